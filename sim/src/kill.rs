@@ -1,6 +1,6 @@
 //! Servers that break a rule, each in turn: the checks must find every one of them, and nothing in the server that keeps it.
 
-use acequia_rights::broken::{Broken, break_rule};
+use acequia_rights::mutation::{Mutation, break_rule};
 
 use crate::{run::run_to_end, scenarios, trace::Trace};
 
@@ -10,7 +10,7 @@ pub struct Rule {
     /// As it is called in [`Broken`].
     pub name: &'static str,
     /// Which one.
-    pub broken: Broken,
+    pub broken: Mutation,
     /// Where it matters.
     pub scenarios: &'static [&'static str],
     /// Whether a few seeds are enough.
@@ -41,7 +41,7 @@ macro_rules! rules {
     ($($rule:ident in $scenarios:expr, $quick:expr;)*) => {
         &[$(Rule {
             name: stringify!($rule),
-            broken: Broken::$rule,
+            broken: Mutation::$rule,
             scenarios: &$scenarios,
             is_quick: $quick,
         }),*]
@@ -133,7 +133,7 @@ pub fn kill(rule: &Rule, seeds: u64) -> Option<Killed> {
 }
 
 /// What is found when a rule is left out.
-fn without(rule: Option<Broken>, scenario: &str, seed: u64) -> Option<String> {
+fn without(rule: Option<Mutation>, scenario: &str, seed: u64) -> Option<String> {
     let scenario = scenarios::named(scenario)?;
     let run = || run_to_end(scenario.plan_of(seed), seed, &Trace::default(), Vec::new());
     break_rule(rule);

@@ -19,7 +19,7 @@ pub mod checks;
 pub mod compare;
 pub mod demand;
 pub mod file;
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 pub mod kill;
 pub mod many;
 pub mod minimise;

@@ -94,7 +94,7 @@ enum Command {
         #[arg(long)]
         out: Option<PathBuf>,
     },
-    /// Leave out one rule of the server after the other: each must be missed. Only of a build with the feature `broken`.
+    /// Leave out one rule of the server after the other: each must be missed. Only of a build with the feature `mutations`.
     Kill {
         /// Only rules that take a few seconds, with a few seeds.
         #[arg(long)]
@@ -156,13 +156,13 @@ fn main() -> ExitCode {
     })
 }
 
-#[cfg(not(feature = "broken"))]
+#[cfg(not(feature = "mutations"))]
 fn kill_all(_: bool, _: Option<u64>, _: Option<&str>) -> Result<ExitCode, String> {
-    let again = "cargo run --profile suite -p acequia-sim --features broken -- kill";
+    let again = "cargo run --profile suite -p acequia-sim --features mutations -- kill";
     Err(format!("no rule can be left out of this build: {again}"))
 }
 
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 fn kill_all(quick: bool, seeds: Option<u64>, only: Option<&str>) -> Result<ExitCode, String> {
     use acequia_sim::kill::{Killed, RULES, kill};
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use acequia_limits::{Descriptor, Limit, RATE_PARTS};
-use acequia_rights::Region;
+use acequia_rights::MemberId;
 
 use crate::{
     NAMES,
@@ -270,7 +270,7 @@ impl CellSeries {
             };
             self.shares[place].push(Some(share));
             for loan in view.loans.iter().filter(|loan| loan.is_lent) {
-                if let Some(borrower) = place_of(loan.peer.region) {
+                if let Some(borrower) = place_of(loan.peer.member) {
                     *lent.entry((place, borrower)).or_default() += milli(loan.part);
                 }
             }
@@ -337,8 +337,8 @@ pub fn cell_of(limit: &Limit, question: &Question) -> Option<Vec<(String, String
     limit.by.iter().map(|by| value(&by.key)).collect()
 }
 
-fn place_of(region: Region) -> Option<Place> {
-    NAMES.iter().position(|name| Region::named(name) == region)
+fn place_of(region: MemberId) -> Option<Place> {
+    NAMES.iter().position(|name| MemberId::named(name) == region)
 }
 
 fn running_sum(counts: &mut [u64]) {

@@ -14,10 +14,10 @@ use acequia_api::acequia::v1::NodeStatus;
 use acequia_mesh::{FRAME_BYTES_MAX, Identity, Notary, certs};
 use acequia_node::sharing::{
     Seal,
-    wire::{Entry, Header, Seen, VERSION},
+    wire::{Entry, Header, ReceivedFrames, VERSION},
 };
 use acequia_rights::{
-    Mark, Region, Version, Writer, node_named,
+    Incarnation, MemberId, Version, VersionId, node_named,
     versions::{Ack, CellKey, Lasts, Member},
 };
 use acequia_tests::{
@@ -42,7 +42,7 @@ struct Scene {
     operator: Operator,
     http: Http,
     /// What `ap` was.
-    ap: Writer,
+    ap: Incarnation,
     /// As it stands before anybody attacks.
     before: NodeStatus,
 }
@@ -66,8 +66,11 @@ impl Scene {
         });
         let before = operator.status();
         let named = before.members.iter().find(|member| member.region == "ap").expect("a member");
-        let ap =
-            Writer { region: Region::named("ap"), node: node_named("ap-1"), incarnation: named.incarnation };
+        let ap = Incarnation {
+            member: MemberId::named("ap"),
+            node: node_named("ap-1"),
+            number: named.incarnation,
+        };
         let http = Http::connect(&cluster.nodes[EU]);
         let runtime = cluster.runtime();
         Self { cluster, runtime, operator, http, ap, before }
@@ -222,30 +225,30 @@ fn frames_that_nobody_may_send_are_refused_and_counted_and_change_nothing() {
     let mut scene = Scene::new();
     let (to, folder) = (scene.mesh(), scene.cluster.certs());
     let header = |writer| Header {
-        writer,
+        incarnation: writer,
         boot: u32::MAX,
         number: 1,
-        seen: Seen::default(),
+        received: ReceivedFrames::default(),
         beat: 1,
         wall_ns: u64::MAX,
         corrected_ns: i64::MAX,
         is_believed: true,
         loan_max: u64::MAX,
-        mark: Mark { epoch: u32::MAX, number: u64::MAX },
+        version_id: VersionId { epoch: u32::MAX, number: u64::MAX },
     };
     let of = |version: u8, header: &Header| {
         [&[version], &postcard::to_stdvec(header).expect("postcard")[..]].concat()
     };
     let ap = scene.ap;
-    let us = Writer { region: Region::named("us"), node: node_named("us-1"), ..ap };
-    let earlier = header(Writer { incarnation: ap.incarnation - 1, ..ap });
+    let us = Incarnation { member: MemberId::named("us"), node: node_named("us-1"), ..ap };
+    let earlier = header(Incarnation { number: ap.number - 1, ..ap });
     let hostile = [
         of(VERSION, &earlier),
         of(VERSION + 1, &header(ap)),
         of(0, &header(ap)),
         // With a region's certificate, in the name of another, of this node itself, and of an earlier process.
         of(VERSION, &header(us)),
-        of(VERSION, &header(Writer { region: Region::named("eu"), node: node_named("eu-1"), ..ap })),
+        of(VERSION, &header(Incarnation { member: MemberId::named("eu"), node: node_named("eu-1"), ..ap })),
         of(VERSION, &Header { boot: 0, ..header(ap) }),
         // Cut off in its header, and with an entry that is none.
         of(VERSION, &header(ap))[..9].to_vec(),
@@ -277,11 +280,11 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
     let (to, folder, ap) = (scene.mesh(), scene.cluster.certs(), scene.ap);
     let catalogue = scene.before.catalogue.clone().expect("a catalogue");
     let mark =
-        catalogue.requested.map(|mark| Mark { epoch: mark.epoch, number: mark.number }).expect("a mark");
-    let eu = Writer {
-        region: Region::named("eu"),
+        catalogue.requested.map(|mark| VersionId { epoch: mark.epoch, number: mark.number }).expect("a mark");
+    let eu = Incarnation {
+        member: MemberId::named("eu"),
         node: node_named("eu-1"),
-        incarnation: scene.before.incarnation,
+        number: scene.before.incarnation,
     };
     let stolen = certs::load(&folder, &Identity::new("ap", "ap-1")).expect("credentials");
     let stolen = Notary::new(&stolen).expect("a notary");
@@ -289,12 +292,12 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
         let signed = stolen.sign(said).expect("signed");
         Some(Box::new(Seal { scheme: signed.scheme, signature: signed.signature, chain: signed.chain }))
     };
-    let version = |authority: Writer, mark: Mark| Version {
-        mark,
-        term: mark,
+    let version = |authority: Incarnation, mark: VersionId| Version {
+        version_id: mark,
+        allocation: mark,
         authority,
         members: [eu, ap]
-            .map(|writer| (writer.region, Member { weight: 1, writer, name: String::new() }))
+            .map(|writer| (writer.member, Member { weight: 1, incarnation: writer, name: String::new() }))
             .into(),
         leaving: Default::default(),
         fenced: Vec::new(),
@@ -309,33 +312,33 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
         let said = postcard::to_extend(&version, b"acequia version\0".to_vec()).expect("bytes");
         Entry::Version(Box::new(version), seal(&said))
     };
-    let after = Mark { number: mark.number + 1, ..mark };
-    let ack = Ack { mark: after, term: after, from_wall_ns: scene.before.wall_ns, authority: eu };
+    let after = VersionId { number: mark.number + 1, ..mark };
+    let ack = Ack { version_id: after, term: after, from_wall_ns: scene.before.wall_ns, authority: eu };
     let us = scene.before.members.iter().find(|member| member.region == "us").expect("a member");
-    let us = Writer { region: Region::named("us"), node: node_named("us-1"), incarnation: us.incarnation };
+    let us = Incarnation { member: MemberId::named("us"), node: node_named("us-1"), number: us.incarnation };
     let hostile = [
         // In the authority's name and its own, with the largest epoch, and without any signature.
         signed(version(eu, after)),
-        signed(version(ap, Mark { epoch: mark.epoch + 1, number: mark.number + 1 })),
-        signed(version(ap, Mark { epoch: u32::MAX, number: u64::MAX })),
+        signed(version(ap, VersionId { epoch: mark.epoch + 1, number: mark.number + 1 })),
+        signed(version(ap, VersionId { epoch: u32::MAX, number: u64::MAX })),
         Entry::Version(Box::new(version(eu, after)), None),
         // For another region.
-        Entry::Acked { writer: us, ack, seal: seal(b"acequia acknowledgement\0") },
-        Entry::Acked { writer: us, ack, seal: None },
+        Entry::Acked { incarnation: us, ack, seal: seal(b"acequia acknowledgement\0") },
+        Entry::Acked { incarnation: us, ack, seal: None },
     ];
     let insider = scene.runtime.block_on(insider(&folder, to));
     for (number, entry) in (1..).zip(&hostile) {
         let header = Header {
-            writer: ap,
+            incarnation: ap,
             boot: 1_000,
             number,
-            seen: Seen::default(),
+            received: ReceivedFrames::default(),
             beat: number,
             wall_ns: scene.before.wall_ns,
             corrected_ns: 0,
             is_believed: true,
             loan_max: 0,
-            mark,
+            version_id: mark,
         };
         let mut bytes = postcard::to_extend(&header, vec![VERSION]).expect("a header");
         bytes = postcard::to_extend(entry, bytes).expect("an entry");

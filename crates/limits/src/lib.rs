@@ -33,7 +33,7 @@ pub mod window;
 pub use algorithm::Algorithm;
 pub use cell::{CellTag, HashKey};
 pub use descriptor::{Descriptor, Request};
-pub use limit::{Charge, Fault, Limit, LimitId, Mode, Numbers, Override};
+pub use limit::{Charge, Fault, Limit, LimitId, Mode, Override, VariantChoice};
 pub use notation::Rate;
 pub use time::Now;
 pub use verdict::{Reason, Verdict};

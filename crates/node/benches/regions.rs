@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, hint::black_box, process::ExitCode, sync::Arc, 
 use acequia_limits::{HashKey, Limit, Now, Request, limit::LimitSpec};
 use acequia_node::{Ask, Config, Home, Node, sharing};
 use acequia_rights::{
-    Region, Writer,
+    Incarnation, MemberId,
     versions::{CellKey, Draft, Member},
 };
 
@@ -89,14 +89,15 @@ fn specs() -> Vec<LimitSpec> {
 
 fn node(shared: bool) -> Arc<Node> {
     let key = HashKey(*b"a bench, no more");
-    let writer = |region| Writer { region: Region(region), node: 0, incarnation: 1 };
-    let home = shared.then_some(Home { writer: writer(0), loan_ttl_ns: sharing::LOAN_TTL_NS });
+    let incarnation = |region| Incarnation { member: MemberId(region), node: 0, number: 1 };
+    let home = shared.then_some(Home { incarnation: incarnation(0), loan_ttl_ns: sharing::LOAN_TTL_NS });
     let node = Node::new(Config { key, memory_bytes: 1 << 30, durable: false, empty_handed: None, home });
     let now = Now::at(START);
     if shared {
         node.resume_home(Vec::new(), now, |_| Vec::new()).unwrap();
-        let member =
-            |region| (Region(region), Member { weight: 1, writer: writer(region), name: String::new() });
+        let member = |region| {
+            (MemberId(region), Member { weight: 1, incarnation: incarnation(region), name: String::new() })
+        };
         let draft = Draft {
             members: BTreeMap::from_iter((0..3).map(member)),
             fenced: Vec::new(),

@@ -11,15 +11,15 @@
 mod believed;
 mod ground;
 mod lease;
-mod less;
+mod lowered;
 mod offered;
 mod stop;
 
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS, UNITS_MAX, Verdict, algorithm::State, window::Usage};
 use acequia_rights::{
-    Beats, Book, Change, Expired, Grant, Kind, Offer, Refusal, Region, Return, Session, Sessions, Transfers,
-    Writer,
-    broken::{Broken, broken},
+    Beats, Book, Change, Expired, Grant, Incarnation, Kind, MemberId, Offer, Refusal, Return, Session,
+    Sessions, Transfers,
+    mutation::{Mutation, mutated},
     session::stretch,
 };
 
@@ -29,14 +29,14 @@ use smallvec::SmallVec;
 
 use self::believed::Believed;
 pub(crate) use self::{
-    ground::Ground,
-    lease::{Kept as KeptOfPool, Taken},
-    less::charged,
-    offered::{Looker, Offered},
+    ground::CellContext,
+    lease::{LeaseStatement as KeptOfPool, Withdrawn},
+    lowered::charged,
+    offered::{Offered, Rebalancer},
 };
 use crate::{
-    draws::{DRAWN_NS, DRAWN_NS_MAX},
-    kept::Pledge,
+    forwards::{DRAWN_NS, DRAWN_NS_MAX},
+    record::Pledge,
 };
 
 /// Units that were not missed for so long are missed anew.
@@ -44,7 +44,7 @@ const MISSED_NS: u64 = 10 * 1_000_000_000;
 
 /// What may be hoped for of other regions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Hope {
+pub(crate) struct ExpectedWait {
     /// How long units may take that were asked for; 0 where nobody can be reached.
     pub(crate) lasts_ns: u64,
     /// When a region could last be reached that could not before: steady clock.
@@ -106,9 +106,9 @@ struct Windows {
     /// Units that the others were heard to have used of the cell, in the window that is open.
     elsewhere: u64,
     /// What was taken from the region's pools of the window that is open, and of the one that follows.
-    taken: SmallVec<[Taken; 2]>,
+    withdrawn: SmallVec<[Withdrawn; 2]>,
     /// What is held of the region's pool, where no window has edges.
-    lease: Option<lease::Lease>,
+    lease: Option<lease::HeldLease>,
     /// What of the pool this node could take to give it away, as far as it knows; nothing where it has not asked.
     within_reach: Option<Part>,
     /// What is to be taken of the pool, to give it away.
@@ -116,7 +116,7 @@ struct Windows {
     /// What may be held of the pool at most, where more is until loans are back.
     most: Option<Part>,
     /// By what of the pool that goes.
-    less: less::Less,
+    less: lowered::Lowered,
     /// Of a window, by its end, what earlier processes gave away: of what they had, which all counts as spent.
     given_before: (u64, u64),
     /// The most units that stood here since an earlier process: all of them count as spent by it.
@@ -133,12 +133,13 @@ impl Windows {
     /// What may be used in a window, of a standing part of so many units. What was taken of the pool counts as if it stood: it
     /// may be given away as well, and then is not used here.
     fn limit(&self, transfers: &Transfers, end_ns: u64, standing_units: u64) -> u64 {
-        let taken = self.taken.iter().filter(|taken| taken.end_ns == end_ns).map(Taken::units);
-        if broken(Broken::LeaseGivesTwice) {
-            return taken.fold(transfers.limit(standing_units), u64::saturating_add);
+        let withdrawn =
+            self.withdrawn.iter().filter(|withdrawn| withdrawn.end_ns == end_ns).map(Withdrawn::units);
+        if mutated(Mutation::LeaseGivesTwice) {
+            return withdrawn.fold(transfers.limit(standing_units), u64::saturating_add);
         }
         let before = if end_ns == self.given_before.0 { self.given_before.1 } else { 0 };
-        transfers.limit(taken.fold(standing_units, u64::saturating_add).saturating_add(before))
+        transfers.limit(withdrawn.fold(standing_units, u64::saturating_add).saturating_add(before))
     }
 }
 
@@ -147,12 +148,12 @@ static NO_WINDOWS: Windows = Windows {
     open: Transfers::none(),
     next: Transfers::none(),
     elsewhere: 0,
-    taken: SmallVec::new_const(),
+    withdrawn: SmallVec::new_const(),
     lease: None,
     within_reach: None,
     for_others: Part { rate: 0, units: 0 },
     most: None,
-    less: less::Less::NONE,
+    less: lowered::Lowered::NONE,
     given_before: (0, 0),
     stood: 0,
     restored_until_ns: 0,
@@ -163,24 +164,24 @@ static NO_WINDOWS: Windows = Windows {
 /// A loan that ended by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
-    peer: Writer,
+    peer: Incarnation,
     number: u64,
     comes_back: bool,
 }
 
 impl Account {
     /// Nothing lent, nothing held.
-    pub(crate) fn new(ground: &Ground<'_>) -> Self {
-        Self::with_book(ground, Book::default())
+    pub(crate) fn new(context: &CellContext<'_>) -> Self {
+        Self::with_book(context, Book::default())
     }
 
     /// As it was left on the disk, at a restart: loans wait their whole time, and nothing is held.
     /// If what was spent is `forgotten`, so is what was received.
-    pub(crate) fn restored(ground: &Ground<'_>, pledge: &Pledge, now: Now, forgotten: bool) -> Self {
+    pub(crate) fn restored(context: &CellContext<'_>, pledge: &Pledge, now: Now, forgotten: bool) -> Self {
         let mut book = Book::from_lent(pledge.lent.iter().copied());
         book.restart(now.steady_ns);
         let until_ns = book.lent().iter().map(|lent| lent.end_ns).max();
-        let mut account = Self::with_book(ground, book);
+        let mut account = Self::with_book(context, book);
         if let Some(until_ns) = until_ns {
             account.windows_mut().restored_until_ns = until_ns;
         }
@@ -193,8 +194,8 @@ impl Account {
                 *next = transfers;
             }
         }
-        account.standing = ground.standing(account.window());
-        account.rebuild(ground);
+        account.standing = context.standing(account.window());
+        account.rebuild(context);
         account.due_ns = 0;
         account.over_ns = 0;
         account
@@ -203,8 +204,13 @@ impl Account {
     /// At a node that shares its region's pools, whose cell was restored with these words: what earlier processes gave of a window they
     /// had, and all of that counts as spent, what stands here and the rest in the pool; after a clean stop what they spent of the own
     /// part is known, and what they gave counts in it ([`stop`]).
-    pub(crate) fn count_given_before(&mut self, words: &[u64], ground: &Ground<'_>, is_forgotten: bool) {
-        if !matches!(ground.global, Algorithm::FixedWindow(_)) {
+    pub(crate) fn count_given_before(
+        &mut self,
+        words: &[u64],
+        context: &CellContext<'_>,
+        is_forgotten: bool,
+    ) {
+        if !matches!(context.global, Algorithm::FixedWindow(_)) {
             return;
         }
         let (usage, open) = (Usage::of(words), self.open());
@@ -212,7 +218,7 @@ impl Account {
         if usage.end_ns == open.end_ns && counts {
             let given = open.given_total();
             self.windows_mut().given_before = (usage.end_ns, given);
-            self.rebuild(ground);
+            self.rebuild(context);
         }
     }
 
@@ -221,11 +227,11 @@ impl Account {
         self.windows().restored_until_ns
     }
 
-    fn with_book(ground: &Ground<'_>, book: Book) -> Self {
+    fn with_book(context: &CellContext<'_>, book: Book) -> Self {
         // Until it is looked which window is open.
-        let standing = ground.local.part_of(ground.salt, 0);
+        let standing = context.local.part_of(context.salt, 0);
         Self {
-            algorithm: ground.local.with(ground.global, book.effective(standing)),
+            algorithm: context.local.with(context.global, book.effective(standing)),
             standing,
             book,
             windows: None,
@@ -266,7 +272,7 @@ impl Account {
     #[inline]
     pub(crate) fn is_due(&self, now: Now) -> bool {
         let window = now.wall_ns >= self.over_ns || now.wall_ns < self.rolled_ns;
-        (now.steady_ns >= self.due_ns || window) && !broken(Broken::SettleLate)
+        (now.steady_ns >= self.due_ns || window) && !mutated(Mutation::SettleLate)
     }
 
     /// Notes what was asked for, and how much must be there for that to pass; says, once, whether it calls for a look.
@@ -339,9 +345,9 @@ impl Account {
 
     /// For how long units that are missed here may still come, in nanoseconds: they come soon after they were first missed,
     /// or after other regions could be reached again (`met_ns`, steady clock), or not at all.
-    pub(crate) fn hope_ns(&self, hope: &Hope, now: Now) -> u64 {
-        let since_ns = self.missed_since_ns.max(hope.met_ns);
-        since_ns.saturating_add(hope.lasts_ns).saturating_sub(now.steady_ns)
+    pub(crate) fn hope_ns(&self, expected_wait: &ExpectedWait, now: Now) -> u64 {
+        let since_ns = self.missed_since_ns.max(expected_wait.met_ns);
+        since_ns.saturating_add(expected_wait.lasts_ns).saturating_sub(now.steady_ns)
     }
 
     /// Units came: more may come, if more are missed.
@@ -441,7 +447,7 @@ impl Account {
     /// What must survive a restart.
     pub(crate) fn pledge(&self) -> Pledge {
         let given = |transfers: &&Transfers| !transfers.given().is_empty();
-        if broken(Broken::RestartForgetsPledge) {
+        if mutated(Mutation::RestartForgetsPledge) {
             return Pledge::default();
         }
         Pledge {
@@ -473,7 +479,7 @@ impl Account {
 
     /// Whether the account says no more than none.
     pub(crate) fn is_empty(&self, now: Now) -> bool {
-        self.is_at_home(now) && self.taken().is_empty() && self.pooled() == Part::default()
+        self.is_at_home(now) && self.withdrawn().is_empty() && self.pooled() == Part::default()
     }
 
     /// Applies what time has changed: loans that ended, each at its instant, and windows that are over.
@@ -481,16 +487,16 @@ impl Account {
     pub(crate) fn settle(
         &mut self,
         words: &mut Vec<u64>,
-        ground: &Ground<'_>,
+        context: &CellContext<'_>,
         now: Now,
         sessions: &impl Sessions,
     ) -> bool {
-        let mut changed = self.end_loans(words, ground, (0, now), sessions);
-        changed |= self.end_lease(words, ground, now);
-        self.cut_what_is_back(words, ground, now);
+        let mut changed = self.end_loans(words, context, (0, now), sessions);
+        changed |= self.end_lease(words, context, now);
+        self.cut_what_is_back(words, context, now);
         self.due_ns = self.book.next_expiry(sessions).unwrap_or(u64::MAX).min(self.pooled_until_ns());
         if now.wall_ns >= self.over_ns || now.wall_ns < self.rolled_ns {
-            changed |= self.roll(words, ground, now);
+            changed |= self.roll(words, context, now);
         }
         changed
     }
@@ -499,7 +505,7 @@ impl Account {
     fn end_loans(
         &mut self,
         words: &mut Vec<u64>,
-        ground: &Ground<'_>,
+        context: &CellContext<'_>,
         (lent_from_ns, now): (u64, Now),
         sessions: &impl Sessions,
     ) -> bool {
@@ -508,7 +514,7 @@ impl Account {
             let Expired { at_ns, peer, number, comes_back, change } = expired;
             let from_ns = if comes_back { lent_from_ns } else { 0 };
             let at = Now { steady_ns: at_ns.max(from_ns).min(now.steady_ns), ..now };
-            self.apply(words, ground, change, at);
+            self.apply(words, context, change, at);
             self.unwritten |= comes_back;
             self.loans.get_or_insert_default().ended.push(Ended { peer, number, comes_back });
             changed = true;
@@ -520,8 +526,8 @@ impl Account {
     /// know, if a renewal was late, and would renew them for ever.
     pub(crate) fn tell_ended(
         &mut self,
-        sessions: &mut BTreeMap<Writer, Session>,
-    ) -> SmallVec<[(Writer, u64); 1]> {
+        sessions: &mut BTreeMap<Incarnation, Session>,
+    ) -> SmallVec<[(Incarnation, u64); 1]> {
         let mut held = SmallVec::new();
         for Ended { peer, number, comes_back } in
             self.loans.iter_mut().flat_map(|loans| loans.ended.drain(..))
@@ -541,21 +547,21 @@ impl Account {
     }
 
     /// Goes on to the window that is open now.
-    fn roll(&mut self, words: &[u64], ground: &Ground<'_>, now: Now) -> bool {
+    fn roll(&mut self, words: &[u64], context: &CellContext<'_>, now: Now) -> bool {
         let Algorithm::FixedWindow(window) = &self.algorithm else {
             self.over_ns = u64::MAX;
             return false;
         };
-        let end_ns = window.older_end(words, now.wall_ns, ground.salt);
+        let end_ns = window.older_end(words, now.wall_ns, context.salt);
         let margin_ns = window.margin_ns;
         let changed = self.open().end_ns != end_ns && !(self.open().is_empty() && self.next().is_empty());
-        self.went_back = end_ns < self.open().end_ns && !broken(Broken::WindowReopens);
+        self.went_back = end_ns < self.open().end_ns && !mutated(Mutation::WindowReopens);
         if self.open().end_ns != end_ns && !self.went_back {
             self.hope_anew();
             self.unwritten |= !self.open().given().is_empty();
-            let Windows { open, next, elsewhere, taken, .. } = self.windows_mut();
+            let Windows { open, next, elsewhere, withdrawn, .. } = self.windows_mut();
             *elsewhere = 0;
-            taken.retain(|taken| taken.end_ns >= end_ns);
+            withdrawn.retain(|withdrawn| withdrawn.end_ns >= end_ns);
             *open = if next.end_ns == end_ns { std::mem::take(next) } else { Transfers::new(end_ns) };
             if next.end_ns <= end_ns {
                 *next = Transfers::default();
@@ -564,17 +570,17 @@ impl Account {
         // A clock that steps back does not bring a window back: what was given of this one would be forgotten.
         self.over_ns = end_ns.saturating_add(margin_ns);
         self.rolled_ns = now.wall_ns;
-        self.standing = ground.standing(self.window());
-        self.rebuild(ground);
+        self.standing = context.standing(self.window());
+        self.rebuild(context);
         changed
     }
 
     /// Changes what the cell has, with the debt that goes along.
-    fn apply(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, change: Change, at: Now) {
-        let old = std::mem::replace(&mut self.algorithm, ground.global.clone());
-        self.rebuild(ground);
+    fn apply(&mut self, words: &mut Vec<u64>, context: &CellContext<'_>, change: Change, at: Now) {
+        let old = std::mem::replace(&mut self.algorithm, context.global.clone());
+        self.rebuild(context);
         self.renumbered |= self.algorithm.has_rate() && self.algorithm != old;
-        match broken(Broken::RebuildForgetsDebt) {
+        match mutated(Mutation::RebuildForgetsDebt) {
             true => set(words, self.algorithm.fresh()),
             false => set(words, self.algorithm.resize(&old, words, at)),
         }
@@ -582,14 +588,14 @@ impl Account {
         self.algorithm.forgive(words, at, change.shed);
     }
 
-    fn rebuild(&mut self, ground: &Ground<'_>) {
+    fn rebuild(&mut self, context: &CellContext<'_>) {
         let part = self.effective();
-        self.algorithm = ground.local.with(ground.global, part);
+        self.algorithm = context.local.with(context.global, part);
         if let Algorithm::FixedWindow(window) = &mut self.algorithm {
             let windows = self.windows.as_deref().unwrap_or(&NO_WINDOWS);
-            let end_ns = window.end_after(windows.open.end_ns, ground.salt);
+            let end_ns = window.end_after(windows.open.end_ns, context.salt);
             let transfers = if windows.next.end_ns == end_ns { &windows.next } else { &NO_WINDOWS.next };
-            let standing = ground.standing(end_ns);
+            let standing = context.standing(end_ns);
             window.next_limit = windows.limit(transfers, end_ns, standing.units);
         }
     }
@@ -603,28 +609,28 @@ impl Account {
     pub(crate) fn renumber(
         &mut self,
         words: &mut Vec<u64>,
-        (before, ground): (Option<&Ground<'_>>, &Ground<'_>),
+        (before, context): (Option<&CellContext<'_>>, &CellContext<'_>),
         (began, now): (Now, Now),
         sessions: &impl Sessions,
     ) {
-        let late_ends = broken(Broken::EndLoansByNewNumbers);
+        let late_ends = mutated(Mutation::EndLoansByNewNumbers);
         if let Some(before) = before.filter(|_| !late_ends) {
             self.end_loans(words, before, (0, began.min(now)), sessions);
             self.end_lease(words, before, began.min(now));
         }
         let old = self.algorithm.clone();
-        self.standing = ground.standing(self.window());
-        self.algorithm = ground.global.clone();
-        self.rebuild(ground);
+        self.standing = context.standing(self.window());
+        self.algorithm = context.global.clone();
+        self.rebuild(context);
         let late = self.algorithm.resize(&old, words, now);
         let early = self.algorithm.resize(&old, words, began.min(now));
         let larger = if self.algorithm.covers(early.words(), late.words(), now) { early } else { late };
         set(words, larger);
         // The disk knows what was owed under other numbers, which may drain more quickly, or not at all.
-        self.unwritten |= self.algorithm.has_rate() && !broken(Broken::SlowedUnwritten);
+        self.unwritten |= self.algorithm.has_rate() && !mutated(Mutation::SlowedUnwritten);
         self.over_ns = 0;
-        self.end_loans(words, ground, (if late_ends { 0 } else { now.steady_ns }, now), sessions);
-        self.settle(words, ground, now, sessions);
+        self.end_loans(words, context, (if late_ends { 0 } else { now.steady_ns }, now), sessions);
+        self.settle(words, context, now, sessions);
     }
 
     /// Units that stand here by new numbers beyond all that stood since an earlier process, which may have spent those: once each.
@@ -651,7 +657,7 @@ impl Account {
     /// What could be lent now, for so long at a time: of the own part, and of what is held of the pool if that lasts longer.
     pub(crate) fn spare(&self, wait_ns: u64, now: Now) -> Part {
         let lasts = self.pooled_until_ns() >= now.steady_ns.saturating_add(wait_ns);
-        let is_held = lasts || broken(Broken::LeaseLendsForLonger);
+        let is_held = lasts || mutated(Mutation::LeaseLendsForLonger);
         let spare = self.book.spare(if is_held && self.windows().most.is_none() {
             self.own()
         } else {
@@ -693,13 +699,13 @@ impl Account {
     pub(crate) fn lend(
         &mut self,
         words: &mut Vec<u64>,
-        ground: &Ground<'_>,
+        context: &CellContext<'_>,
         offer: &Offer,
         session: &mut Session,
         now: Now,
     ) -> Result<Grant, Refusal> {
         // What is leased may still be spent, so neither it nor its capacity can be lent.
-        let available = self.unleased(words, now, ground.salt);
+        let available = self.unleased(words, now, context.salt);
         let spare = self.spare(stretch(offer.ttl_ns, session.drift_ppm()), now);
         if offer.part.units > spare.units || offer.part.rate > spare.rate {
             return Err(Refusal::NotSpare { asked: offer.part, spare });
@@ -707,7 +713,7 @@ impl Account {
         let kind = self.kind();
         let lent = self.book.lend(self.own(), available, kind, offer, session, now.steady_ns);
         let (grant, change) = lent?;
-        self.apply(words, ground, change, now);
+        self.apply(words, context, change, now);
         // A shorter loan than any other may end first.
         let due_ns = self.book.lent().last().map_or(u64::MAX, |lent| session.reclaim_end(lent));
         self.due_ns = self.due_ns.min(due_ns);
@@ -719,8 +725,8 @@ impl Account {
     pub(crate) fn accept(
         &mut self,
         words: &mut Vec<u64>,
-        ground: &Ground<'_>,
-        (from, grant, stands): (Writer, &Grant, Part),
+        context: &CellContext<'_>,
+        (from, grant, stands): (Incarnation, &Grant, Part),
         (beats, session): (&Beats, &mut Session),
         now: Now,
     ) -> Result<(), Refusal> {
@@ -728,7 +734,7 @@ impl Account {
         let held = self.book.held();
         // One that is told again is not another one.
         let is_held = held.iter().any(|held| held.from == from && held.number == grant.number);
-        let lent = held.iter().filter(|held| held.from.region == from.region).map(|held| held.part);
+        let lent = held.iter().filter(|held| held.from.member == from.member).map(|held| held.part);
         let units = lent.clone().fold(grant.part.units, |all, part| all.saturating_add(part.units));
         let rate = lent.fold(grant.part.rate, |all, part| all.saturating_add(part.rate));
         if !is_held && (units > stands.units || rate > stands.rate) {
@@ -736,13 +742,13 @@ impl Account {
         }
         let mut change = self.book.accept(from, grant, kind, beats, session, now.steady_ns)?;
         let believed = self.loans.get_or_insert_default().believed.take(
-            (from.region, stands),
+            (from.member, stands),
             grant.tokens,
-            ground.global,
+            context.global,
             now.steady_ns,
         );
         change.owe += grant.tokens - believed;
-        self.apply(words, ground, change, now);
+        self.apply(words, context, change, now);
         let due_ns = self.book.held().last().map_or(u64::MAX, |held| session.end_of(held));
         self.due_ns = self.due_ns.min(due_ns);
         Ok(())
@@ -754,12 +760,12 @@ impl Account {
     pub(crate) fn give_back(
         &mut self,
         words: &mut Vec<u64>,
-        ground: &Ground<'_>,
-        (from, number): (Writer, u64),
+        context: &CellContext<'_>,
+        (from, number): (Incarnation, u64),
         session: &mut Session,
         (durable, now): (bool, Now),
     ) -> Result<Return, Refusal> {
-        let mut available = self.algorithm.available(words, now, ground.salt);
+        let mut available = self.algorithm.available(words, now, context.salt);
         if available > 0 && !self.algorithm.has_rate() {
             // What is beyond the limit, by what this node knows of it, is not used here, and may go back.
             available += self.effective().units.saturating_sub(self.algorithm.budget());
@@ -767,11 +773,11 @@ impl Account {
         let available = available.saturating_sub(self.leased);
         let (back, change) = self.book.give_back(number, from, available, now.steady_ns)?;
         if let Some(loans) = &mut self.loans {
-            loans.believed.give_back(from.region, back.tokens, now.steady_ns);
+            loans.believed.give_back(from.member, back.tokens, now.steady_ns);
         }
         session.let_go(number);
-        self.apply(words, ground, change, now);
-        self.unwritten |= durable && self.algorithm.has_rate() && !broken(Broken::ReturnBeforeDurable);
+        self.apply(words, context, change, now);
+        self.unwritten |= durable && self.algorithm.has_rate() && !mutated(Mutation::ReturnBeforeDurable);
         Ok(back)
     }
 
@@ -779,13 +785,13 @@ impl Account {
     pub(crate) fn take_return(
         &mut self,
         words: &mut Vec<u64>,
-        ground: &Ground<'_>,
-        (from, back): (Writer, &Return),
+        context: &CellContext<'_>,
+        (from, back): (Incarnation, &Return),
         session: &mut Session,
         now: Now,
     ) -> Result<(), Refusal> {
         let change = self.book.take_return(from, back, session)?;
-        self.apply(words, ground, change, now);
+        self.apply(words, context, change, now);
         self.unwritten = true;
         Ok(())
     }
@@ -794,10 +800,11 @@ impl Account {
     /// those that were frozen now.
     pub(crate) fn freeze_all(
         &mut self,
-        sessions: &mut BTreeMap<Writer, Session>,
-    ) -> SmallVec<[(u64, Writer); 4]> {
+        sessions: &mut BTreeMap<Incarnation, Session>,
+    ) -> SmallVec<[(u64, Incarnation); 4]> {
         let renewing = self.book.lent().iter().filter(|lent| lent.renewing);
-        let mut frozen: SmallVec<[(u64, Writer); 4]> = renewing.map(|lent| (lent.number, lent.to)).collect();
+        let mut frozen: SmallVec<[(u64, Incarnation); 4]> =
+            renewing.map(|lent| (lent.number, lent.to)).collect();
         frozen.retain(|(number, to)| {
             sessions.get_mut(to).is_some_and(|session| self.book.freeze(*number, session).is_ok())
         });
@@ -810,7 +817,7 @@ impl Account {
     }
 
     /// Stops renewing loans that were refused when that could not be told.
-    pub(crate) fn freeze_refused(&mut self, sessions: &mut BTreeMap<Writer, Session>) {
+    pub(crate) fn freeze_refused(&mut self, sessions: &mut BTreeMap<Incarnation, Session>) {
         self.book.freeze_refused(sessions);
     }
 
@@ -818,32 +825,32 @@ impl Account {
     pub(crate) fn forfeit(
         &mut self,
         words: &mut Vec<u64>,
-        ground: &Ground<'_>,
-        from: Option<Writer>,
+        context: &CellContext<'_>,
+        from: Option<Incarnation>,
         now: Now,
     ) {
         let change = self.book.forfeit(from, now.steady_ns);
         if change != Change::default() {
-            self.apply(words, ground, change, now);
+            self.apply(words, context, change, now);
         }
     }
 
     /// Gives rights away in the window that is open; gives what was given in all.
     pub(crate) fn give(
         &mut self,
-        ground: &Ground<'_>,
-        to: Region,
+        context: &CellContext<'_>,
+        to: MemberId,
         units: u64,
         available: u64,
     ) -> Result<u64, Refusal> {
         let cumulative = self.windows_mut().open.give(to, units, available)?;
-        self.rebuild(ground);
+        self.rebuild(context);
         self.unwritten = true;
         Ok(cumulative)
     }
 
     /// What a region gave in a window that is known here, in all.
-    pub(crate) fn received(&self, from: Region, end_ns: u64) -> u64 {
+    pub(crate) fn received(&self, from: MemberId, end_ns: u64) -> u64 {
         let known = [self.open(), self.next()].into_iter().filter(|transfers| transfers.end_ns == end_ns);
         let of = |transfers: &Transfers| {
             transfers.received().iter().find(|(region, _)| *region == from).map(|r| r.1)
@@ -855,8 +862,8 @@ impl Account {
     /// crash at `forgotten` forgot what was spent of those that came before.
     pub(crate) fn receive(
         &mut self,
-        ground: &Ground<'_>,
-        from: Region,
+        context: &CellContext<'_>,
+        from: MemberId,
         (end_ns, cumulative): (u64, u64),
         stands: u64,
         forgotten: Option<Now>,
@@ -864,7 +871,7 @@ impl Account {
         if let (Some(then), Algorithm::FixedWindow(window)) = (forgotten, &self.algorithm) {
             // The last window that may have been open then.
             let latest_ns = then.wall_ns.saturating_add(2 * window.margin_ns);
-            if end_ns <= window.first_end(latest_ns, ground.salt) {
+            if end_ns <= window.first_end(latest_ns, context.salt) {
                 return Err(Refusal::Stale);
             }
         }
@@ -883,7 +890,7 @@ impl Account {
         } else {
             return Err(Refusal::Stale);
         };
-        self.rebuild(ground);
+        self.rebuild(context);
         Ok(gained)
     }
 }

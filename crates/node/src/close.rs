@@ -6,12 +6,12 @@ use acequia_limits::{LimitId, Now, algorithm::State};
 
 use crate::{
     Active, Catalogue, Node, Row,
-    account::Ground,
+    account::CellContext,
     journal::{FORGOTTEN, HeapCell},
-    kept::Kept,
     local::Local,
     lock,
     overflow::OverflowKey,
+    record::CellRecord,
     shard::Cells,
     table::Cell,
     whole_tag,
@@ -23,7 +23,7 @@ impl Node {
     pub fn close(&self, now: Now, mut write: impl FnMut(Row)) {
         let (catalogue, now) = (self.catalogue(), self.not_before(now));
         self.call_no_more();
-        self.draws.close();
+        self.forwards.close();
         for (at, shard) in self.shards.iter().enumerate() {
             let mut cells = shard.lock();
             let all: Vec<Cell> = cells.table.iter().copied().collect();
@@ -38,26 +38,26 @@ impl Node {
                         self.stopped(&catalogue, &mut cells, (&cell, tag.salt()), now)
                     }
                     Some(account) => {
-                        Some(Kept::new(&account.algorithm, words, now).with_pledge(account.pledge()))
+                        Some(CellRecord::new(&account.algorithm, words, now).with_pledge(account.pledge()))
                     }
-                    None => Some(Kept::new(local.at(tag.salt()), words, now)),
+                    None => Some(CellRecord::new(local.at(tag.salt()), words, now)),
                 };
                 write(Row { limit, tag, state });
             }
         }
         for (limit, most, words) in catalogue.all_forgotten(now) {
-            write(Row { limit, tag: FORGOTTEN, state: Some(Kept::new(most, &words, now)) });
+            write(Row { limit, tag: FORGOTTEN, state: Some(CellRecord::new(most, &words, now)) });
         }
         let mut write = |key: OverflowKey, words: &[u64]| {
             if let Some(local) = catalogue.local(key.slot, key.numbers) {
-                key.row(&catalogue, Some(Kept::new(local.least(), words, now))).map(&mut write);
+                key.row(&catalogue, Some(CellRecord::new(local.least(), words, now))).map(&mut write);
             }
         };
         // What a crash forgot is not known yet: cells that are not there count as spent at that time,
         // as new cells count what others spent in a shared one.
         // Where nodes share pools the next process is told when that was.
         let mut spent: BTreeMap<OverflowKey, State> = BTreeMap::new();
-        if let Some(crashed) = self.empty_handed().filter(|_| self.leases.is_none()) {
+        if let Some(crashed) = self.after_crash().filter(|_| self.leases.is_none()) {
             let forgotten = |active: &&Active| {
                 !active.durable
                     && catalogue.is_empty_handed(active.slot)
@@ -90,14 +90,14 @@ impl Node {
         cells: &mut Cells,
         (cell, salt): (&Cell, u32),
         now: Now,
-    ) -> Option<Kept> {
+    ) -> Option<CellRecord> {
         let (slot, numbers) = (cell.slot(), cell.numbers());
         let (global, local) = catalogue.global(slot, numbers).zip(catalogue.local(slot, numbers))?;
-        let ground = Ground { global, local, salt, which: None, in_force: catalogue.is_active(slot) };
+        let context = CellContext { global, local, salt, which: None, in_force: catalogue.is_active(slot) };
         let sessions = self.sessions();
         cells.with_heap_cell(cell.heap_place()?, |cell| {
             let HeapCell { account: Some(account), words, .. } = cell else { return None };
-            Some(account.stopped(words, &ground, now, &*sessions))
+            Some(account.stopped(words, &context, now, &*sessions))
         })
     }
 

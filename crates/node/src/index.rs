@@ -67,7 +67,7 @@ impl ByKey {
 }
 
 /// Where a limit is filed.
-enum Place<'a> {
+enum Filing<'a> {
     Always,
     Key(&'a str),
     Values(&'a Condition),
@@ -86,9 +86,9 @@ impl Index {
         let mut keys: BTreeMap<&[u8], ByKey> = BTreeMap::new();
         for (number, limit) in limits {
             match place(limit, &needed) {
-                Place::Always => always.push(number),
-                Place::Key(key) => keys.entry(key.as_bytes()).or_default().any.push(number),
-                Place::Values(condition) => {
+                Filing::Always => always.push(number),
+                Filing::Key(key) => keys.entry(key.as_bytes()).or_default().any.push(number),
+                Filing::Values(condition) => {
                     let by_key = keys.entry(condition.key.as_bytes()).or_default();
                     if condition.any.iter().all(|pattern| matches!(pattern, Pattern::Literal(_))) {
                         for pattern in &condition.any {
@@ -146,7 +146,7 @@ fn keys(limit: &Limit) -> impl Iterator<Item = &str> {
 }
 
 /// The condition with the fewest values tells limits apart best; else the key that the fewest need.
-fn place<'a>(limit: &'a Limit, needed: &BTreeMap<&str, usize>) -> Place<'a> {
+fn place<'a>(limit: &'a Limit, needed: &BTreeMap<&str, usize>) -> Filing<'a> {
     // An address may be written in many ways.
     let telling = |condition: &&Condition| {
         condition.hop().is_none()
@@ -154,11 +154,11 @@ fn place<'a>(limit: &'a Limit, needed: &BTreeMap<&str, usize>) -> Place<'a> {
             && condition.any.iter().all(|pattern| !pattern.prefix().is_empty())
     };
     if let Some(condition) = limit.when.iter().filter(telling).min_by_key(|condition| condition.any.len()) {
-        return Place::Values(condition);
+        return Filing::Values(condition);
     }
     match keys(limit).min_by_key(|key| needed.get(key).copied().unwrap_or(0)) {
-        Some(key) => Place::Key(key),
-        None => Place::Always,
+        Some(key) => Filing::Key(key),
+        None => Filing::Always,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use acequia_limits::{Algorithm, CellTag, Descriptor, LimitId, Now, Override, Part};
 
-use acequia_rights::{Held, Lent, Mark, Region, Sessions, Writer};
+use acequia_rights::{HeldLoan, Incarnation, LentLoan, MemberId, Sessions, VersionId};
 
 use crate::{
     Active, Catalogue, LimitAnswer, Node, journal::HeapCell, journal_tag, lock, overflow::OverflowKey,
@@ -36,9 +36,9 @@ pub struct Holding {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerView {
     /// Who was last heard there; its incarnation is 0 where nobody ever was.
-    pub writer: Writer,
+    pub incarnation: Incarnation,
     /// The version of the catalogue that it said it has.
-    pub mark: Mark,
+    pub version_id: VersionId,
     /// When it was last heard: steady clock; nothing where it never was.
     pub heard_ns: Option<u64>,
     /// Time there and back, in nanoseconds; nothing where it was not measured.
@@ -86,7 +86,7 @@ pub struct CellView {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoanView {
     /// The other side.
-    pub peer: Writer,
+    pub peer: Incarnation,
     /// Whether this region gave it.
     pub is_lent: bool,
     /// How much.
@@ -99,7 +99,7 @@ pub struct LoanView {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WordView {
     /// Who said so.
-    pub of: Region,
+    pub of: MemberId,
     /// When: steady clock.
     pub said_ns: u64,
     /// What it may use: of a rate its part of the rate, and else units.
@@ -126,9 +126,9 @@ const OVERVIEW_CELLS_MAX: usize = 4_096;
 
 impl Node {
     /// The version of the catalogue that this node goes by, and the last one that it has acknowledged on its disk.
-    pub fn marks(&self) -> (Mark, Mark) {
+    pub fn marks(&self) -> (VersionId, VersionId) {
         let Some(sharing) = self.lock_sharing() else { return Default::default() };
-        (sharing.mark(), sharing.acked())
+        (sharing.version_id(), sharing.acked())
     }
 
     /// The batch of rows that what this node has charged in all is in ([`Node::charged_by`]): others hear of it when that is
@@ -240,8 +240,8 @@ impl Node {
         };
         let sessions = self.sessions();
         let book = account.book();
-        let still_lent = |lent: &&Lent| sessions.reclaim_end(lent) > now.steady_ns;
-        let still_held = |held: &&Held| sessions.end_of(held) > now.steady_ns;
+        let still_lent = |lent: &&LentLoan| sessions.reclaim_end(lent) > now.steady_ns;
+        let still_held = |held: &&HeldLoan| sessions.end_of(held) > now.steady_ns;
         let lent = total(book.lent().iter().filter(still_lent).map(|lent| lent.part));
         let held = total(book.held().iter().filter(still_held).map(|held| held.part));
         let ends = book.held().iter().filter(still_held).map(|held| sessions.end_of(held));
@@ -433,9 +433,10 @@ impl Node {
         let place = cells.table.find(tag, slot);
         let Some(account) = place.and_then(|place| cells.account(place)) else { return };
         for peer in peers {
-            peer.lent += account.book().lent().iter().filter(|lent| lent.to == peer.writer).count() as u64;
+            peer.lent +=
+                account.book().lent().iter().filter(|lent| lent.to == peer.incarnation).count() as u64;
             peer.borrowed +=
-                account.book().held().iter().filter(|held| held.from == peer.writer).count() as u64;
+                account.book().held().iter().filter(|held| held.from == peer.incarnation).count() as u64;
         }
     }
 }

@@ -7,9 +7,9 @@
 //! A busy cell asks when half of its chunk is left, and so hardly ever waits.
 
 use acequia_limits::{Algorithm, CellTag, LimitId, Now};
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::mutation::{Mutation, mutated};
 
-use crate::{account::Account, kept::Kept};
+use crate::{account::Account, record::CellRecord};
 
 /// A line of the journal: what a cell owes from now on, or that it owes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Row {
     /// is all cells that a crash forgot.
     pub tag: CellTag,
     /// What it owes. Nothing: the row may be forgotten.
-    pub state: Option<Kept>,
+    pub state: Option<CellRecord>,
 }
 
 /// About what a row takes that waits for the disk, in bytes.
@@ -48,13 +48,13 @@ pub(crate) const SEALS: LimitId = LimitId(7);
 
 /// A row of [`WALL`].
 pub(crate) fn wall_row(wall_ns: u64) -> Row {
-    Row { limit: WALL, tag: CellTag(0), state: Some(Kept::of_wall(wall_ns)) }
+    Row { limit: WALL, tag: CellTag(0), state: Some(CellRecord::of_wall(wall_ns)) }
 }
 
 impl Row {
     /// What a row of [`WALL`] says.
     pub(crate) fn wall_ns(&self) -> Option<u64> {
-        self.state.as_ref().and_then(Kept::wall_ns)
+        self.state.as_ref().and_then(CellRecord::wall_ns)
     }
 }
 
@@ -195,7 +195,7 @@ impl HeapCell {
     /// Forgets what the disk holds if loans have changed what it means.
     pub(crate) fn forget_held_if_renumbered(&mut self) {
         let renumbered = self.account.as_deref_mut().is_some_and(Account::take_renumbered);
-        if renumbered && !broken(Broken::CoverByAnotherRate) {
+        if renumbered && !mutated(Mutation::CoverByAnotherRate) {
             self.forget_held();
         }
     }

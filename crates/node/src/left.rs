@@ -15,7 +15,7 @@ use acequia_limits::{
     Now,
     window::{FixedWindow, SET_BACK_NS},
 };
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::mutation::{Mutation, mutated};
 use smallvec::SmallVec;
 
 use crate::lock;
@@ -144,7 +144,7 @@ impl Left {
     }
 
     fn close(&self, spans: &mut Spans, span: Span) {
-        if broken(Broken::WallReopensWindows) {
+        if mutated(Mutation::WallReopensWindows) {
             return;
         }
         spans.past.push(span);

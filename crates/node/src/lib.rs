@@ -19,29 +19,29 @@
 //! what it tells is on disk. A region without a share denies, and says why.
 
 mod account;
-mod asker;
 mod catalogue;
 mod charges;
 mod close;
+mod decide;
 pub mod difference;
-mod draws;
 mod explain;
+mod forwards;
 mod index;
 mod inspect;
 pub mod journal;
-mod kept;
 pub mod leases;
 mod left;
 mod local;
+mod locked_cell;
 mod overflow;
 mod pages;
-mod patience;
 mod preference;
+mod record;
 mod region;
 mod shard;
 pub mod sharing;
 mod table;
-mod visit;
+mod wait;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -58,38 +58,40 @@ use acequia_limits::{
     window::{self, SET_BACK_NS},
 };
 use acequia_rights::{
-    Session, Versions, Writer,
-    broken::{Broken, broken},
+    Incarnation, Session, Versions,
+    mutation::{Mutation, mutated},
 };
 
 use crate::{
-    account::{Account, Ground},
-    catalogue::{Live, Registry, Terms, Unwritten},
+    account::{Account, CellContext},
+    catalogue::{Allocations, Live, Registry, Unwritten},
     charges::Charges,
-    draws::Draws,
+    forwards::Forwards,
     journal::{FORGOTTEN, HeapCell, Progress, is_overflow},
-    kept::Pledge,
-    leases::{Leases, Losses, Places},
+    leases::{Leases, Places, StoreOutages},
     left::Left,
     local::Guard,
     overflow::Overflow,
-    patience::Elsewhere,
+    record::Pledge,
     shard::{Cells, HeapCells, NewCell, Shard},
     sharing::{Carried, CellKey, Memory, Sharing},
     table::Cell,
+    wait::RemoteSupply,
 };
 pub use crate::{
-    asker::{Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Drawing, IdReused, LimitAnswer, Outcome, Warning},
     catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, LIMITS_MAX, NUMBERS_MAX, Scheduled},
     charges::{
         ChargeId, ChargesView, KEEP_NS, Keep, KeptAt, RECORDS, RESERVE_NS_MAX, Recording, Refunded, Reserve,
         Settled, SharedAnswer,
     },
-    draws::{DRAW_NS, DRAW_WAIT_NS, Draw, DrawCounts},
+    decide::{
+        Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Forwarding, IdReused, LimitAnswer, Outcome, Warning,
+    },
     explain::Unmatched,
+    forwards::{DRAW_NS, DRAW_WAIT_NS, Forward, ForwardCounts},
     inspect::{CellView, Holding, LimitView, LoanView, NamedCell, Overview, PeerView, WordView},
     journal::{CHARGES, Row, TAKINGS, WALL},
-    kept::Kept,
+    record::CellRecord,
     region::ResumeFault,
     sharing::{Home, Membership},
 };
@@ -165,7 +167,7 @@ pub struct Node {
     /// The dealings with other regions. Locked before everything else.
     sharing: Option<Mutex<Sharing>>,
     /// What dates loans. Locked after any shard.
-    sessions: RwLock<BTreeMap<Writer, Session>>,
+    sessions: RwLock<BTreeMap<Incarnation, Session>>,
     memory: Mutex<Memory>,
     /// Cells found on the disk of which something is given away.
     found: Mutex<Vec<CellKey>>,
@@ -180,15 +182,15 @@ pub struct Node {
     /// What a wall that moves as the steady clock does reads. Nothing where nobody compares them.
     carried: Carried,
     /// What other regions, or the region's pools, may have.
-    elsewhere: Elsewhere,
+    remote_supply: RemoteSupply,
     /// What is drawn of other nodes of the region, and by them.
-    draws: Draws,
+    forwards: Forwards,
     /// The dealings with the region's pools. Locked before everything else.
     leases: Option<Mutex<Leases>>,
     /// How the nodes of this region share what each has among the nodes of several.
     guard: Option<Guard>,
     /// Of which cells' pools the store is lost.
-    losses: Losses,
+    store_outages: StoreOutages,
     /// Where names of charges are kept.
     places: Places,
     /// What was charged under a name. Locked before any shard.
@@ -227,11 +229,11 @@ impl Restored<'_> {
     /// Whether a cell of a bucket owes more than a crash presumes, were it not journalled.
     fn is_overdrawn(&self, algorithm: &Algorithm, words: &[u64], salt: u32) -> bool {
         let units = self.all.iter().map(|live| live.local.part(salt).units).min().unwrap_or(0);
-        algorithm.owed(words, self.now) > units && !broken(Broken::OverdrawnUnwritten)
+        algorithm.owed(words, self.now) > units && !mutated(Mutation::OverdrawnUnwritten)
     }
 
     /// The same of a row of a cell that new ones shared, under the numbers that it was written under.
-    fn is_overdrawn_shared(&self, kept: &Kept) -> bool {
+    fn is_overdrawn_shared(&self, kept: &CellRecord) -> bool {
         let algorithm = kept.algorithm(self.like).filter(Algorithm::has_rate);
         algorithm.is_some_and(|algorithm| {
             let state = kept.state(&algorithm, self.error_ns, self.now);
@@ -263,15 +265,20 @@ impl Node {
 
     /// The same, that keeps records of charges as it is told.
     pub fn keeping(config: Config, keep: Keep) -> Self {
-        let terms = config.home.map(|home| Terms::none(home.writer.region));
+        let allocations = config.home.map(|home| Allocations::none(home.incarnation.member));
         let memory = Memory { boot: 1, ..Memory::default() };
-        let sharing = config.home.map(|home| Sharing::new(home, Versions::new(home.writer), memory, 0));
+        let sharing = config.home.map(|home| Sharing::new(home, Versions::new(home.incarnation), memory, 0));
         Self {
             rows_hold: BTreeSet::new(),
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             catalogue: Mutex::default(),
             version: AtomicU64::new(0),
-            registry: Mutex::new(Registry::new(&config.key, config.durable, terms, config.empty_handed)),
+            registry: Mutex::new(Registry::new(
+                &config.key,
+                config.durable,
+                allocations,
+                config.empty_handed,
+            )),
             overflow: Mutex::default(),
             overflowing: AtomicBool::new(false),
             rows: Mutex::default(),
@@ -299,11 +306,11 @@ impl Node {
             owns_nothing: AtomicU8::new(if config.home.is_some() { region::NO_CATALOGUE } else { 0 }),
             correction_ns: AtomicI64::new(0),
             carried: Carried::default(),
-            elsewhere: Elsewhere::default(),
-            draws: Draws::default(),
+            remote_supply: RemoteSupply::default(),
+            forwards: Forwards::default(),
             leases: None,
             guard: None,
-            losses: Losses::default(),
+            store_outages: StoreOutages::default(),
             places: Places::default(),
             charges: Charges::new(keep, config.memory_bytes),
             warnings: Mutex::default(),
@@ -419,7 +426,7 @@ impl Node {
 
     /// Takes rows from the disk that say what is true only once, as [`Node::restore`] gave them.
     fn take_from_disk(&self, taken: Vec<Row>) {
-        if !broken(Broken::StoppedTwice) {
+        if !mutated(Mutation::StoppedTwice) {
             lock(&self.rows).extend(taken);
         }
     }
@@ -528,7 +535,7 @@ impl Node {
         let Unwritten { kept, mut overdrawn, mut forgotten, slowed } = unwritten;
         self.strip_charges(&slowed.into_iter().collect());
         overdrawn.sort_unstable();
-        forgotten.retain(|_| !broken(Broken::ForgottenUnwritten));
+        forgotten.retain(|_| !mutated(Mutation::ForgottenUnwritten));
         if kept.is_empty() && overdrawn.is_empty() && forgotten.is_empty() {
             return;
         }
@@ -537,11 +544,11 @@ impl Node {
             if let (Some(limit), Some((most, words))) =
                 (catalogue.id(*slot), catalogue.most_forgotten(*slot, now))
             {
-                self.push_row(Row { limit, tag: FORGOTTEN, state: Some(Kept::new(most, &words, now)) });
+                self.push_row(Row { limit, tag: FORGOTTEN, state: Some(CellRecord::new(most, &words, now)) });
             }
         }
         let mut slots = kept;
-        slots.extend(overdrawn.iter().filter(|_| !broken(Broken::OverdrawnUnwritten)));
+        slots.extend(overdrawn.iter().filter(|_| !mutated(Mutation::OverdrawnUnwritten)));
         slots.sort_unstable();
         slots.dedup();
         for (at, shard) in self.shards.iter().enumerate() {
@@ -583,7 +590,7 @@ impl Node {
             let account = state.account.as_deref();
             let pledge = account.map_or_else(Pledge::default, Account::pledge);
             let algorithm = account.map_or(algorithm, |account| &account.algorithm);
-            let kept = Some(Kept::new(algorithm, &state.words, now).with_pledge(pledge));
+            let kept = Some(CellRecord::new(algorithm, &state.words, now).with_pledge(pledge));
             let batch = self.push_row(Row { limit, tag, state: kept });
             // What was reserved beyond is not on the disk any more.
             state.forget_held();
@@ -663,9 +670,9 @@ impl Node {
                 self.restore_forgotten(registry, (slot, &like), row, (error_ns, now));
             }
             // Only of a bucket more may be owed than is presumed.
-            let is_presumed = lost.is_some() && (!like.has_rate() || broken(Broken::OverdrawnUnwritten));
+            let is_presumed = lost.is_some() && (!like.has_rate() || mutated(Mutation::OverdrawnUnwritten));
             let limit = Restored { slot, like: &like, durable, lost, all: &all, error_ns, now };
-            let mut shared: Vec<(CellTag, Kept)> = Vec::new();
+            let mut shared: Vec<(CellTag, CellRecord)> = Vec::new();
             // Whether the disk goes on having those.
             let mut is_shared_kept = durable;
             for Row { tag, state, .. } in rows {
@@ -702,7 +709,7 @@ impl Node {
         registry: &Registry,
         limit: &Restored<'_>,
         (id, tag): (LimitId, CellTag),
-        kept: &Kept,
+        kept: &CellRecord,
     ) -> bool {
         let Restored { slot, like, durable, lost, all, error_ns, now } = *limit;
         self.journal_wall_ns.fetch_max(kept.written_wall_ns(), Ordering::AcqRel);
@@ -741,13 +748,13 @@ impl Node {
         let (numbers, cell) = if !kept.pledge().is_empty() {
             // Which override's numbers it had is known when it is next hit: the least, until then.
             let least = all.iter().min_by_key(|live| live.order(salt)).unwrap_or(live);
-            let ground =
-                Ground { global: &least.global, local: &least.local, salt, which: None, in_force: true };
+            let context =
+                CellContext { global: &least.global, local: &least.local, salt, which: None, in_force: true };
             let is_forgotten = lost.is_some();
-            let mut account = Account::restored(&ground, kept.pledge(), now, is_forgotten);
+            let mut account = Account::restored(&context, kept.pledge(), now, is_forgotten);
             let words = account.algorithm.resize(live.local.at(salt), state.words(), now);
             if self.leases.is_some() {
-                account.count_given_before(words.words(), &ground, is_forgotten);
+                account.count_given_before(words.words(), &context, is_forgotten);
             }
             let mut cell = HeapCell::restored(words.words().to_vec());
             cell.forget_held();
@@ -757,7 +764,7 @@ impl Node {
         } else if durable {
             (live.numbers, NewCell::Heap(HeapCell::restored(state.words().to_vec())))
         } else if is_overdrawn {
-            let state_now = Some(Kept::new(live.local.at(salt), state.words(), now));
+            let state_now = Some(CellRecord::new(live.local.at(salt), state.words(), now));
             let mut cell = HeapCell::new(state.words().to_vec());
             cell.ask_as_is(self.push_row(Row { limit: id, tag, state: state_now }));
             (live.numbers, NewCell::Heap(cell))
@@ -812,7 +819,7 @@ impl Node {
         let words = kept.state(&written, error_ns, now);
         if written.is_idle(words.words(), now) {
             self.push_row(Row { limit, tag, state: None });
-        } else if !broken(Broken::ForgottenUnwritten) {
+        } else if !mutated(Mutation::ForgottenUnwritten) {
             registry.learn_forgotten(slot, &written, words.words(), now);
         }
     }

@@ -11,8 +11,8 @@ use acequia_limits::{
     window::{Edges, Later},
 };
 use acequia_rights::{
-    Region, Split,
-    broken::{Broken, broken},
+    MemberId, Split,
+    mutation::{Mutation, mutated},
     pool::NODES_MAX,
     standing::REGIONS_MAX,
 };
@@ -34,11 +34,11 @@ enum Shared {
     /// have one more, by the same formula by which regions split limits. So over many cells all nodes have as much.
     Limit {
         /// This node among those of the region, all alike.
-        node: Region,
+        node: MemberId,
         split: Arc<Split>,
     },
     /// What each of them has among the nodes of all regions: of that it keeps a part, and the rest of all is in the pool.
-    Parts(Arc<[Region]>),
+    Parts(Arc<[MemberId]>),
 }
 
 /// The least limit of which a node keeps a unit whatever the percentage, unless that is 0; among regions, the least part of a bucket, from
@@ -68,7 +68,7 @@ const VARIANTS_MAX: usize = 255;
 /// Distributions by which later windows go, where cells have edges of their own: a change of shares makes two or three at a time.
 pub(crate) const LATER_MAX: usize = 2;
 /// The units that a cell has standing, and those of later windows.
-type Standing = (u64, SmallVec<[Later; LATER_MAX]>);
+type StandingUnits = (u64, SmallVec<[Later; LATER_MAX]>);
 
 /// How units come back, which says how few of them are worth keeping: it is part of what makes a limit the one that it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,19 +107,19 @@ impl Guard {
     /// If there are none, or more than pools keep records of.
     pub(crate) fn new(node: u16, nodes: &BTreeSet<u16>, percent: u8) -> Self {
         const { assert!(NODES_MAX <= REGIONS_MAX, "nodes are split by as regions are") };
-        let alike: Vec<(Region, u32)> = nodes.iter().map(|node| (Region(*node), 1)).collect();
+        let alike: Vec<(MemberId, u32)> = nodes.iter().map(|node| (MemberId(*node), 1)).collect();
         let split = Split::new(&alike).expect("a region has 1 to 64 nodes");
-        let of = Shared::Limit { node: Region(node), split: Arc::new(split) };
+        let of = Shared::Limit { node: MemberId(node), split: Arc::new(split) };
         Self { of, percent: percent.min(100).into() }
     }
 
     /// The same where each has a part of the limit among the nodes of several regions, by these numbers.
-    pub(crate) fn of_parts(members: impl IntoIterator<Item = Region>, percent: u8) -> Self {
+    pub(crate) fn of_parts(members: impl IntoIterator<Item = MemberId>, percent: u8) -> Self {
         Self { of: Shared::Parts(members.into_iter().collect()), percent: percent.min(100).into() }
     }
 
     /// The nodes of the region by their numbers among those of all regions; none where it has every limit to itself.
-    pub(crate) fn members(&self) -> &[Region] {
+    pub(crate) fn members(&self) -> &[MemberId] {
         match &self.of {
             Shared::Limit { .. } => &[],
             Shared::Parts(members) => members,
@@ -175,7 +175,7 @@ pub(crate) struct OfPools {
 }
 
 /// The fewest units that a cell has standing in any window.
-fn least_of((units, later): &Standing) -> u64 {
+fn least_of((units, later): &StandingUnits) -> u64 {
     later.iter().map(|later| later.limit).fold(*units, u64::min)
 }
 
@@ -183,7 +183,7 @@ fn least_of((units, later): &Standing) -> u64 {
 #[derive(Clone, Debug)]
 pub(crate) struct Shares {
     /// Whose numbers.
-    pub(crate) region: Region,
+    pub(crate) region: MemberId,
     /// The splits in force, of which the least counts; none: the region owns nothing.
     pub(crate) terms: Vec<Arc<Split>>,
     /// By when numbers must be made anew: an edge of windows, wall clock, nanoseconds; `u64::MAX` where windows that begin then go by the same.
@@ -221,7 +221,7 @@ impl Shares {
 
     /// After what time windows end that go by one of those.
     fn after_ns(&self, later: &OfPools) -> u64 {
-        if broken(Broken::LaterSharesEarly) {
+        if mutated(Mutation::LaterSharesEarly) {
             return 0;
         }
         let before = self.pools.iter().take_while(|of| of.until_ns < later.until_ns).last();
@@ -274,7 +274,7 @@ impl Shares {
     fn pool(&self, terms: &[Arc<Split>], total: u64, refill: Refill, salt: u32) -> Option<Part> {
         let guard = self.guard.as_ref()?;
         let rate = |rest: u64| if refill == Refill::Rate { rest as u32 } else { 0 };
-        let kept_of = |units| if broken(Broken::LeaseGuardTwice) { 0 } else { guard.kept(units, refill) };
+        let kept_of = |units| if mutated(Mutation::LeaseGuardTwice) { 0 } else { guard.kept(units, refill) };
         Some(match &guard.of {
             Shared::Limit { split, .. } => {
                 // Each is at most a node's part of the whole.
@@ -308,7 +308,7 @@ impl Shares {
 
     /// A region's piece of a limit.
     fn piece(&self, algorithm: &Algorithm, part: Part) -> Algorithm {
-        let until_ns = if broken(Broken::OpenSharesLast) { u64::MAX } else { self.until_ns };
+        let until_ns = if mutated(Mutation::OpenSharesLast) { u64::MAX } else { self.until_ns };
         algorithm.local(part, self.drift_ppm, self.margin_ns).after(self.left_ns).until(until_ns)
     }
 
@@ -357,7 +357,7 @@ pub(crate) struct Local {
     refill: Refill,
     rate: u32,
     /// By units, and by those of later windows: ascending. One where nothing is shared.
-    variants: Arc<[(Standing, Algorithm)]>,
+    variants: Arc<[(StandingUnits, Algorithm)]>,
     /// As the first that has any units, by those of no later windows.
     least: Arc<Algorithm>,
 }
@@ -383,14 +383,14 @@ impl Local {
             let part = Part { rate, units: if shares.can_tell(algorithm) { units } else { 0 } };
             ((units, SmallVec::new()), shares.piece(algorithm, part))
         };
-        let mut variants: Vec<(Standing, Algorithm)> = all.into_iter().map(made).collect();
+        let mut variants: Vec<(StandingUnits, Algorithm)> = all.into_iter().map(made).collect();
         let is_later = refill == Refill::Edges && shares.can_tell(algorithm) && !shares.later().is_empty();
         if is_later {
             // A few of each.
             for of in shares.later() {
                 let all = shares.distinct(&of.terms, total, refill);
                 let after_ns = shares.after_ns(of);
-                let with = |((units, later), piece): (Standing, Algorithm)| {
+                let with = |((units, later), piece): (StandingUnits, Algorithm)| {
                     let more = |limit: u64| {
                         let mut later = later.clone();
                         later.push(Later { after_ns, limit });
@@ -524,7 +524,7 @@ impl Local {
     }
 
     /// What a cell has standing, in windows of now and later.
-    fn standing(&self, salt: u32) -> Standing {
+    fn standing(&self, salt: u32) -> StandingUnits {
         let shares = self.shares.as_deref().filter(|_| self.refill == Refill::Edges);
         let later = shares.into_iter().flat_map(|shares| {
             shares.later().iter().map(|of| Later {
@@ -600,7 +600,7 @@ mod tests {
 
     use super::*;
 
-    fn shares(region: Region, terms: Vec<Arc<Split>>, guard: Option<Guard>) -> Shares {
+    fn shares(region: MemberId, terms: Vec<Arc<Split>>, guard: Option<Guard>) -> Shares {
         let until_ns = u64::MAX;
         let pools = vec![OfPools { until_ns, terms: terms.clone(), has_joined_since: false }];
         Shares { region, terms, until_ns, pools, guard, drift_ppm: 0, margin_ns: 0, left_ns: 0 }
@@ -609,7 +609,7 @@ mod tests {
     fn guards(nodes: u16, percent: u8) -> Vec<Shares> {
         let all: BTreeSet<u16> = (1..=nodes).map(|node| node * 3).collect();
         let guards = all.iter().map(|node| Guard::new(*node, &all, percent));
-        guards.map(|guard| shares(Region(0), Vec::new(), Some(guard))).collect()
+        guards.map(|guard| shares(MemberId(0), Vec::new(), Some(guard))).collect()
     }
 
     fn refills() -> impl Strategy<Value = Refill> {
@@ -650,7 +650,7 @@ mod tests {
         ) {
             let region_of = |node: usize| node % regions;
             let split = |weight: fn(&(u32, u32)) -> u32| {
-                let named = weights.iter().enumerate().map(|(node, both)| (Region(node as u16 + 1), weight(both)));
+                let named = weights.iter().enumerate().map(|(node, both)| (MemberId(node as u16 + 1), weight(both)));
                 Arc::new(Split::new(&named.collect::<Vec<_>>()).expect("weights"))
             };
             let chains = [vec![split(|w| w.0)], vec![split(|w| w.1)], vec![split(|w| w.0), split(|w| w.1)]];
@@ -658,8 +658,8 @@ mod tests {
             for (chain, (units, rates)) in chains.iter().zip(&mut of_chains) {
                 for region in 0..regions {
                     let nodes = || (0..weights.len()).filter(|node| region_of(*node) == region);
-                    let guard = Guard::of_parts(nodes().map(|node| Region(node as u16 + 1)), percent);
-                    let each = nodes().map(|node| shares(Region(node as u16 + 1), chain.clone(), Some(guard.clone())));
+                    let guard = Guard::of_parts(nodes().map(|node| MemberId(node as u16 + 1)), percent);
+                    let each = nodes().map(|node| shares(MemberId(node as u16 + 1), chain.clone(), Some(guard.clone())));
                     let mut pool = None;
                     for of_node in each {
                         let own = of_node.units(&of_node.terms, (total, refill), salt);
@@ -688,7 +688,7 @@ mod tests {
         ) {
             const END_NS: u64 = 1 << 50;
             let split = |of: &dyn Fn(&(u32, u32)) -> u32| {
-                let named = (1..).map(Region).zip(weights.iter().map(of));
+                let named = (1..).map(MemberId).zip(weights.iter().map(of));
                 Split::new(&named.filter(|(_, weight)| *weight > 0).collect::<Vec<_>>()).ok().map(Arc::new)
             };
             let (Some(old), Some(new)) = (split(&|w| w.0), split(&|w| w.1)) else { return Ok(()) };
@@ -702,7 +702,7 @@ mod tests {
             let edges = Edges::Every { window_ns: END_NS / 4, stagger: true };
             let of = |total: u64| Algorithm::FixedWindow(FixedWindow::new(total, edges.clone()));
             let (window, larger) = (of(total), of((total + more).min(UNITS_MAX)));
-            let members: Vec<Region> = (1..=weights.len() as u16).map(Region).collect();
+            let members: Vec<MemberId> = (1..=weights.len() as u16).map(MemberId).collect();
             let guard = has_guard.then(|| Guard::of_parts(members.clone(), percent));
             for (at, end_ns) in [END_NS, END_NS + 1, 2 * END_NS, 2 * END_NS + 1].into_iter().enumerate() {
                 let mut all = 0;
@@ -739,7 +739,7 @@ mod tests {
             total in 1..300_u64, percent in 0..=100_u8, weights in prop::collection::vec(1..=9_u32, 1..=6), salt: u32,
         ) {
             let bucket = meter(total);
-            let named: Vec<(Region, u32)> = (1..).map(Region).zip(weights).collect();
+            let named: Vec<(MemberId, u32)> = (1..).map(MemberId).zip(weights).collect();
             let split = Arc::new(Split::new(&named).expect("weights"));
             let least_rate = named.iter().map(|(member, _)| split.rate(*member)).min().expect("one");
             let counts_ns = u128::from(drains_ns(&[&bucket])) * u128::from(RATE_PARTS) / u128::from(least_rate);
@@ -759,7 +759,7 @@ mod tests {
             total in prop_oneof![0..100_u64, 0..UNITS_MAX], percent in 0..=100_u8, refill in refills(), is_parts: bool,
         ) {
             let guard = match is_parts {
-                true => Guard::of_parts([Region(1)], percent),
+                true => Guard::of_parts([MemberId(1)], percent),
                 false => Guard::new(1, &BTreeSet::from([1]), percent),
             };
             let (kept, more) = (guard.kept(total, refill), guard.kept(total + 1, refill));
@@ -769,7 +769,7 @@ mod tests {
         /// With the store gone, a node has half of its part of a window of few units.
         #[test]
         fn half_of_a_part_of_few_units_is_kept(part in 0..=8_u64, percent in 1..=100_u8, slides: bool) {
-            let guard = Guard::of_parts([Region(1)], percent);
+            let guard = Guard::of_parts([MemberId(1)], percent);
             let refill = if slides { Refill::Slides } else { Refill::Edges };
             let half = if slides { part / 2 } else { part.div_ceil(2) };
             prop_assert!(guard.kept(part, refill) >= half);

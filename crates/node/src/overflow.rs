@@ -18,9 +18,9 @@ use crate::{
     Catalogue, Node, Row,
     catalogue::Registry,
     journal::{HeapCell, overflow_tag, wall_row},
-    kept::Kept,
     local::Local,
     lock, more_than_forgotten, presumed,
+    record::CellRecord,
 };
 
 /// Whose new cells share one: those of a limit under one set of numbers.
@@ -32,7 +32,7 @@ pub(crate) struct OverflowKey {
 
 impl OverflowKey {
     /// The cell as the journal knows it.
-    pub(crate) fn row(self, catalogue: &Catalogue, state: Option<Kept>) -> Option<Row> {
+    pub(crate) fn row(self, catalogue: &Catalogue, state: Option<CellRecord>) -> Option<Row> {
         Some(Row { limit: catalogue.id(self.slot)?, tag: overflow_tag(self.numbers), state })
     }
 }
@@ -93,7 +93,7 @@ impl Node {
         }
         for key in written {
             if let (Some(cell), Some(local)) = (shared.get_mut(&key), catalogue.local(key.slot, key.numbers))
-                && let Some(row) = key.row(catalogue, Some(Kept::new(local.least(), &cell.words, now)))
+                && let Some(row) = key.row(catalogue, Some(CellRecord::new(local.least(), &cell.words, now)))
             {
                 cell.ask_as_is(self.push_row(row));
             }
@@ -174,7 +174,7 @@ impl Node {
         &self,
         (limit, slot): (LimitId, u32),
         all: &[(u16, Algorithm)],
-        shared: &[(CellTag, Kept)],
+        shared: &[(CellTag, CellRecord)],
         (presumed, is_kept): (Option<&Registry>, bool),
         (error_ns, now): (Option<u64>, Now),
     ) {
@@ -199,7 +199,7 @@ impl Node {
                 let mut cell = HeapCell::new(state.words().to_vec());
                 if is_kept {
                     let tag = overflow_tag(*numbers);
-                    let state = Some(Kept::new(algorithm, &cell.words, now));
+                    let state = Some(CellRecord::new(algorithm, &cell.words, now));
                     cell.ask_as_is(self.push_row(Row { limit, tag, state }));
                     rows.push(tag);
                 }
@@ -224,7 +224,7 @@ impl Node {
             if is_presumed || algorithm.is_idle(&cell.words, now) {
                 continue;
             }
-            if let Some(row) = key.row(catalogue, Some(Kept::new(algorithm, &cell.words, now))) {
+            if let Some(row) = key.row(catalogue, Some(CellRecord::new(algorithm, &cell.words, now))) {
                 let batch = self.push_row(row);
                 cell.forget_held();
                 cell.ask_as_is(batch);

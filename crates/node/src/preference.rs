@@ -1,23 +1,23 @@
 //! Who is served first of a limit that regions share, and what each of them keeps.
 
 use acequia_limits::limit::Sharing;
-use acequia_rights::Region;
+use acequia_rights::MemberId;
 
 /// What a limit says of how regions share it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Preference {
     floor_percent: u8,
-    first: Vec<Region>,
+    first: Vec<MemberId>,
 }
 
 impl Preference {
     pub(crate) fn new(sharing: &Sharing) -> Self {
-        let first = sharing.priority.iter().map(|name| Region::named(name)).collect();
+        let first = sharing.priority.iter().map(|name| MemberId::named(name)).collect();
         Self { floor_percent: sharing.floor_percent.min(100), first }
     }
 
     /// A region's place: smaller ones are served before larger ones.
-    pub(crate) fn class(&self, region: Region) -> u8 {
+    pub(crate) fn class(&self, region: MemberId) -> u8 {
         let place = self.first.iter().position(|first| *first == region).unwrap_or(self.first.len());
         u8::try_from(place).unwrap_or(u8::MAX)
     }

@@ -16,16 +16,16 @@ use acequia_limits::{
     window::FixedWindow,
 };
 use acequia_rights::{
-    Region, Session, Version, Versions, Writer,
-    broken::{Broken, broken},
+    Incarnation, MemberId, Session, Version, Versions,
+    mutation::{Mutation, mutated},
     versions::{self, Adopted, Draft, Refused},
 };
 use std::collections::BTreeMap;
 
 use crate::{
-    Catalogue, CatalogueFault, ChargeId, Kept, Node, Row, Scheduled,
-    account::Ground,
-    catalogue::Terms,
+    Catalogue, CatalogueFault, CellRecord, ChargeId, Node, Row, Scheduled,
+    account::CellContext,
+    catalogue::Allocations,
     journal::{HeapCell, MATES, MEMORY, SEALS, USAGE, VERSIONS},
     journal_tag, lock,
     shard::Cells,
@@ -47,13 +47,13 @@ const ASK_AGAIN_NS: u64 = 250_000_000;
 pub enum ResumeFault {
     /// The journal is another node's, or an earlier incarnation's.
     #[error(
-        "the journal was written by {kept:?}, and this is {writer:?}: give it its own, or an empty `data` folder and a new incarnation"
+        "the journal was written by {kept:?}, and this is {incarnation:?}: give it its own, or an empty `data` folder and a new incarnation"
     )]
     AnotherWriter {
         /// Who wrote it.
-        kept: Writer,
+        kept: Incarnation,
         /// Who reads it.
-        writer: Writer,
+        incarnation: Incarnation,
     },
     /// A record of it cannot be read.
     #[error(
@@ -66,10 +66,10 @@ pub enum ResumeFault {
 }
 
 /// The versions that a disk has: as this program writes them, or as earlier ones did.
-fn kept_of(mut bytes: Vec<u8>) -> Option<versions::Kept> {
-    let before = |bytes: &[u8]| whole::<versions::KeptBefore>(bytes).map(versions::Kept::from);
+fn kept_of(mut bytes: Vec<u8>) -> Option<versions::VersionsRecord> {
+    let before = |bytes: &[u8]| whole::<versions::KeptBefore>(bytes).map(versions::VersionsRecord::from);
     whole(&bytes).or_else(|| before(&bytes)).or_else(|| {
-        bytes.extend(versions::Kept::NONE_SPARED);
+        bytes.extend(versions::VersionsRecord::NONE_SPARED);
         before(&bytes)
     })
 }
@@ -103,14 +103,14 @@ impl Node {
         }
         memory = memory.next_start().ok_or(ResumeFault::Unreadable("memory"))?;
         let versions = match read(VERSIONS, &mut rows) {
-            None => Versions::new(home.writer),
+            None => Versions::new(home.incarnation),
             Some(bytes) => {
                 let kept = kept_of(bytes).ok_or(ResumeFault::Unreadable("catalogue"))?;
                 Versions::restore(kept, now)
             }
         };
-        if versions.me() != home.writer {
-            return Err(ResumeFault::AnotherWriter { kept: versions.me(), writer: home.writer });
+        if versions.me() != home.incarnation {
+            return Err(ResumeFault::AnotherWriter { kept: versions.me(), incarnation: home.incarnation });
         }
         let charged = match read(USAGE, &mut rows) {
             None => Vec::new(),
@@ -123,7 +123,7 @@ impl Node {
             return Err(ResumeFault::Unreadable("who the nodes of the region are"));
         }
         *lock(&self.memory) = memory;
-        self.draws.begin(memory.boot);
+        self.forwards.begin(memory.boot);
         let born_in = self.remember(|_| ());
         let mut sharing = self.lock_sharing().ok_or(ResumeFault::Unreadable("regions"))?;
         *sharing = Sharing::new(home, versions, memory, born_in);
@@ -171,7 +171,7 @@ impl Node {
 
     /// The last version or acknowledgement that was refused because its writer was not proven to have said it, and who that
     /// should have been; each once.
-    pub fn take_unproven(&self) -> Option<(Writer, SealFault)> {
+    pub fn take_unproven(&self) -> Option<(Incarnation, SealFault)> {
         self.lock_sharing()?.take_unproven()
     }
 
@@ -202,7 +202,7 @@ impl Node {
     ///
     /// # Errors
     /// Why it was refused. Nothing changed.
-    pub fn handle(&self, from: Region, frame: &[u8], now: Now) -> Result<(), FrameFault> {
+    pub fn handle(&self, from: MemberId, frame: &[u8], now: Now) -> Result<(), FrameFault> {
         let mut sharing = self.lock_sharing().ok_or(FrameFault::Alone)?;
         sharing.handle(self, from, frame, now)
     }
@@ -237,33 +237,33 @@ impl Node {
     }
 
     /// The next frame to send, and to which region; nothing when all is said that may leave now.
-    pub fn poll(&self, now: Now) -> Option<(Region, Vec<u8>)> {
+    pub fn poll(&self, now: Now) -> Option<(MemberId, Vec<u8>)> {
         self.poll_to(now, |_| true)
     }
 
     /// The same, of the regions that a frame can be sent to now: what is for the others waits, and only its latest.
-    pub fn poll_to(&self, now: Now, may_send: impl Fn(Region) -> bool) -> Option<(Region, Vec<u8>)> {
+    pub fn poll_to(&self, now: Now, may_send: impl Fn(MemberId) -> bool) -> Option<(MemberId, Vec<u8>)> {
         self.lock_sharing()?.poll(self, now, may_send)
     }
 
     /// There is a new connection to a region: what was under way on the one before, and not confirmed, is sent again at
     /// once.
-    pub fn reconnected(&self, region: Region, now: Now) {
+    pub fn reconnected(&self, region: MemberId, now: Now) {
         if let Some(mut sharing) = self.lock_sharing() {
             sharing.reconnected(region, now);
         }
     }
 
     /// Another region, to be told of this one: frames go there from now on.
-    pub fn meet(&self, writer: Writer) {
+    pub fn meet(&self, incarnation: Incarnation) {
         if let Some(mut sharing) = self.lock_sharing() {
-            sharing.meet(writer);
+            sharing.meet(incarnation);
         }
     }
 
     /// Has the node of another region settle a charge that it made, when it is reached; says whether there is such a region, and
     /// room for it to wait. A restart of this node forgets what waits.
-    pub fn forward(&self, to: Region, id: ChargeId, cost: Option<u64>) -> bool {
+    pub fn forward(&self, to: MemberId, id: ChargeId, cost: Option<u64>) -> bool {
         self.lock_sharing().is_some_and(|mut sharing| sharing.forward(to, id, cost))
     }
 
@@ -283,8 +283,8 @@ impl Node {
     }
 
     /// Units that one writer was heard to have charged under a limit.
-    pub fn charged_by(&self, writer: Writer, limit: LimitId) -> u64 {
-        self.lock_sharing().map_or(0, |sharing| sharing.charged(writer, limit))
+    pub fn charged_by(&self, incarnation: Incarnation, limit: LimitId) -> u64 {
+        self.lock_sharing().map_or(0, |sharing| sharing.charged(incarnation, limit))
     }
 
     pub(crate) fn lock_sharing(&self) -> Option<MutexGuard<'_, Sharing>> {
@@ -293,11 +293,11 @@ impl Node {
 
     // For the sharing.
 
-    pub(crate) fn sessions(&self) -> RwLockReadGuard<'_, BTreeMap<Writer, Session>> {
+    pub(crate) fn sessions(&self) -> RwLockReadGuard<'_, BTreeMap<Incarnation, Session>> {
         self.sessions.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn sessions_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<Writer, Session>> {
+    pub(crate) fn sessions_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<Incarnation, Session>> {
         self.sessions.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -311,7 +311,7 @@ impl Node {
 
     /// Puts something that is no cell's in line for the disk; gives the batch it is in.
     pub(crate) fn write_record(&self, name: LimitId, bytes: Vec<u8>) -> u64 {
-        self.push_row(Row { limit: name, tag: CellTag(0), state: Some(Kept::of_record(bytes)) })
+        self.push_row(Row { limit: name, tag: CellTag(0), state: Some(CellRecord::of_record(bytes)) })
     }
 
     /// Puts a cell and what is given away of it in line for the disk; gives the batch it is in.
@@ -322,7 +322,7 @@ impl Node {
         let pledge = account.pledge();
         // Of a bucket that is not journalled a crash presumes that all is owed that it may owe; only more must be known.
         let overdrawn = account.algorithm.owed(&cell.words, now) > account.effective().units
-            && !broken(Broken::OverdrawnUnwritten);
+            && !mutated(Mutation::OverdrawnUnwritten);
         let kept = catalogue.is_durable(slot) || overdrawn;
         let tag = journal_tag(tag);
         let batch = if !kept && pledge.is_empty() && cell.is_unwritten() {
@@ -333,7 +333,7 @@ impl Node {
             self.push_row(Row { limit, tag, state: None })
         } else {
             let words = cell.words_to_write(&account.algorithm, now);
-            let state = Some(Kept::new(&account.algorithm, &words, now).with_pledge(pledge));
+            let state = Some(CellRecord::new(&account.algorithm, &words, now).with_pledge(pledge));
             let batch = self.push_row(Row { limit, tag, state });
             cell.ask(words, batch);
             batch
@@ -356,19 +356,19 @@ impl Node {
         lock(&self.registry).set_key(&HashKey(key.0));
     }
 
-    pub(crate) fn set_terms(&self, terms: Terms) {
-        lock(&self.registry).set_terms(terms);
+    pub(crate) fn set_terms(&self, allocations: Allocations) {
+        lock(&self.registry).set_terms(allocations);
     }
 
     /// Shares as the terms say from now on; says whether that changed any limit's numbers.
     ///
     /// # Errors
     /// A limit has had too many numbers. With the shares of before the node would spend what others count on.
-    pub(crate) fn reshare(&self, terms: Terms, now: Now) -> Result<bool, CatalogueFault> {
+    pub(crate) fn reshare(&self, allocations: Allocations, now: Now) -> Result<bool, CatalogueFault> {
         // Whoever looks at cells of pools goes by one catalogue all the while.
         let _held = self.leases.as_ref().map(lock);
         let mut registry = lock(&self.registry);
-        let changed = registry.share(terms, now)?;
+        let changed = registry.share(allocations, now)?;
         if changed {
             self.publish(&registry, now);
         }
@@ -393,7 +393,7 @@ impl Node {
     }
 
     /// When the node began after a crash, if it did.
-    pub(crate) fn empty_handed(&self) -> Option<Now> {
+    pub(crate) fn after_crash(&self) -> Option<Now> {
         let crashed = self.config.empty_handed?;
         let corrected_ns = self.start_corrected_ns.load(Ordering::Acquire);
         Some(Now { wall_ns: crashed.wall_ns.saturating_add_signed(corrected_ns), ..crashed })
@@ -460,7 +460,7 @@ impl Node {
     /// The wall never goes back behind this time while the process lives: what was forgotten of an earlier window is
     /// not asked for again.
     pub(crate) fn leave_behind(&self, now: Now) {
-        if !broken(Broken::WindowReopens) {
+        if !mutated(Mutation::WindowReopens) {
             self.forget_at(now);
         }
     }
@@ -514,9 +514,9 @@ impl Node {
     }
 
     /// Whether a cell's window is one that the wall has left before it was set back.
-    pub(crate) fn is_closed(&self, ground: &Ground<'_>, end_ns: u64) -> bool {
-        match ground.global {
-            Algorithm::FixedWindow(window) => self.left.is_closed(window, end_ns, ground.salt),
+    pub(crate) fn is_closed(&self, context: &CellContext<'_>, end_ns: u64) -> bool {
+        match context.global {
+            Algorithm::FixedWindow(window) => self.left.is_closed(window, end_ns, context.salt),
             _ => false,
         }
     }
@@ -528,7 +528,7 @@ impl Node {
     /// Nothing passes here until a restart, which counts numbers anew. To others the node is as one that crashed.
     pub(crate) fn stop_for_want_of_numbers(&self) {
         self.is_out_of_numbers.store(true, Ordering::Release);
-        self.draws.close();
+        self.forwards.close();
     }
 
     /// Whether that was said.
@@ -603,7 +603,7 @@ impl Node {
     fn of_any_size(&self, algorithm: &Algorithm) -> Option<Algorithm> {
         match algorithm {
             // What an earlier process took from a pool counts as spent there.
-            _ if self.leases.is_some() || self.sharing.is_none() || broken(Broken::SpentAsOfNow) => None,
+            _ if self.leases.is_some() || self.sharing.is_none() || mutated(Mutation::SpentAsOfNow) => None,
             Algorithm::FixedWindow(window) => Some(Algorithm::FixedWindow(FixedWindow {
                 limit: UNITS_MAX,
                 next_limit: UNITS_MAX,
@@ -670,7 +670,7 @@ impl Node {
         algorithm: &Algorithm,
         now: Now,
     ) -> Option<Now> {
-        let then = self.empty_handed().filter(|_| !broken(Broken::CrashForgetsSpent))?;
+        let then = self.after_crash().filter(|_| !mutated(Mutation::CrashForgetsSpent))?;
         let recent = now.steady_ns < then.steady_ns.saturating_add(algorithm.horizon_ns())
             || now.wall_ns < then.wall_ns.saturating_add(algorithm.horizon_ns());
         // Among regions a version may have been adopted, and served, that the disk never had.
@@ -774,8 +774,8 @@ mod tests {
     /// A clock that is doubted again and again changes the margin of windows, and with it all numbers.
     #[test]
     fn a_node_whose_limits_cannot_have_the_numbers_of_new_shares_lets_nothing_pass() {
-        let writer = Writer { region: Region(0), node: 0, incarnation: 1 };
-        let home = Some(Home { writer, loan_ttl_ns: LOAN_TTL_NS });
+        let incarnation = Incarnation { member: MemberId(0), node: 0, number: 1 };
+        let home = Some(Home { incarnation, loan_ttl_ns: LOAN_TTL_NS });
         let key = HashKey([7; 16]);
         let node = Arc::new(Node::new(Config {
             key,
@@ -791,7 +791,7 @@ mod tests {
         }))
         .expect("a limit");
         lock(&node.registry).apply(vec![Limit::new(spec).expect("a limit")], Now::at(1)).expect("in force");
-        let shares = |margin_ns| Terms { margin_ns, ..Terms::none(writer.region) };
+        let shares = |margin_ns| Allocations { margin_ns, ..Allocations::none(incarnation.member) };
         let faults: Vec<bool> =
             (1..=9).map(|margin_ns| node.reshare(shares(margin_ns), Now::at(1)).is_err()).collect();
         assert_eq!(faults, [[false; 7].as_slice(), &[true; 2]].concat(), "8 times 1001 of 8192");
@@ -801,22 +801,22 @@ mod tests {
         let mut asker = node.asker();
         let answer = asker.check(&Request::new("shop", &[("key", "k0")]), Now::at(1), Ask::CHECK);
         assert_eq!((answer.allowed, answer.reason), (false, Reason::NoCatalogue));
-        assert!(node.draws.is_closed());
+        assert!(node.forwards.is_closed());
     }
 
     #[test]
     fn a_memory_that_no_node_can_have_is_not_taken_up() {
-        let writer = Writer { region: Region(0), node: 0, incarnation: 1 };
+        let incarnation = Incarnation { member: MemberId(0), node: 0, number: 1 };
         let config = Config {
             key: HashKey([7; 16]),
             memory_bytes: 1 << 20,
             durable: true,
             empty_handed: None,
-            home: Some(Home { writer, loan_ttl_ns: LOAN_TTL_NS }),
+            home: Some(Home { incarnation, loan_ttl_ns: LOAN_TTL_NS }),
         };
         let resumed = |boot, loans| {
             let record = postcard::to_allocvec(&Memory { boot, loans }).expect("bytes");
-            let row = Row { limit: MEMORY, tag: CellTag(0), state: Some(Kept::of_record(record)) };
+            let row = Row { limit: MEMORY, tag: CellTag(0), state: Some(CellRecord::of_record(record)) };
             let rows = |limit| if limit == MEMORY { vec![row.clone()] } else { Vec::new() };
             Node::new(config).resume_home(Vec::new(), Now::at(1), rows)
         };
@@ -829,14 +829,14 @@ mod tests {
     /// the end of the version.
     #[test]
     fn older_disks_are_read() {
-        let me = Writer { region: Region(3), node: 0, incarnation: 2 };
-        let bytes_of = |kept: &versions::Kept| postcard::to_allocvec(kept).expect("bytes");
+        let me = Incarnation { member: MemberId(3), node: 0, number: 2 };
+        let bytes_of = |kept: &versions::VersionsRecord| postcard::to_allocvec(kept).expect("bytes");
         let mut versions = Versions::new(me);
         let unheard = bytes_of(versions.kept());
         assert_eq!(kept_of(unheard.clone()).as_ref(), Some(versions.kept()));
-        let member = versions::Member { weight: 1, writer: me, name: "eu/eu-1".to_owned() };
+        let member = versions::Member { weight: 1, incarnation: me, name: "eu/eu-1".to_owned() };
         let draft = Draft {
-            members: [(me.region, member)].into(),
+            members: [(me.member, member)].into(),
             fenced: Vec::new(),
             clock_error_ns: 1,
             drift_ppm: 1,

@@ -4,21 +4,21 @@ use serde::{Deserialize, Serialize};
 
 /// A region, by its number: see [`Region::named`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Region(pub u16);
+pub struct MemberId(pub u16);
 
 /// One writer of rows: a node of a region, and how often it has begun anew. A node that lost its disk, or was
 /// evicted, comes back as a later incarnation, which owns nothing of what the earlier one had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Writer {
+pub struct Incarnation {
     /// Its region.
-    pub region: Region,
+    pub member: MemberId,
     /// Its number in the region.
     pub node: u16,
     /// Counts up whenever the node begins with nothing. Never reused.
-    pub incarnation: u32,
+    pub number: u32,
 }
 
-impl Region {
+impl MemberId {
     /// The number of the region with this name: the same in every file and on every node, so that nobody has to give
     /// numbers out. Two names of one cluster may fall together, once in 65,536: a config with both is refused.
     #[must_use]
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn a_name_has_its_number_for_ever() {
-        let numbers = ["eu", "us", "ap", ""].map(|name| Region::named(name).0);
+        let numbers = ["eu", "us", "ap", ""].map(|name| MemberId::named(name).0);
         assert_eq!(numbers, [53_311, 24_124, 24_554, 61_457]);
     }
 }

@@ -68,11 +68,11 @@ pub mod pool;
 pub mod digest;
 
 // Rules that tests may leave out.
-pub mod broken;
+pub mod mutation;
 
-pub use identity::{Region, Writer, node_named};
-pub use loan::{Book, Change, Expired, Grant, Held, Kind, Lent, Offer, Refusal, Return};
-pub use session::{Beat, Beats, Renew, Session, Sessions, stretch};
+pub use identity::{Incarnation, MemberId, node_named};
+pub use loan::{Book, Change, Expired, Grant, HeldLoan, Kind, LentLoan, Offer, Refusal, Return};
+pub use session::{Beats, Heartbeat, Renew, Session, Sessions, stretch};
 pub use standing::Split;
 pub use transfer::{Row, Transfers};
-pub use versions::{Ack, Mark, Version, Versions};
+pub use versions::{Ack, Version, VersionId, Versions};

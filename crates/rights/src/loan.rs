@@ -49,9 +49,9 @@ use thiserror::Error;
 use acequia_limits::{Part, RATE_PARTS, UNITS_MAX};
 
 use crate::{
-    Writer,
-    broken::{Broken, broken},
-    session::{Beat, Beats, EXCEPTED_MAX, FROZEN_MAX, Session, Sessions, stretch},
+    Incarnation,
+    mutation::{Mutation, mutated},
+    session::{Beats, EXCEPTED_MAX, FROZEN_MAX, Heartbeat, Session, Sessions, stretch},
 };
 
 /// Loans that a cell may have lent, and as many that it may hold.
@@ -85,7 +85,7 @@ pub struct Offer {
     /// From the node's durable counter: above every number that it gave before. 0 is no number.
     pub number: u64,
     /// To whom.
-    pub to: Writer,
+    pub to: Incarnation,
     /// How much.
     pub part: Part,
     /// Units of a bucket's level that go along: at most the part's units and the level. Of no meaning for windows.
@@ -106,7 +106,7 @@ pub struct Grant {
     /// How long after the echoed beat was sent it lasts, unless it is renewed.
     pub ttl_ns: u64,
     /// The holder's beat that dates it.
-    pub echo: Beat,
+    pub echo: Heartbeat,
 }
 
 /// A loan that ended early, as its holder tells the giver.
@@ -120,11 +120,11 @@ pub struct Return {
 
 /// A loan, as its giver keeps it: on disk before the grant leaves, and until it is back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lent {
+pub struct LentLoan {
     /// Unique among all loans of this node.
     pub number: u64,
     /// Who holds it.
-    pub to: Writer,
+    pub to: Incarnation,
     /// How much.
     pub part: Part,
     /// As granted.
@@ -136,7 +136,7 @@ pub struct Lent {
     /// With `lingers_ns` stretched by the drift bound.
     pub kind: Kind,
     /// As granted.
-    pub echo: Beat,
+    pub echo: Heartbeat,
     /// Its end unless it is renewed, on this process's clock, so never stored: a loan read from a disk has no end until
     /// [`Book::restart`] gives it one.
     #[serde(skip, default = "never_ns")]
@@ -153,7 +153,7 @@ const fn never_ns() -> u64 {
     u64::MAX
 }
 
-impl Lent {
+impl LentLoan {
     /// The grant, to be sent again.
     pub const fn grant(&self) -> Grant {
         Grant {
@@ -177,11 +177,11 @@ impl Lent {
 
 /// A loan, as its holder keeps it: in memory only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldLoan {
     /// Unique among all loans of the giver.
     pub number: u64,
     /// Who gave it.
-    pub from: Writer,
+    pub from: Incarnation,
     /// How much.
     pub part: Part,
     /// How long it lasts after a beat that a renewal echoes.
@@ -196,7 +196,7 @@ pub struct Held {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Returned {
     number: u64,
-    from: Writer,
+    from: Incarnation,
     /// The end it was granted: from then on a duplicate is refused by its age.
     end_ns: u64,
 }
@@ -303,7 +303,7 @@ pub enum Refusal {
     )]
     RestoredDisk {
         /// Which peer.
-        to: crate::Region,
+        to: crate::MemberId,
         /// What it says to have received.
         received: u64,
         /// What is known here to have been given.
@@ -318,9 +318,9 @@ pub enum Refusal {
 #[derive(Clone, Debug, Default)]
 pub struct Book {
     /// Most cells are hot in one region: all others have lent it one piece.
-    lent: SmallVec<[Lent; 1]>,
+    lent: SmallVec<[LentLoan; 1]>,
     /// As large as it is: a place for each region that may lend would be empty in most cells.
-    held: Vec<Held>,
+    held: Vec<HeldLoan>,
     returned: Vec<Returned>,
     /// Grants are refused until then: more loans were given back than are remembered.
     closed_until_ns: u64,
@@ -328,17 +328,17 @@ pub struct Book {
 
 impl Book {
     /// A cell's loans as its node's disk has them. Follow with [`Book::restart`].
-    pub fn from_lent(lent: impl IntoIterator<Item = Lent>) -> Self {
+    pub fn from_lent(lent: impl IntoIterator<Item = LentLoan>) -> Self {
         Self { lent: lent.into_iter().collect(), ..Self::default() }
     }
 
     /// What is lent, in the order it was.
-    pub fn lent(&self) -> &[Lent] {
+    pub fn lent(&self) -> &[LentLoan] {
         &self.lent
     }
 
     /// What is held, in the order it came.
-    pub fn held(&self) -> &[Held] {
+    pub fn held(&self) -> &[HeldLoan] {
         &self.held
     }
 
@@ -352,8 +352,8 @@ impl Book {
 
     /// Bytes it takes beside itself.
     pub fn heap_bytes(&self) -> usize {
-        let lent = if self.lent.spilled() { self.lent.capacity() * size_of::<Lent>() } else { 0 };
-        lent + self.held.capacity() * size_of::<Held>() + self.returned.capacity() * size_of::<Returned>()
+        let lent = if self.lent.spilled() { self.lent.capacity() * size_of::<LentLoan>() } else { 0 };
+        lent + self.held.capacity() * size_of::<HeldLoan>() + self.returned.capacity() * size_of::<Returned>()
     }
 
     /// What is lent, in all.
@@ -383,11 +383,11 @@ impl Book {
     pub fn spare(&self, standing: Part) -> Part {
         let lent = self.lent_total();
         let mut own = standing;
-        if broken(Broken::LendBorrowed) {
+        if mutated(Mutation::LendBorrowed) {
             let held = self.held_total();
             own = Part { rate: own.rate + held.rate, units: own.units + held.units };
         }
-        let last = u32::from(!broken(Broken::LendLastRate));
+        let last = u32::from(!mutated(Mutation::LendLastRate));
         Part {
             rate: own.rate.saturating_sub(last).saturating_sub(lent.rate),
             units: own.units.saturating_sub(lent.units),
@@ -404,7 +404,7 @@ impl Book {
     /// lent, and it owes (or, in a window, has used) no more than it may. To wait for one refill instead is not
     /// enough: a cell that has lent its rate pays back ever more slowly.
     pub fn conforms(&self, standing: Part, owed: u64) -> bool {
-        let within = owed <= self.effective(standing).units || broken(Broken::ConformIndebted);
+        let within = owed <= self.effective(standing).units || mutated(Mutation::ConformIndebted);
         within && !self.is_over_lent(standing)
     }
 
@@ -432,13 +432,13 @@ impl Book {
             return Err(Refusal::NotAvailable { asked: tokens, available: part.units });
         }
         let used_is_lent = match kind {
-            Kind::Bucket => broken(Broken::LendTokensNotThere),
-            Kind::Sliding { .. } => broken(Broken::LendUsedCapacity),
+            Kind::Bucket => mutated(Mutation::LendTokensNotThere),
+            Kind::Sliding { .. } => mutated(Mutation::LendUsedCapacity),
         };
         if tokens > available && !used_is_lent {
             return Err(Refusal::NotAvailable { asked: tokens, available });
         }
-        if !session.is_next(number) && !broken(Broken::NumbersReused) {
+        if !session.is_next(number) && !mutated(Mutation::NumbersReused) {
             return Err(Refusal::NumberUsed(number));
         }
         let with_peer = self.lent.iter().filter(|lent| lent.to == to).count();
@@ -457,7 +457,7 @@ impl Book {
                 Kind::Sliding { lingers_ns: stretch(lingers_ns, session.drift_ppm()) }
             }
         };
-        let lent = Lent {
+        let lent = LentLoan {
             number,
             to,
             part,
@@ -473,7 +473,7 @@ impl Book {
         self.lent.push(lent);
         session.lends(number, wait_ns);
         let shed = match kind {
-            Kind::Bucket if broken(Broken::GiverKeepsTokens) => part.units,
+            Kind::Bucket if mutated(Mutation::GiverKeepsTokens) => part.units,
             Kind::Bucket => part.units - tokens,
             Kind::Sliding { .. } => 0,
         };
@@ -483,7 +483,7 @@ impl Book {
     /// Accepts a grant, if it echoes a beat of this very process, is not over, and is neither held nor given back.
     pub fn accept(
         &mut self,
-        from: Writer,
+        from: Incarnation,
         grant: &Grant,
         kind: Kind,
         beats: &Beats,
@@ -500,13 +500,13 @@ impl Book {
             return Err(Refusal::Malformed);
         }
         let sent_ns = beats.sent_at(echo).ok_or(Refusal::UnknownBeat)?;
-        let dated_ns = if broken(Broken::DateFromReceipt) { now_ns } else { sent_ns };
+        let dated_ns = if mutated(Mutation::DateFromReceipt) { now_ns } else { sent_ns };
         let end_ns = dated_ns.saturating_add(ttl_ns);
-        if end_ns <= now_ns && !broken(Broken::AcceptEnded) {
+        if end_ns <= now_ns && !mutated(Mutation::AcceptEnded) {
             return Err(Refusal::Ended);
         }
-        let known = |other: &Held| other.from == from && other.number == number;
-        if self.held.iter().any(known) && !broken(Broken::AcceptTwice) {
+        let known = |other: &HeldLoan| other.from == from && other.number == number;
+        if self.held.iter().any(known) && !mutated(Mutation::AcceptTwice) {
             return Err(Refusal::Duplicate(number));
         }
         let returned = |returned: &Returned| returned.from == from && returned.number == number;
@@ -524,10 +524,10 @@ impl Book {
             return Err(Refusal::TooManyLoans);
         }
         self.held.reserve_exact(1);
-        self.held.push(Held { number, from, part, ttl_ns, kind, end_ns });
+        self.held.push(HeldLoan { number, from, part, ttl_ns, kind, end_ns });
         session.accepts(number, ttl_ns);
         let owe = match kind {
-            Kind::Bucket if broken(Broken::AcceptFull) => 0,
+            Kind::Bucket if mutated(Mutation::AcceptFull) => 0,
             Kind::Bucket => part.units - tokens,
             Kind::Sliding { .. } => 0,
         };
@@ -538,7 +538,7 @@ impl Book {
     pub fn give_back(
         &mut self,
         number: u64,
-        from: Writer,
+        from: Incarnation,
         available: u64,
         now_ns: u64,
     ) -> Result<(Return, Change), Refusal> {
@@ -550,20 +550,20 @@ impl Book {
         let held = self.held[place];
         let units = held.part.units;
         let (tokens, shed) = match held.kind {
-            Kind::Bucket if broken(Broken::GiveBackFull) => (units, 0),
+            Kind::Bucket if mutated(Mutation::GiveBackFull) => (units, 0),
             Kind::Bucket => {
                 let tokens = units.min(available);
                 (tokens, units - tokens)
             }
-            Kind::Sliding { .. } if units > available && !broken(Broken::GiveBackUsedCapacity) => {
+            Kind::Sliding { .. } if units > available && !mutated(Mutation::GiveBackUsedCapacity) => {
                 return Err(Refusal::NotAvailable { asked: units, available });
             }
             Kind::Sliding { .. } => (units, 0),
         };
-        if !broken(Broken::GiveBackAndKeep) {
+        if !mutated(Mutation::GiveBackAndKeep) {
             self.held.remove(place);
         }
-        if !broken(Broken::GiveBackForgets) {
+        if !mutated(Mutation::GiveBackForgets) {
             self.remember(held, now_ns);
         }
         Ok((Return { number, tokens }, Change::lose(held.part, shed)))
@@ -573,7 +573,7 @@ impl Book {
     /// capacity is lent again.
     pub fn take_return(
         &mut self,
-        from: Writer,
+        from: Incarnation,
         returned: &Return,
         session: &mut Session,
     ) -> Result<Change, Refusal> {
@@ -613,8 +613,8 @@ impl Book {
     }
 
     /// Freezes loans that were refused while there was no room to tell of them, as far as there is now.
-    pub fn freeze_refused(&mut self, sessions: &mut BTreeMap<Writer, Session>) {
-        if broken(Broken::RefusalForgotten) {
+    pub fn freeze_refused(&mut self, sessions: &mut BTreeMap<Incarnation, Session>) {
+        if mutated(Mutation::RefusalForgotten) {
             return;
         }
         for lent in self.lent.iter_mut().filter(|lent| lent.refused && lent.renewing) {
@@ -643,7 +643,7 @@ impl Book {
         Some(if comes_back {
             let lent = self.lent.remove(place);
             let owe = match lent.kind {
-                Kind::Bucket if broken(Broken::OweNothingOnReclaim) => 0,
+                Kind::Bucket if mutated(Mutation::OweNothingOnReclaim) => 0,
                 Kind::Bucket => lent.part.units,
                 Kind::Sliding { .. } => 0,
             };
@@ -664,37 +664,37 @@ impl Book {
         self.closed_until_ns = 0;
         for lent in &mut self.lent {
             lent.renewing = false;
-            if broken(Broken::RestartWaitsForNothing) {
+            if mutated(Mutation::RestartWaitsForNothing) {
                 lent.end_ns = now_ns;
             } else {
                 lent.end_ns = now_ns.saturating_add(lent.wait_ns);
             }
         }
-        if broken(Broken::RestartForgetsLoans) {
+        if mutated(Mutation::RestartForgetsLoans) {
             self.lent.clear();
         }
     }
 
     /// Drops what is held, of one giver or of all, as if it had ended now: its giver is evicted, or the clock cannot be
     /// trusted. Duplicates of the grants are refused.
-    pub fn forfeit(&mut self, from: Option<Writer>, now_ns: u64) -> Change {
+    pub fn forfeit(&mut self, from: Option<Incarnation>, now_ns: u64) -> Change {
         let mut change = Change::default();
         let (dropped, kept) = self.held.drain(..).partition(|held| from.is_none_or(|from| held.from == from));
         self.held = kept;
-        let dropped: Vec<Held> = dropped;
+        let dropped: Vec<HeldLoan> = dropped;
         for held in dropped {
             let left = leaves(&held);
             change.rate += left.rate;
             change.units += left.units;
             change.shed += left.shed;
-            if !broken(Broken::ForfeitForgets) {
+            if !mutated(Mutation::ForfeitForgets) {
                 self.remember(held, now_ns);
             }
         }
         change
     }
 
-    fn remember(&mut self, held: Held, now_ns: u64) {
+    fn remember(&mut self, held: HeldLoan, now_ns: u64) {
         self.returned.retain(|returned| returned.end_ns > now_ns);
         if held.end_ns <= now_ns {
             return;
@@ -716,7 +716,7 @@ pub struct Expired {
     /// Which.
     pub number: u64,
     /// With whom.
-    pub peer: Writer,
+    pub peer: Incarnation,
     /// Whether it was lent and comes back, or was held and leaves.
     pub comes_back: bool,
     /// What that does to the cell.
@@ -724,9 +724,9 @@ pub struct Expired {
 }
 
 /// What the end of a held loan does to a cell.
-fn leaves(held: &Held) -> Change {
+fn leaves(held: &HeldLoan) -> Change {
     let shed = match held.kind {
-        Kind::Bucket if broken(Broken::ShedMoreThanOwed) => 2 * held.part.units,
+        Kind::Bucket if mutated(Mutation::ShedMoreThanOwed) => 2 * held.part.units,
         Kind::Bucket => held.part.units,
         Kind::Sliding { .. } => 0,
     };

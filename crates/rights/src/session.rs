@@ -39,9 +39,9 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::{
-    Writer,
-    broken::{Broken, broken},
-    loan::{Held, Kind, Lent, Refusal},
+    Incarnation,
+    loan::{HeldLoan, Kind, LentLoan, Refusal},
+    mutation::{Mutation, mutated},
 };
 
 /// Beats that a process remembers: enough for one every 100 ms and loans of 25 s. An older beat cannot be echoed any
@@ -64,7 +64,7 @@ const LAPSES_MAX: usize = 4;
 pub fn stretch(ttl_ns: u64, drift_ppm: u32) -> u64 {
     const MILLION: u128 = 1_000_000;
     let drift = u128::from(drift_ppm);
-    if broken(Broken::NoDriftMargin) {
+    if mutated(Mutation::NoDriftMargin) {
         return ttl_ns;
     }
     if drift >= MILLION {
@@ -75,7 +75,7 @@ pub fn stretch(ttl_ns: u64, drift_ppm: u32) -> u64 {
 
 /// The number of a heartbeat. `boot` counts the processes of a node, durably, so no beat has the number of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Beat {
+pub struct Heartbeat {
     /// Which process of the node.
     pub boot: u32,
     /// Which of its beats.
@@ -105,16 +105,16 @@ impl Beats {
     }
 
     /// A new beat, stamped now: before it is sent. A retransmission carries the same beat.
-    pub fn next(&mut self, now_ns: u64) -> Beat {
+    pub fn next(&mut self, now_ns: u64) -> Heartbeat {
         while self.sent_ns.len() >= BEATS_MAX
             || self.sent_ns.front().is_some_and(|sent| sent.saturating_add(self.keep_ns) <= now_ns)
         {
             self.sent_ns.pop_front();
         }
         self.sent_ns.push_back(now_ns);
-        let beat = Beat { boot: self.boot, number: self.next };
+        let heartbeat = Heartbeat { boot: self.boot, number: self.next };
         self.next += 1;
-        beat
+        heartbeat
     }
 
     /// The longest ttl of a loan that this process accepts.
@@ -123,11 +123,11 @@ impl Beats {
     }
 
     /// When this process sent that beat, if it did and still knows.
-    pub fn sent_at(&self, beat: Beat) -> Option<u64> {
-        if beat.boot != self.boot && !broken(Broken::BeatsWithoutBoot) {
+    pub fn sent_at(&self, heartbeat: Heartbeat) -> Option<u64> {
+        if heartbeat.boot != self.boot && !mutated(Mutation::BeatsWithoutBoot) {
             return None;
         }
-        let back = usize::try_from(self.next.checked_sub(beat.number)?).ok()?;
+        let back = usize::try_from(self.next.checked_sub(heartbeat.number)?).ok()?;
         self.sent_ns.get(self.sent_ns.len().checked_sub(back)?).copied()
     }
 }
@@ -136,7 +136,7 @@ impl Beats {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Renew {
     /// The holder's beat that dates the renewal.
-    pub echo: Beat,
+    pub echo: Heartbeat,
     /// The first loan that this process of the giver gave the holder: earlier ones end by themselves.
     pub from: u64,
     /// The last loan that is renewed.
@@ -213,8 +213,8 @@ struct Excepted {
 
 /// The renewal that a holder goes by.
 #[derive(Clone, Debug)]
-struct Lease {
-    echo: Beat,
+struct HeldRenewal {
+    echo: Heartbeat,
     from: u64,
     up_to: u64,
     /// Where the loans of the giver's process before this one began, and the last renewal that was for them.
@@ -227,8 +227,8 @@ struct Lease {
 pub struct Session {
     drift_ppm: u32,
     // As a giver.
-    heard: Option<(Beat, u64)>,
-    echoed: Option<Beat>,
+    heard: Option<(Heartbeat, u64)>,
+    echoed: Option<Heartbeat>,
     renewed: Chain,
     /// The date of the last renewal for the peer's earlier processes.
     renewed_before_ns: Option<u64>,
@@ -236,7 +236,7 @@ pub struct Session {
     lent_up_to: u64,
     frozen: SmallVec<[u64; 4]>,
     // As a holder.
-    lease: Option<Lease>,
+    lease: Option<HeldRenewal>,
     leased: Chain,
     excepted: SmallVec<[Excepted; 1]>,
     accepted_max: u64,
@@ -274,23 +274,23 @@ impl Session {
     // As a giver.
 
     /// A beat of the peer came. The first receipt of the highest beat counts; whether this was one.
-    pub fn hear(&mut self, beat: Beat, now_ns: u64) -> bool {
-        if self.heard.is_some_and(|(heard, _)| beat <= heard) {
+    pub fn hear(&mut self, heartbeat: Heartbeat, now_ns: u64) -> bool {
+        if self.heard.is_some_and(|(heard, _)| heartbeat <= heard) {
             return false;
         }
-        if self.heard.is_some_and(|(heard, _)| beat.boot != heard.boot) {
+        if self.heard.is_some_and(|(heard, _)| heartbeat.boot != heard.boot) {
             // The peer began anew and holds nothing. Its loans end by what was told to its earlier process.
             self.renewed_before_ns = self.renewed_before_ns.max(self.renewed.at_ns);
             self.renewed = Chain::default();
             self.lent_from = None;
             self.frozen.clear();
         }
-        self.heard = Some((beat, now_ns));
+        self.heard = Some((heartbeat, now_ns));
         true
     }
 
     /// The highest beat heard, and when it first came.
-    pub const fn heard(&self) -> Option<(Beat, u64)> {
+    pub const fn heard(&self) -> Option<(Heartbeat, u64)> {
         self.heard
     }
 
@@ -308,19 +308,20 @@ impl Session {
             return None;
         }
         self.echoed = Some(echo);
-        if !broken(Broken::RenewWithoutExtending) {
+        if !mutated(Mutation::RenewWithoutExtending) {
             self.renewed.link(heard_ns, now_ns);
             if self.renewed.lapses.len() > LAPSES_MAX {
                 self.renewed.lapses.remove(0);
             }
         }
-        let from = if broken(Broken::RenewLoansOfEarlierProcess) { 0 } else { from };
-        let except = if broken(Broken::RenewWithoutExcept) { SmallVec::new() } else { self.frozen.clone() };
+        let from = if mutated(Mutation::RenewLoansOfEarlierProcess) { 0 } else { from };
+        let except =
+            if mutated(Mutation::RenewWithoutExcept) { SmallVec::new() } else { self.frozen.clone() };
         Some(Renew { echo, from, up_to: self.lent_up_to, except })
     }
 
     /// From when the giver may count on a lent loan again, on its own clock.
-    pub fn reclaim_end(&self, lent: &Lent) -> u64 {
+    pub fn reclaim_end(&self, lent: &LentLoan) -> u64 {
         let end_ns = match self.heard {
             _ if !lent.renewing => lent.end_ns,
             Some((heard, _)) if heard.boot == lent.echo.boot => {
@@ -331,7 +332,7 @@ impl Session {
             None => return u64::MAX,
         };
         match lent.kind {
-            Kind::Sliding { lingers_ns } if !broken(Broken::ReclaimWithoutLinger) => {
+            Kind::Sliding { lingers_ns } if !mutated(Mutation::ReclaimWithoutLinger) => {
                 end_ns.saturating_add(lingers_ns)
             }
             Kind::Sliding { .. } | Kind::Bucket => end_ns,
@@ -354,13 +355,13 @@ impl Session {
         self.renewed.count_on(wait_ns);
     }
 
-    pub(crate) fn freezes(&mut self, lent: &mut Lent) -> Result<(), Refusal> {
+    pub(crate) fn freezes(&mut self, lent: &mut LentLoan) -> Result<(), Refusal> {
         let Err(place) = self.frozen.binary_search(&lent.number) else { return Ok(()) };
         if self.frozen.len() >= FROZEN_MAX {
             return Err(Refusal::TooManyFrozen);
         }
         self.frozen.insert(place, lent.number);
-        if !broken(Broken::FreezeKeepsOldEnd) {
+        if !mutated(Mutation::FreezeKeepsOldEnd) {
             let lingers_ns = match lent.kind {
                 Kind::Bucket => 0,
                 Kind::Sliding { lingers_ns } => lingers_ns,
@@ -404,10 +405,10 @@ impl Session {
             None => None,
         };
         self.excepted = excepted;
-        self.lease = Some(Lease { echo: renew.echo, from: renew.from, up_to: renew.up_to, before });
-        let dated_ns = if broken(Broken::RenewExtendsFromReceipt) { now_ns } else { sent_ns };
+        self.lease = Some(HeldRenewal { echo: renew.echo, from: renew.from, up_to: renew.up_to, before });
+        let dated_ns = if mutated(Mutation::RenewExtendsFromReceipt) { now_ns } else { sent_ns };
         self.leased.link(dated_ns, now_ns);
-        if broken(Broken::LapseForgotten) {
+        if mutated(Mutation::LapseForgotten) {
             self.leased.lapses.clear();
         }
         if self.leased.lapses.len() > LAPSES_MAX {
@@ -418,7 +419,7 @@ impl Session {
     }
 
     /// When the holder stops counting on a loan, on its own clock.
-    pub fn end_of(&self, held: &Held) -> u64 {
+    pub fn end_of(&self, held: &HeldLoan) -> u64 {
         let Some(lease) = &self.lease else { return held.end_ns };
         let last_ns = if held.number > lease.up_to {
             None
@@ -462,7 +463,7 @@ impl Session {
         now_ns: u64,
     ) -> Result<SmallVec<[Excepted; 1]>, Refusal> {
         let mut all = self.excepted.clone();
-        if broken(Broken::FreezeForgotten) {
+        if mutated(Mutation::FreezeForgotten) {
             all.retain(|excepted| renew.except.contains(&excepted.number));
         }
         // No loan lasts longer than beats are kept. So every loan that the last renewal was for has lapsed, and every
@@ -486,20 +487,20 @@ impl Session {
 /// When loans end, by what is known of each peer.
 pub trait Sessions {
     /// From when the giver may count on a lent loan again.
-    fn reclaim_end(&self, lent: &Lent) -> u64;
+    fn reclaim_end(&self, lent: &LentLoan) -> u64;
     /// When the holder stops counting on a loan.
-    fn end_of(&self, held: &Held) -> u64;
+    fn end_of(&self, held: &HeldLoan) -> u64;
 }
 
-impl Sessions for BTreeMap<Writer, Session> {
-    fn reclaim_end(&self, lent: &Lent) -> u64 {
+impl Sessions for BTreeMap<Incarnation, Session> {
+    fn reclaim_end(&self, lent: &LentLoan) -> u64 {
         match self.get(&lent.to) {
             Some(session) => session.reclaim_end(lent),
             None => lent.end_without_session(),
         }
     }
 
-    fn end_of(&self, held: &Held) -> u64 {
+    fn end_of(&self, held: &HeldLoan) -> u64 {
         self.get(&held.from).map_or(held.end_ns, |session| session.end_of(held))
     }
 }

@@ -23,8 +23,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::{
-    broken::{Broken, broken},
-    identity::Region,
+    identity::MemberId,
+    mutation::{Mutation, mutated},
 };
 
 /// The most regions that share a limit: acknowledgements come from all of them.
@@ -70,10 +70,10 @@ pub enum SplitFault {
 
 /// The proportions in which regions share cells. Made once a change of the catalogue, used for every cell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Vec<(Region, u32)>", into = "Vec<(Region, u32)>")]
+#[serde(try_from = "Vec<(MemberId, u32)>", into = "Vec<(MemberId, u32)>")]
 pub struct Split {
     /// By number. Weights have no common divisor.
-    regions: Vec<(Region, u32)>,
+    regions: Vec<(MemberId, u32)>,
     sum: u32,
     /// Row by row, a region's units among the first 0 to `sum` of the sequence.
     before: Vec<u16>,
@@ -86,7 +86,7 @@ impl Split {
     ///
     /// # Errors
     /// What is wrong with the weights, and a way to mend it.
-    pub fn new(weights: &[(Region, u32)]) -> Result<Self, SplitFault> {
+    pub fn new(weights: &[(MemberId, u32)]) -> Result<Self, SplitFault> {
         if weights.is_empty() || weights.len() > REGIONS_MAX {
             return Err(SplitFault::Regions(weights.len()));
         }
@@ -113,9 +113,9 @@ impl Split {
 
     /// How many of a cell's `total` units are a region's. 0 for a region that has no part.
     #[inline]
-    pub fn units(&self, region: Region, total: u64, salt: u32) -> u64 {
+    pub fn units(&self, region: MemberId, total: u64, salt: u32) -> u64 {
         let Some(row) = self.row(region) else { return 0 };
-        if broken(Broken::LargestRemainder) {
+        if mutated(Mutation::LargestRemainder) {
             return self.largest_remainder(row, total);
         }
         let (turn, start) = self.places(salt);
@@ -130,7 +130,7 @@ impl Split {
     /// A region's part of a limit's rate, in [`RATE_PARTS`], rounded down: a thousandth at least, and all
     /// regions' together are never more than the whole. 0 for a region that has no part.
     #[inline]
-    pub fn rate(&self, region: Region) -> u32 {
+    pub fn rate(&self, region: MemberId) -> u32 {
         let Some(row) = self.row(region) else { return 0 };
         // No more than RATE_PARTS, so that it fits.
         (u64::from(self.regions[row].1) * u64::from(RATE_PARTS) / u64::from(self.sum)) as u32
@@ -138,15 +138,15 @@ impl Split {
 
     /// A region's part of a cell: units, and rate where the algorithm has one.
     #[inline]
-    pub fn part(&self, region: Region, total: u64, salt: u32, has_rate: bool) -> Part {
+    pub fn part(&self, region: MemberId, total: u64, salt: u32, has_rate: bool) -> Part {
         Part { rate: if has_rate { self.rate(region) } else { 0 }, units: self.units(region, total, salt) }
     }
 
     /// Every value that [`Split::units`] takes over all salts, in order, without gaps and at most
     /// [`DISTINCT_MAX`]: callers make one algorithm for each. Walks the whole sequence once.
-    pub fn distinct(&self, region: Region, total: u64) -> SmallVec<[u64; DISTINCT_MAX]> {
+    pub fn distinct(&self, region: MemberId, total: u64) -> SmallVec<[u64; DISTINCT_MAX]> {
         let Some(row) = self.row(region) else { return SmallVec::from_slice(&[0]) };
-        if broken(Broken::LargestRemainder) {
+        if mutated(Mutation::LargestRemainder) {
             return SmallVec::from_slice(&[self.largest_remainder(row, total)]);
         }
         let count = self.regions.len() as u64;
@@ -179,18 +179,18 @@ impl Split {
     }
 
     /// A region's weight as it was written. 0 for a region that has no part.
-    pub fn weight(&self, region: Region) -> u32 {
+    pub fn weight(&self, region: MemberId) -> u32 {
         self.row(region).map_or(0, |row| self.written[row])
     }
 
     /// The regions that have a part, by number.
-    pub fn regions(&self) -> impl ExactSizeIterator<Item = Region> + '_ {
+    pub fn regions(&self) -> impl ExactSizeIterator<Item = MemberId> + '_ {
         self.regions.iter().map(|&(region, _)| region)
     }
 
     /// At most 64 regions: half a dozen steps at most.
     #[inline]
-    fn row(&self, region: Region) -> Option<usize> {
+    fn row(&self, region: MemberId) -> Option<usize> {
         self.regions.binary_search_by_key(&region, |&(region, _)| region).ok()
     }
 
@@ -238,15 +238,15 @@ impl Split {
     }
 }
 
-impl TryFrom<Vec<(Region, u32)>> for Split {
+impl TryFrom<Vec<(MemberId, u32)>> for Split {
     type Error = SplitFault;
 
-    fn try_from(weights: Vec<(Region, u32)>) -> Result<Self, SplitFault> {
+    fn try_from(weights: Vec<(MemberId, u32)>) -> Result<Self, SplitFault> {
         Self::new(&weights)
     }
 }
 
-impl From<Split> for Vec<(Region, u32)> {
+impl From<Split> for Vec<(MemberId, u32)> {
     fn from(split: Split) -> Self {
         split.regions().zip(split.written.iter().copied()).collect()
     }

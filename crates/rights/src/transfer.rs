@@ -30,9 +30,9 @@ use smallvec::SmallVec;
 use acequia_limits::UNITS_MAX;
 
 use crate::{
-    Region,
-    broken::{Broken, broken},
+    MemberId,
     loan::Refusal,
+    mutation::{Mutation, mutated},
 };
 
 /// Regions that a cell may exchange rights with.
@@ -43,8 +43,8 @@ pub const REGIONS_MAX: usize = 64;
 pub struct Transfers {
     /// The window, by its end on the wall clock.
     pub end_ns: u64,
-    given: SmallVec<[(Region, u64); 2]>,
-    received: SmallVec<[(Region, u64); 2]>,
+    given: SmallVec<[(MemberId, u64); 2]>,
+    received: SmallVec<[(MemberId, u64); 2]>,
 }
 
 impl Transfers {
@@ -59,7 +59,7 @@ impl Transfers {
     }
 
     /// What was given to each region, cumulative, by region.
-    pub fn given(&self) -> &[(Region, u64)] {
+    pub fn given(&self) -> &[(MemberId, u64)] {
         &self.given
     }
 
@@ -69,7 +69,7 @@ impl Transfers {
     }
 
     /// What was received from each region, cumulative, by region.
-    pub fn received(&self) -> &[(Region, u64)] {
+    pub fn received(&self) -> &[(MemberId, u64)] {
         &self.received
     }
 
@@ -86,16 +86,16 @@ impl Transfers {
 
     /// What the region may use in this window, of a standing share of so many units.
     pub fn limit(&self, standing_units: u64) -> u64 {
-        let given = if broken(Broken::GivenNotCounted) { 0 } else { sum(&self.given) };
+        let given = if mutated(Mutation::GivenNotCounted) { 0 } else { sum(&self.given) };
         standing_units.saturating_add(sum(&self.received)).saturating_sub(given)
     }
 
     /// Gives units that are not used. Returns what was given to that region in all: on disk before it is told.
-    pub fn give(&mut self, to: Region, units: u64, available: u64) -> Result<u64, Refusal> {
+    pub fn give(&mut self, to: MemberId, units: u64, available: u64) -> Result<u64, Refusal> {
         if units == 0 {
             return Err(Refusal::Empty);
         }
-        if units > available && !broken(Broken::GiveUsedUnits) {
+        if units > available && !mutated(Mutation::GiveUsedUnits) {
             return Err(Refusal::NotAvailable { asked: units, available });
         }
         let cumulative = of(&self.given, to).saturating_add(units);
@@ -105,13 +105,13 @@ impl Transfers {
 
     /// What this region may give another one, of which `stands` is what stands for the giver: that, and what came from there. So
     /// much the other one takes, and no more ([`Transfers::receive`]).
-    pub fn may_give(&self, to: Region, stands: u64) -> u64 {
+    pub fn may_give(&self, to: MemberId, stands: u64) -> u64 {
         stands.saturating_add(of(&self.received, to)).saturating_sub(of(&self.given, to))
     }
 
     /// Takes what a region says it has given in all, of which `stands` is what stands for the giver. More than that and what went
     /// there before it cannot give: a peer that says so lies, or has an older disk. Returns what is new.
-    pub fn receive(&mut self, from: Region, cumulative: u64, stands: u64) -> Result<u64, Refusal> {
+    pub fn receive(&mut self, from: MemberId, cumulative: u64, stands: u64) -> Result<u64, Refusal> {
         let known = of(&self.received, from);
         let most = stands.saturating_add(of(&self.given, from));
         if cumulative > most && most <= known {
@@ -119,7 +119,7 @@ impl Transfers {
         }
         // What both believe may differ for a while: what is beyond is told again, and counts when it may.
         let cumulative = cumulative.min(most);
-        if broken(Broken::ReceiveAdds) {
+        if mutated(Mutation::ReceiveAdds) {
             grow(&mut self.received, from, known.saturating_add(cumulative))?;
             return Ok(cumulative);
         }
@@ -131,9 +131,9 @@ impl Transfers {
     }
 
     /// A peer says how much it has received from here.
-    pub fn own_echo(&self, to: Region, cumulative: u64) -> Result<(), Refusal> {
+    pub fn own_echo(&self, to: MemberId, cumulative: u64) -> Result<(), Refusal> {
         let given = of(&self.given, to);
-        if cumulative > given && !broken(Broken::RestoredDiskUnseen) {
+        if cumulative > given && !mutated(Mutation::RestoredDiskUnseen) {
             return Err(Refusal::RestoredDisk { to, received: cumulative, given });
         }
         Ok(())
@@ -180,7 +180,7 @@ impl Row {
 
     /// Gives units back that were spent.
     pub fn refund(&mut self, units: u64) -> Result<(), Refusal> {
-        if units > self.used() && !broken(Broken::RefundUnspent) {
+        if units > self.used() && !mutated(Mutation::RefundUnspent) {
             return Err(Refusal::NotAvailable { asked: units, available: self.used() });
         }
         self.refunded += units;
@@ -194,17 +194,17 @@ impl Row {
     }
 }
 
-fn of(entries: &[(Region, u64)], region: Region) -> u64 {
+fn of(entries: &[(MemberId, u64)], region: MemberId) -> u64 {
     entries.binary_search_by_key(&region, |(region, _)| *region).map_or(0, |place| entries[place].1)
 }
 
 /// Saturating: a sum that does not fit is refused where it would arise.
-fn sum(entries: &[(Region, u64)]) -> u64 {
+fn sum(entries: &[(MemberId, u64)]) -> u64 {
     entries.iter().fold(0, |sum: u64, (_, units)| sum.saturating_add(*units))
 }
 
 /// Raises one entry, if the sum stays in range.
-fn grow(entries: &mut SmallVec<[(Region, u64); 2]>, region: Region, units: u64) -> Result<(), Refusal> {
+fn grow(entries: &mut SmallVec<[(MemberId, u64); 2]>, region: MemberId, units: u64) -> Result<(), Refusal> {
     let known = of(entries, region);
     if sum(entries).saturating_sub(known).saturating_add(units) > UNITS_MAX {
         return Err(Refusal::Malformed);

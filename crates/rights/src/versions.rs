@@ -82,8 +82,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::before::KeptBefore;
 use crate::{
-    broken::{Broken, broken},
-    identity::{Region, Writer},
+    identity::{Incarnation, MemberId},
+    mutation::{Mutation, mutated},
     standing::{Split, SplitFault},
 };
 
@@ -114,14 +114,14 @@ pub const DRIFT_PPM_MAX: u32 = 100_000;
 
 /// Which version. Grows with every version, across authorities by the epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Mark {
+pub struct VersionId {
     /// Counts up when the authority moves.
     pub epoch: u32,
     /// Counts up with every version.
     pub number: u64,
 }
 
-impl Mark {
+impl VersionId {
     /// The very first version of a catalogue.
     pub const FIRST: Self = Self { epoch: 1, number: 1 };
 }
@@ -132,7 +132,7 @@ pub struct Member {
     /// Its weight among the others.
     pub weight: u32,
     /// Who speaks for it.
-    pub writer: Writer,
+    pub incarnation: Incarnation,
     /// `region/node`, for people, and to know which members are nodes of one region. May be empty: of a region with one node.
     pub name: String,
 }
@@ -148,7 +148,7 @@ impl Member {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Fence {
     /// Which writer.
-    pub writer: Writer,
+    pub incarnation: Incarnation,
     /// Since when at the latest, by the operator's clock: for the record. Before the version was made in any case, and
     /// that is what counts: the authority's own acknowledgement comes later.
     pub wall_ns: u64,
@@ -169,15 +169,15 @@ impl std::fmt::Debug for CellKey {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     /// Which one.
-    pub mark: Mark,
+    pub version_id: VersionId,
     /// The version with which its distribution began: its own mark, or an earlier one of the epoch.
-    pub term: Mark,
+    pub allocation: VersionId,
     /// Whose word it is.
-    pub authority: Writer,
+    pub authority: Incarnation,
     /// Who has a share.
-    pub members: BTreeMap<Region, Member>,
+    pub members: BTreeMap<MemberId, Member>,
     /// Who had one, is alive, and has not yet been heard to have given it up.
-    pub leaving: BTreeSet<Writer>,
+    pub leaving: BTreeSet<Incarnation>,
     /// Who had one before this term, and does nothing any more.
     pub fenced: Vec<Fence>,
     /// No clock is further than this from true time: ε.
@@ -199,7 +199,7 @@ pub struct Version {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
     /// Who is to have a share.
-    pub members: BTreeMap<Region, Member>,
+    pub members: BTreeMap<MemberId, Member>,
     /// Fences that the operator asserts, of writers that are no member any more.
     pub fenced: Vec<Fence>,
     /// See [`Version::clock_error_ns`].
@@ -218,13 +218,13 @@ pub struct Draft {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Ack {
     /// The version: to its budgets.
-    pub mark: Mark,
+    pub version_id: VersionId,
     /// The version's term: to its shares.
-    pub term: Mark,
+    pub term: VersionId,
     /// No window that starts then or later was used before the term was in the writer's chain.
     pub from_wall_ns: u64,
     /// Whose version, should two call themselves the authority of one epoch.
-    pub authority: Writer,
+    pub authority: Incarnation,
 }
 
 /// What became of a version that was adopted.
@@ -237,7 +237,7 @@ pub enum Adopted {
         /// Whether shares are distributed anew, so that the node must conform and acknowledge.
         redistributes: bool,
         /// Writers whose rows are refused from now on: what was held from them is dropped before acknowledging.
-        closed: Vec<Writer>,
+        closed: Vec<Incarnation>,
     },
 }
 
@@ -246,20 +246,20 @@ pub enum Adopted {
 pub enum Refused {
     /// Normal where messages are late.
     #[error("version {0:?} is not above {1:?}, which this node has")]
-    Older(Mark, Mark),
+    Older(VersionId, VersionId),
     /// No version of this cluster is so far away.
     #[error(
         "version {0:?} is further above {1:?}, which this node has, than any authority gets: revoke the certificate that signed it"
     )]
-    Far(Mark, Mark),
+    Far(VersionId, VersionId),
     /// Two authorities, or one that was restored from a backup.
     #[error(
         "there are two versions {0:?}: is there a second authority? Evict one and take over with a new epoch"
     )]
-    Conflict(Mark),
+    Conflict(VersionId),
     /// Another authority without a new epoch.
     #[error("version {0:?} is of another authority, which must begin a new epoch")]
-    Authority(Mark),
+    Authority(VersionId),
     /// It contradicts itself or what is known.
     #[error("impossible version: {0}")]
     Impossible(&'static str),
@@ -329,13 +329,13 @@ impl Until {
         match (self, kind) {
             (Self::Agreed, _) => true,
             (Self::Superseded { windows_wall_ns, .. }, Kind::Window { start_wall_ns, .. }) => {
-                !broken(Broken::RaiseIgnoresFrom) && start_wall_ns < windows_wall_ns
+                !mutated(Mutation::RaiseIgnoresFrom) && start_wall_ns < windows_wall_ns
             }
             (
                 Self::Superseded { steady_ns: since, .. },
                 Kind::Sliding { steady_ns, horizon_ns } | Kind::Bucket { steady_ns, horizon_ns },
             ) => {
-                !broken(Broken::NoWaitAfterAck)
+                !mutated(Mutation::NoWaitAfterAck)
                     && steady_ns < since.saturating_add(stretched(horizon_ns, drift_ppm))
             }
         }
@@ -356,8 +356,8 @@ impl Spared {
     #[inline]
     pub fn spares(self, kind: Kind) -> bool {
         let Kind::Window { start_wall_ns, lasts_ns } = kind else { return false };
-        let is_known = lasts_ns <= self.lasts_ns || broken(Broken::SparesUnheardOf);
-        is_known && (start_wall_ns < self.before_wall_ns || broken(Broken::SparesWhatFollows))
+        let is_known = lasts_ns <= self.lasts_ns || mutated(Mutation::SparesUnheardOf);
+        is_known && (start_wall_ns < self.before_wall_ns || mutated(Mutation::SparesWhatFollows))
     }
 }
 
@@ -396,32 +396,32 @@ impl Lasts {
 
 /// A distribution of shares in a node's chain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Term {
+pub struct Allocation {
     /// The version that it began with. That of the empty term is below every version's.
-    pub mark: Mark,
+    pub version_id: VersionId,
     /// Nothing in the empty term.
     pub split: Option<Split>,
     /// How long it applies.
     pub until: Until,
     /// How long what was spent under it may count, of any limit that was in force meanwhile.
     pub lasts: Lasts,
-    authority: Option<Writer>,
-    writers: BTreeMap<Region, Writer>,
-    leaving: BTreeSet<Writer>,
+    authority: Option<Incarnation>,
+    incarnations: BTreeMap<MemberId, Incarnation>,
+    leaving: BTreeSet<Incarnation>,
     fenced: Vec<Fence>,
     /// Who acknowledged this very term, and from when.
-    acked: BTreeMap<Writer, u64>,
+    acked: BTreeMap<Incarnation, u64>,
 }
 
-impl Term {
+impl Allocation {
     fn empty() -> Self {
         Self {
-            mark: Mark::default(),
+            version_id: VersionId::default(),
             split: None,
             until: Until::Agreed,
             lasts: Lasts::default(),
             authority: None,
-            writers: BTreeMap::new(),
+            incarnations: BTreeMap::new(),
             leaving: BTreeSet::new(),
             fenced: Vec::new(),
             acked: BTreeMap::new(),
@@ -432,12 +432,16 @@ impl Term {
         let weights: Vec<_> =
             version.members.iter().map(|(&region, member)| (region, member.weight)).collect();
         Ok(Self {
-            mark: version.term,
+            version_id: version.allocation,
             split: Some(Split::new(&weights)?),
             until: Until::Agreed,
             lasts: Lasts::default(),
             authority: Some(version.authority),
-            writers: version.members.iter().map(|(&region, member)| (region, member.writer)).collect(),
+            incarnations: version
+                .members
+                .iter()
+                .map(|(&region, member)| (region, member.incarnation))
+                .collect(),
             leaving: version.leaving.clone(),
             fenced: version.fenced.clone(),
             acked: BTreeMap::new(),
@@ -446,33 +450,34 @@ impl Term {
 
     /// Whether a writer has a share in it.
     #[inline]
-    pub fn names(&self, writer: Writer) -> bool {
-        let named = self.writers.get(&writer.region);
-        named == Some(&writer) || (broken(Broken::TrustUnnamedIncarnation) && named.is_some())
+    pub fn names(&self, incarnation: Incarnation) -> bool {
+        let named = self.incarnations.get(&incarnation.member);
+        named == Some(&incarnation) || (mutated(Mutation::TrustUnnamedIncarnation) && named.is_some())
     }
 
     /// A writer's part of a cell in it.
     #[inline]
-    pub fn part(&self, writer: Writer, total: u64, salt: u32, has_rate: bool) -> Part {
+    pub fn part(&self, incarnation: Incarnation, total: u64, salt: u32, has_rate: bool) -> Part {
         match &self.split {
-            Some(split) if self.names(writer) => split.part(writer.region, total, salt, has_rate),
+            Some(split) if self.names(incarnation) => split.part(incarnation.member, total, salt, has_rate),
             _ => Part::default(),
         }
     }
 
     /// Who must acknowledge it: its members and leavers.
-    fn asked(&self) -> impl Iterator<Item = Writer> + '_ {
-        self.writers.values().chain(&self.leaving).copied()
+    fn asked(&self) -> impl Iterator<Item = Incarnation> + '_ {
+        self.incarnations.values().chain(&self.leaving).copied()
     }
 
-    fn asks(&self, writer: Writer) -> bool {
-        self.writers.get(&writer.region) == Some(&writer) || self.leaving.contains(&writer)
+    fn asks(&self, incarnation: Incarnation) -> bool {
+        self.incarnations.get(&incarnation.member) == Some(&incarnation)
+            || self.leaving.contains(&incarnation)
     }
 
     /// What a term may not change while it keeps its name.
     fn same_distribution(&self, other: &Self) -> bool {
-        (self.authority, &self.split, &self.writers, &self.leaving, &self.fenced)
-            == (other.authority, &other.split, &other.writers, &other.leaving, &other.fenced)
+        (self.authority, &self.split, &self.incarnations, &self.leaving, &self.fenced)
+            == (other.authority, &other.split, &other.incarnations, &other.leaving, &other.fenced)
     }
 }
 
@@ -482,26 +487,26 @@ pub enum Waiting {
     /// It never acknowledged anything.
     Silent,
     /// It acknowledged an earlier version, so it lends or uses more, or has not heard of this one.
-    At(Mark),
+    At(VersionId),
     /// It acknowledged a version that this node has not heard of.
-    Ahead(Mark),
+    Ahead(VersionId),
 }
 
 /// How far the adopted version has come, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The version that this node adopted.
-    pub requested: Mark,
+    pub requested: VersionId,
     /// Everybody conforms to the budgets of the versions up to this.
-    pub effective: Mark,
+    pub effective: VersionId,
     /// The distribution that this node adopted.
-    pub term_requested: Mark,
+    pub term_requested: VersionId,
     /// The distribution that shares are raised to.
-    pub term_effective: Mark,
+    pub term_effective: VersionId,
     /// Who has not acknowledged the adopted version, and how far it is.
-    pub pending: Vec<(Writer, Waiting)>,
+    pub pending: Vec<(Incarnation, Waiting)>,
     /// Who leaves and has not yet said that it gave its share up, while it was no member any more.
-    pub leavers: BTreeSet<Writer>,
+    pub leavers: BTreeSet<Incarnation>,
     /// Shares that were superseded still limit windows that begin before this, by the wall: the latest date at which anybody said that
     /// it may go by them. 0 where there are none.
     pub older_until_ns: u64,
@@ -509,21 +514,21 @@ pub struct Progress {
 
 /// What must be on disk: all of it, before an acknowledgement counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
-    me: Writer,
-    register: Option<LWWReg<Version, Mark>>,
+pub struct VersionsRecord {
+    me: Incarnation,
+    register: Option<LWWReg<Version, VersionId>>,
     /// Oldest first.
-    chain: Vec<Term>,
-    acks: BTreeMap<Writer, Ack>,
+    chain: Vec<Allocation>,
+    acks: BTreeMap<Incarnation, Ack>,
     /// By region and node: this and earlier incarnations.
-    closed: BTreeMap<(Region, u16), u32>,
+    closed: BTreeMap<(MemberId, u16), u32>,
     /// The latest own acknowledgement.
     own: Option<Ack>,
     /// What the terms of the chain spare, by their names. The last field: disks written without it lack its end only.
-    spared: BTreeMap<Mark, Spared>,
+    spared: BTreeMap<VersionId, Spared>,
 }
 
-impl Kept {
+impl VersionsRecord {
     /// What disks lack that were written before terms spared anything: `postcard` of none.
     pub const NONE_SPARED: [u8; 1] = [0];
 }
@@ -531,7 +536,7 @@ impl Kept {
 /// One node's view of the catalogue's versions.
 #[derive(Clone, Debug)]
 pub struct Versions {
-    kept: Kept,
+    kept: VersionsRecord,
     /// Counts the changes to what is kept.
     revision: u64,
     /// The own acknowledgement of `kept` was made with this revision.
@@ -542,8 +547,8 @@ pub struct Versions {
 
 impl Versions {
     /// The view of a node that never had a catalogue. It owns nothing.
-    pub fn new(me: Writer) -> Self {
-        let kept = Kept {
+    pub fn new(me: Incarnation) -> Self {
+        let kept = VersionsRecord {
             me,
             register: None,
             chain: Vec::new(),
@@ -557,10 +562,10 @@ impl Versions {
 
     /// The view of a node that was started again. Waits start anew: the steady clock is another one, and how long
     /// the process was away is not known.
-    pub fn restore(mut kept: Kept, now: Now) -> Self {
-        for term in &mut kept.chain {
-            if let Until::Superseded { steady_ns, .. } = &mut term.until
-                && !broken(Broken::RestartKeepsWaits)
+    pub fn restore(mut kept: VersionsRecord, now: Now) -> Self {
+        for allocation in &mut kept.chain {
+            if let Until::Superseded { steady_ns, .. } = &mut allocation.until
+                && !mutated(Mutation::RestartKeepsWaits)
             {
                 *steady_ns = now.steady_ns;
             }
@@ -572,7 +577,7 @@ impl Versions {
     }
 
     /// What must be on disk.
-    pub fn kept(&self) -> &Kept {
+    pub fn kept(&self) -> &VersionsRecord {
         &self.kept
     }
 
@@ -593,7 +598,7 @@ impl Versions {
     }
 
     /// Who this node is.
-    pub fn me(&self) -> Writer {
+    pub fn me(&self) -> Incarnation {
         self.kept.me
     }
 
@@ -611,29 +616,29 @@ impl Versions {
     /// Why not. Nothing changed.
     pub fn adopt(&mut self, version: Version, now: Now) -> Result<Adopted, Refused> {
         possible(&version)?;
-        let held = self.version().map_or_else(Mark::default, |held| held.mark);
+        let held = self.version().map_or_else(VersionId::default, |held| held.version_id);
         let (epochs, numbers) = (EPOCHS_AHEAD_MAX, NUMBERS_AHEAD_MAX);
-        if version.mark.epoch.saturating_sub(held.epoch) > epochs
-            || version.mark.number.saturating_sub(held.number) > numbers
+        if version.version_id.epoch.saturating_sub(held.epoch) > epochs
+            || version.version_id.number.saturating_sub(held.number) > numbers
         {
-            return Err(Refused::Far(version.mark, held));
+            return Err(Refused::Far(version.version_id, held));
         }
-        let term = Term::of(&version)?;
+        let allocation = Allocation::of(&version)?;
         if let Some(register) = &self.kept.register {
             let held = &register.val;
-            let op = LWWReg { val: version.clone(), marker: version.mark };
-            register.validate_op(&op).map_err(|_| Refused::Conflict(version.mark))?;
-            if version.mark == held.mark {
+            let op = LWWReg { val: version.clone(), marker: version.version_id };
+            register.validate_op(&op).map_err(|_| Refused::Conflict(version.version_id))?;
+            if version.version_id == held.version_id {
                 return Ok(Adopted::Known);
             }
-            if !broken(Broken::AdoptOlderVersion) {
-                if version.mark < held.mark {
-                    return Err(Refused::Older(version.mark, held.mark));
+            if !mutated(Mutation::AdoptOlderVersion) {
+                if version.version_id < held.version_id {
+                    return Err(Refused::Older(version.version_id, held.version_id));
                 }
-                if version.authority != held.authority && version.mark.epoch == held.mark.epoch {
-                    return Err(Refused::Authority(version.mark));
+                if version.authority != held.authority && version.version_id.epoch == held.version_id.epoch {
+                    return Err(Refused::Authority(version.version_id));
                 }
-                if version.term < held.term {
+                if version.allocation < held.allocation {
                     return Err(Refused::Impossible("a later version of an earlier distribution"));
                 }
             }
@@ -641,8 +646,8 @@ impl Versions {
                 return Err(Refused::Impossible("another key: cells would be shared in another order"));
             }
         }
-        let known = self.kept.chain.iter().find(|known| known.mark == term.mark);
-        if known.is_some_and(|known| !known.same_distribution(&term)) {
+        let known = self.kept.chain.iter().find(|known| known.version_id == allocation.version_id);
+        if known.is_some_and(|known| !known.same_distribution(&allocation)) {
             return Err(Refused::Impossible("a distribution that changed without a new name"));
         }
         let redistributes = known.is_none();
@@ -652,86 +657,90 @@ impl Versions {
         }
 
         if redistributes {
-            self.append(term, &version, now);
+            self.append(allocation, &version, now);
         }
-        for writer in &closed {
-            let highest = self.kept.closed.entry((writer.region, writer.node)).or_default();
-            *highest = writer.incarnation.max(*highest);
+        for incarnation in &closed {
+            let highest = self.kept.closed.entry((incarnation.member, incarnation.node)).or_default();
+            *highest = incarnation.number.max(*highest);
         }
         self.counts_for(version.lasts);
-        let mark = version.mark;
+        let version_id = version.version_id;
         match &mut self.kept.register {
-            Some(register) if !broken(Broken::AdoptOlderVersion) => register.update(version, mark),
-            register => *register = Some(LWWReg { val: version, marker: mark }),
+            Some(register) if !mutated(Mutation::AdoptOlderVersion) => register.update(version, version_id),
+            register => *register = Some(LWWReg { val: version, marker: version_id }),
         }
-        for (writer, ack) in self.kept.acks.clone() {
-            self.credit(writer, ack);
+        for (incarnation, ack) in self.kept.acks.clone() {
+            self.credit(incarnation, ack);
         }
         self.supersede(now);
         self.revision += 1;
         Ok(Adopted::New { redistributes, closed })
     }
 
-    fn append(&mut self, term: Term, version: &Version, now: Now) {
+    fn append(&mut self, allocation: Allocation, version: &Version, now: Now) {
         let chain = &mut self.kept.chain;
-        if chain.is_empty() && version.mark != Mark::FIRST && !broken(Broken::JoinAtOnce) {
-            chain.push(Term::empty());
+        if chain.is_empty() && version.version_id != VersionId::FIRST && !mutated(Mutation::JoinAtOnce) {
+            chain.push(Allocation::empty());
         }
         if chain.len() >= TERMS_MAX {
-            let lasts = chain.iter().map(|term| term.lasts).fold(Lasts::default(), Lasts::max);
+            let lasts = chain.iter().map(|allocation| allocation.lasts).fold(Lasts::default(), Lasts::max);
             chain.clear();
-            chain.push(Term { lasts, ..Term::empty() });
+            chain.push(Allocation { lasts, ..Allocation::empty() });
         }
         // Later versions of the term may say that more lasts, when others have forgotten older terms already.
-        if version.mark == version.term && !chain.is_empty() {
+        if version.version_id == version.allocation && !chain.is_empty() {
             let spared = Spared { before_wall_ns: now.wall_ns, lasts_ns: version.lasts.windows_ns };
-            self.kept.spared.insert(term.mark, spared);
+            self.kept.spared.insert(allocation.version_id, spared);
         }
-        self.kept.chain.push(term);
+        self.kept.chain.push(allocation);
         let chain = &self.kept.chain;
-        self.kept.spared.retain(|mark, _| chain.iter().any(|term| term.mark == *mark));
+        self.kept
+            .spared
+            .retain(|version_id, _| chain.iter().any(|allocation| allocation.version_id == *version_id));
     }
 
     /// The writers that a version closes: whom the node knew and it does not name.
-    fn closed_by(&self, version: &Version) -> Vec<Writer> {
+    fn closed_by(&self, version: &Version) -> Vec<Incarnation> {
         let held = self.version();
-        let known = held
-            .into_iter()
-            .flat_map(|held| held.members.values().map(|m| m.writer).chain(held.leaving.iter().copied()));
-        let earlier = version.members.values().filter_map(|member| {
-            let incarnation = member.writer.incarnation.checked_sub(1)?;
-            Some(Writer { incarnation, ..member.writer })
+        let known = held.into_iter().flat_map(|held| {
+            held.members.values().map(|m| m.incarnation).chain(held.leaving.iter().copied())
         });
-        let gone = version.leaving.iter().copied().chain(version.fenced.iter().map(|fence| fence.writer));
-        let named =
-            |writer: &Writer| version.members.get(&writer.region).is_some_and(|m| m.writer == *writer);
-        let all: BTreeSet<Writer> = known.chain(earlier).chain(gone).collect();
-        all.into_iter().filter(|writer| !named(writer) && !self.closed(*writer)).collect()
+        let earlier = version.members.values().filter_map(|member| {
+            let incarnation = member.incarnation.number.checked_sub(1)?;
+            Some(Incarnation { number: incarnation, ..member.incarnation })
+        });
+        let gone =
+            version.leaving.iter().copied().chain(version.fenced.iter().map(|fence| fence.incarnation));
+        let named = |incarnation: &Incarnation| {
+            version.members.get(&incarnation.member).is_some_and(|m| m.incarnation == *incarnation)
+        };
+        let all: BTreeSet<Incarnation> = known.chain(earlier).chain(gone).collect();
+        all.into_iter().filter(|incarnation| !named(incarnation) && !self.closed(*incarnation)).collect()
     }
 
     /// Whether an acknowledgement of another writer counts for anything: a distribution that still matters asks for it.
-    pub fn asks(&self, writer: Writer) -> bool {
-        writer != self.kept.me && self.kept.chain.iter().any(|term| term.asks(writer))
+    pub fn asks(&self, incarnation: Incarnation) -> bool {
+        incarnation != self.kept.me && self.kept.chain.iter().any(|allocation| allocation.asks(incarnation))
     }
 
     /// Hears a writer's acknowledgement, from itself or by way of others.
-    pub fn learn_ack(&mut self, writer: Writer, ack: Ack, now: Now) -> Learned {
-        if !self.asks(writer) || ack.from_wall_ns.saturating_sub(now.wall_ns) > ACK_AHEAD_NS_MAX {
+    pub fn learn_ack(&mut self, incarnation: Incarnation, ack: Ack, now: Now) -> Learned {
+        if !self.asks(incarnation) || ack.from_wall_ns.saturating_sub(now.wall_ns) > ACK_AHEAD_NS_MAX {
             return Learned::Unasked;
         }
-        self.join(writer, ack, now)
+        self.join(incarnation, ack, now)
     }
 
-    fn join(&mut self, writer: Writer, ack: Ack, now: Now) -> Learned {
-        let known = self.kept.acks.entry(writer).or_insert(ack);
+    fn join(&mut self, incarnation: Incarnation, ack: Ack, now: Now) -> Learned {
+        let known = self.kept.acks.entry(incarnation).or_insert(ack);
         let more = Ack {
             from_wall_ns: ack.from_wall_ns.max(known.from_wall_ns),
-            ..if ack.mark > known.mark { ack } else { *known }
+            ..if ack.version_id > known.version_id { ack } else { *known }
         };
         let new = more != *known;
         *known = more;
         // An earlier acknowledgement that arrives late is worth something too.
-        let credited = self.credit(writer, ack) | self.credit(writer, more);
+        let credited = self.credit(incarnation, ack) | self.credit(incarnation, more);
         if !new && !credited {
             return Learned::Known;
         }
@@ -741,13 +750,13 @@ impl Versions {
     }
 
     /// Counts an acknowledgement for the very term that it names.
-    fn credit(&mut self, writer: Writer, ack: Ack) -> bool {
+    fn credit(&mut self, incarnation: Incarnation, ack: Ack) -> bool {
         let mut credited = false;
-        for term in &mut self.kept.chain {
-            let names_it = term.mark == ack.term && term.authority == Some(ack.authority);
-            let counts = names_it || (broken(Broken::LaterAckCounts) && term.mark <= ack.term);
-            if counts && term.asks(writer) {
-                let from = term.acked.entry(writer).or_insert_with(|| {
+        for allocation in &mut self.kept.chain {
+            let names_it = allocation.version_id == ack.term && allocation.authority == Some(ack.authority);
+            let counts = names_it || (mutated(Mutation::LaterAckCounts) && allocation.version_id <= ack.term);
+            if counts && allocation.asks(incarnation) {
+                let from = allocation.acked.entry(incarnation).or_insert_with(|| {
                     credited = true;
                     0
                 });
@@ -761,68 +770,71 @@ impl Versions {
     /// Supersedes what is older than the newest term that is agreed.
     fn supersede(&mut self, now: Now) {
         let Some(agreed) = (0..self.kept.chain.len()).rev().find(|&at| self.is_agreed(at)) else { return };
-        let term = &self.kept.chain[agreed];
-        let windows_wall_ns = term.acked.values().copied().max().unwrap_or(0);
-        for term in &mut self.kept.chain[..agreed] {
-            if term.until == Until::Agreed {
-                term.until = Until::Superseded { windows_wall_ns, steady_ns: now.steady_ns };
+        let allocation = &self.kept.chain[agreed];
+        let windows_wall_ns = allocation.acked.values().copied().max().unwrap_or(0);
+        for allocation in &mut self.kept.chain[..agreed] {
+            if allocation.until == Until::Agreed {
+                allocation.until = Until::Superseded { windows_wall_ns, steady_ns: now.steady_ns };
             }
         }
     }
 
     fn is_agreed(&self, at: usize) -> bool {
-        let term = &self.kept.chain[at];
-        if term.split.is_none() {
+        let allocation = &self.kept.chain[at];
+        if allocation.split.is_none() {
             return false;
         }
-        if broken(Broken::RaiseBeforeAck) {
+        if mutated(Mutation::RaiseBeforeAck) {
             return true;
         }
         let before = at.checked_sub(1).and_then(|before| self.kept.chain.get(before));
-        let is_lowered = |writer: Writer| {
-            let weigh = |term: &Term| term.part(writer, 1 << 40, 0, true);
-            before.is_none_or(|before| weigh(before).rate > weigh(term).rate)
+        let is_lowered = |incarnation: Incarnation| {
+            let weigh = |allocation: &Allocation| allocation.part(incarnation, 1 << 40, 0, true);
+            before.is_none_or(|before| weigh(before).rate > weigh(allocation).rate)
         };
-        let excused = |writer: Writer| {
-            (broken(Broken::AskLoweredOnly) && !is_lowered(writer))
-                || (broken(Broken::SkipSurvivorAck) && !term.fenced.is_empty())
+        let excused = |incarnation: Incarnation| {
+            (mutated(Mutation::AskLoweredOnly) && !is_lowered(incarnation))
+                || (mutated(Mutation::SkipSurvivorAck) && !allocation.fenced.is_empty())
         };
-        term.asked().all(|writer| term.acked.contains_key(&writer) || excused(writer))
+        allocation
+            .asked()
+            .all(|incarnation| allocation.acked.contains_key(&incarnation) || excused(incarnation))
     }
 
     /// The version that this node should acknowledge, once it conforms: it lends nothing beyond its new shares, has
     /// dropped what it held from closed writers, and uses [`Versions::share`].
-    pub fn ack_due(&self) -> Option<Mark> {
+    pub fn ack_due(&self) -> Option<VersionId> {
         let version = self.version()?;
-        let asked = self.kept.chain.last().is_some_and(|term| term.asks(self.kept.me));
+        let asked = self.kept.chain.last().is_some_and(|allocation| allocation.asks(self.kept.me));
         let said = self.kept.own.is_some_and(|own| {
-            (own.mark, own.term, own.authority) == (version.mark, version.term, version.authority)
+            (own.version_id, own.term, own.authority)
+                == (version.version_id, version.allocation, version.authority)
         });
-        (asked && !said).then_some(version.mark)
+        (asked && !said).then_some(version.version_id)
     }
 
     /// This node conforms to the version `mark`. `wall_ns` is the latest that its wall clock ever showed to it, before
     /// restarts too if it knows. The acknowledgement is [`Versions::own_ack`] once this is stored. Says whether `mark`
     /// was due.
-    pub fn conform(&mut self, mark: Mark, wall_ns: u64) -> bool {
-        if self.ack_due() != Some(mark) {
+    pub fn conform(&mut self, version_id: VersionId, wall_ns: u64) -> bool {
+        if self.ack_due() != Some(version_id) {
             return false;
         }
         let Some(version) = self.version() else { return false };
         // The clock may have been ahead before a restart, and be behind now; and so may that of a fenced writer, which
         // may have used what starts up to ε after it ended.
-        let margin = if broken(Broken::NoClockMargin) { 0 } else { 2 * version.clock_error_ns };
+        let margin = if mutated(Mutation::NoClockMargin) { 0 } else { 2 * version.clock_error_ns };
         // What terms spare is used by older ones, though the clock was further ahead when they were adopted than it may be.
         let spared_ns = self.kept.spared.values().map(|spared| spared.before_wall_ns).max().unwrap_or(0);
         let latest = wall_ns.max(spared_ns).saturating_add(margin + 1);
-        let (term, authority) = (version.term, version.authority);
+        let (term, authority) = (version.allocation, version.authority);
         let from_wall_ns = match self.kept.own {
             // The same term: what was promised holds.
             Some(own) if own.term == term && own.authority == authority => own.from_wall_ns,
             Some(own) => own.from_wall_ns.max(latest),
             None => latest,
         };
-        self.kept.own = Some(Ack { mark, term, from_wall_ns, authority });
+        self.kept.own = Some(Ack { version_id, term, from_wall_ns, authority });
         self.revision += 1;
         self.own_revision = self.revision;
         true
@@ -830,40 +842,40 @@ impl Versions {
 
     /// What this node tells everybody: its latest acknowledgement that is on disk.
     pub fn own_ack(&self) -> Option<Ack> {
-        if broken(Broken::AckBeforeDurable) { self.kept.own } else { self.own_stored }
+        if mutated(Mutation::AckBeforeDurable) { self.kept.own } else { self.own_stored }
     }
 
     /// The acknowledgements that are known, to be passed on.
-    pub fn acks(&self) -> impl Iterator<Item = (Writer, Ack)> + '_ {
-        self.kept.acks.iter().map(|(&writer, &ack)| (writer, ack))
+    pub fn acks(&self) -> impl Iterator<Item = (Incarnation, Ack)> + '_ {
+        self.kept.acks.iter().map(|(&incarnation, &ack)| (incarnation, ack))
     }
 
     /// The terms that may still apply, oldest first. A share is the least over those whose [`Until::applies`], but for what they
     /// spare where an older one applies ([`Versions::spared`]).
-    pub fn terms(&self) -> &[Term] {
+    pub fn allocations(&self) -> &[Allocation] {
         &self.kept.chain
     }
 
     /// The windows to which a term does not apply where an older one does.
-    pub fn spared(&self, term: &Term) -> Spared {
-        self.kept.spared.get(&term.mark).copied().unwrap_or_default()
+    pub fn spared(&self, allocation: &Allocation) -> Spared {
+        self.kept.spared.get(&allocation.version_id).copied().unwrap_or_default()
     }
 
     /// A writer's part of a cell: the least in every term that applies, rate and units each.
-    pub fn share(&self, writer: Writer, total: u64, salt: u32, kind: Kind) -> Part {
-        if !self.owns(writer) {
+    pub fn share(&self, incarnation: Incarnation, total: u64, salt: u32, kind: Kind) -> Part {
+        if !self.owns(incarnation) {
             return Part::default();
         }
         let drift_ppm = self.version().map_or(0, |version| version.drift_ppm);
         let has_rate = matches!(kind, Kind::Bucket { .. });
         let mut is_oldest = true;
-        let applying = self.kept.chain.iter().filter(|term| {
-            let spares = !is_oldest && self.spared(term).spares(kind);
-            let applies = !spares && term.until.applies(kind, drift_ppm);
+        let applying = self.kept.chain.iter().filter(|allocation| {
+            let spares = !is_oldest && self.spared(allocation).spares(kind);
+            let applies = !spares && allocation.until.applies(kind, drift_ppm);
             is_oldest &= !applies;
             applies
         });
-        let parts = applying.map(|term| term.part(writer, total, salt, has_rate));
+        let parts = applying.map(|allocation| allocation.part(incarnation, total, salt, has_rate));
         let least = |a: Part, b: Part| Part { rate: a.rate.min(b.rate), units: a.units.min(b.units) };
         parts.reduce(least).unwrap_or_default()
     }
@@ -871,29 +883,29 @@ impl Versions {
     /// The most that one node can give away of a cell of so many units, whatever it says: what stands for its region in any of the
     /// distributions that still matter. A region with several nodes has what they have together, since each may take of its pools;
     /// its nodes are those whose names begin alike, up to a `/`.
-    pub fn stands_for_region_of(&self, region: Region, total: u64, salt: u32, has_rate: bool) -> Part {
+    pub fn stands_for_region_of(&self, region: MemberId, total: u64, salt: u32, has_rate: bool) -> Part {
         self.of_region(region, (total, salt, has_rate), u64::max)
     }
 
     /// The least that stands for a region in any of those distributions: as much as any other node believes of it.
-    pub fn surely_stands_for_region_of(&self, region: Region, total: u64, salt: u32) -> u64 {
+    pub fn surely_stands_for_region_of(&self, region: MemberId, total: u64, salt: u32) -> u64 {
         self.of_region(region, (total, salt, false), u64::min).units
     }
 
     fn of_region(
         &self,
-        region: Region,
+        region: MemberId,
         (total, salt, has_rate): (u64, u32, bool),
         pick: fn(u64, u64) -> u64,
     ) -> Part {
         let members = self.version().map(|version| &version.members);
         let named = members.and_then(|members| members.get(&region)?.region_name());
-        let is_mate = |other: &Region, member: &Member| {
+        let is_mate = |other: &MemberId, member: &Member| {
             *other == region || (named.is_some() && member.region_name() == named)
         };
         let of_region = members.into_iter().flatten().filter(|(other, member)| is_mate(other, member));
-        let regions: Vec<Region> = of_region.map(|(other, _)| *other).collect();
-        let splits = self.kept.chain.iter().filter_map(|term| term.split.as_ref());
+        let regions: Vec<MemberId> = of_region.map(|(other, _)| *other).collect();
+        let splits = self.kept.chain.iter().filter_map(|allocation| allocation.split.as_ref());
         let parts = splits.map(|split| {
             let parts = regions.iter().map(|region| split.part(*region, total, salt, has_rate));
             parts.fold(Part::default(), |all, part| Part {
@@ -906,27 +918,27 @@ impl Versions {
     }
 
     /// Whether the adopted version names this writer. One that it does not name owns nothing.
-    pub fn owns(&self, writer: Writer) -> bool {
-        let named = self.kept.chain.last().is_some_and(|term| term.names(writer));
-        named && (!self.closed(writer) || broken(Broken::TrustUnnamedIncarnation))
+    pub fn owns(&self, incarnation: Incarnation) -> bool {
+        let named = self.kept.chain.last().is_some_and(|allocation| allocation.names(incarnation));
+        named && (!self.closed(incarnation) || mutated(Mutation::TrustUnnamedIncarnation))
     }
 
     /// Whether this writer once had a share and never will again: its rows are refused.
-    pub fn closed(&self, writer: Writer) -> bool {
-        let highest = self.kept.closed.get(&(writer.region, writer.node));
-        highest.is_some_and(|&highest| writer.incarnation <= highest)
+    pub fn closed(&self, incarnation: Incarnation) -> bool {
+        let highest = self.kept.closed.get(&(incarnation.member, incarnation.node));
+        highest.is_some_and(|&highest| incarnation.number <= highest)
     }
 
     /// What is spent from now on may count for so long: every term in the chain remembers it. To be called with the limits
     /// of each version that is adopted, before that is kept.
     pub fn counts_for(&mut self, lasts: Lasts) {
-        if broken(Broken::ForgetRemovedLimits) {
+        if mutated(Mutation::ForgetRemovedLimits) {
             return;
         }
-        for term in &mut self.kept.chain {
-            let longer = term.lasts.max(lasts);
-            self.revision += u64::from(longer != term.lasts);
-            term.lasts = longer;
+        for allocation in &mut self.kept.chain {
+            let longer = allocation.lasts.max(lasts);
+            self.revision += u64::from(longer != allocation.lasts);
+            allocation.lasts = longer;
         }
     }
 
@@ -935,23 +947,27 @@ impl Versions {
     pub fn settle(&mut self, lasts: Lasts, now: Now) {
         let Some(version) = self.version() else { return };
         let (error, drift) = (version.clock_error_ns, version.drift_ppm);
-        let splits = self.kept.chain.iter().filter_map(|term| term.split.as_ref());
+        let splits = self.kept.chain.iter().filter_map(|allocation| allocation.split.as_ref());
         let least_rate = splits.map(Split::least_rate).min().unwrap_or(RATE_PARTS);
-        let over = |term: &Term| match term.until {
+        let over = |allocation: &Allocation| match allocation.until {
             Until::Agreed => false,
             Until::Superseded { windows_wall_ns, steady_ns } => {
-                let longest_ns = lasts.max(term.lasts).longest_ns(least_rate);
+                let longest_ns = lasts.max(allocation.lasts).longest_ns(least_rate);
                 now.wall_ns > windows_wall_ns.saturating_add(longest_ns).saturating_add(2 * error)
                     && now.steady_ns > steady_ns.saturating_add(stretched(longest_ns, drift))
             }
         };
         let before = self.kept.chain.len();
-        self.kept.chain.retain(|term| !over(term));
+        self.kept.chain.retain(|allocation| !over(allocation));
         if self.kept.chain.len() != before {
             // Only writers that are still asked are worth remembering.
             let chain = &self.kept.chain;
-            self.kept.acks.retain(|&writer, _| chain.iter().any(|term| term.asks(writer)));
-            self.kept.spared.retain(|mark, _| chain.iter().any(|term| term.mark == *mark));
+            self.kept
+                .acks
+                .retain(|&incarnation, _| chain.iter().any(|allocation| allocation.asks(incarnation)));
+            self.kept
+                .spared
+                .retain(|version_id, _| chain.iter().any(|allocation| allocation.version_id == *version_id));
             self.revision += 1;
         }
     }
@@ -967,38 +983,49 @@ impl Versions {
     pub fn progress(&self) -> Option<Progress> {
         let version = self.version()?;
         let newest = self.kept.chain.last()?;
-        let effective =
-            newest.asked().map(|writer| self.kept.acks.get(&writer).map_or(Mark::default(), |ack| ack.mark));
-        let pending = newest.asked().filter_map(|writer| {
-            let waiting = match self.kept.acks.get(&writer) {
+        let effective = newest.asked().map(|incarnation| {
+            self.kept.acks.get(&incarnation).map_or(VersionId::default(), |ack| ack.version_id)
+        });
+        let pending = newest.asked().filter_map(|incarnation| {
+            let waiting = match self.kept.acks.get(&incarnation) {
                 None => Waiting::Silent,
-                Some(ack) if ack.mark > version.mark => Waiting::Ahead(ack.mark),
-                Some(ack) if ack.mark < version.mark || !newest.acked.contains_key(&writer) => {
-                    Waiting::At(ack.mark)
+                Some(ack) if ack.version_id > version.version_id => Waiting::Ahead(ack.version_id),
+                Some(ack)
+                    if ack.version_id < version.version_id || !newest.acked.contains_key(&incarnation) =>
+                {
+                    Waiting::At(ack.version_id)
                 }
                 Some(_) => return None,
             };
-            Some((writer, waiting))
+            Some((incarnation, waiting))
         });
-        let front = self.kept.chain.iter().find(|term| term.until == Until::Agreed);
-        let older = self.kept.chain.iter().map(|term| match term.until {
+        let front = self.kept.chain.iter().find(|allocation| allocation.until == Until::Agreed);
+        let older = self.kept.chain.iter().map(|allocation| match allocation.until {
             Until::Superseded { windows_wall_ns, .. } => windows_wall_ns,
             Until::Agreed => 0,
         });
         Some(Progress {
             older_until_ns: older.max().unwrap_or(0),
-            requested: version.mark,
-            effective: effective.min().unwrap_or_default().min(version.mark),
-            term_requested: newest.mark,
-            term_effective: front.map_or(Mark::default(), |term| term.mark),
+            requested: version.version_id,
+            effective: effective.min().unwrap_or_default().min(version.version_id),
+            term_requested: newest.version_id,
+            term_effective: front.map_or(VersionId::default(), |allocation| allocation.version_id),
             pending: pending.collect(),
-            leavers: version.leaving.iter().copied().filter(|writer| !self.has_left(*writer)).collect(),
+            leavers: version
+                .leaving
+                .iter()
+                .copied()
+                .filter(|incarnation| !self.has_left(*incarnation))
+                .collect(),
         })
     }
 
     /// Whether a writer has acknowledged a term that does not name it.
-    fn has_left(&self, writer: Writer) -> bool {
-        self.kept.chain.iter().any(|term| !term.names(writer) && term.acked.contains_key(&writer))
+    fn has_left(&self, incarnation: Incarnation) -> bool {
+        self.kept
+            .chain
+            .iter()
+            .any(|allocation| !allocation.names(incarnation) && allocation.acked.contains_key(&incarnation))
     }
 
     /// The next version, made by this node as the authority. It is in force once adopted, here too, and must be on this
@@ -1023,8 +1050,8 @@ impl Versions {
     fn make(&self, draft: Draft, wall_ns: u64, takes_over: bool) -> Result<Version, Refused> {
         let fences = draft.fenced.clone();
         let mut version = Version {
-            mark: Mark::FIRST,
-            term: Mark::FIRST,
+            version_id: VersionId::FIRST,
+            allocation: VersionId::FIRST,
             authority: self.kept.me,
             members: draft.members,
             leaving: BTreeSet::new(),
@@ -1032,7 +1059,12 @@ impl Versions {
             clock_error_ns: draft.clock_error_ns,
             drift_ppm: draft.drift_ppm,
             key: draft.key,
-            lasts: self.kept.chain.iter().map(|term| term.lasts).fold(Lasts::default(), Lasts::max),
+            lasts: self
+                .kept
+                .chain
+                .iter()
+                .map(|allocation| allocation.lasts)
+                .fold(Lasts::default(), Lasts::max),
             limits: draft.limits,
             revoked: draft.revoked,
         };
@@ -1045,7 +1077,7 @@ impl Versions {
             return Err(Refused::Impossible("a fence in the future: what it says must be so already"));
         }
         possible(&version)?;
-        Term::of(&version)?;
+        Allocation::of(&version)?;
         Ok(version)
     }
 
@@ -1055,24 +1087,25 @@ impl Versions {
         if !self.owns(me) {
             return Err(Refused::Impossible("an authority that is no member"));
         }
-        if version.members.values().any(|member| self.closed(member.writer)) {
+        if version.members.values().any(|member| self.closed(member.incarnation)) {
             return Err(Refused::Impossible("a member that is closed: it comes back as a later incarnation"));
         }
         if version.key != held.key {
             return Err(Refused::Impossible("another key: cells would be shared in another order"));
         }
         if held.authority != me && !takes_over {
-            return Err(Refused::Authority(held.mark));
+            return Err(Refused::Authority(held.version_id));
         }
-        let next = (held.mark.epoch.checked_add(u32::from(takes_over)), held.mark.number.checked_add(1));
+        let next =
+            (held.version_id.epoch.checked_add(u32::from(takes_over)), held.version_id.number.checked_add(1));
         let (Some(epoch), Some(number)) = next else { return Err(Refused::Impossible("marks have run out")) };
-        version.mark = Mark { epoch, number };
+        version.version_id = VersionId { epoch, number };
 
-        let shares = |version: &Version| -> Vec<(Writer, u32)> {
-            version.members.values().map(|member| (member.writer, member.weight)).collect()
+        let shares = |version: &Version| -> Vec<(Incarnation, u32)> {
+            version.members.values().map(|member| (member.incarnation, member.weight)).collect()
         };
         if !takes_over && version.fenced.is_empty() && shares(version) == shares(held) {
-            version.term = held.term;
+            version.allocation = held.allocation;
             version.leaving.clone_from(&held.leaving);
             version.fenced.clone_from(&held.fenced);
             return Ok(());
@@ -1080,14 +1113,18 @@ impl Versions {
         if self.kept.chain.len() >= TERMS_MAX {
             return Err(Refused::Busy);
         }
-        version.term = version.mark;
-        let is_fenced = |writer: &Writer| version.fenced.iter().any(|fence| fence.writer == *writer);
-        let named =
-            |writer: &Writer| version.members.get(&writer.region).is_some_and(|m| m.writer == *writer);
-        let gone = held.leaving.iter().copied().filter(|writer| !self.has_left(*writer));
-        let going = held.members.values().map(|member| member.writer).filter(|writer| !named(writer));
-        let leaving: BTreeSet<Writer> = gone.chain(going).filter(|writer| !is_fenced(writer)).collect();
-        if !broken(Broken::ForgetLeavers) {
+        version.allocation = version.version_id;
+        let is_fenced =
+            |incarnation: &Incarnation| version.fenced.iter().any(|fence| fence.incarnation == *incarnation);
+        let named = |incarnation: &Incarnation| {
+            version.members.get(&incarnation.member).is_some_and(|m| m.incarnation == *incarnation)
+        };
+        let gone = held.leaving.iter().copied().filter(|incarnation| !self.has_left(*incarnation));
+        let going =
+            held.members.values().map(|member| member.incarnation).filter(|incarnation| !named(incarnation));
+        let leaving: BTreeSet<Incarnation> =
+            gone.chain(going).filter(|incarnation| !is_fenced(incarnation)).collect();
+        if !mutated(Mutation::ForgetLeavers) {
             version.leaving = leaving;
         }
         Ok(())
@@ -1096,22 +1133,27 @@ impl Versions {
 
 /// Whether a version makes sense by itself.
 fn possible(version: &Version) -> Result<(), Refused> {
-    let named = |writer: &Writer| version.members.get(&writer.region).is_some_and(|m| m.writer == *writer);
-    let fenced: BTreeSet<Writer> = version.fenced.iter().map(|fence| fence.writer).collect();
+    let named = |incarnation: &Incarnation| {
+        version.members.get(&incarnation.member).is_some_and(|m| m.incarnation == *incarnation)
+    };
+    let fenced: BTreeSet<Incarnation> = version.fenced.iter().map(|fence| fence.incarnation).collect();
     let faults = [
-        (version.mark < Mark::FIRST || version.mark.epoch == 0, "a mark below the first"),
+        (version.version_id < VersionId::FIRST || version.version_id.epoch == 0, "a mark below the first"),
         (
-            version.term > version.mark || version.term.epoch != version.mark.epoch,
+            version.allocation > version.version_id || version.allocation.epoch != version.version_id.epoch,
             "a term that is not of its epoch",
         ),
         (!named(&version.authority), "an authority that is no member"),
         (
-            version.members.iter().any(|(region, m)| m.writer.region != *region),
+            version.members.iter().any(|(region, m)| m.incarnation.member != *region),
             "a member that writes for another region",
         ),
         (version.members.values().any(|m| m.name.len() > NAME_BYTES_MAX), "a region's name is too long"),
         (version.leaving.iter().any(named) || fenced.iter().any(named), "a writer that is a member and gone"),
-        (version.leaving.iter().any(|writer| fenced.contains(writer)), "a writer that is fenced and leaving"),
+        (
+            version.leaving.iter().any(|incarnation| fenced.contains(incarnation)),
+            "a writer that is fenced and leaving",
+        ),
         (fenced.len() != version.fenced.len(), "a writer that is fenced twice"),
         (version.leaving.len() > GONE_MAX || fenced.len() > GONE_MAX, "too many writers are gone"),
         (version.clock_error_ns > CLOCK_ERROR_NS_MAX, "a clock error of more than a minute"),

@@ -18,7 +18,7 @@ use acequia_rights::pool::Letter;
 use serde::Deserialize;
 
 use crate::{
-    names,
+    idempotency,
     question::BadRequest,
     worker::{Shared, Worker},
     writer::REPLY_WAIT_MAX,
@@ -240,7 +240,7 @@ pub(crate) async fn settle(
             return Ok(Settlement { word, refunded: Vec::new() });
         }
     };
-    let settled = names::settle(shared, id, cost).await.ok_or(SettleFault::Unheard)?;
+    let settled = idempotency::settle(shared, id, cost).await.ok_or(SettleFault::Unheard)?;
     let (word, refunded, batch) = match settled {
         Settled::Done { refunded, after_batch } => (Word::Done, refunded, after_batch),
         Settled::Before { after_batch } => (Word::Before, Vec::new(), after_batch),

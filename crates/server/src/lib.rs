@@ -7,7 +7,6 @@
 //! wait), `respond` and `headers` write. [`regions`] connects the node to other regions, [`webhooks`] tells operators.
 
 pub mod authz;
-mod boots;
 mod callers;
 mod cells;
 pub mod chance;
@@ -20,21 +19,22 @@ pub mod grpc;
 pub mod headers;
 mod hints;
 pub mod http;
+mod idempotency;
 pub mod json;
 mod labels;
 mod linger;
 pub mod metrics;
-mod names;
 mod patience;
 mod process;
+mod process_number;
 pub mod question;
 mod refused;
+pub mod region;
 pub mod regions;
 mod respond;
 pub mod run;
 pub mod serve;
 pub mod service;
-pub mod siblings;
 mod sketch;
 mod socket;
 mod surroundings;

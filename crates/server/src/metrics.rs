@@ -13,7 +13,7 @@ use std::{
 use acequia_api::acequia::v1::{Holding, LimitStatus, Mark, Peer};
 use acequia_limits::limit::OnStoreLoss;
 use acequia_node::{
-    Active, Catalogue, DrawCounts,
+    Active, Catalogue, ForwardCounts,
     leases::{GROUPS, LeaseCounts},
 };
 use acequia_store::redis::{BreakerState, ROUND_TRIP_BOUNDS_US, ShardState, ShardView};
@@ -30,8 +30,8 @@ use crate::{
     clock::{Counter, Health},
     hints::{HINT_SECONDS, Hints},
     process::Process,
+    region::Siblings,
     regions::Regions,
-    siblings::Siblings,
     tally::{DECISION_SECONDS, Histogram, OUTCOMES, SETTLED, Tally},
     unmatched,
     webhooks::Counts as WebhookCounts,
@@ -116,7 +116,7 @@ impl Collector for Counts {
             )?;
         }
         if shared.regions.get().is_some() && siblings.is_some() {
-            let DrawCounts { asked, charged, used, wasted } = shared.node.draw_counts();
+            let ForwardCounts { asked, charged, used, wasted } = shared.node.draw_counts();
             out.counter(
                 "acequia_draws",
                 "Draws of cells of few units, among the nodes of a region: asked for by this node; charged here for others; of those that others charged, used to pass a request here, or wasted, since whoever waited had gone.",

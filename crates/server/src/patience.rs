@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use acequia_limits::Now;
-use acequia_node::{Asker, Draw, Drawing, Node};
+use acequia_node::{Asker, Forward, Forwarding, Node};
 use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, timeout_at},
@@ -30,7 +30,7 @@ pub(crate) struct Waiting {
 #[derive(Debug)]
 struct Drawn {
     node: Arc<Node>,
-    draw: Draw,
+    draw: Forward,
 }
 
 impl Drop for Drawn {
@@ -120,8 +120,8 @@ impl Patience {
     }
 
     /// How it is asked again, if it may be drawn for.
-    pub(crate) fn drawing(&self) -> Drawing {
-        self.drawn.as_ref().map_or(Drawing::May, |drawn| Drawing::Since(drawn.draw.since_ns()))
+    pub(crate) fn forwarding(&self) -> Forwarding {
+        self.drawn.as_ref().map_or(Forwarding::May, |drawn| Forwarding::Since(drawn.draw.since_ns()))
     }
 
     /// Whether a request that is denied again goes on waiting, by the limits that deny it now.

@@ -147,7 +147,7 @@ pub(crate) mod lost {
     };
     use acequia_node::{
         Answer, Ask, Catalogue, Config, Keep, Node,
-        leases::{Said, Siblings},
+        leases::{PoolReply, Siblings},
     };
 
     pub(crate) const NOW: Now = Now::at(1_800_000_000_000_000_000);
@@ -183,7 +183,7 @@ pub(crate) mod lost {
         for ms in (0..1_000).step_by(10) {
             node.tick_leases(at(ms));
             while let Some(call) = node.poll_call() {
-                node.answer_call(call.id, &Said::Nothing, at(ms));
+                node.answer_call(call.id, &PoolReply::Nothing, at(ms));
             }
         }
         let mut asker = node.asker();

@@ -27,9 +27,9 @@ use crate::{
     config::{Address, Config, ConfigFile, PortConfig},
     connections::Connections,
     gate::{Gate, warn_of_open_ports},
+    region,
     regions::{Audit, Joining, admin},
     serve::{HANDOVER_MAX, Hand, Port, Rounds, accept, work},
-    siblings,
     socket::{Accepted, Socket},
     warnings,
     worker::Shared,
@@ -129,7 +129,7 @@ impl Sharing {
 
     /// The same among the nodes of this region, where they share a store.
     fn of_store(service: &mut Service) -> Result<Option<Self>, StartError> {
-        let runtime = siblings::runtime()?;
+        let runtime = region::runtime()?;
         let (part, parting) = watch::channel(false);
         let carried = {
             let _entered = runtime.enter();

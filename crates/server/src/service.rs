@@ -14,7 +14,7 @@ use acequia_node::{
     CatalogueFault, Change, ChangeKind, Config as NodeConfig, Node, ResumeFault, Row, SHARDS, Scheduled,
     TAKINGS,
 };
-use acequia_rights::Writer as Identity;
+use acequia_rights::Incarnation as Identity;
 use acequia_store::{Journal, Store, StoreError};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
@@ -26,9 +26,9 @@ use crate::{
     clock::{Clock, ClockFault, SystemClock},
     config::{Address, Config, ConfigError, Live, StoreConfig, Watched, WebhookConfig},
     gate::{Gate, GateFault, warn_of_open_ports},
-    names,
+    idempotency,
+    region::{self, PoolEndpoint, SiblingsError},
     regions::{self, Alone, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError},
-    siblings::{self, SiblingsError, Way},
     webhooks::{Prepared, Webhooks, WebhooksError},
     worker::Shared,
     writer::Writer,
@@ -141,7 +141,7 @@ pub struct Service {
     /// Who it is among the regions; nobody where it stands alone.
     me: Option<Identity>,
     /// Its place among the nodes of its region, until it is taken, and the way to their pools where it is not the config's.
-    siblings: Option<(siblings::Home, Option<Way>)>,
+    siblings: Option<(region::Home, Option<PoolEndpoint>)>,
     /// What the nodes of its region go by, where there are several.
     terms: Option<u64>,
     /// When it began after a crash, among others of its region.
@@ -201,10 +201,10 @@ impl Service {
         let schedule = store_ref.map(read_schedule).transpose()?.flatten();
         let stopped = store_ref.map(|store| store.value(STOPPED)).transpose()?.flatten().is_some();
         if let Some(settings) = config.store.clone() {
-            let runtime = siblings::runtime()?;
+            let runtime = region::runtime()?;
             runtime.block_on(async {
-                if let Some(redis) = siblings::clocks_of(&config, &settings)? {
-                    siblings::confirm_wall(&redis, &*clock, settings.clock.error_ns).await;
+                if let Some(redis) = region::clocks_of(&config, &settings)? {
+                    region::confirm_wall(&redis, &*clock, settings.clock.error_ns).await;
                 }
                 Ok::<_, SiblingsError>(())
             })?;
@@ -219,7 +219,7 @@ impl Service {
             })?;
             return Self::among(config, home, store, clock, chance, None);
         }
-        if store_ref.map(|store| store.value(siblings::TERMS)).transpose()?.flatten().is_some() {
+        if store_ref.map(|store| store.value(region::TERMS)).transpose()?.flatten().is_some() {
             return Err(StartError::NotAmong);
         }
         let key = hash_key(store_ref, &chance)?;
@@ -282,7 +282,7 @@ impl Service {
         if let Some((webhooks, hooks)) = prepare_webhooks(&shared, &config.live.webhooks)? {
             webhooks.replace(hooks);
         }
-        let me = home.map(|(home, _)| home.writer);
+        let me = home.map(|(home, _)| home.incarnation);
         let read = without_limits(&config);
         Ok(Self {
             config,
@@ -310,7 +310,7 @@ impl Service {
         store: Option<Arc<dyn Store>>,
         clock: Arc<dyn Clock>,
         chance: Chance,
-        way: Way,
+        way: PoolEndpoint,
     ) -> Result<Self, StartError> {
         let Some(settings) = config.store.clone() else {
             return Self::start_with(config, store, clock, chance);
@@ -329,11 +329,11 @@ impl Service {
         settings: &StoreConfig,
         store: Option<Arc<dyn Store>>,
         (clock, chance): (&Arc<dyn Clock>, &Chance),
-    ) -> Result<(siblings::Home, Arc<dyn Store>), StartError> {
+    ) -> Result<(region::Home, Arc<dyn Store>), StartError> {
         // A config with a store that nodes share and without `data` is refused.
         let store = store.ok_or(SiblingsError::Value(SCHEDULE))?;
         let (was_served, was_shared) =
-            (store.value(SCHEDULE)?.is_some(), store.value(siblings::TERMS)?.is_some());
+            (store.value(SCHEDULE)?.is_some(), store.value(region::TERMS)?.is_some());
         let was_member = store.value(INCARNATION)?.is_some();
         match (&config.regions, was_member) {
             (None, true) if was_shared => return Err(StartError::NotAlone),
@@ -341,7 +341,7 @@ impl Service {
             _ if (was_served || was_member) && !was_shared => return Err(SiblingsError::NotShared.into()),
             _ => {}
         }
-        let home = siblings::Home::read(config, settings, &*store, chance, clock.now())?;
+        let home = region::Home::read(config, settings, &*store, chance, clock.now())?;
         Ok((home, store))
     }
 
@@ -350,11 +350,11 @@ impl Service {
     /// by other terms: its shares were others.
     fn among(
         config: Config,
-        home: siblings::Home,
+        home: region::Home,
         store: Arc<dyn Store>,
         clock: Arc<dyn Clock>,
         chance: Chance,
-        way: Option<Way>,
+        way: Option<PoolEndpoint>,
     ) -> Result<Self, StartError> {
         let schedule = read_schedule(&*store)?;
         let now = clock.now();
@@ -366,7 +366,7 @@ impl Service {
         // Among regions cells are named by the catalogue's key, which is that of whoever makes the first one.
         let key = if member.is_some() { hash_key(Some(&*store), &chance)? } else { home.key };
         let is_new = member.map_or(home.is_new, |(_, was_here)| !was_here);
-        let went_by = store.value(siblings::TERMS)?;
+        let went_by = store.value(region::TERMS)?;
         let is_same = went_by.is_some_and(|bytes| bytes[..] == terms.to_be_bytes());
         let stopped = is_same && store.value(STOPPED)?.is_some();
         let crashed = match store.value(CRASHED)? {
@@ -427,7 +427,7 @@ impl Service {
             store: Some(store),
             chance,
             key,
-            me: member.map(|(home, _)| home.writer),
+            me: member.map(|(home, _)| home.incarnation),
             siblings,
             terms,
             crashed,
@@ -455,7 +455,7 @@ impl Service {
         };
         let (node, clock) = (Arc::clone(&self.shared.node), Arc::clone(&self.shared.clock));
         let waiting = Arc::clone(&self.shared.waiting);
-        let delivered = names::deliver(Arc::clone(&self.shared), stopping.clone());
+        let delivered = idempotency::deliver(Arc::clone(&self.shared), stopping.clone());
         let (siblings, carried) = home.take(way, (node, writer), clock, waiting, stopping);
         // Once: a service takes its place once.
         let _ = self.shared.siblings.set(siblings);
@@ -472,11 +472,11 @@ impl Service {
     pub fn begin(&self) -> Result<(), StartError> {
         let Some(writer) = &self.shared.writer else { return Ok(()) };
         let schedule = schedule_bytes(&self.shared.node.schedule())?;
-        let incarnation = self.me.map(|me| me.incarnation.to_be_bytes());
+        let incarnation = self.me.map(|me| me.number.to_be_bytes());
         let mut values = vec![(SCHEDULE, Some(&schedule[..])), (STOPPED, None)];
         values.extend(incarnation.as_ref().map(|bytes| (INCARNATION, Some(&bytes[..]))));
         let terms = self.terms.map(u64::to_be_bytes);
-        values.extend(terms.as_ref().map(|bytes| (siblings::TERMS, Some(&bytes[..]))));
+        values.extend(terms.as_ref().map(|bytes| (region::TERMS, Some(&bytes[..]))));
         let crashed = self
             .crashed
             .map(|Now { steady_ns, wall_ns }| [steady_ns.to_be_bytes(), wall_ns.to_be_bytes()].concat());

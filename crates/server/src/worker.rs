@@ -14,7 +14,7 @@ use acequia_limits::{
     HashKey, LimitId, Now, Reason, Request, algorithm::is_never, cell::Tagger, time::ms_rounded_up,
 };
 use acequia_node::{
-    Answer, Ask, Asker, Catalogue, DRAW_WAIT_NS, Drawing, IdReused, Node, Outcome, Recording, Refunded,
+    Answer, Ask, Asker, Catalogue, DRAW_WAIT_NS, Forwarding, IdReused, Node, Outcome, Recording, Refunded,
 };
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
@@ -27,12 +27,12 @@ use crate::{
     config::{Headers, Live},
     connections::AllConnections,
     hints,
+    idempotency::{self, Deciding, Named, SharedNames},
     metrics::Reloads,
-    names::{self, Deciding, Named, SharedNames},
     patience::{Patience, Waiting},
     refused::Refused,
+    region::Siblings,
     regions::{Alone, Regions},
-    siblings::Siblings,
     tally::{DECISION_SECONDS, Tally},
     unmatched::{self, NoMatch, NoMatches},
     warnings::Warned,
@@ -325,7 +325,7 @@ impl Worker {
             match names.claim(&shared.node, &*shared.clock, recording.id, longest).await {
                 Named::Claimed(claimed) => {
                     claim = Some(Deciding::new(shared, claimed));
-                    keep_wait = names::WAIT.min(longest);
+                    keep_wait = idempotency::WAIT.min(longest);
                 }
                 Named::Unsure(claimed) => claim = Some(Deciding::new(shared, claimed)),
                 Named::Ended => return Err(IdReused),
@@ -461,8 +461,8 @@ impl Held<'_> {
         respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
     ) -> Asked<R> {
         let may_draw = how.may_draw() && longest >= DRAW_WAIT && !self.worker.shared.is_draining();
-        let drawing = if may_draw { Drawing::May } else { Drawing::Never };
-        if self.decide(request, How { ask: how.ask.drawing(drawing), ..how }).is_err() {
+        let forwarding = if may_draw { Forwarding::May } else { Forwarding::Never };
+        if self.decide(request, How { ask: how.ask.forwarding(forwarding), ..how }).is_err() {
             return Asked::Reused;
         }
         if !self.inner.asker.last().0.allowed
@@ -502,8 +502,8 @@ impl Held<'_> {
         patience: Patience,
         respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
     ) -> Asked<R> {
-        let drawing = if how.may_draw() { patience.drawing() } else { Drawing::Never };
-        let ask = how.ask.again().drawing(drawing);
+        let forwarding = if how.may_draw() { patience.forwarding() } else { Forwarding::Never };
+        let ask = how.ask.again().forwarding(forwarding);
         if self.decide(request, How { ask, ..how }).is_err() {
             return Asked::Reused;
         }

@@ -20,7 +20,7 @@ use std::{
 use acequia_rights::pool::{
     Generation, Taker,
     group::{Assertion, Begin},
-    window::{Purse, Take, Total},
+    window::{Take, Total, WindowBalance},
 };
 use acequia_store::{
     pools::{Answer, At, Pools, RedisPools},
@@ -134,10 +134,10 @@ async fn begun(pools: &RedisPools, group: Group) -> Generation {
     generation
 }
 
-fn take(purse: &Purse, wanted: u64, needed: u64) -> Take {
+fn take(balance: &WindowBalance, wanted: u64, needed: u64) -> Take {
     Take {
         taker: Taker { node: 1, boot: 1, call: 1 },
-        taken: purse.taken(),
+        taken: balance.taken(),
         returned: 0,
         wanted,
         needed,
@@ -151,13 +151,13 @@ fn take(purse: &Purse, wanted: u64, needed: u64) -> Take {
 /// One node spends the window, and asks for more when half of what it was last granted is left. Decisions a second, and calls.
 async fn lease(pools: &RedisPools, (group, generation): (Group, Generation), cell: &str) -> (f64, u64) {
     let begun = Instant::now();
-    let (purse, calls) = (Arc::new(Mutex::new(Purse::default())), Arc::new(AtomicU64::new(0)));
+    let (balance, calls) = (Arc::new(Mutex::new(WindowBalance::default())), Arc::new(AtomicU64::new(0)));
     let (mut chunk, mut spent) = (0, 0);
     let mut asking: Option<tokio::task::JoinHandle<u64>> = None;
     while spent < TOTAL {
-        let left = purse.lock().expect("no panic").left();
+        let left = balance.lock().expect("no panic").left();
         if asking.is_none() && left <= chunk / 2 {
-            let ask = take(&purse.lock().expect("no panic"), TOTAL, u64::from(left == 0));
+            let ask = take(&balance.lock().expect("no panic"), TOTAL, u64::from(left == 0));
             let (pools, cell, calls) = (pools.clone(), cell.to_owned(), Arc::clone(&calls));
             asking = Some(tokio::spawn(async move {
                 calls.fetch_add(1, Ordering::Relaxed);
@@ -171,12 +171,12 @@ async fn lease(pools: &RedisPools, (group, generation): (Group, Generation), cel
         }
         if let Some(asked) = asking.take_if(|asked| left == 0 || asked.is_finished()) {
             let taken = asked.await.expect("an answer");
-            let mut purse = purse.lock().expect("no panic");
-            chunk = taken - purse.taken();
-            purse.took(taken);
+            let mut balance = balance.lock().expect("no panic");
+            chunk = taken - balance.taken();
+            balance.took(taken);
         }
         // A decision: what a caller would see of it.
-        spent += u64::from(std::hint::black_box(purse.lock().expect("no panic").spend(1)));
+        spent += u64::from(std::hint::black_box(balance.lock().expect("no panic").spend(1)));
     }
     (TOTAL as f64 / begun.elapsed().as_secs_f64(), calls.load(Ordering::Relaxed))
 }
@@ -189,15 +189,15 @@ async fn one_by_one(pools: &RedisPools, (group, generation): (Group, Generation)
     let callers = (0..CALLERS).map(|caller| {
         let (pools, cell) = (pools.clone(), format!("{cell}:{caller}"));
         tokio::spawn(async move {
-            let mut purse = Purse::default();
+            let mut balance = WindowBalance::default();
             for _ in 0..each {
                 let at =
                     At { group, terms: 0, cell: &cell, generation, wall_us: wall_us(), deadline: DEADLINE };
-                match pools.take(&at, &take(&purse, 1, 1)).await {
-                    Ok(Answer::Done(took)) => purse.took(took.taken),
+                match pools.take(&at, &take(&balance, 1, 1)).await {
+                    Ok(Answer::Done(took)) => balance.took(took.taken),
                     other => panic!("{other:?}"),
                 }
-                assert!(purse.spend(1));
+                assert!(balance.spend(1));
             }
         })
     });

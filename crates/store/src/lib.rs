@@ -79,13 +79,13 @@ pub enum StoreError {
 #[cfg(test)]
 mod contract {
     use acequia_limits::{Algorithm, CellTag, Now, Rate, meter::Meter};
-    use acequia_node::Kept;
+    use acequia_node::CellRecord;
 
     use super::*;
 
     pub(crate) fn row(limit: u128, tag: u128, owed: Option<u64>) -> Row {
         let meter = Algorithm::TokenBucket(Meter::new(Rate::parse("1/h").expect("a rate"), 100));
-        let state = owed.map(|owed| Kept::new(&meter, &[0, owed], Now::at(0)));
+        let state = owed.map(|owed| CellRecord::new(&meter, &[0, owed], Now::at(0)));
         Row { limit: LimitId(limit), tag: CellTag(tag), state }
     }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use acequia_limits::{CellTag, LimitId};
-use acequia_node::{Kept, Row};
+use acequia_node::{CellRecord, Row};
 
 use crate::{Store, StoreError};
 
@@ -16,7 +16,7 @@ pub struct MemoryStore(Mutex<Contents>);
 
 #[derive(Clone, Debug, Default)]
 struct Contents {
-    rows: BTreeMap<(LimitId, CellTag), Kept>,
+    rows: BTreeMap<(LimitId, CellTag), CellRecord>,
     values: BTreeMap<String, Vec<u8>>,
 }
 
@@ -52,7 +52,7 @@ impl Store for MemoryStore {
 
     fn rows(&self, limit: LimitId) -> Result<Vec<Row>, StoreError> {
         let all = (limit, CellTag(0))..=(limit, CellTag(u128::MAX));
-        let row = |(&(limit, tag), state): (&(LimitId, CellTag), &Kept)| Row {
+        let row = |(&(limit, tag), state): (&(LimitId, CellTag), &CellRecord)| Row {
             limit,
             tag,
             state: Some(state.clone()),

@@ -7,7 +7,7 @@ use acequia_limits::{
     limit::LimitSpec,
     notation::{Rate, parse_duration_ns},
 };
-use acequia_rights::{Mark, Writer};
+use acequia_rights::{Incarnation, VersionId};
 
 use super::ns;
 use crate::{
@@ -34,14 +34,14 @@ pub(crate) struct Budgets {
     floors: Vec<Floor>,
     /// Writers that are gone, of which others may hold something: the last version that one acknowledged, and the one
     /// since which nobody holds anything of it.
-    ghosts: Vec<(Mark, Option<Mark>)>,
+    ghosts: Vec<(VersionId, Option<VersionId>)>,
     /// Of the regions that an operator said are gone.
     gone: Vec<bool>,
     /// The version with which the present authority began.
-    epoch_began: Mark,
+    epoch_began: VersionId,
     /// Orders that were read.
     read: usize,
-    floor: Mark,
+    floor: VersionId,
     at_ns: u64,
 }
 
@@ -49,9 +49,9 @@ pub(crate) struct Budgets {
 #[derive(Debug)]
 struct Series {
     /// How the limit is written in a version, and in all later ones until the next.
-    specs: Vec<(Mark, LimitSpec)>,
+    specs: Vec<(VersionId, LimitSpec)>,
     /// What was ordered, by the version, and whether everybody who goes by a later one has heard of it.
-    issued: Vec<(Mark, Numbers, bool)>,
+    issued: Vec<(VersionId, Numbers, bool)>,
     /// What is in force since when; never empty.
     in_force: Vec<(u64, Numbers)>,
 }
@@ -59,11 +59,11 @@ struct Series {
 /// What one region is bound by.
 #[derive(Clone, Copy, Debug, Default)]
 struct Floor {
-    writer: Option<Writer>,
+    incarnation: Option<Incarnation>,
     processes: u64,
-    adopted: Mark,
+    adopted: VersionId,
     is_named: bool,
-    acked: Mark,
+    acked: VersionId,
 }
 
 impl Budgets {
@@ -72,10 +72,10 @@ impl Budgets {
     pub(crate) fn new(limits: &[Limit], regions: usize) -> Result<Self, String> {
         let series = |limit: &Limit| {
             let first = Numbers::of(&limit.spec)?;
-            let (issued, in_force) = (vec![(Mark::default(), first, true)], vec![(0, first)]);
+            let (issued, in_force) = (vec![(VersionId::default(), first, true)], vec![(0, first)]);
             Ok((
                 limit.spec.name.clone(),
-                Series { specs: vec![(Mark::default(), limit.spec.clone())], issued, in_force },
+                Series { specs: vec![(VersionId::default(), limit.spec.clone())], issued, in_force },
             ))
         };
         Ok(Self {
@@ -83,9 +83,9 @@ impl Budgets {
             floors: vec![Floor::default(); regions],
             ghosts: Vec::new(),
             gone: vec![false; regions],
-            epoch_began: Mark::default(),
+            epoch_began: VersionId::default(),
             read: 0,
-            floor: Mark::default(),
+            floor: VersionId::default(),
             at_ns: 0,
         })
     }
@@ -104,7 +104,7 @@ impl Budgets {
             let bound = (0..self.floors.len()).filter_map(|place| self.bound_by(place)).min();
             if let Some(bound) = bound {
                 self.ghosts.retain(|(_, gone)| gone.is_none_or(|gone| bound < gone));
-                self.floor = self.ghosts.iter().map(|(floor, _)| *floor).fold(bound, Mark::min);
+                self.floor = self.ghosts.iter().map(|(floor, _)| *floor).fold(bound, VersionId::min);
             }
             let (floor, times) = (self.floor, (self.at_ns, ns(world.elapsed())));
             self.limits.values_mut().for_each(|series| series.renew(floor, times));
@@ -118,10 +118,10 @@ impl Budgets {
             return false;
         };
         // What was ordered under the same version before was lost with the authority's power.
-        let is_lost = |mark: &Mark| mark.epoch == after.epoch && *mark >= after;
+        let is_lost = |version_id: &VersionId| version_id.epoch == after.epoch && *version_id >= after;
         for series in self.limits.values_mut() {
-            series.specs.retain(|(mark, _)| !is_lost(mark));
-            let lost = series.issued.iter_mut().filter(|(mark, ..)| is_lost(mark));
+            series.specs.retain(|(version_id, _)| !is_lost(version_id));
+            let lost = series.issued.iter_mut().filter(|(version_id, ..)| is_lost(version_id));
             lost.for_each(|(.., is_heard)| *is_heard = false);
         }
         match command {
@@ -135,7 +135,9 @@ impl Budgets {
             Command::TakeOver => {
                 // What the old one ordered after the last version that the new one knows, is none of its history.
                 let issued = self.limits.values_mut().flat_map(|series| &mut series.issued);
-                issued.filter(|(mark, ..)| *mark > before).for_each(|(.., is_heard)| *is_heard = false);
+                issued
+                    .filter(|(version_id, ..)| *version_id > before)
+                    .for_each(|(.., is_heard)| *is_heard = false);
                 self.epoch_began = after;
             }
             Command::Evict(of) | Command::EvictAlive(of) => {
@@ -159,35 +161,37 @@ impl Budgets {
         if (region.processes(), adopted) == (floor.processes, floor.adopted) && acked <= floor.acked {
             return false;
         }
-        let Some(writer) = process.node.membership(process.clock.now()).map(|membership| membership.writer)
+        let Some(incarnation) =
+            process.node.membership(process.clock.now()).map(|membership| membership.incarnation)
         else {
             return false;
         };
-        if floor.writer.is_some_and(|before| before != writer) {
+        if floor.incarnation.is_some_and(|before| before != incarnation) {
             self.bury(place, None);
         }
         let version = process.node.version();
-        let member = version.as_ref().and_then(|version| version.members.get(&writer.region));
+        let member = version.as_ref().and_then(|version| version.members.get(&incarnation.member));
         let acked = self.floors[place].acked.max(acked);
-        let (writer, processes, is_named) =
-            (Some(writer), region.processes(), member.map(|it| it.writer) == Some(writer));
-        self.floors[place] = Floor { writer, processes, adopted, is_named, acked };
+        let (incarnation, processes, is_named) =
+            (Some(incarnation), region.processes(), member.map(|it| it.incarnation) == Some(incarnation));
+        self.floors[place] = Floor { incarnation, processes, adopted, is_named, acked };
         true
     }
 
     /// The writer that a region had is gone.
-    fn bury(&mut self, place: Place, gone: Option<Mark>) {
+    fn bury(&mut self, place: Place, gone: Option<VersionId>) {
         if let Some(floor) = self.bound_by(place) {
             self.ghosts.push((floor, gone));
         }
-        self.floors[place].acked = Mark::default();
+        self.floors[place].acked = VersionId::default();
     }
 
     /// The version that a region is bound by, unless it has nothing.
-    fn bound_by(&self, place: Place) -> Option<Mark> {
+    fn bound_by(&self, place: Place) -> Option<VersionId> {
         let floor = self.floors[place];
-        let has_left = floor.adopted != Mark::default() && !floor.is_named && floor.acked >= floor.adopted;
-        (floor.acked != Mark::default() && !has_left).then_some(floor.acked)
+        let has_left =
+            floor.adopted != VersionId::default() && !floor.is_named && floor.acked >= floor.adopted;
+        (floor.acked != VersionId::default() && !has_left).then_some(floor.acked)
     }
 
     /// Whether a region has a share by the version that it goes by.
@@ -219,8 +223,17 @@ impl Budgets {
 }
 
 impl Series {
-    fn order(&mut self, (before, after): (Mark, Mark), numbers: &[(String, String)], is_heard: bool) {
-        let known = self.specs.iter().filter(|(mark, _)| *mark <= before).max_by_key(|(mark, _)| *mark);
+    fn order(
+        &mut self,
+        (before, after): (VersionId, VersionId),
+        numbers: &[(String, String)],
+        is_heard: bool,
+    ) {
+        let known = self
+            .specs
+            .iter()
+            .filter(|(version_id, _)| *version_id <= before)
+            .max_by_key(|(version_id, _)| *version_id);
         let Some(Ok(spec)) = known.map(|(_, spec)| ordered(spec, numbers)) else { return };
         if let Ok(numbers) = Numbers::of(&spec) {
             self.issued.push((after, numbers, is_heard));
@@ -229,10 +242,11 @@ impl Series {
     }
 
     /// Whatever changed did so between two instants.
-    fn renew(&mut self, floor: Mark, (after_ns, before_ns): (u64, u64)) {
-        let replaced = self.issued.iter().filter(|(mark, _, is_heard)| *is_heard && *mark <= floor);
-        if let Some(since) = replaced.map(|(mark, ..)| *mark).max() {
-            self.issued.retain(|(mark, ..)| *mark >= since);
+    fn renew(&mut self, floor: VersionId, (after_ns, before_ns): (u64, u64)) {
+        let replaced =
+            self.issued.iter().filter(|(version_id, _, is_heard)| *is_heard && *version_id <= floor);
+        if let Some(since) = replaced.map(|(version_id, ..)| *version_id).max() {
+            self.issued.retain(|(version_id, ..)| *version_id >= since);
         }
         let most = self.issued.iter().map(|(_, numbers, _)| *numbers).reduce(Numbers::or_more);
         let (Some(most), Some((_, last))) = (most, self.in_force.last().copied()) else { return };

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use acequia_limits::{Limit, Part, RATE_PARTS};
 use acequia_node::Holding;
-use acequia_rights::Region as Rights;
+use acequia_rights::MemberId as Rights;
 
 use super::{
     Check,
@@ -177,7 +177,7 @@ fn lent_unseen(world: &World, (limit, asked): (&Limit, &Question), seen: &[Holdi
             let now = process.clock.now();
             let cell = asked.with(|values| process.node.cell_named(limit.id, values, now));
             let loans = cell.map_or_else(Vec::new, |cell| cell.view.loans);
-            for loan in loans.iter().filter(|loan| !loan.is_lent && loan.peer.region == of) {
+            for loan in loans.iter().filter(|loan| !loan.is_lent && loan.peer.member == of) {
                 held.rate += loan.part.rate;
                 held.units += loan.part.units;
             }

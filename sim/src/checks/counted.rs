@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use acequia_limits::Limit;
-use acequia_rights::Writer;
+use acequia_rights::Incarnation;
 
 use super::{
     Check,
@@ -37,14 +37,14 @@ struct Watched {
     judge: Judge,
     changes: usize,
     /// By writer, what it had charged in all, and when that was last seen to grow.
-    charged: BTreeMap<Writer, (u64, u64)>,
+    charged: BTreeMap<Incarnation, (u64, u64)>,
 }
 
 /// A region's process.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     processes: u64,
-    writer: Option<Writer>,
+    incarnation: Option<Incarnation>,
 }
 
 impl NeverChargedOver {
@@ -89,13 +89,16 @@ impl Check for NeverChargedOver {
             let seen = &mut self.regions[place];
             let is_new = seen.processes != region.processes();
             if is_new {
-                let writer = process.node.membership(process.clock.now()).map(|membership| membership.writer);
-                *seen = Seen { processes: region.processes(), writer };
+                let incarnation =
+                    process.node.membership(process.clock.now()).map(|membership| membership.incarnation);
+                *seen = Seen { processes: region.processes(), incarnation };
             }
-            let Some(writer) = seen.writer.filter(|_| !self.apart.contains(&place)) else { continue };
+            let Some(incarnation) = seen.incarnation.filter(|_| !self.apart.contains(&place)) else {
+                continue;
+            };
             for watched in &mut self.limits {
-                let charged = process.node.charged_by(writer, watched.limit.id);
-                let (before, grown_ns) = watched.charged.entry(writer).or_insert((0, 0));
+                let charged = process.node.charged_by(incarnation, watched.limit.id);
+                let (before, grown_ns) = watched.charged.entry(incarnation).or_insert((0, 0));
                 // What a process has charged in the beginning, an earlier one did, since it was last looked at.
                 let (units, asked_ns) = (charged.saturating_sub(*before), *grown_ns);
                 if units > 0 || is_new {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use acequia_rights::{Mark, Writer, versions::Version};
+use acequia_rights::{Incarnation, VersionId, versions::Version};
 
 use super::Check;
 use crate::{
@@ -16,12 +16,12 @@ const EVERY_MS: u64 = 50;
 /// Compares the versions that regions go by.
 #[derive(Debug, Default)]
 pub struct OneWord {
-    versions: BTreeMap<Mark, Version>,
-    authorities: BTreeMap<u32, Writer>,
+    versions: BTreeMap<VersionId, Version>,
+    authorities: BTreeMap<u32, Incarnation>,
     /// By region, the process that was looked at, and its version.
-    looked: Vec<(u64, Mark)>,
+    looked: Vec<(u64, VersionId)>,
     /// The newest version that each writer had.
-    adopted: BTreeMap<Writer, Mark>,
+    adopted: BTreeMap<Incarnation, VersionId>,
     looks: u64,
 }
 
@@ -43,24 +43,27 @@ impl OneWord {
             let Some(version) = process.node.version() else { continue };
             self.looked[place] = looked;
             let membership = process.node.membership(process.clock.now());
-            let writer = membership.as_ref().map(|membership| membership.writer);
+            let incarnation = membership.as_ref().map(|membership| membership.incarnation);
             if let Some(membership) = membership {
-                let adopted = self.adopted.entry(membership.writer).or_default();
-                *adopted = version.mark.max(*adopted);
+                let adopted = self.adopted.entry(membership.incarnation).or_default();
+                *adopted = version.version_id.max(*adopted);
             }
             // What an authority made and nobody else has, may be lost with its power, and made anew with other words.
-            let is_heard = writer != Some(version.authority);
-            let (mark, authority) = (version.mark, version.authority);
-            let known = self.authorities.get(&mark.epoch).copied().unwrap_or(authority);
+            let is_heard = incarnation != Some(version.authority);
+            let (version_id, authority) = (version.version_id, version.authority);
+            let known = self.authorities.get(&version_id.epoch).copied().unwrap_or(authority);
             if known != authority && !is_doubtful {
-                return Err(format!("epoch {} has two authorities, {known:?} and {authority:?}", mark.epoch));
+                return Err(format!(
+                    "epoch {} has two authorities, {known:?} and {authority:?}",
+                    version_id.epoch
+                ));
             }
-            if self.versions.get(&mark).is_some_and(|known| *known != version) && !is_doubtful {
-                return Err(format!("{} has another version {mark:?} than others", region.name()));
+            if self.versions.get(&version_id).is_some_and(|known| *known != version) && !is_doubtful {
+                return Err(format!("{} has another version {version_id:?} than others", region.name()));
             }
             if is_heard {
-                self.authorities.entry(mark.epoch).or_insert(authority);
-                self.versions.entry(mark).or_insert(version);
+                self.authorities.entry(version_id.epoch).or_insert(authority);
+                self.versions.entry(version_id).or_insert(version);
             }
         }
         Ok(())
@@ -73,7 +76,7 @@ impl Check for OneWord {
     }
 
     fn look(&mut self, world: &World, _: &[Answer]) -> Result<(), String> {
-        self.looked.resize(world.regions().len(), (0, Mark::default()));
+        self.looked.resize(world.regions().len(), (0, VersionId::default()));
         self.compare(world)?;
         self.looks += 1;
         if !self.looks.is_multiple_of(EVERY_MS) {
@@ -82,12 +85,12 @@ impl Check for OneWord {
         for region in world.regions() {
             let Some(process) = region.process() else { continue };
             for peer in process.node.peers(process.clock.now()) {
-                let had = self.adopted.get(&peer.writer).copied().unwrap_or_default();
-                if peer.mark > had {
-                    let (name, mark) = (region.name(), peer.mark);
+                let had = self.adopted.get(&peer.incarnation).copied().unwrap_or_default();
+                if peer.version_id > had {
+                    let (name, version_id) = (region.name(), peer.version_id);
                     return Err(format!(
-                        "{name} heard that {:?} has version {mark:?}, which had {had:?}",
-                        peer.writer
+                        "{name} heard that {:?} has version {version_id:?}, which had {had:?}",
+                        peer.incarnation
                     ));
                 }
             }

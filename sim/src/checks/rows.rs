@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use acequia_limits::{Limit, LimitId};
-use acequia_rights::Writer;
+use acequia_rights::Incarnation;
 
 use super::Check;
 use crate::{
@@ -23,9 +23,9 @@ pub struct RowsGrow {
     limits: Vec<LimitId>,
     regions: Vec<Own>,
     /// What every writer has on its disk.
-    durable: BTreeMap<Writer, Vec<u64>>,
+    durable: BTreeMap<Incarnation, Vec<u64>>,
     /// What each region knew of each writer.
-    known: BTreeMap<(Place, Writer), (u64, Vec<u64>)>,
+    known: BTreeMap<(Place, Incarnation), (u64, Vec<u64>)>,
     read: usize,
     looks: u64,
 }
@@ -34,7 +34,7 @@ pub struct RowsGrow {
 #[derive(Clone, Debug, Default)]
 struct Own {
     processes: u64,
-    writer: Option<Writer>,
+    incarnation: Option<Incarnation>,
     /// What was last charged in all, by limit.
     charged: Vec<u64>,
     /// What is on its way to the disk, and in which batch.
@@ -66,19 +66,20 @@ impl RowsGrow {
             let is_old = own.is_old;
             *own = Own {
                 processes: region.processes(),
-                writer: Some(membership.writer),
+                incarnation: Some(membership.incarnation),
                 is_old,
                 ..Own::default()
             };
         }
-        let Some(writer) = own.writer else { return Ok(()) };
+        let Some(incarnation) = own.incarnation else { return Ok(()) };
         let batch = node.charged_in();
         // A batch that nobody has taken yet is the same one for all that comes.
-        let charged: Vec<u64> = self.limits.iter().map(|limit| node.charged_by(writer, *limit)).collect();
+        let charged: Vec<u64> =
+            self.limits.iter().map(|limit| node.charged_by(incarnation, *limit)).collect();
         if charged != own.charged {
             let begins = own.charged.is_empty();
             // What a process begins with is what its disk has.
-            let before = if begins { self.durable.get(&writer) } else { Some(&own.charged) };
+            let before = if begins { self.durable.get(&incarnation) } else { Some(&own.charged) };
             if !own.is_old
                 && let Some((before, now)) = before.and_then(|before| is_less(&charged, before))
             {
@@ -86,7 +87,7 @@ impl RowsGrow {
             }
             if begins {
                 // What an older disk has, is not what was told.
-                let durable = self.durable.entry(writer).or_default();
+                let durable = self.durable.entry(incarnation).or_default();
                 if !own.is_old || durable.is_empty() {
                     durable.clone_from(&charged);
                 }
@@ -96,7 +97,7 @@ impl RowsGrow {
             own.charged = charged;
         }
         while let Some((_, charged)) = own.waiting.pop_front_if(|(batch, _)| node.is_committed(*batch)) {
-            let durable = self.durable.entry(writer).or_default();
+            let durable = self.durable.entry(incarnation).or_default();
             if is_less(&charged, durable).is_none() {
                 *durable = charged;
             }
@@ -107,25 +108,25 @@ impl RowsGrow {
     fn look_at_views(&mut self, world: &World, place: Place) -> Result<(), String> {
         let region = &world.regions()[place];
         let Some(process) = region.process() else { return Ok(()) };
-        for (writer, durable) in &self.durable {
+        for (incarnation, durable) in &self.durable {
             let own = &self.regions[place];
-            if own.writer == Some(*writer) {
+            if own.incarnation == Some(*incarnation) {
                 continue;
             }
             let known: Vec<u64> =
-                self.limits.iter().map(|limit| process.node.charged_by(*writer, *limit)).collect();
+                self.limits.iter().map(|limit| process.node.charged_by(*incarnation, *limit)).collect();
             let name = region.name();
-            if let Some((most, known)) = is_less(durable, &known).filter(|_| !self.is_old(*writer)) {
+            if let Some((most, known)) = is_less(durable, &known).filter(|_| !self.is_old(*incarnation)) {
                 return Err(format!(
-                    "{name} knows of {most} units that {writer:?} charged, whose disk knows of {known}"
+                    "{name} knows of {most} units that {incarnation:?} charged, whose disk knows of {known}"
                 ));
             }
-            let (processes, before) = self.known.entry((place, *writer)).or_default();
+            let (processes, before) = self.known.entry((place, *incarnation)).or_default();
             if *processes == region.processes()
                 && let Some((before, now)) = is_less(&known, before)
             {
                 return Err(format!(
-                    "{name} knew of {before} units that {writer:?} charged, and now of {now}"
+                    "{name} knew of {before} units that {incarnation:?} charged, and now of {now}"
                 ));
             }
             (*processes, *before) = (region.processes(), known);
@@ -133,23 +134,25 @@ impl RowsGrow {
         Ok(())
     }
 
-    fn is_old(&self, writer: Writer) -> bool {
-        self.regions.iter().any(|own| own.is_old && own.writer == Some(writer))
+    fn is_old(&self, incarnation: Incarnation) -> bool {
+        self.regions.iter().any(|own| own.is_old && own.incarnation == Some(incarnation))
     }
 
     /// A node on an older disk than it once had is told so by whoever it hears.
     fn look_at_old_disk(&mut self, world: &World, place: Place, answers: &[Answer]) -> Result<(), String> {
         let region = &world.regions()[place];
         let Some(process) = region.process().filter(|_| self.regions[place].is_old) else { return Ok(()) };
-        let Some(writer) = self.regions[place].writer else { return Ok(()) };
+        let Some(incarnation) = self.regions[place].incarnation else { return Ok(()) };
         let now = process.clock.now();
         // Only where somebody knows of more than the disk has: else nothing was forgotten.
         let others = || world.regions().iter().filter(|other| other.name() != region.name());
-        let own: Vec<u64> = self.limits.iter().map(|limit| process.node.charged_by(writer, *limit)).collect();
-        let is_behind = self.durable.get(&writer).is_some_and(|durable| is_less(&own, durable).is_some());
+        let own: Vec<u64> =
+            self.limits.iter().map(|limit| process.node.charged_by(incarnation, *limit)).collect();
+        let is_behind =
+            self.durable.get(&incarnation).is_some_and(|durable| is_less(&own, durable).is_some());
         let is_told = others().filter_map(|other| other.process()).any(|other| {
             let knows: Vec<u64> =
-                self.limits.iter().map(|limit| other.node.charged_by(writer, *limit)).collect();
+                self.limits.iter().map(|limit| other.node.charged_by(incarnation, *limit)).collect();
             is_less(&own, &knows).is_some()
         });
         let hears = is_behind && is_told && process.node.peers(now).iter().any(|peer| peer.is_reached);

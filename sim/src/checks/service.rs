@@ -101,10 +101,10 @@ impl ServiceResumes {
             Some((region.name(), process.node.membership(process.clock.now())?))
         });
         let members: Vec<_> = members.collect();
-        let lives = |writer| members.iter().any(|(_, member)| member.writer == writer);
+        let lives = |incarnation| members.iter().any(|(_, member)| member.incarnation == incarnation);
         for (place, (name, member)) in members.iter().enumerate() {
             let pending = member.progress.iter().flat_map(|progress| &progress.pending);
-            let dead = pending.filter(|(writer, _)| !lives(*writer)).count();
+            let dead = pending.filter(|(incarnation, _)| !lives(*incarnation)).count();
             if dead > 0 && !self.barred.contains(&place) {
                 return Err(format!("{name} waits for {dead} writers that are gone"));
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use acequia_limits::{Limit, Part};
-use acequia_rights::{Region, Writer};
+use acequia_rights::{Incarnation, MemberId};
 use acequia_server::worker::Shared;
 
 use super::{Check, never_over::cell_of};
@@ -45,14 +45,15 @@ impl AllSettles {
             in_of(world, &self.out)
                 .map(|(name, process)| (name, Arc::clone(&process.node), process.clock.now()))
         };
-        let writers: Vec<Writer> =
-            nodes().filter_map(|(_, node, now)| Some(node.membership(now)?.writer)).collect();
-        for (limit, writer) in self.limits.iter().flat_map(|limit| writers.iter().map(move |of| (limit, *of)))
+        let incarnations: Vec<Incarnation> =
+            nodes().filter_map(|(_, node, now)| Some(node.membership(now)?.incarnation)).collect();
+        for (limit, incarnation) in
+            self.limits.iter().flat_map(|limit| incarnations.iter().map(move |of| (limit, *of)))
         {
             let known: Vec<_> =
-                nodes().map(|(name, node, _)| (name, node.charged_by(writer, limit.id))).collect();
+                nodes().map(|(name, node, _)| (name, node.charged_by(incarnation, limit.id))).collect();
             if known.iter().any(|(_, units)| *units != known[0].1) {
-                return Err(format!("limit {}, charged by {writer:?}: {known:?}", limit.spec.name));
+                return Err(format!("limit {}, charged by {incarnation:?}: {known:?}", limit.spec.name));
             }
         }
         Ok(())
@@ -73,8 +74,9 @@ impl AllSettles {
                     let loans = question.with(|values| process.node.cell_named(id, values, now));
                     let loans = loans.map_or_else(Vec::new, |cell| cell.view.loans);
                     // What was lent to one that must own nothing stays out until an operator says who it is now.
-                    let is_out =
-                        |peer: &Writer| self.out.iter().any(|at| Region::named(NAMES[*at]) == peer.region);
+                    let is_out = |peer: &Incarnation| {
+                        self.out.iter().any(|at| MemberId::named(NAMES[*at]) == peer.member)
+                    };
                     if !loans.is_empty() && loans.iter().all(|loan| is_out(&loan.peer)) {
                         continue;
                     }
@@ -127,12 +129,12 @@ impl Check for NobodyWaits {
     fn rest(&mut self, world: &World) -> Result<(), String> {
         let newest = in_of(world, &self.out).map(|(_, process)| process.node.marks().0).max();
         for (name, process) in in_of(world, &self.out) {
-            let (mark, _) = process.node.marks();
+            let (version_id, _) = process.node.marks();
             let Some(membership) = process.node.membership(process.clock.now()) else { continue };
             let progress = membership.progress.ok_or_else(|| format!("{name} has no version"))?;
             let waits = progress.effective != progress.requested || !progress.pending.is_empty();
-            if Some(mark) != newest || waits {
-                return Err(format!("{name} goes by {mark:?} of {newest:?}: {progress:?}"));
+            if Some(version_id) != newest || waits {
+                return Err(format!("{name} goes by {version_id:?} of {newest:?}: {progress:?}"));
             }
         }
         Ok(())

@@ -28,7 +28,7 @@ use std::{
 
 use acequia_limits::Limit;
 use acequia_mesh::Identity;
-use acequia_rights::{Mark, node_named};
+use acequia_rights::{VersionId, node_named};
 use acequia_server::{
     config::{ClockConfig, Config},
     regions::{Order, Ordered},
@@ -90,7 +90,7 @@ pub struct Done {
     /// What.
     pub fault: Fault,
     /// Of an order that was carried out, the version before and the one that it made.
-    pub made: Option<(Mark, Mark)>,
+    pub made: Option<(VersionId, VersionId)>,
 }
 
 /// Why there is no world, or no more of it.
@@ -442,7 +442,7 @@ impl World {
     }
 
     /// Gives the version before and the one that the order made.
-    fn order(&mut self, at: Place, command: &Command) -> Option<(Mark, Mark)> {
+    fn order(&mut self, at: Place, command: &Command) -> Option<(VersionId, VersionId)> {
         let region = |at: &Place| NAMES[*at].to_owned();
         let order = match command {
             Command::Budget { limit, numbers } => Order::Budget {
@@ -503,7 +503,7 @@ impl World {
     /// Whom a node takes for the authority.
     fn authority_of(&self, at: Place) -> Option<Place> {
         let version = self.regions[at].process()?.node.version()?;
-        let is_it = |config: &Config| config.numbers().0 == version.authority.region;
+        let is_it = |config: &Config| config.numbers().0 == version.authority.member;
         self.configs.iter().position(is_it)
     }
 }

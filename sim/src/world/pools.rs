@@ -9,7 +9,7 @@ use std::{
 
 use acequia_rights::pool::{
     Letter, bucket,
-    group::{Absent, Assertion, Begin, Known},
+    group::{Absent, Assertion, Begin, GroupStatus},
     name, sliding, window,
 };
 use acequia_store::{
@@ -192,7 +192,7 @@ impl WayThere {
 }
 
 impl Pools for WayThere {
-    async fn begin(&self, at: &At<'_>, begin: &Begin) -> Result<Known, Missed> {
+    async fn begin(&self, at: &At<'_>, begin: &Begin) -> Result<GroupStatus, Missed> {
         let (begun, pools) = self.there(at.deadline).await?;
         let answer = pools.begin(at, begin).await;
         self.back(begun, at.deadline, answer).await
@@ -203,7 +203,7 @@ impl Pools for WayThere {
         at: &At<'_>,
         assertion: &Assertion,
         absent: Option<&Absent>,
-    ) -> Result<Known, Missed> {
+    ) -> Result<GroupStatus, Missed> {
         let (begun, pools) = self.there(at.deadline).await?;
         let answer = pools.assert(at, assertion, absent).await;
         self.back(begun, at.deadline, answer).await
@@ -219,10 +219,10 @@ impl Pools for WayThere {
         &self,
         at: &At<'_>,
         exchange: &bucket::Exchange,
-        terms: &bucket::Terms,
+        params: &bucket::BucketParams,
     ) -> Result<Answer<bucket::Exchanged>, Missed> {
         let (begun, pools) = self.there(at.deadline).await?;
-        let answer = pools.exchange(at, exchange, terms).await;
+        let answer = pools.exchange(at, exchange, params).await;
         self.back(begun, at.deadline, answer).await
     }
 
@@ -236,7 +236,7 @@ impl Pools for WayThere {
         self.back(begun, at.deadline, answer).await
     }
 
-    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<name::Standing>, Missed> {
+    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<name::NameState>, Missed> {
         let (begun, pools) = self.there(at.deadline).await?;
         let answer = pools.name(at, act).await;
         self.back(begun, at.deadline, answer).await

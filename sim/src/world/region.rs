@@ -11,8 +11,8 @@ use std::{
 
 use acequia_mesh::{Identity, Mesh};
 use acequia_server::{
-    MeshSurroundings, Service, Surroundings, chance::Chance, config::Config, regions::Audit, siblings::Way,
-    worker::Shared,
+    MeshSurroundings, Service, Surroundings, chance::Chance, config::Config, region::PoolEndpoint,
+    regions::Audit, worker::Shared,
 };
 use acequia_store::{Journal, Store};
 use quinn::TokioRuntime;
@@ -165,7 +165,8 @@ impl Region {
         let chance = Chance::Seeded(random.bytes());
         let service = match &self.way {
             Some(way) => {
-                Service::start_among(config, Some(store), clock, chance, Way::to(way.clone())).await?
+                Service::start_among(config, Some(store), clock, chance, PoolEndpoint::to(way.clone()))
+                    .await?
             }
             None => Service::start_with(config, Some(store), clock, chance)?,
         };

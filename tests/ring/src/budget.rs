@@ -12,7 +12,7 @@ use acequia_limits::{
     },
 };
 use acequia_node::Holding;
-use acequia_rights::Region;
+use acequia_rights::MemberId;
 use jiff::Timestamp;
 
 use crate::{place::Place, random::Random};
@@ -305,8 +305,8 @@ pub const fn slowest(units: u64) -> u64 {
 fn sharing(units: u64) -> Option<SharingSpec> {
     /// Names that make the numbers 1 and 0.
     static FIRST: LazyLock<Vec<String>> = LazyLock::new(|| {
-        let named = |region| (0..).map(|n| format!("r{n}")).find(|name| Region::named(name) == region);
-        [Region(1), Region(0)].into_iter().filter_map(named).collect()
+        let named = |region| (0..).map(|n| format!("r{n}")).find(|name| MemberId::named(name) == region);
+        [MemberId(1), MemberId(0)].into_iter().filter_map(named).collect()
     });
     let (floor, priority) = match units % 5 {
         0 => (Some("20%"), Vec::new()),

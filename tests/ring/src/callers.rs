@@ -3,7 +3,7 @@
 
 use acequia_limits::Request;
 use acequia_node::{Ask, ChargeId, KEEP_NS, Recording, Reserve, Settled};
-use acequia_rights::Writer;
+use acequia_rights::Incarnation;
 
 use crate::{budget::MS, trace::Event, world::World};
 
@@ -20,7 +20,7 @@ pub(crate) struct Caller {
     id: u128,
     question: Question,
     /// Whose record it is, if that will be on disk.
-    kept_by: Option<Writer>,
+    kept_by: Option<Incarnation>,
     /// When it was charged: true time, and the window's name.
     made_ns: u64,
     label_ns: u64,
@@ -87,7 +87,7 @@ impl World {
     fn must_know(&self, place: usize, before: &Caller) -> bool {
         let at = &self.places[place];
         let is_young = self.now - before.made_ns < KEEP_NS / 2;
-        before.kept_by == Some(at.writer) && is_young && !at.restored && self.oracle.true_windows
+        before.kept_by == Some(at.incarnation) && is_young && !at.restored && self.oracle.true_windows
     }
 
     fn ask_by_name(
@@ -109,7 +109,7 @@ impl World {
         let mut request = Request::new("shop", &entries);
         request.cost = cost;
         let at = &mut self.places[place];
-        let writer = at.writer;
+        let incarnation = at.incarnation;
         let Some(process) = &mut at.process else { return false };
         let recording =
             Recording { id: ChargeId(id), fingerprint: id, is_repeatable: true, reserve, owner: 0 };
@@ -134,7 +134,7 @@ impl World {
         }
         let Some(charge) = charge else { return false };
         let Some(tag) = answer.limits.first().map(|limit| limit.tag) else { return false };
-        let kept_by = (batch > 0).then_some(writer);
+        let kept_by = (batch > 0).then_some(incarnation);
         let is_window = matches!(measured.algorithm, acequia_limits::Algorithm::FixedWindow(_));
         let mut label_ns = 0;
         if is_window {

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use acequia_limits::{CellTag, LimitId};
-use acequia_node::{Kept, Row};
+use acequia_node::{CellRecord, Row};
 
 /// What is surely on a disk.
-pub type Rows = BTreeMap<(LimitId, CellTag), Kept>;
+pub type Rows = BTreeMap<(LimitId, CellTag), CellRecord>;
 
 /// A disk and what waits for it.
 #[derive(Clone, Debug, Default)]
@@ -42,7 +42,7 @@ impl Disk {
     /// The rows of one limit.
     pub fn rows_of(&self, limit: LimitId) -> Vec<Row> {
         let all = (limit, CellTag(0))..=(limit, CellTag(u128::MAX));
-        let row = |((limit, tag), state): (&(LimitId, CellTag), &Kept)| Row {
+        let row = |((limit, tag), state): (&(LimitId, CellTag), &CellRecord)| Row {
             limit: *limit,
             tag: *tag,
             state: Some(state.clone()),

@@ -79,8 +79,8 @@ fn mend(world: &mut World) {
     if !world.places[authority].owner {
         quiet(world, 3 * S);
         world.is_mended = true;
-        let lost = world.places[authority].writer;
-        world.operator.members.retain(|_, member| member.writer != lost);
+        let lost = world.places[authority].incarnation;
+        world.operator.members.retain(|_, member| member.incarnation != lost);
         if let Some(heir) = heir(world) {
             world.take_over(heir);
         }
@@ -110,9 +110,9 @@ fn heir(world: &mut World) -> Option<usize> {
     let owners: Vec<usize> = (0..world.places.len()).filter(owns).collect();
     let stays = owners.iter().copied().find(|place| !world.is_stranger(*place));
     let heir = stays.or(owners.first().copied())?;
-    let writer = world.places[heir].writer;
-    let member = Member { weight: 1, writer, name: String::new() };
-    world.operator.members.entry(writer.region).or_insert(member);
+    let incarnation = world.places[heir].incarnation;
+    let member = Member { weight: 1, incarnation, name: String::new() };
+    world.operator.members.entry(incarnation.member).or_insert(member);
     Some(heir)
 }
 
@@ -157,7 +157,7 @@ fn rounds(world: &mut World, ns: u64, each_ns: u64) {
 
 /// Who is still waited for, in words.
 fn unsettled(world: &World) -> Option<String> {
-    let mark = world.places[world.operator.authority].mark;
+    let version_id = world.places[world.operator.authority].version_id;
     for (number, place) in world.places.iter().enumerate() {
         let Some(node) = place.node() else { continue };
         if !place.owner {
@@ -168,21 +168,21 @@ fn unsettled(world: &World) -> Option<String> {
         else {
             return Some(format!("region {number} has no version"));
         };
-        if requested != mark || effective != requested || !pending.is_empty() {
+        if requested != version_id || effective != requested || !pending.is_empty() {
             let marks: Vec<_> = world
                 .places
                 .iter()
                 .map(|place| {
                     (
                         place.state,
-                        place.writer.incarnation,
+                        place.incarnation.number,
                         place.owner,
                         place.node().map(|node| node.marks()),
                     )
                 })
                 .collect();
             return Some(format!(
-                "region {number} has {requested:?} of {mark:?}, effective {effective:?}, waits for {pending:?}; {marks:?}"
+                "region {number} has {requested:?} of {version_id:?}, effective {effective:?}, waits for {pending:?}; {marks:?}"
             ));
         }
     }
@@ -194,10 +194,10 @@ fn counted_otherwise(world: &World) -> Option<String> {
     let owners = || world.places.iter().filter(|place| place.owner && place.state == State::Up);
     let limits = world.limits.iter().zip(&world.operator.budgets).filter(|(_, budget)| budget.is_some());
     for (limit, of) in limits.flat_map(|(limit, _)| owners().map(move |of| (limit, of))) {
-        let told = |by: &Place| Some(by.node()?.charged_by(of.writer, limit.id));
+        let told = |by: &Place| Some(by.node()?.charged_by(of.incarnation, limit.id));
         let all: Vec<u64> = owners().filter_map(told).collect();
         if all.iter().any(|units| *units != all[0]) {
-            return Some(format!("limit {}, charged by {:?}: {all:?}", limit.name, of.writer));
+            return Some(format!("limit {}, charged by {:?}: {all:?}", limit.name, of.incarnation));
         }
     }
     None

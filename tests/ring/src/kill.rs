@@ -1,6 +1,6 @@
 //! Which rules the ring guards: each is left out in turn, and must be missed.
 
-use acequia_rights::broken::{Broken, break_rule};
+use acequia_rights::mutation::{Mutation, break_rule};
 
 use crate::{
     history::{self, STEPS},
@@ -19,7 +19,7 @@ pub struct Killed {
 }
 
 macro_rules! rules {
-    ($($rule:ident),* $(,)?) => { &[$((stringify!($rule), Broken::$rule)),*] };
+    ($($rule:ident),* $(,)?) => { &[$((stringify!($rule), Mutation::$rule)),*] };
 }
 
 /// Rules that the ring must miss: of the node, and of `acequia-rights` as the node uses them.
@@ -29,7 +29,7 @@ macro_rules! rules {
 /// (`LendTokensNotThere`), nobody believes that another lends more than it has (`LendBorrowed`), the wait of a term that applies
 /// to windows is the catalogue's (`RaiseIgnoresFrom`), and steady clocks are anchored to the wall (`RestartKeepsWaits`). Others
 /// need a meeting of versions that is too rare here (`LaterAckCounts`, `LargestRemainder`).
-pub const RULES: &[(&str, Broken)] = rules![
+pub const RULES: &[(&str, Mutation)] = rules![
     // Of the node.
     GrantBeforeDurable,
     GiveBeforeDurable,
@@ -109,7 +109,7 @@ pub const PATIENT: &[&str] = &[
 ];
 
 /// Runs without a rule until something is found that is not found with it.
-pub fn kill(rule: Broken, histories: u64) -> Option<Killed> {
+pub fn kill(rule: Mutation, histories: u64) -> Option<Killed> {
     for (name, story) in stories::ALL {
         if let Some((by, what)) = without(rule, || story().map(|finding| (finding.check, finding.what))) {
             return Some(Killed { by, histories: 0, what: format!("story {name}: {what}") });
@@ -126,10 +126,10 @@ pub fn kill(rule: Broken, histories: u64) -> Option<Killed> {
 
 /// What is found without a rule, and not with it.
 fn without(
-    rule: Broken,
+    rule: Mutation,
     run: impl Fn() -> Option<(&'static str, String)> + std::panic::RefUnwindSafe,
 ) -> Option<(String, String)> {
-    let found = |broken: Option<Broken>| {
+    let found = |broken: Option<Mutation>| {
         break_rule(broken);
         let found = match std::panic::catch_unwind(&run) {
             Ok(found) => found.map(|(check, what)| (check.to_owned(), what)),

@@ -7,7 +7,7 @@
 //! cargo run --profile ring -p acequia-ring --bin ring -- --only 501232            replay one history
 //! cargo run --profile ring -p acequia-ring --bin ring -- --seed 501232 --watch 0,0    every event of a cell
 //! cargo run --profile ring -p acequia-ring --bin ring -- --survey 1e8             count what is found, go on
-//! cargo run --profile ring -p acequia-ring --features broken --bin kill           leave out one rule at a time
+//! cargo run --profile ring -p acequia-ring --features mutations --bin kill           leave out one rule at a time
 //! ```
 //!
 //! # How
@@ -63,7 +63,7 @@ pub mod clock;
 pub mod disk;
 pub mod heal;
 pub mod history;
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 pub mod kill;
 pub mod mix;
 pub mod network;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use acequia_node::sharing;
 use acequia_rights::{
-    Mark, Region, Version, Writer,
+    Incarnation, MemberId, Version, VersionId,
     versions::{CellKey, Draft, Fence, Member},
 };
 
@@ -23,15 +23,15 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Operator {
     /// Who is to have a share, and how much.
-    pub members: BTreeMap<Region, Member>,
+    pub members: BTreeMap<MemberId, Member>,
     /// The numbers of each limit; none where it is removed.
     pub budgets: Vec<Option<Budget>>,
     /// Other numbers for a key of each limit.
     pub owns: Vec<Option<Own>>,
     /// The members when each limit was last removed.
-    pub removed: Vec<BTreeMap<Region, Member>>,
+    pub removed: Vec<BTreeMap<MemberId, Member>>,
     /// Writers that are gone.
-    gone: Vec<Writer>,
+    gone: Vec<Incarnation>,
     /// Where the authority is.
     pub authority: usize,
     clock_error_ns: u64,
@@ -42,9 +42,9 @@ impl Operator {
     /// What the first version says.
     pub fn new(plan: &Plan) -> Self {
         let member = |region: usize| {
-            let writer = Writer { region: Region(region as u16), node: 0, incarnation: 1 };
+            let incarnation = Incarnation { member: MemberId(region as u16), node: 0, number: 1 };
             let weight = plan.weights[region];
-            (writer.region, Member { weight, writer, name: String::new() })
+            (incarnation.member, Member { weight, incarnation, name: String::new() })
         };
         Self {
             members: (0..plan.members).map(member).collect(),
@@ -59,21 +59,28 @@ impl Operator {
     }
 
     /// A writer does nothing any more.
-    pub fn lost(&mut self, writer: Writer) {
-        if !self.gone.contains(&writer) {
-            self.gone.push(writer);
+    pub fn lost(&mut self, incarnation: Incarnation) {
+        if !self.gone.contains(&incarnation) {
+            self.gone.push(incarnation);
         }
     }
 
     /// Writers that are gone, that the authority's version waits for, and that the next one will not name.
-    fn to_fence(&self, version: Option<&Version>) -> Vec<Writer> {
+    fn to_fence(&self, version: Option<&Version>) -> Vec<Incarnation> {
         let Some(version) = version else { return Vec::new() };
-        let waited_for = |writer: &Writer| {
-            let member = version.members.get(&writer.region);
-            member.is_some_and(|member| member.writer == *writer) || version.leaving.contains(writer)
+        let waited_for = |incarnation: &Incarnation| {
+            let member = version.members.get(&incarnation.member);
+            member.is_some_and(|member| member.incarnation == *incarnation)
+                || version.leaving.contains(incarnation)
         };
-        let named = |writer: &Writer| self.members.values().any(|member| member.writer == *writer);
-        self.gone.iter().filter(|writer| waited_for(writer) && !named(writer)).copied().collect()
+        let named = |incarnation: &Incarnation| {
+            self.members.values().any(|member| member.incarnation == *incarnation)
+        };
+        self.gone
+            .iter()
+            .filter(|incarnation| waited_for(incarnation) && !named(incarnation))
+            .copied()
+            .collect()
     }
 
     fn draft(&self, limits: &[Measured], fenced: Vec<Fence>) -> Draft {
@@ -104,7 +111,10 @@ impl World {
         let now = self.clock(place);
         let version = self.places[place].node().and_then(|node| node.version());
         let fenced = self.operator.to_fence(version.as_ref());
-        let fences = fenced.iter().map(|writer| Fence { writer: *writer, wall_ns: now.wall_ns }).collect();
+        let fences = fenced
+            .iter()
+            .map(|incarnation| Fence { incarnation: *incarnation, wall_ns: now.wall_ns })
+            .collect();
         let draft = self.operator.draft(&self.limits, fences);
         let at = &self.places[place];
         let Some(node) = at.node() else { return false };
@@ -113,20 +123,20 @@ impl World {
             false => node.propose(draft, now.wall_ns),
         };
         let Ok(version) = made else { return false };
-        let mark = version.mark;
+        let version_id = version.version_id;
         if node.adopt(version, now, rows_of(&at.disk)).is_err() {
             return false;
         }
         self.operator.authority = place;
-        self.lay_ghosts(&fenced, mark);
+        self.lay_ghosts(&fenced, version_id);
         let numbers = self.operator.budgets.iter().zip(&self.operator.owns);
         let numbers = numbers.map(|(budget, own)| budget.map(|all| Numbers { all, own: *own })).collect();
-        self.oracle.issue(mark, numbers, self.now);
+        self.oracle.issue(version_id, numbers, self.now);
         for place in &mut self.places {
-            let member = self.operator.members.get(&place.writer.region);
-            let named = member.is_some_and(|member| member.writer == place.writer);
-            if named && place.floor == Mark::default() {
-                place.floor = mark;
+            let member = self.operator.members.get(&place.incarnation.member);
+            let named = member.is_some_and(|member| member.incarnation == place.incarnation);
+            if named && place.floor == VersionId::default() {
+                place.floor = version_id;
             }
         }
         self.learn(place);
@@ -153,11 +163,11 @@ impl World {
         if place == authority || self.places[place].state != State::Down {
             return false;
         }
-        let writer = self.places[place].writer;
+        let incarnation = self.places[place].incarnation;
         self.bury(place);
         self.places[place].state = State::Fenced;
-        self.operator.members.remove(&writer.region);
-        self.operator.lost(writer);
+        self.operator.members.remove(&incarnation.member);
+        self.operator.lost(incarnation);
         let done = self.publish(authority, false);
         self.note(Event::Command(place, "evict", done));
         done
@@ -165,11 +175,11 @@ impl World {
 
     /// A region that is alive is said to be gone: from now on sums are not promised.
     pub fn evict_by_mistake(&mut self, place: usize) -> bool {
-        let writer = self.places[place].writer;
+        let incarnation = self.places[place].incarnation;
         self.oracle.void = true;
         self.command("evict by mistake", |operator| {
-            operator.members.remove(&writer.region);
-            operator.lost(writer);
+            operator.members.remove(&incarnation.member);
+            operator.lost(incarnation);
         })
     }
 
@@ -186,10 +196,10 @@ impl World {
 
     /// A process that has no share gets one.
     pub fn name(&mut self, place: usize, weight: u32) -> bool {
-        let writer = self.places[place].writer;
+        let incarnation = self.places[place].incarnation;
         self.command("name", |operator| {
-            let member = Member { weight, writer, name: String::new() };
-            operator.members.insert(writer.region, member);
+            let member = Member { weight, incarnation, name: String::new() };
+            operator.members.insert(incarnation.member, member);
         })
     }
 
@@ -198,7 +208,7 @@ impl World {
         if place == self.operator.authority {
             return false;
         }
-        let region = self.places[place].writer.region;
+        let region = self.places[place].incarnation.member;
         self.command("leave", |operator| {
             operator.members.remove(&region);
         })
@@ -209,8 +219,8 @@ impl World {
         // Who takes over without the newest version may meet another who did: the stories have that.
         // What only fenced ones have heard of is lost: when all links are up, and nothing of theirs is on its way.
         let is_lost = |place: &Place| self.is_mended && place.state == State::Fenced;
-        let newest = self.places.iter().filter(|place| !is_lost(place)).map(|place| place.mark).max();
-        let done = newest == Some(self.places[place].mark) && self.publish(place, true);
+        let newest = self.places.iter().filter(|place| !is_lost(place)).map(|place| place.version_id).max();
+        let done = newest == Some(self.places[place].version_id) && self.publish(place, true);
         self.note(Event::Command(place, "take over", done));
         done
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use acequia_limits::{HashKey, LimitId, Now};
 use acequia_node::{Asker, Config, Home, Node, Row};
-use acequia_rights::{Mark, Region, Version, Writer};
+use acequia_rights::{Incarnation, MemberId, Version, VersionId};
 
 use crate::{
     budget::{KEY, S},
@@ -38,7 +38,7 @@ pub struct Process {
 #[derive(Debug)]
 pub struct Place {
     /// Who writes here.
-    pub writer: Writer,
+    pub incarnation: Incarnation,
     /// What runs.
     pub state: State,
     /// It, if it does.
@@ -56,11 +56,11 @@ pub struct Place {
     /// How long its loans last.
     pub loan_ttl_ns: u64,
     /// The version that it goes by, and whether that names it.
-    pub mark: Mark,
+    pub version_id: VersionId,
     /// Whether it has a share.
     pub owner: bool,
     /// The last version that it acknowledged, or the first that names it.
-    pub floor: Mark,
+    pub floor: VersionId,
     /// Whether its disk was replaced by an older one.
     pub restored: bool,
     /// Whether its last process stopped as it should.
@@ -71,7 +71,7 @@ impl Place {
     /// A machine with an empty disk.
     pub fn new(region: usize, loan_ttl_ns: u64) -> Self {
         Self {
-            writer: Writer { region: Region(region as u16), node: 0, incarnation: 1 },
+            incarnation: Incarnation { member: MemberId(region as u16), node: 0, number: 1 },
             state: State::Absent,
             process: None,
             disk: Disk::default(),
@@ -80,9 +80,9 @@ impl Place {
             asleep_until: 0,
             stuck_until: 0,
             loan_ttl_ns,
-            mark: Mark::default(),
+            version_id: VersionId::default(),
             owner: false,
-            floor: Mark::default(),
+            floor: VersionId::default(),
             restored: false,
             stopped: false,
         }
@@ -103,7 +103,7 @@ impl Place {
             memory_bytes: 8 << 20,
             durable: true,
             empty_handed: (served && !cleanly).then_some(now),
-            home: Some(Home { writer: self.writer, loan_ttl_ns: self.loan_ttl_ns }),
+            home: Some(Home { incarnation: self.incarnation, loan_ttl_ns: self.loan_ttl_ns }),
         };
         let node = Arc::new(Node::new(config));
         let disk = &self.disk;
@@ -125,12 +125,15 @@ impl Place {
     /// Looks at which version the process goes by; says whether anything changed.
     pub fn learn_version(&mut self) -> bool {
         let Some(node) = self.process.as_ref().map(|process| &process.node) else { return false };
-        let (mark, acked) = node.marks();
+        let (version_id, acked) = node.marks();
         let mut changed = false;
-        if mark != self.mark {
-            self.mark = mark;
+        if version_id != self.version_id {
+            self.version_id = version_id;
             let owns = |version: &Version| {
-                version.members.get(&self.writer.region).is_some_and(|member| member.writer == self.writer)
+                version
+                    .members
+                    .get(&self.incarnation.member)
+                    .is_some_and(|member| member.incarnation == self.incarnation)
             };
             self.owner = node.version().as_ref().is_some_and(owns);
             changed = true;
@@ -143,8 +146,8 @@ impl Place {
 
     /// Whether it may have a share: it was named once, and did not acknowledge a version that does not name it.
     pub fn is_bound(&self) -> bool {
-        let left = self.mark != Mark::default() && !self.owner && self.floor >= self.mark;
-        self.state != State::Absent && self.floor != Mark::default() && !left
+        let left = self.version_id != VersionId::default() && !self.owner && self.floor >= self.version_id;
+        self.state != State::Absent && self.floor != VersionId::default() && !left
     }
 
     /// Whether a process runs and is awake.
@@ -157,9 +160,9 @@ impl Place {
         self.process = None;
         self.disk = Disk::default();
         self.snapshot = None;
-        self.writer.incarnation += 1;
-        self.mark = Mark::default();
-        self.floor = Mark::default();
+        self.incarnation.number += 1;
+        self.version_id = VersionId::default();
+        self.floor = VersionId::default();
         self.owner = false;
         self.restored = false;
         self.stopped = false;

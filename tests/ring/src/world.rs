@@ -2,7 +2,7 @@
 
 use acequia_limits::{Now, Request};
 use acequia_node::{Ask, sharing::AdoptFault};
-use acequia_rights::{Mark, Region, Writer, versions::Refused};
+use acequia_rights::{Incarnation, MemberId, VersionId, versions::Refused};
 
 use crate::{
     budget::Measured,
@@ -53,9 +53,9 @@ pub struct World {
 /// A writer that is gone, of which others may hold something until they go by a version that says so.
 #[derive(Clone, Copy, Debug)]
 struct Ghost {
-    writer: Writer,
-    floor: Mark,
-    gone: Option<Mark>,
+    incarnation: Incarnation,
+    floor: VersionId,
+    gone: Option<VersionId>,
 }
 
 /// How a world begins.
@@ -129,7 +129,7 @@ impl World {
     fn meet(&self, place: usize) {
         let Some(node) = self.places[place].node() else { return };
         for other in self.places.iter().filter(|other| other.state != State::Absent) {
-            node.meet(other.writer);
+            node.meet(other.incarnation);
         }
     }
 
@@ -176,12 +176,12 @@ impl World {
         self.crash(place, 0, 0);
         self.note(Event::LoseDisk(place));
         self.bury(place);
-        self.operator.lost(self.places[place].writer);
+        self.operator.lost(self.places[place].incarnation);
         self.places[place].begin_anew();
         self.start(place, true);
     }
 
-    fn floor_of(&self, place: usize) -> Option<Mark> {
+    fn floor_of(&self, place: usize) -> Option<VersionId> {
         self.places[place].is_bound().then(|| self.places[place].floor)
     }
 
@@ -194,8 +194,8 @@ impl World {
         let at = &mut self.places[place];
         at.disk = snapshot;
         at.restored = true;
-        at.floor = Mark::default();
-        at.mark = Mark::default();
+        at.floor = VersionId::default();
+        at.version_id = VersionId::default();
     }
 
     // The disk.
@@ -293,7 +293,7 @@ impl World {
         }
         let now = self.clock(flying.to);
         let Some(node) = self.places[flying.to].node() else { return };
-        let taken = node.handle(Region(flying.from as u16), &flying.bytes, now);
+        let taken = node.handle(MemberId(flying.from as u16), &flying.bytes, now);
         self.note(Event::Frame(flying.from, flying.to, taken.is_ok()));
     }
 
@@ -305,15 +305,15 @@ impl World {
         let bound = (0..self.places.len()).filter_map(|place| self.floor_of(place)).min();
         let Some(bound) = bound else { return };
         self.ghosts.retain(|ghost| ghost.gone.is_none_or(|gone| bound < gone));
-        let floor = self.ghosts.iter().map(|ghost| ghost.floor).fold(bound, Mark::min);
+        let floor = self.ghosts.iter().map(|ghost| ghost.floor).fold(bound, VersionId::min);
         self.oracle.acked(floor, self.now);
     }
 
     /// An operator fenced writers with this version: once all go by it, nobody has anything of theirs.
-    pub(crate) fn lay_ghosts(&mut self, fenced: &[Writer], mark: Mark) {
+    pub(crate) fn lay_ghosts(&mut self, fenced: &[Incarnation], version_id: VersionId) {
         for ghost in &mut self.ghosts {
-            if fenced.contains(&ghost.writer) {
-                ghost.gone.get_or_insert(mark);
+            if fenced.contains(&ghost.incarnation) {
+                ghost.gone.get_or_insert(version_id);
             }
         }
     }
@@ -321,8 +321,8 @@ impl World {
     /// A place's writer is gone.
     pub(crate) fn bury(&mut self, place: usize) {
         if let Some(floor) = self.floor_of(place) {
-            self.ghosts.push(Ghost { writer: self.places[place].writer, floor, gone: None });
-            self.places[place].floor = Mark::default();
+            self.ghosts.push(Ghost { incarnation: self.places[place].incarnation, floor, gone: None });
+            self.places[place].floor = VersionId::default();
         }
     }
 
@@ -438,14 +438,14 @@ impl World {
 
     /// Whether a process is not who the operator's members name for its region.
     pub fn is_stranger(&self, place: usize) -> bool {
-        let writer = self.places[place].writer;
-        self.operator.members.get(&writer.region).is_none_or(|member| member.writer != writer)
+        let incarnation = self.places[place].incarnation;
+        self.operator.members.get(&incarnation.member).is_none_or(|member| member.incarnation != incarnation)
     }
 
     /// Whether a process once had a share and has none now.
     pub fn has_left(&self, place: usize) -> bool {
         let place = &self.places[place];
-        place.floor != Mark::default() && !place.owner
+        place.floor != VersionId::default() && !place.owner
     }
 
     /// Notes what happened.

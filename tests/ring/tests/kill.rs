@@ -1,5 +1,5 @@
-//! Rules are left out, and missed: with the feature `broken`. All of them, patiently, by `--bin kill`.
-#![cfg(feature = "broken")]
+//! Rules are left out, and missed: with the feature `mutations`. All of them, patiently, by `--bin kill`.
+#![cfg(feature = "mutations")]
 
 use acequia_ring::kill::{PATIENT, RULES, kill};
 

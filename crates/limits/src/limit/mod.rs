@@ -276,17 +276,17 @@ impl Limit {
 
     /// The numbers for a descriptor at a time on the wall clock, in nanoseconds.
     #[inline]
-    pub fn numbers_for(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> Numbers {
-        if self.overrides.is_empty() { Numbers::Own } else { self.overridden(descriptor, wall_ns) }
+    pub fn numbers_for(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> VariantChoice {
+        if self.overrides.is_empty() { VariantChoice::Own } else { self.overridden(descriptor, wall_ns) }
     }
 
     #[cold]
-    fn overridden(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> Numbers {
+    fn overridden(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> VariantChoice {
         let is_its =
             |o: &Override| !o.is_over(wall_ns) && o.when.iter().all(|c| c.holds_for_first(descriptor));
-        let Some(index) = self.overrides.iter().position(is_its) else { return Numbers::Own };
+        let Some(index) = self.overrides.iter().position(is_its) else { return VariantChoice::Own };
         let fits = self.overrides[index].when.iter().all(|c| c.holds_for_all(descriptor));
-        if fits { Numbers::Override(index) } else { Numbers::OwnApart }
+        if fits { VariantChoice::Override(index) } else { VariantChoice::OwnApart }
     }
 
     /// Whether cells need so long to become idle that they must survive a crash.
@@ -312,7 +312,7 @@ impl Limit {
 
 /// By which of a limit's numbers a descriptor counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Numbers {
+pub enum VariantChoice {
     /// The limit's own.
     Own,
     /// Those of an override, by its index in `overrides`: the first that fits.
@@ -322,7 +322,7 @@ pub enum Numbers {
     OwnApart,
 }
 
-impl Numbers {
+impl VariantChoice {
     /// The index into `overrides`, or nothing for the limit's own numbers.
     pub const fn index(self) -> Option<usize> {
         match self {
@@ -433,18 +433,18 @@ mod tests {
         let entries = [(&b"api_key"[..], &b"big-co"[..])];
         let big = Descriptor::new(&entries, None);
         let until = limit.overrides[0].until_ns.expect("an end");
-        assert_eq!(limit.numbers_for(&big, until - 1), Numbers::Override(0));
-        assert_eq!(limit.numbers_for(&big, until), Numbers::Own);
+        assert_eq!(limit.numbers_for(&big, until - 1), VariantChoice::Override(0));
+        assert_eq!(limit.numbers_for(&big, until), VariantChoice::Own);
         let numbers_of = |values: &[&str]| {
             let entries: Vec<(&[u8], &[u8])> =
                 values.iter().map(|value| (&b"api_key"[..], value.as_bytes())).collect();
             limit.numbers_for(&Descriptor::new(&entries, None), 0)
         };
-        assert_eq!(numbers_of(&["x"]), Numbers::Own);
+        assert_eq!(numbers_of(&["x"]), VariantChoice::Own);
         // A client may choose one of the values.
-        assert_eq!(numbers_of(&["x", "big-co"]), Numbers::Own);
-        assert_eq!(numbers_of(&["big-co", "x"]), Numbers::OwnApart);
-        assert_eq!(numbers_of(&["big-co", "big-one"]), Numbers::Override(0));
+        assert_eq!(numbers_of(&["x", "big-co"]), VariantChoice::Own);
+        assert_eq!(numbers_of(&["big-co", "x"]), VariantChoice::OwnApart);
+        assert_eq!(numbers_of(&["big-co", "big-one"]), VariantChoice::Override(0));
         assert_eq!(
             limit.overrides[0].algorithm,
             Algorithm::TokenBucket(Meter::new(Rate::parse("600/s").expect("a rate"), 120))

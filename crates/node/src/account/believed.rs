@@ -10,7 +10,7 @@
 //! A meter lives as long as the cell's account, which is gone when nobody has asked for the cell for a while.
 
 use acequia_limits::{Algorithm, Part, UNITS_MAX, meter::Meter};
-use acequia_rights::Region;
+use acequia_rights::MemberId;
 
 /// Clocks drift, and words are under way: one part in so many, and one, is believed beyond.
 const LENIENT: u64 = 256;
@@ -18,7 +18,7 @@ const LENIENT: u64 = 256;
 /// What one region's loans brought.
 #[derive(Clone, Copy, Debug)]
 struct Lender {
-    region: Region,
+    region: MemberId,
     meter: Meter,
     tat: u128,
 }
@@ -31,7 +31,7 @@ impl Believed {
     /// How many of a loan's tokens are believed, of which `stands` is what stands for its giver's region. They count as lent from now on.
     pub(super) fn take(
         &mut self,
-        (region, stands): (Region, Part),
+        (region, stands): (MemberId, Part),
         tokens: u64,
         global: &Algorithm,
         steady_ns: u64,
@@ -45,7 +45,7 @@ impl Believed {
     }
 
     /// So many tokens go back to the giver.
-    pub(super) fn give_back(&mut self, region: Region, tokens: u64, steady_ns: u64) {
+    pub(super) fn give_back(&mut self, region: MemberId, tokens: u64, steady_ns: u64) {
         if let Some(lender) = self.0.iter_mut().find(|lender| lender.region == region) {
             lender.tat = lender.meter.forgive(lender.tat, steady_ns, tokens);
         }
@@ -57,7 +57,7 @@ impl Believed {
     }
 
     /// The region's meter, with what stands for it now.
-    fn lender(&mut self, region: Region, meter: Meter, steady_ns: u64) -> &mut Lender {
+    fn lender(&mut self, region: MemberId, meter: Meter, steady_ns: u64) -> &mut Lender {
         let place = self.0.iter().position(|lender| lender.region == region).unwrap_or(self.0.len());
         if place == self.0.len() {
             self.0.push(Lender { region, meter, tat: 0 });
@@ -87,7 +87,7 @@ mod tests {
 
     const S: u64 = 1_000_000_000;
     const HALF: Part = Part { rate: RATE_PARTS / 2, units: 50 };
-    const LIAR: Region = Region(7);
+    const LIAR: MemberId = MemberId(7);
 
     fn algorithm(yaml: &str) -> Algorithm {
         let json = format!(r#"{{"name":"l","domain":"d",{yaml}}}"#);
@@ -129,9 +129,9 @@ mod tests {
             assert_eq!(believed.take((LIAR, HALF), 50, &bucket, now_ns), 50, "{second}");
             assert!(believed.take((LIAR, HALF), 50, &bucket, now_ns) <= 1, "{second}");
             // Another region is another one.
-            assert_eq!(believed.take((Region(8), HALF), 5, &bucket, now_ns), 5);
+            assert_eq!(believed.take((MemberId(8), HALF), 5, &bucket, now_ns), 5);
             believed.give_back(LIAR, 51, now_ns);
-            believed.give_back(Region(8), 5, now_ns);
+            believed.give_back(MemberId(8), 5, now_ns);
         }
         // What is owed when a limit is lowered is no reason to refuse a loan, only its tokens.
         believed.take((LIAR, HALF), 50, &bucket, 100 * S);

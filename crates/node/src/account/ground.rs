@@ -1,13 +1,13 @@
 //! The numbers that a cell's account is kept by, and what they give it in a window.
 
 use acequia_limits::{Algorithm, Part};
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::mutation::{Mutation, mutated};
 
 use crate::local::Local;
 
 /// What a cell's account is kept by: the limit's numbers for its cell, whole and local.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ground<'a> {
+pub(crate) struct CellContext<'a> {
     /// The whole limit's algorithm.
     pub(crate) global: &'a Algorithm,
     /// As this region enforces it.
@@ -21,13 +21,13 @@ pub(crate) struct Ground<'a> {
     pub(crate) in_force: bool,
 }
 
-impl Ground<'_> {
+impl CellContext<'_> {
     /// Whether a window, by its end, is one of the cell's. Where cells have edges of their own, what is on disk may be counted in one of a
     /// cell that it was shared with, or in one by other clocks.
     pub(crate) fn is_own(&self, end_ns: u64) -> bool {
         match self.local.at(self.salt) {
             Algorithm::FixedWindow(window) => {
-                window.is_edge(end_ns, self.salt) || broken(Broken::SharedWindowKept)
+                window.is_edge(end_ns, self.salt) || mutated(Mutation::SharedWindowKept)
             }
             _ => true,
         }

@@ -6,7 +6,7 @@ use super::Account;
 
 /// Who looks at a cell now and then, and sees what was asked for meanwhile. A cell has its account for as long as one does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Looker {
+pub(crate) enum Rebalancer {
     /// What moves between regions.
     Regions,
     /// What is taken of the region's pools.
@@ -26,7 +26,7 @@ pub(crate) struct Offered {
     pub(crate) smallest: u64,
 }
 
-impl Looker {
+impl Rebalancer {
     pub(super) const fn other(self) -> Self {
         match self {
             Self::Regions => Self::Pools,
@@ -76,7 +76,7 @@ impl Account {
     }
 
     /// A look: what was asked for since this one's last.
-    pub(crate) fn look(&mut self, by: Looker) -> Offered {
+    pub(crate) fn take_offered(&mut self, by: Rebalancer) -> Offered {
         self.flagged = false;
         self.lookers[by as usize] = true;
         let offered = std::mem::take(&mut self.offered);
@@ -84,13 +84,13 @@ impl Account {
         if looks && offered.events > 0 {
             let unseen = &mut self.windows_mut().unseen[by.other() as usize];
             *unseen = unseen.and(offered);
-        } else if by == Looker::Pools && offered.events > 0 {
+        } else if by == Rebalancer::Pools && offered.events > 0 {
             // Other regions may be asked for what was denied last, if there is nothing in the pool. How often it is asked for is not known by
             // this.
             let (units, missed) = (offered.denied, u32::try_from(offered.denied).unwrap_or(u32::MAX));
             let one = Offered { units, events: 1, missed, ..offered };
             let unseen = if offered.denied > 0 { one } else { Offered::NONE };
-            self.windows_mut().unseen[Looker::Regions as usize] = unseen;
+            self.windows_mut().unseen[Rebalancer::Regions as usize] = unseen;
         }
         match &mut self.windows {
             Some(windows) => std::mem::take(&mut windows.unseen[by as usize]).and(offered),
@@ -99,13 +99,13 @@ impl Account {
     }
 
     /// One looks no more. Says whether nobody does: the account may be dropped then.
-    pub(crate) fn leave_alone(&mut self, by: Looker) -> bool {
+    pub(crate) fn leave_alone(&mut self, by: Rebalancer) -> bool {
         self.lookers[by as usize] = false;
         if let Some(windows) = &mut self.windows {
             windows.unseen[by as usize] = Offered::NONE;
             match by {
-                Looker::Pools => windows.within_reach = None,
-                Looker::Regions => windows.for_others = Part::default(),
+                Rebalancer::Pools => windows.within_reach = None,
+                Rebalancer::Regions => windows.for_others = Part::default(),
             }
         }
         self.lookers == [false; 2]

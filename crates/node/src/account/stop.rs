@@ -11,38 +11,38 @@
 use acequia_limits::{Algorithm, Now, Part, window::Usage};
 use acequia_rights::{
     Sessions, Transfers,
-    broken::{Broken, broken},
+    mutation::{Mutation, mutated},
 };
 
-use super::{Account, Ground};
-use crate::kept::Kept;
+use super::{Account, CellContext};
+use crate::record::CellRecord;
 
 impl Account {
     /// What is to be kept of the cell, of which nothing may be charged or told to a pool any more.
     pub(crate) fn stopped(
         &mut self,
         words: &mut Vec<u64>,
-        ground: &Ground<'_>,
+        context: &CellContext<'_>,
         now: Now,
         sessions: &impl Sessions,
-    ) -> Kept {
-        self.settle(words, ground, now, sessions);
+    ) -> CellRecord {
+        self.settle(words, context, now, sessions);
         let Algorithm::FixedWindow(window) = &self.algorithm else {
-            self.cut_pool(words, ground, Part::default(), now);
-            return Kept::new(&self.algorithm, words, now).with_pledge(self.pledge());
+            self.cut_pool(words, context, Part::default(), now);
+            return CellRecord::new(&self.algorithm, words, now).with_pledge(self.pledge());
         };
         let Usage { end_ns, used, ahead } = Usage::of(words);
         let given = self.transfers_of(end_ns).map_or(0, Transfers::given_total);
         let (before_ns, before) = self.windows().given_before;
         let before = if before_ns == end_ns { before } else { 0 };
         let of_pool = |end_ns| {
-            let taken = self.taken_of(end_ns);
-            if broken(Broken::LeaseStopsBeforeReturns) { taken.taken } else { taken.units() }
+            let withdrawn = self.taken_of(end_ns);
+            if mutated(Mutation::LeaseStopsBeforeReturns) { withdrawn.withdrawn } else { withdrawn.units() }
         };
         let used = used.saturating_add(given).saturating_sub(before).saturating_sub(of_pool(end_ns));
-        let ahead = ahead.saturating_sub(of_pool(window.end_after(end_ns, ground.salt)));
+        let ahead = ahead.saturating_sub(of_pool(window.end_after(end_ns, context.salt)));
         // By one clock alone nothing is charged ahead.
         let owed = Usage { end_ns, used, ahead }.words();
-        Kept::new(&self.algorithm, &owed[..words.len().min(owed.len())], now).with_pledge(self.pledge())
+        CellRecord::new(&self.algorithm, &owed[..words.len().min(owed.len())], now).with_pledge(self.pledge())
     }
 }

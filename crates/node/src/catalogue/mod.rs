@@ -5,8 +5,8 @@
 //! *numbers*: every set of numbers a slot has had, so that a cell written under old ones is carried
 //! over, debt and all, when it is next touched.
 
+mod allocations;
 mod registry;
-mod terms;
 
 use std::{
     collections::BTreeMap,
@@ -22,11 +22,11 @@ use acequia_limits::{
     cell::Tagger,
     selector::Condition,
 };
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::mutation::{Mutation, mutated};
 
 pub(crate) use self::{
+    allocations::{Allocations, OwnAllocation},
     registry::{Live, Registry, Unwritten},
-    terms::{Term, Terms},
 };
 pub use crate::table::NUMBERS_MAX;
 use crate::{
@@ -138,7 +138,7 @@ impl Active {
 #[derive(Clone, Debug)]
 struct Slot {
     id: LimitId,
-    numbers: Vec<Numbers>,
+    numbers: Vec<Variant>,
     /// Whether it was served before a restart, unjournalled.
     empty_handed: bool,
     /// Whether its cells are kept in the journal.
@@ -163,7 +163,7 @@ impl Slot {
 
 /// One set of numbers of a limit.
 #[derive(Clone, Debug)]
-struct Numbers {
+struct Variant {
     algorithm: Algorithm,
     /// As this region enforces them: what cells are written under.
     local: Local,
@@ -183,7 +183,7 @@ struct Numbers {
     until_ns: Option<u64>,
 }
 
-impl Numbers {
+impl Variant {
     /// When an override ended by itself, if it has.
     fn expired(&self, now: Now) -> Option<Now> {
         let until_ns = self.until_ns.filter(|until_ns| now.wall_ns >= *until_ns)?;
@@ -332,7 +332,7 @@ impl Catalogue {
     /// same override where the overrides are the same, and else the least of all. What was a guess stays one: the least of
     /// yesterday need not be the least of today.
     pub(crate) fn heir(&self, slot: u32, cell: &Cell, salt: u32, now: Now) -> Option<(u16, bool)> {
-        if cell.is_guess() && !broken(Broken::GuessTakenForKnown) {
+        if cell.is_guess() && !mutated(Mutation::GuessTakenForKnown) {
             return Some((self.least_of_today(slot, salt, None)?, true));
         }
         let numbers = cell.numbers();
@@ -387,7 +387,7 @@ impl Catalogue {
             n.ended.is_none() && (role.is_none() || n.role.as_deref() == role)
         });
         live.min_by_key(|n| {
-            let Numbers { local, algorithm, .. } = &list[usize::from(*n)];
+            let Variant { local, algorithm, .. } = &list[usize::from(*n)];
             let (part, pool) = (local.part(salt), local.pool(algorithm, salt).unwrap_or_default());
             // Of windows that begin later, too, whoever gives less in all has no more standing and in its pool.
             (part.units, pool.units, part.rate, pool.rate, algorithm.budget(), *n)
@@ -411,7 +411,7 @@ impl Catalogue {
 
     /// Whether the limit of a slot is one of those that there are now.
     pub(crate) fn is_active(&self, slot: u32) -> bool {
-        self.active.contains_key(&slot) || broken(Broken::GiveOfRemoved)
+        self.active.contains_key(&slot) || mutated(Mutation::GiveOfRemoved)
     }
 
     /// The limit of a slot, if it is one of those that there are now.
@@ -582,6 +582,6 @@ impl Catalogue {
 }
 
 /// Of some numbers, those with the fastest rate.
-fn fastest<'n>(all: impl Iterator<Item = &'n Numbers>) -> Option<&'n Algorithm> {
+fn fastest<'n>(all: impl Iterator<Item = &'n Variant>) -> Option<&'n Algorithm> {
     all.map(|numbers| &numbers.algorithm).reduce(|a, b| if a.is_slower(b) { b } else { a })
 }

@@ -13,12 +13,12 @@ use acequia_limits::{
 };
 use acequia_rights::{
     Split,
-    broken::{Broken, broken},
+    mutation::{Mutation, mutated},
 };
 
 use super::{
-    Active, Catalogue, CatalogueFault, Change, ChangeKind, Domain, LIMITS_MAX, NUMBERS_MAX, Numbers,
-    Scheduled, Slot, Term, Terms, fastest,
+    Active, Allocations, Catalogue, CatalogueFault, Change, ChangeKind, Domain, LIMITS_MAX, NUMBERS_MAX,
+    OwnAllocation, Scheduled, Slot, Variant, fastest,
 };
 use crate::{
     index::Index,
@@ -32,7 +32,7 @@ pub(crate) struct Registry {
     key: HashKey,
     durable: bool,
     /// How this region shares limits with others; nothing where it is alone.
-    sharing: Option<Terms>,
+    sharing: Option<Allocations>,
     slots: Vec<Slot>,
     by_id: BTreeMap<LimitId, u32>,
     active: Vec<Active>,
@@ -80,7 +80,7 @@ impl Registry {
     pub(crate) fn new(
         key: &HashKey,
         durable: bool,
-        sharing: Option<Terms>,
+        sharing: Option<Allocations>,
         empty_handed: Option<Now>,
     ) -> Self {
         let none = Slot::new(LimitId(0), false);
@@ -93,7 +93,7 @@ impl Registry {
             active: Vec::new(),
             retired: Vec::new(),
             is_dated: true,
-            empty_handed: empty_handed.filter(|_| !broken(Broken::CrashForgetsSpent)),
+            empty_handed: empty_handed.filter(|_| !mutated(Mutation::CrashForgetsSpent)),
             unwritten: Unwritten::default(),
         }
     }
@@ -211,8 +211,8 @@ impl Registry {
 
     /// Shares differently from now on. The limits in force begin new numbers where that matters to
     /// them; says whether it did to any.
-    pub(crate) fn share(&mut self, terms: Terms, now: Now) -> Result<bool, CatalogueFault> {
-        self.sharing = Some(terms);
+    pub(crate) fn share(&mut self, allocations: Allocations, now: Now) -> Result<bool, CatalogueFault> {
+        self.sharing = Some(allocations);
         let before: Vec<u16> = self.active.iter().map(|active| active.numbers).collect();
         let schedule: Vec<Scheduled> = self.active.iter().map(Active::scheduled).collect();
         self.active = schedule.into_iter().map(|s| self.activate(s, now)).collect::<Result<_, _>>()?;
@@ -225,7 +225,7 @@ impl Registry {
         let all = self.slots[*slot as usize].numbers.iter().map(|numbers| &numbers.algorithm);
         let own = std::iter::once(&limit.algorithm);
         let all: Vec<&Algorithm> = all.chain(own).filter(|algorithm| algorithm.budget() > 0).collect();
-        if broken(Broken::DrainAsOfNow) || !limit.algorithm.has_rate() {
+        if mutated(Mutation::DrainAsOfNow) || !limit.algorithm.has_rate() {
             return 0;
         }
         drains_ns(&all)
@@ -237,18 +237,19 @@ impl Registry {
         let drains_ns = self.drains_ns(limit);
         let counting = sharing.counting(limit, drains_ns, now);
         // One in which this region has nothing leaves it nothing.
-        let splits = |terms: &[&Term]| -> Vec<Arc<Split>> {
-            let splits: Option<Vec<Arc<Split>>> = terms.iter().map(|term| term.split.clone()).collect();
+        let splits = |allocations: &[&OwnAllocation]| -> Vec<Arc<Split>> {
+            let splits: Option<Vec<Arc<Split>>> =
+                allocations.iter().map(|allocation| allocation.split.clone()).collect();
             splits.unwrap_or_default()
         };
-        let pools = counting.pools.iter().map(|(until_ns, terms)| OfPools {
+        let pools = counting.pools.iter().map(|(until_ns, allocations)| OfPools {
             until_ns: *until_ns,
-            terms: splits(terms),
-            has_joined_since: terms.iter().any(|term| term.is_before),
+            terms: splits(allocations),
+            has_joined_since: allocations.iter().any(|allocation| allocation.is_before),
         });
         Some(Arc::new(Shares {
             region: sharing.region,
-            terms: splits(&counting.terms),
+            terms: splits(&counting.allocations),
             until_ns: counting.until_ns,
             pools: pools.collect(),
             guard: sharing.guard.clone(),
@@ -302,8 +303,8 @@ impl Registry {
     }
 
     /// Shares differently from the next change of limits on.
-    pub(crate) fn set_terms(&mut self, terms: Terms) {
-        self.sharing = Some(terms);
+    pub(crate) fn set_terms(&mut self, allocations: Allocations) {
+        self.sharing = Some(allocations);
     }
 
     /// Whether cells can be tagged with this key from now on: no cell was ever tagged with another.
@@ -331,7 +332,7 @@ impl Registry {
 
     /// How far wall clocks may be off, where limits are shared.
     pub(crate) fn clock_error_ns(&self) -> Option<u64> {
-        self.sharing.as_ref().map(|terms| terms.margin_ns)
+        self.sharing.as_ref().map(|allocations| allocations.margin_ns)
     }
 
     /// What a node must remember over a restart.
@@ -503,7 +504,7 @@ impl Registry {
                 let before = live.iter().map(|n| &list[usize::from(*n)]);
                 let forgotten = forgotten_by(&local, before, spent, now);
                 let ended = None;
-                list.push(Numbers {
+                list.push(Variant {
                     algorithm,
                     local,
                     forgotten,
@@ -521,7 +522,7 @@ impl Registry {
             };
             // What an earlier process or an earlier limit of this name went by is not known.
             let is_slowed = of(&used).is_some_and(|new| of(&live).is_none_or(|old| new.is_slower(old)));
-            if is_slowed && limit.algorithm.has_rate() && !broken(Broken::RefundAfterSlowing) {
+            if is_slowed && limit.algorithm.has_rate() && !mutated(Mutation::RefundAfterSlowing) {
                 self.unwritten.slowed.push(limit.id);
             }
             if self.durable && limit.algorithm.has_rate() {
@@ -540,7 +541,7 @@ impl Registry {
         let tagger = Tagger::new(&self.key, limit.id);
         let ends = |numbers: &&u16| list[usize::from(**numbers)].until_ns.is_some();
         let expiring = used.iter().filter(ends).copied().collect();
-        let has_store = self.sharing.as_ref().is_some_and(|terms| terms.guard.is_some());
+        let has_store = self.sharing.as_ref().is_some_and(|allocations| allocations.guard.is_some());
         let closes = has_store && limit.spec.on_store_loss == OnStoreLoss::Closed;
         Ok(Active {
             limit,
@@ -607,20 +608,20 @@ fn unfinished(limit: &Limit, retired: &[&Scheduled], now: Now) -> Vec<Scheduled>
 impl Unwritten {
     /// A bucket is there no more. Those that are `durable` the journal has.
     fn removed(&mut self, slot: u32, durable: bool) {
-        if !durable && !broken(Broken::OverdrawnUnwritten) {
+        if !durable && !mutated(Mutation::OverdrawnUnwritten) {
             self.kept.push(slot);
         }
         self.forgotten.push(slot);
     }
 
     /// A bucket has new numbers, `used`, instead of `live`.
-    fn renumbered(&mut self, slot: u32, durable: bool, list: &[Numbers], (live, used): (&[u16], &[u16])) {
+    fn renumbered(&mut self, slot: u32, durable: bool, list: &[Variant], (live, used): (&[u16], &[u16])) {
         let most = |number: &u16| list[usize::from(*number)].local.most();
         let pairs = || used.iter().zip(live);
         let is_slowed = used.len() != live.len() || pairs().any(|(new, old)| most(new).is_slower(most(old)));
         if !live.is_empty() && !durable {
             self.overdrawn.push(slot);
-        } else if !live.is_empty() && is_slowed && !broken(Broken::SlowedUnwritten) {
+        } else if !live.is_empty() && is_slowed && !mutated(Mutation::SlowedUnwritten) {
             self.kept.push(slot);
         }
         if used.iter().any(|number| list[usize::from(*number)].forgotten != [0, 0]) {
@@ -637,7 +638,7 @@ impl Unwritten {
 /// as no more was owed at the crash than the numbers allowed then. What owed more is on the disk (`Unwritten`).
 fn forgotten_by<'n>(
     local: &Local,
-    before: impl Iterator<Item = &'n Numbers>,
+    before: impl Iterator<Item = &'n Variant>,
     spent: Option<Now>,
     now: Now,
 ) -> Inline {

@@ -20,7 +20,7 @@ use std::{
 };
 
 use acequia_limits::{CellTag, LimitId, Now};
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::mutation::{Mutation, mutated};
 
 pub(crate) use self::{record::Record, shared::read as read_shared};
 pub use self::{
@@ -29,7 +29,7 @@ pub use self::{
     shared::{KeptAt, SharedAnswer},
 };
 use crate::{
-    Kept, Node, Row,
+    CellRecord, Node, Row,
     journal::{CHARGES, ROW_BYTES},
     lock,
 };
@@ -325,7 +325,7 @@ impl Node {
     /// records too: it counts as spent, and is not given back.
     pub(crate) fn restore_charges(&self, now: Now, rows: impl IntoIterator<Item = Row>) {
         let (error_ns, catalogue) = (self.clock_error_ns(), self.catalogue());
-        let crashed = self.config.empty_handed.is_some() && !broken(Broken::RefundForgotten);
+        let crashed = self.config.empty_handed.is_some() && !mutated(Mutation::RefundForgotten);
         let mut found: Vec<(ChargeId, Record)> = Vec::new();
         for Row { tag, state, .. } in rows {
             if let Some(record) = state.and_then(|kept| Record::read(kept.record())) {
@@ -402,5 +402,5 @@ impl Node {
 }
 
 fn row_of(id: ChargeId, record: &Record) -> Row {
-    Row { limit: CHARGES, tag: CellTag(id.0), state: Some(Kept::of_record(record.to_bytes())) }
+    Row { limit: CHARGES, tag: CellTag(id.0), state: Some(CellRecord::of_record(record.to_bytes())) }
 }

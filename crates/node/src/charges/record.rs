@@ -7,7 +7,7 @@ use acequia_rights::pool::Generation;
 use serde::{Deserialize, Serialize};
 
 use super::{Keep, RESERVE_NS_MAX};
-use crate::{Answer, Catalogue, Charged, LimitAnswer, Mode, Outcome, asker::is_set_apart};
+use crate::{Answer, Catalogue, Charged, LimitAnswer, Mode, Outcome, decide::is_set_apart};
 
 /// The name of a charge: a hash that only this node can make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

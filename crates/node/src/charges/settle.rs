@@ -11,7 +11,7 @@
 
 use acequia_limits::{Algorithm, Now};
 use acequia_rights::{
-    broken::{Broken, broken},
+    mutation::{Mutation, mutated},
     pool::Generation,
 };
 
@@ -20,14 +20,14 @@ use super::{
     record::{Limit, Record, State},
 };
 use crate::{
-    Catalogue, Kept, Node, Row,
-    account::{Account, Ground},
+    Catalogue, CellRecord, Node, Row,
+    account::{Account, CellContext},
     journal::HeapCell,
     journal_tag,
-    kept::Pledge,
+    locked_cell::LockedCell,
+    record::Pledge,
     shard::{Cells, NewCell},
     shard_of,
-    visit::Visit,
 };
 
 /// What became of a settlement.
@@ -92,7 +92,7 @@ impl Node {
                 return if was_said { Settled::Before { after_batch: 0 } } else { Settled::Lapsed };
             }
             State::Charged | State::Reserved { .. } => {}
-            State::Settled if broken(Broken::RefundTwice) => {}
+            State::Settled if mutated(Mutation::RefundTwice) => {}
             State::Settled => {
                 let after_batch = if self.is_committed(record.batch) { 0 } else { record.batch };
                 return Settled::Before { after_batch };
@@ -105,7 +105,7 @@ impl Node {
             return Settled::TooMuch { charged };
         }
         if let Some(generation) =
-            record.shared.filter(|_| cost < charged && !broken(Broken::RefundWhileShared))
+            record.shared.filter(|_| cost < charged && !mutated(Mutation::RefundWhileShared))
         {
             // By when a reservation lapses nobody answers by it any more: what was said first counts then.
             if let Some(record) = records.all.get_mut(&id.0) {
@@ -175,12 +175,13 @@ impl Node {
             let catalogue = self.catalogue();
             let Some(place) = cells.table.find(limit.tag, slot) else { continue };
             cells.lease(place, |leased| leased.saturating_sub(limit.units));
-            let visit = Visit { node: self, catalogue: &catalogue, key: (slot, limit.tag), now, which: None };
-            let Some(ground) = visit.renew(&mut cells, place, None) else { continue };
-            let algorithm = ground.local.at(salt);
+            let locked_cell =
+                LockedCell { node: self, catalogue: &catalogue, key: (slot, limit.tag), now, which: None };
+            let Some(context) = locked_cell.renew(&mut cells, place, None) else { continue };
+            let algorithm = context.local.at(salt);
             if let Some(at) = cells.table.at(place).heap_place().filter(|_| spent > 0) {
                 cells.with_heap_cell(at, |cell| {
-                    let (algorithm, words) = self.settled(cell, &ground, now);
+                    let (algorithm, words) = self.settled(cell, &context, now);
                     algorithm.charge_heap(words, now, spent, salt);
                 });
                 if self.counts_usage() {
@@ -256,12 +257,13 @@ impl Node {
         let catalogue = self.catalogue();
         // One that is gone owed nothing; what new cells share is nobody's own.
         let Some(place) = cells.table.find(tag, slot) else { return 0 };
-        let visit = Visit { node: self, catalogue: &catalogue, key: (slot, tag), now, which: None };
-        let Some(ground) = visit.renew(&mut cells, place, None) else { return 0 };
+        let locked_cell =
+            LockedCell { node: self, catalogue: &catalogue, key: (slot, tag), now, which: None };
+        let Some(context) = locked_cell.renew(&mut cells, place, None) else { return 0 };
         let Some(fastest) = catalogue.fastest(slot) else { return 0 };
-        let whole = if broken(Broken::RefundInFull) { &fastest.fraction(0) } else { fastest };
-        let algorithm = ground.local.at(salt);
-        let made = match broken(Broken::RefundIntoOpenWindow) {
+        let whole = if mutated(Mutation::RefundInFull) { &fastest.fraction(0) } else { fastest };
+        let algorithm = context.local.at(salt);
+        let made = match mutated(Mutation::RefundIntoOpenWindow) {
             true => now,
             // A sliding window has its charges by the very time.
             false if !algorithm.has_rate() => made,
@@ -273,7 +275,7 @@ impl Node {
                 algorithm.refund_inline(words, made, units, now, whole, salt)
             }
             Some(at) => cells.with_heap_cell(at, |cell| {
-                let (algorithm, words) = self.settled(cell, &ground, now);
+                let (algorithm, words) = self.settled(cell, &context, now);
                 algorithm.refund(words, made, units, now, whole, salt)
             }),
         };
@@ -281,7 +283,7 @@ impl Node {
             if self.counts_usage() {
                 cells.count_refunded(slot, back);
             }
-            if catalogue.is_durable(slot) && !broken(Broken::RefundBeforeDurable) {
+            if catalogue.is_durable(slot) && !mutated(Mutation::RefundBeforeDurable) {
                 self.write_settled(&mut cells, (place, slot), (&catalogue, algorithm), limit, now);
             }
         }
@@ -292,12 +294,12 @@ impl Node {
     fn settled<'c>(
         &self,
         cell: &'c mut HeapCell,
-        ground: &Ground<'c>,
+        context: &CellContext<'c>,
         now: Now,
     ) -> (&'c Algorithm, &'c mut Vec<u64>) {
         let HeapCell { account, words, .. } = cell;
-        let Some(account) = account else { return (ground.local.at(ground.salt), words) };
-        account.settle(words, ground, now, &*self.sessions());
+        let Some(account) = account else { return (context.local.at(context.salt), words) };
+        account.settle(words, context, now, &*self.sessions());
         (&account.algorithm, words)
     }
 
@@ -319,7 +321,7 @@ impl Node {
             let account = cell.account.as_deref();
             let pledge = account.map_or_else(Pledge::default, Account::pledge);
             let algorithm = account.map_or(algorithm, |account| &account.algorithm);
-            let state = Some(Kept::new(algorithm, &cell.words, now).with_pledge(pledge));
+            let state = Some(CellRecord::new(algorithm, &cell.words, now).with_pledge(pledge));
             let batch = self.push_row(Row { limit: id, tag: journal_tag(limit.tag), state });
             cell.forget_held();
             cell.ask_as_is(batch);

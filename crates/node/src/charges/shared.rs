@@ -64,7 +64,7 @@ impl Node {
 
     /// The same of a group.
     pub fn kept_in(&self, group: u16) -> Option<KeptAt> {
-        if self.losses.is_lost(CellTag(group.into())) {
+        if self.store_outages.is_lost(CellTag(group.into())) {
             return None;
         }
         self.places.get(group)

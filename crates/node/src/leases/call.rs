@@ -3,7 +3,7 @@
 use acequia_limits::{CellTag, LimitId};
 use acequia_rights::pool::{
     Generation, Refused, bucket,
-    group::{Absent, Assertion, Begin, Known},
+    group::{Absent, Assertion, Begin, GroupStatus},
     sliding, window,
 };
 
@@ -26,12 +26,12 @@ pub struct Call {
     /// This node's wall clock, in microseconds since the epoch.
     pub wall_us: u64,
     /// What is asked.
-    pub question: Question,
+    pub question: PoolRequest,
 }
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Question {
+pub enum PoolRequest {
     /// Begins a generation of the group above what this node has heard of, unless somebody has.
     Begin(Begin),
     /// Says that this node has told all that it holds of the group, and who is left out.
@@ -41,7 +41,7 @@ pub enum Question {
     /// Takes units of a window.
     Take(PoolName, window::Take),
     /// Exchanges what is held of a bucket.
-    Exchange(PoolName, bucket::Exchange, bucket::Terms),
+    Exchange(PoolName, bucket::Exchange, bucket::BucketParams),
     /// Exchanges what is held of a sliding window.
     Slide(PoolName, sliding::Exchange),
 }
@@ -67,9 +67,9 @@ impl std::fmt::Display for PoolName {
 
 /// What was heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum PoolReply {
     /// How the group is, to [`Question::Begin`] and [`Question::Assert`].
-    Known(Known),
+    Known(GroupStatus),
     /// To [`Question::Take`].
     Took(window::Took),
     /// To [`Question::Exchange`].
@@ -81,7 +81,7 @@ pub enum Said {
     /// It was refused, and changed nothing.
     Refused(Refused),
     /// The group is of another generation, and nothing changed.
-    Unknown(Known),
+    Unknown(GroupStatus),
     /// Nothing: it may have been done or not.
     Nothing,
 }

@@ -7,14 +7,14 @@ use std::cmp::Ordering;
 
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS};
 use acequia_rights::{
-    broken::{Broken, broken},
+    mutation::{Mutation, mutated},
     pool::{Generation, window::PART},
 };
 use smallvec::SmallVec;
 
-use super::takings::Takings;
+use super::withdrawals::Withdrawals;
 use crate::{
-    account::{Account, Ground, Offered, Taken},
+    account::{Account, CellContext, Offered, Withdrawn},
     sharing::{Demand, look_after, units_in},
 };
 
@@ -63,7 +63,7 @@ const LATER_NS: u64 = 1_000_000_000;
 
 /// A cell that takes from its pool.
 #[derive(Debug)]
-pub(super) struct Leased {
+pub(super) struct CellLease {
     pub(super) demand: Demand,
     /// The call that is under way.
     pub(super) pending: Option<u64>,
@@ -99,7 +99,7 @@ pub(super) struct Leased {
     /// The window that is open.
     window: u64,
     /// What it takes of windows, as the disk has it, and what earlier processes took.
-    pub(super) takings: Takings,
+    pub(super) withdrawals: Withdrawals,
     /// Whether a call waits for the disk.
     pub(super) waits_for_disk: bool,
     /// What was denied and not asked for, since no call could be made or since there was not enough for all.
@@ -139,7 +139,7 @@ struct Missed {
 
 /// What a cell has, and what was asked of it since the last look.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(super) struct LeaseInputs {
     pub(super) offered: Offered,
     pub(super) available: u64,
     pub(super) standing: Part,
@@ -160,7 +160,7 @@ pub(super) struct Seen {
     pub(super) slides: bool,
 }
 
-impl Seen {
+impl LeaseInputs {
     /// Whether what a node holds of the pool and does not use is missed by others, of one that gives so many thousandths of a unit a second.
     const fn is_scarce(&self, a_second_milli: u64) -> bool {
         let few = SCARCE * self.nodes;
@@ -192,7 +192,7 @@ impl Seen {
 
 /// What it wants of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Stock {
+pub(super) struct WindowWant {
     pub(super) wanted: u64,
     pub(super) needed: u64,
     pub(super) returns: u64,
@@ -200,13 +200,13 @@ pub(super) struct Stock {
 
 /// What it wants of a bucket or a sliding window: to keep so much of what it holds, and to have so much more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Flow {
+pub(super) struct RateWant {
     pub(super) keeps: Part,
     pub(super) wanted: Part,
     pub(super) needed: u64,
 }
 
-impl Leased {
+impl CellLease {
     pub(super) fn new(now_ns: u64) -> Self {
         Self {
             demand: Demand::since(now_ns),
@@ -230,7 +230,7 @@ impl Leased {
             later_from_ns: 0,
             fair: None,
             window: 0,
-            takings: Takings::default(),
+            withdrawals: Withdrawals::default(),
             waits_for_disk: false,
             unasked: Missed::default(),
             missed: Missed::default(),
@@ -245,27 +245,27 @@ impl Leased {
     }
 
     /// One of which earlier processes took.
-    pub(super) fn after(takings: Takings, now_ns: u64) -> Self {
-        Self { takings, ..Self::new(now_ns) }
+    pub(super) fn after(withdrawals: Withdrawals, now_ns: u64) -> Self {
+        Self { withdrawals, ..Self::new(now_ns) }
     }
 
     /// Goes by what its pool has, and by how much of it may be held. Where that is something else than before, all that is held is told
     /// again; and what was asked for, and not heard of, may have been granted when there was more.
-    pub(super) fn follow(&mut self, account: &mut Account, ground: &Ground<'_>, pool: Part) {
+    pub(super) fn follow(&mut self, account: &mut Account, context: &CellContext<'_>, pool: Part) {
         (self.under, self.most) = (pool, account.most_of_pool());
         if !account.take_told_of_other() {
             return;
         }
         self.told.clear();
         self.says_now = false;
-        if let Algorithm::FixedWindow(window) = ground.global {
-            self.distrust(|end_ns| account.is_later(window, end_ns, ground.salt));
+        if let Algorithm::FixedWindow(window) = context.global {
+            self.distrust(|end_ns| account.is_later(window, end_ns, context.salt));
         }
     }
 
     /// What was asked for of such windows, and not heard of, was granted when there was more.
     pub(super) fn distrust(&mut self, is_such: impl Fn(u64) -> bool) {
-        if !broken(Broken::LeaseTakesUpMore) {
+        if !mutated(Mutation::LeaseTakesUpMore) {
             self.unanswered.iter_mut().for_each(|(end_ns, is_of_more)| *is_of_more |= is_such(*end_ns));
         }
     }
@@ -311,7 +311,7 @@ impl Leased {
 
     /// Keeps to what may be held, and asks for no more while that is less than what is. What cannot be given back now is `kept`, and not
     /// asked about again and again.
-    fn bounded(&mut self, flow: Option<Flow>, held: Part, kept: Part, now: Now) -> Option<Flow> {
+    fn bounded(&mut self, flow: Option<RateWant>, held: Part, kept: Part, now: Now) -> Option<RateWant> {
         let Some(most) = self.most else { return flow };
         if held.rate <= most.rate && held.units <= most.units {
             self.most = None;
@@ -320,7 +320,7 @@ impl Leased {
         let keeps = flow.map_or(held, |flow| flow.keeps);
         let rate = keeps.rate.min(most.rate.max(kept.rate));
         let keeps = Part { rate, units: keeps.units.min(most.units.max(kept.units)) };
-        (keeps != held || self.is_renewal_due(held, now)).then_some(Flow { keeps, ..Flow::default() })
+        (keeps != held || self.is_renewal_due(held, now)).then_some(RateWant { keeps, ..RateWant::default() })
     }
 
     /// Whether less may be held than is.
@@ -348,24 +348,25 @@ impl Leased {
     }
 
     pub(super) fn was_told(&self, end_ns: u64, generation: Generation) -> bool {
-        self.told.contains(&(end_ns, generation)) || broken(Broken::LeaseUntold)
+        self.told.contains(&(end_ns, generation)) || mutated(Mutation::LeaseUntold)
     }
 
     /// Whether the disk knows what a call for so much may bring; if not, it soon will, and `ahead` more.
-    pub(super) fn covers(&mut self, taken: &Taken, wanted: u64, ahead: u64, committed: u64) -> bool {
-        let units = (taken.taken - taken.returned).saturating_add(wanted);
-        let units = self.takings.with_before(taken.end_ns, units);
-        self.takings.is_written(taken.end_ns, units, ahead, committed)
+    pub(super) fn covers(&mut self, withdrawn: &Withdrawn, wanted: u64, ahead: u64, committed: u64) -> bool {
+        let units = (withdrawn.withdrawn - withdrawn.returned).saturating_add(wanted);
+        let units = self.withdrawals.with_before(withdrawn.end_ns, units);
+        self.withdrawals.is_written(withdrawn.end_ns, units, ahead, committed)
     }
 
     /// Takes in what was asked for.
-    pub(super) fn observe(&mut self, seen: &Seen, now: Now) {
-        let Offered { units, events, .. } = seen.offered;
+    pub(super) fn observe(&mut self, inputs: &LeaseInputs, now: Now) {
+        let Offered { units, events, .. } = inputs.offered;
         // What no cell could ever give is not asked for.
-        let most = u64::from(events).saturating_mul(seen.budget);
+        let most = u64::from(events).saturating_mul(inputs.budget);
         self.demand.observe(units.min(most), events.into(), now.steady_ns);
         self.looked_ns = now.steady_ns;
-        self.idle_ns = if seen.lasts && (seen.is_alone() || seen.slides) { IDLE_ALONE_NS } else { IDLE_NS };
+        self.idle_ns =
+            if inputs.lasts && (inputs.is_alone() || inputs.slides) { IDLE_ALONE_NS } else { IDLE_NS };
         if events > 0 {
             self.busy_ns = now.steady_ns;
         } else if self.is_idle(now) && self.demand.units_milli() > 0 {
@@ -439,14 +440,14 @@ impl Leased {
     }
 
     /// What of its pool this node could take without taking what the others may need as well: all of it where it speaks for them.
-    pub(super) fn within_reach(&self, seen: &Seen, held: Part, now: Now) -> Part {
+    pub(super) fn within_reach(&self, inputs: &LeaseInputs, held: Part, now: Now) -> Part {
         if self.is_dry(now) || self.must_shrink() {
             return Part::default();
         }
-        let left = self.left.unwrap_or_else(|| seen.pool.units.saturating_sub(held.units));
-        let takers = if seen.speaks { 1 } else { seen.nodes };
+        let left = self.left.unwrap_or_else(|| inputs.pool.units.saturating_sub(held.units));
+        let takers = if inputs.speaks { 1 } else { inputs.nodes };
         // No more than the pool's.
-        let rate = u64::from(seen.pool.rate.saturating_sub(held.rate)) / takers;
+        let rate = u64::from(inputs.pool.rate.saturating_sub(held.rate)) / takers;
         Part { rate: rate as u32, units: left / takers }
     }
 
@@ -513,108 +514,114 @@ impl Leased {
     /// A window that has so much time left.
     pub(super) fn window(
         &mut self,
-        seen: &Seen,
-        (taken, time_left_ns): (&Taken, u64),
+        inputs: &LeaseInputs,
+        (withdrawn, time_left_ns): (&Withdrawn, u64),
         now: Now,
-    ) -> Option<Stock> {
-        if self.window < taken.end_ns {
-            (self.window, self.in_vain, self.quiet_until_ns, self.chunk) = (taken.end_ns, 0, 0, 0);
+    ) -> Option<WindowWant> {
+        if self.window < withdrawn.end_ns {
+            (self.window, self.in_vain, self.quiet_until_ns, self.chunk) = (withdrawn.end_ns, 0, 0, 0);
             // That nothing was left may be long ago.
-            let is_its = |(end_ns, left): &(u64, u64)| *end_ns == taken.end_ns && *left > 0;
+            let is_its = |(end_ns, left): &(u64, u64)| *end_ns == withdrawn.end_ns && *left > 0;
             self.left = self.later_left.filter(is_its).map(|(_, left)| left);
             (self.ahead_from_ns, self.scant_until_ns) = (0, 0);
             // What was taken of it before it opened is for those who come now.
             self.tight_ns = now.steady_ns.saturating_add((time_left_ns / OPENS_PART).min(IDLE_NS));
         }
         // Of what is left no node holds more than its own part ahead of time, or others would have to ask for it back.
-        let left = self.left.unwrap_or(seen.pool.units);
-        let part = seen.pool.units / seen.nodes;
-        let most = (left / seen.nodes + by_chance(part)).min(left);
-        let with_own = if seen.is_alone() { seen.available } else { 0 };
+        let left = self.left.unwrap_or(inputs.pool.units);
+        let part = inputs.pool.units / inputs.nodes;
+        let most = (left / inputs.nodes + by_chance(part)).min(left);
+        let with_own = if inputs.is_alone() { inputs.available } else { 0 };
         let ahead = self.ample_in(time_left_ns.min(AHEAD_NS)).min((most + with_own).max(self.soon()));
-        let needed = self.needed(seen, now).saturating_add(seen.for_others.units);
-        if ahead > seen.available || needed > 0 {
+        let needed = self.needed(inputs, now).saturating_add(inputs.for_others.units);
+        if ahead > inputs.available || needed > 0 {
             self.tight_ns = self.tight_ns.max(now.steady_ns);
         }
         // The pool gives a part of what it has beyond what is needed: little by little, so that no node has idle what others need.
-        let is_short = seen.available < ahead / 2 || self.is_later(seen.available, ahead, LATER_NS, now);
+        let is_short = inputs.available < ahead / 2 || self.is_later(inputs.available, ahead, LATER_NS, now);
         let is_low = needed > 0 || (is_short && now.steady_ns >= self.ahead_from_ns);
         if is_low && now.steady_ns >= self.quiet_until_ns {
             let wanted =
-                ahead.saturating_sub(seen.available).saturating_add(seen.for_others.units).max(needed);
+                ahead.saturating_sub(inputs.available).saturating_add(inputs.for_others.units).max(needed);
             // A pool of few units gives none of them that is not needed. Where no other takes of it, what it has is for nothing else.
-            self.missed.is_ahead = needed == 0 && left / seen.nodes < PART;
-            let needed = if needed == 0 && seen.is_alone() { wanted.min(left).min(PART) } else { needed };
-            return Some(Stock { wanted, needed, returns: 0 });
+            self.missed.is_ahead = needed == 0 && left / inputs.nodes < PART;
+            let needed = if needed == 0 && inputs.is_alone() { wanted.min(left).min(PART) } else { needed };
+            return Some(WindowWant { wanted, needed, returns: 0 });
         }
-        let held = taken.taken - taken.returned;
-        let spare = seen.available.saturating_sub(ahead + ahead / 2).min(held);
+        let held = withdrawn.withdrawn - withdrawn.returned;
+        let spare = inputs.available.saturating_sub(ahead + ahead / 2).min(held);
         // What nobody else takes may be asked for again.
-        let spare_ns = if seen.is_alone() && seen.lasts { IDLE_ALONE_NS } else { SPARE_NS };
+        let spare_ns = if inputs.is_alone() && inputs.lasts { IDLE_ALONE_NS } else { SPARE_NS };
         let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > spare_ns;
-        (is_spare && spare > held / 8).then_some(Stock { returns: spare, ..Stock::default() })
+        (is_spare && spare > held / 8).then_some(WindowWant { returns: spare, ..WindowWant::default() })
     }
 
     /// A window that follows, of which its pool has so many units, before it opens: a pool that cannot be reached then shall not be missed.
     pub(super) fn later_window(
         &mut self,
-        seen: &Seen,
-        (taken, pool): (&Taken, u64),
+        inputs: &LeaseInputs,
+        (withdrawn, pool): (&Withdrawn, u64),
         length_ns: u64,
         now: Now,
-    ) -> Option<Stock> {
+    ) -> Option<WindowWant> {
         if now.steady_ns < self.later_from_ns {
             return None;
         }
-        let held = taken.taken - taken.returned;
-        let known = self.later_left.filter(|(end_ns, _)| *end_ns == taken.end_ns);
+        let held = withdrawn.withdrawn - withdrawn.returned;
+        let known = self.later_left.filter(|(end_ns, _)| *end_ns == withdrawn.end_ns);
         let left = known.map_or(pool, |(_, left)| left.saturating_add(held)).min(pool);
         // Half of this node's part, and as many more as may come by chance.
-        let part = pool / seen.nodes;
-        let most = if seen.is_alone() { left } else { part.min(part / 2 + by_chance(part)) };
+        let part = pool / inputs.nodes;
+        let most = if inputs.is_alone() { left } else { part.min(part / 2 + by_chance(part)) };
         let ahead = self.ample_in(length_ns.min(AHEAD_NS)).min(most);
         let every_ns = LATER_NS.min(length_ns / 8);
-        let is_low = ahead > u64::from(!seen.is_alone()) && self.is_later(held, ahead, every_ns, now);
+        let is_low = ahead > u64::from(!inputs.is_alone()) && self.is_later(held, ahead, every_ns, now);
         if !is_low || now.steady_ns < self.quiet_until_ns {
             return None;
         }
         self.missed = Missed { is_later: true, ..self.missed };
         // All at once: nobody spends it yet, and what is not used goes back.
-        Some(Stock { wanted: ahead - held, needed: ahead - held, returns: 0 })
+        Some(WindowWant { wanted: ahead - held, needed: ahead - held, returns: 0 })
     }
 
     /// A bucket, of which so much is held. The whole limit gives `rate_milli` units a second, in thousandths.
-    pub(super) fn bucket(&mut self, seen: &Seen, held: Part, rate_milli: u64, now: Now) -> Option<Flow> {
-        let of_pool_milli = u128::from(rate_milli) * u128::from(seen.pool.rate) / u128::from(RATE_PARTS);
-        let is_scarce = seen.is_scarce(u64::try_from(of_pool_milli).unwrap_or(u64::MAX));
-        let more = if is_scarce || seen.is_wanted_elsewhere() { 0 } else { self.bunch_rate(seen.pool) };
+    pub(super) fn bucket(
+        &mut self,
+        inputs: &LeaseInputs,
+        held: Part,
+        rate_milli: u64,
+        now: Now,
+    ) -> Option<RateWant> {
+        let of_pool_milli = u128::from(rate_milli) * u128::from(inputs.pool.rate) / u128::from(RATE_PARTS);
+        let is_scarce = inputs.is_scarce(u64::try_from(of_pool_milli).unwrap_or(u64::MAX));
+        let more = if is_scarce || inputs.is_wanted_elsewhere() { 0 } else { self.bunch_rate(inputs.pool) };
         // The pool has not said yet what the other nodes would like. They may be asked at the same time, so this one asks for no more than its part.
         let most_rate = match self.fair {
             None if !is_scarce => {
-                let of_pool = u64::from(seen.pool.rate) / seen.nodes;
+                let of_pool = u64::from(inputs.pool.rate) / inputs.nodes;
                 // No more than the pool's.
-                seen.standing.rate.saturating_add(of_pool as u32).min(RATE_PARTS)
+                inputs.standing.rate.saturating_add(of_pool as u32).min(RATE_PARTS)
             }
             _ => RATE_PARTS,
         };
         let liked_rate = self.asked_rate(rate_milli).saturating_add(more).min(most_rate);
-        let liked = seen.beside_others(Part { rate: liked_rate, units: 0 });
-        let mut rate = self.fair.map_or(liked.rate, |fair| liked.rate.min(fair)).max(seen.kept.rate);
-        let mut along = along(seen.pool, rate).max(liked.units);
-        if is_scarce && u128::from(seen.pool.units) * u128::from(rate) < u128::from(seen.pool.rate) {
+        let liked = inputs.beside_others(Part { rate: liked_rate, units: 0 });
+        let mut rate = self.fair.map_or(liked.rate, |fair| liked.rate.min(fair)).max(inputs.kept.rate);
+        let mut along = along(inputs.pool, rate).max(liked.units);
+        if is_scarce && u128::from(inputs.pool.units) * u128::from(rate) < u128::from(inputs.pool.rate) {
             // Less than a unit goes along.
-            let of_others = seen.beside_others(Part::default());
+            let of_others = inputs.beside_others(Part::default());
             (rate, along) = (of_others.rate, of_others.units);
         }
-        let needed = self.needed(seen, now);
-        let has = held.units + seen.standing.units;
-        let is_low = self.demand.events_milli() > 0 && seen.available < (has / 4).min(self.soon().max(1));
+        let needed = self.needed(inputs, now);
+        let has = held.units + inputs.standing.units;
+        let is_low = self.demand.events_milli() > 0 && inputs.available < (has / 4).min(self.soon().max(1));
         if needed > 0 || is_low {
             self.tight_ns = now.steady_ns;
         }
         let spare_ns = if is_scarce { SCARCE_SPARE_NS } else { SPARE_NS };
         let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > spare_ns;
-        let mut flow = Flow { keeps: held, ..Flow::default() };
+        let mut flow = RateWant { keeps: held, ..RateWant::default() };
         if self.is_idle(now) {
             flow.keeps = Part { rate: held.rate.min(liked.rate), units: held.units.min(liked.units) };
             flow.wanted = Part { rate: liked.rate - flow.keeps.rate, units: liked.units - flow.keeps.units };
@@ -625,17 +632,17 @@ impl Leased {
             }
             if is_scarce {
                 let asks = needed > 0 && now.steady_ns >= self.quiet_until_ns;
-                let goes = asks || is_spare || seen.available == 0;
+                let goes = asks || is_spare || inputs.available == 0;
                 flow.keeps.units = if goes { held.units.min(along) } else { held.units };
             } else if is_spare && held.units > along + along / 2 + 1 {
-                flow.keeps.units = along.max(held.units.saturating_sub(seen.available)).max(liked.units);
+                flow.keeps.units = along.max(held.units.saturating_sub(inputs.available)).max(liked.units);
             }
             let wanted_rate = if is_scarce { rate } else { liked.rate };
             flow.wanted.rate = wanted_rate.saturating_sub(flow.keeps.rate);
             flow.wanted.units = along.saturating_sub(flow.keeps.units);
             if (needed > 0 || is_low) && now.steady_ns >= self.quiet_until_ns {
                 // Of a scarce pool what goes back with the call counted as there.
-                let unspent = seen.available.saturating_sub(seen.standing.units);
+                let unspent = inputs.available.saturating_sub(inputs.standing.units);
                 let back = if is_scarce { (held.units - flow.keeps.units).min(unspent) } else { 0 };
                 flow.needed = needed.max(1) + back;
                 let more = if is_scarce { 0 } else { has };
@@ -645,16 +652,22 @@ impl Leased {
         let grows = rate > held.rate + held.rate / 8 || flow.wanted.units > 0;
         let is_changed = (grows && now.steady_ns >= self.quiet_until_ns) || flow.keeps != held;
         let flow = (is_changed || self.is_renewal_due(held, now)).then_some(flow);
-        self.bounded(flow, held, seen.kept, now)
+        self.bounded(flow, held, inputs.kept, now)
     }
 
     /// A sliding window, of which so many units are held.
-    pub(super) fn sliding(&mut self, seen: &Seen, held: u64, window_ns: u64, now: Now) -> Option<Flow> {
-        let a_second_milli = u128::from(seen.pool.units) * 1_000_000_000_000 / u128::from(window_ns.max(1));
-        let is_scarce = seen.is_scarce(u64::try_from(a_second_milli).unwrap_or(u64::MAX));
-        let ahead = self.ample_in(window_ns).min(self.most_ahead(seen, held, is_scarce));
-        let aim = seen.beside_others(Part { rate: 0, units: ahead }).units;
-        let needed = self.needed(seen, now);
+    pub(super) fn sliding(
+        &mut self,
+        inputs: &LeaseInputs,
+        held: u64,
+        window_ns: u64,
+        now: Now,
+    ) -> Option<RateWant> {
+        let a_second_milli = u128::from(inputs.pool.units) * 1_000_000_000_000 / u128::from(window_ns.max(1));
+        let is_scarce = inputs.is_scarce(u64::try_from(a_second_milli).unwrap_or(u64::MAX));
+        let ahead = self.ample_in(window_ns).min(self.most_ahead(inputs, held, is_scarce));
+        let aim = inputs.beside_others(Part { rate: 0, units: ahead }).units;
+        let needed = self.needed(inputs, now);
         if needed > 0 || aim > held {
             self.tight_ns = now.steady_ns;
         }
@@ -663,13 +676,13 @@ impl Leased {
         let part = |units| Part { rate: 0, units };
         // Half of this node's part is no other's to miss, for so long after half of that was wanted as one that nobody asks for keeps it: what
         // is asked for now and then alone does not keep it.
-        let own = seen.pool.units / seen.nodes;
-        let half = if seen.lasts { own.min(own / 2 + 2 * by_chance(own)) } else { 0 };
+        let own = inputs.pool.units / inputs.nodes;
+        let half = if inputs.lasts { own.min(own / 2 + 2 * by_chance(own)) } else { 0 };
         if aim >= half / 2 {
             self.half_until_ns = now.steady_ns.saturating_add(IDLE_ALONE_NS);
         }
         let half = if now.steady_ns < self.half_until_ns { half } else { 0 };
-        let mut flow = Flow { keeps: part(held), ..Flow::default() };
+        let mut flow = RateWant { keeps: part(held), ..RateWant::default() };
         if self.is_idle(now) {
             flow.keeps = part(held.min(aim));
             flow.wanted = part(aim - flow.keeps.units);
@@ -678,34 +691,34 @@ impl Leased {
                 (flow.wanted, flow.needed) = (part(aim.saturating_sub(held).max(needed)), needed);
             } else if is_spare {
                 // What was used in the last window stays.
-                flow.keeps = part(held.saturating_sub(seen.available).max(aim.min(held)));
+                flow.keeps = part(held.saturating_sub(inputs.available).max(aim.min(held)));
             }
         } else if is_spare && held > aim.max(half) + aim / 4 {
             flow.keeps = part(aim.max(half));
         } else if now.steady_ns >= self.quiet_until_ns {
             // Of what is left no node takes more than its own part at once.
-            let most = self.left.map_or(seen.pool.units / seen.nodes, |left| left.div_ceil(2));
+            let most = self.left.map_or(inputs.pool.units / inputs.nodes, |left| left.div_ceil(2));
             flow.wanted = part(aim.saturating_sub(held).min(most).max(needed));
             flow.needed = needed;
         }
         let is_changed = flow.wanted.units > held / 16 || flow.needed > 0 || flow.keeps.units != held;
         let flow = (is_changed || self.is_renewal_due(part(held), now)).then_some(flow);
-        self.bounded(flow, part(held), seen.kept, now)
+        self.bounded(flow, part(held), inputs.kept, now)
     }
 
     /// What this node may have ahead of need of what has no edges: its part, and beyond it little more than it needs soon, since another may
     /// need its own before that is back; of a scarce pool nothing.
-    fn most_ahead(&self, seen: &Seen, held: u64, is_scarce: bool) -> u64 {
+    fn most_ahead(&self, inputs: &LeaseInputs, held: u64, is_scarce: bool) -> u64 {
         if is_scarce {
             return 0;
         }
-        if seen.nodes == 1 {
+        if inputs.nodes == 1 {
             return u64::MAX;
         }
-        let is_low = seen.available < self.soon().max(1);
+        let is_low = inputs.available < self.soon().max(1);
         let more = if is_low { held / 8 + self.soon().max(1) } else { 0 };
-        let part = (seen.pool.units / seen.nodes).max(held.saturating_add(more));
-        seen.standing.units.saturating_add(part)
+        let part = (inputs.pool.units / inputs.nodes).max(held.saturating_add(more));
+        inputs.standing.units.saturating_add(part)
     }
 
     /// Whether what is there for later should be more, and it was not asked for just before.
@@ -721,12 +734,12 @@ impl Leased {
 
     /// Units without which what was denied cannot pass: all of it, since it may wait; but no more than half of what there is, so far as is
     /// known, unless one request needs more.
-    fn needed(&mut self, seen: &Seen, now: Now) -> u64 {
-        let Offered { denied, missed, .. } = seen.offered;
-        let least = if denied <= seen.budget { denied.saturating_sub(seen.available) } else { 0 };
+    fn needed(&mut self, inputs: &LeaseInputs, now: Now) -> u64 {
+        let Offered { denied, missed, .. } = inputs.offered;
+        let least = if denied <= inputs.budget { denied.saturating_sub(inputs.available) } else { 0 };
         let left = self.left.filter(|_| now.steady_ns < self.renewed_ns + LEFT_NS);
-        let half = left.unwrap_or(seen.pool.units).div_ceil(2);
-        let all = u64::from(missed).saturating_sub(seen.available);
+        let half = left.unwrap_or(inputs.pool.units).div_ceil(2);
+        let all = u64::from(missed).saturating_sub(inputs.available);
         let needed = if least > 0 { all.min(half).max(least) } else { 0 };
         (self.missed.least, self.missed.needed) = (least, needed);
         needed
@@ -788,23 +801,23 @@ mod tests {
 
     #[test]
     fn what_a_later_window_lacks_is_another_matter() {
-        let mut leased = Leased::new(0);
-        leased.window = 100;
-        leased.hears_left(100, 7);
-        leased.missed.is_later = true;
-        leased.calls(Some(1));
-        leased.hears_left(200, 0);
-        leased.came(0, true, 5);
-        assert_eq!((leased.left, leased.later_left), (Some(7), Some((200, 0))));
-        assert!(!leased.is_dry(Now::at(6)) && leased.quiet_until_ns == 0);
-        assert_eq!(leased.later_from_ns, 5 + LATER_NS);
+        let mut lease = CellLease::new(0);
+        lease.window = 100;
+        lease.hears_left(100, 7);
+        lease.missed.is_later = true;
+        lease.calls(Some(1));
+        lease.hears_left(200, 0);
+        lease.came(0, true, 5);
+        assert_eq!((lease.left, lease.later_left), (Some(7), Some((200, 0))));
+        assert!(!lease.is_dry(Now::at(6)) && lease.quiet_until_ns == 0);
+        assert_eq!(lease.later_from_ns, 5 + LATER_NS);
         // Of the one that is open it is.
-        leased.missed = Missed::default();
-        leased.calls(Some(2));
-        leased.hears_left(50, 3);
-        leased.hears_left(100, 0);
-        leased.came(0, true, 5);
-        assert_eq!(leased.left, Some(0));
-        assert!(leased.is_dry(Now::at(6)) && leased.quiet_until_ns > 5);
+        lease.missed = Missed::default();
+        lease.calls(Some(2));
+        lease.hears_left(50, 3);
+        lease.hears_left(100, 0);
+        lease.came(0, true, 5);
+        assert_eq!(lease.left, Some(0));
+        assert!(lease.is_dry(Now::at(6)) && lease.quiet_until_ns > 5);
     }
 }

@@ -11,8 +11,8 @@
 use std::collections::BTreeSet;
 
 use acequia_rights::{
-    broken::{Broken, broken},
-    pool::{Generation, group::Known},
+    mutation::{Mutation, mutated},
+    pool::{Generation, group::GroupStatus},
 };
 use serde::{Deserialize, Serialize};
 
@@ -71,7 +71,7 @@ pub struct Heard {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Group {
+pub(super) struct GroupView {
     /// The last that was heard of: no earlier one counts.
     generation: Generation,
     /// What is written down of that.
@@ -110,7 +110,7 @@ pub(super) struct Group {
     silent_since_ns: Option<u64>,
 }
 
-impl Group {
+impl GroupView {
     /// Of which earlier processes have heard this.
     pub(super) fn since(heard: Heard) -> Self {
         let Heard { generation, since, before } = heard;
@@ -163,7 +163,7 @@ impl Group {
     /// Whether the generation may be used: no process after this one uses an earlier one.
     fn may_be_used(&self) -> bool {
         let is_kept = self.kept.generation == self.generation;
-        self.is_proven && (is_kept || broken(Broken::LeaseForgetsGeneration))
+        self.is_proven && (is_kept || mutated(Mutation::LeaseForgetsGeneration))
     }
 
     /// This was written down. Says whether the generation may be used now, and could not before.
@@ -189,12 +189,12 @@ impl Group {
 
     /// Whether nothing was ever taken of it by this node, as far as that knows, which began with nothing on its disk.
     pub(super) fn is_new(&self) -> bool {
-        (self.is_first && !self.is_proven) || broken(Broken::LeaseNewTwice)
+        (self.is_first && !self.is_proven) || mutated(Mutation::LeaseNewTwice)
     }
 
     /// Whether nothing is known of what this process or an earlier one had heard of.
     fn is_stranger(&self) -> bool {
-        !self.is_proven && !broken(Broken::LeaseTrustsStrangers)
+        !self.is_proven && !mutated(Mutation::LeaseTrustsStrangers)
     }
 
     /// What it needs, if it is time, and nothing is under way.
@@ -233,9 +233,9 @@ impl Group {
     }
 
     /// Somebody said how it is. Says whether that is another generation than was known. Then all cells must be told.
-    pub(super) fn hear(&mut self, known: &Known, id: u64, now_ns: u64) -> bool {
+    pub(super) fn hear(&mut self, known: &GroupStatus, id: u64, now_ns: u64) -> bool {
         self.answered(id);
-        let Known { generation, grants, since, is_first } = *known;
+        let GroupStatus { generation, grants, since, is_first } = *known;
         let may_be_old = grants || generation.number <= self.floor;
         if self.is_stranger() && generation.number > 0 && generation != self.generation && may_be_old {
             self.above = self.above.max(generation.number.saturating_add(1));
@@ -361,23 +361,23 @@ mod tests {
 
     const NOW_US: u64 = 1_000_000;
 
-    fn known(number: u64, grants: bool) -> Known {
+    fn known(number: u64, grants: bool) -> GroupStatus {
         let generation = Generation { number, by: Taker { node: 7, boot: 1, call: number } };
-        Known { generation, grants, since: generation, is_first: false }
+        GroupStatus { generation, grants, since: generation, is_first: false }
     }
 
     const CALM_NS: u64 = 1_000;
 
     /// One that begins with nothing on its disk.
-    fn stranger() -> Group {
-        let mut group = Group::since(Heard::default());
+    fn stranger() -> GroupView {
+        let mut group = GroupView::since(Heard::default());
         group.counts_from(NOW_US, CALM_NS);
         group.begin_anew(0);
         group
     }
 
     /// What the group needs when it has heard of this.
-    fn need(group: &mut Group, known: &Known) -> Option<Need> {
+    fn need(group: &mut GroupView, known: &GroupStatus) -> Option<Need> {
         group.hear(known, 0, 0);
         group.need(u64::MAX)
     }
@@ -395,7 +395,7 @@ mod tests {
         let last = known(NOW_US + 2, false);
         assert_eq!(need(&mut group, &last), Some(Need::Assert(last.generation)));
         assert_eq!((group.is_heard(), group.before().number), (false, 0));
-        let last = Known { grants: true, ..last };
+        let last = GroupStatus { grants: true, ..last };
         assert_eq!(need(&mut group, &last), None, "it is not on the disk");
         assert!(!group.is_kept() && group.keep(group.to_keep()));
         assert_eq!(need(&mut group, &last), None);
@@ -409,8 +409,8 @@ mod tests {
     #[test]
     fn what_went_on_and_never_granted_does_not_stand_between() {
         let first = known(1, true);
-        let on = |number, grants| Known { since: first.since, ..known(number, grants) };
-        let mut group = Group::since(Heard { generation: first.generation, ..Heard::default() });
+        let on = |number, grants| GroupStatus { since: first.since, ..known(number, grants) };
+        let mut group = GroupView::since(Heard { generation: first.generation, ..Heard::default() });
         need(&mut group, &first);
         // Two nodes that know of nothing begin one after the other.
         need(&mut group, &on(2, false));
@@ -418,15 +418,15 @@ mod tests {
         need(&mut group, &on(3, false));
         assert_eq!(group.before(), first.generation, "the second has granted nothing");
         // A process after this one knows it, too.
-        let mut group = Group::since(group.to_keep());
+        let mut group = GroupView::since(group.to_keep());
         need(&mut group, &on(3, false));
         assert_eq!(group.before(), first.generation);
-        let mut later = Group::since(group.to_keep());
+        let mut later = GroupView::since(group.to_keep());
         need(&mut later, &on(4, false));
         assert_eq!(later.before(), first.generation);
         need(&mut group, &on(3, true));
         assert!(!group.is_kept());
-        group = Group::since(group.to_keep());
+        group = GroupView::since(group.to_keep());
         need(&mut group, &on(4, false));
         assert_eq!(group.before(), on(3, true).generation);
         // One that began elsewhere may have granted whatever was heard.
@@ -438,7 +438,7 @@ mod tests {
 
     #[test]
     fn a_node_is_new_until_one_grants_that_is_no_first() {
-        let first = |grants| Known { is_first: true, ..known(NOW_US + 1, grants) };
+        let first = |grants| GroupStatus { is_first: true, ..known(NOW_US + 1, grants) };
         let mut group = stranger();
         assert_eq!(need(&mut group, &first(false)), Some(Need::Assert(first(false).generation)));
         assert!(group.is_first() && group.is_new());
@@ -448,7 +448,7 @@ mod tests {
         assert_eq!(need(&mut group, &first(true)), None);
         assert!(group.grants() && group.is_first());
         // It is no more when another one begins elsewhere, as if nothing had been.
-        need(&mut group, &Known { is_first: true, ..known(NOW_US + 2, false) });
+        need(&mut group, &GroupStatus { is_first: true, ..known(NOW_US + 2, false) });
         assert!(!group.is_new());
 
         // Another node was not new.

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use acequia_limits::Algorithm;
 
-use crate::account::{Account, Ground, charged};
+use crate::account::{Account, CellContext, charged};
 
 /// By the limit's slot. Those that hold nothing are not there. The sum of many cells may be more than one can hold.
 #[derive(Debug, Default)]
-pub(super) struct Held(BTreeMap<u32, u128>);
+pub(super) struct HeldByLimit(BTreeMap<u32, u128>);
 
-impl Held {
+impl HeldByLimit {
     /// A cell of a limit was last seen to hold `before`, and holds `units` now.
     pub(super) fn change(&mut self, slot: u32, (before, units): (u64, u64)) {
         if before == units {
@@ -31,13 +31,14 @@ impl Held {
 
 /// Units of its pool that a cell holds: of windows, open or to come, those that were taken, not given back, and not charged; of a
 /// bucket and a sliding window its part, of which what was charged comes back with time.
-pub(super) fn held_of(account: &Account, words: &[u64], ground: &Ground<'_>) -> u64 {
-    if !matches!(ground.global, Algorithm::FixedWindow(_)) {
+pub(super) fn held_of(account: &Account, words: &[u64], context: &CellContext<'_>) -> u64 {
+    if !matches!(context.global, Algorithm::FixedWindow(_)) {
         return account.pooled().units;
     }
     let open_ns = account.window();
-    let lasting = account.taken().iter().filter(|taken| taken.end_ns >= open_ns);
-    let unspent = lasting.map(|taken| taken.units().saturating_sub(charged(words, ground, taken.end_ns)));
+    let lasting = account.withdrawn().iter().filter(|withdrawn| withdrawn.end_ns >= open_ns);
+    let unspent =
+        lasting.map(|withdrawn| withdrawn.units().saturating_sub(charged(words, context, withdrawn.end_ns)));
     unspent.fold(0, u64::saturating_add)
 }
 
@@ -47,7 +48,7 @@ mod tests {
 
     #[test]
     fn a_limit_holds_what_its_cells_do() {
-        let mut held = Held::default();
+        let mut held = HeldByLimit::default();
         held.change(1, (0, 7));
         held.change(1, (0, 5));
         held.change(2, (0, u64::MAX));

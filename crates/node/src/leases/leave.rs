@@ -8,12 +8,12 @@ use acequia_limits::{Algorithm, Now, Part};
 
 use super::{
     Leases,
-    cell::{Flow, Stock},
-    look::Scene,
+    cell::{RateWant, WindowWant},
+    rebalance::Scene,
 };
 use crate::{
     Node,
-    account::{Account, Ground, Taken},
+    account::{Account, CellContext, Withdrawn},
     lock,
     sharing::CellKey,
 };
@@ -23,7 +23,7 @@ impl Leases {
     fn leave(&mut self, now_ns: u64) {
         let keys: BTreeSet<CellKey> = self.cells.keys().copied().collect();
         for key in &keys {
-            self.look_at_time(*key, now_ns);
+            self.rebalance(*key, now_ns);
         }
         self.leaving = Some(keys);
     }
@@ -41,40 +41,41 @@ impl Scene<'_> {
     /// window, what was used.
     pub(super) fn leaves_part(
         &self,
-        flow: Option<Flow>,
-        (account, words, ground): (&Account, &[u64], &Ground<'_>),
+        flow: Option<RateWant>,
+        (account, words, context): (&Account, &[u64], &CellContext<'_>),
         held: Part,
         now: Now,
-    ) -> Option<Flow> {
+    ) -> Option<RateWant> {
         if !self.is_leaving {
             return flow;
         }
-        let kept = account.kept_of_pool(words, ground, now);
+        let kept = account.kept_of_pool(words, context, now);
         let is_more = held.rate > kept.rate || held.units > kept.units;
-        is_more.then_some(Flow { keeps: kept, ..Flow::default() })
+        is_more.then_some(RateWant { keeps: kept, ..RateWant::default() })
     }
 
     /// What a node that stops gives back of windows: of the one that is open what is `available`, and all of those of which it cannot have
     /// charged anything yet.
     pub(super) fn leaves_windows(
         &self,
-        (account, ground): (&Account, &Ground<'_>),
+        (account, context): (&Account, &CellContext<'_>),
         available: u64,
         now: Now,
-    ) -> Option<(Taken, Stock)> {
-        let Algorithm::FixedWindow(window) = ground.global else { return None };
+    ) -> Option<(Withdrawn, WindowWant)> {
+        let Algorithm::FixedWindow(window) = context.global else { return None };
         let open_ns = account.window();
         let margin_ns = self.clock_error_ns.saturating_mul(4);
-        let returns = |taken: &Taken| {
-            if taken.end_ns == open_ns {
-                return taken.units().min(available);
+        let returns = |withdrawn: &Withdrawn| {
+            if withdrawn.end_ns == open_ns {
+                return withdrawn.units().min(available);
             }
-            let is_later = window.begins(taken.end_ns, ground.salt) > now.wall_ns.saturating_add(margin_ns);
-            if is_later { taken.units() } else { 0 }
+            let is_later =
+                window.begins(withdrawn.end_ns, context.salt) > now.wall_ns.saturating_add(margin_ns);
+            if is_later { withdrawn.units() } else { 0 }
         };
-        let back = account.taken().iter().copied().map(|taken| (taken, returns(&taken)));
-        let (taken, returns) = back.into_iter().find(|(_, returns)| *returns > 0)?;
-        Some((taken, Stock { returns, ..Stock::default() }))
+        let back = account.withdrawn().iter().copied().map(|withdrawn| (withdrawn, returns(&withdrawn)));
+        let (withdrawn, returns) = back.into_iter().find(|(_, returns)| *returns > 0)?;
+        Some((withdrawn, WindowWant { returns, ..WindowWant::default() }))
     }
 }
 

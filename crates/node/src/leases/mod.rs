@@ -16,21 +16,21 @@
 //! Where nobody answers for a group any more, its store is *lost*, and a limit says what then decides
 //! ([`acequia_limits::limit::OnStoreLoss`]).
 
-mod absent;
+mod allocation;
 mod call;
 mod cell;
+mod excluded;
 mod group;
 mod held;
 mod leave;
-mod look;
-mod loss;
-mod mates;
+mod outage;
 mod pending;
 mod places;
-mod takings;
-mod terms;
+mod rebalance;
+mod region_nodes;
 mod view;
 mod watch;
+mod withdrawals;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -39,45 +39,45 @@ use std::{
 
 use acequia_limits::{CellTag, LimitId, Now};
 use acequia_rights::{
-    Region,
-    broken::{Broken, broken},
+    MemberId,
+    mutation::{Mutation, mutated},
     pool::{
         AGREEMENT, Generation, Refused, Taker,
-        group::{Assertion, Known},
+        group::{Assertion, GroupStatus},
         slack_us,
     },
 };
 use smallvec::SmallVec;
 
 use self::{
-    cell::Leased,
-    group::Group,
-    held::Held,
-    look::{Scene, look_at},
-    mates::Mates,
+    cell::CellLease,
+    group::GroupView,
+    held::HeldByLimit,
     pending::{About, Pending},
     places::Who,
-    takings::{Record, Takings},
+    rebalance::{Scene, look_at},
+    region_nodes::RegionNodes,
     watch::Watch,
+    withdrawals::{Record, Withdrawals},
 };
 
 use crate::{
     Catalogue, Config, Keep, KeptAt, Node, Row,
-    catalogue::Terms,
+    catalogue::Allocations,
     journal::HeapCell,
     local::Guard,
     lock,
+    locked_cell::LockedCell,
     sharing::{Bounds, CellKey, Reading, Timekeeper},
-    visit::Visit,
 };
 
 pub use self::{
-    absent::{ABSENT_NS_MAX, NotLeftOut},
-    call::{Call, GROUPS, PoolName, Question, Said},
+    call::{Call, GROUPS, PoolName, PoolReply, PoolRequest},
+    excluded::{ABSENT_NS_MAX, NotLeftOut},
     group::Heard,
     view::PoolView,
 };
-pub(crate) use loss::Losses;
+pub(crate) use outage::StoreOutages;
 pub(crate) use places::Places;
 
 /// How long what a node holds of a pool lasts after the call that last said so: through a minute in which the pool cannot be
@@ -123,7 +123,7 @@ pub struct Siblings {
     pub nodes: BTreeSet<u16>,
     /// The same nodes among those of all regions, where limits are shared by a catalogue: what each of them has is cut in a guard
     /// share and a part of the pool. A node counts while the catalogue has it. None of them where the region has every limit to itself.
-    pub members: BTreeMap<u16, Region>,
+    pub members: BTreeMap<u16, MemberId>,
     /// What pools are part of at first: a distribution among regions, which is none of them (0), or [`AGREEMENT`].
     pub terms: u64,
     /// What of each limit the nodes keep out of the pools, together, in percent: at most 100; whole units, of 4 or more at least
@@ -209,7 +209,7 @@ pub(crate) struct Leases {
     clock_error_ns: u64,
     drift_ppm: u32,
     /// By number.
-    groups: Vec<Group>,
+    groups: Vec<GroupView>,
     /// Whether a generation was heard of, and that is not written down.
     is_unkept: bool,
     /// Groups that need something before they grant.
@@ -227,18 +227,18 @@ pub(crate) struct Leases {
     /// Since when it is known what was taken of windows: wall clock, in microseconds.
     knows_from_us: u64,
     /// Who counts, where the catalogue says so.
-    mates: Mates,
+    mates: RegionNodes,
     /// Whether this node counts to all others. It hears of no generation before: others may begin some that do not wait for it.
     is_counted: bool,
     /// Whether that takes others: else it does from the first tick on.
     is_joining: bool,
     /// What earlier processes took under limits that are not in force.
-    unknown: BTreeMap<(LimitId, CellTag), Takings>,
+    unknown: BTreeMap<(LimitId, CellTag), Withdrawals>,
     /// Whether a call waits for the disk.
     wants_disk: bool,
-    cells: BTreeMap<CellKey, Leased>,
+    cells: BTreeMap<CellKey, CellLease>,
     /// What all of them held when each was last looked at.
-    held: Held,
+    held: HeldByLimit,
     /// Cells that may have something to give back; nothing where the node does not stop.
     leaving: Option<BTreeSet<CellKey>>,
     /// Cells whose pool had nothing for them: other regions may have.
@@ -260,11 +260,11 @@ pub(crate) struct Leases {
 impl Leases {
     pub(crate) fn new(home: Siblings) -> Self {
         let heard = home.generations.iter().copied().chain(std::iter::repeat(Heard::default()));
-        let groups = heard.take(usize::from(GROUPS)).map(Group::since).collect();
+        let groups = heard.take(usize::from(GROUPS)).map(GroupView::since).collect();
         Self {
             time: Timekeeper::default(),
             knows_from_us: home.begun_us,
-            mates: Mates::new(home.members.clone()),
+            mates: RegionNodes::new(home.members.clone()),
             is_counted: false,
             is_joining: !home.members.is_empty()
                 && home.terms != AGREEMENT
@@ -285,7 +285,7 @@ impl Leases {
             silent: BTreeSet::new(),
             lost: BTreeSet::new(),
             cells: BTreeMap::new(),
-            held: Held::default(),
+            held: HeldByLimit::default(),
             leaving: None,
             dry: BTreeSet::new(),
             looks: BTreeSet::new(),
@@ -342,26 +342,26 @@ impl Leases {
 
     /// Whether others wait for this node before any generation grants.
     fn may_hear(&self) -> bool {
-        self.is_counted || broken(Broken::LeaseHearsUncounted)
+        self.is_counted || mutated(Mutation::LeaseHearsUncounted)
     }
 
     /// A cell calls: it is looked at now, or soon if that was done just before.
     pub(crate) fn wake(&mut self, key: CellKey, now_ns: u64) {
-        if let Some(leased) = self.cells.get(&key) {
-            let apart_ns = if leased.is_quiet(now_ns) { APART_IN_VAIN_NS } else { APART_NS };
-            let due_ns = (leased.looked_ns + apart_ns).clamp(now_ns, leased.due_ns.max(now_ns));
-            return self.look_at_time(key, due_ns);
+        if let Some(lease) = self.cells.get(&key) {
+            let apart_ns = if lease.is_quiet(now_ns) { APART_IN_VAIN_NS } else { APART_NS };
+            let due_ns = (lease.looked_ns + apart_ns).clamp(now_ns, lease.due_ns.max(now_ns));
+            return self.rebalance(key, due_ns);
         }
         if self.cells.len() >= CELLS_MAX {
             return;
         }
-        self.cells.insert(key, Leased::new(now_ns));
+        self.cells.insert(key, CellLease::new(now_ns));
         self.looks.insert((now_ns, key));
     }
 
     /// Calls no pool before this time: steady clock.
     pub(crate) fn begin_after(&mut self, at_ns: u64) {
-        if !broken(Broken::LeaseForgetsLoans) {
+        if !mutated(Mutation::LeaseForgetsLoans) {
             self.begins_ns = self.begins_ns.max(at_ns);
         }
     }
@@ -371,10 +371,10 @@ impl Leases {
         std::mem::take(&mut self.dry).into_iter().collect()
     }
 
-    fn look_at_time(&mut self, key: CellKey, due_ns: u64) {
-        if let Some(leased) = self.cells.get_mut(&key) {
-            self.looks.remove(&(leased.due_ns, key));
-            leased.due_ns = due_ns;
+    fn rebalance(&mut self, key: CellKey, due_ns: u64) {
+        if let Some(lease) = self.cells.get_mut(&key) {
+            self.looks.remove(&(lease.due_ns, key));
+            lease.due_ns = due_ns;
             self.looks.insert((due_ns, key));
         }
     }
@@ -385,7 +385,7 @@ impl Leases {
         while let Some(id) =
             self.pending.first_key_value().filter(|(_, p)| p.sent_ns < lost_ns).map(|(id, _)| *id)
         {
-            self.answer(node, id, &Said::Nothing, now);
+            self.answer(node, id, &PoolReply::Nothing, now);
         }
     }
 
@@ -414,7 +414,7 @@ impl Leases {
         self.mates.unwritten()
     }
 
-    fn assertion(&self, group: &Group, now: Now) -> Assertion {
+    fn assertion(&self, group: &GroupView, now: Now) -> Assertion {
         Assertion {
             node: self.home.node,
             generation: group.generation(),
@@ -430,11 +430,11 @@ impl Leases {
     /// One look at a cell: what was asked of it, what it holds, and what to ask its pool.
     fn look(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
         let number = group_of(key.1);
-        let Some(mut leased) = self.cells.remove(&key) else { return };
+        let Some(mut lease) = self.cells.remove(&key) else { return };
         let taker = self.taker();
         let group = &self.groups[usize::from(number)];
         let is_full = self.pending.len() >= CALLS_MAX;
-        let may_call = group.is_heard() && leased.pending.is_none() && !is_full;
+        let may_call = group.is_heard() && lease.pending.is_none() && !is_full;
         let generation = may_call.then(|| group.generation());
         let (known, since) = (group.generation(), group.remembers_since());
         let (home, is_lost) = (&self.home, self.lost.contains(&number));
@@ -447,7 +447,7 @@ impl Leases {
             taker,
             limit,
             key,
-            speaker: node.draws.speaker(key.1, catalogue.active_of(key.0), now),
+            owner: node.forwards.owner(key.1, catalogue.active_of(key.0), now),
             generation,
             known,
             since,
@@ -458,17 +458,17 @@ impl Leases {
         });
         if !self.unknown.is_empty()
             && let Some(scene) = &scene
-            && let Some(takings) = self.unknown.remove(&(scene.limit, key.1))
+            && let Some(withdrawals) = self.unknown.remove(&(scene.limit, key.1))
         {
-            leased.takings = takings;
+            lease.withdrawals = withdrawals;
         }
-        leased.wants_word = false;
-        let visit = Visit { node, catalogue, key, now, which: None };
-        let held = leased.held;
+        lease.wants_word = false;
+        let locked_cell = LockedCell { node, catalogue, key, now, which: None };
+        let held = lease.held;
         let looked = scene.and_then(|scene| {
-            visit.at(true, |ground, cell| look_at(&scene, &mut leased, (ground, cell), node, now))
+            locked_cell.at(true, |context, cell| look_at(&scene, &mut lease, (context, cell), node, now))
         });
-        self.held.change(key.0, (held, leased.held));
+        self.held.change(key.0, (held, lease.held));
         let ask = match looked {
             Some((true, ask)) => ask,
             Some((false, _)) => {
@@ -477,43 +477,43 @@ impl Leases {
             }
             // There is no room for it now, or its numbers are just changing: it may hold units.
             None => {
-                leased.takings.forget(self.over_ns(now));
-                if leased.is_out_of_room(now) && !node.has_cell(key) {
-                    self.know_nothing_of(node, catalogue, key, leased);
+                lease.withdrawals.forget(self.over_ns(now));
+                if lease.is_out_of_room(now) && !node.has_cell(key) {
+                    self.know_nothing_of(node, catalogue, key, lease);
                     self.left(&key);
                     return self.groups[usize::from(number)].forget(key);
                 }
-                leased.due_ns = now.steady_ns + LATER_NS;
-                self.looks.insert((leased.due_ns, key));
-                self.cells.insert(key, leased);
+                lease.due_ns = now.steady_ns + LATER_NS;
+                self.looks.insert((lease.due_ns, key));
+                self.cells.insert(key, lease);
                 return;
             }
         };
         let group = &mut self.groups[usize::from(number)];
         group.cells.insert(key);
-        if ask.is_none() && (generation.is_some() || broken(Broken::LeaseAssertedEarly)) {
+        if ask.is_none() && (generation.is_some() || mutated(Mutation::LeaseAssertedEarly)) {
             // It holds nothing that was not told.
             group.told(key);
         }
         if let (Some((about, question)), Some(generation)) = (ask, generation) {
-            leased.calls(self.call((number, generation), about, question, now));
+            lease.calls(self.call((number, generation), about, question, now));
         }
         // A store that is lost answers nothing.
-        let is_heard = leased.unheard.is_none() || is_lost;
-        if leased.pending.is_none() && is_heard && !is_full {
+        let is_heard = lease.unheard.is_none() || is_lost;
+        if lease.pending.is_none() && is_heard && !is_full {
             self.left(&key);
         }
-        let has_none = leased.is_dry(now) || (is_lost && leased.is_missed());
+        let has_none = lease.is_dry(now) || (is_lost && lease.is_missed());
         if has_none && !self.home.members.is_empty() && self.dry.len() < LOOKS_MAX {
             self.dry.insert(key);
         }
-        if leased.wants_word && self.groups[usize::from(number)].may_be_watched() {
-            self.call_group((number, known), Question::Sweep(SWEEP_MAX), now);
+        if lease.wants_word && self.groups[usize::from(number)].may_be_watched() {
+            self.call_group((number, known), PoolRequest::Sweep(SWEEP_MAX), now);
         }
-        self.wants_disk |= leased.waits_for_disk;
-        leased.due_ns = now.steady_ns + leased.look_after();
-        self.looks.insert((leased.due_ns, key));
-        self.cells.insert(key, leased);
+        self.wants_disk |= lease.waits_for_disk;
+        lease.due_ns = now.steady_ns + lease.look_after();
+        self.looks.insert((lease.due_ns, key));
+        self.cells.insert(key, lease);
     }
 
     /// What earlier processes took, as rows have it. Says whether all of them can be read.
@@ -525,21 +525,21 @@ impl Leases {
                 node.push_row(Row { state: None, ..row });
                 continue;
             };
-            let mut takings = Takings::of(windows);
-            takings.forget(self.over_ns(now));
-            if !takings.has_before() {
-                node.push_row(takings::removed(limit, tag));
+            let mut withdrawals = Withdrawals::of(windows);
+            withdrawals.forget(self.over_ns(now));
+            if !withdrawals.has_before() {
+                node.push_row(withdrawals::removed(limit, tag));
                 continue;
             }
             let Some(slot) = node.slot_of(limit).filter(|_| node.knows(limit)) else {
                 // Nobody can tell a pool of it before the limit is in force again.
                 knows_all = false;
-                self.unknown.insert((limit, tag), takings);
+                self.unknown.insert((limit, tag), withdrawals);
                 continue;
             };
             let key = (slot, tag);
             self.groups[usize::from(group_of(tag))].cells.insert(key);
-            self.cells.insert(key, Leased::after(takings, now.steady_ns));
+            self.cells.insert(key, CellLease::after(withdrawals, now.steady_ns));
             self.looks.insert((now.steady_ns, key));
         }
         if let Some(knows_from_us) = self.home.knows_from_us.filter(|_| knows_all && reads_all) {
@@ -551,13 +551,13 @@ impl Leases {
     /// A cell that there is no room for holds nothing of this process. What earlier ones took of its windows no pool is told, as of a limit
     /// that is not in force: so a generation that does not know it counts all that began before this process as spent, and waits for
     /// nobody because of it.
-    fn know_nothing_of(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, leased: Leased) {
-        let (limit, takings) = (catalogue.id(key.0), leased.takings);
-        if takings.has_before() {
+    fn know_nothing_of(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, lease: CellLease) {
+        let (limit, withdrawals) = (catalogue.id(key.0), lease.withdrawals);
+        if withdrawals.has_before() {
             self.knows_from_us = self.home.begun_us;
-            self.unknown.extend(limit.map(|limit| ((limit, key.1), takings)));
-        } else if let Some(limit) = limit.filter(|_| takings.has_row()) {
-            node.push_row(takings::removed(limit, key.1));
+            self.unknown.extend(limit.map(|limit| ((limit, key.1), withdrawals)));
+        } else if let Some(limit) = limit.filter(|_| withdrawals.has_row()) {
+            node.push_row(withdrawals::removed(limit, key.1));
         }
     }
 
@@ -576,7 +576,7 @@ impl Leases {
         &mut self,
         (group, generation): (u16, Generation),
         about: About,
-        question: Question,
+        question: PoolRequest,
         now: Now,
     ) -> Option<u64> {
         if self.pending.len().max(self.out.len()) >= CALLS_MAX + usize::from(GROUPS) {
@@ -585,7 +585,7 @@ impl Leases {
         self.next += 1;
         let id = self.next;
         let (terms, adopted) = (self.terms, self.adopted);
-        self.counts.assertions += u64::from(matches!(question, Question::Assert(..)));
+        self.counts.assertions += u64::from(matches!(question, PoolRequest::Assert(..)));
         self.pending.insert(id, Pending { adopted, group, generation, sent_ns: now.steady_ns, about });
         self.out.push_back(Call { id, terms, group, generation, wall_us: now.wall_ns / 1_000, question });
         self.counts.calls += 1;
@@ -593,29 +593,30 @@ impl Leases {
     }
 
     /// Takes what came of a call.
-    fn answer(&mut self, node: &Node, id: u64, said: &Said, now: Now) {
+    fn answer(&mut self, node: &Node, id: u64, said: &PoolReply, now: Now) {
         let Some(pending) = self.pending.remove(&id) else { return };
-        self.note_silence(node, &pending, *said != Said::Nothing, now);
+        self.note_silence(node, &pending, *said != PoolReply::Nothing, now);
         // What was granted by what an earlier version has is not taken up, nor is it the group that is asked now.
         let is_bound = pending.adopted == self.adopted;
-        let said = if is_bound || *said == Said::Nothing { said } else { &Said::Refused(Refused::Stale) };
+        let said =
+            if is_bound || *said == PoolReply::Nothing { said } else { &PoolReply::Refused(Refused::Stale) };
         match said {
-            Said::Nothing => {
+            PoolReply::Nothing => {
                 (self.missed_ns, self.counts.missed) = (now.steady_ns, self.counts.missed + 1);
             }
-            Said::Refused(_) => self.counts.refused += 1,
+            PoolReply::Refused(_) => self.counts.refused += 1,
             _ => self.answered_ns = now.steady_ns,
         }
-        if let Said::Known(known) | Said::Unknown(known) = said {
+        if let PoolReply::Known(known) | PoolReply::Unknown(known) = said {
             self.hear(pending.group, known, id, now);
             self.show(node, pending.group);
         }
         let Some((key, end_ns, wanted)) = pending.about.cell() else {
             let group = &mut self.groups[usize::from(pending.group)];
             match said {
-                Said::Nothing => group.miss(id, now.steady_ns),
-                Said::Known(_) | Said::Unknown(_) => {}
-                Said::Swept(dropped) => {
+                PoolReply::Nothing => group.miss(id, now.steady_ns),
+                PoolReply::Known(_) | PoolReply::Unknown(_) => {}
+                PoolReply::Swept(dropped) => {
                     group.is_same(id);
                     self.watch.hears_swept(pending.group, *dropped);
                 }
@@ -623,30 +624,30 @@ impl Leases {
             }
             return;
         };
-        let Some(mut leased) = self.cells.remove(&key) else { return };
-        leased.pending = None;
+        let Some(mut lease) = self.cells.remove(&key) else { return };
+        lease.pending = None;
         let is_current = self.groups[usize::from(pending.group)].generation() == pending.generation;
         let came = match said {
             // Of a generation that is over nothing is taken up.
-            Said::Took(_) | Said::Exchanged(_) | Said::Slid(_) if is_current => {
-                leased.tell(end_ns, pending.generation);
-                self.take_up(node, &mut leased, &pending, said, now)
+            PoolReply::Took(_) | PoolReply::Exchanged(_) | PoolReply::Slid(_) if is_current => {
+                lease.tell(end_ns, pending.generation);
+                self.take_up(node, &mut lease, &pending, said, now)
             }
             _ => None,
         };
         // What is not renewed yet is not told more often than what is.
-        if is_current && matches!(said, Said::Took(_) | Said::Exchanged(_) | Said::Slid(_)) {
-            leased.renewed_ns = pending.sent_ns;
+        if is_current && matches!(said, PoolReply::Took(_) | PoolReply::Exchanged(_) | PoolReply::Slid(_)) {
+            lease.renewed_ns = pending.sent_ns;
         }
         match came {
-            Some(units) => leased.came(units, wanted, now.steady_ns),
-            None => leased.missed(now.steady_ns),
+            Some(units) => lease.came(units, wanted, now.steady_ns),
+            None => lease.missed(now.steady_ns),
         }
-        leased.unheard = (*said == Said::Nothing && self.leaving.is_some()).then_some(end_ns);
-        self.cells.insert(key, leased);
+        lease.unheard = (*said == PoolReply::Nothing && self.leaving.is_some()).then_some(end_ns);
+        self.cells.insert(key, lease);
         if came.is_some_and(|units| units > 0) {
-            node.elsewhere.tell();
-            node.draws.call();
+            node.remote_supply.tell();
+            node.forwards.call();
         }
         self.wake(key, now.steady_ns);
     }
@@ -655,9 +656,9 @@ impl Leases {
     fn take_up(
         &self,
         node: &Node,
-        leased: &mut Leased,
+        lease: &mut CellLease,
         pending: &Pending,
-        said: &Said,
+        said: &PoolReply,
         now: Now,
     ) -> Option<u64> {
         let (key, end_ns, _) = pending.about.cell()?;
@@ -665,52 +666,55 @@ impl Leases {
         let since = group.remembers_since();
         // While a generation does not grant, the one before it may go on granting to who has not heard of it, and takes leases back at
         // their ends. Whoever is granted more need not be told that it grants.
-        let is_renewed = |is_more: bool| is_more || group.grants() || broken(Broken::LeaseRenewedUngranted);
+        let is_renewed =
+            |is_more: bool| is_more || group.grants() || mutated(Mutation::LeaseRenewedUngranted);
         let number = if let About::Part { number, .. } = pending.about { number } else { 0 };
         let catalogue = node.catalogue();
-        let visit = Visit { node, catalogue: &catalogue, key, now, which: None };
-        let came = visit.at(false, |ground, cell| {
+        let locked_cell = LockedCell { node, catalogue: &catalogue, key, now, which: None };
+        let came = locked_cell.at(false, |context, cell| {
             let HeapCell { account: Some(account), words, .. } = cell else { return None };
-            account.settle(words, ground, now, &*node.sessions());
-            account.keep_part(words, ground, (now.wall_ns, None), now);
-            let pool = ground.local.pool_of(ground.global, ground.salt, u64::MAX).unwrap_or_default();
-            leased.follow(account, ground, pool);
+            account.settle(words, context, now, &*node.sessions());
+            account.keep_part(words, context, (now.wall_ns, None), now);
+            let pool = context.local.pool_of(context.global, context.salt, u64::MAX).unwrap_or_default();
+            lease.follow(account, context, pool);
             // The limit was lowered while the call was under way.
-            let is_of_more = pending.about.is_of_more(ground) && !broken(Broken::LeaseTakesUpMore);
+            let is_of_more = pending.about.is_of_more(context) && !mutated(Mutation::LeaseTakesUpMore);
             let units = match said {
                 // Near its end others may have left the window, and tell nobody any more what they took of it.
-                Said::Took(_) if end_ns.saturating_sub(now.wall_ns) <= self.clock_error_ns * 2 => None,
-                Said::Took(took) => {
-                    leased.hears_left(end_ns, took.left);
-                    let before = leased.takings.before(end_ns, since);
-                    let came = account.took(ground, end_ns, took.taken.saturating_sub(before));
+                PoolReply::Took(_) if end_ns.saturating_sub(now.wall_ns) <= self.clock_error_ns * 2 => None,
+                PoolReply::Took(took) => {
+                    lease.hears_left(end_ns, took.left);
+                    let before = lease.withdrawals.before(end_ns, since);
+                    let came = account.took(context, end_ns, took.taken.saturating_sub(before));
                     // What was taken of a window that was open then stays.
-                    if leased.is_answered(end_ns) {
+                    if lease.is_answered(end_ns) {
                         // It was granted by what the region, or the limit, had before.
-                        account.return_to_pool(ground, end_ns, came, came);
-                        leased.untell(end_ns);
+                        account.return_to_pool(context, end_ns, came, came);
+                        lease.untell(end_ns);
                         Some(0)
                     } else {
                         Some(came)
                     }
                 }
-                Said::Exchanged(_) | Said::Slid(_) if is_of_more => None,
-                Said::Exchanged(answer) => {
-                    (leased.left, leased.fair) = (Some(answer.left), Some(answer.fair));
+                PoolReply::Exchanged(_) | PoolReply::Slid(_) if is_of_more => None,
+                PoolReply::Exchanged(answer) => {
+                    (lease.left, lease.fair) = (Some(answer.left), Some(answer.fair));
                     let (held, part) = (account.pooled(), answer.part);
                     is_renewed(part.rate > held.rate || part.units > held.units)
-                        .then(|| account.exchanged(words, ground, (number, answer), (LEASE_NS, LATE_NS), now))
+                        .then(|| {
+                            account.exchanged(words, context, (number, answer), (LEASE_NS, LATE_NS), now)
+                        })
                         .flatten()
                 }
-                Said::Slid(answer) => {
-                    leased.left = Some(answer.left);
+                PoolReply::Slid(answer) => {
+                    lease.left = Some(answer.left);
                     is_renewed(answer.units > account.pooled().units)
-                        .then(|| account.slid(words, ground, (number, answer.units), LEASE_NS, now))
+                        .then(|| account.slid(words, context, (number, answer.units), LEASE_NS, now))
                         .flatten()
                 }
                 _ => None,
             };
-            account.goes_by_pool(ground);
+            account.goes_by_pool(context);
             if units.is_some_and(|units| units > 0) {
                 account.hope_anew();
             }
@@ -721,7 +725,7 @@ impl Leases {
     }
 
     /// Somebody said how a group is.
-    fn hear(&mut self, number: u16, known: &Known, id: u64, now: Now) {
+    fn hear(&mut self, number: u16, known: &GroupStatus, id: u64, now: Now) {
         let group = &mut self.groups[usize::from(number)];
         let is_other = group.hear(known, id, now.steady_ns);
         if !group.grants() {
@@ -733,14 +737,14 @@ impl Leases {
         }
         self.is_unkept |= !group.is_kept();
         for key in group.untold.clone() {
-            self.look_at_time(key, now.steady_ns);
+            self.rebalance(key, now.steady_ns);
         }
     }
 
     /// The generations that were heard of, if that must be written down.
     fn unkept_generations(&mut self) -> Option<Vec<Heard>> {
         let is_unkept = std::mem::take(&mut self.is_unkept);
-        is_unkept.then(|| self.groups.iter().map(Group::to_keep).collect())
+        is_unkept.then(|| self.groups.iter().map(GroupView::to_keep).collect())
     }
 
     /// These were written down. What must be told of them can be told now.
@@ -753,7 +757,7 @@ impl Leases {
         }
         self.is_unkept = self.groups.iter().any(|group| !group.is_kept());
         for key in untold {
-            self.look_at_time(key, now.steady_ns);
+            self.rebalance(key, now.steady_ns);
         }
         self.show_all(node);
     }
@@ -795,8 +799,13 @@ impl Node {
             None => {
                 let guard = Guard::new(siblings.node, &siblings.nodes, siblings.guard_percent);
                 let (drift_ppm, margin_ns) = (siblings.drift_ppm, siblings.clock_error_ns);
-                let terms = Terms { guard: Some(guard), drift_ppm, margin_ns, ..Terms::none(Region(0)) };
-                lock(&node.registry).set_terms(terms);
+                let allocations = Allocations {
+                    guard: Some(guard),
+                    drift_ppm,
+                    margin_ns,
+                    ..Allocations::none(MemberId(0))
+                };
+                lock(&node.registry).set_terms(allocations);
             }
         }
         node.rows_hold.clone_from(&siblings.rows_hold);
@@ -814,7 +823,7 @@ impl Node {
         self.leave_behind(now);
         let calls = self.take_calls();
         leases.tick(self, now, calls);
-        self.elsewhere.see_pools(leases.is_answered() && leases.may_hear(), now.steady_ns);
+        self.remote_supply.see_pools(leases.is_answered() && leases.may_hear(), now.steady_ns);
     }
 
     /// Compares the wall, as the system has it, with the clocks where the pools are: those that told the time lately. Where nodes hear
@@ -866,7 +875,7 @@ impl Node {
     /// those after it: [`Siblings::knows_from_us`] is `begun_us` from now on, and on the disk before any row is.
     pub fn restore_takings(&self, rows: Vec<Row>, now: Now) -> bool {
         let Some(leases) = &self.leases else { return true };
-        let rows = if broken(Broken::LeaseForgetsTakings) { Vec::new() } else { rows };
+        let rows = if mutated(Mutation::LeaseForgetsTakings) { Vec::new() } else { rows };
         lock(leases).restore(self, rows, self.not_before(now))
     }
 
@@ -876,7 +885,7 @@ impl Node {
     }
 
     /// Takes what came of a call.
-    pub fn answer_call(&self, id: u64, said: &Said, now: Now) {
+    pub fn answer_call(&self, id: u64, said: &PoolReply, now: Now) {
         if let Some(leases) = &self.leases {
             lock(leases).answer(self, id, said, self.not_before(now));
         }
@@ -891,12 +900,12 @@ impl Node {
     /// The last generation of each group that this node has heard of.
     pub fn generations(&self) -> Vec<Heard> {
         let Some(leases) = &self.leases else { return Vec::new() };
-        lock(leases).groups.iter().map(Group::to_keep).collect()
+        lock(leases).groups.iter().map(GroupView::to_keep).collect()
     }
 
     /// Whether every group's generation is the first that there was: nothing was ever taken of any pool.
     pub fn is_first_of_all(&self) -> bool {
-        self.leases.as_ref().is_some_and(|leases| lock(leases).groups.iter().all(Group::is_first))
+        self.leases.as_ref().is_some_and(|leases| lock(leases).groups.iter().all(GroupView::is_first))
     }
 
     /// These are on the disk. Where they could not be written: none, and they are given again.
@@ -916,7 +925,7 @@ impl Node {
     /// What was asked of pools.
     pub fn lease_counts(&self) -> LeaseCounts {
         let Some(leases) = &self.leases else { return LeaseCounts::default() };
-        let [guard_allowed, guard_denied] = self.losses.decided();
+        let [guard_allowed, guard_denied] = self.store_outages.decided();
         let open_units = self.catalogue().open_units();
         LeaseCounts { open_units, guard_allowed, guard_denied, ..lock(leases).counts() }
     }

@@ -3,7 +3,7 @@
 use acequia_limits::Part;
 use acequia_rights::pool::Generation;
 
-use crate::{account::Ground, sharing::CellKey};
+use crate::{account::CellContext, sharing::CellKey};
 
 /// What was asked, and is not answered.
 #[derive(Clone, Copy, Debug)]
@@ -46,9 +46,9 @@ impl About {
     }
 
     /// Whether a part with an end was asked for by numbers that gave the pool more than there is now. Of windows each cell knows itself.
-    pub(super) fn is_of_more(&self, ground: &Ground<'_>) -> bool {
+    pub(super) fn is_of_more(&self, context: &CellContext<'_>) -> bool {
         let Self::Part { pool, .. } = *self else { return false };
-        let now = ground.local.pool_of(ground.global, ground.salt, 0).unwrap_or_default();
+        let now = context.local.pool_of(context.global, context.salt, 0).unwrap_or_default();
         now.units < pool.units || now.rate < pool.rate
     }
 }

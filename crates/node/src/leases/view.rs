@@ -38,7 +38,7 @@ impl Node {
         let (generation, grants, is_lost, left) = {
             let leases = lock(self.leases.as_ref()?);
             let group = &leases.groups[usize::from(number)];
-            let left = leases.cells.get(&(slot, tag)).and_then(|leased| leased.left);
+            let left = leases.cells.get(&(slot, tag)).and_then(|lease| lease.left);
             (group.generation().number, group.grants(), leases.lost.contains(&number), left)
         };
         let (leased, leased_until_ns) = self.leased_of(answer, global, slot, now);

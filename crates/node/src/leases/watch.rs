@@ -9,7 +9,7 @@ use acequia_limits::Now;
 use acequia_rights::pool::{Generation, group::Begin};
 
 use super::{
-    FIRST_MAX, GROUPS, Leases, Question, SWEEP_MAX,
+    FIRST_MAX, GROUPS, Leases, PoolRequest, SWEEP_MAX,
     group::Need,
     pending::{About, Pending},
 };
@@ -71,7 +71,7 @@ impl Leases {
         group.speaks(now.steady_ns);
         self.silent.remove(&number);
         if self.lost.remove(&number) {
-            node.losses.set(number, false);
+            node.store_outages.set(number, false);
             if self.watch.sought.is_empty() {
                 self.watch.sought.clone_from(&self.lost);
             }
@@ -87,10 +87,10 @@ impl Leases {
             if group.is_lost(now.steady_ns) {
                 self.silent.remove(&number);
                 self.lost.insert(number);
-                node.losses.set(number, true);
+                node.store_outages.set(number, true);
                 self.watch.doubt_all();
             } else if group.may_be_asked_again(now.steady_ns) {
-                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
+                self.call_group((number, group.generation()), PoolRequest::Sweep(SWEEP_MAX), now);
             }
         }
         if self.watch.is_doubted && now.steady_ns >= self.watch.doubted_ns + DOUBT_NS {
@@ -104,7 +104,7 @@ impl Leases {
             let group = &self.groups[usize::from(number)];
             if group.may_be_watched() && !self.silent.contains(&number) {
                 asked += 1;
-                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
+                self.call_group((number, group.generation()), PoolRequest::Sweep(SWEEP_MAX), now);
             }
         }
         if now.steady_ns >= self.watch.probed_ns + PROBE_NS
@@ -113,7 +113,7 @@ impl Leases {
             (self.watch.probed, self.watch.probed_ns) = (number, now.steady_ns);
             let group = &self.groups[usize::from(number)];
             if group.may_be_watched() {
-                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
+                self.call_group((number, group.generation()), PoolRequest::Sweep(SWEEP_MAX), now);
             }
         }
         let sought: Vec<u16> = self.watch.sought.iter().copied().collect();
@@ -124,7 +124,7 @@ impl Leases {
             } else if group.may_be_watched() && asked < FIRST_MAX {
                 asked += 1;
                 self.watch.sought.remove(&number);
-                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
+                self.call_group((number, group.generation()), PoolRequest::Sweep(SWEEP_MAX), now);
             }
         }
     }
@@ -152,11 +152,11 @@ impl Leases {
                 Some(Need::Begin(..)) if first >= FIRST_MAX => continue,
                 Some(Need::Assert(_)) if group.remembers_nothing() && self.awaits_loans(now) => continue,
                 Some(Need::Begin(heard, goes_on)) => {
-                    Question::Begin(Begin { heard, by: self.taker(), goes_on })
+                    PoolRequest::Begin(Begin { heard, by: self.taker(), goes_on })
                 }
-                Some(Need::Assert(_)) => Question::Assert(self.assertion(group, now), absent.clone()),
+                Some(Need::Assert(_)) => PoolRequest::Assert(self.assertion(group, now), absent.clone()),
             };
-            first += usize::from(matches!(question, Question::Begin(_)));
+            first += usize::from(matches!(question, PoolRequest::Begin(_)));
             self.call_group((number, generation), question, now);
         }
     }
@@ -174,7 +174,7 @@ impl Leases {
             number = (number + 1) % GROUPS;
             let group = &self.groups[usize::from(number)];
             if group.may_be_watched() {
-                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
+                self.call_group((number, group.generation()), PoolRequest::Sweep(SWEEP_MAX), now);
             }
         }
         (self.watch.last, self.watch.last_ns) = (number, at_ns);
@@ -183,7 +183,7 @@ impl Leases {
     pub(super) fn call_group(
         &mut self,
         (number, generation): (u16, Generation),
-        question: Question,
+        question: PoolRequest,
         now: Now,
     ) {
         if let Some(id) = self.call((number, generation), About::Group, question, now) {

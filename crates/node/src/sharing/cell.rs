@@ -3,7 +3,7 @@
 use std::num::NonZeroU16;
 
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS};
-use acequia_rights::{Mark, Region};
+use acequia_rights::{MemberId, VersionId};
 use smallvec::SmallVec;
 
 use super::{
@@ -28,7 +28,7 @@ const SAID_MAX: u64 =
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
     /// Who said so.
-    pub(crate) of: Region,
+    pub(crate) of: MemberId,
     pub(crate) demand: Rough,
     pub(crate) holds: Rough,
     pub(crate) left: Rough,
@@ -44,7 +44,7 @@ pub(crate) struct View {
 
 impl View {
     /// A region that has said nothing.
-    fn silent(of: Region) -> Self {
+    fn silent(of: MemberId) -> Self {
         let none = Rough::default();
         Self {
             of,
@@ -67,7 +67,7 @@ impl View {
 
 /// What this region told the others last.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Told {
+pub(crate) struct Advertised {
     pub(crate) demand: Rough,
     pub(crate) holds: Rough,
     pub(crate) left: Rough,
@@ -78,8 +78,8 @@ pub(crate) struct Told {
 
 /// Rights that a region asked for in a window.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    pub(crate) by: Region,
+pub(crate) struct AskedRights {
+    pub(crate) by: MemberId,
     pub(crate) end_ns: u64,
     pub(crate) units: u64,
     /// When it was heard: steady clock.
@@ -89,20 +89,20 @@ pub(crate) struct Asked {
 /// A piece that was lent, and may not show yet in what its new holder says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
-    pub(crate) to: Region,
+    pub(crate) to: MemberId,
     pub(crate) weight: u64,
     pub(crate) at_ns: u64,
 }
 
 /// A cell that is shared actively.
 #[derive(Debug)]
-pub(crate) struct Warm {
+pub(crate) struct ActiveCell {
     pub(crate) demand: Demand,
     /// What was surely asked for in a span of a sliding window's length, when something was denied: units a second, in thousandths.
     proven_milli: Rough,
     pub(crate) views: SmallVec<[View; 2]>,
-    pub(crate) told: Option<Told>,
-    pub(crate) asked: Vec<Asked>,
+    pub(crate) advertised: Option<Advertised>,
+    pub(crate) asked: Vec<AskedRights>,
     pub(crate) pieces: SmallVec<[Piece; 1]>,
     /// The next look, and the last: steady clock.
     pub(crate) due_ns: u64,
@@ -131,9 +131,9 @@ pub(crate) struct Warm {
     /// One more than which of its limit's numbers it has, where that is known and the limit has several.
     which: Option<NonZeroU16>,
     /// The version of the catalogue in which the others were told so.
-    pub(crate) which_of: Mark,
+    pub(crate) which_of: VersionId,
     /// The newest version of the catalogue in which this region was asked for it itself: then it knows which.
-    pub(crate) asked_of: Option<Mark>,
+    pub(crate) asked_of: Option<VersionId>,
     /// When this region was last asked for it, or another region said anything of note.
     busy_ns: u64,
     /// When this region was last asked for it; 0 for never.
@@ -142,7 +142,7 @@ pub(crate) struct Warm {
     since_ns: u64,
 }
 
-impl Warm {
+impl ActiveCell {
     /// This region was asked for it.
     pub(crate) fn note_asked(&mut self, now_ns: u64) {
         self.busy_ns = now_ns;
@@ -213,7 +213,7 @@ impl Warm {
     }
 
     /// The others are told so in a version of the catalogue.
-    pub(crate) fn set_which(&mut self, which: Option<u16>, of: Mark) {
+    pub(crate) fn set_which(&mut self, which: Option<u16>, of: VersionId) {
         // There are fewer sets of numbers.
         self.which = which.and_then(|which| NonZeroU16::new(which.saturating_add(1)));
         self.which_of = of;
@@ -224,7 +224,7 @@ impl Warm {
             demand: Demand::since(now_ns),
             proven_milli: Rough::default(),
             views: SmallVec::new(),
-            told: None,
+            advertised: None,
             asked: Vec::new(),
             pieces: SmallVec::new(),
             due_ns: u64::MAX,
@@ -240,7 +240,7 @@ impl Warm {
             received: 0,
             regive: false,
             which: None,
-            which_of: Mark::default(),
+            which_of: VersionId::default(),
             asked_of: None,
             busy_ns: now_ns,
             asked_ns: 0,
@@ -248,12 +248,12 @@ impl Warm {
         }
     }
 
-    pub(crate) fn view(&self, region: Region, now_ns: u64) -> Option<&View> {
+    pub(crate) fn view(&self, region: MemberId, now_ns: u64) -> Option<&View> {
         let found = self.views.iter().find(|view| view.of == region);
         found.filter(|view| now_ns.saturating_sub(view.at_ns) < VIEW_NS)
     }
 
-    pub(crate) fn view_mut(&mut self, region: Region) -> &mut View {
+    pub(crate) fn view_mut(&mut self, region: MemberId) -> &mut View {
         let at = match self.views.iter().position(|view| view.of == region) {
             Some(at) => at,
             None => {
@@ -274,7 +274,7 @@ impl Warm {
     }
 
     /// What another region has of a window's rights by now, as far as is known.
-    pub(crate) fn stake(&self, region: Region, standing_units: u64, now_ns: u64, round_ns: u64) -> Stake {
+    pub(crate) fn stake(&self, region: MemberId, standing_units: u64, now_ns: u64, round_ns: u64) -> Stake {
         match self.view(region, now_ns) {
             None => Stake { left: standing_units, ..Stake::default() },
             Some(view) => {
@@ -288,7 +288,7 @@ impl Warm {
     }
 
     /// What is on its way to a region.
-    pub(crate) fn pending(&mut self, to: Region, now_ns: u64, round_ns: u64) -> u64 {
+    pub(crate) fn pending(&mut self, to: MemberId, now_ns: u64, round_ns: u64) -> u64 {
         let shows_after = round_ns.saturating_mul(5) / 4 + 50_000_000;
         self.pieces.retain(|piece| now_ns.saturating_sub(piece.at_ns) < shows_after || piece.to != to);
         self.pieces.iter().filter(|piece| piece.to == to).map(|piece| piece.weight).sum()
@@ -297,7 +297,7 @@ impl Warm {
     /// Another region's place.
     pub(crate) fn seat(
         &mut self,
-        region: Region,
+        region: MemberId,
         standing: Part,
         resource: &Resource,
         now_ns: u64,
@@ -363,15 +363,21 @@ impl Resource {
     /// it will not use its own part, until its demand has lasted as long as the bucket takes to fill, or as the window: a burst comes and goes
     /// within that.
     /// Where that takes longer than other regions shall wait, a region without demand lends half of its part at once.
-    pub(crate) fn want_here(&self, warm: &Warm, standing: Part, budget: u64, now_ns: u64) -> u64 {
+    pub(crate) fn want_here(
+        &self,
+        active_cell: &ActiveCell,
+        standing: Part,
+        budget: u64,
+        now_ns: u64,
+    ) -> u64 {
         const LONGEST_NS: u128 = 5_000_000_000;
-        let (want, demand) = (self.want(warm.demand_milli(self)), &warm.demand);
+        let (want, demand) = (self.want(active_cell.demand_milli(self)), &active_cell.demand);
         let fills_ns = match self {
             Self::Rate { milli } => u128::from(budget) * 1_000 * 1_000_000_000 / u128::from(*milli),
             Self::Units { window_ns, .. } => u128::from(*window_ns),
             Self::Rights => return want,
         };
-        if warm.is_unasked(now_ns) {
+        if active_cell.is_unasked(now_ns) {
             return want;
         }
         if u128::from(demand.age_ns()) >= fills_ns.min(LONGEST_NS) {
@@ -424,11 +430,11 @@ mod tests {
 
     #[test]
     fn a_warm_cell_of_three_regions_takes_three_eighths_of_a_kilobyte() {
-        let mut warm = Warm::new(1);
+        let mut active_cell = ActiveCell::new(1);
         for region in [1, 2] {
-            warm.view_mut(Region(region)).at_ns = 1;
+            active_cell.view_mut(MemberId(region)).at_ns = 1;
         }
-        assert!(!warm.views.spilled(), "what two other regions say fits in");
-        assert!(size_of::<Warm>() <= 384, "{} bytes", size_of::<Warm>());
+        assert!(!active_cell.views.spilled(), "what two other regions say fits in");
+        assert!(size_of::<ActiveCell>() <= 384, "{} bytes", size_of::<ActiveCell>());
     }
 }

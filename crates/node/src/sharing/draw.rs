@@ -2,8 +2,8 @@
 
 use acequia_limits::{Algorithm, Now, UNITS_MAX};
 use acequia_rights::{
-    Refusal, Region, Writer,
-    broken::{Broken, broken},
+    Incarnation, MemberId, Refusal,
+    mutation::{Mutation, mutated},
 };
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -15,11 +15,11 @@ use super::{
 };
 use crate::{
     Catalogue, Node,
-    draws::{Asking, Held, may_be_drawn},
+    forwards::{Asking, PendingForward, may_be_drawn},
     journal::HeapCell,
     local::Guard,
+    locked_cell::LockedCell,
     shard_of,
-    visit::Visit,
 };
 
 /// What became of a draw.
@@ -36,16 +36,16 @@ impl Sharing {
     /// Which nodes of the region are heard; and what was drawn and has not come is given up.
     pub(super) fn keep_draws(&mut self, node: &Node, now: Now) {
         let Some(guard) = &node.guard else { return };
-        let own = self.me().region;
-        let is_live = |region: &Region| {
+        let own = self.me().member;
+        let is_live = |region: &MemberId| {
             *region == own || self.peers.get(region).is_some_and(|peer| self.is_partner(peer, now))
         };
         let owns = self.owns_nothing().is_none();
-        let live: SmallVec<[Region; 8]> =
+        let live: SmallVec<[MemberId; 8]> =
             guard.members().iter().copied().filter(|region| owns && is_live(region)).collect();
         let members = self.versions.version().map_or(0, |version| version.members.len());
-        node.draws.see(own, &live, members, now);
-        let (is_news, least, silent) = node.draws.expire(now);
+        node.forwards.see(own, &live, members, now);
+        let (is_news, least, silent) = node.forwards.expire(now);
         for key in silent {
             Self::call_here(node, key);
         }
@@ -56,7 +56,7 @@ impl Sharing {
             }
         }
         if is_news {
-            node.elsewhere.tell();
+            node.remote_supply.tell();
         }
         // What this node got since, of others or by time, is for those that wait here.
         self.serve_draws(node, now);
@@ -64,17 +64,17 @@ impl Sharing {
 
     /// Puts in line what is to be drawn, and charges what others have drawn if there are units by now.
     pub(super) fn serve_draws(&mut self, node: &Node, now: Now) {
-        for Asking { number, to, limit, tag, whole, units, is_again } in node.draws.take_out() {
+        for Asking { number, to, limit, tag, whole, units, is_again } in node.forwards.take_out() {
             if let Some(peer) =
                 self.peers.get_mut(&to).filter(|peer| peer.is_reached(now.steady_ns, REACH_NS))
             {
                 // Filled in when it is sent.
                 let within_us = 0;
-                let entry = Entry::Draw { limit, tag, whole, number, units, within_us, is_again };
-                peer.outbox.tell(Topic::Draw(number), entry, 0);
+                let entry = Entry::Forward { limit, tag, whole, number, units, within_us, is_again };
+                peer.outbox.tell(Topic::Forward(number), entry, 0);
             }
         }
-        let mut held = node.draws.take_held();
+        let mut held = node.forwards.take_held();
         if held.is_empty() {
             return;
         }
@@ -90,22 +90,22 @@ impl Sharing {
             }
             waits
         });
-        node.draws.put_held(held);
+        node.forwards.put_held(held);
     }
 
     /// Answers a draw, if there are units, or none that could come, or it is too late. Says whether it is answered, or nobody waits for it
     /// any more.
-    fn serve(&mut self, node: &Node, catalogue: &Catalogue, held: &mut Held, now: Now) -> bool {
-        let Held { from, boot, number, units, .. } = *held;
-        let Some(peer) = self.peers.get(&from.region) else { return true };
-        if (peer.writer, peer.boot) != (from, boot) {
+    fn serve(&mut self, node: &Node, catalogue: &Catalogue, held: &mut PendingForward, now: Now) -> bool {
+        let PendingForward { from, boot, number, units, .. } = *held;
+        let Some(peer) = self.peers.get(&from.member) else { return true };
+        if (peer.incarnation, peer.boot) != (from, boot) {
             return true;
         }
         let is_late = now.steady_ns >= held.until_ns;
         let charge = if is_late { Charge::Later } else { self.charge_drawn(node, catalogue, held, now) };
         let units = match charge {
             Charge::Done => {
-                node.draws.count_charged();
+                node.forwards.count_charged();
                 Some(units)
             }
             Charge::Later if is_late => Some(0),
@@ -117,54 +117,60 @@ impl Sharing {
     }
 
     /// Charges this node's cell, as for a request of its own; says whether it could.
-    fn charge_drawn(&self, node: &Node, catalogue: &Catalogue, held: &mut Held, now: Now) -> Charge {
-        let Held { key, whole, units, .. } = *held;
+    fn charge_drawn(
+        &self,
+        node: &Node,
+        catalogue: &Catalogue,
+        held: &mut PendingForward,
+        now: Now,
+    ) -> Charge {
+        let PendingForward { key, whole, units, .. } = *held;
         let (slot, tag) = key;
         let active = catalogue.active_of(slot).filter(|active| active.is_in_force(now.wall_ns));
         let owns_nothing = self.owns_nothing().is_some() || node.owns_nothing().is_some();
         let numbers = active.filter(|active| may_be_drawn(active)).map(|active| &active.limit.algorithm);
-        let is_its = |global: &Algorithm| Whole::of(global) == whole || broken(Broken::DrawOfOtherNumbers);
+        let is_its = |global: &Algorithm| Whole::of(global) == whole || mutated(Mutation::DrawOfOtherNumbers);
         let may_give = |global: &Algorithm| is_its(global) && units <= global.budget();
-        if owns_nothing || node.draws.is_closed() || !numbers.is_some_and(may_give) {
+        if owns_nothing || node.forwards.is_closed() || !numbers.is_some_and(may_give) {
             return Charge::Never;
         }
         // What was not there until now may have been forgotten by a clock that reads more.
         let now = node.not_behind(now);
         // Whether more may come of what it has not: from the region's pool, or from regions that this node speaks to for its mates.
         let has_pool = node.has_pool(tag) && !node.is_journal_down();
-        let is_speaker = node.draws.is_speaker(tag, active);
-        let may_come = has_pool && is_speaker;
+        let is_owner = node.forwards.is_owner(tag, active);
+        let may_come = has_pool && is_owner;
         let is_first = !std::mem::replace(&mut held.is_told, true);
-        let visit = Visit { node, catalogue, key, now, which: None };
-        let charged = visit.at(true, |ground, cell| {
+        let locked_cell = LockedCell { node, catalogue, key, now, which: None };
+        let charged = locked_cell.at(true, |context, cell| {
             cell.forget_held_if_renumbered();
             let HeapCell { account: Some(account), words, .. } = cell else { return (Charge::Never, false) };
             let is_new = account.calls_first();
             // What callers lease of it they may spend without asking.
-            let is_free = account.leased() == 0 && ground.in_force;
-            if !may_give(ground.global) || !is_free || node.draws.is_closed() {
+            let is_free = account.leased() == 0 && context.in_force;
+            if !may_give(context.global) || !is_free || node.forwards.is_closed() {
                 return (Charge::Never, is_new);
             }
             // As before the cell was locked.
             if node.is_behind(now) {
                 return (Charge::Later, is_new);
             }
-            account.settle(words, ground, now, &*node.sessions());
+            account.settle(words, context, now, &*node.sessions());
             let end_ns = account.window();
-            if ground.local.owns_nothing_of(end_ns) || node.is_closed(ground, end_ns) {
+            if context.local.owns_nothing_of(end_ns) || node.is_closed(context, end_ns) {
                 return (Charge::Never, is_new);
             }
-            if is_speaker {
+            if is_owner {
                 account.note_drawn(now);
             }
-            let verdict = account.algorithm.probe(words, now, units, ground.salt);
+            let verdict = account.algorithm.probe(words, now, units, context.salt);
             let is_there = verdict.allowed && verdict.delay_ns == 0;
             if !is_there && !may_come {
                 return (Charge::Never, is_new);
             }
             let calls = (is_first && account.offer((units, units), &verdict, now)) || is_new;
-            if is_there && !broken(Broken::DrawUncharged) {
-                account.algorithm.charge_heap(words, now, units, ground.salt);
+            if is_there && !mutated(Mutation::DrawUncharged) {
+                account.algorithm.charge_heap(words, now, units, context.salt);
             }
             (if is_there { Charge::Done } else { Charge::Later }, calls)
         });
@@ -191,10 +197,10 @@ impl Sharing {
         entry: &Entry,
         now: Now,
     ) -> Result<(), Refusal> {
-        let Entry::Draw { limit, tag, whole, number, units, within_us, is_again } = *entry else {
+        let Entry::Forward { limit, tag, whole, number, units, within_us, is_again } = *entry else {
             return Err(Refusal::Malformed);
         };
-        let from = header.writer;
+        let from = header.incarnation;
         if !self.is_mate(node, from) || units > UNITS_MAX {
             return Err(Refusal::Malformed);
         }
@@ -208,7 +214,7 @@ impl Sharing {
             return Err(Refusal::Unknown(number));
         };
         let within_ns = (u64::from(within_us) * 1_000).min(crate::DRAW_NS);
-        let mut held = Held {
+        let mut held = PendingForward {
             from,
             boot: header.boot,
             number,
@@ -219,14 +225,14 @@ impl Sharing {
             is_told: is_again,
         };
         let catalogue = node.catalogue();
-        if !self.serve(node, &catalogue, &mut held, now) && !node.draws.hold(held) {
+        if !self.serve(node, &catalogue, &mut held, now) && !node.forwards.hold(held) {
             self.answer(from, (number, Some(0)), now);
         }
         Ok(())
     }
 
-    fn answer(&mut self, to: Writer, (number, units): (u64, Option<u64>), now: Now) {
-        if let Some(peer) = self.peers.get_mut(&to.region) {
+    fn answer(&mut self, to: Incarnation, (number, units): (u64, Option<u64>), now: Now) {
+        if let Some(peer) = self.peers.get_mut(&to.member) {
             peer.outbox.tell_drawn(number, units, now.steady_ns);
         }
     }
@@ -240,27 +246,27 @@ impl Sharing {
         now: Now,
     ) -> Result<(), Refusal> {
         // What an earlier process drew is for nobody.
-        let is_own =
-            (header.seen.incarnation, header.seen.boot) == (self.home.writer.incarnation, self.beats.boot());
-        if !is_own || !self.is_mate(node, header.writer) {
+        let is_own = (header.received.incarnation, header.received.boot)
+            == (self.home.incarnation.number, self.beats.boot());
+        if !is_own || !self.is_mate(node, header.incarnation) {
             return Err(Refusal::Malformed);
         }
         // On an old disk this process may have the numbers of another one.
         if self.owns_nothing().is_some() {
             return Err(Refusal::Unknown(number));
         }
-        let asked = node.draws.asked(number);
+        let asked = node.forwards.asked(number);
         // What comes late is nothing out of order. Of nothing those that wait need not hear.
-        if node.draws.came(header.writer.region, number, units, now) && units != Some(0) {
+        if node.forwards.came(header.incarnation.member, number, units, now) && units != Some(0) {
             match (units, asked) {
                 (None, Some((key, wanted, true))) => Self::miss_here(node, key, wanted, now),
                 // It was counted when it came. No other node of the region has any, so others are asked.
-                (None, Some((key, wanted, false))) if node.draws.next_mate(key, wanted, now).is_none() => {
+                (None, Some((key, wanted, false))) if node.forwards.next_mate(key, wanted, now).is_none() => {
                     Self::call_here(node, key);
                 }
                 _ => {}
             }
-            node.elsewhere.tell();
+            node.remote_supply.tell();
         }
         Ok(())
     }
@@ -269,12 +275,12 @@ impl Sharing {
     /// was not counted here when it came.
     fn miss_here(node: &Node, key: CellKey, units: u64, now: Now) {
         let catalogue = node.catalogue();
-        let visit = Visit { node, catalogue: &catalogue, key, now, which: None };
-        let calls = visit.at(true, |ground, cell| {
+        let locked_cell = LockedCell { node, catalogue: &catalogue, key, now, which: None };
+        let calls = locked_cell.at(true, |context, cell| {
             cell.forget_held_if_renumbered();
             let HeapCell { account: Some(account), words, .. } = cell else { return false };
-            account.settle(words, ground, now, &*node.sessions());
-            let verdict = account.algorithm.probe(words, now, units, ground.salt);
+            account.settle(words, context, now, &*node.sessions());
+            let verdict = account.algorithm.probe(words, now, units, context.salt);
             let is_new = account.calls_first();
             account.offer((units, units), &verdict, now) || is_new
         });
@@ -290,8 +296,10 @@ impl Sharing {
     }
 
     /// Whether a writer is a node of this one's region that the catalogue names.
-    fn is_mate(&self, node: &Node, writer: Writer) -> bool {
+    fn is_mate(&self, node: &Node, incarnation: Incarnation) -> bool {
         let members = node.guard.as_ref().map_or(&[][..], Guard::members);
-        members.contains(&writer.region) && writer.region != self.me().region && self.versions.owns(writer)
+        members.contains(&incarnation.member)
+            && incarnation.member != self.me().member
+            && self.versions.owns(incarnation)
     }
 }

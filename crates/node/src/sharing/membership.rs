@@ -8,27 +8,27 @@ use acequia_limits::{
     window::{Edges, SET_BACK_NS},
 };
 use acequia_rights::{
-    Ack, Mark, Region, Split, Version, Writer,
-    broken::{Broken, broken},
+    Ack, Incarnation, MemberId, Split, Version, VersionId,
+    mutation::{Mutation, mutated},
     versions::{Adopted, Draft, Kind, Lasts, Progress, Refused},
 };
 
 use super::{
     CellKey, Entry, Header, Seal, SealFault, Seals, Sharing, Storing, Topic, Wall,
     peer::Peer,
-    seal::{Held, Proof},
+    seal::{Proof, SealStore},
     wire::ShortId,
 };
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
     account::Account,
-    asker::spent_for_ns,
-    catalogue::{Term, Terms},
+    catalogue::{Allocations, OwnAllocation},
+    decide::spent_for_ns,
     journal::HeapCell,
     leases::Leases,
     lock,
+    locked_cell::LockedCell,
     region::ResumeFault,
-    visit::Visit,
 };
 
 /// While shares are being distributed anew, how often it is looked whether a wait is over.
@@ -51,10 +51,12 @@ pub enum AdoptFault {
     #[error(transparent)]
     Refused(#[from] Refused),
     /// Its limits cannot be read.
-    #[error("the limits of version {mark:?} cannot be read: {why}. Is this node older than the authority?")]
+    #[error(
+        "the limits of version {version_id:?} cannot be read: {why}. Is this node older than the authority?"
+    )]
     Limits {
         /// Which version.
-        mark: Mark,
+        version_id: VersionId,
         /// In words.
         why: String,
     },
@@ -63,19 +65,19 @@ pub enum AdoptFault {
     Catalogue(#[from] CatalogueFault),
     /// Cells were tagged with another key already.
     #[error(
-        "version {mark:?} has another key for cells than this node: it is of another cluster. Start with an empty `data` folder to join that one"
+        "version {version_id:?} has another key for cells than this node: it is of another cluster. Start with an empty `data` folder to join that one"
     )]
     Key {
         /// Which version.
-        mark: Mark,
+        version_id: VersionId,
     },
     /// What the journal has of a limit that it brings back cannot be read.
     #[error(
-        "version {mark:?} brings limits back, and the journal cannot be read: what was spent of them is not known. Mend the disk"
+        "version {version_id:?} brings limits back, and the journal cannot be read: what was spent of them is not known. Mend the disk"
     )]
     Journal {
         /// Which version.
-        mark: Mark,
+        version_id: VersionId,
     },
 }
 
@@ -83,11 +85,11 @@ pub enum AdoptFault {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
     /// This node.
-    pub writer: Writer,
+    pub incarnation: Incarnation,
     /// How far the newest version is.
     pub progress: Option<Progress>,
     /// Whether the newest version names this node: if not, it owns nothing.
-    pub standing: Standing,
+    pub standing: Ownership,
     /// Whether the wall clock is not believed.
     pub clock_is_suspect: bool,
     /// By which wall this node goes.
@@ -97,7 +99,7 @@ pub struct Membership {
     /// How far that may be off beyond the clock error of the catalogue, in nanoseconds.
     pub unsure_ns: u64,
     /// Regions that were heard lately, with the time there and back in nanoseconds.
-    pub reached: Vec<(Region, u64)>,
+    pub reached: Vec<(MemberId, u64)>,
     /// Cells that are shared actively.
     pub warm_cells: usize,
     /// A later incarnation of this node that others have heard: they hear this one no more. Its clock was further ahead when it
@@ -107,7 +109,7 @@ pub struct Membership {
 
 /// What a node owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum Ownership {
     /// Its shares.
     Owner,
     /// Nothing: it has no catalogue, or the catalogue does not name its incarnation.
@@ -185,24 +187,24 @@ fn keep_mates(node: &Node) {
 }
 
 impl Sharing {
-    pub(crate) fn mark(&self) -> Mark {
-        self.versions.version().map_or_else(Mark::default, |version| version.mark)
+    pub(crate) fn version_id(&self) -> VersionId {
+        self.versions.version().map_or_else(VersionId::default, |version| version.version_id)
     }
 
     /// Whether a writer gives its share up, and was not yet heard to have done so.
-    pub(crate) fn is_leaving(&self, writer: Writer) -> bool {
-        self.versions.version().is_some_and(|version| version.leaving.contains(&writer))
+    pub(crate) fn is_leaving(&self, incarnation: Incarnation) -> bool {
+        self.versions.version().is_some_and(|version| version.leaving.contains(&incarnation))
     }
 
     /// The last version that this node has acknowledged.
-    pub(crate) fn acked(&self) -> Mark {
-        self.versions.own_ack().map_or_else(Mark::default, |ack| ack.mark)
+    pub(crate) fn acked(&self) -> VersionId {
+        self.versions.own_ack().map_or_else(VersionId::default, |ack| ack.version_id)
     }
 
     /// What a peer told, to be adopted.
     fn take_offered(&mut self) -> Option<(Version, Proof)> {
         let offered = self.offered.take()?;
-        (offered.0.mark > self.mark()).then_some(offered)
+        (offered.0.version_id > self.version_id()).then_some(offered)
     }
 
     /// The next version, if this node is the authority or becomes it by this.
@@ -245,26 +247,27 @@ impl Sharing {
         now: Now,
         mut rows: impl FnMut(LimitId) -> Option<Vec<Row>>,
     ) -> Result<Adopted, AdoptFault> {
-        let mark = version.mark;
-        let limits = limits_from_bytes(&version.limits).map_err(|why| AdoptFault::Limits { mark, why })?;
+        let version_id = version.version_id;
+        let limits =
+            limits_from_bytes(&version.limits).map_err(|why| AdoptFault::Limits { version_id, why })?;
         node.could_apply(&limits)?;
         let back = limits.iter().map(|limit| limit.id).filter(|id| !node.knows(*id));
         let found: Option<BTreeMap<LimitId, Vec<Row>>> = back.map(|id| Some((id, rows(id)?))).collect();
-        let mut found = found.ok_or(AdoptFault::Journal { mark })?;
+        let mut found = found.ok_or(AdoptFault::Journal { version_id })?;
         let key = version.key;
         if !node.takes_key(key) {
-            return Err(AdoptFault::Key { mark });
+            return Err(AdoptFault::Key { version_id });
         }
         let adopted = self.versions.adopt(version, now)?;
         let Adopted::New { closed, .. } = &adopted else { return Ok(adopted) };
-        self.seals.keep_version(mark, proof);
+        self.seals.keep_version(version_id, proof);
         self.sign(true);
         // Whoever looks at cells of pools goes by one catalogue all the while.
         let mut leases = node.leases.as_ref().map(lock);
         self.reshare_ns = 0;
         self.ticks_since_adopted = 0;
         node.set_key(key);
-        node.set_terms(self.terms(node));
+        node.set_terms(self.allocations(node));
         let applied = node.apply_limits(limits, now, |id| found.remove(&id).unwrap_or_default());
         let (_, taken) = applied.inspect_err(|_| node.stop_for_want_of_numbers())?;
         let pledged = node.take_found();
@@ -292,10 +295,10 @@ impl Sharing {
             lock(leases).call_after(batch);
         }
         self.tell_version(batch);
-        for writer in closed {
+        for incarnation in closed {
             // Its session stays: what was lent to it ends by that.
             // It is still told the version, should it be alive; nothing else is for it.
-            for peer in self.peers.values_mut().filter(|peer| peer.writer == *writer) {
+            for peer in self.peers.values_mut().filter(|peer| peer.incarnation == *incarnation) {
                 peer.close();
             }
         }
@@ -314,7 +317,7 @@ impl Sharing {
         if let Some(version) = self.versions.version() {
             node.set_key(version.key);
         }
-        node.set_terms(self.terms(node));
+        node.set_terms(self.allocations(node));
         node.set_owns_nothing(self.owns_nothing());
         let limits = match self.versions.version() {
             None => Vec::new(),
@@ -326,7 +329,7 @@ impl Sharing {
             let begun = |limit: &Limit| Scheduled { limit: limit.clone(), until_ns: None };
             schedule = limits.iter().map(begun).collect();
         }
-        if let Some(crashed) = node.empty_handed() {
+        if let Some(crashed) = node.after_crash() {
             // What was spent before the crash, under an earlier version perhaps, is over by then.
             let is_kept = node.leases.is_none();
             self.forgotten_until_ns = crashed.steady_ns.saturating_add(self.forgotten_ns(&limits, is_kept));
@@ -358,15 +361,19 @@ impl Sharing {
 
     /// Has the pools of this region's nodes be part of the newest distribution.
     fn bind(&mut self, node: &Node, leases: &mut Leases, now: Now) {
-        let newest = self.versions.terms().last().map_or_else(Mark::default, |term| term.mark);
+        let newest = self
+            .versions
+            .allocations()
+            .last()
+            .map_or_else(VersionId::default, |allocation| allocation.version_id);
         let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
         let catalogue = node.catalogue();
         leases.bind(node, &catalogue, (newest, self.margin_ns(), drift_ppm), now);
         self.follow(leases, now);
         // Of pools less may be held now than is lent.
         for key in self.cells.keys() {
-            let visit = Visit { node, catalogue: &catalogue, key, now, which: None };
-            let conforms = visit.at(false, |_, cell| {
+            let locked_cell = LockedCell { node, catalogue: &catalogue, key, now, which: None };
+            let conforms = locked_cell.at(false, |_, cell| {
                 let HeapCell { account: Some(account), words, .. } = cell else { return true };
                 account.conforms(words, now)
             });
@@ -379,7 +386,7 @@ impl Sharing {
     /// Who may have something of what is shared, by the version and by what was heard.
     fn follow(&self, leases: &mut Leases, now: Now) {
         let Some((version, progress)) = self.versions.version().zip(self.versions.progress()) else { return };
-        let leavers = progress.leavers.iter().map(|writer| writer.region);
+        let leavers = progress.leavers.iter().map(|incarnation| incarnation.member);
         leases.follow(&version.members.keys().copied().chain(leavers).collect(), now);
         if self.versions.is_counted() {
             leases.is_counted_now(now);
@@ -389,7 +396,7 @@ impl Sharing {
     /// How long what a crash forgot may count: what is not kept in the journal, at the slowest rate that any
     /// region has. Where nothing of cells is kept there (`is_kept`), that is every one but windows, of which no later one was used.
     fn forgotten_ns(&self, limits: &[Limit], is_kept: bool) -> u64 {
-        let rates = self.versions.terms().iter().filter_map(|term| term.split.as_ref());
+        let rates = self.versions.allocations().iter().filter_map(|allocation| allocation.split.as_ref());
         let least_rate = rates.map(Split::least_rate).min().unwrap_or(RATE_PARTS).max(1);
         let is_forgotten = |limit: &&Limit| {
             let is_window = matches!(limit.algorithm, Algorithm::FixedWindow(_));
@@ -407,14 +414,14 @@ impl Sharing {
     }
 
     /// Begins to talk to a region.
-    pub(crate) fn meet(&mut self, writer: Writer) {
-        if writer.region != self.me().region && !self.versions.closed(writer) {
-            self.peers.entry(writer.region).or_insert_with(|| Peer::new(writer));
+    pub(crate) fn meet(&mut self, incarnation: Incarnation) {
+        if incarnation.member != self.me().member && !self.versions.closed(incarnation) {
+            self.peers.entry(incarnation.member).or_insert_with(|| Peer::new(incarnation));
         }
     }
 
     /// Has a peer settle a charge that it made.
-    pub(crate) fn forward(&mut self, to: Region, id: ChargeId, cost: Option<u64>) -> bool {
+    pub(crate) fn forward(&mut self, to: MemberId, id: ChargeId, cost: Option<u64>) -> bool {
         self.peers.get_mut(&to).is_some_and(|peer| peer.outbox.settle(id.0, cost))
     }
 
@@ -426,18 +433,19 @@ impl Sharing {
 
     /// Brings every account to the newest numbers, drops what is held from closed writers, and asks back
     /// what is lent beyond the own part.
-    fn settle_accounts(&mut self, node: &Node, closed: &[Writer], now: Now) {
+    fn settle_accounts(&mut self, node: &Node, closed: &[Incarnation], now: Now) {
         let catalogue = node.catalogue();
         let keys: Vec<CellKey> = self.cells.keys().collect();
         self.over_lent.clear();
         self.told.clear();
         for key in keys {
-            let over =
-                Visit { node, catalogue: &catalogue, key, now, which: None }.at(false, |ground, cell| {
+            let over = LockedCell { node, catalogue: &catalogue, key, now, which: None }.at(
+                false,
+                |context, cell| {
                     let HeapCell { account: Some(account), words, .. } = &mut *cell else { return false };
-                    for writer in closed {
-                        if !broken(Broken::HoldOfClosed) {
-                            account.forfeit(words, ground, Some(*writer), now);
+                    for incarnation in closed {
+                        if !mutated(Mutation::HoldOfClosed) {
+                            account.forfeit(words, context, Some(*incarnation), now);
                         }
                     }
                     let conforms = account.conforms(words, now);
@@ -445,7 +453,8 @@ impl Sharing {
                         node.write_account(key, cell, now);
                     }
                     !conforms
-                });
+                },
+            );
             if over == Some(true) {
                 self.over_lent.insert(key);
             }
@@ -458,7 +467,7 @@ impl Sharing {
         let revision = self.versions.revision();
         if let Ok(bytes) = postcard::to_allocvec(self.versions.kept()) {
             let batch = node.write_record(crate::journal::VERSIONS, bytes);
-            self.storing.push(Storing { batch, revision, mark: self.mark() });
+            self.storing.push(Storing { batch, revision, version_id: self.version_id() });
             self.kept = Some(revision);
             self.keep_seals(node);
         }
@@ -476,40 +485,45 @@ impl Sharing {
     }
 
     /// How this region shares limits now. Cells go by its margin from then on: so what was left by the last is known first.
-    fn terms(&mut self, node: &Node) -> Terms {
+    fn allocations(&mut self, node: &Node) -> Allocations {
         self.leave(node);
         let (margin_ns, me) = (self.margin_ns(), self.me());
         let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
-        let chain = self.versions.terms();
-        self.splits.retain(|mark, _| chain.iter().any(|term| term.mark == *mark));
+        let chain = self.versions.allocations();
+        self.splits
+            .retain(|version_id, _| chain.iter().any(|allocation| allocation.version_id == *version_id));
         let owns = self.versions.owns(me) && !self.restored_disk;
-        let terms = chain
+        let allocations = chain
             .iter()
-            .map(|term| {
-                let split = term
+            .map(|allocation| {
+                let split = allocation
                     .split
                     .as_ref()
-                    .filter(|_| (term.names(me) && owns) || broken(Broken::OwnsNothingIgnored))
+                    .filter(|_| (allocation.names(me) && owns) || mutated(Mutation::OwnsNothingIgnored))
                     .map(|split| {
-                        let kept = self.splits.entry(term.mark).or_insert_with(|| Arc::new(split.clone()));
+                        let kept = self
+                            .splits
+                            .entry(allocation.version_id)
+                            .or_insert_with(|| Arc::new(split.clone()));
                         Arc::clone(kept)
                     });
-                Term {
+                OwnAllocation {
                     split,
-                    until: term.until,
-                    is_before: owns && !term.names(me),
-                    spared: self.versions.spared(term),
+                    until: allocation.until,
+                    is_before: owns && !allocation.names(me),
+                    spared: self.versions.spared(allocation),
                 }
             })
             .collect();
-        let least_rate = chain.iter().filter_map(|term| term.split.as_ref()).map(Split::least_rate).min();
+        let least_rate =
+            chain.iter().filter_map(|allocation| allocation.split.as_ref()).map(Split::least_rate).min();
         let (left_ns, least_rate) = (self.left_ns, least_rate.unwrap_or(1));
         let guard = node.guard.clone();
-        Terms { region: me.region, terms, guard, drift_ppm, margin_ns, left_ns, least_rate }
+        Allocations { region: me.member, allocations, guard, drift_ppm, margin_ns, left_ns, least_rate }
     }
 
     fn margin_ns(&self) -> u64 {
-        if broken(Broken::NoMargin) {
+        if mutated(Mutation::NoMargin) {
             return 0;
         }
         let error_ns = self.versions.version().map_or(0, |version| version.clock_error_ns);
@@ -540,7 +554,7 @@ impl Sharing {
     pub(crate) fn keep_shares(&mut self, node: &Node, now: Now) {
         node.set_owns_nothing(self.owns_nothing());
         let made_of = self.made_of();
-        let due = self.versions.terms().len() > 1 && now.steady_ns >= self.reshare_ns;
+        let due = self.versions.allocations().len() > 1 && now.steady_ns >= self.reshare_ns;
         if self.shared == Some(made_of) && !due {
             return;
         }
@@ -548,9 +562,9 @@ impl Sharing {
         if self.time.is_believed() {
             self.versions.settle(lasts(node), now);
         }
-        let terms = self.terms(node);
+        let allocations = self.allocations(node);
         self.shared = Some(self.made_of());
-        match node.reshare(terms, now) {
+        match node.reshare(allocations, now) {
             Ok(true) => self.settle_accounts(node, &[], now),
             Ok(false) => {}
             Err(_) => return node.stop_for_want_of_numbers(),
@@ -582,15 +596,15 @@ impl Sharing {
         if now.steady_ns < self.forgotten_until_ns {
             return;
         }
-        let Some(mark) = self.versions.ack_due() else { return };
+        let Some(version_id) = self.versions.ack_due() else { return };
         // A clock that was read before the version was adopted, and waited for a lock since, may be behind one that
         // a request went by meanwhile, under older shares. The second tick from then on reads it later for sure.
         self.ticks_since_adopted += 1;
         if self.ticks_since_adopted <= 2 {
             return;
         }
-        let conforms = self.over_lent.is_empty() || broken(Broken::ConformAtOnce);
-        if conforms && self.versions.conform(mark, self.wall_high_ns) {
+        let conforms = self.over_lent.is_empty() || mutated(Mutation::ConformAtOnce);
+        if conforms && self.versions.conform(version_id, self.wall_high_ns) {
             self.keep(node);
         }
     }
@@ -598,11 +612,11 @@ impl Sharing {
     /// Asks loans of a cell back until no more is out than there is; says whether there still is.
     fn recall(&mut self, node: &Node, catalogue: &crate::Catalogue, key: CellKey, now: Now) -> bool {
         let peers = &mut self.peers;
-        let over = Visit { node, catalogue, key, now, which: None }.at(false, |ground, cell| {
+        let over = LockedCell { node, catalogue, key, now, which: None }.at(false, |context, cell| {
             let HeapCell { account: Some(account), words, .. } = cell else { return false };
-            account.settle(words, ground, now, &*node.sessions());
+            account.settle(words, context, now, &*node.sessions());
             for (from, number) in account.tell_ended(&mut node.sessions_mut()) {
-                if let Some(peer) = peers.get_mut(&from.region) {
+                if let Some(peer) = peers.get_mut(&from.member) {
                     let entry = Entry::Refused { id: ShortId::default(), number };
                     peer.outbox.tell(Topic::Refused(key, number), entry, 0);
                 }
@@ -617,10 +631,10 @@ impl Sharing {
     }
 
     /// Tells peers that are behind the version that this node has.
-    pub(crate) fn compare_marks(&mut self, header: &Header, from: Region) {
-        let own = self.mark();
+    pub(crate) fn compare_marks(&mut self, header: &Header, from: MemberId) {
+        let own = self.version_id();
         let stored = self.storing.iter().map(|storing| storing.batch).max().unwrap_or(0);
-        if header.mark >= own {
+        if header.version_id >= own {
             return;
         }
         let Some(version) = self.versions.version() else { return };
@@ -635,11 +649,11 @@ impl Sharing {
 
     fn tell_version(&mut self, batch: u64) {
         let Some(version) = self.versions.version() else { return };
-        let mark = version.mark;
+        let version_id = version.version_id;
         self.peers.values_mut().for_each(|peer| peer.outbox.names.introduce_again());
-        let Some(proof) = self.seals.proof_of(mark) else { return };
-        for peer in self.peers.values_mut().filter(|peer| peer.mark < mark) {
-            peer.told = mark;
+        let Some(proof) = self.seals.proof_of(version_id) else { return };
+        for peer in self.peers.values_mut().filter(|peer| peer.version_id < version_id) {
+            peer.told = version_id;
             let entry = Entry::Version(Box::new(version.clone()), proof.clone());
             peer.outbox.tell(Topic::Version, entry, batch);
         }
@@ -652,7 +666,7 @@ impl Sharing {
         self.seals.sign_ack(me, ack, version.key);
         let Some((ack, seal)) = self.seals.ack_of(me, ack) else { return };
         for peer in self.peers.values_mut() {
-            let entry = Entry::Acked { writer: me, ack, seal: seal.clone() };
+            let entry = Entry::Acked { incarnation: me, ack, seal: seal.clone() };
             peer.outbox.tell(Topic::Acked(me), entry, 0);
         }
     }
@@ -665,16 +679,16 @@ impl Sharing {
 
     /// What the disk has of seals.
     pub(crate) fn take_up_seals(&mut self, bytes: &[u8]) {
-        self.seals = Held::restore(bytes);
+        self.seals = SealStore::restore(bytes);
     }
 
     /// What the version is signed with.
     pub(crate) fn version_seal(&self) -> Option<Seal> {
-        self.seals.proof_of(self.mark())?.map(|seal| *seal)
+        self.seals.proof_of(self.version_id())?.map(|seal| *seal)
     }
 
     /// The last word that nobody was proven to have said, once.
-    pub(crate) fn take_unproven(&mut self) -> Option<(Writer, SealFault)> {
+    pub(crate) fn take_unproven(&mut self) -> Option<(Incarnation, SealFault)> {
         self.seals.take_refused()
     }
 
@@ -683,7 +697,7 @@ impl Sharing {
         self.sign(false);
         let stored = self.storing.iter().map(|storing| storing.batch).max().unwrap_or(0);
         if let Some(version) = self.versions.version().filter(|version| version.authority == self.me())
-            && let Some(proof) = self.seals.proof_of(version.mark)
+            && let Some(proof) = self.seals.proof_of(version.version_id)
         {
             for peer in self.peers.values_mut() {
                 let entry = Entry::Version(Box::new(version.clone()), proof.clone());
@@ -702,7 +716,7 @@ impl Sharing {
         }
         if is_new {
             let (versions, me) = (&self.versions, self.me());
-            self.seals.retain(|writer| writer == me || versions.asks(writer));
+            self.seals.retain(|incarnation| incarnation == me || versions.asks(incarnation));
         }
     }
 
@@ -713,23 +727,25 @@ impl Sharing {
     }
 
     /// Tells the others what one peer said of a writer: who cannot reach that writer waits for its word, too.
-    pub(crate) fn pass_on_ack(&mut self, writer: Writer, by: Writer) {
-        let Some((_, ack)) = self.versions.acks().find(|(of, _)| *of == writer) else { return };
-        let Some((ack, seal)) = self.seals.ack_of(writer, ack) else { return };
-        for peer in self.peers.values_mut().filter(|peer| peer.writer != writer && peer.writer != by) {
-            let entry = Entry::Acked { writer, ack, seal: seal.clone() };
-            peer.outbox.tell(Topic::Acked(writer), entry, 0);
+    pub(crate) fn pass_on_ack(&mut self, incarnation: Incarnation, by: Incarnation) {
+        let Some((_, ack)) = self.versions.acks().find(|(of, _)| *of == incarnation) else { return };
+        let Some((ack, seal)) = self.seals.ack_of(incarnation, ack) else { return };
+        for peer in
+            self.peers.values_mut().filter(|peer| peer.incarnation != incarnation && peer.incarnation != by)
+        {
+            let entry = Entry::Acked { incarnation, ack, seal: seal.clone() };
+            peer.outbox.tell(Topic::Acked(incarnation), entry, 0);
         }
     }
 
     /// Tells a peer that began anew every acknowledgement.
-    pub(crate) fn tell_all_acks(&mut self, to: Region) {
+    pub(crate) fn tell_all_acks(&mut self, to: MemberId) {
         let own = self.versions.own_ack().map(|ack| (self.me(), ack));
-        let all: Vec<(Writer, Ack)> = self.versions.acks().chain(own).collect();
+        let all: Vec<(Incarnation, Ack)> = self.versions.acks().chain(own).collect();
         if let Some(peer) = self.peers.get_mut(&to) {
-            for (writer, ack) in all {
-                let Some((ack, seal)) = self.seals.ack_of(writer, ack) else { continue };
-                peer.outbox.tell(Topic::Acked(writer), Entry::Acked { writer, ack, seal }, 0);
+            for (incarnation, ack) in all {
+                let Some((ack, seal)) = self.seals.ack_of(incarnation, ack) else { continue };
+                peer.outbox.tell(Topic::Acked(incarnation), Entry::Acked { incarnation, ack, seal }, 0);
             }
         }
     }
@@ -738,14 +754,14 @@ impl Sharing {
     pub(crate) fn membership(&self, now: Now) -> Membership {
         let reached = self.peers.iter().filter(|(_, peer)| peer.is_reached(now.steady_ns, super::REACH_NS));
         Membership {
-            writer: self.me(),
+            incarnation: self.me(),
             progress: self.versions.progress(),
             standing: if self.restored_disk {
-                Standing::RestoredDisk
+                Ownership::RestoredDisk
             } else if self.versions.owns(self.me()) {
-                Standing::Owner
+                Ownership::Owner
             } else {
-                Standing::NoCatalogue
+                Ownership::NoCatalogue
             },
             clock_is_suspect: self.time.is_suspect(),
             wall: self.time.wall(),
@@ -759,9 +775,9 @@ impl Sharing {
 }
 
 /// Stops renewing what is lent of a cell, and asks for it before its time.
-fn ask_back(account: &mut Account, peers: &mut BTreeMap<Region, Peer>, key: CellKey, node: &Node) {
+fn ask_back(account: &mut Account, peers: &mut BTreeMap<MemberId, Peer>, key: CellKey, node: &Node) {
     for (number, to) in account.freeze_all(&mut node.sessions_mut()) {
-        if let Some(peer) = peers.get_mut(&to.region) {
+        if let Some(peer) = peers.get_mut(&to.member) {
             let entry = Entry::Recall { id: ShortId::default(), number };
             peer.outbox.tell(Topic::Recall(key, number), entry, 0);
         }
@@ -772,8 +788,8 @@ fn ask_back(account: &mut Account, peers: &mut BTreeMap<Region, Peer>, key: Cell
 fn loans_end_ns(node: &Node, found: &[CellKey], now: Now) -> u64 {
     let catalogue = node.catalogue();
     let ends_ns = found.iter().map(|key| {
-        let visit = Visit { node, catalogue: &catalogue, key: *key, now, which: None };
-        visit.at(false, |_, cell| cell.account.as_deref().map_or(0, Account::restored_until_ns))
+        let locked_cell = LockedCell { node, catalogue: &catalogue, key: *key, now, which: None };
+        locked_cell.at(false, |_, cell| cell.account.as_deref().map_or(0, Account::restored_until_ns))
     });
     ends_ns.flatten().max().unwrap_or(0)
 }

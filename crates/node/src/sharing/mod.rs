@@ -9,13 +9,13 @@
 mod cell;
 mod demand;
 mod draw;
-mod hear;
-mod look;
 mod membership;
 mod names;
 mod outbox;
 mod peer;
 pub(crate) mod policy;
+mod rebalance;
+mod receive;
 mod resync;
 pub(crate) mod seal;
 mod seen;
@@ -32,26 +32,26 @@ use std::{
 
 use acequia_limits::{LimitId, Now, Reason};
 use acequia_rights::{
-    Beats, Mark, Region, Session, Version, Versions, Writer,
-    broken::{Broken, broken},
-    session::Beat,
+    Beats, Incarnation, MemberId, Session, Version, VersionId, Versions,
+    mutation::{Mutation, mutated},
+    session::Heartbeat,
 };
 use crdts::PNCounter;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use self::{
-    cell::Warm,
+    cell::ActiveCell,
     outbox::Topic,
     peer::Peer,
     slots::Slots,
     wire::{Entry, Garbled, Header},
 };
-use crate::{Catalogue, Node, journal::HeapCell, visit::Visit};
+use crate::{Catalogue, Node, journal::HeapCell, locked_cell::LockedCell};
 
 pub(crate) use cell::look_after;
 pub(crate) use demand::Demand;
-pub use membership::{AdoptFault, Membership, Standing, limits_from_bytes, limits_to_bytes};
+pub use membership::{AdoptFault, Membership, Ownership, limits_from_bytes, limits_to_bytes};
 pub(crate) use outbox::CellKey;
 pub(crate) use policy::units_in;
 pub use seal::{Role, Seal, SealFault, Seals};
@@ -83,7 +83,7 @@ const USAGE_NS: u64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Home {
     /// Who it is.
-    pub writer: Writer,
+    pub incarnation: Incarnation,
     /// How long its loans last: a few heartbeats, so that an isolated region soon falls back on its own part
     /// and what it lent soon comes back.
     pub loan_ttl_ns: u64,
@@ -102,19 +102,19 @@ pub enum FrameFault {
     #[error("a frame of {said:?} from region {region:?}")]
     Impostor {
         /// Whose certificate it came with.
-        region: Region,
+        region: MemberId,
         /// Who it says to be from.
-        said: Writer,
+        said: Incarnation,
     },
     /// Its writer was evicted, or began anew.
     #[error("{0:?} is closed: it must join again with a new incarnation")]
-    Closed(Writer),
+    Closed(Incarnation),
     /// A writer that the catalogue does not name, while the one that it does name is there.
     #[error("{0:?} is not in the catalogue, and another writer of its region is, and was heard just now")]
-    Unnamed(Writer),
+    Unnamed(Incarnation),
     /// An earlier process of the sender.
     #[error("a frame of an earlier process of {0:?}")]
-    Late(Writer),
+    Late(Incarnation),
 }
 
 /// What was refused and sent, since the start.
@@ -151,11 +151,11 @@ pub struct Traffic {
 pub(crate) struct Sharing {
     home: Home,
     beats: Beats,
-    beat: Beat,
+    heartbeat: Heartbeat,
     beat_ns: u64,
     versions: Versions,
     /// The splits of the terms, one for each as long as it counts.
-    splits: BTreeMap<acequia_rights::Mark, std::sync::Arc<acequia_rights::Split>>,
+    splits: BTreeMap<acequia_rights::VersionId, std::sync::Arc<acequia_rights::Split>>,
     /// Cells of which more is lent than the newest version leaves to this region.
     over_lent: BTreeSet<CellKey>,
     /// How far the wall clock may be off beyond the catalogue's error, and until when at least.
@@ -174,16 +174,16 @@ pub(crate) struct Sharing {
     /// The newest of those that this process has put in line.
     kept: Option<u64>,
     /// The newest version that is there: what others may hear that this node has.
-    stored: Mark,
+    stored: VersionId,
     /// A version that a peer told, not yet adopted.
     offered: Option<(Version, seal::Proof)>,
     /// Whose word it is that is passed on.
-    seals: seal::Held,
-    peers: BTreeMap<Region, Peer>,
+    seals: seal::SealStore,
+    peers: BTreeMap<MemberId, Peer>,
     /// Those that could be lent to and asked with the last tick.
-    partners: SmallVec<[Region; 8]>,
+    partners: SmallVec<[MemberId; 8]>,
     /// Cells that are shared actively. One is out of its slot only while it is looked at.
-    cells: Slots<Option<Box<Warm>>>,
+    cells: Slots<Option<Box<ActiveCell>>>,
     /// Which override's numbers a cell has, as peers said that go by the same version.
     told: BTreeMap<CellKey, u16>,
     /// Whether a look wants the region's pool to be asked.
@@ -194,12 +194,12 @@ pub(crate) struct Sharing {
     /// renewed.
     backed: BTreeMap<CellKey, u64>,
     /// What a look has to say, once what it changed is on disk.
-    tells: Vec<(Region, Topic, Entry)>,
+    tells: Vec<(MemberId, Topic, Entry)>,
     /// When to look at each cell, by its slot.
     looks: BTreeSet<(u64, u32)>,
     /// Cells to look at with the next tick: each once, since it remembers.
     called: VecDeque<CellKey>,
-    loans: Numbers,
+    loans: LoanNumbers,
     time: Timekeeper,
     /// What the shares were last made with: the revision of the versions, the clock's margin, and whether the
     /// disk is an old one.
@@ -209,10 +209,10 @@ pub(crate) struct Sharing {
     restored_disk: bool,
     /// The latest incarnation of this node that anybody has heard, where that is later than this one.
     later: Option<u32>,
-    usage: BTreeMap<LimitId, PNCounter<Writer>>,
+    usage: BTreeMap<LimitId, PNCounter<Incarnation>>,
     usage_ns: u64,
     /// The rows of those counters: what each writer said that it charged, in all. This node's own are on the disk.
-    charged: BTreeMap<(Writer, LimitId), u64>,
+    charged: BTreeMap<(Incarnation, LimitId), u64>,
     /// What this node has given back of that, in all: on the disk too.
     returned: BTreeMap<LimitId, u64>,
     /// The batch that this node's own rows were last written in.
@@ -224,7 +224,7 @@ pub(crate) struct Sharing {
 
 /// Numbers of loans: reserved on disk in chunks, given once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Numbers {
+struct LoanNumbers {
     next: u64,
     reserved: u64,
 }
@@ -251,7 +251,7 @@ impl Memory {
 struct Storing {
     batch: u64,
     revision: u64,
-    mark: Mark,
+    version_id: VersionId,
 }
 
 impl Sharing {
@@ -259,10 +259,10 @@ impl Sharing {
         let beats = Beats::new(memory.boot, home.loan_ttl_ns.saturating_mul(4));
         Self {
             home,
-            beat: Beat { boot: memory.boot, number: 0 },
+            heartbeat: Heartbeat { boot: memory.boot, number: 0 },
             beats,
             beat_ns: 0,
-            stored: versions.version().map_or_else(Mark::default, |version| version.mark),
+            stored: versions.version().map_or_else(VersionId::default, |version| version.version_id),
             versions,
             splits: BTreeMap::new(),
             over_lent: BTreeSet::new(),
@@ -275,7 +275,7 @@ impl Sharing {
             storing: Vec::new(),
             kept: None,
             offered: None,
-            seals: seal::Held::default(),
+            seals: seal::SealStore::default(),
             peers: BTreeMap::new(),
             partners: SmallVec::new(),
             cells: Slots::default(),
@@ -286,7 +286,7 @@ impl Sharing {
             tells: Vec::new(),
             looks: BTreeSet::new(),
             called: VecDeque::new(),
-            loans: Numbers { next: memory.loans, reserved: memory.loans },
+            loans: LoanNumbers { next: memory.loans, reserved: memory.loans },
             time: Timekeeper::default(),
             shared: None,
             reshare_ns: 0,
@@ -302,8 +302,8 @@ impl Sharing {
         }
     }
 
-    fn me(&self) -> Writer {
-        self.home.writer
+    fn me(&self) -> Incarnation {
+        self.home.incarnation
     }
 
     /// Why this region owns nothing, if it does.
@@ -367,7 +367,7 @@ impl Sharing {
             let due = || self.looks.first().filter(|(due_ns, _)| *due_ns <= now.steady_ns);
             let Some(slot) = called.or_else(|| due().map(|(_, slot)| Some(*slot))) else { break };
             if let Some(slot) = slot {
-                self.look(node, &catalogue, slot, now);
+                self.rebalance(node, &catalogue, slot, now);
             }
         }
         self.keep_draws(node, now);
@@ -387,7 +387,7 @@ impl Sharing {
         self.storing.retain(|storing| {
             if storing.batch <= committed {
                 newest = newest.max(Some(storing.revision));
-                *stored = storing.mark.max(*stored);
+                *stored = storing.version_id.max(*stored);
             }
             storing.batch > committed
         });
@@ -401,7 +401,7 @@ impl Sharing {
         /// Frames sent within so short a time carry one beat: dated from the first, which is safe.
         const FRESH_NS: u64 = 20_000_000;
         if self.beat_ns == 0 || now.steady_ns >= self.beat_ns + FRESH_NS {
-            self.beat = self.beats.next(now.steady_ns);
+            self.heartbeat = self.beats.next(now.steady_ns);
             self.beat_ns = now.steady_ns;
         }
     }
@@ -409,13 +409,13 @@ impl Sharing {
     /// Stops renewing loans that rest on what is held of the region's pool, where that ends soon: they end before it does. Before each
     /// renewal: while there is no room to tell of as many, nothing is renewed for that peer.
     fn freeze_backed(&mut self, node: &Node, catalogue: &Catalogue, now: Now) {
-        if broken(Broken::LeaseRenewsToTheEnd) {
+        if mutated(Mutation::LeaseRenewsToTheEnd) {
             return;
         }
         let due = self.backed.iter().filter(|(_, until_ns)| **until_ns <= now.steady_ns);
         let due: SmallVec<[CellKey; 4]> = due.map(|(key, _)| *key).collect();
         for key in due {
-            let until_ns = Visit { node, catalogue, key, now, which: None }.at(false, |_, cell| {
+            let until_ns = LockedCell { node, catalogue, key, now, which: None }.at(false, |_, cell| {
                 let HeapCell { account: Some(account), .. } = cell else { return None };
                 let until_ns = account.renews_until_ns()?;
                 if until_ns <= now.steady_ns {
@@ -439,10 +439,10 @@ impl Sharing {
         for peer in self.peers.values_mut() {
             let late =
                 now.steady_ns < peer.renewed_ns + PULSE_NS || !peer.is_reached(now.steady_ns, REACH_NS);
-            if late || self.versions.closed(peer.writer) {
+            if late || self.versions.closed(peer.incarnation) {
                 continue;
             }
-            if let Some(session) = sessions.get_mut(&peer.writer)
+            if let Some(session) = sessions.get_mut(&peer.incarnation)
                 && let Some(renew) = session.renew(now.steady_ns)
             {
                 peer.renewed_ns = now.steady_ns;
@@ -456,37 +456,37 @@ impl Sharing {
         let regions = self.versions.version().map_or(0, |version| version.members.len());
         let partners = || self.peers.values().filter(|peer| self.is_partner(peer, now));
         let round_ns = partners().map(Peer::round_ns).max();
-        let partners: SmallVec<[Region; 8]> = partners().map(|peer| peer.writer.region).collect();
+        let partners: SmallVec<[MemberId; 8]> = partners().map(|peer| peer.incarnation.member).collect();
         let met = partners.iter().any(|region| !self.partners.contains(region));
         self.partners = partners;
-        node.elsewhere.see(regions, round_ns, met.then_some(now.steady_ns));
+        node.remote_supply.see(regions, round_ns, met.then_some(now.steady_ns));
     }
 
     /// Looks at a cell with the next tick. Nothing where as many cells are warm as may be.
-    fn wake(&mut self, key: CellKey, now_ns: u64) -> Option<&mut Warm> {
+    fn wake(&mut self, key: CellKey, now_ns: u64) -> Option<&mut ActiveCell> {
         let slot = match self.cells.slot(key) {
             None if self.cells.len() >= WARM_MAX => return None,
-            None => self.cells.slot_or_insert(key, || Some(Box::new(Warm::new(now_ns)))),
+            None => self.cells.slot_or_insert(key, || Some(Box::new(ActiveCell::new(now_ns)))),
             Some(slot) => slot,
         };
-        let warm = self.cells.at_mut(slot)?.as_deref_mut()?;
-        if !std::mem::replace(&mut warm.is_called, true) {
+        let active_cell = self.cells.at_mut(slot)?.as_deref_mut()?;
+        if !std::mem::replace(&mut active_cell.is_called, true) {
             self.called.push_back(key);
         }
-        Some(warm)
+        Some(active_cell)
     }
 
     /// A cell calls for a look: at once, unless the last one was a moment ago. A cell that denies
     /// calls with every denial.
     fn wake_for_call(&mut self, key: CellKey, now_ns: u64) {
         let slot = self.cells.slot(key);
-        let warm = slot.and_then(|slot| Some((slot, self.cells.at_mut(slot)?.as_deref_mut()?)));
-        match warm {
-            Some((slot, warm)) if now_ns < warm.looked_ns + CALLS_NS => {
-                let due_ns = warm.looked_ns + CALLS_NS;
-                if due_ns < warm.due_ns {
-                    self.looks.remove(&(warm.due_ns, slot));
-                    warm.due_ns = due_ns;
+        let active_cell = slot.and_then(|slot| Some((slot, self.cells.at_mut(slot)?.as_deref_mut()?)));
+        match active_cell {
+            Some((slot, active_cell)) if now_ns < active_cell.looked_ns + CALLS_NS => {
+                let due_ns = active_cell.looked_ns + CALLS_NS;
+                if due_ns < active_cell.due_ns {
+                    self.looks.remove(&(active_cell.due_ns, slot));
+                    active_cell.due_ns = due_ns;
                     self.looks.insert((due_ns, slot));
                 }
             }
@@ -525,7 +525,7 @@ impl Sharing {
     // What goes.
 
     /// There is a new connection: what was under way on the one before is lost.
-    pub(crate) fn reconnected(&mut self, region: Region, now: Now) {
+    pub(crate) fn reconnected(&mut self, region: MemberId, now: Now) {
         if let Some(peer) = self.peers.get_mut(&region) {
             peer.outbox.expire(now.steady_ns.saturating_add(1));
             // It is heard at once, so that it knows.
@@ -539,49 +539,50 @@ impl Sharing {
         &mut self,
         node: &Node,
         now: Now,
-        may_send: impl Fn(Region) -> bool,
-    ) -> Option<(Region, Vec<u8>)> {
+        may_send: impl Fn(MemberId) -> bool,
+    ) -> Option<(MemberId, Vec<u8>)> {
         let committed = node.progress().committed;
         if committed < self.born_in {
             return None;
         }
         // A frame may leave before the first tick: its beat is dated no later than now.
-        if self.beat_ns == 0 && !broken(Broken::BeatBeforeSent) {
+        if self.beat_ns == 0 && !mutated(Mutation::BeatBeforeSent) {
             self.beat(now);
         }
         let is_over = |at_ns| now.steady_ns >= at_ns;
-        if node.draws.is_due() || node.draws.answer_ns().is_some_and(is_over) {
+        if node.forwards.is_due() || node.forwards.answer_ns().is_some_and(is_over) {
             self.serve_draws(node, node.not_before(now));
         }
-        let regions: SmallVec<[Region; 8]> = self.peers.keys().copied().filter(|r| may_send(*r)).collect();
+        let regions: SmallVec<[MemberId; 8]> = self.peers.keys().copied().filter(|r| may_send(*r)).collect();
         let catalogue = node.catalogue();
         for region in regions {
-            let (me, beat, mark) = (self.me(), self.beat, self.stored);
+            let (me, heartbeat, version_id) = (self.me(), self.heartbeat, self.stored);
             let Some(peer) = self.peers.get_mut(&region) else { continue };
             let quiet = now.steady_ns.saturating_sub(peer.said_ns);
             let pulse = peer.said_ns == 0 || quiet >= PULSE_NS;
             if !(pulse || peer.owes_reply && quiet >= peer::REPLY_NS || peer.outbox.is_ready(committed)) {
                 continue;
             }
-            let loan_max = node.sessions().get(&peer.writer).map_or(0, Session::accepted_max);
+            let loan_max = node.sessions().get(&peer.incarnation).map_or(0, Session::accepted_max);
             let header = Header {
-                writer: me,
-                boot: beat.boot,
+                incarnation: me,
+                boot: heartbeat.boot,
                 number: peer.outbox.number(),
-                seen: peer.seen,
-                beat: beat.number,
+                received: peer.received,
+                beat: heartbeat.number,
                 wall_ns: now.wall_ns,
                 corrected_ns: self.time.correction_ns(),
                 is_believed: self.time.is_believed(),
                 loan_max,
-                mark,
+                version_id,
             };
             let cells = &self.cells;
             let name = |key: CellKey| {
-                let which = cells.get(key).and_then(Option::as_ref).and_then(|warm| warm.which());
+                let which =
+                    cells.get(key).and_then(Option::as_ref).and_then(|active_cell| active_cell.which());
                 catalogue.id(key.0).map(|limit| (limit, which))
             };
-            let draw = |number| node.draws.send(number, now.steady_ns);
+            let draw = |number| node.forwards.send(number, now.steady_ns);
             let bytes = peer.outbox.fill(&header, committed, now.steady_ns, name, draw);
             peer.said_ns = now.steady_ns;
             peer.owes_reply = false;
@@ -599,7 +600,7 @@ impl Sharing {
     }
 }
 
-impl Numbers {
+impl LoanNumbers {
     /// The next number, reserved on disk in the batch that is open, or before.
     fn take(&mut self, node: &Node) -> u64 {
         self.next += 1;

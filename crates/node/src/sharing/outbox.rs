@@ -11,12 +11,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map::Entry as MapEntry};
 
 use acequia_limits::{CellTag, LimitId};
-use acequia_rights::Writer;
+use acequia_rights::Incarnation;
 use smallvec::SmallVec;
 
 use super::{
     names::Names,
-    wire::{Entry, FrameWriter, Header, Seen, ShortId},
+    wire::{Entry, FrameWriter, Header, ReceivedFrames, ShortId},
 };
 use crate::DRAW_NS;
 
@@ -41,10 +41,10 @@ pub(crate) type CellKey = (u32, CellTag);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Topic {
     /// First, since somebody waits.
-    Drawn(u64),
-    Draw(u64),
+    ForwardReply(u64),
+    Forward(u64),
     Version,
-    Acked(Writer),
+    Acked(Incarnation),
     Renew,
     Unknown(ShortId),
     Return(CellKey, u64),
@@ -55,8 +55,8 @@ pub(crate) enum Topic {
     Refused(CellKey, u64),
     Ask(CellKey, u64),
     Short(CellKey),
-    News(CellKey),
-    Usage(LimitId, Writer),
+    Advertisement(CellKey),
+    Usage(LimitId, Incarnation),
     Digest,
     Differs,
     Settle(u128),
@@ -75,9 +75,9 @@ impl Topic {
             | Self::Refused(cell, _)
             | Self::Ask(cell, _)
             | Self::Short(cell)
-            | Self::News(cell) => Some(cell),
-            Self::Drawn(_)
-            | Self::Draw(_)
+            | Self::Advertisement(cell) => Some(cell),
+            Self::ForwardReply(_)
+            | Self::Forward(_)
             | Self::Version
             | Self::Acked(_)
             | Self::Renew
@@ -99,15 +99,15 @@ impl Topic {
                 | Self::Unknown(_)
                 | Self::Digest
                 | Self::Differs
-                | Self::Draw(_)
-                | Self::Drawn(_)
+                | Self::Forward(_)
+                | Self::ForwardReply(_)
                 | Self::Ping
         )
     }
 
     /// Whether it is of no use when it is said again.
     const fn is_for_now(&self) -> bool {
-        matches!(self, Self::Draw(_) | Self::Drawn(_) | Self::Ping)
+        matches!(self, Self::Forward(_) | Self::ForwardReply(_) | Self::Ping)
     }
 }
 
@@ -189,10 +189,10 @@ impl Outbox {
         if self.drawn.len() >= DRAWN_MAX
             && let Some((oldest, _)) = self.drawn.pop_front()
         {
-            self.waiting.remove(&Topic::Drawn(oldest));
+            self.waiting.remove(&Topic::ForwardReply(oldest));
         }
         self.drawn.push_back((number, now_ns));
-        self.tell(Topic::Drawn(number), Entry::Drawn { number, units }, 0);
+        self.tell(Topic::ForwardReply(number), Entry::ForwardReply { number, units }, 0);
     }
 
     /// Answers that were told so long ago are waited for no more: those that were not sent are not said.
@@ -201,14 +201,16 @@ impl Outbox {
             && now_ns >= at_ns + DRAW_NS
         {
             self.drawn.pop_front();
-            self.waiting.remove(&Topic::Drawn(number));
+            self.waiting.remove(&Topic::ForwardReply(number));
         }
     }
 
     /// Draws before this number are waited for no more: those that were not sent are not said.
     pub(crate) fn forget_draws(&mut self, before: u64) {
         if before > 0 {
-            self.waiting.extract_if(Topic::Draw(0)..=Topic::Draw(before - 1), |_, _| true).for_each(drop);
+            self.waiting
+                .extract_if(Topic::Forward(0)..=Topic::Forward(before - 1), |_, _| true)
+                .for_each(drop);
         }
     }
 
@@ -260,7 +262,7 @@ impl Outbox {
                     }
                     set_id(&mut fact.entry, id);
                 }
-                if let Entry::Draw { number, within_us, .. } = &mut fact.entry {
+                if let Entry::Forward { number, within_us, .. } = &mut fact.entry {
                     let Some(left_us) = draw(*number) else { continue };
                     *within_us = left_us;
                 }
@@ -279,22 +281,22 @@ impl Outbox {
     }
 
     /// What the peer confirms. Gives how long that took, if it is news.
-    pub(crate) fn confirmed(&mut self, seen: &Seen, now_ns: u64) -> Option<Rounds> {
+    pub(crate) fn confirmed(&mut self, received: &ReceivedFrames, now_ns: u64) -> Option<Rounds> {
         // This process has sent no such frame. An earlier one has, of which an old copy of the disk says nothing.
-        if seen.highest > self.next_number {
+        if received.highest > self.next_number {
             return None;
         }
-        let late_ns = self.confirmed_late(seen, now_ns);
+        let late_ns = self.confirmed_late(received, now_ns);
         let mut newest_ns = None;
         let mut longest_ns = late_ns;
         let mut lost = Vec::new();
         let under_way = std::mem::take(&mut self.under_way);
         for sent in under_way {
-            if seen.has(sent.number) {
+            if received.has(sent.number) {
                 newest_ns = Some(now_ns.saturating_sub(sent.at_ns));
                 longest_ns = longest_ns.max(newest_ns);
                 sent.introduced.into_iter().for_each(|id| self.names.learned(id));
-            } else if sent.number + REORDERED_MAX < seen.highest {
+            } else if sent.number + REORDERED_MAX < received.highest {
                 lost.push(sent);
             } else {
                 self.under_way.push_back(sent);
@@ -305,9 +307,9 @@ impl Outbox {
     }
 
     /// Of what was given up, the peer confirms some: that need not be said again. Gives how long it took at most.
-    fn confirmed_late(&mut self, seen: &Seen, now_ns: u64) -> Option<u64> {
+    fn confirmed_late(&mut self, received: &ReceivedFrames, now_ns: u64) -> Option<u64> {
         let came: BTreeMap<u64, u64> =
-            self.given_up.iter().copied().filter(|(number, _)| seen.has(*number)).collect();
+            self.given_up.iter().copied().filter(|(number, _)| received.has(*number)).collect();
         self.given_up.retain(|(number, _)| !came.contains_key(number));
         if !came.is_empty() {
             let is_said = |fact: &Waiting| fact.given_up_in.iter().any(|number| came.contains_key(number));
@@ -383,7 +385,7 @@ fn set_id(entry: &mut Entry, number: ShortId) {
     match entry {
         Entry::Introduce { id, .. }
         | Entry::Unknown { id }
-        | Entry::News { id, .. }
+        | Entry::Advertisement { id, .. }
         | Entry::Short { id, .. }
         | Entry::Grant { id, .. }
         | Entry::Return { id, .. }
@@ -399,15 +401,15 @@ fn set_id(entry: &mut Entry, number: ShortId) {
         | Entry::Digest(_)
         | Entry::Differs(_)
         | Entry::Settle { .. }
-        | Entry::Draw { .. }
-        | Entry::Drawn { .. }
+        | Entry::Forward { .. }
+        | Entry::ForwardReply { .. }
         | Entry::Ping => {}
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use acequia_rights::{Mark, Region};
+    use acequia_rights::{MemberId, VersionId};
 
     use super::{
         super::wire::{Rough, read},
@@ -416,24 +418,29 @@ mod tests {
 
     fn header(outbox: &mut Outbox) -> Header {
         Header {
-            writer: Writer { region: Region(0), node: 0, incarnation: 1 },
+            incarnation: Incarnation { member: MemberId(0), node: 0, number: 1 },
             boot: 1,
             number: outbox.number(),
-            seen: Seen::default(),
+            received: ReceivedFrames::default(),
             beat: 1,
             wall_ns: 1,
             corrected_ns: 0,
             is_believed: true,
             loan_max: 0,
-            mark: Mark::default(),
+            version_id: VersionId::default(),
         }
     }
 
     fn tell_news(outbox: &mut Outbox, tag: u128) {
         let rough = Rough::new(1);
-        let entry =
-            Entry::News { id: ShortId::default(), demand: rough, holds: rough, left: rough, stands: None };
-        outbox.tell(Topic::News((1, CellTag(tag))), entry, 0);
+        let entry = Entry::Advertisement {
+            id: ShortId::default(),
+            demand: rough,
+            holds: rough,
+            left: rough,
+            stands: None,
+        };
+        outbox.tell(Topic::Advertisement((1, CellTag(tag))), entry, 0);
     }
 
     /// The next frame: how many introductions it has, and how many other entries.
@@ -483,14 +490,14 @@ mod tests {
     #[test]
     fn what_a_late_frame_said_is_not_said_again() {
         let mut outbox = Outbox::default();
-        let seen = |highest| Seen { highest, ..Seen::default() };
+        let received = |highest| ReceivedFrames { highest, ..ReceivedFrames::default() };
         tell_news(&mut outbox, 7);
         assert_eq!(next(&mut outbox), (1, 1));
         outbox.expire(2);
         assert_eq!(outbox.len(), 1, "it may be lost");
         // The first that said so is confirmed, while the second is under way.
         assert_eq!(next(&mut outbox), (1, 1));
-        let rounds = outbox.confirmed(&seen(1), 31).expect("how long it took");
+        let rounds = outbox.confirmed(&received(1), 31).expect("how long it took");
         assert_eq!(rounds, Rounds { newest_ns: 30, longest_ns: 30 });
         outbox.expire(2);
         assert_eq!(outbox.len(), 0);
@@ -499,7 +506,7 @@ mod tests {
         assert_eq!(next(&mut outbox).1, 1);
         outbox.expire(2);
         tell_news(&mut outbox, 7);
-        outbox.confirmed(&seen(3), 41);
+        outbox.confirmed(&received(3), 41);
         assert_eq!(outbox.len(), 1);
     }
 
@@ -508,7 +515,7 @@ mod tests {
         let mut outbox = Outbox::default();
         tell_news(&mut outbox, 7);
         assert_eq!(next(&mut outbox), (1, 1));
-        let of_another = Seen { highest: 900, mask: u64::MAX, ..Seen::default() };
+        let of_another = ReceivedFrames { highest: 900, mask: u64::MAX, ..ReceivedFrames::default() };
         assert!(outbox.confirmed(&of_another, 2).is_none());
         assert_eq!(outbox.len(), 0, "it is not said again with each frame that comes");
         outbox.expire(2);
@@ -551,7 +558,7 @@ mod tests {
         assert_eq!(next(&mut outbox), (1, 2));
         short(&mut outbox);
         assert_eq!(next(&mut outbox), (1, 2), "the first may be lost");
-        outbox.confirmed(&Seen { highest: 2, mask: 1, ..Seen::default() }, 2);
+        outbox.confirmed(&ReceivedFrames { highest: 2, mask: 1, ..ReceivedFrames::default() }, 2);
         short(&mut outbox);
         assert_eq!(next(&mut outbox), (0, 2));
         outbox.names.forget((1, CellTag(7)));

@@ -1,13 +1,13 @@
 //! One peer: which process of it is known, whether it can be reached, how far away it is.
 
 use acequia_limits::{Now, time::CLOCK_END};
-use acequia_rights::{Mark, Writer};
+use acequia_rights::{Incarnation, VersionId};
 
 use super::{
     outbox::{Outbox, Rounds},
     resync::Resync,
     timekeeper::{Reading, drifted},
-    wire::{Header, Seen},
+    wire::{Header, ReceivedFrames},
 };
 
 /// A frame is answered within this time, so that the sender learns how far away it is.
@@ -28,9 +28,9 @@ const PING_SOON_NS: u64 = 100_000_000;
 
 #[derive(Debug)]
 pub(crate) struct Peer {
-    pub(crate) writer: Writer,
+    pub(crate) incarnation: Incarnation,
     pub(crate) boot: u32,
-    pub(crate) seen: Seen,
+    pub(crate) received: ReceivedFrames,
     pub(crate) outbox: Outbox,
     /// When a frame last came, and when one last went: steady clock, 0 for never.
     pub(crate) heard_ns: u64,
@@ -38,8 +38,8 @@ pub(crate) struct Peer {
     pub(crate) renewed_ns: u64,
     pub(crate) owes_reply: bool,
     /// The version of the catalogue that it has, and the last one that it was told.
-    pub(crate) mark: Mark,
-    pub(crate) told: Mark,
+    pub(crate) version_id: VersionId,
+    pub(crate) told: VersionId,
     /// What is compared with it, after it was away.
     pub(crate) resync: Resync,
     rounds_ns: [u64; ROUNDS],
@@ -62,18 +62,18 @@ struct Sighting {
 }
 
 impl Peer {
-    pub(crate) fn new(writer: Writer) -> Self {
+    pub(crate) fn new(incarnation: Incarnation) -> Self {
         Self {
-            writer,
+            incarnation,
             boot: 0,
-            seen: Seen::default(),
+            received: ReceivedFrames::default(),
             outbox: Outbox::default(),
             heard_ns: 0,
             said_ns: 0,
             renewed_ns: 0,
             owes_reply: false,
-            mark: Mark::default(),
-            told: Mark::default(),
+            version_id: VersionId::default(),
+            told: VersionId::default(),
             resync: Resync::default(),
             rounds_ns: [u64::MAX; ROUNDS],
             rounds: 0,
@@ -84,14 +84,14 @@ impl Peer {
     }
 
     /// Another process, which knows nothing of what was said.
-    pub(crate) fn begin_anew(&mut self, writer: Writer, boot: u32) {
-        if self.writer != writer {
+    pub(crate) fn begin_anew(&mut self, incarnation: Incarnation, boot: u32) {
+        if self.incarnation != incarnation {
             self.outbox.clear();
         }
-        self.writer = writer;
+        self.incarnation = incarnation;
         self.boot = boot;
-        self.seen = Seen { incarnation: writer.incarnation, boot, ..Seen::default() };
-        self.told = Mark::default();
+        self.received = ReceivedFrames { incarnation: incarnation.number, boot, ..ReceivedFrames::default() };
+        self.told = VersionId::default();
         self.outbox.restart();
     }
 
@@ -99,21 +99,22 @@ impl Peer {
     pub(crate) fn close(&mut self) {
         self.outbox.clear();
         self.heard_ns = 0;
-        self.told = Mark::default();
+        self.told = VersionId::default();
     }
 
     /// A frame of it came. `process` is this node's: its incarnation and its boot.
     pub(crate) fn hear(&mut self, header: &Header, process: (u32, u32), now: Now) {
         self.heard_ns = now.steady_ns;
-        if self.mark != header.mark {
+        if self.version_id != header.version_id {
             // It may go by other numbers of the limit: it shall hear again which a cell has.
             self.outbox.names.introduce_again();
         }
-        self.mark = header.mark;
-        if (header.seen.incarnation, header.seen.boot) != process {
+        self.version_id = header.version_id;
+        if (header.received.incarnation, header.received.boot) != process {
             return;
         }
-        if let Some(Rounds { newest_ns, longest_ns }) = self.outbox.confirmed(&header.seen, now.steady_ns) {
+        if let Some(Rounds { newest_ns, longest_ns }) = self.outbox.confirmed(&header.received, now.steady_ns)
+        {
             self.rounds_ns[self.rounds % ROUNDS] = newest_ns;
             self.rounds += 1;
             self.slow_ns = longest_ns.max(self.slow_ns - self.slow_ns / 8);
@@ -197,29 +198,29 @@ impl Peer {
 
 #[cfg(test)]
 mod tests {
-    use acequia_rights::Region;
+    use acequia_rights::MemberId;
 
     use super::*;
 
     #[test]
     fn an_answer_that_took_long_is_as_unsure_as_the_clock_that_timed_it() {
         const S: u64 = 1_000_000_000;
-        let mut peer = Peer::new(Writer { region: Region(1), node: 0, incarnation: 1 });
+        let mut peer = Peer::new(Incarnation { member: MemberId(1), node: 0, number: 1 });
         // Sent at 1000 s, heard at 3000 s by a clock that loses a thousandth: two more seconds passed. The peer read its
         // wall at the very end, and it is right.
         let now = Now::at(3_000 * S);
         let true_ns = now.wall_ns + 2 * S;
         let header = Header {
-            writer: peer.writer,
+            incarnation: peer.incarnation,
             boot: 1,
             number: 1,
-            seen: Seen::default(),
+            received: ReceivedFrames::default(),
             beat: 1,
             wall_ns: true_ns,
             corrected_ns: 0,
             is_believed: true,
             loan_max: 0,
-            mark: Mark::default(),
+            version_id: VersionId::default(),
         };
         peer.sight(&header, 2_000 * S, now.steady_ns);
         let Reading { ahead_ns, unsure_ns, .. } =

@@ -11,7 +11,7 @@
 //! *Stocks* (the rights of a window) are pulled: who is about to run dry asks those that have most.
 
 use acequia_limits::{Part, RATE_PARTS};
-use acequia_rights::Region;
+use acequia_rights::MemberId;
 use smallvec::SmallVec;
 
 use super::target::{Claim, water_fill};
@@ -27,7 +27,7 @@ const UNITS_KEPT: u64 = 8;
 /// A region's place in a cell, as one node sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seat {
-    pub(crate) region: Region,
+    pub(crate) region: MemberId,
     /// What it could use.
     pub(crate) want: u64,
     /// What it may use now, with what is on its way to it.
@@ -46,14 +46,14 @@ pub(crate) struct Seat {
 /// A loan that this region holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Borrowed {
-    pub(crate) from: Region,
+    pub(crate) from: MemberId,
     pub(crate) number: u64,
     pub(crate) part: Part,
 }
 
 /// What one node knows of a flow.
 #[derive(Debug)]
-pub(crate) struct Flow<'a> {
+pub(crate) struct RateView<'a> {
     pub(crate) own: Seat,
     /// Those that can be reached.
     pub(crate) others: &'a [Seat],
@@ -64,7 +64,7 @@ pub(crate) struct Flow<'a> {
     /// What this region borrowed.
     pub(crate) held: &'a [Borrowed],
     /// What it lent, and to whom.
-    pub(crate) lent: &'a [(Region, Part)],
+    pub(crate) lent: &'a [(MemberId, Part)],
     /// Whether it is time to end loans both ways.
     pub(crate) nets: bool,
     /// Units of the whole limit.
@@ -92,14 +92,14 @@ pub(crate) struct Flow<'a> {
 /// What to do about a cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
-    pub(crate) lend: SmallVec<[(Region, Part); 4]>,
-    pub(crate) give_back: SmallVec<[(Region, u64); 4]>,
+    pub(crate) lend: SmallVec<[(MemberId, Part); 4]>,
+    pub(crate) give_back: SmallVec<[(MemberId, u64); 4]>,
     /// Whether this region, or one that it sees, has less than it wants: worth another look soon.
     pub(crate) is_scarce: bool,
 }
 
 /// Decides about a flow.
-pub(crate) fn plan(flow: &Flow<'_>) -> Plan {
+pub(crate) fn plan(flow: &RateView<'_>) -> Plan {
     let mut plan = Plan::default();
     let seats: SmallVec<[Seat; 8]> = std::iter::once(flow.own).chain(flow.others.iter().copied()).collect();
     let total: u64 = seats.iter().map(|seat| seat.standing).sum();
@@ -182,7 +182,7 @@ fn targets(total: u64, seats: &[Seat], is_rate: bool) -> SmallVec<[u64; 8]> {
 }
 
 /// Gives units back that were borrowed alone, when no request needs them any more, or one of their owner needs no more.
-fn give_units_back(flow: &Flow<'_>, plan: &mut Plan) {
+fn give_units_back(flow: &RateView<'_>, plan: &mut Plan) {
     for loan in flow.held.iter().filter(|loan| loan.part.rate == 0) {
         let owner = flow.others.iter().find(|seat| seat.region == loan.from);
         let is_missed = owner.is_some_and(|owner| (1..=loan.part.units).contains(&owner.short));
@@ -194,7 +194,7 @@ fn give_units_back(flow: &Flow<'_>, plan: &mut Plan) {
 
 /// Gives back what is borrowed of a region that has borrowed as much: it does the same, or is asked for no more than it has
 /// left. Two loans that meet are no use to anybody, and each of them may end alone.
-fn net(flow: &Flow<'_>, plan: &mut Plan) {
+fn net(flow: &RateView<'_>, plan: &mut Plan) {
     let mut left = flow.left;
     for seat in flow.others {
         let mut lent = total(flow.lent.iter().filter(|(to, _)| *to == seat.region).map(|(_, part)| *part));
@@ -228,9 +228,9 @@ fn total(parts: impl Iterator<Item = Part>) -> Part {
 
 /// Gives whole loans back, up to `most`: first to those that miss something. To these rather a loan that is up to twice as
 /// large than one of the own part, which would go the other way at the same time: they lend the rest again.
-fn give_back(flow: &Flow<'_>, deficits: &[u64], most: u64, plan: &mut Plan) -> u64 {
+fn give_back(flow: &RateView<'_>, deficits: &[u64], most: u64, plan: &mut Plan) -> u64 {
     let weigh = |part: Part| if flow.is_rate { u64::from(part.rate) } else { part.units };
-    let misses = |region: Region| {
+    let misses = |region: MemberId| {
         let at = flow.others.iter().position(|seat| seat.region == region);
         at.map_or(0, |at| deficits[at + 1])
     };
@@ -264,7 +264,7 @@ fn give_back(flow: &Flow<'_>, deficits: &[u64], most: u64, plan: &mut Plan) -> u
 
 /// Lends of the own standing part to those that miss something, in proportion; what does not go
 /// round goes to the one that misses most.
-fn lend_flow(flow: &Flow<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &mut Plan) {
+fn lend_flow(flow: &RateView<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &mut Plan) {
     let lent_units: u64 = plan.lend.iter().map(|(_, part)| part.units).sum();
     let kept = units_kept(flow).max(flow.floor.units);
     let mut units_left = flow.spare.units.saturating_sub(lent_units).saturating_sub(kept);
@@ -275,7 +275,7 @@ fn lend_flow(flow: &Flow<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &
     let most = if flow.is_rate { u64::from(rate_left) } else { units_left };
     let give = give.min(most);
     let deficit: u128 = deficits[1..].iter().map(|missed| u128::from(*missed)).sum();
-    let mut by_need: SmallVec<[(u64, Region); 8]> =
+    let mut by_need: SmallVec<[(u64, MemberId); 8]> =
         deficits[1..].iter().copied().zip(flow.others.iter().map(|seat| seat.region)).collect();
     by_need.sort_by_key(|(missed, _)| std::cmp::Reverse(*missed));
     let share = |missed: u64| {
@@ -312,7 +312,7 @@ fn lend_flow(flow: &Flow<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &
 /// Units that go along with a piece of the rate to a region: burst goes with its rate, since a rate with too little burst
 /// could never be used, and in its proportion, since whoever takes more leaves others with too little. Of all that was lent
 /// one way and the other: of many small pieces none would be worth a unit.
-fn units_with(flow: &Flow<'_>, region: Region, rate: u32) -> u64 {
+fn units_with(flow: &RateView<'_>, region: MemberId, rate: u32) -> u64 {
     let out = total(flow.lent.iter().filter(|(to, _)| *to == region).map(|(_, part)| *part));
     let back = total(flow.held.iter().filter(|loan| loan.from == region).map(|loan| loan.part));
     let rate = (u64::from(out.rate) + u64::from(rate)).saturating_sub(u64::from(back.rate));
@@ -324,7 +324,7 @@ fn units_with(flow: &Flow<'_>, region: Region, rate: u32) -> u64 {
 /// Units that are not lent, so that what is left of the own part can be used: for who is asked, some
 /// for chance, and enough for one that costs twice the mean; for who is silent, one, so that a first request is answered at once. Where that would
 /// leave half of the limit in regions that are silent, not even that.
-fn units_kept(flow: &Flow<'_>) -> u64 {
+fn units_kept(flow: &RateView<'_>) -> u64 {
     let regions = flow.others.len() as u64 + 1;
     let for_first = u64::from(flow.units_total >= 2 * regions && (flow.is_rate || !flow.is_mate));
     if !flow.is_rate {
@@ -337,7 +337,7 @@ fn units_kept(flow: &Flow<'_>) -> u64 {
 /// Lends units to those that must be able to hold more at once than they can: everything, the floor too, if it takes
 /// that, since no smaller part would ever let such a request pass. But what a rate is used by here is kept for it; and where
 /// nobody has enough for what is asked there, the first has it, or all would hand each other what is of use to none.
-fn lend_units(flow: &Flow<'_>, plan: &mut Plan) {
+fn lend_units(flow: &RateView<'_>, plan: &mut Plan) {
     // Of a sliding window only what is not used can move.
     let mut spare = if flow.is_rate { flow.spare.units } else { flow.spare.units.min(flow.left) };
     let is_of_use = flow.asked > 0 && (!flow.needs_units || flow.least <= flow.units);
@@ -380,12 +380,12 @@ pub(crate) struct Stake {
 /// true one. So a region *needs* what it is asked for until the window ends, or where there is less,
 /// its part of what is left. It asks for that while there is time, and gives nothing of it away.
 #[derive(Clone, Debug)]
-pub(crate) struct Stock {
+pub(crate) struct WindowView {
     pub(crate) own: Stake,
     /// Those that can be reached.
-    pub(crate) others: SmallVec<[(Region, Stake); 8]>,
+    pub(crate) others: SmallVec<[(MemberId, Stake); 8]>,
     /// Nodes for which this one speaks, where nothing else of its region is left: what each has by itself, for when others have nothing.
-    pub(crate) mates: SmallVec<[(Region, Stake); 8]>,
+    pub(crate) mates: SmallVec<[(MemberId, Stake); 8]>,
     /// Until the window ends.
     pub(crate) time_left_ns: u64,
     /// The longest time there and back to a peer that can be reached.
@@ -403,7 +403,7 @@ const UNITS_FEW: u64 = 4;
 /// A region that has so much less than it needs asks; and a piece that is so much less is no help.
 const NEED_BAND: u64 = 16;
 
-impl Stock {
+impl WindowView {
     /// Units that a region needs until the window ends, or until nothing is left anywhere; of what those that are served
     /// first leave.
     fn need(&self, of: Stake) -> u64 {
@@ -440,7 +440,7 @@ impl Stock {
     }
 
     /// Whom to ask for how much: those that have most more than they need, in proportion.
-    pub(crate) fn ask(&self, most_asked: usize) -> SmallVec<[(Region, u64); 4]> {
+    pub(crate) fn ask(&self, most_asked: usize) -> SmallVec<[(MemberId, u64); 4]> {
         let mut asks = SmallVec::new();
         let denied = if self.denied > self.own.left { self.denied } else { 0 };
         if self.own.left >= self.low_water() && denied == 0 {
@@ -449,8 +449,8 @@ impl Stock {
         let ahead = units_in(self.own.demand_milli, self.time_left_ns.min(AHEAD_NS)).max(UNITS_FEW);
         let wanted = ahead.min(self.need(self.own)).max(denied).saturating_sub(self.own.left);
         let more =
-            |(region, stake): &(Region, Stake)| (stake.left.saturating_sub(self.kept(*stake)), *region);
-        let of = |all: &[(Region, Stake)]| -> SmallVec<[(u64, Region); 8]> {
+            |(region, stake): &(MemberId, Stake)| (stake.left.saturating_sub(self.kept(*stake)), *region);
+        let of = |all: &[(MemberId, Stake)]| -> SmallVec<[(u64, MemberId); 8]> {
             all.iter().map(more).filter(|(more, _)| *more > 0).collect()
         };
         let mut rich = of(&self.others);
@@ -472,7 +472,7 @@ impl Stock {
 
     /// What of the rights here can be given to one that asks for `units`: nothing that those need who are served before it.
     /// Of one that has some left, by what it said and what is asked for there, it is asked ahead of time.
-    pub(crate) fn give(&self, to: Region, units: u64) -> u64 {
+    pub(crate) fn give(&self, to: MemberId, units: u64) -> u64 {
         let class = self.others.iter().find(|(region, _)| *region == to).map_or(0, |(_, stake)| stake.class);
         let before = self.others.iter().filter(|(_, stake)| stake.class < class);
         let missed: u64 = before
@@ -499,7 +499,7 @@ mod tests {
 
     fn seat(region: u16, want: u64, holds: u64) -> Seat {
         Seat {
-            region: Region(region),
+            region: MemberId(region),
             want,
             holds,
             standing: 200_000,
@@ -511,8 +511,8 @@ mod tests {
     }
 
     /// A bucket of a thousand units among five regions, of which this is the first.
-    fn flow<'a>(own: Seat, others: &'a [Seat], held: &'a [Borrowed]) -> Flow<'a> {
-        Flow {
+    fn flow<'a>(own: Seat, others: &'a [Seat], held: &'a [Borrowed]) -> RateView<'a> {
+        RateView {
             own,
             others,
             spare: Part { rate: 199_999, units: 200 },
@@ -544,7 +544,7 @@ mod tests {
         let plan = plan(&flow(seat(0, 50_000, 200_000), &others, &[]));
         assert!(plan.is_scarce && plan.give_back.is_empty());
         let [(region, part)] = plan.lend[..] else { panic!("one loan: {plan:?}") };
-        assert_eq!(region, Region(1));
+        assert_eq!(region, MemberId(1));
         assert!((149_000..=151_000).contains(&part.rate), "{part:?}");
         // Units go along, as many of all as it is of the rate.
         let whole = u64::from(RATE_PARTS);
@@ -565,8 +565,8 @@ mod tests {
 
     #[test]
     fn who_has_some_left_is_given_what_nobody_here_may_ask_for() {
-        let of = |left| Stock { likely: 2, ..stock((3, 0), [(left, 0), (0, 0), (0, 0), (0, 0)], 20) };
-        assert_eq!((of(1).give(Region(1), 5), of(0).give(Region(1), 5)), (1, 3));
+        let of = |left| WindowView { likely: 2, ..stock((3, 0), [(left, 0), (0, 0), (0, 0), (0, 0)], 20) };
+        assert_eq!((of(1).give(MemberId(1), 5), of(0).give(MemberId(1), 5)), (1, 3));
     }
 
     #[test]
@@ -579,14 +579,14 @@ mod tests {
     fn what_is_borrowed_and_not_used_goes_back_unasked() {
         let part = Part { rate: 125_000, units: 100 };
         let held =
-            [1, 2, 3, 4].map(|region| Borrowed { from: Region(region), number: u64::from(region), part });
+            [1, 2, 3, 4].map(|region| Borrowed { from: MemberId(region), number: u64::from(region), part });
         let others = [1, 2, 3, 4].map(|region| seat(region, 75_000, 75_000));
         let back = plan(&flow(seat(0, 75_000, 700_000), &others, &held)).give_back;
         assert_eq!(back.len(), 4, "{back:?}");
         // Those that miss something first, while it is used.
         let others = [seat(1, 75_000, 75_000), seat(2, 300_000, 75_000), seat(3, 75_000, 75_000)];
         let back = plan(&flow(seat(0, 500_000, 650_000), &others, &held)).give_back;
-        assert_eq!(back.as_slice(), [(Region(2), 2)]);
+        assert_eq!(back.as_slice(), [(MemberId(2), 2)]);
     }
 
     #[test]
@@ -595,7 +595,7 @@ mod tests {
         let mut flow = flow(seat(0, 0, 200_000), &others, &[]);
         (flow.asked, flow.cost_milli) = (0, 0);
         flow.spare.units = 3;
-        let units = |flow: &Flow<'_>| plan(flow).lend.iter().map(|(_, part)| part.units).sum::<u64>();
+        let units = |flow: &RateView<'_>| plan(flow).lend.iter().map(|(_, part)| part.units).sum::<u64>();
         flow.units_total = 10;
         assert_eq!(units(&flow), 2);
         flow.units_total = 3;
@@ -608,7 +608,7 @@ mod tests {
         let unit = |region, want, holds| Seat { standing: 1, ..seat(region, want, holds) };
         let others = [unit(1, 4, 1), unit(2, 0, 1), unit(3, 0, 1), unit(4, 0, 1)];
         let own = unit(0, 0, 1);
-        let flow = Flow {
+        let flow = RateView {
             spare: Part { rate: 0, units: 1 },
             units_total: 5,
             asked: 0,
@@ -616,28 +616,32 @@ mod tests {
             left: 1,
             ..flow(own, &others, &[])
         };
-        assert_eq!(plan(&flow).lend.as_slice(), [(Region(1), Part { rate: 0, units: 1 })]);
+        assert_eq!(plan(&flow).lend.as_slice(), [(MemberId(1), Part { rate: 0, units: 1 })]);
     }
 
     #[test]
     fn loans_that_meet_go_back_and_small_pieces_carry_units_at_last() {
         let part = Part { rate: 60_000, units: 60 };
         let held = [(1, part), (2, Part { rate: 90_000, units: 90 })].map(|(from, part)| Borrowed {
-            from: Region(from),
+            from: MemberId(from),
             number: 7,
             part,
         });
         let others = [seat(1, 250_000, 200_000), seat(2, 250_000, 200_000)];
-        let lent = [(Region(1), part), (Region(2), part)];
+        let lent = [(MemberId(1), part), (MemberId(2), part)];
         let own = seat(0, 250_000, 200_000);
-        let mut flow = Flow { lent: &lent, ..flow(own, &others, &held) };
+        let mut flow = RateView { lent: &lent, ..flow(own, &others, &held) };
         assert_eq!(plan(&flow), Plan::default(), "while demand moves they may be of use");
         flow.nets = true;
-        assert_eq!(plan(&flow).give_back.as_slice(), [(Region(1), 7)]);
+        assert_eq!(plan(&flow).give_back.as_slice(), [(MemberId(1), 7)]);
         // A thousandth of the rate, five times over, is the first unit of two hundred.
-        let lent = [(Region(1), Part { rate: RATE_PARTS / 1_000, units: 0 }); 4];
+        let lent = [(MemberId(1), Part { rate: RATE_PARTS / 1_000, units: 0 }); 4];
         let units = |lent| {
-            units_with(&Flow { lent, held: &[], units_total: 200, ..flow }, Region(1), RATE_PARTS / 1_000)
+            units_with(
+                &RateView { lent, held: &[], units_total: 200, ..flow },
+                MemberId(1),
+                RATE_PARTS / 1_000,
+            )
         };
         assert_eq!((units(&lent[..1]), units(&lent)), (0, 1));
     }
@@ -647,7 +651,7 @@ mod tests {
         let short = |region| Seat { short: 4, ..seat(region, 200_000, 200_000) };
         let others = [short(1), short(2)];
         let few = |own: Seat, least, units| {
-            let flow = Flow {
+            let flow = RateView {
                 units_total: 6,
                 needs_units: true,
                 least,
@@ -655,20 +659,20 @@ mod tests {
                 cost_milli: 4_000,
                 ..flow(own, &[], &[])
             };
-            plan(&Flow { spare: Part { rate: 199_999, units }, others: &others, ..flow }).lend
+            plan(&RateView { spare: Part { rate: 199_999, units }, others: &others, ..flow }).lend
         };
         let two = Part { rate: 0, units: 2 };
-        assert_eq!(few(short(3), 4, 2).as_slice(), [(Region(1), two)]);
+        assert_eq!(few(short(3), 4, 2).as_slice(), [(MemberId(1), two)]);
         assert!(few(short(0), 4, 2).is_empty(), "it comes first itself");
         assert!(few(short(3), 2, 2).is_empty(), "what is of use here stays");
     }
 
-    fn stock(own: (u64, u64), others: [(u64, u64); 4], seconds_left: u64) -> Stock {
+    fn stock(own: (u64, u64), others: [(u64, u64); 4], seconds_left: u64) -> WindowView {
         let stake =
             |(left, per_s): (u64, u64)| Stake { left, demand_milli: per_s * 1_000, ..Stake::default() };
-        Stock {
+        WindowView {
             own: stake(own),
-            others: (1..).map(Region).zip(others.map(stake)).collect(),
+            others: (1..).map(MemberId).zip(others.map(stake)).collect(),
             mates: SmallVec::new(),
             time_left_ns: seconds_left * S,
             round_ns: S / 5,
@@ -687,7 +691,7 @@ mod tests {
     #[test]
     fn who_runs_low_asks_those_that_have_more_than_they_need_and_as_much_as_they_have() {
         let low = stock((4_000, 1_000), [(20_000, 0), (10_000, 0), (500, 50), (0, 0)], 40);
-        let asks: SmallVec<[(Region, u64); 4]> = smallvec![(Region(1), 4_000), (Region(2), 2_000)];
+        let asks: SmallVec<[(MemberId, u64); 4]> = smallvec![(MemberId(1), 4_000), (MemberId(2), 2_000)];
         assert_eq!(low.ask(3), asks, "ten seconds' worth in all");
     }
 
@@ -697,20 +701,20 @@ mod tests {
         let hot = stock((1_500, 1_000), [(375, 50); 4], 20);
         assert_eq!(hot.ask(4).iter().map(|(_, units)| units).sum::<u64>(), 1_000);
         let mild = stock((375, 50), [(1_500, 1_000), (375, 50), (375, 50), (375, 50)], 20);
-        assert_eq!(mild.give(Region(1), 10_000), 250);
+        assert_eq!(mild.give(MemberId(1), 10_000), 250);
         assert!(mild.ask(3).is_empty());
         // Once all have their parts nothing moves.
         let fair = stock((2_500, 1_000), [(125, 50); 4], 20);
         assert!(fair.ask(3).is_empty());
         assert_eq!(
-            stock((125, 50), [(2_500, 1_000), (125, 50), (125, 50), (125, 50)], 20).give(Region(1), 100),
+            stock((125, 50), [(2_500, 1_000), (125, 50), (125, 50), (125, 50)], 20).give(MemberId(1), 100),
             0
         );
     }
 
     #[test]
     fn a_silent_region_gives_all_and_a_large_cost_is_asked_for_whole() {
-        assert_eq!(stock((1, 0), [(0, 1), (1, 0), (1, 0), (1, 0)], 20).give(Region(1), 5), 1);
+        assert_eq!(stock((1, 0), [(0, 1), (1, 0), (1, 0), (1, 0)], 20).give(MemberId(1), 5), 1);
         let mut dear = stock((10, 0), [(30, 0), (30, 0), (0, 0), (0, 0)], 20);
         dear.denied = 50;
         assert_eq!(dear.ask(3).iter().map(|(_, units)| units).sum::<u64>(), 40);
@@ -719,10 +723,10 @@ mod tests {
     #[test]
     fn who_speaks_for_others_asks_them_when_nobody_else_has_any() {
         let mut stock = stock((0, 1), [(2, 0), (0, 0), (0, 0), (0, 0)], 20);
-        stock.mates = smallvec![(Region(7), Stake { left: 1, ..Stake::default() })];
-        assert!(stock.ask(3).iter().all(|(region, _)| *region == Region(1)));
+        stock.mates = smallvec![(MemberId(7), Stake { left: 1, ..Stake::default() })];
+        assert!(stock.ask(3).iter().all(|(region, _)| *region == MemberId(1)));
         stock.others[0].1.left = 0;
-        assert_eq!(stock.ask(3).as_slice(), [(Region(7), 1)], "what is needed first");
+        assert_eq!(stock.ask(3).as_slice(), [(MemberId(7), 1)], "what is needed first");
         // What one is asked for itself it keeps.
         stock.mates[0].1.demand_milli = 100;
         assert!(stock.ask(3).is_empty());
@@ -739,10 +743,10 @@ mod tests {
         ];
         let own = Seat { class: 1, floor: 50_000, ..seat(0, 0, 200_000) };
         let floor = Part { rate: 50_000, units: 50 };
-        let flow = Flow { asked: 0, floor, ..flow(own, &others, &[]) };
+        let flow = RateView { asked: 0, floor, ..flow(own, &others, &[]) };
         let lent = plan(&flow).lend;
         let of = |region| {
-            lent.iter().filter(|(to, _)| *to == Region(region)).map(|(_, part)| part.rate).sum::<u32>()
+            lent.iter().filter(|(to, _)| *to == MemberId(region)).map(|(_, part)| part.rate).sum::<u32>()
         };
         assert!(of(2) >= 2 * of(1), "600 000 for the first, and 400 000 are left: {lent:?}");
         let total: u32 = lent.iter().map(|(_, part)| part.rate).sum();
@@ -751,10 +755,10 @@ mod tests {
         // The first wants everything, and so does this one, which has its floor before that.
         let others = [seat(1, 0, 0), seat(2, 1_000_000, 200_000), seat(3, 0, 0), seat(4, 0, 0)];
         let own = Seat { class: 1, floor: 50_000, ..seat(0, 600_000, 50_000) };
-        assert!(plan(&Flow { floor, ..self::flow(own, &others, &[]) }).lend.is_empty());
+        assert!(plan(&RateView { floor, ..self::flow(own, &others, &[]) }).lend.is_empty());
         let own = Seat { holds: 200_000, ..own };
-        let lent = plan(&Flow { floor, ..self::flow(own, &others, &[]) }).lend;
-        assert!(matches!(lent[..], [(Region(2), Part { rate: 140_000..=149_999, .. })]), "{lent:?}");
+        let lent = plan(&RateView { floor, ..self::flow(own, &others, &[]) }).lend;
+        assert!(matches!(lent[..], [(MemberId(2), Part { rate: 140_000..=149_999, .. })]), "{lent:?}");
     }
 
     #[test]
@@ -769,13 +773,13 @@ mod tests {
         stock.others[1].1.class = 0;
         assert_eq!(stock.need(stock.others[0].1), 2_000, "of one class they have parts");
         stock.own.floor = 300;
-        assert_eq!(stock.give(Region(1), 5_000), 700);
+        assert_eq!(stock.give(MemberId(1), 5_000), 700);
         stock.own.floor = 2_000;
-        assert_eq!(stock.give(Region(1), 5_000), 0);
+        assert_eq!(stock.give(MemberId(1), 5_000), 0);
         // What the first misses is not given to another.
         (stock.own.floor, stock.others[1].1.class) = (0, 1);
-        assert_eq!(stock.give(Region(1), 5_000), 1_000);
-        assert_eq!(stock.give(Region(2), 5_000), 0);
+        assert_eq!(stock.give(MemberId(1), 5_000), 1_000);
+        assert_eq!(stock.give(MemberId(2), 5_000), 0);
     }
 
     #[test]
@@ -788,6 +792,6 @@ mod tests {
         assert!(stock.low_water() > 0);
         assert!(!stock.ask(3).is_empty());
         stock.own.left = u64::MAX;
-        stock.give(Region(1), u64::MAX);
+        stock.give(MemberId(1), u64::MAX);
     }
 }

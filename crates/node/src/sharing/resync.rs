@@ -8,12 +8,12 @@
 
 use acequia_limits::{CellTag, LimitId, Now};
 use acequia_rights::{
-    Region, Writer,
+    Incarnation, MemberId,
     digest::{Buckets, Digest},
 };
 
 use super::{CellKey, Entry, Sharing, Topic};
-use crate::{Catalogue, Node, visit::Visit};
+use crate::{Catalogue, Node, locked_cell::LockedCell};
 
 /// Cells that are walked over in one tick.
 const CELLS_MAX: u32 = 4_096;
@@ -73,22 +73,22 @@ fn row_of(limit: LimitId, tag: CellTag) -> u128 {
 impl Sharing {
     /// Goes on with what is compared, a part at a time.
     pub(super) fn resync(&mut self, node: &Node, catalogue: &Catalogue, now: Now) {
-        let busy: Vec<Region> =
+        let busy: Vec<MemberId> =
             self.peers.iter().filter(|(_, peer)| !peer.resync.is_done()).map(|(region, _)| *region).collect();
         for region in busy {
             let Some(peer) = self.peers.get_mut(&region) else { continue };
-            let writer = peer.writer;
+            let incarnation = peer.incarnation;
             let Resync { telling, comparing, again } = std::mem::take(&mut peer.resync);
             let mut left = Resync::default();
             if let Some(mut walk) = telling {
-                if self.walk(node, catalogue, (writer, Side::Told), &mut walk, now) {
+                if self.walk(node, catalogue, (incarnation, Side::Told), &mut walk, now) {
                     self.tell(region, Topic::Digest, Entry::Digest(Box::new(walk.digest)));
                 } else {
                     left.telling = Some(walk);
                 }
             }
             if let Some((theirs, mut walk)) = comparing {
-                if self.walk(node, catalogue, (writer, Side::Heard), &mut walk, now) {
+                if self.walk(node, catalogue, (incarnation, Side::Heard), &mut walk, now) {
                     let buckets = walk.digest.differing(&theirs);
                     if !buckets.is_empty() {
                         self.traffic.resyncs += 1;
@@ -107,7 +107,7 @@ impl Sharing {
         }
     }
 
-    fn tell(&mut self, region: Region, topic: Topic, entry: Entry) {
+    fn tell(&mut self, region: MemberId, topic: Topic, entry: Entry) {
         if let Some(peer) = self.peers.get_mut(&region) {
             peer.outbox.tell(topic, entry, 0);
         }
@@ -118,7 +118,7 @@ impl Sharing {
         &self,
         node: &Node,
         catalogue: &Catalogue,
-        (peer, side): (Writer, Side),
+        (peer, side): (Incarnation, Side),
         walk: &mut Walk,
         now: Now,
     ) -> bool {
@@ -131,7 +131,7 @@ impl Sharing {
         let end = self.cells.end().min(walk.next.saturating_add(CELLS_MAX));
         for key in (walk.next..end).filter_map(|slot| self.cells.key(slot)) {
             let Some(limit) = catalogue.id(key.0) else { continue };
-            self.moved(node, catalogue, key, (peer.region, side), now, |says| {
+            self.moved(node, catalogue, key, (peer.member, side), now, |says| {
                 walk.digest.add(row_of(limit, key.1), says);
             });
         }
@@ -145,11 +145,11 @@ impl Sharing {
         node: &Node,
         catalogue: &Catalogue,
         key: CellKey,
-        (region, side): (Region, Side),
+        (region, side): (MemberId, Side),
         now: Now,
         mut row: impl FnMut([u64; 2]),
     ) {
-        Visit { node, catalogue, key, now, which: None }.at(false, |_, cell| {
+        LockedCell { node, catalogue, key, now, which: None }.at(false, |_, cell| {
             let Some(account) = cell.account.as_deref() else { return };
             for end_ns in [account.open().end_ns, account.next_window()] {
                 let Some(window) = account.transfers_of(end_ns).filter(|_| end_ns > now.wall_ns) else {
@@ -167,7 +167,7 @@ impl Sharing {
         &mut self,
         node: &Node,
         catalogue: &Catalogue,
-        (region, buckets): (Region, Buckets),
+        (region, buckets): (MemberId, Buckets),
         next: u32,
         now: Now,
     ) -> Option<(Buckets, u32)> {
@@ -182,15 +182,15 @@ impl Sharing {
             }
             let mut gave = false;
             self.moved(node, catalogue, key, (region, Side::Told), now, |_| gave = true);
-            if gave && let Some(warm) = self.wake(key, now.steady_ns) {
-                warm.regive = true;
+            if gave && let Some(active_cell) = self.wake(key, now.steady_ns) {
+                active_cell.regive = true;
             }
         }
         (end < self.cells.end()).then_some((buckets, end))
     }
 
     /// Tells what was charged here under the limits of some buckets again.
-    pub(super) fn tell_usage_again(&mut self, region: Region, buckets: Buckets) {
+    pub(super) fn tell_usage_again(&mut self, region: MemberId, buckets: Buckets) {
         let own: Vec<LimitId> = self.charged_by(self.me()).map(|(limit, _)| limit).collect();
         for limit in own.into_iter().filter(|limit| buckets.have(limit.0)) {
             self.tell_usage(limit, Some(region));

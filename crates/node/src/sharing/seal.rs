@@ -10,7 +10,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use acequia_rights::{Ack, Mark, Version, Writer, versions::CellKey as CatalogueKey};
+use acequia_rights::{Ack, Incarnation, Version, VersionId, versions::CellKey as CatalogueKey};
 use serde::{Deserialize, Serialize};
 
 /// A signature, with the certificates that prove whose it is.
@@ -64,37 +64,37 @@ pub trait Seals: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Why not.
-    fn check(&self, said: &[u8], seal: &Seal, by: Writer, role: Role) -> Result<(), SealFault>;
+    fn check(&self, said: &[u8], seal: &Seal, by: Incarnation, role: Role) -> Result<(), SealFault>;
 }
 
 fn of_version(version: &Version) -> Vec<u8> {
     postcard::to_extend(version, b"acequia version\0".to_vec()).unwrap_or_default()
 }
 
-fn of_ack(writer: Writer, ack: Ack, key: CatalogueKey) -> Vec<u8> {
+fn of_ack(writer: Incarnation, ack: Ack, key: CatalogueKey) -> Vec<u8> {
     postcard::to_extend(&(writer, ack, key), b"acequia acknowledgement\0".to_vec()).unwrap_or_default()
 }
 
 /// The seals of what this node passes on.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct SealStore {
     seals: Option<Arc<dyn Seals>>,
-    kept: Kept,
+    kept: SealsRecord,
     /// The last that was refused, and whose word it should have been.
-    refused: Option<(Writer, SealFault)>,
+    refused: Option<(Incarnation, SealFault)>,
 }
 
 /// What of them is on disk, so that a node that begins anew can pass on what it has.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Kept {
-    version: Option<(Mark, Box<Seal>)>,
-    acks: BTreeMap<Writer, (Ack, Box<Seal>)>,
+struct SealsRecord {
+    version: Option<(VersionId, Box<Seal>)>,
+    acks: BTreeMap<Incarnation, (Ack, Box<Seal>)>,
 }
 
 /// What a word is passed on with: nothing where nobody signs.
 pub(crate) type Proof = Option<Box<Seal>>;
 
-impl Held {
+impl SealStore {
     /// What a disk has. A record that cannot be read is as none: writers say their word again.
     pub(crate) fn restore(bytes: &[u8]) -> Self {
         Self { kept: postcard::from_bytes(bytes).unwrap_or_default(), ..Self::default() }
@@ -111,7 +111,7 @@ impl Held {
     }
 
     /// The last word that was refused, once.
-    pub(crate) fn take_refused(&mut self) -> Option<(Writer, SealFault)> {
+    pub(crate) fn take_refused(&mut self) -> Option<(Incarnation, SealFault)> {
         self.refused.take()
     }
 
@@ -119,12 +119,12 @@ impl Held {
     pub(crate) fn sign_version(&mut self, version: &Version) {
         let signed = self.seals.as_ref().and_then(|seals| seals.seal(&of_version(version)).ok());
         if let Some(seal) = signed {
-            self.kept.version = Some((version.mark, Box::new(seal)));
+            self.kept.version = Some((version.version_id, Box::new(seal)));
         }
     }
 
     /// Signs what this node acknowledged.
-    pub(crate) fn sign_ack(&mut self, me: Writer, ack: Ack, key: CatalogueKey) {
+    pub(crate) fn sign_ack(&mut self, me: Incarnation, ack: Ack, key: CatalogueKey) {
         let signed = self.seals.as_ref().and_then(|seals| seals.seal(&of_ack(me, ack, key)).ok());
         if let Some(seal) = signed {
             self.kept.acks.insert(me, (ack, Box::new(seal)));
@@ -139,16 +139,16 @@ impl Held {
     /// Whether an acknowledgement is its writer's word.
     pub(crate) fn check_ack(
         &mut self,
-        (writer, ack): (Writer, Ack),
+        (incarnation, ack): (Incarnation, Ack),
         key: CatalogueKey,
         proof: Option<&Seal>,
     ) -> Result<(), ()> {
-        self.check(writer, Role::Member, proof, || of_ack(writer, ack, key))
+        self.check(incarnation, Role::Member, proof, || of_ack(incarnation, ack, key))
     }
 
     fn check(
         &mut self,
-        by: Writer,
+        by: Incarnation,
         role: Role,
         proof: Option<&Seal>,
         said: impl Fn() -> Vec<u8>,
@@ -159,45 +159,45 @@ impl Held {
     }
 
     /// Keeps the seal of the version that this node has, to pass it on.
-    pub(crate) fn keep_version(&mut self, mark: Mark, proof: Proof) {
-        self.kept.version = proof.map(|seal| (mark, seal));
+    pub(crate) fn keep_version(&mut self, version_id: VersionId, proof: Proof) {
+        self.kept.version = proof.map(|seal| (version_id, seal));
     }
 
     /// Keeps the seal of the newest that a writer acknowledged.
-    pub(crate) fn keep_ack(&mut self, writer: Writer, ack: Ack, proof: Proof) {
-        let is_newer = self.kept.acks.get(&writer).is_none_or(|(known, _)| *known <= ack);
+    pub(crate) fn keep_ack(&mut self, incarnation: Incarnation, ack: Ack, proof: Proof) {
+        let is_newer = self.kept.acks.get(&incarnation).is_none_or(|(known, _)| *known <= ack);
         if let Some(seal) = proof.filter(|_| is_newer) {
-            self.kept.acks.insert(writer, (ack, seal));
+            self.kept.acks.insert(incarnation, (ack, seal));
         }
     }
 
     /// Whether this very word was proven before, by the same seal.
-    pub(crate) fn knows_ack(&self, writer: Writer, ack: Ack, proof: Option<&Seal>) -> bool {
-        let kept = self.kept.acks.get(&writer);
+    pub(crate) fn knows_ack(&self, incarnation: Incarnation, ack: Ack, proof: Option<&Seal>) -> bool {
+        let kept = self.kept.acks.get(&incarnation);
         self.seals.is_some() && kept.is_some_and(|(known, seal)| *known == ack && proof == Some(&**seal))
     }
 
     /// What a version is told with; nothing at all where others would not take it.
-    pub(crate) fn proof_of(&self, mark: Mark) -> Option<Proof> {
+    pub(crate) fn proof_of(&self, version_id: VersionId) -> Option<Proof> {
         if self.seals.is_none() {
             return Some(None);
         }
         let (of, seal) = self.kept.version.as_ref()?;
-        (*of == mark).then(|| Some(seal.clone()))
+        (*of == version_id).then(|| Some(seal.clone()))
     }
 
     /// What of a writer's acknowledgements is passed on, where `known` is what this node counts; nothing at all where others
     /// would not take it.
-    pub(crate) fn ack_of(&self, writer: Writer, known: Ack) -> Option<(Ack, Proof)> {
+    pub(crate) fn ack_of(&self, incarnation: Incarnation, known: Ack) -> Option<(Ack, Proof)> {
         if self.seals.is_none() {
             return Some((known, None));
         }
-        let (ack, seal) = self.kept.acks.get(&writer)?;
+        let (ack, seal) = self.kept.acks.get(&incarnation)?;
         Some((*ack, Some(seal.clone())))
     }
 
     /// Forgets those whom nobody asks any more.
-    pub(crate) fn retain(&mut self, is_asked: impl Fn(Writer) -> bool) {
-        self.kept.acks.retain(|writer, _| is_asked(*writer));
+    pub(crate) fn retain(&mut self, is_asked: impl Fn(Incarnation) -> bool) {
+        self.kept.acks.retain(|incarnation, _| is_asked(*incarnation));
     }
 }

@@ -8,9 +8,13 @@ use crate::inspect::{PeerView, WordView};
 impl Sharing {
     /// What is asked of a cell here, and what the others said of it. `has_rate`: what they hold are parts of a rate.
     pub(crate) fn words_of(&self, key: CellKey, has_rate: bool, now: Now) -> (u64, Vec<WordView>) {
-        let Some(warm) = self.cells.get(key).and_then(Option::as_ref) else { return Default::default() };
-        let fresh =
-            warm.views.iter().filter(|view| warm.view(view.of, now.steady_ns).is_some() && view.at_ns > 0);
+        let Some(active_cell) = self.cells.get(key).and_then(Option::as_ref) else {
+            return Default::default();
+        };
+        let fresh = active_cell
+            .views
+            .iter()
+            .filter(|view| active_cell.view(view.of, now.steady_ns).is_some() && view.at_ns > 0);
         let word = |view: &View| {
             let holds = view.holds.get();
             let rate = u32::try_from(holds.min(u64::from(RATE_PARTS))).unwrap_or(RATE_PARTS);
@@ -22,15 +26,15 @@ impl Sharing {
                 demand_milli: view.demand.get(),
             }
         };
-        (warm.demand.units_milli(), fresh.map(word).collect())
+        (active_cell.demand.units_milli(), fresh.map(word).collect())
     }
 
     /// Other regions, and shared cells with what is asked of them: at most so many, and how many more there are.
     pub(crate) fn seen(&self, now: Now, cells_max: usize) -> (Vec<PeerView>, Vec<(CellKey, u64)>, u64) {
         let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
         let view = |peer: &Peer| PeerView {
-            writer: peer.writer,
-            mark: peer.mark,
+            incarnation: peer.incarnation,
+            version_id: peer.version_id,
             heard_ns: (peer.heard_ns > 0).then_some(peer.heard_ns),
             round_ns: peer.measured_ns(),
             is_reached: peer.is_reached(now.steady_ns, REACH_NS),
@@ -40,8 +44,8 @@ impl Sharing {
         };
         let peers = self.peers.values().map(view).collect();
         let demand = |key| {
-            let warm = self.cells.get(key).and_then(Option::as_ref);
-            (key, warm.map_or(0, |warm| warm.demand.units_milli()))
+            let active_cell = self.cells.get(key).and_then(Option::as_ref);
+            (key, active_cell.map_or(0, |active_cell| active_cell.demand.units_milli()))
         };
         let cells = self.cells.keys().take(cells_max).map(demand).collect();
         (peers, cells, self.cells.len().saturating_sub(cells_max) as u64)

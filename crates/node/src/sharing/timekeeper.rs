@@ -22,7 +22,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::mutation::{Mutation, mutated};
 use smallvec::SmallVec;
 
 use crate::leases::ServerClock;
@@ -120,7 +120,7 @@ impl Timekeeper {
 
     /// Whether what is gone by was confirmed once since the start: something durable may be dated by it.
     pub(crate) fn is_believed(&self) -> bool {
-        self.good.is_some() || broken(Broken::BelievesAtStart)
+        self.good.is_some() || mutated(Mutation::BelievesAtStart)
     }
 
     /// What is added to a reading of the wall clock.
@@ -161,7 +161,7 @@ impl Timekeeper {
             return;
         }
         let step_ns = self.stepped_ns(steady_ns, wall_ns, bounds);
-        let has_moved_along = step_ns.is_none() || broken(Broken::StepBelieved);
+        let has_moved_along = step_ns.is_none() || mutated(Mutation::StepBelieved);
         let has_waited = steady_ns.saturating_sub(begun_ns) >= ALONE_NS;
         // A wall that has moved along since it was confirmed is a witness itself. One that began just now is none, until it has
         // waited for more than one other that began just now, too.
@@ -174,11 +174,11 @@ impl Timekeeper {
             return;
         }
         let against = peers.iter().filter(|peer| !peer.agrees(0, bounds)).count();
-        let is_outvoted = (2 * against > peers.len() + own && !broken(Broken::OutvotedGoesOn))
-            || (against > 0 && broken(Broken::OneOutvotes));
+        let is_outvoted = (2 * against > peers.len() + own && !mutated(Mutation::OutvotedGoesOn))
+            || (against > 0 && mutated(Mutation::OneOutvotes));
         if is_outvoted {
             let consensus = self.consensus(steady_ns, wall_ns, bounds, peers);
-            if let Some((correction_ns, unsure_ns)) = consensus.filter(|_| !broken(Broken::DoubtGrows)) {
+            if let Some((correction_ns, unsure_ns)) = consensus.filter(|_| !mutated(Mutation::DoubtGrows)) {
                 self.go_by(Wall::Peers, steady_ns, wall_ns, correction_ns);
                 self.unsure_ns = unsure_ns;
                 self.good = self.compared;
@@ -231,7 +231,7 @@ impl Timekeeper {
             return false;
         };
         let against = peers.iter().filter(|peer| !peer.agrees(correction_ns, bounds)).count();
-        if 2 * against > peers.len() || broken(Broken::StepBelieved) {
+        if 2 * against > peers.len() || mutated(Mutation::StepBelieved) {
             return false;
         }
         let is_led = self.wall == Wall::Peers;
@@ -281,12 +281,12 @@ impl Timekeeper {
     ) -> Option<(i64, u64)> {
         let is_backed = |correction_ns: i64| {
             let agree = peers.iter().filter(|peer| peer.agrees(correction_ns, bounds));
-            2 * agree.count() > peers.len() || broken(Broken::OneOutvotes)
+            2 * agree.count() > peers.len() || mutated(Mutation::OneOutvotes)
         };
         let surest: SmallVec<[&Reading; 8]> = {
             let mut all: SmallVec<[&Reading; 8]> = peers.iter().collect();
             all.sort_by_key(|peer| (peer.unsure_ns, peer.ahead_ns));
-            if broken(Broken::OneOutvotes) {
+            if mutated(Mutation::OneOutvotes) {
                 all.sort_by_key(|peer| std::cmp::Reverse(peer.ahead_ns.unsigned_abs()));
             }
             all
@@ -319,7 +319,7 @@ impl Reading {
     /// Whether the peer goes by what its system reads.
     fn trusts_its_own(&self, bounds: &Bounds) -> bool {
         let most_ns = bounds.error_ns.saturating_mul(2).saturating_add(self.unsure_ns);
-        self.corrected_ns.unsigned_abs() <= most_ns || broken(Broken::OneOutvotes)
+        self.corrected_ns.unsigned_abs() <= most_ns || mutated(Mutation::OneOutvotes)
     }
 
     fn agrees_as_gone_by(&self, bounds: &Bounds) -> bool {

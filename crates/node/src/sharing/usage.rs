@@ -1,7 +1,7 @@
 //! What every writer has charged under a limit in all, and given back of it: counters that only grow, two for each writer.
 
 use acequia_limits::LimitId;
-use acequia_rights::{Region, Writer};
+use acequia_rights::{Incarnation, MemberId};
 use crdts::{
     CmRDT, Dot,
     pncounter::{Dir, Op},
@@ -46,13 +46,13 @@ impl Sharing {
     }
 
     /// Tells one region, or all, what this node charged under a limit.
-    pub(super) fn tell_usage(&mut self, limit: LimitId, to: Option<Region>) {
-        let (writer, after_batch) = (self.me(), self.charged_in);
-        let Some(spent) = self.charged.get(&(writer, limit)).copied() else { return };
+    pub(super) fn tell_usage(&mut self, limit: LimitId, to: Option<MemberId>) {
+        let (incarnation, after_batch) = (self.me(), self.charged_in);
+        let Some(spent) = self.charged.get(&(incarnation, limit)).copied() else { return };
         let refunded = self.returned_of(limit);
         for (_, peer) in self.peers.iter_mut().filter(|(region, _)| to.is_none_or(|to| to == **region)) {
-            let entry = Entry::Usage { limit, writer, spent, refunded };
-            peer.outbox.tell(Topic::Usage(limit, writer), entry, after_batch);
+            let entry = Entry::Usage { limit, incarnation, spent, refunded };
+            peer.outbox.tell(Topic::Usage(limit, incarnation), entry, after_batch);
         }
     }
 
@@ -64,13 +64,13 @@ impl Sharing {
         self.charged_in
     }
 
-    pub(crate) fn charged(&self, writer: Writer, limit: LimitId) -> u64 {
-        self.charged.get(&(writer, limit)).copied().unwrap_or(0)
+    pub(crate) fn charged(&self, incarnation: Incarnation, limit: LimitId) -> u64 {
+        self.charged.get(&(incarnation, limit)).copied().unwrap_or(0)
     }
 
     /// What a writer said that it charged, by limit.
-    pub(super) fn charged_by(&self, writer: Writer) -> impl Iterator<Item = (LimitId, u64)> + '_ {
-        let all = (writer, LimitId(0))..=(writer, LimitId(u128::MAX));
+    pub(super) fn charged_by(&self, incarnation: Incarnation) -> impl Iterator<Item = (LimitId, u64)> + '_ {
+        let all = (incarnation, LimitId(0))..=(incarnation, LimitId(u128::MAX));
         self.charged.range(all).map(|((_, limit), units)| (*limit, *units))
     }
 

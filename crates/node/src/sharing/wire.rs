@@ -7,11 +7,11 @@
 
 use acequia_limits::{Algorithm, CellTag, LimitId};
 use acequia_rights::{
-    Writer,
+    Incarnation,
     digest::{Buckets, Digest},
     loan::{Grant, Return},
     session::Renew,
-    versions::{Ack, Mark, Version},
+    versions::{Ack, Version, VersionId},
 };
 use serde::{Deserialize, Serialize};
 
@@ -30,13 +30,13 @@ pub(crate) const FRAME_BYTES_FULL: usize = 48 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     /// Who sends it.
-    pub writer: Writer,
+    pub incarnation: Incarnation,
     /// Which of the writer's processes: counts up with every start.
     pub boot: u32,
     /// The frame's number, from 1, for this peer since the sender's start.
     pub number: u64,
     /// Which of the peer's frames arrived.
-    pub seen: Seen,
+    pub received: ReceivedFrames,
     /// The sender's newest heartbeat.
     pub beat: u64,
     /// What the sender's system's wall clock reads, in nanoseconds.
@@ -48,12 +48,12 @@ pub struct Header {
     /// The highest number of a loan that the sender ever accepted from the peer.
     pub loan_max: u64,
     /// The version of the catalogue that the sender has.
-    pub mark: Mark,
+    pub version_id: VersionId,
 }
 
 /// Which frames of one process arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
+pub struct ReceivedFrames {
     /// Of which incarnation of the peer.
     pub incarnation: u32,
     /// The process.
@@ -64,7 +64,7 @@ pub struct Seen {
     pub mask: u64,
 }
 
-impl Seen {
+impl ReceivedFrames {
     /// Notes a frame; says whether it is new.
     pub(crate) fn note(&mut self, number: u64) -> bool {
         if number > self.highest {
@@ -126,7 +126,7 @@ pub enum Entry {
         id: ShortId,
     },
     /// How a warm cell is doing in the sender's region. It steers who lends, nothing else.
-    News {
+    Advertisement {
         /// The cell.
         id: ShortId,
         /// Units asked for a second, in thousandths.
@@ -208,7 +208,7 @@ pub enum Entry {
     /// Which version a writer has acknowledged.
     Acked {
         /// Who.
-        writer: Writer,
+        incarnation: Incarnation,
         /// What.
         ack: Ack,
         /// The writer's seal.
@@ -219,7 +219,7 @@ pub enum Entry {
         /// The limit.
         limit: LimitId,
         /// Whose row.
-        writer: Writer,
+        incarnation: Incarnation,
         /// Units charged, ever.
         spent: u64,
         /// Units given back, ever.
@@ -237,7 +237,7 @@ pub enum Entry {
         cost: Option<u64>,
     },
     /// A request waits at the sender, a node of the same region: the receiver, its cell's speaker, shall charge its own cell.
-    Draw {
+    Forward {
         /// The cell's limit.
         limit: LimitId,
         /// The cell.
@@ -254,7 +254,7 @@ pub enum Entry {
         is_again: bool,
     },
     /// The answer to a draw: the sender has charged it.
-    Drawn {
+    ForwardReply {
         /// The draw.
         number: u64,
         /// Units that were charged; 0 where there were none in time. Nothing where the sender cannot come by any: whoever draws shall do
@@ -285,7 +285,7 @@ impl Entry {
     /// The cell that it is about, if it is about one; not of an introduction.
     pub(crate) const fn cell(&self) -> Option<ShortId> {
         match *self {
-            Self::News { id, .. }
+            Self::Advertisement { id, .. }
             | Self::Short { id, .. }
             | Self::Grant { id, .. }
             | Self::Return { id, .. }
@@ -303,8 +303,8 @@ impl Entry {
             | Self::Digest(_)
             | Self::Differs(_)
             | Self::Settle { .. }
-            | Self::Draw { .. }
-            | Self::Drawn { .. }
+            | Self::Forward { .. }
+            | Self::ForwardReply { .. }
             | Self::Ping => None,
         }
     }
@@ -476,16 +476,16 @@ mod tests {
 
         #[test]
         fn what_was_seen_is_known(numbers in prop::collection::vec(1..200u64, 1..300)) {
-            let mut seen = Seen::default();
+            let mut received = ReceivedFrames::default();
             let mut all = std::collections::BTreeSet::new();
             for number in numbers {
-                let old = seen.highest.saturating_sub(64) > number;
-                let new = seen.note(number);
+                let old = received.highest.saturating_sub(64) > number;
+                let new = received.note(number);
                 prop_assert_eq!(new, all.insert(number) && !old, "{}", number);
-                for n in 1..=seen.highest {
-                    let near = seen.highest - n <= 64;
-                    prop_assert!(!seen.has(n) || all.contains(&n));
-                    prop_assert!(!near || !all.contains(&n) || seen.has(n) || old);
+                for n in 1..=received.highest {
+                    let near = received.highest - n <= 64;
+                    prop_assert!(!received.has(n) || all.contains(&n));
+                    prop_assert!(!near || !all.contains(&n) || received.has(n) || old);
                 }
             }
         }

@@ -580,7 +580,7 @@ fn a_lease_of_a_region_is_set_apart_once_after_a_restart() {
     let leased = lease(&mut world.places[0].node.asker(), 1, 50, HOUR, now).0;
     assert!(leased > 3);
     world.run(regions::S, |_, _| 0);
-    world.restart(0, None, regions::writer(0));
+    world.restart(0, None, regions::incarnation(0));
     // Until the other one's wall agrees with its own.
     world.run(300 * regions::MS, |_, _| 0);
     let now = world.now_of(0);
@@ -605,7 +605,7 @@ fn a_share_grows_only_when_what_was_leased_of_it_elsewhere_counts_no_more() {
     let leased: u64 = leases.iter().map(|(_, units)| units).sum();
     assert!(leased > 40);
     let ttl_ns = MINUTE / 8;
-    world.change(0, &[spec], &[(regions::writer(0), 1), (regions::writer(1), 9)], &[], 0);
+    world.change(0, &[spec], &[(regions::incarnation(0), 1), (regions::incarnation(1), 9)], &[], 0);
     world.run(ttl_ns - 500 * regions::MS, |_, _| 0);
     // At the last moment all of it is spent.
     for (id, units) in leases {
@@ -642,7 +642,7 @@ fn a_region_lends_what_it_has_beside_its_leases() {
 fn a_lease_ends_with_the_window_that_was_charged_though_the_next_is_used_already() {
     let spec = regions::window("w", 1_000, "5m");
     let mut world = regions::World::new(2, std::slice::from_ref(&spec), 40 * regions::MS);
-    let members = [(regions::writer(0), 1), (regions::writer(1), 1)];
+    let members = [(regions::incarnation(0), 1), (regions::incarnation(1), 1)];
     let specs = std::slice::from_ref(&spec);
     // The clocks are in doubt for a while, so that both windows are charged long before the edge.
     world.change(0, specs, &members, &[], 60 * regions::S);

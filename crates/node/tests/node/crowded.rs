@@ -133,14 +133,14 @@ fn whatever_is_asked_of_crowded_nodes_no_unit_too_many_passes() {
     (from..=seeds).for_each(history);
 }
 
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 #[test]
 fn every_rule_of_crowded_nodes_is_needed() {
-    use acequia_rights::broken::{Broken, break_rule};
+    use acequia_rights::mutation::{Mutation, break_rule};
     std::panic::set_hook(Box::new(|_| ()));
     let random = || (1..=10).for_each(history);
     let stories: [fn(); 3] = [pooled_by_its_own_window, shared_by_its_own_window, random];
-    break_rule(Some(Broken::SharedWindowKept));
+    break_rule(Some(Mutation::SharedWindowKept));
     let found = stories.map(|story| std::panic::catch_unwind(story).is_err());
     break_rule(None);
     drop(std::panic::take_hook());

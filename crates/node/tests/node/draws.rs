@@ -3,7 +3,7 @@
 use crate::scene::{self, MS, S, bucket, fields, ledger::Terms, sliding, window};
 use crate::siblings::{Way, World};
 use acequia_limits::limit::{LimitSpec, SharingSpec};
-use acequia_node::DrawCounts;
+use acequia_node::ForwardCounts;
 
 /// Two regions of two nodes each, and one of three.
 fn shared(spec: LimitSpec, seed: u64) -> World {
@@ -64,9 +64,9 @@ fn key_drawn_after(world: &mut World, place: usize, requests: u64) -> String {
     panic!("node {place} is the speaker of every cell")
 }
 
-fn counts(world: &World) -> DrawCounts {
+fn counts(world: &World) -> ForwardCounts {
     let all = world.nodes.iter().map(|at| at.node.draw_counts());
-    all.fold(DrawCounts::default(), |sum, of| DrawCounts {
+    all.fold(ForwardCounts::default(), |sum, of| ForwardCounts {
         asked: sum.asked + of.asked,
         charged: sum.charged + of.charged,
         used: sum.used + of.used,
@@ -102,7 +102,7 @@ fn what_a_region_has_is_found_at_each_of_its_nodes() {
 fn nobody_draws_what_is_at_hand() {
     let mut world = shared(bucket("b", "2000/s", 2_000), 1);
     passes(&mut world, &[0, 1], 200, 2);
-    assert_eq!(counts(&world), DrawCounts::default());
+    assert_eq!(counts(&world), ForwardCounts::default());
 }
 
 /// A speaker is gone: soon the other one takes over, and has what other regions lend. When it is back it is asked again.
@@ -194,7 +194,7 @@ fn slow_mates_are_done_without() {
                 let mut world = of_limits_near(std::slice::from_ref(spec), 1, Some((3 * MS, 8 * MS)));
                 passes(&mut world, &places, a_second, 5);
                 let passed = passes(&mut world, &places, a_second, 20);
-                assert_eq!(counts(&world), DrawCounts::default());
+                assert_eq!(counts(&world), ForwardCounts::default());
                 passed
             });
             println!("{name}: of {a_second} a second {passed} % passed, {without} without draws");
@@ -405,7 +405,7 @@ fn who_cannot_draw_finds_what_there_is_at_every_node() {
             let passed = passed.count();
             assert!(passed >= 19, "{name}: {passed} of 20 passed");
         }
-        assert_eq!(counts(&world), DrawCounts::default());
+        assert_eq!(counts(&world), ForwardCounts::default());
     }
 }
 
@@ -460,7 +460,7 @@ fn nothing_is_drawn_where_keys_have_other_numbers() {
         shared(with_override(bucket("b", "20/s", 20), "k1", &[("rate", &["2/s"]), ("burst", &["30"])]), 1);
     let passed = passes(&mut world, &[0, 1, 2, 3, 4, 5, 6], 20, 20);
     println!("{passed} % passed");
-    assert_eq!(counts(&world), DrawCounts::default());
+    assert_eq!(counts(&world), ForwardCounts::default());
     assert!(passed >= 50, "{passed} %");
 }
 
@@ -628,15 +628,15 @@ fn whatever_breaks_nothing_passes_that_was_not_charged_while_it_waited() {
     (1..=seeds).for_each(history);
 }
 
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 #[test]
 fn every_rule_is_needed() {
-    use acequia_rights::broken::{Broken, break_rule};
-    let stories: [(Broken, fn()); 4] = [
-        (Broken::DrawUncharged, more_wait_than_there_is),
-        (Broken::DrawUsedTwice, more_wait_than_there_is),
-        (Broken::DrawUsedByAnybody, one_comes_when_another_has_given_up),
-        (Broken::DrawOfOtherNumbers, numbers_change_while_a_draw_is_under_way),
+    use acequia_rights::mutation::{Mutation, break_rule};
+    let stories: [(Mutation, fn()); 4] = [
+        (Mutation::DrawUncharged, more_wait_than_there_is),
+        (Mutation::DrawUsedTwice, more_wait_than_there_is),
+        (Mutation::DrawUsedByAnybody, one_comes_when_another_has_given_up),
+        (Mutation::DrawOfOtherNumbers, numbers_change_while_a_draw_is_under_way),
     ];
     std::panic::set_hook(Box::new(|_| ()));
     let found = stories.map(|(rule, story)| {

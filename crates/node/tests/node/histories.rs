@@ -1,15 +1,15 @@
 //! Histories in which regions once admitted too much, or stopped.
 
-use crate::regions::{MS, S, START, World, bucket, sliding, window, writer};
+use crate::regions::{MS, S, START, World, bucket, incarnation, sliding, window};
 use acequia_limits::{HashKey, Now, Request};
 use acequia_node::{
     Ask, Config, Home, Node,
-    sharing::{self, Standing},
+    sharing::{self, Ownership},
 };
-use acequia_rights::{Region, Writer};
+use acequia_rights::{Incarnation, MemberId};
 
-fn all(weights: &[u32]) -> Vec<(Writer, u32)> {
-    weights.iter().enumerate().map(|(region, weight)| (writer(region), *weight)).collect()
+fn all(weights: &[u32]) -> Vec<(Incarnation, u32)> {
+    weights.iter().enumerate().map(|(region, weight)| (incarnation(region), *weight)).collect()
 }
 
 #[test]
@@ -19,14 +19,14 @@ fn a_restored_disk_owns_nothing() {
         world.run(2 * S, |_, _| 0);
         let older = world.disk_of(1);
         for _ in 0..restarts {
-            world.restart(1, None, writer(1));
+            world.restart(1, None, incarnation(1));
             world.run(4 * S, |_, _| 0);
         }
         world.run(2 * S, |region, ms| u64::from(region == 1 && ms % 10 == 0));
-        world.restart(1, Some(older), writer(1));
+        world.restart(1, Some(older), incarnation(1));
         world.run(S, |_, _| 0);
         let standing = world.places[1].node.membership(Now::at(world.now)).map(|m| m.standing);
-        assert_eq!(standing, Some(Standing::RestoredDisk), "after {restarts} restarts");
+        assert_eq!(standing, Some(Ownership::RestoredDisk), "after {restarts} restarts");
         assert!(!world.ask(1, "k"), "a fenced node admits");
     }
 }
@@ -38,7 +38,7 @@ fn what_was_received_before_a_crash_is_not_received_again() {
     world.run(4 * S, |region, _| u64::from(region == 0));
     let before = world.admitted();
     assert!(before > 900, "{before}");
-    world.restart(0, None, writer(0));
+    world.restart(0, None, incarnation(0));
     world.run(8 * S, |region, _| u64::from(region == 0));
     assert!(world.admitted() <= 1_000, "{}", world.admitted());
 }
@@ -64,7 +64,7 @@ fn what_the_disk_holds_means_what_it_meant_when_a_loan_changes_the_rate() {
             });
         }
         world.run(10 * MS, |_, _| 0);
-        world.restart(0, None, writer(0));
+        world.restart(0, None, incarnation(0));
         let at_restart = world.admitted();
         for _ in 0..6_000 {
             world.ask(0, "k");
@@ -86,7 +86,7 @@ fn a_number_of_an_earlier_process_means_nothing() {
     world.run(S, |region, ms| u64::from(region == 0 && ms < 900));
     let caught = world.caught.take().expect("frames");
     world.cut.clear();
-    world.restart(0, None, writer(0));
+    world.restart(0, None, incarnation(0));
     world.run(500 * MS, |_, _| 0);
     // Another cell is the first that it names now.
     world.cut = vec![(1, 0)];
@@ -96,7 +96,7 @@ fn a_number_of_an_earlier_process_means_nothing() {
     world.run(30 * MS, |_, _| 0);
     for (from, to, bytes) in caught {
         let now = world.now_of(to);
-        let _ = world.places[to].node.handle(Region(from as u16), &bytes, now);
+        let _ = world.places[to].node.handle(MemberId(from as u16), &bytes, now);
     }
     let mut used = 490;
     for _ in 0..1_000 {
@@ -109,19 +109,19 @@ fn a_number_of_an_earlier_process_means_nothing() {
 fn a_new_incarnation_is_not_taken_for_an_old_disk() {
     let mut world = World::new(2, &[window("w", 1_000, "1h")], 20 * MS);
     world.run(2 * S, |_, _| 0);
-    world.restart(1, None, writer(1));
+    world.restart(1, None, incarnation(1));
     world.run(2 * S, |_, _| 0);
-    let anew = Writer { incarnation: 2, ..writer(1) };
+    let anew = Incarnation { number: 2, ..incarnation(1) };
     world.restart(1, Some(Default::default()), anew);
     // What the others said to the one before comes first.
     world.cut = vec![(1, 0)];
     world.run(S, |_, _| 0);
     world.cut.clear();
     world.run(S, |_, _| 0);
-    world.change(0, &[window("w", 1_000, "1h")], &[(writer(0), 1), (anew, 1)], &[writer(1)], 0);
+    world.change(0, &[window("w", 1_000, "1h")], &[(incarnation(0), 1), (anew, 1)], &[incarnation(1)], 0);
     world.run(2 * S, |_, _| 0);
     let standing = world.places[1].node.membership(Now::at(world.now)).map(|m| m.standing);
-    assert_eq!(standing, Some(Standing::Owner));
+    assert_eq!(standing, Some(Ownership::Owner));
 }
 
 #[test]
@@ -132,12 +132,12 @@ fn rights_given_to_an_incarnation_are_not_given_to_the_next() {
     world.run(5 * S, |region, _| u64::from(region == 1));
     let before = world.admitted();
     assert!(before > 1_100, "{before}");
-    let anew = Writer { incarnation: 2, ..writer(1) };
+    let anew = Incarnation { number: 2, ..incarnation(1) };
     // What region 0 gave comes after the version, which region 2 tells.
     world.cut = vec![(0, 1)];
     world.restart(1, Some(Default::default()), anew);
     world.run(S, |_, _| 0);
-    world.change(0, &specs, &[(writer(0), 1), (anew, 1), (writer(2), 1)], &[writer(1)], 0);
+    world.change(0, &specs, &[(incarnation(0), 1), (anew, 1), (incarnation(2), 1)], &[incarnation(1)], 0);
     world.run(S, |_, _| 0);
     world.cut.clear();
     world.run(6 * S, |region, ms| u64::from(region == 1 || ms % 100 == 0));
@@ -149,7 +149,7 @@ fn a_node_without_a_catalogue_admits_nothing() {
     let mut world = World::new(2, &[window("w", 10, "1h")], 20 * MS);
     world.run(2 * S, |_, _| 0);
     world.cut = vec![(0, 1), (1, 0)];
-    world.restart(1, Some(Default::default()), Writer { incarnation: 2, ..writer(1) });
+    world.restart(1, Some(Default::default()), Incarnation { number: 2, ..incarnation(1) });
     world.run(S, |region, _| u64::from(region == 1));
     assert_eq!(world.admitted(), 0);
 }
@@ -211,7 +211,7 @@ fn a_restart_at_an_edge_does_not_reopen_the_window() {
     assert!(!world.ask(0, "k"), "its part is 50");
     world.run(S + 500 * MS, |_, _| 0);
     assert!(!world.ask(0, "k"), "a clock that is two seconds ahead is still in the first window");
-    world.restart(0, None, writer(0));
+    world.restart(0, None, incarnation(0));
     assert!(!world.ask(0, "k"), "the first window may still be open");
 }
 
@@ -221,7 +221,7 @@ fn a_cell_that_others_own_is_denied_without_room_too() {
     let world = World::new(3, &[bucket("b", "1000/s", 1)], MS);
     let version = world.places[0].node.version().expect("a version");
     for region in 0..3 {
-        let home = Home { writer: writer(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
+        let home = Home { incarnation: incarnation(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
         let config = Config {
             key: HashKey([7; 16]),
             memory_bytes: 1 << 20,
@@ -259,7 +259,7 @@ fn a_log_that_becomes_slots_is_written_anew() {
 fn a_region_that_began_anew_is_believed() {
     let mut world = World::new(2, &[bucket("b", "1000/s", 100)], 20 * MS);
     world.run(60 * S, |_, ms| u64::from(ms % (1 + ms / 500 % 10) == 0));
-    world.restart(1, None, writer(1));
+    world.restart(1, None, incarnation(1));
     world.run(S, |_, ms| u64::from(ms % 10 == 0));
     let before = world.places[1].admitted;
     world.run(4 * S, |region, ms| if region == 1 { 1 } else { u64::from(ms % 100 == 0) });
@@ -279,16 +279,16 @@ fn a_restart_remembers_what_it_has_lent_too_much() {
     world.cut = vec![(0, 1), (1, 0)];
     world.change(0, &specs, &all(&[1, 99]), &[], 0);
     world.run(10 * MS, |_, _| 0);
-    world.restart(0, None, writer(0));
+    world.restart(0, None, incarnation(0));
     world.run(100 * MS, |_, _| 0);
     let progress = world.memberships().swap_remove(0).and_then(|m| m.progress).expect("a version");
-    assert!(progress.pending.iter().any(|(w, _)| *w == writer(0)), "acknowledged: {progress:?}");
+    assert!(progress.pending.iter().any(|(w, _)| *w == incarnation(0)), "acknowledged: {progress:?}");
 }
 
 #[test]
 fn numbers_that_no_honest_peer_sends_are_read() {
     use acequia_limits::CellTag;
-    use acequia_node::sharing::wire::{Entry, Header, Rough, Seen, ShortId, VERSION, Whole};
+    use acequia_node::sharing::wire::{Entry, Header, ReceivedFrames, Rough, ShortId, VERSION, Whole};
     for spec in [bucket("b", "1000/s", 100), sliding("s", 100_000, "1h"), window("w", 100, "1h")] {
         let mut world = World::new(3, &[spec], 20 * MS);
         world.run(S, |_, _| 0);
@@ -299,23 +299,23 @@ fn numbers_that_no_honest_peer_sends_are_read() {
         let end_ns = (world.now / (3_600 * S) + 1) * 3_600 * S;
         for (from, left, demand) in [(1, most, most), (2, largest, Rough::new(1))] {
             let header = Header {
-                writer: writer(from),
+                incarnation: incarnation(from),
                 boot: 1,
                 number: 1 << 40,
-                seen: Seen::default(),
+                received: ReceivedFrames::default(),
                 beat: u64::MAX,
                 wall_ns: u64::MAX,
                 corrected_ns: i64::MIN,
                 is_believed: true,
                 loan_max: 0,
-                mark: Default::default(),
+                version_id: Default::default(),
             };
             let id = ShortId(2);
             let entries = [
                 Entry::Introduce { id, limit, tag: CellTag(7), which: None },
-                Entry::News { id, demand, holds: most, left, stands: Some(most) },
+                Entry::Advertisement { id, demand, holds: most, left, stands: Some(most) },
                 Entry::Short { id, units: u64::MAX },
-                Entry::Draw {
+                Entry::Forward {
                     limit,
                     tag: CellTag(7),
                     whole: Whole { units: u64::MAX, rate: Some((u64::MAX, 0)) },
@@ -324,7 +324,7 @@ fn numbers_that_no_honest_peer_sends_are_read() {
                     within_us: u32::MAX,
                     is_again: false,
                 },
-                Entry::Drawn { number: u64::MAX, units: Some(u64::MAX) },
+                Entry::ForwardReply { number: u64::MAX, units: Some(u64::MAX) },
                 Entry::Ask { id, end_ns: u64::MAX, units: u64::MAX },
                 Entry::Ask { id, end_ns, units: u64::MAX },
                 Entry::Give { id, end_ns: u64::MAX, cumulative: u64::MAX },
@@ -334,7 +334,7 @@ fn numbers_that_no_honest_peer_sends_are_read() {
             let mut frame = vec![VERSION];
             frame.extend(postcard::to_allocvec(&header).expect("a header"));
             entries.iter().for_each(|e| frame.extend(postcard::to_allocvec(e).expect("an entry")));
-            world.places[0].node.handle(Region(from as u16), &frame, Now::at(world.now)).expect("it reads");
+            world.places[0].node.handle(MemberId(from as u16), &frame, Now::at(world.now)).expect("it reads");
         }
         world.run(S, |_, _| 0);
     }

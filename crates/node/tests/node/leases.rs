@@ -733,58 +733,58 @@ fn whatever_breaks_no_unit_too_many_passes_and_pools_grant_again() {
     }
 }
 
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 #[test]
 fn every_rule_is_needed() {
-    use acequia_rights::broken::{Broken, break_rule};
+    use acequia_rights::mutation::{Mutation, break_rule};
     let rules = [
-        Broken::LeaseOutlivesItsEnd,
-        Broken::LeaseUntold,
-        Broken::LeaseAssertedEarly,
-        Broken::LeaseForgetsGeneration,
-        Broken::LeaseTakesUnwritten,
-        Broken::LeaseForgetsTakings,
-        Broken::LeaseTakesAnyTime,
-        Broken::LeaseTakingsToldEarly,
-        Broken::LeaseTrustsStrangers,
-        Broken::LeaseNewTwice,
-        Broken::LeaseRenewedUngranted,
-        Broken::LeaseTakesUpMore,
-        Broken::LeaseShrinksLate,
-        Broken::LeaseGuardTwice,
-        Broken::LeaseTakenBackEarly,
-        Broken::PoolCountsUnitsAlike,
-        Broken::PoolTrustsTheDead,
-        Broken::PoolGrantsUntold,
-        Broken::PoolAsksOneNode,
-        Broken::PoolBeginsFull,
-        Broken::PoolBurnsNothing,
-        Broken::PoolNewToOne,
-        Broken::PoolLeavesAllOut,
-        Broken::PoolBurnsNoAbsent,
-        Broken::RefundWhileShared,
+        Mutation::LeaseOutlivesItsEnd,
+        Mutation::LeaseUntold,
+        Mutation::LeaseAssertedEarly,
+        Mutation::LeaseForgetsGeneration,
+        Mutation::LeaseTakesUnwritten,
+        Mutation::LeaseForgetsTakings,
+        Mutation::LeaseTakesAnyTime,
+        Mutation::LeaseTakingsToldEarly,
+        Mutation::LeaseTrustsStrangers,
+        Mutation::LeaseNewTwice,
+        Mutation::LeaseRenewedUngranted,
+        Mutation::LeaseTakesUpMore,
+        Mutation::LeaseShrinksLate,
+        Mutation::LeaseGuardTwice,
+        Mutation::LeaseTakenBackEarly,
+        Mutation::PoolCountsUnitsAlike,
+        Mutation::PoolTrustsTheDead,
+        Mutation::PoolGrantsUntold,
+        Mutation::PoolAsksOneNode,
+        Mutation::PoolBeginsFull,
+        Mutation::PoolBurnsNothing,
+        Mutation::PoolNewToOne,
+        Mutation::PoolLeavesAllOut,
+        Mutation::PoolBurnsNoAbsent,
+        Mutation::RefundWhileShared,
     ];
     std::panic::set_hook(Box::new(|_| ()));
-    let find = |rule: Broken| {
+    let find = |rule: Mutation| {
         let told = match rule {
-            Broken::LeaseForgetsGeneration => |_| replaced::begun_again(true, World::crash),
-            Broken::LeaseTrustsStrangers => |_| replaced::begun_again(false, World::lose_disk),
-            Broken::LeaseNewTwice => |_| disks::lost(),
-            Broken::LeaseRenewedUngranted => |_| replaced::renewed_elsewhere(),
-            Broken::LeaseTakesUpMore => {
+            Mutation::LeaseForgetsGeneration => |_| replaced::begun_again(true, World::crash),
+            Mutation::LeaseTrustsStrangers => |_| replaced::begun_again(false, World::lose_disk),
+            Mutation::LeaseNewTwice => |_| disks::lost(),
+            Mutation::LeaseRenewedUngranted => |_| replaced::renewed_elsewhere(),
+            Mutation::LeaseTakesUpMore => {
                 |seed| [lowered::under_way, lowered::lost_before][seed as usize % 2]()
             }
-            Broken::LeaseShrinksLate => |_| lowered::ends_by_itself(),
-            Broken::PoolCountsUnitsAlike => |_| lowered::one_after_the_other(),
-            Broken::PoolNewToOne => |_| disks::lost_where_all_was_begun(),
-            Broken::LeaseTakesUnwritten => |_| unwritten(),
-            Broken::LeaseForgetsTakings => |_| assert!(restarted() > 0),
-            Broken::LeaseTakingsToldEarly => |_| untold(),
-            Broken::LeaseTakesAnyTime => |_| absent::beforehand(300),
-            Broken::PoolBurnsNothing => |_| unknown(),
-            Broken::PoolLeavesAllOut => |_| absent::stranded(),
-            Broken::RefundWhileShared => |_| shared::refunded(),
-            Broken::PoolBurnsNoAbsent => deserted,
+            Mutation::LeaseShrinksLate => |_| lowered::ends_by_itself(),
+            Mutation::PoolCountsUnitsAlike => |_| lowered::one_after_the_other(),
+            Mutation::PoolNewToOne => |_| disks::lost_where_all_was_begun(),
+            Mutation::LeaseTakesUnwritten => |_| unwritten(),
+            Mutation::LeaseForgetsTakings => |_| assert!(restarted() > 0),
+            Mutation::LeaseTakingsToldEarly => |_| untold(),
+            Mutation::LeaseTakesAnyTime => |_| absent::beforehand(300),
+            Mutation::PoolBurnsNothing => |_| unknown(),
+            Mutation::PoolLeavesAllOut => |_| absent::stranded(),
+            Mutation::RefundWhileShared => |_| shared::refunded(),
+            Mutation::PoolBurnsNoAbsent => deserted,
             _ => history,
         };
         (1..=150).find(|seed| {

@@ -800,27 +800,27 @@ fn shares_change_and_nodes_restart_while_what_pools_have_is_lent() {
     lent_and_crashed();
 }
 
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 #[test]
 fn every_rule_is_needed() {
-    use acequia_rights::broken::{Broken, break_rule};
-    let stories: [(Broken, fn()); 16] = [
-        (Broken::LeaseHearsUncounted, joined_at_a_server_that_was_replaced),
-        (Broken::LeaseTakesUpMore, granted_and_unheard),
-        (Broken::OpenSharesLast, hung_when_a_window_ends),
-        (Broken::LaterSharesEarly, joined_when_all_was_spent),
-        (Broken::LeaseForgetsWhoLeft, left_and_forgotten),
-        (Broken::LeaseSaysWhatIsOver, said_of_a_limit_that_was_gone),
-        (Broken::LeaseOutlivesTerms, unheard),
-        (Broken::PoolHearsOldTerms, unheard_and_asked),
-        (Broken::LeaseGivesTwice, given_once),
-        (Broken::LeaseReturnsWhatIsLent, lent_by_one_and_ordered),
-        (Broken::LeaseConformsWhileLent, lent_and_ordered),
-        (Broken::LeaseLendsBeyondLess, lent_and_less_by_time),
-        (Broken::LeaseRenewsToTheEnd, lent_and_cut),
-        (Broken::LeaseLendsForLonger, lent_at_the_end),
-        (Broken::LeaseForgetsLoans, lent_by_one_that_crashes),
-        (Broken::LeaseForgetsLoansOfGone, lent_by_one_that_is_gone),
+    use acequia_rights::mutation::{Mutation, break_rule};
+    let stories: [(Mutation, fn()); 16] = [
+        (Mutation::LeaseHearsUncounted, joined_at_a_server_that_was_replaced),
+        (Mutation::LeaseTakesUpMore, granted_and_unheard),
+        (Mutation::OpenSharesLast, hung_when_a_window_ends),
+        (Mutation::LaterSharesEarly, joined_when_all_was_spent),
+        (Mutation::LeaseForgetsWhoLeft, left_and_forgotten),
+        (Mutation::LeaseSaysWhatIsOver, said_of_a_limit_that_was_gone),
+        (Mutation::LeaseOutlivesTerms, unheard),
+        (Mutation::PoolHearsOldTerms, unheard_and_asked),
+        (Mutation::LeaseGivesTwice, given_once),
+        (Mutation::LeaseReturnsWhatIsLent, lent_by_one_and_ordered),
+        (Mutation::LeaseConformsWhileLent, lent_and_ordered),
+        (Mutation::LeaseLendsBeyondLess, lent_and_less_by_time),
+        (Mutation::LeaseRenewsToTheEnd, lent_and_cut),
+        (Mutation::LeaseLendsForLonger, lent_at_the_end),
+        (Mutation::LeaseForgetsLoans, lent_by_one_that_crashes),
+        (Mutation::LeaseForgetsLoansOfGone, lent_by_one_that_is_gone),
     ];
     std::panic::set_hook(Box::new(|_| ()));
     let found = stories.map(|(rule, story)| {

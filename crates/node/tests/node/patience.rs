@@ -104,7 +104,7 @@ fn a_limit_says_how_long_its_requests_wait() {
 fn a_denial_says_to_come_back_soon_only_where_units_may_come() {
     // What a crash forgot is spent until the window ends, whoever else has some.
     let mut world = world(regions::window("w", 30, "50s"));
-    world.restart(1, None, regions::writer(1));
+    world.restart(1, None, regions::incarnation(1));
     world.run(S, |_, _| 0);
     let (_, verdict) = world.peek(1, "k");
     assert!(!verdict.allowed && verdict.retry_after_ns > 30 * S, "{verdict:?}");

@@ -6,14 +6,14 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use crate::regions::{self, MS, S, World, bucket, window, writer};
+use crate::regions::{self, MS, S, World, bucket, incarnation, window};
 use acequia_limits::{Now, Part, limit::LimitSpec};
 use acequia_node::sharing::{
     AdoptFault, Role, Seal, SealFault, Seals,
-    wire::{self, Entry, Header, Seen, ShortId},
+    wire::{self, Entry, Header, ReceivedFrames, ShortId},
 };
 use acequia_rights::{
-    Ack, Beat, Grant, Mark, Region, Renew, Return, Version, Writer,
+    Ack, Grant, Heartbeat, Incarnation, MemberId, Renew, Return, Version, VersionId,
     versions::{Draft, EPOCHS_AHEAD_MAX, NUMBERS_AHEAD_MAX, Refused},
 };
 use smallvec::SmallVec;
@@ -21,12 +21,12 @@ use smallvec::SmallVec;
 /// Keys that nobody can use but their region: a signature is a digest that only the region's own [`Keys`] makes.
 #[derive(Debug)]
 struct Keys {
-    region: Region,
-    authorities: BTreeSet<Region>,
-    revoked: Arc<Mutex<BTreeSet<Region>>>,
+    region: MemberId,
+    authorities: BTreeSet<MemberId>,
+    revoked: Arc<Mutex<BTreeSet<MemberId>>>,
 }
 
-fn digest(said: &[u8], region: Region) -> Vec<u8> {
+fn digest(said: &[u8], region: MemberId) -> Vec<u8> {
     let mut hasher = DefaultHasher::new();
     (said, region).hash(&mut hasher);
     hasher.finish().to_be_bytes().to_vec()
@@ -38,17 +38,17 @@ impl Seals for Keys {
         Ok(Seal { scheme: 0, signature: digest(said, self.region), chain })
     }
 
-    fn check(&self, said: &[u8], seal: &Seal, by: Writer, role: Role) -> Result<(), SealFault> {
+    fn check(&self, said: &[u8], seal: &Seal, by: Incarnation, role: Role) -> Result<(), SealFault> {
         let bytes = seal.chain.first().and_then(|own| <[u8; 2]>::try_from(&own[..]).ok());
         let bytes = bytes.ok_or_else(|| SealFault::Worthless("no certificate".to_owned()))?;
-        let signer = Region(u16::from_be_bytes(bytes));
+        let signer = MemberId(u16::from_be_bytes(bytes));
         if seal.signature != digest(said, signer) {
             return Err(SealFault::Worthless("forged".to_owned()));
         }
         if self.revoked.lock().unwrap_or_else(PoisonError::into_inner).contains(&signer) {
             return Err(SealFault::Worthless("revoked".to_owned()));
         }
-        if signer != by.region {
+        if signer != by.member {
             return Err(SealFault::AnotherWriter(format!("{signer:?}")));
         }
         if role == Role::Authority && !self.authorities.contains(&signer) {
@@ -63,7 +63,7 @@ const HOSTILE: usize = 2;
 
 struct Scene {
     world: World,
-    revoked: Arc<Mutex<BTreeSet<Region>>>,
+    revoked: Arc<Mutex<BTreeSet<MemberId>>>,
     sent: u64,
 }
 
@@ -72,7 +72,7 @@ impl Scene {
     fn new() -> Self {
         let mut scene = Self::unagreed();
         scene.world.run(2 * S, |_, _| 0);
-        (0..3).for_each(|region| assert_eq!(scene.mark(region), scene.effective(region)));
+        (0..3).for_each(|region| assert_eq!(scene.version_id(region), scene.effective(region)));
         scene
     }
 
@@ -84,19 +84,19 @@ impl Scene {
     }
 
     fn keys(&self, region: usize) -> Arc<Keys> {
-        let authorities = [Region(0), Region(1)].into();
-        Arc::new(Keys { region: Region(region as u16), authorities, revoked: Arc::clone(&self.revoked) })
+        let authorities = [MemberId(0), MemberId(1)].into();
+        Arc::new(Keys { region: MemberId(region as u16), authorities, revoked: Arc::clone(&self.revoked) })
     }
 
     fn version(&self, region: usize) -> Version {
         self.world.places[region].node.version().expect("a version")
     }
 
-    fn mark(&self, region: usize) -> Mark {
-        self.version(region).mark
+    fn version_id(&self, region: usize) -> VersionId {
+        self.version(region).version_id
     }
 
-    fn effective(&self, region: usize) -> Mark {
+    fn effective(&self, region: usize) -> VersionId {
         let membership = self.world.places[region].node.membership(Now::at(self.world.now));
         membership.and_then(|membership| membership.progress).expect("a catalogue").effective
     }
@@ -124,37 +124,42 @@ impl Scene {
     fn say_to(&mut self, to: usize, entries: &[Entry]) {
         self.sent += 1;
         let mut header = Header {
-            writer: writer(HOSTILE),
+            incarnation: incarnation(HOSTILE),
             boot: 1,
             number: self.sent,
-            seen: Seen::default(),
+            received: ReceivedFrames::default(),
             beat: self.sent,
             wall_ns: self.world.now,
             corrected_ns: 0,
             is_believed: true,
             loan_max: 0,
-            mark: self.mark(HOSTILE),
+            version_id: self.version_id(HOSTILE),
         };
-        header.seen.incarnation = 1;
+        header.received.incarnation = 1;
         let mut bytes = postcard::to_extend(&header, vec![wire::VERSION]).expect("a header");
         for entry in entries {
             bytes = postcard::to_extend(entry, bytes).expect("an entry");
         }
         let node = &self.world.places[to].node;
-        node.handle(Region(HOSTILE as u16), &bytes, Now::at(self.world.now)).expect("a frame that reads");
+        node.handle(MemberId(HOSTILE as u16), &bytes, Now::at(self.world.now)).expect("a frame that reads");
     }
 
     /// What it says is refused by both, for this reason, and no version is adopted.
     fn is_refused(&mut self, entry: &Entry, why: &SealFault) {
-        let before = [0, 1].map(|region| (self.mark(region), self.effective(region), self.refused(region)));
+        let before =
+            [0, 1].map(|region| (self.version_id(region), self.effective(region), self.refused(region)));
         self.say(entry);
-        for (region, (mark, effective, refused)) in before.into_iter().enumerate() {
+        for (region, (version_id, effective, refused)) in before.into_iter().enumerate() {
             let node = &self.world.places[region].node;
             let fault = node.take_unproven().map(|(_, fault)| fault);
             assert_eq!(fault.as_ref(), Some(why), "region {region}: {entry:?}");
             assert_eq!(node.take_unproven(), None, "each once");
             node.tick(Now::at(self.world.now), |_| Some(Vec::new())).expect("nothing to adopt");
-            assert_eq!((self.mark(region), self.effective(region)), (mark, effective), "{entry:?}");
+            assert_eq!(
+                (self.version_id(region), self.effective(region)),
+                (version_id, effective),
+                "{entry:?}"
+            );
             assert_eq!(self.refused(region), refused + 1);
         }
     }
@@ -164,7 +169,7 @@ fn said_of_version(version: &Version) -> Vec<u8> {
     postcard::to_extend(version, b"acequia version\0".to_vec()).expect("bytes")
 }
 
-fn said_of_ack(writer: Writer, ack: Ack, version: &Version) -> Vec<u8> {
+fn said_of_ack(writer: Incarnation, ack: Ack, version: &Version) -> Vec<u8> {
     postcard::to_extend(&(writer, ack, version.key), b"acequia acknowledgement\0".to_vec()).expect("bytes")
 }
 
@@ -180,7 +185,11 @@ fn what_is_signed_is_passed_on() {
     let version = scene.order(3);
     scene.world.run(4 * S, |_, _| 0);
     for region in 0..3 {
-        assert_eq!((scene.mark(region), scene.effective(region)), (version.mark, version.mark), "{region}");
+        assert_eq!(
+            (scene.version_id(region), scene.effective(region)),
+            (version.version_id, version.version_id),
+            "{region}"
+        );
         assert_eq!(scene.refused(region), 0);
     }
 }
@@ -191,13 +200,13 @@ fn a_process_that_begins_anew_can_pass_on_what_it_has() {
     scene.world.cut = vec![(0, 2), (2, 0), (1, 2), (2, 1)];
     let version = scene.order(3);
     scene.world.run(2 * S, |_, _| 0);
-    assert_eq!((scene.mark(1), scene.mark(2)), (version.mark, Mark::FIRST));
+    assert_eq!((scene.version_id(1), scene.version_id(2)), (version.version_id, VersionId::FIRST));
     // The authority is out of reach, and 1 restarts: what 2 hears of the version is on 1's disk.
     scene.world.cut = vec![(0, 2), (2, 0), (0, 1), (1, 0)];
-    scene.world.restart(1, None, writer(1));
+    scene.world.restart(1, None, incarnation(1));
     scene.world.places[1].node.seal_with(scene.keys(1));
     scene.world.run(3 * S, |_, _| 0);
-    assert_eq!(scene.mark(2), version.mark);
+    assert_eq!(scene.version_id(2), version.version_id);
 }
 
 #[test]
@@ -205,16 +214,16 @@ fn no_member_makes_versions_in_the_name_of_the_authority_or_its_own() {
     let mut scene = Scene::new();
     let keys = scene.keys(HOSTILE);
     let current = scene.version(0);
-    let next = |by: Writer, epoch: u32| {
-        let mark = Mark { epoch, number: current.mark.number + 1 };
-        let term = if epoch == current.mark.epoch { current.term } else { mark };
-        Version { mark, term, authority: by, ..current.clone() }
+    let next = |by: Incarnation, epoch: u32| {
+        let mark = VersionId { epoch, number: current.version_id.number + 1 };
+        let term = if epoch == current.version_id.epoch { current.allocation } else { mark };
+        Version { version_id: mark, allocation: term, authority: by, ..current.clone() }
     };
     let own = |version: &Version| told(version, Some(keys.seal(&said_of_version(version)).expect("sealed")));
-    let as_authority = next(writer(0), 1);
+    let as_authority = next(incarnation(0), 1);
     scene.is_refused(&told(&as_authority, None), &SealFault::Missing);
     scene.is_refused(&own(&as_authority), &SealFault::AnotherWriter("Region(2)".to_owned()));
-    let as_itself = next(writer(HOSTILE), 2);
+    let as_itself = next(incarnation(HOSTILE), 2);
     scene.is_refused(&own(&as_itself), &SealFault::NotAuthority("Region(2)".to_owned()));
     // The seal of one thing proves nothing else.
     let seal = scene.keys(0).seal(&said_of_version(&current)).expect("sealed");
@@ -225,11 +234,11 @@ fn no_member_makes_versions_in_the_name_of_the_authority_or_its_own() {
     // What is older is nothing new, whoever signed it.
     scene.order(3);
     scene.world.run(2 * S, |_, _| 0);
-    let before = scene.mark(1);
+    let before = scene.version_id(1);
     let replayed = scene.keys(0).seal(&said_of_version(&current)).expect("sealed");
     scene.say(&told(&current, Some(replayed)));
     scene.world.run(S, |_, _| 0);
-    assert_eq!(scene.mark(1), before);
+    assert_eq!(scene.version_id(1), before);
 }
 
 #[test]
@@ -239,12 +248,12 @@ fn no_member_acknowledges_for_another() {
     scene.world.cut = vec![(0, 1), (1, 0), (1, 2), (2, 1)];
     let version = scene.order(3);
     scene.world.run(2 * S, |_, _| 0);
-    let [first, second] = [Mark::FIRST, version.mark];
-    assert_eq!((scene.mark(1), scene.mark(0), scene.effective(0)), (first, second, first));
-    let Version { mark, term, authority, .. } = version;
-    let ack = Ack { mark, term, from_wall_ns: scene.world.now, authority };
-    let of = |seal: Option<Seal>| Entry::Acked { writer: writer(1), ack, seal: seal.map(Box::new) };
-    let said = said_of_ack(writer(1), ack, &version);
+    let [first, second] = [VersionId::FIRST, version.version_id];
+    assert_eq!((scene.version_id(1), scene.version_id(0), scene.effective(0)), (first, second, first));
+    let Version { version_id: mark, allocation: term, authority, .. } = version;
+    let ack = Ack { version_id: mark, term, from_wall_ns: scene.world.now, authority };
+    let of = |seal: Option<Seal>| Entry::Acked { incarnation: incarnation(1), ack, seal: seal.map(Box::new) };
+    let said = said_of_ack(incarnation(1), ack, &version);
     let by_itself = scene.keys(HOSTILE).seal(&said).expect("sealed");
     for (seal, why) in [
         (None, SealFault::Missing),
@@ -254,7 +263,11 @@ fn no_member_acknowledges_for_another() {
             Some(
                 scene
                     .keys(1)
-                    .seal(&said_of_ack(writer(1), Ack { mark: first, term: first, ..ack }, &version))
+                    .seal(&said_of_ack(
+                        incarnation(1),
+                        Ack { version_id: first, term: first, ..ack },
+                        &version,
+                    ))
                     .expect("sealed"),
             ),
             SealFault::Worthless("forged".to_owned()),
@@ -278,11 +291,11 @@ fn a_revoked_certificate_is_worth_nothing_and_what_was_adopted_by_it_stays() {
     let mut scene = Scene::new();
     let version = scene.order(3);
     scene.world.run(2 * S, |_, _| 0);
-    assert_eq!(scene.mark(1), version.mark);
-    scene.revoked.lock().expect("a list").insert(Region(0));
+    assert_eq!(scene.version_id(1), version.version_id);
+    scene.revoked.lock().expect("a list").insert(MemberId(0));
     scene.order(5);
     scene.world.run(2 * S, |_, _| 0);
-    assert_eq!(scene.mark(1), version.mark);
+    assert_eq!(scene.version_id(1), version.version_id);
     assert!(scene.refused(1) > 0);
 }
 
@@ -291,10 +304,10 @@ fn no_version_takes_so_many_marks_that_few_are_left() {
     let mut scene = Scene::new();
     let keys = scene.keys(1);
     let current = scene.version(0);
-    let Mark { epoch, number } = current.mark;
+    let VersionId { epoch, number } = current.version_id;
     let at = |epoch: u32, number: u64| {
-        let mark = Mark { epoch, number };
-        Version { mark, term: mark, authority: writer(1), ..current.clone() }
+        let mark = VersionId { epoch, number };
+        Version { version_id: mark, allocation: mark, authority: incarnation(1), ..current.clone() }
     };
     for (version, is_far) in [
         (at(u32::MAX, number + 1), true),
@@ -311,9 +324,9 @@ fn no_version_takes_so_many_marks_that_few_are_left() {
             true => assert!(
                 matches!(adopted, Err(AdoptFault::Refused(Refused::Far(..)))),
                 "{:?}: {adopted:?}",
-                version.mark
+                version.version_id
             ),
-            false => assert_eq!(scene.mark(0), version.mark),
+            false => assert_eq!(scene.version_id(0), version.version_id),
         }
     }
 }
@@ -387,7 +400,7 @@ fn nobody_lends_more_than_stands_for_it() {
     let echo = |to: usize| {
         let of = caught.iter().rev().find(|(from, _, _)| *from == to).expect("a frame");
         let header = wire::read(&of.2).expect("a frame that reads").header;
-        Beat { boot: header.boot, number: header.beat }
+        Heartbeat { boot: header.boot, number: header.beat }
     };
     let grant = |to: usize, number: u64, units: u64, rate: u32| {
         let part = Part { rate, units };
@@ -425,7 +438,7 @@ struct Liar {
     state: u64,
     cell: Cell,
     /// The last beats of both others, as it heard them.
-    echoes: [Beat; HOSTILE],
+    echoes: [Heartbeat; HOSTILE],
     loans: u64,
     /// Loans that others gave it.
     granted: Vec<Grant>,
@@ -481,27 +494,27 @@ impl Liar {
             12 => {
                 let rough = |value| wire::Rough::new(value);
                 let (demand, holds, left) = (rough(units), rough(units), rough(self.units()));
-                Entry::News { id, demand, holds, left, stands: Some(rough(units)) }
+                Entry::Advertisement { id, demand, holds, left, stands: Some(rough(units)) }
             }
             13 => {
                 let mut version = self.version.clone();
-                version.mark.number += 1 + self.below(3);
-                version.term = version.mark;
-                version.authority = [writer(0), writer(HOSTILE)][self.below(2) as usize];
+                version.version_id.number += 1 + self.below(3);
+                version.allocation = version.version_id;
+                version.authority = [incarnation(0), incarnation(HOSTILE)][self.below(2) as usize];
                 version.members.values_mut().for_each(|member| member.weight = 1_000);
                 let seal = self.keys.seal(&said_of_version(&version)).expect("it has keys");
                 told(&version, Some(seal))
             }
             14 => {
-                let (who, version) = (writer(self.below(3) as usize), &self.version);
+                let (who, version) = (incarnation(self.below(3) as usize), &self.version);
                 let ack = Ack {
-                    mark: version.mark,
-                    term: version.term,
+                    version_id: version.version_id,
+                    term: version.allocation,
                     from_wall_ns: end_ns,
                     authority: version.authority,
                 };
                 let seal = self.keys.seal(&said_of_ack(who, ack, version)).expect("it has keys");
-                Entry::Acked { writer: who, ack, seal: Some(Box::new(seal)) }
+                Entry::Acked { incarnation: who, ack, seal: Some(Box::new(seal)) }
             }
             _ => Entry::Renew(Renew {
                 echo: self.echoes[to],
@@ -519,7 +532,7 @@ impl Liar {
                 continue;
             }
             let frame = wire::read(&bytes).expect("a frame that reads");
-            self.echoes[from] = Beat { boot: frame.header.boot, number: frame.header.beat };
+            self.echoes[from] = Heartbeat { boot: frame.header.boot, number: frame.header.beat };
             self.granted.extend(frame.entries.into_iter().filter_map(|entry| match entry {
                 Entry::Grant { grant, .. } => Some(grant),
                 _ => None,
@@ -533,7 +546,7 @@ fn passed_beside_a_liar(spec: &LimitSpec, seed: u64) -> u64 {
     let mut scene = Scene::of(spec);
     let mut passed = (0..HOSTILE).map(|region| u64::from(scene.world.ask(region, "k"))).sum();
     let (cell, keys, version) = (scene.cell(), scene.keys(HOSTILE), scene.version(HOSTILE));
-    let echoes = [Beat { boot: 0, number: 0 }; HOSTILE];
+    let echoes = [Heartbeat { boot: 0, number: 0 }; HOSTILE];
     let mut liar = Liar { state: seed, cell, echoes, loans: 0, granted: Vec::new(), version, keys };
     // Its true node is heard no more.
     scene.world.cut = vec![(0, HOSTILE), (1, HOSTILE), (HOSTILE, 0), (HOSTILE, 1)];
@@ -555,7 +568,11 @@ fn passed_beside_a_liar(spec: &LimitSpec, seed: u64) -> u64 {
         passed += scene.drained();
         scene.world.run(20 * S, |_, _| 0);
     }
-    assert_eq!([0, 1].map(|region| scene.mark(region)), [liar.version.mark; 2], "it makes no version");
+    assert_eq!(
+        [0, 1].map(|region| scene.version_id(region)),
+        [liar.version.version_id; 2],
+        "it makes no version"
+    );
     passed
 }
 

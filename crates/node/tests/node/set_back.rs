@@ -168,11 +168,11 @@ fn a_wall_that_is_set_while_a_node_runs_is_gone_by_when_a_server_of_the_store_ag
 }
 
 /// Without the rule the story above must end otherwise.
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 #[test]
 fn every_rule_that_is_left_out_is_missed() {
-    use acequia_rights::broken::{Broken, break_rule};
-    break_rule(Some(Broken::WallReopensWindows));
+    use acequia_rights::mutation::{Mutation, break_rule};
+    break_rule(Some(Mutation::WallReopensWindows));
     let missed = std::panic::catch_unwind(a_window_that_was_left_is_closed_and_one_that_was_skipped_is_open);
     break_rule(None);
     assert!(missed.is_err());

@@ -1,11 +1,11 @@
 //! Regions that share a limit, on a network in memory.
 
-use crate::regions::{self, MS, S, World, window, writer};
+use crate::regions::{self, MS, S, World, incarnation, window};
 use acequia_limits::{
     CellTag,
     limit::{LimitSpec, SharingSpec},
 };
-use acequia_rights::Region;
+use acequia_rights::MemberId;
 
 #[test]
 fn a_hot_region_borrows_what_the_others_do_not_use() {
@@ -96,7 +96,8 @@ fn a_few_units_for_one_key_leave_the_others_what_they_have() {
 #[test]
 fn who_comes_first_is_served_first_and_a_floor_is_kept() {
     // In this world regions have the numbers 0, 1 and 2.
-    let first = (0..).map(|n| format!("r{n}")).find(|name| Region::named(name) == Region(0)).expect("a name");
+    let first =
+        (0..).map(|n| format!("r{n}")).find(|name| MemberId::named(name) == MemberId(0)).expect("a name");
     let sharing =
         SharingSpec { floor: Some("20%".to_owned()), priority: vec![first], ..SharingSpec::default() };
     let shared = |spec: LimitSpec| LimitSpec { sharing: Some(sharing.clone()), ..spec };
@@ -144,7 +145,7 @@ fn where_all_ask_for_more_than_there_is_each_keeps_about_its_own_part() {
         assert!(now.rate >= own.rate * 3 / 4, "rate in {region}: {cell:#?}");
         for other in 0..3 {
             let with = |is_lent| {
-                cell.loans.iter().any(|loan| loan.is_lent == is_lent && loan.peer.region == Region(other))
+                cell.loans.iter().any(|loan| loan.is_lent == is_lent && loan.peer.member == MemberId(other))
             };
             assert!(!(with(true) && with(false)), "loans that meet, of {region} with {other}: {cell:#?}");
         }
@@ -252,7 +253,7 @@ fn a_version_that_waits_for_a_region_is_written_once() {
     let mut world = World::new(3, &[regions::bucket("b", "9/s", 10)], 40 * MS);
     world.run(2 * S, |_, _| 0);
     world.cut = vec![(0, 2), (2, 0), (1, 2), (2, 1)];
-    let members = [(regions::writer(0), 2), (regions::writer(1), 1), (regions::writer(2), 1)];
+    let members = [(regions::incarnation(0), 2), (regions::incarnation(1), 1), (regions::incarnation(2), 1)];
     world.change(0, &[regions::bucket("b", "9/s", 10)], &members, &[], 0);
     world.run(5 * S, |_, _| 0);
     assert!(!world.all_settled(), "it waits");
@@ -295,8 +296,11 @@ fn a_catalogue_of_another_cluster_is_not_adopted() {
     world.run(2 * S, |_, _| 0);
     let version = world.places[0].node.version().expect("a version");
     let key = acequia_rights::versions::CellKey([8; 16]);
-    let mark = acequia_rights::Mark { epoch: version.mark.epoch + 1, number: version.mark.number + 1 };
-    let other = acequia_rights::Version { key, mark, term: mark, ..version };
+    let version_id = acequia_rights::VersionId {
+        epoch: version.version_id.epoch + 1,
+        number: version.version_id.number + 1,
+    };
+    let other = acequia_rights::Version { key, version_id, allocation: version_id, ..version };
     let now = world.now_of(1);
     let fault = world.places[1].node.adopt(other, now, |_| Some(Vec::new())).expect_err("another key");
     assert!(fault.to_string().contains("another cluster"), "{fault}");
@@ -309,12 +313,12 @@ fn a_limit_that_seemed_to_be_over_holds_when_the_wall_is_corrected() {
     let mut world = World::new(2, &[window("w", 300, "1h")], 20 * MS);
     world.run(2 * S, |_, _| 0);
     let to_edge_ns = 3_600 * S - world.now % (3_600 * S);
-    world.change(0, &[window("w", 200, "2h")], &[(writer(0), 1), (writer(1), 1)], &[], 0);
+    world.change(0, &[window("w", 200, "2h")], &[(incarnation(0), 1), (incarnation(1), 1)], &[], 0);
     world.run(2 * S, |_, _| 5);
     let spent = world.places[0].admitted + world.places[1].admitted;
     assert_eq!(spent, 300);
     world.ahead[1] = to_edge_ns + 60 * S;
-    world.restart(1, None, writer(1));
+    world.restart(1, None, incarnation(1));
     world.run(5 * S, |_, _| 5);
     assert_eq!(world.places[0].admitted + world.places[1].admitted, 300);
     // From the edge on the new one holds alone. It has counted what passed since it was heard of.

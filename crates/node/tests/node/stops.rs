@@ -107,16 +107,16 @@ fn what_was_given_back_counts_as_spent_of_the_own_share() {
     (1..=20).for_each(spent_beside_the_pool);
 }
 
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 #[test]
 fn every_rule_is_needed() {
-    use acequia_rights::broken::{Broken, break_rule};
-    for rule in [Broken::LeaseStopsBeforeReturns, Broken::StoppedTwice] {
+    use acequia_rights::mutation::{Mutation, break_rule};
+    for rule in [Mutation::LeaseStopsBeforeReturns, Mutation::StoppedTwice] {
         break_rule(Some(rule));
         let seeds = 1..=40;
         let found = seeds.into_iter().find(|seed| {
             let story = || match rule {
-                Broken::StoppedTwice => stopped_and_crashed(),
+                Mutation::StoppedTwice => stopped_and_crashed(),
                 _ => spent_beside_the_pool(*seed),
             };
             std::panic::catch_unwind(story).is_err()

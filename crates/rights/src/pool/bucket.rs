@@ -23,11 +23,11 @@ use acequia_limits::{Part, RATE_PARTS, meter::Meter};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, in_proportion, is_past, time_at,
+    CallContext, Generation, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, in_proportion, is_past, time_at,
 };
 use crate::{
-    broken::{Broken, broken},
     loan::Change,
+    mutation::{Mutation, mutated},
 };
 
 /// What the units of a pool may weigh together, in ticks.
@@ -38,7 +38,7 @@ const WEIGHT_MIN: u64 = 1 << 12;
 
 /// What a limit puts into the pool of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Terms {
+pub struct BucketParams {
     /// Ticks that a unit weighs: 1 to 2^50.
     pub weight: u64,
     /// Ticks that one of [`RATE_PARTS`] gives in a step: 1 to 2^12.
@@ -51,7 +51,7 @@ pub struct Terms {
     pub slack_us: u64,
 }
 
-impl Terms {
+impl BucketParams {
     /// The terms of a part of a limit's bucket. Nothing where its numbers are too large to be counted by a script: more than 2^50 units, or
     /// a rate above 2^12 a nanosecond.
     pub fn of(whole: &Meter, part: Part, slack_us: u64) -> Option<Self> {
@@ -88,7 +88,7 @@ impl Terms {
 
 /// What one node holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Lease {
+struct BucketLease {
     boot: u32,
     call: u64,
     rate: u64,
@@ -98,7 +98,7 @@ struct Lease {
     wanted: u64,
 }
 
-impl Lease {
+impl BucketLease {
     /// Whether it says anything beyond which call was the last.
     const fn is_held(&self) -> bool {
         self.rate > 0 || self.units > 0 || self.wanted > 0
@@ -123,7 +123,7 @@ pub struct Bucket {
     unknown: u64,
     /// What a tick is: weight, gives, step.
     terms: (u64, u64, u64),
-    nodes: BTreeMap<u16, Lease>,
+    nodes: BTreeMap<u16, BucketLease>,
     /// What each node's part is a part of, as it said last. The last field: records of before it was kept lack its end only.
     wholes: BTreeMap<u16, Part>,
 }
@@ -165,105 +165,111 @@ impl Bucket {
     ///
     /// # Errors
     /// The call changes nothing that counts.
-    pub fn exchange(&mut self, ask: &Exchange, terms: &Terms, ground: &Ground) -> Result<Exchanged, Refused> {
+    pub fn exchange(
+        &mut self,
+        ask: &Exchange,
+        params: &BucketParams,
+        context: &CallContext,
+    ) -> Result<Exchanged, Refused> {
         let Taker { node, boot, call } = ask.taker;
-        if self.since != ground.since {
-            *self = Self { since: ground.since, ..Self::default() };
+        if self.since != context.since {
+            *self = Self { since: context.since, ..Self::default() };
         }
-        let now_us = time_at(self.at_us, ground, terms.slack_us)?;
+        let now_us = time_at(self.at_us, context, params.slack_us)?;
         let known = self.nodes.get(&node).copied().unwrap_or_default();
-        if (boot, call) <= (known.boot, known.call) && !broken(Broken::PoolHearsOlderCalls) {
+        if (boot, call) <= (known.boot, known.call) && !mutated(Mutation::PoolHearsOlderCalls) {
             return Err(Refused::Stale);
         }
         if known.boot == 0 && self.nodes.len() >= NODES_MAX {
-            let is_over =
-                |lease: &Lease| !lease.is_held() && is_past(lease.end_us, self.at_us, ground, terms.slack_us);
+            let is_over = |lease: &BucketLease| {
+                !lease.is_held() && is_past(lease.end_us, self.at_us, context, params.slack_us)
+            };
             self.nodes.retain(|_, lease| !is_over(lease));
             if self.nodes.len() >= NODES_MAX {
                 return Err(Refused::TooManyNodes);
             }
         }
-        self.settle(now_us, terms, ground);
+        self.settle(now_us, params, context);
         let known = self.nodes.get(&node).copied().unwrap_or_default();
         let (mut rate, mut units) =
             (u64::from(ask.keeps.rate.min(RATE_PARTS)), ask.keeps.units.min(POOL_MAX));
         // Of an earlier process everything comes back, and all of it is owed.
-        let trusts = broken(Broken::PoolTrustsTheDead);
+        let trusts = mutated(Mutation::PoolTrustsTheDead);
         let tokens = if boot > known.boot { if trusts { POOL_MAX } else { 0 } } else { ask.tokens };
         let (back, slower) = (known.units.saturating_sub(units), known.rate.saturating_sub(rate));
-        self.owe(back.saturating_sub(tokens), terms);
-        self.owe_late(slower, terms);
+        self.owe(back.saturating_sub(tokens), params);
+        self.owe_late(slower, params);
         self.nodes.remove(&node);
 
-        let (lent_rate, lent_units) = self.lent_of(terms.part);
-        let spare_rate = u64::from(terms.part.rate).saturating_sub(lent_rate.saturating_add(rate));
-        let spare_units = terms.part.units.saturating_sub(lent_units.saturating_add(units));
-        let level = self.level(spare_units, terms);
+        let (lent_rate, lent_units) = self.lent_of(params.part);
+        let spare_rate = u64::from(params.part.rate).saturating_sub(lent_rate.saturating_add(rate));
+        let spare_units = params.part.units.saturating_sub(lent_units.saturating_add(units));
+        let level = self.level(spare_units, params);
         let liked = (rate + u64::from(ask.wanted.rate)).min(u64::from(RATE_PARTS));
-        let fair = self.fair(liked, terms);
+        let fair = self.fair(liked, params);
         let (mut owed, mut left) = (0, level);
-        if (ground.grants || broken(Broken::PoolGrantsUntold)) && ground.wall_us >= ground.fresh_us {
+        if (context.grants || mutated(Mutation::PoolGrantsUntold)) && context.wall_us >= context.fresh_us {
             rate += fair.saturating_sub(rate).min(spare_rate);
             let wanted = ask.wanted.units.min(spare_units);
             let tokens = level.saturating_sub(ask.reserved).min(wanted);
             if tokens >= ask.needed {
                 // Units go with the debt that there is for them: others would be owed by nobody before, and be lost.
-                let gained = wanted.min(tokens + self.debt / terms.weight);
+                let gained = wanted.min(tokens + self.debt / params.weight);
                 owed = gained - tokens;
-                self.debt = self.debt.saturating_sub(owed.saturating_mul(terms.weight));
+                self.debt = self.debt.saturating_sub(owed.saturating_mul(params.weight));
                 units += gained;
                 left -= tokens;
             }
         }
         let end_us = self.at_us.saturating_add(ask.keep_us).min(TIME_MAX);
-        self.nodes.insert(node, Lease { boot, call, rate, units, end_us, wanted: liked });
-        self.wholes.insert(node, terms.part);
+        self.nodes.insert(node, BucketLease { boot, call, rate, units, end_us, wanted: liked });
+        self.wholes.insert(node, params.part);
         self.wholes.retain(|node, _| self.nodes.contains_key(node));
         let part = Part { rate: u32::try_from(rate).unwrap_or(RATE_PARTS), units };
         Ok(Exchanged { part, owed, left, fair: u32::try_from(fair).unwrap_or(RATE_PARTS) })
     }
 
     /// When the cell surely says no more than an absent one, by the wall clock in microseconds.
-    pub fn over_us(&self, terms: &Terms, ground: &Ground) -> u64 {
-        if terms.part.rate == 0 || self.beyond > 0 {
+    pub fn over_us(&self, params: &BucketParams, context: &CallContext) -> u64 {
+        if params.part.rate == 0 || self.beyond > 0 {
             return TIME_MAX;
         }
         let ends = self.nodes.values().filter(|lease| lease.is_held()).map(|lease| lease.end_us);
-        let latest_us = ends.fold(self.at_us.max(ground.fresh_us), u64::max);
-        let rate = u64::from(terms.part.rate);
-        let units = terms.part.units.max(self.lent().1);
-        let owed = 2 * units.saturating_mul(terms.weight).min(WEIGHT_MAX);
-        let ticks = self.debt + owed + terms.gives_in(rate, terms.slack_us);
-        let refill_us = ticks.div_ceil(terms.gives * rate).saturating_mul(terms.step_us);
-        latest_us.saturating_add(refill_us).saturating_add(2 * terms.slack_us).min(TIME_MAX)
+        let latest_us = ends.fold(self.at_us.max(context.fresh_us), u64::max);
+        let rate = u64::from(params.part.rate);
+        let units = params.part.units.max(self.lent().1);
+        let owed = 2 * units.saturating_mul(params.weight).min(WEIGHT_MAX);
+        let ticks = self.debt + owed + params.gives_in(rate, params.slack_us);
+        let refill_us = ticks.div_ceil(params.gives * rate).saturating_mul(params.step_us);
+        latest_us.saturating_add(refill_us).saturating_add(2 * params.slack_us).min(TIME_MAX)
     }
 
     /// Lets time pass until now.
-    fn settle(&mut self, now_us: u64, terms: &Terms, ground: &Ground) {
-        self.convert(terms);
+    fn settle(&mut self, now_us: u64, params: &BucketParams, context: &CallContext) {
+        self.convert(params);
         // A call may have come before it was known until when nothing is, whatever its clock said.
-        let is_late = self.at_us < ground.fresh_us || !broken(Broken::PoolForgetsFresh);
-        if self.fresh_us < ground.fresh_us && is_late {
-            (self.fresh_us, self.unknown) = (ground.fresh_us, 0);
-            self.at_us = self.at_us.max(ground.fresh_us);
+        let is_late = self.at_us < context.fresh_us || !mutated(Mutation::PoolForgetsFresh);
+        if self.fresh_us < context.fresh_us && is_late {
+            (self.fresh_us, self.unknown) = (context.fresh_us, 0);
+            self.at_us = self.at_us.max(context.fresh_us);
         }
-        if self.fresh_us > 0 && !broken(Broken::PoolBeginsFull) {
-            self.owe_unknown(terms);
+        if self.fresh_us > 0 && !mutated(Mutation::PoolBeginsFull) {
+            self.owe_unknown(params);
         }
         // Leases that ended, the earliest first: what they held drains here from then on.
         while let Some(end_us) = self.next_end(now_us) {
-            self.drain(end_us, terms);
-            let ended = |lease: &Lease| lease.end_us <= end_us && lease.is_held();
+            self.drain(end_us, params);
+            let ended = |lease: &BucketLease| lease.end_us <= end_us && lease.is_held();
             let (rate, units) = sum(self.nodes.values().filter(|lease| ended(lease)));
-            if !broken(Broken::PoolOwesNothing) {
-                self.owe(units, terms);
+            if !mutated(Mutation::PoolOwesNothing) {
+                self.owe(units, params);
             }
-            self.owe_late(rate, terms);
+            self.owe_late(rate, params);
             // Calls before the last one still do nothing.
             let over = self.nodes.values_mut().filter(|lease| ended(lease));
             over.for_each(|lease| (lease.rate, lease.units, lease.wanted) = (0, 0, 0));
         }
-        self.drain(now_us, terms);
+        self.drain(now_us, params);
     }
 
     /// When the earliest of the leases that have ended did.
@@ -274,23 +280,23 @@ impl Bucket {
 
     /// All that may have been spent when nothing was known of it is owed from now on: what is not lent of the units that there are, and
     /// those that come later by which there are more.
-    fn owe_unknown(&mut self, terms: &Terms) {
-        let units = terms.part.units;
+    fn owe_unknown(&mut self, params: &BucketParams) {
+        let units = params.part.units;
         if self.unknown == 0 {
             // No more than is lent can be elsewhere, and no more than is a part of these.
-            let lent = self.lent().1.min(self.lent_of(terms.part).1);
-            let rest = units.saturating_sub(lent).saturating_mul(terms.weight);
+            let lent = self.lent().1.min(self.lent_of(params.part).1);
+            let rest = units.saturating_sub(lent).saturating_mul(params.weight);
             (self.debt, self.idle_us) = (self.debt.max(rest.min(WEIGHT_MAX)), 0);
         } else {
-            self.owe(units.saturating_sub(self.unknown), terms);
+            self.owe(units.saturating_sub(self.unknown), params);
         }
         self.unknown = self.unknown.max(units);
     }
 
-    fn drain(&mut self, now_us: u64, terms: &Terms) {
-        let steps = now_us.saturating_sub(self.at_us) / terms.step_us;
-        self.at_us += steps * terms.step_us;
-        let gives = terms.gives * u64::from(terms.part.rate).saturating_sub(self.lent().0);
+    fn drain(&mut self, now_us: u64, params: &BucketParams) {
+        let steps = now_us.saturating_sub(self.at_us) / params.step_us;
+        self.at_us += steps * params.step_us;
+        let gives = params.gives * u64::from(params.part.rate).saturating_sub(self.lent().0);
         let needed = if self.debt == 0 {
             0
         } else if gives == 0 {
@@ -301,29 +307,29 @@ impl Bucket {
         if steps >= needed {
             self.debt = 0;
             self.idle_us = (steps - needed)
-                .saturating_mul(terms.step_us)
+                .saturating_mul(params.step_us)
                 .saturating_add(self.idle_us)
-                .min(terms.slack_us);
+                .min(params.slack_us);
         } else {
             self.debt -= steps * gives;
         }
         // At most as much as this holds drains between two calls.
         let beyond = std::mem::take(&mut self.beyond);
-        self.owe(beyond, terms);
+        self.owe(beyond, params);
     }
 
     /// Whole units that could be granted, where so many are not lent.
-    fn level(&self, spare_units: u64, terms: &Terms) -> u64 {
-        let slack_us = if broken(Broken::PoolGrantsUnsure) { 0 } else { terms.slack_us };
+    fn level(&self, spare_units: u64, params: &BucketParams) -> u64 {
+        let slack_us = if mutated(Mutation::PoolGrantsUnsure) { 0 } else { params.slack_us };
         let unsure_us = slack_us.saturating_sub(self.idle_us);
-        let unsure = terms.gives_in(u64::from(terms.part.rate), unsure_us);
-        let ticks = spare_units.saturating_mul(terms.weight).min(WEIGHT_MAX);
-        ticks.saturating_sub(self.debt).saturating_sub(unsure) / terms.weight
+        let unsure = params.gives_in(u64::from(params.part.rate), unsure_us);
+        let ticks = spare_units.saturating_mul(params.weight).min(WEIGHT_MAX);
+        ticks.saturating_sub(self.debt).saturating_sub(unsure) / params.weight
     }
 
     /// A node's part of the rate, if everybody gets in proportion to what he would like, where that is more than there is.
-    fn fair(&self, liked: u64, terms: &Terms) -> u64 {
-        let rate = u64::from(terms.part.rate);
+    fn fair(&self, liked: u64, params: &BucketParams) -> u64 {
+        let rate = u64::from(params.part.rate);
         let all = self.nodes.values().fold(liked, |sum, lease| sum + lease.wanted);
         if all <= rate { liked } else { liked * rate / all }
     }
@@ -335,58 +341,58 @@ impl Bucket {
 
     /// The same in proportion ([`super`]), of a pool that has so much.
     fn lent_of(&self, whole: Part) -> (u64, u64) {
-        let part = |(node, lease): (&u16, &Lease)| {
+        let part = |(node, lease): (&u16, &BucketLease)| {
             let of = self.wholes.get(node).copied().unwrap_or(whole);
             let rate = in_proportion(lease.rate, whole.rate.into(), of.rate.into());
-            Lease { rate, units: in_proportion(lease.units, whole.units, of.units), ..*lease }
+            BucketLease { rate, units: in_proportion(lease.units, whole.units, of.units), ..*lease }
         };
-        let parts: Vec<Lease> = self.nodes.iter().map(part).collect();
+        let parts: Vec<BucketLease> = self.nodes.iter().map(part).collect();
         sum(parts.iter())
     }
 
     /// Parts of the rate come back that may have drained elsewhere until the slack ago.
-    fn owe_late(&mut self, rate: u64, terms: &Terms) {
-        if !broken(Broken::PoolDrainsEarly) {
-            let ticks = terms.gives_in(rate, terms.slack_us);
+    fn owe_late(&mut self, rate: u64, params: &BucketParams) {
+        if !mutated(Mutation::PoolDrainsEarly) {
+            let ticks = params.gives_in(rate, params.slack_us);
             if ticks > POOL_MAX - self.debt {
-                self.owe(ticks.div_ceil(terms.weight), terms);
+                self.owe(ticks.div_ceil(params.weight), params);
             } else if ticks > 0 {
                 (self.debt, self.idle_us) = (self.debt + ticks, 0);
             }
         }
     }
 
-    fn owe(&mut self, units: u64, terms: &Terms) {
+    fn owe(&mut self, units: u64, params: &BucketParams) {
         if units == 0 {
             return;
         }
-        let counted = units.min((POOL_MAX - self.debt) / terms.weight);
-        let rest = if broken(Broken::PoolForgetsBeyond) { 0 } else { units - counted };
-        self.debt += counted * terms.weight;
+        let counted = units.min((POOL_MAX - self.debt) / params.weight);
+        let rest = if mutated(Mutation::PoolForgetsBeyond) { 0 } else { units - counted };
+        self.debt += counted * params.weight;
         (self.beyond, self.idle_us) = (self.beyond.saturating_add(rest).min(POOL_MAX), 0);
     }
 
     /// Debts under other terms are as many units, rounded up.
-    fn convert(&mut self, terms: &Terms) {
-        if !terms.counts_as(&self.terms) {
+    fn convert(&mut self, params: &BucketParams) {
+        if !params.counts_as(&self.terms) {
             let units = if self.debt == 0 { 0 } else { self.debt / self.terms.0 + 1 };
             let owed = units.saturating_add(self.beyond);
             (self.debt, self.beyond) = (0, 0);
-            self.terms = (terms.weight, terms.gives, terms.step_us);
-            self.owe(owed, terms);
+            self.terms = (params.weight, params.gives, params.step_us);
+            self.owe(owed, params);
         }
     }
 }
 
 /// Of the rate and of the units.
-fn sum<'a>(leases: impl Iterator<Item = &'a Lease>) -> (u64, u64) {
+fn sum<'a>(leases: impl Iterator<Item = &'a BucketLease>) -> (u64, u64) {
     let add = |sum: u64, more: u64| (sum + more).min(POOL_MAX);
     leases.fold((0, 0), |(rate, units), lease| (add(rate, lease.rate), add(units, lease.units)))
 }
 
 /// What a node holds of a pool, as it knows itself. It stays on the safe side of what the pool has down for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Purse {
+pub struct BucketBalance {
     part: Part,
     call: u64,
     /// When the call was sent that is not answered: steady clock.
@@ -395,7 +401,7 @@ pub struct Purse {
     end_ns: u64,
 }
 
-impl Purse {
+impl BucketBalance {
     /// What it holds.
     pub const fn part(&self) -> Part {
         self.part
@@ -417,7 +423,7 @@ impl Purse {
             rate: self.part.rate.saturating_sub(keeps.rate),
             units: self.part.units.saturating_sub(keeps.units),
         };
-        if !broken(Broken::PurseKeepsWhatItGave) {
+        if !mutated(Mutation::PurseKeepsWhatItGave) {
             self.part = Part { rate: self.part.rate - back.rate, units: self.part.units - back.units };
         }
         self.call += 1;
@@ -434,9 +440,10 @@ impl Purse {
         (ttl_ns, late_ns): (u64, u64),
         now_ns: u64,
     ) -> Option<Change> {
-        let sent_ns = self.sent_ns.filter(|_| call == self.call || broken(Broken::PurseHearsOlderCalls))?;
+        let sent_ns =
+            self.sent_ns.filter(|_| call == self.call || mutated(Mutation::PurseHearsOlderCalls))?;
         self.sent_ns = None;
-        let from_ns = if broken(Broken::PurseDatesFromAnswer) { now_ns } else { sent_ns };
+        let from_ns = if mutated(Mutation::PurseDatesFromAnswer) { now_ns } else { sent_ns };
         let end_ns = from_ns.saturating_add(ttl_ns);
         if now_ns >= end_ns {
             return None;
@@ -459,7 +466,7 @@ impl Purse {
     pub fn settle(&mut self, now_ns: u64) -> Option<Change> {
         let over = now_ns >= self.end_ns && self.part != Part::default();
         over.then(|| {
-            if !broken(Broken::PurseHearsAfterItsEnd) {
+            if !mutated(Mutation::PurseHearsAfterItsEnd) {
                 self.sent_ns = None;
             }
             let part = std::mem::take(&mut self.part);

@@ -66,31 +66,31 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Generation, Ground, Taker};
-use crate::broken::{Broken, broken};
+use super::{CallContext, Generation, Taker};
+use crate::mutation::{Mutation, mutated};
 
 /// Where a group is kept, as one of its callers sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct ServerIdentity {
     /// The server's process, since it last became a primary: another one after every start, and after every promotion.
     pub run: String,
     /// What groups are kept where: another number when groups move.
-    pub map: u64,
+    pub config_fingerprint: u64,
     /// The distribution among regions that the group's pools are part of, which counts up; 0 where there is none.
     pub terms: u64,
 }
 
 /// What is known of a group, where it is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Group {
+pub struct PoolGroup {
     generation: Generation,
     /// The generation in which its pools began to remember: this one, or the one that it goes on with, or that that went on with.
     since: Generation,
     /// The generation that granted last, where this one goes on with it and does not grant; none else.
     before: Generation,
     /// Nodes that cannot tell, when all have told, that nothing was forgotten since that one.
-    unsure: BTreeSet<u16>,
-    place: Option<Place>,
+    unproven: BTreeSet<u16>,
+    server: Option<ServerIdentity>,
     grants: bool,
     marks: Marks,
     /// Those that count when it grants, unless it goes on with all that was known.
@@ -159,7 +159,7 @@ pub struct Absent {
 
 /// How a generation is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct GroupStatus {
     /// Which one it is: number 0 for none.
     pub generation: Generation,
     /// Whether it grants.
@@ -170,26 +170,31 @@ pub struct Known {
     pub is_first: bool,
 }
 
-impl Group {
+impl PoolGroup {
     /// How it is, for whoever is answered by that place: nothing is known of a group that was kept elsewhere.
-    pub fn known(&self, place: &Place) -> Known {
-        let is_here = self.place.as_ref() == Some(place) || broken(Broken::PoolKnowsNoProcess);
+    pub fn known(&self, server: &ServerIdentity) -> GroupStatus {
+        let is_here = self.server.as_ref() == Some(server) || mutated(Mutation::PoolKnowsNoProcess);
         match is_here {
-            true => Known {
+            true => GroupStatus {
                 generation: self.generation,
                 grants: self.grants,
                 since: self.since,
                 is_first: self.is_first,
             },
-            false => Known::default(),
+            false => GroupStatus::default(),
         }
     }
 
     /// What a call may count on that knows of a generation; nothing if it is not this one.
-    pub fn ground(&self, place: &Place, generation: Generation, wall_us: u64) -> Option<Ground> {
-        let Known { generation: known, grants, since, .. } = self.known(place);
+    pub fn context(
+        &self,
+        server: &ServerIdentity,
+        generation: Generation,
+        wall_us: u64,
+    ) -> Option<CallContext> {
+        let GroupStatus { generation: known, grants, since, .. } = self.known(server);
         let Marks { fresh_us, burned_us } = self.marks;
-        (known == generation && known.number > 0).then_some(Ground {
+        (known == generation && known.number > 0).then_some(CallContext {
             wall_us,
             generation,
             since,
@@ -202,17 +207,20 @@ impl Group {
     /// Begins a generation, with a number above all that the caller has heard of, unless somebody has begun such a one
     /// here already; then its pools go on, as part of the distribution among regions that the caller has adopted, if that is a later
     /// one. Whoever has adopted an earlier one changes nothing. Returns how it is.
-    pub fn begin(&mut self, place: &Place, begin: &Begin) -> Known {
-        let kept = self.place.as_mut().filter(|kept| (&kept.run, kept.map) == (&place.run, place.map));
+    pub fn begin(&mut self, server: &ServerIdentity, begin: &Begin) -> GroupStatus {
+        let kept = self
+            .server
+            .as_mut()
+            .filter(|kept| (&kept.run, kept.config_fingerprint) == (&server.run, server.config_fingerprint));
         let is_late = match kept {
-            Some(kept) if kept.terms > place.terms && !broken(Broken::PoolHearsOldTerms) => true,
+            Some(kept) if kept.terms > server.terms && !mutated(Mutation::PoolHearsOldTerms) => true,
             Some(kept) => {
-                kept.terms = place.terms;
+                kept.terms = server.terms;
                 false
             }
             None => false,
         };
-        let known = self.known(place);
+        let known = self.known(server);
         if !is_late && (known.generation.number == 0 || known.generation.number < begin.heard) {
             let before = match begin.goes_on && known.generation.number > 0 {
                 true if known.grants => known.generation,
@@ -226,48 +234,53 @@ impl Group {
             if before.number == 0 {
                 self.since = self.generation;
             }
-            self.place = Some(place.clone());
+            self.server = Some(server.clone());
             (self.before, self.grants) = (before, false);
-            self.unsure.clear();
+            self.unproven.clear();
             self.doubts = Marks::default();
             self.asserted.clear();
         }
-        self.known(place)
+        self.known(server)
     }
 
     /// A node has told what it holds. Returns how it is.
-    pub fn assert(&mut self, place: &Place, assertion: &Assertion) -> Known {
+    pub fn assert(&mut self, server: &ServerIdentity, assertion: &Assertion) -> GroupStatus {
         let nobody = Absent { nodes: BTreeSet::new(), keep_us: 0 };
-        self.assert_without(place, assertion, &nobody)
+        self.assert_without(server, assertion, &nobody)
     }
 
     /// The same, while some of the others are left out. Returns how it is.
-    pub fn assert_without(&mut self, place: &Place, assertion: &Assertion, absent: &Absent) -> Known {
-        let Known { generation, grants, .. } = self.known(place);
+    pub fn assert_without(
+        &mut self,
+        server: &ServerIdentity,
+        assertion: &Assertion,
+        absent: &Absent,
+    ) -> GroupStatus {
+        let GroupStatus { generation, grants, .. } = self.known(server);
         if generation != assertion.generation || generation.number == 0 || grants {
-            return self.known(place);
+            return self.known(server);
         }
         self.asserted.insert(assertion.node);
-        self.is_first &= assertion.is_new || broken(Broken::PoolNewToOne);
+        self.is_first &= assertion.is_new || mutated(Mutation::PoolNewToOne);
         let knows_us = assertion.knows_from_us.saturating_add(assertion.slack_us);
         // Nothing is granted before, so it is known from the last of them on.
-        let is_counted = self.asserted.len() == 1 || !broken(Broken::PoolFreshFromFirst);
+        let is_counted = self.asserted.len() == 1 || !mutated(Mutation::PoolFreshFromFirst);
         let fresh_us = if is_counted { assertion.wall_us } else { 0 };
         self.doubts.raise(Marks { fresh_us, burned_us: knows_us });
         let has_told = |node: &u16| self.asserted.contains(node);
-        let all_told = assertion.nodes.iter().all(has_told) || broken(Broken::PoolAsksOneNode);
-        let left_out = |node: &u16| absent.nodes.contains(node) || broken(Broken::PoolLeavesAllOut);
+        let all_told = assertion.nodes.iter().all(has_told) || mutated(Mutation::PoolAsksOneNode);
+        let left_out = |node: &u16| absent.nodes.contains(node) || mutated(Mutation::PoolLeavesAllOut);
         let is_rest =
             !absent.nodes.is_empty() && assertion.nodes.iter().all(|node| has_told(node) || left_out(node));
         if all_told || is_rest {
             self.is_first &= all_told;
             self.all_told(assertion, &absent.nodes);
-            if self.grants && !all_told && !broken(Broken::PoolBurnsNoAbsent) {
+            if self.grants && !all_told && !mutated(Mutation::PoolBurnsNoAbsent) {
                 let over_us = assertion.wall_us.saturating_add(absent.keep_us.max(assertion.slack_us));
                 self.marks.raise(Marks { fresh_us: over_us, burned_us: over_us });
             }
         }
-        self.known(place)
+        self.known(server)
     }
 
     /// All have told, but for those that are left out, and this node says so. It grants, unless it goes on with what is known and this node cannot
@@ -280,14 +293,14 @@ impl Group {
                 self.marks.raise(self.doubts);
             }
             self.grants = true;
-        } else if is_witness || broken(Broken::PoolGoesOnUnwitnessed) {
+        } else if is_witness || mutated(Mutation::PoolGoesOnUnwitnessed) {
             (self.grants, self.before) = (true, Generation::default());
         } else {
-            self.unsure.insert(*node);
+            self.unproven.insert(*node);
             // One that is left out does not say so any more.
             let mut told = nodes.intersection(&self.asserted).filter(|node| !absent.contains(node));
-            if told.all(|node| self.unsure.contains(node)) {
-                self.place = None;
+            if told.all(|node| self.unproven.contains(node)) {
+                self.server = None;
             }
         }
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Generation, Ground};
+use super::{CallContext, Generation};
 
 /// Letters that wait for one node.
 pub const LETTERS_MAX: usize = 256;
@@ -33,9 +33,9 @@ pub struct Letters {
 impl Letters {
     /// Leaves a letter, which nobody need keep after `drops_us`: wall clock, in microseconds. Of one charge the first counts. Says
     /// whether it is there.
-    pub fn post(&mut self, letter: Letter, drops_us: u64, ground: &Ground) -> bool {
-        self.begin(ground);
-        self.drop_old(ground);
+    pub fn post(&mut self, letter: Letter, drops_us: u64, context: &CallContext) -> bool {
+        self.begin(context);
+        self.drop_old(context);
         if self.waiting.len() >= LETTERS_MAX && !self.waiting.contains_key(&letter.id) {
             return false;
         }
@@ -45,16 +45,16 @@ impl Letters {
     }
 
     /// The letters that wait, but for those about charges that the node `had` letters of.
-    pub fn collect(&mut self, had: &[u128], ground: &Ground) -> Vec<Letter> {
-        self.begin(ground);
+    pub fn collect(&mut self, had: &[u128], context: &CallContext) -> Vec<Letter> {
+        self.begin(context);
         // Whoever only looks changes nothing, and so nothing need be written.
         if !had.is_empty() {
-            self.drop_old(ground);
+            self.drop_old(context);
         }
         for id in had {
             self.waiting.remove(id);
         }
-        let waiting = Some(&self.waiting).filter(|_| !self.is_old(ground));
+        let waiting = Some(&self.waiting).filter(|_| !self.is_old(context));
         waiting.into_iter().flatten().map(|(id, cost)| Letter { id: *id, cost: *cost }).collect()
     }
 
@@ -63,18 +63,18 @@ impl Letters {
         self.drops_us
     }
 
-    fn begin(&mut self, ground: &Ground) {
-        if self.since != ground.since {
-            *self = Self { since: ground.since, ..Self::default() };
+    fn begin(&mut self, context: &CallContext) {
+        if self.since != context.since {
+            *self = Self { since: context.since, ..Self::default() };
         }
     }
 
-    const fn is_old(&self, ground: &Ground) -> bool {
-        ground.wall_us >= self.drops_us
+    const fn is_old(&self, context: &CallContext) -> bool {
+        context.wall_us >= self.drops_us
     }
 
-    fn drop_old(&mut self, ground: &Ground) {
-        if self.is_old(ground) {
+    fn drop_old(&mut self, context: &CallContext) {
+        if self.is_old(context) {
             self.waiting.clear();
         }
     }

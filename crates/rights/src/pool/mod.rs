@@ -47,15 +47,15 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use self::{
-    bucket::{Bucket, Purse},
-    group::Group,
+    bucket::{Bucket, BucketBalance},
+    group::PoolGroup,
     letters::{Letter, Letters},
     name::Name,
     sliding::Sliding,
     window::Window,
 };
 use crate::{
-    broken::{Broken, broken},
+    mutation::{Mutation, mutated},
     session::stretch,
 };
 
@@ -95,7 +95,7 @@ pub struct Generation {
 
 /// What a call may count on: see [`group`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ground {
+pub struct CallContext {
     /// The caller's wall clock when it sent the call, in microseconds since the epoch.
     pub wall_us: u64,
     /// Which generation of the group this is.
@@ -139,13 +139,13 @@ pub const fn slack_us(clock_error_ns: u64, late_ns: u64) -> u64 {
 }
 
 /// Whether a lease ended so long ago that every call before the last one of its node would be late: then its record need not tell which that was.
-const fn is_past(end_us: u64, at_us: u64, ground: &Ground, slack_us: u64) -> bool {
-    at_us > end_us.saturating_add(slack_us) && at_us > ground.fresh_us
+const fn is_past(end_us: u64, at_us: u64, context: &CallContext, slack_us: u64) -> bool {
+    at_us > end_us.saturating_add(slack_us) && at_us > context.fresh_us
 }
 
 /// What units are of a pool that has `total`, which are held of one that has `of`: as large a part, rounded up.
 fn in_proportion(units: u64, total: u64, of: u64) -> u64 {
-    let counts_alike = broken(Broken::PoolCountsUnitsAlike) || broken(Broken::PoolHearsOldTerms);
+    let counts_alike = mutated(Mutation::PoolCountsUnitsAlike) || mutated(Mutation::PoolHearsOldTerms);
     if units == 0 || total == of || counts_alike {
         return units;
     }
@@ -159,7 +159,7 @@ fn in_proportion(units: u64, total: u64, of: u64) -> u64 {
 ///
 /// A wall that is behind it by more than the slack is one of a call that was under way too long to be of use, or contradicts one that was
 /// told before: one of them is wrong by more than is promised. Unless the pool is ahead because it waits until then to grant anything.
-fn time_at(at_us: u64, ground: &Ground, slack_us: u64) -> Result<u64, Refused> {
-    let is_late = at_us > ground.wall_us.saturating_add(slack_us) && at_us > ground.fresh_us;
-    if is_late { Err(Refused::Late) } else { Ok(at_us.max(ground.wall_us)) }
+fn time_at(at_us: u64, context: &CallContext, slack_us: u64) -> Result<u64, Refused> {
+    let is_late = at_us > context.wall_us.saturating_add(slack_us) && at_us > context.fresh_us;
+    if is_late { Err(Refused::Late) } else { Ok(at_us.max(context.wall_us)) }
 }

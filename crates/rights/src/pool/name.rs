@@ -14,8 +14,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Generation, Ground, Taker};
-use crate::broken::{Broken, broken};
+use super::{CallContext, Generation, Taker};
+use crate::mutation::{Mutation, mutated};
 
 /// Names that a group keeps: past them those of the others go that would go first.
 pub const NAMES_MAX: usize = 256;
@@ -27,13 +27,13 @@ pub const ANSWER_BYTES_MAX: usize = 1 << 14;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Name {
     generation: Generation,
-    standing: Standing,
+    standing: NameState,
     drops_us: u64,
 }
 
 /// How a name is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Standing {
+pub enum NameState {
     /// Nobody has it.
     #[default]
     Free,
@@ -71,19 +71,20 @@ pub enum What {
 
 impl Name {
     /// Does what a call says, and tells how the name is then.
-    pub fn act(&mut self, act: &Act, ground: &Ground) -> Standing {
-        let is_forgotten = self.generation != ground.generation && !broken(Broken::NameOutlivesGeneration);
-        if is_forgotten || ground.wall_us >= self.drops_us {
-            *self = Self { generation: ground.generation, ..Self::default() };
+    pub fn act(&mut self, act: &Act, context: &CallContext) -> NameState {
+        let is_forgotten =
+            self.generation != context.generation && !mutated(Mutation::NameOutlivesGeneration);
+        if is_forgotten || context.wall_us >= self.drops_us {
+            *self = Self { generation: context.generation, ..Self::default() };
         }
-        let is_own = self.standing == Standing::Claimed(act.by) || broken(Broken::NameKeptUnclaimed);
+        let is_own = self.standing == NameState::Claimed(act.by) || mutated(Mutation::NameKeptUnclaimed);
         let next = match &act.what {
-            What::Claim if self.standing == Standing::Free => Standing::Claimed(act.by),
+            What::Claim if self.standing == NameState::Free => NameState::Claimed(act.by),
             What::Keep(answer) if is_own && answer.len() <= ANSWER_BYTES_MAX => {
-                Standing::Kept(answer.clone())
+                NameState::Kept(answer.clone())
             }
-            What::Leave if is_own => Standing::Free,
-            What::End => Standing::Ended,
+            What::Leave if is_own => NameState::Free,
+            What::End => NameState::Ended,
             _ => return self.standing.clone(),
         };
         (self.standing, self.drops_us) = (next, act.drops_us);

@@ -14,15 +14,15 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, in_proportion, is_past, time_at,
+    CallContext, Generation, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, in_proportion, is_past, time_at,
 };
-use crate::broken::{Broken, broken};
+use crate::mutation::{Mutation, mutated};
 
 /// What lingers is counted in so many pieces of the time that it does, each until the end of its piece.
 const PIECES: u64 = 16;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Lease {
+struct SlidingLease {
     boot: u32,
     call: u64,
     units: u64,
@@ -38,7 +38,7 @@ pub struct Sliding {
     at_us: u64,
     /// Units, by when they linger no more.
     lingering: BTreeMap<u64, u64>,
-    nodes: BTreeMap<u16, Lease>,
+    nodes: BTreeMap<u16, SlidingLease>,
     /// What each node's units are a part of, as it said last. The last field: records of before it was kept lack its end only.
     totals: BTreeMap<u16, u64>,
 }
@@ -82,19 +82,20 @@ impl Sliding {
     ///
     /// # Errors
     /// The call changes nothing that counts.
-    pub fn exchange(&mut self, ask: &Exchange, ground: &Ground) -> Result<Exchanged, Refused> {
+    pub fn exchange(&mut self, ask: &Exchange, context: &CallContext) -> Result<Exchanged, Refused> {
         let Taker { node, boot, call } = ask.taker;
-        if self.since != ground.since {
-            *self = Self { since: ground.since, ..Self::default() };
+        if self.since != context.since {
+            *self = Self { since: context.since, ..Self::default() };
         }
-        let now_us = time_at(self.at_us, ground, ask.slack_us)?;
+        let now_us = time_at(self.at_us, context, ask.slack_us)?;
         let known = self.nodes.get(&node).copied().unwrap_or_default();
-        if (boot, call) <= (known.boot, known.call) && !broken(Broken::PoolHearsOlderCalls) {
+        if (boot, call) <= (known.boot, known.call) && !mutated(Mutation::PoolHearsOlderCalls) {
             return Err(Refused::Stale);
         }
         if known.boot == 0 && self.nodes.len() >= NODES_MAX {
-            let is_over =
-                |lease: &Lease| lease.units == 0 && is_past(lease.end_us, self.at_us, ground, ask.slack_us);
+            let is_over = |lease: &SlidingLease| {
+                lease.units == 0 && is_past(lease.end_us, self.at_us, context, ask.slack_us)
+            };
             self.nodes.retain(|_, lease| !is_over(lease));
             if self.nodes.len() >= NODES_MAX {
                 return Err(Refused::TooManyNodes);
@@ -110,8 +111,8 @@ impl Sliding {
         let total = ask.total.min(POOL_MAX);
         let mut left = total.saturating_sub((self.out(total) + units).min(POOL_MAX));
         // Before, what had been spent is not known, and may count for a window more.
-        if (ground.grants || broken(Broken::PoolGrantsUntold))
-            && self.at_us >= ground.fresh_us.saturating_add(ask.lingers_us)
+        if (context.grants || mutated(Mutation::PoolGrantsUntold))
+            && self.at_us >= context.fresh_us.saturating_add(ask.lingers_us)
         {
             let free = left.saturating_sub(ask.reserved);
             if ask.needed <= free {
@@ -121,33 +122,33 @@ impl Sliding {
             }
         }
         let end_us = self.at_us.saturating_add(ask.keep_us).min(TIME_MAX);
-        self.nodes.insert(node, Lease { boot, call, units, end_us, lingers_us: ask.lingers_us });
+        self.nodes.insert(node, SlidingLease { boot, call, units, end_us, lingers_us: ask.lingers_us });
         self.totals.insert(node, total);
         self.totals.retain(|node, _| self.nodes.contains_key(node));
         Ok(Exchanged { units, left })
     }
 
     /// When the cell surely says no more than an absent one, by the wall clock in microseconds.
-    pub fn over_us(&self, ask: &Exchange, ground: &Ground) -> u64 {
+    pub fn over_us(&self, ask: &Exchange, context: &CallContext) -> u64 {
         let ends = self.nodes.values().filter(|lease| lease.units > 0).map(|lease| lease.end_us);
-        let latest_us = ends.fold(self.at_us.max(ground.fresh_us), u64::max);
+        let latest_us = ends.fold(self.at_us.max(context.fresh_us), u64::max);
         latest_us.saturating_add(2 * ask.lingers_us).saturating_add(ask.slack_us).min(TIME_MAX)
     }
 
     fn settle(&mut self, now_us: u64) {
         self.at_us = now_us;
-        let ended: Vec<(u16, Lease)> = self
+        let ended: Vec<(u16, SlidingLease)> = self
             .nodes
             .iter()
             .filter(|(_, lease)| lease.end_us <= now_us && lease.units > 0)
             .map(|(node, lease)| (*node, *lease))
             .collect();
         for (node, lease) in ended {
-            if !broken(Broken::PoolLingersNot) {
+            if !mutated(Mutation::PoolLingersNot) {
                 self.linger(lease.units, lease.end_us, lease.lingers_us);
             }
             // Calls before the last one still do nothing.
-            self.nodes.insert(node, Lease { units: 0, ..lease });
+            self.nodes.insert(node, SlidingLease { units: 0, ..lease });
         }
         self.lingering.retain(|until_us, _| *until_us > now_us);
     }
@@ -173,7 +174,7 @@ impl Sliding {
 /// What a node holds of a sliding window's pool, as it knows itself. It stays on the safe side of what the pool has down for it. What
 /// it used in the last window the node counts itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Purse {
+pub struct SlidingBalance {
     units: u64,
     call: u64,
     /// When the call was sent that is not answered: steady clock.
@@ -182,7 +183,7 @@ pub struct Purse {
     end_ns: u64,
 }
 
-impl Purse {
+impl SlidingBalance {
     /// Units that it may have used in any window, until it ends.
     pub const fn units(&self, now_ns: u64) -> u64 {
         if now_ns < self.end_ns { self.units } else { 0 }

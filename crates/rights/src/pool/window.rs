@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, Taker, in_proportion};
-use crate::broken::{Broken, broken};
+use super::{CallContext, Generation, NODES_MAX, POOL_MAX, Refused, Taker, in_proportion};
+use crate::mutation::{Mutation, mutated};
 
 /// Of what is left, a node may take one part in so many at once, divided by the nodes that take, unless it needs more: so little is
 /// stranded where one stops asking, at about `10 · nodes · ln(total / 10 / nodes)` calls for a whole window.
@@ -27,7 +27,7 @@ pub const PART: u64 = 10;
 
 /// What one node has taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Taken {
+struct NodeWithdrawals {
     boot: u32,
     taken: u64,
     returned: u64,
@@ -39,7 +39,7 @@ pub struct Window {
     since: Generation,
     /// What processes took that are gone.
     spent: u64,
-    nodes: BTreeMap<u16, Taken>,
+    nodes: BTreeMap<u16, NodeWithdrawals>,
     /// Units in the pool, as they were said last while it was open.
     said: u64,
     /// What each node's units are a part of, as it said last, and in which call. The last two fields: records of before they were kept lack
@@ -98,13 +98,13 @@ impl Window {
     ///
     /// # Errors
     /// The call does nothing.
-    pub fn take(&mut self, take: &Take, ground: &Ground) -> Result<Took, Refused> {
+    pub fn take(&mut self, take: &Take, context: &CallContext) -> Result<Took, Refused> {
         let Taker { node, boot, call } = take.taker;
-        if ground.wall_us >= take.drops_us {
+        if context.wall_us >= take.drops_us {
             return Err(Refused::Late);
         }
-        if self.since != ground.since {
-            *self = Self { since: ground.since, ..Self::default() };
+        if self.since != context.since {
+            *self = Self { since: context.since, ..Self::default() };
         }
         let known = self.nodes.get(&node).copied().unwrap_or_default();
         if boot < known.boot {
@@ -117,22 +117,22 @@ impl Window {
                 return Err(Refused::TooManyNodes);
             }
         }
-        let mut record = Taken { boot, ..known };
+        let mut record = NodeWithdrawals { boot, ..known };
         // A process that knows what those before it took goes on with their numbers.
         if boot > known.boot && take.taken < known.taken {
-            let gone = if broken(Broken::PoolForgetsTheDead) { 0 } else { known.taken - known.returned };
+            let gone = if mutated(Mutation::PoolForgetsTheDead) { 0 } else { known.taken - known.returned };
             self.spent = (self.spent + gone).min(POOL_MAX);
-            record = Taken { boot, taken: 0, returned: 0 };
+            record = NodeWithdrawals { boot, taken: 0, returned: 0 };
         }
         record.taken = record.taken.max(take.taken.min(POOL_MAX));
         record.returned = record.returned.max(take.returned.min(record.taken));
         self.nodes.insert(node, record);
 
         let last = self.totals.get(&node).filter(|_| boot == known.boot).map_or(0, |(_, call)| *call);
-        let is_newest = call > last || broken(Broken::PoolGrantsOlderCalls);
-        let is_burned = take.begins_us < ground.burned_us && !broken(Broken::PoolBurnsNothing);
+        let is_newest = call > last || mutated(Mutation::PoolGrantsOlderCalls);
+        let is_burned = take.begins_us < context.burned_us && !mutated(Mutation::PoolBurnsNothing);
         let total = match take.total {
-            Total::Ahead(units) if !broken(Broken::PoolRemembersAhead) => units.min(POOL_MAX),
+            Total::Ahead(units) if !mutated(Mutation::PoolRemembersAhead) => units.min(POOL_MAX),
             Total::Ahead(units) | Total::Open(units) => {
                 let units = units.min(POOL_MAX);
                 self.said = if is_newest { units } else { self.said };
@@ -155,7 +155,7 @@ impl Window {
         let wanted = take.wanted.saturating_sub(ahead);
         let needed = take.needed.saturating_sub(ahead);
         let mut granted = 0;
-        let may_grant = is_newest && (ground.grants || broken(Broken::PoolGrantsUntold));
+        let may_grant = is_newest && (context.grants || mutated(Mutation::PoolGrantsUntold));
         if may_grant && needed <= free {
             let part = left / (PART * self.nodes.len() as u64);
             granted = wanted.min(needed.max(part)).min(free);
@@ -182,13 +182,13 @@ impl Window {
 
 /// What a node has of one window's pool, as it knows itself. It stays on the safe side of what the pool has down for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Purse {
+pub struct WindowBalance {
     taken: u64,
     returned: u64,
     used: u64,
 }
 
-impl Purse {
+impl WindowBalance {
     /// What a process knows of those before it, which told nobody what of it they had not used: all is spent.
     pub const fn after_a_crash(taken: u64, returned: u64) -> Self {
         Self { taken, returned, used: taken.saturating_sub(returned) }

@@ -5,28 +5,31 @@ use std::collections::{BTreeMap, BTreeSet};
 use crdts::LWWReg;
 use serde::Deserialize;
 
-use super::{Ack, CellKey, Fence, Kept, Lasts, Mark, Member, Region, Spared, Term, Version, Writer};
+use super::{
+    Ack, Allocation, CellKey, Fence, Incarnation, Lasts, Member, MemberId, Spared, Version, VersionId,
+    VersionsRecord,
+};
 
 /// A [`Kept`] of a disk that was written before certificates could be revoked: it lacks [`Version::revoked`].
 #[derive(Debug, Deserialize)]
 pub struct KeptBefore {
-    me: Writer,
-    register: Option<LWWReg<VersionBefore, Mark>>,
-    chain: Vec<Term>,
-    acks: BTreeMap<Writer, Ack>,
-    closed: BTreeMap<(Region, u16), u32>,
+    me: Incarnation,
+    register: Option<LWWReg<VersionBefore, VersionId>>,
+    chain: Vec<Allocation>,
+    acks: BTreeMap<Incarnation, Ack>,
+    closed: BTreeMap<(MemberId, u16), u32>,
     own: Option<Ack>,
-    spared: BTreeMap<Mark, Spared>,
+    spared: BTreeMap<VersionId, Spared>,
 }
 
 /// A [`Version`] of that time, field by field.
 #[derive(Clone, Debug, Deserialize)]
 struct VersionBefore {
-    mark: Mark,
-    term: Mark,
-    authority: Writer,
-    members: BTreeMap<Region, Member>,
-    leaving: BTreeSet<Writer>,
+    version_id: VersionId,
+    term: VersionId,
+    authority: Incarnation,
+    members: BTreeMap<MemberId, Member>,
+    leaving: BTreeSet<Incarnation>,
     fenced: Vec<Fence>,
     clock_error_ns: u64,
     drift_ppm: u32,
@@ -35,12 +38,12 @@ struct VersionBefore {
     limits: Vec<u8>,
 }
 
-impl From<KeptBefore> for Kept {
+impl From<KeptBefore> for VersionsRecord {
     fn from(before: KeptBefore) -> Self {
         let register = before.register.map(|LWWReg { val, marker }| {
             let val = Version {
-                mark: val.mark,
-                term: val.term,
+                version_id: val.version_id,
+                allocation: val.term,
                 authority: val.authority,
                 members: val.members,
                 leaving: val.leaving,

@@ -1,7 +1,7 @@
 //! Loans and transfers under an adversary: random histories of regions that lend, renew, freeze, return, crash, sleep,
 //! drift and lose messages, checked after every step. A failure prints its seed, which replays it.
 //!
-//! `ACEQUIA_STEPS` sets the steps of the long runs. With the feature `broken`, each rule is left out in turn, and the
+//! `ACEQUIA_STEPS` sets the steps of the long runs. With the feature `mutations`, each rule is left out in turn, and the
 //! checks must notice.
 
 mod kills;

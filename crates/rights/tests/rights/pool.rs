@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::loans::random::Random;
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
-    Bucket, Generation, Group, Purse, Sliding, Taker, Window, bucket,
-    group::{Assertion, Begin, Known, Place},
+    Bucket, BucketBalance, Generation, PoolGroup, Sliding, Taker, Window, bucket,
+    group::{Assertion, Begin, GroupStatus, ServerIdentity},
     keep_us, slack_us, sliding, window,
 };
 
@@ -25,7 +25,7 @@ const NODES: u16 = 3;
 /// What one server keeps.
 #[derive(Clone, Debug, Default)]
 struct Server {
-    group: Group,
+    group: PoolGroup,
     bucket: Bucket,
     windows: BTreeMap<u64, Window>,
     sliding: Sliding,
@@ -46,9 +46,9 @@ enum Message {
     GotSliding(u64, u64),
     GotWindow(u64, u64),
     /// How the group is.
-    Known(Known),
+    Known(GroupStatus),
     /// That a node told all was heard, and whether all others have.
-    Told(Known),
+    Told(GroupStatus),
 }
 
 #[derive(Clone, Debug)]
@@ -75,15 +75,15 @@ struct Node {
     /// Whether it grants; and the last that was heard of before it.
     grants: bool,
     before: Generation,
-    purse: Purse,
+    balance: BucketBalance,
     /// Owed, in units of the whole rate's parts: see `World::weight`.
     debt: u128,
     drained_us: u64,
-    sliding: sliding::Purse,
+    sliding: sliding::SlidingBalance,
     /// What this process charged of the sliding window, and when.
     log: VecDeque<(u64, u64)>,
     /// Of each window, with all earlier processes'.
-    windows: BTreeMap<u64, window::Purse>,
+    windows: BTreeMap<u64, window::WindowBalance>,
     knows_from_us: u64,
     /// Whether a generation granted that this process, or an earlier one with its disk, had heard of before.
     is_proven: bool,
@@ -123,7 +123,7 @@ struct World {
     nodes: Vec<Node>,
     wire: Vec<Sent>,
     meter: Meter,
-    terms: bucket::Terms,
+    params: bucket::BucketParams,
     total: u64,
     /// Everything that was admitted: the bucket's debt by true time, the window's and the sliding window's charges.
     debt: u128,
@@ -150,7 +150,7 @@ impl World {
             Rate::parse(["10/s", "40/s", "200/s", "7/m", "999/s"][random.below(5) as usize]).expect("a rate");
         let meter = Meter::new(rate, units);
         let part = Part { rate: RATE_PARTS, units };
-        let terms = bucket::Terms::of(&meter, part, slack_us(ERROR_NS, LATE_NS)).expect("terms");
+        let params = bucket::BucketParams::of(&meter, part, slack_us(ERROR_NS, LATE_NS)).expect("terms");
         let off =
             |random: &mut Random| random.below(2 * ERROR_NS / 1_000 + 1) as i64 - (ERROR_NS / 1_000) as i64;
         let now_us = 1_700_000_000_000_000;
@@ -170,7 +170,7 @@ impl World {
             nodes,
             wire: Vec::new(),
             meter,
-            terms,
+            params,
             total,
             debt: 0,
             drained_us: now_us,
@@ -240,13 +240,13 @@ impl World {
     fn settle(&mut self, at: u16) {
         let now_us = self.now_us;
         let given = |world: &Self, node: &Node, until_us: u64| {
-            world.given(node.purse.part().rate, until_us.saturating_sub(node.drained_us))
+            world.given(node.balance.part().rate, until_us.saturating_sub(node.drained_us))
         };
         let mut node = std::mem::take(&mut self.nodes[at as usize]);
-        let end_us = node.purse.end_ns() / 1_000;
-        if node.purse.part() != Part::default() && end_us <= now_us {
+        let end_us = node.balance.end_ns() / 1_000;
+        if node.balance.part() != Part::default() && end_us <= now_us {
             node.debt = node.debt.saturating_sub(given(self, &node, end_us));
-            let change = node.purse.settle(now_us * 1_000).expect("over");
+            let change = node.balance.settle(now_us * 1_000).expect("over");
             node.debt = node.debt.saturating_sub(u128::from(change.shed) * self.weight());
         } else {
             node.debt = node.debt.saturating_sub(given(self, &node, now_us));
@@ -257,7 +257,7 @@ impl World {
     }
 
     fn level(&self, node: &Node) -> u64 {
-        let capacity = u128::from(node.purse.part().units) * self.weight();
+        let capacity = u128::from(node.balance.part().units) * self.weight();
         u64::try_from(capacity.saturating_sub(node.debt) / self.weight()).expect("few units")
     }
 
@@ -282,7 +282,7 @@ impl World {
                 self.debt = self.debt.saturating_sub(given) + u128::from(cost) * self.weight();
                 self.drained_us = self.now_us;
                 self.admitted[0] += cost;
-                let most = u128::from(self.terms.part.units) * self.weight();
+                let most = u128::from(self.params.part.units) * self.weight();
                 if self.debt > most {
                     self.fault = Some(format!(
                         "the bucket is over by {} units",
@@ -360,7 +360,7 @@ impl World {
             }
             return windows.into_iter().for_each(|begins_us| self.window_call(at, begins_us, 0));
         }
-        let some = 1 + self.random.below(self.total.max(self.terms.part.units));
+        let some = 1 + self.random.below(self.total.max(self.params.part.units));
         match asks {
             0 => {
                 let rate =
@@ -372,8 +372,8 @@ impl World {
             _ => {
                 // Some of what was not used goes back.
                 let begins_us = self.window(at);
-                if let Some(purse) = self.nodes[at as usize].windows.get_mut(&begins_us) {
-                    purse.give_back(self.random.below(purse.left() + 1));
+                if let Some(balance) = self.nodes[at as usize].windows.get_mut(&begins_us) {
+                    balance.give_back(self.random.below(balance.left() + 1));
                 }
                 self.window_call(at, begins_us, 0);
             }
@@ -386,7 +386,7 @@ impl World {
 
     fn bucket_call(&mut self, at: u16, wanted: Part) {
         let mut node = self.nodes[at as usize].clone();
-        let part = node.purse.part();
+        let part = node.balance.part();
         let keeps = if wanted.units % 3 == 1 {
             Part {
                 rate: self.random.below(u64::from(part.rate) + 1) as u32,
@@ -396,7 +396,7 @@ impl World {
             part
         };
         let tokens = self.random.below(self.level(&node).min(part.units - keeps.units) + 1);
-        let (call, change) = node.purse.ask(keeps, tokens, self.now_us * 1_000);
+        let (call, change) = node.balance.ask(keeps, tokens, self.now_us * 1_000);
         node.debt = node.debt.saturating_sub(u128::from(change.shed) * self.weight());
         self.nodes[at as usize] = node;
         let (taker, keep_us) = (self.taker(at, call), keep_us(TTL_NS, 0, ERROR_NS));
@@ -428,12 +428,12 @@ impl World {
     }
 
     fn window_call(&mut self, at: u16, begins_us: u64, wanted: u64) {
-        let purse = self.nodes[at as usize].windows.get(&begins_us).copied().unwrap_or_default();
+        let balance = self.nodes[at as usize].windows.get(&begins_us).copied().unwrap_or_default();
         self.takes += 1;
         let take = window::Take {
             taker: self.taker(at, self.takes),
-            taken: purse.taken(),
-            returned: purse.returned(),
+            taken: balance.taken(),
+            returned: balance.returned(),
             wanted,
             needed: self.random.below(wanted + 1) * self.random.below(2),
             reserved: 0,
@@ -469,16 +469,16 @@ impl World {
     }
 
     fn answer(&mut self, sent: Sent) {
-        let place = Place { run: self.run.to_string(), map: 0, terms: 0 };
+        let identity = ServerIdentity { run: self.run.to_string(), config_fingerprint: 0, terms: 0 };
         let wall_us = sent.wall_us;
-        let ground = self.server.group.ground(&place, sent.generation, wall_us);
-        let known = |server: &Server| Message::Known(server.group.known(&place));
-        let answer = match (&sent.message, ground) {
+        let context = self.server.group.context(&identity, sent.generation, wall_us);
+        let known = |server: &Server| Message::Known(server.group.known(&identity));
+        let answer = match (&sent.message, context) {
             (Message::Begin { heard, goes_on }, _) => {
                 let node = &mut self.nodes[sent.node as usize];
                 node.begun += 1;
                 let by = Taker { node: sent.node + 1, boot: sent.boot, call: node.begun };
-                self.server.group.begin(&place, &Begin { heard: *heard, by, goes_on: *goes_on });
+                self.server.group.begin(&identity, &Begin { heard: *heard, by, goes_on: *goes_on });
                 known(&self.server)
             }
             (_, None) => known(&self.server),
@@ -494,24 +494,24 @@ impl World {
                     wall_us,
                     slack_us: slack_us(ERROR_NS, LATE_NS),
                 };
-                let known = self.server.group.assert(&place, &assertion);
+                let known = self.server.group.assert(&identity, &assertion);
                 Message::Told(known)
             }
-            (Message::Bucket(exchange), Some(ground)) => {
-                match self.server.bucket.exchange(exchange, &self.terms, &ground) {
+            (Message::Bucket(exchange), Some(context)) => {
+                match self.server.bucket.exchange(exchange, &self.params, &context) {
                     Ok(exchanged) => Message::GotBucket(exchange.taker.call, exchanged),
                     Err(_) => return,
                 }
             }
-            (Message::Sliding(exchange), Some(ground)) => {
-                match self.server.sliding.exchange(exchange, &ground) {
+            (Message::Sliding(exchange), Some(context)) => {
+                match self.server.sliding.exchange(exchange, &context) {
                     Ok(exchanged) => Message::GotSliding(exchange.taker.call, exchanged.units),
                     Err(_) => return,
                 }
             }
-            (Message::Window(begins_us, take), Some(ground)) => {
+            (Message::Window(begins_us, take), Some(context)) => {
                 let window = self.server.windows.entry(*begins_us).or_default();
-                match window.take(take, &ground) {
+                match window.take(take, &context) {
                     Ok(took) => Message::GotWindow(*begins_us, took.taken),
                     Err(_) => return,
                 }
@@ -533,7 +533,7 @@ impl World {
             return;
         }
         match sent.message {
-            Message::Known(Known { generation, grants, is_first, .. }) => {
+            Message::Known(GroupStatus { generation, grants, is_first, .. }) => {
                 let is_answer = sent.generation == node.generation;
                 let (known, is_stranger) = (node.generation, !node.is_proven);
                 let may_be_old = generation.number > 0 && (grants || generation.number <= node.floor);
@@ -570,7 +570,8 @@ impl World {
                 if !node.grants {
                     return;
                 }
-                if let Some(change) = node.purse.answer(call, &exchanged, (TTL_NS, LATE_NS), now_us * 1_000) {
+                if let Some(change) = node.balance.answer(call, &exchanged, (TTL_NS, LATE_NS), now_us * 1_000)
+                {
                     node.debt += u128::from(change.owe) * weight;
                 }
             }
@@ -598,8 +599,11 @@ impl World {
         let mut new = Node::begin(old.boot + 1, old.wall_off_us, self.now_us);
         if keeps && old.is_proven {
             // What it took is spent, as far as it knows.
-            let spent = |purse: &window::Purse| window::Purse::after_a_crash(purse.taken(), purse.returned());
-            new.windows = old.windows.iter().map(|(begins_us, purse)| (*begins_us, spent(purse))).collect();
+            let spent = |balance: &window::WindowBalance| {
+                window::WindowBalance::after_a_crash(balance.taken(), balance.returned())
+            };
+            new.windows =
+                old.windows.iter().map(|(begins_us, balance)| (*begins_us, spent(balance))).collect();
             (new.generation, new.is_proven, new.knows_from_us) = (old.generation, true, old.knows_from_us);
         }
         self.nodes[at as usize] = new;
@@ -659,39 +663,39 @@ fn no_history_takes_more_from_a_pool_than_there_is() {
     assert!(admitted.iter().all(|units| *units > 15 * histories), "{admitted:?}");
 }
 
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 #[test]
 fn every_rule_is_needed() {
-    use acequia_rights::broken::{Broken, break_rule};
+    use acequia_rights::mutation::{Mutation, break_rule};
     let rules = [
-        Broken::PoolOwesNothing,
-        Broken::PoolHearsOlderCalls,
-        Broken::PoolTrustsTheDead,
-        Broken::PoolGrantsUntold,
-        Broken::PoolAsksOneNode,
-        Broken::PoolBeginsFull,
-        Broken::PoolBurnsNothing,
-        Broken::PoolNewToOne,
-        Broken::PoolForgetsTheDead,
-        Broken::PoolKnowsNoProcess,
-        Broken::PoolLingersNot,
-        Broken::PurseHearsOlderCalls,
-        Broken::PurseKeepsWhatItGave,
+        Mutation::PoolOwesNothing,
+        Mutation::PoolHearsOlderCalls,
+        Mutation::PoolTrustsTheDead,
+        Mutation::PoolGrantsUntold,
+        Mutation::PoolAsksOneNode,
+        Mutation::PoolBeginsFull,
+        Mutation::PoolBurnsNothing,
+        Mutation::PoolNewToOne,
+        Mutation::PoolForgetsTheDead,
+        Mutation::PoolKnowsNoProcess,
+        Mutation::PoolLingersNot,
+        Mutation::PurseHearsOlderCalls,
+        Mutation::PurseKeepsWhatItGave,
     ];
-    type Story = (Broken, fn() -> u64, u64);
+    type Story = (Mutation, fn() -> u64, u64);
     let stories: [Story; 12] = [
-        (Broken::PoolGrantsOlderCalls, stories::a_call_of_more_comes_late, 0),
-        (Broken::PoolCountsUnitsAlike, totals::counted_in_parts, 0),
-        (Broken::PoolGoesOnUnwitnessed, stories::two_without_disks, 0),
-        (Broken::PoolForgetsBeyond, stories::owed_of_fewer_and_of_more, 0),
-        (Broken::PurseHearsAfterItsEnd, stories::an_answer_after_the_end, 0),
-        (Broken::PurseDatesFromAnswer, stories::the_end_of_a_lease, 1_000),
-        (Broken::PoolGrantsUnsure, stories::two_walls_at_one_instant, stories::UNITS),
-        (Broken::PoolDrainsEarly, stories::a_part_that_comes_and_goes, stories::MOST),
-        (Broken::PoolHearsOldTerms, stories::a_caller_of_an_earlier_distribution, 0),
-        (Broken::PoolRemembersAhead, stories::who_comes_later_takes_before_anybody_is_in_the_window, 0),
-        (Broken::PoolForgetsFresh, stories::called_before_all_had_told, 0),
-        (Broken::PoolFreshFromFirst, stories::called_when_all_had_told, 0),
+        (Mutation::PoolGrantsOlderCalls, stories::a_call_of_more_comes_late, 0),
+        (Mutation::PoolCountsUnitsAlike, totals::counted_in_parts, 0),
+        (Mutation::PoolGoesOnUnwitnessed, stories::two_without_disks, 0),
+        (Mutation::PoolForgetsBeyond, stories::owed_of_fewer_and_of_more, 0),
+        (Mutation::PurseHearsAfterItsEnd, stories::an_answer_after_the_end, 0),
+        (Mutation::PurseDatesFromAnswer, stories::the_end_of_a_lease, 1_000),
+        (Mutation::PoolGrantsUnsure, stories::two_walls_at_one_instant, stories::UNITS),
+        (Mutation::PoolDrainsEarly, stories::a_part_that_comes_and_goes, stories::MOST),
+        (Mutation::PoolHearsOldTerms, stories::a_caller_of_an_earlier_distribution, 0),
+        (Mutation::PoolRemembersAhead, stories::who_comes_later_takes_before_anybody_is_in_the_window, 0),
+        (Mutation::PoolForgetsFresh, stories::called_before_all_had_told, 0),
+        (Mutation::PoolFreshFromFirst, stories::called_when_all_had_told, 0),
     ];
     let mut missed = Vec::new();
     println!("{:<26}{:>9}", "rule left out", "histories");
@@ -704,7 +708,7 @@ fn every_rule_is_needed() {
             false => missed.push(rule),
         }
     }
-    let of_names = [Broken::NameOutlivesGeneration, Broken::NameKeptUnclaimed];
+    let of_names = [Mutation::NameOutlivesGeneration, Mutation::NameKeptUnclaimed];
     for rule in rules.into_iter().chain(of_names) {
         break_rule(Some(rule));
         let told = |seed| match of_names.contains(&rule) {

@@ -2,7 +2,7 @@
 
 use acequia_limits::{RATE_PARTS, UNITS_MAX};
 use acequia_rights::{
-    Region, Split,
+    MemberId, Split,
     standing::{DISTINCT_MAX, REGIONS_MAX, SUM_MAX, SplitFault, WEIGHT_MAX},
 };
 use proptest::prelude::*;
@@ -11,9 +11,9 @@ fn split(weights: &[u32]) -> Split {
     Split::new(&numbered(weights)).expect("possible weights")
 }
 
-fn numbered(weights: &[u32]) -> Vec<(Region, u32)> {
+fn numbered(weights: &[u32]) -> Vec<(MemberId, u32)> {
     // Numbers with gaps, as catalogues have them.
-    weights.iter().enumerate().map(|(at, &weight)| (Region(at as u16 * 3 + 1), weight)).collect()
+    weights.iter().enumerate().map(|(at, &weight)| (MemberId(at as u16 * 3 + 1), weight)).collect()
 }
 
 fn shares(split: &Split, total: u64, salt: u32) -> Vec<u64> {
@@ -250,9 +250,9 @@ fn salts_are_fair() {
 fn impossible_weights_are_refused_with_a_way_out() {
     assert_eq!(Split::new(&[]), Err(SplitFault::Regions(0)));
     assert_eq!(Split::new(&numbered(&[1; 65])), Err(SplitFault::Regions(65)));
-    assert_eq!(Split::new(&[(Region(4), 1), (Region(4), 1)]), Err(SplitFault::Twice(4)));
+    assert_eq!(Split::new(&[(MemberId(4), 1), (MemberId(4), 1)]), Err(SplitFault::Twice(4)));
     for weight in [0, WEIGHT_MAX + 1] {
-        assert_eq!(Split::new(&[(Region(4), weight)]), Err(SplitFault::Weight { region: 4, weight }));
+        assert_eq!(Split::new(&[(MemberId(4), weight)]), Err(SplitFault::Weight { region: 4, weight }));
     }
     let fault = Split::new(&numbered(&[3_333, 3_333, 3_334])).expect_err("too fine");
     let said = fault.to_string();
@@ -267,7 +267,7 @@ fn impossible_weights_are_refused_with_a_way_out() {
 #[test]
 fn whoever_has_no_part_has_nothing() {
     let split = split(&[1, 2]);
-    let stranger = Region(99);
+    let stranger = MemberId(99);
     assert_eq!((split.units(stranger, 1_000, 7), split.rate(stranger), split.weight(stranger)), (0, 0, 0));
     assert_eq!(split.distinct(stranger, 1_000).as_slice(), [0]);
 }
@@ -290,7 +290,7 @@ fn the_slowest_part_is_slower_than_all_others() {
 #[test]
 fn a_split_comes_back_from_its_weights() {
     let split = split(&[30, 20, 10]);
-    let weights: Vec<(Region, u32)> = split.clone().into();
+    let weights: Vec<(MemberId, u32)> = split.clone().into();
     assert_eq!(weights, numbered(&[30, 20, 10]));
     assert_eq!(Split::try_from(weights), Ok(split));
 }

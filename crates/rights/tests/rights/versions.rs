@@ -46,27 +46,27 @@ fn a_seed_replays_its_history() {
     assert_ne!(trace(11), trace(12));
 }
 
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 #[test]
 fn every_rule_is_needed() {
-    use acequia_rights::broken::{Broken, break_rule};
+    use acequia_rights::mutation::{Mutation, break_rule};
     let rules = [
-        Broken::LargestRemainder,
-        Broken::RaiseBeforeAck,
-        Broken::AskLoweredOnly,
-        Broken::SkipSurvivorAck,
-        Broken::LaterAckCounts,
-        Broken::RaiseIgnoresFrom,
-        Broken::SparesWhatFollows,
-        Broken::SparesUnheardOf,
-        Broken::NoClockMargin,
-        Broken::NoWaitAfterAck,
-        Broken::RestartKeepsWaits,
-        Broken::AdoptOlderVersion,
-        Broken::AckBeforeDurable,
-        Broken::TrustUnnamedIncarnation,
-        Broken::JoinAtOnce,
-        Broken::ForgetLeavers,
+        Mutation::LargestRemainder,
+        Mutation::RaiseBeforeAck,
+        Mutation::AskLoweredOnly,
+        Mutation::SkipSurvivorAck,
+        Mutation::LaterAckCounts,
+        Mutation::RaiseIgnoresFrom,
+        Mutation::SparesWhatFollows,
+        Mutation::SparesUnheardOf,
+        Mutation::NoClockMargin,
+        Mutation::NoWaitAfterAck,
+        Mutation::RestartKeepsWaits,
+        Mutation::AdoptOlderVersion,
+        Mutation::AckBeforeDurable,
+        Mutation::TrustUnnamedIncarnation,
+        Mutation::JoinAtOnce,
+        Mutation::ForgetLeavers,
     ];
     let most = histories(20_000);
     let mut missed = Vec::new();

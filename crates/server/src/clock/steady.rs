@@ -3,7 +3,7 @@
 //! The counter is only ever read a millisecond ahead of the last look at the system's clock. So what is wrong with it
 //! (its rate, a step, a stop while the machine slept) is worth a few microseconds, and no error lasts.
 
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::mutation::{Mutation, mutated};
 
 use super::{latch::Line, raw::RawClocks};
 
@@ -94,7 +94,7 @@ impl Steady {
             self.learn(sight);
         }
         let counts = match self.counter {
-            Counter::Used if broken(Broken::CounterTrusted) => u64::MAX,
+            Counter::Used if mutated(Mutation::CounterTrusted) => u64::MAX,
             Counter::Used if is_narrow => ((u128::from(ALONE_NS) << 32) / u128::from(self.scale)) as u64,
             _ => 0,
         };
@@ -110,7 +110,7 @@ impl Steady {
     fn learn(&mut self, sight: &Sight) {
         if let Some(last) = self.last.replace(*sight)
             && !self.is_even(&last, sight)
-            && !broken(Broken::CounterTrusted)
+            && !mutated(Mutation::CounterTrusted)
         {
             self.counter = Counter::Unstable;
             return;

@@ -1,6 +1,6 @@
 //! The wall: what it is ahead of the system's `CLOCK_BOOTTIME`, which changes only when somebody sets one of them.
 
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::mutation::{Mutation, mutated};
 
 use super::{
     Health,
@@ -59,8 +59,8 @@ impl Wall {
             return;
         }
         let (least_ns, most_ns) = (less(wall_ns, before_ns), less(wall_ns, after_ns));
-        let least_ns = if broken(Broken::WallDatedEarly) { most_ns } else { least_ns };
-        if broken(Broken::WallKeepsLargest) {
+        let least_ns = if mutated(Mutation::WallDatedEarly) { most_ns } else { least_ns };
+        if mutated(Mutation::WallKeepsLargest) {
             self.offset_ns = self.offset_ns.max(least_ns);
             return;
         }

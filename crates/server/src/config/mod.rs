@@ -25,7 +25,7 @@ use std::{
 
 use acequia_limits::{Limit, networks::Network, notation::format_duration_ns};
 use acequia_node::Keep;
-use acequia_rights::{Region, node_named};
+use acequia_rights::{MemberId, node_named};
 use serde::Deserialize;
 
 pub use self::file::read_text;
@@ -230,9 +230,9 @@ impl Config {
 
     /// The number that this node goes by among those of all regions, its region's where that has no other ([`MemberConfig::number`]), and
     /// the number of its name.
-    pub fn numbers(&self) -> (Region, u16) {
+    pub fn numbers(&self) -> (MemberId, u16) {
         let member = self.regions.as_ref().and_then(|regions| regions.member(&self.region, &self.node));
-        let number = member.map_or_else(|| Region::named(&self.region), |member| member.number);
+        let number = member.map_or_else(|| MemberId::named(&self.region), |member| member.number);
         (number, node_named(&self.node))
     }
 

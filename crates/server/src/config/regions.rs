@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use acequia_rights::{
-    Region, Split, node_named,
+    MemberId, Split, node_named,
     standing::{REGIONS_MAX, SUM_MAX, SplitFault, WEIGHT_MAX},
 };
 use serde::Deserialize;
@@ -45,7 +45,7 @@ pub struct RegionConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberConfig {
     /// The number that it goes by among them: its region's where that has no other node.
-    pub number: Region,
+    pub number: MemberId,
     /// What orders call it: its region, or its own name where that has several nodes.
     pub name: String,
     /// Its region.
@@ -68,7 +68,7 @@ impl Regions {
             let is_alone = count < 2;
             let (region, nodes) = (region.clone(), config.nodes.clone());
             nodes.into_iter().map(move |(node, address)| MemberConfig {
-                number: Region::named(&if is_alone { region.clone() } else { format!("{region}/{node}") }),
+                number: MemberId::named(&if is_alone { region.clone() } else { format!("{region}/{node}") }),
                 name: if is_alone { region.clone() } else { node.clone() },
                 region: region.clone(),
                 node,
@@ -86,9 +86,9 @@ impl Regions {
 
     /// The nodes of a region that are several, by the numbers of their names, with those that they go by among all regions; none of one
     /// node.
-    pub fn mates(&self, region: &str) -> BTreeMap<u16, Region> {
+    pub fn mates(&self, region: &str) -> BTreeMap<u16, MemberId> {
         let of_region = self.all().into_iter().filter(|member| member.region == region);
-        let numbers: BTreeMap<u16, Region> =
+        let numbers: BTreeMap<u16, MemberId> =
             of_region.map(|member| (node_named(&member.node), member.number)).collect();
         if numbers.len() > 1 { numbers } else { BTreeMap::new() }
     }
@@ -176,10 +176,10 @@ impl WrittenSharing<'_> {
 
     /// Notes regions whose names cannot be, or cannot be together.
     fn check_numbers(&self, faults: &mut Faults<'_>) {
-        let mut numbers: BTreeMap<Region, &Spanned<String>> = BTreeMap::new();
+        let mut numbers: BTreeMap<MemberId, &Spanned<String>> = BTreeMap::new();
         for (name, _) in &self.regions.value.0 {
             faults.name("region", name);
-            let number = Region::named(&name.value);
+            let number = MemberId::named(&name.value);
             if let Some(first) = numbers.insert(number, name) {
                 let what = format!(
                     "region {} falls together with region {} in line {}: both names make the number {}, by \
@@ -345,7 +345,7 @@ fn check_all(regions: &Regions, regions_line: u64, faults: &mut Faults<'_>) {
         );
         return faults.add(regions_line, what);
     }
-    let (mut by_number, mut by_name): (BTreeMap<Region, _>, BTreeMap<&str, _>) = Default::default();
+    let (mut by_number, mut by_name): (BTreeMap<MemberId, _>, BTreeMap<&str, _>) = Default::default();
     // In their region's store nodes go by a number of their name alone.
     let mut by_store: BTreeMap<(&str, u16), &MemberConfig> = BTreeMap::new();
     for member in &all {
@@ -368,9 +368,10 @@ fn check_all(regions: &Regions, regions_line: u64, faults: &mut Faults<'_>) {
 
 /// What is wrong with weights whose proportions are too fine. Other faults of weights are found before.
 fn too_fine(weights: &[(&str, u32)]) -> Option<String> {
-    let numbered: BTreeMap<Region, (&str, u32)> =
-        weights.iter().map(|&(name, weight)| (Region::named(name), (name, weight))).collect();
-    let split: Vec<(Region, u32)> = numbered.iter().map(|(&region, &(_, weight))| (region, weight)).collect();
+    let numbered: BTreeMap<MemberId, (&str, u32)> =
+        weights.iter().map(|&(name, weight)| (MemberId::named(name), (name, weight))).collect();
+    let split: Vec<(MemberId, u32)> =
+        numbered.iter().map(|(&region, &(_, weight))| (region, weight)).collect();
     let Err(SplitFault::TooFine { sum, suggestion }) = Split::new(&split) else { return None };
     // In the order of the numbers, which says nothing to people.
     let near = numbered.values().zip(suggestion.split(", "));
@@ -412,7 +413,7 @@ mod tests {
         assert_eq!(config.tls, Some("./certs".into()));
         assert_eq!(config.admin_token, None);
         assert_eq!(config.listen.mesh, Some(([127, 0, 0, 1], 7201).into()));
-        assert_eq!(config.numbers(), (Region(53_311), acequia_rights::node_named("eu-1")));
+        assert_eq!(config.numbers(), (MemberId(53_311), acequia_rights::node_named("eu-1")));
         assert_eq!(
             config.to_string(),
             "node eu-1 in region eu, 0 limits, shared by 3 regions (ap, eu, us), authority us-1, clocks \
@@ -505,10 +506,10 @@ mod tests {
         assert_eq!(weights, [("ap", 3), ("eu", 3), ("us-1", 2), ("us-2", 2), ("us-3", 2)]);
         assert_eq!(regions.mates("eu"), BTreeMap::new());
         let of_us = all.iter().filter(|member| member.region == "us");
-        let of_us: BTreeMap<u16, Region> =
+        let of_us: BTreeMap<u16, MemberId> =
             of_us.map(|member| (node_named(&member.node), member.number)).collect();
         assert_eq!((regions.mates("us"), of_us.len()), (of_us, 3));
-        assert_eq!(regions.member("eu", "eu-1").map(|member| member.number), Some(Region::named("eu")));
+        assert_eq!(regions.member("eu", "eu-1").map(|member| member.number), Some(MemberId::named("eu")));
     }
 
     #[test]
@@ -565,9 +566,9 @@ limits:
 
     #[test]
     fn two_names_that_make_one_number_are_refused() {
-        let mut numbers: BTreeMap<Region, String> = BTreeMap::new();
+        let mut numbers: BTreeMap<MemberId, String> = BTreeMap::new();
         let twins = (0..).map(|n| format!("r{n}")).find_map(|name| {
-            let first = numbers.insert(Region::named(&name), name.clone())?;
+            let first = numbers.insert(MemberId::named(&name), name.clone())?;
             Some((first, name))
         });
         let (first, second) = twins.expect("65,537 names have 65,536 numbers");

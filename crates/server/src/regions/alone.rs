@@ -11,7 +11,7 @@ use acequia_limits::{
     Descriptor, Limit,
     limit::{LimitSpec, parse_instant_ns},
 };
-use acequia_rights::Mark;
+use acequia_rights::VersionId;
 use acequia_store::{Store, StoreError};
 use arc_swap::ArcSwap;
 use serde::{Deserialize, Serialize};
@@ -247,8 +247,8 @@ impl Alone {
         if self.folder.is_none() {
             warnings.push("this node has no `data`: a restart forgets the order".to_owned());
         }
-        let mark = |number| Mark { epoch: 0, number };
-        let (before, after) = (mark(kept.number), mark(new.number));
+        let version_id = |number| VersionId { epoch: 0, number };
+        let (before, after) = (version_id(kept.number), version_id(new.number));
         if ordered.is_dry {
             return Ok(Outcome { before, after: before, changes, warnings });
         }

@@ -12,7 +12,7 @@ use acequia_node::{
     sharing::{limits_from_bytes, limits_to_bytes},
 };
 use acequia_rights::{
-    Mark, Region, Version, Writer, node_named,
+    Incarnation, MemberId, Version, VersionId, node_named,
     standing::WEIGHT_MAX,
     versions::{CellKey, Draft, Fence, Member, REVOKED_MAX},
 };
@@ -109,7 +109,7 @@ impl Regions {
         }
         let plan = self.plan(order, ordered, &version, now)?;
         let outcome =
-            self.carry_out(&mut authority, plan, &order.to_string(), ordered, (version.mark, now))?;
+            self.carry_out(&mut authority, plan, &order.to_string(), ordered, (version.version_id, now))?;
         if takes_over && !ordered.is_dry {
             // From now on a change of this node's file is an order; what it says already is not.
             self.keep_applied(&mut authority, self.file())?;
@@ -130,7 +130,7 @@ impl Regions {
     pub(super) fn begin_catalogue(&self, now: Now) {
         let (region, node) = &self.settings.authority;
         let first = self.settings.member(region, node).map(|member| (member.number, node_named(node)));
-        let is_first = first == Some((self.me.region, self.me.node)) && self.node.version().is_none();
+        let is_first = first == Some((self.me.member, self.me.node)) && self.node.version().is_none();
         if !is_first
             || !self.strangers(now).is_empty()
             || !self.node.is_wall_believed()
@@ -152,15 +152,15 @@ impl Regions {
     /// The configured regions that the first catalogue waits for: not heard, or with a catalogue.
     pub(super) fn strangers(&self, now: Now) -> Vec<String> {
         let peers = self.node.overview(now).peers;
-        let is_new = |region: Region| {
+        let is_new = |region: MemberId| {
             peers.iter().any(|peer| {
-                peer.writer.region == region
-                    && peer.writer.incarnation > 0
+                peer.incarnation.member == region
+                    && peer.incarnation.number > 0
                     && peer.is_reached
-                    && peer.mark == Mark::default()
+                    && peer.version_id == VersionId::default()
             })
         };
-        let others = self.names.regions().filter(|region| *region != self.me.region && !is_new(*region));
+        let others = self.names.regions().filter(|region| *region != self.me.member && !is_new(*region));
         others.map(|region| self.names.of_region(region, None)).collect()
     }
 
@@ -198,11 +198,14 @@ impl Regions {
         let heard = self.node.overview(now).peers;
         let mut members = BTreeMap::new();
         for MemberConfig { number, weight, .. } in self.settings.all() {
-            let writer = if number == self.me.region {
+            let writer = if number == self.me.member {
                 self.me
             } else {
-                match heard.iter().find(|peer| peer.writer.region == number && peer.writer.incarnation > 0) {
-                    Some(peer) => peer.writer,
+                match heard
+                    .iter()
+                    .find(|peer| peer.incarnation.member == number && peer.incarnation.number > 0)
+                {
+                    Some(peer) => peer.incarnation,
                     None => continue,
                 }
             };
@@ -224,7 +227,7 @@ impl Regions {
         let warnings =
             vec!["if any region has a catalogue already, every limit can be spent twice".to_owned()];
         let plan = Plan { draft, takes_over: false, changes, warnings };
-        let outcome = self.carry_out(authority, plan, what, ordered, (Mark::default(), now))?;
+        let outcome = self.carry_out(authority, plan, what, ordered, (VersionId::default(), now))?;
         if !ordered.is_dry {
             self.keep_applied(authority, file)?;
         }
@@ -347,7 +350,7 @@ impl Regions {
             }
             Order::Remove { region } => {
                 let member = self.other_member(&plan, region)?;
-                plan.draft.members.remove(&member.writer.region);
+                plan.draft.members.remove(&member.incarnation.member);
                 plan.changes.push(format!("{} gives its share up", member.name));
                 plan.warnings.push(format!(
                     "{region} denies from then on, and its share goes to the others when it has said so"
@@ -376,9 +379,9 @@ impl Regions {
         let NamedCell { view, window_ends_ns } = found;
         let burst = view.algorithm.budget();
         let own = view.holding.effective.units.saturating_sub(view.holding.left);
-        let mut words = vec![format!("{} {own}", self.names.of_region(self.me.region, Some(version)))];
+        let mut words = vec![format!("{} {own}", self.names.of_region(self.me.member, Some(version)))];
         let mut units = own;
-        for region in version.members.keys().filter(|region| **region != self.me.region) {
+        for region in version.members.keys().filter(|region| **region != self.me.member) {
             let name = self.names.of_region(*region, Some(version));
             let word = view.words.iter().find(|word| word.of == *region);
             words.push(match word.and_then(|word| Some((word, word.left?))) {
@@ -455,7 +458,7 @@ impl Regions {
         let writer = self.heard(region, now)?;
         // Whoever has begun anew will never say that it gave up what it had before; and that this does nothing any more is an
         // operator's to say, not ours.
-        let is_before = |old: Writer| old.node == writer.node && old.incarnation < writer.incarnation;
+        let is_before = |old: Incarnation| old.node == writer.node && old.number < writer.number;
         if self.leavers(number, now).any(is_before) {
             return Err(OrderFault::NotYet(format!(
                 "{region} was removed, and the node that it had then has not said that it gave its share up: bring that one \
@@ -477,28 +480,28 @@ impl Regions {
     fn plan_recover(&self, plan: &mut Plan, region: &str, now: Now) -> Result<(), OrderFault> {
         let old = self.other_member(plan, region)?;
         let writer = self.heard(region, now)?;
-        if writer == old.writer {
+        if writer == old.incarnation {
             return Err(OrderFault::Invalid(format!("{region} has its disk: nothing is to be recovered")));
         }
-        if writer < old.writer {
+        if writer < old.incarnation {
             return Err(OrderFault::Invalid(format!(
                 "the node of {region} that was heard is older than the one in the catalogue: is its clock wrong?"
             )));
         }
         plan.changes
-            .push(format!("{}: incarnation {} -> {}", old.name, old.writer.incarnation, writer.incarnation));
+            .push(format!("{}: incarnation {} -> {}", old.name, old.incarnation.number, writer.number));
         plan.warnings.push(format!(
             "if the disk that {region} had is put back and started, it is refused; what it lent and held is lost to it"
         ));
-        plan.draft.members.insert(writer.region, self.member(writer, old.weight));
-        plan.draft.fenced.push(fence(old.writer, now));
+        plan.draft.members.insert(writer.member, self.member(writer, old.weight));
+        plan.draft.fenced.push(fence(old.incarnation, now));
         Ok(())
     }
 
     fn plan_evict(&self, plan: &mut Plan, region: &str, is_fenced: bool, now: Now) -> Result<(), OrderFault> {
         // One that was removed and is gone before it could say that it gave its share up is waited for, too.
         let number = self.number_of(region)?;
-        let leavers: Vec<Writer> = self.leavers(number, now).collect();
+        let leavers: Vec<Incarnation> = self.leavers(number, now).collect();
         let is_member = plan.draft.members.contains_key(&number);
         let member =
             if is_member || leavers.is_empty() { Some(self.other_member(plan, region)?) } else { None };
@@ -510,8 +513,8 @@ impl Regions {
         }
         plan.draft.fenced.extend(leavers.into_iter().map(|writer| fence(writer, now)));
         if let Some(member) = member {
-            plan.draft.members.remove(&member.writer.region);
-            plan.draft.fenced.push(fence(member.writer, now));
+            plan.draft.members.remove(&member.incarnation.member);
+            plan.draft.fenced.push(fence(member.incarnation, now));
             plan.changes.push(format!("{} loses its share: weight {}", member.name, member.weight));
         } else {
             plan.changes.push(format!("{region}, which was removed, is not waited for any more"));
@@ -523,14 +526,14 @@ impl Regions {
     }
 
     /// Writers of a region that were removed, and have not said that they gave their share up.
-    fn leavers(&self, region: Region, now: Now) -> impl Iterator<Item = Writer> + use<> {
+    fn leavers(&self, region: MemberId, now: Now) -> impl Iterator<Item = Incarnation> + use<> {
         let progress = self.node.membership(now).and_then(|membership| membership.progress);
         let leavers = progress.map_or_else(BTreeSet::new, |progress| progress.leavers);
-        leavers.into_iter().filter(move |writer| writer.region == region)
+        leavers.into_iter().filter(move |writer| writer.member == region)
     }
 
     /// The number of what an order names.
-    fn number_of(&self, name: &str) -> Result<Region, OrderFault> {
+    fn number_of(&self, name: &str) -> Result<MemberId, OrderFault> {
         let nodes = self.names.nodes_of(name);
         if nodes.is_empty() {
             return Ok(self.names.number_of(name, self.node.version().as_ref()));
@@ -544,7 +547,7 @@ impl Regions {
     /// A member that is not this node.
     fn other_member(&self, plan: &Plan, region: &str) -> Result<Member, OrderFault> {
         let member = plan.draft.members.get(&self.number_of(region)?).ok_or_else(|| no_member(region))?;
-        if member.writer == self.me {
+        if member.incarnation == self.me {
             return Err(OrderFault::NotYet(format!(
                 "{region} is the authority's region: move the authority to another one first"
             )));
@@ -553,7 +556,7 @@ impl Regions {
     }
 
     /// Who was heard of a region.
-    fn heard(&self, region: &str, now: Now) -> Result<Writer, OrderFault> {
+    fn heard(&self, region: &str, now: Now) -> Result<Incarnation, OrderFault> {
         let number = self.number_of(region)?;
         if self.names.identity(number).is_none() {
             return Err(OrderFault::NotFound(format!(
@@ -561,14 +564,14 @@ impl Regions {
             )));
         }
         let peers = self.node.overview(now).peers;
-        let found = peers.iter().find(|peer| peer.writer.region == number && peer.is_reached);
-        found.map(|peer| peer.writer).ok_or_else(|| {
+        let found = peers.iter().find(|peer| peer.incarnation.member == number && peer.is_reached);
+        found.map(|peer| peer.incarnation).ok_or_else(|| {
             OrderFault::NotYet(format!("{region} is not reached: start its node, and see `acequia regions`"))
         })
     }
 
-    fn member(&self, writer: Writer, weight: u32) -> Member {
-        Member { weight, writer, name: self.names.of_writer(writer, None) }
+    fn member(&self, writer: Incarnation, weight: u32) -> Member {
+        Member { weight, incarnation: writer, name: self.names.of_writer(writer, None) }
     }
 
     fn carry_out(
@@ -577,7 +580,7 @@ impl Regions {
         plan: Plan,
         what: &str,
         ordered: &Ordered,
-        (before, now): (Mark, Now),
+        (before, now): (VersionId, Now),
     ) -> Result<Outcome, OrderFault> {
         let Plan { draft, takes_over, changes, warnings } = plan;
         let version = match takes_over {
@@ -587,7 +590,7 @@ impl Regions {
         if ordered.is_dry {
             return Ok(Outcome { before, after: before, changes, warnings });
         }
-        let after = version.mark;
+        let after = version.version_id;
         let entry = AuditEntry {
             wall_ns: now.wall_ns,
             author: clean(&ordered.author),
@@ -616,17 +619,17 @@ impl Regions {
         let certificate = certificate.map_or_else(|| "unknown".to_owned(), |one| one.to_string());
         let changes = changed_between(before, version, now.wall_ns);
         tracing::warn!(
-            version = %of_mark(version.mark), %authority, %certificate, changes = changes.join("; "),
+            version = %of_mark(version.version_id), %authority, %certificate, changes = changes.join("; "),
             "a version of the catalogue that another node made is in force"
         );
-        let before = before.map_or_else(Mark::default, |before| before.mark);
+        let before = before.map_or_else(VersionId::default, |before| before.version_id);
         self.authority().audit.append(&AuditEntry {
             wall_ns: now.wall_ns,
             author: format!("{authority}, by certificate {certificate}"),
             reason: String::new(),
-            what: format!("version {} adopted", of_mark(version.mark)),
+            what: format!("version {} adopted", of_mark(version.version_id)),
             before: (before.epoch, before.number),
-            after: (version.mark.epoch, version.mark.number),
+            after: (version.version_id.epoch, version.version_id.number),
             changes,
         })
     }
@@ -712,8 +715,8 @@ fn fingerprint(text: &str, seen: impl Iterator<Item = Fingerprint>) -> Result<Fi
 }
 
 /// The word of an operator that a writer does nothing any more.
-fn fence(writer: Writer, now: Now) -> Fence {
-    Fence { writer, wall_ns: now.wall_ns }
+fn fence(writer: Incarnation, now: Now) -> Fence {
+    Fence { incarnation: writer, wall_ns: now.wall_ns }
 }
 
 fn no_member(region: &str) -> OrderFault {

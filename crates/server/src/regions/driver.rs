@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 use acequia_limits::Now;
 use acequia_mesh::{Event, Identity};
 use acequia_node::sharing::Wall;
-use acequia_rights::{Mark, Region, Version};
+use acequia_rights::{MemberId, Version, VersionId};
 use tokio::{
     sync::{mpsc, watch},
     time::MissedTickBehavior,
@@ -33,11 +33,11 @@ struct Turn {
     ticked_ns: u64,
     seldom_ns: u64,
     /// The version whose schedule is on disk.
-    kept: Option<Mark>,
+    kept: Option<VersionId>,
     /// The newest that was adopted.
     adopted: Option<Version>,
     /// What was logged, and when.
-    logged: BTreeMap<(Region, &'static str), u64>,
+    logged: BTreeMap<(MemberId, &'static str), u64>,
     is_member: bool,
     wall: Wall,
 }
@@ -117,16 +117,16 @@ impl Turn {
         if regions.node.calls() || now.steady_ns >= self.ticked_ns + TICK_NS {
             self.ticked_ns = now.steady_ns;
             if let Err(fault) = regions.node.tick(now, |limit| regions.rows(limit))
-                && self.may_log(regions.me.region, "version", now)
+                && self.may_log(regions.me.member, "version", now)
             {
                 warn!(%fault, "a version of the catalogue was not adopted");
             }
             self.note_adopted(regions, now);
         }
-        if let Some((writer, fault)) = regions.node.take_unproven()
-            && self.may_log(writer.region, "seal", now)
+        if let Some((incarnation, fault)) = regions.node.take_unproven()
+            && self.may_log(incarnation.member, "seal", now)
         {
-            let writer = regions.names.of_writer(writer, regions.node.version().as_ref());
+            let writer = regions.names.of_writer(incarnation, regions.node.version().as_ref());
             warn!(%writer, %fault, "what was passed on as this node's word was refused");
         }
         regions.waiting.tell(regions.node.news());
@@ -156,7 +156,7 @@ impl Turn {
 
     /// Writes down what another node ordered, and was adopted with this tick; what was ordered here is written down already.
     fn note_adopted(&mut self, regions: &Regions, now: Now) {
-        let before = self.adopted.as_ref().map_or_else(Mark::default, |version| version.mark);
+        let before = self.adopted.as_ref().map_or_else(VersionId::default, |version| version.version_id);
         if regions.node.marks().0 == before {
             return;
         }
@@ -172,20 +172,20 @@ impl Turn {
 
     /// What is in force must be found by the next start.
     fn keep_schedule(&mut self, regions: &Regions, now: Now) {
-        let (mark, _) = regions.node.marks();
+        let (version_id, _) = regions.node.marks();
         // A journal that is down is the writer's to try.
         let is_down = regions.node.is_journal_down();
-        if self.kept == Some(mark) || mark == Mark::default() || is_down {
+        if self.kept == Some(version_id) || version_id == VersionId::default() || is_down {
             return;
         }
         match regions.keep_schedule() {
             Ok(()) => {
                 if self.kept.is_some() || regions.node.version().is_some_and(|v| v.authority != regions.me) {
-                    info!(version = %super::status::of_mark(mark), "catalogue in force");
+                    info!(version = %super::status::of_mark(version_id), "catalogue in force");
                 }
-                self.kept = Some(mark);
+                self.kept = Some(version_id);
             }
-            Err(fault) if self.may_log(regions.me.region, "schedule", now) => {
+            Err(fault) if self.may_log(regions.me.member, "schedule", now) => {
                 warn!(%fault, "the schedule of limits is not written down yet");
             }
             Err(_) => {}
@@ -208,7 +208,7 @@ impl Turn {
         let is_authority = regions.node.version().is_some_and(|version| version.authority == regions.me);
         if is_authority
             && let Err(fault) = regions.check_role()
-            && self.may_log(regions.me.region, "role", now)
+            && self.may_log(regions.me.member, "role", now)
         {
             warn!(%fault, "the catalogue stays in force, and cannot be changed");
         }
@@ -236,14 +236,14 @@ impl Turn {
         for peer in regions.node.peers(now).into_iter().filter(|peer| peer.is_reached) {
             let Some((ahead_ns, unsure_ns)) = peer.wall_ahead_ns else { continue };
             let is_off = ahead_ns.unsigned_abs() > 2 * error_ns + unsure_ns;
-            if is_off && self.may_log(peer.writer.region, "wall", now) {
-                let peer = regions.names.of_region(peer.writer.region, None);
+            if is_off && self.may_log(peer.incarnation.member, "wall", now) {
+                let peer = regions.names.of_region(peer.incarnation.member, None);
                 warn!(%peer, ahead_ms = ahead_ns / 1_000_000, "a peer's wall clock is further off than the catalogue allows");
             }
         }
     }
 
-    fn may_log(&mut self, region: Region, what: &'static str, now: Now) -> bool {
+    fn may_log(&mut self, region: MemberId, what: &'static str, now: Now) -> bool {
         let last = self.logged.get(&(region, what));
         let due = last.is_none_or(|last| now.steady_ns.saturating_sub(*last) >= QUIET_NS);
         if due {

@@ -30,7 +30,7 @@ use acequia_mesh::{
     Timing, certs,
 };
 use acequia_node::{Answer, Catalogue, ChargeId, Home, Node, Row, sharing::LOAN_TTL_NS};
-use acequia_rights::{Mark, Writer as Identity};
+use acequia_rights::{Incarnation as Identity, VersionId};
 use acequia_store::{Store, StoreError};
 use tokio::sync::{mpsc, watch};
 use tracing::debug;
@@ -124,7 +124,7 @@ pub struct Regions {
 #[derive(Clone, Copy, Debug)]
 struct Differences {
     count: u64,
-    of: Mark,
+    of: VersionId,
     at_ns: u64,
 }
 
@@ -173,8 +173,8 @@ pub(crate) fn identity(
         None => config.incarnation.unwrap_or_else(|| incarnation_at(now.wall_ns)),
     };
     let (region, node) = config.numbers();
-    let writer = Identity { region, node, incarnation };
-    Ok((Home { writer, loan_ttl_ns: LOAN_TTL_NS }, kept.is_some()))
+    let incarnation = Identity { member: region, node, number: incarnation };
+    Ok((Home { incarnation, loan_ttl_ns: LOAN_TTL_NS }, kept.is_some()))
 }
 
 /// When numbers of incarnations began, in nanoseconds since the epoch, and how long each has.
@@ -270,7 +270,7 @@ impl Regions {
 
     /// How this node stands.
     pub(crate) fn status(&self, shared: &Shared) -> NodeStatus {
-        let own = self.names.identity(self.me.region);
+        let own = self.names.identity(self.me.member);
         let (region, node) = own.map_or(("", ""), |own| (own.region.as_str(), own.node.as_str()));
         status::of_node(shared, Some(self), (region, node))
     }
@@ -313,9 +313,9 @@ impl Regions {
     /// Frames to every configured peer from now on, so that they learn of this node.
     fn meet(&self) {
         let members = self.node.version().map(|version| version.members).unwrap_or_default();
-        for region in self.names.regions().filter(|region| *region != self.me.region) {
-            let named = members.get(&region).map(|member| member.writer);
-            let unknown = Identity { region, node: self.names.node_of(region), incarnation: 0 };
+        for region in self.names.regions().filter(|region| *region != self.me.member) {
+            let named = members.get(&region).map(|member| member.incarnation);
+            let unknown = Identity { member: region, node: self.names.node_of(region), number: 0 };
             self.node.meet(named.unwrap_or(unknown));
         }
     }
@@ -335,13 +335,13 @@ impl Regions {
         let Some(version) = self.node.version() else { return 0 };
         let mut known = self.differences.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = |known: &Differences| {
-            known.of == version.mark && now.steady_ns.saturating_sub(known.at_ns) < DIFFERENCES_NS
+            known.of == version.version_id && now.steady_ns.saturating_sub(known.at_ns) < DIFFERENCES_NS
         };
         if let Some(known) = known.filter(is_new) {
             return known.count;
         }
         let count = status::differences_of(self, &version, now).len() as u64;
-        *known = Some(Differences { count, of: version.mark, at_ns: now.steady_ns });
+        *known = Some(Differences { count, of: version.version_id, at_ns: now.steady_ns });
         count
     }
 

@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 
 use acequia_mesh::{Identity, PeerConfig};
-use acequia_rights::{Region, Version, Writer, node_named};
+use acequia_rights::{Incarnation, MemberId, Version, node_named};
 
 use crate::config;
 
 /// The regions of the config.
 #[derive(Debug)]
 pub(crate) struct Names {
-    by_region: BTreeMap<Region, Named>,
+    by_region: BTreeMap<MemberId, Named>,
 }
 
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Names {
     }
 
     /// Every region, this node's too.
-    pub(crate) fn regions(&self) -> impl Iterator<Item = Region> + '_ {
+    pub(crate) fn regions(&self) -> impl Iterator<Item = MemberId> + '_ {
         self.by_region.keys().copied()
     }
 
@@ -45,28 +45,28 @@ impl Names {
     }
 
     /// The node of a region.
-    pub(crate) fn identity(&self, region: Region) -> Option<&Identity> {
+    pub(crate) fn identity(&self, region: MemberId) -> Option<&Identity> {
         self.by_region.get(&region).map(|named| &named.identity)
     }
 
-    pub(crate) fn address(&self, region: Region) -> &str {
+    pub(crate) fn address(&self, region: MemberId) -> &str {
         self.by_region.get(&region).map_or("", |named| &named.address)
     }
 
     /// The number of a region's node; 0 where the config has no such region.
-    pub(crate) fn node_of(&self, region: Region) -> u16 {
+    pub(crate) fn node_of(&self, region: MemberId) -> u16 {
         self.identity(region).map_or(0, |identity| node_named(&identity.node))
     }
 
     /// The region of a connection's certificate, if the config has it.
-    pub(crate) fn region_of(&self, identity: &Identity) -> Option<Region> {
-        let either = [Region::named(&identity.region), Region::named(&identity.to_string())];
+    pub(crate) fn region_of(&self, identity: &Identity) -> Option<MemberId> {
+        let either = [MemberId::named(&identity.region), MemberId::named(&identity.to_string())];
         either.into_iter().find(|number| self.identity(*number) == Some(identity))
     }
 
     /// The number of what people call so, in the config or in a version of the catalogue. Several nodes of one region have no number in
     /// common: then it is that of no member.
-    pub(crate) fn number_of(&self, name: &str, version: Option<&Version>) -> Region {
+    pub(crate) fn number_of(&self, name: &str, version: Option<&Version>) -> MemberId {
         let configured = self.by_region.iter().find(|(_, named)| named.name == name);
         if let Some((number, _)) = configured {
             return *number;
@@ -74,7 +74,7 @@ impl Names {
         let mut members = version.into_iter().flat_map(|version| &version.members);
         let is_named = |member: &str| member.split_once('/').is_some_and(|(_, node)| node == name);
         let found = members.find(|(_, member)| is_named(&member.name)).map(|(number, _)| *number);
-        found.unwrap_or_else(|| Region::named(name))
+        found.unwrap_or_else(|| MemberId::named(name))
     }
 
     /// The nodes of a region that has several, as people call them.
@@ -87,22 +87,23 @@ impl Names {
     }
 
     /// A writer for people, as `region/node`: as the config names it, or the version, or else its numbers.
-    pub(crate) fn of_writer(&self, writer: Writer, version: Option<&Version>) -> String {
-        let configured = self.identity(writer.region).filter(|found| node_named(&found.node) == writer.node);
+    pub(crate) fn of_writer(&self, incarnation: Incarnation, version: Option<&Version>) -> String {
+        let configured =
+            self.identity(incarnation.member).filter(|found| node_named(&found.node) == incarnation.node);
         if let Some(identity) = configured {
             return identity.to_string();
         }
-        let member = version.and_then(|version| version.members.get(&writer.region));
+        let member = version.and_then(|version| version.members.get(&incarnation.member));
         match member {
-            Some(member) if member.writer.node == writer.node && !member.name.is_empty() => {
+            Some(member) if member.incarnation.node == incarnation.node && !member.name.is_empty() => {
                 member.name.clone()
             }
-            _ => format!("region {} node {}", writer.region.0, writer.node),
+            _ => format!("region {} node {}", incarnation.member.0, incarnation.node),
         }
     }
 
     /// A region for people.
-    pub(crate) fn of_region(&self, region: Region, version: Option<&Version>) -> String {
+    pub(crate) fn of_region(&self, region: MemberId, version: Option<&Version>) -> String {
         if let Some(named) = self.by_region.get(&region) {
             return named.name.clone();
         }

@@ -9,7 +9,7 @@ use acequia_limits::{
     selector::Condition,
 };
 use acequia_node::difference::{Difference, differences};
-use acequia_rights::{Mark, versions::Refused};
+use acequia_rights::{VersionId, versions::Refused};
 
 use super::overrides::{self, About, Key, brackets, instant};
 
@@ -144,9 +144,9 @@ pub(super) type Used<'a> = dyn Fn(&Limit, &Descriptor<'_>) -> Option<Use> + 'a;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// The version before.
-    pub before: Mark,
+    pub before: VersionId,
     /// The version after; the same where nothing was done.
-    pub after: Mark,
+    pub after: VersionId,
     /// What changes, a line each.
     pub changes: Vec<String>,
     /// What can go wrong, a line each.

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use acequia_mesh::{Identity, Notary, Signed};
 use acequia_node::sharing::{Role, Seal, SealFault, Seals};
-use acequia_rights::{Region, Writer, node_named};
+use acequia_rights::{Incarnation, MemberId, node_named};
 
 /// The node's way to sign and to check: who a certificate names is who writes.
 #[derive(Debug)]
 pub(super) struct Certified(pub(super) Arc<Notary>);
 
 /// Whether a certificate's name is a writer's: a region with one node goes by its own number, others go by a number a node.
-fn speaks_for(identity: &Identity, writer: Writer) -> bool {
-    let numbers = [Region::named(&identity.region), Region::named(&identity.to_string())];
-    numbers.contains(&writer.region) && node_named(&identity.node) == writer.node
+fn speaks_for(identity: &Identity, incarnation: Incarnation) -> bool {
+    let numbers = [MemberId::named(&identity.region), MemberId::named(&identity.to_string())];
+    numbers.contains(&incarnation.member) && node_named(&identity.node) == incarnation.node
 }
 
 impl Seals for Certified {
@@ -22,7 +22,7 @@ impl Seals for Certified {
         Ok(Seal { scheme, signature, chain })
     }
 
-    fn check(&self, said: &[u8], seal: &Seal, by: Writer, role: Role) -> Result<(), SealFault> {
+    fn check(&self, said: &[u8], seal: &Seal, by: Incarnation, role: Role) -> Result<(), SealFault> {
         let Seal { scheme, signature, chain } = seal.clone();
         let signer = self.0.check(said, &Signed { scheme, signature, chain });
         let signer = signer.map_err(|fault| SealFault::Worthless(fault.to_string()))?;
@@ -43,10 +43,10 @@ mod tests {
     #[test]
     fn a_certificate_speaks_for_its_own_node_alone() {
         let identity = Identity::new("eu", "eu-1");
-        let writer = |region: &str, node: &str| Writer {
-            region: Region::named(region),
+        let incarnation = |region: &str, node: &str| Incarnation {
+            member: MemberId::named(region),
             node: node_named(node),
-            incarnation: 7,
+            number: 7,
         };
         for (region, node, speaks) in [
             ("eu", "eu-1", true),
@@ -55,7 +55,7 @@ mod tests {
             ("eu/eu-2", "eu-1", false),
             ("us", "eu-1", false),
         ] {
-            assert_eq!(speaks_for(&identity, writer(region, node)), speaks, "{region} {node}");
+            assert_eq!(speaks_for(&identity, incarnation(region, node)), speaks, "{region} {node}");
         }
     }
 }

@@ -8,10 +8,10 @@ use acequia_mesh::Fingerprint;
 use acequia_node::{
     Active, Answer, Catalogue, Holding, LimitAnswer, LimitView, Membership, Outcome, PeerView,
     difference::{Difference, differences},
-    sharing::Standing,
+    sharing::Ownership,
 };
 use acequia_rights::{
-    Mark, Version,
+    Version, VersionId,
     versions::{Progress, Waiting},
 };
 
@@ -24,33 +24,33 @@ use crate::{
 /// Whether a node among regions has what it needs to decide; if not, why, and what to do.
 pub(super) fn ready(regions: &Regions, now: Now) -> Result<(), String> {
     let Some(membership) = regions.node.membership(now) else { return Ok(()) };
-    if let Some(later) = membership.later.filter(|_| membership.standing == Standing::NoCatalogue) {
+    if let Some(later) = membership.later.filter(|_| membership.standing == Ownership::NoCatalogue) {
         return Err(format!(
             "no catalogue names this node, and none will: it is incarnation {0}, and the others have heard incarnation {later}. \
              Either its disk is an earlier one's, or its clock was ahead when that one began. Stop it, and start it with an empty `data` folder and --incarnation {1}; then, on \
              the authority, `acequia regions recover {2}`",
-            regions.me.incarnation,
+            regions.me.number,
             later.saturating_add(1),
-            regions.names.of_region(regions.me.region, None)
+            regions.names.of_region(regions.me.member, None)
         ));
     }
     match membership.standing {
-        Standing::Owner if !regions.node.is_wall_believed() => Err(
+        Ownership::Owner if !regions.node.is_wall_believed() => Err(
             "clock: no other node's wall clock has agreed with this one's since the start; a few seconds after the start the \
              journal is asked instead, if nobody is reached. See `acequia regions`, and set the clock"
                 .to_owned(),
         ),
-        Standing::Owner => Ok(()),
-        Standing::RestoredDisk => Err(
+        Ownership::Owner => Ok(()),
+        Ownership::RestoredDisk => Err(
             "restored disk: the journal is older than what this node once wrote, so it owns nothing. Start it with an \
              empty `data` folder, then `acequia regions recover` on the authority"
                 .to_owned(),
         ),
-        Standing::NoCatalogue if membership.progress.is_none() => {
+        Ownership::NoCatalogue if membership.progress.is_none() => {
             let (region, node) = &regions.settings.authority;
             let waits = regions.strangers(now);
             let first = regions.settings.member(region, node).map(|member| member.number);
-            let is_first = first == Some(regions.me.region);
+            let is_first = first == Some(regions.me.member);
             if is_first && let Err(fault) = regions.check_role() {
                 return Err(format!("no catalogue: {fault}"));
             }
@@ -63,10 +63,10 @@ pub(super) fn ready(regions: &Regions, now: Now) -> Result<(), String> {
                 _ => format!("no catalogue: waiting for {region}/{node}, the authority"),
             })
         }
-        Standing::NoCatalogue => Err(format!(
+        Ownership::NoCatalogue => Err(format!(
             "no catalogue names this node: on the authority, `acequia regions recover {0}` if it lost its disk, or \
              `acequia regions add {0}`",
-            regions.names.of_region(regions.me.region, None)
+            regions.names.of_region(regions.me.member, None)
         )),
     }
 }
@@ -113,7 +113,7 @@ pub(crate) fn of_node(shared: &Shared, regions: Option<&Regions>, names: (&str, 
     };
     let (Some(regions), Some(membership)) = (regions, shared.node.membership(now)) else { return status };
     let version = shared.node.version();
-    status.incarnation = regions.me.incarnation;
+    status.incarnation = regions.me.number;
     status.fingerprint = regions.fingerprint().to_string();
     status.clock_is_suspect = membership.clock_is_suspect;
     status.wall = membership.wall.as_str().to_owned();
@@ -137,11 +137,11 @@ fn all(shared: &Shared) -> Tally {
 }
 
 /// A version, as people read it: `epoch.number`.
-pub(super) fn of_mark(mark: Mark) -> String {
+pub(super) fn of_mark(mark: VersionId) -> String {
     format!("{}.{}", mark.epoch, mark.number)
 }
 
-pub(super) fn api_mark(mark: Mark) -> Option<api::Mark> {
+pub(super) fn api_mark(mark: VersionId) -> Option<api::Mark> {
     Some(api::Mark { epoch: mark.epoch, number: mark.number })
 }
 
@@ -161,8 +161,8 @@ pub(super) fn catalogue_of(
         older_until_ns: older_until_ns.unwrap_or(0),
         authority: regions.names.of_writer(version.authority, Some(version)),
         is_authority: version.authority == regions.me,
-        requested: api_mark(version.mark),
-        effective: api_mark(progress.map_or(Mark::default(), |progress| progress.effective)),
+        requested: api_mark(version.version_id),
+        effective: api_mark(progress.map_or(VersionId::default(), |progress| progress.effective)),
         pending: progress.map_or_else(Vec::new, |progress| pending(regions, version, progress)),
         differences: differences_of(regions, version, now),
         clock_error_ns: version.clock_error_ns,
@@ -173,7 +173,7 @@ pub(super) fn catalogue_of(
 
 fn pending(regions: &Regions, version: &Version, progress: &Progress) -> Vec<api::Pending> {
     let waits = progress.pending.iter().map(|(writer, waiting)| api::Pending {
-        region: regions.names.of_region(writer.region, Some(version)),
+        region: regions.names.of_region(writer.member, Some(version)),
         waiting: match waiting {
             Waiting::Silent => "was never heard to acknowledge anything: reach it, or evict it".to_owned(),
             Waiting::At(mark) => {
@@ -223,17 +223,17 @@ fn members(version: &Version) -> impl Iterator<Item = api::Member> + '_ {
             region: region.to_owned(),
             node: node.to_owned(),
             weight: member.weight,
-            incarnation: member.writer.incarnation,
+            incarnation: member.incarnation.number,
         }
     })
 }
 
 fn peers(regions: &Regions, seen: &[PeerView], version: Option<&Version>, now: Now) -> Vec<api::Peer> {
     let links = regions.mesh.status();
-    let others = regions.names.regions().filter(|region| *region != regions.me.region);
+    let others = regions.names.regions().filter(|region| *region != regions.me.member);
     let peer = |region| {
         let identity = regions.names.identity(region)?;
-        let seen = seen.iter().find(|peer| peer.writer.region == region);
+        let seen = seen.iter().find(|peer| peer.incarnation.member == region);
         let link = links.iter().find(|link| link.identity == *identity);
         let is_member = version.is_some_and(|version| version.members.contains_key(&region));
         let heard = seen.and_then(|peer| peer.heard_ns);
@@ -246,7 +246,7 @@ fn peers(regions: &Regions, seen: &[PeerView], version: Option<&Version>, now: N
             reached: seen.is_some_and(|peer| peer.is_reached),
             heard_ms_ago: heard.map(|heard| now.steady_ns.saturating_sub(heard) / 1_000_000),
             round_trip_us: seen.and_then(|peer| peer.round_ns).map(|ns| ns / 1_000),
-            has: seen.and_then(|peer| api_mark(peer.mark)),
+            has: seen.and_then(|peer| api_mark(peer.version_id)),
             is_member,
             refused: link.map_or(0, |link| link.refused),
             last_error: link.map_or_else(String::new, |link| link.last_error.clone()),
@@ -273,18 +273,18 @@ pub(crate) fn shares(regions: &Regions, answer: &Answer, catalogue: &Catalogue, 
         let rate = rate_milli(&cell.algorithm);
         let held = &cell.holding;
         let loans = cell.loans.iter().map(|loan| api::Loan {
-            region: regions.names.of_region(loan.peer.region, version.as_ref()),
+            region: regions.names.of_region(loan.peer.member, version.as_ref()),
             is_lent: loan.is_lent,
             part: holding(loan.part, rate),
             ends_ms: ms_until(loan.ends_ns),
         });
         let is_member = |peer: &&PeerView| {
-            version.as_ref().is_none_or(|version| version.members.contains_key(&peer.writer.region))
+            version.as_ref().is_none_or(|version| version.members.contains_key(&peer.incarnation.member))
         };
         let peers = seen.iter().filter(is_member).map(|peer| {
-            let word = cell.words.iter().find(|word| word.of == peer.writer.region);
+            let word = cell.words.iter().find(|word| word.of == peer.incarnation.member);
             api::PeerShare {
-                region: regions.names.of_region(peer.writer.region, version.as_ref()),
+                region: regions.names.of_region(peer.incarnation.member, version.as_ref()),
                 reached: peer.is_reached,
                 heard_ms_ago: peer.heard_ns.map(ms_since),
                 round_trip_us: peer.round_ns.map(|ns| ns / 1_000),
@@ -300,7 +300,7 @@ pub(crate) fn shares(regions: &Regions, answer: &Answer, catalogue: &Catalogue, 
         peers.sort_by(|a, b| a.region.cmp(&b.region));
         Some(api::Share {
             limit: place as u32,
-            region: regions.names.of_region(regions.me.region, version.as_ref()),
+            region: regions.names.of_region(regions.me.member, version.as_ref()),
             standing: holding(held.standing, rate),
             lent: holding(held.lent, rate),
             borrowed: holding(held.held, rate),

@@ -5,7 +5,7 @@ use std::{fmt, future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 use acequia_limits::Now;
 use acequia_node::{
     Node,
-    leases::{CALL_NS, Call, Heard, PoolName, Question, Said},
+    leases::{CALL_NS, Call, Heard, PoolName, PoolReply, PoolRequest},
 };
 use acequia_rights::pool::{Letter, name};
 use tokio::{
@@ -60,13 +60,13 @@ impl<P: Process + ?Sized> Process for Box<P> {
 
 /// Whoever carries calls to some pools: [`share`], for those who need not know which pools they are.
 #[derive(Clone)]
-pub struct Carrier(Arc<dyn Carry>);
+pub struct PoolClient(Arc<dyn Carry>);
 
 /// The calls that are made of pools whichever they are.
 trait Carry: Send + Sync {
     fn share(&self, node: Arc<Node>, process: Box<dyn Process>) -> Carrying;
 
-    fn name<'a>(&'a self, at: At<'a>, act: &'a name::Act) -> Answered<'a, name::Standing>;
+    fn name<'a>(&'a self, at: At<'a>, act: &'a name::Act) -> Answered<'a, name::NameState>;
 
     fn post<'a>(&'a self, at: At<'a>, letter: Letter, drops_us: u64) -> Answered<'a, bool>;
 
@@ -82,7 +82,7 @@ impl<P: Pools + Clone + 'static> Carry for P {
         Box::pin(share(node, self.clone(), process))
     }
 
-    fn name<'a>(&'a self, at: At<'a>, act: &'a name::Act) -> Answered<'a, name::Standing> {
+    fn name<'a>(&'a self, at: At<'a>, act: &'a name::Act) -> Answered<'a, name::NameState> {
         Box::pin(async move { Pools::name(self, &at, act).await })
     }
 
@@ -95,13 +95,13 @@ impl<P: Pools + Clone + 'static> Carry for P {
     }
 }
 
-impl fmt::Debug for Carrier {
+impl fmt::Debug for PoolClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Carrier")
     }
 }
 
-impl Carrier {
+impl PoolClient {
     /// To these pools.
     pub fn to<P: Pools + Clone + 'static>(pools: P) -> Self {
         Self(Arc::new(pools))
@@ -116,7 +116,7 @@ impl Carrier {
     ///
     /// # Errors
     /// There is no answer: it may be done or not.
-    pub async fn name(&self, at: At<'_>, act: &name::Act) -> Result<Answer<name::Standing>, Missed> {
+    pub async fn name(&self, at: At<'_>, act: &name::Act) -> Result<Answer<name::NameState>, Missed> {
         self.0.name(at, act).await
     }
 
@@ -188,7 +188,7 @@ async fn called(node: &Node, not_before: Instant) {
 }
 
 /// Takes what came of a call.
-fn hear(node: &Node, process: &mut impl Process, answered: Result<(u64, Said), JoinError>) {
+fn hear(node: &Node, process: &mut impl Process, answered: Result<(u64, PoolReply), JoinError>) {
     match answered {
         Ok((id, said)) => {
             node.answer_call(id, &said, process.now());
@@ -199,33 +199,36 @@ fn hear(node: &Node, process: &mut impl Process, answered: Result<(u64, Said), J
 }
 
 /// Makes a call, once, and says what came of it.
-pub async fn carry(pools: &impl Pools, call: &Call) -> Said {
-    let Some(group) = Group::new(call.group) else { return Said::Nothing };
+pub async fn carry(pools: &impl Pools, call: &Call) -> PoolReply {
+    let Some(group) = Group::new(call.group) else { return PoolReply::Nothing };
     let deadline = Duration::from_nanos(CALL_NS);
     let name = |name: &PoolName| name.to_string();
     let Call { terms, generation, wall_us, .. } = *call;
     let at = |cell| At { group, terms, cell, generation, wall_us, deadline };
     let said = match &call.question {
-        Question::Begin(begin) => pools.begin(&at(""), begin).await.map(Said::Known),
-        Question::Assert(assertion, absent) => {
-            pools.assert(&at(""), assertion, absent.as_ref()).await.map(Said::Known)
+        PoolRequest::Begin(begin) => pools.begin(&at(""), begin).await.map(PoolReply::Known),
+        PoolRequest::Assert(assertion, absent) => {
+            pools.assert(&at(""), assertion, absent.as_ref()).await.map(PoolReply::Known)
         }
-        Question::Sweep(most) => read(pools.sweep(&at(""), *most).await, Said::Swept),
-        Question::Take(pool, take) => read(pools.take(&at(&name(pool)), take).await, Said::Took),
-        Question::Exchange(pool, exchange, terms) => {
-            read(pools.exchange(&at(&name(pool)), exchange, terms).await, Said::Exchanged)
+        PoolRequest::Sweep(most) => read(pools.sweep(&at(""), *most).await, PoolReply::Swept),
+        PoolRequest::Take(pool, take) => read(pools.take(&at(&name(pool)), take).await, PoolReply::Took),
+        PoolRequest::Exchange(pool, exchange, params) => {
+            read(pools.exchange(&at(&name(pool)), exchange, params).await, PoolReply::Exchanged)
         }
-        Question::Slide(pool, slide) => {
-            read(pools.exchange_sliding(&at(&name(pool)), slide).await, Said::Slid)
+        PoolRequest::Slide(pool, slide) => {
+            read(pools.exchange_sliding(&at(&name(pool)), slide).await, PoolReply::Slid)
         }
     };
-    said.unwrap_or(Said::Nothing)
+    said.unwrap_or(PoolReply::Nothing)
 }
 
-fn read<T>(answer: Result<Answer<T>, Missed>, done: impl FnOnce(T) -> Said) -> Result<Said, Missed> {
+fn read<T>(
+    answer: Result<Answer<T>, Missed>,
+    done: impl FnOnce(T) -> PoolReply,
+) -> Result<PoolReply, Missed> {
     Ok(match answer? {
         Answer::Done(came) => done(came),
-        Answer::Refused(why) => Said::Refused(why),
-        Answer::Unknown(known) => Said::Unknown(known),
+        Answer::Refused(why) => PoolReply::Refused(why),
+        Answer::Unknown(known) => PoolReply::Unknown(known),
     })
 }

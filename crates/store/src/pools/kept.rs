@@ -6,9 +6,9 @@ use std::{
 };
 
 use acequia_rights::pool::{
-    self, AGREEMENT, Bucket, Ground, Letter, Letters, Name, Refused, Sliding, Window, bucket,
-    group::{Absent, Assertion, Begin, Known, Place},
-    name::{self, NAMES_MAX, Standing},
+    self, AGREEMENT, Bucket, CallContext, Letter, Letters, Name, Refused, Sliding, Window, bucket,
+    group::{Absent, Assertion, Begin, GroupStatus, ServerIdentity},
+    name::{self, NAMES_MAX, NameState},
     sliding, window,
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -23,7 +23,7 @@ use crate::{
 #[derive(Debug)]
 pub struct KeptPools {
     store: Arc<dyn Store>,
-    place: Mutex<Place>,
+    server: Mutex<ServerIdentity>,
 }
 
 /// By when cells may be dropped: wall clock, in microseconds, and the cell.
@@ -32,17 +32,20 @@ type Due = BTreeSet<(u64, String)>;
 impl KeptPools {
     /// Pools in a store. `run` names whoever keeps it: another one where it may have forgotten something.
     pub fn new(store: Arc<dyn Store>, run: &str) -> Self {
-        Self { store, place: Mutex::new(Place { run: run.to_owned(), map: 0, terms: 0 }) }
+        Self {
+            store,
+            server: Mutex::new(ServerIdentity { run: run.to_owned(), config_fingerprint: 0, terms: 0 }),
+        }
     }
 
     /// The store as it is may have forgotten something.
     pub fn is_now(&self, run: &str) {
-        self.place().run = run.to_owned();
+        self.server().run = run.to_owned();
     }
 
     /// Held while something is asked: calls come one after the other.
-    fn place(&self) -> std::sync::MutexGuard<'_, Place> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    fn server(&self) -> std::sync::MutexGuard<'_, ServerIdentity> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read<T: DeserializeOwned + Default>(&self, name: &str) -> Result<T, Missed> {
@@ -66,35 +69,39 @@ impl KeptPools {
     fn with_group(
         &self,
         at: &At<'_>,
-        work: impl FnOnce(&mut pool::Group, &Place) -> Known,
-    ) -> Result<Known, Missed> {
-        let held = self.place();
-        let mut kept: pool::Group = self.read(&group_name(at))?;
+        work: impl FnOnce(&mut pool::PoolGroup, &ServerIdentity) -> GroupStatus,
+    ) -> Result<GroupStatus, Missed> {
+        let held = self.server();
+        let mut kept: pool::PoolGroup = self.read(&group_name(at))?;
         let known = work(&mut kept, &of_terms(&held, at));
         self.write(&[(&group_name(at), Some(&bytes_of(&kept)))])?;
         Ok(known)
     }
 
     /// What a call may count on; else how the group is.
-    fn ground(&self, place: &Place, at: &At<'_>) -> Result<Result<Ground, Known>, Missed> {
-        let group: pool::Group = self.read(&group_name(at))?;
-        Ok(group.ground(place, at.generation, at.wall_us).ok_or_else(|| group.known(place)))
+    fn context(
+        &self,
+        server: &ServerIdentity,
+        at: &At<'_>,
+    ) -> Result<Result<CallContext, GroupStatus>, Missed> {
+        let group: pool::PoolGroup = self.read(&group_name(at))?;
+        Ok(group.context(server, at.generation, at.wall_us).ok_or_else(|| group.known(server)))
     }
 
     /// Does something to a cell, which may be dropped from then on.
     fn with_cell<C: Serialize + DeserializeOwned + Default, T>(
         &self,
         at: &At<'_>,
-        work: impl FnOnce(&mut C, &Ground) -> Result<(T, u64), Refused>,
+        work: impl FnOnce(&mut C, &CallContext) -> Result<(T, u64), Refused>,
     ) -> Result<Answer<T>, Missed> {
-        let held = self.place();
-        let ground = match self.ground(&of_terms(&held, at), at)? {
-            Ok(ground) => ground,
+        let held = self.server();
+        let context = match self.context(&of_terms(&held, at), at)? {
+            Ok(context) => context,
             Err(known) => return Ok(Answer::Unknown(known)),
         };
         let name = cell_name(at.group, at.cell);
         let mut cell: C = self.read(&name)?;
-        match work(&mut cell, &ground) {
+        match work(&mut cell, &context) {
             Ok((answer, due_us)) => {
                 let mut due: Due = self.read(&due_name(at))?;
                 due.retain(|(_, cell)| cell != at.cell);
@@ -109,8 +116,8 @@ impl KeptPools {
 }
 
 /// Where pools are kept that are part of a distribution.
-fn of_terms(place: &Place, at: &At<'_>) -> Place {
-    Place { run: place.run.clone(), map: 0, terms: at.terms }
+fn of_terms(server: &ServerIdentity, at: &At<'_>) -> ServerIdentity {
+    ServerIdentity { run: server.run.clone(), config_fingerprint: 0, terms: at.terms }
 }
 
 fn group_name(at: &At<'_>) -> String {
@@ -131,8 +138,8 @@ fn bytes_of<T: Serialize>(value: &T) -> Vec<u8> {
 }
 
 impl Pools for KeptPools {
-    async fn begin(&self, at: &At<'_>, begin: &Begin) -> Result<Known, Missed> {
-        self.with_group(at, |kept, place| kept.begin(place, begin))
+    async fn begin(&self, at: &At<'_>, begin: &Begin) -> Result<GroupStatus, Missed> {
+        self.with_group(at, |kept, server| kept.begin(server, begin))
     }
 
     async fn assert(
@@ -140,26 +147,26 @@ impl Pools for KeptPools {
         at: &At<'_>,
         assertion: &Assertion,
         absent: Option<&Absent>,
-    ) -> Result<Known, Missed> {
-        self.with_group(at, |kept, place| match absent {
-            Some(absent) => kept.assert_without(place, assertion, absent),
-            None => kept.assert(place, assertion),
+    ) -> Result<GroupStatus, Missed> {
+        self.with_group(at, |kept, server| match absent {
+            Some(absent) => kept.assert_without(server, assertion, absent),
+            None => kept.assert(server, assertion),
         })
     }
 
     async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<Answer<window::Took>, Missed> {
-        self.with_cell(at, |cell: &mut Window, ground| Ok((cell.take(take, ground)?, take.drops_us)))
+        self.with_cell(at, |cell: &mut Window, context| Ok((cell.take(take, context)?, take.drops_us)))
     }
 
     async fn exchange(
         &self,
         at: &At<'_>,
         exchange: &bucket::Exchange,
-        terms: &bucket::Terms,
+        params: &bucket::BucketParams,
     ) -> Result<Answer<bucket::Exchanged>, Missed> {
-        self.with_cell(at, |cell: &mut Bucket, ground| {
-            let exchanged = cell.exchange(exchange, terms, ground)?;
-            Ok((exchanged, cell.over_us(terms, ground)))
+        self.with_cell(at, |cell: &mut Bucket, context| {
+            let exchanged = cell.exchange(exchange, params, context)?;
+            Ok((exchanged, cell.over_us(params, context)))
         })
     }
 
@@ -168,16 +175,16 @@ impl Pools for KeptPools {
         at: &At<'_>,
         exchange: &sliding::Exchange,
     ) -> Result<Answer<sliding::Exchanged>, Missed> {
-        self.with_cell(at, |cell: &mut Sliding, ground| {
-            let exchanged = cell.exchange(exchange, ground)?;
-            Ok((exchanged, cell.over_us(exchange, ground)))
+        self.with_cell(at, |cell: &mut Sliding, context| {
+            let exchanged = cell.exchange(exchange, context)?;
+            Ok((exchanged, cell.over_us(exchange, context)))
         })
     }
 
-    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<Standing>, Missed> {
-        let held = self.place();
-        let ground = match self.ground(&of_terms(&held, at), at)? {
-            Ok(ground) => ground,
+    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<NameState>, Missed> {
+        let held = self.server();
+        let context = match self.context(&of_terms(&held, at), at)? {
+            Ok(context) => context,
             Err(known) => return Ok(Answer::Unknown(known)),
         };
         let names = format!("{}/names", group_name(at));
@@ -187,9 +194,9 @@ impl Pools for KeptPools {
         let key = cell_name(at.group, at.cell);
         let is_there = due.iter().any(|(_, name)| name == at.cell);
         let mut name: Name = if is_there { self.read(&key)? } else { Name::default() };
-        let standing = name.act(act, &ground);
+        let standing = name.act(act, &context);
         due.retain(|(_, other)| other != at.cell);
-        if standing == Standing::Free {
+        if standing == NameState::Free {
             gone.push((0, at.cell.to_owned()));
         } else {
             gone.retain(|(_, other)| other != at.cell);
@@ -208,19 +215,19 @@ impl Pools for KeptPools {
     }
 
     async fn post(&self, at: &At<'_>, letter: Letter, drops_us: u64) -> Result<Answer<bool>, Missed> {
-        self.with_cell(at, |cell: &mut Letters, ground| {
-            let is_there = cell.post(letter, drops_us, ground);
+        self.with_cell(at, |cell: &mut Letters, context| {
+            let is_there = cell.post(letter, drops_us, context);
             Ok((is_there, cell.drops_us()))
         })
     }
 
     async fn collect(&self, at: &At<'_>, had: &[u128]) -> Result<Answer<Vec<Letter>>, Missed> {
-        self.with_cell(at, |cell: &mut Letters, ground| Ok((cell.collect(had, ground), cell.drops_us())))
+        self.with_cell(at, |cell: &mut Letters, context| Ok((cell.collect(had, context), cell.drops_us())))
     }
 
     async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
-        let held = self.place();
-        if let Err(known) = self.ground(&of_terms(&held, at), at)? {
+        let held = self.server();
+        if let Err(known) = self.context(&of_terms(&held, at), at)? {
             return Ok(Answer::Unknown(known));
         }
         let mut due: Due = self.read(&due_name(at))?;

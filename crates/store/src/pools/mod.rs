@@ -15,12 +15,12 @@ use acequia_limits::Now;
 use acequia_node::Node;
 use acequia_rights::pool::{
     Generation, Letter, Refused, bucket,
-    group::{Absent, Assertion, Begin, Known},
+    group::{Absent, Assertion, Begin, GroupStatus},
     name, sliding, window,
 };
 
 pub use self::{
-    carry::{Carrier, Process, carry, share},
+    carry::{PoolClient, Process, carry, share},
     kept::KeptPools,
     wire::RedisPools,
 };
@@ -53,7 +53,7 @@ pub enum Answer<T> {
     Refused(Refused),
     /// It changed nothing, since the group is of another generation than the caller knows: begin one if it is of none, and tell what
     /// is held.
-    Unknown(Known),
+    Unknown(GroupStatus),
 }
 
 /// Pools, wherever they are.
@@ -66,7 +66,7 @@ pub trait Pools: Debug + Send + Sync {
     ///
     /// # Errors
     /// There is no answer: it may be begun or not.
-    fn begin(&self, at: &At<'_>, begin: &Begin) -> impl Future<Output = Result<Known, Missed>> + Send;
+    fn begin(&self, at: &At<'_>, begin: &Begin) -> impl Future<Output = Result<GroupStatus, Missed>> + Send;
 
     /// Says that a node has told all that it holds of a group's pools. Some of the others may be left
     /// out.
@@ -78,7 +78,7 @@ pub trait Pools: Debug + Send + Sync {
         at: &At<'_>,
         assertion: &Assertion,
         absent: Option<&Absent>,
-    ) -> impl Future<Output = Result<Known, Missed>> + Send;
+    ) -> impl Future<Output = Result<GroupStatus, Missed>> + Send;
 
     /// Takes units of a window.
     ///
@@ -98,7 +98,7 @@ pub trait Pools: Debug + Send + Sync {
         &self,
         at: &At<'_>,
         exchange: &bucket::Exchange,
-        terms: &bucket::Terms,
+        params: &bucket::BucketParams,
     ) -> impl Future<Output = Result<Answer<bucket::Exchanged>, Missed>> + Send;
 
     /// Exchanges what a node holds of a sliding window.
@@ -119,7 +119,7 @@ pub trait Pools: Debug + Send + Sync {
         &self,
         at: &At<'_>,
         act: &name::Act,
-    ) -> impl Future<Output = Result<Answer<name::Standing>, Missed>> + Send;
+    ) -> impl Future<Output = Result<Answer<name::NameState>, Missed>> + Send;
 
     /// Leaves a letter for a node, with whose letters the cell of `at` is, until `drops_us`: wall clock, in microseconds. Says whether it is there.
     ///

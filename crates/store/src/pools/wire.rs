@@ -6,8 +6,8 @@ use acequia_limits::{Now, Part};
 use acequia_node::Node;
 use acequia_rights::pool::{
     AGREEMENT, Generation, Letter, Refused, Taker, bucket,
-    group::{Absent, Assertion, Begin, Known},
-    name::{self, Standing},
+    group::{Absent, Assertion, Begin, GroupStatus},
+    name::{self, NameState},
     sliding, window,
 };
 
@@ -116,7 +116,7 @@ fn garbled(answer: &[Value]) -> Missed {
 }
 
 /// `unknown`, a generation, how it is, and the one since which its pools remember.
-fn read_known(answer: &[Value]) -> Option<Known> {
+fn read_known(answer: &[Value]) -> Option<GroupStatus> {
     let [status, generation, state, since] = answer else { return None };
     let read = |generation: &Value| {
         let (number, by) = generation.text()?.split_once(':')?;
@@ -124,7 +124,7 @@ fn read_known(answer: &[Value]) -> Option<Known> {
     };
     let state = number(state)?;
     let (grants, is_first) = (state & 1 == 1, state & 2 == 2);
-    let known = Known { generation: read(generation)?, grants, since: read(since)?, is_first };
+    let known = GroupStatus { generation: read(generation)?, grants, since: read(since)?, is_first };
     (status.text()? == "unknown").then_some(known)
 }
 
@@ -135,13 +135,13 @@ fn read_taker(text: &str) -> Option<Taker> {
     Some(Taker { node: u16::try_from(next()?).ok()?, boot: u32::try_from(next()?).ok()?, call: next()? })
 }
 
-fn read_standing(values: &[Value]) -> Option<Standing> {
+fn read_standing(values: &[Value]) -> Option<NameState> {
     let [standing, with] = values else { return None };
     Some(match standing.text()? {
-        "free" => Standing::Free,
-        "claimed" => Standing::Claimed(read_taker(with.text()?)?),
-        "kept" => Standing::Kept(with.bytes()?.to_vec()),
-        "ended" => Standing::Ended,
+        "free" => NameState::Free,
+        "claimed" => NameState::Claimed(read_taker(with.text()?)?),
+        "kept" => NameState::Kept(with.bytes()?.to_vec()),
+        "ended" => NameState::Ended,
         _ => return None,
     })
 }
@@ -166,7 +166,7 @@ impl Pools for RedisPools {
         self.redis.compare_clocks(&read);
     }
 
-    async fn begin(&self, at: &At<'_>, begin: &Begin) -> Result<Known, Missed> {
+    async fn begin(&self, at: &At<'_>, begin: &Begin) -> Result<GroupStatus, Missed> {
         let (heard, by) = (begin.heard.to_string(), taker_text(&begin.by));
         let about = (Function::Group, heard.as_str(), 0);
         let own = [Arg::Bytes(by.as_bytes()), Arg::Int(i64::from(begin.goes_on))];
@@ -179,7 +179,7 @@ impl Pools for RedisPools {
         at: &At<'_>,
         assertion: &Assertion,
         absent: Option<&Absent>,
-    ) -> Result<Known, Missed> {
+    ) -> Result<GroupStatus, Missed> {
         let Assertion { node, generation, nodes, knows_from_us, is_new, before, wall_us, slack_us } =
             assertion;
         let before = generation_text(before);
@@ -234,7 +234,7 @@ impl Pools for RedisPools {
         &self,
         at: &At<'_>,
         exchange: &bucket::Exchange,
-        terms: &bucket::Terms,
+        params: &bucket::BucketParams,
     ) -> Result<Answer<bucket::Exchanged>, Missed> {
         let own = [
             int(u64::from(exchange.taker.node)),
@@ -248,12 +248,12 @@ impl Pools for RedisPools {
             int(exchange.needed),
             int(exchange.reserved),
             int(exchange.keep_us),
-            int(terms.weight),
-            int(terms.gives),
-            int(terms.step_us),
-            int(u64::from(terms.part.rate)),
-            int(terms.part.units),
-            int(terms.slack_us),
+            int(params.weight),
+            int(params.gives),
+            int(params.step_us),
+            int(u64::from(params.part.rate)),
+            int(params.part.units),
+            int(params.slack_us),
         ];
         let done = |numbers: &[u64]| match *numbers {
             [rate, units, owed, left, fair] => {
@@ -291,7 +291,7 @@ impl Pools for RedisPools {
         self.call_cell(at, Function::Sliding, &own, done).await
     }
 
-    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<Standing>, Missed> {
+    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<NameState>, Missed> {
         let (what, answer): (&str, &[u8]) = match &act.what {
             name::What::Claim => ("claim", &[]),
             name::What::Keep(answer) => ("keep", answer),

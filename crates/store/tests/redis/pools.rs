@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, sync::Arc};
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
     Generation, Letter, Taker, bucket,
-    group::{Absent, Assertion, Begin, Known},
-    name::{self, NAMES_MAX, Standing},
+    group::{Absent, Assertion, Begin, GroupStatus},
+    name::{self, NAMES_MAX, NameState},
     sliding, window,
 };
 use acequia_store::{
@@ -48,7 +48,7 @@ enum Call {
     Begin(Begin),
     Assert(Assertion, Option<Absent>),
     Take(window::Take),
-    Exchange(bucket::Exchange, bucket::Terms),
+    Exchange(bucket::Exchange, bucket::BucketParams),
     Slide(sliding::Exchange),
     Name(name::Act),
     Post(Letter, u64),
@@ -58,11 +58,11 @@ enum Call {
 /// What came of it.
 #[derive(Clone, Debug, PartialEq)]
 enum Came {
-    Known(Known),
+    Known(GroupStatus),
     Took(Answer<window::Took>),
     Exchanged(Answer<bucket::Exchanged>),
     Slid(Answer<sliding::Exchanged>),
-    Named(Answer<Standing>),
+    Named(Answer<NameState>),
     Posted(Answer<bool>),
     Collected(Answer<Vec<Letter>>),
 }
@@ -72,7 +72,7 @@ async fn call(pools: &impl Pools, at: &At<'_>, call: &Call) -> Result<Came, Miss
         Call::Begin(begin) => Came::Known(pools.begin(at, begin).await?),
         Call::Assert(assertion, absent) => Came::Known(pools.assert(at, assertion, absent.as_ref()).await?),
         Call::Take(take) => Came::Took(pools.take(at, take).await?),
-        Call::Exchange(exchange, terms) => Came::Exchanged(pools.exchange(at, exchange, terms).await?),
+        Call::Exchange(exchange, params) => Came::Exchanged(pools.exchange(at, exchange, params).await?),
         Call::Slide(exchange) => Came::Slid(pools.exchange_sliding(at, exchange).await?),
         Call::Name(act) => Came::Named(pools.name(at, act).await?),
         Call::Post(letter, drops_us) => Came::Posted(pools.post(at, *letter, *drops_us).await?),
@@ -90,7 +90,7 @@ struct Caller {
     /// And the one before that.
     before: [Generation; 2],
     /// Limits of buckets, each with a whole and the part in the pool.
-    terms: Vec<bucket::Terms>,
+    params: Vec<bucket::BucketParams>,
     /// Whether there are more nodes than a pool has records of, and one cell of each kind.
     is_crowded: bool,
 }
@@ -99,23 +99,23 @@ impl Caller {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
         let rates = ["10/s", "999/s", "7/m", "1000000/s", "3/h", "1000/d", "123456789/s"];
-        let terms = (0..3).map(|_| {
+        let params = (0..3).map(|_| {
             let rate = Rate::parse(rates[random.below(7) as usize]).expect("a rate");
             let most = [40, 1 << 30, 1 << 48][random.below(3) as usize];
             let units = 1 + random.up_to(most);
             let rate_parts = [RATE_PARTS, RATE_PARTS, 0, 1 + random.below(u64::from(RATE_PARTS)) as u32];
             let part = Part { rate: rate_parts[random.below(4) as usize], units };
             let slack_us = [0, 20_000, 20_000, 5_000_000][random.below(4) as usize];
-            bucket::Terms::of(&Meter::new(rate, units), part, slack_us).expect("terms")
+            bucket::BucketParams::of(&Meter::new(rate, units), part, slack_us).expect("terms")
         });
-        let terms = terms.collect();
+        let params = params.collect();
         Self {
             random,
             wall_us: START_US,
             calls: 0,
             generations: Default::default(),
             before: Default::default(),
-            terms,
+            params,
             is_crowded: seed % 4 == 2,
         }
     }
@@ -219,8 +219,9 @@ impl Caller {
 
     fn exchange(&mut self, taker: Taker, cell: usize) -> Call {
         // Sometimes the budget changes.
-        let terms = self.terms[if self.random.below(20) == 0 { self.random.below(3) as usize } else { cell }];
-        let units = terms.part.units;
+        let params =
+            self.params[if self.random.below(20) == 0 { self.random.below(3) as usize } else { cell }];
+        let units = params.part.units;
         let wanted =
             Part { rate: self.random.up_to(u64::from(RATE_PARTS)) as u32, units: self.random.up_to(units) };
         let keeps = match self.random.below(3) {
@@ -239,7 +240,7 @@ impl Caller {
             reserved: self.random.up_to(units) * self.random.below(2),
             keep_us: self.random.up_to(5_000_000),
         };
-        Call::Exchange(exchange, terms)
+        Call::Exchange(exchange, params)
     }
 
     fn slide(&mut self, taker: Taker) -> sliding::Exchange {
@@ -303,7 +304,7 @@ impl Seen {
             Came::Took(answer) => of(answer, |took| took.taken > 0),
             Came::Exchanged(answer) => of(answer, |exchanged| exchanged.part.units > 0),
             Came::Slid(answer) => of(answer, |slid| slid.units > 0),
-            Came::Named(answer) => of(answer, |standing| matches!(standing, Standing::Kept(_))),
+            Came::Named(answer) => of(answer, |standing| matches!(standing, NameState::Kept(_))),
             Came::Posted(answer) => of(answer, |is_there| *is_there),
             Came::Collected(answer) => of(answer, |letters| !letters.is_empty()),
         };
@@ -353,7 +354,7 @@ async fn memory_journal_and_redis_answer_alike() {
 /// Names and letters have bounds, and both ways to keep them the same ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_to_go_make_room_for_names_and_letters_wait_in_a_bounded_number() {
-    async fn fill(pools: &impl Pools) -> (Vec<Standing>, usize) {
+    async fn fill(pools: &impl Pools) -> (Vec<NameState>, usize) {
         let generation = begun(pools, START_US).await;
         let at =
             |cell| At { group: group(3), terms: 0, cell, generation, wall_us: START_US, deadline: DEADLINE };
@@ -384,10 +385,10 @@ async fn the_first_to_go_make_room_for_names_and_letters_wait_in_a_bounded_numbe
     let redis = RedisPools::new(opened(shards(&servers)).await, 0);
     let expected = fill(&KeptPools::new(Arc::new(MemoryStore::default()), "here")).await;
     assert_eq!(fill(&redis).await, expected);
-    let claimed = Standing::Claimed(Taker { node: 1, boot: 1, call: 1 });
+    let claimed = NameState::Claimed(Taker { node: 1, boot: 1, call: 1 });
     let (standings, room) = expected;
     assert_eq!(standings[..5], vec![claimed.clone(); 5]);
-    assert_eq!(standings[5..], [Standing::Free, Standing::Free, Standing::Free, claimed]);
+    assert_eq!(standings[5..], [NameState::Free, NameState::Free, NameState::Free, claimed]);
     assert_eq!(room, 256);
 }
 
@@ -410,7 +411,8 @@ pub(super) async fn ask_at(
     wall_us: u64,
 ) -> Result<Answer<bucket::Exchanged>, Missed> {
     let whole = Meter::new(Rate::parse("1000/s").expect("a rate"), 10);
-    let terms = bucket::Terms::of(&whole, Part { rate: RATE_PARTS, units: 10 }, 20_000).expect("terms");
+    let params =
+        bucket::BucketParams::of(&whole, Part { rate: RATE_PARTS, units: 10 }, 20_000).expect("terms");
     let exchange = bucket::Exchange {
         taker: Taker { node: 1, boot: 1, call },
         keeps: Part::default(),
@@ -421,7 +423,7 @@ pub(super) async fn ask_at(
         keep_us: 100_000,
     };
     let at = At { group: group(3), terms: 0, cell, generation, wall_us, deadline: DEADLINE };
-    pools.exchange(&at, &exchange, &terms).await
+    pools.exchange(&at, &exchange, &params).await
 }
 
 pub(super) async fn begun(pools: &impl Pools, wall_us: u64) -> Generation {

@@ -3,7 +3,7 @@
 //! Prints which check found it, and how many histories that took. Ends with 1 if a rule can be left out unnoticed.
 #![allow(clippy::print_stdout, reason = "what it is for")]
 
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 fn main() {
     use acequia_ring::kill::{self, Killed};
 
@@ -35,8 +35,8 @@ fn main() {
     std::process::exit(i32::from(survivors > 0));
 }
 
-#[cfg(not(feature = "broken"))]
+#[cfg(not(feature = "mutations"))]
 fn main() {
-    println!("build with --features broken: without it no rule can be left out");
+    println!("build with --features mutations: without it no rule can be left out");
     std::process::exit(2);
 }

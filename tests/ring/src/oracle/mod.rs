@@ -9,7 +9,7 @@ mod judge;
 use std::collections::VecDeque;
 
 use acequia_limits::Algorithm;
-use acequia_rights::Mark;
+use acequia_rights::VersionId;
 
 pub use self::judge::{Bucket, Excess, Labels, Trailing, Windows};
 use crate::{
@@ -98,13 +98,13 @@ pub struct Oracle {
     limits: Vec<Measured>,
     cells: Vec<Vec<Cell>>,
     /// The versions that are in force somewhere, and the numbers of their limits.
-    issued: Vec<(Mark, Vec<Option<Numbers>>)>,
+    issued: Vec<(VersionId, Vec<Option<Numbers>>)>,
     slack: Slack,
     /// By limit and key.
     in_force: Vec<Vec<Budget>>,
     /// When they last changed.
     changed_ns: Vec<Vec<u64>>,
-    floor: Mark,
+    floor: VersionId,
     /// Clocks keep ε: windows of true time are checked.
     pub true_windows: bool,
     /// The promise does not hold for sums any more: an operator's word was wrong, or a disk is an old one.
@@ -131,7 +131,7 @@ impl Oracle {
             slack,
             in_force: limits.iter().map(|limit| vec![limit.first; limit.keys.len()]).collect(),
             changed_ns: limits.iter().map(|limit| vec![at_ns; limit.keys.len()]).collect(),
-            floor: Mark::default(),
+            floor: VersionId::default(),
             true_windows,
             void: false,
             admitted: 0,
@@ -158,22 +158,22 @@ impl Oracle {
     ///
     /// A limit that it removes keeps its numbers here: what was lent under them is out until it ends, and numbers with
     /// which the limit comes back are in force alone once everybody acknowledged those.
-    pub fn issue(&mut self, mark: Mark, mut numbers: Vec<Option<Numbers>>, at_ns: u64) {
-        let before = self.issued.iter().max_by_key(|(mark, _)| *mark);
+    pub fn issue(&mut self, version_id: VersionId, mut numbers: Vec<Option<Numbers>>, at_ns: u64) {
+        let before = self.issued.iter().max_by_key(|(version_id, _)| *version_id);
         for (limit, numbers) in numbers.iter_mut().enumerate() {
             *numbers = numbers.or_else(|| before.and_then(|(_, numbers)| numbers[limit]));
         }
-        self.issued.push((mark, numbers));
+        self.issued.push((version_id, numbers));
         self.renew(at_ns);
     }
 
     /// No region is bound by less than this version any more.
-    pub fn acked(&mut self, floor: Mark, at_ns: u64) {
+    pub fn acked(&mut self, floor: VersionId, at_ns: u64) {
         if floor == self.floor {
             return;
         }
         self.floor = floor;
-        self.issued.retain(|(mark, _)| *mark >= floor);
+        self.issued.retain(|(version_id, _)| *version_id >= floor);
         self.renew(at_ns);
     }
 

@@ -71,7 +71,7 @@ pub(super) fn an_old_disk_knows_itself() -> Option<Finding> {
     quiet(&mut world, 5 * S);
     let now = world.places[1].now(world.now);
     let standing = world.places[1].node().and_then(|node| node.membership(now)).map(|m| m.standing);
-    if standing != Some(acequia_node::sharing::Standing::RestoredDisk) {
+    if standing != Some(acequia_node::sharing::Ownership::RestoredDisk) {
         world.oracle.find("old-disk", format!("region 1 goes on as {standing:?}"));
     }
     found(world)
@@ -358,8 +358,12 @@ pub(super) fn a_limit_that_comes_back_while_a_disk_cannot_be_read() -> Option<Fi
     world.places[1].disk.is_unreadable = false;
     quiet(&mut world, 2 * S);
     drain_all(&mut world);
-    let wanted = world.places[0].mark;
-    if world.places[1].node().and_then(|node| node.version()).is_none_or(|version| version.mark != wanted) {
+    let wanted = world.places[0].version_id;
+    if world.places[1]
+        .node()
+        .and_then(|node| node.version())
+        .is_none_or(|version| version.version_id != wanted)
+    {
         world.oracle.find("settle", format!("region 1 has not adopted {wanted:?}"));
     }
     found(world)

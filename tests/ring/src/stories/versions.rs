@@ -1,6 +1,6 @@
 //! Versions of the catalogue: budgets, evictions, the authority, limits that come and go.
 
-use acequia_rights::Mark;
+use acequia_rights::VersionId;
 
 use super::{TOKEN, disks::crash_all, drain_all, found, lend_to, plan, three};
 use crate::{
@@ -121,7 +121,7 @@ pub(super) fn a_lost_disk_that_nobody_named() -> Option<Finding> {
         quiet(&mut world, S);
         drain_all(&mut world);
     }
-    if world.places[1].floor == Mark::default() {
+    if world.places[1].floor == VersionId::default() {
         world.oracle.find("settle", "region 1 was never named".to_owned());
     }
     found(world)
@@ -317,10 +317,10 @@ pub(super) fn a_word_that_a_third_passes_on() -> Option<Finding> {
         operator
             .members
             .values_mut()
-            .for_each(|member| member.weight = 1 + u32::from(member.writer.region.0));
+            .for_each(|member| member.weight = 1 + u32::from(member.incarnation.member.0));
     });
     quiet(&mut world, 5 * S);
-    let wanted = world.places[0].mark;
+    let wanted = world.places[0].version_id;
     for (number, place) in world.places.iter().enumerate() {
         let progress =
             place.node().and_then(|node| node.membership(place.now(world.now))).and_then(|m| m.progress);

@@ -6,7 +6,7 @@ use acequia_limits::{
 };
 use acequia_node::{Config, Home, Node, sharing};
 use acequia_rights::{
-    Region, Writer,
+    Incarnation, MemberId,
     versions::{CellKey, Draft, Member},
 };
 
@@ -56,7 +56,7 @@ pub fn merge(table: &mut Table, quick: bool) {
         let frames = frames(&nodes[0], now);
         let began = cpu_s();
         for frame in &frames {
-            nodes[1].handle(Region(0), frame, Now::at(now)).expect("taken");
+            nodes[1].handle(MemberId(0), frame, Now::at(now)).expect("taken");
         }
         let handled = cpu_s();
         nodes[1].tick(Now::at(now), |_| Some(Vec::new())).expect("a version");
@@ -80,7 +80,7 @@ fn hear_each_other(nodes: &[std::sync::Arc<Node>; 2], mut now: u64, times: u32) 
         now += 500 * MS;
         for (from, to) in [(0, 1), (1, 0)] {
             for frame in frames(&nodes[from], now) {
-                nodes[to].handle(Region(from as u16), &frame, Now::at(now)).expect("taken");
+                nodes[to].handle(MemberId(from as u16), &frame, Now::at(now)).expect("taken");
             }
         }
     }
@@ -97,12 +97,12 @@ fn frames(node: &Node, now: u64) -> Vec<Vec<u8>> {
 
 fn news_in(frame: &[u8]) -> u64 {
     let entries = sharing::wire::read(frame).expect("a frame").entries;
-    entries.iter().filter(|entry| matches!(entry, sharing::wire::Entry::News { .. })).count() as u64
+    entries.iter().filter(|entry| matches!(entry, sharing::wire::Entry::Advertisement { .. })).count() as u64
 }
 
 fn node(region: u16) -> std::sync::Arc<Node> {
-    let writer = |region| Writer { region: Region(region), node: 0, incarnation: 1 };
-    let home = Home { writer: writer(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
+    let incarnation = |region| Incarnation { member: MemberId(region), node: 0, number: 1 };
+    let home = Home { incarnation: incarnation(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
     let config = Config {
         key: HashKey([7; 16]),
         memory_bytes: 1 << 30,
@@ -113,11 +113,11 @@ fn node(region: u16) -> std::sync::Arc<Node> {
     let node = std::sync::Arc::new(Node::new(config));
     let now = Now::at(START - S);
     node.resume_home(Vec::new(), now, |_| Vec::new()).expect("an empty disk");
-    (0..2).for_each(|other| node.meet(writer(other)));
-    let member = |region| Member { weight: 1, writer: writer(region), name: format!("r{region}") };
+    (0..2).for_each(|other| node.meet(incarnation(other)));
+    let member = |region| Member { weight: 1, incarnation: incarnation(region), name: format!("r{region}") };
     let bucket = TokenBucketSpec { rate: String::from("100/s"), burst: 100 };
     let draft = Draft {
-        members: (0..2).map(|region| (Region(region), member(region))).collect(),
+        members: (0..2).map(|region| (MemberId(region), member(region))).collect(),
         fenced: Vec::new(),
         clock_error_ns: 0,
         drift_ppm: 200,

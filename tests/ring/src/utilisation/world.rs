@@ -8,11 +8,11 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use acequia_limits::{CellTag, HashKey, LimitId, Now, Request, limit::LimitSpec};
 use acequia_node::{
-    Ask, Asker, Config, Home, Kept, Node, Row,
+    Ask, Asker, CellRecord, Config, Home, Node, Row,
     sharing::{self, Traffic, wire},
 };
 use acequia_rights::{
-    Region, Writer,
+    Incarnation, MemberId,
     versions::{CellKey, Draft, Member},
 };
 
@@ -97,8 +97,8 @@ pub struct World {
     pub cut: Vec<(usize, usize)>,
 }
 
-fn writer(region: usize) -> Writer {
-    Writer { region: Region(region as u16), node: 0, incarnation: 1 }
+fn incarnation(region: usize) -> Incarnation {
+    Incarnation { member: MemberId(region as u16), node: 0, number: 1 }
 }
 
 impl World {
@@ -110,7 +110,7 @@ impl World {
         let now = Now::at(START - 5 * S);
         let places = (0..regions)
             .map(|region| {
-                let home = Home { writer: writer(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
+                let home = Home { incarnation: incarnation(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
                 let config = Config {
                     key: HashKey([7; 16]),
                     memory_bytes,
@@ -120,7 +120,7 @@ impl World {
                 };
                 let node = Arc::new(Node::new(config));
                 node.resume_home(Vec::new(), now, |_| Vec::new()).expect("an empty disk");
-                (0..regions).for_each(|other| node.meet(writer(other)));
+                (0..regions).for_each(|other| node.meet(incarnation(other)));
                 Place { asker: node.asker(), node, disk: Disk::new() }
             })
             .collect();
@@ -135,7 +135,7 @@ impl World {
         let members = (0..regions)
             .map(|region| {
                 let name = format!("r{region}");
-                (Region(region as u16), Member { weight: 1, writer: writer(region), name })
+                (MemberId(region as u16), Member { weight: 1, incarnation: incarnation(region), name })
             })
             .collect();
         let draft = Draft {
@@ -170,7 +170,7 @@ impl World {
             }
             let (from, to, bytes) = entry.remove();
             let now = Now::at(self.now);
-            self.places[to].node.handle(Region(from as u16), &bytes, now).expect("a frame that reads");
+            self.places[to].node.handle(MemberId(from as u16), &bytes, now).expect("a frame that reads");
         }
     }
 
@@ -221,7 +221,7 @@ impl World {
         use wire::Entry;
         for entry in wire::read(bytes).expect("a frame that reads").entries {
             let kind = match entry {
-                Entry::News { id, demand, holds, left, stands } => {
+                Entry::Advertisement { id, demand, holds, left, stands } => {
                     let numbers = [demand, holds, left].into_iter().chain(stands);
                     let words: u64 = numbers.map(|rough| varint_bytes(u64::from(rough.0))).sum();
                     self.sent.news_bytes += 2 + varint_bytes(u64::from(id.0)) + words;
@@ -279,7 +279,7 @@ fn rows(disk: &Disk, id: LimitId) -> Vec<Row> {
         .collect()
 }
 
-fn to_bytes(state: &Kept) -> Box<[u8]> {
+fn to_bytes(state: &CellRecord) -> Box<[u8]> {
     postcard::to_allocvec(state).expect("a row that can be written").into()
 }
 

@@ -1,7 +1,7 @@
 //! Limits are lowered, while nodes hold of larger pools, or calls are under way; and files that differ.
 
 use acequia_limits::limit::LimitSpec;
-use acequia_node::leases::{Call, Question};
+use acequia_node::leases::{Call, PoolRequest};
 
 use super::{bucket, settled, sliding, window};
 use crate::{
@@ -60,11 +60,11 @@ pub(crate) fn under_way() {
             demand(&mut world, 2_000 + moment * 53);
             // A call has just left that may bring something, of windows a later one.
             let brings = |call: &Call| match &call.question {
-                Question::Take(name, take) => {
+                PoolRequest::Take(name, take) => {
                     take.wanted > 0 && name.end_ns > call.wall_us * 1_000 + 1_050 * MS
                 }
-                Question::Exchange(_, exchange, _) => exchange.wanted.units > 0,
-                Question::Slide(_, slide) => slide.wanted > 0,
+                PoolRequest::Exchange(_, exchange, _) => exchange.wanted.units > 0,
+                PoolRequest::Slide(_, slide) => slide.wanted > 0,
                 _ => false,
             };
             for _ in 0..5_000 {
@@ -119,7 +119,7 @@ fn what_was_asked_for_and_not_heard_of_is_not_forgotten_where_nobody_asks() {
     for again in [false, true] {
         let mut world = settled(2, window("l", 1_000, "60s"));
         let is_ahead = |call: &Call| match &call.question {
-            Question::Take(name, take) => take.wanted > 0 && name.end_ns > call.wall_us * 1_000 + 60 * S,
+            PoolRequest::Take(name, take) => take.wanted > 0 && name.end_ns > call.wall_us * 1_000 + 60 * S,
             _ => false,
         };
         let first = (0..400_000).find(|step| {

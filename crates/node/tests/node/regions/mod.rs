@@ -5,9 +5,9 @@ use acequia_limits::{
     CellTag, HashKey, Limit, LimitId, Now, Request, Verdict,
     limit::{FixedWindowSpec, LimitSpec, TokenBucketSpec},
 };
-use acequia_node::{Ask, Asker, CellView, Config, Holding, Home, Kept, Membership, Node, Row, sharing};
+use acequia_node::{Ask, Asker, CellRecord, CellView, Config, Holding, Home, Membership, Node, Row, sharing};
 use acequia_rights::{
-    Region, Writer,
+    Incarnation, MemberId,
     versions::{CellKey, Draft, Member},
 };
 
@@ -29,7 +29,7 @@ pub(crate) fn window(name: &str, limit: u64, window: &str) -> LimitSpec {
     LimitSpec { fixed_window: Some(fixed), ..spec(name) }
 }
 
-pub(crate) type Disk = BTreeMap<(LimitId, CellTag), Kept>;
+pub(crate) type Disk = BTreeMap<(LimitId, CellTag), CellRecord>;
 
 pub(crate) struct Place {
     pub(crate) node: Arc<Node>,
@@ -61,8 +61,8 @@ pub(crate) struct World {
     specs: Vec<LimitSpec>,
 }
 
-pub(crate) fn writer(region: usize) -> Writer {
-    Writer { region: Region(region as u16), node: 0, incarnation: 1 }
+pub(crate) fn incarnation(region: usize) -> Incarnation {
+    Incarnation { member: MemberId(region as u16), node: 0, number: 1 }
 }
 
 impl World {
@@ -70,7 +70,7 @@ impl World {
         let now = Now::at(START);
         let places = (0..regions)
             .map(|region| {
-                let home = Home { writer: writer(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
+                let home = Home { incarnation: incarnation(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
                 let config = Config {
                     // Each has its own, until it has the catalogue's.
                     key: HashKey([region as u8; 16]),
@@ -81,7 +81,7 @@ impl World {
                 };
                 let node = Arc::new(Node::new(config));
                 node.resume_home(Vec::new(), now, |_| Vec::new()).expect("an empty disk");
-                (0..regions).for_each(|other| node.meet(writer(other)));
+                (0..regions).for_each(|other| node.meet(incarnation(other)));
                 Place { asker: node.asker(), node, disk: Disk::new(), batches: 0, admitted: 0 }
             })
             .collect();
@@ -101,8 +101,8 @@ impl World {
         let members = (0..regions)
             .map(|region| {
                 (
-                    Region(region as u16),
-                    Member { weight: 1, writer: writer(region), name: format!("r{region}") },
+                    MemberId(region as u16),
+                    Member { weight: 1, incarnation: incarnation(region), name: format!("r{region}") },
                 )
             })
             .collect();
@@ -238,7 +238,7 @@ impl World {
         loop {
             let under_way = |to| self.wire.values().filter(|frame| (frame.0, frame.1) == (from, to)).count();
             let may_send =
-                |to: Region| self.bytes_per_s.is_none() || under_way(usize::from(to.0)) < FRAMES_MAX;
+                |to: MemberId| self.bytes_per_s.is_none() || under_way(usize::from(to.0)) < FRAMES_MAX;
             let Some((to, bytes)) = self.places[from].node.poll_to(self.now_of(from), may_send) else {
                 break;
             };
@@ -267,7 +267,7 @@ impl World {
             }
             let (from, to, bytes) = entry.remove();
             let node = &self.places[to].node;
-            let _late = node.handle(Region(from as u16), &bytes, self.now_of(to));
+            let _late = node.handle(MemberId(from as u16), &bytes, self.now_of(to));
         }
     }
 
@@ -280,14 +280,14 @@ impl World {
     }
 
     /// Starts a region's node again, after a crash: with its disk, or another.
-    pub(crate) fn restart(&mut self, region: usize, disk: Option<Disk>, writer: Writer) {
+    pub(crate) fn restart(&mut self, region: usize, disk: Option<Disk>, incarnation: Incarnation) {
         let now = self.now_of(region);
         let config = Config {
             key: HashKey([region as u8; 16]),
             memory_bytes: 64 << 20,
             durable: true,
             empty_handed: Some(now),
-            home: Some(Home { writer, loan_ttl_ns: sharing::LOAN_TTL_NS }),
+            home: Some(Home { incarnation, loan_ttl_ns: sharing::LOAN_TTL_NS }),
         };
         let node = Arc::new(Node::new(config));
         let place = &mut self.places[region];
@@ -297,7 +297,7 @@ impl World {
             place.disk = disk;
         }
         node.resume_home(schedule, now, |id| rows(&place.disk, id)).expect("its disk");
-        (0..self.ahead.len()).for_each(|other| node.meet(self::writer(other)));
+        (0..self.ahead.len()).for_each(|other| node.meet(self::incarnation(other)));
         place.asker = node.asker();
         place.node = node;
         self.flush(region);
@@ -308,19 +308,19 @@ impl World {
         &mut self,
         by: usize,
         specs: &[LimitSpec],
-        members: &[(Writer, u32)],
-        fenced: &[Writer],
+        members: &[(Incarnation, u32)],
+        fenced: &[Incarnation],
         error_ns: u64,
     ) {
         let now = self.now_of(by);
-        let members = members.iter().map(|(writer, weight)| {
-            (writer.region, Member { weight: *weight, writer: *writer, name: String::new() })
+        let members = members.iter().map(|(incarnation, weight)| {
+            (incarnation.member, Member { weight: *weight, incarnation: *incarnation, name: String::new() })
         });
         let draft = Draft {
             members: members.collect(),
             fenced: fenced
                 .iter()
-                .map(|w| acequia_rights::versions::Fence { writer: *w, wall_ns: now.wall_ns })
+                .map(|w| acequia_rights::versions::Fence { incarnation: *w, wall_ns: now.wall_ns })
                 .collect(),
             clock_error_ns: error_ns,
             drift_ppm: 1_000,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_limits::{Algorithm, CellTag, LimitId};
 use acequia_node::{
-    Ask, DRAW_NS, Draw, Drawing,
+    Ask, DRAW_NS, Forward, Forwarding,
     sharing::wire::{Entry, Whole, read},
 };
 
@@ -28,7 +28,7 @@ pub(super) struct Waiting {
     pub(super) again_ns: u64,
     /// What the node's news were when it was last asked.
     pub(super) news: u64,
-    pub(super) draw: Option<Draw>,
+    pub(super) draw: Option<Forward>,
 }
 
 /// A cell, as frames name it.
@@ -88,14 +88,14 @@ impl World {
         let frame = read(frame).expect("a frame of ours");
         for entry in frame.entries {
             match entry {
-                Entry::Draw { limit, tag, whole, number, .. } => {
+                Entry::Forward { limit, tag, whole, number, .. } => {
                     let name = (from, frame.header.boot, to, number);
                     let first = *self.charges.numbers.entry((from, number)).or_insert(name.1);
                     assert_eq!(first, name.1, "two processes of node {from} drew by the number {number}");
                     self.charges.drawn.insert(name, ((limit, tag), whole));
                 }
-                Entry::Drawn { number, units: Some(units @ 1..) } => {
-                    let boot = frame.header.seen.boot;
+                Entry::ForwardReply { number, units: Some(units @ 1..) } => {
+                    let boot = frame.header.received.boot;
                     let name = (to, boot, from, number);
                     if !self.charges.answered.insert(name) {
                         continue;
@@ -175,8 +175,9 @@ impl World {
             waiting.again_ns = self.true_ns + DRAW_AGAIN_NS;
             let Waiting { place, cost, came_ns, .. } = waiting;
             waiting.news = news;
-            let drawing = waiting.draw.as_ref().map_or(Drawing::May, |draw| Drawing::Since(draw.since_ns()));
-            let ask = Ask::CHECK.again().drawing(drawing);
+            let forwarding =
+                waiting.draw.as_ref().map_or(Forwarding::May, |draw| Forwarding::Since(draw.since_ns()));
+            let ask = Ask::CHECK.again().forwarding(forwarding);
             let is_allowed = self.ask_since(place, &waiting.key, cost, (ask, came_ns)).0;
             self.passed_late += u64::from(is_allowed);
             if is_allowed || self.true_ns >= waiting.until_ns {

@@ -12,15 +12,15 @@ use acequia_limits::{
     limit::{LimitSpec, ValueSpec},
 };
 use acequia_node::{
-    Ask, Asker, Config, Drawing, Holding, Home, Keep, LimitAnswer, Node, Row, TAKINGS,
-    leases::{CALL_NS, Call, GROUPS, Heard, PoolName, Question, Said, Siblings},
+    Ask, Asker, Config, Forwarding, Holding, Home, Keep, LimitAnswer, Node, Row, TAKINGS,
+    leases::{CALL_NS, Call, GROUPS, Heard, PoolName, PoolReply, PoolRequest, Siblings},
     sharing,
 };
 use acequia_rights::{
-    Region, Writer,
+    Incarnation, MemberId,
     pool::{
-        Bucket, Group, Sliding, Window,
-        group::{Known, Place},
+        Bucket, PoolGroup, Sliding, Window,
+        group::{GroupStatus, ServerIdentity},
     },
     versions::{CellKey, Draft, Fence, Member},
 };
@@ -36,7 +36,7 @@ use crate::scene::{
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
     run: u64,
-    groups: BTreeMap<u16, Group>,
+    groups: BTreeMap<u16, PoolGroup>,
     windows: BTreeMap<PoolName, Window>,
     buckets: BTreeMap<PoolName, Bucket>,
     slidings: BTreeMap<PoolName, Sliding>,
@@ -60,39 +60,44 @@ impl Server {
         self.run = run;
     }
 
-    fn place(&self, terms: u64) -> Place {
-        Place { run: self.run.to_string(), map: 0, terms }
+    fn server(&self, terms: u64) -> ServerIdentity {
+        ServerIdentity { run: self.run.to_string(), config_fingerprint: 0, terms }
     }
 
-    fn serve(&mut self, call: &Call) -> Said {
-        let place = self.place(call.terms);
+    fn serve(&mut self, call: &Call) -> PoolReply {
+        let server = self.server(call.terms);
         let group = self.groups.entry(call.group).or_default();
         match &call.question {
-            Question::Begin(begin) => return Said::Known(group.begin(&place, begin)),
-            Question::Assert(assertion, None) => return Said::Known(group.assert(&place, assertion)),
-            Question::Assert(assertion, Some(absent)) => {
-                return Said::Known(group.assert_without(&place, assertion, absent));
+            PoolRequest::Begin(begin) => return PoolReply::Known(group.begin(&server, begin)),
+            PoolRequest::Assert(assertion, None) => {
+                return PoolReply::Known(group.assert(&server, assertion));
+            }
+            PoolRequest::Assert(assertion, Some(absent)) => {
+                return PoolReply::Known(group.assert_without(&server, assertion, absent));
             }
             _ => {}
         }
-        let Some(ground) = group.ground(&place, call.generation, call.wall_us) else {
-            let known: Known = group.known(&place);
-            return Said::Unknown(known);
+        let Some(context) = group.context(&server, call.generation, call.wall_us) else {
+            let known: GroupStatus = group.known(&server);
+            return PoolReply::Unknown(known);
         };
         let said = match &call.question {
-            Question::Take(name, take) => {
-                self.windows.entry(*name).or_default().take(take, &ground).map(Said::Took)
+            PoolRequest::Take(name, take) => {
+                self.windows.entry(*name).or_default().take(take, &context).map(PoolReply::Took)
             }
-            Question::Exchange(name, exchange, terms) => {
-                self.buckets.entry(*name).or_default().exchange(exchange, terms, &ground).map(Said::Exchanged)
+            PoolRequest::Exchange(name, exchange, params) => self
+                .buckets
+                .entry(*name)
+                .or_default()
+                .exchange(exchange, params, &context)
+                .map(PoolReply::Exchanged),
+            PoolRequest::Slide(name, slide) => {
+                self.slidings.entry(*name).or_default().exchange(slide, &context).map(PoolReply::Slid)
             }
-            Question::Slide(name, slide) => {
-                self.slidings.entry(*name).or_default().exchange(slide, &ground).map(Said::Slid)
-            }
-            Question::Sweep(_) => Ok(Said::Swept(0)),
-            Question::Begin(_) | Question::Assert(..) => unreachable!("answered"),
+            PoolRequest::Sweep(_) => Ok(PoolReply::Swept(0)),
+            PoolRequest::Begin(_) | PoolRequest::Assert(..) => unreachable!("answered"),
         };
-        said.unwrap_or_else(Said::Refused)
+        said.unwrap_or_else(PoolReply::Refused)
     }
 }
 
@@ -148,7 +153,7 @@ pub(crate) struct Place1 {
 
 enum Message {
     Call(u64, usize, u32, Call),
-    Answer(u64, usize, u32, u64, Said),
+    Answer(u64, usize, u32, u64, PoolReply),
     /// From a node to another, which may be of another region.
     Frame(usize, usize, Vec<u8>),
 }
@@ -174,8 +179,8 @@ pub(crate) struct Regions {
     pub(crate) pulses: u64,
 }
 
-pub(crate) fn writer(place: usize) -> Writer {
-    Writer { region: Region(place as u16 + 1), node: 0, incarnation: 1 }
+pub(crate) fn incarnation(place: usize) -> Incarnation {
+    Incarnation { member: MemberId(place as u16 + 1), node: 0, number: 1 }
 }
 
 pub(crate) struct World {
@@ -217,7 +222,7 @@ pub(crate) struct World {
     pub(crate) calls: u64,
     /// Round trips to the store: what a node calls at once goes together.
     pub(crate) round_trips: u64,
-    pub(crate) refused: Vec<Said>,
+    pub(crate) refused: Vec<PoolReply>,
     pub(crate) regions: Option<Regions>,
     /// What is granted of windows that have not begun is not heard of.
     pub(crate) loses_ahead: bool,
@@ -349,7 +354,7 @@ impl World {
             members: all
                 .iter()
                 .filter(|_| self.regions.is_some())
-                .map(|mate| (*mate, Region(*mate)))
+                .map(|mate| (*mate, MemberId(*mate)))
                 .collect(),
             terms: 0,
             nodes: all,
@@ -362,7 +367,7 @@ impl World {
             rows_hold,
             generations: self.nodes.get(place).map_or_else(Vec::new, |at| at.generations.clone()),
         };
-        let home = Home { writer: writer(place), loan_ttl_ns: sharing::LOAN_TTL_NS };
+        let home = Home { incarnation: incarnation(place), loan_ttl_ns: sharing::LOAN_TTL_NS };
         let home = self.regions.as_ref().map(|_| home);
         let config =
             Config { key: KEY, memory_bytes: self.memory_bytes, durable: false, empty_handed: crashed, home };
@@ -374,7 +379,7 @@ impl World {
             let disk = self.nodes.get(place).map(|at| &at.rows);
             let rows = |id| disk.map_or_else(Vec::new, |disk| rows_of(disk, id));
             node.resume_home(Vec::new(), now, rows).expect("its own disk");
-            (0..nodes).for_each(|other| node.meet(writer(other)));
+            (0..nodes).for_each(|other| node.meet(incarnation(other)));
         } else if boot > 1 {
             let until = |specs, until_ns| {
                 let limits = scene::limits(specs).into_iter();
@@ -512,7 +517,7 @@ impl World {
 
     /// The same, and time does not pass meanwhile: whether it passes late is counted in `passed_late`.
     pub(crate) fn ask_or_wait(&mut self, place: usize, key: &str, cost: u64) -> bool {
-        let (is_allowed, patience_ns) = self.ask_as(place, key, cost, Ask::CHECK.drawing(Drawing::May));
+        let (is_allowed, patience_ns) = self.ask_as(place, key, cost, Ask::CHECK.forwarding(Forwarding::May));
         if is_allowed || patience_ns == 0 {
             self.note_decided(place, self.true_ns, is_allowed);
         } else {
@@ -625,7 +630,7 @@ impl World {
     /// Whether the catalogue that the first node has names a node, where there is one.
     pub(crate) fn is_member(&self, place: usize) -> bool {
         let version = self.nodes[0].node.version();
-        version.is_none_or(|version| version.members.contains_key(&writer(place).region))
+        version.is_none_or(|version| version.members.contains_key(&incarnation(place).member))
     }
 
     /// Every pool grants to every node that has a share.
@@ -711,7 +716,7 @@ impl World {
                 self.round_trips += u64::from(!std::mem::replace(&mut calls, true));
                 self.calls += u64::from(matches!(
                     call.question,
-                    Question::Take(..) | Question::Exchange(..) | Question::Slide(..)
+                    PoolRequest::Take(..) | PoolRequest::Exchange(..) | PoolRequest::Slide(..)
                 ));
                 let boot = self.nodes[place].boot;
                 let until_ns = self.true_ns + CALL_NS;
@@ -800,16 +805,16 @@ impl World {
         let now = self.now(0);
         let of: Vec<usize> = self.regions.as_ref().map_or_else(Vec::new, |regions| regions.of.clone());
         let member = |(place, weight): &(usize, u32)| {
-            let writer = writer(*place);
+            let incarnation = incarnation(*place);
             let name = of.get(*place).map_or_else(String::new, |region| format!("r{region}/n{place}"));
-            (writer.region, Member { weight: *weight, writer, name })
+            (incarnation.member, Member { weight: *weight, incarnation, name })
         };
         let specs: &[LimitSpec] = if self.is_gone { &[] } else { &self.specs };
         let draft = Draft {
             members: weights.iter().map(member).collect(),
             fenced: stopped
                 .iter()
-                .map(|place| Fence { writer: writer(*place), wall_ns: now.wall_ns })
+                .map(|place| Fence { incarnation: incarnation(*place), wall_ns: now.wall_ns })
                 .collect(),
             clock_error_ns: self.error_ns,
             drift_ppm: self.drift_ppm,
@@ -834,10 +839,10 @@ impl World {
                         Some(old) if is_left_behind => old.serve(&call),
                         _ => self.server_of(place).serve(&call),
                     };
-                    if matches!(said, Said::Refused(_)) {
+                    if matches!(said, PoolReply::Refused(_)) {
                         self.refused.push(said);
                     }
-                    let is_ahead = matches!(&call.question, Question::Take(_, take)
+                    let is_ahead = matches!(&call.question, PoolRequest::Take(_, take)
                         if take.begins_us * 1_000 > self.true_now().wall_ns);
                     if !(is_ahead && self.loses_ahead) {
                         self.send(place, Message::Answer(until_ns, place, boot, call.id, said));
@@ -847,7 +852,7 @@ impl World {
                     self.note_numbers(to);
                     let now = self.now(to);
                     // A frame of a process that is gone is refused.
-                    let _ = self.nodes[to].node.handle(writer(from).region, &frame, now);
+                    let _ = self.nodes[to].node.handle(incarnation(from).member, &frame, now);
                 }
                 Message::Answer(until_ns, place, boot, id, said) => {
                     if self.open.remove(&(until_ns, place, boot, id)) && self.nodes[place].boot == boot {
@@ -863,7 +868,7 @@ impl World {
             self.open.remove(&(until_ns, place, boot, id));
             if self.nodes[place].boot == boot {
                 let now = self.now(place);
-                self.nodes[place].node.answer_call(id, &Said::Nothing, now);
+                self.nodes[place].node.answer_call(id, &PoolReply::Nothing, now);
             }
         }
     }

@@ -26,53 +26,53 @@ fn callers_that_break_a_rule_are_caught() {
     assert!(survivors.is_empty(), "nobody noticed: {survivors:?}");
 }
 
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 #[test]
 fn broken_rules_are_caught() {
-    use acequia_rights::broken::{Broken, break_rule};
+    use acequia_rights::mutation::{Mutation, break_rule};
 
     use super::{stories, windows};
 
-    const LOANS: &[Broken] = &[
-        Broken::NoDriftMargin,
-        Broken::RenewWithoutExtending,
-        Broken::RenewWithoutExcept,
-        Broken::RenewLoansOfEarlierProcess,
-        Broken::RenewExtendsFromReceipt,
-        Broken::LapseForgotten,
-        Broken::FreezeForgotten,
-        Broken::FreezeKeepsOldEnd,
-        Broken::BeatsWithoutBoot,
-        Broken::DateFromReceipt,
-        Broken::AcceptEnded,
-        Broken::AcceptTwice,
-        Broken::AcceptFull,
-        Broken::GiverKeepsTokens,
-        Broken::LendTokensNotThere,
-        Broken::LendUsedCapacity,
-        Broken::LendBorrowed,
-        Broken::LendLastRate,
-        Broken::NumbersReused,
-        Broken::ReclaimWithoutLinger,
-        Broken::OweNothingOnReclaim,
-        Broken::ShedMoreThanOwed,
-        Broken::GiveBackFull,
-        Broken::GiveBackUsedCapacity,
-        Broken::GiveBackAndKeep,
-        Broken::GiveBackForgets,
-        Broken::ForfeitForgets,
-        Broken::RestartForgetsLoans,
-        Broken::RestartWaitsForNothing,
+    const LOANS: &[Mutation] = &[
+        Mutation::NoDriftMargin,
+        Mutation::RenewWithoutExtending,
+        Mutation::RenewWithoutExcept,
+        Mutation::RenewLoansOfEarlierProcess,
+        Mutation::RenewExtendsFromReceipt,
+        Mutation::LapseForgotten,
+        Mutation::FreezeForgotten,
+        Mutation::FreezeKeepsOldEnd,
+        Mutation::BeatsWithoutBoot,
+        Mutation::DateFromReceipt,
+        Mutation::AcceptEnded,
+        Mutation::AcceptTwice,
+        Mutation::AcceptFull,
+        Mutation::GiverKeepsTokens,
+        Mutation::LendTokensNotThere,
+        Mutation::LendUsedCapacity,
+        Mutation::LendBorrowed,
+        Mutation::LendLastRate,
+        Mutation::NumbersReused,
+        Mutation::ReclaimWithoutLinger,
+        Mutation::OweNothingOnReclaim,
+        Mutation::ShedMoreThanOwed,
+        Mutation::GiveBackFull,
+        Mutation::GiveBackUsedCapacity,
+        Mutation::GiveBackAndKeep,
+        Mutation::GiveBackForgets,
+        Mutation::ForfeitForgets,
+        Mutation::RestartForgetsLoans,
+        Mutation::RestartWaitsForNothing,
     ];
-    const WINDOWS: &[Broken] = &[
-        Broken::GivenNotCounted,
-        Broken::GiveUsedUnits,
-        Broken::ReceiveAdds,
-        Broken::RestoredDiskUnseen,
-        Broken::RefundUnspent,
+    const WINDOWS: &[Mutation] = &[
+        Mutation::GivenNotCounted,
+        Mutation::GiveUsedUnits,
+        Mutation::ReceiveAdds,
+        Mutation::RestoredDiskUnseen,
+        Mutation::RefundUnspent,
     ];
     let mut survivors = Vec::new();
-    let mut report = |rule: Broken, killed: Option<(u64, String)>| match killed {
+    let mut report = |rule: Mutation, killed: Option<(u64, String)>| match killed {
         Some((histories, fault)) => println!("{rule:?} | {histories} | {fault}"),
         None => survivors.push(rule),
     };
@@ -84,8 +84,8 @@ fn broken_rules_are_caught() {
         break_rule(Some(*rule));
         report(*rule, kill(2_000, |seed| windows::run(seed, STEPS).map(|_| ())));
     }
-    break_rule(Some(Broken::ConformIndebted));
-    report(Broken::ConformIndebted, kill(1, |_| stories::a_cell_that_lent_its_rate_is_lowered()));
+    break_rule(Some(Mutation::ConformIndebted));
+    report(Mutation::ConformIndebted, kill(1, |_| stories::a_cell_that_lent_its_rate_is_lowered()));
     break_rule(None);
     assert!(survivors.is_empty(), "nobody noticed: {survivors:?}");
 }

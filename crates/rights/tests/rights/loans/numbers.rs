@@ -2,15 +2,15 @@
 
 use acequia_limits::{Part, RATE_PARTS, UNITS_MAX};
 use acequia_rights::{
-    Beat, Beats, Book, Grant, Kind, Offer, Refusal, Renew, Return, Session, Writer,
-    identity::Region,
+    Beats, Book, Grant, Heartbeat, Incarnation, Kind, Offer, Refusal, Renew, Return, Session,
+    identity::MemberId,
     loan::{LOANS_PER_PEER_MAX, TTL_NS_MAX},
     stretch,
 };
 use proptest::prelude::*;
 
-const PEER: Writer = Writer { region: Region(1), node: 0, incarnation: 1 };
-const STRANGER: Writer = Writer { region: Region(2), node: 0, incarnation: 1 };
+const PEER: Incarnation = Incarnation { member: MemberId(1), node: 0, number: 1 };
+const STRANGER: Incarnation = Incarnation { member: MemberId(2), node: 0, number: 1 };
 const NOW: u64 = 1 << 40;
 
 fn edges() -> impl Strategy<Value = u64> {
@@ -69,7 +69,7 @@ proptest! {
                 prop_assert!(giver.is_empty(0) && !refusal.to_string().is_empty());
             }
         }
-        let grant = Grant { number, part, tokens, ttl_ns, echo: Beat { boot, number: beat } };
+        let grant = Grant { number, part, tokens, ttl_ns, echo: Heartbeat { boot, number: beat } };
         match holder.accept(PEER, &grant, kind, &beats, &mut session, NOW) {
             Ok(change) => {
                 prop_assert!((boot, beat) == (1, 0) && tokens <= units && units <= UNITS_MAX);
@@ -100,7 +100,7 @@ proptest! {
         let mut book = Book::default();
         let _ = book.accept(PEER, &grant, Kind::Bucket, &beats, &mut session, NOW).expect("in time");
         let held = book.held()[0];
-        let renew = Renew { echo: Beat { boot, number: beat }, from, up_to, except: except.clone().into() };
+        let renew = Renew { echo: Heartbeat { boot, number: beat }, from, up_to, except: except.clone().into() };
         match session.take_renew(&renew, &beats, NOW + 10) {
             Ok(()) => {
                 let covered = (from..=up_to).contains(&7) && !except.contains(&7);
@@ -125,13 +125,13 @@ fn a_stretch_covers_the_drift_and_saturates() {
 #[test]
 fn beats_are_remembered_within_bounds() {
     let mut beats = Beats::new(3, 1_000_000);
-    let all: Vec<Beat> = (0..300).map(|at| beats.next(at)).collect();
+    let all: Vec<Heartbeat> = (0..300).map(|at| beats.next(at)).collect();
     assert_eq!(beats.sent_at(all[43]), None);
     assert_eq!(beats.sent_at(all[44]), Some(44));
     assert_eq!(beats.sent_at(all[299]), Some(299));
-    assert_eq!(beats.sent_at(Beat { boot: 3, number: 300 }), None);
-    assert_eq!(beats.sent_at(Beat { boot: 2, number: 299 }), None);
-    assert_eq!(beats.sent_at(Beat { boot: 3, number: u64::MAX }), None);
+    assert_eq!(beats.sent_at(Heartbeat { boot: 3, number: 300 }), None);
+    assert_eq!(beats.sent_at(Heartbeat { boot: 2, number: 299 }), None);
+    assert_eq!(beats.sent_at(Heartbeat { boot: 3, number: u64::MAX }), None);
     let last = beats.next(2_000_000);
     assert_eq!((beats.sent_at(all[299]), beats.sent_at(last)), (None, Some(2_000_000)));
 }
@@ -139,7 +139,7 @@ fn beats_are_remembered_within_bounds() {
 #[test]
 fn books_are_bounded() {
     let (mut giver, mut session) = (Book::default(), Session::new(1_000));
-    session.hear(Beat { boot: 1, number: 1 }, NOW);
+    session.hear(Heartbeat { boot: 1, number: 1 }, NOW);
     let standing = Part { rate: 100, units: 100 };
     let offer = |number| Offer { number, to: PEER, part: Part { rate: 1, units: 1 }, tokens: 0, ttl_ns: 9 };
     for number in 1..=LOANS_PER_PEER_MAX as u64 {

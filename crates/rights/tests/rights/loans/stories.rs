@@ -2,8 +2,8 @@
 
 use acequia_limits::{Part, RATE_PARTS};
 use acequia_rights::{
-    Beat, Beats, Book, Change, Grant, Kind, Offer, Refusal, Renew, Session, Writer, identity::Region,
-    session::FROZEN_MAX, stretch,
+    Beats, Book, Change, Grant, Heartbeat, Incarnation, Kind, Offer, Refusal, Renew, Session,
+    identity::MemberId, session::FROZEN_MAX, stretch,
 };
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ const S: u64 = 1_000_000_000;
 const TTL: u64 = 10 * S;
 const DRIFT_PPM: u32 = 1_000;
 
-fn writer(region: u16) -> Writer {
-    Writer { region: Region(region), node: 0, incarnation: 1 }
+fn incarnation(region: u16) -> Incarnation {
+    Incarnation { member: MemberId(region), node: 0, number: 1 }
 }
 
 /// A giver (region 0) and a holder (region 1) on perfect clocks, and one cell.
 struct Pair {
     giver: Book,
     holder: Book,
-    to_holder: BTreeMap<Writer, Session>,
-    to_giver: BTreeMap<Writer, Session>,
+    to_holder: BTreeMap<Incarnation, Session>,
+    to_giver: BTreeMap<Incarnation, Session>,
     beats: Beats,
     number: u64,
 }
@@ -32,37 +32,37 @@ impl Pair {
         Self {
             giver: Book::default(),
             holder: Book::default(),
-            to_holder: BTreeMap::from([(writer(1), Session::new(DRIFT_PPM))]),
-            to_giver: BTreeMap::from([(writer(0), Session::new(DRIFT_PPM))]),
+            to_holder: BTreeMap::from([(incarnation(1), Session::new(DRIFT_PPM))]),
+            to_giver: BTreeMap::from([(incarnation(0), Session::new(DRIFT_PPM))]),
             beats: Beats::new(1, 60 * S),
             number: 0,
         }
     }
 
-    fn beat(&mut self, now_ns: u64) -> Beat {
-        let beat = self.beats.next(now_ns);
-        self.holder_session().hear(beat, now_ns);
-        beat
+    fn heartbeat(&mut self, now_ns: u64) -> Heartbeat {
+        let heartbeat = self.beats.next(now_ns);
+        self.holder_session().hear(heartbeat, now_ns);
+        heartbeat
     }
 
     fn holder_session(&mut self) -> &mut Session {
-        self.to_holder.get_mut(&writer(1)).expect("a session")
+        self.to_holder.get_mut(&incarnation(1)).expect("a session")
     }
 
     fn giver_session(&mut self) -> &mut Session {
-        self.to_giver.get_mut(&writer(0)).expect("a session")
+        self.to_giver.get_mut(&incarnation(0)).expect("a session")
     }
 
     fn lend(&mut self, part: Part, now_ns: u64) -> Grant {
         self.number += 1;
-        let offer = Offer { number: self.number, to: writer(1), part, tokens: 0, ttl_ns: TTL };
-        let session = self.to_holder.get_mut(&writer(1)).expect("a session");
+        let offer = Offer { number: self.number, to: incarnation(1), part, tokens: 0, ttl_ns: TTL };
+        let session = self.to_holder.get_mut(&incarnation(1)).expect("a session");
         self.giver.lend(STANDING, 0, Kind::Bucket, &offer, session, now_ns).expect("spare").0
     }
 
     fn accept(&mut self, grant: &Grant, now_ns: u64) -> Result<Change, Refusal> {
-        let session = self.to_giver.get_mut(&writer(0)).expect("a session");
-        self.holder.accept(writer(0), grant, Kind::Bucket, &self.beats, session, now_ns)
+        let session = self.to_giver.get_mut(&incarnation(0)).expect("a session");
+        self.holder.accept(incarnation(0), grant, Kind::Bucket, &self.beats, session, now_ns)
     }
 
     fn renew(&mut self, now_ns: u64) -> Option<Renew> {
@@ -70,12 +70,12 @@ impl Pair {
     }
 
     fn take_renew(&mut self, renew: &Renew, now_ns: u64) -> Result<(), Refusal> {
-        let session = self.to_giver.get_mut(&writer(0)).expect("a session");
+        let session = self.to_giver.get_mut(&incarnation(0)).expect("a session");
         session.take_renew(renew, &self.beats, now_ns)
     }
 
     fn freeze(&mut self, number: u64) {
-        let session = self.to_holder.get_mut(&writer(1)).expect("a session");
+        let session = self.to_holder.get_mut(&incarnation(1)).expect("a session");
         self.giver.freeze(number, session).expect("few are frozen");
     }
 
@@ -103,12 +103,12 @@ const PIECE: Part = Part { rate: 1_000, units: 5 };
 #[test]
 fn a_loan_that_ended_unseen_is_not_revived_by_the_next_renewal() {
     let mut pair = Pair::new();
-    pair.beat(100 * S);
+    pair.heartbeat(100 * S);
     let grant = pair.lend(PIECE, 100 * S);
     let _ = pair.accept(&grant, 100 * S).expect("in time");
     // Nothing is heard for a while. The giver takes the loan back; nobody looks at the holder's cell.
     assert_eq!(pair.reclaim(100 * S + stretch(TTL, DRIFT_PPM)), 1);
-    pair.beat(120 * S);
+    pair.heartbeat(120 * S);
     let other = pair.lend(PIECE, 120 * S);
     let renew = pair.renew(120 * S).expect("heard");
     assert!(renew.up_to >= other.number && renew.except.is_empty());
@@ -119,16 +119,16 @@ fn a_loan_that_ended_unseen_is_not_revived_by_the_next_renewal() {
 #[test]
 fn a_frozen_loan_stays_frozen_when_it_is_listed_no_more() {
     let mut pair = Pair::new();
-    pair.beat(100 * S);
+    pair.heartbeat(100 * S);
     let (frozen, kept) = (pair.lend(PIECE, 100 * S), pair.lend(PIECE, 100 * S));
     let _ = pair.accept(&frozen, 100 * S).expect("in time");
     let _ = pair.accept(&kept, 100 * S).expect("in time");
-    pair.beat(105 * S);
+    pair.heartbeat(105 * S);
     let renew = pair.renew(105 * S).expect("heard");
     pair.take_renew(&renew, 105 * S).expect("newer");
     pair.freeze(frozen.number);
     for at_s in [110, 114] {
-        pair.beat(at_s * S);
+        pair.heartbeat(at_s * S);
         let renew = pair.renew(at_s * S).expect("heard");
         assert_eq!(renew.except.as_slice(), [frozen.number]);
         pair.take_renew(&renew, at_s * S).expect("newer");
@@ -136,7 +136,7 @@ fn a_frozen_loan_stays_frozen_when_it_is_listed_no_more() {
         assert_eq!(pair.held_until(), Some(115 * S));
     }
     assert_eq!(pair.reclaim(116 * S), 1);
-    pair.beat(116 * S);
+    pair.heartbeat(116 * S);
     let renew = pair.renew(116 * S).expect("heard");
     assert!(renew.except.is_empty());
     pair.take_renew(&renew, 116 * S).expect("newer");
@@ -146,12 +146,12 @@ fn a_frozen_loan_stays_frozen_when_it_is_listed_no_more() {
 #[test]
 fn a_frozen_loan_whose_grant_is_late_is_not_renewed() {
     let mut pair = Pair::new();
-    pair.beat(100 * S);
+    pair.heartbeat(100 * S);
     let late = pair.lend(PIECE, 100 * S);
     let early = pair.lend(PIECE, 100 * S);
     let _ = pair.accept(&early, 100 * S).expect("in time");
     pair.freeze(late.number);
-    pair.beat(105 * S);
+    pair.heartbeat(105 * S);
     let renew = pair.renew(105 * S).expect("heard");
     pair.take_renew(&renew, 105 * S).expect("newer");
     let _ = pair.accept(&late, 106 * S).expect("in time");
@@ -163,16 +163,16 @@ fn a_frozen_loan_whose_grant_is_late_is_not_renewed() {
 #[test]
 fn a_frozen_loan_whose_grant_is_very_late_is_not_renewed() {
     let mut pair = Pair::new();
-    pair.beat(100 * S);
-    let short = Offer { number: 1, to: writer(1), part: PIECE, tokens: 0, ttl_ns: 2 * S };
+    pair.heartbeat(100 * S);
+    let short = Offer { number: 1, to: incarnation(1), part: PIECE, tokens: 0, ttl_ns: 2 * S };
     let long = Offer { number: 2, ttl_ns: 20 * S, ..short };
-    let session = pair.to_holder.get_mut(&writer(1)).expect("a session");
+    let session = pair.to_holder.get_mut(&incarnation(1)).expect("a session");
     let (short, _) = pair.giver.lend(STANDING, 0, Kind::Bucket, &short, session, 100 * S).expect("spare");
     let (long, _) = pair.giver.lend(STANDING, 0, Kind::Bucket, &long, session, 100 * S).expect("spare");
     let _ = pair.accept(&short, 100 * S).expect("in time");
     pair.freeze(long.number);
     for at_s in [101, 110] {
-        pair.beat(at_s * S);
+        pair.heartbeat(at_s * S);
         let mut renew = pair.renew(at_s * S).expect("heard");
         if at_s == 110 {
             // Returned, or taken back: not listed any more.
@@ -188,14 +188,14 @@ fn a_frozen_loan_whose_grant_is_very_late_is_not_renewed() {
 #[test]
 fn reordered_renewals_only_lengthen_by_newer_beats() {
     let mut pair = Pair::new();
-    pair.beat(100 * S);
+    pair.heartbeat(100 * S);
     let grant = pair.lend(PIECE, 100 * S);
     let _ = pair.accept(&grant, 100 * S).expect("in time");
-    pair.beat(101 * S);
+    pair.heartbeat(101 * S);
     let older = pair.renew(101 * S).expect("heard");
     assert_eq!(pair.renew(101 * S), None, "nothing newer was heard");
     pair.freeze(grant.number);
-    pair.beat(104 * S);
+    pair.heartbeat(104 * S);
     let newer = pair.renew(104 * S).expect("heard");
     pair.take_renew(&newer, 105 * S).expect("newer");
     assert_eq!(pair.take_renew(&older, 105 * S), Err(Refusal::Stale));
@@ -206,10 +206,10 @@ fn reordered_renewals_only_lengthen_by_newer_beats() {
 #[test]
 fn a_restarted_giver_renews_only_what_it_lent_since() {
     let mut pair = Pair::new();
-    pair.beat(100 * S);
+    pair.heartbeat(100 * S);
     let before = pair.lend(PIECE, 100 * S);
     let _ = pair.accept(&before, 100 * S).expect("in time");
-    let disk = pair.giver.lent().iter().map(|lent| acequia_rights::Lent {
+    let disk = pair.giver.lent().iter().map(|lent| acequia_rights::LentLoan {
         end_ns: u64::MAX,
         renewing: false,
         ..*lent
@@ -217,8 +217,8 @@ fn a_restarted_giver_renews_only_what_it_lent_since() {
     pair.giver = Book::from_lent(disk.collect::<Vec<_>>());
     assert_eq!(pair.lent_until(), Some(u64::MAX), "no end before the restart says so");
     pair.giver.restart(103 * S);
-    pair.to_holder = BTreeMap::from([(writer(1), Session::new(DRIFT_PPM))]);
-    pair.beat(104 * S);
+    pair.to_holder = BTreeMap::from([(incarnation(1), Session::new(DRIFT_PPM))]);
+    pair.heartbeat(104 * S);
     assert_eq!(pair.renew(104 * S), None, "nothing was lent since");
     let after = pair.lend(PIECE, 104 * S);
     let renew = pair.renew(104 * S).expect("heard");
@@ -231,13 +231,13 @@ fn a_restarted_giver_renews_only_what_it_lent_since() {
 #[test]
 fn a_restarted_holder_frees_its_giver() {
     let mut pair = Pair::new();
-    pair.beat(100 * S);
+    pair.heartbeat(100 * S);
     let grant = pair.lend(PIECE, 100 * S);
     pair.beats = Beats::new(2, 60 * S);
-    pair.to_giver = BTreeMap::from([(writer(0), Session::new(DRIFT_PPM))]);
+    pair.to_giver = BTreeMap::from([(incarnation(0), Session::new(DRIFT_PPM))]);
     assert_eq!(pair.accept(&grant, 101 * S), Err(Refusal::UnknownBeat));
     for at_s in 101..110 {
-        pair.beat(at_s * S);
+        pair.heartbeat(at_s * S);
         pair.lend(Part { rate: 0, units: 1 }, at_s * S);
         pair.renew(at_s * S).expect("heard");
     }
@@ -249,28 +249,28 @@ fn a_restarted_holder_frees_its_giver() {
 #[test]
 fn what_was_given_back_is_not_revived_and_not_credited_twice() {
     let mut pair = Pair::new();
-    pair.beat(100 * S);
+    pair.heartbeat(100 * S);
     let grant = pair.lend(PIECE, 100 * S);
     assert_eq!(pair.accept(&grant, 100 * S), Ok(Change { rate: 1_000, units: 5, owe: 5, shed: 0 }));
     assert_eq!(pair.accept(&grant, 100 * S), Err(Refusal::Duplicate(1)));
-    let (back, change) = pair.holder.give_back(1, writer(0), 3, 101 * S).expect("held");
+    let (back, change) = pair.holder.give_back(1, incarnation(0), 3, 101 * S).expect("held");
     assert_eq!((back.tokens, change), (3, Change { rate: -1_000, units: -5, owe: 0, shed: 2 }));
     assert_eq!(pair.accept(&grant, 101 * S), Err(Refusal::GivenBack(1)));
     assert!(!pair.holder.is_empty(109 * S) && pair.holder.is_empty(110 * S));
     assert_eq!(pair.accept(&grant, 110 * S), Err(Refusal::Ended));
-    let session = pair.to_holder.get_mut(&writer(1)).expect("a session");
+    let session = pair.to_holder.get_mut(&incarnation(1)).expect("a session");
     assert_eq!(
-        pair.giver.take_return(writer(1), &back, session),
+        pair.giver.take_return(incarnation(1), &back, session),
         Ok(Change { rate: 1_000, units: 5, owe: 2, shed: 0 })
     );
-    assert_eq!(pair.giver.take_return(writer(1), &back, session), Err(Refusal::Unknown(1)));
+    assert_eq!(pair.giver.take_return(incarnation(1), &back, session), Err(Refusal::Unknown(1)));
 }
 
 /// A region lends its rate away and owes 30 units. Its share falls to 21 units, and the other's rises to 39. What was
 /// admitted within a second, in units: the bucket has 60 and gives 60/s.
 pub(super) fn a_cell_that_lent_its_rate_is_lowered() -> Result<(), String> {
     let mut pair = Pair::new();
-    pair.beat(100 * S);
+    pair.heartbeat(100 * S);
     pair.lend(Part { rate: STANDING.rate - 1, units: 0 }, 100 * S);
     let (owed, refilled) = (30, 59);
     let lowered = Part { units: 21, ..STANDING };
@@ -284,7 +284,7 @@ pub(super) fn a_cell_that_lent_its_rate_is_lowered() -> Result<(), String> {
 fn a_lower_share_is_acknowledged_when_nothing_above_it_is_owed_or_lent() {
     a_cell_that_lent_its_rate_is_lowered().expect("no more than the limit");
     let mut pair = Pair::new();
-    pair.beat(100 * S);
+    pair.heartbeat(100 * S);
     pair.lend(Part { rate: 1_000, units: 10 }, 100 * S);
     assert!(pair.giver.conforms(STANDING, 20) && !pair.giver.conforms(STANDING, 21));
     assert!(!pair.giver.conforms(Part { units: 9, ..STANDING }, 0));
@@ -298,11 +298,11 @@ fn a_lower_share_is_acknowledged_when_nothing_above_it_is_owed_or_lent() {
 #[test]
 fn a_refusal_that_cannot_be_told_yet_is_not_forgotten() {
     let mut pair = Pair::new();
-    pair.beat(S);
+    pair.heartbeat(S);
     let mut cells = vec![Book::default(); 5];
     for (cell, number) in (0..=FROZEN_MAX).map(|loan| (loan % 5, loan as u64 + 1)) {
         let part = Part { rate: 0, units: 1 };
-        let offer = Offer { number, to: writer(1), part, tokens: 0, ttl_ns: TTL };
+        let offer = Offer { number, to: incarnation(1), part, tokens: 0, ttl_ns: TTL };
         let session = pair.holder_session();
         let (_, change) = cells[cell].lend(STANDING, 0, Kind::Bucket, &offer, session, S).expect("spare");
         assert_eq!((change.units, change.shed), (-1, 1));

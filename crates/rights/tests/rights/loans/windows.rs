@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use acequia_limits::UNITS_MAX;
-use acequia_rights::{Refusal, Row, Transfers, identity::Region};
+use acequia_rights::{Refusal, Row, Transfers, identity::MemberId};
 
 use super::random::Random;
 
@@ -80,8 +80,8 @@ pub(super) struct World {
     pub seen: Seen,
 }
 
-fn id(region: usize) -> Region {
-    Region(region as u16)
+fn id(region: usize) -> MemberId {
+    MemberId(region as u16)
 }
 
 impl World {

@@ -16,8 +16,8 @@ use std::collections::VecDeque;
 
 use acequia_limits::{Part, RATE_PARTS};
 use acequia_rights::{
-    Beat, Beats, Book, Change, Grant, Held, Kind, Lent, Offer, Renew, Return, Session, Sessions, Writer,
-    identity::Region as RegionId,
+    Beats, Book, Change, Grant, Heartbeat, HeldLoan, Incarnation, Kind, LentLoan, Offer, Renew, Return,
+    Session, Sessions, identity::MemberId as RegionId,
 };
 
 use super::random::Random;
@@ -154,7 +154,7 @@ const TOTALS: [u64; 4] = [1_020, 910, 1_165, 750];
 
 #[derive(Clone, Debug)]
 enum Message {
-    Beat(Beat),
+    Beat(Heartbeat),
     Grant(Grant),
     Renew(Renew),
     Return(Return),
@@ -188,11 +188,11 @@ struct Moving {
 struct Peers(Vec<Session>);
 
 impl Sessions for Peers {
-    fn reclaim_end(&self, lent: &Lent) -> u64 {
-        self.0[usize::from(lent.to.region.0)].reclaim_end(lent)
+    fn reclaim_end(&self, lent: &LentLoan) -> u64 {
+        self.0[usize::from(lent.to.member.0)].reclaim_end(lent)
     }
-    fn end_of(&self, held: &Held) -> u64 {
-        self.0[usize::from(held.from.region.0)].end_of(held)
+    fn end_of(&self, held: &HeldLoan) -> u64 {
+        self.0[usize::from(held.from.member.0)].end_of(held)
     }
 }
 
@@ -268,8 +268,8 @@ pub(super) struct World {
     pub seen: Seen,
 }
 
-fn writer(region: usize) -> Writer {
-    Writer { region: RegionId(region as u16), node: 0, incarnation: 1 }
+fn incarnation(region: usize) -> Incarnation {
+    Incarnation { member: RegionId(region as u16), node: 0, number: 1 }
 }
 
 impl World {
@@ -422,7 +422,7 @@ impl World {
     fn is_back(&mut self, giver: usize, number: u64, owed: u64) {
         self.lands(giver, number);
         let holds = |a: &Actor| {
-            a.book.held().iter().any(|held| (usize::from(held.from.region.0), held.number) == (giver, number))
+            a.book.held().iter().any(|held| (usize::from(held.from.member.0), held.number) == (giver, number))
         };
         if self.actors.iter().any(holds) {
             self.flying.push((giver, number, -(owed as i64)));
@@ -443,7 +443,7 @@ impl World {
             let a = &mut self.actors[i];
             let expired = a.book.expire_one(now_ns, &a.peers).expect("one is due");
             assert_eq!(expired.at_ns, due_ns);
-            let session = &mut a.peers.0[usize::from(expired.peer.region.0)];
+            let session = &mut a.peers.0[usize::from(expired.peer.member.0)];
             let units = expired.change.units.unsigned_abs();
             if expired.comes_back {
                 session.came_back(expired.number);
@@ -454,7 +454,7 @@ impl World {
                     session.let_go(expired.number);
                 }
                 self.seen.ended += 1;
-                self.flies(usize::from(expired.peer.region.0), expired.number, units);
+                self.flies(usize::from(expired.peer.member.0), expired.number, units);
             }
             self.apply(i, expired.change);
         }
@@ -508,9 +508,9 @@ impl World {
 
     fn heartbeat(&mut self, i: usize) {
         let a = &mut self.actors[i];
-        let beat = a.beats.next(a.clock_ns);
+        let heartbeat = a.beats.next(a.clock_ns);
         for to in (0..REGIONS).filter(|to| *to != i) {
-            self.send(i, to, Message::Beat(beat));
+            self.send(i, to, Message::Beat(heartbeat));
         }
     }
 
@@ -532,10 +532,10 @@ impl World {
         let before = self.actors[i].clone();
         let a = &mut self.actors[i];
         a.number += 1;
-        if acequia_rights::broken::broken(acequia_rights::broken::Broken::NumbersReused) {
+        if acequia_rights::mutation::mutated(acequia_rights::mutation::Mutation::NumbersReused) {
             a.number = 1 + a.number % 4;
         }
-        let offer = Offer { number: a.number, to: writer(to), part, tokens, ttl_ns: self.ttl_ns };
+        let offer = Offer { number: a.number, to: incarnation(to), part, tokens, ttl_ns: self.ttl_ns };
         let session = &mut a.peers.0[to];
         let Ok((grant, change)) = a.book.lend(standing, available, kind, &offer, session, a.clock_ns) else {
             return;
@@ -573,8 +573,8 @@ impl World {
         }
         let place = self.random.index(self.actors[i].book.lent().len());
         let a = &mut self.actors[i];
-        let Lent { number, to, .. } = a.book.lent()[place];
-        a.book.freeze(number, &mut a.peers.0[usize::from(to.region.0)]).expect("few are frozen");
+        let LentLoan { number, to, .. } = a.book.lent()[place];
+        a.book.freeze(number, &mut a.peers.0[usize::from(to.member.0)]).expect("few are frozen");
     }
 
     fn give_back(&mut self, i: usize) {
@@ -585,9 +585,9 @@ impl World {
         let place = self.random.index(self.actors[i].book.held().len());
         let available = self.available(i);
         let a = &mut self.actors[i];
-        let Held { number, from, part, .. } = a.book.held()[place];
+        let HeldLoan { number, from, part, .. } = a.book.held()[place];
         let Ok((back, change)) = a.book.give_back(number, from, available, a.clock_ns) else { return };
-        let giver = usize::from(from.region.0);
+        let giver = usize::from(from.member.0);
         if self.random.chance(5_000) {
             self.actors[i].peers.0[giver].let_go(number);
         }
@@ -600,19 +600,20 @@ impl World {
     fn forfeit(&mut self, i: usize) {
         self.look(i);
         let now_ns = self.actors[i].clock_ns;
-        let from = if self.random.chance(5_000) { None } else { Some(writer(self.random.index(REGIONS))) };
-        let held: Vec<Held> = self.actors[i].book.held().to_vec();
+        let from =
+            if self.random.chance(5_000) { None } else { Some(incarnation(self.random.index(REGIONS))) };
+        let held: Vec<HeldLoan> = self.actors[i].book.held().to_vec();
         let change = self.actors[i].book.forfeit(from, now_ns);
         self.apply(i, change);
         for held in held.into_iter().filter(|held| from.is_none_or(|from| held.from == from)) {
-            self.flies(usize::from(held.from.region.0), held.number, held.part.units);
+            self.flies(usize::from(held.from.member.0), held.number, held.part.units);
         }
     }
 
     fn crash(&mut self, i: usize) {
         self.seen.crashes += 1;
         self.look(i);
-        let held: Vec<Held> = self.actors[i].book.held().to_vec();
+        let held: Vec<HeldLoan> = self.actors[i].book.held().to_vec();
         let clock_ns = 1_000 * MS + self.random.below(100_000 * MS);
         let a = &mut self.actors[i];
         a.boot += 1;
@@ -622,8 +623,12 @@ impl World {
         a.beats = Beats::new(a.boot, TTLS_NS[2]);
         a.peers = Peers(vec![Session::new(DRIFT_PPM); REGIONS]);
         a.stale = None;
-        let disk: Vec<Lent> =
-            a.book.lent().iter().map(|lent| Lent { end_ns: u64::MAX, renewing: false, ..*lent }).collect();
+        let disk: Vec<LentLoan> = a
+            .book
+            .lent()
+            .iter()
+            .map(|lent| LentLoan { end_ns: u64::MAX, renewing: false, ..*lent })
+            .collect();
         a.book = Book::from_lent(disk);
         a.book.restart(clock_ns);
         // As much as it can have owed: all of the largest share since the last that it acknowledged.
@@ -635,7 +640,7 @@ impl World {
             versions.map(|version| self.actors[i].book.effective(self.standing_under(i, version)).units);
         let owes = owes.max().expect("a version");
         for held in held {
-            self.flies(usize::from(held.from.region.0), held.number, held.part.units);
+            self.flies(usize::from(held.from.member.0), held.number, held.part.units);
         }
         let full = self.is_careless(Careless::RestartsFull);
         let a = &mut self.actors[i];
@@ -767,9 +772,9 @@ impl World {
                 }
             }
             Message::Version(version) => self.adopt(to, version),
-            Message::Beat(beat) => {
+            Message::Beat(heartbeat) => {
                 let a = &mut self.actors[to];
-                a.peers.0[from].hear(beat, a.clock_ns);
+                a.peers.0[from].hear(heartbeat, a.clock_ns);
             }
             Message::Renew(renew) => {
                 // No cell is looked at.
@@ -781,7 +786,9 @@ impl World {
                 let kind = self.kind();
                 let a = &mut self.actors[to];
                 let session = &mut a.peers.0[from];
-                if let Ok(change) = a.book.accept(writer(from), &grant, kind, &a.beats, session, a.clock_ns) {
+                if let Ok(change) =
+                    a.book.accept(incarnation(from), &grant, kind, &a.beats, session, a.clock_ns)
+                {
                     self.seen.accepted += 1;
                     self.apply(to, change);
                     self.lands(from, grant.number);
@@ -790,7 +797,7 @@ impl World {
             Message::Return(back) => {
                 self.look(to);
                 let a = &mut self.actors[to];
-                if let Ok(change) = a.book.take_return(writer(from), &back, &mut a.peers.0[from]) {
+                if let Ok(change) = a.book.take_return(incarnation(from), &back, &mut a.peers.0[from]) {
                     self.apply(to, change);
                     self.lands(to, back.number);
                 }

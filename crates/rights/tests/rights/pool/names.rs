@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use acequia_rights::pool::{
-    Generation, Group, Letter, Letters, Name, Taker,
-    group::{Assertion, Begin, Known, Place},
+    Generation, Letter, Letters, Name, PoolGroup, Taker,
+    group::{Assertion, Begin, GroupStatus, ServerIdentity},
     letters::LETTERS_MAX,
-    name::{ANSWER_BYTES_MAX, Act, Standing, What},
+    name::{ANSWER_BYTES_MAX, Act, NameState, What},
 };
 
 use crate::loans::random::Random;
@@ -18,7 +18,7 @@ const KEEP_US: u64 = 1_000;
 #[derive(Clone, Debug, Default)]
 struct Server {
     run: String,
-    group: Group,
+    group: PoolGroup,
     name: Name,
 }
 
@@ -43,8 +43,8 @@ struct Call {
 
 #[derive(Clone, Debug)]
 enum Said {
-    Known(Known),
-    Standing(Standing),
+    Known(GroupStatus),
+    Standing(NameState),
 }
 
 /// What a node charged under the name.
@@ -91,11 +91,11 @@ impl World {
 
     fn serve(&mut self, call: Call) {
         let server = &mut self.servers[call.server];
-        let place = Place { run: server.run.clone(), map: 0, terms: 0 };
+        let identity = ServerIdentity { run: server.run.clone(), config_fingerprint: 0, terms: 0 };
         let said = match &call.question {
             Question::Begin => {
                 let (heard, by) = (call.generation.number, call.by);
-                Said::Known(server.group.begin(&place, &Begin { heard, by, goes_on: false }))
+                Said::Known(server.group.begin(&identity, &Begin { heard, by, goes_on: false }))
             }
             Question::Assert => {
                 let told = Assertion {
@@ -108,13 +108,13 @@ impl World {
                     wall_us: call.wall_us,
                     slack_us: 0,
                 };
-                Said::Known(server.group.assert(&place, &told))
+                Said::Known(server.group.assert(&identity, &told))
             }
-            Question::Act(what) => match server.group.ground(&place, call.generation, call.wall_us) {
-                None => Said::Known(server.group.known(&place)),
-                Some(ground) => {
+            Question::Act(what) => match server.group.context(&identity, call.generation, call.wall_us) {
+                None => Said::Known(server.group.known(&identity)),
+                Some(context) => {
                     let act = Act { by: call.by, what: what.clone(), drops_us: call.wall_us + KEEP_US };
-                    Said::Standing(server.name.act(&act, &ground))
+                    Said::Standing(server.name.act(&act, &context))
                 }
             },
         };
@@ -138,7 +138,7 @@ impl World {
             Said::Standing(standing) => standing,
         };
         match (&call.question, standing) {
-            (Question::Act(What::Claim), Standing::Claimed(by))
+            (Question::Act(What::Claim), NameState::Claimed(by))
                 if by == call.by && node.charge == Charge::None =>
             {
                 node.charge = Charge::Stands(Some(call.generation));
@@ -147,7 +147,7 @@ impl World {
                     Call { question: Question::Act(What::Keep(vec![call.node as u8])), ..call.clone() };
                 self.calls.push(Call { arrives: self.now + self.random.below(60), ..keep });
             }
-            (Question::Act(What::Claim), Standing::Kept(answer)) => {
+            (Question::Act(What::Claim), NameState::Kept(answer)) => {
                 let charged = usize::from(answer[0]);
                 self.passed += u64::from(charged != call.node);
                 // Whoever asked before then might as well have been answered before.
@@ -158,7 +158,7 @@ impl World {
                     ));
                 }
             }
-            (Question::Act(What::End), Standing::Ended) => {
+            (Question::Act(What::End), NameState::Ended) => {
                 let counts = |kept: Option<Generation>| {
                     kept == Some(call.generation) || call.grants || !self.ends_where_it_counts
                 };
@@ -236,9 +236,9 @@ fn a_name_that_is_ended_where_not_all_have_heard_of_it_was_not_ended() {
     assert!((0..40_000).any(|seed| history(seed, false).is_err()), "nobody noticed");
 }
 
-fn ground(number: u64, wall_us: u64) -> acequia_rights::pool::Ground {
+fn context(number: u64, wall_us: u64) -> acequia_rights::pool::CallContext {
     let generation = Generation { number, by: Taker { node: 1, boot: 1, call: number } };
-    acequia_rights::pool::Ground {
+    acequia_rights::pool::CallContext {
         wall_us,
         generation,
         since: generation,
@@ -252,29 +252,29 @@ fn by(call: u64) -> Taker {
     Taker { node: 1, boot: 1, call }
 }
 
-fn act(name: &mut Name, call: u64, what: What, at: (u64, u64)) -> Standing {
-    name.act(&Act { by: by(call), what, drops_us: at.1 + KEEP_US }, &ground(at.0, at.1))
+fn act(name: &mut Name, call: u64, what: What, at: (u64, u64)) -> NameState {
+    name.act(&Act { by: by(call), what, drops_us: at.1 + KEEP_US }, &context(at.0, at.1))
 }
 
 #[test]
 fn a_name_is_whose_claim_came_first_until_that_is_given_up_or_over() {
     let mut name = Name::default();
     let kept = || What::Keep(b"yes".to_vec());
-    assert_eq!(act(&mut name, 1, What::Claim, (1, 0)), Standing::Claimed(by(1)));
-    assert_eq!(act(&mut name, 2, What::Claim, (1, 5)), Standing::Claimed(by(1)));
-    assert_eq!(act(&mut name, 2, What::Leave, (1, 5)), Standing::Claimed(by(1)));
-    assert_eq!(act(&mut name, 2, kept(), (1, 5)), Standing::Claimed(by(1)));
-    assert_eq!(act(&mut name, 1, What::Leave, (1, 6)), Standing::Free);
-    assert_eq!(act(&mut name, 3, What::Claim, (1, 7)), Standing::Claimed(by(3)));
+    assert_eq!(act(&mut name, 1, What::Claim, (1, 0)), NameState::Claimed(by(1)));
+    assert_eq!(act(&mut name, 2, What::Claim, (1, 5)), NameState::Claimed(by(1)));
+    assert_eq!(act(&mut name, 2, What::Leave, (1, 5)), NameState::Claimed(by(1)));
+    assert_eq!(act(&mut name, 2, kept(), (1, 5)), NameState::Claimed(by(1)));
+    assert_eq!(act(&mut name, 1, What::Leave, (1, 6)), NameState::Free);
+    assert_eq!(act(&mut name, 3, What::Claim, (1, 7)), NameState::Claimed(by(3)));
     let long = What::Keep(vec![0; ANSWER_BYTES_MAX + 1]);
-    assert_eq!(act(&mut name, 3, long, (1, 8)), Standing::Claimed(by(3)), "as if it had not been kept");
+    assert_eq!(act(&mut name, 3, long, (1, 8)), NameState::Claimed(by(3)), "as if it had not been kept");
     // Whoever made it is gone.
-    assert_eq!(act(&mut name, 4, What::Claim, (1, 7 + KEEP_US)), Standing::Claimed(by(4)));
-    assert_eq!(act(&mut name, 4, kept(), (1, 1_010)), Standing::Kept(b"yes".to_vec()));
-    assert_eq!(act(&mut name, 5, What::Claim, (1, 1_011)), Standing::Kept(b"yes".to_vec()));
-    assert_eq!(act(&mut name, 6, What::End, (1, 1_012)), Standing::Ended);
-    assert_eq!(act(&mut name, 7, What::Claim, (1, 1_013)), Standing::Ended);
-    assert_eq!(act(&mut name, 8, What::Claim, (2, 1_014)), Standing::Claimed(by(8)), "another generation");
+    assert_eq!(act(&mut name, 4, What::Claim, (1, 7 + KEEP_US)), NameState::Claimed(by(4)));
+    assert_eq!(act(&mut name, 4, kept(), (1, 1_010)), NameState::Kept(b"yes".to_vec()));
+    assert_eq!(act(&mut name, 5, What::Claim, (1, 1_011)), NameState::Kept(b"yes".to_vec()));
+    assert_eq!(act(&mut name, 6, What::End, (1, 1_012)), NameState::Ended);
+    assert_eq!(act(&mut name, 7, What::Claim, (1, 1_013)), NameState::Ended);
+    assert_eq!(act(&mut name, 8, What::Claim, (2, 1_014)), NameState::Claimed(by(8)), "another generation");
 }
 
 #[test]
@@ -282,17 +282,17 @@ fn a_letter_waits_until_whoever_it_is_for_has_had_it() {
     let mut letters = Letters::default();
     let letter = |id, cost| Letter { id, cost };
     assert!(
-        letters.post(letter(7, None), 100, &ground(1, 0))
-            && letters.post(letter(9, Some(3)), 100, &ground(1, 1))
+        letters.post(letter(7, None), 100, &context(1, 0))
+            && letters.post(letter(9, Some(3)), 100, &context(1, 1))
     );
-    assert!(letters.post(letter(7, Some(1)), 100, &ground(1, 2)), "of one charge the first counts");
+    assert!(letters.post(letter(7, Some(1)), 100, &context(1, 2)), "of one charge the first counts");
     let both = [letter(7, None), letter(9, Some(3))];
-    assert_eq!(letters.collect(&[], &ground(1, 3)), both);
-    assert_eq!(letters.collect(&[7], &ground(1, 4)), both[1..]);
-    assert_eq!(letters.collect(&[], &ground(1, 100)), [], "nobody keeps it any more");
-    assert_eq!(letters.collect(&[], &ground(1, 5)), both[1..], "by no wall that is behind");
-    assert_eq!(letters.collect(&[], &ground(2, 6)), [], "another generation");
-    let posted = (0..).take_while(|id| letters.post(letter(*id, None), 100, &ground(2, 7))).count();
+    assert_eq!(letters.collect(&[], &context(1, 3)), both);
+    assert_eq!(letters.collect(&[7], &context(1, 4)), both[1..]);
+    assert_eq!(letters.collect(&[], &context(1, 100)), [], "nobody keeps it any more");
+    assert_eq!(letters.collect(&[], &context(1, 5)), both[1..], "by no wall that is behind");
+    assert_eq!(letters.collect(&[], &context(2, 6)), [], "another generation");
+    let posted = (0..).take_while(|id| letters.post(letter(*id, None), 100, &context(2, 7))).count();
     assert_eq!(posted, LETTERS_MAX);
-    assert!(letters.post(letter(0, None), 100, &ground(2, 8)), "it is there already");
+    assert!(letters.post(letter(0, None), 100, &context(2, 8)), "it is there already");
 }

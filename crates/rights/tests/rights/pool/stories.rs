@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
-    Bucket, Generation, Ground, Group, Purse, Refused, Taker, Window,
-    bucket::{Exchange, Exchanged, Terms},
-    group::{Absent, Assertion, Begin, Known, Place},
+    Bucket, BucketBalance, CallContext, Generation, PoolGroup, Refused, Taker, Window,
+    bucket::{BucketParams, Exchange, Exchanged},
+    group::{Absent, Assertion, Begin, GroupStatus, ServerIdentity},
     slack_us, window,
 };
 
@@ -20,7 +20,7 @@ const NOTHING: Part = Part { rate: 0, units: 0 };
 /// A pool of 1000/s and a burst of 10 that has been idle for long, whose callers' walls are up to 5 ms off.
 struct Pool {
     bucket: Bucket,
-    terms: Terms,
+    params: BucketParams,
     calls: u64,
 }
 
@@ -32,8 +32,8 @@ impl Pool {
     fn of(units: u64) -> Self {
         let meter = Meter::new(Rate::parse("1000/s").expect("a rate"), units);
         let part = Part { rate: RATE_PARTS, units };
-        let terms = Terms::of(&meter, part, slack_us(ERROR_US * 1_000, 0)).expect("terms");
-        Self { bucket: Bucket::default(), terms, calls: 0 }
+        let params = BucketParams::of(&meter, part, slack_us(ERROR_US * 1_000, 0)).expect("terms");
+        Self { bucket: Bucket::default(), params, calls: 0 }
     }
 
     fn call(
@@ -60,8 +60,8 @@ impl Pool {
         let exchange = Exchange { taker, keeps, tokens, wanted, needed: 0, reserved: 0, keep_us: 1_000 * MS };
         let generation = Generation { number: 1, by: Taker { node: 1, boot: 1, call: 1 } };
         let wall_us = START_US + wall_us;
-        let ground = Ground { wall_us, generation, since: generation, grants, fresh_us, burned_us: 0 };
-        self.bucket.exchange(&exchange, &self.terms, &ground)
+        let context = CallContext { wall_us, generation, since: generation, grants, fresh_us, burned_us: 0 };
+        self.bucket.exchange(&exchange, &self.params, &context)
     }
 }
 
@@ -190,27 +190,27 @@ fn a_call_that_was_long_under_way_does_nothing() {
 /// When a lease of a second ends whose answer was 300 ms under way, in milliseconds after the call was sent.
 pub(super) fn the_end_of_a_lease() -> u64 {
     let (ttl_ns, late_ns) = (1_000_000_000, 10_000_000);
-    let mut purse = Purse::default();
-    let (call, _) = purse.ask(NOTHING, 0, 5_000_000);
+    let mut balance = BucketBalance::default();
+    let (call, _) = balance.ask(NOTHING, 0, 5_000_000);
     let answer = Exchanged { part: ALL, owed: 0, left: 0, fair: 0 };
-    let _ = purse.answer(call, &answer, (ttl_ns, late_ns), 6_000_000).expect("in time");
-    let (call, _) = purse.ask(ALL, 0, 500_000_000);
-    let _ = purse.answer(call, &answer, (ttl_ns, late_ns), 800_000_000).expect("what is kept goes on");
-    (purse.end_ns() - 500_000_000) / 1_000_000
+    let _ = balance.answer(call, &answer, (ttl_ns, late_ns), 6_000_000).expect("in time");
+    let (call, _) = balance.ask(ALL, 0, 500_000_000);
+    let _ = balance.answer(call, &answer, (ttl_ns, late_ns), 800_000_000).expect("what is kept goes on");
+    (balance.end_ns() - 500_000_000) / 1_000_000
 }
 
 /// Units without debt that a node has of a lease that ended while a call was under way that kept it, all owed.
 pub(super) fn an_answer_after_the_end() -> u64 {
     let times = (1_000_000_000, 10_000_000);
-    let mut purse = Purse::default();
-    let (call, _) = purse.ask(NOTHING, 0, 0);
+    let mut balance = BucketBalance::default();
+    let (call, _) = balance.ask(NOTHING, 0, 0);
     let answer = Exchanged { part: ALL, owed: 0, left: 0, fair: 0 };
-    let _ = purse.answer(call, &answer, times, 1_000_000).expect("in time");
-    let (call, _) = purse.ask(ALL, 0, 999_000_000);
-    let ended = purse.settle(1_000_000_000).expect("it is over");
+    let _ = balance.answer(call, &answer, times, 1_000_000).expect("in time");
+    let (call, _) = balance.ask(ALL, 0, 999_000_000);
+    let ended = balance.settle(1_000_000_000).expect("it is over");
     assert_eq!(ended.shed, ALL.units);
-    let gained = purse.answer(call, &answer, times, 1_002_000_000);
-    gained.map_or(0, |gained| purse.part().units - gained.owe)
+    let gained = balance.answer(call, &answer, times, 1_002_000_000);
+    gained.map_or(0, |gained| balance.part().units - gained.owe)
 }
 
 #[test]
@@ -234,16 +234,16 @@ fn terms_give_no_more_than_the_limit() {
         ("3000000000/s", 9),
     ] {
         let meter = Meter::new(Rate::parse(rate).expect("a rate"), units);
-        let terms = Terms::of(&meter, Part { rate: RATE_PARTS, units }, 0).expect("terms");
+        let params = BucketParams::of(&meter, Part { rate: RATE_PARTS, units }, 0).expect("terms");
         let (n, p) = meter.terms();
         // Ticks a second, as units.
-        let given = u128::from(terms.gives) * u128::from(RATE_PARTS) * 1_000_000_000 * u128::from(p);
+        let given = u128::from(params.gives) * u128::from(RATE_PARTS) * 1_000_000_000 * u128::from(p);
         let exact =
-            u128::from(terms.weight) * u128::from(terms.step_us) * 1_000 * u128::from(n) * 1_000_000_000;
-        assert!(given <= exact, "{rate}: {terms:?}");
+            u128::from(params.weight) * u128::from(params.step_us) * 1_000 * u128::from(n) * 1_000_000_000;
+        assert!(given <= exact, "{rate}: {params:?}");
         // And not much less.
-        assert!(given + given / 1_000 >= exact, "{rate}: {terms:?}");
-        assert!(u128::from(terms.weight) * u128::from(units) <= 1 << 50, "{rate}: {terms:?}");
+        assert!(given + given / 1_000 >= exact, "{rate}: {params:?}");
+        assert!(u128::from(params.weight) * u128::from(units) <= 1 << 50, "{rate}: {params:?}");
     }
 }
 
@@ -258,9 +258,10 @@ pub(super) fn called_before_all_had_told() -> u64 {
 
 /// Units that a node gets at the instant at which the last of two tells what it holds, a while after the first.
 pub(super) fn called_when_all_had_told() -> u64 {
-    let (mut group, place) = (Group::default(), Place { run: "1".to_owned(), map: 0, terms: 0 });
+    let (mut group, server) =
+        (PoolGroup::default(), ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 });
     let by = Taker { node: 1, boot: 1, call: 1 };
-    let generation = group.begin(&place, &above(0, by)).generation;
+    let generation = group.begin(&server, &above(0, by)).generation;
     let last_us = START_US + 100 * MS;
     for (node, wall_us) in [(1, START_US), (2, last_us)] {
         let nodes = BTreeSet::from([1, 2]);
@@ -275,11 +276,11 @@ pub(super) fn called_when_all_had_told() -> u64 {
             wall_us,
             slack_us,
         };
-        group.assert(&place, &told);
+        group.assert(&server, &told);
     }
-    let ground = group.ground(&place, generation, last_us).expect("the same generation");
+    let context = group.context(&server, generation, last_us).expect("the same generation");
     let mut pool = Pool::new();
-    let fresh = (ground.grants, ground.fresh_us);
+    let fresh = (context.grants, context.fresh_us);
     let first = pool.call_in(1, 100 * MS, (NOTHING, 0), ALL, fresh).expect("an answer");
     first.part.units - first.owed
 }
@@ -287,20 +288,20 @@ pub(super) fn called_when_all_had_told() -> u64 {
 /// Whether one that goes by an earlier distribution among regions changes what is part of a later one: how often.
 pub(super) fn a_caller_of_an_earlier_distribution() -> u64 {
     let by = |call| Taker { node: 1, boot: 1, call };
-    let place = |terms| Place { run: "1".to_owned(), map: 0, terms };
-    let mut group = Group::default();
-    let known = group.begin(&place(1), &above(0, by(1)));
+    let server = |terms| ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms };
+    let mut group = PoolGroup::default();
+    let known = group.begin(&server(1), &above(0, by(1)));
     // Its pools go on under the next one, and under that alone.
-    assert_eq!(group.begin(&place(2), &above(1, by(2))), known);
-    assert_eq!(group.known(&place(1)).generation.number, 0);
-    let nothing = group.begin(&place(1), &above(1, by(3))).generation.number == 0;
-    let nothing_above = group.begin(&place(1), &above(9, by(4))).generation.number == 0;
+    assert_eq!(group.begin(&server(2), &above(1, by(2))), known);
+    assert_eq!(group.known(&server(1)).generation.number, 0);
+    let nothing = group.begin(&server(1), &above(1, by(3))).generation.number == 0;
+    let nothing_above = group.begin(&server(1), &above(9, by(4))).generation.number == 0;
     // Another server has heard of none.
-    let elsewhere = Place { run: "2".to_owned(), ..place(1) };
+    let elsewhere = ServerIdentity { run: "2".to_owned(), ..server(1) };
     [
         nothing,
         nothing_above,
-        group.known(&place(2)) == known,
+        group.known(&server(2)) == known,
         group.begin(&elsewhere, &above(9, by(5))).generation.number > 0,
     ]
     .into_iter()
@@ -315,30 +316,30 @@ fn an_earlier_distribution_does_not_change_what_is_part_of_a_later_one() {
 
 #[test]
 fn pools_go_on_under_a_later_distribution_as_they_are() {
-    let place = |run: &str, terms| Place { run: run.to_owned(), map: 0, terms };
+    let server = |run: &str, terms| ServerIdentity { run: run.to_owned(), config_fingerprint: 0, terms };
     let by = |call| Taker { node: 1, boot: 1, call };
-    let told = |group: &Group, node, terms| {
-        let generation = group.known(&place("1", terms)).generation;
+    let told = |group: &PoolGroup, node, terms| {
+        let generation = group.known(&server("1", terms)).generation;
         let (nodes, wall_us) = (BTreeSet::from([1, 2]), START_US);
         let (before, knows_from_us) = (Generation::default(), START_US);
         Assertion { node, generation, nodes, knows_from_us, is_new: false, before, wall_us, slack_us: 0 }
     };
-    let mut group = Group::default();
-    group.begin(&place("1", 0), &above(0, by(1)));
+    let mut group = PoolGroup::default();
+    group.begin(&server("1", 0), &above(0, by(1)));
     let first = told(&group, 1, 0);
-    group.assert(&place("1", 0), &first);
+    group.assert(&server("1", 0), &first);
     // What one node has told counts under the next, too; and what grants goes on.
-    group.begin(&place("1", 5), &above(1, by(2)));
-    assert!(!group.known(&place("1", 5)).grants);
+    group.begin(&server("1", 5), &above(1, by(2)));
+    assert!(!group.known(&server("1", 5)).grants);
     let second = told(&group, 2, 5);
-    assert!(group.assert(&place("1", 5), &second).grants);
-    let before = group.ground(&place("1", 5), second.generation, START_US);
-    assert!(group.begin(&place("1", 6), &above(1, by(3))).grants);
-    assert_eq!(group.ground(&place("1", 6), second.generation, START_US), before);
-    assert_eq!(group.ground(&place("1", 5), second.generation, START_US), None);
+    assert!(group.assert(&server("1", 5), &second).grants);
+    let before = group.context(&server("1", 5), second.generation, START_US);
+    assert!(group.begin(&server("1", 6), &above(1, by(3))).grants);
+    assert_eq!(group.context(&server("1", 6), second.generation, START_US), before);
+    assert_eq!(group.context(&server("1", 5), second.generation, START_US), None);
     // But not where it may have been forgotten, nor where less was known than the caller has heard of.
-    assert!(!group.clone().begin(&place("2", 7), &above(1, by(4))).grants);
-    assert!(!group.begin(&place("1", 7), &above(2, by(4))).grants);
+    assert!(!group.clone().begin(&server("2", 7), &above(1, by(4))).grants);
+    assert!(!group.begin(&server("1", 7), &above(2, by(4))).grants);
 }
 
 #[test]
@@ -350,18 +351,18 @@ fn what_was_spent_before_all_had_told_is_owed_whoever_called_before() {
 /// Units with tokens that are there again when a pool, all of which is owed, has had far fewer units for a moment.
 pub(super) fn owed_of_fewer_and_of_more() -> u64 {
     let meter = Meter::new(Rate::parse("1000/d").expect("a rate"), 1_000);
-    let terms = |units| {
+    let params = |units| {
         let part = Part { rate: RATE_PARTS / 1_000 * units as u32, units };
-        Terms::of(&meter, part, slack_us(ERROR_US * 1_000, 0)).expect("terms")
+        BucketParams::of(&meter, part, slack_us(ERROR_US * 1_000, 0)).expect("terms")
     };
     let all = |units| Part { rate: 0, units };
     let mut pool = Pool::of(810);
     let calls = [(810, (NOTHING, 0), all(810)), (810, (NOTHING, 0), NOTHING), (1, (NOTHING, 0), all(1))];
     for (number, (units, keeps, wanted)) in (1..).zip(calls) {
-        pool.terms = terms(units);
+        pool.params = params(units);
         pool.call(1, number * MS, keeps, wanted).expect("an answer");
     }
-    pool.terms = terms(810);
+    pool.params = params(810);
     let got = pool.call(1, 10 * MS, (NOTHING, 0), all(810)).expect("an answer");
     got.part.units - got.owed
 }
@@ -375,13 +376,13 @@ fn what_is_owed_is_owed_however_few_units_there_are() {
 fn what_was_spent_of_more_units_is_owed_when_there_are_more_again() {
     let mut pool = Pool::of(MANY);
     let all = Part { rate: RATE_PARTS, units: MANY };
-    let many = pool.terms;
+    let many = pool.params;
     let meter = Meter::new(Rate::parse("1000/s").expect("a rate"), UNITS);
-    pool.terms = Terms::of(&meter, ALL, slack_us(ERROR_US * 1_000, 0)).expect("terms");
+    pool.params = BucketParams::of(&meter, ALL, slack_us(ERROR_US * 1_000, 0)).expect("terms");
     let fresh = (true, START_US);
     let few = pool.call_in(1, MS, (NOTHING, 0), NOTHING, fresh).expect("an answer");
     assert_eq!(few.left, 0);
-    pool.terms = many;
+    pool.params = many;
     let more = pool.call_in(1, 20 * MS, (NOTHING, 0), all, fresh).expect("an answer");
     // 20 ms give 20.
     assert!(more.part.units - more.owed <= 20, "{more:?}");
@@ -389,11 +390,11 @@ fn what_was_spent_of_more_units_is_owed_when_there_are_more_again() {
 
 /// Two nodes of which the second has lost its disk, and the server's process where they took some. Gives how it goes on there, when the first
 /// says what it had heard of before, and how many units of that window and of a bucket the second is given.
-fn goes_on_with(before: Option<Generation>) -> (Known, u64, u64) {
-    let place = Place { run: "1".to_owned(), map: 0, terms: 0 };
+fn goes_on_with(before: Option<Generation>) -> (GroupStatus, u64, u64) {
+    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
     let by = |node, call| Taker { node, boot: 1, call };
-    let mut group = Group::default();
-    let first = group.begin(&place, &above(0, by(1, 1)));
+    let mut group = PoolGroup::default();
+    let first = group.begin(&server, &above(0, by(1, 1)));
     let told = |node, generation, before: Generation, wall_us| {
         let nodes = BTreeSet::from([1, 2]);
         let (knows_from_us, is_new) =
@@ -401,7 +402,7 @@ fn goes_on_with(before: Option<Generation>) -> (Known, u64, u64) {
         Assertion { node, generation, nodes, knows_from_us, is_new, before, wall_us, slack_us: 0 }
     };
     for node in [1, 2] {
-        group.assert(&place, &told(node, first.generation, Generation::default(), START_US));
+        group.assert(&server, &told(node, first.generation, Generation::default(), START_US));
     }
     let (mut pool, mut window) = (Pool::new(), Window::default());
     let take = |node, boot, wanted| window::Take {
@@ -415,21 +416,21 @@ fn goes_on_with(before: Option<Generation>) -> (Known, u64, u64) {
         begins_us: START_US,
         drops_us: START_US + 60_000 * MS,
     };
-    let ground = group.ground(&place, first.generation, START_US + MS).expect("it grants");
-    let took = window.take(&take(1, 1, UNITS), &ground).expect("an answer");
+    let context = group.context(&server, first.generation, START_US + MS).expect("it grants");
+    let took = window.take(&take(1, 1, UNITS), &context).expect("an answer");
     assert!(took.taken > 0);
 
     let begin = Begin { heard: first.generation.number + 1, by: by(2, 1), goes_on: true };
-    let second = group.begin(&place, &begin).generation;
+    let second = group.begin(&server, &begin).generation;
     let wall_us = START_US + 2 * MS;
     let before = before.unwrap_or(first.generation);
-    assert!(!group.assert(&place, &told(1, second, before, wall_us)).grants);
-    assert!(!group.assert(&place, &told(2, second, Generation::default(), wall_us)).grants);
-    let known = group.assert(&place, &told(1, second, before, wall_us));
+    assert!(!group.assert(&server, &told(1, second, before, wall_us)).grants);
+    assert!(!group.assert(&server, &told(2, second, Generation::default(), wall_us)).grants);
+    let known = group.assert(&server, &told(1, second, before, wall_us));
     if known.generation.number == 0 {
         return (known, 0, 0);
     }
-    let ground = group.ground(&place, second, START_US + 3 * MS).expect("it grants");
+    let context = group.context(&server, second, START_US + 3 * MS).expect("it grants");
     let exchange = Exchange {
         taker: by(2, 1),
         keeps: NOTHING,
@@ -439,8 +440,8 @@ fn goes_on_with(before: Option<Generation>) -> (Known, u64, u64) {
         reserved: 0,
         keep_us: 1_000 * MS,
     };
-    let got = pool.bucket.exchange(&exchange, &pool.terms, &ground).expect("an answer");
-    let took = window.take(&take(2, 7, 1), &ground).expect("an answer");
+    let got = pool.bucket.exchange(&exchange, &pool.params, &context).expect("an answer");
+    let took = window.take(&take(2, 7, 1), &context).expect("an answer");
     (known, took.taken, got.part.units - got.owed)
 }
 
@@ -461,38 +462,38 @@ fn a_node_without_a_disk_costs_no_pool_what_another_knows() {
 
 #[test]
 fn one_that_told_and_is_gone_keeps_no_generation_from_ending() {
-    let place = Place { run: "1".to_owned(), map: 0, terms: 0 };
+    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
     let by = |node, call| Taker { node, boot: 1, call };
-    let mut group = Group::default();
+    let mut group = PoolGroup::default();
     let told = |node, generation, before| {
         let nodes = BTreeSet::from([1, 2]);
         let (knows_from_us, wall_us) = (START_US, START_US);
         Assertion { node, generation, nodes, knows_from_us, is_new: false, before, wall_us, slack_us: 0 }
     };
-    let first = group.begin(&place, &above(0, by(1, 1))).generation;
+    let first = group.begin(&server, &above(0, by(1, 1))).generation;
     for node in [1, 2] {
-        group.assert(&place, &told(node, first, Generation::default()));
+        group.assert(&server, &told(node, first, Generation::default()));
     }
-    let second = group.begin(&place, &Begin { heard: 2, by: by(2, 1), goes_on: true }).generation;
-    group.assert(&place, &told(1, second, first));
+    let second = group.begin(&server, &Begin { heard: 2, by: by(2, 1), goes_on: true }).generation;
+    group.assert(&server, &told(1, second, first));
     let stranger = told(2, second, Generation::default());
-    assert!(!group.assert(&place, &stranger).grants);
+    assert!(!group.assert(&server, &stranger).grants);
     // The first is gone before it says it again.
-    assert_eq!(group.assert(&place, &stranger).generation, second);
+    assert_eq!(group.assert(&server, &stranger).generation, second);
     let gone = Absent { nodes: BTreeSet::from([1]), keep_us: MS };
-    assert_eq!(group.assert_without(&place, &stranger, &gone).generation.number, 0);
-    let third = group.begin(&place, &above(second.number, by(2, 2))).generation;
-    assert!(group.assert_without(&place, &told(2, third, second), &gone).grants);
+    assert_eq!(group.assert_without(&server, &stranger, &gone).generation.number, 0);
+    let third = group.begin(&server, &above(second.number, by(2, 2))).generation;
+    assert!(group.assert_without(&server, &told(2, third, second), &gone).grants);
 }
 
 /// Up to when windows are burned where two nodes have told, or the second alone, and each says whether it is new; and whether that is a first.
 fn burned_where(is_new: [bool; 2], absent: &[u16]) -> (u64, bool) {
-    let place = Place { run: "1".to_owned(), map: 0, terms: 0 };
+    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
     let by = |node, call| Taker { node, boot: 1, call };
-    let mut group = Group::default();
-    group.begin(&place, &Begin { heard: 7, by: by(1, 1), goes_on: true });
+    let mut group = PoolGroup::default();
+    group.begin(&server, &Begin { heard: 7, by: by(1, 1), goes_on: true });
     // The second node takes nothing that was begun before it was there.
-    let known = group.begin(&place, &Begin { heard: 9, by: by(2, 1), goes_on: true });
+    let known = group.begin(&server, &Begin { heard: 9, by: by(2, 1), goes_on: true });
     assert!(known.is_first && known.since == known.generation, "{known:?}");
     let absent = Absent { nodes: absent.iter().copied().collect(), keep_us: 0 };
     for (node, is_new) in [1, 2].into_iter().zip(is_new).filter(|(node, _)| !absent.nodes.contains(node)) {
@@ -502,12 +503,12 @@ fn burned_where(is_new: [bool; 2], absent: &[u16]) -> (u64, bool) {
         let wall_us = START_US;
         let assertion =
             Assertion { node, generation, nodes, knows_from_us, is_new, before, wall_us, slack_us: 0 };
-        group.assert_without(&place, &assertion, &absent);
+        group.assert_without(&server, &assertion, &absent);
     }
-    let known = group.known(&place);
-    let ground = group.ground(&place, known.generation, START_US).expect("it is known");
+    let known = group.known(&server);
+    let context = group.context(&server, known.generation, START_US).expect("it is known");
     assert!(known.grants);
-    (ground.burned_us, known.is_first)
+    (context.burned_us, known.is_first)
 }
 
 #[test]
@@ -520,25 +521,25 @@ fn a_region_is_new_where_all_its_nodes_are() {
 
 /// Units of an open window, all of which was taken elsewhere, that two nodes get which have lost their disks and find a server that hung meanwhile.
 pub(super) fn two_without_disks() -> u64 {
-    let place = Place { run: "1".to_owned(), map: 0, terms: 0 };
+    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
     let by = |node, call| Taker { node, boot: 2, call };
-    let mut group = Group::default();
+    let mut group = PoolGroup::default();
     let mut all_tell = |begin: &Begin, is_new, wall_us| {
-        let generation = group.begin(&place, begin).generation;
+        let generation = group.begin(&server, begin).generation;
         for node in [1, 2, 1] {
             let (nodes, before) = (BTreeSet::from([1, 2]), Generation::default());
             let knows_from_us = wall_us;
             group.assert(
-                &place,
+                &server,
                 &Assertion { node, generation, nodes, knows_from_us, is_new, before, wall_us, slack_us: 0 },
             );
         }
-        (generation, group.ground(&place, generation, wall_us))
+        (generation, group.context(&server, generation, wall_us))
     };
     let (first, _) = all_tell(&above(0, by(1, 1)), true, START_US);
     let begin = Begin { heard: first.number + 1, by: by(2, 1), goes_on: true };
-    let (_, ground) = all_tell(&begin, false, START_US + 10 * MS);
-    let Some(ground) = ground else { return 0 };
+    let (_, context) = all_tell(&begin, false, START_US + 10 * MS);
+    let Some(context) = context else { return 0 };
     let take = window::Take {
         taker: by(2, 2),
         taken: 0,
@@ -550,22 +551,22 @@ pub(super) fn two_without_disks() -> u64 {
         begins_us: START_US + MS,
         drops_us: START_US + 60_000 * MS,
     };
-    Window::default().take(&take, &ground).expect("an answer").taken
+    Window::default().take(&take, &context).expect("an answer").taken
 }
 
 /// Calls of one window after the other: who calls, what it says of the pool, and what it takes.
 fn taken_of_one_window(calls: &[(u16, window::Total)]) -> Vec<u64> {
-    let place = Place { run: "1".to_owned(), map: 0, terms: 0 };
-    let mut group = Group::default();
+    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
+    let mut group = PoolGroup::default();
     let by = |node, call| Taker { node, boot: 1, call };
     let begin = Begin { heard: 0, by: by(1, 1), goes_on: false };
-    let generation = group.begin(&place, &begin).generation;
+    let generation = group.begin(&server, &begin).generation;
     let (nodes, before) = (BTreeSet::from([1]), Generation::default());
     let (wall_us, is_new) = (START_US, true);
     let told =
         Assertion { node: 1, generation, nodes, knows_from_us: 0, is_new, before, wall_us, slack_us: 0 };
-    assert!(group.assert(&place, &told).grants);
-    let ground = group.ground(&place, generation, START_US).expect("it grants");
+    assert!(group.assert(&server, &told).grants);
+    let context = group.context(&server, generation, START_US).expect("it grants");
     let mut window = Window::default();
     let take = |(number, (node, total)): (usize, &(u16, window::Total))| {
         let take = window::Take {
@@ -579,7 +580,7 @@ fn taken_of_one_window(calls: &[(u16, window::Total)]) -> Vec<u64> {
             begins_us: START_US,
             drops_us: START_US + 60_000 * MS,
         };
-        window.take(&take, &ground).expect("an answer").taken
+        window.take(&take, &context).expect("an answer").taken
     };
     calls.iter().enumerate().map(take).collect()
 }
@@ -603,7 +604,7 @@ fn who_comes_later_goes_by_what_was_said_last_in_the_window() {
 /// A call of a window that was made when there was more, and comes when the node has been heard by what there is now. Gives what the node has
 /// then.
 pub(super) fn a_call_of_more_comes_late() -> u64 {
-    let ground = Ground {
+    let context = CallContext {
         wall_us: START_US,
         generation: Generation { number: 1, by: Taker { node: 1, boot: 1, call: 1 } },
         since: Generation { number: 1, by: Taker { node: 1, boot: 1, call: 1 } },
@@ -624,7 +625,7 @@ pub(super) fn a_call_of_more_comes_late() -> u64 {
             begins_us: START_US + 1_000 * MS,
             drops_us: START_US + 60_000 * MS,
         };
-        window.take(&take, &ground).expect("an answer").taken
+        window.take(&take, &context).expect("an answer").taken
     };
     assert_eq!(take(2, 0, UNITS), 0);
     take(1, 100 * UNITS, 100 * UNITS);

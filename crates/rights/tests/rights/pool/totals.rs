@@ -2,8 +2,8 @@
 
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
-    Bucket, Generation, Ground, Sliding, Taker, Window,
-    bucket::{self, Terms},
+    Bucket, CallContext, Generation, Sliding, Taker, Window,
+    bucket::{self, BucketParams},
     sliding,
     window::{self, Total},
 };
@@ -63,8 +63,8 @@ impl Pools {
         let taker = Taker { node: number, boot: 1, call: self.calls };
         let generation = Generation { number: 1, by: Taker { node: 1, boot: 1, call: 1 } };
         let wall_us = START_US + self.calls * 10 * SLACK_US;
-        let ground =
-            Ground { wall_us, generation, since: generation, grants: true, fresh_us: 0, burned_us: 0 };
+        let context =
+            CallContext { wall_us, generation, since: generation, grants: true, fresh_us: 0, burned_us: 0 };
         let back = random.below(node.holds.units + 1) * random.below(2);
         let keeps = Part { units: node.holds.units - back, ..node.holds };
         let most = random.pick(&[30, 300, 3_000]);
@@ -73,10 +73,10 @@ impl Pools {
         match kind {
             Kind::Bucket => {
                 let meter = Meter::new(Rate::parse("1000/s").expect("a rate"), node.whole.units);
-                let terms = Terms::of(&meter, node.whole, slack_us).expect("terms");
+                let params = BucketParams::of(&meter, node.whole, slack_us).expect("terms");
                 let exchange =
                     bucket::Exchange { taker, keeps, tokens: back, wanted, needed, reserved, keep_us };
-                let answer = self.bucket.exchange(&exchange, &terms, &ground).expect("an answer");
+                let answer = self.bucket.exchange(&exchange, &params, &context).expect("an answer");
                 node.holds = answer.part;
             }
             Kind::Sliding => {
@@ -93,7 +93,7 @@ impl Pools {
                     total,
                     slack_us,
                 };
-                node.holds.units = self.sliding.exchange(&exchange, &ground).expect("an answer").units;
+                node.holds.units = self.sliding.exchange(&exchange, &context).expect("an answer").units;
             }
             Kind::Ahead => {
                 node.returned += back;
@@ -108,7 +108,7 @@ impl Pools {
                     begins_us: START_US + (1 << 40),
                     drops_us: START_US + (1 << 41),
                 };
-                let took = self.window.take(&take, &ground).expect("an answer");
+                let took = self.window.take(&take, &context).expect("an answer");
                 node.holds.units = took.taken - node.returned;
             }
         }
@@ -150,7 +150,7 @@ fn beyond(kind: Kind) -> u64 {
 }
 
 /// The same of every kind, the least.
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 pub(super) fn counted_in_parts() -> u64 {
     [Kind::Bucket, Kind::Sliding, Kind::Ahead].map(beyond).into_iter().min().unwrap_or(0)
 }

@@ -1,8 +1,8 @@
 //! A window of 200 000 and ten nodes: how much of it is used, and how many calls that takes.
 
 use acequia_rights::pool::{
-    Generation, Ground, Taker, Window,
-    window::{Purse, Take, Total},
+    CallContext, Generation, Taker, Window,
+    window::{Take, Total, WindowBalance},
 };
 
 use crate::loans::random::Random;
@@ -22,7 +22,7 @@ struct Use {
 fn play(seed: u64, weights: [u64; NODES as usize]) -> Use {
     let mut random = Random::new(seed);
     let mut pool = Window::default();
-    let mut purses = [(Purse::default(), 0_u64, 0_u64); NODES as usize];
+    let mut purses = [(WindowBalance::default(), 0_u64, 0_u64); NODES as usize];
     let all: u64 = weights.iter().sum();
     let mut sum = Use { used: 0, calls: 0, denied_first_at: 0 };
     for asked in 0..2 * TOTAL {
@@ -33,14 +33,14 @@ fn play(seed: u64, weights: [u64; NODES as usize]) -> Use {
             is_it
         });
         let at = at.expect("weights");
-        let (purse, chunk, spent) = &mut purses[at];
+        let (balance, chunk, spent) = &mut purses[at];
         *spent += 1;
-        if purse.left() <= *chunk / 2 {
-            let needed = u64::from(purse.left() == 0);
+        if balance.left() <= *chunk / 2 {
+            let needed = u64::from(balance.left() == 0);
             let wanted = (*spent * 1_000 / (asked + 1) + 1).max(2 * *chunk);
             let take = Take {
                 taker: Taker { node: at as u16 + 1, boot: 1, call: asked + 1 },
-                taken: purse.taken(),
+                taken: balance.taken(),
                 returned: 0,
                 wanted,
                 needed,
@@ -49,7 +49,7 @@ fn play(seed: u64, weights: [u64; NODES as usize]) -> Use {
                 begins_us: 0,
                 drops_us: u64::MAX,
             };
-            let ground = Ground {
+            let context = CallContext {
                 wall_us: 0,
                 generation: Generation::default(),
                 since: Generation::default(),
@@ -57,13 +57,13 @@ fn play(seed: u64, weights: [u64; NODES as usize]) -> Use {
                 fresh_us: 0,
                 burned_us: 0,
             };
-            let took = pool.take(&take, &ground).expect("an answer");
-            *chunk = took.taken - purse.taken();
-            purse.took(took.taken);
+            let took = pool.take(&take, &context).expect("an answer");
+            *chunk = took.taken - balance.taken();
+            balance.took(took.taken);
             // Whoever was told that there is nothing does not ask again.
             sum.calls += u64::from(*chunk > 0);
         }
-        match purse.spend(1) {
+        match balance.spend(1) {
             true => sum.used += 1,
             false if sum.denied_first_at == 0 => sum.denied_first_at = sum.used,
             false => {}

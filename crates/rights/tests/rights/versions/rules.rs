@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use acequia_limits::Now;
 use acequia_rights::{
-    Ack, Mark, Region, Version, Versions, Writer,
+    Ack, Incarnation, MemberId, Version, VersionId, Versions,
     versions::{
         Adopted, CellKey, Draft, Fence, Kind, Lasts, Learned, Member, Refused, TERMS_MAX, Waiting, stretched,
     },
@@ -15,19 +15,20 @@ const SECOND: u64 = 1_000_000_000;
 const TOTAL: u64 = 102;
 const AT: Now = Now::at(1_000 * SECOND);
 
-fn writer(region: u16, incarnation: u32) -> Writer {
-    Writer { region: Region(region), node: 0, incarnation }
+fn incarnation(region: u16, incarnation: u32) -> Incarnation {
+    Incarnation { member: MemberId(region), node: 0, number: incarnation }
 }
 
-fn members(writers: &[(Writer, u32)]) -> BTreeMap<Region, Member> {
-    let member =
-        |&(writer, weight): &(Writer, u32)| (writer.region, Member { weight, writer, name: String::new() });
-    writers.iter().map(member).collect()
+fn members(incarnations: &[(Incarnation, u32)]) -> BTreeMap<MemberId, Member> {
+    let member = |&(incarnation, weight): &(Incarnation, u32)| {
+        (incarnation.member, Member { weight, incarnation, name: String::new() })
+    };
+    incarnations.iter().map(member).collect()
 }
 
-fn draft(writers: &[(Writer, u32)]) -> Draft {
+fn draft(incarnations: &[(Incarnation, u32)]) -> Draft {
     Draft {
-        members: members(writers),
+        members: members(incarnations),
         fenced: Vec::new(),
         clock_error_ns: 0,
         drift_ppm: 1_000,
@@ -39,9 +40,11 @@ fn draft(writers: &[(Writer, u32)]) -> Draft {
 
 /// Regions 0 to `count` with equal weights, all of the first version.
 fn scene(count: u16) -> (Vec<Versions>, Version) {
-    let writers: Vec<(Writer, u32)> = (0..count).map(|region| (writer(region, 0), 1)).collect();
-    let mut nodes: Vec<Versions> = writers.iter().map(|&(writer, _)| Versions::new(writer)).collect();
-    let first = nodes[0].propose(draft(&writers), AT.wall_ns).expect("a version");
+    let incarnations: Vec<(Incarnation, u32)> =
+        (0..count).map(|region| (incarnation(region, 0), 1)).collect();
+    let mut nodes: Vec<Versions> =
+        incarnations.iter().map(|&(incarnation, _)| Versions::new(incarnation)).collect();
+    let first = nodes[0].propose(draft(&incarnations), AT.wall_ns).expect("a version");
     for node in &mut nodes {
         node.adopt(first.clone(), AT).expect("adopted");
     }
@@ -78,7 +81,7 @@ fn windows_of(windows_ns: u64) -> Lasts {
 
 #[test]
 fn a_node_without_a_catalogue_owns_nothing() {
-    let node = Versions::new(writer(0, 0));
+    let node = Versions::new(incarnation(0, 0));
     assert!(!node.owns(node.me()) && share(&node, bucket(AT)) == 0);
     assert_eq!((node.ack_due(), node.own_ack(), node.progress()), (None, None, None));
 }
@@ -92,7 +95,7 @@ fn a_single_region_is_its_own_authority_at_once() {
 #[test]
 fn a_raise_waits_for_everybody_and_then_for_what_is_owed() {
     let (mut nodes, _) = scene(2);
-    let weights = [(writer(0, 0), 3), (writer(1, 0), 1)];
+    let weights = [(incarnation(0, 0), 3), (incarnation(1, 0), 1)];
     let second = nodes[0].propose(draft(&weights), AT.wall_ns).expect("a version");
     for node in &mut nodes {
         node.adopt(second.clone(), AT).expect("adopted");
@@ -101,7 +104,7 @@ fn a_raise_waits_for_everybody_and_then_for_what_is_owed() {
     tell_all(&mut nodes, 0, AT);
     assert_eq!(share(&nodes[0], bucket(AT)), 51);
     let pending = nodes[0].progress().expect("a version").pending;
-    assert_eq!(pending, [(writer(1, 0), Waiting::Silent)]);
+    assert_eq!(pending, [(incarnation(1, 0), Waiting::Silent)]);
 
     let heard = AT.later(SECOND);
     tell_all(&mut nodes, 1, heard);
@@ -116,9 +119,9 @@ fn a_raise_waits_for_everybody_and_then_for_what_is_owed() {
     assert_eq!(older_until(&nodes[0]), from, "what is shown is what holds");
 
     nodes[0].settle(windows_of(10 * SECOND), heard.later(5 * SECOND));
-    assert_eq!(nodes[0].terms().len(), 2);
+    assert_eq!(nodes[0].allocations().len(), 2);
     nodes[0].settle(windows_of(10 * SECOND), heard.later(50 * SECOND));
-    assert_eq!(nodes[0].terms().len(), 1);
+    assert_eq!(nodes[0].allocations().len(), 1);
     assert_eq!(older_until(&nodes[0]), 0);
 }
 
@@ -127,7 +130,7 @@ fn a_raise_waits_for_everybody_and_then_for_what_is_owed() {
 fn windows_that_were_open_are_used_as_before() {
     let (mut nodes, _) = scene(2);
     nodes.iter_mut().for_each(|node| node.counts_for(windows_of(3_600 * SECOND)));
-    let weights = [(writer(0, 0), 3), (writer(1, 0), 1)];
+    let weights = [(incarnation(0, 0), 3), (incarnation(1, 0), 1)];
     let second = nodes[0].propose(draft(&weights), AT.wall_ns).expect("a version");
     let later = AT.later(SECOND);
     nodes[0].adopt(second.clone(), AT).expect("adopted");
@@ -158,21 +161,21 @@ fn windows_that_were_open_are_used_as_before() {
 #[test]
 fn who_hears_of_a_later_version_first_uses_no_window_as_before() {
     let (mut nodes, _) = scene(3);
-    let weights = [(writer(0, 0), 3), (writer(1, 0), 1), (writer(2, 0), 2)];
+    let weights = [(incarnation(0, 0), 3), (incarnation(1, 0), 1), (incarnation(2, 0), 2)];
     let second = nodes[0].propose(draft(&weights), AT.wall_ns).expect("a version");
     nodes[0].adopt(second.clone(), AT).expect("adopted");
     nodes[2].adopt(second, AT).expect("adopted");
     nodes[0].counts_for(windows_of(3_600 * SECOND));
     let wanted = Draft { limits: vec![9], ..draft(&weights) };
     let third = nodes[0].propose(wanted, AT.wall_ns).expect("a version");
-    assert_eq!((third.mark == third.term, third.lasts.windows_ns), (false, 3_600 * SECOND));
+    assert_eq!((third.version_id == third.allocation, third.lasts.windows_ns), (false, 3_600 * SECOND));
     nodes[1].adopt(third, AT).expect("adopted");
     let open = Kind::Window { start_wall_ns: AT.wall_ns - 1, lasts_ns: 3_600 * SECOND };
     assert!(share(&nodes[1], open) <= 18, "a sixth, and not a third");
     (0..3).for_each(|from| tell_all(&mut nodes, from, AT));
     let later = AT.later(5 * SECOND);
     nodes[2].settle(windows_of(SECOND), later);
-    assert_eq!(nodes[2].terms().len(), 1, "it has not heard of long windows");
+    assert_eq!(nodes[2].allocations().len(), 1, "it has not heard of long windows");
     let all: u64 = nodes.iter().map(|node| share(node, open)).sum();
     assert!(all <= TOTAL, "{all}");
 }
@@ -182,7 +185,7 @@ fn who_hears_of_a_later_version_first_uses_no_window_as_before() {
 fn a_limit_that_was_removed_keeps_the_terms_it_was_used_under() {
     let (mut nodes, _) = scene(2);
     nodes.iter_mut().for_each(|node| node.counts_for(windows_of(3_600 * SECOND)));
-    let weights = [(writer(0, 0), 3), (writer(1, 0), 1)];
+    let weights = [(incarnation(0, 0), 3), (incarnation(1, 0), 1)];
     let second = nodes[0].propose(draft(&weights), AT.wall_ns).expect("a version");
     for node in &mut nodes {
         node.adopt(second.clone(), AT).expect("adopted");
@@ -194,9 +197,9 @@ fn a_limit_that_was_removed_keeps_the_terms_it_was_used_under() {
     let mut restored = Versions::restore(nodes[0].kept().clone(), AT);
     for node in [&mut nodes[0], &mut restored] {
         node.settle(windows_of(SECOND), AT.later(3_000 * SECOND));
-        assert_eq!(node.terms().len(), 2, "it may come back, and what was spent under it counts");
+        assert_eq!(node.allocations().len(), 2, "it may come back, and what was spent under it counts");
         node.settle(windows_of(SECOND), AT.later(3_700 * SECOND));
-        assert_eq!(node.terms().len(), 1);
+        assert_eq!(node.allocations().len(), 1);
     }
 }
 
@@ -206,9 +209,9 @@ fn a_region_that_joins_waits_for_limits_that_it_never_heard_of() {
     let (mut nodes, _) = scene(2);
     // There was an hourly limit; there is none when the third region joins.
     nodes.iter_mut().for_each(|node| node.counts_for(windows_of(3_600 * SECOND)));
-    let joined = [(writer(0, 0), 1), (writer(1, 0), 1), (writer(2, 0), 1)];
+    let joined = [(incarnation(0, 0), 1), (incarnation(1, 0), 1), (incarnation(2, 0), 1)];
     let second = nodes[0].propose(draft(&joined), AT.wall_ns).expect("a version");
-    nodes.push(Versions::new(writer(2, 0)));
+    nodes.push(Versions::new(incarnation(2, 0)));
     for node in &mut nodes {
         node.adopt(second.clone(), AT).expect("adopted");
         node.counts_for(windows_of(SECOND));
@@ -217,17 +220,21 @@ fn a_region_that_joins_waits_for_limits_that_it_never_heard_of() {
     let third = &mut nodes[2];
     third.settle(windows_of(SECOND), AT.later(3_000 * SECOND));
     let hourly = Kind::Sliding { steady_ns: AT.later(3_000 * SECOND).steady_ns, horizon_ns: 3_600 * SECOND };
-    assert_eq!((third.terms().len(), share(third, hourly)), (2, 0), "it comes back, and others have used it");
+    assert_eq!(
+        (third.allocations().len(), share(third, hourly)),
+        (2, 0),
+        "it comes back, and others have used it"
+    );
     third.settle(windows_of(SECOND), AT.later(3_700 * SECOND));
-    assert_eq!(third.terms().len(), 1);
+    assert_eq!(third.allocations().len(), 1);
 }
 
 #[test]
 fn a_change_of_budgets_only_makes_no_term() {
     let (mut nodes, first) = scene(2);
-    let wanted = Draft { limits: vec![9], ..draft(&[(writer(0, 0), 1), (writer(1, 0), 1)]) };
+    let wanted = Draft { limits: vec![9], ..draft(&[(incarnation(0, 0), 1), (incarnation(1, 0), 1)]) };
     let second = nodes[0].propose(wanted, AT.wall_ns).expect("a version");
-    assert_eq!((second.term, second.mark.number), (first.term, 2));
+    assert_eq!((second.allocation, second.version_id.number), (first.allocation, 2));
     let adopted = nodes[1].adopt(second, AT);
     assert_eq!(adopted, Ok(Adopted::New { redistributes: false, closed: vec![] }));
     assert_eq!(share(&nodes[1], bucket(AT)), 51);
@@ -236,24 +243,25 @@ fn a_change_of_budgets_only_makes_no_term() {
 #[test]
 fn what_contradicts_is_refused_and_nothing_changes() {
     let (mut nodes, first) = scene(2);
-    let weights = [(writer(0, 0), 3), (writer(1, 0), 1)];
+    let weights = [(incarnation(0, 0), 3), (incarnation(1, 0), 1)];
     let second = nodes[0].propose(draft(&weights), AT.wall_ns).expect("a version");
     let node = &mut nodes[1];
     node.adopt(second.clone(), AT).expect("adopted");
     let (kept, revision) = (node.kept().clone(), node.revision());
 
     let other = Version { limits: vec![1], ..second.clone() };
-    let next = Version { mark: Mark { epoch: 1, number: 3 }, ..second.clone() };
-    let renamed = Version { members: members(&[(writer(0, 0), 4), (writer(1, 0), 1)]), ..next.clone() };
-    let rival = Version { authority: writer(1, 0), ..next.clone() };
+    let next = Version { version_id: VersionId { epoch: 1, number: 3 }, ..second.clone() };
+    let renamed =
+        Version { members: members(&[(incarnation(0, 0), 4), (incarnation(1, 0), 1)]), ..next.clone() };
+    let rival = Version { authority: incarnation(1, 0), ..next.clone() };
     let rekeyed = Version { key: CellKey([2; 16]), ..next.clone() };
-    let orphan = Version { authority: writer(9, 0), ..next.clone() };
-    let both = Version { leaving: [writer(1, 0)].into(), ..next.clone() };
-    let stray = Version { term: Mark { epoch: 2, number: 1 }, ..next };
+    let orphan = Version { authority: incarnation(9, 0), ..next.clone() };
+    let both = Version { leaving: [incarnation(1, 0)].into(), ..next.clone() };
+    let stray = Version { allocation: VersionId { epoch: 2, number: 1 }, ..next };
     assert_eq!(node.adopt(second.clone(), AT), Ok(Adopted::Known));
-    assert_eq!(node.adopt(first.clone(), AT), Err(Refused::Older(first.mark, second.mark)));
-    assert_eq!(node.adopt(other, AT), Err(Refused::Conflict(second.mark)));
-    assert_eq!(node.adopt(rival, AT), Err(Refused::Authority(Mark { epoch: 1, number: 3 })));
+    assert_eq!(node.adopt(first.clone(), AT), Err(Refused::Older(first.version_id, second.version_id)));
+    assert_eq!(node.adopt(other, AT), Err(Refused::Conflict(second.version_id)));
+    assert_eq!(node.adopt(rival, AT), Err(Refused::Authority(VersionId { epoch: 1, number: 3 })));
     for impossible in [renamed, rekeyed, orphan, both, stray] {
         assert!(matches!(node.adopt(impossible, AT), Err(Refused::Impossible(_))));
     }
@@ -263,26 +271,27 @@ fn what_contradicts_is_refused_and_nothing_changes() {
 #[test]
 fn the_authority_moves_with_an_epoch_and_the_old_one_is_refused_for_ever() {
     let (mut nodes, first) = scene(3);
-    let weights: Vec<(Writer, u32)> = (0..3).map(|region| (writer(region, 0), 1)).collect();
-    assert_eq!(nodes[1].propose(draft(&weights), AT.wall_ns), Err(Refused::Authority(first.mark)));
+    let weights: Vec<(Incarnation, u32)> = (0..3).map(|region| (incarnation(region, 0), 1)).collect();
+    assert_eq!(nodes[1].propose(draft(&weights), AT.wall_ns), Err(Refused::Authority(first.version_id)));
     let taken = nodes[1].take_over(draft(&weights), AT.wall_ns).expect("a version");
-    assert_eq!((taken.mark.epoch, taken.term), (2, taken.mark));
-    let late =
-        nodes[0].propose(draft(&[(writer(0, 0), 9), (writer(1, 0), 1)]), AT.wall_ns).expect("a version");
+    assert_eq!((taken.version_id.epoch, taken.allocation), (2, taken.version_id));
+    let late = nodes[0]
+        .propose(draft(&[(incarnation(0, 0), 9), (incarnation(1, 0), 1)]), AT.wall_ns)
+        .expect("a version");
     nodes[2].adopt(taken.clone(), AT).expect("adopted");
-    assert_eq!(nodes[2].adopt(late.clone(), AT), Err(Refused::Older(late.mark, taken.mark)));
+    assert_eq!(nodes[2].adopt(late.clone(), AT), Err(Refused::Older(late.version_id, taken.version_id)));
 }
 
 #[test]
 fn a_later_incarnation_has_nothing_until_it_is_named_and_all_agree() {
     let (mut nodes, _) = scene(2);
-    let (old, new) = (writer(1, 0), writer(1, 1));
+    let (old, new) = (incarnation(1, 0), incarnation(1, 1));
     nodes[1] = Versions::new(new);
-    let fence = Fence { writer: old, wall_ns: AT.wall_ns };
+    let fence = Fence { incarnation: old, wall_ns: AT.wall_ns };
     let early = Fence { wall_ns: AT.wall_ns + 1, ..fence };
-    let wanted = Draft { fenced: vec![early], ..draft(&[(writer(0, 0), 1), (new, 1)]) };
+    let wanted = Draft { fenced: vec![early], ..draft(&[(incarnation(0, 0), 1), (new, 1)]) };
     assert!(matches!(nodes[0].propose(wanted, AT.wall_ns), Err(Refused::Impossible(_))));
-    let wanted = Draft { fenced: vec![fence], ..draft(&[(writer(0, 0), 1), (new, 1)]) };
+    let wanted = Draft { fenced: vec![fence], ..draft(&[(incarnation(0, 0), 1), (new, 1)]) };
     let second = nodes[0].propose(wanted, AT.wall_ns).expect("a version");
     let adopted = nodes[0].adopt(second.clone(), AT);
     assert_eq!(adopted, Ok(Adopted::New { redistributes: true, closed: vec![old] }));
@@ -292,7 +301,7 @@ fn a_later_incarnation_has_nothing_until_it_is_named_and_all_agree() {
     tell_all(&mut nodes, 0, AT);
     tell_all(&mut nodes, 1, AT);
     assert_eq!(share(&nodes[1], bucket(AT.later(2 * SECOND))), 51);
-    let back = Draft { fenced: vec![], ..draft(&[(writer(0, 0), 1), (old, 1)]) };
+    let back = Draft { fenced: vec![], ..draft(&[(incarnation(0, 0), 1), (old, 1)]) };
     assert!(matches!(nodes[0].propose(back, AT.wall_ns), Err(Refused::Impossible(_))));
 }
 
@@ -300,7 +309,7 @@ fn a_later_incarnation_has_nothing_until_it_is_named_and_all_agree() {
 #[test]
 fn a_skipped_version_raises_nobody_twice() {
     let (mut nodes, _) = scene(3);
-    let term = |x, z, b| [(writer(0, 0), x), (writer(1, 0), z), (writer(2, 0), b)];
+    let term = |x, z, b| [(incarnation(0, 0), x), (incarnation(1, 0), z), (incarnation(2, 0), b)];
     let second = nodes[0].propose(draft(&term(12, 8, 10)), AT.wall_ns).expect("a version");
     for node in &mut nodes[..2] {
         node.adopt(second.clone(), AT).expect("adopted");
@@ -334,27 +343,27 @@ fn nothing_is_said_before_it_is_on_disk() {
     // Killed after the write, before anybody knew of it: it is said, and counts, after the restart.
     let restored = Versions::restore(kept, AT);
     assert_eq!(restored.own_ack(), said);
-    assert_eq!(restored.acks().next(), said.map(|ack| (writer(1, 0), ack)));
+    assert_eq!(restored.acks().next(), said.map(|ack| (incarnation(1, 0), ack)));
 }
 
 #[test]
 fn late_and_repeated_acknowledgements_only_grow() {
     let (mut nodes, _) = scene(3);
     let first = ack(&mut nodes[1], AT);
-    let who = writer(1, 0);
+    let who = incarnation(1, 0);
     assert_eq!(nodes[0].learn_ack(who, first, AT), Learned::New);
     assert_eq!(nodes[0].learn_ack(who, first, AT), Learned::Known);
     let later = Ack { from_wall_ns: first.from_wall_ns + 5, ..first };
     assert_eq!(nodes[0].learn_ack(who, later, AT), Learned::New);
     assert_eq!(nodes[0].learn_ack(who, first, AT), Learned::Known);
     assert_eq!(nodes[0].acks().next(), Some((who, later)));
-    assert_eq!(nodes[0].learn_ack(writer(8, 0), first, AT), Learned::Unasked);
+    assert_eq!(nodes[0].learn_ack(incarnation(8, 0), first, AT), Learned::Unasked);
 }
 
 #[test]
 fn a_full_chain_owns_nothing_until_the_newest_is_agreed() {
     let (mut nodes, _) = scene(2);
-    let weights = |step: usize| [(writer(0, 0), 1 + step as u32 % 2), (writer(1, 0), 1)];
+    let weights = |step: usize| [(incarnation(0, 0), 1 + step as u32 % 2), (incarnation(1, 0), 1)];
     let mut step = 1;
     let refused = loop {
         match nodes[0].propose(draft(&weights(step)), AT.wall_ns) {
@@ -366,11 +375,11 @@ fn a_full_chain_owns_nothing_until_the_newest_is_agreed() {
     assert_eq!((refused, step), (Refused::Busy, TERMS_MAX));
     // Another authority, which heard of less, may still make one.
     let held = nodes[1].version().expect("a version").clone();
-    let mark = Mark { epoch: 2, number: held.mark.number + 1 };
-    let more = Version { mark, term: mark, authority: writer(1, 0), ..held };
+    let version_id = VersionId { epoch: 2, number: held.version_id.number + 1 };
+    let more = Version { version_id, allocation: version_id, authority: incarnation(1, 0), ..held };
     for node in &mut nodes {
         node.adopt(more.clone(), AT).expect("adopted");
-        assert_eq!((node.terms().len(), share(node, bucket(AT))), (2, 0));
+        assert_eq!((node.allocations().len(), share(node, bucket(AT))), (2, 0));
     }
     tell_all(&mut nodes, 0, AT);
     tell_all(&mut nodes, 1, AT);

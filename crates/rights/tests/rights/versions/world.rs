@@ -7,8 +7,8 @@ use std::{
 
 use acequia_limits::{Now, RATE_PARTS};
 use acequia_rights::{
-    Ack, Mark, Region, Version, Versions, Writer,
-    versions::{Adopted, CellKey, Draft, Fence, Kept, Kind, Lasts, Member},
+    Ack, Incarnation, MemberId, Version, VersionId, Versions,
+    versions::{Adopted, CellKey, Draft, Fence, Kind, Lasts, Member, VersionsRecord},
 };
 
 const MS: u64 = 1_000_000;
@@ -31,7 +31,7 @@ pub(crate) struct Caught(String);
 
 impl Caught {
     /// Whether more was given away than there is, or only too little.
-    #[cfg(feature = "broken")]
+    #[cfg(feature = "mutations")]
     pub(crate) fn is_unsafe(&self) -> bool {
         !self.0.starts_with(STUCK)
     }
@@ -112,13 +112,13 @@ impl Random {
 struct Node {
     /// None while it is down.
     versions: Option<Versions>,
-    disk: Kept,
+    disk: VersionsRecord,
     /// The operator keeps it down.
     fenced: bool,
     /// It has adopted a version with the limit with long windows.
     knew_long: bool,
     /// The last version of each authority that it has adopted.
-    heard: BTreeMap<Writer, Mark>,
+    heard: BTreeMap<Incarnation, VersionId>,
     /// Wall time minus true time.
     wall_off_ns: i64,
     /// The latest that this process saw on the wall.
@@ -150,13 +150,13 @@ impl Node {
 #[derive(Clone)]
 enum Message {
     Version(Version),
-    Ack(Writer, Ack),
+    Ack(Incarnation, Ack),
 }
 
 struct Mail {
     at_ns: u64,
-    from: Writer,
-    to: Writer,
+    from: Incarnation,
+    to: Incarnation,
     message: Message,
 }
 
@@ -166,14 +166,14 @@ type Limits = (u64, bool);
 /// What was used of one window.
 #[derive(Default)]
 struct Used {
-    by: BTreeMap<Writer, u64>,
+    by: BTreeMap<Incarnation, u64>,
     budget: u64,
 }
 
 /// One node's use of one bucket at one step.
 struct Use {
     true_ns: u64,
-    writer: Writer,
+    incarnation: Incarnation,
     salt: u32,
     units: u64,
     rate: u32,
@@ -183,17 +183,17 @@ struct Use {
 pub(crate) struct World {
     random: Random,
     true_ns: u64,
-    nodes: BTreeMap<Writer, Node>,
+    nodes: BTreeMap<Incarnation, Node>,
     mail: Vec<Mail>,
-    cut: BTreeSet<Region>,
+    cut: BTreeSet<MemberId>,
     /// By length, salt and start.
     windows: BTreeMap<(u64, u32, u64), Used>,
     uses: Vec<Use>,
-    incarnations: BTreeMap<Region, u32>,
+    incarnations: BTreeMap<MemberId, u32>,
     /// Whether the authority has ever moved.
     has_moved: bool,
     /// The last version that a writer made.
-    made: BTreeMap<Writer, Mark>,
+    made: BTreeMap<Incarnation, VersionId>,
     healing: bool,
     pub(crate) seen: Seen,
     pub(crate) trace: u64,
@@ -217,18 +217,19 @@ impl World {
             trace: 0,
         };
         let count = 2 + world.random.below(4) as u16;
-        let writers: Vec<Writer> = (0..count).map(|region| world.begin(Region(region))).collect();
-        let members = writers.iter().map(|&writer| (writer.region, world.member(writer))).collect();
+        let incarnations: Vec<Incarnation> = (0..count).map(|region| world.begin(MemberId(region))).collect();
+        let members =
+            incarnations.iter().map(|&incarnation| (incarnation.member, world.member(incarnation))).collect();
         let limits = (100, world.random.percent(20));
-        assert!(world.issue(writers[0], false, draft(members, Vec::new(), limits)));
+        assert!(world.issue(incarnations[0], false, draft(members, Vec::new(), limits)));
         world
     }
 
     /// A new writer of a region, with an empty disk.
-    fn begin(&mut self, region: Region) -> Writer {
+    fn begin(&mut self, region: MemberId) -> Incarnation {
         let incarnation = *self.incarnations.entry(region).and_modify(|n| *n += 1).or_default();
-        let writer = Writer { region, node: 0, incarnation };
-        let versions = Versions::new(writer);
+        let incarnation = Incarnation { member: region, node: 0, number: incarnation };
+        let versions = Versions::new(incarnation);
         let node = Node {
             disk: versions.kept().clone(),
             versions: Some(versions),
@@ -241,15 +242,15 @@ impl World {
             steady_since_ns: self.true_ns,
             drift_ppm: self.random.below(2 * u64::from(DRIFT_PPM) + 1) as i64 - i64::from(DRIFT_PPM),
         };
-        self.nodes.insert(writer, node);
-        writer
+        self.nodes.insert(incarnation, node);
+        incarnation
     }
 
-    fn member(&mut self, writer: Writer) -> Member {
-        Member { weight: 1 + self.random.below(9) as u32, writer, name: String::new() }
+    fn member(&mut self, incarnation: Incarnation) -> Member {
+        Member { weight: 1 + self.random.below(9) as u32, incarnation, name: String::new() }
     }
 
-    fn issue(&mut self, authority: Writer, takes_over: bool, draft: Draft) -> bool {
+    fn issue(&mut self, authority: Incarnation, takes_over: bool, draft: Draft) -> bool {
         let true_ns = self.true_ns;
         let Some(node) = self.nodes.get_mut(&authority) else { return false };
         let now = node.now(true_ns);
@@ -258,15 +259,15 @@ impl World {
             true => versions.take_over(draft, now.wall_ns),
             false => versions.propose(draft, now.wall_ns),
         };
-        let mark = made.as_ref().ok().map(|version| version.mark);
+        let version_id = made.as_ref().ok().map(|version| version.version_id);
         let adopted = made.and_then(|version| versions.adopt(version, now));
         versions.counts_for(lasts(versions));
         // On disk before it leaves: a mark must not be given twice.
         node.store(true_ns);
-        if let (Ok(_), Some(mark)) = (&adopted, mark) {
-            node.heard.insert(authority, mark);
+        if let (Ok(_), Some(version_id)) = (&adopted, version_id) {
+            node.heard.insert(authority, version_id);
             self.has_moved |= takes_over;
-            self.made.insert(authority, mark);
+            self.made.insert(authority, version_id);
         }
         adopted.is_ok()
     }
@@ -279,10 +280,11 @@ impl World {
 
     /// Whether an operator at a node may assert a fence of a region's writers: what one of them ordered must be known there, since others may
     /// work by it, and it may have used limits that nobody else has heard of.
-    fn can_be_fenced(&self, region: Region, at: Writer) -> bool {
+    fn can_be_fenced(&self, region: MemberId, at: Incarnation) -> bool {
         let heard = &self.nodes[&at].heard;
-        let mut all = self.nodes.iter().filter(|(writer, node)| writer.region == region && !node.fenced);
-        all.all(|(writer, _)| self.made.get(writer) <= heard.get(writer))
+        let mut all =
+            self.nodes.iter().filter(|(incarnation, node)| incarnation.member == region && !node.fenced);
+        all.all(|(incarnation, _)| self.made.get(incarnation) <= heard.get(incarnation))
     }
 
     pub(crate) fn step(&mut self) -> Result<(), Caught> {
@@ -314,20 +316,21 @@ impl World {
             std::mem::take(&mut self.mail).into_iter().partition(|mail| mail.at_ns <= true_ns);
         self.mail = later;
         for Mail { from, to, message, .. } in due {
-            if self.cut.contains(&from.region) || self.cut.contains(&to.region) {
+            if self.cut.contains(&from.member) || self.cut.contains(&to.member) {
                 continue;
             }
             let Some(node) = self.nodes.get_mut(&to) else { continue };
             let now = node.now(true_ns);
             let Some(versions) = &mut node.versions else { continue };
             let front = |versions: &Versions| versions.progress().map(|progress| progress.term_effective);
-            let mark = |versions: &Versions| versions.version().map(|version| version.mark);
-            let (old_front, old_mark) = (front(versions), mark(versions));
+            let version_id = |versions: &Versions| versions.version().map(|version| version.version_id);
+            let (old_front, old_mark) = (front(versions), version_id(versions));
             match message {
                 Message::Version(version) => {
-                    let made = (version.authority, version.mark);
+                    let made = (version.authority, version.version_id);
                     let rival = versions.version().is_some_and(|held| {
-                        held.mark.epoch == version.mark.epoch && held.authority != version.authority
+                        held.version_id.epoch == version.version_id.epoch
+                            && held.authority != version.authority
                     });
                     match versions.adopt(version, now) {
                         Ok(Adopted::New { .. }) => {
@@ -339,14 +342,14 @@ impl World {
                         Err(_) => self.seen.count(if rival { "two authorities" } else { "refused" }),
                     }
                 }
-                Message::Ack(writer, ack) => {
-                    versions.learn_ack(writer, ack, now);
+                Message::Ack(incarnation, ack) => {
+                    versions.learn_ack(incarnation, ack, now);
                     if front(versions) > old_front {
                         self.seen.count("raised");
                     }
                 }
             }
-            if mark(versions) < old_mark {
+            if version_id(versions) < old_mark {
                 return Err(Caught(format!("{to:?} went back from {old_mark:?}")));
             }
         }
@@ -355,12 +358,12 @@ impl World {
 
     /// Nodes write, conform and tell each other.
     fn work(&mut self) {
-        let all: Vec<Writer> = self.nodes.keys().copied().collect();
-        for &writer in &all {
+        let all: Vec<Incarnation> = self.nodes.keys().copied().collect();
+        for &incarnation in &all {
             let true_ns = self.true_ns;
             let (store, conform, settle) =
                 (self.random.percent(30), self.random.percent(40), self.random.percent(5));
-            let Some(node) = self.nodes.get_mut(&writer) else { continue };
+            let Some(node) = self.nodes.get_mut(&incarnation) else { continue };
             let now = node.now(true_ns);
             let latest = node.latest_wall_ns;
             if let Some(versions) = &mut node.versions {
@@ -374,16 +377,16 @@ impl World {
             if store {
                 node.store(true_ns);
             }
-            self.tell(writer, &all);
+            self.tell(incarnation, &all);
         }
     }
 
-    fn tell(&mut self, from: Writer, all: &[Writer]) {
+    fn tell(&mut self, from: Incarnation, all: &[Incarnation]) {
         let (Some(to), Some(versions)) = (self.random.pick(all), &self.nodes[&from].versions) else { return };
         let own = versions.own_ack().map(|ack| Message::Ack(from, ack));
-        let passed_on: Vec<(Writer, Ack)> = versions.acks().collect();
+        let passed_on: Vec<(Incarnation, Ack)> = versions.acks().collect();
         let version = versions.version().cloned().map(Message::Version);
-        let passed_on = self.random.pick(&passed_on).map(|(writer, ack)| Message::Ack(writer, ack));
+        let passed_on = self.random.pick(&passed_on).map(|(incarnation, ack)| Message::Ack(incarnation, ack));
         for message in [own, version, passed_on].into_iter().flatten() {
             let copies = match self.random.below(100) {
                 _ if self.healing => 1,
@@ -411,7 +414,7 @@ impl World {
             return;
         }
         let running = self.nodes.iter().filter(|(_, node)| node.versions.is_some());
-        let running: Vec<Writer> = running.map(|(&writer, _)| writer).collect();
+        let running: Vec<Incarnation> = running.map(|(&incarnation, _)| incarnation).collect();
         let Some(at) = self.random.pick(&running) else { return };
         let Some(versions) = &self.nodes[&at].versions else { return };
         let Some(held) = versions.version().cloned() else { return };
@@ -422,10 +425,11 @@ impl World {
         }
         let Some(versions) = &self.nodes[&at].versions else { return };
         let mut members = held.members.clone();
-        members.retain(|_, member| !versions.closed(member.writer));
+        members.retain(|_, member| !versions.closed(member.incarnation));
         let (mut fenced, mut limits, mut done) = (Vec::new(), limits_of(&held), Vec::new());
         for _ in 0..1 + self.random.below(2) {
-            let others: Vec<Region> = members.keys().copied().filter(|&region| region != at.region).collect();
+            let others: Vec<MemberId> =
+                members.keys().copied().filter(|&region| region != at.member).collect();
             let other = self.random.pick(&others);
             match (self.random.below(14), other) {
                 (0..3, _) => {
@@ -443,12 +447,12 @@ impl World {
                     done.push("weights");
                 }
                 (6..8, _) if members.len() < 6 => {
-                    let region = Region(self.random.below(8) as u16);
+                    let region = MemberId(self.random.below(8) as u16);
                     let can_be_fenced = self.can_be_fenced(region, at);
                     if !members.contains_key(&region) && fenced.is_empty() && can_be_fenced {
                         self.end(region, &mut fenced, at);
-                        let writer = self.begin(region);
-                        members.insert(region, self.member(writer));
+                        let incarnation = self.begin(region);
+                        members.insert(region, self.member(incarnation));
                         done.push("join");
                     }
                 }
@@ -459,8 +463,8 @@ impl World {
                 (9..12, Some(region)) if self.can_be_fenced(region, at) => {
                     self.end(region, &mut fenced, at);
                     if self.random.percent(50) {
-                        let writer = self.begin(region);
-                        members.insert(region, self.member(writer));
+                        let incarnation = self.begin(region);
+                        members.insert(region, self.member(incarnation));
                         done.push("lost disk");
                     } else {
                         members.remove(&region);
@@ -481,11 +485,13 @@ impl World {
     }
 
     /// Every writer of a region ends for good, and the operator at `at` notes when, by the clock there.
-    fn end(&mut self, region: Region, fenced: &mut Vec<Fence>, at: Writer) {
+    fn end(&mut self, region: MemberId, fenced: &mut Vec<Fence>, at: Incarnation) {
         let wall_ns = self.nodes[&at].now(self.true_ns).wall_ns;
-        for (&writer, node) in self.nodes.iter_mut().filter(|(writer, _)| writer.region == region) {
-            if !node.fenced && !fenced.iter().any(|fence| fence.writer == writer) {
-                fenced.push(Fence { writer, wall_ns });
+        for (&incarnation, node) in
+            self.nodes.iter_mut().filter(|(incarnation, _)| incarnation.member == region)
+        {
+            if !node.fenced && !fenced.iter().any(|fence| fence.incarnation == incarnation) {
+                fenced.push(Fence { incarnation, wall_ns });
             }
             node.versions = None;
             node.fenced = true;
@@ -493,19 +499,19 @@ impl World {
     }
 
     fn fail(&mut self) {
-        let all: Vec<Writer> = self.nodes.keys().copied().collect();
-        for writer in all {
+        let all: Vec<Incarnation> = self.nodes.keys().copied().collect();
+        for incarnation in all {
             let (crash, restart) = (self.random.below(1_000) < 8, self.random.percent(8));
-            let Some(node) = self.nodes.get_mut(&writer) else { continue };
+            let Some(node) = self.nodes.get_mut(&incarnation) else { continue };
             if node.versions.is_some() && crash {
                 node.versions = None;
                 self.seen.count("crash");
             } else if restart {
-                self.restart(writer);
+                self.restart(incarnation);
             }
         }
         if self.random.percent(2) {
-            let region = Region(self.random.below(8) as u16);
+            let region = MemberId(self.random.below(8) as u16);
             if !self.cut.remove(&region) {
                 self.cut.insert(region);
                 self.seen.count("cut");
@@ -513,9 +519,9 @@ impl World {
         }
     }
 
-    fn restart(&mut self, writer: Writer) {
+    fn restart(&mut self, incarnation: Incarnation) {
         let (base, true_ns) = (self.random.below(10_000) * MS, self.true_ns);
-        let Some(node) = self.nodes.get_mut(&writer) else { return };
+        let Some(node) = self.nodes.get_mut(&incarnation) else { return };
         if node.fenced || node.versions.is_some() {
             return;
         }
@@ -530,27 +536,27 @@ impl World {
     /// Every running node uses its whole share of every cell.
     fn spend(&mut self) {
         let true_ns = self.true_ns;
-        for (&writer, node) in &mut self.nodes {
+        for (&incarnation, node) in &mut self.nodes {
             let Some(versions) = &node.versions else { continue };
             let Some(version) = versions.version() else { continue };
             let ((budget, has_long), now) = (limits_of(version), node.now(true_ns));
             node.knew_long |= has_long;
             for salt in SALTS {
                 let kind = Kind::Bucket { steady_ns: now.steady_ns, horizon_ns: HORIZON_NS };
-                let part = versions.share(writer, budget, salt, kind);
+                let part = versions.share(incarnation, budget, salt, kind);
                 if part.units > 0 || part.rate > 0 {
                     let (units, rate) = (part.units, part.rate);
-                    self.uses.push(Use { true_ns, writer, salt, units, rate, budget });
+                    self.uses.push(Use { true_ns, incarnation, salt, units, rate, budget });
                 }
                 for window_ns in &WINDOWS_NS[..1 + usize::from(has_long)] {
                     let window_ns = *window_ns;
                     let stagger = u64::from(salt) % window_ns;
                     let start_wall_ns = (now.wall_ns - stagger) / window_ns * window_ns + stagger;
                     let kind = Kind::Window { start_wall_ns, lasts_ns: window_ns };
-                    let units = versions.share(writer, budget, salt, kind).units;
+                    let units = versions.share(incarnation, budget, salt, kind).units;
                     if units > 0 {
                         let used = self.windows.entry((window_ns, salt, start_wall_ns)).or_default();
-                        let by = used.by.entry(writer).or_default();
+                        let by = used.by.entry(incarnation).or_default();
                         *by = units.max(*by);
                         used.budget = used.budget.max(budget);
                     }
@@ -571,10 +577,10 @@ impl World {
         self.windows.retain(|&(window_ns, _, start), _| start + window_ns + 10 * ERROR_NS > true_ns);
         self.uses.retain(|used| used.true_ns + HORIZON_NS > true_ns);
         for salt in SALTS {
-            let mut most: BTreeMap<Writer, (u64, u32)> = BTreeMap::new();
+            let mut most: BTreeMap<Incarnation, (u64, u32)> = BTreeMap::new();
             let mut budget = 0;
             for used in self.uses.iter().filter(|used| used.salt == salt) {
-                let (units, rate) = most.entry(used.writer).or_default();
+                let (units, rate) = most.entry(used.incarnation).or_default();
                 (*units, *rate) = (used.units.max(*units), used.rate.max(*rate));
                 budget = budget.max(used.budget);
             }
@@ -591,8 +597,8 @@ impl World {
     pub(crate) fn heal(&mut self) -> Result<(), Caught> {
         self.healing = true;
         self.cut.clear();
-        for writer in self.nodes.keys().copied().collect::<Vec<_>>() {
-            self.restart(writer);
+        for incarnation in self.nodes.keys().copied().collect::<Vec<_>>() {
+            self.restart(incarnation);
         }
         for _ in 0..4 {
             self.run(120)?;
@@ -613,32 +619,37 @@ impl World {
     fn mend(&mut self) -> Result<bool, Caught> {
         let Some(newest) = self.newest() else { return Ok(false) };
         let held = self.version(newest);
-        let versions = |writer: &Writer| self.nodes[writer].versions.as_ref();
+        let versions = |incarnation: &Incarnation| self.nodes[incarnation].versions.as_ref();
         let running = self.nodes.values().filter_map(|node| node.versions.as_ref()?.version());
-        let fork =
-            |version: &Version| version.mark.epoch == held.mark.epoch && version.authority != held.authority;
+        let fork = |version: &Version| {
+            version.version_id.epoch == held.version_id.epoch && version.authority != held.authority
+        };
         let takes_over = held.authority != newest || running.into_iter().any(fork);
 
-        let named = held.members.values().map(|member| member.writer).chain(held.leaving.iter().copied());
-        let gone: BTreeSet<Writer> = named.filter(|writer| versions(writer).is_none()).collect();
-        let is_closed = |writer: Writer| {
-            let by = [newest, writer];
-            by.iter().any(|by| versions(by).is_some_and(|versions| versions.closed(writer)))
+        let named =
+            held.members.values().map(|member| member.incarnation).chain(held.leaving.iter().copied());
+        let gone: BTreeSet<Incarnation> =
+            named.filter(|incarnation| versions(incarnation).is_none()).collect();
+        let is_closed = |incarnation: Incarnation| {
+            let by = [newest, incarnation];
+            by.iter().any(|by| versions(by).is_some_and(|versions| versions.closed(incarnation)))
         };
-        let members = held.members.values().map(|member| member.writer);
-        let closed: Vec<Region> =
-            members.filter(|&writer| is_closed(writer)).map(|writer| writer.region).collect();
+        let members = held.members.values().map(|member| member.incarnation);
+        let closed: Vec<MemberId> = members
+            .filter(|&incarnation| is_closed(incarnation))
+            .map(|incarnation| incarnation.member)
+            .collect();
         if !takes_over && gone.is_empty() && closed.is_empty() {
             return Ok(false);
         }
         let wall_ns = self.nodes[&newest].now(self.true_ns).wall_ns;
-        let mut fenced: Vec<Fence> = gone.iter().map(|&writer| Fence { writer, wall_ns }).collect();
+        let mut fenced: Vec<Fence> = gone.iter().map(|&incarnation| Fence { incarnation, wall_ns }).collect();
         let mut members = held.members.clone();
-        members.retain(|_, member| !gone.contains(&member.writer));
+        members.retain(|_, member| !gone.contains(&member.incarnation));
         for region in closed {
             self.end(region, &mut fenced, newest);
-            let writer = self.begin(region);
-            members.insert(region, self.member(writer));
+            let incarnation = self.begin(region);
+            members.insert(region, self.member(incarnation));
         }
         let draft = draft(members, fenced, limits_of(&held));
         if self.issue(newest, takes_over, draft) {
@@ -649,15 +660,16 @@ impl World {
     }
 
     /// Of the running members of its own version the one with the newest.
-    fn newest(&self) -> Option<Writer> {
-        let running = self.nodes.iter().filter_map(|(&writer, node)| Some((writer, node.versions.as_ref()?)));
-        let members = running.filter(|(writer, versions)| versions.owns(*writer));
-        let newest = members.max_by_key(|(_, versions)| versions.version().map(|version| version.mark));
-        newest.map(|(writer, _)| writer)
+    fn newest(&self) -> Option<Incarnation> {
+        let running =
+            self.nodes.iter().filter_map(|(&incarnation, node)| Some((incarnation, node.versions.as_ref()?)));
+        let members = running.filter(|(incarnation, versions)| versions.owns(*incarnation));
+        let newest = members.max_by_key(|(_, versions)| versions.version().map(|version| version.version_id));
+        newest.map(|(incarnation, _)| incarnation)
     }
 
-    fn version(&self, writer: Writer) -> Version {
-        self.nodes[&writer].versions.as_ref().and_then(Versions::version).cloned().expect("a version")
+    fn version(&self, incarnation: Incarnation) -> Version {
+        self.nodes[&incarnation].versions.as_ref().and_then(Versions::version).cloned().expect("a version")
     }
 
     fn recovered(&mut self) -> Result<(), Caught> {
@@ -668,32 +680,32 @@ impl World {
         };
         let last = self.version(newest);
         let mut sum = 0;
-        for writer in last.members.values().map(|member| member.writer) {
-            let node = self.nodes.get_mut(&writer).expect("a node");
+        for incarnation in last.members.values().map(|member| member.incarnation) {
+            let node = self.nodes.get_mut(&incarnation).expect("a node");
             let now = node.now(self.true_ns);
             let Some(versions) = &mut node.versions else { return stuck("a member is down") };
             let Some(progress) = versions.progress() else { return stuck("a member has no version") };
-            if (progress.requested, progress.effective) != (last.mark, last.mark)
-                || progress.term_effective != last.term
+            if (progress.requested, progress.effective) != (last.version_id, last.version_id)
+                || progress.term_effective != last.allocation
                 || !progress.pending.is_empty()
             {
-                return stuck(&format!("{writer:?}: {progress:?}, newest {:?}", last.mark));
+                return stuck(&format!("{incarnation:?}: {progress:?}, newest {:?}", last.version_id));
             }
             versions.settle(lasts(versions), now);
-            if versions.terms().len() != 1 {
-                return stuck(&format!("{writer:?} has {} terms", versions.terms().len()));
+            if versions.allocations().len() != 1 {
+                return stuck(&format!("{incarnation:?} has {} terms", versions.allocations().len()));
             }
             let kind = Kind::Window { start_wall_ns: now.wall_ns, lasts_ns: WINDOWS_NS[1] };
-            sum += versions.share(writer, limits_of(&last).0, SALTS[0], kind).units;
+            sum += versions.share(incarnation, limits_of(&last).0, SALTS[0], kind).units;
         }
-        if last.mark < Mark::FIRST || sum != limits_of(&last).0 {
+        if last.version_id < VersionId::FIRST || sum != limits_of(&last).0 {
             return stuck(&format!("only {sum} of {} are used", limits_of(&last).0));
         }
         Ok(())
     }
 }
 
-fn draft(members: BTreeMap<Region, Member>, fenced: Vec<Fence>, limits: Limits) -> Draft {
+fn draft(members: BTreeMap<MemberId, Member>, fenced: Vec<Fence>, limits: Limits) -> Draft {
     Draft {
         members,
         fenced,

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::{
     Answer, Check, Guards, HITS_INLINE, cells_of,
-    hit::{Called, Found, Hit, Place, merge},
+    hit::{Called, CellSource, Found, Hit, merge},
 };
 use crate::{Active, shard::Cells};
 
@@ -157,8 +157,8 @@ impl Check<'_, '_> {
     ) -> Verdict {
         let words = match (state, hit.place) {
             (Some(state), _) => state.words(),
-            (None, Place::At(place)) => cells.words(cells.table.at(place)),
-            (None, Place::Absent | Place::Shared) => return verdict,
+            (None, CellSource::At(place)) => cells.words(cells.table.at(place)),
+            (None, CellSource::Absent | CellSource::Shared) => return verdict,
         };
         let units = hit.units.saturating_add(before);
         hit.leave_to_others(self.algorithm(hit), words, self.now, (units, leased), verdict)

@@ -1,9 +1,9 @@
 //! A question whose charge is remembered ([`crate::charges`]).
 
 use acequia_limits::{Mode, Now, Reason, Request};
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::mutation::{Mutation, mutated};
 
-use super::{Answer, Ask, Asker, Charged, Drawing, IdReused, Outcome, lease::longest_ns};
+use super::{Answer, Ask, Asker, Charged, Forwarding, IdReused, Outcome, lease::longest_ns};
 use crate::{
     Recording,
     charges::{ChargeId, Record, read_shared},
@@ -31,12 +31,12 @@ impl Asker {
         self.may_decide = node.may_decide();
         let now = node.not_before(now);
         // What is charged elsewhere could not be given back here.
-        let ask = ask.drawing(Drawing::Never);
+        let ask = ask.forwarding(Forwarding::Never);
         // Held until the charge is remembered: whoever asks the same meanwhile finds it.
         let mut records = node.charges.lock(recording.id);
         let reserved = |record: &Record| recording.reserve.map_or(0, |_| record.cost());
         let known = records.get(recording.id, node.charges.keep(), now);
-        if let Some(record) = known.filter(|_| !broken(Broken::RepeatChargesAgain)) {
+        if let Some(record) = known.filter(|_| !mutated(Mutation::RepeatChargesAgain)) {
             if !record.is_of(recording) || record.came_back() {
                 return Err(IdReused);
             }

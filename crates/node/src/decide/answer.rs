@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::HITS_INLINE;
 use crate::{
     Catalogue, ChargeId,
-    draws::{Credit, Source},
+    forwards::{RemoteCharge, Source},
 };
 
 /// Nanoseconds to wait while the journal cannot be written: it is tried again about as often.
@@ -36,7 +36,7 @@ pub struct Answer {
     /// How the charge is remembered, if it is.
     pub charge: Option<Charged>,
     /// What was drawn for it, while it is not known whether it passes by that.
-    pub(super) credits: Vec<Credit>,
+    pub(super) remote_charges: Vec<RemoteCharge>,
 }
 
 /// A charge that is remembered.
@@ -148,7 +148,7 @@ impl Default for Answer {
             unmatched: 0,
             after_batch: 0,
             charge: None,
-            credits: Vec::new(),
+            remote_charges: Vec::new(),
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use acequia_limits::{Algorithm, Now, algorithm::State, window::Usage};
 
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::mutation::{Mutation, mutated};
 
 use crate::{
     Catalogue, Node,
-    account::{Account, Ground},
+    account::{Account, CellContext},
     journal::HeapCell,
     shard::{Cells, NewCell},
     shard_of,
@@ -15,7 +15,7 @@ use crate::{
 
 /// Where to look.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Visit<'a> {
+pub(crate) struct LockedCell<'a> {
     pub(crate) node: &'a Node,
     pub(crate) catalogue: &'a Catalogue,
     pub(crate) key: CellKey,
@@ -25,10 +25,14 @@ pub(crate) struct Visit<'a> {
     pub(crate) which: Option<u16>,
 }
 
-impl Visit<'_> {
+impl LockedCell<'_> {
     /// Runs a look at the cell, which has an account then; whoever opens one has somebody look at it from then on, or nobody drops it.
     /// Nothing where there is none and none is to be opened, where there is no room for one, or where the limit is not known any more.
-    pub(crate) fn at<R>(&self, open: bool, look: impl FnOnce(&Ground<'_>, &mut HeapCell) -> R) -> Option<R> {
+    pub(crate) fn at<R>(
+        &self,
+        open: bool,
+        look: impl FnOnce(&CellContext<'_>, &mut HeapCell) -> R,
+    ) -> Option<R> {
         let (slot, tag) = self.key;
         let mut cells = self.node.shards[shard_of(tag)].lock();
         // By no time before one at which cells were brought to other numbers.
@@ -57,18 +61,23 @@ impl Visit<'_> {
         if is_new && !open {
             return None;
         }
-        let ground = self.renew(&mut cells, place, told)?;
+        let context = self.renew(&mut cells, place, told)?;
         if is_new {
-            cells.share(place, Box::new(Account::new(&ground)));
+            cells.share(place, Box::new(Account::new(&context)));
         }
         let at = cells.table.at(place).heap_place()?;
-        Some(cells.with_heap_cell(at, |cell| look(&ground, cell)))
+        Some(cells.with_heap_cell(at, |cell| look(&context, cell)))
     }
 
     /// Brings the cell at a place to the numbers that its limit has now, of which `told` are those that a peer says it has; gives
     /// what it is kept by. Whoever charges it, or gives units back, must do so by those: charged under numbers that were replaced
     /// before, it would be dated back to then.
-    pub(crate) fn renew(&self, cells: &mut Cells, place: usize, told: Option<u16>) -> Option<Ground<'_>> {
+    pub(crate) fn renew(
+        &self,
+        cells: &mut Cells,
+        place: usize,
+        told: Option<u16>,
+    ) -> Option<CellContext<'_>> {
         let (slot, tag) = self.key;
         let salt = tag.salt();
         let numbers = cells.table.at(place).numbers();
@@ -79,7 +88,7 @@ impl Visit<'_> {
             Some(told) => (told, false),
             None => self.catalogue.heir(slot, cells.table.at(place), salt, self.now)?,
         };
-        let ground = Ground {
+        let context = CellContext {
             global: self.catalogue.global(slot, heir)?,
             local: self.catalogue.local(slot, heir)?,
             salt,
@@ -90,7 +99,7 @@ impl Visit<'_> {
             if !is_guess {
                 cells.table.at_mut(place).set_numbers(heir);
             }
-            return Some(ground);
+            return Some(context);
         }
         // By a clock that reads less it would be brought back.
         self.node.leave_behind(self.now);
@@ -99,48 +108,48 @@ impl Visit<'_> {
             let words = cells.words(cells.table.at(place)).to_vec();
             let old = self.catalogue.local(slot, numbers)?.at(salt);
             let (late, early) = (
-                ground.local.at(salt).resize(old, &words, self.now),
-                ground.local.at(salt).resize(old, &words, began.min(self.now)),
+                context.local.at(salt).resize(old, &words, self.now),
+                context.local.at(salt).resize(old, &words, began.min(self.now)),
             );
-            let covers = ground.local.at(salt).covers(early.words(), late.words(), self.now);
+            let covers = context.local.at(salt).covers(early.words(), late.words(), self.now);
             let state = if covers { early } else { late };
-            let state = self.not_less_than_forgotten((slot, heir), ground.local.at(salt), salt, state);
+            let state = self.not_less_than_forgotten((slot, heir), context.local.at(salt), salt, state);
             cells.rewrite(place, heir, state);
-        } else if !broken(Broken::ReshareWithoutRenumber) {
+        } else if !mutated(Mutation::ReshareWithoutRenumber) {
             if let Some(cell) = cells.shared_mut(place) {
-                self.renumber(cell, (numbers, heir), &ground);
+                self.renumber(cell, (numbers, heir), &context);
             }
             cells.table.at_mut(place).set_numbers(heir);
         }
         if is_guess {
             cells.table.at_mut(place).guess();
         }
-        Some(ground)
+        Some(context)
     }
 
     /// Brings a shared cell from numbers to others. Where they began earlier and that leaves a larger debt, it counts.
-    pub(crate) fn renumber(&self, cell: &mut HeapCell, (from, to): (u16, u16), ground: &Ground<'_>) {
+    pub(crate) fn renumber(&self, cell: &mut HeapCell, (from, to): (u16, u16), context: &CellContext<'_>) {
         let HeapCell { account: Some(account), words, .. } = &mut *cell else {
             unreachable!("a shared cell")
         };
-        let (slot, salt) = (self.key.0, ground.salt);
+        let (slot, salt) = (self.key.0, context.salt);
         let began = self.catalogue.began(slot, to).unwrap_or(self.now);
         let old = self.catalogue.global(slot, from).zip(self.catalogue.local(slot, from));
-        let before = old.map(|(global, local)| Ground { global, local, ..*ground });
-        let (grounds, times) = ((before.as_ref(), ground), (began, self.now));
+        let before = old.map(|(global, local)| CellContext { global, local, ..*context });
+        let (grounds, times) = ((before.as_ref(), context), (began, self.now));
         let free = before.as_ref().map(|before| account.free_of_pool(words, before, self.now));
         account.renumber(words, grounds, times, &*self.node.sessions());
-        if !broken(Broken::LeaseShrinksLate) {
+        if !mutated(Mutation::LeaseShrinksLate) {
             let since_ns = self.catalogue.over_at(slot, from, self.now).unwrap_or(self.now).wall_ns;
-            account.keep_part(words, ground, (since_ns, free), self.now);
+            account.keep_part(words, context, (since_ns, free), self.now);
         }
-        let local = ground.local.at(salt);
+        let local = context.local.at(salt);
         match (local, before) {
             // What was taken of pools since the start is not forgotten: that may be spent. What stands here counts as spent, with what
             // more there is of it now.
             (Algorithm::FixedWindow(window), Some(before)) if self.node.leases.is_some() => {
-                let stands = |ground: &Ground<'_>| ground.standing(account.window()).units;
-                let (before, now) = (stands(&before), stands(ground));
+                let stands = |context: &CellContext<'_>| context.standing(account.window()).units;
+                let (before, now) = (stands(&before), stands(context));
                 let more = account.stands_more(before, now);
                 let then = self.node.spent_before_start(self.catalogue, slot, local, self.now);
                 account.owe_forgotten(words, |_, state| {
@@ -155,7 +164,7 @@ impl Visit<'_> {
                 self.not_less_than_forgotten((slot, to), algorithm, salt, state)
             }),
         }
-        cell.forget_held_of(ground.global);
+        cell.forget_held_of(context.global);
     }
 
     fn not_less_than_forgotten(

@@ -10,7 +10,7 @@ const WORDS: usize = (GROUPS / 64) as usize;
 
 /// A bit for each group. Whoever reads an old one decides as a moment before, which is as good.
 #[derive(Debug, Default)]
-pub(crate) struct Losses {
+pub(crate) struct StoreOutages {
     groups: [AtomicU64; WORDS],
     /// How many of them are set.
     lost: AtomicU32,
@@ -18,7 +18,7 @@ pub(crate) struct Losses {
     decided: [AtomicU64; 2],
 }
 
-impl Losses {
+impl StoreOutages {
     /// Whether any group is lost: all that whoever decides looks at while none is.
     #[inline]
     pub(crate) fn any(&self) -> bool {
@@ -63,34 +63,34 @@ mod tests {
 
     #[test]
     fn every_group_is_lost_and_found_by_itself() {
-        let losses = Losses::default();
+        let store_outages = StoreOutages::default();
         for group in [0, 63, 64, GROUPS - 1] {
             let cell = |group: u16| CellTag(u128::from(GROUPS) * 7 + u128::from(group));
-            losses.set(group, true);
-            losses.set(group, true);
-            assert!(losses.any());
-            let lost: Vec<u16> = (0..GROUPS).filter(|group| losses.is_lost(cell(*group))).collect();
+            store_outages.set(group, true);
+            store_outages.set(group, true);
+            assert!(store_outages.any());
+            let lost: Vec<u16> = (0..GROUPS).filter(|group| store_outages.is_lost(cell(*group))).collect();
             assert_eq!(lost, [group]);
-            losses.set(group, false);
-            losses.set(group, false);
-            assert!(!losses.is_lost(cell(group)) && !losses.any());
+            store_outages.set(group, false);
+            store_outages.set(group, false);
+            assert!(!store_outages.is_lost(cell(group)) && !store_outages.any());
         }
     }
 
     #[test]
     fn some_are_lost_until_the_last_is_found() {
-        let losses = Losses::default();
-        (0..GROUPS).for_each(|group| losses.set(group, true));
-        (1..GROUPS).for_each(|group| losses.set(group, false));
-        assert!(losses.any());
-        losses.set(0, false);
-        assert!(!losses.any());
+        let store_outages = StoreOutages::default();
+        (0..GROUPS).for_each(|group| store_outages.set(group, true));
+        (1..GROUPS).for_each(|group| store_outages.set(group, false));
+        assert!(store_outages.any());
+        store_outages.set(0, false);
+        assert!(!store_outages.any());
     }
 
     #[test]
     fn what_is_decided_is_counted_by_what_it_was() {
-        let losses = Losses::default();
-        [true, false, true].into_iter().for_each(|is_allowed| losses.count(is_allowed));
-        assert_eq!(losses.decided(), [2, 1]);
+        let store_outages = StoreOutages::default();
+        [true, false, true].into_iter().for_each(|is_allowed| store_outages.count(is_allowed));
+        assert_eq!(store_outages.decided(), [2, 1]);
     }
 }

@@ -13,13 +13,13 @@ use acequia_limits::{
     Algorithm, Now, Part,
     window::{FixedWindow, Usage},
 };
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::mutation::{Mutation, mutated};
 
-use super::{Account, Ground};
+use super::{Account, CellContext};
 
 /// By what of its pool a cell goes.
 #[derive(Debug, Default)]
-pub(super) struct Less {
+pub(super) struct Lowered {
     /// What the pool had in all when what is held was taken, or lowered last; of windows, what those that had not begun had.
     under: Part,
     /// Since when there is less of it, of windows with edges, if ever there was more: wall clock.
@@ -30,7 +30,7 @@ pub(super) struct Less {
     pub(super) cut_unspent: u64,
 }
 
-impl Less {
+impl Lowered {
     pub(super) const NONE: Self =
         Self { under: Part { rate: 0, units: 0 }, since_ns: None, is_told_of_other: false, cut_unspent: 0 };
 }
@@ -41,30 +41,30 @@ impl Account {
     pub(crate) fn keep_part(
         &mut self,
         words: &mut Vec<u64>,
-        ground: &Ground<'_>,
+        context: &CellContext<'_>,
         (since_ns, free): (u64, Option<u64>),
         now: Now,
     ) {
         let Some(windows) = &mut self.windows else { return };
-        let pool = pool_of(ground);
+        let pool = pool_of(context);
         let under = std::mem::replace(&mut windows.less.under, pool);
         // Until somebody has looked at what was asked for before, the first time counts at which there was less.
         let unseen_ns = windows.less.since_ns.filter(|_| windows.less.is_told_of_other);
         windows.less.is_told_of_other |= pool != under;
-        if pool.units >= under.units && pool.rate >= under.rate || broken(Broken::LeaseOutlivesTerms) {
+        if pool.units >= under.units && pool.rate >= under.rate || mutated(Mutation::LeaseOutlivesTerms) {
             return;
         }
-        if let Algorithm::FixedWindow(window) = ground.global {
+        if let Algorithm::FixedWindow(window) = context.global {
             windows.less.since_ns = Some(unseen_ns.map_or(since_ns, |unseen_ns| unseen_ns.min(since_ns)));
-            return self.keep_part_of_later((window, words), ground, (pool.units, under.units));
+            return self.keep_part_of_later((window, words), context, (pool.units, under.units));
         }
         let (held, most) = (self.pooled(), self.windows().most.unwrap_or(self.pooled()));
         let rate = share_of(held.rate.min(most.rate).into(), pool.rate.into(), under.rate.into());
         let units = share_of(held.units.min(most.units), pool.units, under.units);
-        if !broken(Broken::LeaseLendsBeyondLess) {
-            let free = free.unwrap_or_else(|| self.free_of_pool(words, ground, now));
+        if !mutated(Mutation::LeaseLendsBeyondLess) {
+            let free = free.unwrap_or_else(|| self.free_of_pool(words, context, now));
             // No more than it was.
-            self.bound_pool(words, ground, (Part { rate: rate as u32, units }, free), now);
+            self.bound_pool(words, context, (Part { rate: rate as u32, units }, free), now);
         }
     }
 
@@ -72,23 +72,23 @@ impl Account {
     fn keep_part_of_later(
         &mut self,
         (window, words): (&FixedWindow, &[u64]),
-        ground: &Ground<'_>,
+        context: &CellContext<'_>,
         (units, under): (u64, u64),
     ) {
-        for taken in self.taken().to_vec() {
-            if self.is_later(window, taken.end_ns, ground.salt) {
-                let held = taken.units();
+        for withdrawn in self.withdrawn().to_vec() {
+            if self.is_later(window, withdrawn.end_ns, context.salt) {
+                let held = withdrawn.units();
                 // In the margin of its beginning a window may have been charged already.
-                let keeps = share_of(held, units, under).max(charged(words, ground, taken.end_ns));
-                self.return_to_pool(ground, taken.end_ns, held.saturating_sub(keeps), held);
+                let keeps = share_of(held, units, under).max(charged(words, context, withdrawn.end_ns));
+                self.return_to_pool(context, withdrawn.end_ns, held.saturating_sub(keeps), held);
             }
         }
     }
 
     /// What is held is as much as may be of what the pool has now.
-    pub(crate) fn goes_by_pool(&mut self, ground: &Ground<'_>) {
+    pub(crate) fn goes_by_pool(&mut self, context: &CellContext<'_>) {
         if let Some(windows) = &mut self.windows {
-            windows.less.under = pool_of(ground);
+            windows.less.under = pool_of(context);
         }
     }
 
@@ -101,26 +101,26 @@ impl Account {
     pub(crate) fn is_later(&self, window: &FixedWindow, end_ns: u64, salt: u32) -> bool {
         let begins_with = |since_ns: u64| window.begins(end_ns, salt) >= since_ns;
         end_ns > self.window()
-            || self.windows().less.since_ns.is_some_and(begins_with) && !broken(Broken::LeaseShrinksLate)
+            || self.windows().less.since_ns.is_some_and(begins_with) && !mutated(Mutation::LeaseShrinksLate)
     }
 }
 
 /// What the pool has; of windows those that have not begun.
-fn pool_of(ground: &Ground<'_>) -> Part {
-    let pool = match ground.global {
-        Algorithm::FixedWindow(_) => ground.local.pool_of(ground.global, ground.salt, u64::MAX),
-        _ => ground.local.pool(ground.global, ground.salt),
+fn pool_of(context: &CellContext<'_>) -> Part {
+    let pool = match context.global {
+        Algorithm::FixedWindow(_) => context.local.pool_of(context.global, context.salt, u64::MAX),
+        _ => context.local.pool(context.global, context.salt),
     };
     pool.unwrap_or_default()
 }
 
 /// Units of a window that were charged, by its end: of the open one, and of the next.
-pub(crate) fn charged(words: &[u64], ground: &Ground<'_>, end_ns: u64) -> u64 {
-    let Algorithm::FixedWindow(window) = ground.global else { return 0 };
+pub(crate) fn charged(words: &[u64], context: &CellContext<'_>, end_ns: u64) -> u64 {
+    let Algorithm::FixedWindow(window) = context.global else { return 0 };
     let charged = Usage::of(words);
     match end_ns {
         _ if end_ns == charged.end_ns => charged.used,
-        _ if end_ns == window.end_after(charged.end_ns, ground.salt) => charged.ahead,
+        _ if end_ns == window.end_after(charged.end_ns, context.salt) => charged.ahead,
         _ => 0,
     }
 }

@@ -9,18 +9,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_rights::{
-    Region,
-    broken::{Broken, broken},
+    MemberId,
+    mutation::{Mutation, mutated},
 };
 use serde::{Deserialize, Serialize};
 
 /// Who the nodes of a region are.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Mates {
+pub(super) struct RegionNodes {
     /// Those of the config, with the numbers that they go by among all regions; none where the region stands alone.
-    named: BTreeMap<u16, Region>,
+    named: BTreeMap<u16, MemberId>,
     /// What is on the disk, or on its way there.
-    kept: Kept,
+    kept: RegionNodesRecord,
     /// Whether the catalogue has said who counts.
     is_bound: bool,
     is_unwritten: bool,
@@ -28,20 +28,20 @@ pub(super) struct Mates {
 
 /// As it is on the disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Kept {
+struct RegionNodesRecord {
     /// Those that counted last.
-    nodes: BTreeMap<u16, Region>,
+    nodes: BTreeMap<u16, MemberId>,
     /// Some may have gone that took of windows that begin before this: wall clock, in microseconds.
     gone_us: u64,
 }
 
-impl Mates {
-    pub(super) fn new(named: BTreeMap<u16, Region>) -> Self {
+impl RegionNodes {
+    pub(super) fn new(named: BTreeMap<u16, MemberId>) -> Self {
         Self { named, ..Self::default() }
     }
 
     /// Those of the config, and those that counted last.
-    pub(super) fn all(&self) -> BTreeMap<u16, Region> {
+    pub(super) fn all(&self) -> BTreeMap<u16, MemberId> {
         self.kept.nodes.iter().chain(&self.named).map(|(node, region)| (*node, *region)).collect()
     }
 
@@ -61,13 +61,13 @@ impl Mates {
 
     /// The catalogue has these. What those took that it does not have any more may be of windows that begin before `over_us`. Says whether there
     /// are any.
-    pub(super) fn follow(&mut self, members: &BTreeSet<Region>, over_us: u64) -> bool {
+    pub(super) fn follow(&mut self, members: &BTreeSet<MemberId>, over_us: u64) -> bool {
         let mut nodes = self.all();
         nodes.retain(|_, region| members.contains(region));
-        let mut kept = Kept { nodes, gone_us: self.kept.gone_us };
+        let mut kept = RegionNodesRecord { nodes, gone_us: self.kept.gone_us };
         // Another may have its number by now.
         let is_gone = self.kept.nodes.iter().any(|(node, region)| kept.nodes.get(node) != Some(region));
-        if is_gone && !broken(Broken::LeaseForgetsWhoLeft) {
+        if is_gone && !mutated(Mutation::LeaseForgetsWhoLeft) {
             kept.gone_us = kept.gone_us.max(over_us);
         }
         self.is_unwritten |= kept != self.kept;
@@ -78,9 +78,9 @@ impl Mates {
     /// What an earlier process kept. Says whether it can be read. Whoever went did so before, so what those took is of windows that begin before
     /// `over_us`, whatever a wall said then that was far ahead.
     pub(super) fn restore(&mut self, bytes: &[u8], over_us: u64) -> bool {
-        let kept = postcard::from_bytes::<Kept>(bytes);
+        let kept = postcard::from_bytes::<RegionNodesRecord>(bytes);
         if let Ok(kept) = kept {
-            self.kept = Kept { gone_us: kept.gone_us.min(over_us), ..kept };
+            self.kept = RegionNodesRecord { gone_us: kept.gone_us.min(over_us), ..kept };
             return true;
         }
         false
@@ -97,21 +97,21 @@ impl Mates {
 mod tests {
     use super::*;
 
-    fn regions(all: &[u16]) -> BTreeSet<Region> {
-        all.iter().map(|number| Region(*number)).collect()
+    fn regions(all: &[u16]) -> BTreeSet<MemberId> {
+        all.iter().map(|number| MemberId(*number)).collect()
     }
 
-    fn named(all: &[u16]) -> BTreeMap<u16, Region> {
-        all.iter().map(|number| (*number, Region(number + 100))).collect()
+    fn named(all: &[u16]) -> BTreeMap<u16, MemberId> {
+        all.iter().map(|number| (*number, MemberId(number + 100))).collect()
     }
 
-    fn counted(mates: &Mates) -> Vec<u16> {
+    fn counted(mates: &RegionNodes) -> Vec<u16> {
         mates.counted().into_iter().collect()
     }
 
     #[test]
     fn who_is_named_counts_while_the_catalogue_has_it() {
-        let mut mates = Mates::new(named(&[1, 2, 3]));
+        let mut mates = RegionNodes::new(named(&[1, 2, 3]));
         assert_eq!(counted(&mates), [1, 2, 3], "nobody has said anything");
         mates.follow(&regions(&[101, 102, 201]), 7);
         assert_eq!((counted(&mates), mates.gone_us()), (vec![1, 2], 0), "it was never there");
@@ -123,11 +123,11 @@ mod tests {
 
     #[test]
     fn who_is_taken_out_of_the_config_counts_until_the_catalogue_drops_it() {
-        let mut before = Mates::new(named(&[1, 2, 3]));
+        let mut before = RegionNodes::new(named(&[1, 2, 3]));
         before.follow(&regions(&[101, 102, 103]), 7);
         let disk = before.unwritten().expect("it is new");
         assert_eq!(before.unwritten(), None, "once");
-        let mut mates = Mates::new(named(&[1, 2]));
+        let mut mates = RegionNodes::new(named(&[1, 2]));
         assert!(mates.restore(&disk, 100));
         assert_eq!(counted(&mates), [1, 2, 3]);
         mates.follow(&regions(&[101, 102, 103]), 8);
@@ -135,7 +135,7 @@ mod tests {
         mates.follow(&regions(&[101, 102]), 9);
         assert_eq!((counted(&mates), mates.gone_us()), (vec![1, 2], 9));
         let disk = mates.unwritten().expect("another");
-        let mut mates = Mates::new(named(&[1, 2]));
+        let mut mates = RegionNodes::new(named(&[1, 2]));
         assert!(mates.restore(&disk, 100) && !mates.restore(&[255], 100));
         mates.follow(&regions(&[101, 102]), 10);
         assert_eq!((counted(&mates), mates.gone_us()), (vec![1, 2], 9));
@@ -145,10 +145,10 @@ mod tests {
 
     #[test]
     fn who_has_the_number_of_one_that_is_gone_is_another() {
-        let mut before = Mates::new(named(&[1, 2]));
+        let mut before = RegionNodes::new(named(&[1, 2]));
         before.follow(&regions(&[101, 102]), 7);
         let disk = before.unwritten().expect("it is new");
-        let mut mates = Mates::new(BTreeMap::from([(1, Region(101)), (2, Region(202))]));
+        let mut mates = RegionNodes::new(BTreeMap::from([(1, MemberId(101)), (2, MemberId(202))]));
         assert!(mates.restore(&disk, 100));
         assert!(mates.follow(&regions(&[101, 202]), 9));
         assert_eq!((counted(&mates), mates.gone_us()), (vec![1, 2], 9));

@@ -15,11 +15,11 @@ use acequia_rights::pool::Generation;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::{Row, journal::TAKINGS, kept::Kept};
+use crate::{Row, journal::TAKINGS, record::CellRecord};
 
 /// What a node may have of a window's pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Taking {
+pub(super) struct Withdrawal {
     /// The window, by its end on the wall clock, in nanoseconds.
     pub(super) end_ns: u64,
     /// Units that all processes took and did not give back, at most.
@@ -33,7 +33,7 @@ pub(super) struct Taking {
 pub(super) struct Record {
     pub(super) limit: LimitId,
     pub(super) tag: CellTag,
-    pub(super) windows: Vec<Taking>,
+    pub(super) windows: Vec<Withdrawal>,
 }
 
 /// A taking that was put in line for the disk.
@@ -47,9 +47,9 @@ struct Written {
 
 /// What is known of one cell's windows.
 #[derive(Debug, Default)]
-pub(super) struct Takings {
+pub(super) struct Withdrawals {
     /// Of the processes before this one.
-    before: SmallVec<[Taking; 1]>,
+    before: SmallVec<[Withdrawal; 1]>,
     /// Of this process: of each window the last that is on the disk, perhaps, and the one after it.
     written: SmallVec<[Written; 2]>,
     /// What the next row must say, if there must be one: a window's end, and units.
@@ -61,7 +61,7 @@ impl Record {
     /// Its row.
     pub(super) fn row(&self) -> Row {
         let bytes = postcard::to_allocvec(self).expect("numbers can be written");
-        Row { state: Some(Kept::of_record(bytes)), ..removed(self.limit, self.tag) }
+        Row { state: Some(CellRecord::of_record(bytes)), ..removed(self.limit, self.tag) }
     }
 
     pub(super) fn read(row: &Row) -> Option<Self> {
@@ -75,9 +75,9 @@ pub(super) const fn removed(limit: LimitId, tag: CellTag) -> Row {
     Row { limit: TAKINGS, tag: CellTag(limit.0 ^ tag.0), state: None }
 }
 
-impl Takings {
+impl Withdrawals {
     /// As a row has them.
-    pub(super) fn of(windows: Vec<Taking>) -> Self {
+    pub(super) fn of(windows: Vec<Withdrawal>) -> Self {
         Self { before: SmallVec::from_vec(windows), has_row: true, ..Self::default() }
     }
 
@@ -99,7 +99,7 @@ impl Takings {
 
     /// What earlier processes took of a window, as far as a pool is told so that remembers since this generation.
     pub(super) fn before(&self, end_ns: u64, since: Generation) -> u64 {
-        let told = |taking: &&Taking| taking.end_ns == end_ns && taking.told_in != since;
+        let told = |taking: &&Withdrawal| taking.end_ns == end_ns && taking.told_in != since;
         self.before.iter().find(told).map_or(0, |taking| taking.units)
     }
 
@@ -141,15 +141,15 @@ impl Takings {
     }
 
     /// The next row's windows, if there must be one. `told_in` says of a window since when a pool remembers that was told all that was taken of it.
-    pub(super) fn next(&mut self, told_in: impl Fn(u64) -> Generation) -> Option<Vec<Taking>> {
+    pub(super) fn next(&mut self, told_in: impl Fn(u64) -> Generation) -> Option<Vec<Withdrawal>> {
         let (end_ns, units) = self.wish.take()?;
         let mut own: BTreeMap<u64, u64> = BTreeMap::from([(end_ns, units.max(self.most(end_ns)))]);
         for written in &self.written {
             own.entry(written.end_ns).or_insert(self.most(written.end_ns));
         }
         let before = self.before.iter().filter(|taking| !own.contains_key(&taking.end_ns)).copied();
-        let mut windows: Vec<Taking> = before.collect();
-        windows.extend(own.iter().map(|(end_ns, units)| Taking {
+        let mut windows: Vec<Withdrawal> = before.collect();
+        windows.extend(own.iter().map(|(end_ns, units)| Withdrawal {
             end_ns: *end_ns,
             units: *units,
             told_in: told_in(*end_ns),
@@ -158,10 +158,10 @@ impl Takings {
     }
 
     /// Such a row goes with a batch. What says less than what is on the disk by now is of no use any more.
-    pub(super) fn goes(&mut self, windows: &[Taking], batch: u64, committed: u64) {
+    pub(super) fn goes(&mut self, windows: &[Withdrawal], batch: u64, committed: u64) {
         self.has_row = true;
-        for Taking { end_ns, units, .. } in windows.iter().copied() {
-            let is_before = |taking: &Taking| (taking.end_ns, taking.units) == (end_ns, units);
+        for Withdrawal { end_ns, units, .. } in windows.iter().copied() {
+            let is_before = |taking: &Withdrawal| (taking.end_ns, taking.units) == (end_ns, units);
             let is_known = |written: &Written| (written.end_ns, written.units) == (end_ns, units);
             if !self.before.iter().any(is_before) && !self.written.iter().any(is_known) {
                 self.written.push(Written { end_ns, units, batch });
@@ -187,57 +187,58 @@ mod tests {
 
     #[test]
     fn a_row_covers_a_call_when_it_is_on_the_disk_and_the_next_one_too() {
-        let mut takings = Takings::default();
-        assert!(!takings.is_written(10, 100, 100, 0), "nothing is");
-        let row = takings.next(|_| generation(1)).expect("a row");
-        assert_eq!(row, [Taking { end_ns: 10, units: 200, told_in: generation(1) }]);
-        takings.goes(&row, 1, 0);
-        assert!(!takings.is_written(10, 100, 100, 0), "it is on its way");
-        assert_eq!(takings.next(|_| generation(1)), None, "once");
-        assert!(takings.is_written(10, 100, 100, 1));
+        let mut withdrawals = Withdrawals::default();
+        assert!(!withdrawals.is_written(10, 100, 100, 0), "nothing is");
+        let row = withdrawals.next(|_| generation(1)).expect("a row");
+        assert_eq!(row, [Withdrawal { end_ns: 10, units: 200, told_in: generation(1) }]);
+        withdrawals.goes(&row, 1, 0);
+        assert!(!withdrawals.is_written(10, 100, 100, 0), "it is on its way");
+        assert_eq!(withdrawals.next(|_| generation(1)), None, "once");
+        assert!(withdrawals.is_written(10, 100, 100, 1));
         // The next call needs no row, and has one written for the one after it.
-        assert!(takings.is_written(10, 200, 100, 1));
-        let row = takings.next(|_| generation(1)).expect("a row");
+        assert!(withdrawals.is_written(10, 200, 100, 1));
+        let row = withdrawals.next(|_| generation(1)).expect("a row");
         assert_eq!(row[0].units, 300);
-        takings.goes(&row, 2, 1);
-        assert!(takings.is_written(10, 200, 50, 1), "the first is there still");
-        assert!(!takings.is_written(10, 300, 0, 1) && takings.is_written(10, 300, 0, 2));
+        withdrawals.goes(&row, 2, 1);
+        assert!(withdrawals.is_written(10, 200, 50, 1), "the first is there still");
+        assert!(!withdrawals.is_written(10, 300, 0, 1) && withdrawals.is_written(10, 300, 0, 2));
         for batch in 4..100 {
             let units = batch * 100;
-            assert!(!takings.is_written(10, units, 0, batch - 1));
-            let row = takings.next(|_| generation(1)).expect("a row");
-            takings.goes(&row, batch, batch - 1);
+            assert!(!withdrawals.is_written(10, units, 0, batch - 1));
+            let row = withdrawals.next(|_| generation(1)).expect("a row");
+            withdrawals.goes(&row, batch, batch - 1);
         }
-        assert!(takings.written.len() <= 2, "{:?}", takings.written);
+        assert!(withdrawals.written.len() <= 2, "{:?}", withdrawals.written);
     }
 
     #[test]
     fn what_others_took_is_told_in_another_generation_and_stays_in_the_row() {
-        let before = Taking { end_ns: 10, units: 70, told_in: generation(1) };
-        let mut takings = Takings::of(vec![before, Taking { end_ns: 20, units: 5, told_in: generation(1) }]);
-        assert_eq!(takings.before(10, generation(1)), 0, "the pool knows");
-        assert_eq!(takings.before(10, generation(2)), 70);
-        let needs = takings.with_before(10, 30);
-        assert!(!takings.is_written(10, needs, 0, 9));
-        let mut row = takings.next(|_| generation(2)).expect("a row");
+        let before = Withdrawal { end_ns: 10, units: 70, told_in: generation(1) };
+        let mut withdrawals =
+            Withdrawals::of(vec![before, Withdrawal { end_ns: 20, units: 5, told_in: generation(1) }]);
+        assert_eq!(withdrawals.before(10, generation(1)), 0, "the pool knows");
+        assert_eq!(withdrawals.before(10, generation(2)), 70);
+        let needs = withdrawals.with_before(10, 30);
+        assert!(!withdrawals.is_written(10, needs, 0, 9));
+        let mut row = withdrawals.next(|_| generation(2)).expect("a row");
         row.sort_by_key(|taking| taking.end_ns);
         assert_eq!((row[0].units, row[0].told_in), (100, generation(2)));
         assert_eq!((row[1].units, row[1].told_in), (5, generation(1)), "as it was");
-        takings.goes(&row, 1, 0);
-        takings.forget(15);
-        assert!(takings.has_before() && takings.before(10, generation(2)) == 0);
-        takings.forget(20);
-        assert!(!takings.has_before() && takings.has_row());
+        withdrawals.goes(&row, 1, 0);
+        withdrawals.forget(15);
+        assert!(withdrawals.has_before() && withdrawals.before(10, generation(2)) == 0);
+        withdrawals.forget(20);
+        assert!(!withdrawals.has_before() && withdrawals.has_row());
     }
 
     #[test]
     fn a_record_is_read_as_it_was_written_and_garbage_is_not() {
-        let windows = vec![Taking { end_ns: u64::MAX, units: 7, told_in: generation(3) }];
+        let windows = vec![Withdrawal { end_ns: u64::MAX, units: 7, told_in: generation(3) }];
         let record = Record { limit: LimitId(9), tag: CellTag(12), windows };
         let row = record.row();
         assert_eq!((row.limit, row.tag), (TAKINGS, CellTag(9 ^ 12)));
         assert_eq!(Record::read(&row), Some(record));
-        let garbage = Row { state: Some(Kept::of_record(vec![255; 40])), ..row };
+        let garbage = Row { state: Some(CellRecord::of_record(vec![255; 40])), ..row };
         assert_eq!(Record::read(&garbage), None);
     }
 }

@@ -13,14 +13,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use acequia_limits::{CellTag, Charge, limit::WAIT_NS_MAX};
 
-use crate::{Answer, Catalogue, Node, Outcome, account::Hope, draws::DRAW_WAIT_NS, leases::WAIT_NS};
+use crate::{
+    Answer, Catalogue, Node, Outcome, account::ExpectedWait, forwards::DRAW_WAIT_NS, leases::WAIT_NS,
+};
 
 /// What both ends take to look, and the other one's disk, beside the way there and back.
 const LOOKS_NS: u64 = 50_000_000;
 
 /// What is known of the other regions, for whoever waits.
 #[derive(Debug, Default)]
-pub(crate) struct Elsewhere {
+pub(crate) struct RemoteSupply {
     /// How many regions share the limits.
     regions: AtomicU64,
     /// The longest time there and back to a region that can be reached; 0 where none can.
@@ -33,7 +35,7 @@ pub(crate) struct Elsewhere {
     do_pools_answer: AtomicBool,
 }
 
-impl Elsewhere {
+impl RemoteSupply {
     /// Whether the region's pools answer.
     pub(crate) fn see_pools(&self, do_answer: bool, now_ns: u64) {
         let did = self.do_pools_answer.swap(do_answer, Ordering::Relaxed);
@@ -56,14 +58,14 @@ impl Elsewhere {
     }
 
     /// What may be hoped for of them.
-    pub(crate) fn hope(&self) -> Hope {
+    pub(crate) fn expected_wait(&self) -> ExpectedWait {
         let of_regions_ns = match self.round_ns.load(Ordering::Relaxed) {
             0 => 0,
             round_ns => round_ns.saturating_mul(2).saturating_add(LOOKS_NS),
         };
         let of_pools_ns = if self.do_pools_answer() { WAIT_NS } else { 0 };
         let lasts_ns = of_regions_ns.max(of_pools_ns);
-        Hope { lasts_ns, met_ns: self.met_ns.load(Ordering::Relaxed) }
+        ExpectedWait { lasts_ns, met_ns: self.met_ns.load(Ordering::Relaxed) }
     }
 
     /// Units came: whoever waits shall ask again.
@@ -84,15 +86,15 @@ impl Node {
         longest_ns: u64,
         waited_ns: u64,
     ) -> u64 {
-        let do_pools_answer = self.elsewhere.do_pools_answer();
-        let to_regions_ns = self.elsewhere.round_ns.load(Ordering::Relaxed);
+        let do_pools_answer = self.remote_supply.do_pools_answer();
+        let to_regions_ns = self.remote_supply.round_ns.load(Ordering::Relaxed);
         // A pool is near, and so are other nodes of the region.
         let is_near = do_pools_answer || answer.limits.iter().any(|limit| limit.drawn_of.is_some());
         let round_ns = if is_near { 1 } else { to_regions_ns };
         if answer.allowed || round_ns == 0 || longest_ns < round_ns {
             return 0;
         }
-        let regions = self.elsewhere.regions.load(Ordering::Relaxed);
+        let regions = self.remote_supply.regions.load(Ordering::Relaxed);
         let mut patience_ns = longest_ns.min(WAIT_NS_MAX);
         for limit in &answer.limits {
             let of = &catalogue.limits[limit.limit as usize].limit;
@@ -119,11 +121,11 @@ impl Node {
 
     /// Whether a cell's pool may answer: not where its store is lost.
     pub(crate) fn has_pool(&self, tag: CellTag) -> bool {
-        self.elsewhere.do_pools_answer() && !self.losses.is_lost(tag)
+        self.remote_supply.do_pools_answer() && !self.store_outages.is_lost(tag)
     }
 
     /// Changes when units came from other regions: time to ask again.
     pub fn news(&self) -> u64 {
-        self.elsewhere.news.load(Ordering::Acquire)
+        self.remote_supply.news.load(Ordering::Acquire)
     }
 }

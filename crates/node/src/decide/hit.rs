@@ -1,7 +1,7 @@
 //! The cells that a request hits, each once.
 
 use acequia_limits::{CellTag, Descriptor, Request, limit::Descriptors, selector::Canonical};
-use acequia_rights::Region;
+use acequia_rights::MemberId;
 use smallvec::SmallVec;
 
 use super::{Check, DESCRIPTORS_MAX, HITS_INLINE, classed::Classed};
@@ -19,7 +19,7 @@ pub(super) struct Hit {
     /// Which of the values that this region's share takes over all cells.
     pub(super) variant: u8,
     pub(super) descriptors: u64,
-    pub(super) place: Place,
+    pub(super) place: CellSource,
     /// What its account, if it has one, says of this question.
     pub(super) account: Called,
     /// Whether some of its own part is lent, as its account says.
@@ -29,7 +29,7 @@ pub(super) struct Hit {
     /// For how long units that are missed may still come, in nanoseconds, as its account says.
     pub(super) hope_ns: Option<u64>,
     /// The node of the region that speaks for the cell, if what it lacks may be drawn.
-    pub(super) drawn_of: Option<Region>,
+    pub(super) drawn_of: Option<MemberId>,
     /// What classes of consumers make of it, where its limit has any.
     pub(super) classed: Classed,
 }
@@ -73,7 +73,7 @@ impl Found {
             numbers,
             variant,
             descriptors,
-            place: Place::Absent,
+            place: CellSource::Absent,
             account: Called::None,
             has_lent: false,
             is_dry: false,
@@ -95,7 +95,7 @@ pub(super) enum Called {
 
 /// Where a hit's state is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum CellSource {
     /// In the table of its shard.
     At(usize),
     /// Nowhere yet; there is room for it.

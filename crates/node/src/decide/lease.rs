@@ -12,11 +12,11 @@
 //! lives for an eighth of the window at most, and that region waits for so much longer ([`spent_for_ns`]).
 
 use acequia_limits::{Algorithm, Mode, Now, algorithm::State};
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::mutation::{Mutation, mutated};
 
 use super::{
     Answer, Check,
-    hit::{Hit, Place},
+    hit::{CellSource, Hit},
 };
 use crate::{
     Catalogue,
@@ -52,7 +52,7 @@ pub(crate) const fn spent_for_ns(horizon_ns: u64) -> u64 {
 
 /// Whether units of such a cell are set apart for a lease, rather than charged.
 pub(crate) fn is_set_apart(algorithm: &Algorithm) -> bool {
-    !matches!(algorithm, Algorithm::FixedWindow(_)) && !broken(Broken::LeaseNotSetApart)
+    !matches!(algorithm, Algorithm::FixedWindow(_)) && !mutated(Mutation::LeaseNotSetApart)
 }
 
 impl Check<'_, '_> {
@@ -66,14 +66,14 @@ impl Check<'_, '_> {
     #[cold]
     pub(super) fn lease(&self, hit: &Hit, state: Option<State>, cells: &mut Cells) {
         let place = match hit.place {
-            Place::At(place) => place,
-            Place::Absent => {
+            CellSource::At(place) => place,
+            CellSource::Absent => {
                 let (active, algorithm) = (self.limit(hit), self.algorithm(hit));
                 let state = state.unwrap_or_else(|| algorithm.fresh());
                 let new = NewCell::new(state, algorithm, active.durable);
                 cells.insert(hit.tag, active.slot, hit.numbers, new)
             }
-            Place::Shared => unreachable!("denied before"),
+            CellSource::Shared => unreachable!("denied before"),
         };
         cells.lease(place, |leased| leased.saturating_add(hit.units));
     }

@@ -14,18 +14,18 @@ use std::collections::BTreeSet;
 
 use acequia_limits::{Algorithm, Now, Part};
 use acequia_rights::{
-    Mark, Region,
-    broken::{Broken, broken},
+    MemberId, VersionId,
+    mutation::{Mutation, mutated},
     pool::keep_us,
 };
 
 use super::{LEASE_NS, Leases};
 use crate::{
     Catalogue, Node,
-    account::{Account, Ground, Taken, charged},
+    account::{Account, CellContext, Withdrawn, charged},
     journal::HeapCell,
+    locked_cell::LockedCell,
     sharing::{CellKey, LOAN_TTL_NS},
-    visit::Visit,
 };
 
 /// Numbers of generations are microseconds, rounded up, and a few above what was heard of: that counts as so much.
@@ -37,7 +37,7 @@ impl Leases {
         &mut self,
         node: &Node,
         catalogue: &Catalogue,
-        (term, clock_error_ns, drift_ppm): (Mark, u64, u32),
+        (term, clock_error_ns, drift_ppm): (VersionId, u64, u32),
         now: Now,
     ) {
         // The worse of both counts: the region's nodes go by this node's file alike.
@@ -45,7 +45,7 @@ impl Leases {
         self.drift_ppm = self.home.drift_ppm.max(drift_ppm);
         let terms = number_of(term);
         self.adopted += 1;
-        if broken(Broken::LeaseOutlivesTerms) {
+        if mutated(Mutation::LeaseOutlivesTerms) {
             return;
         }
         if self.terms == terms {
@@ -61,7 +61,7 @@ impl Leases {
         let keys: Vec<CellKey> = self.cells.keys().copied().collect();
         for key in keys {
             self.cut(node, catalogue, key, now);
-            self.look_at_time(key, now.steady_ns);
+            self.rebalance(key, now.steady_ns);
         }
     }
 
@@ -71,7 +71,7 @@ impl Leases {
     }
 
     /// Of all regions' nodes these may have something of what is shared.
-    pub(crate) fn follow(&mut self, members: &BTreeSet<Region>, now: Now) {
+    pub(crate) fn follow(&mut self, members: &BTreeSet<MemberId>, now: Now) {
         if self.mates.follow(members, self.over_us(now)) {
             self.await_loans(now);
         }
@@ -92,7 +92,7 @@ impl Leases {
     /// Whether a node of the region has gone whose loans may be held elsewhere yet, by who has not heard of it. Pools know what they
     /// rest on; but those that have forgotten shall not grant that to anybody before.
     pub(super) fn awaits_loans(&self, now: Now) -> bool {
-        now.steady_ns < self.loans_end_ns && !broken(Broken::LeaseForgetsLoansOfGone)
+        now.steady_ns < self.loans_end_ns && !mutated(Mutation::LeaseForgetsLoansOfGone)
     }
 
     /// All others count this node from now on.
@@ -109,71 +109,72 @@ impl Leases {
 
     /// Where limits were lowered, keeps as much less of what was taken of their pools.
     pub(crate) fn shrink_all(&mut self, node: &Node, catalogue: &Catalogue, now: Now) {
-        for (key, leased) in &mut self.cells {
-            Visit { node, catalogue, key: *key, now, which: None }.at(false, |ground, cell| {
+        for (key, lease) in &mut self.cells {
+            LockedCell { node, catalogue, key: *key, now, which: None }.at(false, |context, cell| {
                 let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
-                account.settle(words, ground, now, &*node.sessions());
-                account.keep_part(words, ground, (now.wall_ns, None), now);
+                account.settle(words, context, now, &*node.sessions());
+                account.keep_part(words, context, (now.wall_ns, None), now);
                 // Others may go by what was said of it before.
-                if ground.local.spares() {
-                    leased.untell(account.window());
+                if context.local.spares() {
+                    lease.untell(account.window());
                 }
                 cell.forget_held_if_renumbered();
             });
         }
         for key in self.cells.keys().copied().collect::<Vec<_>>() {
-            self.look_at_time(key, now.steady_ns);
+            self.rebalance(key, now.steady_ns);
         }
     }
 
     /// Keeps an even part of a pool, at most; nothing of one whose limit is not in force.
     fn cut(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
         let nodes = self.most_nodes();
-        let Some(leased) = self.cells.get_mut(&key) else { return };
-        let cut = Visit { node, catalogue, key, now, which: None }.at(false, |ground, cell| {
-            if let Algorithm::FixedWindow(window) = ground.global {
+        let Some(lease) = self.cells.get_mut(&key) else { return };
+        let cut = LockedCell { node, catalogue, key, now, which: None }.at(false, |context, cell| {
+            if let Algorithm::FixedWindow(window) = context.global {
                 // What an earlier version granted of windows ahead, and was not heard of, may be heard of yet.
-                leased.distrust(|end_ns| window.begins(end_ns, ground.salt) >= now.wall_ns);
+                lease.distrust(|end_ns| window.begins(end_ns, context.salt) >= now.wall_ns);
             }
             // A limit that was removed may come back.
-            let pool = ground.local.pool(ground.global, ground.salt).filter(|_| ground.in_force);
+            let pool = context.local.pool(context.global, context.salt).filter(|_| context.in_force);
             let pool = pool.unwrap_or_default();
             let HeapCell { account: Some(account), words, .. } = &mut *cell else { return (pool, None) };
-            account.settle(words, ground, now, &*node.sessions());
+            account.settle(words, context, now, &*node.sessions());
             let even = Part { rate: (u64::from(pool.rate) / nodes) as u32, units: pool.units / nodes };
-            match ground.global {
-                Algorithm::FixedWindow(_) => cut_windows((account, words), ground, nodes, now),
-                _ => account.cut_pool(words, ground, even, now),
+            match context.global {
+                Algorithm::FixedWindow(_) => cut_windows((account, words), context, nodes, now),
+                _ => account.cut_pool(words, context, even, now),
             }
-            account.goes_by_pool(ground);
+            account.goes_by_pool(context);
             let most = account.most_of_pool();
             cell.forget_held_if_renumbered();
             let later =
-                ground.local.pool_of(ground.global, ground.salt, u64::MAX).filter(|_| ground.in_force);
+                context.local.pool_of(context.global, context.salt, u64::MAX).filter(|_| context.in_force);
             (Part { units: later.unwrap_or_default().units, ..pool }, most)
         });
         let (pool, most) = cut.unwrap_or_default();
-        leased.goes_by(pool, most);
+        lease.goes_by(pool, most);
     }
 }
 
 /// Of windows that have not begun, by this node's wall: no other region counts on what it has of one that has. In the margin of its
 /// beginning one may have been charged already.
-fn cut_windows((account, words): (&mut Account, &[u64]), ground: &Ground<'_>, nodes: u64, now: Now) {
-    let Algorithm::FixedWindow(window) = ground.global else { return };
-    let pool = |end_ns| ground.local.pool_of(ground.global, ground.salt, end_ns).filter(|_| ground.in_force);
-    for Taken { end_ns, taken, returned } in account.taken().to_vec() {
+fn cut_windows((account, words): (&mut Account, &[u64]), context: &CellContext<'_>, nodes: u64, now: Now) {
+    let Algorithm::FixedWindow(window) = context.global else { return };
+    let pool =
+        |end_ns| context.local.pool_of(context.global, context.salt, end_ns).filter(|_| context.in_force);
+    for Withdrawn { end_ns, withdrawn: taken, returned } in account.withdrawn().to_vec() {
         let held = taken - returned;
-        if window.begins(end_ns, ground.salt) > now.wall_ns {
+        if window.begins(end_ns, context.salt) > now.wall_ns {
             let even = pool(end_ns).unwrap_or_default().units / nodes;
-            let keeps = even.max(charged(words, ground, end_ns));
-            account.return_to_pool(ground, end_ns, held.saturating_sub(keeps), held);
+            let keeps = even.max(charged(words, context, end_ns));
+            account.return_to_pool(context, end_ns, held.saturating_sub(keeps), held);
         }
     }
 }
 
 /// A number for a distribution: another one for each.
-fn number_of(term: Mark) -> u64 {
+fn number_of(term: VersionId) -> u64 {
     // Versions are made one by one, by people.
     u64::from(term.epoch) << 40 | (term.number & ((1 << 40) - 1))
 }

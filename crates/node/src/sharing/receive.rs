@@ -2,9 +2,9 @@
 
 use acequia_limits::Now;
 use acequia_rights::{
-    Ack, Mark, Refusal, Region, Session, Version, Writer,
-    broken::{Broken, broken},
-    session::Beat,
+    Ack, Incarnation, MemberId, Refusal, Session, Version, VersionId,
+    mutation::{Mutation, mutated},
+    session::Heartbeat,
     versions::Learned,
 };
 use crdts::{
@@ -15,20 +15,20 @@ use smallvec::SmallVec;
 
 use super::{
     CellKey, FrameFault, NO_SLOT, REACH_NS, Sharing, WARM_MAX,
-    cell::{Asked, View},
+    cell::{AskedRights, View},
     outbox::Topic,
     peer::Peer,
     seal::Proof,
     wire::{self, Entry, Frame, Header, Rough, ShortId},
 };
-use crate::{ChargeId, Node, account::Ground, journal::HeapCell, visit::Visit};
+use crate::{ChargeId, Node, account::CellContext, journal::HeapCell, locked_cell::LockedCell};
 
 impl Sharing {
     /// Takes a frame that came from a region.
     pub(crate) fn handle(
         &mut self,
         node: &Node,
-        from: Region,
+        from: MemberId,
         bytes: &[u8],
         raw: Now,
     ) -> Result<(), FrameFault> {
@@ -42,61 +42,69 @@ impl Sharing {
     fn take(
         &mut self,
         node: &Node,
-        from: Region,
+        from: MemberId,
         bytes: &[u8],
         (raw, now): (Now, Now),
     ) -> Result<(), FrameFault> {
         let Frame { header, entries } = wire::read(bytes)?;
-        if header.writer.region != from || from == self.me().region {
-            return Err(FrameFault::Impostor { region: from, said: header.writer });
+        if header.incarnation.member != from || from == self.me().member {
+            return Err(FrameFault::Impostor { region: from, said: header.incarnation });
         }
-        if header.seen.incarnation > self.me().incarnation {
-            self.later = self.later.max(Some(header.seen.incarnation));
+        if header.received.incarnation > self.me().number {
+            self.later = self.later.max(Some(header.received.incarnation));
         }
-        if self.versions.closed(header.writer) && !self.is_leaving(header.writer) {
-            return Err(FrameFault::Closed(header.writer));
+        if self.versions.closed(header.incarnation) && !self.is_leaving(header.incarnation) {
+            return Err(FrameFault::Closed(header.incarnation));
         }
         let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
-        let named = |writer: Writer| self.versions.version().is_some_and(|version| names(version, writer));
-        let peer = self.peers.entry(from).or_insert_with(|| Peer::new(header.writer));
-        if (header.writer, header.boot) < (peer.writer, peer.boot) && !broken(Broken::TrustOldBoot) {
-            return Err(FrameFault::Late(header.writer));
+        let named = |incarnation: Incarnation| {
+            self.versions.version().is_some_and(|version| names(version, incarnation))
+        };
+        let peer = self.peers.entry(from).or_insert_with(|| Peer::new(header.incarnation));
+        if (header.incarnation, header.boot) < (peer.incarnation, peer.boot)
+            && !mutated(Mutation::TrustOldBoot)
+        {
+            return Err(FrameFault::Late(header.incarnation));
         }
         // Who the catalogue names is not displaced by a writer that it does not know: that one is told the
         // catalogue when it is named.
-        if header.writer != peer.writer
-            && named(peer.writer)
-            && !named(header.writer)
+        if header.incarnation != peer.incarnation
+            && named(peer.incarnation)
+            && !named(header.incarnation)
             && peer.is_reached(raw.steady_ns, REACH_NS)
         {
-            return Err(FrameFault::Unnamed(header.writer));
+            return Err(FrameFault::Unnamed(header.incarnation));
         }
-        let began_anew = (header.writer, header.boot) != (peer.writer, peer.boot);
+        let began_anew = (header.incarnation, header.boot) != (peer.incarnation, peer.boot);
         if began_anew {
-            peer.begin_anew(header.writer, header.boot);
+            peer.begin_anew(header.incarnation, header.boot);
         }
         {
             let mut sessions = node.sessions_mut();
             if began_anew {
                 // Of writers of a region that own nothing, one is enough.
                 let own = &self.versions;
-                let of_region = |writer: &Writer| writer.region == from && *writer != header.writer;
-                sessions.retain(|writer, _| !of_region(writer) || own.closed(*writer) || own.owns(*writer));
+                let of_region = |incarnation: &Incarnation| {
+                    incarnation.member == from && *incarnation != header.incarnation
+                };
+                sessions.retain(|incarnation, _| {
+                    !of_region(incarnation) || own.closed(*incarnation) || own.owns(*incarnation)
+                });
             }
-            let session = sessions.entry(header.writer).or_insert_with(|| Session::new(drift_ppm));
+            let session = sessions.entry(header.incarnation).or_insert_with(|| Session::new(drift_ppm));
             session.set_drift_ppm(drift_ppm);
-            session.hear(Beat { boot: header.boot, number: header.beat }, now.steady_ns);
+            session.hear(Heartbeat { boot: header.boot, number: header.beat }, now.steady_ns);
         }
         // A peer that saw a later process of this node, or loans that it never gave: an old disk.
-        let (own, boot) = (self.home.writer.incarnation, self.beats.boot());
-        let ahead = header.seen.boot > boot || header.loan_max > self.loans.reserved;
+        let (own, boot) = (self.home.incarnation.number, self.beats.boot());
+        let ahead = header.received.boot > boot || header.loan_max > self.loans.reserved;
         // Or frames that this process never sent: another one had its number.
-        let twice = header.seen.boot == boot && header.seen.highest > peer.outbox.last_number();
-        let is_old = (ahead || twice) && header.seen.incarnation == own && header.seen.boot > 0;
-        if is_old && !broken(Broken::OldDiskTrusted) {
+        let twice = header.received.boot == boot && header.received.highest > peer.outbox.last_number();
+        let is_old = (ahead || twice) && header.received.incarnation == own && header.received.boot > 0;
+        if is_old && !mutated(Mutation::OldDiskTrusted) {
             self.restored_disk = true;
         }
-        let adopted = header.mark > peer.mark;
+        let adopted = header.version_id > peer.version_id;
         if adopted || began_anew || !peer.is_reached(raw.steady_ns, REACH_NS) {
             peer.resync.begin();
         }
@@ -106,15 +114,15 @@ impl Sharing {
             self.tell_all_acks(from);
         }
         if began_anew {
-            for warm in self.cells.values_mut().flatten() {
-                warm.told = None;
+            for active_cell in self.cells.values_mut().flatten() {
+                active_cell.advertised = None;
                 // Its frames are counted anew.
-                warm.views.retain(|view| view.of != from);
+                active_cell.views.retain(|view| view.of != from);
             }
             self.tell_all_acks(from);
         }
         self.compare_marks(&header, from);
-        let same_catalogue = header.mark == self.mark();
+        let same_catalogue = header.version_id == self.version_id();
         let Some(peer) = self.peers.get_mut(&from) else { return Ok(()) };
         // An entry about a cell that nobody introduced would be lost if the frame were confirmed.
         let mut strangers: SmallVec<[ShortId; 4]> = SmallVec::new();
@@ -140,12 +148,14 @@ impl Sharing {
                 other => {
                     if let Some(id) = other.cell() {
                         // A number of an earlier process of this node may be another cell's by now.
-                        let is_mine = (header.seen.incarnation, header.seen.boot) == (own, boot);
+                        let is_mine = (header.received.incarnation, header.received.boot) == (own, boot);
                         key = peer.outbox.names.cell(id).filter(|_| id.0 & 1 == 0 || is_mine);
                         if key.is_none() {
                             // What is only news is told again, and can be lost; rights cannot.
-                            let is_news =
-                                matches!(other, Entry::News { .. } | Entry::Short { .. } | Entry::Ask { .. });
+                            let is_news = matches!(
+                                other,
+                                Entry::Advertisement { .. } | Entry::Short { .. } | Entry::Ask { .. }
+                            );
                             is_lost |= !is_news;
                             strangers.push(id);
                         }
@@ -179,7 +189,7 @@ impl Sharing {
             }
             return Ok(());
         }
-        if !peer.seen.note(header.number) {
+        if !peer.received.note(header.number) {
             return Ok(());
         }
         peer.owes_reply |= !entries.is_empty();
@@ -199,7 +209,7 @@ impl Sharing {
         entry: Entry,
         now: Now,
     ) -> Result<(), Refusal> {
-        let region = header.writer.region;
+        let region = header.incarnation.member;
         // One that leaves is still heard: it must learn of it and say so. What it lends or gives is refused.
         let goes_on = matches!(
             entry,
@@ -209,7 +219,7 @@ impl Sharing {
                 | Entry::Version(..)
                 | Entry::Return { .. }
         );
-        if self.versions.closed(header.writer) && !goes_on {
+        if self.versions.closed(header.incarnation) && !goes_on {
             return Err(Refusal::Stale);
         }
         match (entry, key) {
@@ -220,14 +230,14 @@ impl Sharing {
                 }
                 Ok(())
             }
-            (Entry::News { demand, holds, left, stands, .. }, Some(key)) => {
+            (Entry::Advertisement { demand, holds, left, stands, .. }, Some(key)) => {
                 if demand == Rough::default() && self.cells.slot(key).is_none() {
                     // Nobody asks for it there, and nobody has asked for it here.
                     return Ok(());
                 }
-                let Some(warm) = self.wake(key, now.steady_ns) else { return Ok(()) };
-                let was_idle = warm.is_idle(now.steady_ns);
-                let view = warm.view_mut(region);
+                let Some(active_cell) = self.wake(key, now.steady_ns) else { return Ok(()) };
+                let was_idle = active_cell.is_idle(now.steady_ns);
+                let view = active_cell.view_mut(region);
                 if header.number < view.frame {
                     return Err(Refusal::Stale);
                 }
@@ -236,54 +246,56 @@ impl Sharing {
                 let short = if view.short_frame == header.number { view.short } else { 0 };
                 *view = View { demand, holds, left, stands, short, at_ns, frame: header.number, ..*view };
                 if more {
-                    warm.note_busy(now.steady_ns);
+                    active_cell.note_busy(now.steady_ns);
                 }
-                if was_idle && !warm.is_idle(now.steady_ns) {
+                if was_idle && !active_cell.is_idle(now.steady_ns) {
                     // Nothing was said of it while nobody waited for it.
-                    warm.told = None;
+                    active_cell.advertised = None;
                 }
                 Ok(())
             }
             (Entry::Short { units, .. }, Some(key)) => {
-                if let Some(warm) = self.wake(key, now.steady_ns) {
-                    let view = warm.view_mut(region);
+                if let Some(active_cell) = self.wake(key, now.steady_ns) {
+                    let view = active_cell.view_mut(region);
                     if header.number >= view.frame.max(view.short_frame) {
                         (view.short, view.short_frame) = (units, header.number);
                     }
-                    warm.note_busy(now.steady_ns);
+                    active_cell.note_busy(now.steady_ns);
                 }
                 Ok(())
             }
             (Entry::Ask { end_ns, units, .. }, Some(key)) => {
                 self.wake(key, now.steady_ns);
-                if let Some(Some(warm)) = self.cells.get_mut(key)
-                    && warm.asked.len() < self.peers.len()
+                if let Some(Some(active_cell)) = self.cells.get_mut(key)
+                    && active_cell.asked.len() < self.peers.len()
                 {
-                    warm.asked.retain(|asked| asked.by != region);
-                    warm.asked.push(Asked { by: region, end_ns, units, at_ns: now.steady_ns });
+                    active_cell.asked.retain(|asked| asked.by != region);
+                    active_cell.asked.push(AskedRights { by: region, end_ns, units, at_ns: now.steady_ns });
                 }
                 Ok(())
             }
             (Entry::Refused { number, .. }, Some(key)) => {
-                self.end_loan(node, header.writer, key, number, now);
+                self.end_loan(node, header.incarnation, key, number, now);
                 Ok(())
             }
             (Entry::Renew(renew), _) => {
                 let mut sessions = node.sessions_mut();
-                let session = sessions.get_mut(&header.writer).ok_or(Refusal::Unheard)?;
+                let session = sessions.get_mut(&header.incarnation).ok_or(Refusal::Unheard)?;
                 session.take_renew(&renew, &self.beats, now.steady_ns)
             }
             (Entry::Version(version, seal), _) => self.hear_version(*version, seal),
-            (Entry::Acked { writer, ack, seal }, _) => self.hear_ack((writer, ack), seal, header.writer, now),
-            (Entry::Usage { limit, writer, spent, refunded }, _) => {
-                if writer != header.writer || refunded > spent || node.slot_of(limit).is_none() {
+            (Entry::Acked { incarnation, ack, seal }, _) => {
+                self.hear_ack((incarnation, ack), seal, header.incarnation, now)
+            }
+            (Entry::Usage { limit, incarnation, spent, refunded }, _) => {
+                if incarnation != header.incarnation || refunded > spent || node.slot_of(limit).is_none() {
                     return Err(Refusal::Malformed);
                 }
                 let counter = self.usage.entry(limit).or_default();
                 for (total, dir) in [(spent, Dir::Pos), (refunded, Dir::Neg)] {
-                    counter.apply(Op { dot: Dot::new(writer, total), dir });
+                    counter.apply(Op { dot: Dot::new(incarnation, total), dir });
                 }
-                let charged = self.charged.entry((writer, limit)).or_default();
+                let charged = self.charged.entry((incarnation, limit)).or_default();
                 *charged = spent.max(*charged);
                 Ok(())
             }
@@ -292,9 +304,9 @@ impl Sharing {
                 node.settle_sometime(ChargeId(id), cost, now);
                 Ok(())
             }
-            (entry @ Entry::Draw { .. }, _) => self.take_draw(node, header, &entry, now),
+            (entry @ Entry::Forward { .. }, _) => self.take_draw(node, header, &entry, now),
             (Entry::Ping, _) => Ok(()),
-            (Entry::Drawn { number, units }, _) => self.take_drawn(node, header, (number, units), now),
+            (Entry::ForwardReply { number, units }, _) => self.take_drawn(node, header, (number, units), now),
             (Entry::Digest(digest), _) => {
                 if let Some(peer) = self.peers.get_mut(&region) {
                     peer.resync.compare(*digest);
@@ -317,8 +329,11 @@ impl Sharing {
     /// word.
     fn hear_version(&mut self, version: Version, proof: Proof) -> Result<(), Refusal> {
         let is_known = self.versions.version().is_some_and(|own| *own == version);
-        let offered = self.offered.as_ref().map_or(self.mark(), |(offered, _)| offered.mark.max(self.mark()));
-        if !is_known && version.mark <= offered {
+        let offered = self
+            .offered
+            .as_ref()
+            .map_or(self.version_id(), |(offered, _)| offered.version_id.max(self.version_id()));
+        if !is_known && version.version_id <= offered {
             return Ok(());
         }
         if self.seals.check_version(&version, proof.as_deref()).is_err() {
@@ -327,9 +342,9 @@ impl Sharing {
         }
         if is_known {
             // Signed again, by a certificate that holds for longer.
-            self.seals.keep_version(version.mark, proof);
+            self.seals.keep_version(version.version_id, proof);
             // Who refused it by the earlier seal is told once more.
-            self.peers.values_mut().for_each(|peer| peer.told = Mark::default());
+            self.peers.values_mut().for_each(|peer| peer.told = VersionId::default());
         } else {
             self.offered = Some((version, proof));
         }
@@ -339,25 +354,25 @@ impl Sharing {
     /// What a writer acknowledged, from itself or passed on.
     fn hear_ack(
         &mut self,
-        (writer, ack): (Writer, Ack),
+        (incarnation, ack): (Incarnation, Ack),
         proof: Proof,
-        from: Writer,
+        from: Incarnation,
         now: Now,
     ) -> Result<(), Refusal> {
         // Whoever has no catalogue yet counts nothing, and is told again when it has.
         let Some(key) = self.versions.version().map(|version| version.key) else { return Ok(()) };
-        if !self.versions.asks(writer) {
+        if !self.versions.asks(incarnation) {
             return Ok(());
         }
-        if !self.seals.knows_ack(writer, ack, proof.as_deref()) {
-            if self.seals.check_ack((writer, ack), key, proof.as_deref()).is_err() {
+        if !self.seals.knows_ack(incarnation, ack, proof.as_deref()) {
+            if self.seals.check_ack((incarnation, ack), key, proof.as_deref()).is_err() {
                 self.traffic.seals_refused += 1;
                 return Err(Refusal::Malformed);
             }
-            self.seals.keep_ack(writer, ack, proof);
+            self.seals.keep_ack(incarnation, ack, proof);
         }
-        if self.versions.learn_ack(writer, ack, now) == Learned::New {
-            self.pass_on_ack(writer, from);
+        if self.versions.learn_ack(incarnation, ack, now) == Learned::New {
+            self.pass_on_ack(incarnation, from);
         }
         Ok(())
     }
@@ -371,18 +386,19 @@ impl Sharing {
         entry: Entry,
         now: Now,
     ) -> Result<(), Refusal> {
-        let from = header.writer;
+        let from = header.incarnation;
         let owned = self.owns_nothing().is_none();
         // Whoever has no share has nothing to give or to lend.
         let moves_rights = matches!(entry, Entry::Grant { .. } | Entry::Give { .. });
         let owned = owned && (!moves_rights || self.versions.owns(from));
         let catalogue = node.catalogue();
-        let which = self.told_of(key, self.cells.get(key).and_then(Option::as_ref).map(|warm| &**warm));
-        let visit = Visit { node, catalogue: &catalogue, key, now, which };
+        let which =
+            self.told_of(key, self.cells.get(key).and_then(Option::as_ref).map(|active_cell| &**active_cell));
+        let locked_cell = LockedCell { node, catalogue: &catalogue, key, now, which };
         let (beats, versions) = (&self.beats, &self.versions);
-        let stands = |ground: &Ground<'_>| {
-            let (global, salt) = (ground.global, ground.salt);
-            versions.stands_for_region_of(from.region, global.budget(), salt, global.has_rate())
+        let stands = |context: &CellContext<'_>| {
+            let (global, salt) = (context.global, context.salt);
+            versions.stands_for_region_of(from.member, global.budget(), salt, global.has_rate())
         };
         let granted = if let Entry::Grant { grant, .. } = &entry { Some(grant.number) } else { None };
         // Capacity that comes with nothing in it is nothing that anybody waits for.
@@ -392,38 +408,41 @@ impl Sharing {
             Entry::Give { .. } => true,
             _ => false,
         };
-        let result = visit.at(owned, |ground, cell| {
+        let result = locked_cell.at(owned, |context, cell| {
             let HeapCell { account: Some(account), words, .. } = &mut *cell else {
                 return Err(Refusal::Unknown(0));
             };
-            account.settle(words, ground, now, &*node.sessions());
+            account.settle(words, context, now, &*node.sessions());
             let mut sessions = node.sessions_mut();
             let session = sessions.get_mut(&from).ok_or(Refusal::Unheard)?;
             let mut back = None;
             match entry {
                 Entry::Grant { grant, .. } => {
-                    if !owned || !ground.in_force {
+                    if !owned || !context.in_force {
                         return Err(Refusal::Unheard);
                     }
-                    account.accept(words, ground, (from, &grant, stands(ground)), (beats, session), now)
+                    account.accept(words, context, (from, &grant, stands(context)), (beats, session), now)
                 }
-                Entry::Return { back, .. } => account.take_return(words, ground, (from, &back), session, now),
+                Entry::Return { back, .. } => {
+                    account.take_return(words, context, (from, &back), session, now)
+                }
                 Entry::Recall { number, .. } => {
                     let durable = catalogue.is_durable(key.0);
-                    back = Some(account.give_back(words, ground, (from, number), session, (durable, now))?);
+                    back =
+                        Some(account.give_back(words, context, (from, number), session, (durable, now))?);
                     Ok(())
                 }
                 Entry::Give { end_ns, cumulative, .. } => {
-                    if !owned || ground.local.owns_nothing_of(end_ns) || node.is_closed(ground, end_ns) {
+                    if !owned || context.local.owns_nothing_of(end_ns) || node.is_closed(context, end_ns) {
                         return Err(Refusal::Unheard);
                     }
                     let forgotten = node.spent_before_start(&catalogue, key.0, &account.algorithm, now);
-                    let stands = stands(ground).units;
+                    let stands = stands(context).units;
                     let received =
-                        account.receive(ground, from.region, (end_ns, cumulative), stands, forgotten);
-                    if let Some(peer) = self.peers.get_mut(&from.region) {
+                        account.receive(context, from.member, (end_ns, cumulative), stands, forgotten);
+                    if let Some(peer) = self.peers.get_mut(&from.member) {
                         // All that ever came, not what was told now: a giver whose disk is an old one learns so.
-                        let cumulative = account.received(from.region, end_ns).max(cumulative);
+                        let cumulative = account.received(from.member, end_ns).max(cumulative);
                         let entry = Entry::Got { id: ShortId::default(), end_ns, cumulative };
                         peer.outbox.tell(Topic::Got(key, end_ns), entry, 0);
                     }
@@ -431,7 +450,7 @@ impl Sharing {
                 }
                 Entry::Got { end_ns, cumulative, .. } => {
                     if end_ns == account.window() {
-                        account.open().own_echo(from.region, cumulative)
+                        account.open().own_echo(from.member, cumulative)
                     } else {
                         Ok(())
                     }
@@ -445,14 +464,14 @@ impl Sharing {
             drop(sessions);
             let batch = if unwritten { node.write_account(key, cell, now) } else { 0 };
             if let Some(back) = back {
-                returned(self.peers.get_mut(&from.region), key, back, batch);
+                returned(self.peers.get_mut(&from.member), key, back, batch);
             }
             Ok(())
         });
         let result = result.unwrap_or(Err(Refusal::Unknown(0)));
         if let Some(number) = granted
             && result.is_err_and(|refusal| refusal != Refusal::Duplicate(number))
-            && let Some(peer) = self.peers.get_mut(&from.region)
+            && let Some(peer) = self.peers.get_mut(&from.member)
         {
             let entry = Entry::Refused { id: ShortId::default(), number };
             peer.outbox.tell(Topic::Refused(key, number), entry, 0);
@@ -462,9 +481,9 @@ impl Sharing {
                 self.traffic.borrowed += u64::from(granted.is_some());
                 self.wake(key, now.steady_ns);
                 if brings {
-                    node.elsewhere.tell();
+                    node.remote_supply.tell();
                     // It may be for whoever draws of it.
-                    node.draws.call();
+                    node.forwards.call();
                 }
             }
             Err(Refusal::RestoredDisk { .. }) => self.restored_disk = true,
@@ -476,9 +495,9 @@ impl Sharing {
     }
 
     /// A holder did not take a loan up: it is not renewed, so that it comes back by itself.
-    fn end_loan(&mut self, node: &Node, to: Writer, key: CellKey, number: u64, now: Now) {
+    fn end_loan(&mut self, node: &Node, to: Incarnation, key: CellKey, number: u64, now: Now) {
         let catalogue = node.catalogue();
-        Visit { node, catalogue: &catalogue, key, now, which: None }.at(false, |_, cell| {
+        LockedCell { node, catalogue: &catalogue, key, now, which: None }.at(false, |_, cell| {
             let HeapCell { account: Some(account), .. } = cell else { return };
             let is_its = account.book().lent().iter().any(|lent| lent.number == number && lent.to == to);
             if is_its && let Some(session) = node.sessions_mut().get_mut(&to) {
@@ -490,8 +509,8 @@ impl Sharing {
 }
 
 /// Whether a version knows a writer.
-fn names(version: &Version, writer: Writer) -> bool {
-    version.members.get(&writer.region).is_some_and(|member| member.writer == writer)
+fn names(version: &Version, incarnation: Incarnation) -> bool {
+    version.members.get(&incarnation.member).is_some_and(|member| member.incarnation == incarnation)
 }
 
 fn returned(peer: Option<&mut Peer>, key: CellKey, back: acequia_rights::Return, after_batch: u64) {

@@ -1,14 +1,14 @@
 //! Rules that tests may break, one at a time, to see that the checks notice.
 //!
-//! Without the feature `broken`, [`broken`] is `false` and costs nothing.
+//! Without the feature `mutations`, [`mutated`] is `false` and costs nothing.
 
-#[cfg(all(feature = "broken", not(debug_assertions)))]
-compile_error!("the feature `broken` is for tests: a build without debug assertions refuses it");
+#[cfg(all(feature = "mutations", not(debug_assertions)))]
+compile_error!("the feature `mutations` is for tests: a build without debug assertions refuses it");
 
 /// One rule that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum Broken {
+pub enum Mutation {
     /// The giver takes a loan back without allowing for clocks that drift.
     NoDriftMargin,
     /// A lower share is acknowledged while more is owed.
@@ -339,33 +339,33 @@ pub enum Broken {
 }
 
 /// Whether a rule is left out in this thread.
-#[cfg(not(feature = "broken"))]
+#[cfg(not(feature = "mutations"))]
 #[inline(always)]
-pub const fn broken(_: Broken) -> bool {
+pub const fn mutated(_: Mutation) -> bool {
     false
 }
 
-#[cfg(feature = "broken")]
+#[cfg(feature = "mutations")]
 mod switch {
     use std::cell::Cell;
 
-    use super::Broken;
+    use super::Mutation;
 
     thread_local! {
-        static CHOSEN: Cell<Option<Broken>> = const { Cell::new(None) };
+        static CHOSEN: Cell<Option<Mutation>> = const { Cell::new(None) };
     }
 
     /// Whether a rule is left out in this thread.
     #[inline]
-    pub fn broken(rule: Broken) -> bool {
+    pub fn mutated(rule: Mutation) -> bool {
         CHOSEN.with(|chosen| chosen.get() == Some(rule))
     }
 
     /// Leaves one rule out in this thread from now on, or none.
-    pub fn break_rule(rule: Option<Broken>) {
+    pub fn break_rule(rule: Option<Mutation>) {
         CHOSEN.with(|chosen| chosen.set(rule));
     }
 }
 
-#[cfg(feature = "broken")]
-pub use switch::{break_rule, broken};
+#[cfg(feature = "mutations")]
+pub use switch::{break_rule, mutated};

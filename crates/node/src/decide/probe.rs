@@ -9,19 +9,19 @@ use acequia_limits::{
     verdict::NEVER,
 };
 use acequia_rights::{
-    Region,
-    broken::{Broken, broken},
+    MemberId,
+    mutation::{Mutation, mutated},
 };
 
 use super::{
-    Check, Drawing,
+    Check, Forwarding,
     answer::{Answer, JOURNAL_RETRY_NS, LimitAnswer, Outcome, denied, is_short},
-    hit::{Called, Hit, Place},
+    hit::{Called, CellSource, Hit},
 };
 use crate::{
     Active, DRAW_NS, DRAW_WAIT_NS,
     account::Account,
-    draws::{Credit, Source, Speaker, may_be_drawn},
+    forwards::{Owner, RemoteCharge, Source, may_be_drawn},
     journal_tag,
     overflow::Overflow,
     shard::Cells,
@@ -59,21 +59,21 @@ impl Check<'_, '_> {
 
     /// The node of the region that speaks for a cell, if what the request lacks may be drawn of it.
     #[inline]
-    fn drawn_of(&self, hit: &Hit) -> Option<Region> {
-        let may = hit.charges && hit.place != Place::Shared;
-        match self.node.draws.speaker(hit.tag, Some(self.limit(hit)).filter(|_| may), self.now) {
-            Speaker::Mate(speaker) => Some(speaker),
+    fn drawn_of(&self, hit: &Hit) -> Option<MemberId> {
+        let may = hit.charges && hit.place != CellSource::Shared;
+        match self.node.forwards.owner(hit.tag, Some(self.limit(hit)).filter(|_| may), self.now) {
+            Owner::Mate(speaker) => Some(speaker),
             _ => None,
         }
     }
 
     /// The node of the region that may have what a request lacks here, where the cell's store is lost or, but for rates, its pool has nothing,
     /// and no other node speaks for it.
-    fn mate_without_store(&self, hit: &Hit) -> Option<Region> {
+    fn mate_without_store(&self, hit: &Hit) -> Option<MemberId> {
         let node = self.node;
-        let may = self.ask.drawing != Drawing::Never && node.draws.has_mates() && !self.ask.holds;
+        let may = self.ask.forwarding != Forwarding::Never && node.forwards.has_mates() && !self.ask.holds;
         if may && (hit.is_dry || !node.has_pool(hit.tag)) {
-            node.draws.mate(hit.tag, self.limit(hit), hit.units, self.now)
+            node.forwards.mate(hit.tag, self.limit(hit), hit.units, self.now)
         } else {
             None
         }
@@ -82,10 +82,10 @@ impl Check<'_, '_> {
     /// What was drawn for a request is used if it passes, and else is there when it is asked again.
     #[inline]
     pub(super) fn keep_credits(&self, answer: &mut Answer) {
-        while let Some(credit) = answer.credits.pop() {
+        while let Some(remote_charge) = answer.remote_charges.pop() {
             match answer.allowed {
-                true => self.node.draws.pass(credit),
-                false => self.node.draws.put_back(credit),
+                true => self.node.forwards.pass(remote_charge),
+                false => self.node.forwards.put_back(remote_charge),
             }
         }
     }
@@ -106,11 +106,11 @@ impl Check<'_, '_> {
         let mut state = None;
         let mut over = Reason::OverLimit;
         let mut leased = 0;
-        if self.ask.drawing != Drawing::Never && self.node.draws.has_mates() {
+        if self.ask.forwarding != Forwarding::Never && self.node.forwards.has_mates() {
             hit.drawn_of = self.drawn_of(hit);
         }
         let mut verdict = match hit.place {
-            Place::At(place) => {
+            CellSource::At(place) => {
                 let cell = cells.table.at(place);
                 match cell.heap_place() {
                     None => algorithm.probe(&cell.words, self.now, hit.units, hit.tag.salt()),
@@ -126,7 +126,7 @@ impl Check<'_, '_> {
                     }
                 }
             }
-            Place::Absent | Place::Shared => {
+            CellSource::Absent | CellSource::Shared => {
                 let usage = shared.and_then(|shared| self.shared_cell(hit, shared));
                 over = if usage.is_some() { Reason::Overflow } else { over };
                 let initial = match usage {
@@ -149,22 +149,22 @@ impl Check<'_, '_> {
             verdict = self.keep_back(hit, (before, leased), verdict, (cells, state.as_ref()));
         }
         let (mut hope_ns, mut is_drawn) = (0, false);
-        let mut source = hit.drawn_of.map(Source::Speaker);
+        let mut source = hit.drawn_of.map(Source::Owner);
         let (verdict, reason) = if !verdict.allowed {
             let over = if hit.is_kept_back() { Reason::ClassReserve } else { over };
             let (verdict, reason) = self.why_denied(hit, verdict, over);
             // A look asks nobody, and a cell that new ones share is nobody else's.
-            if self.is_short(reason) && self.ask.charge && hit.charges && hit.place != Place::Shared {
-                hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
+            if self.is_short(reason) && self.ask.charge && hit.charges && hit.place != CellSource::Shared {
+                hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.remote_supply.expected_wait().lasts_ns);
                 if source.is_none()
                     && let Some(mate) = self.mate_without_store(hit)
                 {
                     (source, hope_ns) = (Some(Source::Mate(mate)), hope_ns.max(DRAW_WAIT_NS));
                 }
             }
-            match self.credit(hit, reason) {
-                Some(credit) => {
-                    answer.credits.push(credit);
+            match self.remote_charge(hit, reason) {
+                Some(remote_charge) => {
+                    answer.remote_charges.push(remote_charge);
                     is_drawn = true;
                     (
                         Verdict { allowed: true, retry_after_ns: 0, delay_ns: 0, ..verdict },
@@ -173,7 +173,7 @@ impl Check<'_, '_> {
                 }
                 None => (verdict, reason),
             }
-        } else if hit.place == Place::Shared && self.ask.holds {
+        } else if hit.place == CellSource::Shared && self.ask.holds {
             // What new cells share is nobody's to hold.
             (denied(verdict, hit.units, ASK_SELDOM_NS), Reason::Overflow)
         } else if active.closes && self.is_guarded(hit, &verdict) {
@@ -216,34 +216,34 @@ impl Check<'_, '_> {
     }
 
     /// What another node has charged for a request that waits and has nothing here.
-    fn credit(&self, hit: &Hit, reason: Reason) -> Option<Credit> {
-        let since_ns = match self.ask.drawing {
-            Drawing::Since(since_ns) => since_ns,
+    fn remote_charge(&self, hit: &Hit, reason: Reason) -> Option<RemoteCharge> {
+        let since_ns = match self.ask.forwarding {
+            Forwarding::Since(since_ns) => since_ns,
             // It came after whatever was drawn by now.
-            _ if broken(Broken::DrawUsedByAnybody) => 0,
+            _ if mutated(Mutation::DrawUsedByAnybody) => 0,
             _ => return None,
         };
         let key = (self.limit(hit).slot, journal_tag(hit.tag));
         let may = self.ask.charge
             && !self.ask.holds
             && hit.charges
-            && hit.place != Place::Shared
+            && hit.place != CellSource::Shared
             && self.is_short(reason)
             && may_be_drawn(self.limit(hit));
         let units = (Whole::of(self.global(hit)), hit.units);
-        may.then(|| self.node.draws.take(key, units, since_ns, self.now)).flatten()
+        may.then(|| self.node.forwards.take(key, units, since_ns, self.now)).flatten()
     }
 
     /// For how long units may come that are drawn, as long as for those of other regions since there were none: for whoever comes, not at
     /// all while there were none a moment ago. Whether there are some now the speaker alone knows: for so long as it is asked.
     fn hope_of_draws_ns(&self, hit: &Hit) -> u64 {
         let key = (self.limit(hit).slot, journal_tag(hit.tag));
-        let lasts_ns = self.node.elsewhere.hope().lasts_ns.max(DRAW_NS);
-        match self.ask.drawing {
-            Drawing::Since(since_ns) => {
+        let lasts_ns = self.node.remote_supply.expected_wait().lasts_ns.max(DRAW_NS);
+        match self.ask.forwarding {
+            Forwarding::Since(since_ns) => {
                 since_ns.saturating_add(lasts_ns).saturating_sub(self.now.steady_ns).min(WAIT_NS_MAX)
             }
-            _ => self.node.draws.hopes_since(key, self.now).map_or(0, |since_ns| {
+            _ => self.node.forwards.hopes_since(key, self.now).map_or(0, |since_ns| {
                 let left_ns = since_ns.saturating_add(lasts_ns).saturating_sub(self.now.steady_ns);
                 left_ns.clamp(DRAW_WAIT_NS, WAIT_NS_MAX)
             }),
@@ -312,8 +312,8 @@ impl Check<'_, '_> {
         // More than this region holds now, but not more than the limit. While others may send what is missed, that is soon;
         // and what is lent away comes back with the next exchange of demand, or when it ends, long before the little that is
         // left would do.
-        let hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
-        let is_shared = self.is_short(reason) && hit.place != Place::Shared;
+        let hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.remote_supply.expected_wait().lasts_ns);
+        let is_shared = self.is_short(reason) && hit.place != CellSource::Shared;
         let most_ns = match verdict.retry_after_ns {
             _ if is_shared && hope_ns > 0 => self.node.ask_again_ns(),
             _ if is_shared && hit.has_lent => ASK_SELDOM_NS,
@@ -334,7 +334,7 @@ impl Check<'_, '_> {
     fn without_store(&self, hit: &Hit, short: Reason) -> Option<Reason> {
         // What the pool might mend. Cells that new ones share have none.
         let is_of_pool = matches!(short, Reason::OverLimit | Reason::ClassReserve | Reason::Restarted);
-        if !is_of_pool || self.node.leases.is_none() || !self.node.losses.is_lost(hit.tag) {
+        if !is_of_pool || self.node.leases.is_none() || !self.node.store_outages.is_lost(hit.tag) {
             return None;
         }
         match self.limit(hit).limit.spec.on_store_loss {
@@ -348,7 +348,7 @@ impl Check<'_, '_> {
     /// Whether what would be allowed is of the guard share, and the store is lost: what is held of the pool goes first.
     #[cold]
     fn is_guarded(&self, hit: &Hit, verdict: &Verdict) -> bool {
-        self.node.losses.is_lost(hit.tag) && verdict.remaining < self.guard_units(hit)
+        self.node.store_outages.is_lost(hit.tag) && verdict.remaining < self.guard_units(hit)
     }
 
     fn guard_units(&self, hit: &Hit) -> u64 {
@@ -378,11 +378,11 @@ impl Check<'_, '_> {
     #[cold]
     pub(super) fn count_guarded(&self, hit: &Hit, limit: &LimitAnswer) {
         let has_pool = !hit.exempt
-            && hit.place != Place::Shared
+            && hit.place != CellSource::Shared
             && self.limit(hit).limit.spec.mode == Mode::Enforce
-            && self.node.losses.is_lost(hit.tag);
+            && self.node.store_outages.is_lost(hit.tag);
         if has_pool && self.ask.is_demand() && hit.charges && limit.reason != Reason::Open {
-            self.node.losses.count(limit.outcome == Outcome::Allow);
+            self.node.store_outages.count(limit.outcome == Outcome::Allow);
         }
     }
 
@@ -412,7 +412,7 @@ impl Check<'_, '_> {
             hit.has_lent = !account.book().lent().is_empty();
             // Of a rate each node keeps the same part, and uses it.
             hit.is_dry = !account.algorithm.has_rate() && account.within_reach() == Some(Part::default());
-            hit.hope_ns = Some(account.hope_ns(&self.node.elsewhere.hope(), self.now));
+            hit.hope_ns = Some(account.hope_ns(&self.node.remote_supply.expected_wait(), self.now));
         }
         hit.account = if calls { Called::Calls } else { Called::Quiet };
         verdict
@@ -420,8 +420,8 @@ impl Check<'_, '_> {
 
     #[cold]
     fn settle_account(&self, hit: &Hit, account: &mut Account, words: &mut Vec<u64>) {
-        let ground = self.ground(hit);
-        account.settle(words, &ground, self.now, &*self.node.sessions());
+        let context = self.context(hit);
+        account.settle(words, &context, self.now, &*self.node.sessions());
     }
 
     /// While the journal cannot be written, only what it already holds may be spent.
@@ -431,7 +431,7 @@ impl Check<'_, '_> {
 
     #[cold]
     fn is_held(&self, hit: &Hit, algorithm: &Algorithm, cells: &mut Cells) -> bool {
-        let Place::At(place) = hit.place else { return false };
+        let CellSource::At(place) = hit.place else { return false };
         let Some(at) = cells.table.at(place).heap_place() else { return false };
         let progress = self.node.progress();
         cells.with_heap_cell(at, |cell| {
@@ -448,18 +448,18 @@ impl Check<'_, '_> {
     pub(super) fn leave(&self, hit: &Hit, state: Option<&State>, cells: &Cells, limit: &mut LimitAnswer) {
         let words = match (state, hit.place) {
             (Some(state), _) => state.words(),
-            (None, Place::At(place)) => cells.words(cells.table.at(place)),
-            (None, Place::Absent | Place::Shared) => return,
+            (None, CellSource::At(place)) => cells.words(cells.table.at(place)),
+            (None, CellSource::Absent | CellSource::Shared) => return,
         };
         let account = match hit.place {
-            Place::At(place) => cells.account(place),
-            Place::Absent | Place::Shared => None,
+            CellSource::At(place) => cells.account(place),
+            CellSource::Absent | CellSource::Shared => None,
         };
         let algorithm = account.map_or(self.algorithm(hit), |account| &account.algorithm);
         let untouched = algorithm.probe(words, self.now, 0, hit.tag.salt());
         let leased = match hit.place {
-            Place::At(place) => cells.leased(place),
-            Place::Absent | Place::Shared => 0,
+            CellSource::At(place) => cells.leased(place),
+            CellSource::Absent | CellSource::Shared => 0,
         };
         let guard = if limit.reason == Reason::Unavailable { self.guard_units(hit) } else { 0 };
         let kept = hit.leaves(algorithm.budget()).saturating_add(leased).saturating_add(guard);

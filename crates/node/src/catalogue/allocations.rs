@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use acequia_limits::{Algorithm, Limit, Now, RATE_PARTS, window::Edges};
 use acequia_rights::{
-    Region, Split,
+    MemberId, Split,
     versions::{Kind, Spared, Until},
 };
 
 use crate::{
-    asker::spent_for_ns,
+    decide::spent_for_ns,
     local::{Guard, LATER_MAX},
 };
 
 /// How a region shares its limits: the splits of which the least counts, and until when.
 #[derive(Clone, Debug)]
-pub(crate) struct Terms {
-    pub(crate) region: Region,
-    pub(crate) terms: Vec<Term>,
+pub(crate) struct Allocations {
+    pub(crate) region: MemberId,
+    pub(crate) allocations: Vec<OwnAllocation>,
     /// How the nodes of the region share limits, where they do; there are no terms then.
     pub(crate) guard: Option<Guard>,
     pub(crate) drift_ppm: u32,
@@ -30,7 +30,7 @@ pub(crate) struct Terms {
 
 /// One distribution of shares, and how long it counts.
 #[derive(Clone, Debug)]
-pub(crate) struct Term {
+pub(crate) struct OwnAllocation {
     /// None: this region has nothing in it.
     pub(crate) split: Option<Arc<Split>>,
     pub(crate) until: Until,
@@ -44,22 +44,22 @@ pub(crate) struct Term {
 #[derive(Clone, Debug)]
 pub(super) struct Counting<'a> {
     /// For all but windows that begin later, oldest first.
-    pub(super) terms: Vec<&'a Term>,
+    pub(super) allocations: Vec<&'a OwnAllocation>,
     /// When windows begin for which others count: an edge, wall clock in nanoseconds; `u64::MAX` where there are none.
     pub(super) until_ns: u64,
     /// For what is in pools, of windows that end by a time and after the one before: ascending by that, the last for all later ones.
-    pub(super) pools: Vec<(u64, Vec<&'a Term>)>,
+    pub(super) pools: Vec<(u64, Vec<&'a OwnAllocation>)>,
 }
 
 /// So long before the windows are over that a distribution spares, it counts for all: numbers are made anew by then.
 const BEFORE_NS: u64 = 1_000_000_000;
 
-impl Terms {
+impl Allocations {
     /// Nothing is owned.
-    pub(crate) const fn none(region: Region) -> Self {
+    pub(crate) const fn none(region: MemberId) -> Self {
         Self {
             region,
-            terms: Vec::new(),
+            allocations: Vec::new(),
             guard: None,
             drift_ppm: 0,
             margin_ns: 0,
@@ -74,32 +74,35 @@ impl Terms {
     /// window each, and go by what counts for that; and so do numbers, which say what windows have that end after a few times. Where there are
     /// more, the numbers of all windows before those go by all that count for any of them.
     pub(super) fn counting(&self, limit: &Limit, drains_ns: u64, now: Now) -> Counting<'_> {
-        let all: Vec<&Term> =
-            self.terms.iter().filter(|term| self.counts(term, limit, drains_ns, now)).collect();
+        let all: Vec<&OwnAllocation> = self
+            .allocations
+            .iter()
+            .filter(|allocation| self.counts(allocation, limit, drains_ns, now))
+            .collect();
         if let Some(window_ns) = self.staggers(limit) {
             let pools = pools_of(&all, limit, window_ns, now.wall_ns);
-            let mut terms: Vec<&Term> = Vec::new();
+            let mut allocations: Vec<&OwnAllocation> = Vec::new();
             let first = pools.len().saturating_sub(LATER_MAX).max(1);
-            for term in pools.iter().take(first).flat_map(|(_, terms)| terms) {
-                if !terms.iter().any(|other| std::ptr::eq(*other, *term)) {
-                    terms.push(*term);
+            for allocation in pools.iter().take(first).flat_map(|(_, allocations)| allocations) {
+                if !allocations.iter().any(|other| std::ptr::eq(*other, *allocation)) {
+                    allocations.push(*allocation);
                 }
             }
-            return Counting { terms, until_ns: u64::MAX, pools };
+            return Counting { allocations, until_ns: u64::MAX, pools };
         }
         let mut until_ns = u64::MAX;
-        let mut terms = Vec::with_capacity(all.len());
-        for term in &all {
-            match self.spares_until(term, limit, now) {
-                Some(edge_ns) if !terms.is_empty() => until_ns = until_ns.min(edge_ns),
-                _ => terms.push(*term),
+        let mut allocations = Vec::with_capacity(all.len());
+        for allocation in &all {
+            match self.spares_until(allocation, limit, now) {
+                Some(edge_ns) if !allocations.is_empty() => until_ns = until_ns.min(edge_ns),
+                _ => allocations.push(*allocation),
             }
         }
-        let mut pools = vec![(until_ns, terms.clone())];
+        let mut pools = vec![(until_ns, allocations.clone())];
         if until_ns < u64::MAX {
             pools.push((u64::MAX, all));
         }
-        Counting { terms, until_ns, pools }
+        Counting { allocations, until_ns, pools }
     }
 
     /// How long windows are of which each cell has edges of its own, in nanoseconds; nothing where that is not so, or where clocks cannot
@@ -117,9 +120,9 @@ impl Terms {
     }
 
     /// The edge at which the window ends that is open and that a distribution spares, if there is one.
-    fn spares_until(&self, term: &Term, limit: &Limit, now: Now) -> Option<u64> {
+    fn spares_until(&self, allocation: &OwnAllocation, limit: &Limit, now: Now) -> Option<u64> {
         let Algorithm::FixedWindow(window) = &limit.algorithm else { return None };
-        let Spared { before_wall_ns, .. } = term.spared;
+        let Spared { before_wall_ns, .. } = allocation.spared;
         // Cells with edges of their own are in as many windows.
         let edge_ns = limit
             .algorithm
@@ -127,16 +130,16 @@ impl Terms {
             .then(|| window.end_after(before_wall_ns.saturating_sub(1), 0))?;
         let kind = window_kind(limit, before_wall_ns.saturating_sub(1));
         let is_soon = now.wall_ns.saturating_add(self.margin_ns).saturating_add(BEFORE_NS) >= edge_ns;
-        (term.spared.spares(kind) && !is_soon).then_some(edge_ns)
+        (allocation.spared.spares(kind) && !is_soon).then_some(edge_ns)
     }
 
     /// Whether a distribution still counts for a limit.
-    fn counts(&self, term: &Term, limit: &Limit, drains_ns: u64, now: Now) -> bool {
+    fn counts(&self, allocation: &OwnAllocation, limit: &Limit, drains_ns: u64, now: Now) -> bool {
         let algorithm = &limit.algorithm;
         let (Until::Superseded { windows_wall_ns, .. }, Algorithm::FixedWindow(window)) =
-            (term.until, algorithm)
+            (allocation.until, algorithm)
         else {
-            return term.until.applies(self.kind_of(limit, drains_ns, now), self.drift_ppm);
+            return allocation.until.applies(self.kind_of(limit, drains_ns, now), self.drift_ppm);
         };
         // Until the first window that starts then or later is open. Cells with edges of their own may be in one
         // that began before, for one window.
@@ -171,14 +174,19 @@ fn window_kind(limit: &Limit, start_wall_ns: u64) -> Kind {
 
 /// The distributions that count for windows of that length, by when they end at the latest: those that apply, but for what one spares where
 /// an older one applies (rule 2 of [`acequia_rights::versions`]). Of windows that may not be over by any clock.
-fn pools_of<'a>(all: &[&'a Term], limit: &Limit, window_ns: u64, wall_ns: u64) -> Vec<(u64, Vec<&'a Term>)> {
+fn pools_of<'a>(
+    all: &[&'a OwnAllocation],
+    limit: &Limit,
+    window_ns: u64,
+    wall_ns: u64,
+) -> Vec<(u64, Vec<&'a OwnAllocation>)> {
     // The last window that is spared, or to which one that is superseded applies, begins just before.
-    let before_ns = all.iter().flat_map(|term| {
-        let until_ns = match term.until {
+    let before_ns = all.iter().flat_map(|allocation| {
+        let until_ns = match allocation.until {
             Until::Superseded { windows_wall_ns, .. } => windows_wall_ns,
             Until::Agreed => 0,
         };
-        [until_ns, term.spared.before_wall_ns]
+        [until_ns, allocation.spared.before_wall_ns]
     });
     let last_ns = before_ns.map(|before_ns| before_ns.saturating_sub(1).saturating_add(window_ns));
     let mut ends_ns: Vec<u64> =
@@ -186,22 +194,24 @@ fn pools_of<'a>(all: &[&'a Term], limit: &Limit, window_ns: u64, wall_ns: u64) -
     ends_ns.push(u64::MAX);
     ends_ns.sort_unstable();
     ends_ns.dedup();
-    let mut pools: Vec<(u64, Vec<&Term>)> = Vec::new();
+    let mut pools: Vec<(u64, Vec<&OwnAllocation>)> = Vec::new();
     for end_ns in ends_ns {
         let kind = window_kind(limit, end_ns - window_ns);
-        let mut terms: Vec<&Term> = Vec::new();
-        for term in all {
-            if term.until.applies(kind, 0) && (terms.is_empty() || !term.spared.spares(kind)) {
-                terms.push(*term);
+        let mut allocations: Vec<&OwnAllocation> = Vec::new();
+        for allocation in all {
+            if allocation.until.applies(kind, 0)
+                && (allocations.is_empty() || !allocation.spared.spares(kind))
+            {
+                allocations.push(*allocation);
             }
         }
-        let is_same = |before: &[&Term]| {
-            before.len() == terms.len()
-                && before.iter().zip(&terms).all(|(one, other)| std::ptr::eq(*one, *other))
+        let is_same = |before: &[&OwnAllocation]| {
+            before.len() == allocations.len()
+                && before.iter().zip(&allocations).all(|(one, other)| std::ptr::eq(*one, *other))
         };
         match pools.last_mut() {
             Some((last_ns, before)) if is_same(before) => *last_ns = end_ns,
-            _ => pools.push((end_ns, terms)),
+            _ => pools.push((end_ns, allocations)),
         }
     }
     pools

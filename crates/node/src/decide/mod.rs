@@ -12,7 +12,7 @@ mod soft;
 use std::sync::{Arc, MutexGuard, atomic::Ordering};
 
 use acequia_limits::{Algorithm, CellTag, Descriptor, Mode, Now, Reason, Request, Verdict, algorithm::State};
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::mutation::{Mutation, mutated};
 use smallvec::SmallVec;
 
 pub(crate) use self::lease::{is_set_apart, spent_for_ns};
@@ -22,19 +22,19 @@ pub use self::{
 };
 use self::{
     answer::{decide, decide_one},
-    hit::{Called, Hit, Place},
+    hit::{Called, CellSource, Hit},
 };
 use crate::{
     Active, Catalogue, Node,
-    account::{Account, Ground},
+    account::{Account, CellContext},
     journal::HeapCell,
     journal_tag,
     local::Local,
     lock,
+    locked_cell::LockedCell,
     overflow::{Overflow, OverflowKey},
     shard::{Cells, NewCell},
     shard_of,
-    visit::Visit,
 };
 
 /// Limits that match a request without an allocation.
@@ -61,12 +61,12 @@ pub struct Ask {
     /// Whether what is charged is spent later, by whoever asks: a lease.
     pub holds: bool,
     /// Whether what it lacks may be drawn of another node of the region.
-    pub drawing: Drawing,
+    pub forwarding: Forwarding,
 }
 
 /// Whether what a request lacks may be drawn of the node of its region that has it ([`crate::Node::draw`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drawing {
+pub enum Forwarding {
     /// It waits for nobody, or what is charged must be known here.
     Never,
     /// If it is denied and may wait, whoever asks draws for it.
@@ -78,7 +78,7 @@ pub enum Drawing {
 impl Ask {
     /// Charges, and can wait.
     pub const CHECK: Self =
-        Self { charge: true, can_wait: true, is_again: false, holds: false, drawing: Drawing::Never };
+        Self { charge: true, can_wait: true, is_again: false, holds: false, forwarding: Forwarding::Never };
     /// Charges, and cannot wait.
     pub const CHECK_NOW: Self = Self { can_wait: false, ..Self::CHECK };
     /// Looks.
@@ -92,8 +92,8 @@ impl Ask {
 
     /// The same, of a request that may be drawn for.
     #[must_use]
-    pub const fn drawing(self, drawing: Drawing) -> Self {
-        Self { drawing, ..self }
+    pub const fn forwarding(self, forwarding: Forwarding) -> Self {
+        Self { forwarding, ..self }
     }
 
     /// Whether it counts as demand.
@@ -261,7 +261,7 @@ impl<'a> Check<'a, '_> {
             if hit.account != Called::Quiet {
                 self.attend(hit, &answer.limits[0], &mut cells);
             }
-            if self.node.losses.any() {
+            if self.node.store_outages.any() {
                 self.count_guarded(hit, &answer.limits[0]);
             }
         }
@@ -281,17 +281,17 @@ impl<'a> Check<'a, '_> {
         }
         let verdict = &limit.verdict;
         let calls = match hit.place {
-            Place::At(_) if hit.account != Called::None => hit.account == Called::Calls,
-            Place::At(place) => {
+            CellSource::At(_) if hit.account != Called::None => hit.account == Called::Calls,
+            CellSource::At(place) => {
                 self.is_warm(hit, limit) && self.open_account(hit, Some(place), verdict, cells)
             }
-            Place::Absent => {
+            CellSource::Absent => {
                 self.is_warm(hit, limit) && {
                     let place = cells.table.find(hit.tag, active.slot);
                     self.open_account(hit, place, verdict, cells)
                 }
             }
-            Place::Shared => false,
+            CellSource::Shared => false,
         };
         if calls {
             // By the name that a restart finds it by.
@@ -314,12 +314,12 @@ impl<'a> Check<'a, '_> {
 
     #[cold]
     fn open_account(&self, hit: &Hit, place: Option<usize>, verdict: &Verdict, cells: &mut Cells) -> bool {
-        let ground = self.ground(hit);
+        let context = self.context(hit);
         let place = match place {
             Some(place) => place,
             // Denied before it was ever charged: there is room, or it would be in a shared cell.
             // Unless others are in one: what it owes there it owes.
-            None if hit.place == Place::Absent
+            None if hit.place == CellSource::Absent
                 && cells.table.has_room(1)
                 && !self.node.overflowing.load(Ordering::Acquire) =>
             {
@@ -330,7 +330,7 @@ impl<'a> Check<'a, '_> {
             }
             None => return false,
         };
-        let mut account = Box::new(Account::new(&ground));
+        let mut account = Box::new(Account::new(&context));
         let needed = hit.units.saturating_add(hit.leaves(account.algorithm.budget()));
         account.offer((hit.units, needed), verdict, self.now);
         account.flag();
@@ -405,7 +405,7 @@ impl<'a> Check<'a, '_> {
                     self.attend(hit, limit, cells_of(&mut guards, hit.tag));
                 }
             }
-            if self.node.losses.any() {
+            if self.node.store_outages.any() {
                 hits.iter().zip(&answer.limits).for_each(|(hit, limit)| self.count_guarded(hit, limit));
             }
         }
@@ -423,12 +423,12 @@ impl<'a> Check<'a, '_> {
     /// The shared cells, if one of these hits may be in them.
     #[inline]
     fn lock_shared(&self, hits: &[Hit]) -> Result<Option<MutexGuard<'a, Overflow>>, Stale> {
-        let is_new = |hit: &Hit| !hit.exempt && !matches!(hit.place, Place::At(_));
+        let is_new = |hit: &Hit| !hit.exempt && !matches!(hit.place, CellSource::At(_));
         if !hits.iter().any(is_new) {
             return Ok(None);
         }
         let crowded = || self.node.overflowing.load(Ordering::Acquire);
-        let is_shared = hits.iter().any(|hit| hit.place == Place::Shared) || crowded();
+        let is_shared = hits.iter().any(|hit| hit.place == CellSource::Shared) || crowded();
         let shared = if is_shared { Some(self.lock_overflow(hits)?) } else { None };
         // Since these were looked for the shared cells may have been forgotten, by a clock that reads more.
         if self.node.is_behind(self.now) { Err(Stale) } else { Ok(shared) }
@@ -474,7 +474,7 @@ impl<'a> Check<'a, '_> {
         match cells.table.find(hit.tag, self.limit(hit).slot) {
             Some(place) => {
                 self.refresh(hit, cells, place)?;
-                hit.place = Place::At(place);
+                hit.place = CellSource::At(place);
                 Ok(true)
             }
             // It may just have been forgotten, by a clock that reads more.
@@ -501,9 +501,9 @@ impl<'a> Check<'a, '_> {
         }
         for hit in hits.iter_mut().filter(is_here) {
             hit.place = match cells.table.find(hit.tag, self.limit(hit).slot) {
-                Some(place) => Place::At(place),
-                None if roomy && !self.has_its_part(hit, cells, bytes_max) => Place::Absent,
-                None => Place::Shared,
+                Some(place) => CellSource::At(place),
+                None if roomy && !self.has_its_part(hit, cells, bytes_max) => CellSource::Absent,
+                None => CellSource::Shared,
             };
         }
     }
@@ -523,7 +523,7 @@ impl<'a> Check<'a, '_> {
     fn refresh(&self, hit: &Hit, cells: &mut Cells, place: usize) -> Result<(), Stale> {
         let active = self.limit(hit);
         let cell = cells.table.at(place);
-        let skipped = broken(Broken::ReshareWithoutRenumber) && cells.account(place).is_some();
+        let skipped = mutated(Mutation::ReshareWithoutRenumber) && cells.account(place).is_some();
         if !cell.is_under(hit.numbers) && !skipped {
             let numbers = cell.numbers();
             if self.catalogue.local(active.slot, numbers).is_none() {
@@ -584,18 +584,22 @@ impl<'a> Check<'a, '_> {
     fn before(&self, hit: &Hit, earlier: &[Hit]) -> u64 {
         let slot = self.limit(hit).slot;
         let shares = |h: &&Hit| {
-            h.place == Place::Shared && h.charges && h.numbers == hit.numbers && self.limit(h).slot == slot
+            h.place == CellSource::Shared
+                && h.charges
+                && h.numbers == hit.numbers
+                && self.limit(h).slot == slot
         };
         let units = earlier.iter().filter(shares).map(|h| h.units);
-        if hit.place == Place::Shared { units.fold(0, u64::saturating_add) } else { 0 }
+        if hit.place == CellSource::Shared { units.fold(0, u64::saturating_add) } else { 0 }
     }
 
     /// Brings a shared cell to the numbers that its limit has now.
     #[cold]
     fn renumber(&self, hit: &Hit, numbers: u16, cell: &mut HeapCell) {
         let (key, which) = ((self.limit(hit).slot, hit.tag), None);
-        let visit = Visit { node: self.node, catalogue: self.catalogue, key, now: self.now, which };
-        visit.renumber(cell, (numbers, hit.numbers), &self.ground(hit));
+        let locked_cell =
+            LockedCell { node: self.node, catalogue: self.catalogue, key, now: self.now, which };
+        locked_cell.renumber(cell, (numbers, hit.numbers), &self.context(hit));
     }
 
     /// The state of a cell that was never charged since the start.
@@ -613,11 +617,11 @@ impl<'a> Check<'a, '_> {
             true => State::Inline([shared.words[0], shared.words[1]]),
             false => State::Heap(shared.words.clone()),
         };
-        let is_own = hit.place == Place::Absent && !broken(Broken::SharedWindowKept);
+        let is_own = hit.place == CellSource::Absent && !mutated(Mutation::SharedWindowKept);
         let state = if is_own { algorithm.apart(state, self.now, hit.tag.salt()) } else { state };
         match algorithm {
             // A shared bucket began with all that its own numbers may have owed, and goes on by those.
-            _ if hit.place == Place::Shared && algorithm.has_rate() => state,
+            _ if hit.place == CellSource::Shared && algorithm.has_rate() => state,
             Algorithm::FixedWindow(_) => algorithm.join(self.initial(hit).words(), state.words(), self.now),
             _ => self.not_less_than_forgotten(hit, algorithm, state),
         }
@@ -665,9 +669,9 @@ impl<'a> Check<'a, '_> {
         own.expect("a catalogue has the numbers of its own limits")
     }
 
-    fn ground(&self, hit: &Hit) -> Ground<'a> {
+    fn context(&self, hit: &Hit) -> CellContext<'a> {
         let which = self.catalogue.which(self.limit(hit).slot, hit.numbers);
-        Ground {
+        CellContext {
             global: self.global(hit),
             local: self.local(self.limit(hit), hit.numbers),
             salt: hit.tag.salt(),
@@ -692,7 +696,7 @@ impl<'a> Check<'a, '_> {
         let local = self.local(self.limit(hit), hit.numbers);
         // Of a few units in all a region may have none: nothing may pass there by the cell that new ones share either.
         match hit.place {
-            Place::Shared => local.in_place_shared(hit.variant),
+            CellSource::Shared => local.in_place_shared(hit.variant),
             _ => local.in_place(hit.variant),
         }
     }

@@ -41,8 +41,8 @@ use std::{
 
 use acequia_limits::{Algorithm, CellTag, LimitId, Mode, Now, limit::OnStoreLoss};
 use acequia_rights::{
-    Region, Writer,
-    broken::{Broken, broken},
+    Incarnation, MemberId,
+    mutation::{Mutation, mutated},
 };
 use smallvec::SmallVec;
 
@@ -51,7 +51,7 @@ use crate::{
     sharing::{CellKey, wire::Whole},
 };
 use marks::Marks;
-use mates::Mates;
+use mates::LiveMates;
 
 /// What is drawn passes a request within so long after it was asked for, or nobody.
 pub const DRAW_NS: u64 = 50_000_000;
@@ -108,12 +108,12 @@ const SWEEP_NS: u64 = 250_000_000;
 
 /// A request that waits for what is drawn for it ([`Node::draw`]).
 #[derive(Debug)]
-pub struct Draw {
+pub struct Forward {
     numbers: SmallVec<[u64; 1]>,
     since_ns: u64,
 }
 
-impl Draw {
+impl Forward {
     /// Since when the request waits: steady clock, for [`crate::Drawing::Since`].
     pub const fn since_ns(&self) -> u64 {
         self.since_ns
@@ -122,7 +122,7 @@ impl Draw {
 
 /// What became of draws, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DrawCounts {
+pub struct ForwardCounts {
     /// Draws that this node asked for: those that were sent.
     pub asked: u64,
     /// Draws of others that were charged here.
@@ -137,7 +137,7 @@ pub struct DrawCounts {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asking {
     pub(crate) number: u64,
-    pub(crate) to: Region,
+    pub(crate) to: MemberId,
     pub(crate) limit: LimitId,
     pub(crate) tag: CellTag,
     pub(crate) whole: Whole,
@@ -148,9 +148,9 @@ pub(crate) struct Asking {
 
 /// A draw of a mate.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Held {
+pub(crate) struct PendingForward {
     /// Whose, and of which of its processes.
-    pub(crate) from: Writer,
+    pub(crate) from: Incarnation,
     pub(crate) boot: u32,
     pub(crate) number: u64,
     pub(crate) key: CellKey,
@@ -164,8 +164,8 @@ pub(crate) struct Held {
 
 /// What this node draws, and what is drawn of it.
 #[derive(Debug, Default)]
-pub(crate) struct Draws {
-    mates: Mates,
+pub(crate) struct Forwards {
+    mates: LiveMates,
     /// Whether nothing may be charged any more: the node stops, and what each cell owes is written down.
     is_closed: AtomicBool,
     /// Whether there is something to send, or units may have come for those that wait here.
@@ -183,10 +183,10 @@ pub(crate) struct Draws {
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    asked: BTreeMap<u64, Asked>,
+    asked: BTreeMap<u64, SentForward>,
     /// How many of them are of each cell.
     asked_of: BTreeMap<CellKey, usize>,
-    credits: BTreeMap<(CellKey, u64), Credit>,
+    remote_charges: BTreeMap<(CellKey, u64), RemoteCharge>,
     vain: BTreeMap<CellKey, Vain>,
     /// Which nodes had too little of a cell.
     tried: BTreeMap<CellKey, Tried>,
@@ -197,14 +197,14 @@ struct State {
     /// When the others were last asked for nothing: steady clock.
     nothing_ns: u64,
     out: Vec<Asking>,
-    held: VecDeque<Held>,
-    counts: DrawCounts,
+    held: VecDeque<PendingForward>,
+    counts: ForwardCounts,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct SentForward {
     key: CellKey,
-    to: Region,
+    to: MemberId,
     /// Whether it is asked for what it has itself, and not as the cell's speaker.
     is_mate: bool,
     whole: Whole,
@@ -217,9 +217,9 @@ struct Asked {
 
 /// Units that another node has charged, for a request that had waited before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Credit {
+pub(crate) struct RemoteCharge {
     key: CellKey,
-    from: Region,
+    from: MemberId,
     is_mate: bool,
     number: u64,
     whole: Whole,
@@ -241,11 +241,11 @@ struct Vain {
 /// The nodes of the region that had too little of a cell, with the fewest units that they had not.
 #[derive(Clone, Debug)]
 struct Tried {
-    nodes: SmallVec<[(Region, u64); 2]>,
+    nodes: SmallVec<[(MemberId, u64); 2]>,
     until_ns: u64,
 }
 
-impl Draws {
+impl Forwards {
     /// Begins with numbers that no earlier process of this node has used; how often it was started.
     pub(crate) fn begin(&self, boot: u32) {
         lock(&self.state).next = u64::from(boot).wrapping_mul(NUMBERS);
@@ -253,29 +253,29 @@ impl Draws {
 
     /// Which nodes of the region are heard, this one among them, and how many members the catalogue has. Those that are too far away to
     /// draw of each other have to do with other regions and the pool each for itself.
-    pub(crate) fn see(&self, own: Region, heard: &[Region], members: usize, now: Now) {
+    pub(crate) fn see(&self, own: MemberId, heard: &[MemberId], members: usize, now: Now) {
         self.ask_for_nothing(own, heard, now);
         self.mates.see(own, heard, members);
     }
 
     /// Who speaks for a cell in this region, where it is of a limit of few units that may be drawn.
-    pub(crate) fn speaker(&self, tag: CellTag, active: Option<&Active>, now: Now) -> Speaker {
-        let Some(active) = active.filter(|active| self.are_drawn(active)) else { return Speaker::Each };
-        match self.mates.speaker(tag) {
-            None if self.mates.has_far() => Speaker::Each,
-            None => Speaker::Own,
-            Some(_) if self.is_alone((active.slot, journal_tag(tag)), now) => Speaker::Each,
-            Some(speaker) => Speaker::Mate(speaker),
+    pub(crate) fn owner(&self, tag: CellTag, active: Option<&Active>, now: Now) -> Owner {
+        let Some(active) = active.filter(|active| self.are_drawn(active)) else { return Owner::Each };
+        match self.mates.owner(tag) {
+            None if self.mates.has_far() => Owner::Each,
+            None => Owner::Own,
+            Some(_) if self.is_alone((active.slot, journal_tag(tag)), now) => Owner::Each,
+            Some(speaker) => Owner::Mate(speaker),
         }
     }
 
     /// Whether this node is a cell's speaker, though others may be too far away for it to speak for all.
-    pub(crate) fn is_speaker(&self, tag: CellTag, active: Option<&Active>) -> bool {
-        active.is_some_and(|active| self.are_drawn(active)) && self.mates.speaker(tag).is_none()
+    pub(crate) fn is_owner(&self, tag: CellTag, active: Option<&Active>) -> bool {
+        active.is_some_and(|active| self.are_drawn(active)) && self.mates.owner(tag).is_none()
     }
 
     /// The node of the region to ask next for units of a cell, where this node has to do with that itself and finds none in the pool.
-    pub(crate) fn mate(&self, tag: CellTag, active: &Active, units: u64, now: Now) -> Option<Region> {
+    pub(crate) fn mate(&self, tag: CellTag, active: &Active, units: u64, now: Now) -> Option<MemberId> {
         if self.are_drawn(active) {
             self.next_mate((active.slot, journal_tag(tag)), units, now)
         } else {
@@ -284,7 +284,7 @@ impl Draws {
     }
 
     /// The same of a cell of a limit that may be drawn: not one that had too little a moment ago.
-    pub(crate) fn next_mate(&self, key: CellKey, units: u64, now: Now) -> Option<Region> {
+    pub(crate) fn next_mate(&self, key: CellKey, units: u64, now: Now) -> Option<MemberId> {
         if self.tried_marks.may_have(key) {
             return None;
         }
@@ -299,7 +299,7 @@ impl Draws {
     }
 
     /// A node has not so many units of a cell. Of one for which there is no room to remember that, no node is asked for as long.
-    fn note_tried(&self, state: &mut State, (key, units): (CellKey, u64), node: Region, now: Now) {
+    fn note_tried(&self, state: &mut State, (key, units): (CellKey, u64), node: MemberId, now: Now) {
         let is_none = match state.note_tried((key, units), node, now) {
             Some(tried) => self.mates.next(key.1, 1, &tried.nodes).is_none(),
             None => true,
@@ -371,38 +371,39 @@ impl Draws {
         (whole, units): (Whole, u64),
         since_ns: u64,
         now: Now,
-    ) -> Option<Credit> {
+    ) -> Option<RemoteCharge> {
         let mut state = lock(&self.state);
-        let fits = |credit: &Credit| {
-            credit.units == units
-                && (credit.whole == whole || broken(Broken::DrawOfOtherNumbers))
-                && (credit.asked_ns >= since_ns || broken(Broken::DrawUsedByAnybody))
-                && now.steady_ns < credit.asked_ns + DRAW_NS
+        let fits = |remote_charge: &RemoteCharge| {
+            remote_charge.units == units
+                && (remote_charge.whole == whole || mutated(Mutation::DrawOfOtherNumbers))
+                && (remote_charge.asked_ns >= since_ns || mutated(Mutation::DrawUsedByAnybody))
+                && now.steady_ns < remote_charge.asked_ns + DRAW_NS
         };
-        let of_cell = state.credits.range((key, 0)..=(key, u64::MAX));
-        let (name, credit) =
-            of_cell.map(|(name, credit)| (*name, *credit)).find(|(_, credit)| fits(credit))?;
-        if !broken(Broken::DrawUsedTwice) {
-            state.credits.remove(&name);
+        let of_cell = state.remote_charges.range((key, 0)..=(key, u64::MAX));
+        let (name, remote_charge) = of_cell
+            .map(|(name, remote_charge)| (*name, *remote_charge))
+            .find(|(_, remote_charge)| fits(remote_charge))?;
+        if !mutated(Mutation::DrawUsedTwice) {
+            state.remote_charges.remove(&name);
         }
-        Some(credit)
+        Some(remote_charge)
     }
 
     /// A request passes by what it has taken: so its cell's speaker is of use, and near enough.
-    pub(crate) fn pass(&self, credit: Credit) {
+    pub(crate) fn pass(&self, remote_charge: RemoteCharge) {
         let mut state = lock(&self.state);
         state.counts.used += 1;
-        if !credit.is_mate {
-            state.vain.remove(&credit.key);
+        if !remote_charge.is_mate {
+            state.vain.remove(&remote_charge.key);
         }
         drop(state);
-        self.mates.note_use(credit.from);
+        self.mates.note_use(remote_charge.from);
     }
 
     /// A request does not pass after all: what it has taken is there for it when it asks again.
-    pub(crate) fn put_back(&self, credit: Credit) {
+    pub(crate) fn put_back(&self, remote_charge: RemoteCharge) {
         let mut state = lock(&self.state);
-        state.credits.insert((credit.key, credit.number), credit);
+        state.remote_charges.insert((remote_charge.key, remote_charge.number), remote_charge);
     }
 
     /// What is to be sent.
@@ -427,18 +428,18 @@ impl Draws {
     }
 
     /// What waits here for units; whoever takes it gives back what goes on waiting.
-    pub(crate) fn take_held(&self) -> VecDeque<Held> {
+    pub(crate) fn take_held(&self) -> VecDeque<PendingForward> {
         std::mem::take(&mut lock(&self.state).held)
     }
 
-    pub(crate) fn put_held(&self, held: VecDeque<Held>) {
+    pub(crate) fn put_held(&self, held: VecDeque<PendingForward>) {
         let mut state = lock(&self.state);
         state.held = held;
         self.answer_ns.store(state.answer_ns(), Ordering::Release);
     }
 
     /// A mate draws. Says whether there is room for it to wait.
-    pub(crate) fn hold(&self, held: Held) -> bool {
+    pub(crate) fn hold(&self, held: PendingForward) -> bool {
         let mut state = lock(&self.state);
         let of_peer = state.held.iter().filter(|other| other.from == held.from).count();
         let of_cell = state.held.iter().filter(|other| other.key == held.key).count();
@@ -463,12 +464,12 @@ impl Draws {
 
     /// What was drawn came, or nothing did, or none ever will: of a number that `from` was asked for by this process. Says whether that
     /// was waited for.
-    pub(crate) fn came(&self, from: Region, number: u64, units: Option<u64>, now: Now) -> bool {
+    pub(crate) fn came(&self, from: MemberId, number: u64, units: Option<u64>, now: Now) -> bool {
         let mut state = lock(&self.state);
-        let answers = |asked: &&Asked| {
+        let answers = |asked: &&SentForward| {
             asked.is_sent && asked.to == from && units.is_none_or(|units| units == 0 || units == asked.units)
         };
-        let Some(Asked { key, is_mate, whole, units: wanted, at_ns, until_ns, .. }) =
+        let Some(SentForward { key, is_mate, whole, units: wanted, at_ns, until_ns, .. }) =
             state.asked.get(&number).filter(answers).copied()
         else {
             state.counts.wasted += u64::from(units.is_some_and(|units| units > 0));
@@ -491,8 +492,9 @@ impl Draws {
             }
             Some(0) => state.miss(key, now, &self.alone_marks),
             Some(units) => {
-                let credit = Credit { key, from, is_mate, number, whole, units, asked_ns: at_ns, is_late };
-                state.credits.insert((key, number), credit);
+                let remote_charge =
+                    RemoteCharge { key, from, is_mate, number, whole, units, asked_ns: at_ns, is_late };
+                state.remote_charges.insert((key, number), remote_charge);
             }
         }
         true
@@ -509,7 +511,8 @@ impl Draws {
         let late: SmallVec<[u64; 4]> =
             state.asked.iter().filter(|(_, asked)| is_over(asked.at_ns)).map(|(number, _)| *number).collect();
         for number in &late {
-            let Some(Asked { key, to, is_mate, units, is_sent, .. }) = state.forget_asked(*number) else {
+            let Some(SentForward { key, to, is_mate, units, is_sent, .. }) = state.forget_asked(*number)
+            else {
                 continue;
             };
             if is_mate {
@@ -523,13 +526,15 @@ impl Draws {
                 self.mates.note_silent(to, now);
             }
         }
-        let unused: SmallVec<[Credit; 4]> = state
-            .credits
-            .extract_if(.., |_, credit| is_over(credit.asked_ns))
-            .map(|(_, credit)| credit)
+        let unused: SmallVec<[RemoteCharge; 4]> = state
+            .remote_charges
+            .extract_if(.., |_, remote_charge| is_over(remote_charge.asked_ns))
+            .map(|(_, remote_charge)| remote_charge)
             .collect();
         state.counts.wasted += unused.len() as u64;
-        for Credit { key, from, is_mate, units, .. } in unused.iter().filter(|credit| credit.is_late) {
+        for RemoteCharge { key, from, is_mate, units, .. } in
+            unused.iter().filter(|remote_charge| remote_charge.is_late)
+        {
             if *is_mate {
                 self.note_tried(&mut state, (*key, *units), *from, now);
             } else {
@@ -555,7 +560,7 @@ impl Draws {
     }
 
     /// Asks the other nodes of the region for nothing, from time to time.
-    fn ask_for_nothing(&self, own: Region, heard: &[Region], now: Now) {
+    fn ask_for_nothing(&self, own: MemberId, heard: &[MemberId], now: Now) {
         let mut state = lock(&self.state);
         if now.steady_ns < state.nothing_ns + NOTHING_NS {
             return;
@@ -568,7 +573,16 @@ impl Draws {
             let number = state.next;
             state.note_asked(
                 number,
-                Asked { key: NO_CELL, to, is_mate: false, whole, units, at_ns, until_ns, is_sent: false },
+                SentForward {
+                    key: NO_CELL,
+                    to,
+                    is_mate: false,
+                    whole,
+                    units,
+                    at_ns,
+                    until_ns,
+                    is_sent: false,
+                },
             );
             let (limit, tag) = (LimitId(0), NO_CELL.1);
             state.out.push(Asking { number, to, limit, tag, whole, units, is_again: false });
@@ -577,7 +591,7 @@ impl Draws {
         self.is_due.store(true, Ordering::Release);
     }
 
-    pub(crate) fn counts(&self) -> DrawCounts {
+    pub(crate) fn counts(&self) -> ForwardCounts {
         lock(&self.state).counts
     }
 }
@@ -589,16 +603,16 @@ impl State {
 
     fn has_room(&self, key: CellKey) -> bool {
         let of_cell = self.asked_of.get(&key).copied().unwrap_or(0);
-        self.asked.len() + self.credits.len() < ASKED_MAX && of_cell < ASKED_OF_CELL_MAX
+        self.asked.len() + self.remote_charges.len() < ASKED_MAX && of_cell < ASKED_OF_CELL_MAX
     }
 
-    fn note_asked(&mut self, number: u64, asked: Asked) {
+    fn note_asked(&mut self, number: u64, asked: SentForward) {
         *self.asked_of.entry(asked.key).or_default() += 1;
         self.asked.insert(number, asked);
     }
 
     /// It is waited for no more.
-    fn forget_asked(&mut self, number: u64) -> Option<Asked> {
+    fn forget_asked(&mut self, number: u64) -> Option<SentForward> {
         let asked = self.asked.remove(&number)?;
         if let Entry::Occupied(mut of_cell) = self.asked_of.entry(asked.key) {
             *of_cell.get_mut() -= 1;
@@ -635,7 +649,7 @@ impl State {
     }
 
     /// A node has not so many units of a cell. Nothing where there is no room to remember that.
-    fn note_tried(&mut self, (key, units): (CellKey, u64), node: Region, now: Now) -> Option<&Tried> {
+    fn note_tried(&mut self, (key, units): (CellKey, u64), node: MemberId, now: Now) -> Option<&Tried> {
         let has_room = self.tried.len() < VAIN_MAX;
         let tried = match self.tried.entry(key) {
             Entry::Occupied(tried) => tried.into_mut(),
@@ -671,22 +685,22 @@ impl Vain {
 
 /// Who speaks for a cell among the nodes of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Speaker {
+pub(crate) enum Owner {
     /// Each for itself.
     Each,
     /// This node for all.
     Own,
     /// That one for all.
-    Mate(Region),
+    Mate(MemberId),
 }
 
 /// Of whom a request may draw what it lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// Of the cell's speaker, who says so to others.
-    Speaker(Region),
+    Owner(MemberId),
     /// Of another node of the region, who has what it keeps: this node has to do with the cell itself, and finds nothing in its pool, or none.
-    Mate(Region),
+    Mate(MemberId),
 }
 
 /// Whether units of a limit may be drawn: what it says of a request must not need more than its numbers, and what is charged must not wait
@@ -721,7 +735,7 @@ impl Node {
         patience_ns: u64,
         (since_ns, is_again): (u64, bool),
         now: Now,
-    ) -> Option<Draw> {
+    ) -> Option<Forward> {
         if patience_ns <= BACK_NS || !self.may_draw(answer) {
             return None;
         }
@@ -729,10 +743,10 @@ impl Node {
         let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + patience_ns.min(ASK_NS) - BACK_NS);
         let key_of =
             |limit: &LimitAnswer| (catalogue.limits[limit.limit as usize].slot, journal_tag(limit.tag));
-        let mut state = lock(&self.draws.state);
+        let mut state = lock(&self.forwards.state);
         let may_ask = |limit: &LimitAnswer| match limit.drawn_of {
             None => false,
-            Some(Source::Speaker(_)) => state.may_ask(key_of(limit), now),
+            Some(Source::Owner(_)) => state.may_ask(key_of(limit), now),
             Some(Source::Mate(_)) => state.has_room(key_of(limit)),
         };
         if !answer.limits.iter().filter(is_lacked).all(may_ask) {
@@ -747,14 +761,14 @@ impl Node {
         for limit in drawn {
             let (to, is_mate) = match limit.drawn_of {
                 None => continue,
-                Some(Source::Speaker(to)) => (to, false),
+                Some(Source::Owner(to)) => (to, false),
                 Some(Source::Mate(to)) => (to, true),
             };
             state.next += 1;
             let (number, units, key) = (state.next, limit.units, key_of(limit));
             let active = &catalogue.limits[limit.limit as usize].limit;
             let whole = Whole::of(&active.algorithm);
-            let asked = Asked { key, to, is_mate, whole, units, at_ns, until_ns, is_sent: false };
+            let asked = SentForward { key, to, is_mate, whole, units, at_ns, until_ns, is_sent: false };
             state.note_asked(number, asked);
             let (limit, tag) = (active.id, key.1);
             // Whoever asks a mate has told its need itself.
@@ -763,25 +777,25 @@ impl Node {
             numbers.push(number);
         }
         drop(state);
-        self.draws.is_due.store(true, Ordering::Release);
-        Some(Draw { numbers, since_ns })
+        self.forwards.is_due.store(true, Ordering::Release);
+        Some(Forward { numbers, since_ns })
     }
 
     /// Whether nothing has come yet of what was drawn for a request.
-    pub fn is_drawing(&self, draw: &Draw) -> bool {
-        let state = lock(&self.draws.state);
+    pub fn is_drawing(&self, draw: &Forward) -> bool {
+        let state = lock(&self.forwards.state);
         draw.numbers.iter().all(|number| state.asked.contains_key(number))
     }
 
     /// Whether none of what was drawn is under way any more: a request that goes on waiting may draw again.
-    pub fn is_drawn_out(&self, draw: &Draw) -> bool {
-        let state = lock(&self.draws.state);
+    pub fn is_drawn_out(&self, draw: &Forward) -> bool {
+        let state = lock(&self.forwards.state);
         !draw.numbers.iter().any(|number| state.asked.contains_key(number))
     }
 
     /// The request waits no more. What is not sent yet is not drawn; what is may be for another one that waits.
-    pub fn undraw(&self, draw: &Draw) {
-        let mut state = lock(&self.draws.state);
+    pub fn undraw(&self, draw: &Forward) {
+        let mut state = lock(&self.forwards.state);
         for number in &draw.numbers {
             if state.asked.get(number).is_some_and(|asked| !asked.is_sent) {
                 state.forget_asked(*number);
@@ -792,17 +806,17 @@ impl Node {
 
     /// When a mate is to be answered that nothing has come for: steady clock.
     pub fn draws_due_ns(&self) -> Option<u64> {
-        self.draws.answer_ns()
+        self.forwards.answer_ns()
     }
 
     /// Whether there are frames to be sent at once, and not when time has passed.
     pub fn has_draws(&self) -> bool {
-        self.draws.is_due()
+        self.forwards.is_due()
     }
 
     /// What became of draws.
-    pub fn draw_counts(&self) -> DrawCounts {
-        self.draws.counts()
+    pub fn draw_counts(&self) -> ForwardCounts {
+        self.forwards.counts()
     }
 }
 

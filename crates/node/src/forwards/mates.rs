@@ -9,7 +9,7 @@ use std::{
 };
 
 use acequia_limits::{Algorithm, CellTag, Now};
-use acequia_rights::{Region, pool::NODES_MAX};
+use acequia_rights::{MemberId, pool::NODES_MAX};
 use smallvec::SmallVec;
 
 use super::{FAR_NS, FAR_NS_MAX, FEW, SILENT_MAX, marks::mixed};
@@ -18,7 +18,7 @@ use crate::{journal_tag, lock};
 /// The nodes of a region. What a decision asks is asked without a lock: who speaks for a cell is no matter of safety, so it does not matter
 /// either if it is asked while that changes.
 #[derive(Debug)]
-pub(super) struct Mates {
+pub(super) struct LiveMates {
     own: AtomicU16,
     /// Those that are heard and near enough, this one too.
     live: Box<[AtomicU16]>,
@@ -28,7 +28,7 @@ pub(super) struct Mates {
     /// One speaks for the cells of limits that give fewer units than so many; 0 where there are no mates.
     few: AtomicU64,
     /// Of whom an answer has come in time since the start.
-    near: Mutex<BTreeMap<Region, Silent>>,
+    near: Mutex<BTreeMap<MemberId, Silent>>,
 }
 
 /// Whether a node's answers come too late, or not at all.
@@ -44,7 +44,7 @@ struct Silent {
     noted_ns: u64,
 }
 
-impl Default for Mates {
+impl Default for LiveMates {
     fn default() -> Self {
         Self {
             own: AtomicU16::new(0),
@@ -58,16 +58,16 @@ impl Default for Mates {
 }
 
 /// The place of a node in a cell's rendezvous: the highest speaks for it.
-fn rank(tag: CellTag, region: Region) -> (u64, Region) {
+fn rank(tag: CellTag, region: MemberId) -> (u64, MemberId) {
     let tag = journal_tag(tag).0;
     (mixed(tag as u64 ^ mixed((tag >> 64) as u64 ^ u64::from(region.0))), region)
 }
 
-impl Mates {
+impl LiveMates {
     /// Which nodes of the region are heard, this one among them, and how many members the catalogue has.
-    pub(super) fn see(&self, own: Region, heard: &[Region], members: usize) {
-        let is_near = |region: &&Region| **region == own || !self.is_far(**region);
-        let live: SmallVec<[Region; 8]> = heard.iter().filter(is_near).take(NODES_MAX).copied().collect();
+    pub(super) fn see(&self, own: MemberId, heard: &[MemberId], members: usize) {
+        let is_near = |region: &&MemberId| **region == own || !self.is_far(**region);
+        let live: SmallVec<[MemberId; 8]> = heard.iter().filter(is_near).take(NODES_MAX).copied().collect();
         for (place, region) in self.live.iter().zip(&live) {
             place.store(region.0, Ordering::Relaxed);
         }
@@ -107,37 +107,38 @@ impl Mates {
 
     /// Who speaks for a cell: by rendezvous hash, so that of cells of one that is heard no more each of the others has its part. Nothing
     /// where that is this node.
-    pub(super) fn speaker(&self, tag: CellTag) -> Option<Region> {
+    pub(super) fn owner(&self, tag: CellTag) -> Option<MemberId> {
         let own = self.own.load(Ordering::Relaxed);
         self.live().max_by_key(|region| rank(tag, *region)).filter(|region| region.0 != own)
     }
 
     /// Whom to ask for so many units of a cell next: of those that are neither this node nor among `tried` for as many, the first in the order
     /// by which the next would speak for it; the speaker first.
-    pub(super) fn next(&self, tag: CellTag, units: u64, tried: &[(Region, u64)]) -> Option<Region> {
+    pub(super) fn next(&self, tag: CellTag, units: u64, tried: &[(MemberId, u64)]) -> Option<MemberId> {
         let own = self.own.load(Ordering::Relaxed);
-        let is_tried = |region: Region| tried.iter().any(|(node, least)| *node == region && units >= *least);
+        let is_tried =
+            |region: MemberId| tried.iter().any(|(node, least)| *node == region && units >= *least);
         let others = self.live().filter(|region| region.0 != own && !is_tried(*region));
         others.max_by_key(|region| rank(tag, *region))
     }
 
-    fn live(&self) -> impl Iterator<Item = Region> {
+    fn live(&self) -> impl Iterator<Item = MemberId> {
         let places = self.live.iter().take(self.count.load(Ordering::Relaxed));
-        places.map(|place| Region(place.load(Ordering::Relaxed)))
+        places.map(|place| MemberId(place.load(Ordering::Relaxed)))
     }
 
     /// Whether a node has answered no draws lately, or too late, or none yet.
-    pub(super) fn is_far(&self, region: Region) -> bool {
+    pub(super) fn is_far(&self, region: MemberId) -> bool {
         lock(&self.near).get(&region).is_none_or(|silent| silent.is_left)
     }
 
     /// What was drawn of a node passed a request: it is near enough.
-    pub(super) fn note_use(&self, of: Region) {
+    pub(super) fn note_use(&self, of: MemberId) {
         lock(&self.near).insert(of, Silent::default());
     }
 
     /// A node answered in time.
-    pub(super) fn note_near(&self, from: Region, now: Now) {
+    pub(super) fn note_near(&self, from: MemberId, now: Now) {
         let mut near = lock(&self.near);
         let silent = near.entry(from).or_default();
         silent.is_left &= now.steady_ns < silent.until_ns;
@@ -148,7 +149,7 @@ impl Mates {
     }
 
     /// A node did not answer a draw in time.
-    pub(super) fn note_silent(&self, to: Region, now: Now) {
+    pub(super) fn note_silent(&self, to: MemberId, now: Now) {
         let mut near = lock(&self.near);
         let Some(silent) = near.get_mut(&to) else { return };
         silent.noted_ns = now.steady_ns;

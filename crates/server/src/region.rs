@@ -23,12 +23,12 @@ use acequia_node::{
     leases::{GROUPS, Heard, NotLeftOut, Siblings as Place},
 };
 use acequia_rights::{
-    Region, node_named,
+    MemberId, node_named,
     pool::{AGREEMENT, Generation, Taker},
 };
 use acequia_store::{
     Store, StoreError,
-    pools::{Carrier, Pools, Process, RedisPools},
+    pools::{PoolClient, Pools, Process, RedisPools},
     redis::{BreakerState, Group, Redis, Settings, SettingsError, ShardState, ShardView, WallRead},
 };
 use ring::digest;
@@ -40,12 +40,12 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    boots::Boot,
     chance::Chance,
     clock::Clock,
     config::{Config, StoreConfig},
-    names::SharedNames,
+    idempotency::SharedNames,
     patience::Waiting,
+    process_number::Boot,
     regions::{holding, rate_milli},
     writer::Writer,
 };
@@ -134,18 +134,18 @@ pub(crate) struct Home {
 
 /// The way to the pools of a region.
 #[derive(Clone, Debug)]
-pub struct Way {
-    carrier: Carrier,
+pub struct PoolEndpoint {
+    carrier: PoolClient,
     /// To where nodes among regions say what they go by.
-    agreement: Carrier,
+    agreement: PoolClient,
     /// Where they are; nowhere that can be looked at where they are no Redis's.
     redis: Option<Redis>,
 }
 
-impl Way {
+impl PoolEndpoint {
     /// To pools that the caller brought.
     pub fn to<P: Pools + Clone + 'static>(pools: P) -> Self {
-        let carrier = Carrier::to(pools);
+        let carrier = PoolClient::to(pools);
         Self { agreement: carrier.clone(), carrier, redis: None }
     }
 
@@ -158,7 +158,7 @@ impl Way {
 /// A node's place among the nodes of its region.
 #[derive(Debug)]
 pub struct Siblings {
-    way: Way,
+    way: PoolEndpoint,
     /// Who they are.
     pub(crate) nodes: BTreeSet<String>,
     /// What they charged under names.
@@ -363,11 +363,11 @@ impl Home {
     ///
     /// # Errors
     /// The settings are out of their ranges.
-    pub(crate) fn way(&self) -> Result<Way, SiblingsError> {
+    pub(crate) fn way(&self) -> Result<PoolEndpoint, SiblingsError> {
         let redis = Redis::open(self.redis.clone())?;
-        let carrier = Carrier::to(RedisPools::new(redis.clone(), self.terms));
-        let agreement = Carrier::to(RedisPools::new(redis.clone(), self.all_terms));
-        Ok(Way { carrier, agreement, redis: Some(redis) })
+        let carrier = PoolClient::to(RedisPools::new(redis.clone(), self.terms));
+        let agreement = PoolClient::to(RedisPools::new(redis.clone(), self.all_terms));
+        Ok(PoolEndpoint { carrier, agreement, redis: Some(redis) })
     }
 
     /// The nodes of the region, by number.
@@ -389,7 +389,7 @@ impl Home {
         self,
         store: &Arc<dyn Store>,
         clock: &Arc<dyn Clock>,
-        way: &Way,
+        way: &PoolEndpoint,
     ) -> Result<Self, SiblingsError> {
         if self.was_other {
             // What it went by before does not hold any more, whatever becomes of this.
@@ -470,7 +470,7 @@ impl Home {
     /// Takes the way to the pools. What this gives carries the node's calls until `stopping`.
     pub(crate) fn take(
         self,
-        way: Way,
+        way: PoolEndpoint,
         (node, writer): (Arc<Node>, Arc<Writer>),
         clock: Arc<dyn Clock>,
         waiting: Arc<Waiting>,
@@ -666,7 +666,7 @@ fn cells_key(region: &str, file: Option<&Path>) -> Result<HashKey, SiblingsError
 }
 
 /// A number for all that must be alike on every node, and for who they are where that must be.
-fn terms_of(config: &StoreConfig, members: Option<&BTreeMap<u16, Region>>, key: &HashKey) -> u64 {
+fn terms_of(config: &StoreConfig, members: Option<&BTreeMap<u16, MemberId>>, key: &HashKey) -> u64 {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(b"acequia siblings 5");
     context.update(&key.0);

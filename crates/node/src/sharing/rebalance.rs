@@ -2,32 +2,32 @@
 
 use acequia_limits::{CellTag, Now, Part};
 use acequia_rights::{
-    Offer, Region, Writer,
-    broken::{Broken, broken},
+    Incarnation, MemberId, Offer,
     loan::LOANS_PER_PEER_MAX,
+    mutation::{Mutation, mutated},
     session::stretch,
 };
 use smallvec::SmallVec;
 
 use super::{
     CellKey, REACH_NS, Sharing,
-    cell::{Asked, Piece, Resource, Told, Warm, look_after, time_left_ns},
+    cell::{ActiveCell, Advertised, AskedRights, Piece, Resource, look_after, time_left_ns},
     demand::Demand,
     membership,
     outbox::Topic,
     peer::Peer,
-    policy::{Borrowed, Flow, Plan, Seat, Stake, Stock, plan, units_in},
+    policy::{Borrowed, Plan, RateView, Seat, Stake, WindowView, plan, units_in},
     wire::{Entry, Rough, ShortId},
 };
 use crate::{
     Catalogue, Node,
-    account::{Account, Ground, Looker, Offered},
-    draws::Speaker,
+    account::{Account, CellContext, Offered, Rebalancer},
+    forwards::Owner,
     journal::HeapCell,
     local::Guard,
     lock,
+    locked_cell::LockedCell,
     preference::Preference,
-    visit::Visit,
 };
 
 /// Whoever does not ask again for more than a region can hold wants it no more.
@@ -58,32 +58,33 @@ const ASKED_MAX: usize = 3;
 
 impl Sharing {
     /// One look at a cell: what was asked of it, what the others said, and what to do about it.
-    pub(super) fn look(&mut self, node: &Node, catalogue: &Catalogue, slot: u32, now: Now) {
+    pub(super) fn rebalance(&mut self, node: &Node, catalogue: &Catalogue, slot: u32, now: Now) {
         let Some(key) = self.cells.key(slot) else { return };
-        let Some(mut warm) = self.cells.at_mut(slot).and_then(Option::take) else { return };
-        self.looks.remove(&(warm.due_ns, slot));
-        warm.is_called = false;
+        let Some(mut active_cell) = self.cells.at_mut(slot).and_then(Option::take) else { return };
+        self.looks.remove(&(active_cell.due_ns, slot));
+        active_cell.is_called = false;
         let owned = self.owns_nothing().is_none();
-        let which = self.told_of(key, Some(&warm));
-        let visit = Visit { node, catalogue, key, now, which };
+        let which = self.told_of(key, Some(&active_cell));
+        let locked_cell = LockedCell { node, catalogue, key, now, which };
         let none = Preference::default();
         let preference = catalogue.preference(key.0).unwrap_or(&none);
-        let speaker = node.draws.speaker(key.1, catalogue.active_of(key.0), now);
-        let of = (node, preference, speaker);
-        let again = visit.at(owned, |ground, cell| self.look_at(&mut warm, of, key, ground, cell, now));
+        let owner = node.forwards.owner(key.1, catalogue.active_of(key.0), now);
+        let of = (node, preference, owner);
+        let again = locked_cell
+            .at(owned, |context, cell| self.look_at(&mut active_cell, of, key, context, cell, now));
         self.tells.clear();
         if (std::mem::take(&mut self.wants_pool) | std::mem::take(&mut self.says))
             && let Some(leases) = &node.leases
         {
             lock(leases).wake(key, now.steady_ns);
         }
-        warm.looked_ns = now.steady_ns;
+        active_cell.looked_ns = now.steady_ns;
         if let Some((true, after_ns)) = again.flatten()
             && let Some(place) = self.cells.at_mut(slot)
         {
-            warm.due_ns = now.steady_ns + after_ns;
-            self.looks.insert((warm.due_ns, slot));
-            *place = Some(warm);
+            active_cell.due_ns = now.steady_ns + after_ns;
+            self.looks.insert((active_cell.due_ns, slot));
+            *place = Some(active_cell);
         } else {
             self.cells.remove(key);
             for peer in self.peers.values_mut() {
@@ -94,20 +95,20 @@ impl Sharing {
 
     /// Which of its limit's numbers a cell has, as a peer said that is asked for it: unless this region is asked itself, and
     /// knows.
-    pub(super) fn told_of(&self, key: CellKey, warm: Option<&Warm>) -> Option<u16> {
-        let is_asked = warm.is_some_and(|warm| warm.asked_of == Some(self.mark()));
+    pub(super) fn told_of(&self, key: CellKey, active_cell: Option<&ActiveCell>) -> Option<u16> {
+        let is_asked = active_cell.is_some_and(|active_cell| active_cell.asked_of == Some(self.version_id()));
         self.told.get(&key).copied().filter(|_| !is_asked)
     }
 
     /// Where a limit has several sets of numbers, the others are to hear which a cell has, and again when that changes: unless they
     /// are asked themselves, they cannot know, and give it no more than the least.
-    fn name_again(&mut self, warm: &mut Warm, key: CellKey, which: Option<u16>) {
-        let mark = self.mark();
-        if (warm.which(), warm.which_of) == (which, mark) {
+    fn name_again(&mut self, active_cell: &mut ActiveCell, key: CellKey, which: Option<u16>) {
+        let version_id = self.version_id();
+        if (active_cell.which(), active_cell.which_of) == (which, version_id) {
             return;
         }
-        let is_news = which.is_some() || warm.which() != which;
-        warm.set_which(which, mark);
+        let is_news = which.is_some() || active_cell.which() != which;
+        active_cell.set_which(which, version_id);
         if is_news {
             self.peers.values_mut().for_each(|peer| peer.outbox.names.forget(key));
         }
@@ -116,55 +117,61 @@ impl Sharing {
     /// Gives whether the cell stays warm, and when to look again.
     fn look_at(
         &mut self,
-        warm: &mut Warm,
-        (node, preference, speaker): (&Node, &Preference, Speaker),
+        active_cell: &mut ActiveCell,
+        (node, preference, owner): (&Node, &Preference, Owner),
         key: CellKey,
-        ground: &Ground<'_>,
+        context: &CellContext<'_>,
         cell: &mut HeapCell,
         now: Now,
     ) -> Option<(bool, u64)> {
         let offered = {
             let HeapCell { account, words, .. } = cell;
             let account = account.as_deref_mut()?;
-            account.settle(words, ground, now, &*node.sessions());
+            account.settle(words, context, now, &*node.sessions());
             let mut sessions = node.sessions_mut();
             for (from, number) in account.tell_ended(&mut sessions) {
                 let entry = Entry::Refused { id: ShortId::default(), number };
-                self.tells.push((from.region, Topic::Refused(key, number), entry));
+                self.tells.push((from.member, Topic::Refused(key, number), entry));
             }
             account.freeze_refused(&mut sessions);
-            account.look(Looker::Regions)
+            account.take_offered(Rebalancer::Regions)
         };
         if offered.events > 0 {
-            warm.asked_of = Some(self.mark());
+            active_cell.asked_of = Some(self.version_id());
         }
         // What is guessed is not told: others would take it for known.
-        let which = ground.which.filter(|_| node.catalogue().has_several_numbers(key.0));
-        self.name_again(warm, key, which);
+        let which = context.which.filter(|_| node.catalogue().has_several_numbers(key.0));
+        self.name_again(active_cell, key, which);
         if let Some(account) = cell.account.as_deref_mut() {
-            account.hear_used(warm.used_elsewhere(ground.global));
+            account.hear_used(active_cell.used_elsewhere(context.global));
         }
         // An override that ended leaves less without a new version.
         if cell.account.as_deref().is_some_and(Account::is_over_lent) {
             self.over_lent.insert(key);
         }
         // What no cell could ever give is not asked for.
-        let most = u64::from(offered.events).saturating_mul(ground.global.budget());
-        warm.demand.observe(offered.units.min(most), offered.events.into(), now.steady_ns);
+        let most = u64::from(offered.events).saturating_mul(context.global.budget());
+        active_cell.demand.observe(offered.units.min(most), offered.events.into(), now.steady_ns);
         if offered.events > 0 {
-            warm.note_asked(now.steady_ns);
-        } else if warm.is_idle(now.steady_ns) && warm.demand.units_milli() > 0 {
+            active_cell.note_asked(now.steady_ns);
+        } else if active_cell.is_idle(now.steady_ns) && active_cell.demand.units_milli() > 0 {
             // A mean that falls slowly would have the others lend what goes back at once.
-            warm.demand = Demand::since(now.steady_ns);
+            active_cell.demand = Demand::since(now.steady_ns);
         }
-        let resource = Resource::of(ground.global);
+        let resource = Resource::of(context.global);
         let scarce = match resource {
-            Resource::Rights => {
-                self.look_at_stock(warm, (node, preference, speaker), key, ground, cell, offered.denied, now)
-            }
+            Resource::Rights => self.look_at_stock(
+                active_cell,
+                (node, preference, owner),
+                key,
+                context,
+                cell,
+                offered.denied,
+                now,
+            ),
             _ => {
-                let of = (node, preference, speaker);
-                self.look_at_flow(warm, of, key, ground, cell, &resource, &offered, now)
+                let of = (node, preference, owner);
+                self.look_at_flow(active_cell, of, key, context, cell, &resource, &offered, now)
             }
         };
         let unwritten = cell.account.as_deref_mut()?.take_unwritten();
@@ -172,25 +179,25 @@ impl Sharing {
         for (region, topic, entry) in self.tells.drain(..) {
             if let Some(peer) = self.peers.get_mut(&region) {
                 let early = match topic {
-                    Topic::Grant(..) => broken(Broken::GrantBeforeDurable),
-                    Topic::Give(..) => broken(Broken::GiveBeforeDurable),
+                    Topic::Grant(..) => mutated(Mutation::GrantBeforeDurable),
+                    Topic::Give(..) => mutated(Mutation::GiveBeforeDurable),
                     _ => false,
                 };
                 peer.outbox.tell(topic, entry, if early { 0 } else { batch });
             }
         }
-        self.tell_news(warm, (node, key, speaker), ground, cell, &resource, scarce, now);
+        self.tell_news(active_cell, (node, key, owner), context, cell, &resource, scarce, now);
         let account = cell.account.as_deref_mut()?;
-        if warm.is_idle(now.steady_ns) && account.is_at_home(now) {
-            if account.leave_alone(Looker::Regions) && account.is_empty(now) {
+        if active_cell.is_idle(now.steady_ns) && account.is_at_home(now) {
+            if account.leave_alone(Rebalancer::Regions) && account.is_empty(now) {
                 cell.forget_held_if_renumbered();
                 cell.account = None;
             }
             return Some((false, 0));
         }
-        let mut after_ns = look_after(warm.demand.events_milli(), scarce);
+        let mut after_ns = look_after(active_cell.demand.events_milli(), scarce);
         let is_rate = matches!(resource, Resource::Rate { .. });
-        if is_rate && warm.is_new(now.steady_ns, NEW_LOOKS_NS) && offered.events > 0 {
+        if is_rate && active_cell.is_new(now.steady_ns, NEW_LOOKS_NS) && offered.events > 0 {
             after_ns = after_ns.min(NEW_LOOK_NS);
         }
         Some((true, if self.wants_pool { after_ns.min(POOL_NS) } else { after_ns }))
@@ -200,55 +207,56 @@ impl Sharing {
     #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
     fn look_at_flow(
         &mut self,
-        warm: &mut Warm,
-        (node, preference, speaker): (&Node, &Preference, Speaker),
+        active_cell: &mut ActiveCell,
+        (node, preference, owner): (&Node, &Preference, Owner),
         key: CellKey,
-        ground: &Ground<'_>,
+        context: &CellContext<'_>,
         cell: &mut HeapCell,
         resource: &Resource,
         offered: &Offered,
         now: Now,
     ) -> bool {
         let HeapCell { account: Some(account), words, .. } = cell else { return false };
-        let left = account.unleased(words, now, ground.salt);
+        let left = account.unleased(words, now, context.salt);
         let effective = account.effective();
-        let budget = ground.global.budget();
-        if warm.told.is_none() && (left < effective.units || self.beats.boot() > 1) {
+        let budget = context.global.budget();
+        if active_cell.advertised.is_none() && (left < effective.units || self.beats.boot() > 1) {
             // Units are gone, so this region was asked. After a restart it is not known, and counts as asked.
-            warm.note_asked(now.steady_ns);
+            active_cell.note_asked(now.steady_ns);
         }
-        note_short(warm, account, offered, budget, now);
+        note_short(active_cell, account, offered, budget, now);
         let (reach, standing) = match node.leases {
             None => (Part::default(), account.standing()),
             // As the others know it: what is in the pool is a part of it.
             Some(_) => (
-                within_reach(node, key.1, account, ground, speaker),
-                self.standing_for(node, account, speaker, ground, now),
+                within_reach(node, key.1, account, context, owner),
+                self.standing_for(node, account, owner, context, now),
             ),
         };
-        let beside = self.kept_by_mates(node, account, speaker, ground, resource, now);
+        let beside = self.kept_by_mates(node, account, owner, context, resource, now);
         if let Resource::Units { window_ns, .. } = resource {
             let missed = if offered.denied <= budget { u64::from(offered.missed).min(budget) } else { 0 };
             let used = effective.units.saturating_sub(left).saturating_add(beside);
-            warm.note_used((used, missed), *window_ns);
+            active_cell.note_used((used, missed), *window_ns);
         }
         let own = Seat {
-            region: self.me().region,
-            want: resource.want_here(warm, standing, budget, now.steady_ns),
+            region: self.me().member,
+            want: resource.want_here(active_cell, standing, budget, now.steady_ns),
             holds: resource.weigh(effective).saturating_add(resource.weigh(reach)).saturating_add(beside),
             standing: resource.weigh(standing),
-            short: if warm.short > effective.units { warm.short } else { 0 },
+            short: if active_cell.short > effective.units { active_cell.short } else { 0 },
             weight: u32::try_from(resource.weigh(standing)).unwrap_or(1),
-            class: preference.class(self.me().region),
+            class: preference.class(self.me().member),
             floor: preference.floor(resource.weigh(standing)),
         };
         let mut others: SmallVec<[Seat; 8]> = SmallVec::new();
         for peer in self.peers.values().filter(|peer| self.is_partner(peer, now)) {
-            if self.is_spoken_for(node, speaker, peer) {
+            if self.is_spoken_for(node, owner, peer) {
                 continue;
             }
-            let standing = self.standing_of(peer.writer, ground, now);
-            let mut seat = warm.seat(peer.writer.region, standing, resource, now.steady_ns, peer.round_ns());
+            let standing = self.standing_of(peer.incarnation, context, now);
+            let mut seat =
+                active_cell.seat(peer.incarnation.member, standing, resource, now.steady_ns, peer.round_ns());
             let is_less = Rough::new(resource.weigh(standing)) > Rough::new(seat.standing);
             if is_less && seat.want == 0 && seat.short == 0 {
                 // Another node of its region speaks for it.
@@ -262,17 +270,17 @@ impl Sharing {
             .book()
             .held()
             .iter()
-            .map(|held| Borrowed { from: held.from.region, number: held.number, part: held.part })
+            .map(|held| Borrowed { from: held.from.member, number: held.number, part: held.part })
             .collect();
-        let lent: SmallVec<[(Region, Part); 8]> =
-            account.book().lent().iter().map(|lent| (lent.to.region, lent.part)).collect();
-        let nets = warm.looked_ns / NET_NS != now.steady_ns / NET_NS;
+        let lent: SmallVec<[(MemberId, Part); 8]> =
+            account.book().lent().iter().map(|lent| (lent.to.member, lent.part)).collect();
+        let nets = active_cell.looked_ns / NET_NS != now.steady_ns / NET_NS;
         let spare = account.spare(self.lent_for_ns(), now);
         let spare = Part {
             rate: spare.rate.saturating_add(reach.rate),
             units: spare.units.saturating_add(reach.units),
         };
-        let flow = Flow {
+        let flow = RateView {
             own,
             others: &others,
             spare,
@@ -282,27 +290,27 @@ impl Sharing {
             nets,
             units_total: budget,
             units: effective.units,
-            asked: warm.demand.units_milli().div_ceil(1_000),
-            cost_milli: warm.demand.cost_milli(),
-            needs_units: warm.short > 0,
-            least: warm.least,
+            asked: active_cell.demand.units_milli().div_ceil(1_000),
+            cost_milli: active_cell.demand.cost_milli(),
+            needs_units: active_cell.short > 0,
+            least: active_cell.least,
             is_rate: matches!(resource, Resource::Rate { .. }),
             left: left.saturating_add(reach.units),
-            is_mate: matches!(speaker, Speaker::Mate(_)),
-            is_new: warm.is_new(now.steady_ns, NEW_NS),
+            is_mate: matches!(owner, Owner::Mate(_)),
+            is_new: active_cell.is_new(now.steady_ns, NEW_NS),
         };
         let mut plan = plan(&flow);
-        if !ground.in_force {
+        if !context.in_force {
             plan.lend.clear();
             plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
         }
-        if warm.is_idle(now.steady_ns) {
+        if active_cell.is_idle(now.steady_ns) {
             // Whoever was last heard to want some has not been asked either, and would give it back.
             plan.lend.clear();
             plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
         }
         let scarce = plan.is_scarce;
-        let missing = self.carry_out(plan, warm, node, key, ground, cell, resource, now);
+        let missing = self.carry_out(plan, active_cell, node, key, context, cell, resource, now);
         if let HeapCell { account: Some(account), .. } = cell
             && node.leases.is_some()
         {
@@ -321,10 +329,10 @@ impl Sharing {
     fn carry_out(
         &mut self,
         plan: Plan,
-        warm: &mut Warm,
+        active_cell: &mut ActiveCell,
         node: &Node,
         key: CellKey,
-        ground: &Ground<'_>,
+        context: &CellContext<'_>,
         cell: &mut HeapCell,
         resource: &Resource,
         now: Now,
@@ -335,13 +343,13 @@ impl Sharing {
         let mut sessions = node.sessions_mut();
         for (region, number) in plan.give_back {
             let Some(from) =
-                account.book().held().iter().find(|held| held.number == number && held.from.region == region)
+                account.book().held().iter().find(|held| held.number == number && held.from.member == region)
             else {
                 continue;
             };
             let from = from.from;
             let Some(session) = sessions.get_mut(&from) else { continue };
-            if let Ok(back) = account.give_back(words, ground, (from, number), session, (durable, now)) {
+            if let Ok(back) = account.give_back(words, context, (from, number), session, (durable, now)) {
                 let entry = Entry::Return { id: ShortId::default(), back };
                 self.tells.push((region, Topic::Return(key, number), entry));
             }
@@ -351,7 +359,7 @@ impl Sharing {
         }
         for (region, part) in plan.lend {
             let Some(peer) = self.peers.get(&region) else { continue };
-            let to = peer.writer;
+            let to = peer.incarnation;
             if self.versions.closed(to) {
                 continue;
             }
@@ -362,7 +370,7 @@ impl Sharing {
                 let spare = account.spare(self.lent_for_ns(), now);
                 let mut units = spare.units;
                 if !account.algorithm.has_rate() {
-                    units = units.min(account.unleased(words, now, ground.salt));
+                    units = units.min(account.unleased(words, now, context.salt));
                 }
                 part = Part { rate: wanted.rate.min(spare.rate), units: wanted.units.min(units) };
             }
@@ -378,16 +386,20 @@ impl Sharing {
                 continue;
             }
             let Some(session) = sessions.get_mut(&to) else { continue };
-            let tokens = part.units.min(account.unleased(words, now, ground.salt));
+            let tokens = part.units.min(account.unleased(words, now, context.salt));
             let number = self.loans.take(node);
             let offer = Offer { number, to, part, tokens, ttl_ns: self.home.loan_ttl_ns };
-            if let Ok(grant) = account.lend(words, ground, &offer, session, now) {
+            if let Ok(grant) = account.lend(words, context, &offer, session, now) {
                 missing.rate = missing.rate.saturating_sub(part.rate);
                 missing.units = missing.units.saturating_sub(part.units);
                 self.traffic.lent += 1;
                 let loans = (account.book().lent().len() + account.book().held().len()) as u64;
                 self.traffic.loans_max = self.traffic.loans_max.max(loans);
-                warm.pieces.push(Piece { to: region, weight: resource.weigh(part), at_ns: now.steady_ns });
+                active_cell.pieces.push(Piece {
+                    to: region,
+                    weight: resource.weigh(part),
+                    at_ns: now.steady_ns,
+                });
                 let entry = Entry::Grant { id: ShortId::default(), grant };
                 self.tells.push((region, Topic::Grant(key, number), entry));
             }
@@ -405,40 +417,40 @@ impl Sharing {
     #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
     fn look_at_stock(
         &mut self,
-        warm: &mut Warm,
-        (node, preference, speaker): (&Node, &Preference, Speaker),
+        active_cell: &mut ActiveCell,
+        (node, preference, owner): (&Node, &Preference, Owner),
         key: CellKey,
-        ground: &Ground<'_>,
+        context: &CellContext<'_>,
         cell: &mut HeapCell,
         denied: u64,
         now: Now,
     ) -> bool {
         let (mut in_hand, end_ns) = {
             let Some(account) = cell.account.as_deref() else { return false };
-            (account.available(&cell.words, cell.reserved(), now, ground.salt), account.window())
+            (account.available(&cell.words, cell.reserved(), now, context.salt), account.window())
         };
         let Some(account) = cell.account.as_deref_mut() else { return false };
-        warm.enter(end_ns);
+        active_cell.enter(end_ns);
         let heard = |peer: &&Peer| peer.is_reached(now.steady_ns, REACH_NS);
-        let pooled = within_reach(node, key.1, account, ground, speaker).units;
+        let pooled = within_reach(node, key.1, account, context, owner).units;
         let reached = || self.peers.values().filter(heard);
         let time_left_ns = time_left_ns(end_ns, now);
-        let window_ns = u128::from(ground.global.period_ns().max(1));
+        let window_ns = u128::from(context.global.period_ns().max(1));
         // As a window goes by, what is kept of it for requests that may still come becomes less.
-        let place = |region: Region, standing_units: u64, stake: Stake| {
+        let place = |region: MemberId, standing_units: u64, stake: Stake| {
             let floor = u128::from(preference.floor(standing_units)) * u128::from(time_left_ns) / window_ns;
             let floor = u64::try_from(floor).unwrap_or(u64::MAX).min(standing_units);
             Stake { class: preference.class(region), floor, ..stake }
         };
         let place_of = |peer: &Peer| {
-            let standing = self.standing_of(peer.writer, ground, now).units;
-            let region = peer.writer.region;
-            let stake = warm.stake(region, standing, now.steady_ns, peer.round_ns());
+            let standing = self.standing_of(peer.incarnation, context, now).units;
+            let region = peer.incarnation.member;
+            let stake = active_cell.stake(region, standing, now.steady_ns, peer.round_ns());
             (region, place(region, standing, stake))
         };
         let (mut others, mut mates) = (SmallVec::new(), SmallVec::new());
         for peer in reached() {
-            if !self.is_spoken_for(node, speaker, peer) {
+            if !self.is_spoken_for(node, owner, peer) {
                 others.push(place_of(peer));
             } else if pooled == 0 {
                 mates.push(place_of(peer));
@@ -447,40 +459,41 @@ impl Sharing {
         // Without the pool, requests find what is at the other nodes of the region, too: unless those were just asked in vain, or whoever was
         // denied is not drawn for.
         let least = denied.max(1);
-        let finds = speaker == Speaker::Own
+        let finds = owner == Owner::Own
             && !node.has_pool(key.1)
-            && (denied == 0 || account.is_drawn(now) || node.draws.is_asking(key))
-            && node.draws.next_mate(key, least, now).is_some();
+            && (denied == 0 || account.is_drawn(now) || node.forwards.is_asking(key))
+            && node.forwards.next_mate(key, least, now).is_some();
         // One with less than a request needs has nothing for it.
-        let lefts = mates.iter().map(|(_, stake): &(Region, Stake)| stake.left).filter(|left| *left >= least);
+        let lefts =
+            mates.iter().map(|(_, stake): &(MemberId, Stake)| stake.left).filter(|left| *left >= least);
         let of_mates: u64 = if finds { lefts.fold(0, u64::saturating_add) } else { 0 };
         let left = in_hand.saturating_add(pooled);
-        let own = Stake { left, demand_milli: warm.demand.sure_milli(), ..Stake::default() };
-        let mut stock = Stock {
-            own: place(self.me().region, account.standing().units, own),
+        let own = Stake { left, demand_milli: active_cell.demand.sure_milli(), ..Stake::default() };
+        let mut stock = WindowView {
+            own: place(self.me().member, account.standing().units, own),
             others,
             mates,
             time_left_ns,
             round_ns: reached().map(Peer::round_ns).max().unwrap_or(0),
-            denied: if denied <= ground.global.budget() { denied } else { 0 },
-            likely: match speaker {
-                Speaker::Each => 0,
+            denied: if denied <= context.global.budget() { denied } else { 0 },
+            likely: match owner {
+                Owner::Each => 0,
                 _ => {
-                    let half = self.standing_for(node, account, speaker, ground, now).units.div_ceil(2);
+                    let half = self.standing_for(node, account, owner, context, now).units.div_ceil(2);
                     let likely = (u128::from(half) * u128::from(time_left_ns)).div_ceil(window_ns);
                     u64::try_from(likely).unwrap_or(half)
                 }
             },
         };
         let received = account.open().received().iter().map(|(_, units)| units).sum();
-        if received != warm.received {
-            (warm.received, warm.asked_in_vain) = (received, 0);
-            if speaker != Speaker::Each && stock.own.left == 0 {
+        if received != active_cell.received {
+            (active_cell.received, active_cell.asked_in_vain) = (received, 0);
+            if owner != Owner::Each && stock.own.left == 0 {
                 // Who was asked answers: whoever lacks one of few again need not wait for longer.
-                warm.quiet_until_ns = now.steady_ns;
+                active_cell.quiet_until_ns = now.steady_ns;
             }
         }
-        if std::mem::take(&mut warm.regive) {
+        if std::mem::take(&mut active_cell.regive) {
             if !account.open().given().is_empty() {
                 account.write_again();
             }
@@ -489,23 +502,23 @@ impl Sharing {
                 self.tells.push((*region, Topic::Give(key, end_ns), entry));
             }
         }
-        let asked = std::mem::take(&mut warm.asked);
-        let is_closed = node.is_closed(ground, end_ns);
+        let asked = std::mem::take(&mut active_cell.asked);
+        let is_closed = node.is_closed(context, end_ns);
         let may_give =
-            !node.is_journal_down() && self.owns_nothing().is_none() && ground.in_force && !is_closed;
-        let (mut for_others, budget) = (0, ground.global.budget());
+            !node.is_journal_down() && self.owns_nothing().is_none() && context.in_force && !is_closed;
+        let (mut for_others, budget) = (0, context.global.budget());
         for asked in asked.into_iter().filter(|asked| asked.end_ns == end_ns && may_give) {
-            let Asked { by, units, at_ns, .. } = asked;
+            let AskedRights { by, units, at_ns, .. } = asked;
             // No more than the asker believes of this region. What is beyond that goes to those from whom it came, and they give it on.
-            let stands = self.versions.surely_stands_for_region_of(self.me().region, budget, ground.salt);
+            let stands = self.versions.surely_stands_for_region_of(self.me().member, budget, context.salt);
             let (wanted, may_give) = (stock.give(by, units), account.open().may_give(by, stands));
             let could = wanted.min(may_give);
             let give = could.min(in_hand);
             if could > give && now.steady_ns.saturating_sub(at_ns) < POOL_NS_MAX {
                 for_others += could - give;
-                warm.asked.push(Asked { units: could - give, ..asked });
+                active_cell.asked.push(AskedRights { units: could - give, ..asked });
             }
-            let mut gifts: SmallVec<[(Region, u64); 4]> = SmallVec::new();
+            let mut gifts: SmallVec<[(MemberId, u64); 4]> = SmallVec::new();
             gifts.push((by, give));
             let mut beyond = (wanted - could).min(in_hand - give);
             for (region, _) in account.open().received().iter().filter(|(region, _)| *region != by) {
@@ -517,7 +530,7 @@ impl Sharing {
             }
             for (to, give) in gifts {
                 if give > 0
-                    && let Ok(cumulative) = account.give(ground, to, give, in_hand)
+                    && let Ok(cumulative) = account.give(context, to, give, in_hand)
                 {
                     in_hand -= give;
                     stock.own.left -= give;
@@ -532,16 +545,16 @@ impl Sharing {
                 }
             }
             // So that the asker knows whom not to ask again.
-            warm.told = None;
+            active_cell.advertised = None;
         }
         account.want_for_others(Part { rate: 0, units: for_others });
         self.wants_pool = for_others > 0;
         // Who has joined since the window began, and is asked now, goes by what is said to the pool.
-        if ground.local.spares()
-            && now.steady_ns >= warm.says_after_ns
+        if context.local.spares()
+            && now.steady_ns >= active_cell.says_after_ns
             && stock.others.iter().any(|(_, stake)| stake.demand_milli > 0)
         {
-            (self.says, warm.says_after_ns) = (true, now.steady_ns + SAY_NS);
+            (self.says, active_cell.says_after_ns) = (true, now.steady_ns + SAY_NS);
         }
         if node.leases.is_none() {
             account.set_low_water(stock.low_water());
@@ -550,12 +563,12 @@ impl Sharing {
         let short = stock.own.left < stock.low_water() || stock.denied > stock.own.left;
         // What it cannot take up nobody shall give.
         let may_ask = self.owns_nothing().is_none()
-            && !ground.local.owns_nothing_of(end_ns)
-            && ground.in_force
+            && !context.local.owns_nothing_of(end_ns)
+            && context.in_force
             && !is_closed;
         if !short {
-            warm.asked_in_vain = 0;
-        } else if now.steady_ns >= warm.quiet_until_ns && may_ask {
+            active_cell.asked_in_vain = 0;
+        } else if now.steady_ns >= active_cell.quiet_until_ns && may_ask {
             let asks = stock.ask(ASKED_MAX);
             for (region, units) in &asks {
                 if let Some(peer) = self.peers.get_mut(region) {
@@ -565,9 +578,10 @@ impl Sharing {
             }
             if !asks.is_empty() {
                 // Not before the answers can be here.
-                let wait = ASK_NS.max(stock.round_ns + stock.round_ns / 4) << warm.asked_in_vain.min(6);
-                warm.asked_in_vain = warm.asked_in_vain.saturating_add(1);
-                warm.quiet_until_ns = now.steady_ns + wait.min(ASK_NS_MAX);
+                let wait =
+                    ASK_NS.max(stock.round_ns + stock.round_ns / 4) << active_cell.asked_in_vain.min(6);
+                active_cell.asked_in_vain = active_cell.asked_in_vain.saturating_add(1);
+                active_cell.quiet_until_ns = now.steady_ns + wait.min(ASK_NS_MAX);
             }
         }
         short
@@ -577,38 +591,38 @@ impl Sharing {
     #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
     fn tell_news(
         &mut self,
-        warm: &mut Warm,
-        (node, key, speaker): (&Node, CellKey, Speaker),
-        ground: &Ground<'_>,
+        active_cell: &mut ActiveCell,
+        (node, key, owner): (&Node, CellKey, Owner),
+        context: &CellContext<'_>,
         cell: &HeapCell,
         resource: &Resource,
         scarce: bool,
         now: Now,
     ) {
         let Some(account) = cell.account.as_deref() else { return };
-        let demand = warm.told_demand_milli(resource, now.steady_ns);
-        let more = resource.weigh(within_reach(node, key.1, account, ground, speaker));
-        let left = account.unleased(&cell.words, now, ground.salt).saturating_add(more);
-        let beside = self.kept_by_mates(node, account, speaker, ground, resource, now);
+        let demand = active_cell.told_demand_milli(resource, now.steady_ns);
+        let more = resource.weigh(within_reach(node, key.1, account, context, owner));
+        let left = account.unleased(&cell.words, now, context.salt).saturating_add(more);
+        let beside = self.kept_by_mates(node, account, owner, context, resource, now);
         let holds = resource.weigh(account.effective()).saturating_add(more).saturating_add(beside);
         // Of a cell that nobody asks for the others wait for nothing, until one of them is asked and says so.
-        let is_idle = warm.is_idle(now.steady_ns);
-        let stands = (speaker != Speaker::Each)
-            .then(|| Rough::new(resource.weigh(self.standing_for(node, account, speaker, ground, now))));
-        let due = match warm.told {
+        let is_idle = active_cell.is_idle(now.steady_ns);
+        let stands = (owner != Owner::Each)
+            .then(|| Rough::new(resource.weigh(self.standing_for(node, account, owner, context, now))));
+        let due = match active_cell.advertised {
             None => true,
-            Some(told) => {
-                let age = now.steady_ns.saturating_sub(told.at_ns);
+            Some(advertised) => {
+                let age = now.steady_ns.saturating_sub(advertised.at_ns);
                 let differs =
                     |old: Rough, new: u64, part: u64| old.get().abs_diff(new) > new.max(old.get()) / part;
                 // The others count on it that what was left is used as it was asked for.
-                let by_now = |told: Told, age: u64| {
-                    Rough::new(told.left.get().saturating_sub(units_in(told.demand.get(), age)))
+                let by_now = |advertised: Advertised, age: u64| {
+                    Rough::new(advertised.left.get().saturating_sub(units_in(advertised.demand.get(), age)))
                 };
-                let changed = told.stands != stands
-                    || differs(told.demand, demand, if scarce { 8 } else { 3 })
-                    || differs(told.holds, holds, 32)
-                    || (*resource == Resource::Rights && differs(by_now(told, age), left, 8));
+                let changed = advertised.stands != stands
+                    || differs(advertised.demand, demand, if scarce { 8 } else { 3 })
+                    || differs(advertised.holds, holds, 32)
+                    || (*resource == Resource::Rights && differs(by_now(advertised, age), left, 8));
                 let is_old = age >= if scarce { REFRESH_NS / 4 } else { REFRESH_NS };
                 (changed && age >= 15_000_000) || (is_old && !is_idle)
             }
@@ -616,28 +630,28 @@ impl Sharing {
         if !due {
             return;
         }
-        let told = Told {
+        let advertised = Advertised {
             demand: Rough::new(demand),
             holds: Rough::new(holds),
             left: Rough::new(left),
             stands,
             at_ns: now.steady_ns,
         };
-        warm.told = Some(told);
+        active_cell.advertised = Some(advertised);
         for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {
             let id = ShortId::default();
-            let Told { demand, holds, left, .. } = told;
-            let entry = Entry::News { id, demand, holds, left, stands };
-            peer.outbox.tell(Topic::News(key), entry, 0);
-            if warm.short > account.effective().units {
-                peer.outbox.tell(Topic::Short(key), Entry::Short { id, units: warm.short }, 0);
+            let Advertised { demand, holds, left, .. } = advertised;
+            let entry = Entry::Advertisement { id, demand, holds, left, stands };
+            peer.outbox.tell(Topic::Advertisement(key), entry, 0);
+            if active_cell.short > account.effective().units {
+                peer.outbox.tell(Topic::Short(key), Entry::Short { id, units: active_cell.short }, 0);
             }
         }
     }
 
     /// Whether a peer can be lent to and asked now: it was heard, and the catalogue names it.
     pub(super) fn is_partner(&self, peer: &Peer, now: Now) -> bool {
-        peer.is_reached(now.steady_ns, REACH_NS) && self.versions.owns(peer.writer)
+        peer.is_reached(now.steady_ns, REACH_NS) && self.versions.owns(peer.incarnation)
     }
 
     /// The standing part that this node speaks for.
@@ -645,20 +659,21 @@ impl Sharing {
         &self,
         node: &Node,
         account: &Account,
-        speaker: Speaker,
-        ground: &Ground<'_>,
+        owner: Owner,
+        context: &CellContext<'_>,
         now: Now,
     ) -> Part {
-        match speaker {
-            Speaker::Each => return self.standing_of(self.me(), ground, now),
+        match owner {
+            Owner::Each => return self.standing_of(self.me(), context, now),
             // The rest is in the pool, and that one speaks for it.
-            Speaker::Mate(_) => return account.standing(),
-            Speaker::Own => {}
+            Owner::Mate(_) => return account.standing(),
+            Owner::Own => {}
         }
         let members = node.guard.as_ref().map_or(&[][..], Guard::members);
-        let others = members.iter().filter_map(|region| self.peers.get(region)).map(|peer| peer.writer);
-        let parts =
-            std::iter::once(self.me()).chain(others).map(|writer| self.standing_of(writer, ground, now));
+        let others = members.iter().filter_map(|region| self.peers.get(region)).map(|peer| peer.incarnation);
+        let parts = std::iter::once(self.me())
+            .chain(others)
+            .map(|incarnation| self.standing_of(incarnation, context, now));
         parts.fold(Part::default(), |all, part| Part {
             rate: all.rate + part.rate,
             units: all.units + part.units,
@@ -671,63 +686,74 @@ impl Sharing {
         &self,
         node: &Node,
         account: &Account,
-        speaker: Speaker,
-        ground: &Ground<'_>,
+        owner: Owner,
+        context: &CellContext<'_>,
         resource: &Resource,
         now: Now,
     ) -> u64 {
-        if speaker != Speaker::Own || !matches!(resource, Resource::Units { .. }) {
+        if owner != Owner::Own || !matches!(resource, Resource::Units { .. }) {
             return 0;
         }
-        let standing = self.standing_for(node, account, speaker, ground, now).units;
-        let pool = ground.local.pool(ground.global, ground.salt).unwrap_or_default();
+        let standing = self.standing_for(node, account, owner, context, now).units;
+        let pool = context.local.pool(context.global, context.salt).unwrap_or_default();
         standing.saturating_sub(account.standing().units).saturating_sub(pool.units)
     }
 
     /// Whether this node speaks for a peer about a cell.
-    fn is_spoken_for(&self, node: &Node, speaker: Speaker, peer: &Peer) -> bool {
+    fn is_spoken_for(&self, node: &Node, owner: Owner, peer: &Peer) -> bool {
         let is_mate =
-            || node.guard.as_ref().is_some_and(|guard| guard.members().contains(&peer.writer.region));
-        speaker == Speaker::Own && is_mate()
+            || node.guard.as_ref().is_some_and(|guard| guard.members().contains(&peer.incarnation.member));
+        owner == Owner::Own && is_mate()
     }
 
     /// The standing part that another writer has of a cell, as far as is known here.
-    fn standing_of(&self, writer: Writer, ground: &Ground<'_>, now: Now) -> acequia_limits::Part {
-        let kind = membership::kind_of(ground.global, now);
-        self.versions.share(writer, ground.global.budget(), ground.salt, kind)
+    fn standing_of(
+        &self,
+        incarnation: Incarnation,
+        context: &CellContext<'_>,
+        now: Now,
+    ) -> acequia_limits::Part {
+        let kind = membership::kind_of(context.global, now);
+        self.versions.share(incarnation, context.global.budget(), context.salt, kind)
     }
 }
 
 /// Notes whether a request needs more units at once than there are without those that were borrowed for such requests.
-fn note_short(warm: &mut Warm, account: &Account, offered: &Offered, budget: u64, now: Now) {
+fn note_short(active_cell: &mut ActiveCell, account: &Account, offered: &Offered, budget: u64, now: Now) {
     let units = account.effective().units;
     let is_alone = |part: &Part| account.algorithm.has_rate() && part.rate == 0;
     let held = account.book().held().iter().map(|held| held.part);
     let borrowed: u64 = held.filter(is_alone).map(|part| part.units).sum();
-    let since_ns = now.steady_ns.saturating_sub(warm.short_ns);
+    let since_ns = now.steady_ns.saturating_sub(active_cell.short_ns);
     if offered.largest > units.saturating_sub(borrowed) && offered.largest <= budget {
-        warm.short = offered.largest;
-        warm.short_ns = now.steady_ns;
-    } else if since_ns > if warm.short > units { SHORT_NS } else { SPARE_SHORT_NS } {
-        warm.short = 0;
+        active_cell.short = offered.largest;
+        active_cell.short_ns = now.steady_ns;
+    } else if since_ns > if active_cell.short > units { SHORT_NS } else { SPARE_SHORT_NS } {
+        active_cell.short = 0;
     }
-    if warm.short == 0 {
-        warm.least = u64::MAX;
+    if active_cell.short == 0 {
+        active_cell.least = u64::MAX;
     } else if offered.events > 0 {
-        warm.least = warm.least.min(offered.smallest);
+        active_cell.least = active_cell.least.min(offered.smallest);
     }
 }
 
 /// What of the region's pool could be taken to give it away.
-fn within_reach(node: &Node, tag: CellTag, account: &Account, ground: &Ground<'_>, speaker: Speaker) -> Part {
-    let unknown = || match speaker {
-        Speaker::Each => ground.local.each_of_pool(ground.global, ground.salt),
-        Speaker::Own => ground.local.pool(ground.global, ground.salt).unwrap_or_default(),
-        Speaker::Mate(_) => Part::default(),
+fn within_reach(
+    node: &Node,
+    tag: CellTag,
+    account: &Account,
+    context: &CellContext<'_>,
+    owner: Owner,
+) -> Part {
+    let unknown = || match owner {
+        Owner::Each => context.local.each_of_pool(context.global, context.salt),
+        Owner::Own => context.local.pool(context.global, context.salt).unwrap_or_default(),
+        Owner::Mate(_) => Part::default(),
     };
-    match speaker {
+    match owner {
         // That one gives it away.
-        Speaker::Mate(_) => Part::default(),
+        Owner::Mate(_) => Part::default(),
         _ if !node.has_pool(tag) => Part::default(),
         _ => account.within_reach().unwrap_or_else(unknown),
     }

@@ -15,7 +15,7 @@ use acequia_limits::{
 use super::{
     Ask, Check,
     answer::denied,
-    hit::{Hit, Place},
+    hit::{CellSource, Hit},
 };
 use crate::shard::{Cells, SoftState};
 
@@ -75,16 +75,16 @@ impl Check<'_, '_> {
     fn used(&self, hit: &Hit, left: u64, cells: &Cells) -> Used {
         let budget = self.global(hit).budget();
         let account = match hit.place {
-            Place::At(place) => cells.account(place),
-            Place::Absent | Place::Shared => None,
+            CellSource::At(place) => cells.account(place),
+            CellSource::Absent | CellSource::Shared => None,
         };
         let algorithm = account.map_or(self.algorithm(hit), |account| &account.algorithm);
         let effective = algorithm.budget();
         let here = effective.saturating_sub(left.saturating_add(hit.leaves(effective)));
         let everywhere = here.saturating_add(account.map_or(0, |account| account.elsewhere())).min(budget);
         let words: &[u64] = match hit.place {
-            Place::At(place) => cells.words(cells.table.at(place)),
-            Place::Absent | Place::Shared => &[],
+            CellSource::At(place) => cells.words(cells.table.at(place)),
+            CellSource::Absent | CellSource::Shared => &[],
         };
         let window = match algorithm {
             Algorithm::FixedWindow(window) => window.older_end(words, self.now.wall_ns, hit.tag.salt()),

@@ -20,10 +20,10 @@ use acequia_limits::Now;
 use acequia_node::{ChargeId, KeptAt, Node, Settled, leases::GROUPS};
 use acequia_rights::pool::{
     Generation, Letter, Taker,
-    name::{Act, Standing, What},
+    name::{Act, NameState, What},
 };
 use acequia_store::{
-    pools::{Answer, At, Carrier},
+    pools::{Answer, At, PoolClient},
     redis::{Group, Missed},
 };
 use tokio::{
@@ -57,7 +57,7 @@ const OWED_MAX: usize = 4_096;
 /// The way to the names that the nodes of a region share.
 #[derive(Debug)]
 pub(crate) struct SharedNames {
-    carrier: Carrier,
+    carrier: PoolClient,
     /// This node's process.
     me: Taker,
     calls: AtomicU64,
@@ -95,7 +95,7 @@ pub(crate) enum Named {
 /// What became of a call about a name.
 #[derive(Debug)]
 enum Acted {
-    Done(Standing),
+    Done(NameState),
     /// It may have been done or not.
     Unsure,
     /// It was not made, or did nothing.
@@ -111,7 +111,7 @@ pub(crate) struct Claim {
 }
 
 impl SharedNames {
-    pub(crate) fn new(carrier: Carrier, node: u16, boot: u32) -> Self {
+    pub(crate) fn new(carrier: PoolClient, node: u16, boot: u32) -> Self {
         let me = Taker { node, boot, call: 0 };
         let room = Semaphore::new(CALLS_MAX);
         Self { carrier, me, calls: AtomicU64::new(0), room, counts: Counts::default() }
@@ -135,16 +135,16 @@ impl SharedNames {
             let acted = self.act((id, by), &at, (What::Claim, CLAIM_US), (now, left)).await;
             let claim = Claim { id, by, at };
             match acted {
-                Acted::Done(Standing::Claimed(holder)) if holder == by => break Named::Claimed(claim),
+                Acted::Done(NameState::Claimed(holder)) if holder == by => break Named::Claimed(claim),
                 // Another node decides just now.
-                Acted::Done(Standing::Claimed(_)) if begun.elapsed() + LOOK < longest => {
+                Acted::Done(NameState::Claimed(_)) if begun.elapsed() + LOOK < longest => {
                     sleep(LOOK.saturating_sub(called.elapsed())).await;
                 }
-                Acted::Done(Standing::Claimed(_)) => break Named::Alone,
-                Acted::Done(Standing::Kept(bytes)) => break Named::Kept(bytes),
-                Acted::Done(Standing::Ended) => break Named::Ended,
+                Acted::Done(NameState::Claimed(_)) => break Named::Alone,
+                Acted::Done(NameState::Kept(bytes)) => break Named::Kept(bytes),
+                Acted::Done(NameState::Ended) => break Named::Ended,
                 Acted::Unsure => break Named::Unsure(claim),
-                Acted::Done(Standing::Free) | Acted::Not => break Named::Alone,
+                Acted::Done(NameState::Free) | Acted::Not => break Named::Alone,
             }
         };
         let count = match &named {
@@ -176,7 +176,7 @@ impl SharedNames {
         }
         let by = Taker { call: self.calls.fetch_add(1, Ordering::Relaxed) + 1, ..self.me };
         let standing = self.act((id, by), &at, (What::End, KEEP_US), (now, PATIENT)).await;
-        matches!(standing, Acted::Done(Standing::Ended))
+        matches!(standing, Acted::Done(NameState::Ended))
     }
 
     /// Does something to a name; for so long it may take.

@@ -7,14 +7,14 @@ use acequia_limits::{Algorithm, CellTag, Charge, Mode, algorithm::State};
 use super::{
     Check,
     answer::{Answer, denied_only_by},
-    hit::{Called, Hit, Place},
+    hit::{Called, CellSource, Hit},
 };
 use crate::{
-    Active, Kept, Row,
+    Active, CellRecord, Row,
     journal::{Charged, HeapCell, overflow_tag},
     journal_tag,
-    kept::Pledge,
     overflow::{Overflow, OverflowKey},
+    record::Pledge,
     shard::{Cells, NewCell},
 };
 
@@ -67,7 +67,7 @@ impl Check<'_, '_> {
             batch
         };
         match hit.place {
-            Place::At(place) => match cells.table.at(place).heap_place() {
+            CellSource::At(place) => match cells.table.at(place).heap_place() {
                 // A bucket's words stay as many as they are, and nothing of it waits for a disk.
                 Some(at) if hit.account != Called::None && !active.durable && algorithm.has_rate() => {
                     let HeapCell { account: Some(account), words, .. } = cells.heap_mut(at) else {
@@ -83,7 +83,7 @@ impl Check<'_, '_> {
                     0
                 }
             },
-            Place::Absent => {
+            CellSource::Absent => {
                 let mut new =
                     NewCell::new(state.unwrap_or_else(|| algorithm.fresh()), algorithm, active.durable);
                 let batch = match &mut new {
@@ -96,7 +96,7 @@ impl Check<'_, '_> {
                 cells.insert(hit.tag, active.slot, hit.numbers, new);
                 batch
             }
-            Place::Shared => {
+            CellSource::Shared => {
                 let Some(shared) = shared else { unreachable!("locked for every shared hit") };
                 self.node.overflowing.store(true, Ordering::Release);
                 let key = OverflowKey { slot: active.slot, numbers: hit.numbers };
@@ -121,7 +121,7 @@ impl Check<'_, '_> {
         let mut rows = None;
         let progress = self.node.progress();
         let wait = cell.settle(algorithm, self.now, charged, progress, |words| {
-            let state = Some(Kept::new(algorithm, words, self.now).with_pledge(pledge()));
+            let state = Some(CellRecord::new(algorithm, words, self.now).with_pledge(pledge()));
             rows = Some(Row { limit: active.limit.id, tag, state });
         });
         let wait = match rows {

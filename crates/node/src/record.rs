@@ -10,16 +10,16 @@ use acequia_limits::{
     window::FixedWindow,
 };
 use acequia_rights::{
-    broken::{Broken, broken},
-    loan::Lent,
+    loan::LentLoan,
+    mutation::{Mutation, mutated},
     transfer::Transfers,
 };
 use serde::{Deserialize, Serialize};
 
 /// A state and the numbers that give it its meaning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
-    numbers: Numbers,
+pub struct CellRecord {
+    numbers: RecordedAlgorithm,
     words: Vec<u64>,
     /// What the steady clock read when it was written.
     written_ns: u64,
@@ -35,7 +35,7 @@ pub struct Kept {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Pledge {
     /// Loans that are out.
-    pub(crate) lent: Vec<Lent>,
+    pub(crate) lent: Vec<LentLoan>,
     /// Rights given away inside windows.
     pub(crate) transfers: Vec<Transfers>,
 }
@@ -48,14 +48,14 @@ impl Pledge {
 
     /// Whether a node can have given so much, in windows that there are.
     fn is_sound(&self) -> bool {
-        let is_part = |lent: &Lent| lent.part.units <= UNITS_MAX && lent.part.rate <= RATE_PARTS;
+        let is_part = |lent: &LentLoan| lent.part.units <= UNITS_MAX && lent.part.rate <= RATE_PARTS;
         self.lent.iter().all(is_part) && self.transfers.iter().all(|window| window.end_ns < CLOCK_END)
     }
 }
 
 /// As much of an algorithm as its state needs to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Numbers {
+enum RecordedAlgorithm {
     Meter(Meter),
     /// A window's state is its end and what was used; the margin says what was charged ahead.
     Window(u64),
@@ -64,15 +64,15 @@ enum Numbers {
     Approximate(SlidingApproximate),
 }
 
-impl Kept {
+impl CellRecord {
     /// The state of a cell of `algorithm`.
     pub fn new(algorithm: &Algorithm, words: &[u64], now: Now) -> Self {
         let numbers = match algorithm {
-            Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => Numbers::Meter(*meter),
-            Algorithm::FixedWindow(window) => Numbers::Window(window.margin_ns),
-            Algorithm::SlidingLog(log) => Numbers::Log(*log),
-            Algorithm::SlidingSlots(slots) => Numbers::Slots(*slots),
-            Algorithm::SlidingApproximate(pair) => Numbers::Approximate(*pair),
+            Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => RecordedAlgorithm::Meter(*meter),
+            Algorithm::FixedWindow(window) => RecordedAlgorithm::Window(window.margin_ns),
+            Algorithm::SlidingLog(log) => RecordedAlgorithm::Log(*log),
+            Algorithm::SlidingSlots(slots) => RecordedAlgorithm::Slots(*slots),
+            Algorithm::SlidingApproximate(pair) => RecordedAlgorithm::Approximate(*pair),
         };
         let (pledge, record) = (Pledge::default(), Vec::new());
         let Now { steady_ns: written_ns, wall_ns: written_wall_ns } = now;
@@ -98,7 +98,7 @@ impl Kept {
     /// Something that the node remembers of itself.
     pub(crate) fn of_record(record: Vec<u8>) -> Self {
         Self {
-            numbers: Numbers::Window(0),
+            numbers: RecordedAlgorithm::Window(0),
             words: Vec::new(),
             written_ns: 0,
             written_wall_ns: 0,
@@ -132,14 +132,16 @@ impl Kept {
     pub(crate) fn algorithm(&self, like: &Algorithm) -> Option<Algorithm> {
         let sliding = matches!(like, Algorithm::SlidingLog(_) | Algorithm::SlidingSlots(_));
         let algorithm = match (self.numbers, like) {
-            (Numbers::Meter(meter), Algorithm::TokenBucket(_)) => Algorithm::TokenBucket(meter),
-            (Numbers::Meter(meter), Algorithm::LeakyBucket(_)) => Algorithm::LeakyBucket(meter),
-            (Numbers::Window(margin_ns), Algorithm::FixedWindow(window)) if margin_ns <= MARGIN_NS_MAX => {
+            (RecordedAlgorithm::Meter(meter), Algorithm::TokenBucket(_)) => Algorithm::TokenBucket(meter),
+            (RecordedAlgorithm::Meter(meter), Algorithm::LeakyBucket(_)) => Algorithm::LeakyBucket(meter),
+            (RecordedAlgorithm::Window(margin_ns), Algorithm::FixedWindow(window))
+                if margin_ns <= MARGIN_NS_MAX =>
+            {
                 Algorithm::FixedWindow(FixedWindow { margin_ns, ..window.clone() })
             }
-            (Numbers::Log(log), _) if sliding => Algorithm::SlidingLog(log),
-            (Numbers::Slots(slots), _) if sliding => Algorithm::SlidingSlots(slots),
-            (Numbers::Approximate(pair), Algorithm::SlidingApproximate(_)) => {
+            (RecordedAlgorithm::Log(log), _) if sliding => Algorithm::SlidingLog(log),
+            (RecordedAlgorithm::Slots(slots), _) if sliding => Algorithm::SlidingSlots(slots),
+            (RecordedAlgorithm::Approximate(pair), Algorithm::SlidingApproximate(_)) => {
                 Algorithm::SlidingApproximate(pair)
             }
             _ => return None,
@@ -157,7 +159,7 @@ impl Kept {
     /// long as its process lived, and today's was anchored to the wall anew: their difference says less.
     pub(crate) fn state(&self, algorithm: &Algorithm, error_ns: Option<u64>, now: Now) -> State {
         let state = algorithm.redated(&self.words, self.written_ns, now);
-        let Some(error_ns) = error_ns.filter(|_| !broken(Broken::TrustAnchor)) else { return state };
+        let Some(error_ns) = error_ns.filter(|_| !mutated(Mutation::TrustAnchor)) else { return state };
         let surely_ns = now.wall_ns.saturating_sub(self.written_wall_ns).saturating_sub(2 * error_ns);
         let by_clock_ns = now.steady_ns.saturating_sub(self.written_ns);
         let ahead_ns = by_clock_ns.saturating_sub(surely_ns);
@@ -183,7 +185,7 @@ mod tests {
             let (written, error_ns) = (Now { steady_ns: 100_000 * S, wall_ns: 103_600 * S }, 10_000_000);
             let mut words = Vec::new();
             algorithm.charge_heap(&mut words, written, limit, 0);
-            let kept = Kept::new(&algorithm, &words, written);
+            let kept = CellRecord::new(&algorithm, &words, written);
             let now = Now::at(103_602 * S);
             let state = kept.state(&algorithm, Some(error_ns), now);
             assert_eq!(algorithm.available(state.words(), now, 0), 0, "{algorithm:?}");
@@ -203,16 +205,18 @@ mod tests {
             (&log, [window_ns, 3], [u64::MAX, 3]),
             (&bucket, [1 << 40, 3], [u64::MAX, 3]),
         ] {
-            let read = |words: &[u64], ns| Kept::new(algorithm, words, Now::at(ns)).algorithm(algorithm);
+            let read =
+                |words: &[u64], ns| CellRecord::new(algorithm, words, Now::at(ns)).algorithm(algorithm);
             assert_eq!(read(&sound, window_ns).as_ref(), Some(algorithm));
             assert_eq!(read(&impossible, window_ns), None, "{impossible:?}");
             assert_eq!(read(&sound, u64::MAX), None, "written at the end of time");
         }
         let pledge = |end_ns| Pledge { transfers: vec![Transfers::new(end_ns)], ..Pledge::default() };
-        let given = |end_ns| Kept::new(&window, &[window_ns, 3], Now::at(1)).with_pledge(pledge(end_ns));
+        let given =
+            |end_ns| CellRecord::new(&window, &[window_ns, 3], Now::at(1)).with_pledge(pledge(end_ns));
         assert_eq!(given(window_ns).algorithm(&window).as_ref(), Some(&window));
         assert_eq!(given(u64::MAX).algorithm(&window), None, "rights in a window that never ends");
-        assert_eq!(Kept::of_wall(7).wall_ns(), Some(7));
-        assert_eq!(Kept::of_wall(u64::MAX).wall_ns(), None);
+        assert_eq!(CellRecord::of_wall(7).wall_ns(), Some(7));
+        assert_eq!(CellRecord::of_wall(u64::MAX).wall_ns(), None);
     }
 }

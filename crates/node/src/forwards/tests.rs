@@ -1,0 +1,189 @@
+//! What a node remembers of draws: whom it asked, what came of it, and who is done without.
+
+use super::{marks::mixed, *};
+
+const MATE: MemberId = MemberId(2);
+const KEY: CellKey = (1, CellTag(7));
+const WHOLE: Whole = Whole { units: 20, rate: None };
+
+/// One that was sent at a time, and may be charged until another.
+fn asked_at(now: Now, until_ns: u64) -> SentForward {
+    let (at_ns, units, is_mate, is_sent) = (now.steady_ns, 1, false, true);
+    SentForward { key: KEY, to: MATE, is_mate, whole: WHOLE, units, at_ns, until_ns, is_sent }
+}
+
+/// Draws of a mate at a time, by numbers from 1.
+fn drawn(now: Now, count: u64) -> Forwards {
+    let forwards = Forwards::default();
+    for number in 1..=count {
+        let until_ns = now.steady_ns + DRAW_WAIT_NS;
+        let asked = asked_at(now, until_ns);
+        lock(&forwards.state).note_asked(number, asked);
+    }
+    forwards
+}
+
+#[test]
+fn what_another_node_says_of_a_draw_changes_nothing() {
+    let now = Now::at(1_000);
+    let forwards = drawn(now, 1);
+    assert!(!forwards.came(MemberId(3), 1, Some(1), now), "it was not asked");
+    assert!(!forwards.came(MATE, 1, Some(2), now), "so many were not asked for");
+    assert!(!forwards.came(MATE, 2, Some(1), now), "nor was this");
+    assert!(forwards.take(KEY, (WHOLE, 1), 0, now).is_none());
+    assert!(forwards.came(MATE, 1, Some(1), now));
+    assert!(!forwards.came(MATE, 1, Some(1), now), "once");
+    assert!(forwards.take(KEY, (Whole { units: 21, ..WHOLE }, 1), 0, now).is_none(), "other numbers");
+    assert!(forwards.take(KEY, (WHOLE, 1), 1_001, now).is_none(), "it came later");
+    assert!(forwards.take(KEY, (WHOLE, 1), 1_000, now.later(DRAW_NS)).is_none(), "too late");
+    assert!(forwards.take(KEY, (WHOLE, 1), 1_000, now).is_some());
+    assert!(forwards.take(KEY, (WHOLE, 1), 1_000, now).is_none(), "once");
+}
+
+#[test]
+fn what_is_over_before_it_is_sent_is_not_drawn() {
+    let now = Now::at(1_000);
+    let forwards = drawn(now, 2);
+    let at_ns = now.steady_ns + DRAW_WAIT_NS;
+    assert_eq!(forwards.send(1, at_ns - 1_000_000), Some(1_000), "what is left of its time");
+    assert_eq!(forwards.send(2, at_ns), None);
+    assert_eq!(forwards.send(3, now.steady_ns), None, "nobody asks for that");
+    assert_eq!(forwards.counts().asked, 1);
+    assert!(lock(&forwards.state).asked.keys().eq([&1]));
+}
+
+#[test]
+fn of_draws_that_miss_together_one_counts() {
+    let now = Now::at(1_000);
+    let forwards = drawn(now, 8);
+    (1..=8).for_each(|number| assert!(forwards.came(MATE, number, Some(0), now)));
+    assert_eq!(forwards.hopes_since(KEY, now.later(VAIN_NS - 1)), None);
+    assert_eq!(forwards.hopes_since(KEY, now.later(VAIN_NS)), Some(now.steady_ns), "since it had nothing");
+    let long = now.later(VAIN_NS + UNASKED_NS);
+    assert_eq!(forwards.hopes_since(KEY, long), Some(long.steady_ns), "nobody knows");
+}
+
+#[test]
+fn a_node_whose_units_come_too_late_to_be_used_is_too_far_away() {
+    let now = Now::at(1_000);
+    let (forwards, max) = (drawn(now, u64::from(SILENT_MAX)), u64::from(SILENT_MAX));
+    assert!(forwards.mates.is_far(MATE), "it is not known yet");
+    forwards.mates.note_near(MATE, now);
+    (1..=max).for_each(|number| assert!(forwards.came(MATE, number, Some(1), now.later(8_000_000))));
+    assert!(!forwards.mates.is_far(MATE));
+    let end = now.later(DRAW_NS);
+    forwards.expire(end);
+    assert!(forwards.hopes_since(KEY, end).is_none() && forwards.mates.is_far(MATE));
+    assert_eq!(forwards.counts(), ForwardCounts { wasted: max, ..ForwardCounts::default() });
+    // An answer in time is enough to ask on, though not at once, one more of no use to stop, and one that is used for all to be well.
+    let asked = |number, now: Now, (answered, after_ns)| {
+        let until_ns = now.steady_ns + DRAW_WAIT_NS - BACK_NS;
+        let asked = asked_at(now, until_ns);
+        lock(&forwards.state).note_asked(number, asked);
+        assert!(forwards.came(MATE, number, Some(answered), now.later(after_ns)));
+    };
+    let again = end.later(FAR_NS);
+    asked(max + 1, end, (0, 0));
+    asked(max + 2, again, (0, DRAW_WAIT_NS));
+    assert!(forwards.mates.is_far(MATE));
+    asked(max + 3, again, (0, DRAW_WAIT_NS - 1));
+    assert!(!forwards.mates.is_far(MATE));
+    asked(max + 4, again, (1, 0));
+    forwards.expire(again.later(DRAW_NS));
+    assert!(!forwards.mates.is_far(MATE), "whoever waited hung up");
+    asked(max + 5, again, (1, DRAW_WAIT_NS));
+    let end = again.later(DRAW_NS);
+    forwards.expire(end);
+    assert!(forwards.mates.is_far(MATE));
+    asked(max + 6, end.later(FAR_NS), (0, 0));
+    assert!(forwards.mates.is_far(MATE), "for longer");
+    let again = end.later(FAR_NS * 2);
+    asked(max + 7, again, (0, 0));
+    asked(max + 8, again, (1, 0));
+    forwards.pass(forwards.take(KEY, (WHOLE, 1), 0, again).expect("it came"));
+    asked(max + 9, again, (1, DRAW_WAIT_NS));
+    forwards.expire(again.later(DRAW_NS));
+    assert!(!forwards.mates.is_far(MATE));
+}
+
+#[test]
+fn a_cell_whose_speaker_has_nothing_for_long_or_for_ever_is_left_to_each_for_a_while() {
+    let now = Now::at(1_000);
+    let forwards = drawn(now, 1);
+    assert!(forwards.came(MATE, 1, None, now));
+    assert!(forwards.is_alone(KEY, now.later(ALONE_NS - 1)) && !forwards.is_alone(KEY, now.later(ALONE_NS)));
+    forwards.expire(now.later(ALONE_NS));
+    let forwards = drawn(now, 0);
+    let mut times = Vec::new();
+    for number in 1..=200 {
+        let at = now.later(number * 40_000_000);
+        forwards.expire(at);
+        if !forwards.is_alone(KEY, at) {
+            lock(&forwards.state).miss(KEY, at, &forwards.alone_marks);
+            forwards.expire(at);
+            times.extend(forwards.is_alone(KEY, at).then_some(at.steady_ns - now.steady_ns));
+        }
+    }
+    let [first, second, ..] = times[..] else { panic!("{times:?}") };
+    assert!((MISSED_NS..MISSED_NS + 100_000_000).contains(&first), "{first}");
+    let again = first + ALONE_NS + AGAIN_NS;
+    assert!((again..again + 100_000_000).contains(&second), "{second}, after {first}");
+}
+
+#[test]
+fn few_cells_are_looked_for_that_are_not_left_to_each() {
+    let now = Now::at(1_000);
+    let forwards = drawn(now, 0);
+    let key = |number: u64| (1, CellTag(u128::from(mixed(number)) << 64));
+    for number in 0..VAIN_MAX as u64 {
+        lock(&forwards.state).leave_alone(key(number), now, &forwards.alone_marks);
+    }
+    assert!((0..VAIN_MAX as u64).all(|number| forwards.is_alone(key(number), now)));
+    let others = (100_000..110_000).filter(|number| forwards.alone_marks.may_have(key(*number))).count();
+    assert!(others < 1_500, "{others}");
+    forwards.expire(now.later(ALONE_NS));
+    assert!(forwards.alone_marks.is_empty());
+}
+
+#[test]
+fn who_has_too_little_is_not_asked_for_as_much_again_for_a_while() {
+    let now = Now::at(1_000);
+    let forwards = drawn(now, 0);
+    forwards.mates.see(MemberId(1), &[MemberId(1), MATE, MemberId(3)], 3);
+    [MATE, MemberId(3)].into_iter().for_each(|region| forwards.mates.note_near(region, now));
+    forwards.mates.see(MemberId(1), &[MemberId(1), MATE, MemberId(3)], 3);
+    let first = forwards.next_mate(KEY, 3, now).expect("one of two");
+    let note = |units, node, now| forwards.note_tried(&mut lock(&forwards.state), (KEY, units), node, now);
+    note(3, first, now);
+    assert_eq!(forwards.next_mate(KEY, 2, now), Some(first), "it may have two");
+    let second = forwards.next_mate(KEY, 3, now).filter(|node| *node != first).expect("the other one");
+    note(1, first, now);
+    note(3, second, now);
+    assert_eq!(forwards.next_mate(KEY, 1, now), Some(second));
+    assert_eq!(forwards.next_mate(KEY, 3, now), None);
+    note(1, second, now);
+    assert_eq!(forwards.next_mate(KEY, 1, now), None);
+    forwards.expire(now.later(TRIED_NS));
+    assert_eq!(forwards.next_mate(KEY, 3, now.later(TRIED_NS)), Some(first), "again");
+    // Where there is no room to remember it, nobody is asked.
+    for number in 0..VAIN_MAX as u64 {
+        let key = (2, CellTag(u128::from(mixed(number)) << 64));
+        lock(&forwards.state).note_tried((key, 1), first, now.later(TRIED_NS));
+    }
+    note(1, first, now.later(TRIED_NS));
+    assert_eq!(forwards.next_mate(KEY, 1, now.later(TRIED_NS)), None);
+}
+
+#[test]
+fn no_more_is_asked_for_than_there_is_room_for() {
+    let now = Now::at(1_000);
+    let forwards = drawn(now, ASKED_OF_CELL_MAX as u64);
+    assert!(!lock(&forwards.state).may_ask(KEY, now));
+    assert!(forwards.hopes_since(KEY, now).is_some(), "whoever comes waits for room");
+    assert!(forwards.came(MATE, 3, Some(1), now));
+    assert!(lock(&forwards.state).may_ask(KEY, now));
+    // Those that did not come are given up.
+    forwards.expire(now.later(DRAW_NS));
+    let state = lock(&forwards.state);
+    assert!(state.asked.is_empty() && state.asked_of.is_empty() && state.remote_charges.is_empty());
+}
