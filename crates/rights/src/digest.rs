@@ -1,31 +1,37 @@
-//! Whether two nodes know the same, in a few bytes. **Nodes that know the same rows have equal digests, in whatever order
-//! they learned them; where the digests of a bucket differ, so do its rows.**
+//! Digests: two nodes find out in a few bytes whether they know the same rows. **Nodes that know the same
+//! rows have equal digests, in whatever order they learned them; where the digests of a bucket differ, so do
+//! its rows.**
 //!
-//! A row of ours only grows, and each is a maximum, so that telling one again is always safe and telling all of them
-//! always enough. After a long absence that could be many, nearly all of them known. So each end adds up, by buckets of
-//! rows, a hash of every row that concerns both; the ends compare, and only the buckets that differ are told again.
+//! A row only grows, and each is a maximum. So sending a row again is always safe, and sending all rows is
+//! always enough. After a long absence that could be many rows, nearly all of them known. So each end adds
+//! up, by buckets of rows, a hash of every row that concerns both. The ends compare the sums, and send again
+//! only the rows of buckets that differ.
 //!
-//! *Proof.* A bucket is the sum, modulo 2^64, of a hash of each of its rows; sums do not depend on the order. ∎ The other
-//! way round it is only very likely: two sets of rows that differ have the same sum by an accident of about 2^-64. Peers
-//! do not lie, so nobody looks for one. The worst of it is that rows are not told again before they next grow.
+//! *Proof.* A bucket is the sum, modulo 2^64, of a hash of each of its rows; sums do not depend on the order.
+//! ∎
 //!
-//! Loans are in no digest. They end by themselves, on both sides, and a renewal says which go on (`session`).
+//! The converse is only very likely: two different sets of rows have equal sums with a probability of about
+//! 2^-64. Peers do not lie, so nobody looks for such sets. At worst, rows are not sent again before they next
+//! grow.
+//!
+//! No digest contains loans. They end by themselves, on both sides, and a renewal says which loans go on
+//! (`session`).
 
 use serde::{Deserialize, Serialize};
 
-/// Buckets of a digest.
+/// The number of buckets of a digest.
 pub const BUCKETS: usize = 16;
 
-/// What some rows say, by buckets.
+/// The hashes of some rows, summed by bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Digest([u64; BUCKETS]);
 
-/// Some of a digest's buckets.
+/// A set of a digest's buckets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Buckets(u16);
 
 impl Digest {
-    /// Adds a row: which one, and what it says. Each at most once.
+    /// Adds a row, by its id and its values. Each row at most once.
     pub fn add(&mut self, row: u128, says: [u64; 2]) {
         let hash = says.into_iter().fold(hash_of(row), |hash, word| mixed(hash ^ word));
         let bucket = &mut self.0[bucket_of(row)];
@@ -62,7 +68,8 @@ fn hash_of(row: u128) -> u64 {
     mixed(mixed(row as u64) ^ (row >> 64) as u64)
 }
 
-/// Every bit of the result depends on every bit of the word: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
+/// Mixes the bits: every bit of the result depends on every bit of the word. The finalizer of SplitMix64
+/// (Steele, Lea and Flood, 2014).
 const fn mixed(word: u64) -> u64 {
     let word = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,40 +1,42 @@
-//! Who writes a row.
+//! The ids of members and incarnations, which write rows.
 
 use serde::{Deserialize, Serialize};
 
-/// A region, by its number: see [`Region::named`].
+/// A member, by its number: see [`MemberId::named`]. A member is a node with a share, or a region that has
+/// only one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId(pub u16);
 
-/// One writer of rows: a node of a region, and how often it has begun anew. A node that lost its disk, or was
-/// evicted, comes back as a later incarnation, which owns nothing of what the earlier one had.
+/// One incarnation of a node: a node of a region, and how often it has begun anew. A node that lost its disk,
+/// or was evicted, comes back as a later incarnation, which owns nothing of the earlier one's rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Incarnation {
-    /// Its region.
+    /// The node's member.
     pub member: MemberId,
-    /// Its number in the region.
+    /// The node's number in its region: see [`node_named`].
     pub node: u16,
     /// Counts up whenever the node begins with nothing. Never reused.
     pub number: u32,
 }
 
 impl MemberId {
-    /// The number of the region with this name: the same in every file and on every node, so that nobody has to give
-    /// numbers out. Two names of one cluster may fall together, once in 65,536: a config with both is refused.
+    /// The number of the member with this name, alike in every file and on every node, so that nobody has to
+    /// assign numbers. Two names of one cluster may have one number, once in 65,536: a config with both is
+    /// refused.
     #[must_use]
     pub fn named(name: &str) -> Self {
         Self(number_of(name))
     }
 }
 
-/// The number of the node with this name in its region; as [`Region::named`].
+/// The number of the node with this name in its region; computed as in [`MemberId::named`].
 #[must_use]
 pub fn node_named(name: &str) -> u16 {
     number_of(name)
 }
 
-/// FNV-1a of 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>), folded: it is written down in journals and
-/// catalogues, so it can never change.
+/// FNV-1a of 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>), folded. It can never change: journals
+/// and catalogues contain its results.
 fn number_of(name: &str) -> u16 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;

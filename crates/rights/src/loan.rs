@@ -1,8 +1,9 @@
-//! The loans of one cell: what its region lent of its own part, and what it holds of others'.
+//! The loans of one cell: the parts that its member lent of its own part, and the parts that it holds of
+//! others'.
 //!
-//! A cell's *capacity* is its standing part, plus what it holds, minus what it has lent. A bucket's state is its *debt*
-//! `d >= 0`, in units, which drains at the cell's part of the rate; its level is `capacity − d`, and nothing is admitted
-//! below 0. Loans move capacity `β` and debt together:
+//! A cell's *capacity* is its standing part, plus what it holds, minus what it has lent. A bucket's state is
+//! its *debt* `d >= 0`, in units, which drains at the cell's part of the rate; its level is `capacity − d`,
+//! and nothing is admitted below 0. Loans move capacity `β` and debt together:
 //!
 //! | step | capacity | debt |
 //! | --- | --- | --- |
@@ -13,32 +14,40 @@
 //! | holder gives back with `x` tokens, `x <= min(β, level)` | −β | sheds β − x |
 //! | giver takes the return | +β | owes β − x |
 //!
-//! To shed is to lower the debt, to no less than 0; to owe is to raise it. Call what was shed and is not owed yet *in
-//! flight*: `β − x` for a loan or a return under way, and `β` for a loan that ended at its holder.
+//! To shed is to lower the debt, to no less than 0; to owe is to raise it. Debt that was shed and is not owed
+//! yet is *in flight*: `β − x` for a loan or a return under way, and `β` for a loan that ended at its holder.
 //!
 //! **Theorem 3 (rates).** `admitted(s, t] <= B + r·(t − s)` for every interval.
-//! *Proof.* Let `D = Σ min(d, capacity) + in flight`, and `C = Σ capacity + lent and not held`. Every row of the table
-//! keeps C, which is B, and D <= C: a debt in flight is at most its β. No row lowers D: what a cell sheds is at most what
-//! flies; where it sheds less (it owed less) D grows, which wastes. A lost message leaves D in flight until the giver's
-//! end, where `β`, the most that flew, is owed. Only draining lowers D, at `Σ rate <= r`, since a part of the rate is
-//! counted on by one cell at a time (session.rs, Theorem 1) and nothing drains in flight; every admission raises it by
-//! its cost. So `admitted = ΔD + drained <= B + r·(t − s)`. ∎ With different versions of the budget at the two ends a
-//! unit is still a unit, and a part of the rate drains at most that part of the largest rate in force.
 //!
-//! **Theorem 4 (sliding windows).** Capacity moves only where it is not used: `β <= available` to lend and to give back.
-//! A holder's end leaves up to β used beyond its capacity, which leaves the window within one horizon, and so long the
-//! giver waits (stretched: [`Kind::Sliding`]). Hence at every instant `Σ used in the last window <= Σ capacity + what
-//! lingers <= L`.
+//! *Proof.* Let `D = Σ min(d, capacity) + in flight`, and `C = Σ capacity + lent and not held`. Every row of
+//! the table keeps C, which is B, and D <= C: a debt in flight is at most its β. No row lowers D: a cell
+//! sheds at most what is in flight. If it sheds less (it owed less), D grows, which wastes units. A lost
+//! message leaves D in flight until the giver's end, where `β`, the most that was in flight, is owed.
 //!
-//! **Only what is one's own is lent**, never what is borrowed. So a loan rests on nothing that can end before it, and the
-//! check is one comparison. The last part of a rate is never lent: a meter needs one. What is held of a region's pool ([`crate::pool`])
-//! is one's own for as long as it lasts: who lends of it sees to it that loans end before.
+//! Only draining lowers D, at `Σ rate <= r`: one cell at a time counts on a part of the rate (session.rs,
+//! Theorem 1), and nothing drains in flight. Every admission raises D by its cost. So
+//! `admitted = ΔD + drained <= B + r·(t − s)`. ∎
 //!
-//! **A lowered standing part** keeps the debt, so a cell may owe more than its capacity, and have lent more than it has.
-//! It is acknowledged when neither is so ([`Book::conforms`]). Until then nobody else may be raised, and a restart owes
-//! the whole capacity of the largest standing part since the last that was acknowledged.
+//! With different versions of the budget at the two ends a unit is still a unit, and a part of the rate
+//! drains at most that part of the largest rate in force.
 //!
-//! This file knows no clock, no limit and no policy: what to ask, whom to lend to and when to give back is the caller's.
+//! **Theorem 4 (sliding windows).** Capacity moves only while it is not used: `β <= available` to lend and to
+//! give back. A holder's end leaves up to β used beyond its capacity. This use leaves the window within one
+//! horizon, and so long the giver waits (stretched: [`Kind::Sliding`]). Hence at every instant
+//! `Σ used in the last window <= Σ capacity + what lingers <= L`.
+//!
+//! **A cell lends only its own part**, never what it borrowed. So a loan rests on nothing that can end before
+//! it, and the check is one comparison. The last part of a rate is never lent: a meter needs one. A lease of
+//! a region's pool ([`crate::pool`]) is the cell's own for as long as it lasts: a node that lends from a
+//! lease ensures that the loans end first.
+//!
+//! **A lowered standing part** keeps the debt, so a cell may owe more than its capacity, and have lent more
+//! than it has. The lowering is acknowledged when neither is so ([`Book::conforms`]). Until then nobody else
+//! may be raised, and a restart owes the whole capacity of the largest standing part since the last
+//! acknowledged one.
+//!
+//! This file knows no clock, no limit and no policy. The caller decides what to ask for, whom to lend to and
+//! when to give back.
 
 use std::collections::BTreeMap;
 
@@ -54,97 +63,98 @@ use crate::{
     session::{Beats, EXCEPTED_MAX, FROZEN_MAX, Heartbeat, Session, Sessions, stretch},
 };
 
-/// Loans that a cell may have lent, and as many that it may hold.
+/// The most loans that a cell may have lent, and the most that it may hold.
 pub const LOANS_MAX: usize = 64;
 
-/// Of those, with one peer.
+/// The most loans that a cell may have lent to one peer, and the most that it may hold from one.
 pub const LOANS_PER_PEER_MAX: usize = 16;
 
-/// Loans that a cell remembers to have given back. Beyond this it accepts nothing until the last of them would have
-/// ended.
+/// The most returned loans that a cell remembers. If more are returned, the cell accepts nothing until the
+/// last of them would have ended.
 pub const RETURNED_MAX: usize = 16;
 
-/// The longest ttl: a day. Longer loans would outlive every patience, and every process.
+/// The longest ttl: a day, so that a loan outlives neither patience nor processes by much.
 pub const TTL_NS_MAX: u64 = 86_400 * 1_000_000_000;
 
-/// What a loan is a part of.
+/// The kind of cell that a loan is a part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// A token or leaky bucket: debt moves with the capacity.
     Bucket,
     /// A sliding window: only unused capacity moves.
     Sliding {
-        /// For how long after the holder's end its charges may count: the limit's horizon.
+        /// How long after the holder's end its charges may count: the limit's horizon.
         lingers_ns: u64,
     },
 }
 
-/// What a giver offers.
+/// A loan that a giver offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// From the node's durable counter: above every number that it gave before. 0 is no number.
+    /// From the node's durable counter: above every number that the node gave before. 0 is no number.
     pub number: u64,
-    /// To whom.
+    /// The holder.
     pub to: Incarnation,
-    /// How much.
+    /// The offered part.
     pub part: Part,
-    /// Units of a bucket's level that go along: at most the part's units and the level. Of no meaning for windows.
+    /// Units of a bucket's level that go with the part: at most the part's units and the level. Windows
+    /// ignore the field.
     pub tokens: u64,
-    /// How long after the holder's beat was sent it lasts.
+    /// How long the loan lasts after the holder's heartbeat was sent.
     pub ttl_ns: u64,
 }
 
-/// A loan, as its giver tells the holder. Its bytes never change: a retry echoes the same beat.
+/// A loan, as its giver tells the holder. Its bytes never change: a retry echoes the same heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// Unique among all loans of the giver.
     pub number: u64,
-    /// How much.
+    /// The lent part.
     pub part: Part,
-    /// Of its units, those that are not owed.
+    /// Units of the part that are not owed.
     pub tokens: u64,
-    /// How long after the echoed beat was sent it lasts, unless it is renewed.
+    /// How long the loan lasts after the echoed heartbeat was sent, unless it is renewed.
     pub ttl_ns: u64,
-    /// The holder's beat that dates it.
+    /// The holder's heartbeat that dates the loan.
     pub echo: Heartbeat,
 }
 
 /// A loan that ended early, as its holder tells the giver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Return {
-    /// Which.
+    /// The loan's number.
     pub number: u64,
-    /// Of its units, those that are not owed.
+    /// Units of the part that are not owed.
     pub tokens: u64,
 }
 
-/// A loan, as its giver keeps it: on disk before the grant leaves, and until it is back.
+/// A loan, as its giver keeps it: on disk before the grant leaves, and until the loan is back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LentLoan {
     /// Unique among all loans of this node.
     pub number: u64,
-    /// Who holds it.
+    /// The holder.
     pub to: Incarnation,
-    /// How much.
+    /// The lent part.
     pub part: Part,
-    /// As granted.
+    /// The tokens, as granted.
     pub tokens: u64,
-    /// As granted.
+    /// The ttl, as granted.
     pub ttl_ns: u64,
     /// The ttl, stretched by the drift bound.
     pub wait_ns: u64,
-    /// With `lingers_ns` stretched by the drift bound.
+    /// The kind, with `lingers_ns` stretched by the drift bound.
     pub kind: Kind,
-    /// As granted.
+    /// The echoed heartbeat, as granted.
     pub echo: Heartbeat,
-    /// Its end unless it is renewed, on this process's clock, so never stored: a loan read from a disk has no end until
-    /// [`Book::restart`] gives it one.
+    /// The loan's end unless it is renewed, on this process's clock, so never stored. A loan read from a disk
+    /// has no end until [`Book::restart`] gives it one.
     #[serde(skip, default = "never_ns")]
     pub end_ns: u64,
-    /// Whether the session's renewals are for it.
+    /// Whether the session's renewals include the loan.
     #[serde(skip)]
     pub renewing: bool,
-    /// Whether its holder said that it does not hold it: see [`Book::refused`].
+    /// Whether the holder said that it does not hold the loan: see [`Book::refused`].
     #[serde(skip)]
     pub refused: bool,
 }
@@ -165,7 +175,7 @@ impl LentLoan {
         }
     }
 
-    /// The end of a loan to a peer of which nothing is known: what was renewed is never over.
+    /// The end of a loan to a peer of which nothing is known: a renewed loan is never over.
     pub const fn end_without_session(&self) -> u64 {
         match self.kind {
             _ if self.renewing => u64::MAX,
@@ -180,15 +190,15 @@ impl LentLoan {
 pub struct HeldLoan {
     /// Unique among all loans of the giver.
     pub number: u64,
-    /// Who gave it.
+    /// The giver.
     pub from: Incarnation,
-    /// How much.
+    /// The held part.
     pub part: Part,
-    /// How long it lasts after a beat that a renewal echoes.
+    /// How long the loan lasts after a heartbeat that a renewal echoes.
     pub ttl_ns: u64,
-    /// What it is a part of.
+    /// The kind of cell that the loan is a part of.
     pub kind: Kind,
-    /// Its end unless it is renewed, on this process's clock.
+    /// The loan's end unless it is renewed, on this process's clock.
     pub end_ns: u64,
 }
 
@@ -197,17 +207,18 @@ pub struct HeldLoan {
 struct Returned {
     number: u64,
     from: Incarnation,
-    /// The end it was granted: from then on a duplicate is refused by its age.
+    /// The granted end: from then on a duplicate is refused by its age.
     end_ns: u64,
 }
 
-/// What a step does to a cell. Apply the debt to the state as it is at the step's instant, then the new capacity.
+/// The effect of a step on a cell. Apply the debt to the state as it is at the step's instant, then the new
+/// capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use = "the cell's debt must follow its loans"]
 pub struct Change {
-    /// Of the capacity, in parts of the rate.
+    /// Change of the capacity, in parts of the rate.
     pub rate: i64,
-    /// Of the capacity, in units.
+    /// Change of the capacity, in units.
     pub units: i64,
     /// Units that the cell's debt grows by.
     pub owe: u64,
@@ -225,91 +236,91 @@ impl Change {
     }
 }
 
-/// Why a step did not happen. Nothing changed.
+/// The reason why a step did not happen. Nothing changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
-    /// A part of nothing.
+    /// The part is empty.
     #[error("an empty part")]
     Empty,
-    /// Numbers that no honest peer sends.
+    /// The message has numbers that no honest peer sends.
     #[error("numbers out of range or out of order")]
     Malformed,
-    /// Not a ttl.
+    /// The ttl is out of range.
     #[error("a ttl of {0} ns: it is 1 ns to {TTL_NS_MAX} ns, and to what the holder keeps its beats for")]
     Ttl(u64),
-    /// A window has no rate to lend.
+    /// The part has a rate, and a window has none.
     #[error("a part of the rate of a limit without a rate")]
     Rate,
-    /// More than the giver's own part that is not lent.
+    /// More than the giver's own part, minus its loans.
     #[error("{asked:?} of a spare {spare:?}")]
     NotSpare {
-        /// What was offered.
+        /// The offered part.
         asked: Part,
-        /// What could be.
+        /// The part that could be lent.
         spare: Part,
     },
-    /// More tokens, or more of a window, than there are.
+    /// More tokens, or more of a window, than are available.
     #[error("{asked} units where {available} are available")]
     NotAvailable {
-        /// What was asked for.
+        /// The units asked for.
         asked: u64,
-        /// What there is.
+        /// The units available.
         available: u64,
     },
-    /// The peer has not been heard, or not for too long.
+    /// The peer has not been heard, or not recently enough.
     #[error("no beat of the peer is recent enough")]
     Unheard,
-    /// A number that was given before.
+    /// The loan's number is not above those before.
     #[error("loan number {0} is not above those before")]
     NumberUsed(u64),
-    /// As many loans as are kept.
+    /// The cell has as many loans as it may have.
     #[error("as many loans as a cell may have: {LOANS_PER_PEER_MAX} a peer, {LOANS_MAX} in all")]
     TooManyLoans,
-    /// As many frozen loans as are told.
+    /// As many loans are frozen as a peer is told of, or remembers.
     #[error("as many frozen loans as a peer is told of ({FROZEN_MAX}), or remembers ({EXCEPTED_MAX})")]
     TooManyFrozen,
-    /// The beat is not one that this process sent and remembers.
+    /// This process did not send the heartbeat, or has forgotten it.
     #[error("an echo of a beat that this process did not send, or long ago")]
     UnknownBeat,
-    /// It has ended already.
+    /// The loan has ended already.
     #[error("it ended before it came")]
     Ended,
-    /// It is held already.
+    /// The loan is held already.
     #[error("loan {0} is held already")]
     Duplicate(u64),
-    /// It was given back.
+    /// The loan was given back.
     #[error("loan {0} was given back")]
     GivenBack(u64),
-    /// No such loan with that peer.
+    /// There is no such loan with that peer.
     #[error("no loan {0} with that peer")]
     Unknown(u64),
-    /// More than the peer can have.
+    /// The units are more than the peer can have.
     #[error("{said} units of one that can have {most}")]
     TooMuch {
-        /// Units that it says that it gave or lent, in all.
+        /// Units that the peer says that it gave or lent, in all.
         said: u64,
-        /// The most that it can have.
+        /// The most that the peer can have.
         most: u64,
     },
-    /// An older message than one that came before.
+    /// The message is older than one that came before.
     #[error("older than what came before")]
     Stale,
-    /// A newer message that says less than an older one.
+    /// The message is newer than one that came before, and says less.
     #[error("newer than what came before, and says less: the peer's disk may have been restored")]
     Backwards,
-    /// A peer remembers more than this node: the disk is an old one.
+    /// A peer remembers more than this node: this node's disk is an old one.
     #[error(
         "{to:?} has received {received} units of this window, where {given} were given: the disk was restored"
     )]
     RestoredDisk {
-        /// Which peer.
+        /// The peer.
         to: crate::MemberId,
-        /// What it says to have received.
+        /// Units that the peer says it received.
         received: u64,
-        /// What is known here to have been given.
+        /// Units that this node knows it gave.
         given: u64,
     },
-    /// As many regions as are kept.
+    /// There are as many members as a catalogue may have.
     #[error("more regions than a catalogue has")]
     TooManyRegions,
 }
@@ -317,32 +328,32 @@ pub enum Refusal {
 /// The loans of one cell.
 #[derive(Clone, Debug, Default)]
 pub struct Book {
-    /// Most cells are hot in one region: all others have lent it one piece.
+    /// One inline: most cells are hot in one region, to which all others have lent one piece.
     lent: SmallVec<[LentLoan; 1]>,
-    /// As large as it is: a place for each region that may lend would be empty in most cells.
+    /// Allocated to its exact size: a place for each peer that may lend would be empty in most cells.
     held: Vec<HeldLoan>,
     returned: Vec<Returned>,
-    /// Grants are refused until then: more loans were given back than are remembered.
+    /// Grants are refused until this time: more loans were given back than are remembered.
     closed_until_ns: u64,
 }
 
 impl Book {
-    /// A cell's loans as its node's disk has them. Follow with [`Book::restart`].
+    /// The loans of a cell that its node's disk has. Follow with [`Book::restart`].
     pub fn from_lent(lent: impl IntoIterator<Item = LentLoan>) -> Self {
         Self { lent: lent.into_iter().collect(), ..Self::default() }
     }
 
-    /// What is lent, in the order it was.
+    /// The lent loans, in the order of lending.
     pub fn lent(&self) -> &[LentLoan] {
         &self.lent
     }
 
-    /// What is held, in the order it came.
+    /// The held loans, in the order of arrival.
     pub fn held(&self) -> &[HeldLoan] {
         &self.held
     }
 
-    /// Whether the book says no more than an absent one: the cell may be forgotten.
+    /// Whether the book says no more than an absent one, so that the cell may be forgotten.
     pub fn is_empty(&self, now_ns: u64) -> bool {
         self.lent.is_empty()
             && self.held.is_empty()
@@ -350,24 +361,24 @@ impl Book {
             && self.returned.iter().all(|returned| returned.end_ns <= now_ns)
     }
 
-    /// Bytes it takes beside itself.
+    /// Bytes that the book takes on the heap.
     pub fn heap_bytes(&self) -> usize {
         let lent = if self.lent.spilled() { self.lent.capacity() * size_of::<LentLoan>() } else { 0 };
         lent + self.held.capacity() * size_of::<HeldLoan>() + self.returned.capacity() * size_of::<Returned>()
     }
 
-    /// What is lent, in all.
+    /// The sum of the lent parts.
     pub fn lent_total(&self) -> Part {
         total(self.lent.iter().map(|lent| lent.part))
     }
 
-    /// What is held, in all.
+    /// The sum of the held parts.
     pub fn held_total(&self) -> Part {
         total(self.held.iter().map(|held| held.part))
     }
 
-    /// What the cell may use. Never less than a part of the rate, if it owns any: its meter needs one, and the last one
-    /// is never lent.
+    /// The part that the cell may use: its capacity. At least one part of the rate if the cell owns any: its
+    /// meter needs one, and the last one is never lent.
     pub fn effective(&self, standing: Part) -> Part {
         let (lent, held) = (self.lent_total(), self.held_total());
         let least = u32::from(standing.rate > 0);
@@ -379,7 +390,8 @@ impl Book {
         }
     }
 
-    /// What the cell may still lend: of its own part, never what it holds, and never the last part of the rate.
+    /// The part that the cell may still lend: of its own part, never what it holds, and never the last part
+    /// of the rate.
     pub fn spare(&self, standing: Part) -> Part {
         let lent = self.lent_total();
         let mut own = standing;
@@ -394,21 +406,23 @@ impl Book {
         }
     }
 
-    /// Whether more is lent than the standing part has: then a version that lowered it is not acknowledged yet.
+    /// Whether more is lent than the standing part has. A version that lowered the part is then not
+    /// acknowledged yet.
     pub fn is_over_lent(&self, standing: Part) -> bool {
         let lent = self.lent_total();
         lent.units > standing.units || lent.rate > standing.rate.saturating_sub(1)
     }
 
-    /// Whether the cell keeps to its standing part, so that a version that lowered it may be acknowledged: no more is
-    /// lent, and it owes (or, in a window, has used) no more than it may. To wait for one refill instead is not
-    /// enough: a cell that has lent its rate pays back ever more slowly.
+    /// Whether the cell keeps to its standing part, so that a version that lowered it may be acknowledged.
+    /// The cell has then lent no more, and owes (or, in a window, has used) no more than it may. Waiting for
+    /// one refill instead is not enough: a cell that has lent its rate pays back ever more slowly.
     pub fn conforms(&self, standing: Part, owed: u64) -> bool {
         let within = owed <= self.effective(standing).units || mutated(Mutation::ConformIndebted);
         within && !self.is_over_lent(standing)
     }
 
-    /// Lends. The loan must be on disk before the grant leaves. `available` is what the cell could admit now.
+    /// Lends a part. The loan must be on disk before the grant leaves. `available` is what the cell could
+    /// admit now.
     pub fn lend(
         &mut self,
         standing: Part,
@@ -480,7 +494,8 @@ impl Book {
         Ok((lent.grant(), Change::lose(part, shed)))
     }
 
-    /// Accepts a grant, if it echoes a beat of this very process, is not over, and is neither held nor given back.
+    /// Accepts a grant, if it echoes a heartbeat of this very process, is not over, and is neither held nor
+    /// given back.
     pub fn accept(
         &mut self,
         from: Incarnation,
@@ -534,7 +549,8 @@ impl Book {
         Ok(Change::gain(part, owe))
     }
 
-    /// Ends a held loan early: the holder stops first, then tells. `available` is what the cell could admit now.
+    /// Ends a held loan early: the holder stops first, then sends the return. `available` is what the cell
+    /// could admit now.
     pub fn give_back(
         &mut self,
         number: u64,
@@ -569,8 +585,8 @@ impl Book {
         Ok((Return { number, tokens }, Change::lose(held.part, shed)))
     }
 
-    /// Takes a loan back that its holder ended early, if it is still lent. The removal must be on disk before the
-    /// capacity is lent again.
+    /// Takes back a loan that its holder ended early, if the loan is still lent. The removal must be on disk
+    /// before the capacity is lent again.
     pub fn take_return(
         &mut self,
         from: Incarnation,
@@ -602,40 +618,41 @@ impl Book {
         if lent.renewing { session.freezes(lent) } else { Ok(()) }
     }
 
-    /// The holder of a lent loan says that it does not hold it. It ends by itself once it is frozen: now, or with a later
-    /// [`Book::freeze_refused`] where as many are frozen as can be told. Nobody would say so again, and a loan that is
-    /// renewed and not held would never come back. Until then it is lent as before: a duplicate of its grant may still be
-    /// accepted.
+    /// Notes that the holder of a lent loan does not hold it. A loan that is renewed and not held would never
+    /// come back, and the holder says so only once. So the loan is frozen, and ends by itself: now, or with a
+    /// later [`Book::freeze_refused`] if as many loans are frozen as a peer can be told of. Until it ends it
+    /// is lent as before: a duplicate of its grant may still be accepted.
     pub fn refused(&mut self, number: u64, session: &mut Session) -> Result<(), Refusal> {
         let lent = self.lent.iter_mut().find(|lent| lent.number == number).ok_or(Refusal::Unknown(number))?;
         lent.refused = true;
         if lent.renewing { session.freezes(lent) } else { Ok(()) }
     }
 
-    /// Freezes loans that were refused while there was no room to tell of them, as far as there is now.
+    /// Freezes refused loans that could not be frozen before for lack of room, as far as there is room now.
     pub fn freeze_refused(&mut self, sessions: &mut BTreeMap<Incarnation, Session>) {
         if mutated(Mutation::RefusalForgotten) {
             return;
         }
         for lent in self.lent.iter_mut().filter(|lent| lent.refused && lent.renewing) {
             if let Some(session) = sessions.get_mut(&lent.to) {
-                // A list that is still full has room later: its loans end, since nothing is renewed while it is full.
+                // A full list has room later: its loans end, since nothing is renewed while it is full.
                 let _ = session.freezes(lent);
             }
         }
     }
 
-    /// When the next loan ends, if nothing is renewed until then. Ends only move later, so this may be kept and asked
-    /// again when it is due.
+    /// The time when the next loan ends, if nothing is renewed until then. Ends only move later, so the
+    /// caller may keep this and ask again when it is due.
     pub fn next_expiry(&self, sessions: &impl Sessions) -> Option<u64> {
         let held = self.held.iter().map(|held| sessions.end_of(held));
         let lent = self.lent.iter().map(|lent| sessions.reclaim_end(lent));
         held.chain(lent).min()
     }
 
-    /// Ends the loan that is due the longest, if one is: a held one leaves, a lent one comes back with everything owed.
-    /// Settle the cell at that instant, apply the change, and ask again. For a lent loan, the removal must be on disk
-    /// before the capacity is lent again, and [`Session::came_back`] is told; for a held one, [`Session::let_go`].
+    /// Ends the loan that is due the longest, if one is: a held loan leaves, a lent loan comes back with
+    /// everything owed. Settle the cell at that instant, apply the change, and ask again. For a lent loan,
+    /// the removal must be on disk before the capacity is lent again, and the caller tells
+    /// [`Session::came_back`]; for a held loan, [`Session::let_go`].
     pub fn expire_one(&mut self, now_ns: u64, sessions: &impl Sessions) -> Option<Expired> {
         let held = self.held.iter().enumerate().map(|(i, held)| (sessions.end_of(held), false, i));
         let lent = self.lent.iter().enumerate().map(|(i, lent)| (sessions.reclaim_end(lent), true, i));
@@ -655,9 +672,9 @@ impl Book {
         })
     }
 
-    /// After a restart: every loan that the disk has waits its whole ttl, stretched, from now, and is not renewed.
-    /// Nothing is held. The caller lets the cell owe its whole capacity: [`Book::effective`] of the largest standing
-    /// part since the last that was acknowledged.
+    /// Restarts the book: every loan on the disk waits its whole ttl, stretched, from now, and is not
+    /// renewed. Nothing is held. The caller lets the cell owe its whole capacity: [`Book::effective`] of the
+    /// largest standing part since the last acknowledged one.
     pub fn restart(&mut self, now_ns: u64) {
         self.held.clear();
         self.returned.clear();
@@ -675,8 +692,8 @@ impl Book {
         }
     }
 
-    /// Drops what is held, of one giver or of all, as if it had ended now: its giver is evicted, or the clock cannot be
-    /// trusted. Duplicates of the grants are refused.
+    /// Drops the held loans of one giver or of all, as if they had ended now: the giver is evicted, or the
+    /// clock cannot be trusted. Duplicates of the grants are refused.
     pub fn forfeit(&mut self, from: Option<Incarnation>, now_ns: u64) -> Change {
         let mut change = Change::default();
         let (dropped, kept) = self.held.drain(..).partition(|held| from.is_none_or(|from| held.from == from));
@@ -711,19 +728,19 @@ impl Book {
 /// A loan that came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expired {
-    /// Its own end, at or before now.
+    /// The loan's own end, at or before now.
     pub at_ns: u64,
-    /// Which.
+    /// The loan's number.
     pub number: u64,
-    /// With whom.
+    /// The other side of the loan.
     pub peer: Incarnation,
-    /// Whether it was lent and comes back, or was held and leaves.
+    /// Whether the loan was lent and comes back, or was held and leaves.
     pub comes_back: bool,
-    /// What that does to the cell.
+    /// The effect on the cell.
     pub change: Change,
 }
 
-/// What the end of a held loan does to a cell.
+/// The effect of a held loan's end on a cell.
 fn leaves(held: &HeldLoan) -> Change {
     let shed = match held.kind {
         Kind::Bucket if mutated(Mutation::ShedMoreThanOwed) => 2 * held.part.units,

@@ -1,37 +1,37 @@
-//! Rules that tests may break, one at a time, to see that the checks notice.
+//! Mutations: rules that tests may break, one at a time, to see that the checks notice.
 //!
 //! Without the feature `mutations`, [`mutated`] is `false` and costs nothing.
 
 #[cfg(all(feature = "mutations", not(debug_assertions)))]
 compile_error!("the feature `mutations` is for tests: a build without debug assertions refuses it");
 
-/// One rule that is left out.
+/// A broken rule. Each variant's comment says what the code does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Mutation {
     /// The giver takes a loan back without allowing for clocks that drift.
     NoDriftMargin,
-    /// A lower share is acknowledged while more is owed.
+    /// A lower share is acknowledged while the cell owes more.
     ConformIndebted,
     /// The giver renews without moving its own ends.
     RenewWithoutExtending,
     /// A renewal does not list the frozen loans.
     RenewWithoutExcept,
-    /// A renewal is for loans that a restarted giver does not renew.
+    /// A restarted giver renews loans of its earlier process.
     RenewLoansOfEarlierProcess,
-    /// A holder counts a renewal from when it came.
+    /// A holder counts a renewal from its arrival.
     RenewExtendsFromReceipt,
-    /// A renewal revives loans that ended while nobody looked.
+    /// A renewal revives loans that ended unseen.
     LapseForgotten,
-    /// A holder forgets that a loan was frozen when it is listed no more.
+    /// A holder forgets that a loan was frozen when a renewal stops listing it.
     FreezeForgotten,
-    /// A freeze takes back what was renewed before.
+    /// A freeze undoes earlier renewals of the loan.
     FreezeKeepsOldEnd,
-    /// A refusal that comes while no more can be frozen is forgotten.
+    /// A refusal is forgotten if it comes while no more loans can be frozen.
     RefusalForgotten,
-    /// A holder takes a beat of its earlier process for its own.
+    /// A holder takes a heartbeat of its earlier process for its own.
     BeatsWithoutBoot,
-    /// A holder counts a loan from when the grant came.
+    /// A holder counts a loan from the arrival of its grant.
     DateFromReceipt,
     /// A grant is accepted after its end.
     AcceptEnded,
@@ -41,304 +41,311 @@ pub enum Mutation {
     AcceptFull,
     /// The giver keeps the tokens that travel.
     GiverKeepsTokens,
-    /// More tokens travel than the giver has.
+    /// A giver sends more tokens than it has.
     LendTokensNotThere,
-    /// A window's capacity is lent although it is used.
+    /// A sliding window's capacity is lent although it is used.
     LendUsedCapacity,
-    /// What is borrowed is lent on.
+    /// Borrowed parts are lent on.
     LendBorrowed,
     /// The last part of a rate is lent.
     LendLastRate,
-    /// A loan has the number of an earlier one.
+    /// A loan gets the number of an earlier one.
     NumbersReused,
-    /// A window's capacity is used again while the holder's charges count.
+    /// A sliding window's capacity is used again while the holder's charges count.
     ReclaimWithoutLinger,
-    /// A loan comes back unspent.
+    /// A loan comes back without debt at the giver's end.
     OweNothingOnReclaim,
-    /// A holder's end sheds more than the giver will owe.
+    /// A holder's end sheds more debt than the giver will owe.
     ShedMoreThanOwed,
     /// A return says that nothing is owed.
     GiveBackFull,
-    /// A window's capacity is given back although it is used.
+    /// A sliding window's capacity is given back although it is used.
     GiveBackUsedCapacity,
-    /// What is given back is still held.
+    /// A returned loan is still held.
     GiveBackAndKeep,
-    /// A duplicate of a grant revives what was given back.
+    /// A duplicate of a grant revives a returned loan.
     GiveBackForgets,
-    /// A duplicate of a grant revives what was forfeited.
+    /// A duplicate of a grant revives a forfeited loan.
     ForfeitForgets,
-    /// A restart forgets what was lent.
+    /// A restart forgets lent loans.
     RestartForgetsLoans,
-    /// A restart takes back what was lent.
+    /// A restart takes lent loans back at once.
     RestartWaitsForNothing,
-    /// What was given in a window may be used.
+    /// Units given away in a window may still be used.
     GivenNotCounted,
     /// Used units of a window are given.
     GiveUsedUnits,
-    /// A transfer is added each time it comes.
+    /// A transfer is added each time it arrives.
     ReceiveAdds,
-    /// An older disk goes on.
+    /// A node with a restored, older disk goes on.
     RestoredDiskUnseen,
-    /// More is refunded than was spent.
+    /// More units are refunded than were spent.
     RefundUnspent,
-    /// Shares by plain largest remainder, which fall when the total grows.
+    /// Shares follow plain largest remainder, and fall when the total grows.
     LargestRemainder,
     /// A share is raised before anybody acknowledged.
     RaiseBeforeAck,
-    /// Only the writers that a term lowers are waited for.
+    /// A node waits only for the incarnations that an allocation lowers.
     AskLoweredOnly,
-    /// In a term that fences a writer, the others are not waited for.
+    /// In an allocation that fences an incarnation, a node does not wait for the others.
     SkipSurvivorAck,
-    /// An acknowledgement of a later term counts for the earlier ones.
+    /// An acknowledgement of a later allocation counts for the earlier ones.
     LaterAckCounts,
-    /// What a region was to have of a window before that began counts for who comes later.
+    /// A node that joins a region uses the total of a window stated before the window began.
     PoolRemembersAhead,
-    /// A window that was used under an older share is used under a newer, larger one.
+    /// A window used under an older share is used under a newer, larger share.
     RaiseIgnoresFrom,
-    /// What a distribution moves goes on being used by who had it, in windows that begin afterwards too.
+    /// Units that an allocation moves stay in use by their old owner, in windows that begin afterwards too.
     SparesWhatFollows,
-    /// So it does in windows of limits that others have not heard of.
+    /// Units that an allocation moves stay in use by their old owner, in windows of limits that others have
+    /// not heard of.
     SparesUnheardOf,
-    /// What a node has of the window that is open it has of later ones, until it makes numbers anew.
+    /// A node uses its units of the open window for later windows, until it makes new variants.
     OpenSharesLast,
-    /// Where cells have edges of their own, shares of windows that begin later are used in open ones.
+    /// If cells have their own edges, shares of windows that begin later are used in open ones.
     LaterSharesEarly,
-    /// A cell that shared another with others goes by that one's window, which may end at another time than its own.
+    /// A cell that leaves a shared cell keeps that cell's window, which may end at another time than its own.
     SharedWindowKept,
-    /// A wall that nobody confirmed since the start dates what is durable.
+    /// A wall clock that nobody confirmed since the start dates durable records.
     BelievesAtStart,
-    /// While a node's wall is contradicted its doubt grows as if it reached nobody.
+    /// While peers contradict a node's wall, its uncertainty grows as if it reached no peer.
     DoubtGrows,
-    /// A wall that has moved along goes on being gone by, whoever contradicts it.
+    /// A node keeps a wall that has moved along with its steady clock, whoever contradicts the wall.
     OutvotedGoesOn,
-    /// One peer that contradicts a wall outvotes all that agree.
+    /// One peer that contradicts a wall outvotes all peers that agree.
     OneOutvotes,
-    /// A wall that was set is gone by though nobody agrees.
+    /// A node uses a wall that was set, though no peer agrees.
     StepBelieved,
-    /// A wall that the system set back stays where it was.
+    /// A wall that the system set back keeps its largest time.
     WallKeepsLargest,
-    /// The wall is dated by a reading of before it was read.
+    /// The wall is dated by a steady reading from before the wall was read.
     WallDatedEarly,
     /// The counter is not compared with the system's clock.
     CounterTrusted,
-    /// A wall that is set back finds the windows again that it left.
+    /// A wall that is set back reopens the windows that it left.
     WallReopensWindows,
-    /// The time of an acknowledgement trusts the clock.
+    /// The time in an acknowledgement has no clock margin.
     NoClockMargin,
     /// Buckets and sliding windows do not wait for what is owed.
     NoWaitAfterAck,
-    /// A wait goes on after a restart as if the steady clock were the same.
+    /// A wait goes on after a restart as if the steady clock had not restarted.
     RestartKeepsWaits,
-    /// Any version is adopted.
+    /// A node adopts any version, older ones too.
     AdoptOlderVersion,
     /// An acknowledgement leaves before it is on disk.
     AckBeforeDurable,
-    /// A later incarnation has what the earlier had.
+    /// A later incarnation has the earlier one's share.
     TrustUnnamedIncarnation,
     /// A node that begins with a later version uses its share at once.
     JoinAtOnce,
-    /// A region that leaves is not waited for.
+    /// Nobody waits for a member that leaves.
     ForgetLeavers,
-    /// A term is forgotten as if limits that were removed had never been.
+    /// An allocation is forgotten as if removed limits had never existed.
     ForgetRemovedLimits,
 
-    // Of the node.
+    // Rules of the node.
     /// A grant leaves before the loan is on disk.
     GrantBeforeDurable,
-    /// A loan is given back before the debt that stays is on disk.
+    /// A loan is given back before the remaining debt is on disk.
     ReturnBeforeDurable,
-    /// A loan that ended before the numbers changed ends by the new ones.
+    /// A loan that ended before the variant changed ends by the new variant.
     EndLoansByNewNumbers,
-    /// The first frames of a process carry a beat that it sends later.
+    /// The first frames of a process carry a heartbeat that it sends later.
     BeatBeforeSent,
-    /// Rights of a window are told before they are given on disk.
+    /// A transfer leaves before it is on disk.
     GiveBeforeDurable,
-    /// What is given away is not kept.
+    /// A restart forgets units that were given away.
     RestartForgetsPledge,
-    /// What was spent before a crash is forgotten.
+    /// A crash forgets spending.
     CrashForgetsSpent,
-    /// What a clean stop left stays on the disk while the next process spends.
+    /// The rows of a clean stop stay on the disk while the next process spends.
     StoppedTwice,
-    /// A cell is charged before the loans that ended are gone.
+    /// A cell is charged before its ended loans are gone.
     SettleLate,
-    /// New numbers leave a cell with loans as it is.
+    /// A new variant leaves a cell with loans unchanged.
     ReshareWithoutRenumber,
-    /// What a cell owes is forgotten when its numbers change.
+    /// A cell's debt is forgotten when its variant changes.
     RebuildForgetsDebt,
-    /// An earlier process of a peer goes on being heard.
+    /// A node goes on hearing an earlier process of a peer.
     TrustOldBoot,
     /// Near an edge only one window is charged.
     NoMargin,
-    /// A node that knows that its disk is an old one goes on.
+    /// A node goes on though it knows that its disk is an old one.
     OldDiskTrusted,
     /// A node that the catalogue does not name has a share.
     OwnsNothingIgnored,
-    /// A version is acknowledged while more is lent or owed than there is.
+    /// A version is acknowledged while a cell has lent or owes more than its part.
     ConformAtOnce,
-    /// What was held of a writer that is closed is held on.
+    /// A node keeps loans held from a closed incarnation.
     HoldOfClosed,
-    /// What was spent under larger numbers is waited for as long as the present ones take to drain.
+    /// The wait for spending under a larger variant is only as long as the present variant takes to drain.
     DrainAsOfNow,
-    /// After a restart the steady clock is taken to go on where the last one was.
+    /// After a restart the node assumes that the steady clock went on.
     TrustAnchor,
-    /// A state on disk covers one that counts in another rate.
+    /// A state on disk covers a state with another rate.
     CoverByAnotherRate,
-    /// After a crash, a window is spent only as far as the present numbers go.
+    /// After a crash, a window counts as spent only up to the present variant's limit.
     SpentAsOfNow,
-    /// A clock that goes back finds a window that was left as if it had never been open.
+    /// A clock that goes back reopens a window that was left.
     WindowReopens,
-    /// What was removed is given away still.
+    /// Units of a removed limit are still given away.
     GiveOfRemoved,
-    /// Of what is not journalled the disk keeps nothing, though more is owed than a crash presumes.
+    /// The disk keeps nothing of a cell that is not journalled, though the cell owes more than a crash
+    /// presumes.
     OverdrawnUnwritten,
-    /// A bucket's rate is lowered, and the disk is not told what cells owe by then.
+    /// A bucket's rate is lowered, and the cells' debts at that time are not written to disk.
     SlowedUnwritten,
-    /// A bucket gets back all that a charge cost, whatever has come back since.
+    /// A bucket gets back the whole charge, even units that the rate has given back since.
     RefundInFull,
-    /// A charge is given back as often as somebody says so.
+    /// A charge is given back each time somebody asks.
     RefundTwice,
-    /// What a crash forgot is given back.
+    /// A charge that a crash forgot is given back.
     RefundForgotten,
-    /// A charge is given back to the window that is open, whichever was charged.
+    /// A charge is given back to the open window, whichever window was charged.
     RefundIntoOpenWindow,
-    /// What comes back is spent before the disk knows that it came back.
+    /// Refunded units are spent before the refund is on disk.
     RefundBeforeDurable,
-    /// A charge gives back as much as if the rate had always been as low as it is.
+    /// A refund ignores that the rate was higher before.
     RefundAfterSlowing,
     /// A charge is given back while other nodes answer by it.
     RefundWhileShared,
-    /// The same question under the same name is charged each time.
+    /// A repeated request with one name is charged each time.
     RepeatChargesAgain,
-    /// The least numbers that a cell may have are taken for those that it has.
+    /// The least variant that a cell may have is taken for its known variant.
     GuessTakenForKnown,
     /// A lease is charged when it is taken, and its capacity comes back while it may be spent.
     LeaseNotSetApart,
-    /// What a crash forgot is forgotten with the next crash, though the limit is journalled by then.
+    /// Spending that a crash forgot is forgotten again by the next crash, though the limit is journalled by
+    /// then.
     ForgottenUnwritten,
-    /// A pool grants what it may have drained too soon.
+    /// A pool grants units that it may have drained too soon.
     PoolGrantsUnsure,
-    /// What comes back to a pool drains there from when it may still have drained at its holder.
+    /// A part that comes back drains in the pool while it may still have drained at its holder.
     PoolDrainsEarly,
-    /// A lease that ended comes back to its pool unspent.
+    /// An ended lease comes back to its pool unspent.
     PoolOwesNothing,
-    /// A call that comes after a later one counts.
+    /// A pool hears a call that comes after a later one.
     PoolHearsOlderCalls,
-    /// A call of a window that comes after a later one is granted what it asks for.
+    /// A window's pool grants units to a call that comes after a later one.
     PoolGrantsOlderCalls,
-    /// What others hold of a larger or a smaller pool counts as so many units of this one.
+    /// Units that others hold of a larger or a smaller pool count as so many units of this one.
     PoolCountsUnitsAlike,
-    /// What an earlier process of a node held comes back unspent.
+    /// Units that an earlier process of a node held come back unspent.
     PoolTrustsTheDead,
     /// A pool grants before all nodes have told what they hold.
     PoolGrantsUntold,
     /// A generation grants when the first node has told what it holds.
     PoolAsksOneNode,
-    /// Where one node is left out, all are that have told nothing.
+    /// If one node is excluded, all nodes that have told nothing are.
     PoolLeavesAllOut,
-    /// What a node may hold that is left out counts as nothing.
+    /// Units that an excluded node may hold count as nothing.
     PoolBurnsNoAbsent,
     /// A pool that forgot begins full.
     PoolBeginsFull,
-    /// Whoever goes by an earlier distribution among regions than a group's pools are part of makes them part of that again, and what others
-    /// hold counts in units of his.
+    /// A node with an earlier allocation among regions moves the pools back to it, and units that others hold
+    /// are not counted in proportion.
     PoolHearsOldTerms,
-    /// A generation that goes on trusts what the pools know though nobody has used them who knows of nothing later.
+    /// A generation that goes on trusts the pools' knowledge without a witness: a node that used it and knows
+    /// of nothing later.
     PoolGoesOnUnwitnessed,
-    /// Of what is owed to a pool that has far fewer units than it had, what ticks cannot count is forgotten.
+    /// A pool with far fewer units than before forgets the debt that ticks cannot count.
     PoolForgetsBeyond,
-    /// A bucket's pool that was called before all nodes had told counts what was spent until then as known.
+    /// A bucket's pool that was called before all nodes had told takes earlier spending as known.
     PoolForgetsFresh,
-    /// What was answered under a name counts in every generation.
+    /// An answer under a name counts in every generation.
     NameOutlivesGeneration,
-    /// An answer is kept under a name whoever has it.
+    /// An answer is kept under a name without the claim.
     NameKeptUnclaimed,
-    /// What was spent is unknown up to when the first node told what it holds.
+    /// Spending is unknown only up to the first node's statement of what it holds.
     PoolFreshFromFirst,
-    /// Windows count in whose time a node lost what it had taken.
+    /// No window is forfeited, even if a node lost its record of what it had taken.
     PoolBurnsNothing,
-    /// What an earlier process of a node took from a window is forgotten.
+    /// Units that an earlier process of a node took from a window are forgotten.
     PoolForgetsTheDead,
     /// A promoted replica is taken for the process before it.
     PoolKnowsNoProcess,
     /// A generation counts as a first though not all nodes are new.
     PoolNewToOne,
-    /// What a sliding window's lease may have used counts no more when it ends.
+    /// Units that a sliding window's lease may have used count no more when the lease ends.
     PoolLingersNot,
-    /// A node counts a lease from when the answer came.
+    /// A node counts a lease from the arrival of the answer.
     PurseDatesFromAnswer,
-    /// A node takes what an answer to an earlier call says.
+    /// A node takes up the answer to an earlier call.
     PurseHearsOlderCalls,
-    /// What a lease kept comes back after its end, unspent, with the answer to a call that was under way.
+    /// After a lease's end its kept part comes back, unspent, with the answer to a call that was under way.
     PurseHearsAfterItsEnd,
     /// A node gives parts back after the call that says so.
     PurseKeepsWhatItGave,
-    /// A cell goes on with what it held of a pool when that has ended.
+    /// A cell goes on with a lease that has ended.
     LeaseOutlivesItsEnd,
     /// A node does not tell in a new generation what it holds.
     LeaseUntold,
     /// A node says that it has told all while a call of the group is under way.
     LeaseAssertedEarly,
-    /// A node uses a generation before it is written down that it heard of it.
+    /// A node uses a generation before the generation is on its disk.
     LeaseForgetsGeneration,
-    /// A lease is renewed by an answer of a generation that does not grant.
+    /// An answer of a generation that does not grant renews a lease.
     LeaseRenewedUngranted,
-    /// Pools that have forgotten grant while loans may be out of a node that was evicted.
+    /// Pools that have forgotten grant while loans of an evicted node may be out.
     LeaseForgetsLoansOfGone,
-    /// What a pool granted by a larger limit is taken up when the limit has been lowered.
+    /// A node takes up a grant by a larger limit after the limit was lowered.
     LeaseTakesUpMore,
-    /// What is held of a pool under numbers that are over is cut when the cell is looked at next, not when it gets its new ones.
+    /// A lease under an old variant is cut when the cell is next looked at, not when the cell gets its new
+    /// variant.
     LeaseShrinksLate,
-    /// What a node that stops gave back of a window's pool counts as spent of that, and not of its own part.
+    /// Units of a window's pool that a stopping node gave back count as spent from the pool, and not from its
+    /// own part.
     LeaseStopsBeforeReturns,
-    /// A node calls for more of a window before it is written down how much that may bring.
+    /// A node calls for more of a window before the most that the call may bring is on disk.
     LeaseTakesUnwritten,
-    /// A node takes of windows that begin later than leases last.
+    /// A node takes from windows that begin later than leases last.
     LeaseTakesAnyTime,
-    /// Others go by what a node says of a window whose numbers nobody makes anew.
+    /// Others use a node's total of a window for which nobody makes new variants.
     LeaseSaysWhatIsOver,
-    /// What a node took of windows that is none of the region's any more counts as nothing after the pools were lost.
+    /// Units of windows that a node took and that the region no longer owns count as nothing after the pools
+    /// were lost.
     LeaseForgetsWhoLeft,
-    /// Nodes go on with all that they hold of the pools that there are when those become part of another distribution among regions.
+    /// Nodes keep their whole leases when the pools become part of another allocation among regions.
     LeaseOutlivesTerms,
-    /// What a node took of a window's pool and gave to another region it may use as well.
+    /// Units that a node took from a window's pool and gave to another region may be used as well.
     LeaseGivesTwice,
-    /// What a node holds of a pool it lends for longer than it has it.
+    /// A node lends from a lease for longer than the lease lasts.
     LeaseLendsForLonger,
-    /// Loans of what a node holds of a pool are renewed until that ends.
+    /// Loans from a lease are renewed until the lease ends.
     LeaseRenewsToTheEnd,
-    /// What a node holds of a pool and has lent it gives back to the pool as well.
+    /// A node gives back to the pool units that it has lent from its lease.
     LeaseReturnsWhatIsLent,
-    /// A node acknowledges that it holds less of pools while it has lent more.
+    /// A node acknowledges a smaller lease while it has lent more.
     LeaseConformsWhileLent,
-    /// Where less may be held of a pool than is lent of it, that is not asked back.
+    /// If a node may lease less than it has lent, it does not ask the loans back.
     LeaseLendsBeyondLess,
-    /// A process calls pools while loans of an earlier one are out that rest on what that one held of them.
+    /// A process calls pools while loans are out that rest on leases of an earlier process.
     LeaseForgetsLoans,
-    /// A node does not tell what earlier processes of it took of windows.
+    /// A node does not tell the withdrawals of its earlier processes from windows.
     LeaseForgetsTakings,
-    /// A node counts what earlier processes took as told in a generation in which nobody told it.
+    /// A node counts withdrawals of earlier processes as told in a generation in which nobody told them.
     LeaseTakingsToldEarly,
-    /// A node that has lost its disk takes any generation that grants for the last.
+    /// A node that has lost its disk takes any generation that grants for the latest.
     LeaseTrustsStrangers,
     /// A node hears of generations before all others count it.
     LeaseHearsUncounted,
     /// A node that has lost its disk says that it is new, whatever was granted before.
     LeaseNewTwice,
-    /// What the nodes keep out of the pools is in the pools, too.
+    /// The nodes' guard shares are in the pools, too.
     LeaseGuardTwice,
     /// A pool does not wait for as long as a node counts on what it holds.
     LeaseTakenBackEarly,
-    /// A cell's speaker answers a draw and does not charge it.
+    /// A cell's owner answers a forward and does not charge it.
     DrawUncharged,
-    /// A draw is charged, and used, by other numbers than the limit has where a request waits.
+    /// A forward is charged, and used, by another variant than the limit has where a request waits.
     DrawOfOtherNumbers,
-    /// What was drawn passes every request that waits for it.
+    /// One forwarded charge passes every request that waits for it.
     DrawUsedTwice,
-    /// What was drawn passes a request that came after it was charged.
+    /// A forwarded charge passes a request that came after the charge was made.
     DrawUsedByAnybody,
 }
 
-/// Whether a rule is left out in this thread.
+/// Whether a rule is broken in this thread.
 #[cfg(not(feature = "mutations"))]
 #[inline(always)]
 pub const fn mutated(_: Mutation) -> bool {
@@ -355,13 +362,13 @@ mod switch {
         static CHOSEN: Cell<Option<Mutation>> = const { Cell::new(None) };
     }
 
-    /// Whether a rule is left out in this thread.
+    /// Whether a rule is broken in this thread.
     #[inline]
     pub fn mutated(rule: Mutation) -> bool {
         CHOSEN.with(|chosen| chosen.get() == Some(rule))
     }
 
-    /// Leaves one rule out in this thread from now on, or none.
+    /// Breaks one rule in this thread from now on, or none.
     pub fn break_rule(rule: Option<Mutation>) {
         CHOSEN.with(|chosen| chosen.set(rule));
     }

@@ -1,37 +1,48 @@
-//! What two processes know of each other: the beats that date their loans, and the one message that renews them.
+//! Sessions between two processes: the heartbeats that date their loans, and the one message that renews the
+//! loans.
 //!
-//! **Rule.** A holder numbers its beats and remembers when it sent each. A giver dates a beat from its first receipt.
-//! A loan whose grant echoes a beat ends, for the holder, `ttl` after the beat was *sent*; for the giver, `ttl`
-//! stretched by the drift bound after it was *received*. Only the giver carries the margin, and nobody compares clocks.
+//! **Rule.** A holder numbers its heartbeats and remembers when it sent each. A giver dates a heartbeat from
+//! its first receipt. A grant echoes a heartbeat. For the holder, the loan ends `ttl` after the heartbeat was
+//! *sent*. For the giver, the loan ends `ttl`, stretched by the drift bound, after the heartbeat was
+//! *received*. Only the giver carries the margin, and nobody compares clocks.
 //!
-//! **Theorem 1 (order of ends).** In true time, whenever a holder still counts on a loan, its giver does not yet.
-//! *Proof.* Let the beat be sent at `s` and received at `h >= s`, in true time. Clocks run at `1 ± D`. The holder stops
-//! at the latest at `s + ttl/(1 − D)`. The giver waits `ttl·(1 + D)/(1 − D)` on its own clock, so at least
-//! `ttl/(1 − D)` in true time, from `h >= s`. After a restart it waits as long from the restart, which is later than
-//! `h`. ∎
+//! **Theorem 1 (order of ends).** In true time, while a holder still counts on a loan, its giver does not yet
+//! count on it.
 //!
-//! **Renewals are lazy.** `Renew { echo, from, up_to, except }` says that every loan numbered in `from..=up_to` and not
-//! excepted now lasts until `ttl` after that beat. Neither side walks its loans: [`Session::reclaim_end`] and
-//! [`Session::end_of`] compute an end when a cell is looked at, perhaps long after it passed. So an end must be a
-//! function of what was said *before* it, or a loan that ended unseen would be revived by the next renewal, when its
-//! giver has already taken it back. Two memories see to that:
+//! *Proof.* Let the heartbeat be sent at `s` and received at `h >= s`, in true time. Clocks run at `1 ± D`.
+//! The holder stops at the latest at `s + ttl/(1 − D)`. The giver waits `ttl·(1 + D)/(1 − D)` on its own
+//! clock, so at least `ttl/(1 − D)` in true time, from `h >= s`. After a restart it waits as long from the
+//! restart, which is later than `h`. ∎
 //!
-//! - A *lapse*: when a link is added to the chain of renewals at `now`, and the link before had been dated `at`, then
-//!   every loan with `max(own end, at + ttl) <= now` is over, whatever is said from `now` on. It need only be kept if
-//!   the shortest loan can have ended, so none is recorded while renewals flow.
-//! - What was once excepted stays excepted: the giver stops listing a frozen loan when it has taken it back, and the
-//!   holder may not have looked.
+//! **Renewals are lazy.** `Renew { echo, from, up_to, except }` says that every loan numbered in
+//! `from..=up_to` and not excepted now lasts until `ttl` after that heartbeat. Neither side walks its loans:
+//! [`Session::reclaim_end`] and [`Session::end_of`] compute an end when a cell is looked at, perhaps long
+//! after that end. So an end must be a function of what was said *before* it. Otherwise the next renewal
+//! would revive a loan that ended unseen, which its giver has already taken back. Two memories prevent this:
 //!
-//! **Theorem 2 (lazy renewals).** The holder's end of a loan, whenever it is computed, is not after the giver's, as in
-//! Theorem 1. *Proof.* Let a lease dated `s` be what extends the loan at the holder, with its `Renew` sent while the
-//! giver had the loan (a) lent and renewing: then the giver's end moved to `h + ttl'` in the same step, before the
-//! message left, and a later freeze keeps that end. (b) Lent and frozen: then it is excepted, and stays so at the
-//! holder. (c) Reclaimed: at the giver's end, so after the holder's end by all that was said before (Theorem 1), so the
-//! holder, taking the renewal still later, records a lapse that covers the loan, or had excepted it. (d) Returned: then
-//! the holder does not hold it, and refuses its duplicates. (e) Not lent yet: it is above `up_to`, or the giver's lazy
-//! end counts the renewal for it. (f) Lent by an earlier process of the giver: it is below `from`. ∎
+//! - A *lapse*. Let a renewal be added to the chain at `now`, and the renewal before be dated `at`. Then
+//!   every loan with `max(own end, at + ttl) <= now` is over, whatever is said from `now` on. A lapse need
+//!   only be kept if the shortest loan can have ended, so none is recorded while renewals flow.
+//! - A loan that was once excepted stays excepted. The giver stops listing a frozen loan when it has taken
+//!   the loan back, and the holder may not have looked.
 //!
-//! This file knows nothing of cells. When to renew, and how often to beat, is the caller's to decide.
+//! **Theorem 2 (lazy renewals).** The holder's end of a loan, whenever it is computed, is not after the
+//! giver's, as in Theorem 1.
+//!
+//! *Proof.* Let a renewal dated `s` extend the loan at the holder. When the giver sent this `Renew`, the loan
+//! was in one of these states at the giver:
+//!
+//! - (a) Lent and renewing: the giver's end moved to `h + ttl'` in the same step, before the message left,
+//!   and a later freeze keeps that end.
+//! - (b) Lent and frozen: the loan is excepted, and stays so at the holder.
+//! - (c) Reclaimed at the giver's end, so after the holder's end by all that was said before (Theorem 1). The
+//!   holder takes the renewal still later, so it records a lapse that covers the loan, or had excepted the
+//!   loan.
+//! - (d) Returned: the holder does not hold the loan, and refuses its duplicates.
+//! - (e) Not lent yet: the loan is above `up_to`, or the giver's lazy end counts the renewal for it.
+//! - (f) Lent by an earlier process of the giver: the loan is below `from`. ∎
+//!
+//! This file knows nothing of cells. The caller decides when to renew, and how often to send heartbeats.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -44,23 +55,24 @@ use crate::{
     mutation::{Mutation, mutated},
 };
 
-/// Beats that a process remembers: enough for one every 100 ms and loans of 25 s. An older beat cannot be echoed any
-/// more; a grant that does so is refused, which wastes it.
+/// The most heartbeats that a process remembers: enough for one every 100 ms and loans of 25 s. An older
+/// heartbeat cannot be echoed; a grant that echoes one is refused, which wastes the grant.
 pub const BEATS_MAX: usize = 256;
 
-/// Loans to one peer that may be frozen at once. While more would have to be, nothing is renewed for that peer.
+/// The most loans to one peer that may be frozen at once. While the list is full, nothing is renewed for that
+/// peer.
 pub const FROZEN_MAX: usize = 64;
 
-/// Frozen loans of one peer that a holder remembers. Several generations of [`FROZEN_MAX`]: it forgets one when the
-/// cell lets go of the loan ([`Session::let_go`]), or when all loans have lapsed.
+/// The most frozen loans of one peer that a holder remembers: several times [`FROZEN_MAX`]. The holder
+/// forgets one when the cell lets go of the loan ([`Session::let_go`]), or when all loans have lapsed.
 pub const EXCEPTED_MAX: usize = 256;
 
-/// Lapses that each side remembers. Beyond this the holder merges the oldest, which shortens loans; the giver forgets
-/// the oldest, which lengthens its wait.
+/// The most lapses that each side remembers. Beyond this the holder merges the oldest, which shortens loans;
+/// the giver forgets the oldest, which lengthens its wait.
 const LAPSES_MAX: usize = 4;
 
-/// `ttl_ns` on a clock that may run fast, to be sure that a clock that may run slow has counted `ttl_ns`:
-/// `ttl · (1 + D) / (1 − D)`, rounded up, saturating. A bound of 100 % or more is never over.
+/// `ttl_ns` on a clock that may run fast, so that a clock that may run slow has surely counted `ttl_ns`:
+/// `ttl · (1 + D) / (1 − D)`, rounded up, saturating. With a bound of 100 % or more the time is never over.
 pub fn stretch(ttl_ns: u64, drift_ppm: u32) -> u64 {
     const MILLION: u128 = 1_000_000;
     let drift = u128::from(drift_ppm);
@@ -73,38 +85,40 @@ pub fn stretch(ttl_ns: u64, drift_ppm: u32) -> u64 {
     u64::try_from((u128::from(ttl_ns) * (MILLION + drift)).div_ceil(MILLION - drift)).unwrap_or(u64::MAX)
 }
 
-/// The number of a heartbeat. `boot` counts the processes of a node, durably, so no beat has the number of another.
+/// The id of a heartbeat. `boot` counts the processes of a node, durably, so no two heartbeats of a node have
+/// one id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Heartbeat {
-    /// Which process of the node.
+    /// The process number.
     pub boot: u32,
-    /// Which of its beats.
+    /// The number of the heartbeat in its process.
     pub number: u64,
 }
 
-/// The beats that this process sent. Lost in a crash, and must be: a process that remembered could take a grant twice.
+/// The heartbeats that this process sent. They are lost in a crash, and must be: a process that remembered
+/// could take a grant twice.
 #[derive(Clone, Debug)]
 pub struct Beats {
     boot: u32,
     next: u64,
     keep_ns: u64,
-    /// When the newest were sent; the last is `next − 1`.
+    /// The times when the newest were sent; the last is of `next − 1`.
     sent_ns: VecDeque<u64>,
 }
 
 impl Beats {
-    /// `boot` is above that of every earlier process of this node. Beats older than `keep_ns` are forgotten, and loans
-    /// with a longer ttl are refused.
+    /// No heartbeats yet. `boot` is above the process number of every earlier process of this node.
+    /// Heartbeats older than `keep_ns` are forgotten, and loans with a longer ttl are refused.
     pub fn new(boot: u32, keep_ns: u64) -> Self {
         Self { boot, next: 0, keep_ns, sent_ns: VecDeque::new() }
     }
 
-    /// Which process this is.
+    /// This process's number.
     pub const fn boot(&self) -> u32 {
         self.boot
     }
 
-    /// A new beat, stamped now: before it is sent. A retransmission carries the same beat.
+    /// A new heartbeat, stamped now, before it is sent. A retransmission carries the same heartbeat.
     pub fn next(&mut self, now_ns: u64) -> Heartbeat {
         while self.sent_ns.len() >= BEATS_MAX
             || self.sent_ns.front().is_some_and(|sent| sent.saturating_add(self.keep_ns) <= now_ns)
@@ -122,7 +136,7 @@ impl Beats {
         self.keep_ns
     }
 
-    /// When this process sent that beat, if it did and still knows.
+    /// When this process sent the heartbeat, if it did and still knows.
     pub fn sent_at(&self, heartbeat: Heartbeat) -> Option<u64> {
         if heartbeat.boot != self.boot && !mutated(Mutation::BeatsWithoutBoot) {
             return None;
@@ -132,16 +146,16 @@ impl Beats {
     }
 }
 
-/// One message, for all loans of one giver to one holder.
+/// One message that renews all loans of one giver to one holder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Renew {
-    /// The holder's beat that dates the renewal.
+    /// The holder's heartbeat that dates the renewal.
     pub echo: Heartbeat,
-    /// The first loan that this process of the giver gave the holder: earlier ones end by themselves.
+    /// The first loan that this process of the giver gave the holder: earlier loans end by themselves.
     pub from: u64,
     /// The last loan that is renewed.
     pub up_to: u64,
-    /// Those between that are not, sorted.
+    /// The loans between that are not renewed, sorted.
     pub except: SmallVec<[u64; 4]>,
 }
 
@@ -150,14 +164,14 @@ pub struct Renew {
 struct Lapse {
     /// The date of the last renewal before, if any.
     at_ns: Option<u64>,
-    /// When the next one was made or taken.
+    /// When the next renewal was made or taken.
     now_ns: u64,
 }
 
 /// Renewals in the order they were made or taken.
 #[derive(Clone, Debug, Default)]
 struct Chain {
-    /// The date of the newest.
+    /// The date of the newest renewal.
     at_ns: Option<u64>,
     /// The shortest wait of any loan here.
     shortest_ns: Option<u64>,
@@ -205,24 +219,25 @@ impl Chain {
 #[derive(Clone, Copy, Debug)]
 struct Excepted {
     number: u64,
-    /// The last renewal that was for it.
+    /// The date of the last renewal that included the loan.
     last_ns: Option<u64>,
-    /// When this was told.
+    /// When the giver first excepted the loan.
     told_ns: u64,
 }
 
-/// The renewal that a holder goes by.
+/// The last renewal that a holder took.
 #[derive(Clone, Debug)]
 struct HeldRenewal {
     echo: Heartbeat,
     from: u64,
     up_to: u64,
-    /// Where the loans of the giver's process before this one began, and the last renewal that was for them.
+    /// The first loan of the giver's process before this one, and the date of the last renewal for that
+    /// process's loans.
     before: Option<(u64, Option<u64>)>,
 }
 
-/// What this process knows of one peer, as a giver and as a holder. All of it is lost in a crash, on purpose; until then
-/// it must live as long as the process, for what was renewed is known nowhere else.
+/// The knowledge of this process about one peer, as a giver and as a holder. All of it is lost in a crash, on
+/// purpose. Until then it must live as long as the process: nothing else knows the renewals.
 #[derive(Clone, Debug)]
 pub struct Session {
     drift_ppm: u32,
@@ -243,7 +258,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Nothing is known yet. `drift_ppm` bounds how far any region's clock may run wrong.
+    /// A session with a peer that was never heard. `drift_ppm` bounds how far any node's clock may run wrong.
     pub fn new(drift_ppm: u32) -> Self {
         Self {
             drift_ppm,
@@ -261,7 +276,7 @@ impl Session {
         }
     }
 
-    /// The drift bound of a new catalogue version: for loans given from now on.
+    /// Sets the drift bound of a new catalogue version, for loans given from now on.
     pub const fn set_drift_ppm(&mut self, drift_ppm: u32) {
         self.drift_ppm = drift_ppm;
     }
@@ -273,13 +288,14 @@ impl Session {
 
     // As a giver.
 
-    /// A beat of the peer came. The first receipt of the highest beat counts; whether this was one.
+    /// Hears a heartbeat of the peer. The first receipt of the highest heartbeat counts; returns whether this
+    /// was one.
     pub fn hear(&mut self, heartbeat: Heartbeat, now_ns: u64) -> bool {
         if self.heard.is_some_and(|(heard, _)| heartbeat <= heard) {
             return false;
         }
         if self.heard.is_some_and(|(heard, _)| heartbeat.boot != heard.boot) {
-            // The peer began anew and holds nothing. Its loans end by what was told to its earlier process.
+            // The peer began anew and holds nothing. Its loans end by what its earlier process was told.
             self.renewed_before_ns = self.renewed_before_ns.max(self.renewed.at_ns);
             self.renewed = Chain::default();
             self.lent_from = None;
@@ -289,7 +305,7 @@ impl Session {
         true
     }
 
-    /// The highest beat heard, and when it first came.
+    /// The highest heartbeat heard, and when it first came.
     pub const fn heard(&self) -> Option<(Heartbeat, u64)> {
         self.heard
     }
@@ -299,8 +315,8 @@ impl Session {
         self.renewed.at_ns
     }
 
-    /// Renews every loan to the peer that is not frozen, if the peer was heard since the last time. The giver's own ends
-    /// move in this call, before the message leaves.
+    /// Renews every loan to the peer that is not frozen, if the peer was heard since the last renewal. The
+    /// giver's own ends move in this call, before the message leaves.
     pub fn renew(&mut self, now_ns: u64) -> Option<Renew> {
         let (echo, heard_ns) = self.heard?;
         let from = self.lent_from?;
@@ -320,7 +336,7 @@ impl Session {
         Some(Renew { echo, from, up_to: self.lent_up_to, except })
     }
 
-    /// From when the giver may count on a lent loan again, on its own clock.
+    /// When the giver may count on a lent loan again, on its own clock.
     pub fn reclaim_end(&self, lent: &LentLoan) -> u64 {
         let end_ns = match self.heard {
             _ if !lent.renewing => lent.end_ns,
@@ -328,7 +344,7 @@ impl Session {
                 self.renewed.end(lent.end_ns, lent.wait_ns, self.renewed.at_ns)
             }
             Some(_) => Chain::default().end(lent.end_ns, lent.wait_ns, self.renewed_before_ns),
-            // Not the session that it was lent in: what that one renewed is not known.
+            // Another session lent the loan, and its renewals are unknown.
             None => return u64::MAX,
         };
         match lent.kind {
@@ -339,12 +355,12 @@ impl Session {
         }
     }
 
-    /// Loans that are not renewed any more, and still lent.
+    /// Frozen loans: not renewed, and still lent.
     pub fn frozen(&self) -> &[u64] {
         &self.frozen
     }
 
-    /// Whether a loan may have this number: they count up, per peer.
+    /// Whether a loan may have this number: numbers count up, per peer.
     pub(crate) const fn is_next(&self, number: u64) -> bool {
         number > self.lent_up_to
     }
@@ -372,7 +388,7 @@ impl Session {
         Ok(())
     }
 
-    /// A loan is not lent any more: it came back. Its number need not be listed from now on.
+    /// Notes that a loan came back. Its number need not be listed from now on.
     pub fn came_back(&mut self, number: u64) {
         if let Ok(place) = self.frozen.binary_search(&number) {
             self.frozen.remove(place);
@@ -381,7 +397,8 @@ impl Session {
 
     // As a holder.
 
-    /// Takes a renewal, if it echoes a newer beat of this process than the last one did. Changes no cell.
+    /// Takes a renewal, if it echoes a newer heartbeat of this process than the last renewal did. Changes no
+    /// cell.
     pub fn take_renew(&mut self, renew: &Renew, beats: &Beats, now_ns: u64) -> Result<(), Refusal> {
         let sent_ns = beats.sent_at(renew.echo).ok_or(Refusal::UnknownBeat)?;
         if renew.from > renew.up_to
@@ -438,7 +455,7 @@ impl Session {
         self.accepted_max
     }
 
-    /// A loan is not held any more: it ended, or went back. A hint that frees memory; to leave it out is safe.
+    /// Notes that a held loan ended or went back. This frees memory; a caller may leave it out safely.
     pub fn let_go(&mut self, number: u64) {
         if let Ok(place) = self.excepted.binary_search_by_key(&number, |excepted| excepted.number) {
             self.excepted.remove(place);
@@ -455,7 +472,7 @@ impl Session {
         self.excepted.get(place)
     }
 
-    /// What was excepted before, and what is now.
+    /// The loans excepted before and by this renewal.
     fn excepted_by(
         &self,
         renew: &Renew,
@@ -466,8 +483,8 @@ impl Session {
         if mutated(Mutation::FreezeForgotten) {
             all.retain(|excepted| renew.except.contains(&excepted.number));
         }
-        // No loan lasts longer than beats are kept. So every loan that the last renewal was for has lapsed, and every
-        // frozen one was granted, if it is still under way, by a beat that is too old.
+        // No loan lasts longer than heartbeats are kept. So every loan that the last renewal included has
+        // lapsed. A grant under way of a frozen loan echoes a heartbeat that is too old.
         let is_over = |ns: u64| ns.saturating_add(beats.keep_ns) <= now_ns;
         if self.leased.at_ns.is_some_and(is_over) {
             all.retain(|excepted| !is_over(excepted.told_ns));
@@ -484,9 +501,9 @@ impl Session {
     }
 }
 
-/// When loans end, by what is known of each peer.
+/// The ends of loans, by the session with each peer.
 pub trait Sessions {
-    /// From when the giver may count on a lent loan again.
+    /// When the giver may count on a lent loan again.
     fn reclaim_end(&self, lent: &LentLoan) -> u64;
     /// When the holder stops counting on a loan.
     fn end_of(&self, held: &HeldLoan) -> u64;

@@ -1,20 +1,22 @@
-//! How many of a cell's units each region has by formula. **For every salt, the shares of all regions sum to the
-//! total, and no share falls when the total grows**: true, or a bug. So regions that use different totals (some
-//! have heard of a new budget, some not) never have more in all than the largest of those totals.
+//! The units of a cell that each member has by formula. **For every salt, the shares of all members sum to
+//! the total, and no share falls when the total grows**: true, or a bug. So members that use different totals
+//! (some have heard of a new budget, some have not) together never have more than the largest of those
+//! totals.
 //!
-//! Plain largest remainder does not have the second half (the Alabama paradox), so a share is instead what a region
-//! has of a fixed *sequence*: unit number n of a cell belongs to one region, whatever the total. The first units go
-//! one to each region, in an order that the salt rotates; the others follow a periodic sequence of the weights,
-//! started at a point that the salt chooses, so that no region is always first.
+//! Plain largest remainder lacks the second half (the Alabama paradox). A share is instead a member's part of
+//! a fixed *sequence*: unit number n of a cell belongs to one member, whatever the total. The first units go
+//! one to each member, in an order that the salt rotates. The others follow a periodic sequence of the
+//! weights, started at a point that the salt chooses, so that no member is always first.
 //!
-//! The sequence is Tijdeman's (*The chairman assignment problem*, Discrete Mathematics 32, 1980): after any number of
-//! steps a region is less than one unit away from its proportion, which is the best that is possible. (The Webster or
-//! Sainte-Laguë sequence is house-monotone as well, but with one large and many small weights its first quarter goes
-//! to the large one alone: started at an arbitrary point, shares would be off by a quarter of a period.)
+//! The sequence is Tijdeman's (*The chairman assignment problem*, Discrete Mathematics 32, 1980): after any
+//! number of steps a member is less than one unit away from its proportion, which is the best that is
+//! possible. (The Webster or Sainte-Laguë sequence is house-monotone as well. But with one large and many
+//! small weights its first quarter goes to the large one alone: started at an arbitrary point, shares would
+//! be off by a quarter of a period.)
 //!
-//! With R regions and a weight w of a sum S, for a total of at least R:
-//! `|units − (1 + (total − R)·w/S)| < 2`, so a region is within R + 2 units of its proportion, and over all salts
-//! takes at most [`DISTINCT_MAX`] different values. Averaged over salts the middle is exact.
+//! Take R members, a total of at least R, and a member with weight w of a sum S. Then
+//! `|units − (1 + (total − R)·w/S)| < 2`, so the member is within R + 2 units of its proportion. Over all
+//! salts its units take at most [`DISTINCT_MAX`] different values. Averaged over salts the middle is exact.
 
 use std::collections::BTreeMap;
 
@@ -27,32 +29,32 @@ use crate::{
     mutation::{Mutation, mutated},
 };
 
-/// The most regions that share a limit: acknowledgements come from all of them.
+/// The most members that share a limit: acknowledgements come from all of them.
 pub const REGIONS_MAX: usize = 64;
-/// The largest weight that may be written.
+/// The largest weight that a config may have.
 pub const WEIGHT_MAX: u32 = 10_000;
-/// The largest sum of weights once their common divisor is out, so that a table has at most 64 · 1001 small
-/// entries (128 KiB, and a few hundred bytes for weights that people write), and the least rate is still a
-/// thousand parts.
+/// The largest sum of weights without their common divisor. So a table has at most 64 · 1001 small entries:
+/// 128 KiB, and a few hundred bytes for weights that people write. And the least rate is still a thousand
+/// parts.
 pub const SUM_MAX: u32 = 1_000;
-/// The most values that a region's units take over all salts: those less than 2 away from one number.
+/// The most values that a member's units take over all salts: those less than 2 away from one number.
 pub const DISTINCT_MAX: usize = 4;
 
-/// Weights that cannot be split by, and how to mend them. Nothing was made.
+/// Weights that cannot be used, and how to mend them. Nothing was made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SplitFault {
-    /// None, or too many.
+    /// There are no members, or too many.
     #[error("{0} regions: a limit is shared by 1 to {REGIONS_MAX}")]
     Regions(usize),
-    /// A region is there more than once.
+    /// A member is there more than once.
     #[error("region {0} is there twice: give each region one weight")]
     Twice(u16),
-    /// A weight out of its range.
+    /// A weight is out of its range.
     #[error("region {region} has weight {weight}: a weight is 1 to {WEIGHT_MAX}")]
     Weight {
-        /// Whose.
+        /// The member.
         region: u16,
-        /// Which.
+        /// The weight.
         weight: u32,
     },
     /// The proportions are too fine for the tables.
@@ -63,21 +65,21 @@ pub enum SplitFault {
     TooFine {
         /// The sum.
         sum: u64,
-        /// Weights that nearly say the same, in the order of the regions' numbers.
+        /// Weights with nearly the same proportions, in the order of the members' numbers.
         suggestion: String,
     },
 }
 
-/// The proportions in which regions share cells. Made once a change of the catalogue, used for every cell.
+/// The proportions in which members share cells. Made once for each allocation, used for every cell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<(MemberId, u32)>", into = "Vec<(MemberId, u32)>")]
 pub struct Split {
     /// By number. Weights have no common divisor.
     regions: Vec<(MemberId, u32)>,
     sum: u32,
-    /// Row by row, a region's units among the first 0 to `sum` of the sequence.
+    /// Row by row, a member's units among the first 0 to `sum` units of the sequence.
     before: Vec<u16>,
-    /// As they were written, for operators and to be kept.
+    /// The weights as they were written, for operators and to be kept.
     written: Vec<u32>,
 }
 
@@ -85,7 +87,7 @@ impl Split {
     /// Proportions by weight.
     ///
     /// # Errors
-    /// What is wrong with the weights, and a way to mend it.
+    /// The fault in the weights, and a way to mend it.
     pub fn new(weights: &[(MemberId, u32)]) -> Result<Self, SplitFault> {
         if weights.is_empty() || weights.len() > REGIONS_MAX {
             return Err(SplitFault::Regions(weights.len()));
@@ -111,7 +113,7 @@ impl Split {
         Ok(Self { regions: by_region.keys().copied().zip(reduced).collect(), sum, before, written })
     }
 
-    /// How many of a cell's `total` units are a region's. 0 for a region that has no part.
+    /// The number of a cell's `total` units that a member has. 0 for a member that has no part.
     #[inline]
     pub fn units(&self, region: MemberId, total: u64, salt: u32) -> u64 {
         let Some(row) = self.row(region) else { return 0 };
@@ -127,8 +129,8 @@ impl Split {
         1 + self.following(row, total - count, start)
     }
 
-    /// A region's part of a limit's rate, in [`RATE_PARTS`], rounded down: a thousandth at least, and all
-    /// regions' together are never more than the whole. 0 for a region that has no part.
+    /// A member's part of a limit's rate, in [`RATE_PARTS`], rounded down: at least a thousandth. All
+    /// members' parts together are never more than the whole. 0 for a member that has no part.
     #[inline]
     pub fn rate(&self, region: MemberId) -> u32 {
         let Some(row) = self.row(region) else { return 0 };
@@ -136,7 +138,7 @@ impl Split {
         (u64::from(self.regions[row].1) * u64::from(RATE_PARTS) / u64::from(self.sum)) as u32
     }
 
-    /// A region's part of a cell: units, and rate where the algorithm has one.
+    /// A member's part of a cell: units, and rate where the algorithm has one.
     #[inline]
     pub fn part(&self, region: MemberId, total: u64, salt: u32, has_rate: bool) -> Part {
         Part { rate: if has_rate { self.rate(region) } else { 0 }, units: self.units(region, total, salt) }
@@ -159,9 +161,9 @@ impl Split {
         (least..=most).collect()
     }
 
-    /// Of all regions and salts the part that takes longest to drain: of a bucket of `total` units that drains
-    /// whole in T, this one drains in `T · units · RATE_PARTS / (rate · total)`. What a region may owe when its
-    /// share is lowered is gone after that time, and a share of one unit drains much more slowly than the whole.
+    /// The part, of all members and salts, that takes longest to drain. If a whole bucket of `total` units
+    /// drains in T, this part drains in `T · units · RATE_PARTS / (rate · total)`. A member's debt when its
+    /// share is lowered is gone after that time. A share of one unit drains much more slowly than the whole.
     pub fn slowest(&self, total: u64) -> Part {
         let parts = self.regions.iter().map(|&(region, _)| Part {
             rate: self.rate(region),
@@ -173,28 +175,28 @@ impl Split {
         parts.max_by(slower).unwrap_or_default()
     }
 
-    /// The least rate that any region has, in parts.
+    /// The least rate that any member has, in parts.
     pub fn least_rate(&self) -> u32 {
         self.regions.iter().map(|&(region, _)| self.rate(region)).min().unwrap_or(1)
     }
 
-    /// A region's weight as it was written. 0 for a region that has no part.
+    /// A member's weight as it was written. 0 for a member that has no part.
     pub fn weight(&self, region: MemberId) -> u32 {
         self.row(region).map_or(0, |row| self.written[row])
     }
 
-    /// The regions that have a part, by number.
+    /// The members that have a part, by number.
     pub fn regions(&self) -> impl ExactSizeIterator<Item = MemberId> + '_ {
         self.regions.iter().map(|&(region, _)| region)
     }
 
-    /// At most 64 regions: half a dozen steps at most.
+    /// A binary search: half a dozen steps for 64 members.
     #[inline]
     fn row(&self, region: MemberId) -> Option<usize> {
         self.regions.binary_search_by_key(&region, |&(region, _)| region).ok()
     }
 
-    /// A region's units among the `steps` steps of the sequence from `start` on.
+    /// A member's units among the `steps` steps of the sequence from `start` on.
     #[inline]
     fn following(&self, row: usize, steps: u64, start: u64) -> u64 {
         let sum = u64::from(self.sum);
@@ -209,7 +211,7 @@ impl Split {
         steps / sum * u64::from(self.regions[row].1) + around
     }
 
-    /// Where a cell's units begin: whose the first is, and the place in the sequence.
+    /// The member that has a cell's first unit, and the place in the sequence where the other units begin.
     #[inline]
     fn places(&self, salt: u32) -> (u64, u64) {
         // The finaliser of splitmix64, so that salts that differ little begin far apart.
@@ -222,7 +224,7 @@ impl Split {
         (turn, start)
     }
 
-    /// What [`Split::units`] must not be: see [`Broken::LargestRemainder`].
+    /// A wrong [`Split::units`], for tests: see [`Mutation::LargestRemainder`].
     #[cold]
     fn largest_remainder(&self, row: usize, total: u64) -> u64 {
         let (total, sum) = (u128::from(total), u128::from(self.sum));
@@ -252,9 +254,9 @@ impl From<Split> for Vec<(MemberId, u32)> {
     }
 }
 
-/// For every region its units among the first 0 to `sum` steps of Tijdeman's sequence: at each step, of the regions
-/// that would not be too far ahead, the one that would soonest be too far behind. Numbers are times
-/// `sum · (2R − 2)`, which makes them whole.
+/// For every member, its units among the first 0 to `sum` steps of Tijdeman's sequence. At each step, among
+/// the members that would not be too far ahead, the next unit goes to the one that would soonest be too far
+/// behind. Numbers are times `sum · (2R − 2)`, which makes them whole.
 fn sequence(weights: &[u32], sum: u32) -> Vec<u16> {
     let width = sum as usize + 1;
     let mut before = vec![0_u16; weights.len() * width];
@@ -272,7 +274,7 @@ fn sequence(weights: &[u32], sum: u32) -> Vec<u16> {
             .min_by(|&a, &b| {
                 ((most - owed[a]) * i64::from(weights[b])).cmp(&((most - owed[b]) * i64::from(weights[a])))
             })
-            // What all are owed sums to one unit, so that somebody is owed 1/R or more.
+            // The units owed to all members sum to one unit, so somebody is owed 1/R or more.
             .unwrap_or(0);
         owed[next] -= i64::from(sum) * scale;
         for row in 0..weights.len() {

@@ -1,28 +1,34 @@
-//! Rights inside one fixed window: each region starts with its standing share of the window, and gives units away for
-//! good. **The sum of what regions may use never exceeds the window's limit.**
+//! Rights inside one fixed window: each member starts with its standing share of the window, and gives units
+//! away for good. **The units that members may use never sum to more than the window's limit.**
 //!
-//! `given` and `received` are cumulative, one number a peer and direction, written by the giver and grow-only. So any
-//! loss, repetition or order of messages is safe: a late value is a lower bound.
+//! `given` and `received` are cumulative, one number for each peer and direction. The giver writes them, and
+//! they only grow. So any loss, repetition or order of messages is safe: a late value is a lower bound.
 //!
-//! **Theorem 5.** If every give is on disk before it is told, `Σ limit <= L` and `Σ used <= L`. *Proof.* Let `g(i, j)` be
-//! what i wrote, and `v(i, j) <= g(i, j)` what j has of it. `Σ (standing + received − given) = L + Σ v − Σ g <= L`. A
-//! region uses at most its limit when it uses, and gives at most what it has not used, so `used <= limit` is kept by
-//! every step: use and give check it, a receipt raises the limit. ∎ (A budget that is lowered inside a window leaves
-//! `used` where it is: the window's limit is the largest that was in force in it.)
+//! **Theorem 5.** If every gift is on disk before it is sent, `Σ limit <= L` and `Σ used <= L`.
 //!
-//! Units that a node took of its region's pool of the window (`pool::window`) are a part of what stands, here: they are spent for the
-//! pool, and given away or used once.
+//! *Proof.* Let `g(i, j)` be the number that i wrote, and `v(i, j) <= g(i, j)` the number that j has
+//! received. So `Σ (standing + received − given) = L + Σ v − Σ g <= L`. A member uses at most its limit when
+//! it uses, and gives at most what it has not used. So every step keeps `used <= limit`: use and give check
+//! it, a receipt raises the limit. ∎
 //!
-//! A peer that lies may give what it does not have. So of each giver no more is believed than what stands for its region and what
-//! went there from here; an honest one gives no more ([`Transfers::may_give`]). Then whatever one peer of `n` says, where each region
-//! has one node and all know the cell's numbers, the others admit at most `L + (n − 2) · standing(peer)` in a window: each of them that
-//! standing share once more, beside their own.
+//! A budget lowered inside a window leaves `used` where it is: the window's limit is the largest that was in
+//! force in it.
 //!
-//! A peer that has received more than is known here to have been given proves that this disk was restored from an older
-//! one: the node owns nothing until it begins anew ([`Refusal::RestoredDisk`]). The proof is not complete: it needs every
-//! peer's echo before anything is spent, and two disks restored at once may agree.
+//! Units that a node took from its region's pool of the window (`pool::window`) are part of the standing
+//! share here. For the pool these units are spent; the node uses each once, or gives it away.
 //!
-//! A window is known by its end and never opens again; what is left of it is burned.
+//! A peer that lies may give units that it does not have. So each giver is believed up to the standing share
+//! of its region, plus the units that went to it from here; an honest giver gives no more
+//! ([`Transfers::may_give`]). Suppose each region has one node, all nodes know the cell's numbers, and one
+//! peer of `n` lies. Whatever it says, the others admit at most `L + (n − 2) · standing(peer)` in a window:
+//! each of them that standing share once more, beside their own.
+//!
+//! A peer may have received more than this node knows it gave. This proves that the node's disk was restored
+//! from an older one: the node owns nothing until it begins anew ([`Refusal::RestoredDisk`]). The proof is
+//! not complete: it needs every peer's echo before anything is spent, and two disks restored at once may
+//! agree.
+//!
+//! A window is named by its end and never opens again; unused units of a past window are burned.
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -35,40 +41,40 @@ use crate::{
     mutation::{Mutation, mutated},
 };
 
-/// Regions that a cell may exchange rights with.
+/// The most peers that a cell may exchange rights with.
 pub const REGIONS_MAX: usize = 64;
 
-/// One window's transfers, as one region's writer knows them.
+/// One window's transfers, as one incarnation knows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transfers {
-    /// The window, by its end on the wall clock.
+    /// The window's end on the wall clock, which names the window.
     pub end_ns: u64,
     given: SmallVec<[(MemberId, u64); 2]>,
     received: SmallVec<[(MemberId, u64); 2]>,
 }
 
 impl Transfers {
-    /// Of no window: nothing moved.
+    /// The transfers of no window: nothing moved.
     pub const fn none() -> Self {
         Self { end_ns: 0, given: SmallVec::new_const(), received: SmallVec::new_const() }
     }
 
-    /// The window that ends then, with nothing given or received.
+    /// The transfers of the window that ends at `end_ns`, with nothing given or received.
     pub fn new(end_ns: u64) -> Self {
         Self { end_ns, ..Self::default() }
     }
 
-    /// What was given to each region, cumulative, by region.
+    /// The units given to each peer, cumulative, by peer.
     pub fn given(&self) -> &[(MemberId, u64)] {
         &self.given
     }
 
-    /// What was given to all of them.
+    /// The units given to all peers.
     pub fn given_total(&self) -> u64 {
         sum(&self.given)
     }
 
-    /// What was received from each region, cumulative, by region.
+    /// The units received from each peer, cumulative, by peer.
     pub fn received(&self) -> &[(MemberId, u64)] {
         &self.received
     }
@@ -78,19 +84,20 @@ impl Transfers {
         self.given.is_empty() && self.received.is_empty()
     }
 
-    /// The same with nothing received: it may all have been spent.
+    /// A copy with nothing received: the received units may all have been spent.
     #[must_use]
     pub fn without_received(&self) -> Self {
         Self { received: SmallVec::new(), ..self.clone() }
     }
 
-    /// What the region may use in this window, of a standing share of so many units.
+    /// The units that the member may use in this window, if its standing share is `standing_units`.
     pub fn limit(&self, standing_units: u64) -> u64 {
         let given = if mutated(Mutation::GivenNotCounted) { 0 } else { sum(&self.given) };
         standing_units.saturating_add(sum(&self.received)).saturating_sub(given)
     }
 
-    /// Gives units that are not used. Returns what was given to that region in all: on disk before it is told.
+    /// Gives unused units. Returns the units given to that peer in all. The gift must be on disk before it is
+    /// sent.
     pub fn give(&mut self, to: MemberId, units: u64, available: u64) -> Result<u64, Refusal> {
         if units == 0 {
             return Err(Refusal::Empty);
@@ -103,21 +110,24 @@ impl Transfers {
         Ok(cumulative)
     }
 
-    /// What this region may give another one, of which `stands` is what stands for the giver: that, and what came from there. So
-    /// much the other one takes, and no more ([`Transfers::receive`]).
+    /// The units that this member may give a peer. `stands` is the standing share of this member's region.
+    /// The limit is `stands` plus the units received from that peer: the peer takes so much, and no more
+    /// ([`Transfers::receive`]).
     pub fn may_give(&self, to: MemberId, stands: u64) -> u64 {
         stands.saturating_add(of(&self.received, to)).saturating_sub(of(&self.given, to))
     }
 
-    /// Takes what a region says it has given in all, of which `stands` is what stands for the giver. More than that and what went
-    /// there before it cannot give: a peer that says so lies, or has an older disk. Returns what is new.
+    /// Takes a peer's statement of the units that it has given in all. `stands` is the standing share of the
+    /// peer's region. A peer cannot give more than that and the units that went there before; one that says
+    /// so lies, or has an older disk. Returns the new units.
     pub fn receive(&mut self, from: MemberId, cumulative: u64, stands: u64) -> Result<u64, Refusal> {
         let known = of(&self.received, from);
         let most = stands.saturating_add(of(&self.given, from));
         if cumulative > most && most <= known {
             return Err(Refusal::TooMuch { said: cumulative, most });
         }
-        // What both believe may differ for a while: what is beyond is told again, and counts when it may.
+        // The two may differ for a while about `stands`. The peer repeats the excess, which counts when it
+        // may.
         let cumulative = cumulative.min(most);
         if mutated(Mutation::ReceiveAdds) {
             grow(&mut self.received, from, known.saturating_add(cumulative))?;
@@ -130,7 +140,7 @@ impl Transfers {
         Ok(cumulative - known)
     }
 
-    /// A peer says how much it has received from here.
+    /// Checks a peer's statement of the units that it has received from here.
     pub fn own_echo(&self, to: MemberId, cumulative: u64) -> Result<(), Refusal> {
         let given = of(&self.given, to);
         if cumulative > given && !mutated(Mutation::RestoredDiskUnseen) {
@@ -140,7 +150,7 @@ impl Transfers {
     }
 }
 
-/// What one writer has used of a cell: it only grows.
+/// The units of a cell that one incarnation has used: they only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     spent: u64,
@@ -148,27 +158,27 @@ pub struct Row {
 }
 
 impl Row {
-    /// A row that was told or read, if it can be one.
+    /// A row that was received or read, if the numbers are possible.
     pub const fn new(spent: u64, refunded: u64) -> Result<Self, Refusal> {
         if refunded > spent { Err(Refusal::Malformed) } else { Ok(Self { spent, refunded }) }
     }
 
-    /// Units spent, ever.
+    /// Units ever spent.
     pub const fn spent(&self) -> u64 {
         self.spent
     }
 
-    /// Of those, units refunded.
+    /// Spent units that were refunded.
     pub fn refunded(&self) -> u64 {
         self.refunded
     }
 
-    /// What counts against the limit.
+    /// The units that count against the limit.
     pub const fn used(&self) -> u64 {
         self.spent - self.refunded
     }
 
-    /// Spends what the limit still has.
+    /// Spends units that the limit still has.
     pub fn spend(&mut self, units: u64, limit: u64) -> Result<(), Refusal> {
         let available = limit.saturating_sub(self.used()).min(u64::MAX - self.spent);
         if units > available {
@@ -178,7 +188,7 @@ impl Row {
         Ok(())
     }
 
-    /// Gives units back that were spent.
+    /// Gives spent units back.
     pub fn refund(&mut self, units: u64) -> Result<(), Refusal> {
         if units > self.used() && !mutated(Mutation::RefundUnspent) {
             return Err(Refusal::NotAvailable { asked: units, available: self.used() });
@@ -187,7 +197,7 @@ impl Row {
         Ok(())
     }
 
-    /// Takes a row of the same writer, older or newer.
+    /// Joins an older or newer row of this incarnation: takes the larger numbers.
     pub fn join(&mut self, other: &Self) {
         self.spent = self.spent.max(other.spent);
         self.refunded = self.refunded.max(other.refunded);

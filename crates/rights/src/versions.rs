@@ -1,76 +1,97 @@
-//! Which version of the catalogue a node works by. **Whatever versions the nodes have heard of, the shares that
-//! they use of one cell never sum to more than the largest budget among them**: true, or a bug.
+//! The version of the catalogue that a node uses. **Whatever versions the nodes have heard of, the shares of
+//! one cell that they use never sum to more than the largest budget among those versions**: true, or a bug.
 //!
-//! The crate's words: a *version* is everything that the authority decides, under a [`Mark`] that only grows. A
-//! *term* is a distribution of shares: which writers, which weights. Most versions change budgets only and keep
-//! the term; a version whose members, weights, leavers, fences or epoch differ begins a new one, and its mark is
-//! the term's name. A node's *chain* is the terms that it adopted, oldest first.
+//! A *version* is everything that the authority decides, under a [`VersionId`] that only grows. An
+//! *allocation* distributes shares: which incarnations, with which weights. Most versions change budgets only
+//! and keep the allocation. A version with other members, weights, leavers, fences or epoch begins a new
+//! allocation, named by the version's id. A node's *chain* is the list of allocations that it adopted, oldest
+//! first. A *leaver* had a share and must still acknowledge that it gave the share up.
 //!
 //! # Rules
-//! 1. A node adopts a version only if its mark is above that of the version it has, and appends its term, if that
-//!    is new, to its chain. A node that begins with any version but the very first begins with the empty term,
-//!    in which nobody has anything.
-//! 2. A share is the least of those in the terms of the chain that still apply. A writer has a share in a term only
-//!    if the term names it, incarnation and all. Budgets are those of the adopted version, at once. Where an older term
-//!    applies to a window, a term does not that *spares* it ([`Spared`]): the window began before the node adopted the
-//!    term, that with the very version which begins it; and it is no longer than that version says that anything lasts. So
-//!    what a new distribution moves is used by who had it until open windows end, and not by nobody.
-//! 3. A writer acknowledges a term once everything it does conforms to it, and only what is on its disk. With it goes
-//!    a wall time: the latest that its clock showed, and 2ε. No window that starts later was used before, by itself or
-//!    by anybody who was fenced before. It is later than all that the writer's terms spare.
-//! 4. A term is *agreed* to a node's knowledge when **every** member and every leaver of it acknowledged **that very
-//!    term**; its older terms are then *superseded*. They go on applying to windows that start before the latest
-//!    of the acknowledgements' times, and to everything else for one horizon (stretched by the drift) from when the
-//!    node learned it, or from its restart. A node forgets a term only when that is over for *every* limit that was in
-//!    force under it, even one that a later version removed: it may come back, and what others spent under it counts
-//!    still. So every term remembers on disk how long that may last ([`Lasts`]).
-//! 5. The authority drops a writer from the members only into the leavers, whence it goes once it acknowledged a term
-//!    that does not name it, or into the fenced, of which an operator asserts that they do nothing any more.
-//! 6. A new authority is a member of the version it has, begins a new epoch and with it a new term. A node that
-//!    adopted a version of an epoch refuses lower epochs for ever.
+//! 1. A node adopts a version only if its id is above that of the node's version, and appends the version's
+//!    allocation, if new, to its chain. A node that begins with any version but the very first begins with
+//!    the empty allocation, in which nobody has a share.
+//! 2. A share is the least of the shares in the allocations of the chain that still apply. An incarnation has
+//!    a share in an allocation only if the allocation names this very incarnation. A node uses the budgets of
+//!    the adopted version at once. An allocation may *spare* a window ([`Spared`]): it does not apply to the
+//!    window while an older allocation does. It spares only windows that began before the node adopted it,
+//!    and only if the node adopted it with the very version that begins it. A spared window is no longer than
+//!    this version says that anything lasts. So the units that a new allocation moves stay with the old user
+//!    until open windows end; otherwise nobody could use them.
+//! 3. An incarnation acknowledges an allocation once everything it does conforms to it, and only what is on
+//!    its disk. The acknowledgement carries a wall time: the latest that its clock showed, plus 2ε. No window
+//!    that starts later was used before, by the incarnation or by anybody fenced before. This time is later
+//!    than the start of every window that the incarnation's allocations spare.
+//! 4. A node knows an allocation as *agreed* when **every** member and every leaver of the allocation
+//!    acknowledged **that very allocation**; older allocations are then *superseded*. A superseded allocation
+//!    still applies to windows that start before the latest time in the acknowledgements. It applies to
+//!    everything else for one horizon (stretched by the drift) from when the node learned of the agreement,
+//!    or from the node's restart. A node forgets an allocation only when both are over for *every* limit in
+//!    force under it, even a limit that a later version removed. A removed limit may come back, and spending
+//!    by others under it still counts. So every allocation records on disk how long spending may count
+//!    ([`Lasts`]).
+//! 5. The authority removes an incarnation from the members only by making it a leaver or by fencing it. A
+//!    leaver is removed once it acknowledged an allocation that does not name it. A fence is an operator's
+//!    word that the incarnation does nothing any more.
+//! 6. A new authority is a member of the version that it has, and begins a new epoch with a new allocation. A
+//!    node that adopted a version of an epoch refuses lower epochs for ever.
 //!
 //! # Theorem
-//! Take a cell, an instant (for a window: the window; for sliding windows and debts: the horizon up to the instant),
-//! and of every writer the largest share that it used then. Their sum is at most the largest budget that any of
-//! them used.
+//! Take a cell and an instant (for a window: the window; for sliding windows and debts: the horizon up to the
+//! instant). Take for every incarnation the largest share that it used then. The sum of these shares is at
+//! most the largest budget that any of the incarnations used.
 //!
-//! *Proof.* Call a node's oldest term that applies its front, and let F be the newest front of any node with a share.
-//! If F is the very first term, every node with a share has it in its chain and it applies there (a node that began
-//! later began with the empty term, and that is its front until something newer is agreed). Otherwise F was agreed,
-//! by rule 4 every member and leaver acknowledged F itself, and by rule 3 had it in its chain on its disk before
-//! anything that is counted here: for windows, those that start at or after the acknowledged time; for the rest,
-//! since a horizon before F could be anybody's front. F still applies at each of them, since no front is newer, and spares
-//! nothing that is counted here (see below). By
-//! rule 2 each uses at most its share in F of its own budget. A writer that F does not know either left, and by
-//! rule 5 acknowledged a term older than F without itself, which is in its chain, so it uses nothing; or is fenced,
-//! and ended before F was made, so before F's authority acknowledged it: its clock was at most ε ahead, the
-//! authority's at most ε behind, so by rule 3 the window starts after anything that it used, and the horizon began
-//! after it ended; or it is named only by versions of
-//! an authority that the one of F never heard of. That is possible only if F's epoch is later (rule 6), its authority
-//! was a member before, and had to acknowledge what named the unknown writer before that could be its front; but it
-//! did not, so the unknown writer still has the empty term, and uses nothing. So all that is used are shares in F,
-//! of different budgets. Shares never fall when the budget grows ([`Split::units`]), so their sum is at most the sum
-//! of the shares in F of the largest budget, which is that budget. ∎
+//! *Proof.* Call a node's oldest allocation that applies its *front*. Let F be the newest front of any node
+//! with a share.
 //!
-//! *A term that spares a window is nobody's front for it.* Let a node `a` have adopted T, which begins with version v, by v
-//! itself, when its clock showed `s`, and let window W have begun before `s`. T is the front only where older terms are
-//! superseded or forgotten: the very first term spares nothing, having none before it, and whoever joined or had too many has
-//! the empty one before T. Where a newer term supersedes them it supersedes T as well, from the same time on; where T does,
-//! it is for windows that start after what `a` acknowledged T with, which by rule 3 is later than `s`. They are forgotten
-//! when that and the longest of what lasts are over. Whoever adopts T has P, the term before it, as the last of its chain
-//! until then, which is never forgotten, or has none of it; with T it adopts, for P too, at least what v says that anything lasts,
-//! whichever version of T it is, since within a term an authority only adds to that. So W, which is no longer, is over
-//! by every clock. If `a` is not asked to acknowledge a newer front, it has left, and uses nothing since, or is fenced; of
-//! both that term's authority had heard when it acknowledged, so it is for windows that start after all that `a` used. ∎
+//! If F is the very first allocation, every node with a share has F in its chain, and F applies there. (A
+//! node that began later has the empty allocation as its front until something newer is agreed.) Otherwise F
+//! was agreed. By rule 4 every member and leaver acknowledged F itself. By rule 3 each had F in its chain on
+//! its disk before anything that is counted here. For windows, this means windows that start at or after the
+//! acknowledged time; for the rest, the time since a horizon before F could be anybody's front. F still
+//! applies at each of them, since no front is newer, and F spares nothing that is counted here (see below).
+//! By rule 2 each uses at most its share in F of its own budget.
+//!
+//! An incarnation that F does not name falls under one of three cases. Either it left: by rule 5 it
+//! acknowledged an allocation older than F that does not name it. Its chain has that allocation, so it uses
+//! nothing. Or it is fenced: it ended before F was made, so before F's authority acknowledged F. Its clock
+//! was at most ε ahead and the authority's at most ε behind, so by rule 3 the window starts after anything
+//! that it used, and the horizon began after it ended. Or only versions of another authority name it, and F's
+//! authority never heard of those. Then F's epoch is later (rule 6), and F's authority was a member before.
+//! F's authority had to acknowledge the allocations that name the unknown incarnation before one of them
+//! could be that incarnation's front, and did not. So the unknown incarnation still has the empty allocation,
+//! and uses nothing.
+//!
+//! So all shares used are shares in F, of different budgets. Shares never fall when the budget grows
+//! ([`Split::units`]). So their sum is at most the sum of the shares in F of the largest budget, which is
+//! that budget. ∎
+//!
+//! *An allocation that spares a window is nobody's front for it.* Let a node `a` have adopted T by the
+//! version v that begins T, when the clock of `a` showed `s`. Let window W have begun before `s`. T can be
+//! the front for W only where older allocations are superseded or forgotten. The very first allocation has
+//! none before it and spares nothing; a node that joined, or whose chain was full, has the empty allocation
+//! before T.
+//!
+//! If a newer allocation supersedes them, it supersedes T as well, from the same time on. If T supersedes
+//! them, it does so for windows that start after the time with which `a` acknowledged T; by rule 3 this time
+//! is later than `s`. If they are forgotten, this time and the longest lasting time are over. A node that
+//! adopts T until then has P, the allocation before T, as the last of its chain, which is never forgotten; or
+//! it has nothing of P. With T the node adopts, for P too, at least v's word on how long anything lasts,
+//! whichever version of T it adopts: within an allocation an authority only adds to that. So W, which is no
+//! longer, is over by every clock.
+//!
+//! If nobody asks `a` to acknowledge a newer front, `a` has left and uses nothing since, or is fenced. The
+//! authority of that front had heard of either when it acknowledged, so the front is for windows that start
+//! after all that `a` used. ∎
 //!
 //! # Why not less
-//! Asking only the regions that a term lowers, or counting an acknowledgement of a later term for an earlier one, looks
-//! sufficient and is not: versions may be skipped. Of three versions, let the second move ten units from Z to X and
-//! the third the same ten from X to B. B, having skipped the second, sees that only Z is lowered, has Z's word and
-//! takes ten; X, having Z's word too and never having heard of the third, took the same ten. `tests/versions.rs`
-//! finds such histories.
+//! It looks sufficient to ask only the members that an allocation lowers, or to count an acknowledgement of a
+//! later allocation for an earlier one. Neither is sufficient, because a node may skip versions. Take three
+//! versions: the second moves ten units from Z to X, the third moves the same ten from X to B. B skipped the
+//! second, sees that only Z is lowered, has Z's word and takes ten. X also has Z's word, never heard of the
+//! third, and took the same ten. `tests/versions.rs` finds such histories.
 //!
-//! What this file does not know: limits (bytes here), how messages travel, when to evict, and what conforming takes.
+//! This file does not know limits (bytes here), how messages travel, when to evict, or what conforming takes.
 
 mod before;
 
@@ -87,32 +108,35 @@ use crate::{
     standing::{Split, SplitFault},
 };
 
-/// The most terms in a chain. An authority with so many refuses to make another; a node that hears of more takes the
-/// oldest together as the empty term (see [`Versions::adopt`]).
+/// The most allocations in a chain. An authority with so many refuses to make another; a node that hears of
+/// more replaces its chain by the empty allocation (see [`Versions::adopt`]).
 pub const TERMS_MAX: usize = 64;
 /// The most leavers, and the most fences, in a version.
 pub const GONE_MAX: usize = 64;
 /// The most bytes of limits in a version: it travels in one message.
 pub const LIMITS_BYTES_MAX: usize = 1 << 20;
-/// The most certificates that are revoked at a time.
+/// The most revoked certificates in a version.
 pub const REVOKED_MAX: usize = 1_024;
 /// The most bytes in a region's name: it is a metric label.
 pub const NAME_BYTES_MAX: usize = 128;
-/// The most writers of which a node remembers that they are closed: one for each eviction there ever was.
+/// The most closed incarnations that a node remembers: one for each eviction there ever was.
 pub const CLOSED_MAX: usize = 4_096;
-/// How far above the version that it has a node adopts another: so many epochs, and so many numbers. Both count up one by one; a mark
-/// that is further away is nobody's, and would leave little room for those that follow.
+/// The most epochs by which an adopted version may be above the node's own. Epochs and numbers count up one
+/// by one. An id that is further away comes from no authority, and would leave little room for the ids that
+/// follow.
 pub const EPOCHS_AHEAD_MAX: u32 = 1 << 16;
-/// See [`EPOCHS_AHEAD_MAX`].
+/// The most version numbers by which an adopted version may be above the node's own: see
+/// [`EPOCHS_AHEAD_MAX`].
 pub const NUMBERS_AHEAD_MAX: u64 = 1 << 32;
-/// How far ahead of a node's wall an acknowledgement may say that windows begin which nobody used before: clocks are not further off.
+/// The most by which the time in an acknowledgement may be ahead of a node's wall clock, two days: no clock
+/// is further off.
 pub const ACK_AHEAD_NS_MAX: u64 = 2 * 86_400 * 1_000_000_000;
 /// The largest clock error, a minute: a larger one is a broken clock.
 pub const CLOCK_ERROR_NS_MAX: u64 = 60 * 1_000_000_000;
 /// The largest drift, a tenth.
 pub const DRIFT_PPM_MAX: u32 = 100_000;
 
-/// Which version. Grows with every version, across authorities by the epoch.
+/// The id of a version. It grows with every version; when the authority moves, the epoch grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct VersionId {
     /// Counts up when the authority moves.
@@ -126,36 +150,38 @@ impl VersionId {
     pub const FIRST: Self = Self { epoch: 1, number: 1 };
 }
 
-/// A region that has a share.
+/// A node that has a share, or a region that has only one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Its weight among the others.
+    /// The member's weight among the others.
     pub weight: u32,
-    /// Who speaks for it.
+    /// The incarnation that has the share.
     pub incarnation: Incarnation,
-    /// `region/node`, for people, and to know which members are nodes of one region. May be empty: of a region with one node.
+    /// `region/node`, for people, and to know which members are nodes of one region. May be empty for a
+    /// region with one node.
     pub name: String,
 }
 
 impl Member {
-    /// The region that its name tells, if it tells one.
+    /// The region in the name, if the name has one.
     fn region_name(&self) -> Option<&str> {
         self.name.split_once('/').map(|(region, _)| region)
     }
 }
 
-/// An operator's word that a writer does nothing any more: its process is gone, its traffic cut.
+/// An operator's word that an incarnation does nothing any more: its process is gone, its traffic cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Fence {
-    /// Which writer.
+    /// The fenced incarnation.
     pub incarnation: Incarnation,
-    /// Since when at the latest, by the operator's clock: for the record. Before the version was made in any case, and
-    /// that is what counts: the authority's own acknowledgement comes later.
+    /// The time from which the incarnation surely does nothing, by the operator's clock; for the record only.
+    /// The proof needs only that the incarnation ended before the version was made: the authority
+    /// acknowledges after that.
     pub wall_ns: u64,
 }
 
-/// The secret that cells' tags and salts are made with. It never changes: with another, a cell's units would
-/// begin at another region, and two nodes could both have the first.
+/// The secret that makes the tags and salts of cells. The key never changes: with another key a cell's units
+/// would begin at another member, and two nodes could both have the first unit.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CellKey(pub [u8; 16]);
 
@@ -168,39 +194,40 @@ impl std::fmt::Debug for CellKey {
 /// Everything that the authority decides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
-    /// Which one.
+    /// The version's id.
     pub version_id: VersionId,
-    /// The version with which its distribution began: its own mark, or an earlier one of the epoch.
+    /// The id of the version that began this version's allocation: its own id, or an earlier one of the
+    /// epoch.
     pub allocation: VersionId,
-    /// Whose word it is.
+    /// The incarnation that made this version.
     pub authority: Incarnation,
-    /// Who has a share.
+    /// The members: who has a share.
     pub members: BTreeMap<MemberId, Member>,
-    /// Who had one, is alive, and has not yet been heard to have given it up.
+    /// Leavers: incarnations that had a share, are alive, and have not yet been heard to have given it up.
     pub leaving: BTreeSet<Incarnation>,
-    /// Who had one before this term, and does nothing any more.
+    /// Incarnations that had a share before this allocation, and do nothing any more.
     pub fenced: Vec<Fence>,
     /// No clock is further than this from true time: ε.
     pub clock_error_ns: u64,
     /// No clock runs faster or slower than true time by more than this: D.
     pub drift_ppm: u32,
-    /// Of the cells. The same in all versions.
+    /// The key of the cells' tags and salts, equal in all versions.
     pub key: CellKey,
-    /// How long what was spent before it may count, of any limit that the authority knew meanwhile: a region that joins
-    /// has not heard of those that were removed, and they may come back.
+    /// How long spending before this version may count, under any limit that the authority knew. A node that
+    /// joins has not heard of removed limits, and such limits may come back.
     pub lasts: Lasts,
     /// The limits, as the node reads them.
     pub limits: Vec<u8>,
-    /// Certificates that nobody believes any more, by the SHA-256 of each in DER.
+    /// Revoked certificates, by the SHA-256 of each in DER.
     pub revoked: BTreeSet<[u8; 32]>,
 }
 
-/// What an authority wants changed; the rest of a version follows from the one before.
+/// The changes that an authority wants; the rest of a version follows from the one before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
-    /// Who is to have a share.
+    /// The members of the next version.
     pub members: BTreeMap<MemberId, Member>,
-    /// Fences that the operator asserts, of writers that are no member any more.
+    /// Fences that the operator asserts, of incarnations that are not members any more.
     pub fenced: Vec<Fence>,
     /// See [`Version::clock_error_ns`].
     pub clock_error_ns: u64,
@@ -214,29 +241,31 @@ pub struct Draft {
     pub revoked: BTreeSet<[u8; 32]>,
 }
 
-/// A writer's word that it conforms to a version. A register that only grows.
+/// An incarnation's word that it conforms to a version. A register that only grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Ack {
-    /// The version: to its budgets.
+    /// The version whose budgets the incarnation conforms to.
     pub version_id: VersionId,
-    /// The version's term: to its shares.
+    /// The version's allocation, whose shares the incarnation conforms to.
     pub term: VersionId,
-    /// No window that starts then or later was used before the term was in the writer's chain.
+    /// Wall time: no window that starts at this time or later was used before the allocation was in the
+    /// incarnation's chain.
     pub from_wall_ns: u64,
-    /// Whose version, should two call themselves the authority of one epoch.
+    /// The authority that made the version, in case two nodes act as the authority of one epoch.
     pub authority: Incarnation,
 }
 
-/// What became of a version that was adopted.
+/// The result of adopting a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Adopted {
-    /// It is the one that the node has.
+    /// The node already has this version.
     Known,
-    /// It is new.
+    /// The version is new to the node.
     New {
-        /// Whether shares are distributed anew, so that the node must conform and acknowledge.
+        /// Whether the version begins an allocation, so that the node must conform and acknowledge.
         redistributes: bool,
-        /// Writers whose rows are refused from now on: what was held from them is dropped before acknowledging.
+        /// Incarnations whose rows are refused from now on: the node drops loans held from them before it
+        /// acknowledges.
         closed: Vec<Incarnation>,
     },
 }
@@ -244,86 +273,88 @@ pub enum Adopted {
 /// A version that was not adopted or not made. Nothing changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Normal where messages are late.
+    /// The version is not above the node's own: normal where messages are late.
     #[error("version {0:?} is not above {1:?}, which this node has")]
     Older(VersionId, VersionId),
-    /// No version of this cluster is so far away.
+    /// The version's id is further above the node's own than any authority gets.
     #[error(
         "version {0:?} is further above {1:?}, which this node has, than any authority gets: revoke the certificate that signed it"
     )]
     Far(VersionId, VersionId),
-    /// Two authorities, or one that was restored from a backup.
+    /// Two versions have one id: there are two authorities, or one was restored from a backup.
     #[error(
         "there are two versions {0:?}: is there a second authority? Evict one and take over with a new epoch"
     )]
     Conflict(VersionId),
-    /// Another authority without a new epoch.
+    /// Another authority made the version without a new epoch.
     #[error("version {0:?} is of another authority, which must begin a new epoch")]
     Authority(VersionId),
-    /// It contradicts itself or what is known.
+    /// The version contradicts itself or known facts.
     #[error("impossible version: {0}")]
     Impossible(&'static str),
     /// The weights are impossible.
     #[error(transparent)]
     Split(#[from] SplitFault),
-    /// Too many changes of the distribution are under way.
+    /// Too many allocations are still in use.
     #[error("{TERMS_MAX} distributions are still in use: see who is pending, and wait or evict")]
     Busy,
 }
 
-/// What became of an acknowledgement.
+/// The result of hearing an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learned {
-    /// It says more than was known.
+    /// The acknowledgement says more than was known.
     New,
     /// Nothing new.
     Known,
-    /// The writer is none that the adopted version asks, or its clock is days ahead. It will say so again.
+    /// No allocation in the chain asks this incarnation, or its clock is days ahead. It will send the
+    /// acknowledgement again.
     Unasked,
 }
 
-/// What a share is wanted for.
+/// The algorithm and time that a share is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A fixed window or a calendar period.
     Window {
         /// When it starts, by the wall.
         start_wall_ns: u64,
-        /// For how long at most what is spent in it counts: as in [`Lasts::windows_ns`].
+        /// How long spending in the window counts at most: as in [`Lasts::windows_ns`].
         lasts_ns: u64,
     },
     /// A sliding window.
     Sliding {
         /// Now.
         steady_ns: u64,
-        /// How long what was spent counts, by a true clock.
+        /// How long spending counts, by a true clock.
         horizon_ns: u64,
     },
     /// A bucket.
     Bucket {
         /// Now.
         steady_ns: u64,
-        /// How long the slowest part drains, by a true clock: see [`Split::slowest`].
+        /// How long the slowest part takes to drain, by a true clock: see [`Split::slowest`].
         horizon_ns: u64,
     },
 }
 
-/// How long a term limits shares.
+/// How long an allocation limits shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Until {
-    /// Until a later one is agreed: nobody knows when.
+    /// Until a later allocation is agreed, at an unknown time.
     Agreed,
-    /// A later one is agreed.
+    /// A later allocation is agreed.
     Superseded {
-        /// It goes on for windows that start before this.
+        /// The allocation still applies to windows that start before this wall time.
         windows_wall_ns: u64,
-        /// For all else it goes on for a stretched horizon after this, on this process's steady clock.
+        /// For all else the allocation applies for a stretched horizon after this time, on this process's
+        /// steady clock.
         steady_ns: u64,
     },
 }
 
 impl Until {
-    /// Whether a term still applies. `drift_ppm` stretches the horizon.
+    /// Whether the allocation still applies. `drift_ppm` stretches the horizon.
     #[inline]
     pub fn applies(self, kind: Kind, drift_ppm: u32) -> bool {
         match (self, kind) {
@@ -342,17 +373,18 @@ impl Until {
     }
 }
 
-/// Windows to which a term does not apply where an older one does: rule 2.
+/// Windows to which an allocation does not apply while an older one does: rule 2.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spared {
-    /// They began before this: when the node adopted the term, by the wall.
+    /// Spared windows began before this wall time, at which the node adopted the allocation.
     pub before_wall_ns: u64,
-    /// They are of limits that last no longer: what whoever adopts the term knows of, at least.
+    /// Spared windows are of limits that last no longer than this: every node that adopts the allocation
+    /// knows at least so much.
     pub lasts_ns: u64,
 }
 
 impl Spared {
-    /// Whether it is one of them.
+    /// Whether the allocation spares this kind of share.
     #[inline]
     pub fn spares(self, kind: Kind) -> bool {
         let Kind::Window { start_wall_ns, lasts_ns } = kind else { return false };
@@ -361,19 +393,20 @@ impl Spared {
     }
 }
 
-/// A time by one clock in which every other clock has seen `ns` pass: (1 + D)/(1 − D) of it, rounded up.
+/// A time on one clock in which every other clock has seen `ns` pass: (1 + D)/(1 − D) of `ns`, rounded up.
 pub fn stretched(ns: u64, drift_ppm: u32) -> u64 {
     let (million, drift) = (1_000_000_u128, u128::from(drift_ppm.min(DRIFT_PPM_MAX)));
     let stretched = (u128::from(ns) * (million + drift)).div_ceil(million - drift);
     u64::try_from(stretched).unwrap_or(u64::MAX)
 }
 
-/// How long what is spent under some limits may count: the longest of any of them, by a true clock.
+/// How long spending under some limits may count: the longest time of any of them, by a true clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lasts {
-    /// Of windows, sliding ones too, in nanoseconds.
+    /// For windows and sliding windows, in nanoseconds.
     pub windows_ns: u64,
-    /// Of buckets, in nanoseconds: how long one of the whole limit's rate drains. A region's part may take longer.
+    /// For buckets, in nanoseconds: how long a bucket with the limit's whole rate takes to drain. A member's
+    /// part may take longer.
     pub drains_ns: u64,
 }
 
@@ -387,29 +420,31 @@ impl Lasts {
         }
     }
 
-    /// The longest of all, where no region drains slower than `least_rate` parts of the whole.
+    /// The longest time of all, where no member drains slower than `least_rate` parts of the whole.
     fn longest_ns(self, least_rate: u32) -> u64 {
         let parts = u64::from(RATE_PARTS.div_ceil(least_rate.max(1)));
         self.windows_ns.max(self.drains_ns.saturating_mul(parts))
     }
 }
 
-/// A distribution of shares in a node's chain.
+/// A distribution of shares, in a node's chain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocation {
-    /// The version that it began with. That of the empty term is below every version's.
+    /// The id of the version that began the allocation. The id of the empty allocation is below every
+    /// version's.
     pub version_id: VersionId,
-    /// Nothing in the empty term.
+    /// The weights; `None` in the empty allocation.
     pub split: Option<Split>,
-    /// How long it applies.
+    /// How long the allocation applies.
     pub until: Until,
-    /// How long what was spent under it may count, of any limit that was in force meanwhile.
+    /// How long spending under the allocation may count, for any limit in force meanwhile.
     pub lasts: Lasts,
     authority: Option<Incarnation>,
     incarnations: BTreeMap<MemberId, Incarnation>,
     leaving: BTreeSet<Incarnation>,
     fenced: Vec<Fence>,
-    /// Who acknowledged this very term, and from when.
+    /// The incarnations that acknowledged this very allocation, each with the wall time in its
+    /// acknowledgement.
     acked: BTreeMap<Incarnation, u64>,
 }
 
@@ -448,14 +483,14 @@ impl Allocation {
         })
     }
 
-    /// Whether a writer has a share in it.
+    /// Whether an incarnation has a share in the allocation.
     #[inline]
     pub fn names(&self, incarnation: Incarnation) -> bool {
         let named = self.incarnations.get(&incarnation.member);
         named == Some(&incarnation) || (mutated(Mutation::TrustUnnamedIncarnation) && named.is_some())
     }
 
-    /// A writer's part of a cell in it.
+    /// An incarnation's part of a cell in the allocation.
     #[inline]
     pub fn part(&self, incarnation: Incarnation, total: u64, salt: u32, has_rate: bool) -> Part {
         match &self.split {
@@ -464,7 +499,7 @@ impl Allocation {
         }
     }
 
-    /// Who must acknowledge it: its members and leavers.
+    /// The incarnations that must acknowledge the allocation: its members and leavers.
     fn asked(&self) -> impl Iterator<Item = Incarnation> + '_ {
         self.incarnations.values().chain(&self.leaving).copied()
     }
@@ -474,21 +509,22 @@ impl Allocation {
             || self.leaving.contains(&incarnation)
     }
 
-    /// What a term may not change while it keeps its name.
+    /// Whether two allocations agree in all that may not change under one id.
     fn same_distribution(&self, other: &Self) -> bool {
         (self.authority, &self.split, &self.incarnations, &self.leaving, &self.fenced)
             == (other.authority, &other.split, &other.incarnations, &other.leaving, &other.fenced)
     }
 }
 
-/// Why a writer is waited for.
+/// Why a node waits for an incarnation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// It never acknowledged anything.
+    /// The incarnation never acknowledged anything.
     Silent,
-    /// It acknowledged an earlier version, so it lends or uses more, or has not heard of this one.
+    /// The incarnation acknowledged an earlier version: it lends or uses more than it may now, or has not
+    /// heard of this version.
     At(VersionId),
-    /// It acknowledged a version that this node has not heard of.
+    /// The incarnation acknowledged a version that this node has not heard of.
     Ahead(VersionId),
 }
 
@@ -497,22 +533,22 @@ pub enum Waiting {
 pub struct Progress {
     /// The version that this node adopted.
     pub requested: VersionId,
-    /// Everybody conforms to the budgets of the versions up to this.
+    /// The version up to whose budgets every member and leaver conforms.
     pub effective: VersionId,
-    /// The distribution that this node adopted.
+    /// The newest allocation that this node adopted.
     pub term_requested: VersionId,
-    /// The distribution that shares are raised to.
+    /// The newest agreed allocation, to which shares are raised.
     pub term_effective: VersionId,
-    /// Who has not acknowledged the adopted version, and how far it is.
+    /// The incarnations that have not acknowledged the adopted version, and how far each is.
     pub pending: Vec<(Incarnation, Waiting)>,
-    /// Who leaves and has not yet said that it gave its share up, while it was no member any more.
+    /// Leavers that have not yet acknowledged an allocation that does not name them.
     pub leavers: BTreeSet<Incarnation>,
-    /// Shares that were superseded still limit windows that begin before this, by the wall: the latest date at which anybody said that
-    /// it may go by them. 0 where there are none.
+    /// Superseded shares still limit windows that begin before this wall time: the latest time at which any
+    /// incarnation said that it may use them. 0 where no share is superseded.
     pub older_until_ns: u64,
 }
 
-/// What must be on disk: all of it, before an acknowledgement counts.
+/// The record of a [`Versions`] that must be on disk, all of it, before an acknowledgement counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionsRecord {
     me: Incarnation,
@@ -520,16 +556,17 @@ pub struct VersionsRecord {
     /// Oldest first.
     chain: Vec<Allocation>,
     acks: BTreeMap<Incarnation, Ack>,
-    /// By region and node: this and earlier incarnations.
+    /// By member and node: this and all earlier incarnations are closed.
     closed: BTreeMap<(MemberId, u16), u32>,
     /// The latest own acknowledgement.
     own: Option<Ack>,
-    /// What the terms of the chain spare, by their names. The last field: disks written without it lack its end only.
+    /// The windows that each allocation of the chain spares. The last field: records written without it lack
+    /// only their end.
     spared: BTreeMap<VersionId, Spared>,
 }
 
 impl VersionsRecord {
-    /// What disks lack that were written before terms spared anything: `postcard` of none.
+    /// The bytes that complete a record without spared windows: `postcard` of an empty map.
     pub const NONE_SPARED: [u8; 1] = [0];
 }
 
@@ -537,16 +574,16 @@ impl VersionsRecord {
 #[derive(Clone, Debug)]
 pub struct Versions {
     kept: VersionsRecord,
-    /// Counts the changes to what is kept.
+    /// Counts the changes to the record.
     revision: u64,
-    /// The own acknowledgement of `kept` was made with this revision.
+    /// The revision at which the own acknowledgement in `kept` was made.
     own_revision: u64,
     /// The own acknowledgement that is on disk.
     own_stored: Option<Ack>,
 }
 
 impl Versions {
-    /// The view of a node that never had a catalogue. It owns nothing.
+    /// The view of a node that never had a catalogue. The node owns nothing.
     pub fn new(me: Incarnation) -> Self {
         let kept = VersionsRecord {
             me,
@@ -560,8 +597,8 @@ impl Versions {
         Self { kept, revision: 0, own_revision: 0, own_stored: None }
     }
 
-    /// The view of a node that was started again. Waits start anew: the steady clock is another one, and how long
-    /// the process was away is not known.
+    /// The view of a restarted node. Waits start anew: the steady clock is another one, and nobody knows how
+    /// long the process was away.
     pub fn restore(mut kept: VersionsRecord, now: Now) -> Self {
         for allocation in &mut kept.chain {
             if let Until::Superseded { steady_ns, .. } = &mut allocation.until
@@ -571,12 +608,12 @@ impl Versions {
             }
         }
         let mut versions = Self { kept, revision: 0, own_revision: 0, own_stored: None };
-        // What is kept was written before the acknowledgement in it counted.
+        // The record was written before its acknowledgement counted.
         versions.stored(0, now);
         versions
     }
 
-    /// What must be on disk.
+    /// The record that must be on disk.
     pub fn kept(&self) -> &VersionsRecord {
         &self.kept
     }
@@ -586,7 +623,7 @@ impl Versions {
         self.revision
     }
 
-    /// What was kept at a revision is on disk: the acknowledgement in it may leave, and counts here too.
+    /// The record of a revision is on disk: its acknowledgement may leave, and counts here too.
     pub fn stored(&mut self, revision: u64, now: Now) {
         if revision >= self.own_revision
             && let Some(own) = self.kept.own
@@ -597,7 +634,7 @@ impl Versions {
         }
     }
 
-    /// Who this node is.
+    /// This node's incarnation.
     pub fn me(&self) -> Incarnation {
         self.kept.me
     }
@@ -607,13 +644,14 @@ impl Versions {
         self.kept.register.as_ref().map(|register| &register.val)
     }
 
-    /// Adopts a version, if it is above the one that this node has. Versions in between may be missing.
+    /// Adopts a version, if its id is above that of this node's version. Versions in between may be missing.
     ///
-    /// Should the chain be full, its oldest terms become the empty term together: nobody has anything in that, so
-    /// it is at most what they were, and shares are what they must be again once the newest is agreed.
+    /// If the chain is full, the empty allocation replaces all of it. Nobody has a share in the empty
+    /// allocation, so no share is larger than before, and shares recover once the newest allocation is
+    /// agreed.
     ///
     /// # Errors
-    /// Why not. Nothing changed.
+    /// The reason for the refusal. Nothing changed.
     pub fn adopt(&mut self, version: Version, now: Now) -> Result<Adopted, Refused> {
         possible(&version)?;
         let held = self.version().map_or_else(VersionId::default, |held| held.version_id);
@@ -687,7 +725,8 @@ impl Versions {
             chain.clear();
             chain.push(Allocation { lasts, ..Allocation::empty() });
         }
-        // Later versions of the term may say that more lasts, when others have forgotten older terms already.
+        // A later version of the allocation may name longer times, when others have forgotten older
+        // allocations already.
         if version.version_id == version.allocation && !chain.is_empty() {
             let spared = Spared { before_wall_ns: now.wall_ns, lasts_ns: version.lasts.windows_ns };
             self.kept.spared.insert(allocation.version_id, spared);
@@ -699,7 +738,7 @@ impl Versions {
             .retain(|version_id, _| chain.iter().any(|allocation| allocation.version_id == *version_id));
     }
 
-    /// The writers that a version closes: whom the node knew and it does not name.
+    /// The incarnations that a version closes: those that this node knew and the version does not name.
     fn closed_by(&self, version: &Version) -> Vec<Incarnation> {
         let held = self.version();
         let known = held.into_iter().flat_map(|held| {
@@ -718,12 +757,12 @@ impl Versions {
         all.into_iter().filter(|incarnation| !named(incarnation) && !self.closed(*incarnation)).collect()
     }
 
-    /// Whether an acknowledgement of another writer counts for anything: a distribution that still matters asks for it.
+    /// Whether an acknowledgement of another incarnation counts: an allocation in the chain asks for it.
     pub fn asks(&self, incarnation: Incarnation) -> bool {
         incarnation != self.kept.me && self.kept.chain.iter().any(|allocation| allocation.asks(incarnation))
     }
 
-    /// Hears a writer's acknowledgement, from itself or by way of others.
+    /// Hears an incarnation's acknowledgement, from itself or by way of others.
     pub fn learn_ack(&mut self, incarnation: Incarnation, ack: Ack, now: Now) -> Learned {
         if !self.asks(incarnation) || ack.from_wall_ns.saturating_sub(now.wall_ns) > ACK_AHEAD_NS_MAX {
             return Learned::Unasked;
@@ -739,7 +778,7 @@ impl Versions {
         };
         let new = more != *known;
         *known = more;
-        // An earlier acknowledgement that arrives late is worth something too.
+        // An earlier acknowledgement that arrives late may still count for its own allocation.
         let credited = self.credit(incarnation, ack) | self.credit(incarnation, more);
         if !new && !credited {
             return Learned::Known;
@@ -749,7 +788,7 @@ impl Versions {
         Learned::New
     }
 
-    /// Counts an acknowledgement for the very term that it names.
+    /// Counts an acknowledgement for the very allocation that it names.
     fn credit(&mut self, incarnation: Incarnation, ack: Ack) -> bool {
         let mut credited = false;
         for allocation in &mut self.kept.chain {
@@ -767,7 +806,7 @@ impl Versions {
         credited
     }
 
-    /// Supersedes what is older than the newest term that is agreed.
+    /// Supersedes all allocations older than the newest agreed one.
     fn supersede(&mut self, now: Now) {
         let Some(agreed) = (0..self.kept.chain.len()).rev().find(|&at| self.is_agreed(at)) else { return };
         let allocation = &self.kept.chain[agreed];
@@ -801,8 +840,8 @@ impl Versions {
             .all(|incarnation| allocation.acked.contains_key(&incarnation) || excused(incarnation))
     }
 
-    /// The version that this node should acknowledge, once it conforms: it lends nothing beyond its new shares, has
-    /// dropped what it held from closed writers, and uses [`Versions::share`].
+    /// The version that this node should acknowledge once it conforms: it lends nothing beyond its new
+    /// shares, has dropped the loans that it held from closed incarnations, and uses [`Versions::share`].
     pub fn ack_due(&self) -> Option<VersionId> {
         let version = self.version()?;
         let asked = self.kept.chain.last().is_some_and(|allocation| allocation.asks(self.kept.me));
@@ -813,23 +852,24 @@ impl Versions {
         (asked && !said).then_some(version.version_id)
     }
 
-    /// This node conforms to the version `mark`. `wall_ns` is the latest that its wall clock ever showed to it, before
-    /// restarts too if it knows. The acknowledgement is [`Versions::own_ack`] once this is stored. Says whether `mark`
-    /// was due.
+    /// Records that this node conforms to the version `version_id`, and returns whether that version was due.
+    /// `wall_ns` is the latest time that its wall clock ever showed, before restarts too if the node knows.
+    /// The acknowledgement becomes [`Versions::own_ack`] once the record is stored.
     pub fn conform(&mut self, version_id: VersionId, wall_ns: u64) -> bool {
         if self.ack_due() != Some(version_id) {
             return false;
         }
         let Some(version) = self.version() else { return false };
-        // The clock may have been ahead before a restart, and be behind now; and so may that of a fenced writer, which
-        // may have used what starts up to ε after it ended.
+        // The clock may have been ahead before a restart, and be behind now. So may the clock of a fenced
+        // incarnation, which may have used windows that start up to ε after it ended.
         let margin = if mutated(Mutation::NoClockMargin) { 0 } else { 2 * version.clock_error_ns };
-        // What terms spare is used by older ones, though the clock was further ahead when they were adopted than it may be.
+        // Spared windows use older allocations, even if the clock was further ahead at the adoption than it
+        // may be.
         let spared_ns = self.kept.spared.values().map(|spared| spared.before_wall_ns).max().unwrap_or(0);
         let latest = wall_ns.max(spared_ns).saturating_add(margin + 1);
         let (term, authority) = (version.allocation, version.authority);
         let from_wall_ns = match self.kept.own {
-            // The same term: what was promised holds.
+            // The allocation is unchanged, so the promised time holds.
             Some(own) if own.term == term && own.authority == authority => own.from_wall_ns,
             Some(own) => own.from_wall_ns.max(latest),
             None => latest,
@@ -840,28 +880,29 @@ impl Versions {
         true
     }
 
-    /// What this node tells everybody: its latest acknowledgement that is on disk.
+    /// The acknowledgement that this node sends to everybody: its latest that is on disk.
     pub fn own_ack(&self) -> Option<Ack> {
         if mutated(Mutation::AckBeforeDurable) { self.kept.own } else { self.own_stored }
     }
 
-    /// The acknowledgements that are known, to be passed on.
+    /// The known acknowledgements, to be passed on.
     pub fn acks(&self) -> impl Iterator<Item = (Incarnation, Ack)> + '_ {
         self.kept.acks.iter().map(|(&incarnation, &ack)| (incarnation, ack))
     }
 
-    /// The terms that may still apply, oldest first. A share is the least over those whose [`Until::applies`], but for what they
-    /// spare where an older one applies ([`Versions::spared`]).
+    /// The allocations that may still apply, oldest first. A share is the least over those whose
+    /// [`Until::applies`], except for windows that an allocation spares while an older one applies
+    /// ([`Versions::spared`]).
     pub fn allocations(&self) -> &[Allocation] {
         &self.kept.chain
     }
 
-    /// The windows to which a term does not apply where an older one does.
+    /// The windows to which an allocation does not apply while an older one does.
     pub fn spared(&self, allocation: &Allocation) -> Spared {
         self.kept.spared.get(&allocation.version_id).copied().unwrap_or_default()
     }
 
-    /// A writer's part of a cell: the least in every term that applies, rate and units each.
+    /// An incarnation's part of a cell: the least over all allocations that apply, rate and units each.
     pub fn share(&self, incarnation: Incarnation, total: u64, salt: u32, kind: Kind) -> Part {
         if !self.owns(incarnation) {
             return Part::default();
@@ -880,14 +921,16 @@ impl Versions {
         parts.reduce(least).unwrap_or_default()
     }
 
-    /// The most that one node can give away of a cell of so many units, whatever it says: what stands for its region in any of the
-    /// distributions that still matter. A region with several nodes has what they have together, since each may take of its pools;
-    /// its nodes are those whose names begin alike, up to a `/`.
+    /// The most that one node can give away of a cell of `total` units, whatever it says: the largest
+    /// standing share of its region in any allocation of the chain. A region's share is the sum over its
+    /// nodes, since each node may take from the region's pools. Nodes are of one region if their names begin
+    /// alike, up to a `/`.
     pub fn stands_for_region_of(&self, region: MemberId, total: u64, salt: u32, has_rate: bool) -> Part {
         self.of_region(region, (total, salt, has_rate), u64::max)
     }
 
-    /// The least that stands for a region in any of those distributions: as much as any other node believes of it.
+    /// The least standing share of a region in any allocation of the chain: any other node believes in at
+    /// least so much.
     pub fn surely_stands_for_region_of(&self, region: MemberId, total: u64, salt: u32) -> u64 {
         self.of_region(region, (total, salt, false), u64::min).units
     }
@@ -917,20 +960,20 @@ impl Versions {
         picked.unwrap_or_default()
     }
 
-    /// Whether the adopted version names this writer. One that it does not name owns nothing.
+    /// Whether the adopted version names this incarnation. An incarnation that it does not name owns nothing.
     pub fn owns(&self, incarnation: Incarnation) -> bool {
         let named = self.kept.chain.last().is_some_and(|allocation| allocation.names(incarnation));
         named && (!self.closed(incarnation) || mutated(Mutation::TrustUnnamedIncarnation))
     }
 
-    /// Whether this writer once had a share and never will again: its rows are refused.
+    /// Whether this incarnation once had a share and never will again: its rows are refused.
     pub fn closed(&self, incarnation: Incarnation) -> bool {
         let highest = self.kept.closed.get(&(incarnation.member, incarnation.node));
         highest.is_some_and(|&highest| incarnation.number <= highest)
     }
 
-    /// What is spent from now on may count for so long: every term in the chain remembers it. To be called with the limits
-    /// of each version that is adopted, before that is kept.
+    /// Spending from now on may count for `lasts`: every allocation in the chain records this. The caller
+    /// calls this with the limits of each adopted version, before it writes the record.
     pub fn counts_for(&mut self, lasts: Lasts) {
         if mutated(Mutation::ForgetRemovedLimits) {
             return;
@@ -942,8 +985,8 @@ impl Versions {
         }
     }
 
-    /// Forgets terms that apply to nothing any more: neither to limits that there are now, whose `lasts` this is, nor to
-    /// those that there were when shares of the term were used.
+    /// Forgets allocations that apply to nothing any more: neither to the present limits, whose times are
+    /// `lasts`, nor to the limits in force while shares of the allocation were used.
     pub fn settle(&mut self, lasts: Lasts, now: Now) {
         let Some(version) = self.version() else { return };
         let (error, drift) = (version.clock_error_ns, version.drift_ppm);
@@ -960,7 +1003,7 @@ impl Versions {
         let before = self.kept.chain.len();
         self.kept.chain.retain(|allocation| !over(allocation));
         if self.kept.chain.len() != before {
-            // Only writers that are still asked are worth remembering.
+            // Keep only the acknowledgements of incarnations that an allocation still asks.
             let chain = &self.kept.chain;
             self.kept
                 .acks
@@ -972,14 +1015,14 @@ impl Versions {
         }
     }
 
-    /// Whether everybody who may have something of what is shared knows that this node may: all have acknowledged a distribution that
-    /// names it, or there was none before.
+    /// Whether all who may hold something of a shared cell know that this node may too. They know once all
+    /// have acknowledged an allocation that names this node, or if no allocation came before it.
     pub fn is_counted(&self) -> bool {
         let names = |at: usize| self.kept.chain[at].names(self.kept.me);
         (0..self.kept.chain.len()).any(|at| names(at) && (at == 0 || self.is_agreed(at)))
     }
 
-    /// How far the adopted version has come. Nothing where there is none.
+    /// How far the adopted version has come; `None` without a version.
     pub fn progress(&self) -> Option<Progress> {
         let version = self.version()?;
         let newest = self.kept.chain.last()?;
@@ -1020,7 +1063,7 @@ impl Versions {
         })
     }
 
-    /// Whether a writer has acknowledged a term that does not name it.
+    /// Whether an incarnation has acknowledged an allocation that does not name it.
     fn has_left(&self, incarnation: Incarnation) -> bool {
         self.kept
             .chain
@@ -1028,21 +1071,21 @@ impl Versions {
             .any(|allocation| !allocation.names(incarnation) && allocation.acked.contains_key(&incarnation))
     }
 
-    /// The next version, made by this node as the authority. It is in force once adopted, here too, and must be on this
-    /// node's disk before it leaves: a mark is never given twice.
+    /// Makes the next version, as the authority. The version is in force once adopted, here too. The version
+    /// must be on this node's disk before it leaves: no id is given twice.
     ///
     /// # Errors
-    /// Why not. Nothing changes in any case.
+    /// The reason for the refusal. Nothing changes in any case.
     pub fn propose(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
         self.make(draft, wall_ns, false)
     }
 
-    /// The same with a new epoch, by which this node becomes the authority: an operator's command to a member of the
-    /// version that it has (see rule 6). Also to the authority itself, should a second one have made versions of the
-    /// same epoch.
+    /// Makes the next version with a new epoch, which makes this node the authority. An operator commands
+    /// this to a member of the version that it has (rule 6), or to the authority itself if a second authority
+    /// made versions of the same epoch.
     ///
     /// # Errors
-    /// Why not. Nothing changes in any case.
+    /// The reason for the refusal. Nothing changes in any case.
     pub fn take_over(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
         self.make(draft, wall_ns, true)
     }
@@ -1071,7 +1114,7 @@ impl Versions {
         if let Some(held) = self.version() {
             self.follow(held, &mut version, takes_over)?;
         }
-        // Two clocks, each wrong by as much as it may be.
+        // Allows for two clocks, each with the largest error.
         let latest = wall_ns.saturating_add(2 * version.clock_error_ns.min(CLOCK_ERROR_NS_MAX));
         if fences.iter().any(|fence| fence.wall_ns > latest) {
             return Err(Refused::Impossible("a fence in the future: what it says must be so already"));
@@ -1081,7 +1124,7 @@ impl Versions {
         Ok(version)
     }
 
-    /// Fills in what follows from the version before.
+    /// Fills in the fields that follow from the version before.
     fn follow(&self, held: &Version, version: &mut Version, takes_over: bool) -> Result<(), Refused> {
         let me = self.kept.me;
         if !self.owns(me) {

@@ -1,21 +1,28 @@
-//! The pool of a token or leaky bucket: a bucket of its own, of which nodes hold parts, each with its rate and units.
+//! The pool of a token or leaky bucket. The pool is a bucket itself; nodes hold parts of it, each with a rate
+//! and units.
 //!
-//! A pool of `units` and `rate` has lent what nodes hold. It keeps the *debt* of what is left: units charged that the rate has not yet
-//! given back. Parts move with debt as loans do ([`crate::loan`], whose table holds here, too): what a node holds it counts as a bucket of
-//! its own, by its steady clock.
+//! A pool of `units` and `rate` lends parts to nodes. It keeps the *debt* of the rest: units charged that the
+//! rate has not yet given back. Parts move with debt as loans do ([`crate::loan`], whose table holds here,
+//! too). A node counts the part that it holds as a bucket of its own, by its steady clock.
 //!
-//! **Theorem 7.** `admitted(s, t] <= units + rate · (t − s)` for every interval. *Proof.* As that of Theorem 3, with the pool as the giver:
-//! a node holds at most what the pool has down for it, so a part of the rate drains at one place at a time and debts sum to at most
-//! the units. What is new is the pool's clock. *Grants.* Between two that are taken up it may have drained for the slack too long. So no
-//! token is granted out of the last slack of draining: while anything is owed, and until nothing has been for the slack, the level
-//! counts as lower by what the whole rate gives in it; what was drained too soon is not granted before it would have drained in truth.
-//! *Parts that come back* begin to drain in the pool at the time of the call, which may be 2ε before the holder's last; so they bring
-//! what their rate gives in the slack as debt. *What is taken back* from a process that is gone, at a lease's end, or in an answer that
-//! was lost, is owed whole. ∎ Where nodes go by different numbers, what others hold counts in proportion ([`super`]), and the units are the
-//! largest that somebody goes by.
+//! **Theorem 7.** `admitted(s, t] <= units + rate · (t − s)` for every interval.
 //!
-//! Numbers: a unit weighs `weight` *ticks*; a part of the rate gives `gives` ticks in `step_us` microseconds, which is no more than the limit
-//! says ([`Terms::of`]). All are integers, and no product that counts is above 2^53.
+//! *Proof.* As for Theorem 3, with the pool as the giver. A node holds at most what the pool records for it.
+//! So a part of the rate drains at one place at a time, and debts sum to at most the units. Only the pool's
+//! clock is new. *Grants.* Between two grants that are taken up, the pool may have drained for the slack too
+//! long. So it grants no token out of the last slack of draining. While anything is owed, and until nothing
+//! has been owed for the slack, the level counts as lower by what the whole rate gives in the slack. So what
+//! drained too soon is not granted before it would have drained in truth. *Parts that come back* begin to
+//! drain in the pool at the time of the call, which may be 2ε before they last drained at the holder. So they
+//! bring as debt what their rate gives in the slack. *Parts taken back* from a process that is gone, at a
+//! lease's end, or of a lost answer are owed whole. ∎
+//!
+//! If nodes use different variants of the limit, what others hold counts in proportion ([`super`]), and the
+//! units are the largest that any node uses.
+//!
+//! A unit weighs `weight` *ticks*; a part of the rate gives `gives` ticks in `step_us` microseconds, which is
+//! no more than the limit says ([`BucketParams::of`]). All numbers are integers, and no product that counts
+//! is above 2^53.
 
 use std::collections::BTreeMap;
 
@@ -30,13 +37,13 @@ use crate::{
     mutation::{Mutation, mutated},
 };
 
-/// What the units of a pool may weigh together, in ticks.
+/// The most that the units of a pool may weigh together, in ticks.
 const WEIGHT_MAX: u64 = 1 << 50;
 
-/// What a unit weighs at least where it can: the rate is rounded down by less than one part in so many.
+/// The least weight of a unit, if possible: the rate is rounded down by less than one part in so many.
 const WEIGHT_MIN: u64 = 1 << 12;
 
-/// What a limit puts into the pool of a cell.
+/// The size of a cell's pool, by its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BucketParams {
     /// Ticks that a unit weighs: 1 to 2^50.
@@ -45,18 +52,19 @@ pub struct BucketParams {
     pub gives: u64,
     /// Microseconds of a step, at least 1.
     pub step_us: u64,
-    /// Parts of the rate, at most [`RATE_PARTS`], and units, of which all together weigh at most 2^50.
+    /// Parts of the rate, at most [`RATE_PARTS`], and units, which together weigh at most 2^50.
     pub part: Part,
-    /// By how much more than true time may seem to have passed between two calls.
+    /// By how much more than true time may seem to have passed between two calls: see [`super::slack_us`].
     pub slack_us: u64,
 }
 
 impl BucketParams {
-    /// The terms of a part of a limit's bucket. Nothing where its numbers are too large to be counted by a script: more than 2^50 units, or
-    /// a rate above 2^12 a nanosecond.
+    /// The parameters of a part of a limit's bucket. `None` if a script cannot count the numbers: more than
+    /// 2^50 units, or a rate above 2^12 a nanosecond.
     pub fn of(whole: &Meter, part: Part, slack_us: u64) -> Option<Self> {
         let (n, p) = whole.terms();
-        // What a unit weighs if a part gives one tick a microsecond: parts and microseconds in which one unit comes, rounded up.
+        // The weight of a unit if a part gives one tick a microsecond: the parts times microseconds in which
+        // one unit comes, rounded up.
         let (parts, micros) = (u128::from(p) * u128::from(RATE_PARTS), u128::from(n) * 1_000);
         let units = u128::from(part.units.max(1));
         let gives = (0..=12).map(|shift| 1_u64 << shift);
@@ -75,18 +83,18 @@ impl BucketParams {
         fits.then_some(Self { weight, gives, step_us, part, slack_us })
     }
 
-    /// What parts of the rate give in a time, in ticks: at least what they do, at most [`WEIGHT_MAX`].
+    /// Ticks that parts of the rate give in a time, rounded up, at most [`WEIGHT_MAX`].
     fn gives_in(&self, rate: u64, us: u64) -> u64 {
         us.div_ceil(self.step_us).saturating_mul(self.gives * rate).min(WEIGHT_MAX)
     }
 
-    /// Whether debts under these terms mean the same.
+    /// Whether a tick means the same under these parameters.
     const fn counts_as(&self, other: &(u64, u64, u64)) -> bool {
         self.weight == other.0 && self.gives == other.1 && self.step_us == other.2
     }
 }
 
-/// What one node holds.
+/// The lease of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct BucketLease {
     boot: u32,
@@ -94,37 +102,39 @@ struct BucketLease {
     rate: u64,
     units: u64,
     end_us: u64,
-    /// The rate that it would like to have.
+    /// The rate that the node would like to have.
     wanted: u64,
 }
 
 impl BucketLease {
-    /// Whether it says anything beyond which call was the last.
+    /// Whether the record says more than which call was the last.
     const fn is_held(&self) -> bool {
         self.rate > 0 || self.units > 0 || self.wanted > 0
     }
 }
 
-/// What is known of one cell's pool.
+/// The record of one cell's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bucket {
     since: Generation,
-    /// The pool's time. 0 where nothing was ever asked.
+    /// The pool's time. 0 before the first call.
     at_us: u64,
-    /// Units that are owed, in ticks: at most [`POOL_MAX`].
+    /// The debt in ticks: at most [`POOL_MAX`].
     debt: u64,
-    /// Units that are owed besides: there are any only where they are too many to be counted in ticks, as when the units of the pool have
-    /// become far fewer.
+    /// More debt, in units: only if the debt is too large to be counted in ticks, as when the pool's units
+    /// have become far fewer.
     beyond: u64,
-    /// For how long nothing has been owed, at most the slack.
+    /// For how long nothing has been owed, in microseconds: at most the slack.
     idle_us: u64,
-    /// Until when nothing was known of what was spent, as far as that is owed; and of how many units.
+    /// The [`CallContext::fresh_us`] up to which unknown spending is owed already, and the pool's units at
+    /// that time.
     fresh_us: u64,
     unknown: u64,
-    /// What a tick is: weight, gives, step.
+    /// The parameters that define a tick: weight, gives, step.
     terms: (u64, u64, u64),
     nodes: BTreeMap<u16, BucketLease>,
-    /// What each node's part is a part of, as it said last. The last field: records of before it was kept lack its end only.
+    /// The whole that each node's part is a part of, as the node said last. The last field: records written
+    /// without it lack only their end.
     wholes: BTreeMap<u16, Part>,
 }
 
@@ -133,30 +143,32 @@ pub struct Bucket {
 pub struct Exchange {
     /// Who calls.
     pub taker: Taker,
-    /// What it holds, and keeps.
+    /// The part that the node holds, and keeps.
     pub keeps: Part,
-    /// Of the units that it held and does not keep, those that are not owed.
+    /// Units that the node held, does not keep, and does not owe.
     pub tokens: u64,
-    /// What it would like to hold besides: parts of the rate, and units.
+    /// The further part that the node would like: parts of the rate, and units.
     pub wanted: Part,
-    /// Units with tokens without which it needs no more units now. At most those wanted.
+    /// The least tokens (units without debt) that are of use: if fewer are free, no units are granted. At
+    /// most the wanted units.
     pub needed: u64,
     /// Units of the level that stay for others.
     pub reserved: u64,
-    /// How long it counts on what is granted, by the pool's clock: see [`super::keep_us`].
+    /// How long the node counts on what is granted, by the pool's clock: see [`super::keep_us`].
     pub keep_us: u64,
 }
 
-/// What a call leaves.
+/// The answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchanged {
-    /// What the node may hold.
+    /// The part that the node may hold.
     pub part: Part,
-    /// Units that it must owe besides what it does.
+    /// Units by which the node's debt grows.
     pub owed: u64,
     /// Whole units that could be granted now.
     pub left: u64,
-    /// Parts of the rate that would be its share, were everybody to get in proportion to what he would like.
+    /// Parts of the rate that the node would get if the pool were divided in proportion to what each node
+    /// would like.
     pub fair: u32,
 }
 
@@ -164,7 +176,7 @@ impl Bucket {
     /// Takes back what a node does not keep, and grants what there is.
     ///
     /// # Errors
-    /// The call changes nothing that counts.
+    /// The pool refused the call, and changed nothing that counts.
     pub fn exchange(
         &mut self,
         ask: &Exchange,
@@ -193,7 +205,7 @@ impl Bucket {
         let known = self.nodes.get(&node).copied().unwrap_or_default();
         let (mut rate, mut units) =
             (u64::from(ask.keeps.rate.min(RATE_PARTS)), ask.keeps.units.min(POOL_MAX));
-        // Of an earlier process everything comes back, and all of it is owed.
+        // Everything that an earlier process held comes back, and all of it is owed.
         let trusts = mutated(Mutation::PoolTrustsTheDead);
         let tokens = if boot > known.boot { if trusts { POOL_MAX } else { 0 } } else { ask.tokens };
         let (back, slower) = (known.units.saturating_sub(units), known.rate.saturating_sub(rate));
@@ -213,7 +225,8 @@ impl Bucket {
             let wanted = ask.wanted.units.min(spare_units);
             let tokens = level.saturating_sub(ask.reserved).min(wanted);
             if tokens >= ask.needed {
-                // Units go with the debt that there is for them: others would be owed by nobody before, and be lost.
+                // Units go with the debt that the pool has for them. Otherwise nobody would owe other units,
+                // and they would be lost.
                 let gained = wanted.min(tokens + self.debt / params.weight);
                 owed = gained - tokens;
                 self.debt = self.debt.saturating_sub(owed.saturating_mul(params.weight));
@@ -229,7 +242,7 @@ impl Bucket {
         Ok(Exchanged { part, owed, left, fair: u32::try_from(fair).unwrap_or(RATE_PARTS) })
     }
 
-    /// When the cell surely says no more than an absent one, by the wall clock in microseconds.
+    /// When the record surely says no more than an absent one, by the wall clock in microseconds.
     pub fn over_us(&self, params: &BucketParams, context: &CallContext) -> u64 {
         if params.part.rate == 0 || self.beyond > 0 {
             return TIME_MAX;
@@ -247,7 +260,7 @@ impl Bucket {
     /// Lets time pass until now.
     fn settle(&mut self, now_us: u64, params: &BucketParams, context: &CallContext) {
         self.convert(params);
-        // A call may have come before it was known until when nothing is, whatever its clock said.
+        // A call may have come before `fresh_us` was known, whatever the call's clock said.
         let is_late = self.at_us < context.fresh_us || !mutated(Mutation::PoolForgetsFresh);
         if self.fresh_us < context.fresh_us && is_late {
             (self.fresh_us, self.unknown) = (context.fresh_us, 0);
@@ -256,7 +269,7 @@ impl Bucket {
         if self.fresh_us > 0 && !mutated(Mutation::PoolBeginsFull) {
             self.owe_unknown(params);
         }
-        // Leases that ended, the earliest first: what they held drains here from then on.
+        // Leases that ended, the earliest first: what they held drains here from their end on.
         while let Some(end_us) = self.next_end(now_us) {
             self.drain(end_us, params);
             let ended = |lease: &BucketLease| lease.end_us <= end_us && lease.is_held();
@@ -272,18 +285,18 @@ impl Bucket {
         self.drain(now_us, params);
     }
 
-    /// When the earliest of the leases that have ended did.
+    /// The end of the earliest lease that has ended.
     fn next_end(&self, now_us: u64) -> Option<u64> {
         let held = self.nodes.values().filter(|lease| lease.is_held());
         held.map(|lease| lease.end_us).filter(|end_us| *end_us <= now_us).min()
     }
 
-    /// All that may have been spent when nothing was known of it is owed from now on: what is not lent of the units that there are, and
-    /// those that come later by which there are more.
+    /// Owes all units that may have been spent at unknown times: those that are not lent, and later those by
+    /// which the pool has grown.
     fn owe_unknown(&mut self, params: &BucketParams) {
         let units = params.part.units;
         if self.unknown == 0 {
-            // No more than is lent can be elsewhere, and no more than is a part of these.
+            // Only lent units can be elsewhere, and no more than their part of the present total.
             let lent = self.lent().1.min(self.lent_of(params.part).1);
             let rest = units.saturating_sub(lent).saturating_mul(params.weight);
             (self.debt, self.idle_us) = (self.debt.max(rest.min(WEIGHT_MAX)), 0);
@@ -313,12 +326,12 @@ impl Bucket {
         } else {
             self.debt -= steps * gives;
         }
-        // At most as much as this holds drains between two calls.
+        // At most so much debt as `debt` holds drains between two calls.
         let beyond = std::mem::take(&mut self.beyond);
         self.owe(beyond, params);
     }
 
-    /// Whole units that could be granted, where so many are not lent.
+    /// Whole units that could be granted, if `spare_units` are not lent.
     fn level(&self, spare_units: u64, params: &BucketParams) -> u64 {
         let slack_us = if mutated(Mutation::PoolGrantsUnsure) { 0 } else { params.slack_us };
         let unsure_us = slack_us.saturating_sub(self.idle_us);
@@ -327,19 +340,20 @@ impl Bucket {
         ticks.saturating_sub(self.debt).saturating_sub(unsure) / params.weight
     }
 
-    /// A node's part of the rate, if everybody gets in proportion to what he would like, where that is more than there is.
+    /// A node's part of the rate. If the nodes would like more than there is, each gets a part in proportion
+    /// to what it would like.
     fn fair(&self, liked: u64, params: &BucketParams) -> u64 {
         let rate = u64::from(params.part.rate);
         let all = self.nodes.values().fold(liked, |sum, lease| sum + lease.wanted);
         if all <= rate { liked } else { liked * rate / all }
     }
 
-    /// What nodes hold, of the rate and of the units.
+    /// Rate and units that nodes hold.
     fn lent(&self) -> (u64, u64) {
         sum(self.nodes.values())
     }
 
-    /// The same in proportion ([`super`]), of a pool that has so much.
+    /// Rate and units that nodes hold, in proportion to a pool of `whole` ([`super`]).
     fn lent_of(&self, whole: Part) -> (u64, u64) {
         let part = |(node, lease): (&u16, &BucketLease)| {
             let of = self.wholes.get(node).copied().unwrap_or(whole);
@@ -350,7 +364,7 @@ impl Bucket {
         sum(parts.iter())
     }
 
-    /// Parts of the rate come back that may have drained elsewhere until the slack ago.
+    /// Owes for parts of the rate that come back and may have drained at their holder within the slack.
     fn owe_late(&mut self, rate: u64, params: &BucketParams) {
         if !mutated(Mutation::PoolDrainsEarly) {
             let ticks = params.gives_in(rate, params.slack_us);
@@ -372,7 +386,7 @@ impl Bucket {
         (self.beyond, self.idle_us) = (self.beyond.saturating_add(rest).min(POOL_MAX), 0);
     }
 
-    /// Debts under other terms are as many units, rounded up.
+    /// Converts debts under other parameters to as many units, rounded up.
     fn convert(&mut self, params: &BucketParams) {
         if !params.counts_as(&self.terms) {
             let units = if self.debt == 0 { 0 } else { self.debt / self.terms.0 + 1 };
@@ -384,40 +398,42 @@ impl Bucket {
     }
 }
 
-/// Of the rate and of the units.
+/// Sums the rate and the units of leases.
 fn sum<'a>(leases: impl Iterator<Item = &'a BucketLease>) -> (u64, u64) {
     let add = |sum: u64, more: u64| (sum + more).min(POOL_MAX);
     leases.fold((0, 0), |(rate, units), lease| (add(rate, lease.rate), add(units, lease.units)))
 }
 
-/// What a node holds of a pool, as it knows itself. It stays on the safe side of what the pool has down for it.
+/// The part that a node holds of a pool, as the node itself knows. Never more than the pool records for the
+/// node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BucketBalance {
     part: Part,
     call: u64,
-    /// When the call was sent that is not answered: steady clock.
+    /// When the unanswered call was sent: steady clock.
     sent_ns: Option<u64>,
-    /// When it holds nothing any more: steady clock.
+    /// When the holding ends: steady clock.
     end_ns: u64,
 }
 
 impl BucketBalance {
-    /// What it holds.
+    /// The part that the node holds.
     pub const fn part(&self) -> Part {
         self.part
     }
 
-    /// When it ends, unless a call is answered before.
+    /// When the holding ends, unless a call is answered before: steady clock.
     pub const fn end_ns(&self) -> u64 {
         self.end_ns
     }
 
-    /// Whether a call is on its way, since when.
+    /// When the unanswered call was sent: steady clock. `None` if no call is under way.
     pub const fn asking_since_ns(&self) -> Option<u64> {
         self.sent_ns
     }
 
-    /// Before a call: what is not kept is given back, `tokens` of its units unspent. Returns the number of the call.
+    /// Prepares a call: gives back what is not kept, `tokens` of its units unspent. Returns the number of the
+    /// call.
     pub fn ask(&mut self, keeps: Part, tokens: u64, now_ns: u64) -> (u64, Change) {
         let back = Part {
             rate: self.part.rate.saturating_sub(keeps.rate),
@@ -431,8 +447,10 @@ impl BucketBalance {
         (self.call, Change::lose(back, back.units.saturating_sub(tokens)))
     }
 
-    /// The answer to a call of a generation that grants, which counts from when the call was sent. Nothing if there was a later one; and what is granted by one that
-    /// comes more than `late_ns` after its call is not taken up, though what is kept goes on: a margin, which no history is known to need.
+    /// Takes the answer to a call of a generation that grants. The holding counts from when the call was
+    /// sent. `None` if a later call was sent. If the answer comes more than `late_ns` after its call, the
+    /// node does not take up the grant, but what it kept goes on. This is a margin that no history is known
+    /// to need.
     pub fn answer(
         &mut self,
         call: u64,
@@ -461,8 +479,8 @@ impl BucketBalance {
         Some(Change::gain(gained, answer.owed))
     }
 
-    /// What ends by itself, if it is time. Of a call that is under way the answer does not count any more: it would bring back what is
-    /// over, without what was owed for it.
+    /// Ends the holding, if it is time. The answer to a call that is under way then counts no more: it would
+    /// bring back what is over, without the debt for it.
     pub fn settle(&mut self, now_ns: u64) -> Option<Change> {
         let over = now_ns >= self.end_ns && self.part != Part::default();
         over.then(|| {

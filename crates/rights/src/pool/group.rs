@@ -1,66 +1,96 @@
-//! Which server process keeps the pools of a group of cells, and since when nothing of them can have been forgotten.
+//! Groups: the server process that keeps the pools of a group of cells, and since when these pools can have
+//! forgotten nothing.
 //!
-//! All pools of a group lie in one place, and are lost or rolled back together: when a server begins anew, when a replica is promoted that
-//! had not heard the last of its primary, or when somebody deletes what is there. A group has one record, in the same place. It
-//! names the place that it was made in ([`Place`]), which for a replica is another one, and its *generation*.
+//! All pools of a group lie in one place, and are lost or rolled back together. This happens when a server
+//! starts anew, when a replica is promoted that missed the primary's last writes, or when somebody deletes
+//! the data. A group has one record, in the same place. The record names the server process that made it
+//! ([`ServerIdentity`]; a replica has another identity) and the group's *generation*.
 //!
-//! - A call says which place answers it, and the generation that the caller knows. If the record does not say the same, or is
-//!   absent, the call does nothing, and the caller *begins* a generation ([`Group::begin`]): from then on nothing is granted.
-//!   Numbers of generations may come again, with a record that was rolled back; so each has the name of the call that began it.
-//! - Every node says again what it holds of every pool of the group, by calls that ask for nothing, and then that it has done so
-//!   ([`Group::assert`]). When all nodes have, the pools know again at least what is held, and grant: of buckets and sliding windows
-//!   what was spent is unknown up to this instant ([`Ground::fresh_us`]), and counts as all.
-//! - Of windows each node must know what it took from its beginning. Windows that began before any node knows what earlier processes of
-//!   it took are *burned* ([`Ground::burned_us`]).
-//! - Where nothing was ever taken, nothing needs to be burned: a node that has nothing on its disk, and has heard of none that granted,
-//!   says that it is new ([`Assertion::is_new`]). Where nothing was kept when the first generation began, none has granted since, and *all*
-//!   nodes say so, the next that grants is a first ([`Known::is_first`]): no node of the region has ever held anything of the group that
-//!   it knows of; and of what nobody knows nobody can tell. When one of them is not new, what the others took before they began is not known.
-//! - While a generation does not grant, no lease is renewed: an answer of it is no answer to what is held, which ends when it would have. The
-//!   generation before it may go on elsewhere, for nodes that have not heard of this one, and takes back what is not renewed there.
-//! - Nodes that do not answer may be left out, each by name, by whoever is sure that they call no other process of the server meanwhile
-//!   ([`Group::assert_without`]). When all others have told, nothing is granted until all leases have ended that such a node may hold,
-//!   and all windows are burned that begin before that: nodes take of no window that begins later than a lease lasts from then.
-//! - Where regions share limits, pools are part of one distribution of shares ([`Place::terms`]). The first node that goes by a later one
-//!   makes them part of that, with all that they know ([`Group::begin`]); from then on whoever has not heard of it takes nothing more of
-//!   them, nor begins a generation.
-//! - A node that has heard of nothing, as one that is new in its region or has lost its disk, takes nothing of a group that grants: it
-//!   cannot know whether that is the last there was. It begins a generation that *goes on* with what the pools know
-//!   ([`Begin::goes_on`]). When all have told what they hold, and then one of the nodes says that the last it had heard of before was the
-//!   very generation that granted here ([`Assertion::before`]), nothing was forgotten, and nothing more counts as spent than did. When none
-//!   of them can say so, what is known here counts for nothing, and another one begins.
+//! - A call states the identity of the server that answers it, and the generation that the caller knows. If
+//!   the record states others, or is absent, the call does nothing. The caller then *begins* a generation
+//!   ([`PoolGroup::begin`]), which at first grants nothing. A rolled-back record may repeat a generation's
+//!   number, so a generation also has the name of the call that began it.
+//! - Every node says again what it holds of every pool of the group, by calls that ask for nothing. The node
+//!   then says that it has done so ([`PoolGroup::assert`]). When all nodes have, the pools again know at
+//!   least what is held, and grant. For buckets and sliding windows, spending up to this instant is unknown
+//!   ([`CallContext::fresh_us`]), so everything that is not held counts as spent.
+//! - For windows, each node must know what it took since the window began. A window that began before every
+//!   node knows what its own earlier processes took is *forfeited*: nothing is granted from it
+//!   ([`CallContext::burned_us`]).
+//! - Where nothing was ever taken, no window need be forfeited. A node is new ([`Assertion::is_new`]) if it
+//!   has nothing on its disk and has heard of no generation that granted. The next generation that grants is
+//!   a *first* ([`GroupStatus::is_first`]) if nothing was kept when the first generation began, none has
+//!   granted since, and *all* nodes say that they are new. Then, as far as any node knows, no node of the
+//!   region has ever held anything of the group. If one node is not new, nobody knows what the others took
+//!   before they began.
+//! - While a generation does not grant, it renews no lease: its answers say nothing about held leases, which
+//!   end when they would have ended. The generation before may go on in another place, for nodes that have
+//!   not heard of this one; that place takes back the leases that are not renewed there.
+//! - A caller may exclude nodes that do not answer, each by name, if it is sure that they call no other
+//!   process of the server meanwhile ([`PoolGroup::assert_without`]). When all other nodes have told, nothing
+//!   is granted until all leases have ended that an excluded node may hold. All windows that begin before
+//!   that time are forfeited: nodes take nothing of a window that begins later than a lease lasts.
+//! - Where regions share limits, a pool is part of one allocation of shares ([`ServerIdentity::terms`]). The
+//!   first node that uses a later allocation moves the pools to that allocation, with all that they know
+//!   ([`PoolGroup::begin`]). From then on a node that has not heard of the later allocation takes nothing
+//!   more of the pools, and begins no generation.
+//! - A node that has heard of no generation (it is new in its region, or has lost its disk) takes nothing of
+//!   a group that grants: it cannot know whether a later generation exists. It begins a generation that *goes
+//!   on* with what the pools know ([`Begin::goes_on`]). Suppose all nodes have told what they hold, and one
+//!   then says that the last generation it had heard of before is the very generation that granted here
+//!   ([`Assertion::before`]). Then nothing was forgotten, and nothing more counts as spent. If no node can
+//!   say so, what is known here counts for nothing, and another generation begins.
 //!
-//! **Theorem 9.** In a generation that grants, every pool has down for every node at least what that may use. *Proof.* By the rules of the
-//! pools this is kept by each call as long as the pool remembers. After it forgot, nothing is granted by it before every node has told
-//! it what it holds, and from when a node did, the pool remembers that. A node that hears of a later generation holds on to what the pool has
-//! down for it, no longer than that does, until the later one grants; and then that has it down. What another process of the server grants meanwhile, to nodes
-//! that do not know of this generation, they tell before this one grants: a node that has heard of a generation uses no earlier one,
-//! and says that it has told all only of what it held after that. A node that is left out calls nobody, by the word of whoever leaves it out,
-//! before it has heard of this generation or a later one; the windows that it took of are burned, its leases are over. ∎
+//! **Theorem 9.** In a generation that grants, every pool records for every node at least what the node may
+//! use.
 //!
-//! **Going on.** Let a generation go on with `b`, which granted here, and let one of the region's nodes, `w`, say when all have told that `b`
-//! was the last that it had heard of before this one, or before others here that went on with `b` and did not grant. *Then the pools have
-//! down for every node what it may use, and all that was spent.* Proof. What they knew in `b` they know: nobody changed them since but by
-//! telling. By Theorem 9 that is all, unless one that is later than `b` has granted elsewhere, and somebody used it. Whoever did has told
-//! here since, and so has heard of this one, and uses no earlier one; so it had granted by then. It waited for `w`, which is one of the
-//! nodes to whoever is: a node hears of none before it is one to all others, and one that has left comes back with another disk, on which
-//! there is none. So `w` had told there, and heard of it, unless it was left out, and then it calls nobody here; or an earlier process of
-//! it had, whose disk was lost. But one that begins with nothing on its disk says nothing of `b` before that has granted, told by all, when
-//! it had heard of it; and it takes none that may have begun before it counted to all others. What earlier processes held of a node
-//! that has lost its disk they had of `b`, likewise. ∎
+//! *Proof.* While a pool remembers, the rules of the pools keep this true at each call. After a pool forgot,
+//! it grants nothing before every node has told it what the node holds, and it remembers this from then on. A
+//! node that hears of a later generation keeps what the pool records for it, no longer than the lease lasts,
+//! until the later generation grants; and then the later generation records it. Another process of the server
+//! may meanwhile grant to nodes that do not know of this generation. These nodes tell what they got before
+//! this generation grants. A node that has heard of a generation uses no earlier one, and says that it has
+//! told all only for what it held after that. An excluded node calls nobody before it has heard of this
+//! generation or a later one, by the word of the node that excludes it. The windows that the excluded node
+//! took from are forfeited, and its leases are over. ∎
 //!
-//! **What was begun before.** A node with nothing on its disk gives a generation that it begins at least its wall's time in microseconds, when it came to count
-//! to all others, and twice by how much walls may be wrong, ε; it takes none of others that is not above that; and it calls none before so
-//! much has passed. *Then it takes none that began before it counted.* Proof. Let `t` be when that was. What it refuses goes up to at least
-//! `t + ε`. Let another one have begun at `u < t`, with a number that a node with nothing on its disk gave, which came to count at `s`: at most
-//! `s + 3 ε`, and `u ≥ s + 2 ε`, so at most `u + ε < t + ε`. Others give numbers little above what they have heard of, and follow each
-//! other more slowly than that counts up. ∎
+//! **Going on.** Let a generation G go on with `b`, which granted here. When all nodes have told, let one of
+//! the region's nodes, `w`, say that `b` was the last generation that it had heard of before G. (Generations
+//! here that went on with `b` and did not grant are not counted.) *Then the pools record for every node what
+//! it may use, and all spending.*
 //!
-//! **What a distribution leaves of pools.** Let a region have `P` of a cell by one distribution and `Q < P` by the next, of which each of
-//! its `n` nodes keeps at most `Q / n` of what it held when it adopts that, and nothing of what was granted before and is heard of later.
-//! *When all have, they hold at most `Q` together.* Proof. If the pool has granted nothing under the next one, they hold `n · Q / n` at
-//! most. Otherwise, when it last did, what it had down for all of them was at most `Q`, and that is at least what each held, whichever it
-//! went by; those who had not adopted the next one could only hold less afterwards, since they were granted nothing any more. ∎
+//! *Proof.* The pools still know what they knew in `b`: since then they only changed by what nodes told. By
+//! Theorem 9 this is everything, unless a generation L later than `b` has granted in another place, and some
+//! node used L. That node has told here since, so it has heard of G and uses no earlier generation; hence L
+//! had granted by then. L waited for `w`, since every node counts `w` as one of the region's. For a node
+//! hears of no generation before all others count it. And a node that left comes back with another disk,
+//! which names no generation. If `w` told in L, it had heard of L, contrary to its word. If `w` was excluded
+//! from L, it calls nobody here. Otherwise an earlier process of `w` told in L, and its disk was lost. But a
+//! process that begins with nothing on its disk names `b` only if `b` granted, told by all, after the process
+//! had heard of `b`. Such a process accepts no generation that may have begun before it counted to all
+//! others. Likewise, what earlier processes of a node that lost its disk held, they held of `b`. ∎
+//!
+//! **What was begun before.** Let walls be wrong by at most ε. Take a node with nothing on its disk. Let its
+//! floor be its wall time in microseconds when it came to count to all others, plus 2ε. The node gives a
+//! generation that it begins at least the floor as a number, accepts only generations of others with numbers
+//! above the floor, and calls nobody before 2ε have passed. *Then the node accepts no generation that began
+//! before the node counted.*
+//!
+//! *Proof.* Let `t` be the time when the node came to count. It refuses numbers up to at least `t + ε`. Let
+//! another generation have begun at `u < t`, with a number from a node with nothing on its disk, which came
+//! to count at `s`. The number is at most `s + 3 ε`, and `u ≥ s + 2 ε`, so the number is at most
+//! `u + ε < t + ε`. Other nodes give numbers little above those that they have heard of, and generations
+//! follow each other more slowly than microseconds count up. ∎
+//!
+//! **What an allocation leaves of pools.** Let a region have `P` of a cell by one allocation and `Q < P` by
+//! the next. Each of its `n` nodes keeps at most `Q / n` of its holding when it adopts the next allocation,
+//! and nothing that was granted before and is heard of later. *When all have adopted it, together they hold
+//! at most `Q`.*
+//!
+//! *Proof.* If the pool has granted nothing under the next allocation, the nodes hold `n · Q / n` at most.
+//! Otherwise, at its last grant the pool recorded at most `Q` for all nodes together, and at least what each
+//! held, by either allocation. Nodes that had not adopted the next allocation were granted nothing
+//! afterwards, so they could only hold less. ∎
 
 use std::collections::BTreeSet;
 
@@ -69,38 +99,41 @@ use serde::{Deserialize, Serialize};
 use super::{CallContext, Generation, Taker};
 use crate::mutation::{Mutation, mutated};
 
-/// Where a group is kept, as one of its callers sees it.
+/// The place where a group is kept, as one of its callers sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerIdentity {
-    /// The server's process, since it last became a primary: another one after every start, and after every promotion.
+    /// The server's process since it last became a primary: another one after every start, and after every
+    /// promotion.
     pub run: String,
-    /// What groups are kept where: another number when groups move.
+    /// A fingerprint of the config that places groups: it changes when groups move.
     pub config_fingerprint: u64,
-    /// The distribution among regions that the group's pools are part of, which counts up; 0 where there is none.
+    /// The allocation among regions that the group's pools are part of, which counts up; 0 where there is
+    /// none.
     pub terms: u64,
 }
 
-/// What is known of a group, where it is kept.
+/// The record of a group, where it is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolGroup {
     generation: Generation,
-    /// The generation in which its pools began to remember: this one, or the one that it goes on with, or that that went on with.
+    /// The generation in which the pools began to remember: this one, or the first of those that it goes on
+    /// with.
     since: Generation,
-    /// The generation that granted last, where this one goes on with it and does not grant; none else.
+    /// The generation that granted last, if this one goes on with it and does not grant yet; else none.
     before: Generation,
-    /// Nodes that cannot tell, when all have told, that nothing was forgotten since that one.
+    /// Nodes that spoke when all had told, and cannot say that nothing was forgotten since `before`.
     unproven: BTreeSet<u16>,
     server: Option<ServerIdentity>,
     grants: bool,
     marks: Marks,
-    /// Those that count when it grants, unless it goes on with all that was known.
+    /// The marks that count when the generation grants, unless it goes on with all that was known.
     doubts: Marks,
     asserted: BTreeSet<u16>,
-    /// Nothing was kept when the first one began, none of them has granted before this one, and all who have told in it are new.
+    /// See [`GroupStatus::is_first`].
     is_first: bool,
 }
 
-/// Up to when something may have been forgotten: wall clock, in microseconds.
+/// The times up to which something may have been forgotten: wall clock, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Marks {
     fresh_us: u64,
@@ -117,61 +150,68 @@ impl Marks {
 /// A generation that is to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Begin {
-    /// The highest number of one that the caller has heard of, or refuses.
+    /// The highest number of a generation that the caller has heard of, or refuses.
     pub heard: u64,
-    /// The call that begins it.
+    /// The call that begins the generation.
     pub by: Taker,
-    /// Whether it goes on with what the pools know, if they granted: where the caller has heard of nothing before but that.
+    /// Whether the generation goes on with what the pools know, if they granted: the caller has heard of
+    /// nothing else before.
     pub goes_on: bool,
 }
 
-/// What a node says when it has told all that it holds.
+/// A node's statement that it has told all that it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assertion {
-    /// Which node.
+    /// The node.
     pub node: u16,
     /// The generation.
     pub generation: Generation,
     /// All nodes of the region.
     pub nodes: BTreeSet<u16>,
-    /// Since when it knows what it took from windows, with all earlier processes of it: wall clock, in microseconds.
+    /// The wall-clock time, in microseconds, since when the node knows what it and its earlier processes took
+    /// from windows.
     pub knows_from_us: u64,
-    /// Whether no process of it has held or spent anything, as far as it knows: it began with nothing on its disk, has heard of none that
-    /// granted, and of this one that it is a first ([`Known::is_first`]). It counts where all nodes say so.
+    /// Whether no process of the node has held or spent anything, as far as the node knows. It began with
+    /// nothing on its disk, has heard of no generation that granted, and knows this one as a first
+    /// ([`GroupStatus::is_first`]). This counts only if all nodes say so.
     pub is_new: bool,
-    /// The last generation that it had heard of before this one; number 0 for none. It may leave out those that it has not heard to grant
-    /// and whose pools remember since the same as this one's: they were begun in this place, and had one granted, this one would go on with it.
+    /// The last generation that the node had heard of before this one; number 0 for none. The node may skip
+    /// generations that it has not heard to grant, if their pools remember since the same generation as this
+    /// one's. They were begun in this place; had one of them granted, this generation would go on with it.
     pub before: Generation,
-    /// Its wall clock, in microseconds, and by how much that may be wrong twice.
+    /// The node's wall clock, in microseconds.
     pub wall_us: u64,
-    /// See [`super::slack_us`].
+    /// By how much the wall clock may be wrong, twice: see [`super::slack_us`].
     pub slack_us: u64,
 }
 
-/// Nodes that are left out, on the word of somebody who is sure that they call no other process of the server.
+/// Excluded nodes: the caller is sure that they call no other process of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absent {
-    /// Which ones.
+    /// The excluded nodes.
     pub nodes: BTreeSet<u16>,
-    /// After so long, in microseconds, leases of theirs are over, and windows begin of which they took nothing.
+    /// After so long, in microseconds, the excluded nodes' leases are over, and windows begin from which they
+    /// took nothing.
     pub keep_us: u64,
 }
 
-/// How a generation is.
+/// The state of a group's generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupStatus {
-    /// Which one it is: number 0 for none.
+    /// The generation: number 0 for none.
     pub generation: Generation,
-    /// Whether it grants.
+    /// Whether the generation grants.
     pub grants: bool,
-    /// The generation in which its pools began to remember: of that and of later ones they know what was told.
+    /// The generation in which the pools began to remember: they know what was told in it and in later ones.
     pub since: Generation,
-    /// Whether none has granted before this one, from when nothing was kept, and all nodes that have told in it are new.
+    /// Whether this is a first: nothing was kept when the first generation began, none has granted before
+    /// this one, and all nodes that have told in it are new.
     pub is_first: bool,
 }
 
 impl PoolGroup {
-    /// How it is, for whoever is answered by that place: nothing is known of a group that was kept elsewhere.
+    /// The group's state, for a caller that this server answers: nothing is known of a group that was kept
+    /// elsewhere.
     pub fn known(&self, server: &ServerIdentity) -> GroupStatus {
         let is_here = self.server.as_ref() == Some(server) || mutated(Mutation::PoolKnowsNoProcess);
         match is_here {
@@ -185,7 +225,7 @@ impl PoolGroup {
         }
     }
 
-    /// What a call may count on that knows of a generation; nothing if it is not this one.
+    /// The context of a call that knows a generation; `None` if the group has another generation.
     pub fn context(
         &self,
         server: &ServerIdentity,
@@ -204,9 +244,9 @@ impl PoolGroup {
         })
     }
 
-    /// Begins a generation, with a number above all that the caller has heard of, unless somebody has begun such a one
-    /// here already; then its pools go on, as part of the distribution among regions that the caller has adopted, if that is a later
-    /// one. Whoever has adopted an earlier one changes nothing. Returns how it is.
+    /// Begins a generation with a number above all that the caller has heard of, unless one with such a
+    /// number has begun here already. The pools then move to the caller's allocation among regions, if that
+    /// is later; a caller with an earlier allocation changes nothing. Returns the group's state.
     pub fn begin(&mut self, server: &ServerIdentity, begin: &Begin) -> GroupStatus {
         let kept = self
             .server
@@ -243,13 +283,14 @@ impl PoolGroup {
         self.known(server)
     }
 
-    /// A node has told what it holds. Returns how it is.
+    /// Notes that a node has told what it holds. Returns the group's state.
     pub fn assert(&mut self, server: &ServerIdentity, assertion: &Assertion) -> GroupStatus {
         let nobody = Absent { nodes: BTreeSet::new(), keep_us: 0 };
         self.assert_without(server, assertion, &nobody)
     }
 
-    /// The same, while some of the others are left out. Returns how it is.
+    /// Notes that a node has told what it holds, while some other nodes are excluded. Returns the group's
+    /// state.
     pub fn assert_without(
         &mut self,
         server: &ServerIdentity,
@@ -263,7 +304,7 @@ impl PoolGroup {
         self.asserted.insert(assertion.node);
         self.is_first &= assertion.is_new || mutated(Mutation::PoolNewToOne);
         let knows_us = assertion.knows_from_us.saturating_add(assertion.slack_us);
-        // Nothing is granted before, so it is known from the last of them on.
+        // Nothing is granted before, so spending is known from the last node's statement on.
         let is_counted = self.asserted.len() == 1 || !mutated(Mutation::PoolFreshFromFirst);
         let fresh_us = if is_counted { assertion.wall_us } else { 0 };
         self.doubts.raise(Marks { fresh_us, burned_us: knows_us });
@@ -283,8 +324,9 @@ impl PoolGroup {
         self.known(server)
     }
 
-    /// All have told, but for those that are left out, and this node says so. It grants, unless it goes on with what is known and this node cannot
-    /// tell that nothing was forgotten. When none of them can, nothing is known here any more.
+    /// All but the excluded nodes have told, and this node says so. The generation grants, unless it goes on
+    /// with what is known and this node cannot say that nothing was forgotten. When no node can say so, the
+    /// record is dropped.
     fn all_told(&mut self, assertion: &Assertion, absent: &BTreeSet<u16>) {
         let Assertion { node, nodes, before, .. } = assertion;
         let is_witness = nodes.contains(node) && *before == self.before;
@@ -297,7 +339,7 @@ impl PoolGroup {
             (self.grants, self.before) = (true, Generation::default());
         } else {
             self.unproven.insert(*node);
-            // One that is left out does not say so any more.
+            // An excluded node says nothing any more.
             let mut told = nodes.intersection(&self.asserted).filter(|node| !absent.contains(node));
             if told.all(|node| self.unproven.contains(node)) {
                 self.server = None;

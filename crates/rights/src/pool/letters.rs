@@ -1,7 +1,9 @@
-//! What nodes of a region have to tell one of them that they cannot reach otherwise: that a charge of its is settled.
+//! Letters: messages to a node of the region that its mates cannot reach otherwise, saying that one of its
+//! charges is settled.
 //!
-//! A letter is there until the one that it is for says that it has it. It may be lost, with the pools of its group and when it is old: then
-//! the charge stays as it was, which is what whoever forwards one is told. A charge is settled once, however often it is told.
+//! A letter waits until its addressee says that it has the letter. A letter may be lost, with the pools of
+//! its group or when it is old. Then the charge stays as it was, as the node that forwards a settlement is
+//! told. A charge is settled once, however often the addressee is told.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +11,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{CallContext, Generation};
 
-/// Letters that wait for one node.
+/// The most letters that wait for one node.
 pub const LETTERS_MAX: usize = 256;
 
 /// A settlement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Letter {
-    /// The charge's name.
+    /// The charge's id.
     pub id: u128,
-    /// Its real cost, in units of the request: nothing where all is given back.
+    /// The charge's real cost, in units of the request: `None` where all is given back.
     pub cost: Option<u64>,
 }
 
@@ -31,8 +33,8 @@ pub struct Letters {
 }
 
 impl Letters {
-    /// Leaves a letter, which nobody need keep after `drops_us`: wall clock, in microseconds. Of one charge the first counts. Says
-    /// whether it is there.
+    /// Leaves a letter, which nobody need keep after `drops_us`: wall clock, in microseconds. For each charge
+    /// the first letter counts. Returns whether the letter is there.
     pub fn post(&mut self, letter: Letter, drops_us: u64, context: &CallContext) -> bool {
         self.begin(context);
         self.drop_old(context);
@@ -44,10 +46,10 @@ impl Letters {
         true
     }
 
-    /// The letters that wait, but for those about charges that the node `had` letters of.
+    /// The letters that wait, except those about the charges in `had`, whose letters the node has received.
     pub fn collect(&mut self, had: &[u128], context: &CallContext) -> Vec<Letter> {
         self.begin(context);
-        // Whoever only looks changes nothing, and so nothing need be written.
+        // A call that only reads changes nothing, so nothing need be written.
         if !had.is_empty() {
             self.drop_old(context);
         }
@@ -58,7 +60,7 @@ impl Letters {
         waiting.into_iter().flatten().map(|(id, cost)| Letter { id: *id, cost: *cost }).collect()
     }
 
-    /// When they may be forgotten: wall clock, in microseconds.
+    /// When the letters may be forgotten: wall clock, in microseconds.
     pub const fn drops_us(&self) -> u64 {
         self.drops_us
     }

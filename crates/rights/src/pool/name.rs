@@ -1,29 +1,32 @@
-//! The name of one charge, where all nodes of a region know it: the same question is charged once, whichever of them is asked.
+//! The name of one charge, kept where all nodes of a region find it. A repeated request with one name is
+//! charged once, whichever node is asked.
 //!
-//! A node that is asked under a name of the caller's *claims* it first. Whoever claims it first charges, and then *keeps* the
-//! answer there, which the others give to the same question without charging. Before any of the charge is given back the name is
-//! *ended*: nobody passes by an answer whose charge was taken back.
+//! A node that gets a request with a caller's name first *claims* the name. The first to claim it charges,
+//! and then *keeps* the answer under the name. The other nodes give this answer to a repetition without
+//! charging. Before any of the charge is given back the name is *ended*: no request passes by an answer whose
+//! charge was taken back.
 //!
-//! A name is forgotten with the generation of its group ([`super::group`]), with its time, and where there are too many others. That
-//! makes none pass for nothing: the next one who asks is charged anew.
+//! A name is forgotten with the generation of its group ([`super::group`]), with its time, and when there are
+//! too many others. This lets no request pass for nothing: the next request with the name is charged anew.
 //!
-//! **Theorem 10.** No question that is asked after a charge was given back passes by the answer to it. *Proof.* An answer is told to
-//! whoever asks in the generation that it was kept in. The node that charged gives nothing back before the name was ended, in that
-//! generation or in another one that grants. In the same one no answer is there from then on: one that is kept later changes nothing, as
-//! its claim is gone. And when another generation grants, every node has heard of it, and asks in no earlier one. ∎
+//! **Theorem 10.** No request that comes after a charge was given back passes by the answer to that charge.
+//! *Proof.* An answer is told only in the generation that it was kept in. The node that charged gives nothing
+//! back before the name was ended, in that generation or in another one that grants. In that generation no
+//! answer exists from then on: a later answer changes nothing, as its claim is gone. When another generation
+//! grants, every node has heard of it, and asks in no earlier one. ∎
 
 use serde::{Deserialize, Serialize};
 
 use super::{CallContext, Generation, Taker};
 use crate::mutation::{Mutation, mutated};
 
-/// Names that a group keeps: past them those of the others go that would go first.
+/// The most names that a group keeps. Beyond these, the other names that would expire first are dropped.
 pub const NAMES_MAX: usize = 256;
 
-/// The most bytes of an answer that is kept.
+/// The most bytes of a kept answer.
 pub const ANSWER_BYTES_MAX: usize = 1 << 14;
 
-/// What is known of a name.
+/// The record of a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Name {
     generation: Generation,
@@ -31,46 +34,46 @@ pub struct Name {
     drops_us: u64,
 }
 
-/// How a name is.
+/// The state of a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NameState {
-    /// Nobody has it.
+    /// Nobody has claimed the name.
     #[default]
     Free,
-    /// Whoever made this call charges under it, or has just done so.
+    /// The maker of this call charges under the name, or has just done so.
     Claimed(Taker),
-    /// This was answered.
+    /// The answer that was given.
     Kept(Vec<u8>),
-    /// What was charged under it was given back, or soon is.
+    /// The charge was given back, or soon is.
     Ended,
 }
 
-/// A call.
+/// A call about a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Act {
-    /// Whose claim it is about.
+    /// The claim's call.
     pub by: Taker,
-    /// What is done.
+    /// The action.
     pub what: What,
-    /// When nobody asks for it any more, by any wall: in microseconds since the epoch.
+    /// When nobody asks for the name any more, by any wall: in microseconds since the epoch.
     pub drops_us: u64,
 }
 
-/// What a call does.
+/// The action of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Takes it, if nobody has it.
+    /// Takes the name, if nobody has it.
     Claim,
     /// Keeps an answer, if the claim is there: at most [`ANSWER_BYTES_MAX`].
     Keep(Vec<u8>),
     /// Gives the claim up.
     Leave,
-    /// Ends it, whoever has it.
+    /// Ends the name, whoever has claimed it.
     End,
 }
 
 impl Name {
-    /// Does what a call says, and tells how the name is then.
+    /// Does what a call says, and returns the state of the name after that.
     pub fn act(&mut self, act: &Act, context: &CallContext) -> NameState {
         let is_forgotten =
             self.generation != context.generation && !mutated(Mutation::NameOutlivesGeneration);
@@ -91,7 +94,7 @@ impl Name {
         self.standing.clone()
     }
 
-    /// When it may be forgotten: wall clock, in microseconds.
+    /// When the name may be forgotten: wall clock, in microseconds.
     pub const fn drops_us(&self) -> u64 {
         self.drops_us
     }

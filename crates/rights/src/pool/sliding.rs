@@ -1,13 +1,16 @@
-//! The pool of a sliding window: nodes hold units, each a sliding window of its own.
+//! The pool of a sliding window: nodes hold units, each node as a sliding window of its own.
 //!
-//! **Theorem 8.** At every instant `Σ used in the last window <= units`. *Proof.* As Theorem 4: a node holds at most what the pool has down for
-//! it, admits no more than that in any window, and gives back only what it has not used in the last one. What is taken back from
-//! a process that is gone, at a lease's end, or in an answer that was lost, may be used up to that instant, and leaves the window one
-//! window after it; so long it *lingers* ([`Exchange::lingers_us`]: the window, stretched by the drift bound, and 2ε, since the pool may
-//! count 2ε too much). So what is granted, is held, or lingers is at most the units. ∎
+//! **Theorem 8.** At every instant `Σ used in the last window <= units`.
 //!
-//! Where nodes go by different totals, what others hold counts in proportion ([`super`]), and the units are the largest that somebody goes
-//! by; what lingers are units that were used.
+//! *Proof.* As for Theorem 4. A node holds at most what the pool records for it, admits no more than that in
+//! any window, and gives back only what it has not used in the last window. Other units are taken back from a
+//! process that is gone, at a lease's end, or of an answer that was lost. These may be used up to that
+//! instant, and leave the window one window after it. So long they *linger* ([`Exchange::lingers_us`]): the
+//! window, stretched by the drift bound, and 2ε, since the pool may count 2ε too much. So the units that are
+//! granted, held, or lingering are at most the pool's units. ∎
+//!
+//! If nodes use different totals, what others hold counts in proportion ([`super`]), and the units are the
+//! largest that any node uses. Lingering units are units that were used, and count as units.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +21,7 @@ use super::{
 };
 use crate::mutation::{Mutation, mutated};
 
-/// What lingers is counted in so many pieces of the time that it does, each until the end of its piece.
+/// The lingering time is cut into so many pieces; units linger until the end of their piece.
 const PIECES: u64 = 16;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,19 +30,20 @@ struct SlidingLease {
     call: u64,
     units: u64,
     end_us: u64,
-    /// What it said that it needed before it lingers no more.
+    /// How long units of this lease linger, as the node said.
     lingers_us: u64,
 }
 
-/// What is known of one cell's pool.
+/// The record of one cell's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sliding {
     since: Generation,
     at_us: u64,
-    /// Units, by when they linger no more.
+    /// Lingering units, by when they linger no more.
     lingering: BTreeMap<u64, u64>,
     nodes: BTreeMap<u16, SlidingLease>,
-    /// What each node's units are a part of, as it said last. The last field: records of before it was kept lack its end only.
+    /// The total that each node's units are a part of, as the node said last. The last field: records written
+    /// without it lack only their end.
     totals: BTreeMap<u16, u64>,
 }
 
@@ -48,27 +52,27 @@ pub struct Sliding {
 pub struct Exchange {
     /// Who calls.
     pub taker: Taker,
-    /// Units that it holds, and keeps.
+    /// Units that the node holds, and keeps.
     pub keeps: u64,
-    /// Of the units that it held and does not keep, those that it has not used in the last window.
+    /// Units that the node held, does not keep, and has not used in the last window.
     pub unused: u64,
-    /// Units more that it would like.
+    /// Further units that the node would like.
     pub wanted: u64,
-    /// Of those, units without which it needs no others now.
+    /// The least useful grant: if fewer units are free, nothing is granted.
     pub needed: u64,
     /// Units that stay for others.
     pub reserved: u64,
-    /// How long it counts on what is granted, by the pool's clock: see [`super::keep_us`].
+    /// How long the node counts on what is granted, by the pool's clock: see [`super::keep_us`].
     pub keep_us: u64,
-    /// How long what it used may count, by the pool's clock: at least 1.
+    /// How long units that the node used may count, by the pool's clock: at least 1.
     pub lingers_us: u64,
     /// Units that the region has put into the pool: at most [`POOL_MAX`].
     pub total: u64,
-    /// By how much more than true time may seem to have passed between two calls.
+    /// By how much more than true time may seem to have passed between two calls: see [`super::slack_us`].
     pub slack_us: u64,
 }
 
-/// What a call leaves.
+/// The answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchanged {
     /// Units that the node may hold.
@@ -81,7 +85,7 @@ impl Sliding {
     /// Takes back what a node does not keep, and grants what there is.
     ///
     /// # Errors
-    /// The call changes nothing that counts.
+    /// The pool refused the call, and changed nothing that counts.
     pub fn exchange(&mut self, ask: &Exchange, context: &CallContext) -> Result<Exchanged, Refused> {
         let Taker { node, boot, call } = ask.taker;
         if self.since != context.since {
@@ -110,7 +114,7 @@ impl Sliding {
 
         let total = ask.total.min(POOL_MAX);
         let mut left = total.saturating_sub((self.out(total) + units).min(POOL_MAX));
-        // Before, what had been spent is not known, and may count for a window more.
+        // Until then earlier spending is unknown, and may count for one window more.
         if (context.grants || mutated(Mutation::PoolGrantsUntold))
             && self.at_us >= context.fresh_us.saturating_add(ask.lingers_us)
         {
@@ -128,7 +132,7 @@ impl Sliding {
         Ok(Exchanged { units, left })
     }
 
-    /// When the cell surely says no more than an absent one, by the wall clock in microseconds.
+    /// When the record surely says no more than an absent one, by the wall clock in microseconds.
     pub fn over_us(&self, ask: &Exchange, context: &CallContext) -> u64 {
         let ends = self.nodes.values().filter(|lease| lease.units > 0).map(|lease| lease.end_us);
         let latest_us = ends.fold(self.at_us.max(context.fresh_us), u64::max);
@@ -153,14 +157,14 @@ impl Sliding {
         self.lingering.retain(|until_us, _| *until_us > now_us);
     }
 
-    /// Units that are held or linger, of a pool that has so many.
+    /// Units that are held or linger, in proportion to a pool of `total`.
     fn out(&self, total: u64) -> u64 {
         let of = |node| self.totals.get(node).copied().unwrap_or(total);
         let held = self.nodes.iter().map(|(node, lease)| in_proportion(lease.units, total, of(node)));
         held.chain(self.lingering.values().copied()).fold(0, |sum, units| (sum + units).min(POOL_MAX))
     }
 
-    /// Units that were used until `from_us` at the latest.
+    /// Adds units that were last used at `from_us` at the latest.
     fn linger(&mut self, units: u64, from_us: u64, lingers_us: u64) {
         if units > 0 {
             let piece_us = lingers_us.div_ceil(PIECES).max(1);
@@ -171,36 +175,36 @@ impl Sliding {
     }
 }
 
-/// What a node holds of a sliding window's pool, as it knows itself. It stays on the safe side of what the pool has down for it. What
-/// it used in the last window the node counts itself.
+/// The units that a node holds of a sliding window's pool, as the node itself knows. Never more than the pool
+/// records for the node. The node itself counts what it used in the last window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlidingBalance {
     units: u64,
     call: u64,
-    /// When the call was sent that is not answered: steady clock.
+    /// When the unanswered call was sent: steady clock.
     sent_ns: Option<u64>,
-    /// When it holds nothing any more: steady clock.
+    /// When the holding ends: steady clock.
     end_ns: u64,
 }
 
 impl SlidingBalance {
-    /// Units that it may have used in any window, until it ends.
+    /// Units that the node may use in any window, until the holding ends.
     pub const fn units(&self, now_ns: u64) -> u64 {
         if now_ns < self.end_ns { self.units } else { 0 }
     }
 
-    /// When it ends, unless a call is answered before: steady clock.
+    /// When the holding ends, unless a call is answered before: steady clock.
     pub const fn end_ns(&self) -> u64 {
         self.end_ns
     }
 
-    /// What is held is over, and of a call that is under way the answer does not count any more.
+    /// Ends the holding. The answer to a call that is under way counts no more.
     pub const fn end(&mut self) {
         (self.units, self.sent_ns, self.end_ns) = (0, None, 0);
     }
 
-    /// Before a call: so many units that were not used in the last window go back. Returns the number of the call, and the units
-    /// that are kept.
+    /// Prepares a call: gives back units that were not used in the last window. Returns the number of the
+    /// call, and the units that are kept.
     pub fn ask(&mut self, unused: u64, now_ns: u64) -> (u64, u64) {
         self.units = self.units(now_ns).saturating_sub(unused);
         self.call += 1;
@@ -208,7 +212,9 @@ impl SlidingBalance {
         (self.call, self.units)
     }
 
-    /// The answer to a call of a generation that grants, which counts from when the call was sent. Nothing if there was a later one, or it comes too late.
+    /// Takes the answer to a call of a generation that grants. The holding counts from when the call was
+    /// sent. Returns whether the answer counted: not if a later call was sent, or if the answer comes after
+    /// the holding's end.
     pub fn answer(&mut self, call: u64, units: u64, ttl_ns: u64, now_ns: u64) -> bool {
         let sent_ns = self.sent_ns.filter(|_| call == self.call);
         let end_ns = sent_ns.map(|sent_ns| sent_ns.saturating_add(ttl_ns)).filter(|end_ns| now_ns < *end_ns);

@@ -1,18 +1,22 @@
-//! The pool of one window with edges: units are taken for good, and what was not spent may come back while the window lasts.
+//! The pool of one window with edges. Nodes take units for good; unspent units may come back while the window
+//! lasts.
 //!
-//! **Theorem 6.** `Σ used <= total` in every window. *Proof.* A node uses at most `taken − returned` as it knows them, and returns only
-//! what it has not used. `taken` grows in the pool before it does at the node, `returned` at the node before it does in the pool, and
-//! both only grow; so what a node may use is at most `taken − returned` in the pool. The pool grants no more than the total has left,
-//! so `Σ (taken − returned) + spent <= total`, and a total that is lowered grants nothing until that is so again. After the pool has
-//! forgotten, nothing is granted before every node has said its own numbers, which are at least those that it may use; and a
-//! window that began before somebody knows what an earlier process of his took is burned ([`super::group`]). ∎
+//! **Theorem 6.** `Σ used <= total` in every window.
 //!
-//! Before a window begins, what others have taken counts in proportion to their totals ([`super`]): where those differ, the total is the
-//! largest that somebody goes by.
+//! *Proof.* A node uses at most `taken − returned` as the node knows them, and returns only what it has not
+//! used. `taken` grows in the pool before it grows at the node, `returned` grows at the node before it grows
+//! in the pool, and both only grow. So a node may use at most `taken − returned` in the pool. The pool grants
+//! no more than the total has left, so `Σ (taken − returned) + spent <= total`; a lowered total grants
+//! nothing until this is true again. After a pool has forgotten, nothing is granted before every node has
+//! said its own numbers, which cover at least what it may use. A window is forfeited if it began before some
+//! node knows what its earlier processes took ([`super::group`]). ∎
 //!
-//! **Who came later.** A node that joins a region while a window is open does not know what its region has of that: it takes
-//! of what another node said that it could have taken itself, when it was in the window ([`Total`]). So no more is taken than one of
-//! those who have a share of it could have, and given away.
+//! Before a window begins, what others have taken counts in proportion to their totals ([`super`]). If these
+//! differ, the total is the largest that any node uses.
+//!
+//! **Nodes that came later.** A node that joins a region while a window is open does not know the region's
+//! total for the window. It takes from the total stated by a node that was in the window ([`Total`]). So no
+//! more is taken than one of the nodes with a share of the window could have taken and given away.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +25,12 @@ use serde::{Deserialize, Serialize};
 use super::{CallContext, Generation, NODES_MAX, POOL_MAX, Refused, Taker, in_proportion};
 use crate::mutation::{Mutation, mutated};
 
-/// Of what is left, a node may take one part in so many at once, divided by the nodes that take, unless it needs more: so little is
-/// stranded where one stops asking, at about `10 · nodes · ln(total / 10 / nodes)` calls for a whole window.
+/// A node may take one part in so many of what is left at once, divided by the number of nodes that take,
+/// unless it needs more. So little is stranded when a node stops asking, at about
+/// `10 · nodes · ln(total / 10 / nodes)` calls for a window.
 pub const PART: u64 = 10;
 
-/// What one node has taken.
+/// The units that one node has taken and returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct NodeWithdrawals {
     boot: u32,
@@ -33,58 +38,60 @@ struct NodeWithdrawals {
     returned: u64,
 }
 
-/// What is known of one window's pool.
+/// The record of one window's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
     since: Generation,
-    /// What processes took that are gone.
+    /// Units that processes took that are gone.
     spent: u64,
     nodes: BTreeMap<u16, NodeWithdrawals>,
-    /// Units in the pool, as they were said last while it was open.
+    /// The pool's units, as last stated while the window was open.
     said: u64,
-    /// What each node's units are a part of, as it said last, and in which call. The last two fields: records of before they were kept lack
-    /// their ends only.
+    /// The total that each node's units are a part of, as the node said last, and the number of that call.
+    /// The last two fields: records written without them lack only their ends.
     totals: BTreeMap<u16, (u64, u64)>,
 }
 
 /// Units that the region has put into the pool of a window: at most [`POOL_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Total {
-    /// The window has not begun, by the caller's wall: there may be less when it does.
+    /// The window has not begun, by the caller's wall: the total may be lower when it does.
     Ahead(u64),
     /// The caller is in the window.
     Open(u64),
-    /// The caller has joined since the window began, and goes by what was said last by one that was in it, which may know of less by
-    /// now: by no more than so many units, the whole limit as the caller knows it.
+    /// The caller has joined since the window began, and uses the total last stated by a node that was in the
+    /// window. That node may know of a lower total by now. So the total is at most these units, the whole
+    /// limit as the caller knows it.
     AsSaid(u64),
 }
 
 /// A call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Take {
-    /// Who calls. A call that comes after a later one is heard, since its numbers only grow; but it is granted nothing: it may
-    /// have been made when there was more.
+    /// Who calls. A call that comes after a later one is heard, since its numbers only grow. But it is
+    /// granted nothing: the total may have been larger when the call was made.
     pub taker: Taker,
-    /// Units that this process knows to have taken from this window, in all, with those that the processes before it took if it
-    /// knows of all of them.
+    /// Units taken from this window, in all, as far as this process knows. The units of earlier processes are
+    /// included if it knows all of them.
     pub taken: u64,
-    /// Of those, units that it has given back, in all.
+    /// Units of `taken` that have been given back, in all.
     pub returned: u64,
-    /// Units more that it would like.
+    /// Further units that the node would like.
     pub wanted: u64,
-    /// Of those, units without which the others are of no use now. At most `wanted`.
+    /// The least useful grant: if fewer units are free, nothing is granted. At most `wanted`.
     pub needed: u64,
     /// Units of the window that stay for others.
     pub reserved: u64,
-    /// Units in the pool of this window.
+    /// The total of this window's pool.
     pub total: Total,
     /// When the window begins: wall clock, in microseconds.
     pub begins_us: u64,
-    /// When nobody asks for it any more, by any wall: it may be forgotten then. After the window is over for everybody.
+    /// When nobody asks for the window any more, by any wall: its record may be forgotten then. After the
+    /// window is over for everybody.
     pub drops_us: u64,
 }
 
-/// What a call leaves.
+/// The answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Took {
     /// Units that the process has taken, in all.
@@ -94,10 +101,10 @@ pub struct Took {
 }
 
 impl Window {
-    /// Takes what a node says, and grants what there is.
+    /// Records what a node says, and grants what there is.
     ///
     /// # Errors
-    /// The call does nothing.
+    /// The pool refused the call, which did nothing.
     pub fn take(&mut self, take: &Take, context: &CallContext) -> Result<Took, Refused> {
         let Taker { node, boot, call } = take.taker;
         if context.wall_us >= take.drops_us {
@@ -111,14 +118,15 @@ impl Window {
             return Err(Refused::Stale);
         }
         if known.boot == 0 && self.nodes.len() >= NODES_MAX {
-            // An older call of such a node has down for it what it had then, and that is nobody's to spend.
+            // A late call of a dropped node would record old holdings again, which nobody may spend: that is
+            // safe.
             self.nodes.retain(|_, taken| taken.taken > taken.returned);
             if self.nodes.len() >= NODES_MAX {
                 return Err(Refused::TooManyNodes);
             }
         }
         let mut record = NodeWithdrawals { boot, ..known };
-        // A process that knows what those before it took goes on with their numbers.
+        // A process that knows what earlier processes took goes on with their numbers.
         if boot > known.boot && take.taken < known.taken {
             let gone = if mutated(Mutation::PoolForgetsTheDead) { 0 } else { known.taken - known.returned };
             self.spent = (self.spent + gone).min(POOL_MAX);
@@ -150,7 +158,7 @@ impl Window {
             false => total.saturating_sub(if is_ahead { self.out_of(total) } else { self.out() }),
         };
         let free = left.saturating_sub(take.reserved);
-        // What was granted before, and not heard of, counts.
+        // Earlier grants that the node has not heard of count.
         let ahead = record.taken.saturating_sub(take.taken);
         let wanted = take.wanted.saturating_sub(ahead);
         let needed = take.needed.saturating_sub(ahead);
@@ -171,7 +179,7 @@ impl Window {
         held.fold(self.spent, u64::saturating_add).min(POOL_MAX)
     }
 
-    /// The same, in proportion, of a pool that has so many.
+    /// Units that are taken and did not come back, in proportion to a pool of `total`.
     fn out_of(&self, total: u64) -> u64 {
         let of = |node| self.totals.get(node).map_or(total, |(total, _)| *total);
         let held = self.nodes.iter();
@@ -180,7 +188,8 @@ impl Window {
     }
 }
 
-/// What a node has of one window's pool, as it knows itself. It stays on the safe side of what the pool has down for it.
+/// The units that a node has of one window's pool, as the node itself knows. Never more than the pool records
+/// for the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowBalance {
     taken: u64,
@@ -189,27 +198,29 @@ pub struct WindowBalance {
 }
 
 impl WindowBalance {
-    /// What a process knows of those before it, which told nobody what of it they had not used: all is spent.
+    /// The balance that earlier processes leave after a crash: nobody knows how much they had not used, so
+    /// all is spent.
     pub const fn after_a_crash(taken: u64, returned: u64) -> Self {
         Self { taken, returned, used: taken.saturating_sub(returned) }
     }
 
-    /// Units that it may spend.
+    /// Units that the node may spend.
     pub const fn left(&self) -> u64 {
         self.taken - self.returned - self.used
     }
 
-    /// Units that it has taken, in all; on the disk before a call that says so, where it must outlast the process.
+    /// Units that the node has taken, in all. If this must outlast the process, it is on the disk before a
+    /// call that says so.
     pub const fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Units that it has given back, in all.
+    /// Units that the node has given back, in all.
     pub const fn returned(&self) -> u64 {
         self.returned
     }
 
-    /// Spends, if there is so much.
+    /// Spends units, if so many are left. Returns whether they were.
     pub const fn spend(&mut self, units: u64) -> bool {
         let is_there = units <= self.left();
         if is_there {
@@ -218,19 +229,19 @@ impl WindowBalance {
         is_there
     }
 
-    /// Units that were spent of this window come back. Returns how many: never more than were spent.
+    /// Takes spent units of this window back. Returns how many: never more than were spent.
     pub fn refund(&mut self, units: u64) -> u64 {
         let back = units.min(self.used);
         self.used -= back;
         back
     }
 
-    /// Before a call: so many units, if they are there, go back to the pool.
+    /// Prepares a call: gives units back to the pool, at most those left.
     pub fn give_back(&mut self, units: u64) {
         self.returned += units.min(self.left());
     }
 
-    /// An answer came, of the generation that is known: late, twice or not, it says no less than was granted.
+    /// Takes an answer of the known generation: `taken` never falls, so late and repeated answers do no harm.
     pub fn took(&mut self, taken: u64) {
         self.taken = self.taken.max(taken);
     }

@@ -1,4 +1,4 @@
-//! What disks have that an earlier program wrote.
+//! Records on disk that an earlier program wrote.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use super::{
     VersionsRecord,
 };
 
-/// A [`Kept`] of a disk that was written before certificates could be revoked: it lacks [`Version::revoked`].
+/// A [`VersionsRecord`] written without revoked certificates: it lacks [`Version::revoked`].
 #[derive(Debug, Deserialize)]
 pub struct KeptBefore {
     me: Incarnation,
@@ -22,7 +22,7 @@ pub struct KeptBefore {
     spared: BTreeMap<VersionId, Spared>,
 }
 
-/// A [`Version`] of that time, field by field.
+/// A [`Version`] without [`Version::revoked`], field by field.
 #[derive(Clone, Debug, Deserialize)]
 struct VersionBefore {
     version_id: VersionId,
