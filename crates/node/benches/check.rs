@@ -80,7 +80,8 @@ fn main() {
     addresses();
 }
 
-/// A check of an address, by how many networks are exempt: ten thousand cost at most 1.2 times as much as none.
+/// A check of an address, by the number of exempt networks: ten thousand cost at most 1.2 times as much as
+/// none.
 fn addresses() {
     const NETWORKS: u32 = 10_000;
     let by = |networks: u32| {
@@ -255,7 +256,7 @@ fn run_theirs(
     })
 }
 
-/// The same draws for every thread, each beginning elsewhere.
+/// Every thread gets the same draws, but each begins at another place.
 fn rotated(draws: &[u32], thread: usize) -> impl Iterator<Item = &u32> {
     let (front, back) = draws.split_at(thread * draws.len() / 3);
     back.iter().chain(front)

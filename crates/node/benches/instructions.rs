@@ -1,7 +1,9 @@
-//! Instructions that a check takes, counted by valgrind: the same in every run, whatever else the machine does.
+//! Instructions that a check takes, counted by valgrind. The count is equal in every run, whatever else the
+//! machine does.
 //!
-//! `cargo bench -p acequia-node --bench instructions` counts runs of two lengths of each kind; their difference is free of the start.
-//! To compare two commits, run it in both.
+//! `cargo bench -p acequia-node --bench instructions` counts two runs of different lengths for each kind of
+//! check. The difference of the two runs does not contain the start of the process. To compare two commits,
+//! run the benchmark in both.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -28,7 +30,7 @@ const WINDOW: &str =
 
 const ADDRESS: &str =
     r#"{"name":"a","domain":"shop","by":[{"ip":"ip"}],"token_bucket":{"rate":"10/s","burst":300000000}}"#;
-/// Networks that no address of the checks is in.
+/// Networks that contain no address of the checks.
 const NETWORKS: u32 = 10_000;
 
 fn main() {
@@ -44,7 +46,7 @@ fn main() {
     }
 }
 
-/// The instructions of a process that does so many checks.
+/// The instructions of a process that does `checks` checks.
 fn count(kind: &str, checks: u64) -> u64 {
     let own = std::env::current_exe().unwrap();
     let mut valgrind = Command::new("valgrind");

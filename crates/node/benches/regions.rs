@@ -1,8 +1,8 @@
-//! What it costs a decision that a limit is shared among regions: the same checks against a node
-//! that is alone, and against one of three regions, in interleaved rounds.
+//! The cost of sharing a limit among regions, for a decision: the same checks run against a node that is
+//! alone and against a node of three regions, in interleaved rounds.
 //!
-//! `cargo bench -p acequia-node --bench regions` prints medians, and fails where a check with
-//! regions takes more than a tenth longer.
+//! `cargo bench -p acequia-node --bench regions` prints medians. The benchmark fails if a check with regions
+//! takes more than a tenth longer.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ use acequia_rights::{
 const CELLS: usize = 1_000_000;
 const CHECKS: usize = 1_000_000;
 const ROUNDS: usize = 15;
-/// Of the time without regions, in hundredths.
+/// The longest time allowed with regions, as a multiple of the time without regions.
 const BAR: f64 = 1.10;
 const START: u64 = 1_800_000_000_000_000_000;
 
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     for node in [&alone, &shared] {
         let mut asker = node.asker();
         for key in &keys {
-            // Enough is owed that no cell is idle, and little enough that none is warm.
+            // Each cell owes enough never to be idle, and little enough not to be warm.
             let request = Request { cost: 1_000, ..Request::new("bench", &[("api_key", key)]) };
             assert!(asker.check(&request, Now::at(START), Ask::CHECK).allowed);
         }
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     {
         let rounds: Vec<[f64; 2]> = (0..ROUNDS)
             .map(|round| {
-                // Who goes first takes turns.
+                // The two nodes take turns at going first.
                 if round % 2 == 0 {
                     let first = run(&alone, keys);
                     [first, run(&shared, keys)]

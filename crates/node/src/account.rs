@@ -1,12 +1,12 @@
-//! What other regions have to do with one cell: loans, transfers, and how much is asked for.
+//! One cell's dealings with other regions: loans, transfers, and the demand since the last rebalance.
 //!
-//! A cell has an account from when it is *warm* (a region used half of its own part, or denied
-//! something) or another region asked for it, until nothing is lent, borrowed or asked for any more.
-//! All other cells are decided by the region's own numbers and never cost a message.
+//! A cell gets an account when it becomes *warm*, or when another region asks for it. A cell is warm when a
+//! region has used half of its own part or has denied something. The account lives until nothing is lent,
+//! borrowed or asked for. All other cells are decided by the region's own variant and never cost a message.
 //!
-//! The account keeps the cell's *effective* algorithm: the limit's, with the standing part, what is
-//! held and what is lent. It changes only here, always with the debt that goes along
-//! ([`acequia_rights::loan`]).
+//! The account keeps the cell's *effective* algorithm: the limit's algorithm with the standing share, plus
+//! loans held, minus loans out. The effective algorithm changes only here, and the matching debt always moves
+//! with it ([`acequia_rights::loan`]).
 
 mod believed;
 mod ground;
@@ -39,99 +39,105 @@ use crate::{
     record::Pledge,
 };
 
-/// Units that were not missed for so long are missed anew.
+/// After this long without missing units, the next missed units start a new period of waiting.
 const MISSED_NS: u64 = 10 * 1_000_000_000;
 
-/// What may be hoped for of other regions.
+/// How long it is worth waiting for units from other regions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ExpectedWait {
-    /// How long units may take that were asked for; 0 where nobody can be reached.
+    /// How long requested units may take to come; 0 if no region can be reached.
     pub(crate) lasts_ns: u64,
-    /// When a region could last be reached that could not before: steady clock.
+    /// When a region last became reachable after it had been unreachable: steady clock.
     pub(crate) met_ns: u64,
 }
 
 /// One cell's dealings with other regions.
 #[derive(Debug)]
 pub(crate) struct Account {
-    /// The limit with what the cell has now.
+    /// The limit's algorithm with the part that the cell has now.
     pub(crate) algorithm: Algorithm,
     standing: Part,
     book: Book,
-    /// Rights that moved in windows, where there are windows; and what is held of pools, where there are pools.
+    /// Transfers of windows, if the limit has windows; and what is held of pools, if the region has pools.
     windows: Option<Box<Windows>>,
-    /// Units that callers may spend until their leases end. Always of the own part: see `lease`.
+    /// Units that callers may spend until their leases end. Leased units always belong to the own part: see
+    /// `lease`.
     leased: u64,
-    /// When a loan ends, if none is renewed: steady clock.
+    /// When the first loan ends, if none is renewed: steady clock.
     due_ns: u64,
-    /// When the open window is over, and when it was last looked which is open: wall clock.
+    /// When the open window is over, and when the open window was last determined: wall clock.
     over_ns: u64,
     rolled_ns: u64,
-    /// Whether the clock went back behind the open window: of the one that it shows now, nobody remembers what was
-    /// given away, so nothing of it may be used.
+    /// Whether the clock went back to before the open window. Nobody remembers what was given away of the
+    /// window that the clock shows now, so nothing of that window may be used.
     went_back: bool,
-    /// What was asked for since the last look.
+    /// The demand since the last rebalance.
     offered: Offered,
-    /// Less than this left is worth a look at once.
+    /// If fewer units than this remain, a rebalance is worthwhile at once.
     low_water: u64,
-    /// When units were first missed here, and last: steady clock, 0 for not at all.
+    /// When units were first missed here, and when last: steady clock, 0 for never.
     missed_since_ns: u64,
     missed_ns: u64,
-    /// Whether a look is waiting.
+    /// Whether a rebalance is waiting.
     flagged: bool,
-    /// Whether the disk must hear of a change in what is given away.
+    /// Whether the disk must learn of a change in what is given away.
     unwritten: bool,
-    /// Whether a bucket's numbers changed, and so what its words on the disk would mean under today's.
+    /// Whether a bucket's variant changed, so that its state on the disk would mean something else under the
+    /// new variant.
     renumbered: bool,
-    /// What there is to know of loans apart from the book; nothing while there were none.
+    /// Facts about loans that the book does not hold; `None` if there were no loans.
     loans: Option<Box<Loans>>,
-    /// Who looks at it, by [`Looker`].
+    /// Who rebalances the cell, indexed by [`Rebalancer`].
     lookers: [bool; 2],
 }
 
-/// What there is to know of loans that a disk need not know.
+/// Facts about loans that need not be on the disk.
 #[derive(Debug, Default)]
 struct Loans {
-    /// What those of each region brought.
+    /// How much each region's loans are believed to have brought.
     believed: Believed,
-    /// Those that ended, for the sessions to forget.
+    /// Loans that ended, for the sessions to forget.
     ended: Vec<Ended>,
 }
 
-/// Rights that moved in the window that is open, and in the one that follows; and what is held of the region's pool.
+/// Transfers of the open window and of the next one; and what is held of the region's pool.
 #[derive(Debug, Default)]
 struct Windows {
     open: Transfers,
     next: Transfers,
-    /// Units that the others were heard to have used of the cell, in the window that is open.
+    /// Units that other regions reported as used of the cell in the open window.
     elsewhere: u64,
-    /// What was taken from the region's pools of the window that is open, and of the one that follows.
+    /// What was withdrawn from the region's pools of the open window and of the next one.
     withdrawn: SmallVec<[Withdrawn; 2]>,
-    /// What is held of the region's pool, where no window has edges.
+    /// What is held of the region's pool, if the limit has no windows with edges.
     lease: Option<lease::HeldLease>,
-    /// What of the pool this node could take to give it away, as far as it knows; nothing where it has not asked.
+    /// How much of the pool this node could take to give away, as far as it knows; `None` if it has not
+    /// asked.
     within_reach: Option<Part>,
-    /// What is to be taken of the pool, to give it away.
+    /// How much is to be taken from the pool to give away.
     for_others: Part,
-    /// What may be held of the pool at most, where more is until loans are back.
+    /// The most that may be held of the pool, if more is held until loans are back.
     most: Option<Part>,
-    /// By what of the pool that goes.
+    /// How the cell reduces what it holds when the pool is lowered.
     less: lowered::Lowered,
-    /// Of a window, by its end, what earlier processes gave away: of what they had, which all counts as spent.
+    /// A window's end, and what earlier processes gave away of that window. All that those processes had
+    /// counts as spent.
     given_before: (u64, u64),
-    /// The most units that stood here since an earlier process: all of them count as spent by it.
+    /// The largest standing share here since an earlier process: all of those units count as spent by that
+    /// process.
     stood: u64,
-    /// When all loans of earlier processes have ended, which may rest on what those held of pools: steady clock.
+    /// When all loans of earlier processes have ended: steady clock. Such loans may rest on what the
+    /// processes held of pools.
     restored_until_ns: u64,
-    /// What was asked for that one look has seen and the other has not.
+    /// Demand that one rebalancer has seen and the other has not.
     unseen: [Offered; 2],
-    /// When another node of the region last drew of it: steady clock, 0 for not at all.
+    /// When another node of the region last forwarded a charge here: steady clock, 0 for never.
     drawn_ns: u64,
 }
 
 impl Windows {
-    /// What may be used in a window, of a standing part of so many units. What was taken of the pool counts as if it stood: it
-    /// may be given away as well, and then is not used here.
+    /// The units that may be used in a window, given the standing units. Units withdrawn from the pool count
+    /// as if they stood: they too may be given away, and then are not used here.
     fn limit(&self, transfers: &Transfers, end_ns: u64, standing_units: u64) -> u64 {
         let withdrawn =
             self.withdrawn.iter().filter(|withdrawn| withdrawn.end_ns == end_ns).map(Withdrawn::units);
@@ -143,7 +149,7 @@ impl Windows {
     }
 }
 
-/// What a cell without windows says of them.
+/// The windows of a cell that has none.
 static NO_WINDOWS: Windows = Windows {
     open: Transfers::none(),
     next: Transfers::none(),
@@ -161,7 +167,7 @@ static NO_WINDOWS: Windows = Windows {
     drawn_ns: 0,
 };
 
-/// A loan that ended by itself.
+/// A loan that ended on time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
     peer: Incarnation,
@@ -170,13 +176,13 @@ pub(crate) struct Ended {
 }
 
 impl Account {
-    /// Nothing lent, nothing held.
+    /// An account with nothing lent and nothing held.
     pub(crate) fn new(context: &CellContext<'_>) -> Self {
         Self::with_book(context, Book::default())
     }
 
-    /// As it was left on the disk, at a restart: loans wait their whole time, and nothing is held.
-    /// If what was spent is `forgotten`, so is what was received.
+    /// The account after a restart, from its record on the disk: loans out wait their whole time, and nothing
+    /// is held. If what was spent is `forgotten`, so is what was received.
     pub(crate) fn restored(context: &CellContext<'_>, pledge: &Pledge, now: Now, forgotten: bool) -> Self {
         let mut book = Book::from_lent(pledge.lent.iter().copied());
         book.restart(now.steady_ns);
@@ -201,9 +207,10 @@ impl Account {
         account
     }
 
-    /// At a node that shares its region's pools, whose cell was restored with these words: what earlier processes gave of a window they
-    /// had, and all of that counts as spent, what stands here and the rest in the pool; after a clean stop what they spent of the own
-    /// part is known, and what they gave counts in it ([`stop`]).
+    /// Counts what earlier processes gave away, at a node that shares its region's pools. `words` is the
+    /// restored state. The whole window of those processes counts as spent: the standing share here, the rest
+    /// in the pool. After a clean stop, what they spent of the own part is known, and includes what they gave
+    /// ([`stop`]).
     pub(crate) fn count_given_before(
         &mut self,
         words: &[u64],
@@ -222,13 +229,13 @@ impl Account {
         }
     }
 
-    /// When all loans have ended that earlier processes gave: steady clock.
+    /// When all loans of earlier processes have ended: steady clock.
     pub(crate) fn restored_until_ns(&self) -> u64 {
         self.windows().restored_until_ns
     }
 
     fn with_book(context: &CellContext<'_>, book: Book) -> Self {
-        // Until it is looked which window is open.
+        // The least of all windows, until the open window is determined.
         let standing = context.local.part_of(context.salt, 0);
         Self {
             algorithm: context.local.with(context.global, book.effective(standing)),
@@ -252,7 +259,7 @@ impl Account {
         }
     }
 
-    /// Bytes it takes, beside the cell.
+    /// Bytes that the account takes, beside the cell.
     pub(crate) fn bytes(&self) -> usize {
         let windows = self.windows.as_ref().map_or(0, |_| size_of::<Windows>());
         let loans = self.loans.as_ref();
@@ -268,14 +275,15 @@ impl Account {
         self.windows.get_or_insert_default()
     }
 
-    /// Whether time has changed what the cell has.
+    /// Whether the passing of time has changed what the cell has.
     #[inline]
     pub(crate) fn is_due(&self, now: Now) -> bool {
         let window = now.wall_ns >= self.over_ns || now.wall_ns < self.rolled_ns;
         (now.steady_ns >= self.due_ns || window) && !mutated(Mutation::SettleLate)
     }
 
-    /// Notes what was asked for, and how much must be there for that to pass; says, once, whether it calls for a look.
+    /// Notes a request's units, and the units that must be there for it to pass. Says, once, whether a
+    /// rebalance is due.
     #[inline]
     pub(crate) fn offer(&mut self, (units, needed): (u64, u64), verdict: &Verdict, now: Now) -> bool {
         self.offered.units = self.offered.units.saturating_add(units);
@@ -294,13 +302,14 @@ impl Account {
         calls
     }
 
-    /// Another node of the region draws of it.
+    /// Notes that another node of the region forwarded a charge to this cell.
     pub(crate) fn note_drawn(&mut self, now: Now) {
         self.windows_mut().drawn_ns = now.steady_ns;
     }
 
-    /// Whether others drew of it lately: what they need they do not take of the region's pool. Of a limit of long windows they use what they keep
-    /// in each of them first.
+    /// Whether other nodes forwarded charges here lately. Those nodes do not take the forwarded units from
+    /// the region's pool. Under a limit with long windows, other nodes first use what they keep in each
+    /// window.
     pub(crate) fn is_drawn(&self, now: Now) -> bool {
         let drawn_ns = self.windows().drawn_ns;
         let lasts_ns = match &self.algorithm {
@@ -320,42 +329,44 @@ impl Account {
         self.leased = leased;
     }
 
-    /// Whether so many units more may be leased: of the own part that is not lent, so that no loan ends before them.
+    /// Whether `units` more may be leased: only of the own part that is not lent, so that no loan ends before
+    /// the lease.
     pub(crate) fn may_lease(&self, units: u64) -> bool {
-        // Of a node that shares its region's pools callers lease nothing.
+        // At a node that shares its region's pools, callers lease nothing.
         units <= self.book.spare(self.standing).units.saturating_sub(self.leased)
     }
 
-    /// Units that the others were heard to have used.
+    /// Units that other regions reported as used.
     pub(crate) fn elsewhere(&self) -> u64 {
         self.windows().elsewhere
     }
 
-    /// The others were heard to have used so many units.
+    /// Other regions reported that they used `units`.
     pub(crate) fn hear_used(&mut self, units: u64) {
         if units != self.elsewhere() {
             self.windows_mut().elsewhere = units;
         }
     }
 
-    /// Less than this left shall call for a look.
+    /// Sets how few remaining units shall call for a rebalance.
     pub(crate) const fn set_low_water(&mut self, units: u64) {
         self.low_water = units;
     }
 
-    /// For how long units that are missed here may still come, in nanoseconds: they come soon after they were first missed,
-    /// or after other regions could be reached again (`met_ns`, steady clock), or not at all.
+    /// How long units that are missed here may still come, in nanoseconds. The units come soon after they
+    /// were first missed, or soon after other regions became reachable again (`met_ns`, steady clock), or not
+    /// at all.
     pub(crate) fn hope_ns(&self, expected_wait: &ExpectedWait, now: Now) -> u64 {
         let since_ns = self.missed_since_ns.max(expected_wait.met_ns);
         since_ns.saturating_add(expected_wait.lasts_ns).saturating_sub(now.steady_ns)
     }
 
-    /// Units came: more may come, if more are missed.
+    /// Units came, so more may come if more are missed.
     pub(crate) const fn hope_anew(&mut self) {
         self.missed_since_ns = 0;
     }
 
-    /// Units are missed.
+    /// Notes that units are missed.
     fn miss(&mut self, now: Now) {
         if self.missed_since_ns == 0 || now.steady_ns.saturating_sub(self.missed_ns) > MISSED_NS {
             self.missed_since_ns = now.steady_ns;
@@ -379,17 +390,18 @@ impl Account {
         &self.windows().next
     }
 
-    /// The end of the window in which rights came before it opened; 0 where none did.
+    /// The end of the next window, if transfers for it came before it opened; 0 if none did.
     pub(crate) fn next_window(&self) -> u64 {
         self.next().end_ns
     }
 
-    /// The rights that moved in a window.
+    /// The transfers of a window.
     pub(crate) fn transfers_of(&self, end_ns: u64) -> Option<&Transfers> {
         [self.open(), self.next()].into_iter().find(|transfers| transfers.end_ns == end_ns)
     }
 
-    /// What may be used in a window, of a standing part of so many units; nothing where no rights moved in it.
+    /// The units that may be used in a window, given the standing units; `None` if the window has no
+    /// transfers.
     pub(crate) fn limit_of(&self, end_ns: u64, standing_units: u64) -> Option<u64> {
         let transfers = self.transfers_of(end_ns)?;
         Some(self.windows().limit(transfers, end_ns, standing_units))
@@ -408,7 +420,7 @@ impl Account {
         }
     }
 
-    /// What is this node's, to use or to lend: its standing part, and what it holds of the pool.
+    /// What this node may use or lend: its standing share, and what it holds of the pool.
     fn own(&self) -> Part {
         let pooled = self.usable_pool();
         Part {
@@ -417,7 +429,7 @@ impl Account {
         }
     }
 
-    /// What of the pool must be held for as long as what is lent is out.
+    /// How much of the pool must be held for as long as the loans are out.
     pub(crate) fn lent_of_pool(&self) -> Part {
         let lent = self.book.lent_total();
         // The last part of a rate is never lent.
@@ -428,8 +440,8 @@ impl Account {
         }
     }
 
-    /// Until when loans may be renewed that rest on what is held of the pool, so that all of them have ended before that does; nothing
-    /// where none does: steady clock.
+    /// Until when loans that rest on the pool may be renewed, so that all of them end before the hold on the
+    /// pool does: steady clock. `None` if no loan rests on the pool.
     pub(crate) fn renews_until_ns(&self) -> Option<u64> {
         if self.lent_of_pool() == Part::default() {
             return None;
@@ -439,12 +451,13 @@ impl Account {
         Some(longest_ns.map_or(u64::MAX, |longest_ns| self.pooled_until_ns().saturating_sub(longest_ns)))
     }
 
-    /// Whether more is lent than there is to lend, or may be held for it: an override that ended leaves less without a new version.
+    /// Whether more is lent than there is to lend or may be held for loans. An override that ends leaves
+    /// less, without a new version.
     pub(crate) fn is_over_lent(&self) -> bool {
         self.windows().most.is_some() || self.book.is_over_lent(self.own())
     }
 
-    /// What must survive a restart.
+    /// The part of the account that must survive a restart.
     pub(crate) fn pledge(&self) -> Pledge {
         let given = |transfers: &&Transfers| !transfers.given().is_empty();
         if mutated(Mutation::RestartForgetsPledge) {
@@ -456,34 +469,34 @@ impl Account {
         }
     }
 
-    /// The disk shall hear of it again: what is told once more must not leave before it is there.
+    /// The disk shall get the account again: a repeated message must not leave before the account is on disk.
     pub(crate) const fn write_again(&mut self) {
         self.unwritten = true;
     }
 
-    /// Whether the disk must hear of a change in what is given away; says so once.
+    /// Whether the disk must learn of a change in what is given away; says so once.
     pub(crate) const fn take_unwritten(&mut self) -> bool {
         std::mem::replace(&mut self.unwritten, false)
     }
 
-    /// Whether a bucket's numbers changed since the last time this was asked.
+    /// Whether a bucket's variant changed since this was last asked.
     pub(crate) const fn take_renumbered(&mut self) -> bool {
         std::mem::replace(&mut self.renumbered, false)
     }
 
-    /// Whether nothing moved between regions that still counts.
+    /// Whether no movement between regions still counts.
     pub(crate) fn is_at_home(&self, now: Now) -> bool {
         let nothing_given = self.open().is_empty() && self.next().is_empty();
         self.book.is_empty(now.steady_ns) && nothing_given && !self.unwritten
     }
 
-    /// Whether the account says no more than none.
+    /// Whether the account means the same as no account.
     pub(crate) fn is_empty(&self, now: Now) -> bool {
         self.is_at_home(now) && self.withdrawn().is_empty() && self.pooled() == Part::default()
     }
 
-    /// Applies what time has changed: loans that ended, each at its instant, and windows that are over.
-    /// Says which loans are gone, for the sessions to forget.
+    /// Applies what time has changed: loans that ended, each at its instant, and windows that are over. Says
+    /// whether anything changed.
     pub(crate) fn settle(
         &mut self,
         words: &mut Vec<u64>,
@@ -501,7 +514,8 @@ impl Account {
         changed
     }
 
-    /// Ends the loans that are over, each at its instant; one that comes back, not before `lent_from_ns`.
+    /// Ends the loans that are over, each at its instant. A loan that comes back ends no earlier than
+    /// `lent_from_ns`.
     fn end_loans(
         &mut self,
         words: &mut Vec<u64>,
@@ -522,8 +536,8 @@ impl Account {
         changed
     }
 
-    /// Tells the sessions of loans that ended since the last time. Gives those that were held: their givers may not
-    /// know, if a renewal was late, and would renew them for ever.
+    /// Tells the sessions of loans that ended since the last call. Returns the loans that were held: if a
+    /// renewal was late, their givers may not know, and would renew them for ever.
     pub(crate) fn tell_ended(
         &mut self,
         sessions: &mut BTreeMap<Incarnation, Session>,
@@ -541,12 +555,12 @@ impl Account {
         held
     }
 
-    /// The window that is open, by its end; 0 where there are none.
+    /// The end of the open window; 0 if there are no windows.
     pub(crate) fn window(&self) -> u64 {
         self.open().end_ns
     }
 
-    /// Goes on to the window that is open now.
+    /// Moves on to the window that is open now.
     fn roll(&mut self, words: &[u64], context: &CellContext<'_>, now: Now) -> bool {
         let Algorithm::FixedWindow(window) = &self.algorithm else {
             self.over_ns = u64::MAX;
@@ -567,7 +581,8 @@ impl Account {
                 *next = Transfers::default();
             }
         }
-        // A clock that steps back does not bring a window back: what was given of this one would be forgotten.
+        // A clock that steps back does not reopen a window: what was given away of the present one would be
+        // forgotten.
         self.over_ns = end_ns.saturating_add(margin_ns);
         self.rolled_ns = now.wall_ns;
         self.standing = context.standing(self.window());
@@ -575,7 +590,7 @@ impl Account {
         changed
     }
 
-    /// Changes what the cell has, with the debt that goes along.
+    /// Changes what the cell has, and moves the debt with it.
     fn apply(&mut self, words: &mut Vec<u64>, context: &CellContext<'_>, change: Change, at: Now) {
         let old = std::mem::replace(&mut self.algorithm, context.global.clone());
         self.rebuild(context);
@@ -600,12 +615,12 @@ impl Account {
         }
     }
 
-    /// Goes by the numbers that the limit has now. They began at some time before `now`, at the latest
-    /// when `began` says: the larger debt of the two counts.
+    /// Adopts the limit's present variant, `context`. The variant began at some time before `now`, and no
+    /// later than `began`. The larger of the two possible debts counts.
     ///
-    /// Loans that ended before did so under the old numbers, `before`: by those the debt drained until then, and it must
-    /// not be reckoned back by the new rate. The debt is as of `now` afterwards, so what comes back since counts from
-    /// `now`, too.
+    /// Loans that ended before did so under the old variant, `before`. The debt drained by the old rate until
+    /// then, and must not be computed back by the new rate. Afterwards the debt is as of `now`, so what comes
+    /// back counts from `now`, too.
     pub(crate) fn renumber(
         &mut self,
         words: &mut Vec<u64>,
@@ -626,21 +641,22 @@ impl Account {
         let early = self.algorithm.resize(&old, words, began.min(now));
         let larger = if self.algorithm.covers(early.words(), late.words(), now) { early } else { late };
         set(words, larger);
-        // The disk knows what was owed under other numbers, which may drain more quickly, or not at all.
+        // The disk has the debt under another variant, which may drain more quickly, or not at all.
         self.unwritten |= self.algorithm.has_rate() && !mutated(Mutation::SlowedUnwritten);
         self.over_ns = 0;
         self.end_loans(words, context, (if late_ends { 0 } else { now.steady_ns }, now), sessions);
         self.settle(words, context, now, sessions);
     }
 
-    /// Units that stand here by new numbers beyond all that stood since an earlier process, which may have spent those: once each.
+    /// Returns how far the new standing share exceeds all standing shares since an earlier process, which may
+    /// have spent those. Each unit is returned once.
     pub(crate) fn stands_more(&mut self, before: u64, now: u64) -> u64 {
         let stood = self.windows().stood.max(before);
         self.windows_mut().stood = stood.max(now);
         now.saturating_sub(stood)
     }
 
-    /// What a restart forgot is owed under new numbers too.
+    /// Under a new variant, too, the cell owes what a restart forgot.
     pub(crate) fn owe_forgotten(&self, words: &mut Vec<u64>, owe: impl FnOnce(&Algorithm, State) -> State) {
         let state = owe(&self.algorithm, State::Heap(words.clone()));
         set(words, state);
@@ -654,7 +670,8 @@ impl Account {
         is_cut && (nothing_moves || self.book.conforms(self.own(), owed))
     }
 
-    /// What could be lent now, for so long at a time: of the own part, and of what is held of the pool if that lasts longer.
+    /// How much could be lent now for `wait_ns`: of the own part, and of the hold on the pool if that lasts
+    /// longer.
     pub(crate) fn spare(&self, wait_ns: u64, now: Now) -> Part {
         let lasts = self.pooled_until_ns() >= now.steady_ns.saturating_add(wait_ns);
         let is_held = lasts || mutated(Mutation::LeaseLendsForLonger);
@@ -666,8 +683,8 @@ impl Account {
         Part { units: spare.units.saturating_sub(self.leased), ..spare }
     }
 
-    /// Units that could be charged now. Of a window that is kept on disk, those that the disk does not
-    /// count as spent already.
+    /// Units that could be charged now. For a window that is kept on disk, only units that the disk does not
+    /// yet count as spent.
     pub(crate) fn available<'r>(
         &self,
         words: &[u64],
@@ -690,12 +707,12 @@ impl Account {
         }
     }
 
-    /// Units that could be charged now, apart from those that are leased.
+    /// Units that could be charged now, without those that are leased.
     pub(crate) fn unleased(&self, words: &[u64], now: Now, salt: u32) -> u64 {
         self.algorithm.available(words, now, salt).saturating_sub(self.leased)
     }
 
-    /// Lends. The grant may leave when the account is on disk.
+    /// Lends. The grant may leave once the account is on disk.
     pub(crate) fn lend(
         &mut self,
         words: &mut Vec<u64>,
@@ -704,7 +721,7 @@ impl Account {
         session: &mut Session,
         now: Now,
     ) -> Result<Grant, Refusal> {
-        // What is leased may still be spent, so neither it nor its capacity can be lent.
+        // Leased units may still be spent, so neither the units nor their capacity can be lent.
         let available = self.unleased(words, now, context.salt);
         let spare = self.spare(stretch(offer.ttl_ns, session.drift_ppm()), now);
         if offer.part.units > spare.units || offer.part.rate > spare.rate {
@@ -714,14 +731,15 @@ impl Account {
         let lent = self.book.lend(self.own(), available, kind, offer, session, now.steady_ns);
         let (grant, change) = lent?;
         self.apply(words, context, change, now);
-        // A shorter loan than any other may end first.
+        // This loan may end before all others.
         let due_ns = self.book.lent().last().map_or(u64::MAX, |lent| session.reclaim_end(lent));
         self.due_ns = self.due_ns.min(due_ns);
         self.unwritten = true;
         Ok(grant)
     }
 
-    /// Takes a loan up, unless all loans of its giver together are more than `stands`: what its region has.
+    /// Takes up a loan, unless all loans of its giver together exceed `stands`, the standing share of the
+    /// giver's region.
     pub(crate) fn accept(
         &mut self,
         words: &mut Vec<u64>,
@@ -732,7 +750,7 @@ impl Account {
     ) -> Result<(), Refusal> {
         let kind = self.kind();
         let held = self.book.held();
-        // One that is told again is not another one.
+        // A repeated grant is not another loan.
         let is_held = held.iter().any(|held| held.from == from && held.number == grant.number);
         let lent = held.iter().filter(|held| held.from.member == from.member).map(|held| held.part);
         let units = lent.clone().fold(grant.part.units, |all, part| all.saturating_add(part.units));
@@ -754,9 +772,9 @@ impl Account {
         Ok(())
     }
 
-    /// Gives a loan back before its time. More tokens may go than came: what the holder's own part gave back of its
-    /// debt. Where the disk keeps the debt (`durable`), it must hear of that before the giver does, or a crash would
-    /// have both.
+    /// Gives a loan back before its time. More tokens may go back than came: those with which the holder's
+    /// own part repaid debt. If the disk keeps the debt (`durable`), the disk must learn of the change before
+    /// the giver does; otherwise both would have the tokens after a crash.
     pub(crate) fn give_back(
         &mut self,
         words: &mut Vec<u64>,
@@ -767,7 +785,7 @@ impl Account {
     ) -> Result<Return, Refusal> {
         let mut available = self.algorithm.available(words, now, context.salt);
         if available > 0 && !self.algorithm.has_rate() {
-            // What is beyond the limit, by what this node knows of it, is not used here, and may go back.
+            // Units beyond the limit, as this node knows the limit, are not used here and may go back.
             available += self.effective().units.saturating_sub(self.algorithm.budget());
         }
         let available = available.saturating_sub(self.leased);
@@ -781,7 +799,7 @@ impl Account {
         Ok(back)
     }
 
-    /// Takes a loan back whose holder needs it no more.
+    /// Takes back a loan that its holder no longer needs.
     pub(crate) fn take_return(
         &mut self,
         words: &mut Vec<u64>,
@@ -796,8 +814,8 @@ impl Account {
         Ok(())
     }
 
-    /// Stops renewing all loans that are out, as far as that can be told: where as many are frozen as can be, nothing is renewed. Gives
-    /// those that were frozen now.
+    /// Stops renewing all loans that are out, as far as the sessions have room to tell their holders: once as
+    /// many as possible are frozen, nothing is renewed. Returns the loans that were frozen now.
     pub(crate) fn freeze_all(
         &mut self,
         sessions: &mut BTreeMap<Incarnation, Session>,
@@ -811,17 +829,18 @@ impl Account {
         frozen
     }
 
-    /// A holder does not hold a loan that is out: it is renewed no more, as soon as that can be told.
+    /// Notes that a holder does not hold a loan that is out. The loan is not renewed any more, as soon as the
+    /// holder can be told.
     pub(crate) fn refused(&mut self, number: u64, session: &mut Session) -> Result<(), Refusal> {
         self.book.refused(number, session)
     }
 
-    /// Stops renewing loans that were refused when that could not be told.
+    /// Stops renewing loans that were refused at a time when their holders could not be told.
     pub(crate) fn freeze_refused(&mut self, sessions: &mut BTreeMap<Incarnation, Session>) {
         self.book.freeze_refused(sessions);
     }
 
-    /// Drops what is held from a writer that may lend no more, or from all.
+    /// Drops what is held from an incarnation that may lend no more, or from all if `from` is `None`.
     pub(crate) fn forfeit(
         &mut self,
         words: &mut Vec<u64>,
@@ -835,7 +854,7 @@ impl Account {
         }
     }
 
-    /// Gives rights away in the window that is open; gives what was given in all.
+    /// Gives units of the open window away; returns the total given.
     pub(crate) fn give(
         &mut self,
         context: &CellContext<'_>,
@@ -849,7 +868,7 @@ impl Account {
         Ok(cumulative)
     }
 
-    /// What a region gave in a window that is known here, in all.
+    /// The total that a region gave in a window that is known here.
     pub(crate) fn received(&self, from: MemberId, end_ns: u64) -> u64 {
         let known = [self.open(), self.next()].into_iter().filter(|transfers| transfers.end_ns == end_ns);
         let of = |transfers: &Transfers| {
@@ -858,8 +877,8 @@ impl Account {
         known.filter_map(of).max().unwrap_or(0)
     }
 
-    /// Takes rights that a region gave away in a window: the one that is open, or the next. So many units stand for the giver. A
-    /// crash at `forgotten` forgot what was spent of those that came before.
+    /// Takes units that a region gave away in the open window or the next. `stands` is the giver's standing
+    /// share. A crash at `forgotten` forgot how many of the units received before were spent.
     pub(crate) fn receive(
         &mut self,
         context: &CellContext<'_>,
@@ -869,7 +888,7 @@ impl Account {
         forgotten: Option<Now>,
     ) -> Result<u64, Refusal> {
         if let (Some(then), Algorithm::FixedWindow(window)) = (forgotten, &self.algorithm) {
-            // The last window that may have been open then.
+            // The last window that may have been open at the crash.
             let latest_ns = then.wall_ns.saturating_add(2 * window.margin_ns);
             if end_ns <= window.first_end(latest_ns, context.salt) {
                 return Err(Refusal::Stale);

@@ -1,4 +1,4 @@
-//! What a clean stop leaves behind: the exact state of every cell, and of which limits that is.
+//! A clean stop: it writes the exact state of every cell, and of which limits that state is complete.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,9 @@ use crate::{
 };
 
 impl Node {
-    /// The exact state of every cell, journalled or not: written on a clean stop, it loses nothing,
-    /// and gives back what was reserved and not used. Nothing may be charged after it, and no pool be called.
+    /// Writes the exact state of every cell, journalled or not, on a clean stop. So nothing is lost, and
+    /// units that were reserved and not used come back. Afterwards nothing may be charged, and no pool may be
+    /// called.
     pub fn close(&self, now: Now, mut write: impl FnMut(Row)) {
         let (catalogue, now) = (self.catalogue(), self.not_before(now));
         self.call_no_more();
@@ -53,9 +54,9 @@ impl Node {
                 key.row(&catalogue, Some(CellRecord::new(local.least(), words, now))).map(&mut write);
             }
         };
-        // What a crash forgot is not known yet: cells that are not there count as spent at that time,
-        // as new cells count what others spent in a shared one.
-        // Where nodes share pools the next process is told when that was.
+        // The cells that a crash forgot are not known yet. Absent cells count as spent at the crash, as new
+        // cells count what others spent in a shared cell. If nodes share pools, the next process is told the
+        // time of the crash instead.
         let mut spent: BTreeMap<OverflowKey, State> = BTreeMap::new();
         if let Some(crashed) = self.after_crash().filter(|_| self.leases.is_none()) {
             let forgotten = |active: &&Active| {
@@ -83,7 +84,7 @@ impl Node {
         }
     }
 
-    /// What a clean stop leaves of a cell that has an account, where nodes share their region's pools.
+    /// The record of a cell with an account after a clean stop, at a node that shares its region's pools.
     fn stopped(
         &self,
         catalogue: &Catalogue,
@@ -101,7 +102,8 @@ impl Node {
         })
     }
 
-    /// The limits that were in force at any time since the start: of these [`Node::close`] leaves what is true.
+    /// The limits that were in force at any time since the start: [`Node::close`] writes their complete
+    /// state.
     pub fn known_limits(&self) -> Vec<LimitId> {
         lock(&self.registry).known().collect()
     }

@@ -1,8 +1,8 @@
-//! What a node's own file says, and the catalogue does not.
+//! Compares a node's own file with the catalogue.
 //!
-//! The catalogue rules; a file is only compared with it, and every difference is shown. On the
-//! authority a *change* of the file since it was last applied is an operation; anywhere else, and
-//! before, a difference changes nothing.
+//! The catalogue rules; a file is only compared with it, and every difference is shown. On the authority, a
+//! *change* of the file since it was last applied is an operation. On other nodes, and before the first
+//! application, a difference changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,30 +12,30 @@ use serde_json::Value;
 /// One difference between a file and the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// The file has a limit that the catalogue has not: it is not enforced.
+    /// The file has a limit that the catalogue lacks: the limit is not enforced.
     OnlyInFile {
         /// `domain/name`.
         limit: String,
     },
-    /// The catalogue has a limit that the file has not: it is enforced.
+    /// The catalogue has a limit that the file lacks: the limit is enforced.
     OnlyInCatalogue {
         /// `domain/name`.
         limit: String,
     },
-    /// Both have it, and differ in a field: the catalogue's counts.
+    /// Both have the limit, and differ in a field: the catalogue's value counts.
     Field {
         /// `domain/name`.
         limit: String,
-        /// As it is written in a file.
+        /// The field's name, as in a file.
         field: String,
-        /// In the file; nothing where it is left out.
+        /// The value in the file; `None` if the file omits the field.
         file: Option<String>,
-        /// In the catalogue; nothing where it is left out.
+        /// The value in the catalogue; `None` if the catalogue omits the field.
         catalogue: Option<String>,
     },
 }
 
-/// Every difference, in the order of the limits' names and of their fields.
+/// Every difference, ordered by the names of limits and of fields.
 pub fn differences(file: &[LimitSpec], catalogue: &[LimitSpec]) -> Vec<Difference> {
     let by_path = |specs: &[LimitSpec]| -> BTreeMap<String, Value> {
         let entry = |spec: &LimitSpec| {

@@ -1,4 +1,4 @@
-//! Why limits do not apply to a request: the other half of a peek.
+//! Why limits do not apply to a request: part of the answer to a peek.
 
 use acequia_limits::{Mode, Request, notation::format_duration_ns};
 
@@ -7,14 +7,15 @@ use crate::{Active, Catalogue};
 /// A limit of the request's domain that does not apply, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmatched {
-    /// Which limit, in [`Catalogue::limits`].
+    /// The limit, as an index into [`Catalogue::limits`].
     pub limit: u32,
-    /// In words.
+    /// The reason, in words.
     pub why: String,
 }
 
 impl Catalogue {
-    /// The limits of the request's domain that no descriptor matches, in the order of the file: the first `most` of them.
+    /// The limits of the request's domain that no descriptor matches, in the order of the file: the first
+    /// `most` of them.
     pub fn unmatched(&self, request: &Request<'_>, most: usize, wall_ns: u64) -> Vec<Unmatched> {
         let unmatched = self.limits_of(request.domain).iter().filter_map(|number| {
             let why = why_not(&self.limits[*number as usize], request, wall_ns)?;
@@ -25,7 +26,7 @@ impl Catalogue {
 }
 
 impl Catalogue {
-    /// The limits of a domain that another shape has replaced and that count beside it still, a line each.
+    /// The limits of a domain that another shape has replaced but that still count, a line each.
     pub fn replaced(&self, domain: &[u8], wall_ns: u64) -> Vec<String> {
         let active = self.limits_of(domain).iter().map(|number| &self.limits[*number as usize]);
         let replaced = active.filter_map(|active| {
@@ -40,7 +41,7 @@ impl Catalogue {
     }
 }
 
-/// Nothing, if some descriptor matches.
+/// The reason why no descriptor matches; `None` if one does.
 fn why_not(active: &Active, request: &Request<'_>, wall_ns: u64) -> Option<String> {
     if active.limit.spec.mode == Mode::Off {
         return Some("mode is off".to_owned());
@@ -76,7 +77,7 @@ fn why_not(active: &Active, request: &Request<'_>, wall_ns: u64) -> Option<Strin
     first
 }
 
-/// The most of a caller's text that is shown.
+/// The most bytes of a caller's text that are shown.
 const SHOWN_BYTES: usize = 256;
 
 /// A caller's text as it is shown.

@@ -1,30 +1,36 @@
-//! Draws: a request that waits at one node of a region is charged at another one, which holds what the region has of its cell.
+//! Forwards: a request that waits at one node is charged at another node of the region, the *owner* of its
+//! cell.
 //!
-//! Of a cell of few units every node of a region would have a piece that is of no use to it, or would be found by nobody else. So one
-//! node of the region, its *speaker*, has to do with other regions and with the region's pool for such a cell, and the others, its
-//! *mates*, ask it for single units over the mesh. The speaker charges its own cell, as for a request of its own, and says so; then
-//! the request that waits passes, and is charged nowhere else.
+//! If every node of a region held a piece of a cell of few units, no piece would be of use to it, or found by
+//! the others. So one node of the region, the *owner* of such a cell, deals with other regions and with the
+//! region's pool for the cell. The owner's *mates*, the other nodes of the region, ask it for single units
+//! over the mesh. The owner charges its own cell, as for a request of its own, and answers. Then the waiting
+//! request passes, and is charged nowhere else.
 //!
-//! **Whatever passes was charged once, before it passed and after it came.** So it counts as if it had passed at the speaker when that
-//! charged it, within the time that it took, and what the speaker's cell promises is kept. It rests on this:
+//! **A request that passes by a forward was charged once, after it came and before it passed**: it counts as
+//! if it had passed at the owner when the owner charged it. So the promise of the owner's cell is kept. The
+//! reasons:
 //!
-//! - The speaker charges before it answers ([`crate::sharing`]), once for each time that it hears a draw: of one that comes twice it
-//!   charges more than passes.
-//! - It charges by the numbers that the limit has where the request waits, and has no others: while catalogues or files differ, it
-//!   refuses. When the limit has other numbers there by the time that it comes, it passes nobody.
-//! - A draw has a number that its process used once, and no process of the node before it. What comes of a number is heard once, from
-//!   whom it was asked, in a frame that was meant for this process; it then is a *credit*, which one request takes (`Draws::take`).
-//! - A request takes a credit only if it has waited since before that was asked for: it was there when the speaker charged. One that
-//!   came later was not ([`crate::Drawing::Since`]).
-//! - A credit lasts [`DRAW_NS`] from when it was asked for, by this node's steady clock. So a request passes no later than that after it
-//!   was charged.
+//! - The owner charges before it answers ([`crate::sharing`]), once each time it receives a forward. If a
+//!   forward is delivered twice, the owner charges more than passes, never less.
+//! - The owner charges only if its limit has the same variant as at the mate. While catalogues or files
+//!   differ, it refuses. If the mate's limit has changed by the time the answer comes, nobody passes.
+//! - A forward has a number that no process of the node has used before. An answer counts once: from the node
+//!   that was asked, in a frame that was meant for this process. The answer then is a *remote charge*, which
+//!   one request takes (`Forwards::take`).
+//! - A request takes a remote charge only if the request began to wait before the forward was asked for, and
+//!   so was there when the owner charged ([`crate::Forwarding::Since`]).
+//! - A remote charge lasts [`DRAW_NS`] from when it was asked for, by this node's steady clock. So a request
+//!   passes no later than that after its charge.
 //!
-//! Where a cell's store is lost, or its pool has nothing of a window, what is left of it in the region is at its nodes, the speaker or
-//! not: whoever has nothing then asks one of the others after the other, the speaker first ([`Source`]).
+//! When a cell's store is in an outage, or its pool has nothing of a window, the region's remaining units are
+//! spread over its nodes. A node that has none then asks the others one after another, the owner first
+//! ([`Source`]).
 //!
-//! Frames that are lost, late or repeated, a node that dies or begins anew, a request that waits no more: they waste units, which are
-//! charged and pass nobody. Which node is a cell's speaker is no matter of safety: each charges what it has. One that has nothing, and
-//! can come by nothing, says so: then its mates have to do with the cell themselves for a while (`Draws::is_alone`).
+//! Lost, late or repeated frames, a node that dies or restarts, and a request that stops waiting only waste
+//! units: those are charged and nobody passes. Safety does not depend on which node is the owner, since every
+//! node charges what it has. An owner that has nothing and can get nothing says so. Then its mates deal with
+//! the cell themselves for a while (`Forwards::is_alone`).
 
 mod marks;
 mod mates;
@@ -53,60 +59,68 @@ use crate::{
 use marks::Marks;
 use mates::LiveMates;
 
-/// What is drawn passes a request within so long after it was asked for, or nobody.
+/// A remote charge must pass a request within this time after the forward was asked for; later it passes
+/// nobody.
 pub const DRAW_NS: u64 = 50_000_000;
-/// The longest that one draw is waited for: what comes at the last moment is still to pass somebody. Whoever waits for longer draws again.
+/// The longest wait for one forward: an answer that comes at the last moment must still pass a request. A
+/// request that waits longer forwards again.
 const ASK_NS: u64 = 40_000_000;
-/// How long a request waits for what is drawn, unless its limit says how long it waits: the speaker may have to ask the region's pool
-/// first, and all three are near. Timers are up to a millisecond late, and nobody shall wait for much longer than three.
+/// How long a request waits for its forward, unless its limit sets a wait. The owner may have to ask the
+/// region's pool first, and all three are near each other. Timers are up to a millisecond late, and the whole
+/// wait should not be much longer than three milliseconds.
 pub const DRAW_WAIT_NS: u64 = 2_500_000;
-/// The speaker charges no later than so long before whoever drew gives up: the answer takes time, too.
+/// The owner stops charging this long before the mate gives up, since the answer takes time, too.
 const BACK_NS: u64 = 750_000;
-/// A cell has few units where the whole limit gives fewer than so many a member of the catalogue, at once and in each second. Up to here
-/// draws are worth a message and a wait for nearly each request at a mate (the tables in tests/bench/README.md).
+/// A limit has few units if its budget and its units a second are both below this number times the number of
+/// the catalogue's members. Up to here a forward is worth a message and a wait for nearly every request at a
+/// mate (see the tables in tests/bench/README.md).
 const FEW: u64 = 16;
-/// Draws that this node has asked for and that may still be answered; of one cell; and credits that nobody has taken, of all cells.
+/// Bounds: unanswered forwards plus unused remote charges of all cells; and unanswered forwards of one cell.
 const ASKED_MAX: usize = 1_024;
 const ASKED_OF_CELL_MAX: usize = 16;
-/// Draws of others that wait here for units; of one mate, and of one cell.
+/// Bounds on forwards of mates that wait here for units: in all, of one mate, and of one cell.
 const HELD_MAX: usize = 512;
 const HELD_OF_PEER_MAX: usize = 128;
 const HELD_OF_CELL_MAX: usize = 32;
-/// Of a cell whose speaker had nothing no more is drawn for so long, and twice as long each time in a row, up to the other.
+/// After a cell's owner had nothing, no more is forwarded for `VAIN_NS`. The time doubles with each miss in a
+/// row, up to `VAIN_NS_MAX`.
 const VAIN_NS: u64 = 4_000_000;
 const VAIN_NS_MAX: u64 = 32_000_000;
-/// A node of which none of so many draws in a row was of use is too far away, or stuck: for so long nothing is drawn of it but nothing, and
-/// no more until that is answered in time. Then one of no use is enough, and it is left for twice as long each time in a row, up to the
-/// other.
+/// After `SILENT_MAX` useless forwards in a row, a node counts as *far*: for `FAR_NS` it only gets probes for
+/// zero units, and after that until one probe is answered in time. Then a single useless forward makes the
+/// node far again, for twice as long each time in a row, up to `FAR_NS_MAX`.
 const SILENT_MAX: u32 = 4;
 const FAR_NS: u64 = 1_000_000_000;
 const FAR_NS_MAX: u64 = 32_000_000_000;
-/// Each node of the region is asked for nothing so often: whether an answer can be here in time is to be known to both ends, and it shall
-/// cost no units to find out.
+/// How often every other node of the region is probed with a forward of zero units. The probe tells both ends
+/// whether an answer can come in time, and costs no units.
 const NOTHING_NS: u64 = 1_000_000_000;
-/// A cell that mates drew of so long ago is one that they draw of: its speaker holds of the pool what all of them ask for.
+/// A cell counts as forwarded for this long after a mate's last forward: its owner then holds enough of the
+/// pool for all mates. Limits without a rate add twice their period, up to `DRAWN_NS_MAX`.
 pub(crate) const DRAWN_NS: u64 = 75_000_000_000;
 pub(crate) const DRAWN_NS_MAX: u64 = 600_000_000_000;
-/// Draws that one process may ask for: each begins after those of all before it.
+/// How many forward numbers one process has: its numbers begin after those of every earlier process.
 const NUMBERS: u64 = 1 << 40;
-/// The cell that nothing is asked for of.
+/// The key of a probe, which is about no cell.
 const NO_CELL: CellKey = (u32::MAX, CellTag(0));
-/// Cells that are remembered because their speaker had nothing, and of those that have none.
+/// The most cells to remember whose owner had nothing; the same bound holds for the cells that this node
+/// deals with alone, and for those with nodes that had too little.
 const VAIN_MAX: usize = 16_384;
-/// Of a cell whose speaker says that it cannot come by units, or that had none for so long, this node has to do with other regions
-/// and the pool itself for so long, as if there were no draws. Then it asks again.
+/// When a cell's owner says that it cannot get units, or has had none for `MISSED_NS`, this node deals with
+/// other regions and the pool itself for `ALONE_NS`, as if there were no forwards. Then it asks the owner
+/// again.
 const MISSED_NS: u64 = 2_000_000_000;
 const ALONE_NS: u64 = 2_000_000_000;
-/// One that then has had nothing for so long is left again.
+/// If the owner then has nothing for this long, this node deals with the cell alone again.
 const AGAIN_NS: u64 = 250_000_000;
-/// Of nodes that are asked one after the other, one that has not so many units is not asked for as many again for so long.
+/// A node that had too few units of a cell is not asked for as many again for this long.
 const TRIED_NS: u64 = 250_000_000;
-/// Where nobody asked for so long it is not known that there was nothing meanwhile.
+/// If the owner was not asked for this long, it may have had units meanwhile.
 const UNASKED_NS: u64 = 500_000_000;
-/// How often cells whose speaker had nothing are looked through.
+/// How often the records of cells whose owner had nothing are swept.
 const SWEEP_NS: u64 = 250_000_000;
 
-/// A request that waits for what is drawn for it ([`Node::draw`]).
+/// A waiting request and its forwards ([`Node::draw`]).
 #[derive(Debug)]
 pub struct Forward {
     numbers: SmallVec<[u64; 1]>,
@@ -114,26 +128,26 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// Since when the request waits: steady clock, for [`crate::Drawing::Since`].
+    /// When the request began to wait: steady clock, for [`crate::Forwarding::Since`].
     pub const fn since_ns(&self) -> u64 {
         self.since_ns
     }
 }
 
-/// What became of draws, since the start.
+/// Counts of forwards since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ForwardCounts {
-    /// Draws that this node asked for: those that were sent.
+    /// Forwards that this node sent, without probes.
     pub asked: u64,
-    /// Draws of others that were charged here.
+    /// Forwards of mates that were charged here.
     pub charged: u64,
-    /// Draws that passed a request here.
+    /// Forwards that passed a request here.
     pub used: u64,
-    /// Draws that were charged elsewhere and passed nobody here.
+    /// Forwards that were charged at another node and passed nobody here.
     pub wasted: u64,
 }
 
-/// A draw that is to be sent.
+/// A forward to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asking {
     pub(crate) number: u64,
@@ -142,39 +156,41 @@ pub(crate) struct Asking {
     pub(crate) tag: CellTag,
     pub(crate) whole: Whole,
     pub(crate) units: u64,
-    /// Whether the request was drawn for before.
+    /// Whether the demand is known already: the request was forwarded before, or this node has told its need
+    /// itself.
     pub(crate) is_again: bool,
 }
 
-/// A draw of a mate.
+/// A forward of a mate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingForward {
-    /// Whose, and of which of its processes.
+    /// The mate that asks, and the process number of that mate.
     pub(crate) from: Incarnation,
     pub(crate) boot: u32,
     pub(crate) number: u64,
     pub(crate) key: CellKey,
     pub(crate) whole: Whole,
     pub(crate) units: u64,
-    /// It is of no use when it is charged later: steady clock.
+    /// The last moment at which a charge is of use: steady clock.
     pub(crate) until_ns: u64,
-    /// Whether it was counted as demand.
+    /// Whether the request was counted as demand.
     pub(crate) is_told: bool,
 }
 
-/// What this node draws, and what is drawn of it.
+/// This node's forwards to other nodes, and the forwards of mates that wait here.
 #[derive(Debug, Default)]
 pub(crate) struct Forwards {
     mates: LiveMates,
-    /// Whether nothing may be charged any more: the node stops, and what each cell owes is written down.
+    /// Whether charging has ended: the node stops, and the debt of each cell is written down.
     is_closed: AtomicBool,
-    /// Whether there is something to send, or units may have come for those that wait here.
+    /// Whether a frame must be sent, or units may have come for the forwards that wait here.
     is_due: AtomicBool,
-    /// When the first of those that wait here is to be answered, whatever it is by then: steady clock; 0 where none waits.
+    /// When the first of the forwards that wait here must be answered: steady clock; 0 if none waits.
     answer_ns: AtomicU64,
-    /// Marks of the cells that this node has to do with itself, and of some others: most checks need not look for theirs.
+    /// A filter for the keys of `alone`: most checks need not lock the state. It may hold other cells, too.
     alone_marks: Marks,
-    /// Marks of the cells of which none of the others has a unit, and of some others: most denials need not look for theirs.
+    /// A filter for cells of which no other node has a unit: most denials need not lock the state. It may
+    /// hold other cells, too.
     tried_marks: Marks,
     /// Locked after any shard.
     state: Mutex<State>,
@@ -184,17 +200,17 @@ pub(crate) struct Forwards {
 struct State {
     next: u64,
     asked: BTreeMap<u64, SentForward>,
-    /// How many of them are of each cell.
+    /// How many of `asked` are of each cell.
     asked_of: BTreeMap<CellKey, usize>,
     remote_charges: BTreeMap<(CellKey, u64), RemoteCharge>,
     vain: BTreeMap<CellKey, Vain>,
-    /// Which nodes had too little of a cell.
+    /// The nodes that had too little of a cell.
     tried: BTreeMap<CellKey, Tried>,
-    /// Cells that this node has to do with itself, though another is their speaker; until when: steady clock.
+    /// Cells that this node deals with itself, though another node is the owner; until when: steady clock.
     alone: BTreeMap<CellKey, u64>,
-    /// When those that are over were last forgotten: steady clock.
+    /// When expired records were last swept: steady clock.
     swept_ns: u64,
-    /// When the others were last asked for nothing: steady clock.
+    /// When the other nodes were last probed: steady clock.
     nothing_ns: u64,
     out: Vec<Asking>,
     held: VecDeque<PendingForward>,
@@ -205,17 +221,17 @@ struct State {
 struct SentForward {
     key: CellKey,
     to: MemberId,
-    /// Whether it is asked for what it has itself, and not as the cell's speaker.
+    /// Whether the node is asked for what it keeps itself, and not as the cell's owner.
     is_mate: bool,
     whole: Whole,
     units: u64,
     at_ns: u64,
-    /// It is of no use when it is charged later: steady clock.
+    /// The last moment at which a charge is of use: steady clock.
     until_ns: u64,
     is_sent: bool,
 }
 
-/// Units that another node has charged, for a request that had waited before.
+/// Units that another node has charged, for a request that waited before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RemoteCharge {
     key: CellKey,
@@ -225,20 +241,20 @@ pub(crate) struct RemoteCharge {
     whole: Whole,
     units: u64,
     asked_ns: u64,
-    /// Whether it came when whoever it was asked for waited no more.
+    /// Whether the answer came after the request that asked had stopped waiting.
     is_late: bool,
 }
 
-/// A cell of which nothing was to be had.
+/// A cell whose owner had nothing.
 #[derive(Clone, Copy, Debug)]
 struct Vain {
     times: u32,
     until_ns: u64,
-    /// Since when there was none: steady clock.
+    /// When the owner was first known to have none: steady clock.
     since_ns: u64,
 }
 
-/// The nodes of the region that had too little of a cell, with the fewest units that they had not.
+/// The nodes of the region that had too little of a cell, each with the fewest units that it could not give.
 #[derive(Clone, Debug)]
 struct Tried {
     nodes: SmallVec<[(MemberId, u64); 2]>,
@@ -246,19 +262,19 @@ struct Tried {
 }
 
 impl Forwards {
-    /// Begins with numbers that no earlier process of this node has used; how often it was started.
+    /// Starts the numbers above those of all earlier processes of this node; `boot` is the process number.
     pub(crate) fn begin(&self, boot: u32) {
         lock(&self.state).next = u64::from(boot).wrapping_mul(NUMBERS);
     }
 
-    /// Which nodes of the region are heard, this one among them, and how many members the catalogue has. Those that are too far away to
-    /// draw of each other have to do with other regions and the pool each for itself.
+    /// Notes the nodes of the region that are heard, with this one, and how many members the catalogue has. A
+    /// node too far away for forwards deals with other regions and the pool itself.
     pub(crate) fn see(&self, own: MemberId, heard: &[MemberId], members: usize, now: Now) {
         self.ask_for_nothing(own, heard, now);
         self.mates.see(own, heard, members);
     }
 
-    /// Who speaks for a cell in this region, where it is of a limit of few units that may be drawn.
+    /// The owner of a cell in this region, if the cell's limit has few units and allows forwards.
     pub(crate) fn owner(&self, tag: CellTag, active: Option<&Active>, now: Now) -> Owner {
         let Some(active) = active.filter(|active| self.are_drawn(active)) else { return Owner::Each };
         match self.mates.owner(tag) {
@@ -269,12 +285,14 @@ impl Forwards {
         }
     }
 
-    /// Whether this node is a cell's speaker, though others may be too far away for it to speak for all.
+    /// Whether this node is a cell's owner, even if some nodes are too far away for it to act for all of
+    /// them.
     pub(crate) fn is_owner(&self, tag: CellTag, active: Option<&Active>) -> bool {
         active.is_some_and(|active| self.are_drawn(active)) && self.mates.owner(tag).is_none()
     }
 
-    /// The node of the region to ask next for units of a cell, where this node has to do with that itself and finds none in the pool.
+    /// The node of the region to ask next for units of a cell, if this node deals with the cell itself and
+    /// finds none in the pool.
     pub(crate) fn mate(&self, tag: CellTag, active: &Active, units: u64, now: Now) -> Option<MemberId> {
         if self.are_drawn(active) {
             self.next_mate((active.slot, journal_tag(tag)), units, now)
@@ -283,7 +301,8 @@ impl Forwards {
         }
     }
 
-    /// The same of a cell of a limit that may be drawn: not one that had too little a moment ago.
+    /// The node to ask next for units of a cell whose limit allows forwards. Nodes that had too little a
+    /// moment ago are not asked.
     pub(crate) fn next_mate(&self, key: CellKey, units: u64, now: Now) -> Option<MemberId> {
         if self.tried_marks.may_have(key) {
             return None;
@@ -293,12 +312,13 @@ impl Forwards {
         self.mates.next(key.1, units, tried.map_or(&[], |tried| &tried.nodes))
     }
 
-    /// Whether anything of a cell is drawn at this moment.
+    /// Whether a forward of a cell is under way.
     pub(crate) fn is_asking(&self, key: CellKey) -> bool {
         lock(&self.state).asked_of.contains_key(&key)
     }
 
-    /// A node has not so many units of a cell. Of one for which there is no room to remember that, no node is asked for as long.
+    /// Notes that a node has fewer than these units of a cell. If there is no room to remember the node, no
+    /// node is asked for as long.
     fn note_tried(&self, state: &mut State, (key, units): (CellKey, u64), node: MemberId, now: Now) {
         let is_none = match state.note_tried((key, units), node, now) {
             Some(tried) => self.mates.next(key.1, 1, &tried.nodes).is_none(),
@@ -314,47 +334,49 @@ impl Forwards {
         self.mates.are_few(&active.limit.algorithm) && may_be_drawn(active)
     }
 
-    /// Whether this node has to do with a cell itself, since its speaker had nothing.
+    /// Whether this node deals with a cell itself, because the owner had nothing.
     fn is_alone(&self, key: CellKey, now: Now) -> bool {
         self.alone_marks.may_have(key)
             && lock(&self.state).alone.get(&key).is_some_and(|until_ns| now.steady_ns < *until_ns)
     }
 
-    /// Whether any other node of the region is heard, and near enough.
+    /// Whether another node of the region is heard and near enough.
     #[inline]
     pub(crate) fn has_mates(&self) -> bool {
         self.mates.are_any()
     }
 
-    /// Nothing is charged from now on.
+    /// Ends charging for forwards.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
     }
 
-    /// Whether that was said. Who asks holds the lock of the cell that it would charge: whoever writes it down takes that later.
+    /// Whether charging has ended. The caller holds the lock of the cell that it would charge, and the cell
+    /// is written down under that lock later.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Whether anything is to be sent, or tried again.
+    /// Whether something must be sent or tried again.
     pub(crate) fn is_due(&self) -> bool {
         self.is_due.load(Ordering::Acquire)
     }
 
-    /// When the first of those that wait here is to be answered, whatever it is by then: steady clock.
+    /// When the first of the forwards that wait here must be answered: steady clock.
     pub(crate) fn answer_ns(&self) -> Option<u64> {
         Some(self.answer_ns.load(Ordering::Acquire)).filter(|at_ns| *at_ns > 0)
     }
 
-    /// Units came: those that wait here are to be tried again.
+    /// Units came: the forwards that wait here are tried again.
     pub(crate) fn call(&self) {
         if self.has_mates() {
             self.is_due.store(true, Ordering::Release);
         }
     }
 
-    /// Since when whoever comes now may hope for a cell's speaker: it had nothing since then, by the steady clock. Nothing while it had none
-    /// a moment ago.
+    /// The time (steady clock) since which a cell's owner is known to be empty: a request that comes now may
+    /// expect units for a while from then. The result is `now` if that is not known, and `None` within the
+    /// back-off.
     pub(crate) fn hopes_since(&self, key: CellKey, now: Now) -> Option<u64> {
         match lock(&self.state).vain.get(&key) {
             Some(vain) if now.steady_ns < vain.until_ns => None,
@@ -363,8 +385,8 @@ impl Forwards {
         }
     }
 
-    /// Takes units that were drawn for a request that waits since `since_ns`, and charged by the numbers that its limit has now. They are
-    /// used when it passes ([`Self::pass`]).
+    /// Takes a remote charge for a request that waits since `since_ns`, if it was charged by the variant that
+    /// the limit has now. It counts as used when the request passes ([`Self::pass`]).
     pub(crate) fn take(
         &self,
         key: CellKey,
@@ -389,7 +411,7 @@ impl Forwards {
         Some(remote_charge)
     }
 
-    /// A request passes by what it has taken: so its cell's speaker is of use, and near enough.
+    /// A request passes by its remote charge. So the node that charged is of use, and near enough.
     pub(crate) fn pass(&self, remote_charge: RemoteCharge) {
         let mut state = lock(&self.state);
         state.counts.used += 1;
@@ -400,19 +422,20 @@ impl Forwards {
         self.mates.note_use(remote_charge.from);
     }
 
-    /// A request does not pass after all: what it has taken is there for it when it asks again.
+    /// A request does not pass after all: its remote charge is kept for when it asks again.
     pub(crate) fn put_back(&self, remote_charge: RemoteCharge) {
         let mut state = lock(&self.state);
         state.remote_charges.insert((remote_charge.key, remote_charge.number), remote_charge);
     }
 
-    /// What is to be sent.
+    /// The forwards to be sent.
     pub(crate) fn take_out(&self) -> Vec<Asking> {
         self.is_due.store(false, Ordering::Release);
         std::mem::take(&mut lock(&self.state).out)
     }
 
-    /// A draw is about to be sent: within how many microseconds it is of use to whoever waits. Nothing where nobody does any more.
+    /// Marks a forward as sent; gives within how many microseconds a charge is of use. `None` if nobody waits
+    /// for the forward.
     pub(crate) fn send(&self, number: u64, now_ns: u64) -> Option<u32> {
         let mut state = lock(&self.state);
         let asked = state.asked.get_mut(&number)?;
@@ -427,7 +450,7 @@ impl Forwards {
         Some(u32::try_from(left_us).unwrap_or(u32::MAX))
     }
 
-    /// What waits here for units; whoever takes it gives back what goes on waiting.
+    /// Takes the forwards that wait here for units; the caller puts back those that go on waiting.
     pub(crate) fn take_held(&self) -> VecDeque<PendingForward> {
         std::mem::take(&mut lock(&self.state).held)
     }
@@ -438,7 +461,7 @@ impl Forwards {
         self.answer_ns.store(state.answer_ns(), Ordering::Release);
     }
 
-    /// A mate draws. Says whether there is room for it to wait.
+    /// Holds a mate's forward until units come. Returns whether there is room.
     pub(crate) fn hold(&self, held: PendingForward) -> bool {
         let mut state = lock(&self.state);
         let of_peer = state.held.iter().filter(|other| other.from == held.from).count();
@@ -456,14 +479,15 @@ impl Forwards {
         lock(&self.state).counts.charged += 1;
     }
 
-    /// What is asked for by a number: of which cell, how many units, and whether of the cell's speaker.
+    /// The cell and units of an unanswered forward, and whether the cell's owner was asked. `None` for a
+    /// probe.
     pub(crate) fn asked(&self, number: u64) -> Option<(CellKey, u64, bool)> {
         let asked = lock(&self.state).asked.get(&number).copied()?;
         (asked.key != NO_CELL).then_some((asked.key, asked.units, !asked.is_mate))
     }
 
-    /// What was drawn came, or nothing did, or none ever will: of a number that `from` was asked for by this process. Says whether that
-    /// was waited for.
+    /// Takes `from`'s answer to a forward of this process: its units, 0 for none now, or `None` for none
+    /// ever. Returns whether the answer was waited for.
     pub(crate) fn came(&self, from: MemberId, number: u64, units: Option<u64>, now: Now) -> bool {
         let mut state = lock(&self.state);
         let answers = |asked: &&SentForward| {
@@ -478,7 +502,8 @@ impl Forwards {
         state.forget_asked(number);
         let is_late = now.steady_ns >= until_ns + BACK_NS;
         if units.is_none_or(|units| units == 0) && !is_late {
-            // Units would have been of use. Of those that came it is known when they are used.
+            // The node could have answered with units in time. If units came, `pass` or `expire` tells
+            // whether they were of use.
             self.mates.note_near(from, now);
         } else if key == NO_CELL {
             self.mates.note_silent(from, now);
@@ -500,10 +525,13 @@ impl Forwards {
         true
     }
 
-    /// Lets time pass: what was asked for and did not come is given up, and what came and nobody took is wasted. If that came late it is as if
-    /// nothing had: a speaker whose answers come when nobody waits any more would be charged for nobody, time and again. What came in time
-    /// was for somebody who hung up, or passed by other units. Says whether those that wait should hear of it; the least number that is
-    /// still waited for; and the cells of which a node that is not asked as their speaker does not answer.
+    /// Gives up forwards without an answer, and counts unused remote charges as wasted. If the answer of a
+    /// remote charge came late, that counts like no answer: an owner whose answers are always late would be
+    /// charged for nobody, again and again. If the answer came in time, the request had hung up or passed by
+    /// other units.
+    ///
+    /// Returns whether waiting requests should hear of it; the least number that is still waited for; and the
+    /// cells of unanswered forwards to nodes that were not asked as the owner.
     pub(crate) fn expire(&self, now: Now) -> (bool, u64, SmallVec<[CellKey; 4]>) {
         let mut state = lock(&self.state);
         let mut silent = SmallVec::new();
@@ -521,7 +549,7 @@ impl Forwards {
             } else if key != NO_CELL {
                 state.miss(key, now, &self.alone_marks);
             }
-            // What did not leave says nothing of whoever it was for.
+            // A forward that was never sent says nothing about the node.
             if is_sent {
                 self.mates.note_silent(to, now);
             }
@@ -559,7 +587,7 @@ impl Forwards {
         (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1), silent)
     }
 
-    /// Asks the other nodes of the region for nothing, from time to time.
+    /// Probes the other nodes of the region with forwards of zero units, once each `NOTHING_NS`.
     fn ask_for_nothing(&self, own: MemberId, heard: &[MemberId], now: Now) {
         let mut state = lock(&self.state);
         if now.steady_ns < state.nothing_ns + NOTHING_NS {
@@ -611,7 +639,7 @@ impl State {
         self.asked.insert(number, asked);
     }
 
-    /// It is waited for no more.
+    /// Removes a forward that is not waited for any more.
     fn forget_asked(&mut self, number: u64) -> Option<SentForward> {
         let asked = self.asked.remove(&number)?;
         if let Entry::Occupied(mut of_cell) = self.asked_of.entry(asked.key) {
@@ -623,13 +651,13 @@ impl State {
         Some(asked)
     }
 
-    /// Whether a cell's speaker may be asked: not while it had nothing a moment ago.
+    /// Whether a cell's owner may be asked: not within the back-off after it had nothing.
     fn may_ask(&self, key: CellKey, now: Now) -> bool {
         let is_vain = self.vain.get(&key).is_some_and(|vain| now.steady_ns < vain.until_ns);
         !is_vain && self.has_room(key)
     }
 
-    /// A cell's speaker had nothing. Of draws that were under way together, one counts.
+    /// Notes that a cell's owner had nothing. If several forwards miss together, one counts.
     fn miss(&mut self, key: CellKey, now: Now, marks: &Marks) {
         let before = self.vain.get(&key).copied();
         if before.is_some_and(|vain| now.steady_ns < vain.until_ns) {
@@ -648,7 +676,8 @@ impl State {
         }
     }
 
-    /// A node has not so many units of a cell. Nothing where there is no room to remember that.
+    /// Notes that a node has fewer than these units of a cell. `None` if there is no room to remember the
+    /// node.
     fn note_tried(&mut self, (key, units): (CellKey, u64), node: MemberId, now: Now) -> Option<&Tried> {
         let has_room = self.tried.len() < VAIN_MAX;
         let tried = match self.tried.entry(key) {
@@ -666,7 +695,7 @@ impl State {
         Some(tried)
     }
 
-    /// A cell's speaker is of no use for now.
+    /// Notes that a cell's owner is of no use for now.
     fn leave_alone(&mut self, key: CellKey, now: Now, marks: &Marks) {
         self.vain.remove(&key);
         if self.alone.len() < VAIN_MAX {
@@ -677,34 +706,36 @@ impl State {
 }
 
 impl Vain {
-    /// Whether it was asked again soon after it had nothing.
+    /// Whether the owner was asked again soon after it had nothing.
     const fn was_asked(&self, now: Now) -> bool {
         now.steady_ns < self.until_ns + UNASKED_NS
     }
 }
 
-/// Who speaks for a cell among the nodes of a region.
+/// The owner of a cell among the nodes of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// Each for itself.
+    /// Every node deals with the cell itself.
     Each,
-    /// This node for all.
+    /// This node, for all nodes.
     Own,
-    /// That one for all.
+    /// Another node, for all nodes.
     Mate(MemberId),
 }
 
-/// Of whom a request may draw what it lacks.
+/// The node from which a request may get what it lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// Of the cell's speaker, who says so to others.
+    /// The cell's owner, which tells other nodes and regions of the need.
     Owner(MemberId),
-    /// Of another node of the region, who has what it keeps: this node has to do with the cell itself, and finds nothing in its pool, or none.
+    /// Another node of the region, for what that node keeps. This node deals with the cell itself, and finds
+    /// nothing in the pool or has no pool.
     Mate(MemberId),
 }
 
-/// Whether units of a limit may be drawn: what it says of a request must not need more than its numbers, and what is charged must not wait
-/// for a disk. Nor where cells have other numbers than others: whoever is asked could not tell which this one has.
+/// Whether requests under a limit may be forwarded. The decision must need no more than the limit's variant,
+/// the charge must not wait for a disk, and the limit's wait must be long enough for an answer. All cells
+/// must have the same variant, since the node that is asked cannot tell the variant of a cell.
 pub(crate) fn may_be_drawn(active: &Active) -> bool {
     let limit = &active.limit;
     limit.spec.mode == Mode::Enforce
@@ -719,15 +750,19 @@ pub(crate) fn may_be_drawn(active: &Active) -> bool {
 }
 
 impl Node {
-    /// Whether what a request was denied for want of may be at other nodes of the region: whoever waits draws for it.
+    /// Whether other nodes of the region may have what a denied request lacks. A caller that can wait then
+    /// forwards the request ([`Node::draw`]).
     pub fn may_draw(&self, answer: &Answer) -> bool {
         !answer.allowed && answer.limits.iter().any(|limit| is_lacked(&limit) && limit.drawn_of.is_some())
     }
 
-    /// Draws what a request was denied for want of, where that may be at other nodes of the region: for one that was asked with
-    /// [`crate::Drawing`], and waits for `patience_ns` at most, from `since_ns` on (steady clock: when it was first asked); `is_again`: it was
-    /// drawn for before. Nothing where there is nothing to draw, nor while it lacks anything else: units would be charged for nobody. When
-    /// [`Node::news`] changes it is asked again, with [`crate::Drawing::Since`]. Frames are to be sent then ([`Node::poll`]).
+    /// Forwards a denied request to the nodes of the region that may have what it lacks. The request was
+    /// asked with [`crate::Forwarding`], and waits `patience_ns` at most. `since_ns` is when it was first
+    /// asked (steady clock), and `is_again` says that it was forwarded before.
+    ///
+    /// `None` if there is nothing to forward, or while the request lacks something else, too: units would be
+    /// charged for nobody. The request is asked again, with [`crate::Forwarding::Since`], when [`Node::news`]
+    /// changes. Frames must be sent after this call ([`Node::poll`]).
     pub fn draw(
         &self,
         answer: &Answer,
@@ -752,7 +787,7 @@ impl Node {
         if !answer.limits.iter().filter(is_lacked).all(may_ask) {
             return None;
         }
-        // What there was none of lately is drawn first, and the rest when that has come.
+        // Cells whose owner had nothing lately are forwarded first, and the rest when those have come.
         let is_doubtful = |limit: &&LimitAnswer| state.vain.contains_key(&key_of(limit));
         let lacked = || answer.limits.iter().filter(is_lacked);
         let doubtful: SmallVec<[&LimitAnswer; 2]> = lacked().filter(is_doubtful).collect();
@@ -771,7 +806,7 @@ impl Node {
             let asked = SentForward { key, to, is_mate, whole, units, at_ns, until_ns, is_sent: false };
             state.note_asked(number, asked);
             let (limit, tag) = (active.id, key.1);
-            // Whoever asks a mate has told its need itself.
+            // A node that asks a mate has told its need itself.
             let is_again = is_again || is_mate;
             state.out.push(Asking { number, to, limit, tag, whole, units, is_again });
             numbers.push(number);
@@ -781,19 +816,20 @@ impl Node {
         Some(Forward { numbers, since_ns })
     }
 
-    /// Whether nothing has come yet of what was drawn for a request.
+    /// Whether no forward of a request was answered yet.
     pub fn is_drawing(&self, draw: &Forward) -> bool {
         let state = lock(&self.forwards.state);
         draw.numbers.iter().all(|number| state.asked.contains_key(number))
     }
 
-    /// Whether none of what was drawn is under way any more: a request that goes on waiting may draw again.
+    /// Whether all forwards of a request are over: a request that goes on waiting may forward again.
     pub fn is_drawn_out(&self, draw: &Forward) -> bool {
         let state = lock(&self.forwards.state);
         !draw.numbers.iter().any(|number| state.asked.contains_key(number))
     }
 
-    /// The request waits no more. What is not sent yet is not drawn; what is may be for another one that waits.
+    /// The request stops waiting. Its unsent forwards are dropped; its sent ones may serve another request
+    /// that waits.
     pub fn undraw(&self, draw: &Forward) {
         let mut state = lock(&self.forwards.state);
         for number in &draw.numbers {
@@ -804,17 +840,17 @@ impl Node {
         }
     }
 
-    /// When a mate is to be answered that nothing has come for: steady clock.
+    /// When a waiting forward of a mate must be answered, with units or without: steady clock.
     pub fn draws_due_ns(&self) -> Option<u64> {
         self.forwards.answer_ns()
     }
 
-    /// Whether there are frames to be sent at once, and not when time has passed.
+    /// Whether frames must be sent at once.
     pub fn has_draws(&self) -> bool {
         self.forwards.is_due()
     }
 
-    /// What became of draws.
+    /// Counts of forwards since the start.
     pub fn draw_counts(&self) -> ForwardCounts {
         self.forwards.counts()
     }

@@ -1,15 +1,15 @@
-//! Which limits a descriptor may match, without asking each of them.
+//! Finds the limits that a descriptor may match, without asking each limit.
 //!
-//! Every limit of a domain is filed in one place: under a value that one of its conditions needs,
-//! under a prefix that a value needs, under a key it needs, or, if it needs nothing, always. A
-//! descriptor visits the places its own entries lead to. So a thousand limits on a thousand routes
-//! cost a search, and only limits that the entries cannot tell apart are tried one by one.
+//! Every limit of a domain is filed in one place: under a needed value, under a needed prefix of a value,
+//! under a needed key, or, if the limit needs nothing, under "always". A descriptor visits only the places to
+//! which its own entries lead. So a thousand limits on a thousand routes cost one search, and only limits
+//! that the entries cannot tell apart are tried one by one.
 
 use std::collections::BTreeMap;
 
 use acequia_limits::{Descriptor, Limit, pattern::Pattern, selector::Condition};
 
-/// The limits of a domain, by what they need. Numbers are places in the catalogue.
+/// The limits of a domain, by what they need. The numbers are indexes into the catalogue.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     always: Vec<u32>,
@@ -17,17 +17,17 @@ pub(crate) struct Index {
     keys: Vec<(Box<[u8]>, ByKey)>,
 }
 
-/// Up to so many keys, looking at each is quicker than a search.
+/// Up to this many keys, a scan is quicker than a search.
 const KEYS_SCANNED: usize = 12;
 
 /// The limits that need a key.
 #[derive(Debug, Default)]
 struct ByKey {
-    /// Whatever its value.
+    /// Limits that match any value.
     any: Vec<u32>,
-    /// With this value.
+    /// Limits that need this value.
     literals: BTreeMap<Box<[u8]>, Vec<u32>>,
-    /// With a value that begins so: by length, so that each length is one search.
+    /// Limits that need this prefix: by length, so that each length costs one search.
     prefixes: BTreeMap<usize, BTreeMap<Box<[u8]>, Vec<u32>>>,
 }
 
@@ -46,7 +46,8 @@ impl ByKey {
         }
     }
 
-    /// Visits each limit that needs this value of a key that came before, and none of its values `before`.
+    /// Visits each limit that needs this value of a repeated key, and needs none of the key's values in
+    /// `before`.
     #[cold]
     fn visit_further<'v>(
         &self,
@@ -66,7 +67,7 @@ impl ByKey {
     }
 }
 
-/// Where a limit is filed.
+/// The place where a limit is filed.
 enum Filing<'a> {
     Always,
     Key(&'a str),
@@ -145,9 +146,10 @@ fn keys(limit: &Limit) -> impl Iterator<Item = &str> {
     present.map(|c| c.key.as_str()).chain(limit.by.iter().map(|by| by.key.as_str()))
 }
 
-/// The condition with the fewest values tells limits apart best; else the key that the fewest need.
+/// The condition with the fewest values tells limits apart best; otherwise, the key that the fewest limits
+/// need.
 fn place<'a>(limit: &'a Limit, needed: &BTreeMap<&str, usize>) -> Filing<'a> {
-    // An address may be written in many ways.
+    // A condition on an address cannot be used, since an address may be written in many ways.
     let telling = |condition: &&Condition| {
         condition.hop().is_none()
             && !condition.any.is_empty()
@@ -162,14 +164,15 @@ fn place<'a>(limit: &'a Limit, needed: &BTreeMap<&str, usize>) -> Filing<'a> {
     }
 }
 
-/// Prefixes of a condition of which none begins another, so that a value finds the limit once.
+/// The prefixes of a condition, without those that begin with another one, so that a value finds the limit
+/// once.
 fn shortest_prefixes(condition: &Condition) -> Vec<&str> {
     let mut prefixes: Vec<&str> = condition.any.iter().map(Pattern::prefix).collect();
     prefixes.sort_unstable();
     prefixes.dedup();
     let mut kept: Vec<&str> = Vec::new();
     for prefix in prefixes {
-        // Sorted: whatever begins this prefix was kept just before it.
+        // The prefixes are sorted: a shorter one that begins this prefix was kept just before it.
         if !kept.last().is_some_and(|shorter| prefix.starts_with(shorter)) {
             kept.push(prefix);
         }

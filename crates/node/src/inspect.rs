@@ -9,76 +9,77 @@ use crate::{
     shard_of, sharing::CellKey,
 };
 
-/// What a region has of one cell. Nothing changes by looking.
+/// What a region has of one cell. Inspection changes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
-    /// Its own part, by the versions it knows.
+    /// The region's standing share, by the versions that it knows.
     pub standing: Part,
-    /// What it may use: its own, with what it holds, of other regions or of the pool of its own, and without what it has lent.
+    /// The part that the region may use: its standing share, plus what it holds of other regions or of its
+    /// own pool, minus what it has lent.
     pub effective: Part,
-    /// What it has lent and not got back.
+    /// The part that is lent and has not come back.
     pub lent: Part,
-    /// What it holds of others.
+    /// The part held from other regions.
     pub held: Part,
-    /// The end of the window that is open; 0 where there is none, or no rights moved yet.
+    /// The end of the open window; 0 if there is none, or nothing has moved yet.
     pub window_ns: u64,
-    /// The end of the window for which rights came before it opened; 0 where there is none.
+    /// The end of the window for which transfers came before it opened; 0 if there is none.
     pub next_window_ns: u64,
-    /// What it may use in that one.
+    /// The units that the region may use in that window.
     pub next_units: u64,
-    /// Units that could be charged at this moment, beyond what is on its way: what is leased of them is not.
+    /// Units that could be charged at this moment, without those that are leased or still on their way.
     pub left: u64,
-    /// When the first of the loans that it holds ends unless it is renewed: steady clock; 0 where it holds none.
+    /// When the first held loan ends, unless it is renewed: steady clock; 0 if none is held.
     pub held_until_ns: u64,
 }
 
 /// How this node sees another region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerView {
-    /// Who was last heard there; its incarnation is 0 where nobody ever was.
+    /// The incarnation that was heard last; its number is 0 if none ever was.
     pub incarnation: Incarnation,
-    /// The version of the catalogue that it said it has.
+    /// The version id of the catalogue that the region reported.
     pub version_id: VersionId,
-    /// When it was last heard: steady clock; nothing where it never was.
+    /// When the region was last heard: steady clock; `None` if never.
     pub heard_ns: Option<u64>,
-    /// Time there and back, in nanoseconds; nothing where it was not measured.
+    /// The round-trip time in nanoseconds; `None` if it was not measured.
     pub round_ns: Option<u64>,
-    /// Whether it was heard so lately that rights are lent to it.
+    /// Whether the region was heard so recently that units are lent to it.
     pub is_reached: bool,
-    /// What its system's wall is ahead of the one that this node goes by, in nanoseconds, and how far that may be off; nothing
-    /// where that was not measured.
+    /// How far the region's system wall clock is ahead of the wall clock that this node uses, and the largest
+    /// error of that difference, both in nanoseconds. `None` if not measured.
     pub wall_ahead_ns: Option<(i64, u64)>,
-    /// Loans given to it and held of it, over the cells that were looked at.
+    /// Loans given to the region, over the cells that were inspected.
     pub lent: u64,
-    /// Loans held of it, over the cells that were looked at.
+    /// Loans held from the region, over the cells that were inspected.
     pub borrowed: u64,
 }
 
 /// What a region has of a limit, over the cells that are shared actively.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitView {
-    /// Its place in [`crate::Catalogue::limits`].
+    /// The limit's index in [`crate::Catalogue::limits`].
     pub limit: usize,
-    /// The cells.
+    /// The number of cells.
     pub cells: u64,
-    /// What the region has of them, summed. The window is that of the last one.
+    /// The sum of what the region has of the cells. The window is the one that ends last.
     pub total: Holding,
-    /// Units asked for a second, in thousandths.
+    /// Units asked for per second, in thousandths.
     pub demand_milli: u64,
 }
 
-/// What [`Node::cell`] shows: what a region has of a cell, and what it knows of the others' parts.
+/// The result of [`Node::cell`]: what a region has of a cell, and what it knows of other regions' parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CellView {
-    /// The numbers of the cell, of all regions together: its override's where it has one.
+    /// The cell's variant, of all regions together, from its override if there is one.
     pub algorithm: Algorithm,
-    /// What it has.
+    /// What the region has.
     pub holding: Holding,
-    /// Units asked for a second, in thousandths.
+    /// Units asked for per second, in thousandths.
     pub demand_milli: u64,
-    /// What it lent and holds.
+    /// The loans that the region gave and holds.
     pub loans: Vec<LoanView>,
-    /// What the others said of the cell.
+    /// The last reports of other regions on the cell.
     pub words: Vec<WordView>,
 }
 
@@ -87,58 +88,60 @@ pub struct CellView {
 pub struct LoanView {
     /// The other side.
     pub peer: Incarnation,
-    /// Whether this region gave it.
+    /// Whether this region gave the loan.
     pub is_lent: bool,
-    /// How much.
+    /// The part that is lent.
     pub part: Part,
-    /// When it ends here, if it is not renewed: steady clock.
+    /// When the loan ends here, if it is not renewed: steady clock.
     pub ends_ns: u64,
 }
 
-/// A region's last word about a cell.
+/// A region's last report on a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WordView {
-    /// Who said so.
+    /// The region.
     pub of: MemberId,
-    /// When: steady clock.
+    /// When the report was made: steady clock.
     pub said_ns: u64,
-    /// What it may use: of a rate its part of the rate, and else units.
+    /// The part that the region may use: a part of the rate if the limit has a rate, otherwise units.
     pub holds: Part,
-    /// Units that could be charged there then; nothing where that was of another window.
+    /// Units that could be charged there then; `None` if the report was for another window.
     pub left: Option<u64>,
-    /// Units asked for a second, in thousandths.
+    /// Units asked for per second, in thousandths.
     pub demand_milli: u64,
 }
 
-/// What [`Node::overview`] shows.
+/// The result of [`Node::overview`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overview {
     /// The other regions.
     pub peers: Vec<PeerView>,
     /// Every limit of the catalogue, in its order.
     pub limits: Vec<LimitView>,
-    /// Cells that were not looked at, because there are too many.
+    /// The number of cells that were not inspected, because there are too many.
     pub skipped: u64,
 }
 
-/// Cells that an overview looks at.
+/// The most cells that an overview inspects.
 const OVERVIEW_CELLS_MAX: usize = 4_096;
 
 impl Node {
-    /// The version of the catalogue that this node goes by, and the last one that it has acknowledged on its disk.
+    /// The version id of the catalogue that this node uses, and the last one that it has acknowledged on its
+    /// disk.
     pub fn marks(&self) -> (VersionId, VersionId) {
         let Some(sharing) = self.lock_sharing() else { return Default::default() };
         (sharing.version_id(), sharing.acked())
     }
 
-    /// The batch of rows that what this node has charged in all is in ([`Node::charged_by`]): others hear of it when that is
-    /// on the disk.
+    /// The batch of rows that contains this node's total charges ([`Node::charged_by`]): others hear of them
+    /// when the batch is on disk.
     pub fn charged_in(&self) -> u64 {
         self.lock_sharing().map_or(0, |sharing| sharing.charged_in())
     }
 
-    /// Whether a loan of the cell that counts these values has ended, or a window, and nobody has asked since: until somebody
-    /// does, its state is what it was, and [`Holding::left`] may be more than could be charged.
+    /// Whether a loan of the cell that counts these values, or a window, has ended and nobody has asked
+    /// since. Until somebody does, the cell keeps its old state, and [`Holding::left`] may exceed what could
+    /// be charged.
     pub fn is_due(&self, limit: LimitId, values: &Descriptor<'_>, now: Now) -> bool {
         let catalogue = self.catalogue();
         let now = self.not_before(now);
@@ -156,14 +159,15 @@ impl Node {
         self.progress().committed >= batch
     }
 
-    /// What this region has of a cell. Nothing where the limit is not in force here. Of a cell that is not there it is the least
-    /// that it may have.
+    /// What this region has of a cell. `None` if the limit is not in force here. If the cell does not exist,
+    /// the result is the least that it may have.
     pub fn holding(&self, limit: LimitId, tag: CellTag, now: Now) -> Option<Holding> {
         self.holding_of((self.slot_of(limit)?, tag), None, now)
     }
 
-    /// The same, of the cell that such values have in a role ([`acequia_limits::classes::Classes::roles`]; 0 where there are
-    /// none): one that is not there, too, has its own numbers.
+    /// As [`Node::holding`], for the cell that these values have in a role
+    /// ([`acequia_limits::classes::Classes::roles`]; 0 if there are none). If the cell does not exist, the
+    /// result is by its own variant.
     pub fn holding_as(
         &self,
         (limit, tag): (LimitId, CellTag),
@@ -177,8 +181,8 @@ impl Node {
         self.holding_of((slot, tag), Some(numbers), now)
     }
 
-    /// The same, of the cell that counts these values of a limit's `by`; nothing where one of them is missing, and where there
-    /// is a cell for each class.
+    /// As [`Node::holding`], for the cell that counts these values of a limit's `by`. `None` if a value is
+    /// missing, or each class has its own cell.
     pub fn holding_named(&self, limit: LimitId, values: &Descriptor<'_>, now: Now) -> Option<Holding> {
         let catalogue = self.catalogue();
         let now = self.not_before(now);
@@ -187,14 +191,14 @@ impl Node {
         self.holding_of((active.slot, tag), Some(numbers), now)
     }
 
-    /// The same, of a cell that has these numbers, if it is not there.
+    /// What a region has of a cell; if the cell does not exist, by the variant `absent`.
     fn holding_of(&self, key: CellKey, absent: Option<u16>, now: Now) -> Option<Holding> {
         let holding = self.holding_by_wall(key, absent, now)?;
         let left = if self.is_wall_believed() { holding.left } else { 0 };
         Some(Holding { left, ..holding })
     }
 
-    /// What a region has of a cell by this wall, whether or not anybody has agreed with that.
+    /// What a region has of a cell by this wall clock, even if no other clock has agreed with it.
     fn holding_by_wall(&self, (slot, tag): CellKey, absent: Option<u16>, now: Now) -> Option<Holding> {
         let catalogue = self.catalogue();
         catalogue.active_of(slot)?;
@@ -225,7 +229,8 @@ impl Node {
                 match place {
                     Some(_) => local.at(salt).available(words, now, salt).saturating_sub(leased),
                     None => {
-                        // A new cell begins with what others, or an earlier process, spent in the shared one.
+                        // A new cell begins with what others, or an earlier process, spent in the shared
+                        // cell.
                         let algorithm = local.at(salt);
                         let state = self.initial(&catalogue, (slot, numbers), algorithm, salt, now);
                         let own = algorithm.available(state.words(), now, salt);
@@ -281,7 +286,7 @@ impl Node {
 }
 
 impl Active {
-    /// The cell that counts these values, and its numbers.
+    /// The cell that counts these values, and its variant.
     fn cell_of(&self, values: &Descriptor<'_>, now: Now) -> Option<(CellTag, u16)> {
         let by = self.limit.by.iter();
         let all: Option<Vec<_>> = by.map(|by| by.canonical(values)).collect();
@@ -290,7 +295,7 @@ impl Active {
             all => self.tagger.all(all.iter().map(|value| value.bytes())),
         };
         if self.limit.separate().is_some() {
-            // There is a cell for each class.
+            // Each class has its own cell.
             return None;
         }
         let whose = self.limit.numbers_for(values, now.wall_ns);
@@ -300,35 +305,35 @@ impl Active {
 }
 
 impl Catalogue {
-    /// The override whose numbers a cell has that an answer tells of; none where it has the limit's own.
+    /// The override whose variant the answer's cell has; `None` if the cell has the limit's own variant.
     pub fn override_of(&self, answer: &LimitAnswer) -> Option<&Override> {
         let active = &self.limits[answer.limit as usize];
         let set = active.all_numbers().position(|numbers| numbers == answer.numbers)?;
-        // The limit's own sets come first.
+        // The limit's own variants come first.
         let place = (set / active.limit.sets_each()).checked_sub(1)?;
         active.limit.overrides.get(place)
     }
 }
 
-/// What [`Node::cell_named`] shows.
+/// The result of [`Node::cell_named`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedCell {
-    /// As [`Node::cell`] shows it.
+    /// The cell, as [`Node::cell`] shows it.
     pub view: CellView,
-    /// When the window ends that is open: wall clock; 0 where it has none.
+    /// When the open window ends: wall clock; 0 if there is none.
     pub window_ends_ns: u64,
 }
 
 impl Node {
-    /// What this region has of a cell that an answer tells of, and what it knows of the others' parts. Nothing where the
+    /// What this region has of an answer's cell, and what it knows of other regions' parts. `None` if the
     /// limit is not in force any more.
     pub fn cell(&self, answer: &LimitAnswer, of: &Catalogue, now: Now) -> Option<CellView> {
         let slot = of.limits[answer.limit as usize].slot;
         self.view_of((slot, answer.tag), answer.numbers, of, now)
     }
 
-    /// The same of the cell that counts these values of a limit's `by`. Nothing where the limit is not in force, or where a
-    /// value is missing.
+    /// As [`Node::cell`], for the cell that counts these values of a limit's `by`. `None` if the limit is not
+    /// in force, or a value is missing.
     pub fn cell_named(&self, limit: LimitId, values: &Descriptor<'_>, now: Now) -> Option<NamedCell> {
         let catalogue = self.catalogue();
         let now = self.not_before(now);
@@ -371,13 +376,12 @@ impl Node {
         Some(view)
     }
 
-    /// The other regions, without what is lent and borrowed.
+    /// The other regions, without counts of loans.
     pub fn peers(&self, now: Now) -> Vec<PeerView> {
         self.lock_sharing().map_or_else(Vec::new, |sharing| sharing.seen(now, 0).0)
     }
 
-    /// How this node stands with the other regions, and what it has. Of very many shared cells some thousands are looked
-    /// at.
+    /// This node's view of the other regions, and what it has. At most 4 096 shared cells are inspected.
     pub fn overview(&self, now: Now) -> Overview {
         let catalogue = self.catalogue();
         let Some(sharing) = self.lock_sharing() else {
@@ -394,7 +398,7 @@ impl Node {
             view.demand_milli = view.demand_milli.saturating_add(*demand_milli);
             self.count_loans(&mut peers, *key);
         }
-        // The one cell of a limit that counts by nothing is always there to see.
+        // The single cell of a limit that counts by nothing is always shown.
         for view in limits.iter_mut().filter(|view| view.cells == 0) {
             let active = &catalogue.limits[view.limit];
             if active.limit.by.is_empty() {

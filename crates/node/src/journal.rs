@@ -1,47 +1,46 @@
 //! What must be on disk before a reply leaves, so that a restart gives nothing back.
 //!
-//! A cell that must survive a crash keeps, beside its state, the state that is *held* on disk,
-//! which owes at least as much. A charge that the held state covers is answered at once. One that
-//! it does not cover *asks* for more: the state after a further chunk goes to the journal, and the
-//! reply waits until it is there. A chunk is what was charged in the last second, so a crash wastes no more than that.
-//! A busy cell asks when half of its chunk is left, and so hardly ever waits.
+//! A cell that must survive a crash keeps a second state beside its own: the *held* state, which is on disk
+//! and owes at least as much. A charge that the held state covers is answered at once. Any other charge
+//! *asks* for more: the state after a further chunk goes to the journal, and the reply waits until it is
+//! there. A chunk is what was charged in the last second, so a crash wastes no more than that. A busy cell
+//! asks when half of its chunk is left, and so hardly ever waits.
 
 use acequia_limits::{Algorithm, CellTag, LimitId, Now};
 use acequia_rights::mutation::{Mutation, mutated};
 
 use crate::{account::Account, record::CellRecord};
 
-/// A line of the journal: what a cell owes from now on, or that it owes nothing.
+/// A row of the journal: what a cell owes from now on, or that it owes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Whose cell it is.
+    /// The cell's limit.
     pub limit: LimitId,
-    /// Which of its cells. The last 65536 tags are the cells that new ones share when memory is full, and the one before
-    /// is all cells that a crash forgot.
+    /// The cell's tag. The last 65536 tags are the cells that new cells share when memory is full. The tag
+    /// before them stands for all cells that a crash forgot.
     pub tag: CellTag,
-    /// What it owes. Nothing: the row may be forgotten.
+    /// What the cell owes; `None` if the row may be dropped.
     pub state: Option<CellRecord>,
 }
 
-/// About what a row takes that waits for the disk, in bytes.
+/// Roughly the bytes that a row takes while it waits for the disk.
 pub(crate) const ROW_BYTES: usize = size_of::<Row>() + 64;
 
-/// The limit, which cannot be, under which the journal keeps a time: the latest wall clock at which a
-/// row was forgotten.
+/// A reserved limit id, under which the journal keeps a time: the latest wall clock at which a row was
+/// dropped.
 pub const WALL: LimitId = LimitId(0);
 
-/// The limits, which cannot be, under which the journal keeps what a node remembers of itself, and the
-/// versions of the catalogue.
+/// A reserved limit id, under which the journal keeps what a node remembers of itself.
 pub const MEMORY: LimitId = LimitId(1);
-/// See [`MEMORY`].
+/// See [`MEMORY`]: the versions of the catalogue.
 pub const VERSIONS: LimitId = LimitId(2);
-/// See [`MEMORY`]: what this node charged under each limit, in all.
+/// See [`MEMORY`]: this node's total charges under each limit.
 pub const USAGE: LimitId = LimitId(3);
-/// See [`MEMORY`]: charges that may be asked for again, or given back, by their names.
+/// See [`MEMORY`]: charges that may be repeated, or given back, by their names.
 pub const CHARGES: LimitId = LimitId(4);
-/// See [`MEMORY`]: what a node among others of its region took of their pools' windows.
+/// See [`MEMORY`]: what a node that shares its region's pools withdrew from the pools of windows.
 pub const TAKINGS: LimitId = LimitId(5);
-/// See [`MEMORY`]: who the nodes of its region were, where the catalogue says so.
+/// See [`MEMORY`]: the nodes of this node's region, by the catalogue.
 pub(crate) const MATES: LimitId = LimitId(6);
 /// See [`MEMORY`]: the seals of what this node passes on.
 pub(crate) const SEALS: LimitId = LimitId(7);
@@ -52,21 +51,21 @@ pub(crate) fn wall_row(wall_ns: u64) -> Row {
 }
 
 impl Row {
-    /// What a row of [`WALL`] says.
+    /// The time in a row of [`WALL`].
     pub(crate) fn wall_ns(&self) -> Option<u64> {
         self.state.as_ref().and_then(CellRecord::wall_ns)
     }
 }
 
-/// The tag of an overflow cell in the journal: the last of all tags, one for each set of numbers.
+/// The tag of an overflow cell in the journal: the last of all tags, one for each variant.
 pub(crate) const fn overflow_tag(numbers: u16) -> CellTag {
     CellTag(u128::MAX - numbers as u128)
 }
 
-/// The tag, in the journal, of the cells of a bucket of which nothing is known: what an earlier crash forgot of them.
+/// The journal's tag for a bucket's unknown cells: the debt that an earlier crash forgot.
 pub(crate) const FORGOTTEN: CellTag = CellTag(overflow_tag(u16::MAX).0 - 1);
 
-/// Whether a tag is an overflow cell's.
+/// Whether the tag belongs to an overflow cell.
 pub(crate) const fn is_overflow(tag: CellTag) -> bool {
     tag.0 >= overflow_tag(u16::MAX).0
 }
@@ -76,28 +75,28 @@ pub(crate) const fn is_overflow(tag: CellTag) -> bool {
 pub(crate) struct HeapCell {
     /// The state.
     pub(crate) words: Vec<u64>,
-    /// A state that is surely on disk. Empty where nothing is.
+    /// A state that is surely on disk; empty if there is none.
     held: Vec<u64>,
-    /// A state on its way to the disk, and the batch it travels in. 0 where none is.
+    /// A state on its way to the disk, and its batch; 0 if there is none.
     asked: Vec<u64>,
     asked_in: u64,
-    /// Whether the disk has a row of it, or will: even one that says nothing any more must go.
+    /// Whether the disk has a row of the cell, or will: even a row without meaning must be deleted.
     written: bool,
-    /// What it is accounted as from its first day: what it may grow to.
+    /// The bytes counted for the cell from the beginning: what it may grow to.
     bytes_max: usize,
-    /// What it is accounted as now: an account grows and shrinks where nobody counts.
+    /// The bytes counted for the cell now: its account grows and shrinks where nobody counts.
     pub(crate) bytes_counted: usize,
-    /// What other regions have to do with it, if they have.
+    /// The cell's dealings with other regions, if there are any.
     pub(crate) account: Option<Box<Account>>,
     /// Units that callers may spend until their leases end: see `lease`.
     leased: u64,
     recent: Recent,
 }
 
-/// Units that were charged in the last second, by a count for this second and one for the second before. Saturates.
+/// Units charged in the last second, from a count for this second and one for the second before. Saturates.
 #[derive(Clone, Copy, Debug, Default)]
 struct Recent {
-    /// The steady clock's second that `this` is of.
+    /// The second of the steady clock that `this` counts.
     second: u32,
     this: u32,
     before: u32,
@@ -107,9 +106,9 @@ struct Recent {
 const SECOND_NS: u64 = 1_000_000_000;
 
 impl Recent {
-    /// Counts a charge, and gives what was charged in the last second, this charge included.
+    /// Counts a charge, and returns the units charged in the last second, including this charge.
     fn count(&mut self, units: u64, now: Now) -> u64 {
-        // Only the difference of two seconds counts, so the number may wrap.
+        // Only the difference of two seconds matters, so the number may wrap.
         let second = (now.steady_ns / SECOND_NS) as u32;
         match second.wrapping_sub(self.second) {
             0 => {}
@@ -126,22 +125,22 @@ impl Recent {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Charged {
     pub(crate) units: u64,
-    /// Units that are left: no more is reserved.
+    /// Units that are left: no more than these are reserved.
     pub(crate) left: u64,
     pub(crate) salt: u32,
 }
 
-/// Bytes that so many words take, as allocators give them.
+/// The bytes that allocators give for this many words.
 const fn allocated(words: usize) -> usize {
     (words * size_of::<u64>()).next_multiple_of(16)
 }
 
-/// What the journal is doing.
+/// The journal's progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Progress {
     /// The last batch that is surely on disk.
     pub(crate) committed: u64,
-    /// The batch that rows go to now.
+    /// The batch that rows join now.
     pub(crate) open: u64,
 }
 
@@ -150,8 +149,8 @@ impl HeapCell {
         Self { words, ..Self::default() }
     }
 
-    /// A cell that may grow to as many words as the algorithm ever needs; what the journal knows of
-    /// it takes as much again, twice.
+    /// A cell that may grow to as many words as the algorithm ever needs. If it is journalled, the two states
+    /// for the journal take as much again, each.
     pub(crate) fn sized(words: Vec<u64>, algorithm: &Algorithm, durable: bool) -> Self {
         let states = if durable { 3 } else { 1 };
         let bytes_max = size_of::<Self>() + states * allocated(algorithm.words_max());
@@ -169,7 +168,7 @@ impl HeapCell {
         self.leased
     }
 
-    /// Leases so many units more, or fewer.
+    /// Changes the number of leased units.
     pub(crate) fn lease(&mut self, change: impl FnOnce(u64) -> u64) {
         self.leased = change(self.leased);
         if let Some(account) = self.account.as_deref_mut() {
@@ -177,7 +176,7 @@ impl HeapCell {
         }
     }
 
-    /// Bytes it takes, its vectors included.
+    /// Bytes that the cell takes, with its vectors.
     pub(crate) fn bytes(&self) -> usize {
         let states = [&self.words, &self.held, &self.asked];
         let words: usize = states.iter().map(|state| allocated(state.capacity())).sum();
@@ -185,14 +184,14 @@ impl HeapCell {
         (size_of::<Self>() + words).max(self.bytes_max) + account
     }
 
-    /// What the disk holds was written under other numbers: the next charge writes anew.
+    /// Discards the held state, which was written under another variant: the next charge writes anew.
     pub(crate) fn forget_held(&mut self) {
         self.held.clear();
         self.asked.clear();
         self.asked_in = 0;
     }
 
-    /// Forgets what the disk holds if loans have changed what it means.
+    /// Discards the held state if loans have changed its meaning.
     pub(crate) fn forget_held_if_renumbered(&mut self) {
         let renumbered = self.account.as_deref_mut().is_some_and(Account::take_renumbered);
         if renumbered && !mutated(Mutation::CoverByAnotherRate) {
@@ -200,21 +199,21 @@ impl HeapCell {
         }
     }
 
-    /// As [`HeapCell::forget_held`], where the numbers change what the words mean.
+    /// As [`HeapCell::forget_held`], if the variant changes the meaning of the state.
     pub(crate) fn forget_held_of(&mut self, algorithm: &Algorithm) {
         if !matches!(algorithm, Algorithm::FixedWindow(_)) {
             self.forget_held();
         }
     }
 
-    /// The disk has no row of it any more.
+    /// Notes that the disk has no row of the cell any more.
     pub(crate) fn forget_written(&mut self) {
         self.forget_held();
         self.written = false;
     }
 
-    /// A state to write that covers the cell's and whatever the disk holds already, so that charges which
-    /// that covers need not wait.
+    /// The state to write: one that covers the cell's state and, if possible, one that the disk has or will
+    /// have, so that charges which that state covers need not wait.
     pub(crate) fn words_to_write(&mut self, algorithm: &Algorithm, now: Now) -> Vec<u64> {
         let covers = |words: &Vec<u64>| !words.is_empty() && algorithm.covers(words, &self.words, now);
         if self.asked_in > 0 && covers(&self.asked) {
@@ -226,25 +225,26 @@ impl HeapCell {
         }
     }
 
-    /// A state is on its way to the disk.
+    /// Notes a state on its way to the disk.
     pub(crate) fn ask(&mut self, words: Vec<u64>, batch: u64) {
         self.asked = words;
         self.sent_in(batch);
     }
 
-    /// The units that the disk may count as spent beyond what is: a restart will.
+    /// The states that the disk may have: a restart counts their units as spent.
     pub(crate) fn reserved(&self) -> impl Iterator<Item = &[u64]> {
         [self.held.as_slice(), self.asked.as_slice()].into_iter().filter(|words| !words.is_empty())
     }
 
-    /// Forgets what the disk holds: the numbers changed, and with them what the words mean.
+    /// Replaces the state and discards the held state: the variant changed, and with it the meaning of the
+    /// words.
     pub(crate) fn rewrite(&mut self, words: Vec<u64>) {
         let account = self.account.take();
         let Self { written, bytes_max, bytes_counted, leased, recent, .. } = *self;
         *self = Self { written, bytes_max, bytes_counted, account, leased, recent, ..Self::new(words) };
     }
 
-    /// Whether nothing of it is, or will be, on disk.
+    /// Whether no row of the cell is, or will be, on disk.
     pub(crate) fn is_unwritten(&self) -> bool {
         !self.written
     }
@@ -264,8 +264,8 @@ impl HeapCell {
         algorithm.covers(&self.held, &after, now)
     }
 
-    /// After a charge: gives the batch that the reply must wait for (0: none), and through `ask`
-    /// the state that must be written in the open batch, if any.
+    /// After a charge: returns the batch that the reply must wait for (0: none). Passes to `ask` the state
+    /// that must be written in the open batch, if any.
     pub(crate) fn settle(
         &mut self,
         algorithm: &Algorithm,
@@ -302,13 +302,13 @@ impl HeapCell {
         if held { 0 } else { progress.open }
     }
 
-    /// The state as it is was written to a batch.
+    /// Notes that the present state was written in a batch.
     pub(crate) fn ask_as_is(&mut self, batch: u64) {
         self.asked.clone_from(&self.words);
         self.sent_in(batch);
     }
 
-    /// The batch that the asked state really travels in: the open one may have been taken since.
+    /// Notes the batch in which the asked state really travels: the open batch may have left since.
     pub(crate) fn sent_in(&mut self, batch: u64) {
         self.asked_in = batch;
         self.written = true;
@@ -333,7 +333,7 @@ mod tests {
         Algorithm::TokenBucket(Meter::new(rate, 640))
     }
 
-    /// Charges one unit, and gives what the reply waits for and whether a row was written.
+    /// Charges one unit; returns the batch that the reply waits for, and whether a row was written.
     fn charge(cell: &mut HeapCell, now: Now, progress: Progress) -> (u64, bool) {
         let algorithm = bucket();
         let left = algorithm.probe(&cell.words, now, 1, 0).remaining;
@@ -348,11 +348,13 @@ mod tests {
     fn what_was_charged_in_the_last_second_is_reserved_ahead_of_use() {
         let mut cell = HeapCell::default();
         let now = Now::at(1 << 60);
-        // The first charge waits for the disk, and reserves as much again; those that come before it is there wait, too.
+        // The first charge waits for the disk and reserves as much again. Charges that come before the row is
+        // on disk wait, too.
         assert_eq!(charge(&mut cell, now, Progress { committed: 0, open: 1 }), (1, true));
         assert_eq!(charge(&mut cell, now, Progress { committed: 0, open: 1 }), (1, false));
         assert_eq!(charge(&mut cell, now, Progress { committed: 0, open: 1 }), (1, true));
-        // The more are charged, the more is reserved, to the 64th part of the limit. So ever fewer wait, and then none.
+        // The more is charged, the more is reserved, up to the 64th part of the limit. So fewer and fewer
+        // charges wait, and then none.
         let (mut waits, mut writes) = (0, 0);
         for batch in 1..=50 {
             let (wait, written) = charge(&mut cell, now, Progress { committed: batch, open: batch + 1 });

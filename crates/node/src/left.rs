@@ -1,10 +1,12 @@
-//! Windows that a wall has left, when it is set back.
+//! Windows that the wall clock left when it was set back.
 //!
-//! A wall only goes back where an operator or NTP sets it back by more than three seconds; less is slewed. **A window
-//! that the wall was in is not open again**: cells that were over by the later reading may be forgotten, so nobody knows
-//! what was spent of it. Windows that the wall only skipped were never open, and are.
+//! The wall clock only goes back if an operator or NTP sets it back by more than three seconds; smaller steps
+//! are slewed. **A window that the wall clock was in is not open again.** Cells that were over by the later
+//! reading may be forgotten, so nobody knows what was spent of such a window. Windows that the wall clock
+//! only skipped were never open, and may open.
 //!
-//! The wall less the steady clock stays the same but for such steps. So one comparison a reading notices them.
+//! The difference between wall clock and steady clock changes only in such steps. So one comparison per
+//! reading detects a step.
 
 use std::sync::{
     Mutex,
@@ -20,35 +22,36 @@ use smallvec::SmallVec;
 
 use crate::lock;
 
-/// The most spans of time that are told apart. Beyond it the two earliest count as one, with all that lies between.
+/// The most spans of time that are kept apart. Beyond it, the two earliest count as one, with all time
+/// between them.
 const SPANS_MAX: usize = 8;
-/// Before the first reading.
+/// No reading has been noted yet.
 const UNREAD: i64 = i64::MIN;
 
-/// A span of wall time that the node was in, both ends included, in nanoseconds.
+/// A span of wall time in which the node was, both ends included, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Span {
     from_ns: u64,
     to_ns: u64,
 }
 
-/// Where a node's wall was.
+/// The times at which a node's wall clock was.
 #[derive(Debug)]
 pub(crate) struct Left {
-    /// The wall less the steady clock, as of the last step.
+    /// The wall clock minus the steady clock, as of the last step.
     ahead_ns: AtomicI64,
-    /// Whether the wall may be in a window that it left.
+    /// Whether the wall clock may be in a window that it left.
     may_be_closed: AtomicBool,
-    /// When it was last set: steady clock.
+    /// When the wall clock was last set: steady clock.
     stepped_ns: AtomicU64,
     spans: Mutex<Spans>,
 }
 
 #[derive(Debug, Default)]
 struct Spans {
-    /// When the span began that the wall is in.
+    /// When the present span began.
     begun_ns: u64,
-    /// Those before, in their order. They may touch the one that the wall is in.
+    /// Earlier spans, in order. An earlier span may touch the present one.
     past: SmallVec<[Span; 2]>,
 }
 
@@ -64,21 +67,21 @@ impl Default for Left {
 }
 
 impl Left {
-    /// Whether the wall was set since it was last noted, or was never noted.
+    /// Whether the wall clock was set since it was last noted, or was never noted.
     #[inline]
     pub(crate) fn may_have_stepped(&self, now: Now) -> bool {
         let ahead_ns = now.wall_ns.wrapping_sub(now.steady_ns).cast_signed();
         ahead_ns.abs_diff(self.ahead_ns.load(Ordering::Acquire)) > SET_BACK_NS
     }
 
-    /// Notes a reading of the wall that may be the first after it was set. Where it was set back, what was forgotten by it no longer
-    /// holds it.
+    /// Notes a reading of the wall clock that may be the first after it was set. If it was set back, cells
+    /// that were dropped by the old time do not hold the clock any more.
     #[cold]
     pub(crate) fn note(&self, now: Now, forgotten_ns: &AtomicU64, journal_ns: &AtomicU64) {
         let ahead_ns = now.wall_ns.wrapping_sub(now.steady_ns).cast_signed();
         let mut spans = lock(&self.spans);
         let before_ns = self.ahead_ns.load(Ordering::Acquire);
-        // A thread may come late with a reading of before the last step.
+        // A late thread may bring a reading from before the last step.
         if ahead_ns.abs_diff(before_ns) <= SET_BACK_NS
             || now.steady_ns <= self.stepped_ns.load(Ordering::Acquire)
         {
@@ -95,46 +98,46 @@ impl Left {
         spans.begun_ns = now.wall_ns;
         self.close(&mut spans, Span { from_ns, to_ns });
         if now.wall_ns < to_ns {
-            // What an earlier process had spent by its last row it may have forgotten since.
+            // An earlier process may have dropped what it had spent by its last row.
             let journal_ns = journal_ns.load(Ordering::Acquire);
             self.close(&mut spans, Span { from_ns: journal_ns, to_ns: journal_ns });
             forgotten_ns.store(now.wall_ns, Ordering::Release);
         }
-        // What is closed is known before anybody goes by the new wall without noticing it.
+        // The closed spans are known before any thread uses the new wall clock without noticing the step.
         self.ahead_ns.store(ahead_ns, Ordering::Release);
     }
 
-    /// Whether a reading is of before the wall was last set: by the steady clock.
+    /// Whether a reading is from before the wall clock was last set: by the steady clock.
     #[inline]
     pub(crate) fn is_old(&self, now: Now) -> bool {
         now.steady_ns < self.stepped_ns.load(Ordering::Acquire)
     }
 
-    /// The latest that the wall was, where it was set back since.
+    /// The latest time of the wall clock, if it was set back since; otherwise 0.
     pub(crate) fn latest_ns(&self) -> u64 {
         if self.any() { lock(&self.spans).past.last().map_or(0, |span| span.to_ns) } else { 0 }
     }
 
-    /// An earlier process went by a wall that was as late as `latest_ns`, and did not say in which windows it was: those that
-    /// began by now are closed.
+    /// Notes an earlier process whose wall clock was as late as `latest_ns`. Nobody knows in which windows it
+    /// was, so all windows that have begun by now are closed.
     pub(crate) fn restart(&self, now: Now, latest_ns: u64) {
         let mut spans = lock(&self.spans);
         self.close(&mut spans, Span { from_ns: 0, to_ns: now.wall_ns });
         self.close(&mut spans, Span { from_ns: latest_ns, to_ns: latest_ns });
     }
 
-    /// An earlier process was in this window, and the wall is far before it.
+    /// Closes a window in which an earlier process was, if the wall clock is far before it.
     pub(crate) fn visited(&self, from_ns: u64, to_ns: u64) {
         self.close(&mut lock(&self.spans), Span { from_ns, to_ns });
     }
 
-    /// Whether the wall was ever set back.
+    /// Whether the wall clock was ever set back.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.may_be_closed.load(Ordering::Acquire)
     }
 
-    /// Whether a charge at this time would be made in a window that is closed.
+    /// Whether a charge at this time would be made in a closed window.
     #[inline]
     pub(crate) fn is_closed_at(&self, window: &FixedWindow, wall_ns: u64, salt: u32) -> bool {
         self.any() && {
@@ -164,7 +167,8 @@ impl Left {
         self.may_be_closed.store(true, Ordering::Release);
     }
 
-    /// Whether the window that ends then is one that the wall was in, before it was set back from beyond its end.
+    /// Whether the wall clock was in the window that ends at `end_ns`, before it was set back from beyond the
+    /// window's end.
     #[inline]
     pub(crate) fn is_closed(&self, window: &FixedWindow, end_ns: u64, salt: u32) -> bool {
         self.any() && self.was_in(window, end_ns, salt)
@@ -175,7 +179,8 @@ impl Left {
         let spans = lock(&self.spans);
         let latest_ns = spans.past.last().map_or(0, |span| span.to_ns);
         if end_ns > latest_ns.saturating_add(window.margin_ns) {
-            // It was open when the wall went back, and is again: cells know what was spent of it.
+            // The window was open when the wall clock went back, and is open again: cells know what was spent
+            // of it.
             return false;
         }
         let begins_ns = window.begins(end_ns, salt).saturating_sub(window.margin_ns);
@@ -183,11 +188,11 @@ impl Left {
         spans.past.iter().any(|span| begins_ns <= span.to_ns && span.from_ns < ends_ns)
     }
 
-    /// Forgets what was left, where the wall is beyond it by now.
+    /// Forgets the spans once the wall clock is beyond all of them.
     pub(crate) fn pass(&self, now: Now) {
         if self.any() {
             let mut spans = lock(&self.spans);
-            // The longest windows are years. A span that is over for those is over for all.
+            // The longest windows are years. A span that is over for them is over for all windows.
             if spans.past.iter().all(|span| span.to_ns.saturating_add(LONGEST_NS) < now.wall_ns) {
                 spans.past.clear();
                 self.may_be_closed.store(false, Ordering::Release);
@@ -196,7 +201,7 @@ impl Left {
     }
 }
 
-/// No window is longer, its margins included.
+/// The longest window, with its margins.
 const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
 
 #[cfg(test)]
@@ -234,7 +239,7 @@ mod tests {
         note(&left, at(100, T + 100 * S));
         note(&left, at(101, T + HOUR));
         assert!(!is_closed(&left, MINUTE, T + HOUR));
-        // One that ends later than it was set ahead from was left by the step.
+        // A window that the wall clock was in before the step is closed.
         assert!(is_closed(&left, MINUTE, T + 30 * S));
     }
 
@@ -243,7 +248,7 @@ mod tests {
         let left = Left::default();
         note(&left, at(0, T));
         note(&left, at(90, T + HOUR + 90 * S));
-        // Two minutes an hour ahead, and back again.
+        // Two minutes are spent an hour ahead; then the clock is set back.
         note(&left, at(210, T + 210 * S));
         for (closed, wall_ns) in [
             (true, T + 30 * S),
@@ -252,7 +257,7 @@ mod tests {
             (false, T + 59 * MINUTE),
             (true, T + HOUR + 90 * S),
             (true, T + HOUR + 150 * S),
-            // It was open when the wall went back.
+            // This window was open when the wall clock went back.
             (false, T + HOUR + 210 * S),
         ] {
             assert_eq!(is_closed(&left, MINUTE, wall_ns), closed, "{} s", (wall_ns - T) / S);

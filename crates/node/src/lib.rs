@@ -1,22 +1,22 @@
-//! One node's brain: which cells a request hits, and whether it may pass. **No cell admits more
-//! than its limit, and a denied request has charged nothing** (but limits that say `charge: each`).
+//! One node's decisions: which cells a request hits, and whether it may pass. **No cell admits more than its
+//! limit, and a denied request has charged nothing** (except under limits with `charge: each`).
 //!
-//! The crate knows limits, cells and what must be on disk before a reply leaves. It does not know
-//! gRPC, files, or what time it is: every call takes [`Now`], and what has to be written is handed
-//! out by [`Node::take_rows`] and confirmed by [`Node::committed`].
+//! The crate knows limits, cells and what must be on disk before a reply leaves. The crate does not know
+//! gRPC, files, or what time it is: every call takes [`Now`]. [`Node::take_rows`] hands out the rows to
+//! write, and [`Node::committed`] confirms them.
 //!
-//! The way of a request: [`Asker::check`] → `index` finds the limits that may match → each gives a
-//! tag → `shard` and `table` find the cells → the limits' algorithms decide → all are charged, or
-//! none. `catalogue` says what happens when limits change, [`journal`] what survives a crash.
+//! The path of a request: [`Asker::check`] → `index` finds the limits that may match → each gives a tag →
+//! `shard` and `table` find the cells. Then the limits' algorithms decide, and all cells are charged, or
+//! none. `catalogue` has the rules for changes of limits, and [`journal`] for crashes.
 //!
-//! Where a limit is shared by regions, a cell is decided by this region's own part (`local`), and costs no
-//! message, until it is *warm*: half of that is used, something was denied, or another region asked for it.
-//! Then it gets an `account`: the effective part, with what is lent, held and given, by the rules of
-//! `acequia-rights`; a request settles what ended meanwhile and is decided by that. It never waits for
-//! another region: it notes what was asked for, and calls. [`Node::tick`] then looks at the cells that
-//! called (`visit`: one cell under its lock), decides who should have what (`sharing`), and puts frames in
-//! line; [`Node::handle`] takes those that come, and [`Node::poll`] gives those that may leave, each when
-//! what it tells is on disk. A region without a share denies, and says why.
+//! If regions share a limit, this region's own part decides a cell (`local`), without messages, until the
+//! cell is *warm*: half of the part is used, something was denied, or another region asked for it. A warm
+//! cell gets an `account`: its effective part, with loans and transfers, by the rules of `acequia-rights`. A
+//! request settles what ended in the meantime, and the account decides. A request never waits for another
+//! region: it notes the demand and calls for a rebalance. [`Node::tick`] then visits the cells that called
+//! (`locked_cell`: one cell under its lock), decides who should have what (`sharing`), and queues frames.
+//! [`Node::handle`] takes incoming frames. [`Node::poll`] returns the frames that may leave, each once the
+//! facts it reports are on disk. A region without a share denies, and says why.
 
 mod account;
 mod catalogue;
@@ -96,143 +96,147 @@ pub use crate::{
     sharing::{Home, Membership},
 };
 
-/// Locks over the cells: enough that two threads seldom meet, few enough to stay in a core's cache.
+/// Locks over the cells: enough that two threads rarely meet, few enough to stay in a core's cache.
 pub const SHARDS: usize = 256;
 
 /// The least memory for cells, in bytes: a few thousand cells.
 pub const MEMORY_BYTES_MIN: usize = 1 << 20;
 
-/// How a node is set up.
+/// The setup of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The secret that cells are hashed with. With a journal, the same after every restart.
+    /// The secret with which cells are hashed. With a journal, it must be the same after every restart.
     pub key: HashKey,
-    /// Memory for cells, charges and rows that wait for the disk, in bytes: at least [`MEMORY_BYTES_MIN`]. Past it, new
-    /// cells of a limit share one. A plain cell takes 43 to 64 bytes.
+    /// Memory for cells, charges and rows that wait for the disk, in bytes: at least [`MEMORY_BYTES_MIN`].
+    /// Beyond it, new cells of a limit share one. A plain cell takes 43 to 64 bytes.
     pub memory_bytes: usize,
-    /// Whether there is a journal: cells that need a minute or more to be idle are kept in it.
+    /// Whether there is a journal, which keeps the cells that need a minute or more to be idle.
     pub durable: bool,
-    /// The start of a node that takes over from one that crashed: cells that were not journalled
-    /// count as wholly spent at this time. Nothing for a node that never served, or that stopped
-    /// cleanly and gets its cells back.
+    /// The start of a node that takes over from one that crashed: cells that were not journalled count as
+    /// wholly spent at this time. `None` for a node that never served, or that stopped cleanly and gets its
+    /// cells back.
     pub empty_handed: Option<Now>,
-    /// Its place among regions; nothing for a node that shares its limits with nobody.
+    /// The node's place among regions; `None` if it shares its limits with nobody.
     pub home: Option<Home>,
 }
 
-/// The cells and limits of one node. Shared by threads; each asks through an [`Asker`] of its own.
+/// The cells and limits of one node. Threads share it; each asks through its own [`Asker`].
 #[derive(Debug)]
 pub struct Node {
     config: Config,
-    /// Whose rows of cells are true though there was a crash before: [`leases::Siblings::rows_hold`].
+    /// Limits whose journalled cells can be trusted after a crash: [`leases::Siblings::rows_hold`].
     rows_hold: BTreeSet<LimitId>,
     shards: Box<[Shard]>,
     catalogue: Mutex<Arc<Catalogue>>,
-    /// The catalogue's version, for askers to see that theirs is old.
+    /// The catalogue's version, by which askers see that theirs is old.
     version: AtomicU64,
     registry: Mutex<Registry>,
-    /// The cells that stand in for new ones when memory is full. Locked after any shard.
+    /// The cells that new cells share when memory is full. Locked after any shard.
     overflow: Mutex<Overflow>,
     overflowing: AtomicBool,
     /// Rows for the journal, in the order of the changes. Locked after any shard.
     rows: Mutex<Vec<Row>>,
-    /// The latest wall clock at which a cell with a window was forgotten: time does not go back
-    /// behind it, or the window would open again.
+    /// The latest wall clock at which a cell with a window was dropped: time does not go back behind it, or
+    /// the window would open again.
     forgotten_wall_ns: AtomicU64,
-    /// Windows that the wall left before it was set back.
+    /// Windows that the wall clock left before it was set back.
     left: Left,
-    /// Whether what is durable or shared may be dated by the wall.
+    /// Whether the wall clock may date durable or shared state.
     is_wall_believed: AtomicBool,
-    /// Whether a limit has had too many numbers for those that it should have now: then nothing passes until a restart.
+    /// Whether a limit has had too many variants to get the ones that it needs now: then nothing passes until
+    /// a restart.
     is_out_of_numbers: AtomicBool,
-    /// What clocks are held to while there is no catalogue: how far walls may be off, in nanoseconds, and how far steady clocks
-    /// may drift, in parts per million.
+    /// The clocks' bounds while there is no catalogue: how far wall clocks may be off, in nanoseconds, and
+    /// how far steady clocks may drift, in parts per million.
     clock_error_ns: AtomicU64,
     drift_ppm: AtomicU32,
     /// The latest date in the journal at the start: wall clock.
     journal_wall_ns: AtomicU64,
-    /// The wall at which an earlier process last forgot something, as the journal has it.
+    /// The wall clock at which an earlier process last dropped something, from the journal.
     kept_wall_ns: AtomicU64,
-    /// What the right wall was ahead of the one at the start, as is known since somebody contradicted that.
+    /// How far the right wall clock was ahead of this node's at the start, if other clocks have contradicted
+    /// it since.
     start_corrected_ns: AtomicI64,
-    /// The same by the steady clock: threads read it one after the other, and act in another order.
+    /// The latest steady clock at which a cell was dropped. Threads read the clock one after another, and act
+    /// in a different order.
     forgotten_steady_ns: AtomicU64,
     open_batch: AtomicU64,
     /// Rows of the batch that is on its way to the disk.
     rows_in_hand: AtomicUsize,
-    /// Bytes that charges and waiting rows take of the memory for cells, as last counted.
+    /// Bytes that charges and waiting rows take from the memory for cells, as last counted.
     beside_bytes: AtomicUsize,
     committed_batch: AtomicU64,
     journal_down: AtomicBool,
-    /// The dealings with other regions. Locked before everything else.
+    /// The node's dealings with other regions. Locked before everything else.
     sharing: Option<Mutex<Sharing>>,
-    /// What dates loans. Locked after any shard.
+    /// Sessions, which date loans. Locked after any shard.
     sessions: RwLock<BTreeMap<Incarnation, Session>>,
     memory: Mutex<Memory>,
-    /// Cells found on the disk of which something is given away.
+    /// Cells found on the disk that had something given away.
     found: Mutex<Vec<CellKey>>,
-    /// Whether any cell calls for a look.
+    /// Whether any cell calls for a rebalance.
     calls: AtomicBool,
-    /// Who waits for that.
+    /// The task that waits for a call.
     caller: Mutex<Option<Waker>>,
     /// Why this region owns nothing: see `region`.
     owns_nothing: AtomicU8,
-    /// What is added to the wall clock while it is not believed, in nanoseconds.
+    /// The correction of the wall clock while it is not believed, in nanoseconds.
     correction_ns: AtomicI64,
-    /// What a wall that moves as the steady clock does reads. Nothing where nobody compares them.
+    /// The reading of a wall clock that moves as the steady clock does; unset if nobody compares the two.
     carried: Carried,
-    /// What other regions, or the region's pools, may have.
+    /// The units that other regions, or the region's pools, may have.
     remote_supply: RemoteSupply,
-    /// What is drawn of other nodes of the region, and by them.
+    /// Charges forwarded to other nodes of the region, and by them.
     forwards: Forwards,
-    /// The dealings with the region's pools. Locked before everything else.
+    /// The node's dealings with the region's pools. Locked before everything else.
     leases: Option<Mutex<Leases>>,
-    /// How the nodes of this region share what each has among the nodes of several.
+    /// How the nodes of this region share its part, if the region has several.
     guard: Option<Guard>,
-    /// Of which cells' pools the store is lost.
+    /// The store outages, by the cells whose pools are affected.
     store_outages: StoreOutages,
-    /// Where names of charges are kept.
+    /// The places in the store where names of charges are kept.
     places: Places,
-    /// What was charged under a name. Locked before any shard.
+    /// The records of named charges. Locked before any shard.
     charges: Charges,
-    /// What soft limits have to tell. Locked after any shard.
+    /// Warnings of soft limits. Locked after any shard.
     warnings: Mutex<Warnings>,
 }
 
-/// What soft limits have to tell, and how much there was no room for.
+/// Warnings of soft limits, and how many were dropped for lack of room.
 #[derive(Debug, Default)]
 struct Warnings {
     waiting: VecDeque<Warning>,
     dropped: u64,
 }
 
-/// The most warnings that wait to be taken: whoever tells them looks every second or so.
+/// The most warnings that wait to be taken: the caller takes them every second or so.
 const WARNINGS_WAITING_MAX: usize = 4_096;
 
 /// A limit whose cells are read from the journal.
 #[derive(Clone, Copy, Debug)]
 struct Restored<'a> {
     slot: u32,
-    /// Its algorithm.
+    /// The limit's algorithm.
     like: &'a Algorithm,
-    /// Whether its cells are kept in the journal.
+    /// Whether the limit's cells are kept in the journal.
     durable: bool,
-    /// When a crash forgot what was not.
+    /// When a crash forgot unjournalled cells, if it did.
     lost: Option<Now>,
-    /// The numbers that its cells have now.
+    /// The variants that the limit's cells have now.
     all: &'a [Live],
     error_ns: Option<u64>,
     now: Now,
 }
 
 impl Restored<'_> {
-    /// Whether a cell of a bucket owes more than a crash presumes, were it not journalled.
+    /// Whether a bucket's cell owes more than a crash presumes of an unjournalled cell.
     fn is_overdrawn(&self, algorithm: &Algorithm, words: &[u64], salt: u32) -> bool {
         let units = self.all.iter().map(|live| live.local.part(salt).units).min().unwrap_or(0);
         algorithm.owed(words, self.now) > units && !mutated(Mutation::OverdrawnUnwritten)
     }
 
-    /// The same of a row of a cell that new ones shared, under the numbers that it was written under.
+    /// As [`Restored::is_overdrawn`], for a row of a cell that new cells shared, under the variant that the
+    /// row was written under.
     fn is_overdrawn_shared(&self, kept: &CellRecord) -> bool {
         let algorithm = kept.algorithm(self.like).filter(Algorithm::has_rate);
         algorithm.is_some_and(|algorithm| {
@@ -247,13 +251,13 @@ impl Restored<'_> {
 pub struct Usage {
     /// Cells in memory.
     pub cells: u64,
-    /// Bytes they take.
+    /// Bytes that the cells take.
     pub bytes: u64,
     /// Bytes that charges and waiting rows take, as last counted.
     pub bytes_beside: u64,
-    /// Idle cells forgotten since the start.
+    /// Idle cells dropped since the start.
     pub evicted: u64,
-    /// Limits whose new cells share one now.
+    /// Variants of limits whose new cells share one cell now.
     pub overflowing: u64,
 }
 
@@ -263,7 +267,7 @@ impl Node {
         Self::keeping(config, Keep::default())
     }
 
-    /// The same, that keeps records of charges as it is told.
+    /// As [`Node::new`], with bounds on the records of charges.
     pub fn keeping(config: Config, keep: Keep) -> Self {
         let allocations = config.home.map(|home| Allocations::none(home.incarnation.member));
         let memory = Memory { boot: 1, ..Memory::default() };
@@ -318,11 +322,11 @@ impl Node {
         }
     }
 
-    /// Takes over the limits that were in force before a restart; [`Node::apply`] then says what
-    /// the file has changed since.
+    /// Takes over the limits that were in force before a restart. Then [`Node::apply`] applies the file,
+    /// which may have changed since.
     ///
     /// # Errors
-    /// More limits than a node can have.
+    /// There are more limits than a node can have.
     pub fn resume(&self, schedule: Vec<Scheduled>, now: Now) -> Result<(), CatalogueFault> {
         let mut registry = lock(&self.registry);
         registry.resume(schedule, self.is_wall_believed(), now)?;
@@ -330,29 +334,31 @@ impl Node {
         Ok(())
     }
 
-    /// Puts a set of limits in force. `rows` reads what the journal holds of a limit that this
-    /// node does not know yet, so that removing and adding it, or a restart, gives nothing back.
+    /// Puts a set of limits in force. `rows` reads what the journal holds of a limit that this node does not
+    /// know yet. So removing and adding a limit, or a restart, gives nothing back.
     ///
     /// # Errors
-    /// The set contradicts itself, or exceeds what a node can count; then nothing has changed.
+    /// The set contradicts itself, or exceeds what a node can count. Nothing has changed then.
     pub fn apply(
         &self,
         limits: Vec<Limit>,
         now: Now,
         rows: impl FnMut(LimitId) -> Vec<Row>,
     ) -> Result<Vec<Change>, CatalogueFault> {
-        // Whoever looks at cells of pools goes by one catalogue all the while.
+        // Held so that a rebalance of the pools uses one catalogue throughout.
         let mut held = self.leases.as_ref().map(lock);
         let (changes, taken) = self.apply_limits(limits, now, rows)?;
         self.take_from_disk(taken);
         if let Some(leases) = &mut held {
-            // Of what was lowered nobody goes on with more than its part, whether or not the store is there to hear of it.
+            // No node goes on with more than its part of a lowered limit, whether or not the store can be
+            // told.
             leases.shrink_all(self, &self.catalogue(), self.not_before(now));
         }
         Ok(changes)
     }
 
-    /// As [`Node::apply`]; gives the rows too that must go from the disk, when it knows that the limits are in force.
+    /// As [`Node::apply`]; also returns the rows that must be deleted from the disk once the disk has the
+    /// limits in force.
     fn apply_limits(
         &self,
         limits: Vec<Limit>,
@@ -371,8 +377,9 @@ impl Node {
         Ok((changes, taken))
     }
 
-    /// Reads the cells of the limits in force from the journal: once, after [`Node::resume`]. What only a clean stop leaves
-    /// there is taken: nothing may be asked, and no row be written, before the journal says that the node runs.
+    /// Reads the cells of the limits in force from the journal: once, after [`Node::resume`]. Rows that only
+    /// a clean stop leaves are taken. Nothing may be asked, and no row be written, before the journal says
+    /// that the node runs.
     pub fn restore_all(&self, now: Now, mut rows: impl FnMut(LimitId) -> Vec<Row>) {
         let wall_ns = rows(journal::WALL).iter().filter_map(Row::wall_ns).max().unwrap_or(0);
         self.journal_wall_ns.fetch_max(wall_ns, Ordering::AcqRel);
@@ -390,7 +397,7 @@ impl Node {
         self.restore_charges(now, rows(journal::CHARGES));
     }
 
-    /// The limits in force, and when: what [`Node::resume`] needs after a restart.
+    /// The limits and when each is in force: [`Node::resume`] needs them after a restart.
     pub fn schedule(&self) -> Vec<Scheduled> {
         lock(&self.registry).schedule()
     }
@@ -400,13 +407,13 @@ impl Node {
         Arc::clone(&lock(&self.catalogue))
     }
 
-    /// A way to ask, for one thread.
+    /// An asker for one thread.
     pub fn asker(self: &Arc<Self>) -> Asker {
         Asker::new(Arc::clone(self))
     }
 
-    /// Takes the rows that wait for the disk, as one batch: write them in this order, then tell
-    /// [`Node::committed`]. Gives nothing where none wait.
+    /// Takes the rows that wait for the disk, as one batch; `None` if none wait. The caller writes them in
+    /// this order, then calls [`Node::committed`].
     pub fn take_rows(&self) -> Option<(u64, Vec<Row>)> {
         let mut rows = lock(&self.rows);
         if rows.is_empty() {
@@ -417,41 +424,41 @@ impl Node {
         Some((batch, std::mem::take(&mut *rows)))
     }
 
-    /// Adds a row to the open batch, and says which that is.
+    /// Adds a row to the open batch; returns the batch.
     fn push_row(&self, row: Row) -> u64 {
         let mut rows = lock(&self.rows);
         rows.push(row);
         self.open_batch.load(Ordering::Acquire)
     }
 
-    /// Takes rows from the disk that say what is true only once, as [`Node::restore`] gave them.
+    /// Deletes rows from the disk whose contents are true only once, as [`Node::restore`] returned them.
     fn take_from_disk(&self, taken: Vec<Row>) {
         if !mutated(Mutation::StoppedTwice) {
             lock(&self.rows).extend(taken);
         }
     }
 
-    /// Every batch up to this one is on disk, and stays there.
+    /// Notes that every batch up to this one is on disk, and stays there.
     pub fn committed(&self, batch: u64) {
         self.committed_batch.fetch_max(batch, Ordering::AcqRel);
         self.rows_in_hand.store(0, Ordering::Relaxed);
         self.journal_down.store(false, Ordering::Release);
     }
 
-    /// The journal cannot be written for now: what is not yet held on disk cannot be spent.
+    /// Notes that the journal cannot be written for now: only what is held on disk may be spent.
     pub fn journal_failed(&self) {
         self.journal_down.store(true, Ordering::Release);
     }
 
-    /// Whether the journal was last seen failing.
+    /// Whether the last write to the journal failed.
     pub fn is_journal_down(&self) -> bool {
         self.journal_down.load(Ordering::Acquire)
     }
 
-    /// Forgets the idle cells of one shard (`shard` modulo [`SHARDS`]), in memory and in the
-    /// journal. Called round robin: each shard every few seconds.
+    /// Drops the idle cells of one shard (`shard` modulo [`SHARDS`]), in memory and in the journal. Called
+    /// round robin: each shard every few seconds.
     pub fn sweep(&self, shard: usize, now: Now) {
-        // Before the time is gone by: it may be corrected when somebody agrees.
+        // The check comes before the time is used: the time may be corrected once another clock agrees.
         if !self.is_wall_believed() {
             return;
         }
@@ -488,7 +495,8 @@ impl Node {
         }
     }
 
-    /// What soft limits have to tell since the last time this was asked, and how many warnings there was no room for, ever.
+    /// Takes the warnings of soft limits since the last call; also returns how many were ever dropped for
+    /// lack of room.
     pub fn take_warnings(&self) -> (Vec<Warning>, u64) {
         let mut warnings = lock(&self.warnings);
         (warnings.waiting.drain(..).collect(), warnings.dropped)
@@ -503,12 +511,12 @@ impl Node {
         }
     }
 
-    /// How far walls may be off, as the catalogue of the regions says: 0 where a node stands alone.
+    /// How far wall clocks may be off, by the regions' catalogue; 0 if the node stands alone.
     fn clock_error_ns(&self) -> u64 {
         lock(&self.registry).clock_error_ns().unwrap_or(0)
     }
 
-    /// What the cells take.
+    /// The memory and number of cells, for metrics.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage {
             overflowing: lock(&self.overflow).len() as u64,
@@ -524,13 +532,13 @@ impl Node {
         usage
     }
 
-    /// Queues for the journal what new numbers make it need: before the version that has them, so that a crash finds
-    /// both.
+    /// Queues the rows that new variants make necessary. The rows come before the version with the variants,
+    /// so that a crash finds both.
     ///
-    /// Cells that are kept there from now on are written, though they are not charged again. Of a bucket that is not kept
-    /// there a crash presumes that every cell owes all that it may owe; so cells that owe more, because they once were
-    /// allowed more, are written, and only they. No other cell can come to owe more: a charge leaves no more owed than
-    /// there is, and loans move as much debt as room.
+    /// Cells that are journalled from now on are written even if they are not charged again. For an
+    /// unjournalled bucket, a crash presumes that every cell owes all that the variant allows. So only cells
+    /// that owe more, because an earlier variant allowed it, are written. No other cell can come to owe more:
+    /// a charge leaves no more owed than the variant allows, and loans move as much debt as room.
     fn write_cells(&self, unwritten: Unwritten, now: Now) {
         let Unwritten { kept, mut overdrawn, mut forgotten, slowed } = unwritten;
         self.strip_charges(&slowed.into_iter().collect());
@@ -560,7 +568,8 @@ impl Node {
         self.write_shared(&catalogue, &slots, &overdrawn, now);
     }
 
-    /// Queues a cell of a shard for the journal, unless a crash presumes as much: see [`Node::write_cells`].
+    /// Queues a cell of a shard for the journal, unless a crash presumes at least as much debt: see
+    /// [`Node::write_cells`].
     fn write_cell(
         &self,
         catalogue: &Catalogue,
@@ -592,21 +601,24 @@ impl Node {
             let algorithm = account.map_or(algorithm, |account| &account.algorithm);
             let kept = Some(CellRecord::new(algorithm, &state.words, now).with_pledge(pledge));
             let batch = self.push_row(Row { limit, tag, state: kept });
-            // What was reserved beyond is not on the disk any more.
+            // The disk does not have the reserve ahead of use any more.
             state.forget_held();
             state.ask_as_is(batch);
         });
     }
 
-    /// What clocks read as this node goes by them: with the correction that other regions told of, and never behind what was left.
+    /// The time as this node uses it: corrected by the other regions' clocks, and never before the time at
+    /// which cells were dropped.
     pub fn corrected(&self, now: Now) -> Now {
         self.not_before(now)
     }
 
-    /// The time as this node goes by it: the wall corrected, and never behind what was left, unless it was set back.
+    /// The time as this node uses it: the wall clock is corrected, and never before the time at which cells
+    /// were dropped, unless it was set back.
     ///
-    /// A clock may be set between two looks at it. Until the next one the wall goes on as the steady clock does, or
-    /// requests would be counted in windows that nobody heard of.
+    /// A clock may be set between two comparisons of the clocks. Until the next comparison, the wall clock
+    /// moves as the steady clock does. Otherwise requests would be counted in windows that nobody has heard
+    /// of.
     fn not_before(&self, now: Now) -> Now {
         let correction_ns = self.correction_ns.load(Ordering::Acquire);
         let read_ns = now.wall_ns.saturating_add_signed(correction_ns);
@@ -627,19 +639,20 @@ impl Node {
 
     fn shard_bytes_max(&self) -> usize {
         let memory = self.config.memory_bytes.max(MEMORY_BYTES_MIN);
-        // A disk that is behind shall not take all places from new cells.
+        // A slow disk must not take all memory from new cells.
         let beside = self.beside_bytes.load(Ordering::Relaxed).min(memory / 2);
         (memory - beside) / SHARDS
     }
 
-    /// Puts journalled cells back in memory. They are real debts, so the memory cap does not stop
+    /// Puts journalled cells back in memory. The cells are real debts, so the memory bound does not stop
     /// them: a node that is given less memory than it had starts full.
     ///
-    /// Gives the rows that must go. Of limits that are not journalled a clean stop leaves every cell, and that is true
-    /// once: this process spends, and writes nothing. Were such a row still there after a crash, it would be passed over,
-    /// but the next clean stop would make it look like its own, if that has nothing of the cell. What stays is what is
-    /// given away, and what a bucket owes beyond all that a crash presumes: while it owes so much, nothing is spent of it,
-    /// so its row stays true. The limits must be known to be in force first: of one that is not, a crash presumes nothing.
+    /// Returns the rows that must be deleted. A clean stop writes every cell of unjournalled limits, and such
+    /// a row is true only once: this process spends without writing. After a crash such a row would be
+    /// ignored. But the next clean stop would make it look valid, if that process had nothing of the cell.
+    /// Two kinds of rows stay: what is given away, and a bucket's debt beyond all that a crash presumes.
+    /// While a cell owes so much, nothing is spent of it, so its row stays true. The disk must have the
+    /// limits in force first: of other limits, a crash presumes nothing.
     fn restore(
         &self,
         registry: &mut Registry,
@@ -656,8 +669,8 @@ impl Node {
             let Some(active) = places.get(id).map(|place| &registry.active()[*place]) else { continue };
             let (slot, like, durable) = (active.slot, active.limit.algorithm.clone(), active.durable);
             let all = registry.numbers_of(active);
-            // Charged since a row was written, perhaps: the limit starts empty-handed instead, also where it comes back
-            // only now.
+            // Cells may have been charged after a row was written. So the limit starts as after a crash, even
+            // if it only comes back now.
             let lost = match self.config.empty_handed {
                 Some(then) if !durable && (crashed || self.is_shared()) && !self.rows_hold.contains(id) => {
                     Some(then)
@@ -669,11 +682,11 @@ impl Node {
             for row in forgotten {
                 self.restore_forgotten(registry, (slot, &like), row, (error_ns, now));
             }
-            // Only of a bucket more may be owed than is presumed.
+            // Only a bucket may owe more than is presumed.
             let is_presumed = lost.is_some() && (!like.has_rate() || mutated(Mutation::OverdrawnUnwritten));
             let limit = Restored { slot, like: &like, durable, lost, all: &all, error_ns, now };
             let mut shared: Vec<(CellTag, CellRecord)> = Vec::new();
-            // Whether the disk goes on having those.
+            // Whether the disk keeps the rows of shared cells.
             let mut is_shared_kept = durable;
             for Row { tag, state, .. } in rows {
                 let Some(kept) = state else { continue };
@@ -702,8 +715,9 @@ impl Node {
         taken
     }
 
-    /// Puts one cell back, unless it is there or no more is owed than is presumed of one that is not. Says whether it owes
-    /// more than the next crash would presume; then that is in line for the disk as it is now.
+    /// Puts one cell back, unless the cell exists, or owes no more than is presumed of an absent cell. Says
+    /// whether the cell owes more than the next crash would presume; then its present state is queued for the
+    /// disk.
     fn restore_cell(
         &self,
         registry: &Registry,
@@ -717,8 +731,9 @@ impl Node {
         let salt = tag.salt();
         let state = kept.state(&algorithm, error_ns, now);
         let state = self.after_set_back(&algorithm, state, Some(salt), now);
-        // Under numbers of today where they are the same. Else nobody knows when they changed, nor whose they are: among
-        // regions the least count until the cell is next hit, so that no more of it is lent than there is.
+        // If a present variant is equal, the cell keeps it. Otherwise nobody knows when the variant changed,
+        // or which variant the cell has now. Among regions, the least variant counts until the cell is next
+        // hit, so that no more of it is lent than there is.
         let same = all.iter().find(|live| *live.local.at(salt) == algorithm);
         let (live, state) = match same {
             Some(live) => (live, state),
@@ -746,7 +761,7 @@ impl Node {
             cells.table.grow(usize::MAX);
         }
         let (numbers, cell) = if !kept.pledge().is_empty() {
-            // Which override's numbers it had is known when it is next hit: the least, until then.
+            // The cell's override is known when the cell is next hit; until then it has the least variant.
             let least = all.iter().min_by_key(|live| live.order(salt)).unwrap_or(live);
             let context =
                 CellContext { global: &least.global, local: &least.local, salt, which: None, in_force: true };
@@ -778,34 +793,34 @@ impl Node {
         is_overdrawn
     }
 
-    /// What a row says, if it was written by a wall that has been set back since. Whether it was, or the wall is wrong now, a node that others
-    /// can contradict learns later.
+    /// Corrects a row that was written by a wall clock that has been set back since. A node whose clock
+    /// others can contradict learns later whether the clock was set back or is wrong now.
     fn after_set_back(&self, algorithm: &Algorithm, state: State, salt: Option<u32>, now: Now) -> State {
         if !self.is_wall_believed() {
             return state;
         }
         let Some(counted) = algorithm.after_set_back(state.words(), now, salt) else { return state };
         if let Algorithm::FixedWindow(edges) = algorithm {
-            // Were the wall wrong now, it would come to that window.
+            // If the wall clock is wrong now, it will come to that window.
             let end_ns = window::Usage::of(state.words()).end_ns;
             self.left.visited(edges.begins(end_ns, salt.unwrap_or(0)), end_ns);
         }
         counted
     }
 
-    /// No window is open again that an earlier process has forgotten, by what the journal says of that.
+    /// Ensures that no window opens again that an earlier process has forgotten, according to the journal.
     fn go_on_from_kept(&self, now: Now) {
         let kept_ns = self.kept_wall_ns.load(Ordering::Acquire);
         if kept_ns > now.wall_ns.saturating_add(SET_BACK_NS) {
-            // By a wall that was ahead, and is right now: which windows it was in nobody knows. Of those that are open all
-            // counts as spent, and later ones have not been.
+            // The earlier wall clock was ahead, and is right now; nobody knows in which windows it was.
+            // Windows that are open now count as spent; later windows have not been open.
             self.left.restart(now, kept_ns);
         } else {
             self.forgotten_wall_ns.fetch_max(kept_ns, Ordering::AcqRel);
         }
     }
 
-    /// What an earlier process knew to be forgotten is not known now either.
+    /// Restores the debt of unknown cells: what an earlier process had forgotten is not known now either.
     fn restore_forgotten(
         &self,
         registry: &mut Registry,
@@ -825,14 +840,14 @@ impl Node {
     }
 }
 
-/// Whether a cell says no more than an absent one. Cells written under numbers that this snapshot
-/// does not know yet are kept.
+/// Whether a cell's state means the same as an absent cell. Cells under variants that this snapshot does not
+/// know yet are kept.
 fn is_idle(catalogue: &Catalogue, cell: &Cell, tag: CellTag, heap: &HeapCells<'_>, now: Now) -> bool {
     catalogue.is_idle(cell.slot(), cell.numbers(), tag.salt(), heap.words(cell), now)
 }
 
-/// Brings a bucket that lends and holds nothing to the numbers that its limit has now, when they begin: its row shall
-/// say what they make of it. Where nothing is owed, nothing is to be carried over.
+/// Brings a bucket without loans to its limit's new variant when the variant begins, so that its row is
+/// written under that variant. A cell that owes nothing stays as it is.
 fn renumber_bucket(catalogue: &Catalogue, cells: &mut Cells, (place, salt): (usize, u32), now: Now) {
     let (slot, numbers) = (cells.table.at(place).slot(), cells.table.at(place).numbers());
     let heir = catalogue.heir(slot, cells.table.at(place), salt, now);
@@ -852,13 +867,14 @@ fn renumber_bucket(catalogue: &Catalogue, cells: &mut Cells, (place, salt): (usi
     }
 }
 
-/// What a crash presumes that a cell of a bucket owes: nothing, where its limit is kept in the journal.
+/// The debt that a crash presumes of a bucket's cell: nothing, if the limit is kept in the journal.
 fn presumed(catalogue: &Catalogue, overdrawn: &[u32], slot: u32, salt: u32) -> u64 {
     if overdrawn.binary_search(&slot).is_ok() { catalogue.least_units(slot, salt) } else { 0 }
 }
 
-/// What a bucket's row says of a cell that was charged since, perhaps, and not journalled: the row's state if it owes more
-/// than is presumed of every such cell, and else what is presumed.
+/// The state of an unjournalled bucket's cell that may have been charged after its row was written. `Ok` has
+/// the row's state, if it owes more than is presumed of every such cell; otherwise `Err` has the presumed
+/// state.
 fn more_than_forgotten(
     registry: &Registry,
     (slot, numbers): (u32, u16),
@@ -870,23 +886,23 @@ fn more_than_forgotten(
     if is_more { Ok(state) } else { Err(State::Inline(presumed)) }
 }
 
-/// The shard of a tag: its top bits, which the table does not keep.
+/// The shard of a tag: its top bits, which the table does not store.
 fn shard_of(tag: CellTag) -> usize {
     (tag.0 >> (128 - SHARDS.trailing_zeros())) as usize
 }
 
-/// A cell's tag again, as far as it is known: the shard's bits and the low 96.
+/// A cell's tag, as far as it is known: the shard's bits and the low 96 bits.
 fn whole_tag(shard: usize, cell: &Cell) -> CellTag {
     CellTag((shard as u128) << (128 - SHARDS.trailing_zeros()) | cell.tag_low())
 }
 
-/// A tag as the journal knows it: as [`whole_tag`] gives it back.
+/// A tag as the journal has it: as [`whole_tag`] restores it.
 fn journal_tag(tag: CellTag) -> CellTag {
     const LOW: u128 = (1 << 96) - 1;
     CellTag((shard_of(tag) as u128) << (128 - SHARDS.trailing_zeros()) | tag.0 & LOW)
 }
 
-/// Takes a lock whether or not a thread panicked under it: every change under these locks is whole.
+/// Takes a lock even if a thread panicked under it: no change under these locks is ever half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,8 @@
-//! A limit's numbers as one region enforces them.
+//! A limit's variants: its numbers as one region, or one node, enforces them.
 //!
-//! Regions share a limit by whole units, cell by cell ([`acequia_rights::standing`]), so a region's
-//! numbers differ between cells, but only by a few values: an algorithm is made for each beforehand,
-//! and a cell finds its own by its salt.
+//! Regions share a limit by whole units, cell by cell ([`acequia_rights::standing`]). So the numbers differ
+//! between cells, but only by a few values. An algorithm is made for each value beforehand, and a cell finds
+//! its own by its salt.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -18,59 +18,69 @@ use acequia_rights::{
 };
 use smallvec::SmallVec;
 
-/// How the nodes of a region share a limit: together they keep a part of it, the *guard*, each its own share of that, and the rest is in
-/// the cell's pool. **For every cell, what all nodes keep and what is in the pool sum to no more than what they share.**
+/// How the nodes of a region share a limit. Together they keep a part of it, the *guard*, each its own share,
+/// and the rest is in the cell's pool. **For every cell, the sum of what all nodes keep and what is in the
+/// pool is at most what the nodes share.**
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Guard {
     of: Shared,
-    /// What they keep, in percent: at most 100.
+    /// How much they keep, in percent: at most 100.
     percent: u64,
 }
 
-/// What nodes share.
+/// What the nodes share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Shared {
-    /// All of the limit. The guard's units are whole: where they are fewer than nodes, or do not go round, a cell's salt says which nodes
-    /// have one more, by the same formula by which regions split limits. So over many cells all nodes have as much.
+    /// The whole limit. The guard's units are whole. If they do not go round, a cell's salt says which nodes
+    /// have one more, by the formula by which regions split limits. So over many cells all nodes have equally
+    /// much.
     Limit {
-        /// This node among those of the region, all alike.
+        /// This node in the split of its region, where all nodes have the same weight.
         node: MemberId,
         split: Arc<Split>,
     },
-    /// What each of them has among the nodes of all regions: of that it keeps a part, and the rest of all is in the pool.
+    /// The part that each node has among the nodes of all regions. A node keeps some of its part, and the
+    /// rest of all parts is in the pool.
     Parts(Arc<[MemberId]>),
 }
 
-/// The least limit of which a node keeps a unit whatever the percentage, unless that is 0; among regions, the least part of a bucket, from
-/// [`UNIT_FROM_PERCENT`] on. While the
-/// store answers, that unit is found only by whom chance sends to the one node that has it, until others ask that for it: of a limit
-/// of one unit most are denied at first, of two a quarter. So all of those are in the pool, where every node finds them. From here on few
-/// are (`a_guard_unit_costs_the_answer_at_once_and_gives_one_without_the_store`), and with the store gone something passes.
+/// The least limit of which the nodes keep a unit whatever the percentage, unless that is 0. Among regions:
+/// the least part of a bucket of which a node keeps one, from [`UNIT_FROM_PERCENT`] on. While the store
+/// answers, such a unit is found only by requests that chance sends to its node, until other nodes ask for
+/// the unit. A limit of one unit would first deny most requests, and a limit of two a quarter of them. So all
+/// units of smaller limits are in the pool, where every node finds them. From here on few requests are denied
+/// (`a_guard_unit_costs_the_answer_at_once_and_gives_one_without_the_store`), and some pass without the
+/// store.
 ///
-/// What a node keeps goes by nothing but its own part and what kind of limit it is, and grows with the part, as does the rest: whichever
-/// totals and files nodes go by, together
-/// they keep, and put into pools, no more than the largest. A node that kept a unit because no other has enough would break that.
+/// The kept units depend on nothing but the node's own part and the kind of limit. They grow with the part,
+/// as the rest does. So nodes that go by different totals and files together keep, and put into pools, no
+/// more than the largest total. A node that kept a unit because no other has enough would break that.
 const GUARDED_FROM: u64 = 4;
 
-/// The same among regions, of windows and of sliding windows: whoever asks there finds the unit, at the nodes that hear each other. One of a
-/// sliding window that was lent counts as used for a window longer, so there of less it is in the pool; a bucket's would come back at its
-/// part of the rate, and the pool would have the rest without it, so those wait for more (`few_units_are_there_without_the_stores`).
+/// The least part of a window, and of a sliding window, of which a node keeps a unit among regions: requests
+/// find the unit through the nodes that hear each other. A lent unit of a sliding window counts as used for a
+/// window longer, so two units are the least there. A bucket's unit would come back at its part of the rate,
+/// and the pool would have the rest of the rate without a unit, so buckets need more
+/// (`few_units_are_there_without_the_stores`).
 const WINDOW_GUARDED_FROM: u64 = 1;
 const SLIDING_GUARDED_FROM: u64 = 2;
 
-/// Among regions a node keeps half of its part of a window, up to half of so many units, if the percentage is less and not 0. Units that do not
-/// come back cannot be had again when the store is gone: who then asks for less than half of what its region has shall find it there, whatever
-/// was asked before. And of few units one node finds what the others keep. Of more, leases last for as long.
+/// Among regions a node keeps half of its part of a window, up to half of this many units, unless the
+/// percentage asks for more or is 0. Units that do not come back cannot be had again without the store. So a
+/// request for less than half of its region's part finds it there in an outage, whatever was asked before. If
+/// there are few units, one node finds what the others keep. If there are more, leases serve such requests
+/// for as long.
 const HALF_UP_TO: u64 = 8;
 
-/// Numbers that cells may have, by what stands in windows of now and later.
+/// The most variants of a limit, by the units of present and later windows.
 const VARIANTS_MAX: usize = 255;
-/// Distributions by which later windows go, where cells have edges of their own: a change of shares makes two or three at a time.
+/// The most allocations by which later windows go, if cells have edges of their own: a change of shares makes
+/// two or three at a time.
 pub(crate) const LATER_MAX: usize = 2;
-/// The units that a cell has standing, and those of later windows.
+/// The standing units of a cell, and those in later windows.
 type StandingUnits = (u64, SmallVec<[Later; LATER_MAX]>);
 
-/// How units come back, which says how few of them are worth keeping: it is part of what makes a limit the one that it is.
+/// How units come back: this decides how few of them are worth keeping, and is part of a limit's identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refill {
     Rate,
@@ -90,21 +100,22 @@ impl Refill {
     }
 }
 
-/// Among regions a node keeps one unit of a bucket of few only if it keeps so much of all, in percent. That unit comes back by as much of the rate:
-/// were it less, what was spent of it would count for longer than a distribution of shares does.
+/// The least percentage at which a node keeps one unit of a small bucket, among regions. The unit comes back
+/// at that part of the rate: at a smaller part, spent units would count for longer than an allocation does.
 const UNIT_FROM_PERCENT: u64 = 10;
-/// One unit at that part of the rate takes as long as so many at the whole, and less than one more where a rate is rounded down whose terms do
-/// not fit.
+/// One unit at that part of the rate takes as long as this many at the whole rate, counting one more for a
+/// rate that was rounded down because its fraction does not fit.
 const UNITS_AS_LONG: u64 = 100 / UNIT_FROM_PERCENT + 1;
 
-/// What a node keeps of any rate at least, in parts: a bucket that gives nothing back is none, and what it gives back must be somebody's.
+/// The least part of any rate that a node keeps: a bucket must give something back, and somebody must own
+/// that.
 const RATE_MIN: u32 = 1;
 
 impl Guard {
-    /// A node's, among all of its region, which have the limit to themselves.
+    /// A node's guard in a region that has the limit to itself.
     ///
     /// # Panics
-    /// If there are none, or more than pools keep records of.
+    /// If there are no nodes, or more than pools keep records of.
     pub(crate) fn new(node: u16, nodes: &BTreeSet<u16>, percent: u8) -> Self {
         const { assert!(NODES_MAX <= REGIONS_MAX, "nodes are split by as regions are") };
         let alike: Vec<(MemberId, u32)> = nodes.iter().map(|node| (MemberId(*node), 1)).collect();
@@ -113,12 +124,13 @@ impl Guard {
         Self { of, percent: percent.min(100).into() }
     }
 
-    /// The same where each has a part of the limit among the nodes of several regions, by these numbers.
+    /// A node's guard where these members have parts of the limit among the nodes of several regions.
     pub(crate) fn of_parts(members: impl IntoIterator<Item = MemberId>, percent: u8) -> Self {
         Self { of: Shared::Parts(members.into_iter().collect()), percent: percent.min(100).into() }
     }
 
-    /// The nodes of the region by their numbers among those of all regions; none where it has every limit to itself.
+    /// The region's nodes as members among those of all regions; none if the region has every limit to
+    /// itself.
     pub(crate) fn members(&self) -> &[MemberId] {
         match &self.of {
             Shared::Limit { .. } => &[],
@@ -134,7 +146,7 @@ impl Guard {
         }
     }
 
-    /// What is kept of so many units.
+    /// How many of these units are kept.
     fn kept(&self, total: u64, refill: Refill) -> u64 {
         // At most the total.
         let part = (u128::from(total) * u128::from(self.percent) / 100) as u64;
@@ -151,12 +163,14 @@ impl Guard {
         part.max(if self.percent >= percent && total >= least { few } else { 0 })
     }
 
-    /// The part of the rate that a node keeps, whether or not it keeps a unit. Who has none uses it by a unit of the pool. It is rounded up, and
-    /// units are rounded down: what is kept comes back no later than all of a part would.
+    /// The part of the rate that a node keeps, with a unit or without. A node without one uses the rate by a
+    /// unit of the pool. The rate is rounded up and units are rounded down: kept units come back no later
+    /// than all units of a part would.
     ///
-    /// It goes by nothing that files may say otherwise of a bucket of the same rate: if a pool had the rate of nodes that keep no unit
-    /// of a small burst, and one of them kept a unit by a file that says a larger one, they would have that rate twice for as long as
-    /// their files differ.
+    /// The result depends on nothing that files may set differently for a bucket of the same rate. Suppose
+    /// that a pool had the rate of nodes that keep no unit of a small burst, and one of them kept a unit
+    /// because its file has a larger burst. Together they would have that rate twice for as long as the files
+    /// differ.
     fn kept_rate(&self, rate: u32) -> u32 {
         // At most the whole.
         let part = (u64::from(rate) * self.percent).div_ceil(100) as u32;
@@ -164,13 +178,14 @@ impl Guard {
     }
 }
 
-/// The splits in force for the pools of some windows, of which the least counts; none: the region owns nothing of them.
+/// The splits in force for the pools of some windows: the least of them counts. None means that the region
+/// owns nothing of these windows.
 #[derive(Clone, Debug)]
 pub(crate) struct OfPools {
-    /// Of windows that end by then, and after those before: wall clock, nanoseconds.
+    /// The latest end of these windows: wall clock, nanoseconds. They end after those of the entry before.
     pub(crate) until_ns: u64,
     pub(crate) terms: Vec<Arc<Split>>,
-    /// Whether the node has joined since they began, and so has nothing of them that is its own.
+    /// Whether the node joined after they began, and so owns nothing of them itself.
     pub(crate) has_joined_since: bool,
 }
 
@@ -179,21 +194,22 @@ fn least_of((units, later): &StandingUnits) -> u64 {
     later.iter().map(|later| later.limit).fold(*units, u64::min)
 }
 
-/// What makes a region's numbers out of a limit's.
+/// The shares by which a region's variants are made out of a limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares {
-    /// Whose numbers.
+    /// The member that owns the shares.
     pub(crate) region: MemberId,
-    /// The splits in force, of which the least counts; none: the region owns nothing.
+    /// The splits in force: the least of them counts. None means that the region owns nothing.
     pub(crate) terms: Vec<Arc<Split>>,
-    /// By when numbers must be made anew: an edge of windows, wall clock, nanoseconds; `u64::MAX` where windows that begin then go by the same.
+    /// When the variants must be made anew, at an edge of windows: wall clock, nanoseconds. `u64::MAX` if
+    /// windows that begin later go by the same shares.
     pub(crate) until_ns: u64,
-    /// The splits by which pools go, by when windows end: ascending, the last for all later ones. Where cells have edges of their own those of
-    /// one time may be older than others.
+    /// The splits of pools, ascending by the end of windows; the last is for all later ones. If cells have
+    /// edges of their own, splits of one time may be older than others.
     pub(crate) pools: Vec<OfPools>,
-    /// How nodes share them, where they do.
+    /// How the region's nodes share them, if they do.
     pub(crate) guard: Option<Guard>,
-    /// How far steady clocks may drift, in parts per million: rates are slowed by as much.
+    /// How far steady clocks may drift, in parts per million: rates are slowed by that much.
     pub(crate) drift_ppm: u32,
     /// How far wall clocks may differ, in nanoseconds.
     pub(crate) margin_ns: u64,
@@ -202,7 +218,7 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Whether the clock is good enough to tell a limit's windows apart. While it is not, nothing of them is spent.
+    /// Whether the clock is good enough to tell a limit's windows apart. If not, nothing of them is spent.
     fn can_tell(&self, algorithm: &Algorithm) -> bool {
         match algorithm {
             Algorithm::FixedWindow(window) => match window.edges {
@@ -213,13 +229,14 @@ impl Shares {
         }
     }
 
-    /// Where cells have edges of their own: the last distributions by which their windows go, each by the time after which those end.
+    /// If cells have edges of their own: the last allocations of their windows, ascending by the end of
+    /// windows.
     fn later(&self) -> &[OfPools] {
         let first = self.pools.len().saturating_sub(LATER_MAX).max(1);
         if self.until_ns == u64::MAX { self.pools.get(first..).unwrap_or_default() } else { &[] }
     }
 
-    /// After what time windows end that go by one of those.
+    /// The time after which the windows of such an allocation end.
     fn after_ns(&self, later: &OfPools) -> u64 {
         if mutated(Mutation::LaterSharesEarly) {
             return 0;
@@ -228,7 +245,7 @@ impl Shares {
         before.map_or(0, |of| of.until_ns)
     }
 
-    /// The units of a cell that are this node's, whatever happens; by such distributions.
+    /// The guaranteed units of this node in a cell, by these allocations.
     fn units(&self, terms: &[Arc<Split>], (total, refill): (u64, Refill), salt: u32) -> u64 {
         let of_terms = |kept: &dyn Fn(u64) -> u64| {
             let terms = terms.iter();
@@ -243,7 +260,7 @@ impl Shares {
         }
     }
 
-    /// What that may be, over all cells.
+    /// All values that [`Self::units`] can have, over all cells.
     fn distinct(&self, terms: &[Arc<Split>], total: u64, refill: Refill) -> Vec<u64> {
         let of_terms = || terms.iter().flat_map(|split| split.distinct(self.region, total)).chain([0]);
         let mut all: Vec<u64> = match &self.guard {
@@ -270,14 +287,14 @@ impl Shares {
         }
     }
 
-    /// What of a cell is in its pool, by `terms`; nothing where there are none.
+    /// The part of a cell that is in its pool, by `terms`; `None` if there are no pools.
     fn pool(&self, terms: &[Arc<Split>], total: u64, refill: Refill, salt: u32) -> Option<Part> {
         let guard = self.guard.as_ref()?;
         let rate = |rest: u64| if refill == Refill::Rate { rest as u32 } else { 0 };
         let kept_of = |units| if mutated(Mutation::LeaseGuardTwice) { 0 } else { guard.kept(units, refill) };
         Some(match &guard.of {
             Shared::Limit { split, .. } => {
-                // Each is at most a node's part of the whole.
+                // Each node has at most an even part of the whole.
                 let rates = split.regions().len() as u64 * u64::from(self.rate());
                 Part {
                     rate: rate(u64::from(RATE_PARTS).saturating_sub(rates)),
@@ -292,7 +309,7 @@ impl Shares {
                         units: all.units + part.units - kept_of(part.units),
                     })
                 };
-                // The least counts, of both.
+                // Both the least rate and the least units count.
                 let least = |a: Part, b: Part| Part { rate: a.rate.min(b.rate), units: a.units.min(b.units) };
                 let all = terms.iter().map(of_term).reduce(least).unwrap_or_default();
                 Part { rate: rate(all.rate.into()), units: all.units }
@@ -300,20 +317,20 @@ impl Shares {
         })
     }
 
-    /// Whether the region has nothing, by a distribution that counts.
+    /// Whether the region has nothing by an allocation that counts.
     fn owns_nothing(&self) -> bool {
         let has_all = self.guard.as_ref().is_some_and(|guard| matches!(guard.of, Shared::Limit { .. }));
         self.terms.is_empty() && !has_all
     }
 
-    /// A region's piece of a limit.
+    /// A region's variant of a limit.
     fn piece(&self, algorithm: &Algorithm, part: Part) -> Algorithm {
         let until_ns = if mutated(Mutation::OpenSharesLast) { u64::MAX } else { self.until_ns };
         algorithm.local(part, self.drift_ppm, self.margin_ns).after(self.left_ns).until(until_ns)
     }
 
-    /// Whether both make the same numbers. What was left since under one margin needs no telling: the wall does not go
-    /// back, so while the margin is the same no clock is in such a window.
+    /// Whether both make the same variants. The windows that were left under one margin need no comparison:
+    /// the wall does not go back, so while the margin is the same no clock is in such a window.
     fn is_same(&self, others: &Self) -> bool {
         let is_one = |(own, other): (&Arc<Split>, &Arc<Split>)| Arc::ptr_eq(own, other);
         let same = |own: &[Arc<Split>], other: &[Arc<Split>]| {
@@ -330,15 +347,15 @@ impl Shares {
             })
     }
 
-    /// What counts for the pool of a window, by its end.
+    /// The splits for the pool of a window, by the window's end.
     fn of_pools(&self, end_ns: u64) -> Option<&OfPools> {
         self.pools.iter().find(|of| end_ns <= of.until_ns)
     }
 }
 
-/// How long, in nanoseconds, what was spent under any of these numbers of a bucket may count, where regions share all of its rate: the
-/// most units that there were, at the slowest rate; and what a node somewhere keeps of them for itself, which may be one unit of few, at
-/// its small part of the rate.
+/// How long, in nanoseconds, spent units may count under any of these variants of a bucket, if regions share
+/// all of its rate. The most units at the slowest rate count, and so does what a node keeps for itself:
+/// perhaps one unit of few, at its small part of the rate.
 pub(crate) fn drains_ns(all: &[&Algorithm]) -> u64 {
     let most = all.iter().map(|algorithm| algorithm.budget()).max().unwrap_or(0);
     let most = if most >= GUARDED_FROM { most.max(UNITS_AS_LONG) } else { most };
@@ -349,21 +366,21 @@ pub(crate) fn drains_ns(all: &[&Algorithm]) -> u64 {
     all.iter().map(slowest).max().unwrap_or(0)
 }
 
-/// A limit's numbers in one region.
+/// A limit's variants in one region.
 #[derive(Clone, Debug)]
 pub(crate) struct Local {
     shares: Option<Arc<Shares>>,
     total: u64,
     refill: Refill,
     rate: u32,
-    /// By units, and by those of later windows: ascending. One where nothing is shared.
+    /// By units now and in later windows, ascending. One entry if nothing is shared.
     variants: Arc<[(StandingUnits, Algorithm)]>,
-    /// As the first that has any units, by those of no later windows.
+    /// The variant of the fewest units above 0, without later windows.
     least: Arc<Algorithm>,
 }
 
 impl Local {
-    /// The numbers themselves: nothing is shared.
+    /// The limit itself: nothing is shared.
     pub(crate) fn whole(algorithm: &Algorithm) -> Self {
         let total = algorithm.budget();
         let refill = Refill::of(algorithm);
@@ -371,14 +388,14 @@ impl Local {
         Self { shares: None, total, refill, rate: 0, variants, least: Arc::new(algorithm.clone()) }
     }
 
-    /// A region's numbers.
+    /// A region's variants.
     pub(crate) fn shared(algorithm: &Algorithm, shares: &Arc<Shares>) -> Self {
         let total = algorithm.budget();
         let refill = Refill::of(algorithm);
         let rate = if algorithm.has_rate() { shares.rate() } else { 0 };
         let all = shares.distinct(&shares.terms, total, refill);
         let made = |units: u64| {
-            // A meter needs a rate; one of a region without any holds no unit anyway.
+            // A meter needs a rate, and one of a region without any rate holds no unit anyway.
             let rate = if algorithm.has_rate() { rate.max(RATE_MIN) } else { 0 };
             let part = Part { rate, units: if shares.can_tell(algorithm) { units } else { 0 } };
             ((units, SmallVec::new()), shares.piece(algorithm, part))
@@ -386,7 +403,7 @@ impl Local {
         let mut variants: Vec<(StandingUnits, Algorithm)> = all.into_iter().map(made).collect();
         let is_later = refill == Refill::Edges && shares.can_tell(algorithm) && !shares.later().is_empty();
         if is_later {
-            // A few of each.
+            // Every allocation adds a few variants.
             for of in shares.later() {
                 let all = shares.distinct(&of.terms, total, refill);
                 let after_ns = shares.after_ns(of);
@@ -415,7 +432,7 @@ impl Local {
         } else if !is_later && shares.owns_nothing() {
             variants.truncate(1);
         }
-        // The first of several has no unit in any window.
+        // The first of several may have no units in any window.
         let some = variants.iter().filter(|(standing, _)| least_of(standing) > 0);
         let least = some.min_by_key(|(standing, _)| least_of(standing)).or(variants.first());
         let (standing, piece) = least.expect("there is always one");
@@ -427,7 +444,7 @@ impl Local {
         Self { shares, total, refill, rate, variants: variants.into(), least }
     }
 
-    /// Whether these are the numbers that such shares make.
+    /// Whether such shares make these variants.
     pub(crate) fn is_of(&self, shares: Option<&Arc<Shares>>) -> bool {
         match (&self.shares, shares) {
             (None, None) => true,
@@ -436,64 +453,68 @@ impl Local {
         }
     }
 
-    /// Whether the region has nothing of a window, by its end, by a distribution that counts for that: what others gave to it they gave
-    /// to an earlier incarnation. Where cells have edges of their own it may have something of those that began since it joined, though
-    /// its standing parts are nothing until all others are over.
+    /// Whether the region has nothing of a window, by an allocation that counts for it: transfers from others
+    /// went to an earlier incarnation. If cells have edges of their own, the region may have some of the
+    /// windows that began since it joined, though its standing parts are nothing until all earlier ones are
+    /// over.
     pub(crate) fn owns_nothing_of(&self, end_ns: u64) -> bool {
         let is_nothing_of = |shares: &Shares| shares.of_pools(end_ns).is_none_or(|of| of.terms.is_empty());
         self.shares.as_ref().is_some_and(|shares| shares.owns_nothing() && is_nothing_of(shares))
     }
 
-    /// Whether this node has joined since a window began, by its end: of that it has what it takes of its region's pool.
+    /// Whether this node has joined since a window began, by the window's end. It then has only what it takes
+    /// of its region's pool.
     pub(crate) fn has_joined_since(&self, end_ns: u64) -> bool {
         let of = self.shares.as_ref().and_then(|shares| shares.of_pools(end_ns));
         of.is_some_and(|of| of.has_joined_since)
     }
 
-    /// Whether windows that are open go by other distributions than later ones: somebody may have joined since they began, and know
-    /// nothing of them.
+    /// Whether open windows go by other allocations than later ones: a node may have joined since they began,
+    /// and know nothing of them.
     pub(crate) fn spares(&self) -> bool {
         self.shares.as_ref().is_some_and(|shares| shares.pools.len() > 1)
     }
 
-    /// Whether these numbers give anything of a window, by its end: of one that has begun since, others do when they are made.
+    /// Whether these variants give anything of a window, by the window's end. A window that begins later
+    /// waits for the variants that are made then.
     pub(crate) fn gives_in(&self, end_ns: u64) -> bool {
         self.shares.as_ref().is_none_or(|shares| end_ns <= shares.until_ns)
     }
 
-    /// What of a cell is in its pool, of windows the one that began first of those that may be open; nothing where there are none.
+    /// The part of a cell that is in its pool: of windows, for the one that began first among those that may
+    /// be open. `None` if there are no pools.
     pub(crate) fn pool(&self, global: &Algorithm, salt: u32) -> Option<Part> {
         self.pool_of(global, salt, 0)
     }
 
-    /// The same of a window, by its end.
+    /// The part of a cell that is in the pool of a window, by the window's end.
     pub(crate) fn pool_of(&self, global: &Algorithm, salt: u32, end_ns: u64) -> Option<Part> {
         let shares = self.shares.as_ref()?;
         let terms = shares.of_pools(end_ns).map_or(&[][..], |of| &of.terms);
         shares.pool(terms, global.budget(), Refill::of(global), salt)
     }
 
-    /// What of a cell's pool each node could take if all took alike; nothing where there is no pool.
+    /// The part of a cell's pool for each node, if all took alike; nothing if there is no pool.
     pub(crate) fn each_of_pool(&self, global: &Algorithm, salt: u32) -> Part {
         let nodes = self.shares.as_ref().and_then(|shares| shares.guard.as_ref()).map_or(1, Guard::nodes);
         let pool = self.pool(global, salt).unwrap_or_default();
-        // No more than the rate.
+        // At most the rate.
         Part { rate: (u64::from(pool.rate) / nodes) as u32, units: pool.units / nodes }
     }
 
-    /// The numbers of a cell.
+    /// The variant of a cell.
     #[inline]
     pub(crate) fn at(&self, salt: u32) -> &Algorithm {
         self.in_place(self.place_of(salt))
     }
 
-    /// Which numbers a cell has: looked up once in a question, since that takes a few divisions.
+    /// The place of a cell's variant: found once in a decision, since that takes a few divisions.
     #[inline]
     pub(crate) fn place_of(&self, salt: u32) -> u8 {
         if self.variants.len() == 1 { 0 } else { self.find(salt) }
     }
 
-    /// The numbers of a cell that has those.
+    /// The variant at a place.
     #[inline]
     pub(crate) fn in_place(&self, place: u8) -> &Algorithm {
         &self.variants[usize::from(place)].1
@@ -504,12 +525,13 @@ impl Local {
         self.shares.as_ref().is_none_or(|shares| shares.can_tell(&self.least))
     }
 
-    /// The standing part of a cell: of windows, in those that are not later ones.
+    /// The standing part of a cell: of windows, in the present ones.
     pub(crate) fn part(&self, salt: u32) -> Part {
         Part { rate: self.rate, units: self.units(salt) }
     }
 
-    /// The same of a window, by its end; the least of all windows where that is 0, since it is not known, or there are none.
+    /// The standing part of a cell in a window, by the window's end. An end of 0 stands for no window, or one
+    /// that is not known: the result then is the least of all windows.
     pub(crate) fn part_of(&self, salt: u32, end_ns: u64) -> Part {
         if end_ns == 0 {
             return Part { rate: self.rate, units: least_of(&self.standing(salt)) };
@@ -523,7 +545,7 @@ impl Local {
         last.map_or_else(|| self.part(salt), |units| Part { rate: self.rate, units })
     }
 
-    /// What a cell has standing, in windows of now and later.
+    /// The standing units of a cell, in present and later windows.
     fn standing(&self, salt: u32) -> StandingUnits {
         let shares = self.shares.as_deref().filter(|_| self.refill == Refill::Edges);
         let later = shares.into_iter().flat_map(|shares| {
@@ -535,30 +557,30 @@ impl Local {
         (self.units(salt), later.collect())
     }
 
-    /// The numbers of a cell, by its place among them, while it shares one with others: the least that any of those has that have some, in every
-    /// window.
+    /// The variant of a cell that shares one with other cells, by the cell's own place: in every window the
+    /// least units of any cell that has some.
     #[cold]
     pub(crate) fn in_place_shared(&self, place: u8) -> &Algorithm {
         let (standing, own) = &self.variants[usize::from(place)];
         match least_of(standing) {
-            // What stands for it in some windows alone it has when it has a cell.
+            // If a cell has units in some windows and not in all, it gets them once it no longer shares.
             0 if !standing.1.is_empty() => &self.variants[0].1,
             0 => own,
             _ => &self.least,
         }
     }
 
-    /// The smallest numbers that a cell may have: what cells that share one are counted by.
+    /// The smallest variant with units, by which cells that share one are counted.
     pub(crate) fn least(&self) -> &Algorithm {
         &self.least
     }
 
-    /// The largest numbers that a cell may have by its standing part.
+    /// The largest variant of the standing parts.
     pub(crate) fn most(&self) -> &Algorithm {
         &self.variants.last().expect("there is always one").1
     }
 
-    /// The limit's numbers with another part than the standing one.
+    /// The limit with another part than the standing one.
     pub(crate) fn with(&self, global: &Algorithm, part: Part) -> Algorithm {
         match &self.shares {
             None => global.clone(),
@@ -570,8 +592,8 @@ impl Local {
         }
     }
 
-    /// Of so many units that a cell has, those that it may use. Whatever others say that they lent: never more than the
-    /// limit. And nothing of a window that the clock cannot tell from the next.
+    /// How many of a cell's units may be used: never more than the limit, whatever others say that they lent,
+    /// and none of a window that the clock cannot tell from the next.
     pub(crate) fn usable(&self, global: &Algorithm, units: u64) -> u64 {
         match &self.shares {
             Some(shares) if !shares.can_tell(global) => 0,
@@ -581,7 +603,8 @@ impl Local {
 
     fn find(&self, salt: u32) -> u8 {
         let standing = self.standing(salt);
-        // There is a variant for every share, a few for each distribution that counts; the first has the fewest units, now and later.
+        // There is a variant for every share, with a few for each allocation that counts. The first has the
+        // fewest units, now and later.
         let found = self.variants.iter().position(|(variant, _)| *variant == standing);
         found.and_then(|place| u8::try_from(place).ok()).unwrap_or(0)
     }
@@ -631,7 +654,7 @@ mod tests {
             prop_assert_eq!(kept.iter().sum::<u64>() + pool.units, total);
             let rates: u64 = guards.iter().map(|guard| u64::from(guard.rate())).sum();
             prop_assert!(rates + u64::from(pool.rate) <= u64::from(RATE_PARTS));
-            // As the operator says, and alike.
+            // The percentage is as configured, and all nodes have equally much.
             let part = u128::from(total) * u128::from(percent) / 100;
             prop_assert!(u128::from(total - pool.units) == part.max(u128::from(percent > 0 && total >= 4)));
             let (least, most) = (kept.iter().min().expect("a node"), kept.iter().max().expect("a node"));
@@ -642,7 +665,8 @@ mod tests {
             }
         }
 
-        /// Of two distributions the least counts: then whatever any node goes by, no more than one of them is used.
+        /// If two allocations count, the least of them does: then at most one is used up, whatever each node
+        /// goes by.
         #[test]
         fn parts_among_regions_are_the_limit(
             total in totals(), percent in 0..=100_u8, weights in prop::collection::vec((1..=9_u32, 1..=9_u32), 1..=12),
@@ -679,8 +703,9 @@ mod tests {
             prop_assert!(of_chains[2].0 <= u128::from(total));
         }
 
-        /// Of windows with edges of each cell's own, those that began before a change of shares, while both count, and since: what nodes have
-        /// standing and what is in the pool are the limit, of each by its own distributions, and a cell's numbers say so.
+        /// Cells have windows with edges of their own, which began before a change of shares, while both
+        /// allocations counted, or after it. In each window the standing parts and the pool sum to the limit,
+        /// by the window's own allocation, and a cell's variant says so.
         #[test]
         fn parts_of_each_window_are_the_limit(
             total in totals(), more in 0..50_u64, percent in 0..=100_u8, salt: u32, has_guard: bool,
@@ -708,7 +733,8 @@ mod tests {
                 let mut all = 0;
                 for region in &members {
                     let of = Shares { pools: pools.clone(), ..shares(*region, terms[0].clone(), guard.clone()) };
-                    // Whoever is known to have the numbers of one of two limits, and not of which, goes by the one that gives less.
+                    // A cell may be known to have one of two limits, and not which one: it goes by the
+                    // variant that gives less.
                     let larger = local(&larger, of.clone());
                     let local = local(&window, of);
                     prop_assert!(local.part_of(salt, end_ns).units <= larger.part_of(salt, end_ns).units);
@@ -727,13 +753,13 @@ mod tests {
                     }
                 }
                 prop_assert!(all <= total, "{} of {}", all, total);
-                // While both count each has the less.
+                // While both count, each node has the smaller part.
                 prop_assert!(at == 1 || at == 2 || all == total, "{} of {}", all, total);
             }
         }
 
-        /// Until a distribution counts no more, all has come back that was spent by it, of what a node keeps for itself too: whoever then has its units
-        /// has them without that debt.
+        /// By the end of an allocation all spent units have come back, with those that a node keeps for
+        /// itself. So the next owner of these units has them without that debt.
         #[test]
         fn what_is_kept_comes_back_while_its_distribution_counts(
             total in 1..300_u64, percent in 0..=100_u8, weights in prop::collection::vec(1..=9_u32, 1..=6), salt: u32,
@@ -752,8 +778,9 @@ mod tests {
             }
         }
 
-        /// Nodes whose files say other totals, or that go by other distributions, keep and put into pools no more than the largest together, since
-        /// of one unit more either the node keeps one more or the rest has it.
+        /// Nodes may have files with other totals, or go by other allocations. Together they keep and put
+        /// into pools no more than the largest, since each further unit goes either to the node or to the
+        /// rest.
         #[test]
         fn what_is_kept_and_the_rest_grow_with_the_part(
             total in prop_oneof![0..100_u64, 0..UNITS_MAX], percent in 0..=100_u8, refill in refills(), is_parts: bool,
@@ -766,7 +793,7 @@ mod tests {
             prop_assert!(kept <= total && (kept..=kept + 1).contains(&more), "{} of {}, then {}", kept, total, more);
         }
 
-        /// With the store gone, a node has half of its part of a window of few units.
+        /// In a store outage, a node has half of its part of a window of few units.
         #[test]
         fn half_of_a_part_of_few_units_is_kept(part in 0..=8_u64, percent in 1..=100_u8, slides: bool) {
             let guard = Guard::of_parts([MemberId(1)], percent);
@@ -775,7 +802,7 @@ mod tests {
             prop_assert!(guard.kept(part, refill) >= half);
         }
 
-        /// A cell's numbers are those of its part, and what refills without a unit is nobody's to spend.
+        /// A cell has the variant of its part, and nobody can spend a refill without a unit.
         #[test]
         fn a_cell_has_the_numbers_of_its_part(
             total in 1..200_u64, percent in 0..=100_u8, nodes in 1..=64_u16, salt: u32,

@@ -1,4 +1,4 @@
-//! One look at one cell under its shard's lock, with the numbers that its limit has now.
+//! One cell under its shard's lock, with its limit's present variant.
 
 use acequia_limits::{Algorithm, Now, algorithm::State, window::Usage};
 
@@ -13,21 +13,22 @@ use crate::{
     sharing::CellKey,
 };
 
-/// Where to look.
+/// A cell, and the context in which it is locked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockedCell<'a> {
     pub(crate) node: &'a Node,
     pub(crate) catalogue: &'a Catalogue,
     pub(crate) key: CellKey,
     pub(crate) now: Now,
-    /// Which of its limit's numbers the cell has, as a peer says that goes by the same catalogue. It knows the
-    /// descriptor; this node, as long as nobody asked it, does not.
+    /// The cell's variant as a peer with the same catalogue reports it. The peer knows the descriptor; this
+    /// node does not know it until a request hits the cell.
     pub(crate) which: Option<u16>,
 }
 
 impl LockedCell<'_> {
-    /// Runs a look at the cell, which has an account then; whoever opens one has somebody look at it from then on, or nobody drops it.
-    /// Nothing where there is none and none is to be opened, where there is no room for one, or where the limit is not known any more.
+    /// Runs `look` on the cell, which then has an account. A caller that opens an account must register a
+    /// rebalancer for it, or nobody drops the account. Returns `None` if there is no account and none is to
+    /// be opened, if there is no room, or if the limit is not known any more.
     pub(crate) fn at<R>(
         &self,
         open: bool,
@@ -35,7 +36,7 @@ impl LockedCell<'_> {
     ) -> Option<R> {
         let (slot, tag) = self.key;
         let mut cells = self.node.shards[shard_of(tag)].lock();
-        // By no time before one at which cells were brought to other numbers.
+        // The time must not be before one at which cells were brought to other variants.
         let at = Now { wall_ns: self.now.wall_ns.max(self.node.wall_high_ns()), ..self.now };
         let told = self.which.and_then(|which| self.catalogue.numbers_of(slot, which, at));
         let newest = match told {
@@ -69,9 +70,9 @@ impl LockedCell<'_> {
         Some(cells.with_heap_cell(at, |cell| look(&context, cell)))
     }
 
-    /// Brings the cell at a place to the numbers that its limit has now, of which `told` are those that a peer says it has; gives
-    /// what it is kept by. Whoever charges it, or gives units back, must do so by those: charged under numbers that were replaced
-    /// before, it would be dated back to then.
+    /// Brings the cell to its limit's present variant, or to `told`, the variant that a peer reports. Returns
+    /// the cell's context. A caller that charges the cell or gives units back must use this variant: a charge
+    /// under a variant that was replaced earlier would be dated back to the replacement.
     pub(crate) fn renew(
         &self,
         cells: &mut Cells,
@@ -81,8 +82,9 @@ impl LockedCell<'_> {
         let (slot, tag) = self.key;
         let salt = tag.salt();
         let numbers = cells.table.at(place).numbers();
-        // Which of an override's numbers a cell has is known to the requests that hit it, and to the peers that they hit:
-        // one that was written under replaced numbers goes by the least of today's until it is next hit, or told.
+        // Only requests that hit the cell, and peers that they hit, know which override it has. A cell under
+        // a replaced variant uses the least of today's variants until it is hit, or a peer reports its
+        // variant.
         let is_asked = cells.account(place).is_some_and(Account::was_asked);
         let (heir, is_guess) = match told.filter(|_| !is_asked) {
             Some(told) => (told, false),
@@ -101,7 +103,7 @@ impl LockedCell<'_> {
             }
             return Some(context);
         }
-        // By a clock that reads less it would be brought back.
+        // A thread with an earlier clock would bring the cell back.
         self.node.leave_behind(self.now);
         let began = self.catalogue.began(slot, heir).unwrap_or(self.now);
         if cells.account(place).is_none() {
@@ -127,7 +129,8 @@ impl LockedCell<'_> {
         Some(context)
     }
 
-    /// Brings a shared cell from numbers to others. Where they began earlier and that leaves a larger debt, it counts.
+    /// Brings a cell with an account to another variant. If the variant began earlier and that leaves a
+    /// larger debt, the larger debt counts.
     pub(crate) fn renumber(&self, cell: &mut HeapCell, (from, to): (u16, u16), context: &CellContext<'_>) {
         let HeapCell { account: Some(account), words, .. } = &mut *cell else {
             unreachable!("a shared cell")
@@ -145,8 +148,8 @@ impl LockedCell<'_> {
         }
         let local = context.local.at(salt);
         match (local, before) {
-            // What was taken of pools since the start is not forgotten: that may be spent. What stands here counts as spent, with what
-            // more there is of it now.
+            // Units withdrawn from pools since the start are known, and may be spent. The standing share
+            // counts as spent, with any increase of it.
             (Algorithm::FixedWindow(window), Some(before)) if self.node.leases.is_some() => {
                 let stands = |context: &CellContext<'_>| context.standing(account.window()).units;
                 let (before, now) = (stands(&before), stands(context));
@@ -178,10 +181,10 @@ impl LockedCell<'_> {
     }
 }
 
-/// A window's state with so many units more, in those that were open when others were `spent`.
+/// Adds `units` to a window's state, in the windows that were open when `spent` was.
 fn owed_beside(state: State, spent: &Usage, units: u64) -> State {
     let State::Heap(mut words) = state else { return state };
-    // By one clock alone nothing is charged ahead.
+    // With a single clock nothing is charged ahead.
     if let [end_ns, used, ahead @ ..] = &mut words[..] {
         let is_next = *end_ns > spent.end_ns && spent.ahead > 0;
         if *end_ns == spent.end_ns || is_next {

@@ -1,11 +1,13 @@
-//! The cells that new ones share when memory is full: one for each set of a limit's numbers.
+//! The cells that new cells share when memory is full: one for each variant of a limit.
 //!
-//! **A shared cell owes no less than any key whose numbers are that set's, of all that was charged in shared cells.** Whose keys were in
-//! one is not known, and with other numbers a key may come to any other cell: an override is added, removed, or ends. So when numbers
-//! begin, each set of them gets a cell that owes as much as whichever of those before owes most.
+//! **A shared cell owes at least as much as any key with its variant, over all charges to shared cells.**
+//! Nobody knows which keys were in a shared cell. A key with another variant may come to any other cell: an
+//! override is added, is removed, or ends. So when variants begin, each gets a cell that owes as much as the
+//! earlier cell that owed most.
 //!
-//! Shared cells are always under the numbers of the catalogue that is published, but for overrides that end by themselves: those are
-//! carried over by who first finds one that has ended, and from then on no thread goes by a clock that reads less.
+//! Shared cells always have the variants of the published catalogue, except when an override ends by itself.
+//! The first thread that finds such an override carries its cell over. From then on, no thread uses an
+//! earlier clock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +25,7 @@ use crate::{
     record::CellRecord,
 };
 
-/// Whose new cells share one: those of a limit under one set of numbers.
+/// The limit and variant whose new cells share one cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OverflowKey {
     pub(crate) slot: u32,
@@ -31,7 +33,7 @@ pub(crate) struct OverflowKey {
 }
 
 impl OverflowKey {
-    /// The cell as the journal knows it.
+    /// The cell's row for the journal.
     pub(crate) fn row(self, catalogue: &Catalogue, state: Option<CellRecord>) -> Option<Row> {
         Some(Row { limit: catalogue.id(self.slot)?, tag: overflow_tag(self.numbers), state })
     }
@@ -41,8 +43,8 @@ impl OverflowKey {
 pub(crate) type Overflow = BTreeMap<OverflowKey, HeapCell>;
 
 impl Node {
-    /// Limits are as the registry says from now on. The shared cells have their numbers in the same step: a thread that looks at
-    /// those sees first whether its catalogue is this one, and goes by no clock that reads less than this one.
+    /// Publishes the registry's limits. The shared cells get the new variants in the same step. A thread that
+    /// reads shared cells first checks that its catalogue is this one, and uses no earlier clock.
     pub(crate) fn publish(&self, registry: &Registry, now: Now) {
         let version = self.version.load(Ordering::Acquire) + 1;
         let (before, catalogue) = (self.catalogue(), Arc::new(registry.catalogue(version)));
@@ -50,7 +52,7 @@ impl Node {
         let mut shared = lock(&self.overflow);
         if !shared.is_empty() {
             self.leave_behind(now);
-            // What ended by itself went on under the numbers that there were then.
+            // Overrides that ended by themselves continued under the old variants.
             self.carry_shared(&before, &mut shared, None, now);
             self.carry_shared(&catalogue, &mut shared, None, now);
         }
@@ -58,15 +60,17 @@ impl Node {
         self.version.store(version, Ordering::Release);
     }
 
-    /// Where overrides of a limit have ended, their keys are other cells' from now on.
+    /// Carries shared cells over if overrides of the limit have ended: their keys belong to other cells from
+    /// now on.
     #[cold]
     pub(crate) fn end_overrides(&self, catalogue: &Catalogue, shared: &mut Overflow, slot: u32, now: Now) {
-        // For other threads too, which may have looked at the clock before.
+        // Other threads, which may have read the clock before, must not go back either.
         self.leave_behind(now);
         self.carry_shared(catalogue, shared, Some(slot), now);
     }
 
-    /// Carries the shared cells of numbers that are over to all that there were next, those of one slot or of all: of each slot the earliest first.
+    /// Carries shared cells over from ended variants to all that may have followed, for one slot or all.
+    /// Within a slot, the variant that ended first comes first.
     fn carry_shared(&self, catalogue: &Catalogue, shared: &mut Overflow, slot: Option<u32>, now: Now) {
         let over_at = |key: &OverflowKey| catalogue.over_at(key.slot, key.numbers, now);
         let (mut written, mut gone) = (BTreeSet::new(), Vec::new());
@@ -101,7 +105,7 @@ impl Node {
         lock(&self.rows).append(&mut gone);
     }
 
-    /// Carries cells of one slot, which were over then, to each set of numbers that their keys may have had next.
+    /// Carries cells of one slot that ended at `then` to each variant that their keys may have had next.
     fn carry_all(
         &self,
         catalogue: &Catalogue,
@@ -112,7 +116,7 @@ impl Node {
     ) {
         let least = |numbers: u16| catalogue.local(slot, numbers).map(Local::least);
         let is_written = cells.iter().any(|(_, cell)| !cell.is_unwritten());
-        // There may be a thousand of both, and nearly all mean the same by the same words.
+        // There may be a thousand of each, and nearly all have the same meaning for the same words.
         let mut olds: Vec<(u16, State)> = Vec::new();
         for (numbers, cell) in &cells {
             let Some(own) = least(*numbers) else { continue };
@@ -153,7 +157,8 @@ impl Node {
         }
     }
 
-    /// And whatever a crash forgot of a bucket: of others that is counted when a key is charged.
+    /// Adds the debt of a bucket that a crash forgot. For other algorithms, the debt is counted when a key is
+    /// charged.
     fn and_forgotten(
         &self,
         catalogue: &Catalogue,
@@ -168,8 +173,9 @@ impl Node {
         }
     }
 
-    /// The cells that new ones shared stand for every set of numbers that the limit has now: a row does not say whose keys were in it.
-    /// Where the disk goes on having them (`is_kept`) each has a row of its own from now on, since numbers are counted anew by each process.
+    /// Restores the cells that new cells shared, once for every present variant: a row does not say which
+    /// keys were in it. If the disk keeps them (`is_kept`), each gets a row of its own, since each process
+    /// numbers variants anew.
     pub(crate) fn restore_shared(
         &self,
         (limit, slot): (LimitId, u32),
@@ -213,7 +219,8 @@ impl Node {
         }
     }
 
-    /// Queues the shared cells of these slots, which are sorted, for the journal, unless a crash presumes as much: see `Node::write_cells`.
+    /// Queues the shared cells of these sorted slots for the journal, unless a crash presumes at least as
+    /// much debt: see `Node::write_cells`.
     pub(crate) fn write_shared(&self, catalogue: &Catalogue, slots: &[u32], overdrawn: &[u32], now: Now) {
         let mut shared = lock(&self.overflow);
         for (key, cell) in shared.iter_mut().filter(|(key, _)| slots.binary_search(&key.slot).is_ok()) {
@@ -232,7 +239,7 @@ impl Node {
         }
     }
 
-    /// Forgets the shared cells that are idle, in memory and in the journal.
+    /// Drops the idle shared cells, in memory and in the journal.
     pub(crate) fn sweep_overflow(&self, catalogue: &Catalogue, now: Now) {
         let mut shared = lock(&self.overflow);
         let before = shared.len();

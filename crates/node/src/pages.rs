@@ -1,11 +1,11 @@
 //! A growing array in pages of one size.
 //!
-//! Hundreds of arrays that each double and move leave holes of every size behind, and the process then takes half as much again as
-//! it uses. A page that is given back fits wherever a page is wanted.
+//! Hundreds of arrays that double and move leave holes of every size, and the process then takes half as much
+//! memory again as it uses. A freed page fits wherever a page is needed.
 
 use std::ops::{Index, IndexMut};
 
-/// Items in pages of `ITEMS`, a power of two. Only a first page that is alone may have fewer.
+/// Items in pages of `ITEMS`, a power of two. Only a page that is the only one may have fewer.
 #[derive(Debug)]
 pub(crate) struct Pages<T, const ITEMS: usize> {
     pages: Vec<Vec<T>>,
@@ -19,7 +19,7 @@ impl<T, const ITEMS: usize> Default for Pages<T, ITEMS> {
 }
 
 impl<T, const ITEMS: usize> Pages<T, ITEMS> {
-    /// The largest length up to `len` of which no page but a first one is in part empty.
+    /// The largest length up to `len` with whole pages only, except for a single first page.
     pub(crate) const fn whole(len: usize) -> usize {
         if len <= ITEMS { len } else { len - len % ITEMS }
     }
@@ -62,7 +62,7 @@ impl<T, const ITEMS: usize> Pages<T, ITEMS> {
 }
 
 impl<T: Copy, const ITEMS: usize> Pages<T, ITEMS> {
-    /// `len` times the same item. `len` is [`Pages::whole`].
+    /// `len` copies of one item. `len` must be [`Pages::whole`].
     pub(crate) fn filled(item: T, len: usize) -> Self {
         let first = vec![item; len.min(ITEMS)];
         let others = (1..len / ITEMS).map(|_| vec![item; ITEMS]);
@@ -75,7 +75,7 @@ impl<T, const ITEMS: usize> IntoIterator for Pages<T, ITEMS> {
     type Item = T;
     type IntoIter = std::iter::Flatten<std::vec::IntoIter<Vec<T>>>;
 
-    /// Gives each page back once its items are taken.
+    /// Frees each page once its items are taken.
     fn into_iter(self) -> Self::IntoIter {
         self.pages.into_iter().flatten()
     }

@@ -1,9 +1,9 @@
-//! Who is served first of a limit that regions share, and what each of them keeps.
+//! Which region is served first of a shared limit, and what each region keeps.
 
 use acequia_limits::limit::Sharing;
 use acequia_rights::MemberId;
 
-/// What a limit says of how regions share it.
+/// A limit's rules for sharing among regions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Preference {
     floor_percent: u8,
@@ -16,15 +16,15 @@ impl Preference {
         Self { floor_percent: sharing.floor_percent.min(100), first }
     }
 
-    /// A region's place: smaller ones are served before larger ones.
+    /// A region's rank: smaller ranks are served before larger ones.
     pub(crate) fn class(&self, region: MemberId) -> u8 {
         let place = self.first.iter().position(|first| *first == region).unwrap_or(self.first.len());
         u8::try_from(place).unwrap_or(u8::MAX)
     }
 
-    /// What of a standing part is kept, though others need it.
+    /// How much of a standing share is kept even if others need it.
     pub(crate) fn floor(&self, standing: u64) -> u64 {
-        // No more than the standing part, so that it fits.
+        // The result is no more than the standing share, so it fits.
         (u128::from(standing) * u128::from(self.floor_percent) / 100) as u64
     }
 }

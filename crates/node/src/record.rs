@@ -1,5 +1,5 @@
-//! A cell's state as it is kept on disk: with the numbers it was written under, so that it means
-//! the same to a node whose config says something else.
+//! A cell's state as kept on disk, with the variant it was written under. So the state keeps its meaning at a
+//! node with a different config.
 
 use acequia_limits::{
     Algorithm, MARGIN_NS_MAX, Now, RATE_PARTS, UNITS_MAX,
@@ -16,27 +16,27 @@ use acequia_rights::{
 };
 use serde::{Deserialize, Serialize};
 
-/// A state and the numbers that give it its meaning.
+/// A state and the variant that gives it its meaning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CellRecord {
     numbers: RecordedAlgorithm,
     words: Vec<u64>,
-    /// What the steady clock read when it was written.
+    /// The steady clock when the record was written.
     written_ns: u64,
-    /// What the wall clock read then: a steady clock is anchored to it at every start.
+    /// The wall clock at that time: a steady clock is anchored to the wall clock at every start.
     written_wall_ns: u64,
-    /// What of it other regions may spend.
+    /// The part that other regions may spend.
     pledge: Pledge,
-    /// For rows that are no cell's: what the node remembers of itself.
+    /// For rows that are not cells: what the node remembers of itself.
     record: Vec<u8>,
 }
 
-/// What was given to other regions: it must not be spent here again after a restart.
+/// Loans and transfers to other regions: they must not be spent here again after a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Pledge {
     /// Loans that are out.
     pub(crate) lent: Vec<LentLoan>,
-    /// Rights given away inside windows.
+    /// Transfers given away inside windows.
     pub(crate) transfers: Vec<Transfers>,
 }
 
@@ -46,18 +46,18 @@ impl Pledge {
         self.lent.is_empty() && self.transfers.is_empty()
     }
 
-    /// Whether a node can have given so much, in windows that there are.
+    /// Whether a node can have given so much, in windows that exist.
     fn is_sound(&self) -> bool {
         let is_part = |lent: &LentLoan| lent.part.units <= UNITS_MAX && lent.part.rate <= RATE_PARTS;
         self.lent.iter().all(is_part) && self.transfers.iter().all(|window| window.end_ns < CLOCK_END)
     }
 }
 
-/// As much of an algorithm as its state needs to be read.
+/// The part of an algorithm that is needed to read its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum RecordedAlgorithm {
     Meter(Meter),
-    /// A window's state is its end and what was used; the margin says what was charged ahead.
+    /// A window's state is its end and the units used; the margin tells what was charged ahead.
     Window(u64),
     Log(SlidingLog),
     Slots(SlidingSlots),
@@ -65,7 +65,7 @@ enum RecordedAlgorithm {
 }
 
 impl CellRecord {
-    /// The state of a cell of `algorithm`.
+    /// The record of a cell's state under `algorithm`.
     pub fn new(algorithm: &Algorithm, words: &[u64], now: Now) -> Self {
         let numbers = match algorithm {
             Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => RecordedAlgorithm::Meter(*meter),
@@ -79,23 +79,23 @@ impl CellRecord {
         Self { numbers, words: words.to_vec(), written_ns, written_wall_ns, pledge, record }
     }
 
-    /// The same, with what was given away.
+    /// Adds the loans and transfers that were given away.
     #[must_use]
     pub(crate) fn with_pledge(self, pledge: Pledge) -> Self {
         Self { pledge, ..self }
     }
 
-    /// Whether other regions may spend some of it: such a row must stay, whatever became of the cell.
+    /// Whether other regions may spend some of the cell. Such a row must stay, whatever becomes of the cell.
     pub fn is_pledged(&self) -> bool {
         !self.pledge.is_empty() || !self.record.is_empty()
     }
 
-    /// What was given away.
+    /// The loans and transfers that were given away.
     pub(crate) fn pledge(&self) -> &Pledge {
         &self.pledge
     }
 
-    /// Something that the node remembers of itself.
+    /// A record of something that the node remembers of itself.
     pub(crate) fn of_record(record: Vec<u8>) -> Self {
         Self {
             numbers: RecordedAlgorithm::Window(0),
@@ -107,12 +107,12 @@ impl CellRecord {
         }
     }
 
-    /// What [`Kept::of_record`] keeps.
+    /// The contents of [`CellRecord::of_record`].
     pub(crate) fn record(&self) -> &[u8] {
         &self.record
     }
 
-    /// What the wall clock read when it was written.
+    /// The wall clock when the record was written.
     pub(crate) const fn written_wall_ns(&self) -> u64 {
         self.written_wall_ns
     }
@@ -122,13 +122,13 @@ impl CellRecord {
         Self { words: vec![wall_ns, 0], ..Self::of_record(Vec::new()) }
     }
 
-    /// The time that [`Kept::of_wall`] keeps, if a clock can have shown it.
+    /// The time in [`CellRecord::of_wall`], if a clock can have shown it.
     pub(crate) fn wall_ns(&self) -> Option<u64> {
         self.words.first().copied().filter(|wall_ns| *wall_ns < CLOCK_END)
     }
 
-    /// The numbers it was written under, as an algorithm of the same limit as `like`. Nothing where
-    /// the two have nothing in common or the numbers are impossible: the file was not ours.
+    /// The variant that the record was written under, as an algorithm of the same limit as `like`. `None` if
+    /// the two do not match or the variant is impossible: then no node of ours wrote the file.
     pub(crate) fn algorithm(&self, like: &Algorithm) -> Option<Algorithm> {
         let sliding = matches!(like, Algorithm::SlidingLog(_) | Algorithm::SlidingSlots(_));
         let algorithm = match (self.numbers, like) {
@@ -151,12 +151,12 @@ impl CellRecord {
         is_sound.then_some(algorithm)
     }
 
-    /// The state itself, under `algorithm`, which is [`Kept::algorithm`]: on a clock that was set back, no
-    /// more is owed than was when it was written.
+    /// The state under `algorithm`, which comes from [`CellRecord::algorithm`]. If the clock was set back, no
+    /// more is owed than when the record was written.
     ///
-    /// Among regions, where walls are known to be at most `error_ns` off, no more time is taken to have passed since
-    /// than the walls say for sure. The steady clock that the state was written by has drifted from the wall for as
-    /// long as its process lived, and today's was anchored to the wall anew: their difference says less.
+    /// Among regions, wall clocks are at most `error_ns` off. So only as much time counts as passed as the
+    /// wall clocks prove. The old steady clock drifted from the wall clock as long as its process lived, and
+    /// today's was anchored to the wall clock anew: their difference proves less.
     pub(crate) fn state(&self, algorithm: &Algorithm, error_ns: Option<u64>, now: Now) -> State {
         let state = algorithm.redated(&self.words, self.written_ns, now);
         let Some(error_ns) = error_ns.filter(|_| !mutated(Mutation::TrustAnchor)) else { return state };

@@ -1,8 +1,8 @@
-//! A node among regions: what a driver calls, and what the cells and the sharing tell each other.
+//! A node among regions: the calls for a driver, and the calls between the cells and the sharing.
 //!
-//! A driver hands every frame that comes to [`Node::handle`], calls [`Node::tick`] every ten
-//! milliseconds or so (at once while [`Node::calls`]), and sends what [`Node::poll`] gives until it
-//! gives nothing. Rows are written as for any node: what depends on a row waits for it by itself.
+//! A driver hands every incoming frame to [`Node::handle`], and calls [`Node::tick`] every ten milliseconds
+//! or so (at once while [`Node::calls`]). The driver sends the frames that [`Node::poll`] returns, until the
+//! result is `None`. Rows are written as for any node: whatever depends on a row waits for it by itself.
 
 use std::{
     sync::{Arc, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering},
@@ -35,37 +35,37 @@ use crate::{
     },
 };
 
-/// Codes of why a region owns nothing.
+/// Codes for why a region owns nothing.
 pub(crate) const NO_CATALOGUE: u8 = 1;
 const RESTORED_DISK: u8 = 2;
 
-/// Rights are asked for within about this time: what a denial says where nothing else is known.
+/// The wait that a denial reports if nothing else is known: units are asked for within about this time.
 const ASK_AGAIN_NS: u64 = 250_000_000;
 
-/// Why a node could not take up where it left.
+/// Why a node could not continue from its journal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResumeFault {
-    /// The journal is another node's, or an earlier incarnation's.
+    /// The journal belongs to another node, or to an earlier incarnation.
     #[error(
         "the journal was written by {kept:?}, and this is {incarnation:?}: give it its own, or an empty `data` folder and a new incarnation"
     )]
     AnotherWriter {
-        /// Who wrote it.
+        /// The incarnation that wrote the journal.
         kept: Incarnation,
-        /// Who reads it.
+        /// The incarnation that reads it.
         incarnation: Incarnation,
     },
-    /// A record of it cannot be read.
+    /// A record of the journal cannot be read.
     #[error(
         "the journal's {0} cannot be read: restore nothing, begin with an empty `data` folder and a new incarnation"
     )]
     Unreadable(&'static str),
-    /// The limits in it cannot be read.
+    /// The limits in the journal cannot be read.
     #[error(transparent)]
     Catalogue(#[from] CatalogueFault),
 }
 
-/// The versions that a disk has: as this program writes them, or as earlier ones did.
+/// Decodes the versions on a disk, as this program or an earlier one wrote them.
 fn kept_of(mut bytes: Vec<u8>) -> Option<versions::VersionsRecord> {
     let before = |bytes: &[u8]| whole::<versions::KeptBefore>(bytes).map(versions::VersionsRecord::from);
     whole(&bytes).or_else(|| before(&bytes)).or_else(|| {
@@ -74,19 +74,19 @@ fn kept_of(mut bytes: Vec<u8>) -> Option<versions::VersionsRecord> {
     })
 }
 
-/// What was written, if these bytes are that and nothing else.
+/// Decodes a value, if the bytes are the value and nothing else.
 fn whole<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
     let (read, left) = postcard::take_from_bytes(bytes).ok()?;
     left.is_empty().then_some(read)
 }
 
 impl Node {
-    /// Takes up where this node's last process left: its catalogue, its loans, its windows. Called once, before
-    /// anything else; on an empty journal it begins with nothing. The first rows must be on disk before the
-    /// first frame leaves, and [`Node::poll`] sees to that.
+    /// Continues from this node's last process: its catalogue, loans and windows. Called once, before
+    /// anything else; on an empty journal the node begins with nothing. The first rows must be on disk before
+    /// the first frame leaves, and [`Node::poll`] ensures that.
     ///
     /// # Errors
-    /// The journal is not this node's. Nothing is owned then.
+    /// The journal is not this node's. The region then owns nothing.
     pub fn resume_home(
         &self,
         schedule: Vec<Scheduled>,
@@ -134,11 +134,11 @@ impl Node {
         sharing.resume(self, schedule, now, rows)
     }
 
-    /// Adopts a version of the catalogue: on the authority, one that [`Node::propose`] made. `rows` reads the journal, for
-    /// limits that it brings back; it gives nothing where that cannot be read.
+    /// Adopts a version of the catalogue; on the authority, one that [`Node::propose`] made. `rows` reads the
+    /// journal, for limits that the version brings back; it returns `None` if the journal cannot be read.
     ///
     /// # Errors
-    /// Why not. Nothing changed.
+    /// Why the version was refused. Nothing has changed.
     pub fn adopt(
         &self,
         version: Version,
@@ -149,28 +149,29 @@ impl Node {
         sharing.adopt(self, version, None, self.not_before(now), rows)
     }
 
-    /// Signs what this node says of itself by these from now on, and takes no version and no acknowledgement of others that
-    /// they did not sign. Called once, after [`Node::resume_home`].
+    /// From now on signs this node's statements with these seals, and refuses versions and acknowledgements
+    /// of others that their seals did not sign. Called once, after [`Node::resume_home`].
     pub fn seal_with(&self, seals: Arc<dyn Seals>) {
         if let Some(mut sharing) = self.lock_sharing() {
             sharing.seal_with(self, seals);
         }
     }
 
-    /// Signs it anew, with a new certificate: those who pass it on can prove it for as long as that holds.
+    /// Signs this node's statements anew, with a new certificate: nodes that pass them on can prove them as
+    /// long as the certificate holds.
     pub fn sign_again(&self) {
         if let Some(mut sharing) = self.lock_sharing() {
             sharing.sign_again(self);
         }
     }
 
-    /// What the version that this node has is signed with; nothing where nobody signs.
+    /// The seal of this node's version; `None` if nobody signs.
     pub fn version_seal(&self) -> Option<Seal> {
         self.lock_sharing()?.version_seal()
     }
 
-    /// The last version or acknowledgement that was refused because its writer was not proven to have said it, and who that
-    /// should have been; each once.
+    /// Takes the last refused version or acknowledgement that its claimed incarnation was not proven to have
+    /// made; returns that incarnation and the fault. Each refusal is returned once.
     pub fn take_unproven(&self) -> Option<(Incarnation, SealFault)> {
         self.lock_sharing()?.take_unproven()
     }
@@ -178,7 +179,7 @@ impl Node {
     /// The next version of the catalogue, if this node may make it.
     ///
     /// # Errors
-    /// Why not.
+    /// Why this node may not make it.
     pub fn propose(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
         let sharing = self.lock_sharing().ok_or(Refused::Impossible("this node has no regions"))?;
         sharing.propose(draft, wall_ns)
@@ -187,7 +188,7 @@ impl Node {
     /// The next version, with a new epoch, by which this node becomes the authority: an operator's command.
     ///
     /// # Errors
-    /// Why not.
+    /// Why this node may not make it.
     pub fn take_over(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
         let sharing = self.lock_sharing().ok_or(Refused::Impossible("this node has no regions"))?;
         sharing.take_over(draft, wall_ns)
@@ -201,21 +202,21 @@ impl Node {
     /// Takes a frame that came over the connection of a region.
     ///
     /// # Errors
-    /// Why it was refused. Nothing changed.
+    /// Why the frame was refused. Nothing has changed.
     pub fn handle(&self, from: MemberId, frame: &[u8], now: Now) -> Result<(), FrameFault> {
         let mut sharing = self.lock_sharing().ok_or(FrameFault::Alone)?;
         sharing.handle(self, from, frame, now)
     }
 
-    /// Lets time pass. `rows` reads the journal, for limits that a new version brings back; while it gives nothing, that
-    /// version waits.
+    /// Lets time pass. `rows` reads the journal, for limits that a new version brings back; while it returns
+    /// `None`, that version waits.
     ///
     /// # Errors
-    /// A version that a peer told and this node cannot adopt.
+    /// A peer sent a version that this node cannot adopt.
     pub fn tick(&self, now: Now, rows: impl FnMut(LimitId) -> Option<Vec<Row>>) -> Result<(), AdoptFault> {
         let Some(mut sharing) = self.lock_sharing() else { return Ok(()) };
         let adopted = sharing.adopt_offered(self, self.not_before(now), rows);
-        // Where nodes share what they have, cells call for their pools first.
+        // If nodes share their region's pools, cells first call for their pools.
         let calls = match &self.leases {
             None => self.take_calls(),
             Some(leases) => lock(leases).take_dry(),
@@ -224,65 +225,67 @@ impl Node {
         adopted
     }
 
-    /// Whether a cell calls for a look: time for a [`Node::tick`].
+    /// Whether a cell calls for a rebalance: time for a [`Node::tick`].
     pub fn calls(&self) -> bool {
         self.calls.load(Ordering::Acquire)
     }
 
-    /// Ready while a cell calls for a look ([`Node::calls`]). One task may wait: the last that polled is woken.
+    /// Ready while a cell calls for a rebalance ([`Node::calls`]). One task may wait: the last that polled is
+    /// woken.
     pub fn poll_calls(&self, context: &Context<'_>) -> Poll<()> {
-        // A cell that calls after this wakes the task; one that called before is seen below.
+        // A cell that calls after this line wakes the task; an earlier call is seen below.
         *lock(&self.caller) = Some(context.waker().clone());
         if self.calls() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// The next frame to send, and to which region; nothing when all is said that may leave now.
+    /// The next frame to send, and its region; `None` if nothing more may leave now.
     pub fn poll(&self, now: Now) -> Option<(MemberId, Vec<u8>)> {
         self.poll_to(now, |_| true)
     }
 
-    /// The same, of the regions that a frame can be sent to now: what is for the others waits, and only its latest.
+    /// As [`Node::poll`], for regions to which a frame can be sent now. For other regions, only the latest
+    /// contents wait.
     pub fn poll_to(&self, now: Now, may_send: impl Fn(MemberId) -> bool) -> Option<(MemberId, Vec<u8>)> {
         self.lock_sharing()?.poll(self, now, may_send)
     }
 
-    /// There is a new connection to a region: what was under way on the one before, and not confirmed, is sent again at
-    /// once.
+    /// Notes a new connection to a region: frames that were under way on the old connection, and not
+    /// confirmed, are sent again at once.
     pub fn reconnected(&self, region: MemberId, now: Now) {
         if let Some(mut sharing) = self.lock_sharing() {
             sharing.reconnected(region, now);
         }
     }
 
-    /// Another region, to be told of this one: frames go there from now on.
+    /// Adds another region, to which frames are sent from now on.
     pub fn meet(&self, incarnation: Incarnation) {
         if let Some(mut sharing) = self.lock_sharing() {
             sharing.meet(incarnation);
         }
     }
 
-    /// Has the node of another region settle a charge that it made, when it is reached; says whether there is such a region, and
-    /// room for it to wait. A restart of this node forgets what waits.
+    /// Asks the node of another region, once it is reached, to settle a charge that it made. Says whether
+    /// there is such a region, and room to wait. A restart of this node forgets waiting settlements.
     pub fn forward(&self, to: MemberId, id: ChargeId, cost: Option<u64>) -> bool {
         self.lock_sharing().is_some_and(|mut sharing| sharing.forward(to, id, cost))
     }
 
-    /// How this node stands among the regions.
+    /// This node's standing among the regions.
     pub fn membership(&self, now: Now) -> Option<Membership> {
         Some(self.lock_sharing()?.membership(now))
     }
 
-    /// What was sent and refused.
+    /// Counts of what was sent and refused.
     pub fn traffic(&self) -> Traffic {
         self.lock_sharing().map_or_else(Traffic::default, |sharing| sharing.traffic())
     }
 
-    /// Units that all regions were heard to have charged under a limit, less those given back.
+    /// Units that all regions reported as charged under a limit, minus those given back.
     pub fn usage_of(&self, limit: LimitId) -> u128 {
         self.lock_sharing().map_or(0, |sharing| sharing.usage_of(limit))
     }
 
-    /// Units that one writer was heard to have charged under a limit.
+    /// Units that one incarnation reported as charged under a limit.
     pub fn charged_by(&self, incarnation: Incarnation, limit: LimitId) -> u64 {
         self.lock_sharing().map_or(0, |sharing| sharing.charged(incarnation, limit))
     }
@@ -291,7 +294,7 @@ impl Node {
         self.sharing.as_ref().map(lock::<Sharing>)
     }
 
-    // For the sharing.
+    // The calls for the sharing.
 
     pub(crate) fn sessions(&self) -> RwLockReadGuard<'_, BTreeMap<Incarnation, Session>> {
         self.sessions.read().unwrap_or_else(PoisonError::into_inner)
@@ -301,7 +304,7 @@ impl Node {
         self.sessions.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes what the node remembers of itself; gives the batch it is in.
+    /// Changes what the node remembers of itself; returns the batch with the change.
     pub(crate) fn remember(&self, change: impl FnOnce(&mut Memory)) -> u64 {
         let mut memory = lock(&self.memory);
         change(&mut memory);
@@ -309,24 +312,25 @@ impl Node {
         self.write_record(MEMORY, bytes)
     }
 
-    /// Puts something that is no cell's in line for the disk; gives the batch it is in.
+    /// Queues a record that is not a cell for the disk; returns its batch.
     pub(crate) fn write_record(&self, name: LimitId, bytes: Vec<u8>) -> u64 {
         self.push_row(Row { limit: name, tag: CellTag(0), state: Some(CellRecord::of_record(bytes)) })
     }
 
-    /// Puts a cell and what is given away of it in line for the disk; gives the batch it is in.
+    /// Queues a cell with its loans and transfers for the disk; returns its batch.
     pub(crate) fn write_account(&self, (slot, tag): CellKey, cell: &mut HeapCell, now: Now) -> u64 {
         cell.forget_held_if_renumbered();
         let catalogue = self.catalogue();
         let (Some(limit), Some(account)) = (catalogue.id(slot), cell.account.take()) else { return 0 };
         let pledge = account.pledge();
-        // Of a bucket that is not journalled a crash presumes that all is owed that it may owe; only more must be known.
+        // For an unjournalled bucket, a crash presumes the largest debt that is allowed; only a larger debt
+        // must be written.
         let overdrawn = account.algorithm.owed(&cell.words, now) > account.effective().units
             && !mutated(Mutation::OverdrawnUnwritten);
         let kept = catalogue.is_durable(slot) || overdrawn;
         let tag = journal_tag(tag);
         let batch = if !kept && pledge.is_empty() && cell.is_unwritten() {
-            // The disk has nothing of it, and need not.
+            // The disk has no row of the cell, and needs none.
             0
         } else if !kept && pledge.is_empty() {
             cell.forget_written();
@@ -360,12 +364,12 @@ impl Node {
         lock(&self.registry).set_terms(allocations);
     }
 
-    /// Shares as the terms say from now on; says whether that changed any limit's numbers.
+    /// Adopts the shares of these allocations; says whether any limit's variants changed.
     ///
     /// # Errors
-    /// A limit has had too many numbers. With the shares of before the node would spend what others count on.
+    /// A limit has had too many variants. With its old shares, the node would spend what others count on.
     pub(crate) fn reshare(&self, allocations: Allocations, now: Now) -> Result<bool, CatalogueFault> {
-        // Whoever looks at cells of pools goes by one catalogue all the while.
+        // Held so that a rebalance of the pools uses one catalogue throughout.
         let _held = self.leases.as_ref().map(lock);
         let mut registry = lock(&self.registry);
         let changed = registry.share(allocations, now)?;
@@ -378,12 +382,12 @@ impl Node {
         Ok(changed)
     }
 
-    /// How long what was spent under any numbers of a limit so far may count.
+    /// How long units spent under any variant of a limit so far may count.
     pub(crate) fn drains_ns(&self, limit: &Limit) -> u64 {
         lock(&self.registry).drains_ns(limit)
     }
 
-    /// Whether a limit was in force since the start, so that what was spent of it is known.
+    /// Whether a limit was in force since the start, so that its spent units are known.
     pub(crate) fn knows(&self, limit: LimitId) -> bool {
         lock(&self.registry).knows(limit)
     }
@@ -399,9 +403,9 @@ impl Node {
         Some(Now { wall_ns: crashed.wall_ns.saturating_add_signed(corrected_ns), ..crashed })
     }
 
-    /// Somebody agrees with the wall that is gone by, for the first time since the start. What was read from the journal
-    /// before was dated by a wall, and by a steady clock that began with it, which may have been ahead: then less time has
-    /// passed since it was written.
+    /// Notes that another clock agrees with the corrected wall clock, for the first time since the start.
+    /// State read from the journal was dated by the old wall clock, and by a steady clock that began with it.
+    /// If these were ahead, less time has passed since the state was written.
     pub(crate) fn believe_wall(&self, corrected_ns: i64, raw: Now) {
         let ahead_ns = corrected_ns.min(0).unsigned_abs();
         let now = Now { wall_ns: raw.wall_ns.saturating_add_signed(corrected_ns), ..raw };
@@ -433,7 +437,8 @@ impl Node {
                 let Some(local) = catalogue.local(cell.slot(), cell.numbers()) else { continue };
                 let algorithm = cells.account(place).map_or(local.at(salt), |account| &account.algorithm);
                 let mut state = later(algorithm, cells.words(&cell), Some(salt));
-                // What a crash forgot was spent in the windows that were open then, and by no wrong wall.
+                // Units that a crash forgot were spent in the windows that were open then, by the right wall
+                // clock.
                 if is_wrong && !algorithm.has_rate() {
                     let words = state.as_ref().map_or(cells.words(&cell), State::words);
                     state = self
@@ -457,15 +462,16 @@ impl Node {
         self.is_wall_believed.store(true, Ordering::Release);
     }
 
-    /// The wall never goes back behind this time while the process lives: what was forgotten of an earlier window is
-    /// not asked for again.
+    /// Keeps the wall clock from going back behind this time while the process lives. So an earlier window,
+    /// which was forgotten, is never used again.
     pub(crate) fn leave_behind(&self, now: Now) {
         if !mutated(Mutation::WindowReopens) {
             self.forget_at(now);
         }
     }
 
-    /// What is idle by now is forgotten: who reads less must not find that there is nothing.
+    /// Notes that idle cells are dropped at this time: a thread with an earlier clock must not take them for
+    /// new ones.
     pub(crate) fn forget_at(&self, now: Now) {
         if !self.left.is_old(now) {
             self.forgotten_wall_ns.fetch_max(now.wall_ns, Ordering::AcqRel);
@@ -473,13 +479,13 @@ impl Node {
         self.forgotten_steady_ns.fetch_max(now.steady_ns, Ordering::AcqRel);
     }
 
-    /// Whether what is not there by these clocks may be there, and have been forgotten by later ones.
+    /// Whether a cell that is missing may exist by these clocks, and have been dropped by later ones.
     #[inline]
     pub(crate) fn is_behind(&self, now: Now) -> bool {
         now.wall_ns < self.wall_high_ns() || now.steady_ns < self.forgotten_steady_ns.load(Ordering::Acquire)
     }
 
-    /// No earlier than what was forgotten.
+    /// The time, but no earlier than the last time at which cells were dropped.
     pub(crate) fn not_behind(&self, now: Now) -> Now {
         Now {
             wall_ns: now.wall_ns.max(self.wall_high_ns()),
@@ -487,7 +493,7 @@ impl Node {
         }
     }
 
-    /// What is added to the wall from now on, and what it reads then.
+    /// Sets the correction of the wall clock from now on, and its reading then.
     pub(crate) fn set_wall(&self, time: &Timekeeper, error_ns: u64, drift_ppm: u32) {
         self.correction_ns.store(time.correction_ns(), Ordering::Release);
         if let Some(seen) = time.compared() {
@@ -495,25 +501,25 @@ impl Node {
         }
     }
 
-    /// What clocks are held to while this node has no catalogue, which says so then: how far walls may be off, in nanoseconds, and
-    /// how far steady clocks may drift, in parts per million.
+    /// Sets the clocks' bounds for the time without a catalogue, which has its own: how far wall clocks may
+    /// be off, in nanoseconds, and how far steady clocks may drift, in parts per million.
     pub fn expect_of_clocks(&self, error_ns: u64, drift_ppm: u32) {
         self.clock_error_ns.store(error_ns.min(versions::CLOCK_ERROR_NS_MAX), Ordering::Release);
         self.drift_ppm.store(drift_ppm.min(versions::DRIFT_PPM_MAX), Ordering::Release);
     }
 
-    /// As [`Node::expect_of_clocks`] said.
+    /// The bounds set by [`Node::expect_of_clocks`].
     pub(crate) fn expected_of_clocks(&self) -> (u64, u32) {
         (self.clock_error_ns.load(Ordering::Acquire), self.drift_ppm.load(Ordering::Acquire))
     }
 
-    /// Whether what is durable or shared may be dated by the wall: somebody agreed with it since the start, or nobody is there
-    /// to agree.
+    /// Whether the wall clock may date durable or shared state: another clock agreed with it since the start,
+    /// or there is no other clock.
     pub fn is_wall_believed(&self) -> bool {
         self.is_wall_believed.load(Ordering::Acquire)
     }
 
-    /// Whether a cell's window is one that the wall has left before it was set back.
+    /// Whether the wall clock left a cell's window before it was set back.
     pub(crate) fn is_closed(&self, context: &CellContext<'_>, end_ns: u64) -> bool {
         match context.global {
             Algorithm::FixedWindow(window) => self.left.is_closed(window, end_ns, context.salt),
@@ -525,19 +531,21 @@ impl Node {
         self.forgotten_wall_ns.load(Ordering::Acquire)
     }
 
-    /// Nothing passes here until a restart, which counts numbers anew. To others the node is as one that crashed.
+    /// Lets nothing pass until a restart, which numbers variants anew. To other nodes, this node looks as if
+    /// it had crashed.
     pub(crate) fn stop_for_want_of_numbers(&self) {
         self.is_out_of_numbers.store(true, Ordering::Release);
         self.forwards.close();
     }
 
-    /// Whether that was said.
+    /// Whether [`Node::stop_for_want_of_numbers`] was called.
     #[inline]
     pub(crate) fn is_out_of_numbers(&self) -> bool {
         self.is_out_of_numbers.load(Ordering::Acquire)
     }
 
-    /// Whether cells may be decided on: somebody agrees with the wall, and their numbers are those that they should have.
+    /// Whether cells may be decided on: another clock agrees with the wall clock, and limits have the
+    /// variants that they need.
     #[inline]
     pub(crate) fn may_decide(&self) -> bool {
         self.is_wall_believed() && !self.is_out_of_numbers()
@@ -587,9 +595,9 @@ impl Node {
         }
     }
 
-    /// The state of a cell of which nothing is known but that it was served until then; with no salt, of one that any
-    /// cells share. Among regions it may have had more than it has now: rights that came and will be told again, or the
-    /// share of an earlier version. So of a window nothing at all is left.
+    /// The state of a cell that was served until `then`, and of which nothing else is known. With no salt,
+    /// the cell is one that any cells share. Among regions the cell may have had more than now: transfers
+    /// that will be repeated, or the share of an earlier version. So nothing at all is left of a window.
     pub(crate) fn spent(&self, algorithm: &Algorithm, then: Now, salt: Option<u32>) -> State {
         let all = self.of_any_size(algorithm);
         let algorithm = all.as_ref().unwrap_or(algorithm);
@@ -599,10 +607,10 @@ impl Node {
         }
     }
 
-    /// The same window, as large as it may have been before this process.
+    /// The algorithm with the largest size that its window may have had before this process.
     fn of_any_size(&self, algorithm: &Algorithm) -> Option<Algorithm> {
         match algorithm {
-            // What an earlier process took from a pool counts as spent there.
+            // Units that an earlier process took from a pool count as spent in the pool.
             _ if self.leases.is_some() || self.sharing.is_none() || mutated(Mutation::SpentAsOfNow) => None,
             Algorithm::FixedWindow(window) => Some(Algorithm::FixedWindow(FixedWindow {
                 limit: UNITS_MAX,
@@ -620,8 +628,8 @@ impl Node {
         }
     }
 
-    /// Where a restart forgot what was spent, new numbers do not give it back: all of it counts as spent, as in a
-    /// cell that is not there. What was charged since was charged beside that, so nothing is left.
+    /// Ensures that a new variant does not give back what a restart forgot: all of it counts as spent, as in
+    /// an absent cell. Later charges come on top of it, so nothing is left.
     pub(crate) fn not_less_than_forgotten(
         &self,
         catalogue: &Catalogue,
@@ -638,7 +646,7 @@ impl Node {
         }
         let Some(then) = self.spent_before_start(catalogue, slot, algorithm, now) else { return state };
         match algorithm {
-            // Of a window that is over, nothing is left to be spent.
+            // Nothing is left to be spent in a window that is over.
             Algorithm::FixedWindow(_) => {
                 let spent = self.spent(algorithm, then, Some(salt));
                 if algorithm.covers(spent.words(), state.words(), now) { spent } else { state }
@@ -647,7 +655,7 @@ impl Node {
         }
     }
 
-    /// Whether a cell that is not there is taken to owe something, because a crash forgot what it owes.
+    /// Whether an absent cell is presumed to owe something because a crash forgot its debt.
     pub(crate) fn is_forgotten(
         &self,
         catalogue: &Catalogue,
@@ -661,8 +669,8 @@ impl Node {
         }
     }
 
-    /// When a cell must be taken to have been spent, if a restart forgot what was. Buckets do not go by it: what they owed
-    /// then drains by whatever numbers there were since ([`Catalogue::forgotten`]).
+    /// The time at which a cell is presumed to have been spent, if a restart forgot its state. Buckets do not
+    /// use this: their debt at that time drains by the variants since ([`Catalogue::forgotten`]).
     pub(crate) fn spent_before_start(
         &self,
         catalogue: &Catalogue,
@@ -673,12 +681,12 @@ impl Node {
         let then = self.after_crash().filter(|_| !mutated(Mutation::CrashForgetsSpent))?;
         let recent = now.steady_ns < then.steady_ns.saturating_add(algorithm.horizon_ns())
             || now.wall_ns < then.wall_ns.saturating_add(algorithm.horizon_ns());
-        // Among regions a version may have been adopted, and served, that the disk never had.
+        // Among regions, a version may have been adopted and served that the disk never had.
         let forgotten = catalogue.is_empty_handed(slot) || (self.is_shared() && !catalogue.is_durable(slot));
         (recent && forgotten).then_some(then)
     }
 
-    /// A cell was lent of before this start: the sharing keeps an eye on it.
+    /// Notes a cell with loans or transfers from before this start: the sharing must watch it.
     pub(crate) fn lent_before(&self, slot: u32, tag: CellTag) {
         lock(&self.found).push((slot, tag));
     }
@@ -700,8 +708,7 @@ impl Node {
         calls
     }
 
-    /// Units charged since the last time this was asked, by the slot of the limit.
-    /// And what was given back.
+    /// Takes the units charged and the units given back since the last call, by the slot of the limit.
     pub(crate) fn take_spent(&self) -> Vec<(u32, u64, u64)> {
         let mut all: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
         for shard in &self.shards {
@@ -712,9 +719,9 @@ impl Node {
         all.into_iter().map(|(slot, (spent, returned))| (slot, spent, returned)).collect()
     }
 
-    // For the cells.
+    // The calls for the cells.
 
-    /// Why this region owns nothing, if it does.
+    /// Why this region owns nothing, if so.
     #[inline]
     pub(crate) fn owns_nothing(&self) -> Option<Reason> {
         match self.owns_nothing.load(Ordering::Acquire) {
@@ -724,7 +731,7 @@ impl Node {
         }
     }
 
-    /// A cell calls for a look.
+    /// Notes that a cell calls for a rebalance.
     pub(crate) fn call(&self, shard: usize) {
         self.shards[shard].call();
         if !self.calls.swap(true, Ordering::AcqRel)
@@ -738,20 +745,20 @@ impl Node {
         ASK_AGAIN_NS
     }
 
-    /// Whether others are told what is charged here and given back: nobody takes those sums otherwise.
+    /// Whether others are told what is charged here and given back: otherwise nobody takes these sums.
     #[inline]
     pub(crate) const fn counts_usage(&self) -> bool {
         self.sharing.is_some()
     }
 
-    /// Whether limits are shared with other regions, or other nodes of this one.
+    /// Whether limits are shared with other regions, or with other nodes of this region.
     #[inline]
     pub(crate) const fn is_shared(&self) -> bool {
         self.sharing.is_some() || self.leases.is_some()
     }
 }
 
-/// What a cell of a bucket owes of which nothing is known, if a crash forgot it and it is not idle by now.
+/// The debt of a bucket's cell of which nothing is known, if a crash forgot it and it is not idle by now.
 fn forgotten(
     catalogue: &Catalogue,
     (slot, numbers): (u32, u16),
@@ -771,7 +778,7 @@ mod tests {
 
     use crate::{Ask, Config, Home, sharing::LOAN_TTL_NS};
 
-    /// A clock that is doubted again and again changes the margin of windows, and with it all numbers.
+    /// A clock that is doubted again and again changes the margin of windows, and so all variants.
     #[test]
     fn a_node_whose_limits_cannot_have_the_numbers_of_new_shares_lets_nothing_pass() {
         let incarnation = Incarnation { member: MemberId(0), node: 0, number: 1 };
@@ -825,8 +832,8 @@ mod tests {
         assert_eq!(resumed(3, u64::MAX), Err(ResumeFault::Unreadable("memory")));
     }
 
-    /// Disks of before terms spared anything lack the end of what is kept, and those of before certificates could be revoked
-    /// the end of the version.
+    /// Two older formats lack bytes at an end. Before allocations spared windows, the record lacked its last
+    /// field. Before certificates could be revoked, the version lacked its last field.
     #[test]
     fn older_disks_are_read() {
         let me = Incarnation { member: MemberId(3), node: 0, number: 2 };
@@ -849,7 +856,7 @@ mod tests {
         let kept = versions.kept();
         let bytes = bytes_of(kept);
         assert_eq!(kept_of(bytes.clone()).as_ref(), Some(kept));
-        // Behind the version, of which none is revoked; the 1 says that there is one.
+        // This byte follows the version and says that nothing is revoked. The 1 says that there is a version.
         let place = postcard::to_allocvec(&(me, 1_u8, &version)).expect("bytes").len() - 1;
         assert_eq!(bytes[place], 0);
         let mut before = bytes;

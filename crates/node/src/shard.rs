@@ -17,10 +17,10 @@ use crate::{
     table::{Cell, Table},
 };
 
-/// A sweep that frees less than one cell in so many is not worth repeating soon.
+/// A sweep that frees less than one cell in this many is not worth repeating soon.
 const SWEEP_WORTH: usize = 8;
-/// Nanoseconds until a sweep that freed too little is tried again. A flood of new keys would
-/// otherwise pay for one sweep a key.
+/// Nanoseconds until a sweep that freed too little is tried again. Otherwise a flood of new keys would pay
+/// for one sweep a key.
 const SWEEP_AGAIN_NS: u64 = 100_000_000;
 
 /// States a page: 4 KiB.
@@ -30,7 +30,7 @@ const HEAP_PAGE: usize = 32;
 #[derive(Debug, Default)]
 pub(crate) struct Shard {
     cells: Mutex<Cells>,
-    /// Whether a cell calls for a look.
+    /// Whether a cell calls for a rebalance.
     calls: AtomicBool,
 }
 
@@ -42,30 +42,31 @@ pub(crate) struct Cells {
     free: Vec<usize>,
     heap_bytes: usize,
     sweep_again_ns: u64,
-    /// Shared cells that the sharing with other regions shall look at.
+    /// Cells with accounts that the sharing with other regions must rebalance.
     attention: Vec<(u32, CellTag)>,
     /// Units charged, and units given back, since they were last taken.
     spent: Sums,
     refunded: Sums,
     /// Cells of soft limits that are nearly used up.
     soft: BTreeMap<(u32, CellTag), SoftState>,
-    /// Idle cells forgotten since the start.
+    /// Idle cells dropped since the start.
     pub(crate) evicted: u64,
 }
 
-/// The most cells of soft limits under one lock that are nearly used up: 16 384 in all. Others are not slowed.
+/// The most cells of soft limits that are nearly used up, under one lock: 16 384 in all. Others are not
+/// throttled.
 const SOFT_MAX: usize = 64;
 
-/// What a cell of a soft limit was told of in its window, and how fast it goes.
+/// The warnings sent for a cell of a soft limit in its window, and its throttle.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SoftState {
-    /// The window's end; 0 where there are no edges.
+    /// The window's end; 0 if there are no edges.
     window: u64,
-    /// When it is over in any case: steady clock.
+    /// When the state is over in any case: steady clock.
     ends_ns: u64,
-    /// The highest threshold that was told, in percent.
+    /// The highest threshold for which a warning was sent, in percent.
     pub(crate) told: u8,
-    /// A throttle's theoretical arrival time: its halves.
+    /// The two halves of the throttle's theoretical arrival time.
     tat: [u64; 2],
 }
 
@@ -74,12 +75,12 @@ impl SoftState {
         Self { window, ends_ns, told, tat: [0, 0] }
     }
 
-    /// Whether it is of the window that is open.
+    /// Whether the state belongs to the open window.
     pub(crate) fn is_of(&self, window: u64, now: Now) -> bool {
         self.window == window && now.steady_ns < self.ends_ns
     }
 
-    /// The throttle's state in the window that is open.
+    /// The throttle's state in the open window.
     pub(crate) fn tat(&self, window: u64, now: Now) -> u128 {
         let [high, low] = if self.is_of(window, now) { self.tat } else { [0, 0] };
         u128::from(high) << 64 | u128::from(low)
@@ -92,17 +93,17 @@ impl SoftState {
 }
 
 impl Shard {
-    /// A cell calls for a look.
+    /// Notes that a cell calls for a rebalance.
     pub(crate) fn call(&self) {
         self.calls.store(true, Ordering::Release);
     }
 
-    /// Whether a cell called since the last time this was asked.
+    /// Whether a cell called since this was last asked.
     pub(crate) fn calls(&self) -> bool {
         self.calls.swap(false, Ordering::AcqRel)
     }
 
-    /// Takes the lock. A thread that panicked under it left whole words behind, so the cells are
+    /// Takes the lock. A thread that panicked under the lock left no word half written, so the cells are
     /// still good.
     #[inline]
     pub(crate) fn lock(&self) -> MutexGuard<'_, Cells> {
@@ -120,14 +121,14 @@ impl Cells {
         }
     }
 
-    /// The cell, if other regions have to do with it.
+    /// The cell, if it has an account.
     #[inline]
     pub(crate) fn shared_mut(&mut self, place: usize) -> Option<&mut HeapCell> {
         let cell = &mut self.heap[self.table.at(place).heap_place()?];
         cell.account.is_some().then_some(cell)
     }
 
-    /// A state on the heap, for a change that leaves its size.
+    /// A state on the heap, for a change that does not change its size.
     #[inline]
     pub(crate) fn heap_mut(&mut self, at: usize) -> &mut HeapCell {
         &mut self.heap[at]
@@ -138,7 +139,7 @@ impl Cells {
         self.table.at(place).heap_place().map_or(0, |at| self.heap[at].leased())
     }
 
-    /// Leases so many units more of a cell, or fewer.
+    /// Changes the number of leased units of a cell.
     pub(crate) fn lease(&mut self, place: usize, change: impl FnOnce(u64) -> u64) {
         if self.table.at(place).heap_place().is_none() {
             self.move_to_heap(place);
@@ -148,13 +149,13 @@ impl Cells {
         }
     }
 
-    /// What other regions have to do with a cell.
+    /// The account of a cell.
     #[inline]
     pub(crate) fn account(&self, place: usize) -> Option<&Account> {
         self.heap[self.table.at(place).heap_place()?].account.as_deref()
     }
 
-    /// Other regions have to do with a cell from now on.
+    /// Gives a cell an account.
     pub(crate) fn share(&mut self, place: usize, account: Box<Account>) {
         if self.table.at(place).heap_place().is_none() {
             self.move_to_heap(place);
@@ -167,18 +168,18 @@ impl Cells {
         }
     }
 
-    /// The sharing with other regions shall look at a cell soon. At most once in the list for each
-    /// cell that has an account: the account remembers.
+    /// Asks the sharing with other regions to rebalance a cell soon. Each cell with an account is in the list
+    /// at most once: the account remembers.
     pub(crate) fn attend(&mut self, slot: u32, tag: CellTag) {
         self.attention.push((slot, tag));
     }
 
-    /// What is kept of a cell of a soft limit.
+    /// The state kept for a cell of a soft limit.
     pub(crate) fn soft(&self, key: (u32, CellTag)) -> Option<&SoftState> {
         self.soft.get(&key)
     }
 
-    /// Keeps it; says whether there is room.
+    /// Keeps the state of a cell of a soft limit; says whether there is room.
     pub(crate) fn keep_soft(&mut self, key: (u32, CellTag), state: SoftState, now: Now) -> bool {
         if self.soft.len() >= SOFT_MAX && !self.soft.contains_key(&key) {
             self.soft.retain(|_, state| now.steady_ns < state.ends_ns);
@@ -190,38 +191,38 @@ impl Cells {
         has_room
     }
 
-    /// Counts what was charged under the limit of a slot.
+    /// Counts units charged under the slot's limit.
     #[inline]
     pub(crate) fn count_spent(&mut self, slot: u32, units: u64) {
         self.spent.add(slot, units);
     }
 
-    /// Counts what was given back under the limit of a slot.
+    /// Counts units given back under the slot's limit.
     pub(crate) fn count_refunded(&mut self, slot: u32, units: u64) {
         self.refunded.add(slot, units);
     }
 
-    /// What was charged since the last time.
+    /// The units charged since the last call.
     pub(crate) fn take_spent(&mut self) -> impl Iterator<Item = (u32, u64)> + use<> {
         self.spent.take()
     }
 
-    /// What was given back since the last time.
+    /// The units given back since the last call.
     pub(crate) fn take_refunded(&mut self) -> impl Iterator<Item = (u32, u64)> + use<> {
         self.refunded.take()
     }
 
-    /// What other regions have to do with a cell that was found.
+    /// The account of a cell that was found.
     pub(crate) fn account_of(&self, cell: &Cell) -> Option<&Account> {
         self.heap[cell.heap_place()?].account.as_deref()
     }
 
-    /// The cells to look at.
+    /// The cells that must be rebalanced.
     pub(crate) fn take_attention(&mut self) -> Vec<(u32, CellTag)> {
         std::mem::take(&mut self.attention)
     }
 
-    /// Runs a change on a state on the heap, and accounts for its size.
+    /// Runs a change on a state on the heap, and counts its bytes.
     pub(crate) fn with_heap_cell<R>(&mut self, place: usize, change: impl FnOnce(&mut HeapCell) -> R) -> R {
         let cell = &mut self.heap[place];
         let result = change(cell);
@@ -231,7 +232,7 @@ impl Cells {
         result
     }
 
-    /// Replaces a cell's state by one under other numbers.
+    /// Replaces a cell's state by one under another variant.
     pub(crate) fn rewrite(&mut self, place: usize, numbers: u16, state: State) {
         let heap = self.table.at(place).heap_place();
         match (heap, state) {
@@ -243,7 +244,7 @@ impl Cells {
                 self.with_heap_cell(at, |cell| cell.rewrite(words));
             }
             (None, State::Inline(words)) => self.table.at_mut(place).words = words,
-            // A clock that is not certain any more: windows keep a word for the next one.
+            // A clock is uncertain now: windows then keep an additional word for the next window.
             (None, State::Heap(words)) => {
                 let at = self.add_to_heap(HeapCell::new(words));
                 self.table.at_mut(place).set_heap_place(at);
@@ -252,7 +253,7 @@ impl Cells {
         self.table.at_mut(place).set_numbers(numbers);
     }
 
-    /// Moves a state out of its cell: its limit is kept in the journal from now on.
+    /// Moves a state out of its cell, because its limit is kept in the journal from now on.
     pub(crate) fn move_to_heap(&mut self, place: usize) {
         let words = self.table.at(place).words.to_vec();
         let at = self.add_to_heap(HeapCell::new(words));
@@ -283,8 +284,8 @@ impl Cells {
         }
     }
 
-    /// Makes room for `more` cells within `bytes_max`, forgetting idle cells before it grows, or if it is crowded.
-    /// Cells may change places. Says whether there is room.
+    /// Makes room for `more` cells within `bytes_max`. Drops idle cells before it grows, or if the shard is
+    /// crowded. Cells may change places. Says whether there is room.
     pub(crate) fn make_room(
         &mut self,
         more: usize,
@@ -305,10 +306,10 @@ impl Cells {
         }
         let on_heap = self.bytes_on_heap();
         if self.bytes() > bytes_max {
-            // Charges have taken some of it since.
+            // Charges have taken some of the memory since.
             self.table.shrink(more, bytes_max.saturating_sub(on_heap));
         }
-        // The heap goes on growing with the table.
+        // The heap grows together with the table.
         let needed = self.table.bytes_needed();
         let of_table = if on_heap == 0 { bytes_max } else { bytes_max * needed / (needed + on_heap) };
         while !self.table.has_room(more) {
@@ -319,7 +320,7 @@ impl Cells {
         self.bytes() <= bytes_max
     }
 
-    /// Forgets the cells that `gone` chooses.
+    /// Drops the cells that `gone` chooses.
     pub(crate) fn sweep(&mut self, mut gone: impl FnMut(&Cell, &HeapCells<'_>) -> bool) {
         let before = self.table.len();
         let heap = HeapCells(&self.heap);
@@ -342,7 +343,7 @@ impl Cells {
         self.evicted += (before - self.table.len()) as u64;
     }
 
-    /// Gives back the memory of states that are gone.
+    /// Frees the memory of states that are gone.
     fn compact(&mut self) {
         let mut old = std::mem::take(&mut self.heap);
         self.free = Vec::new();
@@ -359,15 +360,16 @@ impl Cells {
         self.table.bytes() + self.bytes_on_heap()
     }
 
-    /// Bytes of the states on the heap, with the places that wait for one.
+    /// Bytes of the states on the heap, with the free places.
     fn bytes_on_heap(&self) -> usize {
         let taken = (self.heap.len() - self.free.len()) * size_of::<HeapCell>();
         self.heap_bytes + self.heap.bytes() - taken + self.free.capacity() * size_of::<usize>()
     }
 
-    /// Whether so large a part of the cells is `is_wanted` that no more of them may come: more than `parts` times what is still
-    /// free (dynamic thresholds, Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998). One kind alone then stops at
-    /// `parts` of `parts + 1` parts, and several still leave some. `around`: any tag.
+    /// Whether so many cells are `is_wanted` that no more of them may come: more than `parts` times the free
+    /// memory (dynamic thresholds, Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998). A
+    /// single kind of cells then stops at `parts` of `parts + 1` parts, and several kinds still leave some.
+    /// `around`: any tag.
     pub(crate) fn has_its_part(
         &self,
         parts: usize,
@@ -377,7 +379,7 @@ impl Cells {
     ) -> bool {
         let used = self.table.bytes_needed() + self.bytes_on_heap();
         let free = bytes_max.saturating_sub(used);
-        // Nearly always there is room even if all were of one kind.
+        // Nearly always there is room even if all cells were of one kind.
         if used <= parts * free {
             return false;
         }
@@ -386,18 +388,19 @@ impl Cells {
     }
 }
 
-/// Units by the slot of their limit, of those limits alone that were counted since the last [`Sums::take`].
+/// Units by the slot of their limit, only for limits that were counted since the last [`Sums::take`].
 ///
-/// There may be a hundred thousand limits, and there are hundreds of shards. A few limits at a time cost no search.
+/// There may be a hundred thousand limits, and there are hundreds of shards. A few limits at a time cost no
+/// search.
 #[derive(Debug, Default)]
 struct Sums {
-    /// The slot that was counted last of all with one remainder, and its units. Slot 0 is none.
+    /// For each remainder, the slot counted last and its units. Slot 0 means none.
     latest: [(u32, u64); LATEST],
-    /// The slots that others have displaced there. A slot may be in both.
+    /// Slots that others have displaced there. A slot may be in both.
     others: BTreeMap<u32, u64>,
 }
 
-/// Limits that are counted without a search, if their slots are next to each other.
+/// How many limits are counted without a search, if their slots are adjacent.
 const LATEST: usize = 8;
 
 impl Sums {
@@ -420,7 +423,7 @@ impl Sums {
         }
     }
 
-    /// All that was counted, in the order of the slots.
+    /// Takes all sums, in the order of the slots.
     fn take(&mut self) -> impl Iterator<Item = (u32, u64)> + use<> {
         for (slot, units) in std::mem::take(&mut self.latest) {
             self.set_aside(slot, units);
@@ -429,11 +432,11 @@ impl Sums {
     }
 }
 
-/// The states on the heap, for those who look at cells.
+/// The states on the heap, read-only.
 pub(crate) struct HeapCells<'a>(&'a Pages<HeapCell, HEAP_PAGE>);
 
 impl HeapCells<'_> {
-    /// Whether other regions have to do with a cell, or callers hold leases of it: then it is not forgotten.
+    /// Whether a cell has an account, or callers hold leases of it: such a cell is not dropped.
     pub(crate) fn is_shared(&self, cell: &Cell) -> bool {
         let is_kept = |cell: &HeapCell| cell.account.is_some() || cell.leased() > 0;
         cell.heap_place().is_some_and(|place| is_kept(&self.0[place]))
@@ -447,23 +450,23 @@ impl HeapCells<'_> {
         }
     }
 
-    /// Whether nothing of a cell is, or will be, on disk.
+    /// Whether no row of a cell is, or will be, on disk.
     pub(crate) fn is_unwritten(&self, cell: &Cell) -> bool {
         cell.heap_place().is_none_or(|place| self.0[place].is_unwritten())
     }
 }
 
-/// The state of a cell to be added.
+/// The state of a new cell.
 #[derive(Debug)]
 pub(crate) enum NewCell {
-    /// In the cell.
+    /// A state in the cell itself.
     Inline([u64; 2]),
-    /// On the heap.
+    /// A state on the heap.
     Heap(HeapCell),
 }
 
 impl NewCell {
-    /// On the heap where the algorithm needs it, or the journal must know of it.
+    /// Puts the state on the heap if the algorithm or the journal needs it.
     pub(crate) fn new(state: State, algorithm: &Algorithm, durable: bool) -> Self {
         match state {
             State::Inline(words) if durable => Self::Heap(HeapCell::sized(words.to_vec(), algorithm, true)),

@@ -1,39 +1,40 @@
 //! Cells by tag: open addressing with linear probing, 32 bytes a place.
 //!
-//! A check on a random cell costs about one cache miss here, because the tag, the limit and the
-//! state lie in one half of a cache line, and the list of pages stays in the cache. Places are
-//! in the order of the tags' low halves, so growing copies front to back.
+//! A check on a random cell costs about one cache miss here. The tag, the limit and the state lie in one half
+//! of a cache line, and the list of pages stays in the cache. Places are in the order of the tags' low
+//! halves, so growing copies front to back.
 
 use acequia_limits::{CellTag, algorithm::Inline};
 
 use crate::pages::Pages;
 
-/// Places of an empty table that has had its first cell.
+/// The places of the smallest table that is not empty.
 const PLACES_MIN: usize = 16;
 /// Places a page: 4 KiB.
 const PAGE: usize = 128;
-/// Places that are looked at to learn whose cells a table has.
+/// How many places are sampled to estimate whose cells a table has.
 const SAMPLE: usize = 128;
 
 /// The highest slot of a limit: the bits that a cell has for one.
 pub(crate) const SLOT_MAX: u32 = (1 << 17) - 1;
-/// So many sets of numbers of one limit can be told apart: the bits that a cell has for them.
+/// The most variants of one limit that can be told apart: the bits that a cell has for them.
 pub const NUMBERS_MAX: usize = 1 << (SLOT_SHIFT - 2);
 
-/// What a place holds.
+/// The contents of a place.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(32))]
 pub(crate) struct Cell {
-    /// The tag's low 96 bits; the shard accounts for the rest.
+    /// The tag's low 96 bits; the shard supplies the rest.
     tag: [u32; 3],
-    /// From the highest bit on: the limit's slot in the catalogue, whether `words` lie on the heap, whether the numbers
-    /// are a guess, and which numbers of the limit `words` were written under. All bits are 0 in an empty place.
+    /// From the highest bit on: the limit's slot in the catalogue, whether `words` lie on the heap, whether
+    /// the variant is a guess, and the variant under which `words` were written. All bits are 0 in an empty
+    /// place.
     packed: u32,
-    /// The state itself, or in the first word its place on the heap.
+    /// The state itself, or its place on the heap in the first word.
     pub(crate) words: Inline,
 }
 
-/// Below the slot: two flags and the numbers.
+/// The bits below the slot: two flags and the variant.
 const SLOT_SHIFT: u32 = SLOT_MAX.leading_zeros();
 const HEAP: u32 = 1 << (SLOT_SHIFT - 1);
 const GUESS: u32 = 1 << (SLOT_SHIFT - 2);
@@ -61,13 +62,13 @@ impl Cell {
         (self.packed & NUMBERS) as u16
     }
 
-    /// Whether the cell is known to have these numbers.
+    /// Whether the cell is known to have this variant.
     #[inline]
     pub(crate) fn is_under(&self, numbers: u16) -> bool {
         self.packed & (GUESS | NUMBERS) == u32::from(numbers)
     }
 
-    /// Whether nobody knows if these are its numbers.
+    /// Whether the cell's variant is a guess.
     pub(crate) fn is_guess(&self) -> bool {
         self.packed & GUESS != 0
     }
@@ -76,7 +77,7 @@ impl Cell {
         self.packed = pack(self.slot(), numbers) | self.packed & HEAP;
     }
 
-    /// Its numbers are a guess from now on, until a request or a peer says which they are.
+    /// Marks the variant as a guess, until a request or a peer tells which it is.
     pub(crate) fn guess(&mut self) {
         self.packed |= GUESS;
     }
@@ -97,7 +98,7 @@ impl Cell {
         u128::from(a) | u128::from(b) << 32 | u128::from(c) << 64
     }
 
-    /// As [`CellTag::salt`] of its tag.
+    /// The [`CellTag::salt`] of the cell's tag.
     pub(crate) const fn salt(&self) -> u32 {
         self.tag[2]
     }
@@ -106,7 +107,7 @@ impl Cell {
         self.packed == 0
     }
 
-    /// What the place in the table is made from.
+    /// The number that determines the cell's place in the table.
     fn order(&self) -> u64 {
         order_of(self.tag)
     }
@@ -116,7 +117,7 @@ fn order_of(tag: [u32; 3]) -> u64 {
     u64::from(tag[0]) | u64::from(tag[1]) << 32
 }
 
-/// A slot and numbers in the bits that a cell has for them: neither is larger (`Registry` sees to it).
+/// A slot and a variant in the bits that a cell has for them: neither is larger (`Registry` ensures that).
 fn pack(slot: u32, numbers: u16) -> u32 {
     debug_assert!(slot <= SLOT_MAX && usize::from(numbers) < NUMBERS_MAX, "slot {slot}, numbers {numbers}");
     slot << SLOT_SHIFT | u32::from(numbers)
@@ -143,13 +144,13 @@ impl Table {
         bytes_of(self.places.len())
     }
 
-    /// Bytes of places that its cells need: those that stay empty between them are counted too.
+    /// Bytes of the places that the cells need, including places that stay empty between cells.
     pub(crate) fn bytes_needed(&self) -> usize {
         bytes_of(self.len * 4 / 3)
     }
 
-    /// Whether `more` cells fit without growing: three quarters of the places, beyond which probes
-    /// get long.
+    /// Whether `more` cells fit without growing: in three quarters of the places, beyond which probes get
+    /// long.
     pub(crate) fn has_room(&self, more: usize) -> bool {
         (self.len + more) * 4 <= self.places.len() * 3
     }
@@ -184,7 +185,7 @@ impl Table {
         &mut self.places[place]
     }
 
-    /// Adds a cell that is not there; other cells keep their places. There must be room.
+    /// Adds a cell that is not in the table; other cells keep their places. There must be room.
     pub(crate) fn insert(&mut self, cell: Cell) -> usize {
         assert!(self.has_room(1), "room is made before a cell is added");
         let mut at = self.home(cell.order());
@@ -196,8 +197,8 @@ impl Table {
         at
     }
 
-    /// Half as many places again, or as many as `bytes_max` have room for. Says whether that is an eighth more at least: less is
-    /// not worth the copying.
+    /// Grows the table by half, or to what `bytes_max` allows. Says whether it grew: a gain of less than an
+    /// eighth is not worth the copying.
     pub(crate) fn grow(&mut self, bytes_max: usize) -> bool {
         let old = self.places.len();
         let places = Pages::<Cell, PAGE>::whole(rounded_up(old * 3 / 2).min(bytes_max / size_of::<Cell>()));
@@ -208,7 +209,7 @@ impl Table {
         is_worth
     }
 
-    /// So many places, for the cells that are to be kept.
+    /// Rebuilds the table with `places` places, and with the cells that `keeps` chooses.
     fn rebuild(&mut self, places: usize, mut keeps: impl FnMut(&Cell) -> bool) {
         let old = std::mem::replace(&mut self.places, Pages::filled(EMPTY, places));
         self.len = 0;
@@ -217,14 +218,14 @@ impl Table {
         }
     }
 
-    /// Removes the cells that `gone` chooses, and hands each to `gone` once.
+    /// Removes the cells that `gone` chooses, and passes each cell to `gone` once.
     pub(crate) fn remove_if(&mut self, mut gone: impl FnMut(&Cell) -> bool) {
         let are_gone: Vec<bool> = self.iter().map(&mut gone).collect();
         if !are_gone.contains(&true) {
             return;
         }
-        // Removing in place would meet cells twice where probes wrap; a copy is simple, and as
-        // quick as the removals it replaces.
+        // Removal in place would meet cells twice where probes wrap around. A copy is simple, and as quick as
+        // the removals it replaces.
         let mut are_gone = are_gone.into_iter();
         self.rebuild(self.places.len(), |_| are_gone.next() == Some(false));
         if self.len * 8 < self.places.len() {
@@ -232,8 +233,8 @@ impl Table {
         }
     }
 
-    /// No more places than `bytes_max` have room for, if its cells and `more` fit there; and a sixteenth less if they do there, not to
-    /// shrink again soon.
+    /// Shrinks the table to what `bytes_max` allows, if its cells and `more` fit. If possible, shrinks by a
+    /// sixteenth more, to avoid shrinking again soon.
     pub(crate) fn shrink(&mut self, more: usize, bytes_max: usize) {
         let most = bytes_max / size_of::<Cell>();
         for most in [most - most / 16, most] {
@@ -245,8 +246,8 @@ impl Table {
         }
     }
 
-    /// Of the cells around one's place, how many `is_wanted` chooses, and how many there are. Places follow the hash, so these are a
-    /// random sample of all cells: of 96, mostly, with a standard error of 5 % at most.
+    /// Counts the cells near the tag's place: how many `is_wanted` chooses, and how many there are. Places
+    /// follow the hash, so these cells are a random sample: mostly 96, with a standard error of 5 % at most.
     pub(crate) fn sample(&self, around: CellTag, mut is_wanted: impl FnMut(&Cell) -> bool) -> (usize, usize) {
         let (mut wanted, mut all) = (0, 0);
         let mut at = if self.places.len() == 0 { 0 } else { self.home(order_of(short(around))) };
@@ -261,7 +262,7 @@ impl Table {
         (wanted, all)
     }
 
-    /// The places of the cells of the limits of these slots, which are sorted.
+    /// The places of the cells of these slots, which are sorted.
     pub(crate) fn places_of(&self, slots: &[u32]) -> Vec<usize> {
         let cells = self.places.iter().enumerate();
         let is_of = |cell: &Cell| !cell.is_empty() && slots.binary_search(&cell.slot()).is_ok();
@@ -274,7 +275,7 @@ impl Table {
         cells.filter(|(_, cell)| !cell.is_empty()).map(|(at, _)| at).collect()
     }
 
-    /// Every cell, to be moved on the heap.
+    /// Every cell, for moving its state on the heap.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Cell> {
         self.places.iter_mut().filter(|cell| !cell.is_empty())
     }
@@ -284,7 +285,7 @@ impl Table {
         self.places.iter().filter(|cell| !cell.is_empty())
     }
 
-    /// Where a cell's search begins: the order scaled to the number of places.
+    /// The place where a cell's search begins: the order scaled to the number of places.
     fn home(&self, order: u64) -> usize {
         ((u128::from(order) * self.places.len() as u128) >> 64) as usize
     }
@@ -294,7 +295,7 @@ impl Table {
     }
 }
 
-/// As many places or a few more: whole pages, or part of the only one.
+/// Rounds up to whole pages, or to a part of a single page.
 fn rounded_up(places: usize) -> usize {
     places.max(PLACES_MIN).next_multiple_of(if places <= PAGE { PLACES_MIN } else { PAGE })
 }
@@ -312,7 +313,7 @@ mod tests {
     use super::*;
 
     fn tag(n: u64) -> CellTag {
-        // Crowded on purpose: many tags share a home.
+        // Many tags share a place on purpose.
         CellTag(u128::from(n % 7) << 62 | u128::from(n) << 64)
     }
 
@@ -372,7 +373,7 @@ mod tests {
                 }
             }
             assert_eq!(table.len(), kept as usize + 499);
-            // A bound that falls is kept to, if the cells fit in.
+            // A reduced bound is kept, if the cells fit.
             let tight = table.bytes_needed() + 4_096;
             table.shrink(1, tight);
             assert!(table.bytes() <= tight, "{} of {tight}", table.bytes());

@@ -1,13 +1,15 @@
-//! What a denied request may wait for: units that other regions may have, and that this one has asked them for; or that are in the pool of its
-//! own region, or at another one of its nodes ([`crate::draws`]).
+//! How long a denied request may wait: for units that other regions were asked for, for units in the pool of
+//! its own region, or for units at another node of the region ([`crate::forwards`]).
 //!
-//! No decision waits: an answer is there at once, by what this region holds. But a limit may let whoever asked wait a little
-//! and ask again when units came. Of a limit with fewer units than there are regions, that is the rule: most regions hold
-//! none of such a cell until somebody asks there, and a first request would be denied for nothing.
+//! No decision waits: an answer is there at once, by what this region holds. But a limit may let the caller
+//! wait a little and ask again when units came. A limit with fewer units than there are regions needs that:
+//! most regions hold none of such a cell until somebody asks there, and a first request would be denied for
+//! nothing.
 //!
-//! Who has any to spare is not known: what the others said is old, and what they gave is not told before it is on their disk.
-//! So there is hope for about two round trips after units were first missed in a cell, or came, or a region could be reached
-//! again; and then none while requests go on to be denied. A limit that is spent makes nobody wait for long.
+//! No node knows who has units to spare: what the others said is old, and a transfer is not announced before
+//! it is on the giver's disk. So units may be expected for about two round trips after one of three events:
+//! units were first missed in a cell, units came, or a region could be reached again. After that nobody waits
+//! while requests go on to be denied: a spent limit makes nobody wait for long.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -17,26 +19,26 @@ use crate::{
     Answer, Catalogue, Node, Outcome, account::ExpectedWait, forwards::DRAW_WAIT_NS, leases::WAIT_NS,
 };
 
-/// What both ends take to look, and the other one's disk, beside the way there and back.
+/// Time for a rebalance at both ends and for the other end's disk, beside the round trip.
 const LOOKS_NS: u64 = 50_000_000;
 
-/// What is known of the other regions, for whoever waits.
+/// What is known about units elsewhere, for requests that wait.
 #[derive(Debug, Default)]
 pub(crate) struct RemoteSupply {
     /// How many regions share the limits.
     regions: AtomicU64,
-    /// The longest time there and back to a region that can be reached; 0 where none can.
+    /// The longest round trip to a region that can be reached; 0 if none can.
     round_ns: AtomicU64,
-    /// When a region could last be reached that could not before: steady clock.
+    /// When a region, or the pools, could last be reached that could not before: steady clock.
     met_ns: AtomicU64,
     /// How often units came.
     news: AtomicU64,
-    /// Whether there are pools of the region that answer: they may have units.
+    /// Whether the region's pools answer, and so may have units.
     do_pools_answer: AtomicBool,
 }
 
 impl RemoteSupply {
-    /// Whether the region's pools answer.
+    /// Notes whether the region's pools answer.
     pub(crate) fn see_pools(&self, do_answer: bool, now_ns: u64) {
         let did = self.do_pools_answer.swap(do_answer, Ordering::Relaxed);
         if do_answer && !did {
@@ -44,7 +46,7 @@ impl RemoteSupply {
         }
     }
 
-    /// Whether they do.
+    /// Whether the region's pools answer.
     pub(crate) fn do_pools_answer(&self) -> bool {
         self.do_pools_answer.load(Ordering::Relaxed)
     }
@@ -57,7 +59,7 @@ impl RemoteSupply {
         }
     }
 
-    /// What may be hoped for of them.
+    /// How long units from elsewhere may be expected.
     pub(crate) fn expected_wait(&self) -> ExpectedWait {
         let of_regions_ns = match self.round_ns.load(Ordering::Relaxed) {
             0 => 0,
@@ -68,17 +70,20 @@ impl RemoteSupply {
         ExpectedWait { lasts_ns, met_ns: self.met_ns.load(Ordering::Relaxed) }
     }
 
-    /// Units came: whoever waits shall ask again.
+    /// Units came: requests that wait ask again.
     pub(crate) fn tell(&self) {
         self.news.fetch_add(1, Ordering::Release);
     }
 }
 
 impl Node {
-    /// How long whoever asked may wait before a denial counts, in nanoseconds, asking again ([`crate::Ask::again`]) whenever
-    /// [`Node::news`] changes: 0 for not at all, at most [`WAIT_NS_MAX`]. Not at all unless every limit that denies lets it
-    /// and units may still come for each; nor if any limit was charged in spite of the denial, or if the caller gives up
-    /// after `longest_ns`, before an answer of the others can be here. Of what a decision waits for the region's store, `waited_ns` is over.
+    /// How long the caller may wait before a denial counts, in nanoseconds: 0 for not at all, at most
+    /// [`WAIT_NS_MAX`]. It asks again ([`crate::Ask::again`]) whenever [`Node::news`] changes. `waited_ns` is
+    /// the part of the wait for the region's store that is over.
+    ///
+    /// The wait is 0 unless every limit that denies allows a wait, and units may still come for each. It is
+    /// 0, too, if any limit was charged in spite of the denial, or if the caller gives up after `longest_ns`,
+    /// before an answer of the others can be here.
     pub fn patience_ns(
         &self,
         answer: &Answer,
@@ -101,7 +106,7 @@ impl Node {
             if limit.outcome == Outcome::Deny {
                 let wait_ns = match of.sharing.wait_ns {
                     Some(wait_ns) => wait_ns,
-                    // One round trip, as long as it may well take.
+                    // One round trip, with room for a slow one.
                     None if limit.budget < regions && to_regions_ns > 0 => {
                         to_regions_ns + to_regions_ns / 4 + LOOKS_NS
                     }
@@ -111,7 +116,7 @@ impl Node {
                 };
                 patience_ns = patience_ns.min(wait_ns).min(limit.hope_ns);
             } else if limit.is_drawn {
-                // It is charged elsewhere, for when the request passes.
+                // The owner charges it when the request passes.
             } else if of.spec.charge == Charge::Each || limit.is_charged {
                 return 0;
             }
@@ -119,12 +124,12 @@ impl Node {
         patience_ns
     }
 
-    /// Whether a cell's pool may answer: not where its store is lost.
+    /// Whether a cell's pool may answer: not while its store is in an outage.
     pub(crate) fn has_pool(&self, tag: CellTag) -> bool {
         self.remote_supply.do_pools_answer() && !self.store_outages.is_lost(tag)
     }
 
-    /// Changes when units came from other regions: time to ask again.
+    /// Changes when units came from a pool, a region or another node: time to ask again.
     pub fn news(&self) -> u64 {
         self.remote_supply.news.load(Ordering::Acquire)
     }

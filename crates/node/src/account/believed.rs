@@ -1,18 +1,22 @@
 //! How many tokens a region is believed to have lent, however often it lends.
 //!
-//! A loan of a bucket brings tokens that its giver had. A giver that lies could lend, let the loan end, and lend the same tokens
-//! again. So each giver's region has a meter here, with the part of the limit that stands for it: tokens of its loans are charged
-//! there, and what goes back is given back. What does not fit is owed from the beginning, as if the loan had come without it. An
-//! honest giver mostly fits: tokens of its own come back to it no faster than its part of the rate.
+//! A loan of a bucket brings tokens that its giver had. A giver that lies could lend, let the loan end, and
+//! lend the same tokens again. So each giver's region has a meter here, sized by the region's standing share.
+//! Tokens of its loans are charged to the meter, and tokens that go back are credited. Tokens that do not fit
+//! are owed from the beginning, as if the loan had come without them. An honest giver mostly fits: its own
+//! tokens come back no faster than its part of the rate.
 //!
-//! Sliding windows need no meter: what was used of a loan that has ended counts in the holder's own window as long as it lasts.
+//! Sliding windows need no meter: units used of an ended loan stay in the holder's own window as long as that
+//! window lasts.
 //!
-//! A meter lives as long as the cell's account, which is gone when nobody has asked for the cell for a while.
+//! A meter lives as long as the cell's account, which is dropped when nobody has asked for the cell for a
+//! while.
 
 use acequia_limits::{Algorithm, Part, UNITS_MAX, meter::Meter};
 use acequia_rights::MemberId;
 
-/// Clocks drift, and words are under way: one part in so many, and one, is believed beyond.
+/// The tolerance for clock drift and messages under way: one part in `LENIENT`, plus one, is believed beyond
+/// the share.
 const LENIENT: u64 = 256;
 
 /// What one region's loans brought.
@@ -28,7 +32,8 @@ struct Lender {
 pub(super) struct Believed(Vec<Lender>);
 
 impl Believed {
-    /// How many of a loan's tokens are believed, of which `stands` is what stands for its giver's region. They count as lent from now on.
+    /// Returns how many of a loan's tokens are believed, and counts them as lent. `stands` is the standing
+    /// share of the giver's region.
     pub(super) fn take(
         &mut self,
         (region, stands): (MemberId, Part),
@@ -44,19 +49,19 @@ impl Believed {
         believed
     }
 
-    /// So many tokens go back to the giver.
+    /// Notes that `tokens` go back to the giver.
     pub(super) fn give_back(&mut self, region: MemberId, tokens: u64, steady_ns: u64) {
         if let Some(lender) = self.0.iter_mut().find(|lender| lender.region == region) {
             lender.tat = lender.meter.forgive(lender.tat, steady_ns, tokens);
         }
     }
 
-    /// Bytes beside itself.
+    /// Heap bytes.
     pub(super) fn heap_bytes(&self) -> usize {
         self.0.capacity() * size_of::<Lender>()
     }
 
-    /// The region's meter, with what stands for it now.
+    /// The region's meter, adjusted to its present standing share.
     fn lender(&mut self, region: MemberId, meter: Meter, steady_ns: u64) -> &mut Lender {
         let place = self.0.iter().position(|lender| lender.region == region).unwrap_or(self.0.len());
         if place == self.0.len() {
@@ -71,7 +76,7 @@ impl Believed {
     }
 }
 
-/// How tokens come back to who has such a part of a bucket; nothing of another limit.
+/// How tokens come back to a region with this part of a bucket; `None` if the limit is not a bucket.
 fn meter_of(global: &Algorithm, stands: Part) -> Option<Meter> {
     let (Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter)) = global else { return None };
     let rate = stands.rate.saturating_add(stands.rate / LENIENT as u32).saturating_add(1);
@@ -94,7 +99,8 @@ mod tests {
         Limit::new(serde_json::from_str(&json).expect("a spec")).expect("a limit").algorithm
     }
 
-    /// What one brings in so many seconds that lends a loan of 50 tokens ten times a second, all of which end or are given back.
+    /// What a giver brings in `seconds` if it lends 50 tokens ten times a second, and every loan ends or is
+    /// given back.
     fn brings(bucket: &Algorithm, seconds: u64, gives_back: bool) -> u64 {
         let mut believed = Believed::default();
         let mut brought = 0;
@@ -114,7 +120,7 @@ mod tests {
     fn who_lends_again_and_again_brings_no_more_than_its_part_gives() {
         let bucket = algorithm(r#""token_bucket":{"rate":"10/s","burst":100}"#);
         let brought = brings(&bucket, 100, false);
-        // Its tokens, and what came back to it in 100 s.
+        // The giver's tokens, and what came back to it in 100 s.
         let most = 50 + 5 * 100;
         assert!((most - 5..=most + most / 100).contains(&brought), "{brought} of {most}");
         assert_eq!(brings(&bucket, 100, true), 0);
@@ -128,12 +134,12 @@ mod tests {
             let now_ns = second * S;
             assert_eq!(believed.take((LIAR, HALF), 50, &bucket, now_ns), 50, "{second}");
             assert!(believed.take((LIAR, HALF), 50, &bucket, now_ns) <= 1, "{second}");
-            // Another region is another one.
+            // Each region has its own meter.
             assert_eq!(believed.take((MemberId(8), HALF), 5, &bucket, now_ns), 5);
             believed.give_back(LIAR, 51, now_ns);
             believed.give_back(MemberId(8), 5, now_ns);
         }
-        // What is owed when a limit is lowered is no reason to refuse a loan, only its tokens.
+        // Debt after a limit is lowered is no reason to refuse a loan; only its tokens are refused.
         believed.take((LIAR, HALF), 50, &bucket, 100 * S);
         let lowered = Part { units: 5, ..HALF };
         assert_eq!(believed.take((LIAR, lowered), 0, &bucket, 100 * S), 0);

@@ -1,7 +1,9 @@
-//! What a cell holds of its region's pool ([`acequia_rights::pool`]): how it changes what the cell has.
+//! What a cell holds of its region's pool ([`acequia_rights::pool`]), and how the hold changes what the cell
+//! has.
 //!
-//! Of a bucket and of a sliding window it is a part with an end. Of a window with edges it is units, counted from the window's
-//! beginning by numbers that only grow. What is held is lowered before a call says so, and raised by its answer.
+//! For a bucket or a sliding window, the hold is a part with an end. For a window with edges, the hold is
+//! units, counted from the window's beginning by totals that only grow. A cell lowers its hold before it
+//! sends a call, and raises its hold by the answer.
 
 use acequia_limits::{Algorithm, Now, Part};
 use acequia_rights::{
@@ -12,37 +14,37 @@ use acequia_rights::{
 
 use super::{Account, CellContext};
 
-/// A part with an end.
+/// A hold on a pool that has an end.
 #[derive(Debug)]
 pub(super) enum HeldLease {
     Bucket(bucket::BucketBalance),
     Sliding(sliding::SlidingBalance),
 }
 
-/// What was taken from the pool of one window, and what of it went back, in all.
+/// The total withdrawn from the pool of one window, and the total returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Withdrawn {
-    /// The window, by its end on the wall clock.
+    /// The window's end on the wall clock.
     pub(crate) end_ns: u64,
     pub(crate) withdrawn: u64,
     pub(crate) returned: u64,
 }
 
 impl Withdrawn {
-    /// What may be spent of it.
+    /// The units that may be spent.
     pub(crate) const fn units(&self) -> u64 {
         self.withdrawn - self.returned
     }
 }
 
-/// What a call is about to say.
+/// The contents of a call to a pool that is about to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeaseStatement {
-    /// The purse's number of the call.
+    /// The lease balance's number of the call.
     pub(crate) number: u64,
-    /// What the cell keeps of the pool.
+    /// The part of the pool that the cell keeps.
     pub(crate) part: Part,
-    /// Of the units that it does not keep, those that were not spent.
+    /// How many of the units that the cell gives back were not spent.
     pub(crate) unspent: u64,
 }
 
@@ -50,12 +52,12 @@ impl HeldLease {
     pub(super) const fn part(&self) -> Part {
         match self {
             Self::Bucket(balance) => balance.part(),
-            // Its end is settled by whoever asks what the cell has.
+            // The callers handle its end.
             Self::Sliding(balance) => Part { rate: 0, units: balance.units(0) },
         }
     }
 
-    /// When it ends: steady clock.
+    /// When the hold ends: steady clock.
     fn end_ns(&self) -> u64 {
         match self {
             Self::Bucket(balance) => balance.end_ns(),
@@ -65,12 +67,12 @@ impl HeldLease {
 }
 
 impl Account {
-    /// What the cell holds of its pool, of a bucket or a sliding window.
+    /// What the cell holds of its pool, for a bucket or a sliding window.
     pub(crate) fn pooled(&self) -> Part {
         self.windows().lease.as_ref().map_or_else(Part::default, HeldLease::part)
     }
 
-    /// When that ends, unless it is renewed: steady clock.
+    /// When the hold on the pool ends, unless it is renewed: steady clock.
     pub(crate) fn pooled_until_ns(&self) -> u64 {
         match &self.windows().lease {
             Some(lease) if lease.part() != Part::default() => lease.end_ns(),
@@ -78,18 +80,19 @@ impl Account {
         }
     }
 
-    /// What was taken from the pools of windows that may be open, or follow.
+    /// What was withdrawn from the pools of windows that may be open, or follow.
     pub(crate) fn withdrawn(&self) -> &[Withdrawn] {
         &self.windows().withdrawn
     }
 
-    /// The same, of one window.
+    /// What was withdrawn from the pool of one window.
     pub(crate) fn taken_of(&self, end_ns: u64) -> Withdrawn {
         let known = self.withdrawn().iter().find(|withdrawn| withdrawn.end_ns == end_ns);
         known.copied().unwrap_or(Withdrawn { end_ns, ..Withdrawn::default() })
     }
 
-    /// What of the pool this node could take to give it away, as far as it knows; nothing where it has not asked.
+    /// How much of the pool this node could take to give away, as far as it knows; `None` if it has not
+    /// asked.
     pub(crate) fn within_reach(&self) -> Option<Part> {
         self.windows().within_reach
     }
@@ -98,21 +101,22 @@ impl Account {
         self.windows_mut().within_reach = Some(part);
     }
 
-    /// So much is to be taken of the pool, to give it away.
+    /// Sets how much is to be taken from the pool to give away.
     pub(crate) fn want_for_others(&mut self, part: Part) {
         if part != Part::default() || self.windows.is_some() {
             self.windows_mut().for_others = part;
         }
     }
 
-    /// What is to be taken, to give it away. Of a window, where it is so much more, says so once; else it is so much in all.
+    /// How much is to be taken from the pool to give away. For a window, the amount is additional and is
+    /// returned once; otherwise the amount is a total.
     pub(crate) fn take_for_others(&mut self) -> Part {
         let is_once = matches!(self.algorithm, Algorithm::FixedWindow(_));
         let Some(windows) = &mut self.windows else { return Part::default() };
         if is_once { std::mem::take(&mut windows.for_others) } else { windows.for_others }
     }
 
-    /// Ends what is over, at its instant.
+    /// Ends a hold that is over, at its instant.
     pub(super) fn end_lease(&mut self, words: &mut Vec<u64>, context: &CellContext<'_>, now: Now) -> bool {
         if self.pooled_until_ns() > now.steady_ns || mutated(Mutation::LeaseOutlivesItsEnd) {
             return false;
@@ -132,7 +136,8 @@ impl Account {
         is_over
     }
 
-    /// Before a call: keeps at most so much, and gives the rest back. Nothing where the algorithm has windows with edges.
+    /// Prepares a call: keeps at most `keeps`, and gives the rest back. Returns `None` if the algorithm has
+    /// windows with edges.
     pub(crate) fn ask_pool(
         &mut self,
         words: &mut Vec<u64>,
@@ -157,10 +162,10 @@ impl Account {
         let held = lease.part();
         let back = held.units.saturating_sub(keeps.units).min(match lease {
             HeldLease::Bucket(_) => u64::MAX,
-            // What was used in the last window cannot be given back.
+            // Units used in the last window cannot be given back.
             HeldLease::Sliding(_) => available,
         });
-        // The own part's tokens stay: of those that the disk knows to be spent nothing may be told to anybody.
+        // The own part's tokens stay: nobody may be offered tokens that the disk counts as spent.
         let unspent = match lease {
             HeldLease::Bucket(_) => back.min(available.saturating_sub(own_units)),
             HeldLease::Sliding(_) => back,
@@ -177,7 +182,7 @@ impl Account {
         Some(LeaseStatement { number, part: keeps, unspent: unspent.saturating_add(cut_unspent) })
     }
 
-    /// What is lent of it is kept until it is back.
+    /// Raises `keeps` to the part of the pool that is lent, which must be held until it is back.
     fn not_lent_twice(&self, keeps: Part) -> Part {
         let lent = self.lent_of_pool();
         if mutated(Mutation::LeaseReturnsWhatIsLent) {
@@ -186,8 +191,8 @@ impl Account {
         Part { rate: keeps.rate.max(lent.rate), units: keeps.units.max(lent.units) }
     }
 
-    /// No more may be held than so much: where more is, that is cut, what is lent as soon as it is back, and nothing is lent meanwhile. Of what is
-    /// held so many units were `free`.
+    /// Bounds the hold on the pool by `most`. Any excess is cut, a lent part as soon as it is back, and
+    /// nothing is lent meanwhile. `free` units of the hold were unspent.
     pub(super) fn bound_pool(
         &mut self,
         words: &mut Vec<u64>,
@@ -202,14 +207,15 @@ impl Account {
         self.cut_to_most(words, context, free, now);
     }
 
-    /// Units of what is held of the pool that are not spent, and could be given back.
+    /// Unspent units of the hold on the pool, which could be given back.
     pub(crate) fn free_of_pool(&self, words: &[u64], context: &CellContext<'_>, now: Now) -> u64 {
         let free = self.unused(words, context, now);
         // The own part's tokens stay.
         if self.algorithm.has_rate() { free.saturating_sub(self.standing.units) } else { free }
     }
 
-    /// What of it may be used or lent: what may not be held any more is not, but where it is lent already.
+    /// The part of the hold that may be used or lent: any excess over the bound counts only where it is
+    /// already lent.
     pub(super) fn usable_pool(&self) -> Part {
         let held = self.pooled();
         match self.windows().most {
@@ -221,7 +227,7 @@ impl Account {
         }
     }
 
-    /// Cuts what may not be held any more, as far as it is not lent.
+    /// Cuts any excess over the bound on the hold, as far as the excess is not lent.
     pub(super) fn cut_what_is_back(&mut self, words: &mut Vec<u64>, context: &CellContext<'_>, now: Now) {
         if self.windows().most.is_some() {
             self.cut_to_most(words, context, self.free_of_pool(words, context, now), now);
@@ -236,7 +242,8 @@ impl Account {
         self.cut_to(words, context, (most, Some(free)), now);
     }
 
-    /// What cannot be given back now: what is lent, and of a sliding window what was used.
+    /// The part of the hold that cannot be given back now: what is lent, and, for a sliding window, what was
+    /// used.
     pub(crate) fn kept_of_pool(&self, words: &[u64], context: &CellContext<'_>, now: Now) -> Part {
         let lent = self.lent_of_pool();
         if context.global.has_rate() {
@@ -247,8 +254,8 @@ impl Account {
         Part { units: lent.units.max(used), ..lent }
     }
 
-    /// What could be charged now; and of a sliding window what is beyond the limit, by what this node knows of it, which is not used here,
-    /// and may go back.
+    /// Units that could be charged now. For a sliding window, also units beyond the limit as this node knows
+    /// it, which are not used here and may go back.
     fn unused(&self, words: &[u64], context: &CellContext<'_>, now: Now) -> u64 {
         let available = self.unleased(words, now, context.salt);
         if available == 0 || self.algorithm.has_rate() {
@@ -257,12 +264,12 @@ impl Account {
         available + self.effective().units.saturating_sub(self.algorithm.budget())
     }
 
-    /// What may be held of the pool at most, where more is.
+    /// The most that may be held of the pool, if more is held.
     pub(crate) fn most_of_pool(&self) -> Option<Part> {
         self.windows().most
     }
 
-    /// Notes whether no more is held than may be.
+    /// Drops the bound once the hold does not exceed it.
     fn note_cut(&mut self) {
         let pooled = self.pooled();
         if let Some(windows) = &mut self.windows {
@@ -270,13 +277,13 @@ impl Account {
         }
     }
 
-    /// Keeps at most so much of a bucket's or a sliding window's pool, and gives nothing back: nobody is told of it. What is lent is
-    /// kept until it is back. What was asked for before is not taken up.
+    /// Keeps at most `most` of a bucket's or a sliding window's pool, and tells nobody: nothing is given
+    /// back. A lent part is kept until it is back. The answer to an earlier call is not taken up.
     pub(crate) fn cut_pool(&mut self, words: &mut Vec<u64>, context: &CellContext<'_>, most: Part, now: Now) {
         self.cut_to(words, context, (most, None), now);
     }
 
-    /// The same; what of it was free is told with the next call, if that is to be told.
+    /// Cuts the hold. If `free` is given, the next call reports how many of the cut units were unspent.
     fn cut_to(
         &mut self,
         words: &mut Vec<u64>,
@@ -308,7 +315,7 @@ impl Account {
         self.note_cut();
     }
 
-    /// The answer to a call of a bucket. Gives what came; nothing if it does not count.
+    /// Applies the answer to a bucket's call. Returns what came; `None` if the answer does not count.
     pub(crate) fn exchanged(
         &mut self,
         words: &mut Vec<u64>,
@@ -329,7 +336,8 @@ impl Account {
         Some(gained)
     }
 
-    /// The answer to a call of a sliding window. Gives the units that came; nothing if it does not count.
+    /// Applies the answer to a sliding window's call. Returns the units that came; `None` if the answer does
+    /// not count.
     pub(crate) fn slid(
         &mut self,
         words: &mut Vec<u64>,
@@ -351,7 +359,7 @@ impl Account {
         Some(gained)
     }
 
-    /// The answer to a call of a window: what was taken of it, in all. Gives the units that came.
+    /// Applies the answer to a window's call: `taken` is the total withdrawn. Returns the units that came.
     pub(crate) fn took(&mut self, context: &CellContext<'_>, end_ns: u64, taken: u64) -> u64 {
         if end_ns < self.window() {
             return 0;
@@ -362,7 +370,7 @@ impl Account {
         taken.saturating_sub(known.withdrawn)
     }
 
-    /// Before a call: gives units of a window back, of those that are `available`. Gives how many.
+    /// Prepares a call: gives back units of a window, at most `available` of them. Returns how many.
     pub(crate) fn return_to_pool(
         &mut self,
         context: &CellContext<'_>,

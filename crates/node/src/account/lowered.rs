@@ -1,13 +1,15 @@
-//! What becomes of what a cell holds of its region's pool when the pool has less.
+//! How a cell reduces what it holds of its region's pool when the pool is lowered.
 //!
-//! As soon as a node goes by smaller numbers it keeps as large a part of the smaller pool, rounded down: together all keep no more than
-//! there is, since what nodes hold are parts of one pool, whatever total each goes by ([`acequia_rights::pool`]). The rest is cut at
-//! once, in the step that brings the cell to its new numbers, but for what is lent, and the pool hears with the next call what of it was
-//! not used.
+//! When a node adopts a smaller variant, it keeps the same fraction of the smaller pool, rounded down. All
+//! nodes together then keep no more than there is: each holds a part of one pool, whatever total each node
+//! goes by ([`acequia_rights::pool`]). The rest is cut at once, in the step that brings the cell to its new
+//! variant. A lent part is cut when it is back. The next call tells the pool which of the cut units were
+//! unspent.
 //!
-//! Of a window that began before, everything stays: it counts by the largest numbers that were in force in it. Of one that begins with the
-//! new numbers or after them a pool may have granted more by the old ones, and not been heard: what an answer brings goes back, until
-//! it is one to a call of today (`Leased` in `leases/cell.rs`).
+//! A window that began before keeps everything: it counts by the largest variant that was in force in it. For
+//! a window that begins with the new variant or later, a pool may have granted more by the old variant, in an
+//! answer that is still under way. The units of such an answer go back, until an answer to a call under the
+//! new variant comes (`CellLease` in `leases/cell.rs`).
 
 use acequia_limits::{
     Algorithm, Now, Part,
@@ -17,16 +19,17 @@ use acequia_rights::mutation::{Mutation, mutated};
 
 use super::{Account, CellContext};
 
-/// By what of its pool a cell goes.
+/// The pool by which a cell last computed its hold.
 #[derive(Debug, Default)]
 pub(super) struct Lowered {
-    /// What the pool had in all when what is held was taken, or lowered last; of windows, what those that had not begun had.
+    /// The whole pool when the hold was taken or last lowered. For windows, the pool of those that had not
+    /// begun.
     under: Part,
-    /// Since when there is less of it, of windows with edges, if ever there was more: wall clock.
+    /// When the pool of windows with edges was lowered, if it ever was: wall clock.
     since_ns: Option<u64>,
-    /// Whether what the pool was told is of other numbers.
+    /// Whether the last call to the pool was made under another variant.
     is_told_of_other: bool,
-    /// Of what was cut since the last call, since there was less, units that were not spent.
+    /// Unspent units among those that were cut since the last call, because the pool was lowered.
     pub(super) cut_unspent: u64,
 }
 
@@ -36,8 +39,9 @@ impl Lowered {
 }
 
 impl Account {
-    /// Goes by what the pool has now. Where that is less than when what is held of it was taken, keeps as large a part of that. The numbers
-    /// changed at `since_ns`, by the wall clock; by those of before so many units of what is held were `free`.
+    /// Adopts the present pool. If the pool is smaller than when the hold was taken, keeps the same fraction.
+    /// The variant changed at `since_ns`, by the wall clock. Under the old variant, `free` units of the hold
+    /// were unspent.
     pub(crate) fn keep_part(
         &mut self,
         words: &mut Vec<u64>,
@@ -48,7 +52,7 @@ impl Account {
         let Some(windows) = &mut self.windows else { return };
         let pool = pool_of(context);
         let under = std::mem::replace(&mut windows.less.under, pool);
-        // Until somebody has looked at what was asked for before, the first time counts at which there was less.
+        // If the pool is lowered several times before the next call to it, the first time counts.
         let unseen_ns = windows.less.since_ns.filter(|_| windows.less.is_told_of_other);
         windows.less.is_told_of_other |= pool != under;
         if pool.units >= under.units && pool.rate >= under.rate || mutated(Mutation::LeaseOutlivesTerms) {
@@ -63,12 +67,13 @@ impl Account {
         let units = share_of(held.units.min(most.units), pool.units, under.units);
         if !mutated(Mutation::LeaseLendsBeyondLess) {
             let free = free.unwrap_or_else(|| self.free_of_pool(words, context, now));
-            // No more than it was.
+            // The result is no more than the old rate, so it fits 32 bits.
             self.bound_pool(words, context, (Part { rate: rate as u32, units }, free), now);
         }
     }
 
-    /// The same of windows that count by these numbers, of which the pools have so many units now, and had.
+    /// Does the same for windows that count by the new variant: `units` are in their pools now, and `under`
+    /// were before.
     fn keep_part_of_later(
         &mut self,
         (window, words): (&FixedWindow, &[u64]),
@@ -78,26 +83,28 @@ impl Account {
         for withdrawn in self.withdrawn().to_vec() {
             if self.is_later(window, withdrawn.end_ns, context.salt) {
                 let held = withdrawn.units();
-                // In the margin of its beginning a window may have been charged already.
+                // Within the clock margin at its beginning, a window may have been charged already.
                 let keeps = share_of(held, units, under).max(charged(words, context, withdrawn.end_ns));
                 self.return_to_pool(context, withdrawn.end_ns, held.saturating_sub(keeps), held);
             }
         }
     }
 
-    /// What is held is as much as may be of what the pool has now.
+    /// Notes that the hold is within the present pool.
     pub(crate) fn goes_by_pool(&mut self, context: &CellContext<'_>) {
         if let Some(windows) = &mut self.windows {
             windows.less.under = pool_of(context);
         }
     }
 
-    /// Whether the pool has something else than when this was last asked: what it was told is of before.
+    /// Whether the pool has changed since this was last asked: the last call then was made under the old
+    /// pool.
     pub(crate) fn take_told_of_other(&mut self) -> bool {
         self.windows.as_mut().is_some_and(|windows| std::mem::take(&mut windows.less.is_told_of_other))
     }
 
-    /// Whether a window, by its end, counts by the numbers of today, though there was more: not if it was open then.
+    /// Whether the window that ends at `end_ns` counts by the new variant, although the pool was larger
+    /// before. A window that was open at the change does not.
     pub(crate) fn is_later(&self, window: &FixedWindow, end_ns: u64, salt: u32) -> bool {
         let begins_with = |since_ns: u64| window.begins(end_ns, salt) >= since_ns;
         end_ns > self.window()
@@ -105,7 +112,7 @@ impl Account {
     }
 }
 
-/// What the pool has; of windows those that have not begun.
+/// The whole pool; for windows, the pool of those that have not begun.
 fn pool_of(context: &CellContext<'_>) -> Part {
     let pool = match context.global {
         Algorithm::FixedWindow(_) => context.local.pool_of(context.global, context.salt, u64::MAX),
@@ -114,7 +121,7 @@ fn pool_of(context: &CellContext<'_>) -> Part {
     pool.unwrap_or_default()
 }
 
-/// Units of a window that were charged, by its end: of the open one, and of the next.
+/// Units charged in the window that ends at `end_ns`: the open window, or the next.
 pub(crate) fn charged(words: &[u64], context: &CellContext<'_>, end_ns: u64) -> u64 {
     let Algorithm::FixedWindow(window) = context.global else { return 0 };
     let charged = Usage::of(words);
@@ -125,11 +132,11 @@ pub(crate) fn charged(words: &[u64], context: &CellContext<'_>, end_ns: u64) -> 
     }
 }
 
-/// So much of what was a part of `old`, of `new`: rounded down.
+/// Scales `part` of `old` to the same fraction of `new`, rounded down.
 fn share_of(part: u64, new: u64, old: u64) -> u64 {
     if new >= old {
         return part;
     }
-    // No more than the part.
+    // The result is no more than `part`.
     (u128::from(part) * u128::from(new) / u128::from(old)) as u64
 }

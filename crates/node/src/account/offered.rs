@@ -1,27 +1,28 @@
-//! What a cell was asked for between two looks, and who looks.
+//! The demand on a cell between two rebalances, and who rebalances it.
 
 use acequia_limits::Part;
 
 use super::Account;
 
-/// Who looks at a cell now and then, and sees what was asked for meanwhile. A cell has its account for as long as one does.
+/// Who rebalances a cell and sees the demand since the last time. A cell keeps its account as long as one
+/// rebalancer uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rebalancer {
-    /// What moves between regions.
+    /// Moves units between regions.
     Regions,
-    /// What is taken of the region's pools.
+    /// Takes units from the region's pools.
     Pools,
 }
 
-/// What was asked for since the last look.
+/// The demand since the last rebalance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offered {
     pub(crate) units: u64,
     pub(crate) events: u32,
-    /// Of what was denied, the costs of all; and the largest, with what a class leaves to others.
+    /// The total cost of denied requests; and the largest, including what a class leaves to others.
     pub(crate) missed: u32,
     pub(crate) denied: u64,
-    /// The largest cost of all, and the smallest.
+    /// The largest cost of all requests, and the smallest.
     pub(crate) largest: u64,
     pub(crate) smallest: u64,
 }
@@ -38,7 +39,7 @@ impl Rebalancer {
 impl Offered {
     pub(super) const NONE: Self = Self { units: 0, events: 0, missed: 0, denied: 0, largest: 0, smallest: 0 };
 
-    /// Both.
+    /// Adds the two demands.
     pub(super) fn and(self, other: Self) -> Self {
         let smallest = match (self.events, other.events) {
             (0, _) => other.smallest,
@@ -57,25 +58,25 @@ impl Offered {
 }
 
 impl Account {
-    /// Whether anything was asked for since the last look.
+    /// Whether there was any demand since the last rebalance.
     pub(crate) fn was_asked(&self) -> bool {
         let unseen = self.windows().unseen.iter().zip(self.lookers);
         self.offered.events > 0 || unseen.into_iter().any(|(unseen, looks)| looks && unseen.events > 0)
     }
 
-    /// A look is waiting.
+    /// Notes that a rebalance is waiting.
     pub(crate) const fn flag(&mut self) {
         self.flagged = true;
     }
 
-    /// Whether a look is to be called for since nobody looks at it yet.
+    /// Whether a rebalance must be called for because nobody rebalances the cell yet.
     pub(crate) fn calls_first(&mut self) -> bool {
         let calls = self.lookers == [false; 2] && !self.flagged;
         self.flagged |= calls;
         calls
     }
 
-    /// A look: what was asked for since this one's last.
+    /// Starts a rebalance: returns the demand since this rebalancer's last one.
     pub(crate) fn take_offered(&mut self, by: Rebalancer) -> Offered {
         self.flagged = false;
         self.lookers[by as usize] = true;
@@ -85,8 +86,8 @@ impl Account {
             let unseen = &mut self.windows_mut().unseen[by.other() as usize];
             *unseen = unseen.and(offered);
         } else if by == Rebalancer::Pools && offered.events > 0 {
-            // Other regions may be asked for what was denied last, if there is nothing in the pool. How often it is asked for is not known by
-            // this.
+            // If the pool is empty, other regions may be asked for the largest request that was denied. The
+            // entry does not tell how often that amount is asked for.
             let (units, missed) = (offered.denied, u32::try_from(offered.denied).unwrap_or(u32::MAX));
             let one = Offered { units, events: 1, missed, ..offered };
             let unseen = if offered.denied > 0 { one } else { Offered::NONE };
@@ -98,7 +99,7 @@ impl Account {
         }
     }
 
-    /// One looks no more. Says whether nobody does: the account may be dropped then.
+    /// Ends one rebalancer's use. Says whether no rebalancer is left: the account may be dropped then.
     pub(crate) fn leave_alone(&mut self, by: Rebalancer) -> bool {
         self.lookers[by as usize] = false;
         if let Some(windows) = &mut self.windows {

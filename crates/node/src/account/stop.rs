@@ -1,12 +1,14 @@
-//! What a clean stop leaves of a cell at a node that shares its region's pools: what the next process may have of its own part.
+//! What a clean stop leaves of a cell at a node that shares its region's pools: what the next process may
+//! have of its own part.
 //!
-//! What is held of the pool ends with the process: the pool has it back, or counts it as spent. So what was spent is
-//! counted against that first, and only the rest is owed by the own part. Of a window with `S` units that stand here, `T` taken
-//! and not given back, `R` received, `G` given away and `used` spent, `S + T + R - G - used` are left. The next process begins
-//! with `T = 0` and counts `G` among what it has, as was done with what processes before this one gave, `B`
-//! ([`Account::count_given_before`]): so it owes `used + G - B - T`, and where that is less than nothing, nothing.
-//! `R` is kept on the disk only beside what was given; where nothing was, it is lost, which is the safe side.
-//! Units that a call was about to give back count as given back when the call was made, whether or not it arrives.
+//! The hold on the pool ends with the process: the pool gets it back, or counts it as spent. So spent units
+//! are counted against the hold first, and the own part owes only the rest. Take a window with standing share
+//! `S`, units taken and not given back `T`, received `R`, given away `G` and spent `used`. Then `S + T + R -
+//! G - used` are left. The next process begins with `T = 0` and counts `G` among what it has. This process
+//! likewise counted what earlier processes gave, `B` ([`Account::count_given_before`]). So the next process
+//! owes `used + G - B - T`, and at least 0. The disk keeps `R` only beside given units; if none were given,
+//! `R` is lost, which is the safe side. Units that a call was about to give back count as given back when the
+//! call was made, even if the call does not arrive.
 
 use acequia_limits::{Algorithm, Now, Part, window::Usage};
 use acequia_rights::{
@@ -18,7 +20,7 @@ use super::{Account, CellContext};
 use crate::record::CellRecord;
 
 impl Account {
-    /// What is to be kept of the cell, of which nothing may be charged or told to a pool any more.
+    /// The record to keep of the cell. Afterwards nothing of the cell may be charged or told to a pool.
     pub(crate) fn stopped(
         &mut self,
         words: &mut Vec<u64>,
@@ -41,7 +43,7 @@ impl Account {
         };
         let used = used.saturating_add(given).saturating_sub(before).saturating_sub(of_pool(end_ns));
         let ahead = ahead.saturating_sub(of_pool(window.end_after(end_ns, context.salt)));
-        // By one clock alone nothing is charged ahead.
+        // With a single clock nothing is charged ahead.
         let owed = Usage { end_ns, used, ahead }.words();
         CellRecord::new(&self.algorithm, &owed[..words.len().min(owed.len())], now).with_pledge(self.pledge())
     }

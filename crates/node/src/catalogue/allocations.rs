@@ -1,4 +1,4 @@
-//! By which shares a region enforces a limit, and for how long.
+//! The allocations by which a region enforces a limit, and how long each of them counts.
 
 use std::sync::Arc;
 
@@ -13,49 +13,54 @@ use crate::{
     local::{Guard, LATER_MAX},
 };
 
-/// How a region shares its limits: the splits of which the least counts, and until when.
+/// How a region shares its limits. The region uses the least share of all allocations that count.
 #[derive(Clone, Debug)]
 pub(crate) struct Allocations {
     pub(crate) region: MemberId,
     pub(crate) allocations: Vec<OwnAllocation>,
-    /// How the nodes of the region share limits, where they do; there are no terms then.
+    /// How the nodes of the region share limits, if they do; `allocations` is empty then.
     pub(crate) guard: Option<Guard>,
     pub(crate) drift_ppm: u32,
     pub(crate) margin_ns: u64,
     /// Windows that ended by this time were left under an earlier margin: wall clock, nanoseconds.
     pub(crate) left_ns: u64,
-    /// The least rate of any region in any of the terms: what was spent under an earlier share drains no slower.
+    /// The least rate of any region in any allocation: what was spent under an earlier share drains no
+    /// slower.
     pub(crate) least_rate: u32,
 }
 
-/// One distribution of shares, and how long it counts.
+/// One allocation of shares, and how long it counts.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnAllocation {
-    /// None: this region has nothing in it.
+    /// `None` if this region has no share in the allocation.
     pub(crate) split: Option<Arc<Split>>,
     pub(crate) until: Until,
-    /// Whether it was made before this node joined: one that does not name it, or stands for all of which it has not heard.
+    /// Whether the allocation was made before this node joined. Such an allocation does not name the node, or
+    /// stands for all allocations that the node has not heard of.
     pub(crate) is_before: bool,
-    /// Windows to which it does not apply where an older one does.
+    /// Windows to which the allocation does not apply if an older one does.
     pub(crate) spared: Spared,
 }
 
-/// The distributions that count for a limit.
+/// The allocations that count for a limit.
 #[derive(Clone, Debug)]
 pub(super) struct Counting<'a> {
-    /// For all but windows that begin later, oldest first.
+    /// The allocations for everything except windows that begin later, oldest first.
     pub(super) allocations: Vec<&'a OwnAllocation>,
-    /// When windows begin for which others count: an edge, wall clock in nanoseconds; `u64::MAX` where there are none.
+    /// When the first window begins for which other allocations count: an edge, wall clock in nanoseconds.
+    /// `u64::MAX` if there is none.
     pub(super) until_ns: u64,
-    /// For what is in pools, of windows that end by a time and after the one before: ascending by that, the last for all later ones.
+    /// The allocations for pools. Each entry covers windows that end at or before its time and after the
+    /// previous entry's; the last entry covers all later windows.
     pub(super) pools: Vec<(u64, Vec<&'a OwnAllocation>)>,
 }
 
-/// So long before the windows are over that a distribution spares, it counts for all: numbers are made anew by then.
+/// How long before the end of the spared windows an allocation counts for all windows. Variants are made anew
+/// by then.
 const BEFORE_NS: u64 = 1_000_000_000;
 
 impl Allocations {
-    /// Nothing is owned.
+    /// A region that owns no share.
     pub(crate) const fn none(region: MemberId) -> Self {
         Self {
             region,
@@ -68,11 +73,12 @@ impl Allocations {
         }
     }
 
-    /// The distributions that count for a limit. `drains_ns`: see [`Terms::kind_of`].
+    /// The allocations that count for a limit. `drains_ns`: see [`Allocations::kind_of`].
     ///
-    /// Where cells have edges of their own those in force may be in windows that began before a distribution and after it. Pools are of one
-    /// window each, and go by what counts for that; and so do numbers, which say what windows have that end after a few times. Where there are
-    /// more, the numbers of all windows before those go by all that count for any of them.
+    /// If cells have edges of their own, some cells may be in windows that began before an allocation, and
+    /// others in windows that began after. Each pool belongs to one window and uses the allocations that
+    /// count for that window. A variant gives the units of the last few groups of windows separately. All
+    /// windows before those groups use every allocation that counts for any of them.
     pub(super) fn counting(&self, limit: &Limit, drains_ns: u64, now: Now) -> Counting<'_> {
         let all: Vec<&OwnAllocation> = self
             .allocations
@@ -105,8 +111,8 @@ impl Allocations {
         Counting { allocations, until_ns, pools }
     }
 
-    /// How long windows are of which each cell has edges of its own, in nanoseconds; nothing where that is not so, or where clocks cannot
-    /// tell them apart.
+    /// The length of the windows, in nanoseconds, if each cell has edges of its own and the clocks can tell
+    /// the windows apart; otherwise `None`.
     fn staggers(&self, limit: &Limit) -> Option<u64> {
         match &limit.algorithm {
             Algorithm::FixedWindow(window) => match window.edges {
@@ -119,11 +125,11 @@ impl Allocations {
         }
     }
 
-    /// The edge at which the window ends that is open and that a distribution spares, if there is one.
+    /// The edge at which the open window ends, if the allocation spares that window.
     fn spares_until(&self, allocation: &OwnAllocation, limit: &Limit, now: Now) -> Option<u64> {
         let Algorithm::FixedWindow(window) = &limit.algorithm else { return None };
         let Spared { before_wall_ns, .. } = allocation.spared;
-        // Cells with edges of their own are in as many windows.
+        // Cells with edges of their own are in many different windows.
         let edge_ns = limit
             .algorithm
             .has_common_edges()
@@ -133,7 +139,7 @@ impl Allocations {
         (allocation.spared.spares(kind) && !is_soon).then_some(edge_ns)
     }
 
-    /// Whether a distribution still counts for a limit.
+    /// Whether an allocation still counts for a limit.
     fn counts(&self, allocation: &OwnAllocation, limit: &Limit, drains_ns: u64, now: Now) -> bool {
         let algorithm = &limit.algorithm;
         let (Until::Superseded { windows_wall_ns, .. }, Algorithm::FixedWindow(window)) =
@@ -141,8 +147,8 @@ impl Allocations {
         else {
             return allocation.until.applies(self.kind_of(limit, drains_ns, now), self.drift_ppm);
         };
-        // Until the first window that starts then or later is open. Cells with edges of their own may be in one
-        // that began before, for one window.
+        // The allocation counts until the first window that starts at that time or later is open. Cells with
+        // edges of their own may stay for one window in a window that began before.
         let edge = if algorithm.has_common_edges() {
             window.end_after(windows_wall_ns.saturating_sub(1), 0)
         } else {
@@ -151,8 +157,8 @@ impl Allocations {
         now.wall_ns < edge.saturating_add(window.margin_ns.max(self.margin_ns))
     }
 
-    /// What shares of a limit without fixed windows are wanted for. `drains_ns`: how long what was spent under earlier
-    /// numbers may count.
+    /// The kind of share that a limit without fixed windows wants. `drains_ns`: how long units spent under
+    /// earlier variants may count.
     fn kind_of(&self, limit: &Limit, drains_ns: u64, now: Now) -> Kind {
         let horizon_ns = limit.horizon_ns().max(limit.algorithm.lingers_ns()).max(drains_ns);
         if limit.algorithm.has_rate() {
@@ -166,21 +172,23 @@ impl Allocations {
     }
 }
 
-/// What shares of a limit's window are wanted for, that begins then.
+/// The kind of share that a limit's window wants if the window begins then.
 fn window_kind(limit: &Limit, start_wall_ns: u64) -> Kind {
     let lasts_ns = spent_for_ns(limit.horizon_ns().max(limit.algorithm.lingers_ns()));
     Kind::Window { start_wall_ns, lasts_ns }
 }
 
-/// The distributions that count for windows of that length, by when they end at the latest: those that apply, but for what one spares where
-/// an older one applies (rule 2 of [`acequia_rights::versions`]). Of windows that may not be over by any clock.
+/// The allocations that count for windows of that length, grouped by the latest end of the windows. An
+/// allocation that applies counts, except where it spares windows while an older one applies (rule 2 of
+/// [`acequia_rights::versions`]). Only windows that may not be over by every clock are included.
 fn pools_of<'a>(
     all: &[&'a OwnAllocation],
     limit: &Limit,
     window_ns: u64,
     wall_ns: u64,
 ) -> Vec<(u64, Vec<&'a OwnAllocation>)> {
-    // The last window that is spared, or to which one that is superseded applies, begins just before.
+    // The last window that an allocation spares, or to which a superseded one applies, begins just before
+    // this time.
     let before_ns = all.iter().flat_map(|allocation| {
         let until_ns = match allocation.until {
             Until::Superseded { windows_wall_ns, .. } => windows_wall_ns,

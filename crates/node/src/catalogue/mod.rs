@@ -1,9 +1,9 @@
-//! The limits in force, and how one set of them gives way to the next.
+//! The limits in force, and how one set of limits replaces another.
 //!
-//! A catalogue is a snapshot: checks read one without a lock, a change makes another. Cells outlive
-//! both. What ties them to limits is the *slot*, one for each [`LimitId`] ever seen, and the
-//! *numbers*: every set of numbers a slot has had, so that a cell written under old ones is carried
-//! over, debt and all, when it is next touched.
+//! A catalogue is a snapshot: checks read a catalogue without a lock, and a change makes a new one. Cells
+//! outlive catalogues. Two things tie cells to limits: the *slot*, one for each [`LimitId`] ever seen, and
+//! the *variants*, all that the slot has ever had. A cell that was written under an old variant is carried
+//! over, with its debt, when the cell is next touched.
 
 mod allocations;
 mod registry;
@@ -36,24 +36,24 @@ use crate::{
     table::{Cell, SLOT_MAX},
 };
 
-/// The most limits, counting every one since the start: a cell has 17 bits for the slot of its own.
+/// The most limits, counting every limit since the start: a cell has 17 bits for its limit's slot.
 pub const LIMITS_MAX: usize = SLOT_MAX as usize;
 
 /// The limits in force.
 #[derive(Debug, Default)]
 pub struct Catalogue {
-    /// Every limit, in the order of the file; what [`crate::LimitAnswer::limit`] counts in.
+    /// Every limit, in the order of the file; [`crate::LimitAnswer::limit`] is an index into it.
     pub limits: Vec<Active>,
-    /// Whether there is a candidate among them.
+    /// Whether any of the limits is a candidate.
     pub has_candidates: bool,
-    /// Counts up with every change.
+    /// Grows with every change.
     pub(crate) version: u64,
     domains: BTreeMap<Box<[u8]>, Domain>,
-    /// By slot; slot 0 is none.
+    /// By slot; slot 0 means no limit.
     slots: Vec<Slot>,
-    /// The limits that there are now, by their slots: their places in `limits`.
+    /// The limits that exist now: from slot to index in `limits`.
     active: BTreeMap<u32, u32>,
-    /// The limits that there are now, by their ids: their places in `limits`.
+    /// The limits that exist now: from id to index in `limits`.
     by_id: BTreeMap<LimitId, u32>,
 }
 
@@ -61,7 +61,7 @@ pub struct Catalogue {
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) index: Index,
-    /// All of them, those that are off or not yet in force too.
+    /// All limits of the domain, including those that are off or not yet in force.
     pub(crate) limits: Vec<u32>,
 }
 
@@ -70,51 +70,54 @@ pub(crate) struct Domain {
 pub struct Active {
     /// The limit.
     pub limit: Limit,
-    /// In force before this time (wall clock, nanoseconds): another shape of the limit has replaced it, and counts beside it until what was
-    /// spent here is over.
+    /// The limit is in force before this time (wall clock, nanoseconds). Another shape of the limit has
+    /// replaced it; both count until what was spent under the old shape is over.
     pub until_ns: Option<u64>,
     /// Whether its cells are kept in the journal.
     pub durable: bool,
-    /// Of a candidate, the limit that it may replace: its place in [`Catalogue::limits`], where that is enforced now.
+    /// For a candidate, the index in [`Catalogue::limits`] of the limit that it may replace, if that limit is
+    /// enforced now.
     pub live: Option<u32>,
     pub(crate) slot: u32,
     pub(crate) tagger: Tagger,
     pub(crate) numbers: u16,
-    /// Those that follow in the order of [`Limit::number_sets`].
+    /// The further variants, in the order of [`Limit::number_sets`].
     pub(crate) other_numbers: Vec<u16>,
-    /// Those of them that end by themselves.
+    /// The variants that end by themselves.
     pub(crate) expiring: Vec<u16>,
-    /// Its own numbers, as this region enforces them.
+    /// The limit's own variant, as this region enforces it.
     pub(crate) local: Local,
-    /// Whether nobody decides while the store of the region's nodes is lost. Never where they share none.
+    /// Whether the guard share is not spent during an outage of the store that the region's nodes share: then
+    /// only units already held of the pool are. Always `false` if the nodes share no store.
     pub(crate) closes: bool,
-    /// Units that passed while the store was lost, though this node did not have them.
+    /// Units that passed during store outages although this node did not have them.
     pub(crate) opened: Arc<AtomicU64>,
 }
 
 impl Active {
-    /// A number that this limit keeps as long as the node runs, through every reload: from 1.
+    /// A number from 1 that the limit keeps as long as the node runs, through every reload.
     pub const fn slot(&self) -> u32 {
         self.slot
     }
 
-    /// Units that passed since the start while the store of the region's nodes was lost, though this node did not have them: the limit
+    /// Units that passed during store outages since the start although this node did not have them: the limit
     /// is [`OnStoreLoss::Open`](acequia_limits::limit::OnStoreLoss).
     pub fn open_units(&self) -> u64 {
         self.opened.load(Ordering::Relaxed)
     }
 
-    /// Whether it counts now.
+    /// Whether the limit counts now.
     pub fn is_in_force(&self, wall_ns: u64) -> bool {
         self.until_ns.is_none_or(|until| wall_ns < until)
     }
 
-    /// Every set of numbers that its cells may have, in the order of [`Limit::number_sets`].
+    /// Every variant that the limit's cells may have, in the order of [`Limit::number_sets`].
     pub(crate) fn all_numbers(&self) -> impl Iterator<Item = u16> {
         std::iter::once(self.numbers).chain(self.other_numbers.iter().copied())
     }
 
-    /// The numbers of a cell with an override, or none, and of a role where classes have cells of their own.
+    /// The variant of a cell with this override, or none, and with this role, if classes have cells of their
+    /// own.
     #[inline]
     pub(crate) fn numbers_of(&self, number: Option<usize>, role: usize) -> u16 {
         if number.is_none() && role == 0 { self.numbers } else { self.numbers_beside(number, role) }
@@ -139,7 +142,7 @@ impl Active {
 struct Slot {
     id: LimitId,
     numbers: Vec<Variant>,
-    /// Whether it was served before a restart, unjournalled.
+    /// Whether the limit was served before a restart, unjournalled.
     empty_handed: bool,
     /// Whether its cells are kept in the journal.
     durable: bool,
@@ -161,23 +164,24 @@ impl Slot {
     }
 }
 
-/// One set of numbers of a limit.
+/// One variant of a limit.
 #[derive(Clone, Debug)]
 struct Variant {
     algorithm: Algorithm,
-    /// As this region enforces them: what cells are written under.
+    /// The algorithm as this region enforces it: cells are written under it.
     local: Local,
-    /// What a cell of a bucket owes of which nothing is known, because a crash forgot it: words under the largest local
-    /// numbers, zeros for nothing. It is carried over from one set of numbers to the next, as what a cell owes is.
+    /// The debt of a bucket's cell that a crash forgot: state under the largest local variant, or zeros if
+    /// nothing is owed. The debt is carried over from one variant to the next, as a cell's debt is.
     forgotten: Inline,
     began: Now,
-    /// Whose they are: an override's conditions; none for the limit's own numbers.
+    /// The conditions of the override that has this variant; empty for the limit's own variant.
     whose: Vec<Condition>,
-    /// Which cells, where classes have their own: see [`acequia_limits::classes::Classes::role_name`].
+    /// The role of the cells, if classes have cells of their own: see
+    /// [`acequia_limits::classes::Classes::role_name`].
     role: Option<Box<str>>,
-    /// When they were replaced by the next generation.
+    /// When the next generation replaced the variant.
     ended: Option<Now>,
-    /// Counts up whenever any of a limit's numbers change: all of them begin anew.
+    /// Grows whenever any of the limit's variants change: then all of them begin anew.
     generation: u32,
     /// An override's end, known beforehand (wall clock, nanoseconds).
     until_ns: Option<u64>,
@@ -192,7 +196,7 @@ impl Variant {
     }
 }
 
-/// A limit and when it is in force: what a node must remember over a restart.
+/// A limit and when it is in force. A node must remember this over a restart.
 #[derive(Clone, Debug)]
 pub struct Scheduled {
     /// The limit.
@@ -206,8 +210,8 @@ impl Scheduled {
         self.until_ns.is_none_or(|until| wall_ns < until)
     }
 
-    /// When nothing that was spent under the limit can be spent again under another: its window's
-    /// end, or when all its cells are idle.
+    /// The earliest time at which nothing spent under the limit can be spent again under another limit: the
+    /// end of its window, or when all its cells are idle.
     fn succession_at(&self, now: Now) -> u64 {
         if self.limit.algorithm.has_common_edges() {
             self.limit.algorithm.succession_at(now)
@@ -217,26 +221,26 @@ impl Scheduled {
     }
 }
 
-/// What became of a limit when the catalogue changed.
+/// What a change of the catalogue did to one limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// `domain/name`.
     pub limit: String,
-    /// What became of it.
+    /// The kind of the change.
     pub kind: ChangeKind,
 }
 
 /// The kinds of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It was not there before.
+    /// The limit did not exist before.
     Added,
-    /// It is enforced no more; its cells live until their windows end.
+    /// The limit is not enforced any more; its cells live until their windows end.
     Removed,
-    /// It has new numbers, a new mode or new overrides, and keeps its cells.
+    /// The limit has new variants, a new mode or new overrides, and keeps its cells.
     Renumbered,
-    /// It matches, counts by or measures something else. The limit of its name holds on beside it until this time: its window's end, or when
-    /// its cells are idle.
+    /// The limit matches, counts by or measures something else. The old limit of this name stays in force
+    /// beside it until this time: the end of its window, or when its cells are idle.
     Succeeds {
         /// Wall clock, nanoseconds.
         at_ns: u64,
@@ -246,22 +250,22 @@ pub enum ChangeKind {
 /// Why a catalogue was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CatalogueFault {
-    /// Two limits of one name.
+    /// Two limits have the same name.
     #[error("two limits are named {0}: names are unique in a domain, rename one")]
     Twice(String),
-    /// Too many limits since the start.
+    /// There are too many limits since the start.
     #[error(
         "more than {LIMITS_MAX} different limits since the start, with those that the journal still has: change fewer of \
          them at a time, and restart the node in between"
     )]
     TooManyLimits,
-    /// Too many overrides and classes of one limit.
+    /// One limit has too many overrides and classes.
     #[error(
         "{0} has more than {NUMBERS_MAX} sets of numbers, one for each class of each override: leave some out, or split \
          the limit"
     )]
     TooManySets(String),
-    /// Too many changes of one limit since the start.
+    /// One limit had too many changes since the start.
     #[error("{0} has had more than {NUMBERS_MAX} sets of numbers since the start: restart the node")]
     TooManyNumbers(String),
 }
@@ -271,54 +275,55 @@ impl Catalogue {
         self.domains.get(domain)
     }
 
-    /// A number that counts up with every change.
+    /// A number that grows with every change.
     pub const fn version(&self) -> u64 {
         self.version
     }
 
-    /// As [`Active::open_units`], of all limits there were since the start.
+    /// The sum of [`Active::open_units`] over all limits since the start.
     pub(crate) fn open_units(&self) -> u64 {
         self.slots.iter().map(|slot| slot.opened.load(Ordering::Relaxed)).sum()
     }
 
-    /// The limits of a domain, by their number in [`Catalogue::limits`].
+    /// The limits of a domain, as indexes into [`Catalogue::limits`].
     pub fn limits_of(&self, domain: &[u8]) -> &[u32] {
         self.domains.get(domain).map_or(&[], |domain| &domain.limits)
     }
 
-    /// The whole limit's algorithm, of all regions together, under a set of numbers.
+    /// The whole limit's algorithm, of all regions together, under a variant.
     pub(crate) fn global(&self, slot: u32, numbers: u16) -> Option<&Algorithm> {
         Some(&self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?.algorithm)
     }
 
-    /// The numbers that cells were written under, as this region enforces them.
+    /// The variant that cells were written under, as this region enforces it.
     #[inline]
     pub(crate) fn local(&self, slot: u32, numbers: u16) -> Option<&Local> {
         Some(&self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?.local)
     }
 
-    /// The least numbers that a cell may have of which nothing else is known. Every region's are then no more than its part of those that
-    /// the cell really has, so together they are no more than all of it.
+    /// The least variant that a cell may have if nothing else is known of the cell. Each region then uses no
+    /// more than its part of the cell's real variant, so all regions together use no more than the whole.
     pub(crate) fn newest_numbers(&self, slot: u32, salt: u32) -> Option<u16> {
         self.least_of_today(slot, salt, None)
     }
 
-    /// When numbers were replaced, or those of an override ended, if they were.
+    /// When the variant was replaced, or its override ended, if either happened.
     pub(crate) fn over_at(&self, slot: u32, numbers: u16, now: Now) -> Option<Now> {
         let own = self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?;
         let over = own.ended.into_iter().chain(own.expired(now));
         over.min_by_key(|then| then.wall_ns).map(|then| then.min(now))
     }
 
-    /// Whether two sets of numbers are of the same cells, where classes have their own.
+    /// Whether two variants belong to the same cells, if classes have cells of their own.
     pub(crate) fn is_of_one_role(&self, slot: u32, one: u16, other: u16) -> bool {
         let role =
             |numbers: u16| self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?.role.as_deref();
         role(one) == role(other)
     }
 
-    /// The numbers that keys may have had at a time, of which nothing is known but that they had these before, which were over then:
-    /// those of the same role, where there are any.
+    /// The variants that keys may have had at `then`, if all that is known is that the keys had `numbers`
+    /// before and that this variant was over by then. Variants of the same role come first; others count only
+    /// if there are none.
     pub(crate) fn heirs(&self, slot: u32, numbers: u16, then: Now) -> Vec<u16> {
         let Some(list) = self.slots.get(slot as usize).map(|slot| &slot.numbers) else {
             return Vec::new();
@@ -328,9 +333,10 @@ impl Catalogue {
         if same.is_empty() { others } else { same }
     }
 
-    /// The numbers that a cell has today, as far as can be said without its descriptor, and whether that is a guess: those of the
-    /// same override where the overrides are the same, and else the least of all. What was a guess stays one: the least of
-    /// yesterday need not be the least of today.
+    /// The variant that a cell has today, as far as is known without its descriptor, and whether the variant
+    /// is a guess. If the overrides are unchanged, the result is the variant of the same override; otherwise
+    /// the least of all variants. A guess stays a guess: the least variant of yesterday need not be the least
+    /// of today.
     pub(crate) fn heir(&self, slot: u32, cell: &Cell, salt: u32, now: Now) -> Option<(u16, bool)> {
         if cell.is_guess() && !mutated(Mutation::GuessTakenForKnown) {
             return Some((self.least_of_today(slot, salt, None)?, true));
@@ -358,7 +364,8 @@ impl Catalogue {
         Some((self.least_of_today(slot, salt, own.role.as_deref())?, true))
     }
 
-    /// Which of a limit's sets of numbers a cell has: 0 for its own, and then one for each override.
+    /// The place of a cell's variant among its limit's variants: 0 for the limit's own, and then one for each
+    /// override.
     pub(crate) fn which(&self, slot: u32, numbers: u16) -> Option<u16> {
         let list = &self.slots.get(slot as usize)?.numbers;
         let generation = list.get(usize::from(numbers))?.generation;
@@ -366,20 +373,20 @@ impl Catalogue {
         u16::try_from(before).ok()
     }
 
-    /// Whether cells of a limit may have other numbers today than others.
+    /// Whether a limit has several variants today.
     pub(crate) fn has_several_numbers(&self, slot: u32) -> bool {
         let Some(slot) = self.slots.get(slot as usize) else { return false };
         slot.numbers.iter().filter(|n| n.ended.is_none()).nth(1).is_some()
     }
 
-    /// The other way round, of today's numbers. None of an override that is over.
+    /// The inverse of [`Catalogue::which`] for today's variants; `None` if the variant's override is over.
     pub(crate) fn numbers_of(&self, slot: u32, which: u16, now: Now) -> Option<u16> {
         let list = &self.slots.get(slot as usize)?.numbers;
         let mut live = (0..list.len() as u16).filter(|n| list[usize::from(*n)].ended.is_none());
         live.nth(usize::from(which)).filter(|n| !self.is_over(slot, *n, now))
     }
 
-    /// Of the numbers of a role, where one is named.
+    /// The least variant of today; only those of `role`, if a role is given.
     fn least_of_today(&self, slot: u32, salt: u32, role: Option<&str>) -> Option<u16> {
         let list = &self.slots.get(slot as usize)?.numbers;
         let live = (0..list.len() as u16).filter(|n| {
@@ -389,68 +396,71 @@ impl Catalogue {
         live.min_by_key(|n| {
             let Variant { local, algorithm, .. } = &list[usize::from(*n)];
             let (part, pool) = (local.part(salt), local.pool(algorithm, salt).unwrap_or_default());
-            // Of windows that begin later, too, whoever gives less in all has no more standing and in its pool.
+            // Variants that give fewer units in all also have no more standing units and no more in the pool,
+            // in later windows too.
             (part.units, pool.units, part.rate, pool.rate, algorithm.budget(), *n)
         })
     }
 
-    /// Whether a limit's cells are kept in the journal, by its slot.
+    /// Whether the cells of the slot's limit are kept in the journal.
     pub(crate) fn is_durable(&self, slot: u32) -> bool {
         self.slots.get(slot as usize).is_some_and(|slot| slot.durable)
     }
 
-    /// Who is served first of the limit of a slot.
+    /// Who is served first under the slot's limit.
     pub(crate) fn preference(&self, slot: u32) -> Option<&Preference> {
         Some(&self.slots.get(slot as usize)?.preference)
     }
 
-    /// When a set of numbers began.
+    /// When a variant began.
     pub(crate) fn began(&self, slot: u32, numbers: u16) -> Option<Now> {
         Some(self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?.began)
     }
 
-    /// Whether the limit of a slot is one of those that there are now.
+    /// Whether the slot's limit exists now.
     pub(crate) fn is_active(&self, slot: u32) -> bool {
         self.active.contains_key(&slot) || mutated(Mutation::GiveOfRemoved)
     }
 
-    /// The limit of a slot, if it is one of those that there are now.
+    /// The slot's limit, if the limit exists now.
     pub(crate) fn active_of(&self, slot: u32) -> Option<&Active> {
         Some(&self.limits[*self.active.get(&slot)? as usize])
     }
 
-    /// The place in [`Catalogue::limits`] of one of those that there are now.
+    /// The index in [`Catalogue::limits`] of a limit that exists now.
     pub(crate) fn place_of(&self, id: LimitId) -> Option<u32> {
         self.by_id.get(&id).copied()
     }
 
-    /// The limit of an id, if it is one of those that there are now.
+    /// The limit of an id, if the limit exists now.
     pub(crate) fn active_named(&self, id: LimitId) -> Option<&Active> {
         Some(&self.limits[self.place_of(id)? as usize])
     }
 
-    /// The limit of a slot, in force or not.
+    /// The id of the slot's limit, in force or not.
     pub(crate) fn id(&self, slot: u32) -> Option<LimitId> {
         self.slots.get(slot as usize).map(|slot| slot.id)
     }
 
-    /// Whether a slot may have been charged before a restart that forgot it.
+    /// Whether the slot may have been charged before a restart that forgot the charges.
     pub(crate) fn is_empty_handed(&self, slot: u32) -> bool {
         self.slots.get(slot as usize).is_some_and(|slot| slot.empty_handed)
     }
 
-    /// The numbers with the fastest rate that a limit has had since this process started: any of them, where it has no rate.
+    /// The variant with the fastest rate that a limit has had since this process started; any variant if the
+    /// limit has no rate.
     pub(crate) fn fastest(&self, slot: u32) -> Option<&Algorithm> {
         fastest(self.slots.get(slot as usize)?.numbers.iter())
     }
 
-    /// What a cell of a bucket may owe of which nothing is known, and the numbers that say what that means.
+    /// The largest debt of a bucket's cell of which nothing is known, and the algorithm under which the state
+    /// is written.
     pub(crate) fn forgotten(&self, slot: u32, numbers: u16) -> Option<(&Algorithm, Inline)> {
         let numbers = self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?;
         Some((numbers.local.most(), numbers.forgotten))
     }
 
-    /// Of a limit's live numbers, those under which the most is owed that a crash forgot, if any is.
+    /// The largest debt that a crash forgot, over a limit's live variants; `None` if there is no such debt.
     pub(crate) fn most_forgotten(&self, slot: u32, now: Now) -> Option<(&Algorithm, Inline)> {
         let list = &self.slots.get(slot as usize)?.numbers;
         let live = list.iter().filter(|numbers| numbers.ended.is_none());
@@ -459,7 +469,8 @@ impl Catalogue {
             .filter(|(most, words)| most.owed(words, now) > 0)
     }
 
-    /// All that a crash forgot of buckets and that is not over, by limit, those that were removed too.
+    /// All debts of buckets that a crash forgot and that are not over, by limit, including limits that were
+    /// removed.
     pub(crate) fn all_forgotten(&self, now: Now) -> impl Iterator<Item = (LimitId, &Algorithm, Inline)> {
         let of = move |slot: usize| {
             let (most, words) = self.most_forgotten(slot as u32, now)?;
@@ -468,23 +479,22 @@ impl Catalogue {
         (0..self.slots.len()).filter_map(of)
     }
 
-    /// The fewest units that any cell of a limit may have, whatever numbers it has: what a crash presumes to be spent.
+    /// The fewest units that any cell of a limit may have under any variant: a crash presumes that so many
+    /// are spent.
     pub(crate) fn least_units(&self, slot: u32, salt: u32) -> u64 {
         let numbers = self.least_of_today(slot, salt, None).and_then(|numbers| self.local(slot, numbers));
         numbers.map_or(0, |local| local.part(salt).units)
     }
 
-    /// Whether numbers were replaced, or are those of an override that has ended: cells under them
-    /// are another set's now.
+    /// Whether a variant was replaced, or its override has ended: its cells have another variant now.
     pub(crate) fn is_over(&self, slot: u32, numbers: u16, now: Now) -> bool {
         let list = self.slots.get(slot as usize).map(|slot| &slot.numbers);
         list.and_then(|list| list.get(usize::from(numbers)))
             .is_some_and(|n| n.ended.is_some() || n.until_ns.is_some_and(|until| now.wall_ns >= until))
     }
 
-    /// Carries a state over from the numbers it was written under to those that its descriptor has
-    /// now, through all that it had in between. Where it cannot be known when numbers changed, the
-    /// larger debt counts.
+    /// Carries a state over from the variant it was written under to the variant that the descriptor has now,
+    /// through all variants in between. If the time of a change cannot be known, the larger debt counts.
     pub(crate) fn carry(
         &self,
         slot: u32,
@@ -510,7 +520,7 @@ impl Catalogue {
                 n.until_ns.is_none_or(|until| then.wall_ns < until)
                     && n.whose.iter().all(|c| c.holds_for_first(descriptor))
             };
-            // A limit's own numbers come first in a generation, and count last.
+            // A limit's own variant comes first in a generation, and counts last.
             let is_of = |n: &u16| {
                 let n = &list[usize::from(*n)];
                 n.generation == generation && n.role == old.role
@@ -524,7 +534,7 @@ impl Catalogue {
             let then = then.max(since).min(now);
             let mut state = algorithm.convert(written, &words, then);
             if old.ended.is_none() && until.is_none() {
-                // The clock went back, or the cell has two names: nobody knows when this was.
+                // The clock went back, or the cell has two names: the time of the change is unknown.
                 let began = list[usize::from(next)].began.min(now);
                 let early = algorithm.convert(written, &words, began);
                 if algorithm.covers(early.words(), state.words(), now) {
@@ -540,13 +550,13 @@ impl Catalogue {
         }
     }
 
-    /// Whether a cell says no more than an absent one, under the numbers it was written under and
-    /// under any of those that have come after.
+    /// Whether a cell's state means the same as an absent cell, under the variant it was written under and
+    /// under every variant that came after.
     pub(crate) fn is_idle(&self, slot: u32, numbers: u16, salt: u32, words: &[u64], now: Now) -> bool {
         self.is_idle_as(slot, numbers, |local| local.at(salt), words, now)
     }
 
-    /// As [`Catalogue::is_idle`], of a cell that new cells share.
+    /// As [`Catalogue::is_idle`], for a cell that new cells share.
     pub(crate) fn is_idle_shared(&self, slot: u32, numbers: u16, words: &[u64], now: Now) -> bool {
         self.is_idle_as(slot, numbers, Local::least, words, now)
     }
@@ -581,7 +591,7 @@ impl Catalogue {
     }
 }
 
-/// Of some numbers, those with the fastest rate.
+/// The algorithm with the fastest rate.
 fn fastest<'n>(all: impl Iterator<Item = &'n Variant>) -> Option<&'n Algorithm> {
     all.map(|numbers| &numbers.algorithm).reduce(|a, b| if a.is_slower(b) { b } else { a })
 }

@@ -1,4 +1,4 @@
-//! What makes catalogues, and outlives them: what a change of limits or of shares does to slots and numbers.
+//! Makes catalogues and outlives them: how a change of limits or of shares affects slots and variants.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,41 +26,44 @@ use crate::{
     preference::Preference,
 };
 
-/// Makes catalogues, and remembers what must outlive them.
+/// Makes catalogues, and remembers all that must outlive a catalogue.
 #[derive(Debug)]
 pub(crate) struct Registry {
     key: HashKey,
     durable: bool,
-    /// How this region shares limits with others; nothing where it is alone.
+    /// How this region shares limits with others; `None` if the region is alone.
     sharing: Option<Allocations>,
     slots: Vec<Slot>,
     by_id: BTreeMap<LimitId, u32>,
     active: Vec<Active>,
-    /// Limits that were in force so lately that their cells may not be idle yet.
+    /// Limits that were in force so recently that their cells may not be idle yet.
     retired: Vec<Scheduled>,
-    /// Whether anything may be forgotten because it is over by the wall.
+    /// Whether limits may be forgotten because they are over by the wall clock.
     is_dated: bool,
-    /// When a crash forgot what was not journalled: as [`crate::Config::empty_handed`].
+    /// When a crash forgot all unjournalled state: as [`crate::Config::empty_handed`].
     empty_handed: Option<Now>,
     unwritten: Unwritten,
 }
 
-/// Slots whose numbers changed so that the journal must hear of it.
+/// Slots whose variants changed in a way that the journal must record.
 #[derive(Debug, Default)]
 pub(crate) struct Unwritten {
-    /// Their cells are kept there from now on; or they are buckets whose cells were kept there before, and drain more slowly
-    /// from now on than the disk knows, and perhaps not for long; or they are gone, and of what comes back, perhaps with
-    /// other numbers, no process could presume anything.
+    /// Slots whose cells must be written now, for one of three reasons. Cells may be kept in the journal from
+    /// now on. A bucket's cells were kept there before, but drain more slowly from now on than the disk
+    /// knows, perhaps only for a while. A limit may be gone: if it comes back, perhaps with another variant,
+    /// no process could presume anything about its cells.
     pub(crate) kept: Vec<u32>,
-    /// Buckets that are not kept there: the cells that owe more than they may by now, since a crash presumes no more.
+    /// Unjournalled buckets: the cells that owe more than the new variant allows must be written, since a
+    /// crash presumes no more.
     pub(crate) overdrawn: Vec<u32>,
-    /// Limits whose rate is lower from now on: what came back by it before is not known later.
+    /// Limits whose rate is lower from now on: what came back by the old rate is not known later.
     pub(crate) slowed: Vec<LimitId>,
-    /// Buckets of which a crash forgot cells: how much those owe, or the next crash would presume what these numbers say.
+    /// Buckets with a debt that a crash forgot. The debt must be written; otherwise the next crash would
+    /// presume only what the new variant says.
     pub(crate) forgotten: Vec<u32>,
 }
 
-/// A set of numbers that cells of a limit have now.
+/// A variant that a limit's cells have now.
 #[derive(Debug)]
 pub(crate) struct Live {
     pub(crate) numbers: u16,
@@ -69,14 +72,15 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    /// What numbers give a cell, to find the least: of those that stand alike, of which later windows may have more, what the whole limit gives.
+    /// What a variant gives a cell, for finding the least. Variants with equal standing shares may differ in
+    /// later windows, so they are ordered by the whole limit's budget.
     pub(crate) fn order(&self, salt: u32) -> (Part, u64) {
         (self.local.part(salt), self.global.budget())
     }
 }
 
 impl Registry {
-    /// `durable`: there is a journal to keep long-lived cells in.
+    /// `durable`: whether there is a journal that keeps long-lived cells.
     pub(crate) fn new(
         key: &HashKey,
         durable: bool,
@@ -98,8 +102,8 @@ impl Registry {
         }
     }
 
-    /// Takes over what was in force before a restart. `is_dated`: somebody agrees with the wall; if not, nothing that was in force is
-    /// forgotten before [`Registry::correct_start`].
+    /// Takes over the limits that were in force before a restart. `is_dated`: whether another clock agrees
+    /// with the wall clock. If not, no such limit is forgotten before [`Registry::correct_start`].
     pub(crate) fn resume(
         &mut self,
         schedule: Vec<Scheduled>,
@@ -110,7 +114,7 @@ impl Registry {
             let slot = self.slot(&scheduled.limit)?;
             self.slots[slot as usize].empty_handed = !self.is_durable(&scheduled.limit);
         }
-        // Those that are over as well: by a wall that is wrong they may only seem so.
+        // Limits that are over stay too: by a wrong wall clock they may only seem over.
         self.retired = Vec::new();
         self.is_dated = is_dated;
         self.active = schedule.into_iter().map(|s| self.activate(s, now)).collect::<Result<_, _>>()?;
@@ -118,7 +122,8 @@ impl Registry {
         Ok(())
     }
 
-    /// What is over is in force no more, and is remembered: a limit that comes back in another shape waits for its window.
+    /// Retires limits that are over but remembers them: a limit that comes back in another shape must wait
+    /// for its window.
     fn set_aside_what_is_over(&mut self, now: Now) {
         let is_over = |active: &Active| active.until_ns.is_some_and(|until| until <= now.wall_ns);
         let (over, active): (Vec<Active>, _) = self.active.drain(..).partition(is_over);
@@ -126,8 +131,8 @@ impl Registry {
         self.retired.extend(over.iter().map(Active::scheduled));
     }
 
-    /// Puts back in force what went on until a time that is still to come by this wall, beside its successor: the wall that said
-    /// otherwise was wrong.
+    /// Puts limits back in force that have a successor and that end later than the wall clock shows now. The
+    /// earlier wall time, by which they were over, was wrong.
     fn reopen(&mut self, now: Now) {
         if self.retired.is_empty() {
             return;
@@ -140,17 +145,17 @@ impl Registry {
         };
         let (again, retired): (Vec<Scheduled>, _) = self.retired.iter().cloned().partition(is_again);
         self.retired = retired;
-        // They were active before, so there is room for them.
+        // The limits were active before, so there is room for them.
         let again: Vec<Active> = again.into_iter().filter_map(|old| self.activate(old, now).ok()).collect();
         self.active.extend(again);
     }
 
-    /// Those of which it ever made numbers.
+    /// The limits for which the registry ever made variants.
     pub(crate) fn known(&self) -> impl Iterator<Item = LimitId> + '_ {
         self.by_id.iter().filter(|(id, _)| self.knows(**id)).map(|(id, _)| *id)
     }
 
-    /// Puts other limits in force, and says what that changes.
+    /// Puts other limits in force, and returns the changes.
     pub(crate) fn apply(&mut self, limits: Vec<Limit>, now: Now) -> Result<Vec<Change>, CatalogueFault> {
         self.refuse(&limits)?;
         self.reopen(now);
@@ -164,8 +169,8 @@ impl Registry {
                 all_named(&known, limit).iter().map(|active| active.scheduled()).collect();
             let in_force = |s: &&Scheduled| s.is_in_force(now.wall_ns);
             let same = named.iter().filter(in_force).find(|s| s.limit.id == limit.id);
-            // Limits of this name and another shape: they hold on until nothing spent under them can
-            // be spent again.
+            // Limits with this name and another shape stay in force until nothing spent under them can be
+            // spent again.
             let mut others: Vec<Scheduled> = named
                 .iter()
                 .filter(in_force)
@@ -209,8 +214,8 @@ impl Registry {
         Ok(changes)
     }
 
-    /// Shares differently from now on. The limits in force begin new numbers where that matters to
-    /// them; says whether it did to any.
+    /// Adopts other shares. Limits in force begin new variants where the change matters to them. Says whether
+    /// any limit did.
     pub(crate) fn share(&mut self, allocations: Allocations, now: Now) -> Result<bool, CatalogueFault> {
         self.sharing = Some(allocations);
         let before: Vec<u16> = self.active.iter().map(|active| active.numbers).collect();
@@ -219,7 +224,7 @@ impl Registry {
         Ok(self.active.iter().map(|active| active.numbers).ne(before))
     }
 
-    /// How long what was spent under any numbers that this process knows of may count ([`drains_ns`]).
+    /// How long units spent under any variant that this process knows may count ([`drains_ns`]).
     pub(crate) fn drains_ns(&self, limit: &Limit) -> u64 {
         let Some(slot) = self.by_id.get(&limit.id) else { return 0 };
         let all = self.slots[*slot as usize].numbers.iter().map(|numbers| &numbers.algorithm);
@@ -236,7 +241,7 @@ impl Registry {
         let sharing = self.sharing.as_ref()?;
         let drains_ns = self.drains_ns(limit);
         let counting = sharing.counting(limit, drains_ns, now);
-        // One in which this region has nothing leaves it nothing.
+        // If the region has no share in one of the allocations, it has nothing.
         let splits = |allocations: &[&OwnAllocation]| -> Vec<Arc<Split>> {
             let splits: Option<Vec<Arc<Split>>> =
                 allocations.iter().map(|allocation| allocation.split.clone()).collect();
@@ -259,7 +264,7 @@ impl Registry {
         }))
     }
 
-    /// A snapshot of what is in force.
+    /// A snapshot of the limits in force.
     pub(crate) fn catalogue(&self, version: u64) -> Catalogue {
         let mut by_domain: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
         for (number, active) in (0..).zip(&self.active) {
@@ -275,7 +280,7 @@ impl Registry {
         let mut limits = self.active.clone();
         let mut live: BTreeMap<Name<'_>, u32> = BTreeMap::new();
         for (place, active) in (0..).zip(&self.active) {
-            // One that ends soon has a successor, which goes on after it.
+            // A limit that ends soon has a successor, which goes on after it.
             if active.limit.spec.mode == Mode::Enforce && active.until_ns.is_none() {
                 live.entry(name(&active.limit)).or_insert(place);
             }
@@ -302,12 +307,12 @@ impl Registry {
         self.by_id.get(&id).copied()
     }
 
-    /// Shares differently from the next change of limits on.
+    /// Adopts other shares, which take effect at the next change of limits.
     pub(crate) fn set_terms(&mut self, allocations: Allocations) {
         self.sharing = Some(allocations);
     }
 
-    /// Whether cells can be tagged with this key from now on: no cell was ever tagged with another.
+    /// Whether cells can be tagged with this key from now on: no cell was ever tagged with another key.
     pub(crate) fn takes_key(&self, key: &HashKey) -> bool {
         self.key.0 == key.0 || self.by_id.is_empty()
     }
@@ -319,7 +324,7 @@ impl Registry {
         }
     }
 
-    /// The sets of numbers that a limit's cells have now, its own first.
+    /// The variants that a limit's cells have now, the limit's own first.
     pub(crate) fn numbers_of(&self, active: &Active) -> Vec<Live> {
         let list = &self.slots[active.slot as usize].numbers;
         let live = active.all_numbers();
@@ -330,23 +335,23 @@ impl Registry {
         .collect()
     }
 
-    /// How far wall clocks may be off, where limits are shared.
+    /// The largest error of wall clocks, if limits are shared.
     pub(crate) fn clock_error_ns(&self) -> Option<u64> {
         self.sharing.as_ref().map(|allocations| allocations.margin_ns)
     }
 
-    /// What a node must remember over a restart.
+    /// The limits that a node must remember over a restart.
     pub(crate) fn schedule(&self) -> Vec<Scheduled> {
         self.active.iter().map(Active::scheduled).chain(self.retired.iter().cloned()).collect()
     }
 
-    /// The slots of which the journal must hear now, each given once.
+    /// The slots that the journal must record now; each is returned once.
     pub(crate) fn take_unwritten(&mut self) -> Unwritten {
         std::mem::take(&mut self.unwritten)
     }
 
-    /// A cell of the limit of which nothing is known owes as much as `words` did under `written`, at least: what an
-    /// earlier process wrote of what a crash before it forgot.
+    /// A cell of which nothing is known owes at least as much as `words` did under `written`. An earlier
+    /// process wrote this debt, which a crash before it forgot.
     pub(crate) fn learn_forgotten(&mut self, slot: u32, written: &Algorithm, words: &[u64], now: Now) {
         let live = self.slots[slot as usize].numbers.iter_mut().filter(|n| n.ended.is_none());
         for numbers in live {
@@ -356,8 +361,8 @@ impl Registry {
         }
     }
 
-    /// The wall was wrong when the node began, and the steady clock with it: a crash was at another time; and if they were ahead, less
-    /// has come back since.
+    /// The wall clock was wrong when the node began, and the steady clock with it. The crash was at another
+    /// time; and if the clocks were ahead, less has come back since.
     pub(crate) fn correct_start(&mut self, corrected_ns: i64, now: Now) {
         self.is_dated = true;
         self.reopen(now);
@@ -383,7 +388,8 @@ impl Registry {
         (numbers.local.most(), numbers.forgotten)
     }
 
-    /// Remembers the limits that are in force no more, until their cells are surely idle. Those of `kept` are in force.
+    /// Remembers the limits that are not in force any more until their cells are surely idle. `kept` are in
+    /// force.
     fn retire(&mut self, kept: &BTreeSet<LimitId>, now: Now) {
         let gone = self.active.iter().map(|active| Scheduled {
             limit: active.limit.clone(),
@@ -400,7 +406,7 @@ impl Registry {
             .collect();
     }
 
-    /// The limits in the catalogue, and whether each is kept in the journal.
+    /// The limits in the catalogue; each says whether it is kept in the journal.
     pub(crate) fn active(&self) -> &[Active] {
         &self.active
     }
@@ -411,7 +417,7 @@ impl Registry {
         slot.is_some_and(|slot| !self.slots[*slot as usize].numbers.is_empty())
     }
 
-    /// Everything that could go wrong, before anything is changed.
+    /// Checks everything that could go wrong, before anything is changed.
     pub(crate) fn refuse(&self, limits: &[Limit]) -> Result<(), CatalogueFault> {
         let mut names = BTreeSet::new();
         let mut fresh = 0;
@@ -433,7 +439,7 @@ impl Registry {
                 }
             }
         }
-        // The first slot is none.
+        // The first slot is no limit.
         if self.slots.len() - 1 + fresh > LIMITS_MAX {
             return Err(CatalogueFault::TooManyLimits);
         }
@@ -452,8 +458,8 @@ impl Registry {
             return Err(CatalogueFault::TooManyLimits);
         }
         let slot = self.slots.len() as u32;
-        // Among regions a limit may come and go with versions that a crash forgot, and a bucket may have been one that is
-        // not journalled.
+        // Among regions, a limit may come and go with versions that a crash forgot; and a bucket may have
+        // been unjournalled before.
         let journalled = self.is_durable(limit) && !limit.algorithm.has_rate();
         let empty_handed = self.sharing.is_some() && !journalled;
         self.slots.push(Slot::new(limit.id, empty_handed));
@@ -493,7 +499,7 @@ impl Registry {
             if list.len() + wanted.len() > NUMBERS_MAX {
                 return Err(CatalogueFault::TooManyNumbers(limit.path()));
             }
-            // All of them begin anew, so that it is known of every cell when it changed numbers.
+            // All variants begin anew, so that the time of the change is known for every cell.
             let generation = list.iter().map(|n| n.generation).max().map_or(1, |last| last + 1);
             let used: Vec<u16> = (list.len()..list.len() + wanted.len()).map(|n| n as u16).collect();
             for set in wanted {
@@ -520,7 +526,7 @@ impl Registry {
                 let of = numbers.iter().map(|n| &list[usize::from(*n)]);
                 fastest(of)
             };
-            // What an earlier process or an earlier limit of this name went by is not known.
+            // The variant of an earlier process, or of an earlier limit of this name, is not known.
             let is_slowed = of(&used).is_some_and(|new| of(&live).is_none_or(|old| new.is_slower(old)));
             if is_slowed && limit.algorithm.has_rate() && !mutated(Mutation::RefundAfterSlowing) {
                 self.unwritten.slowed.push(limit.id);
@@ -560,14 +566,14 @@ impl Registry {
     }
 }
 
-/// By what a limit is known to operators: its domain and its name.
+/// The name by which operators know a limit: its domain and its name.
 type Name<'a> = (&'a str, &'a str);
 
 fn name(limit: &Limit) -> Name<'_> {
     (&limit.spec.domain, &limit.spec.name)
 }
 
-/// All by their limits' names; those of one name in the order in which they come.
+/// Groups everything by its limit's name, in the original order within a name.
 fn by_name<T>(all: &[T], limit: impl Fn(&T) -> &Limit) -> BTreeMap<Name<'_>, Vec<&T>> {
     let mut named: BTreeMap<Name<'_>, Vec<&T>> = BTreeMap::new();
     for one in all {
@@ -576,7 +582,7 @@ fn by_name<T>(all: &[T], limit: impl Fn(&T) -> &Limit) -> BTreeMap<Name<'_>, Vec
     named
 }
 
-/// Those that have the name of a limit.
+/// Everything that has the name of `limit`.
 fn all_named<'a, T>(all: &'a BTreeMap<Name<'a>, Vec<&'a T>>, limit: &'a Limit) -> &'a [&'a T] {
     all.get(&name(limit)).map_or(&[], Vec::as_slice)
 }
@@ -585,8 +591,8 @@ fn ids<'a>(limits: impl Iterator<Item = &'a Limit>) -> BTreeSet<LimitId> {
     limits.map(|limit| limit.id).collect()
 }
 
-/// Limits of this name and other shapes that were removed lately, back in force until nothing
-/// spent under them can be spent again: removing them first gains nothing.
+/// Limits with this name and other shapes that were removed recently, back in force until nothing spent under
+/// them can be spent again. So nobody gains units by removing a limit first.
 fn unfinished(limit: &Limit, retired: &[&Scheduled], now: Now) -> Vec<Scheduled> {
     let mut back: Vec<Scheduled> = Vec::new();
     for old in retired.iter().filter(|old| old.limit.id != limit.id) {
@@ -606,7 +612,7 @@ fn unfinished(limit: &Limit, retired: &[&Scheduled], now: Now) -> Vec<Scheduled>
 }
 
 impl Unwritten {
-    /// A bucket is there no more. Those that are `durable` the journal has.
+    /// A bucket was removed. If it is `durable`, the journal has its cells.
     fn removed(&mut self, slot: u32, durable: bool) {
         if !durable && !mutated(Mutation::OverdrawnUnwritten) {
             self.kept.push(slot);
@@ -614,7 +620,7 @@ impl Unwritten {
         self.forgotten.push(slot);
     }
 
-    /// A bucket has new numbers, `used`, instead of `live`.
+    /// A bucket has the new variants `used` instead of `live`.
     fn renumbered(&mut self, slot: u32, durable: bool, list: &[Variant], (live, used): (&[u16], &[u16])) {
         let most = |number: &u16| list[usize::from(*number)].local.most();
         let pairs = || used.iter().zip(live);
@@ -630,12 +636,13 @@ impl Unwritten {
     }
 }
 
-/// What a cell of which nothing is known owes when new numbers begin: as much as under those before, and as much as if
-/// it had all been spent at the crash that forgot it, `spent`.
+/// The debt of an unknown cell when a new variant begins. The cell owes as much as under the variants before,
+/// and as much as if all had been spent at the crash that forgot the cell, `spent`.
 ///
-/// A cell that is known is carried over from numbers to numbers, so that its debt drains by those that there were in
-/// between. This is such a cell, wholly spent; hence it owes at least what any cell does that the crash forgot, as long
-/// as no more was owed at the crash than the numbers allowed then. What owed more is on the disk (`Unwritten`).
+/// A known cell is carried over from variant to variant, so its debt drains by the variants in between. The
+/// cell here is such a cell, wholly spent. Hence it owes at least what any forgotten cell owes, as long as no
+/// cell owed more at the crash than the variant allowed then. Cells that owed more are on the disk
+/// (`Unwritten`).
 fn forgotten_by<'n>(
     local: &Local,
     before: impl Iterator<Item = &'n Variant>,
@@ -650,7 +657,7 @@ fn forgotten_by<'n>(
     larger(most, carried.chain(spent.map(|then| most.spent_at(then, 0))), now)
 }
 
-/// The largest of some states of a bucket; zeros where none owes anything.
+/// The largest of some states of a bucket; zeros if none owes anything.
 fn larger(meter: &Algorithm, states: impl IntoIterator<Item = State>, now: Now) -> Inline {
     let mut largest = [0, 0];
     for state in states {

@@ -1,11 +1,12 @@
-//! What was charged under a name: so that the same question is charged once, and a charge can be given back.
+//! Records of named charges: a repeated request is charged once, and a charge can be given back.
 //!
-//! **A record is settled at most once, and a name is charged at most once while it is remembered.** A record holds the answer as it
-//! was given and the cells that were charged. It is in memory, with a bound, and in the journal: on disk before a reply that depends
-//! on it leaves (a name that the caller chose), and always before what a settlement gives back can be spent (`settle`).
+//! **A record is settled at most once, and a name is charged at most once while it is remembered.** A record
+//! holds the answer as it was given and the cells that were charged. Records are in memory, with a bound, and
+//! in the journal. If the caller chose the name, the record is on disk before the reply leaves. A record is
+//! always on disk before the units that a settlement gives back can be spent (`settle`).
 //!
-//! A record that is dropped, because it is old or there are too many, changes nothing: what it charged stays charged. So does what a
-//! node charged whose disk is gone.
+//! Dropping a record, because it is old or there are too many, changes nothing: its units stay charged. The
+//! charges of a node whose disk is lost stay charged, too.
 
 mod record;
 mod settle;
@@ -34,13 +35,13 @@ use crate::{
     lock,
 };
 
-/// Locks over the records: requests with names rarely meet.
+/// Locks over the records: requests with names rarely wait for each other.
 const SHARDS: usize = 16;
-/// Records may take one in so many bytes of the memory for cells, and open reservations as many.
+/// Records may take one byte in `MEMORY_PART` of the memory for cells, and open reservations as much again.
 const MEMORY_PART: usize = 8;
-/// How long a record is kept where nothing else is said: longer than any caller tries again, in nanoseconds.
+/// The default time that a record is kept, in nanoseconds: longer than any caller retries.
 pub const KEEP_NS: u64 = 600 * 1_000_000_000;
-/// Records that are kept where nothing else is said: a few hundred bytes each.
+/// The default number of records: a few hundred bytes each.
 pub const RECORDS: usize = 65_536;
 /// The longest time that units are reserved, in nanoseconds.
 pub const RESERVE_NS_MAX: u64 = 3_600 * 1_000_000_000;
@@ -48,11 +49,11 @@ pub const RESERVE_NS_MAX: u64 = 3_600 * 1_000_000_000;
 /// How long records are kept, and how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keep {
-    /// Nanoseconds from the charge; of a reservation, from its end. Longer: a caller may try again later, and more memory is
-    /// used.
+    /// Nanoseconds from the charge; for a reservation, from its end. With a longer time a caller may retry
+    /// later, and more memory is used.
     pub keep_ns: u64,
-    /// At most so many, at least 16, and as many reservations that nobody settled. Past them whoever has most loses his oldest, which then can neither
-    /// be repeated nor refunded.
+    /// The most records, at least 16; as many unsettled reservations may exist beside them. Beyond the bound,
+    /// the owner with the most records loses its oldest, which then can be neither repeated nor refunded.
     pub records: usize,
 }
 
@@ -66,10 +67,10 @@ impl Default for Keep {
 #[derive(Debug)]
 pub(crate) struct Charges {
     keep: Keep,
-    /// What records may take under one lock, and open reservations again as much.
+    /// The bytes that records under one lock may take; open reservations may take as much again.
     bytes_max: usize,
     shards: Box<[Mutex<Records>]>,
-    /// Whose old ones are dropped next.
+    /// The shard whose old records are dropped next.
     turn: AtomicUsize,
     /// Settlements that wait until no other node answers by the charge.
     later: Mutex<VecDeque<(ChargeId, Option<u64>)>>,
@@ -79,50 +80,52 @@ pub(crate) struct Charges {
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     all: BTreeMap<u128, Record>,
-    /// What they take, in bytes.
+    /// The bytes that the records take.
     bytes: usize,
     owners: BTreeMap<u32, Owned>,
-    /// Reservations by when they lapse: steady clock.
+    /// Reservations by the time they lapse: steady clock.
     lapses: BTreeSet<(u64, u128)>,
 }
 
 /// The records of one owner.
 #[derive(Debug, Default)]
 struct Owned {
-    /// Those that may be dropped, by since when nothing is to happen to them, the oldest in front. Some are gone, or have changed since.
+    /// Records that may be dropped, by the time since which they rest, oldest first. Some entries are stale:
+    /// the record is gone, or has changed since.
     by_age: VecDeque<(u64, u128)>,
-    /// How many may be dropped.
+    /// The number of records that may be dropped.
     kept: usize,
-    /// How many are reservations that nobody settled. They wait for their real cost, and are not dropped: their units would never come back.
+    /// The number of unsettled reservations. Reservations wait for their real cost and are not dropped:
+    /// otherwise their units would never come back.
     reserved: usize,
 }
 
-/// Of the places that are free for reservations one owner may take so many parts, with one left for others (dynamic thresholds, Choudhury and Hahne,
-/// IEEE/ACM Transactions on Networking 6(2), 1998).
+/// One owner may hold up to this many times as many reservations as there are free places: 7/8 of all if it
+/// is alone (dynamic thresholds, Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
 const RESERVED_PARTS: usize = 7;
 
-/// What a node remembers of charges, for metrics.
+/// A node's records of charges, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChargesView {
-    /// Records.
+    /// The number of records.
     pub records: u64,
-    /// Those of them that are reservations which are not settled.
+    /// How many of them are unsettled reservations.
     pub reserved: u64,
-    /// Bytes that records take.
+    /// Bytes that the records take.
     pub bytes: u64,
 }
 
 impl Charges {
-    /// `memory_bytes`: the memory that they have together with the cells.
+    /// `memory_bytes`: the memory that records share with the cells.
     pub(crate) fn new(keep: Keep, memory_bytes: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         let bytes_max = memory_bytes / MEMORY_PART / SHARDS;
         Self { keep, bytes_max, shards, turn: AtomicUsize::new(0), later: Mutex::default() }
     }
 
-    /// The records among which one with this name is. Locked before any shard of cells.
+    /// The records that contain this name, locked. This lock comes before the lock of any shard of cells.
     pub(crate) fn lock(&self, id: ChargeId) -> MutexGuard<'_, Records> {
-        // The low bits of a hash.
+        // These are the low bits of a hash.
         lock(&self.shards[id.0 as usize % SHARDS])
     }
 
@@ -131,11 +134,11 @@ impl Charges {
         self.keep
     }
 
-    /// The most of these records, which are under one lock: fewer than [`Keep::records`] where they are large.
+    /// The most records under this lock: fewer than [`Keep::records`] if they are large.
     pub(crate) fn records_max(&self, records: &Records) -> usize {
         let fit = self.bytes_max * records.all.len() / records.bytes.max(1);
         let max = self.keep.records / SHARDS;
-        // Of a few the size says little.
+        // The average size of a few records says little.
         if records.bytes > self.bytes_max { max.min(fit).max(1) } else { max.max(1) }
     }
 
@@ -152,12 +155,12 @@ impl Charges {
 }
 
 impl Records {
-    /// A record that is still to be remembered.
+    /// A record that is still remembered.
     pub(crate) fn get(&self, id: ChargeId, keep: Keep, now: Now) -> Option<&Record> {
         self.all.get(&id.0).filter(|record| !record.is_over(keep, now))
     }
 
-    /// Adds a record, or replaces it, and gives what must be written.
+    /// Adds or replaces a record, and returns the row to write.
     pub(crate) fn put(&mut self, id: ChargeId, record: Record) -> Row {
         let row = row_of(id, &record);
         if let Some(old) = self.all.remove(&id.0) {
@@ -167,7 +170,7 @@ impl Records {
         row
     }
 
-    /// Adds a record, where its owner's are counted.
+    /// Adds a record and counts it for its owner.
     fn enters(&mut self, id: u128, record: Record) {
         self.bytes += record.bytes();
         let owned = self.owners.entry(record.owner).or_default();
@@ -197,7 +200,7 @@ impl Records {
         }
     }
 
-    /// Whether a name is that of a reservation which nobody settled, though its time is over.
+    /// Whether the name belongs to a reservation that nobody settled, even if its time is over.
     pub(crate) fn is_left_open(&self, id: ChargeId) -> bool {
         self.all.get(&id.0).is_some_and(|record| record.lapses_ns().is_some())
     }
@@ -208,14 +211,14 @@ impl Records {
         own >= RESERVED_PARTS * records_max.saturating_sub(self.lapses.len())
     }
 
-    /// The batch that a record goes to the disk in.
+    /// Notes the batch in which a record goes to the disk.
     pub(crate) fn sent_in(&mut self, id: ChargeId, batch: u64) {
         if let Some(record) = self.all.get_mut(&id.0) {
             record.batch = batch;
         }
     }
 
-    /// Changes a record, and gives what must be written.
+    /// Changes a record, and returns the row to write.
     fn change(&mut self, id: ChargeId, change: impl FnOnce(&mut Record)) -> Option<Row> {
         let mut record = self.all.remove(&id.0)?;
         let before = (record.lapses_ns(), record.rests_since_ns());
@@ -231,7 +234,8 @@ impl Records {
         Some(row)
     }
 
-    /// Makes room once there are an eighth too many, not to look for each one who has most.
+    /// Makes room once there are an eighth too many records, so that not every new one has to search for the
+    /// largest owner.
     pub(crate) fn make_room(&mut self, records_max: usize) -> Vec<Row> {
         let mut rows = Vec::new();
         if self.all.len() - self.lapses.len() > records_max + records_max / 8 {
@@ -240,7 +244,7 @@ impl Records {
         rows
     }
 
-    /// Drops what is over, and what there are too many of; gives the rows that must go.
+    /// Drops records that are over or too many; returns the rows to delete.
     fn drop_old(&mut self, (keep, records_max): (Keep, usize), now: Now, rows: &mut Vec<Row>) {
         let mut owners = std::mem::take(&mut self.owners);
         for owned in owners.values_mut() {
@@ -261,7 +265,7 @@ impl Records {
         }
     }
 
-    /// Drops the oldest records of those who have most, down to so many in all.
+    /// Drops the oldest records of the owners with the most, down to `records_max` in all.
     fn crowd_out(&mut self, records_max: usize, rows: &mut Vec<Row>) {
         let mut owners = std::mem::take(&mut self.owners);
         let most = most_of_one(owners.values().map(|owned| owned.kept), records_max);
@@ -270,7 +274,7 @@ impl Records {
                 self.drop_oldest(owned, rows);
             }
         }
-        // Where there are more owners than places, those go that have rested longest.
+        // If there are more owners than places, the records that have rested longest go.
         let too_many = (self.all.len() - self.lapses.len()).saturating_sub(records_max);
         if too_many > 0 {
             let have_some = owners.iter().filter(|(_, owned)| owned.kept > 0);
@@ -287,7 +291,7 @@ impl Records {
         self.owners = owners;
     }
 
-    /// Drops one owner's oldest record, if he has any.
+    /// Drops one owner's oldest record, if there is one.
     fn drop_oldest(&mut self, owned: &mut Owned, rows: &mut Vec<Row>) {
         while let Some((since_ns, id)) = owned.by_age.pop_front() {
             if self.all.get(&id).is_some_and(|record| record.rests_since(since_ns)) {
@@ -303,8 +307,8 @@ impl Records {
     }
 }
 
-/// How many one owner may have, so that all together have at most so many, but one each: those who have less are left alone (max-min fairness,
-/// Bertsekas and Gallager, Data Networks, section 6.5.2).
+/// How many records each owner may have, so that all together have at most `all_max`, but each at least one.
+/// Owners with fewer are left alone (max-min fairness, Bertsekas and Gallager, Data Networks, section 6.5.2).
 fn most_of_one(owned: impl Iterator<Item = usize>, all_max: usize) -> usize {
     let mut owned: Vec<usize> = owned.filter(|count| *count > 0).collect();
     owned.sort_unstable();
@@ -321,8 +325,8 @@ fn most_of_one(owned: impl Iterator<Item = usize>, all_max: usize) -> usize {
 }
 
 impl Node {
-    /// Reads the records from the journal: once, before anything is asked. What a crash forgot of cells is forgotten of
-    /// records too: it counts as spent, and is not given back.
+    /// Reads the records from the journal: once, before anything is asked. Charges to cells that a crash
+    /// forgot are forgotten in the records too: they count as spent, and are not given back.
     pub(crate) fn restore_charges(&self, now: Now, rows: impl IntoIterator<Item = Row>) {
         let (error_ns, catalogue) = (self.clock_error_ns(), self.catalogue());
         let crashed = self.config.empty_handed.is_some() && !mutated(Mutation::RefundForgotten);
@@ -332,13 +336,13 @@ impl Node {
                 found.push((ChargeId(tag.0), record.restored(error_ns, now)));
             }
         }
-        // Their order is that of the disk, by name.
+        // The disk has them in the order of their names.
         found.sort_by_key(|(id, record)| (record.made_ns(), id.0));
         for (id, mut record) in found {
             let is_durable = |limit| self.slot_of(limit).is_some_and(|slot| catalogue.is_durable(slot));
             let is_changed = crashed && record.forget(is_durable);
             self.lease_again(&record, now);
-            // Otherwise it is there already.
+            // An unchanged row is on disk already.
             let row = self.charges.lock(id).put(id, record);
             if is_changed {
                 self.push_charge(row);
@@ -346,7 +350,7 @@ impl Node {
         }
     }
 
-    /// Ends reservations that nobody settled in time, and forgets records that are old.
+    /// Ends reservations that nobody settled in time, and forgets old records.
     pub(crate) fn tidy_charges(&self, now: Now) {
         let mut bytes = 0;
         for shard in &self.charges.shards {
@@ -362,7 +366,7 @@ impl Node {
         }
         let waiting = lock(&self.rows).len() + self.rows_in_hand.load(Ordering::Relaxed);
         self.beside_bytes.store(bytes + waiting * ROW_BYTES, Ordering::Relaxed);
-        // One lock after the other: each has all its owners looked at.
+        // One shard at a time: all owners of the shard are visited.
         let turn = self.charges.turn.fetch_add(1, Ordering::Relaxed);
         let mut records = lock(&self.charges.shards[turn % SHARDS]);
         let mut gone = Vec::new();
@@ -373,18 +377,18 @@ impl Node {
         }
     }
 
-    /// Queues a record for the journal, where there is one; gives the batch, or 0.
+    /// Queues a record for the journal, if there is one; returns the batch, or 0.
     pub(crate) fn push_charge(&self, row: Row) -> u64 {
         if self.config.durable { self.push_row(row) } else { 0 }
     }
 
-    /// What is remembered of charges.
+    /// The node's records of charges, for metrics.
     pub fn charges(&self) -> ChargesView {
         self.charges.view()
     }
 
-    /// Charges under limits whose rate is lower from now on give nothing back to them: how much has come back since, by the
-    /// rates that there were in between, is not known.
+    /// Ends refunds of charges under limits whose rate is lower from now on: how much has come back since the
+    /// charge, by the rates in between, is not known.
     pub(crate) fn strip_charges(&self, limits: &BTreeSet<LimitId>) {
         if limits.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! One charge as it is remembered.
+//! The record of one charge.
 
 use std::collections::BTreeSet;
 
@@ -16,57 +16,59 @@ pub struct ChargeId(pub u128);
 /// How a charge is to be remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recording {
-    /// Its name.
+    /// The charge's name.
     pub id: ChargeId,
-    /// A hash of the whole question: another question under the same name is refused.
+    /// A hash of the whole request: another request under the same name is refused.
     pub fingerprint: u128,
-    /// Whether the caller may ask the same again, so that the reply waits until the record is on disk.
+    /// Whether the caller may repeat the request, so that the reply waits until the record is on disk.
     pub is_repeatable: bool,
-    /// Whether it is charged for the time being.
+    /// Set if the charge is provisional.
     pub reserve: Option<Reserve>,
-    /// Whose it is, by any number; 0 of nobody in particular. Where there are too many records, the owner of most loses his oldest.
+    /// The owner, by any number; 0 for no particular owner. If there are too many records, the owner with the
+    /// most loses its oldest.
     pub owner: u32,
 }
 
-/// How units are charged for the time being.
+/// How units are charged provisionally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserve {
     /// Nanoseconds until the reservation lapses: 1 to [`RESERVE_NS_MAX`].
     pub ttl_ns: u64,
-    /// Whether they stay charged then.
+    /// Whether the units stay charged when the reservation lapses.
     pub keeps: bool,
-    /// Whether less may be reserved than was asked for.
+    /// Whether fewer units than requested may be reserved.
     pub at_most: bool,
 }
 
-/// What was charged, and what was answered.
+/// What was charged, and the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     fingerprint: u128,
-    /// When, on both clocks.
+    /// When the charge was made, on both clocks.
     steady_ns: u64,
     wall_ns: u64,
     /// The request's cost.
     cost: u64,
     pub(super) state: State,
-    /// Whose it is; nobody's in particular after a restart.
+    /// The owner; no particular owner after a restart.
     #[serde(skip)]
     pub(super) owner: u32,
-    /// The batch that it went to the disk in, in this process; 0 where that is done.
+    /// The batch in which this process sent the record to the disk; 0 if the record is there.
     #[serde(skip)]
     pub(crate) batch: u64,
     /// Whether an earlier process charged it.
     #[serde(skip)]
     pub(super) is_restored: bool,
-    /// In which generation of the region's store other nodes may answer by it.
+    /// The generation of the region's store in which other nodes may answer by this record.
     #[serde(skip)]
     pub(super) shared: Option<Generation>,
-    /// The real cost that was said while other nodes could answer by it: it counts when they cannot, or the reservation lapses.
+    /// The real cost that was reported while other nodes could answer by the record. The reported cost counts
+    /// when other nodes cannot answer any more, or the reservation lapses.
     #[serde(skip)]
     pub(super) said: Option<u64>,
-    /// When it was settled or lapsed: steady clock; 0 before.
+    /// When the record was settled or lapsed: steady clock; 0 before.
     ended_ns: u64,
-    /// Whether some of it came back then.
+    /// Whether units came back then.
     came_back: bool,
     allowed: bool,
     decisive: Option<u32>,
@@ -76,29 +78,29 @@ pub(crate) struct Record {
     limits: Vec<Limit>,
 }
 
-/// What has become of a charge.
+/// The state of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum State {
-    /// It stands, and may be given back.
+    /// The charge stands, and may be given back.
     Charged,
-    /// It is for the time being: until then on the steady clock.
+    /// The charge is provisional until then, on the steady clock.
     Reserved { until_ns: u64, keeps: bool },
-    /// It was given back, or its real cost is known.
+    /// The charge was given back, or its real cost is known.
     Settled,
-    /// Nobody said its real cost in time.
+    /// Nobody reported the real cost in time.
     Lapsed,
 }
 
-/// What one limit said and was charged.
+/// One limit's answer and charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Limit {
     pub(super) id: LimitId,
     pub(super) tag: CellTag,
     pub(super) units: u64,
     pub(super) is_charged: bool,
-    /// Whether it was set apart rather than charged.
+    /// Whether the units were set apart as a lease rather than charged.
     pub(super) is_leased: bool,
-    /// Whether its limit's cells were kept in the journal then.
+    /// Whether the limit's cells were kept in the journal at the charge.
     is_durable: bool,
     outcome: u8,
     class: Option<u8>,
@@ -115,7 +117,7 @@ pub(super) struct Limit {
 const OUTCOMES: [Outcome; 4] = [Outcome::Allow, Outcome::Deny, Outcome::ShadowDeny, Outcome::Unlimited];
 
 impl Record {
-    /// Of an answer that charged something, to a request of a cost.
+    /// The record of an answer that charged something, for a request of this cost.
     pub(crate) fn new(
         recording: &Recording,
         (answer, catalogue): (&Answer, &Catalogue),
@@ -167,7 +169,8 @@ impl Record {
             ended_ns: 0,
             came_back: false,
             allowed: answer.allowed,
-            // Few enough for 32 bits. Postcard writes places below 65 536 as earlier programs wrote them.
+            // There are few enough places for 32 bits. Postcard writes places below 65 536 as earlier
+            // programs wrote them.
             decisive: answer.decisive.map(|place| place as u32),
             retry_after_ns: answer.retry_after_ns,
             delay_ns: answer.delay_ns,
@@ -176,34 +179,36 @@ impl Record {
         }
     }
 
-    /// Bytes that it takes with its places in the lists. Nodes of a B-tree are two thirds full, as a rule.
+    /// Bytes that the record takes, with its places in the lists. Nodes of a B-tree are two thirds full, as a
+    /// rule.
     pub(super) fn bytes(&self) -> usize {
         const IN_LISTS: usize = size_of::<(u128, Record)>() * 3 / 2 + 2 * size_of::<(u64, u128)>();
         IN_LISTS + self.limits.len() * size_of::<Limit>()
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        // Numbers and lists of them: nothing that cannot be encoded.
+        // A record has only numbers and lists of numbers, so encoding cannot fail.
         postcard::to_allocvec(self).unwrap_or_default()
     }
 
-    /// Nothing where it is none of ours.
+    /// Returns `None` if the bytes are not a valid record.
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         postcard::from_bytes(bytes).ok().filter(Self::is_sound)
     }
 
-    /// Whether what was read can be one.
+    /// Whether a decoded record is valid.
     pub(super) fn is_sound(&self) -> bool {
         self.limits.iter().all(|limit| usize::from(limit.outcome) < OUTCOMES.len())
     }
 
-    /// Whether it is neither settled nor lapsed.
+    /// Whether the record is neither settled nor lapsed.
     pub(super) fn is_open(&self) -> bool {
         matches!(self.state, State::Charged | State::Reserved { .. })
     }
 
-    /// As an earlier process left it. A reservation ends no sooner than it would have by any of the clocks, which are at most
-    /// `error_ns` off: the steady one was anchored to the wall anew.
+    /// The record as an earlier process left it. The steady clock was anchored to the wall clock anew, and
+    /// the clocks are at most `error_ns` off. So a reservation ends no sooner than it would have by any of
+    /// the clocks.
     pub(super) fn restored(mut self, error_ns: u64, now: Now) -> Self {
         self.is_restored = true;
         if let State::Reserved { until_ns, .. } = &mut self.state {
@@ -216,8 +221,8 @@ impl Record {
         self
     }
 
-    /// A crash forgot what it charged where that was not journalled, so none of that is given back: not by a later process either.
-    /// Says whether anything was.
+    /// Drops charges that a crash forgot because they were not journalled: neither this process nor a later
+    /// one gives them back. Says whether there were any.
     pub(super) fn forget(&mut self, is_durable: impl Fn(LimitId) -> bool) -> bool {
         let forgotten = |limit: &&mut Limit| {
             limit.is_charged && !limit.is_leased && !(limit.is_durable && is_durable(limit.id))
@@ -230,32 +235,32 @@ impl Record {
         any
     }
 
-    /// It is settled, or has lapsed.
+    /// Ends the record as settled or lapsed.
     pub(super) fn end(&mut self, state: State, came_back: bool, now: Now) {
         (self.state, self.came_back, self.ended_ns) = (state, came_back, now.steady_ns);
     }
 
-    /// Whether some of it came back: it stands for its answer no more.
+    /// Whether some units came back: the record then does not stand for its answer any more.
     pub(crate) fn came_back(&self) -> bool {
         self.came_back
     }
 
-    /// Whether it is of the same question.
+    /// Whether the record belongs to the same request.
     pub(crate) fn is_of(&self, recording: &Recording) -> bool {
         self.fingerprint == recording.fingerprint
     }
 
-    /// When it was made: steady clock.
+    /// When the charge was made: steady clock.
     pub(super) fn made_ns(&self) -> u64 {
         self.steady_ns
     }
 
-    /// When, on both clocks.
+    /// When the charge was made, on both clocks.
     pub(super) fn made(&self) -> Now {
         Now { steady_ns: self.steady_ns, wall_ns: self.wall_ns }
     }
 
-    /// When the reservation ends; nothing where it is none, or is settled.
+    /// When the reservation ends; `None` if the charge is not a reservation, or is settled.
     pub(super) fn lapses_ns(&self) -> Option<u64> {
         match self.state {
             State::Reserved { until_ns, .. } => Some(until_ns),
@@ -263,7 +268,7 @@ impl Record {
         }
     }
 
-    /// Nanoseconds until the reservation lapses; 0 where it is none, or has ended.
+    /// Nanoseconds until the reservation lapses; 0 if the charge is not a reservation, or has ended.
     pub(crate) fn lapses_in_ns(&self, now: Now) -> u64 {
         self.lapses_ns().map_or(0, |until_ns| until_ns.saturating_sub(now.steady_ns))
     }
@@ -273,43 +278,45 @@ impl Record {
         self.cost
     }
 
-    /// The time from which on nothing is to happen to it: steady clock. An open reservation rests when it lapses.
+    /// The time since which nothing more is to happen to the record: steady clock. An open reservation rests
+    /// from when it lapses.
     pub(super) fn rests_since_ns(&self) -> u64 {
         self.lapses_ns().unwrap_or(self.steady_ns.max(self.ended_ns))
     }
 
-    /// Whether it may be dropped, and rests since then.
+    /// Whether the record may be dropped, and rests since `since_ns`.
     pub(super) fn rests_since(&self, since_ns: u64) -> bool {
         self.lapses_ns().is_none() && self.rests_since_ns() == since_ns
     }
 
-    /// Whether it need not be remembered any more. A clock that was set back does not keep it for ever.
+    /// Whether the record need not be remembered any more. A clock that was set back does not keep it for
+    /// ever.
     pub(super) fn is_over(&self, keep: Keep, now: Now) -> bool {
         let from_ns = self.rests_since_ns();
         now.steady_ns >= from_ns.saturating_add(keep.keep_ns)
             || self.steady_ns > now.steady_ns.saturating_add(keep.keep_ns)
     }
 
-    /// What was charged.
+    /// The limits that were charged.
     pub(super) fn charged(&self) -> impl Iterator<Item = &Limit> {
         self.limits.iter().filter(|limit| limit.is_charged)
     }
 
-    /// Whether one of these limits was charged.
+    /// Whether any of these limits was charged.
     pub(super) fn has_charged_any(&self, limits: &BTreeSet<LimitId>) -> bool {
         self.is_open() && self.charged().any(|charged| limits.contains(&charged.id))
     }
 
-    /// What these limits were charged is not given back.
+    /// Ends refunds of the charges under these limits.
     pub(super) fn strip(&mut self, limits: &BTreeSet<LimitId>) {
-        // What is leased ends as exactly as ever: that goes by no rate.
+        // A lease still ends exactly as before: no rate is involved.
         let of = |limit: &&mut Limit| limits.contains(&limit.id) && !limit.is_leased;
         for limit in self.limits.iter_mut().filter(of) {
             limit.is_charged = false;
         }
     }
 
-    /// The answer again, with the limits that there still are.
+    /// Restores the answer, with the limits that still exist.
     pub(crate) fn answer(&self, answer: &mut Answer, catalogue: &Catalogue, charged: Charged) {
         answer.limits.clear();
         answer.decisive = None;

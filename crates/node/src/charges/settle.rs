@@ -1,13 +1,15 @@
-//! Giving a charge back: all of it, or what it was more than the real cost.
+//! Gives a charge back: all of it, or what exceeds the real cost.
 //!
-//! Into the cell and the window that was charged, once. A window gets the units while it is open, a sliding window while the charge is in
-//! it, and a bucket what the rate of the whole limit has not given back since: had the full cost come back, a bucket that has long
-//! refilled could be spent twice at once. The rate is the fastest that the limit has had since; where that is not known, nothing comes
-//! back.
+//! Units go back once, into the cell and the window that were charged. A fixed window takes units back while
+//! it is open, and a sliding window while the charge is in it. A bucket takes back only what the rate of the
+//! whole limit has not restored since the charge. If the full cost came back, a bucket that has long refilled
+//! could be spent twice at once. The rate is the fastest that the limit has had since; if that rate is not
+//! known, nothing comes back.
 //!
-//! **On disk before it can be spent.** That the record is settled is in line for the disk before the cell is, and what the disk holds
-//! of the cell is forgotten with the refund; so the next charge of a cell that survives a crash waits for both. Of a cell that does
-//! not, a crash presumes that all is spent, and a record of what it was charged before gives nothing back to it.
+//! **On disk before it can be spent.** The settled record is queued for the disk before the cell is, and the
+//! refund discards the state of the cell that the disk holds. So the next charge of a journalled cell waits
+//! for both. For an unjournalled cell, a crash presumes that everything is spent, and a record from before
+//! the crash gives nothing back to the cell.
 
 use acequia_limits::{Algorithm, Now};
 use acequia_rights::{
@@ -30,53 +32,54 @@ use crate::{
     shard_of,
 };
 
-/// What became of a settlement.
+/// The result of a settlement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// It is done now.
+    /// The charge is settled now.
     Done {
-        /// What came back, by limit.
+        /// The units that came back, by limit.
         refunded: Vec<Refunded>,
-        /// The batch that must be on disk before anybody is told: after a crash that lost it, a reservation would lapse in full
-        /// that was settled with less. 0 for none.
+        /// The batch that must be on disk before anybody is told; 0 for none. After a crash that lost the
+        /// batch, a reservation settled for less would lapse in full.
         after_batch: u64,
     },
-    /// It was settled before; nothing has changed.
+    /// The charge was settled before; nothing has changed.
     Before {
-        /// The batch that must be on disk before anybody is told, as of [`Settled::Done`]: whoever settled it may not have been told
-        /// so. 0 for none.
+        /// The batch that must be on disk before anybody is told, as in [`Settled::Done`]; 0 for none. The
+        /// caller that settled the charge may not have been told so.
         after_batch: u64,
     },
-    /// Other nodes may answer by it, in this generation of the region's store: nothing has changed. It is settled after its name was ended
-    /// there ([`Node::ended`]).
+    /// Other nodes may answer by the charge, in this generation of the region's store; nothing has changed.
+    /// The charge is settled after its name was ended there ([`Node::ended`]).
     Shared {
-        /// Or in a later one that grants.
+        /// The name may be ended in this generation, or in a later one that grants.
         generation: Generation,
     },
     /// The reservation had lapsed; nothing has changed.
     Lapsed,
-    /// There is no such record, or no more; nothing has changed.
+    /// There is no such record, or none any more; nothing has changed.
     Unknown,
-    /// The real cost is above what was charged; nothing has changed.
+    /// The real cost exceeds the charge; nothing has changed.
     TooMuch {
-        /// What was charged.
+        /// The cost that was charged.
         charged: u64,
     },
 }
 
-/// What came back to one limit.
+/// The units that came back to one limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refunded {
     /// The limit's name.
     pub name: String,
-    /// Its number, as [`crate::Active::slot`] has it.
+    /// The limit's slot, as [`crate::Active::slot`] has it.
     pub slot: u32,
     /// Units that can be spent again.
     pub units: u64,
 }
 
 impl Node {
-    /// Gives a charge back, down to its real `cost` in the units of the request: all of it where there is none.
+    /// Gives a charge back, down to its real `cost` in the units of the request; all of it if there is no
+    /// cost.
     pub fn settle(&self, id: ChargeId, cost: Option<u64>, now: Now) -> Settled {
         let now = self.not_before(now);
         let mut records = self.charges.lock(id);
@@ -107,7 +110,8 @@ impl Node {
         if let Some(generation) =
             record.shared.filter(|_| cost < charged && !mutated(Mutation::RefundWhileShared))
         {
-            // By when a reservation lapses nobody answers by it any more: what was said first counts then.
+            // When a reservation lapses, no node answers by it any more: then the cost that was reported
+            // first counts.
             if let Some(record) = records.all.get_mut(&id.0) {
                 record.said = record.said.or(Some(cost));
             }
@@ -138,7 +142,7 @@ impl Node {
         }
     }
 
-    /// Gives the batch that it goes to the disk in, or 0.
+    /// Records the end of a charge. Returns the batch in which the record goes to the disk, or 0.
     fn mark(&self, records: &mut Records, id: ChargeId, state: State, (came_back, now): (bool, Now)) -> u64 {
         let row = records.change(id, |record| record.end(state, came_back, now));
         let batch = row.map_or(0, |row| self.push_charge(row));
@@ -146,9 +150,9 @@ impl Node {
         batch
     }
 
-    /// Gives back what was charged beyond a real cost.
+    /// Gives back what was charged beyond the real cost.
     fn give_back(&self, record: &Record, (cost, charged): (u64, u64), now: Now) -> Vec<Refunded> {
-        // Before any cell is locked: it asks for the terms.
+        // The call locks the registry, so it comes before any cell is locked.
         let charged_at = self.charged_at(record, now);
         let mut refunded = Vec::new();
         for limit in record.charged().filter(|limit| !limit.is_leased) {
@@ -162,16 +166,16 @@ impl Node {
         refunded
     }
 
-    /// Ends a lease of units that were set apart: what was spent of them counts from now on, when at the latest it was. The disk
-    /// hears of that before it hears that the record is settled: were it the other way round, a crash in between would know of
-    /// neither.
+    /// Ends a lease of units that were set apart. Units spent count from now on, the latest time at which
+    /// they were spent. The disk gets the cell before it gets the settled record: in the other order, a crash
+    /// in between would know of neither.
     fn end_leases(&self, record: &Record, (cost, charged): (u64, u64), now: Now) -> Vec<Refunded> {
         let mut refunded = Vec::new();
         for limit in record.charged().filter(|limit| limit.is_leased) {
             let Some(slot) = self.slot_of(limit.id) else { continue };
             let (spent, salt) = (spent_of(limit.units, (cost, charged)), limit.tag.salt());
             let mut cells = self.shards[shard_of(limit.tag)].lock();
-            // Under the lock: no older than the numbers that the cell has.
+            // Loaded under the lock, so no older than the cell's variant.
             let catalogue = self.catalogue();
             let Some(place) = cells.table.find(limit.tag, slot) else { continue };
             cells.lease(place, |leased| leased.saturating_sub(limit.units));
@@ -198,7 +202,7 @@ impl Node {
         refunded
     }
 
-    /// Sets apart what a lease of an earlier process may still spend.
+    /// Sets apart what the leases of an earlier process may still spend.
     pub(super) fn lease_again(&self, record: &Record, now: Now) {
         if record.lapses_ns().is_none() {
             return;
@@ -228,8 +232,8 @@ impl Node {
         }
     }
 
-    /// When a charge was made, as far as can be said: of what an earlier process charged, as long ago as any of the clocks may
-    /// tell.
+    /// The time of a charge, as far as known. For a charge of an earlier process, the earliest time by any of
+    /// the clocks.
     fn charged_at(&self, record: &Record, now: Now) -> Now {
         let made = record.made();
         if !record.is_restored {
@@ -253,9 +257,9 @@ impl Node {
     ) -> u64 {
         let (tag, salt) = (limit.tag, limit.tag.salt());
         let mut cells = self.shards[shard_of(tag)].lock();
-        // Under the lock: no older than the numbers that the cell has.
+        // Loaded under the lock, so no older than the cell's variant.
         let catalogue = self.catalogue();
-        // One that is gone owed nothing; what new cells share is nobody's own.
+        // A cell that is gone owed nothing; and the cell that new cells share belongs to no single key.
         let Some(place) = cells.table.find(tag, slot) else { return 0 };
         let locked_cell =
             LockedCell { node: self, catalogue: &catalogue, key: (slot, tag), now, which: None };
@@ -265,7 +269,7 @@ impl Node {
         let algorithm = context.local.at(salt);
         let made = match mutated(Mutation::RefundIntoOpenWindow) {
             true => now,
-            // A sliding window has its charges by the very time.
+            // A sliding window stores its charges by their exact time.
             false if !algorithm.has_rate() => made,
             false => made_at_least_ago,
         };
@@ -290,7 +294,7 @@ impl Node {
         back
     }
 
-    /// What a cell goes by now, and its state. What came back of loans before counts before what is charged now.
+    /// The algorithm that a cell uses now, and its state. Loans that ended before now are settled first.
     fn settled<'c>(
         &self,
         cell: &'c mut HeapCell,
@@ -303,7 +307,7 @@ impl Node {
         (&account.algorithm, words)
     }
 
-    /// The disk counts as spent what has come back, or does not know what was spent: the cell is written anew.
+    /// Writes the cell anew: the disk counts as spent what has come back, or does not know what was spent.
     fn write_settled(
         &self,
         cells: &mut Cells,
@@ -329,8 +333,8 @@ impl Node {
     }
 }
 
-/// Of units that were charged for a cost, those that a real cost weighs: rounded up, so that no more comes back than was charged too
-/// much.
+/// Scales `units` from the charged cost to the real cost, rounded up, so that no more comes back than was
+/// overcharged.
 fn spent_of(units: u64, (cost, charged): (u64, u64)) -> u64 {
     let spent = (u128::from(units) * u128::from(cost)).div_ceil(u128::from(charged.max(1)));
     u64::try_from(spent).unwrap_or(u64::MAX).min(units)

@@ -1,4 +1,4 @@
-//! What the node answers, and how it is drawn from what each limit says.
+//! The node's answer, and how it follows from the answers of the limits.
 
 use acequia_limits::{CellTag, Mode, Reason, Verdict};
 use smallvec::SmallVec;
@@ -9,68 +9,69 @@ use crate::{
     forwards::{RemoteCharge, Source},
 };
 
-/// Nanoseconds to wait while the journal cannot be written: it is tried again about as often.
+/// Nanoseconds to wait while the journal cannot be written: the write is retried about as often.
 pub(super) const JOURNAL_RETRY_NS: u64 = 1_000_000_000;
 
-/// What the node says.
+/// The node's answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// May it pass?
+    /// Whether the request may pass.
     pub allowed: bool,
     /// Why.
     pub reason: Reason,
-    /// The limit that decided, as a place in `limits`: the one that denied with the longest wait,
-    /// or else the one with the least left.
+    /// The limit that decided, as an index into `limits`: of the limits that denied, the one with the longest
+    /// wait; if none denied, the one with the least left.
     pub decisive: Option<usize>,
-    /// Nanoseconds until the request would fit if nothing else is charged; 0 where allowed,
-    /// [`acequia_limits::verdict::NEVER`] where no wait helps.
+    /// Nanoseconds until the request would fit if nothing else is charged; 0 if allowed,
+    /// [`acequia_limits::verdict::NEVER`] if no wait helps.
     pub retry_after_ns: u64,
-    /// Nanoseconds that an allowed request shall wait before going on.
+    /// Nanoseconds that an allowed request must wait before going on.
     pub delay_ns: u64,
     /// Every limit that matched, by cell.
     pub limits: SmallVec<[LimitAnswer; HITS_INLINE]>,
-    /// The descriptors, as a set of bits, that no limit counted or exempted.
+    /// The descriptors that no limit counted or exempted, as a set of bits.
     pub unmatched: u64,
     /// The batch that must be on disk before this answer leaves; 0 for none.
     pub after_batch: u64,
-    /// How the charge is remembered, if it is.
+    /// How the charge is remembered, if at all.
     pub charge: Option<Charged>,
-    /// What was drawn for it, while it is not known whether it passes by that.
+    /// Remote charges for the request, until it is known whether the request passes by them.
     pub(super) remote_charges: Vec<RemoteCharge>,
 }
 
 /// A charge that is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Charged {
-    /// Its name.
+    /// The charge's name.
     pub id: ChargeId,
-    /// Which other node of the region charged it, by its number; nothing where this one did.
+    /// The number of the other node of the region that charged; `None` if this node did.
     pub by: Option<u16>,
-    /// Whether it was charged before, and nothing was now.
+    /// Whether the charge was made before, and nothing is charged now.
     pub is_repeat: bool,
-    /// Whether it may be spent without asking again until it lapses.
+    /// Whether the units may be spent without asking again until the reservation lapses.
     pub is_lease: bool,
-    /// The cost that was reserved; 0 where none was.
+    /// The cost that was reserved; 0 if none was.
     pub reserved: u64,
-    /// Nanoseconds until the reservation lapses; 0 where it is none, or has ended.
+    /// Nanoseconds until the reservation lapses; 0 if the charge is not a reservation, or has ended.
     pub lapses_in_ns: u64,
 }
 
-/// Another question was asked under the same name before, or what was charged under it was given back since: nothing was charged.
+/// Another request was made under the same name before, or the charge under the name was given back since.
+/// Nothing was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdReused;
 
-/// What one limit says.
+/// One limit's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitAnswer {
-    /// Which limit, in [`Catalogue::limits`].
+    /// The limit, as an index into [`Catalogue::limits`].
     pub limit: u32,
-    /// Which of its cells.
+    /// The limit's cell.
     pub tag: CellTag,
-    /// What its algorithm says of the cost. `remaining` is after the request: less its cost only
-    /// where that was charged. It denies where the outcome allows for want of a store ([`Reason::Open`]).
+    /// The algorithm's verdict on the cost. `remaining` is after the request: the cost is subtracted only if
+    /// charged. The verdict denies if the outcome allows because of a store outage ([`Reason::Open`]).
     pub verdict: Verdict,
-    /// What that means for the request.
+    /// What the verdict means for the request.
     pub outcome: Outcome,
     /// Why.
     pub reason: Reason,
@@ -78,38 +79,39 @@ pub struct LimitAnswer {
     pub descriptors: u64,
     /// Units asked for, over all those descriptors.
     pub units: u64,
-    /// The budget of this cell: its override's where it has one.
+    /// The budget of this cell, from its override if there is one.
     pub budget: u64,
-    /// For how long units that it was denied for want of may still come from other regions, in nanoseconds; 0 for not at
+    /// How long the units that were missing may still come from other regions, in nanoseconds; 0 for not at
     /// all.
     pub hope_ns: u64,
-    /// Whether it was charged.
+    /// Whether the cell was charged.
     pub is_charged: bool,
-    /// The node of the region that may have what it lacks, if that may be drawn ([`crate::Node::draw`]).
+    /// The node of the region that may have the missing units, if the charge may be forwarded
+    /// ([`crate::Node::draw`]).
     pub(crate) drawn_of: Option<Source>,
-    /// Whether that was drawn, and is charged there.
+    /// Whether the charge was forwarded, and is made at that node.
     pub is_drawn: bool,
-    /// The class of consumers, by its place in [`acequia_limits::Limit::classes`], where the limit has classes.
+    /// The class of consumers, as an index into [`acequia_limits::Limit::classes`], if the limit has classes.
     pub class: Option<u8>,
-    /// Which of the limit's numbers this cell has.
+    /// The variant of the limit that this cell has.
     pub(crate) numbers: u16,
 }
 
 /// What a limit's verdict means for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
-    /// It may pass.
+    /// The request may pass.
     Allow,
-    /// It may not.
+    /// The request may not pass.
     Deny,
-    /// It might not, but the limit only watches.
+    /// The limit would deny the request, but only watches.
     ShadowDeny,
-    /// It is exempt.
+    /// The request is exempt.
     Unlimited,
 }
 
 impl Answer {
-    /// Turns a look into a denial: there is no room for what would have to be remembered.
+    /// Turns a peek into a denial: there is no room to remember the charge.
     pub(super) fn deny_for_now(&mut self, reason: Reason) {
         self.allowed = false;
         self.reason = reason;
@@ -118,8 +120,8 @@ impl Answer {
         self.delay_ns = 0;
     }
 
-    /// Turns it into a denial, because what it charged did not reach the disk in time. The charge
-    /// stands: whether it is on disk is not known.
+    /// Turns the answer into a denial, because its charge did not reach the disk in time. The charge stands,
+    /// since nobody knows whether it is on disk.
     pub fn deny_unwritten(&mut self, catalogue: &Catalogue) {
         let is_lease = self.charge.is_some_and(|charge| charge.is_lease);
         for limit in &mut self.limits {
@@ -153,13 +155,14 @@ impl Default for Answer {
     }
 }
 
-/// Whether a request would pass but for one limit. Its candidate is charged then, as it would be in its place.
+/// Whether the request would pass but for one limit. The candidate for that limit is then charged as it would
+/// be in its place.
 #[cold]
 pub(super) fn denied_only_by(answer: &Answer, live: u32) -> bool {
     answer.limits.iter().all(|limit| limit.outcome != Outcome::Deny || limit.limit == live)
 }
 
-/// As [`decide`], where one limit has spoken.
+/// As [`decide`], if exactly one limit has answered.
 #[inline]
 pub(super) fn decide_one(answer: &mut Answer, catalogue: &Catalogue) {
     let limit = &answer.limits[0];
@@ -171,7 +174,7 @@ pub(super) fn decide_one(answer: &mut Answer, catalogue: &Catalogue) {
     answer.delay_ns = if answer.allowed && enforced() { limit.verdict.delay_ns } else { 0 };
 }
 
-/// Draws the verdict from what the limits say.
+/// Computes the answer from the limits' answers.
 pub(super) fn decide(answer: &mut Answer, catalogue: &Catalogue) {
     let mut denied: Option<usize> = None;
     let mut least: Option<usize> = None;
@@ -205,12 +208,12 @@ pub(super) fn decide(answer: &mut Answer, catalogue: &Catalogue) {
     answer.delay_ns = if answer.allowed { delay_ns } else { 0 };
 }
 
-/// Whether what denies is want of units, which may come from other regions.
+/// Whether the reason is a lack of units, which may come from other regions.
 pub(super) const fn is_short(reason: Reason) -> bool {
     matches!(reason, Reason::OverLimit | Reason::ClassReserve)
 }
 
-/// What would be allowed, denied for another reason than the limit itself.
+/// Turns an allowing verdict into a denial for a reason other than the limit itself.
 pub(super) fn denied(verdict: Verdict, units: u64, retry_after_ns: u64) -> Verdict {
     Verdict { allowed: false, remaining: verdict.remaining + units, retry_after_ns, delay_ns: 0, ..verdict }
 }

@@ -1,4 +1,4 @@
-//! Charging a hit: whether it is due, in which cell, and what must be on disk first.
+//! Charges a hit: whether a charge is due, in which cell, and what must be on disk first.
 
 use std::sync::atomic::Ordering;
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl Check<'_, '_> {
-    /// Whether a hit is to be charged.
+    /// Whether a hit must be charged.
     pub(super) fn is_due(&self, hit: &Hit, answer: &Answer, number: usize) -> bool {
         self.ask.charge
             && hit.charges
@@ -29,14 +29,15 @@ impl Check<'_, '_> {
             && (answer.allowed || (!self.ask.holds && self.is_due_anyway(hit, answer)))
     }
 
-    /// Whether a hit is to be charged though the request is denied. Never for a lease: of that nothing would be known.
+    /// Whether a hit must be charged although the request is denied. Never for a lease: nothing would be
+    /// known of it.
     fn is_due_anyway(&self, hit: &Hit, answer: &Answer) -> bool {
         let active = self.limit(hit);
         active.limit.spec.charge == Charge::Each
             || active.live.is_some_and(|live| denied_only_by(answer, live))
     }
 
-    /// Charges one hit; gives the batch that must be on disk first, or 0.
+    /// Charges one hit; returns the batch that must be on disk first, or 0.
     pub(super) fn charge(
         &self,
         hit: &Hit,
@@ -59,7 +60,8 @@ impl Check<'_, '_> {
             let account = cell.account.take();
             let algorithm = account.as_ref().map_or(algorithm, |account| &account.algorithm);
             algorithm.charge_heap(&mut cell.words, self.now, hit.units, salt);
-            // A cell that the journal knows must be written even by a thread that does not know yet.
+            // A cell that the journal has must be written even if this thread does not know yet that the
+            // limit is journalled.
             let kept = active.durable || (!cell.is_unwritten() && account.is_none());
             let pledge = || account.as_ref().map_or_else(Pledge::default, |account| account.pledge());
             let batch = if kept { self.settle(cell, active, algorithm, tag, charged, pledge) } else { 0 };
@@ -68,7 +70,7 @@ impl Check<'_, '_> {
         };
         match hit.place {
             CellSource::At(place) => match cells.table.at(place).heap_place() {
-                // A bucket's words stay as many as they are, and nothing of it waits for a disk.
+                // A bucket's state does not grow, and no charge of this cell waits for a disk.
                 Some(at) if hit.account != Called::None && !active.durable && algorithm.has_rate() => {
                     let HeapCell { account: Some(account), words, .. } = cells.heap_mut(at) else {
                         unreachable!("a shared cell")
@@ -132,7 +134,7 @@ impl Check<'_, '_> {
             }
             None => wait,
         };
-        // Nobody is denied by a limit that only watches, so nobody waits for its rows.
+        // A limit that only watches denies nobody, so nobody waits for its rows.
         if active.limit.spec.mode == Mode::Enforce { wait } else { 0 }
     }
 }

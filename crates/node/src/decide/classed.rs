@@ -1,8 +1,9 @@
-//! Classes of consumers in a question ([`acequia_limits::classes`]).
+//! Classes of consumers in a request ([`acequia_limits::classes`]).
 //!
-//! Where classes share a bucket, a hit leaves what its class leaves to others. Where they have their own, a hit is of the class's own
-//! cell; and where there is a remainder beside those, a second one is of that, which counts only if the first has too little. A
-//! request is charged to one of the two.
+//! If classes share a bucket, a hit must leave what its class leaves to others. If classes have their own
+//! cells, a hit belongs to its class's own cell. If there is a remainder beside the own cells, a second hit
+//! belongs to the remainder, and counts only if the first has too little. A request is charged to one of the
+//! two.
 
 use acequia_limits::{
     Algorithm, CellTag, Descriptor, Now, Verdict, algorithm::State, limit::Descriptors, selector::Canonical,
@@ -15,44 +16,45 @@ use super::{
 };
 use crate::{Active, shard::Cells};
 
-/// What classes make of a hit. Plain numbers: a hit is moved about for every request, and hardly any limit has classes.
+/// A hit's class. The fields are plain numbers: hits are moved for every request, and few limits have
+/// classes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Classed {
     of: Of,
-    /// The class; of several, the one that draws last.
+    /// The class; if there are several, the one with the lowest priority.
     class: u8,
-    /// What of the cell it leaves to others.
+    /// The percentage of the cell that the class leaves to others.
     leaves_percent: u8,
-    /// Whether it was denied for the sake of others.
+    /// Whether the hit was denied for the sake of other classes.
     is_kept_back: bool,
-    /// Of a class's own cell: the half of the tag of what is beside it; 0 where there is nothing.
+    /// For a class's own cell, half of the tag of the remainder beside it; 0 if there is none.
     beside: u64,
 }
 
-/// Whose cell it is.
+/// The owner of a cell, among the classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
     /// The limit has no classes.
     Nobody,
-    /// That of all classes.
+    /// All classes share the cell.
     All,
-    /// The class's own.
+    /// The cell is the class's own.
     Own,
-    /// What all share beside their own.
+    /// The cell is the remainder that classes share beside their own cells.
     Remainder,
 }
 
-/// What tells the cells of one limit apart that are beside others: half of a tag, and never 0.
+/// Half of a tag, never 0. The half distinguishes the remainder cells of one limit.
 const fn half(tag: CellTag) -> u64 {
     tag.0 as u64 | 1
 }
 
 impl Classed {
-    /// Of a limit without classes.
+    /// A limit without classes.
     pub(super) const NONE: Self =
         Self { of: Of::Nobody, class: 0, leaves_percent: 0, is_kept_back: false, beside: 0 };
 
-    /// Whether some is left to others.
+    /// Whether some units are left to others.
     #[inline]
     pub(super) const fn leaves_some(&self) -> bool {
         self.leaves_percent != 0
@@ -64,7 +66,7 @@ impl Classed {
         !matches!(self.of, Of::Nobody)
     }
 
-    /// Two descriptors of one request in one cell: the class that draws last counts.
+    /// Joins two descriptors of one request in one cell: the class with the lowest priority counts.
     pub(super) fn join(&mut self, other: &Self) {
         self.class = self.class.max(other.class);
         self.leaves_percent = self.leaves_percent.max(other.leaves_percent);
@@ -72,40 +74,40 @@ impl Classed {
 }
 
 impl Hit {
-    /// The class that the request counts in.
+    /// The class in which the request counts.
     pub(super) fn class(&self) -> Option<u8> {
         self.classed.is_some().then_some(self.classed.class)
     }
 
-    /// Of so many units, those that the class leaves to others.
+    /// How many of `units` the class leaves to others.
     #[inline]
     pub(super) fn leaves(&self, units: u64) -> u64 {
         match self.classed.leaves_percent {
             0 => 0,
-            // At most the units.
+            // The result is at most `units`.
             percent => (u128::from(units) * u128::from(percent) / 100) as u64,
         }
     }
 
-    /// Whether it is of what classes share beside their own.
+    /// Whether the cell is the remainder that classes share.
     #[inline]
     pub(super) fn is_remainder(&self) -> bool {
         self.classed.of == Of::Remainder
     }
 
-    /// Whether it is a class's own cell, beside which `remainder` is.
+    /// Whether this is a class's own cell, and `remainder` is beside it.
     fn has_beside(&self, remainder: &Self) -> bool {
         self.classed.of == Of::Own
             && self.classed.beside == half(remainder.tag)
             && self.limit == remainder.limit
     }
 
-    /// Whether it was denied for the sake of classes that draw first.
+    /// Whether the hit was denied for the sake of classes with a higher priority.
     pub(super) fn is_kept_back(&self) -> bool {
         self.classed.is_kept_back
     }
 
-    /// What an algorithm says of units for this hit, where so many are leased to others.
+    /// The algorithm's verdict on `units` for this hit, if `leased` units are leased to others.
     #[inline]
     pub(super) fn probe(
         &mut self,
@@ -121,7 +123,7 @@ impl Hit {
         verdict
     }
 
-    /// The same, where some is left to others: the units fit only if what is left to them does too.
+    /// The verdict if units are left to others: `units` fit only if the units left to others fit too.
     #[cold]
     fn leave_to_others(
         &mut self,
@@ -146,7 +148,8 @@ impl Hit {
 }
 
 impl Check<'_, '_> {
-    /// What is said of a hit where some of its cell is left to others, or leased. `before`: as in [`Check::probe`].
+    /// The verdict on a hit if some of its cell is left to others, or leased. `before`: as in
+    /// [`Check::probe`].
     #[cold]
     pub(super) fn keep_back(
         &self,
@@ -192,7 +195,7 @@ impl Check<'_, '_> {
         };
         let mut remainder = None;
         if let Some(role) = classes.remainder() {
-            // What its own cell lacks is known later.
+            // What the class's own cell lacks is known later.
             let (leaves, units) = if class.own > 0 { (0, 0) } else { (leaves_percent, found.units) };
             remainder = of_role(role, classed(Of::Remainder, leaves), units)
                 .map(|hit| Hit { charges: hit.charges && class.own == 0, ..hit });
@@ -206,8 +209,8 @@ impl Check<'_, '_> {
         remainder.into_iter().for_each(|remainder| merge_seldom(hits, remainder, descriptors));
     }
 
-    /// Whether any class needs what they share beside their own: those of `earlier` whose own cells have too little, as the answer
-    /// says so far. It is asked for what they lack.
+    /// Whether any class needs the remainder, by the answer so far: the classes of `earlier` hits whose own
+    /// cells have too little. The hit then asks for what those cells lack.
     pub(super) fn is_lacked(&self, hit: &mut Hit, earlier: &[Hit], answer: &Answer) -> bool {
         let limit = &self.limit(hit).limit;
         for (place, own) in earlier.iter().enumerate() {
@@ -226,8 +229,8 @@ impl Check<'_, '_> {
         hit.units > 0
     }
 
-    /// Of a class's own cell and what is shared beside it, one speaks: the first that has enough, or else the own one, which then says
-    /// the sooner of both times to come back.
+    /// Reduces a class's own cell and the remainder beside it to one answer: the first that has enough,
+    /// otherwise the own cell's. The own cell's answer then has the sooner of the two times to retry.
     pub(super) fn fall_back(
         &self,
         hits: &mut Vec<Hit>,
@@ -256,7 +259,8 @@ impl Check<'_, '_> {
                 own.verdict.retry_after_ns = own.verdict.retry_after_ns.min(verdict.retry_after_ns);
                 own.verdict.remaining = own.verdict.remaining.max(verdict.remaining);
             }
-            // A class without an own cell has nothing else to say. Where all have one, those say it.
+            // A class without an own cell has no other answer. If every class has an own cell, those cells
+            // answer.
             if hits[beside].descriptors & !with_own == 0 {
                 silent.push(beside);
             }
@@ -266,7 +270,7 @@ impl Check<'_, '_> {
             let hit = hits.remove(place);
             let limit = answer.limits.remove(place);
             states.remove(place);
-            // What it lacked other regions may have.
+            // Other regions may have what the cell lacked.
             if self.node.is_shared() && hit.account != Called::Quiet {
                 self.attend(&hit, &limit, cells_of(guards, hit.tag));
             }
@@ -274,13 +278,13 @@ impl Check<'_, '_> {
     }
 }
 
-/// As [`merge`], which is in one piece with what every request does.
+/// As [`merge`], but out of line, since `merge` is inlined into the path of every request.
 #[inline(never)]
 fn merge_seldom(hits: &mut Vec<Hit>, hit: Hit, descriptors: Descriptors) {
     merge(hits, hit, descriptors);
 }
 
-/// What classes make of an own cell that has too little, beside which `beside` is.
+/// The class of an own cell that has too little, if `beside` is beside the cell.
 fn lacking(own: &Hit, beside: &Hit, answer: &Answer, place: usize) -> Option<Classed> {
     (own.has_beside(beside) && !answer.limits[place].verdict.allowed).then_some(own.classed)
 }

@@ -12,30 +12,31 @@ pub(super) struct Hit {
     pub(super) limit: u32,
     pub(super) tag: CellTag,
     pub(super) units: u64,
-    /// Whether any descriptor charges it, rather than looks.
+    /// Whether any descriptor charges the cell, rather than peeks.
     pub(super) charges: bool,
     pub(super) exempt: bool,
     pub(super) numbers: u16,
-    /// Which of the values that this region's share takes over all cells.
+    /// The cell's place among the variants of this region's share.
     pub(super) variant: u8,
     pub(super) descriptors: u64,
     pub(super) place: CellSource,
-    /// What its account, if it has one, says of this question.
+    /// Whether the cell has an account, and whether the account calls for a rebalance.
     pub(super) account: Called,
-    /// Whether some of its own part is lent, as its account says.
+    /// Whether some of the own part is lent, by the account.
     pub(super) has_lent: bool,
-    /// Whether its region's pool has nothing for it, as its account says.
+    /// Whether the region's pool has nothing for the cell, by the account.
     pub(super) is_dry: bool,
-    /// For how long units that are missed may still come, in nanoseconds, as its account says.
+    /// How long missing units may still come, in nanoseconds, by the account.
     pub(super) hope_ns: Option<u64>,
-    /// The node of the region that speaks for the cell, if what it lacks may be drawn.
+    /// The node of the region that owns the cell, if a charge may be forwarded to that node.
     pub(super) drawn_of: Option<MemberId>,
-    /// What classes of consumers make of it, where its limit has any.
+    /// The hit's class, if the limit has classes.
     pub(super) classed: Classed,
 }
 
 impl Hit {
-    /// Charges it for one more of a request's descriptors: once, for the sum or the largest. What it was looked at for no longer counts.
+    /// Charges the hit for one more of a request's descriptors: once, for the sum or the largest. Units of a
+    /// peek do not count any more.
     #[inline(always)]
     pub(super) fn charge(&mut self, units: u64, descriptors: Descriptors) {
         self.units = match (self.charges, descriptors) {
@@ -47,7 +48,7 @@ impl Hit {
     }
 }
 
-/// What a hit is before anything is known of its cell.
+/// A hit before anything is known of its cell.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub(super) limit: u32,
@@ -84,28 +85,28 @@ impl Found {
     }
 }
 
-/// Whether a cell has an account, and whether that calls for a look.
+/// Whether a cell has an account, and whether the account calls for a rebalance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Called {
-    /// There is none.
+    /// There is no account.
     None,
     Quiet,
     Calls,
 }
 
-/// Where a hit's state is.
+/// The place of a hit's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CellSource {
-    /// In the table of its shard.
+    /// The table of the shard.
     At(usize),
-    /// Nowhere yet; there is room for it.
+    /// No place yet, but there is room.
     Absent,
-    /// In the cell that new cells of its limit share: there is no room.
+    /// The cell that new cells of the limit share, because there is no room.
     Shared,
 }
 
 impl Check<'_, '_> {
-    /// Every cell that the request hits, once; gives the descriptors that hit none.
+    /// Gathers every cell that the request hits, once; returns the descriptors that hit none.
     pub(super) fn gather(&self, request: &Request<'_>, hits: &mut Vec<Hit>) -> u64 {
         hits.clear();
         let mut unmatched = 0;
@@ -154,7 +155,7 @@ impl Check<'_, '_> {
         let found = Found {
             limit: number,
             tag,
-            // A look asks whether the least request would pass.
+            // A peek asks whether the smallest request would pass.
             units: limit.units(cost.max(1)),
             charges: cost > 0,
             exempt: limit.unlimited.iter().any(|c| c.holds_for_all(descriptor)),
@@ -171,7 +172,7 @@ impl Check<'_, '_> {
     }
 }
 
-/// Descriptors that hit one cell are one hit ([`Hit::charge`]).
+/// Merges descriptors that hit one cell into one hit ([`Hit::charge`]).
 #[inline(always)]
 pub(super) fn merge(hits: &mut Vec<Hit>, hit: Hit, descriptors: Descriptors) {
     let same = |h: &&mut Hit| h.tag == hit.tag && h.limit == hit.limit && h.exempt == hit.exempt;

@@ -1,4 +1,4 @@
-//! One question from one thread: find the limits, find the cells, decide, charge all or nothing.
+//! One request from one thread: finds the limits and the cells, decides, and charges all or nothing.
 
 mod answer;
 mod charge;
@@ -37,41 +37,42 @@ use crate::{
     shard_of,
 };
 
-/// Limits that match a request without an allocation.
+/// How many limits may match a request before memory is allocated.
 const HITS_INLINE: usize = 4;
 /// The most descriptors in a request: their set is kept in one word.
 pub const DESCRIPTORS_MAX: usize = 64;
 
-/// Of the memory that is free one limit may take so many parts for new cells, with one left for other limits: 7/8 of all if it is
-/// alone. See [`Cells::has_its_part`].
+/// One limit may take this many times as much memory for new cells as is free: 7/8 of all if it is alone. See
+/// [`Cells::has_its_part`].
 const PARTS_OF_LIMIT: usize = 7;
-/// As many limits of one domain together, with one left for other domains.
+/// The factor for all limits of one domain together: 15/16 of all memory if the domain is alone.
 const PARTS_OF_DOMAIN: usize = 15;
 
-/// How a question is meant.
+/// How a request is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
     /// Whether to charge what is allowed. A peek never changes anything.
     pub charge: bool,
-    /// Whether the caller can wait for a leaky bucket's delay. One that cannot is denied instead,
-    /// unless the limit says otherwise.
+    /// Whether the caller can wait for a leaky bucket's delay. A caller that cannot is denied instead, unless
+    /// the limit says otherwise.
     pub can_wait: bool,
-    /// Whether the same request was asked and denied a moment ago, and is no demand of its own.
+    /// Whether the same request was denied a moment ago, so that this one is not additional demand.
     pub is_again: bool,
-    /// Whether what is charged is spent later, by whoever asks: a lease.
+    /// Whether the caller will spend the charged units later: a lease.
     pub holds: bool,
-    /// Whether what it lacks may be drawn of another node of the region.
+    /// Whether the charge may be forwarded to another node of the region.
     pub forwarding: Forwarding,
 }
 
-/// Whether what a request lacks may be drawn of the node of its region that has it ([`crate::Node::draw`]).
+/// Whether a request's charge may be forwarded to the node of its region that has the units
+/// ([`crate::Node::draw`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forwarding {
-    /// It waits for nobody, or what is charged must be known here.
+    /// The request waits for nobody, or the charge must be known here.
     Never,
-    /// If it is denied and may wait, whoever asks draws for it.
+    /// If the request is denied and may wait, the caller forwards its charge.
     May,
-    /// It was drawn for. It has waited since then: steady clock.
+    /// The charge was forwarded. The request has waited since this time: steady clock.
     Since(u64),
 }
 
@@ -81,39 +82,39 @@ impl Ask {
         Self { charge: true, can_wait: true, is_again: false, holds: false, forwarding: Forwarding::Never };
     /// Charges, and cannot wait.
     pub const CHECK_NOW: Self = Self { can_wait: false, ..Self::CHECK };
-    /// Looks.
+    /// Peeks.
     pub const PEEK: Self = Self { charge: false, ..Self::CHECK };
 
-    /// The same, of a request that was denied a moment ago: see [`Node::patience_ns`].
+    /// Marks a request that was denied a moment ago: see [`Node::patience_ns`].
     #[must_use]
     pub const fn again(self) -> Self {
         Self { is_again: true, ..self }
     }
 
-    /// The same, of a request that may be drawn for.
+    /// Says whether the request's charge may be forwarded.
     #[must_use]
     pub const fn forwarding(self, forwarding: Forwarding) -> Self {
         Self { forwarding, ..self }
     }
 
-    /// Whether it counts as demand.
+    /// Whether the request counts as demand.
     const fn is_demand(self) -> bool {
         self.charge && !self.is_again
     }
 }
 
-/// Asks a node, for one thread: it keeps that thread's view of the catalogue, so that threads
-/// share nothing but the cells they meet in.
+/// Asks a node, for one thread. An asker keeps that thread's view of the catalogue, so that threads share
+/// nothing but the cells in which they meet.
 #[derive(Debug)]
 pub struct Asker {
     node: Arc<Node>,
     catalogue: Arc<Catalogue>,
-    /// Kept between questions for their memory.
+    /// Kept between requests for their memory.
     hits: Vec<Hit>,
     answer: Answer,
-    /// The time that the last question was answered by: no earlier than what was forgotten.
+    /// The time by which the last request was decided: no earlier than what was forgotten.
     went_by: Now,
-    /// Whether somebody had agreed with the wall when that was read.
+    /// Whether another clock had agreed with the wall clock when the wall clock was read.
     may_decide: bool,
 }
 
@@ -130,31 +131,34 @@ impl Asker {
         }
     }
 
-    /// The limits that the numbers of the last answer refer to.
+    /// The limits to which the indexes of the last answer refer.
     pub fn catalogue(&self) -> &Arc<Catalogue> {
         &self.catalogue
     }
 
-    /// The last answer, and the limits that its numbers refer to.
+    /// The last answer, and the limits to which its indexes refer.
     pub fn last(&self) -> (&Answer, &Arc<Catalogue>) {
         (&self.answer, &self.catalogue)
     }
 
-    /// Denies the last request, which no limit is about ([`Reason::NoMatch`](acequia_limits::Reason::NoMatch)).
+    /// Denies the last request, if no limit matches it
+    /// ([`Reason::NoMatch`](acequia_limits::Reason::NoMatch)).
     pub fn deny_unmatched(&mut self) {
         self.answer.allowed = false;
         self.answer.retry_after_ns = acequia_limits::verdict::NEVER;
     }
 
-    /// Tells whoever was denied last to come back so many nanoseconds later.
+    /// Tells the caller that was denied last to come back `ns` nanoseconds later.
     pub fn ask_later(&mut self, ns: u64) {
         self.answer.retry_after_ns = self.answer.retry_after_ns.saturating_add(ns);
     }
 
-    /// May it pass? At most [`DESCRIPTORS_MAX`] descriptors are looked at; callers refuse more.
+    /// Decides whether the request may pass. At most [`DESCRIPTORS_MAX`] descriptors are examined; callers
+    /// refuse more.
     #[inline(always)]
     pub fn check(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> &Answer {
-        // Before the time is gone by: it may be corrected when somebody agrees with the wall.
+        // The check comes before the time is used: the time may be corrected once another clock agrees with
+        // the wall clock.
         self.may_decide = self.node.may_decide();
         let now = self.node.not_before(now);
         self.check_at(request, now, ask)
@@ -166,7 +170,7 @@ impl Asker {
         }
     }
 
-    /// The same at a time that is as the node goes by it.
+    /// As [`Asker::check`], at a time that the node has already corrected.
     #[inline(always)]
     fn check_at(&mut self, request: &Request<'_>, mut now: Now, ask: Ask) -> &Answer {
         loop {
@@ -178,21 +182,21 @@ impl Asker {
                     self.went_by = now;
                     return &self.answer;
                 }
-                // Nothing has been changed, and the newer catalogue is there to be loaded, or a later time to be gone by.
+                // Nothing has changed. A newer catalogue must be loaded, or a later time used.
                 Err(Stale) => now = self.node.not_behind(now),
             }
         }
     }
 }
 
-/// A cell was already carried over to numbers newer than this thread's catalogue, or than its clock.
+/// A cell was already carried over to a variant newer than this thread's catalogue or clock.
 #[derive(Debug)]
 struct Stale;
 
 /// The shards of a request, locked in the order of their numbers.
 type Guards<'a> = SmallVec<[(usize, MutexGuard<'a, Cells>); HITS_INLINE]>;
 
-/// One question.
+/// One request.
 struct Check<'a, 'r> {
     node: &'a Node,
     catalogue: &'a Catalogue,
@@ -212,7 +216,7 @@ impl<'a> Check<'a, '_> {
         match hits.len() {
             0 => {
                 decide(answer, self.catalogue);
-                // It has not heard of any limit yet: nobody knows which there are.
+                // The node has not received any limit yet, so nobody knows which limits there are.
                 if self.catalogue.limits.is_empty()
                     && let Some(reason) = self.node.owns_nothing()
                 {
@@ -268,14 +272,14 @@ impl<'a> Check<'a, '_> {
         Ok(())
     }
 
-    /// Other regions shall hear of a cell that runs low, or that has denied something.
+    /// Calls for a rebalance if a cell runs low or has denied something.
     fn attend(&self, hit: &Hit, limit: &LimitAnswer, cells: &mut Cells) {
         let active = self.limit(hit);
-        // What only watches moves no rights, and neither does a look.
+        // A limit that only watches moves no units, and neither does a peek.
         if !self.ask.is_demand() || !hit.charges || hit.exempt || active.limit.spec.mode != Mode::Enforce {
             return;
         }
-        // Who is asked instead says so.
+        // The node that owns the cell calls instead.
         if hit.drawn_of.is_some() {
             return;
         }
@@ -294,14 +298,15 @@ impl<'a> Check<'a, '_> {
             CellSource::Shared => false,
         };
         if calls {
-            // By the name that a restart finds it by.
+            // The tag in the journal, by which a restart finds the cell.
             cells.attend(active.slot, journal_tag(hit.tag));
             self.node.call(shard_of(hit.tag));
         }
     }
 
     /// Whether a cell without an account needs one: it denied what others may have, or half of the own part
-    /// is used. Where the region has a pool, it is asked one unit later: for half alone that call would not pay.
+    /// is used. If the region has a pool, the account comes one unit later: at exactly half, a call to the
+    /// pool would not pay.
     #[inline]
     fn is_warm(&self, hit: &Hit, limit: &LimitAnswer) -> bool {
         if limit.verdict.allowed {
@@ -317,8 +322,8 @@ impl<'a> Check<'a, '_> {
         let context = self.context(hit);
         let place = match place {
             Some(place) => place,
-            // Denied before it was ever charged: there is room, or it would be in a shared cell.
-            // Unless others are in one: what it owes there it owes.
+            // The cell was denied before it was ever charged, so there is room; otherwise it would be in a
+            // shared cell. If any cell is shared, this one may owe something there.
             None if hit.place == CellSource::Absent
                 && cells.table.has_room(1)
                 && !self.node.overflowing.load(Ordering::Acquire) =>
@@ -340,14 +345,14 @@ impl<'a> Check<'a, '_> {
 
     fn answer_all(&self, hits: &mut Vec<Hit>, answer: &mut Answer) -> Result<(), Stale> {
         if hits.iter().any(Hit::is_remainder) {
-            // By then it is known what the classes' own cells lack.
+            // Remainders come last, when it is known what the classes' own cells lack.
             hits.sort_by_key(Hit::is_remainder);
             return self.answer_each::<true>(hits, answer);
         }
         self.answer_each::<false>(hits, answer)
     }
 
-    /// The same; `REMAINDERS`: whether any hit counts only if another one has too little.
+    /// Answers several hits. `REMAINDERS`: whether any hit counts only if another hit has too little.
     fn answer_each<const REMAINDERS: bool>(
         &self,
         hits: &mut Vec<Hit>,
@@ -384,7 +389,7 @@ impl<'a> Check<'a, '_> {
             if self.is_due(hit, answer, number) {
                 let left = answer.limits[number].verdict.remaining;
                 answer.limits[number].is_charged = true;
-                // Adding a cell leaves all others in their places.
+                // Adding a cell leaves all other cells in their places.
                 let cells = cells_of(&mut guards, hit.tag);
                 let batch = self.charge(hit, state, left, cells, shared.as_deref_mut());
                 answer.after_batch = answer.after_batch.max(batch);
@@ -420,7 +425,7 @@ impl<'a> Check<'a, '_> {
         shards.into_iter().map(|shard| (shard, self.node.shards[shard].lock())).collect()
     }
 
-    /// The shared cells, if one of these hits may be in them.
+    /// The shared cells, locked, if one of these hits may be in them.
     #[inline]
     fn lock_shared(&self, hits: &[Hit]) -> Result<Option<MutexGuard<'a, Overflow>>, Stale> {
         let is_new = |hit: &Hit| !hit.exempt && !matches!(hit.place, CellSource::At(_));
@@ -430,12 +435,12 @@ impl<'a> Check<'a, '_> {
         let crowded = || self.node.overflowing.load(Ordering::Acquire);
         let is_shared = hits.iter().any(|hit| hit.place == CellSource::Shared) || crowded();
         let shared = if is_shared { Some(self.lock_overflow(hits)?) } else { None };
-        // Since these were looked for the shared cells may have been forgotten, by a clock that reads more.
+        // Since the hits were looked up, a thread with a later clock may have dropped the shared cells.
         if self.node.is_behind(self.now) { Err(Stale) } else { Ok(shared) }
     }
 
-    /// The shared cells, unless they were carried over to numbers that this thread does not know, or to those after an override
-    /// that its clock says has not ended.
+    /// The shared cells, locked. Fails if they were carried over to a variant that this thread does not know,
+    /// or to the variant after an override that has not ended by this thread's clock.
     #[cold]
     fn lock_overflow(&self, hits: &[Hit]) -> Result<MutexGuard<'a, Overflow>, Stale> {
         let shared = lock(&self.node.overflow);
@@ -447,7 +452,7 @@ impl<'a> Check<'a, '_> {
         Ok(shared)
     }
 
-    /// Finds each hit's cell, and makes room for those that have none.
+    /// Finds each hit's cell, and makes room for the missing cells.
     fn locate(&self, hits: &mut [Hit], guards: &mut Guards<'_>) -> Result<(), Stale> {
         let mut absent: SmallVec<[usize; HITS_INLINE]> = SmallVec::new();
         for hit in hits.iter_mut().filter(|hit| !hit.exempt) {
@@ -458,7 +463,7 @@ impl<'a> Check<'a, '_> {
         if self.ask.charge && !absent.is_empty() {
             for (shard, cells) in guards.iter_mut() {
                 if absent.contains(shard) {
-                    // Those that are there may be idle, and be forgotten for the others' sake.
+                    // Cells that exist may be idle, and may be dropped to make room for the others.
                     let all = |hit: &&Hit| !hit.exempt && shard_of(hit.tag) == *shard;
                     let more = hits.iter().filter(all).count();
                     self.make_room(hits, *shard, more, cells);
@@ -477,19 +482,19 @@ impl<'a> Check<'a, '_> {
                 hit.place = CellSource::At(place);
                 Ok(true)
             }
-            // It may just have been forgotten, by a clock that reads more.
+            // A thread with a later clock may just have dropped the cell.
             None if self.node.is_behind(self.now) => Err(Stale),
             None => Ok(false),
         }
     }
 
-    /// Makes room in a shard for cells of these hits that are not there yet. It may move cells, and
-    /// forget idle ones, so the places of the shard's hits are found anew.
+    /// Makes room in a shard for the missing cells of these hits. Cells may move, and idle ones may be
+    /// dropped, so the places of the shard's hits are looked up again.
     fn make_room(&self, hits: &mut [Hit], shard: usize, more: usize, cells: &mut Cells) {
         let (bytes_max, evicted) = (self.node.shard_bytes_max(), cells.evicted);
         let is_here = |hit: &&mut Hit| !hit.exempt && shard_of(hit.tag) == shard;
         let is_crowded = hits.iter_mut().filter(is_here).any(|hit| self.has_its_part(hit, cells, bytes_max));
-        // A cell in the journal is forgotten by `Node::sweep` alone, which writes that down.
+        // Only `Node::sweep` drops a cell that is in the journal, since the sweep also writes that down.
         let roomy = cells.make_room(more, bytes_max, is_crowded, self.now.steady_ns, |cell, heap| {
             let idle =
                 |salt| self.catalogue.is_idle(cell.slot(), cell.numbers(), salt, heap.words(cell), self.now);
@@ -508,7 +513,8 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    /// Whether the hit's limit, or its domain, has so many cells that a new one shares one: others get the rest.
+    /// Whether the hit's limit, or its domain, has so many cells that a new cell must be shared: the rest is
+    /// for others.
     fn has_its_part(&self, hit: &Hit, cells: &Cells, bytes_max: usize) -> bool {
         let of = |slot: u32| Some(&self.catalogue.active_of(slot)?.limit.spec.domain);
         let own = self.limit(hit);
@@ -518,7 +524,7 @@ impl<'a> Check<'a, '_> {
             })
     }
 
-    /// Brings a cell to the numbers and the place that its limit has today.
+    /// Brings a cell to its limit's present variant, and to the heap if the limit is journalled.
     #[inline]
     fn refresh(&self, hit: &Hit, cells: &mut Cells, place: usize) -> Result<(), Stale> {
         let active = self.limit(hit);
@@ -530,10 +536,11 @@ impl<'a> Check<'a, '_> {
                 return Err(Stale);
             }
             if numbers == hit.numbers {
-                // So they were guessed right.
+                // The cell's guessed variant was right.
                 cells.table.at_mut(place).set_numbers(numbers);
             } else if self.now.wall_ns < self.node.wall_high_ns() {
-                // It may have been brought to those by a clock that reads more, by which what this one goes by has ended.
+                // A thread with a later clock may have brought the cell to its variant: by that clock, an
+                // override has ended that has not ended here.
                 return Err(Stale);
             } else if let Some(cell) = cells.shared_mut(place) {
                 self.node.leave_behind(self.now);
@@ -556,7 +563,7 @@ impl<'a> Check<'a, '_> {
         Ok(())
     }
 
-    /// The wall was set back behind what the cell counted by.
+    /// Adjusts a cell if the wall clock was set back to before the time that the cell has counted by.
     #[cold]
     fn set_back(&self, hit: &Hit, place: usize, cells: &mut Cells) {
         if self.node.is_shared() {
@@ -568,19 +575,19 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    /// A state of the hit's limit under the numbers that the hit has.
+    /// Carries a state over to the hit's variant.
     #[cold]
     fn carry(&self, hit: &Hit, from: u16, words: &[u64]) -> State {
         let first = hit.descriptors.trailing_zeros() as usize;
         let descriptor = self.request.descriptors().nth(first).expect("a hit has a descriptor");
         let active = self.limit(hit);
         let is_apart = active.limit.numbers_for(&descriptor, self.now.wall_ns).is_apart();
-        // A cell apart never has the numbers of an override.
+        // A cell that is kept apart never has the variant of an override.
         let whose = if is_apart { Descriptor::new(&[], None) } else { descriptor };
         self.catalogue.carry(active.slot, from, hit.numbers, words, self.now, (&whose, hit.tag.salt()))
     }
 
-    /// Units that earlier hits of the request take from the cell that this one shares with them.
+    /// Units that earlier hits of the request take from the cell that this hit shares with them.
     fn before(&self, hit: &Hit, earlier: &[Hit]) -> u64 {
         let slot = self.limit(hit).slot;
         let shares = |h: &&Hit| {
@@ -593,7 +600,7 @@ impl<'a> Check<'a, '_> {
         if hit.place == CellSource::Shared { units.fold(0, u64::saturating_add) } else { 0 }
     }
 
-    /// Brings a shared cell to the numbers that its limit has now.
+    /// Brings a cell with an account to its limit's present variant.
     #[cold]
     fn renumber(&self, hit: &Hit, numbers: u16, cell: &mut HeapCell) {
         let (key, which) = ((self.limit(hit).slot, hit.tag), None);
@@ -608,8 +615,9 @@ impl<'a> Check<'a, '_> {
         self.node.initial(self.catalogue, numbers, self.algorithm(hit), hit.tag.salt(), self.now)
     }
 
-    /// The state of a cell beside one that new cells share: what that says, and whatever a restart forgot of its own. What is shared was
-    /// made for another one, which may have had fewer units, or a window that began after the restart.
+    /// The state of a cell beside one that new cells share: the shared state, and whatever a restart forgot
+    /// of the cell itself. The shared cell was made for another cell, which may have had fewer units, or a
+    /// window that began after the restart.
     #[cold]
     fn state_beside(&self, hit: &Hit, shared: &HeapCell) -> State {
         let algorithm = self.algorithm(hit);
@@ -620,7 +628,8 @@ impl<'a> Check<'a, '_> {
         let is_own = hit.place == CellSource::Absent && !mutated(Mutation::SharedWindowKept);
         let state = if is_own { algorithm.apart(state, self.now, hit.tag.salt()) } else { state };
         match algorithm {
-            // A shared bucket began with all that its own numbers may have owed, and goes on by those.
+            // A shared bucket began with the largest debt that its own variant allows, and keeps counting by
+            // that variant.
             _ if hit.place == CellSource::Shared && algorithm.has_rate() => state,
             Algorithm::FixedWindow(_) => algorithm.join(self.initial(hit).words(), state.words(), self.now),
             _ => self.not_less_than_forgotten(hit, algorithm, state),
@@ -638,7 +647,7 @@ impl<'a> Check<'a, '_> {
         )
     }
 
-    /// Whether the cell is taken to owe something that a restart forgot.
+    /// Whether the cell is presumed to owe something that a restart forgot.
     fn is_forgotten(&self, hit: &Hit) -> bool {
         let numbers = (self.limit(hit).slot, hit.numbers);
         self.node.is_forgotten(self.catalogue, numbers, self.algorithm(hit), self.now)
@@ -663,7 +672,7 @@ impl<'a> Check<'a, '_> {
         &self.catalogue.limits[hit.limit as usize]
     }
 
-    /// The whole limit's numbers, of all regions together.
+    /// The whole limit's algorithm, of all regions together.
     fn global(&self, hit: &Hit) -> &'a Algorithm {
         let own = self.catalogue.global(self.limit(hit).slot, hit.numbers);
         own.expect("a catalogue has the numbers of its own limits")
@@ -680,7 +689,7 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    /// As this region enforces them.
+    /// The variant as this region enforces it.
     #[inline]
     fn local(&self, active: &'a Active, numbers: u16) -> &'a Local {
         if numbers == active.numbers {
@@ -690,11 +699,12 @@ impl<'a> Check<'a, '_> {
         own.expect("a catalogue has the numbers of its own limits")
     }
 
-    /// The numbers of a cell without loans; of one that new cells share, the least.
+    /// The algorithm of a cell without loans; for a cell that new cells share, the least.
     #[inline(always)]
     fn algorithm(&self, hit: &Hit) -> &'a Algorithm {
         let local = self.local(self.limit(hit), hit.numbers);
-        // Of a few units in all a region may have none: nothing may pass there by the cell that new ones share either.
+        // If a limit has only a few units, a region may have none: then nothing may pass there by the shared
+        // cell either.
         match hit.place {
             CellSource::Shared => local.in_place_shared(hit.variant),
             _ => local.in_place(hit.variant),

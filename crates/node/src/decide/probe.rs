@@ -1,4 +1,4 @@
-//! What one limit says of a hit, and why.
+//! One limit's verdict on a hit, and the reason.
 
 use std::sync::atomic::Ordering;
 
@@ -28,12 +28,12 @@ use crate::{
     sharing::wire::Whole,
 };
 
-/// A denial says no longer wait than this where a region has not what is its own, or never had any: loans end, and rights
-/// are asked for anew, in about this time.
+/// The longest wait that a denial reports if a region lacks what is its own, or never had any units: loans
+/// end, and units are asked for anew, in about this time.
 const ASK_SELDOM_NS: u64 = 4_000_000_000;
-/// A denial for want of the store says no longer wait than this: it is asked again about as often.
+/// The longest wait that a denial reports during a store outage: the store is asked again about as often.
 const LOST_RETRY_NS: u64 = 1_000_000_000;
-/// What a limit says of a request that it exempts.
+/// The verdict on a request that the limit exempts.
 const UNLIMITED: Verdict =
     Verdict { allowed: true, remaining: u64::MAX, retry_after_ns: 0, delay_ns: 0, reset_after_ns: 0 };
 
@@ -57,7 +57,7 @@ impl Check<'_, '_> {
         }
     }
 
-    /// The node of the region that speaks for a cell, if what the request lacks may be drawn of it.
+    /// The node of the region that owns the cell, if the charge may be forwarded to that node.
     #[inline]
     fn drawn_of(&self, hit: &Hit) -> Option<MemberId> {
         let may = hit.charges && hit.place != CellSource::Shared;
@@ -67,8 +67,9 @@ impl Check<'_, '_> {
         }
     }
 
-    /// The node of the region that may have what a request lacks here, where the cell's store is lost or, but for rates, its pool has nothing,
-    /// and no other node speaks for it.
+    /// The node of the region that may have the missing units, if the cell's store has an outage or its pool
+    /// is empty. The caller has checked that no other node owns the cell. A limit with a rate never counts as
+    /// having an empty pool.
     fn mate_without_store(&self, hit: &Hit) -> Option<MemberId> {
         let node = self.node;
         let may = self.ask.forwarding != Forwarding::Never && node.forwards.has_mates() && !self.ask.holds;
@@ -79,7 +80,7 @@ impl Check<'_, '_> {
         }
     }
 
-    /// What was drawn for a request is used if it passes, and else is there when it is asked again.
+    /// Uses the remote charges if the request passes; otherwise keeps them for its next attempt.
     #[inline]
     pub(super) fn keep_credits(&self, answer: &mut Answer) {
         while let Some(remote_charge) = answer.remote_charges.pop() {
@@ -90,8 +91,8 @@ impl Check<'_, '_> {
         }
     }
 
-    /// Adds what the limit says to the answer; gives the state of a cell that is not there yet.
-    /// `before`: units that the request takes from the same shared cell already.
+    /// Adds the limit's answer; returns the state of a cell that does not exist yet. `before`: units that the
+    /// request already takes from the same shared cell.
     #[inline]
     pub(super) fn probe(
         &self,
@@ -153,7 +154,7 @@ impl Check<'_, '_> {
         let (verdict, reason) = if !verdict.allowed {
             let over = if hit.is_kept_back() { Reason::ClassReserve } else { over };
             let (verdict, reason) = self.why_denied(hit, verdict, over);
-            // A look asks nobody, and a cell that new ones share is nobody else's.
+            // A peek asks nobody, and no other node has the cell that new cells share.
             if self.is_short(reason) && self.ask.charge && hit.charges && hit.place != CellSource::Shared {
                 hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.remote_supply.expected_wait().lasts_ns);
                 if source.is_none()
@@ -174,7 +175,7 @@ impl Check<'_, '_> {
                 None => (verdict, reason),
             }
         } else if hit.place == CellSource::Shared && self.ask.holds {
-            // What new cells share is nobody's to hold.
+            // Nobody can hold a lease of the cell that new cells share.
             (denied(verdict, hit.units, ASK_SELDOM_NS), Reason::Overflow)
         } else if active.closes && self.is_guarded(hit, &verdict) {
             (denied(verdict, hit.units, LOST_RETRY_NS), Reason::Unavailable)
@@ -191,7 +192,7 @@ impl Check<'_, '_> {
         };
         let outcome = match (verdict.allowed, active.limit.spec.mode) {
             (true, _) => Outcome::Allow,
-            // It passes though there is nothing to charge.
+            // The request passes although there is nothing to charge.
             (false, _) if reason == Reason::Open => Outcome::Allow,
             (false, Mode::Shadow) => Outcome::ShadowDeny,
             (false, _) => Outcome::Deny,
@@ -215,11 +216,11 @@ impl Check<'_, '_> {
         state
     }
 
-    /// What another node has charged for a request that waits and has nothing here.
+    /// A charge that another node has made for a request that waits and lacks units here.
     fn remote_charge(&self, hit: &Hit, reason: Reason) -> Option<RemoteCharge> {
         let since_ns = match self.ask.forwarding {
             Forwarding::Since(since_ns) => since_ns,
-            // It came after whatever was drawn by now.
+            // A request that has not waited came after every remote charge.
             _ if mutated(Mutation::DrawUsedByAnybody) => 0,
             _ => return None,
         };
@@ -234,8 +235,9 @@ impl Check<'_, '_> {
         may.then(|| self.node.forwards.take(key, units, since_ns, self.now)).flatten()
     }
 
-    /// For how long units may come that are drawn, as long as for those of other regions since there were none: for whoever comes, not at
-    /// all while there were none a moment ago. Whether there are some now the speaker alone knows: for so long as it is asked.
+    /// How long units may still come by forwarded charges, in nanoseconds: as long as units of other regions
+    /// may, from when there were none. A request that has not been forwarded waits only if the owner was not
+    /// empty a moment ago. Only the owner knows whether it has units now, so the wait allows for asking it.
     fn hope_of_draws_ns(&self, hit: &Hit) -> u64 {
         let key = (self.limit(hit).slot, journal_tag(hit.tag));
         let lasts_ns = self.node.remote_supply.expected_wait().lasts_ns.max(DRAW_NS);
@@ -250,8 +252,9 @@ impl Check<'_, '_> {
         }
     }
 
-    /// While nobody has agreed with the wall since the start, nothing of a cell is looked at: what it is by that wall may not be
-    /// so, and windows would be left that nobody has come to. Nor while a limit has not the numbers that it should have.
+    /// Denies without reading any cell, while no other clock has agreed with the wall clock since the start.
+    /// By a wrong wall clock a cell's state may mean something else, and windows would be left that have not
+    /// come yet. A node that lacks its limits' variants denies likewise.
     #[cold]
     pub(super) fn deny_undecided(&self, hits: &[Hit], answer: &mut Answer) {
         let retry_after_ns = self.node.ask_again_ns();
@@ -277,7 +280,8 @@ impl Check<'_, '_> {
         }
     }
 
-    /// For how long the cell is closed, in nanoseconds, while the wall is in a window that it has left before it was set back.
+    /// How long the cell is closed, in nanoseconds, while the wall clock is in a window that it had left
+    /// before it was set back.
     #[cold]
     fn is_closed_for(&self, hit: &Hit) -> Option<u64> {
         let Algorithm::FixedWindow(window) = self.algorithm(hit) else { return None };
@@ -309,9 +313,9 @@ impl Check<'_, '_> {
             let retry_after_ns = verdict.retry_after_ns.min(LOST_RETRY_NS);
             return (Verdict { retry_after_ns, ..verdict }, reason);
         }
-        // More than this region holds now, but not more than the limit. While others may send what is missed, that is soon;
-        // and what is lent away comes back with the next exchange of demand, or when it ends, long before the little that is
-        // left would do.
+        // The request needs more than this region holds now, but not more than the limit. While other regions
+        // may send units, the wait is short. Lent units come back with the next exchange of demand, or when
+        // the loan ends, long before the little that is left would do.
         let hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.remote_supply.expected_wait().lasts_ns);
         let is_shared = self.is_short(reason) && hit.place != CellSource::Shared;
         let most_ns = match verdict.retry_after_ns {
@@ -324,15 +328,16 @@ impl Check<'_, '_> {
         (Verdict { retry_after_ns: verdict.retry_after_ns.min(most_ns), ..verdict }, reason)
     }
 
-    /// Whether what denies is want of units that may come from elsewhere. What counts as spent since the node began again is of its guard
-    /// share: there may be more in the pool.
+    /// Whether the reason is a lack of units that may come from elsewhere. Units that count as spent since a
+    /// restart belong to the guard share: the pool may have more.
     pub(super) fn is_short(&self, reason: Reason) -> bool {
         is_short(reason) || (reason == Reason::Restarted && self.node.leases.is_some())
     }
 
-    /// What a limit says that has nothing left, if that is because the store is lost and the limit says something of that.
+    /// The reason of a limit that has nothing left during a store outage, if the limit has a rule for
+    /// outages.
     fn without_store(&self, hit: &Hit, short: Reason) -> Option<Reason> {
-        // What the pool might mend. Cells that new ones share have none.
+        // The pool might help in these cases. Cells that new cells share have no pool.
         let is_of_pool = matches!(short, Reason::OverLimit | Reason::ClassReserve | Reason::Restarted);
         if !is_of_pool || self.node.leases.is_none() || !self.node.store_outages.is_lost(hit.tag) {
             return None;
@@ -340,12 +345,13 @@ impl Check<'_, '_> {
         match self.limit(hit).limit.spec.on_store_loss {
             OnStoreLoss::Guard => None,
             OnStoreLoss::Closed => Some(Reason::Unavailable),
-            // What is leased might be spent when the store is back.
+            // Leased units might be spent after the outage.
             OnStoreLoss::Open => (!self.ask.holds).then_some(Reason::Open),
         }
     }
 
-    /// Whether what would be allowed is of the guard share, and the store is lost: what is held of the pool goes first.
+    /// Whether the allowed units would come from the guard share during a store outage: units held of the
+    /// pool go first.
     #[cold]
     fn is_guarded(&self, hit: &Hit, verdict: &Verdict) -> bool {
         self.node.store_outages.is_lost(hit.tag) && verdict.remaining < self.guard_units(hit)
@@ -360,7 +366,7 @@ impl Check<'_, '_> {
         local.part_of(salt, end_ns).units
     }
 
-    /// A request passes, or would, that this node has no units for.
+    /// Lets a request pass, or notes that it would, although this node has no units for it.
     #[cold]
     pub(super) fn pass_open(&self, hit: &Hit, answer: &mut Answer) {
         let active = self.limit(hit);
@@ -373,8 +379,9 @@ impl Check<'_, '_> {
         }
     }
 
-    /// Counts what a limit said of a cell whose store is lost: it went by what this node holds. What only watches has no pool, and cells
-    /// that new ones share have none; what passed though there was nothing left is counted by its units.
+    /// Counts a verdict during an outage of the cell's store: it was based on what this node holds. A limit
+    /// that only watches has no pool, and cells that new cells share have none. A request that passed
+    /// although nothing was left is counted by its units.
     #[cold]
     pub(super) fn count_guarded(&self, hit: &Hit, limit: &LimitAnswer) {
         let has_pool = !hit.exempt
@@ -386,7 +393,7 @@ impl Check<'_, '_> {
         }
     }
 
-    /// What a cell that is shared with other regions says: its loans are settled first.
+    /// The verdict of a cell that is shared with other regions: its loans are settled first.
     #[inline]
     fn probe_shared(&self, hit: &mut Hit, account: &mut Account, words: &mut Vec<u64>) -> Verdict {
         if account.is_due(self.now) {
@@ -396,21 +403,21 @@ impl Check<'_, '_> {
         if self.is_leased(&account.algorithm) && !account.may_lease(hit.units) && verdict.allowed {
             verdict = denied(verdict, hit.units, ASK_SELDOM_NS);
         }
-        // What only watches moves no rights, and neither does a look.
+        // A limit that only watches moves no units, and neither does a peek.
         let counts = self.ask.is_demand()
             && hit.charges
             && hit.drawn_of.is_none()
-            // What no cell could ever give nobody is asked for.
+            // Nobody is asked for what no cell could ever give.
             && hit.units <= self.global(hit).budget()
             && self.limit(hit).limit.spec.mode == Mode::Enforce;
         let calls = counts && {
-            // What a class leaves to others must be there too.
+            // The units that a class leaves to others must be there too.
             let needed = hit.units.saturating_add(hit.leaves(account.algorithm.budget()));
             account.offer((hit.units, needed), &verdict, self.now)
         };
         if !verdict.allowed {
             hit.has_lent = !account.book().lent().is_empty();
-            // Of a rate each node keeps the same part, and uses it.
+            // Every node keeps an equal part of a rate, and uses it.
             hit.is_dry = !account.algorithm.has_rate() && account.within_reach() == Some(Part::default());
             hit.hope_ns = Some(account.hope_ns(&self.node.remote_supply.expected_wait(), self.now));
         }
@@ -424,7 +431,7 @@ impl Check<'_, '_> {
         account.settle(words, &context, self.now, &*self.node.sessions());
     }
 
-    /// While the journal cannot be written, only what it already holds may be spent.
+    /// While the journal cannot be written, only what the journal already holds may be spent.
     fn must_be_held(&self, active: &Active) -> bool {
         active.durable && self.ask.charge && self.node.is_journal_down()
     }
@@ -444,7 +451,7 @@ impl Check<'_, '_> {
         })
     }
 
-    /// Says what is left where nothing was charged.
+    /// Reports what is left if nothing was charged.
     pub(super) fn leave(&self, hit: &Hit, state: Option<&State>, cells: &Cells, limit: &mut LimitAnswer) {
         let words = match (state, hit.place) {
             (Some(state), _) => state.words(),

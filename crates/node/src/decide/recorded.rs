@@ -1,4 +1,4 @@
-//! A question whose charge is remembered ([`crate::charges`]).
+//! Requests whose charge is remembered ([`crate::charges`]).
 
 use acequia_limits::{Mode, Now, Reason, Request};
 use acequia_rights::mutation::{Mutation, mutated};
@@ -9,17 +9,17 @@ use crate::{
     charges::{ChargeId, Record, read_shared},
 };
 
-/// Of what is left, one part in so many is reserved at a time where less than was asked for will do: what one caller holds in
-/// advance others do not have.
+/// If less than the requested cost will do, one part in this many of what is left is reserved at a time:
+/// others cannot use what one caller holds in advance.
 const SPARED: u64 = 10;
 
 impl Asker {
-    /// May it pass, and what it is charged is remembered: the same question under the same name gets the same answer, and is
-    /// charged once.
+    /// Decides whether the request may pass, and remembers the charge: a repeated request under the same name
+    /// gets the same answer, and is charged once.
     ///
     /// # Errors
-    /// Another question was asked under that name, or what was charged under it was given back since: to say once more that it passed
-    /// would let it pass uncharged. Nothing is charged.
+    /// Another request was made under that name, or the charge under the name was given back since: a
+    /// repeated answer would let the request pass uncharged. Nothing is charged.
     pub fn check_recorded(
         &mut self,
         request: &Request<'_>,
@@ -30,9 +30,9 @@ impl Asker {
         let node = std::sync::Arc::clone(&self.node);
         self.may_decide = node.may_decide();
         let now = node.not_before(now);
-        // What is charged elsewhere could not be given back here.
+        // A charge made by another node could not be given back here.
         let ask = ask.forwarding(Forwarding::Never);
-        // Held until the charge is remembered: whoever asks the same meanwhile finds it.
+        // Held until the charge is remembered: a repeated request meanwhile finds the record.
         let mut records = node.charges.lock(recording.id);
         let reserved = |record: &Record| recording.reserve.map_or(0, |_| record.cost());
         let known = records.get(recording.id, node.charges.keep(), now);
@@ -59,7 +59,8 @@ impl Asker {
         let has_disk = node.config.durable && !node.is_journal_down();
         let is_full = recording.reserve.is_some()
             && records.is_full_of_reservations(recording.owner, node.charges.records_max(&records));
-        // Of nodes that share a store none writes records: what a client had leased would be given again after a restart.
+        // Nodes that share a store write no records: after a restart, units leased to a client would be
+        // leased again.
         let forgets = node.leases.is_some() || (node.config.durable && !has_disk);
         if is_full || (is_lease && forgets) {
             self.check_seldom(request, now, Ask { charge: false, ..ask });
@@ -75,9 +76,9 @@ impl Asker {
         } else {
             self.check_seldom(request, now, ask);
         }
-        // What is remembered was charged then.
+        // The remembered charge was made at this time.
         let now = self.went_by;
-        // What a denial was charged is no part of an answer that is to be repeated.
+        // Charges of a denied request are not part of an answer that may be repeated.
         if self.answer.allowed && self.answer.limits.iter().any(|limit| limit.is_charged) {
             let mut recording = *recording;
             if let Some(reserve) = recording.reserve.as_mut().filter(|_| is_lease) {
@@ -93,10 +94,11 @@ impl Asker {
                 reserved: reserved(&record),
                 lapses_in_ns: record.lapses_in_ns(now),
             };
-            // Without a disk a reply does not wait for it, but a lease does: it must not leave.
+            // Without a disk, a reply does not wait for one. A lease does, and so does not leave.
             let is_kept = is_lease || (recording.is_repeatable && has_disk);
             let row = records.put(recording.id, record);
-            // What nobody waits for does not pile up while the disk fails: without its row a charge is only not given back after a restart.
+            // Rows that nobody waits for must not pile up while the disk fails: without its row, a charge
+            // only cannot be given back after a restart.
             if has_disk {
                 let batch = node.push_row(row);
                 records.sent_in(recording.id, batch);
@@ -113,11 +115,11 @@ impl Asker {
         Ok(&self.answer)
     }
 
-    /// The answer that another node of the region gave to the same question, as it is kept for others
-    /// ([`crate::Node::share_answer`]): nothing is charged. Nothing where it is none that can be read.
+    /// Gives the answer that another node of the region gave to the same request, as kept for others
+    /// ([`crate::Node::share_answer`]). Nothing is charged. `None` if the bytes are not a valid answer.
     ///
     /// # Errors
-    /// It was another question.
+    /// The answer belongs to another request.
     pub fn repeat(
         &mut self,
         recording: &Recording,
@@ -144,13 +146,13 @@ impl Asker {
         Some(Ok(&self.answer))
     }
 
-    /// As every check, apart from those that nobody remembers: they are to stay in one piece.
+    /// As [`Asker::check`], but out of line, so that the path of ordinary checks stays in one piece.
     #[inline(never)]
     fn check_seldom(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> &Answer {
         self.check_at(request, now, ask)
     }
 
-    /// Asks for as much of a request's cost as can be spared, at least 1; gives how much that was.
+    /// Asks for as much of a request's cost as can be spared, at least 1; returns how much that was.
     fn check_at_most(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> u64 {
         let least = Request { cost: 1, ..request.clone() };
         self.check_seldom(&least, now, Ask { charge: false, ..ask });
@@ -170,19 +172,19 @@ impl Asker {
             }
             return cost;
         }
-        // Others were quicker.
+        // Other requests took the units first.
         self.check_seldom(&least, now, ask);
         1
     }
 }
 
 impl ChargeId {
-    /// As text: 32 hexadecimal digits.
+    /// The name as text: 32 hexadecimal digits.
     pub fn to_text(self) -> String {
         format!("{:032x}", self.0)
     }
 
-    /// From text; nothing where it is none.
+    /// The name from text; `None` if the text is not a name.
     pub fn from_text(text: &str) -> Option<Self> {
         let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         u128::from_str_radix(text, 16).ok().filter(|_| is_hex).map(Self)

@@ -1,10 +1,12 @@
-//! Soft limits in a question: what is told, and slowed, before a limit is reached.
+//! Soft limits in a request: warnings and throttling before a limit is reached.
 //!
-//! How much is used is judged for the whole limit: what this region has charged, and what the others were heard to have. The latter is
-//! old, and a lower bound; so a warning comes a little late rather than early.
+//! Use is judged for the whole limit: the units that this region has charged, plus the units that other
+//! regions have reported. The latter are old and a lower bound, so a warning comes a little late rather than
+//! early.
 //!
-//! What a cell was told of, and how fast it goes, is kept beside the cells, for the few that are nearly used up, and in memory only. A
-//! restart, and another region, may tell the same once more: under the same id.
+//! The warnings sent for a cell, and the cell's throttle, are kept beside the cells, in memory only, for the
+//! few cells that are nearly used up. A restart or another region may send the same warning once more, under
+//! the same id.
 
 use acequia_limits::{
     Algorithm, Now, Part, RATE_PARTS, Reason, Verdict,
@@ -22,38 +24,39 @@ use crate::shard::{Cells, SoftState};
 /// The most bytes of a value that a warning carries.
 const VALUE_BYTES_MAX: usize = 256;
 
-/// So much of a cell is used.
+/// A warning that a cell's use has reached a threshold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// The same for the same threshold, cell and window, wherever and however often it is told.
+    /// The id is equal for the same threshold, cell and window, wherever and however often the warning is
+    /// sent.
     pub id: String,
     /// The limit's domain.
     pub domain: String,
-    /// Its name.
+    /// The limit's name.
     pub name: String,
     /// The part of the limit that was reached, in percent.
     pub percent: u8,
-    /// Units used, as far as is known here.
+    /// Units used, as far as this node knows.
     pub used: u64,
-    /// Of so many.
+    /// The budget of the cell.
     pub budget: u64,
     /// The cell: its keys and values.
     pub by: Vec<(String, String)>,
-    /// When its window ends: wall clock, nanoseconds; nothing for what has no edges.
+    /// When the cell's window ends: wall clock, nanoseconds; `None` if there are no edges.
     pub window_ends_ns: Option<u64>,
-    /// When it was reached.
+    /// When the threshold was reached.
     pub at: Now,
 }
 
-/// How much of a limit is used, by a cell.
+/// How much of a limit one cell has used.
 #[derive(Clone, Copy, Debug)]
 struct Used {
     here: u64,
     everywhere: u64,
     budget: u64,
-    /// What this region may use of it.
+    /// The units of the budget that this region may use.
     effective: u64,
-    /// The end of the window that is open; 0 where there are no edges.
+    /// The end of the open window; 0 if there are no edges.
     window: u64,
 }
 
@@ -63,7 +66,7 @@ impl Used {
         u8::try_from(percent).unwrap_or(u8::MAX)
     }
 
-    /// The highest of some thresholds that is reached.
+    /// The highest of the thresholds that is reached; 0 if none is.
     fn reached(units: u64, budget: u64, thresholds: &[u8]) -> u8 {
         let percent = Self::percent(units, budget);
         thresholds.iter().copied().filter(|threshold| *threshold <= percent).max().unwrap_or(0)
@@ -71,7 +74,7 @@ impl Used {
 }
 
 impl Check<'_, '_> {
-    /// How much is used when so many units are left to the hit's class.
+    /// The use when `left` units are left to the hit's class.
     fn used(&self, hit: &Hit, left: u64, cells: &Cells) -> Used {
         let budget = self.global(hit).budget();
         let account = match hit.place {
@@ -93,7 +96,7 @@ impl Check<'_, '_> {
         Used { here, everywhere, budget, effective, window }
     }
 
-    /// What a limit that slows down says of a hit that it would let pass; nothing while it does not.
+    /// The throttle's verdict on a hit that would otherwise pass; `None` while the limit does not throttle.
     #[cold]
     pub(super) fn throttle(
         &self,
@@ -109,7 +112,7 @@ impl Check<'_, '_> {
         }
         let meter = local(throttle, &used);
         let tat = cells.soft(self.key(hit)).map_or(0, |state| state.tat(used.window, self.now));
-        // What costs more than may wait takes all that may.
+        // A request that costs more than the throttle's capacity takes all of the capacity.
         let slowed = meter.probe(tat, self.now.steady_ns, hit.units.min(meter.capacity()));
         if !slowed.allowed {
             return Some((denied(verdict, hit.units, slowed.retry_after_ns), Reason::Throttled));
@@ -122,7 +125,8 @@ impl Check<'_, '_> {
         Some((Verdict { delay_ns: verdict.delay_ns.max(delay_ns), ..verdict }, Reason::WithinLimit))
     }
 
-    /// After a charge that left so many units: counts it where the limit is slowed, and tells what was reached.
+    /// Notes a charge that left `left` units: counts it if the limit is throttled, and sends the warnings
+    /// that are due.
     #[cold]
     pub(super) fn note_use(&self, hit: &Hit, soft: &Soft, left: u64, cells: &mut Cells) {
         let used = self.used(hit, left, cells);
@@ -137,7 +141,7 @@ impl Check<'_, '_> {
         let mut state = match cells.soft(key).filter(|state| state.is_of(used.window, self.now)) {
             Some(state) => *state,
             None => {
-                // What this region had used before was told by the process that saw it.
+                // The process that saw this region's earlier use has sent its warnings.
                 let told = Used::reached(used.here.saturating_sub(hit.units), used.budget, &soft.warn_at);
                 let ends_ns = self.now.steady_ns.saturating_add(self.global(hit).period_ns());
                 SoftState::new(used.window, ends_ns, told)
@@ -150,7 +154,8 @@ impl Check<'_, '_> {
             let tat = state.tat(used.window, self.now);
             state.set_tat(meter.charge(tat, self.now.steady_ns, hit.units.min(meter.capacity())));
         }
-        // Nobody remembers a cell for which there is no room: it is told of once for each threshold that one charge passes.
+        // A cell for which there is no room is not remembered: one warning is sent for each threshold that
+        // one charge passes.
         let is_kept = cells.keep_soft(key, state, self.now);
         let passed = |percent: u8| {
             let is_crossed = is_kept || percent > Used::percent(before, used.budget);
@@ -174,7 +179,7 @@ impl Check<'_, '_> {
             let value = &value[..value.len().min(VALUE_BYTES_MAX)];
             Some((by.key.clone(), String::from_utf8_lossy(value).into_owned()))
         });
-        // Of what has no edges, a stretch of time as long as the limit's.
+        // A limit without edges uses stretches of time as long as its period.
         let stretch = match used.window {
             0 => self.now.wall_ns / self.global(hit).period_ns().max(1),
             end_ns => end_ns / 1_000_000,
@@ -193,7 +198,7 @@ impl Check<'_, '_> {
     }
 }
 
-/// A throttle as fast as this region's part of the cell is of the whole.
+/// The throttle, scaled to this region's part of the cell.
 fn local(throttle: &Throttle, used: &Used) -> Meter {
     if used.effective >= used.budget {
         return throttle.meter;
@@ -202,7 +207,7 @@ fn local(throttle: &Throttle, used: &Used) -> Meter {
         let part = u128::from(of) * u128::from(used.effective) / u128::from(used.budget.max(1));
         u64::try_from(part).unwrap_or(of).max(1)
     };
-    // At most as much as the whole.
+    // The result is at most the whole rate, so it fits 32 bits.
     let rate = part(u64::from(RATE_PARTS)) as u32;
     throttle.meter.local(Part { rate, units: part(throttle.meter.capacity()) }, 0)
 }

@@ -1,14 +1,14 @@
-//! A set of cells that is asked without a lock.
+//! A filter of cells that is asked without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::VAIN_MAX;
 use crate::sharing::CellKey;
 
-/// Marks of cells, in bits: few others have the same while [`VAIN_MAX`] are remembered.
+/// Bits of the filter: few other cells share a bit while [`VAIN_MAX`] cells are remembered.
 const MARKS: u64 = VAIN_MAX as u64 * 8;
 
-/// A set of cells, which says of some others too that they may be in it.
+/// A set of cells that may wrongly report others, too.
 #[derive(Debug)]
 pub(super) struct Marks(Box<[AtomicU64]>);
 
@@ -35,7 +35,7 @@ impl Marks {
         self.0[word].fetch_or(bit, Ordering::Relaxed);
     }
 
-    /// These, and none that were there before. Whoever sets others meanwhile holds the same lock.
+    /// Replaces the set by these cells. Callers of [`Self::set`] hold the same lock.
     pub(super) fn set_all<'k>(&self, keys: impl Iterator<Item = &'k CellKey>) {
         let mut words = vec![0; self.0.len()];
         for key in keys {
@@ -53,7 +53,7 @@ impl Marks {
     }
 }
 
-/// A number that is unlike those of its neighbours (splitmix64).
+/// A number that looks unlike those of its neighbours (splitmix64).
 pub(super) const fn mixed(number: u64) -> u64 {
     let x = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,4 +1,4 @@
-//! Which nodes of a region draw of each other, and which of them speaks for a cell.
+//! Which nodes of a region forward to each other, and which of them owns a cell.
 
 use std::{
     collections::BTreeMap,
@@ -15,31 +15,32 @@ use smallvec::SmallVec;
 use super::{FAR_NS, FAR_NS_MAX, FEW, SILENT_MAX, marks::mixed};
 use crate::{journal_tag, lock};
 
-/// The nodes of a region. What a decision asks is asked without a lock: who speaks for a cell is no matter of safety, so it does not matter
-/// either if it is asked while that changes.
+/// The nodes of a region. Decisions read them without a lock. Safety does not depend on which node is the
+/// owner, so a read during a change does no harm.
 #[derive(Debug)]
 pub(super) struct LiveMates {
     own: AtomicU16,
-    /// Those that are heard and near enough, this one too.
+    /// The nodes that are heard and near enough, with this one.
     live: Box<[AtomicU16]>,
     count: AtomicUsize,
-    /// Whether any others are heard: those have to do with each cell themselves.
+    /// Whether some heard nodes are too far away: each of those deals with every cell itself.
     has_far: AtomicBool,
-    /// One speaks for the cells of limits that give fewer units than so many; 0 where there are no mates.
+    /// Below this budget, and this many units a second, a limit's cells have owners; 0 if there are no mates.
     few: AtomicU64,
-    /// Of whom an answer has come in time since the start.
+    /// The nodes that have answered in time since the start.
     near: Mutex<BTreeMap<MemberId, Silent>>,
 }
 
 /// Whether a node's answers come too late, or not at all.
 #[derive(Clone, Copy, Debug, Default)]
 struct Silent {
-    /// Draws in a row that were not answered, or too late for whoever waited.
+    /// Useless forwards in a row: not answered, or too late for the request.
     times: u32,
-    /// How often in a row nothing was drawn of it for that.
+    /// How often in a row the node counted as far.
     left: u32,
     is_left: bool,
-    /// Until when it is left at least, and when a draw was last of no use: steady clock.
+    /// The end of the back-off, after which an answer in time makes the node near; and when a forward was
+    /// last useless. Both: steady clock.
     until_ns: u64,
     noted_ns: u64,
 }
@@ -57,14 +58,14 @@ impl Default for LiveMates {
     }
 }
 
-/// The place of a node in a cell's rendezvous: the highest speaks for it.
+/// A node's rank in a cell's rendezvous hash: the highest is the owner.
 fn rank(tag: CellTag, region: MemberId) -> (u64, MemberId) {
     let tag = journal_tag(tag).0;
     (mixed(tag as u64 ^ mixed((tag >> 64) as u64 ^ u64::from(region.0))), region)
 }
 
 impl LiveMates {
-    /// Which nodes of the region are heard, this one among them, and how many members the catalogue has.
+    /// Notes the nodes of the region that are heard, with this one, and how many members the catalogue has.
     pub(super) fn see(&self, own: MemberId, heard: &[MemberId], members: usize) {
         let is_near = |region: &&MemberId| **region == own || !self.is_far(**region);
         let live: SmallVec<[MemberId; 8]> = heard.iter().filter(is_near).take(NODES_MAX).copied().collect();
@@ -78,7 +79,7 @@ impl LiveMates {
         self.few.store(few, Ordering::Relaxed);
     }
 
-    /// Whether a limit has so few units that one node of the region speaks for a cell of it: not where there are no mates.
+    /// Whether a limit has so few units that its cells have owners: not if there are no mates.
     #[inline]
     pub(super) fn are_few(&self, global: &Algorithm) -> bool {
         let few = self.few.load(Ordering::Relaxed);
@@ -95,7 +96,7 @@ impl LiveMates {
         a_second < few
     }
 
-    /// Whether any other node of the region is heard, and near enough.
+    /// Whether another node of the region is heard and near enough.
     #[inline]
     pub(super) fn are_any(&self) -> bool {
         self.few.load(Ordering::Relaxed) > 0
@@ -105,15 +106,16 @@ impl LiveMates {
         self.has_far.load(Ordering::Relaxed)
     }
 
-    /// Who speaks for a cell: by rendezvous hash, so that of cells of one that is heard no more each of the others has its part. Nothing
-    /// where that is this node.
+    /// A cell's owner, by rendezvous hash: if a node is lost, its cells spread over all others. `None` if the
+    /// owner is this node.
     pub(super) fn owner(&self, tag: CellTag) -> Option<MemberId> {
         let own = self.own.load(Ordering::Relaxed);
         self.live().max_by_key(|region| rank(tag, *region)).filter(|region| region.0 != own)
     }
 
-    /// Whom to ask for so many units of a cell next: of those that are neither this node nor among `tried` for as many, the first in the order
-    /// by which the next would speak for it; the speaker first.
+    /// The next node to ask for units of a cell. This node is excluded, and so are the nodes that `tried`
+    /// lists for as many units. The others follow in the order in which they would become the owner, so the
+    /// owner comes first.
     pub(super) fn next(&self, tag: CellTag, units: u64, tried: &[(MemberId, u64)]) -> Option<MemberId> {
         let own = self.own.load(Ordering::Relaxed);
         let is_tried =
@@ -127,12 +129,12 @@ impl LiveMates {
         places.map(|place| MemberId(place.load(Ordering::Relaxed)))
     }
 
-    /// Whether a node has answered no draws lately, or too late, or none yet.
+    /// Whether a node is far: its last answers came late or not at all, or none has come yet.
     pub(super) fn is_far(&self, region: MemberId) -> bool {
         lock(&self.near).get(&region).is_none_or(|silent| silent.is_left)
     }
 
-    /// What was drawn of a node passed a request: it is near enough.
+    /// A node's remote charge passed a request, so the node is near enough.
     pub(super) fn note_use(&self, of: MemberId) {
         lock(&self.near).insert(of, Silent::default());
     }
@@ -148,7 +150,7 @@ impl LiveMates {
         }
     }
 
-    /// A node did not answer a draw in time.
+    /// A node did not answer a forward in time.
     pub(super) fn note_silent(&self, to: MemberId, now: Now) {
         let mut near = lock(&self.near);
         let Some(silent) = near.get_mut(&to) else { return };

@@ -1,4 +1,4 @@
-//! What a node remembers of draws: whom it asked, what came of it, and who is done without.
+//! What a node remembers of forwards: whom it asked, what came, and which cells have nothing.
 
 use super::{marks::mixed, *};
 
@@ -6,13 +6,13 @@ const MATE: MemberId = MemberId(2);
 const KEY: CellKey = (1, CellTag(7));
 const WHOLE: Whole = Whole { units: 20, rate: None };
 
-/// One that was sent at a time, and may be charged until another.
+/// A forward that was sent now, and may be charged until `until_ns`.
 fn asked_at(now: Now, until_ns: u64) -> SentForward {
     let (at_ns, units, is_mate, is_sent) = (now.steady_ns, 1, false, true);
     SentForward { key: KEY, to: MATE, is_mate, whole: WHOLE, units, at_ns, until_ns, is_sent }
 }
 
-/// Draws of a mate at a time, by numbers from 1.
+/// Forwards to a mate, sent now, with numbers from 1.
 fn drawn(now: Now, count: u64) -> Forwards {
     let forwards = Forwards::default();
     for number in 1..=count {
@@ -75,7 +75,8 @@ fn a_node_whose_units_come_too_late_to_be_used_is_too_far_away() {
     forwards.expire(end);
     assert!(forwards.hopes_since(KEY, end).is_none() && forwards.mates.is_far(MATE));
     assert_eq!(forwards.counts(), ForwardCounts { wasted: max, ..ForwardCounts::default() });
-    // An answer in time is enough to ask on, though not at once, one more of no use to stop, and one that is used for all to be well.
+    // After the back-off, an answer in time makes the node near. Then one useless forward makes it far again,
+    // and one remote charge that is used restores it.
     let asked = |number, now: Now, (answered, after_ns)| {
         let until_ns = now.steady_ns + DRAW_WAIT_NS - BACK_NS;
         let asked = asked_at(now, until_ns);
@@ -165,7 +166,7 @@ fn who_has_too_little_is_not_asked_for_as_much_again_for_a_while() {
     assert_eq!(forwards.next_mate(KEY, 1, now), None);
     forwards.expire(now.later(TRIED_NS));
     assert_eq!(forwards.next_mate(KEY, 3, now.later(TRIED_NS)), Some(first), "again");
-    // Where there is no room to remember it, nobody is asked.
+    // If there is no room to remember the node, nobody is asked.
     for number in 0..VAIN_MAX as u64 {
         let key = (2, CellTag(u128::from(mixed(number)) << 64));
         lock(&forwards.state).note_tried((key, 1), first, now.later(TRIED_NS));
@@ -182,7 +183,7 @@ fn no_more_is_asked_for_than_there_is_room_for() {
     assert!(forwards.hopes_since(KEY, now).is_some(), "whoever comes waits for room");
     assert!(forwards.came(MATE, 3, Some(1), now));
     assert!(lock(&forwards.state).may_ask(KEY, now));
-    // Those that did not come are given up.
+    // Forwards that are not answered are given up.
     forwards.expire(now.later(DRAW_NS));
     let state = lock(&forwards.state);
     assert!(state.asked.is_empty() && state.asked_of.is_empty() && state.remote_charges.is_empty());

@@ -1,14 +1,17 @@
-//! What becomes of pools when regions share limits anew.
+//! What becomes of pools when regions share limits by a new allocation.
 //!
-//! Where a region shares its limits with others, its pools are part of one distribution: what its nodes have in that, less what they
-//! keep. When a node adopts another one it takes nothing more of what was granted under the earlier, and of what it holds it keeps no more
-//! than an even part of what the pools have now, which is what it can keep whatever the others do. The pools go on with all that they
-//! know: the first call makes them part of the newer distribution, and they grant nothing any more to who has not adopted that
-//! ([`acequia_rights::pool::group`]). So a node conforms to a distribution as soon as it has adopted it; or, where it has lent more
-//! than that, when loans are back: what it holds beyond its part nobody else has been given, since no share is raised before all
+//! If a region shares its limits with others, its pools are part of one allocation: the parts of its nodes,
+//! less what the nodes keep. A node that adopts another allocation takes up no more grants of the earlier
+//! one. It keeps at most an even part of what each pool has now: every node may keep as much, whatever the
+//! others do. The pools go on with all that they know. The first call makes them part of the newer
+//! allocation, and from then on they grant nothing to a node that has not adopted it
+//! ([`acequia_rights::pool::group`]).
+//!
+//! So a node conforms to an allocation as soon as it has adopted it, or, if it has lent more, when the loans
+//! are back. What it holds beyond its part was given to nobody else, since no share is raised before all
 //! conform.
 //!
-//! Of a window that is open everything stays: windows go by the distributions under which they began.
+//! Leases on an open window stay: windows go by the allocations under which they began.
 
 use std::collections::BTreeSet;
 
@@ -28,11 +31,13 @@ use crate::{
     sharing::{CellKey, LOAN_TTL_NS},
 };
 
-/// Numbers of generations are microseconds, rounded up, and a few above what was heard of: that counts as so much.
+/// Numbers of generations are microseconds, rounded up, and a few above the last one heard of: allow this
+/// much.
 const ROUNDED_NS: u64 = 10_000;
 
 impl Leases {
-    /// Limits are shared by a distribution from now on, of which `catalogue` has the numbers, and clocks are as good as is promised in it.
+    /// Limits are shared by another allocation, or version of one, from now on. `catalogue` has its variants,
+    /// and clocks are as good as it promises.
     pub(crate) fn bind(
         &mut self,
         node: &Node,
@@ -40,7 +45,7 @@ impl Leases {
         (term, clock_error_ns, drift_ppm): (VersionId, u64, u32),
         now: Now,
     ) {
-        // The worse of both counts: the region's nodes go by this node's file alike.
+        // The worse of both counts, since all nodes of the region go by the same promise in their files.
         self.clock_error_ns = self.home.clock_error_ns.max(clock_error_ns);
         self.drift_ppm = self.home.drift_ppm.max(drift_ppm);
         let terms = number_of(term);
@@ -70,27 +75,28 @@ impl Leases {
         self.after_batch = batch;
     }
 
-    /// Of all regions' nodes these may have something of what is shared.
+    /// Follows which members among all regions' nodes may have parts of shared limits.
     pub(crate) fn follow(&mut self, members: &BTreeSet<MemberId>, now: Now) {
         if self.mates.follow(members, self.over_us(now)) {
             self.await_loans(now);
         }
     }
 
-    /// Whoever has gone by now took of no window that begins later: wall clock, in microseconds.
+    /// A node that has gone by now took of no window that begins after this: wall clock, in microseconds.
     pub(super) fn over_us(&self, now: Now) -> u64 {
         let over_us = keep_us(LEASE_NS, self.drift_ppm, self.clock_error_ns);
         (now.wall_ns / 1_000).saturating_add(over_us)
     }
 
-    /// A node of the region is gone, lately.
+    /// Notes that a node of the region has left, and waits for its loans.
     pub(super) fn await_loans(&mut self, now: Now) {
         let loans_us = keep_us(LOAN_TTL_NS, self.drift_ppm, self.clock_error_ns);
         self.loans_end_ns = now.steady_ns.saturating_add(loans_us.saturating_mul(1_000));
     }
 
-    /// Whether a node of the region has gone whose loans may be held elsewhere yet, by who has not heard of it. Pools know what they
-    /// rest on; but those that have forgotten shall not grant that to anybody before.
+    /// Whether loans of a departed node may still be held elsewhere, by nodes that have not heard of its
+    /// departure. Pools know what the loans rest on. But a pool that has forgotten must not grant that to
+    /// anybody until they are over.
     pub(super) fn awaits_loans(&self, now: Now) -> bool {
         now.steady_ns < self.loans_end_ns && !mutated(Mutation::LeaseForgetsLoansOfGone)
     }
@@ -107,14 +113,14 @@ impl Leases {
         }
     }
 
-    /// Where limits were lowered, keeps as much less of what was taken of their pools.
+    /// After limits were lowered, gives back that much of what was taken of their pools.
     pub(crate) fn shrink_all(&mut self, node: &Node, catalogue: &Catalogue, now: Now) {
         for (key, lease) in &mut self.cells {
             LockedCell { node, catalogue, key: *key, now, which: None }.at(false, |context, cell| {
                 let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
                 account.settle(words, context, now, &*node.sessions());
                 account.keep_part(words, context, (now.wall_ns, None), now);
-                // Others may go by what was said of it before.
+                // Other nodes may still go by what was told before.
                 if context.local.spares() {
                     lease.untell(account.window());
                 }
@@ -126,13 +132,13 @@ impl Leases {
         }
     }
 
-    /// Keeps an even part of a pool, at most; nothing of one whose limit is not in force.
+    /// Keeps at most an even part of a pool; nothing if the limit is not in force.
     fn cut(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
         let nodes = self.most_nodes();
         let Some(lease) = self.cells.get_mut(&key) else { return };
         let cut = LockedCell { node, catalogue, key, now, which: None }.at(false, |context, cell| {
             if let Algorithm::FixedWindow(window) = context.global {
-                // What an earlier version granted of windows ahead, and was not heard of, may be heard of yet.
+                // A late answer may bring grants that an earlier version made for windows ahead.
                 lease.distrust(|end_ns| window.begins(end_ns, context.salt) >= now.wall_ns);
             }
             // A limit that was removed may come back.
@@ -157,8 +163,8 @@ impl Leases {
     }
 }
 
-/// Of windows that have not begun, by this node's wall: no other region counts on what it has of one that has. In the margin of its
-/// beginning one may have been charged already.
+/// Cuts the leases of windows that have not begun by this node's wall. Other regions count on nothing that
+/// this one has of a window that has begun. Near its beginning a window may have been charged already.
 fn cut_windows((account, words): (&mut Account, &[u64]), context: &CellContext<'_>, nodes: u64, now: Now) {
     let Algorithm::FixedWindow(window) = context.global else { return };
     let pool =
@@ -173,8 +179,8 @@ fn cut_windows((account, words): (&mut Account, &[u64]), context: &CellContext<'
     }
 }
 
-/// A number for a distribution: another one for each.
+/// The number of an allocation, different for each.
 fn number_of(term: VersionId) -> u64 {
-    // Versions are made one by one, by people.
+    // People make versions one by one.
     u64::from(term.epoch) << 40 | (term.number & ((1 << 40) - 1))
 }

@@ -1,4 +1,4 @@
-//! What a node asks of its region's pools, and what it hears.
+//! Requests of a node to its region's pools, and the replies.
 
 use acequia_limits::{CellTag, LimitId};
 use acequia_rights::pool::{
@@ -7,57 +7,57 @@ use acequia_rights::pool::{
     sliding, window,
 };
 
-/// Groups that cells are divided into: the pools of a group lie in one place, and are lost together.
+/// The number of groups of cells: the pools of a group lie in one place, and are lost together.
 pub const GROUPS: u16 = 1_024;
 
-/// A call of a pool's server. Whoever carries it makes it once, tells what it heard ([`crate::Node::answer_call`]), and that it heard
-/// nothing ([`Said::Nothing`]) when [`super::CALL_NS`] are over.
+/// A call to a pool's server. The carrier makes it once and reports the reply ([`crate::Node::answer_call`]),
+/// or [`PoolReply::Nothing`] when [`super::CALL_NS`] are over without one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// By which the answer is known.
+    /// The number by which the reply is matched.
     pub id: u64,
-    /// The group that is asked of: below [`GROUPS`].
+    /// The group that the call is about: below [`GROUPS`].
     pub group: u16,
-    /// The distribution among regions that this node has adopted: a pool that is part of a later one is none to it. 0 where the region has
-    /// every limit to itself.
+    /// The allocation that this node has adopted: a call changes nothing in a pool that is part of a later
+    /// one. 0 if the region has every limit to itself.
     pub terms: u64,
     /// The generation of the group that this node knows.
     pub generation: Generation,
     /// This node's wall clock, in microseconds since the epoch.
     pub wall_us: u64,
-    /// What is asked.
+    /// The request.
     pub question: PoolRequest,
 }
 
-/// What is asked.
+/// A request to the pools of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoolRequest {
-    /// Begins a generation of the group above what this node has heard of, unless somebody has.
+    /// Begins a generation of the group above those that this node has heard of, unless somebody has.
     Begin(Begin),
-    /// Says that this node has told all that it holds of the group, and who is left out.
+    /// Says that this node has told all that it holds of the group, and which nodes are excluded.
     Assert(Assertion, Option<Absent>),
-    /// Drops cells of the group that say no more than absent ones, so many at most.
+    /// Drops up to this many cells of the group whose records say no more than an absent record would.
     Sweep(u32),
     /// Takes units of a window.
     Take(PoolName, window::Take),
-    /// Exchanges what is held of a bucket.
+    /// Exchanges a lease on a bucket.
     Exchange(PoolName, bucket::Exchange, bucket::BucketParams),
-    /// Exchanges what is held of a sliding window.
+    /// Exchanges a lease on a sliding window.
     Slide(PoolName, sliding::Exchange),
 }
 
-/// A pool, by a name that is its own among those of its kind.
+/// The name of a pool, unique among pools of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PoolName {
     /// The limit.
     pub limit: LimitId,
     /// Its cell.
     pub tag: CellTag,
-    /// The window, by its end: wall clock, nanoseconds; 0 where it has no edges.
+    /// The window, by its end: wall clock, nanoseconds; 0 for limits without edges.
     pub end_ns: u64,
 }
 
-/// In letters and digits.
+/// Hexadecimal digits and colons.
 impl std::fmt::Display for PoolName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:x}:{:x}", self.limit.0, self.tag.0)?;
@@ -65,23 +65,23 @@ impl std::fmt::Display for PoolName {
     }
 }
 
-/// What was heard.
+/// A reply to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolReply {
-    /// How the group is, to [`Question::Begin`] and [`Question::Assert`].
+    /// The state of the group, to [`PoolRequest::Begin`] and [`PoolRequest::Assert`].
     Known(GroupStatus),
-    /// To [`Question::Take`].
+    /// To [`PoolRequest::Take`].
     Took(window::Took),
-    /// To [`Question::Exchange`].
+    /// To [`PoolRequest::Exchange`].
     Exchanged(bucket::Exchanged),
-    /// To [`Question::Slide`].
+    /// To [`PoolRequest::Slide`].
     Slid(sliding::Exchanged),
-    /// To [`Question::Sweep`]: how many were dropped.
+    /// To [`PoolRequest::Sweep`]: how many cells were dropped.
     Swept(u64),
-    /// It was refused, and changed nothing.
+    /// The request was refused, and changed nothing.
     Refused(Refused),
     /// The group is of another generation, and nothing changed.
     Unknown(GroupStatus),
-    /// Nothing: it may have been done or not.
+    /// No reply: the request may have taken effect or not.
     Nothing,
 }

@@ -1,11 +1,15 @@
-//! Nodes of the region that are gone, on an operator's word: after a store has forgotten something, its pools grant without their having
-//! told what they hold.
+//! Excluded nodes of the region: nodes that are gone, by an operator's word. After a store has forgotten
+//! something, its pools grant without waiting for such a node to tell what it holds.
 //!
-//! A node that is gone for good would otherwise keep every pool from granting after the next fail-over, until it is back or no longer
-//! among the region's nodes, since what it holds is not known. With the word, what it may hold counts as spent
-//! ([`Group::assert_without`](acequia_rights::pool::Group::assert_without)): nothing is granted before its leases are over, and nothing
-//! more of windows that begin before that. The word is true when no process of that node calls another server of the pools than the
-//! others do: it may run, and spend what it holds. So it has an end, and is forgotten with the process that it was given to.
+//! A node that is gone for good would otherwise keep every pool from granting after the next fail-over, since
+//! its leases are not known. That would last until the node is back, or is no longer one of the region's
+//! nodes.
+//!
+//! With the word, what the node may hold counts as spent
+//! ([`PoolGroup::assert_without`](acequia_rights::pool::PoolGroup::assert_without)). Nothing is granted
+//! before its leases are over, and nothing more of windows that begin before that. The word is true if no
+//! process of the node calls another server of the pools than the other nodes do: such a process may run, and
+//! spend what it holds. So the word has an end, and is forgotten with the process that it was given to.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,22 +19,22 @@ use acequia_rights::pool::{group::Absent, keep_us};
 use super::{LEASE_NS, Leases};
 use crate::{Node, lock};
 
-/// A word counts for a day at most, in nanoseconds.
+/// The longest time that a node is excluded: a day, in nanoseconds.
 pub const ABSENT_NS_MAX: u64 = 24 * 3_600 * 1_000_000_000;
 
-/// Why nobody is left out.
+/// Why a node is not excluded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotLeftOut {
-    /// It shares its limits with nobody.
+    /// This node shares its limits with no other.
     #[error("this node shares its limits with no other node of its region: there is nobody to leave out")]
     Alone,
-    /// It is the node itself.
+    /// The node is this one.
     #[error("this is that node, and it runs: give the word to another node of the region")]
     Itself,
-    /// It is none of the region's.
+    /// The node is none of the region's.
     #[error("no node of that name is among `nodes` of the store: see the config")]
     Unknown,
-    /// For too long.
+    /// The time is too long.
     #[error(
         "a node is left out for a day at most: take it out of `nodes` on every node if it does not come back"
     )]
@@ -38,7 +42,7 @@ pub enum NotLeftOut {
 }
 
 impl Leases {
-    /// Another node is left out for so long; not any more where that is no time.
+    /// Excludes another node for this long; a time of 0 ends that.
     fn leave_out(&mut self, node: u16, for_ns: u64, now: Now) -> Result<(), NotLeftOut> {
         if node == self.home.node {
             return Err(NotLeftOut::Itself);
@@ -59,7 +63,7 @@ impl Leases {
         Ok(())
     }
 
-    /// Who is left out now, if anybody is.
+    /// The nodes that are excluded now, if any.
     pub(super) fn absent(&mut self, now: Now) -> Option<Absent> {
         self.left_out.retain(|_, until_ns| *until_ns > now.steady_ns);
         let nodes: BTreeSet<u16> = self.left_out.keys().copied().collect();
@@ -69,18 +73,18 @@ impl Leases {
 }
 
 impl Node {
-    /// On the word of an operator another node of the region is left out for `for_ns`, up to [`ABSENT_NS_MAX`], or not any more where
-    /// that is 0: it has told nothing, and is not waited for. The word is that no process of that node calls another server of the pools
-    /// than this one does.
+    /// Excludes another node of the region for `for_ns`, up to [`ABSENT_NS_MAX`], by an operator's word; 0
+    /// ends that. An excluded node has told nothing, and is not waited for. The word is that no process of
+    /// the node calls another server of the pools than this node does.
     ///
     /// # Errors
-    /// There is no such node to leave out.
+    /// There is no such node to exclude.
     pub fn leave_out(&self, node: u16, for_ns: u64, now: Now) -> Result<(), NotLeftOut> {
         let leases = self.leases.as_ref().ok_or(NotLeftOut::Alone)?;
         lock(leases).leave_out(node, for_ns, self.not_before(now))
     }
 
-    /// Who is left out now, and for how long yet, in nanoseconds.
+    /// The nodes that are excluded now, and for how long yet, in nanoseconds.
     pub fn left_out(&self, now: Now) -> BTreeMap<u16, u64> {
         let Some(leases) = &self.leases else { return BTreeMap::new() };
         let (leases, now) = (lock(leases), self.not_before(now));

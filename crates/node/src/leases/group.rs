@@ -1,12 +1,14 @@
-//! One group of cells, as this node knows it: which generation its pools are of, and whether they grant.
+//! One group of cells, as this node knows it: the generation of its pools, and whether they grant.
 //!
-//! A node that has heard of a generation uses no earlier one, nor another of the same number, and no process after it does: so it uses
-//! none before that is written down. It tells what it holds of every pool of the group, and when each has answered, that it has
-//! told all ([`acequia_rights::pool::group`]).
+//! A node that has heard of a generation uses no earlier one, and no other one of the same number. Neither
+//! does any later process of the node: so a generation is used only when it is written down. The node tells
+//! what it holds of every pool of the group. When each pool has answered, the node says that it has told all
+//! ([`acequia_rights::pool::group`]).
 //!
-//! One that begins with nothing on its disk cannot know what it had heard of. It takes none that grants, but has one begun that goes on
-//! with what the pools know; and none that does not grant, either, whose number may have been given before it came to count to all others.
-//! That ends when one grants of which it had heard before, and which is on its disk from then on.
+//! A node that begins with an empty disk cannot know what it had heard of: it is a *stranger*. It accepts no
+//! generation that grants, but has one begun that goes on with what the pools know. Nor does it accept one
+//! that does not grant if the number may have been given before all others counted the node. This ends when a
+//! generation grants of which the node had heard before. From then on that generation is on its disk.
 
 use std::collections::BTreeSet;
 
@@ -18,100 +20,106 @@ use serde::{Deserialize, Serialize};
 
 use crate::sharing::CellKey;
 
-/// A group that does not answer is asked again after so long, and twice as long each time, up to the second.
+/// A group that does not answer is asked again after `RETRY_NS`; the time doubles each time, up to
+/// `RETRY_NS_MAX`.
 const RETRY_NS: u64 = 20_000_000;
 const RETRY_NS_MAX: u64 = 500_000_000;
-/// Whether the others have told all is asked again after so long, and twice as long each time; where nothing is held of the group, up
-/// to the longest.
+/// After `ASK_NS` the group is asked again whether the other nodes have told all; the time doubles each time,
+/// up to `ASK_NS_MAX`, or to `ASK_NS_LONGEST` if nothing is held of the group.
 const ASK_NS: u64 = 5_000_000;
 const ASK_NS_MAX: u64 = 500_000_000;
 const ASK_NS_LONGEST: u64 = 4_000_000_000;
-/// A group that somebody else begins again and again is begun at once so often, and then after so long, and twice as long each time.
+/// If others begin a group again and again, this node begins it at once `BEGUN_AT_ONCE` times. Then it waits
+/// `BEGIN_NS`, and twice as long each time, up to `BEGIN_NS_MAX`.
 const BEGUN_AT_ONCE: u32 = 3;
 const BEGIN_NS: u64 = 10_000_000;
 const BEGIN_NS_MAX: u64 = 500_000_000;
-/// Calls for so long, none of which was answered, and the store counts as lost: at least two that were given up one after the other
-/// ([`super::CALL_NS`]). One that is only slow, or moves to another server in less, is bridged by what is held.
+/// A store counts as lost after calls for this long without an answer: at least two that were given up one
+/// after the other ([`super::CALL_NS`]). Leases bridge a shorter silence, as of a slow store or one that
+/// moves to another server.
 const LOST_AFTER_NS: u64 = 500_000_000;
-/// So long after a store's last word it may be lost.
+/// This long after its last word a store may be lost.
 const QUIET_NS: u64 = 250_000_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
-    /// Nobody has said which generation it is.
+    /// The generation is not known.
     #[default]
     Unheard,
     /// What is held is being told.
     Telling,
-    /// It grants.
+    /// The generation grants.
     Grants,
 }
 
 /// What a group needs now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
-    /// That a generation be begun, above this number; whether it goes on with what the pools know.
+    /// A generation must be begun, above this number; whether it goes on with what the pools know.
     Begin(u64, bool),
-    /// To hear that all was told.
+    /// The group must hear that this node has told all.
     Assert(Generation),
 }
 
-/// What is written down of a group, for the processes after this one.
+/// The record of a group, for later processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heard {
-    /// The last generation that was heard of: of number 0 for none.
+    /// The last generation that was heard of; number 0 for none.
     #[serde(flatten)]
     pub generation: Generation,
-    /// The one since which its pools remember.
+    /// The generation since which its pools remember.
     #[serde(default)]
     pub since: Generation,
-    /// The last that was heard of before it, but for those that went on in the same place and never granted. None where it grants.
+    /// The last generation that was heard of before it, apart from those that went on in the same place and
+    /// never granted. None if it grants.
     #[serde(default)]
     pub before: Generation,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct GroupView {
-    /// The last that was heard of: no earlier one counts.
+    /// The last generation that was heard of: no earlier one counts.
     generation: Generation,
-    /// What is written down of that.
+    /// The record that is written down.
     kept: Heard,
-    /// Whether one has granted of which this process, or one before it with the same disk, had heard before.
+    /// Whether a generation has granted of which this process, or an earlier one with the same disk, had
+    /// heard before.
     is_proven: bool,
-    /// If none has: no generation that began before this process came to count to all others has a higher number; and it calls nobody
-    /// before this time: steady clock.
+    /// For a stranger: generations that began before all others counted this process have numbers up to
+    /// `floor`. It calls nobody before `calm_ns`, by the steady clock.
     floor: u64,
     calm_ns: u64,
-    /// A generation that is begun gets a number above this one.
+    /// A generation that this node begins gets a number above this one.
     above: u64,
-    /// Since which one its pools remember: none while nobody has said.
+    /// The generation since which the pools remember: none if that is not known.
     since: Generation,
-    /// The last that was heard of before it, but for those that went on in the same place and never granted, as far as was heard. None once
-    /// it grants: then it is the last itself.
+    /// The last generation that was heard of before this one, apart from those that went on in the same place
+    /// and, as far as is known, never granted. None once this one grants, and then becomes the last itself.
     before: Generation,
     stage: Stage,
     /// Cells that must be told in this generation.
     pub(super) untold: BTreeSet<CellKey>,
-    /// Cells of the group that are leased of.
+    /// Cells of the group with leases.
     pub(super) cells: BTreeSet<CellKey>,
-    /// The call of the group itself that is under way.
+    /// The call about the group itself that is under way.
     under_way: Option<u64>,
     retry_ns: u64,
     failed: u32,
-    /// How often it was asked whether all have told.
+    /// How often the group was asked whether all nodes have told.
     asked: u32,
-    /// Whether none has granted before the generation, and all nodes are new that have told in it; where it grants, all.
+    /// Whether no generation has granted before this one, and all nodes that have told in it are new. If it
+    /// grants, all nodes of the region are.
     is_first: bool,
-    /// How often it had to be begun since it last granted.
+    /// How often the group had to be begun since it last granted.
     begun: u32,
-    /// When anybody last answered for it: steady clock.
+    /// When the group last answered: steady clock.
     spoke_ns: u64,
-    /// When the first call was made since then that nobody answered: steady clock.
+    /// When the first call since then was made that nobody answered: steady clock.
     silent_since_ns: Option<u64>,
 }
 
 impl GroupView {
-    /// Of which earlier processes have heard this.
+    /// A group of which earlier processes have heard this.
     pub(super) fn since(heard: Heard) -> Self {
         let Heard { generation, since, before } = heard;
         let (is_proven, above) = (generation.number > 0, generation.number);
@@ -122,24 +130,25 @@ impl GroupView {
         self.generation
     }
 
-    /// This process counts to all others from now on, when walls show at most `most_us`. If it has forgotten what it had heard of, it calls
-    /// nobody before `calm_ns`, when all walls show as much: steady clock.
+    /// All others count this process from now on, while walls show at most `most_us`. A stranger calls nobody
+    /// before `calm_ns`, by the steady clock, when all walls show at least `most_us`.
     pub(super) fn counts_from(&mut self, most_us: u64, calm_ns: u64) {
         self.floor = self.floor.max(most_us);
         self.calm_ns = self.calm_ns.max(calm_ns);
     }
 
-    /// Since which generation its pools remember: none while nobody has said.
+    /// The generation since which the pools remember: none if that is not known.
     pub(super) const fn remembers_since(&self) -> Generation {
         self.since
     }
 
-    /// The last that was heard of before it, but for those that went on in the same place and never granted.
+    /// The last generation that was heard of before this one, apart from those that went on in the same place
+    /// and never granted.
     pub(super) const fn before(&self) -> Generation {
         self.before
     }
 
-    /// Whether its pools know nothing from before this generation.
+    /// Whether the pools know nothing from before this generation.
     pub(super) fn remembers_nothing(&self) -> bool {
         self.since == self.generation
     }
@@ -149,24 +158,25 @@ impl GroupView {
         self.stage != Stage::Unheard && self.may_be_used()
     }
 
-    /// What must be on the disk.
+    /// The record that must be on the disk.
     pub(super) fn to_keep(&self) -> Heard {
         let Self { generation, since, before, .. } = *self;
         if self.is_proven { Heard { generation, since, before } } else { Heard::default() }
     }
 
-    /// Whether that is there.
+    /// Whether that record is on the disk.
     pub(super) fn is_kept(&self) -> bool {
         self.kept == self.to_keep()
     }
 
-    /// Whether the generation may be used: no process after this one uses an earlier one.
+    /// Whether the generation may be used: no later process of the node uses an earlier one.
     fn may_be_used(&self) -> bool {
         let is_kept = self.kept.generation == self.generation;
         self.is_proven && (is_kept || mutated(Mutation::LeaseForgetsGeneration))
     }
 
-    /// This was written down. Says whether the generation may be used now, and could not before.
+    /// Notes a record that was written down. Returns whether the generation may be used now, and could not
+    /// before.
     pub(super) fn keep(&mut self, heard: Heard) -> bool {
         let might = self.may_be_used();
         self.kept = heard;
@@ -177,35 +187,37 @@ impl GroupView {
         self.stage == Stage::Grants
     }
 
-    /// Whether it shall be asked how it is.
+    /// Whether the group's state may be asked for.
     pub(super) fn may_be_watched(&self) -> bool {
         self.under_way.is_none() && self.stage == Stage::Grants
     }
 
-    /// Whether its generation is a first: none has granted before it, and all nodes are new that have told in it; where it grants, all.
+    /// Whether the generation is a first: none has granted before it, and all nodes that have told in it are
+    /// new. If it grants, all nodes of the region are.
     pub(super) const fn is_first(&self) -> bool {
         self.is_first
     }
 
-    /// Whether nothing was ever taken of it by this node, as far as that knows, which began with nothing on its disk.
+    /// Whether this node began with an empty disk and, as far as it knows, has never taken anything of the
+    /// group.
     pub(super) fn is_new(&self) -> bool {
         (self.is_first && !self.is_proven) || mutated(Mutation::LeaseNewTwice)
     }
 
-    /// Whether nothing is known of what this process or an earlier one had heard of.
+    /// Whether nothing is known of the generations that this node had heard of.
     fn is_stranger(&self) -> bool {
         !self.is_proven && !mutated(Mutation::LeaseTrustsStrangers)
     }
 
-    /// What it needs, if it is time, and nothing is under way.
+    /// What the group needs, if it is time and no call is under way.
     pub(super) fn need(&self, now_ns: u64) -> Option<Need> {
         let is_calm = !self.is_stranger() || now_ns >= self.calm_ns;
         if self.under_way.is_some() || now_ns < self.retry_ns || !is_calm {
             return None;
         }
         match self.stage {
-            // Whoever has forgotten what it had heard of cannot know whether that which is there is the last: the others have to say so of
-            // a new one.
+            // A stranger cannot know whether the generation it finds is the last: the other nodes have to say
+            // so of a new one.
             Stage::Unheard if self.is_stranger() => Some(Need::Begin(self.above.max(self.floor), true)),
             Stage::Unheard => Some(Need::Begin(self.above, false)),
             Stage::Telling if self.untold.is_empty() && (self.may_be_used() || !self.is_proven) => {
@@ -215,14 +227,14 @@ impl GroupView {
         }
     }
 
-    /// It is asked again at once whether all have told.
+    /// The group is asked again at once whether all nodes have told.
     pub(super) fn ask_now(&mut self, now_ns: u64) {
         if self.stage == Stage::Telling {
             (self.retry_ns, self.asked) = (self.retry_ns.min(now_ns), 0);
         }
     }
 
-    /// Its pools are part of another distribution from now on. What was called before does not count.
+    /// The pools are part of another allocation from now on. Earlier calls do not count.
     pub(super) fn begin_anew(&mut self, now_ns: u64) {
         self.above = self.above.max(self.generation.number);
         (self.stage, self.under_way, self.is_first, self.retry_ns) = (Stage::Unheard, None, false, now_ns);
@@ -232,7 +244,8 @@ impl GroupView {
         self.under_way = Some(id);
     }
 
-    /// Somebody said how it is. Says whether that is another generation than was known. Then all cells must be told.
+    /// Takes a report of the group's state. Returns whether it is of another generation: then all cells must
+    /// be told.
     pub(super) fn hear(&mut self, known: &GroupStatus, id: u64, now_ns: u64) -> bool {
         self.answered(id);
         let GroupStatus { generation, grants, since, is_first } = *known;
@@ -246,11 +259,12 @@ impl GroupView {
         if generation.number == 0
             || (generation.number <= self.generation.number && generation != self.generation)
         {
-            // A place that forgot, or was rolled back; or two had forgotten, and one number was given twice.
+            // A place forgot or was rolled back; or two places had forgotten, and one number was given twice.
             let is_twice = generation.number == self.generation.number;
             self.above = self.above.max(generation.number.saturating_add(u64::from(is_twice)));
             self.stage = Stage::Unheard;
-            // Nodes that go by other terms begin others: until they go by the same, that shall not fill the store.
+            // Nodes with other allocations begin other generations. Until they agree, these must not fill the
+            // store.
             let wait_ns =
                 if self.begun < BEGUN_AT_ONCE { 0 } else { BEGIN_NS << (self.begun - BEGUN_AT_ONCE).min(8) };
             self.begun = self.begun.saturating_add(1);
@@ -263,7 +277,8 @@ impl GroupView {
         if is_other || self.stage == Stage::Unheard {
             self.is_first = is_first && !grants;
             if is_other {
-                // Where pools remember since the same, this one was begun in the place of the last, and nobody used that.
+                // Pools remember since the same one, so this generation was begun in the place of the last,
+                // which nobody used.
                 let goes_on = since == self.since && self.before.number > 0;
                 if !goes_on {
                     self.before = self.to_keep().generation;
@@ -271,7 +286,7 @@ impl GroupView {
             }
             (self.generation, self.since) = (generation, since);
             self.stage = Stage::Telling;
-            // Where none was used nothing is held.
+            // If no generation was used, nothing is held.
             self.untold = if self.is_proven { self.cells.clone() } else { BTreeSet::new() };
             (self.retry_ns, self.asked) = (now_ns, 0);
         } else if self.stage == Stage::Telling {
@@ -280,7 +295,8 @@ impl GroupView {
             self.asked = self.asked.saturating_add(1);
         }
         self.is_first &= is_first;
-        // Whether all was told here does not matter to a generation that has granted since: it did when it was begun.
+        // This node had heard of the generation before it granted. Whether the node has told all mattered
+        // only when the generation was begun.
         if grants && !self.is_proven {
             (self.is_proven, self.retry_ns, self.asked) = (true, now_ns, 0);
         }
@@ -293,17 +309,18 @@ impl GroupView {
         is_other
     }
 
-    /// It is as it was known to be.
+    /// The group's state is as it was known to be.
     pub(super) fn is_same(&mut self, id: u64) {
         self.answered(id);
     }
 
-    /// Somebody answered, whatever it was: a pool that has nothing left is not lost.
+    /// The group answered, whatever the answer: a pool that has nothing left is not lost.
     pub(super) fn speaks(&mut self, now_ns: u64) {
         (self.spoke_ns, self.silent_since_ns, self.failed) = (now_ns, None, 0);
     }
 
-    /// Nobody answered a call that was made then. Gives whether nobody has since: it is asked again soon.
+    /// Nobody answered a call that was made at `sent_ns`. Returns whether the group has been silent since:
+    /// then it is asked again soon.
     pub(super) fn is_silent(&mut self, sent_ns: u64, now_ns: u64) -> bool {
         if self.silent_since_ns.is_none() && sent_ns >= self.spoke_ns {
             self.silent_since_ns = Some(sent_ns);
@@ -312,22 +329,22 @@ impl GroupView {
         self.silent_since_ns.is_some()
     }
 
-    /// Whether nobody was heard for it lately: nobody may be there any more.
+    /// Whether the group has not answered lately, and may be lost.
     pub(super) const fn is_quiet(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.spoke_ns) > QUIET_NS
     }
 
-    /// Whether nobody has answered for so long that the store counts as lost.
+    /// Whether the group has been silent for so long that its store counts as lost.
     pub(super) fn is_lost(&self, now_ns: u64) -> bool {
         self.silent_since_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= LOST_AFTER_NS)
     }
 
-    /// Whether one that nobody answers for is asked again now. Of one that nobody has heard of there is nothing to ask yet.
+    /// Whether a silent group is asked again now. A group without a known generation cannot be asked.
     pub(super) fn may_be_asked_again(&self, now_ns: u64) -> bool {
         self.under_way.is_none() && self.is_heard() && now_ns >= self.retry_ns
     }
 
-    /// Nobody answered.
+    /// A call about the group was not answered.
     pub(super) fn miss(&mut self, id: u64, now_ns: u64) {
         self.answered(id);
         let wait_ns = (RETRY_NS << self.failed.min(8)).min(RETRY_NS_MAX);
@@ -368,7 +385,7 @@ mod tests {
 
     const CALM_NS: u64 = 1_000;
 
-    /// One that begins with nothing on its disk.
+    /// A group of a node that begins with an empty disk.
     fn stranger() -> GroupView {
         let mut group = GroupView::since(Heard::default());
         group.counts_from(NOW_US, CALM_NS);
@@ -376,7 +393,7 @@ mod tests {
         group
     }
 
-    /// What the group needs when it has heard of this.
+    /// What the group needs after it has heard this.
     fn need(group: &mut GroupView, known: &GroupStatus) -> Option<Need> {
         group.hear(known, 0, 0);
         group.need(u64::MAX)
@@ -388,7 +405,8 @@ mod tests {
         assert_eq!(group.need(CALM_NS - 1), None, "others may give what it would take for new");
         assert_eq!(group.need(CALM_NS), Some(Need::Begin(NOW_US, true)));
         assert_eq!(need(&mut group, &known(2, true)), Some(Need::Begin(NOW_US, true)));
-        // Nor is one taken that may have been begun before, whoever told there under this node's name, were it the first.
+        // Nor does it accept one that may have been begun before this node counted, in which an earlier
+        // process may have told. That holds for a first generation, too.
         assert_eq!(need(&mut group, &known(1, false)), Some(Need::Begin(NOW_US, true)));
         assert_eq!(need(&mut group, &known(NOW_US, false)), Some(Need::Begin(NOW_US + 1, true)));
         assert!(!group.is_heard() && group.is_kept() && group.to_keep() == Heard::default());
@@ -400,7 +418,7 @@ mod tests {
         assert!(!group.is_kept() && group.keep(group.to_keep()));
         assert_eq!(need(&mut group, &last), None);
         assert!(group.grants() && group.is_heard());
-        // From then on it goes by what is later.
+        // From then on later generations count.
         assert_eq!(need(&mut group, &known(5, true)), Some(Need::Begin(NOW_US + 2, false)));
         group.hear(&known(NOW_US + 3, true), 0, 0);
         assert_eq!((group.generation().number, group.before().number), (NOW_US + 3, 0));
@@ -412,12 +430,12 @@ mod tests {
         let on = |number, grants| GroupStatus { since: first.since, ..known(number, grants) };
         let mut group = GroupView::since(Heard { generation: first.generation, ..Heard::default() });
         need(&mut group, &first);
-        // Two nodes that know of nothing begin one after the other.
+        // Two strangers begin one after the other.
         need(&mut group, &on(2, false));
         assert_eq!(group.before(), first.generation);
         need(&mut group, &on(3, false));
         assert_eq!(group.before(), first.generation, "the second has granted nothing");
-        // A process after this one knows it, too.
+        // A later process knows it, too.
         let mut group = GroupView::since(group.to_keep());
         need(&mut group, &on(3, false));
         assert_eq!(group.before(), first.generation);
@@ -429,7 +447,7 @@ mod tests {
         group = GroupView::since(group.to_keep());
         need(&mut group, &on(4, false));
         assert_eq!(group.before(), on(3, true).generation);
-        // One that began elsewhere may have granted whatever was heard.
+        // A generation that was begun elsewhere may have granted, whatever was heard.
         need(&mut group, &known(5, false));
         assert_eq!(group.before(), on(4, false).generation);
         need(&mut group, &on(6, false));
@@ -447,7 +465,7 @@ mod tests {
         assert!(group.keep(group.to_keep()));
         assert_eq!(need(&mut group, &first(true)), None);
         assert!(group.grants() && group.is_first());
-        // It is no more when another one begins elsewhere, as if nothing had been.
+        // The group is not new any more once another first generation begins elsewhere.
         need(&mut group, &GroupStatus { is_first: true, ..known(NOW_US + 2, false) });
         assert!(!group.is_new());
 

@@ -1,4 +1,5 @@
-//! How many units this node holds of its region's pools, by limit: kept as cells are looked at, so that who asks walks over none of them.
+//! How many units this node holds of its region's pools, by limit. The sums are kept as cells are rebalanced,
+//! so that a reader need not walk over the cells.
 
 use std::collections::BTreeMap;
 
@@ -6,18 +7,18 @@ use acequia_limits::Algorithm;
 
 use crate::account::{Account, CellContext, charged};
 
-/// By the limit's slot. Those that hold nothing are not there. The sum of many cells may be more than one can hold.
+/// By the limit's slot, without limits that hold nothing. The sum of many cells may exceed a `u64`.
 #[derive(Debug, Default)]
 pub(super) struct HeldByLimit(BTreeMap<u32, u128>);
 
 impl HeldByLimit {
-    /// A cell of a limit was last seen to hold `before`, and holds `units` now.
+    /// A cell of a limit held `before` at its last rebalance, and holds `units` now.
     pub(super) fn change(&mut self, slot: u32, (before, units): (u64, u64)) {
         if before == units {
             return;
         }
         let all = self.0.entry(slot).or_default();
-        // What a cell held was added when it was seen.
+        // The cell's earlier units were added when they were seen.
         *all = *all - u128::from(before) + u128::from(units);
         if *all == 0 {
             self.0.remove(&slot);
@@ -29,8 +30,9 @@ impl HeldByLimit {
     }
 }
 
-/// Units of its pool that a cell holds: of windows, open or to come, those that were taken, not given back, and not charged; of a
-/// bucket and a sliding window its part, of which what was charged comes back with time.
+/// Units of its pool that a cell holds. For windows, open or later: units that were taken, and neither given
+/// back nor charged. For buckets and sliding windows: the leased part, in which charged units come back with
+/// time.
 pub(super) fn held_of(account: &Account, words: &[u64], context: &CellContext<'_>) -> u64 {
     if !matches!(context.global, Algorithm::FixedWindow(_)) {
         return account.pooled().units;

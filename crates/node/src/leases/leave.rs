@@ -1,6 +1,8 @@
-//! What a node does with what it holds of pools when it stops: it gives back what was not spent, so that others need not wait for it.
+//! How a node that stops leaves the pools: it gives back what was not spent, so that other nodes need not
+//! wait for it.
 //!
-//! Who stops takes nothing more. What it cannot give back, since nobody answers or it has lent it, ends by itself, or counts as spent.
+//! A node that stops takes nothing more. Units that it cannot give back, because nobody answers or they are
+//! lent, end by themselves or count as spent.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +21,7 @@ use crate::{
 };
 
 impl Leases {
-    /// Nothing more is taken from now on, and all goes back.
+    /// Nothing more is taken from now on, and all leases go back.
     fn leave(&mut self, now_ns: u64) {
         let keys: BTreeSet<CellKey> = self.cells.keys().copied().collect();
         for key in &keys {
@@ -28,7 +30,7 @@ impl Leases {
         self.leaving = Some(keys);
     }
 
-    /// A cell was looked at that has nothing more to give back, or cannot.
+    /// Notes that a rebalanced cell has nothing more to give back, or cannot give back.
     pub(super) fn left(&mut self, key: &CellKey) {
         if let Some(leaving) = &mut self.leaving {
             leaving.remove(key);
@@ -37,8 +39,8 @@ impl Leases {
 }
 
 impl Scene<'_> {
-    /// What a node that stops gives back of a part with an end, of which it holds so much: all but what it has lent, and, of a sliding
-    /// window, what was used.
+    /// What a node that stops gives back of a part with an end: all of `held` but what it has lent and, of a
+    /// sliding window, what was used.
     pub(super) fn leaves_part(
         &self,
         flow: Option<RateWant>,
@@ -54,8 +56,8 @@ impl Scene<'_> {
         is_more.then_some(RateWant { keeps: kept, ..RateWant::default() })
     }
 
-    /// What a node that stops gives back of windows: of the one that is open what is `available`, and all of those of which it cannot have
-    /// charged anything yet.
+    /// What a node that stops gives back of windows: `available` units of the open one, and all units of
+    /// later windows of which it cannot have charged anything yet.
     pub(super) fn leaves_windows(
         &self,
         (account, context): (&Account, &CellContext<'_>),
@@ -80,14 +82,15 @@ impl Scene<'_> {
 }
 
 impl Node {
-    /// Stops taking of pools, and begins to give back what is held of them. Nobody asks any more.
+    /// Stops taking of pools, and begins to give leases back. No more requests come.
     pub fn leave_pools(&self, now: Now) {
         if let Some(leases) = &self.leases {
             lock(leases).leave(now.steady_ns);
         }
     }
 
-    /// Makes no call any more: what is left of cells is written down now, and what a later call gave back would be given twice.
+    /// Makes no more calls: what is left of cells is written down now, and a later call would give units back
+    /// twice.
     pub(crate) fn call_no_more(&self) {
         let Some(leases) = &self.leases else { return };
         let mut leases = lock(leases);

@@ -1,20 +1,22 @@
-//! How a node shares the limits of its region with the region's other nodes: what it takes from their pools, and when.
+//! How a node shares its region's limits with the other nodes of the region: what it takes from their pools,
+//! and when.
 //!
-//! A node spends its guard share, which is its own whatever happens, and what it holds of a
-//! cell's pool, which is never more than the pool has down for it ([`acequia_rights::pool`]). This module decides when to call a pool
-//! and for how much, and takes up what it answers. It knows no socket: [`Node::poll_call`] gives the next call to make,
-//! [`Node::answer_call`] takes what came of it, [`Node::tick_leases`] lets time pass.
+//! A node spends its guard share, which is its own whatever happens, and what it holds of a cell's pool,
+//! which is never more than the pool has down for it ([`acequia_rights::pool`]). This module decides when to
+//! call a pool and for how much, and takes up the answers. It knows no socket: [`Node::poll_call`] gives the
+//! next call to make, [`Node::answer_call`] takes its answer, [`Node::tick_leases`] lets time pass.
 //!
-//! A cell is decided by the guard share alone, and costs no call, until half of that is used or something was denied. From then on it
-//! has an account, is looked at as often as it is asked for, and takes what demand says that it will need: of a bucket and a sliding
-//! window a part with an end, of a window units. What is held is enough for a while, so that a pool that cannot be reached is not missed
-//! at once; what is not used goes back.
+//! A cell is decided by the guard share alone, and costs no call, until half of that is used or a request is
+//! denied. From then on the cell has an account, and is rebalanced as often as it is asked for. It takes what
+//! it will need by its demand: a part with an end from the pool of a bucket or a sliding window, units from
+//! that of a window. The lease is enough for a while, so that a pool that cannot be reached is not missed at
+//! once. Unused units go back.
 //!
-//! Where a pool has nothing for a cell, other regions may have ([`crate::sharing`]), and what they ask for is taken of pools here, to be
-//! given or lent to them.
+//! When a pool has nothing for a cell, other regions may have ([`crate::sharing`]). What those ask for is
+//! taken of pools here, to be given or lent to them.
 //!
-//! Where nobody answers for a group any more, its store is *lost*, and a limit says what then decides
-//! ([`acequia_limits::limit::OnStoreLoss`]).
+//! When nobody answers for a group any more, its store is *lost*: a store outage. A limit says what then
+//! decides ([`acequia_limits::limit::OnStoreLoss`]).
 
 mod allocation;
 mod call;
@@ -80,166 +82,175 @@ pub use self::{
 pub(crate) use outage::StoreOutages;
 pub(crate) use places::Places;
 
-/// How long what a node holds of a pool lasts after the call that last said so: through a minute in which the pool cannot be
-/// reached. A node that is gone leaves what it held unused for so long.
+/// How long a lease lasts after the call that last renewed it: through a minute in which the pool cannot be
+/// reached. What a dead node held stays unused for so long.
 pub const LEASE_NS: u64 = 75_000_000_000;
-/// What a call grants is taken up within so long after it was sent. It counts against a bucket's pool as drained too soon.
+/// A grant must be taken up within this time after its call was sent. A bucket's pool adds the time to its
+/// slack, since it may count units as drained that much too soon.
 pub const LATE_NS: u64 = 20_000_000;
-/// A call that is not answered within so long is given up.
+/// A call without an answer is given up after this long.
 pub const CALL_NS: u64 = 200_000_000;
-/// Nothing is heard any more of a call that was made so long ago.
+/// An answer counts no more this long after the call.
 const LOST_NS: u64 = 5 * CALL_NS;
-/// How long a decision waits for a pool: timers are up to a millisecond late, and it shall wait no longer than three.
+/// How long a decision waits for a pool. Timers are up to a millisecond late, and the whole wait must be at
+/// most three milliseconds.
 pub(crate) const WAIT_NS: u64 = 2_000_000;
-/// The most cells that are leased of: past it, cells stay with the guard share.
+/// The most cells with leases: further cells stay with the guard share.
 const CELLS_MAX: usize = 1 << 20;
-/// With as many, what nobody asks for is given back early: each takes a kilobyte, and is looked at now and then.
+/// From this many leases on, cells without requests give back early: each takes a kilobyte and is rebalanced
+/// now and then.
 const LASTING_MAX: usize = 1 << 14;
-/// Looks in one tick.
+/// The most rebalances in one tick.
 const LOOKS_MAX: usize = 4_096;
-/// A cell that could not be looked at is tried again after so long.
+/// A cell that could not be rebalanced is tried again after this long.
 const LATER_NS: u64 = 10_000_000;
-/// Looks at one cell that calls are at least so far apart: far less than a decision waits, and more while its pool cannot be asked anyway.
+/// The least time between two rebalances of a cell that calls for them: far less than a decision waits. It is
+/// longer while the cell's pool cannot be asked anyway.
 const APART_NS: u64 = 500_000;
 const APART_IN_VAIN_NS: u64 = 2_000_000;
-/// Groups that are heard of for the first time in one tick.
+/// The most groups to ask for the first time in one tick.
 const FIRST_MAX: usize = 128;
-/// Cells that are dropped at once, where a group is asked how it is.
+/// The most cells to drop when a group is asked for its state.
 const SWEEP_MAX: u32 = 64;
-/// Calls under way at once, and waiting to be made.
+/// The most calls under way, with those that wait to be made.
 const CALLS_MAX: usize = 1_024;
 
-/// A node's place among the nodes of its region. `nodes`, `guard_percent`, the clocks' promise and the [`Config`]'s key are the same on
-/// each. Who runs nodes sees to that: it keeps those apart, in the store, that go by something else, and lets none begin that has not
-/// heard the others go by the same.
+/// A node's place among the nodes of its region. `nodes`, `guard_percent`, the promise about clocks and the
+/// key of [`Config`] are the same on every node. The caller sees to that: in the store it keeps nodes apart
+/// that differ in one of them, and starts no node before the others have confirmed that they agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Siblings {
     /// This node's number, among `nodes`.
     pub node: u16,
-    /// Which process of the node this is: counts up, durably. At least 1.
+    /// The process number: counts up durably with each process of the node. At least 1.
     pub boot: u32,
-    /// All nodes of the region, by number: 1 to [`acequia_rights::pool::NODES_MAX`]. The same on each; where there are `members`, on each
-    /// that has begun since the last was named.
+    /// All nodes of the region, by number: 1 to [`acequia_rights::pool::NODES_MAX`] of them, alike on every
+    /// node. If there are `members`, alike on each that has started since the last was named.
     pub nodes: BTreeSet<u16>,
-    /// The same nodes among those of all regions, where limits are shared by a catalogue: what each of them has is cut in a guard
-    /// share and a part of the pool. A node counts while the catalogue has it. None of them where the region has every limit to itself.
+    /// The member id of each of these nodes among all regions, if limits are shared by a catalogue. A
+    /// member's part is divided into a guard share and a part of the pool. A node counts while the catalogue
+    /// has it. Empty if the region has every limit to itself.
     pub members: BTreeMap<u16, MemberId>,
-    /// What pools are part of at first: a distribution among regions, which is none of them (0), or [`AGREEMENT`].
+    /// The allocation of the pools at first: 0, which is no allocation among regions, or [`AGREEMENT`].
     pub terms: u64,
-    /// What of each limit the nodes keep out of the pools, together, in percent: at most 100; whole units, of 4 or more at least
-    /// one unless it is 0. The same on each.
+    /// How much of each limit the nodes together keep out of the pools, in percent: at most 100. Alike on
+    /// every node. Units are whole. If the region has every limit to itself, at least one unit of 4 or more
+    /// is kept unless the percentage is 0.
     pub guard_percent: u8,
     /// How far walls may be from true time, in nanoseconds.
     pub clock_error_ns: u64,
     /// How far steady clocks may drift, in parts per million.
     pub drift_ppm: u32,
-    /// When this process began, by its wall clock, in microseconds: what earlier ones took of windows it does not know. 0 where there
-    /// was no earlier one that took any.
+    /// When this process began, by its wall clock, in microseconds: it does not know what earlier processes
+    /// took of windows. 0 if no earlier process took any.
     pub begun_us: u64,
-    /// Since when the disk knows what this process and those before it took of windows, by its wall clock, in microseconds: since the
-    /// first that began with nothing on it, and 0 where that was in a region that is new. Nothing where it is not written down
-    /// ([`Node::take_rows`]). It counts from [`Node::restore_takings`] on.
+    /// When the disk began to know what all processes took of windows, by its wall clock, in microseconds.
+    /// This is the start of the first process on an empty disk, or 0 if the region was new then. `None` if
+    /// withdrawals are not written down ([`Node::take_rows`]). It counts after [`Node::restore_takings`].
     pub knows_from_us: Option<u64>,
-    /// Whether there is nothing on the node's disk. Then a region that has never granted anything grants all from the beginning.
+    /// Whether the node's disk was empty. If so on all nodes, a region that has never granted anything grants
+    /// all from the beginning.
     pub is_new: bool,
-    /// Limits of which what is on the disk of cells is true, though an earlier process crashed ([`crate::Config::empty_handed`] says when): the
-    /// last one stopped cleanly, and knew them ([`Node::known_limits`]). What is there of others may be older than the crash.
+    /// Limits whose journalled cells can be trusted after a crash ([`crate::Config::empty_handed`] says
+    /// when), because the last process stopped cleanly and knew them ([`Node::known_limits`]). Cells of other
+    /// limits may be older than the crash.
     pub rows_hold: BTreeSet<LimitId>,
-    /// The last generation of each group that earlier processes have heard of, as [`Node::unkept_generations`] gave it; of none where
-    /// it is not there.
+    /// For each group the last generation that earlier processes heard of, from [`Node::unkept_generations`];
+    /// empty for none.
     pub generations: Vec<Heard>,
 }
 
-/// What the clock of a server reads where pools are.
+/// What the clock of a pool's server reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerClock {
-    /// What it is ahead of this node's wall, as the system has that: nanoseconds.
+    /// How far it is ahead of this node's wall, by the system's clock: nanoseconds.
     pub ahead_ns: i64,
     /// How wrong that may be: nanoseconds.
     pub unsure_ns: u64,
 }
 
 impl ServerClock {
-    /// Whether it and the wall are as close as two clocks are that are each at most so far from true time, in nanoseconds.
+    /// Whether it agrees with the wall, if both clocks are at most `error_ns` from true time.
     pub const fn agrees(&self, error_ns: u64) -> bool {
         self.ahead_ns.unsigned_abs() <= error_ns.saturating_mul(2).saturating_add(self.unsure_ns)
     }
 }
 
-/// What was asked of pools since the start, for metrics.
+/// Counts of calls to pools since the start, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseCounts {
     /// Calls that were made.
     pub calls: u64,
-    /// Calls to which nothing was heard in time.
+    /// Calls without an answer in time.
     pub missed: u64,
     /// Calls that a pool refused.
     pub refused: u64,
     /// Generations that were heard of.
     pub generations: u64,
-    /// Times that a group was told that it knows all that this node holds of its pools: in each generation that waits for that, and
-    /// again until it grants.
+    /// How often this node told a group that it has told all that it holds of the group's pools: in each
+    /// generation that waits for that, and again until it grants.
     pub assertions: u64,
-    /// Cells that take from pools now.
+    /// Cells with leases now.
     pub cells: u64,
     /// Groups of cells whose pools grant, of [`GROUPS`].
     pub granting: u64,
-    /// Groups of cells whose store is lost: nobody has answered for half a second.
+    /// Groups of cells in a store outage: nobody has answered for half a second.
     pub lost: u64,
-    /// Units that passed limits that are open while the store is lost, though this node did not have them.
+    /// Units beyond this node's own that passed under limits that stay open in a store outage.
     pub open_units: u64,
-    /// What limits that have pools decided by what this node held, while the store of the cell's group was lost: how often they allowed.
-    /// What passed beyond that is in `open_units` alone.
+    /// How often limits with pools allowed by what this node held, while the store of the cell's group was
+    /// lost. Units that passed beyond that are in `open_units` alone.
     pub guard_allowed: u64,
-    /// And how often they denied.
+    /// How often such limits denied meanwhile.
     pub guard_denied: u64,
 }
 
-/// A node's dealings with the pools of its region.
+/// The state of a node's leases on the pools of its region.
 #[derive(Debug)]
 pub(crate) struct Leases {
     home: Siblings,
-    /// The distribution among regions that the pools are part of: 0 where there is none.
+    /// The allocation among regions that the pools are part of: 0 for none.
     terms: u64,
     /// How many versions of the catalogue were adopted.
     adopted: u64,
-    /// No call leaves before this batch is on the disk: the version by which it is made is.
+    /// No call leaves before this batch is on the disk, with the version of the catalogue that calls go by.
     after_batch: u64,
-    /// What is promised of clocks: as in [`Siblings`], or by the catalogue, whichever is worse.
+    /// The promise about clocks: of [`Siblings`] or of the catalogue, whichever is worse.
     clock_error_ns: u64,
     drift_ppm: u32,
     /// By number.
     groups: Vec<GroupView>,
-    /// Whether a generation was heard of, and that is not written down.
+    /// Whether a generation was heard of that is not written down yet.
     is_unkept: bool,
     /// Groups that need something before they grant.
     unsettled: BTreeSet<u16>,
-    /// Which groups are asked how they are.
+    /// Which groups are asked for their state.
     watch: Watch,
-    /// Groups for which nobody answered the last call, and that are not lost yet.
+    /// Groups for which nobody answered the last call, and that do not count as lost yet.
     silent: BTreeSet<u16>,
-    /// Groups whose store is lost.
+    /// Groups in a store outage.
     lost: BTreeSet<u16>,
-    /// Nodes that are left out, until when: steady clock.
+    /// Nodes that are excluded, and until when: steady clock.
     left_out: BTreeMap<u16, u64>,
-    /// By which wall this node goes, where it hears of no clocks but the servers'.
+    /// The wall that this node goes by, if it hears of no clocks but the servers'.
     time: Timekeeper,
-    /// Since when it is known what was taken of windows: wall clock, in microseconds.
+    /// From when on withdrawals of windows are known: wall clock, in microseconds.
     knows_from_us: u64,
-    /// Who counts, where the catalogue says so.
+    /// The nodes that count, if the catalogue names them.
     mates: RegionNodes,
-    /// Whether this node counts to all others. It hears of no generation before: others may begin some that do not wait for it.
+    /// Whether all other nodes count this one. Before that it hears of no generation: others may begin one
+    /// that does not wait for this node.
     is_counted: bool,
-    /// Whether that takes others: else it does from the first tick on.
+    /// Whether others must first count this node; if not, it counts from the first tick on.
     is_joining: bool,
-    /// What earlier processes took under limits that are not in force.
+    /// Withdrawals of earlier processes under limits that are not in force.
     unknown: BTreeMap<(LimitId, CellTag), Withdrawals>,
     /// Whether a call waits for the disk.
     wants_disk: bool,
     cells: BTreeMap<CellKey, CellLease>,
-    /// What all of them held when each was last looked at.
+    /// What all cells held at their last rebalance.
     held: HeldByLimit,
-    /// Cells that may have something to give back; nothing where the node does not stop.
+    /// Cells that may have something to give back; `None` unless the node stops.
     leaving: Option<BTreeSet<CellKey>>,
     /// Cells whose pool had nothing for them: other regions may have.
     dry: BTreeSet<CellKey>,
@@ -247,11 +258,12 @@ pub(crate) struct Leases {
     out: VecDeque<Call>,
     pending: BTreeMap<u64, Pending>,
     next: u64,
-    /// No pool is called before: steady clock. Loans of an earlier process may be out that rest on what it held.
+    /// No pool is called before this time: steady clock. Until then loans of an earlier process may be out,
+    /// which rest on its leases.
     begins_ns: u64,
-    /// Until then those of a node that is gone may be out: steady clock.
+    /// Until this time loans of a departed node may be out: steady clock.
     loans_end_ns: u64,
-    /// When a pool answered last, and when one did not: steady clock.
+    /// When a pool last answered, and when one last did not: steady clock.
     answered_ns: u64,
     missed_ns: u64,
     counts: LeaseCounts,
@@ -300,7 +312,7 @@ impl Leases {
         }
     }
 
-    /// Shows those who decide where something of a group is kept, if its generation may be used.
+    /// Shows to decisions where a group keeps its records, if its generation may be used.
     fn show(&self, node: &Node, group: u16) {
         let known = &self.groups[usize::from(group)];
         let (generation, grants) = (known.generation(), known.grants());
@@ -308,7 +320,7 @@ impl Leases {
         node.places.set(group, kept);
     }
 
-    /// The same of all groups, and of this node.
+    /// Shows the records of all groups, and this node's identity.
     fn show_all(&self, node: &Node) {
         (0..GROUPS).for_each(|group| self.show(node, group));
         node.places.set_who(self.who());
@@ -345,7 +357,7 @@ impl Leases {
         self.is_counted || mutated(Mutation::LeaseHearsUncounted)
     }
 
-    /// A cell calls: it is looked at now, or soon if that was done just before.
+    /// A cell calls: it is rebalanced now, or soon if that was done just before.
     pub(crate) fn wake(&mut self, key: CellKey, now_ns: u64) {
         if let Some(lease) = self.cells.get(&key) {
             let apart_ns = if lease.is_quiet(now_ns) { APART_IN_VAIN_NS } else { APART_NS };
@@ -366,7 +378,7 @@ impl Leases {
         }
     }
 
-    /// Cells whose pool had nothing for them since this was last asked.
+    /// The cells whose pool had nothing for them, since the last call of this function.
     pub(crate) fn take_dry(&mut self) -> Vec<CellKey> {
         std::mem::take(&mut self.dry).into_iter().collect()
     }
@@ -379,7 +391,7 @@ impl Leases {
         }
     }
 
-    /// Whoever carries calls says what came of each. Of one that was lost on the way nothing is heard any more.
+    /// Gives up calls that were lost on the way. The carrier reports every other call.
     fn give_up(&mut self, node: &Node, now: Now) {
         let lost_ns = now.steady_ns.saturating_sub(LOST_NS);
         while let Some(id) =
@@ -399,9 +411,9 @@ impl Leases {
         self.mates.all().len().max(self.home.nodes.len()) as u64
     }
 
-    /// What an earlier process knew of who there was.
+    /// Restores what an earlier process knew of the region's nodes.
     pub(crate) fn restore_mates(&mut self, bytes: &[u8], now: Now) -> bool {
-        // A catalogue may say that clocks are worse: by no more than a minute.
+        // A catalogue may promise worse clocks than this file, by at most a minute.
         let is_read = self.mates.restore(bytes, self.over_us(now).saturating_add(60_000_000));
         if self.mates.gone_us() > now.wall_ns / 1_000 {
             self.await_loans(now);
@@ -409,7 +421,8 @@ impl Leases {
         is_read
     }
 
-    /// What must be written down of that, after the version of the catalogue that it follows from.
+    /// The record of the region's nodes that must be written down, after the catalogue's version that it
+    /// follows from.
     pub(crate) fn unwritten_mates(&mut self) -> Option<Vec<u8>> {
         self.mates.unwritten()
     }
@@ -427,7 +440,7 @@ impl Leases {
         }
     }
 
-    /// One look at a cell: what was asked of it, what it holds, and what to ask its pool.
+    /// Rebalances a cell: what was asked of it, what it holds, and what to ask its pool.
     fn look(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
         let number = group_of(key.1);
         let Some(mut lease) = self.cells.remove(&key) else { return };
@@ -475,7 +488,7 @@ impl Leases {
                 self.left(&key);
                 return self.groups[usize::from(number)].forget(key);
             }
-            // There is no room for it now, or its numbers are just changing: it may hold units.
+            // There is no room for the cell now, or its variant is just changing: it may hold units.
             None => {
                 lease.withdrawals.forget(self.over_ns(now));
                 if lease.is_out_of_room(now) && !node.has_cell(key) {
@@ -492,13 +505,13 @@ impl Leases {
         let group = &mut self.groups[usize::from(number)];
         group.cells.insert(key);
         if ask.is_none() && (generation.is_some() || mutated(Mutation::LeaseAssertedEarly)) {
-            // It holds nothing that was not told.
+            // The pool was told all that the cell holds.
             group.told(key);
         }
         if let (Some((about, question)), Some(generation)) = (ask, generation) {
             lease.calls(self.call((number, generation), about, question, now));
         }
-        // A store that is lost answers nothing.
+        // A lost store answers nothing.
         let is_heard = lease.unheard.is_none() || is_lost;
         if lease.pending.is_none() && is_heard && !is_full {
             self.left(&key);
@@ -516,7 +529,7 @@ impl Leases {
         self.cells.insert(key, lease);
     }
 
-    /// What earlier processes took, as rows have it. Says whether all of them can be read.
+    /// Restores the withdrawals of earlier processes. Returns whether all rows can be read.
     fn restore(&mut self, node: &Node, rows: Vec<Row>, now: Now) -> bool {
         let (mut knows_all, mut reads_all) = (true, true);
         for row in rows {
@@ -532,7 +545,7 @@ impl Leases {
                 continue;
             }
             let Some(slot) = node.slot_of(limit).filter(|_| node.knows(limit)) else {
-                // Nobody can tell a pool of it before the limit is in force again.
+                // No pool of it can be told before the limit is in force again.
                 knows_all = false;
                 self.unknown.insert((limit, tag), withdrawals);
                 continue;
@@ -548,9 +561,10 @@ impl Leases {
         reads_all
     }
 
-    /// A cell that there is no room for holds nothing of this process. What earlier ones took of its windows no pool is told, as of a limit
-    /// that is not in force: so a generation that does not know it counts all that began before this process as spent, and waits for
-    /// nobody because of it.
+    /// Gives up a cell for which there is no room: this process holds nothing of it. As for a limit that is
+    /// not in force, no pool is told what earlier processes took of its windows. So a generation that does
+    /// not know the withdrawals counts all windows that began before this process as spent, and waits for
+    /// nobody because of them.
     fn know_nothing_of(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, lease: CellLease) {
         let (limit, withdrawals) = (catalogue.id(key.0), lease.withdrawals);
         if withdrawals.has_before() {
@@ -571,7 +585,7 @@ impl Leases {
         Taker { node: self.home.node, boot: self.home.boot, call: self.next }
     }
 
-    /// Puts a call in line; gives its number, if there is room.
+    /// Puts a call in line. Returns its number, or `None` if there is no room.
     fn call(
         &mut self,
         (group, generation): (u16, Generation),
@@ -592,11 +606,12 @@ impl Leases {
         Some(id)
     }
 
-    /// Takes what came of a call.
+    /// Takes the answer to a call.
     fn answer(&mut self, node: &Node, id: u64, said: &PoolReply, now: Now) {
         let Some(pending) = self.pending.remove(&id) else { return };
         self.note_silence(node, &pending, *said != PoolReply::Nothing, now);
-        // What was granted by what an earlier version has is not taken up, nor is it the group that is asked now.
+        // The catalogue has changed since the call: its grant is not taken up, and its report of the group
+        // does not count.
         let is_bound = pending.adopted == self.adopted;
         let said =
             if is_bound || *said == PoolReply::Nothing { said } else { &PoolReply::Refused(Refused::Stale) };
@@ -628,14 +643,14 @@ impl Leases {
         lease.pending = None;
         let is_current = self.groups[usize::from(pending.group)].generation() == pending.generation;
         let came = match said {
-            // Of a generation that is over nothing is taken up.
+            // No answer of an earlier generation is taken up.
             PoolReply::Took(_) | PoolReply::Exchanged(_) | PoolReply::Slid(_) if is_current => {
                 lease.tell(end_ns, pending.generation);
                 self.take_up(node, &mut lease, &pending, said, now)
             }
             _ => None,
         };
-        // What is not renewed yet is not told more often than what is.
+        // A part that is not renewed is not told more often than one that is.
         if is_current && matches!(said, PoolReply::Took(_) | PoolReply::Exchanged(_) | PoolReply::Slid(_)) {
             lease.renewed_ns = pending.sent_ns;
         }
@@ -652,7 +667,7 @@ impl Leases {
         self.wake(key, now.steady_ns);
     }
 
-    /// Takes up what a pool granted; gives the units that came, if the answer counts.
+    /// Takes up what a pool granted. Returns the units that came, if the answer counts.
     fn take_up(
         &self,
         node: &Node,
@@ -664,8 +679,9 @@ impl Leases {
         let (key, end_ns, _) = pending.about.cell()?;
         let group = &self.groups[usize::from(pending.group)];
         let since = group.remembers_since();
-        // While a generation does not grant, the one before it may go on granting to who has not heard of it, and takes leases back at
-        // their ends. Whoever is granted more need not be told that it grants.
+        // While a generation does not grant, the one before it may go on granting to nodes that have not
+        // heard of it, and takes leases back at their ends. A grant of more proves that the generation
+        // grants.
         let is_renewed =
             |is_more: bool| is_more || group.grants() || mutated(Mutation::LeaseRenewedUngranted);
         let number = if let About::Part { number, .. } = pending.about { number } else { 0 };
@@ -680,15 +696,16 @@ impl Leases {
             // The limit was lowered while the call was under way.
             let is_of_more = pending.about.is_of_more(context) && !mutated(Mutation::LeaseTakesUpMore);
             let units = match said {
-                // Near its end others may have left the window, and tell nobody any more what they took of it.
+                // Near its end other nodes may have left the window, and tell nobody any more what they took
+                // of it.
                 PoolReply::Took(_) if end_ns.saturating_sub(now.wall_ns) <= self.clock_error_ns * 2 => None,
                 PoolReply::Took(took) => {
                     lease.hears_left(end_ns, took.left);
                     let before = lease.withdrawals.before(end_ns, since);
                     let came = account.took(context, end_ns, took.taken.saturating_sub(before));
-                    // What was taken of a window that was open then stays.
+                    // Units that were taken of a window that was open at the change stay.
                     if lease.is_answered(end_ns) {
-                        // It was granted by what the region, or the limit, had before.
+                        // The units were granted by what the region, or the limit, had before.
                         account.return_to_pool(context, end_ns, came, came);
                         lease.untell(end_ns);
                         Some(0)
@@ -724,7 +741,7 @@ impl Leases {
         came.flatten()
     }
 
-    /// Somebody said how a group is.
+    /// Takes a report of a group's state.
     fn hear(&mut self, number: u16, known: &GroupStatus, id: u64, now: Now) {
         let group = &mut self.groups[usize::from(number)];
         let is_other = group.hear(known, id, now.steady_ns);
@@ -741,13 +758,13 @@ impl Leases {
         }
     }
 
-    /// The generations that were heard of, if that must be written down.
+    /// The generations that were heard of, if they must be written down.
     fn unkept_generations(&mut self) -> Option<Vec<Heard>> {
         let is_unkept = std::mem::take(&mut self.is_unkept);
         is_unkept.then(|| self.groups.iter().map(GroupView::to_keep).collect())
     }
 
-    /// These were written down. What must be told of them can be told now.
+    /// Notes that these generations are on the disk. Cells that waited for that are told now.
     fn generations_kept(&mut self, node: &Node, kept: &[Heard], now: Now) {
         let mut untold = Vec::new();
         for (group, heard) in self.groups.iter_mut().zip(kept) {
@@ -784,8 +801,9 @@ pub(crate) fn group_of(tag: CellTag) -> u16 {
 }
 
 impl Node {
-    /// A node that shares its limits with others of its region; and with other regions, where `config` has a home. Then `siblings` names
-    /// those among all regions' nodes, this one too.
+    /// A node that shares its limits with other nodes of its region, and with other regions if `config` has a
+    /// home. In that case `siblings` names the members of the region among all regions' nodes, this one
+    /// included.
     ///
     /// # Panics
     /// If `siblings` names no nodes, or more than there may be.
@@ -815,7 +833,8 @@ impl Node {
         node
     }
 
-    /// Lets time pass: looks at cells that are due or call. Every ten milliseconds or so, and at once while [`Node::calls`].
+    /// Lets time pass: rebalances cells that are due or call. Every ten milliseconds or so, and at once while
+    /// [`Node::calls`].
     pub fn tick_leases(&self, now: Now) {
         let Some(leases) = &self.leases else { return };
         let mut leases = lock(leases);
@@ -826,10 +845,10 @@ impl Node {
         self.remote_supply.see_pools(leases.is_answered() && leases.may_hear(), now.steady_ns);
     }
 
-    /// Compares the wall, as the system has it, with the clocks where the pools are: those that told the time lately. Where nodes hear
-    /// of no other clocks, a wall that was set while the node runs is gone by when most of these agree with it; until then the last
-    /// one is carried on by the steady clock. A server whose clock agrees with neither says nothing by that. Among regions, whose
-    /// nodes hear each other's clocks, this does nothing.
+    /// Compares the system's wall with the clocks of the pools' servers that told the time lately. If a node
+    /// hears of no other clocks, a wall that was set while the node runs counts once most of these clocks
+    /// agree with it. Until then the steady clock carries the last wall on. A server whose clock agrees with
+    /// neither is ignored. Among regions, whose nodes hear each other's clocks, this function does nothing.
     pub fn compare_wall(&self, raw: Now, servers: &[ServerClock]) {
         let Some(leases) = self.leases.as_ref().filter(|_| self.sharing.is_none()) else { return };
         let mut leases = lock(leases);
@@ -848,7 +867,8 @@ impl Node {
         self.set_wall(&leases.time, leases.clock_error_ns, leases.drift_ppm);
     }
 
-    /// When [`Node::tick_leases`] should be called next, unless [`Node::calls`] before: steady clock; nothing where no cell is looked at.
+    /// When [`Node::tick_leases`] should be called next, unless [`Node::calls`] before: steady clock; `None`
+    /// if there are no leases.
     pub fn leases_due_ns(&self) -> Option<u64> {
         let leases = lock(self.leases.as_ref()?);
         let calls = leases.may_hear() && self.is_wall_believed();
@@ -861,7 +881,7 @@ impl Node {
         if self.progress().committed < leases.after_batch {
             return None;
         }
-        // Of a call that waited for the disk until it was given up nothing is heard any more.
+        // A call that waited for the disk until it was given up is dropped.
         while let Some(call) = leases.out.pop_front() {
             if leases.pending.contains_key(&call.id) {
                 return Some(call);
@@ -870,9 +890,11 @@ impl Node {
         None
     }
 
-    /// Takes what is kept under [`TAKINGS`](crate::journal::TAKINGS): what earlier processes took of windows. Once, when the limits are in force, and before any
-    /// call is made. Says whether all of them can be read. If not, what they said of open windows is not known to this process, nor to
-    /// those after it: [`Siblings::knows_from_us`] is `begun_us` from now on, and on the disk before any row is.
+    /// Takes the rows that are kept under [`TAKINGS`](crate::journal::TAKINGS): the withdrawals of earlier
+    /// processes. To be called once, when the limits are in force, and before any call is made. Returns
+    /// whether all rows can be read. If not, neither this process nor later ones know what those rows said of
+    /// open windows: [`Siblings::knows_from_us`] is `begun_us` from then on, and must be on the disk before
+    /// any row is.
     pub fn restore_takings(&self, rows: Vec<Row>, now: Now) -> bool {
         let Some(leases) = &self.leases else { return true };
         let rows = if mutated(Mutation::LeaseForgetsTakings) { Vec::new() } else { rows };
@@ -884,15 +906,16 @@ impl Node {
         self.leases.as_ref().is_some_and(|leases| std::mem::take(&mut lock(leases).wants_disk))
     }
 
-    /// Takes what came of a call.
+    /// Takes the answer to a call.
     pub fn answer_call(&self, id: u64, said: &PoolReply, now: Now) {
         if let Some(leases) = &self.leases {
             lock(leases).answer(self, id, said, self.not_before(now));
         }
     }
 
-    /// The last generation of each group that this node has heard of, if that changed: for [`Siblings::generations`] of the processes
-    /// after this one. Nothing is taken of those groups before [`Node::generations_kept`].
+    /// The last generation of each group that this node has heard of, if one changed: for
+    /// [`Siblings::generations`] of later processes. Nothing is taken of those groups before
+    /// [`Node::generations_kept`].
     pub fn unkept_generations(&self) -> Option<Vec<Heard>> {
         lock(self.leases.as_ref()?).unkept_generations()
     }
@@ -903,26 +926,28 @@ impl Node {
         lock(leases).groups.iter().map(GroupView::to_keep).collect()
     }
 
-    /// Whether every group's generation is the first that there was: nothing was ever taken of any pool.
+    /// Whether every group's generation is the first: nothing was ever taken of any pool.
     pub fn is_first_of_all(&self) -> bool {
         self.leases.as_ref().is_some_and(|leases| lock(leases).groups.iter().all(GroupView::is_first))
     }
 
-    /// These are on the disk. Where they could not be written: none, and they are given again.
+    /// Notes that these generations are on the disk. If they could not be written: none, and they are given
+    /// again.
     pub fn generations_kept(&self, kept: &[Heard], now: Now) {
         if let Some(leases) = &self.leases {
             lock(leases).generations_kept(self, kept, self.not_before(now));
         }
     }
 
-    /// Units that this node holds of its region's pools, and has not spent or given back, as each cell was when it was last looked at:
-    /// by [`Active::slot`](crate::Active::slot), of those limits of which it holds any. Of a window that is what was taken and not
-    /// charged since; of a bucket and a sliding window the part that is held, of which what was charged comes back with time.
+    /// Units that this node holds of its region's pools, and has neither spent nor given back, as of each
+    /// cell's last rebalance. By [`Active::slot`](crate::Active::slot), without limits of which it holds
+    /// none. For windows these are units that were taken and not charged. For buckets and sliding windows:
+    /// the part that is held, in which charged units come back with time.
     pub fn units_held(&self) -> BTreeMap<u32, u64> {
         self.leases.as_ref().map_or_else(BTreeMap::new, |leases| lock(leases).held.units())
     }
 
-    /// What was asked of pools.
+    /// Counts of calls to pools since the start.
     pub fn lease_counts(&self) -> LeaseCounts {
         let Some(leases) = &self.leases else { return LeaseCounts::default() };
         let [guard_allowed, guard_denied] = self.store_outages.decided();

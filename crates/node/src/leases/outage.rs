@@ -1,4 +1,5 @@
-//! Of which groups the store is lost, for whoever decides: threads ask while others hold the leases' lock. And what was decided meanwhile.
+//! The groups in a store outage, for decisions: threads ask while others hold the lock on the leases. Also
+//! counts what was decided meanwhile.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -8,18 +9,18 @@ use super::{GROUPS, group_of};
 
 const WORDS: usize = (GROUPS / 64) as usize;
 
-/// A bit for each group. Whoever reads an old one decides as a moment before, which is as good.
+/// A bit for each group. A decision by a stale bit is as good as one a moment earlier.
 #[derive(Debug, Default)]
 pub(crate) struct StoreOutages {
     groups: [AtomicU64; WORDS],
-    /// How many of them are set.
+    /// How many bits are set.
     lost: AtomicU32,
-    /// What limits decided of cells whose group is lost: those that allowed, and those that denied.
+    /// How often limits decided about cells in an outage: allowed, and denied.
     decided: [AtomicU64; 2],
 }
 
 impl StoreOutages {
-    /// Whether any group is lost: all that whoever decides looks at while none is.
+    /// Whether any group is lost: the only check of a decision while none is.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.lost.load(Ordering::Relaxed) > 0
@@ -46,12 +47,12 @@ impl StoreOutages {
         };
     }
 
-    /// Counts what a limit decided of a cell whose group is lost.
+    /// Counts what a limit decided about a cell whose group is lost.
     pub(crate) fn count(&self, is_allowed: bool) {
         self.decided[usize::from(!is_allowed)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often it allowed and denied, since the start.
+    /// How often limits allowed and denied, since the start.
     pub(super) fn decided(&self) -> [u64; 2] {
         self.decided.each_ref().map(|count| count.load(Ordering::Relaxed))
     }

@@ -1,14 +1,14 @@
-//! Calls of pools that are not answered: what each was about, and by which numbers it was made.
+//! Calls to pools without an answer: what each is about, and by which variant it was made.
 
 use acequia_limits::Part;
 use acequia_rights::pool::Generation;
 
 use crate::{account::CellContext, sharing::CellKey};
 
-/// What was asked, and is not answered.
+/// A request without an answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
-    /// How many versions of the catalogue had been adopted.
+    /// How many versions of the catalogue had been adopted when the call was made.
     pub(super) adopted: u64,
     pub(super) group: u16,
     pub(super) generation: Generation,
@@ -19,8 +19,8 @@ pub(super) struct Pending {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum About {
     Group,
-    /// What a cell holds with an end, by the number of its purse's call, and whether it wanted more; and what its pool had by this
-    /// node's numbers.
+    /// A cell's part with an end: the number of its lease balance's call, whether it wanted more, and what
+    /// the pool had by this node's variant.
     Part {
         key: CellKey,
         number: u64,
@@ -45,7 +45,8 @@ impl About {
         }
     }
 
-    /// Whether a part with an end was asked for by numbers that gave the pool more than there is now. Of windows each cell knows itself.
+    /// Whether the call was about a part with an end, when the pool had more than now. Each cell knows this
+    /// about windows itself.
     pub(super) fn is_of_more(&self, context: &CellContext<'_>) -> bool {
         let Self::Part { pool, .. } = *self else { return false };
         let now = context.local.pool_of(context.global, context.salt, 0).unwrap_or_default();

@@ -1,11 +1,12 @@
-//! Where something is kept in the region's store, for whoever decides: threads ask while others hold the leases' lock.
+//! Where the region's store keeps a group's records, for decisions: threads ask while others hold the lock on
+//! the leases.
 
 use std::sync::Mutex;
 
 use super::GROUPS;
 use crate::{KeptAt, lock};
 
-/// What is known of each group, and of this node.
+/// What is known of each group, and this node's identity.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     groups: Box<[Mutex<Option<KeptAt>>]>,
@@ -23,7 +24,7 @@ pub(crate) struct Who {
 }
 
 impl Places {
-    /// Of a node that shares its limits with others of its region.
+    /// The places of a node that shares its limits with other nodes of its region.
     pub(super) fn of(who: Who) -> Self {
         Self { groups: (0..GROUPS).map(|_| Mutex::default()).collect(), who: Mutex::new(who) }
     }

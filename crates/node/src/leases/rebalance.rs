@@ -1,4 +1,4 @@
-//! One look at a cell: what was asked of it, what it holds, and what to ask its pool.
+//! The rebalance of a cell: what was asked of it, what it holds, and what to ask its pool.
 
 use acequia_limits::{Algorithm, LimitId, Now, Part};
 use acequia_rights::{
@@ -22,42 +22,44 @@ use crate::{
     sharing::CellKey,
 };
 
-/// Windows that follow the open one and are taken of before they open.
+/// The most windows after the open one that are taken of before they open.
 const WINDOWS_MAX: usize = 64;
-/// After a window's end its pool is kept for so long: it is over by every wall.
+/// A window's pool is kept this long after the window's end: then it is over by every wall.
 const KEPT_NS: u64 = 300 * 1_000_000_000;
 
-/// What is held of windows at least so long lasts though nobody asks for it.
+/// Units of windows at least this long may be held for long without requests.
 const LASTING_NS_MIN: u64 = 10_000_000_000;
 
-/// What a look at a cell goes by.
+/// The input of a cell's rebalance, beside the cell itself.
 pub(super) struct Scene<'a> {
     pub(super) home: &'a Siblings,
-    /// How far walls may be from true time, in nanoseconds, and how far steady clocks may drift, in parts per million.
+    /// How far walls may be from true time, in nanoseconds; and how far steady clocks may drift, in parts per
+    /// million.
     pub(super) clock_error_ns: u64,
     pub(super) drift_ppm: u32,
-    /// Who calls, if it does.
+    /// The caller, if a call is made.
     pub(super) taker: Taker,
     pub(super) limit: LimitId,
     pub(super) key: CellKey,
-    /// Who has to do with it in this region.
+    /// The owner of the cell in this region.
     pub(super) owner: Owner,
     /// The generation of the cell's group, if a call can be made.
     pub(super) generation: Option<Generation>,
-    /// The last that was heard of; and since which one the group's pools remember.
+    /// The last generation that was heard of; and the one since which the group's pools remember.
     pub(super) known: Generation,
     pub(super) since: Generation,
-    /// Whether the group's store is lost: what is given back then reaches nobody.
+    /// Whether the group is in a store outage: what is given back then reaches nobody.
     pub(super) is_lost: bool,
-    /// Whether it has not been heard for so long that it may be lost. It is asked for a word before anything is given back.
+    /// Whether the group has been silent for so long that it may be lost. It is asked for a word before
+    /// anything is given back.
     pub(super) is_quiet: bool,
-    /// Whether cells that nobody asks for may keep what they hold.
+    /// Whether cells without requests may keep what they hold for long.
     pub(super) lasts: bool,
     /// Whether the node stops.
     pub(super) is_leaving: bool,
 }
 
-/// A look at a cell that was found: whether it goes on taking from its pool, and what to ask.
+/// Rebalances a cell. Returns whether it goes on taking from its pool, and what to ask.
 pub(super) fn look_at(
     scene: &Scene<'_>,
     lease: &mut CellLease,
@@ -75,7 +77,7 @@ pub(super) fn look_at(
     };
     account.settle(words, context, now, &*node.sessions());
     account.keep_part(words, context, (now.wall_ns, None), now);
-    // Of a window that began since numbers were made there may be less.
+    // The pool may have less of a window that began after the variants were made.
     let pool = context.local.pool_of(context.global, context.salt, account.window()).unwrap_or(pool);
     let offered = account.take_offered(Rebalancer::Pools);
     let inputs = LeaseInputs {
@@ -85,12 +87,13 @@ pub(super) fn look_at(
         pool,
         budget: context.global.budget(),
         nodes: match scene.owner {
-            // No other takes of it, but for requests that cannot be drawn for.
+            // Other nodes take of the pool only for requests that cannot be forwarded.
             Owner::Own if account.is_drawn(now) => 1,
             _ => scene.home.nodes.len() as u64,
         },
         speaks: scene.owner == Owner::Own,
-        // What is held of a rate comes back at that part of it alone; and windows that are over soon are many calls.
+        // Held units of a rate come back only at their own part of the rate, and short windows cost many
+        // calls.
         lasts: scene.lasts && !context.global.has_rate() && context.global.period_ns() >= LASTING_NS_MIN,
         slides: !context.global.has_rate() && !matches!(context.global, Algorithm::FixedWindow(_)),
         for_others: account.take_for_others(),
@@ -178,10 +181,10 @@ pub(super) fn look_at(
     (!is_over, ask)
 }
 
-/// Puts a row in line for the disk that covers the next call, if there must be one.
+/// Puts the row in line for the disk that covers the next call, if one is needed.
 fn write_takings(scene: &Scene<'_>, lease: &mut CellLease, account: &Account, node: &Node) {
     if node.is_journal_down() {
-        // It is looked at as any other, until the disk is back.
+        // The cell is rebalanced as any other until the disk is back.
         lease.waits_for_disk = false;
         return;
     }
@@ -203,13 +206,13 @@ fn write_takings(scene: &Scene<'_>, lease: &mut CellLease, account: &Account, no
     }
 }
 
-/// What to exchange.
+/// What to exchange with a pool.
 struct Exchange {
     kept: KeptOfPool,
     flow: RateWant,
 }
 
-/// A call of a bucket or a sliding window, if one is to be made.
+/// The call about a bucket or a sliding window, if one is to be made.
 fn ask_part(
     scene: &Scene<'_>,
     lease: &mut CellLease,
@@ -222,7 +225,8 @@ fn ask_part(
     let flow = scene.leaves_part(flow, (account, words, context), held, now);
     let is_untold = lease.unheard.is_some() || held != Part::default() && !lease.was_told(0, generation);
     let mut flow = flow.or(is_untold.then_some(RateWant { keeps: held, ..RateWant::default() }))?;
-    // What is given back to a lost store reaches nobody. What may not be held any more goes all the same.
+    // Units that are given back to a lost store reach nobody. Units that may not be held any more go back all
+    // the same.
     if flow.keeps != held && !lease.must_shrink() && !scene.reaches_somebody(lease) {
         flow.keeps = held;
         if flow.wanted == Part::default() && !is_untold {
@@ -234,7 +238,7 @@ fn ask_part(
     Some((scene.name(0), Exchange { kept, flow }, kept.number, wanted))
 }
 
-/// A call of a window, or of the one that follows.
+/// The call about the open window or a later one, if one is to be made.
 fn ask_window(
     scene: &Scene<'_>,
     lease: &mut CellLease,
@@ -247,15 +251,16 @@ fn ask_window(
     let open_ns = account.window();
     let time_left_ns = open_ns.saturating_sub(now.wall_ns);
     let open = account.taken_of(open_ns);
-    // When another node may have left the window, no more of it is asked for: it tells nobody any more what it took.
+    // Another node may have left the window already, and tells nobody any more what it took. So no more is
+    // asked for.
     let is_over_soon = time_left_ns <= scene.clock_error_ns.saturating_mul(4);
-    // What is counted in a window of another cell is of no pool.
+    // Units that count in a window of another cell belong to no pool.
     let is_open = !is_over_soon && context.is_own(open_ns);
     let stock = lease.window(inputs, (&open, time_left_ns), now).filter(|_| is_open);
     let stock = stock.filter(|stock| stock.returns == 0 || scene.reaches_somebody(lease));
     lease.waits_for_disk = false;
     let generation = scene.generation?;
-    // What was taken in all, of which this process may have the later part.
+    // All units that were taken, of which this process may have taken only the later part.
     let all_taken = |lease: &CellLease, end_ns| {
         account.taken_of(end_ns).withdrawn.saturating_add(lease.withdrawals.before(end_ns, scene.since))
     };
@@ -263,16 +268,16 @@ fn ask_window(
         account.withdrawn().iter().map(|withdrawn| withdrawn.end_ns).chain(lease.withdrawals.ends());
     let untold = ends.find(|end_ns| all_taken(lease, *end_ns) > 0 && !lease.was_told(*end_ns, generation));
     drop(ends);
-    // Of one that is about to end nothing is taken up any more.
+    // Nothing is taken up of a window that is about to end.
     let may_ask = |end_ns: &u64| {
         let left_ns = end_ns.saturating_sub(now.wall_ns);
         now.steady_ns >= lease.quiet_until_ns && left_ns > scene.clock_error_ns.saturating_mul(4)
     };
     let untold = untold.or_else(|| lease.unanswered().find(may_ask));
-    // Who has joined since goes by what is said of the window.
+    // Nodes that joined after the window began go by what is told of the window.
     let is_said = may_say(context, open_ns) && context.local.spares() && is_open;
     let is_heard = !scene.is_lost && now.steady_ns >= lease.quiet_until_ns;
-    // What a node that stops gives back is said until it was heard.
+    // A node that stops repeats what it gives back until the pool has answered.
     let untold = lease.unheard.or(untold);
     let unsaid = (is_said && is_heard && !lease.was_told(open_ns, generation)).then_some(open_ns);
     let untold = untold.or(unsaid).map(|end_ns| (account.taken_of(end_ns), WindowWant::default()));
@@ -281,7 +286,7 @@ fn ask_window(
             std::iter::successors(Some(open_ns), |end_ns| Some(window.end_after(*end_ns, context.salt)));
         let length_ns = window.end_after(open_ns, context.salt) - open_ns;
         let ahead = usize::try_from(AHEAD_NS / length_ns.max(1)).unwrap_or(usize::MAX).clamp(1, WINDOWS_MAX);
-        // Whoever leaves this node out counts on its having taken of no later one.
+        // A node that excludes this one relies on it having taken of no later window.
         let begins_soon = |begins_ns: &u64| {
             begins_ns.saturating_sub(now.wall_ns) <= AHEAD_NS || mutated(Mutation::LeaseTakesAnyTime)
         };
@@ -304,18 +309,18 @@ fn ask_window(
     if let Some((withdrawn, stock)) = &mut more
         && lease.may_be_of_more(withdrawn.end_ns)
     {
-        // What was granted before is heard of first.
+        // The answer about earlier grants must come first.
         (stock.wanted, stock.needed) = (0, 0);
     }
     if scene.home.knows_from_us.is_some()
         && let Some((withdrawn, stock)) = more.as_mut().filter(|(_, stock)| stock.wanted > 0)
     {
-        // No more than would come: what the disk says of it counts as spent if this process ends.
+        // Ask for no more than would come: what the disk covers counts as spent if this process ends.
         let part = lease.left.unwrap_or(inputs.pool.units).div_ceil(window::PART);
         stock.wanted = stock.wanted.min(part.max(stock.needed).max(1));
         let next = stock.wanted.min(part.max(lease.least()).max(1));
         let ahead = if withdrawn.end_ns == open_ns { next } else { 0 };
-        // A call for more leaves when the disk knows what it may bring; what must be told is told meanwhile.
+        // A call for more leaves when the disk covers what it may bring; what must be told is told meanwhile.
         if !lease.covers(withdrawn, stock.wanted, ahead, committed) && !mutated(Mutation::LeaseTakesUnwritten)
         {
             lease.waits_for_disk = true;
@@ -350,14 +355,15 @@ fn ask_window(
     Some((about, PoolRequest::Take(scene.name(end_ns), take)))
 }
 
-/// Whether others may go by what these numbers say of a window's pool, by its end. Those of a limit that is not in force are not made anew,
-/// and who owns nothing does not know what others have.
+/// Whether others may go by this variant's part of a window's pool, by the window's end. A limit that is not
+/// in force gets no new variants, and a node that owns nothing does not know what others have.
 fn may_say(context: &CellContext<'_>, end_ns: u64) -> bool {
     (context.in_force && !context.local.owns_nothing_of(end_ns)) || mutated(Mutation::LeaseSaysWhatIsOver)
 }
 
 impl Scene<'_> {
-    /// Whether what is given back now reaches somebody, as far as can be known; if that is not known, it is to be asked for.
+    /// Whether what is given back now reaches the store, as far as is known. If that is not known, the store
+    /// is asked for a word.
     fn reaches_somebody(&self, lease: &mut CellLease) -> bool {
         lease.wants_word = self.is_quiet && !self.is_lost && !self.is_leaving;
         !self.is_lost && !lease.wants_word
@@ -367,7 +373,7 @@ impl Scene<'_> {
         PoolName { limit: self.limit, tag: self.key.1, end_ns }
     }
 
-    /// How long a pool waits for what this node counts on for so long.
+    /// How long a pool waits for what this node counts on for `ns`.
     fn keep_us(&self, ns: u64) -> u64 {
         let ns = if mutated(Mutation::LeaseTakenBackEarly) { ns / 8 } else { ns };
         keep_us(ns, self.drift_ppm, self.clock_error_ns)

@@ -1,10 +1,14 @@
-//! Whom a generation waits for where regions share their limits: who its region's nodes are is the catalogue's to say.
+//! The nodes that a generation waits for if regions share their limits: the catalogue says who a region's
+//! nodes are.
 //!
-//! A config names the nodes of the region, and it is changed on one node after the other. So a name counts while the catalogue has it: as
-//! a member, or as one that leaves and was not yet heard to have given up what it had. A node that is to join takes nothing of pools
-//! before all that were there have acknowledged a distribution that names it, and from then on they all wait for it. One that was among
-//! them counts though it is taken out of a config, until the catalogue drops it. What it took of windows that are open then, or that it
-//! may have taken of before they open, nobody tells any more: so to those who saw it go, they are windows of which not all is known.
+//! A config names the nodes of the region, and is changed on one node after another. So a name counts while
+//! the catalogue has it: as a member, or as one that leaves and is not yet known to have given up what it
+//! had. A node that joins takes nothing of pools before all existing nodes have acknowledged an allocation
+//! that names it. From then on they all wait for it. A node that is removed from a config counts until the
+//! catalogue drops it.
+//!
+//! Nobody tells any more what a dropped node took of windows that were open then, or of later ones before
+//! they open. So to the nodes that saw it go, not all is known of those windows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,24 +18,24 @@ use acequia_rights::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Who the nodes of a region are.
+/// The nodes of a region.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RegionNodes {
-    /// Those of the config, with the numbers that they go by among all regions; none where the region stands alone.
+    /// The nodes of the config, as members among all regions; none if the region stands alone.
     named: BTreeMap<u16, MemberId>,
-    /// What is on the disk, or on its way there.
+    /// The record that is on the disk, or on its way there.
     kept: RegionNodesRecord,
-    /// Whether the catalogue has said who counts.
+    /// Whether the catalogue has said which nodes count.
     is_bound: bool,
     is_unwritten: bool,
 }
 
-/// As it is on the disk.
+/// The record on the disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct RegionNodesRecord {
-    /// Those that counted last.
+    /// The nodes that counted last.
     nodes: BTreeMap<u16, MemberId>,
-    /// Some may have gone that took of windows that begin before this: wall clock, in microseconds.
+    /// Nodes may have gone that took of windows that begin before this: wall clock, in microseconds.
     gone_us: u64,
 }
 
@@ -40,12 +44,12 @@ impl RegionNodes {
         Self { named, ..Self::default() }
     }
 
-    /// Those of the config, and those that counted last.
+    /// The nodes of the config, and those that counted last.
     pub(super) fn all(&self) -> BTreeMap<u16, MemberId> {
         self.kept.nodes.iter().chain(&self.named).map(|(node, region)| (*node, *region)).collect()
     }
 
-    /// Those that a generation waits for.
+    /// The nodes that a generation waits for.
     pub(super) fn counted(&self) -> BTreeSet<u16> {
         if self.is_bound {
             self.kept.nodes.keys().copied().collect()
@@ -54,18 +58,18 @@ impl RegionNodes {
         }
     }
 
-    /// Of windows that began before this not all is known.
+    /// Not all is known of windows that began before this: wall clock, in microseconds.
     pub(super) const fn gone_us(&self) -> u64 {
         self.kept.gone_us
     }
 
-    /// The catalogue has these. What those took that it does not have any more may be of windows that begin before `over_us`. Says whether there
-    /// are any.
+    /// Follows the catalogue's members. Nodes that it does not have any more may have taken of windows that
+    /// begin before `over_us`. Returns whether there are such nodes.
     pub(super) fn follow(&mut self, members: &BTreeSet<MemberId>, over_us: u64) -> bool {
         let mut nodes = self.all();
         nodes.retain(|_, region| members.contains(region));
         let mut kept = RegionNodesRecord { nodes, gone_us: self.kept.gone_us };
-        // Another may have its number by now.
+        // Another member may have the node's number by now.
         let is_gone = self.kept.nodes.iter().any(|(node, region)| kept.nodes.get(node) != Some(region));
         if is_gone && !mutated(Mutation::LeaseForgetsWhoLeft) {
             kept.gone_us = kept.gone_us.max(over_us);
@@ -75,8 +79,9 @@ impl RegionNodes {
         is_gone
     }
 
-    /// What an earlier process kept. Says whether it can be read. Whoever went did so before, so what those took is of windows that begin before
-    /// `over_us`, whatever a wall said then that was far ahead.
+    /// Restores the record of an earlier process. Returns whether it can be read. Nodes that have gone by the
+    /// record went before now. So they took only of windows that begin before `over_us`, even if a wall was
+    /// far ahead then.
     pub(super) fn restore(&mut self, bytes: &[u8], over_us: u64) -> bool {
         let kept = postcard::from_bytes::<RegionNodesRecord>(bytes);
         if let Ok(kept) = kept {
@@ -86,7 +91,7 @@ impl RegionNodes {
         false
     }
 
-    /// What must be written down, after the version of the catalogue that it follows from.
+    /// The record that must be written down, after the catalogue's version that it follows from.
     pub(super) fn unwritten(&mut self) -> Option<Vec<u8>> {
         let is_unwritten = std::mem::take(&mut self.is_unwritten);
         is_unwritten.then(|| postcard::to_allocvec(&self.kept).expect("numbers can be written"))

@@ -1,16 +1,16 @@
-//! What a node holds of one cell's pool at one instant, for operators who ask why.
+//! What a node holds of one cell's pool now, for operators who ask why.
 
 use acequia_limits::{Algorithm, Now, Part};
 
 use super::group_of;
 use crate::{Catalogue, LimitAnswer, Node, lock, shard_of};
 
-/// What a node holds of a cell's pool, and how the pool's group is. Nothing changes by looking.
+/// What a node holds of a cell's pool, and the state of the pool's group. The view changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolView {
     /// The group that the cell is in: below [`super::GROUPS`].
     pub group: u16,
-    /// The number of the group's generation: 0 where none was heard of.
+    /// The number of the group's generation: 0 if none was heard of.
     pub generation: u64,
     /// Whether its pools grant, as far as this node knows.
     pub grants: bool,
@@ -18,17 +18,18 @@ pub struct PoolView {
     pub is_lost: bool,
     /// What the pool has in all.
     pub pool: Part,
-    /// What this node holds of it: of a window with edges, in the open one.
+    /// What this node holds of the pool: for windows with edges, of the open one.
     pub leased: Part,
-    /// When that ends unless it is renewed: steady clock; nothing where it has no end of its own, or there is nothing.
+    /// When the lease ends unless it is renewed: steady clock. `None` if it has no end of its own, or there
+    /// is none.
     pub leased_until_ns: Option<u64>,
-    /// Units that the pool had left when it last said so; nothing where it never did.
+    /// Units that the pool had left when it last said so; `None` if it never did.
     pub left: Option<u64>,
 }
 
 impl Node {
-    /// What this node holds of the pool of a cell that an answer tells of. Nothing where it shares its limits with no other node, or the
-    /// limit is not in force any more.
+    /// What this node holds of the pool of an answer's cell. `None` if the node shares its limits with no
+    /// other node, or the limit is not in force any more.
     pub fn pool_view(&self, answer: &LimitAnswer, of: &Catalogue, now: Now) -> Option<PoolView> {
         let active = of.limits.get(answer.limit as usize)?;
         let (slot, tag) = (active.slot(), answer.tag);

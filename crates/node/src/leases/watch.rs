@@ -1,7 +1,9 @@
-//! Which groups a node asks how they are, and when: those that do not grant yet, those for which nobody answers, and all others in turn.
+//! Which groups a node asks for their state, and when: groups that do not grant yet, groups that do not
+//! answer, and all others in turn.
 //!
-//! A node that nobody asks for anything so makes one round trip a second. When one group was lost, or has another generation than before,
-//! so have others, mostly: a server or a node has begun anew. Then all are asked at once, and again until none has changed meanwhile.
+//! So a node without requests makes one round trip a second. If one group was lost, or has a new generation,
+//! mostly other groups have, too: a server or a node has restarted. Then all groups are asked at once, and
+//! again until none has changed meanwhile.
 
 use std::collections::BTreeSet;
 
@@ -15,25 +17,25 @@ use super::{
 };
 use crate::Node;
 
-/// Every group is asked how it is so often, whether this node has anything of it or not: a generation grants when all nodes have
-/// told what they hold, and nobody tells a node that another has begun one.
+/// How often every group is asked for its state, even if this node holds nothing of it. A generation grants
+/// only when all nodes have told what they hold, and nobody tells a node that another has begun one.
 const WATCH_NS: u64 = 64_000_000_000;
-/// Those that are due are asked together so often, in one round trip.
+/// How often the due groups are asked, together in one round trip.
 const TOGETHER_NS: u64 = 1_000_000_000;
-/// While any groups are lost, one of them is asked so often.
+/// How often one of the lost groups is asked, while there are any.
 const PROBE_NS: u64 = 100_000_000;
-/// All groups are asked at once no more often than this.
+/// The least time between two rounds in which all groups are asked at once.
 const DOUBT_NS: u64 = 4_000_000_000;
 
-/// Which groups are asked how they are, and when. All times are of the steady clock.
+/// The groups to ask for their state, and when. All times are of the steady clock.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     /// The group that was asked last in turn, and when it was due.
     last: u16,
     last_ns: u64,
-    /// Groups to ask at once: all were to be asked, or there is more to drop in them.
+    /// Groups to ask at once: because all were to be asked, or because there is more to drop in them.
     soon: BTreeSet<u16>,
-    /// Whether all are to be asked at once, and when that last began.
+    /// Whether all groups are to be asked at once, and when that last began.
     is_doubted: bool,
     doubted_ns: u64,
     /// Lost groups to ask at once, since another one was found again.
@@ -49,7 +51,7 @@ impl Watch {
         self.is_doubted = true;
     }
 
-    /// So many cells were dropped where a group was asked. If that is all that one call may drop, there is more.
+    /// A group has dropped this many cells. If that is the most of one call, there are more to drop.
     pub(super) fn hears_swept(&mut self, group: u16, dropped: u64) {
         if dropped >= u64::from(SWEEP_MAX) {
             self.soon.insert(group);
@@ -58,7 +60,7 @@ impl Watch {
 }
 
 impl Leases {
-    /// Notes a call to which nobody answered, or that somebody did.
+    /// Notes whether anybody answered a call.
     pub(super) fn note_silence(&mut self, node: &Node, pending: &Pending, is_answered: bool, now: Now) {
         let number = pending.group;
         let group = &mut self.groups[usize::from(number)];
@@ -78,9 +80,9 @@ impl Leases {
         }
     }
 
-    /// Asks groups again for which nobody answered, until their store counts as lost: one call that was lost is no such thing. All others
-    /// are asked then, too: cells that nobody asks for shall not hear of it when they are. From then
-    /// on one of them is asked now and then, and all at once when the first of them is found again.
+    /// Asks silent groups again until their store counts as lost: one lost call is no outage. Then all other
+    /// groups are asked, too, so that cells learn of the outage before they are asked for. From then on one
+    /// lost group is asked now and then, and all of them at once when the first is found again.
     pub(super) fn keep_silent(&mut self, node: &Node, now: Now) {
         for number in self.silent.clone() {
             let group = &self.groups[usize::from(number)];
@@ -134,7 +136,7 @@ impl Leases {
         self.lost.range(self.watch.probed + 1..).next().or(self.lost.first()).copied()
     }
 
-    /// Begins generations, and says that all was told.
+    /// Begins generations, and says that this node has told all.
     pub(super) fn keep_groups(&mut self, now: Now) {
         self.watch_groups(now);
         let unsettled: Vec<u16> = self.unsettled.iter().copied().collect();
@@ -161,7 +163,7 @@ impl Leases {
         }
     }
 
-    /// Asks groups that grant how they are, some at a time, one after the other.
+    /// Asks groups that grant for their state, some at a time, in turn.
     fn watch_groups(&mut self, now: Now) {
         let each_ns = WATCH_NS / u64::from(GROUPS);
         let Watch { last: mut number, last_ns, .. } = self.watch;

@@ -1,12 +1,14 @@
-//! What this node takes of windows, as its disk has it, for the processes after it.
+//! What this node takes of windows, as its disk has it, for later processes of the node.
 //!
-//! What a pool of a window has granted is spent or comes back while the window lasts, which may be a month; and a pool that has forgotten
-//! is told by every node what it took, with all that earlier processes of it did ([`acequia_rights::pool::window`]). So a cell's row says,
-//! for each of its windows, how much all processes of the node may have of it at most: a call for more leaves when the row that covers
-//! what it may bring is on the disk.
+//! Units that a window's pool has granted are spent or come back while the window lasts, which may be a
+//! month. If a pool has forgotten, every node tells it what the node took, with all that earlier processes of
+//! the node did ([`acequia_rights::pool::window`]). So a cell's row says how much all processes of the node
+//! may have of each window at most. A call for more leaves when the row that covers its result is on the
+//! disk.
 //!
-//! What earlier processes took is told to a pool that remembers since another *generation* than the one that their row is of. One that remembers since
-//! the same knows it better: it has what they really had, and counts that as spent when a later process calls.
+//! Withdrawals of earlier processes are told to a pool that remembers since another *generation* than the
+//! row's. A pool that remembers since the row's generation knows better: it has what the processes really
+//! took, and counts that as spent when a later process calls.
 
 use std::collections::BTreeMap;
 
@@ -17,14 +19,15 @@ use smallvec::SmallVec;
 
 use crate::{Row, journal::TAKINGS, record::CellRecord};
 
-/// What a node may have of a window's pool.
+/// The most that a node may have of a window's pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Withdrawal {
     /// The window, by its end on the wall clock, in nanoseconds.
     pub(super) end_ns: u64,
-    /// Units that all processes took and did not give back, at most.
+    /// Units that all processes of the node took and did not give back, at most.
     pub(super) units: u64,
-    /// Since which generation the pool remembered that was told all of it; none if none was.
+    /// The generation since which the pool remembered that was told of all these units; the default if none
+    /// was told.
     pub(super) told_in: Generation,
 }
 
@@ -36,29 +39,29 @@ pub(super) struct Record {
     pub(super) windows: Vec<Withdrawal>,
 }
 
-/// A taking that was put in line for the disk.
+/// A withdrawal that was put in line for the disk.
 #[derive(Clone, Copy, Debug)]
 struct Written {
     end_ns: u64,
     units: u64,
-    /// It is on the disk with this batch.
+    /// The batch with which it goes to the disk.
     batch: u64,
 }
 
-/// What is known of one cell's windows.
+/// The withdrawals of one cell, by window.
 #[derive(Debug, Default)]
 pub(super) struct Withdrawals {
-    /// Of the processes before this one.
+    /// Withdrawals of earlier processes.
     before: SmallVec<[Withdrawal; 1]>,
-    /// Of this process: of each window the last that is on the disk, perhaps, and the one after it.
+    /// Withdrawals of this process: for each window the last that may be on the disk, and the one after it.
     written: SmallVec<[Written; 2]>,
-    /// What the next row must say, if there must be one: a window's end, and units.
+    /// What the next row must say, if one is needed: a window's end, and units.
     wish: Option<(u64, u64)>,
     has_row: bool,
 }
 
 impl Record {
-    /// Its row.
+    /// The row of this record.
     pub(super) fn row(&self) -> Row {
         let bytes = postcard::to_allocvec(self).expect("numbers can be written");
         Row { state: Some(CellRecord::of_record(bytes)), ..removed(self.limit, self.tag) }
@@ -69,19 +72,19 @@ impl Record {
     }
 }
 
-/// The row of a cell that says nothing any more.
+/// The row that removes a cell's record.
 pub(super) const fn removed(limit: LimitId, tag: CellTag) -> Row {
     // Both are hashes.
     Row { limit: TAKINGS, tag: CellTag(limit.0 ^ tag.0), state: None }
 }
 
 impl Withdrawals {
-    /// As a row has them.
+    /// The withdrawals in a row.
     pub(super) fn of(windows: Vec<Withdrawal>) -> Self {
         Self { before: SmallVec::from_vec(windows), has_row: true, ..Self::default() }
     }
 
-    /// Windows that were over at this time, by every wall, are forgotten.
+    /// Forgets windows that ended by this time, and so are over by every wall.
     pub(super) fn forget(&mut self, until_ns: u64) {
         self.before.retain(|taking| taking.end_ns > until_ns);
         self.written.retain(|written| written.end_ns > until_ns);
@@ -92,35 +95,36 @@ impl Withdrawals {
         !self.before.is_empty()
     }
 
-    /// Whether the disk has a row of it.
+    /// Whether the disk has a row of this cell.
     pub(super) const fn has_row(&self) -> bool {
         self.has_row
     }
 
-    /// What earlier processes took of a window, as far as a pool is told so that remembers since this generation.
+    /// What earlier processes took of a window, as far as a pool must be told that remembers since this
+    /// generation.
     pub(super) fn before(&self, end_ns: u64, since: Generation) -> u64 {
         let told = |taking: &&Withdrawal| taking.end_ns == end_ns && taking.told_in != since;
         self.before.iter().find(told).map_or(0, |taking| taking.units)
     }
 
-    /// The windows of which they took any, by their ends.
+    /// The windows of which earlier processes took, by their ends.
     pub(super) fn ends(&self) -> impl Iterator<Item = u64> + '_ {
         self.before.iter().map(|taking| taking.end_ns)
     }
 
-    /// What all processes have at most, if this one has so much.
+    /// The most that all processes have, if this one has `units`.
     pub(super) fn with_before(&self, end_ns: u64, units: u64) -> u64 {
         let before = self.before.iter().find(|taking| taking.end_ns == end_ns);
         before.map_or(0, |taking| taking.units).saturating_add(units)
     }
 
-    /// Whether the disk says so much of a window, or more. If not, the next row will, and `ahead` more.
+    /// Whether the disk covers these units of a window. If not, the next row will, with `ahead` more.
     pub(super) fn is_written(&mut self, end_ns: u64, units: u64, ahead: u64, committed: u64) -> bool {
         let covers = |written: &&Written| written.end_ns == end_ns && written.units >= units;
         let mut covering = self.written.iter().filter(covers).map(|written| written.batch);
         match covering.clone().min() {
             None => self.wish = Some((end_ns, units.saturating_add(ahead))),
-            // So that the next call need not wait.
+            // A row ahead, so that the next call need not wait.
             Some(_) if self.most(end_ns) < units.saturating_add(ahead) => {
                 self.wish = Some((end_ns, units.saturating_add(ahead)));
             }
@@ -129,18 +133,19 @@ impl Withdrawals {
         covering.any(|batch| batch <= committed)
     }
 
-    /// Whether there must be another row.
+    /// Whether another row is needed.
     pub(super) const fn wants_row(&self) -> bool {
         self.wish.is_some()
     }
 
-    /// The most that was put in line of a window.
+    /// The most units of a window that were put in line.
     fn most(&self, end_ns: u64) -> u64 {
         let of_it = self.written.iter().filter(|written| written.end_ns == end_ns);
         of_it.map(|written| written.units).max().unwrap_or(0)
     }
 
-    /// The next row's windows, if there must be one. `told_in` says of a window since when a pool remembers that was told all that was taken of it.
+    /// The next row's windows, if one is needed. `told_in` gives for a window the generation since which a
+    /// pool remembers that was told of all withdrawals.
     pub(super) fn next(&mut self, told_in: impl Fn(u64) -> Generation) -> Option<Vec<Withdrawal>> {
         let (end_ns, units) = self.wish.take()?;
         let mut own: BTreeMap<u64, u64> = BTreeMap::from([(end_ns, units.max(self.most(end_ns)))]);
@@ -157,7 +162,7 @@ impl Withdrawals {
         Some(windows)
     }
 
-    /// Such a row goes with a batch. What says less than what is on the disk by now is of no use any more.
+    /// Notes that such a row goes with a batch. Entries below what is on the disk by now are dropped.
     pub(super) fn goes(&mut self, windows: &[Withdrawal], batch: u64, committed: u64) {
         self.has_row = true;
         for Withdrawal { end_ns, units, .. } in windows.iter().copied() {
@@ -195,7 +200,7 @@ mod tests {
         assert!(!withdrawals.is_written(10, 100, 100, 0), "it is on its way");
         assert_eq!(withdrawals.next(|_| generation(1)), None, "once");
         assert!(withdrawals.is_written(10, 100, 100, 1));
-        // The next call needs no row, and has one written for the one after it.
+        // The next call needs no row, and has one written for the call after it.
         assert!(withdrawals.is_written(10, 200, 100, 1));
         let row = withdrawals.next(|_| generation(1)).expect("a row");
         assert_eq!(row[0].units, 300);

@@ -1,4 +1,4 @@
-//! One cell that other regions have to do with: what is known of it here, and what is done about it.
+//! One active cell: what this node knows about it, and what it does about it.
 
 use std::num::NonZeroU16;
 
@@ -12,38 +12,40 @@ use super::{
     wire::Rough,
 };
 
-/// A cell that nobody asked for, in any region that said so, for so long gives everything back.
+/// A cell gives everything back if no region is known to have been asked for it for this long.
 const IDLE_NS: u64 = 10_000_000_000;
-/// A region that was not asked for a cell for so long has no use for it, as far as anybody can know.
+/// A region that was not asked for a cell for this long is assumed to have no use for it.
 const UNASKED_NS: u64 = 60_000_000_000;
-/// A view of another region that was not renewed for so long is not gone by any more.
+/// A view of another region that is older than this is ignored.
 const VIEW_NS: u64 = 10 * 1_000_000_000;
-/// What a region has left, where it said nothing of the window that is open.
+/// The value of `left` for a region that has said nothing about the open window.
 const UNKNOWN: Rough = Rough(u16::MAX);
-/// The most units, or parts of a rate, that a region is believed to have: no honest peer tells of more, and sums of as many stay in range.
+/// The most units, or parts of a rate, that a region is believed to have. No honest peer advertises more, and
+/// sums of such values stay in range.
 const SAID_MAX: u64 =
     if acequia_limits::UNITS_MAX > RATE_PARTS as u64 { acequia_limits::UNITS_MAX } else { RATE_PARTS as u64 };
 
-/// What one region said of a cell.
+/// One member's statements about a cell.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
-    /// Who said so.
+    /// The member.
     pub(crate) of: MemberId,
     pub(crate) demand: Rough,
     pub(crate) holds: Rough,
     pub(crate) left: Rough,
-    /// What it speaks for, where that is not its own standing part.
+    /// The standing part that the member speaks for, if that is not its own.
     pub(crate) stands: Option<Rough>,
     pub(crate) short: u64,
-    /// The frame that said it is short; news in a later one that does not say so again ends it.
+    /// The frame that carried `short`. An advertisement in a later frame ends it, unless that frame carries
+    /// it again.
     pub(crate) short_frame: u64,
     pub(crate) at_ns: u64,
-    /// The frame that said so: an earlier one is no news.
+    /// The frame of the newest advertisement: earlier frames are ignored.
     pub(crate) frame: u64,
 }
 
 impl View {
-    /// A region that has said nothing.
+    /// The view of a member that has said nothing.
     fn silent(of: MemberId) -> Self {
         let none = Rough::default();
         Self {
@@ -59,19 +61,19 @@ impl View {
         }
     }
 
-    /// What it had left, if it said so of the window that is open.
+    /// The units that the member had left, if it said so about the open window.
     pub(crate) fn known_left(&self) -> Option<u64> {
         (self.left != UNKNOWN).then(|| self.left.get().min(SAID_MAX))
     }
 }
 
-/// What this region told the others last.
+/// This node's last advertisement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Advertised {
     pub(crate) demand: Rough,
     pub(crate) holds: Rough,
     pub(crate) left: Rough,
-    /// What it speaks for, where that is not its own standing part.
+    /// The standing part that this node speaks for, if that is not its own.
     pub(crate) stands: Option<Rough>,
     pub(crate) at_ns: u64,
 }
@@ -82,11 +84,11 @@ pub(crate) struct AskedRights {
     pub(crate) by: MemberId,
     pub(crate) end_ns: u64,
     pub(crate) units: u64,
-    /// When it was heard: steady clock.
+    /// When the request came: steady clock.
     pub(crate) at_ns: u64,
 }
 
-/// A piece that was lent, and may not show yet in what its new holder says.
+/// A piece that was lent, and that its holder's advertisements may not show yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) to: MemberId,
@@ -98,90 +100,95 @@ pub(crate) struct Piece {
 #[derive(Debug)]
 pub(crate) struct ActiveCell {
     pub(crate) demand: Demand,
-    /// What was surely asked for in a span of a sliding window's length, when something was denied: units a second, in thousandths.
+    /// Demand that denials proved: the units used and missed in a sliding window's length, in thousandths of
+    /// a unit a second.
     proven_milli: Rough,
     pub(crate) views: SmallVec<[View; 2]>,
     pub(crate) advertised: Option<Advertised>,
     pub(crate) asked: Vec<AskedRights>,
     pub(crate) pieces: SmallVec<[Piece; 1]>,
-    /// The next look, and the last: steady clock.
+    /// The next rebalance, and the last one: steady clock.
     pub(crate) due_ns: u64,
     pub(crate) looked_ns: u64,
-    /// Whether it is looked at with the next tick.
+    /// Whether the cell is rebalanced at the next tick.
     pub(crate) is_called: bool,
-    /// No more rights are asked for before this time.
+    /// No more rights are asked for before this time: steady clock.
     pub(crate) quiet_until_ns: u64,
-    /// Nothing is said to its pool before this time for who has joined since the window began.
+    /// Before this time the pool gets no further report for nodes that joined since the window began: steady
+    /// clock.
     pub(crate) says_after_ns: u64,
-    /// Times that asking brought nothing, in a row.
+    /// How often in a row asking brought nothing.
     pub(crate) asked_in_vain: u16,
-    /// The last cost that needs more units than there are without those that were borrowed for it alone; 0 where nobody
-    /// has asked for such a one lately.
+    /// The last cost that needs more units than there are, not counting units borrowed for such requests
+    /// alone; 0 if there was none lately.
     pub(crate) short: u64,
-    /// When it was asked for: steady clock.
+    /// When `short` was last asked for: steady clock.
     pub(crate) short_ns: u64,
-    /// The smallest cost that was asked for since there is such a one.
+    /// The smallest cost that was asked for since `short` is set.
     pub(crate) least: u64,
-    /// The window that is open, by its end; 0 where there are none.
+    /// The end of the open window; 0 if there are no windows.
     pub(crate) window: u64,
-    /// What was received in it, when it was last looked at.
+    /// Units received in that window by the last rebalance.
     pub(crate) received: u64,
-    /// Whether a peer that began anew must be told what it was given.
+    /// Whether a peer must be told again what it was given.
     pub(crate) regive: bool,
-    /// One more than which of its limit's numbers it has, where that is known and the limit has several.
+    /// The cell's variant plus one, if the variant is known and the limit has several.
     which: Option<NonZeroU16>,
-    /// The version of the catalogue in which the others were told so.
+    /// The version of the catalogue in which the others were told the variant.
     pub(crate) which_of: VersionId,
-    /// The newest version of the catalogue in which this region was asked for it itself: then it knows which.
+    /// The newest version of the catalogue in which this region was asked for the cell itself, and so knows
+    /// the variant.
     pub(crate) asked_of: Option<VersionId>,
-    /// When this region was last asked for it, or another region said anything of note.
+    /// When this region was last asked for the cell, or another region reported something of note.
     busy_ns: u64,
-    /// When this region was last asked for it; 0 for never.
+    /// When this region was last asked for the cell; 0 for never.
     asked_ns: u64,
-    /// The time at which it became warm: steady clock.
+    /// When the cell became active: steady clock.
     since_ns: u64,
 }
 
 impl ActiveCell {
-    /// This region was asked for it.
+    /// Notes that this region was asked for the cell.
     pub(crate) fn note_asked(&mut self, now_ns: u64) {
         self.busy_ns = now_ns;
         self.asked_ns = now_ns;
     }
 
-    /// Another region said something of note.
+    /// Notes that another region reported more demand, or a shortage.
     pub(crate) fn note_busy(&mut self, now_ns: u64) {
         self.busy_ns = now_ns;
     }
 
-    /// Whether the cell became warm less than `for_ns` ago.
+    /// Whether the cell became active less than `for_ns` ago.
     pub(crate) fn is_new(&self, now_ns: u64, for_ns: u64) -> bool {
         now_ns.saturating_sub(self.since_ns) < for_ns
     }
 
-    /// Whether this region was not asked for it for long.
+    /// Whether this region was not asked for the cell for long.
     fn is_unasked(&self, now_ns: u64) -> bool {
         self.asked_ns == 0 || now_ns.saturating_sub(self.asked_ns) > UNASKED_NS
     }
 
-    /// Whether nobody has asked for it for long, in any region that says so. Regions see that within a message's time of each
-    /// other, so that none forgets a cell of which another one goes on to speak.
+    /// Whether no region is known to have been asked for long. Regions see this within a message's time of
+    /// each other, so none forgets a cell about which another goes on to speak.
     pub(crate) fn is_idle(&self, now_ns: u64) -> bool {
         let asks = |view: &View| view.demand.get() > 0 && now_ns.saturating_sub(view.at_ns) < VIEW_NS;
         now_ns.saturating_sub(self.busy_ns) > IDLE_NS && !self.views.iter().any(asks)
     }
 
-    /// Of a sliding window so many units are used, and so many more were missed since the last look.
+    /// Notes the used units of a sliding window, and how many more were missed since the last rebalance.
     pub(crate) fn note_used(&mut self, (used, missed): (u64, u64), window_ns: u64) {
         let units = if missed > 0 { used.saturating_add(missed) } else { used };
-        // What is wanted for it is no less, though a thousandth a second is many units of a long window.
+        // Rounded up, so that the want is no less than these units: a thousandth a second is many units of a
+        // long window.
         let milli = (u128::from(units) * 1_000 * 1_000_000_000).div_ceil(u128::from(window_ns.max(1))) + 1;
         let milli = Rough::new(u64::try_from(milli).unwrap_or(u64::MAX));
         self.proven_milli = if missed > 0 { milli } else { self.proven_milli.min(milli) };
     }
 
-    /// What is asked for here of a flow or of rights, in thousandths of a unit a second. Where units come back long after they were used, or not
-    /// at all, what few questions seem to say is not gone by: what was lent for that would be missed elsewhere.
+    /// The demand here for a flow or for rights, in thousandths of a unit a second. If units come back long
+    /// after they were used, or never, a few requests prove no demand: what was lent for it would be missed
+    /// elsewhere.
     pub(crate) fn demand_milli(&self, resource: &Resource) -> u64 {
         match resource {
             Resource::Rate { .. } => self.demand.units_milli(),
@@ -190,31 +197,31 @@ impl ActiveCell {
         }
     }
 
-    /// What the others hear of that: a mean that falls slowly is none once nobody has asked for long, or regions would take each other's
-    /// memories for questions.
+    /// The demand that the others hear of. Once nobody has asked for long, a mean that falls slowly counts as
+    /// zero: otherwise regions would take each other's memories for requests.
     pub(crate) fn told_demand_milli(&self, resource: &Resource, now_ns: u64) -> u64 {
         let is_over = now_ns.saturating_sub(self.asked_ns) > IDLE_NS;
         if is_over { 0 } else { self.demand_milli(resource) }
     }
 
-    /// Units that the others said they have used of a window that is open, or of a sliding one: as far as they said so.
+    /// Units of the open window, or of a sliding one, that the others reported as used.
     pub(crate) fn used_elsewhere(&self, global: &Algorithm) -> u64 {
         if global.has_rate() {
-            // What a bucket owes is over before it is heard of.
+            // A bucket's debt is over before a report of it arrives.
             return 0;
         }
         let used = |view: &View| Some(view.holds.get().saturating_sub(view.known_left()?));
         self.views.iter().filter_map(used).fold(0, u64::saturating_add)
     }
 
-    /// Which of its limit's numbers it has, as the others are told.
+    /// The cell's variant, as the others are told.
     pub(crate) fn which(&self) -> Option<u16> {
         self.which.map(|which| which.get() - 1)
     }
 
-    /// The others are told so in a version of the catalogue.
+    /// Notes the variant, which the others are told in version `of` of the catalogue.
     pub(crate) fn set_which(&mut self, which: Option<u16>, of: VersionId) {
-        // There are fewer sets of numbers.
+        // There are fewer variants than that.
         self.which = which.and_then(|which| NonZeroU16::new(which.saturating_add(1)));
         self.which_of = of;
     }
@@ -264,7 +271,7 @@ impl ActiveCell {
         &mut self.views[at]
     }
 
-    /// Goes on to a window: what regions said they have left was of another.
+    /// Moves on to a window: what regions reported as left belongs to another one.
     pub(crate) fn enter(&mut self, end_ns: u64) {
         if self.window != end_ns {
             self.window = end_ns;
@@ -273,7 +280,7 @@ impl ActiveCell {
         }
     }
 
-    /// What another region has of a window's rights by now, as far as is known.
+    /// The rights that another region has left in a window by now, as far as is known.
     pub(crate) fn stake(&self, region: MemberId, standing_units: u64, now_ns: u64, round_ns: u64) -> Stake {
         match self.view(region, now_ns) {
             None => Stake { left: standing_units, ..Stake::default() },
@@ -287,14 +294,14 @@ impl ActiveCell {
         }
     }
 
-    /// What is on its way to a region.
+    /// Lent pieces that are on their way to a member.
     pub(crate) fn pending(&mut self, to: MemberId, now_ns: u64, round_ns: u64) -> u64 {
         let shows_after = round_ns.saturating_mul(5) / 4 + 50_000_000;
         self.pieces.retain(|piece| now_ns.saturating_sub(piece.at_ns) < shows_after || piece.to != to);
         self.pieces.iter().filter(|piece| piece.to == to).map(|piece| piece.weight).sum()
     }
 
-    /// Another region's place.
+    /// The seat of another region.
     pub(crate) fn seat(
         &mut self,
         region: MemberId,
@@ -325,14 +332,14 @@ impl ActiveCell {
     }
 }
 
-/// What of a limit flows between regions.
+/// The resource of a limit that regions lend or give each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resource {
-    /// A bucket's rate, in parts; `milli` units a second in thousandths in all.
+    /// A bucket's rate, in parts: in all, `milli` thousandths of a unit a second.
     Rate { milli: u64 },
-    /// A sliding window's units, and for how long each counts.
+    /// A sliding window's units: `total` in all, each counted for `window_ns`.
     Units { window_ns: u64, total: u64 },
-    /// A window's rights: they do not flow, they are given.
+    /// A window's rights: these are given, not lent.
     Rights,
 }
 
@@ -349,7 +356,7 @@ impl Resource {
         }
     }
 
-    /// A part, in what flows.
+    /// The piece of `part` that this resource counts: its rate or its units.
     pub(crate) fn weigh(&self, part: Part) -> u64 {
         match self {
             Self::Rate { .. } => u64::from(part.rate),
@@ -357,12 +364,12 @@ impl Resource {
         }
     }
 
-    /// What this region could use of a cell of `budget` units.
+    /// How much this region could use of a cell of `budget` units.
     ///
-    /// Most keys live in one region. So a region that nobody asked for long needs nothing beyond its demand. Any other region cannot be sure that
-    /// it will not use its own part, until its demand has lasted as long as the bucket takes to fill, or as the window: a burst comes and goes
-    /// within that.
-    /// Where that takes longer than other regions shall wait, a region without demand lends half of its part at once.
+    /// Most keys live in one region. So a region that nobody asked for long needs nothing beyond its demand.
+    /// Any other region may yet use its own part, until its demand has lasted as long as the bucket takes to
+    /// fill, or as the window: a burst comes and goes within that time. If that takes longer than other
+    /// regions should wait, a region without demand lends half of its part at once.
     pub(crate) fn want_here(
         &self,
         active_cell: &ActiveCell,
@@ -388,7 +395,7 @@ impl Resource {
         want.max(if is_silent && fills_ns > LONGEST_NS { part / 2 } else { part })
     }
 
-    /// What a demand could use: a hundredth more than is asked for, at most all of it.
+    /// How much a demand could use: a hundredth more than is asked for, but at most all of it.
     pub(crate) fn want(&self, demand_milli: u64) -> u64 {
         let demand = demand_milli.saturating_add(demand_milli / 100);
         match self {
@@ -397,9 +404,9 @@ impl Resource {
                 u64::try_from(parts).unwrap_or(u64::MAX).min(u64::from(RATE_PARTS))
             }
             Self::Units { window_ns, total } => {
-                // Nothing for chance: where it is scarce, a unit that is sure to be used elsewhere is
-                // worth more, and where it is not, what is left over is shared out as well.
-                // Less than a thousandth a second is said as one.
+                // Nothing is added for chance. If units are scarce, one that is sure to be used elsewhere is
+                // worth more; if not, the rest is shared out as well. Demand below a thousandth a second is
+                // reported as one.
                 units_in(demand.saturating_sub(1), *window_ns)
                     .saturating_add(u64::from(demand > 0))
                     .min(*total)
@@ -409,9 +416,9 @@ impl Resource {
     }
 }
 
-/// When to look at a cell again: often where much is asked, so that a change is seen soon.
+/// When to rebalance a cell again: sooner if much is asked, so that a change is seen soon.
 pub(crate) fn look_after(events_milli: u64, is_scarce: bool) -> u64 {
-    /// Events between two looks.
+    /// Events between two rebalances.
     const EVENTS: u64 = 8;
     const SHORTEST_NS: u64 = 20_000_000;
     let longest = if is_scarce { 250_000_000 } else { 2_000_000_000 };

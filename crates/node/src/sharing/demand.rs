@@ -1,35 +1,35 @@
 //! How much of a cell a region is asked for: the mean since demand last changed.
 //!
-//! An average with one time constant is either late or noisy, and both cost: who is late is without
-//! its part for so long, and noise moves parts to and fro for nothing. So a change is looked for, as
-//! more or fewer events than chance explains, and the mean begins anew where there is one. Between
-//! changes it gets as steady as the number of events allows.
+//! An average with one time constant is either late or noisy, and both cost. A late one leaves a region
+//! without its part for that long; a noisy one moves parts to and fro for nothing. So the code looks for a
+//! change, which is more or fewer events than chance explains, and begins a new mean after each change.
+//! Between changes the mean gets as steady as the number of events allows.
 //!
-//! It steers who lends to whom, and nothing else: no promise depends on it.
+//! The mean steers who lends to whom, and nothing else: no promise depends on it.
 
 const S: u64 = 1_000_000_000;
 
-/// Events that are compared with what was expected: of more, the older ones would hide a change.
+/// How many events are compared with the expected number: with more, the older ones would hide a change.
 const EVENTS: u64 = 32;
-/// So many deviations from what was expected are no chance (Poisson), and so many events beyond:
-/// one look in many thousands begins anew for nothing, and is right again after some dozen events.
+/// A difference of this many deviations plus this many events is no chance (Poisson). One rebalance in many
+/// thousands begins a new mean for nothing, and is right again after some dozen events.
 const DEVIATIONS: u64 = 4;
-/// Events that the mean is taken over at most: within three in a hundred of the truth.
+/// The most events that the mean is taken over: it is then within three in a hundred of the truth.
 const EVENTS_MEAN: u64 = 512;
 /// The shortest and the longest time that the mean is taken over, if demand stays as it is.
 const TAU_NS_MIN: u64 = 250_000_000;
 const TAU_NS_MAX: u64 = 30 * S;
-/// A first look at so short a time says little about a rate.
+/// The shortest span for a first mean: a shorter one says little about a rate.
 const FIRST_NS: u64 = 20_000_000;
 
-/// An average of what is asked for: units and questions a second, in thousandths.
+/// The mean of what is asked for: units and requests a second, in thousandths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Demand {
     units_milli: u64,
     events_milli: u64,
-    /// What the mean is over.
+    /// The time that the mean is taken over.
     age_ns: u64,
-    /// The last look, steady clock.
+    /// When demand was last observed: steady clock.
     since_ns: u64,
     recent: Recent,
 }
@@ -43,7 +43,7 @@ struct Recent {
 }
 
 impl Demand {
-    /// Nothing asked for yet, from now on.
+    /// Demand that begins now, with nothing asked for yet.
     pub(crate) fn since(now_ns: u64) -> Self {
         Self { since_ns: now_ns, recent: Recent::from(now_ns), ..Self::default() }
     }
@@ -53,30 +53,31 @@ impl Demand {
         self.units_milli
     }
 
-    /// Units a question asks for, in thousandths; 0 where there was none.
+    /// Units that a request asks for, in thousandths; 0 if there was none.
     pub(crate) fn cost_milli(&self) -> u64 {
         let cost = (u128::from(self.units_milli) * 1_000).checked_div(u128::from(self.events_milli));
         u64::try_from(cost.unwrap_or(0)).unwrap_or(u64::MAX)
     }
 
-    /// Units a second, in thousandths, without one of the questions: of few in a short time the mean says far too much, since it begins with one.
+    /// Units a second, in thousandths, without one of the requests. The mean of few requests in a short time
+    /// is far too high, since it begins with one. The result is at least 1 if there is any demand.
     pub(crate) fn sure_milli(&self) -> u64 {
         let one = u128::from(self.cost_milli()) * u128::from(S) / u128::from(self.age_ns.max(1));
         let one = u64::try_from(one).unwrap_or(u64::MAX);
         self.units_milli.saturating_sub(one).max(self.units_milli.min(1))
     }
 
-    /// For how long it has been so, as of the last look.
+    /// How long demand has been so, as of the last observation.
     pub(crate) const fn age_ns(&self) -> u64 {
         self.age_ns
     }
 
-    /// Questions a second, in thousandths.
+    /// Requests a second, in thousandths.
     pub(crate) const fn events_milli(&self) -> u64 {
         self.events_milli
     }
 
-    /// Takes in what was asked for since the last look.
+    /// Takes in what was asked for since the last call.
     pub(crate) fn observe(&mut self, units: u64, events: u64, now_ns: u64) {
         self.recent.units = self.recent.units.saturating_add(units);
         self.recent.events = self.recent.events.saturating_add(events);
@@ -99,7 +100,7 @@ impl Demand {
         let got = self.recent.events;
         let chance = DEVIATIONS * expected_all.isqrt() + DEVIATIONS;
         if got.abs_diff(expected_all) > chance {
-            // What came since the last look is the newest, if it is enough to go by.
+            // The events since the last call are the newest, if they are enough to go by.
             if events.max(expected(self.events_milli, dt)) >= EVENTS / 4 {
                 self.begin(units, events, dt, now_ns);
             } else {
@@ -118,7 +119,7 @@ impl Demand {
         }
     }
 
-    /// A new mean.
+    /// Begins a new mean.
     fn begin(&mut self, units: u64, events: u64, dt: u64, now_ns: u64) {
         self.units_milli = per_second_milli(units, dt);
         self.events_milli = per_second_milli(events, dt);
@@ -133,7 +134,7 @@ impl Recent {
     }
 }
 
-/// Events in so much time.
+/// How many events are expected in `ns`.
 fn expected(milli: u64, ns: u64) -> u64 {
     u64::try_from(u128::from(milli) * u128::from(ns) / (1_000 * u128::from(S))).unwrap_or(u64::MAX)
 }
@@ -143,7 +144,7 @@ fn per_second_milli(count: u64, dt_ns: u64) -> u64 {
     u64::try_from(milli).unwrap_or(u64::MAX)
 }
 
-/// Moves by `dt / age` of the way.
+/// Moves by `dt / age` of the way from `old` to `new`.
 fn blend(old: u64, new: u64, dt: u64, age: u64) -> u64 {
     let (old, new) = (u128::from(old), u128::from(new));
     let (dt, age) = (u128::from(dt), u128::from(age.max(1)));
@@ -183,7 +184,7 @@ mod tests {
         assert!(demand.units_milli().abs_diff(5_000) < 1_500, "{demand:?}");
     }
 
-    /// One a minute: of that the first says nothing.
+    /// With one request a minute, the first one proves nothing.
     #[test]
     fn what_is_sure_of_few_is_less_than_their_mean() {
         let mut demand = Demand::since(0);
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     fn chance_moves_it_little() {
-        // Eight and twenty-two by turns, as Poisson arrivals of fifteen might come.
+        // Eight and twenty-two by turns, as Poisson arrivals with a mean of fifteen might come.
         let mut demand = Demand::since(0);
         let mut now = 0;
         for n in 0..200 {

@@ -1,4 +1,5 @@
-//! Draws between nodes of one region ([`crate::draws`]): says which are asked for, charges those of others, and hears what became of its own.
+//! Forwards between nodes of one region ([`crate::forwards`]): sends this node's own, charges those of its
+//! mates, and takes the answers.
 
 use acequia_limits::{Algorithm, Now, UNITS_MAX};
 use acequia_rights::{
@@ -22,18 +23,18 @@ use crate::{
     shard_of,
 };
 
-/// What became of a draw.
+/// The result of a forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Charge {
     Done,
-    /// There is nothing now, and more may come.
+    /// There are no units now, and some may come.
     Later,
-    /// Not here.
+    /// This node will not charge it.
     Never,
 }
 
 impl Sharing {
-    /// Which nodes of the region are heard; and what was drawn and has not come is given up.
+    /// Notes which nodes of the region are heard, and gives up forwards that got no answer.
     pub(super) fn keep_draws(&mut self, node: &Node, now: Now) {
         let Some(guard) = &node.guard else { return };
         let own = self.me().member;
@@ -58,17 +59,17 @@ impl Sharing {
         if is_news {
             node.remote_supply.tell();
         }
-        // What this node got since, of others or by time, is for those that wait here.
+        // Units that came since, from others or by time, are for the forwards that wait here.
         self.serve_draws(node, now);
     }
 
-    /// Puts in line what is to be drawn, and charges what others have drawn if there are units by now.
+    /// Queues this node's forwards, and charges those of mates that wait here, if there are units by now.
     pub(super) fn serve_draws(&mut self, node: &Node, now: Now) {
         for Asking { number, to, limit, tag, whole, units, is_again } in node.forwards.take_out() {
             if let Some(peer) =
                 self.peers.get_mut(&to).filter(|peer| peer.is_reached(now.steady_ns, REACH_NS))
             {
-                // Filled in when it is sent.
+                // Filled in when the entry is sent.
                 let within_us = 0;
                 let entry = Entry::Forward { limit, tag, whole, number, units, within_us, is_again };
                 peer.outbox.tell(Topic::Forward(number), entry, 0);
@@ -79,7 +80,7 @@ impl Sharing {
             return;
         }
         let catalogue = node.catalogue();
-        // Of what one finds too few units of, another one finds no more.
+        // If one forward finds too few units of a cell, another for as many finds no more.
         let mut missing: BTreeMap<CellKey, u64> = BTreeMap::new();
         held.retain_mut(|held| {
             let least = missing.get(&held.key).copied();
@@ -93,8 +94,8 @@ impl Sharing {
         node.forwards.put_held(held);
     }
 
-    /// Answers a draw, if there are units, or none that could come, or it is too late. Says whether it is answered, or nobody waits for it
-    /// any more.
+    /// Answers a forward if there are units, if none can come, or if it is too late. Returns whether it is
+    /// answered, or nobody waits for it any more.
     fn serve(&mut self, node: &Node, catalogue: &Catalogue, held: &mut PendingForward, now: Now) -> bool {
         let PendingForward { from, boot, number, units, .. } = *held;
         let Some(peer) = self.peers.get(&from.member) else { return true };
@@ -116,7 +117,7 @@ impl Sharing {
         true
     }
 
-    /// Charges this node's cell, as for a request of its own; says whether it could.
+    /// Charges this node's cell, as for a request of its own.
     fn charge_drawn(
         &self,
         node: &Node,
@@ -134,9 +135,10 @@ impl Sharing {
         if owns_nothing || node.forwards.is_closed() || !numbers.is_some_and(may_give) {
             return Charge::Never;
         }
-        // What was not there until now may have been forgotten by a clock that reads more.
+        // A cell that is missing may have been dropped by a clock that reads more.
         let now = node.not_behind(now);
-        // Whether more may come of what it has not: from the region's pool, or from regions that this node speaks to for its mates.
+        // More units may come, from the pool or from other regions, only to the owner of a cell that has a
+        // pool.
         let has_pool = node.has_pool(tag) && !node.is_journal_down();
         let is_owner = node.forwards.is_owner(tag, active);
         let may_come = has_pool && is_owner;
@@ -146,12 +148,12 @@ impl Sharing {
             cell.forget_held_if_renumbered();
             let HeapCell { account: Some(account), words, .. } = cell else { return (Charge::Never, false) };
             let is_new = account.calls_first();
-            // What callers lease of it they may spend without asking.
+            // Callers may spend the units that they lease without asking.
             let is_free = account.leased() == 0 && context.in_force;
             if !may_give(context.global) || !is_free || node.forwards.is_closed() {
                 return (Charge::Never, is_new);
             }
-            // As before the cell was locked.
+            // While the lock was waited for, cells may have been dropped by a later clock.
             if node.is_behind(now) {
                 return (Charge::Later, is_new);
             }
@@ -189,7 +191,7 @@ impl Sharing {
         charge
     }
 
-    /// A node of the region draws.
+    /// Takes a forward of a mate.
     pub(super) fn take_draw(
         &mut self,
         node: &Node,
@@ -205,7 +207,7 @@ impl Sharing {
             return Err(Refusal::Malformed);
         }
         if units == 0 {
-            // It asks how far away this node is.
+            // It is a probe of how far away this node is.
             self.answer(from, (number, Some(0)), now);
             return Ok(());
         }
@@ -237,7 +239,7 @@ impl Sharing {
         }
     }
 
-    /// What this process drew has come, or is not to be had.
+    /// Takes the answer to a forward of this process.
     pub(super) fn take_drawn(
         &self,
         node: &Node,
@@ -245,22 +247,22 @@ impl Sharing {
         (number, units): (u64, Option<u64>),
         now: Now,
     ) -> Result<(), Refusal> {
-        // What an earlier process drew is for nobody.
+        // An answer to a forward of an earlier process is for nobody.
         let is_own = (header.received.incarnation, header.received.boot)
             == (self.home.incarnation.number, self.beats.boot());
         if !is_own || !self.is_mate(node, header.incarnation) {
             return Err(Refusal::Malformed);
         }
-        // On an old disk this process may have the numbers of another one.
+        // On an old disk, this process may use the numbers of another one.
         if self.owns_nothing().is_some() {
             return Err(Refusal::Unknown(number));
         }
         let asked = node.forwards.asked(number);
-        // What comes late is nothing out of order. Of nothing those that wait need not hear.
+        // A late answer is no fault. Those that wait need not hear of an answer without units.
         if node.forwards.came(header.incarnation.member, number, units, now) && units != Some(0) {
             match (units, asked) {
                 (None, Some((key, wanted, true))) => Self::miss_here(node, key, wanted, now),
-                // It was counted when it came. No other node of the region has any, so others are asked.
+                // The request was counted when it came. No mate has units, so other regions are asked.
                 (None, Some((key, wanted, false))) if node.forwards.next_mate(key, wanted, now).is_none() => {
                     Self::call_here(node, key);
                 }
@@ -271,8 +273,8 @@ impl Sharing {
         Ok(())
     }
 
-    /// Whoever waits for units that cannot be drawn needs them from the pool, or from other regions, as if nothing were drawn of the cell: it
-    /// was not counted here when it came.
+    /// Counts a request that waits for units and cannot be forwarded, and that was not counted here when it
+    /// came. It needs units from the pool or from other regions, as if the cell had no forwards.
     fn miss_here(node: &Node, key: CellKey, units: u64, now: Now) {
         let catalogue = node.catalogue();
         let locked_cell = LockedCell { node, catalogue: &catalogue, key, now, which: None };
@@ -289,13 +291,13 @@ impl Sharing {
         }
     }
 
-    /// Calls for a look at a cell.
+    /// Calls for a rebalance of a cell.
     fn call_here(node: &Node, (slot, tag): CellKey) {
         node.shards[shard_of(tag)].lock().attend(slot, tag);
         node.call(shard_of(tag));
     }
 
-    /// Whether a writer is a node of this one's region that the catalogue names.
+    /// Whether an incarnation is another node of this region, and the catalogue names it.
     fn is_mate(&self, node: &Node, incarnation: Incarnation) -> bool {
         let members = node.guard.as_ref().map_or(&[][..], Guard::members);
         members.contains(&incarnation.member)

@@ -1,4 +1,5 @@
-//! The catalogue's versions in this node: adopting, acknowledging, telling, and making shares of them.
+//! The catalogue's versions in this node: adopting, acknowledging and sending them, and making shares of
+//! them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -31,14 +32,14 @@ use crate::{
     region::ResumeFault,
 };
 
-/// While shares are being distributed anew, how often it is looked whether a wait is over.
+/// How often to check whether a wait is over, while shares are being distributed anew.
 const RESHARE_NS: u64 = 100_000_000;
 
-/// How long a clock that was doubted is doubted at least.
+/// How long a doubt about the clock lasts at least.
 const DOUBT_NS: u64 = 20_000_000_000;
 
-/// How far the wall that requests went by since the last tick may be ahead of what that tick read, beyond the clock's
-/// error: what a steady clock drifts meanwhile.
+/// How far the wall of requests since the last tick may be ahead of that tick's reading, beyond the clock's
+/// error: the drift of a steady clock in between.
 const GLIMPSE_NS: u64 = 1_000_000;
 
 /// Why a version was not adopted.
@@ -47,23 +48,23 @@ pub enum AdoptFault {
     /// This node shares nothing.
     #[error("this node has no regions")]
     Alone,
-    /// The version contradicts itself, or what is known.
+    /// The version contradicts itself, or other known facts.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// Its limits cannot be read.
+    /// The version's limits cannot be read.
     #[error(
         "the limits of version {version_id:?} cannot be read: {why}. Is this node older than the authority?"
     )]
     Limits {
         /// Which version.
         version_id: VersionId,
-        /// In words.
+        /// The reason, in words.
         why: String,
     },
-    /// Its limits contradict each other, or are too many.
+    /// The version's limits contradict each other, or are too many.
     #[error(transparent)]
     Catalogue(#[from] CatalogueFault),
-    /// Cells were tagged with another key already.
+    /// Cells are already tagged with another key.
     #[error(
         "version {version_id:?} has another key for cells than this node: it is of another cluster. Start with an empty `data` folder to join that one"
     )]
@@ -71,7 +72,7 @@ pub enum AdoptFault {
         /// Which version.
         version_id: VersionId,
     },
-    /// What the journal has of a limit that it brings back cannot be read.
+    /// The version brings a limit back, and the journal's rows of that limit cannot be read.
     #[error(
         "version {version_id:?} brings limits back, and the journal cannot be read: what was spent of them is not known. Mend the disk"
     )]
@@ -86,43 +87,44 @@ pub enum AdoptFault {
 pub struct Membership {
     /// This node.
     pub incarnation: Incarnation,
-    /// How far the newest version is.
+    /// How far the newest version has come.
     pub progress: Option<Progress>,
-    /// Whether the newest version names this node: if not, it owns nothing.
+    /// Whether this node owns its shares, or why it owns nothing.
     pub standing: Ownership,
-    /// Whether the wall clock is not believed.
+    /// Whether the node goes by another wall than its own.
     pub clock_is_suspect: bool,
-    /// By which wall this node goes.
+    /// The wall that this node goes by.
     pub wall: Wall,
-    /// What the wall that it goes by is ahead of its own, in nanoseconds.
+    /// How far that wall is ahead of the node's own, in nanoseconds.
     pub corrected_ns: i64,
-    /// How far that may be off beyond the clock error of the catalogue, in nanoseconds.
+    /// How far that wall may be off beyond the clock error of the catalogue, in nanoseconds.
     pub unsure_ns: u64,
-    /// Regions that were heard lately, with the time there and back in nanoseconds.
+    /// Members that were heard lately, each with the round-trip time in nanoseconds.
     pub reached: Vec<(MemberId, u64)>,
     /// Cells that are shared actively.
     pub warm_cells: usize,
-    /// A later incarnation of this node that others have heard: they hear this one no more. Its clock was further ahead when it
-    /// began.
+    /// A later incarnation of this node that others have heard, so that they refuse this one. The later one's
+    /// clock was further ahead when it began.
     pub later: Option<u32>,
 }
 
-/// What a node owns.
+/// The shares that a node owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
     /// Its shares.
     Owner,
-    /// Nothing: it has no catalogue, or the catalogue does not name its incarnation.
+    /// Nothing: the node has no catalogue, or the catalogue does not name its incarnation.
     NoCatalogue,
-    /// Nothing: its disk is an older one than the one it wrote last.
+    /// Nothing: the node's disk is older than the one that it wrote last.
     RestoredDisk,
 }
 
-/// What a share of a limit is wanted for.
+/// The kind of share that a limit needs, with its times as of `now`.
 pub(crate) fn kind_of(global: &Algorithm, now: Now) -> Kind {
     match global {
         Algorithm::FixedWindow(window) => {
-            // Not after the window's true start, so that an older term counts for as long as it may have to.
+            // Not after the window's true start, so that an older allocation counts for as long as it may
+            // have to.
             let end_ns = window.end_after(now.wall_ns, 0);
             let start_wall_ns = match window.edges {
                 Edges::Every { .. } => end_ns.saturating_sub(global.horizon_ns()),
@@ -144,7 +146,7 @@ pub(crate) fn kind_of(global: &Algorithm, now: Now) -> Kind {
 /// A version's limits, as bytes.
 ///
 /// # Errors
-/// What cannot be written.
+/// Why they cannot be written.
 pub fn limits_to_bytes(specs: &[LimitSpec]) -> Result<Vec<u8>, String> {
     serde_json::to_vec(specs).map_err(|error| error.to_string())
 }
@@ -152,7 +154,7 @@ pub fn limits_to_bytes(specs: &[LimitSpec]) -> Result<Vec<u8>, String> {
 /// A version's limits, from bytes.
 ///
 /// # Errors
-/// What is wrong with them.
+/// The fault that was found first.
 pub fn limits_from_bytes(bytes: &[u8]) -> Result<Vec<Limit>, String> {
     let specs: Vec<LimitSpec> = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let read = |mut spec: LimitSpec| {
@@ -166,8 +168,8 @@ pub fn limits_from_bytes(bytes: &[u8]) -> Result<Vec<Limit>, String> {
     specs.into_iter().map(read).collect()
 }
 
-/// How long what is spent under the limits that there are may count, and under those that were removed lately: they may
-/// come back.
+/// How long spent units may count, under the present limits and under those removed lately, which may come
+/// back.
 fn lasts(node: &Node) -> Lasts {
     let of = |limit: &Limit| {
         let horizon_ns = limit.horizon_ns().max(limit.algorithm.lingers_ns()).max(node.drains_ns(limit));
@@ -179,7 +181,7 @@ fn lasts(node: &Node) -> Lasts {
     node.schedule().iter().map(|scheduled| of(&scheduled.limit)).fold(Lasts::default(), Lasts::max)
 }
 
-/// Puts in line for the disk who the nodes of the region are, by the version that is there or in line before.
+/// Queues the list of the region's nodes for the disk, by the version that is there or queued before.
 fn keep_mates(node: &Node) {
     if let Some(bytes) = node.leases.as_ref().and_then(|leases| lock(leases).unwritten_mates()) {
         node.write_record(crate::journal::MATES, bytes);
@@ -191,7 +193,7 @@ impl Sharing {
         self.versions.version().map_or_else(VersionId::default, |version| version.version_id)
     }
 
-    /// Whether a writer gives its share up, and was not yet heard to have done so.
+    /// Whether an incarnation is giving its share up, and was not yet heard to have done so.
     pub(crate) fn is_leaving(&self, incarnation: Incarnation) -> bool {
         self.versions.version().is_some_and(|version| version.leaving.contains(&incarnation))
     }
@@ -201,31 +203,31 @@ impl Sharing {
         self.versions.own_ack().map_or_else(VersionId::default, |ack| ack.version_id)
     }
 
-    /// What a peer told, to be adopted.
+    /// The version that a peer sent, if it is still newer than this node's.
     fn take_offered(&mut self) -> Option<(Version, Proof)> {
         let offered = self.offered.take()?;
         (offered.0.version_id > self.version_id()).then_some(offered)
     }
 
-    /// The next version, if this node is the authority or becomes it by this.
+    /// The next version, if this node is the authority or becomes it by that version.
     pub(crate) fn propose(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
         self.versions.propose(draft, wall_ns)
     }
 
-    /// The next version, by which this node becomes the authority.
+    /// The next version, which makes this node the authority.
     pub(crate) fn take_over(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
         self.versions.take_over(draft, wall_ns)
     }
 
-    /// Adopts what a peer told, if it did. What cannot be adopted while the journal cannot be read is tried again with the
-    /// next tick.
+    /// Adopts the version that a peer sent, if there is one. While the journal cannot be read, each tick
+    /// tries again.
     pub(crate) fn adopt_offered(
         &mut self,
         node: &Node,
         now: Now,
         rows: impl FnMut(LimitId) -> Option<Vec<Row>>,
     ) -> Result<(), AdoptFault> {
-        // What a version begins with is dated by the wall.
+        // The wall dates what a version begins with.
         if !self.time.is_believed() {
             return Ok(());
         }
@@ -237,8 +239,8 @@ impl Sharing {
         adopted.map(|_| ())
     }
 
-    /// Adopts a version: its limits and shares are in force when this returns. `proof` is what it came with; what this node made
-    /// itself, it signs.
+    /// Adopts a version: its limits and shares are in force when this returns. `proof` is the seal that came
+    /// with the version. This node seals a version that it made itself.
     pub(crate) fn adopt(
         &mut self,
         node: &Node,
@@ -262,7 +264,7 @@ impl Sharing {
         let Adopted::New { closed, .. } = &adopted else { return Ok(adopted) };
         self.seals.keep_version(version_id, proof);
         self.sign(true);
-        // Whoever looks at cells of pools goes by one catalogue all the while.
+        // The lock is held to the end, so that readers of the pools' cells see one catalogue throughout.
         let mut leases = node.leases.as_ref().map(lock);
         self.reshare_ns = 0;
         self.ticks_since_adopted = 0;
@@ -288,7 +290,7 @@ impl Sharing {
         drop(leases);
         self.keep(node);
         keep_mates(node);
-        // Of the limits that the version brings back a crash presumes nothing before it is on the disk.
+        // Until the version is on the disk, a crash presumes nothing about the limits that it brings back.
         node.take_from_disk(taken);
         let batch = self.storing.last().map_or(0, |storing| storing.batch);
         if let Some(leases) = &node.leases {
@@ -296,8 +298,8 @@ impl Sharing {
         }
         self.tell_version(batch);
         for incarnation in closed {
-            // Its session stays: what was lent to it ends by that.
-            // It is still told the version, should it be alive; nothing else is for it.
+            // The session of a closed incarnation stays: loans to the incarnation end by the session. If the
+            // incarnation is alive, it still gets the version, and nothing else.
             for peer in self.peers.values_mut().filter(|peer| peer.incarnation == *incarnation) {
                 peer.close();
             }
@@ -306,7 +308,7 @@ impl Sharing {
         Ok(adopted)
     }
 
-    /// Takes up where the last process left: its limits and shares are in force when this returns.
+    /// Goes on where the last process stopped: its limits and shares are in force when this returns.
     pub(crate) fn resume(
         &mut self,
         node: &Node,
@@ -330,7 +332,7 @@ impl Sharing {
             schedule = limits.iter().map(begun).collect();
         }
         if let Some(crashed) = node.after_crash() {
-            // What was spent before the crash, under an earlier version perhaps, is over by then.
+            // Whatever was spent before the crash, perhaps under an earlier version, is over by then.
             let is_kept = node.leases.is_none();
             self.forgotten_until_ns = crashed.steady_ns.saturating_add(self.forgotten_ns(&limits, is_kept));
         }
@@ -339,12 +341,12 @@ impl Sharing {
         node.apply(limits, now, rows)?;
         let found = node.take_found();
         if let Some(leases) = &node.leases {
-            // Of a disk that is new nobody knows whether it is the first.
+            // Nobody knows whether a new disk is the node's first.
             let is_new = self.versions.version().is_none();
             let unknown_ns = if is_new { now.steady_ns.saturating_add(2 * self.home.loan_ttl_ns) } else { 0 };
             let until_ns = loans_end_ns(node, &found, now).max(unknown_ns);
             lock(leases).begin_after(until_ns);
-            // What they rest on is the pool's to count, and not to be seen here any more.
+            // The pool counts what those loans rest on, and this node cannot see it any more.
             self.forgotten_until_ns = self.forgotten_until_ns.max(until_ns);
         }
         for key in found {
@@ -359,7 +361,7 @@ impl Sharing {
         Ok(())
     }
 
-    /// Has the pools of this region's nodes be part of the newest distribution.
+    /// Binds the pools of this region's nodes to the newest allocation.
     fn bind(&mut self, node: &Node, leases: &mut Leases, now: Now) {
         let newest = self
             .versions
@@ -370,7 +372,7 @@ impl Sharing {
         let catalogue = node.catalogue();
         leases.bind(node, &catalogue, (newest, self.margin_ns(), drift_ppm), now);
         self.follow(leases, now);
-        // Of pools less may be held now than is lent.
+        // The cell may now hold less of the pool than it has lent.
         for key in self.cells.keys() {
             let locked_cell = LockedCell { node, catalogue: &catalogue, key, now, which: None };
             let conforms = locked_cell.at(false, |_, cell| {
@@ -383,7 +385,8 @@ impl Sharing {
         }
     }
 
-    /// Who may have something of what is shared, by the version and by what was heard.
+    /// Tells the leases which members may have something of what is shared, by the version and by what was
+    /// heard.
     fn follow(&self, leases: &mut Leases, now: Now) {
         let Some((version, progress)) = self.versions.version().zip(self.versions.progress()) else { return };
         let leavers = progress.leavers.iter().map(|incarnation| incarnation.member);
@@ -393,8 +396,9 @@ impl Sharing {
         }
     }
 
-    /// How long what a crash forgot may count: what is not kept in the journal, at the slowest rate that any
-    /// region has. Where nothing of cells is kept there (`is_kept`), that is every one but windows, of which no later one was used.
+    /// How long spent units that a crash forgot may count, at the slowest rate that any region has. The crash
+    /// forgot all limits that the journal does not keep. Unless `is_kept`, the journal keeps no cells, and
+    /// all limits are forgotten but windows, of which no later one was used.
     fn forgotten_ns(&self, limits: &[Limit], is_kept: bool) -> u64 {
         let rates = self.versions.allocations().iter().filter_map(|allocation| allocation.split.as_ref());
         let least_rate = rates.map(Split::least_rate).min().unwrap_or(RATE_PARTS).max(1);
@@ -413,14 +417,14 @@ impl Sharing {
         self.versions.version()
     }
 
-    /// Begins to talk to a region.
+    /// Begins to talk to a member.
     pub(crate) fn meet(&mut self, incarnation: Incarnation) {
         if incarnation.member != self.me().member && !self.versions.closed(incarnation) {
             self.peers.entry(incarnation.member).or_insert_with(|| Peer::new(incarnation));
         }
     }
 
-    /// Has a peer settle a charge that it made.
+    /// Has a peer settle a charge that the peer made. Returns whether there was room to queue this.
     pub(crate) fn forward(&mut self, to: MemberId, id: ChargeId, cost: Option<u64>) -> bool {
         self.peers.get_mut(&to).is_some_and(|peer| peer.outbox.settle(id.0, cost))
     }
@@ -431,8 +435,8 @@ impl Sharing {
         counter.map_or(0, |counter| counter.read().to_string().parse().unwrap_or(0))
     }
 
-    /// Brings every account to the newest numbers, drops what is held from closed writers, and asks back
-    /// what is lent beyond the own part.
+    /// Brings every account to the newest variant, drops what is held from closed incarnations, and notes the
+    /// cells that have lent more than their own part.
     fn settle_accounts(&mut self, node: &Node, closed: &[Incarnation], now: Now) {
         let catalogue = node.catalogue();
         let keys: Vec<CellKey> = self.cells.keys().collect();
@@ -462,7 +466,7 @@ impl Sharing {
         }
     }
 
-    /// Puts the versions in line for the disk.
+    /// Queues the versions for the disk.
     pub(crate) fn keep(&mut self, node: &Node) {
         let revision = self.versions.revision();
         if let Ok(bytes) = postcard::to_allocvec(self.versions.kept()) {
@@ -473,18 +477,19 @@ impl Sharing {
         }
     }
 
-    /// What this node has left so far, it has left for good: where its wall was, less the margin that was in force, which
-    /// is that of the last shares. A process that begins knows of nothing that it has left.
+    /// Notes which windows this node has left for good: those that ended before its wall, less the margin of
+    /// the last shares. A process that begins knows of no window that it has left.
     fn leave(&mut self, node: &Node) {
         if let Some((_, margin_ns, _)) = self.shared {
             let left_ns = node.wall_high_ns().saturating_sub(margin_ns);
-            // Where the wall was set back, `Node::left` knows which windows it left.
+            // If the wall was set back, `Node::left` knows which windows it left.
             let was_set_back = left_ns.saturating_add(SET_BACK_NS) < self.left_ns;
             self.left_ns = if was_set_back { left_ns } else { self.left_ns.max(left_ns) };
         }
     }
 
-    /// How this region shares limits now. Cells go by its margin from then on: so what was left by the last is known first.
+    /// How this region shares limits now. Cells go by the new margin afterwards, so the windows left under
+    /// the last margin are noted first.
     fn allocations(&mut self, node: &Node) -> Allocations {
         self.leave(node);
         let (margin_ns, me) = (self.margin_ns(), self.me());
@@ -530,8 +535,8 @@ impl Sharing {
         error_ns.saturating_add(self.doubt_ns).min(acequia_limits::MARGIN_NS_MAX)
     }
 
-    /// How far the wall clock may be off beyond the error of the catalogue. It grows in steps, and
-    /// falls at most once in [`DOUBT_NS`]: every change begins new numbers for every limit.
+    /// Updates how far the wall clock may be off beyond the error of the catalogue. This doubt grows in
+    /// steps, and falls at most once in [`DOUBT_NS`]: every change makes new variants of every limit.
     pub(crate) fn keep_doubt(&mut self, now: Now) {
         let error_ns = self.versions.version().map_or(0, |version| version.clock_error_ns);
         let doubt_ns = match self.time.unsure_ns() {
@@ -550,7 +555,7 @@ impl Sharing {
         (self.versions.revision(), self.margin_ns(), self.restored_disk)
     }
 
-    /// Makes shares anew where time, an acknowledgement or a doubtful clock has changed them.
+    /// Makes shares anew if time, an acknowledgement or a doubtful clock has changed them.
     pub(crate) fn keep_shares(&mut self, node: &Node, now: Now) {
         node.set_owns_nothing(self.owns_nothing());
         let made_of = self.made_of();
@@ -583,7 +588,8 @@ impl Sharing {
         if !self.time.is_believed() {
             return;
         }
-        // A request may have gone by a wall that was set a little ahead, and back, between two ticks.
+        // Between two ticks the wall may have been set a little ahead and back, and a request may have gone
+        // by it.
         let high_ns = now.wall_ns.max(node.wall_high_ns()).saturating_add(GLIMPSE_NS);
         self.wall_high_ns = self.wall_high_ns.max(high_ns);
         let catalogue = node.catalogue();
@@ -597,8 +603,9 @@ impl Sharing {
             return;
         }
         let Some(version_id) = self.versions.ack_due() else { return };
-        // A clock that was read before the version was adopted, and waited for a lock since, may be behind one that
-        // a request went by meanwhile, under older shares. The second tick from then on reads it later for sure.
+        // A tick may read its clock before the version is adopted, and then wait for a lock. Meanwhile a
+        // request may go by a later clock, under older shares. From the second tick after that on, clocks are
+        // surely read later.
         self.ticks_since_adopted += 1;
         if self.ticks_since_adopted <= 2 {
             return;
@@ -609,7 +616,8 @@ impl Sharing {
         }
     }
 
-    /// Asks loans of a cell back until no more is out than there is; says whether there still is.
+    /// Asks loans of a cell back until no more is out than there is to lend. Returns whether too much still
+    /// is.
     fn recall(&mut self, node: &Node, catalogue: &crate::Catalogue, key: CellKey, now: Now) -> bool {
         let peers = &mut self.peers;
         let over = LockedCell { node, catalogue, key, now, which: None }.at(false, |context, cell| {
@@ -630,7 +638,7 @@ impl Sharing {
         over == Some(true)
     }
 
-    /// Tells peers that are behind the version that this node has.
+    /// Sends the version that this node has to a peer that is behind.
     pub(crate) fn compare_marks(&mut self, header: &Header, from: MemberId) {
         let own = self.version_id();
         let stored = self.storing.iter().map(|storing| storing.batch).max().unwrap_or(0);
@@ -659,7 +667,7 @@ impl Sharing {
         }
     }
 
-    /// Tells everybody what this node acknowledged, signed.
+    /// Sends everybody what this node acknowledged, signed.
     pub(crate) fn tell_own_ack(&mut self) {
         let me = self.me();
         let Some((ack, version)) = self.versions.own_ack().zip(self.versions.version()) else { return };
@@ -671,28 +679,29 @@ impl Sharing {
         }
     }
 
-    /// Signs from now on, and takes no word of others that they did not sign.
+    /// Signs from now on, and accepts no version or acknowledgement of others that they did not sign.
     pub(crate) fn seal_with(&mut self, node: &Node, seals: Arc<dyn Seals>) {
         self.seals.begin(seals);
         self.sign_again(node);
     }
 
-    /// What the disk has of seals.
+    /// Restores the seals from the disk.
     pub(crate) fn take_up_seals(&mut self, bytes: &[u8]) {
         self.seals = SealStore::restore(bytes);
     }
 
-    /// What the version is signed with.
+    /// The seal of the version that this node has.
     pub(crate) fn version_seal(&self) -> Option<Seal> {
         self.seals.proof_of(self.version_id())?.map(|seal| *seal)
     }
 
-    /// The last word that nobody was proven to have said, once.
+    /// The last version or acknowledgement that was refused for its seal; returned once.
     pub(crate) fn take_unproven(&mut self) -> Option<(Incarnation, SealFault)> {
         self.seals.take_refused()
     }
 
-    /// There is another certificate, or a new process: what is this node's word is signed anew, for everybody who passes it on.
+    /// Signs this node's version and acknowledgement anew for everybody who passes them on: the node has
+    /// another certificate, or this is a new process.
     pub(crate) fn sign_again(&mut self, node: &Node) {
         self.sign(false);
         let stored = self.storing.iter().map(|storing| storing.batch).max().unwrap_or(0);
@@ -708,7 +717,8 @@ impl Sharing {
         self.keep_seals(node);
     }
 
-    /// Signs the version that this node has, if it made it; where it `is_new`, those are forgotten whom it asks for nothing.
+    /// Signs the version that this node has, if it made it. If the version `is_new`, the seals of
+    /// incarnations from which it asks nothing are dropped.
     fn sign(&mut self, is_new: bool) {
         let Some(version) = self.versions.version() else { return };
         if version.authority == self.me() {
@@ -726,7 +736,8 @@ impl Sharing {
         }
     }
 
-    /// Tells the others what one peer said of a writer: who cannot reach that writer waits for its word, too.
+    /// Passes on an acknowledgement that `by` sent: a member that cannot reach the incarnation waits for it,
+    /// too.
     pub(crate) fn pass_on_ack(&mut self, incarnation: Incarnation, by: Incarnation) {
         let Some((_, ack)) = self.versions.acks().find(|(of, _)| *of == incarnation) else { return };
         let Some((ack, seal)) = self.seals.ack_of(incarnation, ack) else { return };
@@ -738,7 +749,7 @@ impl Sharing {
         }
     }
 
-    /// Tells a peer that began anew every acknowledgement.
+    /// Sends a peer that began anew, or that adopted a version, every acknowledgement.
     pub(crate) fn tell_all_acks(&mut self, to: MemberId) {
         let own = self.versions.own_ack().map(|ack| (self.me(), ack));
         let all: Vec<(Incarnation, Ack)> = self.versions.acks().chain(own).collect();
@@ -750,7 +761,7 @@ impl Sharing {
         }
     }
 
-    /// For operators.
+    /// How this node stands among the regions, for operators.
     pub(crate) fn membership(&self, now: Now) -> Membership {
         let reached = self.peers.iter().filter(|(_, peer)| peer.is_reached(now.steady_ns, super::REACH_NS));
         Membership {
@@ -784,7 +795,8 @@ fn ask_back(account: &mut Account, peers: &mut BTreeMap<MemberId, Peer>, key: Ce
     }
 }
 
-/// When all loans of these cells have ended that earlier processes gave, of what they held of the region's pools perhaps: steady clock.
+/// When the loans of these cells that earlier processes gave have all ended: steady clock. Such loans may
+/// rest on what those processes held of the region's pools.
 fn loans_end_ns(node: &Node, found: &[CellKey], now: Now) -> u64 {
     let catalogue = node.catalogue();
     let ends_ns = found.iter().map(|key| {

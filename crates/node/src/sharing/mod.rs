@@ -1,10 +1,10 @@
-//! How a region shares its limits with others: what it hears, what it decides, what it says.
+//! How a region shares its limits with others: what it receives, what it decides and what it sends.
 //!
-//! **Nothing in here can over-admit.** What a cell may spend is kept by its account (`account.rs`)
-//! by the rules of `acequia-rights`; this module only calls them, at times and in amounts that it
-//! likes, and carries what they say. It knows peers, frames and demand; it knows no socket and no
-//! clock: [`Node::handle`] takes a frame that came, [`Node::tick`] lets time pass, [`Node::poll`]
-//! gives the next frame to send.
+//! **Nothing in here can over-admit.** The account of a cell (`account.rs`) bounds what the cell may spend,
+//! by the rules of `acequia-rights`. This module only calls those rules, at times and in amounts of its own
+//! choice, and carries their messages. It knows peers, frames and demand. It knows no socket and no clock:
+//! [`Node::handle`] takes a frame that came, [`Node::tick`] lets time pass, and [`Node::poll`] gives the next
+//! frame to send.
 
 mod cell;
 mod demand;
@@ -62,30 +62,31 @@ pub(crate) use timekeeper::{Bounds, Carried, Reading, Timekeeper};
 pub const LOAN_TTL_NS: u64 = 3_000_000_000;
 /// Heartbeats are at most this far apart.
 const PULSE_NS: u64 = 400_000_000;
-/// A peer that was not heard for so long is not asked, and not lent to.
+/// A peer that was not heard for this long is not asked, and gets no loans.
 const REACH_NS: u64 = 1_500_000_000;
-/// The most cells that are shared actively: past it, cells stay with their own part.
+/// The most active cells: beyond them, cells keep to their own part.
 const WARM_MAX: usize = 4 << 20;
-/// Looks in one tick.
+/// The most rebalances in one tick.
 const LOOKS_MAX: usize = 16_384;
-/// Numbers of loans that are reserved on disk at once: so many are skipped by a restart.
+/// Loan numbers that are reserved on disk at once: a restart skips up to this many.
 const NUMBERS_AHEAD: u64 = 4_096;
-/// The slot of no limit.
+/// The slot of a limit that is unknown here.
 const NO_SLOT: u32 = 0;
-/// Looks at one cell that calls are at least so far apart.
+/// The least time between two rebalances of a cell that calls.
 const CALLS_NS: u64 = 5_000_000;
-/// What is known of a peer's clock no better than this says nothing: a frame may have waited for long.
+/// A reading of a peer's clock that may be off by more than this is ignored, since its frame may have waited
+/// for long. While the node's own wall is not believed, every reading counts.
 const UNSURE_NS_MAX: u64 = 500_000_000;
-/// How often usage is counted up and told.
+/// How often usage is counted and sent.
 const USAGE_NS: u64 = 1_000_000_000;
 
 /// A node's place among the regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Home {
-    /// Who it is.
+    /// The node's incarnation.
     pub incarnation: Incarnation,
-    /// How long its loans last: a few heartbeats, so that an isolated region soon falls back on its own part
-    /// and what it lent soon comes back.
+    /// How long the node's loans last: a few heartbeats. So an isolated region soon falls back on its own
+    /// part, and what it lent soon comes back.
     pub loan_ttl_ns: u64,
 }
 
@@ -95,38 +96,38 @@ pub enum FrameFault {
     /// This node shares nothing.
     #[error("this node has no regions")]
     Alone,
-    /// It cannot be read.
+    /// The frame cannot be read.
     #[error(transparent)]
     Garbled(#[from] Garbled),
-    /// It says to be from a region that its connection is not.
+    /// The frame names another sender than its connection proves.
     #[error("a frame of {said:?} from region {region:?}")]
     Impostor {
-        /// Whose certificate it came with.
+        /// The member that the connection's certificate names.
         region: MemberId,
-        /// Who it says to be from.
+        /// The sender that the frame names.
         said: Incarnation,
     },
-    /// Its writer was evicted, or began anew.
+    /// The sender was evicted, or a newer incarnation took its place.
     #[error("{0:?} is closed: it must join again with a new incarnation")]
     Closed(Incarnation),
-    /// A writer that the catalogue does not name, while the one that it does name is there.
+    /// The catalogue does not name the sender. It names another incarnation, which was heard just now.
     #[error("{0:?} is not in the catalogue, and another writer of its region is, and was heard just now")]
     Unnamed(Incarnation),
-    /// An earlier process of the sender.
+    /// The frame comes from an earlier process or incarnation of the sender.
     #[error("a frame of an earlier process of {0:?}")]
     Late(Incarnation),
 }
 
-/// What was refused and sent, since the start.
+/// Counts of frames, entries and loans since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Frames that were read.
+    /// Frames that came, the refused ones included.
     pub frames_in: u64,
     /// Frames that were refused whole.
     pub frames_refused: u64,
     /// Entries that were refused: a rule forbade them, or they came too late.
     pub entries_refused: u64,
-    /// Versions and acknowledgements that were not proven to be their writers': refused, too.
+    /// Versions and acknowledgements that were refused because no valid seal proved their makers.
     pub seals_refused: u64,
     /// Frames sent.
     pub frames_out: u64,
@@ -138,11 +139,11 @@ pub struct Traffic {
     pub lent: u64,
     /// Loans taken up.
     pub borrowed: u64,
-    /// Rights given away in windows.
+    /// Transfers of rights in windows that this node made.
     pub given: u64,
-    /// Digests of peers that this node knew otherwise: the difference is told again.
+    /// Peers' digests that differed from what this node knows: the peer sends the difference again.
     pub resyncs: u64,
-    /// The most loans that one cell had at once, lent and held.
+    /// The most loans that one cell had at once, lent and held together.
     pub loans_max: u64,
 }
 
@@ -154,99 +155,102 @@ pub(crate) struct Sharing {
     heartbeat: Heartbeat,
     beat_ns: u64,
     versions: Versions,
-    /// The splits of the terms, one for each as long as it counts.
+    /// The split of each allocation, kept for as long as the allocation counts.
     splits: BTreeMap<acequia_rights::VersionId, std::sync::Arc<acequia_rights::Split>>,
-    /// Cells of which more is lent than the newest version leaves to this region.
+    /// Cells that have lent more than their own part now covers.
     over_lent: BTreeSet<CellKey>,
-    /// How far the wall clock may be off beyond the catalogue's error, and until when at least.
+    /// How far the wall clock may be off beyond the catalogue's clock error, and until when this doubt stays
+    /// at least: steady clock.
     doubt_ns: u64,
     doubt_until_ns: u64,
-    /// The latest that the wall clock ever showed.
+    /// The latest time that the wall clock ever showed.
     wall_high_ns: u64,
-    /// Windows that ended by this time were left, whatever the margin becomes: wall clock, nanoseconds.
+    /// Windows that ended by this time were left for good, whatever the margin becomes: wall clock,
+    /// nanoseconds.
     left_ns: u64,
     /// Ticks since a version was adopted.
     ticks_since_adopted: u32,
-    /// Before this nothing is acknowledged: a crash forgot what was spent.
+    /// Before this time nothing is acknowledged, since a crash forgot what was spent: steady clock.
     forgotten_until_ns: u64,
     /// Revisions of the versions that wait for the disk.
     storing: Vec<Storing>,
-    /// The newest of those that this process has put in line.
+    /// The newest revision that this process has queued for the disk.
     kept: Option<u64>,
-    /// The newest version that is there: what others may hear that this node has.
+    /// The newest version that is on the disk: frames name no later one.
     stored: VersionId,
-    /// A version that a peer told, not yet adopted.
+    /// A version that a peer sent and that this node has not adopted yet.
     offered: Option<(Version, seal::Proof)>,
-    /// Whose word it is that is passed on.
+    /// The seals of versions and acknowledgements that are passed on.
     seals: seal::SealStore,
     peers: BTreeMap<MemberId, Peer>,
-    /// Those that could be lent to and asked with the last tick.
+    /// The members that could be lent to and asked at the last tick.
     partners: SmallVec<[MemberId; 8]>,
-    /// Cells that are shared actively. One is out of its slot only while it is looked at.
+    /// The active cells. A slot holds `None` only while its cell is rebalanced.
     cells: Slots<Option<Box<ActiveCell>>>,
-    /// Which override's numbers a cell has, as peers said that go by the same version.
+    /// The variant of each cell, as reported by peers that have the same version.
     told: BTreeMap<CellKey, u16>,
-    /// Whether a look wants the region's pool to be asked.
+    /// Whether the present rebalance wants the region's pool to be asked.
     wants_pool: bool,
-    /// The same, where something is to be said to the pool once.
+    /// Whether the present rebalance has something to report to the pool, once.
     says: bool,
-    /// Cells of which more is lent than stands, and so what is held of the region's pool; until when, on the steady clock, that may be
-    /// renewed.
+    /// Cells whose loans rest on what is held of the region's pool, since more is lent than stands. The value
+    /// says until when such loans may be renewed: steady clock.
     backed: BTreeMap<CellKey, u64>,
-    /// What a look has to say, once what it changed is on disk.
+    /// Entries of the present rebalance, to be sent once its changes are on disk.
     tells: Vec<(MemberId, Topic, Entry)>,
-    /// When to look at each cell, by its slot.
+    /// When to rebalance each cell (steady clock), and the cell's slot.
     looks: BTreeSet<(u64, u32)>,
-    /// Cells to look at with the next tick: each once, since it remembers.
+    /// Cells to rebalance at the next tick, each once: `ActiveCell::is_called` remembers it.
     called: VecDeque<CellKey>,
     loans: LoanNumbers,
     time: Timekeeper,
-    /// What the shares were last made with: the revision of the versions, the clock's margin, and whether the
+    /// The inputs of the present shares: the revision of the versions, the clock's margin, and whether the
     /// disk is an old one.
     shared: Option<(u64, u64, bool)>,
     reshare_ns: u64,
-    /// The disk is an old one: nothing is owned until the node begins anew.
+    /// Whether the disk is an old one: then the node owns nothing until it begins anew.
     restored_disk: bool,
-    /// The latest incarnation of this node that anybody has heard, where that is later than this one.
+    /// The latest incarnation of this node that a peer has heard, if it is later than this one.
     later: Option<u32>,
     usage: BTreeMap<LimitId, PNCounter<Incarnation>>,
     usage_ns: u64,
-    /// The rows of those counters: what each writer said that it charged, in all. This node's own are on the disk.
+    /// The rows of those counters: each incarnation's total of charged units. This node's own rows are on the
+    /// disk.
     charged: BTreeMap<(Incarnation, LimitId), u64>,
-    /// What this node has given back of that, in all: on the disk too.
+    /// How much of its charges this node has given back in total: on the disk, too.
     returned: BTreeMap<LimitId, u64>,
-    /// The batch that this node's own rows were last written in.
+    /// The batch in which this node's own rows were last written.
     charged_in: u64,
     traffic: Traffic,
-    /// Nothing leaves before this batch is on disk: this process's number is in it.
+    /// Nothing leaves before this batch is on disk: the process number is in it.
     born_in: u64,
 }
 
-/// Numbers of loans: reserved on disk in chunks, given once.
+/// Loan numbers: reserved on disk in chunks, each used once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct LoanNumbers {
     next: u64,
     reserved: u64,
 }
 
-/// What a node remembers of itself.
+/// Facts that a node remembers about itself across restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
-    /// How often it was started.
+    /// The process number: how often the node was started.
     pub(crate) boot: u32,
-    /// Loans have numbers up to this.
+    /// Loan numbers up to this one are reserved.
     pub(crate) loans: u64,
 }
 
 impl Memory {
-    /// As the next process has it; nothing where it cannot be this node's, which never counts so far.
+    /// The memory of the next process; `None` if the numbers are higher than any node can count.
     pub(crate) fn next_start(self) -> Option<Self> {
         let boot = self.boot.checked_add(1)?;
         (self.loans < u64::MAX / 2).then_some(Self { boot, ..self })
     }
 }
 
-/// What of the versions waits for the disk.
+/// A revision of the versions that waits for the disk.
 #[derive(Clone, Copy, Debug)]
 struct Storing {
     batch: u64,
@@ -306,7 +310,7 @@ impl Sharing {
         self.home.incarnation
     }
 
-    /// Why this region owns nothing, if it does.
+    /// Why this node owns nothing, if it does not.
     pub(crate) fn owns_nothing(&self) -> Option<Reason> {
         if self.restored_disk {
             Some(Reason::RestoredDisk)
@@ -319,10 +323,10 @@ impl Sharing {
 
     // Time.
 
-    /// Lets time pass: looks at cells that are due or call, and puts in line what there is to say.
+    /// Lets time pass: rebalances cells that are due or that called, and queues what there is to send.
     pub(crate) fn tick(&mut self, node: &Node, raw: Now, calls: Vec<CellKey>) {
         self.stored(node, raw);
-        // What requests went by until now.
+        // Windows are left behind by the wall that requests used until now.
         if self.time.is_believed() {
             node.leave_behind(node.not_before(raw));
         }
@@ -333,7 +337,7 @@ impl Sharing {
         node.set_wall(&self.time, error_ns, drift_ppm);
         if self.time.is_believed() && !node.is_wall_believed() {
             node.believe_wall(self.time.correction_ns(), raw);
-            // Whatever the wall left before, it was not that.
+            // The wall that left windows before was not believed, so they do not count as left.
             (self.left_ns, self.shared) = (0, None);
         }
         let now = node.not_before(raw);
@@ -352,7 +356,7 @@ impl Sharing {
             peer.outbox.expire(now.steady_ns.saturating_sub(peer.patience_ns()));
         }
         if !self.time.is_believed() {
-            // Nothing moves that is dated by the wall, and hardly anything is not.
+            // The wall dates nearly everything that could move, so calls only wake their cells.
             calls.into_iter().for_each(|key| self.wake_for_call(key, now.steady_ns));
             return;
         }
@@ -379,7 +383,7 @@ impl Sharing {
         }
     }
 
-    /// What is on disk by now counts.
+    /// Notes which versions are on disk by now.
     fn stored(&mut self, node: &Node, now: Now) {
         let committed = node.progress().committed;
         let mut newest = None;
@@ -398,7 +402,7 @@ impl Sharing {
     }
 
     fn beat(&mut self, now: Now) {
-        /// Frames sent within so short a time carry one beat: dated from the first, which is safe.
+        /// Frames sent within this time carry one heartbeat, dated from the first frame, which is safe.
         const FRESH_NS: u64 = 20_000_000;
         if self.beat_ns == 0 || now.steady_ns >= self.beat_ns + FRESH_NS {
             self.heartbeat = self.beats.next(now.steady_ns);
@@ -406,8 +410,9 @@ impl Sharing {
         }
     }
 
-    /// Stops renewing loans that rest on what is held of the region's pool, where that ends soon: they end before it does. Before each
-    /// renewal: while there is no room to tell of as many, nothing is renewed for that peer.
+    /// Stops renewing loans that rest on a hold on the region's pool, if that hold ends soon: the loans end
+    /// before it does. This comes before each renewal: while a peer cannot be told of so many loans, nothing
+    /// is renewed for it.
     fn freeze_backed(&mut self, node: &Node, catalogue: &Catalogue, now: Now) {
         if mutated(Mutation::LeaseRenewsToTheEnd) {
             return;
@@ -430,7 +435,7 @@ impl Sharing {
         }
     }
 
-    /// Renews what is lent to every peer whose beat was heard since the last time, a few times a second.
+    /// Renews the loans to every peer whose heartbeat was heard since the last time, a few times a second.
     fn renew(&mut self, node: &Node, now: Now) {
         if self.restored_disk {
             return;
@@ -451,7 +456,7 @@ impl Sharing {
         }
     }
 
-    /// How far away the others are that can be reached, and how many regions there are.
+    /// Notes how far away the reachable members are, and how many members there are.
     fn look_elsewhere(&mut self, node: &Node, now: Now) {
         let regions = self.versions.version().map_or(0, |version| version.members.len());
         let partners = || self.peers.values().filter(|peer| self.is_partner(peer, now));
@@ -462,7 +467,7 @@ impl Sharing {
         node.remote_supply.see(regions, round_ns, met.then_some(now.steady_ns));
     }
 
-    /// Looks at a cell with the next tick. Nothing where as many cells are warm as may be.
+    /// Makes a cell active and has the next tick rebalance it. `None` if too many cells are active.
     fn wake(&mut self, key: CellKey, now_ns: u64) -> Option<&mut ActiveCell> {
         let slot = match self.cells.slot(key) {
             None if self.cells.len() >= WARM_MAX => return None,
@@ -476,8 +481,8 @@ impl Sharing {
         Some(active_cell)
     }
 
-    /// A cell calls for a look: at once, unless the last one was a moment ago. A cell that denies
-    /// calls with every denial.
+    /// Rebalances a cell that called: at the next tick, unless the last rebalance was a moment ago. A cell
+    /// that denies calls with every denial.
     fn wake_for_call(&mut self, key: CellKey, now_ns: u64) {
         let slot = self.cells.slot(key);
         let active_cell = slot.and_then(|slot| Some((slot, self.cells.at_mut(slot)?.as_deref_mut()?)));
@@ -522,19 +527,19 @@ impl Sharing {
         self.time.observe(now.steady_ns, now.wall_ns, &bounds, &readings);
     }
 
-    // What goes.
+    // Frames to send.
 
-    /// There is a new connection: what was under way on the one before is lost.
+    /// Notes a new connection: frames that were under way on the old one are lost.
     pub(crate) fn reconnected(&mut self, region: MemberId, now: Now) {
         if let Some(peer) = self.peers.get_mut(&region) {
             peer.outbox.expire(now.steady_ns.saturating_add(1));
-            // It is heard at once, so that it knows.
+            // A frame leaves at once, so that the peer knows.
             peer.owes_reply = true;
             peer.said_ns = 0;
         }
     }
 
-    /// The next frame for some peer that one may be sent to.
+    /// The next frame for a peer that `may_send` allows.
     pub(crate) fn poll(
         &mut self,
         node: &Node,
@@ -545,7 +550,7 @@ impl Sharing {
         if committed < self.born_in {
             return None;
         }
-        // A frame may leave before the first tick: its beat is dated no later than now.
+        // A frame may leave before the first tick: its heartbeat is dated no later than now.
         if self.beat_ns == 0 && !mutated(Mutation::BeatBeforeSent) {
             self.beat(now);
         }
@@ -593,7 +598,7 @@ impl Sharing {
         None
     }
 
-    /// What was sent and refused.
+    /// Counts of what was received, refused and sent.
     pub(crate) fn traffic(&self) -> Traffic {
         let entries_out = self.peers.values().map(|peer| peer.outbox.entries).sum();
         Traffic { entries_out, ..self.traffic }
@@ -601,7 +606,7 @@ impl Sharing {
 }
 
 impl LoanNumbers {
-    /// The next number, reserved on disk in the batch that is open, or before.
+    /// The next number, reserved on disk in the open batch or before.
     fn take(&mut self, node: &Node) -> u64 {
         self.next += 1;
         if self.next > self.reserved {

@@ -1,41 +1,43 @@
-//! What two ends of a connection call their cells: numbers of four bytes, which either end gives.
+//! The numbers by which the two ends of a connection call their cells: of four bytes, given by either end.
 //!
-//! A number is forgotten together with its cell, by each end for itself. Who is told a number that it has forgotten
-//! says so ([`super::wire::Entry::Unknown`]), and hears the cell's whole name again. Numbers of this end count up and
-//! are not given again soon: a frame that is late cannot mean another cell than it did.
+//! Each end forgets a number together with its cell, without telling the other. An end that receives a number
+//! that it has forgotten says so ([`super::wire::Entry::Unknown`]), and hears the cell's whole name again.
+//! Numbers of this end count up and are not given again soon, so a late frame cannot mean another cell than
+//! it did.
 
 use std::collections::BTreeMap;
 
 use super::{CellKey, slots::Slots, wire::ShortId};
 
-/// The most numbers that are remembered of a peer's: past it all are forgotten, and asked for.
+/// The most numbers of a peer that are remembered: beyond it all are forgotten, and asked for again.
 const THEIRS_MAX: usize = 4 << 20;
-/// No number: this end begins with 2, and the peer's are kept with their lowest bit set.
+/// No number: this end begins with 2, and the peer's numbers are kept with their lowest bit set.
 const NONE: ShortId = ShortId(0);
 
 /// The numbers of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     cells: Slots<Name>,
-    /// The slots of the cells, by numbers as they are written to the peer: its own have the lowest bit set.
+    /// The slots of the cells, by numbers as they are written to the peer: the peer's own have the lowest bit
+    /// set.
     numbered: BTreeMap<ShortId, u32>,
     newest: u32,
-    /// Numbers of the peer.
+    /// How many numbers of the peer are remembered.
     theirs: usize,
 }
 
-/// The numbers of one cell: at least one.
+/// The numbers of one cell: at least one is given.
 #[derive(Clone, Copy, Debug, Default)]
 struct Name {
     own: ShortId,
-    /// Whether the peer is known to know this end's.
+    /// Whether the peer is known to know this end's number.
     known: bool,
     theirs: ShortId,
 }
 
 impl Names {
-    /// The number to write for a cell, and whether the peer knows it. A number that the peer gave serves as well as one
-    /// of this end.
+    /// The number to write for a cell, and whether the peer knows it. A number that the peer gave serves as
+    /// well as one of this end.
     pub(crate) fn number(&mut self, cell: CellKey) -> (ShortId, bool) {
         let slot = self.cells.slot_or_insert(cell, Name::default);
         let Some(name) = self.cells.at_mut(slot) else { return (NONE, false) };
@@ -53,19 +55,19 @@ impl Names {
         (name.own, name.known)
     }
 
-    /// The peer knows this end's number of a cell.
+    /// Notes that the peer knows this end's number of a cell.
     pub(crate) fn learned(&mut self, own: ShortId) {
         if let Some(name) = self.named(own) {
             name.known = true;
         }
     }
 
-    /// The peer may know none of this end's numbers.
+    /// Notes that the peer may know none of this end's numbers.
     pub(crate) fn introduce_again(&mut self) {
         self.cells.values_mut().for_each(|name| name.known = false);
     }
 
-    /// The peer calls a cell by a number.
+    /// Notes the number by which the peer calls a cell.
     pub(crate) fn introduce(&mut self, id: ShortId, cell: CellKey) {
         if id.0 & 1 == 1 {
             return;
@@ -86,8 +88,8 @@ impl Names {
         self.theirs += 1;
     }
 
-    /// The peer does not know a number that was written to it: one of this end is introduced again when it is next used,
-    /// one of its own is not used any more.
+    /// Notes that the peer does not know a number that was written to it. A number of this end is introduced
+    /// again at its next use; a number of the peer is not used any more.
     pub(crate) fn unknown(&mut self, id: ShortId) {
         if id.0 & 1 == 1 {
             self.drop_theirs(id);
@@ -96,12 +98,12 @@ impl Names {
         }
     }
 
-    /// The cell that the peer means: it writes its own numbers with the lowest bit 0.
+    /// The cell that the peer means. The peer writes its own numbers with the lowest bit 0.
     pub(crate) fn cell(&self, id: ShortId) -> Option<CellKey> {
         self.cells.key(*self.numbered.get(&ShortId(id.0 ^ 1))?)
     }
 
-    /// A cell is of no interest any more, and its numbers with it.
+    /// Forgets a cell and its numbers.
     pub(crate) fn forget(&mut self, cell: CellKey) {
         let Some(name) = self.cells.remove(cell) else { return };
         if name.own != NONE {
@@ -113,7 +115,7 @@ impl Names {
         }
     }
 
-    /// The peer gives new numbers from now on.
+    /// Forgets the peer's numbers: it gives new ones from now on.
     pub(crate) fn forget_theirs(&mut self) {
         self.theirs = 0;
         self.numbered.retain(|id, _| id.0 & 1 == 0);
@@ -136,7 +138,7 @@ impl Names {
         self.cells.at_mut(*self.numbered.get(&id)?)
     }
 
-    /// A number of the peer, as it is written to it, means nothing any more.
+    /// Forgets a number of the peer, in the form in which it is written to the peer.
     fn drop_theirs(&mut self, theirs: ShortId) {
         let Some(slot) = self.numbered.remove(&theirs) else { return };
         self.theirs -= 1;
@@ -194,14 +196,14 @@ mod tests {
         let (id, _) = here.number(A);
         there.introduce(id, A);
         here.learned(id);
-        // The one that was told the number forgets it: the one that gave it is told so.
+        // The end that was told the number forgets it, and says so to the end that gave it.
         there.forget(A);
         assert_eq!(there.cell(id), None);
         here.unknown(id);
         assert_eq!(here.number(A), (id, false), "the same number, told again");
         there.introduce(id, A);
         assert_eq!(there.cell(id), Some(A));
-        // The one that gave it forgets it: the other gives one itself.
+        // The end that gave the number forgets it: the other end gives one itself.
         here.forget(A);
         let (written, known) = there.number(A);
         assert!(known && here.cell(written).is_none());
@@ -219,7 +221,7 @@ mod tests {
         names.forget(A);
         let (second, _) = names.number(B);
         assert_ne!(first, second, "a late frame would mean another cell");
-        // Unless all were given: those that are in use are passed over, and so is none at all.
+        // Once all numbers were given, those in use are passed over, and so is `NONE`.
         names.newest = u32::MAX - 3;
         assert_eq!(names.number(A).0, ShortId(u32::MAX - 1));
         assert_eq!(names.number((1, CellTag(9))).0, ShortId(2));

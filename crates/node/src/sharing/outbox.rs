@@ -1,12 +1,12 @@
-//! What waits to be told to one peer, and what was told and not yet confirmed.
+//! The facts that wait to be sent to one peer, and those that were sent and not yet confirmed.
 //!
-//! Only the latest of each fact waits, so a link that was down for an hour has no more to say than
-//! one that was down for a second. A few frames may be under way at once; what a lost one said is
-//! said again, as it is by then.
+//! Only the latest of each fact waits, so a link that was down for an hour has no more to carry than one that
+//! was down for a second. A few frames may be under way at once. The facts of a lost frame are sent again, in
+//! their state by then.
 //!
-//! A frame that was given up may only be late. What it said is said no more once it is confirmed, and
-//! how long it took counts: a link that became slower than the patience for it would otherwise carry
-//! the same for ever, be the slower for it, and confirm nothing in time again.
+//! A frame that was given up may only be late. Once it is confirmed, its facts are not sent again, and its
+//! round-trip time counts. Otherwise a link that became slower than the sender's patience would carry the
+//! same facts for ever. That would make it still slower, and nothing would be confirmed in time again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map::Entry as MapEntry};
 
@@ -20,27 +20,28 @@ use super::{
 };
 use crate::DRAW_NS;
 
-/// Frames on their way to one peer.
+/// The most frames on their way to one peer.
 const FRAMES_MAX: usize = 16;
-/// Frames after which one that was not confirmed, though later ones were, counts as lost.
+/// A frame counts as lost if a confirmed frame has a number more than this beyond its own.
 const REORDERED_MAX: u64 = 3;
 
-/// Frames that were given up and may still be confirmed: a peer tells of as many.
+/// The most frames that were given up and may still be confirmed: a peer reports on as many.
 const GIVEN_UP_MAX: usize = 64;
 
-/// Settlements that wait for one peer.
+/// The most settlements that wait for one peer.
 const SETTLE_MAX: usize = 1_024;
 
-/// Answers to draws that wait for one peer, or were sent a moment ago: past them the oldest is not said, and what it charged passes nobody.
+/// The most answers to forwards that wait for one peer or were sent a moment ago. Beyond that the oldest is
+/// not sent, and its charge passes nobody.
 const DRAWN_MAX: usize = 1_024;
 
 /// A cell: the catalogue's slot of its limit, and its tag.
 pub(crate) type CellKey = (u32, CellTag);
 
-/// What a fact is about: a later one about the same takes its place.
+/// The topic of a fact: a later fact about the same topic takes its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Topic {
-    /// First, since somebody waits.
+    /// First in order, since a request waits for it.
     ForwardReply(u64),
     Forward(u64),
     Version,
@@ -64,7 +65,7 @@ pub(crate) enum Topic {
 }
 
 impl Topic {
-    /// The cell it is about, if it is.
+    /// The cell that the topic is about, if any.
     const fn cell(&self) -> Option<CellKey> {
         match *self {
             Self::Return(cell, _)
@@ -90,7 +91,7 @@ impl Topic {
         }
     }
 
-    /// Whether only the peer's present process can make anything of it.
+    /// Whether only the peer's present process can use such a fact.
     const fn is_for_one_process(&self) -> bool {
         matches!(
             self,
@@ -105,7 +106,7 @@ impl Topic {
         )
     }
 
-    /// Whether it is of no use when it is said again.
+    /// Whether such a fact is of no use when it is sent again.
     const fn is_for_now(&self) -> bool {
         matches!(self, Self::Forward(_) | Self::ForwardReply(_) | Self::Ping)
     }
@@ -114,22 +115,22 @@ impl Topic {
 /// A fact that waits.
 #[derive(Clone, Debug)]
 pub(crate) struct Waiting {
-    /// Its entry; the cell's number is filled in when it is sent.
+    /// The entry; the cell's number is filled in when the entry is sent.
     pub(crate) entry: Entry,
-    /// The batch that must be on disk before it leaves; 0 for none.
+    /// The batch that must be on disk before the fact leaves; 0 for none.
     pub(crate) after_batch: u64,
-    /// Its place among all that was told: of two about the same, the greater is the later.
+    /// The fact's place among all facts: of two about the same topic, the greater is the later.
     told: u64,
-    /// The frames that said so, were given up, and may only be late.
+    /// The frames that carried the fact, were given up, and may only be late.
     given_up_in: SmallVec<[u64; 2]>,
 }
 
-/// How long frames took there and back that were just confirmed.
+/// The round-trip times of frames that were just confirmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rounds {
-    /// The newest of them: of those that came in time, if any did.
+    /// The time of the newest frame: of those in time, if there are any.
     pub(crate) newest_ns: u64,
-    /// The one that took longest, late ones included.
+    /// The longest time, late frames included.
     pub(crate) longest_ns: u64,
 }
 
@@ -137,31 +138,31 @@ pub(crate) struct Rounds {
 struct Sent {
     number: u64,
     at_ns: u64,
-    /// Numbers of this end that it introduces.
+    /// Numbers of this end that the frame introduces.
     introduced: Vec<ShortId>,
     facts: Vec<(Topic, Waiting)>,
 }
 
-/// The way to one peer.
+/// The facts on their way to one peer.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     waiting: BTreeMap<Topic, Waiting>,
     under_way: VecDeque<Sent>,
-    /// Frames that count as lost, each with when it was sent.
+    /// Frames that count as lost: each frame's number, and when it was sent.
     given_up: VecDeque<(u64, u64)>,
-    /// Answers to draws, each with when it was told: steady clock.
+    /// Answers to forwards: each forward's number, and when the answer was queued: steady clock.
     drawn: VecDeque<(u64, u64)>,
     next_number: u64,
-    /// Facts that were told so far.
+    /// How many facts were queued so far.
     told: u64,
     pub(crate) names: Names,
-    /// Bytes and entries sent, since the start.
+    /// Bytes and entries sent since the start.
     pub(crate) bytes: u64,
     pub(crate) entries: u64,
 }
 
 impl Outbox {
-    /// Puts a fact in line.
+    /// Queues a fact.
     pub(crate) fn tell(&mut self, topic: Topic, entry: Entry, after_batch: u64) {
         let fact = self.fact(entry, after_batch);
         self.waiting.insert(topic, fact);
@@ -172,19 +173,19 @@ impl Outbox {
         Waiting { entry, after_batch, told: self.told, given_up_in: SmallVec::new() }
     }
 
-    /// Puts the settlement of a charge in line, if there is room.
+    /// Queues the settlement of a charge. Returns whether there was room.
     pub(crate) fn settle(&mut self, id: u128, cost: Option<u64>) -> bool {
         let waiting = self.waiting.range(Topic::Settle(0)..=Topic::Settle(u128::MAX)).count();
         let has_room = waiting < SETTLE_MAX;
         if has_room {
-            // The first word counts, as with the node that made the charge.
+            // The first settlement counts, as at the node that made the charge.
             let fact = self.fact(Entry::Settle { id, cost }, 0);
             self.waiting.entry(Topic::Settle(id)).or_insert(fact);
         }
         has_room
     }
 
-    /// Puts the answer to a draw in line.
+    /// Queues the answer to a forward.
     pub(crate) fn tell_drawn(&mut self, number: u64, units: Option<u64>, now_ns: u64) {
         if self.drawn.len() >= DRAWN_MAX
             && let Some((oldest, _)) = self.drawn.pop_front()
@@ -195,7 +196,8 @@ impl Outbox {
         self.tell(Topic::ForwardReply(number), Entry::ForwardReply { number, units }, 0);
     }
 
-    /// Answers that were told so long ago are waited for no more: those that were not sent are not said.
+    /// Forgets answers that were queued so long ago that nobody waits for them: if not sent yet, they never
+    /// are.
     pub(crate) fn forget_drawn(&mut self, now_ns: u64) {
         while let Some((number, at_ns)) = self.drawn.front().copied()
             && now_ns >= at_ns + DRAW_NS
@@ -205,7 +207,7 @@ impl Outbox {
         }
     }
 
-    /// Draws before this number are waited for no more: those that were not sent are not said.
+    /// Drops forwards before this number that were not sent: nobody waits for them any more.
     pub(crate) fn forget_draws(&mut self, before: u64) {
         if before > 0 {
             self.waiting
@@ -214,12 +216,12 @@ impl Outbox {
         }
     }
 
-    /// Whether anything could be sent, with what is on disk.
+    /// Whether anything could be sent, given what is on disk.
     pub(crate) fn is_ready(&self, committed: u64) -> bool {
         self.under_way.len() < FRAMES_MAX && self.waiting.values().any(|fact| fact.after_batch <= committed)
     }
 
-    /// Facts that wait.
+    /// How many facts wait.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -235,7 +237,8 @@ impl Outbox {
         self.next_number
     }
 
-    /// Fills a frame with what may leave. `draw` says within how many microseconds a draw is of use, if it is.
+    /// Fills a frame with what may leave. `draw` returns for how many microseconds a forward is of use;
+    /// `None` for none.
     pub(crate) fn fill(
         &mut self,
         header: &Header,
@@ -255,7 +258,7 @@ impl Outbox {
                 if let Some(cell) = topic.cell() {
                     let Some((limit, which)) = name(cell) else { continue };
                     let (id, known) = self.names.number(cell);
-                    // Once a frame is enough.
+                    // One introduction in a frame is enough.
                     if !known && described.insert(id) {
                         frame.push(&Entry::Introduce { id, limit, tag: cell.1, which });
                         introduced.push(id);
@@ -267,7 +270,7 @@ impl Outbox {
                     *within_us = left_us;
                 }
                 frame.push(&fact.entry);
-                // What is asked of time is not said of anything.
+                // A ping states no fact, so it does not count.
                 self.entries += u64::from(!matches!(fact.entry, Entry::Ping));
                 facts.push((topic, fact));
             }
@@ -280,9 +283,10 @@ impl Outbox {
         bytes
     }
 
-    /// What the peer confirms. Gives how long that took, if it is news.
+    /// Takes the peer's confirmations. Returns how long the newly confirmed frames took.
     pub(crate) fn confirmed(&mut self, received: &ReceivedFrames, now_ns: u64) -> Option<Rounds> {
-        // This process has sent no such frame. An earlier one has, of which an old copy of the disk says nothing.
+        // This process sent no such frame. An earlier one did, of which this disk, an old copy, knows
+        // nothing.
         if received.highest > self.next_number {
             return None;
         }
@@ -306,7 +310,8 @@ impl Outbox {
         Some(Rounds { newest_ns: newest_ns.or(late_ns)?, longest_ns: longest_ns? })
     }
 
-    /// Of what was given up, the peer confirms some: that need not be said again. Gives how long it took at most.
+    /// Takes confirmations of frames that were given up: their facts need not be sent again. Returns the
+    /// longest time that one took.
     fn confirmed_late(&mut self, received: &ReceivedFrames, now_ns: u64) -> Option<u64> {
         let came: BTreeMap<u64, u64> =
             self.given_up.iter().copied().filter(|(number, _)| received.has(*number)).collect();
@@ -319,7 +324,7 @@ impl Outbox {
         came.values().map(|at_ns| now_ns.saturating_sub(*at_ns)).max()
     }
 
-    /// Frames that were sent before this time, and not confirmed, are lost.
+    /// Counts frames as lost that were sent before this time and not confirmed.
     pub(crate) fn expire(&mut self, before_ns: u64) {
         while self.under_way.front().is_some_and(|sent| sent.at_ns < before_ns) {
             if let Some(sent) = self.under_way.pop_front() {
@@ -328,7 +333,7 @@ impl Outbox {
         }
     }
 
-    /// The peer began anew, and knows nothing of what it was told.
+    /// Prepares for a new process of the peer, which knows nothing of what the last one was told.
     pub(crate) fn restart(&mut self) {
         while let Some(sent) = self.under_way.pop_front() {
             self.again(sent);
@@ -340,7 +345,7 @@ impl Outbox {
         self.names.forget_theirs();
     }
 
-    /// The peer is another incarnation: nothing that was said to the one before is for it.
+    /// Drops everything: it is meant for an incarnation that is replaced or closed.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
         self.drawn.clear();
@@ -348,11 +353,11 @@ impl Outbox {
         self.given_up.clear();
     }
 
-    /// What a lost frame said, unless something later about the same waits. Frames are given up in any order, and two of
-    /// them may have said something about the same: the later word stays.
+    /// Queues the facts of a lost frame again, unless a later fact about the same topic waits. Frames are
+    /// given up in any order, and two of them may carry facts about one topic: the later fact stays.
     fn again(&mut self, sent: Sent) {
         let Sent { number, at_ns, facts, .. } = sent;
-        // As long as one that was given up before may be late.
+        // Frames before this one are too old to be confirmed.
         let oldest = number.saturating_sub(GIVEN_UP_MAX as u64);
         for (topic, mut fact) in facts.into_iter().filter(|(topic, _)| !topic.is_for_now()) {
             fact.given_up_in.retain(|before| *before >= oldest);
@@ -372,10 +377,10 @@ impl Outbox {
     }
 }
 
-/// Whether the one is said of two facts about the same.
+/// Whether `one` is sent rather than `other`, of two facts about the same topic.
 const fn is_rather_said(topic: Topic, one: &Waiting, other: &Waiting) -> bool {
     match topic {
-        // The first word counts, as with the node that made the charge.
+        // The first settlement counts, as at the node that made the charge.
         Topic::Settle(_) => one.told < other.told,
         _ => other.told < one.told,
     }
@@ -461,7 +466,7 @@ mod tests {
         assert_eq!(outbox.len(), DRAWN_MAX, "the oldest are not said");
         outbox.forget_drawn(DRAW_NS + 20);
         assert_eq!(outbox.len(), DRAWN_MAX - 10, "nor those that nobody waits for");
-        // Whoever waited for them is gone, and with an old disk the next process has the same numbers.
+        // The process that waited for them is gone. With an old disk, the next process has the same numbers.
         outbox.restart();
         outbox.tell_drawn(30, Some(1), DRAW_NS);
         outbox.forget_drawn(DRAW_NS + 40);
@@ -495,13 +500,13 @@ mod tests {
         assert_eq!(next(&mut outbox), (1, 1));
         outbox.expire(2);
         assert_eq!(outbox.len(), 1, "it may be lost");
-        // The first that said so is confirmed, while the second is under way.
+        // The first frame with the fact is confirmed while the second is under way.
         assert_eq!(next(&mut outbox), (1, 1));
         let rounds = outbox.confirmed(&received(1), 31).expect("how long it took");
         assert_eq!(rounds, Rounds { newest_ns: 30, longest_ns: 30 });
         outbox.expire(2);
         assert_eq!(outbox.len(), 0);
-        // What is newer than the late one is said.
+        // A fact that is newer than the late frame is sent.
         tell_news(&mut outbox, 7);
         assert_eq!(next(&mut outbox).1, 1);
         outbox.expire(2);

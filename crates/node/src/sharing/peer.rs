@@ -1,4 +1,4 @@
-//! One peer: which process of it is known, whether it can be reached, how far away it is.
+//! One peer: which of its processes is known, whether it can be reached, and how far away it is.
 
 use acequia_limits::{Now, time::CLOCK_END};
 use acequia_rights::{Incarnation, VersionId};
@@ -12,18 +12,20 @@ use super::{
 
 /// A frame is answered within this time, so that the sender learns how far away it is.
 pub(crate) const REPLY_NS: u64 = 15_000_000;
-/// What was not confirmed for twice the way there and back, and so much more, is sent again.
+/// A frame that is not confirmed within two round trips, and this much more, counts as lost.
 const RESEND_NS: u64 = 250_000_000;
-/// And after so long in any case: a frame that the mesh takes longer to carry does not arrive.
+/// A frame counts as lost after this long in any case: one that the mesh takes longer to carry does not
+/// arrive.
 const PATIENCE_NS_MAX: u64 = 10_000_000_000;
-/// Times there and back that are remembered: the shortest of them counts, since the others waited.
+/// How many round-trip times are remembered: the shortest of them counts, since the others include waits.
 const ROUNDS: usize = 8;
-/// After so long a worse sighting of a peer's clock is better than an old one: clocks may be set.
+/// After this long, even a less sure sighting of a peer's clock replaces the old one: clocks may be set.
 const SIGHTING_NS: u64 = 2_000_000_000;
 
-/// A sighting of a peer's clock is not older than about this while it is reached, whether or not there is anything to say.
+/// How old the sighting of a peer's clock gets, about, while the peer is reached: even if there is nothing to
+/// say.
 const SIGHTED_NS: u64 = 20_000_000_000;
-/// A peer is asked again after so long by a node with whose clock nobody has agreed.
+/// How soon a node with whose clock nobody has agreed pings a peer again.
 const PING_SOON_NS: u64 = 100_000_000;
 
 #[derive(Debug)]
@@ -32,26 +34,26 @@ pub(crate) struct Peer {
     pub(crate) boot: u32,
     pub(crate) received: ReceivedFrames,
     pub(crate) outbox: Outbox,
-    /// When a frame last came, and when one last went: steady clock, 0 for never.
+    /// When a frame last came, and when one was last sent: steady clock, 0 for never.
     pub(crate) heard_ns: u64,
     pub(crate) said_ns: u64,
     pub(crate) renewed_ns: u64,
     pub(crate) owes_reply: bool,
-    /// The version of the catalogue that it has, and the last one that it was told.
+    /// The version of the catalogue that the peer has, and the last one that it was sent.
     pub(crate) version_id: VersionId,
     pub(crate) told: VersionId,
-    /// What is compared with it, after it was away.
+    /// The comparison with the peer after it was away.
     pub(crate) resync: Resync,
     rounds_ns: [u64; ROUNDS],
     rounds: usize,
-    /// How long frames took lately that took long: it falls by an eighth with each that took less.
+    /// How long slow frames took lately: falls by an eighth with each frame that took less.
     slow_ns: u64,
     sighting: Option<Sighting>,
-    /// When it was last asked what its clock reads: steady clock.
+    /// When the peer was last pinged: steady clock.
     pinged_ns: u64,
 }
 
-/// What a peer's clock read at some time: as of `steady_ns` of ours, `wall_ns`, give or take.
+/// A reading of a peer's clock: `wall_ns` at our `steady_ns`, give or take `unsure_ns`.
 #[derive(Clone, Copy, Debug)]
 struct Sighting {
     wall_ns: u64,
@@ -83,7 +85,7 @@ impl Peer {
         }
     }
 
-    /// Another process, which knows nothing of what was said.
+    /// Moves on to another process of the peer, which knows nothing of what was sent.
     pub(crate) fn begin_anew(&mut self, incarnation: Incarnation, boot: u32) {
         if self.incarnation != incarnation {
             self.outbox.clear();
@@ -95,18 +97,18 @@ impl Peer {
         self.outbox.restart();
     }
 
-    /// Its writer is closed: nothing that waits is for it any more.
+    /// The peer's incarnation is closed: nothing that waits is for it any more.
     pub(crate) fn close(&mut self) {
         self.outbox.clear();
         self.heard_ns = 0;
         self.told = VersionId::default();
     }
 
-    /// A frame of it came. `process` is this node's: its incarnation and its boot.
+    /// A frame of the peer came. `process` is this node's: its incarnation's number, and its process number.
     pub(crate) fn hear(&mut self, header: &Header, process: (u32, u32), now: Now) {
         self.heard_ns = now.steady_ns;
         if self.version_id != header.version_id {
-            // It may go by other numbers of the limit: it shall hear again which a cell has.
+            // The peer may have other variants of the limit now, so it shall hear again which one a cell has.
             self.outbox.names.introduce_again();
         }
         self.version_id = header.version_id;
@@ -122,30 +124,31 @@ impl Peer {
         }
     }
 
-    /// How long a frame may go unconfirmed before it counts as lost. The slow ones decide: where many frames share a
-    /// narrow link, the shortest way there and back says how long they take without each other.
+    /// How long a frame may go unconfirmed before it counts as lost. The slow frames decide: where many share
+    /// a narrow link, the shortest round trip says how long a frame takes without the others.
     pub(crate) fn patience_ns(&self) -> u64 {
         let round_ns = self.slow_ns.max(self.round_ns());
         round_ns.saturating_mul(2).saturating_add(RESEND_NS).min(PATIENCE_NS_MAX)
     }
 
-    /// Nanoseconds there and back; a tenth of a second while it is not known.
+    /// The round-trip time in nanoseconds; a tenth of a second while it is unknown.
     pub(crate) fn round_ns(&self) -> u64 {
         self.measured_ns().unwrap_or(100_000_000)
     }
 
-    /// Nanoseconds there and back, if that is known.
+    /// The round-trip time in nanoseconds, if it is known.
     pub(crate) fn measured_ns(&self) -> Option<u64> {
         self.rounds_ns.iter().copied().min().filter(|round_ns| *round_ns < u64::MAX)
     }
 
-    /// Whether it was heard lately.
+    /// Whether the peer was heard lately.
     pub(crate) fn is_reached(&self, now_ns: u64, reach_ns: u64) -> bool {
         self.heard_ns > 0 && now_ns.saturating_sub(self.heard_ns) < reach_ns
     }
 
-    /// A frame was written after one of ours came, and came so long after that was sent: in between, its clock read
-    /// this. However late it is, no more than that is taken for true.
+    /// Notes the clock's reading in a frame that was written after one of ours came. The frame came
+    /// `round_ns` after ours was sent, and the peer's clock read this in between. However late the frame is,
+    /// nothing more is assumed.
     fn sight(&mut self, header: &Header, round_ns: u64, steady_ns: u64) {
         let Header { wall_ns, corrected_ns, is_believed, .. } = *header;
         let unsure_ns = round_ns.div_ceil(2);
@@ -166,7 +169,7 @@ impl Peer {
         }
     }
 
-    /// Whether it shall be asked now what its clock reads. `is_urgent`: nobody has agreed with ours yet.
+    /// Whether to ask the peer now what its clock reads. `is_urgent`: nobody has agreed with our clock yet.
     pub(crate) fn is_to_be_pinged(&mut self, now_ns: u64, is_urgent: bool) -> bool {
         let (old_ns, again_ns) =
             if is_urgent { (SIGHTING_NS, PING_SOON_NS) } else { (SIGHTED_NS, SIGHTING_NS) };
@@ -179,17 +182,17 @@ impl Peer {
         is_due
     }
 
-    /// Its clock against ours, as far as is known.
+    /// The peer's clock against ours, as far as is known.
     pub(crate) fn reading(&self, now: Now, drift_ppm: u32) -> Option<Reading> {
         let Sighting { wall_ns, corrected_ns, is_believed, unsure_ns, steady_ns } = self.sighting?;
-        // Nobody's clock is there: what is added to it must stay below the end of all clocks.
+        // No real clock reads that much. The sums below must stay before the end of all clocks.
         if wall_ns >= CLOCK_END / 2 {
             return None;
         }
         let passed_ns = now.steady_ns.saturating_sub(steady_ns);
         let theirs = i64::try_from(wall_ns.saturating_add(passed_ns)).unwrap_or(i64::MAX);
         let ours = i64::try_from(now.wall_ns).unwrap_or(i64::MAX);
-        // Nor are the nanoseconds there and back those of true time.
+        // The round trip, too, was counted by a clock that drifts.
         let counted_ns = passed_ns.saturating_add(unsure_ns.saturating_mul(2));
         let unsure_ns = unsure_ns.saturating_add(drifted(counted_ns, drift_ppm));
         Some(Reading { ahead_ns: theirs.saturating_sub(ours), corrected_ns, is_believed, unsure_ns })
@@ -206,8 +209,8 @@ mod tests {
     fn an_answer_that_took_long_is_as_unsure_as_the_clock_that_timed_it() {
         const S: u64 = 1_000_000_000;
         let mut peer = Peer::new(Incarnation { member: MemberId(1), node: 0, number: 1 });
-        // Sent at 1000 s, heard at 3000 s by a clock that loses a thousandth: two more seconds passed. The peer read its
-        // wall at the very end, and it is right.
+        // Sent at 1000 s, heard at 3000 s by a clock that loses a thousandth: two more seconds passed. The
+        // peer read its wall at the very end, and it is right.
         let now = Now::at(3_000 * S);
         let true_ns = now.wall_ns + 2 * S;
         let header = Header {

@@ -1,14 +1,14 @@
-//! Who lends what to whom, who gives back, who asks.
+//! Decides who lends what to whom, who gives back, and who asks.
 //!
-//! Whatever is decided here is safe: what may be lent, given or returned is bounded by `rights`, and
-//! a view of another region that is wrong, old or missing wastes some of a limit and admits nothing.
-//! So this file may be changed freely; what it is worth is measured, not proven.
+//! Every decision here is safe: `rights` bounds what may be lent, given or returned. A wrong, old or missing
+//! view of another region wastes some of a limit and admits nothing. So this file may be changed freely: its
+//! worth is measured, not proven.
 //!
-//! *Flows* (rates, and the capacity of sliding windows) are pushed: every region sees the same
-//! demands, computes the same fair targets, and whoever has more than its target gives the others
-//! what they miss: what it borrowed of them before anything of its own. Burst goes along in
-//! proportion; units alone are lent for requests that need more at once than a region can hold.
-//! *Stocks* (the rights of a window) are pulled: who is about to run dry asks those that have most.
+//! *Flows* (rates, and the capacity of sliding windows) are pushed. Every region sees the same demands and
+//! computes the same fair targets. A region with more than its target gives the others what they miss: first
+//! what it borrowed from them, then its own. Burst goes along in proportion. Units alone are lent for
+//! requests that need more at once than a region can hold. *Stocks* (the rights of a window) are pulled: a
+//! region that is about to run dry asks those that have most.
 
 use acequia_limits::{Part, RATE_PARTS};
 use acequia_rights::MemberId;
@@ -16,30 +16,30 @@ use smallvec::SmallVec;
 
 use super::target::{Claim, water_fill};
 
-/// Of a fair part: a smaller need is left alone.
+/// A need below one part in this many of the fair part is left alone.
 const DEAD_BAND: u64 = 20;
-/// Of the whole: a smaller piece is not worth a loan.
+/// A piece below one part in this many of the whole is not worth a loan.
 const QUANTUM: u64 = 128;
-/// Units that a region keeps if it is asked for as many a second: chance brings requests close
-/// together, and a bucket that holds fewer turns some away that its rate has room for.
+/// A region keeps up to this many units, as many as it is asked for in a second. Requests come close together
+/// by chance, and a bucket with fewer units denies some that its rate has room for.
 const UNITS_KEPT: u64 = 8;
 
 /// A region's place in a cell, as one node sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seat {
     pub(crate) region: MemberId,
-    /// What it could use.
+    /// How much the region could use.
     pub(crate) want: u64,
-    /// What it may use now, with what is on its way to it.
+    /// How much it may use now, with what is on its way to it.
     pub(crate) holds: u64,
     /// Its standing part.
     pub(crate) standing: u64,
-    /// Units that it must be able to hold at once; 0 where it holds enough.
+    /// Units that it must be able to hold at once; 0 if it can hold enough.
     pub(crate) short: u64,
     pub(crate) weight: u32,
     /// Smaller classes are served first.
     pub(crate) class: u8,
-    /// What of its standing part it has before anybody has more, if it wants it.
+    /// How much of its standing part it gets before anybody gets more, if it wants that.
     pub(crate) floor: u64,
 }
 
@@ -51,21 +51,21 @@ pub(crate) struct Borrowed {
     pub(crate) part: Part,
 }
 
-/// What one node knows of a flow.
+/// One node's knowledge of a flow.
 #[derive(Debug)]
 pub(crate) struct RateView<'a> {
     pub(crate) own: Seat,
-    /// Those that can be reached.
+    /// The regions that can be reached.
     pub(crate) others: &'a [Seat],
-    /// What of the own standing part is not lent: in rate, and in units.
+    /// The part that could still be lent, in rate and in units: of the own share, and of the pool.
     pub(crate) spare: Part,
-    /// What of it is not lent, though others need it.
+    /// The piece of the part that is kept even if others need it.
     pub(crate) floor: Part,
-    /// What this region borrowed.
+    /// The loans that this region holds.
     pub(crate) held: &'a [Borrowed],
-    /// What it lent, and to whom.
+    /// The loans that this region has out, and to whom.
     pub(crate) lent: &'a [(MemberId, Part)],
-    /// Whether it is time to end loans both ways.
+    /// Whether it is time to end loans that go both ways between two regions.
     pub(crate) nets: bool,
     /// Units of the whole limit.
     pub(crate) units_total: u64,
@@ -73,28 +73,29 @@ pub(crate) struct RateView<'a> {
     pub(crate) units: u64,
     /// Units that this region is asked for in a second, rounded up.
     pub(crate) asked: u64,
-    /// Units that a request asks for, in thousandths.
+    /// Units of a mean request, in thousandths.
     pub(crate) cost_milli: u64,
-    /// Whether requests lately needed more units at once than there are without those that were borrowed for them alone,
-    /// and the smallest cost that was asked for since.
+    /// Whether requests lately needed more units at once than there are, not counting units borrowed for such
+    /// requests alone; and the smallest cost that was asked for since.
     pub(crate) needs_units: bool,
     pub(crate) least: u64,
-    /// Whether the flow is a rate; or else units of a sliding window.
+    /// Whether the flow is a rate; if not, it is units of a sliding window.
     pub(crate) is_rate: bool,
-    /// Units that could be charged now: what of a sliding window may move.
+    /// Units that could be charged now: of a sliding window only these may move.
     pub(crate) left: u64,
-    /// Whether a first request here finds a unit elsewhere in its region.
+    /// Whether a mate is the cell's owner: a first request here then finds a unit there.
     pub(crate) is_mate: bool,
-    /// A cell that became warm a moment ago: a pause says little of its demand, so nothing goes back unasked.
+    /// Whether the cell became active a moment ago: a pause then says little about its demand, so nothing
+    /// goes back unasked.
     pub(crate) is_new: bool,
 }
 
-/// What to do about a cell.
+/// The decisions about a cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) lend: SmallVec<[(MemberId, Part); 4]>,
     pub(crate) give_back: SmallVec<[(MemberId, u64); 4]>,
-    /// Whether this region, or one that it sees, has less than it wants: worth another look soon.
+    /// Whether this region, or one that it sees, has less than it wants: worth another rebalance soon.
     pub(crate) is_scarce: bool,
 }
 
@@ -107,7 +108,7 @@ pub(crate) fn plan(flow: &RateView<'_>) -> Plan {
     let fair = total / seats.len() as u64;
     let quantum = (total / QUANTUM).max(1);
     let band = (fair / DEAD_BAND).max(quantum);
-    // What each misses of what it wants, and is then given up to its target.
+    // A region that misses at least `band` of what it wants gets all that its target allows.
     let missing = |seat: &Seat, target: u64| {
         let need = seat.want.min(target).saturating_sub(seat.holds);
         if need >= band { target.saturating_sub(seat.holds) } else { 0 }
@@ -126,18 +127,18 @@ pub(crate) fn plan(flow: &RateView<'_>) -> Plan {
     if deficits[0] > 0 {
         return plan;
     }
-    // A floor that nobody asks for is kept all the same.
+    // A floor is kept even if nobody asks for it.
     let more = |seat: &Seat, target: u64| seat.holds.saturating_sub(target.max(seat.floor));
     let surplus = more(&flow.own, targets[0]);
     let surplus_all: u64 = seats.iter().zip(&targets).map(|(seat, target)| more(seat, *target)).sum();
-    // Who has more than its target gives its part of what is missing, rounded up: else regions with a
+    // Each region with a surplus gives its part of what is missing, rounded up. Rounded down, regions with a
     // unit each would all give nothing.
     let mut give = match (deficit, surplus_all) {
         (0, _) | (_, 0) => 0,
         (d, s) if d >= s => surplus,
         (d, s) => u64::try_from((u128::from(surplus) * u128::from(d)).div_ceil(u128::from(s))).unwrap_or(0),
     };
-    // What is borrowed and far more than is wanted goes back unasked: its owner can lend it on.
+    // Borrowed units far beyond the want go back unasked, so that their giver can lend them on.
     let unused = !flow.is_new && flow.own.holds > flow.own.want.saturating_mul(2);
     let back = if unused { flow.own.holds.saturating_sub(flow.own.want + flow.own.want / 4) } else { give };
     let returned = give_back(flow, &deficits, back, &mut plan);
@@ -148,10 +149,11 @@ pub(crate) fn plan(flow: &RateView<'_>) -> Plan {
     plan
 }
 
-/// What each seat should have: what it wants if there is enough, and its part of what is left over.
+/// The target of each seat: what it wants if there is enough, and its part of the rest.
 ///
-/// Of a rate that is by what each wants. Units of a sliding window are back long after they were used, and of few it is chance who was asked
-/// for some in that time: so each has its standing part of what nobody wants first.
+/// The rest of a rate is split by what each seat wants. Units of a sliding window come back long after they
+/// were used. If they are few, chance decides who was asked for some in that time. So the rest of a sliding
+/// window first fills each seat up to its standing part.
 fn targets(total: u64, seats: &[Seat], is_rate: bool) -> SmallVec<[u64; 8]> {
     let claims: SmallVec<[Claim; 8]> = seats
         .iter()
@@ -181,7 +183,8 @@ fn targets(total: u64, seats: &[Seat], is_rate: bool) -> SmallVec<[u64; 8]> {
     targets
 }
 
-/// Gives units back that were borrowed alone, when no request needs them any more, or one of their owner needs no more.
+/// Gives back units that were borrowed alone, if no request here needs them, or if they are enough for a
+/// request that waits at their giver.
 fn give_units_back(flow: &RateView<'_>, plan: &mut Plan) {
     for loan in flow.held.iter().filter(|loan| loan.part.rate == 0) {
         let owner = flow.others.iter().find(|seat| seat.region == loan.from);
@@ -192,8 +195,8 @@ fn give_units_back(flow: &RateView<'_>, plan: &mut Plan) {
     }
 }
 
-/// Gives back what is borrowed of a region that has borrowed as much: it does the same, or is asked for no more than it has
-/// left. Two loans that meet are no use to anybody, and each of them may end alone.
+/// Gives back a loan from a region that has borrowed as much. That region does the same, or is asked for no
+/// more than it has left. Two loans that meet are of no use, and each of them may end alone.
 fn net(flow: &RateView<'_>, plan: &mut Plan) {
     let mut left = flow.left;
     for seat in flow.others {
@@ -226,8 +229,9 @@ fn total(parts: impl Iterator<Item = Part>) -> Part {
     })
 }
 
-/// Gives whole loans back, up to `most`: first to those that miss something. To these rather a loan that is up to twice as
-/// large than one of the own part, which would go the other way at the same time: they lend the rest again.
+/// Gives whole loans back, up to `most`: first to regions that miss something. Such a region may also get a
+/// loan that is up to twice as large as the rest of `most`, and lends the excess again. Otherwise it would
+/// get a loan of the own part, while its own loan stays here.
 fn give_back(flow: &RateView<'_>, deficits: &[u64], most: u64, plan: &mut Plan) -> u64 {
     let weigh = |part: Part| if flow.is_rate { u64::from(part.rate) } else { part.units };
     let misses = |region: MemberId| {
@@ -262,8 +266,8 @@ fn give_back(flow: &RateView<'_>, deficits: &[u64], most: u64, plan: &mut Plan) 
     most - rest
 }
 
-/// Lends of the own standing part to those that miss something, in proportion; what does not go
-/// round goes to the one that misses most.
+/// Lends of the own standing part to regions that miss something, in proportion. The remainder goes to the
+/// one that misses most.
 fn lend_flow(flow: &RateView<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &mut Plan) {
     let lent_units: u64 = plan.lend.iter().map(|(_, part)| part.units).sum();
     let kept = units_kept(flow).max(flow.floor.units);
@@ -309,9 +313,10 @@ fn lend_flow(flow: &RateView<'_>, deficits: &[u64], give: u64, quantum: u64, pla
     }
 }
 
-/// Units that go along with a piece of the rate to a region: burst goes with its rate, since a rate with too little burst
-/// could never be used, and in its proportion, since whoever takes more leaves others with too little. Of all that was lent
-/// one way and the other: of many small pieces none would be worth a unit.
+/// Units that go along with a piece of the rate to a region. Burst goes with its rate, since a rate with too
+/// little burst could never be used. It goes in proportion, since a region that takes more leaves others with
+/// too little. The proportion counts all that was lent both ways: of many small pieces, none is worth a unit
+/// alone.
 fn units_with(flow: &RateView<'_>, region: MemberId, rate: u32) -> u64 {
     let out = total(flow.lent.iter().filter(|(to, _)| *to == region).map(|(_, part)| *part));
     let back = total(flow.held.iter().filter(|loan| loan.from == region).map(|loan| loan.part));
@@ -321,9 +326,10 @@ fn units_with(flow: &RateView<'_>, region: MemberId, rate: u32) -> u64 {
     u64::try_from(due).unwrap_or(u64::MAX).saturating_add(back.units).saturating_sub(out.units)
 }
 
-/// Units that are not lent, so that what is left of the own part can be used: for who is asked, some
-/// for chance, and enough for one that costs twice the mean; for who is silent, one, so that a first request is answered at once. Where that would
-/// leave half of the limit in regions that are silent, not even that.
+/// Units that are not lent, so that what is left of the own part can be used. A region that is asked keeps
+/// some of its rate's units for chance, and enough for a request of twice the mean cost. A silent region
+/// keeps one, so that a first request is answered at once; but none if that would leave half of the limit in
+/// silent regions. For a sliding window, only that one is kept, and none if a mate is the cell's owner.
 fn units_kept(flow: &RateView<'_>) -> u64 {
     let regions = flow.others.len() as u64 + 1;
     let for_first = u64::from(flow.units_total >= 2 * regions && (flow.is_rate || !flow.is_mate));
@@ -334,11 +340,12 @@ fn units_kept(flow: &RateView<'_>) -> u64 {
     flow.asked.min(UNITS_KEPT).max(for_dear).max(for_first)
 }
 
-/// Lends units to those that must be able to hold more at once than they can: everything, the floor too, if it takes
-/// that, since no smaller part would ever let such a request pass. But what a rate is used by here is kept for it; and where
-/// nobody has enough for what is asked there, the first has it, or all would hand each other what is of use to none.
+/// Lends units to regions that must be able to hold more at once than they can. If needed, everything is
+/// lent, even the floor, since no smaller part would let such a request pass. But units are kept that a rate
+/// in use here needs. If this region is short, too, the first of all short regions gets the units: otherwise
+/// all would hand each other what is of use to none.
 fn lend_units(flow: &RateView<'_>, plan: &mut Plan) {
-    // Of a sliding window only what is not used can move.
+    // Only the unused units of a sliding window can move.
     let mut spare = if flow.is_rate { flow.spare.units } else { flow.spare.units.min(flow.left) };
     let is_of_use = flow.asked > 0 && (!flow.needs_units || flow.least <= flow.units);
     if flow.is_rate && is_of_use {
@@ -350,7 +357,7 @@ fn lend_units(flow: &RateView<'_>, plan: &mut Plan) {
         if flow.own.short > 0 && (first != Some(seat.region) || flow.own.region < seat.region) {
             continue;
         }
-        // What is on its way already.
+        // Units that were lent to it alone already.
         let lent = flow.lent.iter().filter(|(to, part)| flow.is_rate && part.rate == 0 && *to == seat.region);
         let lent = total(lent.map(|(_, part)| *part)).units;
         let units = seat.short.saturating_sub(lent).min(spare);
@@ -361,7 +368,7 @@ fn lend_units(flow: &RateView<'_>, plan: &mut Plan) {
     }
 }
 
-/// What a region has of a stock.
+/// A region's place in a stock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stake {
     /// Units that could be charged there now.
@@ -370,42 +377,46 @@ pub(crate) struct Stake {
     pub(crate) demand_milli: u64,
     /// Smaller classes are served first.
     pub(crate) class: u8,
-    /// Units that it keeps though nobody asks for them there.
+    /// Units that it keeps even if nobody asks for them there.
     pub(crate) floor: u64,
 }
 
-/// What one node knows of a stock: the rights of a window that is open.
+/// One node's knowledge of a stock: the rights of the open window.
 ///
-/// What is left is best used if all regions run dry at the same time: from then on every denial is a
-/// true one. So a region *needs* what it is asked for until the window ends, or where there is less,
-/// its part of what is left. It asks for that while there is time, and gives nothing of it away.
+/// The remaining rights are best used if all regions run dry at the same time: from then on every denial is a
+/// true one. So a region *needs* what it is asked for until the window ends, or its part of what is left, if
+/// that part is less. It asks for these units while there is time, and gives none of them away.
 #[derive(Clone, Debug)]
 pub(crate) struct WindowView {
     pub(crate) own: Stake,
-    /// Those that can be reached.
+    /// The regions that can be reached.
     pub(crate) others: SmallVec<[(MemberId, Stake); 8]>,
-    /// Nodes for which this one speaks, where nothing else of its region is left: what each has by itself, for when others have nothing.
+    /// Mates for which this node speaks, if the region's pool has nothing: what each has by itself, to be
+    /// asked for when the other regions have nothing.
     pub(crate) mates: SmallVec<[(MemberId, Stake); 8]>,
-    /// Until the window ends.
+    /// The time until the window ends.
     pub(crate) time_left_ns: u64,
-    /// The longest time there and back to a peer that can be reached.
+    /// The longest round trip to a peer that can be reached.
     pub(crate) round_ns: u64,
-    /// The largest cost that was denied since the last look.
+    /// The largest cost that was denied since the last rebalance.
     pub(crate) denied: u64,
-    /// Of few units, what may still be asked for here: who asks and has some left is given no more than what is beyond that.
+    /// Units that may still be asked for here, if the limit has few. A region that asks and still has some
+    /// left gets only units beyond these.
     pub(crate) likely: u64,
 }
 
-/// The longest demand that is asked for at once: more would have to come back when demand moves.
+/// How far ahead units are asked for at most: more would have to come back when demand moves.
 const AHEAD_NS: u64 = 10 * 1_000_000_000;
-/// As many at least, where they are needed: who is asked once in a minute wants a unit at hand then.
+/// The least units that are asked for, if they are needed: a region with one request a minute wants a unit at
+/// hand.
 const UNITS_FEW: u64 = 4;
-/// A region that has so much less than it needs asks; and a piece that is so much less is no help.
+/// A region does not ask while it misses no more than one part in this many of what it needs.
 const NEED_BAND: u64 = 16;
 
 impl WindowView {
-    /// Units that a region needs until the window ends, or until nothing is left anywhere; of what those that are served
-    /// first leave.
+    /// Units that a region needs until the window ends, or its part of what is left after the classes that
+    /// are served first, if that is less. At least its floor, as far as it wants that, and one unit if there
+    /// is any demand.
     fn need(&self, of: Stake) -> u64 {
         let others = self.others.iter().map(|(_, stake)| *stake);
         let (mut left, mut first, mut demand) = (0_u128, 0_u128, 0_u128);
@@ -429,8 +440,8 @@ impl WindowView {
         self.need(of).max(of.floor)
     }
 
-    /// Units below which it is time to ask: half of what is asked for at once, so that an answer is
-    /// there long before nothing is; and at least what is used until one can be there, twice.
+    /// Below this many units it is time to ask. That is half of what is asked for at once, so that an answer
+    /// comes long before nothing is left; and at least twice what is used until an answer can come.
     pub(crate) fn low_water(&self) -> u64 {
         let early_ns = (AHEAD_NS / 2).max(self.round_ns.saturating_mul(2)).min(self.time_left_ns);
         let few = if self.own.demand_milli > 0 { UNITS_FEW / 2 } else { 0 };
@@ -439,7 +450,7 @@ impl WindowView {
         early.min(need - need / NEED_BAND).max(self.denied.min(need))
     }
 
-    /// Whom to ask for how much: those that have most more than they need, in proportion.
+    /// Whom to ask for how much: the regions that have most beyond their need, in proportion.
     pub(crate) fn ask(&self, most_asked: usize) -> SmallVec<[(MemberId, u64); 4]> {
         let mut asks = SmallVec::new();
         let denied = if self.denied > self.own.left { self.denied } else { 0 };
@@ -470,8 +481,9 @@ impl WindowView {
         asks
     }
 
-    /// What of the rights here can be given to one that asks for `units`: nothing that those need who are served before it.
-    /// Of one that has some left, by what it said and what is asked for there, it is asked ahead of time.
+    /// How many of the rights here can be given to a region that asks for `units`: none that a region needs
+    /// which is served before it. A region that still has some left, by its advertisement and its demand
+    /// since, asks ahead of time.
     pub(crate) fn give(&self, to: MemberId, units: u64) -> u64 {
         let class = self.others.iter().find(|(region, _)| *region == to).map_or(0, |(_, stake)| stake.class);
         let before = self.others.iter().filter(|(_, stake)| stake.class < class);
@@ -484,7 +496,7 @@ impl WindowView {
     }
 }
 
-/// Units that come in so much time at so many thousandths a second.
+/// Units that come in `ns` at `milli` thousandths of a unit a second.
 pub(crate) fn units_in(milli: u64, ns: u64) -> u64 {
     u64::try_from(u128::from(milli) * u128::from(ns) / 1_000_000_000_000).unwrap_or(u64::MAX)
 }
@@ -546,7 +558,7 @@ mod tests {
         let [(region, part)] = plan.lend[..] else { panic!("one loan: {plan:?}") };
         assert_eq!(region, MemberId(1));
         assert!((149_000..=151_000).contains(&part.rate), "{part:?}");
-        // Units go along, as many of all as it is of the rate.
+        // Units go along in proportion to the rate.
         let whole = u64::from(RATE_PARTS);
         assert_eq!(part.units, (1_000 * u64::from(part.rate) + whole / 2) / whole);
     }
@@ -556,7 +568,7 @@ mod tests {
         let of = |region, want, standing| Seat { standing, ..seat(region, want, standing) };
         let few = [of(0, 4, 7), of(1, 2, 7), of(2, 0, 6)];
         assert_eq!(targets(20, &few, false).as_slice(), [7, 7, 6]);
-        // By what each wants of a rate: whoever wants nothing has nothing.
+        // A rate is split by what each wants: a region that wants nothing gets nothing.
         assert_eq!(targets(20, &few, true)[2], 0);
         let more = [of(0, 15, 7), of(1, 2, 7), of(2, 0, 6)];
         let all = targets(20, &more, false);
@@ -583,7 +595,7 @@ mod tests {
         let others = [1, 2, 3, 4].map(|region| seat(region, 75_000, 75_000));
         let back = plan(&flow(seat(0, 75_000, 700_000), &others, &held)).give_back;
         assert_eq!(back.len(), 4, "{back:?}");
-        // Those that miss something first, while it is used.
+        // While they are used, loans first go back to regions that miss something.
         let others = [seat(1, 75_000, 75_000), seat(2, 300_000, 75_000), seat(3, 75_000, 75_000)];
         let back = plan(&flow(seat(0, 500_000, 650_000), &others, &held)).give_back;
         assert_eq!(back.as_slice(), [(MemberId(2), 2)]);
@@ -634,7 +646,7 @@ mod tests {
         assert_eq!(plan(&flow), Plan::default(), "while demand moves they may be of use");
         flow.nets = true;
         assert_eq!(plan(&flow).give_back.as_slice(), [(MemberId(1), 7)]);
-        // A thousandth of the rate, five times over, is the first unit of two hundred.
+        // Five thousandths of the rate are worth the first of two hundred units.
         let lent = [(MemberId(1), Part { rate: RATE_PARTS / 1_000, units: 0 }); 4];
         let units = |lent| {
             units_with(
@@ -727,14 +739,14 @@ mod tests {
         assert!(stock.ask(3).iter().all(|(region, _)| *region == MemberId(1)));
         stock.others[0].1.left = 0;
         assert_eq!(stock.ask(3).as_slice(), [(MemberId(7), 1)], "what is needed first");
-        // What one is asked for itself it keeps.
+        // A mate keeps what it is asked for itself.
         stock.mates[0].1.demand_milli = 100;
         assert!(stock.ask(3).is_empty());
     }
 
     #[test]
     fn who_is_served_first_borrows_all_but_the_floor() {
-        // Two hot regions, of which one comes first, and this one, which could lend.
+        // Two busy regions, one of them served first, and this one, which could lend.
         let others = [
             Seat { class: 1, ..seat(1, 600_000, 200_000) },
             seat(2, 600_000, 200_000),
@@ -752,7 +764,7 @@ mod tests {
         let total: u32 = lent.iter().map(|(_, part)| part.rate).sum();
         assert!((140_000..=149_999).contains(&total), "all but the floor: {lent:?}");
         assert!(lent.iter().map(|(_, part)| part.units).sum::<u64>() <= 150, "{lent:?}");
-        // The first wants everything, and so does this one, which has its floor before that.
+        // The first wants everything. This one wants much, too, and its floor comes before that.
         let others = [seat(1, 0, 0), seat(2, 1_000_000, 200_000), seat(3, 0, 0), seat(4, 0, 0)];
         let own = Seat { class: 1, floor: 50_000, ..seat(0, 600_000, 50_000) };
         assert!(plan(&RateView { floor, ..self::flow(own, &others, &[]) }).lend.is_empty());
@@ -776,7 +788,7 @@ mod tests {
         assert_eq!(stock.give(MemberId(1), 5_000), 700);
         stock.own.floor = 2_000;
         assert_eq!(stock.give(MemberId(1), 5_000), 0);
-        // What the first misses is not given to another.
+        // Units that the first region misses are not given to another.
         (stock.own.floor, stock.others[1].1.class) = (0, 1);
         assert_eq!(stock.give(MemberId(1), 5_000), 1_000);
         assert_eq!(stock.give(MemberId(2), 5_000), 0);

@@ -1,4 +1,5 @@
-//! One look at a cell: what was asked of it here, what the others said of it, and what to do about it.
+//! One rebalance of a cell: what was asked of it here, what the others said about it, and what to do about
+//! it.
 
 use acequia_limits::{CellTag, Now, Part};
 use acequia_rights::{
@@ -30,34 +31,38 @@ use crate::{
     preference::Preference,
 };
 
-/// Whoever does not ask again for more than a region can hold wants it no more.
+/// A request for more than a region can hold counts for this long after it was last repeated.
 const SHORT_NS: u64 = 3_000_000_000;
-/// What was borrowed for such a one and is enough is kept so long after the last.
+/// Units borrowed for such a request, if they are enough, are kept for this long after the last one.
 const SPARE_SHORT_NS: u64 = 10_000_000_000;
-/// The demand of a bucket's cell is hardly known at first. So the cell is looked at every `NEW_LOOK_NS` for `NEW_LOOKS_NS`.
+/// The demand of a bucket's cell is hardly known at first. So the cell is rebalanced every `NEW_LOOK_NS` for
+/// `NEW_LOOKS_NS`.
 const NEW_LOOK_NS: u64 = 30_000_000;
 const NEW_LOOKS_NS: u64 = 200_000_000;
-/// A pause says little of the demand of a cell that became warm less than this ago.
+/// A pause says little about the demand of a cell that became active less than this ago.
 const NEW_NS: u64 = 1_000_000_000;
-/// Loans both ways between two regions are looked for so often: while demand moves, they come and go by themselves.
+/// How often loans that go both ways between two regions are ended. While demand moves, they come and go by
+/// themselves.
 const NET_NS: u64 = 5_000_000_000;
-/// How old what was told of a cell gets that somebody asks for.
+/// How old the advertisement of a cell in use gets.
 const REFRESH_NS: u64 = 4_000_000_000;
-/// Asking again for rights, at first; twice as long each time it brought nothing.
+/// The first wait before rights are asked for again. It doubles each time asking brought nothing.
 const ASK_NS: u64 = 250_000_000;
 const ASK_NS_MAX: u64 = 4_000_000_000;
-/// What was asked for and must be taken of the region's pool first is there soon, or not at all.
+/// Units that must first be taken from the region's pool are there soon, or not at all. Meanwhile the cell is
+/// rebalanced this often, and a request of another region waits no longer than `POOL_NS_MAX`.
 const POOL_NS: u64 = 20_000_000;
 const POOL_NS_MAX: u64 = 1_000_000_000;
-/// What a window's pool has is said for who has joined since it began, and again after so long: the pool may have forgotten.
+/// How often a window's pool is told what it has, for nodes that joined since the window began: it may have
+/// forgotten.
 const SAY_NS: u64 = 60_000_000_000;
-/// Of what is to be lent and does not come from the pool at once, a part of so many is worth a loan.
+/// If the pool does not give all at once, one part in this many of a planned loan is worth lending.
 const PIECES: u64 = 4;
-/// Peers that are asked at once.
+/// The most peers that are asked at once.
 const ASKED_MAX: usize = 3;
 
 impl Sharing {
-    /// One look at a cell: what was asked of it, what the others said, and what to do about it.
+    /// Rebalances a cell: what was asked of it, what the others said, and what to do about it.
     pub(super) fn rebalance(&mut self, node: &Node, catalogue: &Catalogue, slot: u32, now: Now) {
         let Some(key) = self.cells.key(slot) else { return };
         let Some(mut active_cell) = self.cells.at_mut(slot).and_then(Option::take) else { return };
@@ -93,15 +98,15 @@ impl Sharing {
         }
     }
 
-    /// Which of its limit's numbers a cell has, as a peer said that is asked for it: unless this region is asked itself, and
-    /// knows.
+    /// The cell's variant, as reported by a peer that is asked for the cell. `None` if this region is asked
+    /// itself, and so knows.
     pub(super) fn told_of(&self, key: CellKey, active_cell: Option<&ActiveCell>) -> Option<u16> {
         let is_asked = active_cell.is_some_and(|active_cell| active_cell.asked_of == Some(self.version_id()));
         self.told.get(&key).copied().filter(|_| !is_asked)
     }
 
-    /// Where a limit has several sets of numbers, the others are to hear which a cell has, and again when that changes: unless they
-    /// are asked themselves, they cannot know, and give it no more than the least.
+    /// Has the cell introduced again if its variant is news to the others. Peers that are not asked for the
+    /// cell cannot know the variant, and would give the cell no more than the least variant gives.
     fn name_again(&mut self, active_cell: &mut ActiveCell, key: CellKey, which: Option<u16>) {
         let version_id = self.version_id();
         if (active_cell.which(), active_cell.which_of) == (which, version_id) {
@@ -114,7 +119,7 @@ impl Sharing {
         }
     }
 
-    /// Gives whether the cell stays warm, and when to look again.
+    /// Returns whether the cell stays active, and when to rebalance it again.
     fn look_at(
         &mut self,
         active_cell: &mut ActiveCell,
@@ -139,23 +144,23 @@ impl Sharing {
         if offered.events > 0 {
             active_cell.asked_of = Some(self.version_id());
         }
-        // What is guessed is not told: others would take it for known.
+        // A guess is not sent: others would take it for known.
         let which = context.which.filter(|_| node.catalogue().has_several_numbers(key.0));
         self.name_again(active_cell, key, which);
         if let Some(account) = cell.account.as_deref_mut() {
             account.hear_used(active_cell.used_elsewhere(context.global));
         }
-        // An override that ended leaves less without a new version.
+        // An override that ends leaves less, without a new version.
         if cell.account.as_deref().is_some_and(Account::is_over_lent) {
             self.over_lent.insert(key);
         }
-        // What no cell could ever give is not asked for.
+        // More than any cell could ever give is not counted as demand.
         let most = u64::from(offered.events).saturating_mul(context.global.budget());
         active_cell.demand.observe(offered.units.min(most), offered.events.into(), now.steady_ns);
         if offered.events > 0 {
             active_cell.note_asked(now.steady_ns);
         } else if active_cell.is_idle(now.steady_ns) && active_cell.demand.units_milli() > 0 {
-            // A mean that falls slowly would have the others lend what goes back at once.
+            // A mean that falls slowly would make the others lend units that go back at once.
             active_cell.demand = Demand::since(now.steady_ns);
         }
         let resource = Resource::of(context.global);
@@ -203,7 +208,7 @@ impl Sharing {
         Some((true, if self.wants_pool { after_ns.min(POOL_NS) } else { after_ns }))
     }
 
-    /// A rate, or a sliding window: lends and gives back.
+    /// Rebalances a rate, or a sliding window: lends and gives back.
     #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
     fn look_at_flow(
         &mut self,
@@ -221,13 +226,13 @@ impl Sharing {
         let effective = account.effective();
         let budget = context.global.budget();
         if active_cell.advertised.is_none() && (left < effective.units || self.beats.boot() > 1) {
-            // Units are gone, so this region was asked. After a restart it is not known, and counts as asked.
+            // Units are gone, so this region was asked. After a restart this is unknown, and counts as asked.
             active_cell.note_asked(now.steady_ns);
         }
         note_short(active_cell, account, offered, budget, now);
         let (reach, standing) = match node.leases {
             None => (Part::default(), account.standing()),
-            // As the others know it: what is in the pool is a part of it.
+            // The standing part as the others know it, with the piece of it that is in the pool.
             Some(_) => (
                 within_reach(node, key.1, account, context, owner),
                 self.standing_for(node, account, owner, context, now),
@@ -259,7 +264,7 @@ impl Sharing {
                 active_cell.seat(peer.incarnation.member, standing, resource, now.steady_ns, peer.round_ns());
             let is_less = Rough::new(resource.weigh(standing)) > Rough::new(seat.standing);
             if is_less && seat.want == 0 && seat.short == 0 {
-                // Another node of its region speaks for it.
+                // Another node of the peer's region speaks for the peer.
                 continue;
             }
             seat.class = preference.class(seat.region);
@@ -305,7 +310,7 @@ impl Sharing {
             plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
         }
         if active_cell.is_idle(now.steady_ns) {
-            // Whoever was last heard to want some has not been asked either, and would give it back.
+            // The regions that last wanted some have not been asked either, and would give it back.
             plan.lend.clear();
             plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
         }
@@ -324,7 +329,7 @@ impl Sharing {
         scarce
     }
 
-    /// Gives what was to be lent, and is to be taken of the region's pool first.
+    /// Carries a plan out. Returns what was to be lent, but must first be taken from the region's pool.
     #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
     fn carry_out(
         &mut self,
@@ -366,7 +371,7 @@ impl Sharing {
             let wanted = part;
             let mut part = part;
             if node.leases.is_some() {
-                // What is lent is taken of the pool first, and what came of it must be worth a loan.
+                // Units to lend are taken from the pool first. The units that came must be worth a loan.
                 let spare = account.spare(self.lent_for_ns(), now);
                 let mut units = spare.units;
                 if !account.algorithm.has_rate() {
@@ -407,13 +412,13 @@ impl Sharing {
         missing
     }
 
-    /// How long a loan is counted on at the longest that is not renewed.
+    /// The longest time that a loan counts without being renewed.
     fn lent_for_ns(&self) -> u64 {
         let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
         stretch(self.home.loan_ttl_ns, drift_ppm)
     }
 
-    /// A window's rights: asks for them, and gives.
+    /// Rebalances a window's rights: asks for them, and gives.
     #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
     fn look_at_stock(
         &mut self,
@@ -436,7 +441,7 @@ impl Sharing {
         let reached = || self.peers.values().filter(heard);
         let time_left_ns = time_left_ns(end_ns, now);
         let window_ns = u128::from(context.global.period_ns().max(1));
-        // As a window goes by, what is kept of it for requests that may still come becomes less.
+        // The floor falls as the window goes by, since fewer requests may still come.
         let place = |region: MemberId, standing_units: u64, stake: Stake| {
             let floor = u128::from(preference.floor(standing_units)) * u128::from(time_left_ns) / window_ns;
             let floor = u64::try_from(floor).unwrap_or(u64::MAX).min(standing_units);
@@ -456,14 +461,14 @@ impl Sharing {
                 mates.push(place_of(peer));
             }
         }
-        // Without the pool, requests find what is at the other nodes of the region, too: unless those were just asked in vain, or whoever was
-        // denied is not drawn for.
+        // Without a pool, requests also find units at mates, by forwards. They do not if the mates were just
+        // asked in vain, or if the denied request is not forwarded.
         let least = denied.max(1);
         let finds = owner == Owner::Own
             && !node.has_pool(key.1)
             && (denied == 0 || account.is_drawn(now) || node.forwards.is_asking(key))
             && node.forwards.next_mate(key, least, now).is_some();
-        // One with less than a request needs has nothing for it.
+        // A mate with less than a request needs has nothing for it.
         let lefts =
             mates.iter().map(|(_, stake): &(MemberId, Stake)| stake.left).filter(|left| *left >= least);
         let of_mates: u64 = if finds { lefts.fold(0, u64::saturating_add) } else { 0 };
@@ -489,7 +494,7 @@ impl Sharing {
         if received != active_cell.received {
             (active_cell.received, active_cell.asked_in_vain) = (received, 0);
             if owner != Owner::Each && stock.own.left == 0 {
-                // Who was asked answers: whoever lacks one of few again need not wait for longer.
+                // A region that was asked has answered: with few units, the next request need not wait.
                 active_cell.quiet_until_ns = now.steady_ns;
             }
         }
@@ -509,7 +514,8 @@ impl Sharing {
         let (mut for_others, budget) = (0, context.global.budget());
         for asked in asked.into_iter().filter(|asked| asked.end_ns == end_ns && may_give) {
             let AskedRights { by, units, at_ns, .. } = asked;
-            // No more than the asker believes of this region. What is beyond that goes to those from whom it came, and they give it on.
+            // Nobody is given more than it believes that this region owns. The rest goes back to the regions
+            // that gave it, and they give it on.
             let stands = self.versions.surely_stands_for_region_of(self.me().member, budget, context.salt);
             let (wanted, may_give) = (stock.give(by, units), account.open().may_give(by, stands));
             let could = wanted.min(may_give);
@@ -544,12 +550,12 @@ impl Sharing {
                     self.tells.push((to, Topic::Give(key, end_ns), entry));
                 }
             }
-            // So that the asker knows whom not to ask again.
+            // A new advertisement tells the asker whom not to ask again.
             active_cell.advertised = None;
         }
         account.want_for_others(Part { rate: 0, units: for_others });
         self.wants_pool = for_others > 0;
-        // Who has joined since the window began, and is asked now, goes by what is said to the pool.
+        // A node that joined since the window began, and is asked now, goes by what the pool was told.
         if context.local.spares()
             && now.steady_ns >= active_cell.says_after_ns
             && stock.others.iter().any(|(_, stake)| stake.demand_milli > 0)
@@ -561,7 +567,7 @@ impl Sharing {
         }
         stock.own.left = stock.own.left.saturating_add(of_mates);
         let short = stock.own.left < stock.low_water() || stock.denied > stock.own.left;
-        // What it cannot take up nobody shall give.
+        // Nobody shall give units that this node cannot take up.
         let may_ask = self.owns_nothing().is_none()
             && !context.local.owns_nothing_of(end_ns)
             && context.in_force
@@ -577,7 +583,7 @@ impl Sharing {
                 }
             }
             if !asks.is_empty() {
-                // Not before the answers can be here.
+                // The next request waits until the answers can be here.
                 let wait =
                     ASK_NS.max(stock.round_ns + stock.round_ns / 4) << active_cell.asked_in_vain.min(6);
                 active_cell.asked_in_vain = active_cell.asked_in_vain.saturating_add(1);
@@ -587,7 +593,7 @@ impl Sharing {
         short
     }
 
-    /// Tells the others how a cell is doing, where that is news.
+    /// Advertises how a cell is doing, if that is news.
     #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
     fn tell_news(
         &mut self,
@@ -605,7 +611,7 @@ impl Sharing {
         let left = account.unleased(&cell.words, now, context.salt).saturating_add(more);
         let beside = self.kept_by_mates(node, account, owner, context, resource, now);
         let holds = resource.weigh(account.effective()).saturating_add(more).saturating_add(beside);
-        // Of a cell that nobody asks for the others wait for nothing, until one of them is asked and says so.
+        // An idle cell needs no advertisements, until some region is asked for it and says so.
         let is_idle = active_cell.is_idle(now.steady_ns);
         let stands = (owner != Owner::Each)
             .then(|| Rough::new(resource.weigh(self.standing_for(node, account, owner, context, now))));
@@ -615,7 +621,7 @@ impl Sharing {
                 let age = now.steady_ns.saturating_sub(advertised.at_ns);
                 let differs =
                     |old: Rough, new: u64, part: u64| old.get().abs_diff(new) > new.max(old.get()) / part;
-                // The others count on it that what was left is used as it was asked for.
+                // The others assume that what was left is used at the advertised demand.
                 let by_now = |advertised: Advertised, age: u64| {
                     Rough::new(advertised.left.get().saturating_sub(units_in(advertised.demand.get(), age)))
                 };
@@ -665,7 +671,7 @@ impl Sharing {
     ) -> Part {
         match owner {
             Owner::Each => return self.standing_of(self.me(), context, now),
-            // The rest is in the pool, and that one speaks for it.
+            // The rest is in the pool, and the owner speaks for it.
             Owner::Mate(_) => return account.standing(),
             Owner::Own => {}
         }
@@ -680,8 +686,8 @@ impl Sharing {
         })
     }
 
-    /// Of a sliding window that this node speaks for, what other nodes of the region keep of its standing part: the region holds it, and it counts
-    /// as used, since this node cannot lend it.
+    /// At the owner of a sliding window: how much of the region's standing part its mates keep. The region
+    /// holds those units. They count as used, since this node cannot lend them.
     fn kept_by_mates(
         &self,
         node: &Node,
@@ -706,7 +712,7 @@ impl Sharing {
         owner == Owner::Own && is_mate()
     }
 
-    /// The standing part that another writer has of a cell, as far as is known here.
+    /// The standing part that an incarnation has of a cell, as far as is known here.
     fn standing_of(
         &self,
         incarnation: Incarnation,
@@ -718,7 +724,8 @@ impl Sharing {
     }
 }
 
-/// Notes whether a request needs more units at once than there are without those that were borrowed for such requests.
+/// Notes whether a request needs more units at once than there are, not counting units borrowed for such
+/// requests.
 fn note_short(active_cell: &mut ActiveCell, account: &Account, offered: &Offered, budget: u64, now: Now) {
     let units = account.effective().units;
     let is_alone = |part: &Part| account.algorithm.has_rate() && part.rate == 0;
@@ -738,7 +745,7 @@ fn note_short(active_cell: &mut ActiveCell, account: &Account, offered: &Offered
     }
 }
 
-/// What of the region's pool could be taken to give it away.
+/// How much of the region's pool could be taken to give it away.
 fn within_reach(
     node: &Node,
     tag: CellTag,
@@ -752,16 +759,16 @@ fn within_reach(
         Owner::Mate(_) => Part::default(),
     };
     match owner {
-        // That one gives it away.
+        // The owner gives it away.
         Owner::Mate(_) => Part::default(),
         _ if !node.has_pool(tag) => Part::default(),
         _ => account.within_reach().unwrap_or_else(unknown),
     }
 }
 
-/// What of a standing part is not lent.
+/// The piece of a standing part that is not lent.
 fn floor_of(preference: &Preference, standing: Part) -> Part {
-    // No more than the standing part, so that it fits.
+    // At most the standing part, so that it fits.
     let rate = preference.floor(u64::from(standing.rate)) as u32;
     Part { rate, units: preference.floor(standing.units) }
 }

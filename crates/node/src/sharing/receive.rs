@@ -1,4 +1,5 @@
-//! What comes: a frame of a peer, entry by entry. Whatever is in it, a rule is asked first; what it forbids changes nothing.
+//! Takes the frames of peers, entry by entry. A rule is asked before each entry counts, and an entry that the
+//! rule forbids changes nothing.
 
 use acequia_limits::Now;
 use acequia_rights::{
@@ -24,7 +25,7 @@ use super::{
 use crate::{ChargeId, Node, account::CellContext, journal::HeapCell, locked_cell::LockedCell};
 
 impl Sharing {
-    /// Takes a frame that came from a region.
+    /// Takes a frame that came from a member.
     pub(crate) fn handle(
         &mut self,
         node: &Node,
@@ -38,7 +39,7 @@ impl Sharing {
         taken
     }
 
-    /// Clocks are compared as they are, and windows go by the corrected one.
+    /// Clocks are compared as they read (`raw`), and windows go by the corrected clock (`now`).
     fn take(
         &mut self,
         node: &Node,
@@ -66,8 +67,8 @@ impl Sharing {
         {
             return Err(FrameFault::Late(header.incarnation));
         }
-        // Who the catalogue names is not displaced by a writer that it does not know: that one is told the
-        // catalogue when it is named.
+        // An incarnation that the catalogue does not know cannot displace one that the catalogue names. The
+        // unknown one is sent the catalogue once a version names it.
         if header.incarnation != peer.incarnation
             && named(peer.incarnation)
             && !named(header.incarnation)
@@ -82,7 +83,8 @@ impl Sharing {
         {
             let mut sessions = node.sessions_mut();
             if began_anew {
-                // Of writers of a region that own nothing, one is enough.
+                // Among a member's incarnations that own nothing and are not closed, only the present one
+                // needs a session.
                 let own = &self.versions;
                 let of_region = |incarnation: &Incarnation| {
                     incarnation.member == from && *incarnation != header.incarnation
@@ -95,10 +97,12 @@ impl Sharing {
             session.set_drift_ppm(drift_ppm);
             session.hear(Heartbeat { boot: header.boot, number: header.beat }, now.steady_ns);
         }
-        // A peer that saw a later process of this node, or loans that it never gave: an old disk.
+        // A peer saw a later process of this node, or loans that this node never gave: the disk is an old
+        // one.
         let (own, boot) = (self.home.incarnation.number, self.beats.boot());
         let ahead = header.received.boot > boot || header.loan_max > self.loans.reserved;
-        // Or frames that this process never sent: another one had its number.
+        // The disk is also an old one if a peer received frames that this process never sent: another process
+        // had its number.
         let twice = header.received.boot == boot && header.received.highest > peer.outbox.last_number();
         let is_old = (ahead || twice) && header.received.incarnation == own && header.received.boot > 0;
         if is_old && !mutated(Mutation::OldDiskTrusted) {
@@ -110,13 +114,13 @@ impl Sharing {
         }
         peer.hear(&header, (own, boot), raw);
         if adopted {
-            // What it was told of a version before it had it, it could not count.
+            // The peer could not count acknowledgements that came before it had the version.
             self.tell_all_acks(from);
         }
         if began_anew {
             for active_cell in self.cells.values_mut().flatten() {
                 active_cell.advertised = None;
-                // Its frames are counted anew.
+                // The new process counts its frames anew.
                 active_cell.views.retain(|view| view.of != from);
             }
             self.tell_all_acks(from);
@@ -147,11 +151,11 @@ impl Sharing {
                 }
                 other => {
                     if let Some(id) = other.cell() {
-                        // A number of an earlier process of this node may be another cell's by now.
+                        // A number that an earlier process of this node gave may mean another cell by now.
                         let is_mine = (header.received.incarnation, header.received.boot) == (own, boot);
                         key = peer.outbox.names.cell(id).filter(|_| id.0 & 1 == 0 || is_mine);
                         if key.is_none() {
-                            // What is only news is told again, and can be lost; rights cannot.
+                            // Advertisements and questions are sent again, and may be lost; rights may not.
                             let is_news = matches!(
                                 other,
                                 Entry::Advertisement { .. } | Entry::Short { .. } | Entry::Ask { .. }
@@ -165,7 +169,7 @@ impl Sharing {
             if key.is_some_and(|key| key.0 == NO_SLOT)
                 && let Some(id) = entry.cell()
             {
-                // It shall be introduced again: the limit may be known by then.
+                // The cell shall be introduced again: the limit may be known by then.
                 unnamed.push(id);
             }
             keys.push(key.filter(|key| key.0 != NO_SLOT));
@@ -173,12 +177,12 @@ impl Sharing {
         for id in strangers.into_iter().chain(unnamed) {
             peer.outbox.tell(Topic::Unknown(id), Entry::Unknown { id }, 0);
         }
-        // While nobody has agreed with the wall, cells are not looked at: what is said of them comes again.
+        // While the wall is not believed, no cell is changed: entries about cells come again.
         let is_early = !node.is_wall_believed() && !entries.iter().all(Entry::is_of_no_cell);
         if is_lost || is_early {
             peer.owes_reply |= is_early;
-            // A limit that this node has not heard of, or a number it forgot: the frame comes again. But what mends
-            // that counts at once, or two such frames could wait for each other for ever.
+            // The frame comes again, since this node does not know a limit yet, or forgot a number. Entries
+            // that mend this count at once: otherwise two such frames could wait for each other for ever.
             for entry in entries {
                 if matches!(
                     entry,
@@ -210,7 +214,8 @@ impl Sharing {
         now: Now,
     ) -> Result<(), Refusal> {
         let region = header.incarnation.member;
-        // One that leaves is still heard: it must learn of it and say so. What it lends or gives is refused.
+        // A leaving incarnation is still heard: it must learn that it leaves, and say so. Its loans and
+        // transfers are refused.
         let goes_on = matches!(
             entry,
             Entry::Introduce { .. }
@@ -232,7 +237,7 @@ impl Sharing {
             }
             (Entry::Advertisement { demand, holds, left, stands, .. }, Some(key)) => {
                 if demand == Rough::default() && self.cells.slot(key).is_none() {
-                    // Nobody asks for it there, and nobody has asked for it here.
+                    // Nobody asks for the cell there, and nobody has asked for it here.
                     return Ok(());
                 }
                 let Some(active_cell) = self.wake(key, now.steady_ns) else { return Ok(()) };
@@ -249,7 +254,7 @@ impl Sharing {
                     active_cell.note_busy(now.steady_ns);
                 }
                 if was_idle && !active_cell.is_idle(now.steady_ns) {
-                    // Nothing was said of it while nobody waited for it.
+                    // While nobody waited for the cell, nothing was said about it.
                     active_cell.advertised = None;
                 }
                 Ok(())
@@ -300,7 +305,7 @@ impl Sharing {
                 Ok(())
             }
             (Entry::Settle { id, cost }, _) => {
-                // Whoever said so was told that it is on its way, and nobody waits for what becomes of it.
+                // The caller was told that the settlement is on its way, and nobody waits for the result.
                 node.settle_sometime(ChargeId(id), cost, now);
                 Ok(())
             }
@@ -325,8 +330,8 @@ impl Sharing {
         }
     }
 
-    /// A version, from its authority or passed on. One that is newer is adopted with the next tick, if it is its authority's
-    /// word.
+    /// Takes a version, from its authority or passed on. A newer one is adopted at the next tick, if its seal
+    /// proves that its authority made it.
     fn hear_version(&mut self, version: Version, proof: Proof) -> Result<(), Refusal> {
         let is_known = self.versions.version().is_some_and(|own| *own == version);
         let offered = self
@@ -341,9 +346,9 @@ impl Sharing {
             return Err(Refusal::Malformed);
         }
         if is_known {
-            // Signed again, by a certificate that holds for longer.
+            // The version was signed again, by a certificate that holds for longer.
             self.seals.keep_version(version.version_id, proof);
-            // Who refused it by the earlier seal is told once more.
+            // Peers that refused the version by its earlier seal are sent it once more.
             self.peers.values_mut().for_each(|peer| peer.told = VersionId::default());
         } else {
             self.offered = Some((version, proof));
@@ -351,7 +356,7 @@ impl Sharing {
         Ok(())
     }
 
-    /// What a writer acknowledged, from itself or passed on.
+    /// Takes an incarnation's acknowledgement, from itself or passed on.
     fn hear_ack(
         &mut self,
         (incarnation, ack): (Incarnation, Ack),
@@ -359,7 +364,7 @@ impl Sharing {
         from: Incarnation,
         now: Now,
     ) -> Result<(), Refusal> {
-        // Whoever has no catalogue yet counts nothing, and is told again when it has.
+        // A node without a catalogue counts nothing, and is told again when it has one.
         let Some(key) = self.versions.version().map(|version| version.key) else { return Ok(()) };
         if !self.versions.asks(incarnation) {
             return Ok(());
@@ -377,7 +382,7 @@ impl Sharing {
         Ok(())
     }
 
-    /// An entry that moves rights.
+    /// Takes an entry that moves rights.
     fn take_right(
         &mut self,
         node: &Node,
@@ -388,7 +393,7 @@ impl Sharing {
     ) -> Result<(), Refusal> {
         let from = header.incarnation;
         let owned = self.owns_nothing().is_none();
-        // Whoever has no share has nothing to give or to lend.
+        // A member without a share has nothing to give or to lend.
         let moves_rights = matches!(entry, Entry::Grant { .. } | Entry::Give { .. });
         let owned = owned && (!moves_rights || self.versions.owns(from));
         let catalogue = node.catalogue();
@@ -401,7 +406,7 @@ impl Sharing {
             versions.stands_for_region_of(from.member, global.budget(), salt, global.has_rate())
         };
         let granted = if let Entry::Grant { grant, .. } = &entry { Some(grant.number) } else { None };
-        // Capacity that comes with nothing in it is nothing that anybody waits for.
+        // Nobody waits for capacity that comes with no units in it.
         let brings = match &entry {
             Entry::Grant { grant, .. } => grant.tokens > 0,
             Entry::Return { back, .. } => back.tokens > 0,
@@ -441,7 +446,8 @@ impl Sharing {
                     let received =
                         account.receive(context, from.member, (end_ns, cumulative), stands, forgotten);
                     if let Some(peer) = self.peers.get_mut(&from.member) {
-                        // All that ever came, not what was told now: a giver whose disk is an old one learns so.
+                        // All units that ever came are confirmed, not only those of this entry: so a giver
+                        // learns that its disk is an old one.
                         let cumulative = account.received(from.member, end_ns).max(cumulative);
                         let entry = Entry::Got { id: ShortId::default(), end_ns, cumulative };
                         peer.outbox.tell(Topic::Got(key, end_ns), entry, 0);
@@ -482,33 +488,33 @@ impl Sharing {
                 self.wake(key, now.steady_ns);
                 if brings {
                     node.remote_supply.tell();
-                    // It may be for whoever draws of it.
+                    // A mate's forward may wait for the units.
                     node.forwards.call();
                 }
             }
             Err(Refusal::RestoredDisk { .. }) => self.restored_disk = true,
-            // It may have been opened for this.
+            // The account may have been opened for this entry.
             Err(_) if owned => drop(self.wake(key, now.steady_ns)),
             Err(_) => {}
         }
         result
     }
 
-    /// A holder did not take a loan up: it is not renewed, so that it comes back by itself.
+    /// Notes that a holder does not hold a loan: it is not renewed, so that it comes back by itself.
     fn end_loan(&mut self, node: &Node, to: Incarnation, key: CellKey, number: u64, now: Now) {
         let catalogue = node.catalogue();
         LockedCell { node, catalogue: &catalogue, key, now, which: None }.at(false, |_, cell| {
             let HeapCell { account: Some(account), .. } = cell else { return };
             let is_its = account.book().lent().iter().any(|lent| lent.number == number && lent.to == to);
             if is_its && let Some(session) = node.sessions_mut().get_mut(&to) {
-                // Where as many are frozen as can be told, a later look does it.
+                // If the session has no room to tell of it, a later rebalance freezes the loan.
                 let _ = account.refused(number, session);
             }
         });
     }
 }
 
-/// Whether a version knows a writer.
+/// Whether a version names an incarnation.
 fn names(version: &Version, incarnation: Incarnation) -> bool {
     version.members.get(&incarnation.member).is_some_and(|member| member.incarnation == incarnation)
 }

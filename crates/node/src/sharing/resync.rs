@@ -1,10 +1,11 @@
-//! After an absence: what two regions know of each other's rights is compared by digests, and only what differs is told
-//! again.
+//! After an absence, two members compare by digests what they know of each other's rights. Only differences
+//! are sent again.
 //!
-//! Each end tells, when it hears of a peer that was away, began anew or adopted a version, a digest of everything that it
-//! ever told that peer of windows that are open, and of what it charged. The peer adds up what it knows of that, and asks
-//! for the buckets that differ. Both walk over the cells a part at a time, so that neither a million cells nor a full
-//! outbox keeps a tick from its end. What changes during the walk may be told once too often, which is safe.
+//! When an end hears of a peer that was away, began anew or adopted a version, it sends the peer a digest.
+//! The digest covers everything that this end ever told the peer about open windows, and what this end
+//! charged. The peer adds up what it knows of that, and asks for the buckets that differ. Both walk over the
+//! cells a part at a time, so that neither a million cells nor a full outbox holds up a tick. Changes during
+//! the walk may be sent once too often, which is safe.
 
 use acequia_limits::{CellTag, LimitId, Now};
 use acequia_rights::{
@@ -15,30 +16,30 @@ use acequia_rights::{
 use super::{CellKey, Entry, Sharing, Topic};
 use crate::{Catalogue, Node, locked_cell::LockedCell};
 
-/// Cells that are walked over in one tick.
+/// The most cells that one tick walks over.
 const CELLS_MAX: u32 = 4_096;
-/// While so many facts wait for a peer, it is told nothing again.
+/// While more facts than this wait for a peer, nothing is sent to it again.
 const WAITING_MAX: usize = 8_192;
 
-/// What is compared with one peer.
+/// The comparison with one peer.
 #[derive(Debug, Default)]
 pub(crate) struct Resync {
     /// A digest for the peer, while it is added up.
     telling: Option<Walk>,
-    /// The peer's digest, and what this node knows of its rows, while it is added up.
+    /// The peer's digest, and what this node knows of the peer's rows, while that is added up.
     comparing: Option<(Digest, Walk)>,
-    /// The buckets that the peer asked for, and how far they were told again.
+    /// The buckets that the peer asked for, and the slot from which to send them again.
     again: Option<(Buckets, u32)>,
 }
 
-/// A digest that is added up, and the slot that is next.
+/// A digest that is being added up, and the next slot.
 #[derive(Clone, Copy, Debug, Default)]
 struct Walk {
     digest: Digest,
     next: u32,
 }
 
-/// Whose word is added up.
+/// The side whose statements are added up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Told,
@@ -46,17 +47,17 @@ enum Side {
 }
 
 impl Resync {
-    /// The peer may not know what it was told.
+    /// Begins a digest for the peer, which may not know what it was told.
     pub(crate) fn begin(&mut self) {
         self.telling = Some(Walk::default());
     }
 
-    /// The peer told its digest.
+    /// Begins to compare the digest that the peer sent.
     pub(crate) fn compare(&mut self, theirs: Digest) {
         self.comparing = Some((theirs, Walk::default()));
     }
 
-    /// The peer knows something else in these buckets.
+    /// Begins to send these buckets again, in which the peer knows something else.
     pub(crate) fn tell_again(&mut self, buckets: Buckets) {
         self.again = Some((buckets, 0)).filter(|_| !buckets.is_empty());
     }
@@ -71,7 +72,7 @@ fn row_of(limit: LimitId, tag: CellTag) -> u128 {
 }
 
 impl Sharing {
-    /// Goes on with what is compared, a part at a time.
+    /// Goes on with every comparison, a part at a time.
     pub(super) fn resync(&mut self, node: &Node, catalogue: &Catalogue, now: Now) {
         let busy: Vec<MemberId> =
             self.peers.iter().filter(|(_, peer)| !peer.resync.is_done()).map(|(region, _)| *region).collect();
@@ -113,7 +114,7 @@ impl Sharing {
         }
     }
 
-    /// Adds up some more; says whether that was all.
+    /// Adds up some more cells. Returns whether those were the last.
     fn walk(
         &self,
         node: &Node,
@@ -139,7 +140,8 @@ impl Sharing {
         end == self.cells.end()
     }
 
-    /// What moved between two regions in windows of a cell that are not over: each window's end, and the units.
+    /// Calls `row` for what moved between two members in a cell's windows that are not over: a window's end,
+    /// and units.
     fn moved(
         &self,
         node: &Node,
@@ -162,7 +164,7 @@ impl Sharing {
         });
     }
 
-    /// Tells what was given away in some buckets again; gives where to go on.
+    /// Has transfers in some buckets sent again. Returns where to go on; `None` at the end.
     fn give_again(
         &mut self,
         node: &Node,
@@ -189,7 +191,7 @@ impl Sharing {
         (end < self.cells.end()).then_some((buckets, end))
     }
 
-    /// Tells what was charged here under the limits of some buckets again.
+    /// Sends again what was charged here under the limits of some buckets.
     pub(super) fn tell_usage_again(&mut self, region: MemberId, buckets: Buckets) {
         let own: Vec<LimitId> = self.charged_by(self.me()).map(|(limit, _)| limit).collect();
         for limit in own.into_iter().filter(|limit| buckets.have(limit.0)) {

@@ -1,12 +1,13 @@
-//! Whose word it is: versions and acknowledgements are signed by their writers.
+//! Seals prove who made a version or an acknowledgement: each is signed by its maker.
 //!
-//! A frame comes from whom its connection proves. What it passes on of others does not: so what others pass on carries its
-//! writer's [`Seal`], and a node that has [`Seals`] takes none without it, and signs its own. Signed are the bytes that are
-//! told, behind a word that says what they are, and for an acknowledgement the secret of the catalogue's cells: a seal of one
-//! thing proves nothing else, in no other cluster.
+//! A connection proves from whom a frame comes, but not who made what the frame passes on. So versions and
+//! acknowledgements carry their maker's [`Seal`]. A node that has [`Seals`] takes none without a seal, and
+//! signs its own. The signature covers the bytes that are sent, behind a word that says what they are; for an
+//! acknowledgement also the secret of the catalogue's cells. So a seal of one thing proves nothing else, and
+//! nothing in another cluster.
 //!
-//! This crate knows no keys and no certificates. A node without [`Seals`] (alone, or in a test of the rules) signs nothing and
-//! asks for nothing.
+//! This crate knows no keys and no certificates. A node without [`Seals`] (alone, or in a test of the rules)
+//! signs nothing and asks for nothing.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 /// A signature, with the certificates that prove whose it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seal {
-    /// Which algorithm: a number of TLS 1.3's (RFC 8446 section 4.2.3).
+    /// The signature's algorithm: a number of TLS 1.3's (RFC 8446 section 4.2.3).
     pub scheme: u16,
     /// The signature.
     pub signature: Vec<u8>,
@@ -24,7 +25,7 @@ pub struct Seal {
     pub chain: Vec<Vec<u8>>,
 }
 
-/// What a certificate must allow.
+/// The role that a certificate must allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// To speak for its own node.
@@ -33,34 +34,35 @@ pub enum Role {
     Authority,
 }
 
-/// Why a word was not taken for its writer's. Nothing changed.
+/// Why a seal was refused. Nothing changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealFault {
     /// There is no seal.
     #[error("it is not signed: does its sender run an older version of this program?")]
     Missing,
-    /// Somebody else's.
+    /// Somebody else signed.
     #[error("{0} signed it, whose word it is not")]
     AnotherWriter(String),
-    /// Of one that may not make versions.
+    /// The signer may not make versions.
     #[error(
         "{0} signed it, whose certificate lacks the URI acequia:authority: give it one (acequia certs --authority), or move the authority"
     )]
     NotAuthority(String),
-    /// It proves nothing: why, in words.
+    /// The seal proves nothing: why, in words.
     #[error("{0}")]
     Worthless(String),
 }
 
-/// How a node signs, and proves what others signed.
+/// How a node signs, and checks what others signed.
 pub trait Seals: fmt::Debug + Send + Sync {
-    /// Signs.
+    /// Signs these bytes.
     ///
     /// # Errors
     /// Why it cannot, in words.
     fn seal(&self, said: &[u8]) -> Result<Seal, String>;
 
-    /// Whether this is the writer's seal, and its certificate allows the role and is neither expired nor revoked.
+    /// Checks that this is the seal of `by`, and that its certificate allows the role and is neither expired
+    /// nor revoked.
     ///
     /// # Errors
     /// Why not.
@@ -80,37 +82,38 @@ fn of_ack(writer: Incarnation, ack: Ack, key: CatalogueKey) -> Vec<u8> {
 pub(crate) struct SealStore {
     seals: Option<Arc<dyn Seals>>,
     kept: SealsRecord,
-    /// The last that was refused, and whose word it should have been.
+    /// The last seal that was refused, and who should have signed.
     refused: Option<(Incarnation, SealFault)>,
 }
 
-/// What of them is on disk, so that a node that begins anew can pass on what it has.
+/// The seals that are on disk, so that a node that begins anew can pass on what it has.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct SealsRecord {
     version: Option<(VersionId, Box<Seal>)>,
     acks: BTreeMap<Incarnation, (Ack, Box<Seal>)>,
 }
 
-/// What a word is passed on with: nothing where nobody signs.
+/// The seal that goes with a version or an acknowledgement; `None` if nobody signs.
 pub(crate) type Proof = Option<Box<Seal>>;
 
 impl SealStore {
-    /// What a disk has. A record that cannot be read is as none: writers say their word again.
+    /// Restores the seals from the disk. A record that cannot be read counts as none: makers send theirs
+    /// again.
     pub(crate) fn restore(bytes: &[u8]) -> Self {
         Self { kept: postcard::from_bytes(bytes).unwrap_or_default(), ..Self::default() }
     }
 
-    /// What is to be on disk; nothing where nobody signs.
+    /// The record for the disk; `None` if nobody signs.
     pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
         self.seals.as_ref().and_then(|_| postcard::to_allocvec(&self.kept).ok())
     }
 
-    /// Signs by these from now on.
+    /// Signs by `seals` from now on.
     pub(crate) fn begin(&mut self, seals: Arc<dyn Seals>) {
         self.seals = Some(seals);
     }
 
-    /// The last word that was refused, once.
+    /// The last refusal; returned once.
     pub(crate) fn take_refused(&mut self) -> Option<(Incarnation, SealFault)> {
         self.refused.take()
     }
@@ -131,12 +134,12 @@ impl SealStore {
         }
     }
 
-    /// Whether a version is its authority's word.
+    /// Whether the seal proves that a version is its authority's.
     pub(crate) fn check_version(&mut self, version: &Version, proof: Option<&Seal>) -> Result<(), ()> {
         self.check(version.authority, Role::Authority, proof, || of_version(version))
     }
 
-    /// Whether an acknowledgement is its writer's word.
+    /// Whether the seal proves that an acknowledgement is its maker's.
     pub(crate) fn check_ack(
         &mut self,
         (incarnation, ack): (Incarnation, Ack),
@@ -163,7 +166,7 @@ impl SealStore {
         self.kept.version = proof.map(|seal| (version_id, seal));
     }
 
-    /// Keeps the seal of the newest that a writer acknowledged.
+    /// Keeps the seal of an incarnation's newest acknowledgement.
     pub(crate) fn keep_ack(&mut self, incarnation: Incarnation, ack: Ack, proof: Proof) {
         let is_newer = self.kept.acks.get(&incarnation).is_none_or(|(known, _)| *known <= ack);
         if let Some(seal) = proof.filter(|_| is_newer) {
@@ -171,13 +174,13 @@ impl SealStore {
         }
     }
 
-    /// Whether this very word was proven before, by the same seal.
+    /// Whether this acknowledgement was proven before by the same seal.
     pub(crate) fn knows_ack(&self, incarnation: Incarnation, ack: Ack, proof: Option<&Seal>) -> bool {
         let kept = self.kept.acks.get(&incarnation);
         self.seals.is_some() && kept.is_some_and(|(known, seal)| *known == ack && proof == Some(&**seal))
     }
 
-    /// What a version is told with; nothing at all where others would not take it.
+    /// The proof to send with a version; `None` if others would not accept it, so that it is not sent at all.
     pub(crate) fn proof_of(&self, version_id: VersionId) -> Option<Proof> {
         if self.seals.is_none() {
             return Some(None);
@@ -186,8 +189,8 @@ impl SealStore {
         (*of == version_id).then(|| Some(seal.clone()))
     }
 
-    /// What of a writer's acknowledgements is passed on, where `known` is what this node counts; nothing at all where others
-    /// would not take it.
+    /// The acknowledgement of an incarnation to pass on, and its proof; without seals it is `known`, which
+    /// this node counts. `None` if others would not accept it.
     pub(crate) fn ack_of(&self, incarnation: Incarnation, known: Ack) -> Option<(Ack, Proof)> {
         if self.seals.is_none() {
             return Some((known, None));
@@ -196,7 +199,7 @@ impl SealStore {
         Some((*ack, Some(seal.clone())))
     }
 
-    /// Forgets those whom nobody asks any more.
+    /// Forgets the seals of incarnations that nobody asks any more.
     pub(crate) fn retain(&mut self, is_asked: impl Fn(Incarnation) -> bool) {
         self.kept.acks.retain(|incarnation, _| is_asked(*incarnation));
     }

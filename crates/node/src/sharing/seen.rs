@@ -1,4 +1,4 @@
-//! What can be seen of the sharing, for operators who ask. Nothing changes by looking.
+//! Views of the sharing for operators. Looking changes nothing.
 
 use acequia_limits::{Now, Part, RATE_PARTS};
 
@@ -6,7 +6,7 @@ use super::{CellKey, REACH_NS, Sharing, cell::View, peer::Peer};
 use crate::inspect::{PeerView, WordView};
 
 impl Sharing {
-    /// What is asked of a cell here, and what the others said of it. `has_rate`: what they hold are parts of a rate.
+    /// The demand for a cell here, and what the others said about it. `has_rate`: they hold parts of a rate.
     pub(crate) fn words_of(&self, key: CellKey, has_rate: bool, now: Now) -> (u64, Vec<WordView>) {
         let Some(active_cell) = self.cells.get(key).and_then(Option::as_ref) else {
             return Default::default();
@@ -29,7 +29,7 @@ impl Sharing {
         (active_cell.demand.units_milli(), fresh.map(word).collect())
     }
 
-    /// Other regions, and shared cells with what is asked of them: at most so many, and how many more there are.
+    /// Other members; shared cells with their demand, at most `cells_max`; and how many more cells there are.
     pub(crate) fn seen(&self, now: Now, cells_max: usize) -> (Vec<PeerView>, Vec<(CellKey, u64)>, u64) {
         let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
         let view = |peer: &Peer| PeerView {

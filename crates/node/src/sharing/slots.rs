@@ -1,8 +1,9 @@
-//! Values by cell, a million of them: each has a slot, which it keeps until it is removed.
+//! Values by cell, for a million cells: each has a slot, which it keeps until it is removed.
 //!
-//! A cell is found by a hash of its tag, and that is never walked: what is walked is the slots, whose order says only
-//! what was added and removed before. So one history has one order, whatever the hash. A cell costs its value, 20 bytes
-//! for its name and about 8 to be found by; a slot's number is a name of 4 bytes for those that keep it elsewhere.
+//! A cell is found by a hash of its tag. The hashes are never walked, only the slots, whose order depends on
+//! nothing but what was added and removed before. So one history has one order, whatever the hash. A cell
+//! costs its value, 20 bytes for its name and about 8 to be found by. A slot's number is a name of 4 bytes
+//! for those that keep it elsewhere.
 
 use acequia_limits::CellTag;
 use hashbrown::HashTable;
@@ -18,7 +19,7 @@ pub(crate) struct Slots<V> {
     free: Vec<u32>,
 }
 
-/// A cell's name without the gaps that a word of 128 bits asks for.
+/// A cell's name without the padding of a word of 128 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Packed {
     tag: [u32; 4],
@@ -35,7 +36,7 @@ impl Packed {
         (self.limit, CellTag(a | b << 32 | c << 64 | d << 96))
     }
 
-    /// Tags are hashes already, as a rule: this only sees to it that all bits count.
+    /// A hash in which all bits count; tags are hashes already, as a rule.
     fn hash(self) -> u64 {
         const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
         let [a, b, c, d] = self.tag.map(u64::from);
@@ -57,7 +58,7 @@ impl<V> Slots<V> {
         self.found.len()
     }
 
-    /// Slots have numbers below this.
+    /// All slots have numbers below this.
     pub(crate) fn end(&self) -> u32 {
         u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
     }
@@ -87,7 +88,7 @@ impl<V> Slots<V> {
         self.at_mut(slot)
     }
 
-    /// The slot of a cell, which gets this value if it was not there.
+    /// The slot of a cell; a cell without one gets a slot with this value.
     pub(crate) fn slot_or_insert(&mut self, key: CellKey, value: impl FnOnce() -> V) -> u32 {
         if let Some(slot) = self.slot(key) {
             return slot;
@@ -111,7 +112,7 @@ impl<V> Slots<V> {
         slot
     }
 
-    /// Removes a cell: its slot is another's from then on.
+    /// Removes a cell: its slot may be another's afterwards.
     pub(crate) fn remove(&mut self, key: CellKey) -> Option<V> {
         let packed = Packed::new(key);
         let slots = &self.slots;
@@ -131,7 +132,7 @@ impl<V> Slots<V> {
         self.slots.iter_mut().flatten().map(|(_, value)| value)
     }
 
-    /// All slots, in order: also those that are free.
+    /// All slots in order, the free ones included.
     pub(crate) fn slots_mut(&mut self) -> impl Iterator<Item = Option<&mut V>> {
         self.slots.iter_mut().map(|slot| slot.as_mut().map(|(_, value)| value))
     }

@@ -1,16 +1,16 @@
-//! Who should have how much: weighted max-min fairness with floors and strict classes
-//! (Bertsekas & Gallager, *Data Networks*, 6.5.2: water-filling).
+//! Fair targets: weighted max-min fairness with floors and strict classes (Bertsekas & Gallager, *Data
+//! Networks*, 6.5.2: water-filling).
 
 use smallvec::SmallVec;
 
-/// What one region asks of a resource.
+/// One region's claim to a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
-    /// What it could use.
+    /// How much the region could use.
     pub(crate) want: u64,
-    /// What it gets before anybody gets more, if it wants it.
+    /// How much it gets before anybody gets more, if it wants that.
     pub(crate) floor: u64,
-    /// Its part of what is scarce, against the others' of its class.
+    /// Its weight among the claims of its class.
     pub(crate) weight: u32,
     /// Classes are served one after the other: 0 first.
     pub(crate) class: u8,
@@ -38,7 +38,7 @@ pub(crate) fn water_fill(total: u64, claims: &[Claim]) -> Targets {
     targets
 }
 
-/// Serves one class; gives what is left.
+/// Serves one class; returns what is left.
 fn fill_class(mut rest: u64, class: u8, claims: &[Claim], targets: &mut Targets) -> u64 {
     loop {
         let short: SmallVec<[usize; 8]> = (0..claims.len())
@@ -60,7 +60,7 @@ fn fill_class(mut rest: u64, class: u8, claims: &[Claim], targets: &mut Targets)
                 targets[*i] += part;
                 rest -= part;
             }
-            // Fewer units than claims are left over: to the first.
+            // Fewer units than claims are left over: they go to the first claims.
             for i in short {
                 if rest > 0 && targets[i] < claims[i].want {
                     targets[i] += 1;

@@ -1,24 +1,25 @@
-//! Which wall clock reading to go by.
+//! Decides which wall clock reading a node goes by.
 //!
-//! Windows have edges that all regions must agree on, to within the clock error of the catalogue. A wall may be wrong at
-//! the start, be set by an operator or step with a hypervisor; steady clocks only drift. So a node looks at two witnesses:
-//! its steady clock, and the walls of the peers that it reaches, as their systems read them.
+//! Windows have edges that all regions must agree on, to within the clock error of the catalogue. A wall
+//! clock, in short a *wall*, may be wrong at the start, be set by an operator or step with a hypervisor.
+//! Steady clocks only drift. So a node looks at two witnesses: its steady clock, and the walls of the peers
+//! that it reaches, as their systems read them.
 //!
-//! | a node's wall | is gone by |
+//! | a node's wall | the node goes by its wall |
 //! | --- | --- |
-//! | at the start | when a peer's agrees; or, if nobody is reached for a while, when it is no earlier than the journal |
-//! | moves as the steady clock does | unless most walls, its own counted, contradict it |
-//! | is being slewed | when it has come to rest; until then the last reading is carried on by the steady clock |
-//! | was set | when at least half of the peers' agree with it; until then the last reading is carried on by the steady clock |
-//! | is contradicted by most | no: the node goes by *theirs*, and by its own again when that agrees |
+//! | at the start | when a peer's wall agrees; or, if no peer is reached for a while, when it is no earlier than the journal |
+//! | moves as the steady clock does | unless most walls, its own included, contradict it |
+//! | is being slewed | when it has come to rest; until then the steady clock carries the last reading on |
+//! | was set | when at least half of the peers' walls agree with it; until then the steady clock carries the last reading on |
+//! | is contradicted by most | no: it goes by the wall of *most peers*, and by its own again when that agrees |
 //!
-//! That most walls are right is assumed. What every peer's system reads is compared, and not what it goes by: so when the
-//! walls are right again, nobody goes by what others once went by.
+//! The rule assumes that most walls are right. It compares what every peer's system reads, not what the peer
+//! goes by. So when the walls are right again, nobody goes by what others once went by.
 //!
-//! Where nodes share a store and hear of no peers, the clocks of its servers stand for the peers' walls
+//! If nodes share a store and hear of no peers, the clocks of the store's servers stand for the peers' walls
 //! ([`Node::compare_wall`](crate::Node::compare_wall)).
 //!
-//! Before its wall was gone by once, a node has nothing durable dated by it: see [`Timekeeper::is_believed`].
+//! Until a node has once gone by its wall, the wall dates nothing durable: see [`Timekeeper::is_believed`].
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -27,58 +28,59 @@ use smallvec::SmallVec;
 
 use crate::leases::ServerClock;
 
-/// How often a clock is compared with itself and with the peers', at most.
+/// The least time between two comparisons of a clock with itself and with the peers' clocks.
 const COMPARE_NS: u64 = 100_000_000;
-/// A wall that moves against the steady clock by more than this from one comparison to the next, beyond the drift, does not
-/// stand still.
+/// A wall moves if it departs from the steady clock by more than this between two comparisons, beyond the
+/// drift.
 const STILL_NS: u64 = 1_000_000;
-/// A node that has reached nobody for so long since its start is alone, and its journal is asked instead.
+/// A node that has reached nobody for this long since its start is alone, and asks its journal instead.
 const ALONE_NS: u64 = 5_000_000_000;
 
-/// What a peer's clock read.
+/// A reading of a peer's clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
-    /// What its system's wall is ahead of ours, in nanoseconds, half the way there and back allowed for.
+    /// How far its system's wall is ahead of ours, in nanoseconds, with half of the round trip allowed for.
     pub(crate) ahead_ns: i64,
-    /// What it goes by is ahead of its system's wall.
+    /// How far the wall that the peer goes by is ahead of its system's wall, in nanoseconds.
     pub(crate) corrected_ns: i64,
-    /// Whether somebody has agreed with that since its start.
+    /// Whether somebody has agreed with that wall since the peer's start.
     pub(crate) is_believed: bool,
-    /// How wrong that may be: half the time there and back.
+    /// How wrong the reading may be: half of the round trip, and the drift since.
     pub(crate) unsure_ns: u64,
 }
 
-/// What walls are compared by.
+/// The bounds by which walls are compared.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     /// The clock error of the catalogue: ε.
     pub(crate) error_ns: u64,
     /// How far steady clocks may drift, in parts per million.
     pub(crate) drift_ppm: u32,
-    /// Whether there are nodes that could contradict.
+    /// Whether there are nodes that could contradict this one.
     pub(crate) has_peers: bool,
-    /// Whether none of them is reached.
+    /// Whether no such node is reached.
     pub(crate) is_alone: bool,
     /// The latest date in the journal: wall clock, nanoseconds.
     pub(crate) journal_ns: u64,
 }
 
-/// By which wall a node goes.
+/// The wall that a node goes by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wall {
-    /// Its own, and nobody has agreed with that since the start: nothing durable is dated by it.
+    /// Its own, with which nobody has agreed since the start: the wall dates nothing durable.
     #[default]
     Unconfirmed,
     /// Its own.
     Own,
-    /// That of most peers, which contradict its own.
+    /// The wall of most peers, which contradict its own.
     Peers,
-    /// The last one that it went by, carried on by the steady clock: its own was set, and nobody agrees.
+    /// The last wall that it went by, carried on by the steady clock: its own was set or moves, or walls
+    /// contradict each other.
     Carried,
 }
 
 impl Wall {
-    /// The word for it in JSON, metrics and on the command line.
+    /// The name in JSON, metrics and on the command line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unconfirmed => "unconfirmed",
@@ -89,66 +91,68 @@ impl Wall {
     }
 }
 
-/// By which wall a node goes, and how sure of that it is.
+/// The wall that a node goes by, and how sure of it the node is.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Timekeeper {
     wall: Wall,
-    /// The last reading that was gone by and confirmed: (steady, wall).
+    /// The last reading that the node went by and that was confirmed: (steady, wall).
     good: Option<(u64, u64)>,
-    /// What is added to the wall.
+    /// The correction that is added to the wall.
     correction_ns: i64,
-    /// How far the reading may be off beyond the error of a clock that is believed.
+    /// How far the reading may be off beyond the error of a believed clock.
     unsure_ns: u64,
-    /// When they were last compared: the steady clock, and the wall as it was gone by.
+    /// The last comparison: the steady clock, and the wall that the node went by.
     compared: Option<(u64, u64)>,
-    /// What the clocks read then: the steady one, and the system's wall.
+    /// The clocks' readings then: the steady one, and the system's wall.
     read: Option<(u64, u64)>,
-    /// When the first comparison was: steady clock.
+    /// When the clocks were first compared: steady clock.
     begun_ns: Option<u64>,
 }
 
 impl Timekeeper {
-    /// By which wall this node goes.
+    /// The wall that this node goes by.
     pub(crate) const fn wall(&self) -> Wall {
         self.wall
     }
 
-    /// Whether it is not its own.
+    /// Whether that wall is not the node's own.
     pub(crate) const fn is_suspect(&self) -> bool {
         matches!(self.wall, Wall::Peers | Wall::Carried)
     }
 
-    /// Whether what is gone by was confirmed once since the start: something durable may be dated by it.
+    /// Whether the wall that the node goes by was confirmed once since the start, and so may date durable
+    /// things.
     pub(crate) fn is_believed(&self) -> bool {
         self.good.is_some() || mutated(Mutation::BelievesAtStart)
     }
 
-    /// What is added to a reading of the wall clock.
+    /// The correction that is added to a reading of the wall clock.
     pub(crate) const fn correction_ns(&self) -> i64 {
         self.correction_ns
     }
 
-    /// When the clocks were last compared: the steady one, and the wall as it was gone by. Nothing before one was confirmed.
+    /// The last comparison: the steady clock, and the wall that the node went by. `None` until a wall is
+    /// confirmed.
     pub(crate) const fn compared(&self) -> Option<(u64, u64)> {
         self.compared
     }
 
-    /// How far a corrected reading may be off, beyond the error of a clock that is believed.
+    /// How far a corrected reading may be off beyond the error of a believed clock.
     pub(crate) const fn unsure_ns(&self) -> u64 {
         self.unsure_ns
     }
 
-    /// Whether a clock that is no node's may be heard: it agrees with the wall as it reads, or as it would read had nobody set it. One
-    /// that agrees with neither is wrong itself, and leads nobody.
+    /// Whether a clock that belongs to no node may be heard. It must agree with the wall as it reads, or as
+    /// it would read had nobody set it. A clock that agrees with neither is wrong itself, and leads nobody.
     pub(crate) fn is_witness(&self, steady_ns: u64, wall_ns: u64, bounds: &Bounds, clock: &Reading) -> bool {
         let carried_ns = self.carried_ns(steady_ns, wall_ns);
         clock.agrees(0, bounds) || carried_ns.is_some_and(|carried_ns| clock.agrees(carried_ns, bounds))
     }
 
-    /// Looks at a reading of the system's wall, and at those of the peers that are reached.
+    /// Takes a reading of the system's wall, and those of the peers that are reached.
     pub(crate) fn observe(&mut self, steady_ns: u64, wall_ns: u64, bounds: &Bounds, peers: &[Reading]) {
         let begun_ns = *self.begun_ns.get_or_insert(steady_ns);
-        // Who knows that its system's wall is wrong says nothing by that.
+        // A peer that knows its own system's wall to be wrong is no witness.
         let trusted: SmallVec<[Reading; 8]> =
             peers.iter().filter(|peer| peer.trusts_its_own(bounds)).copied().collect();
         let peers = &trusted[..];
@@ -163,8 +167,9 @@ impl Timekeeper {
         let step_ns = self.stepped_ns(steady_ns, wall_ns, bounds);
         let has_moved_along = step_ns.is_none() || mutated(Mutation::StepBelieved);
         let has_waited = steady_ns.saturating_sub(begun_ns) >= ALONE_NS;
-        // A wall that has moved along since it was confirmed is a witness itself. One that began just now is none, until it has
-        // waited for more than one other that began just now, too.
+        // The own wall is a witness if it has moved along with the steady clock since it was confirmed. A
+        // wall that began just now is none until it has waited: two nodes that just began and disagree wait
+        // for a third.
         let own = usize::from((self.good.is_some() || has_waited) && has_moved_along);
         if let [other] = peers
             && (self.good.is_none() && own == 0)
@@ -190,11 +195,11 @@ impl Timekeeper {
             || self.agrees_alone(wall_ns, has_waited, bounds)
         {
             self.go_by(Wall::Own, steady_ns, wall_ns, 0);
-            // Where as many contradict as agree, what the others go by may be right.
+            // If as many contradict as agree, the wall that the others go by may be right.
             let is_tie = against > 0 && 2 * against >= peers.len() + own;
             let differing = peers.iter().filter(|peer| is_tie && !peer.agrees_as_gone_by(bounds));
             self.unsure_ns = differing.map(Reading::differs_by_ns).max().unwrap_or(0);
-            // While nobody is reached it may wander off by a little at a time.
+            // While nobody is reached, the wall may wander off by a little at a time.
             if !peers.is_empty() || !bounds.has_peers || self.good.is_none() {
                 self.good = self.compared;
             } else if let Some((good_steady_ns, good_wall_ns)) = self.good {
@@ -204,18 +209,20 @@ impl Timekeeper {
             }
             return;
         }
-        // Nobody knows.
+        // No wall has a majority.
         let Some((good_steady_ns, _)) = self.good else { return };
         self.go_by(Wall::Carried, steady_ns, wall_ns, step_ns.map_or(0, |step_ns| -step_ns));
         let wandered_ns = drifted(steady_ns.saturating_sub(good_steady_ns), bounds.drift_ppm);
         let mut off_ns: SmallVec<[u64; 8]> = peers.iter().map(Reading::differs_by_ns).collect();
         off_ns.sort_unstable();
-        // What was set is known. What is contradicted by peers that contradict each other may be as wrong as they say.
+        // If the wall was set, the step is known. If peers contradict it and each other, it may be as wrong
+        // as they say.
         let off_ns = off_ns.get(off_ns.len() / 2).filter(|_| step_ns.is_none());
         self.unsure_ns = wandered_ns.saturating_add(off_ns.copied().unwrap_or(0));
     }
 
-    /// Whether the system's wall moves faster or slower than the steady clock: it was set just now, or is being slewed.
+    /// Whether the system's wall moves faster or slower than the steady clock: it was set just now, or is
+    /// being slewed.
     fn is_moving(&mut self, steady_ns: u64, wall_ns: u64, bounds: &Bounds) -> bool {
         let Some((before_ns, before_wall_ns)) = self.read.replace((steady_ns, wall_ns)) else { return false };
         let passed_ns = steady_ns.saturating_sub(before_ns);
@@ -223,7 +230,8 @@ impl Timekeeper {
         moved_ns.unsigned_abs() > STILL_NS.saturating_add(drifted(passed_ns, bounds.drift_ppm))
     }
 
-    /// Goes on by what was gone by, as the steady clock counts, where most peers do not contradict that.
+    /// Carries the last wall on by the steady clock, unless most peers contradict that. Returns whether it
+    /// does.
     fn carry(&mut self, steady_ns: u64, wall_ns: u64, bounds: &Bounds, peers: &[Reading]) -> bool {
         let (Some(correction_ns), Some((good_steady_ns, _))) =
             (self.carried_ns(steady_ns, wall_ns), self.good)
@@ -241,14 +249,15 @@ impl Timekeeper {
         true
     }
 
-    /// What was gone by is ahead of the wall, as the steady clock counts.
+    /// How far the last wall, carried on by the steady clock, is ahead of the system's wall.
     fn carried_ns(&self, steady_ns: u64, wall_ns: u64) -> Option<i64> {
         let (before_ns, before_wall_ns) = self.compared?;
         let passed_ns = steady_ns.saturating_sub(before_ns);
         Some(signed(before_wall_ns.saturating_add(passed_ns)) - signed(wall_ns))
     }
 
-    /// By how much the wall was set since it was confirmed.
+    /// By how much the wall was set since it was confirmed; `None` if the clocks' errors explain the
+    /// difference.
     fn stepped_ns(&self, steady_ns: u64, wall_ns: u64, bounds: &Bounds) -> Option<i64> {
         let (good_steady_ns, good_wall_ns) = self.good?;
         let passed_ns = steady_ns.saturating_sub(good_steady_ns);
@@ -257,11 +266,12 @@ impl Timekeeper {
         (step_ns.unsigned_abs() > most_ns).then_some(step_ns)
     }
 
-    /// Whether a node that reaches nobody may go by its wall, which nobody confirmed yet.
+    /// Whether a node that reaches nobody may go by its wall, which nobody has confirmed yet.
     fn agrees_alone(&self, wall_ns: u64, has_waited: bool, bounds: &Bounds) -> bool {
         let is_alone = !bounds.has_peers || (bounds.is_alone && has_waited);
         let journal_ns = bounds.journal_ns.saturating_sub(bounds.error_ns.saturating_mul(2));
-        // A wall that was set since it was confirmed contradicts the steady clock, which knows better than the journal.
+        // A wall that was set since it was confirmed contradicts the steady clock, which knows better than
+        // the journal.
         self.good.is_none() && is_alone && (wall_ns >= journal_ns || !bounds.has_peers)
     }
 
@@ -270,8 +280,8 @@ impl Timekeeper {
         self.compared = Some((steady_ns, wall_ns.saturating_add_signed(correction_ns)));
     }
 
-    /// What most peers' walls are ahead of ours, give or take: that of the surest of those with which most agree, or the one
-    /// that is gone by already as long as most agree with it.
+    /// How far the wall of most peers is ahead of ours, and how sure that is. It is the surest reading with
+    /// which most peers agree, or the wall that the node goes by already, as long as most agree with that.
     fn consensus(
         &self,
         steady_ns: u64,
@@ -292,7 +302,7 @@ impl Timekeeper {
             all
         };
         let found = surest.into_iter().find(|peer| is_backed(peer.ahead_ns))?;
-        // So that it does not move with every frame.
+        // The present correction stays, so that it does not move with every frame.
         if let Some(carried_ns) = self.carried_ns(steady_ns, wall_ns)
             && is_backed(carried_ns)
             && found.agrees(carried_ns, bounds)
@@ -305,12 +315,12 @@ impl Timekeeper {
 }
 
 impl Reading {
-    /// Of a server that has no other clock to go by, and nobody who agreed with it.
+    /// The reading of a server that has no other clock to go by, and with which nobody has agreed.
     pub(crate) const fn of_server(clock: &ServerClock) -> Self {
         Self { ahead_ns: clock.ahead_ns, corrected_ns: 0, is_believed: false, unsure_ns: clock.unsure_ns }
     }
 
-    /// Whether our wall and its are as close as two right ones are, were ours corrected so.
+    /// Whether our wall, so corrected, and the peer's are as close as two right ones are.
     fn agrees(&self, correction_ns: i64, bounds: &Bounds) -> bool {
         let by_ns = self.ahead_ns.saturating_sub(correction_ns).unsigned_abs();
         by_ns <= bounds.error_ns.saturating_mul(2).saturating_add(self.unsure_ns)
@@ -326,26 +336,27 @@ impl Reading {
         Self { ahead_ns: self.ahead_ns.saturating_add(self.corrected_ns), ..*self }.agrees(0, bounds)
     }
 
-    /// How far what it goes by may be from our wall.
+    /// How far the wall that the peer goes by may be from ours.
     fn differs_by_ns(&self) -> u64 {
         self.ahead_ns.saturating_add(self.corrected_ns).unsigned_abs().saturating_add(self.unsure_ns)
     }
 }
 
-/// What the wall reads if nobody has set it since it was last compared with the steady clock.
+/// The wall's reading as it would be if nobody had set it since it was last compared with the steady clock.
 ///
-/// A clock may be set between two looks at it, and be set back: requests that came in between must not be counted in
-/// windows that nobody heard of. Read by every request, written by the thread that ticks: one that reads while it is
-/// written takes the clock as it reads.
+/// A clock may be set between two comparisons, and be set back: requests in between must not be counted in
+/// windows that nobody heard of. Every request reads this, and the thread that ticks writes it. A request
+/// that reads during a write takes the clock as it reads.
 #[derive(Debug)]
 pub(crate) struct Carried {
-    /// What the wall is ahead of the steady clock, modulo 2^64.
+    /// How far the wall is ahead of the steady clock, modulo 2^64.
     ahead_ns: AtomicU64,
-    /// How far two readings of one clock may be apart for its error alone: 2ε. All there is until the rest is written.
+    /// How far two readings of one clock may be apart by its error alone: 2ε. `u64::MAX` until the first
+    /// write.
     apart_ns: AtomicU64,
-    /// Odd while the rest is written.
+    /// Odd during a write.
     writes: AtomicU64,
-    /// When both were looked at.
+    /// The steady clock at the last comparison.
     steady_ns: AtomicU64,
     drift_ppm: AtomicU32,
 }
@@ -372,8 +383,8 @@ impl Carried {
         self.writes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The wall as it reads, unless it moved against the steady clock by more than both of them may be wrong: then as
-    /// it would read had it moved along.
+    /// The wall as it reads, unless it moved against the steady clock by more than both of them may be wrong.
+    /// Then the wall as it would read had it moved along.
     #[inline]
     pub(crate) fn unless_set(&self, steady_ns: u64, read_ns: u64) -> u64 {
         let carried_ns = steady_ns.wrapping_add(self.ahead_ns.load(Ordering::Acquire));
@@ -395,14 +406,14 @@ impl Carried {
     }
 }
 
-/// How far true time may be from what a steady clock counted. One that ran slow counted less than passed, so its error
-/// is a larger part of what it shows.
+/// How far true time may be from what a steady clock counted. A clock that ran slow counted less than passed,
+/// so its error is a larger part of what it shows.
 pub(crate) fn drifted(ns: u64, drift_ppm: u32) -> u64 {
     let slow = 1_000_000_u128.saturating_sub(u128::from(drift_ppm)).max(1);
     u64::try_from((u128::from(ns) * u128::from(drift_ppm)).div_ceil(slow)).unwrap_or(u64::MAX)
 }
 
-/// Clocks stay below 2^63.
+/// The value as a signed number: clocks stay below 2^63.
 fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
 }
@@ -462,7 +473,7 @@ mod tests {
         assert_eq!(keeper.wall(), Wall::Unconfirmed);
         keeper.observe(S, T + S, &bounds(), &[other, Reading { is_believed: false, ..peer(3) }]);
         assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Own, 0));
-        // If there is none, each goes by its own, and doubts it.
+        // If there is no third one, each goes by its own wall, and doubts it.
         let mut keeper = Timekeeper::default();
         keeper.observe(0, T, &bounds(), &[other]);
         keeper.observe(6 * S, T + 6 * S, &bounds(), &[other]);
@@ -480,7 +491,7 @@ mod tests {
             keeper.observe(6 * S, T + 6 * S, &bounds, &[]);
             assert_eq!(keeper.is_believed(), is_believed, "{journal_ns}");
         }
-        // Where there is nobody to be reached, nobody is waited for.
+        // A node that has no peers waits for nobody.
         let mut keeper = Timekeeper::default();
         keeper.observe(0, T, &Bounds { has_peers: false, journal_ns: T + HOUR, ..bounds() }, &[]);
         assert!(keeper.is_believed());
@@ -512,7 +523,8 @@ mod tests {
 
     #[test]
     fn a_wall_that_is_slewed_is_gone_by_when_it_has_come_to_rest() {
-        // Half a second back, a tenth of the time that passes: each step is within the bounds of a wall that is right.
+        // Half a second back, by a tenth of the time that passes: each step is within the bounds of a right
+        // wall.
         for peers in [vec![], vec![peer(0), peer(0)]] {
             let mut keeper = confirmed();
             for tenth in 1..=100 {
@@ -542,7 +554,7 @@ mod tests {
         }
         let corrected_ms = keeper.correction_ns() / MS as i64;
         assert!((5_000..=5_003).contains(&corrected_ms), "{corrected_ms}");
-        // They are mended, one after the other.
+        // The peers are mended, one after the other.
         let now = |s: u64| (100_000 + s) * S;
         keeper.observe(now(1), T + now(1), &bounds(), &[peer(5_000), peer(3)]);
         assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Own, 0), "one of two agrees");
@@ -554,11 +566,11 @@ mod tests {
         keeper.observe(S, T + S, &bounds(), &[peer(5_000)]);
         assert_eq!(keeper.wall(), Wall::Own);
         assert!(keeper.unsure_ns() > 5 * S, "edges within the difference are charged twice");
-        // The other knows that it is wrong, and goes by this one.
+        // The other node knows that its wall is wrong, and goes by this one's.
         let corrected = Reading { corrected_ns: -5_000 * MS as i64, ..peer(5_000) };
         keeper.observe(2 * S, T + 2 * S, &bounds(), &[corrected]);
         assert_eq!((keeper.wall(), keeper.unsure_ns()), (Wall::Own, 0));
-        // And leads nobody that begins.
+        // Such a peer leads no node that begins.
         let mut keeper = Timekeeper::default();
         keeper.observe(0, T, &bounds(), &[corrected]);
         assert_eq!(keeper.wall(), Wall::Unconfirmed);

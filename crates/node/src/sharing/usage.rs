@@ -1,4 +1,5 @@
-//! What every writer has charged under a limit in all, and given back of it: counters that only grow, two for each writer.
+//! The units that every incarnation has charged under a limit in total, and those that it gave back: for each
+//! two counters, which only grow.
 
 use acequia_limits::LimitId;
 use acequia_rights::{Incarnation, MemberId};
@@ -11,8 +12,8 @@ use super::{Sharing, outbox::Topic, wire::Entry};
 use crate::{Catalogue, Node};
 
 impl Sharing {
-    /// Counts what was charged here since the last time, and tells the others once it is on the disk: a process that goes
-    /// on with less than it told would not be heard.
+    /// Counts what was charged here since the last time, and sends it once it is on the disk: a process that
+    /// goes on with less than it sent would not be heard.
     pub(super) fn count_usage(&mut self, node: &Node, catalogue: &Catalogue) {
         let me = self.me();
         let mut changed = Vec::new();
@@ -23,7 +24,8 @@ impl Sharing {
             let charged = op.dot.counter;
             self.charged.insert((me, limit), charged);
             counter.apply(op);
-            // A crash may have lost what was charged shortly before it, and not the record by which it is given back.
+            // A crash may have lost a charge made shortly before it, but not the record by which the charge
+            // is given back.
             let before = self.returned.get(&limit).copied().unwrap_or(0);
             let returned = returned.min(charged - before.min(charged));
             if returned > 0 {
@@ -45,7 +47,7 @@ impl Sharing {
         }
     }
 
-    /// Tells one region, or all, what this node charged under a limit.
+    /// Sends one member, or all, what this node charged under a limit.
     pub(super) fn tell_usage(&mut self, limit: LimitId, to: Option<MemberId>) {
         let (incarnation, after_batch) = (self.me(), self.charged_in);
         let Some(spent) = self.charged.get(&(incarnation, limit)).copied() else { return };
@@ -68,13 +70,13 @@ impl Sharing {
         self.charged.get(&(incarnation, limit)).copied().unwrap_or(0)
     }
 
-    /// What a writer said that it charged, by limit.
+    /// The units that an incarnation said it charged, by limit.
     pub(super) fn charged_by(&self, incarnation: Incarnation) -> impl Iterator<Item = (LimitId, u64)> + '_ {
         let all = (incarnation, LimitId(0))..=(incarnation, LimitId(u128::MAX));
         self.charged.range(all).map(|((_, limit), units)| (*limit, *units))
     }
 
-    /// What this node had charged, as its disk has it.
+    /// Restores this node's charges from the disk.
     pub(crate) fn take_up_usage(&mut self, charged: Vec<(LimitId, u64, u64)>) {
         let me = self.me();
         for (limit, units, returned) in charged {

@@ -1,9 +1,8 @@
-//! What regions tell each other: frames of entries, in postcard.
+//! The messages between regions: frames of entries, in postcard.
 //!
-//! Nothing here creates a right. Every entry is a fact about its writer's own rows (a lower bound,
-//! whenever it arrives) or a question; frames may be lost, repeated and reordered. A frame is
-//! bounded, and its collections are read one entry at a time, so that a length that lies allocates
-//! nothing.
+//! Nothing here creates a right. Every entry is a question, or a fact about its maker's own rows: a lower
+//! bound, whenever it arrives. Frames may be lost, repeated and reordered. A frame is bounded, and its
+//! collections are read one entry at a time, so that a false length allocates nothing.
 
 use acequia_limits::{Algorithm, CellTag, LimitId};
 use acequia_rights::{
@@ -17,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::seal::Seal;
 
-/// What a frame begins with. A node refuses frames of a version it does not speak.
+/// The first byte of a frame. A node refuses frames of any other version.
 pub const VERSION: u8 = 4;
 /// The most bytes in a frame, a catalogue's version included.
 pub const FRAME_BYTES_MAX: usize = 4 << 20;
@@ -26,46 +25,46 @@ pub const ENTRIES_MAX: usize = 8_192;
 /// Bytes after which a frame is full, and the next one begins.
 pub(crate) const FRAME_BYTES_FULL: usize = 48 << 10;
 
-/// What every frame says of its sender.
+/// Facts that every frame states about its sender.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
-    /// Who sends it.
+    /// The sender's incarnation.
     pub incarnation: Incarnation,
-    /// Which of the writer's processes: counts up with every start.
+    /// The sender's process number: it counts up with every start.
     pub boot: u32,
-    /// The frame's number, from 1, for this peer since the sender's start.
+    /// The frame's number, from 1: among the frames to this peer since the sender's start.
     pub number: u64,
-    /// Which of the peer's frames arrived.
+    /// The peer's frames that arrived.
     pub received: ReceivedFrames,
     /// The sender's newest heartbeat.
     pub beat: u64,
-    /// What the sender's system's wall clock reads, in nanoseconds.
+    /// The reading of the sender's system wall clock, in nanoseconds.
     pub wall_ns: u64,
-    /// What the wall that the sender goes by is ahead of that.
+    /// How far the wall that the sender goes by is ahead of that reading, in nanoseconds.
     pub corrected_ns: i64,
-    /// Whether somebody has agreed with that since the sender's start.
+    /// Whether somebody has agreed with that wall since the sender's start.
     pub is_believed: bool,
-    /// The highest number of a loan that the sender ever accepted from the peer.
+    /// The highest loan number that the sender ever accepted from the peer.
     pub loan_max: u64,
-    /// The version of the catalogue that the sender has.
+    /// The newest version of the catalogue that the sender has on its disk.
     pub version_id: VersionId,
 }
 
-/// Which frames of one process arrived.
+/// The frames of one process that arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReceivedFrames {
-    /// Of which incarnation of the peer.
+    /// The number of the peer's incarnation.
     pub incarnation: u32,
-    /// The process.
+    /// The peer's process number.
     pub boot: u32,
-    /// The highest number.
+    /// The highest frame number.
     pub highest: u64,
-    /// The 64 before it: bit `i` is `highest − 1 − i`.
+    /// The 64 frames before it: bit `i` is `highest − 1 − i`.
     pub mask: u64,
 }
 
 impl ReceivedFrames {
-    /// Notes a frame; says whether it is new.
+    /// Notes a frame. Returns whether it is new.
     pub(crate) fn note(&mut self, number: u64) -> bool {
         if number > self.highest {
             let by = number - self.highest;
@@ -85,7 +84,7 @@ impl ReceivedFrames {
                 self.mask |= bit;
                 new
             }
-            // Too old to tell: what it says is known, or will be said again.
+            // Too old to tell: its facts are known, or will be sent again.
             _ => false,
         }
     }
@@ -101,8 +100,8 @@ impl ReceivedFrames {
     }
 }
 
-/// A cell, by a number that one end of a connection gave it: the lowest bit says whether it was the
-/// receiver's end.
+/// A number for a cell, given by one end of a connection. The lowest bit says whether the receiver's end gave
+/// it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ShortId(pub u32);
 
@@ -117,7 +116,8 @@ pub enum Entry {
         limit: LimitId,
         /// The cell.
         tag: CellTag,
-        /// Which of the limit's sets of numbers it has: its own, 0, or an override's. Nothing where there is one, or nobody knows.
+        /// The cell's variant: the limit's own, 0, or an override's. `None` if there is only one, or the
+        /// variant is unknown.
         which: Option<u16>,
     },
     /// The receiver used a number that the sender does not know: introduce it again.
@@ -125,18 +125,18 @@ pub enum Entry {
         /// The number, as the sender of this entry got it.
         id: ShortId,
     },
-    /// How a warm cell is doing in the sender's region. It steers who lends, nothing else.
+    /// How an active cell is doing in the sender's region. This steers who lends, and nothing else.
     Advertisement {
         /// The cell.
         id: ShortId,
         /// Units asked for a second, in thousandths.
         demand: Rough,
-        /// What the region may use: parts of the rate, or units where there is no rate.
+        /// How much the region may use: parts of the rate, or units if there is no rate.
         holds: Rough,
         /// Units that could be charged now.
         left: Rough,
-        /// What the sender speaks for of the standing shares, as `holds`, where that is not its own: a cell's speaker speaks for its
-        /// region, and its mates for less than they have.
+        /// The standing part that the sender speaks for, counted as `holds`, if it is not the sender's own. A
+        /// cell's owner speaks for its region, and its mates speak for less than they have.
         stands: Option<Rough>,
     },
     /// A request needs more units at once than the sender's region can hold.
@@ -167,14 +167,14 @@ pub enum Entry {
         /// The loan.
         number: u64,
     },
-    /// A loan that the sender did not take up: it came too late, or there are too many.
+    /// The sender does not hold a loan: the loan came too late, there were too many, or it is over.
     Refused {
         /// The cell.
         id: ShortId,
         /// The loan.
         number: u64,
     },
-    /// All loans of the receiver go on, but some.
+    /// All loans to the receiver are renewed, except for some.
     Renew(Renew),
     /// The sender wants rights in a window.
     Ask {
@@ -185,7 +185,7 @@ pub enum Entry {
         /// Units.
         units: u64,
     },
-    /// What the sender gave the receiver in a window, in all.
+    /// The total that the sender gave the receiver in a window.
     Give {
         /// The cell.
         id: ShortId,
@@ -194,7 +194,7 @@ pub enum Entry {
         /// Units since the window began.
         cumulative: u64,
     },
-    /// What the sender received from the receiver in a window, in all.
+    /// The total that the sender received from the receiver in a window.
     Got {
         /// The cell.
         id: ShortId,
@@ -205,68 +205,73 @@ pub enum Entry {
     },
     /// A version of the catalogue, with its authority's seal.
     Version(Box<Version>, Option<Box<Seal>>),
-    /// Which version a writer has acknowledged.
+    /// The version that an incarnation has acknowledged.
     Acked {
-        /// Who.
+        /// The incarnation.
         incarnation: Incarnation,
-        /// What.
+        /// Its acknowledgement.
         ack: Ack,
-        /// The writer's seal.
+        /// Its seal.
         seal: Option<Box<Seal>>,
     },
-    /// What a writer has charged under a limit, in all: a counter's row.
+    /// The totals that an incarnation has charged under a limit: a counter's row.
     Usage {
         /// The limit.
         limit: LimitId,
-        /// Whose row.
+        /// The incarnation of the row.
         incarnation: Incarnation,
         /// Units charged, ever.
         spent: u64,
         /// Units given back, ever.
         refunded: u64,
     },
-    /// What the sender ever told the receiver of windows that are open, and of what it charged, by buckets.
+    /// A digest, by buckets, of what the sender ever told the receiver about open windows, and of what the
+    /// sender charged.
     Digest(Box<Digest>),
-    /// The buckets of the receiver's digest of which the sender knows something else: they shall be told again.
+    /// The buckets of the receiver's digest in which the sender knows something else: the receiver shall send
+    /// them again.
     Differs(Buckets),
-    /// Somebody told the sender to settle a charge that the receiver made: done once, however often it comes.
+    /// Somebody told the sender to settle a charge that the receiver made. This is done once, however often
+    /// it comes.
     Settle {
         /// The charge's name.
         id: u128,
-        /// Its real cost; nothing to give it all back.
+        /// Its real cost; `None` to give everything back.
         cost: Option<u64>,
     },
-    /// A request waits at the sender, a node of the same region: the receiver, its cell's speaker, shall charge its own cell.
+    /// A request waits at the sender, a mate. The receiver, the cell's owner or another mate, shall charge
+    /// its own cell.
     Forward {
         /// The cell's limit.
         limit: LimitId,
         /// The cell.
         tag: CellTag,
-        /// What the limit gives, as the sender knows it: charged by other numbers a draw would pass nobody.
+        /// The limit as the sender knows it: a charge under another variant would pass nobody.
         whole: Whole,
-        /// The draw, among all of the sender's process.
+        /// The forward's number, among all of the sender's process.
         number: u64,
         /// Units: all of them, or none.
         units: u64,
-        /// It is of no use when it is charged later than this, in microseconds.
+        /// A charge later than this, in microseconds, is of no use.
         within_us: u32,
-        /// The request was drawn for before: it is no more demand than that.
+        /// The request was forwarded before, and so is no additional demand.
         is_again: bool,
     },
-    /// The answer to a draw: the sender has charged it.
+    /// The answer to a forward.
     ForwardReply {
-        /// The draw.
+        /// The forward's number.
         number: u64,
-        /// Units that were charged; 0 where there were none in time. Nothing where the sender cannot come by any: whoever draws shall do
-        /// without it for a while.
+        /// Units that were charged; 0 if there were none in time. `None` if the sender cannot get any: the
+        /// receiver shall do without the sender for a while.
         units: Option<u64>,
     },
-    /// Nothing, but that the receiver shall answer: so the sender learns how far away it is, and what its clock reads.
+    /// Only asks the receiver to answer, so that the sender learns how far away the receiver is, and what its
+    /// clock reads.
     Ping,
 }
 
 impl Entry {
-    /// Whether it changes no cell.
+    /// Whether the entry changes no cell.
     pub(crate) const fn is_of_no_cell(&self) -> bool {
         matches!(
             self,
@@ -282,7 +287,7 @@ impl Entry {
         )
     }
 
-    /// The cell that it is about, if it is about one; not of an introduction.
+    /// The cell that the entry is about, if any; `None` for an introduction.
     pub(crate) const fn cell(&self) -> Option<ShortId> {
         match *self {
             Self::Advertisement { id, .. }
@@ -310,12 +315,13 @@ impl Entry {
     }
 }
 
-/// What a limit of one set of numbers gives, in all regions together.
+/// The budget and rate of one variant of a limit, in all regions together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Whole {
     /// Its units.
     pub units: u64,
-    /// Of a bucket, so many units in so many nanoseconds, in lowest terms; nothing where units do not come back by a rate.
+    /// A bucket's rate: this many units in this many nanoseconds, in lowest terms. `None` if units do not
+    /// come back at a rate.
     pub rate: Option<(u64, u64)>,
 }
 
@@ -323,7 +329,7 @@ impl Whole {
     pub(crate) fn of(global: &Algorithm) -> Self {
         let rate = match global {
             Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => Some(meter.terms()),
-            // How long their windows are makes them the limit that they are.
+            // The length of their windows is part of the limit's identity.
             _ => None,
         };
         Self { units: global.budget(), rate }
@@ -355,7 +361,7 @@ impl Rough {
         let code = self.0 - 512;
         let exponent = code >> 9;
         let mantissa = (code & 0x1FF) as u64 | 0x200;
-        // Codes that `new` never makes say «more than any».
+        // Codes that `new` never makes mean more than any number.
         if exponent > 54 { u64::MAX } else { mantissa << exponent }
     }
 }
@@ -363,7 +369,7 @@ impl Rough {
 /// A frame, as it is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Of the sender.
+    /// The sender's header.
     pub header: Header,
     /// In the order they were written.
     pub entries: Vec<Entry>,
@@ -423,7 +429,7 @@ impl FrameWriter {
 /// Reads a frame.
 ///
 /// # Errors
-/// What is wrong with it; nothing of it counts then.
+/// The fault of the frame; then nothing in it counts.
 pub fn read(bytes: &[u8]) -> Result<Frame, Garbled> {
     if bytes.len() > FRAME_BYTES_MAX {
         return Err(Garbled::TooLong);
