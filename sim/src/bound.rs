@@ -1,4 +1,4 @@
-//! What a limit allows, in units, as somebody counts it who believes no server.
+//! What a limit allows, in units, computed by an observer that trusts no server.
 
 use std::fmt;
 
@@ -11,27 +11,28 @@ use crate::world::EPOCH_S;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// The numbers of a limit of a kind that can be judged from outside.
+/// The numbers of a limit whose algorithm can be judged from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// No more than `burst + rate * t` in any time t.
+    /// At most `burst + rate * t` units are allowed in any time `t`.
     Bucket {
         /// Units a second.
         rate: u64,
-        /// Units at once.
+        /// Units that are allowed at once.
         burst: u64,
     },
-    /// No more than `limit` from edge to edge; edges are counted from 1970.
+    /// At most `limit` units are allowed from edge to edge. Edges are counted from 1970.
     Window {
-        /// Units.
+        /// Units in one window.
         limit: u64,
-        /// From edge to edge, in nanoseconds.
+        /// The length of a window, in nanoseconds.
         length_ns: u64,
     },
 }
 
 impl Bound {
-    /// That of a limit; nothing where it is neither a bucket with a rate by the second nor a window with common edges.
+    /// The bound of a limit. `None` unless the limit is a bucket with a rate in `/s` or a window with common
+    /// edges.
     pub fn of(spec: &LimitSpec) -> Option<Self> {
         if let Some(bucket) = &spec.token_bucket {
             let rate = bucket.rate.strip_suffix("/s")?.parse().ok()?;
@@ -42,7 +43,7 @@ impl Bound {
         Some(Self::Window { limit: window.limit, length_ns })
     }
 
-    /// The larger numbers of two of a kind: while a budget is being changed they are the ones that count.
+    /// The larger numbers of two bounds of one kind. They count while a budget is being changed.
     pub fn or_more(self, other: Self) -> Self {
         match (self, other) {
             (Self::Bucket { rate, burst }, Self::Bucket { rate: other_rate, burst: other_burst }) => {
@@ -55,7 +56,7 @@ impl Bound {
         }
     }
 
-    /// The number of the window that is open so long after the start; 0 for a bucket.
+    /// The number of the window that is open `at_ns` after the start; 0 for a bucket.
     pub fn window_at(&self, at_ns: u64) -> u64 {
         match self {
             Self::Bucket { .. } => 0,
@@ -63,7 +64,7 @@ impl Bound {
         }
     }
 
-    /// Units that it allows from the start of a run until then.
+    /// Units that the bound allows from the start of a run until `at_ns`.
     pub fn allows_until(&self, at_ns: u64) -> u64 {
         match self {
             Self::Bucket { rate, burst } => burst + rate * at_ns / SECOND_NS,

@@ -1,4 +1,4 @@
-//! Who asks what, and when: whether it is answered or not, the next question comes.
+//! Who asks what, and when. The next question comes whether or not the last one was answered.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use acequia_limits::Descriptor;
 
 use crate::{random::Random, schedule::Place};
 
-/// A question of a caller's.
+/// A caller's question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     /// Keys and values.
     pub entries: Vec<(String, String)>,
-    /// In units; of a lease, at most.
+    /// The cost in units; for a lease, the most units wanted.
     pub cost: u64,
-    /// For how long units are to be leased, where they are not to pass at once.
+    /// How long units are to be leased; `None` if the request is to pass at once.
     pub lease: Option<Duration>,
 }
 
@@ -22,40 +22,40 @@ pub struct Question {
 pub struct Demand {
     /// Questions a second of one caller.
     pub per_second: u32,
-    /// Kinds of questions, and how often each comes among the others.
+    /// Kinds of questions, each with its relative frequency.
     pub kinds: Vec<(u32, Kind)>,
-    /// In percent of that, how many questions the caller of each region asks; 100 where nothing is said.
+    /// For each region, the percentage of `per_second` that its caller asks; 100 where nothing is given.
     pub percent: Vec<u32>,
-    /// Questions that all callers ask at once.
+    /// Questions that all callers ask at the same time.
     pub herd: Option<Herd>,
 }
 
-/// Questions that all callers ask at once, again and again.
+/// Questions that all callers ask at the same time, again and again.
 #[derive(Clone, Debug)]
 pub struct Herd {
-    /// How often: at every multiple of this.
+    /// The interval: they are asked at every multiple of it.
     pub every: Duration,
-    /// Of each caller.
+    /// The number of questions of each caller.
     pub questions: u32,
 }
 
-/// Questions that are alike.
+/// One kind of question.
 #[derive(Clone, Debug)]
 pub struct Kind {
-    /// What all of them say.
+    /// Entries that all questions of the kind have.
     pub entries: Vec<(&'static str, &'static str)>,
-    /// An entry with one of so many values; none where there is no such.
+    /// A key whose value is one of this many; `None` if there is no such entry.
     pub spread: Option<(&'static str, u64)>,
-    /// Of a hundred of those with one of several values so many have the first.
+    /// The percentage of questions that have the first of these values, if the kind has such an entry.
     pub hot: u32,
     /// The highest cost; the lowest is 1.
     pub cost_max: u64,
-    /// For how long a lease is asked for at most; nothing where none is.
+    /// The longest life of a lease to ask for; `None` if no lease is asked for.
     pub lease: Option<Duration>,
 }
 
 impl Kind {
-    /// Questions of one entry.
+    /// Questions with one entry.
     pub fn of(key: &'static str, value: &'static str, cost_max: u64) -> Self {
         Self { entries: vec![(key, value)], spread: None, hot: 0, cost_max, lease: None }
     }
@@ -80,7 +80,7 @@ impl Demand {
         Self { per_second: 20, kinds: kinds.into(), percent: Vec::new(), herd: None }
     }
 
-    /// What the caller of a region asks, one question after the other, each with the time until it.
+    /// The questions of a region's caller, one after the other, each with the time until it is asked.
     pub(crate) fn questions(
         &self,
         place: Place,
@@ -106,7 +106,7 @@ impl Demand {
         })
     }
 
-    /// How long a lease of these callers may live.
+    /// The longest life of a lease of these callers.
     pub fn longest_lease(&self) -> Duration {
         self.kinds.iter().filter_map(|(_, kind)| kind.lease).max().unwrap_or_default()
     }
@@ -125,7 +125,7 @@ impl Demand {
 }
 
 impl Question {
-    /// Shows its entries as a node reads them.
+    /// Shows the question's entries as a node reads them.
     pub(crate) fn with<T>(&self, read: impl FnOnce(&Descriptor<'_>) -> T) -> T {
         let entries: Vec<_> =
             self.entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();

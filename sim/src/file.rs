@@ -1,4 +1,5 @@
-//! A schedule as a file: an object of JSON, with a line for each fault, which says in words what it does. The words are not read.
+//! A schedule as a file: a JSON object with a line for each fault. Each line also describes its fault in
+//! words, which are not read back.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -10,14 +11,14 @@ use crate::{
     schedule::{Fault, Schedule},
 };
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// The scenario whose limits and demand it is for.
+    /// The scenario whose limits and demand apply.
     pub scenario: String,
-    /// The seed that decides what the schedule does not.
+    /// The seed for everything that the schedule does not fix.
     pub seed: u64,
-    /// What breaks.
+    /// The faults.
     pub schedule: Schedule,
 }
 
@@ -35,12 +36,12 @@ struct Entry {
 }
 
 impl Kept {
-    /// As it is written.
+    /// The text of the file.
     pub fn to_text(&self) -> String {
         let (scenario, seed) = (&self.scenario, self.seed);
         let entries = self.schedule.faults().iter().map(|(when, fault)| {
             let (at_ms, does) = (when.as_millis(), serde_json::Value::from(fault.to_string()));
-            // Faults are plain numbers and words, of which JSON is made without fault.
+            // Faults are plain numbers and words, so they always serialise as JSON.
             let fault = serde_json::to_string(fault).unwrap_or_default();
             format!("    {{ \"at_ms\": {at_ms}, \"does\": {does}, \"fault\": {fault} }}")
         });
@@ -51,10 +52,10 @@ impl Kept {
         text
     }
 
-    /// Reads what [`Kept::to_text`] wrote, or somebody by hand.
+    /// Reads a file that [`Kept::to_text`] or a person wrote.
     ///
     /// # Errors
-    /// Where it is not such a file, in words.
+    /// A description of what is wrong with the file.
     pub fn read(text: &str) -> Result<Self, String> {
         let written: Written = serde_json::from_str(text).map_err(|fault| fault.to_string())?;
         let mut schedule = Schedule::default();
@@ -74,7 +75,7 @@ impl Kept {
         Ok(Self { scenario: written.scenario, seed: written.seed, schedule })
     }
 
-    /// What is run: the scenario's plan, with this schedule.
+    /// The scenario's plan with this schedule.
     ///
     /// # Errors
     /// The schedule names a place that the scenario does not have.

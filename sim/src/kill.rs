@@ -1,37 +1,38 @@
-//! Servers that break a rule, each in turn: the checks must find every one of them, and nothing in the server that keeps it.
+//! Servers that break one rule each. The checks must find every one of them, and must find nothing in a
+//! server that keeps all rules.
 
 use acequia_rights::mutation::{Mutation, break_rule};
 
 use crate::{run::run_to_end, scenarios, trace::Trace};
 
-/// A rule that the simulator must miss when it is left out.
+/// A rule whose removal the simulator must notice.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
-    /// As it is called in [`Broken`].
+    /// The name of the rule in [`Mutation`].
     pub name: &'static str,
-    /// Which one.
+    /// The mutation that removes the rule.
     pub broken: Mutation,
-    /// Where it matters.
+    /// The scenarios in which the rule matters.
     pub scenarios: &'static [&'static str],
-    /// Whether a few seeds are enough.
+    /// Whether a few seeds are enough to notice.
     pub is_quick: bool,
 }
 
-/// How a broken server was found out.
+/// How a mutated server was found out.
 #[derive(Clone, Debug)]
 pub struct Killed {
-    /// Seeds that it took, in all scenarios of the rule.
+    /// The number of seeds tried, over all scenarios of the rule.
     pub seeds: u64,
-    /// In which it was found.
+    /// The scenario of the finding.
     pub scenario: &'static str,
-    /// The seed of that.
+    /// The seed of the finding.
     pub seed: u64,
-    /// What was found.
+    /// The finding.
     pub finding: String,
 }
 
 impl Killed {
-    /// The check that found it.
+    /// The name of the check that found it.
     pub fn check(&self) -> &str {
         self.finding.split_once(':').map_or("", |(check, _)| check)
     }
@@ -56,10 +57,11 @@ const GONE: &str = "store-gone";
 const STORM: &str = "store-storm";
 const FAILS_OVER: &str = "store-fails-over";
 
-/// The rules: those that were missed when all that seemed to matter here were left out. Of 51 that were tried with four seeds of
-/// each scenario, these were missed, and `GrantBeforeDurable` and `LendUsedCapacity` with more seeds; the others were tried no
-/// further, but for two of tokens, for which there is a drill now. What callers give back was not tried at all, since they do not
-/// here. `tests/ring` has a table of its own with more rules.
+/// The rules whose removal was noticed when all rules that seemed to matter were tried. With four seeds of
+/// each scenario, these of the 51 tried rules were noticed. `GrantBeforeDurable` and `LendUsedCapacity`
+/// needed more seeds. The others were tried no further, except two about tokens, which have a drill. Refunds
+/// were not tried, since callers give nothing back in the simulator. `tests/ring` has a table with more
+/// rules.
 pub const RULES: &[Rule] = rules![
     // What must be on the disk first, and what a restart must not forget.
     GiveBeforeDurable in [CRASHES], true;
@@ -74,7 +76,7 @@ pub const RULES: &[Rule] = rules![
     RenewExtendsFromReceipt in [LINKS], true;
     DateFromReceipt in [LINKS], true;
     AcceptTwice in [LINKS], true;
-    // What loans and gifts carry.
+    // What loans and transfers carry.
     GiverKeepsTokens in [TOKENS], true;
     AcceptFull in [TOKENS], true;
     GiveBackFull in [TOKENS], true;
@@ -95,7 +97,7 @@ pub const RULES: &[Rule] = rules![
     SkipSurvivorAck in ["evict-dead"], true;
     // What callers lease.
     LeaseNotSetApart in ["leases"], true;
-    // What nodes of one region hold of the store that they share.
+    // What nodes hold of the store that their region shares.
     PoolGrantsUntold in [STORM, FAILS_OVER], true;
     PoolAsksOneNode in [STORM, FAILS_OVER], true;
     PoolKnowsNoProcess in [STORM, FAILS_OVER], true;
@@ -117,7 +119,8 @@ pub const RULES: &[Rule] = rules![
     DoubtGrows in ["outvoted"], true;
 ];
 
-/// Runs without a rule, with so many seeds of each of its scenarios, until something is found that is not found with it.
+/// Runs without a rule, with `seeds` seeds of each of its scenarios, until a run finds something that a run
+/// with the rule does not.
 pub fn kill(rule: &Rule, seeds: u64) -> Option<Killed> {
     let mut tried = 0;
     for seed in 1..=seeds {
@@ -132,7 +135,7 @@ pub fn kill(rule: &Rule, seeds: u64) -> Option<Killed> {
     None
 }
 
-/// What is found when a rule is left out.
+/// The finding of a run without a rule.
 fn without(rule: Option<Mutation>, scenario: &str, seed: u64) -> Option<String> {
     let scenario = scenarios::named(scenario)?;
     let run = || run_to_end(scenario.plan_of(seed), seed, &Trace::default(), Vec::new());

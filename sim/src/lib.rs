@@ -1,18 +1,19 @@
-//! The real server in a simulated world that a seed breaks. **The same seed gives the same history, to the last packet.**
+//! The real server in a simulated world that a seed breaks. **The same seed gives the same history, to the
+//! last packet.**
 //!
 //! - [`world`]: regions that run the server, and callers, in one thread, over simulated links, disks and clocks;
-//! - [`schedule`]: what breaks, and when; [`demand`]: who asks what;
+//! - [`schedule`]: which faults happen, and when; [`demand`]: who asks what;
 //! - [`scenarios`]: short stories of both, with a promise;
-//! - [`checks`]: what must hold after every step, judged from outside;
+//! - [`checks`]: the invariants, judged from outside after every step;
 //! - [`run`]: one scenario with one seed from its start to its [`Record`](run::Record);
-//! - [`many`]: many of them at once; [`minimise`](mod@minimise): less of what breaks, and the same finding; [`file`](mod@file): a
-//!   schedule that can be kept;
-//! - [`series`]: how a run went over time, of one that is watched; [`report`]: a page that shows it; [`mod@compare`]: other ways
-//!   of limiting, by the same demand and faults;
-//! - [`trace`]: what happened, and one number by which two runs are compared.
+//! - [`many`]: many runs at once; [`minimise`](mod@minimise): a smaller schedule with the same finding;
+//!   [`file`](mod@file): a schedule that can be kept;
+//! - [`series`]: how a watched run went over time; [`report`]: a page that shows the run; [`mod@compare`]:
+//!   other ways of limiting, under the same demand and faults;
+//! - [`trace`]: the events of a run, and one number by which two runs are compared.
 //!
-//! It knows nothing of how a limit is shared: that is the server's. Only sockets, disks, clocks and chance are not the
-//! machine's ([`acequia_server::Service::serve_in`]).
+//! The simulator knows nothing of how a limit is shared: the server does. Only sockets, disks, clocks and
+//! chance are simulated ([`acequia_server::Service::serve_in`]).
 
 pub mod bound;
 pub mod checks;
@@ -33,7 +34,7 @@ pub mod series;
 pub mod trace;
 pub mod world;
 
-/// The names of regions, by their places. The first one's node is the authority.
+/// The names of regions, by their places. The first region's node is the authority.
 pub const NAMES: [&str; 5] = ["eu", "us", "ap", "sa", "af"];
 
 /// The example that the README shows works.

@@ -37,25 +37,25 @@ struct Arguments {
 enum Command {
     /// Run a scenario with a seed, or with many. Exits 1 if something is found.
     Run {
-        /// Its name: see `list`. `all` is every one of them.
+        /// The name of a scenario, as `list` shows it; `all` runs every one.
         #[arg(required_unless_present_any = ["schedule", "all"])]
         scenario: Option<String>,
-        /// Every scenario.
+        /// Run every scenario.
         #[arg(long, conflicts_with = "schedule")]
         all: bool,
-        /// Decides everything.
+        /// The seed, which decides everything.
         #[arg(long, default_value_t = 1, conflicts_with_all = ["seeds", "schedule"])]
         seed: u64,
-        /// Run so many seeds, and say only what is found.
+        /// Run this many seeds, and print only findings.
         #[arg(long)]
         seeds: Option<u64>,
-        /// The first of them.
+        /// The first of the seeds.
         #[arg(long, default_value_t = 1, requires = "seeds")]
         from: u64,
-        /// So many at a time; as many as there are cores where nothing is said.
+        /// Run this many at a time; by default as many as there are cores.
         #[arg(long)]
         jobs: Option<usize>,
-        /// What breaks is in this file, of `minimise --out`, and so are the scenario and the seed.
+        /// Take the faults, the scenario and the seed from this file, which `minimise --out` wrote.
         #[arg(long, conflicts_with_all = ["seeds", "scenario"])]
         schedule: Option<PathBuf>,
         /// Write every event and every packet to this file.
@@ -65,18 +65,18 @@ enum Command {
         #[arg(long, conflicts_with_all = ["seeds", "all"])]
         report: Option<PathBuf>,
     },
-    /// Compare the real server with other ways of limiting, by the same demand and faults.
+    /// Compare the real server with other ways of limiting, under the same demand and faults.
     Compare {
-        /// Scenarios, by their names; all where there is none.
+        /// Names of scenarios; by default all.
         scenarios: Vec<String>,
-        /// Decides everything.
+        /// The seed, which decides everything.
         #[arg(long, default_value_t = 1)]
         seed: u64,
         /// Write tables for a README.
         #[arg(long)]
         markdown: bool,
     },
-    /// Leave out of a failing run's schedule what it does not need to fail.
+    /// Remove from a failing run's schedule all faults that the failure does not need.
     Minimise {
         /// The scenario.
         #[arg(required_unless_present = "schedule")]
@@ -84,32 +84,33 @@ enum Command {
         /// The seed that fails.
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Begin with this file's schedule, scenario and seed.
+        /// Start with this file's schedule, scenario and seed.
         #[arg(long, conflicts_with_all = ["scenario", "seed"])]
         schedule: Option<PathBuf>,
-        /// Run it so often at most.
+        /// Run it at most this often.
         #[arg(long, default_value_t = 300)]
         tries: usize,
-        /// Write what is left to this file, for `run --schedule`.
+        /// Write the smaller schedule to this file, for `run --schedule`.
         #[arg(long)]
         out: Option<PathBuf>,
     },
-    /// Leave out one rule of the server after the other: each must be missed. Only of a build with the feature `mutations`.
+    /// Remove one rule of the server after the other: each must be noticed. Only in a build with the feature
+    /// `mutations`.
     Kill {
         /// Only rules that take a few seconds, with a few seeds.
         #[arg(long)]
         quick: bool,
-        /// So many seeds of each scenario of a rule.
+        /// The number of seeds of each scenario of a rule.
         #[arg(long)]
         seeds: Option<u64>,
         /// Only this rule.
         rule: Option<String>,
     },
-    /// The scenarios, and what each is about.
+    /// List the scenarios, and the subject of each.
     List,
 }
 
-/// Columns of a list on a terminal that says nothing of its own.
+/// Columns of a list on a terminal that does not tell its width.
 const COLUMNS: usize = 100;
 /// Events of each host that are shown.
 const LINES_MAX: usize = 12;
@@ -175,7 +176,7 @@ fn kill_all(quick: bool, seeds: Option<u64>, only: Option<&str>) -> Result<ExitC
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..threads {
-            // A rule is left out in one thread only, and a simulation runs in one.
+            // A rule is removed in one thread only, and a simulation runs in one thread.
             scope.spawn(|| {
                 while let Some(rule) = rules.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
                     let killed = kill(rule, seeds);
@@ -205,7 +206,7 @@ fn named(name: &str) -> Result<Scenario, String> {
     scenarios::named(name).ok_or_else(|| format!("no scenario {name}: see `acequia-sim list`"))
 }
 
-/// What a run is to leave.
+/// The files that a run is to write.
 struct Files {
     trace: Option<PathBuf>,
     report: Option<PathBuf>,
@@ -344,7 +345,7 @@ fn minimise_one(kept: &Kept, tries: usize, out: Option<&Path>) -> Result<ExitCod
     Ok(ExitCode::FAILURE)
 }
 
-/// A failing run: the line that replays it, what broke, what happened last.
+/// A failing run: the line that replays it, its faults, and the last events.
 fn failure(outcome: &Outcome) -> String {
     let Job { scenario, seed, .. } = &outcome.job;
     let (last, again) = (last_of(&outcome.last), format!("run {} --seed {seed}", scenario.name));
@@ -366,12 +367,12 @@ fn last_of(hosts: &[(String, Vec<Line>)]) -> String {
     text
 }
 
-/// The line that does something again.
+/// The command line that runs something again.
 fn replay(what: &str) -> String {
     format!("again: cargo run --release -p acequia-sim -- {what}")
 }
 
-/// A name and its story, wrapped.
+/// A scenario's name and its story, wrapped.
 fn listed(scenario: &Scenario) -> String {
     let indent = scenarios::ALL.iter().map(|one| one.name.len()).max().unwrap_or(0) + 2;
     let width = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(COLUMNS);
@@ -422,7 +423,7 @@ fn summary(scenario: &Scenario, seed: u64, record: &Record, again: &str) -> Stri
     text
 }
 
-/// Standard output may be closed; then nobody wants to know.
+/// Prints a line. If standard output is closed, nobody wants to know.
 fn say(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }

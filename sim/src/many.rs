@@ -1,4 +1,5 @@
-//! Many runs at once, each in a thread of its own, since what a thread knows of one simulation must not reach another.
+//! Many runs at once, each in its own thread, since a thread's knowledge of one simulation must not reach
+//! another.
 
 use std::{
     sync::{Mutex, PoisonError, mpsc},
@@ -16,38 +17,38 @@ use crate::{
 /// The stack of a simulation's thread.
 const STACK_BYTES: usize = 16 << 20;
 
-/// One run that is to be done.
+/// A run to be done.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// The scenario.
     pub scenario: Scenario,
     /// The seed.
     pub seed: u64,
-    /// What happens; the scenario's own plan where there is none.
+    /// The plan; if `None`, the scenario's own plan.
     pub plan: Option<Plan>,
 }
 
-/// What became of it.
+/// The outcome of a job.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What was run.
+    /// The job.
     pub job: Job,
-    /// What it left; or why there was no world, which is a finding too.
+    /// The record of the run. An error says why there was no world, and counts as a finding.
     pub record: Result<Record, String>,
     /// The last events of every host.
     pub last: Vec<(String, Vec<Line>)>,
 }
 
-/// Checks besides the usual ones, made anew for every run.
+/// Additional checks, made anew for every run.
 pub type More = dyn Fn() -> Vec<Box<dyn Check>> + Sync;
 
 impl Job {
-    /// A seed of a scenario.
+    /// A scenario with a seed.
     pub fn new(scenario: Scenario, seed: u64) -> Self {
         Self { scenario, seed, plan: None }
     }
 
-    /// Runs it in a thread of its own.
+    /// Runs the job in a thread of its own.
     pub fn run(self, more: &More) -> Outcome {
         let trace = Trace::default();
         let plan = self.plan.clone().unwrap_or_else(|| self.scenario.plan_of(self.seed));
@@ -65,7 +66,7 @@ impl Job {
 }
 
 impl Outcome {
-    /// What was found: nothing, where all is well.
+    /// The findings; empty if all is well.
     pub fn findings(&self) -> &[String] {
         match &self.record {
             Ok(record) => &record.findings,
@@ -73,13 +74,13 @@ impl Outcome {
         }
     }
 
-    /// How long it took.
+    /// How long the run took.
     pub fn took(&self) -> Duration {
         self.record.as_ref().map_or(Duration::ZERO, |record| record.took)
     }
 }
 
-/// Runs all jobs, so many at a time, and tells each outcome as it comes.
+/// Runs all jobs, a number of them at a time, and reports each outcome as it comes.
 pub fn run_all(
     jobs: impl Iterator<Item = Job> + Send,
     at_a_time: usize,

@@ -1,22 +1,22 @@
-//! A smaller schedule that fails as a larger one does: faults are left out by delta debugging (Zeller & Hildebrandt 2002), and
-//! then what is left is made to last shorter.
+//! Makes a smaller schedule that fails in the same way as a larger one. Delta debugging (Zeller & Hildebrandt
+//! 2002) removes faults, and then the remaining faults are shortened.
 //!
-//! A fault and what ends it are left out together. Otherwise what is left would fail for a reason of its own: a region that
-//! nobody starts again does not answer.
+//! A fault is removed together with its end. Otherwise the remaining schedule would fail for a reason of its
+//! own: a region that is never started again does not answer.
 
 use std::time::Duration;
 
 use crate::schedule::{Fault, Schedule};
 
-/// Times are made shorter until they differ by no more than this.
+/// Times are shortened until they change by no more than this.
 const LEAST: Duration = Duration::from_millis(20);
 
-/// What a finding is, whatever its numbers: its words up to the first of them.
+/// The kind of a finding: its words up to the first number.
 pub fn kind_of(finding: &str) -> &str {
     finding.split(|letter: char| letter.is_ascii_digit()).next().unwrap_or_default().trim_end()
 }
 
-/// A smaller schedule for which `fails` still holds. It is asked about `tries_max` schedules at most.
+/// A smaller schedule for which `fails` still holds. At most `tries_max` schedules are tried.
 pub fn minimise(schedule: &Schedule, tries_max: usize, mut fails: impl FnMut(&Schedule) -> bool) -> Schedule {
     let mut left = tries_max;
     let mut try_one = |groups: &[Group]| {
@@ -30,13 +30,13 @@ pub fn minimise(schedule: &Schedule, tries_max: usize, mut fails: impl FnMut(&Sc
     schedule_of(&groups)
 }
 
-/// A fault, and what ends it.
+/// A fault and its end.
 type Group = Vec<(Duration, Fault)>;
 
 fn groups_of(schedule: &Schedule) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for (when, fault) in schedule.faults() {
-        // Several faults may wait for the same end: the last of them that has none gets it.
+        // Several faults may wait for the same end: the last one without an end gets it.
         let ended = groups
             .iter_mut()
             .rev()
@@ -57,7 +57,7 @@ fn schedule_of(groups: &[Group]) -> Schedule {
     schedule
 }
 
-/// Leaves out half of the groups, then a quarter, down to each single one, until none can be left out.
+/// Removes half of the groups, then quarters, down to single groups, until no group can be removed.
 fn fewer(mut groups: Vec<Group>, fails: &mut impl FnMut(&[Group]) -> bool) -> Vec<Group> {
     let mut size = groups.len().div_ceil(2);
     while size > 0 {
@@ -66,7 +66,7 @@ fn fewer(mut groups: Vec<Group>, fails: &mut impl FnMut(&[Group]) -> bool) -> Ve
             let until = (at + size).min(groups.len());
             let mut without = groups.clone();
             let out: Vec<Group> = without.drain(at..until).collect();
-            // The end of everything stays: without it nothing would be well in the end.
+            // `Fault::Heal` stays: without it the world would never be well again.
             let heals = out.into_iter().filter(|group| group[0].1 == Fault::Heal);
             without.splice(at..at, heals);
             if without.len() < groups.len() && fails(&without) {
@@ -82,7 +82,7 @@ fn fewer(mut groups: Vec<Group>, fails: &mut impl FnMut(&[Group]) -> bool) -> Ve
     groups
 }
 
-/// Brings the end of a fault nearer to its beginning, by halves.
+/// Moves the end of a fault nearer to its beginning, by halves.
 fn shorten(groups: &mut [Group], at: usize, fails: &mut impl FnMut(&[Group]) -> bool) {
     for end in 1..groups[at].len() {
         let (from, until) = (groups[at][0].0, groups[at][end].0);

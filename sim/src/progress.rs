@@ -1,4 +1,4 @@
-//! How far many runs are: a bar on a terminal, a line now and then elsewhere.
+//! The progress of many runs: a bar on a terminal, elsewhere a line now and then.
 
 use std::{
     io::{IsTerminal as _, Write as _, stderr},
@@ -7,11 +7,11 @@ use std::{
 
 /// Cells of the bar.
 const WIDTH: u64 = 32;
-/// Between two lines where there is no terminal, and between two looks of the bar.
+/// Time between two lines where there is no terminal, and between two redraws of the bar.
 const LINE_EVERY: Duration = Duration::from_secs(30);
 const BAR_EVERY: Duration = Duration::from_millis(100);
 
-/// How far it is.
+/// The progress of a number of runs.
 #[derive(Debug)]
 pub struct Progress {
     total: u64,
@@ -23,13 +23,13 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of so many runs.
+    /// No run of `total` is done.
     pub fn new(total: u64) -> Self {
         let is_terminal = stderr().is_terminal();
         Self { total, done: 0, found: 0, begun: Instant::now(), told: None, is_terminal }
     }
 
-    /// One more is done.
+    /// One more run is done.
     pub fn step(&mut self, found: bool) {
         self.done += 1;
         self.found += u64::from(found);
@@ -40,7 +40,7 @@ impl Progress {
         }
     }
 
-    /// Makes room for something else.
+    /// Clears the bar to make room for other text.
     pub fn clear(&self) {
         if self.is_terminal {
             let _ = write!(stderr(), "\r\x1b[K");

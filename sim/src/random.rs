@@ -1,4 +1,4 @@
-//! Where chance comes from: one seed, one sequence (splitmix64, Steele, Lea & Flood 2014).
+//! The source of chance: one seed gives one sequence (splitmix64, Steele, Lea & Flood 2014).
 
 /// A sequence of numbers that a seed determines.
 #[derive(Clone, Debug)]
@@ -10,7 +10,7 @@ impl Random {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xA5A5_5A5A_C3C3_3C3C)
     }
 
-    /// A sequence of its own for a purpose, so that one more number drawn for one changes nothing for another.
+    /// A separate sequence for a purpose. One more number drawn for one purpose changes nothing for another.
     pub fn of(seed: u64, purpose: &str) -> Self {
         let mut fold = Self::new(seed);
         for byte in purpose.bytes() {
@@ -38,7 +38,7 @@ impl Random {
         self.below(bound as u64) as usize
     }
 
-    /// A number of a range, ends included.
+    /// A number in a range, ends included.
     pub fn between(&mut self, least: u64, most: u64) -> u64 {
         least + self.below(most - least + 1)
     }
@@ -48,7 +48,7 @@ impl Random {
         per_million > 0 && self.below(1_000_000) < u64::from(per_million)
     }
 
-    /// One of some.
+    /// One element of `from`.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.index(from.len())]
     }

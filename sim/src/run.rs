@@ -10,36 +10,36 @@ use crate::{
     world::{Answer, Said, Setup, World, WorldError},
 };
 
-/// Steps between two looks whether all has come to rest.
+/// Steps between two checks of whether the world has come to rest.
 const STEPS_A_LOOK: u32 = 1_000;
 
-/// What a run leaves.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// What happened in it.
+    /// The plan that was run.
     pub plan: Plan,
     /// Each region's name and counts.
     pub regions: Vec<(&'static str, Counts)>,
-    /// What must not be and was; the promise is that there is none.
+    /// Breaches of invariants. A correct server has none.
     pub findings: Vec<String>,
-    /// What checks have to say besides.
+    /// Remarks of checks.
     pub notes: Vec<String>,
-    /// All that happened as one number.
+    /// A hash of all events and packets.
     pub hash: u64,
-    /// Events, packets between regions and their bytes.
+    /// The numbers of events, of packets between regions, and of their bytes.
     pub counts: (u64, u64, u64),
-    /// How long it took on this machine.
+    /// How long the run took on this machine.
     pub took: Duration,
 }
 
-/// What the callers of a region were told.
+/// The answers to the callers of a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// It may pass.
+    /// Requests that may pass.
     pub allowed: u64,
-    /// It may not.
+    /// Requests that may not pass.
     pub denied: u64,
-    /// Nothing.
+    /// Questions without an answer.
     pub silent: u64,
 }
 
@@ -51,7 +51,7 @@ pub fn run(scenario: &Scenario, seed: u64, trace: &Trace) -> Result<Record, Worl
     run_plan(scenario.plan_of(seed), seed, trace)
 }
 
-/// The same of a plan.
+/// Runs a plan, and stops at the first finding.
 ///
 /// # Errors
 /// The world cannot be made, or a host ended it.
@@ -59,7 +59,7 @@ pub fn run_plan(plan: Plan, seed: u64, trace: &Trace) -> Result<Record, WorldErr
     run_with(plan, seed, trace, Vec::new())
 }
 
-/// The same with more checks.
+/// Runs a plan with additional checks.
 ///
 /// # Errors
 /// The world cannot be made, or a host ended it.
@@ -72,7 +72,7 @@ pub fn run_with(
     judge(plan, seed, trace, more, true)
 }
 
-/// The same, which ends when the plan does: nobody waits until all has come to rest.
+/// Runs a plan with additional checks, and ends when the plan does, without waiting for rest.
 ///
 /// # Errors
 /// The world cannot be made, or a host ended it.
@@ -141,7 +141,7 @@ fn judge(
     })
 }
 
-/// Nobody asks any more, and all comes to rest.
+/// Silences the callers, and waits until the world has come to rest.
 fn rest(world: &mut World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Result<(), WorldError> {
     let until = world.elapsed() + REST_MAX;
     world.hush();
@@ -159,7 +159,7 @@ fn rest(world: &mut World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Resu
     Ok(())
 }
 
-/// Gives the answers that came.
+/// Lets the checks look, and returns the new answers.
 fn look(world: &World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Vec<Answer> {
     let answers = world.take_answers();
     for check in checks {

@@ -1,4 +1,4 @@
-//! What breaks, and when.
+//! Faults, and when they happen.
 
 use std::{fmt, time::Duration};
 
@@ -12,63 +12,63 @@ pub type Place = usize;
 /// Something that is done to the world at an instant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
-    /// Nothing passes between two regions, and what is under way is lost.
+    /// Nothing passes between two regions, and packets under way are lost.
     Cut(Place, Place),
     /// Nothing passes from the first to the second.
     CutOneWay(Place, Place),
-    /// All passes again.
+    /// Everything passes again between two regions.
     Mend(Place, Place),
-    /// Nothing arrives between two regions for now, and nothing is lost.
+    /// Packets between two regions are held back, and none is lost.
     Hold(Place, Place),
-    /// What was held arrives at once.
+    /// Held packets arrive at once.
     Release(Place, Place),
-    /// Packets between two regions take so many milliseconds.
+    /// Packets between two regions take this many milliseconds.
     Slow(Place, Place, u64),
-    /// Of a hundred packets between two regions so many are lost.
+    /// This percentage of packets between two regions is lost.
     Lose(Place, Place, u32),
     /// A node's process sleeps: its sockets stay open, and nothing comes out of them.
     Sleep(Place),
-    /// It wakes.
+    /// A sleeping process wakes.
     Wake(Place),
-    /// A node loses its power; of what its disk had not synced, there is what is said.
+    /// A node loses its power. The [`Leftover`] says what becomes of its unsynced data.
     Crash(Place, Leftover),
-    /// A node stops as it should.
+    /// A node stops in an orderly way.
     Stop(Place),
     /// A node that is down begins again.
     Start(Place),
-    /// A node loses its power at the durable write after so many more.
+    /// A node loses its power at the durable write after this many more.
     CrashAtWrite(Place, u64),
-    /// The disk of a node that is down is gone: it begins with an empty one.
+    /// The disk of a node that is down is gone: the node will begin with an empty one.
     LoseDisk(Place),
-    /// A copy is made of a disk as it is.
+    /// A disk is copied as it is.
     CopyDisk(Place),
     /// The disk of a node that is down is replaced by the copy.
     RestoreDisk(Place),
-    /// A disk takes nothing more.
+    /// A disk takes no more writes.
     FillDisk(Place),
-    /// It does again.
+    /// A disk takes writes again.
     ClearDisk(Place),
-    /// A wall is set by so many milliseconds.
+    /// A wall is set ahead by this many milliseconds.
     Wall(Place, i64),
-    /// A machine's oscillator runs so many parts per million too fast.
+    /// A machine's oscillator runs this many parts per million too fast.
     Drift(Place, i64),
-    /// A wall runs so many parts per million faster than its machine's oscillator.
+    /// A wall runs this many parts per million faster than its machine's oscillator.
     Smear(Place, i64),
-    /// A machine's counter jumps by what it counts in so many milliseconds.
+    /// A machine's counter jumps by what it counts in this many milliseconds.
     Counter(Place, i64),
-    /// An operator orders at a node.
+    /// An operator gives an order at a node.
     Order(Place, Command),
-    /// The store that nodes of one region share.
+    /// A fault of the store that nodes of one region share.
     Store(StoreFault),
-    /// An operator says to a node that another one of its region is gone, for so many seconds, if that does not run.
+    /// At the first node, an operator excludes the second one for this many seconds, unless that node runs.
     LeaveOut(Place, Place, u64),
-    /// Every link is mended, the store is there, every disk takes writes, no crash is due any more, and every node that is down begins again.
-    /// Clocks stay as they are, and so does what disks hold.
+    /// Every link is mended, the store is back, every disk takes writes, no crash is due, and every node that
+    /// is down begins again. Clocks and the contents of disks stay as they are.
     Heal,
 }
 
 impl Fault {
-    /// Whether it ends what another fault began, if that came before.
+    /// Whether this fault ends what an earlier fault `begun` began.
     pub fn ends(&self, begun: &Self) -> bool {
         match (self, begun) {
             (Self::Mend(a, b), Self::Cut(c, d) | Self::CutOneWay(c, d))
@@ -87,7 +87,7 @@ impl Fault {
         }
     }
 
-    /// The regions or nodes that it is about.
+    /// The regions or nodes that the fault is about.
     pub fn places(&self) -> Vec<Place> {
         match self {
             Self::Cut(a, b)
@@ -119,34 +119,34 @@ impl Fault {
         }
     }
 
-    /// Whether it may end the same more than once: what is tried again, or is in several steps.
+    /// Whether the fault may end the same fault more than once, as steps that are repeated or tried again do.
     pub fn is_repeated(&self) -> bool {
         matches!(self, Self::Start(_) | Self::LoseDisk(_) | Self::RestoreDisk(_) | Self::Order(..))
     }
 }
 
-/// What breaks of a store that nodes share, and what mends it.
+/// Faults of a store that nodes share, and their ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum StoreFault {
-    /// It answers nobody.
+    /// The store answers nobody.
     Gone,
-    /// Each way takes so many milliseconds longer.
+    /// Each way takes this many milliseconds longer.
     Slow(u64),
-    /// Of a hundred calls so many are lost, and of their answers too: those were executed.
+    /// This percentage of calls is lost, and also of answers: calls whose answer is lost were executed.
     Lossy(u32),
-    /// A replica has all that there is now, and hears of nothing later.
+    /// A replica copies everything that the store has now, and hears of nothing later.
     Copied,
-    /// The replica takes its place, with what it has. One node does not hear of it, and goes on with the old one, until all is well
-    /// again.
+    /// The replica takes the store's place, with what it has. One node, if any, does not hear of the
+    /// fail-over, and goes on with the old store until all is well again.
     FailsOver(Option<Place>),
-    /// It begins again, with nothing.
+    /// The store begins again, with nothing.
     Forgets,
-    /// It is there for everybody, as quick as ever, with what it has.
+    /// The store is there for every node, at full speed, with what it has.
     Back,
 }
 
 impl StoreFault {
-    /// Whether it lasts until the store is back.
+    /// Whether the fault lasts until the store is back.
     pub(crate) const fn ends_with_back(self) -> bool {
         match self {
             Self::Gone | Self::FailsOver(Some(_)) => true,
@@ -174,40 +174,42 @@ impl fmt::Display for StoreFault {
     }
 }
 
-/// What becomes of what a disk had not synced when the power went.
+/// What becomes of unsynced data on a disk when the power goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Leftover {
-    /// It is lost.
+    /// All of it is lost.
     Lost,
-    /// It is there all the same.
+    /// All of it was written.
     Written,
-    /// Each sector is there or not.
+    /// Each sector was written or not.
     Torn,
 }
 
-/// What an operator orders.
+/// An operator's order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
-    /// Other numbers for a limit, by their names in a config.
+    /// New numbers for a limit, by their names in a config.
     Budget {
         /// The limit's name.
         limit: String,
-        /// Such as `rate` and `40/s`.
+        /// Names and values, such as `rate` and `40/s`.
         numbers: Vec<(String, String)>,
     },
-    /// Another weight for a region.
+    /// A new weight for a region.
     Weight(Place, u32),
-    /// A region is gone, on the operator's word, who gives it only if its process has ended and its disk is lost.
+    /// A region is gone, on the operator's word. He gives it only if its process has ended and its disk is
+    /// lost.
     Evict(Place),
-    /// A region is gone, on the word of an operator who does not look.
+    /// A region is gone, on the word of an operator who does not check.
     EvictAlive(Place),
     /// A region leaves.
     Remove(Place),
     /// A region is let in, with a weight.
     Add(Place, u32),
-    /// A region that lost its disk has its share again.
+    /// A region that lost its disk gets its share again.
     Recover(Place),
-    /// The node becomes the authority, on the operator's word that the old one is gone, given as for [`Command::Evict`].
+    /// The node becomes the authority, on the operator's word that the old one is gone. The word is given as
+    /// for [`Command::Evict`].
     TakeOver,
 }
 
@@ -216,14 +218,14 @@ pub enum Command {
 pub struct Schedule(Vec<(Duration, Fault)>);
 
 impl Schedule {
-    /// Adds a fault. Of those at one time the one that was added first comes first.
+    /// Adds a fault. Faults of the same time happen in the order in which they were added.
     pub fn at(&mut self, when: Duration, fault: Fault) -> &mut Self {
         let place = self.0.partition_point(|(earlier, _)| *earlier <= when);
         self.0.insert(place, (when, fault));
         self
     }
 
-    /// Parts that do not hear each other from one time to another.
+    /// Splits the regions into parts that do not hear each other, from one time to another.
     pub fn split(&mut self, from: Duration, until: Duration, parts: &[&[Place]]) -> &mut Self {
         for (place, part) in parts.iter().enumerate() {
             for (one, other) in parts[place + 1..].iter().flat_map(|later| pairs(part, later)) {
@@ -233,18 +235,18 @@ impl Schedule {
         self
     }
 
-    /// A fault from one time to another.
+    /// Adds a fault that lasts from one time to another, and its end.
     pub fn during(&mut self, from: Duration, until: Duration, fault: Fault, mend: Fault) -> &mut Self {
         self.at(from, fault).at(until, mend)
     }
 
-    /// How far any clock's rate is from true, at most, in parts per million.
+    /// The largest error of any clock's rate, in parts per million.
     pub fn drift_ppm_max(&self) -> u64 {
         let drift = |fault: &Fault| if let Fault::Drift(_, ppm) = fault { ppm.unsigned_abs() } else { 0 };
         self.0.iter().map(|(_, fault)| drift(fault)).max().unwrap_or(0)
     }
 
-    /// How far any wall is set from where it was at first, at most, in milliseconds.
+    /// The largest distance of any wall from its first setting, in milliseconds.
     pub fn wall_ms_max(&self) -> u64 {
         let mut walls = [0_i64; NAMES.len()];
         let set = |(_, fault): &(Duration, Fault)| {
@@ -255,7 +257,7 @@ impl Schedule {
         self.0.iter().map(set).max().unwrap_or(0)
     }
 
-    /// All of them.
+    /// All faults.
     pub fn faults(&self) -> &[(Duration, Fault)] {
         &self.0
     }
@@ -309,7 +311,7 @@ impl fmt::Display for Fault {
 }
 
 impl Command {
-    /// The region that it is about, beside the node that carries it out.
+    /// The region that the order is about, besides the node that carries it out.
     const fn place(&self) -> Option<Place> {
         match self {
             Self::Weight(at, _)
@@ -322,7 +324,7 @@ impl Command {
         }
     }
 
-    /// Another number for a limit.
+    /// A new number for a limit.
     pub fn budget(limit: &str, name: &str, value: &str) -> Self {
         Self::Budget { limit: limit.to_owned(), numbers: vec![(name.to_owned(), value.to_owned())] }
     }

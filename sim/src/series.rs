@@ -1,8 +1,8 @@
-//! How a run went over time, for plots and tables: sampled only where somebody asks for it, and from outside, so that a run
-//! that is watched is the same as one that is not.
+//! A run over time, for plots and tables. Sampling is optional and works from outside, so a watched run is
+//! the same as an unwatched one.
 //!
-//! Of each limit one cell is watched: its only one, or, where it has a cell for each value of something, the one that was
-//! asked the most until the first sample that had any.
+//! For each limit one cell is watched. If the limit has several cells, it is the cell that was asked the most
+//! until the first sample with any question.
 
 use std::{
     collections::BTreeMap,
@@ -25,23 +25,23 @@ use crate::{
     world::{Answer, World, WorldError},
 };
 
-/// Between two samples.
+/// Time between two samples.
 pub const EVERY: Duration = Duration::from_millis(100);
-/// A share is told in thousandths.
+/// Shares are given in thousandths.
 pub const MILLI: u64 = 1_000;
 
-/// A run over time. Sample `n` is what was so at the time [`EVERY`] `* n`.
+/// A run over time. Sample `n` shows the state at the time [`EVERY`] `* n`.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
-    /// One for each limit that can be judged from outside, in the order of the config.
+    /// One cell for each limit that can be judged from outside, in the order of the config.
     pub cells: Vec<CellSeries>,
-    /// Whether each region's process was there, for each region and sample.
+    /// Whether each region's process ran, for each region and sample.
     pub is_up: Vec<Vec<bool>>,
     /// Bytes that regions had sent each other, from the start until each sample.
     pub bytes: Vec<u64>,
     /// Every answer, in the order in which they came.
     pub answers: Vec<Answer>,
-    /// How far from true time a wall may be, as the config of all regions says.
+    /// How far from true time a wall may be, by the config of all regions.
     pub clock_error_ns: u64,
     /// When the run ended.
     pub ended: Duration,
@@ -52,13 +52,13 @@ pub struct Series {
 pub struct CellSeries {
     /// The limit.
     pub limit: Limit,
-    /// What it is known by among the limit's cells: keys and values. Empty where it is the only one.
+    /// The cell's keys and values among the limit's cells. Empty if it is the only cell.
     pub by: Vec<(String, String)>,
-    /// What the limit allows at the end.
+    /// The bound of the limit at the end.
     pub bound: Bound,
-    /// Units that it had allowed from the start until each sample.
+    /// Units that the limit had allowed from the start until each sample.
     pub allowed: Vec<u64>,
-    /// What each region might use, for each region and sample; nothing where it was down.
+    /// What each region might use, for each region and sample; `None` while it was down.
     pub shares: Vec<Vec<Option<Share>>>,
     /// Loans given, and returned or ended, as the lender counts them.
     pub loans: Vec<Loan>,
@@ -66,12 +66,13 @@ pub struct CellSeries {
     lent: BTreeMap<(Place, Place), u64>,
 }
 
-/// What a region might use of a cell: thousandths of units a second where the cell has a rate, and else of units.
+/// What a region might use of a cell, in thousandths: of units a second if the cell has a rate, and else of
+/// units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Share {
-    /// Its own part.
+    /// The region's own part.
     pub own_milli: u64,
-    /// With what it has borrowed and without what it has lent.
+    /// The own part with borrowed and without lent units.
     pub effective_milli: u64,
 }
 
@@ -80,17 +81,17 @@ pub struct Share {
 pub struct Loan {
     /// The sample at which it was seen first.
     pub at: Duration,
-    /// Who gives.
+    /// The lender.
     pub lender: Place,
-    /// Who gets.
+    /// The borrower.
     pub borrower: Place,
-    /// How much more, or less: as in [`Share`].
+    /// The amount, in the unit of [`Share`].
     pub milli: u64,
-    /// Whether it went back.
+    /// Whether units went back to the lender.
     pub is_return: bool,
 }
 
-/// Runs a plan, and watches. What happens is the same as in a run that is not watched.
+/// Runs a plan, and watches it. The run is the same as an unwatched one.
 ///
 /// # Errors
 /// The world cannot be made, or a host ended it.
@@ -102,12 +103,12 @@ pub fn run_watched(plan: Plan, seed: u64, trace: &Trace) -> Result<(Record, Seri
     Ok((record, series))
 }
 
-/// Looks after every step, as checks do, and finds nothing.
+/// Watches as a check after every step, and finds nothing.
 #[derive(Debug)]
 struct Watch {
     series: Arc<Mutex<Series>>,
     trace: Trace,
-    /// After which nobody asks any more.
+    /// When callers stop asking.
     until: Duration,
 }
 
@@ -155,7 +156,7 @@ impl Series {
         }
     }
 
-    /// Looks at the world after a step, in which these answers came and until which so many bytes were sent.
+    /// Takes a sample, if one is due. `answers` came in the last step, and `bytes` were sent until its end.
     fn look(&mut self, world: &World, answers: &[Answer], bytes: u64) {
         self.answers.extend_from_slice(answers);
         self.ended = world.elapsed();
@@ -178,7 +179,7 @@ impl Series {
         EVERY * sample as u32
     }
 
-    /// Units of a cell that the callers of a region had been allowed until each sample.
+    /// Units of a cell that a region's callers had been allowed until each sample.
     pub fn admitted(&self, cell: &CellSeries, place: Place) -> Vec<u64> {
         let mut admitted = vec![0; self.bytes.len()];
         for answer in self.answers.iter().filter(|answer| answer.place == place) {
@@ -191,7 +192,7 @@ impl Series {
         admitted
     }
 
-    /// What the callers of a region were told in each stretch of time, counted by when they asked.
+    /// The answers to a region's callers in each stretch of time, by the time of the question.
     pub fn answered(&self, place: Place, stretch: Duration) -> Vec<Counts> {
         let stretches = self.ended.as_micros().div_ceil(stretch.as_micros()) as usize;
         let mut counts = vec![Counts::default(); stretches];
@@ -204,7 +205,7 @@ impl Series {
         counts
     }
 
-    /// When a region's process was not there, of what was sampled.
+    /// When a region's process did not run, as far as samples show.
     pub fn down(&self, place: Place) -> Vec<(Duration, Duration)> {
         let mut times: Vec<(Duration, Duration)> = Vec::new();
         for (sample, is_up) in self.is_up[place].iter().enumerate().skip(1) {
@@ -232,7 +233,7 @@ impl CellSeries {
         cell_of(&self.limit, question).is_some_and(|by| by == self.by)
     }
 
-    /// Whether a question that this limit is about is counted in this cell.
+    /// Whether a question that the limit applies to is counted in this cell.
     fn is_of(&self, question: &Question) -> bool {
         self.by.iter().all(|own| question.entries.contains(own))
     }
@@ -256,7 +257,7 @@ impl CellSeries {
             });
             let Some((view, numbers)) = seen else {
                 self.shares[place].push(None);
-                // Nobody there to say what became of its loans: they are as they were.
+                // Nobody can say what became of the loans of a region that is down: they stay as they were.
                 lent.extend(self.lent.iter().filter(|((lender, _), _)| *lender == place));
                 continue;
             };
@@ -292,7 +293,7 @@ impl CellSeries {
         self.lent = lent;
     }
 
-    /// What was allowed is what was allowed before, and what the numbers that are in force now add to it.
+    /// Adds what the numbers in force now allow to what was allowed before.
     fn count_allowed(&mut self, at: Duration, bound: Bound) {
         let (now_ns, before_ns) = (ns(at), ns(at.saturating_sub(EVERY)));
         let allowed = match (self.allowed.last(), self.bound, bound) {
@@ -313,7 +314,7 @@ impl CellSeries {
     }
 }
 
-/// The cell of a limit that most units were asked of.
+/// The cell of a limit that the most units were asked of.
 fn most_asked(limit: &Limit, answers: &[Answer]) -> Option<Vec<(String, String)>> {
     let mut asked: BTreeMap<Vec<(String, String)>, u64> = BTreeMap::new();
     for answer in answers {
@@ -325,7 +326,8 @@ fn most_asked(limit: &Limit, answers: &[Answer]) -> Option<Vec<(String, String)>
     Some(most.0.clone())
 }
 
-/// The cell of a limit in which a question is counted, by keys and values; nothing where the limit is not about it.
+/// The cell of a limit in which a question is counted, by keys and values; `None` if the limit does not
+/// apply.
 pub fn cell_of(limit: &Limit, question: &Question) -> Option<Vec<(String, String)>> {
     let entries: Vec<_> =
         question.entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();

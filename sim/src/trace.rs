@@ -1,4 +1,4 @@
-//! What happened: the last of it for people, all of it as one number that two equal runs have in common.
+//! The events of a run: the last ones as text for people, and all of them as one hash that equal runs share.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -9,13 +9,13 @@ use std::{
     time::Duration,
 };
 
-/// Events of a host that are kept to be shown.
+/// Events of each host that are kept to be shown.
 const KEPT: usize = 40;
 
-/// In the first byte of a packet of QUIC: it belongs to a handshake (RFC 9000 section 17.2).
+/// The bit in a QUIC packet's first byte that marks a handshake packet (RFC 9000 section 17.2).
 const LONG_HEADER: u8 = 0x80;
 
-/// The trace of a run, shared by all who have something to tell.
+/// The trace of a run, shared by all that add to it.
 #[derive(Clone, Debug, Default)]
 pub struct Trace(Arc<Mutex<Inner>>);
 
@@ -26,26 +26,26 @@ struct Inner {
     events: u64,
     packets: u64,
     packet_bytes: u64,
-    /// By who sends, and where to.
+    /// Traffic by sender and destination.
     links: BTreeMap<(&'static str, IpAddr), Sent>,
-    /// Every line, where somebody wants to compare two runs.
+    /// Every line, for comparing two runs; `None` if lines are not kept.
     whole: Option<String>,
     findings: Vec<String>,
 }
 
-/// What one host sent another one, since the start.
+/// The traffic from one host to another since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Packets of connections that have begun.
+    /// Packets of established connections.
     pub packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     pub bytes: u64,
-    /// Packets by which connections begin.
+    /// Handshake packets.
     pub handshakes: u64,
 }
 
 impl Sent {
-    /// What was sent since then.
+    /// What was sent since `before`.
     pub(crate) const fn since(self, before: Self) -> Self {
         Self {
             packets: self.packets - before.packets,
@@ -54,7 +54,7 @@ impl Sent {
         }
     }
 
-    /// Both.
+    /// The sum of both.
     pub(crate) const fn and(self, other: Self) -> Self {
         Self {
             packets: self.packets + other.packets,
@@ -63,7 +63,7 @@ impl Sent {
         }
     }
 
-    /// In percent of a bound, that of its numbers of which it is the most.
+    /// The largest of the three numbers, each in percent of its bound.
     pub(crate) fn percent_of(self, bound: Self) -> u64 {
         let percent = |of: u64, bound: u64| (of * 100).div_ceil(bound.max(1));
         let numbers = [
@@ -82,16 +82,16 @@ impl fmt::Display for Sent {
     }
 }
 
-/// Something that happened at a host.
+/// An event at a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// When: since the start.
+    /// When, since the start.
     pub at: Duration,
-    /// What, in words.
+    /// A description of the event.
     pub what: String,
 }
 
-/// Fowler, Noll and Vo's hash (FNV-1a, 64 bits): all that is asked of it is to differ.
+/// Fowler, Noll and Vo's hash (FNV-1a, 64 bits). It only has to differ between different traces.
 #[derive(Clone, Copy, Debug)]
 struct Fnv(u64);
 
@@ -117,7 +117,7 @@ impl Trace {
         trace
     }
 
-    /// Something happened at a host.
+    /// Adds an event at a host.
     pub fn tell(&self, host: &str, at: Duration, what: impl Into<String>) {
         let what = what.into();
         let mut inner = self.inner();
@@ -134,7 +134,7 @@ impl Trace {
         lines.push_back(Line { at, what });
     }
 
-    /// A host sent a packet.
+    /// Adds a packet that a host sent.
     pub fn packet(&self, from: &'static str, at: Duration, to: SocketAddr, packet: &[u8]) {
         let mut inner = self.inner();
         let bytes = packet.len();
@@ -161,27 +161,27 @@ impl Trace {
         hash.take(&bytes.to_le_bytes());
     }
 
-    /// What a host sent another one.
+    /// The traffic from one host to another.
     pub fn sent(&self, from: &'static str, to: IpAddr) -> Sent {
         self.inner().links.get(&(from, to)).copied().unwrap_or_default()
     }
 
-    /// What must not be.
+    /// Adds a finding.
     pub fn finding(&self, what: String) {
         self.inner().findings.push(what);
     }
 
-    /// What must not be and was.
+    /// All findings.
     pub fn findings(&self) -> Vec<String> {
         self.inner().findings.clone()
     }
 
-    /// All of it as one number.
+    /// The hash of all events and packets.
     pub fn hash(&self) -> u64 {
         self.inner().hash.0
     }
 
-    /// Events, packets and their bytes.
+    /// The numbers of events, packets and their bytes.
     pub fn counts(&self) -> (u64, u64, u64) {
         let inner = self.inner();
         (inner.events, inner.packets, inner.packet_bytes)
@@ -193,7 +193,7 @@ impl Trace {
         inner.hosts.iter().map(|(host, lines)| (host.clone(), lines.iter().cloned().collect())).collect()
     }
 
-    /// Writes every line, of a trace that keeps them.
+    /// Writes every line. Only for a trace that keeps them.
     ///
     /// # Errors
     /// The file cannot be written.

@@ -1,4 +1,4 @@
-//! What may stand behind `acequia`.
+//! The arguments of `acequia`.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ pub struct Arguments {
     pub command: Command,
 }
 
-/// A command and what it is told.
+/// A command with its arguments.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run three regions on this machine that share one budget, with traffic and a live view.
@@ -28,11 +28,11 @@ pub enum Command {
         /// Write logs as JSON.
         #[arg(long)]
         log_json: bool,
-        /// Begin as this incarnation, if the `data` folder is empty: for a node that lost its disk and whose clock was ahead
-        /// before. It says so when it is needed, with the number.
+        /// Begin as this incarnation if the `data` folder is empty. A node needs this after it lost its disk
+        /// if its clock had been ahead. The node asks for it when it is needed, with the number.
         #[arg(long, value_name = "N", env = "ACEQUIA_INCARNATION", value_parser = clap::value_parser!(u32).range(1..))]
         incarnation: Option<u32>,
-        /// End at once when standard input does: whoever started this process is gone.
+        /// End at once when standard input ends, because the process that started this one is gone.
         #[arg(long, hide = true)]
         until_stdin_ends: bool,
     },
@@ -48,23 +48,23 @@ pub enum Command {
     Validate(commands::Validate),
     /// The global budgets: list them, look at one, change one.
     Budget(commands::Budget),
-    /// Give one cell so many units more, until its window ends.
+    /// Give one cell more units until its window ends.
     Grant(commands::Grant),
-    /// Give one cell as many units more as it is known to have used.
+    /// Give one cell as many more units as it is known to have used.
     Reset(commands::Reset),
     /// Compare a candidate with the limit that it may replace.
     Candidate(commands::Candidate),
-    /// The regions: how they stand, as a node sees it; let one in, or out.
+    /// The regions: their state as a node sees it; add or remove one.
     Regions(commands::Regions),
-    /// Which node makes the versions of the catalogue; hand that over.
+    /// Show which node makes the versions of the catalogue, or make another node the authority.
     Authority(commands::Authority),
-    /// The store that the nodes of a region share; leave a node out that is gone.
+    /// The store that the nodes of a region share; exclude a node that is gone.
     Store(commands::Store),
     /// Who changed what in the catalogue, and when.
     Audit(commands::Audit),
     /// Make certificates for nodes that share limits, with an authority of their own.
     Certs(commands::Certs),
-    /// Compare the clocks that a node would have on this machine with the system's.
+    /// Compare the clocks that a node would have on this machine with the system's clocks.
     Clock(commands::ClockCheck),
     /// Load a running node, and print throughput and latency.
     Bench(commands::Bench),

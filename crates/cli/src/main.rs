@@ -9,7 +9,7 @@ use acequia_cli::{
 use acequia_server::run;
 use clap::Parser as _;
 
-/// mimalloc: a request makes a handful of short-lived allocations, and this is what serves them fastest.
+/// A request makes a handful of short-lived allocations, and mimalloc serves these fastest.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -65,13 +65,13 @@ fn serve(path: &std::path::Path, incarnation: Option<u32>, log_json: bool) -> Ex
 
 /// Reads standard input to its end, and then ends this process.
 fn end_with_stdin() {
-    // A fault is an end as well.
+    // An error counts as the end as well.
     let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
     std::process::exit(0);
 }
 
-/// Logs go to standard error; `RUST_LOG` chooses what (`info,acequia_server=debug`), `info` where it is not set or says nothing
-/// that can be read.
+/// Starts logging to standard error. `RUST_LOG` chooses the level (`info,acequia_server=debug`); the default,
+/// also for an unreadable value, is `info`.
 fn log(json: bool) {
     use std::io::IsTerminal as _;
 
@@ -85,7 +85,7 @@ fn log(json: bool) {
     registry().with(lines).with(filter).init();
 }
 
-/// Standard output may be closed; then nobody wants to know.
+/// Prints a line. If standard output is closed, nobody wants to know.
 fn say(line: &str) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stdout(), "{line}");

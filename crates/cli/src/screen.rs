@@ -1,4 +1,4 @@
-//! The terminal, for commands that draw: taken over, and always given back.
+//! The terminal for commands that draw. It is taken over, and always given back.
 
 use std::{
     io,
@@ -21,12 +21,12 @@ use tokio::{
 
 use crate::view::{draw, picture::Picture};
 
-/// How long the keyboard is waited for before looking whether anybody still wants keys.
+/// How long the keyboard waits for a key before it checks whether keys are still wanted.
 const KEY_WAIT: Duration = Duration::from_millis(100);
-/// Keys that may wait: more than anybody types between two frames.
+/// Keys that may wait: more than a person types between two frames.
 const KEYS_MAX: usize = 64;
 
-/// A terminal in full-screen mode. Dropping it, or a panic, restores what was there.
+/// A terminal in full-screen mode. Dropping it, or a panic, restores the terminal.
 #[derive(Debug)]
 pub(crate) struct Screen {
     terminal: DefaultTerminal,
@@ -37,7 +37,7 @@ impl Screen {
     /// Takes the terminal over.
     ///
     /// # Errors
-    /// Standard output is no terminal that can be drawn on.
+    /// Standard output is not a terminal that can be drawn on.
     pub(crate) fn open() -> io::Result<Self> {
         // Also restores the terminal when this process panics.
         let terminal = ratatui::try_init()?;
@@ -62,7 +62,7 @@ impl Drop for Screen {
     }
 }
 
-/// Reads the keyboard on a thread of its own, since a terminal cannot be waited for otherwise.
+/// Reads the keyboard on its own thread, since there is no other way to wait for a terminal.
 #[derive(Debug)]
 pub(crate) struct Keyboard {
     keys: mpsc::Receiver<KeyEvent>,
@@ -74,7 +74,7 @@ impl Keyboard {
     /// Begins to read.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// No thread can be started.
     pub(crate) fn open() -> io::Result<Self> {
         let (sender, keys) = mpsc::channel(KEYS_MAX);
         let is_done = Arc::new(AtomicBool::new(false));
@@ -85,19 +85,19 @@ impl Keyboard {
         Ok(Self { keys, is_done, thread: Some(thread) })
     }
 
-    /// The next key; nothing when the keyboard is gone.
+    /// The next key; `None` when the keyboard is gone.
     pub(crate) async fn next(&mut self) -> Option<KeyEvent> {
         self.keys.recv().await
     }
 }
 
-/// Passes on one key, if there is one soon.
+/// Passes on one key, if one comes soon.
 fn read(sender: &mpsc::Sender<KeyEvent>) -> io::Result<()> {
     if event::poll(KEY_WAIT)?
         && let Event::Key(key) = event::read()?
         && key.kind != KeyEventKind::Release
     {
-        // Whoever types faster than keys are taken loses some.
+        // Keys that come faster than they are taken are lost.
         let _ = sender.try_send(key);
     }
     Ok(())
@@ -107,13 +107,13 @@ impl Drop for Keyboard {
     fn drop(&mut self) {
         self.is_done.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It only reads keys: a panic there leaves nothing behind.
+            // The thread only reads keys: a panic there leaves nothing behind.
             let _ = thread.join();
         }
     }
 }
 
-/// The signals that ask a process to end: from then on they no longer end it by themselves.
+/// The signals that ask a process to end. After `open` they no longer end it by themselves.
 #[derive(Debug)]
 pub(crate) struct Interrupts {
     interrupt: Signal,
@@ -122,7 +122,7 @@ pub(crate) struct Interrupts {
 }
 
 impl Interrupts {
-    /// Takes them over.
+    /// Takes the signals over.
     ///
     /// # Errors
     /// The system refuses.
@@ -134,7 +134,7 @@ impl Interrupts {
         })
     }
 
-    /// Waits for the next.
+    /// Waits for the next signal.
     pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}

@@ -1,4 +1,4 @@
-//! What nodes say of themselves, again and again: the client side of `Admin.Watch`.
+//! The nodes' repeated reports about themselves: the client side of `Admin.Watch`.
 
 use std::{error::Error as _, time::Duration};
 
@@ -8,17 +8,17 @@ use tonic::Status;
 
 use crate::commands::operator::Admin;
 
-/// How long a node may be silent beyond the interval before it counts as gone.
+/// How long after the interval a silent node counts as gone.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
-/// Before a node that does not answer is asked again.
+/// How long to wait before a node that does not answer is asked again.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// What is known of a node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sight {
-    /// What it said last, in this connection or an earlier one.
+    /// The last report, in this connection or an earlier one.
     pub(crate) status: Option<NodeStatus>,
-    /// Why it does not answer now; empty while it does.
+    /// Why the node does not answer now; empty while it does.
     pub(crate) fault: String,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Begins to watch a node, and goes on when it comes back.
+    /// Starts to watch a node, and resumes when the node comes back.
     pub(crate) fn start(mut admin: Admin, every: Duration) -> Self {
         let silent = Sight { status: None, fault: "it was not reached yet".to_owned() };
         let (sender, sight) = watch::channel(silent);
@@ -46,7 +46,7 @@ impl Watcher {
         Self { address, sight, task }
     }
 
-    /// What was said since the last call; nothing if nothing was.
+    /// The report since the last call; `None` if there is none.
     pub(crate) fn news(&mut self) -> Option<Sight> {
         let changed = self.sight.has_changed().unwrap_or(false);
         changed.then(|| self.sight.borrow_and_update().clone())
@@ -55,7 +55,7 @@ impl Watcher {
     /// Waits until there is something new.
     pub(crate) async fn changed(&mut self) {
         if self.sight.changed().await.is_err() {
-            // The task goes on for as long as this does.
+            // The task lives as long as this watcher.
             std::future::pending().await
         }
         self.sight.mark_changed();
@@ -68,7 +68,7 @@ impl Drop for Watcher {
     }
 }
 
-/// Takes in what a node says until it no longer does, and says why.
+/// Takes in a node's reports until they stop, and returns the reason.
 async fn follow(admin: &mut Admin, every: Duration, sender: &watch::Sender<Sight>) -> String {
     let request = WatchRequest { every_ms: u32::try_from(every.as_millis()).unwrap_or(u32::MAX) };
     let mut statuses = match timeout(SILENCE_MAX, admin.client.watch(request)).await {
@@ -88,7 +88,7 @@ async fn follow(admin: &mut Admin, every: Duration, sender: &watch::Sender<Sight
     }
 }
 
-/// What went wrong on this side, where that is known; or else what the node says.
+/// The cause on this side, if there is one; otherwise the node's message.
 fn why(status: &Status) -> String {
     let mut innermost: Option<&dyn std::error::Error> = status.source();
     while let Some(cause) = innermost.and_then(std::error::Error::source) {

@@ -1,4 +1,4 @@
-//! Every command that a page shows is one that the command line takes.
+//! The command line accepts every command that a page shows.
 
 use std::{fs, path::Path};
 
@@ -6,7 +6,7 @@ use acequia_cli::arguments::Arguments;
 use acequia_lint::{Page, rules::SIZES};
 use clap::{Parser as _, error::ErrorKind};
 
-/// What stands for something else on the pages is given a value that it may have.
+/// Values for the placeholders on the pages.
 const PLACEHOLDERS: [(&str, &str); 8] = [
     (" ...", ""),
     ("incarnation N", "incarnation 7"),
@@ -18,14 +18,14 @@ const PLACEHOLDERS: [(&str, &str); 8] = [
     ("OTHER:8082", "127.0.0.1:8082"),
 ];
 
-/// The commands of a page: lines of blocks for a shell, and code within sentences and tables, which may leave out what they are
-/// not about.
+/// The commands of a page: lines of shell blocks, and code within sentences and tables, which may omit
+/// arguments.
 fn commands(page: &Page) -> Vec<(String, bool)> {
     let lines = page.blocks.iter().filter(|block| matches!(block.kind.as_str(), "sh" | "console" | "ini"));
     let lines = lines.flat_map(|block| block.text.lines().map(|line| (line.to_owned(), true)));
     let all = lines.chain(page.codes.iter().map(|code| (code.clone(), false)));
     all.filter_map(|(line, is_whole)| {
-        // Behind what starts it: a path, a loop, `docker run IMAGE`.
+        // The command without its prefix: a path, a loop, `docker run IMAGE`.
         let line =
             line.replace("/usr/local/bin/acequia", "acequia").replace("cargo run --release -- ", "acequia ");
         let at = line.match_indices("acequia ").map(|(at, _)| at).find(|at| {
@@ -38,7 +38,7 @@ fn commands(page: &Page) -> Vec<(String, bool)> {
     .collect()
 }
 
-/// Words as a shell splits them; of quotes this page needs no more.
+/// Splits words as a shell does; these pages need no more about quotes.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     for (number, part) in line.split('\'').enumerate() {

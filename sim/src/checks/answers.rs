@@ -1,5 +1,5 @@
-//! Every question is answered by a node that runs: never with an error because a node cannot decide, and never too late because
-//! it waits for another region, or for the store.
+//! Every node that runs answers every question. A node never answers with an error because it cannot decide.
+//! No answer is late because the node waits for another region or for the store.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use crate::{
     world::{Answer, Said, World},
 };
 
-/// How long a caller takes to have a connection again after its node has begun.
+/// How long a caller takes to reconnect after its node has started.
 const CONNECTS: Duration = Duration::from_millis(2_500);
 
-/// Looks at questions without an answer.
+/// Finds questions that got no answer.
 #[derive(Debug, Default)]
 pub struct AnswersCome {
-    /// When each region last did not run, or could not write.
+    /// When each region was last seen down, asleep, restarted or unable to write.
     out: Vec<Option<Duration>>,
-    /// Whose disk is full.
+    /// Whether each region's disk is full.
     is_stuck: Vec<bool>,
-    /// The process that was last looked at.
+    /// The number of processes of each region at the last step.
     processes: Vec<u64>,
     read: usize,
-    /// How long an answer may take at most, where nobody may wait for another region.
+    /// The longest time that an answer may take, where no node may wait for another region.
     within: Option<Duration>,
 }
 
 impl AnswersCome {
-    /// The same, and each answer comes within such a time.
+    /// A check that also requires each answer within `longest`.
     pub fn within(longest: Duration) -> Self {
         Self { within: Some(longest), ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! A check that does not look at what some regions answered.
+//! A check that ignores the answers of some regions.
 
 use super::Check;
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     world::{Answer, World},
 };
 
-/// The check, and the regions that it leaves out.
+/// The check, and the regions that it ignores.
 #[derive(Debug)]
 pub struct Apart<C> {
     check: C,
@@ -14,7 +14,7 @@ pub struct Apart<C> {
 }
 
 impl<C: Check> Apart<C> {
-    /// The check, without the answers of these regions.
+    /// Wraps a check so that it does not see the answers of these regions.
     pub fn new(check: C, places: &[Place]) -> Self {
         Self { check, places: places.to_vec() }
     }

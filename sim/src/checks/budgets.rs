@@ -1,4 +1,5 @@
-//! What is in force of every limit, by the orders that were given and the versions that regions have acknowledged.
+//! The numbers of every limit that are in force, derived from the orders that were given and the versions
+//! that regions have acknowledged.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -15,48 +16,49 @@ use crate::{
     world::{Done, World},
 };
 
-/// What a limit allows.
+/// The numbers of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Numbers {
-    /// Units in a period, and the burst, or the queue.
+    /// Units in a period, and the burst (of a leaky bucket, the queue).
     Bucket { units: u64, period_ns: u64, burst: u64 },
-    /// Units from an edge to the next.
+    /// Units from one edge to the next.
     Window { limit: u64, window_ns: u64 },
-    /// Units in every stretch of a length.
+    /// Units in every stretch of this length.
     Sliding { limit: u64, window_ns: u64 },
 }
 
-/// The numbers of every limit over time. One that is raised counts as soon as it is ordered, one that is lowered when
-/// nobody is bound by more any more.
+/// The numbers of every limit over time. A raised limit counts as soon as it is ordered. A lowered limit
+/// counts when no region is bound by the higher one any more.
 #[derive(Debug)]
 pub(crate) struct Budgets {
     limits: BTreeMap<String, Series>,
     floors: Vec<Floor>,
-    /// Writers that are gone, of which others may hold something: the last version that one acknowledged, and the one
-    /// since which nobody holds anything of it.
+    /// Incarnations that are gone, but whose units others may still hold. Each has the last version that the
+    /// incarnation acknowledged, and the version from which on nobody holds its units.
     ghosts: Vec<(VersionId, Option<VersionId>)>,
-    /// Of the regions that an operator said are gone.
+    /// Whether an operator said that each region is gone.
     gone: Vec<bool>,
-    /// The version with which the present authority began.
+    /// The version with which the present authority's epoch began.
     epoch_began: VersionId,
-    /// Orders that were read.
+    /// The number of faults that were read.
     read: usize,
     floor: VersionId,
     at_ns: u64,
 }
 
-/// The numbers of one limit.
+/// The numbers of one limit over time.
 #[derive(Debug)]
 struct Series {
-    /// How the limit is written in a version, and in all later ones until the next.
+    /// The limit's spec from a version on, until the next entry.
     specs: Vec<(VersionId, LimitSpec)>,
-    /// What was ordered, by the version, and whether everybody who goes by a later one has heard of it.
+    /// The numbers that were ordered, by version, and whether every region at a later version has heard of
+    /// them.
     issued: Vec<(VersionId, Numbers, bool)>,
-    /// What is in force since when; never empty.
+    /// The numbers in force, each with the time since which it counts; never empty.
     in_force: Vec<(u64, Numbers)>,
 }
 
-/// What one region is bound by.
+/// The versions that one region is bound by.
 #[derive(Clone, Copy, Debug, Default)]
 struct Floor {
     incarnation: Option<Incarnation>,
@@ -68,7 +70,7 @@ struct Floor {
 
 impl Budgets {
     /// # Errors
-    /// A limit that cannot be judged.
+    /// A limit cannot be judged.
     pub(crate) fn new(limits: &[Limit], regions: usize) -> Result<Self, String> {
         let series = |limit: &Limit| {
             let first = Numbers::of(&limit.spec)?;
@@ -90,7 +92,8 @@ impl Budgets {
         })
     }
 
-    /// Reads what was done, and what regions say of themselves. Says whether anything changed.
+    /// Reads the faults that were applied and the versions that regions report. Returns whether anything
+    /// changed.
     pub(crate) fn follow(&mut self, world: &World) -> bool {
         let mut is_news = false;
         for done in &world.done()[self.read..] {
@@ -117,7 +120,7 @@ impl Budgets {
         let (Fault::Order(_, command), Some((before, after))) = (&done.fault, done.made) else {
             return false;
         };
-        // What was ordered under the same version before was lost with the authority's power.
+        // The authority's power cut lost what it had ordered under this version number before.
         let is_lost = |version_id: &VersionId| version_id.epoch == after.epoch && *version_id >= after;
         for series in self.limits.values_mut() {
             series.specs.retain(|(version_id, _)| !is_lost(version_id));
@@ -126,14 +129,14 @@ impl Budgets {
         }
         match command {
             Command::Budget { limit, numbers } => {
-                // An authority that another one has replaced, on an operator's word, may be heard by nobody.
+                // After a takeover on an operator's word, perhaps nobody hears the replaced authority.
                 let is_heard = after > self.epoch_began;
                 if let Some(series) = self.limits.get_mut(limit) {
                     series.order((before, after), numbers, is_heard);
                 }
             }
             Command::TakeOver => {
-                // What the old one ordered after the last version that the new one knows, is none of its history.
+                // The new authority's history has none of the orders after the last version that it knows.
                 let issued = self.limits.values_mut().flat_map(|series| &mut series.issued);
                 issued
                     .filter(|(version_id, ..)| *version_id > before)
@@ -178,7 +181,7 @@ impl Budgets {
         true
     }
 
-    /// The writer that a region had is gone.
+    /// The incarnation that a region had is gone.
     fn bury(&mut self, place: Place, gone: Option<VersionId>) {
         if let Some(floor) = self.bound_by(place) {
             self.ghosts.push((floor, gone));
@@ -186,7 +189,7 @@ impl Budgets {
         self.floors[place].acked = VersionId::default();
     }
 
-    /// The version that a region is bound by, unless it has nothing.
+    /// The version that a region is bound by; `None` if the region has nothing.
     fn bound_by(&self, place: Place) -> Option<VersionId> {
         let floor = self.floors[place];
         let has_left =
@@ -199,22 +202,23 @@ impl Budgets {
         self.floors[place].is_named
     }
 
-    /// Whether an operator said that a region is gone: what it does nevertheless, nobody promised.
+    /// Whether an operator said that a region is gone. Nothing is promised about what such a region still
+    /// does.
     pub(crate) fn is_gone(&self, place: Place) -> bool {
         self.gone[place]
     }
 
-    /// What is in force of a limit.
+    /// The numbers of a limit that are in force now.
     pub(crate) fn now(&self, limit: &str) -> Option<Numbers> {
         Some(self.limits.get(limit)?.in_force.last()?.1)
     }
 
-    /// What came into force of a limit after so many changes, and when.
+    /// The numbers that came into force for a limit after its first `after` changes, and when.
     pub(crate) fn changes(&self, limit: &str, after: usize) -> &[(u64, Numbers)] {
         self.limits.get(limit).and_then(|series| series.in_force.get(after..)).unwrap_or_default()
     }
 
-    /// The most that was in force of a limit at any time since an instant.
+    /// The largest numbers that were in force for a limit at any time since an instant.
     pub(crate) fn most_since(&self, limit: &str, since_ns: u64) -> Option<Numbers> {
         let in_force = &self.limits.get(limit)?.in_force;
         let before = in_force.partition_point(|(from_ns, _)| *from_ns <= since_ns).saturating_sub(1);
@@ -241,7 +245,7 @@ impl Series {
         }
     }
 
-    /// Whatever changed did so between two instants.
+    /// Updates the numbers in force. Every change happened between `after_ns` and `before_ns`.
     fn renew(&mut self, floor: VersionId, (after_ns, before_ns): (u64, u64)) {
         let replaced =
             self.issued.iter().filter(|(version_id, _, is_heard)| *is_heard && *version_id <= floor);
@@ -278,7 +282,7 @@ impl Numbers {
         if let Some(it) = spec.sliding_window.as_ref().filter(|it| !it.approximate) {
             return Ok(Self::Sliding { limit: it.limit, window_ns: parse_duration_ns(&it.window)? });
         }
-        // A day of UTC is a window with common edges.
+        // A day in UTC is a window with common edges.
         if let Some(it) = spec.quota.as_ref().filter(|it| it.per == "day" && it.time_zone.is_none()) {
             return Ok(Self::Window { limit: it.limit, window_ns: 86_400_000_000_000 });
         }
@@ -288,7 +292,7 @@ impl Numbers {
         ))
     }
 
-    /// The larger ones of each kind.
+    /// The larger number of each kind.
     fn or_more(self, other: Self) -> Self {
         match (self, other) {
             (
@@ -335,7 +339,7 @@ impl fmt::Display for Numbers {
     }
 }
 
-/// Units, and the period in nanoseconds.
+/// Parses a rate: units, and the period in nanoseconds.
 fn rate_of(text: &str) -> Result<(u64, u64), String> {
     Rate::parse(text)?;
     let unread = || format!("{text} is no rate");
@@ -350,7 +354,7 @@ fn rate_of(text: &str) -> Result<(u64, u64), String> {
     Ok((units, parse_duration_ns(&whole)?))
 }
 
-/// The limit as it is written after an order.
+/// The limit's spec after an order.
 fn ordered(spec: &LimitSpec, numbers: &[(String, String)]) -> Result<LimitSpec, String> {
     let mut spec = spec.clone();
     for (name, value) in numbers {

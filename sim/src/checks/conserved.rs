@@ -1,5 +1,6 @@
-//! Conservation: what all regions may use of a cell, together, is never more than what is in force, whatever was lent, given,
-//! lost, raised or lowered. A region that is down still has what it had: nobody else may use it.
+//! Conservation: what all regions together may use of a cell is never more than the limit in force. Loans,
+//! transfers, lost messages and changed budgets do not alter this. A region that is down keeps what it had:
+//! nobody else may use it.
 
 use std::collections::BTreeMap;
 
@@ -20,22 +21,24 @@ use crate::{
     world::{Answer, Region, World},
 };
 
-/// A look costs a microsecond for each region and cell. What is lent travels for longer than this.
+/// Steps between two looks. A look costs a microsecond for each region and cell, and a loan travels for
+/// longer than this.
 const EVERY_MS: u64 = 5;
-/// Cells of one limit that are weighed, one of them each time.
+/// Cells of one limit that are weighed; each look weighs one of them.
 const CELLS_MAX: usize = 64;
 
-/// Weighs the parts of cells.
+/// Sums the regions' parts of each cell.
 #[derive(Debug)]
 pub struct Conserved {
     limits: Vec<Watched>,
     budgets: Budgets,
-    /// Regions that are not weighed: those of the plan, and those that went on with an old disk. What such a one lent since, it does
-    /// not know, until it hears of the others that it is another one now.
+    /// Regions that are not weighed: those of the plan, and those that went on with an old disk. A region on
+    /// an old disk does not know what it lent since the copy was made, until it hears from the others that it
+    /// must begin a new incarnation.
     apart: Vec<Place>,
-    /// Whether all are nodes of one region, which lease of pools.
+    /// Whether all are nodes of one region, with leases from pools.
     has_pools: bool,
-    /// Faults that were read.
+    /// The number of faults that were read.
     read: usize,
     looks: u64,
 }
@@ -55,10 +58,10 @@ struct Weighed {
 }
 
 impl Conserved {
-    /// For these limits.
+    /// A check of these limits.
     ///
     /// # Errors
-    /// A limit that it cannot judge.
+    /// A limit cannot be judged.
     pub fn new(limits: &[Limit], plan: &Plan) -> Result<Self, String> {
         let watched = |limit: &Limit| Watched { limit: limit.clone(), cells: Vec::new(), next: 0 };
         let (budgets, limits) = (Budgets::new(limits, plan.regions)?, limits.iter().map(watched).collect());
@@ -66,7 +69,8 @@ impl Conserved {
         Ok(Self { limits, budgets, apart, has_pools, read: 0, looks: 0 })
     }
 
-    /// A machine whose disk is another one now is another region.
+    /// Forgets what was seen of a machine whose disk was replaced: with another disk the machine is another
+    /// member.
     fn forget_disks(&mut self, world: &World) {
         for done in &world.done()[self.read..] {
             self.read += 1;
@@ -110,7 +114,7 @@ impl Watched {
             if budgets.is_gone(place) || apart.contains(&place) {
                 continue;
             }
-            // What a process that sleeps says of itself is what was when it fell asleep.
+            // A sleeping process reports the state in which it fell asleep.
             let awake = region.process().filter(|_| !region.is_asleep());
             let holding = awake.map(|process| {
                 let now = process.clock.now();
@@ -121,13 +125,13 @@ impl Watched {
             let is_there = holding.is_some();
             let mut holding = holding.unwrap_or_else(|| without_held(weighed.seen[place]));
             if !is_there && has_pools {
-                // What of its pool it had given back since it was last looked at, only the pool knows.
+                // Only the pool knows what the node had given back since the last look.
                 holding.effective = holding.standing;
             }
             weighed.seen[place] = holding;
             rate += u64::from(holding.effective.rate);
             if let Numbers::Window { .. } = in_force {
-                // Of one that is down nobody knows which window it would open.
+                // Nobody knows which window a region that is down would open.
                 if is_there && holding.window_ns > 0 {
                     *windows.entry(holding.window_ns).or_default() += holding.effective.units;
                     if holding.next_window_ns > 0 {
@@ -140,7 +144,7 @@ impl Watched {
         }
         let now_ns = ns(world.elapsed());
         let bound = match in_force {
-            // One that opened under a larger budget keeps it.
+            // A window that opened under a larger budget keeps that budget.
             Numbers::Window { window_ns, .. } => {
                 budgets.most_since(name, now_ns.saturating_sub(2 * window_ns))
             }
@@ -165,8 +169,8 @@ impl Watched {
     }
 }
 
-/// What regions that are down may have lent between the last look at them and their end: what others hold of them, as far as
-/// it was counted as theirs.
+/// What regions that are down may have lent between the last look and their end: loans that others hold from
+/// them, as far as these units were counted as theirs.
 fn lent_unseen(world: &World, (limit, asked): (&Limit, &Question), seen: &[Holding]) -> Part {
     let mut unseen = Part::default();
     let is_down = |region: &Region| region.process().is_none() || region.is_asleep();
@@ -182,7 +186,7 @@ fn lent_unseen(world: &World, (limit, asked): (&Limit, &Question), seen: &[Holdi
                 held.units += loan.part.units;
             }
         }
-        // Of a window nothing is counted of one that is down.
+        // Nothing of a window is counted for a region that is down.
         let units = if has.window_ns > 0 { 0 } else { has.effective.units };
         unseen.rate += held.rate.min(has.effective.rate);
         unseen.units += held.units.min(units);
@@ -190,7 +194,7 @@ fn lent_unseen(world: &World, (limit, asked): (&Limit, &Question), seen: &[Holdi
     unseen
 }
 
-/// What a region that is down has left: what it borrowed ends.
+/// What a region that is down has left: its borrowed part ends.
 fn without_held(mut holding: Holding) -> Holding {
     holding.effective.rate = holding.effective.rate.saturating_sub(holding.held.rate);
     holding.effective.units = holding.effective.units.saturating_sub(holding.held.units);

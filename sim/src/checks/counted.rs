@@ -1,5 +1,5 @@
-//! Never over by the nodes' own counts: what all regions say that they charged, answered or not, is within each limit. Of limits
-//! with one cell, since a node counts by limit.
+//! Never over by the nodes' own counts: all charges that regions report, answered or not, are within each
+//! limit. Only limits with one cell are checked, since a node counts charges by limit.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ struct Watched {
     limit: Limit,
     judge: Judge,
     changes: usize,
-    /// By writer, what it had charged in all, and when that was last seen to grow.
+    /// For each incarnation, its charges in all, and when they were last seen to grow.
     charged: BTreeMap<Incarnation, (u64, u64)>,
 }
 
@@ -48,10 +48,10 @@ struct Seen {
 }
 
 impl NeverChargedOver {
-    /// For these limits.
+    /// A check of these limits.
     ///
     /// # Errors
-    /// A limit that it cannot judge.
+    /// A limit cannot be judged.
     pub fn new(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Self, String> {
         let budgets = Budgets::new(limits, plan.regions)?;
         let watched = |limit: &Limit| {
@@ -99,7 +99,7 @@ impl Check for NeverChargedOver {
             for watched in &mut self.limits {
                 let charged = process.node.charged_by(incarnation, watched.limit.id);
                 let (before, grown_ns) = watched.charged.entry(incarnation).or_insert((0, 0));
-                // What a process has charged in the beginning, an earlier one did, since it was last looked at.
+                // A new process's first charges were made by an earlier process since the last look.
                 let (units, asked_ns) = (charged.saturating_sub(*before), *grown_ns);
                 if units > 0 || is_new {
                     (*before, *grown_ns) = (charged.max(*before), now_ns);

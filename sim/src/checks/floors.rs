@@ -1,8 +1,9 @@
-//! Donors keep their reserve: of what is its own a region keeps, whatever others ask for, what its limit's `floor` says; of a window
-//! that part of it for which there is time left.
+//! Donors keep their reserve: whatever others ask for, a region keeps the part of its own share that the
+//! limit's `floor` says. In a window, it keeps that part in proportion to the time left.
 //!
-//! A floor is a preference, which no bound rests on: a request that costs more than its region could ever hold may still borrow it,
-//! and while weights change a floor is caught up with. So it is looked at where neither happens.
+//! A floor is a preference, and no bound rests on it. A request that costs more than its region could ever
+//! hold may still borrow the reserve, and a floor lags while weights change. So the check looks only where
+//! neither happens.
 
 use acequia_limits::{Algorithm, Limit, window::Edges};
 
@@ -15,10 +16,10 @@ use crate::{
 };
 
 const EVERY_MS: u64 = 5;
-/// Cells of one limit that are looked at.
+/// Cells of one limit that are checked.
 const CELLS_MAX: usize = 16;
 
-/// Looks at what regions keep.
+/// Checks what regions keep of their own shares.
 #[derive(Debug)]
 pub struct FloorsKept {
     limits: Vec<Watched>,
@@ -29,12 +30,12 @@ pub struct FloorsKept {
 struct Watched {
     limit: Limit,
     cells: Vec<(String, Question)>,
-    /// The least that any region had of what is its own, in thousandths.
+    /// The smallest part of its own share that any region had, in thousandths.
     least: u64,
 }
 
 impl FloorsKept {
-    /// For those of these limits that have a floor.
+    /// A check of those limits that have a floor.
     pub fn new(limits: &[Limit], plan: &Plan) -> Self {
         let is_steady = plan.schedule.faults().iter().all(|(_, fault)| !matches!(fault, Fault::Order(..)));
         let floored = limits.iter().filter(|limit| limit.sharing.floor_percent > 0 && is_steady);
@@ -52,7 +53,7 @@ impl Watched {
             for (cell, question) in &self.cells {
                 let holding = question.with(|values| process.node.holding_named(self.limit.id, values, now));
                 let Some(holding) = holding else { continue };
-                // What it has of its own, and what it is to keep of it.
+                // What the region has left of its own share, that share, and how much it must keep.
                 let (has, own, keeps) = match &self.limit.algorithm {
                     Algorithm::FixedWindow(window) => {
                         let left_ns = holding.window_ns.saturating_sub(now.wall_ns);

@@ -1,5 +1,5 @@
-//! Whether more was admitted in one cell than is in force, told by when it was asked and when the answer was there, and from
-//! nothing else.
+//! Decides whether one cell admitted more than is in force. A judge uses only the times of questions and
+//! answers.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -13,7 +13,7 @@ use super::{budgets::Numbers, ns};
 use crate::{schedule::Schedule, world::EPOCH_S};
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// Windows of which admissions are remembered: clocks that are further off are not judged by labels.
+/// Windows whose admissions are remembered. Clocks that are further off are not judged by labels.
 const LABELS_MAX: usize = 16;
 
 /// Counts one cell's admissions.
@@ -24,7 +24,7 @@ pub(crate) enum Judge {
     Sliding(Trailing),
 }
 
-/// A number of units that were admitted at some time between two instants.
+/// Units that were admitted at some time between two instants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Admitted {
     pub(crate) asked_ns: u64,
@@ -32,17 +32,17 @@ pub(crate) struct Admitted {
     pub(crate) units: u64,
 }
 
-/// How far clocks may be from true beyond what is promised of them.
+/// How far clocks may be from true time beyond the promise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Clocks {
-    /// What is nearer to the edge of a window may be in either.
+    /// An admission nearer than this to the edge of a window may be in either window.
     pub error_ns: u64,
-    /// Buckets may fill faster by so many parts per million.
+    /// Buckets may fill faster by this many parts per million.
     pub drift_ppm: u64,
 }
 
 impl Clocks {
-    /// Of a schedule that may break the promise.
+    /// The errors of a schedule that may break the promise; 0 where the schedule keeps it.
     pub fn beyond(promise: &ClockConfig, schedule: &Schedule, duration: Duration) -> Self {
         let drift_ppm = schedule.drift_ppm_max();
         let drifted_ns = ns(duration) * drift_ppm / 1_000_000;
@@ -58,7 +58,7 @@ impl Judge {
     pub(crate) fn new(in_force: Numbers) -> Self {
         match in_force {
             Numbers::Bucket { period_ns, burst, .. } => {
-                // Units are counted in parts, so that a second has a whole number of them.
+                // Counts units in parts, so that a whole number of parts comes each second.
                 let parts = period_ns / gcd(period_ns, SECOND_NS);
                 let rate = in_force.parts_a_second(parts);
                 Self::Bucket { bucket: BucketOracle::new(rate, burst * parts), parts, rate }
@@ -74,7 +74,7 @@ impl Judge {
         }
     }
 
-    /// Other numbers are in force.
+    /// From `now_ns` on, other numbers are in force.
     pub(crate) fn change(&mut self, now_ns: u64, in_force: Numbers) {
         match (self, in_force) {
             (Self::Bucket { bucket, parts, rate }, Numbers::Bucket { burst, .. }) => {
@@ -89,8 +89,8 @@ impl Judge {
         }
     }
 
-    /// Counts, in the order of the answers, and says how many units are too much. `most` is the most that was in force of the
-    /// limit since an instant.
+    /// Counts an admission, in the order of the answers, and returns how many units are too many. `most(t)`
+    /// is the largest amount that was in force for the limit since `t`.
     pub(crate) fn admit(&mut self, admitted: Admitted, clocks: Clocks, most: impl Fn(u64) -> u64) -> u64 {
         let Admitted { asked_ns, answered_ns, units } = admitted;
         match self {
@@ -114,7 +114,7 @@ impl Numbers {
     }
 }
 
-/// Windows of true time.
+/// Counts windows of true time.
 #[derive(Clone, Debug)]
 pub(crate) struct Windows {
     window_ns: u64,
@@ -144,17 +144,17 @@ impl Windows {
     }
 }
 
-/// Windows by what the nodes call them, whatever their clocks say.
+/// Counts windows by the nodes' own labels, whatever their clocks say.
 #[derive(Debug, Default)]
 pub(crate) struct Labels {
-    /// By region, the end of the window that it has open, and since when it was seen to be.
+    /// For each region, the end of its open window, and when that window was first seen open.
     open: BTreeMap<usize, (u64, u64)>,
     admitted: BTreeMap<u64, u64>,
 }
 
 impl Labels {
-    /// Counts what a region admitted that has this window open when the answer is there; gives what all of them admitted
-    /// in it.
+    /// Counts an admission of a region whose open window ended at `end_ns` when the answer came. Returns what
+    /// all regions admitted in that window.
     pub(crate) fn admit(&mut self, (place, end_ns): (usize, u64), admitted: Admitted) -> u64 {
         let open = self.open.entry(place).or_insert((end_ns, admitted.answered_ns));
         if open.0 != end_ns {
@@ -173,7 +173,7 @@ impl Labels {
     }
 }
 
-/// Every stretch of a window's length.
+/// Checks every stretch of a window's length.
 #[derive(Clone, Debug)]
 pub(crate) struct Trailing {
     window_ns: u64,
@@ -191,7 +191,7 @@ impl Trailing {
         while self.changes.get(1).is_some_and(|(at_ns, _)| *at_ns <= from_ns) {
             self.changes.pop_front();
         }
-        // From when the stretch begins, and from every change in it.
+        // The beginning of the stretch, and every change within it.
         let begins = self.changes.iter().map(|(at_ns, _)| (*at_ns).max(from_ns));
         begins
             .enumerate()

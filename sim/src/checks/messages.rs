@@ -1,9 +1,10 @@
-//! Messages are bounded: what a region sends another one in a stretch of time, of one second and of ten, grows with the cells
-//! that somebody asked for lately, up to a number of packets that no cell adds to, and with nothing else. A link between
-//! regions of which nobody asks anything carries little more than heartbeats.
+//! Messages are bounded: the traffic from one region to another in one second, and in ten, grows only with
+//! the cells that were asked for lately. The number of packets has a cap that no cell raises. A link between
+//! regions that nobody asks carries little more than heartbeats.
 //!
-//! The bounds are above the worst of what was seen: in `run all` and `run storm`, `key-flood`, `slow-link`, `lossy-link` and
-//! `swarm` with several seeds each, by less than twice. There is a worst of them in what a run says of itself.
+//! Each bound is less than twice the worst traffic seen. The worst was measured in `run all`, `run storm`,
+//! `key-flood`, `slow-link`, `lossy-link` and `swarm`, with several seeds each. Each run's summary prints its
+//! worst.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -21,47 +22,53 @@ use crate::{
     world::{Answer, World},
 };
 
-/// Stretches, in seconds. The long one is as long as a cell stays warm, so that what is said of it once is said once in it.
+/// Stretches, in seconds. The long one lasts as long as a cell stays active, so each advertisement is sent
+/// once in it.
 const STRETCHES: [usize; 2] = [1, 10];
-/// A cell is warm for so long after somebody asked for it, and then gives back what it holds.
+/// A cell is active for this long after a question; then its region gives back what it holds.
 const WARM_S: usize = 10;
-/// And so much later nobody has anything to say of it: loans have come back, or have ended, and that was confirmed.
+/// After this time there is no news of the cell: its loans have come back or ended, and that was confirmed.
 const COLD_S: usize = WARM_S + 6;
-/// A question may be answered so late, so a second is judged when this has passed since its end.
+/// A question may be answered this late, so a second is judged this long after its end.
 const LATE_S: usize = 2;
 
-/// Seconds for which links are looked at that have nothing to carry.
+/// Idle seconds for which links are observed at the end.
 const QUIET_S: usize = 3;
 
-/// Packets of a link, in a stretch and in each second of it, in which no cell is warm: a heartbeat, and an answer to the other
-/// one's, two or three times a second, each with what acknowledges it, and what keeps a connection alive. In a stretch besides:
-/// the same once more, since a second may begin anywhere between two of them, and what is said when a version has settled at last.
+/// Packets of a link without active cells, in a stretch and in each second. Two or three times a second there
+/// is a heartbeat and an answer to the peer's, each with an acknowledgement, and a keep-alive packet. Per
+/// stretch the same comes once more, since a second may begin between two heartbeats, and so does the news of
+/// a version that has settled.
 const QUIET: Packets = Packets { once: 50, a_second: 30 };
-/// The same where any is. A single one that is scarce may be spoken of whenever there is news of it: a change, its answer, the
-/// change that this leads to, each some ten or twenty milliseconds apart where regions are close.
+/// Packets of a link with any active cell. A single scarce cell may cause packets at every change: the
+/// change, its answer, and the change that follows. They are ten or twenty milliseconds apart where regions
+/// are close.
 const BUSY: Packets = Packets { once: 120, a_second: 120 };
-/// More of them for each warm cell.
+/// Additional packets a second for each active cell.
 const OF_A_CELL: u64 = 4;
-/// But no more in a second than this: what is to be said is said in frames, of which one leaves in a turn of the driver, 200 a
+/// The most packets in a second. Advertisements travel in frames, one frame in a turn of the driver, 200 a
 /// second; every second packet is acknowledged.
 const PACKETS_MAX: u64 = 300;
-/// Packets by which connections begin, in a stretch and in each second of it. Where nobody answers, there is an attempt every
-/// tenth of a second, of a packet that is repeated for a second and a half.
+/// Handshake packets, in a stretch and in each second of it. Where nobody answers, a packet is sent every
+/// tenth of a second, and repeated for a second and a half.
 const HANDSHAKES: Packets = Packets { once: 200, a_second: 80 };
-/// Bytes of a packet: what QUIC needs, the head of a frame, and a fact or two, of which one may be a version of the catalogue.
+/// Bytes of a packet: QUIC's own, the head of a frame, and one or two facts, one of which may be a version of
+/// the catalogue.
 const PACKET_BYTES: u64 = 140;
-/// Bytes in a second for each warm cell besides: news of it every four seconds, which names it again while it is not known.
+/// Additional bytes a second for each active cell: an advertisement every four seconds, which names the cell
+/// until the peer knows it.
 const CELL_BYTES: u64 = 12;
-/// In a stretch it may be all said again, where a connection began anew: as much as that in so many seconds.
+/// A connection that begins anew repeats all advertisements: within a stretch, as many bytes as in this many
+/// seconds.
 const AGAIN_S: u64 = 4;
 
-/// Bytes of what is signed, in a stretch: a version and what each region acknowledged, each with the certificate of whoever said so,
-/// and twice, for a connection may begin anew. A few versions may be ordered in one; and a peer that has no share any more, and confirms
-/// nothing, is told them four times a second.
+/// Signed bytes in a stretch: a version and each region's acknowledgement, each with its signer's
+/// certificate. They count twice, since a connection may begin anew. A few versions may be ordered in one
+/// stretch, and a peer without a share, which confirms nothing, gets them four times a second.
 const SIGNED_BYTES: u64 = 5 << 10;
 const SIGNED_BYTES_A_SECOND: u64 = 3 << 10;
 
-/// What may be sent in a stretch.
+/// The number of packets that may be sent in a stretch.
 #[derive(Clone, Copy, Debug)]
 struct Packets {
     once: u64,
@@ -74,7 +81,7 @@ impl Packets {
     }
 }
 
-/// What may be sent in so many seconds, if so many cells are warm; nothing where none has been for long.
+/// What may be sent in `seconds`, with `warm` active cells; `None` if there has been no active cell for long.
 fn bound(seconds: usize, warm: Option<usize>) -> Sent {
     let handshakes = HANDSHAKES.within(seconds);
     let signed = SIGNED_BYTES + SIGNED_BYTES_A_SECOND * seconds as u64;
@@ -93,44 +100,44 @@ fn bound(seconds: usize, warm: Option<usize>) -> Sent {
 #[derive(Debug)]
 pub struct MessagesBounded {
     limits: Vec<Limit>,
-    /// Whether links of which nothing is to be said are judged as such.
+    /// Whether idle links are judged by the bound for idle links.
     until_idle: bool,
     links: Vec<(Place, Place)>,
-    /// Of every link, until the last second.
+    /// What every link had carried until the end of the last second.
     before: Vec<Sent>,
-    /// Seconds that are not forgotten yet.
+    /// The seconds that are still remembered.
     seconds: VecDeque<Second>,
-    /// The first of them, since the start.
+    /// The number of the oldest remembered second, counted from the start.
     first: usize,
-    /// Seconds in a row until the last one that was judged in which nothing was to be said.
+    /// How many seconds in a row, up to the last judged one, were idle.
     cold: usize,
     worst: [Worst; STRETCHES.len()],
 }
 
-/// What happened in a second.
+/// One second of traffic and demand.
 #[derive(Clone, Debug, Default)]
 struct Second {
-    /// Cells that were asked for: the limit's place, and keys and values.
+    /// The cells that were asked for: the limit's place, and keys and values.
     asked: BTreeSet<(usize, Vec<(String, String)>)>,
-    /// How many were asked for in it and shortly before; nothing where none has been for long. Known when it is judged.
+    /// How many cells were active; `None` if there had been none for long. Set when the second is judged.
     warm: Option<usize>,
-    /// On every link.
+    /// What each link carried.
     sent: Vec<Sent>,
 }
 
-/// That stretch of a length in which a link came closest to what it may carry.
+/// The stretch of one length in which a link came closest to its bound.
 #[derive(Clone, Copy, Debug, Default)]
 struct Worst {
     percent: u64,
     link: (Place, Place),
-    /// The second after it.
+    /// The second after the stretch.
     until: usize,
     sent: Sent,
     warm: Option<usize>,
 }
 
 impl MessagesBounded {
-    /// For these limits.
+    /// A check of these limits.
     pub fn new(limits: &[Limit], regions: usize) -> Self {
         let others = |from| (0..regions).filter(move |to| *to != from).map(move |to| (from, to));
         let links: Vec<_> = (0..regions).flat_map(others).collect();
@@ -146,7 +153,7 @@ impl MessagesBounded {
         }
     }
 
-    /// One that waits at the end until nothing is to be said, and judges links that are idle.
+    /// A check that waits at the end until all links are idle, and then judges idle links too.
     #[must_use]
     pub fn until_idle(self) -> Self {
         Self { until_idle: true, ..self }
@@ -170,7 +177,7 @@ impl MessagesBounded {
         self.seconds.get_mut(place)
     }
 
-    /// A second is over, until the end of which so much was sent.
+    /// Takes in what each link had carried until the end of `second`.
     fn count(&mut self, second: usize, sent: Vec<Sent>) -> Result<(), String> {
         let before = std::mem::replace(&mut self.before, sent);
         let during = self.before.iter().zip(before).map(|(after, before)| after.since(before)).collect();
@@ -232,7 +239,7 @@ impl Check for MessagesBounded {
         self.count(now.as_secs() as usize - 1, sent)
     }
 
-    /// Until links are idle, which is judged too.
+    /// Waits until links are idle and have been judged as such.
     fn rest(&mut self, _: &World) -> Result<(), String> {
         if self.cold >= QUIET_S || !self.until_idle {
             Ok(())
@@ -265,7 +272,7 @@ impl fmt::Display for Worst {
 mod tests {
     use super::*;
 
-    /// A check of two regions, which are sent so much each second, while so many cells are asked for.
+    /// A check of two regions with `asked` active cells and this traffic in each second.
     fn after(seconds: usize, asked: usize, sent: impl Fn(usize) -> Sent) -> Result<(), String> {
         let mut check = MessagesBounded::new(&[], 2).until_idle();
         let mut sum = Sent::default();
@@ -291,7 +298,8 @@ mod tests {
     #[test]
     fn ten_warm_cells_that_are_told_again_at_every_tick_are_found() {
         assert_eq!(after(40, 10, |_| sent(100, 75)), Ok(()));
-        // A frame every ten milliseconds with all of them, and what acknowledges those of the other one.
+        // Each peer sends a frame of all cells every ten milliseconds, and acknowledgements of the other's
+        // frames.
         let found = after(40, 10, |_| sent(150, 340)).expect_err("a finding");
         assert!(found.contains("with 10 warm cells in 1 s"), "{found}");
         let seldom = |second| if second % 3 == 0 { sent(250, 75) } else { sent(130, 75) };

@@ -1,4 +1,5 @@
-//! What must hold. A check looks at the world after every step, and once more at the end; what it finds is a bug.
+//! The invariants. A check looks at the world after every step, and once more at the end. Every finding is a
+//! bug.
 //!
 //! | | Invariant | Where it is checked |
 //! |---|---|---|
@@ -23,8 +24,9 @@
 //! | I19 | messages are bounded | [`MessagesBounded`]: packets, bytes and handshakes of each link, by warm cells, until idle links are all but silent ([`MessagesBounded::until_idle`]) |
 //! | I20 | nothing is overdrawn | I1 and I7, which count what is above the limit: none |
 //!
-//! Where all are nodes of one region that share a store, these are looked at: I1, I5, I7 and I9 by what nodes hold and callers were told,
-//! that answers come in time whatever the store does, and that after healing all pools grant again ([`PoolsGrant`]).
+//! Where all are nodes of one region that share a store, three things are checked. I1, I5, I7 and I9 are
+//! checked by what nodes hold and callers were told. Answers must come in time whatever the store does, and
+//! after healing all pools must grant again ([`PoolsGrant`]).
 
 mod answers;
 mod apart;
@@ -69,51 +71,53 @@ use crate::{
     world::{Answer, World},
 };
 
-/// Something that must hold.
+/// One invariant that must hold.
 pub trait Check {
     /// Its name.
     fn name(&self) -> &'static str;
 
-    /// Looks after a step. `answers` came in it.
+    /// Looks after a step in which `answers` came.
     ///
     /// # Errors
-    /// What does not hold, in words.
+    /// A description of the invariant's breach.
     fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String>;
 
-    /// Looks once more when the time is over.
+    /// Looks once more at the end of the run.
     ///
     /// # Errors
-    /// What does not hold, in words.
+    /// A description of the invariant's breach.
     fn end(&mut self, _: &World) -> Result<(), String> {
         Ok(())
     }
 
-    /// Looks when nobody has asked anything for a while, again and again for [`REST_MAX`].
+    /// Looks when nobody has asked anything for a while. Called again until it holds, for [`REST_MAX`] at
+    /// most.
     ///
     /// # Errors
-    /// What does not hold, in words.
+    /// A description of the invariant's breach.
     fn rest(&mut self, _: &World) -> Result<(), String> {
         Ok(())
     }
 
-    /// What is worth a line in a summary.
+    /// Lines for a summary of the run.
     fn summary(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// How long it may take at the end, when nobody asks anything any more, until all has come to rest: longer than a loan lasts and
-/// than rows take to be compared, and than a bucket takes to drain whose rate was lent and has come back.
+/// How long the world may take to come to rest after the last question. This is longer than a loan lasts and
+/// than rows take to be compared. It is also longer than a bucket takes to drain after its lent rate has come
+/// back.
 pub const REST_MAX: Duration = Duration::from_secs(600);
 
-/// What an answer of a node takes at most that shares a store with others: a millisecond each way, three for the store at most, and
-/// the steps in which time passes here.
+/// The longest time in which a node that shares a store may answer. It includes a millisecond each way, three
+/// for the store at most, and the steps of simulated time.
 const ANSWER_MAX: Duration = Duration::from_millis(5);
 
-/// All of them, for a run of a plan.
+/// All checks for a run of a plan.
 ///
 /// # Errors
-/// A limit that cannot be judged.
+/// A limit cannot be judged.
 pub fn all(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn Check>>, String> {
     let regions = plan.regions;
     if plan.guard_percent.is_some() {
@@ -135,7 +139,7 @@ pub fn all(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn 
     ])
 }
 
-/// Those that mean something where all are nodes of one region.
+/// The checks that apply where all are nodes of one region.
 fn of_nodes(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn Check>>, String> {
     Ok(vec![
         Box::new(NeverOver::new(limits, clocks, plan.regions, &plan.apart)?),

@@ -1,6 +1,6 @@
-//! Never over: what all callers of all regions were allowed is within each limit, over every interval and in every window,
-//! however the admissions between a question and its answer are dated. Nor would it be over if all that every region has left
-//! were asked for at this moment, and all that callers have leased were spent.
+//! Never over: what all callers of all regions were allowed is within each limit, over every interval and in
+//! every window. This holds for every possible time of admission between a question and its answer. It would
+//! still hold if callers asked now for all that regions have left and spent all leases.
 
 use std::collections::BTreeMap;
 
@@ -25,24 +25,24 @@ pub struct NeverOver {
     budgets: Budgets,
     limits: BTreeMap<String, Watched>,
     apart: Vec<Place>,
-    /// Faults that were read.
+    /// The number of faults that were read.
     read: usize,
     looked_ns: u64,
     looks: usize,
 }
 
-/// How often it is looked at what would be if all that is left were asked for.
+/// Steps between two checks of what would happen if callers asked for all that is left.
 const DRAINED_EVERY_MS: usize = 20;
 
-/// One limit, by what its cells are known by.
+/// One limit, with its cells by name.
 #[derive(Debug)]
 struct Watched {
     limit: Limit,
     cells: BTreeMap<String, Cell>,
-    /// Changes of its numbers that its cells know of.
+    /// The number of changes of its numbers that its cells have taken in.
     changes: usize,
     admitted: u64,
-    /// What callers may still let pass of leases, by cell.
+    /// Units of leases that callers may still spend, by cell.
     leased: BTreeMap<String, u64>,
 }
 
@@ -54,10 +54,10 @@ struct Cell {
 }
 
 impl NeverOver {
-    /// For these limits.
+    /// A check of these limits.
     ///
     /// # Errors
-    /// A limit that it cannot judge.
+    /// A limit cannot be judged.
     pub fn new(limits: &[Limit], clocks: Clocks, regions: usize, apart: &[Place]) -> Result<Self, String> {
         let watched = |limit: &Limit| {
             let (cells, leased) = (BTreeMap::new(), BTreeMap::new());
@@ -68,7 +68,7 @@ impl NeverOver {
         Ok(Self { clocks, budgets, limits, apart: apart.to_vec(), read: 0, looked_ns: 0, looks: 0 })
     }
 
-    /// Counts what callers hold of leases.
+    /// Counts the leased units that callers hold.
     fn lease(&mut self, answer: &Answer) {
         let (limits, is_spent) = match &answer.said {
             Said::Leased(limits) => (limits, false),
@@ -113,7 +113,7 @@ impl NeverOver {
 }
 
 impl Watched {
-    /// Asks in thought for all that is left of a cell, and spends all that is leased of it.
+    /// Judges what would happen if callers asked for all that is left of a cell and spent all its leases.
     fn drain(
         &self,
         world: &World,
@@ -130,7 +130,8 @@ impl Watched {
         let has_left = |(place, region): (Place, &Region)| {
             let process = region.process().filter(|_| !apart.contains(&place) && !region.is_asleep())?;
             let (now, limit) = (process.clock.now(), self.limit.id);
-            // Until a loan that has ended is settled, which is before anything is charged, what is left is not known.
+            // What is left is unknown until an ended loan is settled, which happens before anything is
+            // charged.
             let is_due = cell.asked.with(|values| process.node.is_due(limit, values, now));
             let holding = cell.asked.with(|values| process.node.holding_named(limit, values, now));
             holding.filter(|_| !is_due).map(|holding| holding.left)
@@ -150,7 +151,7 @@ impl Watched {
     }
 }
 
-/// The end of the window that the node has open which gave the answer.
+/// The end of the open window of the node that gave the answer.
 fn window_of(world: &World, answer: &Answer, limit: &Limit) -> Option<u64> {
     let process = world.regions()[answer.place].process()?;
     let holding =
@@ -166,7 +167,7 @@ impl Check for NeverOver {
     fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
         for done in &world.done()[self.read..] {
             self.read += 1;
-            // One on an old disk does not know what it lent, until it hears of it.
+            // A node on an old disk does not know what it lent, until it hears of it.
             if let Fault::RestoreDisk(at) = done.fault {
                 self.apart.push(at);
             }
@@ -216,7 +217,7 @@ impl Check for NeverOver {
     }
 }
 
-/// A cell's name among those of its limit.
+/// A cell's name among the cells of its limit.
 pub(super) fn cell_of(limit: &Limit, question: &Question) -> String {
     let is_by = |key: &String| limit.by.iter().any(|by| by.key == *key);
     let of = question.entries.iter().filter(|(key, _)| is_by(key));

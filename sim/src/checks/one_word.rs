@@ -1,5 +1,5 @@
-//! One word: a version of the catalogue says the same wherever it is, in one epoch there is one authority, and nobody is heard
-//! to have acknowledged what it never had.
+//! One word: a version of the catalogue is identical in every region, each epoch has one authority, and no
+//! region is believed to have acknowledged a version that it never had.
 
 use std::collections::BTreeMap;
 
@@ -18,16 +18,17 @@ const EVERY_MS: u64 = 50;
 pub struct OneWord {
     versions: BTreeMap<VersionId, Version>,
     authorities: BTreeMap<u32, Incarnation>,
-    /// By region, the process that was looked at, and its version.
+    /// For each region, the process that was last compared, and its version.
     looked: Vec<(u64, VersionId)>,
-    /// The newest version that each writer had.
+    /// The newest version that each incarnation had.
     adopted: BTreeMap<Incarnation, VersionId>,
     looks: u64,
 }
 
 impl OneWord {
     fn compare(&mut self, world: &World) -> Result<(), String> {
-        // Who takes over twice, on an operator's word, without having heard of the first time, is a second authority.
+        // Two takeovers on an operator's word may make two authorities, if the second did not hear of the
+        // first.
         let is_takeover = |fault: &Fault| matches!(fault, Fault::Order(_, Command::TakeOver));
         let is_doubtful = world.done().iter().filter(|done| is_takeover(&done.fault)).count() > 1;
         for (place, region) in world.regions().iter().enumerate() {
@@ -48,7 +49,8 @@ impl OneWord {
                 let adopted = self.adopted.entry(membership.incarnation).or_default();
                 *adopted = version.version_id.max(*adopted);
             }
-            // What an authority made and nobody else has, may be lost with its power, and made anew with other words.
+            // A version that only its authority has may be lost in a power cut, and then be made anew with
+            // other contents.
             let is_heard = incarnation != Some(version.authority);
             let (version_id, authority) = (version.version_id, version.authority);
             let known = self.authorities.get(&version_id.epoch).copied().unwrap_or(authority);

@@ -1,4 +1,5 @@
-//! A region that owns nothing admits nothing: neither its own share, for it has none, nor what it would hold of others.
+//! A region that owns nothing admits nothing, neither from a share of its own nor from what it would hold of
+//! others.
 
 use super::{Check, budgets::Budgets};
 use crate::world::{Answer, World};
@@ -6,20 +7,20 @@ use acequia_limits::{Limit, Part};
 use acequia_node::Holding;
 use std::time::Duration;
 
-/// Looks at what regions admit that no version names.
+/// Checks the admissions of regions that no version names.
 #[derive(Debug)]
 pub struct OnlyOwnersAdmit {
     limits: Vec<Limit>,
     budgets: Budgets,
-    /// Since when each region has had no share, by the version that it goes by.
+    /// For each region, since when it has had no share by its own version; `None` while it has one.
     nothing_since: Vec<Option<Duration>>,
 }
 
 impl OnlyOwnersAdmit {
-    /// For these limits.
+    /// A check of these limits.
     ///
     /// # Errors
-    /// A limit that cannot be judged.
+    /// A limit cannot be judged.
     pub fn new(limits: &[Limit], regions: usize) -> Result<Self, String> {
         let budgets = Budgets::new(limits, regions)?;
         Ok(Self { limits: limits.to_vec(), budgets, nothing_since: vec![Some(Duration::ZERO); regions] })
@@ -54,7 +55,8 @@ impl Check for OnlyOwnersAdmit {
                 let now = process.clock.now();
                 let holding =
                     answer.question.with(|values| process.node.holding_named(limit.id, values, now));
-                // One that leaves may use what it still holds of others, and what it was given of a window for good.
+                // A leaving region may use what it still holds of others, and its transfers in the current
+                // window.
                 let is_others = |holding: Holding| {
                     let given = holding.standing == Part::default() && holding.effective.units > 0;
                     holding.held != Part::default() || given

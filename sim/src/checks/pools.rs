@@ -1,4 +1,4 @@
-//! After healing every node has heard that all pools of its region grant.
+//! After healing, every node has heard that all pools of its region grant.
 
 use acequia_node::leases::GROUPS;
 
@@ -9,16 +9,16 @@ use crate::{
     world::{Answer, World},
 };
 
-/// Looks when all is quiet.
+/// Checks pools when all is quiet.
 #[derive(Debug)]
 pub struct PoolsGrant {
     calls: u64,
-    /// Nodes that do not run any more.
+    /// Nodes that do not run at the end.
     gone: Vec<Place>,
 }
 
 impl PoolsGrant {
-    /// For a run of a plan.
+    /// A check for a run of a plan.
     pub fn new(plan: &Plan) -> Self {
         Self { calls: 0, gone: plan.gone.clone() }
     }

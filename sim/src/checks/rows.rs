@@ -1,5 +1,5 @@
-//! Rows are monotone and durable: what a region says of itself only grows, for as long as its disk is the same, over all its
-//! processes; what another knows of it only grows, and is never more than what is on its disk.
+//! Rows are monotone and durable. While a region keeps its disk, its own row only grows, over all its
+//! processes. What another region knows of this row only grows, and is never more than the disk has.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,19 +12,19 @@ use crate::{
     world::{Answer, World},
 };
 
-/// Others hear of a row after so long at least: the shortest way there.
+/// Steps between two looks: no region hears of a row sooner.
 const EVERY_MS: u64 = 3;
-/// How long a node that hears others may go on with an older disk than it once had.
+/// How long a node that hears others may go on with a disk that is older than the one it had.
 const OLD_DISK_MS: u64 = 2_000;
 
-/// Looks at what every region has charged in all, and what the others know of it.
+/// Checks what every region has charged in all, and what the others know of it.
 #[derive(Debug)]
 pub struct RowsGrow {
     limits: Vec<LimitId>,
     regions: Vec<Own>,
-    /// What every writer has on its disk.
+    /// What every incarnation has on its disk.
     durable: BTreeMap<Incarnation, Vec<u64>>,
-    /// What each region knew of each writer.
+    /// What each region knew of each incarnation, by the process that knew it.
     known: BTreeMap<(Place, Incarnation), (u64, Vec<u64>)>,
     read: usize,
     looks: u64,
@@ -35,17 +35,18 @@ pub struct RowsGrow {
 struct Own {
     processes: u64,
     incarnation: Option<Incarnation>,
-    /// What was last charged in all, by limit.
+    /// The last total charges, by limit.
     charged: Vec<u64>,
-    /// What is on its way to the disk, and in which batch.
+    /// Total charges on their way to the disk, and their batch.
     waiting: VecDeque<(u64, Vec<u64>)>,
-    /// Whether its disk was replaced by an older one, and for how long the process has heard others since.
+    /// Whether the disk was replaced by an older one. `heard_ms` is how long the process has heard others
+    /// since.
     is_old: bool,
     heard_ms: u64,
 }
 
 impl RowsGrow {
-    /// For these limits.
+    /// A check of these limits.
     pub fn new(limits: &[Limit], regions: usize) -> Self {
         Self {
             limits: limits.iter().map(|limit| limit.id).collect(),
@@ -73,12 +74,12 @@ impl RowsGrow {
         }
         let Some(incarnation) = own.incarnation else { return Ok(()) };
         let batch = node.charged_in();
-        // A batch that nobody has taken yet is the same one for all that comes.
+        // All charges go into the same batch until the batch is taken.
         let charged: Vec<u64> =
             self.limits.iter().map(|limit| node.charged_by(incarnation, *limit)).collect();
         if charged != own.charged {
             let begins = own.charged.is_empty();
-            // What a process begins with is what its disk has.
+            // A process begins with what its disk has.
             let before = if begins { self.durable.get(&incarnation) } else { Some(&own.charged) };
             if !own.is_old
                 && let Some((before, now)) = before.and_then(|before| is_less(&charged, before))
@@ -86,7 +87,7 @@ impl RowsGrow {
                 return Err(format!("{} had charged {before} units in all, and now {now}", region.name()));
             }
             if begins {
-                // What an older disk has, is not what was told.
+                // An older disk has less than the others were told.
                 let durable = self.durable.entry(incarnation).or_default();
                 if !own.is_old || durable.is_empty() {
                     durable.clone_from(&charged);
@@ -138,13 +139,14 @@ impl RowsGrow {
         self.regions.iter().any(|own| own.is_old && own.incarnation == Some(incarnation))
     }
 
-    /// A node on an older disk than it once had is told so by whoever it hears.
+    /// A node with an older disk than before must be told so by the peers that it hears, and stop admitting.
     fn look_at_old_disk(&mut self, world: &World, place: Place, answers: &[Answer]) -> Result<(), String> {
         let region = &world.regions()[place];
         let Some(process) = region.process().filter(|_| self.regions[place].is_old) else { return Ok(()) };
         let Some(incarnation) = self.regions[place].incarnation else { return Ok(()) };
         let now = process.clock.now();
-        // Only where somebody knows of more than the disk has: else nothing was forgotten.
+        // The check applies only if another region knows of more than the disk has. Otherwise nothing was
+        // forgotten.
         let others = || world.regions().iter().filter(|other| other.name() != region.name());
         let own: Vec<u64> =
             self.limits.iter().map(|limit| process.node.charged_by(incarnation, *limit)).collect();
@@ -166,7 +168,7 @@ impl RowsGrow {
     }
 }
 
-/// The first of the numbers that is less than it was: what it was, and is.
+/// The first number that is smaller than before: the old and the new value.
 fn is_less(now: &[u64], before: &[u64]) -> Option<(u64, u64)> {
     now.iter().zip(before).find(|(now, before)| now < before).map(|(now, before)| (*before, *now))
 }

@@ -1,4 +1,4 @@
-//! Service resumes: when faults are over, every node that runs has its shares, and callers are answered.
+//! Service resumes: when all faults are over, every node that runs has its shares, and callers are answered.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,25 +9,26 @@ use crate::{
     world::{Answer, Said, World},
 };
 
-/// How long before the end callers must be answered.
+/// How long before the end every question must be answered.
 const LAST: Duration = Duration::from_secs(3);
 
-/// Looks at the end.
+/// Checks the last seconds and the end of a run.
 #[derive(Debug)]
 pub struct ServiceResumes {
     duration: Duration,
-    /// Of the last seconds: how many each region answered, and did not.
+    /// For each region, how many questions of the last seconds were answered, and how many were not.
     answered: Vec<(u64, u64)>,
-    /// Regions that do not run any more.
+    /// Regions that do not run at the end.
     gone: Vec<Place>,
-    /// Regions that must own nothing.
+    /// Regions that must own nothing at the end.
     barred: Vec<Place>,
-    /// Routes that each region was asked for in the last seconds, and whether it let any pass. `None` where that is not promised.
+    /// For each region, the routes asked for in the last seconds, and whether any question of a route was
+    /// allowed. `None` where that is not promised.
     passed: Option<Vec<BTreeMap<String, bool>>>,
 }
 
 impl ServiceResumes {
-    /// For a run in which all faults are over some seconds before the end.
+    /// A check for a run whose faults are all over some seconds before the end.
     pub fn new(plan: &Plan) -> Self {
         let (gone, barred) = (plan.gone.clone(), plan.barred.clone());
         let passed = plan.admits_at_last.then(|| vec![BTreeMap::new(); plan.regions]);
@@ -94,7 +95,7 @@ impl Check for ServiceResumes {
 }
 
 impl ServiceResumes {
-    /// A version that waits for a writer that will never say anything waits for ever.
+    /// No version may wait for an incarnation that is gone: it would wait for ever.
     fn nobody_waits_for_the_dead(&self, world: &World) -> Result<(), String> {
         let members = world.regions().iter().filter_map(|region| {
             let process = region.process()?;

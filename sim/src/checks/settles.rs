@@ -1,4 +1,4 @@
-//! After the faults, when nobody asks any more: every region knows the same of every other, and what was lent is back.
+//! After the last question, every region knows the same of every other region, and all loans are back.
 
 use std::sync::Arc;
 
@@ -15,27 +15,27 @@ use crate::{
     world::{Answer, World},
 };
 
-/// Cells of one limit that are looked at.
+/// Cells of one limit that are checked.
 const CELLS_MAX: usize = 64;
 
-/// Looks when all is quiet.
+/// Checks all views when the world is quiet.
 #[derive(Debug)]
 pub struct AllSettles {
     limits: Vec<Limit>,
     asked: Vec<Vec<(String, Question)>>,
-    /// Regions that are none of the others' any more.
+    /// Regions that the others need not hear of at the end.
     out: Vec<Place>,
 }
 
-/// Nobody waits for anybody's acknowledgement. That may take minutes: a bucket whose share falls drains first, and slowly where
-/// its rate is small.
+/// No region waits for an acknowledgement. This may take minutes: a bucket whose share falls drains first,
+/// and drains slowly if its rate is small.
 #[derive(Clone, Debug, Default)]
 pub struct NobodyWaits {
     out: Vec<Place>,
 }
 
 impl AllSettles {
-    /// For these limits.
+    /// A check of these limits.
     pub fn new(limits: &[Limit], plan: &Plan) -> Self {
         Self { limits: limits.to_vec(), asked: vec![Vec::new(); limits.len()], out: out_of(plan) }
     }
@@ -73,7 +73,8 @@ impl AllSettles {
                     let (lent, held) = (holding.lent, holding.held);
                     let loans = question.with(|values| process.node.cell_named(id, values, now));
                     let loans = loans.map_or_else(Vec::new, |cell| cell.view.loans);
-                    // What was lent to one that must own nothing stays out until an operator says who it is now.
+                    // A loan to a region that must own nothing stays out until an operator recovers that
+                    // region.
                     let is_out = |peer: &Incarnation| {
                         self.out.iter().any(|at| MemberId::named(NAMES[*at]) == peer.member)
                     };
@@ -100,18 +101,18 @@ impl AllSettles {
 }
 
 impl NobodyWaits {
-    /// In a run of a plan.
+    /// A check for a run of a plan.
     pub fn new(plan: &Plan) -> Self {
         Self { out: out_of(plan) }
     }
 }
 
-/// Regions that the others do not hear of any more at the end, or that have no share.
+/// Regions that do not run at the end, or that have no share then.
 fn out_of(plan: &Plan) -> Vec<Place> {
     [&plan.gone[..], &plan.barred[..]].concat()
 }
 
-/// The others' names and processes.
+/// The names and processes of all other regions.
 fn in_of<'a>(world: &'a World, out: &'a [Place]) -> impl Iterator<Item = (&'static str, Arc<Shared>)> + 'a {
     let stay = world.regions().iter().enumerate().filter(|(place, _)| !out.contains(place));
     stay.filter_map(|(_, region)| Some((region.name(), region.process()?)))

@@ -1,15 +1,19 @@
-//! Used as promised: of what could be admitted most is. Where a plan promises it ([`Plan::used_min_percent`]), each stretch of
-//! time in which the same regions hear each other is looked at. `L` is what all regions may admit in it, `D` what their callers
-//! ask for, `R_s` and `D_s` the same of each side of a split:
+//! Used as promised: callers get most of what could be admitted. Where a plan promises this
+//! ([`Plan::used_min_percent`]), the check measures each stretch of time in which the same regions hear each
+//! other. `L` is what all regions may admit in the stretch, and `D` what their callers ask for. `R_s` and
+//! `D_s` are the same amounts for each side `s` of a split:
 //!
-//! - while all regions hear each other: so many percent of `min(L, D)`, which is what an oracle admits;
-//! - while they do not: the sum of `min(D_s, R_s)` over the sides, less [`SPLIT_LESS_PERCENT`] of `min(L, D)`. What a side has is known from its nodes when the split begins, and what
-//!   comes later from their standing shares: what was lent across it goes back within seconds.
+//! - while all regions hear each other, at least this percentage of `min(L, D)`, which an oracle would admit;
+//! - in a split, the sum of `min(D_s, R_s)` over the sides, less [`SPLIT_LESS_PERCENT`] of `min(L, D)`. Nodes
+//!   report what a side has when the split begins, and its standing shares determine what comes later. Loans
+//!   across the split go back within seconds.
 //!
-//! Of both, less what is too little for a question when a stretch ends ([`REST_UNITS`]).
+//! From both results the check subtracts the remainder that is too small for a question when a stretch ends
+//! ([`REST_UNITS`]).
 //!
-//! Limits of which a region's share is a few units are not looked at: where a part is smaller than what a caller happens to ask
-//! for at once, a request is denied that another region had room for, and no moving of parts is quick enough for it.
+//! Limits with only a few units for each region are not checked. If a region's part is smaller than a burst
+//! of its callers, a request is denied although another region has room. No move of parts is quick enough for
+//! such a request.
 
 use std::{fmt, time::Duration};
 
@@ -24,33 +28,32 @@ use crate::{
     world::{Answer, Said, World},
 };
 
-/// What may be missing while regions are split, of what could be admitted.
+/// The part of `min(L, D)` that may be missing in a split, in percent.
 const SPLIT_LESS_PERCENT: u64 = 5;
 /// Units that a region may have left when a stretch ends, since a question may ask for one more.
 const REST_UNITS: u64 = 2;
-/// A limit is looked at if it allows so many units at once, or in a window, for each region.
+/// A limit is checked if its burst or window has at least this many units for each region.
 const UNITS_A_REGION_MIN: u64 = 10;
-/// After a start, and after a link is mended, it takes so long until all connections are there, and parts are where they are
-/// asked for.
+/// How long connections and parts take to settle after a start, and after a link is mended.
 const SETTLE: Duration = Duration::from_secs(3);
-/// A question that was asked so shortly before the end may not have its answer.
+/// A question that was asked this shortly before the end may have no answer yet.
 const LATE: Duration = Duration::from_secs(1);
-/// Near the edge of a window nodes charge both, and have left what is left of both.
+/// This near to the edge of a window, nodes charge both windows and have only what both have left.
 const EDGE: Duration = Duration::from_millis(50);
 const SECOND_NS: u128 = 1_000_000_000;
 
-/// Counts what is admitted of what could be.
+/// Compares what is admitted with what could be.
 #[derive(Debug)]
 pub struct UsedAsPromised {
     min_percent: Option<u64>,
     until: Duration,
     limits: Vec<Watched>,
-    /// Links that are cut.
+    /// The links that are cut.
     cuts: Vec<(Place, Place)>,
-    /// Faults that were read.
+    /// The number of faults that were read.
     read: usize,
     sides: Vec<Vec<Place>>,
-    /// When what is mended has settled.
+    /// When connections and parts will have settled after the last mended link.
     settled: Duration,
 }
 
@@ -59,7 +62,7 @@ pub struct UsedAsPromised {
 struct Watched {
     limit: Limit,
     bound: Bound,
-    /// Units that were admitted of a window, the last one that anything was: by its number.
+    /// The last window in which anything was admitted: its number, and the units admitted in it.
     spent: (u64, u64),
     stretches: Vec<Stretch>,
 }
@@ -77,27 +80,27 @@ struct Stretch {
 #[derive(Clone, Debug, Default)]
 struct Side {
     places: Vec<Place>,
-    /// Units that they have at first, and parts of the rate by which more come.
+    /// Units that the side has at first. `rate` is its part of the rate at which more come.
     units: u64,
     rate: u64,
     asked: u64,
     admitted: u64,
 }
 
-/// What was and could be admitted in some stretches.
+/// What was and could have been admitted in some stretches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Used {
-    /// What an oracle admits.
+    /// What an oracle would admit.
     oracle: u64,
-    /// What sides can admit that do not hear each other.
+    /// What the sides can admit that do not hear each other.
     apart: u64,
-    /// What of it may be left, as too little for a question.
+    /// The remainder that may be left because it is too small for a question.
     rest: u64,
     admitted: u64,
 }
 
 impl UsedAsPromised {
-    /// For these limits.
+    /// A check of these limits.
     pub fn new(limits: &[Limit], plan: &Plan) -> Self {
         let large = UNITS_A_REGION_MIN * plan.regions as u64;
         let watched = |limit: &Limit| {
@@ -111,7 +114,7 @@ impl UsedAsPromised {
             })
         };
         Self {
-            // Who leases asks for more than it may have.
+            // A caller that leases asks for more than it may have.
             min_percent: plan.used_min_percent.filter(|_| {
                 plan.schedule.faults().iter().all(is_of_links) && plan.demand.longest_lease().is_zero()
             }),
@@ -124,7 +127,7 @@ impl UsedAsPromised {
         }
     }
 
-    /// Reads which links are cut and mended.
+    /// Reads which links were cut and mended.
     fn follow(&mut self, world: &World) {
         let before = self.sides.len();
         let mut is_mended = false;
@@ -163,13 +166,13 @@ impl UsedAsPromised {
     }
 }
 
-/// Whether a fault leaves every machine with what it has: of others it is not promised how much is used, also where a plan that
-/// promises it is given another schedule.
+/// Whether a fault leaves every machine its state. Utilisation is promised only for such faults. A plan that
+/// promises utilisation may be run with another schedule.
 const fn is_of_links((_, fault): &(Duration, Fault)) -> bool {
     matches!(fault, Fault::Cut(..) | Fault::Mend(..) | Fault::Lose(..) | Fault::Wall(..))
 }
 
-/// Regions that hear each other, over others if need be.
+/// Groups of regions that hear each other, directly or through others.
 fn sides(regions: usize, cuts: &[(Place, Place)]) -> Vec<Vec<Place>> {
     let is_cut = |a, b| cuts.contains(&(a, b)) || cuts.contains(&(b, a));
     let mut sides: Vec<Vec<Place>> = Vec::new();
@@ -189,7 +192,7 @@ impl Watched {
         }
     }
 
-    /// Begins a stretch where none is open, or another window is.
+    /// Begins a stretch if none is open, or if a new window has begun.
     fn begin(&mut self, world: &World, sides: &[Vec<Place>]) {
         let now = world.elapsed();
         let window = self.bound.window_at(ns(now));
@@ -212,7 +215,7 @@ impl Watched {
                 let values = Descriptor::new(&[], None);
                 let now = process.clock.now();
                 let holding = process.node.holding_named(self.limit.id, &values, now).unwrap_or_default();
-                // Until somebody asks, a node has not taken leave of the window before, and what moved in it.
+                // A node closes the previous window, and the transfers in it, only when somebody asks.
                 let is_unopened = is_window && process.node.is_due(self.limit.id, &values, now);
                 side.units += if is_fresh || is_unopened { holding.standing.units } else { holding.left };
                 side.rate += u64::from(holding.standing.rate);
@@ -220,7 +223,7 @@ impl Watched {
             if let Bound::Window { limit, .. } = self.bound
                 && places.len() == world.regions().len()
             {
-                // Also what is on its way from one to another.
+                // This includes units on their way from one region to another.
                 side.units = limit - if self.spent.0 == window { self.spent.1.min(limit) } else { 0 };
             }
             side
@@ -249,7 +252,7 @@ impl Watched {
         }
     }
 
-    /// While all regions heard each other, and while they did not.
+    /// Sums over the stretches in which all regions heard each other, and over those of a split.
     fn used(&self) -> (Used, Used) {
         let (mut together, mut apart) = (Used::default(), Used::default());
         for stretch in &self.stretches {
@@ -290,7 +293,7 @@ impl Used {
         self.admitted += other.admitted;
     }
 
-    /// What sides admit at least that do not hear each other.
+    /// The least that sides must admit that do not hear each other.
     fn apart_least(self) -> u64 {
         self.apart.saturating_sub(self.oracle * SPLIT_LESS_PERCENT / 100 + self.rest)
     }

@@ -1,10 +1,11 @@
-//! One counter in the first region, which every question of every region asks; what happens when it does not answer is a
-//! matter of taste.
+//! One counter in the first region, asked for every question of every region. Variants differ in what they do
+//! when the counter does not answer.
 //!
-//! This is a limiter on one Redis, DynamoDB or SQL store (the rate limit services of Envoy and Lyft, Kong's `redis` policy with
-//! `sync_rate` 0, most libraries with a Redis backend) that serves more than one region. Fail-open (`fault_tolerant: true`,
-//! `failure_mode_deny: false`: the usual default) allows what it cannot ask about, fail-closed denies it. Without a fault it is
-//! exact, and every decision waits for a round trip.
+//! This is a limiter on one Redis, DynamoDB or SQL store that serves more than one region. Examples are the
+//! rate limit services of Envoy and Lyft, Kong's `redis` policy with `sync_rate` 0, and most libraries with a
+//! Redis backend. Fail-open (`fault_tolerant: true`, `failure_mode_deny: false`: the usual default) allows a
+//! request if the counter does not answer; fail-closed denies it. Without a fault the limiter is exact, and
+//! every decision waits for a round trip.
 
 use super::{
     meter::Meter,
@@ -12,16 +13,16 @@ use super::{
 };
 use crate::schedule::Place;
 
-/// Where the counter is.
+/// The region of the counter.
 const STORE: Place = 0;
-/// How long a question waits for it.
+/// How long a question waits for the counter.
 const TIMEOUT_NS: u64 = 250_000_000;
 
 /// The counter.
 #[derive(Debug)]
 pub(super) struct Central {
     meters: Vec<Meter>,
-    /// Whether what cannot be asked about is allowed.
+    /// Whether a request is allowed if the counter does not answer.
     is_open: bool,
 }
 

@@ -1,9 +1,11 @@
-//! Each region counts what it admits, tells all others ten times a second, and checks the merged view that it has.
+//! Each region counts what it admits, sends its counts to all others ten times a second, and checks its
+//! merged view.
 //!
-//! This is a counter that only grows (a G-counter: one number for each region, merged by the larger one), the design of
-//! limiters that replicate counts between peers: Patrol's buckets, rate limits over the replicated counters of Redis
-//! Enterprise's Active-Active databases or of Riak, and most of what calls itself an eventually consistent limiter. It is fast,
-//! it uses everything, and its promise is what the network makes of it: in a split, each part spends the whole limit.
+//! This is a counter that only grows: a G-counter, with one number for each region, merged by the larger one.
+//! Limiters that replicate counts between peers have this design: Patrol's buckets, and rate limits over the
+//! replicated counters of Redis Enterprise's Active-Active databases or of Riak. Most limiters that call
+//! themselves eventually consistent have it too. The design is fast and uses everything. Its promise depends
+//! on the network: in a split, each part spends the whole limit.
 
 use std::collections::BTreeMap;
 
@@ -13,22 +15,22 @@ use super::{
 };
 use crate::schedule::Place;
 
-/// Between two messages to a peer.
+/// Time between two messages to a peer.
 const EVERY_NS: u64 = 100_000_000;
-/// A cell is told of for so long after it changed; a message that is lost is made up for by the next one.
+/// How long a cell is sent after it changed. The next message makes up for a lost one.
 const FRESH_NS: u64 = 1_000_000_000;
 
-/// What all regions know.
+/// The views of all regions.
 #[derive(Debug)]
 pub(super) struct Gossip {
     pub(super) regions: Vec<View>,
 }
 
-/// What one region knows.
+/// The view of one region.
 #[derive(Clone, Debug)]
 pub(super) struct View {
     meters: Vec<Meter>,
-    /// Of each cell and window: units that each region has admitted, and when that changed.
+    /// For each cell and window: the units that each region has admitted, and when they last changed.
     counts: BTreeMap<(usize, u64), (Vec<u64>, u64)>,
     windows: Vec<crate::bound::Bound>,
 }
@@ -45,7 +47,7 @@ impl Gossip {
 }
 
 impl View {
-    /// Whether there is room for a question, by what is known here; if so it is counted.
+    /// Admits a question, and counts it, if this view has room for it.
     pub(super) fn admit(&mut self, asked: &Asked, wire: &Wire) -> bool {
         let is_allowed =
             asked.hits.iter().all(|(cell, units)| self.meters[*cell].room(wire.now_ns) >= *units);
@@ -60,7 +62,8 @@ impl View {
         is_allowed
     }
 
-    /// What has changed within a while: of each cell its number, the window's, and a count for each region.
+    /// The changes of the last `fresh_ns`. For each cell: its number, the window's number, and a count for
+    /// each region.
     pub(super) fn words(&self, now_ns: u64, fresh_ns: u64) -> Vec<u64> {
         let fresh = self.counts.iter().filter(|(_, (_, changed_ns))| changed_ns + fresh_ns > now_ns);
         fresh
@@ -68,7 +71,7 @@ impl View {
             .collect()
     }
 
-    /// Merges what another one says.
+    /// Merges another region's counts.
     pub(super) fn merge(&mut self, words: &[u64], wire: &Wire) {
         for entry in words.chunks_exact(2 + wire.regions) {
             let (cell, window) = (entry[0] as usize, entry[1]);

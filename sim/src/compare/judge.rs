@@ -1,4 +1,5 @@
-//! What a way of limiting made of a case, in figures. Only questions and answers are looked at, of every policy the same.
+//! The figures of one policy in one case. They are computed from questions and answers only, in the same way
+//! for every policy.
 
 use super::{
     meter::Meter,
@@ -11,28 +12,29 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// The figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// By how much more than the limit was admitted, in percent of what it allows: over that interval or in that window, of
-    /// that cell, in which it was the most. An admission counts only where both its question and its answer were, so however
-    /// it is dated, it was so much.
+    /// The largest excess over the limit, in percent of what the limit allows in that interval or window of
+    /// that cell. An admission counts only in intervals that include both its question and its answer. So the
+    /// excess is real, whenever the admission happened in between.
     pub over_percent: f64,
-    /// Units admitted above the limit in that cell and interval in which they were the most.
+    /// Units admitted above the limit, in the cell and interval with the largest excess.
     pub over_units: u64,
-    /// Units admitted, in percent of those that an oracle admits: one that is asked the same questions, of all regions that
-    /// run, in their order, and knows at once of every unit. Above 100 where more than the limit was admitted.
+    /// Units admitted, in percent of those that an oracle admits. The oracle is asked the questions of all
+    /// regions that run, in their order, and knows at once of every unit. Above 100 if more than the limit
+    /// was admitted.
     pub used_percent: f64,
-    /// Questions that were denied though the limits had room for them, in percent of all: room is what is left of each limit
-    /// when everything is counted that this policy allowed for earlier questions, in any region.
+    /// Questions that were denied although the limits had room for them, in percent of all. A limit's room is
+    /// what is left after all units that this policy allowed for earlier questions, in any region.
     pub false_denials_percent: f64,
     /// Questions that were not answered, in percent of all.
     pub silent_percent: f64,
-    /// From question to answer, in milliseconds, of those that were answered: half of them waited no longer than the first,
-    /// 99 in 100 no longer than the second.
+    /// Milliseconds from question to answer, for the questions that were answered: the median, and the 99th
+    /// percentile.
     pub wait_ms: (f64, f64),
-    /// What regions sent each other, for each answer.
+    /// Bytes that regions sent each other, for each answer.
     pub bytes: f64,
 }
 
-/// Judges.
+/// Computes the figures of a policy in a case.
 pub fn judge(case: &Case, played: &Played) -> Figures {
     let questions = case.asked.len().max(1) as f64;
     let count = |verdict| played.decisions.iter().filter(|decision| decision.verdict == verdict).count();
@@ -59,7 +61,7 @@ pub fn judge(case: &Case, played: &Played) -> Figures {
     }
 }
 
-/// Units that somebody admits who knows everything at once.
+/// Units that an oracle admits, which knows everything at once.
 fn oracle(case: &Case) -> u64 {
     let mut meters: Vec<_> = case.cells.iter().map(|bound| Meter::new(*bound)).collect();
     let mut admitted = 0;
@@ -93,7 +95,7 @@ fn take(meters: &mut [Meter], asked: &Asked) {
     asked.hits.iter().for_each(|(cell, units)| meters[*cell].take(asked.at_ns, *units));
 }
 
-/// An admission: from question to answer, and units.
+/// An admission: the times of question and answer, and units.
 type Admission = (u64, u64, u64);
 
 fn over(case: &Case, played: &Played) -> (f64, u64) {
@@ -116,7 +118,7 @@ fn over(case: &Case, played: &Played) -> (f64, u64) {
     most
 }
 
-/// Over every interval from a question to an answer.
+/// The largest excess over every interval from a question to an answer.
 fn over_bucket(rate: u64, burst: u64, drift_ppm: u64, admissions: &mut [Admission]) -> (f64, u64) {
     admissions.sort_unstable_by_key(|(_, answered_ns, _)| *answered_ns);
     let mut begins: Vec<u64> = admissions.iter().map(|(asked_ns, ..)| *asked_ns).collect();
@@ -135,11 +137,11 @@ fn over_bucket(rate: u64, burst: u64, drift_ppm: u64, admissions: &mut [Admissio
             }
         }
     }
-    // Less than a unit is how intervals are rounded.
+    // Less than one unit comes from rounding the intervals.
     if most.1 == 0 { (0.0, 0) } else { most }
 }
 
-/// In every window.
+/// The largest excess in any window.
 fn over_window(bound: Bound, limit: u64, clock_error_ns: u64, admissions: &[Admission]) -> (f64, u64) {
     let mut sums = std::collections::BTreeMap::<u64, u64>::new();
     for (asked_ns, answered_ns, units) in admissions {

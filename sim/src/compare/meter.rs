@@ -1,32 +1,32 @@
-//! What is left of one cell, as somebody counts who is told of every unit.
+//! What is left of one cell, computed by an observer that is told of every unit.
 
 use crate::bound::Bound;
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// Units are counted in thousand-millionths: a rate is units a nanosecond.
+/// Units are counted in billionths: a rate is then in units a nanosecond.
 const NANO: i128 = 1_000_000_000;
 
 /// The state of a cell, or of one of several equal parts of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Meter {
     bound: Bound,
-    /// Which part of how many.
+    /// Which part this is, and of how many.
     part: (u64, u64),
-    /// Of a bucket: what is missing until it is full. Of a window: what was used.
+    /// For a bucket, the units missing until it is full. For a window, the units used.
     used: i128,
-    /// Of a bucket: when that was so.
+    /// For a bucket, the time at which `used` was computed.
     at_ns: u64,
-    /// Of a window: its number.
+    /// For a window, its number.
     window: u64,
 }
 
 impl Meter {
-    /// A cell of which nothing is used.
+    /// A whole cell, unused.
     pub(super) fn new(bound: Bound) -> Self {
         Self::part(bound, 0, 1)
     }
 
-    /// The same of one of so many parts.
+    /// One of `of` equal parts of a cell, unused.
     pub(super) fn part(bound: Bound, place: u64, of: u64) -> Self {
         Self { bound, part: (place, of), used: 0, at_ns: 0, window: bound.window_at(0) }
     }
@@ -37,13 +37,13 @@ impl Meter {
         u64::try_from((self.size() - self.used).div_euclid(NANO)).unwrap_or(0)
     }
 
-    /// Uses units, whether there are so many or not.
+    /// Uses units, even if there are not enough.
     pub(super) fn take(&mut self, now_ns: u64, units: u64) {
         self.pass(now_ns);
         self.used += i128::from(units) * NANO;
     }
 
-    /// Learns of units that others used, in that window: what there is becomes less, at least nothing.
+    /// Takes in units that others used in that window. For a bucket, what is left does not fall below zero.
     pub(super) fn learn(&mut self, now_ns: u64, window: u64, units: u64) {
         self.pass(now_ns);
         if window == self.window {
@@ -58,7 +58,7 @@ impl Meter {
         let (place, of) = self.part;
         match self.bound {
             Bound::Bucket { burst, .. } => i128::from(burst) * NANO / i128::from(of),
-            // What cannot be divided is the first ones'.
+            // The first parts get the units that cannot be divided.
             Bound::Window { limit, .. } => i128::from(limit / of + u64::from(place < limit % of)) * NANO,
         }
     }

@@ -1,9 +1,9 @@
-//! The real server beside other ways of limiting, by the same demand and the same faults.
+//! Compares the real server with other ways of limiting, under the same demand and faults.
 //!
-//! The real server runs first; its callers' questions, and when its regions were down, are then played to reference policies in
-//! a small [model](play) with the same latencies and cuts. The model flatters them: it has no disks to write, no clocks that
-//! differ, no handshakes and no acknowledgements, and nothing is lost in a crash. What an operator orders is left out, since
-//! they have no orders to compare.
+//! The real server runs first. Its callers' questions, and the times when its regions were down, are then
+//! played to reference policies in a small [model](play) with the same latencies and cuts. The model flatters
+//! the policies: it has no disk writes, clock differences, handshakes or acknowledgements, and nothing is
+//! lost in a crash. Operators' orders are excluded, since the policies have no orders to compare.
 
 mod central;
 mod gossip;
@@ -32,7 +32,7 @@ use crate::{
 /// The real server's name in tables.
 pub const REAL: &str = "acequia";
 
-/// What each way of limiting made of a scenario: the real server first.
+/// The figures of each way of limiting in one scenario; the real server comes first.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// The scenario.
@@ -52,13 +52,14 @@ pub fn policies(case: &Case) -> Vec<Box<dyn Policy>> {
     ]
 }
 
-/// Whether other ways of limiting can be asked the same: they know no leases, and nodes of one region share a store with each of them.
+/// Whether the other policies can be asked the same questions. They know neither leases nor a store that
+/// nodes of one region share.
 fn is_comparable(plan: &Plan) -> bool {
     plan.guard_percent.is_none() && plan.demand.longest_lease().is_zero()
 }
 
-/// Runs a scenario, and plays it with every policy; nothing where it has no limit that can be judged from outside, or others cannot be
-/// asked the same.
+/// Runs a scenario, and plays it with every policy. `None` if the scenario has no limit that can be judged
+/// from outside, or if the other policies cannot be asked the same questions.
 ///
 /// # Errors
 /// The world cannot be made, or a host ended it.
@@ -80,7 +81,8 @@ pub fn compare(scenario: &Scenario, seed: u64) -> Result<Option<Comparison>, Wor
     Ok(Some(Comparison { scenario: scenario.name, rows }))
 }
 
-/// What gossip would have admitted of the cell that a report is about; nothing where its limit was changed on the way.
+/// What gossip would have admitted of the cell that a report shows; `None` if the cell's limit was changed
+/// during the run.
 pub fn gossip_in(record: &Record, series: &Series, seed: u64) -> Option<Rival> {
     if without_orders(&record.plan.schedule) != record.plan.schedule || !is_comparable(&record.plan) {
         return None;
@@ -114,7 +116,8 @@ pub fn gossip_in(record: &Record, series: &Series, seed: u64) -> Option<Rival> {
     })
 }
 
-/// Recovery stays: without it a region that lost its disk would never come back.
+/// Removes orders from a schedule, but keeps recovery: without it a region that lost its disk would never
+/// come back.
 fn without_orders(schedule: &Schedule) -> Schedule {
     let mut rest = Schedule::default();
     for (at, fault) in schedule.faults() {
@@ -134,7 +137,8 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
 
-    /// Four regions share a window of 200 units in 10 s, of which some ask for 40 units a second each, for 30 s.
+    /// Four regions share a window of 200 units in 10 s. For 30 s, some of them ask for 40 units a second
+    /// each.
     fn case(askers: &[Place], schedule: &Schedule) -> Case {
         let every_ns = SECOND_NS / 40;
         let asked = (0..30 * 40).flat_map(|number| {
@@ -156,7 +160,7 @@ mod tests {
         }
     }
 
-    /// From the edge of a window to the next one.
+    /// A split from one edge of a window to the next.
     fn split(parts: &[&[Place]]) -> Schedule {
         let mut schedule = Schedule::default();
         schedule.split(Duration::from_secs(10), Duration::from_secs(20), parts);

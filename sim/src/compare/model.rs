@@ -1,5 +1,6 @@
-//! A small world for reference policies: the same questions, latencies and cuts as the real server has, messages of words, and
-//! no clocks, disks or chance besides. What a policy knows survives every crash, for nothing.
+//! A small world for reference policies, with the real server's questions, latencies and cuts. Messages are
+//! words, and there are no clocks, disks or other chance. A policy's knowledge survives every crash at no
+//! cost.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,106 +13,106 @@ use crate::{
     world::{Answer, Said},
 };
 
-/// From a caller to its node, and back.
+/// Delay between a caller and its node, each way.
 const NEAR_NS: u64 = 1_000_000;
 /// How long a caller waits for a node that is down.
 const PATIENCE_NS: u64 = 1_000_000_000;
-/// After how long a message that was lost is sent again.
+/// How long after its loss a message is sent again.
 const AGAIN_NS: u64 = 200_000_000;
-/// How often at most, by chance.
+/// The largest number of chance repetitions.
 const AGAIN_MAX: u64 = 8;
-/// What a message weighs besides its words: a record of TLS and a length.
+/// Bytes of a message besides its words: a TLS record and a length.
 const MESSAGE_BYTES: u64 = 30;
 const WORD_BYTES: u64 = 8;
 
-/// What is asked and what breaks, as the real server had it.
+/// The questions and faults of one run of the real server.
 #[derive(Clone, Debug, Default)]
 pub struct Case {
-    /// How many regions.
+    /// The number of regions.
     pub regions: usize,
     /// What each cell allows.
     pub cells: Vec<Bound>,
-    /// In the order in which it was asked.
+    /// Questions, in the order in which they were asked.
     pub asked: Vec<Asked>,
-    /// What breaks.
+    /// The faults.
     pub faults: Vec<(Duration, Fault)>,
-    /// How far from true time walls may be: an admission as near to an edge may be of either window.
+    /// How far walls may be from true time. An admission this near to an edge may belong to either window.
     pub clock_error_ns: u64,
-    /// When regions are down.
+    /// When regions are down: the region, from when, and until when.
     pub down: Vec<(Place, Duration, Duration)>,
-    /// How long messages take between regions, in milliseconds, at least and at most.
+    /// How long messages take between regions, in milliseconds: the least and the most.
     pub latency_ms: (u64, u64),
-    /// Decides latencies.
+    /// The seed for latencies.
     pub seed: u64,
 }
 
 /// One question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// When, since the start.
+    /// When it was asked, since the start.
     pub at_ns: u64,
-    /// Where.
+    /// The region where it was asked.
     pub place: Place,
-    /// Cells, by their places in [`Case::cells`], and how many units of each.
+    /// Cells, by their places in [`Case::cells`], and the units of each.
     pub hits: Vec<(usize, u64)>,
 }
 
-/// What became of a question, and when.
+/// The outcome of a question, and when it was decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// When the caller had its answer.
     pub at_ns: u64,
-    /// Which.
+    /// The outcome.
     pub verdict: Verdict,
 }
 
-/// What a caller is told.
+/// The answer to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may pass.
+    /// The request may pass.
     Allowed,
-    /// It may not.
+    /// The request may not pass.
     Denied,
-    /// Nothing.
+    /// No answer.
     Silent,
 }
 
-/// What a way of limiting made of a case.
+/// The result of a policy in a case.
 #[derive(Clone, Debug, Default)]
 pub struct Played {
-    /// Of each question.
+    /// The decision for each question.
     pub decisions: Vec<Decision>,
-    /// What regions sent each other.
+    /// Bytes that regions sent each other.
     pub bytes: u64,
 }
 
-/// A way of limiting, in all regions at once; what one of them knows of another it knows from messages only.
+/// A way of limiting, in all regions at once. A region knows of another region only what messages tell.
 pub trait Policy {
-    /// In a few words.
+    /// A short name.
     fn name(&self) -> &'static str;
 
-    /// How often each region is woken; never where there is none.
+    /// How often each region is woken; `None` for never.
     fn beat_ns(&self) -> Option<u64> {
         None
     }
 
-    /// A question has come to its region. It is answered now or later by [`Wire::answer`].
+    /// A question has come to its region. The policy answers now, or later, by [`Wire::answer`].
     fn ask(&mut self, id: usize, asked: &Asked, wire: &mut Wire);
 
-    /// A message has come.
+    /// A message has arrived.
     fn hear(&mut self, _from: Place, _to: Place, _words: &[u64], _wire: &mut Wire) {}
 
     /// A region is woken.
     fn wake(&mut self, _at: Place, _wire: &mut Wire) {}
 
-    /// The time that was asked for with [`Wire::remind`] is over, and the question has no answer yet.
+    /// The time set with [`Wire::remind`] is over, and the question has no answer yet.
     fn late(&mut self, _id: usize, _wire: &mut Wire) {}
 }
 
-/// What a policy may do.
+/// The actions that a policy may take.
 #[derive(Debug)]
 pub struct Wire {
-    /// How late it is.
+    /// Time since the start.
     pub now_ns: u64,
     /// How many regions there are.
     pub regions: usize,
@@ -134,7 +135,7 @@ impl Wire {
         self.sent.push((from, to, words));
     }
 
-    /// Asks to be told when a question has no answer by then.
+    /// Asks for a call of [`Policy::late`] if a question has no answer by then.
     pub fn remind(&mut self, id: usize, at_ns: u64) {
         self.reminders.push((at_ns, id));
     }
@@ -154,16 +155,16 @@ enum Event {
     Late(usize),
 }
 
-/// Between two regions, one way.
+/// A link between two regions, one way.
 #[derive(Clone, Debug, Default)]
 struct Link {
     is_cut: bool,
-    /// How often it was: what was under way then is lost.
+    /// How often the link was cut. A cut loses the messages that are under way.
     cuts: u64,
     is_held: bool,
     held: Vec<Vec<u64>>,
     slow_ms: Option<u64>,
-    /// Of a hundred messages so many have to be sent again.
+    /// The percentage of messages that have to be sent again.
     loses: u32,
 }
 
@@ -195,7 +196,7 @@ struct Model<'a> {
     wire: Wire,
     links: Vec<Vec<Link>>,
     random: Random,
-    /// By when they happen, and of those of one time in the order in which they were put.
+    /// Events by time, and then in the order in which they were added.
     queue: BTreeMap<(u64, u64), Event>,
     events: u64,
 }
@@ -211,7 +212,7 @@ impl Model<'_> {
         }
         let end_ns = case.asked.last().map_or(0, |asked| asked.at_ns + PATIENCE_NS);
         if let Some(beat_ns) = policy.beat_ns() {
-            // Not all at once.
+            // Regions are not all woken at once.
             (0..case.regions).for_each(|at| {
                 self.put(beat_ns * (at as u64 + 1) / case.regions as u64, Event::Wake(at));
             });
@@ -299,7 +300,7 @@ impl Model<'_> {
                     self.release((from, to));
                 }
             }
-            // When regions are down is known, and policies have neither disks nor clocks of their own.
+            // The case already says when regions are down, and policies have no disks or clocks of their own.
             _ => {}
         }
     }
@@ -326,7 +327,7 @@ impl Model<'_> {
 }
 
 impl Case {
-    /// What a run of the real server had, and what that made of it.
+    /// The case of a run of the real server, and the result of that run.
     pub fn of(record: &Record, series: &Series, seed: u64) -> (Self, Played) {
         let plan = &record.plan;
         let mut answers: Vec<&Answer> = series.answers.iter().collect();
@@ -377,7 +378,7 @@ impl Case {
     }
 }
 
-/// A process that sleeps answers nobody.
+/// When processes sleep: a sleeping process answers nobody.
 fn asleep(faults: &[(Duration, Fault)], ended: Duration) -> Vec<(Place, Duration, Duration)> {
     let mut times: Vec<(Place, Duration, Duration)> = Vec::new();
     for (at, fault) in faults {

@@ -1,9 +1,9 @@
 //! Each region counts by itself, and every second exchanges counts with a store in the first region.
 //!
-//! This is what gateways do under names like asynchronous or batched synchronisation: Kong's `sync_rate` above 0 with a Redis
-//! store, Limitador's `redis_cached` storage, Gubernator's `GLOBAL` behaviour with the owner of a key as the store. No
-//! question waits for the store, and what is admitted between two exchanges is known nowhere else. Without the store, each
-//! region goes on by what it knew.
+//! Gateways do this under names like asynchronous or batched synchronisation: Kong's `sync_rate` above 0 with
+//! a Redis store, Limitador's `redis_cached` storage, Gubernator's `GLOBAL` behaviour with the owner of a key
+//! as the store. No question waits for the store, and admissions between two exchanges are known nowhere
+//! else. Without the store, each region goes on with what it knew.
 
 use super::{
     gossip::Gossip,
@@ -11,14 +11,14 @@ use super::{
 };
 use crate::schedule::Place;
 
-/// Between two exchanges.
+/// Time between two exchanges.
 const EVERY_NS: u64 = 1_000_000_000;
-/// What changed since the exchange before the last one.
+/// How recent a change must be to be exchanged: since shortly before the exchange before the last one.
 const FRESH_NS: u64 = 2 * EVERY_NS + EVERY_NS / 2;
-/// Where the store is.
+/// The region of the store.
 const STORE: Place = 0;
 
-/// The store sees what the first region does.
+/// The store sees all counts of the first region.
 #[derive(Debug)]
 pub(super) struct Periodic(Gossip);
 

@@ -1,8 +1,9 @@
-//! Each region has an equal part of every limit, for ever, and tells nobody anything.
+//! Each region has a fixed, equal part of every limit, and sends no messages.
 //!
-//! This is what is done by hand wherever a limit is divided by the number of regions or instances in a config: nginx's
-//! `limit_req`, Envoy's local rate limit filter, Kong's `local` policy. It can never admit too much; what one region does not
-//! use nobody uses, and a cost that is larger than a part is never admitted anywhere.
+//! People do this by hand when they divide a limit by the number of regions or instances in a config: nginx's
+//! `limit_req`, Envoy's local rate limit filter, Kong's `local` policy. This way never admits too much. But
+//! what one region does not use nobody uses, and a cost that is larger than a part is never admitted
+//! anywhere.
 
 use super::{
     meter::Meter,

@@ -29,7 +29,8 @@ pub fn table(comparison: &Comparison, form: Form) -> String {
     written(comparison.scenario, &rows, form)
 }
 
-/// One table of all: of each figure the worst for what is over the limit and for waiting, and else the mean.
+/// One table of all comparisons. Figures over the limit and for waiting show the worst; the other figures
+/// show the mean.
 pub fn overall(comparisons: &[Comparison], form: Form) -> String {
     let Some(first) = comparisons.first() else { return String::new() };
     let rows = first.rows.iter().enumerate().map(|(place, (name, _))| {

@@ -1,4 +1,4 @@
-//! What a schedule breaks, as stretches of time and instants, in words for people.
+//! The faults of a schedule as stretches of time and instants, described for people.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,42 +11,42 @@ use crate::{
     series::Series,
 };
 
-/// Something that is broken for a while.
+/// A fault that lasts for a while.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Trouble {
     pub(super) from: Duration,
     pub(super) until: Duration,
     pub(super) kind: Kind,
-    /// In words.
+    /// The description.
     pub(super) what: String,
-    /// Whether it divides the regions into parts that hear nothing of each other.
+    /// Whether the fault splits the regions into parts that hear nothing of each other.
     pub(super) is_split: bool,
 }
 
-/// What is broken, in the order in which a plot shows it.
+/// Kinds of lasting faults, in the order in which a plot shows them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// Nothing passes between these.
+    /// Nothing passes between these pairs.
     Cut(BTreeSet<(Place, Place)>),
     /// Nothing passes from the first to the second.
     OneWay(BTreeSet<(Place, Place)>),
-    /// What is sent between these arrives later.
+    /// Packets between these pairs are held back.
     Held(BTreeSet<(Place, Place)>),
-    /// A region's process is not there.
+    /// A region's process is down.
     Down(Place),
-    /// Something else that is slower or wrong.
+    /// Any other fault: something is slower or wrong.
     Other,
 }
 
-/// Something that happens at once.
+/// A fault that happens at an instant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Moment {
     pub(super) at: Duration,
-    /// In words.
+    /// The description.
     pub(super) what: String,
 }
 
-/// What begins when, by what would end it.
+/// A fault that has begun, keyed by what ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Open {
     Cut(Place, Place),
@@ -95,7 +95,7 @@ impl Open {
     }
 }
 
-/// What is broken and for how long. `usual_ms` is what packets take at most where nothing is.
+/// The lasting faults, with their stretches of time. `usual_ms` is the longest packet delay without a fault.
 pub(super) fn troubles(
     faults: &[(Duration, Fault)],
     regions: usize,
@@ -172,7 +172,7 @@ pub(super) fn troubles(
     troubles
 }
 
-/// What happens at once: clocks that are set, disks that are lost, what operators order.
+/// The faults of an instant: clocks that are set, disks that are lost, operators' orders.
 pub(super) fn moments(faults: &[(Duration, Fault)]) -> Vec<Moment> {
     let what = |fault: &Fault| match fault {
         Fault::Wall(at, ms) if *ms != 0 => Some(format!("clock of {} {ms:+} ms", NAMES[*at])),
@@ -192,7 +192,7 @@ pub(super) fn moments(faults: &[(Duration, Fault)]) -> Vec<Moment> {
     faults.iter().filter_map(told).collect()
 }
 
-/// Pairs between which nothing passes, as the parts into which they divide the regions, if that is what they do.
+/// The parts into which the cut pairs split the regions; `None` if they do not split them.
 fn parts(cut: &BTreeSet<(Place, Place)>, regions: usize) -> Option<String> {
     let mut part: Vec<Place> = (0..regions).collect();
     for (a, b) in pairs_of(regions).filter(|pair| !cut.contains(pair)) {

@@ -1,4 +1,5 @@
-//! One page that shows a run to somebody who has never seen a split brain: self-contained, without a script, light and dark.
+//! One page that shows a run to a reader who has never seen a split brain. The page is self-contained, has no
+//! script, and adapts to light and dark.
 
 mod faults;
 mod panels;
@@ -22,25 +23,25 @@ use crate::{
 
 const STYLE: &str = include_str!("style.css");
 
-/// What another way of limiting would have admitted of the same cell: a line to compare with.
+/// What another way of limiting would have admitted in the same cell: a line for comparison.
 #[derive(Clone, Debug)]
 pub struct Rival {
-    /// In a word, for the end of its line.
+    /// One word, for the end of its line.
     pub short: &'static str,
-    /// For the line itself.
+    /// The label of the line.
     pub key: &'static str,
-    /// In a sentence.
+    /// A sentence about it.
     pub words: &'static str,
-    /// Units until each sample.
+    /// Units admitted until each sample.
     pub admitted: Vec<u64>,
 }
 
-/// The cell that a page is about: of those that are their limit's only one the one of which the most was admitted, and else of
-/// all.
+/// The cell that a page shows. A cell that is the only one of its limit comes first, then a bucket, and then
+/// the cell with the most admissions.
 pub fn main_cell(series: &Series) -> Option<&CellSeries> {
     let admitted = |cell: &&CellSeries| {
         let units: u64 = series.answers.iter().map(|answer| cell.passed(answer)).sum();
-        // A rate tells more than windows: it is lent.
+        // A rate comes before windows, since it is lent.
         (cell.by.is_empty(), matches!(cell.bound, Bound::Bucket { .. }), units)
     };
     series.cells.iter().max_by_key(admitted)
@@ -49,21 +50,21 @@ pub fn main_cell(series: &Series) -> Option<&CellSeries> {
 /// A run that a page shows.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a> {
-    /// Of what.
+    /// The scenario of the run.
     pub scenario: &'a Scenario,
-    /// With what.
+    /// The seed of the run.
     pub seed: u64,
-    /// What follows `acequia-sim` in the line that runs it again.
+    /// The arguments of `acequia-sim` that repeat the run.
     pub again: &'a str,
-    /// What it left.
+    /// The record of the run.
     pub record: &'a Record,
-    /// How it went.
+    /// The run over time.
     pub series: &'a Series,
-    /// What to compare it with.
+    /// The line to compare with.
     pub rival: Option<&'a Rival>,
 }
 
-/// The page of a run; nothing where it has no limit that can be shown.
+/// The page of a run; `None` if the run has no limit that can be shown.
 pub fn page(shown: Shown<'_>) -> Option<String> {
     let Shown { scenario, seed, again, record, series, rival } = shown;
     let cell = main_cell(series)?;
@@ -155,7 +156,7 @@ fn verdict(record: &Record, series: &Series, cell: &CellSeries, noun: &str) -> S
     )
 }
 
-/// What there is to see, in words.
+/// A description of what the page shows.
 fn look(page: &Page<'_>, cell: &CellSeries) -> String {
     let names = &NAMES[..page.regions];
     let is_asked =

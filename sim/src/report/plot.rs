@@ -1,16 +1,16 @@
-//! What plots are made of: scales, ticks, paths, and text that does not overlap.
+//! The parts of plots: scales, ticks, paths, and text that does not overlap.
 
 use std::fmt::Write as _;
 
-/// How wide a plot is with all that is beside it, in its own units.
+/// The width of a plot with its margins, in its own units.
 pub(super) const WIDTH: f64 = 910.0;
-/// Where time begins, and where it ends; left of it is room for numbers, right of it for words.
+/// Where time begins and ends. Left of it is room for numbers, right of it for words.
 pub(super) const LEFT: f64 = 72.0;
 pub(super) const RIGHT: f64 = WIDTH - 168.0;
-/// About how wide a letter of a label is, in the widest of the fonts that the page names.
+/// The approximate width of a letter, in the widest font that the page names.
 const LETTER: f64 = 7.4;
 
-/// From numbers to places in a plot.
+/// Maps numbers to positions in a plot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Scale {
     from: (f64, f64),
@@ -18,24 +18,24 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// A range of numbers, which is not empty, onto a range of places.
+    /// Maps a non-empty range of numbers onto a range of positions.
     pub(super) fn new(from: (f64, f64), to: (f64, f64)) -> Self {
         let most = if from.1 > from.0 { from.1 } else { from.0 + 1.0 };
         Self { from: (from.0, most), to }
     }
 
-    /// Seconds from the start, from left to right.
+    /// Maps seconds from the start to positions from left to right.
     pub(super) fn of_time(seconds: f64) -> Self {
         Self::new((0.0, seconds), (LEFT, RIGHT))
     }
 
-    /// Where a number is.
+    /// The position of a number.
     pub(super) fn at(&self, number: f64) -> f64 {
         let part = (number - self.from.0) / (self.from.1 - self.from.0);
         self.to.0 + part * (self.to.1 - self.to.0)
     }
 
-    /// Round numbers of the range, `about` of them: 1, 2 or 5 times a power of ten apart.
+    /// About `about` round numbers in the range, which are 1, 2 or 5 times a power of ten apart.
     pub(super) fn ticks(&self, about: usize) -> Vec<f64> {
         let rough = (self.from.1 - self.from.0) / about.max(1) as f64;
         let power = 10_f64.powf(rough.log10().floor());
@@ -56,7 +56,7 @@ pub(super) fn line(points: impl IntoIterator<Item = (f64, f64)>) -> String {
     path
 }
 
-/// The area between two lines of the same points in time.
+/// The area between two lines with the same times.
 pub(super) fn area(above: &[(f64, f64)], below: &[(f64, f64)]) -> String {
     if above.is_empty() {
         return String::new();
@@ -64,7 +64,8 @@ pub(super) fn area(above: &[(f64, f64)], below: &[(f64, f64)]) -> String {
     line(above.iter().chain(below.iter().rev()).copied()) + "Z"
 }
 
-/// Of many points, those that a plot can show: the first and last, and each that is not on the line between its neighbours.
+/// The points that a plot needs: the first, the last, and each point that is not on the line between its
+/// neighbours.
 pub(super) fn thin(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let is_bend = |window: &[(f64, f64)]| {
         let [(x0, y0), (x1, y1), (x2, y2)] = [window[0], window[1], window[2]];
@@ -75,7 +76,8 @@ pub(super) fn thin(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     points.first().copied().into_iter().chain(bends).chain(last.copied()).collect()
 }
 
-/// Moves labels apart that are nearer than `gap` to each other, as little as that takes and inside `range`. They are in order.
+/// Moves labels that are nearer than `gap` apart, by as little as possible, inside `range`. Labels are in
+/// order.
 pub(super) fn spread(labels: &mut [f64], gap: f64, range: (f64, f64)) {
     for place in 0..labels.len() {
         let least = if place == 0 { range.0 } else { labels[place - 1] + gap };
@@ -87,12 +89,12 @@ pub(super) fn spread(labels: &mut [f64], gap: f64, range: (f64, f64)) {
     }
 }
 
-/// About how wide a label is.
+/// The approximate width of a label.
 pub(super) fn width_of(label: &str) -> f64 {
     label.chars().count() as f64 * LETTER
 }
 
-/// A label in as few lines as a width has room for. A word that is wider has a line of its own.
+/// A label in as few lines as `width` allows. A word wider than `width` has a line of its own.
 pub(super) fn wrapped(label: &str, width: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in label.split(' ') {
@@ -107,7 +109,7 @@ pub(super) fn wrapped(label: &str, width: f64) -> Vec<String> {
     lines
 }
 
-/// Text for a page.
+/// Escapes text for a page.
 pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -11,11 +11,12 @@ pub(super) const CALM: Scenario = Scenario {
     plan: |_| Plan { used_min_percent: Some(USED_MIN_PERCENT), ..Plan::default() },
 };
 
-/// Where every region is asked for more than its share nothing has to move, so of what an oracle admits only the headroom is
-/// missing, a hundredth by which wants are rounded up before they are shared; two hundredths are for chance.
+/// Where every region is asked for more than its share, nothing has to move. So only the headroom of the
+/// oracle's amount is missing: a hundredth, by which wants are rounded up before they are shared. Two
+/// hundredths are for chance.
 pub(super) const USED_MIN_PERCENT: u64 = 97;
 
-/// What every story begins with.
+/// The plan that every story starts from.
 impl Default for Plan {
     fn default() -> Self {
         Self {

@@ -5,7 +5,7 @@ use crate::{
     schedule::{Fault, Place, Schedule},
 };
 
-/// What is promised of clocks in these stories, so that the window of ten seconds may still be shared.
+/// The promise about clocks in these stories; with it the window of ten seconds may still be shared.
 const ERROR_400_MS: &str = "{ error: 400ms, drift: 1e-3 }";
 
 pub(super) const CLOCK_SKEW: Scenario = Scenario {
@@ -39,7 +39,7 @@ pub(super) const CLOCK_JUMP: Scenario = Scenario {
     },
 };
 
-/// Windows of true time are outside the promise when a clock is wrong by more than is promised; rates are not.
+/// A wrong clock beyond the promise breaks the promise for windows of true time, but not for rates.
 pub(super) const WILD_CLOCK: Scenario = Scenario {
     name: "wild-clock",
     story: "A region's wall clock jumps by up to an hour: windows mean nothing then, but no bucket fills faster for it, \
@@ -58,7 +58,7 @@ pub(super) const WILD_CLOCK: Scenario = Scenario {
     },
 };
 
-/// More is asked for than there is of any of these.
+/// A plan whose callers ask for more than any of its limits allows.
 fn of_short_windows(schedule: Schedule) -> Plan {
     let kinds = [
         (5, Kind::of("route", "/export", 4)),
@@ -93,7 +93,7 @@ const SHORT_WINDOWS: &str = "
     token_bucket: { rate: 30/s, burst: 30 }
 ";
 
-/// A little after the edge of a second, so that a wall that is ahead is in another window for long.
+/// A time a little after the edge of a second, so that a wall that is ahead is in another window for long.
 fn odd_ms(random: &mut Random, from_ms: u64, until_ms: u64) -> u64 {
     random.between(from_ms / 1_000, until_ms / 1_000) * 1_000 + random.between(300, 900)
 }
@@ -105,14 +105,14 @@ pub(super) const FAST_CLOCK: Scenario = Scenario {
             a look at the clocks. No window of a second gives more than its limit, with one region, two or three.",
     plan: |random| {
         let mut schedule = Schedule::default();
-        // Where there are peers, they and the steady clock contradict a wall that is read wrongly; one alone has nobody.
+        // Peers and the steady clock contradict a wrong wall. A single region has no peers.
         let regions = random.pick(&[1, 2, 3, 3]);
         (0..regions).for_each(|place| at_their_worst(&mut schedule, random, place, 40_000));
         Plan { regions, duration: seconds(44), ..of_short_windows(schedule) }
     },
 };
 
-/// The wall is held as right as is promised, and all else that a machine may do happens until then.
+/// The wall keeps the promise, and until `until_ms` the machine does all else that it may do.
 pub(super) fn at_their_worst(schedule: &mut Schedule, random: &mut Random, place: Place, until_ms: u64) {
     let ppm = random.pick(&[-950, -400, 400, 950, 950]);
     schedule.at(ms(0), Fault::Drift(place, ppm)).at(ms(0), Fault::Smear(place, -ppm));
@@ -161,10 +161,10 @@ pub(super) const OUTVOTED: Scenario = Scenario {
     },
 };
 
-/// So that what nobody confirms is doubted after seconds, as it would be after minutes by better clocks.
+/// With these clocks an unconfirmed wall is doubted after seconds; better clocks would take minutes.
 const DRIFTING: &str = "{ error: 10ms, drift: 0.01 }";
 
-/// How far a wall may be wrong, in milliseconds.
+/// How far a wall is wrong, in milliseconds.
 pub(super) fn wrong_ms(random: &mut Random) -> i64 {
     let by_ms = random.pick(&[60, 300, 700, 2_500, 4_000, 61_000, 3_600_000, 86_400_000]);
     if random.chance(700_000) { by_ms } else { -by_ms }

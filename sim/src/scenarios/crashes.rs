@@ -1,7 +1,7 @@
 use super::{Plan, Scenario, ms, seconds};
 use crate::schedule::{Command, Fault, Leftover, Place, Schedule};
 
-/// What may become of what a disk had not synced.
+/// What may become of unsynced data on a disk.
 pub(super) const LEFTOVERS: [Leftover; 3] = [Leftover::Lost, Leftover::Written, Leftover::Torn];
 
 pub(super) const ROLLING_RESTART: Scenario = Scenario {
@@ -79,7 +79,8 @@ pub(super) const CRASH_AT_WRITE: Scenario = Scenario {
     },
 };
 
-/// The power of a region goes at that durable write after the fifth second, and a second time soon after it is back.
+/// A region loses power at its `write`-th durable write after the fifth second, and again soon after it is
+/// back.
 pub fn crash_at(place: Place, write: u64) -> Plan {
     let mut schedule = Schedule::default();
     schedule.at(seconds(5), Fault::CrashAtWrite(place, write));

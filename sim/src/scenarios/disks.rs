@@ -51,7 +51,8 @@ pub(super) const FULL_DISK: Scenario = Scenario {
     },
 };
 
-/// An old disk is outside the promise until somebody who remembers more is heard. Here everybody is, so all is promised.
+/// An old disk is outside the promise until the region hears a peer that remembers more. Here it hears every
+/// peer, so everything is promised.
 pub(super) const OLD_DISK: Scenario = Scenario {
     name: "old-disk",
     story: "A region's disk is replaced by an old copy: the others remember more of it than it does, so that it must notice \
@@ -60,7 +61,7 @@ pub(super) const OLD_DISK: Scenario = Scenario {
         let place = 1 + random.index(2);
         let mut schedule = Schedule::default();
         schedule.at(seconds(4), Fault::CopyDisk(place));
-        // Others hear of a process that the copy knows nothing of.
+        // Others hear of a process that is not in the copy.
         schedule.at(seconds(5), Fault::Crash(place, Leftover::Lost)).at(seconds(6), Fault::Start(place));
         let at = seconds(random.between(9, 11));
         schedule.at(at, Fault::Crash(place, Leftover::Lost)).at(at, Fault::RestoreDisk(place));

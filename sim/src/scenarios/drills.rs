@@ -1,4 +1,5 @@
-//! Short and sharp: histories in which a server that breaks a rule is found out soon. They promise nothing of how much is admitted.
+//! Short drills: histories in which a server that breaks a rule is found out soon. They promise no
+//! utilisation.
 
 use super::{Plan, Scenario, crashes::LEFTOVERS, ms, pair};
 use crate::{
@@ -35,7 +36,7 @@ pub(super) const CRASHES: Scenario = Scenario {
     },
 };
 
-/// Links that hold back for about as long as a loan lasts.
+/// Links that hold packets for about as long as a loan lasts.
 pub(super) const LINKS: Scenario = Scenario {
     name: "drill-links",
     story: "One region asks for most, so that the others lend and give; links hold back what they carry, for up to some \
@@ -62,7 +63,7 @@ pub(super) const LINKS: Scenario = Scenario {
     },
 };
 
-/// Orders that not everybody hears.
+/// Orders that not every region hears.
 pub(super) const ORDERS: Scenario = Scenario {
     name: "drill-orders",
     story: "Weights and budgets go up and down while rights move, and while a region cannot be told or has no power.",
@@ -83,7 +84,7 @@ pub(super) const ORDERS: Scenario = Scenario {
     },
 };
 
-/// Tokens that travel, and are then all asked for.
+/// Tokens that move, and then are all asked for.
 pub(super) const TOKENS: Scenario = Scenario {
     name: "drill-tokens",
     story: "One region asks for most of a bucket that fills slowly, so that the others lend it their tokens; again and again all \

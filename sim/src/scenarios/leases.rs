@@ -54,11 +54,11 @@ const LIMITS: &str = "
     token_bucket: { rate: 3/s, burst: 12 }
 ";
 
-/// Some of what takes a region's leases to their limits, between the fifth second and the twentieth.
+/// Some faults that take a region's leases to their limits, between the fifth second and the twentieth.
 fn faults(random: &mut Random) -> Schedule {
     let mut schedule = Schedule::default();
     for place in 0..3 {
-        // Half of what may be promised of clocks at first, and as much again later.
+        // Half of what the promise of clocks allows at first, and as much again later.
         let [first, then] = [0; 2].map(|_| random.between(0, 6) as i64 - 3);
         schedule
             .at(ms(0), Fault::Wall(place, first))

@@ -1,4 +1,4 @@
-//! Stories of what breaks, a file for each kind: what they are, their limits, what is asked, what happens when.
+//! Stories of faults, a file for each kind. A story has limits, demand and a schedule of faults.
 
 mod calm;
 mod clocks;
@@ -27,46 +27,47 @@ use crate::{
 /// A story that can be run with any seed.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// By which it is run.
+    /// The name that runs it.
     pub name: &'static str,
-    /// In a sentence.
+    /// The story in a sentence.
     pub story: &'static str,
-    /// What happens with a seed.
+    /// The plan for a seed.
     pub plan: fn(&mut Random) -> Plan,
 }
 
-/// What happens in one run. [`Plan::default`] is the plan of a calm world.
+/// One run: regions, limits, demand and faults. [`Plan::default`] is the plan of a calm world.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// How many regions.
+    /// The number of regions.
     pub regions: usize,
-    /// The limits, as a config has them.
+    /// The limits, in the config's syntax.
     pub limits: String,
-    /// What is promised of the clocks, as a config has it; the default where empty.
+    /// The promise about clocks, in the config's syntax; the default if empty.
     pub clock: &'static str,
-    /// How long packets take between regions, in milliseconds, at least and at most.
+    /// How long packets take between regions, in milliseconds: the least and the most.
     pub latency_ms: (u64, u64),
-    /// What is asked.
+    /// What callers ask.
     pub demand: Demand,
-    /// What of each limit nodes keep out of the pools, in percent, where all of them are nodes of one region that share a store;
-    /// nothing where they are regions.
+    /// Where all are nodes of one region that share a store: the part of each limit that nodes keep out of
+    /// the pools as guards, in percent. `None` where they are regions.
     pub guard_percent: Option<u8>,
-    /// How many regions these nodes are of, in their order, each with a store of its own: several share the limits by a catalogue.
-    /// Faults of a store are of the first region's.
+    /// How many regions these nodes belong to, in their order. Each region has its own store, and several
+    /// share the limits by a catalogue. Store faults hit the first region's store.
     pub stores: usize,
-    /// What breaks.
+    /// The faults.
     pub schedule: Schedule,
-    /// How long it lasts: all faults are over some ten seconds before.
+    /// How long the run lasts. All faults are over about ten seconds before its end.
     pub duration: Duration,
-    /// Of what an oracle admits of a limit, so many percent are admitted at least, while all regions hear each other; while
-    /// they do not, as much as their rights allow ([`UsedAsPromised`](crate::checks::UsedAsPromised)). Nothing where nothing is
-    /// promised.
+    /// The least percentage of an oracle's admissions that is promised while all regions hear each other. In
+    /// a split, the promise is what their rights allow ([`UsedAsPromised`](crate::checks::UsedAsPromised)).
+    /// `None` if nothing is promised.
     pub used_min_percent: Option<u64>,
-    /// Whether most walls are as right as is promised throughout: then windows of true time hold, whatever the others do.
+    /// Whether most walls keep the promise throughout. Then windows of true time hold, whatever the other
+    /// walls do.
     pub most_walls_are_right: bool,
     /// Whether every region admits something of every kind of question in the last seconds.
     pub admits_at_last: bool,
-    /// Regions whose admissions are in no sum, since an operator gave a word that is not true; the story says why.
+    /// Regions whose admissions are in no sum, since an operator gave a false word; the story says why.
     pub apart: Vec<Place>,
     /// Regions that run at the end, and must own nothing.
     pub barred: Vec<Place>,
@@ -74,7 +75,7 @@ pub struct Plan {
     pub gone: Vec<Place>,
 }
 
-/// All of them.
+/// All scenarios.
 pub const ALL: [Scenario; 47] = [
     calm::CALM,
     split_brain::SPLIT_BRAIN,
@@ -125,22 +126,23 @@ pub const ALL: [Scenario; 47] = [
     swarm::SWARM,
 ];
 
-/// In which servers that break a rule are found out: no stories of their own, but they run like any other.
+/// Scenarios that soon find a server that breaks a rule. They are not stories, but they run like any other
+/// scenario.
 pub const DRILLS: [Scenario; 4] = [drills::CRASHES, drills::LINKS, drills::TOKENS, drills::ORDERS];
 
-/// The one with a name.
+/// The scenario with this name, or the drill.
 pub fn named(name: &str) -> Option<Scenario> {
     ALL.into_iter().chain(DRILLS).find(|scenario| scenario.name == name)
 }
 
 impl Scenario {
-    /// What happens with a seed.
+    /// The plan for a seed.
     pub fn plan_of(&self, seed: u64) -> Plan {
         (self.plan)(&mut Random::of(seed, self.name))
     }
 }
 
-/// Two different regions out of so many.
+/// Two different regions out of `regions`.
 fn pair(random: &mut Random, regions: usize) -> (Place, Place) {
     let a = random.index(regions);
     (a, (a + 1 + random.index(regions - 1)) % regions)

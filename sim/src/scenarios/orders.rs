@@ -117,8 +117,9 @@ pub(super) const LEAVER_DIES: Scenario = Scenario {
     },
 };
 
-/// What the evicted region admits is outside the promise: on the operator's word it admits nothing. It is not told, and by
-/// itself it is within the limits. The others are within them without it.
+/// The admissions of the evicted region are outside the promise, since the operator's word says that it
+/// admits nothing. It does not hear of its eviction, and is within the limits on its own. The others are
+/// within the limits without it.
 pub(super) const EVICT_ALIVE: Scenario = Scenario {
     name: "evict-alive",
     story: "An operator evicts a region that is alive, and the others have its share, while it goes on with what it had: \
@@ -141,7 +142,7 @@ pub(super) const EVICT_ALIVE: Scenario = Scenario {
     },
 };
 
-/// A region hears nothing of the others.
+/// Cuts one region off from all others.
 fn split(alone: Place) -> Schedule {
     let others: Vec<Place> = (0..3).filter(|place| *place != alone).collect();
     let mut schedule = Schedule::default();

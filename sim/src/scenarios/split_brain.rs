@@ -1,9 +1,9 @@
 use super::{Plan, Scenario, calm, seconds};
 use crate::{demand::Demand, schedule::Schedule};
 
-/// A quarter of the limit has to move to the region that is asked the most, and what moves is steered by some questions a
-/// second: of so low a rate the theory's model gets 85 % where demand is as uneven, less two hundredths for chance. Without
-/// any lending it would be some 70 %.
+/// A quarter of the limit has to move to the region with the most demand, and only some questions a second
+/// steer the move. At so low a rate the theory's model admits 85 % where demand is as uneven; two hundredths
+/// are for chance. Without lending the result would be some 70 %.
 const USED_MIN_PERCENT: u64 = 83;
 
 pub(super) const SPLIT_BRAIN: Scenario = Scenario {
@@ -17,7 +17,7 @@ pub(super) const SPLIT_BRAIN: Scenario = Scenario {
         let mut schedule = Schedule::default();
         schedule.split(from, from + long, &[&[alone], &others]);
         let plan = Plan::default();
-        // One of them is asked the most, so there are loans when the cut comes.
+        // One region has the most demand, so there are loans when the cut comes.
         let mut percent = vec![40; 3];
         percent[random.index(3)] = 220;
         let demand = Demand { percent, ..plan.demand };

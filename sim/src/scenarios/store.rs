@@ -1,4 +1,4 @@
-//! Nodes of one region that share a store, and what becomes of them when it breaks.
+//! Nodes of one region that share a store, and faults of that store.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
 };
 
 const NODES: usize = 3;
-/// What is left of a run when all are over.
+/// The time that is left of a run when all faults are over.
 const REST: Duration = seconds(12);
 /// When faults begin, and when all are over, in milliseconds.
 const FROM_MS: u64 = 6_000;
@@ -24,7 +24,7 @@ pub(super) const STORE_GONE: Scenario = Scenario {
         let mut schedule = Schedule::default();
         let shape = random.below(3);
         if shape < 2 {
-            // What is held ends after a minute and a quarter.
+            // Leases from the pools end after a minute and a quarter.
             let long = if shape == 0 { ms(random.between(70_000, 85_000)) } else { Duration::ZERO };
             let at = ms(random.between(FROM_MS, FROM_MS + 4_000));
             let until = ms(UNTIL_MS) + long;
@@ -194,7 +194,7 @@ fn last_of(schedule: &Schedule) -> Duration {
     schedule.faults().last().map_or(Duration::ZERO, |(at, _)| *at).max(ms(UNTIL_MS))
 }
 
-/// Nobody who is down begins again.
+/// No node that is down begins again.
 fn without_heal(schedule: Schedule) -> Plan {
     let last = last_of(&schedule);
     let demand = Demand::of([

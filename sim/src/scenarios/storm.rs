@@ -50,7 +50,7 @@ fn break_one(schedule: &mut Schedule, random: &mut Random, at_ms: u64, until_ms:
         }
         6 => schedule.at(at, Fault::CrashAtWrite(a, random.below(40))).at(until, Fault::Start(a)),
         7 => {
-            // Both within what is promised of clocks.
+            // Both stay within the promise about clocks.
             let (step_ms, ppm) = (random.between(0, 4) as i64, random.between(0, 100) as i64);
             schedule.at(at, Fault::Wall(a, step_ms)).at(until, Fault::Wall(a, -step_ms));
             schedule.at(at, Fault::Drift(a, ppm)).at(until, Fault::Drift(a, 0))

@@ -12,8 +12,8 @@ use crate::{
     schedule::{Command, Fault, Leftover, Place, Schedule},
 };
 
-/// Swarm testing (Groce et al., ISSTA 2012): a run with all faults at once rarely gets anywhere, one with few of them gets far
-/// in what those few can do.
+/// Swarm testing (Groce et al., ISSTA 2012): a run with all faults at once rarely gets far. A run with few
+/// kinds of faults gets far with those.
 pub(super) const SWARM: Scenario = Scenario {
     name: "swarm",
     story: "Every seed draws its own regions, limits, demand, latencies and clocks, and its own few kinds of faults, each as \
@@ -21,7 +21,8 @@ pub(super) const SWARM: Scenario = Scenario {
     plan: |random| plan(random, false),
 };
 
-/// What a seed drew while walls were as right as is promised, and windows neither short nor long: for stories that it found.
+/// The plan of a seed where walls keep the promise and windows are neither short nor long: for stories that a
+/// seed found.
 pub(super) fn calm_walls(seed: u64) -> Plan {
     plan(&mut Random::of(seed, SWARM.name), true)
 }
@@ -32,7 +33,7 @@ fn plan(random: &mut Random, has_calm_walls: bool) -> Plan {
         true => random.pick(&[Clocks::Good, Clocks::Good, Clocks::Skewed, Clocks::Poor]),
         false => random.pick(&[Clocks::Good, Clocks::Skewed, Clocks::Poor, Clocks::Worst, Clocks::Wrong]),
     };
-    // That most walls are right is assumed.
+    // The server assumes that most walls are right, which needs at least three regions.
     let clocks = if clocks == Clocks::Wrong && regions < 3 { Clocks::Worst } else { clocks };
     let latest_ms = random.pick(&[3, 20, 40, 80, 150]);
     let (limits, mut demand) = limits(random, regions, (clocks, has_calm_walls));
@@ -45,11 +46,11 @@ fn plan(random: &mut Random, has_calm_walls: bool) -> Plan {
     Plan { regions, limits, clock, latency_ms, demand, schedule, duration, ..Plan::default() }
 }
 
-/// When faults begin, when all are over, and when the run is at the soonest, in milliseconds.
+/// When faults begin, when all are over, and when the run ends at the earliest, in milliseconds.
 const FROM_MS: u64 = 4_000;
 const UNTIL_MS: u64 = 19_000;
 const END_MS: u64 = 32_000;
-/// What is left of the run after the last order, at least.
+/// The least time that is left of the run after the last order.
 const REST_MS: u64 = 3_000;
 
 /// How wrong clocks are.
@@ -57,20 +58,20 @@ const REST_MS: u64 = 3_000;
 enum Clocks {
     /// Not at all.
     Good,
-    /// As far as is promised.
+    /// As far as the promise allows.
     Skewed,
-    /// As far as is promised, and little is.
+    /// As far as the promise allows, and the promise is weak.
     Poor,
-    /// Walls are held as right as is promised, while oscillators run fast or slow, counters jump, and threads are preempted in the
-    /// middle of a look.
+    /// Walls keep the promise. But oscillators run fast or slow, counters jump, and threads are preempted in
+    /// the middle of a clock reading.
     Worst,
     /// One region's wall is wrong by up to a day, again and again.
     Wrong,
 }
 
 impl Clocks {
-    /// By how much a wall may be set, in milliseconds, and how many parts per million an oscillator may be off: together less
-    /// than what is promised.
+    /// How far a wall may be set, in milliseconds, and how far an oscillator may be off, in parts per
+    /// million. Together they stay within the promise.
     const fn bounds(self) -> (u64, u64) {
         match self {
             Self::Good | Self::Worst | Self::Wrong => (0, 0),
@@ -80,7 +81,8 @@ impl Clocks {
     }
 }
 
-/// In a third of the runs callers lease, but where budgets change: what was leased may be spent when less is in force.
+/// In a third of the runs callers lease, except where budgets change: leased units may be spent after the
+/// budget was lowered.
 fn lease(random: &mut Random, demand: &mut Demand, schedule: &Schedule) {
     let is_budget = |(_, fault): &(Duration, Fault)| matches!(fault, Fault::Order(_, Command::Budget { .. }));
     let longest = ms(random.pick(&[300, 2_000, 6_000, 20_000]));
@@ -110,7 +112,7 @@ enum Kinds {
     Weight,
 }
 
-/// Each, and in how many runs of a hundred it is.
+/// Each kind, and the percentage of runs that have it.
 const KINDS: [(Kinds, u32); 14] = [
     (Kinds::Cut, 45),
     (Kinds::OneWay, 30),
@@ -157,7 +159,7 @@ fn limits(random: &mut Random, regions: usize, (clocks, has_calm_walls): (Clocks
         };
         let _ = match kind {
             "quota" => writeln!(text, "    quota: {{ limit: {limit}, per: day }}"),
-            // What was lent of one settles when the window is over.
+            // A loan of such a window settles when the window is over.
             "sliding_window" if window_s == 3_600 => {
                 writeln!(text, "    fixed_window: {{ limit: {limit}, window: 1h }}")
             }
@@ -200,7 +202,8 @@ fn schedule(random: &mut Random, regions: usize, clocks: Clocks) -> Schedule {
         }
     }
     schedule.at(ms(UNTIL_MS), Fault::Heal);
-    // A region that has another identity after this is the only one of its run: an operator sees to one thing at a time.
+    // A region that gets another identity after this is the only such region of its run: an operator does one
+    // thing at a time.
     if random.chance(350_000) {
         change_member(&mut schedule, random, regions);
     }
@@ -228,7 +231,7 @@ fn set_clocks(schedule: &mut Schedule, random: &mut Random, regions: usize, cloc
     let (wall_ms, ppm) = clocks.bounds();
     for place in 0..regions {
         let drift = random.between(0, 2 * ppm) as i64 - ppm as i64;
-        // Half of it from the beginning, and as much again later.
+        // Half of the allowed error from the beginning, and as much again later.
         let [first, then] = [0; 2].map(|_| random.between(0, wall_ms) as i64 - wall_ms as i64 / 2);
         let at_ms = random.between(FROM_MS, UNTIL_MS);
         schedule.at(ms(0), Fault::Drift(place, drift)).at(ms(0), Fault::Wall(place, first));
@@ -294,14 +297,15 @@ fn break_one(schedule: &mut Schedule, random: &mut Random, regions: usize, kind:
     };
 }
 
-/// One region loses its disk, is evicted, or leaves; when all is healed it gets a share again.
+/// One region loses its disk, is evicted, or leaves. After everything has healed it gets a share again.
 fn change_member(schedule: &mut Schedule, random: &mut Random, regions: usize) {
     let of = 1 + random.index(regions - 1);
     let at_ms = random.between(FROM_MS, UNTIL_MS - 6_000);
     let back_ms = random.between(at_ms + 500, UNTIL_MS);
     let leaves = random.chance(300_000);
     if leaves {
-        // It comes back as a new one. Before, it has time to say that it goes; if that was not enough, an operator says so.
+        // The region comes back as a new member. Before, it has time to say that it leaves; if it could not,
+        // an operator evicts it.
         schedule.at(ms(at_ms), Fault::Order(0, Command::Remove(of)));
         let at = ms(UNTIL_MS + 1_500);
         schedule
@@ -318,8 +322,9 @@ fn change_member(schedule: &mut Schedule, random: &mut Random, regions: usize) {
         }
         schedule.at(ms(back_ms), Fault::Start(of));
     }
-    // Who is refused tries again. One that crashed right after its link was slow is not reached for long: its peer takes the old
-    // connection for alive for three times as long as it would wait for an acknowledgement (RFC 9000 section 10.1).
+    // A refused region tries again. A region that crashed right after its link was slow is unreachable for
+    // long. Its peer takes the old connection for alive for three times the acknowledgement timeout (RFC 9000
+    // section 10.1).
     let last_ms = if leaves { 14_000 } else { 6_000 };
     for after_ms in iter::once(random.between(0, 2_000)).chain((4_000..=last_ms).step_by(2_000)) {
         let at = ms(UNTIL_MS + after_ms);

@@ -1,7 +1,7 @@
 use super::{Plan, Scenario, crashes::LEFTOVERS, ms, pair, seconds};
 use crate::schedule::{Command, Fault, Schedule};
 
-/// Kinds of faults that a window rolls in.
+/// Kinds of faults during which a window ends.
 const KINDS: u64 = 8;
 
 pub(super) const WINDOW_ROLL: Scenario = Scenario {

@@ -1,4 +1,5 @@
-//! A host beside each region that asks its node over gRPC, whether it answers or not.
+//! A host beside each region that sends questions to the region's node over gRPC, whether or not the node
+//! answers.
 
 use std::{
     net::SocketAddr,
@@ -25,43 +26,44 @@ use crate::{
 pub const DOMAIN: &str = "sim";
 /// How long a caller waits for an answer.
 const DEADLINE: Duration = Duration::from_secs(1);
-/// The part of a lease's life that is left unused, since a node's clock may be quick: twice what a node may promise of clocks.
+/// The divisor for the part of a lease's life that is left unused, since a node's clock may be fast. This
+/// part is twice what a node may promise of clocks.
 const LEFT_UNUSED: u32 = 500;
-/// A lease is spent in so many parts.
+/// The number of parts in which a lease is spent.
 const SPENT_IN: u64 = 3;
 
-/// What became of a question.
+/// The outcome of a question.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// The caller's region.
     pub place: Place,
-    /// When it was asked, and when the answer was there: true time since the start.
+    /// When the question was asked and when the answer came: true time since the start.
     pub asked: Duration,
     /// See `asked`.
     pub answered: Duration,
-    /// What was asked.
+    /// The question.
     pub question: Question,
-    /// What was said.
+    /// The answer.
     pub said: Said,
 }
 
-/// What a node said.
+/// A node's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// It may pass; these limits were charged, each with so many units.
+    /// The request may pass. These limits were charged with these units.
     Allowed(Vec<(String, u64)>),
-    /// So many units of these limits are the caller's, until the lease ends.
+    /// These units of these limits are the caller's until the lease ends.
     Leased(Vec<(String, u64)>),
-    /// Nothing, since nobody was asked: the caller let so many units pass, of a lease.
+    /// No node was asked: the caller let these units pass from a lease.
     Spent(Vec<(String, u64)>),
-    /// It may not, for this reason.
+    /// The request may not pass, for this reason.
     Denied(&'static str),
-    /// Nothing, and why.
+    /// No answer, and the reason.
     Nothing(String),
 }
 
 impl Said {
-    /// What a node charged with this answer, by limit.
+    /// What the node charged with this answer, by limit.
     pub fn charged(&self) -> Option<&[(String, u64)]> {
         match self {
             Self::Allowed(limits) | Self::Leased(limits) => Some(limits),
@@ -69,7 +71,7 @@ impl Said {
         }
     }
 
-    /// What passed now, by limit.
+    /// Units that passed now, by limit.
     pub fn passed(&self) -> Option<&[(String, u64)]> {
         match self {
             Self::Allowed(limits) | Self::Spent(limits) => Some(limits),
@@ -78,7 +80,7 @@ impl Said {
     }
 }
 
-/// What a caller needs.
+/// A caller's settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     pub(crate) place: Place,
@@ -87,12 +89,12 @@ pub(crate) struct Caller {
     pub(crate) demand: Demand,
     pub(crate) seed: u64,
     pub(crate) answers: Answers,
-    /// Whether nothing more is to be asked.
+    /// Whether callers must stop asking.
     pub(crate) is_hushed: Arc<AtomicBool>,
     pub(crate) trace: Trace,
 }
 
-/// Where answers are put.
+/// The answers that callers have received.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answers(Arc<Mutex<Vec<Answer>>>);
 
@@ -101,7 +103,7 @@ impl Answers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(answer);
     }
 
-    /// Those that came since the last time, in the order in which they came.
+    /// The answers since the last call, in the order in which they came.
     pub(crate) fn take(&self) -> Vec<Answer> {
         let mut answers = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         answers.sort_by_key(|answer| answer.answered);
@@ -110,7 +112,7 @@ impl Answers {
 }
 
 impl Caller {
-    /// Asks for ever.
+    /// Asks questions until the caller is hushed.
     pub(crate) async fn call(self) -> turmoil::Result {
         let client = LimiterClient::new(tcp::channel(self.node, DEADLINE));
         for (wait, question) in self.demand.questions(self.place, Random::of(self.seed, &self.name)) {
@@ -122,14 +124,14 @@ impl Caller {
             }
             tokio::spawn(self.clone().ask(client.clone(), question));
         }
-        // An answer may be under way, and its lease be spent.
+        // An answer may be under way, and a lease may still be spent.
         tokio::time::sleep(2 * DEADLINE + self.demand.longest_lease()).await;
         Ok(())
     }
 
     async fn ask(self, mut client: LimiterClient<Channel>, question: Question) {
         let asked = elapsed(Duration::ZERO);
-        // The channel's own deadline begins when there is a connection.
+        // The channel's own deadline starts only when there is a connection.
         let (said, life) = match timeout(DEADLINE, client.check(request(&question))).await {
             Ok(answer) => said(answer),
             Err(_) => (Said::Nothing("too late".to_owned()), Duration::ZERO),
@@ -152,8 +154,8 @@ impl Caller {
         self.answers.put(Answer { place: self.place, asked, answered, question, said });
     }
 
-    /// Spends what is leased of some limits: a part at once, a part in the middle, and the rest at the last moment. The lease lives
-    /// from when it was asked for, since the caller does not know when it was given.
+    /// Spends a lease: a part at once, a part in the middle, and the rest at the last moment. The lease lives
+    /// from when it was asked for, since the caller does not know when it was granted.
     async fn spend(
         &self,
         question: Question,
@@ -174,7 +176,8 @@ impl Caller {
     }
 }
 
-/// Says how long it waits, as clients do: a node may have a request wait for other regions, and must not for longer.
+/// A gRPC request that says how long the caller waits. A node may make it wait for other regions, but not for
+/// longer.
 fn request(question: &Question) -> tonic::Request<api::CheckRequest> {
     let entry = |(key, value): &(String, String)| api::Entry { key: key.clone(), value: value.clone() };
     let entries = question.entries.iter().map(entry).collect();
@@ -194,7 +197,7 @@ fn request(question: &Question) -> tonic::Request<api::CheckRequest> {
     request
 }
 
-/// What was said, and how long it may be spent if it is a lease.
+/// The node's answer, and how long it may be spent if it is a lease.
 fn said(answer: Result<tonic::Response<api::CheckResponse>, tonic::Status>) -> (Said, Duration) {
     let said = match answer.map(tonic::Response::into_inner) {
         Ok(answer) if answer.allowed => {

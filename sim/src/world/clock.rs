@@ -1,6 +1,6 @@
-//! The raw clocks of a region's machine. True time is turmoil's; a machine's oscillator may run fast or slow, its wall may be
-//! set or smeared, its counter may jump, and a process may sleep in the middle of a look at them. What is made of the raw
-//! clocks is the server's own.
+//! The raw clocks of a region's machine. True time is turmoil's. A machine's oscillator may run fast or slow,
+//! its wall may be set or smeared, and its counter may jump. A process may sleep in the middle of a clock
+//! reading. The server's own code disciplines the raw clocks.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -14,50 +14,50 @@ use crate::random::Random;
 /// When every simulation begins, in seconds since 1970: 15 January 2027, 08:00 UTC.
 pub const EPOCH_S: u64 = 1_800_000_000;
 
-/// True time since the start of the simulation; inside a host to the millisecond that it is at.
+/// True time since the start of the simulation. Inside a host it is exact to the current millisecond.
 pub(crate) fn elapsed(outside: Duration) -> Duration {
     if turmoil::in_simulation() { turmoil::sim_elapsed().unwrap_or(outside) } else { outside }
 }
 
-/// A machine's clocks, which go on when its process ends.
+/// A machine's clocks, which outlive its process.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine(Arc<Mutex<Hands>>);
 
-/// What the raw clocks are made of. All times in nanoseconds.
+/// The state of the raw clocks. All times are in nanoseconds.
 #[derive(Debug)]
 struct Hands {
     /// True time outside of hosts.
     outside: Duration,
-    /// Where the oscillator was when its drift was last changed, and when that was.
+    /// The oscillator's reading when its drift last changed, and the true time of that change.
     ticked_ns: u64,
     since_ns: u64,
     drift_ppm: i64,
-    /// What the wall is ahead of the oscillator.
+    /// How far the wall is ahead of the oscillator.
     error_ns: i64,
-    /// A wall that is smeared: since when on the oscillator, and by how many parts per million.
+    /// A smeared wall: the oscillator's reading at the start, and the rate in parts per million.
     smeared_ns: u64,
     smear_ppm: i64,
-    /// What the counter counts in a million ticks of the oscillator, and what it jumped by.
+    /// What the counter counts in a million ticks of the oscillator, and how far it has jumped.
     counts: u64,
     jumped: u64,
-    /// What the oscillator said when the process fell asleep, while it sleeps.
+    /// The oscillator's reading when the process fell asleep; `None` while it is awake.
     asleep_at_ns: Option<u64>,
-    /// A thread that was preempted in the middle of a look.
+    /// A clock look of a thread that was preempted in its middle.
     torn: Option<Torn>,
     random: Random,
 }
 
-/// A look at the clocks that began before a process fell asleep: its first readings are of then.
+/// A clock look that began before the process fell asleep: its first readings are from then.
 #[derive(Clone, Copy, Debug)]
 struct Torn {
     at_ns: u64,
-    /// How many more.
+    /// How many more old readings there are.
     readings: u64,
-    /// A look begins with the system's clock.
+    /// Whether the look has begun, which it does with the system's clock.
     has_begun: bool,
 }
 
-/// A look takes five readings, of which the last is of now.
+/// The most old readings: a look takes five readings, and the last is current.
 const TORN_MAX: u64 = 4;
 
 impl Hands {
@@ -66,7 +66,7 @@ impl Hands {
         self.ticked_ns + passed_ns.saturating_add_signed(parts(passed_ns, self.drift_ppm))
     }
 
-    /// The oscillator at a reading: of a process that sleeps, and of a look that was torn, it is an older one.
+    /// The oscillator's value for a reading. It is old for a sleeping process and for a torn look.
     fn read_ns(&mut self, begins: bool) -> u64 {
         if let Some(asleep_at_ns) = self.asleep_at_ns {
             return asleep_at_ns;
@@ -89,7 +89,8 @@ impl Hands {
 
 impl Machine {
     pub(crate) fn new(mut random: Random) -> Self {
-        // What it counts in a second is nobody's business: from ten million to six thousand million.
+        // The counter's frequency should not matter: it is between ten million and six thousand million a
+        // second.
         let counts = random.between(10_000, 6_000_000);
         Self(Arc::new(Mutex::new(Hands {
             outside: Duration::ZERO,
@@ -107,24 +108,24 @@ impl Machine {
         })))
     }
 
-    /// It is so late outside of hosts.
+    /// Sets true time outside of hosts.
     pub(crate) fn pass(&self, outside: Duration) {
         self.hands().outside = outside;
     }
 
-    /// The wall is set ahead, or back.
+    /// Sets the wall ahead, or back.
     pub(crate) fn step(&self, by_ms: i64) {
         self.hands().error_ns += by_ms * 1_000_000;
     }
 
-    /// The oscillator runs so many parts per million too fast from now on.
+    /// From now on the oscillator runs `ppm` parts per million too fast.
     pub(crate) fn drift(&self, ppm: i64) {
         let mut hands = self.hands();
         (hands.ticked_ns, hands.since_ns) = (hands.ticks_ns(), ns(elapsed(hands.outside)));
         hands.drift_ppm = ppm;
     }
 
-    /// The wall runs so many parts per million faster than the oscillator from now on.
+    /// From now on the wall runs `ppm` parts per million faster than the oscillator.
     pub(crate) fn smear(&self, ppm: i64) {
         let mut hands = self.hands();
         let ticks_ns = hands.ticks_ns();
@@ -132,20 +133,20 @@ impl Machine {
         (hands.smeared_ns, hands.smear_ppm) = (ticks_ns, ppm);
     }
 
-    /// The counter jumps by what it counts in so many milliseconds.
+    /// The counter jumps by what it counts in `by_ms` milliseconds.
     pub(crate) fn jump(&self, by_ms: i64) {
         let mut hands = self.hands();
         let counts = i128::from(by_ms) * i128::from(hands.counts);
         hands.jumped = hands.jumped.wrapping_add(counts as u64);
     }
 
-    /// The process falls asleep: what it reads stands still until it wakes.
+    /// The process falls asleep: its readings stand still until it wakes.
     pub(crate) fn sleep(&self) {
         let mut hands = self.hands();
         hands.asleep_at_ns = hands.asleep_at_ns.or(Some(hands.ticks_ns()));
     }
 
-    /// The process wakes, in the middle of a look at its clocks perhaps; or it is no more.
+    /// The process wakes, perhaps in the middle of a clock look, or it has ended.
     pub(crate) fn wake(&self) {
         let mut hands = self.hands();
         if let Some(asleep_at_ns) = hands.asleep_at_ns.take() {
@@ -154,7 +155,7 @@ impl Machine {
         }
     }
 
-    /// The clocks of a process that begins now: the server's own, on this machine's.
+    /// The clocks of a process that starts now: the server's own clock on this machine's raw clocks.
     pub(crate) fn start(&self) -> Result<DisciplinedClock<Self>, ClockFault> {
         self.hands().torn = None;
         DisciplinedClock::new(self.clone())
@@ -173,7 +174,7 @@ impl RawClocks for Machine {
     }
 
     fn boot_ns(&self) -> u64 {
-        // It was started long before the simulation began.
+        // The machine was started long before the simulation began.
         UP_NS + self.hands().read_ns(true)
     }
 
@@ -187,7 +188,7 @@ impl RawClocks for Machine {
 /// How long machines had run when the simulation began.
 const UP_NS: u64 = 1_000_000_000_000;
 
-/// So many parts per million of a time.
+/// `ppm` parts per million of a time.
 fn parts(ns: u64, ppm: i64) -> i64 {
     (i128::from(ns) * i128::from(ppm) / 1_000_000) as i64
 }
@@ -243,7 +244,7 @@ mod tests {
         machine.pass(Duration::from_secs(10));
         assert_eq!(clock.now(), begun);
         machine.wake();
-        // Whatever of the first look is of before.
+        // Some readings of the first look may be old.
         assert_eq!(clock.now().steady_ns - begun.steady_ns, 10_000_000_000);
     }
 

@@ -1,4 +1,4 @@
-//! A disk in memory that forgets, at a power cut, what was not synced, or tears it.
+//! A disk in memory. A power cut loses or tears its unsynced data.
 
 use std::{
     collections::BTreeSet,
@@ -12,17 +12,17 @@ use redb::{BackendError, StorageBackend};
 
 use crate::random::Random;
 
-/// What a disk writes whole or not at all.
+/// The bytes that a disk writes whole or not at all.
 const SECTOR: usize = 512;
 
-/// What becomes of what was not synced.
+/// What becomes of unsynced data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unsynced {
-    /// It is lost.
+    /// All of it is lost.
     Lost,
-    /// It is there all the same.
+    /// All of it was written.
     Written,
-    /// Of every sector it is chance.
+    /// Chance decides for every sector.
     Torn,
 }
 
@@ -31,13 +31,14 @@ pub(crate) enum Unsynced {
 pub(crate) enum Mood {
     #[default]
     Sound,
-    /// It takes nothing more.
+    /// The disk takes no more writes.
     Full,
-    /// The power goes at the sync after so many more; the world must end the process when [`Disk::is_cut`].
+    /// The power goes at the sync after this many more. Then the world must end the process
+    /// ([`Disk::is_cut`]).
     CutAfter(u64),
 }
 
-/// A region's disk. Whoever has a handle from before a power cut can do nothing with it.
+/// A region's disk. Handles from before a power cut are of no use.
 #[derive(Clone, Debug)]
 pub(crate) struct Disk {
     state: Arc<Mutex<State>>,
@@ -47,11 +48,11 @@ pub(crate) struct Disk {
 /// What a disk holds: the journal, and the audit log.
 #[derive(Clone, Debug, Default)]
 struct State {
-    /// As it reads.
+    /// The contents that a process reads.
     cached: Vec<u8>,
-    /// As it would after a power cut.
+    /// The contents after a power cut.
     kept: Vec<u8>,
-    /// Where they may differ, by sector.
+    /// The sectors in which both may differ.
     dirty: BTreeSet<usize>,
     audit: Vec<u8>,
     mood: Mood,
@@ -72,12 +73,12 @@ impl Disk {
         Self { state: Arc::default(), generation: 0 }
     }
 
-    /// A way to it for a process that begins now.
+    /// A handle for a process that starts now.
     pub(crate) fn handle(&self) -> Self {
         Self { state: Arc::clone(&self.state), generation: self.state().generation }
     }
 
-    /// The power goes: no handle from before can do anything, and of what was not synced there is what is said.
+    /// Cuts the power. Older handles stop working, and `unsynced` says what becomes of unsynced data.
     pub(crate) fn cut(&self, unsynced: Unsynced, random: &mut Random) {
         let state = &mut *self.state();
         let (length, dirty) = (state.cached.len(), std::mem::take(&mut state.dirty));
@@ -99,13 +100,13 @@ impl Disk {
         state.generation += 1;
     }
 
-    /// What would be found after a power cut now.
+    /// The contents after a power cut now.
     pub(crate) fn copy(&self) -> Copy {
         let state = self.state();
         Copy { kept: state.kept.clone(), audit: state.audit.clone() }
     }
 
-    /// Another disk takes its place, a new one or a copy: only while no process uses it.
+    /// Replaces the disk with a new one or a copy. Only while no process uses it.
     pub(crate) fn replace(&self, copy: Option<Copy>) {
         let mut state = self.state();
         let Copy { kept, audit } = copy.unwrap_or(Copy { kept: Vec::new(), audit: Vec::new() });
@@ -113,22 +114,22 @@ impl Disk {
         *state = State { cached: kept.clone(), kept, audit, generation, durable_writes, ..State::default() };
     }
 
-    /// From now on it takes writes like this.
+    /// From now on the disk takes writes in this mood.
     pub(crate) fn set_mood(&self, mood: Mood) {
         self.state().mood = mood;
     }
 
-    /// Whether the power has gone at a sync: then the process must end.
+    /// Whether the power went at a sync: then the process must end.
     pub(crate) fn is_cut(&self) -> bool {
         self.state().is_cut
     }
 
-    /// Whether it holds nothing at all.
+    /// Whether the disk holds nothing.
     pub(crate) fn is_empty(&self) -> bool {
         self.state().cached.is_empty()
     }
 
-    /// Durable writes so far.
+    /// The number of durable writes so far.
     pub(crate) fn durable_writes(&self) -> u64 {
         self.state().durable_writes
     }
@@ -137,7 +138,7 @@ impl Disk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For whom it may still be used.
+    /// The state, if this handle may still use the disk.
     fn used(&self) -> io::Result<MutexGuard<'_, State>> {
         let state = self.state();
         if state.generation != self.generation || state.is_cut {
@@ -156,7 +157,7 @@ impl Disk {
 }
 
 impl State {
-    /// Counts a sync; says whether the power goes at it.
+    /// Counts a sync. Fails if the power goes at it.
     fn counts_sync(&mut self) -> io::Result<()> {
         match &mut self.mood {
             Mood::CutAfter(0) => {

@@ -1,4 +1,5 @@
-//! Certificates that are the same in every run: Ed25519, whose signatures need no chance, from keys that anybody can know.
+//! Certificates that are the same in every run. They use Ed25519, whose signatures need no chance, and keys
+//! that anybody can know.
 
 use std::path::Path;
 
@@ -15,7 +16,8 @@ use rcgen::{
 const PKCS8: [u8; 16] =
     [0x30, 0x2E, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2B, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
-/// Writes `ca.pem`, and `NODE.pem` and `NODE.key` for each node. All may make versions of the catalogue. They are valid from 1975 until 4096.
+/// Writes `ca.pem`, and `NODE.pem` and `NODE.key` for each node. All nodes may make versions of the
+/// catalogue. The certificates are valid from 1975 until 4096.
 pub(crate) fn write(folder: &Path, nodes: &[Identity]) -> Result<(), Box<dyn std::error::Error>> {
     let mut authority = CertificateParams::new([])?;
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));

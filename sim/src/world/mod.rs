@@ -1,8 +1,9 @@
-//! Regions, callers, links, disks and clocks, in one thread, and what can be done to them.
+//! Regions, callers, links, disks and clocks in one thread, and the faults that can be applied to them.
 //!
-//! Each region is a host of turmoil's that runs the real server; each has a caller, another host, that asks it over gRPC. In some
-//! worlds they are nodes of one region instead, which share a store; they are called by the same names. Time
-//! passes by [`World::step`], and between two steps [`World::apply`] breaks things and everything can be looked at.
+//! Each region is a turmoil host that runs the real server. Each has a caller, another host, that asks it
+//! over gRPC. In some worlds the hosts are nodes of one region instead, which share a store; they have the
+//! same names. [`World::step`] lets time pass. Between two steps, [`World::apply`] applies faults, and
+//! everything can be inspected.
 
 mod caller;
 mod clock;
@@ -53,53 +54,54 @@ use crate::{
     trace::{Sent, Trace},
 };
 
-/// How long each step is: all that happens, happens at multiples of it.
+/// The length of each step: everything happens at multiples of it.
 pub const STEP: Duration = Duration::from_millis(1);
-/// Between a caller and its node.
+/// Delay between a caller and its node.
 const NEAR: Duration = Duration::from_millis(1);
-/// Packets and segments that wait for a host to take them.
+/// Packets and segments that may wait for a host to take them.
 const QUEUE: usize = 4_096;
 
-/// What a world is made of.
+/// The settings of a world.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Decides everything that is not said here.
+    /// Decides everything that the setup leaves open.
     pub seed: u64,
-    /// How many regions: the first ones of [`NAMES`]. The first is the authority.
+    /// The number of regions, which are the first ones of [`NAMES`]. The first is the authority.
     pub regions: usize,
-    /// The limits, as a config has them: a list below `limits:`, in the domain [`DOMAIN`].
+    /// The limits, in the config's syntax: a list below `limits:`, in the domain [`DOMAIN`].
     pub limits: String,
-    /// What is promised of the clocks, as a config has it, such as `{ error: 10ms }`; the default where empty.
+    /// The promise about clocks, in the config's syntax, such as `{ error: 10ms }`; the default if empty.
     pub clock: String,
-    /// How long packets take between regions, in milliseconds, at least and at most.
+    /// How long packets take between regions, in milliseconds: the least and the most.
     pub latency_ms: (u64, u64),
     /// What every caller asks.
     pub demand: Demand,
-    /// What of each limit nodes keep out of the pools, in percent, where they are nodes of one region that share a store; nothing
-    /// where they are regions.
+    /// Where all are nodes of one region that share a store: the part of each limit that nodes keep out of
+    /// the pools as guards, in percent. `None` where they are regions.
     pub guard_percent: Option<u8>,
-    /// How many regions these nodes are of, in their order, each with a store of its own: several share the limits by a catalogue.
+    /// How many regions these nodes belong to, in their order. Each region has its own store, and several
+    /// share the limits by a catalogue.
     pub stores: usize,
 }
 
 /// A fault that was applied.
 #[derive(Clone, Debug)]
 pub struct Done {
-    /// When: true time since the start.
+    /// True time since the start.
     pub at: Duration,
-    /// What.
+    /// The fault.
     pub fault: Fault,
-    /// Of an order that was carried out, the version before and the one that it made.
+    /// For an order that was carried out: the version before, and the version that it made.
     pub made: Option<(VersionId, VersionId)>,
 }
 
-/// Why there is no world, or no more of it.
+/// Why there is no world, or why it has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum WorldError {
-    /// It cannot be made.
+    /// The world cannot be made.
     #[error("the world cannot be made: {0}")]
     Setup(String),
-    /// A host ended it.
+    /// A host ended the simulation.
     #[error("a host ended the simulation: {0}")]
     Host(String),
 }
@@ -108,22 +110,22 @@ pub enum WorldError {
 pub struct World {
     sim: turmoil::Sim<'static>,
     regions: Vec<Region>,
-    /// Theirs.
+    /// The configs of the regions.
     configs: Vec<Config>,
     limits: Vec<Limit>,
     clock: ClockConfig,
     callers: Vec<String>,
     answers: Answers,
     copies: BTreeMap<Place, Copy>,
-    /// Nodes that stop, and whether they are to begin again when they have.
+    /// Nodes that are stopping, and whether each is to start again afterwards.
     stopping: BTreeMap<Place, bool>,
-    /// The stores that they share, if they do: one a region.
+    /// The stores that nodes share, if they do: one a region.
     stores: Vec<Server>,
     done: Vec<Done>,
     is_hushed: Arc<AtomicBool>,
     random: Random,
     trace: Trace,
-    /// Of the nodes' certificates.
+    /// The folder of the nodes' certificates.
     _keys: tempfile::TempDir,
 }
 
@@ -235,7 +237,7 @@ impl World {
         })
     }
 
-    /// How late it is: true time since the start.
+    /// True time since the start.
     pub fn elapsed(&self) -> Duration {
         self.sim.elapsed()
     }
@@ -245,48 +247,48 @@ impl World {
         &self.regions
     }
 
-    /// The limits that the configs of all regions say.
+    /// The limits in the configs of all regions.
     pub fn limits(&self) -> Vec<Limit> {
         self.limits.clone()
     }
 
-    /// What the configs of all regions promise of the clocks.
+    /// The promise about clocks in the configs of all regions.
     pub fn clock(&self) -> ClockConfig {
         self.clock
     }
 
-    /// The answers that callers got since the last call, in their order.
+    /// The answers that callers got since the last call, in order.
     pub fn take_answers(&self) -> Vec<Answer> {
         self.answers.take()
     }
 
-    /// What was done to it, in its order.
+    /// The faults that were applied, in order.
     pub fn done(&self) -> &[Done] {
         &self.done
     }
 
-    /// Calls that nodes of one region made of their store so far.
+    /// The number of calls that nodes of one region made to their store.
     pub fn store_calls(&self) -> u64 {
         self.stores.iter().map(Server::calls).sum()
     }
 
-    /// Packets that regions sent each other so far, and their bytes.
+    /// The packets that regions sent each other so far, and their bytes.
     pub fn traffic(&self) -> (u64, u64) {
         let (_, packets, bytes) = self.trace.counts();
         (packets, bytes)
     }
 
-    /// What a region sent another one so far.
+    /// The traffic from one region to another so far.
     pub fn sent(&self, from: Place, to: Place) -> Sent {
         self.trace.sent(NAMES[from], self.sim.lookup(NAMES[to]))
     }
 
-    /// From now on callers ask nothing more.
+    /// From now on callers ask no more questions.
     pub fn hush(&self) {
         self.is_hushed.store(true, Ordering::Relaxed);
     }
 
-    /// Lets time pass for everybody, by [`STEP`].
+    /// Lets [`STEP`] of time pass for every host.
     ///
     /// # Errors
     /// A host ended the simulation.
@@ -311,7 +313,7 @@ impl World {
         Ok(())
     }
 
-    /// Breaks or mends something.
+    /// Applies a fault.
     pub fn apply(&mut self, fault: &Fault) {
         self.trace.tell("world", self.elapsed(), fault.to_string());
         let made = match fault {
@@ -366,7 +368,7 @@ impl World {
             Fault::Order(..) => {}
             Fault::LeaveOut(at, of, seconds) => self.leave_out(*at, *of, *seconds),
             Fault::Store(fault) => {
-                // Others keep theirs.
+                // The other regions keep their stores.
                 if let Some(store) = self.stores.first() {
                     store.apply(*fault);
                 }
@@ -382,12 +384,12 @@ impl World {
     }
 
     fn crash(&mut self, at: Place, unsynced: Unsynced) {
-        // The disk first: what a process does when it is dropped must not reach it.
+        // The disk is cut first: a process that is dropped must not write to it.
         self.regions[at].disk.cut(unsynced, &mut self.random);
         self.regions[at].forget();
         self.stopping.remove(&at);
         self.trace.tell(NAMES[at], self.sim.elapsed(), "lost its power");
-        // What turmoil says to callers when it drops a host, a machine without power does not say.
+        // When turmoil drops a host, it notifies the callers; a machine without power does not.
         self.sim.partition(NAMES[at], self.callers[at].as_str());
         self.sim.crash(NAMES[at]);
         self.sim.repair(NAMES[at], self.callers[at].as_str());
@@ -411,7 +413,7 @@ impl World {
     fn heal(&mut self) {
         let names = &NAMES[..self.regions.len()];
         for (place, name) in names.iter().enumerate() {
-            // What was held has not been lost.
+            // Held packets have not been lost.
             names[..place].iter().for_each(|other| self.sim.release(*name, *other));
         }
         self.stores.iter().for_each(Server::mend);
@@ -423,7 +425,7 @@ impl World {
         }
     }
 
-    /// An operator gives no word that is not true.
+    /// Excludes a node on an operator's word, which is given only if it is true.
     fn leave_out(&mut self, at: Place, of: Place, seconds: u64) {
         let what = if self.sim.is_host_running(NAMES[of]) {
             format!("not ordered: {} is not gone", NAMES[of])
@@ -441,7 +443,7 @@ impl World {
         self.trace.tell(NAMES[at], self.elapsed(), what);
     }
 
-    /// Gives the version before and the one that the order made.
+    /// Carries out an order. Returns the version before, and the version that the order made.
     fn order(&mut self, at: Place, command: &Command) -> Option<(VersionId, VersionId)> {
         let region = |at: &Place| NAMES[*at].to_owned();
         let order = match command {
@@ -483,7 +485,8 @@ impl World {
 }
 
 impl World {
-    /// An operator gives no word that is not true: what he says is gone has neither a process nor a disk.
+    /// Checks that an operator's word is true: a region that he says is gone has neither a process nor a
+    /// disk.
     fn is_true(&mut self, at: Place, command: &Command) -> Result<(), String> {
         let gone = match command {
             Command::Evict(of) => *of,
@@ -500,7 +503,7 @@ impl World {
         Ok(())
     }
 
-    /// Whom a node takes for the authority.
+    /// The region that a node takes for the authority.
     fn authority_of(&self, at: Place) -> Option<Place> {
         let version = self.regions[at].process()?.node.version()?;
         let is_it = |config: &Config| config.numbers().0 == version.authority.member;
@@ -533,7 +536,7 @@ regions:
     )
 }
 
-/// What regions of several nodes are called.
+/// The names of regions that have several nodes.
 const REGIONS_OF_NODES: [&str; 3] = ["west", "east", "south"];
 
 impl Setup {
@@ -542,14 +545,14 @@ impl Setup {
         place * self.stores.max(1) / self.regions
     }
 
-    /// The region of a node that is one of several regions, which have stores.
+    /// The region of a node, if nodes belong to several regions with stores.
     fn region_of(&self, place: Place) -> Option<&'static str> {
         let is_among = self.guard_percent.is_some() && self.stores > 1;
         is_among.then(|| REGIONS_OF_NODES[self.store_of(place)])
     }
 }
 
-/// The config of a node among others of its region.
+/// The config of a node that shares a store with others.
 fn config_of_node(
     place: Place,
     (names, peers): (&[&str], &[SocketAddr]),
@@ -596,7 +599,7 @@ drain: 200ms
 }
 
 thread_local! {
-    /// Of this thread, since the last step: a runtime keeps the panics of its tasks to itself.
+    /// Panics of this thread since the last step: a runtime keeps the panics of its tasks to itself.
     static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 

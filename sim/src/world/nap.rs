@@ -1,5 +1,5 @@
-//! A process that sleeps while its machine goes on: its sockets stay open, nothing of it goes out or comes in, and its clocks
-//! say what they said when it fell asleep.
+//! A process that sleeps while its machine goes on. Its sockets stay open, no data goes in or out, and its
+//! clocks show the time at which it fell asleep.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -13,17 +13,17 @@ pub(crate) struct Nap(Arc<Mutex<Inner>>);
 #[derive(Debug, Default)]
 struct Inner {
     sleeps: bool,
-    /// Who goes on when it wakes: as many as there are sockets and streams.
+    /// The tasks that go on when the process wakes: as many as there are sockets and streams.
     waiting: Vec<Waker>,
 }
 
 impl Nap {
-    /// It falls asleep.
+    /// The process falls asleep.
     pub(crate) fn begin(&self) {
         self.inner().sleeps = true;
     }
 
-    /// It wakes, if it sleeps.
+    /// Wakes the process, if it sleeps.
     pub(crate) fn end(&self) {
         let waiting = {
             let mut inner = self.inner();
@@ -37,7 +37,7 @@ impl Nap {
         self.inner().sleeps
     }
 
-    /// Ready while it is awake.
+    /// Ready while the process is awake.
     pub(crate) fn poll_awake(&self, cx: &Context<'_>) -> Poll<()> {
         let mut inner = self.inner();
         if !inner.sleeps {

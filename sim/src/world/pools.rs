@@ -1,5 +1,5 @@
-//! The store that the nodes of a region share: a server of pools that nodes reach without a network, in a millisecond or so, unless
-//! it is gone, slow, loses calls, or has forgotten something.
+//! The store that the nodes of a region share: a server of pools. Nodes reach it without a network, in a
+//! millisecond or so, unless a store fault is active.
 
 use std::{
     future::poll_fn,
@@ -25,19 +25,19 @@ use crate::{
     schedule::{Place, StoreFault},
 };
 
-/// One way, in microseconds, at least and at most.
+/// The delay of one way, in microseconds: the least and the most.
 const WAY_US: (u64, u64) = (200, 900);
 
-/// The server, and one that it replaced.
+/// The current server, and the one that it replaced.
 #[derive(Clone, Debug)]
 pub(crate) struct Server(Arc<Mutex<Inner>>);
 
 #[derive(Debug)]
 struct Inner {
     now: Run,
-    /// What a replica has.
+    /// The contents of a replica.
     copy: MemoryStore,
-    /// Whoever does not know that there was a fail-over, and whom it still reaches.
+    /// The node that does not know of the fail-over, and the old server that it still reaches.
     stranded: Option<(Place, Run)>,
     is_gone: bool,
     slow: Duration,
@@ -77,7 +77,7 @@ impl Server {
         })))
     }
 
-    /// Breaks or mends it.
+    /// Applies a store fault.
     pub(crate) fn apply(&self, fault: StoreFault) {
         let mut inner = self.inner();
         match fault {
@@ -99,12 +99,12 @@ impl Server {
         }
     }
 
-    /// All is well again; what was forgotten stays so.
+    /// Ends all store faults. What was forgotten stays forgotten.
     pub(crate) fn mend(&self) {
         self.inner().mend();
     }
 
-    /// Calls so far.
+    /// The number of calls so far.
     pub(crate) fn calls(&self) -> u64 {
         self.inner().calls
     }
@@ -124,7 +124,7 @@ impl Inner {
         (self.is_gone, self.slow, self.lossy, self.stranded) = (false, Duration::ZERO, 0, None);
     }
 
-    /// How long one way takes, and whether what goes it arrives.
+    /// The delay of one way, and whether the message arrives.
     fn way(&mut self) -> (Duration, bool) {
         let (least, most) = WAY_US;
         let takes = Duration::from_micros(self.random.between(least, most)) + self.slow;
@@ -137,7 +137,7 @@ impl Inner {
     }
 }
 
-/// A node's way to the server.
+/// A node's connection to the server.
 #[derive(Clone, Debug)]
 pub(crate) struct WayThere {
     pub(crate) place: Place,
@@ -146,7 +146,7 @@ pub(crate) struct WayThere {
 }
 
 impl WayThere {
-    /// A call arrives, or is given up: since when it is under way, and who executes it.
+    /// Waits until a call arrives or is given up. Returns when it was sent, and who executes it.
     async fn there(&self, deadline: Duration) -> Result<(Instant, Arc<KeptPools>), Missed> {
         let begun = Instant::now();
         self.awake().await;
@@ -166,7 +166,7 @@ impl WayThere {
         }
     }
 
-    /// What was answered comes back, or does not.
+    /// Waits until the answer comes back or is given up.
     async fn back<T>(
         &self,
         begun: Instant,
@@ -185,7 +185,7 @@ impl WayThere {
         Err(Missed::Unknown("nobody answered".into()))
     }
 
-    /// A process that sleeps neither calls nor hears.
+    /// Waits while the process sleeps: it neither calls nor hears.
     async fn awake(&self) {
         poll_fn(|cx| self.nap.poll_awake(cx)).await;
     }

@@ -1,4 +1,4 @@
-//! A region: a machine with a disk and clocks that outlive its process, and the process, which is the real server.
+//! A region: a machine whose disk and clocks outlive its process, and the process, which is the real server.
 
 use std::{
     net::SocketAddr,
@@ -45,17 +45,17 @@ pub struct Region {
     pub(crate) machine: Machine,
     pub(crate) nap: Nap,
     pub(crate) weather: Weather,
-    /// Its way to the store that it shares with the others, if it does.
+    /// Its connection to the store that it shares with others, if it does.
     pub(crate) way: Option<WayThere>,
     config: Arc<str>,
     seed: u64,
     trace: Trace,
-    /// Processes so far.
+    /// The number of processes so far.
     begun: Arc<AtomicU64>,
     process: Arc<Mutex<Option<Process>>>,
 }
 
-/// The process that runs.
+/// The running process.
 #[derive(Debug)]
 struct Process {
     shared: Weak<Shared>,
@@ -84,27 +84,28 @@ impl Region {
         self.name
     }
 
-    /// The process, if one runs and has begun to serve. Not to be kept beyond the look at it.
+    /// The process, if it runs and has begun to serve. Do not keep it beyond the current step.
     pub fn process(&self) -> Option<Arc<Shared>> {
         self.current().as_ref()?.shared.upgrade()
     }
 
-    /// Whether its process sleeps: what that says of itself is what was when it fell asleep.
+    /// Whether its process sleeps. A sleeping process reports the state in which it fell asleep.
     pub fn is_asleep(&self) -> bool {
         self.nap.is_on()
     }
 
-    /// Processes that have begun so far.
+    /// The number of processes that have begun.
     pub fn processes(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Durable writes of its disk so far: a crash at the n-th is [`Fault::CrashAtWrite`](crate::schedule::Fault::CrashAtWrite).
+    /// The number of durable writes of its disk.
+    /// [`Fault::CrashAtWrite`](crate::schedule::Fault::CrashAtWrite) crashes at one of them.
     pub fn durable_writes(&self) -> u64 {
         self.disk.durable_writes()
     }
 
-    /// Asks the process to stop as it should; one that sleeps wakes for it.
+    /// Asks the process to stop in an orderly way; a sleeping process wakes for it.
     pub(crate) fn stop(&self) {
         self.wake();
         if let Some(process) = &*self.current() {
@@ -120,19 +121,19 @@ impl Region {
         }
     }
 
-    /// It wakes, if it sleeps.
+    /// Wakes the process, if it sleeps.
     pub(crate) fn wake(&self) {
         self.machine.wake();
         self.nap.end();
     }
 
-    /// Nobody looks at the process any more.
+    /// Drops the process from view.
     pub(crate) fn forget(&self) {
         self.wake();
         *self.current() = None;
     }
 
-    /// A process from its start to its end, for turmoil.
+    /// Runs a process from start to end, for turmoil.
     pub(crate) async fn run(self) -> turmoil::Result {
         let ended = match self.serve().await {
             Ok(()) => "stopped".to_owned(),

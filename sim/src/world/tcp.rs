@@ -1,5 +1,5 @@
-//! gRPC over turmoil's TCP, which neither sends lost segments again nor notices a peer that is gone: a stream ends itself when
-//! nothing came for a while, as one with keep-alive does.
+//! gRPC over turmoil's TCP. Turmoil neither resends lost segments nor notices that a peer is gone. So a
+//! stream ends itself after a silence, as a stream with keep-alive does.
 
 use std::{
     io,
@@ -20,14 +20,14 @@ use turmoil::net::{TcpListener, TcpStream};
 
 use super::nap::Nap;
 
-/// A caller asks whether the other side is there so often, and waits so long for the answer.
+/// A caller pings the node this often, and waits this long for the answer.
 const PING: Duration = Duration::from_secs(1);
-/// After this a node takes a silent caller for gone.
+/// After this silence a node takes a caller for gone.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
-/// How long it may take to connect.
+/// How long connecting may take.
 const CONNECT_MAX: Duration = Duration::from_millis(500);
 
-/// Where callers connect.
+/// The listener for callers.
 pub(crate) struct Port {
     listener: TcpListener,
     nap: Nap,
@@ -48,7 +48,7 @@ impl Listener for Port {
     }
 }
 
-/// A connection that was accepted.
+/// An accepted connection.
 pub(crate) struct Accepted {
     stream: TcpStream,
     nap: Nap,
@@ -62,7 +62,7 @@ impl Connection for Accepted {
     }
 }
 
-/// A stream that ends itself.
+/// A stream that ends itself after a silence.
 pub(crate) struct Stream {
     stream: TcpStream,
     nap: Nap,
@@ -100,7 +100,7 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// A caller's way to a node: connects when it is used, again and again.
+/// A caller's channel to a node. It connects whenever it is used without a connection.
 pub(crate) fn channel(node: SocketAddr, deadline: Duration) -> Channel {
     let endpoint = Endpoint::from(Uri::from_static("http://node"))
         .timeout(deadline)

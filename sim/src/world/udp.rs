@@ -18,15 +18,15 @@ use quinn::{
 use super::nap::Nap;
 
 type Readable = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
-/// Told of every packet: where it goes, and its bytes. Says whether it is not lost at once.
+/// Called for every packet, with its destination and bytes. Returns whether the packet survives.
 type OnSend = dyn Fn(SocketAddr, &[u8]) -> bool + Send + Sync;
 
 /// A simulated UDP socket.
 pub(crate) struct Socket {
     io: Arc<turmoil::net::UdpSocket>,
     local: SocketAddr,
-    /// The wait for packets that is being polled. While it is pending it has turmoil's lock on receiving, so nothing may be
-    /// received before it has ended.
+    /// The pending wait for packets. While it is pending it holds turmoil's lock on receiving, so nothing may
+    /// be received before it has ended.
     readable: Mutex<Option<Readable>>,
     on_send: Box<OnSend>,
     nap: Nap,
@@ -66,7 +66,7 @@ impl AsyncUdpSocket for Socket {
                 continue;
             }
             match self.io.try_send_to(packet, transmit.destination) {
-                // Nobody is there: UDP loses the packet, and says nothing.
+                // No host listens: UDP loses the packet silently.
                 Err(fault) if fault.kind() == io::ErrorKind::ConnectionRefused => {}
                 sent => drop(sent?),
             }
@@ -116,7 +116,7 @@ impl AsyncUdpSocket for Socket {
     }
 }
 
-/// turmoil's sockets take packets at any time.
+/// turmoil's sockets accept packets at any time.
 #[derive(Debug)]
 struct WritableAwake(Nap);
 

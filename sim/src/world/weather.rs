@@ -8,13 +8,13 @@ use std::{
 
 use crate::random::Random;
 
-/// What becomes of the packets that a region sends.
+/// Decides which packets of a region are lost.
 #[derive(Clone, Debug)]
 pub(crate) struct Weather(Arc<Mutex<Inner>>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Of a hundred packets to each region so many are lost.
+    /// The percentage of packets that is lost on the way to each region.
     loss: BTreeMap<IpAddr, u32>,
     random: Random,
 }
@@ -24,12 +24,12 @@ impl Weather {
         Self(Arc::new(Mutex::new(Inner { loss: BTreeMap::new(), random })))
     }
 
-    /// From now on so many of a hundred are lost.
+    /// From now on this percentage of packets is lost.
     pub(crate) fn lose(&self, to: IpAddr, percent: u32) {
         self.inner().loss.insert(to, percent);
     }
 
-    /// Nothing is lost any more.
+    /// From now on no packet is lost.
     pub(crate) fn clear(&self) {
         self.inner().loss.clear();
     }

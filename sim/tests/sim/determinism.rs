@@ -1,8 +1,9 @@
-//! A seed is a history: two processes that run the same one tell the same trace, whatever the machine draws meanwhile.
+//! A seed fixes the history: two processes that run it make the same trace, although the machine's own
+//! randomness differs.
 
 use std::process::Command;
 
-/// What a process says of its run, without how long it took.
+/// A process's report of its run, without the elapsed time.
 fn trace_of(scenario: &str, seed: u64) -> String {
     let run = Command::new(env!("CARGO_BIN_EXE_acequia-sim"))
         .args(["run", scenario, "--seed", &seed.to_string()])

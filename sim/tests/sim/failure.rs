@@ -1,4 +1,4 @@
-//! What must not be is found, told, replayed, and made smaller.
+//! A breach of a promise is found, reported, replayed and minimised.
 
 use std::{process::Command, time::Duration};
 
@@ -12,7 +12,7 @@ use acequia_sim::{
     world::{Answer, World},
 };
 
-/// A promise that nobody made: of two regions one always runs.
+/// A promise that the server does not make: one of two regions always runs.
 struct OneRuns;
 
 impl Check for OneRuns {
@@ -35,7 +35,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Much that breaks, and somewhere in it two regions that are down at once.
+/// A schedule of many faults. Somewhere in it, both regions are down at once.
 fn much() -> Schedule {
     let mut schedule = Schedule::default();
     for n in 0..6 {

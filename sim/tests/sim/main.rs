@@ -1,4 +1,4 @@
-//! Whole runs of the simulator: what they find, what they tell, and that they can be run again.
+//! Whole runs of the simulator: findings, reports and replays.
 
 mod determinism;
 mod failure;

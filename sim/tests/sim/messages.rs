@@ -1,4 +1,4 @@
-//! A link between regions of which nobody asks anything is all but silent.
+//! A link between regions that nobody asks is almost silent.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use acequia_sim::{
     world::{Setup, World},
 };
 
-/// Until loans have come back, and all that was said of them is confirmed.
+/// The time until loans have come back and all advertisements are confirmed.
 const COOLS: Duration = Duration::from_secs(20);
 const IDLE_S: u64 = 20;
 

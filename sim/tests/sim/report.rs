@@ -1,4 +1,4 @@
-//! A run that is watched is the same run, and its page can be read by anybody, anywhere.
+//! A watched run is the same as an unwatched one, and anybody can read its page anywhere.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -12,7 +12,7 @@ use acequia_sim::{
     trace::Trace,
 };
 
-/// A run that was watched, and its page.
+/// A watched run and its page.
 struct Seen {
     scenario: Scenario,
     seed: u64,
@@ -73,7 +73,7 @@ fn the_series_of_a_split_add_up_and_no_loan_crosses_the_cut() {
     });
     let given: Vec<_> = cell.loans.iter().filter(|loan| !loan.is_return).collect();
     let crossing = given.iter().filter(|loan| {
-        // One that was on its way when the cut came is seen at the next sample.
+        // A loan that was on its way when the cut came is seen at the next sample.
         let is_in_cut = loan.at > from + Duration::from_millis(200) && loan.at < until;
         is_in_cut && (Some(loan.lender) == alone || Some(loan.borrower) == alone)
     });
@@ -129,7 +129,7 @@ fn every_label_of_a_plot_is_whole() {
     }
 }
 
-/// From where to where the letters of a label go, in a wide font.
+/// Where the letters of a label begin and end, in a wide font.
 fn ends(label: &str) -> (f64, f64) {
     let (_, after) = label.split_once('>').expect("the end of a tag");
     let text = after.split("</text>").next().expect("its end");
@@ -151,7 +151,7 @@ fn attribute<'a>(tag: &'a str, name: &str) -> Option<&'a str> {
     after.split('"').next()
 }
 
-/// Every tag that is opened is closed in its order, every attribute is quoted, and `&` begins an entity.
+/// Checks that tags are closed in order, attributes are quoted, and every `&` begins an entity.
 fn well_formed(page: &str) {
     let mut open: Vec<&str> = Vec::new();
     let body = page.strip_prefix("<!doctype html>").expect("a document type");

@@ -1,4 +1,4 @@
-//! Scenarios that must find nothing, and a world that can be broken and looked at by hand.
+//! Scenarios that must find nothing, and a world that tests can break and inspect.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ fn when_orders_are_over_nobody_waits_for_anybody() {
     }
 }
 
-/// Calm, but for these faults, each at so many seconds.
+/// A calm run with these faults, each at a second.
 fn with(faults: &[(u64, Fault)]) -> (Record, Trace) {
     let mut schedule = Schedule::default();
     for (at, fault) in faults {
@@ -51,7 +51,7 @@ fn with(faults: &[(u64, Fault)]) -> (Record, Trace) {
     (run_plan(plan, 1, &trace).expect("a world"), trace)
 }
 
-/// Whether one of the last things that happened at a host says so.
+/// Whether one of the last events at a host says `what`.
 fn tells(trace: &Trace, host: &str, what: &str) -> bool {
     let last = trace.last();
     last.iter().any(|(name, lines)| name == host && lines.iter().any(|line| line.what.contains(what)))
@@ -76,7 +76,7 @@ fn a_disk_that_is_lost_takes_the_share_with_it_until_an_operator_gives_it_back()
 fn a_node_on_an_old_disk_owns_nothing() {
     let (record, trace) = with(&[
         (5, Fault::CopyDisk(2)),
-        // Others hear of processes that the copy knows nothing of.
+        // Others hear of processes that are not in the copy.
         (6, Fault::Crash(2, Leftover::Lost)),
         (7, Fault::Start(2)),
         (9, Fault::Crash(2, Leftover::Lost)),
@@ -118,7 +118,7 @@ fn a_clean_stop_a_full_disk_held_packets_and_orders_pass_without_a_finding() {
     assert!(tells(&trace, "eu", r#"{"burst":60,"rate":"20/s"}"#));
 }
 
-/// A world that is calm until somebody breaks it.
+/// A calm world for tests to break.
 fn calm() -> World {
     let plan = (named("calm").expect("a scenario").plan)(&mut Random::new(1));
     let setup = Setup {
@@ -184,7 +184,7 @@ fn a_donor_that_keeps_less_than_its_floor_is_found() {
         guard_percent: None,
         stores: 1,
     };
-    // What a config with a higher floor says, of regions that go by the lower one.
+    // The limits of a config with a higher floor, applied to regions with the lower one.
     let limits = World::new(&setup, Trace::default()).expect("a world").limits();
     let stricter: Box<dyn acequia_sim::checks::Check> = Box::new(FloorsKept::new(&limits, &plan));
     let record = run_with(plan, 1, &Trace::default(), vec![stricter]).expect("a world");

@@ -1,4 +1,4 @@
-//! The page says how a schedule is written: what it shows is read, and runs.
+//! The README shows how a schedule is written. Its sample is read and run.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 
 const PAGE: &str = include_str!("../../README.md");
 
-/// The file that the page shows.
+/// The file that the README shows.
 fn sample() -> Kept {
     let (_, after) = PAGE.split_once("```json\n").expect("a sample");
     let (text, _) = after.split_once("```").expect("its end");

@@ -1,4 +1,4 @@
-//! Nodes of one region that share a store: what becomes of callers when it is gone.
+//! Nodes of one region that share a store: their callers during a store outage.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use acequia_sim::{
 
 const GONE: Duration = Duration::from_secs(25);
 const BACK: Duration = Duration::from_secs(85);
-/// Callers ask for less than half of these.
+/// Callers ask for less than half of these limits.
 const LIMITS: &str = "
   - name: api
     domain: sim
@@ -30,7 +30,7 @@ const LIMITS: &str = "
     sliding_window: { limit: 700, window: 10s }
 ";
 
-/// Of a hundred callers who were asked for while the store was gone, one may be denied.
+/// During the outage, at most one in a hundred requests may be denied.
 #[derive(Debug, Default)]
 struct HardlyDenied {
     denied: u64,

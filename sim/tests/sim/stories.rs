@@ -1,4 +1,4 @@
-//! Every story finds nothing, whatever the seed.
+//! Every story finds nothing, with any seed.
 
 use acequia_sim::{
     many::{Job, Outcome, run_all},
@@ -8,7 +8,7 @@ use acequia_sim::{
 const SEEDS: u64 = 2;
 const SWARM_SEEDS: u64 = 200;
 const WRITES: u64 = 40;
-/// Two cores are what there always is.
+/// Every machine has two cores.
 const AT_A_TIME: usize = 2;
 
 fn outcomes(jobs: impl Iterator<Item = Job> + Send) -> Vec<Outcome> {

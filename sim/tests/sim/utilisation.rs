@@ -1,4 +1,4 @@
-//! Of what could be admitted, as much is as was promised; and if regions did not share, it would be missed.
+//! The promised part of what could be admitted is admitted. The check notices regions that do not share.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn limits_are_used_as_promised_with_every_seed_and_a_run_says_how_much() {
     }
 }
 
-/// All packets are lost, which is no cut that the check knows of: these are regions that never lend.
+/// All packets are lost, but the check sees no cut. So these are regions that never lend.
 #[test]
 fn regions_that_never_lend_are_missed() {
     let mut schedule = Schedule::default();

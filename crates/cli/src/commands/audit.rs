@@ -24,7 +24,7 @@ pub struct Audit {
     #[command(flatten)]
     address: AdminAddress,
 
-    /// At most so many of the newest.
+    /// Show at most this many of the newest changes.
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = value_parser!(u32).range(1..=10_000))]
     newest: u32,
 
@@ -77,7 +77,7 @@ fn paragraph(entry: &AuditEntry, paint: Paint) -> String {
     text
 }
 
-/// A change for programs.
+/// A change as JSON.
 #[derive(Debug, Serialize)]
 struct AuditJson<'a> {
     /// RFC 3339, UTC, to the second.

@@ -1,4 +1,4 @@
-//! `acequia authority`: which node mints and burns, and handing that over.
+//! `acequia authority`: shows which node is the authority, and makes another node the authority.
 
 use std::process::ExitCode;
 
@@ -17,7 +17,7 @@ use super::{
 
 /// The authority: the one node that makes versions of the catalogue.
 ///
-/// Exits with 0 where it is done, 1 where it is not (yet), 2 where nobody could be asked.
+/// Exits with 0 if it is done, 1 if it is not (yet), 2 if nobody could be asked.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia authority
@@ -46,7 +46,8 @@ struct Move {
     /// The node that is to be the authority, as NODE or REGION/NODE.
     node: String,
 
-    /// No other authority makes versions any more: its process is stopped and stays so, or it is cut off from all.
+    /// No other authority makes versions any more: its process is stopped for good, or it is cut off from all
+    /// nodes.
     #[arg(long)]
     fenced: bool,
 
@@ -79,7 +80,7 @@ impl Authority {
 }
 
 impl Move {
-    /// Refuses where another node would become the authority.
+    /// Refuses an order that was sent to a node other than the future authority.
     fn is_for(&self, asked: &NodeStatus, address: &str) -> Result<(), Fault> {
         let full = format!("{}/{}", asked.region, asked.node);
         if self.node == asked.node || self.node == full {

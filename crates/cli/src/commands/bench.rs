@@ -25,17 +25,17 @@ use crate::load::{
     check_verdict, drive, rate_limit_verdict,
 };
 
-/// Every key has its own messages in memory: some hundred megabytes at most.
+/// Every key has its own messages in memory: some hundred megabytes at this number.
 const KEYS_MAX: u64 = 1_000_000;
-/// A longer run belongs to a tool that watches.
+/// Longer runs belong to a monitoring tool.
 const SECONDS_MAX: u64 = 86_400;
-/// How long the one question before a run may take.
+/// Deadline of the single question before a run.
 const FIRST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Load a running node, and print throughput and latency.
 ///
-/// What it asks is charged. Before what is measured, it warms up for one second. It uses one core of this machine.
-/// Exits with 0 where every request had an answer, be it a denial, and with 2 otherwise.
+/// All requests are charged. The bench warms up for one second before it measures, and uses one core of this
+/// machine. Exits with 0 if every request had an answer, even a denial, and with 2 otherwise.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia bench
@@ -45,7 +45,7 @@ pub struct Bench {
     #[command(flatten)]
     address: Address,
 
-    /// What to call.
+    /// The call to make.
     #[arg(long, value_enum, default_value_t = Mode::Rls)]
     mode: Mode,
 
@@ -77,12 +77,12 @@ pub struct Bench {
     #[arg(long)]
     json: bool,
 
-    /// What the requests say about themselves. A word + begins another descriptor.
+    /// The entries of the requests. A word + begins another descriptor.
     #[arg(default_value = "api_key=bench", value_name = "KEY=VALUE", value_parser = read_word)]
     entries: Vec<Word>,
 }
 
-/// What a bench calls.
+/// The call that a bench makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 enum Mode {
@@ -120,11 +120,12 @@ impl Bench {
         Ok(drive(&self.load(&questions)?).await?)
     }
 
-    /// A wrong question, or an address where nobody is, is better said before the run than counted in it.
+    /// Asks one question before the run. It reports a wrong question or address at once instead of counting
+    /// errors.
     async fn ask_once(&self, questions: &Questions<'_>) -> Result<(), ClientError> {
         let client = self.address.client(FIRST_DEADLINE)?;
         match client.peek(questions.question(0)).await {
-            // Any server of Envoy's protocol can be measured, and another one has no Peek.
+            // Any server of Envoy's protocol can be measured, and other servers have no Peek.
             Err(ClientError::Unreachable { .. }) if self.mode == Mode::Rls => Ok(()),
             answer => {
                 if answer?.verdict.is_some_and(|verdict| verdict.limits.is_empty()) {
@@ -178,7 +179,7 @@ impl Bench {
     }
 }
 
-/// A report and what it is about.
+/// A report and the settings of its run.
 #[derive(Debug, Serialize)]
 struct BenchJson<'a> {
     address: &'a str,
@@ -219,7 +220,7 @@ impl<'a> Questions<'a> {
         Ok(Self { domain: &bench.domain, descriptors: groups(&bench.entries)?, keys: bench.keys })
     }
 
-    /// The question about a key; past the last key comes the first.
+    /// The question about a key; after the last key comes the first.
     fn question(&self, key: u64) -> Question {
         let mut descriptors = self.descriptors.iter().enumerate().map(|(number, entries)| {
             entries.iter().enumerate().map(move |(place, (name, value))| match (number, place) {
@@ -250,7 +251,7 @@ impl<'a> Questions<'a> {
         (0..self.keys).map(|key| CheckRequest::from(self.question(key)).encode_to_vec())
     }
 
-    /// As many messages of `batch` checks as it takes to ask about each key.
+    /// The messages of `batch` checks that it takes to ask about each key.
     fn check_batches(&self, batch: u64) -> impl Iterator<Item = Vec<u8>> {
         (0..self.keys.div_ceil(batch)).map(move |number| {
             let keys = number * batch..(number + 1) * batch;

@@ -1,4 +1,4 @@
-//! `acequia budget`: the global budgets, how far a change of them has come, and changing them.
+//! `acequia budget`: lists the global budgets, shows how far a change is, and changes budgets.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -21,13 +21,13 @@ use super::{
     read_duration,
 };
 
-/// How many limits are named where the one that was asked for does not exist.
+/// How many limits are named when the requested one does not exist.
 const NAMES_MAX: usize = 20;
 
 /// The global budgets: list them, look at one, change one.
 ///
-/// Changes are carried out by the authority; another node says who that is. Exits with 0 where it is done, 1 where
-/// it is not (yet), 2 where nobody could be asked.
+/// The authority carries out changes; any other node names the authority. Exits with 0 if it is done, 1 if it
+/// is not (yet), 2 if nobody could be asked.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia budget list
@@ -49,7 +49,7 @@ pub struct Budget {
 
 #[derive(Clone, Debug, Subcommand)]
 enum BudgetCommand {
-    /// Every limit with its budget, and where the catalogue stands.
+    /// Every limit with its budget, and the state of the catalogue.
     List,
     /// One limit as it is in the catalogue, with its overrides.
     Show {
@@ -67,15 +67,15 @@ struct Set {
     #[arg(value_name = "DOMAIN/NAME[KEY=VALUE,...]", value_parser = read_limit_path)]
     limit: LimitPath,
 
-    /// The new numbers: rate, burst, limit, queue, window. What is not named stays.
+    /// The new numbers: rate, burst, limit, queue, window. Numbers that are not given stay.
     #[arg(required = true, value_name = "NAME=NUMBER", value_parser = read_number)]
     numbers: Vec<Number>,
 
-    /// When the key has its old numbers again: a date, or an instant such as 2027-01-01T12:00:00Z.
+    /// When the key gets its old numbers back: a date, or an instant such as 2027-01-01T12:00:00Z.
     #[arg(long, value_name = "TIME", conflicts_with = "time", value_parser = read_instant)]
     until: Option<String>,
 
-    /// For how long the key has them, such as 30m or 2h.
+    /// For how long the key has the new numbers, such as 30m or 2h.
     #[arg(long = "for", id = "time", value_name = "TIME", value_parser = read_duration)]
     time: Option<Duration>,
 
@@ -134,12 +134,12 @@ impl Set {
     }
 }
 
-/// The text, if it is a time of day.
+/// The text, if it is a valid time.
 fn read_instant(text: &str) -> Result<String, String> {
     parse_instant_ns(text).map(|_| text.to_owned())
 }
 
-/// The limit that is asked for, or which there are.
+/// The requested limit. The error names the existing limits.
 fn find<'a>(budgets: &'a [Listed], limit: &LimitPath) -> Result<&'a Listed, Fault> {
     let LimitPath { domain, name, key } = limit;
     if !key.is_empty() {
@@ -160,12 +160,12 @@ fn path(listed: &Listed) -> String {
     plain(&format!("{}/{}", listed.domain, listed.name))
 }
 
-/// The limit as in a config; nothing where it is no JSON.
+/// The limit in the config's form; `None` if it is not JSON.
 fn limit(listed: &Listed) -> Option<Value> {
     serde_json::from_str(&listed.limit_json).ok()
 }
 
-/// How many keys have numbers of their own; nothing where the node's word cannot be read.
+/// The number of keys with numbers of their own; `None` if the node's answer cannot be read.
 fn overrides(listed: &Listed) -> Option<usize> {
     limit(listed).map(|limit| limit["overrides"].as_array().map_or(0, Vec::len))
 }
@@ -204,7 +204,7 @@ fn show(listed: &Listed, catalogue: Option<&Catalogue>, paint: Paint) -> String 
     )
 }
 
-/// A line for each key with numbers of its own: until when, what of it was granted, why, and who says so.
+/// A line for each key with numbers of its own: until when, which part was granted, why, and by whom.
 fn table_of_overrides(listed: &Listed, paint: Paint) -> String {
     const TITLES: [&str; 6] = ["whose", "has", "granted", "until", "why", "by"];
     const ABOUT: [&str; 8] = ["rate", "burst", "queue", "limit", "granted", "until", "why", "author"];
@@ -235,7 +235,7 @@ fn table_of_overrides(listed: &Listed, paint: Paint) -> String {
     format!("\n{}", table(&rows, [Align::Left; 6], 0, paint))
 }
 
-/// All budgets for programs.
+/// All budgets as JSON.
 #[derive(Debug, Serialize)]
 struct ListJson<'a> {
     budgets: Vec<BudgetJson<'a>>,
@@ -254,7 +254,7 @@ impl<'a> ListJson<'a> {
     }
 }
 
-/// One budget for programs, and where the catalogue stands.
+/// One budget and the state of the catalogue, as JSON.
 #[derive(Debug, Serialize)]
 struct ShowJson<'a> {
     #[serde(flatten)]
@@ -272,9 +272,9 @@ impl<'a> ShowJson<'a> {
 struct BudgetJson<'a> {
     domain: &'a str,
     name: &'a str,
-    /// As it is written in a config, such as "token_bucket 100/s burst 200".
+    /// The budget in the config's words, such as "token_bucket 100/s burst 200".
     budget: &'a str,
-    /// The limit as in a config.
+    /// The limit in the config's form.
     limit: Option<Value>,
 }
 

@@ -1,4 +1,4 @@
-//! `acequia candidate`: what would change if a candidate took the place of the limit that it is compared with.
+//! `acequia candidate`: what would change if a candidate replaced the limit that it is compared with.
 
 use std::process::ExitCode;
 
@@ -15,9 +15,11 @@ use super::{
     people::{Align, Cell, Colour, Paint, at, plain, table},
 };
 
-/// Compare a candidate with the limit that it may replace: who would be denied, and who would not be any more.
+/// Compare a candidate with the limit that it may replace: who would be denied, and who would be denied no
+/// more.
 ///
-/// A candidate is a limit with `mode: shadow` and `candidate_for: NAME`. Each node counts the requests that it was asked.
+/// A candidate is a limit with `mode: shadow` and `candidate_for: NAME`. Each node counts only its own
+/// requests.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia candidate shop/per-key-new
@@ -104,13 +106,13 @@ fn total(report: &CandidateReport) -> u64 {
     counts.into_iter().fold(0, u64::saturating_add)
 }
 
-/// To a hundredth.
+/// A percentage with two decimals.
 fn percent(count: u64, all: u64) -> String {
     let hundredths = u128::from(count) * 10_000 / u128::from(all.max(1));
     format!("{}.{:02}", hundredths / 100, hundredths % 100)
 }
 
-/// With the names of `proto/acequia/v1/admin.proto`.
+/// The comparison as JSON, with the names of `proto/acequia/v1/admin.proto`.
 #[derive(Debug, Serialize)]
 struct CandidateJson<'a> {
     domain: &'a str,
@@ -118,7 +120,7 @@ struct CandidateJson<'a> {
     live: &'a str,
     candidate_budget: &'a str,
     live_budget: &'a str,
-    /// RFC 3339, UTC; null where no request hit both.
+    /// RFC 3339, UTC; null if no request hit both limits.
     since: Option<String>,
     both_allow: u64,
     only_candidate_denies: u64,

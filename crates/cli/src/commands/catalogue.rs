@@ -1,4 +1,4 @@
-//! Where the catalogue stands, in words and as JSON.
+//! The state of the catalogue, in words and as JSON.
 
 use acequia_api::acequia::v1::{Catalogue, Mark, Pending};
 use serde::Serialize;
@@ -10,26 +10,26 @@ pub(super) fn version(mark: Option<Mark>) -> String {
     mark.map_or("none".to_owned(), |Mark { epoch, number }| format!("{epoch}.{number}"))
 }
 
-/// Whether every region conforms to this version.
+/// Whether this version is effective in every region.
 pub(super) fn is_effective(catalogue: &Catalogue, wanted: Mark) -> bool {
     let key = |mark: Mark| (mark.epoch, mark.number);
     catalogue.effective.is_some_and(|effective| key(effective) >= key(wanted))
 }
 
-/// A line of what is known about something: its name, and what there is to say.
+/// A line about something: its name, and its description.
 pub(super) type Line = [Cell; 2];
 
-/// Lines under each other; a name that repeats is written once.
+/// A table of lines.
 pub(super) fn lines(lines: &[Line], paint: Paint) -> String {
     table(lines, [Align::Left; 2], 0, paint)
 }
 
-/// A line, whose name is empty where it goes on with the one before.
+/// A line. The name is empty if the line continues the one before.
 pub(super) fn line(name: &str, says: impl AsRef<str>) -> Line {
     [Cell::new(name).coloured(Colour::Bold), Cell::new(says)]
 }
 
-/// How far the catalogue is, who is pending, and what this node's file says that it does not.
+/// The state of the catalogue, who is pending, and how this node's file differs from the catalogue.
 pub(super) fn standing(catalogue: Option<&Catalogue>) -> Vec<Line> {
     let Some(catalogue) = catalogue else {
         return vec![line(
@@ -63,7 +63,7 @@ fn versions(catalogue: &Catalogue) -> String {
     }
 }
 
-/// Where a version is effective that all have acknowledged.
+/// Says where a version is effective that every node has acknowledged.
 pub(super) fn everywhere(catalogue: &Catalogue) -> String {
     match catalogue.older_until_ns {
         0 => "effective everywhere".to_owned(),
@@ -74,7 +74,7 @@ pub(super) fn everywhere(catalogue: &Catalogue) -> String {
     }
 }
 
-/// Who has not acknowledged a version yet, and what would end the wait.
+/// Names a node that has not acknowledged a version yet, and what would end the wait.
 pub(super) fn waiting(pending: &Pending) -> String {
     match pending.waiting.as_str() {
         "" => pending.region.clone(),
@@ -82,7 +82,7 @@ pub(super) fn waiting(pending: &Pending) -> String {
     }
 }
 
-/// A version: null where there is none.
+/// A version as JSON: null if there is none.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct MarkJson {
     epoch: u32,
@@ -95,10 +95,10 @@ impl MarkJson {
     }
 }
 
-/// The catalogue for programs.
+/// The catalogue as JSON.
 #[derive(Debug, Serialize)]
 pub(super) struct CatalogueJson<'a> {
-    /// The node that mints and burns, as region/node.
+    /// The authority, as region/node.
     authority: &'a str,
     is_authority: bool,
     requested: Option<MarkJson>,
@@ -145,7 +145,7 @@ pub(super) mod examples {
         Mark { epoch: 1, number }
     }
 
-    /// Version 1.7 is everywhere.
+    /// Version 1.7 is effective everywhere.
     pub(in crate::commands) fn settled() -> Catalogue {
         Catalogue {
             authority: "eu/eu-1".to_owned(),

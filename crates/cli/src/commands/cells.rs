@@ -1,4 +1,4 @@
-//! The cells of a limit that come most often, over the nodes that are asked.
+//! The most frequent cells of a limit, over all asked nodes.
 
 use std::time::Duration;
 
@@ -17,12 +17,13 @@ use super::{
 };
 use crate::view::picture::{CellRow, Cells};
 
-/// How often nodes are asked who is hot.
+/// How often nodes are asked for their hottest cells.
 const EVERY: Duration = Duration::from_secs(1);
-/// Cells of each kind that are shown.
+/// Cells of each kind to show.
 const SHOWN: usize = 20;
 
-/// Asks all nodes, and adds up what they say of each cell. A node that does not list a cell adds nothing to its count.
+/// Asks all nodes, and sums their counts of each cell. A node that does not list a cell adds nothing to its
+/// count.
 pub(super) async fn ask(admins: &mut [Admin], limit: &str) -> Cells {
     let path = match read_limit_path(limit) {
         Ok(path) => path,
@@ -47,7 +48,7 @@ fn merged(answers: Vec<Result<ListCellsResponse, Fault>>) -> Cells {
             Err(_) => {}
         }
     }
-    // Of a limit that one of them does not know yet, the others know enough.
+    // If one node does not know the limit yet, the other nodes know enough.
     if !cells.hottest.is_empty() || !cells.offenders.is_empty() {
         cells.fault.clear();
     }
@@ -70,7 +71,7 @@ fn add(rows: &mut Vec<CellRow>, counts: Vec<CellCount>) {
     }
 }
 
-/// Asks nodes about one limit, again and again, until it is dropped.
+/// Asks nodes about one limit repeatedly, until it is dropped.
 pub(super) struct CellsWatch {
     wanted: watch::Sender<Option<String>>,
     seen: watch::Receiver<Option<(String, Cells)>>,
@@ -98,7 +99,7 @@ impl CellsWatch {
         Self { wanted, seen, task }
     }
 
-    /// Wants to know of that limit from now on; of none where nothing is given.
+    /// Watches this limit from now on; `None` stops asking.
     pub(super) fn want(&self, limit: Option<&str>) {
         self.wanted.send_if_modified(|wanted| {
             let is_other = wanted.as_deref() != limit;
@@ -107,7 +108,7 @@ impl CellsWatch {
         });
     }
 
-    /// What is known of that limit; nothing of any other.
+    /// The known cells of this limit; empty if another limit is watched.
     pub(super) fn of(&self, limit: &str) -> Cells {
         let seen = self.seen.borrow();
         seen.as_ref().filter(|(of, _)| of == limit).map(|(_, cells)| cells.clone()).unwrap_or_default()
@@ -116,7 +117,7 @@ impl CellsWatch {
 
 #[cfg(test)]
 impl CellsWatch {
-    /// To wait for an answer.
+    /// A receiver that wakes when an answer comes.
     pub(super) fn seen(&self) -> watch::Receiver<Option<(String, Cells)>> {
         self.seen.clone()
     }
@@ -128,7 +129,7 @@ impl Drop for CellsWatch {
     }
 }
 
-/// For programs.
+/// The cells as JSON.
 #[derive(Debug, Serialize)]
 pub(super) struct CellsJson<'a> {
     limit: &'a str,
@@ -137,7 +138,7 @@ pub(super) struct CellsJson<'a> {
     fault: Option<&'a str>,
 }
 
-/// A cell that came `count` times of late at most, and `count - error` times at least.
+/// A cell that came between `count - error` and `count` times lately.
 #[derive(Debug, Serialize)]
 struct CellJson<'a> {
     key: &'a str,

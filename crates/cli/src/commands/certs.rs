@@ -1,4 +1,4 @@
-//! `acequia certs`: a development authority, and a certificate for each node.
+//! `acequia certs`: a development certificate authority, and a certificate for each node.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -10,21 +10,21 @@ use super::{Output, SUCCESS, complain};
 /// Make certificates for nodes that share limits: `acequia certs ./certs eu-1=eu us-1=us --authority eu-1`.
 #[derive(Args, Clone, Debug)]
 pub struct Certs {
-    /// The folder. An authority that is there (ca.pem, ca.key) signs; else one is made.
+    /// The folder. A certificate authority in it (ca.pem, ca.key) signs; otherwise one is made.
     folder: PathBuf,
 
     /// A node and its region.
     #[arg(required = true, value_name = "NODE=REGION", value_parser = read_identity)]
     nodes: Vec<Identity>,
 
-    /// A node that may change limits and members for all: the `authority` of the configs, and whoever may follow it. Its certificate
-    /// has the URI acequia:authority. One that has it keeps it when it is made anew.
+    /// A node that may change limits and members for all: the `authority` of the configs, and any node that
+    /// may follow it. Its certificate has the URI acequia:authority, and keeps it when it is made anew.
     #[arg(long, value_name = "NODE")]
     authority: Vec<String>,
 }
 
 impl Certs {
-    /// Makes them, and says which files.
+    /// Makes the certificates, and prints which files it wrote.
     pub fn run(self) -> ExitCode {
         let authorities: Vec<&str> = self.authority.iter().map(String::as_str).collect();
         match certs::create(&self.folder, &self.nodes, &authorities) {

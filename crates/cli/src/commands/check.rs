@@ -1,4 +1,4 @@
-//! `acequia check`: ask, charge, and say it with the exit code.
+//! `acequia check`: asks, charges, and reports with the exit code.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -15,9 +15,9 @@ use super::{
     },
 };
 
-/// May this request pass? What is allowed is charged.
+/// May this request pass? An allowed request is charged.
 ///
-/// Exits with 0 where it is allowed, 1 where it is denied, 2 where nobody could say.
+/// Exits with 0 if it is allowed, 1 if it is denied, 2 if nobody could say.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia check --domain shop api_key=k1 route=/search
@@ -33,28 +33,30 @@ pub struct Check {
     #[command(flatten)]
     charging: Charging,
 
-    /// Also print what each limit says where the request is allowed.
+    /// Also print the verdict of each limit if the request is allowed.
     #[arg(long, short)]
     verbose: bool,
 }
 
-/// What is remembered of the charge.
+/// Options for remembering a charge.
 #[derive(Args, Clone, Debug, Default)]
 struct Charging {
-    /// Your own name for this request, unique in the domain: asked again under it, it is charged once.
-    // An empty one would be none: who has an unset variable there believes to be charged once.
+    /// Your own name for this request, unique in the domain. A repeated request with the same name is charged
+    /// once.
+    // An empty id would be no id: a caller with an unset variable would wrongly expect a single charge.
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     id: Option<String>,
 
-    /// Say the charge_id, by which it can be given back.
+    /// Print the charge_id, which a refund needs.
     #[arg(long)]
     refundable: bool,
 
-    /// Charge for so long, 1ms to 1h, until the real cost is committed; then it lapses and is given back.
+    /// Charge until the real cost is committed, or for this long, 1ms to 1h; then the reservation lapses and
+    /// is given back.
     #[arg(long, value_name = "TTL", value_parser = read_duration)]
     reserve: Option<Duration>,
 
-    /// What is reserved stays charged when it lapses.
+    /// Keep a reservation charged when it lapses.
     #[arg(long, requires = "reserve")]
     keep: bool,
 }
@@ -82,7 +84,7 @@ impl Check {
 }
 
 impl Charging {
-    /// The question, with what is to be remembered of its charge.
+    /// The question, with these options.
     fn name(&self, question: Question) -> Question {
         let question = match &self.id {
             Some(id) => question.id(id),
@@ -100,7 +102,7 @@ impl Charging {
         self.id.is_some() || self.refundable || self.reserve.is_some()
     }
 
-    /// What is known of the charge: a line for each.
+    /// Describes the charge: a line for each fact.
     fn says(&self, verdict: &CheckResponse) -> String {
         let Some(id) = charge_id(verdict) else {
             let is_free = self.is_asked_for() && verdict.allowed;
@@ -123,7 +125,8 @@ impl Charging {
     }
 }
 
-/// Milliseconds that [`duration`] says as they are: who commits in that time does not come too late.
+/// Rounds down to milliseconds that [`duration`] shows exactly, so that a commit within the shown time is not
+/// late.
 fn rounded_down(ms: u64) -> u64 {
     let step = match ms {
         0..1_000 => 1,
@@ -149,7 +152,7 @@ fn row(limit: &LimitResult) -> [Cell; 3] {
     [Cell::new(&limit.name), verdict, Cell::new(says(limit))]
 }
 
-/// What one limit says.
+/// One limit's verdict in words.
 fn says(limit: &LimitResult) -> String {
     let Some(left) = left(limit) else { return "exempt".to_owned() };
     let mut says = format!("{left} of {} left", limit.budget);

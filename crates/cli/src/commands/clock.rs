@@ -1,4 +1,4 @@
-//! `acequia clock`: how a process's clocks keep to the system's.
+//! `acequia clock`: how well a process's clocks follow the system's clocks.
 
 use std::{
     process::ExitCode,
@@ -12,14 +12,14 @@ use serde::Serialize;
 use super::{NOT_DONE, Output, SUCCESS, complain, json_line, read_duration};
 use acequia_server::clock::{Clock, Counter, RawClocks, System, SystemClock};
 
-/// Compare the clocks that a node would have on this machine with the system's: steady time with CLOCK_BOOTTIME over its second
-/// second, and the wall with CLOCK_REALTIME at the end.
+/// Compare the clocks that a node would have on this machine with the system's clocks. Steady time is
+/// compared with CLOCK_BOOTTIME over its second second, and the wall with CLOCK_REALTIME at the end.
 #[derive(Args, Clone, Debug)]
 #[command(
     after_help = "Exits with 1 where steady time is off by more than 100 ppm, or the wall by more than 1 ms."
 )]
 pub struct ClockCheck {
-    /// For how long, such as 10s or 1m. It takes two seconds at least.
+    /// For how long, such as 10s or 1m; at least two seconds.
     #[arg(long = "for", default_value = "10s", value_name = "TIME", value_parser = read_duration)]
     time: Duration,
 
@@ -28,21 +28,22 @@ pub struct ClockCheck {
     json: bool,
 }
 
-/// The most that steady time may be off, in parts per million.
+/// The largest accepted error of steady time, in parts per million.
 const DRIFT_PPM_MAX: f64 = 100.0;
-/// The most that the wall may be off, in nanoseconds.
+/// The largest accepted error of the wall, in nanoseconds.
 const WALL_OFF_NS_MAX: u64 = 1_000_000;
-/// How often a node looks at its clocks at least.
+/// The longest time between a node's looks at its clocks.
 const LOOK: Duration = Duration::from_millis(20);
-/// Pairs of readings of which the closest counts: a thread that is preempted between two readings says nothing.
+/// Number of pairs of readings, of which the closest counts. A pair says nothing if its thread was preempted
+/// in between.
 const TRIES: u32 = 200;
 
-/// What was found.
+/// The result of a comparison.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Found {
     /// What steady time gained on `CLOCK_BOOTTIME` in its second second.
     drift_ppm: f64,
-    /// How wrong that may be: both pairs of readings took so long.
+    /// The uncertainty of `drift_ppm`, from the duration of both pairs of readings.
     unsure_ppm: f64,
     /// How far the wall is off at least, in nanoseconds.
     wall_off_ns: u64,
@@ -51,13 +52,13 @@ struct Found {
 }
 
 impl Found {
-    /// Whether all is within what is promised.
+    /// Whether all errors are acceptable.
     fn is_good(&self) -> bool {
         self.drift_ppm.abs() <= DRIFT_PPM_MAX + self.unsure_ppm && self.wall_off_ns <= WALL_OFF_NS_MAX
     }
 }
 
-/// Steady time and the system's clock at one time, which is unsure by `wide_ns`.
+/// Steady time and the system's clock at one time, uncertain by `wide_ns`.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     steady_ns: u64,
@@ -79,7 +80,7 @@ impl Pair {
             .fold(first, |best, next| if next.wide_ns < best.wide_ns { next } else { best })
     }
 
-    /// What steady time gained since an earlier pair, and how wrong that may be, in parts per million.
+    /// What steady time gained since an earlier pair, and the uncertainty of this gain, in parts per million.
     fn gained_ppm(&self, since: &Self) -> (f64, f64) {
         let of = |ns: f64| ns * 1e6 / self.boot_ns.saturating_sub(since.boot_ns).max(1) as f64;
         let [steady_ns, boot_ns] = [(self.steady_ns, since.steady_ns), (self.boot_ns, since.boot_ns)]
@@ -88,7 +89,7 @@ impl Pair {
     }
 }
 
-/// How far the wall is outside of two readings of the system's around it, at least.
+/// The least distance of the wall from the two system readings around it.
 fn wall_off_ns(clock: &impl Clock, raw: &impl RawClocks) -> u64 {
     let once = || {
         let before_ns = raw.wall_ns();
@@ -100,7 +101,7 @@ fn wall_off_ns(clock: &impl Clock, raw: &impl RawClocks) -> u64 {
 }
 
 impl ClockCheck {
-    /// Compares, and says what it found.
+    /// Compares the clocks, and prints the result.
     pub fn run(self) -> ExitCode {
         let clock = match SystemClock::start() {
             Ok(clock) => clock,

@@ -1,4 +1,4 @@
-//! The terminal that an operator sits at, or what stands in its place: a script, a test.
+//! An operator's terminal, or a script or test in its place.
 
 use std::io::{self, BufRead, IsTerminal as _, Read as _, Write};
 
@@ -8,17 +8,17 @@ use super::{
     people::{Paint, plain},
 };
 
-/// No answer to a question is longer.
+/// Longest answer to a question.
 const LINE_BYTES_MAX: u64 = 1024;
 
-/// Where a command answers, remarks and asks back.
+/// Where a command prints answers and remarks, and asks for confirmation.
 pub(super) struct Console<'a> {
-    /// For answers only.
+    /// Colours for answers only.
     pub(super) paint: Paint,
     answers: &'a mut dyn Write,
     remarks: &'a mut dyn Write,
     input: &'a mut dyn BufRead,
-    /// Whether somebody is there to be asked.
+    /// Whether a person can be asked.
     has_person: bool,
 }
 
@@ -42,7 +42,7 @@ impl<'a> Console<'a> {
         command(&mut console).await
     }
 
-    /// Writes to standard output; a reader that has gone away wants no more, and that is no fault.
+    /// Writes to standard output. A reader that has gone away wants no more text, so this is no fault.
     pub(super) fn answer(&mut self, text: &str) -> Result<(), Fault> {
         match self.answers.write_all(text.as_bytes()).and_then(|()| self.answers.flush()) {
             Err(fault) if fault.kind() != io::ErrorKind::BrokenPipe => {
@@ -52,23 +52,23 @@ impl<'a> Console<'a> {
         }
     }
 
-    /// Writes to standard error. Without one, the exit code says it.
+    /// Writes to standard error. If there is none, the exit code says enough.
     pub(super) fn remark(&mut self, text: &str) {
         let _ = self.remarks.write_all(text.as_bytes()).and_then(|()| self.remarks.flush());
     }
 
-    /// Whether somebody is there to be asked.
+    /// Whether a person can be asked.
     pub(super) fn has_person(&self) -> bool {
         self.has_person
     }
 
-    /// Asks for yes or no. Anything but y or yes is no, and so is the end of the input.
+    /// Asks for yes or no. Every answer but y or yes is no, and so is the end of the input.
     pub(super) fn is_yes(&mut self, question: &str) -> Result<bool, Fault> {
         let line = self.ask(&format!("{} [y/N] ", plain(question)))?;
         Ok(["y", "yes"].iter().any(|yes| line.eq_ignore_ascii_case(yes)))
     }
 
-    /// Asks for a name to be typed, and says whether it was.
+    /// Asks for a name to be typed. Returns whether it was typed.
     pub(super) fn is_typed(&mut self, name: &str) -> Result<bool, Fault> {
         Ok(self.ask(&format!("Type {} to confirm: ", plain(name)))? == name)
     }

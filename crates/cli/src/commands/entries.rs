@@ -1,11 +1,11 @@
-//! What a request says about itself, as words of a command line: `api_key=k1 route=/search + ip=192.0.2.7`.
+//! A request's entries as words of a command line: `api_key=k1 route=/search + ip=192.0.2.7`.
 
 /// One word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// A key and its value.
     Entry(String, String),
-    /// What follows is another descriptor.
+    /// Begins another descriptor.
     And,
 }
 
@@ -21,7 +21,7 @@ pub(super) fn read_word(word: &str) -> Result<Word, String> {
     }
 }
 
-/// The pairs of each descriptor, or what is wrong with them.
+/// The pairs of each descriptor. The error describes a bad list of words.
 pub(super) fn groups(words: &[Word]) -> Result<Vec<Vec<(&str, &str)>>, String> {
     let mut groups = Vec::new();
     for group in words.split(|word| *word == Word::And) {

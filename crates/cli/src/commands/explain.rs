@@ -1,4 +1,5 @@
-//! `acequia explain`: what `check` asks, charging nothing: every limit that matches, and why others do not.
+//! `acequia explain`: asks like `check`, but charges nothing. Shows every limit that matches, and why others
+//! do not.
 
 use std::process::ExitCode;
 
@@ -18,7 +19,7 @@ use super::{
 
 /// Why would this request pass or not? Charges nothing.
 ///
-/// Exits as `acequia check` would: with 0 where it is allowed, 1 where it is denied, 2 where nobody could say.
+/// Exits as `acequia check` would: with 0 if it is allowed, 1 if it is denied, 2 if nobody could say.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia explain --domain shop api_key=k1 route=/search
@@ -63,7 +64,7 @@ struct ExplainJson<'a> {
     warnings: &'a [String],
 }
 
-/// What a candidate says, beside the limit that it may replace.
+/// A candidate's verdict, beside the limit that it may replace, as JSON.
 #[derive(Debug, Serialize)]
 struct CandidateJson<'a> {
     candidate: &'a str,
@@ -72,7 +73,7 @@ struct CandidateJson<'a> {
     live_denies: bool,
 }
 
-/// Why a cell has other numbers than its limit.
+/// Why a cell has numbers other than its limit's, as JSON.
 #[derive(Debug, Serialize)]
 struct OverrideJson<'a> {
     limit: &'a str,
@@ -167,7 +168,7 @@ fn for_people(domain: &str, verdict: &CheckResponse, peek: &PeekResponse, paint:
     text
 }
 
-/// Candidates, and the limits that they may replace.
+/// Candidates next to the limits that they may replace.
 fn side_by_side(candidates: &[CandidateVerdict], paint: Paint) -> String {
     let title = ["candidate", "says", "live", "says"].map(|title| Cell::new(title).coloured(Colour::Bold));
     let says = |denies: bool| {
@@ -185,7 +186,7 @@ fn side_by_side(candidates: &[CandidateVerdict], paint: Paint) -> String {
     table(&rows, [Align::Left; 4], 0, paint)
 }
 
-/// By how much a limit was exceeded that is open while the store is lost.
+/// By how much a limit was exceeded that stays open during a store outage.
 fn open(limit: &LimitResult) -> String {
     let LimitResult { name, open_units, .. } = limit;
     plain(&format!(

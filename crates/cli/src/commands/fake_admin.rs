@@ -1,4 +1,4 @@
-//! An admin service that remembers what it was told, for the tests of the operators' commands.
+//! An admin service that records its requests, for the tests of the operators' commands.
 
 use std::{
     net::SocketAddr,
@@ -23,7 +23,7 @@ use tonic::{
 
 use super::catalogue::examples::{mark, pending, settled};
 
-/// What was asked of the node, in order.
+/// A request to the node; requests are kept in order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Asked {
     Status,
@@ -42,17 +42,17 @@ pub(super) enum Asked {
 /// The authority's node eu-1, at version 1.7.
 #[derive(Debug, Default)]
 pub(super) struct FakeAdmin {
-    /// What every call must bring along; nothing where it need not.
+    /// The token that every call must have; `None` if no token is needed.
     pub(super) token: Option<&'static str>,
-    /// What orders are warned of.
+    /// The warnings about orders.
     pub(super) warnings: Vec<String>,
-    /// What every order ends in, dry or not.
+    /// The failure of every order, dry or not.
     pub(super) refusal: Option<Status>,
-    /// What only an order that is no dry run ends in.
+    /// The failure of orders that are no dry runs.
     pub(super) failure: Option<Status>,
-    /// After so many looks at its status an order is effective everywhere.
+    /// After this many status requests an order is effective everywhere.
     pub(super) looks_until_effective: usize,
-    /// What so many of the first looks end in.
+    /// How many of the first status requests get no answer.
     pub(super) silent_looks: usize,
     pub(super) asked: Mutex<Vec<Asked>>,
 }
@@ -76,7 +76,7 @@ impl FakeAdmin {
         self.asked.lock().expect("no panic").clone()
     }
 
-    /// How many orders were no dry runs.
+    /// The number of orders that were no dry runs.
     fn orders(&self) -> u64 {
         let asked = self.asked();
         let orders = asked.iter().filter(|asked| match asked {
@@ -148,7 +148,7 @@ impl Admin for FakeAdmin {
         }))
     }
 
-    /// Says at once what a node would say over the next second, in which it admits 40 units.
+    /// Sends at once what a node would send over the next second, in which it admits 40 units.
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         self.take(request, |_| Asked::Status)?;
         let catalogue = self.catalogue();
@@ -170,7 +170,7 @@ impl Admin for FakeAdmin {
             ..NodeStatus::default()
         };
         let statuses = tokio_stream::iter((0..=10).map(move |tenth| Ok(status(tenth))));
-        // And then nothing more: the conversation goes on.
+        // After these no message comes, but the stream stays open.
         Ok(Response::new(Box::pin(statuses.chain(tokio_stream::pending()))))
     }
 
@@ -282,7 +282,7 @@ impl Admin for FakeAdmin {
     }
 }
 
-/// A store of three nodes, of which one has not told what it holds of a few groups.
+/// A store of three nodes. One node has not told what it holds of a few groups.
 pub(super) fn store() -> StoreStatus {
     let nodes = ["eu-1", "eu-2", "eu-3"].map(str::to_owned).to_vec();
     StoreStatus { nodes, groups: 1_024, granting: 1_000, lost: 0, left_out: Vec::new() }

@@ -1,4 +1,4 @@
-//! `acequia grant` and `acequia reset`: more units for one cell, for the time being.
+//! `acequia grant` and `acequia reset`: temporarily more units for one cell.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -13,11 +13,11 @@ use super::{
     read_duration,
 };
 
-/// Give one cell so many units more, until its window ends.
+/// Give one cell more units until its window ends.
 ///
-/// A sliding window has them for one window, and a bucket is so much larger until it would be full again, or for as long as
-/// --for says. All regions share them as they share the limit. Carried out by the authority. Exits with 0 where it is done, 1
-/// where it is not (yet), 2 where nobody could be asked.
+/// A sliding window has the units for one window. A bucket is larger until it would be full again, or for as
+/// long as --for says. All regions share the units as they share the limit. The authority carries it out.
+/// Exits with 0 if it is done, 1 if it is not (yet), 2 if nobody could be asked.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia grant 'shop/monthly-credits[tenant=big-co]' 5000 --reason 'ticket 4711' --wait
@@ -35,7 +35,7 @@ pub struct Grant {
     #[arg(value_name = "DOMAIN/NAME[KEY=VALUE,...]", value_parser = read_limit_path)]
     cell: LimitPath,
 
-    /// How many more.
+    /// How many more units.
     #[arg(value_name = "UNITS", value_parser = value_parser!(u64).range(1..))]
     units: u64,
 
@@ -47,10 +47,11 @@ pub struct Grant {
     order: OrderArguments,
 }
 
-/// Give one cell as many units more as it is known to have used.
+/// Give one cell as many more units as it is known to have used.
 ///
-/// The authority knows what its own region used, and what the others said last; it says what that is, and until when it is
-/// granted. Exits with 0 where it is done, 1 where it is not (yet), 2 where nobody could be asked.
+/// The authority knows what its own region used, and the other regions' last reports. It prints the amount,
+/// and until when it is granted. Exits with 0 if it is done, 1 if it is not (yet), 2 if nobody could be
+/// asked.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia reset 'shop/per-key[api_key=k1]' --dry-run          only say what is known to be used
@@ -110,7 +111,7 @@ fn cautious(request: Request) -> Order<'static> {
     Order { request, caution: Caution::Warned, danger: String::new() }
 }
 
-/// Milliseconds, at least one: none would say that no time was given.
+/// Milliseconds, at least one: 0 would mean that no time was given.
 pub(super) fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1)
 }

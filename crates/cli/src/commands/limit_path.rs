@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 
 use acequia_limits::notation::{Rate, parse_duration_ns, parse_units};
 
-/// What [`LimitPath`] is written like.
+/// How a [`LimitPath`] is written.
 const SHAPE: &str = "write DOMAIN/NAME, or DOMAIN/NAME[KEY=VALUE,KEY=VALUE] for the numbers of one key";
 
 /// A limit, or one of its keys.
 ///
-/// `DOMAIN/NAME[KEY=VALUE,KEY=VALUE]`. The name begins after the last slash before the first bracket, for domains
-/// may have slashes and names have none. In the brackets a comma ends a value, and `%` begins two
-/// hexadecimal digits of a byte: `%2C` is a comma, `%25` a percent sign. Everything else stands for itself.
+/// `DOMAIN/NAME[KEY=VALUE,KEY=VALUE]`. Domains may have slashes and names have none, so the name begins after
+/// the last slash before the first bracket. In the brackets a comma ends a value, and `%` begins two
+/// hexadecimal digits of a byte: `%2C` is a comma, `%25` a percent sign. All other characters stand for
+/// themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LimitPath {
     pub(super) domain: String,
@@ -20,7 +21,7 @@ pub(super) struct LimitPath {
     pub(super) key: BTreeMap<String, String>,
 }
 
-/// Reads a path, or says what is wrong with it.
+/// Reads a path. The error describes what is wrong with it.
 pub(super) fn read_limit_path(text: &str) -> Result<LimitPath, String> {
     let (limit, key) = match text.split_once('[') {
         None => (text, BTreeMap::new()),
@@ -61,7 +62,7 @@ fn read_key(pairs: &str) -> Result<BTreeMap<String, String>, String> {
     Ok(key)
 }
 
-/// The text with the bytes that `%` announces.
+/// Decodes bytes that are written with `%`.
 fn decoded(text: &str) -> Result<String, String> {
     let mut parts = text.split('%');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
@@ -86,7 +87,7 @@ pub(super) struct Number {
     text: String,
 }
 
-/// Reads a number, or says what is wrong with it.
+/// Reads a number. The error describes what is wrong with it.
 pub(super) fn read_number(word: &str) -> Result<Number, String> {
     let Some((name, text)) = word.split_once('=') else {
         return Err(format!("it has no value: write {word}=NUMBER"));
@@ -107,7 +108,7 @@ pub(super) fn read_number(word: &str) -> Result<Number, String> {
     Ok(Number { name: name.to_owned(), text: text.to_owned() })
 }
 
-/// The numbers by their names, or what is wrong with them.
+/// The numbers by their names. The error describes what is wrong with them.
 pub(super) fn by_name(numbers: &[Number]) -> Result<HashMap<String, String>, String> {
     let mut by_name = HashMap::new();
     for Number { name, text } in numbers {

@@ -1,8 +1,8 @@
-//! The command line's client side: commands that ask a node that is running somewhere.
+//! The client side of the command line: commands that ask a running node.
 //!
-//! Each command is an argument struct with an async `run`. What it prints is made by functions that take an
-//! answer and give text; only `Output` touches the terminal. Answers go to standard output, what went wrong
-//! to standard error.
+//! Each command is an argument struct with an async `run`. Functions that turn an answer into text make its
+//! output, and only `Output` touches the terminal. Answers go to standard output, and errors to standard
+//! error.
 
 mod audit;
 mod authority;
@@ -57,28 +57,28 @@ use self::{
     people::Paint,
 };
 
-/// It is done.
+/// The command has succeeded.
 const SUCCESS: u8 = 0;
 /// The request may pass.
 const ALLOWED: u8 = 0;
-/// It may not.
+/// The request may not pass.
 const DENIED: u8 = 1;
-/// An order was not carried out because somebody said no, or is not effective everywhere yet.
+/// An order was not carried out because it was refused, or it is not effective everywhere yet.
 const NOT_DONE: u8 = 1;
-/// Nobody could say; also what clap exits with where the arguments are wrong.
+/// Nobody could say. Clap exits with this code, too, if the arguments are wrong.
 const COULD_NOT_ASK: u8 = 2;
 
-/// What mends an address.
+/// Advice about addresses.
 const ANOTHER_NODE: &str = "Another node is asked with --address HOST:PORT, or with ACEQUIA_ADDR.";
 
-/// Which node is asked, and who asks.
+/// Which node to ask, and the caller's credentials.
 #[derive(Args, Clone, Debug)]
 pub struct Address {
     /// The node's gRPC address (listen.grpc); with https:// or --ca over TLS, or unix:/path.
     #[arg(long, env = "ACEQUIA_ADDR", default_value = "127.0.0.1:8081", value_name = "HOST:PORT")]
     address: String,
 
-    /// The certificate of the authority that signed the node's; where absent, those that this system knows.
+    /// The certificate of the authority that signed the node's; by default those that this system knows.
     #[arg(long, env = "ACEQUIA_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
 
@@ -114,13 +114,13 @@ impl Address {
         Client::connect_as(&self.address, Options { deadline }, self.credentials())
     }
 
-    /// The way to the node.
+    /// The address and credentials in the client's form.
     fn target(&self) -> Result<Target, ClientError> {
         Target::new(&self.address, self.credentials())
     }
 }
 
-/// What `check` and `explain` ask, and whom.
+/// The question of `check` and `explain`, and the node to ask.
 #[derive(Args, Clone, Debug)]
 struct Asking {
     #[command(flatten)]
@@ -130,7 +130,7 @@ struct Asking {
     #[arg(long)]
     domain: String,
 
-    /// What the request weighs, in each limit's own units.
+    /// The cost of the request, in each limit's own units.
     #[arg(long, default_value_t = 1, value_name = "UNITS", value_parser = value_parser!(u64).range(1..))]
     cost: u64,
 
@@ -142,7 +142,7 @@ struct Asking {
     #[arg(long)]
     json: bool,
 
-    /// What the request says about itself. A word + begins another descriptor: all of them must pass.
+    /// The entries of the request. A word + begins another descriptor: all of them must pass.
     #[arg(required = true, value_name = "KEY=VALUE", value_parser = read_word)]
     entries: Vec<Word>,
 }
@@ -152,7 +152,7 @@ impl Asking {
         self.address.client(self.deadline)
     }
 
-    /// The question with every limit in the answer; or what is wrong with it.
+    /// The question, asking for every limit in the answer.
     fn question(&self) -> Result<Question, ClientError> {
         let mut groups = groups(&self.entries).map_err(|what| ClientError::Refused { what })?.into_iter();
         let first = groups.next().unwrap_or_default();
@@ -167,14 +167,15 @@ struct Output {
 }
 
 impl Output {
-    /// Colours only where a person looks at them, and has not said otherwise (<https://no-color.org>).
+    /// Uses colours only where a person looks at them and has not turned them off (<https://no-color.org>).
     fn new() -> Self {
         let refuses = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let is_dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
         Self { paint: Paint::new(io::stdout().is_terminal() && !refuses && !is_dumb) }
     }
 
-    /// Writes it all and gives the exit code; a reader that has gone away wants no more, and that is no fault.
+    /// Writes the text, and returns the exit code. A reader that has gone away wants no more text, so this is
+    /// no fault.
     fn end(self, text: &str, code: u8) -> ExitCode {
         let mut stdout = io::stdout().lock();
         match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -186,15 +187,15 @@ impl Output {
     }
 }
 
-/// Says on standard error what whoever reads the output should know.
+/// Prints a remark for the reader on standard error.
 fn note(what: &str) {
     let _ = writeln!(io::stderr(), "{}", message("note", what));
 }
 
-/// Whether `--json` was given: then messages are JSON, too.
+/// Whether `--json` was given: then messages are JSON as well.
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
-/// From now on, messages on standard error are an object of JSON a line, `{"error": "..."}` or `{"note": "..."}`.
+/// From now on, each message on standard error is a line of JSON: `{"error": "..."}` or `{"note": "..."}`.
 pub fn write_messages_as_json() {
     IS_JSON.store(true, Ordering::Relaxed);
 }
@@ -206,14 +207,14 @@ fn message(kind: &str, what: &str) -> String {
     }
 }
 
-/// Says on standard error what went wrong.
+/// Prints an error on standard error.
 fn complain(what: &str) -> ExitCode {
-    // Without a standard error, the exit code says it.
+    // Without a standard error, the exit code says enough.
     let _ = writeln!(io::stderr(), "{}", message("error", what));
     ExitCode::from(COULD_NOT_ASK)
 }
 
-/// What went wrong, with the arguments that would mend it.
+/// An error with the arguments that would correct it.
 fn mend(error: &ClientError) -> String {
     match error {
         ClientError::Unreachable { .. } => {
@@ -229,7 +230,7 @@ fn mend(error: &ClientError) -> String {
     }
 }
 
-/// Why there is no way to a node.
+/// Why the node cannot be reached.
 fn refusal(fault: ClientError) -> String {
     match fault {
         ClientError::Refused { what } => what,
@@ -237,9 +238,9 @@ fn refusal(fault: ClientError) -> String {
     }
 }
 
-/// JSON for programs: one line.
+/// An answer as one line of JSON.
 fn json_line(answer: &impl serde::Serialize) -> String {
-    // Texts, numbers and lists of them: nothing that JSON cannot hold.
+    // The answer has only texts, numbers and lists of them, which JSON can hold.
     serde_json::to_string(answer).map(|line| line + "\n").unwrap_or_default()
 }
 

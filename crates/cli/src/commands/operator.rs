@@ -1,4 +1,4 @@
-//! Asking a node's admin service: its address, the connection, and what went wrong.
+//! Asking a node's admin service: its address, the connection, and faults.
 
 use std::{error::Error as _, fmt, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -15,10 +15,10 @@ use super::{complain, console::Console, limit_path::LimitPath, people::plain, re
 
 /// The name in every node's certificate, whatever its address.
 const SERVER_NAME: &str = "acequia.internal";
-/// Ten thousand entries of an audit log, each with a thousand changes, and more than any status.
+/// Enough for ten thousand entries of an audit log, each with a thousand changes, and more than any status.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// Which node operators ask, and how they prove who they are.
+/// Which node operators ask, and their credentials.
 #[derive(Args, Clone, Debug)]
 pub(super) struct AdminAddress {
     /// The node's admin address (listen.admin); with https:// or --ca over TLS.
@@ -35,10 +35,10 @@ pub(super) struct AdminAddress {
     credentials: Credentials,
 }
 
-/// How operators prove to a node who they are, and how long they wait for it.
+/// The credentials of operators, and how long they wait for an answer.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Credentials {
-    /// The file that holds the token which the node asks for.
+    /// The file that holds the token that the node asks for.
     #[arg(long, global = true, env = "ACEQUIA_ADMIN_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
 
@@ -54,7 +54,8 @@ pub(crate) struct Credentials {
     #[arg(long, global = true, env = "ACEQUIA_ADMIN_KEY", value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
 
-    /// The name in the node's certificate: with --ca acequia.internal, else the host of the address, unless you give another.
+    /// The name in the node's certificate. By default: with --ca acequia.internal, otherwise the host of the
+    /// address.
     #[arg(long, global = true, env = "ACEQUIA_ADMIN_SERVER_NAME", value_name = "NAME")]
     server_name: Option<String>,
 
@@ -71,7 +72,7 @@ impl AdminAddress {
 }
 
 impl Credentials {
-    /// None, for a node on loopback.
+    /// No credentials, for a node on loopback.
     pub(crate) const fn none(deadline: Duration) -> Self {
         Self { token_file: None, ca: None, cert: None, key: None, server_name: None, deadline }
     }
@@ -104,7 +105,7 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
-    /// How the node stands.
+    /// The node's status.
     pub(super) async fn status(&mut self) -> Result<NodeStatus, Fault> {
         let call = self.client.status(StatusRequest {});
         wait(&self.address, self.deadline, call).await
@@ -122,14 +123,14 @@ impl Admin {
         Ok(wait(&self.address, self.deadline, call).await?.entries)
     }
 
-    /// The cells of a limit that the node is asked for most, and those that it denies most.
+    /// The cells of a limit with the most requests at the node, and those with the most denials.
     pub(super) async fn list_cells(&mut self, limit: &LimitPath) -> Result<ListCellsResponse, Fault> {
         let LimitPath { domain, name, .. } = limit.clone();
         let call = self.client.list_cells(ListCellsRequest { domain, name, most: 0 });
         wait(&self.address, self.deadline, call).await
     }
 
-    /// What a candidate and its live limit said.
+    /// The verdicts of a candidate and its live limit.
     pub(super) async fn compare(
         &mut self,
         request: CompareCandidateRequest,
@@ -138,18 +139,18 @@ impl Admin {
         wait(&self.address, self.deadline, call).await
     }
 
-    /// Has the node wait for another one no more, or again.
+    /// Excludes another node, or ends its exclusion.
     pub(super) async fn leave_out(&mut self, request: LeaveOutRequest) -> Result<StoreStatus, Fault> {
         wait(&self.address, self.deadline, self.client.leave_out(request)).await
     }
 
-    /// Whom this asks, and for how long at most.
+    /// The node's address, and the longest wait for an answer.
     pub(crate) fn peer(&self) -> (String, Duration) {
         (self.address.clone(), self.deadline)
     }
 }
 
-/// Waits for a call, but not for longer than the deadline.
+/// Waits for a call, at most until the deadline.
 pub(super) async fn wait<T>(
     address: &str,
     deadline: Duration,
@@ -162,11 +163,11 @@ pub(super) async fn wait<T>(
     }
 }
 
-/// Why a command did not do what it was told, in words that say what to do.
+/// Why a command did not do what it was told. The text says what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     text: String,
-    /// Nobody said no: the node may have carried out what it was told, and may answer the next time.
+    /// Nobody refused: the node may have carried out the command, and may answer the next time.
     pub(super) is_silence: bool,
 }
 
@@ -179,7 +180,7 @@ impl Fault {
         Self { text, is_silence: true }
     }
 
-    /// The same, and one sentence more.
+    /// The fault with one more sentence.
     pub(super) fn and(self, more: &str) -> Self {
         Self { text: format!("{}\n{more}", self.text), ..self }
     }
@@ -192,7 +193,7 @@ impl Fault {
     }
 
     fn from_status(status: &Status, address: &str, deadline: Duration) -> Self {
-        // What goes wrong on this side has a cause; what the node says has none.
+        // An error on this side has a cause; an error from the node has none.
         if let Some(cause) = status.source() {
             return Self::silence(format!(
                 "no answer from {address}: {}. Is `acequia serve` running there, and is this its admin address \
@@ -211,7 +212,7 @@ impl Fault {
                  command?",
                 if says.is_empty() { String::new() } else { format!(" ({says})") }
             )),
-            // The node explains itself.
+            // The node's own message explains the error.
             Code::FailedPrecondition | Code::InvalidArgument | Code::NotFound if !says.is_empty() => {
                 Self::new(says)
             }
@@ -227,7 +228,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// An error and what caused it, each once.
+/// An error and its causes, each once.
 fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -242,7 +243,7 @@ fn causes(error: &dyn std::error::Error) -> String {
     plain(&text)
 }
 
-/// Runs an operator's command at this process's terminal, and gives the exit code.
+/// Runs an operator's command at this process's terminal, and returns the exit code.
 pub(super) async fn operate(command: impl AsyncFnOnce(&mut Console<'_>) -> Result<u8, Fault>) -> ExitCode {
     match Console::of_process(command).await {
         Ok(code) => ExitCode::from(code),

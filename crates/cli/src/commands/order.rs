@@ -1,4 +1,4 @@
-//! An order to the authority: looked at first, then confirmed, then carried out, then waited for.
+//! An order to the authority: a dry run, a confirmation, the order itself, and the wait for its effect.
 
 use std::time::Duration;
 
@@ -20,29 +20,30 @@ use super::{
     read_duration,
 };
 
-/// Between two looks at how far a version is: a person does not notice it, and neither does a node.
+/// Time between two looks at a version's progress. Neither a person nor a node notices the delay.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What every order takes.
+/// The arguments of every order.
 #[derive(Args, Clone, Debug)]
 pub(super) struct OrderArguments {
-    /// Who orders it, for the audit log, which adds the address, and for the override of a cell.
+    /// Who gives the order, for the audit log, which adds the address, and for the override of a cell.
     #[arg(long, env = "USER", default_value = "", hide_default_value = true, value_name = "NAME")]
     author: String,
 
-    /// Why, for the audit log, and for the override of a cell.
+    /// The reason, for the audit log and for the override of a cell.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "TEXT")]
     reason: String,
 
-    /// Only say what would change, and what can go wrong.
+    /// Only print what would change, and what can go wrong.
     #[arg(long, conflicts_with = "wait")]
     dry_run: bool,
 
-    /// Ask nothing: what can go wrong is known.
+    /// Ask for no confirmation: the risks are known.
     #[arg(long)]
     yes: bool,
 
-    /// Wait until the change is effective everywhere. Exits with 1 where it is not in time; it stands all the same.
+    /// Wait until the change is effective everywhere. Exits with 1 if it is not in time; the change stands
+    /// all the same.
     #[arg(long)]
     wait: bool,
 
@@ -51,7 +52,7 @@ pub(super) struct OrderArguments {
     timeout: Duration,
 }
 
-/// What the authority is told to do.
+/// An order for the authority.
 #[derive(Clone, Debug)]
 pub(super) enum Request {
     Budget(SetBudgetRequest),
@@ -61,28 +62,28 @@ pub(super) enum Request {
     TakeOver(TakeOverRequest),
 }
 
-/// When a person is asked before an order is carried out.
+/// When a person must confirm an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Caution<'a> {
-    /// Where the node warns.
+    /// If the node warns.
     Warned,
     /// Always.
     Always,
-    /// Always, and then once more: this name is to be typed.
+    /// Always, and then a second time: this name must be typed.
     Twice(&'a str),
 }
 
-/// An order, and what it can do to whom gives it.
+/// An order, and its danger to the operator.
 #[derive(Clone, Debug)]
 pub(super) struct Order<'a> {
     pub(super) request: Request,
     pub(super) caution: Caution<'a>,
-    /// What is at stake, beside what the node warns of; empty where nothing is.
+    /// What is at risk, besides the node's warnings; empty if nothing is.
     pub(super) danger: String,
 }
 
 impl Order<'_> {
-    /// Looks, asks, orders, and looks how far it is. Gives the exit code.
+    /// Makes a dry run, asks, gives the order, and looks at its progress. Returns the exit code.
     pub(super) async fn carry_out(
         self,
         arguments: &OrderArguments,
@@ -185,7 +186,7 @@ impl Admin {
         }
     }
 
-    /// How far a change is: now, or when it is everywhere, or when the time is up.
+    /// The progress of a change: now, or when it is everywhere, or when the time is up.
     async fn reach(
         &mut self,
         change: &CatalogueChange,
@@ -204,7 +205,7 @@ impl Admin {
             let is_last = end.is_none_or(|end| again >= end);
             match self.status().await {
                 Ok(status) => reach.catalogue = status.catalogue,
-                // It may answer the next time; what it said before is still the newest that is known.
+                // The node may answer the next time; its last answer is still the newest that is known.
                 Err(fault) if fault.is_silence && !is_last => {}
                 Err(fault) => {
                     console
@@ -223,17 +224,17 @@ impl Admin {
     }
 }
 
-/// How far a change is.
+/// The progress of a change.
 #[derive(Clone, Debug)]
 struct Reach {
     is_effective: bool,
-    /// Of the last look that had an answer.
+    /// The catalogue in the last answer.
     catalogue: Option<Catalogue>,
-    /// How long was waited for it; nothing where nobody asked to.
+    /// How long the command waited; `None` if it was not asked to wait.
     waited: Option<Duration>,
 }
 
-/// What would change, and what can go wrong.
+/// What would change, and the risks.
 fn plan(planned: &CatalogueChange, danger: &str, paint: Paint) -> String {
     let before = version(planned.before);
     let mut text = if planned.changes.is_empty() {
@@ -255,7 +256,7 @@ fn plan(planned: &CatalogueChange, danger: &str, paint: Paint) -> String {
     text
 }
 
-/// What was done, how far it is, and who is pending.
+/// What was done, its progress, and who is pending.
 fn result(change: &CatalogueChange, reach: &Reach) -> String {
     let after = version(change.after);
     if reach.is_effective {
@@ -280,7 +281,7 @@ fn result(change: &CatalogueChange, reach: &Reach) -> String {
     text
 }
 
-/// An order for programs.
+/// An order as JSON.
 #[derive(Debug, Serialize)]
 struct OrderJson<'a> {
     dry_run: bool,
@@ -290,7 +291,7 @@ struct OrderJson<'a> {
     warnings: &'a [String],
     /// Null for a dry run.
     effective: Option<bool>,
-    /// Null for a dry run, or where the node did not say how far it is.
+    /// Null for a dry run, or if the node did not report the progress.
     catalogue: Option<CatalogueJson<'a>>,
 }
 

@@ -1,4 +1,4 @@
-//! Durations, tables and colours: what people read and programs do not.
+//! Durations, tables and colours: output for people.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,8 @@ const MINUTE: u64 = 60 * SECOND;
 const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 
-/// A duration in at most two units. Rounded up: who waits for so long does not come too early.
+/// A duration in at most two units. It is rounded up, so that a caller who waits this long does not come too
+/// early.
 pub(super) fn duration(ms: u64) -> String {
     // Rounding may reach the next unit: 59 min 59.5 s is 1 h.
     let mut rounded = ms;
@@ -41,7 +42,7 @@ fn two_units(ms: u64, (large, name): (u64, &str), (small, small_name): (u64, &st
     }
 }
 
-/// A measured time in microseconds, to three digits or so.
+/// A measured time in microseconds, to about three digits.
 pub(super) fn measured(us: u64) -> String {
     match us {
         0..1_000 => format!("{us} us"),
@@ -68,7 +69,8 @@ pub(super) fn held(has_rate: bool, holding: Option<Holding>) -> String {
     }
 }
 
-/// Units a second, given in thousandths; from ten on, to a tenth: a third of 600/s is 200/s to people.
+/// Units a second, given in thousandths. From ten on, rounded to a tenth: a third of 600/s is 200/s to
+/// people.
 pub(super) fn a_second(milli: u64) -> String {
     let milli = if milli < 10_000 { milli } else { milli.saturating_add(50) / 100 * 100 };
     let (whole, rest) = (milli / 1_000, milli % 1_000);
@@ -78,8 +80,8 @@ pub(super) fn a_second(milli: u64) -> String {
     }
 }
 
-/// A text of another's making, fit for a terminal: control characters are written out, so that none moves the
-/// cursor, and every text stays in its line.
+/// A foreign text, made fit for a terminal. Control characters are escaped, so that none moves the cursor and
+/// every text stays in its line.
 pub(super) fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     for c in text.chars() {
@@ -127,14 +129,14 @@ impl Paint {
     }
 }
 
-/// On which side the words of a column meet.
+/// How the words of a column are aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Align {
     Left,
     Right,
 }
 
-/// A field of a table.
+/// A cell of a table.
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
     text: String,
@@ -142,7 +144,7 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    /// Control characters in it are written out.
+    /// A cell; control characters in `text` are escaped.
     pub(super) fn new(text: impl AsRef<str>) -> Self {
         Self { text: plain(text.as_ref()), colour: Colour::Plain }
     }
@@ -156,7 +158,7 @@ impl Cell {
     }
 }
 
-/// Lines of cells under each other, two spaces between them, `indent` before them and none after.
+/// A table with two spaces between columns and `indent` spaces before each row, without trailing spaces.
 pub(super) fn table<const COLUMNS: usize>(
     rows: &[[Cell; COLUMNS]],
     align: [Align; COLUMNS],

@@ -1,4 +1,5 @@
-//! What a node has of the cells that a request hits, where the nodes of its region share a store: for people and for programs.
+//! What a node has of the cells that a request hits, where the nodes of its region share a store: for people
+//! and as JSON.
 
 use acequia_client::{Holding, Pool};
 use serde::Serialize;
@@ -8,7 +9,8 @@ use super::{
     shares::HoldingJson,
 };
 
-/// A paragraph for every cell: what the node may spend, and where the rest is. `names` are those of the verdict's limits.
+/// A paragraph for every cell: what the node may spend, and where the rest is. `names` are the names of the
+/// verdict's limits.
 pub(super) fn for_people(names: &[&str], pools: &[Pool]) -> String {
     let paragraph = |pool: &Pool| {
         let name = names.get(pool.limit as usize).copied().unwrap_or("a limit");
@@ -75,7 +77,7 @@ fn store(pool: &Pool) -> String {
     )
 }
 
-/// With the names of `proto/acequia/v1/share.proto`.
+/// A pool as JSON, with the names of `proto/acequia/v1/share.proto`.
 #[derive(Debug, Serialize)]
 pub(super) struct PoolJson<'a> {
     limit: &'a str,

@@ -1,4 +1,4 @@
-//! `acequia refund` and `acequia commit`: what becomes of a charge that has a name.
+//! `acequia refund` and `acequia commit`: settle a charge that has a name.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -13,13 +13,13 @@ use super::{
 };
 use acequia_server::charges::settled_word;
 
-/// The width of the longest word, so that what follows lines up.
+/// The width of the longest word, so that the text after it lines up.
 const WORD_WIDTH: usize = 11;
 
 /// Give back what a check charged, into the windows that were charged.
 ///
-/// May be said again: a charge is given back once. Exits with 0 where it is given back, now or before, 1 where it is not known (any
-/// more) or has lapsed, 2 where nobody could be asked.
+/// May be repeated: a charge is given back once. Exits with 0 if it is given back, now or before. Exits with
+/// 1 if it is not known (any more) or has lapsed, 2 if nobody could be asked.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia check --domain shop --refundable --cost 40 tenant=t1    says the charge_id
@@ -31,8 +31,8 @@ pub struct Refund {
 
 /// End a reservation with its real cost; the rest is given back.
 ///
-/// May be said again: a reservation ends once. Exits with 0 where it has ended, now or before, 1 where it is not known (any more) or
-/// has lapsed, 2 where nobody could be asked, or the cost is above what was reserved.
+/// May be repeated: a reservation ends once. Exits with 0 if it has ended, now or before. Exits with 1 if it
+/// is not known (any more) or has lapsed, 2 if nobody could be asked or the cost is above the reservation.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia check --domain shop --reserve 5m --cost 60 tenant=t1    says the charge_id
@@ -46,7 +46,7 @@ pub struct Commit {
     cost: u64,
 }
 
-/// Which charge, and who is told.
+/// The charge to settle, and the node to ask.
 #[derive(Args, Clone, Debug)]
 struct Settling {
     #[command(flatten)]
@@ -60,7 +60,7 @@ struct Settling {
     #[arg(long)]
     json: bool,
 
-    /// The name that the check gave to what it charged.
+    /// The name that the check gave to its charge.
     #[arg(value_name = "CHARGE_ID")]
     charge_id: String,
 }
@@ -79,14 +79,14 @@ struct RefundedJson<'a> {
 }
 
 impl Refund {
-    /// Says so, prints, and gives the exit code.
+    /// Refunds, prints, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         self.settling.run(None).await
     }
 }
 
 impl Commit {
-    /// Says so, prints, and gives the exit code.
+    /// Commits, prints, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         self.settling.run(Some(self.cost)).await
     }
@@ -107,7 +107,7 @@ impl Settling {
         output.end(&text, code(answer.settled()))
     }
 
-    /// A refund where there is no cost, and otherwise a commit.
+    /// Refunds if there is no cost, and otherwise commits.
     async fn settle(&self, cost: Option<u64>) -> Result<SettleResponse, ClientError> {
         let client = self.address.client(self.deadline)?;
         match cost {
@@ -124,7 +124,7 @@ impl<'a> SettledJson<'a> {
     }
 }
 
-/// What went wrong. An answer that was lost is no harm here, other than to a check.
+/// Describes a fault. Unlike with a check, a lost answer does no harm here.
 fn fault(error: &ClientError) -> String {
     match error {
         ClientError::Deadline { address, deadline } => format!(
@@ -170,7 +170,7 @@ fn for_people(answer: &SettleResponse, cost: Option<u64>, paint: Paint) -> Strin
     format!("{}{padding}{}\n", paint.word(colour, word), plain(&says))
 }
 
-/// Units and the limits to which they came back; nothing where none did.
+/// The units that came back, and their limits; `None` if none did.
 fn came_back(refunded: &[Refunded]) -> Option<String> {
     let each = refunded.iter().filter(|one| one.units > 0);
     let each: Vec<_> = each.map(|one| format!("{} to {}", one.units, one.name)).collect();

@@ -1,12 +1,12 @@
-//! What a region may still spend of the cells that a request hits: for people and for programs.
+//! What a region may still spend of the cells that a request hits: for people and as JSON.
 
 use acequia_client::{Holding, Loan, PeerShare, PeerWord, Share};
 use serde::Serialize;
 
 use super::people::{a_second, duration, held, measured, plain};
 
-/// A paragraph for every cell: what the region may spend, what of it ends when, the others' last word, and what a longer cut
-/// costs. `names` are those of the verdict's limits.
+/// A paragraph for every cell: what the region may spend, what of it ends when, the others' last reports, and
+/// the price of a longer cut. `names` are the names of the verdict's limits.
 pub(super) fn for_people(names: &[&str], shares: &[Share]) -> String {
     let paragraph = |share: &Share| {
         let name = names.get(share.limit as usize).copied().unwrap_or("a limit");
@@ -20,7 +20,7 @@ pub(super) fn for_people(names: &[&str], shares: &[Share]) -> String {
     shares.iter().map(paragraph).collect::<Vec<_>>().join("\n")
 }
 
-/// Whether what is shared is a rate.
+/// Whether the shared limit has a rate.
 fn has_rate(share: &Share) -> bool {
     let parts = [share.standing, share.effective, share.lent, share.borrowed];
     parts.iter().flatten().any(|part| part.rate_milli > 0)
@@ -76,7 +76,7 @@ fn peer_line(peer: &PeerShare) -> String {
     format!("  {:<9}  {heard}; {word}", peer.region)
 }
 
-/// What a longer cut costs: of the regions that are not reached, or, where all are, of all of them.
+/// The price of a longer cut from the regions that are not reached, or from all regions if all are reached.
 fn cut(share: &Share) -> String {
     let lost: Vec<&PeerShare> = share.peers.iter().filter(|peer| !peer.reached).collect();
     let (who, is_cut) = match lost.as_slice() {
@@ -118,7 +118,7 @@ fn cut(share: &Share) -> String {
     }
 }
 
-/// With the names of `proto/acequia/v1/share.proto`.
+/// A share as JSON, with the names of `proto/acequia/v1/share.proto`.
 #[derive(Debug, Serialize)]
 pub(super) struct ShareJson<'a> {
     limit: &'a str,
@@ -134,7 +134,7 @@ pub(super) struct ShareJson<'a> {
     peers: Vec<PeerJson<'a>>,
 }
 
-/// A part of a limit, of which there may be none.
+/// A part of a limit, which may be empty.
 #[derive(Debug, Serialize)]
 pub(super) struct HoldingJson {
     rate_milli: u64,

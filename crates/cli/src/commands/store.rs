@@ -1,4 +1,5 @@
-//! `acequia store`: the store that the nodes of a region share, as a node sees it; and the word that a node is gone.
+//! `acequia store`: shows the store that the nodes of a region share, as a node sees it, and excludes nodes
+//! that are gone.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -16,9 +17,10 @@ use super::{
     read_duration,
 };
 
-/// The store that the nodes of a region share: how it is, as a node sees it; leave a node out that is gone.
+/// The store that the nodes of a region share: its state as a node sees it; exclude a node that is gone.
 ///
-/// Exits with 0 where all pools of the store grant, 1 where some do not, or somebody said no, 2 where nobody could be asked.
+/// Exits with 0 if all pools of the store grant, 1 if some do not or the node refused, 2 if nobody could be
+/// asked.
 #[derive(Args, Clone, Debug)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -47,14 +49,16 @@ struct Shown {
 
 #[derive(Subcommand, Clone, Debug)]
 enum Command {
-    /// Do not wait for a node that is gone: after the store has forgotten something, its pools grant without what that node has told.
+    /// Exclude a node that is gone. After the store has forgotten something, its pools then grant without
+    /// that node's report.
     ///
-    /// What it may hold counts as spent: nothing is granted until its leases are over, in little more than a minute, and of windows
-    /// that begin before that nothing more. It is enough to ask one node that runs. The word counts until its time is over, or that node
-    /// restarts. When that node comes back, it must not reach a server of the store that was replaced and lives on: that would give it
-    /// again what the others have by then.
+    /// What the node may hold counts as spent. Nothing is granted until its leases are over, in little more
+    /// than a minute, and windows that begin before that grant nothing more. It is enough to ask one running
+    /// node. The exclusion lasts until its time is over, or the asked node restarts. When the excluded node
+    /// comes back, it must not reach a replaced store server that still runs. That server would grant it
+    /// units that others have by then.
     LeaveOut(LeaveOut),
-    /// Wait for a node again that was left out.
+    /// Wait again for a node that was excluded.
     WaitFor(WaitFor),
 }
 
@@ -68,7 +72,7 @@ struct LeaveOut {
     #[arg(long = "for", default_value = "10m", value_name = "TIME", value_parser = read_duration)]
     time: Duration,
 
-    /// Ask nothing: that node runs nowhere.
+    /// Ask for no confirmation: that node runs nowhere.
     #[arg(long)]
     yes: bool,
 
@@ -88,11 +92,11 @@ struct WaitFor {
 
 #[derive(Args, Clone, Debug)]
 struct Said {
-    /// Who says so, for the log.
+    /// Who orders it, for the log.
     #[arg(long, env = "USER", default_value = "", hide_default_value = true, value_name = "NAME")]
     author: String,
 
-    /// Why, for the log.
+    /// The reason, for the log.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "TEXT")]
     reason: String,
 

@@ -1,4 +1,4 @@
-//! The operators' commands, from their words to what they print, against a node over a real connection.
+//! The operators' commands over a real connection, from their arguments to their output.
 
 use std::{collections::HashMap, net::SocketAddr};
 
@@ -34,7 +34,7 @@ enum Command {
     Audit(Audit),
 }
 
-/// What a command left behind: its exit code, standard output and standard error.
+/// A command's results: its exit code, standard output and standard error.
 #[derive(Debug, PartialEq)]
 struct Left {
     code: u8,
@@ -42,7 +42,7 @@ struct Left {
     remarks: String,
 }
 
-/// Runs a line, without anybody to be asked, or with somebody who types this.
+/// Runs a command line. With `typed`, a person is there who types it; without, nobody can be asked.
 async fn run(address: SocketAddr, line: &str, typed: Option<&str>) -> Left {
     run_with(line, &["--address", &address.to_string()], typed).await
 }
@@ -461,7 +461,7 @@ async fn over_tls_the_certificate_must_be_signed_and_be_a_nodes() {
 async fn who_cannot_be_asked_is_said_and_how_to_mend_it() {
     let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = nobody.local_addr().expect("an address").to_string();
-    // It accepts and says nothing.
+    // The listener accepts and says nothing.
     let left = run_with("regions", &["--address", &address, "--deadline", "50ms"], None).await;
     assert_eq!(left.code, 2);
     assert!(left.remarks.contains("in 50ms. Allow it more time with --deadline"), "{left:?}");

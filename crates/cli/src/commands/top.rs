@@ -29,22 +29,22 @@ use crate::{
     watching::Watcher,
 };
 
-/// How often nodes are asked to say how they are.
+/// How often nodes report.
 const REPORTS_EVERY: Duration = Duration::from_millis(250);
 /// How often the screen is drawn.
 const FRAMES_EVERY: Duration = Duration::from_millis(125);
-/// How much time a column of the chart is.
+/// The time that a column of the chart covers.
 const COLUMN: Duration = Duration::from_millis(500);
-/// How long a snapshot watches, so that there are rates to print.
+/// How long a snapshot watches, so that it has rates to print.
 const SNAPSHOT_TIME: Duration = Duration::from_millis(1_100);
 /// How long a snapshot waits for the first node that answers.
 const FIRST_ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
 /// Nodes that can be watched at once.
 const ADDRESSES_MAX: usize = 64;
 
-/// Show the regions of a cluster, live: shares, loans, what is admitted and denied, and by whom.
+/// Show the regions of a cluster, live: shares, loans, admissions and denials by region.
 ///
-/// Without a terminal, and with --json, prints one snapshot. Exits with 2 where nobody answers.
+/// Without a terminal, and with --json, prints one snapshot. Exits with 2 if nobody answers.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia top
@@ -64,7 +64,7 @@ pub struct Top {
     #[command(flatten)]
     credentials: Credentials,
 
-    /// The limit that is looked at; the busiest where none is named.
+    /// The limit to look at; by default the busiest.
     #[arg(long, value_name = "DOMAIN/NAME", value_parser = read_whole_limit)]
     limit: Option<String>,
 
@@ -82,7 +82,7 @@ fn read_whole_limit(text: &str) -> Result<String, String> {
 }
 
 impl Top {
-    /// Shows it until somebody has seen enough, and gives the exit code.
+    /// Shows the cluster until the user quits, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         if self.address.len() > ADDRESSES_MAX {
             return complain(&format!("at most {ADDRESSES_MAX} nodes can be watched at once: name fewer"));
@@ -108,17 +108,17 @@ impl Top {
     }
 }
 
-/// What is watched, and what of it is looked at.
+/// The watched nodes, and the current view.
 struct Cluster {
     watchers: Vec<Watcher>,
     nodes: Vec<Asked>,
     history: Vec<Column>,
     columns_until: Instant,
     began: Instant,
-    /// The limit that was chosen, by name; the busiest where none was.
+    /// The name of the chosen limit; `None` for the busiest.
     chosen: Option<String>,
     is_paused: bool,
-    /// Asks who is hot; nobody does for a snapshot.
+    /// Asks for the hottest cells; `None` for a snapshot.
     cells: Option<CellsWatch>,
     /// Whether cells are shown instead of limits.
     shows_cells: bool,
@@ -141,7 +141,7 @@ impl Cluster {
         }
     }
 
-    /// Takes in what the nodes said.
+    /// Takes in the nodes' reports.
     fn listen(&mut self) {
         for (watcher, node) in self.watchers.iter_mut().zip(&mut self.nodes) {
             let Some(sight) = watcher.news() else { continue };
@@ -180,7 +180,7 @@ impl Cluster {
         }
     }
 
-    /// Adds to the chart what is due.
+    /// Adds the columns that are due to the chart.
     fn record(&mut self, picture: &Picture) {
         while Instant::now() >= self.columns_until {
             self.columns_until += COLUMN;
@@ -194,7 +194,7 @@ impl Cluster {
         }
     }
 
-    /// Draws until somebody wants to quit.
+    /// Draws until the user quits.
     async fn show(&mut self) -> io::Result<()> {
         let mut interrupts = Interrupts::open()?;
         let mut screen = Screen::open()?;
@@ -225,7 +225,7 @@ impl Cluster {
         }
     }
 
-    /// Does what a key says; whether it is to quit.
+    /// Handles a key. Returns whether to quit.
     fn press(&mut self, key: KeyEvent, picture: &Picture) -> bool {
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return true,
@@ -245,7 +245,8 @@ impl Cluster {
         false
     }
 
-    /// The limit beside the chosen one in the list. The chart begins anew: it was about another.
+    /// Chooses a limit beside the chosen one in the list. The chart begins anew, since it showed another
+    /// limit.
     fn choose(&mut self, picture: &Picture, step: fn(usize, usize) -> Option<usize>) {
         let beside = picture.chosen_limit.and_then(|place| step(place, 1));
         if let Some(row) = beside.and_then(|place| picture.limits.get(place)) {
@@ -254,7 +255,7 @@ impl Cluster {
         }
     }
 
-    /// Prints how it stands.
+    /// Prints one snapshot.
     async fn snapshot(&mut self, mut admins: Vec<Admin>, is_json: bool) -> ExitCode {
         let answered = timeout(FIRST_ANSWER_TIME_MAX, async {
             loop {
@@ -291,7 +292,7 @@ impl Cluster {
     }
 }
 
-/// A snapshot for programs.
+/// A snapshot as JSON.
 #[derive(Debug, Serialize)]
 struct TopJson<'a> {
     /// The limit that regions and cells are about.
@@ -302,11 +303,11 @@ struct TopJson<'a> {
     cells: Option<CellsJson<'a>>,
 }
 
-/// Units and requests a second, and what the region has, in the budget's units.
+/// Units and requests a second, and the region's share in the budget's units.
 #[derive(Debug, Serialize)]
 struct RegionJson<'a> {
     region: &'a str,
-    /// Whether its node answers and decides by its own rights.
+    /// Whether the region's node answers and decides by its own rights.
     is_up: bool,
     admitted: u64,
     denied: u64,
@@ -352,7 +353,7 @@ impl<'a> TopJson<'a> {
     }
 }
 
-/// What mends an address.
+/// Advice about addresses.
 const ANOTHER_NODE: &str = "Is `acequia serve` running there, and is this its admin address (listen.admin)? Another node is asked with --address HOST:PORT.";
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! `acequia validate`: every fault of a config file with its line, and what it would change on a running node.
+//! `acequia validate`: every fault of a config file with its line, and what the file would change on a
+//! running node.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,13 +24,13 @@ use super::{
 
 /// Check a config file: every fault with its line.
 ///
-/// With --address, what the file would change on a running node is said too. Nothing changes.
+/// With --address, also print what the file would change on a running node. Nothing changes.
 #[derive(Args, Clone, Debug)]
 pub struct Validate {
     /// The config file.
     file: PathBuf,
 
-    /// The admin address (listen.admin) of a node whose limits the file's are compared with.
+    /// The admin address (listen.admin) of a node to compare the file's limits with.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
 
@@ -41,7 +42,7 @@ pub struct Validate {
     credentials: Credentials,
 }
 
-/// What there is to say of a file, for programs.
+/// The result for a file, as JSON.
 #[derive(Debug, Serialize)]
 struct ValidateJson<'a> {
     file: &'a str,
@@ -52,13 +53,13 @@ struct ValidateJson<'a> {
 
 #[derive(Debug, Serialize)]
 struct FaultJson<'a> {
-    /// From 1; 0 where the fault concerns the whole file.
+    /// The line, from 1; 0 if the fault concerns the whole file.
     line: u64,
     what: &'a str,
 }
 
 impl Validate {
-    /// Reads, says what is wrong or what there is to know, and gives the exit code.
+    /// Reads the file, prints faults or notes, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         let name = self.file.display().to_string();
         let text = match config::read_text(&self.file) {
@@ -75,7 +76,7 @@ impl Validate {
                 return Output::new().end(&json_line(&json), COULD_NOT_ASK);
             }
             Err(faults) => {
-                // A line each that begins with the place, as compilers write them: editors jump there.
+                // Each line begins with the place, as compilers write it: editors can jump there.
                 let _ = writeln!(std::io::stderr(), "{faults}");
                 return ExitCode::from(COULD_NOT_ASK);
             }
@@ -111,7 +112,7 @@ fn compared(file: &[Limit], running: &[Budget]) -> Vec<String> {
         let spec: LimitSpec = serde_json::from_str(&listed.limit_json).ok()?;
         Limit::new(spec).ok()
     };
-    // Of one name, a limit comes after those that it has replaced.
+    // A limit comes after the limits of the same name that it has replaced.
     let by_path: BTreeMap<String, Option<Limit>> =
         running.iter().map(|listed| (format!("{}/{}", listed.domain, listed.name), read(listed))).collect();
     let mut lines = Vec::new();

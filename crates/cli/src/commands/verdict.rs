@@ -5,14 +5,14 @@ use serde::Serialize;
 
 use super::people::{Colour, Paint, duration, plain};
 
-/// The width of "allowed" and "denied", so that what follows lines up.
+/// The width of "allowed" and "denied", so that the text after them lines up.
 const VERDICT_WIDTH: usize = 9;
 
 /// A verdict with the fields of the HTTP API.
 #[derive(Debug, Serialize)]
 pub(super) struct VerdictJson<'a> {
     allowed: bool,
-    /// Null where no limit decided.
+    /// Null if no limit decided.
     limit: Option<&'a str>,
     remaining: Option<u64>,
     retry_after_ms: Option<u64>,
@@ -34,7 +34,7 @@ struct LimitJson<'a> {
     name: &'a str,
     algorithm: &'a str,
     budget: u64,
-    /// Null where the limit exempts the request.
+    /// Null if the limit exempts the request.
     remaining: Option<u64>,
     retry_after_ms: Option<u64>,
     reset_after_ms: u64,
@@ -87,7 +87,7 @@ impl<'a> LimitJson<'a> {
     }
 }
 
-/// The verdict in one line, and one more for each thing that the line cannot say.
+/// The verdict in one line, and another line for each fact that does not fit in it.
 pub(super) fn headline(verdict: &CheckResponse, paint: Paint) -> String {
     let (word, colour) = if verdict.allowed { ("allowed", Colour::Green) } else { ("denied", Colour::Red) };
     let padding = " ".repeat(VERDICT_WIDTH - word.len());
@@ -131,7 +131,7 @@ fn decisive(verdict: &CheckResponse) -> Option<&str> {
     Some(verdict.limit.as_str()).filter(|name| !name.is_empty())
 }
 
-/// By what name the charge can be settled.
+/// The name by which the charge can be settled.
 pub(super) fn charge_id(verdict: &CheckResponse) -> Option<&str> {
     Some(verdict.charge_id.as_str()).filter(|id| !id.is_empty())
 }
@@ -141,7 +141,7 @@ pub(super) fn class(limit: &LimitResult) -> Option<&str> {
     Some(limit.class.as_str()).filter(|class| !class.is_empty())
 }
 
-/// What is left in a limit; nothing where it exempts the request, for that has no bound.
+/// What is left in a limit; `None` if the limit exempts the request, since then there is no bound.
 pub(super) fn left(limit: &LimitResult) -> Option<u64> {
     (limit.outcome() != Outcome::Unlimited).then_some(limit.remaining)
 }
@@ -153,7 +153,7 @@ pub(super) fn come_back(retry_after_ms: Option<u64>) -> String {
     }
 }
 
-/// What a reason means, where its word does not say enough.
+/// The meaning of a reason whose word does not say enough.
 fn meaning(reason: Reason) -> Option<&'static str> {
     match reason {
         Reason::CostTooHigh => Some("the cost is above what the limit can ever hold"),
@@ -279,7 +279,7 @@ pub(super) mod examples {
         }
     }
 
-    /// Of a limit with classes.
+    /// A limit with classes.
     pub(in crate::commands) fn plans() -> LimitResult {
         LimitResult {
             name: "plans".to_owned(),

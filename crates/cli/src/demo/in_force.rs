@@ -1,6 +1,6 @@
-//! Which numbers of the limits are in force, as the nodes report them.
+//! The numbers of the limits that are in force, as the nodes report them.
 //!
-//! Anybody may change a limit, also from another terminal. So nothing but the reports is believed.
+//! Anybody may change a limit, even from another terminal. So only the nodes' reports are trusted.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -11,7 +11,7 @@ use super::{
     plan::{BUDGET, DOMAIN, EXPORTS, LIMITS, USER_BURST, USER_RATE},
 };
 
-/// Versions that are kept apart. Where more are under way, the oldest two count as one.
+/// Versions that are kept apart. If more are under way, the oldest two count as one.
 const VERSIONS_MAX: usize = 64;
 
 /// The numbers of one limit.
@@ -26,14 +26,14 @@ pub struct Numbers {
 /// The numbers of all limits, by [`Subject::kind`](super::ledger::Subject::kind).
 pub type AllNumbers = [Numbers; KINDS];
 
-/// What the configs of the nodes say.
+/// The numbers in the nodes' configs.
 pub const AT_START: AllNumbers = [
     Numbers { rate: BUDGET, units: BUDGET },
     Numbers { rate: USER_RATE, units: USER_BURST },
     Numbers { rate: 0, units: EXPORTS.units },
 ];
 
-/// The larger of two, number by number.
+/// The larger of both, number by number.
 pub fn larger(one: AllNumbers, other: AllNumbers) -> AllNumbers {
     std::array::from_fn(|kind| Numbers {
         rate: one[kind].rate.max(other[kind].rate),
@@ -44,19 +44,19 @@ pub fn larger(one: AllNumbers, other: AllNumbers) -> AllNumbers {
 /// The numbers that a node may go by.
 #[derive(Clone, Debug)]
 pub struct InForce {
-    /// The oldest first; never empty. Each has other numbers than the one before.
+    /// Oldest first, and never empty. Each version has other numbers than the one before.
     versions: VecDeque<Version>,
     /// The newest version of the catalogue that a node reported.
     newest: (u32, u64),
 }
 
-/// Numbers, and where they came from.
+/// A set of numbers, and where it came from.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     /// The first version of the catalogue that has them.
     mark: (u32, u64),
     numbers: AllNumbers,
-    /// The largest that any cell has: operators may give a user, or a tenant, more than the limit says.
+    /// The largest numbers of any cell: operators may give a user, or a tenant, more than the limit.
     most: AllNumbers,
     /// When a node first reported them.
     since: Duration,
@@ -70,17 +70,17 @@ impl Default for InForce {
 }
 
 impl InForce {
-    /// The numbers that were set last.
+    /// The latest numbers.
     pub fn newest(&self) -> AllNumbers {
         self.versions.back().map_or(AT_START, |version| version.numbers)
     }
 
-    /// The largest numbers that a node may still go by: what the promise is about.
+    /// The largest numbers that a node may still go by. The promise counts by these.
     pub fn highest(&self) -> AllNumbers {
         self.versions.iter().map(|version| version.most).reduce(larger).unwrap_or(AT_START)
     }
 
-    /// The smallest rate of the budget that a node may still go by: what can be relied on.
+    /// The smallest rate of the budget that a node may still go by: the reliable rate.
     pub fn lowest_rate(&self) -> u64 {
         self.versions.iter().map(|version| version.numbers[0].rate).min().unwrap_or(BUDGET)
     }
@@ -90,7 +90,7 @@ impl InForce {
         self.newest >= (mark.epoch, mark.number)
     }
 
-    /// Takes in which numbers a node goes by. Gives what they were before, if they are new.
+    /// Takes in the numbers that a node goes by. Returns the numbers before, if these are new.
     pub fn report(&mut self, at: Duration, status: &NodeStatus) -> Option<AllNumbers> {
         let mark = status.catalogue.as_ref()?.requested?;
         let mark = (mark.epoch, mark.number);
@@ -108,7 +108,8 @@ impl InForce {
             }
         }
         most = larger(most, numbers);
-        // What ends by itself ends a little later on a node whose clock is behind: it counts until there is another version.
+        // An override ends a little later on a node whose clock is behind. It counts until there is another
+        // version.
         let is_known = |last: &Version| last.numbers == numbers && larger(last.most, most) == last.most;
         if self.versions.back().is_some_and(|last| is_known(last) && (last.mark == mark || last.most == most))
         {
@@ -125,7 +126,8 @@ impl InForce {
         Some(before)
     }
 
-    /// Forgets numbers that no node goes by any more, on the authority's word. Gives how long that took for the newest.
+    /// Forgets numbers that no node goes by any more, by the authority's report. Returns how long the newest
+    /// took.
     pub fn acknowledge(&mut self, at: Duration, status: &NodeStatus) -> Option<Duration> {
         let catalogue = status.catalogue.as_ref().filter(|catalogue| catalogue.is_authority)?;
         let effective = catalogue.effective.map(|mark| (mark.epoch, mark.number))?;
@@ -147,7 +149,8 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// What the authority reports at a version of the catalogue, with this budget, while all conform to another version.
+    /// The authority's report at a version of the catalogue, with this budget, while all regions conform to
+    /// another version.
     fn report(number: u64, budget: Numbers, effective: u64) -> NodeStatus {
         let mut status = status(0, [333, 0, 0]);
         (status.limits[0].rate_milli, status.limits[0].units) = (budget.rate * 1_000, budget.units);
@@ -190,7 +193,7 @@ mod tests {
         in_force.acknowledge(at(1), &granted);
         let expected = (budget(1_500, 1_200), budget(1_000, 1_000));
         assert_eq!((in_force.highest()[0], in_force.newest()[0]), expected);
-        // On a node whose clock is behind it has not ended.
+        // On a node whose clock is behind, the override has not ended.
         assert_eq!(in_force.report(at(2), &report(5, budget(1_000, 1_000), 5)), None);
         assert_eq!(in_force.highest()[0], budget(1_500, 1_200));
         let withdrawn = report(6, budget(1_000, 1_000), 6);

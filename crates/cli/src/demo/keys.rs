@@ -1,4 +1,4 @@
-//! What the keys of the demonstration do.
+//! The keys of the demonstration.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
@@ -7,7 +7,7 @@ use super::plan::PAIRS;
 /// Something that a person, or the script, can do to the regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The keys for links are about this one, by its place in [`PAIRS`].
+    /// The link keys now apply to this link, by its place in [`PAIRS`].
     ChooseLink(usize),
     /// Cut the chosen link.
     Cut,
@@ -17,40 +17,40 @@ pub enum Order {
     Mend,
     /// Cut the hot region off from the others.
     Split,
-    /// The keys for regions are about the next one.
+    /// The region keys now apply to the next region.
     NextRegion,
     /// Kill the chosen region's node.
     Kill,
-    /// Start what was killed.
+    /// Start the killed node again.
     Restart,
     /// Move the demand to the next region.
     Heat,
-    /// A larger budget, or a smaller one.
+    /// Order a larger budget, or a smaller one.
     Budget {
-        /// Which of the two.
+        /// Whether the budget grows.
         is_more: bool,
     },
-    /// A longer way between the regions, or a shorter one.
+    /// Make the delay between the regions longer or shorter.
     Delay {
-        /// Which of the two.
+        /// Whether the delay grows.
         is_longer: bool,
     },
-    /// Keep the picture as it is, or go on.
+    /// Stop the picture, or let it go on.
     Pause,
-    /// Explain the keys, or no more.
+    /// Show the keys, or hide them.
     Help,
-    /// End it.
+    /// End the demonstration.
     Quit,
 }
 
-/// What there is to say of a key, or of several.
+/// The description of a key, or of several.
 #[derive(Clone, Copy, Debug)]
 pub struct Help {
-    /// As they are written on a keyboard, with spaces between them.
+    /// The keys as written on a keyboard, with spaces between them.
     pub keys: &'static str,
-    /// In a word, for the last rows.
+    /// One word, for the last rows.
     pub word: &'static str,
-    /// In a sentence, for who asks.
+    /// A sentence, for the help.
     pub does: &'static str,
 }
 
@@ -58,7 +58,7 @@ const fn help(keys: &'static str, word: &'static str, does: &'static str) -> Hel
     Help { keys, word, does }
 }
 
-/// What to show of the keys.
+/// The help for all keys.
 pub const HELP: [Help; 14] = [
     help("1 2 3", "link", "choose a link"),
     help("c", "cut", "cut the chosen link"),
@@ -76,14 +76,14 @@ pub const HELP: [Help; 14] = [
     help("q", "quit", "end it and print the verdict"),
 ];
 
-/// What else to say to who asks for the keys.
+/// More lines of the help.
 pub const NOTES: [(&str, &str); 3] = [
     ("", "In any time t, at most burst + rate * t is admitted: so more than the"),
     ("", "rate may pass in a second, after seconds in which less was asked for."),
     ("", "While a budget changes, the larger one counts until all nodes agree."),
 ];
 
-/// What a key orders; nothing for keys that mean nothing. While the keys are explained, escape ends that.
+/// The order of a key; `None` for keys without a meaning. While the help is shown, escape closes it.
 pub fn order(key: KeyEvent, is_help_shown: bool) -> Option<Order> {
     if key.modifiers.contains(KeyModifiers::CONTROL) {
         return (key.code == KeyCode::Char('c')).then_some(Order::Quit);

@@ -1,4 +1,4 @@
-//! What was asked and admitted, counted by who asked: a tenth of a second at a time.
+//! What was asked and admitted, counted at the callers in tenths of a second.
 
 use std::{
     collections::VecDeque,
@@ -17,12 +17,12 @@ use crate::view::picture::HISTORY_MAX;
 pub const BIN: Duration = Duration::from_millis(100);
 /// Bins in a column of the chart.
 pub const BINS_IN_COLUMN: usize = 5;
-/// Bins that "a second" is.
+/// Bins in a second.
 const BINS_IN_SECOND: usize = 10;
-/// How far apart the walls of two processes on one machine may be: they read the same clock.
+/// How far apart the walls of two processes on one machine may be, although they read the same clock.
 const CLOCK_ERROR_NS: u64 = 10_000_000;
 
-/// Which limit a question is about.
+/// The limit that a question is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// The budget that all regions share.
@@ -47,23 +47,24 @@ impl Subject {
     }
 }
 
-/// An instant on both clocks, in nanoseconds: since the beginning, and of the wall.
+/// An instant on both clocks, in nanoseconds: steady time since the beginning, and wall time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Instants {
-    /// Since the ledger was opened.
+    /// Steady time since the ledger was opened.
     pub steady_ns: u64,
-    /// Of the wall.
+    /// Wall time.
     pub wall_ns: u64,
 }
 
 impl Instants {
-    /// Now, where the ledger was opened then.
+    /// Now, for a ledger that was opened at `began`.
     pub fn now(began: Instant) -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { steady_ns: began.elapsed().as_nanos() as u64, wall_ns: wall.as_nanos() as u64 }
     }
 
-    /// What both clocks showed when the wall showed that, less what walls may differ by. No later than this.
+    /// The reading of both clocks when the wall showed `wall_ns`, less the possible difference of walls. It
+    /// is never later than the true instant.
     #[must_use]
     pub fn surely_before(self, wall_ns: u64) -> Self {
         let ago_ns = self.wall_ns.saturating_sub(wall_ns).saturating_add(CLOCK_ERROR_NS);
@@ -74,35 +75,35 @@ impl Instants {
     }
 }
 
-/// What came back to a question of so many units.
+/// The answer to one or more questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Which region answered.
+    /// The region that answered.
     pub region: usize,
-    /// About which limit.
+    /// The limit.
     pub subject: Subject,
-    /// Before it was sent.
+    /// An instant before the question was sent.
     pub asked: Instants,
-    /// After it was read.
+    /// An instant after the answer was read.
     pub answered: Instants,
-    /// Units.
+    /// Units admitted.
     pub admitted: u64,
-    /// Requests.
+    /// Requests denied.
     pub denied: u64,
 }
 
-/// What happened in a bin, or in several.
+/// The counts of a bin, or of several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bin {
     /// Units, by kind and region.
     pub admitted: [[u64; REGIONS]; KINDS],
     /// Requests, by kind and region.
     pub denied: [[u64; REGIONS]; KINDS],
-    /// How long it was: a little more than [`BIN`] where this process was late.
+    /// The length: a little more than [`BIN`] if this process was late.
     pub length: Duration,
-    /// The budget, a second.
+    /// The budget, in units a second.
     pub budget: u64,
-    /// What happened, in a word.
+    /// A word for an event in the bin.
     pub mark: &'static str,
 }
 
@@ -128,42 +129,42 @@ impl Bin {
 pub struct Use {
     /// Units of the budget that were admitted.
     pub admitted: u64,
-    /// Units that could have been.
+    /// Units that could have been admitted.
     pub usable: u64,
-    /// For so long.
+    /// The length of the phase.
     pub length: Duration,
 }
 
 impl Use {
-    /// The part that was used; nothing before there was anything.
+    /// The part that was used; `None` before there was any.
     pub fn part(self) -> Option<f64> {
         (self.usable > 0).then(|| self.admitted as f64 / self.usable as f64)
     }
 }
 
-/// Everything that was counted.
+/// All counts.
 ///
-/// An answer is judged by the numbers that were in force when it came. Those are known a little later, when the nodes
-/// have reported them: until then the answer waits.
+/// An answer is judged by the numbers that were in force when it came. These numbers are known a little
+/// later, when the nodes have reported them: until then the answer waits.
 #[derive(Debug)]
 pub struct Ledger {
     budget: BucketOracle,
     users: Vec<BucketOracle>,
     exports: WindowOracle,
-    /// Answers that are not judged yet, in the order in which they came.
+    /// Answers that are not judged yet, in order of arrival.
     waiting: VecDeque<Answer>,
-    /// Numbers that no judged answer came under yet, by when they came into force.
+    /// Numbers that apply to no judged answer yet, by when they came into force.
     changes: VecDeque<Change>,
-    /// What answers were judged by last.
+    /// The numbers that the last answers were judged by.
     judged_by: AllNumbers,
     open: Bin,
-    /// By kind.
+    /// Units admitted, by kind.
     admitted: [u64; KINDS],
-    /// The oldest first.
+    /// Closed bins, oldest first.
     bins: VecDeque<Bin>,
-    /// Bins that were closed so far.
+    /// The number of bins closed so far.
     closed: usize,
-    /// While everything was connected, and while something was broken.
+    /// The use while everything was connected, and while something was broken.
     uses: [Use; 2],
 }
 
@@ -175,7 +176,7 @@ struct Change {
 }
 
 impl Ledger {
-    /// Of limits with these numbers.
+    /// A ledger of limits with these numbers.
     pub fn new(numbers: AllNumbers) -> Self {
         let [budget, user, exports] = numbers;
         Self {
@@ -193,7 +194,7 @@ impl Ledger {
         }
     }
 
-    /// Counts an answer, to be judged later. In the order in which they come.
+    /// Counts an answer, to be judged later. Answers must be given in order of arrival.
     pub fn answer(&mut self, answer: Answer) {
         let Answer { region, subject, admitted, denied, .. } = answer;
         self.open.admitted[subject.kind()][region] += admitted;
@@ -202,8 +203,8 @@ impl Ledger {
         self.waiting.push_back(answer);
     }
 
-    /// Other numbers are in force from an instant on. Where earlier numbers were said to be in force from a later instant
-    /// on, the larger ones count then.
+    /// Other numbers are in force from an instant on. If numbers are already known for a later instant, the
+    /// larger ones count from then on.
     pub fn allow(&mut self, from: Instants, numbers: AllNumbers) {
         let place = self.changes.partition_point(|change| change.from.steady_ns <= from.steady_ns);
         let mut then = numbers;
@@ -217,7 +218,7 @@ impl Ledger {
         self.changes.insert(place, Change { from, numbers: then });
     }
 
-    /// Judges the answers that came until an instant, by when all numbers are known that were in force.
+    /// Judges the answers that came until `until_ns`. All numbers in force until then must be known.
     pub fn judge(&mut self, until_ns: u64) {
         while let Some(answer) = self.waiting.pop_front_if(|answer| answer.answered.steady_ns <= until_ns) {
             let Answer { subject, asked, answered, admitted, .. } = answer;
@@ -245,18 +246,18 @@ impl Ledger {
         self.judged_by = numbers;
     }
 
-    /// The budget that the chart shows.
+    /// Sets the budget that the chart shows.
     pub fn show_budget(&mut self, budget: u64) {
         self.open.budget = budget;
     }
 
-    /// Something happened: a word for the axis of the chart.
+    /// Puts a word on the axis of the chart.
     pub fn mark(&mut self, word: &'static str) {
         self.open.mark = word;
     }
 
-    /// Ends a bin of that length, in which so many units a second could have been admitted, by what the regions were
-    /// to each other; `broken` where something was cut or dead.
+    /// Ends a bin of this length. `usable` is the units a second that could have been admitted with the links
+    /// as they were. `broken` says whether something was cut or dead.
     pub fn close(&mut self, length: Duration, usable: u64, broken: bool) {
         self.open.length = length;
         let admitted = self.open.admitted[0].iter().sum();
@@ -264,7 +265,7 @@ impl Ledger {
         let usable = u64::try_from(usable).unwrap_or(u64::MAX);
         let sums = &mut self.uses[usize::from(broken)];
         sums.admitted += admitted;
-        // More than what the formula gives can be used while a burst or a loan lasts: it was usable, evidently.
+        // A burst or a loan may allow more than the formula gives: admitted units were usable.
         sums.usable += usable.max(admitted);
         sums.length += length;
         let next = Bin { budget: self.open.budget, ..Bin::default() };
@@ -275,12 +276,12 @@ impl Ledger {
         }
     }
 
-    /// The last second; less, where it has not been so long.
+    /// The counts of the last second, or of less at the beginning.
     pub fn last_second(&self) -> Bin {
         self.last(BINS_IN_SECOND)
     }
 
-    /// The sums of so many of the last bins.
+    /// The sums of the last `bins` bins.
     pub fn last(&self, bins: usize) -> Bin {
         let mut sum = Bin { budget: self.open.budget, ..Bin::default() };
         for bin in self.bins.iter().rev().take(bins) {
@@ -289,7 +290,7 @@ impl Ledger {
         sum
     }
 
-    /// Columns of the chart: the sums of [`BINS_IN_COLUMN`] bins each, always the same ones together.
+    /// Columns of the chart: the sums of [`BINS_IN_COLUMN`] bins each, in fixed groups.
     pub fn columns(&self) -> impl Iterator<Item = Bin> + '_ {
         let first = self.closed - self.bins.len();
         let skip = (BINS_IN_COLUMN - first % BINS_IN_COLUMN) % BINS_IN_COLUMN;
@@ -304,23 +305,23 @@ impl Ledger {
         })
     }
 
-    /// Units above each kind of limit, in the worst interval or window; 0 is the promise. Of what was judged so far.
+    /// Units above each kind of limit, in the worst interval or window judged so far. The promise is 0.
     pub fn units_over(&self) -> [u64; KINDS] {
         let users = self.users.iter().map(BucketOracle::units_over).sum();
         [self.budget.units_over(), users, self.exports.units_over()]
     }
 
-    /// Units that the budget allowed until the last answer that was judged.
+    /// Units that the budget allowed until the last judged answer.
     pub fn allowed(&self) -> u64 {
         self.budget.allowed()
     }
 
-    /// Units that were admitted of each kind, from the beginning.
+    /// Units of each kind that were admitted since the beginning.
     pub const fn admitted(&self) -> [u64; KINDS] {
         self.admitted
     }
 
-    /// What was used while everything was connected, and while something was broken.
+    /// The use while everything was connected, and while something was broken.
     pub const fn uses(&self) -> [Use; 2] {
         self.uses
     }
@@ -386,7 +387,7 @@ mod tests {
         assert_eq!(ledger.units_over(), [0, 3, 4]);
     }
 
-    /// The numbers at the start, but for the budget.
+    /// The numbers at the start, with another budget.
     fn budget(rate: u64, units: u64) -> AllNumbers {
         let mut numbers = AT_START;
         numbers[0] = Numbers { rate, units };
@@ -398,7 +399,7 @@ mod tests {
         let mut ledger = Ledger::new(AT_START);
         ledger.answer(answer(0, Subject::Budget, 100, 1_100));
         ledger.answer(answer(0, Subject::Budget, 1_300, 2_000));
-        // Only now a node reports that 2000/s are in force since 1 s.
+        // Only now does a node report that 2000/s are in force since 1 s.
         ledger.allow(instant(1_000), budget(2_000, 2_000));
         ledger.judge(u64::MAX);
         assert_eq!(ledger.units_over()[0], 100, "before the raise the old budget counts");

@@ -1,4 +1,4 @@
-//! The demonstration without a terminal: a line a second, what happened in between, and a verdict.
+//! The demonstration without a terminal: a line a second, events between lines, and a verdict.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::view::{
     words::{percent, short},
 };
 
-/// What is said first.
+/// The first lines.
 pub fn heading(state: &State) -> String {
     let budget = numbers(0, state.in_force.newest()[0]);
     let mut text = format!(
@@ -32,7 +32,7 @@ share: what a region may spend a second; adm, den: what it admitted and denied; 
     text
 }
 
-/// How it stands: one line.
+/// The current state in one line.
 pub fn line(state: &State, ledger: &Ledger, elapsed: Duration) -> String {
     let second = ledger.last_second();
     let mut line = format!("{:>5} s", elapsed.as_secs());
@@ -55,7 +55,7 @@ pub fn line(state: &State, ledger: &Ledger, elapsed: Duration) -> String {
     line
 }
 
-/// What passes between the regions, as the nodes see it.
+/// What passes between the regions, as their nodes see it.
 fn flows(state: &State) -> String {
     let not_open: Vec<String> = (0..links::COUNT)
         .filter_map(|link| match state.flow(link) {
@@ -71,15 +71,15 @@ fn flows(state: &State) -> String {
     }
 }
 
-/// Something that happened, between two lines.
+/// An event, printed between two lines.
 pub fn event(event: &Event) -> String {
     format!("{:>7.1} s  -- {}\n", event.at.as_secs_f64(), event.words)
 }
 
-/// How it went.
+/// The result of the demonstration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Never over, and everything healed.
+    /// No limit was passed, and everything healed.
     Kept,
     /// More was admitted than a limit allows.
     Over,
@@ -87,7 +87,7 @@ pub enum Outcome {
     NotHealed,
 }
 
-/// How it went: in words, and in short. `must_heal` counts what was to heal.
+/// The result in words, and as an outcome. `must_heal` is the number of faults that must have healed.
 pub fn verdict(state: &State, ledger: &Ledger, elapsed: Duration, must_heal: usize) -> (String, Outcome) {
     let over = ledger.units_over();
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! The links between the regions: what passes, how long it takes, and what can be used while that is so.
+//! The links between the regions: what passes, the delay, and how much of the budget can be used meanwhile.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -7,17 +7,17 @@ use acequia_mesh::relay::{Cut, Link, Weather};
 use super::plan::{NAMES, PAIRS, REGIONS, dials};
 use crate::view::picture::Flow;
 
-/// One way, at the start: 80 ms there and back, as between Europe and the east of America.
+/// Delay one way, at the start: a round trip takes 80 ms, as between Europe and the east of America.
 const DELAY: Duration = Duration::from_millis(40);
-/// What a key changes it by.
+/// The change of the delay for each key press.
 const DELAY_STEP: Duration = Duration::from_millis(10);
-/// One way: 400 ms there and back are further than any two places on this planet are apart.
+/// Largest delay one way. A round trip of 400 ms is longer than between any two places on this planet.
 const DELAY_MAX: Duration = Duration::from_millis(200);
 
-/// What passes between each pair of regions, and how long it takes.
+/// What passes between each pair of regions, and the delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Links {
-    /// By the place in [`PAIRS`]; from the first of the pair to the second is forth.
+    /// By the place in [`PAIRS`]. Forth is from the first of the pair to the second.
     flows: [Flow; PAIRS.len()],
     delay: Duration,
 }
@@ -34,12 +34,12 @@ impl Links {
         self.flows
     }
 
-    /// There and back.
+    /// The delay of a round trip.
     pub fn round_trip(&self) -> Duration {
         self.delay * 2
     }
 
-    /// Whether nothing is cut.
+    /// Whether no link is cut.
     pub fn are_whole(&self) -> bool {
         self.flows.iter().all(|flow| *flow == Flow::Open)
     }
@@ -63,7 +63,7 @@ impl Links {
         self.flows = [Flow::Open; PAIRS.len()];
     }
 
-    /// Makes everything take longer, or less long.
+    /// Makes the delay of all links longer or shorter.
     pub fn delay(&mut self, is_longer: bool) {
         self.delay = match is_longer {
             true => (self.delay + DELAY_STEP).min(DELAY_MAX),
@@ -71,11 +71,11 @@ impl Links {
         };
     }
 
-    /// What of the budget could be used, a second, if every region lent all it does not need to those that it
-    /// has a whole link to. Who is dead is asked nothing, and its share is nobody's.
+    /// Units a second of the budget that could be used if every region lent what it does not need over its
+    /// whole links. A dead region is asked nothing, and nobody has its share.
     pub fn usable(&self, budget: u64, demands: [u64; REGIONS], is_alive: [bool; REGIONS]) -> u64 {
-        // What flows from shares to demands is what the tightest cut lets through: some regions' whole demand, and
-        // for the others what they can reach.
+        // The flow from shares to demands is limited by the tightest cut: the whole demand of some regions,
+        // and the shares that the other regions can reach.
         let whole = u128::from(budget) * u128::from(self.alive(is_alive)) / REGIONS as u128;
         let cut = |inside: usize| {
             let is_inside = |region: usize| inside >> region & 1 == 1;
@@ -118,14 +118,14 @@ impl Links {
     }
 }
 
-/// The relays that every packet between two regions goes through.
+/// The relays that forward every packet between two regions.
 #[derive(Debug)]
 pub struct Relays {
     relays: Vec<Link>,
 }
 
 impl Relays {
-    /// One for each pair, towards the node of the pair that is dialled.
+    /// Starts a relay for each pair, towards the node of the pair that is dialled.
     ///
     /// # Errors
     /// The system gives no socket.
@@ -138,7 +138,7 @@ impl Relays {
         Ok(Self { relays: (0..PAIRS.len()).map(start).collect::<io::Result<_>>()? })
     }
 
-    /// Where a region's node finds another's: at a relay, if it is the one that dials.
+    /// The address at which a region's node finds another's: a relay if it is the one that dials.
     pub fn address(&self, from: usize, to: usize, mesh: [SocketAddr; REGIONS]) -> SocketAddr {
         let between = PAIRS.iter().position(|pair| *pair == (from, to) || *pair == (to, from));
         match between {
@@ -147,7 +147,7 @@ impl Relays {
         }
     }
 
-    /// Has the packets meet this weather from now on.
+    /// Applies this weather to all packets from now on.
     pub fn set(&self, links: &Links) {
         for (link, relay) in self.relays.iter().enumerate() {
             relay.set(links.weather(link));
@@ -190,7 +190,7 @@ mod tests {
     fn a_link_that_is_cut_keeps_regions_from_lending_over_it() {
         let mut links = Links::default();
         links.set(0, Flow::Forth);
-        // eu can borrow all of ap if that borrows of us; what us has above that is out of reach.
+        // eu can borrow all of ap if ap borrows from us; the rest of us's share is out of reach.
         assert_eq!(links.usable(900, [1_200, 100, 100], ALL), 300 + 300 + 100 + 100);
         links.mend();
         assert!(links.are_whole());
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn what_passes_is_told_to_the_relay_from_the_diallers_side() {
         let mut links = Links::default();
-        // eu dials us, ap dials eu.
+        // eu dials us, and ap dials eu.
         links.set(0, Flow::Forth);
         links.set(2, Flow::Forth);
         assert_eq!(links.weather(0).cut, Cut { to_target: false, back: true });

@@ -1,7 +1,8 @@
 //! The demonstration: three regions on this machine that share one budget, under traffic.
 //!
-//! The nodes are processes of this binary and speak QUIC to each other, through relays that delay or cut what they
-//! send. Whether more was ever admitted than the limits allow is told by who asks ([`acequia_limits::oracle`]), not by the nodes.
+//! The nodes are processes of this binary. They speak QUIC to each other, through relays that delay or cut
+//! their packets. The callers, and not the nodes, judge whether the limits were passed
+//! ([`acequia_limits::oracle`]).
 
 mod classes;
 pub mod in_force;
@@ -38,14 +39,14 @@ use self::{
 };
 use crate::screen::{Interrupts, Keyboard, Screen};
 
-/// What the script breaks and heals: the links, and a node.
+/// How many faults the script heals: the links, and a node.
 const HEALINGS: usize = 2;
 
 /// Run three regions on this machine that share one budget, under traffic.
 ///
-/// On a terminal: a live view, with keys to cut links, kill regions and change the budget. Otherwise a line a second,
-/// with a split brain and a kill -9 in between, and a verdict. Exits with 0 if the budget was never passed and
-/// everything healed, with 1 if not, with 2 if it could not start.
+/// On a terminal: a live view, with keys to cut links, kill regions and change the budget. Otherwise: a line
+/// a second, with a split brain and a kill -9 in between, and a verdict. Exits with 0 if the budget was never
+/// passed and everything healed, with 1 if not, with 2 if it could not start.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia demo
@@ -54,11 +55,12 @@ const HEALINGS: usize = 2;
   acequia demo --classes --peak 60 --refill 400,400,200 --json | jq '.findings[]'
   acequia check --domain demo route=/api --address 127.0.0.1:8181    ask one of its regions")]
 pub struct Demo {
-    /// Print lines for so many seconds (16, which its script takes, to 86400), and break and heal things without being asked.
+    /// Print lines for this many seconds (16, which its script takes, to 86400), and break and heal things
+    /// automatically.
     #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(SECONDS_MIN..=SECONDS_MAX))]
     seconds: Option<u64>,
 
-    /// The same for 40 seconds.
+    /// Print lines and run the script, for 40 seconds.
     #[arg(long)]
     script: bool,
 
@@ -67,7 +69,8 @@ pub struct Demo {
           value_parser = value_parser!(u16).range(1..=i64::from(plan::BASE_PORT_MAX)))]
     base_port: u16,
 
-    /// Study classes of consumers under one limit instead: shared, separate, or both. In simulated time, at once.
+    /// Study classes of consumers under one limit instead: shared, separate, or both. It runs in simulated
+    /// time, at once.
     #[arg(long, conflicts_with_all = ["seconds", "script", "base_port"])]
     classes: bool,
 
@@ -79,7 +82,7 @@ pub struct Demo {
     study: classes::parameters::Parameters,
 }
 
-/// Why there is no demonstration.
+/// Why the demonstration failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
     /// A port is taken.
@@ -87,13 +90,13 @@ pub enum DemoError {
         "port {address} ({what} of {region}) cannot be had: {cause}. Stop what listens there, or choose other ports: acequia demo --base-port {other}"
     )]
     Port {
-        /// What would listen there.
+        /// The service that would listen there.
         what: &'static str,
-        /// In which region.
+        /// The region.
         region: &'static str,
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         cause: io::Error,
         /// Ports to try instead.
         other: u16,
@@ -101,25 +104,25 @@ pub enum DemoError {
     /// The certificates cannot be made.
     #[error("{0}")]
     Certificates(String),
-    /// An address that cannot be asked.
+    /// An address is not valid.
     #[error("{0}")]
     Address(String),
-    /// A node does not run.
+    /// A node is not running.
     #[error("{node} does not run: {why}. Its log is {log}, and ends in:\n{end}")]
     Node {
-        /// Which.
+        /// The node.
         node: String,
-        /// What is known.
+        /// The known reason.
         why: String,
-        /// Where its log is.
+        /// The path of its log.
         log: PathBuf,
-        /// The end of it.
+        /// The end of its log.
         end: String,
     },
     /// The terminal cannot be drawn on.
     #[error("the terminal cannot be drawn on: {0}. Without one: acequia demo --script")]
     Terminal(#[source] io::Error),
-    /// The system refuses something.
+    /// The system refused an operation.
     #[error("cannot go on: {0}")]
     System(#[source] io::Error),
     /// The study cannot be made.
@@ -128,13 +131,13 @@ pub enum DemoError {
 }
 
 impl Demo {
-    /// Runs it, and gives the exit code.
+    /// Runs the demonstration, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         match self.play().await {
             Ok(Outcome::Kept) => ExitCode::SUCCESS,
             Ok(Outcome::Over | Outcome::NotHealed) => ExitCode::FAILURE,
             Err(fault) => {
-                // Without a standard error, the exit code says it.
+                // Without a standard error, the exit code says enough.
                 let _ = writeln!(io::stderr(), "acequia: {fault}");
                 ExitCode::from(2)
             }
@@ -173,7 +176,7 @@ impl Demo {
     }
 }
 
-/// A line a second, until the script ends or somebody interrupts; whether it was the former.
+/// Prints a line a second until the script ends or a signal interrupts. Returns whether the script ended.
 async fn print_lines(
     stage: &mut Stage,
     mut script: Script,
@@ -183,7 +186,7 @@ async fn print_lines(
     let mut bins = bins();
     let mut told = 0;
     let mut next_line = Duration::from_secs(1);
-    // Whoever the script kills.
+    // The region that the script kills.
     stage.state.chosen_region = script::VICTIM;
     loop {
         tokio::select! {
@@ -210,7 +213,7 @@ async fn print_lines(
     }
 }
 
-/// The live view, until somebody has seen enough.
+/// Shows the live view until the user quits.
 async fn show(stage: &mut Stage, interrupts: &mut Interrupts) -> Result<(), DemoError> {
     let mut screen = Screen::open().map_err(DemoError::Terminal)?;
     let mut keyboard = Keyboard::open().map_err(DemoError::System)?;
@@ -244,12 +247,12 @@ async fn show(stage: &mut Stage, interrupts: &mut Interrupts) -> Result<(), Demo
 
 fn bins() -> Interval {
     let mut bins = interval(BIN);
-    // A bin that comes late is longer; the next one is as long as ever.
+    // A late bin is longer, and the next one has the usual length.
     bins.set_missed_tick_behavior(MissedTickBehavior::Delay);
     bins
 }
 
-/// Standard output may be closed; then nobody wants to know.
+/// Prints text. If standard output is closed, nobody wants to know.
 fn print(text: &str) {
     let mut stdout = io::stdout().lock();
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());

@@ -1,4 +1,4 @@
-//! The three nodes: processes of this very binary, so that killing one is a `kill -9`.
+//! The three nodes are processes of this binary, so that a kill is a real `kill -9`.
 
 use std::{
     fs::File,
@@ -12,7 +12,7 @@ use super::{
     plan::{NAMES, REGIONS},
 };
 
-/// Bytes of a log's end that are shown when a node could not start.
+/// Bytes shown from the end of a log if a node could not start.
 const LOG_SHOWN: usize = 2_000;
 
 /// A region's node, running or not. Dropping it kills it.
@@ -26,7 +26,7 @@ pub struct NodeProcess {
 }
 
 impl NodeProcess {
-    /// Writes the config; nothing runs yet.
+    /// Writes the config, but starts nothing.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -43,7 +43,7 @@ impl NodeProcess {
         Ok(process)
     }
 
-    /// Starts it, unless it runs.
+    /// Starts the node, unless it runs.
     ///
     /// # Errors
     /// The process cannot be made.
@@ -56,7 +56,7 @@ impl NodeProcess {
             .arg("serve")
             .arg("--config")
             .arg(&self.config)
-            // If this process is killed, its end of the pipe closes, and the node goes too.
+            // If this process is killed, its end of the pipe closes, and the node ends too.
             .arg("--until-stdin-ends")
             .stdin(Stdio::piped())
             .stdout(log.try_clone().map_err(DemoError::System)?)
@@ -67,21 +67,21 @@ impl NodeProcess {
         Ok(())
     }
 
-    /// Kills it with signal 9, and waits until it is gone. Whether it ran.
+    /// Kills the node with signal 9, and waits until it is gone. Returns whether it ran.
     pub fn kill(&mut self) -> bool {
         let Some(mut child) = self.child.take() else { return false };
-        // It may have ended by itself; then there is nothing to kill.
+        // If the node has ended by itself, there is nothing to kill.
         let _ = child.kill();
         let _ = child.wait();
         true
     }
 
-    /// Whether it runs.
+    /// Whether the node runs.
     pub fn is_running(&mut self) -> bool {
         self.ended().is_none() && self.child.is_some()
     }
 
-    /// How it ended by itself; nothing while it runs, or where it was killed.
+    /// The exit status if the node ended by itself; `None` while it runs, or if it was killed.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         let status = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
         if status.is_some() {
@@ -90,7 +90,7 @@ impl NodeProcess {
         status
     }
 
-    /// The failure that says why it does not run, with the end of its log.
+    /// The error that says why the node does not run, with the end of its log.
     pub fn failure(&self, why: &str) -> DemoError {
         DemoError::Node {
             node: format!("{}-1", NAMES[self.place]),
@@ -107,10 +107,10 @@ impl Drop for NodeProcess {
     }
 }
 
-/// All three.
+/// All three nodes.
 pub type Nodes = [NodeProcess; REGIONS];
 
-/// The last lines of a file; nothing if it cannot be read.
+/// The last lines of a file; empty if it cannot be read.
 fn end_of(path: &Path) -> String {
     let read = || -> io::Result<String> {
         use std::io::{Read as _, Seek as _, SeekFrom};

@@ -1,4 +1,4 @@
-//! What is run: three regions, their ports, their configs, and what they are asked.
+//! The setup: three regions, their ports, their configs, and their demand.
 
 use std::{
     fmt::Write as _,
@@ -10,9 +10,9 @@ use super::DemoError;
 
 /// How many regions there are.
 pub const REGIONS: usize = 3;
-/// Their names, in the order in which they are drawn. Each has one node, `NAME-1`.
+/// The regions' names, in the order in which they are drawn. Each region has one node, `NAME-1`.
 pub const NAMES: [&str; REGIONS] = ["eu", "us", "ap"];
-/// The region whose node mints and burns.
+/// The region whose node is the authority.
 pub const AUTHORITY: usize = 0;
 /// The pairs of regions, by their places. The keys 1 to 3 choose among them.
 pub const PAIRS: [(usize, usize); 3] = [(0, 1), (1, 2), (0, 2)];
@@ -26,9 +26,10 @@ pub const BUDGET: u64 = 1_000;
 pub const USER_RATE: u64 = 10;
 /// See [`USER_RATE`].
 pub const USER_BURST: u64 = 20;
-/// Each asks in one region: by place, the last more than it may.
+/// Each user asks in one region: name, region, and requests a second. The last user asks for more than it
+/// may.
 pub const USERS: [(&str, usize, u64); 4] = [("ann", 0, 8), ("ben", 1, 8), ("cleo", 2, 8), ("dan", 1, 25)];
-/// The window: units, and its length.
+/// The window of the exports.
 pub const EXPORTS: Window = Window { units: 600, window_ns: 60_000_000_000, window: "1m" };
 
 /// A fixed window.
@@ -38,18 +39,18 @@ pub struct Window {
     pub units: u64,
     /// Nanoseconds.
     pub window_ns: u64,
-    /// The same in a config's words.
+    /// The length in the config's form.
     pub window: &'static str,
 }
 
-/// The port of eu's HTTP API where no other is chosen.
+/// The default port of eu's HTTP API.
 pub const BASE_PORT: u16 = 8080;
-/// Between the ports of two regions.
+/// The difference between the ports of two regions.
 const REGION_STEP: u16 = 100;
 /// The largest port that leaves room for all regions.
 pub const BASE_PORT_MAX: u16 = u16::MAX - REGION_STEP * (REGIONS as u16 - 1) - 2;
 
-/// Where a region's node listens.
+/// The addresses on which a region's node listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ports {
     /// `POST /v1/check`, metrics, health.
@@ -66,7 +67,7 @@ fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-/// The ports of all regions: fixed ones for callers, free ones between the regions.
+/// The ports of all regions: fixed ports for callers, and free ports between the regions.
 ///
 /// # Errors
 /// A port is taken.
@@ -95,12 +96,12 @@ pub fn ports(base: u16) -> Result<[Ports; REGIONS], DemoError> {
     Ok(all.map(|ports| ports.unwrap_or_else(|| unreachable!("every region has ports"))))
 }
 
-/// Ports to propose where these are taken.
+/// A base port to propose if these ports are taken.
 fn other_base(base: u16) -> u16 {
     if base > BASE_PORT_MAX - 10_000 { BASE_PORT } else { base + 10_000 }
 }
 
-/// Ports that nobody listens on now. They are held together, so that no two are the same.
+/// Ports that nobody listens on now. All are held together, so that no two are equal.
 fn free_udp_ports() -> std::io::Result<[SocketAddr; REGIONS]> {
     let sockets: Vec<UdpSocket> =
         (0..REGIONS).map(|_| UdpSocket::bind(loopback(0))).collect::<Result<_, _>>()?;
@@ -111,7 +112,8 @@ fn free_udp_ports() -> std::io::Result<[SocketAddr; REGIONS]> {
     Ok(ports)
 }
 
-/// Whether the first of two regions dials the second: nodes are numbered by their names, the smaller dials.
+/// Whether the first of two regions dials the second. Nodes are numbered by their names, and the smaller one
+/// dials.
 pub fn dials(from: usize, to: usize) -> bool {
     NAMES[from] < NAMES[to]
 }
@@ -220,7 +222,8 @@ mod tests {
 
     #[test]
     fn a_taken_port_is_named_with_a_way_out() {
-        // Ports near the end of the range that clients are given; several tries, since others may take them too.
+        // Takes ports near the end of the range that clients are given. Others may take these ports too, so
+        // there are several tries.
         let taken = (0..20)
             .find_map(|_| {
                 let listener = TcpListener::bind(loopback(0)).ok()?;

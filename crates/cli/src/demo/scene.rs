@@ -11,7 +11,7 @@ use super::{
 };
 use crate::view::picture::{Budget, Column, Condition, Link, Picture, Region, Row, Verdict};
 
-/// What there is to see now.
+/// The current picture.
 pub fn picture(state: &State, ledger: &Ledger, elapsed: Duration) -> Picture {
     let second = ledger.last_second();
     Picture {
@@ -38,7 +38,7 @@ pub fn picture(state: &State, ledger: &Ledger, elapsed: Duration) -> Picture {
     }
 }
 
-/// What the keys do, and what the rows mean, where somebody wants to know.
+/// The help: keys and rows.
 pub fn help(state: &State) -> Vec<(&'static str, &'static str)> {
     let keys = HELP.iter().map(|key| (key.keys, key.does));
     if state.is_help_shown { keys.chain(NOTES).collect() } else { Vec::new() }
@@ -50,7 +50,7 @@ fn budget(state: &State) -> Budget {
     Budget { name, words: words(state, 0), units: rate, unit: "/s", burst: Some(units) }
 }
 
-/// A limit as a config says it.
+/// A limit in the config's words.
 fn words(state: &State, kind: usize) -> String {
     let numbers = numbers(kind, state.in_force.newest()[kind]);
     match kind {

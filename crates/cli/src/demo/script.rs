@@ -1,20 +1,20 @@
-//! What happens when nobody is there to press keys: a split brain, a `kill -9`, and both healed again.
+//! The events when nobody presses keys: a split brain, a `kill -9`, and the healing of both.
 
 use std::time::Duration;
 
 use super::keys::Order;
 
-/// How long it takes where nobody says.
+/// The default length.
 pub const SECONDS: u64 = 40;
-/// Shorter, and there is no time to heal.
+/// The shortest length that leaves time to heal.
 pub const SECONDS_MIN: u64 = 16;
 /// A day.
 pub const SECONDS_MAX: u64 = 86_400;
 
-/// Who is killed: neither the hot region nor the one that mints, by its place.
+/// The region whose node is killed, by its place: neither the hot region nor the authority's.
 pub const VICTIM: usize = 2;
 
-/// A sixteenth of the time each, from the beginning.
+/// Times are in sixteenths of the whole, from the beginning.
 const STEPS: [(u32, Order); 7] = [
     (2, Order::Heat),
     (4, Order::Split),
@@ -25,7 +25,7 @@ const STEPS: [(u32, Order); 7] = [
     (16, Order::Quit),
 ];
 
-/// What is to be done, and when.
+/// The orders to give, and when.
 #[derive(Clone, Debug)]
 pub struct Script {
     length: Duration,
@@ -33,12 +33,12 @@ pub struct Script {
 }
 
 impl Script {
-    /// One that ends after so long.
+    /// A script of this length.
     pub const fn new(length: Duration) -> Self {
         Self { length, done: 0 }
     }
 
-    /// The next thing whose time has come.
+    /// The next order whose time has come.
     pub fn next(&mut self, elapsed: Duration) -> Option<Order> {
         let (sixteenths, order) = *STEPS.get(self.done)?;
         if elapsed < self.length * sixteenths / 16 {

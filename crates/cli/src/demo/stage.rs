@@ -1,4 +1,4 @@
-//! What runs: the nodes, the relays between them, who watches, and who asks.
+//! The running parts: the nodes, the relays between them, the watchers and the callers.
 
 use std::{
     io::Write as _,
@@ -29,25 +29,25 @@ use crate::{
     watching::Watcher,
 };
 
-/// How often the nodes say how they are.
+/// How often the nodes report.
 const REPORTS_EVERY: Duration = Duration::from_millis(100);
-/// How long all nodes together may take to be ready: a fraction of a second each, on a machine that is not busy.
+/// How long all nodes together may take to be ready. On an idle machine they take a fraction of a second.
 const START_TIME_MAX: Duration = Duration::from_secs(30);
-/// How often the nodes are looked at while something is waited for.
+/// How often the nodes are checked while something is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How long an answer waits for what the nodes report of its time: then it is judged by what is known.
+/// How long an answer waits for the nodes' reports about its time. Then it is judged by the known numbers.
 const REPORT_TIME_MAX: Duration = Duration::from_secs(3);
 /// How long the last answers wait for such reports.
 const LAST_REPORT_TIME_MAX: Duration = Duration::from_secs(1);
 /// How long the authority may take to answer an order.
 const ORDER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Everything that runs. Dropping it ends all of it.
+/// Everything that runs. Dropping the stage ends all of it.
 #[derive(Debug)]
 pub struct Stage {
-    /// How it stands.
+    /// The state of the demonstration.
     pub state: State,
-    /// Killed before the folder that they write to goes.
+    /// The nodes are killed before the folder that they write to is removed.
     nodes: Nodes,
     folder: TempDir,
     ports: [Ports; REGIONS],
@@ -58,17 +58,17 @@ pub struct Stage {
     ledger: Arc<Mutex<Ledger>>,
     traffic: Option<Traffic>,
     began: Instant,
-    /// When the last tenth of a second ended, since then.
+    /// When the last tenth of a second ended, since `began`.
     ticked: Duration,
-    /// What became of orders to the authority.
+    /// The authority's answers to orders.
     answers: (mpsc::Sender<OrderAnswer>, mpsc::Receiver<OrderAnswer>),
 }
 
-/// The version of the catalogue that an order made, or why there is none.
+/// The version of the catalogue that an order made, or the reason for its failure.
 type OrderAnswer = Result<Mark, String>;
 
 impl Stage {
-    /// Makes certificates and configs, and starts the nodes; says on standard error what it does.
+    /// Makes certificates and configs, and starts the nodes. Progress goes to standard error.
     ///
     /// # Errors
     /// A port is taken, or the system refuses something.
@@ -114,7 +114,7 @@ impl Stage {
         })
     }
 
-    /// Waits until all nodes have the catalogue and hear each other, and then begins to ask them.
+    /// Waits until all nodes have the catalogue and hear each other, and then starts the callers.
     ///
     /// # Errors
     /// A node has ended, or takes too long; its log is kept.
@@ -145,7 +145,7 @@ impl Stage {
         Ok(())
     }
 
-    /// A node that cannot take part yet, and why not.
+    /// A node that cannot take part yet, and the reason.
     fn not_ready(&self) -> Option<(usize, String)> {
         (0..REGIONS).find_map(|place| {
             let node = &self.state.nodes[place];
@@ -162,12 +162,12 @@ impl Stage {
         })
     }
 
-    /// Since the nodes were ready.
+    /// The time since the nodes were ready.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -177,7 +177,7 @@ impl Stage {
         self.ports[place]
     }
 
-    /// Ends a bin: takes in what the nodes said, and looks at how it went.
+    /// Ends a bin: takes in the nodes' reports, and checks the progress.
     ///
     /// # Errors
     /// A node has ended without being killed; its log is kept.
@@ -204,7 +204,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Takes in what the nodes reported, and has answers judged by the numbers that they go by.
+    /// Takes in the nodes' reports, and has answers judged by the numbers in the reports.
     fn listen(&mut self) {
         for place in 0..REGIONS {
             let Some(sight) = self.watchers[place].news() else { continue };
@@ -217,7 +217,7 @@ impl Stage {
             self.state.hear(at, place, sight.status, sight.fault);
             let raised = self.state.in_force.highest();
             if raised != before {
-                // Nobody had them when the reports before this one were made.
+                // When the earlier reports were made, no node had these numbers.
                 self.ledger().allow(known_until, raised);
             }
             self.state.acknowledge(at, place);
@@ -236,7 +236,7 @@ impl Stage {
         }
     }
 
-    /// Until when it is known which numbers the nodes went by: every node that runs has reported since.
+    /// Until when the nodes' numbers are known: every running node has reported since.
     fn known_until(&self) -> Instants {
         let now = Instants::now(self.began);
         let at_least = now.surely_before(now.wall_ns.saturating_sub(REPORT_TIME_MAX.as_nanos() as u64));
@@ -245,7 +245,8 @@ impl Stage {
         known.filter(|known| known.steady_ns > at_least.steady_ns).unwrap_or(at_least)
     }
 
-    /// Asks no more, and judges the last answers when the nodes have reported by which numbers they gave them.
+    /// Stops the callers. Judges the last answers when the nodes have reported the numbers that applied to
+    /// them.
     pub async fn end(&mut self) {
         self.traffic = None;
         let end = self.elapsed();
@@ -258,7 +259,7 @@ impl Stage {
         self.ledger().judge(u64::MAX);
     }
 
-    /// Does what was ordered, save for what concerns the picture only.
+    /// Carries out an order, except orders that concern only the picture.
     ///
     /// # Errors
     /// A node cannot be started.
@@ -343,7 +344,7 @@ impl Stage {
         Ok(if dead.is_empty() { "" } else { "restart" })
     }
 
-    /// Asks the authority for another budget, and does not wait for it.
+    /// Orders another budget from the authority, without waiting for the answer.
     fn order_budget(&mut self, is_more: bool) -> &'static str {
         let Some(budget) = self.state.order_budget(is_more) else { return "" };
         let admin = admin(self.ports[AUTHORITY]);
@@ -353,19 +354,19 @@ impl Stage {
                 Ok(admin) => set_budget(admin, budget).await,
                 Err(fault) => Err(fault.to_string()),
             };
-            // The receiver is there for as long as the stage is.
+            // The receiver lives as long as the stage.
             let _ = answers.send(answer).await;
         });
         "budget"
     }
 
-    /// A failure of a node; its log is kept.
+    /// The failure of a node, whose log is kept.
     fn failure(&mut self, place: usize, why: &str) -> DemoError {
         self.folder.disable_cleanup(true);
         self.nodes[place].failure(why)
     }
 
-    /// Keeps the configs, journals and logs, and says where they are.
+    /// Keeps the configs, journals and logs, and returns their folder.
     pub fn keep(&mut self) -> PathBuf {
         self.folder.disable_cleanup(true);
         self.folder.path().to_owned()
@@ -394,7 +395,7 @@ async fn set_budget(mut admin: Admin, budget: u64) -> Result<Mark, String> {
     Ok(change.after.unwrap_or_default())
 }
 
-/// Progress, on standard error: standard output is for lines and verdicts.
+/// Prints progress on standard error: standard output is for lines and verdicts.
 fn say(what: &str) {
     let _ = writeln!(std::io::stderr(), "acequia: {what} ...");
 }

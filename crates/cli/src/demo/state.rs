@@ -1,4 +1,4 @@
-//! How the demonstration stands: what is cut, who is dead, where the heat is, which budget is in force.
+//! The state of the demonstration: cut links, dead nodes, the hot region, and the budget in force.
 
 use std::time::Duration;
 
@@ -16,21 +16,22 @@ use crate::view::{
     picture::{Flow, Share, Tone},
 };
 
-/// What a key changes the budget by, and its range: below it, thirds of it are too small to look at.
+/// The change of the budget for each key press, and its range. Thirds of a smaller budget are too small to
+/// watch.
 const BUDGET_STEP: u64 = 100;
 const BUDGET_MIN: u64 = 100;
 const BUDGET_MAX: u64 = 5_000;
-/// How long the heat stays, while everything is whole.
+/// How long a region stays hot, while nothing is broken.
 const HEAT_STAYS: Duration = Duration::from_secs(10);
-/// A share is news from this part of a standing share on, and no longer below half of that: in percent.
+/// The percentage of the standing share from which on borrowing is told. Borrowing ends below half of this.
 const BORROWED_PERCENT: u64 = 20;
-/// How long it has to be so before it is told: loans end and begin within a round trip when they are moved.
+/// How long a change must last before it is told. Loans that move end and begin within a round trip.
 const NEWS_AFTER: Duration = Duration::from_millis(400);
 
-/// What becomes of the last order of a budget.
+/// The progress of the last budget order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ordered {
-    /// No node is waited for.
+    /// No order is under way.
     Done,
     /// The authority has not answered yet.
     Sent,
@@ -38,40 +39,40 @@ enum Ordered {
     Answered(Mark),
 }
 
-/// How it stands.
+/// The state of the demonstration.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// What passes.
+    /// The state of the links.
     pub links: Links,
-    /// Whose node was not killed.
+    /// Whether each region's node was not killed.
     pub is_alive: [bool; REGIONS],
-    /// Where most is asked.
+    /// The region with the most demand.
     pub hot: usize,
-    /// The numbers of the limits.
+    /// The numbers of the limits that are in force.
     pub in_force: InForce,
-    /// Which link the keys are about.
+    /// The link that the keys apply to.
     pub chosen_link: usize,
-    /// Which region the keys are about.
+    /// The region that the keys apply to.
     pub chosen_region: usize,
     /// Whether the picture stands still.
     pub is_paused: bool,
     /// Whether the keys are explained.
     pub is_help_shown: bool,
-    /// What happened.
+    /// The events so far.
     pub story: Story,
-    /// What the nodes say.
+    /// The nodes' reports.
     pub nodes: [Asked; REGIONS],
     ordered: Ordered,
-    /// Until when the heat stays.
+    /// Until when the current region stays hot.
     heat_until: Duration,
     borrowing: [Borrowing; REGIONS],
 }
 
-/// Whether a region was told to borrow.
+/// Whether the last told event says that a region borrows.
 #[derive(Clone, Copy, Debug, Default)]
 struct Borrowing {
     is_told: bool,
-    /// Since when it is otherwise.
+    /// When the region began to differ from what was told; `None` while it does not.
     is_otherwise_since: Option<Duration>,
 }
 
@@ -96,27 +97,27 @@ impl Default for State {
 }
 
 impl State {
-    /// Whether nothing is cut and nobody is dead.
+    /// Whether no link is cut and no node is dead.
     pub fn is_whole(&self) -> bool {
         self.links.are_whole() && self.is_alive == [true; REGIONS]
     }
 
-    /// Whether it is as if nothing had been broken.
+    /// Whether everything is as if nothing had been broken.
     pub fn is_calm(&self) -> bool {
         self.is_whole() && !self.story.is_healing()
     }
 
-    /// What each region is asked, a second.
+    /// The demand of each region, a second.
     pub fn demands(&self) -> [u64; REGIONS] {
         demands(self.in_force.newest()[0].rate, self.hot)
     }
 
-    /// What could be used, a second.
+    /// Units of the budget that could be used, a second.
     pub fn usable(&self) -> u64 {
         self.links.usable(self.in_force.lowest_rate(), self.demands(), self.is_alive)
     }
 
-    /// Cuts the chosen link, or lets it pass one way.
+    /// Changes the chosen link: cuts it, or lets it pass one way.
     pub fn cut(&mut self, at: Duration, flow: Flow) {
         self.story.give_up();
         self.links.set(self.chosen_link, flow);
@@ -167,15 +168,15 @@ impl State {
         }
     }
 
-    /// Has the heat move on.
+    /// Moves the heat to the next region.
     pub fn heat(&mut self, at: Duration) {
         self.hot = (self.hot + 1) % REGIONS;
         self.heat_until = at + HEAT_STAYS;
         self.story.tell(at, Tone::Plain, format!("most is asked in {} now", NAMES[self.hot]));
     }
 
-    /// Whether the heat has stayed long enough. It does not move while something is broken, so that one sees what
-    /// that does.
+    /// Whether the heat has stayed long enough. The heat does not move while something is broken, so that the
+    /// effect of the fault can be seen.
     pub fn heat_is_due(&mut self, at: Duration) -> bool {
         if !self.is_whole() {
             self.heat_until = self.heat_until.max(at + HEAT_STAYS / 2);
@@ -183,7 +184,7 @@ impl State {
         at >= self.heat_until
     }
 
-    /// Another budget is ordered; nothing at the end of the range, or before a node has reported the last order.
+    /// Orders another budget. `None` at the end of the range, or before a node has reported the last order.
     pub fn order_budget(&mut self, is_more: bool) -> Option<u64> {
         let now = self.in_force.newest()[0].rate;
         let next = match is_more {
@@ -198,13 +199,13 @@ impl State {
         Some(next)
     }
 
-    /// What became of an order: the version that says it, or why not.
+    /// Takes in the outcome of an order: the version that has the new budget, or an error.
     pub fn budget_answered(&mut self, at: Duration, answer: Result<Mark, String>) {
         match answer {
             Ok(version) if self.in_force.has_reached(version) => self.ordered = Ordered::Done,
             Ok(version) => self.ordered = Ordered::Answered(version),
             Err(why) => {
-                // The order may have been carried out all the same: then the nodes report it.
+                // The order may still have been carried out: then the nodes report it.
                 self.ordered = Ordered::Done;
                 let words = format!("the budget was not set: {}", why.lines().next().unwrap_or(""));
                 self.story.tell(at, Tone::Bad, words);
@@ -212,7 +213,7 @@ impl State {
         }
     }
 
-    /// Takes in what a node says, save for what it says of others: see [`Self::acknowledge`].
+    /// Takes in a node's report, except what it says of other nodes: see [`Self::acknowledge`].
     pub fn hear(&mut self, at: Duration, region: usize, status: Option<NodeStatus>, fault: String) {
         let node = &mut self.nodes[region];
         node.fault = fault;
@@ -237,7 +238,7 @@ impl State {
         self.look_at_loans(at, region);
     }
 
-    /// Looks at whether a node has said that every node goes by the newest numbers.
+    /// Checks whether a node has reported that every node goes by the newest numbers.
     pub fn acknowledge(&mut self, at: Duration, region: usize) {
         let status = self.nodes[region].status.as_ref();
         if let Some(took) = status.and_then(|status| self.in_force.acknowledge(at, status)) {
@@ -246,7 +247,7 @@ impl State {
         }
     }
 
-    /// Whether a region has begun to borrow, or ended.
+    /// Tells when a region has begun to borrow, or has ended.
     fn look_at_loans(&mut self, at: Duration, region: usize) {
         let Share { standing, borrowed, .. } = self.share(region);
         let least = standing * BORROWED_PERCENT / 100;
@@ -267,7 +268,7 @@ impl State {
         self.story.tell(at, Tone::Plain, words);
     }
 
-    /// What a region has of the budget, as its node said last.
+    /// A region's share of the budget, by its node's last report.
     pub fn share(&self, region: usize) -> Share {
         let Some(status) = &self.nodes[region].status else { return Share::default() };
         let is_budget = |limit: &&acequia_api::acequia::v1::LimitStatus| {
@@ -276,8 +277,8 @@ impl State {
         status.limits.iter().find(is_budget).map_or(Share::default(), |limit| overview::share(status, limit))
     }
 
-    /// What passes a link, as far as the nodes have noticed: a link that is whole is quiet until both ends have
-    /// heard each other.
+    /// What passes a link, as far as the nodes have noticed. A whole link is quiet until both ends have heard
+    /// each other.
     pub fn flow(&self, link: usize) -> Flow {
         let flow = self.links.flows()[link];
         let (one, other) = PAIRS[link];
@@ -288,7 +289,7 @@ impl State {
         }
     }
 
-    /// Whether a node hears another; nothing where it says nothing of it.
+    /// Whether a node hears another; `None` if its report does not say.
     fn hears(&self, by: usize, other: usize) -> Option<bool> {
         let node = &self.nodes[by];
         let status = node.status.as_ref().filter(|_| node.fault.is_empty())?;
@@ -297,7 +298,7 @@ impl State {
     }
 }
 
-/// A limit's numbers, in short.
+/// A limit's numbers, in short form.
 pub fn numbers(kind: usize, Numbers { rate, units }: Numbers) -> String {
     match kind {
         0 | 1 => format!("{rate}/s burst {units}"),
@@ -315,7 +316,7 @@ pub(super) mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// What a node says that has so much of the budget, in units a second: standing, lent, borrowed.
+    /// The report of a node with this much of the budget, in units a second: standing, lent, borrowed.
     pub(in super::super) fn status(region: usize, [standing, lent, borrowed]: [u64; 3]) -> NodeStatus {
         let holding = |rate: u64| Some(Holding { rate_milli: rate * 1_000, units: rate });
         let limit = LimitStatus {
@@ -356,7 +357,7 @@ pub(super) mod tests {
         state.story.events().map(|event| event.words.clone()).collect()
     }
 
-    /// What the authority says at this version, of a budget of so many units a second and as large a burst.
+    /// The authority's report at this version, with a budget of `rate` units a second and as large a burst.
     fn at_version(number: u64, rate: u64, effective: u64) -> NodeStatus {
         let mut status = status(AUTHORITY, [333, 0, 0]);
         (status.limits[0].rate_milli, status.limits[0].units) = (rate * 1_000, rate);
@@ -440,7 +441,7 @@ pub(super) mod tests {
     #[test]
     fn loans_are_told_when_they_have_begun_or_ended_for_good() {
         let mut state = State::default();
-        // Every 200 ms; at the second 0 it is only moved.
+        // One value each 200 ms; at second 0 the loan only moves.
         let borrowed = [0, 100, 300, 367, 367, 0, 300, 300, 20, 0, 0, 0];
         for (number, borrowed) in borrowed.into_iter().enumerate() {
             let at = Duration::from_millis(number as u64 * 200);

@@ -1,4 +1,4 @@
-//! What happened, told as it happens, and how long it took to heal.
+//! The events as they happen, and how long healing took.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -7,34 +7,34 @@ use crate::view::picture::{Event, Tone};
 
 /// Events that are kept.
 const EVENTS_MAX: usize = 200;
-/// Bins that have to be good before it is said to have healed.
+/// Bins in a row that must be good before the system counts as healed.
 const GOOD_BINS: usize = 3;
-/// The part of what can be used that has to be used, in percent.
+/// The percentage of the usable units that must be used in good bins.
 const GOOD_PERCENT: u64 = 95;
 
 /// How long something took to heal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Healing {
-    /// What was done, as "the links were mended".
+    /// The cause, such as "the links were mended".
     pub cause: String,
     /// When, since the beginning.
     pub since: Duration,
-    /// Until 95 % of the budget was used again; nothing before.
+    /// How long it took until 95 % of the budget was used again; `None` before.
     pub took: Option<Duration>,
 }
 
-/// What happened so far.
+/// The events so far.
 #[derive(Clone, Debug, Default)]
 pub struct Story {
     events: VecDeque<Event>,
-    /// How many events were told so far.
+    /// The number of events told so far.
     told: usize,
     healings: Vec<Healing>,
     units_over: u64,
 }
 
 impl Story {
-    /// Something happened.
+    /// Adds an event.
     pub fn tell(&mut self, at: Duration, tone: Tone, words: impl Into<String>) {
         if self.events.len() == EVENTS_MAX {
             self.events.pop_front();
@@ -43,43 +43,42 @@ impl Story {
         self.events.push_back(Event { at, tone, words: words.into() });
     }
 
-    /// What happened last, the oldest first.
+    /// The last events, oldest first.
     pub fn events(&self) -> impl DoubleEndedIterator<Item = &Event> + ExactSizeIterator {
         self.events.iter()
     }
 
-    /// What was told after so many events; counts on from there.
+    /// The events after the first `told` ones. Sets `told` to the new count.
     pub fn news(&self, told: &mut usize) -> impl Iterator<Item = &Event> {
         let new = (self.told - *told).min(self.events.len());
         *told = self.told;
         self.events.iter().skip(self.events.len() - new)
     }
 
-    /// Everything is whole again from now on: how long until it works?
+    /// Everything is whole again from now on. Starts to measure how long healing takes.
     pub fn heal(&mut self, at: Duration, cause: impl Into<String>) {
         self.give_up();
         self.healings.push(Healing { cause: cause.into(), since: at, took: None });
     }
 
-    /// Something was broken before the last thing had healed: it cannot be said any more how long it would have
-    /// taken.
+    /// Something broke before the last healing was over, so its duration cannot be measured.
     pub fn give_up(&mut self) {
         if self.is_healing() {
             self.healings.pop();
         }
     }
 
-    /// Whether something was mended and does not work as before yet.
+    /// Whether something was mended but has not healed yet.
     pub fn is_healing(&self) -> bool {
         self.healings.last().is_some_and(|healing| healing.took.is_none())
     }
 
-    /// Everything that was to heal.
+    /// All healings that were started.
     pub fn healings(&self) -> &[Healing] {
         &self.healings
     }
 
-    /// Looks at the last bins, where so many units a second could have been used.
+    /// Checks the last bins. `usable` is the units a second that could have been used.
     pub fn observe(&mut self, at: Duration, ledger: &Ledger, usable: u64) {
         let over: u64 = ledger.units_over().iter().sum();
         if over > self.units_over {
@@ -93,7 +92,7 @@ impl Story {
         let used: u64 = (0..REGIONS).map(|region| last.admitted_per_second(0, region)).sum();
         let enough = usable.saturating_mul(GOOD_PERCENT) / 100;
         if took >= stretch && used >= enough {
-            // It was good from the beginning of the stretch on.
+            // The bins were good from the beginning of the stretch on.
             let took = took - stretch;
             healing.took = Some(took);
             let words = format!("{GOOD_PERCENT} % used again after {}", crate::view::words::short(took));

@@ -1,7 +1,7 @@
-//! What the regions are asked: about one and a half times the budget, most of it in one region.
+//! The demand of the regions: about one and a half times the budget, most of it in one region.
 //!
-//! Each region is asked over a stream of its own, a message every few milliseconds, whether or not the last one was
-//! answered: who is denied or waits does not ask less.
+//! Each region is asked over its own stream, with a message every few milliseconds, whether or not the last
+//! one was answered. A denied or slow answer does not reduce demand.
 
 use std::{
     collections::VecDeque,
@@ -21,22 +21,24 @@ use super::{
     plan::{DOMAIN, NAMES, REGIONS, USERS},
 };
 
-/// What is asked of all regions together, of the budget.
+/// The demand of all regions together, in percent of the budget.
 const DEMAND_PERCENT: u64 = 150;
-/// No larger budget is asked for: this process has to send and read all of it.
+/// The largest budget that demand follows, since this process has to send and read all of it.
 const DEMAND_OF_MAX: u64 = 5_000;
-/// Of that, in the hot region.
+/// The percentage of the demand that goes to the hot region.
 const HOT_PERCENT: u64 = 80;
-/// Exports that are asked for in each region, a second: more in a minute than all regions may have.
+/// Exports that are asked for in each region, a second. All regions together ask for more in a minute than
+/// they may have.
 const EXPORTS_ASKED: u64 = 4;
-/// Between two messages to a region: short beside a round trip between regions, so that demand is smooth.
+/// Time between two messages to a region. It is short compared to a round trip between regions, so that
+/// demand is smooth.
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(20);
-/// How long an answer may take before the stream is given up: the nodes answer from memory.
+/// How long an answer may take before the stream is given up. The nodes answer from memory.
 const DEADLINE: Duration = Duration::from_secs(1);
-/// Before a region that does not answer is asked again.
+/// How long to wait before a region that does not answer is asked again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Requests a second that each region is asked about the budget.
+/// Requests a second about the budget, for each region.
 pub fn demands(budget: u64, hot: usize) -> [u64; REGIONS] {
     let all = budget.min(DEMAND_OF_MAX) * DEMAND_PERCENT / 100;
     let hottest = all * HOT_PERCENT / 100;
@@ -44,7 +46,7 @@ pub fn demands(budget: u64, hot: usize) -> [u64; REGIONS] {
     std::array::from_fn(|place| if place == hot { hottest } else { other })
 }
 
-/// Who asks, in all regions. Stops when it is dropped.
+/// The callers of all regions, which stop when this is dropped.
 #[derive(Debug)]
 pub struct Traffic {
     demands: [Arc<AtomicU64>; REGIONS],
@@ -52,10 +54,10 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Begins to ask the regions at these addresses, and counts in the ledger.
+    /// Starts the callers for these addresses, which count in the ledger.
     ///
     /// # Errors
-    /// An address is none.
+    /// An address is not valid.
     pub fn start(
         addresses: [SocketAddr; REGIONS],
         ledger: &Arc<Mutex<Ledger>>,
@@ -77,7 +79,7 @@ impl Traffic {
         Ok(Self { demands, tasks })
     }
 
-    /// Asks the regions so much about the budget from now on, a second.
+    /// From now on, asks the regions for this much of the budget a second.
     pub fn set(&self, demands: [u64; REGIONS]) {
         for (demand, now) in self.demands.iter().zip(demands) {
             demand.store(now, Ordering::Relaxed);
@@ -93,7 +95,7 @@ impl Drop for Traffic {
     }
 }
 
-/// The budget, every user, the exports.
+/// The budget, every user, and the exports.
 const SUBJECTS: usize = USERS.len() + KINDS - 1;
 
 fn subjects() -> [Subject; SUBJECTS] {
@@ -112,18 +114,18 @@ fn question(subject: Subject) -> Question {
     }
 }
 
-/// Asks one region.
+/// The caller of one region.
 struct Asker {
     region: usize,
     client: Client,
     ledger: Arc<Mutex<Ledger>>,
     demand: Arc<AtomicU64>,
     began: Instant,
-    /// Requests that are due but not whole yet, in thousand-millionths, by subject.
+    /// Parts of requests that are due, in billionths, by subject.
     owed: [u64; SUBJECTS],
 }
 
-/// A message that was sent: when, and how many questions about what, in their order.
+/// A message that was sent: the time, and the number of questions about each subject, in order.
 struct Sent {
     at: Instants,
     counts: [usize; SUBJECTS],
@@ -140,10 +142,10 @@ impl Asker {
         }
     }
 
-    /// Asks until the stream ends, and says why it did.
+    /// Asks until the stream ends, and returns the reason.
     async fn ask(&mut self, mut stream: CheckStream) -> ClientError {
         let mut ticks = tokio::time::interval(MESSAGE_INTERVAL);
-        // What a late tick missed is asked in one message.
+        // A late tick asks in one message for the time that it missed.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut last = Instant::now();
         let mut sent = VecDeque::new();
@@ -177,7 +179,7 @@ impl Asker {
         }
     }
 
-    /// How many questions about each subject have become due. Never more than a message holds.
+    /// The number of due questions about each subject, at most as many as a message holds.
     fn due(&mut self, elapsed: Duration) -> [usize; SUBJECTS] {
         const WHOLE: u64 = 1_000_000_000;
         // A stall is not made up for: callers that could not ask are gone.

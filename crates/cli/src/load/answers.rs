@@ -1,4 +1,4 @@
-//! Reads verdicts from encoded answers. The decoders walk the fields and allocate nothing: at a million
+//! Reads verdicts from encoded answers. The decoders walk the fields and allocate nothing. At a million
 //! decisions a second, building the messages would cost the client more than the server pays.
 
 use super::{Decisions, Verdict};

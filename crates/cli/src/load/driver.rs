@@ -1,4 +1,5 @@
-//! Sockets and clock: waits for one thing, hands it over, repeats. One task a connection.
+//! Owns the sockets and the clock: waits for one thing, hands it over, repeats. There is one task for each
+//! connection.
 
 use std::{
     io,
@@ -23,46 +24,46 @@ use super::{
     unary::Unary,
 };
 
-/// With more than this to be written, no request is started: it would only wait here.
+/// If more bytes wait to be written, no request is started, since it would only wait here.
 pub(super) const OUT_BYTES_HIGH: usize = 256 << 10;
-/// With more than this to be written, nothing is read: a server may make us owe it PING and SETTINGS
+/// If more bytes wait to be written, nothing is read. A server may make us owe it PING and SETTINGS
 /// acknowledgements, but not without end.
 const OUT_BYTES_MAX: usize = 4 << 20;
-/// One read takes at most this.
+/// The most bytes that one read takes.
 const INBOX_BYTES: usize = 256 << 10;
-/// How often a connection that nothing happens on looks at the clock.
+/// How often an idle connection checks the clock.
 const TICK: Duration = Duration::from_millis(100);
-/// Timers are as coarse as a millisecond. At a fixed pace, the last two are spent polling.
+/// Timers are as coarse as a millisecond. At a fixed pace, the last two milliseconds are spent polling.
 const POLLED_NS: u64 = 2_000_000;
-/// How long the goodbye may take.
+/// How long closing a connection may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What goes over one connection. Decides; the driver acts.
+/// The messages of one connection. An exchange decides, and the driver acts.
 pub(super) trait Exchange: Send + 'static {
     /// There is a new connection. Nothing is in flight.
     fn connected(&mut self, link: &Link);
     /// Puts all that may be sent now into `link.out`.
     fn fill(&mut self, link: &mut Link, now_ns: u64);
-    /// Takes note of what the server did.
+    /// Takes note of an event from the server.
     fn handle(&mut self, link: &mut Link, event: Event<'_>, now_ns: u64);
     /// Streams after this one get no answer any more.
     fn lose(&mut self, after: u32, now_ns: u64);
-    /// Says goodbye on open streams.
+    /// Ends the open streams in an orderly way.
     fn close(&mut self, link: &mut Link);
-    /// What the connection waits for.
+    /// The connection's open work.
     fn waiting(&self) -> Waiting;
-    /// Whether and when more is to start.
+    /// The pacer, which says whether and when more requests start.
     fn pacer(&self) -> &Pacer;
-    /// What it found so far.
+    /// The results so far.
     fn score(&mut self) -> &mut Score;
 }
 
-/// What a connection waits for.
+/// A connection's open work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
     /// Requests in flight.
     pub(super) unanswered: usize,
-    /// Would start a request if the server let it.
+    /// Whether a request would start if the server allowed it.
     pub(super) starved: bool,
 }
 
@@ -90,13 +91,13 @@ pub(super) async fn drive(load: Arc<Load>, first_stream: u32) -> Result<Report, 
     }
     let mut score = Score::default();
     while let Some(joined) = tasks.join_next().await {
-        // No task is cancelled, so this is a panic, and it goes on.
+        // No task is cancelled, so the error is a panic, and it goes on.
         score += &joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
     }
     Ok(score.report(&plan))
 }
 
-/// Carries an exchange to its end, over as many connections as that takes.
+/// Carries an exchange to its end, over as many connections as needed.
 async fn converse<E: Exchange>(
     load: Arc<Load>,
     began: Instant,
@@ -120,11 +121,11 @@ async fn converse<E: Exchange>(
     }
 }
 
-/// Why a connection is done.
+/// Why a connection ends.
 enum End {
-    /// All is sent and answered.
+    /// All requests are sent and answered.
     Over,
-    /// No stream is to be had on it any more.
+    /// The connection opens no more streams.
     Closing,
 }
 
@@ -135,7 +136,7 @@ struct Socket {
 }
 
 impl Socket {
-    /// A connection whose SETTINGS are known.
+    /// Opens a connection, and waits for the server's SETTINGS.
     async fn connect(load: &Load, first_stream: u32) -> Result<Self, LoadError> {
         timeout(load.connect_timeout, Self::open(load, first_stream)).await.unwrap_or_else(|_| {
             Err(LoadError::ConnectTimeout { address: load.target.to_string(), after: load.connect_timeout })
@@ -156,7 +157,7 @@ impl Socket {
                 return Err(LoadError::Closed { address: load.target.to_string(), why });
             }
             socket.inbox.end += received;
-            // The first frame is the SETTINGS, or an error; further ones can wait.
+            // The first frame is SETTINGS, or an error; further frames can wait.
             if let Some((_, used)) =
                 socket.link.receive(socket.inbox.unread()).map_err(|b| broken(load, b))?
             {
@@ -166,7 +167,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Carries an exchange until it, or the connection, comes to an end.
+    /// Carries an exchange until the exchange or the connection ends.
     async fn carry(
         &mut self,
         load: &Load,
@@ -179,7 +180,7 @@ impl Socket {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut quiet = Quiet { since: Instant::now(), total: 0 };
         let mut written = 0;
-        // After a failed write the server's reason, a GOAWAY, may still be there to be read.
+        // After a failed write, the server's reason, a GOAWAY, may still be there to be read.
         let mut write_error = None;
         loop {
             let now = Instant::now();
@@ -198,7 +199,7 @@ impl Socket {
                     writer.write_all(&link.out[written..]).await?;
                     writer.shutdown().await
                 };
-                // All answers are here: whether the server hears the goodbye is its own affair.
+                // All answers are here, so it does not matter whether the server hears the goodbye.
                 let _ = timeout(CLOSE_TIMEOUT, goodbye).await;
                 return Ok(End::Over);
             }
@@ -232,7 +233,7 @@ impl Socket {
     }
 }
 
-/// Waits until shortly before something is due in so many nanoseconds.
+/// Waits until shortly before something is due in `due_in_ns` nanoseconds.
 async fn pause(due_in_ns: u64) {
     match due_in_ns.saturating_sub(POLLED_NS) {
         0 => tokio::task::yield_now().await,
@@ -240,7 +241,7 @@ async fn pause(due_in_ns: u64) {
     }
 }
 
-/// Since when a connection that waits has had no answer.
+/// Measures for how long a waiting connection has had no answer.
 struct Quiet {
     since: Instant,
     total: u64,
@@ -271,7 +272,7 @@ fn broken(load: &Load, broken: Broken) -> LoadError {
     }
 }
 
-/// The end of a connection that was not announced.
+/// The error for a connection that ended unannounced.
 fn closed(load: &Load, error: Option<io::Error>, waiting: Waiting) -> LoadError {
     let address = load.target.to_string();
     match error {
@@ -283,7 +284,7 @@ fn closed(load: &Load, error: Option<io::Error>, waiting: Waiting) -> LoadError 
     }
 }
 
-/// Bytes received and not yet understood. Has room for any frame that is cut.
+/// Bytes that were received but not parsed. There is room for any incomplete frame.
 struct Inbox {
     bytes: Box<[u8]>,
     start: usize,
@@ -299,7 +300,7 @@ impl Inbox {
         &self.bytes[self.start..self.end]
     }
 
-    /// Where more can be received.
+    /// The space for more received bytes.
     fn space(&mut self) -> &mut [u8] {
         self.bytes.copy_within(self.start..self.end, 0);
         self.end -= self.start;

@@ -2,7 +2,7 @@
 
 use acequia_client::Target;
 
-/// What a client sends first.
+/// The first bytes that a client sends.
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes of a frame's head.
 pub(super) const HEAD_BYTES: usize = 9;
@@ -74,8 +74,8 @@ pub(super) fn put_setting(out: &mut Vec<u8>, setting: u16, value: u32) {
     out.extend_from_slice(&value.to_be_bytes());
 }
 
-/// The header block of a gRPC request. Nothing in it is indexed dynamically, so it is right for any
-/// request on any connection.
+/// The header block of a gRPC request. It uses no dynamic indexes, so it is valid for any request on any
+/// connection.
 pub(super) fn header_block(target: &Target, path: &str, metadata: &[(String, String)]) -> Vec<u8> {
     // Indexes of the static table, RFC 7541 appendix A.
     const METHOD_POST: u8 = 0x80 | 3;

@@ -1,13 +1,13 @@
-//! Durations, counted so that any quantile can be told.
+//! Counts of durations, from which any quantile can be computed.
 
 use std::{fmt, time::Duration};
 
 use hdrhistogram::Histogram as Counts;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-/// Digits that a duration keeps: a quantile is off by at most a thousandth.
+/// Digits kept of a duration: a quantile is off by at most a thousandth.
 const DIGITS: u8 = 3;
-/// The longest duration that is told from longer ones: an hour, beyond any run's patience.
+/// The longest duration that is distinguished from longer ones: an hour.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
 /// Counts of durations in nanoseconds, up to an hour; longer ones count as an hour.
@@ -15,7 +15,7 @@ const LONGEST_NS: u64 = 3_600_000_000_000;
 pub struct Histogram(Counts<u64>);
 
 impl Histogram {
-    /// Empty.
+    /// An empty histogram.
     pub fn new() -> Self {
         Self(Counts::new_with_max(LONGEST_NS, DIGITS).expect("bounds that HdrHistogram takes"))
     }
@@ -25,28 +25,28 @@ impl Histogram {
         self.0.saturating_record(ns);
     }
 
-    /// Adds all that another one counted.
+    /// Adds all counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         self.0.add(&other.0).expect("both have the same bounds");
     }
 
-    /// How many durations were counted.
+    /// The number of counted durations.
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// The longest, to a thousandth; 0 if there is none.
+    /// The longest duration, to a thousandth; 0 if there is none.
     pub fn max_ns(&self) -> u64 {
         self.0.max()
     }
 
-    /// The mean, to a thousandth; 0 if there is none.
+    /// The mean duration, to a thousandth; 0 if there is none.
     pub fn mean_ns(&self) -> u64 {
         self.0.mean() as u64
     }
 
-    /// The duration below or at which this part of all durations lies, in nanoseconds; `part` is from 0 to 1. 0 if nothing
-    /// was counted.
+    /// The duration, in nanoseconds, that `part` of all durations do not exceed. `part` is from 0 to 1. 0 if
+    /// nothing was counted.
     pub fn quantile_ns(&self, part: f64) -> u64 {
         self.0.value_at_quantile(part)
     }
@@ -60,7 +60,7 @@ impl Default for Histogram {
 
 const QUANTILES: [(&str, f64); 4] = [("p50_ns", 0.5), ("p90_ns", 0.9), ("p99_ns", 0.99), ("p99_9_ns", 0.999)];
 
-/// As `p50_ns`, `p90_ns`, `p99_ns`, `p99_9_ns`, `max_ns`, `mean_ns` and `count`.
+/// Serialises as `p50_ns`, `p90_ns`, `p99_ns`, `p99_9_ns`, `max_ns`, `mean_ns` and `count`.
 impl Serialize for Histogram {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("Histogram", QUANTILES.len() + 3)?;

@@ -1,25 +1,26 @@
-//! One HTTP/2 connection, client side: bytes in, events out; requests in, bytes out. Owns no socket.
+//! One HTTP/2 connection, client side. Bytes go in and events come out; requests go in and bytes come out. It
+//! owns no socket.
 //!
-//! What it sends never exceeds the windows, the frame size and the number of streams the server grants.
+//! The sent frames never exceed the windows, the frame size and the number of streams that the server grants.
 
 use super::frames::{self, FRAME_BYTES_MAX, HEAD_BYTES, Head, LAST_STREAM, PREFACE, WINDOW_DEFAULT};
 
-/// What the server may send ahead on a connection, and on a stream. Generous, so that answers never wait
-/// for us; above the largest message, which would else be cut short.
+/// What the server may send ahead on a connection, and on a stream. The windows are generous, so that answers
+/// never wait for us. They are above the largest message, which would otherwise be cut short.
 const CONNECTION_WINDOW: u32 = 32 << 20;
 const STREAM_WINDOW: u32 = 8 << 20;
 
 /// A connection's state.
 #[derive(Debug)]
 pub(super) struct Link {
-    /// What is to be written. The shell empties it.
+    /// Bytes to be written. The driver empties it.
     pub(super) out: Vec<u8>,
-    /// A HEADERS frame for stream 0.
+    /// The HEADERS frame of a request, for stream 0.
     request: Vec<u8>,
     next_stream: u32,
-    /// Has the server's first SETTINGS come?
+    /// Whether the server's first SETTINGS have come.
     settled: bool,
-    /// May no further stream be opened?
+    /// Whether no further stream may be opened.
     closing: bool,
     /// What we may still send on the connection.
     window: i64,
@@ -29,26 +30,26 @@ pub(super) struct Link {
     frame_bytes_max: usize,
     /// Streams that the server allows at once.
     streams_max: usize,
-    /// Received on the connection and not yet granted again, in bytes.
+    /// Bytes received on the connection and not yet granted again.
     received: u32,
 }
 
-/// What the server did. Answers' header blocks are not looked into.
+/// An action of the server. The header blocks of answers are not read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event<'a> {
-    /// Something that concerns the connection as a whole and is done with.
+    /// Something that concerns the whole connection and has been handled.
     Connection,
-    /// The server's windows allow more than before on every stream, or less.
+    /// The server's windows now allow more or less on every stream.
     StreamWindows { delta: i64 },
-    /// The server's window allows more on a stream.
+    /// The server's window now allows more on a stream.
     StreamWindow { stream: u32, increment: i64 },
-    /// A part of an answer. `flow` is what it took of the stream's window.
+    /// A part of an answer. `flow` is the part of the stream's window that it used.
     Data { stream: u32, bytes: &'a [u8], flow: u32, end: bool },
     /// Headers or trailers.
     Headers { stream: u32, end: bool },
     /// The server has given a stream up.
     Reset { stream: u32 },
-    /// The server will not look at any stream after this one.
+    /// The server will not process any stream after this one.
     GoingAway { last: u32 },
 }
 
@@ -62,8 +63,8 @@ pub(super) enum Broken {
 }
 
 impl Link {
-    /// A connection whose first stream is `first_stream`, with the preface ready to be written. Every
-    /// request has this header block.
+    /// A connection whose first stream is `first_stream`, with the preface ready to be written. Every request
+    /// has this header block.
     pub(super) fn new(header_block: &[u8], first_stream: u32) -> Self {
         let mut request = Vec::new();
         let flags = frames::END_HEADERS;
@@ -93,12 +94,12 @@ impl Link {
         link
     }
 
-    /// Has the server's first SETTINGS come, so that its bounds are known?
+    /// Whether the server's first SETTINGS have come, so that its bounds are known.
     pub(super) fn is_settled(&self) -> bool {
         self.settled
     }
 
-    /// Is no further stream to be had on this connection?
+    /// Whether no further stream may be opened on this connection.
     pub(super) fn is_closing(&self) -> bool {
         self.closing
     }
@@ -108,7 +109,7 @@ impl Link {
         self.stream_window
     }
 
-    /// May DATA be sent on the connection, as far as its own window goes?
+    /// Whether the connection's own window allows DATA.
     pub(super) fn has_window(&self) -> bool {
         self.window > 0
     }
@@ -118,13 +119,13 @@ impl Link {
         self.next_stream
     }
 
-    /// May another stream be opened where `open` are open already?
+    /// Whether another stream may be opened while `open` streams are open.
     pub(super) fn can_open(&mut self, open: usize) -> bool {
         self.closing |= self.next_stream >= LAST_STREAM;
         !self.closing && open < self.streams_max
     }
 
-    /// Starts a request: its stream. Only after [`Self::can_open`].
+    /// Starts a request, and returns its stream. Only after [`Self::can_open`].
     pub(super) fn open(&mut self) -> u32 {
         let stream = self.next_stream;
         self.next_stream += 2;
@@ -135,7 +136,7 @@ impl Link {
         stream
     }
 
-    /// Sends as much of `bytes` as the windows allow and says how much that was. If `end`, the last byte
+    /// Sends as much of `bytes` as the windows allow, and returns how much that was. If `end`, the last byte
     /// ends our side of the stream.
     pub(super) fn send(&mut self, stream: u32, window: &mut i64, bytes: &[u8], end: bool) -> usize {
         let mut sent = 0;
@@ -166,15 +167,15 @@ impl Link {
         self.out.extend_from_slice(&frames::CANCEL.to_be_bytes());
     }
 
-    /// Takes note of DATA on a stream that goes on, of which `received` bytes are not granted again, and
-    /// grants them when it is time.
+    /// Takes note of DATA on a stream that goes on. `received` counts the bytes that are not granted again,
+    /// and they are granted when it is time.
     pub(super) fn replenish(&mut self, stream: u32, received: &mut u32) {
         if *received >= STREAM_WINDOW / 2 {
             self.grant(stream, std::mem::take(received));
         }
     }
 
-    /// Takes the first frame of `bytes`, if all of it is there: what it means, and its length.
+    /// Takes the first frame of `bytes`, if it is complete. Returns its event and its length.
     pub(super) fn receive<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<(Event<'a>, usize)>, Broken> {
         let Some(head) = Head::parse(bytes) else { return Ok(None) };
         if head.length > FRAME_BYTES_MAX {
@@ -271,7 +272,7 @@ fn short(head: Head) -> Broken {
     Broken::Protocol(format!("a frame of kind {} with {} bytes", head.kind, head.length))
 }
 
-/// What is left of a DATA payload without its padding; `None` if it is all padding and more.
+/// A DATA payload without its padding; `None` if the padding is longer than the payload.
 fn unpad(payload: &[u8]) -> Option<&[u8]> {
     let (&padding, rest) = payload.split_first()?;
     rest.get(..rest.len().checked_sub(padding as usize)?)

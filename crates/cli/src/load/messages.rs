@@ -33,7 +33,7 @@ impl Payloads {
         self.ends.len()
     }
 
-    /// No messages?
+    /// Whether there are no messages.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -54,14 +54,15 @@ impl Payloads {
     }
 }
 
-/// Finds the messages in the DATA of one stream. Copies only what a frame has cut.
+/// Finds the messages in the DATA of one stream. Copies only incomplete messages.
 #[derive(Debug, Default)]
 pub(super) struct Splitter {
     /// The beginning of a message; empty between messages.
     rest: Vec<u8>,
 }
 
-/// A message that is compressed (nobody asked for that) or too long: the stream cannot be read on.
+/// A message that is compressed, although compression was not asked for, or too long. The stream cannot be
+/// read on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unreadable;
 
@@ -79,13 +80,13 @@ impl Splitter {
         Ok(())
     }
 
-    /// Is the stream inside a message?
+    /// Whether the stream is inside a message.
     pub(super) fn is_inside(&self) -> bool {
         !self.rest.is_empty()
     }
 }
 
-/// Calls `each` with every whole message at the start of `bytes`, and says how long they are together.
+/// Calls `each` with every complete message at the start of `bytes`, and returns their total length.
 fn split(bytes: &[u8], mut each: impl FnMut(&[u8])) -> Result<usize, Unreadable> {
     let mut used = 0;
     while let Some(&[flag, l0, l1, l2, l3]) = bytes[used..].first_chunk::<PREFIX_BYTES>() {

@@ -1,12 +1,13 @@
-//! A load generator: what `acequia bench` drives a node with.
+//! A load generator, with which `acequia bench` drives a node.
 //!
-//! It speaks gRPC over hand-made HTTP/2 frames, so that one core of it can saturate a server on another:
-//! request headers are built once, only the stream id changes, and answers' header blocks are skipped
-//! unread. It therefore knows that an answer came without a message (a gRPC error), but not which error.
+//! It speaks gRPC over hand-made HTTP/2 frames, so that one core can saturate a server on another core.
+//! Request headers are built once, and only the stream id changes. The header blocks of answers are skipped
+//! unread. So the generator knows that an answer came without a message (a gRPC error), but not which error.
 //!
-//! Every request that counts is in the report exactly once: with the verdict of its answer, or as an error.
+//! Every counted request is in the report exactly once: with the verdict of its answer, or as an error.
 //!
-//! `link` and the two kinds of work, `unary` and `streaming`, decide without acting; `driver` owns the sockets.
+//! `link` and the two kinds of work, `unary` and `streaming`, decide without acting; `driver` owns the
+//! sockets.
 
 mod answers;
 mod driver;
@@ -33,15 +34,15 @@ pub use self::{
     report::{Faults, Report},
 };
 
-/// More connections than one client machine has ports for is a mistake.
+/// More connections would be a mistake: one client machine has not enough ports for them.
 pub const CONNECTIONS_MAX: usize = 10_000;
-/// Requests in flight on a connection, or streams of a connection, or messages in flight on a stream.
+/// Requests in flight on a connection, streams of a connection, or messages in flight on a stream.
 pub const IN_FLIGHT_MAX: usize = 65_536;
 
-/// One run: whom to ask, what, how fast and for how long.
+/// One run: the server, the requests, the pace and the length.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// The server's gRPC port, and the way to it.
+    /// The server's gRPC address and its credentials.
     pub target: Target,
     /// The gRPC method, such as `/acequia.v1.Limiter/Check`.
     pub path: String,
@@ -49,17 +50,18 @@ pub struct Load {
     pub metadata: Vec<(String, String)>,
     /// The request messages.
     pub payloads: Arc<Payloads>,
-    /// Which message is next.
+    /// How the next message is chosen.
     pub order: Order,
     /// TCP connections, 1 to [`CONNECTIONS_MAX`].
     pub connections: usize,
-    /// What a connection does.
+    /// The work of each connection.
     pub work: Work,
     /// When the next request starts.
     pub pace: Pace,
-    /// Load that is not counted, before the measured part: caches, branch predictors, TCP windows.
+    /// How long load runs uncounted before the measured part, to fill caches, branch predictors and TCP
+    /// windows.
     pub warm_up: Duration,
-    /// How long the measured part is.
+    /// The length of the measured part.
     pub bound: Bound,
     /// How long a connection may take to be established, including the server's first SETTINGS.
     pub connect_timeout: Duration,
@@ -67,7 +69,7 @@ pub struct Load {
     pub stall_timeout: Duration,
 }
 
-/// What one connection does.
+/// The work of one connection.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
     /// A request is a stream of its own.
@@ -77,8 +79,8 @@ pub enum Work {
         /// Judges the message of an answer.
         verdict: fn(&[u8]) -> Verdict,
     },
-    /// A request is a message on a long-lived bidirectional stream; the n-th message that comes back
-    /// answers the n-th sent.
+    /// A request is a message on a long-lived bidirectional stream. The n-th message that comes back answers
+    /// the n-th message that was sent.
     Stream {
         /// Streams on each connection, 1 to [`IN_FLIGHT_MAX`]; fewer if the server allows fewer.
         streams: usize,
@@ -96,7 +98,7 @@ pub enum Verdict {
     Allowed,
     /// The request may not pass.
     Denied,
-    /// The answer is malformed or says neither.
+    /// The answer is malformed, or has no verdict.
     Error,
 }
 
@@ -109,12 +111,12 @@ pub struct Decisions {
     pub denied: u64,
 }
 
-/// Which message is sent next. Each connection has its own place in the order.
+/// How the next message is chosen. Each connection has its own place in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// One after the other; connections start spread over the list.
     RoundRobin,
-    /// Uniformly at random. The same seed gives each connection the same sequence.
+    /// Uniformly at random. The seed fixes the sequence of each connection, and each has another sequence.
     Random {
         /// Any number.
         seed: u64,
@@ -124,12 +126,13 @@ pub enum Order {
 /// When the next request starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pace {
-    /// As soon as an earlier one is answered. Latency counts from the write.
+    /// A request starts as soon as an earlier one is answered. Latency counts from the write.
     Closed,
-    /// On a fixed schedule. Latency counts from the scheduled time, so a server (or a client) that falls
-    /// behind cannot hide it. The client polls its sockets without sleeping: timers are too coarse.
+    /// Requests start on a fixed schedule. Latency counts from the scheduled time, so a server (or a client)
+    /// that falls behind cannot hide it. The client polls its sockets without sleeping, since timers are too
+    /// coarse.
     Fixed {
-        /// Of all connections together; above 0, at most a billion.
+        /// Requests a second of all connections together; above 0, at most a billion.
         requests_per_s: f64,
     },
 }
@@ -137,8 +140,8 @@ pub enum Pace {
 /// How long the measured part of a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// This long. At a closed pace, the answers that arrive in this time count; at a fixed pace, the
-    /// requests that are due in it, and the run waits for their answers.
+    /// This long. At a closed pace, the answers that arrive in this time count. At a fixed pace, the requests
+    /// that are due in this time count, and the run waits for their answers.
     For(Duration),
     /// Exactly this many requests, started after the warm-up; the run waits for their answers.
     Requests(u64),
@@ -174,7 +177,7 @@ impl Load {
         Self { work, ..Self::unary(target, path, payloads, |_| Verdict::Error) }
     }
 
-    /// Refuses what could not work.
+    /// Refuses a load that could not work.
     fn validate(&self) -> Result<(), LoadError> {
         let within = |what: &str, value: usize, max: usize| match value {
             0 => Err(LoadError::Invalid(format!("{what} must be at least 1"))),
@@ -213,8 +216,8 @@ impl Load {
 /// Runs a load on this thread and waits for its end.
 ///
 /// # Errors
-/// If the load is invalid, or the server cannot be reached, breaks the protocol, closes a connection or
-/// stops answering. Answers that are errors are no error here: they are counted.
+/// The load is invalid, or the server cannot be reached, breaks the protocol, closes a connection or stops
+/// answering. Answers that are errors are counted, and are no error here.
 pub fn run(load: &Load) -> Result<Report, LoadError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|source| {
         LoadError::Io { address: load.target.to_string(), doing: "starting the runtime", source }
@@ -225,50 +228,50 @@ pub fn run(load: &Load) -> Result<Report, LoadError> {
 /// Runs a load on the runtime of the caller.
 ///
 /// # Errors
-/// As [`run`].
+/// The errors of [`run`].
 pub async fn drive(load: &Load) -> Result<Report, LoadError> {
     load.validate()?;
     driver::drive(Arc::new(load.clone()), frames::FIRST_STREAM).await
 }
 
-/// Why a run has no report. Nothing says how far it came: the server may have decided any number of requests.
+/// Why a run has no report. The server may have decided any number of requests.
 #[derive(Debug)]
 pub enum LoadError {
     /// The load asks for something impossible.
     Invalid(String),
     /// No connection within the timeout.
     ConnectTimeout {
-        /// Of the server.
+        /// The server's address.
         address: String,
         /// The timeout.
         after: Duration,
     },
     /// The system refused an operation.
     Io {
-        /// Of the server.
+        /// The server's address.
         address: String,
-        /// Such as "connecting".
+        /// The operation, such as "connecting".
         doing: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The server broke HTTP/2, or does not speak it.
     Protocol {
-        /// Of the server.
+        /// The server's address.
         address: String,
-        /// What it did.
+        /// What the server did.
         what: String,
     },
-    /// The server closed the connection without a GOAWAY, or with one that names an error, or over and over.
+    /// The server closed the connection without a GOAWAY, with a GOAWAY that names an error, or repeatedly.
     Closed {
-        /// Of the server.
+        /// The server's address.
         address: String,
-        /// What it said.
+        /// The server's reason.
         why: String,
     },
-    /// Nothing came back for too long.
+    /// No answer came for too long.
     Stalled {
-        /// Of the server.
+        /// The server's address.
         address: String,
         /// The timeout.
         after: Duration,

@@ -12,7 +12,7 @@ pub(super) struct Picker {
 }
 
 impl Picker {
-    /// For the connection of this number.
+    /// The picker of the connection with this number.
     pub(super) fn new(load: &Load, connection: usize) -> Self {
         let count = load.payloads.len();
         let state = match load.order {
@@ -31,7 +31,7 @@ impl Picker {
                 index
             }
             Order::Random { .. } => {
-                // SplitMix64: one addition a step, and no seed is a bad one.
+                // SplitMix64: one addition a step, and every seed is good.
                 self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
                 let mut mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
                 mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,4 +1,4 @@
-//! When requests start, and which of them count.
+//! When requests start, and which of them are counted.
 
 use std::{
     sync::{
@@ -14,11 +14,11 @@ use super::{Bound, Pace};
 #[derive(Debug)]
 pub(super) struct Plan {
     warm_ns: u64,
-    /// `None`: the run ends by count.
+    /// When the run ends; `None` if it ends by count.
     end_ns: Option<u64>,
     /// Requests that may still start after the warm-up.
     left: AtomicU64,
-    /// Between two requests of one connection; `None`: as fast as answers come.
+    /// Time between two requests of one connection; `None`: as fast as answers come.
     interval_ns: Option<f64>,
     connections: usize,
 }
@@ -37,7 +37,7 @@ impl Plan {
         Self { warm_ns, end_ns, left: AtomicU64::new(left), interval_ns, connections }
     }
 
-    /// Does a request count that started, or was due, and was answered at these times?
+    /// Whether a request counts that started, or was due, and was answered at these times.
     pub(super) fn counts(&self, start_ns: u64, answer_ns: u64) -> bool {
         match self.end_ns {
             Some(end_ns) if self.interval_ns.is_none() => (self.warm_ns..end_ns).contains(&answer_ns),
@@ -45,7 +45,7 @@ impl Plan {
         }
     }
 
-    /// How long the measured part was, if the last answer that counts came at this time.
+    /// The length of the measured part, if the last counted answer came at this time.
     pub(super) fn measured(&self, last_answer_ns: u64) -> Duration {
         let end_ns = match self.end_ns {
             Some(end_ns) if self.interval_ns.is_none() => end_ns,
@@ -64,7 +64,7 @@ fn nanoseconds(duration: Duration) -> u64 {
 #[derive(Debug)]
 pub(super) struct Pacer {
     plan: Arc<Plan>,
-    /// Of this connection among all: connections start their requests in turn.
+    /// This connection's offset: connections start their requests in turn.
     offset_ns: f64,
     started: u64,
 }
@@ -75,7 +75,7 @@ impl Pacer {
         Self { plan, offset_ns, started: 0 }
     }
 
-    /// Is a request to start now? Then its start time, which at a fixed pace may have passed.
+    /// The start time of a request, if one is to start now. At a fixed pace the start time may have passed.
     pub(super) fn start(&mut self, now_ns: u64) -> Option<u64> {
         let start_ns = self.due_ns().unwrap_or(now_ns);
         if start_ns > now_ns || self.is_over(now_ns) {
@@ -89,7 +89,7 @@ impl Pacer {
         Some(start_ns)
     }
 
-    /// Will no request start any more?
+    /// Whether no request will start any more.
     pub(super) fn is_over(&self, now_ns: u64) -> bool {
         let next_ns = self.due_ns().unwrap_or(now_ns);
         match self.plan.end_ns {
@@ -136,7 +136,7 @@ mod tests {
         let mut due: Vec<u64> = Vec::new();
         for connection in 0..3 {
             let mut pacer = Pacer::new(plan.clone(), connection);
-            // The client comes late: the start times are those of the schedule all the same.
+            // The client is late, but the start times are still those of the schedule.
             due.extend(std::iter::from_fn(|| pacer.start(5 * SECOND_NS)));
             assert!(pacer.is_over(0));
         }

@@ -1,4 +1,4 @@
-//! What a run found.
+//! The results of a run.
 
 use std::{fmt, ops::AddAssign, time::Duration};
 
@@ -11,26 +11,26 @@ use super::{Decisions, Histogram, pace::Plan};
 pub struct Report {
     /// Requests (on streams: messages) that were answered with a verdict.
     pub requests: u64,
-    /// Decisions to let pass: of unary requests at most one each, of messages on streams any number.
+    /// Decisions to let pass: at most one for a unary request, any number for a message on a stream.
     pub allowed: u64,
     /// Decisions not to let pass.
     pub denied: u64,
-    /// Requests that were answered with an error, or not.
+    /// Requests that were answered with an error, or not at all.
     pub errors: u64,
-    /// The same errors by kind.
+    /// The errors by kind.
     pub faults: Faults,
-    /// How long the measured part was. In JSON `elapsed_s`, in seconds.
+    /// The length of the measured part. In JSON it is `elapsed_s`, in seconds.
     #[serde(rename = "elapsed_s", serialize_with = "seconds")]
     pub elapsed: Duration,
     /// `requests` over `elapsed`.
     pub requests_per_s: f64,
     /// `allowed` and `denied` over `elapsed`.
     pub decisions_per_s: f64,
-    /// From the write (at a fixed pace: from when it was due) to the whole answer, of `requests`.
+    /// Latency of the `requests`: from the write, or at a fixed pace from the due time, to the whole answer.
     pub latency: Histogram,
-    /// All requests that got an answer or an error, those of the warm-up too: what the server has worked for.
+    /// All requests that got an answer or an error, including the warm-up: the work of the server.
     pub requests_with_warm_up: u64,
-    /// Connections made anew because the server asked for it or stream ids ran out.
+    /// Connections that were replaced because the server asked for it or stream ids ran out.
     pub reconnects: u64,
 }
 
@@ -41,9 +41,9 @@ pub struct Faults {
     pub no_message: u64,
     /// Streams that the server reset.
     pub reset: u64,
-    /// Requests on a connection that the server was closing and would not look at.
+    /// Requests on a closing connection that the server did not process.
     pub refused: u64,
-    /// Answers that could not be read, or that said neither yes nor no.
+    /// Answers that could not be read, or that had no verdict.
     pub malformed: u64,
 }
 
@@ -62,7 +62,7 @@ pub(super) enum Fault {
     Malformed,
 }
 
-/// What one connection found so far.
+/// The results of one connection so far.
 #[derive(Debug, Default)]
 pub(super) struct Score {
     requests: u64,
@@ -70,7 +70,7 @@ pub(super) struct Score {
     faults: Faults,
     latency: Histogram,
     last_answer_ns: u64,
-    /// Answers and errors, those of the warm-up too.
+    /// Answers and errors, including the warm-up.
     pub(super) total: u64,
     pub(super) reconnects: u64,
 }

@@ -1,5 +1,5 @@
-//! Messages on long-lived bidirectional streams of one connection. On a stream, the n-th answer is the
-//! n-th message's.
+//! Messages on long-lived bidirectional streams of one connection. On a stream, the n-th answer belongs to
+//! the n-th message.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,25 +26,25 @@ pub(super) struct Streaming {
     pacer: Pacer,
     score: Score,
     streams: Vec<Stream>,
-    /// The open ones: stream id to index.
+    /// The open streams: stream id to index.
     open: BTreeMap<u32, usize>,
-    /// Which stream is the first to fill, so that all get their share of a narrow window.
+    /// The stream to fill first, so that all streams get their share of a narrow window.
     turn: usize,
     /// Messages in flight on all streams.
     unanswered: usize,
-    /// Would send a message if the server let it.
+    /// Whether a message would be sent if the server allowed it.
     starved: bool,
 }
 
 #[derive(Debug, Default)]
 struct Stream {
-    /// `None`: to be opened with the next message.
+    /// The stream id; `None`: the stream is opened with the next message.
     id: Option<u32>,
-    /// What we may still send.
+    /// Bytes that we may still send.
     window: i64,
-    /// What the server has sent since we last granted it more.
+    /// Bytes that the server has sent since our last grant.
     received: u32,
-    /// A message that waits for a window, and how much of it is sent.
+    /// The index of a message that waits for a window, and how many of its bytes are sent.
     sending: Option<(usize, usize)>,
     /// When the messages in flight started.
     starts_ns: VecDeque<u64>,
@@ -135,7 +135,7 @@ impl Streaming {
         }
     }
 
-    /// The server has ended a stream; we have not.
+    /// The server has ended a stream that we have not ended.
     fn end(&mut self, link: &mut Link, id: u32, now_ns: u64) {
         if self.open.contains_key(&id) {
             link.cancel(id);
@@ -143,7 +143,7 @@ impl Streaming {
         }
     }
 
-    /// Whatever is in flight on a stream gets no answer any more.
+    /// All messages in flight on a stream get no answer any more.
     fn fail(&mut self, id: u32, now_ns: u64, fault: Fault) {
         let Some(index) = self.open.remove(&id) else { return };
         let stream = std::mem::take(&mut self.streams[index]);

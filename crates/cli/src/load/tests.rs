@@ -101,7 +101,7 @@ fn the_servers_bound_on_streams_is_kept() {
 
     let report = run(&unary(&server, 500)).unwrap();
 
-    // The server refuses a third stream, which would be an error.
+    // The server would refuse a third stream, and the refusal would count as an error.
     assert_eq!((report.requests, report.errors), (500, 0));
 }
 
@@ -131,8 +131,8 @@ fn requests_after_the_last_that_a_goaway_names_are_refused() {
     assert_eq!(streaming, (12, 8, 4), "four on each of three streams");
 }
 
-/// How many requests an exchange sends, how many it still waits for after a GOAWAY that names this stream
-/// as the last, and how many errors it has counted.
+/// After a GOAWAY with `last` as the last stream: how many requests an exchange sends, how many it still
+/// waits for, and how many errors it has counted.
 fn refused_after(last: u32, mut exchange: impl driver::Exchange) -> (usize, usize, u64) {
     let mut link = link::Link::new(&[], frames::FIRST_STREAM);
     exchange.connected(&link);
@@ -186,7 +186,7 @@ fn what_is_no_grpc_server_is_told_apart() {
     let mut load = Load::unary(address.into(), "/x", Payloads::new([""]), verdict);
     load.connect_timeout = Duration::from_millis(300);
 
-    // Nobody accepts, so nobody answers.
+    // Nobody accepts connections, so nobody answers.
     assert!(matches!(run(&load), Err(LoadError::ConnectTimeout { .. })));
 
     std::thread::spawn(move || {
@@ -264,7 +264,7 @@ fn at_a_fixed_pace_a_pause_of_the_server_counts_for_all_who_were_due() {
 
     let report = run(&load).unwrap();
 
-    // The last was due after 99 ms and could not start before 200.
+    // The last request was due after 99 ms and could not start before 200 ms.
     assert_eq!(report.requests, 100);
     assert!(report.latency.quantile_ns(0.01) > 90_000_000, "{}", report.latency);
 }
@@ -302,7 +302,7 @@ fn a_seed_gives_one_sequence_over_all_messages() {
     }
 }
 
-/// Unary requests, alternately to be allowed and denied, of three connections with four in flight each.
+/// Unary requests, alternately to be allowed and denied, on three connections with four in flight each.
 fn unary(server: &Server, requests: u64) -> Load {
     let mut load = Load::unary(server.address.into(), "/test.Test/Echo", Payloads::new(["a", "d"]), verdict);
     load.connections = 3;
@@ -312,7 +312,7 @@ fn unary(server: &Server, requests: u64) -> Load {
     load
 }
 
-/// The same messages on two streams a connection; each answer counts for three decisions.
+/// The messages of [`unary`] on two streams a connection; each answer counts as three decisions.
 fn streaming(server: &Server, requests: u64) -> Load {
     let decisions = |message: &[u8]| match verdict(message) {
         Verdict::Allowed => Some(Decisions { allowed: 3, denied: 0 }),
@@ -330,19 +330,19 @@ fn verdict(message: &[u8]) -> Verdict {
     }
 }
 
-/// What the server does with a message.
+/// The server's reply to a message.
 enum Reply {
     /// Sends it back, in small pieces.
     Echo,
-    /// The same, later.
+    /// Sends it back after this time.
     Late(Duration),
     /// Ends the stream with a gRPC error.
     Status,
     /// Resets the stream.
     Reset,
-    /// Sends this, whatever it is, and ends the stream.
+    /// Sends these bytes, valid or not, and ends the stream.
     Bytes(&'static [u8]),
-    /// Nothing.
+    /// Sends nothing.
     Silence,
 }
 
@@ -354,7 +354,7 @@ struct Server {
     /// The initial window of a stream.
     window: u32,
     streams_max: u32,
-    /// After so many requests a connection is closed with this reason.
+    /// After this many requests a connection is closed with this reason.
     goodbye: Option<(u64, Reason)>,
     messages: Arc<AtomicU64>,
     answered: Arc<AtomicU64>,
@@ -419,8 +419,8 @@ impl Server {
         }
     }
 
-    /// Answers the messages of one request, until it or a reply ends the stream. A client that goes away
-    /// is none of the server's business.
+    /// Answers the messages of one request, until the request or a reply ends the stream. A client that goes
+    /// away does not concern the server.
     async fn answer(self, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) -> Option<()> {
         let mut body = request.into_body();
         let mut answer = None;

@@ -1,4 +1,4 @@
-//! Unary requests on one connection: each is a stream with one message there and one back.
+//! Unary requests on one connection: each is a stream with one message in each direction.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -12,8 +12,8 @@ use super::{
     report::{Fault, Score},
 };
 
-/// How many streams may be opened after one that is still open. A request that is overtaken this often
-/// gets no answer any more, and the table of open requests must not grow for ever.
+/// How many streams may be opened after one that is still open. A request that is overtaken this often gets
+/// no answer any more, since the table of open requests must not grow for ever.
 const OVERTAKEN_MAX: usize = 1 << 20;
 
 /// The requests of one connection.
@@ -25,13 +25,14 @@ pub(super) struct Unary {
     picker: Picker,
     pacer: Pacer,
     score: Score,
-    /// By stream: the n-th belongs to `first + 2 n`. Only the ends are sure to be open.
+    /// Requests by stream: the n-th belongs to stream `first + 2 n`. Only the first and the last one are sure
+    /// to be open.
     requests: VecDeque<Option<Request>>,
     first: u32,
     open: usize,
     /// Streams whose message waits for a window.
     blocked: Vec<u32>,
-    /// Would start a request if the server let it.
+    /// Whether a request would start if the server allowed it.
     starved: bool,
 }
 
@@ -41,12 +42,12 @@ struct Request {
     payload: usize,
     /// Bytes of the message sent.
     sent: usize,
-    /// What we may still send.
+    /// Bytes that we may still send.
     window: i64,
-    /// What the server has sent since we last granted it more.
+    /// Bytes that the server has sent since our last grant.
     received: u32,
     answer: Splitter,
-    /// Of the first message; what follows makes it an error.
+    /// The verdict of the first message; a second message makes it an error.
     verdict: Option<Verdict>,
 }
 
@@ -92,7 +93,7 @@ impl Unary {
         Some(request)
     }
 
-    /// Sends what the windows allow of messages that were held back.
+    /// Sends as much of the blocked messages as the windows allow.
     fn send_blocked(&mut self, link: &mut Link) {
         let mut blocked = std::mem::take(&mut self.blocked);
         let payloads = self.payloads.clone();

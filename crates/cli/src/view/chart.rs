@@ -1,7 +1,7 @@
-//! What all regions admitted, stacked, against the budget: one column for each stretch of time.
+//! The stacked admissions of all regions against the budget: one column for each stretch of time.
 //!
-//! The budget's line is the edge below the top row, so that whatever reaches into the top row is above the
-//! budget: after a pause that is the burst, and nothing else may be.
+//! The budget's line is the edge below the top row, so everything in the top row is above the budget. Only a
+//! burst after a pause may reach into it.
 
 use ratatui::{
     buffer::Buffer,
@@ -17,12 +17,12 @@ use super::{
 
 /// Columns for the number beside the chart, and a space.
 const SCALE_WIDTH: u16 = 8;
-/// A cell's height, in the steps that block characters come in.
+/// The height of a cell, in the steps of block characters.
 const STEPS: u64 = 8;
 /// Blocks of 1 to 8 steps.
 const BLOCKS: [&str; 8] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
 
-/// Draws the chart: the last row is the axis, with what happened written on it.
+/// Draws the chart. The last row is the axis, with its events.
 pub(super) fn draw(picture: &Picture, area: Rect, buffer: &mut Buffer) {
     if area.width <= SCALE_WIDTH || area.height < 3 {
         return;
@@ -44,9 +44,9 @@ pub(super) fn draw(picture: &Picture, area: Rect, buffer: &mut Buffer) {
     axis(columns, Rect { y: plot.bottom(), height: 1, ..plot }, first, buffer);
 }
 
-/// How many units a step is.
+/// How many units a step represents.
 struct Scale {
-    /// What the edge below the top row stands for; at least 1.
+    /// The value of the edge below the top row; at least 1.
     edge: u64,
     rows: u64,
 }
@@ -59,7 +59,7 @@ impl Scale {
         Self { edge: edge.max(1), rows: u64::from(height) }
     }
 
-    /// The height of so many units, at most the whole chart.
+    /// The height of `units`, at most the whole chart.
     fn steps(&self, units: u64) -> u64 {
         let most = self.rows * STEPS;
         let edge = u128::from(self.edge);
@@ -67,7 +67,7 @@ impl Scale {
         u64::try_from(steps).unwrap_or(most).min(most)
     }
 
-    /// The budget's line in one column; a budget of 0 is none.
+    /// Draws the budget's line in one column; a budget of 0 has no line.
     fn line(&self, budget: u64, plot: Rect, x: u16, buffer: &mut Buffer) {
         if budget == 0 {
             return;
@@ -81,7 +81,7 @@ impl Scale {
         buffer.set_string(x, row(plot, steps / STEPS), glyph, Style::new());
     }
 
-    /// One column, the first region at the bottom.
+    /// Draws one column, with the first region at the bottom.
     fn stack(&self, admitted: &[u64], plot: Rect, x: u16, buffer: &mut Buffer) {
         let mut below = 0_u64;
         let tops: Vec<u64> = admitted
@@ -94,7 +94,7 @@ impl Scale {
         let top = self.steps(below);
         for number in 0..top.div_ceil(STEPS) {
             let (glyph, style) = block(&tops, number * STEPS, top);
-            // What is behind a block is no longer seen: a line that was there goes.
+            // A block hides the line behind it.
             buffer.set_string(x, row(plot, number), " ", Style::reset());
             buffer.set_string(x, row(plot, number), glyph, style);
         }
@@ -113,16 +113,16 @@ impl Scale {
     }
 }
 
-/// The row of the chart that is so many above the lowest.
+/// The row of the chart that is `number` rows above the lowest.
 fn row(plot: Rect, number: u64) -> u16 {
     plot.bottom() - 1 - (number as u16).min(plot.height - 1)
 }
 
-/// What to draw from `floor` to `floor + STEPS` steps, where the regions' tops are these and the last of them is
-/// `top`, above `floor`.
+/// The block to draw from `floor` to `floor + STEPS` steps. `tops` are the regions' tops, and the last of
+/// them is `top`, which is above `floor`.
 fn block(tops: &[u64], floor: u64, top: u64) -> (&'static str, Style) {
     let ceiling = floor + STEPS;
-    // How much of this block each region fills.
+    // Computes how much of this block each region fills.
     let mut below = 0;
     let parts: Vec<u64> = tops
         .iter()
@@ -150,13 +150,13 @@ fn block(tops: &[u64], floor: u64, top: u64) -> (&'static str, Style) {
     }
 }
 
-/// The axis, with what happened where it happened, as far as there is room.
+/// Draws the axis with the events at their times, as far as there is room.
 fn axis(columns: &[Column], area: Rect, first: u16, buffer: &mut Buffer) {
     buffer.set_string(area.x, area.y, "─".repeat(usize::from(area.width)), palette::FAINT);
     let mut free = area.x;
     for (x, column) in (first..).zip(columns).filter(|(_, column)| !column.mark.is_empty()) {
         let width = column.mark.chars().count() as u16;
-        // The newest are written to the left of where they belong rather than cut off.
+        // The newest events move left of their place rather than being cut off.
         let place = x.min(area.right().saturating_sub(width));
         if place >= free {
             buffer.set_string(place, area.y, column.mark, Style::new());

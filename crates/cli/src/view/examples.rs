@@ -1,4 +1,4 @@
-//! Pictures to test with, and how two of them look.
+//! Pictures for tests, and the expected text of two of them.
 
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ pub(super) fn broken() -> Picture {
     picture
 }
 
-/// More regions than have their links drawn.
+/// More regions than the map draws links for.
 pub(super) fn many() -> Picture {
     let mut picture = connected();
     picture.regions = (0..6).map(|n| region(&format!("r{n}"), (166, 0, 0), (100, 0, 100))).collect();

@@ -1,12 +1,12 @@
-//! Rates out of counters that a node reports again and again.
+//! Rates computed from counters that a node reports repeatedly.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use acequia_api::acequia::v1::NodeStatus;
 
-/// The stretch of time that rates are over: long enough to be calm, short enough to see a cut at once.
+/// The stretch of time for rates: long enough to be calm, short enough to show a cut at once.
 const STRETCH_NS: u64 = 1_000_000_000;
-/// Reports that are kept: more than fit into the stretch are not needed.
+/// Most reports that are kept; older ones than the stretch are not needed.
 const REPORTS_MAX: usize = 64;
 
 /// A limit's counters at one node: units admitted, and requests denied.
@@ -15,11 +15,11 @@ type Counters = (u64, u64);
 /// The reports of one node within the last second.
 #[derive(Clone, Debug, Default)]
 pub struct Gauge {
-    /// By the node's steady clock, the oldest first.
+    /// Reports by the node's steady clock, oldest first.
     reports: VecDeque<(u64, BTreeMap<String, Counters>)>,
 }
 
-/// What a node does about a limit, a second.
+/// A node's rates for a limit, a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
     /// Units.
@@ -29,7 +29,7 @@ pub struct Rates {
 }
 
 impl Gauge {
-    /// Takes a report in. A node that was started anew begins anew.
+    /// Takes in a report. Counting begins anew for a node that was restarted.
     pub fn report(&mut self, status: &NodeStatus) {
         let now_ns = status.uptime_ns;
         if self.reports.back().is_some_and(|(last_ns, _)| *last_ns >= now_ns) {
@@ -40,7 +40,7 @@ impl Gauge {
             .iter()
             .map(|limit| (format!("{}/{}", limit.domain, limit.name), (limit.admitted_units, limit.denied)));
         self.reports.push_back((now_ns, counters.collect()));
-        // The oldest that is kept is a whole stretch ago, or a little more.
+        // The oldest report that is kept is a whole stretch old, or a little more.
         while self.reports.len() > REPORTS_MAX
             || self.reports.get(1).is_some_and(|(at_ns, _)| at_ns + STRETCH_NS <= now_ns)
         {
@@ -48,7 +48,7 @@ impl Gauge {
         }
     }
 
-    /// A limit's rates, by its domain/name; 0 before there are two reports.
+    /// The rates of a limit, by its domain/name; 0 before there are two reports.
     pub fn rates(&self, limit: &str) -> Rates {
         let (Some((from_ns, from)), Some((to_ns, to))) = (self.reports.front(), self.reports.back()) else {
             return Rates::default();
@@ -88,7 +88,7 @@ mod tests {
         let mut gauge = Gauge::default();
         assert_eq!(gauge.rates("shop/keys"), Rates::default());
         for ms in (0..5_000).step_by(250) {
-            // 100 a second for two seconds, then 300.
+            // The rate is 100 a second for two seconds, then 300.
             let admitted = if ms <= 2_000 { ms / 10 } else { 200 + (ms - 2_000) * 3 / 10 };
             gauge.report(&status(ms, admitted, ms / 100));
         }

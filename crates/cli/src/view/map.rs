@@ -16,15 +16,15 @@ use super::{
 
 /// Rows of a box: its border, the bar, and four numbers.
 pub(super) const BOX_HEIGHT: u16 = 7;
-/// Columns that a box needs to be read.
+/// The least columns of a readable box.
 const BOX_WIDTH_MIN: u16 = 19;
 const BOX_WIDTH_MAX: u16 = 40;
-/// Columns between two boxes, for a link.
+/// The least columns between two boxes, for a link.
 const GAP_MIN: u16 = 8;
-/// Regions that have their links drawn: with more, lines would cross.
+/// The most regions with drawn links: with more, lines would cross.
 const DRAWN_MAX: usize = 3;
 
-/// The rows that the map takes in this width.
+/// The rows of the map at this width.
 pub(super) fn height(picture: &Picture, width: u16) -> u16 {
     let rows = picture.regions.len().div_ceil(per_row(picture, width)) as u16;
     rows * BOX_HEIGHT + u16::from(picture.regions.len() >= DRAWN_MAX)
@@ -42,7 +42,7 @@ pub(super) fn draw(picture: &Picture, area: Rect, buffer: &mut Buffer) {
         buffer.set_stringn(area.x + 1, y, words.join("  "), usize::from(area.width) - 1, palette::FAINT);
         return;
     }
-    // Only where a key chooses among them do links have numbers.
+    // Links have numbers only where a key chooses among them.
     let is_numbered = picture.links.iter().any(|link| link.is_chosen);
     for (number, link) in picture.links.iter().enumerate() {
         let name = if is_numbered { name(number, link) } else { String::new() };
@@ -67,7 +67,7 @@ fn boxes(picture: &Picture, area: Rect) -> Vec<Rect> {
     let gap = if picture.regions.len() > DRAWN_MAX { 0 } else { GAP_MIN };
     let room = area.width.saturating_sub(gap * (columns - 1)) / columns;
     let width = room.min(BOX_WIDTH_MAX);
-    // What is left over makes the links longer, so that both sides are flush.
+    // Leftover columns make the links longer, so that both sides are flush.
     let over = area.width.saturating_sub(width * columns);
     let left = |column: u16| match columns {
         1 => area.x,
@@ -123,7 +123,7 @@ fn badge(region: &Region) -> Line<'static> {
     }
 }
 
-/// The whole bar is the budget: what the region has of its own, what it borrowed, what it lent out.
+/// The whole bar is the budget: the region's own part, its borrowed part, and the part that it lent.
 fn bar(picture: &Picture, place: usize, region: &Region, width: u16) -> Line<'static> {
     let share = region.share;
     let mut units = 0_u64;
@@ -169,7 +169,7 @@ fn numbers(picture: &Picture, region: &Region, width: u16) -> [Line<'static>; 4]
     ]
 }
 
-/// A word on the left and on the right the first of the values that fits beside it.
+/// A word on the left, and on the right the first of the values that fits.
 fn pair(word: &'static str, values: Vec<String>, style: Style, width: u16) -> Line<'static> {
     let room = usize::from(width).saturating_sub(word.len() + 1);
     let fits = values.iter().find(|value| value.chars().count() <= room);
@@ -198,7 +198,7 @@ fn wrapped(text: &str, width: usize) -> Vec<Line<'static>> {
     lines.into_iter().map(|line| Line::styled(line, palette::SOON)).collect()
 }
 
-/// A link between two boxes that stand beside each other.
+/// Draws a link between two boxes that stand beside each other.
 fn draw_straight(name: &str, link: &Link, from: Rect, to: Rect, area: Rect, buffer: &mut Buffer) {
     let width = to.left().saturating_sub(from.right());
     let y = from.y + BOX_HEIGHT / 2;
@@ -212,7 +212,7 @@ fn draw_straight(name: &str, link: &Link, from: Rect, to: Rect, area: Rect, buff
     buffer.set_stringn(from.right(), y + 1, centred(name), usize::from(width), chosen(link));
 }
 
-/// A link that goes around what is between.
+/// Draws a link that goes around the boxes between its ends.
 fn draw_around(name: &str, link: &Link, from: Rect, to: Rect, area: Rect, buffer: &mut Buffer) {
     let (left, right) = (from.x + from.width / 2, to.x + to.width / 2);
     let y = from.bottom();
@@ -222,7 +222,7 @@ fn draw_around(name: &str, link: &Link, from: Rect, to: Rect, area: Rect, buffer
     let style = style(link);
     let inner = usize::from(right - left - 1);
     buffer.set_string(left, y, format!("╰{}╯", line(link.flow, inner)), style);
-    // Words at its ends, so that the middle says whether the line is whole.
+    // The words are at the ends, so that the middle shows whether the line is whole.
     let label = format!(" {} ", label(link));
     if !name.is_empty() {
         buffer.set_string(left + 3, y, format!(" {name} "), chosen(link));
@@ -254,7 +254,7 @@ fn label(link: &Link) -> String {
     }
 }
 
-/// What the key to choose it is.
+/// A link's name with the key that chooses it.
 fn name(number: usize, link: &Link) -> String {
     if link.is_chosen { format!("[{}]", number + 1) } else { (number + 1).to_string() }
 }
@@ -271,7 +271,7 @@ fn style(link: &Link) -> Style {
     }
 }
 
-/// A link in words, where it is not drawn.
+/// A link in words, for links that are not drawn.
 pub(super) fn words(picture: &Picture, link: &Link) -> String {
     let region = |place: usize| picture.regions.get(place).map_or("?", |region| region.name.as_str());
     let between = match link.flow {

@@ -1,6 +1,7 @@
 //! A picture of regions that share a budget, and how it is drawn.
 //!
-//! Pure: [`draw`] knows no clock, no socket and no terminal. What is seen is in [`picture::Picture`].
+//! Pure: [`draw`] knows no clock, no socket and no terminal. [`picture::Picture`] holds everything that is
+//! shown.
 
 mod chart;
 pub mod gauge;
@@ -19,17 +20,17 @@ use ratatui::{
     style::Style,
 };
 
-/// The terminal that shows everything.
+/// The terminal size that shows everything.
 const WHOLE: (u16, u16) = (80, 24);
-/// Below this there is nothing to see.
+/// The smallest terminal size in which anything is drawn.
 const LEAST: (u16, u16) = (40, 12);
-/// Rows of the chart and of what is below it, in a terminal of 24.
+/// Rows of the chart and of the rows below it, in a terminal of 24 rows.
 const CHART_HEIGHT: u16 = 6;
 const BOTTOM_HEIGHT: u16 = 5;
 /// Below this width the limits have no room beside the events.
 const EVENTS_WIDTH_MIN: u16 = 38;
 
-/// Draws it all. With `is_plain` no colour is used, only glyphs and weight.
+/// Draws the picture. With `is_plain` no colour is used, only glyphs and weight.
 pub fn draw(picture: &Picture, is_plain: bool, area: Rect, buffer: &mut Buffer) {
     if area.width < LEAST.0 || area.height < LEAST.1 {
         let words = format!("{} x {} shows all", WHOLE.0, WHOLE.1);
@@ -60,7 +61,7 @@ pub fn draw(picture: &Picture, is_plain: bool, area: Rect, buffer: &mut Buffer) 
     }
 }
 
-/// Where everything is.
+/// The areas of all parts.
 struct Places {
     title: Rect,
     map: Rect,
@@ -76,7 +77,7 @@ impl Places {
         let map = map::height(picture, area.width);
         let keys = panels::keys_height(picture, area.width);
         let rest = area.height.saturating_sub(1 + map + 1 + 1 + keys);
-        // The chart grows twice as fast as what is below it, and shrinks last.
+        // The chart grows twice as fast as the rows below it, and shrinks last.
         let chart = match rest.checked_sub(CHART_HEIGHT + BOTTOM_HEIGHT) {
             Some(more) => CHART_HEIGHT + more * 2 / 3,
             None => rest.min(CHART_HEIGHT),

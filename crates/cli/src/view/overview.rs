@@ -1,4 +1,4 @@
-//! A picture of regions, out of what their nodes say.
+//! Makes a picture of regions from their nodes' reports.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,21 +12,21 @@ use super::{
     picture::{Budget, Condition, Flow, Link, Picture, Region, Row, Share},
 };
 
-/// Regions that are drawn; a cluster has a handful.
+/// The most regions that are drawn; a cluster has a handful.
 pub const REGIONS_MAX: usize = 64;
-/// Limits that are listed: the busiest.
+/// The most limits that are listed: the busiest ones.
 const LIMITS_MAX: usize = 200;
 
-/// A node that is asked, and what it says.
+/// A node that is asked, and its report.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
-    /// Where it is asked.
+    /// The node's address.
     pub address: String,
-    /// What it said last; nothing before it said anything.
+    /// The last report; `None` before the first.
     pub status: Option<NodeStatus>,
-    /// Why it does not answer now; empty where it does.
+    /// Why the node does not answer now; empty while it does.
     pub fault: String,
-    /// Its counters.
+    /// The node's counters.
     pub gauge: Gauge,
 }
 
@@ -35,7 +35,7 @@ pub fn path(limit: &LimitStatus) -> String {
     format!("{}/{}", limit.domain, limit.name)
 }
 
-/// What a region has of a limit, in the limit's units.
+/// A region's share of a limit, in the limit's units.
 pub fn share(status: &NodeStatus, limit: &LimitStatus) -> Share {
     let is_rate = limit.kind() == Kind::Rate;
     let units = |holding: Option<&Holding>| {
@@ -48,7 +48,7 @@ pub fn share(status: &NodeStatus, limit: &LimitStatus) -> Share {
         borrowed: units(limit.borrowed.as_ref()),
     };
     if share == Share::default() && limit.cells <= 1 {
-        // Nothing is shared actively: the region has what the formula gives.
+        // Nothing is actively shared: the region has its share by the formula.
         return Share { standing: by_formula(status, budget(limit).units), ..share };
     }
     share
@@ -74,7 +74,7 @@ pub fn budget(limit: &LimitStatus) -> Budget {
     Budget { name: path(limit), words: limit.budget.clone(), units: units.max(1), unit, burst }
 }
 
-/// Regions, links and limits as the nodes see them now; the boxes are about the chosen limit, or else the busiest.
+/// Regions, links and limits as the nodes see them now. The boxes show the chosen limit, or else the busiest.
 pub fn picture(nodes: &[Asked], chosen: Option<&str>) -> Picture {
     let limits = rows(nodes);
     let place = chosen.and_then(|name| limits.iter().position(|row| row.name == name));
@@ -96,7 +96,8 @@ fn limit_of<'a>(node: &'a Asked, name: &str) -> Option<&'a LimitStatus> {
     node.status.as_ref()?.limits.iter().find(|limit| path(limit) == name)
 }
 
-/// All limits, summed over the nodes that answer; those that deny most first, then those that admit most.
+/// All limits, summed over the nodes that answer. Limits with the most denials come first, then those with
+/// the most admissions.
 fn rows(nodes: &[Asked]) -> Vec<Row> {
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
     for node in nodes {
@@ -168,7 +169,7 @@ fn asked_region(node: &Asked, limit: &str) -> Region {
         let rates = node.gauge.rates(limit);
         region.share = share(status, found);
         (region.admitted, region.denied) = (rates.admitted, rates.denied);
-        // Cells that are not shared actively have no demand of their own: what was asked is what was answered.
+        // Cells that are not actively shared have no demand of their own: demand is then what was answered.
         region.demand = Some((found.demand_milli / 1_000).max(rates.admitted));
     }
     region
@@ -190,7 +191,7 @@ fn links(nodes: &[Asked], regions: &[Region]) -> Vec<Link> {
             if back.is_none() && forth.is_none() {
                 continue;
             }
-            // Who is not asked is taken to hear what hears it.
+            // A node that is not asked is assumed to hear every node that hears it.
             let reached = |peer: Option<&&Peer>, by: &str, otherwise: bool| match peer {
                 Some(peer) => peer.reached,
                 None => otherwise && !answering.contains(by),
@@ -208,7 +209,7 @@ fn links(nodes: &[Asked], regions: &[Region]) -> Vec<Link> {
             links.push(Link { from, to, flow, round_trip, is_chosen: false });
         }
     }
-    // Neighbours first, in the order in which they stand.
+    // Neighbours come first, in their order.
     links.sort_by_key(|link| (link.to - link.from, link.from));
     links
 }
@@ -247,7 +248,7 @@ mod tests {
         }
     }
 
-    /// A node that admitted so many and denied so many in its second second.
+    /// A node with these numbers of admissions and denials in its second second.
     fn asked(region: &str, peers: Vec<Peer>, admitted: u64, denied: u64) -> Asked {
         let member = |region: &str| Member { region: region.to_owned(), weight: 1, ..Member::default() };
         let mut busy = limit("busy");
@@ -314,7 +315,7 @@ mod tests {
         assert_eq!(both(false, true), Flow::Forth);
         assert_eq!(both(true, false), Flow::Back);
         assert_eq!(both(false, false), Flow::Cut);
-        // Only one of the two is asked.
+        // Only one of the two nodes is asked.
         let nodes = [asked("eu", vec![peer("us", true), peer("ap", false)], 0, 0)];
         let flows: Vec<_> = picture(&nodes, None).links.iter().map(|link| link.flow).collect();
         assert_eq!(flows, [Flow::Cut, Flow::Open]);

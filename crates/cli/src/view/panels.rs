@@ -14,7 +14,7 @@ use super::{
     words::{clock, count, percent},
 };
 
-/// Columns that the budget of a limit is listed in.
+/// Columns for the budget of a limit.
 const BUDGET_WIDTH_MIN: usize = 20;
 
 /// The first row.
@@ -34,7 +34,7 @@ pub(super) fn title(picture: &Picture, area: Rect, buffer: &mut Buffer) {
     buffer.set_stringn(place.max(area.x), area.y, right, usize::from(area.width), Style::new());
 }
 
-/// What the chart is about, and what the bars mean.
+/// The limit of the chart, and the meaning of the bars.
 pub(super) fn heading(picture: &Picture, area: Rect, buffer: &mut Buffer) {
     let admitted = picture.regions.iter().fold(0, |sum: u64, region| sum.saturating_add(region.admitted));
     let budget = &picture.budget;
@@ -94,7 +94,7 @@ pub(super) fn limits(picture: &Picture, area: Rect, buffer: &mut Buffer) {
     let head = Row { name: "limit".to_owned(), budget: "budget".to_owned(), ..Row::default() };
     buffer.set_stringn(area.x, area.y, text(&head, "admitted/s", "denied/s"), width, palette::FAINT);
     let shown = usize::from(area.height) - 1;
-    // The chosen one stays in sight.
+    // The chosen limit stays in sight.
     let skip = picture.chosen_limit.map_or(0, |chosen| (chosen + 1).saturating_sub(shown));
     for (y, (place, row)) in (area.y + 1..area.bottom()).zip(picture.limits.iter().enumerate().skip(skip)) {
         let is_chosen = picture.chosen_limit == Some(place);
@@ -109,7 +109,7 @@ pub(super) fn limits(picture: &Picture, area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// The cells of a limit that come most often: by requests on the left, by denials on the right.
+/// The most frequent cells of a limit: by requests on the left, by denials on the right.
 pub(super) fn cells(cells: &Cells, area: Rect, buffer: &mut Buffer) {
     if area.height == 0 {
         return;
@@ -138,7 +138,7 @@ pub(super) fn cells(cells: &Cells, area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// What happened last, the newest at the bottom.
+/// The last events, the newest at the bottom.
 pub(super) fn events(picture: &Picture, area: Rect, buffer: &mut Buffer) {
     let shown = picture.events.len().min(usize::from(area.height));
     let last = &picture.events[picture.events.len() - shown..];
@@ -158,7 +158,7 @@ fn event_line(event: &Event, width: usize) -> Line<'static> {
     Line::from(vec![Span::styled(time, palette::FAINT), Span::styled(words, style)])
 }
 
-/// A box over all else, with what the keys do.
+/// A box over everything else, with the meaning of the keys.
 pub(super) fn help(picture: &Picture, area: Rect, buffer: &mut Buffer) {
     let rows = &picture.help;
     if rows.is_empty() {
@@ -193,7 +193,7 @@ pub(super) fn keys_height(picture: &Picture, width: u16) -> u16 {
     key_rows(picture, width).len() as u16
 }
 
-/// What the keys do, in as many rows as it takes.
+/// The keys, in as many rows as needed.
 pub(super) fn keys(picture: &Picture, area: Rect, buffer: &mut Buffer) {
     buffer.set_style(area, palette::BAR);
     for (row, y) in key_rows(picture, area.width).iter().zip(area.top()..area.bottom()) {
@@ -212,7 +212,7 @@ fn key_rows(picture: &Picture, width: u16) -> Vec<Vec<(&'static str, &'static st
     let mut used = 0;
     for (key, word) in &picture.keys {
         let length = key.chars().count() + word.chars().count() + 3;
-        // A row ends in the two spaces behind its last word.
+        // A row ends with the two spaces after its last word.
         if rows.is_empty() || used + length > usize::from(width) + 1 {
             rows.push(Vec::new());
             used = 0;
@@ -225,7 +225,7 @@ fn key_rows(picture: &Picture, width: u16) -> Vec<Vec<(&'static str, &'static st
     rows
 }
 
-/// A text in at most so many columns.
+/// A text in at most `width` columns.
 fn cut_off(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();

@@ -1,47 +1,47 @@
-//! What there is to see: regions, links, a budget, and what went by.
+//! The data of one frame: regions, links, a budget, and the recent past.
 //!
-//! A picture is complete: drawing it asks nobody. The demonstration and `acequia top` each make one, several
-//! times a second.
+//! A picture is complete: drawing needs no other data. The demonstration and `acequia top` each make one
+//! several times a second.
 
 use std::time::Duration;
 
-/// Columns of history that are kept: as many as the widest terminal that is likely.
+/// Columns of history that are kept: as many as in the widest likely terminal.
 pub const HISTORY_MAX: usize = 512;
 
 /// Everything that a frame shows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Picture {
-    /// What this is, in the title: a few words.
+    /// The first words of the title.
     pub title: String,
     /// The rest of the title.
     pub subtitle: String,
-    /// Since it began.
+    /// The time since the beginning.
     pub elapsed: Duration,
     /// Whether the picture stands still.
     pub is_paused: bool,
     /// The limit that the boxes and the chart are about.
     pub budget: Budget,
-    /// In the order in which they are drawn.
+    /// The regions, in the order in which they are drawn.
     pub regions: Vec<Region>,
-    /// Between the regions.
+    /// The links between the regions.
     pub links: Vec<Link>,
-    /// What went by, the oldest first; at most [`HISTORY_MAX`].
+    /// The history, oldest first; at most [`HISTORY_MAX`] columns.
     pub history: Vec<Column>,
-    /// How much time a column of the history is.
+    /// The time that a column of the history covers.
     pub column: Duration,
     /// The limits to list.
     pub limits: Vec<Row>,
-    /// Which of the limits the boxes are about, by its place in the list.
+    /// The limit that the boxes show, by its place in the list.
     pub chosen_limit: Option<usize>,
-    /// The cells of the chosen limit, in place of the limits; nothing where nobody wants to see them.
+    /// The cells of the chosen limit, shown in place of the limits; `None` to show the limits.
     pub cells: Option<Cells>,
-    /// What happened, the oldest first.
+    /// The events, oldest first.
     pub events: Vec<Event>,
     /// Whether the promise held.
     pub verdict: Verdict,
-    /// What the keys do: the key and a word or two.
+    /// The keys, each with a word or two.
     pub keys: Vec<(&'static str, &'static str)>,
-    /// Rows over all else: what the keys do, in sentences. Empty where nobody asks.
+    /// The help, shown over everything else: keys, in sentences. Empty to show no help.
     pub help: Vec<(&'static str, &'static str)>,
 }
 
@@ -50,13 +50,14 @@ pub struct Picture {
 pub struct Budget {
     /// As domain/name.
     pub name: String,
-    /// As it is written in a config.
+    /// The budget in the config's words.
     pub words: String,
-    /// What can be had: a second for a rate, a window for a window. Never 0 in a picture with regions.
+    /// The units that can be had: for a rate each second, for a window in each window. Never 0 in a picture
+    /// with regions.
     pub units: u64,
-    /// What comes behind numbers: "/s" for a rate, nothing for a window.
+    /// The suffix of numbers: "/s" for a rate, empty for a window.
     pub unit: &'static str,
-    /// What can be had at once beside that, of a rate; nothing for a window.
+    /// The units that a rate allows at once; `None` for a window.
     pub burst: Option<u64>,
 }
 
@@ -65,56 +66,56 @@ pub struct Budget {
 pub struct Region {
     /// Its name.
     pub name: String,
-    /// How it stands.
+    /// The region's condition.
     pub condition: Condition,
     /// Whether most of the demand is here.
     pub is_hot: bool,
-    /// Whether its node mints and burns.
+    /// Whether its node is the authority.
     pub is_authority: bool,
-    /// Whether the keys are about it.
+    /// Whether the keys apply to it.
     pub is_chosen: bool,
-    /// What it may spend.
+    /// Its share.
     pub share: Share,
     /// Units a second.
     pub admitted: u64,
     /// Requests a second.
     pub denied: u64,
-    /// Units a second that are asked for; nothing where nobody knows.
+    /// Units a second that are asked for; `None` if unknown.
     pub demand: Option<u64>,
 }
 
-/// How a region stands.
+/// The condition of a region.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Condition {
-    /// It answers and decides by its own rights.
+    /// Its node answers and decides by its own rights.
     #[default]
     Up,
-    /// It does not decide yet, and why.
+    /// Its node does not decide yet, for this reason.
     Waiting(String),
-    /// Nobody answers.
+    /// Its node does not answer.
     Down,
-    /// Nobody was asked: what others say of it is all that is known.
+    /// Its node was not asked: only other nodes' reports are known.
     Unasked(String),
 }
 
 /// The part of the budget that a region may spend, in the budget's units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Share {
-    /// By formula.
+    /// The standing share, by formula.
     pub standing: u64,
-    /// Of the standing share, what others have now.
+    /// The part of the standing share that others have now.
     pub lent: u64,
-    /// What it has of others.
+    /// The part borrowed from others.
     pub borrowed: u64,
 }
 
 impl Share {
-    /// What is left of its own share.
+    /// The own share that is left.
     pub const fn kept(self) -> u64 {
         self.standing.saturating_sub(self.lent)
     }
 
-    /// What it may spend.
+    /// What the region may spend.
     pub const fn effective(self) -> u64 {
         self.kept().saturating_add(self.borrowed)
     }
@@ -123,26 +124,26 @@ impl Share {
 /// A link between two regions, by their places in [`Picture::regions`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// From here.
+    /// The first region.
     pub from: usize,
-    /// To here.
+    /// The second region.
     pub to: usize,
-    /// What crosses it.
+    /// What passes the link.
     pub flow: Flow,
-    /// There and back; nothing where it was not measured.
+    /// The round trip; `None` if it was not measured.
     pub round_trip: Option<Duration>,
-    /// Whether the keys are about it.
+    /// Whether the keys apply to it.
     pub is_chosen: bool,
 }
 
-/// What crosses a link.
+/// What passes a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// Everything.
+    /// Everything passes.
     Open,
-    /// It is whole, but the two have not heard each other yet.
+    /// The link is whole, but its regions have not heard each other yet.
     Quiet,
-    /// Nothing.
+    /// Nothing passes.
     Cut,
     /// Only from `from` to `to`.
     Forth,
@@ -155,9 +156,9 @@ pub enum Flow {
 pub struct Column {
     /// Units a second that each region admitted, by its place.
     pub admitted: Vec<u64>,
-    /// The budget then, a second.
+    /// The budget in that time, a second.
     pub budget: u64,
-    /// What happened then, in a word; empty where nothing did.
+    /// A word for an event in that time; empty if there was none.
     pub mark: &'static str,
 }
 
@@ -181,10 +182,10 @@ pub struct Row {
     pub denied: u64,
 }
 
-/// The cells of a limit that come most often.
+/// The most frequent cells of a limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cells {
-    /// Why there is less than there should be; empty where nothing is wrong.
+    /// Why some cells are missing; empty if nothing is wrong.
     pub fault: String,
     /// By requests.
     pub hottest: Vec<CellRow>,
@@ -192,21 +193,21 @@ pub struct Cells {
     pub offenders: Vec<CellRow>,
 }
 
-/// One of them.
+/// A cell in the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CellRow {
     /// Its values, as in the brackets of a limit's path.
     pub key: String,
-    /// Whether there is more of it.
+    /// Whether the key was cut short.
     pub is_cut: bool,
-    /// How often it came of late, at most.
+    /// How often the cell came lately, at most.
     pub count: u64,
-    /// By how much that may be too high.
+    /// By how much `count` may be too high.
     pub error: u64,
 }
 
 impl CellRow {
-    /// What it is called on a screen.
+    /// The cell's name on a screen.
     pub fn name(&self) -> String {
         match (self.key.as_str(), self.is_cut) {
             ("", _) => "its one cell".to_owned(),
@@ -215,7 +216,7 @@ impl CellRow {
         }
     }
 
-    /// How often it came, and by how much that may be too high.
+    /// The count, and by how much it may be too high.
     pub fn counted(&self) -> String {
         match self.error {
             0 => self.count.to_string(),
@@ -227,9 +228,9 @@ impl CellRow {
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Since the beginning.
+    /// When, since the beginning.
     pub at: Duration,
-    /// What sort of thing.
+    /// The kind of event.
     pub tone: Tone,
     /// In words.
     pub words: String,
@@ -238,27 +239,27 @@ pub struct Event {
 /// What an event means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
-    /// Something went on.
+    /// A neutral event.
     Plain,
-    /// Something is as it should be again.
+    /// Something is well again.
     Good,
-    /// Something was broken.
+    /// Something broke.
     Bad,
 }
 
 /// Whether the promise held.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Verdict {
-    /// Nobody counts.
+    /// Nothing was counted.
     #[default]
     None,
-    /// It was counted at the callers.
+    /// The callers counted.
     Counted {
-        /// Units above what the budget allows in some interval: 0 is the promise.
+        /// Units above what the budget allows in some interval. The promise is 0.
         units_over: u64,
-        /// For so long.
+        /// The counted time.
         watched: Duration,
-        /// What was used of what could be, 0 to 1; nothing before anything could be.
+        /// The used part of what could be used, 0 to 1; `None` before anything could be used.
         used: Option<f64>,
     },
 }

@@ -44,7 +44,7 @@ pub fn text(picture: &Picture) -> String {
     text
 }
 
-/// Who asks most of a limit, and who is denied most, of late.
+/// The cells of a limit with the most requests lately, and those with the most denials.
 fn cells_text(limit: &str, cells: &Cells) -> String {
     let mut text = String::new();
     for (title, rows) in [("asked for most", &cells.hottest), ("denied most", &cells.offenders)] {
@@ -90,7 +90,7 @@ fn region_row(region: &Region, unit: &str) -> [String; 9] {
     ]
 }
 
-/// Columns under each other: the first `words` of them are flush left, the numbers after them right.
+/// A table. The first `words` columns are flush left, the numbers after them flush right.
 fn table<const COLUMNS: usize>(text: &mut String, rows: &[[String; COLUMNS]], words: usize) {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; COLUMNS] = std::array::from_fn(width);
@@ -103,7 +103,7 @@ fn table<const COLUMNS: usize>(text: &mut String, rows: &[[String; COLUMNS]], wo
                 write!(line, "{field:>width$}  ")
             };
         }
-        // What a node says may hold anything; a terminal would obey it.
+        // A node's texts may hold anything; a terminal would obey control characters.
         line.retain(|letter| !letter.is_control());
         text.push_str(line.trim_end());
         text.push('\n');

@@ -17,7 +17,7 @@ pub fn count(number: u64) -> String {
     number.to_string()
 }
 
-/// A time of the clock since the beginning: 1:05, or 1:02:05.
+/// A time since the beginning, as a clock shows it: 1:05, or 1:02:05.
 pub fn clock(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds / 3_600 {
@@ -34,7 +34,7 @@ pub fn short(time: Duration) -> String {
     }
 }
 
-/// A part of a whole, 0 to 1, rounded down: what is not quite all does not say 100 %.
+/// A part of a whole, 0 to 1, rounded down, so that a part that is not quite the whole does not show 100 %.
 pub fn percent(part: f64) -> String {
     format!("{:.1} %", (part * 1_000.0).floor() / 10.0)
 }

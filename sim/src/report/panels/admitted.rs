@@ -1,4 +1,4 @@
-//! What was admitted.
+//! The plot of admitted units.
 
 use std::fmt::Write as _;
 
@@ -23,7 +23,7 @@ impl Page<'_> {
         let mut svg = self.shades(None, (top, bottom));
         for (from, until, what) in self.cut(None) {
             let (x0, x1) = (time.at(from.as_secs_f64()), time.at(until.as_secs_f64()));
-            // A stretch that is too short for its words has them above, among what was broken.
+            // The label of a stretch that is too short for its words is in the plot of faults above.
             if width_of(&what) <= x1 - x0 {
                 let (x, y, what) = ((x0 + x1) / 2.0, top - 7.0, escaped(&what));
                 let _ =
@@ -71,7 +71,7 @@ impl Page<'_> {
             .map(|(at, units_so_far)| (x(at), units.at(*units_so_far as f64)))
             .collect();
         let _ = write!(svg, r#"<path class="limit" d="{}"/>"#, line(thin(&allowed)));
-        // From the top down, as places are.
+        // From the top down, as the areas are stacked.
         names.reverse();
         places.reverse();
         names.insert(0, (format!("limit: {}", grouped(most)), "", ""));

@@ -1,4 +1,4 @@
-//! What callers were told.
+//! The plot of answers.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{NAMES, run::Counts};
 
-/// Answers are counted by so much time.
+/// Answers are counted in stretches of this length.
 const STRETCH: Duration = Duration::from_secs(1);
 
 impl Page<'_> {

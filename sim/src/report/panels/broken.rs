@@ -1,4 +1,4 @@
-//! What was broken.
+//! The plot of faults.
 
 use std::fmt::Write as _;
 
@@ -10,34 +10,35 @@ use super::{
     Page, framed,
 };
 
-/// A row of what was broken.
+/// The height of a row.
 const ROW: f64 = 21.0;
-/// Between a bar or a diamond and its words.
+/// The gap between a bar or a diamond and its words.
 const GAP: f64 = 8.0;
 
 /// A bar or a diamond, and its words.
 #[derive(Clone, Copy, Debug)]
 struct Mark<'a> {
-    /// From where to where: for a diamond, the same.
+    /// Where the mark begins and ends; equal for a diamond.
     from: f64,
     until: f64,
     class: &'static str,
     what: &'a str,
 }
 
-/// Where the words of a mark stand.
+/// Where the words of a mark are.
 #[derive(Clone, Debug, PartialEq)]
 struct Words {
-    /// More than one only where they are below the mark.
+    /// More than one line only where the words are below the mark.
     lines: Vec<String>,
     x: f64,
     anchor: &'static str,
-    /// The first row of them, counted from the mark's.
+    /// The first row of the words, counted from the mark's row.
     below: usize,
 }
 
 impl Mark<'_> {
-    /// Right of the mark, or left of it; or below it, where neither side has room for all of them.
+    /// The words to the right of the mark, or to the left; or below it, if neither side has room for all of
+    /// them.
     fn words(&self) -> Words {
         let width = width_of(self.what);
         let beside = |x, anchor| Words { lines: vec![self.what.to_owned()], x, anchor, below: 0 };
@@ -52,7 +53,7 @@ impl Mark<'_> {
         }
     }
 
-    /// What the mark takes of its row, and what its words take of theirs: from where to where.
+    /// The stretch of its row that the mark takes, and the stretch that its words take.
     fn room(&self, words: &Words) -> ((f64, f64), (f64, f64)) {
         let widest = words.lines.iter().map(|line| width_of(line)).fold(0.0, f64::max);
         let of_words = match words.anchor {
@@ -69,7 +70,7 @@ impl Mark<'_> {
 }
 
 impl Page<'_> {
-    /// What was broken and when: a bar for each with its words beside it, in as few rows as that takes.
+    /// The faults over time: a bar for each with its words beside it, in as few rows as possible.
     pub(in crate::report) fn broken(&self) -> String {
         let time = self.time();
         let (mut svg, mut rows): (String, Vec<f64>) = Default::default();

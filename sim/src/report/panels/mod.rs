@@ -1,4 +1,4 @@
-//! The plots of a page. All have the same axis of time, and what was cut is shaded in all of them.
+//! The plots of a page. All plots have the same axis of time, and all shade the cuts.
 
 mod admitted;
 mod answers;
@@ -13,17 +13,17 @@ use super::{
 };
 use crate::{schedule::Place, series::Series};
 
-/// A lane of a region.
+/// The height of a region's lane.
 const LANE: f64 = 62.0;
-/// Between two lanes.
+/// The gap between two lanes.
 const GAP: f64 = 20.0;
 
-/// What all plots of a page have in common.
+/// What all plots of a page share.
 #[derive(Debug)]
 pub(super) struct Page<'a> {
     pub(super) series: &'a Series,
     pub(super) regions: usize,
-    /// What each of them is: `region`, or `node`.
+    /// The word for a place: `region` or `node`.
     pub(super) noun: &'static str,
     pub(super) troubles: Vec<Trouble>,
     pub(super) moments: Vec<Moment>,
@@ -33,7 +33,7 @@ impl Page<'_> {
     fn time(&self) -> Scale {
         Scale::of_time(self.series.ended.as_secs_f64())
     }
-    /// What was cut, behind a plot, and in the lane of a region, when it was down.
+    /// Shades the cuts behind a plot. In a region's lane, shades the time when that region was down.
     fn shades(&self, lane_of: Option<Place>, (top, bottom): (f64, f64)) -> String {
         let time = self.time();
         let x_of = |at: Duration| time.at(at.as_secs_f64());
@@ -57,7 +57,7 @@ impl Page<'_> {
         svg
     }
 
-    /// When something was cut, of one region or of any, and what: times that overlap are one.
+    /// When something was cut, for one region or for any, with a description; overlapping times are merged.
     fn cut(&self, of: Option<Place>) -> Vec<(Duration, Duration, String)> {
         let mut times: Vec<(Duration, Duration, String)> = Vec::new();
         for trouble in &self.troubles {
@@ -105,7 +105,7 @@ fn lane(place: Place) -> (f64, f64) {
     (top, top + LANE)
 }
 
-/// The name of a region beside its lane, and the lane's floor.
+/// A region's name beside its lane, and the lane's floor.
 fn lane_of(name: &str, bottom: f64) -> String {
     format!(
         r#"<line class="base" x1="{LEFT}" x2="{RIGHT}" y1="{bottom}" y2="{bottom}"/><text class="name {name}" x="{}" y="{}" text-anchor="end" style="font-size:15px">{name}</text>"#,

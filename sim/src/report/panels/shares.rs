@@ -1,4 +1,4 @@
-//! What each region might use, and loans.
+//! The plot of each region's usable share, and of loans.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
@@ -13,13 +13,13 @@ use crate::{
     series::{CellSeries, EVERY, Share},
 };
 
-/// Loans are told by at most so many arrows; those that are near each other in time are one.
+/// At most about this many arrows show loans; loans that are near each other in time are merged.
 const ARROWS: u32 = 26;
-/// Loans of less than this part of the whole are left out.
+/// Loans of less than 1/`ARROW_PART` of the whole are not shown.
 const ARROW_PART: u64 = 15;
 
 impl Page<'_> {
-    /// What each region might use over time, in a lane each, and loans between them.
+    /// Each region's usable share over time, in a lane each, and the loans between regions.
     pub(in crate::report) fn shares(&self, cell: &CellSeries) -> String {
         let time = self.time();
         let all = cell.shares.iter().flatten().flatten();
@@ -36,7 +36,7 @@ impl Page<'_> {
             let samples = cell.shares[place].iter().enumerate();
             let point =
                 |at: usize, milli: u64| (time.at(self.series.at(at).as_secs_f64()), height.at(milli as f64));
-            // Where the region was down there is no line.
+            // There is no line while the region was down.
             let mut stretches: Vec<Vec<(usize, Share)>> = vec![Vec::new()];
             for (at, share) in samples {
                 match (share, stretches.last_mut()) {
@@ -87,7 +87,7 @@ impl Page<'_> {
     fn loans(&self, cell: &CellSeries, tops: &[Scale], unit: &str) -> String {
         let time = self.time();
         let mut svg = String::new();
-        // Those of one instant stand beside each other.
+        // Arrows of the same instant stand beside each other.
         let mut after = LEFT;
         let placed = arrows(cell, self.series.ended).into_iter().map(|arrow| {
             let x = time.at(arrow.0.as_secs_f64()).max(after);
@@ -118,7 +118,7 @@ impl Page<'_> {
                 r#"<g><title>{what}</title><circle class="head" cx="{x:.1}" cy="{from:.1}" r="2.6"/><path class="loan" stroke-width="{width:.1}" d="M{x:.1} {from:.1}V{tip:.1}"/><path class="head" d="M{x:.1} {to:.1}l-4.5 {0}h9Z"/></g>"#,
                 if is_down { -8 } else { 8 },
             );
-            // The amount stands in the gap between lanes, where no line is.
+            // The amount stands in the gap between lanes, where there is no line.
             let gap = if is_down { lane(borrower).0 - GAP / 2.0 } else { lane(borrower).1 + GAP / 2.0 };
             let words = format!("{}{unit}", milli(lent_milli));
             let until = x + width_of(&words) + 14.0;
@@ -131,7 +131,7 @@ impl Page<'_> {
     }
 }
 
-/// Loans as a plot tells them: in each stretch of time, what a region lent another more than it got back and borrowed of it.
+/// Loans as a plot shows them: for each stretch of time, what a region lent another on balance.
 fn arrows(cell: &CellSeries, ended: Duration) -> Vec<(Duration, Place, Place, u64)> {
     let stretch = ended / ARROWS;
     let mut sums: BTreeMap<(u128, Place, Place), (Duration, i64)> = BTreeMap::new();
@@ -154,7 +154,7 @@ fn arrows(cell: &CellSeries, ended: Duration) -> Vec<(Duration, Place, Place, u6
     arrows
 }
 
-/// A line that goes in steps: each value lasts until the next.
+/// A stepped line: each value lasts until the next.
 fn steps(points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     let mut stepped: Vec<(f64, f64)> = Vec::new();
     for (x, y) in points {
@@ -166,7 +166,7 @@ fn steps(points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     thin_steps(&stepped)
 }
 
-/// Of points that go in steps, the corners.
+/// The corners of a stepped line.
 fn thin_steps(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let is_corner = |w: &[(f64, f64)]| w[0].1 != w[1].1 || w[1].1 != w[2].1;
     let corners = points.windows(3).filter(|window| is_corner(window)).map(|window| window[1]);

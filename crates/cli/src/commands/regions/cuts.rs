@@ -1,10 +1,10 @@
-//! What a longer cut costs, for every peer that is not reached.
+//! The price of a longer cut, for every peer that is not reached.
 
 use acequia_api::acequia::v1::{NodeStatus, Peer, limit_status::Kind};
 
 use crate::commands::people::duration;
 
-/// A paragraph for every peer that is not reached; none where all are.
+/// A paragraph for every peer that is not reached; empty if all are reached.
 pub(super) fn cuts(status: &NodeStatus) -> Vec<String> {
     status.peers.iter().filter(|peer| !peer.reached).map(|peer| cut(peer, status)).collect()
 }
@@ -36,7 +36,7 @@ fn cut(peer: &Peer, status: &NodeStatus) -> String {
 /// What this region holds of the peer.
 fn borrowed(peer: &Peer, status: &NodeStatus) -> String {
     let Peer { region, borrowed, .. } = peer;
-    // The node says when the first loan of all ends, and not whose it is.
+    // The node reports when the first loan ends, but not whose loan it is.
     let first = status.limits.iter().filter_map(|limit| limit.loans_end_ms).min();
     let when =
         first.map_or(String::new(), |ms| format!(" (of all loans, the first ends in {})", duration(ms)));

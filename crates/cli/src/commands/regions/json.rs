@@ -1,5 +1,5 @@
-//! How a node stands, for programs. Fields have the names of `proto/acequia/v1/admin.proto`; rates and demands are in
-//! thousandths of a unit a second, and what is absent is null.
+//! A node's status as JSON. Fields have the names of `proto/acequia/v1/admin.proto`. Rates and demands are in
+//! thousandths of a unit a second, and an absent value is null.
 
 use acequia_api::acequia::v1::{LimitStatus, Member, NodeStatus, Peer, Traffic, limit_status::Kind};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use crate::commands::{
     shares::HoldingJson,
 };
 
-/// How a node stands.
+/// A node's status.
 #[derive(Debug, Serialize)]
 pub(super) struct StatusJson<'a> {
     region: &'a str,
@@ -141,7 +141,7 @@ struct LimitJson<'a> {
     left: u64,
     demand_milli: u64,
     cells: u64,
-    /// Null where no window is open.
+    /// Null if no window is open.
     window_end_ns: Option<u64>,
     loans_end_ms: Option<u64>,
 }
@@ -182,7 +182,7 @@ fn kind_word(kind: Kind) -> &'static str {
     }
 }
 
-/// Since the process started.
+/// Counts since the process started.
 #[derive(Debug, Serialize)]
 struct TrafficJson {
     frames_in: u64,

@@ -1,4 +1,4 @@
-//! What a region has of each limit, and what of it ends when.
+//! A region's part of each limit, and when parts of it end.
 
 use acequia_api::acequia::v1::{Holding, LimitStatus, NodeStatus, limit_status::Kind};
 
@@ -18,13 +18,13 @@ const COLUMNS: [(&str, Align); 11] = [
     ("everywhere", Align::Right),
 ];
 
-/// What the columns mean where their titles do not say enough.
+/// Explains the columns whose titles do not say enough.
 const MEANING: &str = "\
 Shares, left and demand are of the cells that are shared with other regions now, all together. Admitted here is
 since this process started; everywhere is since the limit began, as far as it was heard: at least so much.
 ";
 
-/// A table of all limits, and what ends when; empty where there are none.
+/// A table of all limits, and of what ends when; empty if there are no limits.
 pub(super) fn limits(status: &NodeStatus, paint: Paint) -> String {
     if status.limits.is_empty() {
         return String::new();
@@ -66,7 +66,7 @@ fn part(kind: Kind, holding: Option<Holding>) -> String {
     held(kind == Kind::Rate, holding)
 }
 
-/// What of it ends when, a sentence each.
+/// A sentence for each part that ends.
 fn ends(limit: &LimitStatus, wall_ns: u64) -> impl Iterator<Item = String> {
     let path = path(limit);
     let loans = limit.loans_end_ms.map(|ms| {

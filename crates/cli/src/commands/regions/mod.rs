@@ -1,4 +1,4 @@
-//! `acequia regions`: how a node sees the regions, and letting them in and out.
+//! `acequia regions`: shows the regions as a node sees them, and adds and removes regions.
 
 mod cuts;
 mod json;
@@ -19,10 +19,10 @@ use super::{
     order::{Caution, Order, OrderArguments, Request},
 };
 
-/// The regions: how they stand, as a node sees it; let one in, or out.
+/// The regions: their state as a node sees it; add or remove one.
 ///
-/// Changes are carried out by the authority; another node says who that is. Exits with 0 where it is done, 1 where
-/// it is not (yet), 2 where nobody could be asked.
+/// The authority carries out changes; any other node names the authority. Exits with 0 if it is done, 1 if it
+/// is not (yet), 2 if nobody could be asked.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia regions
@@ -44,7 +44,7 @@ pub struct Regions {
 
 #[derive(Clone, Debug, Subcommand)]
 enum RegionOrder {
-    /// Give a region that was heard a share of every limit.
+    /// Give a region that the nodes hear a share of every limit.
     Add {
         /// The region.
         region: String,
@@ -54,7 +54,7 @@ enum RegionOrder {
         #[command(flatten)]
         order: OrderArguments,
     },
-    /// Take in the node of a region that lost its disk, in the place of what it was before.
+    /// Take in the new node of a region that lost its disk, in place of its old incarnation.
     Recover {
         /// The region.
         region: String,
@@ -71,7 +71,7 @@ enum RegionOrder {
         #[command(flatten)]
         order: OrderArguments,
     },
-    /// Let a region that is alive give its share up, and leave.
+    /// Let a region that is alive give up its share, and leave.
     Remove {
         /// The region.
         region: String,
@@ -88,7 +88,8 @@ enum RegionOrder {
         #[command(flatten)]
         order: OrderArguments,
     },
-    /// Believe a certificate no more: the node that has it is cut off until it has another one. The others need no new ones.
+    /// Distrust a certificate. The node that has it is cut off until it has another one; other nodes keep
+    /// theirs.
     Revoke {
         /// The 16 digits that `acequia regions` shows, or all 64 of the certificate's SHA-256.
         #[arg(value_name = "FINGERPRINT")]

@@ -1,4 +1,4 @@
-//! How a node stands, for people: itself, the other regions, its limits, what ends when, and what a cut costs.
+//! A node's status for people: itself, the other regions, its limits, what ends when, and the price of a cut.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::commands::{
     people::{Align, Cell, Colour, Paint, duration, measured, plain, table},
 };
 
-/// Everything that a person at three in the morning may want to know.
+/// Everything that an operator may want to know at three in the morning.
 pub(super) fn for_people(status: &NodeStatus, paint: Paint) -> String {
     let blocks = [
         lines(&node(status), paint),
@@ -23,12 +23,12 @@ pub(super) fn for_people(status: &NodeStatus, paint: Paint) -> String {
     blocks.into_iter().filter(|block| !block.is_empty()).collect::<Vec<_>>().join("\n")
 }
 
-/// Each on its own line.
+/// One sentence a line.
 fn sentences(sentences: &[String]) -> String {
     sentences.iter().map(|sentence| plain(sentence) + "\n").collect()
 }
 
-/// What the node says of itself.
+/// The node's facts about itself.
 fn node(status: &NodeStatus) -> Vec<Line> {
     let NodeStatus { region, node, incarnation, uptime_ns, .. } = status;
     let up = duration(uptime_ns / 1_000_000);
@@ -49,7 +49,7 @@ fn node(status: &NodeStatus) -> Vec<Line> {
     all
 }
 
-/// What is wrong with the node's wall clock, and what it does about that.
+/// What is wrong with the node's wall clock, and how the node deals with it.
 fn clock(status: &NodeStatus) -> Option<String> {
     let off = || {
         let corrected_us = status.wall_corrected_us;
@@ -88,7 +88,7 @@ const COLUMNS: [(&str, Align); 13] = [
     ("last error", Align::Left),
 ];
 
-/// The members and whoever else is heard, by region and node; lent and borrowed are loans.
+/// The members and all other heard nodes, by region and node. The columns lent and borrowed show loans.
 fn regions(status: &NodeStatus, paint: Paint) -> String {
     let mut known: BTreeMap<_, (Option<&Member>, Option<&Peer>)> = BTreeMap::new();
     for member in &status.members {
@@ -124,12 +124,13 @@ fn absent(link: &str, has: &str, fingerprint: &str) -> [Cell; 10] {
     [link, "-", "-", "-", has, "-", "-", "-", short(fingerprint), ""].map(Cell::new)
 }
 
-/// So much of a certificate's fingerprint as an order takes.
+/// As much of a certificate's fingerprint as an order needs.
 fn short(fingerprint: &str) -> &str {
     fingerprint.get(..16).unwrap_or("-")
 }
 
-/// What a peer's wall is ahead of the one that this node goes by; red where that is more than can be explained by the way.
+/// How far a peer's wall is ahead of this node's clock; red if neither clock errors nor message delay explain
+/// it.
 fn wall(peer: &Peer, clock_error_ns: u64) -> Cell {
     let Some(ahead_us) = peer.wall_ahead_us else { return Cell::new("-") };
     let sign = if ahead_us < 0 { "-" } else { "+" };
@@ -163,7 +164,7 @@ fn link(peer: &Peer) -> Cell {
     }
 }
 
-/// Peers that are there and have no share, and what gives them one.
+/// Peers that are reached but have no share, and what gives them one.
 fn strangers(status: &NodeStatus) -> Vec<String> {
     // The first catalogue will name them.
     if status.members.is_empty() {
@@ -186,7 +187,7 @@ fn strangers(status: &NodeStatus) -> Vec<String> {
         .collect()
 }
 
-/// What orders call a node: its region, or its own name where that has several nodes.
+/// The name of a node in orders: its region, or its own name if the region has several nodes.
 fn ordered_as<'a>(status: &NodeStatus, region: &'a str, node: &'a str) -> &'a str {
     let peers = status.peers.iter().map(|peer| (&peer.region, &peer.node));
     let mut all = peers.chain([(&status.region, &status.node)]);
@@ -194,7 +195,7 @@ fn ordered_as<'a>(status: &NodeStatus, region: &'a str, node: &'a str) -> &'a st
     if has_others { node } else { region }
 }
 
-/// How a node stands, for the tests of this folder.
+/// Statuses for the tests of this folder.
 #[cfg(test)]
 pub(super) mod examples {
     use acequia_api::acequia::v1::{Holding, LimitStatus, limit_status::Kind};
@@ -206,7 +207,7 @@ pub(super) mod examples {
         Member { region: region.to_owned(), node: format!("{region}-1"), weight, incarnation: 1 }
     }
 
-    /// us is a member, and is not reached for 12 s.
+    /// us is a member, and has not been reached for 12 s.
     pub(in crate::commands::regions) fn us() -> Peer {
         Peer {
             region: "us".to_owned(),
@@ -223,7 +224,7 @@ pub(super) mod examples {
         }
     }
 
-    /// ap is reached, and no member.
+    /// ap is reached, but is no member.
     pub(in crate::commands::regions) fn ap() -> Peer {
         Peer {
             region: "ap".to_owned(),

@@ -1,26 +1,26 @@
-//! What one expects of the paper's two methods, and whether it is seen here.
+//! The expected results of the paper's two methods, and whether this study shows them.
 //!
-//! The paper's own numbers are not compared: its loads are others.
+//! The paper's own numbers are not compared, since its loads differ.
 
 use serde::Serialize;
 
 use super::{FREE, GOLD, NAMES, Part, SILVER, Study, load::PERIOD_MS, parameters::Parameters};
 
-/// Parts that shares are compared in.
+/// Shares are compared in thousandths.
 const THOUSAND: u64 = 1_000;
-/// By how much a share may be off and still count as the same, in thousandths: bursts begin inside a millisecond.
+/// How far shares may differ and still count as equal, in thousandths. Bursts begin inside a millisecond.
 const ALIKE: u64 = 20;
 
-/// A claim, and what was counted.
+/// An expectation, and the counted result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
-    /// Which way it is about.
+    /// The method that the finding is about.
     pub(super) method: &'static str,
-    /// What one expects, in a sentence.
+    /// The expectation, in a sentence.
     pub(super) claim: &'static str,
-    /// Whether what was counted is so.
+    /// Whether the counts confirm the expectation.
     pub(super) is_seen: bool,
-    /// What was counted.
+    /// The counts.
     pub(super) figures: String,
 }
 
@@ -42,7 +42,7 @@ pub(super) fn findings(parameters: &Parameters, shared: &Study, separate: &Study
     findings
 }
 
-/// What each class is admitted while the bursts last, in thousandths.
+/// The part of its demand that each class is admitted during bursts, in thousandths.
 fn shares(parts: [Part; 3]) -> [u64; 3] {
     parts.map(|part| part.of(THOUSAND))
 }
@@ -80,7 +80,8 @@ fn lowest_first(shared: &Study) -> Finding {
     }
 }
 
-/// The pairs of a class that bursts and another one: the other, its share of the even load, and its share then.
+/// Each pair of a bursting class and another one: both classes, the other's share under even load, and its
+/// share in bursts.
 fn others(study: &Study) -> impl Iterator<Item = (usize, usize, u64, u64)> + '_ {
     let even = shares(study.even.in_bursts);
     (0..NAMES.len()).flat_map(move |bursting| {

@@ -1,4 +1,4 @@
-//! What classes ask for, and when: all together ask for as much at every time.
+//! What classes ask for, and when. The total demand is the same at every time.
 
 /// A stretch of even load, and a burst in it.
 pub(super) const PERIOD_MS: u64 = 15_000;
@@ -6,21 +6,23 @@ pub(super) const PERIOD_MS: u64 = 15_000;
 pub(super) const BURST_MS: u64 = 5_000;
 /// Where in its period a burst begins.
 pub(super) const BEGINS_MS: u64 = PERIOD_MS / 3;
-/// Parts that a load is cut into: a third, a percent, and half a percent are whole numbers of them.
+/// Parts that a load is divided into, such that a third, a percent and half a percent are whole numbers of
+/// parts.
 const PARTS: u64 = 600;
 
-/// What three classes ask for.
+/// The demand of three classes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
-    /// Units a second that all ask for together.
+    /// Units a second that all classes ask for together.
     pub(super) asked: u64,
-    /// Percent of them that the class which bursts asks for.
+    /// The percentage of `asked` that the bursting class asks for.
     pub(super) peak: u64,
-    /// The class that asks for more at times, while the others ask for less; without one, all ask for a third.
+    /// The class that asks for more at times, while the others ask for less. If `None`, each class asks for a
+    /// third.
     pub(super) bursts: Option<usize>,
 }
 
-/// Whether a millisecond is one of a burst.
+/// Whether a millisecond lies in a burst.
 pub(super) fn is_burst(ms: u64) -> bool {
     (BEGINS_MS..BEGINS_MS + BURST_MS).contains(&(ms % PERIOD_MS))
 }
@@ -57,7 +59,7 @@ mod tests {
                     (second * 1_000..(second + 1) * 1_000).map(|ms| load.asked_in(class, ms)).sum()
                 };
                 let all: u64 = (0..3).map(asked).sum();
-                // Each class is cut to whole units.
+                // Each class is rounded to whole units.
                 assert!(all.abs_diff(1_350) <= 3, "{bursts:?}: {all} in second {second}");
             }
         }

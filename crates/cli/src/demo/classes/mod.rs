@@ -1,10 +1,11 @@
-//! A study of classes of consumers, after R. Seleznev, "Development of API rate limiting methods based on consumer classes" (2025).
+//! A study of classes of consumers, after R. Seleznev, "Development of API rate limiting methods based on
+//! consumer classes" (2025).
 //!
-//! **All that is said was counted**: a real node is asked, request by request, in simulated time. So a study takes no time, needs no
-//! port, and comes out the same every time.
+//! **All figures are counted**: a real node is asked, request by request, in simulated time. So a study takes
+//! no time, needs no port, and has the same result every time.
 //!
-//! Its load is the paper's: all classes together ask for as much at every time, and for the same whatever the method. A class that
-//! bursts takes a larger part of it. Of separate buckets each has a size and a refill rate of its own.
+//! The load is the paper's: the total demand is constant, and equal for both methods. A bursting class takes
+//! a larger part of it. Each separate bucket has its own size and refill rate.
 
 mod findings;
 mod load;
@@ -24,65 +25,66 @@ use self::{
     parameters::Parameters,
 };
 
-/// Those that draw first in front.
+/// The class that draws first comes first.
 const NAMES: [&str; 3] = ["gold", "silver", "free"];
 const GOLD: usize = 0;
 const SILVER: usize = 1;
 const FREE: usize = 2;
 
-/// What each class has for itself where it has a bucket of its own and all share the rest, in percent.
+/// The percentage of the burst in each class's own bucket, in the way in which all classes share the rest.
 const OWN_PERCENT: u64 = 15;
 
-/// Periods that are counted, after one in which the full buckets of the beginning are used up.
+/// Periods that are counted, after one period that uses up the full buckets of the beginning.
 const PERIODS: u64 = 6;
 /// Columns of a chart.
 const BINS: usize = 20;
 const BIN_MS: u64 = PERIOD_MS / BINS as u64;
-/// Where charts begin, in the last but one of the periods: before its burst, so that what follows is seen as well.
+/// Where charts begin, in the last period but one: shortly before its burst, so that the time after the burst
+/// is shown as well.
 const CHART_MS: u64 = (PERIODS - 2) * PERIOD_MS + BEGINS_MS - 4 * BIN_MS;
 const MS_NS: u64 = 1_000_000;
 
-/// Why there is no study.
+/// Why the study cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no study of these: {0}")]
 pub(super) struct Unsound(String);
 
-/// A way to tell classes apart.
+/// A way to distinguish classes.
 #[derive(Debug)]
 struct Way {
     name: &'static str,
     title: &'static str,
-    /// As a config says them.
+    /// The limits, in the config's form.
     limits: Vec<Value>,
 }
 
-/// What was asked for, and what of it was admitted.
+/// Units that were asked for, and units that were admitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct Part {
     asked: u64,
     admitted: u64,
 }
 
-/// One load under one way, by class.
+/// One load under one method, by class.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Run {
-    /// In the seconds of the bursts; where nobody bursts, in the same seconds.
+    /// The seconds of the bursts; without bursts, the same seconds.
     in_bursts: [Part; 3],
     /// In all seconds.
     in_all: [Part; 3],
     chart: [[Part; BINS]; 3],
 }
 
-/// The runs of a way.
+/// The runs of a method.
 #[derive(Debug)]
 struct Study {
     way: Way,
     even: Run,
-    /// By the class that bursts.
+    /// One run for each bursting class.
     bursts: [Run; 3],
 }
 
-/// All that was counted.
+/// All counted runs.
 #[derive(Debug)]
 struct Studies {
     parameters: Parameters,
@@ -92,17 +94,17 @@ struct Studies {
     findings: Vec<Finding>,
 }
 
-/// Makes the study, and gives the page that shows it.
+/// Makes the study, and returns the page that shows it.
 pub(super) fn page(parameters: &Parameters) -> Result<String, Unsound> {
     Ok(page::page(&Studies::new(parameters)?))
 }
 
-/// Makes the study, and gives it for programs: one line.
+/// Makes the study, and returns it as one line of JSON.
 pub(super) fn json_line(parameters: &Parameters) -> Result<String, Unsound> {
     Ok(format!("{}\n", Studies::new(parameters)?.json()))
 }
 
-/// One bucket, which its class draws first.
+/// One bucket for all classes, from which the classes draw in order.
 fn shared(parameters: &Parameters) -> Way {
     let classes = json!({ "entry": "plan", "shared": leaves(parameters) });
     let title = "shared: one bucket, of which a class leaves a part to those above it";
@@ -123,7 +125,8 @@ fn limit(parameters: &Parameters, name: &str, classes: Value) -> Value {
     })
 }
 
-/// A limit for each class: `classes` gives each a refill rate in proportion to its size, and here they may be others.
+/// A limit for each class. With `classes`, refill rates would be in proportion to sizes; here they may be
+/// others.
 fn separate(parameters: &Parameters) -> Way {
     let bucket = |class: usize| {
         json!({
@@ -193,7 +196,7 @@ impl Study {
         Ok(Self { way, even, bursts })
     }
 
-    /// All runs, and which class bursts in each.
+    /// All runs, each with its bursting class.
     fn runs(&self) -> impl Iterator<Item = (Option<usize>, &Run)> {
         let bursts = self.bursts.iter().enumerate().map(|(class, run)| (Some(class), run));
         std::iter::once((None, &self.even)).chain(bursts)
@@ -228,7 +231,8 @@ impl Way {
         let mut run = Run::default();
         for ms in 0..(1 + PERIODS) * PERIOD_MS {
             let now = start.later(ms * MS_NS);
-            // In each millisecond another one is first: none has an advantage but its class.
+            // Each millisecond begins with another class, so that only its class gives a request an
+            // advantage.
             for class in (0..NAMES.len()).map(|place| (place + ms as usize) % NAMES.len()) {
                 let request = Request::new("study", &[("service", "api"), ("plan", NAMES[class])]);
                 for _ in 0..load.asked_in(class, ms) {
@@ -262,7 +266,7 @@ impl Part {
         self.admitted += u64::from(is_admitted);
     }
 
-    /// What was admitted, in so many parts, rounded; all of nothing.
+    /// The admitted part of the demand, in `parts`, rounded; `parts` if nothing was asked for.
     fn of(self, parts: u64) -> u64 {
         (self.admitted * parts + self.asked / 2).checked_div(self.asked).unwrap_or(parts)
     }

@@ -1,4 +1,4 @@
-//! The study as text of 80 columns: what each class is admitted, as bars and over time, and what one sees.
+//! The study as text of 80 columns: what each class is admitted, as bars and over time, and the findings.
 
 use super::{
     BIN_MS, BINS, NAMES, Part, Run, Studies, Study,
@@ -10,7 +10,7 @@ use super::{
 const COLUMNS: usize = 80;
 /// Columns of a bar.
 const BAR: u64 = 12;
-/// Columns of what stands to the left of bars and charts.
+/// Columns of the labels left of bars and charts.
 const LABEL: usize = 15;
 /// Columns between two charts.
 const GAP: &str = "  ";
@@ -43,7 +43,7 @@ pub(super) fn page(studies: &Studies) -> String {
     page
 }
 
-/// A claim, whether it is seen, and the figures.
+/// An expectation, whether it is confirmed, and the figures.
 fn finding(finding: &Finding) -> String {
     let Finding { method, claim, is_seen, figures } = finding;
     let seen = if *is_seen { "seen    " } else { "NOT SEEN" };
@@ -88,7 +88,8 @@ fn bars(label: &str, run: &Run) -> String {
     format!(" {label:<14}{cells}\n")
 }
 
-/// What is admitted over time, a chart for each class that bursts: a full block is all that a class ever asks for there.
+/// What is admitted over time, a chart for each bursting class. A full block is all that a class ever asks
+/// for.
 fn charts(bursts: &[Run; 3]) -> String {
     let mut text = " ".repeat(LABEL);
     for name in NAMES {

@@ -1,4 +1,4 @@
-//! What the study can be told: the limit, the classes and the load.
+//! The parameters of the study: the limit, the classes and the load.
 
 use std::str::FromStr;
 
@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use super::{NAMES, Unsound};
 
-/// The most units a second that are asked for: with more, the study takes longer than a person waits.
+/// The largest demand in units a second. With more, the study takes longer than a person waits.
 const ASKED_MAX: u64 = 20_000;
-/// The most units a second, and in a bucket.
+/// The largest rate in units a second, and the largest bucket.
 const UNITS_MAX: u64 = 1_000_000;
 
 /// A number for each class.
@@ -21,7 +21,7 @@ pub(in super::super) struct EachClass {
 }
 
 impl EachClass {
-    /// By class, those that draw first in front.
+    /// By class; the class that draws first comes first.
     pub(super) const fn numbers(self) -> [u64; 3] {
         [self.gold, self.silver, self.free]
     }
@@ -39,7 +39,7 @@ impl FromStr for EachClass {
     }
 }
 
-/// What the study is about.
+/// The parameters of the study.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[command(next_help_heading = "The study of classes")]
 pub(in super::super) struct Parameters {
@@ -58,12 +58,12 @@ pub(in super::super) struct Parameters {
           value_parser = value_parser!(u64).range(3..=ASKED_MAX))]
     asked: u64,
 
-    /// Percent of them that the class which bursts asks for; the two others halve the rest.
+    /// Percent of them that the bursting class asks for; the two others halve the rest.
     #[arg(long, requires = "classes", default_value_t = 80, value_name = "PERCENT",
           value_parser = value_parser!(u64).range(34..=100))]
     peak: u64,
 
-    /// The shared bucket: percent of it that each class leaves to those above it.
+    /// The shared bucket: percent of it that each class leaves to the classes above it.
     #[arg(long, requires = "classes", default_value = "0,24,62", value_name = "GOLD,SILVER,FREE")]
     leaves: EachClass,
 
@@ -71,16 +71,16 @@ pub(in super::super) struct Parameters {
     #[arg(long, requires = "classes", default_value = "1000,600,400", value_name = "GOLD,SILVER,FREE")]
     sizes: EachClass,
 
-    /// Separate buckets: units a second that each is refilled with.
+    /// Separate buckets: refill rate of each, in units a second.
     #[arg(long, requires = "classes", default_value = "500,300,200", value_name = "GOLD,SILVER,FREE")]
     refill: EachClass,
 }
 
 impl Parameters {
-    /// Whether the limits that they make are comparable.
+    /// Whether the limits that the parameters make are comparable.
     ///
     /// # Errors
-    /// The classes are in another order, or their buckets hold more than the limit.
+    /// The classes are in the wrong order, or their buckets hold more than the limit.
     pub(super) fn check(&self) -> Result<(), Unsound> {
         let leaves = self.leaves.numbers();
         if leaves[0] != 0 || !leaves.is_sorted() || leaves[2] > 99 {
