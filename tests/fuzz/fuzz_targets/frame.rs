@@ -1,17 +1,17 @@
-//! `sharing::wire::read`: what comes over the wire from another region.
+//! `sharing::wire::read`: frames from another region.
 #![no_main]
 
 use acequia_fuzz::{memory, place, seeds};
 use acequia_node::sharing::wire::{self, Frame};
 use libfuzzer_sys::fuzz_target;
 
-/// The most bytes in memory for one on the wire: the shortest entries have two, and a vector that grows is there
-/// twice.
+/// The most bytes of memory for a byte on the wire: the shortest entries have two bytes, and a growing vector
+/// exists twice for a moment.
 const BYTES_FOR_ONE: usize = 256;
 
 fuzz_target!(
     init: seeds::write(|| {
-        // The shortest frames, and those in which most is said.
+        // The shortest frames, and the longest.
         let (_, mut wire) = place::history();
         wire.sort_by_key(|bytes| (bytes.len(), bytes.clone()));
         let short = wire.iter().step_by(wire.len() / 8).filter(|bytes| bytes.len() < 2_000).cloned();

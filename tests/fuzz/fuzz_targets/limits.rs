@@ -1,4 +1,4 @@
-//! Limits as a version carries them and as a file's are kept: JSON to limits, and what a node does with them.
+//! Limits in JSON, as versions and stored files carry them, and a node that uses them.
 #![no_main]
 
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn serve(limits: Vec<Limit>) {
     }
     let mut asker = node.asker();
     for later in [1, place::S, 3_600 * place::S, 401 * 86_400 * place::S] {
-        // At one instant no cell lets more through than its budget.
+        // At one instant no cell admits more than its budget.
         let mut charged = std::collections::BTreeMap::new();
         for cost in [1, 1, 3, u64::MAX, 0, 1 << 40, 1] {
             let entries = [("to", "all"), ("key", "b"), ("ip", "10.1.2.3"), ("route", "/report/a")];

@@ -1,4 +1,4 @@
-//! What operators write in a limit: rates, durations, patterns, conditions and addresses.
+//! The notation of limits: rates, durations, patterns, conditions and addresses.
 #![no_main]
 
 use std::str;
@@ -13,7 +13,7 @@ use acequia_limits::{
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
-    // A text, and a value that it may fit.
+    // A text, and a value that may match it.
     let mut lines = bytes.splitn(2, |byte| *byte == b'\n');
     let (text, value) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
     let Ok(text) = str::from_utf8(text) else { return };
@@ -52,7 +52,7 @@ fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
     let _ = Condition::new(text, [text, "!a*"]).of_addresses(hop).holds_for_all(&descriptor);
 });
 
-/// The definition, place by place: `fits[j]` is whether the pattern so far fits the first `j` bytes.
+/// The definition, position by position: `fits[j]` is whether the pattern so far matches the first `j` bytes.
 fn naive(pattern: &[u8], value: &[u8]) -> bool {
     let mut fits = vec![false; value.len() + 1];
     fits[0] = true;

@@ -1,6 +1,6 @@
-//! A whole node among regions, fed with well-formed frames of two peers that say anything, between checks, ticks and
-//! polls. It never panics, takes no more memory than a bound, loses nothing to a frame that it refuses, and lets
-//! no more through at once than the whole limit and what the peers said to have lent and given.
+//! A whole node among regions. Two peers send well-formed frames with any contents, between checks, ticks and
+//! polls. The node never panics, and its memory is bounded. A refused frame changes nothing. At one instant
+//! the node admits at most the whole limit plus what the peers said they lent or gave.
 #![no_main]
 
 use std::{collections::BTreeMap, sync::LazyLock};
@@ -12,11 +12,11 @@ use acequia_fuzz::{
 };
 use acequia_limits::{CellTag, LimitId, Now, Part, Request};
 use acequia_node::{
-    Ask, Drawing, LimitAnswer, Outcome,
-    sharing::wire::{self, Entry, Header, Rough, Seen, ShortId, Whole},
+    Ask, Forwarding, LimitAnswer, Outcome,
+    sharing::wire::{self, Entry, Header, ReceivedFrames, Rough, ShortId, Whole},
 };
 use acequia_rights::{
-    Ack, Beat, Grant, Mark, Region, Renew, Return, Version, Writer,
+    Ack, Grant, Heartbeat, Incarnation, MemberId, Renew, Return, Version, VersionId,
     versions::{Fence, Member},
 };
 use libfuzzer_sys::{
@@ -26,9 +26,9 @@ use libfuzzer_sys::{
 
 /// Steps in a history.
 const STEPS_MAX: usize = 120;
-/// Entries in a frame.
+/// The most entries in a frame.
 const ENTRIES_MAX: usize = 12;
-/// The most bytes that a node, the frames and the answers of one history take.
+/// The most bytes of a node, with the frames and answers of one history.
 const BYTES_MAX: usize = 24 << 20;
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
@@ -36,25 +36,25 @@ fuzz_target!(init: seeds::write(|| seeds::random(24, 1_024)), |bytes: &[u8]| {
     let (_, peak) = memory::peak_of(|| {
         let mut bytes = Unstructured::new(bytes);
         let mut history = History::new(bytes.arbitrary().unwrap_or(false));
-        // It ends when the bytes do.
+        // The history ends when the bytes do.
         let _ = history.run(&mut bytes);
         history.end();
     });
     assert!(peak <= BYTES_MAX, "{peak} bytes");
 });
 
-/// What a peer would know of itself and of the node.
+/// What a peer knows of itself and of the node.
 struct Peer {
-    writer: Writer,
+    incarnation: Incarnation,
     boot: u32,
     number: u64,
     beat: u64,
     loan: u64,
     ids: u32,
-    /// What the node said last.
+    /// The node's last header.
     heard: Option<Header>,
-    seen: Seen,
-    /// The loans that the node gave it, and the windows in which it asked.
+    received: ReceivedFrames,
+    /// Loans that the node granted to the peer, and the windows in which the node asked.
     grants: Vec<Grant>,
 }
 
@@ -62,15 +62,15 @@ struct History {
     now: Now,
     place: Place,
     peers: [Peer; 2],
-    /// What was let through last, by limit and cell.
+    /// The last admitted units, by limit and cell.
     admitted: BTreeMap<(LimitId, CellTag), Admitted>,
-    /// Units that the peers ever said to have lent and given.
+    /// Units that the peers have ever said they lent or gave.
     told: u64,
-    /// Since when some request waits for what was drawn for it: steady clock.
+    /// Steady time since when a request waits for its forward.
     waits_since: Option<u64>,
 }
 
-/// Units let through in one instant, and the largest budget that the limit had in it.
+/// Units admitted at one instant, and the largest budget that the limit had then.
 #[derive(Default)]
 struct Admitted {
     at_ns: u64,
@@ -78,7 +78,7 @@ struct Admitted {
     whole: u64,
 }
 
-/// The cells that the keys hit: the limit, the cell.
+/// The cells of the keys: limit and tag.
 static CELLS: LazyLock<Vec<(LimitId, CellTag)>> = LazyLock::new(|| {
     let now = Now::at(place::START);
     let mut place = Place::new(0, now);
@@ -95,20 +95,21 @@ static CELLS: LazyLock<Vec<(LimitId, CellTag)>> = LazyLock::new(|| {
 });
 
 impl History {
-    /// `has_mate`: the first peer is a node of the same region, which draws of this one, and this one of that.
+    /// With `has_mate`, the first peer is a node of this region. The two nodes forward requests to each
+    /// other.
     fn new(has_mate: bool) -> Self {
         let now = Now::at(place::START);
         let mut place = if has_mate { Place::beside(1, 0, now) } else { Place::new(0, now) };
         place.found(now);
         let peer = |region| Peer {
-            writer: place::writer(region),
+            incarnation: place::incarnation(region),
             boot: 1,
             number: 0,
             beat: 0,
             loan: 0,
             ids: 0,
             heard: None,
-            seen: Seen::default(),
+            received: ReceivedFrames::default(),
             grants: Vec::new(),
         };
         let peers = [peer(1), peer(2)];
@@ -116,7 +117,7 @@ impl History {
     }
 
     fn run(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
-        // Most histories begin where all regions have agreed.
+        // Most histories begin when all regions have agreed.
         if u.ratio(7, 8)? {
             self.agree();
         }
@@ -152,11 +153,11 @@ impl History {
             self.place.flush();
             self.poll();
             for peer in 0..2 {
-                let writer = self.peers[peer].writer;
+                let incarnation = self.peers[peer].incarnation;
                 let acked = place::ack_of(&self.place.node, self.now.wall_ns);
-                let entries = acked.map(|ack| Entry::Acked { writer, ack, seal: None });
+                let entries = acked.map(|ack| Entry::Acked { incarnation, ack, seal: None });
                 let frame = self.written(peer, &entries.into_iter().collect::<Vec<_>>());
-                self.place.node.handle(writer.region, &frame, self.now).expect("a frame that reads");
+                self.place.node.handle(incarnation.member, &frame, self.now).expect("a frame that reads");
             }
         }
         self.now = self.now.later(7_200 * S);
@@ -173,9 +174,9 @@ impl History {
         let mut request = Request::new("shop", &entries);
         request.cost = cost;
         for _ in 0..times {
-            let drawing = self.waits_since.map_or(Drawing::May, Drawing::Since);
+            let forwarding = self.waits_since.map_or(Forwarding::May, Forwarding::Since);
             let asker = &mut self.place.asker;
-            let is_allowed = asker.check(&request, self.now, Ask::CHECK.drawing(drawing)).allowed;
+            let is_allowed = asker.check(&request, self.now, Ask::CHECK.forwarding(forwarding)).allowed;
             let (answer, catalogue) = asker.last();
             if !is_allowed {
                 let since_ns = self.waits_since.unwrap_or(self.now.steady_ns);
@@ -185,11 +186,11 @@ impl History {
                 }
                 break;
             }
-            // What others charged is believed, too.
+            // The node also trusts charges that others made.
             let is_own = |said: &&LimitAnswer| said.outcome == Outcome::Allow && !said.is_drawn;
             for said in answer.limits.iter().filter(is_own) {
-                // In one instant, which is the least of promises. What the peers say that they lend and give
-                // is believed: their certificates are.
+                // Checks a single instant, the weakest promise. The node trusts what peers lend and give,
+                // because it trusts their certificates.
                 let limit = &catalogue.limits[said.limit as usize].limit;
                 let budgets = limit.overrides.iter().map(|one| one.algorithm.budget());
                 let whole = budgets.fold(limit.algorithm.budget(), u64::max);
@@ -211,17 +212,20 @@ impl History {
         let _ = self.place.node.tick(self.now, |id| Some(place::rows(disk, id)));
     }
 
-    /// Takes what the node says: as a peer would, it learns beats, loans and numbers from it.
+    /// Receives the node's frames. As a peer would, the history learns heartbeats, loans and numbers from
+    /// them.
     fn poll(&mut self) {
         let mut frames = 0;
         while let Some((to, bytes)) = self.place.node.poll(self.now) {
             frames += 1;
             assert!(frames < 1_000, "a node has an end of what it says");
             let frame = wire::read(&bytes).expect("a node writes frames that read");
-            let Some(peer) = self.peers.iter_mut().find(|peer| peer.writer.region == to) else { continue };
-            let Header { writer, boot, number, .. } = frame.header;
-            let highest = number.max(peer.seen.highest);
-            peer.seen = Seen { incarnation: writer.incarnation, boot, highest, mask: u64::MAX };
+            let Some(peer) = self.peers.iter_mut().find(|peer| peer.incarnation.member == to) else {
+                continue;
+            };
+            let Header { incarnation, boot, number, .. } = frame.header;
+            let highest = number.max(peer.received.highest);
+            peer.received = ReceivedFrames { incarnation: incarnation.number, boot, highest, mask: u64::MAX };
             for entry in frame.entries {
                 if let Entry::Grant { grant, .. } = entry {
                     peer.grants.push(grant);
@@ -231,10 +235,10 @@ impl History {
         }
     }
 
-    /// Gives a frame to the node. One that it refuses changes nothing that anybody sees.
+    /// Gives a frame to the node. A refused frame must change nothing visible.
     fn handle(&mut self, peer: usize, frame: &[u8], u: &mut Unstructured<'_>) -> Result<()> {
-        let from = self.peers[peer].writer.region;
-        let from = if u.ratio(1, 32)? { Region(from.0 % 3) } else { from };
+        let from = self.peers[peer].incarnation.member;
+        let from = if u.ratio(1, 32)? { MemberId(from.0 % 3) } else { from };
         let before = self.visible();
         if self.place.node.handle(from, frame, self.now).is_err() {
             assert!(self.visible() == before, "a refused frame changed something");
@@ -254,7 +258,7 @@ impl History {
         (peeks, traffic, usage, node.membership(self.now), node.version(), node.usage().cells)
     }
 
-    /// At the end the node still says what it has to say, and what it let through is checked.
+    /// At the end the node sends its remaining frames, and its admissions are checked.
     fn end(&mut self) {
         for _ in 0..3 {
             self.now = self.now.later(S);
@@ -269,7 +273,7 @@ impl History {
         self.place.node.close(self.now, drop);
     }
 
-    // What peers say.
+    // The peers' frames.
 
     fn frame(&mut self, peer: usize, u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
         let count = u.int_in_range(0..=ENTRIES_MAX)?;
@@ -285,12 +289,12 @@ impl History {
         }
         let mut frame = self.written(peer, &entries);
         if u.ratio(1, 16)? {
-            // Another header, or none.
+            // A changed header.
             let at = u.choose_index(frame.len().min(48))?;
             frame[at] = u.arbitrary()?;
         } else if u.ratio(1, 32)? {
-            let (writer, boot) = (self.peers[peer].writer, self.peers[peer].boot);
-            self.peers[peer].writer.incarnation = writer.incarnation.wrapping_add(u.int_in_range(0..=1)?);
+            let (incarnation, boot) = (self.peers[peer].incarnation, self.peers[peer].boot);
+            self.peers[peer].incarnation.number = incarnation.number.wrapping_add(u.int_in_range(0..=1)?);
             self.peers[peer].boot = boot.wrapping_add(u.int_in_range(0..=2)?);
             self.peers[peer].number = 0;
         }
@@ -298,21 +302,22 @@ impl History {
     }
 
     fn written(&mut self, peer: usize, entries: &[Entry]) -> Vec<u8> {
-        let mark = self.place.node.version().map_or_else(Mark::default, |version| version.mark);
+        let version_id =
+            self.place.node.version().map_or_else(VersionId::default, |version| version.version_id);
         let peer = &mut self.peers[peer];
         peer.number += 1;
         peer.beat += 1;
         let header = Header {
-            writer: peer.writer,
+            incarnation: peer.incarnation,
             boot: peer.boot,
             number: peer.number,
-            seen: peer.seen,
+            received: peer.received,
             beat: peer.beat,
             wall_ns: self.now.wall_ns,
             corrected_ns: 0,
             is_believed: true,
             loan_max: peer.grants.iter().map(|grant| grant.number).max().unwrap_or(0),
-            mark,
+            version_id,
         };
         let mut bytes = vec![wire::VERSION];
         bytes = postcard::to_extend(&header, bytes).expect("a header");
@@ -322,14 +327,16 @@ impl History {
         bytes
     }
 
-    /// The node's newest beat, as the peer heard it.
-    fn echo(&self, peer: usize, u: &mut Unstructured<'_>) -> Result<Beat> {
+    /// The node's newest heartbeat, as the peer heard it.
+    fn echo(&self, peer: usize, u: &mut Unstructured<'_>) -> Result<Heartbeat> {
         if u.ratio(1, 16)? {
-            return Ok(Beat { boot: u.arbitrary()?, number: u.arbitrary()? });
+            return Ok(Heartbeat { boot: u.arbitrary()?, number: u.arbitrary()? });
         }
         let heard = self.peers[peer].heard.as_ref();
-        Ok(heard
-            .map_or(Beat { boot: 0, number: 0 }, |header| Beat { boot: header.boot, number: header.beat }))
+        Ok(heard.map_or(Heartbeat { boot: 0, number: 0 }, |header| Heartbeat {
+            boot: header.boot,
+            number: header.beat,
+        }))
     }
 
     fn entry(&mut self, peer: usize, u: &mut Unstructured<'_>) -> Result<Entry> {
@@ -345,7 +352,7 @@ impl History {
             4 => {
                 let mut rough = || Ok(Rough(if u.ratio(1, 4)? { u16::MAX } else { u.arbitrary()? }));
                 let (demand, holds, left, stands) = (rough()?, rough()?, rough()?, rough()?);
-                Entry::News { id, demand, holds, left, stands: (stands.0 % 4 > 0).then_some(stands) }
+                Entry::Advertisement { id, demand, holds, left, stands: (stands.0 % 4 > 0).then_some(stands) }
             }
             5 => Entry::Short { id, units: number(u)? },
             6..=8 => {
@@ -382,27 +389,28 @@ impl History {
             16 => Entry::Got { id, end_ns: self.window(u)?, cumulative: number(u)? },
             17 => Entry::Version(Box::new(self.version(u)?), None),
             18 => {
-                let writer = if u.arbitrary()? { self.peers[peer].writer } else { self.writer(u)? };
+                let incarnation =
+                    if u.arbitrary()? { self.peers[peer].incarnation } else { self.incarnation(u)? };
                 let ack = match place::ack_of(&self.place.node, self.now.wall_ns) {
                     Some(ack) if u.ratio(3, 4)? => ack,
                     _ => Ack {
-                        mark: mark(u)?,
-                        term: mark(u)?,
+                        version_id: version_id(u)?,
+                        term: version_id(u)?,
                         from_wall_ns: u.arbitrary()?,
-                        authority: self.writer(u)?,
+                        authority: self.incarnation(u)?,
                     },
                 };
-                Entry::Acked { writer, ack, seal: None }
+                Entry::Acked { incarnation, ack, seal: None }
             }
             19 => {
                 let (limit, tag) = self.cell(u)?;
                 let rate = if u.arbitrary()? { Some((number(u)?, number(u)?)) } else { None };
-                // As the limit has it that may be drawn.
+                // The limit's own whole, which may be forwarded.
                 let whole = match u.arbitrary()? {
                     true => Whole { units: 30, rate: None },
                     false => Whole { units: number(u)?, rate },
                 };
-                Entry::Draw {
+                Entry::Forward {
                     limit,
                     tag,
                     whole,
@@ -413,20 +421,21 @@ impl History {
                 }
             }
             21 => Entry::Ping,
-            20 => Entry::Drawn {
-                // As the node has drawn them, which begins once.
+            20 => Entry::ForwardReply {
+                // The node's forward numbers, which begin at one of two values.
                 number: (u64::from(u.arbitrary::<bool>()?) << 40).saturating_add(small(u, 8)?),
                 units: if u.arbitrary()? { Some(small(u, 4)?) } else { None },
             },
             _ => {
-                let writer = if u.ratio(7, 8)? { self.peers[peer].writer } else { self.writer(u)? };
+                let incarnation =
+                    if u.ratio(7, 8)? { self.peers[peer].incarnation } else { self.incarnation(u)? };
                 let (limit, _) = self.cell(u)?;
-                Entry::Usage { limit, writer, spent: number(u)?, refunded: small(u, 2)? }
+                Entry::Usage { limit, incarnation, spent: number(u)?, refunded: small(u, 2)? }
             }
         })
     }
 
-    /// One that was introduced, by either end, mostly.
+    /// Mostly an id that one of the ends has introduced.
     fn id(&self, peer: usize, u: &mut Unstructured<'_>) -> Result<ShortId> {
         let own = u32::from(u.int_in_range(0..=32_u8)?) * 2;
         Ok(match u.int_in_range(0..=15)? {
@@ -445,7 +454,7 @@ impl History {
         Ok((limit, if u.ratio(1, 12)? { CellTag(u.arbitrary()?) } else { tag }))
     }
 
-    /// The end of a window that is open, or is next.
+    /// The end of a window that is open or next.
     fn window(&self, u: &mut Unstructured<'_>) -> Result<u64> {
         let wall_ns = self.now.wall_ns;
         let length_ns = *u.choose(&[3_600 * S, S])?;
@@ -456,36 +465,38 @@ impl History {
         })
     }
 
-    fn writer(&self, u: &mut Unstructured<'_>) -> Result<Writer> {
-        Ok(Writer {
-            region: Region(u.int_in_range(0..=4)?),
+    fn incarnation(&self, u: &mut Unstructured<'_>) -> Result<Incarnation> {
+        Ok(Incarnation {
+            member: MemberId(u.int_in_range(0..=4)?),
             node: u.int_in_range(0..=1)?,
-            incarnation: u.int_in_range(0..=3)?,
+            number: u.int_in_range(0..=3)?,
         })
     }
 
-    /// A version that follows from the one that the node has, with something of it changed.
+    /// A successor of the node's version, with some changes.
     fn version(&self, u: &mut Unstructured<'_>) -> Result<Version> {
         let mut version = self.place.node.version().expect("it has one");
-        version.mark.number = version.mark.number.saturating_add(1);
+        version.version_id.number = version.version_id.number.saturating_add(1);
         for _ in 0..u.int_in_range(0..=3)? {
             match u.int_in_range(0..=10)? {
-                0 => version.mark = mark(u)?,
-                1 => version.term = version.mark,
-                2 => version.term = mark(u)?,
-                3 => version.authority = self.writer(u)?,
+                0 => version.version_id = version_id(u)?,
+                1 => version.allocation = version.version_id,
+                2 => version.allocation = version_id(u)?,
+                3 => version.authority = self.incarnation(u)?,
                 4 => {
-                    let writer = self.writer(u)?;
+                    let incarnation = self.incarnation(u)?;
                     let member = Member {
                         weight: number(u)? as u32,
-                        writer,
+                        incarnation,
                         name: "x".repeat(u.int_in_range(0..=200)?),
                     };
-                    version.members.insert(writer.region, member);
+                    version.members.insert(incarnation.member, member);
                 }
                 5 => drop(version.members.pop_last()),
-                6 => drop(version.leaving.insert(self.writer(u)?)),
-                7 => version.fenced.push(Fence { writer: self.writer(u)?, wall_ns: u.arbitrary()? }),
+                6 => drop(version.leaving.insert(self.incarnation(u)?)),
+                7 => {
+                    version.fenced.push(Fence { incarnation: self.incarnation(u)?, wall_ns: u.arbitrary()? })
+                }
                 8 => {
                     version.clock_error_ns = number(u)?;
                     version.drift_ppm = number(u)? as u32;
@@ -498,7 +509,7 @@ impl History {
     }
 }
 
-/// The same limits with other numbers, or some of them, or no limits.
+/// The limits in another variant, only some of them, or none.
 fn limits(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let mut text = place::LIMITS.to_owned();
     for old in ["300", "3000", "1000/s", "90/s", "5000", "500"] {
@@ -522,11 +533,11 @@ fn limits(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn mark(u: &mut Unstructured<'_>) -> Result<Mark> {
-    Ok(Mark { epoch: small(u, 3)? as u32, number: number(u)? })
+fn version_id(u: &mut Unstructured<'_>) -> Result<VersionId> {
+    Ok(VersionId { epoch: small(u, 3)? as u32, number: number(u)? })
 }
 
-/// Mostly small; sometimes as large as can be.
+/// Mostly small, sometimes as large as possible.
 fn number(u: &mut Unstructured<'_>) -> Result<u64> {
     Ok(match u.int_in_range(0..=7)? {
         0 => u.arbitrary()?,

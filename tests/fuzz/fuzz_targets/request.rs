@@ -1,5 +1,5 @@
-//! The requests of both APIs, read where they lie: the same as the generated types read, but for the differences
-//! that `acequia_api::wire` lists.
+//! The requests of both APIs, read without copies. The result equals that of the generated types, except for
+//! the differences that `acequia_api::wire` lists.
 #![no_main]
 
 use acequia_fuzz::{
@@ -26,7 +26,7 @@ fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
     assert!(peak <= 4_096 + 256 * bytes.len(), "{peak} bytes for {}", bytes.len());
     agree(read, &envoy, RateLimitRequest::decode(bytes), contents_of_envoy);
 
-    // Into one that was used before, which must not show.
+    // The request was used before, which must not matter.
     let read = read_check_request(bytes, &mut envoy);
     agree(read, &envoy, CheckRequest::decode(bytes), contents_of_check);
 
@@ -41,7 +41,8 @@ fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
     }
 });
 
-/// What both must agree on: the domain, of each descriptor its entries and its cost, the cost, and the rest.
+/// The contents on which both must agree: the domain, each descriptor's entries and cost, the cost, and the
+/// rest.
 type Descriptor = (Vec<(Vec<u8>, Vec<u8>)>, Option<u64>, bool, Option<(u32, i32)>);
 type Record = (Vec<u8>, bool, Option<(u64, i32, bool)>);
 type Contents = (Vec<u8>, Vec<Descriptor>, Option<u64>, bool, Record);
@@ -54,7 +55,7 @@ fn agree<M>(
 ) {
     match (read, prost) {
         (Ok(()), Ok(prost)) => assert_eq!(contents_of(ours), contents(prost)),
-        // Text stays bytes.
+        // Our reader does not check that text is UTF-8.
         (Ok(()), Err(error)) => assert!(error.to_string().contains("UTF-8"), "only prost fails: {error}"),
         (Err(error), Ok(_)) => assert!(
             matches!(

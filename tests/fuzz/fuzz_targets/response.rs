@@ -1,5 +1,5 @@
-//! The responses of both APIs: what is written is, byte for byte, what the generated types write; and clients,
-//! who read with the generated types, and the load generator, who walks the fields, come through any bytes.
+//! The responses of both APIs. Our bytes equal those of the generated types. Clients with the generated
+//! types, and the load generator, which walks the fields, survive any bytes.
 #![no_main]
 
 use std::time::Duration;
@@ -83,7 +83,7 @@ fuzz_target!(init: seeds::write(|| seeds::random(8, 256)), |input: Input<'_>| ma
     Input::Envoy(envoy) => write_envoy(&envoy),
 });
 
-/// Goes through every field, and into those that may be messages.
+/// Walks through all fields, including those that may be messages.
 fn walk(mut reader: Reader<'_>, end: usize, depth: usize) {
     let mut last = None;
     while let Ok(Some(field)) = reader.field() {
@@ -219,7 +219,7 @@ fn write_envoy(envoy: &Envoy<'_>) {
     }
     assert_eq!(read.response_headers_to_add.len(), envoy.headers.len());
     assert_eq!(read.raw_body, envoy.body.unwrap_or_default());
-    // A map has no order, and NaN is not itself.
+    // A map has no order, and NaN does not equal itself.
     if envoy.metadata.is_none() {
         assert_eq!(read.encode_to_vec(), bytes);
     }

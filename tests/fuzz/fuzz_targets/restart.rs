@@ -1,6 +1,6 @@
-//! A region that starts on a disk that is not quite the one it wrote: cells, loans, rights in windows, what it
-//! remembers of itself (`MEMORY`) and the versions of the catalogue (`VERSIONS`). It takes up where it left or says
-//! why not, and then serves.
+//! A region starts on a changed copy of its disk: cells, loans, rights in windows, its own record (`MEMORY`)
+//! and the versions of the catalogue (`VERSIONS`). The node either continues from the disk or reports why
+//! not, and then serves.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};
@@ -10,8 +10,8 @@ use acequia_fuzz::{
     seeds,
 };
 use acequia_limits::{CellTag, LimitId, Now};
-use acequia_node::{Kept, Node, journal};
-use acequia_rights::Region;
+use acequia_node::{CellRecord, Node, journal};
+use acequia_rights::MemberId;
 use libfuzzer_sys::{
     arbitrary::{self, Arbitrary},
     fuzz_target,
@@ -19,17 +19,17 @@ use libfuzzer_sys::{
 
 #[derive(Arbitrary, Debug)]
 enum Edit {
-    /// Other bytes in a row.
+    /// Overwrites bytes in a row.
     Put { row: u8, at: u16, bytes: [u8; 2] },
-    /// A number so large that it fills its place.
+    /// Replaces a number by the largest of its type.
     Huge { row: u8, at: u16 },
-    /// More or fewer bytes.
+    /// Inserts or removes bytes.
     Splice { row: u8, at: u16, remove: u8, put: Vec<u8> },
-    /// A row that is not there.
+    /// Removes a row.
     Lose { row: u8 },
-    /// A row in the place of another.
+    /// Replaces a row by another.
     Swap { row: u8, with: u8 },
-    /// What the node remembers of itself, or of the versions, as any bytes.
+    /// Replaces the node's own record, or that of the versions, by any bytes.
     Record { versions: bool, bytes: Vec<u8> },
 }
 
@@ -43,10 +43,10 @@ struct Input {
 
 type Rows = Vec<((LimitId, CellTag), Vec<u8>)>;
 
-/// What the regions had on their disks, and what they told each other last.
+/// The disks of the regions, and their last frames.
 static HISTORY: LazyLock<(Vec<Rows>, Vec<Vec<u8>>)> = LazyLock::new(|| {
     let (places, mut wire) = place::history();
-    let bytes = |kept: &Kept| postcard::to_stdvec(kept).expect("a row");
+    let bytes = |kept: &CellRecord| postcard::to_stdvec(kept).expect("a row");
     let rows = |place: &Place| place.disk.iter().map(|(key, kept)| (*key, bytes(kept))).collect();
     (places.iter().map(rows).collect(), wire.split_off(wire.len() - 40))
 });
@@ -63,7 +63,7 @@ fuzz_target!(init: seeds::write(|| seeds::random(24, 256)), |input: Input| {
     if node.resume_home(Vec::new(), now, |id| place::rows(&disk, id)).is_err() {
         return;
     }
-    (0..place::REGIONS).for_each(|other| node.meet(place::writer(other)));
+    (0..place::REGIONS).for_each(|other| node.meet(place::incarnation(other)));
     let mut place = Place { asker: node.asker(), node, disk };
     for (number, (what, much)) in input.steps.iter().take(24).enumerate() {
         match what % 5 {
@@ -72,7 +72,7 @@ fuzz_target!(init: seeds::write(|| seeds::random(24, 256)), |input: Input| {
             2 => place.flush(),
             3 => {
                 let bytes = &HISTORY.1[(number + usize::from(*much)) % HISTORY.1.len()];
-                let from = place::header_of(bytes).map_or(Region(0), |header| header.writer.region);
+                let from = place::header_of(bytes).map_or(MemberId(0), |header| header.incarnation.member);
                 let _ = place.node.handle(from, bytes, now);
             }
             _ => now = now.later(u64::from(*much) * u64::from(*much) * MS),
@@ -99,7 +99,7 @@ fn apply(edit: &Edit, rows: &mut Rows) {
         Edit::Huge { row, at } => {
             let kept = &mut rows[place(*row)].1;
             let at = usize::from(*at) % kept.len();
-            // The number that is there, to its last byte.
+            // The number at this place, to its last byte.
             let end =
                 kept[at..].iter().position(|byte| *byte < 0x80).map_or(kept.len(), |more| at + more + 1);
             let huge: &[u8] = &[0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01];
@@ -122,7 +122,7 @@ fn apply(edit: &Edit, rows: &mut Rows) {
         Edit::Record { versions, bytes } => {
             let of = if *versions { journal::VERSIONS } else { journal::MEMORY };
             let Some(row) = rows.iter_mut().find(|(key, _)| key.0 == of) else { return };
-            // A record is what a row ends with, its length in front.
+            // A row ends with its record, after the record's length.
             let is_length = |at: &usize| row.1[*at] == (row.1.len() - at - 1) as u8;
             if let Some(at) = (0..row.1.len()).find(is_length) {
                 row.1.truncate(at);

@@ -1,28 +1,28 @@
-//! One row of the journal: the bytes that `store::Journal` keeps of a cell, as it decodes them, and what a node that
-//! starts makes of it under limits of every algorithm.
+//! One row of the journal: decodes the bytes that `store::Journal` keeps of a cell, and starts a node with
+//! the row under limits of every algorithm.
 #![no_main]
 
 use std::sync::Arc;
 
 use acequia_fuzz::{memory, place, seeds};
 use acequia_limits::{CellTag, LimitId, Now};
-use acequia_node::{Kept, Node, Row, sharing};
+use acequia_node::{CellRecord, Node, Row, sharing};
 use libfuzzer_sys::fuzz_target;
 
-/// A tag of the table, and one of the cells that others share.
+/// A tag of the table, and a tag of the shared cells.
 const TAGS: [u128; 2] = [12 << 120 | 34, u128::MAX - 3];
 
 fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
     let Some((&how, bytes)) = bytes.split_first() else { return };
-    let (read, peak) = memory::peak_of(|| postcard::from_bytes::<Kept>(bytes));
+    let (read, peak) = memory::peak_of(|| postcard::from_bytes::<CellRecord>(bytes));
     assert!(peak <= 16_384 + 512 * bytes.len(), "{peak} bytes for {}", bytes.len());
     let Ok(kept) = read else { return };
     let again = postcard::to_stdvec(&kept).expect("a row that was read");
-    assert_eq!(postcard::from_bytes::<Kept>(&again).as_ref(), Ok(&kept), "what was read reads back");
+    assert_eq!(postcard::from_bytes::<CellRecord>(&again).as_ref(), Ok(&kept), "what was read reads back");
     restore(&kept, how & 1 != 0, how & 2 != 0);
 });
 
-fn restore(kept: &Kept, crashed: bool, shared: bool) {
+fn restore(kept: &CellRecord, crashed: bool, shared: bool) {
     let mut now = Now::at(place::START);
     let node = Arc::new(Node::new(place::config(None, crashed.then_some(now))));
     let tag = CellTag(TAGS[usize::from(shared)]);

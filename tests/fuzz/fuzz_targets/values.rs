@@ -1,4 +1,4 @@
-//! Values as they are written: addresses and networks, YAML, JSON, and what a proxy asks.
+//! Written values: addresses and networks, YAML, JSON, and proxies' questions.
 #![no_main]
 
 use std::{
@@ -27,7 +27,8 @@ fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
     }
 });
 
-/// Lines of networks and an address: the set has the address where one of its networks does, bit by bit.
+/// An address, then a network on each line. The set contains the address if and only if one of its networks
+/// does, bit by bit.
 fn addresses(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     let mut lines = text.lines();
@@ -49,7 +50,7 @@ fn addresses(bytes: &[u8]) {
     assert_eq!(condition.holds(&descriptor), is_in || written.is_empty());
 }
 
-/// The definition.
+/// The definition of membership.
 fn has(network: &str, address: IpAddr) -> bool {
     let (first, bits) = network.split_once('/').map_or((network, None), |(first, bits)| (first, Some(bits)));
     let first: IpAddr = first.parse().expect("it was read");
@@ -61,13 +62,13 @@ fn has(network: &str, address: IpAddr) -> bool {
     let bits: u32 = bits.map_or(whole, |bits| bits.parse().expect("it was read"));
     let bits = bits + 128 - whole;
     let mapped = Ipv6Addr::from_bits(0xFFFF << 32);
-    // A network that is wider than all of IPv4 has none of it.
+    // A network that is wider than all of IPv4 contains no IPv4 address.
     let is_same_kind = bits >= 96 || (wide(address).to_bits() ^ mapped.to_bits()) >> 32 != 0;
     let differ = wide(first).to_bits() ^ wide(address).to_bits();
     is_same_kind && (bits == 0 || differ >> (128 - bits) == 0)
 }
 
-/// Quotes change how scalars are written, and nothing else.
+/// Quoting changes only how scalars are written.
 fn yaml(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     let quoted = quoted(text);
@@ -84,24 +85,25 @@ fn yaml(bytes: &[u8]) {
         events.collect()
     };
     let (Some(before), after) = (read(text), read(&quoted)) else { return };
-    // The parser lets a tab begin a line after a plain scalar, and not after one in quotes: such a config is refused, with its line.
+    // The parser accepts a tab at the start of a line after a plain scalar, but not after a quoted one. Such
+    // a config is refused, with its line.
     assert!(after.is_some() || text.contains('\t'), "{text:?} became {quoted:?}");
     assert!(after.is_none_or(|after| after == before), "{text:?} became {quoted:?}");
 }
 
-/// Texts are what JSON says, and numbers and truths are as they stand.
+/// Texts are as JSON defines them; numbers and booleans stay as written.
 fn json(bytes: &[u8]) {
     let Ok(JsonDescriptor(pairs)) = serde_json::from_slice(bytes) else { return };
     let value: Value = match serde_json::from_slice(bytes) {
         Ok(value) => value,
-        // As text it is a value like any other.
+        // As text, such a number is a value like any other.
         Err(fault) => return assert!(fault.to_string().contains("number out of range"), "{fault}"),
     };
     let text = str::from_utf8(bytes).expect("JSON is text");
     let agrees = |read: &str, value: &Value| match value {
         Value::String(text) => read == text,
         Value::Bool(truth) => read == truth.to_string(),
-        // It has no more digits than a number of 64 bits; ours has all of them.
+        // `serde_json` keeps only the digits of a 64-bit number. Our reader keeps all digits.
         Value::Number(number) => {
             text.contains(read) && serde_json::from_str(read).ok().as_ref() == Some(number)
         }
@@ -116,7 +118,7 @@ fn json(bytes: &[u8]) {
         }
         Value::Object(map) => {
             for (key, value) in &map {
-                // Of a key that comes twice, this reader keeps the last.
+                // If a key comes twice, this reader keeps the last value.
                 let read = pairs.iter().rev().find(|(own, _)| own == key).expect("the key");
                 assert!(agrees(&read.1, value), "{value} is {read:?}");
             }
@@ -125,7 +127,7 @@ fn json(bytes: &[u8]) {
     }
 }
 
-/// A query, and headers a line each: whatever they are, an answer, and no parameter counts twice.
+/// A query, then a header on each line. Any input gets an answer, and no parameter counts twice.
 fn authz(bytes: &[u8]) {
     let mut lines = bytes.split(|byte| *byte == b'\n');
     let query = lines.next().unwrap_or_default();

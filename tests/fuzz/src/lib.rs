@@ -1,11 +1,11 @@
-//! What the fuzz targets share. **A decoder takes any bytes: it reads them or refuses them, it never panics, and
-//! never takes memory that the bytes do not pay for.**
+//! Shared code of the fuzz targets. **A decoder takes any bytes: it reads or refuses them, it never panics,
+//! and its memory is bounded by the number of bytes.**
 
 pub mod memory;
 pub mod place;
 pub mod seeds;
 
-/// `acequia_api::wire`, from its own files: the rest of that crate is generated.
+/// `acequia_api::wire`, from its own files, because the rest of that crate is generated.
 #[path = "../../../crates/api/src/wire"]
 pub mod wire {
     mod reader;
@@ -15,7 +15,7 @@ pub mod wire {
     pub use self::{reader::*, request::*, response::*};
 }
 
-/// What a proxy asks, descriptors in JSON, and YAML as text, from the files of `crates/server`.
+/// Proxies' questions, JSON descriptors, and YAML as text, from the files of `crates/server`.
 #[path = "../../../crates/server/src/authz.rs"]
 pub mod authz;
 #[path = "../../../crates/server/src/json.rs"]
@@ -23,19 +23,19 @@ pub mod json;
 #[path = "../../../crates/server/src/config/quote.rs"]
 mod quote;
 
-/// A config as it is read: see there.
+/// A config with quoted scalars: see `quote.rs` of the server.
 pub fn quoted(text: &str) -> std::borrow::Cow<'_, str> {
     quote::quoted(text)
 }
 
-/// The messages of `acequia.v1`, as `acequia_api` has them.
+/// The messages of `acequia.v1`, as in `acequia_api`.
 pub mod acequia {
     pub mod v1 {
         include!(concat!(env!("OUT_DIR"), "/acequia.v1.rs"));
     }
 }
 
-/// The messages of Envoy's API, as `acequia_api` has them.
+/// The messages of Envoy's API, as in `acequia_api`.
 pub mod envoy {
     pub mod config {
         pub mod core {
@@ -67,7 +67,7 @@ pub mod envoy {
     }
 }
 
-/// The messages of the xDS project that Envoy's import.
+/// The messages of the xDS project that Envoy's messages import.
 pub mod xds {
     pub mod core {
         pub mod v3 {

@@ -1,4 +1,4 @@
-//! The heap, counted.
+//! Counts heap memory.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -13,7 +13,7 @@ static COUNTED: Counted = Counted;
 
 struct Counted;
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is passed unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let live = LIVE.fetch_add(layout.size(), Relaxed) + layout.size();
@@ -29,7 +29,7 @@ unsafe impl GlobalAlloc for Counted {
     }
 }
 
-/// Runs something, and gives the most bytes that it had beyond what was there before.
+/// Runs a function. Returns its result, and the most bytes that it had allocated at once.
 pub fn peak_of<R>(run: impl FnOnce() -> R) -> (R, usize) {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);

@@ -7,12 +7,12 @@ use std::{
 
 use acequia_limits::{CellTag, HashKey, LimitId, Now, Request, limit::LimitSpec};
 use acequia_node::{
-    Ask, Asker, Config, Home, Keep, Kept, Node, Row,
+    Ask, Asker, CellRecord, Config, Home, Keep, Node, Row,
     leases::Siblings,
     sharing::{self, wire},
 };
 use acequia_rights::{
-    Ack, Region, Writer,
+    Ack, Incarnation, MemberId,
     versions::{CellKey, Draft, Member},
 };
 
@@ -20,9 +20,9 @@ pub const MS: u64 = 1_000_000;
 pub const S: u64 = 1_000 * MS;
 pub const START: u64 = 1_700_000_000 * S;
 pub const KEY: [u8; 16] = [7; 16];
-/// Regions in the catalogue, the node under test among them.
+/// Regions in the catalogue, including the node under test.
 pub const REGIONS: u16 = 3;
-/// Some limits of every algorithm, with overrides and without: a request goes to one of them, or to all.
+/// Limits of every algorithm, some with overrides. A request matches one of them, or all.
 pub const LIMITS: &str = r#"[
 {"name":"bucket","domain":"shop","when":{"to":["bucket","all"]},"by":["key"],"token_bucket":{"rate":"1000/s","burst":300},
  "overrides":[{"key":"b","rate":"90/s"}]},
@@ -36,12 +36,12 @@ pub const LIMITS: &str = r#"[
 {"name":"quota","domain":"shop","when":{"to":["quota","all"]},"by":["key"],"quota":{"limit":5000,"per":"day","time_zone":"Europe/Berlin"}}
 ]"#;
 
-/// What requests go to.
+/// The values by which requests select limits.
 pub const TO: [&str; 10] =
     ["all", "bucket", "slow", "queue", "window", "blink", "log", "slots", "pair", "quota"];
 
-/// The bytes that a disk has.
-pub type Disk = BTreeMap<(LimitId, CellTag), Kept>;
+/// The contents of a disk.
+pub type Disk = BTreeMap<(LimitId, CellTag), CellRecord>;
 
 #[derive(Debug)]
 pub struct Place {
@@ -50,8 +50,8 @@ pub struct Place {
     pub disk: Disk,
 }
 
-pub fn writer(region: u16) -> Writer {
-    Writer { region: Region(region), node: 0, incarnation: 1 }
+pub fn incarnation(region: u16) -> Incarnation {
+    Incarnation { member: MemberId(region), node: 0, number: 1 }
 }
 
 pub fn specs() -> Vec<LimitSpec> {
@@ -59,14 +59,18 @@ pub fn specs() -> Vec<LimitSpec> {
 }
 
 pub fn config(region: Option<u16>, empty_handed: Option<Now>) -> Config {
-    let home = region.map(|region| Home { writer: writer(region), loan_ttl_ns: sharing::LOAN_TTL_NS });
+    let home =
+        region.map(|region| Home { incarnation: incarnation(region), loan_ttl_ns: sharing::LOAN_TTL_NS });
     Config { key: HashKey(KEY), memory_bytes: 4 << 20, durable: true, empty_handed, home }
 }
 
 pub fn rows(disk: &Disk, id: LimitId) -> Vec<Row> {
     let all = (id, CellTag(0))..=(id, CellTag(u128::MAX));
-    let row =
-        |(&(limit, tag), state): (&(LimitId, CellTag), &Kept)| Row { limit, tag, state: Some(state.clone()) };
+    let row = |(&(limit, tag), state): (&(LimitId, CellTag), &CellRecord)| Row {
+        limit,
+        tag,
+        state: Some(state.clone()),
+    };
     disk.range(all).map(row).collect()
 }
 
@@ -76,13 +80,13 @@ impl Place {
         Self::begin(Node::new(config(Some(region), None)), now)
     }
 
-    /// A node of a region, which shares its limits with another one of it. Their store cannot be reached.
+    /// A node that shares its region's limits with a mate. Their store is out of reach.
     pub fn beside(mate: u16, region: u16, now: Now) -> Self {
         let siblings = Siblings {
             node: 1,
             boot: 1,
             nodes: BTreeSet::from([1, 2]),
-            members: BTreeMap::from([(1, Region(region)), (2, Region(mate))]),
+            members: BTreeMap::from([(1, MemberId(region)), (2, MemberId(mate))]),
             terms: 0,
             guard_percent: 20,
             clock_error_ns: 5 * MS,
@@ -99,13 +103,13 @@ impl Place {
     fn begin(node: Node, now: Now) -> Self {
         let node = Arc::new(node);
         node.resume_home(Vec::new(), now, |_| Vec::new()).expect("an empty disk");
-        (0..REGIONS).for_each(|other| node.meet(writer(other)));
+        (0..REGIONS).for_each(|other| node.meet(incarnation(other)));
         let mut place = Self { asker: node.asker(), node, disk: Disk::new() };
         place.flush();
         place
     }
 
-    /// Makes and adopts the first version, with every region in it.
+    /// Makes and adopts the first version, which contains every region.
     pub fn found(&mut self, now: Now) {
         let draft = draft(sharing::limits_to_bytes(&specs()).expect("limits"));
         let version = self.node.propose(draft, now.wall_ns).expect("a version");
@@ -113,7 +117,7 @@ impl Place {
         self.flush();
     }
 
-    /// Writes what waits for the disk.
+    /// Writes all queued rows to the disk.
     pub fn flush(&mut self) {
         while let Some((batch, rows)) = self.node.take_rows() {
             for row in rows {
@@ -126,7 +130,7 @@ impl Place {
         }
     }
 
-    /// Asks for something of a limit, or of all.
+    /// Sends a request to one limit, or to all.
     pub fn ask(&mut self, to: &str, key: &str, cost: u64, now: Now) -> bool {
         let entries = [("to", to), ("key", key)];
         let mut request = Request::new("shop", &entries);
@@ -137,9 +141,12 @@ impl Place {
 
 pub fn draft(limits: Vec<u8>) -> Draft {
     let member = |region: u16| {
-        let member =
-            Member { weight: 1 + u32::from(region), writer: writer(region), name: format!("r{region}") };
-        (Region(region), member)
+        let member = Member {
+            weight: 1 + u32::from(region),
+            incarnation: incarnation(region),
+            name: format!("r{region}"),
+        };
+        (MemberId(region), member)
     };
     Draft {
         members: (0..REGIONS).map(member).collect(),
@@ -152,13 +159,18 @@ pub fn draft(limits: Vec<u8>) -> Draft {
     }
 }
 
-/// The word of a region that it conforms to a version.
+/// A node's acknowledgement of its version.
 pub fn ack_of(node: &Node, wall_ns: u64) -> Option<Ack> {
     let version = node.version()?;
-    Some(Ack { mark: version.mark, term: version.term, from_wall_ns: wall_ns, authority: version.authority })
+    Some(Ack {
+        version_id: version.version_id,
+        term: version.allocation,
+        from_wall_ns: wall_ns,
+        authority: version.authority,
+    })
 }
 
-/// Regions that talk, ask and lend for some seconds: their disks, and what went over the wire.
+/// Regions that talk, ask and lend for some seconds: their disks, and the frames they sent.
 pub fn history() -> (Vec<Place>, Vec<Vec<u8>>) {
     let mut now = Now::at(START);
     let mut places: Vec<Place> = (0..REGIONS).map(|region| Place::new(region, now)).collect();
@@ -177,7 +189,7 @@ pub fn history() -> (Vec<Place>, Vec<Vec<u8>>) {
             place.node.tick(now, |id| Some(rows(disk, id))).expect("a version that fits");
             place.flush();
             while let Some((to, bytes)) = place.node.poll(now) {
-                sent.push((Region(from as u16), to, bytes));
+                sent.push((MemberId(from as u16), to, bytes));
             }
         }
         for (from, to, bytes) in sent {
@@ -188,7 +200,7 @@ pub fn history() -> (Vec<Place>, Vec<Vec<u8>>) {
     (places, wire)
 }
 
-/// What a frame says, if it is one.
+/// The header of a frame, if the bytes are a frame.
 pub fn header_of(frame: &[u8]) -> Option<wire::Header> {
     wire::read(frame).ok().map(|frame| frame.header)
 }

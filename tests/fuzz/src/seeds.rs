@@ -1,8 +1,8 @@
-//! Where a target begins: a few good inputs, made by the code that writes them, so that they are never stale.
+//! Initial inputs of a target. The code that writes such inputs makes them, so they are never stale.
 
 use std::path::PathBuf;
 
-/// Where `SEEDS_TO` names a folder, writes the seeds there and ends the process.
+/// If `SEEDS_TO` names a folder, writes the seeds there and ends the process.
 pub fn write(seeds: impl FnOnce() -> Vec<Vec<u8>>) {
     let Some(folder) = std::env::var_os("SEEDS_TO").map(PathBuf::from) else { return };
     for (number, seed) in seeds().into_iter().enumerate() {
@@ -11,7 +11,8 @@ pub fn write(seeds: impl FnOnce() -> Vec<Vec<u8>>) {
     std::process::exit(0);
 }
 
-/// Bytes of no meaning, for targets that make something of any: long ones, or they would grow too slowly.
+/// Random bytes, for targets that accept any bytes. The seeds are long, because short ones would grow too
+/// slowly.
 pub fn random(count: u64, bytes: usize) -> Vec<Vec<u8>> {
     let seed = |number: u64| {
         let mut state = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
