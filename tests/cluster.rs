@@ -1,7 +1,7 @@
-//! Three regions of one real process each, links between them that can be cut, callers in every region, and a judge.
+//! Three regions of one real process each, links that can be cut, callers in every region, and a judge.
 //!
-//! The judge sees only what callers see: when they asked, when they were answered, and what was allowed. It calls a
-//! limit exceeded only where no instant between question and answer would explain it.
+//! The judge sees only what callers see: when they asked, when they were answered, and what was allowed. It
+//! calls a limit exceeded only if no instant between question and answer could explain the answer.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ use crate::{Node, eventually, get};
 pub const REGIONS: [(&str, &str); 3] = [("ap", "ap-1"), ("eu", "eu-1"), ("us", "us-1")];
 /// The region of the authority.
 pub const EU: usize = 1;
-/// There and back between two regions.
+/// The round trip between two regions.
 pub const ROUND: Duration = Duration::from_millis(80);
 /// How often a caller sends a batch of questions.
 const EVERY: Duration = Duration::from_millis(10);
@@ -35,7 +35,7 @@ const EVERY: Duration = Duration::from_millis(10);
 /// Three regions.
 #[derive(Debug)]
 pub struct Cluster {
-    /// By the order of [`REGIONS`].
+    /// The nodes, in the order of [`REGIONS`].
     pub nodes: Vec<Node>,
     links: BTreeMap<(usize, usize), Link>,
     background: Background,
@@ -45,7 +45,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts all three, and waits until they have their shares.
+    /// Starts all three regions, and waits until they have their shares.
     pub fn start(limits: &str) -> Self {
         let mut cluster = Self::prepare(limits);
         (0..REGIONS.len()).for_each(|region| cluster.start_region(region));
@@ -53,14 +53,14 @@ impl Cluster {
         cluster
     }
 
-    /// Certificates, ports and links; no process yet.
+    /// Prepares certificates, ports and links, without starting a process.
     pub fn prepare(limits: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let identities: Vec<Identity> =
             REGIONS.iter().map(|(region, node)| Identity::new(*region, *node)).collect();
         certs::create(&folder.path().join("certs"), &identities, &["eu-1", "us-1"]).expect("certificates");
         let background = Background::start();
-        // Taken once, and given back just before the nodes take them for good.
+        // Bind the ports once, and release them just before the nodes bind them for good.
         let sockets: Vec<UdpSocket> =
             REGIONS.iter().map(|_| UdpSocket::bind("127.0.0.1:0").expect("a port")).collect();
         let addresses: Vec<SocketAddr> =
@@ -84,14 +84,14 @@ impl Cluster {
         self.start_region_with(region, &[]);
     }
 
-    /// The same with environment variables.
+    /// Starts the next region's process with environment variables.
     pub fn start_region_with(&mut self, region: usize, environment: &[(&'static str, &'static str)]) {
         assert_eq!(self.nodes.len(), region, "regions start in their order");
         let node = Node::start_whole_with(&self.config(region), environment);
         self.nodes.push(node);
     }
 
-    /// A region's config; `DATA` stands for its folder.
+    /// A region's config. `DATA` stands for its folder.
     pub fn config(&self, region: usize) -> String {
         let (name, node) = REGIONS[region];
         let mut yaml = format!(
@@ -102,7 +102,7 @@ impl Cluster {
             self.certs().display(),
         );
         for (other, (name, node)) in REGIONS.iter().enumerate() {
-            // The smaller name dials; to itself and from there, a region is where it is.
+            // The node with the smaller name dials, through the link. All other addresses are direct.
             let port = match self.links.get(&(region, other)) {
                 Some(link) => link.address().port(),
                 None => self.ports[other],
@@ -113,12 +113,12 @@ impl Cluster {
         yaml
     }
 
-    /// What runs links and callers, on a thread of its own.
+    /// The runtime of links and callers, on its own thread.
     pub fn runtime(&self) -> Handle {
         self.background.handle.clone()
     }
 
-    /// Where a region's process listens to the others.
+    /// The mesh address of a region's process.
     pub fn mesh_address(&self, region: usize) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], self.ports[region]))
     }
@@ -135,12 +135,12 @@ impl Cluster {
         eventually("the region is ready", || ready(node.http()));
     }
 
-    /// What a link does to what goes over it.
+    /// Sets the state of a link.
     pub fn set(&self, a: usize, b: usize, weather: Weather) {
         self.links[&(a.min(b), a.max(b))].set(weather);
     }
 
-    /// Cuts a region off from both others, or mends it.
+    /// Cuts a region off from both others, or repairs the links.
     pub fn isolate(&self, region: usize, is_cut: bool) {
         for other in (0..REGIONS.len()).filter(|other| *other != region) {
             let cut = if is_cut { Cut::BOTH } else { Cut::default() };
@@ -148,12 +148,12 @@ impl Cluster {
         }
     }
 
-    /// Callers in every region, from now on.
+    /// Starts callers in every region.
     pub fn callers(&self, questions: Vec<Asked>) -> Callers {
         self.background.callers(&self.nodes, questions)
     }
 
-    /// Ends the callers, and gives what they saw.
+    /// Ends the callers. Returns what they saw.
     pub fn end(&self, callers: Callers) -> Seen {
         callers.end()
     }
@@ -168,7 +168,7 @@ pub struct Background {
 }
 
 impl Background {
-    /// Starts it.
+    /// Starts the thread.
     pub fn start() -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let (handle, stop) = (runtime.handle().clone(), Arc::new(Notify::new()));
@@ -177,7 +177,7 @@ impl Background {
         Self { handle, stop, thread: Some(thread) }
     }
 
-    /// Callers at each of some nodes, from now on: three of them at most.
+    /// Starts callers at up to three nodes.
     pub fn callers(&self, nodes: &[Node], questions: Vec<Asked>) -> Callers {
         let (begun, begun_wall) = (Instant::now(), SystemTime::now());
         let questions = Arc::new(questions);
@@ -198,13 +198,13 @@ impl Drop for Background {
     fn drop(&mut self) {
         self.stop.notify_one();
         if let Some(thread) = self.thread.take() {
-            // A panic of it was printed when it happened.
+            // A panic in the thread was printed when it happened.
             let _ = thread.join();
         }
     }
 }
 
-/// A link as it usually is.
+/// The usual state of a link.
 pub fn calm() -> Weather {
     Weather { delay: ROUND / 2, ..Weather::default() }
 }
@@ -213,7 +213,8 @@ fn ready(http: SocketAddr) -> bool {
     get(http, "/readyz").starts_with("HTTP/1.1 200")
 }
 
-/// One kind of question, and how often each region asks it: shared, so that it can change while callers run.
+/// A kind of question, and how often each region asks it. The rates are shared, so that they can change while
+/// callers run.
 #[derive(Debug)]
 pub struct Asked {
     /// The limit's name: the value of the entry `kind` that it matches.
@@ -225,11 +226,11 @@ pub struct Asked {
 /// Answers that callers got.
 #[derive(Debug)]
 pub struct Callers {
-    /// Time zero of everything seen.
+    /// Time zero for all that is seen.
     pub begun: Instant,
-    /// What the machine's wall clock read then.
+    /// The machine's wall clock at `begun`.
     pub begun_wall: SystemTime,
-    /// What they ask, and how often.
+    /// What the callers ask, and how often.
     pub questions: Arc<Vec<Asked>>,
     seen: Arc<Mutex<Vec<Answered>>>,
     stop: Arc<AtomicBool>,
@@ -237,7 +238,7 @@ pub struct Callers {
 }
 
 impl Callers {
-    /// Ends them, and gives what they saw.
+    /// Ends the callers. Returns what they saw.
     pub fn end(self) -> Seen {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
@@ -248,7 +249,7 @@ impl Callers {
         Seen { answers, begun_wall }
     }
 
-    /// Units of all kinds that were allowed at one place between two times, so far.
+    /// Units of all kinds that were allowed at one node between two times, so far.
     pub fn allowed_at(&self, place: usize, from: Duration, to: Duration) -> u64 {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = seen.iter().rev().take_while(|a| a.answered >= from);
@@ -266,30 +267,30 @@ impl Callers {
 /// What all callers saw.
 #[derive(Debug)]
 pub struct Seen {
-    /// In no order.
+    /// The answers, in no order.
     pub answers: Vec<Answered>,
-    /// What the machine's wall clock read when the callers began, since 1970.
+    /// The machine's wall clock when the callers began, since 1970.
     pub begun_wall: Duration,
 }
 
-/// A batch of one kind that was answered.
+/// An answered batch of one kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Answered {
-    /// Where.
+    /// The region.
     pub region: usize,
-    /// Which of the questions.
+    /// Index of the question's kind.
     pub kind: usize,
-    /// Since the callers began.
+    /// When the batch was asked, since the callers began.
     pub asked: Duration,
-    /// Since the callers began.
+    /// When the batch was answered, since the callers began.
     pub answered: Duration,
-    /// Questions in it.
+    /// The number of questions in the batch.
     pub count: u64,
-    /// Of these, allowed.
+    /// The number of allowed questions.
     pub allowed: u64,
 }
 
-/// Where a region's process answers now: it has another port after a restart.
+/// The current address of a region's process, whose port changes at a restart.
 pub type Address = Arc<Mutex<Option<SocketAddr>>>;
 
 async fn call(
@@ -310,7 +311,7 @@ async fn call(
         let passed = last.elapsed().as_secs_f64();
         last = Instant::now();
         for (owed, asked) in owed.iter_mut().zip(questions) {
-            // A caller that was held up does not make up for all of it at once.
+            // A caller that was held up does not send all missed questions at once.
             *owed = (*owed + asked.rates[region].load(Ordering::Relaxed) as f64 * passed).min(1_000.0);
         }
         let address = *node.lock().unwrap_or_else(PoisonError::into_inner);
@@ -326,7 +327,7 @@ async fn call(
     }
 }
 
-/// One turn's questions; says whether they were answered.
+/// Sends one turn's questions. Returns whether they were answered.
 async fn ask(
     region: usize,
     client: &Client,
@@ -361,19 +362,20 @@ async fn ask(
 }
 
 impl Seen {
-    /// Units of one kind that were allowed between two times, by when they were answered.
+    /// Units of one kind that were allowed between two times, by the times of the answers.
     pub fn allowed(&self, kind: usize, from: Duration, to: Duration) -> u64 {
         let counted = self.answers.iter().filter(|a| a.kind == kind && a.answered >= from && a.answered < to);
         counted.map(|answered| answered.allowed).sum()
     }
 
-    /// The same in one region.
+    /// Like `allowed`, in one region.
     pub fn allowed_in(&self, region: usize, kind: usize, from: Duration, to: Duration) -> u64 {
         let counted = self.answers.iter().filter(|a| a.region == region && a.kind == kind);
         counted.filter(|a| a.answered >= from && a.answered < to).map(|answered| answered.allowed).sum()
     }
 
-    /// The most that was allowed in one window, as the machine's clock has it: what was asked and answered inside it.
+    /// The most that was allowed in one window of the machine's clock, counting batches that were asked and
+    /// answered inside it.
     pub fn most_in_a_window(&self, kind: usize, window: Duration) -> u64 {
         let number = |at: Duration| (self.begun_wall + at).as_nanos() / window.as_nanos();
         let mut windows = BTreeMap::<u128, u64>::new();
@@ -385,8 +387,8 @@ impl Seen {
         windows.into_values().max().unwrap_or(0)
     }
 
-    /// By how much a rate was exceeded, over any interval: at most 0 if it never was. Every answer may date from any
-    /// instant between its question and itself: an interval counts what was asked and answered inside it.
+    /// By how much a rate was exceeded over any interval; at most 0 if never. An answer may date from any
+    /// instant since its question, so an interval counts batches that were asked and answered inside it.
     pub fn over_rate(&self, kind: usize, per_second: f64, burst: f64) -> f64 {
         const SLOT_S: f64 = 0.01;
         let allowed: Vec<&Answered> =
@@ -399,7 +401,7 @@ impl Seen {
             let end = (answered.answered.as_secs_f64() / SLOT_S) as usize + 1;
             by_start[start].push((end, answered.allowed));
         }
-        // From the last start on: what ends where, of all that starts no earlier.
+        // From the last start backwards: `ends` counts, for each end, the batches that start no earlier.
         let mut ends = vec![0_u64; slots + 1];
         let mut worst = f64::MIN;
         for start in (0..slots).rev() {
@@ -440,11 +442,11 @@ mod tests {
         let seen = Seen { answers: answers.clone(), begun_wall: Duration::from_millis(500) };
         assert!(seen.over_rate(0, 10.0, 10.0) <= 0.0);
         assert_eq!(seen.allowed(0, Duration::ZERO, Duration::from_secs(9)), 30);
-        // Windows of the wall begin half a second after the callers did.
+        // The wall clock's windows begin half a second after the callers did.
         assert_eq!(seen.most_in_a_window(0, Duration::from_secs(1)), 14);
         answers.push(answered(1_045, 1_046, 1));
         assert!(Seen { answers: answers.clone(), ..seen }.over_rate(0, 10.0, 10.0) > 0.5);
-        // The same one, asked long before: it may have been allowed then.
+        // A batch with the same answer time, asked long before, may have been allowed then.
         answers.pop();
         answers[0].allowed = 9;
         answers.push(answered(5, 1_046, 1));

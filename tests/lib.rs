@@ -1,7 +1,7 @@
-//! The real `acequia` binary as a process, for tests that see it only from outside.
+//! Runs the real `acequia` binary as a process, for tests that see it only from outside.
 //!
-//! A [`Node`] has a folder of its own for its config and its journal, takes free ports, and is
-//! killed when it is dropped. What it wrote to standard error is printed if the test fails.
+//! A [`Node`] has its own folder for config and journal, takes free ports, and is killed when dropped. If the
+//! test fails, its standard error is printed.
 
 pub mod cluster;
 
@@ -17,20 +17,20 @@ use std::{
 
 use tempfile::TempDir;
 
-/// How long anything may take that happens by itself: a start, a reload, an exit. Generous, for
-/// machines that do much else; only a failing test waits so long.
+/// The longest time for anything that happens by itself: a start, a reload, an exit. This is generous for
+/// busy machines; only a failing test waits so long.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What stands for the node's own folder for its journal in a config: `data: DATA`.
+/// In a config, `data: DATA` stands for the node's own journal folder.
 const DATA: &str = "DATA";
-/// What every config begins with.
+/// The head of every config.
 const HEAD: &str = "\
 region: eu
 node: eu-1
 listen: { grpc: \"127.0.0.1:0\", http: \"127.0.0.1:0\" }
 ";
 
-/// A node in a process of its own.
+/// A node in its own process.
 #[derive(Debug)]
 pub struct Node {
     folder: TempDir,
@@ -49,13 +49,13 @@ struct Process {
 }
 
 impl Node {
-    /// Starts a node, and waits until it listens. The config needs no region, node and listen;
-    /// `data: DATA` keeps a journal for as long as this value lives.
+    /// Starts a node, and waits until it listens. The config needs no region, node and listen. With `data:
+    /// DATA` the journal lasts as long as this value.
     pub fn start(yaml: &str) -> Self {
         Self::start_with(yaml, &[])
     }
 
-    /// Starts a node with environment variables. `DESCRIPTORS` is how many descriptors the process may have.
+    /// Starts a node with environment variables. `DESCRIPTORS` sets the limit of open files.
     pub fn start_with(yaml: &str, environment: &[(&'static str, &'static str)]) -> Self {
         let mut node = Self::new(environment);
         node.write_config(yaml);
@@ -63,12 +63,12 @@ impl Node {
         node
     }
 
-    /// Starts a node on a config that names its region, its node and where it listens.
+    /// Starts a node with a complete config, which includes region, node and listen.
     pub fn start_whole(yaml: &str) -> Self {
         Self::start_whole_with(yaml, &[])
     }
 
-    /// The same with environment variables.
+    /// Starts a node with a complete config and environment variables.
     pub fn start_whole_with(yaml: &str, environment: &[(&'static str, &'static str)]) -> Self {
         let mut node = Self::new(environment);
         node.write_whole_config(yaml);
@@ -83,7 +83,7 @@ impl Node {
         Self { folder, environment, process, stderr, grpc_now }
     }
 
-    /// Starts the node again with an empty disk, and these environment variables.
+    /// Restarts the node with an empty disk and these environment variables.
     pub fn begin_anew(&mut self, environment: &[(&'static str, &'static str)]) {
         self.kill();
         std::fs::remove_dir_all(self.data()).expect("its disk is gone");
@@ -91,10 +91,10 @@ impl Node {
         self.start_again();
     }
 
-    /// Starts the node again after it was stopped or killed. It may have other ports then.
+    /// Starts the node again after it was stopped or killed. Its ports may change.
     pub fn start_again(&mut self) {
         assert!(self.process.is_none(), "the node runs already");
-        // A write beyond what a process may write is a fault then, as on a full disk, and no signal: `fill_disk`.
+        // With XFSZ ignored, a write beyond the file size limit fails as on a full disk: see `fill_disk`.
         let script = r#"trap "" XFSZ; [ -z "$DESCRIPTORS" ] || ulimit -n "$DESCRIPTORS"; exec "$0" "$@""#;
         let mut child = Command::new("sh")
             .args(["-c", script])
@@ -114,7 +114,7 @@ impl Node {
         let (tell, told) = mpsc::channel();
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                // Nobody listens after the first line.
+                // Only the first line is received.
                 let _ = tell.send(line);
             }
         });
@@ -129,40 +129,40 @@ impl Node {
         self.process = Some(Process { child, listening, reader });
     }
 
-    /// Where it answers gRPC.
+    /// The gRPC address.
     pub fn grpc(&self) -> SocketAddr {
         self.listening().grpc.expect("gRPC is not on a socket in the file system")
     }
 
-    /// The same for callers that go on while the node is started again.
+    /// The gRPC address for callers that continue while the node restarts.
     pub fn grpc_now(&self) -> cluster::Address {
         Arc::clone(&self.grpc_now)
     }
 
-    /// Where it answers HTTP.
+    /// The HTTP address.
     pub fn http(&self) -> SocketAddr {
         self.listening().http.expect("HTTP is not on a socket in the file system")
     }
 
-    /// Where it answers operators.
+    /// The operators' address.
     pub fn admin(&self) -> SocketAddr {
         self.listening().admin.expect("the config has listen.admin")
     }
 
-    /// CPU time of its process so far, in seconds, from /proc.
+    /// CPU time of the process so far, in seconds, from /proc.
     pub fn cpu_s(&self) -> f64 {
         /// USER_HZ, the unit of the times in /proc: 100 on every common Linux.
         const TICKS_PER_S: f64 = 100.0;
         let process = self.process.as_ref().expect("the node runs");
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.child.id())).unwrap_or_default();
-        // The name may hold anything; user and system time are the 12th and 13th words after it.
+        // The name may contain anything. User and system time are the 12th and 13th words after the name.
         let words: Vec<&str> =
             stat.rsplit_once(')').map_or_else(Vec::new, |(_, rest)| rest.split_whitespace().collect());
         let ticks = |at: usize| words.get(at).and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
         (ticks(11) + ticks(12)) / TICKS_PER_S
     }
 
-    /// Memory that its process has in use, in bytes, from /proc.
+    /// Resident memory of the process, in bytes, from /proc.
     pub fn resident(&self) -> usize {
         let process = self.process.as_ref().expect("the node runs");
         let status =
@@ -186,12 +186,12 @@ impl Node {
         self.folder.path().join("data")
     }
 
-    /// Replaces the config in one step, as editors do. A running node sees it within a second.
+    /// Replaces the config in one step, as editors do. A running node sees the change within a second.
     pub fn write_config(&self, yaml: &str) {
         self.replace_config(&whole_config(yaml, &self.data()));
     }
 
-    /// The same with a config that names its region, its node and where it listens.
+    /// Like `write_config`, with a complete config, which includes region, node and listen.
     pub fn write_whole_config(&self, yaml: &str) {
         self.replace_config(&yaml.replace(DATA, &self.data().display().to_string()));
     }
@@ -207,17 +207,17 @@ impl Node {
         self.signal("HUP");
     }
 
-    /// SIGTERM, without waiting for what comes of it.
+    /// SIGTERM, without waiting for the effect.
     pub fn ask_to_stop(&self) {
         self.signal("TERM");
     }
 
-    /// SIGSTOP or SIGCONT: it does nothing from now on, or goes on.
+    /// SIGSTOP or SIGCONT: the process stops or continues.
     pub fn hold(&self, is_held: bool) {
         self.signal(if is_held { "STOP" } else { "CONT" });
     }
 
-    /// SIGKILL: the process is gone when this returns, and has done nothing about it.
+    /// SIGKILL: the process has ended when this returns, without any cleanup.
     pub fn kill(&mut self) {
         *self.grpc_now.lock().unwrap_or_else(PoisonError::into_inner) = None;
         if let Some(mut process) = self.process.take() {
@@ -227,13 +227,13 @@ impl Node {
         }
     }
 
-    /// SIGTERM; gives the exit status.
+    /// SIGTERM; returns the exit status.
     pub fn terminate(&mut self) -> ExitStatus {
         self.ask_to_stop();
         self.wait(PATIENCE).unwrap_or_else(|| panic!("the node does not stop:\n{}", self.stderr()))
     }
 
-    /// Waits for the process to end by itself. Nothing if it does not in time; then it still runs.
+    /// Waits for the process to end by itself. `None` if it still runs after `patience`.
     pub fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + patience;
         loop {
@@ -262,18 +262,18 @@ impl Node {
         self.start_again();
     }
 
-    /// What it has written to standard error, in all its lives.
+    /// Everything that all processes of the node have written to standard error.
     pub fn stderr(&self) -> String {
         self.stderr.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until it has written some words to standard error.
+    /// Waits until the node has written `words` to standard error.
     #[track_caller]
     pub fn until_it_says(&self, words: &str) {
         eventually(words, || self.stderr().contains(words));
     }
 
-    /// From now on the disk takes nothing more from this process, or takes all again.
+    /// Makes the disk full for this process, or writable again.
     pub fn fill_disk(&self, is_full: bool) {
         let process = self.process.as_ref().expect("the node runs");
         let bytes_max = if is_full { "0" } else { "unlimited" };
@@ -299,33 +299,33 @@ impl Drop for Node {
     }
 }
 
-/// A config as a node reads it: with a head, and `DATA` replaced.
+/// A config as a node reads it, with a head and with `DATA` replaced.
 pub fn whole_config(yaml: &str, data: &Path) -> String {
     format!("{HEAD}{}", yaml.replace(DATA, &data.display().to_string()))
 }
 
-/// Lines in front of what a test writes, to be added to the line numbers of faults.
+/// Lines of the head, to be added to a fault's line number in the test's text.
 pub fn head_lines() -> usize {
     HEAD.lines().count()
 }
 
-/// Runs the binary to its end.
+/// Runs the binary until it ends.
 pub fn acequia(arguments: &[&str]) -> Output {
     Command::new(binary()).args(arguments).stdin(Stdio::null()).output().expect("the binary starts")
 }
 
-/// What a node answers to a GET, head and all; nothing where it does not answer.
+/// A node's whole answer to a GET, with its head. Empty if the node does not answer.
 pub fn get(http: SocketAddr, path: &str) -> String {
     let mut answer = String::new();
     if let Ok(mut stream) = std::net::TcpStream::connect(http) {
         let request = format!("GET {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n");
-        // A node that is going away answers nothing.
+        // A node that is shutting down may not answer.
         let _ = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer));
     }
     answer
 }
 
-/// Waits until something is so.
+/// Waits until a condition is true.
 #[track_caller]
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
@@ -335,11 +335,11 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Between two looks at something that happens by itself.
+/// Pause between two polls of a condition.
 const POLL: Duration = Duration::from_millis(5);
 
-/// The binary that `ACEQUIA_BINARY` names, such as one that is installed; else the workspace's, built in the profile and the target folder
-/// of the test itself.
+/// The binary that `ACEQUIA_BINARY` names, for example an installed one. By default the workspace's binary,
+/// built with the test's own profile in its target folder.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
@@ -354,14 +354,15 @@ pub fn binary() -> &'static Path {
             Some(profile) => profile,
         };
         let mut cargo = Command::new(env!("CARGO"));
-        // What `cargo test` says of this package is none of the binary's: build scripts that look at it would run again,
-        // each time, and all that depends on them be compiled again.
+        // Cargo's variables about this package do not apply to the binary. Build scripts that read these
+        // variables would run again each time, and their dependents would be compiled again.
         let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
         for (name, _) in std::env::vars().filter(|(name, _)| of_package(name)) {
             cargo.env_remove(name);
         }
         let built = cargo
-            // Features are chosen for the whole workspace: else cargo compiles the server again, with others.
+            // Build the whole workspace, because features are chosen for all of it. Otherwise cargo compiles
+            // the server again with other features.
             .args(["build", "--workspace", "--bin", "acequia", "--profile", profile])
             .arg("--target-dir")
             .arg(target)
@@ -373,7 +374,7 @@ pub fn binary() -> &'static Path {
     })
 }
 
-/// Where a node says that it listens, but for sockets in the file system.
+/// The addresses on which a node reports that it listens, without sockets in the file system.
 #[derive(Clone, Copy, Debug)]
 struct Listening {
     grpc: Option<SocketAddr>,
@@ -382,7 +383,7 @@ struct Listening {
 }
 
 impl Listening {
-    /// Reads `listening grpc=ADDR http=ADDR admin=ADDR mesh=ADDR`, the last two where there are any.
+    /// Reads `listening grpc=ADDR http=ADDR admin=ADDR mesh=ADDR`. The last two are optional.
     fn read(line: &str) -> Option<Self> {
         let words = line.strip_prefix("listening ")?.split(' ');
         let named = |name: &str| {

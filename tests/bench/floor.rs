@@ -1,9 +1,9 @@
-//! Servers of Envoy's rate limit service that decide nothing, each as fast as tonic can be made to go:
-//! the bar to which Acequia is compared.
+//! Servers of Envoy's rate limit service that decide nothing, each as fast as tonic can be: the baseline for
+//! Acequia.
 //!
 //! - `--kind tonic` is tonic's own server.
 //! - `--kind hyper` is tonic's generated service on a plain hyper server, without tonic's router and layers.
-//! - `--kind batched` is the same, but a request that waits for nothing never gets a task of its own.
+//! - `--kind batched` is the hyper server, but a request that need not wait never gets its own task.
 //!
 //! All run on one thread: tokio's multi-thread runtime with one worker flushes after nearly every answer and
 //! is a third slower.
@@ -97,8 +97,8 @@ async fn serve_hyper(listener: TcpListener) -> Result<(), Error> {
     }
 }
 
-/// Each connection's task takes in all requests that have come, answers them one after the other, and
-/// then writes all the answers. (Answering each where it is taken in would write each by itself.)
+/// Each connection's task reads all requests that have arrived, answers them in turn, and then writes all
+/// answers. (If each request were answered when it is read, each answer would be written by itself.)
 async fn serve_batched(listener: TcpListener) -> Result<(), Error> {
     let service = TowerToHyperService::new(RateLimitServiceServer::new(AlwaysOk));
     loop {
@@ -130,7 +130,7 @@ fn http2_builder<E: Clone>(executor: E) -> http2::Builder<E> {
     builder
 }
 
-/// The requests of a connection that nobody has looked at yet; no more than `STREAMS_MAX`.
+/// A connection's unanswered requests: at most `STREAMS_MAX`.
 #[derive(Clone, Default)]
 struct Arrived(Arc<Mutex<Vec<Call>>>);
 
@@ -143,7 +143,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Arrived {
 }
 
 impl Arrived {
-    /// Answers them. Were there any?
+    /// Answers all requests. Returns whether there were any.
     fn answer(&self) -> bool {
         let calls = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         let any = !calls.is_empty();

@@ -1,4 +1,4 @@
-//! The questions: one descriptor with an API key, over so many keys.
+//! The requests: one descriptor with an API key, for a number of keys.
 
 use acequia_api::{
     acequia::v1::{CheckBatch, CheckRequest, Descriptor, Entry},
@@ -10,7 +10,7 @@ use acequia_api::{
 use acequia_cli::load::Payloads;
 use prost::Message;
 
-/// The limit that the questions are about, in a config that leaves everything else out. It denies nothing.
+/// A minimal config with the limit that the requests match. The limit denies nothing.
 pub(crate) const CONFIG: &str = "\
 region: local
 node: local-1
@@ -32,7 +32,7 @@ pub(crate) fn rate_limit_requests(keys: usize) -> Payloads {
     }))
 }
 
-/// As many `CheckBatch`es of so many checks as it takes to ask for each key.
+/// Enough `CheckBatch`es of `checks` checks each to ask for each key.
 pub(crate) fn check_batches(keys: usize, checks: usize) -> Payloads {
     Payloads::new((0..keys.div_ceil(checks)).map(|batch| {
         let checks = (0..checks).map(|check| {

@@ -1,4 +1,4 @@
-//! Servers as processes: started on a core, asked for their address, measured, stopped.
+//! Server processes: started on a core, asked for their address, measured and stopped.
 
 use std::{
     ffi::OsString,
@@ -21,14 +21,14 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// USER_HZ, the unit of the times in /proc: 100 on every common Linux.
 const TICKS_PER_S: f64 = 100.0;
 
-/// Which core servers run on and which core this process does.
+/// Which core the servers run on, and which core this process runs on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cores {
     pinned: bool,
 }
 
 impl Cores {
-    /// Servers on core 0, this process on core 1, where the machine has them and `taskset`.
+    /// Servers run on core 0 and this process on core 1, if the machine has both and `taskset`.
     pub(crate) fn split() -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let itself = std::process::id().to_string();
@@ -54,7 +54,7 @@ impl Cores {
         } else {
             Command::new(&program.path)
         };
-        // What a server logs at its start and at its end would stand between the lines of the tables.
+        // Log lines at start and stop would break up the tables.
         Server::start(command.args(&program.arguments).env("RUST_LOG", "error"))
     }
 }
@@ -74,7 +74,7 @@ impl Program {
         Self { path: path.into(), arguments: arguments.into_iter().map(A::into).collect() }
     }
 
-    /// The same under callgrind, which writes its profile to `output` when the server ends.
+    /// Runs the program under callgrind, which writes its profile to `output` when the server ends.
     pub(crate) fn under_callgrind(&self, output: &Path) -> Self {
         let mut out_file = OsString::from("--callgrind-out-file=");
         out_file.push(output);
@@ -87,7 +87,7 @@ impl Program {
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
-    /// Of its gRPC port.
+    /// The address of the gRPC port.
     pub(crate) address: SocketAddr,
 }
 
@@ -101,11 +101,11 @@ impl Server {
             .map_err(|error| format!("{shown}: {error}"))?;
         let output = child.stdout.take().ok_or("no standard output")?;
         let (sender, receiver) = mpsc::channel();
-        // Reads to the end, so that a server that says more never waits for a reader.
+        // Read to the end, so that a server that prints more lines is never blocked.
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 if let Some(address) = grpc_address(&line) {
-                    // Nobody waits any more after the timeout.
+                    // After the timeout nobody receives the address.
                     let _ = sender.send(address);
                 }
             }
@@ -146,7 +146,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Either may fail only because the process has ended already.
+        // Either call fails only if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

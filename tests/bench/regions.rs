@@ -1,8 +1,8 @@
-//! Three regions of real processes, 80 ms apart: how much of a limit they use, how soon they are back after a cut, what
-//! they say to each other, and what sharing costs a caller.
+//! Three regions of real processes, 80 ms apart: use of a limit, recovery after a cut, traffic between
+//! regions, and the cost of sharing for a caller.
 //!
-//! `cargo bench -p acequia-tests --bench regions [-- used|gossip|throughput]`. Ends with 1 if a bar was missed. Figures
-//! drift with the machine: quote them from a quiet one.
+//! `cargo bench -p acequia-tests --bench regions [-- used|gossip|throughput]`. Exits with 1 if a bar was
+//! missed. Figures depend on the machine: quote those from an idle one.
 
 #![expect(clippy::print_stdout, reason = "its output is what it is for")]
 
@@ -18,15 +18,15 @@ use acequia_tests::{
     cluster::{Asked, Callers, Cluster, EU, REGIONS, ROUND},
 };
 
-/// The rate that is shared.
+/// The shared rate.
 const RATE: u64 = 1_000;
-/// All regions' demand: half as much again. Eight tenths of it in one.
+/// The demand in all regions, 1.5 times the rate. Eight tenths of the demand are in one region.
 const DEMAND: u64 = 1_500;
 /// How often the hot spot moves.
 const SHIFT: Duration = Duration::from_secs(20);
-/// What is looked at to say that a rate is used again.
+/// The step in which use is measured after a cut.
 const STEP: Duration = Duration::from_millis(50);
-/// Runs of each side of a comparison.
+/// Runs of each side in a comparison.
 const PAIRS: usize = 9;
 
 fn main() -> ExitCode {
@@ -78,7 +78,7 @@ fn used(missed: &mut Vec<String>) {
     let callers = cluster.callers(vec![Asked { kind: "rate", rates: [0, 0, 0].map(AtomicU64::new) }]);
     let rates = |callers: &Callers, hot| heat(&callers.questions[0].rates, hot);
     rates(&callers, EU);
-    // Until loans have found their places, and the hot spot has moved once.
+    // Wait until loans have settled and the hot spot has moved once.
     thread::sleep(Duration::from_secs(5));
     let from = callers.begun.elapsed();
     for hot in [2, 0, EU] {
@@ -92,7 +92,7 @@ fn used(missed: &mut Vec<String>) {
     bar(missed, "used while connected", connected, connected >= 0.97, "at least 0.97");
 
     cluster.isolate(EU, true);
-    // Loans across the cut end, and come back.
+    // Loans across the cut end, and return.
     thread::sleep(Duration::from_secs(6));
     let from = callers.begun.elapsed();
     thread::sleep(Duration::from_secs(10));
@@ -106,7 +106,7 @@ fn used(missed: &mut Vec<String>) {
     cluster.isolate(EU, false);
     let limit = ROUND * 4 + Duration::from_millis(100);
     thread::sleep(Duration::from_secs(10));
-    // The first of four steps in a row that are used to 95 parts in a hundred, on the average.
+    // The first of four steps in a row with an average use of 95 percent.
     let mut back = mended;
     while back < mended + Duration::from_secs(9) && share(back, back + STEP * 4) < 0.95 {
         back += STEP;
@@ -118,7 +118,7 @@ fn used(missed: &mut Vec<String>) {
     bar(missed, "units beyond the limit, over any interval", over.max(0.0), over <= 0.0, "none");
 }
 
-/// What a node counted, from its metrics.
+/// A counter from a node's metrics.
 fn counted(node: &Node, name: &str) -> f64 {
     let text = acequia_tests::get(node.http(), "/metrics");
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -129,7 +129,8 @@ fn gossip() {
     println!("\nwhat a region says to two others, by cells that are shared actively");
     println!("{:>10}{:>14}{:>14}{:>14}{:>14}", "cells", "bytes/s", "bytes/cell/s", "frames/s", "CPU, cores");
     for cells in [0_u64, 1_000, 100_000] {
-        // A region's own part is one unit: whoever asks twice in a while needs more, and the cell is shared.
+        // A region's own part is one unit. A second request in a short time needs more units, so the cell is
+        // shared.
         let cluster = Cluster::start(
             "limits:\n- { name: user, domain: shop, by: [user], token_bucket: { rate: 20/m, burst: 3 } }\n",
         );
@@ -145,7 +146,7 @@ fn gossip() {
             while warm() < cells as f64 * 0.99 && Instant::now() < patience {
                 thread::sleep(STEP);
             }
-            // Until every cell was introduced and all demands were told.
+            // Wait until every cell is introduced and all demands are sent.
             thread::sleep(Duration::from_secs(6));
             let look = || {
                 let bytes = counted(node, "acequia_mesh_bytes_total{way=\"out\"}");
@@ -167,7 +168,7 @@ fn gossip() {
     }
 }
 
-/// Asks for each of so many users every five seconds, with the client that measures.
+/// Sends a request for each user every five seconds, with the measuring client.
 fn keep_warm(address: &str, cells: u64, stop: &AtomicU64) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -209,10 +210,12 @@ fn throughput(missed: &mut Vec<String>) {
             "limits:\n- {{ name: per-key, domain: shop, by: [api_key], token_bucket: {{ rate: {rate}/s, burst: {burst} }} }}\n"
         )
     };
-    // Both decide by the same numbers, and so keep as many cells: only that one of them has regions differs.
+    // Both nodes have the same numbers for each request, and so as many cells. They differ only in having
+    // regions.
     let cluster = Cluster::start(&limit(REGIONS.len()));
     let alone = Node::start(&format!("data: DATA\n{}", limit(1)));
-    // Requests a second, and nanoseconds of the node's processor for one: the caller runs on the same machine.
+    // Requests a second, and nanoseconds of the node's CPU time for each. The caller runs on the same
+    // machine.
     let run = |node: &Node| {
         let (address, before) = (node.grpc().to_string(), node.cpu_s());
         let output = acequia(&["bench", "--address", &address, "--seconds", "3", "--json"]);

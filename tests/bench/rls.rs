@@ -1,9 +1,9 @@
-//! Acequia against the fastest server that decides nothing, side by side.
+//! Acequia beside the fastest server that decides nothing.
 //!
-//! `cargo bench -p acequia-tests --bench rls` measures Envoy's `ShouldRateLimit`: for each pair it starts the
-//! floor server and `acequia serve` in turn on core 0 and drives each from core 1. Absolute figures drift
-//! with the machine; what counts is the median of the pairs' ratios. While others use the machine, the ratio
-//! of the servers' CPU times ("by cpu") is the steadier one. See `USAGE` for the rest.
+//! `cargo bench -p acequia-tests --bench rls` measures Envoy's `ShouldRateLimit`. For each pair it starts the
+//! floor server and `acequia serve` in turn on core 0, and sends requests from core 1. Absolute figures
+//! depend on the machine, so only the median of the pairs' ratios counts. While others use the machine, the
+//! ratio of the servers' CPU times ("by cpu") is steadier. See `USAGE` for the rest.
 
 #![expect(clippy::print_stdout, reason = "its output is what it is for")]
 
@@ -35,23 +35,23 @@ usage: cargo bench -p acequia-tests --bench rls -- [FLAGS]
 const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const CHECK_STREAM: &str = "/acequia.v1.Limiter/CheckStream";
 
-/// Before a server says where it listens.
+/// The address before a server reports its own.
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 const KEYS: [usize; 2] = [1, 100_000];
 const CONNECTIONS: usize = 8;
 const IN_FLIGHT: usize = 32;
-/// Checks in a message of a stream, and messages in flight on it.
+/// Checks in a stream message, and messages in flight on the stream.
 const BATCHES: [(usize, usize); 3] = [(1, 32), (10, 16), (100, 8)];
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Keys in an order that no prefetcher guesses, and the same in every run.
+/// Keys in an order that no prefetcher guesses, equal in every run.
 const SEED: u64 = 1;
-/// Requests of the shorter and of the longer run under valgrind. Their difference is free of the start, of
-/// the connections and of the caches' filling.
+/// Requests of the shorter and the longer run under valgrind. The difference of the two excludes the start,
+/// the connections and the filling of caches.
 const COUNTED: [u64; 2] = [5_000, 25_000];
-/// The same of messages on streams, each of which takes up to a hundred times as long.
+/// Like `COUNTED`, in stream messages, each of which takes up to a hundred times as long.
 const COUNTED_MESSAGES: [u64; 2] = [500, 2_500];
-/// A client that is busier than this may be what is measured.
+/// If the client is busier than this, the measurement may be of the client.
 const CLIENT_BUSY: f64 = 0.95;
 
 struct Flags {
@@ -112,7 +112,7 @@ fn bench() -> Result<(), Error> {
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("acequia.yaml");
     fs::write(&config, payloads::CONFIG)?;
-    // Before this process is pinned: the compiler may use every core.
+    // Build before this process is pinned to a core: the compiler may use every core.
     let ours = match (&flags.server, flags.floor_only) {
         (_, true) => PathBuf::new(),
         (Some(path), _) => path.clone(),
@@ -127,7 +127,7 @@ fn bench() -> Result<(), Error> {
     }
 }
 
-/// Builds `acequia` with the profile of this benchmark, beside it.
+/// Builds `acequia` with this benchmark's profile, in the benchmark's target folder.
 fn build_server() -> Result<PathBuf, Error> {
     let target =
         Path::new(env!("CARGO_BIN_EXE_floor_mimalloc")).ancestors().nth(2).ok_or("no target folder")?;
@@ -158,7 +158,7 @@ struct Run {
 }
 
 impl Bench {
-    /// The comparison.
+    /// Prints the comparison.
     fn pairs(&self) -> Result<(), Error> {
         for keys in KEYS {
             println!("\nShouldRateLimit, keys: {keys}, {CONNECTIONS} connections × {IN_FLIGHT} in flight");
@@ -168,7 +168,7 @@ impl Bench {
             let (mut ratios, mut ratios_by_cpu) = (Vec::new(), Vec::new());
             let (mut floors, mut ours) = (Vec::new(), Vec::new());
             for pair in 1..=self.flags.pairs {
-                // Who goes first alternates, so that a machine that slows down favours neither.
+                // The order alternates, so that a machine that slows down favours neither side.
                 let (floor, our) = if pair % 2 == 1 {
                     let floor = self.measure(&self.floor(), &load)?;
                     (floor, self.measure(&self.ours(), &load)?)
@@ -190,7 +190,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Our streams.
+    /// Measures our streams.
     fn streams(&self) -> Result<(), Error> {
         for keys in KEYS {
             for (checks, in_flight) in BATCHES {
@@ -213,7 +213,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Every floor server: which is the fastest?
+    /// Compares all floor servers.
     fn floors(&self) -> Result<(), Error> {
         let system = env!("CARGO_BIN_EXE_floor_system");
         let mimalloc = env!("CARGO_BIN_EXE_floor_mimalloc");
@@ -230,7 +230,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Instructions a request: free of the machine's noise.
+    /// Counts instructions a request, without the machine's noise.
     fn instructions(&self) -> Result<(), Error> {
         println!(
             "instructions a request: the difference of {COUNTED:?} requests, {COUNTED_MESSAGES:?} messages"
@@ -269,7 +269,7 @@ impl Bench {
         Ok(Run { report, cpu_s_per_million: server_s / millions })
     }
 
-    /// Instructions a request of a server, from a run of fewer and a run of more requests.
+    /// A server's instructions a request, from a shorter and a longer run.
     fn count(&self, program: &Program, load: &Load, counted: [u64; 2]) -> Result<f64, Error> {
         let mut totals = [0.0; 2];
         for (total, requests) in totals.iter_mut().zip(counted) {
@@ -327,7 +327,7 @@ impl Bench {
     }
 }
 
-/// A figure with errors or denials in it is not the one that was asked for.
+/// Figures with errors or denials are invalid.
 fn complain(report: &Report) {
     if report.errors > 0 || report.denied > 0 {
         println!("NOT ALL ALLOWED:\n{report}");
@@ -353,7 +353,7 @@ fn columns(requests_per_s: f64, p50_ms: f64, p99_ms: f64, cpu_s: f64) -> String 
     format!("{requests_per_s:>12.0}{p50_ms:>10.2}{p99_ms:>10.2}{cpu_s:>10.2}")
 }
 
-/// The middle one; of an even number, the upper of the two.
+/// The median; of an even number of values, the upper one.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

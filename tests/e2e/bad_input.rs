@@ -1,4 +1,4 @@
-//! What no well-behaved caller sends, and callers who send nothing. Afterwards the node answers as
+//! Input that no well-behaved caller sends, and callers that send nothing. Afterwards the node answers as
 //! before, and nothing was charged.
 
 use std::{
@@ -33,11 +33,11 @@ const STREAM: &str = "/acequia.v1.Limiter/CheckStream";
 const ENVOY: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const GRPC: &str = "application/grpc";
 
-/// Bytes of a value that is too long.
+/// The length of a value that is one byte too long.
 const TOO_LONG: usize = (64 << 10) + 1;
 const MEGABYTE: usize = 1 << 20;
 
-/// A node with a limit that counts every request of the domain, and one by key.
+/// A node with a limit for all requests of the domain, and one by key.
 fn node() -> Node {
     Node::start(&format!(
         "data: DATA\n\
@@ -48,11 +48,11 @@ fn node() -> Node {
     ))
 }
 
-/// The node answers, and nothing was ever charged.
+/// Asserts that the node answers, and that nothing was ever charged.
 #[track_caller]
 fn unharmed(node: &Node, after: &str) {
     assert_eq!(Http::connect(node).get("/healthz").status, 200, "after {after}");
-    // A cost above the limit charges nothing and says what is left.
+    // A cost above the limit charges nothing, and the answer shows what is left.
     let look = check_cost(node, &[("api_key", "k")], 1_001);
     for (limit, left) in [(0, 1_000), (1, 5)] {
         assert_eq!(look["limits"][limit]["remaining"], left, "charged by {after}: {look}");
@@ -67,7 +67,7 @@ fn a_check_in_json_says_what_is_wrong() {
         |cost: &str| format!(r#"{{ "domain": "shop", "descriptors": [{{ "k": "v" }}], "cost": {cost} }}"#);
     let long = "x".repeat(TOO_LONG);
     let faults = [
-        // Not JSON, or not an object.
+        // Invalid JSON, or no object.
         ("{".to_owned(), "EOF"),
         ("null".to_owned(), "check"),
         ("[]".to_owned(), "check"),
@@ -135,7 +135,7 @@ fn a_body_that_is_too_large_is_not_read_to_its_end() {
     let status = http.reply(false).expect("an answer").status;
     assert!([400, 413].contains(&status), "{status}");
     unharmed(&node, "a large body");
-    // The longest value that is served.
+    // The longest allowed value.
     let longest = "x".repeat(TOO_LONG - 1);
     assert_eq!(check(&node, &[("api_key", &longest)])["remaining"], 4);
 }
@@ -193,10 +193,10 @@ async fn a_request_that_cannot_be_asked_is_an_error_of_the_callers() {
         }
         let message = framed(&request.encode_to_vec());
         match word {
-            // To Envoy's protocol a cost of 0 means something; the rest is the same on the wire.
+            // In Envoy's protocol a cost of 0 has a meaning. All other cases are equal on the wire.
             "cost of 0" => {}
             "bytes: at most 65536" | "at most 64" => too_large_for_envoy(&node, message, word).await,
-            // What may be in a header of a client's is counted.
+            // Bytes that a client's header may contain are counted.
             "0x0a" | "0x00" => continue,
             _ => {
                 let raw = raw_call(&node, ENVOY, GRPC, message).await;
@@ -207,7 +207,7 @@ async fn a_request_that_cannot_be_asked_is_an_error_of_the_callers() {
     }
 }
 
-/// What a node answers to Envoy, whatever the message holds: an error would let the request through.
+/// A node's answer to Envoy, which must be no error: an error would let the request pass.
 async fn answer_to_envoy(node: &Node, message: Bytes) -> RateLimitResponse {
     let reply = raw_call(node, ENVOY, GRPC, message).await;
     assert_eq!(reply.code, Some(Code::Ok), "{reply:?}");
@@ -221,7 +221,7 @@ async fn too_large_for_envoy(node: &Node, message: Bytes, what: &str) {
     assert!(said.contains("too-large"), "{what}: {said}");
 }
 
-/// `/q?user=%01` is what an attacker would write.
+/// For example, an attacker may send `/q?user=%01`.
 #[tokio::test]
 async fn whatever_bytes_a_client_chooses_are_counted_for_envoy() {
     let node = node();
@@ -241,7 +241,7 @@ async fn whatever_bytes_a_client_chooses_are_counted_for_envoy() {
         let (passed, denied) = codes.split_at(5);
         assert_eq!((passed, denied), (&[EnvoyCode::Ok; 5][..], &[EnvoyCode::OverLimit][..]), "{value:?}");
     }
-    // Where they are shown they are written out.
+    // Displayed values are escaped.
     let shown = Http::connect(&node).get("/metrics").body;
     assert!(shown.chars().all(|c| c == '\n' || !c.is_control()), "{shown}");
 }
@@ -259,7 +259,7 @@ async fn a_cost_above_the_burst_is_denied_for_good_and_charges_nothing() {
         let over_http = check_cost(&node, &[("api_key", "k")], cost);
         assert_eq!((&over_http["allowed"], &over_http["reason"]), (&json!(false), &json!("cost-too-high")));
 
-        // The sum of two may not wrap around either.
+        // The sum of two costs must not wrap around, either.
         let mut twice = question(&[("api_key", "k")]);
         twice.descriptors.push(descriptor(&[("api_key", "k"), ("other", "x")]));
         twice.descriptors.iter_mut().for_each(|descriptor| descriptor.cost = Some(cost));
@@ -408,7 +408,7 @@ fn bytes_that_are_no_request_end_a_connection_and_nothing_else() {
         for address in [node.http(), node.grpc()] {
             let mut stream = TcpStream::connect(address).expect("a connection");
             stream.set_read_timeout(Some(PATIENCE)).expect("an option is set");
-            // The node may have closed it before everything is sent.
+            // The node may close the connection before everything is sent.
             let _ = stream.write_all(bytes);
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let mut answer = Vec::new();
@@ -424,7 +424,7 @@ fn bytes_that_are_no_request_end_a_connection_and_nothing_else() {
 #[tokio::test]
 async fn bytes_that_are_no_text_are_limited_like_any_other() {
     let node = node();
-    // Text in protobuf must be UTF-8; a header of a request need not be.
+    // Text in protobuf must be UTF-8, but a request's header need not be.
     let mut entry = Entry { key: "api_key".to_owned(), value: String::new() }.encode_to_vec();
     entry.extend([0x12, 0x03, 0xff, 0xfe, b'x']);
     let mut one = BytesMut::new();
@@ -439,7 +439,7 @@ async fn bytes_that_are_no_text_are_limited_like_any_other() {
         let expected = if turn <= 5 { EnvoyCode::Ok } else { EnvoyCode::OverLimit };
         assert_eq!(response.overall_code(), expected, "turn {turn}");
     }
-    // The same bytes in a header are the same key.
+    // A header with these bytes is the same key.
     let mut http = Http::connect(&node);
     http.send(
         b"GET /v1/authz?domain=shop&header.api_key=x-key HTTP/1.1\r\nhost: n\r\nx-key: \xff\xfex\r\n\r\n",
@@ -453,7 +453,7 @@ async fn who_does_not_read_is_not_read_from() {
     let node = node();
     let (client, _) = raw_connection(node.grpc()).await;
     let (_reply, mut sending) = raw_request(client, STREAM, GRPC).await;
-    // Details make answers longer than questions.
+    // Details make answers longer than requests.
     let check = CheckRequest { detail: true, ..question(&[("api_key", "k")]) };
     let message = framed(&CheckBatch { checks: vec![check; 100] }.encode_to_vec());
     let mut sent = 0;
@@ -462,7 +462,7 @@ async fn who_does_not_read_is_not_read_from() {
         let room = std::future::poll_fn(|cx| sending.poll_capacity(cx));
         let Ok(Some(room)) = tokio::time::timeout(Duration::from_secs(2), room).await else { break };
         let room = room.expect("the stream is open").min(message.len());
-        // Where messages begin does not matter as long as all bytes are sent in turn.
+        // The boundaries of messages do not matter, as long as all bytes are sent in order.
         let begin = sent % message.len();
         let part = message.slice(begin..message.len().min(begin + room));
         sent += part.len();
@@ -496,7 +496,7 @@ async fn a_flood_of_keys_takes_no_more_memory_than_allowed() {
     assert!(overflowed > 0 && allowed > 10_000, "{allowed} allowed, {overflowed} shared one cell");
     assert!(metric(&node, "acequia_memory_bytes", &[]) <= MEGABYTE as f64);
     assert_eq!(metric(&node, "acequia_limits_overflowing", &[]), 1.0);
-    // Who was known before is counted as before.
+    // A key that was known before the flood is counted as before.
     assert_eq!(check(&node, &[("api_key", "known")])["reason"], "over-limit");
 }
 
@@ -511,10 +511,10 @@ fn clients_that_say_nothing_do_not_stop_the_others() {
     drop(idle);
 }
 
-/// A client may be slow, not for ever: what it holds is given back. All kinds wait at once.
+/// Slow clients are cut off after a while, and their resources are freed. All kinds wait at once.
 #[tokio::test]
 async fn clients_that_stop_in_the_middle_are_let_go() {
-    /// A new gRPC connection may take 30 s to make its first call; everything else 10 s.
+    /// A new gRPC connection may take 30 s until its first call; everything else may take 10 s.
     const LET_GO_AFTER: Duration = Duration::from_secs(36);
     let node = node();
     let (http, grpc) = (node.http(), node.grpc());
@@ -530,7 +530,7 @@ async fn clients_that_stop_in_the_middle_are_let_go() {
         let ended = tokio::time::timeout(LET_GO_AFTER, client).await;
         ended.is_err().then_some(what)
     }));
-    // Half a message of a call: the call ends, and the connection may go on.
+    // Half a message of a call: the call ends, and the connection may continue.
     let half = async {
         let (client, _) = raw_connection(node.grpc()).await;
         let (reply, mut sending) = raw_request(client, CHECK, GRPC).await;
@@ -538,7 +538,7 @@ async fn clients_that_stop_in_the_middle_are_let_go() {
         let reply = tokio::time::timeout(LET_GO_AFTER, raw_reply(reply)).await.expect("the call ends");
         assert_eq!(reply.expect("an answer").code, Some(Code::DeadlineExceeded));
     };
-    // An open stream may be quiet for as long as its caller is there.
+    // An open stream may be quiet as long as its caller is there.
     let quiet = async {
         let (client, _) = raw_connection(node.grpc()).await;
         raw_request(client, STREAM, GRPC).await
@@ -549,7 +549,7 @@ async fn clients_that_stop_in_the_middle_are_let_go() {
     unharmed(&node, "clients that waited");
 }
 
-/// Sends some bytes, and ends when the node closes or resets the connection.
+/// Sends bytes, and ends when the node closes or resets the connection.
 async fn held(address: SocketAddr, text: &'static str) {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let mut stream = tokio::net::TcpStream::connect(address).await.expect("a connection");

@@ -1,4 +1,5 @@
-//! Who may ask a node, and how both sides know each other: certificates, tokens, sockets in the file system.
+//! Who may ask a node, and how both sides identify each other: certificates, tokens, and sockets in the file
+//! system.
 
 use std::{
     io::{Read as _, Write as _},
@@ -26,7 +27,7 @@ const CHECK: &str = r#"{"domain":"shop","descriptors":[{"k":"v"}]}"#;
 const LIMITS: &str = "limits:\n- { name: all, domain: shop, token_bucket: { rate: 1000/s, burst: 1000 } }\n\
                       - { name: edge, domain: edge/eu, token_bucket: { rate: 1000/s, burst: 1000 } }\n";
 
-/// An authority, and the folder of all that it signed.
+/// An authority, and the folder of all certificates it signed.
 struct Authority {
     folder: TempDir,
     issuer: Issuer<'static, KeyPair>,
@@ -48,7 +49,7 @@ impl Authority {
         self.folder.path().join(file).display().to_string()
     }
 
-    /// Writes `tls.crt` and `tls.key`, as cert-manager does, into a folder of that name.
+    /// Writes `tls.crt` and `tls.key` into a folder, as cert-manager does.
     fn sign(&self, folder: &str, names: &[&str], shape: impl FnOnce(&mut CertificateParams)) -> [String; 2] {
         let names: Vec<_> = names
             .iter()
@@ -81,7 +82,7 @@ impl Authority {
         path.display().to_string()
     }
 
-    /// `tls` of a port for callers on this machine, without or with certificates of theirs.
+    /// The `tls` settings of a port for local callers, with or without client certificates.
     fn tls(&self, asks: bool) -> String {
         let [cert, key] = self.sign("server", &["localhost", "127.0.0.1"], |_| {});
         let client_ca = if asks { format!(", client_ca: {}", self.path("ca.crt")) } else { String::new() };
@@ -89,7 +90,7 @@ impl Authority {
     }
 }
 
-/// A node with these settings of its two ports.
+/// A node with these settings for its two ports.
 fn node(grpc: &str, http: &str) -> Node {
     Node::start_whole(&config(grpc, http))
 }
@@ -101,7 +102,7 @@ fn config(grpc: &str, http: &str) -> String {
     )
 }
 
-/// What curl gets from a path of the HTTP port: the status, or 000 where there is none; and the rest.
+/// The HTTP status that curl gets (000 without an answer), and the rest of its output.
 fn curl(arguments: &[&str]) -> (String, String) {
     let output = Command::new("curl")
         .args(["--silent", "--show-error", "--max-time", "20", "--write-out", "\n%{http_code}"])
@@ -113,7 +114,7 @@ fn curl(arguments: &[&str]) -> (String, String) {
     (status.to_owned(), format!("{body}{}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// `acequia check` at a node's gRPC port over TLS.
+/// Runs `acequia check` at a node's gRPC port over TLS.
 fn check(node: &Node, domain: &str, more: &[&str]) -> Output {
     let address = format!("https://localhost:{}", node.grpc().port());
     let mut words = vec!["check", "--address", &address, "--domain", domain];
@@ -127,14 +128,14 @@ fn passes(output: &Output) {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
-/// Nobody could say, for this reason.
+/// Asserts that a command got no answer, for this reason.
 #[track_caller]
 fn fails(output: &Output, why: &str) {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(2) && said.contains(why), "{why}: {output:?}");
 }
 
-/// A caller that may check in `shop` and in what begins with `edge/`, and nothing else.
+/// Asserts that a caller may check in `shop` and in domains that begin with `edge/`, and nothing else.
 #[track_caller]
 fn may_check_in_two_domains(node: &Node, credentials: &[&str]) {
     passes(&check(node, "shop", credentials));
@@ -143,7 +144,7 @@ fn may_check_in_two_domains(node: &Node, credentials: &[&str]) {
     fails(&check(node, "shop", &[credentials, &["--reserve", "1s"]].concat()), "may not do this");
 }
 
-/// How many callers a port has turned away for a reason, by what `/metrics` says.
+/// How many callers a port has refused for a reason, by `/metrics`.
 fn refused(port: &str, why: &str, metrics: &str) -> f64 {
     let found = openmetrics::parse(metrics).unwrap_or_else(|fault| panic!("{fault}\n{metrics}"));
     found.sum("acequia_callers_refused_total", &[("port", port), ("why", why)])
@@ -173,7 +174,7 @@ fn callers_come_over_tls_1_2_and_1_3_by_both_ports() {
     let (status, text) =
         curl(&["--cacert", &ca, "--tls-max", "1.1", "--tlsv1.0", "--ciphers", "DEFAULT@SECLEVEL=0", &url]);
     assert_eq!(status, "000", "{text}");
-    // A node that is none of the authority's, and one that has another name.
+    // A node of another authority, and a node with another name.
     fails(&check(&node, "shop", &["--ca", &Authority::new().path("ca.crt")]), "certificate");
     fails(&check(&node, "shop", &["--ca", &ca, "--server-name", "acequia.internal"]), "certificate");
     let bench =
@@ -213,7 +214,7 @@ fn callers_may_do_what_they_are_allowed() {
     passes(&check(&node, "shop", &[&shop[..], &["--reserve", "1s"]].concat()));
     passes(&check(&node, "books", &shop));
     passes(&check(&node, "shop", &["--ca", &ca, "--token-file", &token]));
-    // A token of somebody else's counts for nothing, and a certificate still does.
+    // An unknown token counts for nothing, and a certificate still does.
     let other = authority.token("other", "a-token-of-more-than-sixteen.");
     fails(&check(&node, "shop", &["--ca", &ca, "--token-file", &other]), "knows its callers");
     passes(&check(&node, "shop", &[&shop[..], &["--token-file", &other]].concat()));
@@ -315,7 +316,7 @@ fn certificates_that_are_not_good_enough_let_nobody_in() {
     let strange = other.sign("strange", &envoy, |_| {});
     assert_eq!((ask(&expired), ask(&strange)), ("000".to_owned(), "000".to_owned()));
 
-    // Of a port that knows no names, every certificate of the authority's lets its owner in.
+    // If a port's config names no callers, every certificate of the authority lets its owner in.
     let any = authority.sign("any", &["anything"], |_| {});
     let grpc = |[cert, key]: &[String; 2]| check(&node, "shop", &["--ca", &ca, "--cert", cert, "--key", key]);
     passes(&grpc(&any));
@@ -334,7 +335,7 @@ fn certificates_that_are_not_good_enough_let_nobody_in() {
 #[test]
 fn certificates_tokens_and_callers_are_read_again() {
     let authority = Authority::new();
-    // As Kubernetes mounts a secret: a link to a folder that is replaced as a whole.
+    // Like a secret in Kubernetes: a link to a folder that is replaced as a whole.
     let mount = authority.folder.path().join("mount");
     std::fs::create_dir(&mount).expect("a folder");
     let put = |version: &str, name: &str| {
@@ -363,14 +364,14 @@ fn certificates_tokens_and_callers_are_read_again() {
     authority.token("token", "another-token-of-sixteen-and-more");
     eventually("another token", || ask("renewed.internal", "another-token-of-sixteen-and-more") == Some(0));
     assert_eq!(ask("renewed.internal", "a-token-of-more-than-sixteen"), Some(2));
-    // What cannot be used changes nothing.
+    // Unusable files change nothing.
     std::fs::write(mount.join("2/tls.key"), "no key").expect("written");
     node.until_it_says("certificates and tokens not read again: the old ones stay");
     assert_eq!(ask("renewed.internal", "another-token-of-sixteen-and-more"), Some(0));
     put("3", "localhost");
     eventually("a good one again", || ask("localhost", "another-token-of-sixteen-and-more") == Some(0));
 
-    // Whom the config lets in changes without a restart, where the port stays what it is.
+    // The config changes the callers without a restart, if the port's address stays.
     node.write_whole_config(&config(&guarded(""), ""));
     eventually("everybody", || ask("localhost", "nobody's-token-of-sixteen") == Some(0));
     node.write_whole_config(&config(&with_token, ""));
@@ -392,7 +393,7 @@ fn callers_of_this_machine_come_by_a_socket_in_the_file_system() {
         )
     };
     let (grpc, http) = (path("grpc.sock"), path("http.sock"));
-    // One that a killed process left behind.
+    // A socket that a killed process left behind.
     drop(UnixListener::bind(&grpc).expect("a socket"));
     let of_http = format!("{{ address: \"unix:{}\", mode: \"0666\" }}", http.display());
     let mut node = Node::start_whole(&config(&grpc, &of_http));
@@ -409,7 +410,7 @@ fn callers_of_this_machine_come_by_a_socket_in_the_file_system() {
     let (status, text) = curl(&["--unix-socket", &socket, "--data", CHECK, "http://node/v1/check"]);
     assert!(status == "200" && text.contains("\"allowed\":true"), "{text}");
 
-    // A second node neither takes the place of one that runs nor removes what is no socket.
+    // A second node neither replaces a running node nor removes a file that is no socket.
     let file = path("file");
     std::fs::write(&file, "a text").expect("written");
     let refused = |at: &Path, why: &str| {
@@ -436,21 +437,21 @@ fn what_is_no_handshake_holds_a_place_for_seconds_and_stops_nobody() {
     let authority = Authority::new();
     let node = node("", &authority.tls(false));
     let begun = Instant::now();
-    // The first bytes of a ClientHello, and no more; and something that is none.
+    // One connection sends the first bytes of a ClientHello, and the other sends plain HTTP.
     let mut half = TcpStream::connect(node.http()).expect("a connection");
     half.write_all(&[0x16, 3, 1, 1, 0, 1, 0, 0, 0xfc]).expect("sent");
     let mut plain = TcpStream::connect(node.http()).expect("a connection");
     plain.write_all(b"GET /healthz HTTP/1.1\r\nhost: node\r\n\r\n").expect("sent");
     plain.set_read_timeout(Some(PATIENCE)).expect("set");
     let mut answer = Vec::new();
-    // It may be reset rather than closed.
+    // The connection may be reset instead of closed.
     let _ = plain.read_to_end(&mut answer);
     assert!(begun.elapsed() < Duration::from_secs(5) && answer.len() < 64, "{answer:?}");
     let ca = authority.path("ca.crt");
     let url = |path: &str| format!("https://localhost:{}{path}", node.http().port());
     let metrics = || curl(&["--cacert", &ca, &url("/metrics")]).1;
     eventually("it is counted", || refused("http", "handshake", &metrics()) == 1.0);
-    // TLS to a port that speaks none.
+    // TLS to a port without TLS.
     fails(&check(&node, "shop", &["--ca", &ca]), "no answer");
     passes(&acequia(&["check", "--domain", "shop", "--address", &node.grpc().to_string(), "k=v"]));
     assert_eq!(curl(&["--cacert", &ca, "--data", CHECK, &url("/v1/check")]).0, "200");

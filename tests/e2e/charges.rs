@@ -1,4 +1,4 @@
-//! Charges with names, and classes of consumers, asked of real nodes.
+//! Named charges, and classes of consumers, at real nodes.
 
 use acequia_api::acequia::v1::{
     CheckBatch, CheckRequest, CommitRequest, Lapse, RefundRequest, Reserve, Settled,
@@ -22,7 +22,7 @@ fn config() -> String {
     )
 }
 
-/// A check of a cost, with more fields.
+/// A check with a cost and more fields.
 fn ask(node: &Node, cost: u64, more: Value) -> Value {
     let mut body = json!({ "domain": "shop", "descriptors": [{ "tenant": "t1" }], "cost": cost });
     let fields = body.as_object_mut().expect("an object");
@@ -42,7 +42,7 @@ fn settle(node: &Node, path: &str, body: Value) -> Value {
 }
 
 fn left(node: &Node) -> u64 {
-    // A look, by way of a cost that can never pass.
+    // A cost that can never pass shows what is left.
     ask(node, 1_000, json!({}))["remaining"].as_u64().expect("a number")
 }
 
@@ -59,7 +59,7 @@ fn the_same_id_is_charged_once_also_after_a_crash() {
     node.crash();
     assert_eq!(ask(&node, 30, once.clone())["is_repeat"], true, "{}", node.stderr());
     assert!((65..=70).contains(&left(&node)), "a crash wastes what was reserved ahead");
-    // Another request needs another id; without one nothing is remembered.
+    // Another request needs another id. Without an id nothing is remembered.
     let body = json!({ "domain": "shop", "descriptors": [{ "tenant": "t2" }], "id": "order-17", "cost": 30 });
     let (status, refused) = post(&node, "/v1/check", body);
     assert_eq!(status, 400);
@@ -101,7 +101,7 @@ fn a_reservation_ends_with_its_real_cost_and_no_more() {
     assert_eq!(done["refunded"], json!([{ "name": "jobs", "units": 35 }]));
     assert_eq!(settle(&node, "/v1/refund", json!({ "charge_id": id }))["settled"], "before");
     assert_eq!(left(&node), 75);
-    // One that nobody ends lapses.
+    // A reservation that nobody ends lapses.
     let lapsing = ask(&node, 50, json!({ "reserve": { "ttl": "30ms" } }));
     assert_eq!(lapsing["allowed"], true);
     eventually("it lapses", || left(&node) == 75);
@@ -142,7 +142,7 @@ async fn grpc_names_charges_and_settles_them() {
     ] {
         assert_eq!(limiter.check(bad).await.expect_err("refused").code(), Code::InvalidArgument);
     }
-    // A stream decides many at once, and remembers none.
+    // A stream decides many checks at once, and remembers none.
     let batch =
         CheckBatch { checks: vec![CheckRequest { id: "one".into(), ..question(&[("tenant", "t1")]) }] };
     let mut answers = limiter.check_stream(tokio_stream::iter([batch])).await.expect("a stream").into_inner();

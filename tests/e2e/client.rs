@@ -1,5 +1,5 @@
-//! Small clients: HTTP/1.1 over a plain socket, JSON checks, and gRPC calls as raw bytes, for what
-//! no well-behaved client would send.
+//! Small clients: HTTP/1.1 over a plain socket, JSON checks, and gRPC calls as raw bytes, which can send what
+//! no well-behaved client would.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -18,7 +18,7 @@ pub(crate) struct Http {
     stream: BufReader<TcpStream>,
 }
 
-/// What came back.
+/// A reply.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -47,7 +47,7 @@ impl Http {
         self.try_check(body).expect("an answer")
     }
 
-    /// The same, where the node may be gone.
+    /// Like `check`, when the node may be gone.
     pub(crate) fn try_check(&mut self, body: &str) -> io::Result<Reply> {
         self.ask("POST", "/v1/check", &[], body)
     }
@@ -70,12 +70,12 @@ impl Http {
         self.reply(method == "HEAD")
     }
 
-    /// Any bytes.
+    /// Sends any bytes.
     pub(crate) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.get_mut().write_all(bytes)
     }
 
-    /// Reads an answer: with a length in front, or none at all to HEAD.
+    /// Reads an answer: with a length, or without a body to HEAD.
     pub(crate) fn reply(&mut self, to_head: bool) -> io::Result<Reply> {
         let broken = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
         let line = self.line()?;
@@ -111,7 +111,7 @@ impl Http {
 }
 
 impl Reply {
-    /// A header's value. Two of one name are one too many.
+    /// A header's value. A repeated header is an error.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut found = self.headers.iter().filter(|(found, _)| found.eq_ignore_ascii_case(name));
         let (_, value) = found.next()?;
@@ -131,7 +131,7 @@ impl Reply {
     }
 }
 
-/// The body of a check in the domain `shop` with one descriptor.
+/// The body of a check with one descriptor in the domain `shop`.
 pub(crate) fn body(entries: &[(&str, &str)]) -> String {
     let entries: serde_json::Map<String, Value> =
         entries.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
@@ -144,7 +144,7 @@ pub(crate) fn check(node: &Node, entries: &[(&str, &str)]) -> Value {
     Http::connect(node).check(&body(entries)).json()
 }
 
-/// The same with a cost.
+/// Checks a descriptor with a cost.
 #[track_caller]
 pub(crate) fn check_cost(node: &Node, entries: &[(&str, &str)], cost: u64) -> Value {
     let mut body: Value = serde_json::from_str(&body(entries)).expect("JSON");
@@ -165,29 +165,29 @@ pub(crate) async fn channel(node: &Node) -> Channel {
     endpoint.timeout(PATIENCE).connect().await.expect("a connection")
 }
 
-/// What a gRPC call came to, as it stands on the wire.
+/// The raw reply to a gRPC call.
 #[derive(Debug)]
 pub(crate) struct RawReply {
     pub(crate) http_status: u16,
-    /// gRPC's; nothing where the stream was reset.
+    /// The gRPC status. `None` if the stream was reset.
     pub(crate) code: Option<tonic::Code>,
     pub(crate) message: String,
-    /// With its frames.
+    /// The body with its frames.
     pub(crate) body: Bytes,
 }
 
-/// A gRPC call with any bytes for a body.
+/// A gRPC call with any bytes as its body.
 pub(crate) async fn raw_call(node: &Node, path: &str, content_type: &str, body: Bytes) -> RawReply {
     let (client, _) = raw_connection(node.grpc()).await;
     let (reply, mut sending) = raw_request(client, path, content_type).await;
-    // A node may answer before it has read everything, and reset the stream then.
+    // A node may answer and reset the stream before it has read everything.
     let sent = send_all(&mut sending, body).await;
     let reply = tokio::time::timeout(PATIENCE, raw_reply(reply)).await.expect("an answer in time");
     reply.unwrap_or_else(|fault| panic!("no answer: {fault}; sent: {sent:?}"))
 }
 
-/// An HTTP/2 connection, and a way to ping through it: what was sent before a ping was read before
-/// its answer.
+/// An HTTP/2 connection, and its pings. The node has read everything that was sent before a ping when it
+/// answers the ping.
 pub(crate) async fn raw_connection(address: SocketAddr) -> (h2::client::SendRequest<Bytes>, h2::PingPong) {
     let stream = tokio::net::TcpStream::connect(address).await.expect("a connection");
     let (client, mut connection) = h2::client::handshake(stream).await.expect("a handshake");
@@ -196,7 +196,7 @@ pub(crate) async fn raw_connection(address: SocketAddr) -> (h2::client::SendRequ
     (client, ping)
 }
 
-/// Begins a call: its headers are on the wire, its body is not.
+/// Starts a call: its headers are sent, and its body is not.
 pub(crate) async fn raw_request(
     client: h2::client::SendRequest<Bytes>,
     path: &str,
@@ -210,7 +210,7 @@ pub(crate) async fn raw_request(
     client.ready().await.expect("a connection").send_request(request, false).expect("a stream")
 }
 
-/// Sends as the node has room, and ends the request.
+/// Sends as fast as the node accepts, and ends the request.
 pub(crate) async fn send_all(stream: &mut h2::SendStream<Bytes>, mut body: Bytes) -> Result<(), h2::Error> {
     while !body.is_empty() {
         stream.reserve_capacity(body.len());
@@ -242,7 +242,7 @@ pub(crate) async fn raw_reply(reply: h2::client::ResponseFuture) -> Result<RawRe
     })
 }
 
-/// A message in gRPC's frame.
+/// A message with gRPC's frame header.
 pub(crate) fn framed(message: &[u8]) -> Bytes {
     let mut frame = BytesMut::with_capacity(5 + message.len());
     frame.put_u8(0);

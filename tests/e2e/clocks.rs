@@ -1,7 +1,7 @@
-//! Nodes whose clocks are not the machine's: what callers are allowed, counted by the machine's.
+//! Nodes whose clocks differ from the machine's. What callers are allowed is counted by the machine's clock.
 //!
-//! The clocks lie below the process: a library that is preloaded gives it what the test says. All above, its own code for clocks
-//! included, is what runs in production. `tests/soak clocks` runs the same for ten minutes each.
+//! A preloaded library gives the process the clocks that the test sets. All code above, including the
+//! server's own clock code, runs as in production. `tests/soak clocks` runs each test for ten minutes.
 
 use std::{
     fs,
@@ -36,19 +36,19 @@ struct Clocks {
 }
 
 impl Clocks {
-    /// The machine's, but that the time since its start grows faster by so much.
+    /// The machine's clocks, but time since boot runs faster by `boot_ppm`.
     fn new(boot_ppm: i64) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("clocks");
         fs::write(&path, [0_i64.to_ne_bytes(), boot_ppm.to_ne_bytes()].concat()).expect("a file");
         let file = fs::File::options().write(true).open(&path).expect("a file");
-        // A test has few, and ends.
+        // The leak is small: a test has few of these, and ends.
         let leaked = |path: &std::path::Path| &*path.display().to_string().leak();
         let environment = [("LD_PRELOAD", leaked(wall_library())), ("SERVER_WALL", leaked(&path))];
         Self { _folder: folder, file, environment }
     }
 
-    /// The wall is ahead of the machine's by so many nanoseconds from now on.
+    /// From now on the wall clock is ahead of the machine's by this many nanoseconds.
     fn set_wall(&mut self, ahead_ns: i64) {
         self.file.seek(SeekFrom::Start(0)).expect("a file");
         self.file.write_all(&ahead_ns.to_ne_bytes()).expect("its wall");
@@ -59,7 +59,7 @@ impl Clocks {
     }
 }
 
-/// How long it goes on: as long as a run of its own says, and a few seconds in the suite.
+/// The duration that `ACEQUIA_TEST_SECONDS` sets. `None` in the test suite, which takes a few seconds.
 fn lasts() -> Option<Duration> {
     let seconds = std::env::var("ACEQUIA_TEST_SECONDS").ok()?;
     Some(Duration::from_secs(seconds.parse().expect("ACEQUIA_TEST_SECONDS is a number of seconds")))
@@ -75,7 +75,7 @@ fn asked(rate: [u64; 3]) -> Vec<Asked> {
     vec![Asked { kind: "w", rates: rate.map(AtomicU64::new) }]
 }
 
-/// What passes in each of the next windows, at one place.
+/// Units a second that pass in each of the next windows at one node.
 fn passed_at(callers: &Callers, place: usize, windows: u32) -> f64 {
     let begun_wall = callers.begun_wall.duration_since(UNIX_EPOCH).expect("a wall clock");
     let open = (begun_wall + callers.begun.elapsed()).as_secs();
@@ -97,13 +97,13 @@ fn never_over(seen: &Seen) {
     assert!(most >= LIMIT / 2, "{most} of {LIMIT}: nothing was tried");
 }
 
-/// The config of one of two nodes that know each other by the store they share.
+/// The config of one of two nodes that know each other through their common store.
 fn of_store(node: &str, redis: &Server) -> String {
     let shards = format!("shards: {}", listed(std::slice::from_ref(redis)));
     config_of((node, &["eu-1", "eu-2"]), &shards, &window())
 }
 
-/// One of two nodes that share a Redis has a wall that is an hour off, when it begins and while it runs.
+/// One of two nodes with a common Redis has a wall clock that is an hour off, both at its start and later.
 #[test]
 fn a_wall_that_is_an_hour_off_spends_nothing_twice_in_a_region_with_a_store() {
     let _alone = alone();
@@ -118,17 +118,18 @@ fn a_wall_that_is_an_hour_off_spends_nothing_twice_in_a_region_with_a_store() {
     let background = Background::start();
     let callers = background.callers(&nodes, asked([400, 400, 0]));
     let begun = Instant::now();
-    // In the suite other tests are beside it.
+    // In the suite other tests run at the same time.
     let least = if lasts().is_some() { 0.99 } else { 0.8 };
     let mut round = 0;
     loop {
         for ahead_s in [HOUR_S, -HOUR_S] {
-            // While it runs: it goes on by the store's.
+            // While the node runs, it continues by the store's clock.
             clocks.set_wall_s(ahead_s);
             let passed = passed_at(&callers, 1, 2);
             println!("{ahead_s} s off: {passed:.0} a second pass there");
             assert!(passed > 10.0, "{passed} a second where the wall was set by {ahead_s} s");
-            // When it begins: it waits, and the other one has what it has while this one is gone.
+            // When the node starts, it waits for a right clock. The other node gets as much as when this one
+            // is gone.
             if round % 4 == 0 {
                 nodes[1].kill();
                 let gone = passed_at(&callers, 0, 3);
@@ -160,8 +161,8 @@ fn a_wall_that_is_an_hour_off_spends_nothing_twice_in_a_region_with_a_store() {
     never_over(&callers.end());
 }
 
-/// Walls of three regions are corrected by what they may be off, back and forth; their steady clocks drift as far as they may; and one of the
-/// processes is held up again and again.
+/// Three regions' wall clocks are corrected back and forth within their error bound. Their steady clocks
+/// drift as far as they may, and one process is suspended again and again.
 #[test]
 fn clocks_that_are_as_wrong_as_they_may_be_spend_nothing_twice() {
     let mut cluster = Cluster::prepare(&window());
@@ -180,7 +181,7 @@ fn clocks_that_are_as_wrong_as_they_may_be_spend_nothing_twice() {
     };
     let from = callers.begun.elapsed();
     while begun.elapsed() < lasts {
-        // Up to 1.8 ms either way, of the 2 ms that the config allows.
+        // Up to 1.8 ms in both directions, of the 2 ms that the config allows.
         let region = below(3) as usize;
         clocks[region].set_wall(below(3_600_000).cast_signed() - 1_800_000);
         cluster.nodes[0].hold(true);

@@ -1,4 +1,4 @@
-//! The config file: checked before it counts, read again while the node runs.
+//! The config file: checked before it takes effect, and read again while the node runs.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ limits:
 - { name: slow, domain: shop, cost: 9, fixed_window: { limit: 5, window: 1ms } }
 - { name: twins, domain: shop, fixed_window: { limit: 5, window: 1m }, quota: { limit: 5, per: day } }
 ";
-/// Lines of the faults, within what the test writes, and a word that each says.
+/// Line numbers of the faults in the test's text, and a word from each message.
 const FAULTS: [(usize, &str); 5] = [(1, "64MiB"), (6, "60/s"), (7, "burst"), (11, "10ms"), (12, "keep one")];
 
 #[test]
@@ -69,7 +69,7 @@ fn programs_get_json_whatever_there_is_to_say() {
     let said: Value = serde_json::from_slice(&ran.stdout).expect("JSON");
     assert_eq!((ran.status.code(), &said["is_sound"], &said["faults"]), (Some(0), &json!(true), &json!([])));
 
-    // Nobody listens there.
+    // Nobody listens at this address.
     for command in [
         &["check", "--json", "--address", "127.0.0.1:1", "--domain", "shop", "k=v"][..],
         &["budget", "list", "--json", "--address", "127.0.0.1:1"],
@@ -109,7 +109,7 @@ fn validate_says_what_a_file_would_change_on_a_running_node() {
         assert_eq!(said.contains("there"), word.is_some(), "{said}");
         assert!(word.is_none_or(|word| said.contains(word)), "{said}");
     }
-    // The change itself is said by the node, and by who explains.
+    // The node and an explanation report the change.
     node.write_whole_config(&yaml("user", 9));
     node.until_it_says("the limit matches or counts otherwise now");
     let grpc = node.grpc().to_string();
@@ -147,7 +147,7 @@ fn the_configs_that_are_shipped_are_sound() {
     }
 }
 
-/// What a newcomer with three regions writes.
+/// The config of a newcomer with three regions.
 const REGIONS: &str = r#"# acequia.yaml
 region: eu                          # this node's region
 node: eu-1
@@ -357,7 +357,7 @@ fn fewer_units_deny_at_once_and_none_are_minted_by_going_back() {
     for (number, rate, burst, left) in [(1, "1/h", 8, 2), (2, "1/h", 4, 0), (3, "2/h", 10, 4)] {
         node.write_config(&bucket(rate, burst));
         reloaded(&node, number);
-        // A look, so that the next change finds the same debt.
+        // A denied request converts the cell, so that the next change finds the same debt.
         let asked = check_cost(&node, key, burst);
         assert_eq!(
             (&asked["allowed"], &asked["remaining"]),
@@ -365,18 +365,18 @@ fn fewer_units_deny_at_once_and_none_are_minted_by_going_back() {
             "{rate}, {burst}"
         );
     }
-    // Six were spent, whatever the burst was in between: of 10, four are left.
+    // Six units were spent, whatever the burst was in between. Four of ten are left.
     assert_eq!(check_cost(&node, key, 4)["allowed"], true);
     assert_eq!(check(&node, key)["allowed"], false);
 }
 
-/// Limits of one node, and the domains that they are spread over.
+/// The number of limits of one node, and of domains that they are spread over.
 const MANY: usize = 100_000;
 const DOMAINS: usize = 1_000;
-/// The most limits of a config, as `validate` says.
+/// The most limits of a config, by `validate`.
 const MOST: usize = 131_071;
 
-/// So many small limits. The last one has `last` units.
+/// A number of small limits. The last one has `last` units.
 fn many_limits(count: usize, last: u64) -> String {
     let window = windows::long();
     let limit = |n: usize| {
@@ -447,14 +447,14 @@ fn another_shape_waits_for_the_window_to_end() {
     );
     let node = Node::start(&old);
     let key = &[("k", "v")];
-    // Spend a window that has some time to go.
+    // Spend a window that still has some time to go.
     let (mut denied, mut asked) = (check(&node, key), Instant::now());
     eventually("a window is spent early", || {
         asked = Instant::now();
         denied = check(&node, key);
         denied["allowed"] == false && denied["retry_after_ms"].as_u64() > Some(1_500)
     });
-    // The answer's own hint may be later, at random.
+    // The answer's own hint may be later at random, so read the limit's.
     let to_go = Duration::from_millis(denied["limits"][0]["retry_after_ms"].as_u64().expect("a wait"));
 
     node.write_config(&new);
@@ -533,7 +533,7 @@ fn more_connections_than_the_config_allows_wait_for_their_turn() {
     assert_eq!((first.get("/healthz").status, second.get("/healthz").status), (200, 200));
     let mut third = Http::connect(&node);
     third.send(b"GET /healthz HTTP/1.1\r\nhost: node\r\n\r\n").expect("it is connected");
-    // Both connections that are open are served as before, and the third when one has ended.
+    // The two open connections are served as before, and the third when one of them has ended.
     assert_eq!(first.get("/healthz").status, 200);
     drop(second);
     assert_eq!(third.reply(false).expect("an answer").status, 200);
@@ -552,13 +552,13 @@ fn reloaded(node: &Node, times: u32) {
 #[track_caller]
 fn refused(node: &Node, times: u32) {
     eventually("the config is refused", || {
-        // The node may see a new file by itself just before it is told to look.
+        // The node may notice a new file by itself just before the signal.
         metric(node, RELOADS, &[("outcome", "refused")]) >= f64::from(times)
     });
 }
 
-/// One limit of a window that does not end during a test. The window is the same in every config
-/// of a test, or else it would be another limit.
+/// One limit with a window that does not end during a test. The window is equal in every config of a test;
+/// otherwise it would be another limit.
 fn one_window(limit: u64) -> String {
     thread_local! {
         static WINDOW: String = windows::long();

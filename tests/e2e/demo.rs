@@ -1,4 +1,4 @@
-//! `acequia demo` without a terminal: it keeps its own promise, and leaves nothing behind.
+//! `acequia demo` without a terminal: its verdicts are right, and it leaves nothing behind.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _},
@@ -8,12 +8,12 @@ use std::{
 
 use acequia_tests::{binary, eventually};
 
-/// The first of the ports that these tests try: below those that the system gives to clients.
+/// The first port that these tests try, below the ports that the system gives to clients.
 const FIRST_PORT: u16 = 14_000;
-/// Between two tries: three regions fit.
+/// The distance between two tries, with room for three regions.
 const STEP: u16 = 300;
 
-/// A demonstration, on ports of its own. Killed when it is dropped.
+/// A demonstration on its own ports. Killed when dropped.
 struct Demo {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -21,7 +21,7 @@ struct Demo {
 }
 
 impl Demo {
-    /// Starts one on the first ports that are free, from the given try on.
+    /// Starts a demonstration on the first free ports, beginning with the given try.
     fn start(first: u16, arguments: &[&str]) -> Self {
         let mut refused = String::new();
         for number in first..first + 20 {
@@ -45,12 +45,12 @@ impl Demo {
         panic!("no free ports:{refused}");
     }
 
-    /// Reads its lines until one holds these words.
+    /// Reads lines until one contains `words`.
     fn until(&mut self, words: &str) {
         self.until_all(&[words]);
     }
 
-    /// Reads its lines until each of these words was said, in their order. Gives what it said.
+    /// Reads lines until they have contained each of `words`, in order. Returns the lines.
     fn until_all(&mut self, words: &[&str]) -> String {
         let (mut said, mut rest) = (String::new(), words.iter());
         let mut next = rest.next();
@@ -67,7 +67,7 @@ impl Demo {
         panic!("it ended before it said {next:?}:\n{said}");
     }
 
-    /// Sets a budget as an operator does at another terminal.
+    /// Sets a budget, like an operator at another terminal.
     fn set_budget(&self, of: &str, rate: &str, burst: &str) {
         let admin = format!("127.0.0.1:{}", self.base_port + 2);
         let set = Command::new(binary())
@@ -82,7 +82,7 @@ impl Demo {
         (0..3).filter(|region| TcpStream::connect(grpc(*region)).is_ok()).count()
     }
 
-    /// Waits for its end.
+    /// Waits for the end. Returns the exit code and both outputs.
     fn end(mut self) -> (Option<i32>, String, String) {
         let (mut said, mut why) = (String::new(), String::new());
         self.stdout.read_to_string(&mut said).expect("text");
@@ -105,7 +105,7 @@ fn a_split_brain_and_a_kill_are_survived_without_a_unit_too_many() {
 fn a_budget_set_from_another_terminal_is_told_asked_for_and_judged_by() {
     let mut demo = Demo::start(60, &["--seconds", "24"]);
     demo.until("three regions share 1000/s");
-    // One user may have more than the others, and asks for all of it.
+    // One user gets more than the others, and asks for all of it.
     demo.set_budget("demo/per-user[user=dan]", "rate=50/s", "burst=50");
     demo.set_budget("demo/budget", "rate=2500/s", "burst=3000");
     let raised = demo.until_all(&["set to 2500/s burst 3000", "in force everywhere", "  2500     0 |"]);
@@ -161,7 +161,7 @@ fn the_study_of_classes_takes_no_ports_and_comes_out_the_same_every_time() {
 
 impl Drop for Demo {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Envoy's `ShouldRateLimit`, as a proxy would ask it.
+//! Envoy's `ShouldRateLimit`, as a proxy calls it.
 
 use std::time::Duration;
 
@@ -105,7 +105,7 @@ async fn hits_are_added_and_a_look_adds_none() {
     assert_eq!(left(hits(3, None)).await, 6);
     assert_eq!(left(hits(3, Some(1))).await, 5, "a descriptor's own number wins");
     for _ in 0..3 {
-        // Looks whether one more would pass, and what is left.
+        // A request without hits shows whether one more would pass, and what is left.
         assert_eq!(left(hits(3, Some(0))).await, 5);
     }
     let given_back =
@@ -200,7 +200,7 @@ async fn a_caller_cannot_bring_its_own_limit() {
         let limit = response.statuses[0].current_limit.as_ref().expect("a limit");
         assert_eq!((limit.requests_per_unit, limit.unit()), (1, Unit::Hour));
     }
-    // And none where the config has none.
+    // And no limit where the config has none.
     asked.descriptors[0].entries[0].key = "other".to_owned();
     let response = ask(&node, asked).await;
     assert_eq!((response.overall_code(), &response.statuses[0].current_limit), (Code::Ok, &None));

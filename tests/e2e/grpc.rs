@@ -1,4 +1,4 @@
-//! `acequia.v1.Limiter`, health and reflection, through the clients that applications would use.
+//! `acequia.v1.Limiter`, health and reflection, with the clients that applications use.
 
 use acequia_api::acequia::v1::{
     CheckBatch, CheckRequest, CheckResponse, Descriptor, Entry, Outcome, Reason,
@@ -69,7 +69,7 @@ async fn check_decides_and_lists_limits_when_asked_or_denied() {
     assert_eq!((denied.reason(), denied.remaining), (Reason::OverLimit, Some(1)));
     let [limit] = &denied.limits[..] else { panic!("{denied:?}") };
     assert_eq!((limit.outcome(), limit.cost), (Outcome::Deny, 2));
-    // Not all are told to come back at the edge.
+    // Retries are spread, so not everybody is told to return at the edge.
     assert!(limit.retry_after_ms.is_some() && denied.retry_after_ms >= limit.retry_after_ms, "{denied:?}");
 
     let nothing = ask(&mut limiter, question(&[("route", "/")])).await;
@@ -102,7 +102,7 @@ async fn a_descriptor_may_weigh_something_of_its_own() {
     assert_eq!(left, [("a", 3), ("b", 8)]);
     assert_eq!((answer.limit.as_str(), answer.remaining), ("a", Some(3)));
 
-    // Every unit of cost weighs four in this limit.
+    // In this limit every unit of cost weighs four.
     assert_eq!(ask(&mut limiter, question(&[("tokens", "x")])).await.remaining, Some(6));
     let heavy = CheckRequest { cost: Some(2), ..question(&[("tokens", "x")]) };
     let denied = ask(&mut limiter, heavy).await;
@@ -119,7 +119,8 @@ async fn a_stream_answers_every_message_in_order() {
         windows::long()
     ));
     let mut limiter = limiter(&node).await;
-    // Every tenth check is of another kind, and says so: an answer in the wrong place would show.
+    // Every tenth check is of another kind, which its answer shows. An answer in the wrong place would be
+    // noticed.
     let check = |number: usize| match number % 10 {
         0 => question(&[("route", "/")]),
         1 => CheckRequest { detail: true, ..question(&[("api_key", "k")]) },
@@ -128,7 +129,7 @@ async fn a_stream_answers_every_message_in_order() {
     let batch = move |message: usize| CheckBatch {
         checks: (message * CHECKS..(message + 1) * CHECKS).map(check).collect(),
     };
-    // Everything is sent whether or not anything was answered.
+    // All messages are sent, whether or not any answer has arrived.
     let sent = stream::iter((0..MESSAGES).map(batch));
     let answers = limiter.check_stream(sent).await.expect("a stream").into_inner();
     let answers: Vec<_> = answers.map(|answer| answer.expect("an answer").results).collect().await;
@@ -161,7 +162,7 @@ async fn a_stream_answers_while_it_is_open() {
         send.send(batch).await.expect("the stream is open");
         let answer = answers.message().await.expect("no fault").expect("an answer");
         assert_eq!(answer.results[0].remaining, Some(9 - turn));
-        // In between, others ask too.
+        // Each message has one answer.
         assert_eq!(answer.results.len(), 1);
     }
     send.send(CheckBatch::default()).await.expect("the stream is open");
@@ -215,7 +216,7 @@ async fn peek_charges_nothing_and_explains() {
     for _ in 0..3 {
         let peek = limiter.peek(request.clone()).await.expect("an answer").into_inner();
         let verdict = peek.verdict.expect("a verdict");
-        // It would pass, and as nothing was charged everything is left.
+        // The request would pass. Nothing was charged, so everything is left.
         assert_eq!((verdict.allowed, verdict.remaining), (true, Some(2)));
         assert_eq!(verdict.limits.len(), 1);
         let why: Vec<_> = peek.unmatched.iter().map(|u| (u.name.as_str(), u.why.as_str())).collect();
@@ -242,7 +243,7 @@ async fn every_protocol_asks_the_same_cells() {
         "workers: 4\nlimits: [{ name: b, domain: shop, by: [k], token_bucket: { rate: 1/h, burst: 9 } }]",
     );
     for turn in 0..3 {
-        // New connections, and so other workers.
+        // New connections reach other workers.
         let mut limiter = limiter(&node).await;
         let answer = ask(&mut limiter, question(&[("k", "v")])).await;
         assert_eq!(answer.remaining, Some(8 - 3 * turn));

@@ -1,5 +1,4 @@
-//! What a real node does with those who do not keep to the rules between regions: they are refused, counted, logged
-//! once, and nothing changes.
+//! Peers that break the rules between regions are refused, counted and logged once, and change nothing.
 
 #[path = "../../crates/mesh/tests/mesh/mask/mod.rs"]
 mod mask;
@@ -35,15 +34,15 @@ use crate::{
     regions::{AP, Operator, US, limits},
 };
 
-/// Three regions, of which `ap` is gone; `eu` is attacked by one who says that it is `ap`.
+/// Three regions, of which `ap` is gone. An attacker that claims to be `ap` attacks `eu`.
 struct Scene {
     cluster: Cluster,
     runtime: Handle,
     operator: Operator,
     http: Http,
-    /// What `ap` was.
+    /// The real incarnation of `ap`.
     ap: Incarnation,
-    /// As it stands before anybody attacks.
+    /// The status before any attack.
     before: NodeStatus,
 }
 
@@ -56,7 +55,7 @@ impl Scene {
             catalogue.requested.is_some() && catalogue.effective == catalogue.requested
         });
         cluster.nodes[AP].kill();
-        // On a busy machine a connection that it began before may be let in after it is gone.
+        // On a busy machine, a connection that `ap` started earlier may be accepted after `ap` is gone.
         let mut gone_since = None;
         eventually("ap stays gone", || {
             let peers = operator.status().peers;
@@ -80,7 +79,7 @@ impl Scene {
         self.cluster.mesh_address(EU)
     }
 
-    /// How often something was refused, as the metrics tell it.
+    /// How often something was refused, by the metrics.
     fn refused(&mut self, what: &str) -> u64 {
         let name = format!("acequia_mesh_refused_total{{what=\"{what}\"}} ");
         let text = self.http.get("/metrics").body;
@@ -94,7 +93,7 @@ impl Scene {
         assert_eq!(self.refused(what), count, "{what}");
     }
 
-    /// Waits until some words are in the log, and looks whether they are there once.
+    /// Waits until the log contains these words, and checks that only one line does.
     #[track_caller]
     fn logged_once(&self, words: &str) {
         let lines = || {
@@ -105,7 +104,7 @@ impl Scene {
         assert_eq!(lines(), 1, "{words}");
     }
 
-    /// Of what a stranger could want to change.
+    /// Asserts that nothing has changed that a stranger might want to change.
     #[track_caller]
     fn nothing_has_changed(&mut self) {
         let of = |status: &NodeStatus| {
@@ -127,7 +126,7 @@ impl Scene {
     }
 }
 
-/// A connection of a peer's certificate, that is let in.
+/// An accepted connection with a peer's certificate.
 async fn insider(folder: &Path, to: SocketAddr) -> Connection {
     let connection = Mask::of(folder, "ap-1").connect(to).await.expect("let in");
     write(&connection, &[1]).await;
@@ -138,7 +137,7 @@ async fn insider(folder: &Path, to: SocketAddr) -> Connection {
 fn who_is_no_peer_is_refused_and_counted_and_changes_nothing() {
     let mut scene = Scene::new();
     let (to, folder) = (scene.mesh(), scene.cluster.certs());
-    // Another authority, of a peer's name.
+    // A certificate of another authority, with a peer's name.
     let other = tempfile::tempdir().expect("a folder");
     certs::create(other.path(), &[Identity::new("ap", "ap-1")], &[]).expect("certificates");
     std::fs::copy(folder.join("ca.pem"), other.path().join("ca.pem")).expect("copied");
@@ -157,13 +156,13 @@ fn who_is_no_peer_is_refused_and_counted_and_changes_nothing() {
         (Mask::of(strangers.path(), "aa-1"), "stranger", 1),
         (Mask::of(strangers.path(), "aa-1"), "stranger", 2),
         (Mask::of(&folder, REGIONS[EU].1), "own-name", 1),
-        // By its name it is dialled, and does not dial: whoever has its certificate gets nowhere either.
+        // By its name this peer is dialled, and never dials, so even the owner of its certificate is refused.
         (Mask::of(&folder, "us-1"), "wrong-direction", 1),
     ] {
         scene.runtime.block_on(mask.refused(to));
         scene.until_refused(what, count);
     }
-    // A good certificate, and a hello of a later version.
+    // A valid certificate, and a hello of a later version.
     for count in 1..=2 {
         let error = scene.runtime.block_on(async {
             let connection = Mask::of(&folder, "ap-1").connect(to).await.expect("a handshake");
@@ -185,7 +184,7 @@ fn streams_that_break_the_rules_are_refused_and_counted_and_change_nothing() {
     let (to, folder) = (scene.mesh(), scene.cluster.certs());
     let insider = scene.runtime.block_on(insider(&folder, to));
 
-    // The one that stalls has ten seconds, in which the others come.
+    // The stalled stream has ten seconds, in which the other streams come.
     let _stalled = scene.runtime.block_on(begin(&insider, &frame(5, b"four")));
     let _announced = scene.runtime.block_on(begin(&insider, &frame(FRAME_BYTES_MAX + 1, b"")));
     scene.until_refused("frame-too-long", 1);
@@ -202,7 +201,7 @@ fn streams_that_break_the_rules_are_refused_and_counted_and_change_nothing() {
     }
     scene.until_refused("frame-stalled", 1);
 
-    // Eight are enough.
+    // Eight refused frames are enough to close the connection.
     for _ in 0..3 {
         scene.runtime.block_on(write(&insider, b""));
     }
@@ -246,11 +245,12 @@ fn frames_that_nobody_may_send_are_refused_and_counted_and_change_nothing() {
         of(VERSION, &earlier),
         of(VERSION + 1, &header(ap)),
         of(0, &header(ap)),
-        // With a region's certificate, in the name of another, of this node itself, and of an earlier process.
+        // A region's certificate, but the name of another region, of this node itself, or of an earlier
+        // process.
         of(VERSION, &header(us)),
         of(VERSION, &header(Incarnation { member: MemberId::named("eu"), node: node_named("eu-1"), ..ap })),
         of(VERSION, &Header { boot: 0, ..header(ap) }),
-        // Cut off in its header, and with an entry that is none.
+        // A frame that ends in its header, and a frame with an invalid entry.
         of(VERSION, &header(ap))[..9].to_vec(),
         [of(VERSION, &header(ap)), vec![0xff; 3]].concat(),
         Vec::new(),
@@ -264,7 +264,7 @@ fn frames_that_nobody_may_send_are_refused_and_counted_and_change_nothing() {
     scene.nothing_has_changed();
     drop(insider);
 
-    // And the one whose name was abused comes back as if nothing had been.
+    // The real `ap` returns without any trace of the attack.
     scene.cluster.nodes[AP].start_again();
     scene.cluster.until_ready(AP);
     eventually("it is heard", || {
@@ -273,7 +273,7 @@ fn frames_that_nobody_may_send_are_refused_and_counted_and_change_nothing() {
     assert_eq!(scene.refused("frame"), hostile.len() as u64);
 }
 
-/// A certificate of one region was stolen. It lets its holder speak for that region, and for nobody else.
+/// A stolen certificate lets its holder speak for one region only.
 #[test]
 fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
     let mut scene = Scene::new();
@@ -317,12 +317,12 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
     let us = scene.before.members.iter().find(|member| member.region == "us").expect("a member");
     let us = Incarnation { member: MemberId::named("us"), node: node_named("us-1"), number: us.incarnation };
     let hostile = [
-        // In the authority's name and its own, with the largest epoch, and without any signature.
+        // In the authority's name and in its own, with the largest epoch, and without any signature.
         signed(version(eu, after)),
         signed(version(ap, VersionId { epoch: mark.epoch + 1, number: mark.number + 1 })),
         signed(version(ap, VersionId { epoch: u32::MAX, number: u64::MAX })),
         Entry::Version(Box::new(version(eu, after)), None),
-        // For another region.
+        // Acknowledgements for another region.
         Entry::Acked { incarnation: us, ack, seal: seal(b"acequia acknowledgement\0") },
         Entry::Acked { incarnation: us, ack, seal: None },
     ];
@@ -354,7 +354,7 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
     assert_eq!(answer["allowed"], true, "{answer}");
 }
 
-/// The certificate is revoked, and its region gets another one: nobody else needs a new one.
+/// The certificate is revoked, and its region gets another one. Nobody else needs a new certificate.
 #[test]
 fn a_revoked_certificate_is_let_in_no_more_and_another_one_is() {
     let cluster = Cluster::start(&limits());
@@ -388,7 +388,7 @@ fn a_revoked_certificate_is_let_in_no_more_and_another_one_is() {
         sees(&mut operators[EU], "ap", false) && sees(&mut operators[US], "ap", false)
     });
     assert!(sees(&mut operators[US], "eu", true));
-    // The other region heard of it from the authority, and says so.
+    // The other region has heard of the revocation from the authority, and reports it.
     let (_, audit) = order(&cluster.nodes[US], &["audit", "--newest", "1"]);
     for words in ["adopted", "eu/eu-1, by certificate", &own, &stolen] {
         assert!(audit.contains(words), "{words}: {audit}");
@@ -397,7 +397,7 @@ fn a_revoked_certificate_is_let_in_no_more_and_another_one_is() {
     let counted =
         counted.lines().find_map(|line| line.strip_prefix("acequia_mesh_refused_total{what=\"revoked\"} "));
     assert!(counted.is_some_and(|count| count != "0"), "{counted:?}");
-    // Even a node that begins anew knows.
+    // A node that restarts knows of the revocation, too.
     certs::create(&cluster.certs(), &[Identity::new("ap", "ap-1")], &[]).expect("another certificate");
     eventually("it is let in by that", || {
         sees(&mut operators[EU], "ap", true) && sees(&mut operators[US], "ap", true)
@@ -417,7 +417,7 @@ fn who_lacks_the_role_of_an_authority_is_told_what_is_missing() {
         let catalogue = operator.status().catalogue.unwrap_or_default();
         catalogue.requested.is_some() && catalogue.effective == catalogue.requested
     });
-    // `ap` never had it.
+    // `ap` never had the role.
     for words in
         [&["authority", "move", "ap-1", "--yes"][..], &["authority", "move", "ap-1", "--fenced", "--yes"]]
     {

@@ -1,4 +1,4 @@
-//! The HTTP port: checks for programs, status-style answers for proxies, headers, metrics, health.
+//! The HTTP port: checks for programs, status answers for proxies, headers, metrics, health.
 
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ fn a_bucket_gives_its_burst_and_counts_it_down() {
     assert_eq!(answer["allowed"], false);
     assert_eq!(answer["remaining"], 0);
     assert_eq!(answer["reason"], "over-limit");
-    // One unit an hour: the first is back an hour after the first was spent.
+    // At one unit an hour, the first unit returns an hour after it was spent.
     let retry = answer["retry_after_ms"].as_u64().expect("a wait");
     assert!((3_500_000..=3_600_000).contains(&retry), "{retry}");
     let limit = &answer["limits"][0];
@@ -83,14 +83,14 @@ fn descriptors_are_objects_or_lists_of_pairs_and_their_order_does_not_matter() {
         r#"{ "tenant": "a", "version": 2, "beta": true }"#,
         r#"{ "version": "2", "beta": "true", "extra": "x", "tenant": "a" }"#,
         r#"[["tenant", "a"], ["version", 2], ["beta", true]]"#,
-        // Where a key comes twice, the first counts.
+        // If a key comes twice, the first value counts.
         r#"[["beta", "true"], ["version", "2"], ["tenant", "a"], ["tenant", "b"]]"#,
     ];
     for (number, descriptor) in same_cell.into_iter().enumerate() {
         let question = format!(r#"{{ "domain": "shop", "descriptors": [{descriptor}] }}"#);
         assert_eq!(http.check(&question).json()["remaining"], 8 - number, "{descriptor}");
     }
-    // A `by` key without a value is no match, and neither is another domain.
+    // A descriptor without a `by` key matches nothing, and neither does another domain.
     for (domain, descriptor) in [("shop", r#"{ "tenant": "a", "beta": true }"#), ("bank", same_cell[0])] {
         let question = format!(r#"{{ "domain": "{domain}", "descriptors": [{descriptor}] }}"#);
         let answer = http.check(&question).json();
@@ -233,7 +233,7 @@ fn several_descriptors_pass_together_or_not_at_all() {
     assert_eq!(answer["limits"][1]["descriptors"], json!([1]));
     assert_eq!(ask(json!([{ "api_key": "k" }]), 1)["remaining"], 7, "the denied request charged nothing");
 
-    // Two descriptors that hit one cell charge the sum.
+    // Two descriptors in one cell charge the sum of their costs.
     let answer = ask(json!([{ "api_key": "k" }, { "api_key": "k", "x": "y" }]), 3);
     assert_eq!((&answer["allowed"], &answer["remaining"]), (&json!(true), &json!(1)));
     assert_eq!(
@@ -343,14 +343,14 @@ fn a_proxy_asks_for_a_status() {
         }
     }
 
-    // The value comes from a header of the request, and the same value is the same cell.
+    // The value comes from a header of the request. Equal values share a cell.
     let from_header = "/v1/authz?domain=shop&header.api_key=X-Api-Key";
     let ask = |http: &mut Http, headers: &[(&str, &str)]| {
         http.ask("GET", from_header, headers, "").expect("an answer").status
     };
     assert_eq!(ask(&mut http, &[("x-api-key", "k 1")]), 429);
     assert_eq!(ask(&mut http, &[("x-api-key", "k2")]), 200);
-    // A header that comes twice is a list, not the first of two.
+    // A header that comes twice is a list, and not the first of two values.
     assert_eq!(ask(&mut http, &[("x-api-key", "k 1"), ("x-api-key", "k5")]), 200);
     assert_eq!(check(&node, &[("api_key", "k 1, k5")])["remaining"], 1);
     assert_eq!(check(&node, &[("api_key", "k2")])["remaining"], 1);
@@ -379,14 +379,14 @@ fn a_header_that_is_not_there_is_an_entry_that_is_not_there() {
     let path = "/v1/authz?domain=shop&route=x&header.api_key=X-Api-Key";
     assert_eq!(http.get(path).status, 200, "no match");
     assert_eq!(http.ask("GET", path, &[("X-API-KEY", "")], "").expect("an answer").status, 429);
-    // With no entry at all no limit matches, which is no error: a proxy would make 500 of it.
+    // Without any entry no limit matches, which is no error: a proxy would turn an error into 500.
     let empty = http.get("/v1/authz?domain=shop&header.api_key=X-Api-Key");
     assert_eq!((empty.status, empty.header("acequia-reason")), (200, Some("no-match")));
     assert_eq!(metric(&node, "acequia_unmatched_descriptors_total", &[]), 2.0);
     assert_eq!(http.get("/v1/authz?domain=shop&route=x&header.api_key=no%20header%0a").status, 200);
 }
 
-/// Proxies ask with what clients sent, and nginx makes 500 of an error.
+/// Proxies ask with what clients sent, and nginx turns an error into 500.
 #[test]
 fn whatever_a_client_puts_into_a_value_is_counted_or_denied_for_a_proxy() {
     let node = Node::start(&format!(
@@ -428,7 +428,7 @@ fn the_triples_tell_of_the_strictest_limit() {
             assert_eq!(reply.number(&format!("{prefix}-remaining")), 1);
             assert!((1..=window_s).contains(&reply.number(&format!("{prefix}-reset"))), "{reply:?}");
         }
-        // Not all come back at the edge.
+        // Retries are spread, so not everybody returns at the edge.
         let (reset, retry) = (denied.number(&format!("{prefix}-reset")), denied.number("retry-after"));
         assert!((reset..=reset + 5).contains(&retry), "{denied:?}");
         assert_eq!(allowed.header("ratelimit-policy"), None);
@@ -458,20 +458,20 @@ fn dialects_go_together_and_without_any_a_denial_still_says_when() {
     for name in ["ratelimit-policy", "ratelimit", "ratelimit-limit", "x-ratelimit-limit", "retry-after"] {
         assert_eq!(allowed.header(name), None);
     }
-    // Not all come back at the edge.
+    // Retries are spread, so not everybody returns at the edge.
     assert!((1..=window_s + 5).contains(&denied.number("retry-after")), "{denied:?}");
     assert_eq!(denied.header("ratelimit"), None);
 }
 
-/// What a node tells in headers.
+/// The headers of a node's answers.
 struct Told {
     allowed: Reply,
-    /// With a cost above the one unit that is left, and not above the limit.
+    /// A request with a cost above the one unit that is left, but within the limit.
     denied: Reply,
     window_s: u64,
 }
 
-/// A node that writes these dialects in its headers.
+/// A node that writes these header dialects.
 fn with_dialects(dialects: &str) -> Told {
     let headers =
         if dialects.is_empty() { String::new() } else { format!("headers: {{ http: {dialects} }}") };
@@ -536,7 +536,7 @@ fn metrics_count_and_tell_no_values() {
     assert_eq!(sum("acequia_ready", &[]), 1.0);
     assert!(!reply.body.contains(SECRET));
 
-    // The logs say what was decided, even in detail, and not for whom.
+    // Even detailed logs show what was decided, but not for whom.
     let log = node.stderr();
     assert!(log.contains("decided") && !log.contains(SECRET), "{log}");
 }

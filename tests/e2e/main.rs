@@ -1,7 +1,7 @@
-//! What a node promises, asked of the real binary: its services, its config, its restarts.
+//! The promises of a node, tested with the real binary: its services, its config, its restarts.
 //!
-//! Nothing here looks inside. A test starts a node of its own, asks it over its sockets, and
-//! counts from outside. What happens by itself is waited for with a deadline, never for a time.
+//! Nothing here looks inside the binary. A test starts its own node, asks it over its sockets, and counts
+//! from outside. Tests wait for asynchronous events with a deadline, and never for a fixed time.
 
 mod client;
 mod openmetrics;

@@ -1,4 +1,5 @@
-//! What `memory` bounds is what the process takes, and whoever floods one limit with keys takes no other's.
+//! The `memory` setting bounds the whole process, and a flood of one limit's keys takes no memory from other
+//! limits.
 
 use std::{
     ops::Range,
@@ -18,15 +19,15 @@ use crate::{
 };
 
 const MIB: usize = 1 << 20;
-/// Questions a message.
+/// Requests in a message.
 const BATCH: u32 = 500;
 
-/// Keys of a flood: 5 000 000 in `tests/soak memory`.
+/// Number of keys in a flood: 5 000 000 in `tests/soak memory`.
 fn keys() -> u32 {
     std::env::var("ACEQUIA_TEST_KEYS").map_or(1_600_000, |keys| keys.parse().expect("a number of keys"))
 }
 
-/// Asks once for each key, in a stream; hands each answer to `each`.
+/// Asks once for each key on a stream, and passes each answer to `each`.
 async fn flood(
     node: &Node,
     keys: Range<u32>,
@@ -44,7 +45,8 @@ async fn flood(
     }
 }
 
-/// A flood of one limit's keys. Another limit's keys are answered as before meanwhile, and known keys afterwards.
+/// Floods one limit's keys. Another limit's keys must be answered as before meanwhile, and known keys
+/// afterwards.
 async fn bounded_while_flooded(config: &str, memory: usize) {
     let node = Node::start(&format!(
         "memory: {}MiB\n{config}limits:\n\
@@ -58,7 +60,8 @@ async fn bounded_while_flooded(config: &str, memory: usize) {
         Http::connect(&node).check(&body).json()
     };
     let at_start = node.resident();
-    // Spent keys of both, and all that a flood needs beside cells: streams as long as those to come fill the same buffers.
+    // Spend the units of some keys of both limits. The streams are as long as those of the flood, so that
+    // buffers reach their full size.
     let mut passed = 0;
     for _ in 0..2 {
         flood(
@@ -108,7 +111,7 @@ async fn bounded_while_flooded(config: &str, memory: usize) {
     assert!(accounted <= memory, "{accounted} bytes accounted of {memory}");
     assert!(accounted * 10 >= memory * 7, "{accounted} bytes accounted of {memory}");
     assert!(took * 10 <= memory * 11, "{took} bytes taken, of {memory}");
-    // What was spent stays spent, and what was known is known.
+    // Spent units stay spent, and known keys stay known.
     let mut again = Vec::new();
     flood(&node, 0..1_000, ask, |answer| again.push((answer.allowed, answer.reason()))).await;
     assert!(again.iter().all(|answer| *answer == (false, Reason::OverLimit)), "{:?}", &again[..8]);
@@ -125,7 +128,7 @@ async fn a_flood_of_keys_that_are_journalled_takes_what_is_accounted() {
     bounded_while_flooded("data: DATA\n", 64 * MIB).await;
 }
 
-/// Names of charges are kept beside cells, out of the same memory.
+/// Names of charges share the memory of cells.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_charges_takes_what_is_accounted() {
     let memory = 64 * MIB;

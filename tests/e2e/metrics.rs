@@ -1,4 +1,5 @@
-//! What the tables of metrics say, against `/metrics` of every kind of node: alone, among regions, with a store.
+//! The tables of metrics on the pages, compared with `/metrics` of every kind of node: alone, among regions,
+//! with a store.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,10 +16,10 @@ use crate::{
 };
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-/// Pages with a table of metrics. A metric is in one of them.
+/// The pages with a table of metrics. Each metric is in one of these tables.
 const PAGES: [&str; 3] =
     ["deploy/metrics.md", "crates/server/METRICS.md", "crates/server/src/clock/README.md"];
-/// Units that are no base units of OpenMetrics. No name has one as a word.
+/// Units that are no base units of OpenMetrics, and must not be a word of any name.
 const WRONG_UNITS: [&str; 16] = [
     "hours",
     "kb",
@@ -40,7 +41,7 @@ const WRONG_UNITS: [&str; 16] = [
 
 /// The labels of every metric that a table names.
 type Tables = BTreeMap<String, BTreeSet<String>>;
-/// The labels of the samples of every metric that some node shows.
+/// The labels of the samples of every metric that any node shows.
 type Shown = BTreeMap<String, BTreeSet<BTreeSet<String>>>;
 
 fn tables() -> Tables {
@@ -60,7 +61,7 @@ fn tables() -> Tables {
     all
 }
 
-/// What tables and nodes do not agree on.
+/// The differences between the tables and the nodes.
 fn differences(tables: &Tables, shown: &Shown) -> Vec<String> {
     let missing = shown.keys().filter(|name| !tables.contains_key(*name));
     let mut all: Vec<_> = missing.map(|name| format!("no table has {name}")).collect();
@@ -83,7 +84,8 @@ fn scrape(node: &Node) -> Metrics {
     openmetrics::parse(&text).unwrap_or_else(|fault| panic!("{fault}\n{text}"))
 }
 
-/// A node with a journal, a webhook, a candidate and a limit that is open without its store. It has allowed, denied and warned.
+/// A node with a journal, a webhook, a candidate, and a limit that is open without its store. The node has
+/// allowed, denied and warned.
 fn lone(folder: &Path) -> Node {
     let key = folder.join("webhook.key");
     fs::write(&key, "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n").expect("a file");
@@ -155,7 +157,7 @@ fn a_node_shows_its_version_and_its_process() {
     }
     let (open, most) = (metric(&node, "process_open_fds", &[]), metric(&node, "process_max_fds", &[]));
     assert!(3.0 <= open && open <= most, "{open} of {most}");
-    // What it does takes time, which adds up.
+    // The node's work takes CPU time, which adds up.
     let before = metric(&node, "process_cpu_seconds_total", &[]);
     let mut http = Http::connect(&node);
     acequia_tests::eventually("the process has worked", || {

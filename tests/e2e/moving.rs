@@ -1,5 +1,5 @@
-//! Connections that end because they are old, or because their node stops: who has a stream on one goes on elsewhere, and no answer
-//! is lost or given twice.
+//! Connections end because of their age, or because their node stops. A stream on such a connection continues
+//! elsewhere, and no answer is lost or repeated.
 
 use std::{
     net::SocketAddr,
@@ -23,7 +23,7 @@ fn node(extra: &str) -> Node {
     ))
 }
 
-/// Keeps a stream busy, with up to `in_flight` batches on their way; says how many questions were answered.
+/// Keeps a stream busy with up to `in_flight` batches. Returns how many questions were answered.
 async fn ask(stream: &mut CheckStream, in_flight: usize, mut is_done: impl FnMut() -> bool) -> u64 {
     let mut answered = 0;
     loop {
@@ -39,7 +39,7 @@ async fn ask(stream: &mut CheckStream, in_flight: usize, mut is_done: impl FnMut
     }
 }
 
-/// Carries connections to a node that may be another one each time; gives its address.
+/// Forwards each new connection to the current target node. Returns the balancer's address.
 async fn balancer(first: SocketAddr) -> (String, Arc<Mutex<SocketAddr>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
@@ -50,7 +50,7 @@ async fn balancer(first: SocketAddr) -> (String, Arc<Mutex<SocketAddr>>) {
             let to = *to.lock().expect("no panic");
             tokio::spawn(async move {
                 let Ok(mut far) = TcpStream::connect(to).await else { return };
-                // Either side may end it.
+                // Either side may end the connection.
                 let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
             });
         }
@@ -58,7 +58,7 @@ async fn balancer(first: SocketAddr) -> (String, Arc<Mutex<SocketAddr>>) {
     (address, target)
 }
 
-/// Units that are spent of the limit, by a node of one cell.
+/// Spent units of the limit's single cell at a node.
 async fn spent(address: SocketAddr) -> u64 {
     let client = Client::connect(&address.to_string(), PATIENT).expect("an address");
     let peek = client.peek(Question::new("shop", [("key", "k1")])).await.expect("an answer");
@@ -91,7 +91,7 @@ async fn a_stream_moves_to_another_node_when_its_own_stops() {
     for turn in 0..3 {
         let begun = Instant::now();
         asked += ask(&mut stream, 8, || begun.elapsed() > Duration::from_millis(300)).await;
-        // From here on only the next node is reached, and this one stops while it is asked.
+        // From now on only the next node is reached, and this node stops while it is asked.
         counted += spent(nodes[turn].grpc()).await;
         *target.lock().expect("no panic") = nodes[turn + 1].grpc();
         nodes[turn].ask_to_stop();

@@ -1,16 +1,16 @@
-//! A strict reader of OpenMetrics text 1.0: what it refuses, a scraper may refuse.
+//! A strict reader of OpenMetrics text 1.0. A scraper may refuse whatever this reader refuses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Everything that one scrape says.
+/// The contents of a scrape.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     pub(crate) samples: Vec<Sample>,
-    /// Every family by the name that queries have for it, with the labels of each sample but `le`.
+    /// Every family by its name in queries, with the labels of each sample except `le`.
     pub(crate) families: BTreeMap<String, BTreeSet<BTreeSet<String>>>,
 }
 
-/// One line.
+/// A line with a sample.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
     pub(crate) name: String,
@@ -102,7 +102,7 @@ impl Family {
         }
     }
 
-    /// Gives the samples, if they make sense together.
+    /// Adds the family's samples to `metrics`, if they are consistent.
     fn end(&mut self, metrics: &mut Metrics) -> Result<(), String> {
         match self.kind.as_str() {
             "histogram" => self.check_buckets().map_err(|what| format!("{}: {what}", self.name))?,
@@ -123,7 +123,7 @@ impl Family {
         Ok(())
     }
 
-    /// Of each histogram: the family has one for each set of labels.
+    /// Checks each histogram of the family: there is one for each set of labels.
     fn check_buckets(&self) -> Result<(), String> {
         let labels =
             |sample: &Sample| sample.labels.iter().filter(|(name, _)| name != "le").cloned().collect();
@@ -176,13 +176,13 @@ fn sample(line: &str) -> Option<Sample> {
     is_name(name).then(|| Sample { name: name.to_owned(), labels, value })
 }
 
-/// A number in digits: what Rust reads beyond that, such as `inf`, others do not.
+/// A number in digits. Other readers refuse forms such as `inf`, which Rust reads.
 fn number(text: &str) -> Option<f64> {
     let fits = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
     text.chars().all(fits).then(|| text.parse().ok()).flatten()
 }
 
-/// Reads to the closing quote; gives the text, and what is after it.
+/// Reads to the closing quote. Returns the text, and the rest after the quote.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = text.char_indices();

@@ -1,4 +1,5 @@
-//! What operators see and do while something is wrong: more for one cell, numbers that end, who is hot, who is denied.
+//! What operators see and do in trouble: more units for one cell, numbers that end, hot cells and denied
+//! callers.
 
 use std::process::Output;
 
@@ -16,7 +17,7 @@ use crate::{
 
 const US: usize = 2;
 
-/// Runs an operator's command against a node's admin service; gives its exit code and what it printed.
+/// Runs an operator's command at a node's admin service. Returns its exit code and output.
 pub(crate) fn order(node: &Node, words: &[&str]) -> (Option<i32>, String) {
     let address = node.admin().to_string();
     let mut all = words.to_vec();
@@ -26,7 +27,7 @@ pub(crate) fn order(node: &Node, words: &[&str]) -> (Option<i32>, String) {
     (status.code(), text.concat())
 }
 
-/// The same, of a command that is carried out.
+/// Runs a command that must succeed.
 #[track_caller]
 fn done(node: &Node, words: &[&str]) -> String {
     let (code, text) = order(node, words);
@@ -34,7 +35,7 @@ fn done(node: &Node, words: &[&str]) -> String {
     text
 }
 
-/// The same, of one that is refused.
+/// Runs a command that must be refused.
 #[track_caller]
 fn refused(node: &Node, words: &[&str], why: &str) {
     let (code, text) = order(node, words);
@@ -42,7 +43,7 @@ fn refused(node: &Node, words: &[&str], why: &str) {
     assert!(text.contains(why), "{words:?}: {text}");
 }
 
-/// Units that a cell has left in its region, as it is asked there: nothing is charged.
+/// Units that a cell has left in its region, without a charge.
 pub(crate) fn explained(node: &Node, words: &[&str]) -> Value {
     let address = node.grpc().to_string();
     let mut all = vec!["explain", "--json", "--deadline", "20s", "--address", &address, "--domain", "shop"];
@@ -50,12 +51,12 @@ pub(crate) fn explained(node: &Node, words: &[&str]) -> Value {
     serde_json::from_slice(&acequia(&all).stdout).expect("JSON")
 }
 
-/// How many of so many requests are allowed, one after the other.
+/// How many of these consecutive requests are allowed.
 fn allowed(node: &Node, entries: &[(&str, &str)], requests: usize) -> usize {
     (0..requests).filter(|_| check(node, entries)["allowed"] == true).count()
 }
 
-/// Asks until units that are on their way have come, but for no more than so many in all.
+/// Asks until `units` requests were allowed in all, while units arrive.
 #[track_caller]
 fn until_allowed(node: &Node, entries: &[(&str, &str)], units: usize) {
     let mut so_far = 0;
@@ -81,7 +82,7 @@ fn one_cell_gets_more_everywhere_until_its_window_ends_and_the_log_says_who_and_
     let cluster = Cluster::start(&limits());
     let (eu, us) = (&cluster.nodes[EU], &cluster.nodes[US]);
     let big = [("tenant", "big-co")];
-    // All of it is spent in one region, which borrows what the others have.
+    // Everything is spent in one region, which borrows what the others have.
     until_allowed(us, &big, 30);
     assert_eq!(allowed(us, &big, 20), 0);
 
@@ -109,7 +110,7 @@ fn one_cell_gets_more_everywhere_until_its_window_ends_and_the_log_says_who_and_
     assert!(row.contains("limit 42") && row.contains("ticket 4711") && row.ends_with("ana"), "{row}");
     assert!(!shown.contains("the catalogue counts"), "a grant is no difference to the file: {shown}");
 
-    // What was used is granted once more, and what was granted for it before is not.
+    // A reset grants the used units again, without those that an earlier grant added.
     let text = done(eu, &["reset", "shop/credits[tenant=big-co]", "--author", "ana", "--yes"]);
     let known = text.lines().find(|line| line.contains("is known to have used")).expect("a line");
     assert!(known.contains("of 30") && known.contains("12 were granted") && known.contains("us "), "{known}");
@@ -137,7 +138,7 @@ fn a_reset_gives_back_what_is_known_to_be_used_and_nothing_beyond() {
     let more = allowed(eu, &key, 40);
     assert!(before + more < 24, "{before} and then {more}, and one: more than it ever used was granted");
 
-    // The one cell of a limit without `by`.
+    // A limit without `by` has one cell.
     let export = [("route", "/export")];
     until_allowed(eu, &export, 3);
     done(eu, &["grant", "shop/exports", "2", "--wait", "--yes"]);
@@ -202,7 +203,7 @@ fn a_file_may_say_until_when_and_who_said_so() {
     let node = Node::start(&yaml("2500-01-01"));
     assert_eq!(allowed(&node, &[("tenant", "a")], 10), 5);
     assert_eq!(allowed(&node, &[("tenant", "b")], 10), 3);
-    // One that is over does not keep a node from starting a month later.
+    // An override that ended does not prevent a start later on.
     let late = Node::start(&yaml("2020-01-01"));
     assert_eq!(allowed(&late, &[("tenant", "a")], 10), 3);
     let said = acequia(&["validate", late.config().to_str().expect("text")]);
@@ -212,7 +213,7 @@ fn a_file_may_say_until_when_and_who_said_so() {
     assert_eq!(body(&[]), r#"{"descriptors":[{}],"domain":"shop"}"#);
 }
 
-/// A node that stands alone, and that operators can ask.
+/// A node that stands alone and has an admin service.
 fn alone(limits: &str) -> Node {
     Node::start_whole(&config_alone(limits))
 }
@@ -228,7 +229,7 @@ fn who_is_denied_most_is_named_to_operators_and_nowhere_else() {
         "limits: [{{ name: per-key, domain: shop, by: [api_key], fixed_window: {{ limit: 1, window: {} }} }}]\n",
         windows::long()
     ));
-    // Somebody who does not stop, in a crowd of others of whom each was denied once.
+    // One caller does not stop, among many others that were denied once each.
     for number in 0..200 {
         let other = format!("other-{number}");
         allowed(&node, &[("api_key", &other)], 2);
@@ -282,7 +283,8 @@ fn a_node_that_stands_alone_takes_orders_and_keeps_them_until_the_file_changes()
     done(&node, &["budget", "set", "shop/other", "limit=2"]);
     assert_eq!(allowed(&node, &[("user", "u")], 5), 2);
 
-    // All of it stands over a restart, is in the audit log, and is shown beside the file; what is granted is no difference.
+    // All orders survive a restart, are in the audit log, and are shown beside the file. A grant is no
+    // difference.
     node.terminate();
     node.start_again();
     assert_eq!(allowed(&node, &tenant, 5), 0);
@@ -296,7 +298,8 @@ fn a_node_that_stands_alone_takes_orders_and_keeps_them_until_the_file_changes()
     let differences = || crate::client::metric(&node, "acequia_config_differences", &[]);
     assert_eq!(differences(), 1.0);
 
-    // Another limit of the file changes, and the order stands; then that limit changes in the file, and the file counts.
+    // First another limit of the file changes, and the order stays. Then the ordered limit changes in the
+    // file, and the file counts.
     node.write_whole_config(&config_alone(&four));
     node.hup();
     eventually("four a day", || check(&node, &[("tenant", "b")])["limits"][0]["budget"] == 4);
@@ -307,7 +310,7 @@ fn a_node_that_stands_alone_takes_orders_and_keeps_them_until_the_file_changes()
     eventually("the file counts", || differences() == 0.0);
     assert_eq!(allowed(&node, &[("user", "x")], 9), 5);
 
-    // What the file has withdrawn does not come back, whatever the file says later.
+    // An order that the file has replaced does not return, whatever the file says later.
     node.terminate();
     node.write_whole_config(&config_alone(&four));
     node.start_again();
@@ -342,7 +345,7 @@ fn a_candidate_is_compared_with_the_limit_that_it_may_replace() {
     let node = alone(&limits(4, "live"));
     assert_eq!(allowed(&node, &[("user", "ann")], 20), 10);
     assert_eq!(allowed(&node, &[("user", "bob")], 5), 5);
-    // What another limit denies counts in neither.
+    // Requests that another limit denies count in no comparison.
     assert_eq!(allowed(&node, &[("user", "cleo"), ("route", "/other")], 20), 0);
 
     let report = |name: &str| -> Value {
@@ -353,9 +356,9 @@ fn a_candidate_is_compared_with_the_limit_that_it_may_replace() {
         ["both_allow", "only_candidate_denies", "only_live_denies", "both_deny"]
             .map(|what| report[what].clone())
     };
-    // Ann: 4, 6, 0, 10. Bob: 4, 1. Cleo: 20, of which no limit of hers had a unit charged.
+    // Ann: 4, 6, 0, 10. Bob: 4, 1. Cleo: 20, but no limit was charged for her.
     assert_eq!(counts("stricter"), [28, 7, 0, 10].map(|count| json!(count)));
-    // It is charged as if it stood in the other's place: ann has 12 of it, and no more.
+    // The candidate is charged as if it replaced the live limit: ann has exactly 12 of its units.
     assert_eq!(counts("looser"), [35, 0, 2, 8].map(|count| json!(count)));
     let denied = report("stricter")["denied"].clone();
     assert_eq!((&denied[0]["key"], &denied[0]["count"]), (&json!("user=ann"), &json!(6)));
@@ -380,7 +383,7 @@ fn a_candidate_is_compared_with_the_limit_that_it_may_replace() {
     refused(&node, &["candidate", "shop/live"], "is no candidate");
     refused(&node, &["candidate", "shop/nothing"], "no limit shop/nothing");
 
-    // With other numbers it begins anew; without a live limit there is nothing to compare it with.
+    // With other numbers the comparison starts again. Without a live limit there is no comparison.
     node.write_whole_config(
         &std::fs::read_to_string(node.config()).expect("a config").replace("limit: 4", "limit: 5"),
     );
@@ -396,7 +399,7 @@ fn a_candidate_is_compared_with_the_limit_that_it_may_replace() {
     assert!(said.status.code() == Some(2) && text.contains("there is no limit shop/gone"), "{text}");
 }
 
-/// What is measured takes nothing of what others have: it asks for a domain of its own.
+/// A benchmark uses its own domain, so it takes no units from others.
 #[test]
 fn a_benchmark_charges_no_limit_of_others() {
     let node = Node::start(&format!(

@@ -1,7 +1,7 @@
-//! What the pages tell operators to type and to write, run as it stands there, with other ports.
+//! The commands and configs on the pages for operators, run with other ports.
 //!
-//! The blocks for a shell of one page are one session in one folder, which holds `deploy/` and the binary. What is marked
-//! `console` changes the machine or needs programs that tests do not install; those commands are only parsed.
+//! A page's shell blocks are one session in a folder with `deploy/` and the binary. `console` blocks change
+//! the machine or need programs that tests do not install; their commands are only parsed.
 
 use std::{
     collections::BTreeMap,
@@ -18,10 +18,10 @@ use serde_json::Value;
 use crate::store::servers::free_port;
 
 pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-/// Ports that the pages and the configs beside them name, and nobody may hold while tests run.
+/// Ports that the pages and their configs name. Nobody may hold them while tests run.
 const PORTS: [u16; 16] =
     [7201, 7202, 7203, 8000, 8079, 8080, 8081, 8082, 8180, 8181, 8182, 8280, 8281, 8282, 9000, 10000];
-/// What every session begins with: an answer may take a while, and what was started ends with the session.
+/// The start of every session: an answer may take a while, and background processes end with the session.
 const PRELUDE: &str = r#"
 set -eu -o pipefail
 trap 'status=$?; kill $(jobs -p) 2>/dev/null || true; wait; exit $status' EXIT
@@ -36,7 +36,7 @@ pub(crate) fn blocks(page: &Page, kind: &str) -> Vec<Block> {
     page.blocks.iter().filter(|block| block.kind == kind).cloned().collect()
 }
 
-/// Another port for each that the pages name.
+/// A replacement for each port on the pages.
 pub(crate) struct Ports(BTreeMap<u16, u16>);
 
 impl Ports {
@@ -44,7 +44,7 @@ impl Ports {
         Self(PORTS.into_iter().map(|port| (port, free_port())).collect())
     }
 
-    /// Where a program listens that has this port in a page.
+    /// The address of a program whose port on a page is `port`.
     pub(crate) fn address(&self, port: u16) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], self.0[&port]))
     }
@@ -60,7 +60,7 @@ impl Ports {
     }
 }
 
-/// Runs the blocks of a page as one session in a folder; what it printed.
+/// Runs a page's blocks as one session in a folder. Returns the output.
 fn session(name: &str) -> Result<String, String> {
     let ports = Ports::new();
     let folder = tempfile::tempdir().expect("a folder");
@@ -133,7 +133,7 @@ fn operators_start_one_node_as_the_page_says() {
 fn certificates_are_made_as_the_page_says() {
     let said = session("deploy/tls.md").expect("a session");
     assert!(said.contains("URI:acequia://eu/eu-1") && said.matches("eu-1.pem: OK").count() == 2, "{said}");
-    // What else is there is read by other programs: the names are those of the contract.
+    // Other programs read the rest. The names are those of the contract.
     let certificate = &blocks(&page("deploy/tls.md"), "yaml")[0].text;
     let certificate: Value = serde_saphyr::from_str(certificate).expect("YAML");
     assert_eq!(certificate["spec"]["dnsNames"][0], "acequia.internal");
@@ -150,7 +150,7 @@ fn systemd_takes_the_unit() {
     let [block] = &blocks(&page("deploy/README.md"), "ini")[..] else { panic!("one unit") };
     let folder = tempfile::tempdir().expect("a folder");
     let unit = folder.path().join("acequia.service");
-    // The program must be there, and root is a user on every machine.
+    // The program must exist, and root is a user on every machine.
     let here = block
         .text
         .replace("/usr/local/bin/acequia", &binary().canonicalize().expect("a path").display().to_string());

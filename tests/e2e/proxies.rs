@@ -1,6 +1,6 @@
-//! The configs of `deploy/proxies`, run by the real proxies as they stand there, with other ports.
+//! The configs of `deploy/proxies`, run by the real proxies with other ports.
 //!
-//! What a client may choose is counted, and makes neither an error nor a free pass.
+//! Whatever a client sends is counted, and causes neither an error nor a free pass.
 
 use std::{
     fs,
@@ -20,23 +20,23 @@ use crate::{
     store::servers::free_port,
 };
 
-/// The folder of the configs, as the command in the first line of each names it.
+/// The folder of the configs, as named by the command in the first line of each.
 const FOLDER: &str = "deploy/proxies";
-/// Two limits besides those of the recipe: one for what is in the query, and one for an address that no client has.
+/// Two limits besides those of the recipe: one for a query, and one for an address that no client has.
 const LIMITS: &str = r#"
   - { name: per-user, domain: shop, when: { route: "/healthz?user=*" }, by: [route], token_bucket: { rate: 1/h, burst: 3 } }
   - { name: elsewhere, domain: shop, when: { remote_address: 192.0.2.7 }, by: [remote_address], fixed_window: { limit: 0, window: 1h } }
 "#;
 
-/// A proxy, and what it does as its config stands.
+/// A proxy, and its behaviour with its config.
 struct Proxy {
     config: &'static str,
-    /// Where `tests/run` puts the program; in the search path where there is no folder.
+    /// The path where `tests/run` puts the program. A name without a folder is in the search path.
     program: &'static str,
-    /// What only tests need.
+    /// Arguments that only tests need.
     arguments: &'static [&'static str],
     port: u16,
-    /// What a client gets while no node is there.
+    /// A client's status while no node is there.
     unanswered: u16,
 }
 
@@ -66,7 +66,7 @@ const TRAEFIK: Proxy = Proxy {
 const HAPROXY: Proxy =
     Proxy { config: "haproxy.cfg", program: "haproxy", arguments: &[], port: 8000, unanswered: 503 };
 
-/// A change to a file, for what the files say in comments.
+/// A change to a config that its comments describe.
 struct Change {
     file: &'static str,
     from: &'static str,
@@ -88,7 +88,7 @@ impl Scene {
         Self::start_changed(proxy, None, 200)
     }
 
-    /// Starts everything, and waits until a client gets this code.
+    /// Starts everything, and waits until a client gets the status `ready`.
     fn start_changed(proxy: &'static Proxy, change: Option<Change>, ready: u16) -> Self {
         let (ports, folder) = (Ports::new(), tempfile::tempdir().expect("a folder"));
         copy_configs(&ports, folder.path(), change);
@@ -104,7 +104,7 @@ impl Scene {
         Http::to(self.address).ask("GET", path, headers, "").expect("an answer")
     }
 
-    /// Asks until the node has answered in time, which it may not on a machine that does much else.
+    /// Asks until the node answers in time, which may fail on a busy machine.
     fn answered(&self, ask: impl Fn() -> Reply) -> Reply {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -115,8 +115,8 @@ impl Scene {
         }
     }
 
-    /// Asks four times, where three may pass. `ask` is told a name, and names of their own count alone: where a node has
-    /// not answered in time, all is asked again under another. Returns the denial.
+    /// Asks four times, and three requests may pass. `ask` gets a name that is counted separately. If the
+    /// node did not answer in time, everything is repeated with another name. Returns the denial.
     #[track_caller]
     fn counts(&self, what: &str, ask: impl Fn(&str) -> Reply) -> Reply {
         let deadline = Instant::now() + PATIENCE;
@@ -148,10 +148,10 @@ impl Scene {
         }
     }
 
-    /// What clients may send that others would not.
+    /// Unusual bytes that clients may send are counted.
     #[track_caller]
     fn counts_whatever_is_sent(&self) {
-        // Four times, so that no cell counts a missing key.
+        // Four requests, to show that no cell counts a missing key.
         for _ in 0..4 {
             assert_eq!(self.answered(|| self.get("/healthz", &[])).status, 200, "no key");
         }
@@ -167,7 +167,7 @@ impl Scene {
         self.counts("long", |key| self.get("/healthz", &[("x-api-key", &format!("{long}{key}"))]));
     }
 
-    /// Nobody chooses the address and the path that count.
+    /// No client can choose the address and the path that are counted.
     #[track_caller]
     fn counts_the_true_address_and_path(&self) {
         let elsewhere = Http::connect(&self.node).get("/v1/authz?domain=shop&remote_address=192.0.2.7");
@@ -183,7 +183,7 @@ impl Scene {
         assert_eq!(self.answered(post).json()["allowed"], true);
     }
 
-    /// A node that does nothing is not waited for.
+    /// A proxy does not wait for a suspended node.
     #[track_caller]
     fn is_soon_without_a_late_node(&self) {
         self.node.hold(true);
@@ -204,7 +204,7 @@ impl Scene {
         }
     }
 
-    /// What each proxy that asks `/v1/authz` does while its node answers.
+    /// The behaviour of each proxy that asks `/v1/authz`, while its node answers.
     fn counts_as_the_page_says(&self) {
         self.counts_keys();
         self.counts_whatever_is_sent();
@@ -213,7 +213,7 @@ impl Scene {
     }
 }
 
-/// The configs with other ports, in a folder of the same name.
+/// Copies the configs with other ports to a folder of the same name.
 fn copy_configs(ports: &Ports, folder: &Path, change: Option<Change>) {
     fs::create_dir_all(folder.join(FOLDER)).expect("a folder");
     for entry in fs::read_dir(Path::new(ROOT).join(FOLDER)).expect("a folder") {
@@ -229,7 +229,7 @@ fn copy_configs(ports: &Ports, folder: &Path, change: Option<Change>) {
     }
 }
 
-/// A node with the limits of the recipe that the configs are for.
+/// A node with the limits of the configs' recipe.
 fn node(ports: &Ports) -> Node {
     let page = page("deploy/callers.md");
     let limits = blocks(&page, "yaml").into_iter().find(|block| block.heading == "Ask").expect("a recipe");
@@ -238,20 +238,20 @@ fn node(ports: &Ports) -> Node {
     Node::start_whole(&format!("{head}{}{LIMITS}", limits.text.trim_end()))
 }
 
-/// An application that answers every request: another node.
+/// An application that answers every request. It is another node.
 fn app(ports: &Ports) -> Node {
     let listen = r#"listen: { grpc: "127.0.0.1:0", http: "127.0.0.1:9000" }"#;
     Node::start_whole(&format!("region: eu\nnode: app\nworkers: 1\nlimits: []\n{}", ports.replace(listen)))
 }
 
-/// A program that ends with the test, and whose output is shown if the test fails.
+/// A program that ends with the test. Its output is shown if the test fails.
 struct Running {
     child: Child,
     log: PathBuf,
 }
 
 impl Running {
-    /// Starts a proxy by the command in the first line of its config.
+    /// Starts a proxy with the command in the first line of its config.
     fn start(proxy: &Proxy, folder: &Path, ports: &Ports) -> Self {
         let text = fs::read_to_string(Path::new(ROOT).join(FOLDER).join(proxy.config)).expect("a config");
         let line = text.lines().next().and_then(|line| line.strip_prefix("# ")).expect("a command");
@@ -275,7 +275,7 @@ impl Running {
         let started = command
             .args(proxy.arguments)
             .current_dir(folder)
-            // Caddy keeps files, and has a port for operators.
+            // Caddy stores files, and has an admin port.
             .envs(["HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"].map(|name| (name, folder)))
             .env("CADDY_ADMIN", format!("127.0.0.1:{}", free_port()))
             .process_group(0)
@@ -292,7 +292,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // One that has ended needs no signal; nginx has processes of its own.
+        // A process that has ended needs no signal. nginx has child processes.
         let _ = Command::new("kill").args(["--", &format!("-{}", self.child.id())]).status();
         let _ = self.child.wait();
         if std::thread::panicking() {
@@ -302,7 +302,7 @@ impl Drop for Running {
     }
 }
 
-/// What nginx needs around a server.
+/// The parts of an nginx config around a server.
 fn nginx_around(include: &str, folder: &Path) -> String {
     let here = folder.display();
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
@@ -321,7 +321,7 @@ fn envoy_limits_as_the_page_says() {
     scene.goes_on_without_a_node();
 }
 
-/// Were `%01` refused, Envoy would let it pass.
+/// If `%01` were refused, Envoy would let the request pass.
 #[test]
 fn no_byte_of_a_query_passes_envoy_uncounted() {
     let last = "- actions: [{ remote_address: {} }]";
@@ -354,7 +354,7 @@ fn caddy_limits_as_the_page_says() {
 fn traefik_limits_as_the_page_says() {
     let scene = Scene::start(&TRAEFIK);
     scene.counts_as_the_page_says();
-    // Traefik waits half a minute for a node that is late.
+    // Traefik waits half a minute for a late node.
     scene.goes_on_without_a_node();
 }
 
@@ -375,7 +375,7 @@ fn nginx_and_haproxy_pass_what_nobody_decides_where_the_operator_says_so() {
         let mut scene = Scene::start_changed(proxy, Some(Change { file, from, to }), 200);
         scene.counts_keys();
         scene.node.kill();
-        // HAProxy has to notice first.
+        // HAProxy first has to notice.
         eventually("requests pass", || scene.get("/healthz", &[("x-api-key", "without")]).status == 200);
         assert_eq!(scene.get("/healthz", &[("x-api-key", "without")]).body, "ok\n", "{file}");
     }

@@ -1,7 +1,9 @@
-//! The recipes for limits and for callers, run as they stand on their pages: their config, their lines, and what each line says.
+//! The recipes for limits and callers, run as their pages show them: the configs, the commands, and each
+//! command's answer.
 //!
-//! `# -> a … b` behind or below a line says what its answer holds: a, and after it b, with any white space between words. A line of
-//! curl goes to the node's HTTP port, a line of acequia to the node. `$charge_id` is what the answer before had under that name.
+//! `# -> a … b` after or below a command shows its answer: it contains a, and later b, with any white space
+//! between words. A curl command goes to the node's HTTP port, and an acequia command to the node.
+//! `$charge_id` is that field of the answer before.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +22,7 @@ use serde_json::Value;
 
 use crate::{client::Http, webhooks::read_post, windows::now_s};
 
-/// The pages that have recipes, and what they have them for.
+/// The pages with recipes, and the recipes' titles.
 const PAGES: [(&str, &str, &[&str]); 2] = [
     (
         "deploy/limits.md",
@@ -51,14 +53,14 @@ const PAGES: [(&str, &str, &[&str]); 2] = [
     ),
 ];
 const GUIDE: &str = include_str!("../../crates/client/GUIDE.md");
-/// Where the pages say that nodes and receivers of webhooks are.
+/// The addresses of nodes and webhook receivers on the pages.
 const HTTP: &str = "localhost:8080";
 const RECEIVER: &str = "http://127.0.0.1:9000/";
 const SECRET_FILE: &str = "./webhook.key";
-/// What is not the same each time.
+/// Fields that differ each time.
 const VARIES: [&str; 3] = ["id", "window_ends_ms", "at_ms"];
 const DAY_S: u64 = 86_400;
-/// Between two looks at something that happens by itself.
+/// Pause between two polls.
 const POLL: Duration = Duration::from_millis(20);
 
 /// One recipe.
@@ -71,7 +73,7 @@ struct Recipe {
     rust: String,
 }
 
-/// A line for a shell, and what it says.
+/// A shell command, and its answer on the page.
 #[derive(Clone, Debug)]
 struct Line {
     command: String,
@@ -88,7 +90,7 @@ impl Recipe {
     fn read(text: &str) -> Self {
         let (title, text) = text.split_once('\n').expect("a title");
         let mut recipe = Self { title: title.to_owned(), ..Self::default() };
-        // Every other part is in a fence.
+        // Every other part is a fenced block.
         for block in text.split("```").skip(1).step_by(2) {
             let (kind, block) = block.split_once('\n').expect("a block");
             match kind {
@@ -113,7 +115,7 @@ impl Recipe {
         }
     }
 
-    /// Runs it; says what is not as it stands there.
+    /// Runs the recipe. Returns a difference from the page, if any.
     fn run(&self) -> Result<(), String> {
         if self.lines.is_empty() {
             return Ok(());
@@ -126,7 +128,7 @@ impl Recipe {
         if let Some(receiver) = &receiver {
             yaml = yaml.replace(RECEIVER, &receiver.url).replace(SECRET_FILE, &key.display().to_string());
         }
-        // Orders are for the authority of several regions.
+        // Orders need the authority of several regions.
         if self.lines.iter().any(Line::is_order) {
             let cluster = Cluster::start(&yaml);
             return self.run_lines(&cluster.nodes[EU]);
@@ -135,7 +137,7 @@ impl Recipe {
         let head = format!("region: eu\nnode: eu-1\nlisten: {listen}\nworkers: 1\n");
         let node = Node::start_whole(&(head + &yaml));
         self.run_lines(&node)?;
-        // The node tells it once more, so that it must still be there.
+        // The receiver gets the event on a second delivery, so the node must still run.
         receiver.map_or(Ok(()), |receiver| self.compare_event(receiver))
     }
 
@@ -153,7 +155,7 @@ impl Recipe {
                         variables.extend(texts(&answer));
                         break;
                     }
-                    // What is counted is seen a little later, and what comes from other regions too.
+                    // Counts and units from other regions arrive a little later.
                     Err(_) if line.may_repeat() && Instant::now() < deadline => thread::sleep(POLL),
                     Err(fault) => return Err(fault),
                 }
@@ -162,7 +164,7 @@ impl Recipe {
         Ok(())
     }
 
-    /// The event that a webhook was told, beside the one that stands there.
+    /// Compares the delivered event with the one on the page.
     fn compare_event(&self, receiver: Receiver) -> Result<(), String> {
         let told = receiver.told.join().map_err(|_| "the webhook was not told".to_owned())?;
         let mut written: Value = serde_json::from_str(&self.json).expect("an event as JSON");
@@ -184,12 +186,12 @@ impl Line {
             .any(|order| self.command.starts_with(order))
     }
 
-    /// Whether it charges and changes nothing.
+    /// Whether the command charges and changes nothing.
     fn may_repeat(&self) -> bool {
         !self.is_order() && !self.command.starts_with("acequia check ") && !self.command.contains(" -d ")
     }
 
-    /// What it prints.
+    /// The command's output.
     fn run(&self, node: &Node, variables: &BTreeMap<String, String>) -> Result<String, String> {
         let words = self.words(variables)?;
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -208,7 +210,7 @@ impl Line {
                 command.args(arguments);
                 let asks = matches!(arguments[..], ["check" | "explain", ..]);
                 if asks {
-                    // A machine that does much else answers later.
+                    // A busy machine answers later.
                     command.args(["--deadline", "20s"]);
                 }
                 let ran = command
@@ -224,7 +226,7 @@ impl Line {
                 let text = String::from_utf8(text).expect("text");
                 match ran.status.code() {
                     Some(0) => Ok(text),
-                    // Denied. Of an order it would be: not yet.
+                    // A check was denied. For an order, this code would mean "not yet".
                     Some(1) if asks => Ok(text),
                     code => Err(format!("{}: {code:?}: {text}", self.command)),
                 }
@@ -233,7 +235,7 @@ impl Line {
         }
     }
 
-    /// Whether an answer is as it stands there.
+    /// Compares an answer with the one on the page.
     fn compare(&self, answer: &str) -> Result<(), String> {
         let plain = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let answer = plain(answer);
@@ -248,13 +250,13 @@ impl Line {
     }
 }
 
-/// The fields of an answer that are texts.
+/// The text fields of an answer.
 fn texts(answer: &str) -> BTreeMap<String, String> {
     let fields: BTreeMap<String, Value> = serde_json::from_str(answer).unwrap_or_default();
     fields.into_iter().filter_map(|(name, value)| Some((name, value.as_str()?.to_owned()))).collect()
 }
 
-/// Splits a line into words as a shell does: quotes, and variables outside of single ones.
+/// Splits a command into words like a shell, with quotes, and with variables outside of single quotes.
 fn words(line: &str, variables: &BTreeMap<String, String>) -> Result<Vec<String>, String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -288,7 +290,7 @@ fn words(line: &str, variables: &BTreeMap<String, String>) -> Result<Vec<String>
     if quote.is_some() { Err("a quote is open".to_owned()) } else { Ok(words) }
 }
 
-/// A receiver of webhooks, which is down when it is called first.
+/// A receiver of webhooks that fails at the first delivery.
 struct Receiver {
     url: String,
     told: JoinHandle<Value>,
@@ -308,7 +310,7 @@ impl Receiver {
     }
 }
 
-/// Answers one delivery, and gives its body.
+/// Answers one delivery. Returns its body.
 fn answer_post(listener: &TcpListener, status: &str) -> String {
     listener.set_nonblocking(true).expect("an option is set");
     let deadline = Instant::now() + PATIENCE;
@@ -337,7 +339,7 @@ fn recipes_do_what_stands_there() {
     {
         let day = now_s() / DAY_S;
         let ran = match recipe.run() {
-            // All edges of windows in recipes are midnights in UTC: this was one.
+            // All windows in recipes end at midnight UTC. A midnight has passed, so run the recipe again.
             Err(_) if now_s() / DAY_S != day => recipe.run(),
             ran => ran,
         };
@@ -362,7 +364,7 @@ fn every_recipe_is_there_and_can_be_run() {
     }
 }
 
-/// The guide's blocks are compiled, so that what stands in it too is compiled.
+/// Rust code on a page must be in the guide, whose blocks are compiled.
 #[test]
 fn what_is_rust_is_in_the_guide() {
     let all = PAGES.iter().flat_map(|(_, text, _)| recipes(text));

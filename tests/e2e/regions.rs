@@ -1,4 +1,5 @@
-//! Three regions of real processes share one budget: never over, whatever happens to links and processes, and back soon.
+//! Three regions of real processes share one budget. It is never exceeded, whatever happens to links and
+//! processes, and recovers soon.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -29,7 +30,7 @@ const RATE: u64 = 600;
 const WINDOW: u64 = 3_000;
 const QUOTA: u64 = 2_000;
 
-/// A question about the rate.
+/// A request for the rate.
 const RATE_CHECK: &str = r#"{"domain": "shop", "descriptors": [{"kind": "rate"}]}"#;
 
 pub(crate) fn limits() -> String {
@@ -50,7 +51,7 @@ fn asked(kind: &'static str, rates: [u64; 3]) -> Asked {
 fn all_three() -> Vec<Asked> {
     vec![
         asked("rate", [100, 700, 100]),
-        // Spent over a minute or so, whatever happens meanwhile.
+        // The demand spends this limit in about a minute, whatever happens meanwhile.
         asked("window", [20, 20, 20]),
         asked("quota", [10, 30, 10]),
     ]
@@ -66,7 +67,7 @@ fn never_over(seen: &Seen) {
     }
 }
 
-/// Waits until callers were allowed so much of a rate in some half a second, from now on: it is used again.
+/// Waits until callers are allowed at least `least` units in some half second from now on.
 #[track_caller]
 fn until_used(callers: &Callers, least: u64) {
     let from = callers.begun.elapsed();
@@ -83,7 +84,7 @@ fn three_regions_never_exceed_a_limit_through_cuts_crashes_and_restarts() {
     let callers = cluster.callers(all_three());
     until_used(&callers, RATE * 9 / 20);
 
-    // The hot region alone: it keeps its third, the others keep theirs.
+    // The hot region is cut off. It keeps its third, and the others keep theirs.
     cluster.isolate(EU, true);
     until_used(&callers, RATE * 7 / 20 / 3);
     cluster.isolate(EU, false);
@@ -200,7 +201,7 @@ fn numbers(status: &NodeStatus) -> (u64, u64, usize) {
     (number(catalogue.requested), number(catalogue.effective), catalogue.pending.len())
 }
 
-/// A file is edited at a node that is not the authority: the node says that it goes by something else.
+/// A file is edited at a node that is not the authority. The node reports the difference.
 #[test]
 fn a_file_that_differs_from_the_catalogue_is_told_of() {
     let cluster = Cluster::start(&limits());
@@ -244,7 +245,7 @@ fn a_budget_changes_everywhere_and_says_who_is_pending() {
     eventually("it is everywhere", || numbers(&eu.status()) == (2, 2, 0));
     assert_eq!(rate_milli(&us.status()), 300_000);
 
-    // What operators set survives restarts, though the file says something else.
+    // An operator's order survives restarts, although the file differs.
     cluster.nodes[EU].restart();
     cluster.until_ready(EU);
     let mut eu = Operator::of(&cluster.nodes[EU]);
@@ -253,7 +254,7 @@ fn a_budget_changes_everywhere_and_says_who_is_pending() {
     let differences = status.catalogue.unwrap_or_default().differences;
     assert!(differences.len() == 1 && differences[0].contains("shop/rate"), "{differences:?}");
 
-    // A change of the authority's file is an order, and changes nothing else.
+    // A change of the authority's file is an order for that limit alone.
     let yaml = cluster.config(EU).replace(&format!("limit: {QUOTA}"), "limit: 2500");
     cluster.nodes[EU].write_whole_config(&yaml);
     cluster.nodes[EU].hup();
@@ -266,7 +267,7 @@ fn a_budget_changes_everywhere_and_says_who_is_pending() {
     assert_eq!(budget("rate").as_deref(), Some("token_bucket 300/s burst 600"));
     assert!(budget("quota").expect("a quota").contains("2500"));
 
-    // What an operator has ordered already needs no order of the file's.
+    // The file now contains what an operator has already ordered, so no new order is needed.
     let yaml = yaml.replace(&format!("rate: {RATE}/s, burst"), "rate: 300/s, burst");
     cluster.nodes[EU].write_whole_config(&yaml);
     cluster.nodes[EU].hup();
@@ -286,7 +287,7 @@ fn a_budget_changes_everywhere_and_says_who_is_pending() {
     assert!(entries[1].author.starts_with("ana from 127.0.0.1:") && entries[1].reason == "a test");
 }
 
-/// Has a node start on another config with its own folder, in vain; gives what it says.
+/// A node must refuse to start with another config and its own folder. Returns its output.
 #[track_caller]
 fn refused_start(node: &Node, yaml: &str) -> String {
     let elsewhere = node.data().with_extension("yaml");
@@ -351,7 +352,7 @@ fn a_node_that_stood_alone_joins_as_a_new_one_and_stands_alone_no_more() {
     for node in &nodes {
         assert!(quota(node, QUOTA - 10).contains(r#""allowed":true"#));
     }
-    // In vain at first, and that binds nobody.
+    // The first start fails, which has no lasting effect.
     assert!(nodes[EU].terminate().success());
     let certs = cluster.certs().display().to_string();
     refused_start(&nodes[EU], &cluster.config(EU).replace(&certs, "/nowhere"));
@@ -367,7 +368,7 @@ fn a_node_that_stood_alone_joins_as_a_new_one_and_stands_alone_no_more() {
         cluster.nodes.push(node);
     }
     (0..REGIONS.len()).for_each(|region| cluster.until_ready(region));
-    // Its share is less than it has spent of these cells, which are the catalogue's too.
+    // The region's share is less than it has spent of these cells, which the catalogue contains, too.
     assert!(quota(&cluster.nodes[EU], 1).contains(r#""allowed":false"#));
     let callers = cluster.callers(all_three());
     until_used(&callers, RATE * 9 / 20);
@@ -390,7 +391,7 @@ fn an_authority_whose_changed_file_is_refused_starts_with_the_catalogue() {
     let node = &mut cluster.nodes[EU];
     assert!(node.terminate().success());
     node.write_whole_config(&yaml);
-    // Nothing can be written down of what changes, so nothing may change.
+    // The audit log cannot be written, so nothing may change.
     let (log, kept) = (node.data().join("audit.jsonl"), node.data().join("kept.jsonl"));
     std::fs::rename(&log, &kept).expect("the log is put aside");
     std::os::unix::fs::symlink("/dev/full", &log).expect("a disk without room");
@@ -417,7 +418,7 @@ fn a_lost_disk_a_dead_region_and_the_authority_itself_are_mended_by_commands() {
     until_used(&callers, RATE * 9 / 20);
     let mut eu = Operator::of(&cluster.nodes[EU]);
 
-    // A lost disk: the new incarnation owns nothing until it is named.
+    // After the loss of a disk, the new incarnation owns nothing until it is named.
     cluster.nodes[US].kill();
     std::fs::remove_dir_all(cluster.nodes[US].data()).expect("the disk is gone");
     cluster.nodes[US].start_again();
@@ -450,7 +451,7 @@ fn a_lost_disk_a_dead_region_and_the_authority_itself_are_mended_by_commands() {
         http.check(RATE_CHECK).body.contains(r#""allowed":false"#)
     });
 
-    // The authority moves; the one before is told, and goes on as a region.
+    // The authority moves. The former authority hears of this, and continues as a region.
     let refused = us.take_over(false);
     refused.expect("a member takes over");
     eventually("both know", || {
@@ -469,13 +470,13 @@ fn a_region_that_left_and_was_lost_comes_back_on_an_operators_word_alone() {
     let callers = cluster.callers(all_three());
     until_used(&callers, RATE * 9 / 20);
     let mut eu = Operator::of(&cluster.nodes[EU]);
-    // It never hears that it was removed.
+    // The region never hears that it was removed.
     cluster.nodes[AP].kill();
     eu.change(Change::Remove, "ap", false).expect("removed");
     let pending = |eu: &mut Operator| eu.status().catalogue.unwrap_or_default().pending;
     eventually("it is waited for", || pending(&mut eu).iter().any(|pending| pending.region == "ap"));
 
-    // On an empty disk it cannot say that it gave up what it had.
+    // With an empty disk the region cannot confirm that it gave up what it had.
     std::fs::remove_dir_all(cluster.nodes[AP].data()).expect("the disk is gone");
     cluster.nodes[AP].start_again();
     let mut refused = String::new();
@@ -512,7 +513,7 @@ fn an_authority_that_lost_its_disk_mints_nothing() {
     cluster.until_ready(EU);
 }
 
-/// A counter or a gauge without labels, as a node tells it.
+/// A counter or gauge without labels, from a node's metrics.
 fn told(http: &mut Http, name: &str) -> u64 {
     let text = http.get("/metrics").body;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -549,7 +550,8 @@ fn a_full_disk_stops_lending_and_reserving_and_not_answering() {
     let shown = String::from_utf8_lossy(&shown.stdout);
     assert!(shown.contains("journal    cannot be written"), "{shown}");
 
-    // Another region wants more: one lends, and this one does not. It goes on with what needs no disk.
+    // The hot region wants more. One region lends, and this one does not, but continues with everything that
+    // needs no disk.
     let lent = ["acequia_loans_given_total", "acequia_rights_given_total"];
     let before = (told(&mut ap, lent[0]), lent.map(|name| told(&mut us, name)));
     callers.questions[0].rates[EU].store(700, Ordering::Relaxed);
@@ -562,7 +564,7 @@ fn a_full_disk_stops_lending_and_reserving_and_not_answering() {
         eventually("the others go on", || ask(&mut ap, kind)["allowed"] == true);
     }
 
-    // There is room again.
+    // The disk has room again.
     cluster.nodes[US].fill_disk(false);
     eventually("it lends", || told(&mut us, lent[0]) > before.1[0]);
     assert_eq!(told(&mut us, "acequia_journal_down"), 0);
@@ -573,7 +575,7 @@ fn a_full_disk_stops_lending_and_reserving_and_not_answering() {
     }
     until_used(&callers, RATE * 9 / 20);
 
-    // What was spent meanwhile is on its disk.
+    // Spending meanwhile is on the region's disk.
     cluster.nodes[US].crash();
     cluster.until_ready(US);
     until_used(&callers, RATE * 8 / 20);
@@ -618,7 +620,8 @@ fn of_one_unit_for_three_regions_a_request_waits_no_longer_than_a_round_trip_and
     let waits = |node: &Node, outcome: &str| metric(node, "acequia_waits_total", &[("outcome", outcome)]);
     for number in 0..24 {
         let (region, user) = (number % 3, format!("u{number}"));
-        // At home at once, elsewhere after a wait; on a machine that is far too slow, when the unit is there.
+        // Users of this region pass at once, others after a wait. On a very slow machine they pass when the
+        // unit arrives.
         eventually("the unit comes to where it is asked for", || {
             passes(&mut all, region, number / 3 % 3, &user)
         });
@@ -626,12 +629,12 @@ fn of_one_unit_for_three_regions_a_request_waits_no_longer_than_a_round_trip_and
             assert!(!passes(&mut all, other, 0, &user), "a second unit of one for {user}");
         }
     }
-    // By chance all users of one region may be at home there.
+    // By chance, all users of one region may have their units there.
     let all_waits = |outcome| cluster.nodes.iter().map(|node| waits(node, outcome)).sum::<f64>();
     assert!(all_waits("allow") >= 1.0, "nobody waited with success");
     assert_eq!(all_waits("crowded"), 0.0);
 
-    // What cannot come is not waited for.
+    // If no unit can arrive, nobody waits.
     cluster.isolate(EU, true);
     let node = &cluster.nodes[EU];
     eventually("the cut shows", || metric(node, "acequia_peer_reached", &[]) == 0.0);
@@ -682,7 +685,7 @@ fn the_metrics_say_what_a_region_may_spend_and_whom_it_hears() {
     }
 }
 
-/// What a node says of a request to the domain `shop`.
+/// A node's explanation of a request in the domain `shop`.
 fn explain(node: &Node, more: &[&str]) -> String {
     let address = node.grpc().to_string();
     let arguments =
@@ -712,7 +715,8 @@ fn an_explanation_names_every_loan_and_when_it_ends() {
     never_over(&cluster.end(callers));
 }
 
-/// A node that lost its disk has a lower number than before, since its clock was ahead then. It says so, and what mends it.
+/// A node's clock was ahead before it lost its disk, so its new incarnation number is too low. The node
+/// reports this, and the remedy.
 #[test]
 fn a_node_whose_clock_was_ahead_before_it_lost_its_disk_is_told_how_to_begin() {
     let mut cluster = Cluster::start(&limits());

@@ -1,5 +1,5 @@
-//! What is spent stays spent: over crashes in the middle of a load, clean stops, and changes of the
-//! config in between. Counted from outside, by the answers that callers received.
+//! What is spent stays spent: over crashes under load, clean stops, and changes of the config. The counts
+//! come from outside, from the answers that callers received.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -28,18 +28,18 @@ use crate::{
     windows,
 };
 
-/// The limits of the load, and how much each gives.
+/// The limits of the load, and the units of each.
 const KINDS: [(&str, u64); 3] = [("quota", 1_280), ("window", 960), ("bucket", 640)];
-/// What comes back to the bucket in an hour.
+/// Units that the bucket earns in an hour.
 const BUCKET_RATE: u64 = 640;
 const THREADS: usize = 4;
 
-/// What callers saw of the node, in all its lives.
+/// What callers saw of all processes of the node.
 #[derive(Default)]
 struct Seen {
     answers: AtomicU64,
     allowed: [AtomicU64; 3],
-    /// Requests that a crash left without an answer: they may have been charged.
+    /// Requests without an answer because of a crash. They may have been charged.
     unanswered: [AtomicU64; 3],
 }
 
@@ -65,7 +65,7 @@ fn no_unit_is_given_twice_whenever_it_crashes() {
         load.into_iter().for_each(|thread| thread.join().expect("no panic"));
         node.start_again();
     }
-    // In its last life it is asked until it has nothing left to give.
+    // The last process is asked until all its units are spent.
     let load = press(node.http(), &seen);
     load.into_iter().for_each(|thread| thread.join().expect("no panic"));
 
@@ -75,13 +75,13 @@ fn no_unit_is_given_twice_whenever_it_crashes() {
         let unanswered = seen.unanswered[number].load(Ordering::SeqCst);
         let most = limit + if kind == "bucket" { refilled } else { 0 };
         assert!(allowed <= most, "{kind}: {allowed} were allowed of {most}");
-        // What was reserved ahead of use, and what was charged for an answer that never came.
+        // Units that were reserved ahead of use, and units charged for answers that never arrived.
         let wasted = CRASHES * (limit / 64 + 1) + unanswered;
         assert!(allowed + wasted >= limit, "{kind}: only {allowed} were allowed of {limit}");
     }
 }
 
-/// Threads that ask about every kind in turn, until each was denied or the node is gone.
+/// Threads that ask for every kind in turn, until each was denied or the node is gone.
 fn press(address: SocketAddr, seen: &Arc<Seen>) -> Vec<JoinHandle<()>> {
     let ask = |first: usize| {
         let (mut http, seen) = (Http::to(address), Arc::clone(seen));
@@ -132,7 +132,7 @@ async fn no_unit_is_given_twice_to_a_stream_whenever_it_crashes() {
                 break;
             }
         }
-        // With messages on their way.
+        // The crash comes while messages are on their way.
         node.crash();
     }
     assert!(allowed <= LIMIT, "{allowed} were allowed");
@@ -140,7 +140,7 @@ async fn no_unit_is_given_twice_to_a_stream_whenever_it_crashes() {
     assert!(allowed + wasted >= LIMIT, "only {allowed} were allowed");
 }
 
-/// Limits of every algorithm that need a minute or more to forget, and what each gives.
+/// Limits of every algorithm that take a minute or more to forget, and the units of each.
 const LASTING: [(&str, u64); 6] =
     [("quota", 6_400), ("window", 6_400), ("bucket", 6_400), ("queue", 64), ("slots", 6_400), ("log", 50)];
 
@@ -240,7 +240,7 @@ fn short_limits_start_empty_after_a_crash_and_say_so() {
     }
     let crashed = Instant::now();
     node.crash();
-    // Nobody knows any more what was spent, so all of it counts as spent, in every cell.
+    // Nobody knows what was spent, so every cell counts as fully spent.
     for (name, most_ms) in [("bucket", 10_000), ("window", 59_000), ("sliding", 2_000)] {
         for value in ["x", "never seen"] {
             let answer = check(&node, &[(name, value)]);
@@ -268,7 +268,7 @@ fn a_start_that_fails_is_no_crash() {
     check(&node, &[("k", "x")]);
     node.terminate();
     let stopped = Instant::now();
-    // While the bucket fills again, it is started in ways that cannot succeed.
+    // While the bucket refills, the node is started in ways that must fail.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let config = std::fs::read_to_string(node.config()).expect("a config");
     let port = taken.local_addr().expect("an address").to_string();
@@ -373,11 +373,11 @@ fn a_limit_that_comes_back_after_a_crash_has_its_cells() {
 
     let (long, short) = (ask(&node, "long"), ask(&node, "short"));
     assert_eq!(long["allowed"], false, "{long}");
-    // Five units come back in 50 s.
+    // Five units are earned in 50 s.
     assert!(spent.elapsed() > Duration::from_secs(50) || short["allowed"] == false, "{short}");
 }
 
-/// A bucket that is journalled only while it needs a minute or more to refill.
+/// A bucket that has a journal only while a refill takes a minute or more.
 fn bucket(burst: u64) -> String {
     format!(
         "data: DATA\n\
@@ -385,7 +385,7 @@ fn bucket(burst: u64) -> String {
     )
 }
 
-/// Changes its burst while the node runs.
+/// Changes the bucket's burst while the node runs.
 fn rebucket(node: &Node, burst: u64) {
     node.write_config(&bucket(burst));
     eventually("the new burst counts", || {
@@ -400,7 +400,7 @@ fn a_limit_that_lasts_longer_than_it_did_keeps_its_debts_over_a_crash() {
     let spent = Instant::now();
     rebucket(&node, 600);
     node.crash();
-    // Fifty are owed, but for one each second.
+    // The debt is fifty units, minus one for each second.
     let answer = check_cost(&node, &[("k", "x")], 600);
     assert!(spent.elapsed() > Duration::from_secs(50) || answer["allowed"] == false, "{answer}");
 }
@@ -430,7 +430,8 @@ fn a_full_disk_stops_reserving_and_not_answering() {
         assert_eq!(ask("quota")["allowed"], true);
     }
 
-    // What is on disk already is given; then the reason is the disk, and no wait makes it better by itself.
+    // Units that are already on disk are given. Afterwards the disk is the reason for denials, and no wait
+    // helps.
     node.fill_disk(true);
     let mut given = 0;
     let (denied, waited) = loop {
@@ -454,13 +455,13 @@ fn a_full_disk_stops_reserving_and_not_answering() {
     assert_eq!(ready.status, 200, "nobody else could give what it still may");
     assert!(ready.body.contains("the journal cannot be written"), "{}", ready.body);
 
-    // It goes on by itself when there is room, and forgets nothing over a crash.
+    // The node recovers by itself when there is room, and forgets nothing in a crash.
     node.fill_disk(false);
     eventually("it is written again", || watch.get("/metrics").body.contains("acequia_journal_down 0"));
     assert_eq!(watch.get("/readyz").body, "ready\n");
     node.until_it_says("the journal is written again");
     let used = LIMIT - ask("quota")["remaining"].as_u64().expect("a number");
-    // What was denied because it was not on disk in time may be charged all the same.
+    // A request that was denied because its row was late may still be charged.
     let given = FIRST + given;
     assert!((given + 1..=given + 4).contains(&used), "{used} used, {given} given");
     assert_eq!(ask("window")["allowed"], true);
@@ -508,7 +509,7 @@ fn two_nodes_do_not_share_a_folder() {
     assert_eq!(refused.status.code(), Some(2));
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(said.contains("Another node uses this `data` folder"), "{said}");
-    // And the first has not noticed.
+    // The first node is not affected.
     assert_eq!(check(&node, &[("log", "x")])["remaining"], 48);
     node.restart();
     assert_eq!(check(&node, &[("log", "x")])["remaining"], 47);
@@ -518,7 +519,7 @@ fn two_nodes_do_not_share_a_folder() {
 async fn requests_in_flight_are_answered_before_it_stops() {
     let mut node = Node::start(&format!("workers: 1\n{}", lasting()));
     let address = node.http();
-    // One request of each port has begun and is not whole yet.
+    // One request on each port has started and is incomplete.
     let (client, mut connection) = raw_connection(node.grpc()).await;
     let (reply, mut sending) = raw_request(client, "/acequia.v1.Limiter/Check", "application/grpc").await;
     let message = framed(&question(&[("log", "x")]).encode_to_vec());
@@ -535,7 +536,7 @@ async fn requests_in_flight_are_answered_before_it_stops() {
     assert_eq!(posting.reply(false).expect("an answer").status, 100);
     let mut probing = Http::connect(&node);
     probing.send(b"GET /readyz HTTP/1.1\r\nhost:").expect("it is connected");
-    // The one worker has read that when it has answered what came later.
+    // The single worker has read the incomplete request once it has answered later ones.
     for _ in 0..2 {
         assert_eq!(Http::connect(&node).get("/readyz").status, 200);
     }
@@ -594,7 +595,7 @@ async fn what_is_answered_while_it_stops_is_not_given_again() {
     let mut allowed = 0;
     ask_stream(&send, &mut answers, "window").await.expect("an answer");
     node.ask_to_stop();
-    // Asked for as long as anybody answers.
+    // Ask as long as anybody answers.
     let deadline = Instant::now() + Duration::from_secs(3);
     while Instant::now() < deadline {
         match ask_stream(&send, &mut answers, "window").await {
@@ -613,7 +614,7 @@ async fn what_is_answered_while_it_stops_is_not_given_again() {
     assert!(left + spent <= 6_400, "{spent} were allowed, and {left} of 6400 are left");
 }
 
-/// Waits for the node to end by itself, while connections of this test go on.
+/// Waits for the node to end by itself, while connections of this test continue.
 async fn ended(node: &mut Node, patience: Duration) -> Option<ExitStatus> {
     let deadline = Instant::now() + patience;
     while Instant::now() < deadline {
@@ -636,7 +637,7 @@ async fn open_stream(node: &Node) -> (Asking, Answers) {
     (send, answers)
 }
 
-/// Asks for one unit; nothing if nobody answers any more.
+/// Asks for one unit. `None` if nobody answers.
 async fn ask_stream(send: &Asking, answers: &mut Answers, key: &str) -> Option<bool> {
     send.send(CheckBatch { checks: vec![question(&[(key, "x")])] }).await.ok()?;
     let answer = tokio::time::timeout(PATIENCE, answers.message()).await.ok()?.ok()??;

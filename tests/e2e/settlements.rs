@@ -1,4 +1,4 @@
-//! Charges with names, from the command line.
+//! Named charges on the command line.
 
 use std::process::Output;
 
@@ -15,7 +15,7 @@ fn node() -> Node {
     ))
 }
 
-/// Runs a command against a node; gives its exit code and what it printed.
+/// Runs a command against a node. Returns its exit code and output.
 fn run(node: &Node, words: &[&str]) -> (Option<i32>, String) {
     let address = node.grpc().to_string();
     let more = ["--deadline", "20s", "--address", &address];
@@ -24,7 +24,7 @@ fn run(node: &Node, words: &[&str]) -> (Option<i32>, String) {
     (status.code(), text.concat())
 }
 
-/// Runs it with `--json`.
+/// Runs a command with `--json`.
 fn answer(node: &Node, words: &[&str], code: i32) -> Value {
     let (exit, text) = run(node, &[words, &["--json"]].concat());
     assert_eq!(exit, Some(code), "{words:?}: {text}");

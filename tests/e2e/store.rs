@@ -1,5 +1,5 @@
-//! One region of several nodes that share its limits through a real Redis Cluster: what callers are allowed, counted from outside,
-//! while processes are killed.
+//! One region of several nodes that share its limits through a real Redis Cluster. What callers are allowed
+//! is counted from outside, while processes are killed.
 
 #[allow(dead_code, unreachable_pub, reason = "shared with the store's own tests")]
 #[path = "../../crates/store/tests/redis/servers.rs"]
@@ -36,7 +36,7 @@ use crate::{
     windows,
 };
 
-/// Of tests that start a cluster one runs at a time: two cores carry no more than one.
+/// Only one test with a cluster runs at a time, because two cores carry no more.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -48,7 +48,7 @@ fn config(node: &str, cluster: &Cluster, extra: &str) -> String {
     config_of((node, &["eu-1", "eu-2"]), &format!("cluster: {}", listed(&cluster.nodes)), &limits)
 }
 
-/// The config of one node among others of its region, up to what is the store's and after it.
+/// The config of one node among the nodes of its region, with the store's settings and the rest.
 pub(crate) fn config_of((node, nodes): (&str, &[&str]), redis: &str, rest: &str) -> String {
     format!(
         "region: eu\nnode: {node}\nlisten: {{ grpc: \"127.0.0.1:0\", http: \"127.0.0.1:0\", admin: \"127.0.0.1:0\" }}\ndata: DATA\n\
@@ -57,13 +57,13 @@ pub(crate) fn config_of((node, nodes): (&str, &[&str]), redis: &str, rest: &str)
     )
 }
 
-/// Where servers are, as configs say it.
+/// The addresses of servers, as configs list them.
 pub(crate) fn listed(servers: &[Server]) -> String {
     let addresses: Vec<String> = servers.iter().map(|server| format!("\"{}\"", server.address())).collect();
     format!("[{}]", addresses.join(", "))
 }
 
-/// A window and a bucket of 200 units, of which the bucket gets one back in a minute.
+/// A window and a bucket of 200 units. The bucket earns one a minute.
 fn limits() -> String {
     format!(
         "limits:\n\
@@ -73,18 +73,18 @@ fn limits() -> String {
     )
 }
 
-/// Two nodes: neither listens before the other goes by the same.
+/// Two nodes. Neither listens before the other goes by the same config.
 fn pair(cluster: &Cluster) -> [Node; 2] {
     start_all(["eu-1", "eu-2"].map(|node| config(node, cluster, "")))
 }
 
-/// All nodes of a region that is new.
+/// Starts all nodes of a new region.
 fn start_all<const COUNT: usize>(configs: [String; COUNT]) -> [Node; COUNT] {
     let starts = configs.map(|config| thread::spawn(move || Node::start_whole(&config)));
     starts.map(|start| start.join().expect("a node"))
 }
 
-/// Asks both in turn, so often; says how many were allowed.
+/// Sends `times` requests to the nodes in turn. Returns how many were allowed.
 fn ask(nodes: &[Node], entry: (&str, &str), times: usize) -> u64 {
     let mut ways: Vec<Http> = nodes.iter().map(Http::connect).collect();
     let body = body(&[entry]);
@@ -95,17 +95,17 @@ fn ask(nodes: &[Node], entry: (&str, &str), times: usize) -> u64 {
     (0..times).map(allowed).filter(|allowed| *allowed).count() as u64
 }
 
-/// Asks for a limit of which every key has a full bucket, for another key each time, until so many of so many requests pass.
+/// Asks with another key each time, so each bucket is full, until at least `least` of `of` requests pass.
 fn until_it_gives(nodes: &[Node], limit: &str, of: usize, least: u64) {
     let mut tried = 0;
     eventually("a full bucket gives what it has", || {
-        // The one before lacks what was just taken of it.
+        // The earlier bucket lacks the units that were just spent.
         tried += 1;
         ask(nodes, (limit, &format!("full-{tried}")), of) >= least
     });
 }
 
-/// Asks until most of a limit of 200 is there, or nothing came for long; says how many were allowed.
+/// Asks until a limit of 200 is spent, or nothing has passed for a while. Returns how many were allowed.
 fn use_up(nodes: &[Node], entry: (&str, &str)) -> u64 {
     let mut allowed = 0;
     let mut came = Instant::now();
@@ -135,7 +135,7 @@ fn the_nodes_of_a_region_share_its_limits() {
     let cluster = Cluster::start();
     let mut nodes = pair(&cluster);
     until_pools_grant(&nodes);
-    // A new region has all from the beginning, whichever node is asked.
+    // A new region has all units from the beginning, whichever node is asked.
     for (limit, key) in [("w", "one"), ("b", "one")] {
         let allowed = use_up(&nodes, (limit, key));
         assert!((190..=200).contains(&allowed), "{limit}: {allowed} of 200");
@@ -146,14 +146,14 @@ fn the_nodes_of_a_region_share_its_limits() {
     {
         assert!(metrics.contains(name), "no {name} in\n{metrics}");
     }
-    // What a node that is killed had, and spent, nobody has again; and it needs nobody to begin again.
+    // Nobody receives again what a killed node held or spent; and the node needs no help to restart.
     let before: Vec<u64> = ["w", "b"].map(|limit| ask(&nodes, (limit, "two"), 60)).to_vec();
     nodes[0].kill();
     nodes[0].start_again();
     until_pools_grant(&nodes);
     for (limit, before) in ["w", "b"].into_iter().zip(before) {
         let allowed = before + use_up(&nodes, (limit, "two"));
-        // The one that was killed may have held all the rest.
+        // The killed node may have held all the rest.
         assert!(allowed <= 201, "{limit}: {allowed} of 200, and a minute's rate");
         assert_eq!(ask(&nodes, (limit, "one"), 20).saturating_sub(1), 0, "{limit}: spent, and given again");
         let other = use_up(&nodes, (limit, "three"));
@@ -175,7 +175,7 @@ fn a_region_outlives_its_store() {
     for server in &mut cluster.nodes {
         server.kill();
     }
-    // Each request is answered, by what the nodes hold: their guard shares of a new key, at least.
+    // The nodes answer each request by what they hold: for a new key, at least their guard shares.
     let after = ask(&nodes, ("w", "one"), 200);
     assert!(before + after <= 200, "{before} and {after} of 200");
     let guarded = ask(&nodes, ("w", "two"), 100);
@@ -183,7 +183,7 @@ fn a_region_outlives_its_store() {
     for node in &nodes {
         assert_eq!(Http::connect(node).get("/readyz").status, 200);
     }
-    // It comes back with nothing, and mints nothing.
+    // The store returns empty, and no units are created.
     for server in &mut cluster.nodes {
         server.restart();
     }
@@ -210,7 +210,7 @@ fn windows_outlive_a_node_s_restart_and_the_store_s_loss_after_it() {
         server.restart();
     }
     until_pools_grant(&nodes);
-    // What each node has taken, it tells: so the window goes on, and what nobody took is there.
+    // Each node reports its withdrawals. The window goes on, and units that nobody took are there.
     let after = use_up(&nodes, ("w", "one"));
     assert!(before + between + after <= 200, "{before}, {between} and {after} of 200");
     let other = use_up(&nodes, ("w", "two"));
@@ -235,7 +235,7 @@ fn a_node_that_is_gone_is_left_out_on_an_operator_s_word() {
     for server in &mut cluster.nodes {
         server.restart();
     }
-    // What the other one held nobody can tell.
+    // Nobody can tell what the other node held.
     eventually("the loss is known", || order(alive, &["store"]).0 == Some(1));
     let (code, said) = order(alive, &["store", "leave-out", "eu-1", "--yes"]);
     assert!(code == Some(2) && said.contains("this is that node"), "{said}");
@@ -246,25 +246,25 @@ fn a_node_that_is_gone_is_left_out_on_an_operator_s_word() {
     eventually("all pools grant", || order(alive, &["store"]).0 == Some(0));
     let metrics = Http::connect(alive).get("/metrics").body;
     assert!(metrics.contains("acequia_region_nodes_left_out 1"), "{metrics}");
-    // What it may have taken of the window counts as spent.
+    // What the other node may have withdrawn from the window counts as spent.
     let after = use_up(std::slice::from_ref(alive), ("w", "one"));
     assert!(before + after <= 200, "{before} and {after} of 200");
     let (code, said) = order(alive, &["store", "wait-for", "eu-2"]);
     assert!(code == Some(0) && !said.contains("left out"), "{said}");
 
-    // It is back: nobody is left out when the store forgets again.
+    // The other node is back. Nobody is excluded when the store forgets again.
     gone.start_again();
     until_pools_grant(&nodes);
 }
 
-/// The first of six ports in a row that nobody has.
+/// The first of six free ports in a row.
 fn six_ports() -> u16 {
     let ports = std::iter::repeat_with(servers::free_port);
     let first = ports.take(1_000).find(|first| (*first..first + 6).all(servers::is_free));
     first.expect("six ports in a row")
 }
 
-/// Writes the configs of the region that is shipped, with ports of their own, and all else as it is.
+/// Writes the shipped region's configs with other ports.
 fn shipped_configs(folder: &Path) {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let mesh = [servers::free_port(), servers::free_port()];
@@ -298,7 +298,7 @@ fn the_region_that_is_shipped_runs_in_another_folder_and_stops() {
     let nodes = [listening.next().expect("a node"), listening.next().expect("another")];
     let body = body(&[("api_key", "k1")]);
     for node in nodes {
-        // It is ready when it has heard the other.
+        // A node is ready when it has heard the other.
         eventually("the shipped region answers", || Http::to(node).check(&body).json()["allowed"] == true);
     }
     assert!(script.stop());
@@ -315,7 +315,7 @@ fn a_shipped_region_whose_nodes_cannot_start_says_so_and_ends() {
     let folder = tempfile::tempdir().expect("a folder");
     shipped_configs(folder.path());
     let first = six_ports();
-    // Certificates that no node can read: none are made, since these are there.
+    // Certificates that no node can read. The script makes none, because these exist.
     let data = folder.path().join("data");
     std::fs::create_dir_all(data.join("certs")).expect("a folder");
     std::fs::write(data.join("certs/ca.pem"), "none").expect("a file");
@@ -328,12 +328,12 @@ fn a_shipped_region_whose_nodes_cannot_start_says_so_and_ends() {
     assert!(!(first..first + 6).any(is_open), "a server runs on");
 }
 
-/// A process that ends with the test.
+/// A process that is killed at the end of the test.
 struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // One that has ended needs no signal.
+        // A process that has ended needs no signal.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -349,7 +349,7 @@ impl Script {
         Self(command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("bash"))
     }
 
-    /// Runs a script until it ends by itself; gives its exit code, and what it and its nodes said.
+    /// Runs a script until it ends by itself. Returns its exit code, and its own and its nodes' output.
     fn run(path: &str, settings: [(&str, OsString); 3]) -> (Option<i32>, String) {
         let mut command = Command::new("timeout");
         command.args(["120".to_owned(), Self::path(path)]).env("ACEQUIA", binary()).envs(settings);
@@ -362,7 +362,7 @@ impl Script {
         format!("{}/../{path}", env!("CARGO_MANIFEST_DIR"))
     }
 
-    /// Where its nodes listen: for callers over HTTP, and for operators.
+    /// The addresses of its nodes: HTTP, and admin.
     fn listening(&mut self) -> impl Iterator<Item = (SocketAddr, SocketAddr)> + use<> {
         let lines = BufReader::new(self.0.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
         lines.filter_map(|line| {
@@ -374,7 +374,7 @@ impl Script {
         })
     }
 
-    /// It stops all that it has started.
+    /// Stops the script with all that it has started.
     fn stop(&mut self) -> bool {
         let stopped = Command::new("sh").args(["-c", &format!("kill -TERM {}", self.0.id())]).status();
         stopped.is_ok_and(|stopped| stopped.success()) && self.0.wait().is_ok_and(|end| end.success())
@@ -389,7 +389,7 @@ impl Drop for Script {
     }
 }
 
-/// Asks for so much of a key under an id.
+/// Asks for `cost` units of a key under an id.
 fn ask_named(node: &Node, id: &str, key: &str, cost: u64) -> crate::client::Reply {
     let body = json!({ "domain": "shop", "descriptors": [{ "w": key }], "cost": cost, "id": id });
     Http::connect(node).check(&body.to_string())
@@ -402,10 +402,10 @@ fn refund(node: &Node, charged: &serde_json::Value) -> (u16, serde_json::Value) 
     (reply.status, said)
 }
 
-/// Charges an id at one node until another has its answer in time, on a machine that may be busy; gives the id, of which the key is the
-/// same, and the answer.
+/// Charges an id at one node until another node repeats its answer in time, since the machine may be busy.
+/// Returns the id, which is also the key, and the answer.
 fn charged_once(one: &Node, two: &Node, prefix: &str, cost: u64) -> (String, serde_json::Value) {
-    // An id that was used before is none to begin with.
+    // Each test needs an id that was not used before.
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let mut found = None;
     eventually("two nodes give one answer", || {
@@ -426,7 +426,8 @@ fn charged_once(one: &Node, two: &Node, prefix: &str, cost: u64) -> (String, ser
     found.expect("it was found")
 }
 
-/// Whether a node refuses an id that was given back. It never answers by it; when the store is slow, it may charge anew.
+/// Whether a node refuses an id that was given back. The node never repeats the answer; if the store is slow,
+/// it may charge again.
 fn is_refused(node: &Node, id: &str, cost: u64) -> bool {
     let reply = ask_named(node, id, id, cost);
     assert!(reply.status == 400 || reply.json()["is_repeat"] != true, "{id}: {}", reply.body);
@@ -458,7 +459,7 @@ fn an_id_is_charged_once_whichever_node_is_asked() {
         is_refused(two, &id, 10)
     });
 
-    // Two nodes are asked at once: one charges, and both give its answer.
+    // Two nodes are asked at once. One charges, and both give its answer.
     let (mut number, mut together) = (0, 0);
     eventually("one of two that are asked at once charges", || {
         number += 1;
@@ -473,7 +474,8 @@ fn an_id_is_charged_once_whichever_node_is_asked() {
         together == 20
     });
 
-    // Without a store a node decides alone, at once, and gives back nothing that others may still answer by.
+    // Without a store a node decides alone and at once. It refunds nothing whose answer others may still
+    // repeat.
     let (id, kept) = charged_once(one, two, "kept", 1);
     for server in &mut cluster.nodes {
         server.kill();
@@ -488,7 +490,8 @@ fn an_id_is_charged_once_whichever_node_is_asked() {
         assert_eq!(ask_named(one, &id, &id, 1).json()["is_repeat"], true);
         refund(one, &alone) == (200, json!("done"))
     });
-    // A store that comes back with nothing has forgotten what was kept: that is given back when nobody goes by it any more.
+    // A store that returns empty has forgotten the kept answer. The charge can be refunded once nobody
+    // repeats that answer any more.
     for server in &mut cluster.nodes {
         server.restart();
     }
@@ -497,7 +500,7 @@ fn an_id_is_charged_once_whichever_node_is_asked() {
     is_refused(two, &id, 1);
 }
 
-/// Three regions of two nodes and six servers each: one catalogue, and in each region one store.
+/// Three regions of two nodes and six servers each, with one catalogue, and a store in each region.
 #[test]
 fn the_regions_that_are_shipped_share_a_limit() {
     let _alone = alone();
@@ -520,7 +523,7 @@ fn the_regions_that_are_shipped_share_a_limit() {
     let mut script = Script::start("deploy/regions/run", settings);
     let nodes: Vec<(SocketAddr, SocketAddr)> = script.listening().take(6).collect();
     let order = |words: &[&str]| {
-        // The authority's.
+        // Orders go to the authority.
         let admin = format!("127.0.0.1:{}", 8_102 + shift);
         let all = [words, &["--address", &admin]].concat();
         let said = acequia(&all);
@@ -533,7 +536,7 @@ fn the_regions_that_are_shipped_share_a_limit() {
         let mut allowed = |number: usize| ways[number % 6].check(&body).json()["allowed"] == true;
         (0..times).filter(|number| allowed(*number)).count()
     };
-    // All of the hour's hundred, wherever it is asked for, and not one more.
+    // All of the hour's hundred units pass, wherever they are asked for, and not one more.
     let mut allowed = 0;
     eventually("what there is has been used", || {
         allowed += ask(60, "/export");
@@ -542,7 +545,7 @@ fn the_regions_that_are_shipped_share_a_limit() {
     allowed += ask(300, "/export");
     assert!(allowed <= 100, "{allowed} of 100");
 
-    // A charge is known at another node of the region, and given back there: who made it is told.
+    // Another node of the region knows a charge, and takes its refund. The node that charged hears of this.
     let node = |place: u16| Http::to(SocketAddr::from(([127, 0, 0, 1], 8_100 + 10 * place + shift)));
     let asks = json!({ "domain": "shop", "descriptors": [{ "tenant": "t" }], "cost": 100, "id": "order-1" });
     let charged = node(0).check(&asks.to_string()).json();
@@ -578,7 +581,7 @@ fn the_regions_that_are_shipped_share_a_limit() {
     allowed += ask(300, "/export");
     assert!(allowed <= 100, "{allowed} of 100 with other parts");
 
-    // A node loses its disk: it agrees with the one that runs beside it, and an operator gives it its share again.
+    // A node loses its disk. It agrees with its mate, and an operator returns its share.
     let config = folder.path().join("us-2.yaml");
     let killed = Command::new("pkill").args(["-KILL", "-f"]).arg(&config).status();
     assert!(killed.expect("procps").success());
@@ -621,7 +624,7 @@ fn a_node_whose_siblings_go_by_something_else_owns_nothing() {
     let (tell, told) = std::sync::mpsc::channel();
     let reader = thread::spawn(move || {
         for line in said {
-            // Nobody listens when the test has failed.
+            // After a failure of the test nobody receives the lines.
             let _ = tell.send(line);
         }
     });

@@ -1,4 +1,5 @@
-//! What somebody who may connect can make a node hold, and for how long; and that callers beside him do not notice.
+//! How much a stranger with a connection can make a node hold, and for how long. Other callers must not
+//! notice.
 
 use std::{
     io::{Read as _, Write as _},
@@ -19,9 +20,9 @@ const CHECK: &str = "/acequia.v1.Limiter/Check";
 const STREAM: &str = "/acequia.v1.Limiter/CheckStream";
 const GRPC: &str = "application/grpc";
 const MIB: usize = 1 << 20;
-/// How soon others are answered meanwhile, mostly: the machine that attacks is the one that answers.
+/// Within this time most other requests are answered. The attack runs on the same machine.
 const SOON: Duration = Duration::from_millis(50);
-/// How late any of them may be.
+/// The latest answer to any other request.
 const LATE: Duration = Duration::from_millis(500);
 
 fn node(extra: &str) -> Node {
@@ -30,7 +31,7 @@ fn node(extra: &str) -> Node {
     ))
 }
 
-/// Checks, answered soon.
+/// Sends checks, and asserts that they are answered soon.
 fn answers_soon(node: &Node) {
     let mut waits = [Duration::ZERO; 5];
     for wait in &mut waits {
@@ -42,7 +43,7 @@ fn answers_soon(node: &Node) {
     assert!(waits[2] < SOON && waits[4] < LATE, "answered after {waits:?}");
 }
 
-/// Sends as much as there is room for at once.
+/// Sends as much as there is room for now.
 async fn send_now(sending: &mut h2::SendStream<Bytes>, mut message: Bytes) {
     while !message.is_empty() {
         sending.reserve_capacity(message.len());
@@ -57,7 +58,7 @@ async fn send_now(sending: &mut h2::SendStream<Bytes>, mut message: Bytes) {
     }
 }
 
-/// As many calls on a connection as it takes, each with `bytes` of a message of a MiB.
+/// Starts as many calls as a connection allows, each with `bytes` of a message of a MiB.
 async fn unfinished(node: &Node, path: &str, calls: usize, bytes: usize) -> Vec<impl Sized> {
     let (client, _ping) = raw_connection(node.grpc()).await;
     let mut held = Vec::new();
@@ -161,7 +162,7 @@ fn silence_on_the_admin_port_stops_nobody() {
     let grpc = node.grpc().to_string();
     let check = acequia(&["check", "--address", &grpc, "--domain", "shop", "k=v"]);
     assert!(check.status.success(), "{check:?}");
-    // Those that are silent longest make room.
+    // The connections that have been silent longest make room.
     eventually("an operator is answered", || {
         acequia(&["top", "--json", "--address", &admin]).status.success()
     });
@@ -265,7 +266,7 @@ fn a_config_that_is_too_large_is_refused_unread_and_the_old_one_stays() {
     assert_eq!(metric(&node, "acequia_config_reloads_total", &[("outcome", "applied")]), 0.0);
 }
 
-/// What every connection of HTTP/2 begins with (RFC 9113, section 3.4), and empty settings.
+/// The start of every HTTP/2 connection (RFC 9113, section 3.4), with empty settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
@@ -274,10 +275,10 @@ const PING: u8 = 6;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
-/// `POST /acequia.v1.Limiter/Check` to `n` in HPACK, without indexing what is not in the static table.
+/// `POST /acequia.v1.Limiter/Check` to `n` in HPACK, without indexing beyond the static table.
 const CALL: &[u8] = b"\x83\x86\x04\x1c/acequia.v1.Limiter/Check...\x01\x01n";
 
-/// Frames, one after the other.
+/// A sequence of frames.
 type Frames = Box<dyn Iterator<Item = Vec<u8>>>;
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -288,8 +289,8 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Sends frames without reading what comes back, until there are no more, or the node has closed the connection, or it takes no more.
-/// Says how many bytes were sent.
+/// Sends frames without reading, until the frames end, or the node closes the connection or accepts no more.
+/// Returns how many bytes were sent.
 fn flood(address: SocketAddr, frames: impl Iterator<Item = Vec<u8>>) -> usize {
     let mut stream = TcpStream::connect(address).expect("a connection");
     stream.set_write_timeout(Some(Duration::from_secs(2))).expect("set");
@@ -341,7 +342,7 @@ fn floods_of_frames_are_ended_and_others_are_answered() {
 async fn a_small_head_that_unpacks_to_a_large_one_is_refused() {
     let node = node("");
     let before = node.resident();
-    // A header of 4000 bytes goes into the dynamic table once, and is named by one byte a thousand times.
+    // A header of 4000 bytes enters the dynamic table once. Then one byte refers to it, a thousand times.
     let mut block = CALL.to_vec();
     block.extend_from_slice(b"\x40\x01x\x7f\xa1\x1e");
     block.extend_from_slice(&[b'y'; 4_000]);
@@ -370,7 +371,7 @@ fn a_request_whose_end_is_doubtful_is_refused() {
         let request = format!("POST /v1/check HTTP/1.1\r\nhost: n\r\n{head}{hidden}");
         stream.write_all(request.as_bytes()).expect("sent");
         let mut answer = String::new();
-        // Whether the rest was read when the node closed is chance.
+        // The rest may or may not have been read when the node closed.
         let _ = stream.read_to_string(&mut answer);
         assert!(!answer.contains("HTTP/1.1 200"), "{head:?}: {answer}");
         answers_soon(&node);

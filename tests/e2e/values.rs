@@ -1,16 +1,17 @@
-//! What values of descriptors mean to a node: text in YAML, keys that come twice, addresses and networks.
+//! The meaning of descriptor values: text in YAML, repeated keys, addresses and networks.
 
 use acequia_tests::Node;
 use serde_json::{Value, json};
 
 use crate::{client::Http, windows};
 
-/// A node with such limits of the domain `shop`, in YAML, in which LONG stands for a window that does not end soon.
+/// A node with these limits of the domain `shop` in YAML, where LONG stands for a window that does not end
+/// soon.
 fn node(limits: &str) -> Node {
     Node::start(&format!("limits:\n{}", limits.replace("LONG", &windows::long())))
 }
 
-/// Asks about one descriptor, of which keys may come twice.
+/// Asks for one descriptor, which may contain a key twice.
 fn ask(node: &Node, entries: &[(&str, &str)]) -> Value {
     let pairs: Vec<[&str; 2]> = entries.iter().map(|(key, value)| [*key, *value]).collect();
     Http::connect(node).check(&json!({ "domain": "shop", "descriptors": [pairs] }).to_string()).json()
@@ -32,7 +33,7 @@ fn a_value_in_yaml_is_the_text_that_stands_there() {
     assert_eq!(ask(&node, &[("value", "1.1")])["reason"], "no-match");
 }
 
-/// Envoy makes such descriptors of two actions with one key, and a client may choose one of the values.
+/// Envoy makes such descriptors from two actions with one key, and a client may choose one of the values.
 #[test]
 fn of_a_key_that_comes_twice_any_value_is_limited_and_none_is_enough_for_more() {
     let node = node(
@@ -52,7 +53,7 @@ fn of_a_key_that_comes_twice_any_value_is_limited_and_none_is_enough_for_more() 
     assert_eq!(passed(&[("tenant", "big"), ("tenant", "big")], "plan"), 4);
 }
 
-/// A node that counts by addresses, and what it answers to a few values that have one cell.
+/// A node that counts by addresses must count each list of values in one cell.
 fn share_a_cell(by: &str, all: &[&[&str]]) {
     let node = node(&format!(
         "- {{ name: per-ip, domain: shop, by: [{by}], fixed_window: {{ limit: 100, window: LONG }} }}\n"
@@ -81,7 +82,7 @@ fn an_address_is_the_same_however_it_is_written() {
             &["nowhere", "", "999.1.1.1"],
         ],
     );
-    // The last proxy is one's own, and so is the one before it.
+    // The last proxy is the operator's own, and so is the one before it.
     share_a_cell(
         "{ ip: from, trust: 2 }",
         &[&["198.51.100.1, 192.0.2.1", "6.6.6.6, 198.51.100.1, 192.0.2.2", "198.51.100.1"]],
@@ -99,6 +100,6 @@ fn a_network_stands_for_its_addresses() {
         assert!(allowed(exempt), "{exempt}");
     }
     assert_eq!(["11.1.2.3", "11.1.2.3:80"].map(allowed), [true, false]);
-    // The address that counts is the last one of a list, which no client chooses.
+    // The last address of a list counts, because no client chooses that one.
     assert!(!allowed("10.1.2.3, 11.1.2.3"));
 }

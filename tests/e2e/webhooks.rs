@@ -1,4 +1,4 @@
-//! Webhooks as an operator sets them up: what the config says, what is refused, what comes and goes while a node runs.
+//! Webhooks from the operator's side: valid configs, refused configs, and changes while a node runs.
 
 use std::{
     io::{Read as _, Write as _},
@@ -16,7 +16,7 @@ use crate::{
     windows,
 };
 
-/// What no line of a log and no metric may say: a URL's path is as secret as its owner wants.
+/// Must appear in no log line and no metric, because a URL's path may be secret.
 const PATH: &str = "s3cret-path";
 
 /// A folder with a key.
@@ -34,7 +34,7 @@ impl Keys {
     }
 }
 
-/// A hook where nobody listens, and a limit.
+/// A config with a limit, and a hook where nobody listens.
 fn config(host: &str, secret_file: &Path) -> String {
     format!(
         "webhooks:\n\
@@ -47,7 +47,7 @@ fn config(host: &str, secret_file: &Path) -> String {
     )
 }
 
-/// Whether the metrics know a hook of this host.
+/// Whether the metrics contain a hook of this host.
 fn is_shown(node: &Node, host: &str) -> bool {
     let text = Http::connect(node).get("/metrics").body;
     text.contains(&format!("acequia_webhook_queue{{hook=\"{host}\"}} 0\n"))
@@ -169,7 +169,7 @@ fn faults_of_webhooks_are_named_with_their_lines() {
 fn a_cell_that_is_nearly_used_up_is_told_once_and_one_that_hangs_holds_up_nobody() {
     let keys = Keys::new();
     let receiver = TcpListener::bind("127.0.0.1:0").expect("a port");
-    // It takes connections, and never answers.
+    // This receiver accepts connections, and never answers.
     let hangs = TcpListener::bind("127.0.0.1:0").expect("a port");
     let hook = |listener: &TcpListener| {
         let (address, key) = (listener.local_addr().expect("an address"), keys.key());
@@ -197,7 +197,7 @@ fn a_cell_that_is_nearly_used_up_is_told_once_and_one_that_hangs_holds_up_nobody
     assert_eq!(event["by"], json!([["tenant", "big-co"]]));
     assert!(head.contains("webhook-signature: v1,") && head.contains("webhook-id: "), "{head}");
     stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").expect("written");
-    // From 90 % on it goes slowly: one at once, and then one an hour.
+    // From 90 % on requests are throttled: one at once, and then one an hour.
     assert_eq!(check(&node, &tenant)["allowed"], true);
     let slowed = check(&node, &tenant);
     assert_eq!((&slowed["reason"], &slowed["remaining"]), (&json!("throttled"), &json!(1)));
@@ -207,7 +207,7 @@ fn a_cell_that_is_nearly_used_up_is_told_once_and_one_that_hangs_holds_up_nobody
     assert!(said.contains("nearly used up") && !said.contains("big-co"), "{said}");
 }
 
-/// One request: its head, and its body as JSON.
+/// A request's head, and its body as JSON.
 pub(crate) fn read_post(stream: &mut TcpStream) -> (String, Value) {
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4_096]);

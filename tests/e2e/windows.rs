@@ -1,7 +1,7 @@
 //! Windows that do not end while a test runs.
 //!
-//! Edges are counted from the Unix epoch, so which windows are far from their end depends on when
-//! the test runs.
+//! Edges are counted from the Unix epoch, so the time of the test determines which windows are far from their
+//! end.
 
 use std::{
     ops::RangeInclusive,
@@ -9,8 +9,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// A window of an hour or two with at least half an hour to go: the same for all tests, since another one would make another limit where a
-/// node's config is written again.
+/// A window of one to two hours with at least half an hour to go. All tests use the same window, because
+/// another one would be another limit when a node's config is rewritten.
 pub(crate) fn long() -> String {
     static LONG: OnceLock<String> = OnceLock::new();
     LONG.get_or_init(|| longest_to_go(3_600..=7_200)).clone()
@@ -23,7 +23,7 @@ pub(crate) fn short() -> String {
 
 /// A time zone whose day has at least ten hours to go.
 pub(crate) fn zone() -> &'static str {
-    // Signs are the other way round in POSIX: this is twelve hours behind UTC.
+    // Signs are reversed in POSIX: this zone is twelve hours behind UTC.
     if now_s() % 86_400 < 50_000 { "UTC" } else { "Etc/GMT+12" }
 }
 

@@ -1,4 +1,4 @@
-//! A region of three nodes under load, while its store breaks and a node dies that does not come back.
+//! A region of three nodes under load, while its store breaks and one node dies for good.
 
 use std::{
     net::SocketAddr,
@@ -16,23 +16,23 @@ use crate::{
 };
 
 const NODES: [&str; 3] = ["eu-1", "eu-2", "eu-3"];
-/// The one that dies.
+/// The node that dies.
 const GONE: usize = 2;
 const CALLERS: usize = 3;
-/// Each caller asks a hundred times a second, whatever it is answered.
+/// Each caller asks a hundred times a second, whatever the answers are.
 const PAUSE: Duration = Duration::from_millis(10);
 const CELLS: [(&str, &str); 6] =
     [("w", "one"), ("b", "one"), ("w", "two"), ("b", "two"), ("w", "three"), ("b", "three")];
 
-/// What callers of the region see, and what they are told.
+/// What callers of the region see, and when they end.
 struct Scene {
     nodes: [SocketAddr; 3],
-    /// Whether the one that dies may not answer any more.
+    /// Whether the dying node may stop answering.
     is_gone: AtomicBool,
     is_over: AtomicBool,
-    /// Answers of each node.
+    /// Number of answers of each node.
     answered: [AtomicU64; 3],
-    /// Of each cell.
+    /// Units that were allowed, by cell.
     allowed: [AtomicU64; 6],
 }
 
@@ -47,7 +47,7 @@ impl Scene {
         }
     }
 
-    /// Asks for all cells in turn, at all nodes in turn, until it is over.
+    /// Asks for all cells in turn, at all nodes in turn, until the test is over.
     fn call(&self, caller: usize) {
         let bodies = CELLS.map(|cell| body(&[cell]));
         let mut ways: Vec<(usize, Http)> = self.nodes.map(Http::to).into_iter().enumerate().collect();
@@ -63,7 +63,7 @@ impl Scene {
             let (node, http) = &mut ways[way];
             match http.try_check(&bodies[cell]) {
                 Ok(reply) => {
-                    // Whatever is broken, it is a verdict.
+                    // Whatever is broken, the answer is a verdict.
                     let allowed = reply.json()["allowed"].as_bool().expect("a verdict");
                     self.allowed[cell].fetch_add(u64::from(allowed), SeqCst);
                     self.answered[*node].fetch_add(1, SeqCst);
@@ -77,7 +77,7 @@ impl Scene {
         }
     }
 
-    /// Waits until each of the first nodes has answered so often again.
+    /// Waits until each of the first `nodes` nodes has answered `times` more requests.
     #[track_caller]
     fn until_answered(&self, nodes: usize, times: u64) {
         let all = || self.answered[..nodes].iter().map(|answered| answered.load(SeqCst));
@@ -88,7 +88,7 @@ impl Scene {
     }
 }
 
-/// Callers end with it, whatever becomes of the test.
+/// Ends the callers when dropped, however the test ends.
 struct Load<'a>(&'a Scene);
 
 impl Drop for Load<'_> {
@@ -133,14 +133,14 @@ fn a_store_and_a_node_die_under_load_and_the_rest_of_the_region_goes_on() {
             eventually("the loss is known", || order(node, &["store"]).0 == Some(1));
         }
         scene.until_answered(2, 150);
-        // What it held nobody else can tell.
+        // Nobody else can tell what the dead node held.
         assert_eq!(order(&alive[0], &["store"]).0, Some(1), "nothing is granted without {}", NODES[GONE]);
         let (code, said) = order(&alive[0], &["store", "leave-out", NODES[GONE], "--yes"]);
         assert!(code == Some(0) && said.contains("eu-3 is left out for"), "{said}");
         until_pools_grant(alive);
         scene.until_answered(2, 300);
     });
-    // Each unit once, whoever gave it, before and after.
+    // Each unit was given once, whichever node gave it.
     for (cell, allowed) in CELLS.iter().zip(&scene.allowed) {
         let (allowed, minutes) = (allowed.load(SeqCst), begun.elapsed().as_secs() / 60);
         let most = if cell.0 == "w" { 200 } else { 200 + minutes };

@@ -1,4 +1,5 @@
-//! Of cells of few units one node of a region draws of the other, over the mesh: real processes, one of which dies.
+//! For cells of few units, one node of a region forwards requests to the other over the mesh. These are real
+//! processes, one of which dies.
 
 use std::{net::UdpSocket, path::Path, slice, time::Instant};
 
@@ -8,7 +9,7 @@ use acequia_tests::{Node, eventually};
 use super::{alone, listed, servers::Server, start_all, until_pools_grant};
 use crate::client::{Http, body, metric};
 
-/// The nodes of two regions: those of the first share a store.
+/// The nodes of two regions. Those of the first region share a store.
 const NODES: [(&str, &str); 3] = [("eu", "eu-1"), ("eu", "eu-2"), ("us", "us-1")];
 const BURST: f64 = 20.0;
 const RATE: f64 = 2.0;
@@ -21,7 +22,7 @@ fn config(place: usize, (store, certs, ports): (&Server, &Path, &[u16])) -> Stri
         _ => String::new(),
     };
     let at = |place: usize| format!("{}: \"127.0.0.1:{}\"", NODES[place].1, ports[place]);
-    // Whoever waits does so for long enough on a machine that does much else.
+    // The wait is long enough for a busy machine.
     format!(
         "region: {region}\nnode: {node}\n\
          listen: {{ grpc: \"127.0.0.1:0\", http: \"127.0.0.1:0\", admin: \"127.0.0.1:0\", mesh: \"127.0.0.1:{}\" }}\n\
@@ -48,7 +49,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Asks some nodes for a unit of each key. No more is allowed than the burst and what came back since.
+    /// Asks some nodes for a unit of each key. At most the burst plus what was earned since must be allowed.
     #[track_caller]
     fn ask(&mut self, nodes: &[Node]) {
         let mut ways: Vec<Http> = nodes.iter().map(Http::connect).collect();
@@ -67,7 +68,7 @@ impl Seen {
     }
 }
 
-/// Two regions, whose certificates are in a folder. The first two nodes share a store.
+/// Two regions with certificates in a folder. The first two nodes share a store.
 pub(crate) fn start(store: &Server, folder: &Path) -> [Node; 3] {
     let identities = NODES.map(|(region, node)| Identity::new(region, node));
     certs::create(folder, &identities, &["eu-1"]).expect("certificates");
@@ -94,13 +95,13 @@ fn what_one_node_of_a_region_draws_of_the_other_is_charged_once() {
     until_pools_grant(&nodes[..2]);
 
     let mut seen = Seen { begun: Instant::now(), allowed: [0; KEYS] };
-    // Of some of so many keys the one is the speaker, and of some the other, as good as surely.
+    // With this many keys, each node is almost certainly the owner of some.
     eventually("each has drawn of the other, and used that", || {
         seen.ask(&nodes);
         nodes[..2].iter().all(|node| draws(node, "used") > 0.0 && draws(node, "charged") > 0.0)
     });
 
-    // A speaker dies, with what it charged; then it is there again.
+    // An owner dies with its charges, and restarts.
     nodes[1].kill();
     for _ in 0..20 {
         seen.ask(slice::from_ref(&nodes[0]));

@@ -1,4 +1,4 @@
-//! A region that has one node more, and one node less, while it serves: its nodes begin again one after the other, with other files.
+//! A region gains a node and loses one while it serves: its nodes restart one after the other with new files.
 
 use std::{net::UdpSocket, path::Path, slice, thread};
 
@@ -10,7 +10,7 @@ use crate::{client::Http, operators::order, windows};
 
 const NODES: [&str; 3] = ["eu-1", "eu-2", "eu-3"];
 
-/// The config of a node, in a region that has so many.
+/// The config of a node in a region of `nodes` nodes.
 fn config(place: usize, nodes: usize, (cluster, certs, ports): (&Cluster, &Path, &[u16])) -> String {
     let seeds: Vec<String> = cluster.nodes.iter().map(|server| format!("\"{}\"", server.address())).collect();
     let named = NODES.iter().zip(ports).take(nodes);
@@ -70,7 +70,7 @@ fn a_region_has_one_node_more_and_one_less_while_it_serves() {
         allowed >= 60
     });
 
-    // The files name one more, on one node after the other; the other one answers meanwhile.
+    // The files name a third node, on one node after the other. The other node answers meanwhile.
     for place in [0, 1] {
         nodes[place].write_whole_config(&config(place, 3, scene));
         assert!(nodes[place].terminate().success());
@@ -80,7 +80,8 @@ fn a_region_has_one_node_more_and_one_less_while_it_serves() {
         until_ready(&nodes);
         until_pools_grant(&nodes);
     }
-    // Nobody has lost anything of the window: what was held went back, and what was spent of guard shares was written down.
+    // Nobody has lost any of the window: nodes returned what they held, and recorded what they had spent of
+    // their guard shares.
     allowed += use_up(&nodes, ("w", "one"));
     println!("{allowed} of 200 after two nodes were started again");
     assert!((196..=200).contains(&allowed), "{allowed} of 200");
@@ -90,9 +91,9 @@ fn a_region_has_one_node_more_and_one_less_while_it_serves() {
     until_ready(&nodes);
     until_pools_grant(&nodes);
     let third = slice::from_ref(&nodes[2]);
-    // More than its guard share.
+    // More than the node's guard share.
     until_it_gives(third, "b", 50, 40);
-    // Of windows that are open the pool goes on as it was; who is new has something of it.
+    // In open windows the pool goes on. The new node gets some of its units.
     let mut of_third = 0;
     eventually("who is new has something of a window that is open", || {
         of_third += ask(third, ("w", "four"), 10);
@@ -102,12 +103,13 @@ fn a_region_has_one_node_more_and_one_less_while_it_serves() {
     println!("{of_other} of 200 after a node joined");
     assert!((190..=200).contains(&of_other), "{of_other} of 200");
 
-    // It is gone for good, and the pools are lost: by the word that it is gone they grant again, though files name it still.
+    // The third node is gone for good, and the pools are lost. After an order they grant again, although
+    // files still name the node.
     nodes[2].kill();
     is_done(&nodes[0], &["regions", "evict", "eu-3", "--fenced", "--yes"]);
     nodes.truncate(2);
     for server in &cluster.nodes {
-        // Of a replica that is refused.
+        // A replica refuses this.
         let _ = server.cli(&["FLUSHALL"]);
     }
     until_pools_grant(&nodes);

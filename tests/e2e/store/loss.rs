@@ -1,4 +1,4 @@
-//! What limits say while the store of their region is gone, by their `on_store_loss`.
+//! Decisions of limits while their region's store is gone, by `on_store_loss`.
 
 use std::slice;
 
@@ -25,7 +25,7 @@ fn authz(node: &Node, (entry, key): (&str, &str)) -> Reply {
     Http::connect(node).get(&format!("/v1/authz?domain=shop&{entry}={key}"))
 }
 
-/// How a check is answered: its status, and why.
+/// The status of a check's answer, and the reason.
 fn check(node: &Node, entry: (&str, &str)) -> (u16, String) {
     let reply = Http::connect(node).check(&body(&[entry]));
     let said: serde_json::Value = serde_json::from_str(&reply.body).expect("JSON");
@@ -34,7 +34,7 @@ fn check(node: &Node, entry: (&str, &str)) -> (u16, String) {
     (reply.status, reason.to_owned())
 }
 
-/// Asks a node until it answers so; says how many were charged on the way.
+/// Asks a node until it gives this reason. Returns how many units were charged on the way.
 #[track_caller]
 fn charged_until(node: &Node, entry: (&str, &str), reason: &str) -> u64 {
     let mut charged = 0;
@@ -46,7 +46,7 @@ fn charged_until(node: &Node, entry: (&str, &str), reason: &str) -> u64 {
     charged
 }
 
-/// Waits until a node knows that nobody answers for any group of pools.
+/// Waits until a node knows that no group of pools answers.
 fn until_it_is_lost(node: &Node) {
     eventually("the store is lost", || order(node, &["store", "--json"]).1.contains("\"lost\":1024,"));
 }
@@ -72,7 +72,7 @@ fn without_its_store_a_closed_limit_is_unavailable_and_an_open_one_lets_all_pass
     store.kill();
     for node in &nodes {
         until_it_is_lost(node);
-        // What it holds it spends; then nobody decides, and a proxy is not told "too many".
+        // The node spends what it holds. Afterwards nobody can decide, and a proxy is not told "too many".
         of_closed += charged_until(node, closed, "unavailable");
         let refused = authz(node, closed);
         assert_eq!((refused.status, refused.number("retry-after")), (503, 1));
@@ -80,14 +80,14 @@ fn without_its_store_a_closed_limit_is_unavailable_and_an_open_one_lets_all_pass
         assert_eq!(forbidding.status, 503, "whatever status the proxy wants");
         assert_eq!(check(node, closed), (503, "unavailable".to_owned()));
         assert_eq!(authz(node, fresh).status, 503, "the guard share is left alone");
-        // By the other limit everybody passes.
+        // The open limit lets everybody pass.
         of_open += charged_until(node, open, "open");
         let passed = (0..250).filter(|_| authz(node, open).status == 200).count();
         assert_eq!(passed, 250, "of a limit of 200");
         assert!(metric(node, "acequia_open_units_total", &[]) >= 250.0, "it is told how much is over");
     }
 
-    // It is back: both limit again, and what was charged before counts.
+    // The store is back: both limits hold again, and earlier charges count.
     store.restart();
     until_pools_grant(&nodes);
     eventually("most of what nobody was given is there", || {

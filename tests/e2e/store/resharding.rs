@@ -1,4 +1,5 @@
-//! A region whose store gets a shard more while it serves: its nodes begin again one after the other, with other files.
+//! A region's store gets one more shard while the region serves: its nodes restart one after the other with
+//! new files.
 
 use std::{
     slice,
@@ -14,7 +15,7 @@ use crate::{
     windows,
 };
 
-/// Of each cell. The nodes keep a tenth for themselves, a half of it each.
+/// The limit of each cell. The nodes keep a tenth for themselves, half of it each.
 const LIMIT: u64 = 100;
 const NODES: [&str; 2] = ["eu-1", "eu-2"];
 
@@ -46,7 +47,8 @@ fn cells(prefix: &str) -> Vec<Cell> {
     (0..40).map(cell).collect()
 }
 
-/// Asks for every cell so often, at all nodes in turn; says how many were allowed. No answer is other than a verdict.
+/// Sends `times` requests for every cell to the nodes in turn. Returns how many were allowed. Every answer
+/// must be a verdict.
 fn ask(cells: &mut [Cell], nodes: &[Node], times: usize) -> u64 {
     let mut ways: Vec<Http> = nodes.iter().map(Http::connect).collect();
     let count = ways.len();
@@ -61,7 +63,7 @@ fn ask(cells: &mut [Cell], nodes: &[Node], times: usize) -> u64 {
     cells.iter().map(|cell| cell.allowed).sum::<u64>() - before
 }
 
-/// Asks until little more comes than buckets get back.
+/// Asks until little more passes than buckets earn.
 fn use_up(cells: &mut [Cell], nodes: &[Node]) {
     let mut came = Instant::now();
     while came.elapsed() < Duration::from_secs(2) {
@@ -79,7 +81,7 @@ fn nobody_is_over(cells: &[Cell], since: Instant) {
     }
 }
 
-/// Where a node thinks that a cell is.
+/// The shard of a cell, by a node's explanation.
 fn shard(node: &Node, Cell { limit, key, .. }: &Cell) -> String {
     let seen = explained(node, &[&format!("{limit}={key}")]);
     seen["pools"][0]["shard"].as_str().expect("a shard").to_owned()
@@ -98,7 +100,8 @@ fn a_store_has_one_shard_more_while_its_region_serves() {
         used.iter().all(|cell| cell.allowed > LIMIT / 10)
     });
 
-    // One after the other goes by three. Meanwhile the other one answers, and then both, each by its own file.
+    // Each node in turn switches to three shards. The other node answers meanwhile, and then both answer,
+    // each by its own file.
     shards.push(Server::start(&[]));
     let third = shards[2].address();
     let mut between = cells("between");
@@ -120,14 +123,15 @@ fn a_store_has_one_shard_more_while_its_region_serves() {
         assert!(metric(node, "acequia_store_calls_total", &[("shard", &third)]) > 0.0, "it is not called");
     }
 
-    // Of what nobody had asked for all is there; of buckets that moved there is what they have got back.
+    // Keys without earlier requests have all their units, except buckets that moved, which have what they
+    // have earned.
     let mut new = cells("new");
     ask(&mut new, &nodes, 1);
     let has_moved = |cell: &Cell| shard(&nodes[1], cell) == third;
     let moved = new.iter().filter(|cell| has_moved(cell)).count();
     assert!((4..=24).contains(&moved), "{moved} of {}, and a third are to be expected", new.len());
     let is_whole = |cell: &Cell| cell.allowed >= LIMIT * 4 / 5;
-    // Several thousand questions, one after the other: on a busy machine they take a while.
+    // Several thousand requests in sequence take a while on a busy machine.
     let asked = Instant::now();
     loop {
         ask(&mut new, &nodes, 10);
@@ -140,7 +144,7 @@ fn a_store_has_one_shard_more_while_its_region_serves() {
     }
     until_it_gives(&nodes, "q", 40, 30);
     assert_ne!(shards[2].cli(&["DBSIZE"]), "0");
-    // What the old owners had is not given again by new ones; and what stays where it was has lost nothing besides.
+    // New owners do not give again what old owners had given, and cells that did not move have lost nothing.
     for cells in [&mut used, &mut between, &mut new] {
         use_up(cells, &nodes);
         nobody_is_over(cells, begun);

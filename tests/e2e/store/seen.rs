@@ -1,4 +1,4 @@
-//! What operators see of the store that the nodes of a region share: where a cell is, and how the way there is.
+//! An operator's view of the common store: where a cell is, and the state of the link to it.
 
 use acequia_tests::eventually;
 use serde_json::Value;
@@ -18,7 +18,7 @@ fn explain_and_metrics_say_where_a_cell_is_and_how_the_way_there_is() {
     let nodes = start_all(nodes.map(|node| config_of((node, &nodes), &redis, &limits())));
     until_pools_grant(&nodes);
 
-    // More than the guard shares are asked for, so one of them holds something of the pool: all of it, maybe.
+    // More than the guard shares is asked for, so a node holds some units of the pool, maybe all.
     let look = |what: &str, is_so: &dyn Fn(&Value) -> bool| {
         let mut seen = None;
         eventually(what, || {
@@ -34,7 +34,7 @@ fn explain_and_metrics_say_where_a_cell_is_and_how_the_way_there_is() {
     for number in ["generation", "leased_ends_ms", "round_trip_us"] {
         assert!(held[number].as_u64() > Some(0), "no {number} in {held}");
     }
-    // The server that it names is the one that has the cell.
+    // The named server has the cell.
     let named = shards.iter().position(|shard| held["shard"] == *shard.address()).expect("one of the two");
     let pattern = format!("acequia:eu:{{{}}}:*", held["group"]);
     let has = [0, 1].map(|shard: usize| !shards[shard].cli(&["--scan", "--pattern", &pattern]).is_empty());
@@ -51,7 +51,7 @@ fn explain_and_metrics_say_where_a_cell_is_and_how_the_way_there_is() {
         eventually("its breaker is closed", || breaker(shard, "0"));
     }
 
-    // It is gone, and they say so, of this shard alone.
+    // The server is gone, and the nodes report this for its shard alone.
     shards[named].kill();
     let lost = look("its breaker is open", &|seen| seen["breaker"] == "open" && seen["lost"] == true);
     assert_eq!(lost["shard"], held["shard"], "{lost}");

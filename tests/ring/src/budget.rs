@@ -1,4 +1,4 @@
-//! The limits of a history: what they measure, and the numbers that the operator changes.
+//! The limits of a history, and the numbers that the operator changes.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -21,108 +21,108 @@ use crate::{place::Place, random::Random};
 pub const S: u64 = 1_000_000_000;
 /// A millisecond.
 pub const MS: u64 = 1_000_000;
-/// The secret of all histories.
+/// The cell key of all histories.
 pub const KEY: [u8; 16] = [7; 16];
 
-/// The classes of requests, and what of a shared cell each leaves to the other.
+/// The classes of requests, and the part of a shared cell that each leaves to the other.
 const CLASSES: [&str; 2] = ["free", "gold"];
 const LEAVES: [&str; 2] = ["30%", "0%"];
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
-/// The most keys of a limit: a history has three at most, and some stories need many.
+/// The most keys of a limit. A history has three at most, and some stories need many.
 const KEYS_MAX: usize = 100;
 static VALUES: LazyLock<Vec<String>> = LazyLock::new(|| {
     let more = (3..KEYS_MAX).map(|key| format!("k{key}"));
     ["x", "y", "z"].map(ToOwned::to_owned).into_iter().chain(more).collect()
 });
 
-/// The numbers of a limit: what an operator raises and lowers.
+/// The numbers of a limit, which an operator raises and lowers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Burst, queue, or units in a window.
     pub units: u64,
-    /// Units in a limit's period, for buckets.
+    /// Units in a bucket's period.
     pub rate: u64,
 }
 
-/// What a limit measures with. It never changes.
+/// The algorithm of a limit, which never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// A token bucket; the period of its rate.
+    /// A token bucket, and the period of its rate.
     Token(&'static str, u64),
     /// A leaky bucket.
     Leaky(&'static str, u64),
-    /// A fixed window: its length, and whether cells have edges of their own.
+    /// A fixed window: its length, and whether it is staggered.
     Window(&'static str, bool),
     /// A calendar quota.
     Quota(&'static str),
-    /// A sliding window: its length, and the slots if it has any.
+    /// A sliding window: its length, and its slots, if any.
     Sliding(&'static str, u64, Option<u32>),
 }
 
 /// How requests of two classes share a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Classed {
-    /// There are no classes.
+    /// No classes.
     No,
-    /// One leaves a part of the one cell to the other.
+    /// One class leaves a part of the common cell to the other.
     Shared,
-    /// Each has a cell of its own.
+    /// Each class has its own cell.
     Separate,
-    /// Each has a cell of its own, and what is left they share.
+    /// Each class has its own cell, and both share the remainder.
     Hybrid,
 }
 
-/// Numbers for one key of a limit: an override, or a grant.
+/// Numbers for one key of a limit, by an override or a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Own {
-    /// Whose.
+    /// The key.
     pub key: usize,
-    /// In place of the limit's.
+    /// The numbers in place of the limit's.
     pub budget: Budget,
-    /// When it ends, by the walls: whole seconds. It does not where there is none.
+    /// When these numbers end on the wall clocks, in whole seconds. `None` if they do not end.
     pub until_ns: Option<u64>,
 }
 
 /// A key that is asked for.
 #[derive(Clone, Debug)]
 pub struct Key {
-    /// What requests say.
+    /// The value in requests.
     pub value: &'static str,
-    /// Its cells: one, or those of its classes and what they share beside them.
+    /// The cells: one, or those of the classes and their common remainder.
     pub cells: Vec<CellTag>,
 }
 
 /// A limit of a history.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// Its name, which is also the key that it counts by.
+    /// The name, which is also the key that the limit counts by.
     pub name: &'static str,
-    /// What it measures with.
+    /// The algorithm.
     pub shape: Shape,
-    /// As the nodes know it.
+    /// The nodes' id of the limit.
     pub id: LimitId,
-    /// With the numbers that it began with.
+    /// The algorithm with the initial numbers.
     pub algorithm: Algorithm,
     /// The keys that are asked for.
     pub keys: Vec<Key>,
-    /// The numbers that it began with.
+    /// The initial numbers.
     pub first: Budget,
-    /// Whether some of its budgets say who is served first, and what is kept.
+    /// Whether some budgets set a priority or a floor.
     pub prefers: bool,
-    /// How its requests share it.
+    /// How classes share the limit.
     pub classed: Classed,
-    /// Whether it slows down before it denies.
+    /// Whether the limit throttles before it denies.
     pub throttles: bool,
 }
 
 impl Measured {
-    /// A limit.
+    /// A limit with defaults.
     pub fn new(place: usize, shape: Shape, first: Budget, keys: usize) -> Self {
         Self::with(place, shape, first, keys, |_| ())
     }
 
-    /// A limit of which `more` is said.
+    /// A limit that `more` modifies.
     pub fn with(
         place: usize,
         shape: Shape,
@@ -154,7 +154,7 @@ impl Measured {
         measured
     }
 
-    /// A limit by chance, for so many regions.
+    /// A random limit for `regions` regions.
     pub fn draw(place: usize, regions: u64, random: &mut Random) -> Self {
         let units = match random.below(10) {
             0 => random.between(1, regions),
@@ -183,7 +183,7 @@ impl Measured {
             12 => (Shape::Sliding("2s", 2 * S, Some(random.pick(&[4, 10, 32]))), units),
             _ => (Shape::Sliding("90s", 90 * S, Some(random.pick(&[5, 30]))), units),
         };
-        // A bucket refills within a second or so, or within some minutes, or hardly.
+        // A bucket refills within about a second, within some minutes, or hardly.
         let rate = random.spread(1, (units * 4).max(4)).max(slowest(units));
         let keys = 1 + usize::from(random.chance(300_000));
         let budget = Budget { units, rate };
@@ -192,7 +192,7 @@ impl Measured {
             let staggers = matches!(shape, Shape::Window(_, true));
             measured.classed = match random.below(12) {
                 0..=2 => Classed::Shared,
-                // The windows of cells that stagger are no windows of a sum.
+                // Cells with staggered windows cannot be summed by window.
                 3 if units >= 4 && !staggers => Classed::Separate,
                 4 if units >= 4 && !staggers => Classed::Hybrid,
                 _ => Classed::No,
@@ -202,12 +202,12 @@ impl Measured {
         })
     }
 
-    /// What a request of a cost says of itself.
+    /// The entries of a request with a cost.
     pub fn entries<'e>(&self, value: &'e str, cost: u64) -> [(&'static str, &'e str); 2] {
         [(self.name, value), ("class", CLASSES[usize::from(!cost.is_multiple_of(2))])]
     }
 
-    /// What a region has of a cell of a key.
+    /// A region's holding of a key's cell.
     pub fn holding(&self, place: &Place, (key, cell): (usize, usize), true_ns: u64) -> Option<Holding> {
         let key = &self.keys[key];
         let entries = [(self.name.as_bytes(), key.value.as_bytes())];
@@ -215,7 +215,7 @@ impl Measured {
         place.node()?.holding_as((self.id, key.cells[cell]), (&values, self.role(cell)), place.now(true_ns))
     }
 
-    /// What the node calls a cell's role: those who draw first come first.
+    /// The node's number for the role of a cell: classes that draw first come first.
     fn role(&self, cell: usize) -> usize {
         match self.classed {
             Classed::No | Classed::Shared => 0,
@@ -223,7 +223,7 @@ impl Measured {
         }
     }
 
-    /// Units of the classes' own cells: they are a part of the limit's name.
+    /// Units of the classes' own cells, which belong to the limit's name.
     fn owned(&self) -> [u64; 2] {
         match self.classed {
             Classed::No | Classed::Shared => [0, 0],
@@ -232,12 +232,12 @@ impl Measured {
         }
     }
 
-    /// The least units that it may be written with.
+    /// The smallest number of units that the limit allows.
     pub fn least(&self) -> u64 {
         self.owned().iter().sum::<u64>().max(1)
     }
 
-    /// As an operator writes it, with these numbers.
+    /// The operator's specification with these numbers.
     pub fn spec(&self, budget: Budget, own: Option<Own>) -> LimitSpec {
         let sharing = if self.prefers { sharing(budget.units) } else { None };
         let separate = match self.classed {
@@ -287,7 +287,7 @@ impl Measured {
         fields.into_iter().map(|(name, text)| (name, ValueSpec::Texts(vec![text]))).collect()
     }
 
-    /// Units a nanosecond; 0 where there is no rate.
+    /// Units a nanosecond; 0 without a rate.
     pub fn rate(&self, budget: Budget) -> f64 {
         match self.shape {
             Shape::Token(_, period) | Shape::Leaky(_, period) => budget.rate as f64 / period as f64,
@@ -296,14 +296,14 @@ impl Measured {
     }
 }
 
-/// The least rate with which a bucket of so many units may be written: the longest refill is 400 days.
+/// The lowest rate allowed for a bucket of this size: the longest refill is 400 days.
 pub const fn slowest(units: u64) -> u64 {
     units / (399 * 24) + 1
 }
 
-/// Who is served first and what is kept, for some budgets: it changes with them.
+/// Priority and floor, which depend on the budget and change with it.
 fn sharing(units: u64) -> Option<SharingSpec> {
-    /// Names that make the numbers 1 and 0.
+    /// Names with the numbers 1 and 0.
     static FIRST: LazyLock<Vec<String>> = LazyLock::new(|| {
         let named = |region| (0..).map(|n| format!("r{n}")).find(|name| MemberId::named(name) == region);
         [MemberId(1), MemberId(0)].into_iter().filter_map(named).collect()

@@ -1,5 +1,5 @@
-//! Callers who come back: to give a charge back, to say what it really was, to ask the same again, or with a lease that they spend at
-//! the last moment.
+//! Callers that come back: to refund a charge, to settle its real cost, to repeat a request, or with a lease
+//! that they spend at the last moment.
 
 use acequia_limits::Request;
 use acequia_node::{Ask, ChargeId, KEEP_NS, Recording, Reserve, Settled};
@@ -7,9 +7,9 @@ use acequia_rights::Incarnation;
 
 use crate::{budget::MS, trace::Event, world::World};
 
-/// Callers that are remembered; the oldest of those without leases go.
+/// The most callers that are remembered. The oldest without leases are dropped first.
 const CALLERS_MAX: usize = 48;
-/// The part of a lease's time that its caller leaves unused, since clocks drift apart.
+/// One part in this many of a lease's time stays unused by its caller, because clocks drift apart.
 const LEFT_UNUSED: u64 = 32;
 
 /// One charge, as its caller knows it.
@@ -19,23 +19,23 @@ pub(crate) struct Caller {
     cell: (usize, usize),
     id: u128,
     question: Question,
-    /// Whose record it is, if that will be on disk.
+    /// The incarnation with the charge's record, if the record will be on disk.
     kept_by: Option<Incarnation>,
-    /// When it was charged: true time, and the window's name.
+    /// When the request was charged: true time, and the window's name.
     made_ns: u64,
     label_ns: u64,
     cost: u64,
-    /// Of that, what was given back.
+    /// The part of the cost that was given back.
     returned: u64,
-    /// Whether somebody said that it was less.
+    /// Whether somebody reported a lower cost.
     is_lowered: bool,
-    /// The batch that the answer waits for; 0 once it is there.
+    /// The batch that the answer waits for; 0 once the answer has left.
     batch: u64,
-    /// Until when a lease is spent; nothing for what was admitted when it was charged.
+    /// Until when a lease is spent. `None` for a charge that was admitted at once.
     until_ns: Option<u64>,
 }
 
-/// What was asked.
+/// The request.
 #[derive(Clone, Copy, Debug)]
 struct Question {
     cost: u64,
@@ -43,20 +43,20 @@ struct Question {
 }
 
 impl World {
-    /// A request whose charge is remembered; says whether it passed.
+    /// A request whose charge is remembered. Returns whether the request passed.
     pub fn charge(&mut self, place: usize, cell: (usize, usize), cost: u64) -> bool {
         let id = self.new_id();
         self.ask_by_name(place, cell, Question { cost, reserve: None }, id, None)
     }
 
-    /// A lease of at most so many units.
+    /// A lease of at most `cost` units.
     pub fn lease(&mut self, place: usize, cell: (usize, usize), cost: u64, ttl_ns: u64) -> bool {
         let reserve = Some(Reserve { ttl_ns, keeps: true, at_most: true });
         let id = self.new_id();
         self.ask_by_name(place, cell, Question { cost, reserve }, id, None)
     }
 
-    /// A caller by chance asks the same again under the same name: mostly where it was asked.
+    /// A random caller repeats its request under the same name, mostly at the same place.
     pub(crate) fn repeat_any(&mut self, elsewhere: usize) {
         if self.callers.is_empty() {
             return;
@@ -66,24 +66,24 @@ impl World {
         self.repeat(which, place);
     }
 
-    /// A caller asks the same again under the same name; says whether it passed.
+    /// A caller repeats its request under the same name. Returns whether the request passed.
     pub fn repeat(&mut self, which: usize, place: usize) -> bool {
         let Some(before) = self.callers.get(which).copied() else { return false };
-        // Whoever holds a lease asks for another one under another name.
+        // A holder of a lease asks for another lease under another name.
         if before.until_ns.is_some() && !self.must_know(place, &before) {
             return false;
         }
         self.ask_by_name(place, before.cell, before.question, before.id, Some(before))
     }
 
-    /// As spread as hashes are.
+    /// A name that is as spread as a hash.
     fn new_id(&mut self) -> u128 {
         self.names += 1;
         u128::from(self.names).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
     }
 
-    /// Whether a node must know of what it answered: it is on the disk that it has, and no older than it is kept for sure, by walls
-    /// that may have been set right.
+    /// Whether a node must remember its answer: the answer is on its present disk, and is younger than the
+    /// guaranteed time, even if walls were corrected.
     fn must_know(&self, place: usize, before: &Caller) -> bool {
         let at = &self.places[place];
         let is_young = self.now - before.made_ns < KEEP_NS / 2;
@@ -153,7 +153,7 @@ impl World {
         if until_ns.is_none() {
             self.oracle.admit((limit, key), (self.now, label_ns), cost, (place, batch));
         }
-        // It is the new charge that the name stands for.
+        // The name now means the new charge.
         self.callers.retain(|caller| (caller.place, caller.id) != (place, id));
         if self.callers.len() >= CALLERS_MAX
             && let Some(oldest) = self.callers.iter().position(|caller| caller.until_ns.is_none())
@@ -180,7 +180,7 @@ impl World {
         true
     }
 
-    /// A caller comes back with the real cost; nothing where all shall come back.
+    /// A caller returns with the real cost, or to give everything back if `cost` is `None`.
     pub fn settle(&mut self, which: usize, cost: Option<u64>) {
         let Some(caller) = self.callers.get(which).copied().filter(|caller| caller.batch == 0) else {
             return;
@@ -188,7 +188,7 @@ impl World {
         let Caller { place, cell, id, cost: charged, until_ns, made_ns, .. } = caller;
         let cost = cost.unwrap_or(0).min(charged);
         if until_ns.is_some() {
-            // It stops here, whether or not anybody hears it.
+            // Spending stops here, whether or not the node hears of this.
             self.callers.remove(which);
             self.oracle.spend(cell, (made_ns, self.now), cost, place);
         }
@@ -213,7 +213,7 @@ impl World {
         }
     }
 
-    /// Leases that end before a time are spent, each at its end.
+    /// Spends the leases that end before a time, each at its end.
     pub(crate) fn spend_leases(&mut self, before_ns: u64) {
         loop {
             let all = self.callers.iter().enumerate();
@@ -221,25 +221,25 @@ impl World {
             let Some((until_ns, which)) = next.filter(|(until_ns, _)| *until_ns <= before_ns) else { return };
             let caller = self.callers.remove(which);
             self.now = self.now.max(until_ns);
-            // One whose answer never came is nobody's.
+            // A lease whose answer never arrived belongs to nobody.
             if caller.batch == 0 {
                 self.oracle.spend(caller.cell, (caller.made_ns, self.now), caller.cost, caller.place);
             }
         }
     }
 
-    /// A disk has everything up to a batch: those answers came.
+    /// A disk has everything up to a batch, so the answers up to that batch have arrived.
     pub(crate) fn answered(&mut self, place: usize, batch: u64) {
         let waiting = self.callers.iter_mut().filter(|caller| caller.place == place && caller.batch <= batch);
         waiting.for_each(|caller| caller.batch = 0);
     }
 
-    /// A process ended: answers that waited never came.
+    /// A process ended, so its waiting answers never arrived.
     pub(crate) fn unanswered(&mut self, place: usize) {
         self.callers.retain(|caller| caller.place != place || caller.batch == 0);
     }
 
-    /// A caller by chance, and what it may say.
+    /// A random caller settles with a random cost.
     pub(crate) fn settle_any(&mut self) {
         if self.callers.is_empty() {
             return;
@@ -254,12 +254,12 @@ impl World {
         self.settle(which, cost);
     }
 
-    /// A time for which a lease is wanted.
+    /// A random duration for a lease.
     pub(crate) fn any_ttl_ns(&mut self) -> u64 {
         self.random.spread(5, 120_000) * MS
     }
 
-    /// All who hold leases give them back, unspent.
+    /// All holders of leases give these back unspent.
     pub(crate) fn end_leases(&mut self) {
         while let Some(which) = self.callers.iter().position(|caller| caller.until_ns.is_some()) {
             self.callers[which].batch = 0;

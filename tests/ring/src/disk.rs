@@ -1,33 +1,34 @@
-//! A disk that writes batches in order, loses what it was not done with, and tears the batch it was at.
+//! A disk that writes batches in order. A crash loses unfinished batches, and may tear the current one.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use acequia_limits::{CellTag, LimitId};
 use acequia_node::{CellRecord, Row};
 
-/// What is surely on a disk.
+/// The rows that are certainly on a disk.
 pub type Rows = BTreeMap<(LimitId, CellTag), CellRecord>;
 
-/// A disk and what waits for it.
+/// A disk and the batches that wait for it.
 #[derive(Clone, Debug, Default)]
 pub struct Disk {
-    /// What a process finds when it starts.
+    /// The rows that a process finds when it starts.
     pub rows: Rows,
-    /// Batches that were taken and are not there yet.
+    /// Batches that were taken but not yet written.
     pub waiting: VecDeque<(u64, Vec<Row>)>,
-    /// Whether reading it fails for now.
+    /// Whether reads fail for now.
     pub is_unreadable: bool,
 }
 
 impl Disk {
-    /// The oldest batch is written; gives its number.
+    /// Writes the oldest batch. Returns its number.
     pub fn write(&mut self) -> Option<u64> {
         let (batch, rows) = self.waiting.pop_front()?;
         self.apply(rows);
         Some(batch)
     }
 
-    /// The machine stops: `whole` more batches were written, and of the next one the first `torn` rows.
+    /// The machine stops after it has written `whole` more batches, and the first `torn` rows of the next
+    /// one.
     pub fn crash(&mut self, whole: usize, torn: usize) {
         for _ in 0..whole {
             self.write();
@@ -56,7 +57,7 @@ impl Disk {
         }
     }
 
-    /// One row, at once.
+    /// Writes one row at once.
     pub fn put(&mut self, row: Row) {
         match row.state {
             Some(state) => self.rows.insert((row.limit, row.tag), state),

@@ -1,5 +1,5 @@
-//! After the faults: all links up, everybody restarted, time passes. Then views are equal, what was lent is back once
-//! nobody asks, and a region that asks gets what the others do not use.
+//! After the faults all links work, all processes run, and time passes. Then views must be equal, loans must
+//! be back once nobody asks, and a region that asks must get what others do not use.
 
 use acequia_node::sharing::Wall;
 use acequia_rights::versions::{Member, Progress};
@@ -13,14 +13,15 @@ use crate::{
     world::World,
 };
 
-/// Looks until views must be equal: a second apart at first, for heartbeats and for what was lent; and then further and
-/// further, since a lowered bucket must drain first, which may take months.
+/// The number of checks until views must be equal. At first they are a second apart, for heartbeats and
+/// loans; later the intervals grow, since a lowered bucket must drain, which may take months.
 const LOOKS: u32 = 52;
 const LOOKS_CLOSE: u32 = 24;
-/// Looks, ten seconds apart, until what was lent must be back: three times the longest sliding window of any history.
+/// Checks, ten seconds apart, until loans must be back: three times the longest sliding window of any
+/// history.
 const RETURN_LOOKS: u32 = 36;
 
-/// Ends all faults, and looks whether all is well again.
+/// Ends all faults, and checks the recovery.
 pub fn heal(world: &mut World) {
     mend(world);
     world.end_leases();
@@ -40,10 +41,10 @@ pub fn heal(world: &mut World) {
         world.oracle.find("settle", what);
         return;
     }
-    // Nobody asks: everything that was lent comes back, of a sliding window once it is not used any more.
+    // Without requests all loans come back; those of a sliding window once their use has expired.
     for _ in 0..RETURN_LOOKS {
         rounds(world, 10 * S, 40 * MS);
-        // As every node does all the time: what was leased to somebody who never heard of it ends.
+        // Every node sweeps all the time: leases whose callers never heard of them end.
         (0..world.places.len()).for_each(|place| world.sweep(place));
         if world.oracle.finding.is_some()
             || (still_lent(world).is_none() && counted_otherwise(world).is_none())
@@ -59,7 +60,7 @@ pub fn heal(world: &mut World) {
     }
 }
 
-/// All links up, all processes there, all clocks within their bounds.
+/// Repairs all links, processes and clocks.
 fn mend(world: &mut World) {
     world.note(Event::Heal);
     world.network.cut.clear();
@@ -74,7 +75,7 @@ fn mend(world: &mut World) {
         }
         world.flush(place);
     }
-    // Somebody must speak for the catalogue.
+    // The catalogue needs an authority.
     let authority = world.operator.authority;
     if !world.places[authority].owner {
         quiet(world, 3 * S);
@@ -91,12 +92,12 @@ fn mend(world: &mut World) {
             world.name(place, 1);
         }
     }
-    // Whatever was wanted while nobody could be told.
+    // Publishes what was wanted while the authority was out of reach.
     world.two_authorities = false;
     world.command("all that was wanted", |_| ());
     quiet(world, 2 * S);
-    // Somebody took over without the last word of an authority that was lost, which others heard: the epoch is one too
-    // low for them. They say so, and say what to do.
+    // Another place took over without the lost authority's last version, which others have heard. Its epoch
+    // is too low for them. They report this, and what to do.
     if world.two_authorities {
         let authority = world.operator.authority;
         let done = world.publish(authority, true);
@@ -104,7 +105,7 @@ fn mend(world: &mut World) {
     }
 }
 
-/// Who is to be the authority: a region that is to stay, or one that is asked to stay after all.
+/// The next authority: a region that stays, or else one that is asked to stay.
 fn heir(world: &mut World) -> Option<usize> {
     let owns = |place: &usize| world.places[*place].owner && world.places[*place].state == State::Up;
     let owners: Vec<usize> = (0..world.places.len()).filter(owns).collect();
@@ -116,8 +117,8 @@ fn heir(world: &mut World) -> Option<usize> {
     Some(heir)
 }
 
-/// Time passes until each process that runs has somebody who agrees with its wall, or knows that it is alone: before that it
-/// lets nothing pass.
+/// Passes time until each process has a peer that agrees with its wall clock, or knows that it is alone.
+/// Until then a process lets nothing pass.
 pub fn confirm(world: &mut World) {
     let waits = |world: &World, place: &Place| {
         let membership = place.node().and_then(|node| node.membership(place.now(world.now)));
@@ -127,12 +128,12 @@ pub fn confirm(world: &mut World) {
         if !world.places.iter().any(|place| waits(world, place)) {
             return;
         }
-        // In every second round there is a tick.
+        // Every second round contains a tick.
         quiet(world, 20 * MS);
     }
 }
 
-/// Time passes, and all that waits is done as it should be.
+/// Passes time, in which all waiting work is done.
 pub fn quiet(world: &mut World, ns: u64) {
     rounds(world, ns, 10 * MS);
 }
@@ -155,7 +156,7 @@ fn rounds(world: &mut World, ns: u64, each_ns: u64) {
     }
 }
 
-/// Who is still waited for, in words.
+/// The members that are still waited for, as text.
 fn unsettled(world: &World) -> Option<String> {
     let version_id = world.places[world.operator.authority].version_id;
     for (number, place) in world.places.iter().enumerate() {
@@ -189,7 +190,7 @@ fn unsettled(world: &World) -> Option<String> {
     None
 }
 
-/// Regions with a share of which another one does not know what they have charged under a limit that there is.
+/// A region whose charges under a current limit another region does not know.
 fn counted_otherwise(world: &World) -> Option<String> {
     let owners = || world.places.iter().filter(|place| place.owner && place.state == State::Up);
     let limits = world.limits.iter().zip(&world.operator.budgets).filter(|(_, budget)| budget.is_some());
@@ -203,7 +204,7 @@ fn counted_otherwise(world: &World) -> Option<String> {
     None
 }
 
-/// Cells of which something is lent, or held, that nobody asks for.
+/// A cell without requests of which something is still lent or held.
 fn still_lent(world: &World) -> Option<String> {
     for limit in &world.limits {
         let keys = (0..limit.keys.len())
@@ -229,7 +230,7 @@ fn still_lent(world: &World) -> Option<String> {
     None
 }
 
-/// What a history found, in one line.
+/// A finding in one line.
 pub fn say(finding: &Finding) -> String {
     format!("{}: {}", finding.check, finding.what)
 }

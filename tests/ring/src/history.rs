@@ -1,4 +1,4 @@
-//! One history: what a seed makes of a mix, until something is found or it is over.
+//! A history: a seed and its mix, run until a finding or the end.
 
 use crate::{
     budget::{Budget, MS, Measured, Own, S, Shape, slowest},
@@ -13,30 +13,30 @@ use crate::{
 
 /// Steps of one history.
 pub const STEPS: u64 = 12_000;
-/// The parts of all cells are added up once in so many steps.
+/// How many steps lie between two sums over all cells' parts.
 const WEIGH_EVERY: u64 = 48;
 
-/// How a history ended.
+/// The result of a history.
 #[derive(Clone, Debug)]
 pub struct Ended {
     /// Steps done.
     pub steps: u64,
-    /// All that happened, as a number.
+    /// The hash of all events.
     pub hash: u64,
     /// Units admitted.
     pub admitted: u64,
     /// True time that passed.
     pub passed_ns: u64,
-    /// What was found, and the last events.
+    /// The finding, and the last events.
     pub found: Option<(Finding, Vec<String>)>,
 }
 
-/// Runs the history of a seed, and heals it at its end.
+/// Runs the history of a seed, and heals the world at its end.
 pub fn run(seed: u64, steps: u64) -> Ended {
     watched(seed, steps, |_| ())
 }
 
-/// As [`run`], with a look at the world after every step.
+/// Like [`run`], with a call of `look` after every step.
 pub fn watched(seed: u64, steps: u64, mut look: impl FnMut(&World)) -> Ended {
     let mut random = Random::new(seed);
     let mix = Mix::draw(&mut random);
@@ -66,7 +66,7 @@ pub fn watched(seed: u64, steps: u64, mut look: impl FnMut(&World)) -> Ended {
 struct History {
     world: World,
     mix: Mix,
-    /// Where most is asked: place, limit, key.
+    /// Where most requests come: place, limit, key.
     hot: (usize, usize, usize),
 }
 
@@ -142,7 +142,7 @@ impl History {
         }
     }
 
-    /// Callers who come back.
+    /// Steps of callers that come back.
     fn come_back(&mut self, step: Step) {
         let (place, cell) = (self.any_place(), self.any_cell());
         let world = &mut self.world;
@@ -185,7 +185,8 @@ impl History {
         }
     }
 
-    /// To the neighbourhood of an instant at which something changes: a window's edge, or a loan's end.
+    /// Passes time to shortly before or after a change: a window's edge or, without fixed windows, the end of
+    /// a loan made now.
     fn pass_to(&mut self) {
         let (limit, key) = self.any_cell();
         let world = &mut self.world;
@@ -197,7 +198,7 @@ impl History {
             _ => world.now + world.places[0].loan_ttl_ns,
         };
         let to = if world.random.chance(500_000) { edge.saturating_sub(near) } else { edge + near };
-        // A far edge: nobody waits a month between two steps, but for a rest of the history now and then.
+        // Steps to a far edge are rare: most of a history should not wait a month between two steps.
         let far = to.saturating_sub(world.now) > 100 * S;
         if to > world.now && (!far || world.random.chance(100_000)) {
             world.pass(to - world.now);
@@ -289,7 +290,7 @@ impl History {
         world.note(Event::Wall(place, error / MS as i64));
     }
 
-    /// What an operator does.
+    /// Steps of the operator.
     fn order(&mut self, step: Step, place: usize) {
         let (limit, _) = self.any_cell();
         let world = &mut self.world;
@@ -319,8 +320,8 @@ impl History {
                         operator.removed[limit] = operator.members.clone();
                     });
                 } else if world.operator.removed[limit] == world.operator.members {
-                    // Regions that did not know the limit would not wait for what others spent under it: see the
-                    // crate's documentation.
+                    // Regions that did not know the limit would not wait for earlier spending under the
+                    // limit: see the crate's documentation.
                     world.command("add", |operator| operator.budgets[limit] = Some(first));
                 }
             }
@@ -374,19 +375,19 @@ impl History {
     }
 }
 
-/// Numbers that an operator may want for one key: fewer, or more, for a while or for good.
+/// Other numbers for one key: smaller or larger, for a while or for good.
 fn other_own(world: &mut World, limit: usize) -> Own {
     let World { random, limits, now, oracle, .. } = world;
     let measured = &limits[limit];
     let key = random.index(measured.keys.len());
     let lasts_ns = random.spread(1, 4_000) * S;
-    // A wall that is far off ends them at any time.
+    // If a wall clock is far off, such numbers may end at any time.
     let ends = oracle.true_windows && random.chance(700_000);
     let until_ns = ends.then_some((*now + lasts_ns) / S * S);
     Own { key, budget: other_numbers(measured, random), until_ns }
 }
 
-/// Numbers that an operator may want next.
+/// The next numbers that an operator may order.
 fn other_numbers(measured: &Measured, random: &mut Random) -> Budget {
     let Measured { shape, first: Budget { units, rate }, .. } = *measured;
     let units = match random.below(6) {
@@ -398,7 +399,7 @@ fn other_numbers(measured: &Measured, random: &mut Random) -> Budget {
     };
     let units = units.max(measured.least());
     let rate = random.pick(&[rate, rate.div_ceil(2), rate * 2, rate.div_ceil(10)]).max(slowest(units));
-    // A log holds no more than it was made for.
+    // A log has a fixed capacity.
     let units = if matches!(shape, Shape::Sliding(_, _, None)) { units.min(60) } else { units };
     Budget { units, rate }
 }

@@ -1,4 +1,4 @@
-//! Which rules the ring guards: each is left out in turn, and must be missed.
+//! The rules that the ring guards. Each is left out in turn, and a check must notice.
 
 use acequia_rights::mutation::{Mutation, break_rule};
 
@@ -7,12 +7,12 @@ use crate::{
     stories,
 };
 
-/// How a broken rule was noticed.
+/// How a missing rule was noticed.
 #[derive(Clone, Debug)]
 pub struct Killed {
     /// The check.
     pub by: String,
-    /// Histories that it took; 0 where a story noticed.
+    /// The number of histories needed; 0 if a story noticed.
     pub histories: u64,
     /// What the check saw.
     pub what: String,
@@ -22,15 +22,20 @@ macro_rules! rules {
     ($($rule:ident),* $(,)?) => { &[$((stringify!($rule), Mutation::$rule)),*] };
 }
 
-/// Rules that the ring must miss: of the node, and of `acequia-rights` as the node uses them.
+/// Rules whose absence the ring must notice: the node's rules, and those of `acequia-rights` as the node uses
+/// them.
 ///
-/// Some rules of `acequia-rights` are guarded twice in a node, and so are missed by the tests of that crate alone:
-/// acknowledgements leave when they are stored (`AckBeforeDurable`), tokens that are not there are not offered
-/// (`LendTokensNotThere`), nobody believes that another lends more than it has (`LendBorrowed`), the wait of a term that applies
-/// to windows is the catalogue's (`RaiseIgnoresFrom`), and steady clocks are anchored to the wall (`RestartKeepsWaits`). Others
-/// need a meeting of versions that is too rare here (`LaterAckCounts`, `LargestRemainder`).
+/// A node guards some rules of `acequia-rights` twice, so only the tests of that crate notice if one of these
+/// is missing:
+/// - `AckBeforeDurable`: acknowledgements leave when they are stored.
+/// - `LendTokensNotThere`: missing tokens are not offered.
+/// - `LendBorrowed`: nobody believes that another region lends more than it has.
+/// - `RaiseIgnoresFrom`: the catalogue defines how long an allocation for windows waits.
+/// - `RestartKeepsWaits`: steady clocks are anchored to the wall clock.
+///
+/// Other rules need a combination of versions that is too rare here (`LaterAckCounts`, `LargestRemainder`).
 pub const RULES: &[(&str, Mutation)] = rules![
-    // Of the node.
+    // Rules of the node.
     GrantBeforeDurable,
     GiveBeforeDurable,
     EndLoansByNewNumbers,
@@ -64,7 +69,7 @@ pub const RULES: &[(&str, Mutation)] = rules![
     RepeatChargesAgain,
     GuessTakenForKnown,
     LeaseNotSetApart,
-    // Of the rights.
+    // Rules of the rights.
     NoDriftMargin,
     RenewWithoutExtending,
     RenewWithoutExcept,
@@ -97,7 +102,7 @@ pub const RULES: &[(&str, Mutation)] = rules![
     ForgetRemovedLimits,
 ];
 
-/// Rules that take more than a few histories to be missed.
+/// Rules that are noticed only after more than a few histories.
 pub const PATIENT: &[&str] = &[
     "CoverByAnotherRate",
     "ReturnBeforeDurable",
@@ -108,7 +113,7 @@ pub const PATIENT: &[&str] = &[
     "JoinAtOnce",
 ];
 
-/// Runs without a rule until something is found that is not found with it.
+/// Runs stories and histories without a rule, until a finding that does not occur with the rule.
 pub fn kill(rule: Mutation, histories: u64) -> Option<Killed> {
     for (name, story) in stories::ALL {
         if let Some((by, what)) = without(rule, || story().map(|finding| (finding.check, finding.what))) {
@@ -124,7 +129,7 @@ pub fn kill(rule: Mutation, histories: u64) -> Option<Killed> {
     None
 }
 
-/// What is found without a rule, and not with it.
+/// A finding that occurs without a rule, and not with it.
 fn without(
     rule: Mutation,
     run: impl Fn() -> Option<(&'static str, String)> + std::panic::RefUnwindSafe,

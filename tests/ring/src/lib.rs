@@ -1,6 +1,7 @@
-//! The model ring: real nodes on a network and on disks that do what a seed says, beside a reference model that sees
-//! everything. **Whatever the network, the disks and the clocks do, no limit admits more than its largest budget in
-//! force.** A history that says otherwise is a bug, and its seed is the report:
+//! The model ring: real nodes on a simulated network and simulated disks, all controlled by a seed, beside a
+//! reference model that sees everything. **Whatever the network, the disks and the clocks do, no limit admits
+//! more than its largest budget in force.** A history with another result is a bug, and its seed is the
+//! report:
 //!
 //! ```text
 //! cargo run --profile ring -p acequia-ring --bin ring -- --steps 1e9 --seed 1     search
@@ -11,12 +12,14 @@
 //! ```
 //!
 //! # How
-//! One step is one event ([`mix::Step`]): requests, a frame that arrives, a tick, a batch that reaches a disk, time, a
-//! fault, a command. Every history draws its own mix of them ([`mix`]), its regions, limits, weights and clocks. The
-//! order of everything follows from the seed. After its last step a history is healed ([`heal`]): views must become
-//! equal, and what was lent come back. [`stories`] tell what chance seldom hits.
+//! One step is one event ([`mix::Step`]): requests, a frame's arrival, a tick, a batch that reaches a disk,
+//! time, a fault, or a command. Every history draws its own mix of events ([`mix`]), regions, limits, weights
+//! and clocks. The seed determines the order of everything. After its last step a history is healed
+//! ([`heal`]): views must become equal, and loans must return. [`stories`] contains scripted events that
+//! random search seldom finds.
 //!
-//! Where to read: [`world`] for what can happen, [`oracle`] for what may not, [`operator`] for what is asked of people.
+//! Where to read: [`world`] for all possible events, [`oracle`] for all violations, and [`operator`] for the
+//! operators' commands.
 //!
 //! # What is checked
 //! | invariant (`theory.md` §6) | where |
@@ -33,29 +36,30 @@
 //! | I15 after healing, views are equal and no acknowledgement is missing | `settle` |
 //! | I16 what nobody asks for is back where it belongs | `return` |
 //!
-//! I12 is now a term that applies to windows that start later (`acequia_rights::versions`), and found by `window`. I17 to
-//! I20 (use of the limits, messages) are measured by `bin/utilisation.rs`.
+//! I12 holds by an allocation that applies to windows that start later (`acequia_rights::versions`); the
+//! check `window` finds violations. `bin/utilisation.rs` measures I17 to I20 (use of the limits, messages).
 //!
-//! *In force* is a budget from the version that somebody still goes by, because it has not acknowledged a later one, to
-//! the newest ([`oracle::Oracle::acked`]). An admission counts at the instant that the node decided by, and once its
-//! answer may leave: what waits for a row that a crash forgets was never answered.
+//! A budget is *in force* if its version is not older than the version that some region still goes by,
+//! because this region has not acknowledged a later one ([`oracle::Oracle::acked`]). An admission counts at
+//! the instant of the node's decision, once its answer may leave. A request whose row a crash forgets was
+//! never answered.
 //!
 //! # What is outside the promise, and why
-//! * **Walls beyond ε** (an eighth of the histories): windows of true time cannot be told then; names of windows and
-//!   rates are checked. No process starts in these histories: a row's age is told by the wall, and where that is wrong
-//!   by hours nobody knows what has drained.
-//! * **A fence that is not one** (the operator says that a region is gone, and it is not): two writers have one share.
-//!   Only that all settles again is checked.
-//! * **A disk restored from a copy**: until somebody says what the disk has forgotten, its node cannot know. It must
-//!   notice when told (`old-disk`).
-//! * **A removed limit that comes back among other members**: a region that joined in between never knew the limit, and
-//!   does not wait for what others spent under it. Operators should bring limits back before they change members, or
-//!   after one full window or refill.
-//! * **Authorities that are made from nothing**: a node with an empty disk could begin a second catalogue. The operator
-//!   here never asks that of one.
+//! * **Walls beyond ε** (an eighth of the histories): nobody can tell windows of true time, so only windows'
+//!   names and rates are checked. No process starts in these histories: the wall tells a row's age, and if
+//!   the wall is wrong by hours nobody knows what has drained.
+//! * **A false fence** (the operator declares a region gone, and it is not): two incarnations have one share.
+//!   Only the recovery is checked.
+//! * **A disk restored from a copy**: a node cannot know what its disk has forgotten until somebody reports
+//!   it. The node must notice the report (`old-disk`).
+//! * **A removed limit that returns among other members**: a region that joined in between never knew the
+//!   limit, and does not wait for earlier spending under it. Operators should bring limits back before they
+//!   change members, or after one full window or refill.
+//! * **Authorities without a catalogue**: a node with an empty disk could begin a second catalogue. The
+//!   operator here never orders this.
 //!
-//! The order of windows and of loans of one process is by its own clocks; a thread that sleeps between reading a clock
-//! and deciding decides as of the reading.
+//! The order of windows and loans of one process follows its own clocks. A thread that sleeps between reading
+//! a clock and deciding decides as of the reading.
 
 pub mod budget;
 mod callers;

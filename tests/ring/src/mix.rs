@@ -1,5 +1,5 @@
-//! Swarm testing (Groce et al., ISSTA 2012): every history draws which faults it has, and how many. A history with all
-//! faults at once rarely gets anywhere; one with few of them gets far in what those few can do.
+//! Swarm testing (Groce et al., ISSTA 2012): every history draws which faults it has, and how many. A history
+//! with all faults at once rarely gets anywhere. A history with few faults explores far what those can do.
 
 use crate::{
     budget::{MS, Measured, S},
@@ -13,7 +13,7 @@ use crate::{
 pub enum Step {
     /// Some requests at one place.
     Ask,
-    /// All that a place has of a cell is taken.
+    /// Everything that a place has of a cell is taken.
     Drain,
     /// Frames arrive.
     Deliver,
@@ -23,19 +23,19 @@ pub enum Step {
     Write,
     /// Time passes.
     Pass,
-    /// Time passes until shortly before or after something ends.
+    /// Time passes until shortly before or after a change.
     PassTo,
     /// Much time passes.
     PassLong,
-    /// A link is cut, or mended.
+    /// A link is cut or repaired.
     Link,
-    /// A region is cut off, both ways.
+    /// A region is cut off in both directions.
     Isolate,
-    /// All links are mended.
+    /// All links are repaired.
     Mend,
     /// A process ends.
     Crash,
-    /// A process stops as it should.
+    /// A process stops cleanly.
     Stop,
     /// A process starts.
     Start,
@@ -45,17 +45,17 @@ pub enum Step {
     Sleep,
     /// A wall clock jumps.
     Wall,
-    /// A steady clock changes its pace.
+    /// A steady clock changes its rate.
     Drift,
     /// A disk stops writing.
     Stuck,
     /// Idle cells are forgotten.
     Sweep,
-    /// An old frame comes once more.
+    /// An old frame is delivered again.
     Again,
     /// Budgets change.
     Budget,
-    /// A limit goes, or comes back.
+    /// A limit is removed, or returns.
     Remove,
     /// Weights change.
     Weight,
@@ -67,9 +67,9 @@ pub enum Step {
     Leave,
     /// The authority moves.
     TakeOver,
-    /// A disk is copied, or an old copy put in its place.
+    /// A disk is copied, or replaced by an old copy.
     OldDisk,
-    /// A region that is alive is evicted.
+    /// A live region is evicted.
     Mistake,
     /// A request whose caller may come back.
     Charge,
@@ -77,33 +77,33 @@ pub enum Step {
     Settle,
     /// A caller takes a lease.
     Lease,
-    /// A caller asks the same again under the same name.
+    /// A caller repeats a request under the same name.
     Repeat,
-    /// An operator gives one key numbers of its own, or takes them back.
+    /// An operator gives a key its own numbers, or removes them.
     Own,
 }
 
-/// What a history is made of.
+/// The mix of a history.
 #[derive(Clone, Debug)]
 pub struct Mix {
-    /// How it begins.
+    /// The initial state.
     pub plan: Plan,
-    /// Kinds of steps, with sums of their weights.
+    /// The kinds of steps, with cumulated weights.
     steps: Vec<(u64, Step)>,
-    /// The longest time of a usual step.
+    /// The longest time that passes in a usual step.
     pub pace_ns: u64,
-    /// Of a million sends, so many are followed by a crash.
+    /// How many of a million sends are followed by a crash.
     pub crash_after_send: u32,
-    /// Walls are stepped by more than the error that the catalogue says.
+    /// Wall clocks are set beyond the catalogue's error bound.
     pub wild_walls: bool,
-    /// Costs above one, of a million requests.
+    /// Requests with a cost above one, of a million.
     pub large_costs: u32,
-    /// Weights of places and cells: who is hot.
+    /// Whether places and cells have unequal demand.
     pub hot: bool,
 }
 
 impl Mix {
-    /// A mix by chance.
+    /// A random mix.
     pub fn draw(random: &mut Random) -> Self {
         let members = random.pick(&[2, 3, 3, 3, 3, 3, 4, 5]);
         let places = (members + usize::from(random.chance(250_000))).min(5);
@@ -151,7 +151,7 @@ impl Mix {
         mix
     }
 
-    /// The usual steps always, each fault in some histories.
+    /// Weights: the usual steps always, each fault in some histories.
     fn weigh(&mut self, random: &mut Random) {
         let usual = [
             (Step::Ask, 300),
@@ -163,7 +163,7 @@ impl Mix {
         for (step, weight) in usual {
             self.add(step, 100 * weight);
         }
-        // How often in 100 000 steps at most, and in how many histories of a million.
+        // The most occurrences in 100 000 steps, and the number of such histories in a million.
         let faults = [
             (Step::Drain, 6_000, 800_000),
             (Step::PassTo, 1_500, 700_000),
@@ -196,7 +196,7 @@ impl Mix {
             (Step::Repeat, 3_000, 500_000),
             (Step::Own, 200, 400_000),
         ];
-        // A wall that is beyond its bounds when a process starts: what a row says of time means nothing then.
+        // If a process starts with a wall beyond its bounds, times in its rows mean nothing.
         let starts = [Step::Crash, Step::Stop, Step::LoseDisk, Step::Evict, Step::OldDisk];
         for (step, most, of) in faults {
             if random.chance(of) && !(self.wild_walls && starts.contains(&step)) {

@@ -1,35 +1,35 @@
-//! Frames under way: late, lost, twice, out of order, or long after their sender is gone.
+//! Frames on their way. They may be late, lost, duplicated or out of order, or outlive their sender.
 
 use std::collections::BTreeMap;
 
 use crate::random::Random;
 
-/// More frames under way than this, and the oldest are lost.
+/// If more frames than this are on their way, the oldest are lost.
 const FRAMES_MAX: usize = 512;
-/// Frames that are kept to be delivered again when nobody expects them.
+/// The most frames that are kept for an unexpected second delivery.
 const ATTIC_MAX: usize = 24;
 
 /// A frame from one place to another.
 #[derive(Clone, Debug)]
 pub struct Flying {
-    /// Whose connection it comes over.
+    /// The place whose connection carries the frame.
     pub from: usize,
-    /// Whose it is.
+    /// The receiving place.
     pub to: usize,
-    /// What it says.
+    /// The frame's bytes.
     pub bytes: Vec<u8>,
 }
 
-/// How bad links are, in parts of a million for each frame.
+/// How bad links are, in millionths of all frames.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Weather {
     /// Frames that never arrive.
     pub loss: u32,
     /// Frames that arrive twice.
     pub twice: u32,
-    /// Frames that are kept for much later.
+    /// Frames of which a copy is kept for a much later delivery.
     pub kept: u32,
-    /// The shortest and the longest way.
+    /// The shortest and the longest delay.
     pub way_ns: (u64, u64),
 }
 
@@ -41,17 +41,17 @@ pub struct Network {
     attic: Vec<Flying>,
     /// Links that carry nothing: (from, to).
     pub cut: Vec<(usize, usize)>,
-    /// Of all links.
+    /// The state of all links.
     pub weather: Weather,
 }
 
 impl Network {
-    /// Nothing under way.
+    /// A network without frames.
     pub fn new(weather: Weather) -> Self {
         Self { weather, ..Self::default() }
     }
 
-    /// A frame leaves.
+    /// Sends a frame.
     pub fn send(&mut self, now: u64, from: usize, to: usize, bytes: Vec<u8>, random: &mut Random) {
         let weather = self.weather;
         let flying = Flying { from, to, bytes };
@@ -82,7 +82,7 @@ impl Network {
         }
     }
 
-    /// The next frame that is due by now, on a link that is up.
+    /// The next frame that is due by now, on a working link.
     pub fn arrive(&mut self, now: u64) -> Option<Flying> {
         while let Some(entry) = self.flying.first_entry() {
             if entry.key().0 > now {
@@ -101,12 +101,12 @@ impl Network {
         self.flying.keys().next().map(|(due, _)| *due)
     }
 
-    /// An old frame once more.
+    /// Delivers an old frame once more.
     pub fn again(&mut self, random: &mut Random) -> Option<Flying> {
         (!self.attic.is_empty()).then(|| self.attic[random.index(self.attic.len())].clone())
     }
 
-    /// Everything under way is lost.
+    /// Loses all frames on their way.
     pub fn drop_all(&mut self) {
         self.flying.clear();
     }

@@ -1,7 +1,7 @@
-//! The operator: what he wants, and the commands by which he gets it.
+//! The operator: the wanted state, and the commands that produce it.
 //!
-//! He sees what an operator would see: which processes he stopped himself, which disks are gone, and what the authority
-//! says. He asserts a fence only for writers that are gone, but where a history wants his word to be wrong.
+//! The operator sees what a human would see: the processes it stopped, the lost disks, and the authority's
+//! status. It fences only incarnations that are gone, unless a history needs a wrong word.
 
 use std::collections::BTreeMap;
 
@@ -19,27 +19,27 @@ use crate::{
     world::{Plan, World},
 };
 
-/// What an operator wants.
+/// The wanted state.
 #[derive(Clone, Debug)]
 pub struct Operator {
-    /// Who is to have a share, and how much.
+    /// The members, with their weights.
     pub members: BTreeMap<MemberId, Member>,
-    /// The numbers of each limit; none where it is removed.
+    /// The numbers of each limit. `None` for a removed limit.
     pub budgets: Vec<Option<Budget>>,
     /// Other numbers for a key of each limit.
     pub owns: Vec<Option<Own>>,
     /// The members when each limit was last removed.
     pub removed: Vec<BTreeMap<MemberId, Member>>,
-    /// Writers that are gone.
+    /// Incarnations that are gone.
     gone: Vec<Incarnation>,
-    /// Where the authority is.
+    /// The place of the authority.
     pub authority: usize,
     clock_error_ns: u64,
     drift_ppm: u32,
 }
 
 impl Operator {
-    /// What the first version says.
+    /// The state of the first version.
     pub fn new(plan: &Plan) -> Self {
         let member = |region: usize| {
             let incarnation = Incarnation { member: MemberId(region as u16), node: 0, number: 1 };
@@ -58,14 +58,14 @@ impl Operator {
         }
     }
 
-    /// A writer does nothing any more.
+    /// An incarnation is gone for good.
     pub fn lost(&mut self, incarnation: Incarnation) {
         if !self.gone.contains(&incarnation) {
             self.gone.push(incarnation);
         }
     }
 
-    /// Writers that are gone, that the authority's version waits for, and that the next one will not name.
+    /// Gone incarnations that the authority's version waits for, and that the next version will not name.
     fn to_fence(&self, version: Option<&Version>) -> Vec<Incarnation> {
         let Some(version) = version else { return Vec::new() };
         let waited_for = |incarnation: &Incarnation| {
@@ -101,7 +101,7 @@ impl Operator {
 }
 
 impl World {
-    /// Makes what the operator wants the next version, at a place that is the authority or `takes_over`.
+    /// Makes the wanted state the next version, at the authority or at a place that takes over.
     pub fn publish(&mut self, place: usize, takes_over: bool) -> bool {
         // A node without a catalogue would begin another one.
         let begun = self.oracle.has_begun();
@@ -143,7 +143,7 @@ impl World {
         true
     }
 
-    /// As [`World::publish`], at the authority; what could not be done is not wanted.
+    /// Changes the wanted state and publishes it at the authority. If this fails, the change is undone.
     pub fn command(&mut self, what: &'static str, want: impl FnOnce(&mut Operator)) -> bool {
         let before = self.operator.clone();
         want(&mut self.operator);
@@ -156,8 +156,8 @@ impl World {
         done
     }
 
-    /// A region whose process is stopped loses its share for good, on the operator's word that it stays so. The word
-    /// is given whether or not the authority can be told now.
+    /// A stopped region loses its share for good, on the operator's word that it stays stopped. The word is
+    /// given whether or not the authority can be reached now.
     pub fn evict(&mut self, place: usize) -> bool {
         let authority = self.operator.authority;
         if place == authority || self.places[place].state != State::Down {
@@ -173,7 +173,7 @@ impl World {
         done
     }
 
-    /// A region that is alive is said to be gone: from now on sums are not promised.
+    /// A live region is declared gone. From now on sums are not promised.
     pub fn evict_by_mistake(&mut self, place: usize) -> bool {
         let incarnation = self.places[place].incarnation;
         self.oracle.void = true;
@@ -183,7 +183,7 @@ impl World {
         })
     }
 
-    /// A fenced or absent place begins with an empty disk, and is named.
+    /// A fenced or absent place starts with an empty disk, and becomes a member.
     pub fn join(&mut self, place: usize, weight: u32) -> bool {
         match self.places[place].state {
             State::Absent => {}
@@ -194,7 +194,7 @@ impl World {
         self.name(place, weight)
     }
 
-    /// A process that has no share gets one.
+    /// A process without a share becomes a member.
     pub fn name(&mut self, place: usize, weight: u32) -> bool {
         let incarnation = self.places[place].incarnation;
         self.command("name", |operator| {
@@ -203,7 +203,7 @@ impl World {
         })
     }
 
-    /// A region gives its share up, alive.
+    /// A live region gives up its share.
     pub fn leave(&mut self, place: usize) -> bool {
         if place == self.operator.authority {
             return false;
@@ -216,8 +216,9 @@ impl World {
 
     /// Another place becomes the authority.
     pub fn take_over(&mut self, place: usize) -> bool {
-        // Who takes over without the newest version may meet another who did: the stories have that.
-        // What only fenced ones have heard of is lost: when all links are up, and nothing of theirs is on its way.
+        // A place without the newest version could conflict with another authority: the stories cover this.
+        // When all links work, and no frames of fenced places are on their way, versions that only fenced
+        // places know are lost.
         let is_lost = |place: &Place| self.is_mended && place.state == State::Fenced;
         let newest = self.places.iter().filter(|place| !is_lost(place)).map(|place| place.version_id).max();
         let done = newest == Some(self.places[place].version_id) && self.publish(place, true);

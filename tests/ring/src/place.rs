@@ -1,4 +1,4 @@
-//! One region: its machine, its disk, and the process that runs there, if one does.
+//! One region: its machine, its disk, and the process that runs there, if any.
 
 use std::sync::Arc;
 
@@ -12,50 +12,50 @@ use crate::{
     disk::Disk,
 };
 
-/// What runs at a place.
+/// The state of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// A process.
+    /// A process runs.
     Up,
-    /// None; the disk is there.
+    /// No process runs. The disk is there.
     Down,
-    /// None, and never again with this incarnation: an operator said so.
+    /// No process runs, and this incarnation never runs again, by an operator's word.
     Fenced,
-    /// Nothing yet.
+    /// Nothing has run here yet.
     Absent,
 }
 
-/// A process and the thread that asks it.
+/// A process and its caller.
 #[derive(Debug)]
 pub struct Process {
     /// The node.
     pub node: Arc<Node>,
-    /// The way to ask it.
+    /// Sends requests to the node.
     pub asker: Asker,
 }
 
 /// A region.
 #[derive(Debug)]
 pub struct Place {
-    /// Who writes here.
+    /// The incarnation that writes here.
     pub incarnation: Incarnation,
-    /// What runs.
+    /// The state.
     pub state: State,
-    /// It, if it does.
+    /// The process, if one runs.
     pub process: Option<Process>,
     /// Its disk.
     pub disk: Disk,
     /// An older state of the disk.
     pub snapshot: Option<Disk>,
-    /// Its clocks.
+    /// The machine's clocks.
     pub clock: Clock,
-    /// Nothing happens here before this.
+    /// The process sleeps until this time.
     pub asleep_until: u64,
-    /// The disk writes nothing before this.
+    /// The disk writes nothing until this time.
     pub stuck_until: u64,
-    /// How long its loans last.
+    /// The lifetime of its loans.
     pub loan_ttl_ns: u64,
-    /// The version that it goes by, and whether that names it.
+    /// The version that the place goes by.
     pub version_id: VersionId,
     /// Whether it has a share.
     pub owner: bool,
@@ -63,7 +63,7 @@ pub struct Place {
     pub floor: VersionId,
     /// Whether its disk was replaced by an older one.
     pub restored: bool,
-    /// Whether its last process stopped as it should.
+    /// Whether its last process stopped cleanly.
     pub stopped: bool,
 }
 
@@ -88,12 +88,12 @@ impl Place {
         }
     }
 
-    /// What its clocks read.
+    /// The readings of its clocks.
     pub fn now(&self, true_ns: u64) -> Now {
         self.clock.read(true_ns)
     }
 
-    /// Starts a process on what the disk has. `cleanly`: the last one wrote everything before it stopped.
+    /// Starts a process on the disk. `cleanly`: the last process wrote everything before it stopped.
     pub fn start(&mut self, true_ns: u64, cleanly: bool) {
         self.clock.start(true_ns);
         let now = self.now(true_ns);
@@ -117,12 +117,12 @@ impl Place {
         self.learn_version();
     }
 
-    /// The process, if it runs.
+    /// The node, if a process runs.
     pub fn node(&self) -> Option<&Arc<Node>> {
         self.process.as_ref().map(|process| &process.node)
     }
 
-    /// Looks at which version the process goes by; says whether anything changed.
+    /// Reads the version that the process goes by. Returns whether anything changed.
     pub fn learn_version(&mut self) -> bool {
         let Some(node) = self.process.as_ref().map(|process| &process.node) else { return false };
         let (version_id, acked) = node.marks();
@@ -144,7 +144,7 @@ impl Place {
         changed
     }
 
-    /// Whether it may have a share: it was named once, and did not acknowledge a version that does not name it.
+    /// Whether it may have a share: it was named once, and has not acknowledged a version without it.
     pub fn is_bound(&self) -> bool {
         let left = self.version_id != VersionId::default() && !self.owner && self.floor >= self.version_id;
         self.state != State::Absent && self.floor != VersionId::default() && !left
@@ -155,7 +155,7 @@ impl Place {
         self.state == State::Up && self.asleep_until <= true_ns
     }
 
-    /// Everything is gone: what comes next is another incarnation.
+    /// Forgets everything. The next process is another incarnation.
     pub fn begin_anew(&mut self) {
         self.process = None;
         self.disk = Disk::default();
@@ -168,7 +168,7 @@ impl Place {
         self.stopped = false;
     }
 
-    /// What a process that stops cleanly leaves: everything.
+    /// Stops the process cleanly: all its rows are written.
     pub fn stop(&mut self, true_ns: u64) {
         let now = self.now(true_ns);
         let Some(process) = self.process.take() else { return };
@@ -189,5 +189,5 @@ pub fn rows_of(disk: &Disk) -> impl FnMut(LimitId) -> Option<Vec<Row>> + '_ {
     |limit| (!disk.is_unreadable).then(|| disk.rows_of(limit))
 }
 
-/// How long loans last in most histories.
+/// The lifetime of loans in most histories.
 pub const TTL_NS: u64 = 3 * S;

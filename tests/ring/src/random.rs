@@ -1,4 +1,4 @@
-//! Where chance comes from: one seed, one sequence (splitmix64, Steele, Lea & Flood 2014).
+//! The source of chance: one seed, one sequence (splitmix64, Steele, Lea & Flood 2014).
 
 /// A sequence of numbers that a seed determines.
 #[derive(Clone, Debug)]
@@ -29,22 +29,22 @@ impl Random {
         self.below(bound as u64) as usize
     }
 
-    /// A number of a range, ends included.
+    /// A number from `least` to `most`, both included.
     pub fn between(&mut self, least: u64, most: u64) -> u64 {
         least + self.below(most - least + 1)
     }
 
-    /// True `per_million` times in a million.
+    /// True with a probability of `per_million` millionths.
     pub fn chance(&mut self, per_million: u32) -> bool {
         per_million > 0 && self.below(1_000_000) < u64::from(per_million)
     }
 
-    /// One of some.
+    /// One of the elements.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.index(from.len())]
     }
 
-    /// A number whose order of magnitude is drawn first, so that small ones are as likely as large.
+    /// A number whose order of magnitude is drawn first, so that small numbers are as likely as large ones.
     pub fn spread(&mut self, least: u64, most: u64) -> u64 {
         let doublings = (most / least.max(1)).max(1).ilog2();
         let low = least.max(1) << self.below(u64::from(doublings) + 1);

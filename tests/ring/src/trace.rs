@@ -1,64 +1,65 @@
-//! What happened: the last of it to be read by people, all of it as one number that two equal runs have in common.
+//! The trace of a history: the last events in a readable form, and a hash of all events. Equal runs have
+//! equal hashes.
 
 use std::collections::VecDeque;
 
-/// Events that are kept to be shown.
+/// The number of recent events that are kept.
 const KEPT: usize = 400;
 
-/// One thing that happened, at places by number.
+/// An event. Places are given by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A process began, after a clean stop or not.
+    /// A process started, after a clean stop or not.
     Start(usize, bool),
-    /// A process ended; so many batches and rows still reached the disk.
+    /// A process ended. These numbers of batches and rows still reached the disk.
     Crash(usize, usize, usize),
-    /// A process stopped as it should.
+    /// A process stopped cleanly.
     Stop(usize),
-    /// A disk was lost, and with it its incarnation.
+    /// A disk was lost, with its incarnation.
     LoseDisk(usize),
     /// A disk was replaced by an older one.
     OldDisk(usize),
     /// A batch was written.
     Write(usize, u64),
-    /// Time passed at a node.
+    /// A node ticked.
     Tick(usize),
-    /// A frame arrived, and was taken or not.
+    /// A frame arrived, and was accepted or refused.
     Frame(usize, usize, bool),
     /// A request: place, limit, key, cost, and whether it passed.
     Ask(usize, usize, usize, u64, bool),
     /// A caller came back: place, limit, and the real cost.
     Settle(usize, usize, u64),
-    /// An operator's command at a place, and whether it was obeyed.
+    /// An operator's command at a place, and whether it succeeded.
     Command(usize, &'static str, bool),
-    /// A process sleeps for so many milliseconds.
+    /// A process sleeps for this many milliseconds.
     Sleep(usize, u64),
-    /// A wall clock is off by so many milliseconds from now on.
+    /// A wall clock's error in milliseconds, from now on.
     Wall(usize, i64),
-    /// A steady clock runs so many parts per million too fast.
+    /// A steady clock's drift in parts per million, from now on.
     Drift(usize, i32),
-    /// A link is cut, or whole again.
+    /// A link was cut or repaired.
     Link(usize, usize, bool),
     /// A node forgot idle cells.
     Sweep(usize),
-    /// A disk writes nothing for so many milliseconds.
+    /// A disk writes nothing for this many milliseconds.
     Stuck(usize, u64),
     /// All faults end.
     Heal,
 }
 
-/// What happened so far.
+/// The trace so far.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     last: VecDeque<(u64, Event)>,
-    /// Faults and commands, which are rarer.
+    /// Faults and commands, which are rarer than other events.
     notable: VecDeque<(u64, Event)>,
     hash: u64,
-    /// Events noted.
+    /// The number of recorded events.
     pub events: u64,
 }
 
 impl Trace {
-    /// Notes an event.
+    /// Records an event.
     pub fn note(&mut self, now: u64, event: Event) {
         self.events += 1;
         if self.last.len() == KEPT {
@@ -90,12 +91,12 @@ impl Trace {
         self.mix(now ^ number);
     }
 
-    /// Takes a number into the hash.
+    /// Adds a number to the hash.
     pub const fn mix(&mut self, number: u64) {
         self.hash = (self.hash ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
     }
 
-    /// Takes bytes into the hash.
+    /// Adds bytes to the hash.
     pub fn mix_bytes(&mut self, bytes: &[u8]) {
         for chunk in bytes.chunks(8) {
             let mut word = [0; 8];
@@ -109,12 +110,13 @@ impl Trace {
         self.last.iter().skip(self.last.len().saturating_sub(count as usize))
     }
 
-    /// All that happened, as a number.
+    /// The hash of the whole history.
     pub const fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// The last faults and commands, and the last events of any kind, in words; `start` is where time began.
+    /// The last faults and commands and the last events of any kind, as text. `start` is the time at which
+    /// the history began.
     pub fn last(&self, count: usize, start: u64) -> Vec<String> {
         let say = |(at, event): &(u64, Event)| format!("{:>12.6} {event:?}", (at - start) as f64 / 1e9);
         let notable = self.notable.iter().skip(self.notable.len().saturating_sub(count)).map(say);

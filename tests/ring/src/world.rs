@@ -1,4 +1,4 @@
-//! Places, a network, and everything that can be done to them, one event at a time.
+//! Places, a network, and all that can happen to them, one event at a time.
 
 use acequia_limits::{Now, Request};
 use acequia_node::{Ask, sharing::AdoptFault};
@@ -15,7 +15,7 @@ use crate::{
     trace::{Event, Trace},
 };
 
-/// Where true time begins: 15 January 2027, 08:00 UTC, an edge of all windows up to an hour.
+/// The start of true time: 15 January 2027, 08:00 UTC, an edge of all windows up to an hour.
 pub const START: u64 = 1_800_000_000 * crate::budget::S;
 
 /// Regions that share limits.
@@ -23,34 +23,35 @@ pub const START: u64 = 1_800_000_000 * crate::budget::S;
 pub struct World {
     /// True time.
     pub now: u64,
-    /// By region.
+    /// The places, by region.
     pub places: Vec<Place>,
-    /// Between them.
+    /// The network between the places.
     pub network: Network,
-    /// What is promised.
+    /// The promises.
     pub oracle: Oracle,
-    /// Who commands.
+    /// The operator.
     pub operator: Operator,
     /// The limits.
     pub limits: Vec<Measured>,
-    /// Chance.
+    /// The source of chance.
     pub random: Random,
-    /// What happened.
+    /// The trace of events.
     pub trace: Trace,
-    /// Of a million sends, so many are followed by a crash.
+    /// How many of a million sends are followed by a crash.
     pub crash_after_send: u32,
-    /// Whether a node said that there are two authorities: operators read it in its log.
+    /// Whether a node has reported two authorities. Operators read this in its log.
     pub two_authorities: bool,
-    /// Whether all links are up, and no fault is to come.
+    /// Whether all links work, and no fault will follow.
     pub is_mended: bool,
-    /// Those who may come back, in the order in which they came.
+    /// The callers that may come back, in their order.
     pub(crate) callers: Vec<Caller>,
-    /// Names that were given.
+    /// The number of names given out.
     pub(crate) names: u64,
     ghosts: Vec<Ghost>,
 }
 
-/// A writer that is gone, of which others may hold something until they go by a version that says so.
+/// An incarnation that is gone. Others may hold something of it until they go by a version that names its
+/// end.
 #[derive(Clone, Copy, Debug)]
 struct Ghost {
     incarnation: Incarnation,
@@ -58,33 +59,33 @@ struct Ghost {
     gone: Option<VersionId>,
 }
 
-/// How a world begins.
+/// The initial state of a world.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Places that begin as members, and all places.
+    /// The number of places that start as members.
     pub members: usize,
-    /// Places in all.
+    /// The number of all places.
     pub places: usize,
-    /// What is limited.
+    /// The limits.
     pub limits: Vec<Measured>,
-    /// Of the members.
+    /// The members' weights.
     pub weights: Vec<u32>,
-    /// ε.
+    /// ε: the bound of wall clock errors.
     pub clock_error_ns: u64,
-    /// D.
+    /// D: the drift bound.
     pub drift_ppm: u32,
-    /// How long loans last.
+    /// The lifetime of loans.
     pub loan_ttl_ns: u64,
     /// Whether windows of true time are promised.
     pub true_windows: bool,
-    /// Of the network, at first.
+    /// The initial state of the network.
     pub weather: Weather,
-    /// True time at first.
+    /// True time at the start.
     pub start: u64,
 }
 
 impl World {
-    /// Members with a first version, and nothing said yet.
+    /// Members with a first version, before any frame is sent.
     pub fn new(plan: Plan, seed: u64) -> Self {
         let places: Vec<Place> =
             (0..plan.places).map(|region| Place::new(region, plan.loan_ttl_ns)).collect();
@@ -111,7 +112,7 @@ impl World {
         world
     }
 
-    /// What the clocks of a place read.
+    /// The clock readings of a place.
     pub fn clock(&self, place: usize) -> Now {
         self.places[place].now(self.now)
     }
@@ -133,7 +134,8 @@ impl World {
         }
     }
 
-    /// The process stops at once: so many batches of those that wait were written, and so many rows of the next.
+    /// A process stops at once, after `whole` of the waiting batches and `torn` rows of the next were
+    /// written.
     pub fn crash(&mut self, place: usize, whole: usize, torn: usize) {
         if self.places[place].state != State::Up {
             return;
@@ -151,7 +153,7 @@ impl World {
         self.unanswered(place);
     }
 
-    /// As [`World::crash`], somewhere.
+    /// Like [`World::crash`], with a random number of written batches and rows.
     pub fn crash_anyhow(&mut self, place: usize) {
         let waiting = self.places[place].disk.waiting.len();
         let whole = self.random.index(waiting + 2);
@@ -159,19 +161,19 @@ impl World {
         self.crash(place, whole, torn);
     }
 
-    /// The process stops as it should.
+    /// A process stops cleanly.
     pub fn stop(&mut self, place: usize) {
         if self.places[place].state != State::Up {
             return;
         }
         self.note(Event::Stop(place));
-        // Answers that wait are given when the rows are there.
+        // Waiting answers leave when their rows are written.
         self.oracle.committed(place, u64::MAX);
         self.answered(place, u64::MAX);
         self.places[place].stop(self.now);
     }
 
-    /// The disk is gone, and the process with it; what comes is another incarnation, at once.
+    /// The disk is lost with its process. Another incarnation starts at once.
     pub fn lose_disk(&mut self, place: usize) {
         self.crash(place, 0, 0);
         self.note(Event::LoseDisk(place));
@@ -185,7 +187,7 @@ impl World {
         self.places[place].is_bound().then(|| self.places[place].floor)
     }
 
-    /// The disk is an older one from now on.
+    /// Replaces the disk by its older copy.
     pub fn restore_snapshot(&mut self, place: usize) {
         self.crash(place, 0, 0);
         let Some(snapshot) = self.places[place].snapshot.clone() else { return };
@@ -200,7 +202,7 @@ impl World {
 
     // The disk.
 
-    /// Rows that wait are handed to the disk.
+    /// Hands queued rows to the disk.
     pub fn take(&mut self, place: usize) {
         let at = &mut self.places[place];
         if let Some(process) = &at.process
@@ -210,7 +212,7 @@ impl World {
         }
     }
 
-    /// The oldest batch is written; says whether there was one.
+    /// Writes the oldest batch. Returns whether there was one.
     pub fn write(&mut self, place: usize) -> bool {
         let now = self.now;
         let at = &mut self.places[place];
@@ -227,7 +229,7 @@ impl World {
         true
     }
 
-    /// Everything that waits is written.
+    /// Writes everything that waits.
     pub fn flush(&mut self, place: usize) {
         self.take(place);
         while self.write(place) {}
@@ -248,7 +250,7 @@ impl World {
         self.trace.mix(ns);
     }
 
-    /// A tick, and everything that may be sent after it.
+    /// A tick, and all frames that may leave after the tick.
     pub fn tick(&mut self, place: usize) {
         if !self.places[place].is_awake(self.now) {
             return;
@@ -266,7 +268,7 @@ impl World {
         self.send(place);
     }
 
-    /// Everything that may leave.
+    /// Sends all frames that may leave.
     pub fn send(&mut self, place: usize) {
         let now = self.clock(place);
         while let Some(node) = self.places[place].node() {
@@ -279,7 +281,7 @@ impl World {
         }
     }
 
-    /// The next frame that is due arrives; says whether there was one.
+    /// Delivers the next frame that is due. Returns whether there was one.
     pub fn deliver(&mut self) -> bool {
         let Some(flying) = self.network.arrive(self.now) else { return false };
         self.hand(&flying);
@@ -297,7 +299,7 @@ impl World {
         self.note(Event::Frame(flying.from, flying.to, taken.is_ok()));
     }
 
-    /// Looks at which version a place goes by, and what is in force since.
+    /// Reads a place's version, and updates what is in force.
     pub fn learn(&mut self, place: usize) {
         if !self.places[place].learn_version() {
             return;
@@ -309,7 +311,8 @@ impl World {
         self.oracle.acked(floor, self.now);
     }
 
-    /// An operator fenced writers with this version: once all go by it, nobody has anything of theirs.
+    /// An operator fenced incarnations with this version. Once all nodes go by it, nobody holds anything of
+    /// those incarnations.
     pub(crate) fn lay_ghosts(&mut self, fenced: &[Incarnation], version_id: VersionId) {
         for ghost in &mut self.ghosts {
             if fenced.contains(&ghost.incarnation) {
@@ -318,7 +321,7 @@ impl World {
         }
     }
 
-    /// A place's writer is gone.
+    /// A place's incarnation is gone.
     pub(crate) fn bury(&mut self, place: usize) {
         if let Some(floor) = self.floor_of(place) {
             self.ghosts.push(Ghost { incarnation: self.places[place].incarnation, floor, gone: None });
@@ -328,7 +331,7 @@ impl World {
 
     // Requests.
 
-    /// A request; says whether it may pass, and what is left.
+    /// Sends a request. Returns whether it may pass, and what is left.
     pub fn ask(&mut self, place: usize, (limit, key): (usize, usize), cost: u64) -> (bool, u64) {
         if !self.places[place].is_awake(self.now) {
             return (false, 0);
@@ -354,7 +357,7 @@ impl World {
             }
             let batch = if batch > 0 && process.node.is_committed(batch) { 0 } else { batch };
             self.oracle.admit((limit, key), (self.now, label_ns), cost, (place, batch));
-            // One that leaves may still use what it holds of others.
+            // A leaving region may still use what it holds from others.
             if !owner && !self.oracle.void {
                 let holding = process.node.holding(measured.id, tag, now).unwrap_or_default();
                 if holding.effective.units == 0 {
@@ -370,7 +373,7 @@ impl World {
         (allowed, left)
     }
 
-    /// Takes all that a region has of a cell; gives what that was.
+    /// Takes all that a region has of a cell. Returns the units.
     pub fn drain(&mut self, place: usize, cell: (usize, usize)) -> u64 {
         let (allowed, left) = self.ask(place, cell, 1);
         if !allowed {
@@ -379,15 +382,15 @@ impl World {
         if left > 0 && self.ask(place, cell, left).0 { left + 1 } else { 1 }
     }
 
-    /// The parts of a cell that regions may use, together, against what is in force.
+    /// Compares the sum of a cell's parts that regions may use with what is in force.
     pub fn weigh(&mut self, limit: usize, key: usize) {
         if self.oracle.void {
             return;
         }
         let measured = &self.limits[limit];
-        // Of the rate of one cell, and of the units of all.
+        // The rate of one cell, and the units of all cells.
         let (mut rate, mut units) = (0_u64, 0_u64);
-        // Windows: by their end.
+        // Units in windows, by the windows' ends.
         let mut windows: [(u64, u64); 16] = [(0, 0); 16];
         let mut add = |end_ns: u64, units: u64| {
             let slot = windows.iter_mut().find(|(end, _)| *end == end_ns || *end == 0);
@@ -413,7 +416,7 @@ impl World {
         }
         let bound = self.oracle.in_force(limit, key).units;
         let most = windows.iter().map(|window| window.1).fold(units, u64::max);
-        // A window that opened under a larger budget keeps it.
+        // A window that opened under a larger budget keeps that budget.
         let windows_may = windows[0].0 > 0 && self.oracle.changed_lately(limit, key, self.now);
         if (most > bound && !windows_may) || rate > u64::from(acequia_limits::RATE_PARTS) {
             let name = self.limits[limit].name;
@@ -422,7 +425,7 @@ impl World {
         }
     }
 
-    /// A node forgets the idle cells of the shards that this history's cells are in.
+    /// A node forgets idle cells in the shards of this history's cells.
     pub fn sweep(&mut self, place: usize) {
         if !self.places[place].is_awake(self.now) {
             return;
@@ -436,19 +439,19 @@ impl World {
         }
     }
 
-    /// Whether a process is not who the operator's members name for its region.
+    /// Whether a place's incarnation differs from the one that the operator's members name for its region.
     pub fn is_stranger(&self, place: usize) -> bool {
         let incarnation = self.places[place].incarnation;
         self.operator.members.get(&incarnation.member).is_none_or(|member| member.incarnation != incarnation)
     }
 
-    /// Whether a process once had a share and has none now.
+    /// Whether a process has lost its share.
     pub fn has_left(&self, place: usize) -> bool {
         let place = &self.places[place];
         place.floor != VersionId::default() && !place.owner
     }
 
-    /// Notes what happened.
+    /// Records an event.
     pub fn note(&mut self, event: Event) {
         self.trace.note(self.now, event);
     }

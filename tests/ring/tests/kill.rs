@@ -1,4 +1,5 @@
-//! Rules are left out, and missed: with the feature `mutations`. All of them, patiently, by `--bin kill`.
+//! With the feature `mutations`: rules are left out, and a check notices. `--bin kill` runs all rules with
+//! more histories.
 #![cfg(feature = "mutations")]
 
 use acequia_ring::kill::{PATIENT, RULES, kill};

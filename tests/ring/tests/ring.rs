@@ -1,11 +1,11 @@
-//! Some million steps, the stories, and that a seed is a history.
+//! Some million steps, all stories, and a test that a seed determines its history.
 
 use acequia_ring::{
     history::{self, STEPS},
     stories,
 };
 
-/// Where the suite's histories begin; `cargo run --bin ring` takes others.
+/// The first seed of the suite's histories. `cargo run --bin ring` takes others.
 const SEED: u64 = 42_000;
 const STEPS_IN_ALL: u64 = 4_000_000;
 

@@ -1,4 +1,4 @@
-//! Some seconds of each scenario: limits are used, and never more than used up.
+//! Some seconds of each scenario: limits are well used, and never exceeded.
 
 use acequia_ring::utilisation::{
     demand::HotSpot,

@@ -1,5 +1,5 @@
-//! A node against a reference that reads limits as an operator wrote them: it tries every limit on
-//! every descriptor, keeps one state for each limit and list of values, and charges all or nothing.
+//! Compares a node with a reference that reads limits as an operator wrote them. The reference tries every
+//! limit on every descriptor, keeps one state for each limit and list of values, and charges all or nothing.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -72,7 +72,7 @@ fn a_denied_request_has_charged_nothing_anywhere() {
     assert_eq!(scene::drain(&mut asker, "modest", START), 3);
     assert_eq!(scene::drain(&mut asker, "greedy", START), 3);
     assert_eq!(scene::drain(&mut asker, "third", START), 3);
-    // Nine of ten are gone, so this one may have one, and its bucket keeps the other two.
+    // Nine of ten units are spent, so one more passes, and its bucket keeps the other two.
     assert_eq!(scene::drain(&mut asker, "fourth", START), 1);
     let answer = scene::ask(&mut asker, "fourth", 1, START);
     let mut left: Vec<u64> = answer.limits.iter().map(|limit| limit.verdict.remaining).collect();
@@ -132,7 +132,7 @@ fn room_is_made_for_a_cell_that_is_forgotten_while_room_is_made() {
     let node = scene::node(&[spec], START);
     let keys = scene::neighbours(&node, 13);
     let mut asker = node.asker();
-    // Eleven cells fill the first allocation; one of them is of an older window.
+    // Eleven cells fill the first allocation. One of them belongs to an older window.
     assert!(scene::passes(&mut asker, &keys[0], 1, START));
     let now = START.later(S);
     for key in &keys[1..11] {
@@ -146,14 +146,14 @@ fn room_is_made_for_a_cell_that_is_forgotten_while_room_is_made() {
     }
 }
 
-/// The limits, each read from its own words.
+/// The limits, each read directly from its specification.
 struct Reference {
     specs: Vec<LimitSpec>,
     limits: Vec<Limit>,
     cells: BTreeMap<(usize, Vec<Vec<u8>>), ReferenceCell>,
 }
 
-/// A state, and the override it was written under.
+/// A state, and the override under which it was written.
 struct ReferenceCell {
     numbers: Option<usize>,
     state: State,
@@ -169,7 +169,7 @@ struct ReferenceHit {
     descriptors: u64,
 }
 
-/// What must be said of one limit: all of [`acequia_node::LimitAnswer`] that is decided.
+/// The expected answer of one limit: every decided part of [`acequia_node::LimitAnswer`].
 #[derive(Clone, Debug, PartialEq)]
 struct Said {
     limit: usize,
@@ -187,7 +187,7 @@ impl Reference {
         Self { specs, limits, cells: BTreeMap::new() }
     }
 
-    /// Says what must be said, charges what must be charged, and compares.
+    /// Computes the expected answer, charges what must be charged, and compares.
     fn check(&mut self, request: &Request<'_>, now: Now, how: Ask, answer: &Answer) {
         let (hits, unmatched) = self.hits(request, now);
         assert_eq!(answer.unmatched, unmatched);
@@ -219,8 +219,8 @@ impl Reference {
         }
     }
 
-    /// The decisive limit is the first with the longest wait, or the first that would have the least
-    /// left after the request; the rest of the answer is about it.
+    /// The decisive limit is the first with the longest wait or, if the request passes, the first with the
+    /// least left. The rest of the summary describes this limit.
     fn compare_summary(&self, answer: &Answer, said: &[Said]) {
         let enforced = |said: &Said| self.specs[said.limit].mode == Mode::Enforce;
         let mut decisive: Option<usize> = None;
@@ -253,7 +253,7 @@ impl Reference {
         assert_eq!(answer.delay_ns, if answer.allowed { delays.max().unwrap_or(0) } else { 0 });
     }
 
-    /// Every cell that the request hits, once, and the descriptors that hit none.
+    /// Every cell that the request hits, once each, and the descriptors that hit none.
     fn hits(&self, request: &Request<'_>, now: Now) -> (Vec<ReferenceHit>, u64) {
         let mut hits: Vec<ReferenceHit> = Vec::new();
         let mut unmatched = 0;
@@ -323,7 +323,8 @@ impl Reference {
             self.limits[limit].overrides[number].until_ns.is_some_and(|until| now.wall_ns >= until)
         };
         let first = (0..spec.overrides.len()).find(|number| !is_over(*number) && fits(*number, has_numbers));
-        // Of a key that comes twice every value must fit; else the request counts in a cell apart, by the limit's own numbers.
+        // If a key comes twice, every value must fit. Otherwise the request counts in a separate cell, by the
+        // limit's base variant.
         let numbers = first.filter(|number| fits(*number, is_exempt));
         values.extend((first != numbers).then(|| b"apart".to_vec()));
         Some(ReferenceHit {
@@ -344,7 +345,8 @@ impl Reference {
         }
     }
 
-    /// The state of a hit's cell under today's numbers: an override that ended handed it over then.
+    /// The state of a hit's cell under today's variant. An override that ended handed the state over at its
+    /// end.
     fn state(&self, hit: &ReferenceHit, now: Now) -> State {
         let today = self.algorithm(hit.limit, hit.numbers);
         let Some(cell) = self.cells.get(&(hit.limit, hit.values.clone())) else { return today.fresh() };
@@ -409,7 +411,7 @@ impl Reference {
         said(outcome, reason, verdict)
     }
 
-    /// What was not charged is left.
+    /// Reports an uncharged cell's remaining units.
     fn leave(&self, hit: &ReferenceHit, salt: u32, now: Now, said: &mut Said) {
         if !hit.exempt {
             let algorithm = self.algorithm(hit.limit, hit.numbers);
@@ -430,15 +432,15 @@ impl Reference {
     }
 }
 
-/// The cell's own number, which staggers its windows: the node's secret is in it, so it is taken
-/// from the answer.
+/// The cell's salt, which staggers its windows. The salt depends on the node's secret, so it is taken from
+/// the answer.
 fn salt(hit: &ReferenceHit, answer: &Answer) -> u32 {
     let cell =
         answer.limits.iter().find(|l| l.limit as usize == hit.limit && l.descriptors == hit.descriptors);
     cell.map_or(0, |cell| cell.tag.salt())
 }
 
-/// What must be said of a limit that was heard of.
+/// The expected answer of a limit that the node reported.
 fn same<'s>(said: &'s [Said], heard: &Said) -> &'s Said {
     let same = |said: &&Said| said.limit == heard.limit && said.descriptors == heard.descriptors;
     said.iter().find(same).expect("no limit speaks that must not")
@@ -457,7 +459,8 @@ fn heard(answer: &Answer) -> Vec<Said> {
     answer.limits.iter().map(one).collect()
 }
 
-/// "Lists are any of, * is a glob, ! excludes": whether each value of a key, in their order, is asked for, and whether it is excluded.
+/// "Lists are any of, * is a glob, ! excludes": for each value of a key, in order, whether the patterns match
+/// it, and whether they exclude it.
 fn said_of(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> Vec<(bool, bool)> {
     let (none, any): (Vec<&String>, Vec<&String>) = patterns.texts().iter().partition(|p| p.starts_with('!'));
     let values = descriptor.entries.iter().filter(|(k, _)| *k == key.as_bytes());
@@ -470,7 +473,7 @@ fn said_of(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> Vec<
         .collect()
 }
 
-/// Of a key that comes twice, one value that is asked for is enough, and `!` excludes if it fits all.
+/// If a key comes twice, one matching value is enough, and `!` excludes only if it fits all values.
 fn is_about(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> bool {
     if matches!(patterns, ValueSpec::Absent(_)) {
         return descriptor.entries.iter().all(|(k, _)| *k != key.as_bytes());
@@ -488,7 +491,7 @@ fn is_exempt(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> bo
     !said.is_empty() && said.iter().all(|said| *said == (true, false))
 }
 
-/// Whether a cell has an override's numbers: the first value fits, by which it is counted.
+/// Whether a cell has an override's variant: the first value, by which the cell is counted, must fit.
 fn has_numbers(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> bool {
     said_of(key, patterns, descriptor).first() == Some(&(true, false))
 }
@@ -552,7 +555,7 @@ fn cost() -> impl Strategy<Value = u64> {
 
 type Entry = (&'static [u8], &'static [u8]);
 
-/// Entries in any order, most of them of the keys that limits are about; now and then a key twice.
+/// Entries in any order, most with keys that limits use. Some keys come twice.
 fn entries() -> impl Strategy<Value = Vec<Entry>> {
     const VALUES: [&[u8]; 10] = [b"x", b"x", b"x", b"y", b"y", b"", b"xx", b"xy", b"!x", b"\xff"];
     const ADDRESSES: [&str; 12] = [
@@ -621,7 +624,7 @@ fn by() -> impl Strategy<Value = Vec<BySpec>> {
     ])
 }
 
-/// A limit of any algorithm, and the names of the numbers that an override may replace.
+/// A limit of any algorithm, and the name of the number that an override may replace.
 fn algorithm() -> impl Strategy<Value = (LimitSpec, &'static str)> {
     let rate = || select(&["1/s", "3/s", "7/m", "2/100ms", "1/h"][..]);
     let length = || select(&["100ms", "1s", "3s", "1m", "1h"][..]);
@@ -646,7 +649,7 @@ fn algorithm() -> impl Strategy<Value = (LimitSpec, &'static str)> {
     ]
 }
 
-/// Overrides for values of `a`: any number that last, and before them at most one that ends.
+/// Overrides for values of `a`: any number without an end, after at most one with an end.
 fn overrides() -> impl Strategy<Value = Vec<(ValueSpec, u64, Option<u64>)>> {
     let lasting = (patterns(), 1..20u64, Just(None));
     let ending = (patterns(), 1..20u64, select(&[1, S, MINUTE + 1][..]).prop_map(Some));

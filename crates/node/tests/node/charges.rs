@@ -1,4 +1,4 @@
-//! Charges that have names: asked for again, given back, reserved and settled, also across restarts.
+//! Named charges: repeated, refunded, reserved and settled, also across restarts.
 
 use crate::regions;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ fn reserved(id: u128, ttl_ns: u64, keeps: bool) -> Recording {
     Recording { reserve: Some(Reserve { ttl_ns, keeps, at_most: false }), ..named(id) }
 }
 
-/// Asks for `cost` under a name; says whether it passed, what is left, and whether it was asked before.
+/// Asks for `cost` under a name. Returns whether the request passed, what is left, and whether the answer is
+/// a repeat.
 fn ask(asker: &mut Asker, recording: &Recording, cost: u64, now: Now) -> (bool, u64, bool) {
     let mut request = Request::new("shop", &[("key", "k")]);
     request.cost = cost;
@@ -46,12 +47,12 @@ fn the_same_name_is_charged_once_and_gets_the_same_answer() {
     assert!(passes(&mut asker, "k", 3, START));
     assert_eq!(ask(&mut asker, &named(1), 4, START.later(S)), (true, 6, true), "as it was answered then");
     assert_eq!(left(&mut asker, START), 3);
-    // Another question under that name is none.
+    // Another question under that name is an error.
     let mut request = Request::new("shop", &[("key", "k")]);
     request.cost = 5;
     let other = Recording { fingerprint: 8, ..named(1) };
     assert_eq!(asker.check_recorded(&request, START, Ask::CHECK, &other), Err(IdReused));
-    // A denial charged nothing, so it is asked anew.
+    // A denial charged nothing, so the same name is decided again.
     assert_eq!(ask(&mut asker, &named(2), 4, START), (false, 3, false));
     assert_eq!(ask(&mut asker, &named(2), 4, START.later(HOUR)), (true, 6, false));
     // A name is forgotten in the end.
@@ -74,7 +75,8 @@ fn threads_that_ask_the_same_at_once_charge_it_once() {
     assert_eq!(left(&mut node.asker(), START), 1_000_000 - 2_000);
 }
 
-/// A thread reads its clock, and another forgets what is idle by a later one: what is charged then is of the later time, and is found by it.
+/// A thread reads its clock. Another thread with a later clock then forgets idle cells. The first thread's
+/// charge counts at the later time, and is found there.
 #[test]
 fn a_charge_by_a_clock_that_was_behind_is_given_back() {
     let node = node(&[scene::sliding("s", 100, "1m")], START);
@@ -108,7 +110,7 @@ fn a_charge_is_given_back_once_into_the_window_that_was_charged() {
         assert_eq!(node.settle(ChargeId(9), None, START), Settled::Unknown);
         assert_eq!(left(&mut asker, START.later(2 * S)), 5);
     }
-    // The next window does not get what the last one was charged.
+    // A refund from one window does not go to the next window.
     let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: 3 * HOUR, records: 100 }));
     apply(&node, &[scene::window("w", 10, "1h")], START);
     let mut asker = node.asker();
@@ -127,7 +129,7 @@ fn a_bucket_gets_what_its_rate_has_not_given_back_since() {
     assert!(passes(&mut asker, "k", 40, START));
     assert_eq!(back(node.settle(ChargeId(1), None, START.later(20 * S))), 40);
     assert_eq!(left(&mut asker, START.later(20 * S)), 20 + 40);
-    // Long refilled: had it all come back, the bucket could be spent twice at once.
+    // The bucket is full again. If the charge were refunded, the bucket could be spent twice at once.
     ask(&mut asker, &named(2), 60, START.later(20 * S));
     let later = START.later(220 * S);
     assert!(passes(&mut asker, "k", 100, later));
@@ -158,7 +160,7 @@ fn a_reservation_is_settled_with_its_real_cost_or_lapses() {
     assert_eq!(back(node.settle(ChargeId(1), Some(20), START)), 30);
     assert_eq!(left(&mut asker, START), 80);
     assert_eq!(node.settle(ChargeId(1), Some(10), START), Settled::Before { after_batch: 0 });
-    // One that nobody settles comes back when its time is over, or stays charged, as was said.
+    // An unsettled reservation is refunded when its time is over, or stays charged, as its maker chose.
     ask(&mut asker, &reserved(2, 30 * S, false), 40, START);
     ask(&mut asker, &reserved(3, 30 * S, true), 40, START);
     node.sweep(0, START.later(30 * S - 1));
@@ -201,7 +203,7 @@ fn leased(id: u128, ttl_ns: u64) -> Recording {
     Recording { reserve: Some(Reserve { ttl_ns, keeps: true, at_most: true }), ..named(id) }
 }
 
-/// Leases at most `cost`; says how much that was, and for how long.
+/// Leases at most `cost`. Returns the units and the lease's duration.
 fn lease(asker: &mut Asker, id: u128, cost: u64, ttl_ns: u64, now: Now) -> (u64, u64) {
     let mut request = Request::new("shop", &[("key", "k")]);
     request.cost = cost;
@@ -209,7 +211,7 @@ fn lease(asker: &mut Asker, id: u128, cost: u64, ttl_ns: u64, now: Now) -> (u64,
     answer.charge.map_or((0, 0), |charge| (charge.reserved, charge.lapses_in_ns))
 }
 
-/// What an operator sees to be left.
+/// The remaining units, as an operator sees them.
 fn seen(node: &Node, now: Now) -> u64 {
     let values = Descriptor::new(&[(b"key", b"k")], None);
     let limit = node.catalogue().limits[0].limit.id;
@@ -222,20 +224,20 @@ fn a_lease_of_a_bucket_takes_its_capacity_with_it() {
     let mut asker = node.asker();
     assert_eq!(lease(&mut asker, 1, 50, HOUR, START), (10, 10 * S), "no longer than all takes to come back");
     assert_eq!(left(&mut asker, START), 90);
-    // It does not come back by the rate while it may be spent, and whoever looks is told so.
+    // The lease's capacity is not earned again while the lease may be spent, and an operator sees this.
     let later = START.later(5 * S);
     assert_eq!(left(&mut asker, later), 90);
     assert_eq!(seen(&node, later), 90);
     assert!(passes(&mut asker, "k", 90, later) && !passes(&mut asker, "k", 1, later));
-    // What was spent counts from when that is said, since it may have been just now.
+    // Spent units count from the time of the report, because they may have been spent just then.
     assert_eq!(back(node.settle(ChargeId(1), Some(6), later)), 4);
     assert_eq!(left(&mut asker, later), 4);
     assert_eq!(left(&mut asker, later.later(S)), 14);
-    // Whoever does not come back has spent it all, at the last moment.
+    // A lease without a report counts as fully spent at the last moment.
     assert_eq!(lease(&mut asker, 2, 1, HOUR, later.later(S)), (1, 10 * S));
     node.sweep(0, later.later(11 * S));
     assert_eq!(left(&mut asker, later.later(11 * S)), 99);
-    // A cell of which something is leased is not forgotten.
+    // A cell with an outstanding lease is not forgotten.
     assert_eq!(lease(&mut asker, 3, 9, HOUR, START.later(HOUR)).0, 9);
     scene::sweep_all(&node, START.later(HOUR + 5 * S));
     assert_eq!(left(&mut asker, START.later(HOUR + 5 * S)), 91);
@@ -288,7 +290,7 @@ fn past_the_bound_the_oldest_are_forgotten() {
 
 #[test]
 fn nobody_alone_drives_out_the_records_of_others() {
-    // Ten under each lock, of which there are sixteen: all of these are under one.
+    // Ten records for each of sixteen locks. All these charges are under one lock.
     let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 160 }));
     apply(&node, &[scene::window("w", 100_000, "1h")], START);
     let mut asker = node.asker();
@@ -321,7 +323,7 @@ fn of_more_owners_than_places_those_stay_that_came_last() {
     let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 160 }));
     apply(&node, &[scene::window("w", 100_000, "1h")], START);
     let mut asker = node.asker();
-    // Some have reservations and no record: these places are counted apart.
+    // Some owners have reservations and no record. Reservations have their own slots.
     let reserve = Some(Reserve { ttl_ns: MINUTE, keeps: false, at_most: false });
     for id in 1_000..1_005_u32 {
         let recording = Recording { owner: id, reserve, ..named(16 * u128::from(id)) };
@@ -349,7 +351,7 @@ fn reservations_and_records_do_not_drive_out_each_other() {
         ask(&mut asker, &Recording { owner: 1, ..named(16 * id) }, 1, START.later(id as u64));
     }
     assert_eq!(node.charges().records, 18);
-    // Those that are settled may be dropped from then on, and not before others.
+    // Settled reservations may be dropped from now on, and not before other records.
     for id in 0..4 {
         assert_eq!(back(node.settle(ChargeId(16 * id), Some(0), START.later(S))), 1);
     }
@@ -360,7 +362,7 @@ fn reservations_and_records_do_not_drive_out_each_other() {
     assert_eq!(node.settle(ChargeId(16 * 11), None, START.later(S)), Settled::Unknown);
     assert_eq!(back(node.settle(ChargeId(16 * 12), None, START.later(S))), 1);
     assert_eq!(back(node.settle(ChargeId(16 * 7), Some(0), START.later(S))), 1);
-    // What nobody settles lapses, rests, and is forgotten in its time.
+    // An unsettled reservation lapses, stays for a while, and is forgotten in time.
     for at in [2 * MINUTE, 2 * MINUTE + 2 * HOUR] {
         for _ in 0..16 {
             node.sweep(0, START.later(at));
@@ -413,14 +415,14 @@ fn reservations_have_a_bound_and_none_is_lost_to_others() {
 
 #[test]
 fn what_is_spent_of_a_lease_counts_by_the_numbers_that_there_are_by_then() {
-    // The rate grew tenfold meanwhile; nobody asked since.
+    // The rate grew tenfold meanwhile, and no request has come since.
     let node_ = node(&[scene::bucket("b", "1/s", 100)], START);
     let mut asker = node_.asker();
     assert_eq!(lease(&mut asker, 1, 50, HOUR, START).0, 10);
     apply(&node_, &[scene::bucket("b", "10/s", 100)], START.later(S));
     assert_eq!(back(node_.settle(ChargeId(1), Some(10), START.later(5 * S))), 0);
     assert_eq!(left(&mut asker, START.later(5 * S)), 90, "it was not spent four seconds ago");
-    // A sliding window with other numbers.
+    // A sliding window with another limit.
     let node = node(&[scene::slots("w", 100, "1h", 60)], START);
     let mut asker = node.asker();
     assert_eq!(lease(&mut asker, 1, 50, HOUR, START), (10, 61 * MINUTE / 8));
@@ -581,11 +583,11 @@ fn a_lease_of_a_region_is_set_apart_once_after_a_restart() {
     assert!(leased > 3);
     world.run(regions::S, |_, _| 0);
     world.restart(0, None, regions::incarnation(0));
-    // Until the other one's wall agrees with its own.
+    // Wait until the other region's wall clock agrees.
     world.run(300 * regions::MS, |_, _| 0);
     let now = world.now_of(0);
     let node = Arc::clone(&world.places[0].node);
-    // What the crash forgot comes back by the rate.
+    // Units that the crash forgot are earned back by the rate.
     let after = left(&mut node.asker(), now);
     assert_eq!(back(node.settle(ChargeId(1), Some(0), now)), leased);
     assert_eq!(left(&mut node.asker(), now) - after, leased.min(before - after));
@@ -607,7 +609,7 @@ fn a_share_grows_only_when_what_was_leased_of_it_elsewhere_counts_no_more() {
     let ttl_ns = MINUTE / 8;
     world.change(0, &[spec], &[(regions::incarnation(0), 1), (regions::incarnation(1), 9)], &[], 0);
     world.run(ttl_ns - 500 * regions::MS, |_, _| 0);
-    // At the last moment all of it is spent.
+    // All of the leases are spent at the last moment.
     for (id, units) in leases {
         assert_eq!(back(node.settle(ChargeId(id), Some(units), world.now_of(0))), 0);
     }
@@ -634,7 +636,7 @@ fn a_region_lends_what_it_has_beside_its_leases() {
     world.run(3 * regions::S, |region, ms| u64::from(region == 1 && ms < 1_000));
     assert!(world.traffic()[0].lent > 0, "{:?}", world.traffic());
     assert!(world.places[1].admitted > 100, "{}", world.places[1].admitted);
-    // What is leased may still be spent: nobody had it.
+    // Leased units may still be spent, so nobody else received them.
     assert!(world.admitted() + 40 + leased <= 200 + 110);
 }
 
@@ -644,7 +646,7 @@ fn a_lease_ends_with_the_window_that_was_charged_though_the_next_is_used_already
     let mut world = regions::World::new(2, std::slice::from_ref(&spec), 40 * regions::MS);
     let members = [(regions::incarnation(0), 1), (regions::incarnation(1), 1)];
     let specs = std::slice::from_ref(&spec);
-    // The clocks are in doubt for a while, so that both windows are charged long before the edge.
+    // The clocks are in doubt for a while, so both windows are charged long before the edge.
     world.change(0, specs, &members, &[], 60 * regions::S);
     let ends_in_ns = |now: Now| 300 * regions::S - now.wall_ns % (300 * regions::S);
     world.run(regions::S, |_, _| 0);
@@ -666,7 +668,7 @@ fn config(durable: bool, empty_handed: Option<Now>) -> Config {
     Config { key: KEY, memory_bytes: ROOMY, durable, empty_handed, home: None }
 }
 
-/// A node that starts with what a disk has: after a crash at `crashed`, or a clean stop.
+/// A node that starts from a disk: after a crash at `crashed`, or after a clean stop.
 fn start(spec: &LimitSpec, journal: &Journal, crashed: Option<Now>, now: Now) -> Arc<Node> {
     let node = Arc::new(Node::new(config(true, crashed)));
     let schedule = scene::node(std::slice::from_ref(spec), now).schedule();
@@ -704,7 +706,7 @@ fn a_name_and_a_refund_outlive_a_restart() {
             let mut asker = node.asker();
             assert_eq!(ask(&mut asker, &named(1), 4, now), (true, 6, true), "{spec:?} {crashes}");
             assert_eq!(node.settle(ChargeId(2), None, now), Settled::Before { after_batch: 0 });
-            // A bucket that gives back in part may have less to give back.
+            // A bucket that earns units meanwhile may have less to refund.
             let least = if spec.token_bucket.is_some() { 3 } else { 4 };
             assert!((least..=4).contains(&back(node.settle(ChargeId(1), None, now))), "{spec:?} {crashes}");
             node.sweep(0, START.later(2 * MINUTE));
@@ -739,7 +741,7 @@ fn what_came_back_is_spent_only_when_the_disk_knows() {
     let request = Request::new("shop", &[("key", "k")]);
     let answer = asker.check(&request, START, Ask::CHECK).clone();
     assert!(answer.allowed && answer.after_batch > journal.committed, "the reply waits");
-    // The crash comes first: nobody had the unit, and the charge can be given back once more.
+    // The node crashes first. Nobody received the unit, so the charge can be refunded once more.
     let node = start(&spec, &journal, Some(START.later(S)), START.later(S));
     assert!(!passes(&mut node.asker(), "k", 1, START.later(S)));
     assert_eq!(back(node.settle(ChargeId(1), None, START.later(S))), 64);
@@ -757,7 +759,7 @@ fn a_reply_that_may_be_asked_for_again_waits_for_its_record() {
     assert_eq!(batch(&Recording { is_repeatable: false, ..named(1) }), 0);
     assert!(batch(&named(2)) > 0);
     assert!(batch(&named(2)) > 0, "also one that asks again before it is there");
-    // A disk that cannot be written is no reason to deny, and nothing piles up for it that nobody waits for.
+    // An unwritable disk is no reason to deny. Records that nobody waits for do not pile up.
     node.journal_failed();
     assert_eq!(batch(&named(3)), 0);
     let mut disk = Journal::default();
@@ -777,7 +779,7 @@ fn a_region_gives_back_into_what_it_holds() {
     let before = left(&mut asker, world.now_of(0));
     assert_eq!(back(node.settle(ChargeId(1), None, world.now_of(0))), 900);
     assert_eq!(left(&mut asker, world.now_of(0)), before + 900);
-    // Everything that all may have, and not a unit more.
+    // All that the regions may have together, and not a unit more.
     let mut admitted = 0;
     for _ in 0..8_000 {
         world.run(regions::MS, |_, _| 0);
@@ -810,7 +812,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A charge that somebody was told of: when, what it was, and what of it was not given back.
+/// A charge that a caller knows of: its time, its cost, and the part that was not refunded.
 #[derive(Clone, Copy)]
 struct Spent {
     id: u128,
@@ -818,7 +820,8 @@ struct Spent {
     cost: u64,
     net: u64,
     is_settled: bool,
-    /// Until when a lease may be spent: whoever has it spends it at the last moment. Nothing for what is no lease.
+    /// Until when a lease may be spent: its holder spends it at the last moment. `None` for charges that are
+    /// no lease.
     until: Option<Now>,
 }
 
@@ -885,7 +888,7 @@ proptest! {
                     if one.is_settled && one.until.is_some() {
                         continue;
                     }
-                    // Until it is given back it may be spent.
+                    // Until it is settled, the lease may be spent.
                     if let Some(until) = one.until.take_if(|until| now < *until) {
                         one.at = now.min(until);
                         one.until = Some(now);
@@ -902,7 +905,7 @@ proptest! {
                 Step::Pass(ns) => {
                     now = now.later(ns);
                     (0..4).for_each(|shard| node.sweep(shard, now));
-                    // Every third was a reservation, whose time may be over.
+                    // Every third charge was a reservation, which may have lapsed.
                     for one in spent.iter_mut().filter(|one| one.id.is_multiple_of(3) && !one.is_settled && one.until.is_none()) {
                         if now.steady_ns >= one.at.steady_ns + 10 * S {
                             one.net = 0;
@@ -916,13 +919,13 @@ proptest! {
                         stop(&node, &mut journal, now);
                     }
                     now = now.later(MS);
-                    // A process counts its batches anew.
+                    // Each process counts its batches from zero.
                     journal.committed = 0;
                     node = start(&spec, &journal, crashed, now);
                     asker = node.asker();
                 }
             }
-            // A lease that is not given back is spent when it ends.
+            // An unsettled lease is spent when it ends.
             let mut history: Vec<Spent> = spent
                 .iter()
                 .map(|one| match one.until {

@@ -10,7 +10,7 @@ use acequia_limits::{
 use acequia_node::{Ask, Asker};
 use proptest::prelude::*;
 
-/// Three classes: gold draws all, silver leaves 24 %, free leaves 62 %.
+/// Three classes: gold uses everything, silver leaves 24 %, and free leaves 62 %.
 fn shared(spec: LimitSpec) -> LimitSpec {
     classes(spec, r#"{"entry": "plan", "shared": {"gold": "0%", "silver": "24%", "free": "62%"}}"#)
 }
@@ -47,7 +47,7 @@ fn a_class_leaves_what_is_below_its_threshold_to_others() {
         let mut asker = node.asker();
         assert_eq!(drain(&mut asker, "free", START), free, "{spec:?}");
         assert_eq!(ask(&mut asker, "free", 1, START), (false, Reason::ClassReserve, 0));
-        // Whoever names no class, or one that nobody knows, is the last.
+        // A request with an unknown class or none belongs to the last class.
         assert_eq!(ask(&mut asker, "platinum", 1, START), (false, Reason::ClassReserve, 0));
         let nameless = Request::new("shop", &[("service", "s")]);
         assert!(!asker.check(&nameless, START, Ask::CHECK).allowed);
@@ -65,7 +65,7 @@ fn a_class_is_told_exactly_when_to_come_back_and_what_it_may_still_draw() {
     assert_eq!(ask(&mut asker, "gold", 30, START), (true, Reason::WithinLimit, 70));
     assert_eq!(ask(&mut asker, "free", 3, START), (true, Reason::WithinLimit, 5));
     assert_eq!(ask(&mut asker, "silver", 7, START), (true, Reason::WithinLimit, 60 - 24));
-    // 60 are left: 2 more must come back before it is above 62 with 1 taken, so 3.
+    // 60 are left. The level must be 62 after the charge of one unit, so three must be earned.
     let request = Request::new("shop", &[("service", "s"), ("plan", "free")]);
     let answer = asker.check(&request, START, Ask::CHECK);
     assert_eq!((answer.allowed, answer.retry_after_ns), (false, 300 * MS));
@@ -87,7 +87,7 @@ fn separate_classes_do_not_feel_each_other() {
     for (plan, own) in [("gold", 1_200), ("silver", 600), ("free", 200)] {
         assert_eq!(drain(&mut asker, plan, START), own, "{plan}");
     }
-    // Each has the part of the rate that its size is of the whole.
+    // Each class has a part of the rate in proportion to its size.
     let later = START.later(S);
     for (plan, own) in [("gold", 60), ("silver", 30), ("free", 10)] {
         assert_eq!(drain(&mut asker, plan, later), own, "{plan}");
@@ -104,7 +104,7 @@ fn a_class_draws_its_own_and_then_the_remainder_above_its_threshold() {
     );
     let node = node(&[spec], START);
     let mut asker = node.asker();
-    // 600 remain beside the own: free leaves 360 of them, silver 144.
+    // The remainder is 600: free leaves 360 of it, and silver leaves 144.
     assert_eq!(drain(&mut asker, "free", START), 100 + 240);
     assert_eq!(ask(&mut asker, "free", 1, START), (false, Reason::OverLimit, 0));
     assert_eq!(drain(&mut asker, "silver", START), 216);
@@ -122,10 +122,11 @@ fn a_request_is_charged_to_one_of_the_two_and_never_in_halves() {
     let node = node(&[spec], START);
     let mut asker = node.asker();
     assert!(ask(&mut asker, "gold", 7, START).0);
-    // Three are left of its own: these come from the remainder, whole.
+    // Three of gold's own units are left. These five come from the remainder as a whole.
     assert!(ask(&mut asker, "gold", 5, START).0);
     assert_eq!(ask(&mut asker, "gold", 3, START), (true, Reason::WithinLimit, 0));
-    // Two classes in one request: what both lack is taken together, as the class that draws last may.
+    // Two classes in one request: what both lack is taken together from the remainder, under the threshold of
+    // the last class.
     let mut request = Request::new("shop", &[("service", "s"), ("plan", "gold")]);
     request.push([(&b"service"[..], &b"s"[..]), (&b"plan"[..], &b"free"[..])], None);
     request.cost = 11;
@@ -153,12 +154,13 @@ fn what_classes_share_is_charged_with_the_largest_of_several_descriptors_where_t
         let answer = asker.check(&request, START, Ask::CHECK);
         (answer.allowed, answer.limits.iter().map(|limit| limit.verdict.remaining).collect::<Vec<_>>())
     };
-    // Two own cells have too little, and a class has none: the largest of the three is charged. What only looks charges nothing.
+    // Two own cells have too little, and one class has no own cell: only the largest of the three costs is
+    // charged to the remainder. A probe charges nothing.
     assert_eq!(ask([("gold", 11), ("free", 20), ("none", 15)]), (true, vec![80 - 20]));
     assert_eq!(ask([("gold", 11), ("free", 0), ("none", 15)]), (true, vec![10, 60 - 15]));
     // Each own cell has enough.
     assert_eq!(ask([("gold", 4), ("free", 10), ("none", 45)]), (true, vec![6, 0, 0]));
-    // Nothing has. The class that has no own cell is told so.
+    // Nothing is left. The class without an own cell receives the denial.
     let (allowed, left) = ask([("gold", 7), ("free", 1), ("none", 1)]);
     assert!(!allowed);
     assert_eq!(left, vec![6, 0, 0]);
@@ -175,7 +177,7 @@ fn other_sizes_are_another_limit_and_other_thresholds_are_not() {
     let node = node(&[before], START);
     let mut asker = node.asker();
     assert_eq!(drain(&mut asker, "gold", START), 70);
-    // What gold has spent, free does not get as well: the old sizes hold beside the new ones until the window ends.
+    // Free does not get what gold has spent: the old sizes apply beside the new ones until the window ends.
     apply(&node, &[after], START.later(S));
     let mut of_both = |now: Now| {
         let request = Request::new("shop", &[("service", "s"), ("plan", "free")]);
@@ -205,7 +207,7 @@ fn an_override_keeps_the_sizes_and_moves_the_remainder() {
 
 #[test]
 fn regions_keep_the_reserve_of_their_share_and_lend_what_classes_have_of_their_own() {
-    // Shared: the hot region has all free traffic, and what it borrows has its reserve too.
+    // Shared classes: the hot region has all free traffic, and the reserve applies to what it borrows, too.
     let spec = classes(
         regions::window("l", 3_000, "1h"),
         r#"{"entry": "plan", "shared": {"gold": "0%", "free": "50%"}}"#,
@@ -227,7 +229,7 @@ fn regions_keep_the_reserve_of_their_share_and_lend_what_classes_have_of_their_o
     assert!(free + gold <= 3_000, "{free} and {gold}");
     assert!(free + gold >= 2_900, "what free left, gold has: {free} and {gold}");
 
-    // Separate: each class is a cell of its own.
+    // Separate classes: each class is its own cell.
     let spec = classes(
         regions::bucket("l", "900/s", 300),
         r#"{"entry": "plan", "separate": {"gold": 200, "free": 100}}"#,
@@ -245,7 +247,7 @@ fn regions_keep_the_reserve_of_their_share_and_lend_what_classes_have_of_their_o
     assert!(free >= 2_700 && gold >= 5_400, "each hot region has all that its class has: {free} {gold}");
 }
 
-/// One bucket in thousandths of a millionth of a unit, as plainly as can be.
+/// A minimal bucket, in billionths of a unit.
 #[derive(Clone, Copy)]
 struct Bucket {
     level: u128,

@@ -1,18 +1,20 @@
-//! Nodes that share a limit, of which one has no room for more cells for a while: new cells of a limit share one there.
+//! Nodes that share a limit. One node has no room for more cells for a while, so new cells of a limit share
+//! one cell there.
 
 use crate::scene::{self, MS, S, staggered};
 use crate::siblings::World;
 use acequia_node::MEMORY_BYTES_MIN;
 
-/// A node begins again with the least memory, so that cells share one as soon as a shard is full: see [`crowd`].
+/// Restarts a node with the minimum memory, so that cells share one as soon as a shard is full: see
+/// [`crowd`].
 fn with_little_memory(world: &mut World, place: usize) {
     world.memory_bytes = MEMORY_BYTES_MIN;
     world.stop(place, (S, S));
     world.pass(5 * S);
 }
 
-/// It is asked for one unit of each of many cells, until one shard is full, and the first cell is shared. There is room for others. Says whether
-/// that came about: where nothing is given there is no cell.
+/// Asks the node for one unit of many keys until one shard is full and a cell is shared. Other shards still
+/// have room. Returns whether a cell became shared: where nothing is granted there is no cell.
 fn crowd(world: &World, place: usize) -> bool {
     let node = &world.nodes[place].node;
     let mut asker = node.asker();
@@ -23,7 +25,7 @@ fn crowd(world: &World, place: usize) -> bool {
     (0..4_000_u64).any(&mut is_shared)
 }
 
-/// Keys whose windows end at times of their own are asked for at each node, as often as they pass, and for a while.
+/// Asks for keys with staggered windows at each node until they are denied, several times.
 fn drain(world: &mut World, keys: &[String], places: std::ops::Range<usize>) {
     for _ in 0..6 {
         for key in keys {
@@ -39,7 +41,8 @@ fn keys(name: &str) -> Vec<String> {
     (0..30).map(|number| format!("{name}{number}")).collect()
 }
 
-/// What such a cell shared has another window's end. Its own goes by its own windows: of the same pools as anywhere else.
+/// A shared cell's window ends at another time than the window of a cell that used it. The latter must follow
+/// its own windows, and use their pools.
 fn pooled_by_its_own_window() {
     for late_s in [0, 20, 35, 50] {
         let mut world = World::new(2, &[staggered("w", 100, "60s")], 10, 1);
@@ -53,7 +56,7 @@ fn pooled_by_its_own_window() {
     }
 }
 
-/// Where shares change, its own windows have what they have, whatever the other one has.
+/// When shares change, the cell's own windows keep their allocation, whatever the shared cell has.
 fn shared_by_its_own_window() {
     for late_s in (10..50).step_by(2) {
         let mut world = World::among_regions(&[1, 1], &[staggered("w", 100, "60s")], 90, 1);
@@ -62,7 +65,7 @@ fn shared_by_its_own_window() {
         world.pass(6 * S);
         with_little_memory(&mut world, 0);
         world.pass(100 * S);
-        // Nobody misses any, so nothing moves for want of it.
+        // Nobody lacks units, so none move on demand.
         keys("k").iter().for_each(|key| assert!(world.ask(1, key, 80)));
         assert!(world.order(&[(0, 9), (1, 1)]));
         world.pass((3 + late_s) * S);
@@ -79,8 +82,8 @@ fn a_cell_that_shared_another_goes_by_windows_of_its_own() {
     shared_by_its_own_window();
 }
 
-/// A random history of nodes with little memory: keys that are new now and then, crowds, orders and crashes are drawn from the seed. Whatever
-/// passes of a key anywhere is counted by true time, and a unit too many is a panic.
+/// A random history of nodes with little memory. The seed determines new keys, crowds, orders and crashes.
+/// All that passes for a key anywhere is counted by true time, and one unit too many is a panic.
 fn history(seed: u64) {
     let window = ["3s", "10s"][(seed / 2 % 2) as usize];
     let nodes: &[usize] = [&[2][..], &[2, 1], &[1, 2], &[1, 1, 1]][(seed / 4 % 4) as usize];

@@ -1,4 +1,4 @@
-//! Draws: a request that waits at one node of a region is charged at another one, the speaker of its cell.
+//! Forwards: a request that waits at one node of a region is charged at another, the owner of its cell.
 
 use crate::scene::{self, MS, S, bucket, fields, ledger::Terms, sliding, window};
 use crate::siblings::{Way, World};
@@ -14,7 +14,7 @@ fn of_limits(specs: &[LimitSpec], seed: u64) -> World {
     of_limits_near(specs, seed, None)
 }
 
-/// The same where frames between nodes of a region take so long.
+/// Like `of_limits`, with the given frame delays within a region.
 fn of_limits_near(specs: &[LimitSpec], seed: u64, near_ns: Option<(u64, u64)>) -> World {
     let mut world = World::among_regions(&[2, 2, 3], specs, 10, seed);
     world.is_prompt = true;
@@ -28,7 +28,8 @@ fn of_limits_near(specs: &[LimitSpec], seed: u64, near_ns: Option<(u64, u64)>) -
     world
 }
 
-/// So many requests a second for three keys, of callers that wait where they may, at all of some nodes: how many passed of a hundred.
+/// Sends requests for three keys to random nodes of `places`, at this rate. Callers wait where they may.
+/// Returns the percentage that passed.
 fn passes(world: &mut World, places: &[usize], a_second: u64, seconds: u64) -> u64 {
     let (mut passed, late) = (0, world.passed_late);
     for _ in 0..a_second * seconds {
@@ -42,12 +43,12 @@ fn passes(world: &mut World, places: &[usize], a_second: u64, seconds: u64) -> u
     100 * (passed + world.passed_late - late) / (a_second * seconds)
 }
 
-/// A key whose cell's speaker is a mate of this one, which has drawn of it and was not left alone.
+/// A key for which this node has forwarded a request, because a mate is the owner.
 fn key_drawn_at(world: &mut World, place: usize) -> String {
     key_drawn_after(world, place, 1)
 }
 
-/// The same, when what the node keeps of it by itself is used by so many requests less one.
+/// Like `key_drawn_at`, if `requests - 1` requests use up what the node keeps for itself.
 fn key_drawn_after(world: &mut World, place: usize, requests: u64) -> String {
     let asked = |world: &World| world.nodes[place].node.draw_counts().asked;
     for number in 0..64 {
@@ -78,7 +79,8 @@ fn limits() -> [LimitSpec; 3] {
     [bucket("b", "20/s", 20), window("w", 40, "2s"), sliding("s", 40, "2s")]
 }
 
-/// Of a third of the limit all passes, at whichever node it is asked for, and what is drawn is used.
+/// Demand is a third of the limit. Nearly all of it passes at every node, and nearly all forwarded charges
+/// are used.
 #[test]
 fn what_a_region_has_is_found_at_each_of_its_nodes() {
     for spec in limits() {
@@ -88,7 +90,7 @@ fn what_a_region_has_is_found_at_each_of_its_nodes() {
         let counts = counts(&world);
         println!("{name}: {passed} % passed, {counts:?}");
         assert!(passed >= 92, "{name}: {passed} % passed");
-        // Of windows a node keeps half of its part by itself, and holds some of the next before it opens.
+        // A node keeps half of its own part of a window, and holds some of the next window before it opens.
         let least = if name == "b" { 60 } else { 10 };
         assert!(
             counts.used > least && counts.charged - counts.used <= 2 + counts.charged / 20,
@@ -97,7 +99,7 @@ fn what_a_region_has_is_found_at_each_of_its_nodes() {
     }
 }
 
-/// What a node has by itself it uses first, and a limit of many units is no matter of draws.
+/// A node first uses its own units. Requests of a limit with many units are not forwarded.
 #[test]
 fn nobody_draws_what_is_at_hand() {
     let mut world = shared(bucket("b", "2000/s", 2_000), 1);
@@ -105,7 +107,8 @@ fn nobody_draws_what_is_at_hand() {
     assert_eq!(counts(&world), ForwardCounts::default());
 }
 
-/// A speaker is gone: soon the other one takes over, and has what other regions lend. When it is back it is asked again.
+/// An owner is gone. Soon another node takes over, and receives what other regions lend. The owner is asked
+/// again when it is back.
 #[test]
 fn another_node_takes_over_from_a_speaker_that_is_gone() {
     for gone in [4, 5, 6] {
@@ -125,8 +128,8 @@ fn another_node_takes_over_from_a_speaker_that_is_gone() {
     }
 }
 
-/// With the store gone, and all other regions, each node finds what the others of its region keep: half of what there was, and no more. Whether or
-/// not it is the cell's speaker.
+/// Without the store and the other regions, each node finds what its mates keep: half of the region's part
+/// and no more. It makes no difference whether the node is the cell's owner.
 #[test]
 fn what_a_region_keeps_is_found_at_each_of_its_nodes_without_the_store() {
     for spec in [window("w", 42, "1000s"), sliding("s", 42, "1000s")] {
@@ -142,13 +145,15 @@ fn what_a_region_keeps_is_found_at_each_of_its_nodes_without_the_store() {
                 u64::from(passed)
             });
             let passed = asked.sum::<u64>() + world.passed_late - late;
-            // Each of three nodes keeps three of its six. One that moves meanwhile may be found later, or of a sliding window count as used.
+            // Each of three nodes keeps three of its six units. A unit that is on its way may arrive later,
+            // or count as used in a sliding window.
             assert!((8..=9).contains(&passed), "{} {key}: {passed}", spec.name);
         }
     }
 }
 
-/// Of a cell that is spent, with its store gone, the others of the region are asked a few times a second, however often it is asked for.
+/// A cell is spent and its store is gone. Mates are asked for it a few times a second, however often requests
+/// come.
 #[test]
 fn who_has_nothing_without_the_store_is_not_asked_for_each_request() {
     let mut world = shared(window("w", 42, "1000s"), 1);
@@ -159,11 +164,12 @@ fn who_has_nothing_without_the_store_is_not_asked_for_each_request() {
     let before = counts(&world).asked;
     passes(&mut world, &[4, 5, 6], 1_000, 2);
     let asked = counts(&world).asked - before;
-    // Three keys, at three nodes, of two others each, four times a second; and of speakers as they say.
+    // Three keys, at three nodes, of two mates each, four times a second for two seconds; plus forwards to
+    // owners that report units.
     assert!(asked <= 3 * 3 * 2 * 4 * 2 + 200, "{asked} draws");
 }
 
-/// A speaker that says nothing keeps nobody waiting for long.
+/// A silent owner keeps nobody waiting for long.
 #[test]
 fn nobody_waits_long_for_a_node_that_is_silent() {
     let mut world = shared(bucket("b", "20/s", 20), 1);
@@ -175,8 +181,8 @@ fn nobody_waits_long_for_a_node_that_is_silent() {
     assert!(asked < 60, "{asked} draws of a node that does not answer");
 }
 
-/// Between the nodes of a region a frame takes so long that whoever waits has gone when what was drawn comes: nothing is drawn, and as
-/// much passes as if nothing ever were.
+/// Frames within a region are so slow that callers are gone when a forwarded charge arrives. Nothing is
+/// forwarded, and as much passes as without forwards.
 #[test]
 fn slow_mates_are_done_without() {
     let places = [0, 1, 2, 3, 4, 5, 6];
@@ -187,7 +193,7 @@ fn slow_mates_are_done_without() {
             Some(_) => [("rate", &["4/s"][..]), ("burst", &["18"][..])].to_vec(),
             None => [("limit", &["30"][..])].to_vec(),
         };
-        // Of a limit that gives another key other numbers nothing is drawn.
+        // A limit whose override gives another key another variant is never forwarded.
         let undrawn = with_override(spec.clone(), "k9", &of_other);
         for a_second in [20, 60, 400] {
             let [passed, without] = [&spec, &undrawn].map(|spec| {
@@ -205,7 +211,7 @@ fn slow_mates_are_done_without() {
     assert!(all[0] * 100 >= all[1] * 97, "{all:?}");
 }
 
-/// They were near before: soon no more is charged for nobody.
+/// Mates become slow. Soon nothing is charged for callers that are gone.
 #[test]
 fn mates_that_become_slow_are_soon_done_without() {
     let places = [0, 1, 2, 3, 4, 5, 6];
@@ -225,7 +231,7 @@ fn mates_that_become_slow_are_soon_done_without() {
     }
 }
 
-/// A node that stops has written down what its cells owe: it charges nothing for others any more.
+/// A node that stops has written its debts, and charges nothing for others any more.
 #[test]
 fn nothing_is_charged_after_a_stop() {
     let mut world = shared(bucket("b", "20/s", 20), 1);
@@ -238,7 +244,7 @@ fn nothing_is_charged_after_a_stop() {
     assert_eq!(charged(&world), before);
 }
 
-/// A speaker that does not reach its store has nothing more to give, and says so: its mates have to do with the pool themselves.
+/// An owner without its store has nothing more to give, and reports this. Its mates use the pool themselves.
 #[test]
 fn a_speaker_without_its_store_keeps_nobody_from_the_pool() {
     for without in [4, 5, 6] {
@@ -253,7 +259,7 @@ fn a_speaker_without_its_store_keeps_nobody_from_the_pool() {
     }
 }
 
-/// So has one that begins again, and calls no pool for a while.
+/// An owner that restarts has nothing to give either, and calls no pool for a while.
 #[test]
 fn a_speaker_that_begins_again_keeps_nobody_from_the_pool() {
     for place in [4, 5, 6] {
@@ -267,7 +273,7 @@ fn a_speaker_that_begins_again_keeps_nobody_from_the_pool() {
     }
 }
 
-/// And one whose disk is full, which takes nothing of a window's pool.
+/// An owner whose disk is full withdraws nothing from a window's pool either.
 #[test]
 fn a_speaker_whose_disk_is_full_keeps_nobody_from_the_pool() {
     for place in [4, 5, 6] {
@@ -282,8 +288,8 @@ fn a_speaker_whose_disk_is_full_keeps_nobody_from_the_pool() {
     }
 }
 
-/// Of a limit of fewer units than there are members the one that has them may be far away. Who waits for that at a mate of the speaker
-/// has them, too.
+/// If a limit has fewer units than there are members, the member that holds them may be far away. A request
+/// that waits at a mate of the owner obtains them, too.
 #[test]
 fn units_that_are_far_away_are_drawn_by_who_waits() {
     for spec in [bucket("b", "1/s", 5), sliding("s", 5, "2s")] {
@@ -302,8 +308,8 @@ fn units_that_are_far_away_are_drawn_by_who_waits() {
     }
 }
 
-/// Other regions are so far away that a draw is over before anything of them comes: who waits draws again, and as much passes as where
-/// nothing is drawn.
+/// Other regions are so far away that a forward ends before their units arrive. A waiting request is
+/// forwarded again, and as much passes as without forwards.
 #[test]
 fn whoever_waits_for_long_draws_again() {
     let wait = SharingSpec { wait: Some("1s".into()), floor: None, priority: Vec::new() };
@@ -336,12 +342,12 @@ fn whoever_waits_for_long_draws_again() {
     }
 }
 
-/// More wait for one cell at once than may be drawn for.
+/// More requests wait for one cell at once than may be forwarded.
 #[test]
 fn whoever_finds_no_room_to_draw_waits_for_it() {
     let mut world = shared(bucket("b", "60/s", 60), 1);
     let key = key_drawn_after(&mut world, 0, 3);
-    // Then the speaker has something at hand.
+    // Afterwards the owner holds some units.
     (0..3).for_each(|_| {
         world.ask_or_wait(0, &key, 4);
         world.pass(50 * MS);
@@ -355,13 +361,13 @@ fn whoever_finds_no_room_to_draw_waits_for_it() {
     assert!(world.passed_late - late >= 10, "{} passed", world.passed_late - late);
 }
 
-/// One that waits for many units keeps none from those that wait for one.
+/// A waiting request for many units does not hold up requests for one unit.
 #[test]
 fn a_large_request_holds_up_no_small_ones() {
     let wait = SharingSpec { wait: Some("1s".into()), floor: None, priority: Vec::new() };
     let mut world = shared(LimitSpec { sharing: Some(wait), ..bucket("b", "100/s", 100) }, 1);
     let key = key_drawn_after(&mut world, 0, 3);
-    // What the speaker has is gone; then it comes back, one in 35 ms.
+    // The owner's units are spent. Then one comes back every 35 ms.
     while world.ask(1, &key, 1) {}
     assert!(!world.ask_or_wait(0, &key, 90));
     let late = world.passed_late;
@@ -372,7 +378,8 @@ fn a_large_request_holds_up_no_small_ones() {
     assert_eq!(world.waiting() as u64, 6 - passed - late, "the large one waits, and nobody was sent away");
 }
 
-/// A request that lacks what cannot be had is drawn nothing else for: it would be charged for nobody.
+/// If a request lacks units that cannot be had, its other limits are not forwarded: the charge would be
+/// wasted.
 #[test]
 fn nothing_is_drawn_for_who_lacks_something_else() {
     let specs = [bucket("b", "20/s", 20), bucket("spent", "1/h", 20)];
@@ -385,7 +392,8 @@ fn nothing_is_drawn_for_who_lacks_something_else() {
     assert!(after.wasted - before.wasted <= 20, "{before:?} {after:?}");
 }
 
-/// Requests that cannot be drawn for take of the region's pool, wherever they come: the speaker holds nothing ahead of what nobody draws.
+/// Requests that cannot be forwarded find the region's pool at every node: the owner holds nothing in advance
+/// for keys without forwards.
 #[test]
 fn who_cannot_draw_finds_what_there_is_at_every_node() {
     for spec in [bucket("b", "20/h", 20), sliding("s", 20, "60s")] {
@@ -409,14 +417,14 @@ fn who_cannot_draw_finds_what_there_is_at_every_node() {
     }
 }
 
-/// A cell that was drawn of once is forgotten like any other.
+/// A cell that received one forward is forgotten like any other.
 #[test]
 fn what_was_drawn_leaves_nothing_behind() {
     for spec in [bucket("b", "60/s", 60), window("w", 60, "1s"), sliding("s", 60, "1s")] {
         let mut world = shared(spec, 1);
         let cells = |world: &World| world.nodes.iter().map(|at| at.node.usage().cells).sum::<u64>();
         for number in 0..400 {
-            // More than the node keeps by itself.
+            // More than the node keeps for itself.
             for _ in 0..6 {
                 world.ask_or_wait(0, &format!("once{number}"), 1);
             }
@@ -432,7 +440,7 @@ fn what_was_drawn_leaves_nothing_behind() {
     }
 }
 
-/// A limit that is spent makes nobody wait for as long as it would let them.
+/// If a limit is spent, nobody waits as long as its `wait` would allow.
 #[test]
 fn nobody_waits_longer_than_there_is_hope() {
     let wait = SharingSpec { wait: Some("1s".into()), floor: None, priority: Vec::new() };
@@ -453,7 +461,8 @@ fn with_override(spec: LimitSpec, key: &str, numbers: &[(&str, &[&str])]) -> Lim
     LimitSpec { overrides: vec![fields(&[&[("key", &[key][..])], numbers].concat())], ..spec }
 }
 
-/// Where keys have numbers of their own a speaker could not tell which: nothing is drawn, and each speaks for itself.
+/// If keys have several variants, an owner cannot tell which one applies. Nothing is forwarded, and each node
+/// decides for itself.
 #[test]
 fn nothing_is_drawn_where_keys_have_other_numbers() {
     let mut world =
@@ -464,7 +473,7 @@ fn nothing_is_drawn_where_keys_have_other_numbers() {
     assert!(passed >= 50, "{passed} %");
 }
 
-/// Of two limits one or both are drawn, and the request passes by both or not at all.
+/// One or both of two limits are forwarded. The request passes by both or not at all.
 #[test]
 fn two_limits_are_drawn_for_one_request() {
     let mut world = of_limits(&[bucket("b", "20/s", 20), window("w", 40, "2s")], 1);
@@ -474,7 +483,7 @@ fn two_limits_are_drawn_for_one_request() {
     assert!(passed >= 85 && counts.used > 100, "{passed} % passed, {counts:?}");
 }
 
-/// So many requests wait at one node at once that what their speaker has is not enough for all: each charge passes one of them.
+/// More requests wait at one node than their owner has units for. Each charge lets one of them pass.
 fn more_wait_than_there_is() {
     let mut world = shared(bucket("b", "20/s", 20), 1);
     let key = key_drawn_at(&mut world, 0);
@@ -491,7 +500,8 @@ fn more_wait_than_there_is() {
     assert!(was_some, "it was never enough for some and not for all");
 }
 
-/// A request that waited gave up before what was charged for it came. One that comes then has not waited.
+/// A request gives up before its forwarded charge arrives. A request that comes afterwards has not waited,
+/// and must not use the charge.
 fn one_comes_when_another_has_given_up() {
     let mut world = shared(bucket("b", "20/s", 20), 1);
     let key = key_drawn_at(&mut world, 0);
@@ -505,7 +515,7 @@ fn one_comes_when_another_has_given_up() {
     assert!(counts(&world).wasted > before.wasted);
 }
 
-/// Node 0 hears of other numbers, as whoever draws or as the speaker, while a draw is under way.
+/// Node 0, as the sender or as the owner, hears of a new variant while a forward is under way.
 fn numbers_change_while_a_draw_is_under_way() {
     for drawer in [0, 1] {
         let mut world = shared(bucket("b", "20/s", 20), 1);
@@ -514,13 +524,14 @@ fn numbers_change_while_a_draw_is_under_way() {
         let before = counts(&world);
         let late = world.passed_late;
         assert!(!world.ask_or_wait(drawer, &key, 1));
-        // By then it was charged by node 1, which may have to ask the pool, or is on its way to node 0.
+        // Node 0 as the sender: node 1 has charged, and the reply is on its way. Node 0 as the owner: the
+        // forward is on its way.
         world.pass(if drawer == 0 { MS + MS / 10 } else { MS / 4 });
         assert_eq!(counts(&world).charged - before.charged, u64::from(drawer == 0));
         world.specs = vec![bucket("b", "22/s", 22)];
         assert!(world.order(&(0..7).map(|place| (place, 1)).collect::<Vec<_>>()));
         world.pass(100 * MS);
-        // Where none was charged it may pass by what is there by the new numbers.
+        // If nothing was charged, the request may pass by units of the new variant.
         assert!(
             drawer == 1 || world.passed_late == late,
             "it passes by other numbers than it was charged by"
@@ -537,7 +548,7 @@ fn whatever_is_drawn_is_charged_once_and_passes_one_that_waited() {
     numbers_change_while_a_draw_is_under_way();
 }
 
-/// More is asked for than there is, at all nodes.
+/// All nodes are asked for more than there is.
 fn asked_for_too_much() {
     for spec in limits() {
         let mut world = shared(spec, 1);
@@ -545,7 +556,7 @@ fn asked_for_too_much() {
     }
 }
 
-/// The way between nodes of a region is so long that callers have gone when what was drawn for them comes.
+/// Frames within a region are so slow that callers are gone when their forwarded charges arrive.
 fn drawn_too_late() {
     for spec in limits() {
         let mut world = shared(spec, 1);
@@ -556,7 +567,7 @@ fn drawn_too_late() {
     }
 }
 
-/// The same limit with other numbers, or with an override.
+/// The limit with another variant, or with an override.
 fn renumbered(world: &mut World, spec: &LimitSpec) -> LimitSpec {
     let (is_less, has_override) = (world.below(2) == 0, world.below(3) == 0);
     let units = if is_less { 24 } else { 40 };
@@ -573,8 +584,8 @@ fn renumbered(world: &mut World, spec: &LimitSpec) -> LimitSpec {
     }
 }
 
-/// Frames between nodes of a region take any time, and come twice; clocks differ; nodes lose their power, are cut off or lose their store;
-/// shares and numbers change.
+/// A random history. Frames within a region take any time and come twice, and clocks differ. Nodes lose
+/// power, their links or their store. Shares and variants change.
 fn history(seed: u64) {
     let specs = match seed % 5 {
         4 => vec![bucket("b", "20/s", 20), window("w", 40, "2s")],

@@ -1,4 +1,4 @@
-//! Histories in which regions once admitted too much, or stopped.
+//! Histories in which regions admit too much, or stop, if a rule is missing.
 
 use crate::regions::{MS, S, START, World, bucket, incarnation, sliding, window};
 use acequia_limits::{HashKey, Now, Request};
@@ -49,14 +49,14 @@ fn what_the_disk_holds_means_what_it_meant_when_a_loan_changes_the_rate() {
         let specs = [bucket("b", "6000/m", 6_000)];
         let mut world = World::new(2, &specs, 20 * MS);
         world.run(S, |_, _| 0);
-        // Such a part of the rate has no small fraction; what is borrowed on top often makes one.
+        // This part of the rate has no small fraction. A loan on top often makes one.
         world.change(0, &specs, &all(&[8, 5]), &[], 0);
         world.run(200 * S, |_, _| 0);
         let (start, before) = (world.now, world.admitted());
         for _ in 0..2_000 {
             world.ask(0, "k");
         }
-        // Region 0 borrows, and then all spend all that they have, and it crashes.
+        // Region 0 borrows. Then all regions spend all that they have, and region 0 crashes.
         world.run(steps * S / 2, |region, ms| u64::from(region == 0 && ms % (22 - 2 * steps) == 0));
         for _ in 0..6_000 {
             (0..2).for_each(|region| {
@@ -80,7 +80,7 @@ fn what_the_disk_holds_means_what_it_meant_when_a_loan_changes_the_rate() {
 fn a_number_of_an_earlier_process_means_nothing() {
     let mut world = World::new(2, &[window("w", 1_000, "1h")], 20 * MS);
     world.run(2 * S, |_, _| 0);
-    // Region 0 asks for rights in "k", and 1 gives: what it says of that is late.
+    // Region 0 asks for rights in "k", and region 1 gives them, but the messages are late.
     world.cut = vec![(1, 0)];
     world.caught = Some(Vec::new());
     world.run(S, |region, ms| u64::from(region == 0 && ms < 900));
@@ -88,7 +88,7 @@ fn a_number_of_an_earlier_process_means_nothing() {
     world.cut.clear();
     world.restart(0, None, incarnation(0));
     world.run(500 * MS, |_, _| 0);
-    // Another cell is the first that it names now.
+    // The new process gives its first short id to another cell.
     world.cut = vec![(1, 0)];
     for _ in 0..490 {
         world.ask(0, "other");
@@ -113,7 +113,7 @@ fn a_new_incarnation_is_not_taken_for_an_old_disk() {
     world.run(2 * S, |_, _| 0);
     let anew = Incarnation { number: 2, ..incarnation(1) };
     world.restart(1, Some(Default::default()), anew);
-    // What the others said to the one before comes first.
+    // Messages of the others to the earlier incarnation arrive first.
     world.cut = vec![(1, 0)];
     world.run(S, |_, _| 0);
     world.cut.clear();
@@ -133,7 +133,7 @@ fn rights_given_to_an_incarnation_are_not_given_to_the_next() {
     let before = world.admitted();
     assert!(before > 1_100, "{before}");
     let anew = Incarnation { number: 2, ..incarnation(1) };
-    // What region 0 gave comes after the version, which region 2 tells.
+    // The gift of region 0 arrives after the version, which region 2 passes on.
     world.cut = vec![(0, 1)];
     world.restart(1, Some(Default::default()), anew);
     world.run(S, |_, _| 0);
@@ -160,7 +160,7 @@ fn a_version_comes_through_though_its_limits_are_talked_of() {
     world.run(2 * S, |_, _| 0);
     let specs = [window("w", 100_000, "1h"), window("v", 10_000, "1h")];
     world.change(0, &specs, &all(&[1, 1]), &[], 0);
-    // The disk takes its time, so the news is there before the version leaves.
+    // The disk is slow, so advertisements are ready before the version leaves.
     for _ in 0..6_000 {
         world.ask(0, "k");
     }
@@ -196,7 +196,7 @@ fn a_restart_at_an_edge_does_not_reopen_the_window() {
     world.change(0, &specs, &all(&[1, 1]), &[], 2 * S);
     world.run(4 * S, |_, _| 0);
     assert!(world.all_settled());
-    // To three seconds before an edge; each region spends its part by half, and the rest at the edge.
+    // Go to three seconds before an edge. Each region spends half of its part, and the rest at the edge.
     world.cut = vec![(0, 1), (1, 0)];
     let edge = (world.now / (120 * S) + 1) * 120 * S;
     let wait = edge - 3 * S - world.now;
@@ -275,7 +275,7 @@ fn a_restart_remembers_what_it_has_lent_too_much() {
     world.run(4 * S, |region, ms| u64::from(region == 1 && ms % 10 < 3));
     let lent = world.traffic()[0].lent;
     assert!(lent > 0);
-    // Nobody hears that region 0 has less from now on; it crashes before it can have its loans back.
+    // Nobody hears that region 0's share is lowered. Region 0 crashes before it can recall its loans.
     world.cut = vec![(0, 1), (1, 0)];
     world.change(0, &specs, &all(&[1, 99]), &[], 0);
     world.run(10 * MS, |_, _| 0);
@@ -294,7 +294,7 @@ fn numbers_that_no_honest_peer_sends_are_read() {
         world.run(S, |_, _| 0);
         let limit = world.places[0].node.catalogue().limits[0].limit.id;
         let most = Rough(u16::MAX);
-        // The largest that does not say «unknown».
+        // The largest value that does not mean "unknown".
         let largest = Rough(u16::MAX - 1);
         let end_ns = (world.now / (3_600 * S) + 1) * 3_600 * S;
         for (from, left, demand) in [(1, most, most), (2, largest, Rough::new(1))] {

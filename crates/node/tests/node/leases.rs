@@ -22,17 +22,17 @@ use std::{
     task::{Context, Wake, Waker},
 };
 
-/// Guard shares together, in percent.
+/// Sum of all guard shares, in percent.
 const GUARD: u8 = 10;
 
-/// A world whose pools grant, of one limit.
+/// A world of one limit whose pools grant.
 fn settled(nodes: usize, spec: LimitSpec) -> World {
     let mut world = World::new(nodes, &[spec], GUARD, 1);
-    // Each node has used half of its guard share somewhere, or was denied, so all know the key's group.
+    // Each node has used half of its guard share or was denied, so all nodes know the key's group.
     for place in 0..nodes {
         while world.ask(place, "k", 1) {}
     }
-    // What windows were open when nobody knew is over, buckets are full again.
+    // Windows that opened before anybody knew of them are over, and buckets are full again.
     world.pass(60 * S);
     world
 }
@@ -51,7 +51,7 @@ fn a_cold_cell_is_exact() {
     }
 }
 
-/// A task that counts how often it is woken.
+/// Counts how often the task is woken.
 #[derive(Default)]
 struct Task(AtomicU32);
 
@@ -68,7 +68,7 @@ fn whoever_waits_for_cells_that_call_is_woken_once() {
     let waker = Waker::from(Arc::clone(&task));
     let poll = |world: &World| world.nodes[0].node.poll_calls(&Context::from_waker(&waker));
     assert!(poll(&world).is_pending());
-    // Half of a guard share, and one more.
+    // Half of a guard share, plus one unit.
     while !world.nodes[0].node.calls() {
         assert!(world.ask(0, "k", 1));
     }
@@ -96,7 +96,8 @@ fn an_operator_sees_what_a_node_has_of_the_pool() {
     }
 }
 
-/// Two nodes of a new region, of which the first holds what it was asked for, and a little more; and what its limit holds.
+/// Two nodes of a new region. The first holds what it was asked for and a little more. Also returns a
+/// function for what the limit holds there.
 fn holding(spec: LimitSpec) -> (World, impl Fn(&World) -> u64) {
     let mut world = World::of_new(2, &[spec], GUARD);
     world.pass(6 * S);
@@ -104,7 +105,7 @@ fn holding(spec: LimitSpec) -> (World, impl Fn(&World) -> u64) {
         world.ask(0, "k", 1);
         world.pass(5 * MS);
     }
-    // What is asked for so often is looked at by then, and what that called for is there.
+    // By then frequent requests have led to a rebalance, and the grant has arrived.
     world.pass(100 * MS);
     let slot = world.nodes[0].node.catalogue().limits[0].slot();
     (world, move |world| world.nodes[0].node.units_held().get(&slot).copied().unwrap_or(0))
@@ -119,7 +120,7 @@ fn a_limit_holds_what_its_cells_have_of_pools() {
         let expected = |world: &World| {
             let of_cell = world.holding(0, "k");
             match name.as_str() {
-                // What was charged is the pool's, before it is the guard share's.
+                // Charges use the pool's units before the guard share.
                 "w" => of_cell.left.saturating_sub(of_cell.standing.units),
                 _ => of_cell.effective.units - of_cell.standing.units,
             }
@@ -131,7 +132,7 @@ fn a_limit_holds_what_its_cells_have_of_pools() {
         world.pass(200 * MS);
         assert!(held(&world) < before, "{name}: it gave back what was not spent");
         assert_eq!(held(&world), expected(&world), "{name}");
-        // What was spent of a sliding window is held until it is not counted any more.
+        // A sliding window's spent units are held until they leave the window.
         assert_eq!(world.nodes[0].node.units_held().is_empty(), name != "s", "{name}");
     }
 }
@@ -167,17 +168,18 @@ fn a_node_that_tells_a_group_what_it_holds_is_counted() {
     world.expect_granting("told");
 }
 
-/// What a node that stops held is there for the others at once, apart from its guard share. So it is if the node's first call is lost.
+/// When a node stops, others can use at once what it held, apart from its guard share. This is also true if
+/// its first call is lost.
 #[test]
 fn a_node_that_stops_gives_back_what_it_holds() {
     let specs = || [window("w", 1_000, "40s"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10s")];
     for (way, spec) in [Way::GOOD, Way::CUT].into_iter().flat_map(|way| specs().map(|spec| (way, spec))) {
         let name = spec.name.clone();
         let mut world = World::new(2, &[spec], GUARD, 1);
-        // What windows were open when nobody knew is over, and one begins.
+        // Windows that opened before anybody knew of them are over, and a new window begins.
         world.pass(80 * S);
         let mut asked = 0;
-        // Enough is held for more than a minute of this.
+        // The node holds enough for more than a minute at this rate.
         for _ in 0..400 {
             asked += u64::from(world.ask(0, "k", 1));
             world.pass(25 * MS);
@@ -199,7 +201,7 @@ fn a_node_that_stops_gives_back_what_it_holds() {
             world.pass(5 * MS);
         }
         let all = if name == "w" { asked + passed } else { passed };
-        // A sliding window's units that a lost call gave back count as used until a window later.
+        // In a sliding window, units that a lost call gave back count as used for one more window.
         let least = if name == "s" && way.lost > 0 { 840 } else { 940 };
         assert!(all >= least, "{name}: {asked} before, and {passed} of the rest");
     }
@@ -211,13 +213,13 @@ fn one_node_gets_what_the_others_do_not_use() {
         let name = spec.name.clone();
         let mut world = settled(2, spec);
         let before = world.admitted(0, "k");
-        // 200 a second where 100 are allowed, for three windows.
+        // 200 a second against a limit of 100 a second, for three windows.
         for _ in 0..6_000 {
             world.ask(0, "k", 1);
             world.pass(5 * MS);
         }
         let passed = world.admitted(0, "k") - before;
-        // All but the other node's guard share.
+        // Everything except the other node's guard share.
         assert!(passed >= 2_820, "{name}: {passed} of 3000 and a burst");
     }
 }
@@ -283,7 +285,8 @@ fn without_a_guard_nothing_passes_while_nobody_answers() {
     }
 }
 
-/// Nodes with these parts of a demand that is twice what there is; gives what of 100 was used, and decisions a call.
+/// Splits a demand of twice the limit over nodes by these parts. Returns the percentage of the limit that was
+/// used, and decisions a call.
 fn utilisation(spec: LimitSpec, a_second: u64, parts: &[u64]) -> (f64, f64) {
     let mut world = settled(parts.len(), spec);
     let all: u64 = parts.iter().sum();
@@ -325,19 +328,19 @@ fn ten_nodes_use_the_whole_share() {
     }
 }
 
-/// What was spent of a guard share is spent, whatever becomes of the limit, and of the process.
+/// A guard share's spent units stay spent, whatever happens to the limit and the process.
 #[test]
 fn a_guard_share_is_not_spent_anew_when_a_limit_was_lowered_and_is_raised() {
-    // Of one unit a second a node's guard share is a twentieth.
+    // A node's guard share of one unit a second is a twentieth.
     let earned = 302_u64.div_ceil(20);
     type Spec = fn(u64) -> LimitSpec;
     let algorithms: [(Spec, u64); 5] = [
         (|limit| window("l", limit, "600s"), 0),
         (|limit| bucket("l", "1/s", limit), earned),
         (|limit| sliding("l", limit, "600s"), 0),
-        // Few enough for a log of each charge.
+        // Few enough units for a log of each charge.
         (|limit| sliding("l", limit / 20, "600s"), 0),
-        // Its estimate forgets half of it by then.
+        // The estimate has forgotten half of the spent units by then.
         (|limit| approximate("l", limit, "600s"), 25),
     ];
     for (of, earned) in algorithms {
@@ -348,7 +351,7 @@ fn a_guard_share_is_not_spent_anew_when_a_limit_was_lowered_and_is_raised() {
         world.renumber(&[of(100)]);
         world.pass(S);
         world.crash(0);
-        // What a bucket earns meanwhile is spent under the lower limit.
+        // Under the lower limit, everything that a bucket earns meanwhile is spent.
         for _ in 0..300 {
             world.pass(S);
             world.ask(0, "k", 1);
@@ -361,7 +364,7 @@ fn a_guard_share_is_not_spent_anew_when_a_limit_was_lowered_and_is_raised() {
     }
 }
 
-/// Classes of consumers draw from what the nodes hold of one pool as they do from one bucket.
+/// Classes of consumers use what nodes hold of a pool in the same way as a single bucket.
 #[test]
 fn classes_leave_others_what_is_theirs_of_a_pool_that_nodes_share() {
     let classes = r#"{"entry": "plan", "shared": {"gold": "0%", "free": "60%"}}"#;
@@ -406,7 +409,7 @@ fn a_new_region_has_all_from_the_beginning() {
     }
 }
 
-/// Two nodes of a new region; the first takes 45 of 100 units of an hour.
+/// Two nodes of a new region. The first withdraws 45 of 100 units of an hour.
 fn taken_by_the_first() -> World {
     let mut world = World::of_new(2, &[window("w", 100, "1h")], GUARD);
     world.pass(6 * S);
@@ -420,7 +423,7 @@ fn taken_by_the_first() -> World {
     world
 }
 
-/// Both ask for all that is left, and pools grant it.
+/// Both nodes ask for all that is left, and pools grant it.
 fn use_up(world: &mut World) -> u64 {
     world.pass(30 * S);
     for number in 0..300 {
@@ -432,12 +435,13 @@ fn use_up(world: &mut World) -> u64 {
 
 #[test]
 fn what_a_node_took_of_a_window_is_known_to_the_processes_after_it() {
-    // All but guard shares, what each process had ready, and what its next two calls might have brought: 48 without any row.
+    // Lost: guard shares, what each process had ready, and what its next two calls might have brought.
+    // Without rows only 48 would pass.
     let passed = restarted();
     assert!(passed >= 60, "{passed} of 100");
 }
 
-/// A node begins again, twice; then the server forgets what it has. Gives what passed.
+/// A node restarts twice. Then the server forgets its state. Returns what passed.
 fn restarted() -> u64 {
     let mut world = taken_by_the_first();
     for _ in 0..2 {
@@ -448,7 +452,7 @@ fn restarted() -> u64 {
     assert_eq!(world.rows(0), 1);
     world.server.restart(None);
     let passed = use_up(&mut world);
-    // The window is over, and with it the row.
+    // The window is over, so the row is deleted.
     world.pass(3_700 * S);
     assert_eq!(world.rows(0), 0);
     passed
@@ -479,7 +483,7 @@ fn what_a_disk_cannot_keep_is_not_taken() {
     unwritten();
 }
 
-/// A node whose disk is full is asked for much, and begins again when the server has forgotten.
+/// A node with a full disk is asked for much. It restarts after the server has forgotten its state.
 fn unwritten() {
     let mut world = World::of_new(2, &[window("w", 100, "1h")], GUARD);
     world.pass(6 * S);
@@ -502,12 +506,13 @@ fn what_nobody_told_a_new_server_is_told_by_the_process_that_follows() {
     untold();
 }
 
-/// A node hears of a server that has forgotten, cannot tell it what it took, wants more, and begins again.
+/// A node hears that the server has forgotten, but cannot report its withdrawals. It wants more, and
+/// restarts.
 fn untold() {
     let mut world = taken_by_the_first();
     world.server.restart(None);
     let before = world.nodes[0].generations.clone();
-    // A call for more is always under way.
+    // A call for more units is always under way.
     while world.nodes[0].generations == before {
         world.ask(0, "w", 6);
         world.pass(MS / 20);
@@ -528,10 +533,11 @@ fn what_nobody_knows_of_a_window_is_not_granted_again() {
     unknown();
 }
 
-/// A node takes of a window, writes none of it down, and begins again when the server has forgotten.
+/// A node withdraws from a window and writes nothing down. It restarts after the server has forgotten its
+/// state.
 fn unknown() {
     let mut world = settled(2, window("w", 100, "100s"));
-    // Until a window is open that began after both nodes.
+    // Wait for a window that began after both nodes started.
     while !world.ask_patiently(0, "w", 11) {
         world.pass(S);
     }
@@ -556,7 +562,7 @@ fn what_a_lost_store_was_not_told_is_told_before_it_grants() {
             world.ask(0, "k", 1);
             world.pass(10 * MS);
         }
-        // It hears that the server has forgotten, and cannot tell what it holds.
+        // The node hears that the server has forgotten, but cannot report what it holds.
         world.server.restart(None);
         let tag = world.nodes[0].asker.last().0.limits[0].tag;
         let group = (tag.0 % u128::from(GROUPS)) as usize;
@@ -565,7 +571,8 @@ fn what_a_lost_store_was_not_told_is_told_before_it_grants() {
             world.pass(MS / 50);
         }
         world.nodes[0].way = Way::CUT;
-        // Nobody asks for long, so it would give back what it holds. Then it says for a moment that it has told.
+        // Nobody asks for a long time, so the node would give back what it holds. Then its link works just
+        // long enough for its report.
         world.pass(pause * S);
         world.nodes[0].way = Way::GOOD;
         for _ in 0..200 {
@@ -586,8 +593,9 @@ fn what_a_lost_store_was_not_told_is_told_before_it_grants() {
     }
 }
 
-/// A random history of one limit: what breaks, how often, and when, is drawn from the seed. Whatever passes is counted by true time, and
-/// a unit too many is a panic. Then everything heals, and pools must grant again.
+/// A random history of one limit. The seed determines which faults happen, how often, and when. All that
+/// passes is counted by true time, and one unit too many is a panic. At the end everything heals, and pools
+/// must grant again.
 fn history(seed: u64) {
     let spec = [window("w", 40, "2s"), bucket("b", "20/s", 40), sliding("s", 40, "2s"), leaky()];
     let nodes = 2 + (seed / 4 % 3) as usize;
@@ -599,7 +607,7 @@ fn history(seed: u64) {
     } else {
         World::new(nodes, spec, percent, seed)
     };
-    // One of so many steps.
+    // Average number of steps between two events.
     let mut often = || [30, 100, 1_000, u64::MAX][world.below(4) as usize];
     let (forgets, rolls_back, crashes, ways, clocks, alone) =
         (often(), often(), often(), often(), often(), often().saturating_mul(5));
@@ -624,12 +632,13 @@ fn history(seed: u64) {
         if world.below(stops) == 0 {
             world.stop_at_random(place);
         }
-        // One keeps its disk: where all are lost, and what the server has, the region is a new one.
+        // The first node keeps its disk: if all disks and the server's state were lost, the region would
+        // count as new.
         if world.below(lost) == 0 && place > 0 {
             world.lose_disk(place);
         }
         if world.below(replaced) == 0 {
-            // One that was replaced lives on, and some reach it and no other.
+            // The replaced server lives on, and some nodes reach only that server.
             let replaced = world.server.clone();
             world.server.restart(Some(&replaced));
             world.old = Some(replaced);
@@ -651,7 +660,7 @@ fn history(seed: u64) {
             world.nodes[place].ahead_ns = world.below(19 * MS) as i64 - 9 * MS as i64;
         }
         if world.below(alone) == 0 {
-            // For longer than leases last.
+            // Longer than leases last.
             world.nodes[place].way = Way::CUT;
             for _ in 0..800 {
                 let (place, pause) = (world.below(nodes as u64) as usize, world.below(300 * MS));
@@ -665,13 +674,13 @@ fn history(seed: u64) {
     heal(world, seed);
 }
 
-/// Nothing is broken any more, and pools must grant again.
+/// Repairs everything. Pools must grant again.
 fn heal(mut world: World, seed: u64) {
     world.mend();
     world.expect_granting(&format!("seed {seed}"));
 }
 
-/// A random history of one limit in which nodes are left out, now and then.
+/// A random history of one limit in which nodes are excluded now and then.
 fn deserted(seed: u64) {
     let spec =
         [window("w", 40, "2s"), bucket("b", "20/s", 40), sliding("s", 40, "2s"), window("w", 400, "90s")];
@@ -692,11 +701,11 @@ fn deserted(seed: u64) {
     heal(world, seed);
 }
 
-/// A node is cut off from the server for a while, spends what it holds, and is left out, on a word to one of the others; meanwhile the server
-/// forgets, as often as not.
+/// A node is cut off from the server for a while, spends what it holds, and is excluded by an order to one of
+/// its mates. In half of the cases the server forgets meanwhile.
 fn without(world: &mut World, gone: usize, nodes: usize) {
     let way = std::mem::replace(&mut world.nodes[gone].way, Way::CUT);
-    // What was on its way is there or lost.
+    // Messages on their way have arrived or are lost.
     world.pass(S);
     let told = (gone + 1) % nodes;
     let long = S + world.below(100 * S);
@@ -714,7 +723,7 @@ fn without(world: &mut World, gone: usize, nodes: usize) {
         let pause = world.below(200 * MS);
         world.pass(pause);
     }
-    // By its own clock the word may count for a little longer.
+    // The exclusion may last a little longer by the mate's own clock.
     node.leave_out(gone as u16 + 1, 0, world.now(told)).expect("a node of the region");
     world.nodes[gone].way = way;
 }
@@ -794,7 +803,7 @@ fn every_rule_is_needed() {
             found
         })
     };
-    // A rule is left out in one thread only.
+    // A mutation affects one thread only.
     let next = std::sync::Mutex::new(rules.into_iter());
     let work = || {
         let take = || next.lock().expect("no panic").next();
@@ -818,7 +827,7 @@ fn every_rule_is_needed() {
     assert_eq!(survive, [], "rules that can be left out unnoticed");
 }
 
-/// So many requests for a key that nobody asked for before come at one node at once, as a page loads.
+/// A burst of requests for a key without earlier requests comes at one node, like a page load.
 #[test]
 fn what_comes_at_once_for_a_cold_key_passes() {
     for (spec, nodes) in [
@@ -846,7 +855,8 @@ fn what_comes_at_once_for_a_cold_key_passes() {
     }
 }
 
-/// More come at once than there is: half of that passes at least, whatever each costs.
+/// More requests come at once than there are units. At least about half of the units pass, whatever each
+/// request costs.
 #[test]
 fn of_what_comes_at_once_half_of_what_there_is_passes() {
     for (spec, cost, least) in [
@@ -871,14 +881,14 @@ fn of_what_comes_at_once_half_of_what_there_is_passes() {
     }
 }
 
-/// A pool that may not grant yet has much left: that is no reason to ask it again and again.
+/// A pool that may not grant yet has much left. Nodes must not ask such a pool again and again.
 #[test]
 fn a_pool_that_may_not_grant_is_left_alone() {
     for spec in [window("w", 200, "60s"), sliding("s", 200, "60s")] {
         let name = spec.name.clone();
         let mut world = settled(3, spec);
         world.is_prompt = true;
-        // It grants when all have told it what they hold, which one cannot.
+        // The pool grants when all nodes have reported what they hold. One node cannot.
         world.nodes[2].way = Way::CUT;
         world.server.restart(None);
         world.pass(3 * S);

@@ -1,6 +1,6 @@
-//! A node from outside: what it answers, alone and among others, while disks, stores, peers and clocks fail.
+//! A node from outside: its answers, alone and with others, while disks, stores, peers and clocks fail.
 //!
-//! One program, so that what all stories share is compiled once: `cargo test -p acequia-node --test node FILE::`.
+//! One program, so that shared code is compiled once: `cargo test -p acequia-node --test node FILE::`.
 
 mod all_or_nothing;
 mod charges;

@@ -1,4 +1,5 @@
-//! Regions of several nodes each: nodes share by a catalogue what regions have, and through pools what their region has.
+//! Regions of several nodes: regions share through the catalogue, and the nodes of a region share through
+//! pools.
 
 mod lent;
 
@@ -11,15 +12,15 @@ use lent::{
     lent_by_one, lent_by_one_and_ordered, lent_by_one_that_crashes, lent_by_one_that_is_gone,
 };
 
-/// Guard shares together, in percent.
+/// Sum of all guard shares, in percent.
 const GUARD: u8 = 10;
 
-/// Two regions of two nodes each, which have shares of these weights.
+/// Two regions of two nodes each, with shares by these weights.
 fn shared(spec: LimitSpec, weights: [u32; 4]) -> World {
     shared_by(1, spec, weights)
 }
 
-/// The same, by a seed.
+/// Like [`shared`], with a seed.
 fn shared_by(seed: u64, spec: LimitSpec, weights: [u32; 4]) -> World {
     let mut world = World::among_regions(&[2, 2], &[spec], GUARD, seed);
     world.pass(S);
@@ -29,7 +30,7 @@ fn shared_by(seed: u64, spec: LimitSpec, weights: [u32; 4]) -> World {
     world
 }
 
-/// No frame comes from these nodes, or goes to them.
+/// Cuts these nodes off from all frames.
 fn cut(world: &mut World, places: &[usize]) {
     world.regions.as_mut().expect("regions").cut = places.iter().copied().collect();
 }
@@ -38,7 +39,7 @@ fn all(weights: [u32; 4]) -> Vec<(usize, u32)> {
     weights.into_iter().enumerate().collect()
 }
 
-/// Twice the limit is asked for, at some nodes alike: what passes at each, a second.
+/// Asks for twice the limit, evenly at some nodes. Returns what passes at each node a second.
 fn passes(world: &mut World, places: &[usize], seconds: u64) -> Vec<u64> {
     passes_in_all(world, places, seconds).iter().map(|passed| passed / seconds).collect()
 }
@@ -67,7 +68,7 @@ fn one_node_gets_what_its_region_has() {
         let mut world = shared(spec, [3, 3, 1, 1]);
         passes(&mut world, &[0], 20);
         let a_second = passes(&mut world, &[0], 40);
-        // What its region has, and what the other one has, whose nodes nobody asks.
+        // Its region's part and the other region's, whose nodes nobody asks.
         assert!(a_second[0] >= 90, "{name}: {a_second:?}");
         passes(&mut world, &[0, 1, 2, 3], 20);
         let a_second = passes(&mut world, &[0, 1, 2, 3], 40);
@@ -86,16 +87,16 @@ fn weights_move_pools() {
         passes(&mut world, &[0, 2], 60);
         world.expect_granting("with other weights");
         passes(&mut world, &[0, 2], 60);
-        // Where all want more than there is, each region has its part.
+        // All want more than there is, so each region gets its own part.
         let a_second = passes(&mut world, &[0, 1, 2, 3], 100);
         let of_regions = [a_second[0] + a_second[1], a_second[2] + a_second[3]];
-        // Of a window, by what is asked there; of a rate, by what it has.
+        // Windows divide by demand, rates by share.
         let least = if name == "w" { [45, 45] } else { [20, 65] };
         assert!(of_regions[0] >= least[0] && of_regions[1] >= least[1], "{name}: {a_second:?}");
     }
 }
 
-/// A region has one node more: its others wait for it from when it is a member, and not before.
+/// A region gains a node. The others wait for its report once it is a member, not before.
 #[test]
 fn a_node_that_joins_is_waited_for_when_it_is_a_member() {
     let mut world = World::among_regions(&[2, 2], &[window("w", 20_000, "1000s")], GUARD, 1);
@@ -107,7 +108,7 @@ fn a_node_that_joins_is_waited_for_when_it_is_a_member() {
     world.server.restart(None);
     world.pass(10 * S);
     assert_eq!(granting(&world), u64::from(GROUPS), "without who is to join");
-    // What there is of the window is not lost by that.
+    // The order costs nothing of the open window.
     assert!(world.order(&all([1; 4])));
     world.pass(10 * S);
     let passed = passes(&mut world, &[0], 1)[0];
@@ -120,7 +121,8 @@ fn a_node_that_joins_is_waited_for_when_it_is_a_member() {
     world.expect_granting("when it is there");
 }
 
-/// What a region has of a window that is open, and of what it has saved up, is there for it when it has one node more, which has heard of nothing.
+/// A region gains a node that has heard of nothing. What the region has in an open window, or has saved up,
+/// stays available.
 #[test]
 fn a_node_that_joins_costs_no_pool_anything() {
     for spec in [window("w", 2_000, "1000s"), bucket("b", "1/s", 2_000)] {
@@ -141,7 +143,7 @@ fn a_node_that_joins_costs_no_pool_anything() {
         world.pass(20 * S);
         world.expect_granting("with one more");
         assert!(world.nodes[0].node.lease_counts().generations > generations, "{name}: it cannot know");
-        // Nobody else has anything for it: what there is is of the third that one node had.
+        // No other region can give anything. What passes comes from the third that one node had.
         cut(&mut world, &[2, 3]);
         passes(&mut world, &[0, 1], 20);
         let all = world.admitted(0, "k");
@@ -149,21 +151,21 @@ fn a_node_that_joins_costs_no_pool_anything() {
     }
 }
 
-/// Three of the nodes of two regions share a limit of one cell, whose window goes on for long.
+/// Three of four nodes in two regions share a limit of one cell. Its window stays open for a long time.
 fn before_a_node_joins(spec: LimitSpec) -> World {
     let mut world = World::among_regions(&[2, 2], &[spec], GUARD, 1);
     world.nodes[1].way = Way::CUT;
     world.pass(S);
     assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
     world.pass(10 * S);
-    // Where the cell has edges of its own, its window is to be open for long.
+    // If the cell is staggered, its current window must stay open for long.
     world.ask(0, "k", 1);
     let left_ns = world.holding(0, "k").window_ns.saturating_sub(world.now(0).wall_ns);
     world.pass(if left_ns < 300 * S { left_ns + S } else { 0 });
     world
 }
 
-/// All of a window is spent, whose edges are the cell's own, when a node joins: it has its own part of later ones alone.
+/// A node joins when all of a staggered window is spent. It gets only its own part of later windows.
 fn joined_when_all_was_spent() {
     let mut world = before_a_node_joins(scene::staggered("w", 2_000, "1000s"));
     passes_in_all(&mut world, &[0, 2, 3], 60);
@@ -183,21 +185,21 @@ fn a_node_that_joins_has_its_own_part_of_later_windows() {
     joined_when_all_was_spent();
 }
 
-/// A region has one node more, and so more of all: of the window that is open the other region has what it had, and of the next what
-/// is its own then.
+/// A region gains a node and so a larger share. In the open window the other region keeps what it had; from
+/// the next window it has its new share.
 fn moves_with_a_node_that_joins(spec: LimitSpec) -> [[u64; 2]; 2] {
     let mut world = before_a_node_joins(spec);
-    // Nor does any region give another one anything before.
+    // No region gives another anything before the join,
     cut(&mut world, &[2, 3]);
     let before = passes_in_all(&mut world, &[0, 2, 3], 1);
-    // Nor afterwards: nobody needs anything by then.
+    // nor afterwards, because nobody needs anything by then.
     world.pass(30 * S);
     cut(&mut world, &[]);
     world.nodes[1].way = Way::GOOD;
     assert!(world.order(&all([1; 4])));
     world.pass(20 * S);
     world.expect_granting("with one more");
-    // No region has anything for another one.
+    // No region gives another anything.
     cut(&mut world, &[2, 3]);
     let joined = passes_in_all(&mut world, &[1], 1)[1];
     assert!(joined > 50, "its region's pool has something for it: {joined}");
@@ -220,7 +222,7 @@ fn what_moves_with_a_node_that_joins_is_used_by_who_had_it_until_windows_end() {
     }
 }
 
-/// Nobody has needed anything of a pool, so nobody has called it, when a node joins that is asked.
+/// A node joins and is asked. Nobody has needed the pool before, so nobody has called it.
 #[test]
 fn a_node_that_joins_takes_of_pools_that_nobody_has_called() {
     let mut world = World::among_regions(&[2, 2], &[window("w", 2_000, "1000s")], GUARD, 1);
@@ -239,14 +241,14 @@ fn a_node_that_joins_takes_of_pools_that_nobody_has_called() {
     let before = calls(&world);
     let joined = passes_in_all(&mut world, &[1], 2)[1];
     assert!(joined > 100, "{joined}");
-    // It is said once, however long it is asked for.
+    // The node says so once, however long requests come.
     passes_in_all(&mut world, &[1], 28);
     let said = (calls(&world) - before).saturating_sub(idle);
     assert!(said <= 20, "{said} calls more than of a node that nobody asks, {idle}");
 }
 
-/// Each node has one unit of a window, so nothing is in pools. Where cells have edges of their own, who joins has no unit of its own until the
-/// windows of all cells are over that began before; of those that have begun since it is given what others have.
+/// Each node has one unit of a window, so pools are empty. With staggered cells, a node that joins has no
+/// unit of its own in windows that began before. In windows that began since, others give it some of theirs.
 #[test]
 fn a_node_that_joins_is_given_of_windows_that_began_since() {
     let mut world = World::among_regions(&[2, 2], &[scene::staggered("w", 4, "100s")], GUARD, 1);
@@ -259,7 +261,7 @@ fn a_node_that_joins_is_given_of_windows_that_began_since() {
     world.pass(20 * S);
     world.expect_granting("with one more");
     let keys: Vec<String> = (0..12).map(|number| format!("k{number}")).collect();
-    // A window of each begins in the time that one lasts.
+    // Each key begins a window during one window length.
     let (mut passed, mut begun) = (0, 0);
     let mut ends_ns = vec![0; keys.len()];
     for second in 0..70 {
@@ -277,7 +279,8 @@ fn a_node_that_joins_is_given_of_windows_that_began_since() {
     assert!(begun >= 4 && passed >= 2 * begun, "{passed} of {begun} windows of four");
 }
 
-/// Who knew what its region has of a window leaves; who has joined since goes on by what it said.
+/// The node that knew what its region has of a window leaves. A node that joined since goes on by what that
+/// node reported.
 #[test]
 fn a_node_that_leaves_says_nothing_of_what_others_have() {
     let mut world = World::among_regions(&[2, 2], &[window("w", 2_000, "1000s")], GUARD, 1);
@@ -296,14 +299,15 @@ fn a_node_that_leaves_says_nothing_of_what_others_have() {
     assert!(joined > 100, "{joined}");
 }
 
-/// A limit goes, its region has less of it, and a node joins; then it comes back. What was said of its pool meanwhile was by numbers of before.
+/// A limit is removed, its region's share is lowered, and a node joins; then the limit returns. Reports about
+/// its pool meanwhile used the old allocation.
 fn said_of_a_limit_that_was_gone() {
     let mut world = World::among_regions(&[2, 2], &[window("w", 1_000, "60s")], GUARD, 1);
     world.nodes[1].way = Way::CUT;
     world.pass(S);
     assert!(world.order(&[(0, 9), (2, 1), (3, 1)]));
     world.pass(6 * S);
-    // Less than there is: so it takes of the next window.
+    // Demand is below the share, so the node also withdraws from the next window.
     for _ in 0..40 * 12 {
         world.ask(0, "k", 1);
         world.pass(S / 12);
@@ -313,16 +317,16 @@ fn said_of_a_limit_that_was_gone() {
     world.pass(S);
     assert!(world.order(&[(0, 1), (2, 9), (3, 9)]));
     world.pass(15 * S);
-    // In the next window.
+    // Now the next window is open.
     world.nodes[1].way = Way::GOOD;
     assert!(world.order(&[(0, 1), (1, 1), (2, 9), (3, 9)]));
     world.pass(10 * S);
-    // It says nothing any more.
+    // Node 0 reports no more.
     world.nodes[0].way = Way::CUT;
     world.specs = specs;
     assert!(world.order(&[(0, 1), (1, 1), (2, 9), (3, 9)]));
     world.pass(2 * S);
-    // Nobody hears what is used elsewhere.
+    // Nobody hears about use elsewhere.
     cut(&mut world, &[0, 1, 2, 3]);
     passes(&mut world, &[1, 2, 3], 20);
 }
@@ -332,7 +336,7 @@ fn nobody_goes_by_what_is_said_of_a_limit_that_is_gone() {
     said_of_a_limit_that_was_gone();
 }
 
-/// What an earlier process may have spent counts once, however often the limit is lowered and raised.
+/// Possible spending by an earlier process counts once, however often the limit is lowered and raised.
 #[test]
 fn what_is_taken_after_a_restart_is_not_lost_where_limits_change() {
     let mut world = shared(window("w", 2_000, "1000s"), [1; 4]);
@@ -348,14 +352,14 @@ fn what_is_taken_after_a_restart_is_not_lost_where_limits_change() {
         world.ask(0, "k", 1);
         world.pass(S);
     }
-    // No region has anything for another one.
+    // No region gives another anything.
     cut(&mut world, &[2, 3]);
     passes(&mut world, &[0, 1], 20);
     let all = world.admitted(0, "k");
     assert!((800..=1_000).contains(&all), "{before} before, {all} in all");
 }
 
-/// A node that is to join reaches a server that was replaced, and joins when its region's other node goes by the one after it.
+/// A joining node reaches a replaced server, and joins while its mate uses the successor.
 fn joined_at_a_server_that_was_replaced() {
     let mut world = World::among_regions(&[2, 2], &[window("w", 1_000, "10s")], GUARD, 1);
     world.pass(S);
@@ -368,10 +372,10 @@ fn joined_at_a_server_that_was_replaced() {
     passes(&mut world, &[0], 20);
     assert!(world.order(&all([1; 4])));
     passes(&mut world, &[0], 20);
-    // Nobody hears what is used elsewhere.
+    // Nobody hears about use elsewhere.
     cut(&mut world, &[0, 1, 2, 3]);
     passes(&mut world, &[0, 1, 2, 3], 60);
-    // And when it reaches the right one it has its part.
+    // The node gets its part when it reaches the right server.
     cut(&mut world, &[]);
     world.nodes[1].is_left_behind = false;
     passes(&mut world, &[0, 1], 20);
@@ -385,7 +389,8 @@ fn a_node_hears_of_no_pool_before_it_counts() {
     joined_at_a_server_that_was_replaced();
 }
 
-/// A node takes of a window, uses it, and leaves; nobody waits for it when the pools are lost then, and what it took is not there again.
+/// A node withdraws from a window, uses the units, and leaves. The pools are then lost, and nobody waits for
+/// it. Its units must not be granted again.
 fn left_and_forgotten() {
     let mut world = shared(window("w", 1_000, "1000s"), [1; 4]);
     let used = passes(&mut world, &[1], 2)[1] * 2;
@@ -404,8 +409,8 @@ fn what_a_node_took_that_left_is_not_there_again() {
     left_and_forgotten();
 }
 
-/// One that leaves gives its part up, and other regions have it. What its region's pools have is for the others of the region to take when it
-/// is none of the region's nodes any more.
+/// A node that leaves gives up its share, and other regions receive it. Its region's other nodes can withdraw
+/// the pool's units once it is no member.
 #[test]
 fn a_node_that_leaves_has_no_share() {
     let mut world = shared(bucket("b", "100/s", 200), [1; 4]);
@@ -425,8 +430,8 @@ fn what_one_node_gives_up_no_other_takes_before_it_has_heard() {
     hung_when_a_window_ends();
 }
 
-/// A node holds all of its region's pool; then its region has less, and the other one does not hear of it for a while, and asks for
-/// more.
+/// A node holds all of its region's pool. The region's share is lowered; the other node does not hear of this
+/// for a while, and asks for more.
 fn unheard() {
     for spec in [bucket("b", "100/s", 100), sliding("s", 1_000, "10s"), window("w", 4_000, "40s")] {
         let mut world = shared(spec, [3, 3, 1, 1]);
@@ -440,8 +445,9 @@ fn unheard() {
     }
 }
 
-/// A region has less, and one of its nodes takes all of that before the other one has heard, which has none; and its way to the pools is
-/// cut then. The other one asks for what it can get, and hears that its region has less.
+/// A region's share is lowered. One node withdraws all of it before the other node, which holds nothing, has
+/// heard; then the first loses its pool. The other node asks for all it can get, and hears of the lower
+/// share.
 fn unheard_and_asked() {
     let mut world = shared(bucket("b", "100/s", 40), [3, 3, 1, 1]);
     cut(&mut world, &[1]);
@@ -453,7 +459,8 @@ fn unheard_and_asked() {
     passes(&mut world, &[0, 1, 2, 3], 60);
 }
 
-/// What was granted of the next window is not heard of; then the region has less, and all acknowledge that. In the window everybody asks.
+/// A grant from the next window is lost on the way. Then the region's share is lowered, and all acknowledge.
+/// Requests come everywhere when the window opens.
 fn granted_and_unheard() {
     let mut world = shared(window("w", 1_000, "60s"), [9, 9, 1, 1]);
     world.loses_ahead = true;
@@ -464,26 +471,26 @@ fn granted_and_unheard() {
     assert!(world.order(&all([1, 1, 9, 9])));
     world.pass(2 * S);
     world.loses_ahead = false;
-    // Nobody hears what is used elsewhere.
+    // Nobody hears about use elsewhere.
     cut(&mut world, &[0, 1]);
     passes(&mut world, &[0, 1, 2, 3], 60);
 }
 
-/// A region has less, of the windows that follow and not of the one that is open, and two of its nodes hang until the next one is: they
-/// decide by the numbers that they have, and have taken of it what they could.
+/// A region's share of later windows is lowered, not of the open one. Two of its nodes hang until the next
+/// window is open. They decide by their old shares, and have withdrawn from that window what they could.
 fn hung_when_a_window_ends() {
     let mut world = World::among_regions(&[2, 2], &[window("w", 1_000, "20s")], 50, 1);
     world.pass(S);
     assert!(world.order(&all([9, 9, 1, 1])));
     world.pass(6 * S);
-    // Less than there is: so they take of later windows.
+    // Demand is below the share, so the nodes also withdraw from later windows.
     for number in 0..26 * 30 {
         world.ask(number % 2, "k", 1);
         world.pass(S / 30);
     }
     assert!(world.order(&all([1, 1, 9, 9])));
     world.pass(2 * S);
-    // Nobody hears what is used elsewhere.
+    // Nobody hears about use elsewhere.
     cut(&mut world, &[0, 1]);
     world.nodes[..2].iter_mut().for_each(|at| at.is_hung = true);
     passes(&mut world, &[0, 1, 2, 3], 15);
@@ -494,7 +501,7 @@ fn hung_when_a_window_ends() {
     world.expect_granting("at last");
 }
 
-/// A node does not hear that shares have changed, and goes on calling: it keeps nobody from the pools, which go on as they are.
+/// A node does not hear that shares have changed, and goes on calling. It blocks nobody: the pools go on.
 #[test]
 fn pools_go_on_when_shares_change() {
     for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
@@ -509,9 +516,10 @@ fn pools_go_on_when_shares_change() {
             let granting = world.nodes[0].node.lease_counts().granting;
             assert_eq!(granting, u64::from(GROUPS), "{name}: after {second} s");
         }
-        // Rates are slowed by as much as clocks may drift, a thousandth.
+        // Rates are slowed by the clocks' possible drift, a thousandth.
         assert!(passed * 1_000 >= 20 * 25 * 998, "{name}: {passed}");
-        // Two fifths and a fifth, at most as much as before: half, less what the other keeps and holds. And what the other region has.
+        // The region's new share is three fifths, but counts as the old half until node 1 has heard. Node 1
+        // keeps and holds some of it. The other region's part may come on top.
         let a_second = passes(&mut world, &[0], 80);
         assert!((40..=101).contains(&a_second[0]), "{name}: {a_second:?}");
         cut(&mut world, &[]);
@@ -520,11 +528,13 @@ fn pools_go_on_when_shares_change() {
     }
 }
 
-/// A random history of one limit: what is ordered, what breaks, how often, and when, is drawn from the seed. Whatever passes anywhere is
-/// counted by true time, and a unit too many is a panic. Then everything heals, and pools must grant again.
+/// A random history of one limit. The seed determines which orders and faults happen, how often, and when.
+/// All that passes is counted by true time, and one unit too many is a panic. At the end everything heals,
+/// and pools must grant again.
 fn history(seed: u64) {
     let spec = [
-        // Long ones are open when shares change, and of those of a cell's own edges some began before and some since.
+        // Long windows are open when shares change. Some staggered windows began before the change, some
+        // after.
         [
             window("w", 40, "2s"),
             window("w", 40, "5s"),
@@ -545,11 +555,11 @@ fn history(seed: u64) {
     };
     world.pass(S);
     assert!(world.order(&(0..count).map(|place| (place, 1)).collect::<Vec<_>>()));
-    // One of so many steps.
+    // Average number of steps between two events.
     let mut often = || [30, 100, 300, u64::MAX][world.below(4) as usize];
     let (orders, forgets, crashes, ways, cuts) = (often(), often(), often(), often(), often());
     let stops = often().saturating_mul(2);
-    // Where most is asked for, a while.
+    // The node with the most demand, for a while.
     let mut hot = 0;
     for _ in 0..1_500 {
         let place = world.below(count as u64) as usize;
@@ -557,7 +567,7 @@ fn history(seed: u64) {
             hot = place;
         }
         for _ in 0..world.below(3) * world.below(12) {
-            // Callers that wait are drawn for.
+            // Waiting requests are forwarded.
             if (seed / 2).is_multiple_of(2) {
                 world.ask_or_wait(hot, "k", 1)
             } else {
@@ -566,9 +576,9 @@ fn history(seed: u64) {
         }
         if world.below(orders) == 0 {
             let mut weights = weights(&mut world);
-            // Nodes leave, and those that left join again.
+            // Nodes leave, and may join again later.
             weights.retain(|(place, _)| *place == 0 || world.below(6) > 0);
-            // So does the limit.
+            // The limit may go too.
             world.is_gone = world.below(4) == 0;
             world.order(&weights);
         }
@@ -602,10 +612,10 @@ fn history(seed: u64) {
     heal(world, seed);
 }
 
-/// Nothing is broken any more: pools must grant again, and all must have acknowledged the last order.
+/// Repairs everything. Pools must grant again, and all nodes must have acknowledged the last order.
 fn heal(mut world: World, seed: u64) {
     world.mend();
-    // Pools wait for one that leaves, and that until what a crash forgot is over.
+    // Pools wait for a leaving node, and it waits until what a crash forgot has expired.
     let leaves = |world: &World| {
         let membership = world.nodes[0].node.membership(world.now(0)).expect("regions");
         membership.progress.is_some_and(|progress| !progress.leavers.is_empty())
@@ -617,10 +627,11 @@ fn heal(mut world: World, seed: u64) {
     }
     world.pass(5 * S);
     world.expect_granting(&format!("seed {seed}"));
-    // What a crash forgot is over before a distribution is acknowledged, at the slowest rate.
+    // An allocation is acknowledged only when what a crash forgot has expired, which takes longest at the
+    // slowest rate.
     world.pass(200 * S);
     let version = world.nodes[0].node.version().expect("a version");
-    // Who has left need not hear of others any more.
+    // Former members need not hear of later versions.
     for (place, at) in world.nodes.iter().enumerate().filter(|(place, _)| world.is_member(*place)) {
         assert_eq!(at.node.version().as_ref(), Some(&version), "seed {seed}, node {place}");
         let membership = at.node.membership(world.now(place)).expect("regions");
@@ -636,7 +647,8 @@ fn whatever_is_ordered_and_breaks_no_unit_too_many_passes() {
     (from..=seeds).for_each(history);
 }
 
-/// A lender's store is gone while shares change: it conforms as soon as what it has lent is back, and asks no store first.
+/// A lender's store is gone while shares change. It conforms once its loans are back, without asking the
+/// store.
 #[test]
 fn a_lender_whose_store_is_gone_conforms_when_its_loans_are_back() {
     let mut world = lent_by_one();
@@ -650,12 +662,14 @@ fn a_lender_whose_store_is_gone_conforms_when_its_loans_are_back() {
     assert!(progress.pending.is_empty(), "{progress:?}");
 }
 
-/// What a process gave away of what it held of a window is not taken of the pool once more by the next, to no use.
+/// A process gave away part of what it held of a window. Its successor must not withdraw the same units
+/// again, unused.
 #[test]
 fn what_an_earlier_process_gave_away_is_not_missed() {
     let mut world = shared(window("w", 1_000, "100s"), [1, 1, 3, 3]);
     world.pass(93 * S);
-    // One region uses what it has, and some of the other's; a node that gave begins anew, and is asked for what its region has left.
+    // One region uses its own part and some of the other's. Then a node that gave units restarts, and is
+    // asked for the rest of its region's part.
     let ask = |world: &mut World, place: usize, times: u64| {
         let passes = |_: &u64| {
             let passed = world.ask(place, "k", 1);
@@ -668,17 +682,18 @@ fn what_an_earlier_process_gave_away_is_not_missed() {
     assert!(used >= 310, "{used}");
     world.crash(2);
     let rest = ask(&mut world, 2, 600);
-    // Guard shares count as spent, and what it had taken and not given away.
+    // Spent: guard shares, and units that node 3 withdrew and did not give away.
     assert!(rest >= 180, "{used} and {rest}");
 }
 
-/// Lenders lose their power, and come back while what they have lent is out; and the pool's server forgets what they held, or not.
+/// Lenders lose power, and restart while their loans are out. The pool's server may also forget what they
+/// held.
 fn lent_and_crashed() {
     let specs = [bucket("b", "100/s", 20), sliding("s", 1_000, "10s"), window("w", 1_000, "10s")];
     for (spec, is_forgotten) in specs.iter().cloned().flat_map(|spec| [(spec.clone(), false), (spec, true)]) {
         let mut world = lent_and_asked(spec);
         for crashed in [&[2][..], &[3], &[2, 3], &[3, 0]] {
-            // Who holds what they have lent does not hear of it.
+            // The borrower hears nothing of this.
             cut(&mut world, &[0]);
             crashed.iter().for_each(|place| world.crash(*place));
             if is_forgotten {
@@ -691,7 +706,8 @@ fn lent_and_crashed() {
     }
 }
 
-/// Calls wait until the version that they go by is on the disk, and no more of them than there may be; then pools are there again.
+/// Calls wait until the version they refer to is on disk, and at most the allowed number waits. Then pools
+/// grant again.
 #[test]
 fn calls_wait_for_a_disk_that_is_full() {
     let mut world = shared(bucket("b", "100/s", 200), [1; 4]);
@@ -711,8 +727,8 @@ fn calls_wait_for_a_disk_that_is_full() {
     assert!(a_second[1] >= 90, "{a_second:?}");
 }
 
-/// A node begins again in an open window: what it kept for itself counts as spent, of keys too that nobody had asked for; what pools have is
-/// there for it.
+/// A node restarts in an open window. Its guard shares count as spent, even for keys without requests; the
+/// pools' units stay available.
 #[test]
 fn a_node_that_begins_again_has_what_pools_have_of_open_windows() {
     let mut world = shared(window("w", 1_000, "1000s"), [1; 4]);
@@ -731,7 +747,7 @@ fn what_is_in_pools_is_given_and_lent_to_other_regions() {
     given_once();
 }
 
-/// A region of one node has what is in another one's pools, as that has what the one node has.
+/// A region of one node receives what another region's pools have, and the other way round.
 #[test]
 fn a_region_of_one_node_has_what_is_in_pools() {
     for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
@@ -748,7 +764,8 @@ fn a_region_of_one_node_has_what_is_in_pools() {
     }
 }
 
-/// Two regions that share 40 in 60 s, of which each node keeps four: their stores have been gone for a minute.
+/// Two regions share 40 units in 60 s, and each node keeps four. Their stores have been out of reach for a
+/// minute.
 fn without_stores() -> World {
     let mut world = World::among_regions(&[2, 2], &[window("w", 40, "60s")], 20, 1);
     world.pass(S);
@@ -760,8 +777,8 @@ fn without_stores() -> World {
     world
 }
 
-/// Of a small limit each node keeps a unit where there are enough, and some none; with the stores gone, who has one gives it to who is
-/// asked.
+/// Each node keeps a unit of a small limit if there are enough; else some keep none. Without the stores, a
+/// node that has units gives them where requests come.
 #[test]
 fn guard_shares_go_where_they_are_asked_for_without_a_store() {
     let mut world = without_stores();
@@ -770,11 +787,11 @@ fn guard_shares_go_where_they_are_asked_for_without_a_store() {
         world.pass(5 * MS);
         passed
     });
-    // Four of each node's ten, which is all that is not in the pools.
+    // Four of each node's ten units: everything that is not in the pools.
     assert_eq!(passed.count(), 16);
 }
 
-/// One denial is enough for that, though no pool can be called that could say that it has nothing.
+/// One denial suffices, although no pool can be called to report that it is empty.
 #[test]
 fn one_denial_asks_other_regions_where_the_store_is_gone() {
     let mut world = without_stores();

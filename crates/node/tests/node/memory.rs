@@ -1,5 +1,5 @@
-//! A node with the least memory and far more keys than fit. New cells of a limit then share one:
-//! they get less than they might, and nobody ever gets more.
+//! A node with the minimum memory and far more keys than fit. New cells of a limit then share one cell: keys
+//! may get less than their limit, but never more.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -33,7 +33,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A limit of six units, and how many come back in an hour.
+/// A limit of six units, and the units earned in an hour.
 fn six() -> impl Strategy<Value = (LimitSpec, u64)> {
     select(vec![
         (scene::bucket("b", "60/h", 6), 60),
@@ -63,7 +63,7 @@ proptest! {
         before.iter().for_each(|step| crowd.act(step));
         crowd.fill();
         after.iter().for_each(|step| crowd.act(step));
-        // In time everything that was spent has come back, whoever spent it.
+        // After a while all spent units are available again, whichever key spent them.
         crowd.now = crowd.now.later(2 * HOUR);
         scene::sweep_all(&node, crowd.now);
         prop_assert_eq!((node.usage().overflowing, node.usage().cells), (0, 0));
@@ -124,8 +124,8 @@ impl Crowd {
         }
     }
 
-    /// A cell may be added to a shard that is not yet full, and a journalled state is kept up to
-    /// three times: so much is rounding. A log grows, and has a story of its own.
+    /// Usage may exceed the minimum by rounding: a shard that is not yet full may add a cell, and a
+    /// journalled state is kept up to three times. Logs that grow have their own test.
     fn check_memory(&self) {
         let rounding = SHARDS * 200 + MEMORY_BYTES_MIN / 8;
         let usage = self.node.usage();
@@ -147,7 +147,7 @@ fn hundreds_of_thousands_of_keys_take_no_more_memory_than_there_is() {
     let usage = node.usage();
     assert!(usage.bytes as usize <= MEMORY_BYTES_MIN, "{usage:?}");
     assert_eq!(usage.overflowing, 1);
-    // Those with a cell, and ten more between all others.
+    // One unit for each key with a cell, and ten for all other keys together.
     assert_eq!(admitted + 100, usage.cells + 10);
     for key in 0..100 {
         assert!(!scene::passes(&mut asker, &format!("early-{key}"), 1, START), "what is spent stays spent");
@@ -163,7 +163,7 @@ fn idle_cells_make_room_before_any_cell_is_shared() {
     let mut asker = node.asker();
     scene::drain(&mut asker, "busy", START);
     for day in 0..10 {
-        // Each spends one unit, and a minute later is as if it had never been.
+        // Each key spends one unit, and its cell is idle again a minute later.
         let now = START.later(day * 61 * S);
         for key in 0..10_000 {
             assert!(scene::passes(&mut asker, &format!("{day}-{key}"), 1, now));
@@ -188,7 +188,7 @@ fn charges_with_names_leave_other_domains_their_places() {
             Recording { id: ChargeId(id), fingerprint: id, is_repeatable: true, reserve: None, owner: 0 };
         asker.check_recorded(&known, START, Ask::CHECK, &recording).expect("a name");
     }
-    // The tables were as large as they may be, and may not be so large any more.
+    // The tables had their largest size, and must shrink.
     scene::sweep_all(&node, START);
     assert!(node.usage().bytes_beside > 0);
     for key in 0..100 {
@@ -203,7 +203,7 @@ fn charges_with_names_leave_other_domains_their_places() {
 fn what_was_spent_together_is_not_spent_again_alone() {
     let node = scene::small_node(&[scene::bucket("b", "1/m", 10)], false, START);
     scene::flood(&node, "flood", START);
-    // The flood has spent all that new cells have together. It comes back, and one key takes it.
+    // The flood has spent the shared cell. The cell is refilled, and other keys spend from it.
     let refilled = START.later(10 * MINUTE);
     let mut asker = node.asker();
     for key in 0..30_000 {
@@ -215,7 +215,7 @@ fn what_was_spent_together_is_not_spent_again_alone() {
         .map(|key| (key.clone(), scene::drain(&mut asker, &key, later)))
         .find(|(_, spent)| *spent < 10)
         .expect("a key that found no room");
-    // A minute gives the shared cell one unit back. Room appears; the key's own cell owes the rest.
+    // In a minute the shared cell earns one unit. Room appears, and the key's own cell owes the rest.
     let later = later.later(MINUTE);
     scene::sweep_all(&node, later);
     let again = scene::drain(&mut asker, &victim, later);
@@ -227,7 +227,7 @@ fn new_keys_in_one_request_start_with_what_new_keys_have_spent() {
     let node = scene::small_node(&[scene::window("w", 10, "1h")], false, START);
     scene::flood(&node, "flood", START);
     scene::apply(&node, &[scene::window("w", 12, "1h")], START);
-    // Ten may have been spent by any of these through the shared cell: two are left, for each.
+    // Any of these keys may have spent ten units through the shared cell, so each has two left.
     let keys: Vec<String> = (0..40).map(|key| format!("crowded-{key}")).collect();
     let mut request = Request::new("shop", &[("key", &keys[0])]);
     for key in &keys[1..] {
@@ -256,7 +256,8 @@ fn staggered_windows_that_share_a_cell_end_when_the_last_of_them_does() {
         let (tag, verdict) = found;
         let promise = Promise::of(&scene::staggered("w", 100, "1m"), tag);
         let mut ledger = Ledger::new(promise, Terms { limit: 100, hourly: 0 }, START);
-        // Just before the shared cell's window ends, and just after: the key's own goes on.
+        // The times are just before the shared cell's window ends, and just after. The key's own window goes
+        // on.
         let edge = START.later(verdict.reset_after_ns);
         for now in [START.later(verdict.reset_after_ns - 1), edge, edge.later(MINUTE - 1), edge.later(MINUTE)]
         {
@@ -266,7 +267,8 @@ fn staggered_windows_that_share_a_cell_end_when_the_last_of_them_does() {
     }
 }
 
-/// A thread read its clock before another one, which forgot what is idle by then, and asks after it: what it is given is of that later time.
+/// A thread reads its clock. Another thread with a later clock then forgets idle cells. The first thread's
+/// request must count at the later time.
 #[test]
 fn what_was_forgotten_by_a_later_clock_is_not_given_by_an_earlier_one() {
     for spec in [
@@ -298,18 +300,18 @@ fn with_override(base: LimitSpec, limit: &str, until: Option<Now>) -> LimitSpec 
     LimitSpec { overrides: vec![fields], ..base }
 }
 
-/// A hundred keys without an override, of which most find no room.
+/// Requests for a hundred keys without an override. Most of the keys find no room.
 fn ask_for_others(node: &Arc<Node>) {
     for other in 0..100 {
         scene::passes(&mut node.asker(), &format!("other-{other}"), 1, START);
     }
 }
 
-/// A key that has no room and was given as much as is wanted through the cell that new keys share.
+/// A key without room that received a wanted number of units through the shared cell of new keys.
 fn shared_by(node: &Arc<Node>, name: &str, now: Now, is_wanted: impl Fn(u64) -> bool) -> String {
     let mut asker = node.asker();
-    // Before it is charged for the first time, a shared cell does not say that it is shared: so a
-    // key is used whose shard has no room.
+    // Before its first charge a shared cell does not report that it is shared. The key's shard must therefore
+    // have no room.
     let mut full = |key: &String| {
         let cells = node.usage().cells;
         let given = scene::drain(&mut asker, key, now);
@@ -318,7 +320,7 @@ fn shared_by(node: &Arc<Node>, name: &str, now: Now, is_wanted: impl Fn(u64) -> 
     (0..2_000).map(|key| format!("{name}-{key}")).find_map(|key| full(&key)).expect("a key without a cell")
 }
 
-/// A key with an override that has spent `wanted` through the cell that new keys share.
+/// A key with an override that has spent `wanted` through the shared cell of new keys.
 fn spend_shared(node: &Arc<Node>, wanted: u64, now: Now) -> String {
     spend_shared_by(node, "big", wanted, now)
 }
@@ -343,7 +345,7 @@ fn an_override_that_is_removed_does_not_forget_what_its_keys_spent_together() {
     let with = |limit| with_override(scene::window("w", limit, "1h"), "20", None);
     let node = scene::small_node(&[with(10)], false, START);
     scene::apply(&node, &[with(11)], START);
-    // Two cells are shared: one by the keys of the override, and a fresher one by all others.
+    // Two cells are shared: one by the override's keys, and a fresher one by all other keys.
     scene::flood(&node, "flood", START);
     let key = spend_shared(&node, 20, START);
     scene::apply(&node, &[scene::window("w", 40, "1h")], START);
@@ -397,13 +399,14 @@ fn an_override_that_ends_does_not_forget_what_its_keys_spent_though_others_share
     scene::flood(&node, "flood", START);
     scene::apply(&node, &[with(29)], START);
     let key = spend_shared(&node, 10, START);
-    // The others have a cell of their own, which owes as much and one unit more.
+    // The other keys share their own cell, which owes one unit more.
     ask_for_others(&node);
     let more = scene::drain(&mut node.asker(), &key, until);
     assert!(20 + more <= 29, "20 and then {more}");
 }
 
-/// A thread may have looked at its clock a moment before an override ended that another one, or a reload, has found to be over.
+/// One thread may have read its clock just before an override ended, while another thread or a reload has
+/// found the override ended.
 #[test]
 fn no_clock_is_gone_by_that_reads_less_than_when_an_override_ended() {
     let (until, before) = (START.later(MINUTE), START.later(MINUTE - 1));
@@ -414,13 +417,13 @@ fn no_clock_is_gone_by_that_reads_less_than_when_an_override_ended() {
         scene::apply(&node, &[with(29)], START);
         node
     };
-    // A reload ends it.
+    // A reload ends the override.
     let node = full();
     let key = spend_shared(&node, 10, START);
     scene::apply(&node, &[with(29), scene::window("v", 5_000, "1h")], until);
     let more = scene::drain(&mut node.asker(), &key, before) + scene::drain(&mut node.asker(), &key, until);
     assert!(20 + more <= 29, "20 and then {more}");
-    // Another thread finds it, when nobody has spent by it.
+    // Another thread finds the override ended, before anybody has spent under it.
     let node = full();
     let key = shared_by(&node, "big", until, |given| given > 0);
     let spent = 19;
@@ -430,7 +433,7 @@ fn no_clock_is_gone_by_that_reads_less_than_when_an_override_ended() {
 
 #[test]
 fn a_window_that_was_shared_and_forgotten_is_not_opened_again() {
-    // Nothing is forgotten but what is shared.
+    // Only shared cells are forgotten.
     let node = scene::small_node(&[scene::window("d", 100_000, "1000h")], true, START);
     let (mut journal, edge) = (scene::Journal::default(), START.later(HOUR - START.wall_ns % HOUR));
     scene::flood(&node, "flood", edge.later(1));
@@ -446,7 +449,7 @@ fn a_window_that_was_shared_and_forgotten_is_not_opened_again() {
     assert!(!journal.rows(acequia_node::WALL).is_empty(), "nor by the next process");
 }
 
-/// Numbers are counted anew by each process, and so are the names by which the disk has shared cells.
+/// Variants are numbered anew by each process, and so are the disk's names of shared cells.
 #[test]
 fn what_new_keys_spent_together_is_on_the_disk_through_two_crashes() {
     let bucket = |burst| scene::bucket("b", "1/h", burst);
@@ -458,7 +461,7 @@ fn what_new_keys_spent_together_is_on_the_disk_through_two_crashes() {
     let mut disk = scene::Journal::default();
     scene::apply(&node, &[spec()], START);
     scene::flood(&node, "flood", START);
-    // There is one shared cell, and what is left of it is spent.
+    // There is one shared cell, and the rest of it is spent.
     let key = "plain".to_owned();
     assert!(scene::drain(&mut node.asker(), &key, START) > 1_000);
     disk.flush(&node);
@@ -477,7 +480,7 @@ fn what_new_keys_spent_together_is_on_the_disk_through_two_crashes() {
         next.restore_all(now, |id| disk.rows(id));
         next.apply(scene::limits(&[spec()]), now, |id| disk.rows(id)).expect("limits that fit");
         disk.flush(&next);
-        // By the override's rate all is back by and by, and swept.
+        // At the override's rate everything is earned back after a while, and swept.
         scene::sweep_all(&next, START.later((seconds + 2_000) * S));
         scene::passes(&mut next.asker(), "big-1", 1, now);
         disk.flush(&next);
@@ -506,7 +509,7 @@ fn turn() -> impl Strategy<Value = Turn> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A key is given no more than the most that it may have had by any of its numbers, in a time in which nothing comes back.
+    /// While nothing is earned, a key receives at most the largest number that any of its variants allowed.
     #[test]
     fn whatever_numbers_come_and_go_keys_without_room_have_no_more(
         kind in 0..4_usize,
@@ -520,13 +523,14 @@ proptest! {
             _ => scene::slots("s", units, "1000h", 4),
         };
         let mut now = START;
-        // Who floods is not denied before there is no room anywhere, and that is all over when the others come.
+        // The flood is never denied before all room is gone, and its charges have expired when the other keys
+        // come.
         let node = scene::small_node(&[spec(1_000_000)], durable, now);
         scene::flood(&node, "flood", now);
         let (mut asker, mut journal) = (node.asker(), scene::Journal::default());
         let left = scene::ask_as(&mut asker, "plain-1", 1, now, Ask::PEEK).limits[0].verdict.remaining;
         let spec = |units: u64| spec(1_000_000 - left + units);
-        // What a key may have, and has been given: the first may have an override.
+        // What each key may have and has received. The first key may have an override.
         let (mut most, mut given) = ([0_u64; 2], [0_u64; 2]);
         let mut numbers = (left, None);
         for turn in &turns {
@@ -562,7 +566,8 @@ proptest! {
     }
 }
 
-/// Each key spent six units, and the node crashed. It began again with numbers that gave as much, or three; whichever it has then.
+/// Each key spent six units, and the node crashed. It restarts with a limit of three or six units, and then
+/// has six.
 #[test]
 fn what_a_crash_forgot_is_not_given_back_through_a_shared_cell() {
     let bucket = |units| scene::bucket("b", "60/h", units);
@@ -583,7 +588,7 @@ fn what_a_crash_forgot_is_not_given_back_through_a_shared_cell() {
             let node = Arc::new(Node::new(config));
             node.resume(crashed.schedule(), START).expect("a schedule that fits");
             scene::apply(&node, &[spec(units)], START);
-            // By now of each some has come back, or all to others.
+            // By now each bucket has earned some units, and the windows of some keys have ended.
             let now = START.later(if spec(units).token_bucket.is_some() { 5 * MINUTE } else { 40 * S });
             if spec(units).sliding_window.is_none() {
                 scene::flood(&node, "flood", now);
@@ -626,13 +631,13 @@ fn what_is_forgotten_is_not_counted_any_more() {
     for _ in 0..50 {
         now = now.later(MINUTE);
         for key in 0..500 {
-            // A chunk is reserved, then half of it spent: the next chunk is on its way to the disk...
+            // A chunk is reserved, and half of it spent. The next chunk is on its way to the disk...
             let key = format!("key-{key}");
             scene::passes(&mut asker, &key, 1, now);
             journal.flush(&node);
             scene::passes(&mut asker, &key, 60, now);
             journal.flush(&node);
-            // ...and there, when the disk fails for a moment.
+            // ...and arrives, just when the disk fails for a moment.
             node.journal_failed();
             scene::passes(&mut asker, &key, 1, now);
             node.committed(0);
@@ -642,6 +647,6 @@ fn what_is_forgotten_is_not_counted_any_more() {
         journal.flush(&node);
         assert_eq!((node.usage().cells, journal.len()), (0, 0));
     }
-    // Nothing is left but the tables' places, and those of a few hundred cells.
+    // Only the tables' slots and a few hundred cells remain.
     assert!(node.usage().bytes < 256 * 700, "{:?}", node.usage());
 }

@@ -1,7 +1,8 @@
-//! The ordinary case, as tables: nothing is broken, and what anybody would expect happens. Beside it, what that costs.
+//! Tables of the ordinary case: nothing is broken, and limits do what anybody expects. Each table also shows
+//! the cost.
 //!
-//! A row that misses its bar is marked. `tests/soak ordinary` prints all rows, and fails where any is marked. The suite prints some, and fails
-//! where more are marked than a test says.
+//! A row that misses its bar is marked. `tests/soak ordinary` prints all rows, and fails if any is marked.
+//! The test suite prints some rows, and fails if more are marked than a test allows.
 
 use acequia_limits::limit::{LimitSpec, SharingSpec};
 
@@ -10,12 +11,12 @@ use crate::{
     siblings::{Decided, World},
 };
 
-/// Whether every bar is to hold: `tests/soak ordinary` sets this.
+/// Whether every bar must hold: `tests/soak ordinary` sets this.
 fn is_strict() -> bool {
     std::env::var_os("ACEQUIA_ORDINARY").is_some()
 }
 
-/// How many nodes a region has: the suite looks at few, `tests/soak ordinary` at many.
+/// Numbers of nodes in a region: few in the test suite, many in `tests/soak ordinary`.
 fn sizes(few: &[u64], many: &[u64]) -> Vec<u64> {
     if is_strict() { many.to_vec() } else { few.to_vec() }
 }
@@ -34,7 +35,7 @@ impl Table {
         self.text += &format!("{row}{mark}\n");
     }
 
-    /// The rows are over, of which so many of the suite's are known to miss their bars.
+    /// Ends the table. In the test suite, up to `known` rows may miss their bars.
     #[track_caller]
     fn end(&self, known: u32) {
         let most = if is_strict() { 0 } else { known };
@@ -42,7 +43,8 @@ impl Table {
     }
 }
 
-/// Regions of so many nodes each, that share a limit evenly, 80 ms there and back from each other. One node a region has no store.
+/// Regions with these numbers of nodes share a limit evenly, at a round trip of 80 ms. If every region has
+/// one node, none has a store.
 fn regions(seed: u64, nodes: &[usize], spec: LimitSpec) -> World {
     let are_lone = nodes.iter().all(|nodes| *nodes == 1);
     let mut world = match are_lone {
@@ -62,7 +64,8 @@ fn regions(seed: u64, nodes: &[usize], spec: LimitSpec) -> World {
     world
 }
 
-/// The nodes of the first of some regions, asked in turn for single units of one key, so many a second. Begins with a fresh window.
+/// Asks the first region's nodes in turn for single units of one key, at this rate. Starts with a fresh
+/// window.
 fn asked_in_turn(nodes: &[usize], spec: &LimitSpec, a_second: u64, asks: u64) -> Vec<Decided> {
     let mut world = regions(1, nodes, spec.clone());
     world.pass(2 * MINUTE - world.true_ns);
@@ -76,9 +79,9 @@ fn asked_in_turn(nodes: &[usize], spec: &LimitSpec, a_second: u64, asks: u64) ->
     world.decided.take().expect("it is kept")
 }
 
-/// The most units that a store in the middle would have had left when a request was denied, and what passed in all.
+/// The most units that a central store would have had left at a denial, and how many requests passed.
 ///
-/// `holds` gives what that store has at a time, by when earlier requests passed.
+/// `holds` returns the store's units at a time, given the times when earlier requests passed.
 fn left_at_denials(decided: &[Decided], holds: impl Fn(&[u64], u64) -> u64) -> (u64, u64) {
     let (mut passed, mut left) = (Vec::new(), 0);
     for one in decided {
@@ -91,12 +94,12 @@ fn left_at_denials(decided: &[Decided], holds: impl Fn(&[u64], u64) -> u64) -> (
     (left, passed.len() as u64)
 }
 
-/// Whether the cells of a limit of so many units are decided by one node of the region for the others.
+/// Whether one node of the region decides the cells of a limit with this many units for the others.
 const fn is_forwarded(units: u64, nodes: u64) -> bool {
     units < 16 * nodes
 }
 
-/// One row about a region whose nodes are asked in turn.
+/// A row about a region whose nodes are asked in turn.
 struct Case<'a> {
     name: &'a str,
     units: u64,
@@ -109,12 +112,12 @@ impl Case<'_> {
         if is_forwarded(self.units, self.nodes) { "forwarded" } else { "leased" }
     }
 
-    /// Its first columns.
+    /// The first columns.
     fn head(&self) -> String {
         format!("{:<22} {:>5} {:>8}  {:<10}", self.name, self.nodes, self.a_second, self.how())
     }
 
-    /// The row of what was left at denials, and of what passed; `due` is what must pass.
+    /// The row for units left at denials and passed requests. `due` is the number that must pass.
     fn exact(&self, table: &mut Table, (left, passed): (u64, u64), due: Option<u64>) {
         let most = if is_forwarded(self.units, self.nodes) { 0 } else { self.nodes };
         let is_met = left <= most && due.is_none_or(|due| passed == due);
@@ -123,7 +126,7 @@ impl Case<'_> {
     }
 }
 
-/// A store is healthy, and the nodes of one region are asked round robin.
+/// The store is healthy, and the nodes of one region are asked round robin.
 #[test]
 fn a_region_gives_all_that_its_limit_has() {
     println!("one region, round robin: the most that was left at a denial, and what passed");
@@ -141,7 +144,8 @@ fn a_region_gives_all_that_its_limit_has() {
             }
             let of_bucket = decided(&bucket("b", "60/s", 120), a_second, 30 * a_second);
             let found = left_at_denials(&of_bucket, |passed, at_ns| {
-                // A full bucket of 120 units, in thousand-millionths: what passed takes, and what comes back.
+                // A full bucket of 120 units, in billionths of a unit. Passed requests drain it, and time
+                // refills it.
                 let (mut left_nano, mut last_ns) = (120 * S, passed.first().copied().unwrap_or(at_ns));
                 for at_ns in passed {
                     left_nano = (left_nano + 60 * (at_ns - last_ns)).min(120 * S) - S;
@@ -154,7 +158,8 @@ fn a_region_gives_all_that_its_limit_has() {
             let found = left_at_denials(&of_sliding, |passed, at_ns| {
                 let passed_in = |ns: u64| passed.iter().filter(|passed| **passed + ns > at_ns).count() as u64;
                 assert!(passed_in(10 * S) <= 100, "more than 100 in 10 s");
-                // The window has 32 slots, and a slot goes when all of it has left the window: for one node as for several.
+                // The window has 32 slots. A slot expires when all of it has left the window, on one node as
+                // on several.
                 100_u64.saturating_sub(passed_in(10 * S + 10 * S / 32))
             });
             Case { name: "100 in any 10 s", units: 100, nodes, a_second }.exact(&mut table, found, None);
@@ -164,7 +169,7 @@ fn a_region_gives_all_that_its_limit_has() {
     table.end(3);
 }
 
-/// Three regions, of which one has all demand, from a key's very first request.
+/// Three regions. All demand is in one of them, from a key's first request.
 #[test]
 fn a_key_that_lives_in_one_region_has_the_whole_limit() {
     println!(
@@ -228,7 +233,7 @@ fn a_key_that_lives_in_one_region_has_the_whole_limit() {
     table.end(1);
 }
 
-/// How many of 120 requests that come at once pass within 400 ms, if those that are denied come again every 10 ms.
+/// How many of 120 simultaneous requests pass within 400 ms, if denied requests are retried every 10 ms.
 fn all_at_once(nodes: u64) -> u64 {
     let mut world = regions(1, &[nodes as usize; 3], bucket("b", "60/s", 120));
     world.pass(2 * MINUTE - world.true_ns);
@@ -246,7 +251,7 @@ fn all_at_once(nodes: u64) -> u64 {
     passed
 }
 
-/// What the headers are made of never says more than there is, and rises only by what comes back.
+/// The headers' remaining units never exceed what is left, and rise only by what is earned.
 #[test]
 fn what_remains_falls_with_what_is_spent() {
     println!(
@@ -266,7 +271,7 @@ fn what_remains_falls_with_what_is_spent() {
                 apart = apart.max(one.remaining.abs_diff(units - passed));
                 last = one.remaining;
             }
-            // What was spent in half a second, or a hundredth.
+            // What was spent in half a second, or a hundredth of the limit.
             let most = if is_forwarded(units, nodes) { 0 } else { (units / 100).max(a_second / 2) };
             let is_met = above == 0 && apart <= most && (rose == 0 || !is_forwarded(units, nodes));
             let name = format!("{units} a window");
@@ -278,7 +283,7 @@ fn what_remains_falls_with_what_is_spent() {
     table.end(4);
 }
 
-/// What nodes of several regions say to each other, by how many there are in a region.
+/// Traffic between nodes of several regions, by the number of nodes in a region.
 #[test]
 fn more_nodes_a_region_send_little_more() {
     println!("three regions, two cells of 200/s, 200 requests a second: frames a second between regions");
@@ -300,7 +305,7 @@ fn more_nodes_a_region_send_little_more() {
     table.end(2);
 }
 
-/// Frames a second from region to region with entries, and without.
+/// Frames a second between regions, with and without entries.
 fn frames_between(nodes: u64) -> (u64, u64) {
     const SECONDS: u64 = 60;
     let mut world = regions(1, &[nodes as usize; 3], bucket("b", "200/s", 200));
@@ -318,7 +323,7 @@ fn frames_between(nodes: u64) -> (u64, u64) {
     ((among.crossed.0 - among.pulses) / SECONDS, among.pulses / SECONDS)
 }
 
-/// What nodes do that nobody asks anything.
+/// What nodes do without requests.
 #[test]
 fn an_idle_region_hardly_calls_its_store() {
     println!("one region that nobody asks: round trips a second to its store, a node");

@@ -6,7 +6,7 @@ use acequia_limits::{
     limit::{LimitSpec, SharingSpec},
 };
 
-/// There and back, with what both ends take to look.
+/// A round trip, including both ends' time until their next rebalance.
 const ROUND: u64 = 80 * MS;
 
 fn world(spec: LimitSpec) -> World {
@@ -46,7 +46,7 @@ fn nobody_waits_long_for_what_is_spent() {
         let name = spec.name.clone();
         let mut world = world(spec);
         assert!(world.ask_patiently(0, "k").0);
-        // Whoever asks then waits for it, until it is known that nothing comes; and then nobody any more.
+        // Requests wait until it is known that no unit comes. Afterwards none waits.
         for region in 0..3 {
             let waits: Vec<u64> = (0..30)
                 .map(|_| {
@@ -85,7 +85,7 @@ fn nobody_waits_in_a_region_that_is_cut_off() {
 
 #[test]
 fn a_limit_says_how_long_its_requests_wait() {
-    // Each region has ten units of thirty: the eleventh request waits where the limit lets it.
+    // Each region has ten of thirty units. The eleventh request waits if the limit allows waiting.
     let asked = |spec: LimitSpec| -> Vec<(bool, u64)> {
         let mut world = world(spec);
         (0..12).map(|_| world.ask_patiently(1, "k")).collect()
@@ -102,13 +102,13 @@ fn a_limit_says_how_long_its_requests_wait() {
 
 #[test]
 fn a_denial_says_to_come_back_soon_only_where_units_may_come() {
-    // What a crash forgot is spent until the window ends, whoever else has some.
+    // Units that a crash forgot count as spent until the window ends, whatever other regions have.
     let mut world = world(regions::window("w", 30, "50s"));
     world.restart(1, None, regions::incarnation(1));
     world.run(S, |_, _| 0);
     let (_, verdict) = world.peek(1, "k");
     assert!(!verdict.allowed && verdict.retry_after_ns > 30 * S, "{verdict:?}");
-    // Of a region's own part that is spent, more may come from others.
+    // The region's own part is spent, but other regions may send more.
     let mut world = self::world(regions::window("w", 30, "50s"));
     (0..10).for_each(|_| assert!(world.ask(1, "k")));
     assert!(!world.ask(1, "k"));

@@ -1,5 +1,5 @@
-//! Limits that change while they are in use. A change of numbers mints nothing: whatever is applied,
-//! removed, put back or overridden, a cell admits no more than its numbers allowed at each time.
+//! Limits that change while they are in use. A change never creates units: whatever is applied, removed,
+//! restored or overridden, a cell admits no more than its variant allowed at each time.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,15 +14,15 @@ use acequia_limits::{
 use acequia_node::{Ask, Asker, ChangeKind, Node, Outcome};
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
-/// The numbers of a limit, or of an override.
+/// The numbers of a limit or an override.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Numbers {
     limit: u64,
-    /// Of buckets: what comes back in an hour.
+    /// Units that a bucket earns in an hour.
     hourly: u64,
 }
 
-/// What is applied: a limit with other numbers for some keys, or nothing.
+/// A version of the limits: a limit with overrides, or nothing.
 #[derive(Clone, Debug, PartialEq)]
 struct Version {
     numbers: Numbers,
@@ -53,7 +53,7 @@ fn version() -> impl Strategy<Value = Version> {
     let until = option::of(select(&[S, 3 * S, 20 * S, 90 * S, HOUR][..]));
     let overrides = vec((whose, numbers(), until), 0..3);
     (numbers(), overrides, prop::bool::weighted(0.1)).prop_map(|(numbers, mut overrides, shadow)| {
-        // Which of several ends comes next is a story of its own.
+        // Several overrides that end have their own test.
         for (number, (_, _, until)) in overrides.iter_mut().enumerate() {
             *until = until.filter(|_| number == 0);
         }
@@ -74,7 +74,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A limit without its numbers, and the names of the numbers.
+/// A limit without its numbers.
 fn base() -> impl Strategy<Value = LimitSpec> {
     select(vec![
         scene::bucket("l", "1/s", 1),
@@ -142,7 +142,7 @@ fn terms(base: &LimitSpec, version: &Version, key: &str, wall_ns: u64) -> Terms 
     Terms { limit, hourly: if bucket { hourly } else { 0 } }
 }
 
-/// A node whose limit changes, and what each key was given.
+/// A node whose limit changes, and what each key received.
 struct Traffic {
     base: LimitSpec,
     node: Arc<Node>,
@@ -178,7 +178,7 @@ impl Traffic {
         }
     }
 
-    /// Whether the limit let it pass: requests that no limit is about are not counted.
+    /// Whether the limit let the request pass. Requests without a limit are not counted.
     fn ask(&mut self, key: &'static str, cost: u64) -> bool {
         self.turn += 1;
         let mut request = Request::new("shop", &[("key", key)]);
@@ -195,7 +195,7 @@ impl Traffic {
         true
     }
 
-    /// Overrides end at their time, whoever asks.
+    /// Overrides end at their time, even without requests.
     fn wait(&mut self, ns: u64) {
         let (before, later) = (self.now, self.now.later(ns));
         let ends = self.version.overrides.iter().filter_map(|(_, _, until)| *until);
@@ -277,7 +277,7 @@ fn a_lower_rate_holds_for_cells_that_nobody_asked_for_since() {
     let mut asker = node.asker();
     assert_eq!(scene::drain(&mut asker, "k", START), 100);
     scene::apply(&node, &[scene::bucket("b", "1/h", 100)], START);
-    // Under the old rate the cell would be idle after a second; under the new one it owes a hundred hours.
+    // Under the old rate the cell would be idle after a second. Under the new rate it owes a hundred hours.
     let now = START.later(2 * S);
     scene::sweep_all(&node, now);
     assert_eq!(scene::drain(&mut asker, "k", now), 0);
@@ -301,7 +301,7 @@ fn overrides_in_another_order_mint_nothing() {
     let wide = override_of("b*", 100, "2/s", None);
     let node = scene::node(&[with_overrides(&[narrow.clone(), wide.clone()])], START);
     let mut asker = node.asker();
-    // Both have stood in the file for an hour.
+    // Both overrides have been in force for an hour.
     let now = START.later(HOUR);
     assert_eq!(scene::drain(&mut asker, "big", now), 100);
     scene::apply(&node, &[with_overrides(&[wide.clone(), narrow])], now);
@@ -319,7 +319,8 @@ fn an_override_for_more_keys_keeps_the_debt_of_those_it_had() {
     assert_eq!(scene::drain(&mut asker, "big", START), 0);
 }
 
-/// A key comes twice, and an override fits one of its values: such requests have a cell apart, with the limit's own numbers.
+/// A key comes twice, and an override fits one of its values. Such requests have a separate cell under the
+/// base variant.
 #[test]
 fn a_cell_apart_keeps_its_debt() {
     let big = || override_of("big", 100, "1/s", None);
@@ -331,12 +332,12 @@ fn a_cell_apart_keeps_its_debt() {
     };
     assert_eq!(drain(&mut asker, START), 10, "the limit's own burst");
     assert_eq!(scene::drain(&mut asker, "big", START), 100, "as if nothing else had been asked for");
-    // Numbers were replaced: what is owed is carried over, and not by way of the override's.
+    // The base numbers change. The debt is carried over, and not through the override's variant.
     let slower = LimitSpec { overrides: vec![big()], ..scene::bucket("b", "5/h", 10) };
     scene::apply(&node, &[slower], START.later(MS));
     assert_eq!(drain(&mut asker, START.later(MS)), 0);
     assert_eq!(drain(&mut asker, START.later(HOUR + MS)), 5);
-    // Without the override they count as the first value says.
+    // Without the override, the requests count under the first value.
     scene::apply(&node, &[with_overrides(&[])], START.later(HOUR + 2 * MS));
     assert_eq!(drain(&mut asker, START.later(HOUR + 2 * MS)), 10);
     assert_eq!(scene::drain(&mut asker, "big", START.later(HOUR + 2 * MS)), 0, "they share a cell");
@@ -381,7 +382,7 @@ fn overrides_that_end_one_after_the_other_each_count_for_their_time() {
     );
     let mut asker = node.asker();
     assert_eq!(scene::drain(&mut asker, "big", START), 100);
-    // For an hour one unit came back; then the limit's own rate began.
+    // For an hour one unit was earned; then the limit's own rate began.
     let admitted = scene::drain(&mut asker, "big", second);
     assert!(admitted <= 2, "admitted {admitted}");
 }
@@ -412,13 +413,14 @@ fn a_window_that_was_swept_is_not_opened_again_by_a_clock_that_steps_back() {
     assert_eq!(scene::drain(&mut asker, "k", START.later(30 * S)), 10);
     let swept = START.later(MINUTE + S);
     scene::sweep_all(&node, swept);
-    // The wall goes on from where it was: what is given now is the next window's, and only once.
+    // The wall clock continues from where it was. The units that pass now belong to the next window, and pass
+    // only once.
     let back = Now { wall_ns: START.wall_ns + 59 * S, ..swept.later(S) };
     let early = scene::drain(&mut asker, "k", back);
     assert_eq!(early + scene::drain(&mut asker, "k", START.later(MINUTE + 59 * S)), 10);
 }
 
-/// When the change says that the new limit begins.
+/// When the new limit begins, by the reported change.
 fn succeed(node: &Node, spec: &LimitSpec, now: Now) -> Now {
     let changes = node.apply(scene::limits(std::slice::from_ref(spec)), now, |_| Vec::new()).expect("limits");
     match changes.as_slice() {
@@ -440,7 +442,7 @@ fn another_window_begins_when_the_old_one_has_ended() {
     assert_eq!(succeed(&node, &tenth, now), START.later(HOUR));
     assert_eq!(scene::drain(&mut asker, "k", START.later(HOUR - 1)), 0);
     assert_eq!(scene::drain(&mut asker, "k", START.later(HOUR)), 10);
-    // Changed back, the hour that the six minutes are in is not given again.
+    // After a change back, the hour that contains the six minutes is not given again.
     let at = succeed(&node, &hourly, START.later(HOUR));
     assert_eq!(at, START.later(HOUR + 6 * MINUTE));
     assert_eq!(scene::drain(&mut asker, "k", at.later(0)), 10);

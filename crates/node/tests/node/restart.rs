@@ -1,5 +1,5 @@
-//! Nodes that crash. What was answered was on disk before: over all the lives of a node, the sum of
-//! what it let through never exceeds a limit. What was charged and not answered is lost.
+//! Nodes that crash. A charge is on disk before its answer leaves: over all processes of a node, the sum of
+//! what passed never exceeds a limit. Charges whose answers never left are lost.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -27,9 +27,9 @@ enum Step {
         key: usize,
     },
     Wait(u64),
-    /// The writer takes the rows that wait.
+    /// The writer takes the queued rows.
     Take,
-    /// A batch reaches the disk; the node hears of it a step later, or never.
+    /// A batch reaches the disk. The node learns of this in a later step, or never.
     Write,
     Tell,
     Fail,
@@ -65,8 +65,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A window that was forgotten because it was over is open again on a clock that was set back: so a
-/// history has clocks that are set back, or it has cells that are swept. Both are stories of their own.
+/// A clock that is set back may open a window again that was forgotten at its end. A history therefore
+/// contains either clocks that are set back or swept cells. The combination has its own tests.
 fn tame(step: &Step, back: bool) -> Option<Step> {
     match step {
         Step::Sweep | Step::Stop { .. } if back => None,
@@ -78,7 +78,7 @@ fn tame(step: &Step, back: bool) -> Option<Step> {
     }
 }
 
-/// Limits that need a minute or more to come back, and how much does in an hour.
+/// Limits that take a minute or more to refill, with the units earned in an hour.
 fn long() -> impl Strategy<Value = (LimitSpec, Terms)> {
     let with = |spec, limit, hourly| (spec, Terms { limit, hourly });
     select(vec![
@@ -94,7 +94,7 @@ fn long() -> impl Strategy<Value = (LimitSpec, Terms)> {
     ])
 }
 
-/// Limits that a restart takes to be spent.
+/// Limits that a restart assumes to be spent.
 fn short() -> impl Strategy<Value = (LimitSpec, Terms)> {
     let with = |spec, limit, hourly| (spec, Terms { limit, hourly });
     select(vec![
@@ -107,7 +107,7 @@ fn short() -> impl Strategy<Value = (LimitSpec, Terms)> {
     ])
 }
 
-/// What happened, in the order in which it did.
+/// Events in order of time.
 enum Event {
     Admitted {
         limit: usize,
@@ -118,29 +118,29 @@ enum Event {
         after_batch: u64,
         life: usize,
     },
-    /// A crash: cells that were not journalled count as spent at the start after it.
+    /// A crash. Cells that were not journalled count as spent at the start after the crash.
     Crashed {
         now: Now,
     },
 }
 
-/// A node, its disk, and what it said.
+/// A node, its disk, and the answers it gave.
 struct Lives {
     limits: Vec<(LimitSpec, Terms)>,
     node: Arc<Node>,
     asker: Asker,
     disk: Journal,
     taken: VecDeque<(u64, Vec<Row>)>,
-    /// How often it has started again.
+    /// The number of restarts.
     life: usize,
-    /// The last batch of each life that reached the disk.
+    /// The last batch of each process that reached the disk.
     written: Vec<u64>,
-    /// The last batch that each life was told of: answers that waited for later ones never left.
+    /// The last batch that each process knew to be on disk. Answers that waited for later batches never left.
     told: Vec<u64>,
     now: Now,
-    /// As `now`, but on a clock that nobody sets: at least so much time has passed.
+    /// Like `now`, but on a clock that nobody sets. At least this much time has passed.
     ledger_ns: u64,
-    /// When it last started after a crash.
+    /// When the node last started after a crash.
     crashed_ns: u64,
     events: Vec<Event>,
 }
@@ -190,7 +190,7 @@ impl Lives {
             Step::Sweep => scene::sweep_all(&self.node, self.now),
             Step::Crash { down_ns, clock } => self.restart(*down_ns, *clock, false),
             Step::Stop { down_ns, clock } => {
-                // A stop so soon after a crash is a story of its own.
+                // A stop this soon after a crash has its own test.
                 self.act(&Step::Wait((self.crashed_ns + MINUTE).saturating_sub(self.ledger_ns)));
                 self.taken.extend(self.node.take_rows());
                 while !self.taken.is_empty() {
@@ -236,7 +236,7 @@ impl Lives {
         answer.allowed
     }
 
-    /// Another process on the same disk; `clock` is by how much the clock was set meanwhile.
+    /// Starts another process on the same disk; `clock` is how far the clock was set meanwhile.
     fn restart(&mut self, down_ns: u64, clock: i64, clean: bool) {
         let before = self.now;
         self.now = Now::at(before.wall_ns.saturating_add(down_ns).saturating_add_signed(clock));
@@ -255,7 +255,7 @@ impl Lives {
         self.told.push(0);
     }
 
-    /// Goes through all lives with one ledger for each cell.
+    /// Checks the events of all processes with one ledger for each cell.
     fn audit(self) {
         let mut ledgers: BTreeMap<(usize, usize), Ledger> = BTreeMap::new();
         let mut crashed: Option<Now> = None;
@@ -274,7 +274,7 @@ impl Lives {
                     if after_batch > self.written[life] {
                         continue;
                     }
-                    // An answer that never left lets nothing through, but may have opened a window.
+                    // An answer that never left lets nothing pass, but may have opened a window.
                     let units = if after_batch > self.told[life] { 0 } else { units };
                     let (spec, terms) = &self.limits[limit];
                     let ledger = ledgers.entry((limit, key)).or_insert_with(|| {
@@ -345,7 +345,7 @@ fn durable(specs: &[LimitSpec]) -> (Arc<Node>, Journal) {
     (scene::small_node(specs, true, START), Journal::default())
 }
 
-/// The node after it, when it has begun: what it queued while it read the disk is there.
+/// The next process after its start, with what it queued while it read the disk.
 fn restarted(node: &Node, disk: &mut Journal, specs: &[LimitSpec], now: Now, clean: bool) -> Arc<Node> {
     let next = Arc::new(Node::new(Config {
         key: scene::KEY,
@@ -361,7 +361,7 @@ fn restarted(node: &Node, disk: &mut Journal, specs: &[LimitSpec], now: Now, cle
     next
 }
 
-/// Stops a node in good order.
+/// Stops a node cleanly.
 fn stop(node: &Node, disk: &mut Journal, now: Now) {
     scene::sweep_all(node, now);
     disk.flush(node);
@@ -372,7 +372,7 @@ fn stop(node: &Node, disk: &mut Journal, now: Now) {
 
 #[test]
 fn while_the_disk_fails_only_what_it_holds_is_spent() {
-    // As much as was charged in the last second is reserved: one unit.
+    // The node reserves as much as was charged in the last second: one unit.
     let (node, mut disk) = durable(&[scene::bucket("b", "640/h", 640)]);
     let mut asker = node.asker();
     assert!(scene::passes(&mut asker, "k", 1, START));
@@ -400,7 +400,7 @@ fn a_clean_stop_soon_after_a_crash_remembers_what_the_crash_forgot() {
     let second = restarted(&node, &mut disk, &specs, START.later(S), false);
     stop(&second, &mut disk, START.later(2 * S));
     let third = restarted(&second, &mut disk, &specs, START.later(3 * S), true);
-    // Whoever looks is told so before anybody asks.
+    // An operator sees this before any request comes.
     let limit = third.schedule()[0].limit.id;
     let values = Descriptor::new(&[(b"key", b"k")], None);
     let holding = third.holding_named(limit, &values, START.later(3 * S));
@@ -419,7 +419,7 @@ fn what_was_swept_does_not_come_back_from_the_disk() {
     disk.flush(&node);
     assert_eq!(disk.len(), 50);
     scene::sweep_all(&node, START.later(MINUTE));
-    // One of them is charged again before its row is gone: the later row counts.
+    // One cell is charged again before its row is deleted. The later row counts.
     assert_eq!(scene::drain(&mut asker, "key-7", START.later(MINUTE)), 64);
     disk.flush(&node);
     assert_eq!(disk.len(), 1);
@@ -471,7 +471,7 @@ fn a_lower_rate_holds_for_cells_on_disk() {
         if clean {
             stop(&node, &mut disk, START);
         }
-        // At the old rate everything would be back after a minute.
+        // At the old rate everything would be earned back after a minute.
         let now = START.later(2 * MINUTE);
         let next = restarted(&node, &mut disk, &slow, now, clean);
         assert_eq!(scene::drain(&mut next.asker(), "k", now), 0, "stopped in good order: {clean}");
@@ -532,13 +532,14 @@ fn a_window_whose_row_is_gone_is_not_opened_again_by_a_clock_that_was_set_back()
     scene::sweep_all(&node, START.later(MINUTE + S));
     disk.flush(&node);
     let back = START.later(50 * S);
-    // The wall goes on from where it was: what is given now is the next window's, and only once.
+    // The wall clock continues from where it was. The units that pass now belong to the next window, and pass
+    // only once.
     let next = restarted(&node, &mut disk, &specs, back, false);
     let early = scene::drain(&mut next.asker(), "k", back);
     assert_eq!(early + scene::drain(&mut next.asker(), "k", START.later(MINUTE + 59 * S)), 64);
 }
 
-/// A key that spends `units` through the cell that new keys share.
+/// A key that spends `units` through the shared cell of new keys.
 fn spend_shared(node: &Arc<Node>, name: &str, units: u64, now: Now) -> String {
     let mut asker = node.asker();
     let mut shares = |key: &String| {
@@ -548,7 +549,7 @@ fn spend_shared(node: &Arc<Node>, name: &str, units: u64, now: Now) -> String {
     (0..2_000).map(|key| format!("{name}-{key}")).find(|key| shares(key)).expect("a key without a cell")
 }
 
-/// Fills the memory, and keeps the journal going.
+/// Fills the memory, and flushes the journal.
 fn fill(node: &Arc<Node>, disk: &mut Journal, now: Now) {
     scene::flood(node, "flood", now);
     disk.flush(node);
@@ -562,7 +563,7 @@ fn the_shared_cell_survives_under_the_numbers_it_had_last() {
     scene::apply(&node, &raised, START);
     let key = spend_shared(&node, "key", 100, START);
     disk.flush(&node);
-    // The disk has a row of the shared cell under the old numbers, and a later one under the new.
+    // The disk has a row of the shared cell under the old variant, and a later row under the new one.
     let next = restarted(&node, &mut disk, &raised, START, false);
     let more = scene::drain(&mut next.asker(), &key, START);
     assert!(100 + more <= 200, "100 and then {more}");
@@ -606,7 +607,7 @@ fn a_lowered_burst_is_owed_whole_after_a_restart_too() {
         let mut asker = node.asker();
         assert!(scene::ask(&mut asker, "k", 100, START).allowed);
         node.apply(scene::limits(&with(10)), START, |id| disk.rows(id)).expect("limits that fit");
-        // A charge under the smaller burst would be denied; a look at the cell is what brings it over.
+        // The smaller burst denies every charge, so only a probe of the cell converts its state.
         assert!(!scene::ask(&mut asker, "k", 1, START).allowed);
         disk.flush(&node);
         if clean {
@@ -668,7 +669,8 @@ fn a_debt_beyond_what_a_crash_presumes_outlasts_a_clean_stop_and_two_crashes() {
     scene::apply(&node, &small, START);
     disk.flush(&node);
     stop(&node, &mut disk, START);
-    // Thirty seconds and more for three units: not journalled, and three is what a crash presumes.
+    // The small limit refills within a minute, so it is not journalled, and a crash presumes only three units
+    // spent.
     for (seconds, clean) in [(1, true), (2, false), (3, false)] {
         node = restarted(&node, &mut disk, &small, START.later(seconds * S), clean);
     }
@@ -678,7 +680,8 @@ fn a_debt_beyond_what_a_crash_presumes_outlasts_a_clean_stop_and_two_crashes() {
     assert!(back <= 20, "twenty units come back in two minutes, and not {back}");
 }
 
-/// A limit that is spent is taken out, and comes back with another shape while the node is away: it waits for its window all the same.
+/// A spent limit is removed, and returns in another shape while the node is down. It still waits for its
+/// window.
 #[test]
 fn a_limit_that_comes_back_in_another_shape_after_a_restart_gives_nothing_back() {
     let (node, mut disk) = durable(&[scene::window("w", 5, "1h")]);

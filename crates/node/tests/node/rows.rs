@@ -1,4 +1,4 @@
-//! Each node of a region speaks for itself among the regions: what that costs, and what it is good for.
+//! Each node of a region has its own row among the regions: the cost and the use of this.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,23 +6,23 @@ use crate::scene::{MS, S, bucket, sliding, window};
 use crate::siblings::{Way, World};
 use acequia_limits::limit::LimitSpec;
 
-/// Some rows of a table, a third of them: all where `ACEQUIA_ALL_ROWS` is set, as `tests/soak rows` does.
+/// A third of a table's rows, or all rows if `ACEQUIA_ALL_ROWS` is set, as by `tests/soak rows`.
 fn some_of<T>(rows: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
     let every = if std::env::var_os("ACEQUIA_ALL_ROWS").is_some() { 1 } else { 3 };
     rows.into_iter().step_by(every)
 }
 
-/// Three regions of so many nodes each, which share a limit evenly.
+/// Three regions of `nodes` nodes each, which share a limit evenly.
 fn three(nodes: usize, spec: LimitSpec) -> World {
     three_by(1, nodes, spec)
 }
 
-/// The same, by a seed.
+/// Like [`three`], with a seed.
 fn three_by(seed: u64, nodes: usize, spec: LimitSpec) -> World {
     regions_by(seed, &[nodes; 3], spec)
 }
 
-/// Regions of so many nodes each.
+/// Regions with these numbers of nodes.
 fn regions_by(seed: u64, nodes: &[usize], spec: LimitSpec) -> World {
     let mut world = World::among_regions(nodes, &[spec], 10, seed);
     world.pass(S);
@@ -32,7 +32,7 @@ fn regions_by(seed: u64, nodes: &[usize], spec: LimitSpec) -> World {
     world
 }
 
-/// What was told from region to region in a second, and what passed of a thousand requests.
+/// Traffic between regions in a second, and how many of a thousand requests passed.
 #[derive(Clone, Copy)]
 struct Cost {
     frames: u64,
@@ -40,8 +40,9 @@ struct Cost {
     passed: u64,
 }
 
-/// Two cells of 200 a second. So many requests a second: nine of ten in one region after the other, for 20 s each, at all of its nodes
-/// alike. The mean of a few worlds: what passes where more is asked for than there is differs by several in a hundred.
+/// Two cells of 200 a second at the given request rate. Nine of ten requests come in one region at a time, 20
+/// s each, evenly at its nodes. The mean of a few worlds, because results under overload differ by several
+/// percent.
 fn moving(nodes: u64, a_second: u64) -> Cost {
     const WORLDS: u64 = 3;
     let all: Vec<Cost> = (1..=WORLDS).map(|seed| moving_by(seed, nodes, a_second)).collect();
@@ -53,7 +54,7 @@ fn moving(nodes: u64, a_second: u64) -> Cost {
     }
 }
 
-/// What [`moving`] finds in the world of one seed.
+/// The result of [`moving`] for one seed.
 fn moving_by(seed: u64, nodes: u64, a_second: u64) -> Cost {
     const SECONDS: u64 = 60;
     let mut world = three_by(seed, nodes as usize, bucket("b", "200/s", 200));
@@ -73,8 +74,9 @@ fn moving_by(seed: u64, nodes: u64, a_second: u64) -> Cost {
     Cost { frames: frames / SECONDS, bytes: bytes / SECONDS, passed: 1_000 * passed / asked }
 }
 
-/// A cell of so many a second. So much of it is asked for, in percent: nine of ten in one region after the other, for 20 s each, or alike
-/// in all; at all nodes of a region alike. Gives what passed of a thousand requests, and frames a second from region to region.
+/// Four cells of `units` a second, at a load in percent. Nine of ten requests come in one region at a time,
+/// 20 s each; or all regions have equal load. Nodes of a region have equal load. Returns how many of a
+/// thousand requests passed, and frames a second between regions.
 fn few(seed: u64, nodes: u64, (units, load_percent): (u64, u64), is_moving: bool) -> (u64, u64) {
     const CELLS: u64 = 4;
     const SECONDS: u64 = 60;
@@ -99,7 +101,7 @@ fn few(seed: u64, nodes: u64, (units, load_percent): (u64, u64), is_moving: bool
     (1_000 * (passed + world.passed_late) / asked, frames)
 }
 
-/// Where nodes draw of one another, a region of several passes nearly what one of one node does.
+/// With forwards between nodes, a region of several nodes passes nearly what a region of one node does.
 #[test]
 fn what_few_units_there_are_is_found_by_all_nodes_of_all_regions() {
     println!(
@@ -120,15 +122,16 @@ fn what_few_units_there_are_is_found_by_all_nodes_of_all_regions() {
     }
 }
 
-/// Who asks in one region for units of one cell, and never for more than half of what the region has by its share.
+/// A region's caller for one cell, who never asks for more than half of the region's share.
 #[derive(Default)]
 struct Half {
-    /// When what was asked for of late was asked for, by the wall clock.
+    /// Wall clock times of recent requests.
     asked_ns: VecDeque<u64>,
 }
 
 impl Half {
-    /// Whether one more unit is within so many in each `per_ns`: in the window that began at a time, or else in any span of that length.
+    /// Whether one more unit keeps within `half` in each `per_ns`: in the window that began at `began_ns`, or
+    /// else in any interval of that length.
     fn may_ask(&mut self, (half, per_ns): (u64, u64), began_ns: Option<u64>, now_ns: u64) -> bool {
         let since_ns = began_ns.unwrap_or_else(|| now_ns.saturating_sub(per_ns));
         while self.asked_ns.front().is_some_and(|asked_ns| *asked_ns < since_ns) {
@@ -142,23 +145,23 @@ impl Half {
     }
 }
 
-/// What is asked of sixteen cells.
+/// The demand on sixteen cells.
 struct Load {
-    /// Of so many regions, at so many nodes of each.
+    /// Numbers of regions, and of nodes in each region.
     regions: u64,
     nodes: u64,
-    /// Of the limit's units in each `per_ns`, in percent; but if `is_below_half`, nobody asks who asked for half of a region's share already.
+    /// Demand in percent of the limit. If `is_below_half`, callers stop at half of a region's share.
     percent: u64,
     is_below_half: bool,
 }
 
 impl Load {
-    /// What is asked for of three regions of two nodes.
+    /// The demand on three regions of two nodes.
     const fn of_three(percent: u64, is_below_half: bool) -> Self {
         Self { regions: 3, nodes: 2, percent, is_below_half }
     }
 
-    /// What is asked for, alike at all nodes, with the stores, and in the minute after these are gone; and what passed of it.
+    /// Passed and sent requests, evenly at all nodes: first with the stores, then in a minute without them.
     fn without_stores(&self, seed: u64, spec: &LimitSpec, (units, per_ns): (u64, u64)) -> [(u64, u64); 2] {
         const CELLS: u64 = 16;
         let mut world = regions_by(seed, &vec![self.nodes as usize; self.regions as usize], spec.clone());
@@ -187,7 +190,7 @@ impl Load {
         [passed(120), passed(60)]
     }
 
-    /// Of a thousand in so many worlds.
+    /// How many of a thousand requests passed, over the given number of worlds.
     fn thousandths(&self, worlds: u64, spec: &LimitSpec, of: (u64, u64)) -> [u64; 2] {
         let counts: Vec<_> = (1..=worlds).map(|seed| self.without_stores(seed, spec, of)).collect();
         [0, 1].map(|at| {
@@ -197,8 +200,9 @@ impl Load {
     }
 }
 
-/// Whoever asks for less than half of what its region has is denied less than one in a hundred, and less than two in a minute without any
-/// store, of however few units that is; and where less than half of the limit is asked for by chance, little.
+/// Callers that ask for less than half of their region's share are denied less than one in a hundred, and
+/// less than two in a minute without any store, however few units there are. If random demand is below half
+/// of the limit, few requests are denied.
 #[test]
 fn few_units_are_there_without_the_stores() {
     println!(
@@ -218,7 +222,7 @@ fn few_units_are_there_without_the_stores() {
         (window("w", 180, "60s"), 180, 60 * S, [990, 990], [990, 980]),
         (sliding("s", 180, "60s"), 180, 60 * S, [980, 960], [980, 960]),
     ]) {
-        // Of few requests more worlds are needed to tell one in a hundred; of many one does.
+        // Small limits need more worlds to measure one in a hundred.
         let worlds = if units >= 100 {
             1
         } else if per_ns >= 60 * S {
@@ -238,7 +242,7 @@ fn few_units_are_there_without_the_stores() {
     }
 }
 
-/// So it is in a region that has all of a limit, of two units a node and more.
+/// So does a region that has all of a limit, with two units a node or more: it denies few requests.
 #[test]
 fn a_region_alone_is_served_without_its_store() {
     println!(
@@ -249,7 +253,7 @@ fn a_region_alone_is_served_without_its_store() {
         (bucket("b", "2/s", 2), 2, S, [990, 990]),
         (bucket("b", "6/s", 6), 6, S, [990, 990]),
         (bucket("b", "20/s", 20), 20, S, [990, 990]),
-        // Of fewer than two units a node some are not found in time.
+        // With fewer than two units a node, some are not found in time.
         (window("w", 2, "60s"), 2, 60 * S, [990, 960]),
         (sliding("s", 2, "60s"), 2, 60 * S, [990, 940]),
         (window("w", 6, "60s"), 6, 60 * S, [990, 970]),
@@ -258,7 +262,7 @@ fn a_region_alone_is_served_without_its_store() {
         (window("w", 200, "60s"), 200, 60 * S, [990, 990]),
         (window("w", 20, "1s"), 20, S, [990, 990]),
         (window("w", 60, "10s"), 60, 10 * S, [990, 990]),
-        // At four nodes these are fewer, too.
+        // These have fewer than two units a node, too, if there are four nodes.
         (sliding("s", 6, "60s"), 6, 60 * S, [990, 980]),
         (sliding("s", 20, "60s"), 20, 60 * S, [990, 990]),
         (sliding("s", 60, "60s"), 60, 60 * S, [990, 990]),
@@ -276,12 +280,13 @@ fn a_region_alone_is_served_without_its_store() {
     }
 }
 
-/// One node of three regions is asked for all of what forty cells have, and a tenth more, for so long. Gives what passed of a thousand units.
+/// For `seconds`, one node of three regions is asked for 110 % of the units of forty cells. Returns how many
+/// of a thousand units passed.
 fn at_one(nodes: u64, spec: &LimitSpec, (units, seconds): (u64, u64)) -> u64 {
     const CELLS: u64 = 40;
     let mut world = three(nodes as usize, spec.clone());
     world.is_prompt = true;
-    // A window that begins now.
+    // Begin with a new window.
     let left_ns = 60 * S - world.now(0).wall_ns % (60 * S);
     world.pass(left_ns + S);
     let asked = CELLS * units * 11 / 10;
@@ -294,7 +299,7 @@ fn at_one(nodes: u64, spec: &LimitSpec, (units, seconds): (u64, u64)) -> u64 {
     1_000 * (passed + world.passed_late) / (CELLS * units)
 }
 
-/// What all nodes of all regions have is found at whichever node asks for it, by some when the window is over or a minute has gone by.
+/// A node that is asked finds what all nodes of all regions have, by the end of the window or after a minute.
 #[test]
 fn one_node_finds_what_all_have() {
     println!("three regions share forty cells; all is asked for at one node");
@@ -318,7 +323,8 @@ fn one_node_finds_what_all_have() {
     }
 }
 
-/// A row has one writer, so what is told is told once, by the node whose it is. More nodes make more rows, and links between them.
+/// A row has one writer, so each change is sent once, by the row's own node. More nodes mean more rows, and
+/// more links between them.
 #[test]
 fn what_rows_of_nodes_cost() {
     println!(
@@ -332,22 +338,24 @@ fn what_rows_of_nodes_cost() {
             assert!(passed >= least, "{nodes} nodes a region: {passed}");
         }
         let [(_, one), _, (_, four)] = all;
-        // Sixteen times as many links between regions, and what nodes have for each other is in smaller pieces.
+        // There are sixteen times as many links between regions, and transfers between nodes are in smaller
+        // pieces.
         assert!(four.bytes <= one.bytes * 64, "{} and {}", one.bytes, four.bytes);
     }
 }
 
-/// Nobody has to be found who speaks for a region whose node has died: the others are heard, ask and are given as before.
+/// A region needs no new representative when a node dies: its other nodes are heard, ask and receive as before.
 #[test]
 fn a_region_is_heard_while_one_of_its_nodes_is_dead() {
     let mut world = three(2, window("w", 600, "1000s"));
     world.nodes[0].is_hung = true;
-    // What is asked for is more than the region has, at the other node, at once.
+    // The other node is asked at once for more than the region has.
     let mut passed = 0;
     for _ in 0..1_000 {
         passed += u64::from(world.ask(1, "k", 1));
         world.pass(5 * MS);
     }
-    // A third is its region's, of which the dead node has its guard share; what passes beyond is given by others.
+    // A third of the units is the region's, minus the dead node's guard share. Others give what passes beyond
+    // that.
     assert!(passed > 200 + 100, "{passed} of 600, and 200 are the region's");
 }

@@ -1,4 +1,4 @@
-//! Whose word it is: what a region passes on of others counts when they signed it, and only then, whatever it sends.
+//! Signatures: what a region passes on from others counts only if they signed it, whatever the region sends.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +18,7 @@ use acequia_rights::{
 };
 use smallvec::SmallVec;
 
-/// Keys that nobody can use but their region: a signature is a digest that only the region's own [`Keys`] makes.
+/// Keys that only their region can use: a signature is a digest that only the region's own [`Keys`] makes.
 #[derive(Debug)]
 struct Keys {
     region: MemberId,
@@ -58,7 +58,7 @@ impl Seals for Keys {
     }
 }
 
-/// The region whose certificate was stolen. It is no authority.
+/// The region whose certificate was stolen. The region is no authority.
 const HOSTILE: usize = 2;
 
 struct Scene {
@@ -68,7 +68,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Three regions that have agreed on the first version; 0 is the authority, and 1 could be.
+    /// Three regions that have agreed on the first version. Region 0 is the authority, and region 1 could be.
     fn new() -> Self {
         let mut scene = Self::unagreed();
         scene.world.run(2 * S, |_, _| 0);
@@ -105,7 +105,7 @@ impl Scene {
         self.world.places[region].node.traffic().seals_refused
     }
 
-    /// Another version by the authority, which moves a share.
+    /// The authority makes another version, with a changed weight.
     fn order(&mut self, weight: u32) -> Version {
         let Version { mut members, clock_error_ns, drift_ppm, key, limits, revoked, .. } = self.version(0);
         members.values_mut().take(1).for_each(|member| member.weight = weight);
@@ -144,7 +144,7 @@ impl Scene {
         node.handle(MemberId(HOSTILE as u16), &bytes, Now::at(self.world.now)).expect("a frame that reads");
     }
 
-    /// What it says is refused by both, for this reason, and no version is adopted.
+    /// Asserts that both others refuse the entry for this reason, and adopt no version.
     fn is_refused(&mut self, entry: &Entry, why: &SealFault) {
         let before =
             [0, 1].map(|region| (self.version_id(region), self.effective(region), self.refused(region)));
@@ -180,7 +180,7 @@ fn told(version: &Version, seal: Option<Seal>) -> Entry {
 #[test]
 fn what_is_signed_is_passed_on() {
     let mut scene = Scene::new();
-    // Between 0 and 2 nothing passes: 2 hears the version and the acknowledgements by way of 1.
+    // The link between 0 and 2 is cut. Region 2 hears the version and the acknowledgements through region 1.
     scene.world.cut = vec![(0, 2), (2, 0)];
     let version = scene.order(3);
     scene.world.run(4 * S, |_, _| 0);
@@ -201,7 +201,7 @@ fn a_process_that_begins_anew_can_pass_on_what_it_has() {
     let version = scene.order(3);
     scene.world.run(2 * S, |_, _| 0);
     assert_eq!((scene.version_id(1), scene.version_id(2)), (version.version_id, VersionId::FIRST));
-    // The authority is out of reach, and 1 restarts: what 2 hears of the version is on 1's disk.
+    // The authority is out of reach, and region 1 restarts. Region 2 hears the version from region 1's disk.
     scene.world.cut = vec![(0, 2), (2, 0), (0, 1), (1, 0)];
     scene.world.restart(1, None, incarnation(1));
     scene.world.places[1].node.seal_with(scene.keys(1));
@@ -222,16 +222,16 @@ fn no_member_makes_versions_in_the_name_of_the_authority_or_its_own() {
     let own = |version: &Version| told(version, Some(keys.seal(&said_of_version(version)).expect("sealed")));
     let as_authority = next(incarnation(0), 1);
     scene.is_refused(&told(&as_authority, None), &SealFault::Missing);
-    scene.is_refused(&own(&as_authority), &SealFault::AnotherWriter("Region(2)".to_owned()));
+    scene.is_refused(&own(&as_authority), &SealFault::AnotherWriter("MemberId(2)".to_owned()));
     let as_itself = next(incarnation(HOSTILE), 2);
-    scene.is_refused(&own(&as_itself), &SealFault::NotAuthority("Region(2)".to_owned()));
-    // The seal of one thing proves nothing else.
+    scene.is_refused(&own(&as_itself), &SealFault::NotAuthority("MemberId(2)".to_owned()));
+    // A seal on one statement proves no other statement.
     let seal = scene.keys(0).seal(&said_of_version(&current)).expect("sealed");
     scene.is_refused(&told(&as_authority, Some(seal)), &SealFault::Worthless("forged".to_owned()));
     let no_chain = Seal { scheme: 0, signature: Vec::new(), chain: Vec::new() };
     scene
         .is_refused(&told(&as_authority, Some(no_chain)), &SealFault::Worthless("no certificate".to_owned()));
-    // What is older is nothing new, whoever signed it.
+    // An older version changes nothing, whoever signed it.
     scene.order(3);
     scene.world.run(2 * S, |_, _| 0);
     let before = scene.version_id(1);
@@ -244,7 +244,7 @@ fn no_member_makes_versions_in_the_name_of_the_authority_or_its_own() {
 #[test]
 fn no_member_acknowledges_for_another() {
     let mut scene = Scene::new();
-    // 1 hears nothing of the next version, and so goes by its old share.
+    // Region 1 does not hear of the next version, so it keeps its old share.
     scene.world.cut = vec![(0, 1), (1, 0), (1, 2), (2, 1)];
     let version = scene.order(3);
     scene.world.run(2 * S, |_, _| 0);
@@ -257,9 +257,9 @@ fn no_member_acknowledges_for_another() {
     let by_itself = scene.keys(HOSTILE).seal(&said).expect("sealed");
     for (seal, why) in [
         (None, SealFault::Missing),
-        (Some(by_itself), SealFault::AnotherWriter("Region(2)".to_owned())),
+        (Some(by_itself), SealFault::AnotherWriter("MemberId(2)".to_owned())),
         (
-            // A word of 1's that is true of another version.
+            // A statement of region 1 that is true of another version.
             Some(
                 scene
                     .keys(1)
@@ -279,7 +279,7 @@ fn no_member_acknowledges_for_another() {
         scene.world.run(S, |_, _| 0);
         assert_eq!(scene.effective(0), first);
     }
-    // Its own word counts, by way of whoever passes it on.
+    // Region 1's own acknowledgement counts, whoever passes it on.
     let seal = scene.keys(1).seal(&said).expect("sealed");
     scene.say(&of(Some(seal)));
     scene.world.run(S, |_, _| 0);
@@ -331,7 +331,7 @@ fn no_version_takes_so_many_marks_that_few_are_left() {
     }
 }
 
-/// A cell that the hostile region speaks of, at one of the others.
+/// A cell that the hostile region talks about, at one of the others.
 struct Cell {
     introduced: Entry,
     id: ShortId,
@@ -339,7 +339,7 @@ struct Cell {
 }
 
 impl Scene {
-    /// Regions that share a limit of 300 units alike.
+    /// Regions with equal shares of a limit of 300 units.
     fn of(spec: &LimitSpec) -> Self {
         let mut scene =
             Self { world: World::new(3, std::slice::from_ref(spec), 20 * MS), ..Self::unagreed() };
@@ -356,7 +356,7 @@ impl Scene {
         Cell { introduced, id, end_ns: holding.window_ns }
     }
 
-    /// All that both others let through now.
+    /// Drains both other regions. Returns what passed.
     fn drained(&mut self) -> u64 {
         let mut drained = 0;
         for region in 0..HOSTILE {
@@ -378,7 +378,8 @@ fn nobody_gives_more_than_stands_for_it() {
         let give = Entry::Give { id, end_ns, cumulative };
         (0..HOSTILE).for_each(|to| scene.say_to(to, &[introduced.clone(), give.clone()]));
     }
-    // What stands for it is believed. That it gives it twice they cannot know; it is not more than that.
+    // Its share is believed. The others cannot know that it gives this share twice, and believe no more than
+    // the share.
     assert_eq!(scene.drained(), 198 + 200, "what stands for both, of which two are spent, and for it, twice");
     let give = Entry::Give { id, end_ns, cumulative: 2_000_000 };
     (0..HOSTILE).for_each(|to| scene.say_to(to, &[introduced.clone(), give.clone()]));
@@ -392,7 +393,7 @@ fn nobody_lends_more_than_stands_for_it() {
     let mut scene = Scene::of(&spec);
     (0..HOSTILE).for_each(|region| assert!(scene.world.ask(region, "k"), "it is asked for"));
     let Cell { introduced, id, .. } = scene.cell();
-    // What both said last, so that loans can be dated by it.
+    // Record the last frames of both others, because loans are dated by their heartbeats.
     scene.world.caught = Some(Vec::new());
     scene.world.cut = vec![(0, HOSTILE), (1, HOSTILE), (HOSTILE, 0), (HOSTILE, 1)];
     scene.world.run(S, |_, _| 0);
@@ -419,7 +420,8 @@ fn nobody_lends_more_than_stands_for_it() {
         }
     }
     assert_eq!(scene.drained(), 200, "the second loan is more than it has left");
-    // A grant that is told again, since its confirmation was lost, is no loan of more: its giver would end the first one.
+    // A repeated grant, whose confirmation was lost, is no additional loan: its giver would end the first
+    // one.
     scene.world.caught = Some(Vec::new());
     (0..HOSTILE).for_each(|to| scene.say_to(to, &[introduced.clone(), grant(to, 4, 60, 1)]));
     scene.world.run(100 * MS, |_, _| 0);
@@ -433,14 +435,14 @@ fn nobody_lends_more_than_stands_for_it() {
     assert_eq!(refused, [1, 2, 3, 5].into(), "the first loans, and the second of the later ones");
 }
 
-/// What the hostile region knows, and says at random.
+/// What the hostile region knows, and what it sends at random.
 struct Liar {
     state: u64,
     cell: Cell,
-    /// The last beats of both others, as it heard them.
+    /// The last heartbeats of both others, as the liar heard them.
     echoes: [Heartbeat; HOSTILE],
     loans: u64,
-    /// Loans that others gave it.
+    /// Loans that others granted to the liar.
     granted: Vec<Grant>,
     version: Version,
     keys: Arc<Keys>,
@@ -453,7 +455,7 @@ impl Liar {
         (self.state >> 33) % most
     }
 
-    /// Few units, or as many as stand for it, or far too many.
+    /// Few units, as many as its share, or far too many.
     fn units(&mut self) -> u64 {
         match self.below(6) {
             0 => u64::MAX,
@@ -464,7 +466,7 @@ impl Liar {
         }
     }
 
-    /// Anything that its certificate can sign, or that needs no signature.
+    /// Any entry that its certificate can sign, or that needs no signature.
     fn entry(&mut self, to: usize) -> Entry {
         let (id, end_ns) = (self.cell.id, self.cell.end_ns);
         let units = self.units();
@@ -525,7 +527,7 @@ impl Liar {
         }
     }
 
-    /// Hears what both others say.
+    /// Receives the frames of both others.
     fn hear(&mut self, caught: Vec<(usize, usize, Vec<u8>)>) {
         for (from, to, bytes) in caught {
             if to != HOSTILE || from == HOSTILE {
@@ -541,14 +543,14 @@ impl Liar {
     }
 }
 
-/// Both others are asked for all there is while one region says anything: how much passed.
+/// One region sends anything while both others are asked for all there is. Returns how much passed.
 fn passed_beside_a_liar(spec: &LimitSpec, seed: u64) -> u64 {
     let mut scene = Scene::of(spec);
     let mut passed = (0..HOSTILE).map(|region| u64::from(scene.world.ask(region, "k"))).sum();
     let (cell, keys, version) = (scene.cell(), scene.keys(HOSTILE), scene.version(HOSTILE));
     let echoes = [Heartbeat { boot: 0, number: 0 }; HOSTILE];
     let mut liar = Liar { state: seed, cell, echoes, loans: 0, granted: Vec::new(), version, keys };
-    // Its true node is heard no more.
+    // Cut off the node that really belongs to the hostile region.
     scene.world.cut = vec![(0, HOSTILE), (1, HOSTILE), (HOSTILE, 0), (HOSTILE, 1)];
     for _ in 0..150 {
         let to = liar.below(HOSTILE as u64) as usize;
@@ -576,8 +578,8 @@ fn passed_beside_a_liar(spec: &LimitSpec, seed: u64) -> u64 {
     passed
 }
 
-/// Whatever the certificate of one region of three signs, the others pass the limit and that region's part once more, which they cannot
-/// know to be given to both: no unit beyond.
+/// Whatever the certificate of one of three regions signs, the others pass at most the limit plus that
+/// region's part, because they cannot know that both received the part. Not one unit more passes.
 #[test]
 fn whatever_one_region_sends_the_others_pass_its_part_once_more_at_most() {
     let specs = [window("w", 300, "1h"), bucket("b", "3/h", 300), regions::sliding("s", 300, "1h")];
@@ -585,7 +587,7 @@ fn whatever_one_region_sends_the_others_pass_its_part_once_more_at_most() {
         let passed: Vec<u64> = (0..30).map(|seed| passed_beside_a_liar(&spec, seed)).collect();
         let (least, most) = (passed.iter().min().copied(), passed.iter().max().copied());
         println!("{}: {least:?} to {most:?} of 300", spec.name);
-        // A unit for rounding, and what comes back of a bucket in five minutes.
+        // One unit for rounding, and what a bucket earns in five minutes.
         assert!(most <= Some(402), "{}: {passed:?}", spec.name);
         // Loans of a sliding window end before they can be used often.
         let tried = if spec.name == "s" { 150 } else { 300 };

@@ -1,5 +1,5 @@
-//! Walls that are set back by more than is slewed: no window that was left is open again, and nobody is starved of those
-//! that were not.
+//! Wall clocks that are set back too far for slewing. No window that ended opens again, and skipped windows
+//! are not withheld.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,12 +15,12 @@ use acequia_node::{
 
 const DAY: u64 = 24 * HOUR;
 
-/// So long after the start, by a wall that is ahead by so much.
+/// A time after the start, by a wall clock that is ahead.
 fn at(passed_ns: u64, ahead_ns: u64) -> Now {
     Now { wall_ns: START.wall_ns + passed_ns + ahead_ns, ..START.later(passed_ns) }
 }
 
-/// How many of so many units of one key pass, one by one.
+/// How many of `units` single units of one key pass.
 fn passed(asker: &mut Asker, units: usize, now: Now) -> usize {
     (0..units).filter(|_| ask(asker, "k", 1, now).allowed).count()
 }
@@ -38,22 +38,22 @@ fn a_window_that_was_left_is_closed_and_one_that_was_skipped_is_open() {
     let node = scene::node(&shop(), START);
     let mut asker = node.asker();
     assert_eq!(passed(&mut asker, 20, at(10 * S, 0)), 10);
-    // An hour ahead for two minutes, and the cells of what is over are forgotten.
+    // The clock is an hour ahead for two minutes, and cells of past windows are forgotten.
     for second in [30, 90, 140] {
         let now = at(second * S, HOUR);
         assert_eq!(passed(&mut asker, 20, now), 10, "{second}");
         sweep_all(&node, now.later(MINUTE));
     }
-    // Back, in a window that it skipped.
+    // The clock returns to a window that it skipped.
     let now = at(150 * S, 0);
     let answer = ask(&mut asker, "another", 1, now).clone();
     assert!(answer.allowed, "{:?}", answer.reason);
-    // Back by a little more, in the one that it was in first.
+    // The clock goes back a little more, to the first window it was in.
     let now = Now { wall_ns: START.wall_ns + 20 * S, ..now.later(S) };
     let answer = ask(&mut asker, "k", 1, now).clone();
     assert_eq!((answer.allowed, answer.reason, answer.retry_after_ns), (false, Reason::Clock, 40 * S));
     assert_eq!(ask(&mut asker, "unheard of", 1, now).reason, Reason::Clock);
-    // Each that it was in an hour ahead is closed until the wall passes its end.
+    // Each window of the hour ahead is closed until the wall clock passes its end.
     for (minute, closed) in [(60, true), (61, true), (63, false)] {
         let wall_ns = START.wall_ns + minute * MINUTE + 15 * S;
         let now = Now { wall_ns, steady_ns: wall_ns };
@@ -66,7 +66,7 @@ fn what_was_spent_under_a_wall_that_was_ahead_counts_in_the_window_that_is_open(
     let node = scene::node(&shop(), at(0, DAY));
     let mut asker = node.asker();
     assert_eq!(passed(&mut asker, 8, at(10 * S, DAY)), 8);
-    // In the minute that is open two are left, and in the next one all.
+    // The open minute has two units left, and the next minute has all.
     assert_eq!(passed(&mut asker, 20, at(20 * S, 0)), 2);
     assert_eq!(passed(&mut asker, 20, at(70 * S, 0)), 10);
 }
@@ -114,7 +114,7 @@ fn a_node_that_began_a_year_ahead_is_whole_within_a_window_of_its_next_start() {
     }
 }
 
-/// One of two nodes that share a store and hear of no other clocks than its servers'.
+/// One of two nodes that share a store. The node hears of no clocks except the servers'.
 fn of_a_store() -> Arc<Node> {
     let config = Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: None, home: None };
     let place = Siblings {
@@ -135,7 +135,7 @@ fn of_a_store() -> Arc<Node> {
     Arc::new(Node::among(config, Keep::default(), place))
 }
 
-/// A server whose clock is right, as a node sees it whose wall is ahead by so much.
+/// A server with a right clock, as seen by a node whose wall clock is ahead.
 fn right_server(ahead_ns: u64) -> ServerClock {
     ServerClock { ahead_ns: -ahead_ns.cast_signed(), unsure_ns: MS }
 }
@@ -147,14 +147,16 @@ fn a_wall_that_is_set_while_a_node_runs_is_gone_by_when_a_server_of_the_store_ag
     let wall_s = |now: Now| (node.corrected(now).wall_ns - START.wall_ns) / S;
     node.compare_wall(at(S, 0), &[right_server(0)]);
     assert_eq!(wall_s(at(2 * S, 0)), 2);
-    // Set by an hour: between two comparisons it is carried on, and after that the server's is gone by.
+    // The wall clock is set by an hour. Between two comparisons the node carries its time on; at the next
+    // comparison it follows the server.
     assert_eq!(wall_s(at(3 * S, HOUR)), 3);
     node.compare_wall(at(4 * S, HOUR), &[right_server(HOUR)]);
     assert_eq!(wall_s(at(5 * S, HOUR)), 5);
-    // While no server is reached, too.
+    // The node does so while no server is reached, too.
     node.compare_wall(at(6 * S, HOUR), &[]);
     assert_eq!(wall_s(at(7 * S, HOUR)), 7);
-    // Servers that are set themselves lead nobody, however many they are, and however the wall is corrected meanwhile.
+    // Servers whose own clocks are set mislead nobody, however many they are, and however the node's wall
+    // clock is corrected meanwhile.
     node.compare_wall(at(8 * S, 0), &[right_server(0)]);
     let wrong = right_server(HOUR);
     node.compare_wall(at(9 * S, 0), &[wrong, wrong, wrong]);
@@ -162,12 +164,12 @@ fn a_wall_that_is_set_while_a_node_runs_is_gone_by_when_a_server_of_the_store_ag
     let corrected_ns = 60 * MS;
     node.compare_wall(at(11 * S, corrected_ns), &[wrong, wrong]);
     assert_eq!(wall_s(at(12 * S, corrected_ns)), 12);
-    // Most agree that it was wrong before.
+    // A majority agrees that the clock was wrong before.
     node.compare_wall(at(13 * S, HOUR), &[right_server(0), right_server(0), wrong]);
     assert_eq!(wall_s(at(14 * S, HOUR)), 3_614);
 }
 
-/// Without the rule the story above must end otherwise.
+/// Without the rule, the first story must fail.
 #[cfg(feature = "mutations")]
 #[test]
 fn every_rule_that_is_left_out_is_missed() {

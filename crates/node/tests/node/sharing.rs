@@ -1,4 +1,4 @@
-//! Regions that share a limit, on a network in memory.
+//! Regions that share a limit on a simulated network.
 
 use crate::regions::{self, MS, S, World, incarnation, window};
 use acequia_limits::{
@@ -12,7 +12,7 @@ fn a_hot_region_borrows_what_the_others_do_not_use() {
     let mut world = World::new(3, &[regions::bucket("b", "1000/s", 300)], 40 * MS);
     world.run(2 * S, |_, _| 0);
     assert!(world.all_settled(), "{:#?}", world.memberships());
-    // All demand in one region, one and a half times the limit.
+    // All demand is in one region, at one and a half times the limit.
     let before = world.admitted();
     world.run(10 * S, |region, ms| if region == 0 { u64::from(ms % 2 == 0) * 3 } else { 0 });
     let used = world.admitted() - before;
@@ -40,7 +40,7 @@ fn a_key_with_numbers_of_its_own_borrows_by_them() {
         serde_json::from_str(r#"[{"key": "big", "rate": "1000/s", "burst": "300"}]"#).expect("overrides");
     let mut world = World::new(3, &[spec], 40 * MS);
     world.run(2 * S, |_, _| 0);
-    // Before it was ever asked for, too.
+    // Check also before any request for the key.
     for (key, budget, own) in [("big", 300, 100), ("small", 3, 1)] {
         let cell = world.cell(0, key);
         assert_eq!((cell.algorithm.budget(), cell.holding.standing.units), (budget, own), "{key}");
@@ -63,7 +63,7 @@ fn a_key_with_numbers_of_its_own_borrows_by_them() {
 
 #[test]
 fn what_nobody_knows_of_a_cell_is_no_more_than_the_least_that_it_may_have() {
-    // Fewer units than regions: which of them has one is a matter of the cell.
+    // There are fewer units than regions. The cell decides which region has a unit.
     let mut spec = regions::window("w", 2, "1h");
     spec.overrides = serde_json::from_str(r#"[{"key": "small", "limit": "1"}]"#).expect("overrides");
     let id = regions::limit(spec.clone()).id;
@@ -85,7 +85,7 @@ fn a_few_units_for_one_key_leave_the_others_what_they_have() {
     spec.overrides = serde_json::from_str(r#"[{"key": "small", "limit": "1"}]"#).expect("overrides");
     let mut world = World::new(3, &[spec], 40 * MS);
     world.run(2 * S, |_, _| 0);
-    // Two regions are asked for nothing: by themselves they cannot know that the key has the limit's own numbers.
+    // Two regions have no requests, so they cannot know by themselves that the key has the base variant.
     let before = world.admitted();
     world.run(40 * S, |region, _| u64::from(region == 0));
     let used = world.admitted() - before;
@@ -105,13 +105,14 @@ fn who_comes_first_is_served_first_and_a_floor_is_kept() {
         let is_rate = spec.token_bucket.is_some();
         let mut world = World::new(3, &[shared(spec)], 40 * MS);
         world.run(2 * S, |_, _| 0);
-        // Each of two regions wants as much as there is; the third is silent and keeps a fifth of its share.
+        // Each of two regions wants the whole limit. The third is silent and keeps a fifth of its share.
         let before: Vec<u64> = world.places.iter().map(|place| place.admitted).collect();
         world.run(20 * S, |region, _| u64::from(region < 2));
         let used: Vec<u64> =
             world.places.iter().zip(before).map(|(place, before)| place.admitted - before).collect();
         if is_rate {
-            // All but two floors; and the second has its floor of 60/s, and what it had before it was told.
+            // Region 0 gets all except two floors. Region 1 has its floor of 60/s, and what it used before it
+            // heard of the priority.
             assert!(used[0] >= 900 * 20 * 8 / 10, "{used:?}");
             assert!(used[1] >= 60 * 20 && used[1] <= 120 * 20, "{used:?}");
         } else {
@@ -126,7 +127,7 @@ fn who_comes_first_is_served_first_and_a_floor_is_kept() {
 
 #[test]
 fn where_all_ask_for_more_than_there_is_each_keeps_about_its_own_part() {
-    // Forty a second and sixty at once, for three regions that begin one after the other.
+    // Forty a second and sixty at once, for three regions that start one after the other.
     let mut world = World::new(3, &[regions::bucket("b", "40/s", 60)], 40 * MS);
     world.run(2 * S, |_, _| 0);
     let mut dice = 7_u64;
@@ -135,7 +136,7 @@ fn where_all_ask_for_more_than_there_is_each_keeps_about_its_own_part() {
         (dice >> 33).is_multiple_of(of)
     };
     let before = world.admitted();
-    // Twenty a second in each, as chance has it.
+    // Random demand of twenty a second in each region.
     world.run(30 * S, |region, ms| u64::from(ms >= 1_500 * region as u64 && chance(50)));
     let used = world.admitted() - before;
     for region in 0..3 {
@@ -158,7 +159,7 @@ fn who_was_idle_for_a_moment_keeps_its_burst() {
     let mut world = World::new(3, &[regions::bucket("b", "40/s", 60)], 40 * MS);
     world.run(2 * S, |_, _| 0);
     world.run(S, |_, ms| u64::from(ms % 25 == 0));
-    // Far more than there is, in one region only: a second and a half is what the burst is for.
+    // One region is asked for far more than there is. The burst must last a second and a half.
     world.run(S, |region, _| u64::from(region == 0));
     for region in [1, 2] {
         let holding = world.cell(region, "k").holding;
@@ -175,7 +176,7 @@ fn who_was_idle_for_a_moment_keeps_its_burst() {
 fn a_link_that_was_slow_for_a_while_is_not_kept_slow_by_what_is_said_again() {
     let mut world = World::new(3, &[regions::bucket("b", "9/s", 10)], 40 * MS);
     world.run(2 * S, |_, _| 0);
-    // Many keys at once, and links that can hardly carry what there is to say of them.
+    // Many keys at once, on links that can hardly carry their traffic.
     let keys: Vec<String> = (0..600).map(|n| format!("k{n}")).collect();
     world.bytes_per_s = Some(5_000);
     let mut asked = 0_usize;
@@ -183,12 +184,12 @@ fn a_link_that_was_slow_for_a_while_is_not_kept_slow_by_what_is_said_again() {
         world.run(MS, |_, _| 0);
         for _ in 0..5 {
             asked += 7;
-            // Each key mostly in one region, which borrows.
+            // Most requests for a key come in one region, which borrows.
             let key = asked % keys.len();
             world.ask(if asked.is_multiple_of(4) { key % 2 } else { 2 }, &keys[key]);
         }
     }
-    // Nobody asks any more, and there is room for all that is left to be said.
+    // Requests have ended, and the links have room for the rest of the traffic.
     world.bytes_per_s = Some(50_000);
     world.run(60 * S, |_, _| 0);
     let before = world.said();
@@ -200,7 +201,7 @@ fn a_link_that_was_slow_for_a_while_is_not_kept_slow_by_what_is_said_again() {
             assert!(loans.is_empty(), "{key} in {region}: {loans:?}");
         }
     }
-    // Whoever has ever lent renews what it lends, whatever that is, with every beat that it hears.
+    // Each lender renews its loans, whatever they are, with every heartbeat that it hears.
     assert!(more <= 3 * 2 * 10 * 1_000 / 400, "the same is said for ever: {more}");
 }
 
@@ -209,21 +210,22 @@ fn of_cells_that_nobody_asks_for_nothing_is_said_wherever_they_were_asked_for_la
     let limits = [regions::bucket("b", "9/s", 10), regions::window("w", 3_000, "1d")];
     let mut world = World::new(3, &limits, 40 * MS);
     world.run(2 * S, |_, _| 0);
-    // Regions cool them one after the other, each while another one has just been told.
+    // Regions let the cells cool one after the other, each while another region has just been told.
     for region in [0, 1, 2, 0] {
         for key in 0..50 {
             (0..3).for_each(|_| assert!(world.ask(region, &format!("k{key}")), "{region} k{key}"));
         }
         world.run(7 * S, |_, _| 0);
     }
-    // Ten seconds after the last question, and what is said of that.
+    // Ten seconds after the last request, plus time for the last messages.
     world.run(15 * S, |_, _| 0);
     let before = world.said();
     world.run(60 * S, |_, _| 0);
-    // Whoever has ever lent renews what it lends, whatever that is: once a second.
+    // Each lender renews its loans, whatever they are, once a second.
     let more = world.said() - before;
     assert!(more <= 3 * 2 * 60, "of buckets that are forgotten, and of windows that are open: {more}");
-    // Who is asked then is given what the others have, of which it has heard nothing for a minute.
+    // A region that is asked again receives what the others have, although it has heard nothing of them for a
+    // minute.
     let mut passed = 0;
     for ms in 0..40_000 {
         world.run(MS, |_, _| 0);
@@ -268,7 +270,7 @@ fn a_version_that_waits_for_a_region_is_written_once() {
 
 #[test]
 fn costs_that_no_part_can_hold_pass_in_one_region() {
-    // Two units each, and every request needs four.
+    // Each region has two units, and every request needs four.
     let mut world = World::new(3, &[regions::bucket("b", "6/s", 6)], 40 * MS);
     world.run(2 * S, |_, _| 0);
     let mut passed = [0_u64; 3];
@@ -278,7 +280,7 @@ fn costs_that_no_part_can_hold_pass_in_one_region() {
         passed[region] += u64::from(world.ask_for(region, "k", 4));
     }
     assert!(passed.iter().sum::<u64>() >= 10, "{passed:?}");
-    // Costs of one and four: what is of use where it is stays there.
+    // Costs of one and four. Units that are useful where they are stay there.
     let mut world = World::new(3, &[regions::bucket("b", "6/s", 6)], 40 * MS);
     world.run(2 * S, |_, _| 0);
     let mut used = [0_u64; 3];
@@ -306,8 +308,9 @@ fn a_catalogue_of_another_cluster_is_not_adopted() {
     assert!(fault.to_string().contains("another cluster"), "{fault}");
 }
 
-/// A limit has another shape, beside which the old one counts up to an edge. A node begins with a wall that is beyond it, and is told what
-/// time it is: until then the old shape holds, and what was spent under it is known.
+/// A limit changes its shape, and the old shape counts up to an edge beside the new one. A node starts with a
+/// wall clock beyond that edge, and is then corrected. The old shape and its debts must hold from then until
+/// the edge.
 #[test]
 fn a_limit_that_seemed_to_be_over_holds_when_the_wall_is_corrected() {
     let mut world = World::new(2, &[window("w", 300, "1h")], 20 * MS);
@@ -321,15 +324,15 @@ fn a_limit_that_seemed_to_be_over_holds_when_the_wall_is_corrected() {
     world.restart(1, None, incarnation(1));
     world.run(5 * S, |_, _| 5);
     assert_eq!(world.places[0].admitted + world.places[1].admitted, 300);
-    // From the edge on the new one holds alone. It has counted what passed since it was heard of.
+    // From the edge on the new shape holds alone. It has counted what passed since it was heard of.
     world.run(to_edge_ns, |_, ms| u64::from(ms % 1_000 == 0));
     world.run(5 * S, |_, _| 5);
     let all = world.places[0].admitted + world.places[1].admitted;
     assert!((301..=300 + 200).contains(&all), "{all}");
 }
 
-/// One region draws what all others have, and then another is asked: what it does not believe of the first it gets by way of those
-/// whose that was.
+/// One region obtains what all others have, and then another region is asked. What the second does not accept
+/// from the first arrives through the regions that had the units.
 #[test]
 fn what_one_region_drew_goes_on_to_another_by_way_of_those_who_had_it() {
     let mut world = World::new(5, &[window("w", 5_000, "1d")], 20 * MS);

@@ -1,4 +1,4 @@
-//! Limits of a few units, fewer than there are nodes: what passes at once, what passes when it is asked for again, and what passes
+//! Limits with fewer units than there are nodes: what passes at once, what passes on a retry, and what passes
 //! without the store.
 
 use crate::scene::{MS, S, bucket, sliding, window};
@@ -8,8 +8,8 @@ use acequia_limits::limit::LimitSpec;
 /// How many cells are asked for.
 const KEYS: u64 = 200;
 
-/// Of so many units for each cell, what passed at once, one request at a random node for each unit, and what passed in the second after
-/// that at all nodes. In percent.
+/// Each cell has `units`. Returns two percentages of them: what passed at once, with one request at a random
+/// node for each unit, and what had passed after another second of requests at all nodes.
 fn passed(world: &mut World, units: u64) -> (u64, u64) {
     world.is_prompt = true;
     let nodes = world.nodes.len() as u64;
@@ -41,8 +41,9 @@ fn alone(spec: LimitSpec, percent: u8, has_store: bool) -> World {
     world
 }
 
-/// Why of few units none is with a guard node: one that is, is not found by most who ask while the store is there. So
-/// such a cell is exact, and without the store nothing of it passes. Of four units or more one is, and few are denied at first.
+/// Why no guard node keeps a unit if there are few: while the store is reachable, most requests would not
+/// find that unit. A cell with few units is therefore exact, and passes nothing without the store. With four
+/// units or more, a guard node keeps one, and few requests are denied at first.
 #[test]
 fn a_guard_unit_costs_the_answer_at_once_and_gives_one_without_the_store() {
     println!("of four nodes, in percent      with the store       without");
@@ -56,9 +57,9 @@ fn a_guard_unit_costs_the_answer_at_once_and_gives_one_without_the_store() {
         (kept, at_once, later, without)
     };
     for units in 1..=2 {
-        // As nodes do it, of any guard below a half.
+        // The nodes' behaviour for any guard below a half.
         assert_eq!(row(units, 10), (0, 100, 100, 0));
-        // And if one unit were kept.
+        // The behaviour if one unit were kept.
         let (kept, at_once, later, without) = row(units, 100_u64.div_ceil(units) as u8);
         assert_eq!((kept, later, without), (1, 100, 100 / units));
         assert!(at_once <= 80, "many do not find it: {at_once}");
@@ -68,13 +69,13 @@ fn a_guard_unit_costs_the_answer_at_once_and_gives_one_without_the_store() {
         assert_eq!((kept, later, without), (0, 100, 0));
         let (kept, at_once, later, without) = row(units, 10);
         assert_eq!((kept, later, without), (1, 100, 100 / units));
-        // The last unit is found at once by those only whom chance sends to the node that has it.
+        // Only requests that chance sends to the node with the last unit find this unit at once.
         assert!(beside == 100 && at_once >= 90, "{at_once} beside {beside}");
     }
 }
 
-/// Asks for units of ten cells at random nodes, so much of what they have, for half a minute; callers wait for pools. Gives what passed of
-/// what could have, and calls a request.
+/// Asks for this percentage of the units of ten cells, at random nodes for half a minute. Callers wait for
+/// pools. Returns the part that passed of what could have, and calls a request.
 fn used(spec: &LimitSpec, (nodes, a_second): (u64, u64), load_percent: u64) -> (f64, f64) {
     const CELLS: u64 = 10;
     const SECONDS: u64 = 30;
@@ -94,7 +95,8 @@ fn used(spec: &LimitSpec, (nodes, a_second): (u64, u64), load_percent: u64) -> (
     (passed as f64 / could as f64, (world.calls - calls) as f64 / asked as f64)
 }
 
-/// Of a pool of few units a node no node holds what it does not use, so what is there is found wherever it is asked for.
+/// If a pool has few units a node, no node holds units it does not use. Requests at every node find what
+/// there is.
 #[test]
 fn what_few_units_there_are_is_found_at_every_node() {
     println!(
@@ -116,8 +118,8 @@ fn what_few_units_there_are_is_found_at_every_node() {
     }
 }
 
-/// A request for two units, at a node that holds one of them: what goes back with its call comes with the answer, so it passes when it
-/// is asked again.
+/// A request needs two units at a node that holds one. The call returns this unit, and the reply brings both,
+/// so the request passes on a retry.
 #[test]
 fn what_needs_two_units_of_a_scarce_pool_has_them() {
     for cell in 0..4 {
@@ -127,7 +129,7 @@ fn what_needs_two_units_of_a_scarce_pool_has_them() {
         let key = format!("l{cell}");
         world.ask(0, &key, 2);
         world.pass(5 * MS);
-        // Of what came for that another request takes one.
+        // Another request takes one of the units that arrived.
         world.ask(0, &key, 1);
         let calls = world.calls;
         let tries = (0..25).take_while(|_| {

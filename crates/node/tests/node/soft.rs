@@ -1,4 +1,4 @@
-//! Soft limits: what is told and slowed before a limit is reached.
+//! Soft limits: warnings and throttling before a limit is reached.
 
 use crate::regions;
 use std::sync::Arc;
@@ -38,11 +38,11 @@ fn each_threshold_is_told_once_a_window() {
         let Warning { domain, name, percent, used, budget, by, .. } = &warnings[0];
         assert_eq!((domain.as_str(), name.as_str(), *percent, *used, *budget), ("shop", "w", 50, 5, 10));
         assert_eq!(by, &[("key".to_owned(), "a".to_owned())]);
-        // Two thresholds in one charge; and a denial tells nothing.
+        // One charge reaches two thresholds. A denial reports nothing.
         assert!(passes(&mut asker, "a", 5, START));
         assert!(!passes(&mut asker, "a", 1, START));
         assert_eq!(told(&node), [(80, 10), (100, 10)]);
-        // A new window, or one that has gone by.
+        // A new window, the next one or a later one.
         let later = START.later(if is_quota { 24 * HOUR } else { HOUR });
         assert!(passes(&mut asker, "a", 5, later));
         assert_eq!(told(&node), [(50, 5)]);
@@ -107,7 +107,7 @@ fn a_throttle_slows_before_the_window_is_shut() {
     let node = node(&[throttled(window("w", 100, "1h"), 90, "5/s")], START);
     let mut asker = node.asker();
     assert!(passes(&mut asker, "k", 90, START));
-    // Five wait their turn, a fifth of a second each; more is denied.
+    // Five requests wait their turn, a fifth of a second each. Further ones are denied.
     for turn in 0..5 {
         let answer = ask(&mut asker, "k", 1, START);
         assert_eq!((answer.allowed, answer.delay_ns), (true, turn * 200 * MS));
@@ -115,13 +115,13 @@ fn a_throttle_slows_before_the_window_is_shut() {
     let denied = ask(&mut asker, "k", 1, START);
     assert_eq!((denied.allowed, denied.reason, denied.retry_after_ns), (false, Reason::Throttled, 200 * MS));
     assert_eq!(denied.limits[0].verdict.remaining, 5, "it is not used up");
-    // Whoever cannot wait is denied while there is a delay.
+    // Callers that cannot wait are denied while there is a delay.
     let request = Request::new("shop", &[("key", "k")]);
     let now = START.later(600 * MS);
     let answer = asker.check(&request, now, Ask::CHECK_NOW).clone();
     assert_eq!((answer.allowed, answer.retry_after_ns), (false, 400 * MS));
     assert!(asker.check(&request, START.later(S), Ask::CHECK_NOW).allowed);
-    // Then it is shut; and the next window goes at full speed.
+    // The window is used up, and the next one goes at full speed.
     let later = START.later(100 * S);
     assert_eq!(drain(&mut asker, "k", later), 4);
     assert_eq!(ask(&mut asker, "k", 1, later).reason, Reason::OverLimit);
@@ -134,7 +134,7 @@ fn regions_judge_the_whole_limit() {
     let spec = warned(regions::window("w", 3_000, "1h"), &[80]);
     let mut world = regions::World::new(3, &[spec], 40 * regions::MS);
     world.run(2 * regions::S, |_, _| 0);
-    // Two regions use 1 150 each, in small steps: of their own shares that is all, of the limit 77 %.
+    // Two regions use 1 150 units each in small steps: all of their own shares, and 77 % of the limit.
     let mut used = 0;
     while used < 2_300 {
         world.run(4 * regions::MS, |_, _| 0);

@@ -1,6 +1,6 @@
-//! A split brain, from the first loan to the healing: the worked history of `crates/rights/README.md`.
+//! A split brain from the first loan to the healing: the worked history of `crates/rights/README.md`.
 //!
-//! `cargo test -p acequia-node --test node split_brain:: -- --nocapture` prints the table that is shown there.
+//! `cargo test -p acequia-node --test node split_brain:: -- --nocapture` prints the table in that README.
 
 use crate::regions::{self, MS, S, START, World};
 use acequia_limits::{Part, RATE_PARTS};
@@ -11,17 +11,18 @@ const NAMES: [&str; 3] = ["eu", "us", "ap"];
 const EU: usize = 0;
 const US: usize = 1;
 const AP: usize = 2;
-/// Units a second that each region is asked for: more in all than there are.
+/// Units a second that each region is asked for. Together the regions are asked for more than the limit.
 const DEMAND: [u64; 3] = [600, 350, 100];
 
-/// The history, a millisecond at a time.
+/// The history, in steps of a millisecond.
 struct Story {
     world: World,
-    /// What is left in one bucket of the whole limit that everything is charged to, in thousandths of a unit.
+    /// The level of one bucket with the whole limit, to which everything is charged, in thousandths of a
+    /// unit.
     whole_milli: u64,
-    /// Of each region's demand, what does not make a request yet: in thousandths, too.
+    /// The part of each region's demand that does not fill a request yet, in thousandths of a unit.
     owed_milli: [u64; 3],
-    /// What each had admitted when the table was last shown.
+    /// What each region had admitted when the table was last printed.
     shown: [u64; 3],
 }
 
@@ -34,18 +35,18 @@ impl Story {
             owed[region] %= 1_000;
             asked
         });
-        // The promise, over every interval: a bucket of the whole limit would have admitted this as well.
+        // The promise over every interval: one bucket with the whole limit would have admitted this, too.
         let charged_milli = (self.world.admitted() - before) * 1_000;
         self.whole_milli = (self.whole_milli + RATE).min(BURST * 1_000);
         assert!(charged_milli <= self.whole_milli, "more than the limit at {} ms", self.ms());
         self.whole_milli -= charged_milli;
-        // And why it is kept: no part is counted on twice.
+        // The reason for the promise: no part is used by two regions.
         let (all, lent, held) = self.sums();
         assert!(all.rate <= RATE_PARTS && all.units <= BURST, "{all:?} at {} ms", self.ms());
         assert!(held.rate <= lent.rate && held.units <= lent.units, "held {held:?} of {lent:?}");
     }
 
-    /// To a time of the world, in milliseconds.
+    /// Runs to a time of the world, in milliseconds.
     fn run_to(&mut self, ms: u64) {
         while self.ms() < ms {
             self.run_ms();
@@ -72,7 +73,7 @@ impl Story {
         self.world.peek(region, "k").0.lent
     }
 
-    /// What all regions may use, have lent, and hold.
+    /// Sums over all regions: what they may use, have lent, and hold.
     fn sums(&mut self) -> (Part, Part, Part) {
         let mut sums = (Part::default(), Part::default(), Part::default());
         for region in 0..NAMES.len() {
@@ -84,13 +85,13 @@ impl Story {
         sums
     }
 
-    /// A line for each region, and one for all. `admitted` is since the lines before.
+    /// Prints a line for each region and one for all. `admitted` counts from the previous lines.
     fn show(&mut self, what: &str) {
         let time = format!("{}.{:03} s", self.ms() / 1_000, self.ms() % 1_000);
         let (mut debts, mut since) = (0, 0);
         for (region, name) in NAMES.iter().enumerate() {
             let (holding, verdict) = self.world.peek(region, "k");
-            // What is owed drains at the region's rate, made slower by the drift bound.
+            // A debt drains at the region's rate, slowed by the drift bound.
             let rate = u128::from(u64::from(holding.effective.rate) * RATE * 1_000);
             let whole = u128::from(u64::from(RATE_PARTS) * 1_001 * S);
             let debt = (u128::from(verdict.reset_after_ns) * rate).div_ceil(whole);
@@ -116,7 +117,7 @@ fn add(sum: &mut Part, part: Part) {
     sum.units += part.units;
 }
 
-/// Units a second, and units.
+/// Formats a part as units a second, and units.
 fn text(part: Part) -> String {
     if part == Part::default() {
         return "–".to_owned();
@@ -128,7 +129,7 @@ fn text(part: Part) -> String {
 #[test]
 fn a_split_brain_admits_no_more_than_the_limit() {
     let mut world = World::new(3, &[regions::bucket("b", "900/s", BURST)], 40 * MS);
-    // The catalogue gets around; nobody asks yet.
+    // The catalogue spreads. No requests come yet.
     world.run(2 * S, |_, _| 0);
     assert!(world.all_settled(), "{:#?}", world.memberships());
     let mut story = Story { world, whole_milli: BURST * 1_000, owed_milli: [0; 3], shown: [0; 3] };
@@ -142,7 +143,7 @@ fn a_split_brain_admits_no_more_than_the_limit() {
     assert!(lent.rate > RATE_PARTS / 6, "parts are lent when the links are cut");
     story.world.cut = vec![(EU, US), (US, EU), (EU, AP), (AP, EU)];
 
-    // What the holder counts on ends first, what the giver has lent it later.
+    // The holder's loan ends first, and the giver's record of the loan later.
     story.run_until("an end at the holder", |story| story.held(EU) == Part::default());
     story.show("the holder's end");
     assert_eq!(story.lent(AP), lent, "the giver waits");

@@ -1,14 +1,14 @@
-//! Nodes of one region that are stopped and begin again: what is lost is what they could not give back.
+//! Nodes of one region that are stopped and restart. Only what they could not give back is lost.
 
 use crate::scene::{self, MS, S, bucket, sliding, slots, window};
 use crate::siblings::{Way, World};
 use acequia_limits::{Request, limit::LimitSpec};
 use acequia_node::{Ask, MEMORY_BYTES_MIN};
 
-/// Guard shares together, in percent.
+/// Sum of all guard shares, in percent.
 const GUARD: u8 = 40;
 
-/// A node's units of a limit of 1000 without the pool, of two nodes.
+/// One of two nodes' guard share of a limit of 1000.
 const SHARE: u64 = 200;
 
 fn algorithms() -> [LimitSpec; 4] {
@@ -20,7 +20,7 @@ fn algorithms() -> [LimitSpec; 4] {
     ]
 }
 
-/// A node alone with its guard share: what of it is left when it stops is there when it has begun again, and no more.
+/// A node that has only its guard share. What is left at a stop is left after the restart, and no more.
 #[test]
 fn a_guard_share_is_what_it_was_before_a_stop() {
     for spec in algorithms() {
@@ -35,16 +35,16 @@ fn a_guard_share_is_what_it_was_before_a_stop() {
             world.stop(0, (S, S));
             world.pass(2 * S);
         }
-        // Slots hold a little more back than was asked for; a bucket has earned less than a unit.
+        // Slots reserve a little more than was asked for. The bucket has earned less than a unit.
         assert!(!world.ask(0, "k", 1), "{spec:?}: {}", world.admitted(0, "k"));
-        // A crash forgets; so does the stop after it, and what is elsewhere is found nevertheless.
+        // A crash forgets, and so does the stop after it. Cells that were not asked for count as spent, too.
         world.crash(0);
         world.stop(0, (S, S));
         assert!(!world.ask(0, "k", 1) && !world.ask(0, "another", 1), "{spec:?}");
     }
 }
 
-/// Uses a limit at both nodes, which are stopped one after the other while half is used; gives what passed of it.
+/// Two nodes use a limit, and are stopped one after the other when half is used. Returns what passed in all.
 fn restarted_one_by_one(spec: &LimitSpec, way: Way) -> u64 {
     let mut world = World::of_new(2, std::slice::from_ref(spec), GUARD);
     world.pass(S);
@@ -72,19 +72,21 @@ fn nodes_that_are_stopped_one_by_one_lose_nothing() {
         let all = restarted_one_by_one(&spec, Way::GOOD);
         assert_eq!(all, 1_000, "{spec:?}");
     }
-    // What was used of a pool's sliding window is held by who has gone until it ends, and there as used.
+    // A sliding window's used pool units stay with the stopped node until they expire, and count as used
+    // there.
     let all = restarted_one_by_one(&sliding("l", 1_000, "1000s"), Way::GOOD);
     assert!(all >= 900, "{all}");
 }
 
-/// The store being out of reach when they stop, what they held of it is lost to the window, and no more.
+/// The store is out of reach when the nodes stop. The window loses what they held of the pool, and no more.
 #[test]
 fn what_is_not_given_back_is_lost() {
     let all = restarted_one_by_one(&window("l", 1_000, "1000s"), Way::CUT);
     assert!((700..=1_000).contains(&all), "{all}");
 }
 
-/// One node spends its guard share beside what it has of the pool, gives back what it can while it is stopped, and begins again.
+/// One node spends its guard share beside its pool units, gives back what it can while it is stopped, and
+/// restarts.
 fn spent_beside_the_pool(seed: u64) {
     let mut world = World::of_new(2, &[window("l", 100, "1000s")], GUARD);
     world.pass(S);
@@ -127,7 +129,8 @@ fn every_rule_is_needed() {
     }
 }
 
-/// What a clean stop has written is true once: a process that begins with it, spends and crashes leaves nothing to its successor.
+/// A clean stop's rows are valid once. If a process starts from the rows, spends and crashes, its successor
+/// must have nothing.
 fn stopped_and_crashed() {
     let mut world = World::of_new(2, &[window("l", 1_000, "1000s")], GUARD);
     world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
@@ -145,7 +148,7 @@ fn what_a_stop_has_written_is_true_once() {
     stopped_and_crashed();
 }
 
-/// One node has spent all of its guard share and crashes; then it is stopped, and started again, with limits that change.
+/// One node has spent its guard share and crashes. Then it is stopped and restarted while limits change.
 fn crashed_and_stopped(change: impl Fn(&mut World)) {
     for spec in algorithms() {
         let mut world = World::of_new(2, std::slice::from_ref(&spec), GUARD);
@@ -166,7 +169,7 @@ fn crashed_and_stopped(change: impl Fn(&mut World)) {
 #[test]
 fn what_a_crash_forgot_counts_as_spent_whatever_is_stopped_after_it() {
     crashed_and_stopped(|world| world.stop(0, (S, S)));
-    // Two stops; and numbers that are lowered and raised again between them.
+    // Two stops; then also limits that are lowered and raised between them.
     crashed_and_stopped(|world| {
         world.stop(0, (S, S));
         world.stop(0, (S, S));
@@ -185,7 +188,7 @@ fn what_a_crash_forgot_counts_as_spent_whatever_is_stopped_after_it() {
         world.stop(0, (S, S));
         world.renumber(&specs);
     });
-    // What was written of a limit that is gone when the node crashes is older than that.
+    // The rows of a removed limit are older than the crash.
     crashed_and_stopped(|world| {
         let specs = world.specs.clone();
         world.stop(0, (S, S));
@@ -205,7 +208,8 @@ fn what_a_crash_forgot_counts_as_spent_whatever_is_stopped_after_it() {
     });
 }
 
-/// What a node has not asked for between a crash and a stop is denied by its guard share, and had of the pool.
+/// Between a crash and a stop the node was not asked for a key. Its guard share denies the key, but the pool
+/// grants units.
 #[test]
 fn pools_are_open_to_who_was_stopped_after_a_crash() {
     let mut world = World::of_new(2, &[window("l", 1_000, "1000s")], GUARD);
@@ -220,8 +224,8 @@ fn pools_are_open_to_who_was_stopped_after_a_crash() {
     assert!(world.admitted(0, "k") >= 350, "{}", world.admitted(0, "k"));
 }
 
-/// A node comes back with less memory than its cells need, and with units of a window that an earlier process took on its disk: others, and
-/// all other cells of the group, do not wait for what it has no room to tell.
+/// A node restarts with less memory than its cells need. An earlier process recorded window withdrawals on
+/// its disk. Mates and the group's other cells do not wait for reports on cells without room.
 #[test]
 fn a_node_without_room_for_what_it_took_before_keeps_nobody_waiting() {
     let by = |name: &str, spec| LimitSpec { when: scene::fields(&[("key", &[&format!("{name}*")])]), ..spec };
@@ -246,7 +250,7 @@ fn a_node_without_room_for_what_it_took_before_keeps_nobody_waiting() {
         scene::flood(&world.nodes[0].node, "f", world.now(0));
     }
     world.expect_granting("though there is no room for one cell");
-    // What the first process took is spent still, in a generation that has to be told, too.
+    // Withdrawals by the first process stay spent, also in a new generation, which needs the report again.
     world.server.restart(None);
     for _ in 0..20 {
         world.pass(500 * MS);
@@ -258,7 +262,8 @@ fn a_node_without_room_for_what_it_took_before_keeps_nobody_waiting() {
     }
 }
 
-/// A node dies under load: the others come by all of a window but what the dead one had, its guard share and what it held of the pool unspent.
+/// A node dies under load. The others obtain all of a window except the dead node's guard share and its
+/// unspent pool units.
 #[test]
 fn a_node_that_dies_takes_along_what_it_has_and_no_more() {
     for (nodes, a_second) in [(2, 4), (3, 30), (5, 30)] {

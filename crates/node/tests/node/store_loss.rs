@@ -1,4 +1,4 @@
-//! What limits say of a store that does not answer.
+//! Decisions of limits whose store does not answer.
 
 use crate::scene::{self, MS, S, bucket, sliding, window};
 use crate::siblings::{Way, World};
@@ -8,23 +8,24 @@ use acequia_limits::{
 };
 use acequia_node::{Answer, Ask, Outcome, leases::GROUPS};
 
-/// Guard shares together, in percent.
+/// Sum of all guard shares, in percent.
 const GUARD: u8 = 10;
-/// A store is lost so long after it was asked last; and then soon for cells that nobody asks for.
+/// Time from a cell's last unanswered call to a store outage. Cells without requests notice soon afterwards.
 const LOST: u64 = S;
 const NOTICED: u64 = 3 * S / 2;
-/// A store that is back has answered for every group by then.
+/// Time in which a store that is back has answered for every group.
 const FOUND: u64 = S;
 
 const MODES: [OnStoreLoss; 3] = [OnStoreLoss::Guard, OnStoreLoss::Closed, OnStoreLoss::Open];
 
-/// Limits of a hundred units that come back in five minutes.
+/// Limits of a hundred units that are earned in five minutes.
 fn hundred(on_store_loss: OnStoreLoss) -> [LimitSpec; 3] {
     let all = [window("w", 100, "5m"), bucket("b", "20/m", 100), sliding("s", 100, "5m")];
     all.map(|spec| LimitSpec { on_store_loss, ..spec })
 }
 
-/// A world whose pools grant. What windows were open when nobody knew is over, buckets are full again.
+/// A world whose pools grant. Windows that opened before anybody knew of them are over, and buckets are full
+/// again.
 fn settled(nodes: usize, specs: &[LimitSpec]) -> World {
     let mut world = World::new(nodes, specs, GUARD, 1);
     world.pass(320 * S);
@@ -35,13 +36,14 @@ fn cut(world: &mut World, way: Way) {
     world.nodes.iter_mut().for_each(|at| at.way = way);
 }
 
-/// Asks, and counts by no ledger: what is open keeps to none.
+/// Sends a request without a ledger, because open decisions ignore the limit.
 fn ask(world: &mut World, place: usize, key: &str, cost: u64) -> Answer {
     let now = world.now(place);
     scene::ask(&mut world.nodes[place].asker, key, cost, now).clone()
 }
 
-/// What was decided by what the first node held, while its store was lost: how often that allowed, and denied.
+/// Decisions that the first node made by what it held during a store outage: how many it allowed, and how
+/// many it denied.
 fn guarded(world: &World) -> (u64, u64) {
     let counts = world.nodes[0].node.lease_counts();
     (counts.guard_allowed, counts.guard_denied)
@@ -51,7 +53,7 @@ fn open_units(world: &World) -> u64 {
     world.nodes.iter().map(|at| at.node.lease_counts().open_units).sum()
 }
 
-/// Asks one node until it is denied, or has passed so often; gives how often, and the last answer.
+/// Asks one node until a denial, or until `most` passed. Returns how many passed, and the last answer.
 fn exhaust(world: &mut World, key: &str, most: usize) -> (usize, Answer) {
     let mut passed = 0;
     loop {
@@ -73,7 +75,7 @@ fn a_cell_that_holds_nothing_is_decided_as_its_limit_says() {
         let counts = world.nodes[0].node.lease_counts();
         assert_eq!(counts.lost, u64::from(GROUPS), "{name} {on_store_loss:?}");
         let (passed, last) = exhaust(&mut world, "k", 200);
-        // Half of the guards' ten is this node's.
+        // Half of the ten guard units belong to this node.
         let expected = match on_store_loss {
             OnStoreLoss::Guard => (5, false, Reason::OverLimit),
             OnStoreLoss::Closed => (0, false, Reason::Unavailable),
@@ -96,7 +98,7 @@ fn a_cell_that_holds_nothing_is_decided_as_its_limit_says() {
     }
 }
 
-/// Nobody asks any more, so most of what is held would go back; and the store is gone before anything was to be asked of it.
+/// Requests have ended, so most units would be returned; but the store is lost before any call to it.
 #[test]
 fn nothing_is_given_back_to_a_store_that_is_gone() {
     for spec in [window("w", 2_000, "5m"), bucket("b", "400/m", 2_000), sliding("s", 2_000, "5m")] {
@@ -111,9 +113,9 @@ fn nothing_is_given_back_to_a_store_that_is_gone() {
         assert!(before >= 10, "{name}: {before}");
         cut(&mut world, Way::CUT);
         world.pass(30 * S);
-        // The last answers were counted after the last look.
+        // The last requests were charged after the last rebalance.
         assert!(held(&world) + 10 >= before, "{name}: {} of {before}", held(&world));
-        // When it is back, it has what nobody needs.
+        // When the store is back, it receives what nobody needs.
         cut(&mut world, Way::GOOD);
         world.pass(60 * S);
         assert!(held(&world) <= before / 2, "{name}: {} of {before}", held(&world));
@@ -126,13 +128,13 @@ fn what_is_held_of_the_pool_is_spent_first() {
     for spec in MODES.iter().flat_map(|mode| hundred(*mode)) {
         let (name, on_store_loss) = (spec.name.clone(), spec.on_store_loss);
         let mut world = settled(2, &[spec]);
-        // Half of the guard share is used, and then as much as will be asked for soon is taken.
+        // Half of the guard share is used. Then the node withdraws as much as will soon be asked for.
         for _ in 0..15 {
             world.pass(S);
             ask(&mut world, 0, "k", 1);
         }
         cut(&mut world, Way::CUT);
-        // It is asked for all the while, and so is the pool.
+        // Requests come all the time, and so do calls to the pool.
         let answers: Vec<Answer> = (0..120)
             .map(|_| {
                 world.pass(100 * MS);
@@ -150,11 +152,12 @@ fn what_is_held_of_the_pool_is_spent_first() {
         };
         let reasons: Vec<Reason> = after.iter().map(|answer| answer.reason).collect();
         let others = reasons.iter().filter(|other| **other != reason).count();
-        // A bucket goes on giving back what is held of it.
+        // A bucket goes on earning at the rate that is held.
         assert!(others <= 2, "{name} {on_store_loss:?}: {reasons:?}");
         of_modes.push(held);
     }
-    // In the order of the modes, one of each algorithm: a closed one spends as much, but for its guard share.
+    // In the order of the modes, one of each algorithm. A closed limit spends the same except for its guard
+    // share.
     let (guard, others) = of_modes.split_at(3);
     let (closed, open) = others.split_at(3);
     assert_eq!(guard, open);
@@ -194,7 +197,7 @@ fn a_pool_that_answers_and_has_nothing_left_is_not_lost() {
             let mut world = settled(2, &[LimitSpec { on_store_loss, ..spec }]);
             let mut denied = 0;
             for number in 0..4_000 {
-                // Twice what there is; whatever passes is counted.
+                // Twice what there is. The ledger checks whatever passes.
                 world.pass(12 * MS);
                 if !world.ask(number % 2, "k", 1) {
                     denied += 1;
@@ -294,7 +297,7 @@ fn what_is_decided_without_the_store_is_counted_and_nothing_else() {
         world.nodes[0].asker.check(&Request::new("shop", &[("key", "k")]), now, Ask::PEEK);
         assert_eq!(guarded(&world), (0, 0), "{name} {on_store_loss:?}: a look decides nothing");
         exhaust(&mut world, "k", 200);
-        // What passes open is not of what the node has.
+        // Open decisions do not use the node's units.
         let expected = match on_store_loss {
             OnStoreLoss::Guard => (5, 1),
             OnStoreLoss::Closed => (0, 1),
@@ -332,8 +335,8 @@ fn a_node_without_a_store_denies_as_ever() {
     }
 }
 
-/// What each node holds of a pool may be as much as the whole of the lowered limit. With no store to hear of it, they keep as much less
-/// of it at once, and together no more than there is.
+/// The nodes' leases may amount to all of the lowered limit. Without the store they cannot hear of this, so
+/// each lowers its lease at once in proportion. Together they keep no more than there is.
 #[test]
 fn a_limit_that_is_lowered_without_the_store_is_lowered() {
     for (large, small) in [
@@ -351,7 +354,7 @@ fn a_limit_that_is_lowered_without_the_store_is_lowered() {
         cut(&mut world, Way::CUT);
         world.pass(1_500 * MS);
         world.renumber(std::slice::from_ref(&small));
-        // By the numbers of today: it was not asked for lately.
+        // The key has had no requests lately, so only today's limit counts.
         world.forget_counts();
         let mut passed = 0;
         for _ in 0..300 {

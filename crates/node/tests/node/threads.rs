@@ -1,5 +1,5 @@
-//! Threads that ask at once, while limits change and idle cells are swept: the sums must hold in
-//! whatever order the threads meet.
+//! Threads that ask concurrently while limits change and idle cells are swept. The sums must hold for every
+//! interleaving.
 
 use std::{
     sync::{
@@ -19,15 +19,15 @@ const CHECKS: u64 = 25_000;
 const PER_TURN: u64 = 2_000;
 /// Hot keys, on which every thread spends half of its checks.
 const HOT: usize = 5;
-/// Cold ones, more than there are in memory at once.
+/// Cold keys: more than fit in memory at once.
 const COLD: usize = 60_000;
 
-/// What the threads share.
+/// State that the threads share.
 struct Race {
     node: Arc<Node>,
-    /// Time passes as checks are made.
+    /// Nanoseconds since the start. Each check advances the clock.
     clock: AtomicU64,
-    /// Checks that may be made before the limits change once more: neither side leaves the other behind.
+    /// Checks that may be made before the next change of the limits. Neither side leaves the other behind.
     allowance: AtomicU64,
     made: AtomicU64,
     over: AtomicBool,
@@ -53,7 +53,7 @@ impl Race {
         }
     }
 
-    /// Asks as fast as it can; each check lasts `ns`, for all threads together.
+    /// Asks as fast as possible. Each check advances the common clock by `ns`.
     fn ask(&self, thread: usize, ns: u64) {
         let mut asker = self.node.asker();
         let mut dice = thread as u64 + 1;
@@ -71,14 +71,14 @@ impl Race {
             let now = START.later(self.clock.fetch_add(ns, Ordering::AcqRel));
             let mut request = Request::new("shop", &[("key", &name)]);
             request.cost = 1 + (dice >> 60) % 2;
-            // A request that no limit is about is allowed, and not counted.
+            // A request that matches no limit is allowed, and not counted.
             if asker.check(&request, now, Ask::CHECK).reason == Reason::WithinLimit {
                 counts.fetch_add(request.cost, Ordering::AcqRel);
             }
         }
     }
 
-    /// Reloads one set of limits after the other, sweeps, and keeps the journal going.
+    /// Reloads one set of limits after another, sweeps, and flushes the journal.
     fn disturb(&self, turns: &[Vec<LimitSpec>]) {
         let mut journal = scene::Journal::default();
         for sweep in (0..).take_while(|_| !self.over.load(Ordering::Acquire)) {
@@ -115,7 +115,7 @@ impl Race {
         self
     }
 
-    /// The most that a key of each kind was given.
+    /// The most that any key of each kind received.
     fn most(&self) -> (u64, u64) {
         let most = |counts: &[AtomicU64]| counts.iter().map(|n| n.load(Ordering::Acquire)).max().unwrap_or(0);
         (most(&self.hot), most(&self.cold))
@@ -137,7 +137,7 @@ fn several_limits_are_charged_all_or_none_by_all_threads() {
     let each = || scene::sliding("each", 60, "1h");
     let turns =
         [vec![all(), each()], vec![each(), all()], vec![all(), each(), scene::window("w", 1_000, "1h")]];
-    // Logs of sixty charges for every key need more than the least memory.
+    // Logs of sixty charges for every key need more than the minimum memory.
     let race = Race::on(scene::node(&turns[0], START)).run(MS, &turns);
     let total: u64 = race.hot.iter().chain(&race.cold).map(|n| n.load(Ordering::Acquire)).sum();
     let (hot, cold) = race.most();
@@ -148,7 +148,7 @@ fn several_limits_are_charged_all_or_none_by_all_threads() {
 
 #[test]
 fn buckets_give_their_burst_and_their_rate_to_all_threads_together() {
-    // The numbers never leave a burst of 500 and a rate of 10/s behind.
+    // No variant exceeds a burst of 500 and a rate of 10/s.
     let with = |rate: &str, burst| vec![scene::bucket("b", rate, burst)];
     let turns = [with("10/s", 500), with("1/s", 500), with("9/s", 500), with("10/s", 100), vec![]];
     let race = Race::new(&with("10/s", 500)).run(MS / 2, &turns);
@@ -163,7 +163,7 @@ fn buckets_give_their_burst_and_their_rate_to_all_threads_together() {
 #[test]
 fn keys_without_room_have_no_more_together_while_their_numbers_change() {
     let with = |limit| vec![scene::window("w", limit, "1h")];
-    // Whoever floods is not denied, so there is no room left anywhere.
+    // The flood is never denied, so no room is left anywhere.
     let race = Race::new(&with(1_000_000));
     scene::flood(&race.node, "flood", START);
     let turns: Vec<Vec<LimitSpec>> = (0..50).map(|turn| with(20_000 - turn)).collect();

@@ -1,8 +1,9 @@
-//! Loans and transfers under an adversary: random histories of regions that lend, renew, freeze, return, crash, sleep,
-//! drift and lose messages, checked after every step. A failure prints its seed, which replays it.
+//! Loans and transfers under an adversary: random histories of regions that lend, renew, freeze, return,
+//! crash, sleep, drift and lose messages. Every step is checked. A failure prints its seed, which replays the
+//! history.
 //!
-//! `ACEQUIA_STEPS` sets the steps of the long runs. With the feature `mutations`, each rule is left out in turn, and the
-//! checks must notice.
+//! `ACEQUIA_STEPS` sets the steps of the long runs. With the feature `mutations`, each rule is left out in
+//! turn, and the checks must notice.
 
 mod kills;
 mod numbers;

@@ -1,4 +1,4 @@
-//! Pools under random histories: what all nodes admit is judged from outside, by true time.
+//! Pools under random histories. An outside judge checks what all nodes admit, by true time.
 
 mod names;
 mod stories;
@@ -22,7 +22,7 @@ const LATE_NS: u64 = 8_000_000;
 const WINDOW_US: u64 = 700 * MS;
 const NODES: u16 = 3;
 
-/// What one server keeps.
+/// The state of one server.
 #[derive(Clone, Debug, Default)]
 struct Server {
     group: PoolGroup,
@@ -31,7 +31,7 @@ struct Server {
     sliding: Sliding,
 }
 
-/// A call under way, or its answer.
+/// A call on its way, or its answer.
 #[derive(Clone, Debug)]
 enum Message {
     Bucket(bucket::Exchange),
@@ -45,16 +45,16 @@ enum Message {
     GotBucket(u64, bucket::Exchanged),
     GotSliding(u64, u64),
     GotWindow(u64, u64),
-    /// How the group is.
+    /// The state of the group.
     Known(GroupStatus),
-    /// That a node told all was heard, and whether all others have.
+    /// The reply to a node's complete report. It also says whether all other nodes have reported.
     Told(GroupStatus),
 }
 
 #[derive(Clone, Debug)]
 struct Sent {
     at_us: u64,
-    /// The caller's wall when it sent this.
+    /// The caller's wall clock when it sent the message.
     wall_us: u64,
     node: u16,
     boot: u32,
@@ -69,33 +69,33 @@ struct Node {
     wall_off_us: i64,
     generation: Generation,
     begun: u64,
-    /// Whether it has said that it told all that it holds in this generation; and which pools have answered.
+    /// Whether the node has confirmed its complete report in this generation, and which pools have answered.
     told: bool,
     heard: BTreeSet<u64>,
-    /// Whether it grants; and the last that was heard of before it.
+    /// Whether the generation grants, and the last generation that the node had heard of before it.
     grants: bool,
     before: Generation,
     balance: BucketBalance,
-    /// Owed, in units of the whole rate's parts: see `World::weight`.
+    /// The node's debt, in parts of a unit at the whole rate: see `World::weight`.
     debt: u128,
     drained_us: u64,
     sliding: sliding::SlidingBalance,
-    /// What this process charged of the sliding window, and when.
+    /// Charges by this process in the sliding window: time and units.
     log: VecDeque<(u64, u64)>,
-    /// Of each window, with all earlier processes'.
+    /// Balances of each window, including those of earlier processes.
     windows: BTreeMap<u64, window::WindowBalance>,
     knows_from_us: u64,
-    /// Whether a generation granted that this process, or an earlier one with its disk, had heard of before.
+    /// Whether this process, or an earlier one with its disk, had heard of a generation that granted.
     is_proven: bool,
-    /// Whether the generation is a first.
+    /// Whether the generation is a first one.
     is_first: bool,
-    /// If nothing is proven: it refuses generations up to this number, and calls nobody before this time.
+    /// An unproven node refuses generations up to this number, and makes no calls before this time.
     floor: u64,
     calm_us: u64,
 }
 
 impl Node {
-    /// One that begins with nothing on its disk.
+    /// A node with an empty disk.
     fn begin(boot: u32, wall_off_us: i64, now_us: u64) -> Self {
         let (wall_us, apart_us) = (now_us.saturating_add_signed(wall_off_us), 2 * ERROR_NS / 1_000);
         Self {
@@ -116,29 +116,30 @@ struct World {
     server: Server,
     run: u64,
     copies: Vec<Server>,
-    /// Processes that nobody reaches, and that may be back as they were.
+    /// Processes that nobody reaches. They may return in their old state.
     hung: Vec<(u64, Server)>,
-    /// Processes that there were.
+    /// The number of processes so far.
     runs: u64,
     nodes: Vec<Node>,
     wire: Vec<Sent>,
     meter: Meter,
     params: bucket::BucketParams,
     total: u64,
-    /// Everything that was admitted: the bucket's debt by true time, the window's and the sliding window's charges.
+    /// All that was admitted: the bucket's debt by true time, and the charges in the windows and the sliding
+    /// window.
     debt: u128,
     drained_us: u64,
     spent: BTreeMap<u64, u64>,
     log: VecDeque<(u64, u64)>,
     admitted: [u64; 3],
-    /// Calls of windows that were made.
+    /// The number of window calls.
     takes: u64,
-    /// What must not be.
+    /// A violation, if one was found.
     fault: Option<String>,
-    /// What is asked for, where it is one kind only; and which mishaps there are.
+    /// The only kind of request, if there is just one, and the kinds of mishaps.
     focus: Option<u64>,
     mishaps: u64,
-    /// How long it may take at most until something happens, in microseconds.
+    /// The longest time until the next event, in microseconds.
     slowly: u64,
 }
 
@@ -189,7 +190,7 @@ impl World {
         self.now_us.saturating_add_signed(self.nodes[node as usize].wall_off_us)
     }
 
-    /// What a unit weighs if one part of the rate gives `n` in a nanosecond.
+    /// The weight of a unit, if one part of the rate gives `n` in a nanosecond.
     fn weight(&self) -> u128 {
         u128::from(self.meter.terms().1) * u128::from(RATE_PARTS)
     }
@@ -225,7 +226,7 @@ impl World {
         }
     }
 
-    /// Whatever there is, or a little.
+    /// Spends everything there is, or a little.
     fn admit_some(&mut self, node: u16) {
         let (kind, cost) = (self.focus.unwrap_or(self.random.below(3)), 1 + self.random.below(4));
         let times = if self.random.below(2) == 0 { 100 } else { self.random.below(4) };
@@ -236,7 +237,7 @@ impl World {
         }
     }
 
-    /// Lets a node's bucket drain and its leases end.
+    /// Drains a node's bucket and ends its leases.
     fn settle(&mut self, at: u16) {
         let now_us = self.now_us;
         let given = |world: &Self, node: &Node, until_us: u64| {
@@ -265,12 +266,12 @@ impl World {
         node.sliding.units(self.now_us * 1_000).saturating_sub(node.log.iter().map(|(_, units)| units).sum())
     }
 
-    /// The window that a wall shows, by its beginning.
+    /// The start of the window in which a node's wall clock is.
     fn window(&self, node: u16) -> u64 {
         self.wall_us(node) / WINDOW_US * WINDOW_US
     }
 
-    /// Whether it may pass.
+    /// Whether the request passes.
     fn admit(&mut self, at: u16, kind: u64, cost: u64) -> bool {
         let begins_us = self.window(at);
         let node = &self.nodes[at as usize];
@@ -339,12 +340,13 @@ impl World {
         if told && !self.nodes[at as usize].grants {
             self.send(at, Message::Assert);
             if !self.nodes[at as usize].is_proven {
-                // It takes nothing of what it could not remember.
+                // An unproven node withdraws nothing that it could not remember.
                 return;
             }
         }
         if !told {
-            // All that it holds; and, when every pool has answered, that this was all.
+            // The node reports all that it holds. When every pool has answered, it confirms that the report
+            // is complete.
             let node = &self.nodes[at as usize];
             let windows: Vec<u64> =
                 node.windows.keys().copied().filter(|begins_us| !node.heard.contains(begins_us)).collect();
@@ -370,7 +372,7 @@ impl World {
             1 => self.sliding_call(at, some),
             2 => self.window_call(at, self.window(at), some),
             _ => {
-                // Some of what was not used goes back.
+                // Some of the unused units are returned.
                 let begins_us = self.window(at);
                 if let Some(balance) = self.nodes[at as usize].windows.get_mut(&begins_us) {
                     balance.give_back(self.random.below(balance.left() + 1));
@@ -437,7 +439,7 @@ impl World {
             wanted,
             needed: self.random.below(wanted + 1) * self.random.below(2),
             reserved: 0,
-            // Some go by what others said.
+            // Some nodes go by what others reported.
             total: match self.random.below(4) {
                 0 => window::Total::AsSaid(u64::MAX),
                 1 => window::Total::Ahead(self.total),
@@ -462,7 +464,7 @@ impl World {
             | Message::GotWindow(..)
             | Message::Known(_)
             | Message::Told(_) => self.hear(sent),
-            // A process that is gone answers nobody.
+            // A replaced process answers nobody.
             _ if sent.run == self.run => self.answer(sent),
             _ => {}
         }
@@ -539,7 +541,7 @@ impl World {
                 let may_be_old = generation.number > 0 && (grants || generation.number <= node.floor);
                 let floor = if is_stranger { node.floor } else { 0 };
                 if is_stranger && generation != known && may_be_old {
-                    // It cannot know whether that is the last there was.
+                    // The node cannot know whether this is the last generation.
                     let heard = floor.max(generation.number + 1);
                     self.send(sent.node, Message::Begin { heard, goes_on: true });
                 } else if generation.number > known.number {
@@ -548,12 +550,12 @@ impl World {
                     (node.generation, node.told, node.grants) = (generation, false, false);
                     node.heard.clear();
                 } else if generation != known && is_answer {
-                    // Nothing is known there, or another than the last: somebody must begin.
+                    // The server knows no generation, or another one than the last. Some node must begin one.
                     let heard = floor.max(known.number + u64::from(generation.number == known.number));
                     self.send(sent.node, Message::Begin { heard, goes_on: is_stranger });
                 }
             }
-            // Of an earlier generation nothing is taken.
+            // Nothing is taken from an earlier generation.
             _ if sent.generation != node.generation => {}
             Message::Told(known) => {
                 (node.told, node.grants) = (true, known.grants);
@@ -589,16 +591,17 @@ impl World {
         }
     }
 
-    /// A node's process ends, and another one begins. What it took from windows is on its disk, half of the time.
+    /// A node's process ends, and another one begins. Its window withdrawals are on its disk half of the
+    /// time.
     fn crash(&mut self, at: u16) {
-        // Of what nobody knows nobody can tell: one always has the disk on which it is.
+        // At least one node always keeps its disk, because nobody could report what all have forgotten.
         let mut others = (0..NODES).filter(|other| *other != at);
         let is_last = others.all(|other| !self.nodes[other as usize].is_proven);
         let keeps = self.random.below(2) == 0 || is_last;
         let old = self.nodes[at as usize].clone();
         let mut new = Node::begin(old.boot + 1, old.wall_off_us, self.now_us);
         if keeps && old.is_proven {
-            // What it took is spent, as far as it knows.
+            // The node counts its withdrawals as spent, as far as it knows them.
             let spent = |balance: &window::WindowBalance| {
                 window::WindowBalance::after_a_crash(balance.taken(), balance.returned())
             };
@@ -609,7 +612,7 @@ impl World {
         self.nodes[at as usize] = new;
     }
 
-    /// Nobody reaches the server's process any more, or one is back that nobody reached.
+    /// Nobody reaches the server's process any more, or an unreachable process returns.
     fn hang(&mut self) {
         let count = self.hung.len() as u64;
         let hung = (self.run, self.server.clone());
@@ -621,7 +624,7 @@ impl World {
         self.hung.push(hung);
     }
 
-    /// The server's process ends, and another one begins, with what there was earlier, or nothing.
+    /// The server's process ends. The next one starts with the current state, an older one, or nothing.
     fn forget(&mut self) {
         self.runs += 1;
         self.run = self.runs;
@@ -634,7 +637,7 @@ impl World {
     }
 }
 
-/// What is admitted in a history, of each kind.
+/// Units of each kind that a history admits.
 fn history(seed: u64) -> Result<[u64; 3], String> {
     let mut world = World::new(seed);
     for step in 0..1_500 {

@@ -1,4 +1,4 @@
-//! Standing shares against a reference that walks the sequence unit by unit, and what they promise.
+//! Compares standing shares with a reference that walks the sequence unit by unit, and checks their promises.
 
 use acequia_limits::{RATE_PARTS, UNITS_MAX};
 use acequia_rights::{
@@ -12,7 +12,7 @@ fn split(weights: &[u32]) -> Split {
 }
 
 fn numbered(weights: &[u32]) -> Vec<(MemberId, u32)> {
-    // Numbers with gaps, as catalogues have them.
+    // Member numbers with gaps, as in catalogues.
     weights.iter().enumerate().map(|(at, &weight)| (MemberId(at as u16 * 3 + 1), weight)).collect()
 }
 
@@ -20,7 +20,7 @@ fn shares(split: &Split, total: u64, salt: u32) -> Vec<u64> {
     split.regions().map(|region| split.units(region, total, salt)).collect()
 }
 
-/// Tijdeman's rule in fractions, from scratch: who has unit 0, 1, 2, … of the period.
+/// Tijdeman's rule in fractions, computed from scratch: the owner of unit 0, 1, 2, … of the period.
 fn period(weights: &[u32]) -> Vec<usize> {
     let sum: u32 = weights.iter().sum();
     let slack = if weights.len() < 2 { 0.0 } else { 1.0 / (2.0 * weights.len() as f64 - 2.0) };
@@ -139,7 +139,7 @@ proptest! {
         }
     }
 
-    /// The tables against the sequence walked by hand: one rotation and one start explain every share.
+    /// Compares the tables with the sequence: one rotation and one start explain every share.
     #[test]
     fn shares_are_what_the_reference_counts(weights in prop::collection::vec(1..=12_u32, 1..=7), salt: u32) {
         let split = split(&weights);
@@ -164,7 +164,7 @@ proptest! {
     }
 }
 
-/// Before a whole period is out nobody is a unit away from its proportion: the bound that the others follow from.
+/// Within a period nobody is a unit away from the proportion. The other bounds follow from this bound.
 #[test]
 fn the_sequence_is_never_a_unit_off() {
     let one_large = [50].into_iter().chain([1; 50]).collect();
@@ -185,7 +185,8 @@ fn the_sequence_is_never_a_unit_off() {
     }
 }
 
-/// Webster's sequence gives a large region its first units in a row, so started anywhere it is no proportion.
+/// Webster's sequence gives a large region its first units in a row. If the sequence starts elsewhere, shares
+/// are not proportional.
 #[test]
 fn websters_sequence_would_be_far_off() {
     let weights: Vec<u32> = [50].into_iter().chain([1; 50]).collect();
@@ -200,7 +201,7 @@ fn websters_sequence_would_be_far_off() {
     assert!(furthest > 12.0, "{furthest}");
 }
 
-/// The Alabama paradox of 1880 in small: with one unit more, the smallest has one less.
+/// The Alabama paradox of 1880, in small: with one more unit, the smallest region has one less.
 #[test]
 fn largest_remainder_has_the_alabama_paradox_and_the_sequence_has_not() {
     let weights = [6, 6, 2];
@@ -282,11 +283,11 @@ fn the_slowest_part_is_slower_than_all_others() {
             assert!(part.units * u64::from(slowest.rate) <= slowest.units * u64::from(part.rate));
         }
     }
-    // One unit of a hundred at a six-hundredth of the rate: six times as long as the whole.
+    // One of a hundred units at a six-hundredth of the rate takes six times as long as the whole.
     assert!(slowest.units * u64::from(RATE_PARTS) > 6 * 100 * u64::from(slowest.rate));
 }
 
-/// A split travels and is kept as its weights.
+/// A split is sent and stored as its weights.
 #[test]
 fn a_split_comes_back_from_its_weights() {
     let split = split(&[30, 20, 10]);

@@ -1,10 +1,10 @@
-//! The version protocol under a seeded adversary: an authority that redistributes, budgets that rise and fall, joins,
-//! leaves, fenced evictions, lost disks and hand-overs, while messages are lost, repeated and reordered, regions are
-//! cut off, processes crash between any two writes, and clocks are wrong within what the catalogue promises.
+//! The version protocol under a seeded adversary. An authority changes shares and budgets; regions join,
+//! leave, are fenced, lose disks and hand over. Messages are lost, repeated and reordered, and regions are
+//! cut off. Processes crash between any two writes, and clocks are wrong within the catalogue's bounds.
 //!
-//! After every step each running node uses its whole share of a few cells. What is checked is the theorem of
-//! `versions.rs`: in every window, and in every horizon, what was used is at most the largest budget used by anybody;
-//! and once the faults stop, everybody reaches the newest distribution and uses all of it.
+//! After every step each running node uses its whole share of a few cells. The checks are the theorem of
+//! `versions.rs`. In every window and every horizon, use is at most the largest budget that any node went by.
+//! Once the faults stop, all nodes reach the newest allocation and use all of it.
 
 mod rules;
 mod world;
@@ -73,7 +73,7 @@ fn every_rule_is_needed() {
     println!("{:<26}{:>9}", "rule left out", "histories");
     for rule in rules {
         break_rule(Some(rule));
-        // A promise that is broken, not only a recovery that fails.
+        // A violated promise counts, not only a failed recovery.
         let mut caught = (0..most).filter_map(|seed| Some((seed + 1, history(seed).err()?)));
         let caught = caught.find(|(_, caught)| caught.is_unsafe());
         break_rule(None);

@@ -1,6 +1,7 @@
-//! Leaves out one rule after the other, and runs stories and histories until something notices.
+//! Leaves out one rule after another, and runs stories and histories until a check notices.
 //!
-//! Prints which check found it, and how many histories that took. Ends with 1 if a rule can be left out unnoticed.
+//! Prints the check and the number of histories for each rule. Exits with 1 if nobody notices that a rule is
+//! missing.
 #![allow(clippy::print_stdout, reason = "what it is for")]
 
 #[cfg(feature = "mutations")]

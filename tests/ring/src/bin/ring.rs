@@ -1,4 +1,4 @@
-//! Runs histories until something is found, or so many steps are done.
+//! Runs histories until a finding, or for a number of steps.
 #![allow(clippy::print_stdout, reason = "what it is for")]
 
 use std::{collections::BTreeMap, time::Instant};
@@ -9,7 +9,7 @@ use acequia_ring::{
     trace::Event,
 };
 
-/// Prints what every region has of a cell whenever that changes, and every event in between.
+/// Prints each change of what regions have of a cell, and all events in between.
 fn watch(seed: u64, limit: usize, key: usize) {
     let (mut before, mut seen) = (Vec::new(), 0);
     let (mut suspects, mut in_force, mut wants) = (Vec::new(), None, None);
@@ -74,7 +74,7 @@ usage: ring [--seed N] [--steps 1e9]     histories from seed N on, until somethi
        ring --only SEED                  one history, with its last events if anything is found
        ring --seed N --watch LIMIT,KEY   every event of one history, and what each region has of a cell: numbers from 0
 Ends with 0 if nothing was found, with 1 if anything was, and with 2 if the arguments make no sense.";
-/// Tells every story, and what it found.
+/// Runs every story, and prints its finding.
 fn tell() {
     for (name, story) in stories::ALL {
         println!("{name}: {:?}", story());
@@ -89,7 +89,7 @@ fn main() {
         match arg.as_str() {
             "--steps" => steps = value.parse().expect("a number of steps"),
             "--seed" => seed = value.parse().expect("a seed"),
-            // All histories, whatever they find: what, how often, and by which seeds.
+            // Run all histories in spite of findings. Prints each finding with its count and seeds.
             "--survey" => {
                 steps = value.parse().expect("a number of steps");
                 survey = true;
@@ -123,7 +123,7 @@ fn main() {
             seeds.push(format!("{seed}"));
             histories += 1;
             seed += 1;
-            // Nobody knows how far it came: as far as it could, so that this ends.
+            // The number of steps is unknown. Assume the most, so that the run ends.
             done += STEPS;
             if only || done as f64 >= steps {
                 break;

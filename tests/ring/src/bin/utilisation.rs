@@ -1,4 +1,4 @@
-//! Prints how much of their limits regions use, what that costs, and which bars were missed.
+//! Prints how much of their limits regions use, the cost, and the missed bars.
 //!
 //! `cargo run --profile dist -p acequia-ring --bin utilisation [--quick] [--seed N] [--only WORD]
 //! [--million | --users N]`

@@ -1,35 +1,35 @@
-//! The reference model: one cell of one limit, by one true clock, with everything that was admitted anywhere.
+//! The reference model: one cell of one limit on one true clock, with all admissions anywhere.
 //!
-//! Each judge takes admissions in true order and the budgets in force, and says when too much came. A budget that is in
-//! force for some time allows for every interval that touches that time; so a judge keeps one account for each time
-//! since which the budget was lower, and no more than a few of those matter.
+//! Each judge receives admissions in their true order and the budgets in force, and reports an excess. A
+//! budget that is in force for some time bounds every interval that touches this time. A judge therefore
+//! keeps one account for each time since which the budget was lower. Only a few of these accounts matter.
 //!
-//! What was leased is admitted when it is spent, and promised when it was leased: it counts against the budgets that have been in force
-//! since then, and not against a lower one that came later. Nobody can take it back from whoever holds it.
+//! A lease is promised when it is given, and admitted when it is spent. Its units count against the budgets
+//! in force since the promise, and not against a later lower budget, because nobody can take the lease back.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use acequia_limits::window::FixedWindow;
 
-/// How much was too much.
+/// An excess over a bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Excess {
-    /// What came.
+    /// The counted units.
     pub came: f64,
-    /// What may.
+    /// The allowed units.
     pub bound: u64,
 }
 
-/// Since some time, no budget was above `bound`.
+/// An account: since `at_ns` no budget was above `bound`.
 #[derive(Clone, Copy, Debug)]
 struct Since {
     at_ns: u64,
     bound: u64,
-    /// A bucket's debt, if all the time before is forgotten.
+    /// A bucket's debt, without anything before `at_ns`.
     debt: f64,
 }
 
-/// A budget changed: times since which it was no higher are one from now on.
+/// The budget changes. Accounts with no higher bound are merged into one.
 fn change(times: &mut Vec<Since>, bound: u64, at_ns: u64) {
     match times.last() {
         Some(last) if bound == last.bound => {}
@@ -44,18 +44,18 @@ fn change(times: &mut Vec<Since>, bound: u64, at_ns: u64) {
     }
 }
 
-/// `burst + rate · t` over every interval: a token bucket, or a leaky one.
+/// `burst + rate · t` over every interval: a token bucket or a leaky bucket.
 #[derive(Clone, Debug)]
 pub struct Bucket {
     times: Vec<Since>,
     rate: f64,
-    /// Every rate that was ever in force: since when, and what had flowed by then.
+    /// Every rate so far: since when, and the units that had flowed by then.
     rates: Vec<(u64, f64, f64)>,
     at_ns: u64,
 }
 
 impl Bucket {
-    /// A bucket that is full.
+    /// A full bucket.
     pub fn new(units: u64, rate: f64, at_ns: u64) -> Self {
         Self {
             times: vec![Since { at_ns, bound: units, debt: 0.0 }],
@@ -65,8 +65,8 @@ impl Bucket {
         }
     }
 
-    /// Of a cost that was admitted at one time units come back at another: at most what the rate has not given back since, by
-    /// clocks that may be a little slow.
+    /// Refunds units of an earlier cost, at most those that the rate has not returned since, on clocks that
+    /// may be a little slow.
     pub fn give_back(&mut self, (cost, units): (u64, u64), (made_ns, at_ns): (u64, u64)) {
         self.drain(at_ns);
         let since = (self.flowed(at_ns) - self.flowed(made_ns)) * 0.94;
@@ -74,7 +74,7 @@ impl Bucket {
         self.times.iter_mut().for_each(|time| time.debt = (time.debt - back).max(0.0));
     }
 
-    /// Units that the rates in force have given back by a time.
+    /// Units that the rates in force have returned by a time.
     fn flowed(&self, at_ns: u64) -> f64 {
         let last = self.rates.iter().rev().find(|(since_ns, ..)| *since_ns <= at_ns);
         last.map_or(0.0, |(since_ns, flowed, rate)| flowed + (at_ns - since_ns) as f64 * rate)
@@ -90,7 +90,7 @@ impl Bucket {
         change(&mut self.times, units, at_ns);
     }
 
-    /// So much was admitted, and promised at `made_ns`, which is the same time but for a lease.
+    /// Admits units that were promised at `made_ns`. The two times differ only for a lease.
     pub fn admit(&mut self, cost: u64, (made_ns, at_ns): (u64, u64)) -> Option<Excess> {
         self.drain(at_ns);
         let mut excess = None;
@@ -110,28 +110,28 @@ impl Bucket {
         for since in &mut self.times {
             since.debt = (since.debt - drained).max(0.0);
         }
-        // The same debt against a higher bound says nothing.
+        // An account with no larger debt than one with a lower bound is redundant.
         while self.times.len() > 1 && self.times[0].debt <= self.times[1].debt {
             self.times.remove(0);
         }
     }
 }
 
-/// So much in every stretch of a window's length.
+/// A bound for every interval of a window's length.
 #[derive(Clone, Debug)]
 pub struct Trailing {
     times: Vec<Since>,
     window_ns: u64,
-    /// When, how much, and when it was promised.
+    /// Time, units, and time of the promise.
     admitted: VecDeque<(u64, u64, u64)>,
     sum: u64,
 }
 
 impl Trailing {
-    /// Of what was admitted at a time units come back.
+    /// Refunds units that were admitted at `made_ns`.
     pub fn give_back(&mut self, units: u64, made_ns: u64) {
         let mut left = units;
-        // Whoever spends a lease may do so at the same time.
+        // A lease may be spent at this time, too, and is excluded.
         for (at, admitted, made) in &mut self.admitted {
             if (*at, *made) == (made_ns, made_ns) {
                 let units = left.min(*admitted);
@@ -141,7 +141,7 @@ impl Trailing {
         }
     }
 
-    /// Nothing was admitted.
+    /// A window without admissions.
     pub fn new(units: u64, window_ns: u64, at_ns: u64) -> Self {
         let times = vec![Since { at_ns, bound: units, debt: 0.0 }];
         Self { times, window_ns, admitted: VecDeque::new(), sum: 0 }
@@ -152,7 +152,7 @@ impl Trailing {
         change(&mut self.times, units, at_ns);
     }
 
-    /// So much was admitted, and promised at `made_ns`, which is the same time but for a lease.
+    /// Admits units that were promised at `made_ns`. The two times differ only for a lease.
     pub fn admit(&mut self, cost: u64, (made_ns, at_ns): (u64, u64)) -> Option<Excess> {
         while let Some((_, gone, _)) = self.admitted.pop_front_if(|(at, ..)| *at + self.window_ns <= at_ns) {
             self.sum -= gone;
@@ -170,21 +170,22 @@ impl Trailing {
                 0 => self.sum,
                 _ => self.promised(since.at_ns),
             };
-            // The first counts from before all that counts still, but not what was promised before it.
+            // The first account begins before all units that still count. Units that were promised before it
+            // are excluded.
             let came = if came > since.bound { came.min(self.promised(since.at_ns)) } else { came };
             (came > since.bound).then_some(Excess { came: came as f64, bound: since.bound })
         };
         self.times.iter().enumerate().find_map(over)
     }
 
-    /// What was promised since a time, of what still counts.
+    /// Units that still count and were promised since a time.
     fn promised(&self, since_ns: u64) -> u64 {
         let since = self.admitted.iter().rev().take_while(|(at, ..)| *at >= since_ns);
         since.filter(|(at, _, made)| made == at || *made >= since_ns).map(|admitted| admitted.1).sum()
     }
 }
 
-/// So much in every window of true time.
+/// A bound for every window of true time.
 #[derive(Clone, Debug)]
 pub struct Windows {
     units: u64,
@@ -196,7 +197,7 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Of what was admitted at a time units come back, if its window is open.
+    /// Refunds units that were admitted at `made_ns`, if their window is open.
     pub fn give_back(&mut self, units: u64, (made_ns, at_ns): (u64, u64)) {
         self.open(at_ns);
         if self.window.end_after(made_ns, self.salt) == self.end_ns {
@@ -204,7 +205,7 @@ impl Windows {
         }
     }
 
-    /// Nothing was admitted.
+    /// A window without admissions.
     pub fn new(units: u64, window: FixedWindow, salt: u32, at_ns: u64) -> Self {
         let mut windows = Self { units, window, salt, end_ns: 0, bound: units, sum: 0 };
         windows.open(at_ns);
@@ -218,7 +219,7 @@ impl Windows {
         self.bound = self.bound.max(units);
     }
 
-    /// So much was admitted.
+    /// Admits units.
     pub fn admit(&mut self, cost: u64, at_ns: u64) -> Option<Excess> {
         self.open(at_ns);
         self.sum += cost;
@@ -235,28 +236,28 @@ impl Windows {
     }
 }
 
-/// So much under every window's name, by whatever clock it was named.
+/// A bound for every window's name, on whichever clock the window was named.
 #[derive(Clone, Debug)]
 pub struct Labels {
     units: u64,
-    /// How long a window is.
+    /// The length of a window.
     length_ns: u64,
-    /// Until when earlier budgets were in force, and how large they were: rights may have moved under them in a window
-    /// in which nothing is admitted before the next budget.
+    /// Earlier budgets, and until when they were in force. Rights may have moved under such a budget in a
+    /// window without admissions before the next budget.
     before: VecDeque<(u64, u64)>,
-    /// By the window's end: what came, and the largest budget since it began.
+    /// By the window's end: the counted units, and the largest budget since the window began.
     open: BTreeMap<u64, (u64, u64)>,
 }
 
 impl Labels {
-    /// Of what was admitted in the window that ends then units come back.
+    /// Refunds units of the window that ends at `end_ns`.
     pub fn give_back(&mut self, units: u64, end_ns: u64) {
         if let Some((came, _)) = self.open.get_mut(&end_ns) {
             *came = came.saturating_sub(units);
         }
     }
 
-    /// Nothing was admitted.
+    /// No windows, so no admissions.
     pub fn new(units: u64, length_ns: u64) -> Self {
         Self { units, length_ns, before: VecDeque::new(), open: BTreeMap::new() }
     }
@@ -273,7 +274,7 @@ impl Labels {
         }
     }
 
-    /// So much was admitted in the window that ends then.
+    /// Admits units in the window that ends at `end_ns`.
     pub fn admit(&mut self, cost: u64, end_ns: u64) -> Option<Excess> {
         let began_ns = end_ns.saturating_sub(self.length_ns);
         let earlier =

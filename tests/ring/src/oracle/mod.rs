@@ -1,8 +1,8 @@
-//! The all-seeing oracle: every admission, every budget that is in force anywhere, and what may not be.
+//! The oracle sees everything: every admission, every budget in force anywhere, and every violation.
 //!
-//! A request that waits for the disk is admitted at the instant of the decision, but only once the row is there. So
-//! admissions wait in a queue of their cell until those before them are known, and a crash takes those back that it
-//! forgot.
+//! A request that waits for the disk is admitted at the instant of the decision, but only once its row is
+//! written. Admissions therefore wait in their cell's queue until all earlier ones are known. A crash removes
+//! the admissions that it forgot.
 
 mod judge;
 
@@ -17,27 +17,27 @@ use crate::{
     world::Plan,
 };
 
-/// One thing that happened to a cell.
+/// An admission at a cell.
 #[derive(Clone, Copy, Debug)]
 struct Admission {
     at_ns: u64,
-    /// When it was promised: before, if it was leased.
+    /// When the units were promised: earlier than `at_ns` if they were leased.
     made_ns: u64,
     cost: u64,
     /// The window's end, as the region named it.
     label_ns: u64,
-    /// Whose, and the batch that it waits for; 0 once it is known.
+    /// The admitting place, and the batch that the admission waits for; 0 once it is known.
     place: usize,
     batch: u64,
 }
 
-/// Units that came back of something that was admitted.
+/// Units of an admission that were refunded.
 #[derive(Clone, Copy, Debug)]
 struct Returned {
-    /// When it was admitted, and when it came back.
+    /// When the units were admitted, and when they were refunded.
     made_ns: u64,
     at_ns: u64,
-    /// What it was, and how much came back.
+    /// The admitted cost, and the refunded units.
     cost: u64,
     units: u64,
     label_ns: u64,
@@ -46,9 +46,9 @@ struct Returned {
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Admitted(Admission),
-    /// What was admitted was less.
+    /// An admission was refunded in part or whole.
     Returned(Returned),
-    /// A crash took it back.
+    /// A crash removed the event.
     Forgotten,
     InForce(u64, Budget),
 }
@@ -67,62 +67,62 @@ struct Cell {
     queue: VecDeque<Event>,
 }
 
-/// What was found.
+/// A violation that a check found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// Which check.
+    /// The check.
     pub check: &'static str,
-    /// What it saw.
+    /// What the check saw.
     pub what: String,
 }
 
 /// The numbers of a limit in one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
-    /// Of all keys.
+    /// The numbers for all keys.
     pub all: Budget,
-    /// But of this one.
+    /// Other numbers for one key.
     pub own: Option<Own>,
 }
 
-/// How far from its end numbers of one key may begin to be out of force, and still be in force.
+/// How far from the end of one key's numbers they may already be out of force, or may still be in force.
 #[derive(Clone, Copy, Debug)]
 struct Slack {
     before_ns: u64,
     after_ns: u64,
 }
 
-/// Everything that was admitted.
+/// All admissions.
 #[derive(Clone, Debug)]
 pub struct Oracle {
     limits: Vec<Measured>,
     cells: Vec<Vec<Cell>>,
-    /// The versions that are in force somewhere, and the numbers of their limits.
+    /// The versions that are in force somewhere, with their limits' numbers.
     issued: Vec<(VersionId, Vec<Option<Numbers>>)>,
     slack: Slack,
-    /// By limit and key.
+    /// The numbers in force, by limit and key.
     in_force: Vec<Vec<Budget>>,
-    /// When they last changed.
+    /// When each of these last changed.
     changed_ns: Vec<Vec<u64>>,
     floor: VersionId,
-    /// Clocks keep ε: windows of true time are checked.
+    /// Whether clocks keep ε, so that windows of true time are checked.
     pub true_windows: bool,
-    /// The promise does not hold for sums any more: an operator's word was wrong, or a disk is an old one.
+    /// Sums are no longer promised: an operator's word was wrong, or a disk is an old copy.
     pub void: bool,
     /// Units admitted, for summaries.
     pub admitted: u64,
-    /// What was found first.
+    /// The first finding.
     pub finding: Option<Finding>,
 }
 
 impl Oracle {
-    /// An oracle of the limits of a plan.
+    /// The oracle for a plan's limits.
     pub fn new(plan: &Plan) -> Self {
         let &Plan { ref limits, start: at_ns, true_windows, clock_error_ns, loan_ttl_ns, .. } = plan;
         let cells = limits
             .iter()
             .map(|limit| limit.keys.iter().map(|key| Cell::new(limit, key.cells[0].salt(), at_ns)));
-        // What was lent under them is out until it ends.
+        // Loans under these numbers are out until they end.
         let slack = Slack { before_ns: clock_error_ns, after_ns: clock_error_ns + 2 * loan_ttl_ns };
         Self {
             limits: limits.clone(),
@@ -139,7 +139,7 @@ impl Oracle {
         }
     }
 
-    /// The largest numbers of a key of a limit that are in force anywhere.
+    /// The largest numbers of a key that are in force anywhere.
     pub fn in_force(&self, limit: usize, key: usize) -> Budget {
         self.in_force[limit][key]
     }
@@ -154,10 +154,10 @@ impl Oracle {
         !self.issued.is_empty()
     }
 
-    /// The authority made a version.
+    /// The authority makes a version.
     ///
-    /// A limit that it removes keeps its numbers here: what was lent under them is out until it ends, and numbers with
-    /// which the limit comes back are in force alone once everybody acknowledged those.
+    /// A removed limit keeps its numbers here, because loans under them are out until they end. If the limit
+    /// returns, its new numbers are in force alone once everybody has acknowledged them.
     pub fn issue(&mut self, version_id: VersionId, mut numbers: Vec<Option<Numbers>>, at_ns: u64) {
         let before = self.issued.iter().max_by_key(|(version_id, _)| *version_id);
         for (limit, numbers) in numbers.iter_mut().enumerate() {
@@ -167,7 +167,7 @@ impl Oracle {
         self.renew(at_ns);
     }
 
-    /// No region is bound by less than this version any more.
+    /// No region is bound by an earlier version than this one.
     pub fn acked(&mut self, floor: VersionId, at_ns: u64) {
         if floor == self.floor {
             return;
@@ -177,7 +177,7 @@ impl Oracle {
         self.renew(at_ns);
     }
 
-    /// When numbers of one key next begin to end, or have ended everywhere, if that is still to come.
+    /// The next time at which numbers of one key begin to end, or have ended everywhere.
     pub fn next_change(&self, now_ns: u64) -> Option<u64> {
         let numbers = self.issued.iter().flat_map(|(_, numbers)| numbers.iter().flatten());
         let ends = numbers.filter_map(|numbers| numbers.own?.until_ns);
@@ -186,7 +186,7 @@ impl Oracle {
         changes.filter(|at_ns| *at_ns > now_ns).min()
     }
 
-    /// Looks anew at what is in force.
+    /// Recomputes what is in force.
     pub fn renew(&mut self, at_ns: u64) {
         for limit in 0..self.limits.len() {
             for key in 0..self.cells[limit].len() {
@@ -202,7 +202,7 @@ impl Oracle {
         }
     }
 
-    /// A region admitted something, or will have once its disk has the batch.
+    /// A region admits units, if `batch` is 0, or will have admitted them once its disk has the batch.
     pub fn admit(
         &mut self,
         (limit, key): (usize, usize),
@@ -214,7 +214,7 @@ impl Oracle {
         self.happen(limit, key, Event::Admitted(Admission { at_ns, made_ns, cost, label_ns, place, batch }));
     }
 
-    /// So much of a lease that a region gave at a time was spent, at another.
+    /// A region spends part of a lease that it gave earlier.
     pub fn spend(
         &mut self,
         (limit, key): (usize, usize),
@@ -226,7 +226,7 @@ impl Oracle {
         self.happen(limit, key, Event::Admitted(spent));
     }
 
-    /// Of something that was admitted units came back: from then on it is as if it had been less.
+    /// Units of an admission are refunded. From then on the admission counts as smaller.
     pub fn give_back(
         &mut self,
         (limit, key): (usize, usize),
@@ -249,7 +249,7 @@ impl Oracle {
         });
     }
 
-    /// A region's process ended: what still waited for the disk was never answered.
+    /// A region's process ends, so requests that still waited for the disk were never answered.
     pub fn forgot(&mut self, place: usize) {
         self.learn(|event| {
             if matches!(event, Event::Admitted(admission) if admission.place == place && admission.batch > 0)
@@ -337,7 +337,7 @@ impl Oracle {
         }
     }
 
-    /// Something that may not be.
+    /// Records a violation.
     pub fn find(&mut self, check: &'static str, what: String) {
         self.finding.get_or_insert(Finding { check, what });
     }

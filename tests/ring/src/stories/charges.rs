@@ -1,4 +1,4 @@
-//! Charges that are given back.
+//! Charges that are refunded.
 
 use super::{CELL, TOKEN, drain_all, found, three, versions::put};
 use crate::{
@@ -17,12 +17,12 @@ fn charge_all(mut world: World) -> World {
     world
 }
 
-/// Each gives all of it back.
+/// Each region refunds everything.
 fn give_all_back(world: &mut World) {
     (0..3).for_each(|which| world.settle(which, None));
 }
 
-/// What was charged has long come back by the rate, and was spent again.
+/// The charge has been earned back by the rate long ago, and was spent again.
 pub(super) fn a_refund_to_a_bucket_that_has_refilled() -> Option<Finding> {
     let mut world = charge_all(three(TOKEN, 300, 100));
     quiet(&mut world, 20 * S);
@@ -32,7 +32,7 @@ pub(super) fn a_refund_to_a_bucket_that_has_refilled() -> Option<Finding> {
     found(world)
 }
 
-/// The same charge is given back again and again.
+/// One charge is refunded several times.
 pub(super) fn a_refund_that_is_said_twice() -> Option<Finding> {
     let mut world = charge_all(three(Shape::Window("1h", false), 300, 1));
     for _ in 0..3 {
@@ -42,7 +42,7 @@ pub(super) fn a_refund_that_is_said_twice() -> Option<Finding> {
     found(world)
 }
 
-/// A charge is given back when its window has ended.
+/// A charge is refunded after its window has ended.
 pub(super) fn a_refund_after_the_window() -> Option<Finding> {
     let mut world = charge_all(three(Shape::Window("1m", false), 300, 1));
     world.pass(61 * S - world.now % (60 * S));
@@ -53,7 +53,7 @@ pub(super) fn a_refund_after_the_window() -> Option<Finding> {
     found(world)
 }
 
-/// What came back is spent, and a crash comes before anything of that is on the disk; then it is given back again.
+/// A refund is spent, and a crash comes before any of this is on disk. Then the charge is refunded again.
 fn crash_after_a_refund(world: World) -> Option<Finding> {
     let mut world = charge_all(world);
     give_all_back(&mut world);
@@ -62,7 +62,7 @@ fn crash_after_a_refund(world: World) -> Option<Finding> {
         world.crash(place, 0, 0);
     }
     (0..3).for_each(|place| world.start(place, false));
-    // So that there are cells.
+    // Create the cells.
     confirm(&mut world);
     for place in 0..3 {
         world.ask(place, CELL, 1);
@@ -72,17 +72,17 @@ fn crash_after_a_refund(world: World) -> Option<Finding> {
     found(world)
 }
 
-/// As said, of a bucket that is not journalled.
+/// The story for a bucket without a journal.
 pub(super) fn a_crash_after_a_refund_to_a_bucket() -> Option<Finding> {
     crash_after_a_refund(three(TOKEN, 300, 100))
 }
 
-/// As said, of a window that is.
+/// The story for a window with a journal.
 pub(super) fn a_crash_after_a_refund_to_a_window() -> Option<Finding> {
     crash_after_a_refund(three(Shape::Window("1h", false), 300, 1))
 }
 
-/// The rate was higher for a while, in which all came back, and is low again.
+/// The rate was higher for a while, so that everything was earned back, and is low again.
 pub(super) fn a_refund_after_a_rate_was_higher() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 1);
     for place in 0..3 {
@@ -93,7 +93,7 @@ pub(super) fn a_refund_after_a_rate_was_higher() -> Option<Finding> {
     put(&mut world, 300, 1);
     quiet(&mut world, 2 * S);
     drain_all(&mut world);
-    // A process that saw the higher rate knows it.
+    // A process that saw the higher rate knows of it.
     for place in 0..3 {
         world.stop(place);
         world.start(place, true);
@@ -104,7 +104,7 @@ pub(super) fn a_refund_after_a_rate_was_higher() -> Option<Finding> {
     found(world)
 }
 
-/// Leases are out in every region; all that is left is spent, time passes, and then what was leased is.
+/// Every region has leases out. The rest is spent, time passes, and then the leases are spent.
 pub(super) fn leases_that_are_spent_at_their_end() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 100);
     for _ in 0..8 {
@@ -114,7 +114,7 @@ pub(super) fn leases_that_are_spent_at_their_end() -> Option<Finding> {
         }
         quiet(&mut world, 1_900 * MS);
         drain_all(&mut world);
-        // The last moment of the leases is in here.
+        // The leases end within this pause.
         quiet(&mut world, 300 * MS);
         drain_all(&mut world);
     }

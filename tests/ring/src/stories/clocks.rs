@@ -1,4 +1,4 @@
-//! Clocks that are wrong, set or anchored anew.
+//! Clocks that are wrong, set, or anchored again.
 
 use super::{CELL, drain_all, found, lend_to, plan, three};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     world::World,
 };
 
-/// Clocks are as far apart as they may be, and all is taken on both sides of an edge.
+/// Clocks are as far apart as they may be, and everything is taken on both sides of an edge.
 pub(super) fn a_window_edge_with_clocks_apart() -> Option<Finding> {
     let mut world = three(Shape::Window("1s", false), 300, 1);
     for round in 0..20_u64 {
@@ -26,7 +26,8 @@ pub(super) fn a_window_edge_with_clocks_apart() -> Option<Finding> {
     found(world)
 }
 
-/// A process whose steady clock was slow stops; the next one's is right, and what is on the disk is no older for it.
+/// A process with a slow steady clock stops. The next process has a right clock, and the rows on disk must
+/// not count as older.
 pub(super) fn a_steady_clock_that_is_anchored_anew() -> Option<Finding> {
     let mut world = three(Shape::Token("m", 60 * S), 6_000, 3_000);
     for place in 0..3 {
@@ -45,8 +46,8 @@ pub(super) fn a_steady_clock_that_is_anchored_anew() -> Option<Finding> {
     found(world)
 }
 
-/// A steady clock is behind by more than a window's length when its process stops. The next one's is right, and the slots
-/// that were charged a moment ago are no older for it. (History 10015156.)
+/// A steady clock lags by more than a window's length when its process stops. The next process has a right
+/// clock, and freshly charged slots must not count as older. (History 10015156.)
 pub(super) fn slots_on_a_clock_that_is_anchored_anew() -> Option<Finding> {
     let mut world = three(Shape::Sliding("90s", 90 * S, Some(5)), 30, 1);
     for place in 0..3 {
@@ -65,8 +66,8 @@ pub(super) fn slots_on_a_clock_that_is_anchored_anew() -> Option<Finding> {
     found(world)
 }
 
-/// A region gives rights away and goes on to the next window. Its clock goes back, by no more than it may be wrong:
-/// what it gave is not there again under the old name.
+/// A region gives rights away and enters the next window. Its clock goes back within the error bound. The
+/// rights must not return under the old window's name.
 pub(super) fn a_clock_that_goes_back_over_an_edge() -> Option<Finding> {
     let mut world = three(Shape::Window("1m", false), 300, 1);
     for _ in 0..3 {
@@ -84,15 +85,16 @@ pub(super) fn a_clock_that_goes_back_over_an_edge() -> Option<Finding> {
     found(world)
 }
 
-/// A region has rights of a window that others gave it. Long after, late frames and a slow clock make it doubt its wall
-/// so much that the window may still be open: nothing of it may be used, whatever it has. (History 10000724.)
+/// A region has rights of a window from others. Much later, late frames and a slow clock make the region so
+/// unsure of its wall that the window may still be open. The region must not use any of these rights.
+/// (History 10000724.)
 pub(super) fn a_clock_that_cannot_tell_windows_apart() -> Option<Finding> {
     let mut world = three(Shape::Window("10s", false), 300, 1);
-    // Slower than it may be: how long an answer took is less certain than it believes.
+    // The clock is slower than allowed, so the region underestimates how uncertain the time of an answer is.
     world.places[0].clock.drift(world.now, -3_000);
     world.pass(10 * S - world.now % (10 * S));
     lend_to(&mut world, 0, 2 * S);
-    // Both answer what region 0 says, and the answers take very long.
+    // Both others answer region 0's frame, and the answers take very long.
     world.pass(500 * MS);
     world.tick(0);
     world.pass(20 * MS);
@@ -111,8 +113,8 @@ pub(super) fn a_clock_that_cannot_tell_windows_apart() -> Option<Finding> {
     found(world)
 }
 
-/// A clock is set ahead and back before its node has looked at it again, and requests come in between. What they use is
-/// of no window that nobody heard of.
+/// A clock is set ahead and back before its node's next tick, and requests come in between. They must use no
+/// window that other regions have not heard of.
 pub(super) fn a_clock_that_is_set_between_two_looks() -> Option<Finding> {
     let mut plan = plan(Shape::Window("1m", false), 300, 1);
     plan.true_windows = false;

@@ -1,4 +1,4 @@
-//! Crashes, clean stops, disks that were lost, restored or could not be read.
+//! Crashes, clean stops, and disks that are lost, restored or unreadable.
 
 use super::{CELL, TOKEN, drain_all, found, lend_to, plan, three, versions::put};
 use crate::{
@@ -8,12 +8,12 @@ use crate::{
     world::World,
 };
 
-/// Loans and rights leave, and the giver's machine stops before anything more is on its disk.
+/// Loans leave, and the giver's machine stops before anything more is on its disk.
 pub(super) fn a_crash_between_row_and_grant() -> Option<Finding> {
     stop_a_giver(three(TOKEN, 300, 100))
 }
 
-/// As before, with the rights of a window.
+/// Like [`a_crash_between_row_and_grant`], with the rights of a window.
 pub(super) fn a_crash_after_rights_were_given() -> Option<Finding> {
     stop_a_giver(three(Shape::Window("1m", false), 300, 1))
 }
@@ -21,12 +21,13 @@ pub(super) fn a_crash_after_rights_were_given() -> Option<Finding> {
 fn stop_a_giver(mut world: World) -> Option<Finding> {
     for round in 0..6 {
         let giver = 1 + round % 2;
-        // The others see for long enough that nobody asks them: then they lend at once.
+        // For a while only region 0 has requests. The others see that they have none, and lend at once
+        // afterwards.
         for _ in 0..40 {
             world.ask(0, CELL, 1);
             quiet(&mut world, 100 * MS);
         }
-        // Nothing of the giver's reaches its disk while it is asked for what it has.
+        // Nothing reaches the giver's disk while it is asked for its units.
         for _ in 0..400 {
             for _ in 0..8 {
                 world.ask(0, CELL, 1);
@@ -46,18 +47,18 @@ fn stop_a_giver(mut world: World) -> Option<Finding> {
         world.crash(giver, 0, 0);
         world.start(giver, false);
         world.weigh(0, 0);
-        // What time it is the third one says, before the holder says what it holds.
+        // The giver confirms its time with the third region, before the holder reports what it holds.
         world.network.cut.extend([(0, giver), (giver, 0)]);
         drain_all(&mut world);
         world.network.cut.clear();
-        // What was lent comes back, and the next window begins.
+        // Loans return, and the next window begins.
         world.pass(60 * S - world.now % (60 * S));
         quiet(&mut world, 14 * S);
     }
     found(world)
 }
 
-/// A disk is replaced by an older one after others have heard of what came later: the node must see it.
+/// A disk is replaced by an older copy after others have heard of later changes. The node must notice.
 pub(super) fn an_old_disk_knows_itself() -> Option<Finding> {
     let mut world = three(Shape::Window("1m", false), 300, 1);
     world.places[1].snapshot = Some(world.places[1].disk.clone());
@@ -77,7 +78,7 @@ pub(super) fn an_old_disk_knows_itself() -> Option<Finding> {
     found(world)
 }
 
-/// A process begins anew, and what its predecessor said and heard keeps arriving.
+/// A process restarts, and frames to and from its predecessor keep arriving.
 pub(super) fn frames_of_an_earlier_boot() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 100);
     world.network.weather.kept = 500_000;
@@ -98,7 +99,8 @@ pub(super) fn frames_of_an_earlier_boot() -> Option<Finding> {
     found(world)
 }
 
-/// A region spends rights that others gave it, and crashes. They are told again, and spent already. (History 309.)
+/// A region spends rights that others gave it, and crashes. The gifts are reported again, and must count as
+/// spent. (History 309.)
 pub(super) fn rights_that_came_before_a_crash() -> Option<Finding> {
     let mut world = three(Shape::Window("10s", false), 300, 1);
     for _ in 0..3 {
@@ -118,8 +120,8 @@ pub(super) fn rights_that_came_before_a_crash() -> Option<Finding> {
     found(world)
 }
 
-/// A region's disk has heard of what it spent at the rate of a loan. The loan ends, and all the rest is spent at the
-/// region's own rate: the disk must hear of that, too.
+/// A region's disk has recorded spending at the rate of a loan. The loan ends, and everything else is spent
+/// at the region's own rate. The disk must record this, too.
 pub(super) fn a_loan_that_the_disk_does_not_know() -> Option<Finding> {
     let mut world = three(Shape::Token("m", 60 * S), 300, 97);
     for place in [0, 2, 1] {
@@ -141,8 +143,8 @@ pub(super) fn a_loan_that_the_disk_does_not_know() -> Option<Finding> {
     found(world)
 }
 
-/// A process sends before its first tick. A beat that it counts from a later time would date loans too late.
-/// (History 7007576.)
+/// A process sends before its first tick. A heartbeat with a later time would date loans too late. (History
+/// 7007576.)
 pub(super) fn a_frame_before_the_first_tick() -> Option<Finding> {
     let mut world = World::new(plan(TOKEN, 300, 100), 1);
     world.network.weather.way_ns = (MS, 2 * MS);
@@ -155,7 +157,7 @@ pub(super) fn a_frame_before_the_first_tick() -> Option<Finding> {
             world.send(place);
         }
     };
-    // Region 1 says that it is there, and looks at the time more than a second later.
+    // Region 1 sends its first frame, and ticks more than a second later.
     world.flush(1);
     world.send(1);
     for _ in 0..700 {
@@ -184,8 +186,9 @@ pub(super) fn a_frame_before_the_first_tick() -> Option<Finding> {
     found(world)
 }
 
-/// A clean stop leaves what was spent of a short window; the next process spends another, and crashes. The third stops
-/// cleanly, without a word of that cell: what is on the disk is older than the crash. (History 58011116.)
+/// A clean stop records the use of a short window. The next process uses another window, and crashes. A third
+/// process stops cleanly without using the cell, so the record on disk is older than the crash. (History
+/// 58011116.)
 pub(super) fn two_clean_stops_and_a_crash_between_them() -> Option<Finding> {
     let mut world = three(Shape::Window("10s", false), 300, 1);
     world.pass(10 * S - world.now % (10 * S) + S);
@@ -204,8 +207,8 @@ pub(super) fn two_clean_stops_and_a_crash_between_them() -> Option<Finding> {
     found(world)
 }
 
-/// A bucket that is not journalled owes more than it may by now. Every process stops cleanly, and the next ones crash: what
-/// the stop left of that debt is all that says so.
+/// A bucket without a journal owes more than its present size. Every process stops cleanly, and the next ones
+/// crash. Only the row of the clean stop knows the debt.
 pub(super) fn a_clean_stop_before_a_crash() -> Option<Finding> {
     let mut world = three(Shape::Token("m", 60 * S), 300, 600);
     drain_all(&mut world);
@@ -222,7 +225,7 @@ pub(super) fn a_clean_stop_before_a_crash() -> Option<Finding> {
     found(world)
 }
 
-/// Every process crashes, and what had left for its disk is there.
+/// Every process crashes after its disk has received all queued rows.
 pub(super) fn crash_all(world: &mut World) {
     for place in 0..world.places.len() {
         world.flush(place);
@@ -232,10 +235,10 @@ pub(super) fn crash_all(world: &mut World) {
     quiet(world, S);
 }
 
-/// All is spent, and the budget becomes a small one that refills too soon to be journalled. Every process crashes: what
-/// is owed is more than a bucket that is taken to be empty owes. (History 10023432.)
+/// Everything is spent, and the budget becomes a small one that refills too fast for a journal. Every process
+/// crashes. The debt is larger than that of an empty small bucket. (History 10023432.)
 pub(super) fn a_debt_beyond_what_is_presumed() -> Option<Finding> {
-    // Journalled before, and not.
+    // With a journal before, and without.
     for rate in [200, 600] {
         let mut world = three(Shape::Token("m", 60 * S), 300, rate);
         drain_all(&mut world);
@@ -251,7 +254,8 @@ pub(super) fn a_debt_beyond_what_is_presumed() -> Option<Finding> {
     None
 }
 
-/// All of a bucket that is not journalled is spent, and the limit is removed. It comes back small after a crash, and grows.
+/// A bucket without a journal is spent, and its limit is removed. After a crash it returns with few units,
+/// and grows.
 pub(super) fn a_bucket_that_is_away_at_a_crash() -> Option<Finding> {
     let mut world = three(Shape::Token("m", 60 * S), 300, 600);
     drain_all(&mut world);
@@ -265,7 +269,7 @@ pub(super) fn a_bucket_that_is_away_at_a_crash() -> Option<Finding> {
     found(world)
 }
 
-/// A small bucket owes more than it may. A loan goes and comes back, and with it goes what the disk knew of the debt.
+/// A small bucket owes more than its size. A loan comes and goes, and with it the row about the debt.
 /// (History 10030878.)
 pub(super) fn a_loan_that_ends_where_nothing_is_journalled() -> Option<Finding> {
     let mut world = three(Shape::Token("m", 60 * S), 300, 200);
@@ -280,8 +284,8 @@ pub(super) fn a_loan_that_ends_where_nothing_is_journalled() -> Option<Finding> 
     found(world)
 }
 
-/// A crash forgets what was spent. From then on the limit is journalled, and a second crash must not take the disk for
-/// complete. (History 10030878.)
+/// A crash forgets spending. From then on the limit has a journal, and a second crash must not take the disk
+/// for complete. (History 10030878.)
 pub(super) fn a_crash_after_a_crash() -> Option<Finding> {
     let mut world = three(Shape::Token("m", 60 * S), 300, 600);
     drain_all(&mut world);
@@ -292,8 +296,8 @@ pub(super) fn a_crash_after_a_crash() -> Option<Finding> {
     found(world)
 }
 
-/// Shares move, and a limit is removed. A process that begins without it must not take older shares to be over before
-/// what was spent by them is. (History 20037024.)
+/// Shares move, and a limit is removed. A process that starts without the limit must keep older shares until
+/// the spending under them has expired. (History 20037024.)
 pub(super) fn a_crash_while_a_limit_is_away() -> Option<Finding> {
     let mut world = three(Shape::Sliding("2m", 120 * S, None), 30, 1);
     drain_all(&mut world);
@@ -313,11 +317,12 @@ pub(super) fn a_crash_while_a_limit_is_away() -> Option<Finding> {
     found(world)
 }
 
-/// All is spent, and a process crashes: what it forgot counts as spent. It stops cleanly before anybody has asked it, and
-/// the next one must not take that for less than the part of this cell, or than what others gave to it.
-/// (Histories 200002482 and 100004218.)
+/// All is spent, and a process crashes: what it forgot counts as spent. Before any request it stops cleanly.
+/// The next process must not assume less than this cell's part, or less than others' gifts to it. (Histories
+/// 200002482 and 100004218.)
 pub(super) fn a_clean_stop_soon_after_a_crash() -> Option<Finding> {
-    // Of a staggered window each cell has edges of its own: those of no other say when it is over.
+    // Each cell of a staggered window has its own edges, so no other cell's edges tell when the window is
+    // over.
     let shapes =
         [Shape::Sliding("30s", 30 * S, None), Shape::Window("30s", false), Shape::Window("30s", true)];
     for (shape, wait) in shapes.into_iter().flat_map(|shape| (0..10).map(move |at| (shape, at * 3 * S))) {
@@ -341,8 +346,8 @@ pub(super) fn a_clean_stop_soon_after_a_crash() -> Option<Finding> {
     None
 }
 
-/// A limit is removed, and comes back while one region cannot read what it spent: it must not take that for nothing, and
-/// goes on as soon as it can.
+/// A limit is removed, and returns while one region cannot read its spending. The region must not take this
+/// for zero, and must continue once it can read.
 pub(super) fn a_limit_that_comes_back_while_a_disk_cannot_be_read() -> Option<Finding> {
     let mut world = three(Shape::Window("1h", true), 300, 1);
     drain_all(&mut world);
@@ -369,11 +374,11 @@ pub(super) fn a_limit_that_comes_back_while_a_disk_cannot_be_read() -> Option<Fi
     found(world)
 }
 
-/// A region was given rights, says so, and crashes before they are on its disk. It has them again soon after it is back:
-/// the giver hears that it knows less than it was told.
+/// A region receives rights, confirms them, and crashes before they are on disk. Soon after its restart it
+/// has them again, because the giver hears that the region knows less than it was told.
 pub(super) fn rights_that_a_crash_forgot_are_told_again() -> Option<Finding> {
     let mut world = three(Shape::Window("1h", false), 300, 1);
-    // All links are up, and nothing of region 0 reaches its disk while it is asked for more than its part.
+    // All links work, and nothing reaches region 0's disk while it is asked for more than its part.
     for _ in 0..60 {
         for _ in 0..4 {
             world.ask(0, CELL, 1);

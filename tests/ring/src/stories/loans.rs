@@ -1,4 +1,4 @@
-//! Loans, grants, returns and what was given.
+//! Loans, grants, returns and transfers.
 
 use super::{CELL, TOKEN, drain_all, found, lend_to, plan, three};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     world::{Plan, World},
 };
 
-/// The giver takes its part back; the holder sleeps all the while, wakes, and spends.
+/// The giver takes its part back. The holder sleeps meanwhile, wakes, and spends.
 pub(super) fn a_holder_sleeps_past_the_end_of_a_loan() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 100);
     lend_to(&mut world, 0, 3 * S);
@@ -33,7 +33,7 @@ pub(super) fn a_holder_sleeps_past_the_end_of_a_loan() -> Option<Finding> {
     found(world)
 }
 
-/// Everything is delivered twice, the second time much later.
+/// Every frame is delivered twice, the second time much later.
 pub(super) fn a_grant_comes_again_after_its_return() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 100);
     world.network.weather.kept = 1_000_000;
@@ -51,13 +51,13 @@ pub(super) fn a_grant_comes_again_after_its_return() -> Option<Finding> {
     found(world)
 }
 
-/// A region has spent its part and borrows; it gives the loan back with the tokens that its own part has since, and
-/// crashes before the disk hears of the debt that stays. (History 9002153.)
+/// A region has spent its part and borrows. It returns the loan with tokens that its own part has earned
+/// since, and crashes before the remaining debt is on disk. (History 9002153.)
 pub(super) fn a_return_with_more_than_came() -> Option<Finding> {
     let mut world = three(Shape::Token("m", 60 * S), 300, 200);
     for round in 0..12 {
         let holder = 1 + round % 2;
-        // What others have is spent, so that they lend capacity without tokens.
+        // The others' units are spent, so they lend capacity without tokens.
         for place in 0..3 {
             if place != holder {
                 world.drain(place, CELL);
@@ -65,7 +65,7 @@ pub(super) fn a_return_with_more_than_came() -> Option<Finding> {
             }
         }
         lend_to(&mut world, holder, S);
-        // Nobody asks any more; the disk is stuck when the loan goes back.
+        // Requests have ended. The disk is stuck when the loan is returned.
         for _ in 0..1_400 {
             world.pass(10 * MS);
             while world.deliver() {}
@@ -87,7 +87,8 @@ pub(super) fn a_return_with_more_than_came() -> Option<Finding> {
     found(world)
 }
 
-/// A loan ends while nobody looks, and the next look is at another version, with a quicker rate. (History 7012401.)
+/// A loan ends before its cell is settled. The next settlement is under another version, with a faster rate.
+/// (History 7012401.)
 pub(super) fn a_loan_that_ended_before_new_numbers() -> Option<Finding> {
     let mut world = three(TOKEN, 30, 3);
     lend_to(&mut world, 1, 3 * S);
@@ -98,12 +99,12 @@ pub(super) fn a_loan_that_ended_before_new_numbers() -> Option<Finding> {
     found(world)
 }
 
-/// A region borrows of many cells, and hears nothing of its givers any more, who hear it and go on renewing. A budget is
-/// lowered, so they freeze some of the loans. Then all end where they are held, which says so until it is confirmed: more
-/// than may be frozen beside those. The rest is frozen when there is room again, or would be renewed for ever, held by
-/// nobody. (As in history 10015991.)
+/// A region borrows from many cells, and no longer hears its givers, which still hear it and go on renewing.
+/// A budget is lowered, so the givers freeze some loans. Then all loans end at the holder, which refuses them
+/// until the givers confirm; but the list of frozen loans is full. The rest must be frozen when there is room
+/// again, or they would be renewed for ever. (As in history 10015991.)
 pub(super) fn more_refusals_than_can_be_told() -> Option<Finding> {
-    // A bucket that fills soon: who is silent lends at once.
+    // The bucket fills quickly, so silent regions lend at once.
     let budget = |units| Budget { units, rate: 100 };
     let keys = [40, 100];
     let limits = (0..2).map(|place| Measured::new(place, TOKEN, budget(60), keys[place])).collect();
@@ -124,7 +125,7 @@ pub(super) fn more_refusals_than_can_be_told() -> Option<Finding> {
     ask_for(&mut world, TTL_NS / 2);
     world.command("budget", |operator| operator.budgets[0] = Some(budget(6)));
     ask_for(&mut world, TTL_NS / 2);
-    // While those that were frozen first have not ended.
+    // The loans that were frozen first have not ended yet.
     world.network.cut.clear();
     heal(&mut world);
     found(world)

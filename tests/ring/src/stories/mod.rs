@@ -1,4 +1,4 @@
-//! Scripted adversaries: what random search seldom hits, told step by step.
+//! Scripted adversaries: step by step, what random search seldom finds.
 
 mod charges;
 mod clocks;
@@ -15,7 +15,7 @@ use crate::{
     world::{Plan, START, World},
 };
 
-/// A story: what it found, if it did.
+/// A story returns its finding, if any.
 pub type Story = fn() -> Option<Finding>;
 
 /// All stories, by name.
@@ -96,7 +96,7 @@ fn plan(shape: Shape, units: u64, rate: u64) -> Plan {
     }
 }
 
-/// The same, two seconds later.
+/// The regions of [`plan`], after two seconds.
 fn three(shape: Shape, units: u64, rate: u64) -> World {
     let mut world = World::new(plan(shape, units, rate), 1);
     quiet(&mut world, 2 * S);
@@ -106,7 +106,7 @@ fn three(shape: Shape, units: u64, rate: u64) -> World {
 const TOKEN: Shape = Shape::Token("s", S);
 const CELL: (usize, usize) = (0, 0);
 
-/// One region asks for much for some time, so that the others lend it what they have.
+/// One region asks for much for some time, so that the others lend what they have.
 fn lend_to(world: &mut World, place: usize, ns: u64) {
     for _ in 0..ns / (20 * MS) {
         for _ in 0..4 {
@@ -117,11 +117,11 @@ fn lend_to(world: &mut World, place: usize, ns: u64) {
 }
 
 fn drain_all(world: &mut World) {
-    // Processes that began just now let nothing pass before that.
+    // Processes that have just started let nothing pass before a peer confirms their wall clocks.
     confirm(world);
     for place in 0..world.places.len() {
         world.drain(place, CELL);
-        // Only what is on a disk was answered.
+        // Answers leave only when their rows are on disk.
         world.flush(place);
     }
     world.weigh(0, 0);

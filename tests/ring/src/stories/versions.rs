@@ -1,4 +1,4 @@
-//! Versions of the catalogue: budgets, evictions, the authority, limits that come and go.
+//! Versions of the catalogue: budgets, evictions, the authority, and limits that come and go.
 
 use acequia_rights::VersionId;
 
@@ -10,8 +10,8 @@ use crate::{
     world::{Plan, World},
 };
 
-/// The victim had lent to a survivor that cannot be reached; it spends what it holds, while the authority shares the
-/// victim's part anew.
+/// The evicted region had lent to a survivor that is out of reach. The survivor spends what it holds, while
+/// the authority redistributes the evicted region's share.
 pub(super) fn an_eviction_that_a_survivor_has_not_heard_of() -> Option<Finding> {
     let mut world = three(Shape::Window("1h", false), 300, 1);
     lend_to(&mut world, 2, 2 * S);
@@ -31,7 +31,8 @@ pub(super) fn an_eviction_that_a_survivor_has_not_heard_of() -> Option<Finding> 
     found(world)
 }
 
-/// A budget is lowered while most of it is lent: nobody is told that it is effective before it is back.
+/// A budget is lowered while most of it is lent. The lowering must not be reported as effective before the
+/// loans are back.
 pub(super) fn a_lowering_while_lent_out() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 100);
     lend_to(&mut world, 0, 3 * S);
@@ -50,7 +51,8 @@ pub(super) fn a_lowering_while_lent_out() -> Option<Finding> {
     found(world)
 }
 
-/// A limit is removed, and comes back before what was spent under it is over; a process crashes in between.
+/// A limit is removed, and returns before earlier spending under it has expired. A process crashes in
+/// between.
 pub(super) fn a_limit_that_comes_back() -> Option<Finding> {
     for shape in [
         Shape::Window("10s", false),
@@ -77,7 +79,7 @@ pub(super) fn a_limit_that_comes_back() -> Option<Finding> {
     None
 }
 
-/// Weights move from one to the next, and a region hears of the last version only.
+/// Weights move from one region to the next, and a region hears only of the last version.
 pub(super) fn a_version_that_was_skipped() -> Option<Finding> {
     let mut world = three(Shape::Window("1s", false), 300, 1);
     let weights = |world: &mut World, of: [u32; 3]| {
@@ -107,7 +109,7 @@ pub(super) fn a_version_that_was_skipped() -> Option<Finding> {
     found(world)
 }
 
-/// A disk is lost. What comes back owns nothing until the authority names it, and until all agree.
+/// A disk is lost. The new incarnation owns nothing until the authority names it and all agree.
 pub(super) fn a_lost_disk_that_nobody_named() -> Option<Finding> {
     let mut world = three(Shape::Window("1h", false), 300, 1);
     drain_all(&mut world);
@@ -127,7 +129,7 @@ pub(super) fn a_lost_disk_that_nobody_named() -> Option<Finding> {
     found(world)
 }
 
-/// The victim had lent; the survivor that holds it must drop it, though it has some seconds left.
+/// The evicted region had lent. The holder must drop the loan, although it has some seconds left.
 pub(super) fn an_eviction_of_a_giver() -> Option<Finding> {
     let mut world = three(TOKEN, 30, 100);
     lend_to(&mut world, 2, 3 * S);
@@ -140,8 +142,8 @@ pub(super) fn an_eviction_of_a_giver() -> Option<Finding> {
     found(world)
 }
 
-/// What the victim owed drains at its own part of the rate: nobody else has that part before it is over, however
-/// small and however slow the budget was meanwhile. (History 501232.)
+/// The evicted region's debt drains at its own part of the rate. Nobody else may have this part before the
+/// debt is drained, however small and slow the budget was meanwhile. (History 501232.)
 pub(super) fn a_lowering_after_an_eviction() -> Option<Finding> {
     for numbers in [[(1, 30), (300, 30)], [(3, 3), (300, 300)]] {
         let mut world = three(TOKEN, 300, 30);
@@ -163,8 +165,8 @@ pub(super) fn a_lowering_after_an_eviction() -> Option<Finding> {
     None
 }
 
-/// Two places take over in one epoch, neither knowing of the other. Nothing more is admitted for it, and a third
-/// epoch puts it right.
+/// Two places take over in one epoch without knowing of each other. This admits nothing extra, and a third
+/// epoch resolves the conflict.
 pub(super) fn two_who_take_over_at_once() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 100);
     for other in 1..3 {
@@ -184,8 +186,8 @@ pub(super) fn two_who_take_over_at_once() -> Option<Finding> {
     found(world)
 }
 
-/// A region is evicted that has used a window, and the window's limit is removed. A process starts anew, which knows
-/// nothing of that limit; it comes back, and what the region used counts as long as the window is open.
+/// A region that has used a window is evicted, and the window's limit is removed. A process without knowledge
+/// of the limit starts. The limit returns, and the evicted region's use counts while the window is open.
 /// (Histories 10008676 and 20015954.)
 pub(super) fn a_limit_that_comes_back_after_a_restart() -> Option<Finding> {
     let mut world = three(Shape::Window("1h", false), 300, 1);
@@ -206,7 +208,8 @@ pub(super) fn a_limit_that_comes_back_after_a_restart() -> Option<Finding> {
     found(world)
 }
 
-/// As [`a_lowering_after_an_eviction`], and whoever is to have the victim's part starts anew in between.
+/// Like [`a_lowering_after_an_eviction`]; the region that receives the evicted region's share restarts in
+/// between.
 pub(super) fn a_lowering_before_a_restart() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 30);
     drain_all(&mut world);
@@ -228,8 +231,8 @@ pub(super) fn a_lowering_before_a_restart() -> Option<Finding> {
     found(world)
 }
 
-/// What the victim owed drains at its own part of the rate, which is a tenth of what it was when it spent: the term it
-/// spent under is kept for as long as the most units there were take at the slowest rate.
+/// The evicted region's debt drains at its part of the rate, which is now a tenth of the former rate. Its old
+/// allocation is kept for as long as the largest number of units needs at the slowest rate.
 pub(super) fn a_slower_rate_after_an_eviction() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 30);
     drain_all(&mut world);
@@ -246,8 +249,8 @@ pub(super) fn a_slower_rate_after_an_eviction() -> Option<Finding> {
     found(world)
 }
 
-/// The authority has told its last version to one region, which has not adopted it yet, when its disk is lost. Another
-/// takes over in the same epoch. (History 20035769.)
+/// The authority sends its last version to one region, and loses its disk before that region adopts the
+/// version. Another place takes over in the same epoch. (History 20035769.)
 pub(super) fn an_authority_that_is_lost_with_its_last_word() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 100);
     world.network.cut.push((1, 0));
@@ -261,8 +264,8 @@ pub(super) fn an_authority_that_is_lost_with_its_last_word() -> Option<Finding> 
     found(world)
 }
 
-/// A region is to leave, and nobody but the authority has heard of it when its disk is lost. Who takes over is not the
-/// region that is to leave. (History 20037148.)
+/// A region is to leave, and only the authority has heard of this when its disk is lost. The leaving region
+/// must not take over. (History 20037148.)
 pub(super) fn an_authority_that_is_lost_with_what_it_was_told() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 100);
     world.network.cut.extend([(0, 1), (0, 2)]);
@@ -275,7 +278,7 @@ pub(super) fn an_authority_that_is_lost_with_what_it_was_told() -> Option<Findin
         }
         world.tick(0);
     }
-    // That it goes by a version is heard, and not which.
+    // Others hear that region 0 goes by some version, but not which one.
     world.pass(20 * MS);
     while world.deliver() {}
     world.lose_disk(0);
@@ -288,10 +291,10 @@ pub(super) fn put(world: &mut World, units: u64, rate: u64) {
     quiet(world, S);
 }
 
-/// All is spent. For a while the rate is low, and nobody asks; then it is as it was, and every process crashes: the disk
-/// must know how little came back meanwhile.
+/// Everything is spent. For a while the rate is low, without requests; then it is restored, and every process
+/// crashes. The disk must know how little was earned meanwhile.
 pub(super) fn a_rate_that_was_lower_for_a_while() -> Option<Finding> {
-    // Cells that have an account still, and cells that have none any more.
+    // Cells that still have an account, and cells without one.
     for idle_ns in [0, 15 * S] {
         let mut world = three(Shape::Token("m", 60 * S), 300, 200);
         drain_all(&mut world);
@@ -308,8 +311,8 @@ pub(super) fn a_rate_that_was_lower_for_a_while() -> Option<Finding> {
     None
 }
 
-/// Two regions never reach each other, and a third reaches both: it passes on what each says of a version, or they would
-/// wait for each other for ever. (Histories 100033006 and 200025499.)
+/// Two regions never reach each other, and a third reaches both. The third must pass on their
+/// acknowledgements, or the two would wait for each other for ever. (Histories 100033006 and 200025499.)
 pub(super) fn a_word_that_a_third_passes_on() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 100);
     world.network.cut.extend([(1, 2), (2, 1)]);
@@ -332,14 +335,15 @@ pub(super) fn a_word_that_a_third_passes_on() -> Option<Finding> {
     found(world)
 }
 
-/// Nobody asks for a cell any more when another key gets numbers of its own. These are the least, so each region takes
-/// them for the cell's; then they are raised, and the limit's own are lowered. What was a guess does not make the cell the
-/// other key's: all that a region goes by it may lend. (Histories 2100000725 and 2100001490.)
+/// A cell has no more requests when another key gets its own numbers. Those are the smallest, so each region
+/// guesses that they apply to the cell. Then they are raised, and the limit's own are lowered. The guess must
+/// not bind the cell to the other key's numbers: a region may lend all that it goes by. (Histories 2100000725
+/// and 2100001490.)
 pub(super) fn a_guess_at_a_cells_numbers() -> Option<Finding> {
     let limits = vec![Measured::new(0, TOKEN, Budget { units: 300, rate: 100 }, 2)];
     let mut world = World::new(Plan { limits, ..plan(TOKEN, 300, 100) }, 1);
     quiet(&mut world, 2 * S);
-    // So that all have the cell.
+    // Create the cell in all regions.
     lend_to(&mut world, 0, 2 * S);
     for (all, other) in [(300, 3), (3, 300)] {
         let numbers = |units| Budget { units, rate: 100 };

@@ -1,6 +1,6 @@
-//! Who asks, when: Poisson arrivals from a seed, most of them in one region.
+//! Demand: Poisson arrivals from a seed, most of them in one region.
 
-/// Numbers that look random, the same for the same seed: SplitMix64 (Steele, Lea and Flood, 2014).
+/// Pseudo-random numbers, determined by the seed: SplitMix64 (Steele, Lea and Flood, 2014).
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
@@ -19,7 +19,7 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// From 0 to below 1.
+    /// A number from 0 to below 1.
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -29,7 +29,7 @@ impl Dice {
         (self.unit() * n as f64) as usize
     }
 
-    /// How many arrive where `mean` are expected (Knuth's method, in steps where it is large).
+    /// The number of arrivals if `mean` are expected (Knuth's method, in steps for a large mean).
     pub fn arrivals(&mut self, mean: f64) -> u64 {
         let mut count = 0;
         let mut rest = mean;
@@ -47,14 +47,14 @@ impl Dice {
     }
 }
 
-/// Demand of which most is in one region, which changes.
+/// Demand that is mostly in one region, which changes.
 #[derive(Clone, Copy, Debug)]
 pub struct HotSpot {
     /// Requests a second in all.
     pub per_s: f64,
-    /// The part of it in the hot region.
+    /// The hot region's part of the requests.
     pub hot: f64,
-    /// Regions.
+    /// The number of regions.
     pub regions: usize,
 }
 
@@ -64,15 +64,15 @@ impl HotSpot {
         dice.arrivals(self.per_s_in(hot, region) / 1_000.0)
     }
 
-    /// Requests a second.
+    /// Requests a second in a region.
     pub fn per_s_in(&self, hot: usize, region: usize) -> f64 {
         let part = if region == hot { self.hot } else { (1.0 - self.hot) / (self.regions - 1) as f64 };
         self.per_s * part
     }
 }
 
-/// Where the hot spot is after so many shifts: over all regions, near and far by turns.
+/// The hot region after a number of shifts. The spot visits all regions, alternately near and far.
 pub const fn hot_after(shifts: u64, regions: usize) -> usize {
-    // Steps of two among five regions meet every region, and pairs of all distances.
+    // With five regions, steps of two visit every region, and pairs of all distances.
     ((shifts * 2) % regions as u64) as usize
 }

@@ -1,4 +1,4 @@
-//! Rates and sliding windows under demand that is mostly in one region, which changes.
+//! Rates and sliding windows under a moving hot spot.
 
 use acequia_limits::limit::{LeakyBucketSpec, LimitSpec, SlidingWindowSpec, TokenBucketSpec};
 
@@ -10,7 +10,7 @@ use super::{
     world::{MEAN_ROUND_S, MS, S, START, World},
 };
 
-/// Demand against the limit, and how much of it is in the hot region.
+/// Demand as a multiple of the limit, and the hot region's part of it.
 const DEMAND: f64 = 1.5;
 const HOT: f64 = 0.8;
 const REGIONS: usize = 5;
@@ -18,9 +18,9 @@ const REGIONS: usize = 5;
 /// A limit, and what it allows in all.
 #[derive(Clone, Debug)]
 pub struct Flow {
-    /// As a catalogue has it.
+    /// The limit as catalogues carry it.
     pub spec: LimitSpec,
-    /// As the oracle counts it.
+    /// The limit as the oracle counts it.
     pub oracle: Oracle,
     /// Units a second.
     pub per_s: f64,
@@ -38,7 +38,7 @@ impl Flow {
         }
     }
 
-    /// A leaky bucket, likewise.
+    /// A leaky bucket with such a queue.
     pub fn leaky(rate: u64) -> Self {
         let queue = rate / 5;
         let bucket = LeakyBucketSpec { rate: format!("{rate}/s"), queue, no_wait: Default::default() };
@@ -60,22 +60,22 @@ impl Flow {
     }
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Admitted, of what the limit allows in the time.
+    /// Admitted units, relative to what the limit allows in this time.
     pub used: f64,
-    /// Admitted, of what static shares would have.
+    /// Admitted units, relative to what static shares would admit.
     pub fixed: f64,
-    /// Seconds after a shift until the total, averaged over the shifts, is back at 95 % of the limit.
+    /// Seconds from a shift until the total is back at 95 % of the limit, averaged over the shifts.
     pub back_s: f64,
-    /// What it cost.
+    /// The cost.
     pub cost: Cost,
-    /// Admitted in each millisecond after a shift, over all shifts.
+    /// Units admitted in each millisecond after a shift, over all shifts.
     pub curve: Vec<u64>,
 }
 
-/// Runs it: some shifts to warm up, then so many.
+/// Runs some shifts to warm up, then counts `shifts` shifts.
 pub fn run(flow: &Flow, shift_ns: u64, shifts: u64, seed: u64) -> Outcome {
     let warm_up = (10 * S).div_ceil(shift_ns);
     let mut world = World::new(REGIONS, std::slice::from_ref(&flow.spec), 64 << 20);
@@ -119,8 +119,8 @@ pub fn run(flow: &Flow, shift_ns: u64, shifts: u64, seed: u64) -> Outcome {
     }
 }
 
-/// When the tenth of a second before is first at 95 % of the limit, and the half second after as well:
-/// saved tokens that are spent at once are no return.
+/// The first time at which both the tenth of a second before and the half second after are at 95 % of the
+/// limit. A single burst of saved tokens does not count.
 fn back_s(curve: &[u64], per_s: f64) -> f64 {
     let enough = |part: &[u64]| part.iter().sum::<u64>() as f64 >= per_s * 0.95 * part.len() as f64 / 1_000.0;
     let back = (100..curve.len())
@@ -128,7 +128,7 @@ fn back_s(curve: &[u64], per_s: f64) -> f64 {
     back.unwrap_or(curve.len()) as f64 / 1_000.0
 }
 
-/// Token buckets whose hot spot moves.
+/// Token buckets with a moving hot spot.
 pub fn buckets(table: &mut Table, quick: bool, seed: u64) {
     let bars = [
         (10_000, 20, Bar::AtLeast(0.97)),
@@ -173,7 +173,7 @@ pub fn windows(table: &mut Table, quick: bool, seed: u64) {
     }
 }
 
-/// Limits of few units a region: a user alone in one region gets what the limit allows.
+/// Limits with few units a region: a user alone in one region gets what the limit allows.
 pub fn small(table: &mut Table, quick: bool, seed: u64) {
     for (rate, burst) in [(3, 3), (5, 5), (10, 10)] {
         let mut flow = Flow::bucket(rate);
@@ -190,8 +190,8 @@ pub fn small(table: &mut Table, quick: bool, seed: u64) {
     }
 }
 
-/// One user in one region, who asks for half as much again as the limit allows: what is admitted, of
-/// what would be if there were no regions.
+/// One user in one region asks for 1.5 times the limit. Returns what is admitted, relative to a limit without
+/// regions.
 fn alone(flow: &Flow, quick: bool, seed: u64) -> (f64, Cost) {
     let (warm_up, seconds) = (10, if quick { 20 } else { 200 });
     let mut world = World::new(REGIONS, std::slice::from_ref(&flow.spec), 64 << 20);

@@ -1,4 +1,4 @@
-//! How many cells' news a node takes in a second, on one core.
+//! How many cells' advertisements a node handles in a second on one core.
 
 use acequia_limits::{
     HashKey, Now,
@@ -16,19 +16,20 @@ use super::{
     world::{MS, S, START},
 };
 
-/// Cells that are told of: fewer than a node looks at in one tick.
+/// The advertised cells: fewer than a node processes in one tick.
 const CELLS: usize = 16_000;
-/// Longer than news of a cell that does not change are apart: each round tells of every cell.
+/// Longer than the pause between two advertisements of an unchanged cell, so each round advertises every
+/// cell.
 const ROUND_NS: u64 = 4_200 * MS;
 
-/// Two nodes: one tells of its cells, the other listens.
+/// Two nodes: one advertises its cells, and the other listens.
 pub fn merge(table: &mut Table, quick: bool) {
     let nodes = [node(0), node(1)];
     let mut askers = [nodes[0].asker(), nodes[1].asker()];
     let (mut news, mut handled_s, mut looked_s) = (0_u64, 0.0, 0.0);
     let rounds = if quick { 4 } else { 20 };
     let mut now = START;
-    // Until each knows what the other's clock reads.
+    // Until each node knows the other's clock.
     for _ in 0..6 {
         nodes
             .iter()
@@ -37,18 +38,18 @@ pub fn merge(table: &mut Table, quick: bool) {
     }
     for round in 0..rounds {
         now += ROUND_NS;
-        // Who was not heard is told nothing. Nobody looks at a cell yet.
+        // A node sends nothing to a peer it has not heard. No cell is processed yet.
         now = hear_each_other(&nodes, now, 2);
         now += 10 * MS;
         for cell in 0..CELLS {
             let key = format!("k{cell}");
             let entries = [("key", key.as_str())];
-            // At first so much that the cell is shared; then a little.
+            // The first round asks for so much that the cell is shared; later rounds ask for little.
             for _ in 0..if round == 0 { 80 } else { 3 } {
                 let request = acequia_limits::Request::new("shop", &entries);
                 let _ = askers[0].check(&request, Now::at(now), acequia_node::Ask::CHECK);
             }
-            // The other is asked for it as well, and so keeps an eye on it.
+            // The other node is asked for the cell as well, so it keeps the cell active.
             let request = acequia_limits::Request::new("shop", &entries);
             let _ = askers[1].check(&request, Now::at(now), acequia_node::Ask::CHECK);
         }
@@ -74,7 +75,7 @@ pub fn merge(table: &mut Table, quick: bool) {
     table.add(&name, ("with a look at each", looked, "M/s"), Bar::None, None);
 }
 
-/// Heartbeats, half a second apart.
+/// Exchanges heartbeats half a second apart.
 fn hear_each_other(nodes: &[std::sync::Arc<Node>; 2], mut now: u64, times: u32) -> u64 {
     for _ in 0..times {
         now += 500 * MS;
@@ -87,7 +88,7 @@ fn hear_each_other(nodes: &[std::sync::Arc<Node>; 2], mut now: u64, times: u32) 
     now
 }
 
-/// Writes, and gives what there is to send.
+/// Writes the node's rows. Returns the frames it has to send.
 fn frames(node: &Node, now: u64) -> Vec<Vec<u8>> {
     while let Some((batch, _)) = node.take_rows() {
         node.committed(batch);
@@ -133,7 +134,7 @@ fn node(region: u16) -> std::sync::Arc<Node> {
     node
 }
 
-/// Seconds that this thread has had a core: other processes do not count.
+/// CPU time of this thread in seconds, without other processes.
 fn cpu_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let ns: f64 = stat.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0.0);

@@ -1,8 +1,8 @@
-//! How much of a limit regions use together: real nodes on a network with the delays of five
-//! continents, and demand that moves.
+//! How much of a limit regions use together: real nodes with the delays of five continents, and demand that
+//! moves.
 //!
-//! The bars are what the policy of `acequia_node::sharing` is judged by. Safety is judged along the
-//! way: every admission is counted by an oracle that knows no regions.
+//! The bars judge the policy of `acequia_node::sharing`. Safety is checked along the way: an oracle without
+//! regions counts every admission.
 #![allow(clippy::print_stdout, reason = "it prints a table")]
 
 pub mod demand;
@@ -17,7 +17,7 @@ pub mod world;
 
 use acequia_limits::limit::LimitSpec;
 
-/// A limit by key, of which the algorithm is to be filled in.
+/// A limit by key, without an algorithm.
 pub(crate) fn spec(name: &str) -> LimitSpec {
     serde_json::from_str(&format!("{{\"name\":\"{name}\",\"domain\":\"shop\",\"by\":[\"key\"]}}"))
         .expect("a spec")

@@ -1,58 +1,58 @@
-//! The limit itself, over all regions at once: whether more was admitted than it allows, ever.
+//! The limit over all regions at once, to check whether it was ever exceeded.
 
 use std::collections::VecDeque;
 
 use super::world::S;
 
-/// What a limit allows, whoever admits.
+/// What a limit allows, whichever region admits.
 #[derive(Clone, Debug)]
 pub enum Oracle {
-    /// At most `burst + rate · t` in any time t.
+    /// At most `burst + rate · t` in any interval t.
     Bucket {
         /// Units a second.
         rate: u64,
         /// Units.
         burst: u64,
-        /// What is owed, in thousand-millionths of a unit, and when.
+        /// The debt in billionths of a unit, and its time.
         debt: (u128, u64),
     },
-    /// At most so many in each window.
+    /// At most `limit` units in each window.
     Window {
         /// Units.
         limit: u64,
         /// Nanoseconds.
         window_ns: u64,
-        /// Which window, and what was admitted in it.
+        /// The window's number, and the units admitted in it.
         open: (u64, u64),
     },
-    /// At most so many in any time as long as a window.
+    /// At most `limit` units in any interval of a window's length.
     Sliding {
         /// Units.
         limit: u64,
         /// Nanoseconds.
         window_ns: u64,
-        /// When units were admitted.
+        /// Times of the admitted units.
         log: VecDeque<u64>,
     },
 }
 
 impl Oracle {
-    /// Of a bucket.
+    /// The oracle of a bucket.
     pub const fn bucket(rate: u64, burst: u64) -> Self {
         Self::Bucket { rate, burst, debt: (0, 0) }
     }
 
-    /// Of a fixed window.
+    /// The oracle of a fixed window.
     pub const fn window(limit: u64, window_ns: u64) -> Self {
         Self::Window { limit, window_ns, open: (0, 0) }
     }
 
-    /// Of a sliding window.
+    /// The oracle of a sliding window.
     pub const fn sliding(limit: u64, window_ns: u64) -> Self {
         Self::Sliding { limit, window_ns, log: VecDeque::new() }
     }
 
-    /// A unit was admitted: by how much that is over the limit.
+    /// Counts an admitted unit. Returns the excess over the limit.
     pub fn admit(&mut self, now: u64) -> u64 {
         match self {
             Self::Bucket { rate, burst, debt: (debt, at) } => {
@@ -79,7 +79,7 @@ impl Oracle {
         }
     }
 
-    /// Units that a request could still have, at the most.
+    /// The most units that a request could still get.
     pub fn left(&self, now: u64) -> u64 {
         match self {
             Self::Bucket { rate, burst, debt: (debt, at) } => {

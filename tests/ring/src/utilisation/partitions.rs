@@ -1,4 +1,4 @@
-//! A partition into two and three regions: each side has its standing parts, and uses them.
+//! A partition into two and three regions. Each side has its standing shares, and uses them.
 
 use super::{
     demand::{Dice, HotSpot},
@@ -21,7 +21,7 @@ pub fn partitions(table: &mut Table, quick: bool, seed: u64) {
             let flow = Flow::bucket(rate);
             let seconds = if quick { 10 } else { 60 };
             let world = World::new(REGIONS, std::slice::from_ref(&flow.spec), 64 << 20);
-            // Five seconds whole, and ten until loans have run out and the sides have settled.
+            // Five seconds without a cut, and ten until loans have ended and both sides have settled.
             let (used, cost) = run(world, flow.oracle, &demand, hot, (5, 10, seconds), seed);
             let name = format!("bucket {rate}/s, cut 2+3, hot {side}");
             judge(table, name, used / (rate * seconds) as f64, rate as f64, &demand, hot, cost);
@@ -30,7 +30,7 @@ pub fn partitions(table: &mut Table, quick: bool, seed: u64) {
             let per_s = limit as f64 / 60.0;
             let demand = HotSpot { per_s: 1.3 * per_s, hot: 0.8, regions: REGIONS };
             let world = World::new(REGIONS, &[quota(limit)], 64 << 20);
-            // Cut in the middle of a window; counted from the next.
+            // The cut comes in the middle of a window. Counting starts with the next window.
             let minutes = if quick { 1 } else { 3 };
             let oracle = Oracle::window(limit, 60 * S);
             let (used, cost) = run(world, oracle, &demand, hot, (30, 30, 60 * minutes), seed);
@@ -40,7 +40,7 @@ pub fn partitions(table: &mut Table, quick: bool, seed: u64) {
     }
 }
 
-/// Compares with what the sides could use.
+/// Compares the use with what both sides could use.
 fn judge(table: &mut Table, name: String, used: f64, per_s: f64, demand: &HotSpot, hot: usize, cost: Cost) {
     let side = |few: bool| {
         let regions = (0..REGIONS).filter(|region| FEW.contains(region) == few);
@@ -52,7 +52,8 @@ fn judge(table: &mut Table, name: String, used: f64, per_s: f64, demand: &HotSpo
     table.add(name, ("less than the sides can", best - used, ""), Bar::AtMost(0.05), None);
 }
 
-/// Runs: whole, cut, and cut and counted, in seconds. Gives what was admitted in the last.
+/// Runs three phases, in seconds: whole, cut, and cut with counting. Returns what was admitted in the last
+/// phase.
 fn run(
     mut world: World,
     mut oracle: Oracle,

@@ -1,4 +1,4 @@
-//! Fixed windows: rights that go where they are asked for.
+//! Fixed windows, with rights that move to where requests come.
 
 use acequia_limits::limit::{FixedWindowSpec, LimitSpec};
 
@@ -13,26 +13,26 @@ use super::{
 const REGIONS: usize = 5;
 const WINDOW_S: u64 = 60;
 
-/// What came of it.
+/// The result of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// Admitted, of the limit.
+    /// Admitted units, relative to the limit.
     pub used: f64,
-    /// Admitted, of what would be if there were no regions.
+    /// Admitted units, relative to a limit without regions.
     pub of_best: f64,
-    /// Denied though units were left anywhere, of the limit.
+    /// Requests denied while any region had units left, relative to the limit.
     pub denied_falsely: f64,
-    /// What it cost; a window counts as a shift.
+    /// The cost. Each window counts as a shift.
     pub cost: Cost,
 }
 
-/// A quota of so many a minute.
+/// A quota of `limit` a minute.
 pub fn quota(limit: u64) -> LimitSpec {
     let window = FixedWindowSpec { limit, window: format!("{WINDOW_S}s"), stagger: false };
     LimitSpec { fixed_window: Some(window), ..spec("quota") }
 }
 
-/// Runs so many windows; the hot spot moves with each, or in the middle of each.
+/// Runs `windows` windows. The hot spot moves with each, or in the middle of each.
 pub fn run(limit: u64, demand: HotSpot, windows: u64, shift_s: u64, seed: u64) -> Outcome {
     let mut world = World::new(REGIONS, &[quota(limit)], 64 << 20);
     let mut dice = Dice::new(seed);
@@ -95,13 +95,13 @@ pub fn quotas(table: &mut Table, quick: bool, seed: u64) {
         let gifts = outcome.cost.sent.given as f64 / windows as f64;
         table.add(&name, ("gifts a window", gifts, ""), Bar::None, None);
     }
-    // A user alone, of a limit that leaves a region one unit or none.
+    // A user alone, with a limit that leaves a region one unit or none.
     for limit in [3, 5] {
         let demand = HotSpot { per_s: limit as f64 * 1.3 / WINDOW_S as f64, hot: 1.0, regions: REGIONS };
         let outcome = run(limit, demand, if quick { 2 } else { 10 }, 600, seed);
         let name = format!("quota {limit} a minute, one user");
         let figure = ("of one region's limit", outcome.of_best, "");
-        // Where there are fewer units than regions, one that has none denies while it asks.
+        // If there are fewer units than regions, a region without a unit denies while it asks for one.
         let bar = if limit < REGIONS as u64 { Bar::None } else { Bar::AtLeast(0.95) };
         table.add(&name, figure, bar, Some(outcome.cost));
         table.add(&name, ("denied falsely", outcome.denied_falsely, ""), Bar::None, None);

@@ -1,34 +1,34 @@
-//! The table of what was measured, and whether each bar was met.
+//! The table of results, and whether each bar was met.
 
 use super::world::Sent;
 
-/// What a figure must be.
+/// The bar of a figure.
 #[derive(Clone, Copy, Debug)]
 pub enum Bar {
-    /// No less.
+    /// At least this.
     AtLeast(f64),
-    /// No more.
+    /// At most this.
     AtMost(f64),
-    /// As it comes: it is printed to be read.
+    /// No bar: the figure is only printed.
     None,
 }
 
-/// What a scenario cost, and whether it admitted too much.
+/// The cost of a scenario, and whether it admitted too much.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
-    /// What was sent.
+    /// The traffic.
     pub sent: Sent,
-    /// In so many seconds.
+    /// The time in seconds.
     pub seconds: f64,
-    /// In which the hot spot moved so often.
+    /// How often the hot spot moved.
     pub shifts: u64,
-    /// The most loans that one cell of a region had.
+    /// The most loans that one cell of a region had at once.
     pub loans_max: u64,
-    /// Units admitted beyond what the limit allows, at the worst time.
+    /// The largest excess of admitted units over the limit.
     pub over: u64,
 }
 
-/// One line of the table.
+/// A line of the table.
 #[derive(Clone, Debug)]
 struct Line {
     scenario: String,
@@ -39,7 +39,7 @@ struct Line {
     cost: Option<Cost>,
 }
 
-/// All lines.
+/// All lines of the table.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     lines: Vec<Line>,
@@ -68,7 +68,7 @@ impl Table {
         );
     }
 
-    /// What missed its bar.
+    /// The figures that missed their bars.
     pub fn missed(&self) -> Vec<String> {
         self.lines.iter().filter(|line| !line.is_met()).map(Line::text).collect()
     }

@@ -1,4 +1,4 @@
-//! Many cells of a small limit: each user in one region, asking for most of what the limit allows.
+//! Many cells of a small limit. Each user is in one region, and asks for most of the limit.
 
 use acequia_limits::limit::{LimitSpec, TokenBucketSpec};
 
@@ -11,41 +11,41 @@ use super::{
 };
 
 const REGIONS: usize = 3;
-/// A user's limit, a second and at once.
+/// A user's limit, both a second and at once.
 const RATE: u64 = 10;
-/// What a user asks for.
+/// A user's requests a second.
 const ASKED: u64 = 8;
 const MIB: f64 = 1_048_576.0;
 
-/// Who asks.
+/// The users and their demand.
 #[derive(Clone, Copy, Debug)]
 pub struct Users {
     /// Users that ask eight times a second.
     pub warm: usize,
     /// Users that ask once in ten seconds.
     pub cold: usize,
-    /// Whether the warm ones ask evenly, or as Poisson says.
+    /// Whether the warm users ask evenly, or in Poisson intervals.
     pub evenly: bool,
-    /// After the time to warm up.
+    /// Seconds after the warm-up.
     pub seconds: u64,
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// Admitted, of what warm users asked for.
+    /// The part of the warm users' requests that was admitted.
     pub admitted: f64,
-    /// Of users whose first request was allowed.
+    /// The part of the users whose first request was allowed.
     pub first: f64,
-    /// What it cost.
+    /// The cost.
     pub cost: Cost,
-    /// Cells that are shared actively, at the end: over all regions.
+    /// Active cells at the end, over all regions.
     pub warm_cells: usize,
-    /// From the start, introductions and all.
+    /// Traffic from the start, with introductions.
     pub sent: Sent,
 }
 
-/// Runs it.
+/// Runs the users' requests.
 pub fn run(users: Users, memory_bytes: usize, seed: u64) -> Outcome {
     let Users { warm, cold, evenly, seconds } = users;
     let bucket = TokenBucketSpec { rate: format!("{RATE}/s"), burst: RATE };
@@ -59,7 +59,7 @@ pub fn run(users: Users, memory_bytes: usize, seed: u64) -> Outcome {
     let mut oracles = vec![Oracle::bucket(RATE, RATE); warm];
     let mut asked_before = vec![false; warm];
     let (mut asked, mut admitted, mut first, mut over) = (0_u64, 0_u64, 0_u64, 0);
-    // Users come over five seconds, and five more pass before anything is counted.
+    // Users arrive over five seconds, and counting starts five seconds later.
     let from = START + 10 * S;
     let mut before = world.sent();
     let every = 1_000 / ASKED;
@@ -118,7 +118,7 @@ fn name(key: &mut String, kind: &str, user: usize) {
     let _ = write!(key, "{kind}{user}");
 }
 
-/// Users, and what they cost.
+/// Users, and their cost.
 pub fn users(table: &mut Table, quick: bool, seed: u64) {
     let (warm, seconds) = if quick { (300, 5) } else { (10_000, 20) };
     for evenly in [false, true] {
@@ -158,7 +158,7 @@ pub fn users(table: &mut Table, quick: bool, seed: u64) {
     table.add(&name, ("bytes, against without", more, ""), Bar::AtMost(1.02), None);
 }
 
-/// So many users at once: an option, for the time and the memory that a million take.
+/// A large number of users. This is an option, because a million need much time and memory.
 pub fn many(table: &mut Table, warm: usize, seed: u64) {
     let seconds = 5;
     let outcome = run(Users { warm, cold: 0, evenly: true, seconds }, 8 << 30, seed);
@@ -178,7 +178,7 @@ pub fn many(table: &mut Table, warm: usize, seed: u64) {
     }
 }
 
-/// The most memory of this process that was resident at once: all regions, and what asks and judges.
+/// The largest resident memory of this process: all regions, callers and oracles.
 fn resident_bytes() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();

@@ -1,8 +1,8 @@
-//! Real nodes on a network in memory, with a delay for every pair of regions.
+//! Real nodes on a simulated network, with a delay for every pair of regions.
 //!
-//! Time goes in steps of a millisecond. In each, frames that have arrived are handled, requests are
-//! asked, nodes tick (every ten milliseconds, or at once where a cell calls), rows go to disk, and
-//! frames leave. Nothing is random but the demand, and that comes from a seed.
+//! Time advances in steps of a millisecond. In each step arrived frames are handled, requests are made, nodes
+//! tick (every ten milliseconds, or at once if a cell calls), rows go to disk, and frames leave. Only the
+//! demand is random, and a seed determines it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -20,10 +20,10 @@ use acequia_rights::{
 pub const MS: u64 = 1_000_000;
 /// A second.
 pub const S: u64 = 1_000 * MS;
-/// A whole number of minutes, days and so on: windows begin with the world.
+/// A whole number of minutes, days and so on, so that windows begin with the world.
 pub const START: u64 = 1_699_920_000 * S;
 
-/// Times there and back, in milliseconds, by pair of regions: five places on five continents.
+/// Round trips in milliseconds by pair of regions: five places on five continents.
 const ROUNDS_MS: [[u64; 5]; 5] = [
     [0, 65, 90, 160, 220],
     [65, 0, 140, 120, 190],
@@ -31,10 +31,10 @@ const ROUNDS_MS: [[u64; 5]; 5] = [
     [160, 120, 245, 0, 80],
     [220, 190, 320, 80, 0],
 ];
-/// Their mean, in seconds.
+/// The mean of the round trips, in seconds.
 pub const MEAN_ROUND_S: f64 = 0.163;
 
-/// Rows as a disk has them: in bytes, which take a tenth of the room.
+/// Rows as bytes, which take a tenth of the memory.
 type Disk = BTreeMap<(LimitId, CellTag), Box<[u8]>>;
 
 #[derive(Debug)]
@@ -53,21 +53,21 @@ pub struct Sent {
     pub bytes: u64,
     /// Loans given.
     pub lent: u64,
-    /// Gifts of rights.
+    /// Transfers of rights.
     pub given: u64,
-    /// Entries of each kind, where they are counted: see [`Sent::KINDS`].
+    /// Entries of each kind, if they are counted: see [`Sent::KINDS`].
     pub entries: [u64; 8],
-    /// Bytes of news.
+    /// Bytes of advertisements.
     pub news_bytes: u64,
     /// Bytes of introductions.
     pub introduced_bytes: u64,
 }
 
 impl Sent {
-    /// What [`Sent::entries`] counts.
+    /// The kinds that [`Sent::entries`] counts.
     pub const KINDS: [&str; 8] = ["news", "introduce", "grant", "return", "ask", "give", "got", "other"];
 
-    /// What was sent since.
+    /// What was sent after `before`.
     pub fn since(&self, before: &Self) -> Self {
         let mut entries = self.entries;
         entries.iter_mut().zip(&before.entries).for_each(|(now, then)| *now -= then);
@@ -83,17 +83,17 @@ impl Sent {
     }
 }
 
-/// Regions, and what is on its way between them.
+/// Regions, and the frames between them.
 #[derive(Debug)]
 pub struct World {
-    /// Steady and wall clock of all.
+    /// The steady and wall clock of all nodes.
     pub now: u64,
     places: Vec<Place>,
-    /// Frames under way, by when they arrive and their order: (from, to, bytes).
+    /// Frames on their way, by arrival time and order: (from, to, bytes).
     wire: BTreeMap<(u64, u64), (usize, usize, Vec<u8>)>,
     sent: Sent,
     reads_frames: bool,
-    /// Pairs that do not hear each other, both ways.
+    /// Pairs that are cut off from each other.
     pub cut: Vec<(usize, usize)>,
 }
 
@@ -102,10 +102,10 @@ fn incarnation(region: usize) -> Incarnation {
 }
 
 impl World {
-    /// Regions that share these limits, settled.
+    /// Regions that share these limits, once all is settled.
     ///
     /// # Panics
-    /// The limits are none.
+    /// Panics if the limits are invalid.
     pub fn new(regions: usize, specs: &[LimitSpec], memory_bytes: usize) -> Self {
         let now = Now::at(START - 5 * S);
         let places = (0..regions)
@@ -156,12 +156,12 @@ impl World {
         world
     }
 
-    /// Frames are counted, and not read: quicker where there are many.
+    /// Counts frames without reading them, which is faster for many frames.
     pub const fn skim(&mut self) {
         self.reads_frames = false;
     }
 
-    /// The next millisecond: what has arrived is handled.
+    /// Advances a millisecond, and handles the frames that have arrived.
     pub fn begin_step(&mut self) {
         self.now += MS;
         while let Some(entry) = self.wire.first_entry() {
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// May it pass, in that region?
+    /// Whether a request in a region passes.
     pub fn ask(&mut self, region: usize, limit_key: &str) -> bool {
         let entries = [("key", limit_key)];
         let request = Request::new("shop", &entries);
@@ -256,12 +256,12 @@ impl World {
         self.traffic().iter().map(|t| t.loans_max).max().unwrap_or(0)
     }
 
-    /// What each node has counted.
+    /// The counters of each node.
     pub fn traffic(&self) -> Vec<Traffic> {
         self.places.iter().map(|place| place.node.traffic()).collect()
     }
 
-    /// Cells that are shared actively, in all regions.
+    /// The number of active cells in all regions.
     pub fn warm_cells(&self) -> usize {
         let now = Now::at(self.now);
         let all = self.places.iter().filter_map(|place| place.node.membership(now));
@@ -283,7 +283,7 @@ fn to_bytes(state: &CellRecord) -> Box<[u8]> {
     postcard::to_allocvec(state).expect("a row that can be written").into()
 }
 
-/// Bytes of a number in postcard.
+/// The length of a number in postcard, in bytes.
 fn varint_bytes(value: u64) -> u64 {
     varint_wide(u128::from(value))
 }

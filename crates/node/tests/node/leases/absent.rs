@@ -1,4 +1,5 @@
-//! Nodes that are gone: pools wait for them, until somebody says that they are, or files name them no more.
+//! Nodes that are gone. Pools wait for such a node until an operator excludes it, or until files no longer
+//! name it.
 
 use acequia_limits::limit::LimitSpec;
 use acequia_node::leases::{ABSENT_NS_MAX, GROUPS, NotLeftOut};
@@ -9,8 +10,8 @@ use crate::{
     siblings::{Way, World},
 };
 
-/// A node of three is gone when the server forgets: the world with that server, before anybody says so. What the node holds it goes on
-/// spending, as one would that is only cut off.
+/// A node of three is gone when the server forgets, and nobody has excluded it yet. The node goes on spending
+/// what it holds, like a node that is only cut off.
 fn bereft(spec: LimitSpec) -> World {
     let mut world = settled(3, spec);
     for number in 0..3_000 {
@@ -22,7 +23,7 @@ fn bereft(spec: LimitSpec) -> World {
     world
 }
 
-/// Units that pass in so many seconds, in which each node is asked for more than there is.
+/// Units that pass in this time, if each node is asked for more than there is.
 fn passes_in(world: &mut World, seconds: u64) -> u64 {
     let before = world.admitted(0, "k");
     for number in 0..seconds * 600 {
@@ -40,7 +41,7 @@ fn a_node_that_is_gone_is_waited_for_until_somebody_says_so() {
         passes_in(&mut world, 90);
         let counts = world.nodes[0].node.lease_counts();
         assert!(counts.granting < u64::from(GROUPS), "{name}: {counts:?}");
-        // What the two hold of a bucket they keep; of each new window there are the guard shares.
+        // The two nodes keep what they hold of a bucket. Each new window has only the guard shares.
         let alone = passes_in(&mut world, 20);
         assert!(alone <= 250 || name != "w", "{name}: {alone} units in 20 seconds");
 
@@ -51,14 +52,16 @@ fn a_node_that_is_gone_is_waited_for_until_somebody_says_so() {
         assert_eq!(node.leave_out(third, ABSENT_NS_MAX + 1, world.now(0)), Err(NotLeftOut::TooLong));
         node.leave_out(third, 600 * S, world.now(0)).expect("a node of the region");
         assert_eq!(node.left_out(world.now(0)).into_keys().collect::<Vec<_>>(), [third]);
-        // Until leases of the third are over nothing of buckets is granted, and of windows that had begun nothing more.
+        // Until the third node's leases end, pools grant nothing from buckets, and nothing more from windows
+        // that had begun.
         passes_in(&mut world, 80);
         let counts = world.nodes[1].node.lease_counts();
         assert_eq!(counts.granting, u64::from(GROUPS), "{name}: {counts:?}");
         let together = passes_in(&mut world, 20);
         assert!(together >= 1_800, "{name}: {together} units of 2000 in 20 seconds");
 
-        // It was only cut off, and comes back; then nobody is left out, and the server forgets again.
+        // The third node was only cut off, and returns. Then nobody is excluded, and the server forgets
+        // again.
         world.nodes[2].way = Way::GOOD;
         world.nodes[0].node.leave_out(third, 0, world.now(0)).expect("a node of the region");
         passes_in(&mut world, 20);
@@ -90,7 +93,8 @@ fn who_is_not_named_is_waited_for() {
     stranded();
 }
 
-/// A server is replaced and lives on; of three nodes one still reaches that one, and another is cut off and left out.
+/// A server is replaced and lives on. One of three nodes still reaches the old server, and another is cut off
+/// and excluded.
 pub(crate) fn stranded() {
     let mut world = settled(3, window("w", 1_000, "10s"));
     let replaced = world.server.clone();
@@ -99,7 +103,7 @@ pub(crate) fn stranded() {
     world.nodes[1].is_left_behind = true;
     world.nodes[2].way = Way::CUT;
     world.nodes[0].node.leave_out(3, 600 * S, world.now(0)).expect("a node of the region");
-    // What is taken a unit too often is a panic.
+    // One unit too many is a panic.
     passes_in(&mut world, 150);
     world.nodes[1].is_left_behind = false;
     passes_in(&mut world, 150);
@@ -116,13 +120,13 @@ fn who_is_left_out_may_spend_what_it_took_beforehand() {
     }
 }
 
-/// A node that takes much, also of windows to come, is cut off and left out, and goes on spending.
+/// A node withdraws much, even from future windows. It is cut off and excluded, and goes on spending.
 pub(crate) fn beforehand(length_s: u64) {
     let mut world = World::new(3, &[window("w", 1_000, &format!("{length_s}s"))], GUARD, 1);
-    // To the beginning of a window that follows the first, and a third into it.
+    // Go to the beginning of a later window. The requests below last for a third of 300 s.
     let wall_ns = world.now(0).wall_ns;
     world.pass((wall_ns.next_multiple_of(300 * S) - wall_ns) + 300 * S);
-    // While there is some left of the open one.
+    // A rate at which some of the open window is left.
     let a_second = (1_500 / length_s).min(60);
     for _ in 0..100 * a_second {
         world.ask(2, "k", 1);
@@ -142,7 +146,7 @@ pub(crate) fn beforehand(length_s: u64) {
         }
         world.admitted(0, "k") - before
     };
-    // What is taken a unit too often is a panic.
+    // One unit too many is a panic.
     ask_all(&mut world, 210);
     let passed = ask_all(&mut world, 300);
     assert!(passed >= 800 * 300 / length_s, "{length_s} s: {passed} passed");

@@ -11,7 +11,7 @@ fn a_node_that_lost_its_disk_is_not_new() {
     lost();
 }
 
-/// All is spent; then one node loses its disk, and the server what it has.
+/// Everything is spent. Then one node loses its disk, and the server its state.
 pub(super) fn lost() {
     let mut world = World::of_new(2, &[window("w", 100, "1h"), bucket("b", "1/h", 100)], GUARD);
     world.pass(6 * S);
@@ -26,9 +26,10 @@ pub(super) fn lost() {
     }
 }
 
-/// Two nodes are gone, and come back one after the other, with nothing on their disks. Each has a generation begun that goes on with what the
-/// pool knows, and cannot say that nothing was forgotten; the third node can, which has heard of both. Between them that may begin again
-/// with its disk. Gives how many of 900 units pass.
+/// Two nodes lose their disks and come back one after the other. Each makes the server begin a generation
+/// that continues the pool's state, but cannot confirm that nothing was forgotten. The first node can,
+/// because it has heard of both. It may restart in between, with its disk. Returns how many of 900 units
+/// pass.
 fn two_come_back(apart_ns: u64, begins_again: bool) -> u64 {
     let mut world = World::of_new(3, &[window("w", 900, "1h")], GUARD);
     world.pass(6 * S);
@@ -55,7 +56,7 @@ fn two_come_back(apart_ns: u64, begins_again: bool) -> u64 {
 #[test]
 fn two_that_lose_their_disks_cost_no_pool_anything() {
     for apart_ns in [0, 5 * MS, 100 * MS, 10 * S] {
-        // But for guard shares of theirs: nobody knows whether they were used.
+        // Except for the guard shares of the two: nobody knows whether they were used.
         let passed = two_come_back(apart_ns, false);
         assert!((820..=900).contains(&passed), "{apart_ns} ns: {passed} of 900");
     }
@@ -64,7 +65,7 @@ fn two_that_lose_their_disks_cost_no_pool_anything() {
 #[test]
 fn who_begins_again_while_others_come_back_knows_what_it_had_heard_of() {
     for apart_ns in [5 * MS, 100 * MS, 10 * S] {
-        // But for its guard share, and what its last two calls might have brought.
+        // Except for its guard share, and what its last two calls might have brought.
         let passed = two_come_back(apart_ns, true);
         assert!((650..=900).contains(&passed), "{apart_ns} ns: {passed} of 900");
     }
@@ -77,8 +78,9 @@ fn a_node_that_lost_its_disk_takes_no_server_for_new_on_which_its_region_was_beg
     }
 }
 
-/// The first node of a region begins its groups, and tells; then another server is in the place of that, and the old one lives on. All is
-/// spent; then the second loses its disk, and reaches the old one, alone or as the first does.
+/// A region's first node begins its groups and reports them. Then another server takes over, and the old one
+/// lives on. Everything is spent. The second node loses its disk and reaches the old server, either alone or
+/// together with the first node.
 fn begun_elsewhere(is_left_behind: bool) {
     let mut world = World::of_new(2, &[window("w", 100, "1h")], GUARD);
     world.nodes[1].way = Way::CUT;
@@ -109,14 +111,14 @@ fn where_one_node_is_new_what_it_took_before_counts() {
     lost_where_all_was_begun();
 }
 
-/// One node loses its disk when all is spent, and another server is there on which nothing is.
+/// Everything is spent when one node loses its disk and an empty server takes over.
 pub(super) fn lost_where_all_was_begun() {
     let mut world = World::of_new(3, &[window("w", 300, "1h")], GUARD);
     world.pass(6 * S);
     for number in 0..900 {
         world.ask_patiently(number % 3, "w", 1);
     }
-    // It begins the groups there.
+    // The third node begins the groups on the empty server.
     world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
     world.lose_disk(2);
     world.server.restart(None);
@@ -146,8 +148,9 @@ fn pools_grant_again_when_all_disks_are_gone() {
     }
 }
 
-/// The row that a call for units waits for is written first. What the request lacks is not forgotten meanwhile: of few units nothing is
-/// taken ahead, so a call that does not say so brings nothing.
+/// The row that a call for units waits for is written first. The node must remember the request's shortage
+/// meanwhile. With few units nothing is withdrawn in advance, so a call that does not state a shortage brings
+/// nothing.
 #[test]
 fn whoever_waits_for_the_first_of_a_window_has_it_when_the_disk_knows() {
     let mut world = World::kept(3, &[window("w", 8, "10s")], GUARD, 1);
@@ -158,7 +161,7 @@ fn whoever_waits_for_the_first_of_a_window_has_it_when_the_disk_knows() {
     for number in 0..9 {
         let key = format!("cold{number}");
         if world.ask(number % 3, &key, 1) {
-            // Its cell's guard unit is here.
+            // The cell's guard unit is at this node.
             continue;
         }
         denied += 1;

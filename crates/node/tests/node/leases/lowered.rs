@@ -1,4 +1,5 @@
-//! Limits are lowered, while nodes hold of larger pools, or calls are under way; and files that differ.
+//! Limits that are lowered while nodes hold units of larger pools or calls are under way, and limit files
+//! that differ between nodes.
 
 use acequia_limits::limit::LimitSpec;
 use acequia_node::leases::{Call, PoolRequest};
@@ -27,7 +28,7 @@ fn what_was_taken_of_a_larger_pool_goes_back_when_the_limit_is_lowered() {
         };
         demand(&mut world, 15);
         world.renumber(&[after]);
-        // What began under the old numbers is over, and what was held of them is back.
+        // Windows and debts from the old variant have ended, and units held under it are back.
         demand(&mut world, 25);
         world.forget_counts();
         demand(&mut world, 60);
@@ -58,7 +59,7 @@ pub(crate) fn under_way() {
                 }
             };
             demand(&mut world, 2_000 + moment * 53);
-            // A call has just left that may bring something, of windows a later one.
+            // A call has just left that may bring units; for windows, those of a later window.
             let brings = |call: &Call| match &call.question {
                 PoolRequest::Take(name, take) => {
                     take.wanted > 0 && name.end_ns > call.wall_us * 1_000 + 1_050 * MS
@@ -74,10 +75,10 @@ pub(crate) fn under_way() {
                 demand(&mut world, 2);
             }
             world.renumber(std::slice::from_ref(&after));
-            // What is on its way comes, and then nothing any more: what a node holds it goes on with.
+            // Replies on their way arrive, and then no more. Each node continues with what it holds.
             world.pass(10 * MS);
             world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
-            // What began under the old numbers is over.
+            // Windows and debts from the old variant have ended.
             world.pass(1_100 * MS);
             world.forget_counts();
             demand(&mut world, 14_000);
@@ -90,7 +91,8 @@ fn an_answer_that_was_lost_before_a_limit_was_lowered_brings_no_more_than_there_
     lost_before();
 }
 
-/// Half of all answers are lost; the first that comes after the limit was lowered says what was granted in all.
+/// Half of all replies are lost. The first reply after the limit was lowered reports the total that was
+/// granted.
 pub(crate) fn lost_before() {
     for moment in 0..40 {
         let mut world = settled(2, window("l", 1_000, "1s"));
@@ -104,7 +106,7 @@ pub(crate) fn lost_before() {
         demand(&mut world, 2_000 + moment * 53);
         world.renumber(&[window("l", 20, "1s")]);
         world.nodes.iter_mut().for_each(|at| at.way = Way::GOOD);
-        // What began under the old numbers is over.
+        // Windows and debts from the old variant have ended.
         world.pass(1_100 * MS);
         world.forget_counts();
         demand(&mut world, 14_000);
@@ -112,8 +114,8 @@ pub(crate) fn lost_before() {
     }
 }
 
-/// A node asks for some of the next window, and does not hear that it was granted; nobody asks it for anything for so long that it would
-/// drop a cell that holds nothing; then the limit is lowered, and the window opens.
+/// A node asks for units of the next window, and the grant is lost. Then no requests come for so long that
+/// the node would drop a cell without units. The limit is lowered, and the window opens.
 #[test]
 fn what_was_asked_for_and_not_heard_of_is_not_forgotten_where_nobody_asks() {
     for again in [false, true] {
@@ -130,7 +132,7 @@ fn what_was_asked_for_and_not_heard_of_is_not_forgotten_where_nobody_asks() {
             world.is_under_way(is_ahead)
         });
         assert!(first.is_some(), "something is asked for ahead");
-        // The call is there; its answer is lost.
+        // The call arrives. Its reply is lost.
         world.nodes[0].way = Way::CUT;
         world.pass(15 * S);
         let open_ns = (world.true_ns / (60 * S) + 1) * 60 * S;
@@ -149,7 +151,7 @@ fn what_was_asked_for_and_not_heard_of_is_not_forgotten_where_nobody_asks() {
     }
 }
 
-/// What is cut of a sliding window's part and was not used may be held anew at once.
+/// A sliding window's part that was cut and not used may be held again at once.
 #[test]
 fn what_is_cut_and_was_not_used_is_not_missed() {
     for units in [400, 100] {
@@ -159,7 +161,7 @@ fn what_is_cut_and_was_not_used_is_not_missed() {
 
 fn cut_to(units: u64) {
     let mut world = settled(2, sliding("l", 1_000, "20s"));
-    // One holds half of it, and uses little.
+    // One node holds half of the limit, and uses little.
     for _ in 0..100 {
         world.ask(0, "k", 1);
         world.pass(50 * MS);
@@ -177,7 +179,7 @@ fn cut_to(units: u64) {
     assert!((units * 9 / 10..=units).contains(&all), "both hold {all} of {units}");
 }
 
-/// Numbers before and after, of every way to count; and how many units pass in ten seconds, then.
+/// The limit before and after, for each algorithm, and how many units pass in ten seconds afterwards.
 fn larger_and_smaller() -> [([LimitSpec; 2], u64); 4] {
     [
         ([sliding("l", 1_000, "1s"), sliding("l", 100, "1s")], 1_000),
@@ -192,8 +194,8 @@ fn a_limit_may_be_lowered_on_one_node_after_the_other() {
     one_after_the_other();
 }
 
-/// Those that have heard of less keep as large a part of it, and the others cannot have what they give back: they would keep their part of
-/// that.
+/// Nodes that have heard of the lower limit keep a proportional part. Other nodes cannot withdraw what these
+/// give back, because they would keep a part of that.
 pub(crate) fn one_after_the_other() {
     let apart = |numbers: ([LimitSpec; 2], u64)| [(numbers.clone(), S / 2), (numbers, 5 * S)];
     for (([before, after], passes), apart_ns) in larger_and_smaller().into_iter().flat_map(apart) {
@@ -203,7 +205,7 @@ pub(crate) fn one_after_the_other() {
             lower(&mut world, place, &after);
             saturate(&mut world, apart_ns);
         }
-        // All have heard of it: when nothing from before counts any more, it holds.
+        // All have heard. The lower limit holds once nothing from before counts any more.
         saturate(&mut world, 11 * S);
         world.specs = vec![after];
         world.forget_counts();
@@ -240,8 +242,8 @@ fn an_override_ends_when_it_says() {
     ends_by_itself();
 }
 
-/// An override ends by itself, at a window's edge: nobody goes on with what was taken by it, of that window or those after, nor of a part
-/// with an end; whether or not the store can be reached then.
+/// An override ends by itself at a window's edge. Nobody goes on with units taken under it, whether of that
+/// window, of later windows or of a lease, and whether or not the store can be reached.
 pub(crate) fn ends_by_itself() {
     let numbers =
         [window("l", 20, "10s"), window("l", 20, "1s"), sliding("l", 20, "1s"), bucket("l", "20/s", 20)];
@@ -263,10 +265,10 @@ pub(crate) fn ends_by_itself() {
             world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
         }
         if ends.fixed_window.is_none() {
-            // What was used under it has left the window, or is there again.
+            // Use under the override has left the window, or is earned again.
             demand(&mut world, S + S / 10);
         } else {
-            // Whoever is asked first finds that it has ended, and that another window is open.
+            // The first request finds that the override has ended, and that another window is open.
             world.true_ns += 20 * MS;
         }
         world.forget_counts();
@@ -274,7 +276,7 @@ pub(crate) fn ends_by_itself() {
     }
 }
 
-/// Every node is asked for some.
+/// Every node is asked for some units.
 fn demand(world: &mut World, for_ns: u64) {
     let until_ns = world.true_ns + for_ns;
     while world.true_ns < until_ns {
@@ -285,12 +287,12 @@ fn demand(world: &mut World, for_ns: u64) {
     }
 }
 
-/// One node reads other numbers.
+/// One node reads a changed limit.
 fn lower(world: &mut World, place: usize, spec: &LimitSpec) {
     scene::apply(&world.nodes[place].node, std::slice::from_ref(spec), world.now(place));
 }
 
-/// Every node is asked for more than all of it.
+/// Every node is asked for more than the whole limit.
 fn saturate(world: &mut World, for_ns: u64) {
     let until_ns = world.true_ns + for_ns;
     while world.true_ns < until_ns {
@@ -301,8 +303,9 @@ fn saturate(world: &mut World, for_ns: u64) {
     }
 }
 
-/// Files are not changed on all nodes at once. Of one rate no more comes back than that, whatever they say of the burst: neither where those with
-/// the larger one ask for as much as their guard shares give, nor where all ask for all.
+/// Limit files do not change on all nodes at once. While they disagree on a burst, no more is earned than the
+/// one rate. This holds if nodes with the larger burst ask only as often as their guard shares give, and if
+/// all ask for all.
 #[test]
 fn while_files_say_otherwise_of_a_burst_no_more_than_the_rate_comes_back() {
     for (small, large, every) in [(3, 400, 350), (3, 40, 350), (12, 40, 350), (3, 400, 1), (12, 40, 1)] {
@@ -320,7 +323,7 @@ fn while_files_say_otherwise_of_a_burst_no_more_than_the_rate_comes_back() {
             }
             world.pass(2 * MS);
         }
-        // A minute's, and what was there; clocks drift.
+        // A minute's earnings and the initial burst, plus clock drift.
         let most = large as usize + 3_600 * 1_001 / 1_000 + 1;
         assert!(passed <= most, "{passed} of {most} of a burst of {small} or {large}");
     }
@@ -335,7 +338,7 @@ fn a_node_that_is_cut_off_shrinks_with_its_limit() {
     }
     world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
     world.renumber(&[sliding("l", 20, "10s")]);
-    // What was admitted under the old numbers has left the window.
+    // Admissions under the old limit have left the window.
     world.pass(11 * S);
     world.forget_counts();
     for number in 0..600 {

@@ -1,4 +1,4 @@
-//! A server that was replaced lives on, and some nodes reach it and no other.
+//! A server was replaced and lives on. Some nodes reach only the old server.
 
 use super::{bucket, settled, sliding, window};
 use crate::{
@@ -21,25 +21,25 @@ fn a_node_that_lost_its_disk_uses_no_server_that_was_replaced() {
     begun_again(false, World::lose_disk);
 }
 
-/// A server is replaced by its replica and lives on, and a node that begins again reaches only that one.
+/// A server is replaced by its replica and lives on. A node that restarts reaches only the old server.
 pub(crate) fn begun_again(is_disk_full: bool, ends: impl FnOnce(&mut World, usize)) {
     let mut world = settled(2, window("w", 100, "10s"));
     world.nodes[0].is_disk_full = is_disk_full;
     let replaced = world.server.clone();
     world.server.restart(Some(&replaced));
     world.old = Some(replaced);
-    // Both hear of the new one, and it grants again.
+    // Both hear of the new server, and it grants again.
     world.pass(30 * S);
     ends(&mut world, 0);
     world.nodes[0].is_left_behind = true;
-    // What was open when the node began is over.
+    // Windows that were open when the node started are over.
     world.pass(20 * S);
     for _ in 0..400 {
         world.ask(0, "k", 1);
         world.ask(1, "k", 1);
         world.pass(20 * MS);
     }
-    // Whatever they had passed was counted; and the node that reaches the new one is served.
+    // The ledger counted all that passed. The node that reaches the new server is served.
     world.nodes[0].is_left_behind = false;
     world.nodes[0].is_disk_full = false;
     world.pass(30 * S);
@@ -51,8 +51,9 @@ pub(crate) fn begun_again(is_disk_full: bool, ends: impl FnOnce(&mut World, usiz
     assert!((11..=30).contains(&passed), "{passed}: no more than guard shares");
 }
 
-/// One node reaches the server that was replaced, another the one after it, and the third none: so that one cannot grant, and the first
-/// goes on with the other for longer than a lease lasts. What the second held ends there, and with it.
+/// One node reaches the replaced server, another the successor, and the third neither, so the successor
+/// cannot grant. The first node uses the old server for longer than a lease lasts. The second node's lease
+/// must end everywhere.
 pub(crate) fn renewed_elsewhere() {
     for spec in [sliding("s", 100, "2s"), bucket("b", "50/s", 100)] {
         let mut world = settled(3, spec);
@@ -73,7 +74,7 @@ pub(crate) fn renewed_elsewhere() {
             }
             world.pass(5 * MS);
         }
-        // Then all reach the same, and it grants.
+        // Then all reach the successor, and it grants.
         (world.nodes[0].is_left_behind, world.nodes[2].way) = (false, Way::GOOD);
         for number in 0..4_000 {
             world.ask(number % 3, "k", 1);

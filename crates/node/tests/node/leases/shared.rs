@@ -1,4 +1,4 @@
-//! Charges that other nodes of the region answer by.
+//! Charges whose answers other nodes of the region repeat.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use acequia_rights::pool::Generation;
 use super::settled;
 use crate::scene::{self, MS, S, window};
 
-/// A charge that another node answers by is given back when the name has ended.
+/// A charge that another node can answer for is given back when its name has ended.
 pub(super) fn refunded() {
     let mut world = settled(2, window("w", 100, "600s"));
     world.pass(600 * S);
@@ -32,7 +32,7 @@ pub(super) fn refunded() {
     let now_us = now.wall_ns / 1_000;
     assert!((now_us + 599_000_000..=now_us + 600_000_000).contains(&shared.drops_us));
 
-    // Another node gives the same answer, and charges nothing; to another question it gives none.
+    // Another node repeats the answer without a charge. Another question with that name gets no answer.
     let (now, asker) = (world.now(1), &mut world.nodes[1].asker);
     let answer =
         asker.repeat(&recording(1), &shared.bytes, now).expect("it is one").expect("the same question");
@@ -62,7 +62,7 @@ fn a_charge_that_other_nodes_answer_by_is_given_back_when_its_name_has_ended() {
     refunded();
 }
 
-/// Of a reservation nobody answers by the time that it lapses, by any clock.
+/// Nobody repeats a reservation's answer after the reservation lapses, by any clock.
 #[test]
 fn a_reservation_is_known_to_others_for_less_long_than_it_lasts() {
     let mut world = settled(2, window("w", 100, "600s"));
@@ -92,7 +92,8 @@ fn a_reservation_is_known_to_others_for_less_long_than_it_lasts() {
     }
 }
 
-/// What a reservation really cost is not forgotten, though its name could not be ended before it lapsed.
+/// A reservation's real cost is not forgotten, even if its name could not be ended before the reservation
+/// lapsed.
 #[test]
 fn what_was_said_of_a_reservation_counts_when_it_lapses() {
     let mut world = settled(2, window("w", 100, "600s"));

@@ -1,4 +1,4 @@
-//! Stories of what nodes lent and gave of what they hold of their region's pool.
+//! Stories about nodes that lend and transfer what they hold of their region's pool.
 
 use acequia_limits::limit::LimitSpec;
 
@@ -8,7 +8,8 @@ use crate::{
     siblings::{Way, World},
 };
 
-/// One node is asked for more than its region has, and gets what is in the other region's pool; then the other region is asked.
+/// One node is asked for more than its region has, and receives what is in the other region's pool. Then the
+/// other region is asked.
 pub(crate) fn lent_and_asked(spec: LimitSpec) -> World {
     let mut world = shared(spec, [1, 1, 3, 3]);
     passes(&mut world, &[0], 20);
@@ -17,7 +18,7 @@ pub(crate) fn lent_and_asked(spec: LimitSpec) -> World {
     world
 }
 
-/// What was given of a pool, or lent, is nobody's else: neither the giver's nor of those that share its pool.
+/// Units of a pool that were given or lent belong to nobody else: neither to the giver nor to its mates.
 pub(crate) fn given_once() {
     for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 50), sliding("s", 1_000, "10s")] {
         let mut world = lent_and_asked(spec);
@@ -30,14 +31,14 @@ pub(crate) fn given_once() {
     }
 }
 
-/// The way of a lender to its pool is cut, for longer than it may count on what it holds of it. What it has lent ends before, though
-/// nobody can ask for it in the end.
+/// A lender loses its pool for longer than its lease lasts. Its loans end before the lease, although nobody
+/// can recall them in the end.
 pub(crate) fn lent_and_cut() {
     for after_s in 68..76 {
         let mut world = lent_and_asked(bucket("b", "100/s", 20));
         world.nodes[2].way = Way::CUT;
         passes(&mut world, &[0], 60);
-        // It knows of nothing but its pool.
+        // The lender hears only from its pool.
         cut(&mut world, &[3]);
         passes(&mut world, &[0, 3], after_s - 60);
         cut(&mut world, &[2, 3]);
@@ -45,7 +46,8 @@ pub(crate) fn lent_and_cut() {
     }
 }
 
-/// A node holds what it cannot give back any more, until soon; then somebody would like to borrow it.
+/// A node holds a lease that it can no longer give back and that ends soon; then somebody wants to borrow
+/// from it.
 pub(crate) fn lent_at_the_end() {
     for number in 0..48 {
         let (seed, before_ms) = (1 + number / 12, number % 12 * 300);
@@ -58,7 +60,7 @@ pub(crate) fn lent_at_the_end() {
     }
 }
 
-/// Shares change while what was taken of pools is lent.
+/// Shares change while units withdrawn from pools are lent.
 pub(crate) fn lent_and_ordered() {
     for spec in [bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
         for weights in [[1, 1, 3, 3], [3, 3, 1, 1], [1, 1, 1, 3]] {
@@ -70,7 +72,7 @@ pub(crate) fn lent_and_ordered() {
     }
 }
 
-/// One node has lent nearly all that its region's pool has to another one, since the other one of its region hears of nobody.
+/// One node has lent nearly all of its region's pool, because its mate hears from nobody.
 pub(crate) fn lent_by_one() -> World {
     let mut world = shared(bucket("b", "100/s", 30), [1, 1, 9, 9]);
     cut(&mut world, &[3]);
@@ -78,8 +80,8 @@ pub(crate) fn lent_by_one() -> World {
     world
 }
 
-/// Who has lent it dies then, and its region's server forgets all. The operator says that it is stopped for good; who holds what is lent does not hear of
-/// that, and goes on until it ends.
+/// The lender dies, and its region's server forgets everything. The operator declares the lender stopped for
+/// good. The borrower does not hear this, and uses the loan until it ends.
 pub(crate) fn lent_by_one_that_is_gone() {
     for (wait, crashes) in (0..5).flat_map(|wait| [(wait, false), (wait, true)]) {
         let mut world = lent_by_one();
@@ -90,7 +92,7 @@ pub(crate) fn lent_by_one_that_is_gone() {
         cut(&mut world, &[1, 2]);
         assert!(world.order_without(&[(0, 1), (1, 1), (3, 9)], &[2]));
         if crashes {
-            // It has heard that the other one is gone.
+            // The mate has heard that the lender is gone.
             world.pass(200 * MS);
             world.crash(3);
         }
@@ -100,7 +102,7 @@ pub(crate) fn lent_by_one_that_is_gone() {
     }
 }
 
-/// Shares change then, and the other one would like to have the rest, while who holds what is lent hears of nothing.
+/// Shares change, and the lender's mate asks for the rest, while the borrower hears of nothing.
 pub(crate) fn lent_by_one_and_ordered() {
     for later in 0..8 {
         let mut world = lent_by_one();
@@ -112,7 +114,7 @@ pub(crate) fn lent_by_one_and_ordered() {
     }
 }
 
-/// It loses its power, and comes back; and the pool's server forgets what it held.
+/// The lender loses power and restarts, and the pool's server forgets what it held.
 pub(crate) fn lent_by_one_that_crashes() {
     let mut world = lent_by_one();
     cut(&mut world, &[1, 3]);
@@ -121,14 +123,15 @@ pub(crate) fn lent_by_one_that_crashes() {
     passes(&mut world, &[1, 3], 10);
 }
 
-/// An override ends while what was taken of the pool under it is lent: that is asked back, though there is no new version.
+/// An override ends while units withdrawn under it are lent. The loan is recalled, although there is no new
+/// version.
 pub(crate) fn lent_and_less_by_time() {
     let mut spec = sliding("s", 100, "10s");
     let until = "2027-01-15T08:01:00Z";
     spec.overrides = vec![scene::fields(&[("key", &["k"]), ("limit", &["1000"]), ("until", &[until])])];
     let mut world = lent_and_asked(spec);
     passes(&mut world, &[0], 12);
-    // What was used under the override is over, and loans have had the time to end.
+    // Use under the override has left the window, and loans have had time to end.
     passes(&mut world, &[0, 1], 14);
     world.forget_counts();
     passes(&mut world, &[0, 1], 30);

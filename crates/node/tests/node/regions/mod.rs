@@ -1,4 +1,4 @@
-//! Nodes on a network in memory, with disks in memory, for stories.
+//! Nodes on a simulated network with in-memory disks, for stories.
 use std::{collections::BTreeMap, sync::Arc};
 
 use acequia_limits::{
@@ -35,12 +35,12 @@ pub(crate) struct Place {
     pub(crate) node: Arc<Node>,
     asker: Asker,
     disk: Disk,
-    /// Batches that were written.
+    /// The number of written batches.
     pub(crate) batches: u64,
     pub(crate) admitted: u64,
 }
 
-/// Frames under way, by when they arrive and their order: (from, to, bytes).
+/// Frames on their way, by arrival time and order: (from, to, bytes).
 type Wire = BTreeMap<(u64, u64), (usize, usize, Vec<u8>)>;
 
 pub(crate) struct World {
@@ -49,14 +49,15 @@ pub(crate) struct World {
     wire: Wire,
     sent: u64,
     one_way_ns: u64,
-    /// What a link carries in each direction, and when that is done with what it has: frames wait for each other.
+    /// Bandwidth of a link in each direction, and when the link is free again: frames queue behind each
+    /// other.
     pub(crate) bytes_per_s: Option<u64>,
     busy_until: BTreeMap<(usize, usize), u64>,
-    /// Pairs (from, to) between which what is sent from now on is lost.
+    /// Pairs (from, to) whose frames are lost from now on.
     pub(crate) cut: Vec<(usize, usize)>,
     /// How far each region's wall clock is ahead.
     pub(crate) ahead: Vec<u64>,
-    /// Frames of cut links, where they are kept.
+    /// Frames of cut links, if they are recorded.
     pub(crate) caught: Option<Vec<(usize, usize, Vec<u8>)>>,
     specs: Vec<LimitSpec>,
 }
@@ -72,7 +73,7 @@ impl World {
             .map(|region| {
                 let home = Home { incarnation: incarnation(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
                 let config = Config {
-                    // Each has its own, until it has the catalogue's.
+                    // Each region has its own key until it receives the catalogue's.
                     key: HashKey([region as u8; 16]),
                     memory_bytes: 64 << 20,
                     durable: true,
@@ -120,7 +121,8 @@ impl World {
         world
     }
 
-    /// Lets time pass in milliseconds; `demand` says how many requests each region gets in each.
+    /// Lets time pass in milliseconds. `demand` returns the number of requests for each region and
+    /// millisecond.
     pub(crate) fn run(&mut self, ns: u64, mut demand: impl FnMut(usize, u64) -> u64) {
         for ms in 0..ns / MS {
             self.now += MS;
@@ -163,7 +165,8 @@ impl World {
         allowed
     }
 
-    /// Asks as a server does that lets denied requests wait: whether it passed, and after how many nanoseconds that was known.
+    /// Asks like a server that lets denied requests wait. Returns whether the request passed, and after how
+    /// many nanoseconds this was known.
     pub(crate) fn ask_patiently(&mut self, region: usize, key: &str) -> (bool, u64) {
         let begun = self.now;
         let entries = [("key", key)];
@@ -188,7 +191,7 @@ impl World {
         }
     }
 
-    /// What a region says of the first limit's cell, to operators. Charges nothing.
+    /// An operator's view of the first limit's cell in a region. Charges nothing.
     pub(crate) fn cell(&mut self, region: usize, key: &str) -> CellView {
         let now = self.now_of(region);
         let place = &mut self.places[region];
@@ -198,7 +201,7 @@ impl World {
         place.node.cell(&answer.limits[0], catalogue, now).expect("a limit in force")
     }
 
-    /// What a region has of the first limit's cell, and what it would say to one more unit. Charges nothing.
+    /// A region's holding of the first limit's cell, and the verdict on one more unit. Charges nothing.
     pub(crate) fn peek(&mut self, region: usize, key: &str) -> (Holding, Verdict) {
         let now = self.now_of(region);
         let place = &mut self.places[region];
@@ -209,7 +212,7 @@ impl World {
         (place.node.holding(id, limit.tag, now).expect("a limit that is known"), limit.verdict)
     }
 
-    /// What the first limit's cell is called between regions.
+    /// The name of the first limit's cell between regions.
     pub(crate) fn name_of(&mut self, region: usize, key: &str) -> (LimitId, CellTag) {
         let now = self.now_of(region);
         let place = &mut self.places[region];
@@ -233,7 +236,7 @@ impl World {
     }
 
     fn send(&mut self, from: usize) {
-        /// Frames on their way to one region, as many as the mesh has.
+        /// The most frames on their way to one region, as in the mesh.
         const FRAMES_MAX: usize = 16;
         loop {
             let under_way = |to| self.wire.values().filter(|frame| (frame.0, frame.1) == (from, to)).count();
@@ -279,7 +282,7 @@ impl World {
         self.places[region].disk.clone()
     }
 
-    /// Starts a region's node again, after a crash: with its disk, or another.
+    /// Restarts a region's node after a crash, with its own disk or another.
     pub(crate) fn restart(&mut self, region: usize, disk: Option<Disk>, incarnation: Incarnation) {
         let now = self.now_of(region);
         let config = Config {
@@ -291,7 +294,7 @@ impl World {
         };
         let node = Arc::new(Node::new(config));
         let place = &mut self.places[region];
-        // What was in force is on the disk, too.
+        // The schedule is on the disk, too.
         let schedule = if disk.is_none() { place.node.schedule() } else { Vec::new() };
         if let Some(disk) = disk {
             place.disk = disk;
@@ -303,7 +306,7 @@ impl World {
         self.flush(region);
     }
 
-    /// Another version, made by a region.
+    /// A region makes another version.
     pub(crate) fn change(
         &mut self,
         by: usize,
@@ -349,7 +352,7 @@ impl World {
             .all(|m| m.progress.as_ref().is_some_and(|p| p.pending.is_empty() && p.effective == p.requested))
     }
 
-    /// Entries that regions have said to each other.
+    /// The number of entries that regions have sent.
     pub(crate) fn said(&self) -> u64 {
         self.traffic().iter().map(|traffic| traffic.entries_out).sum()
     }

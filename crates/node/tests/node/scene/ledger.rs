@@ -1,4 +1,4 @@
-//! What a cell admitted, held against its limit in the simplest way there is: adding up.
+//! What a cell admitted, compared with its limit by plain addition.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +6,19 @@ use acequia_limits::{CellTag, Now, limit::LimitSpec, notation::parse_duration_ns
 
 use super::{HOUR, S, START};
 
-/// What a limit promises of each of its cells, but for the numbers.
+/// The kind of promise that a limit makes for each cell, without its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Promise {
-    /// At most the limit from one edge to the next, on the wall clock. Edges are counted from an offset.
+    /// At most the limit between consecutive edges of the wall clock. Edges are counted from an offset.
     Window { window_ns: u64, offset_ns: u64 },
-    /// At most the limit in any stretch of this length, on the steady clock.
+    /// At most the limit in any interval of this length, on the steady clock.
     Trailing { window_ns: u64 },
-    /// At most `burst + rate · t` in any stretch `t`, on the steady clock.
+    /// At most `burst + rate · t` in any interval `t`, on the steady clock.
     Bucket,
 }
 
 impl Promise {
-    /// What a limit promises of one of its cells. Days are those of UTC.
+    /// A limit's promise for one of its cells. Days are UTC days.
     pub(crate) fn of(spec: &LimitSpec, cell: CellTag) -> Self {
         let ns = |text: &str| parse_duration_ns(text).expect("a duration");
         if let Some(window) = &spec.fixed_window {
@@ -40,31 +40,31 @@ impl Promise {
     }
 }
 
-/// The numbers at some time.
+/// The limit's numbers at some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     /// Units in a window, or a bucket's burst.
     pub(crate) limit: u64,
-    /// Units that come back in an hour: buckets alone.
+    /// Units that a bucket earns in an hour.
     pub(crate) hourly: u64,
 }
 
-/// Parts that a unit is counted in, so that an hourly rate is a whole number of them a nanosecond.
+/// Parts of a unit. An hourly rate is a whole number of parts a nanosecond.
 const PARTS: i128 = HOUR as i128;
 
-/// One cell's admissions. What may be admitted at a time is bounded by the numbers of that time: in
-/// a window, together with what it has admitted already, by the limit; in every stretch that ends
-/// now, by the largest burst in force during it and all that came back, at the rate of each time.
+/// One cell's admissions, checked against the numbers in force at each time. In a window, the limit bounds
+/// what the window has admitted in all. In every interval that ends now, the bound of a bucket is the largest
+/// burst in force during the interval plus all that the rates in force earned.
 #[derive(Clone, Debug)]
 pub(crate) struct Ledger {
     promise: Promise,
     terms: Terms,
-    /// Units by the window's number, or by time where windows slide.
+    /// Units by window number, or by time for sliding windows.
     admitted: BTreeMap<u64, u64>,
-    /// All that was admitted, less all that could have come back by `at_ns`, in parts.
+    /// All admitted units, minus all that could have been earned by `at_ns`, in parts.
     balance: i128,
     at_ns: u64,
-    /// The lowest balance at which a stretch began, by the largest burst since.
+    /// The lowest balance at which an interval began, by the largest burst since then.
     stretches: BTreeMap<u64, i128>,
     pub(crate) total: u64,
 }
@@ -75,7 +75,7 @@ impl Ledger {
         Self { promise, terms, admitted, balance: 0, at_ns: now.steady_ns, stretches, total: 0 }
     }
 
-    /// Other numbers from now on.
+    /// Changes the numbers from now on.
     pub(crate) fn renumber(&mut self, terms: Terms, now: Now) {
         self.pass(now);
         self.terms = terms;
@@ -108,7 +108,7 @@ impl Ledger {
         }
     }
 
-    /// Units were admitted: a bug, if there was no room for them.
+    /// Records admitted units. Panics if there was no room for them.
     #[track_caller]
     pub(crate) fn admit(&mut self, whose: &str, units: u64, now: Now) {
         let room = self.room(now);
@@ -131,12 +131,12 @@ impl Ledger {
         }
     }
 
-    /// The node forgot the cell, and takes it to have been spent at this time.
+    /// The node forgot the cell, and assumes that all was spent at this time.
     pub(crate) fn forget(&mut self, then: Now) {
         let limit = self.terms.limit;
         match self.promise {
             Promise::Window { .. } => {
-                // A clock that was set back shows windows again that nobody remembers.
+                // After a clock is set back, windows open again that nobody remembers.
                 self.admitted.clear();
                 self.admitted.insert(self.window(then), limit);
             }
@@ -148,7 +148,8 @@ impl Ledger {
         }
     }
 
-    /// A process begins by a clock that was set back by more than a window: what was spent in a window that is far ahead was really spent now.
+    /// A process starts with a clock set back by more than a window. Units counted in a far-future window
+    /// were really spent now.
     pub(crate) fn set_back(&mut self, now: Now) {
         let Promise::Window { window_ns, offset_ns } = self.promise else { return };
         let open = (now.wall_ns + window_ns - offset_ns) / window_ns;
@@ -162,7 +163,7 @@ impl Ledger {
         }
     }
 
-    /// The number of a window. A clock that was set back is still in the last one: none opens again.
+    /// The window's number. After a clock is set back the last window stays current: no window opens twice.
     fn window(&self, now: Now) -> u64 {
         let Promise::Window { window_ns, offset_ns } = self.promise else { return 0 };
         let last = self.admitted.last_key_value().map_or(0, |(window, _)| *window);

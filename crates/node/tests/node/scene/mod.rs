@@ -1,4 +1,4 @@
-//! What stories about a node begin with: limits in a line, a node, a ledger of what was admitted.
+//! The common start of stories about a node: one-line limits, a node, and a ledger of admissions.
 
 pub(crate) mod ledger;
 
@@ -18,15 +18,15 @@ pub(crate) const S: u64 = 1_000 * MS;
 pub(crate) const MINUTE: u64 = 60 * S;
 pub(crate) const HOUR: u64 = 60 * MINUTE;
 
-/// 15 January 2027, 08:00:00 UTC: an edge of every window here that is at most an hour.
+/// 15 January 2027, 08:00:00 UTC. Every window here of at most an hour has an edge at this time.
 pub(crate) const START: Now = Now::at(1_800_000_000 * S);
 
 pub(crate) const KEY: HashKey = HashKey(*b"a secret of ours");
 
-/// Memory that no story here fills by accident.
+/// More memory than any story here fills by accident.
 pub(crate) const ROOMY: usize = 64 << 20;
 
-/// A limit of the domain `shop` without an algorithm.
+/// A limit of the domain `shop`, without an algorithm.
 fn nothing(name: &str) -> LimitSpec {
     LimitSpec {
         name: name.into(),
@@ -76,7 +76,7 @@ pub(crate) fn quota(name: &str, limit: u64, per: &str) -> LimitSpec {
     LimitSpec { quota: Some(QuotaSpec { limit, per: per.into(), time_zone: None }), ..nothing(name) }
 }
 
-/// A sliding window: the log where the limit is small, or else slots.
+/// A sliding window: a log if the limit is small, else slots.
 pub(crate) fn sliding(name: &str, limit: u64, window: &str) -> LimitSpec {
     let spec = SlidingWindowSpec { limit, window: window.into(), slots: None, approximate: false };
     LimitSpec { sliding_window: Some(spec), ..nothing(name) }
@@ -92,13 +92,13 @@ pub(crate) fn approximate(name: &str, limit: u64, window: &str) -> LimitSpec {
     LimitSpec { sliding_window: Some(spec), ..nothing(name) }
 }
 
-/// `when`, `unlimited`, or an override: keys and their values.
+/// Builds `when`, `unlimited`, or an override from keys and their values.
 pub(crate) fn fields(pairs: &[(&str, &[&str])]) -> BTreeMap<String, ValueSpec> {
     let many = |values: &[&str]| ValueSpec::Texts(values.iter().map(|v| (*v).to_owned()).collect());
     pairs.iter().map(|(key, values)| ((*key).to_owned(), many(values))).collect()
 }
 
-/// A time as an override's `until` says it.
+/// Formats a time for an override's `until`.
 pub(crate) fn instant(wall_ns: u64) -> String {
     let since_start = wall_ns.cast_signed() - START.wall_ns.cast_signed();
     let (days, ns) = (since_start.div_euclid(24 * HOUR as i64), since_start.rem_euclid(24 * HOUR as i64));
@@ -115,7 +115,7 @@ pub(crate) fn limits(specs: &[LimitSpec]) -> Vec<Limit> {
     specs.iter().map(|spec| Limit::new(spec.clone()).expect("a sound limit")).collect()
 }
 
-/// A node that keeps nothing on disk.
+/// A node without a journal.
 pub(crate) fn node(specs: &[LimitSpec], now: Now) -> Arc<Node> {
     node_of(
         Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: None, home: None },
@@ -124,7 +124,7 @@ pub(crate) fn node(specs: &[LimitSpec], now: Now) -> Arc<Node> {
     )
 }
 
-/// A node with the least memory.
+/// A node with the minimum memory.
 pub(crate) fn small_node(specs: &[LimitSpec], durable: bool, now: Now) -> Arc<Node> {
     let config = Config { key: KEY, memory_bytes: MEMORY_BYTES_MIN, durable, empty_handed: None, home: None };
     node_of(config, specs, now)
@@ -136,7 +136,7 @@ pub(crate) fn node_of(config: Config, specs: &[LimitSpec], now: Now) -> Arc<Node
     node
 }
 
-/// Puts limits in force; the journal knows nothing of those that are new.
+/// Puts limits in force. The journal has no rows for new limits.
 pub(crate) fn apply(node: &Node, specs: &[LimitSpec], now: Now) {
     node.apply(limits(specs), now, |_| Vec::new()).expect("a set of limits that fits");
 }
@@ -156,17 +156,17 @@ pub(crate) fn passes(asker: &mut Asker, key: &str, cost: u64, now: Now) -> bool 
     ask(asker, key, cost, now).allowed
 }
 
-/// Spends single units until one is denied, and says how many passed.
+/// Spends single units until one is denied. Returns how many passed.
 pub(crate) fn drain(asker: &mut Asker, key: &str, now: Now) -> u64 {
     (0..).find(|_| !passes(asker, key, 1, now)).expect("an end")
 }
 
-/// Which of the node's locks a cell is under.
+/// The shard, and so the lock, that a cell belongs to.
 pub(crate) fn shard(tag: CellTag) -> usize {
     (tag.0 >> (128 - SHARDS.trailing_zeros())) as usize
 }
 
-/// Keys whose cells of the only limit are all in one shard.
+/// Keys whose cells of the only limit share one shard.
 pub(crate) fn neighbours(node: &Arc<Node>, count: usize) -> Vec<String> {
     let mut asker = node.asker();
     let mut shard_of = |key: &String| {
@@ -176,14 +176,15 @@ pub(crate) fn neighbours(node: &Arc<Node>, count: usize) -> Vec<String> {
     (0..).map(|n| format!("neighbour-{n}")).filter(|key| shard_of(key) == 0).take(count).collect()
 }
 
-/// New keys, each spending one unit, until the node has no room for the cells of more.
+/// Spends one unit each for new keys, until the node has no room for more cells.
 pub(crate) fn flood(node: &Arc<Node>, name: &str, now: Now) {
     let (mut asker, mut in_a_row, mut cells) = (node.asker(), 0, node.usage().cells);
-    // Where cells have edges of their own, one in some whose window ends after those of all that share a cell has all its units.
+    // With staggered windows, a new key may still pass without its own cell, if its window ends after the
+    // windows in the shared cell.
     for number in 0..2_000_000 {
         passes(&mut asker, &format!("{name}-{number}"), 1, now);
         if number % 256 == 0 {
-            // Every shard must be full, so a few thousand new keys in a row must find no room.
+            // Every shard must be full: a few thousand new keys in a row must find no room.
             in_a_row = if node.usage().cells == cells { in_a_row + 1 } else { 0 };
             cells = node.usage().cells;
         }
@@ -198,7 +199,7 @@ pub(crate) fn sweep_all(node: &Node, now: Now) {
     (0..SHARDS).for_each(|shard| node.sweep(shard, now));
 }
 
-/// What the disk holds: the last row of each cell.
+/// The contents of the disk: each cell's last row.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Journal {
     rows: BTreeMap<(LimitId, CellTag), Row>,
@@ -216,7 +217,7 @@ impl Journal {
         }
     }
 
-    /// Writes everything that waits, and tells the node.
+    /// Writes all queued rows, and reports the commits to the node.
     pub(crate) fn flush(&mut self, node: &Node) {
         while let Some((batch, rows)) = node.take_rows() {
             self.write(rows);
@@ -232,7 +233,7 @@ impl Journal {
             .collect()
     }
 
-    /// Rows of cells.
+    /// Number of cell rows.
     pub(crate) fn len(&self) -> usize {
         self.rows.keys().filter(|(limit, _)| *limit != WALL).count()
     }

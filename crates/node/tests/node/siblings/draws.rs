@@ -1,4 +1,5 @@
-//! Requests that wait at nodes and are drawn for: each that passes is held against a charge of another node, within its time.
+//! Requests that wait at nodes and are forwarded. Each that passes late is matched to another node's charge,
+//! made while the request waited.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +12,7 @@ use acequia_node::{
 use super::{World, named};
 use crate::scene::MS;
 
-/// Requests that wait and may be drawn for are asked about so often.
+/// How often a waiting request that may be forwarded is tried again.
 pub(super) const DRAW_AGAIN_NS: u64 = 10 * MS;
 
 /// A request that waits at a node.
@@ -20,22 +21,22 @@ pub(super) struct Waiting {
     pub(super) boot: u32,
     pub(super) key: String,
     pub(super) cost: u64,
-    /// When it came, in true time and on the node's steady clock.
+    /// When the request came, in true time and on the node's steady clock.
     pub(super) came_ns: u64,
     pub(super) since_ns: u64,
     pub(super) until_ns: u64,
-    /// When it is asked about again, whatever comes.
+    /// When the request is tried again even if nothing happens.
     pub(super) again_ns: u64,
-    /// What the node's news were when it was last asked.
+    /// The node's news counter when the request was last tried.
     pub(super) news: u64,
     pub(super) draw: Option<Forward>,
 }
 
 /// A cell, as frames name it.
 pub(super) type CellName = (LimitId, CellTag);
-/// A draw: who drew, in which of its processes, of whom, and its number.
+/// A forward: the sending node, its process number, the receiving node, and the forward's number.
 pub(super) type DrawName = (usize, u32, usize, u64);
-/// A cell, and whose requests may pass by what was charged for them: a node's, in one of its processes.
+/// A node, its process number, and a cell: the requests that may use a charge.
 pub(super) type Drawer = (usize, u32, CellName);
 
 /// Units that were charged for another node.
@@ -44,27 +45,27 @@ pub(super) struct Charged {
     /// True time.
     pub(super) at_ns: u64,
     pub(super) units: u64,
-    /// What the whole limit gave.
+    /// The whole limit by which the units were charged.
     pub(super) whole: Whole,
 }
 
-/// What nodes charged for others, as their frames said.
+/// Charges that nodes made for others, according to their frames.
 #[derive(Default)]
 pub(super) struct Charges {
-    /// The limit, the key and the budget of a cell that was drawn of.
+    /// The limit, key and budget of a cell that received a forward.
     pub(super) cells: BTreeMap<CellName, (usize, String, u64)>,
     pub(super) drawn: BTreeMap<DrawName, (CellName, Whole)>,
-    /// Which process of a node used a number.
+    /// The process that used a forward number at a node.
     pub(super) numbers: BTreeMap<(usize, u64), u32>,
     pub(super) answered: BTreeSet<DrawName>,
-    /// What limits gave at nodes before they last heard something or looked.
+    /// Whole limits at each node before its last frame or rebalance.
     pub(super) gave: BTreeMap<(usize, LimitId), Whole>,
-    /// What has passed nobody yet.
+    /// Charges that no request has used yet.
     pub(super) unused: BTreeMap<Drawer, Vec<Charged>>,
 }
 
 impl World {
-    /// Has the node draw for a request that it just denied, and that goes on waiting.
+    /// Makes the node forward a request that it just denied and that goes on waiting.
     pub(super) fn draw(&mut self, waiting: &mut Waiting) {
         let now = self.now(waiting.place);
         let at = &self.nodes[waiting.place];
@@ -83,7 +84,8 @@ impl World {
         }
     }
 
-    /// Notes draws that a frame between nodes of a region asks for, and those that it says were charged: those count as admitted.
+    /// Records the forwards that a frame within a region requests, and those it reports as charged. Charged
+    /// units count as admitted.
     pub(super) fn note_draws(&mut self, from: usize, to: usize, frame: &[u8]) {
         let frame = read(frame).expect("a frame of ours");
         for entry in frame.entries {
@@ -117,7 +119,8 @@ impl World {
         }
     }
 
-    /// Remembers what a node's limits give before something changes that, maybe: it may have charged by that already.
+    /// Records a node's whole limits before an event that may change them, since the node may have charged by
+    /// the old ones.
     pub(super) fn note_numbers(&mut self, place: usize) {
         let limits: Vec<_> = self.nodes[place].node.catalogue().limits.iter().map(|of| of.limit.id).collect();
         for limit in limits {
@@ -128,7 +131,7 @@ impl World {
         }
     }
 
-    /// What a limit gives as a node knows it, where its cells have one set of numbers.
+    /// A limit's whole as a node knows it, if all its cells have one variant.
     pub(super) fn gives(&self, place: usize, limit: LimitId) -> Option<Whole> {
         let catalogue = self.nodes[place].node.catalogue();
         let of = &catalogue.limits.iter().find(|active| active.limit.id == limit)?.limit;
@@ -139,8 +142,8 @@ impl World {
         of.overrides.is_empty().then(|| Whole { units: of.algorithm.budget(), rate })
     }
 
-    /// A request that came at a time passes because another node has charged it: since then, by the numbers of now, for this process, and
-    /// nobody else passed by that.
+    /// A request passes on another node's charge. The charge must be made after the request came, by the
+    /// current limits and for this process, and must be unused.
     #[track_caller]
     pub(super) fn use_charge(&mut self, place: usize, cell: CellName, units: u64, came_ns: u64) {
         let whole = self.gives(place, cell.0);
@@ -156,7 +159,7 @@ impl World {
         assert!(self.true_ns - at_ns <= most_ns, "it was charged {} ns ago", self.true_ns - at_ns);
     }
 
-    /// Asks again about those that wait, where units came or the time is over.
+    /// Tries waiting requests again when units arrived or their time is over.
     pub(super) fn wake_waiting(&mut self) {
         for mut waiting in std::mem::take(&mut self.waiting) {
             let at = &self.nodes[waiting.place];
@@ -164,7 +167,7 @@ impl World {
             if at.boot != waiting.boot {
                 continue;
             }
-            // As servers do it.
+            // Servers do the same.
             let is_drawing = waiting.draw.as_ref().is_some_and(|draw| at.node.is_drawing(draw));
             let is_news = news != waiting.news && !is_drawing;
             let at_ns = waiting.until_ns.min(waiting.again_ns);

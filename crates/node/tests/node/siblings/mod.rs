@@ -1,4 +1,5 @@
-//! Nodes of one region, or of several, that share their limits through pools, on a network and with servers that do what a story says.
+//! A simulated network of nodes, in one region or several, that share their limits through pools. The story
+//! decides how links and servers behave.
 
 mod draws;
 
@@ -32,7 +33,7 @@ use crate::scene::{
     ledger::{Ledger, Promise, Terms},
 };
 
-/// The server of the pools: what it does is what the rules say.
+/// The server of the pools. Its behaviour is that of the pool rules.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
     run: u64,
@@ -53,7 +54,7 @@ impl Server {
         }
     }
 
-    /// Another process, with what it has of an earlier state.
+    /// Replaces the process by a new one, which starts from the given state or from nothing.
     pub(crate) fn restart(&mut self, from: Option<&Self>) {
         let run = self.run + 1;
         *self = from.cloned().unwrap_or_else(Self::new);
@@ -101,12 +102,12 @@ impl Server {
     }
 }
 
-/// How the way to the server is.
+/// The state of the link to the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Way {
-    /// One way, at least and at most, in nanoseconds.
+    /// Delay in one direction, least and most, in nanoseconds.
     pub(crate) delay_ns: (u64, u64),
-    /// Of a hundred calls or answers, so many are lost.
+    /// Percentage of calls and answers that are lost.
     pub(crate) lost: u64,
 }
 
@@ -115,14 +116,14 @@ impl Way {
     pub(crate) const CUT: Self = Self { delay_ns: (0, 1), lost: 100 };
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decided {
-    /// When the request came, and when it was answered: true time.
+    /// When the request came, and when the node answered: true time.
     pub(crate) came_ns: u64,
     pub(crate) at_ns: u64,
     pub(crate) is_allowed: bool,
-    /// What the answer said is left of the first limit.
+    /// Units left of the first limit, by the answer.
     pub(crate) remaining: u64,
 }
 
@@ -131,21 +132,22 @@ pub(crate) struct Place1 {
     pub(crate) node: Arc<Node>,
     pub(crate) asker: Asker,
     boot: u32,
-    /// When it last began after a crash.
+    /// When it last started after a crash.
     crashed: Option<Now>,
-    /// What is on its disk: the generations that it has heard of, what it took of windows, and since when it has written that down.
+    /// Contents of its disk: the generations it has heard of, its withdrawals from windows, and since when it
+    /// has recorded withdrawals.
     pub(crate) generations: Vec<Heard>,
     rows: BTreeMap<(LimitId, CellTag), Row>,
     knows_from_us: u64,
-    /// Nothing can be written to it.
+    /// Writes to its disk fail.
     pub(crate) is_disk_full: bool,
-    /// It decides, and does nothing else.
+    /// The node only answers requests: no ticks, calls or frames.
     pub(crate) is_hung: bool,
-    /// It reaches the server that was replaced, and not its successor.
+    /// The node reaches the replaced server, not the successor.
     pub(crate) is_left_behind: bool,
-    /// Its wall is so much ahead of true time.
+    /// Its wall clock minus true time.
     pub(crate) ahead_ns: i64,
-    /// Its steady clock goes faster by so many parts per million.
+    /// How much faster than true time its steady clock runs, in parts per million.
     pub(crate) drift_ppm: i64,
     pub(crate) way: Way,
     ticked_ns: u64,
@@ -154,28 +156,28 @@ pub(crate) struct Place1 {
 enum Message {
     Call(u64, usize, u32, Call),
     Answer(u64, usize, u32, u64, PoolReply),
-    /// From a node to another, which may be of another region.
+    /// From one node to another of any region.
     Frame(usize, usize, Vec<u8>),
 }
 
-/// Several regions, each with a server of its own, whose nodes share the limits by a catalogue.
+/// Several regions, each with its own server. Their nodes share the limits by a catalogue.
 pub(crate) struct Regions {
     /// The region of each node.
     pub(crate) of: Vec<usize>,
-    /// Of all regions but the first.
+    /// Servers of all regions except the first.
     pub(crate) servers: Vec<Server>,
-    /// Whether regions have stores: not where each is one node that needs none.
+    /// Whether regions have stores. A region of a single node may have none.
     pub(crate) have_stores: bool,
-    /// Between nodes of several regions, and between those of one.
+    /// Frame delays, least and most: between regions, and within one region.
     pub(crate) delay_ns: (u64, u64),
     pub(crate) near_ns: (u64, u64),
-    /// Nodes that no frame comes from or goes to.
+    /// Nodes that neither send nor receive frames.
     pub(crate) cut: BTreeSet<usize>,
-    /// Of a hundred frames so many come twice.
+    /// Percentage of frames that arrive twice.
     pub(crate) repeated: u64,
-    /// Frames from region to region, and their bytes.
+    /// Number and bytes of the frames sent between regions.
     pub(crate) crossed: (u64, u64),
-    /// Frames from region to region that have no entries.
+    /// Frames between regions that carry no entries.
     pub(crate) pulses: u64,
 }
 
@@ -185,48 +187,49 @@ pub(crate) fn incarnation(place: usize) -> Incarnation {
 
 pub(crate) struct World {
     pub(crate) specs: Vec<LimitSpec>,
-    /// Whether orders have no limits.
+    /// Whether orders contain no limits.
     pub(crate) is_gone: bool,
-    /// Limits that are in force no more, and were not long ago.
+    /// Retired limits that were in force recently.
     pub(crate) retired: Vec<LimitSpec>,
     pub(crate) nodes: Vec<Place1>,
     pub(crate) server: Server,
-    /// A server that was replaced, and lives on.
+    /// A replaced server that is still running.
     pub(crate) old: Option<Server>,
     pub(crate) true_ns: u64,
     error_ns: u64,
     drift_ppm: u32,
     percent: u8,
-    /// For the cells of nodes that start.
+    /// Memory for the cells of each node that starts.
     pub(crate) memory_bytes: usize,
-    /// There is nothing on the disk of a node that starts.
+    /// A node that starts has an empty disk.
     pub(crate) is_new: bool,
-    /// Nodes write down what they take of windows.
+    /// Nodes record their withdrawals from windows on disk.
     is_kept: bool,
     messages: BTreeMap<(u64, u64), Message>,
-    /// Calls that are not answered, by when they are given up.
+    /// Unanswered calls, ordered by the time when the node gives them up.
     open: BTreeSet<(u64, usize, u32, u64)>,
     sent: u64,
     chance: u64,
-    /// By limit and key.
+    /// Ledgers by limit and key.
     ledgers: BTreeMap<(usize, String), Ledger>,
     waiting: Vec<Waiting>,
     charges: Charges,
-    /// What cells may give at most, where their limits have other numbers now and then.
+    /// The most that any cell may give, for stories in which a limit has several variants.
     pub(crate) most: Option<Terms>,
-    /// Requests that passed after they had waited.
+    /// Requests that passed after a wait.
     pub(crate) passed_late: u64,
-    /// What became of requests of `ask_or_wait`, in the order of their answers; nothing where no story reads it.
+    /// Outcomes of the requests of `ask_or_wait`, in the order of their answers. `None` if no story reads
+    /// them.
     pub(crate) decided: Option<Vec<Decided>>,
-    /// Calls of pools.
+    /// Number of pool calls.
     pub(crate) calls: u64,
-    /// Round trips to the store: what a node calls at once goes together.
+    /// Round trips to the store. Calls that a node makes at one moment share a round trip.
     pub(crate) round_trips: u64,
     pub(crate) refused: Vec<PoolReply>,
     pub(crate) regions: Option<Regions>,
-    /// What is granted of windows that have not begun is not heard of.
+    /// Grants from windows that have not begun are lost on the way.
     pub(crate) loses_ahead: bool,
-    /// Nodes look at cells when these are due, and not at the next hundredth of a second.
+    /// Nodes process cells exactly when due, rather than at the next hundredth of a second.
     pub(crate) is_prompt: bool,
 }
 
@@ -235,7 +238,7 @@ impl World {
         Self::begun(nodes, specs, percent, seed, (false, false), None)
     }
 
-    /// Several regions of so many nodes each, of which nobody has any share yet: see [`World::order`].
+    /// Several regions with the given numbers of nodes. No node has a share before [`World::order`].
     pub(crate) fn among_regions(nodes: &[usize], specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
         let regions = Self::regions_of(nodes);
         Self::begun(nodes.iter().sum(), specs, percent, seed, (true, true), Some(regions))
@@ -262,7 +265,7 @@ impl World {
         }
     }
 
-    /// The same, of nodes that write down what they take of windows.
+    /// Like [`World::new`], but nodes record their withdrawals from windows.
     pub(crate) fn kept(nodes: usize, specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
         Self::begun(nodes, specs, percent, seed, (false, true), None)
     }
@@ -405,7 +408,7 @@ impl World {
         self.nodes.get(place).map_or(began_us, |at| at.knows_from_us)
     }
 
-    /// A node loses its power, and comes back with what is on its disk.
+    /// A node loses power, and restarts with what is on its disk.
     pub(crate) fn crash(&mut self, place: usize) {
         self.nodes[place].crashed = Some(self.now(place));
         self.start(place, BTreeSet::new());
@@ -417,14 +420,15 @@ impl World {
         let (node, asker) = self.started(place as u16 + 1, self.nodes.len(), boot, crashed);
         let at = &mut self.nodes[place];
         (at.node, at.asker, at.boot, at.ticked_ns) = (node, asker, boot, 0);
-        // Before anything is asked.
+        // Write before any request comes.
         self.write(place);
     }
 
-    /// A node is stopped, gives back what it holds for so long, and comes back after a pause with what it has written down.
+    /// Stops a node: it gives back what it holds for `gives_ns`, pauses for `pause_ns`, and restarts with
+    /// what it has written.
     pub(crate) fn stop(&mut self, place: usize, (gives_ns, pause_ns): (u64, u64)) {
         let is_cut = self.regions.as_mut().is_some_and(|regions| !regions.cut.insert(place));
-        // Nobody is answered any more.
+        // The node answers no more callers.
         self.waiting.retain(|waiting| waiting.place != place);
         self.nodes[place].node.leave_pools(self.now(place));
         self.pass(gives_ns);
@@ -447,14 +451,14 @@ impl World {
         self.start(place, node.known_limits().into_iter().collect());
     }
 
-    /// The same, for a while; it is in the middle of giving back when it ends, perhaps.
+    /// Stops a node for random times. The process may end while it is still giving back.
     pub(crate) fn stop_at_random(&mut self, place: usize) {
         let (gives_ns, pause_ns) =
             (self.below(4) * self.below(300 * MS), self.below(2) * self.below(4_000 * MS));
         self.stop(place, (gives_ns, pause_ns));
     }
 
-    /// A node loses its power, and its disk is gone.
+    /// A node loses power and its disk.
     pub(crate) fn lose_disk(&mut self, place: usize) {
         let now_us = self.now(place).wall_ns / 1_000;
         let at = &mut self.nodes[place];
@@ -489,13 +493,13 @@ impl World {
         Now { steady_ns: START.steady_ns + self.true_ns, wall_ns: START.wall_ns + self.true_ns }
     }
 
-    /// Asks for units of a key, of the limit that has the key's first letter for a name; says whether they are there. What
-    /// passes is counted.
+    /// Requests units of a key under the limit whose name is the key's first letter. Returns whether the
+    /// request passed, and counts what passed.
     pub(crate) fn ask(&mut self, place: usize, key: &str, cost: u64) -> bool {
         self.ask_as(place, key, cost, Ask::CHECK).0
     }
 
-    /// The same, and where the node says that it may be worth it the caller waits for so long, and is asked about again when units came.
+    /// Like `ask`, but if the node suggests a wait, the caller waits and asks again when units arrive.
     pub(crate) fn ask_and_wait(&mut self, place: usize, key: &str, cost: u64) -> bool {
         let node = Arc::clone(&self.nodes[place].node);
         let (is_allowed, patience_ns) = self.ask_as(place, key, cost, Ask::CHECK);
@@ -515,7 +519,7 @@ impl World {
         false
     }
 
-    /// The same, and time does not pass meanwhile: whether it passes late is counted in `passed_late`.
+    /// Like `ask_and_wait`, but time stands still: `passed_late` counts the requests that pass later.
     pub(crate) fn ask_or_wait(&mut self, place: usize, key: &str, cost: u64) -> bool {
         let (is_allowed, patience_ns) = self.ask_as(place, key, cost, Ask::CHECK.forwarding(Forwarding::May));
         if is_allowed || patience_ns == 0 {
@@ -533,7 +537,7 @@ impl World {
         is_allowed
     }
 
-    /// Notes what became of the request that a node was asked about last.
+    /// Records the outcome of the last request at a node.
     fn note_decided(&mut self, place: usize, came_ns: u64, is_allowed: bool) {
         let Some(decided) = &mut self.decided else { return };
         let remaining =
@@ -541,12 +545,12 @@ impl World {
         decided.push(Decided { came_ns, at_ns: self.true_ns, is_allowed, remaining });
     }
 
-    /// Gives how long the caller may wait, too.
+    /// Also returns how long the caller may wait.
     fn ask_as(&mut self, place: usize, key: &str, cost: u64, ask: Ask) -> (bool, u64) {
         self.ask_since(place, key, cost, (ask, self.true_ns))
     }
 
-    /// The same of a request that came at a time.
+    /// Like `ask_as`, for a request that came at the given time.
     fn ask_since(&mut self, place: usize, key: &str, cost: u64, (ask, came_ns): (Ask, u64)) -> (bool, u64) {
         let now = self.now(place);
         let node = Arc::clone(&self.nodes[place].node);
@@ -569,12 +573,12 @@ impl World {
         (is_allowed, patience_ns)
     }
 
-    /// How many requests wait.
+    /// The number of waiting requests.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Counts what some node charged.
+    /// Counts what a node charged.
     #[track_caller]
     fn admit(&mut self, (limit, key, budget): (usize, &str, u64), tag: CellTag, units: u64, node: &str) {
         let now = self.true_now();
@@ -585,7 +589,8 @@ impl World {
         ledger.admit(&format!("{} {key} at node {node}", spec.name), units, now);
     }
 
-    /// Asks again until it passes, as a caller would that waits for pools at most; says whether it passed.
+    /// Asks again for up to 3 ms, like a caller that waits for pools only. Returns whether the request
+    /// passed.
     pub(crate) fn ask_patiently(&mut self, place: usize, key: &str, cost: u64) -> bool {
         let until_ns = self.true_ns + 3 * MS;
         while !self.ask(place, key, cost) {
@@ -597,7 +602,7 @@ impl World {
         true
     }
 
-    /// Asks for units of the key `k` at any nodes, up to so often, most of them one by one, and lets some time pass.
+    /// Sends up to 23 requests for the key `k` to random nodes, most for one unit, and lets some time pass.
     pub(crate) fn ask_around(&mut self) {
         let nodes = self.nodes.len() as u64;
         for _ in 0..self.below(24) {
@@ -613,7 +618,7 @@ impl World {
         self.pass(pause);
     }
 
-    /// Nothing is broken any more, and some go on asking.
+    /// Repairs everything, and keeps some requests coming.
     pub(crate) fn mend(&mut self) {
         self.regions.iter_mut().for_each(|regions| regions.cut.clear());
         for at in &mut self.nodes {
@@ -627,13 +632,13 @@ impl World {
         }
     }
 
-    /// Whether the catalogue that the first node has names a node, where there is one.
+    /// Whether the first node's catalogue, if it has one, contains the given node.
     pub(crate) fn is_member(&self, place: usize) -> bool {
         let version = self.nodes[0].node.version();
         version.is_none_or(|version| version.members.contains_key(&incarnation(place).member))
     }
 
-    /// Every pool grants to every node that has a share.
+    /// Asserts that every pool grants to every node that has a share.
     #[track_caller]
     pub(crate) fn expect_granting(&self, when: &str) {
         for (place, at) in self.nodes.iter().enumerate().filter(|(place, _)| self.is_member(*place)) {
@@ -667,7 +672,7 @@ impl World {
         self.wake_waiting();
     }
 
-    /// When the next look at a cell is due, where nodes are prompt.
+    /// When the next cell is due to be processed, in prompt worlds.
     fn next_look_ns(&self) -> Option<u64> {
         let prompt = (0..self.nodes.len()).filter(|place| self.is_prompt && !self.nodes[*place].is_hung);
         let due_ns = prompt.filter_map(|place| {
@@ -726,7 +731,7 @@ impl World {
         }
     }
 
-    /// What a node has put in line is on its disk.
+    /// Writes a node's queued rows to its disk.
     fn write(&mut self, place: usize) {
         let at = &mut self.nodes[place];
         while !at.is_disk_full
@@ -742,7 +747,7 @@ impl World {
         }
     }
 
-    /// Rows on a node's disk.
+    /// Number of rows on a node's disk.
     pub(crate) fn rows(&self, place: usize) -> usize {
         self.nodes[place].rows.len()
     }
@@ -795,12 +800,13 @@ impl World {
         }
     }
 
-    /// The first node orders that these have shares of the limits that there are, of so much weight each; says whether it could.
+    /// The first node orders shares of the current limits by these weights. Returns whether the order
+    /// succeeded.
     pub(crate) fn order(&mut self, weights: &[(usize, u32)]) -> bool {
         self.order_without(weights, &[])
     }
 
-    /// The same, where the operator says that some have been stopped for good.
+    /// Like `order`, where the operator declares some nodes stopped for good.
     pub(crate) fn order_without(&mut self, weights: &[(usize, u32)], stopped: &[usize]) -> bool {
         let now = self.now(0);
         let of: Vec<usize> = self.regions.as_ref().map_or_else(Vec::new, |regions| regions.of.clone());
@@ -851,7 +857,7 @@ impl World {
                 Message::Frame(from, to, frame) => {
                     self.note_numbers(to);
                     let now = self.now(to);
-                    // A frame of a process that is gone is refused.
+                    // The node refuses frames of an ended process.
                     let _ = self.nodes[to].node.handle(incarnation(from).member, &frame, now);
                 }
                 Message::Answer(until_ns, place, boot, id, said) => {
@@ -873,7 +879,7 @@ impl World {
         }
     }
 
-    /// Other numbers, at every node at once.
+    /// Changes the limits at every node at once.
     pub(crate) fn renumber(&mut self, specs: &[LimitSpec]) {
         self.specs = specs.to_vec();
         for place in 0..self.nodes.len() {
@@ -881,17 +887,17 @@ impl World {
         }
     }
 
-    /// Whether such a call is on its way to a server.
+    /// Whether a call that satisfies the predicate is on its way to a server.
     pub(crate) fn is_under_way(&self, is_such: impl Fn(&Call) -> bool) -> bool {
         self.messages.values().any(|message| matches!(message, Message::Call(_, _, _, call) if is_such(call)))
     }
 
-    /// Counts anew what passes from now on, by the numbers of today.
+    /// Starts the ledgers again, under the current limits.
     pub(crate) fn forget_counts(&mut self) {
         self.ledgers.clear();
     }
 
-    /// What an operator sees that a node has of a key of the first limit.
+    /// An operator's view of what a node holds for a key of the first limit.
     pub(crate) fn holding(&self, place: usize, key: &str) -> Holding {
         let (node, now) = (&self.nodes[place].node, self.now(place));
         let entries = [(&b"key"[..], key.as_bytes())];
@@ -900,18 +906,18 @@ impl World {
         node.holding_named(limit, &values, now).expect("a cell")
     }
 
-    /// Units of a limit and a key that passed.
+    /// Units of a limit and key that passed.
     pub(crate) fn admitted(&self, limit: usize, key: &str) -> u64 {
         self.ledgers.get(&(limit, key.to_owned())).map_or(0, |ledger| ledger.total)
     }
 }
 
-/// A cell's tag, as frames have it: the shard's bits and the low 96.
+/// A cell's tag as frames carry it: the shard's bits and the low 96 bits.
 fn named(limit: &LimitAnswer) -> CellTag {
     CellTag(limit.tag.0 & (0xFF << 120 | ((1 << 96) - 1)))
 }
 
-/// Units that come back in an hour: of a bucket, or of the override that a key has.
+/// Units that a bucket earns in an hour, by the key's override if it has one.
 fn hourly_of(spec: &LimitSpec, key: &str) -> u64 {
     let is_its =
         |fields: &&BTreeMap<String, ValueSpec>| fields.get("key").is_some_and(|keys| keys.texts() == [key]);
@@ -929,7 +935,7 @@ fn hourly_of(spec: &LimitSpec, key: &str) -> u64 {
     units.parse::<u64>().expect("units") * each
 }
 
-/// What a disk has of a limit, or under another name.
+/// A disk's rows for a limit id.
 fn rows_of(disk: &BTreeMap<(LimitId, CellTag), Row>, id: LimitId) -> Vec<Row> {
     disk.iter().filter(|((limit, _), _)| *limit == id).map(|(_, row)| row.clone()).collect()
 }

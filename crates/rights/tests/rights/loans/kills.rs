@@ -1,9 +1,9 @@
-//! Leaves out one rule at a time, the crate's and its caller's, until a check notices. A rule whose absence nobody
-//! notices is no rule, or the checks are worth nothing.
+//! Leaves out one rule at a time, of the crate or of its caller, until a check notices. If nobody notices,
+//! either the rule is no rule or the checks are worthless.
 
 use super::world::{Careless, run};
 
-/// Histories until one fails, and how it failed; none if all pass.
+/// The number of histories until one fails, and the failure. `None` if all pass.
 fn kill(histories: u64, check: impl Fn(u64) -> Result<(), String>) -> Option<(u64, String)> {
     (0..histories).find_map(|seed| {
         let fault = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(seed)))

@@ -1,4 +1,4 @@
-//! A small generator of its own, so that a seed means the same history for ever (splitmix64).
+//! A small generator of its own, so that a seed always means the same history (splitmix64).
 
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
@@ -16,7 +16,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `bound`, which is above 0.
+    /// A number below `bound`, which must be above 0.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
@@ -29,7 +29,7 @@ impl Random {
         of[self.index(of.len())]
     }
 
-    /// True so many times in ten thousand.
+    /// True with this probability in ten thousandths.
     pub(crate) fn chance(&mut self, per_ten_thousand: u64) -> bool {
         self.below(10_000) < per_ten_thousand
     }

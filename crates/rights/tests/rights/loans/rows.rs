@@ -1,5 +1,6 @@
-//! Our rows beside the clocks of `crdts`, of which its counters are made: a `GCounter` is a `VClock` whose entries are
-//! summed, a `PNCounter` is two. (The counters themselves read into big integers, behind a feature we leave out.)
+//! Compares our rows with the clocks that the counters of `crdts` consist of: a `GCounter` is a `VClock`
+//! whose entries are summed, and a `PNCounter` is two. (The counters themselves use big integers, behind a
+//! feature that we do not enable.)
 
 use acequia_rights::Row;
 use crdts::{CmRDT, CvRDT, Dot, VClock};
@@ -14,7 +15,7 @@ proptest! {
     fn rows_count_what_counters_count(
         steps in proptest::collection::vec((0..WRITERS, 0..WRITERS, 0_u8..3, 1_u64..20), 1..200),
     ) {
-        // What each writer knows of all.
+        // What each writer knows about all writers.
         let mut rows = [[Row::default(); WRITERS]; WRITERS];
         let mut up: [VClock<usize>; WRITERS] = Default::default();
         let mut down: [VClock<usize>; WRITERS] = Default::default();

@@ -1,4 +1,4 @@
-//! What was found while the rules were written down, one story each.
+//! One story for each fault that the rules exclude.
 
 use acequia_limits::{Part, RATE_PARTS};
 use acequia_rights::{
@@ -87,7 +87,7 @@ impl Pair {
         self.giver.next_expiry(&self.to_holder)
     }
 
-    /// The giver takes back what is due.
+    /// The giver takes back expired loans.
     fn reclaim(&mut self, now_ns: u64) -> usize {
         let mut count = 0;
         while let Some(expired) = self.giver.expire_one(now_ns, &self.to_holder) {
@@ -106,7 +106,7 @@ fn a_loan_that_ended_unseen_is_not_revived_by_the_next_renewal() {
     pair.heartbeat(100 * S);
     let grant = pair.lend(PIECE, 100 * S);
     let _ = pair.accept(&grant, 100 * S).expect("in time");
-    // Nothing is heard for a while. The giver takes the loan back; nobody looks at the holder's cell.
+    // Nothing is heard for a while. The giver takes the loan back, and nobody settles the holder's cell.
     assert_eq!(pair.reclaim(100 * S + stretch(TTL, DRIFT_PPM)), 1);
     pair.heartbeat(120 * S);
     let other = pair.lend(PIECE, 120 * S);
@@ -132,7 +132,7 @@ fn a_frozen_loan_stays_frozen_when_it_is_listed_no_more() {
         let renew = pair.renew(at_s * S).expect("heard");
         assert_eq!(renew.except.as_slice(), [frozen.number]);
         pair.take_renew(&renew, at_s * S).expect("newer");
-        // What was promised before the freeze holds.
+        // The promise from before the freeze holds.
         assert_eq!(pair.held_until(), Some(115 * S));
     }
     assert_eq!(pair.reclaim(116 * S), 1);
@@ -159,7 +159,7 @@ fn a_frozen_loan_whose_grant_is_late_is_not_renewed() {
     assert_eq!(pair.lent_until(), Some(100 * S + stretch(TTL, DRIFT_PPM)));
 }
 
-/// Seed 44945 of an earlier version: the holder forgot what was frozen once the loans *that it had accepted* were over.
+/// Seed 44945: the holder must not forget frozen loans when only the loans *that it accepted* are over.
 #[test]
 fn a_frozen_loan_whose_grant_is_very_late_is_not_renewed() {
     let mut pair = Pair::new();
@@ -175,7 +175,7 @@ fn a_frozen_loan_whose_grant_is_very_late_is_not_renewed() {
         pair.heartbeat(at_s * S);
         let mut renew = pair.renew(at_s * S).expect("heard");
         if at_s == 110 {
-            // Returned, or taken back: not listed any more.
+            // The loan was returned or taken back, so it is not listed any more.
             renew.except.clear();
         }
         pair.take_renew(&renew, at_s * S).expect("newer");
@@ -241,7 +241,7 @@ fn a_restarted_holder_frees_its_giver() {
         pair.lend(Part { rate: 0, units: 1 }, at_s * S);
         pair.renew(at_s * S).expect("heard");
     }
-    // Renewals are for the new process only: what the old one held is not stranded.
+    // Renewals are for the new process only, so the old one's loans are not stranded.
     assert_eq!(pair.lent_until(), Some(100 * S + stretch(TTL, DRIFT_PPM)));
     assert_eq!(pair.giver_session().accepted_max(), 0);
 }
@@ -266,15 +266,16 @@ fn what_was_given_back_is_not_revived_and_not_credited_twice() {
     assert_eq!(pair.giver.take_return(incarnation(1), &back, session), Err(Refusal::Unknown(1)));
 }
 
-/// A region lends its rate away and owes 30 units. Its share falls to 21 units, and the other's rises to 39. What was
-/// admitted within a second, in units: the bucket has 60 and gives 60/s.
+/// A region lends its rate away and owes 30 units. Its share falls to 21 units, and the other's rises to 39.
+/// Checks the units admitted within a second: the bucket has 60 units and gives 60/s.
 pub(super) fn a_cell_that_lent_its_rate_is_lowered() -> Result<(), String> {
     let mut pair = Pair::new();
     pair.heartbeat(100 * S);
     pair.lend(Part { rate: STANDING.rate - 1, units: 0 }, 100 * S);
     let (owed, refilled) = (30, 59);
     let lowered = Part { units: 21, ..STANDING };
-    // One refill of the whole bucket later, its own part has drained nothing, while the other admits all that drains.
+    // After one refill of the whole bucket, the region's own part has drained nothing, and the other region
+    // admits all that drains.
     let raised = if pair.giver.conforms(lowered, owed) { 9 } else { 0 };
     let admitted = 30 + 30 + refilled + raised;
     if admitted > 60 + 60 { Err(format!("admitted {admitted} in a second")) } else { Ok(()) }
@@ -294,7 +295,7 @@ fn a_lower_share_is_acknowledged_when_nothing_above_it_is_owed_or_lent() {
     assert_eq!(pair.giver.spare(Part { rate: 500, units: 5 }), Part::default());
 }
 
-/// Nobody says twice that it does not hold a loan, and the list of frozen ones is full. (History 10015991.)
+/// The list of frozen loans is full, so a refusal of an unknown loan must wait. (History 10015991.)
 #[test]
 fn a_refusal_that_cannot_be_told_yet_is_not_forgotten() {
     let mut pair = Pair::new();

@@ -1,9 +1,10 @@
-//! Rights inside windows, under an adversary. After the in-window part of `shared/model/rights_check.py`.
+//! Rights inside windows under an adversary, as in the in-window part of `shared/model/rights_check.py`.
 //!
-//! Regions disagree about the time, so some are in the next window while others are in the last. Spending is reserved
-//! on disk ahead; a crash takes what was reserved for spent. Transfers are told cumulatively, also by relays, lost,
-//! repeated and reordered. The budget is raised and lowered; a window's limit is the largest that was in force in it.
-//! A disk may be restored from an older one, one at a time: the region then waits for what all its peers have received.
+//! Regions disagree about the time, so some are a window ahead of others. Spending is first reserved on disk,
+//! and after a crash the reservation counts as spent. Transfers are reported as cumulative sums, also by
+//! relays. The reports are lost, repeated and reordered. Budgets rise and fall, and the largest budget in
+//! force limits a window. One disk at a time may be restored from an older copy. The region then waits until
+//! it knows what all its peers have received.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +17,13 @@ const REGIONS: usize = 4;
 const WINDOW: u64 = 1_000;
 const SKEW: u64 = 80;
 
-/// What a region has of one window.
+/// A region's state of one window.
 #[derive(Clone, Debug, Default)]
 struct Cell {
     transfers: Transfers,
-    /// Reserved on disk: what a crash takes for spent.
+    /// Reserved on disk: a crash counts this as spent.
     row: Row,
-    /// Spent and refunded in truth. What was spent of it is at most what was reserved.
+    /// True spending and refunds. Spending never exceeds the reservation.
     spent: u64,
 }
 
@@ -34,21 +35,21 @@ struct Actor {
     version: usize,
     /// After a restore: peers whose echo is awaited.
     awaits: Vec<usize>,
-    /// It owns nothing of windows that end until then: it began anew.
+    /// The region has a new incarnation, and owns nothing in windows that end before this time.
     fenced_until: u64,
     old_disk: Option<BTreeMap<u64, Transfers>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Message {
-    /// What `giver` has given `receiver` in all, told by anyone.
+    /// What `giver` has given `receiver` in all. Anyone may report this.
     Given {
         end: u64,
         giver: usize,
         receiver: usize,
         units: u64,
     },
-    /// What the sender has received from the one it goes to.
+    /// What the sender has received from the message's receiver.
     Echo {
         end: u64,
         from: usize,
@@ -73,9 +74,9 @@ pub(super) struct World {
     actors: Vec<Actor>,
     net: Vec<(usize, Message)>,
     budgets: Vec<u64>,
-    /// The last region whose disk was restored, and when.
+    /// The last region with a restored disk, and the time.
     restored: (usize, u64),
-    /// Net usage of each window, in truth, and the largest budget that any region went by in it.
+    /// True net use of each window, and the largest budget that any region went by in it.
     used: BTreeMap<u64, (u64, u64)>,
     pub seen: Seen,
 }
@@ -104,7 +105,7 @@ impl World {
         (self.budgets[self.actors[i].version] + (REGIONS - 1 - i) as u64) / REGIONS as u64
     }
 
-    /// The window that the region is in; it never goes back.
+    /// The region's current window, which never goes back.
     fn open(&mut self, i: usize) -> u64 {
         let a = &mut self.actors[i];
         let end = ((self.now + a.offset) / WINDOW + 1) * WINDOW;
@@ -145,7 +146,7 @@ impl World {
         self.in_force(end).0 += cost;
     }
 
-    /// What was used of a window, and its limit: what is used or given now is so under the budgets that regions have now.
+    /// A window's use and limit. Current budgets apply to what is used or given now.
     fn in_force(&mut self, end: u64) -> &mut (u64, u64) {
         let budget = self.actors.iter().map(|a| self.budgets[a.version]).max().expect("regions");
         let used = self.used.entry(end).or_default();
@@ -158,7 +159,7 @@ impl World {
         let units = 1 + self.random.below(3);
         let Some(cell) = self.actors[i].cells.get_mut(&end) else { return };
         let used = self.used.get(&end).map_or(0, |used| used.0);
-        // What was charged here; now and then more, which is refused.
+        // The refund is at most what was charged here. Sometimes it is more, and is refused.
         if units > cell.spent - cell.row.refunded() && !self.random.chance(1_000) || units > used {
             return;
         }
@@ -186,13 +187,13 @@ impl World {
         self.seen.transfers += 1;
         self.in_force(end);
         if self.random.chance(500) {
-            // Written, and never sent.
+            // The gift is written, and never sent.
             return self.crash(i);
         }
         self.net.push((to, Message::Given { end, giver: i, receiver: to, units: cumulative }));
     }
 
-    /// Tells again what was given, or, as a relay, nothing newer than it knows.
+    /// Repeats reports of gifts; a relay reports nothing newer than it knows.
     fn tell(&mut self, i: usize) {
         let end = self.open(i);
         let to = (i + 1 + self.random.index(REGIONS - 1)) % REGIONS;
@@ -216,7 +217,7 @@ impl World {
 
     fn restore(&mut self, i: usize) {
         self.open(i);
-        // One disk at a time: the giver's and the receiver's would say the same, and nobody could know.
+        // One disk at a time: if giver and receiver both lost a gift, nobody could notice.
         let (last, at) = self.restored;
         if last != i && self.now < at + 4 * WINDOW {
             return;
@@ -234,11 +235,12 @@ impl World {
                 *restored = (i, now);
                 self.seen.restores += 1;
                 for (end, cell) in &mut a.cells {
-                    // A disk that knows less of what was given. What was received is told again.
+                    // The old disk knows fewer gifts to others. Gifts from others are reported again.
                     cell.transfers = old.remove(end).unwrap_or_else(|| Transfers::new(*end));
                 }
                 a.awaits = (0..REGIONS).filter(|peer| *peer != i).collect();
-                // A restore takes longer than messages live: what arrives after the echoes could not be seen in them.
+                // A restore takes longer than messages live. Otherwise a gift could arrive after its
+                // receiver's echo.
                 self.net
                     .retain(|(_, message)| !matches!(message, Message::Given { giver, .. } if *giver == i));
             }
@@ -278,7 +280,7 @@ impl World {
                 let Some(cell) = a.cells.get(&end) else { return };
                 match cell.transfers.own_echo(id(from), units) {
                     Err(Refusal::RestoredDisk { .. }) => a.fenced_until = newest + WINDOW,
-                    // Only an echo of what is true now says that nothing is missing: asked for after the restore.
+                    // Only an echo that was requested after the restore proves that nothing is missing.
                     Ok(()) => {}
                     Err(other) => panic!("{other}"),
                 }
@@ -329,7 +331,7 @@ impl World {
                 (0..REGIONS).for_each(|to| self.net.push((to, Message::Version(newest))));
             }
             _ => {
-                // Everybody is asked for everything.
+                // Every region is asked for everything.
                 for i in 0..REGIONS {
                     for cost in [20, 8, 4, 2, 1, 1] {
                         self.admit(i, cost);

@@ -1,16 +1,20 @@
-//! Regions that share one cell, and an adversary. After `shared/model/loan_check.py`, over the real code.
+//! Regions that share one cell, and an adversary. Follows `shared/model/loan_check.py`, with the real code.
 //!
-//! Every number is an exact integer. True time moves in tens of nanoseconds and clocks run at 9, 10 or 11 tenths, so a
-//! clock never rounds. Debt is counted in [`UNIT`]ths: one part of a rate of 1/s drains 1 of them in a local nanosecond,
-//! slowed by the drift bound.
+//! All numbers are exact integers. True time moves in tens of nanoseconds and clocks run at 9, 10 or 11
+//! tenths, so a clock never rounds. Debt is counted in parts of a [`UNIT`]: one part of a rate of 1/s drains
+//! one of these in a local nanosecond, slowed by the drift bound.
 //!
-//! Cells are only looked at when something happens to them, as in a node: most histories run lazily and are audited now
-//! and then; some are audited after every step.
+//! As in a node, cells are settled only when something happens to them. Most histories run lazily and are
+//! audited now and then. Some are audited after every step.
 //!
-//! The checks: (1) *admits*: if everybody were asked for everything now, one true bucket (or the true last window) must
-//! cover it; (2) *owned twice*: capacities add up to no more than the largest budget in force, rates to no more than all
-//! parts; (3) *debts vanish*: what cells owe and what is in flight only falls by draining. (1) is the promise; (2) and
-//! (3) imply it, and see a fault before slack hides it.
+//! The checks:
+//! 1. *admits*: if everybody were asked for everything now, one true bucket (or the true last window) must
+//!    cover it.
+//! 2. *owned twice*: capacities add up to at most the largest budget in force, and rates to at most all
+//!    parts.
+//! 3. *debts vanish*: the debts of cells and in flight fall only by draining.
+//!
+//! (1) is the promise. (2) and (3) imply it, and notice a fault before slack hides it.
 
 use std::collections::VecDeque;
 
@@ -28,28 +32,28 @@ pub(super) const REGIONS: usize = 3;
 const BURST: u64 = 60;
 /// One unit: 10^9 ns · 1.1 for the drift bound · the parts of a rate.
 const UNIT: i64 = 1_100_000_000 * RATE_PARTS as i64;
-/// Of a sliding window.
+/// The length of the sliding window.
 const WINDOW_NS: u64 = 500 * MS;
 const TTLS_NS: [u64; 3] = [400 * MS, 1_000 * MS, 1_600 * MS];
 
-/// Rules that the caller of this crate must keep, left out one at a time.
+/// Rules that the caller of this crate must keep. Each is left out in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Careless {
-    /// A clock that stops while the machine sleeps.
+    /// Uses a clock that stops while the machine sleeps.
     ClockStopsInSuspend,
-    /// Decides by what was true before it slept.
+    /// Decides after a sleep by the state from before it.
     DecidesOnAStaleClock,
-    /// Drains at its part of the rate, although its clock may be fast.
+    /// Drains at its part of the rate, without a margin for a fast clock.
     NoRateMargin,
-    /// A sliding window as long as the limit says, although its clock may be fast.
+    /// Counts a sliding window at its nominal length, without a margin for a fast clock.
     WindowNotStretched,
-    /// Comes back from a crash with a full bucket.
+    /// Restarts from a crash with a full bucket.
     RestartsFull,
-    /// Comes back from a crash owing its share, where it had a larger one that it did not acknowledge the loss of.
+    /// Restarts from a crash owing only its new share, before it has acknowledged the loss of a larger one.
     RestartsOwingItsNewShare,
     /// Grants before the loan is on disk.
     SendsBeforeWriting,
-    /// Acknowledges a lower share while more than it is lent.
+    /// Acknowledges a lower share while it lends more than that.
     AcksOverLent,
 }
 
@@ -95,8 +99,8 @@ use Event::{
     Heartbeats, Lend, Look, NewTtl, Pause, Shift, Sleep, Tell,
 };
 
-/// What happens, how often: loans take hold; buckets fill; everything is tried at once; all
-/// regions are busy.
+/// Weights of events in four moods: loans spread; buckets fill; everything happens at once; all regions are
+/// busy.
 const MOODS: [&[(Event, u64)]; 4] = [
     &[
         (Deliver, 450),
@@ -168,18 +172,18 @@ enum Message {
 struct Version {
     units: u64,
     rate: u64,
-    /// Of its share, what a region gives up for good, and what it gets of others.
+    /// Units that each region's share loses for good, and units that it gains from others.
     lowered: [u64; REGIONS],
     raised: [u64; REGIONS],
 }
 
-/// Units that go from one region's share to another's, once the first has acknowledged.
+/// Units that move between shares once the losing region has acknowledged.
 #[derive(Clone, Copy, Debug)]
 struct Moving {
     from: usize,
     to: usize,
     units: u64,
-    /// The version that lowers.
+    /// The version that lowers the share.
     version: usize,
 }
 
@@ -198,9 +202,9 @@ impl Sessions for Peers {
 
 #[derive(Clone, Debug)]
 struct Actor {
-    // Durable; the book's loans too.
+    // Durable, with the book's loans.
     version: usize,
-    /// The last version that was acknowledged.
+    /// The last acknowledged version.
     acked: usize,
     number: u64,
     boot: u32,
@@ -210,7 +214,7 @@ struct Actor {
     peers: Peers,
     debt: i64,
     settled_ns: u64,
-    /// Charges in the sliding window: when, how much.
+    /// Charges in the sliding window: time and units.
     log: VecDeque<(u64, u64)>,
     // The machine.
     clock_ns: u64,
@@ -219,7 +223,7 @@ struct Actor {
     stale: Option<i64>,
 }
 
-/// What a history saw.
+/// Counts of what happened in a history.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     pub admitted: u64,
@@ -249,10 +253,10 @@ pub(super) struct World {
     versions: Vec<Version>,
     acked: [usize; REGIONS],
     moving: Option<Moving>,
-    // The checker's own.
+    // The checker's state.
     /// The largest budget in force.
     force: (u64, u64),
-    /// Larger budgets that were in force in the last window, and until when.
+    /// Larger budgets that were in force within the last window, and until when.
     fallen: VecDeque<(u64, u64)>,
     /// What the true bucket would admit.
     oracle: i64,
@@ -261,7 +265,7 @@ pub(super) struct World {
     charged_units: u64,
     /// Units of debt in flight, by giver and loan.
     flying: Vec<(usize, u64, i64)>,
-    /// The sum of those, and what was drained, less what was admitted.
+    /// The debts in flight plus what was drained, minus what was admitted.
     ledger: i128,
     /// The largest sum of debts and ledger so far.
     ledger_max: i128,
@@ -346,7 +350,7 @@ impl World {
 
     fn standing_under(&self, i: usize, version: usize) -> Part {
         let version = &self.versions[version];
-        // Monotone in the total, and the same total for any mix of regions.
+        // Monotone in the total, and independent of the mix of versions.
         let share = (version.units + (REGIONS - 1 - i) as u64) / REGIONS as u64;
         Part {
             rate: if self.sliding { 0 } else { RATE_PARTS / REGIONS as u32 },
@@ -358,7 +362,7 @@ impl World {
         self.actors[i].book.effective(self.standing(i)).units as i64 * UNIT
     }
 
-    /// What it could admit, in fine units. Below 0: it owes more than it may.
+    /// What a region could admit, in fine units. A negative level is a debt beyond its capacity.
     fn level(&self, i: usize) -> i64 {
         let a = &self.actors[i];
         if self.sliding {
@@ -400,7 +404,7 @@ impl World {
         a.debt -= a.debt.min(change.shed as i64 * UNIT);
     }
 
-    /// Debt of a loan that is in flight from now on: by what ought to be, whatever the code under test says.
+    /// A loan's debt is in flight from now on. The amount is what is right, whatever the tested code returns.
     fn flies(&mut self, giver: usize, number: u64, units: u64) {
         let known = self.flying.iter_mut().find(|(by, loan, _)| (*by, *loan) == (giver, number));
         match known {
@@ -410,7 +414,7 @@ impl World {
         self.ledger += i128::from(units) * i128::from(UNIT);
     }
 
-    /// All debt of a loan that was in flight has landed.
+    /// All of a loan's debt in flight has landed.
     fn lands(&mut self, giver: usize, number: u64) {
         if let Some(place) = self.flying.iter().position(|(by, loan, _)| (*by, *loan) == (giver, number)) {
             let (_, _, units) = self.flying.swap_remove(place);
@@ -418,7 +422,7 @@ impl World {
         }
     }
 
-    /// A loan is back: all of it is owed by the giver, so what its holder will shed is in flight no more.
+    /// A loan is back. The giver owes all of it, so what its holder sheds later is not in flight.
     fn is_back(&mut self, giver: usize, number: u64, owed: u64) {
         self.lands(giver, number);
         let holds = |a: &Actor| {
@@ -430,7 +434,7 @@ impl World {
         }
     }
 
-    /// Looks at a region's cell: every loan that is due ends at its own instant.
+    /// Settles a region's cell: every expired loan ends at its own instant.
     fn look(&mut self, i: usize) {
         let now_ns = self.actors[i].clock_ns;
         loop {
@@ -462,7 +466,7 @@ impl World {
         let local_ns = if self.is_careless(Careless::WindowNotStretched) {
             WINDOW_NS
         } else {
-            // A fast clock counts a window in so many nanoseconds.
+            // The count of nanoseconds that a fast clock shows for a window.
             WINDOW_NS / 10 * 11
         };
         let log = &mut self.actors[i].log;
@@ -526,7 +530,7 @@ impl World {
             rate: (u64::from(spare.rate) * self.random.pick(&[0, 3, 5, 10]) / 10) as u32,
             units: (spare.units * self.random.pick(&[0, 3, 5, 10])).div_ceil(10),
         };
-        // Now and then more tokens than there are: refused.
+        // Sometimes more tokens than there are, which must be refused.
         let most = if self.random.chance(500) { part.units } else { part.units.min(available) };
         let tokens = self.random.pick(&[0, most / 2, most, most]);
         let before = self.actors[i].clone();
@@ -549,7 +553,7 @@ impl World {
         self.apply(i, change);
         self.flies(i, offer.number, part.units - tokens);
         if self.random.chance(300) {
-            // Written, and never sent.
+            // The loan is written, and never sent.
             return self.crash(i);
         }
         self.send(i, to, Message::Grant(grant));
@@ -617,7 +621,7 @@ impl World {
         let clock_ns = 1_000 * MS + self.random.below(100_000 * MS);
         let a = &mut self.actors[i];
         a.boot += 1;
-        // A new boot: old readings are void.
+        // A new process: old clock readings are void.
         a.clock_ns = clock_ns;
         a.settled_ns = clock_ns;
         a.beats = Beats::new(a.boot, TTLS_NS[2]);
@@ -631,7 +635,7 @@ impl World {
             .collect();
         a.book = Book::from_lent(disk);
         a.book.restart(clock_ns);
-        // As much as it can have owed: all of the largest share since the last that it acknowledged.
+        // The largest debt it can have: all of its largest share since the last version that it acknowledged.
         let mut versions = self.actors[i].acked..=self.actors[i].version;
         if self.is_careless(Careless::RestartsOwingItsNewShare) {
             versions = self.actors[i].version..=self.actors[i].version;
@@ -680,7 +684,7 @@ impl World {
         }
     }
 
-    /// Moves a piece of a share for good, in two steps: the one that loses it acknowledges first.
+    /// Moves a part of a share for good in two steps: the losing region acknowledges first.
     fn shift(&mut self) {
         let mut next = *self.versions.last().expect("genesis");
         match self.moving {
@@ -720,7 +724,7 @@ impl World {
         self.acknowledge(i);
     }
 
-    /// A region acknowledges a version once it uses and has lent no more than its share.
+    /// A region acknowledges a version once its debts and loans fit its share.
     fn acknowledge(&mut self, i: usize) {
         let owed = (self.capacity(i) - self.level(i) + UNIT - 1) / UNIT;
         let version = self.actors[i].version;
@@ -730,7 +734,7 @@ impl World {
         }
     }
 
-    /// The largest numbers that some region may still go by.
+    /// Recomputes the largest numbers that some region may still go by.
     fn refresh(&mut self) {
         let oldest = self.acked.into_iter().min().expect("regions");
         let used = &self.versions[oldest..];
@@ -758,7 +762,7 @@ impl World {
         if self.is_asleep(to) {
             return;
         }
-        // Otherwise it arrives again later.
+        // In the other case the message arrives again later.
         let message =
             if self.random.chance(6_000) { self.net.remove(place).2 } else { self.net[place].2.clone() };
         if self.cut.contains(&(from, to)) || self.mood == 2 && self.random.chance(1_000) {
@@ -777,7 +781,7 @@ impl World {
                 a.peers.0[from].hear(heartbeat, a.clock_ns);
             }
             Message::Renew(renew) => {
-                // No cell is looked at.
+                // Renewals settle no cell.
                 let a = &mut self.actors[to];
                 let _ = a.peers.0[from].take_renew(&renew, &a.beats, a.clock_ns);
             }
@@ -811,10 +815,10 @@ impl World {
         let x = self.random.below(1_000);
         let storm = self.mood == 2;
         let dt_ns = if x < 80 {
-            // 20 ms or so.
+            // About 20 ms.
             self.random.below(40 * MS) * (1 + self.random.below(2)) / 2
         } else if x < if storm { 110 } else { 85 } {
-            // To just before or just after some loan's end.
+            // To just before or just after the end of some loan.
             let until_ns = self.some_end(3_000 * MS);
             match self.random.below(3) {
                 0 => until_ns.saturating_sub(1_000),
@@ -829,7 +833,7 @@ impl World {
         self.pass(dt_ns);
     }
 
-    /// True time until some loan's end, if one is near.
+    /// True time until the end of some loan, if it is near.
     fn some_end(&mut self, within_ns: u64) -> u64 {
         let mut ends = Vec::new();
         for a in &self.actors {
@@ -865,7 +869,7 @@ impl World {
         }
     }
 
-    /// One step; what is wrong after it, if anything.
+    /// Makes one step. Returns the fault that it caused, if any.
     pub(super) fn step(&mut self) -> Result<(), String> {
         self.advance();
         if self.random.chance(400) {
@@ -907,7 +911,7 @@ impl World {
                 }
             }
             Pause => {
-                // Everything is spent, and then nobody asks for a while.
+                // Everything is spent, and then no requests come for a while.
                 for i in 0..REGIONS {
                     if !self.is_asleep(i) {
                         self.admit(i, 10);
@@ -996,7 +1000,7 @@ impl World {
     }
 }
 
-/// Runs one history. What went wrong, with its seed and step.
+/// Runs one history. A fault is returned with its seed and step.
 pub(super) fn run(seed: u64, steps: u64, careless: Option<Careless>) -> Result<Seen, String> {
     let mut world = World::new(seed, careless);
     for step in 0..steps {

@@ -1,4 +1,5 @@
-//! Names of charges under random histories: servers are replaced by older copies of themselves and live on, calls are late and lost.
+//! Names of charges under random histories: servers are replaced by older copies and live on, and calls are
+//! late or lost.
 
 use std::collections::BTreeSet;
 
@@ -47,12 +48,12 @@ enum Said {
     Standing(NameState),
 }
 
-/// What a node charged under the name.
+/// A node's charge under the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Charge {
     None,
     Stands(Option<Generation>),
-    /// Since then.
+    /// Given back at this time.
     Back(u64),
 }
 
@@ -66,7 +67,8 @@ struct Node {
 
 struct World {
     random: Random,
-    /// Whether a name is ended in the generation that the answer was kept in, or in one that grants, before anything is given back.
+    /// Whether a name must be ended in the answer's generation, or in a generation that grants, before the
+    /// charge is given back.
     ends_where_it_counts: bool,
     now: u64,
     servers: Vec<Server>,
@@ -74,7 +76,7 @@ struct World {
     calls: Vec<Call>,
     answers: Vec<(u64, Call, Said)>,
     sent: u64,
-    /// Answers by which a question passed at another node.
+    /// Requests that passed by another node's answer.
     passed: u64,
     given_back: u64,
 }
@@ -142,7 +144,7 @@ impl World {
                 if by == call.by && node.charge == Charge::None =>
             {
                 node.charge = Charge::Stands(Some(call.generation));
-                // The claim is this call's.
+                // The claim was granted to this call.
                 let keep =
                     Call { question: Question::Act(What::Keep(vec![call.node as u8])), ..call.clone() };
                 self.calls.push(Call { arrives: self.now + self.random.below(60), ..keep });
@@ -150,7 +152,7 @@ impl World {
             (Question::Act(What::Claim), NameState::Kept(answer)) => {
                 let charged = usize::from(answer[0]);
                 self.passed += u64::from(charged != call.node);
-                // Whoever asked before then might as well have been answered before.
+                // A request from before the refund might have been answered earlier, so it may pass.
                 if matches!(self.nodes[charged].charge, Charge::Back(since) if since <= call.wall_us) {
                     return Err(format!(
                         "step {}: node {} passes by what was given back",
@@ -176,7 +178,8 @@ impl World {
         self.now += 1;
         let node = self.random.below(NODES as u64) as usize;
         match self.random.below(40) {
-            // Another server takes over, with what a copy of some time ago had; who is connected to the old one is still.
+            // Another server takes over with an older copy of the state. Connected nodes still reach the old
+            // server.
             0 if self.servers.len() < 4 => {
                 let copy = self.random.below(self.servers.len() as u64) as usize;
                 let run = self.servers.len().to_string();
@@ -198,7 +201,8 @@ impl World {
     }
 }
 
-/// How often a question passed by another node's answer, and how often a charge was given back; or what went wrong.
+/// Returns how often a request passed by another node's answer and how often a charge was given back, or a
+/// fault.
 pub(super) fn history(seed: u64, ends_where_it_counts: bool) -> Result<(u64, u64), String> {
     let node = Node { server: 0, generation: Generation::default(), grants: false, charge: Charge::None };
     let mut world = World {
@@ -268,7 +272,7 @@ fn a_name_is_whose_claim_came_first_until_that_is_given_up_or_over() {
     assert_eq!(act(&mut name, 3, What::Claim, (1, 7)), NameState::Claimed(by(3)));
     let long = What::Keep(vec![0; ANSWER_BYTES_MAX + 1]);
     assert_eq!(act(&mut name, 3, long, (1, 8)), NameState::Claimed(by(3)), "as if it had not been kept");
-    // Whoever made it is gone.
+    // The node that claimed the name is gone.
     assert_eq!(act(&mut name, 4, What::Claim, (1, 7 + KEEP_US)), NameState::Claimed(by(4)));
     assert_eq!(act(&mut name, 4, kept(), (1, 1_010)), NameState::Kept(b"yes".to_vec()));
     assert_eq!(act(&mut name, 5, What::Claim, (1, 1_011)), NameState::Kept(b"yes".to_vec()));

@@ -17,7 +17,8 @@ const ERROR_US: u64 = 5 * MS;
 const ALL: Part = Part { rate: RATE_PARTS, units: UNITS };
 const NOTHING: Part = Part { rate: 0, units: 0 };
 
-/// A pool of 1000/s and a burst of 10 that has been idle for long, whose callers' walls are up to 5 ms off.
+/// A pool of 1000/s and a burst of 10 that has been idle for long. The callers' wall clocks are up to 5 ms
+/// off.
 struct Pool {
     bucket: Bucket,
     params: BucketParams,
@@ -46,7 +47,7 @@ impl Pool {
         self.call_in(node, wall_us, kept, wanted, (true, START_US - 100_000 * MS))
     }
 
-    /// A call in a generation that grants or not, and that knows nothing of what was spent until then.
+    /// A call in a generation that knows nothing of spending before `fresh_us`, and may or may not grant.
     fn call_in(
         &mut self,
         node: u16,
@@ -69,19 +70,19 @@ const fn above(heard: u64, by: Taker) -> Begin {
     Begin { heard, by, goes_on: false }
 }
 
-/// Units that two nodes get at one instant, one whose wall is late and one whose wall is early.
+/// Units that two nodes receive at one instant. One has a late wall clock, the other an early one.
 pub(super) fn two_walls_at_one_instant() -> u64 {
     let mut pool = Pool::new();
     let units = Part { rate: 0, units: UNITS };
     let first = pool.call(1, 100 * MS - ERROR_US, (NOTHING, 0), units).expect("an answer");
     let tokens = first.part.units - first.owed;
-    // It gives the units back, and owes them: they drain in the pool from then on.
+    // The first node returns the units as debt, which drains in the pool from then on.
     pool.call(1, 100 * MS - ERROR_US, (NOTHING, 0), NOTHING).expect("an answer");
     let second = pool.call(2, 100 * MS + ERROR_US, (NOTHING, 0), units).expect("an answer");
     tokens + second.part.units - second.owed
 }
 
-/// Nodes come and go under names of their own, one after the other: a hundred of them take of a pool, and give all back.
+/// A hundred nodes come and go, each with its own name. Each withdraws from a pool, and returns everything.
 #[test]
 fn nodes_that_are_gone_make_room_for_others_in_a_pool() {
     let mut pool = Pool::new();
@@ -91,13 +92,13 @@ fn nodes_that_are_gone_make_room_for_others_in_a_pool() {
         pool.call(node, now, (NOTHING, 0), unit).expect("room");
         pool.call(node, now, (NOTHING, 1), NOTHING).expect("room");
     }
-    // While any call before the last one of a node might count, it is known.
+    // A node stays known while calls from before its last one might still count.
     let mut pool = Pool::new();
     for node in 1..=64 {
         pool.call(node, 0, (NOTHING, 0), NOTHING).expect("room");
     }
     let slack = 2 * ERROR_US;
-    // Each counts on what it was granted for a second.
+    // Each node's grant lasts for a second.
     for (after_us, is_room) in
         [(1_000 * MS, false), (1_000 * MS + slack, false), (1_000 * MS + 2 * slack, true)]
     {
@@ -115,11 +116,12 @@ fn two_walls_do_not_make_time() {
 
 const ROUNDS: u64 = 50;
 const MANY: u64 = 2_000;
-/// What may be admitted in as many rounds of 10 ms, at 1000/s after a burst.
+/// The most that may be admitted in these rounds of 10 ms each, at 1000/s after a burst.
 pub(super) const MOST: u64 = MANY + ROUNDS * 10;
 
-/// Units that are admitted, all at once in the beginning and what there is at the end. In between a node holds all for 10 ms, gives it
-/// back when its wall is late, and takes it again when it is early, over and over.
+/// Units that are admitted, all at once at the beginning and again at the end. In between a node repeatedly
+/// holds everything for 10 ms. It returns everything when its wall clock is late, and takes it again when its
+/// clock is early.
 pub(super) fn a_part_that_comes_and_goes() -> u64 {
     let mut pool = Pool::of(MANY);
     let all = Part { rate: RATE_PARTS, units: MANY };
@@ -129,7 +131,7 @@ pub(super) fn a_part_that_comes_and_goes() -> u64 {
     pool.call(1, now, (NOTHING, 0), NOTHING).expect("an answer");
     for _ in 0..ROUNDS {
         let held = pool.call(1, now + ERROR_US, (NOTHING, 0), all).expect("an answer");
-        // A unit drains in each millisecond, at the holder's.
+        // A unit drains in each millisecond at the holder.
         now += 10 * MS;
         let debt = held.owed.saturating_sub(10 * u64::from(held.part.rate) / u64::from(RATE_PARTS));
         pool.call(1, now - ERROR_US, (NOTHING, held.part.units - debt), NOTHING).expect("an answer");
@@ -149,7 +151,7 @@ fn what_is_not_asked_for_by_others_is_all_for_one() {
     let mut pool = Pool::new();
     let all = pool.call(1, 0, (NOTHING, 0), ALL).expect("an answer");
     assert_eq!((all.part, all.owed, all.fair), (ALL, 0, RATE_PARTS));
-    // Another asks for as much: each may have half, when the first gives it back.
+    // Another node asks for as much. Each may have half, once the first returns it.
     let none = pool.call(2, MS, (NOTHING, 0), ALL).expect("an answer");
     assert_eq!((none.part, none.fair), (NOTHING, RATE_PARTS / 2));
     let half = Part { rate: RATE_PARTS / 2, units: UNITS / 2 };
@@ -187,7 +189,7 @@ fn a_call_that_was_long_under_way_does_nothing() {
     assert_eq!(pool.call(2, 0, (NOTHING, 0), ALL), Err(Refused::Late));
 }
 
-/// When a lease of a second ends whose answer was 300 ms under way, in milliseconds after the call was sent.
+/// When a one-second lease ends whose answer took 300 ms, in milliseconds after the call was sent.
 pub(super) fn the_end_of_a_lease() -> u64 {
     let (ttl_ns, late_ns) = (1_000_000_000, 10_000_000);
     let mut balance = BucketBalance::default();
@@ -199,7 +201,8 @@ pub(super) fn the_end_of_a_lease() -> u64 {
     (balance.end_ns() - 500_000_000) / 1_000_000
 }
 
-/// Units without debt that a node has of a lease that ended while a call was under way that kept it, all owed.
+/// A lease ends with all units owed, while a call that kept it is on its way. Returns the node's units
+/// without debt.
 pub(super) fn an_answer_after_the_end() -> u64 {
     let times = (1_000_000_000, 10_000_000);
     let mut balance = BucketBalance::default();
@@ -236,7 +239,7 @@ fn terms_give_no_more_than_the_limit() {
         let meter = Meter::new(Rate::parse(rate).expect("a rate"), units);
         let params = BucketParams::of(&meter, Part { rate: RATE_PARTS, units }, 0).expect("terms");
         let (n, p) = meter.terms();
-        // Ticks a second, as units.
+        // Ticks a second, in units.
         let given = u128::from(params.gives) * u128::from(RATE_PARTS) * 1_000_000_000 * u128::from(p);
         let exact =
             u128::from(params.weight) * u128::from(params.step_us) * 1_000 * u128::from(n) * 1_000_000_000;
@@ -247,8 +250,8 @@ fn terms_give_no_more_than_the_limit() {
     }
 }
 
-/// Units that a node gets which called in vain a moment before the last of the others told what it held, by a wall that is ahead of
-/// that one's.
+/// A node calls in vain a moment before another node's last missing report. Its wall clock is ahead of the
+/// other's. Returns the units that the node then receives.
 pub(super) fn called_before_all_had_told() -> u64 {
     let mut pool = Pool::new();
     pool.call_in(1, 2 * MS, (NOTHING, 0), ALL, (false, 0)).expect("an answer");
@@ -256,7 +259,7 @@ pub(super) fn called_before_all_had_told() -> u64 {
     first.part.units - first.owed
 }
 
-/// Units that a node gets at the instant at which the last of two tells what it holds, a while after the first.
+/// Units that a node receives when the second of two nodes reports, some time after the first.
 pub(super) fn called_when_all_had_told() -> u64 {
     let (mut group, server) =
         (PoolGroup::default(), ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 });
@@ -285,18 +288,18 @@ pub(super) fn called_when_all_had_told() -> u64 {
     first.part.units - first.owed
 }
 
-/// Whether one that goes by an earlier distribution among regions changes what is part of a later one: how often.
+/// How often a call under an earlier allocation changes the state of a later one.
 pub(super) fn a_caller_of_an_earlier_distribution() -> u64 {
     let by = |call| Taker { node: 1, boot: 1, call };
     let server = |terms| ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms };
     let mut group = PoolGroup::default();
     let known = group.begin(&server(1), &above(0, by(1)));
-    // Its pools go on under the next one, and under that alone.
+    // The group's pools go on under the next allocation, and only under this one.
     assert_eq!(group.begin(&server(2), &above(1, by(2))), known);
     assert_eq!(group.known(&server(1)).generation.number, 0);
     let nothing = group.begin(&server(1), &above(1, by(3))).generation.number == 0;
     let nothing_above = group.begin(&server(1), &above(9, by(4))).generation.number == 0;
-    // Another server has heard of none.
+    // Another server has heard of no allocation.
     let elsewhere = ServerIdentity { run: "2".to_owned(), ..server(1) };
     [
         nothing,
@@ -328,7 +331,7 @@ fn pools_go_on_under_a_later_distribution_as_they_are() {
     group.begin(&server("1", 0), &above(0, by(1)));
     let first = told(&group, 1, 0);
     group.assert(&server("1", 0), &first);
-    // What one node has told counts under the next, too; and what grants goes on.
+    // A node's report counts under the next allocation, too, and a granting generation goes on granting.
     group.begin(&server("1", 5), &above(1, by(2)));
     assert!(!group.known(&server("1", 5)).grants);
     let second = told(&group, 2, 5);
@@ -337,7 +340,7 @@ fn pools_go_on_under_a_later_distribution_as_they_are() {
     assert!(group.begin(&server("1", 6), &above(1, by(3))).grants);
     assert_eq!(group.context(&server("1", 6), second.generation, START_US), before);
     assert_eq!(group.context(&server("1", 5), second.generation, START_US), None);
-    // But not where it may have been forgotten, nor where less was known than the caller has heard of.
+    // Pools stop if a server may have forgotten, or knew less than the caller has heard of.
     assert!(!group.clone().begin(&server("2", 7), &above(1, by(4))).grants);
     assert!(!group.begin(&server("1", 7), &above(2, by(4))).grants);
 }
@@ -348,7 +351,7 @@ fn what_was_spent_before_all_had_told_is_owed_whoever_called_before() {
     assert_eq!(called_when_all_had_told(), 0);
 }
 
-/// Units with tokens that are there again when a pool, all of which is owed, has had far fewer units for a moment.
+/// A fully owed pool has far fewer units for a moment. Returns the units without debt that it has afterwards.
 pub(super) fn owed_of_fewer_and_of_more() -> u64 {
     let meter = Meter::new(Rate::parse("1000/d").expect("a rate"), 1_000);
     let params = |units| {
@@ -384,12 +387,13 @@ fn what_was_spent_of_more_units_is_owed_when_there_are_more_again() {
     assert_eq!(few.left, 0);
     pool.params = many;
     let more = pool.call_in(1, 20 * MS, (NOTHING, 0), all, fresh).expect("an answer");
-    // 20 ms give 20.
+    // 20 ms earn 20 units.
     assert!(more.part.units - more.owed <= 20, "{more:?}");
 }
 
-/// Two nodes of which the second has lost its disk, and the server's process where they took some. Gives how it goes on there, when the first
-/// says what it had heard of before, and how many units of that window and of a bucket the second is given.
+/// Two nodes withdraw units; then the second loses its disk and begins a generation at the server. The first
+/// reports the generation it had heard of before. Returns the group's status, and the units that the second
+/// receives from the window and from a bucket.
 fn goes_on_with(before: Option<Generation>) -> (GroupStatus, u64, u64) {
     let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
     let by = |node, call| Taker { node, boot: 1, call };
@@ -451,7 +455,7 @@ fn a_node_without_a_disk_costs_no_pool_what_another_knows() {
     assert!(known.grants && known.generation.number == 3 && known.since.number == 1, "{known:?}");
     assert_eq!(of_window, 1);
     assert_eq!(of_bucket, UNITS);
-    // One that has heard of another since, or of none, does not know.
+    // A node that has heard of another generation since, or of none, cannot confirm.
     let other = Generation { number: 2, by: Taker { node: 2, boot: 1, call: 9 } };
     for before in [Generation::default(), other] {
         let (known, of_window, of_bucket) = goes_on_with(Some(before));
@@ -478,7 +482,7 @@ fn one_that_told_and_is_gone_keeps_no_generation_from_ending() {
     group.assert(&server, &told(1, second, first));
     let stranger = told(2, second, Generation::default());
     assert!(!group.assert(&server, &stranger).grants);
-    // The first is gone before it says it again.
+    // The first node is gone before it repeats its report.
     assert_eq!(group.assert(&server, &stranger).generation, second);
     let gone = Absent { nodes: BTreeSet::from([1]), keep_us: MS };
     assert_eq!(group.assert_without(&server, &stranger, &gone).generation.number, 0);
@@ -486,19 +490,20 @@ fn one_that_told_and_is_gone_keeps_no_generation_from_ending() {
     assert!(group.assert_without(&server, &told(2, third, second), &gone).grants);
 }
 
-/// Up to when windows are burned where two nodes have told, or the second alone, and each says whether it is new; and whether that is a first.
+/// Two nodes, or only the second, report whether they are new. Returns until when windows are forfeited, and
+/// whether the generation is a first.
 fn burned_where(is_new: [bool; 2], absent: &[u16]) -> (u64, bool) {
     let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
     let by = |node, call| Taker { node, boot: 1, call };
     let mut group = PoolGroup::default();
     group.begin(&server, &Begin { heard: 7, by: by(1, 1), goes_on: true });
-    // The second node takes nothing that was begun before it was there.
+    // The second node accepts no generation that began before the node did.
     let known = group.begin(&server, &Begin { heard: 9, by: by(2, 1), goes_on: true });
     assert!(known.is_first && known.since == known.generation, "{known:?}");
     let absent = Absent { nodes: absent.iter().copied().collect(), keep_us: 0 };
     for (node, is_new) in [1, 2].into_iter().zip(is_new).filter(|(node, _)| !absent.nodes.contains(node)) {
         let (generation, nodes, before) = (known.generation, BTreeSet::from([1, 2]), Generation::default());
-        // The second has lost what an earlier process took.
+        // The second node has lost its earlier withdrawals.
         let knows_from_us = if node == 1 { 0 } else { START_US };
         let wall_us = START_US;
         let assertion =
@@ -514,12 +519,13 @@ fn burned_where(is_new: [bool; 2], absent: &[u16]) -> (u64, bool) {
 #[test]
 fn a_region_is_new_where_all_its_nodes_are() {
     assert_eq!(burned_where([true, true], &[]), (0, true));
-    // As where it was begun while the first generation of all had not granted here, and others went to another server.
+    // Nobody knows whether some went to another server before the first generation granted here.
     assert_eq!(burned_where([false, true], &[]), (START_US, false));
     assert_eq!(burned_where([true, true], &[1]), (START_US, false));
 }
 
-/// Units of an open window, all of which was taken elsewhere, that two nodes get which have lost their disks and find a server that hung meanwhile.
+/// All of an open window was taken elsewhere. Two nodes without disks find a server that hung meanwhile.
+/// Returns the units they receive.
 pub(super) fn two_without_disks() -> u64 {
     let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
     let by = |node, call| Taker { node, boot: 2, call };
@@ -554,7 +560,7 @@ pub(super) fn two_without_disks() -> u64 {
     Window::default().take(&take, &context).expect("an answer").taken
 }
 
-/// Calls of one window after the other: who calls, what it says of the pool, and what it takes.
+/// Calls for one window in turn: the caller and its statement about the pool. Returns what each call takes.
 fn taken_of_one_window(calls: &[(u16, window::Total)]) -> Vec<u64> {
     let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
     let mut group = PoolGroup::default();
@@ -585,7 +591,7 @@ fn taken_of_one_window(calls: &[(u16, window::Total)]) -> Vec<u64> {
     calls.iter().enumerate().map(take).collect()
 }
 
-/// What a node says of a window that has not begun is more than it may find in it.
+/// A node's number for a window that has not begun may be more than the window will have.
 pub(super) fn who_comes_later_takes_before_anybody_is_in_the_window() -> u64 {
     taken_of_one_window(&[(1, window::Total::Ahead(UNITS)), (2, window::Total::AsSaid(UNITS))])[1]
 }
@@ -601,8 +607,8 @@ fn who_comes_later_goes_by_what_was_said_last_in_the_window() {
     assert_eq!((taken[0], taken[4]), (0, 0), "nothing was said, and nothing is there any more");
 }
 
-/// A call of a window that was made when there was more, and comes when the node has been heard by what there is now. Gives what the node has
-/// then.
+/// A window call was made when the limit was larger, and arrives after a later call under the smaller limit.
+/// Returns what the node then has.
 pub(super) fn a_call_of_more_comes_late() -> u64 {
     let context = CallContext {
         wall_us: START_US,

@@ -1,4 +1,4 @@
-//! Nodes that go by different numbers: what they hold is one pool at most, each in parts of its own.
+//! Nodes with different limits together hold at most one pool, each in proportion to its own limit.
 
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
@@ -10,7 +10,7 @@ use acequia_rights::pool::{
 
 use crate::loans::random::Random;
 
-/// What limits are set to.
+/// The limits in use.
 const WHOLES: [Part; 5] = [
     Part { rate: RATE_PARTS, units: 1_000 },
     Part { rate: RATE_PARTS / 2, units: 100 },
@@ -28,17 +28,17 @@ enum Kind {
     Ahead,
 }
 
-/// A node, as it knows itself.
+/// A node by its own knowledge.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     whole: Part,
     holds: Part,
-    /// Of a window, in all.
+    /// Units of a window that were returned, in all.
     returned: u64,
 }
 
 impl Node {
-    /// Reads other numbers, and keeps as large a part of less.
+    /// Reads another limit. If the limit is lower, the node keeps a proportional part.
     fn read(&mut self, whole: Part) {
         let part = |held: u64, new: u64, old: u64| if new < old { held * new / old } else { held };
         let units = part(self.holds.units, whole.units, self.whole.units);
@@ -57,7 +57,7 @@ struct Pools {
 }
 
 impl Pools {
-    /// A node keeps something of what it holds, and would like more.
+    /// A node keeps some of what it holds, and asks for more.
     fn call(&mut self, kind: Kind, number: u16, node: &mut Node, random: &mut Random) {
         self.calls += 1;
         let taker = Taker { node: number, boot: 1, call: self.calls };
@@ -115,8 +115,8 @@ impl Pools {
     }
 }
 
-/// Nodes read other numbers at any times, and call at any. Says how many units more than there are all hold that have read the same,
-/// at the end, and how many units they ever got.
+/// Nodes read other limits at random times, and make calls. Returns by how many units the final holdings of
+/// nodes with one limit exceed that limit, and how many units were ever granted.
 fn history(kind: Kind, seed: u64) -> (u64, u64) {
     let mut random = Random::new(seed);
     let whole = random.pick(&WHOLES);
@@ -141,7 +141,7 @@ fn history(kind: Kind, seed: u64) -> (u64, u64) {
     (units.saturating_sub(last.units) + rate.saturating_sub(last.rate.into()), got)
 }
 
-/// How many units more than there are were held, in all histories.
+/// By how many units all histories exceeded their limits.
 fn beyond(kind: Kind) -> u64 {
     let histories = (0..2_000).map(|seed| history(kind, seed));
     let (beyond, got) = histories.fold((0, 0), |(more, all), (beyond, got)| (more + beyond, all + got));
@@ -149,7 +149,7 @@ fn beyond(kind: Kind) -> u64 {
     beyond
 }
 
-/// The same of every kind, the least.
+/// The least [`beyond`] over all kinds.
 #[cfg(feature = "mutations")]
 pub(super) fn counted_in_parts() -> u64 {
     [Kind::Bucket, Kind::Sliding, Kind::Ahead].map(beyond).into_iter().min().unwrap_or(0)

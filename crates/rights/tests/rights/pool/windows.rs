@@ -1,4 +1,4 @@
-//! A window of 200 000 and ten nodes: how much of it is used, and how many calls that takes.
+//! A window of 200 000 units and ten nodes: how much is used, and how many calls this takes.
 
 use acequia_rights::pool::{
     CallContext, Generation, Taker, Window,
@@ -17,8 +17,9 @@ struct Use {
     denied_first_at: u64,
 }
 
-/// Questions come one by one to a node drawn by weight, until twice the window was asked for. A node asks for more when half of what it
-/// was last granted is left, for as much as it spends in a thousand questions of all, and cannot wait only when it has none.
+/// Requests come one by one to nodes drawn by weight, until twice the window was asked for. A node asks for
+/// more when half of its last grant is left. It asks for as much as it spends in a thousand of all requests,
+/// and waits for the reply only when it has nothing.
 fn play(seed: u64, weights: [u64; NODES as usize]) -> Use {
     let mut random = Random::new(seed);
     let mut pool = Window::default();
@@ -60,7 +61,7 @@ fn play(seed: u64, weights: [u64; NODES as usize]) -> Use {
             let took = pool.take(&take, &context).expect("an answer");
             *chunk = took.taken - balance.taken();
             balance.took(took.taken);
-            // Whoever was told that there is nothing does not ask again.
+            // A node that was told that nothing is left does not ask again.
             sum.calls += u64::from(*chunk > 0);
         }
         match balance.spend(1) {

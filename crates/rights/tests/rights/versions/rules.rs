@@ -11,7 +11,7 @@ use acequia_rights::{
 };
 
 const SECOND: u64 = 1_000_000_000;
-/// Two and three regions of equal weight, and three to one, share it without a remainder.
+/// Divides without a remainder by two and three equal weights, and by three to one.
 const TOTAL: u64 = 102;
 const AT: Now = Now::at(1_000 * SECOND);
 
@@ -38,7 +38,7 @@ fn draft(incarnations: &[(Incarnation, u32)]) -> Draft {
     }
 }
 
-/// Regions 0 to `count` with equal weights, all of the first version.
+/// Regions 0 to `count` with equal weights, all with the first version.
 fn scene(count: u16) -> (Vec<Versions>, Version) {
     let incarnations: Vec<(Incarnation, u32)> =
         (0..count).map(|region| (incarnation(region, 0), 1)).collect();
@@ -51,7 +51,7 @@ fn scene(count: u16) -> (Vec<Versions>, Version) {
     (nodes, first)
 }
 
-/// A node conforms and has written so.
+/// A node conforms, and has written this to disk.
 fn ack(node: &mut Versions, now: Now) -> Ack {
     let due = node.ack_due().expect("due");
     assert!(node.conform(due, now.wall_ns));
@@ -74,7 +74,7 @@ fn bucket(now: Now) -> Kind {
     Kind::Bucket { steady_ns: now.steady_ns, horizon_ns: SECOND }
 }
 
-/// Windows of such a length, and no buckets.
+/// Windows of this length, and no buckets.
 fn windows_of(windows_ns: u64) -> Lasts {
     Lasts { windows_ns, drains_ns: 0 }
 }
@@ -125,7 +125,8 @@ fn a_raise_waits_for_everybody_and_then_for_what_is_owed() {
     assert_eq!(older_until(&nodes[0]), 0);
 }
 
-/// What moves is used by who had it in windows that were open, and by nobody's new share of them; from the next on it is as all agreed.
+/// In windows that were open, moved shares stay with their old owners, and no new share applies. From the
+/// next window on, the agreed shares apply.
 #[test]
 fn windows_that_were_open_are_used_as_before() {
     let (mut nodes, _) = scene(2);
@@ -144,11 +145,11 @@ fn windows_that_were_open_are_used_as_before() {
         26,
         "others may have forgotten what it was before"
     );
-    // A restart forgets nothing of that.
+    // A restart forgets none of this.
     let restored = Versions::restore(nodes[1].kept().clone(), later);
     assert_eq!(share(&restored, of(later.wall_ns - 1, hour)), 51);
     tell_all(&mut nodes, 0, AT);
-    // The clock is behind where it was: the second node says nothing of windows that it used otherwise.
+    // The clock went back. The second node does not acknowledge for windows that it used by its old share.
     tell_all(&mut nodes, 1, AT);
     let from = nodes[1].own_ack().expect("said").from_wall_ns;
     assert!(from > later.wall_ns);
@@ -156,8 +157,8 @@ fn windows_that_were_open_are_used_as_before() {
     assert_eq!((share(&nodes[0], of(from, hour)), share(&nodes[1], of(from, hour))), (76, 26));
 }
 
-/// The version that begins a distribution knows of short windows only, and whoever agrees to it forgets the one before as soon; the next
-/// one knows of longer ones.
+/// The version that begins an allocation knows of short windows only, so a node that agrees to it soon
+/// forgets the allocation before. The next version knows of longer windows.
 #[test]
 fn who_hears_of_a_later_version_first_uses_no_window_as_before() {
     let (mut nodes, _) = scene(3);
@@ -189,7 +190,7 @@ fn a_limit_that_was_removed_keeps_the_terms_it_was_used_under() {
     let second = nodes[0].propose(draft(&weights), AT.wall_ns).expect("a version");
     for node in &mut nodes {
         node.adopt(second.clone(), AT).expect("adopted");
-        // The hourly limit is gone.
+        // The hourly limit is removed.
         node.counts_for(windows_of(SECOND));
     }
     tell_all(&mut nodes, 0, AT);
@@ -207,7 +208,7 @@ fn a_limit_that_was_removed_keeps_the_terms_it_was_used_under() {
 #[test]
 fn a_region_that_joins_waits_for_limits_that_it_never_heard_of() {
     let (mut nodes, _) = scene(2);
-    // There was an hourly limit; there is none when the third region joins.
+    // There was an hourly limit, but none when the third region joins.
     nodes.iter_mut().for_each(|node| node.counts_for(windows_of(3_600 * SECOND)));
     let joined = [(incarnation(0, 0), 1), (incarnation(1, 0), 1), (incarnation(2, 0), 1)];
     let second = nodes[0].propose(draft(&joined), AT.wall_ns).expect("a version");
@@ -305,7 +306,7 @@ fn a_later_incarnation_has_nothing_until_it_is_named_and_all_agree() {
     assert!(matches!(nodes[0].propose(back, AT.wall_ns), Err(Refused::Impossible(_))));
 }
 
-/// The hole in asking only those that a term lowers: see "Why not less" in `versions.rs`.
+/// The fault in asking only the members that an allocation lowers: see "Why not less" in `versions.rs`.
 #[test]
 fn a_skipped_version_raises_nobody_twice() {
     let (mut nodes, _) = scene(3);
@@ -318,7 +319,7 @@ fn a_skipped_version_raises_nobody_twice() {
     for node in &mut nodes[1..] {
         node.adopt(third.clone(), AT).expect("adopted");
     }
-    // Z conforms to the third; X never heard of it and B never of the second.
+    // Z conforms to the third version. X never heard of the third, and B never of the second.
     tell_all(&mut nodes, 1, AT);
     let later = bucket(AT.later(100 * SECOND));
     let sum: u64 = nodes.iter().map(|node| share(node, later)).sum();
@@ -340,7 +341,8 @@ fn nothing_is_said_before_it_is_on_disk() {
     node.stored(node.revision(), AT);
     let said = node.own_ack();
     assert!(said.is_some());
-    // Killed after the write, before anybody knew of it: it is said, and counts, after the restart.
+    // The node was killed after the write, before anybody knew. After the restart it sends its
+    // acknowledgement, which counts.
     let restored = Versions::restore(kept, AT);
     assert_eq!(restored.own_ack(), said);
     assert_eq!(restored.acks().next(), said.map(|ack| (incarnation(1, 0), ack)));
@@ -373,7 +375,7 @@ fn a_full_chain_owns_nothing_until_the_newest_is_agreed() {
         step += 1;
     };
     assert_eq!((refused, step), (Refused::Busy, TERMS_MAX));
-    // Another authority, which heard of less, may still make one.
+    // Another authority, which heard of fewer versions, may still make one.
     let held = nodes[1].version().expect("a version").clone();
     let version_id = VersionId { epoch: 2, number: held.version_id.number + 1 };
     let more = Version { version_id, allocation: version_id, authority: incarnation(1, 0), ..held };

@@ -12,25 +12,25 @@ use acequia_rights::{
 };
 
 const MS: u64 = 1_000_000;
-/// ε: every wall clock is within this of the true time.
+/// ε: every wall clock is within this of true time.
 const ERROR_NS: u64 = 20 * MS;
-/// D: a twentieth, so that a short history shows it.
+/// D: a twentieth, so that a short history shows its effect.
 const DRIFT_PPM: u32 = 50_000;
-/// How long what was used of a sliding window or a bucket counts.
+/// How long use of a sliding window or a bucket counts.
 const HORIZON_NS: u64 = 150 * MS;
 /// A short and a long window.
 const WINDOWS_NS: [u64; 2] = [200 * MS, 1_500 * MS];
 const SALTS: [u32; 2] = [1, 0xDEAD_BEEF];
-/// True time at the start, so that clocks and windows may lie before it.
+/// True time at the start, late enough for clocks and windows before it.
 const START_NS: u64 = 1_000_000 * MS;
 const STUCK: &str = "does not recover";
 
-/// A promise that was broken.
+/// A violation that a check caught.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Caught(String);
 
 impl Caught {
-    /// Whether more was given away than there is, or only too little.
+    /// Whether too much was given away, and not only too little.
     #[cfg(feature = "mutations")]
     pub(crate) fn is_unsafe(&self) -> bool {
         !self.0.starts_with(STUCK)
@@ -47,7 +47,7 @@ fn stuck<T>(what: &str) -> Result<T, Caught> {
     Err(Caught(format!("{STUCK}: {what}")))
 }
 
-/// How often the adversary did what.
+/// How often each event happened.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen(BTreeMap<&'static str, u64>);
 
@@ -110,18 +110,18 @@ impl Random {
 }
 
 struct Node {
-    /// None while it is down.
+    /// `None` while the node is down.
     versions: Option<Versions>,
     disk: VersionsRecord,
-    /// The operator keeps it down.
+    /// The operator keeps the node down.
     fenced: bool,
-    /// It has adopted a version with the limit with long windows.
+    /// The node has adopted a version that contains the limit with long windows.
     knew_long: bool,
-    /// The last version of each authority that it has adopted.
+    /// The last version of each authority that the node has adopted.
     heard: BTreeMap<Incarnation, VersionId>,
     /// Wall time minus true time.
     wall_off_ns: i64,
-    /// The latest that this process saw on the wall.
+    /// The latest wall time that this process has seen.
     latest_wall_ns: u64,
     steady_base_ns: u64,
     steady_since_ns: u64,
@@ -160,10 +160,10 @@ struct Mail {
     message: Message,
 }
 
-/// The budget, and whether there is a limit with long windows beside that with short ones.
+/// The budget, and whether a limit with long windows exists beside the one with short windows.
 type Limits = (u64, bool);
 
-/// What was used of one window.
+/// The use of one window.
 #[derive(Default)]
 struct Used {
     by: BTreeMap<Incarnation, u64>,
@@ -186,13 +186,13 @@ pub(crate) struct World {
     nodes: BTreeMap<Incarnation, Node>,
     mail: Vec<Mail>,
     cut: BTreeSet<MemberId>,
-    /// By length, salt and start.
+    /// By window length, salt and start.
     windows: BTreeMap<(u64, u32, u64), Used>,
     uses: Vec<Use>,
     incarnations: BTreeMap<MemberId, u32>,
     /// Whether the authority has ever moved.
     has_moved: bool,
-    /// The last version that a writer made.
+    /// The last version that each incarnation made.
     made: BTreeMap<Incarnation, VersionId>,
     healing: bool,
     pub(crate) seen: Seen,
@@ -225,7 +225,7 @@ impl World {
         world
     }
 
-    /// A new writer of a region, with an empty disk.
+    /// A new incarnation of a region, with an empty disk.
     fn begin(&mut self, region: MemberId) -> Incarnation {
         let incarnation = *self.incarnations.entry(region).and_modify(|n| *n += 1).or_default();
         let incarnation = Incarnation { member: region, node: 0, number: incarnation };
@@ -262,7 +262,7 @@ impl World {
         let version_id = made.as_ref().ok().map(|version| version.version_id);
         let adopted = made.and_then(|version| versions.adopt(version, now));
         versions.counts_for(lasts(versions));
-        // On disk before it leaves: a mark must not be given twice.
+        // The version is on disk before it is sent: a version id must not be used twice.
         node.store(true_ns);
         if let (Ok(_), Some(version_id)) = (&adopted, version_id) {
             node.heard.insert(authority, version_id);
@@ -272,14 +272,16 @@ impl World {
         adopted.is_ok()
     }
 
-    /// Whether the limit with long windows may come into force: where it was before, and the authority moved, others may not have
-    /// heard of it, and have forgotten distributions that count for it. (See "Limits and assumptions" in the crate's README.)
+    /// Whether the limit with long windows may come into force. After a change of authority, others may not
+    /// have heard of its earlier use, and may have forgotten allocations that count for it. (See "Limits and
+    /// assumptions" in the crate's README.)
     fn is_known_what_was_used(&self) -> bool {
         !self.has_moved || !self.nodes.values().any(|node| node.knew_long)
     }
 
-    /// Whether an operator at a node may assert a fence of a region's writers: what one of them ordered must be known there, since others may
-    /// work by it, and it may have used limits that nobody else has heard of.
+    /// Whether an operator at a node may fence a region's incarnations. The node must know each version that
+    /// any of these made: others may use that version, and the incarnation may have used limits that nobody
+    /// else has heard of.
     fn can_be_fenced(&self, region: MemberId, at: Incarnation) -> bool {
         let heard = &self.nodes[&at].heard;
         let mut all =
@@ -356,7 +358,7 @@ impl World {
         Ok(())
     }
 
-    /// Nodes write, conform and tell each other.
+    /// Nodes write, conform, and send messages to each other.
     fn work(&mut self) {
         let all: Vec<Incarnation> = self.nodes.keys().copied().collect();
         for &incarnation in &all {
@@ -408,7 +410,7 @@ impl World {
         }
     }
 
-    /// An operator gives one command to a node that may obey it.
+    /// An operator gives a command to a node that may obey it.
     fn operate(&mut self) {
         if !self.random.percent(7) {
             return;
@@ -484,7 +486,7 @@ impl World {
         }
     }
 
-    /// Every writer of a region ends for good, and the operator at `at` notes when, by the clock there.
+    /// All incarnations of a region end for good. The operator at `at` notes the time by the clock there.
     fn end(&mut self, region: MemberId, fenced: &mut Vec<Fence>, at: Incarnation) {
         let wall_ns = self.nodes[&at].now(self.true_ns).wall_ns;
         for (&incarnation, node) in
@@ -593,7 +595,7 @@ impl World {
         Ok(())
     }
 
-    /// The faults stop. An operator mends what only an operator can, and then everything must come right.
+    /// The faults stop. An operator repairs what only an operator can, and then everything must recover.
     pub(crate) fn heal(&mut self) -> Result<(), Caught> {
         self.healing = true;
         self.cut.clear();
@@ -614,8 +616,9 @@ impl World {
         (0..steps).try_for_each(|_| self.step())
     }
 
-    /// What only an operator can mend: members and leavers that will not come back, two authorities in one epoch, and
-    /// writers that one of two authorities closed and the other did not. Says whether anything was.
+    /// Repairs what only an operator can: members and leavers that will not return, two authorities in one
+    /// epoch, and incarnations that only one of two authorities closed. Returns whether there was anything to
+    /// repair.
     fn mend(&mut self) -> Result<bool, Caught> {
         let Some(newest) = self.newest() else { return Ok(false) };
         let held = self.version(newest);
@@ -659,7 +662,7 @@ impl World {
         }
     }
 
-    /// Of the running members of its own version the one with the newest.
+    /// The running member with the newest version, among those that own a share by their own version.
     fn newest(&self) -> Option<Incarnation> {
         let running =
             self.nodes.iter().filter_map(|(&incarnation, node)| Some((incarnation, node.versions.as_ref()?)));
@@ -674,7 +677,7 @@ impl World {
 
     fn recovered(&mut self) -> Result<(), Caught> {
         let Some(newest) = self.newest() else {
-            // Two authorities evicted each other's members until none was left: a matter for a new catalogue.
+            // Two authorities evicted each other's members until none was left. This needs a new catalogue.
             self.seen.count("nobody left");
             return Ok(());
         };
@@ -723,7 +726,7 @@ fn limits_of(version: &Version) -> Limits {
     (both >> 1, both & 1 == 1)
 }
 
-/// How long what is spent under the limits of the adopted version may count.
+/// How long spending under the limits of the adopted version may count.
 fn lasts(versions: &Versions) -> Lasts {
     let has_long = versions.version().is_some_and(|version| limits_of(version).1);
     Lasts { windows_ns: WINDOWS_NS[usize::from(has_long)], drains_ns: 0 }
