@@ -1,34 +1,34 @@
-//! What a proxy asks at `/v1/authz`, from its parameters and headers. Pure: no more is read than that.
+//! A question of a proxy at `/v1/authz`, from its parameters and headers. Pure: nothing else is read.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-/// A question, and what its denial looks like.
+/// A question, and how its denial looks.
 #[derive(Debug)]
 pub struct Question<'q> {
-    /// The domain whose limits apply; empty where no parameter says it.
+    /// The domain whose limits apply; empty if no parameter says it.
     pub domain: &'q str,
-    /// What the request weighs: 1 where no parameter says it.
+    /// The cost of the request; 1 if no parameter says it.
     pub cost: u64,
-    /// The status of a denial: 400 to 599, or 429 where no parameter says it.
+    /// The status of a denial: 400 to 599; 429 if no parameter says it.
     pub deny_status: StatusCode,
     /// Keys and values, in the order of the parameters.
     pub entries: Vec<(&'q str, Cow<'q, [u8]>)>,
 }
 
 impl<'q> Question<'q> {
-    /// Reads the parameters: `domain`, `cost`, `deny_status`; `header.KEY=NAME` for the value of a header, left out where there is none; all
-    /// others are entries.
+    /// Reads the parameters: `domain`, `cost` and `deny_status`. `header.KEY=NAME` is an entry with the value
+    /// of a header, left out if the request has no such header. All other parameters are entries.
     ///
     /// # Errors
-    /// A parameter that comes twice, or one that cannot be read, and how to mend it.
+    /// A parameter that comes twice or cannot be read, and how to mend it.
     pub fn read(query: &'q [(String, String)], headers: &'q HeaderMap) -> Result<Self, String> {
         let mut question =
             Self { domain: "", cost: 1, deny_status: StatusCode::TOO_MANY_REQUESTS, entries: Vec::new() };
         let mut named = BTreeSet::new();
         for (key, value) in query {
-            // Whoever can add one to what a proxy asks would choose the value.
+            // Otherwise a client that can add a parameter to the proxy's question would choose the value.
             if !named.insert(key.strip_prefix("header.").unwrap_or(key)) {
                 return Err(format!("the parameter {key} comes twice: give each once"));
             }
@@ -53,7 +53,7 @@ impl<'q> Question<'q> {
     }
 }
 
-/// The value of a header; of one that comes more than once, all of them with commas in between.
+/// The value of a header. If the header comes more than once, all its values with commas in between.
 fn listed<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, [u8]>> {
     let mut values = headers.get_all(name).iter().map(HeaderValue::as_bytes);
     let first = values.next()?;

@@ -1,4 +1,4 @@
-//! Who calls, and what it may do: `allow` of a port.
+//! Who calls, and what the caller may do: `allow` of a port.
 //!
 //! Where a port has no `allow`, everybody who connects may do everything.
 
@@ -25,10 +25,10 @@ use crate::{
 const TOKEN_BYTES_MIN: usize = 16;
 const TOKEN_FILE_BYTES_MAX: u64 = 4_096;
 
-/// Why a call is turned away.
+/// Why a call is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TurnedAway {
-    /// Nobody knows the caller.
+    /// The caller is unknown.
     #[error(
         "this port knows its callers: show a certificate or a bearer token that the node's config allows"
     )]
@@ -36,13 +36,13 @@ pub(crate) enum TurnedAway {
     /// The caller is known, and may not do this.
     #[error("this caller may not do this: see `may` in `allow` of the node's config")]
     Action,
-    /// Nor ask about this.
+    /// The caller is known, and may not ask about this domain.
     #[error("this caller may not ask for this domain: see `domains` in `allow` of the node's config")]
     Domain,
 }
 
 impl TurnedAway {
-    /// As logs and metrics count it.
+    /// The reason as logs and metrics count it.
     pub(crate) const fn why(self) -> Why {
         match self {
             Self::Unknown => Why::Unknown,
@@ -51,18 +51,18 @@ impl TurnedAway {
     }
 }
 
-/// Why a file has no token.
+/// Why a file gives no token.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenFault {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {path}, which holds a token: {cause}", path = .path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         cause: std::io::Error,
     },
-    /// It holds something else.
+    /// The file holds something else.
     #[error(
         "{path} holds no token: write one line of 16 to 4096 letters, digits and signs into it",
         path = .path.display()
@@ -83,21 +83,21 @@ impl TokenFault {
 /// The hash of the file that `client_ca` names.
 pub(crate) type CaDigest = [u8; 32];
 
-/// The callers that a port knows, as its files were when they were read. A token is known by its SHA-256: how long a comparison takes
-/// tells nothing of it.
+/// The callers that a port knows, as of the last reading of its files. A token is known by its SHA-256, so
+/// that the time of a comparison reveals nothing about the token.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Known {
-    /// Who is not named below.
+    /// The rights of callers that are not named below.
     others: Others,
     names: BTreeMap<String, Arc<Rights>>,
     tokens: BTreeMap<[u8; 32], Arc<Rights>>,
-    /// What the files of tokens held; nothing of one that is gone.
+    /// The hashes of the tokens in the files; `None` for a file that is gone.
     files: BTreeMap<PathBuf, Option<[u8; 32]>>,
-    /// The certificates of their CA, where there is one: callers of another CA connect anew.
+    /// A hash of the CA's certificates, if there is one: callers of another CA must connect anew.
     pub(crate) client_ca: Option<CaDigest>,
 }
 
-/// What callers may do that are not named.
+/// The rights of callers that are not named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Others {
     /// Everything.
@@ -109,15 +109,15 @@ enum Others {
     Nothing,
 }
 
-/// What a caller may do.
+/// The rights of a caller.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Rights {
-    /// Its place in the config: of several names in a certificate the first there counts.
+    /// The caller's place in the config: if a certificate has several names, the first in the config counts.
     place: usize,
-    /// Its name, or the file of its token.
+    /// The caller's name, or the file of its token.
     who: String,
     domains: Option<Condition>,
-    /// By the number of each [`May`].
+    /// The actions, as bits by the number of each [`May`].
     may: u8,
 }
 
@@ -125,16 +125,16 @@ pub(crate) struct Rights {
 #[derive(Debug, Default)]
 pub(crate) struct Callers(ArcSwap<Known>);
 
-/// Whoever is at the other end of a connection.
+/// The other end of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     callers: Arc<Callers>,
-    /// URIs and DNS names in its certificate; nothing where it showed none.
+    /// URIs and DNS names in the caller's certificate; `None` if it showed none.
     names: Option<Arc<[String]>>,
     pub(crate) from: Option<SocketAddr>,
 }
 
-/// Who calls, and what the call may do: everything where nothing is here.
+/// The known caller and its rights; `None` if everything is allowed.
 pub(crate) type CallRights = Option<Arc<KnownCaller>>;
 
 /// A caller that a port knows.
@@ -145,25 +145,25 @@ pub(crate) struct KnownCaller {
 }
 
 impl KnownCaller {
-    /// Where it connected from, and by what it is known.
+    /// The address that the caller connected from, and the name that it is known by.
     pub(crate) fn from(&self) -> (Option<SocketAddr>, &str) {
         (self.from, &self.rights.who)
     }
 
-    /// By what its records are told apart from those of others.
+    /// A number that tells the caller's records apart from those of others.
     fn owner(&self) -> u32 {
-        // Above any address that is asked from.
+        // This is above any number that stands for an address.
         u32::MAX - u32::try_from(self.rights.place).unwrap_or(0)
     }
 }
 
 impl Known {
-    /// Whom `allow` names, from the files that it names; or everybody where there is none, and where
-    /// there is a `client_ca`, everybody who has a certificate of it. A token whose file has gone since `before` opens nothing; one whose file cannot be
-    /// used now is what it was.
+    /// The callers that `allow` names, from the files that it names. Without `allow`, everybody; or, if there
+    /// is a `client_ca`, everybody with a certificate of that CA. A token opens nothing if its file has gone
+    /// since `before`. If the file cannot be used for another reason, its token stays.
     ///
     /// # Errors
-    /// A file of a token that was not known before cannot be read, or holds none.
+    /// The file of a new token cannot be read, or holds none.
     pub(crate) fn read(
         allow: Option<&[Allowed]>,
         client_ca: Option<CaDigest>,
@@ -197,7 +197,7 @@ impl Known {
                         }
                     };
                     known.files.insert(path.clone(), Some(token));
-                    // Of two files with one token the first counts.
+                    // If two files hold the same token, the first counts.
                     known.tokens.entry(token).or_insert_with(|| rights(path.display().to_string()));
                 }
             }
@@ -207,25 +207,25 @@ impl Known {
 }
 
 impl Callers {
-    /// Who is let in now.
+    /// The callers that are let in now.
     pub(crate) fn known(&self) -> Arc<Known> {
         self.0.load_full()
     }
 
-    /// Lets in others from now on.
+    /// Replaces the callers that are let in from now on.
     pub(crate) fn replace(&self, known: Arc<Known>) {
         self.0.store(known);
     }
 }
 
 impl Caller {
-    /// Somebody who connected from there, with these names in its certificate.
+    /// A caller that connected from an address, with the names in its certificate.
     pub(crate) fn new(callers: Arc<Callers>, names: Option<Vec<String>>, from: Option<SocketAddr>) -> Self {
         Self { callers, names: names.map(Arc::from), from }
     }
 
-    /// Whose connection it is, as far as others can be told apart from him: by his address (of IPv6, the /64 that a site has), or as one of
-    /// this machine. Never 0.
+    /// The owner of the connection, as far as owners can be told apart: by the address (the /64 of a site for
+    /// IPv6), or as one owner for all callers on this machine. Never 0.
     pub(crate) fn owner(&self) -> u32 {
         let of_64 = |ip: Ipv6Addr| {
             let [a, b, c, d, ..] = ip.segments().map(u32::from);
@@ -238,10 +238,10 @@ impl Caller {
         }
     }
 
-    /// What a call may do that came with these headers. A token that is known counts before a certificate.
+    /// The rights of a call with these headers. A known token counts before a certificate.
     ///
     /// # Errors
-    /// The port knows its callers, and this one is none.
+    /// The port knows its callers, and this is none of them.
     pub(crate) fn rights(&self, headers: &HeaderMap) -> Result<CallRights, TurnedAway> {
         let known = self.callers.0.load();
         match known.others {
@@ -267,15 +267,15 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
 }
 
-/// Whose call it is: the known caller's, or else whoever's connection it is.
+/// The owner of a call: the known caller, or else the owner of the connection.
 pub(crate) fn owner(rights: &CallRights, life: &Life) -> u32 {
     rights.as_ref().map_or_else(|| life.owner(), |known| known.owner())
 }
 
-/// Whether a call may do this.
+/// Checks that a call may do this.
 ///
 /// # Errors
-/// It may not.
+/// The call may not.
 pub(crate) fn may(rights: &CallRights, what: May) -> Result<(), TurnedAway> {
     match rights {
         Some(known) if known.rights.may & what.bit() == 0 => Err(TurnedAway::Action),
@@ -283,10 +283,10 @@ pub(crate) fn may(rights: &CallRights, what: May) -> Result<(), TurnedAway> {
     }
 }
 
-/// Whether a call may ask for this domain.
+/// Checks that a call may ask for this domain.
 ///
 /// # Errors
-/// It may not.
+/// The call may not.
 pub(crate) fn may_ask_for(rights: &CallRights, domain: &[u8]) -> Result<(), TurnedAway> {
     match rights.as_ref().and_then(|known| known.rights.domains.as_ref()) {
         Some(domains) if !domains.accepts(domain) => Err(TurnedAway::Domain),

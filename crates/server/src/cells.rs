@@ -1,54 +1,54 @@
-//! What a worker knows of single cells: who asks most, and who is denied most. Their names are told to operators who ask for
-//! them, and to nobody else: never to logs, never to metrics.
+//! A worker's knowledge of single cells: which are asked for most, and which are denied most. Their names are
+//! shown to operators who ask for them, and nowhere else: never in logs, never in metrics.
 
 use acequia_limits::{CellTag, Limit, Now, Request, limit::LimitSpec};
 use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome};
 
 use crate::sketch::{CellKeyText, Sketch};
 
-/// What was counted longer ago than this counts half, and so on: who is shown is who is at it now.
+/// Counts are halved each time this passes, so that they show who asks now.
 pub(crate) const HALF_LIFE_NS: u64 = 60 * 1_000_000_000;
 
 /// The cells of every limit, by the limit's slot.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cells {
     limits: Vec<LimitCells>,
-    /// When counts are halved next: steady clock.
+    /// When the counts are halved next: steady clock.
     cools_ns: u64,
 }
 
 /// The cells of one limit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LimitCells {
-    /// Of one request in [`crate::tally::SAMPLE`], those that it hit.
+    /// The cells that were hit, from one request in [`crate::tally::SAMPLE`].
     pub(crate) hottest: Sketch,
-    /// Of every request that the limit denied, or would deny if it did not only watch.
+    /// The cells of every request that the limit denied, or would deny if it did not only watch.
     pub(crate) offenders: Sketch,
-    /// Of a candidate, how it compares with the limit that it may replace.
+    /// If the limit is a candidate, how it compares with the limit that it may replace.
     pub(crate) candidate: Option<Box<Comparison>>,
 }
 
-/// What a candidate and the limit that it may replace said of the requests that hit both.
+/// The verdicts of a candidate and of the limit that it may replace, on the requests that hit both.
 #[derive(Clone, Debug)]
 pub(crate) struct Comparison {
-    /// The numbers of both: a comparison begins anew with others.
+    /// The specs of both limits: a change of either begins a new comparison.
     between: (LimitSpec, LimitSpec),
-    /// The catalogue in which they were seen to be so.
+    /// The version of the catalogue that was last compared with these specs.
     version: u64,
-    /// When it began: wall clock.
+    /// When the comparison began: wall clock.
     pub(crate) since_wall_ns: u64,
-    /// By [`VERDICTS`].
+    /// Counts, in the order of [`VERDICTS`].
     pub(crate) verdicts: [u64; 4],
-    /// The candidate's cells of which it alone denied something, all of the time.
+    /// The candidate's cells that denied something which the live limit allowed, since the beginning.
     pub(crate) denied: Sketch,
 }
 
-/// What both say, in the order of [`Comparison::verdicts`]; also the words in metrics.
+/// The pairs of verdicts, in the order of [`Comparison::verdicts`]; also the words in metrics.
 pub(crate) const VERDICTS: [&str; 4] =
     ["both_allow", "only_candidate_denies", "only_live_denies", "both_deny"];
 
 impl Cells {
-    /// Counts an answer. Of most that are allowed nothing is counted: those that are not `sampled`.
+    /// Counts an answer. An allowed request is counted only if it is `sampled`.
     #[inline]
     pub(crate) fn record(
         &mut self,
@@ -69,7 +69,7 @@ impl Cells {
         }
     }
 
-    /// Counts what candidates and their live limits say of a request that hits both.
+    /// Counts the verdicts of candidates and their live limits on a request that hits both.
     #[cold]
     fn compare(&mut self, answer: &Answer, catalogue: &Catalogue, request: &Request<'_>, now: Now) {
         for BothSides { candidate, live, candidate_denies, live_denies } in both_sides(answer, catalogue) {
@@ -125,7 +125,7 @@ impl Cells {
 
     #[cold]
     fn halve(&mut self, now: Now) {
-        // What is counted first is whole for a half-life.
+        // The first counts stay whole for a half-life.
         if self.limits.is_empty() {
             self.cools_ns = now.steady_ns.saturating_add(HALF_LIFE_NS);
             return;
@@ -138,7 +138,7 @@ impl Cells {
         }
     }
 
-    /// The cells of one limit, by its slot, as they are now.
+    /// The cells of one limit, by its slot, as of now.
     pub(crate) fn of(&mut self, slot: u32, now: Now) -> LimitCells {
         self.cool(now);
         self.limits.get(slot as usize).cloned().unwrap_or_default()
@@ -167,7 +167,7 @@ impl Cells {
 /// The cells that a limit is asked for most.
 pub(crate) type Hottest = Vec<Hot>;
 
-/// One of them, without its name.
+/// A hot cell, without its name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hot {
     pub(crate) tag: CellTag,
@@ -175,12 +175,13 @@ pub(crate) struct Hot {
     pub(crate) remaining: u64,
 }
 
-/// A candidate and its live limit, of a request that hits both: a limit denies it if one of its cells does.
+/// The verdicts of a candidate and its live limit on a request that hits both. A limit denies the request if
+/// one of its cells does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BothSides {
-    /// Its place in [`Catalogue::limits`].
+    /// The candidate's place in [`Catalogue::limits`].
     pub(crate) candidate: u32,
-    /// Its place.
+    /// The live limit's place there.
     pub(crate) live: u32,
     pub(crate) candidate_denies: bool,
     pub(crate) live_denies: bool,
@@ -210,14 +211,14 @@ fn is_denied(hit: &&LimitAnswer) -> bool {
 }
 
 fn write_key(key: &mut CellKeyText, hit: &LimitAnswer, limit: &Limit, request: &Request<'_>) {
-    // Any of the descriptors that hit the cell: it counts the same of each.
+    // Any descriptor that hits the cell will do: all of them have the same values for it.
     if let Some(descriptor) = request.descriptors().nth(hit.descriptors.trailing_zeros() as usize) {
         key.write(limit, &descriptor);
     }
 }
 
 impl LimitCells {
-    /// The comparison of these two, a candidate and its live limit.
+    /// The comparison of a candidate and its live limit.
     fn comparison(&mut self, [candidate, live]: [&Limit; 2], version: u64, now: Now) -> &mut Comparison {
         if let Some(known) = self.candidate.as_deref_mut()
             && known.version != version
@@ -238,7 +239,7 @@ impl LimitCells {
         })
     }
 
-    /// Adds what another worker has counted. Of comparisons the one of newer numbers counts, where they differ.
+    /// Adds the counts of another worker. If the two compare different specs, the newer comparison counts.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.hottest.merge(&other.hottest);
         self.offenders.merge(&other.offenders);

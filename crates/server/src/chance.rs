@@ -1,4 +1,4 @@
-//! Where a node draws what nobody may foresee.
+//! The source of a node's secrets, which nobody may foresee.
 
 use std::{fmt, io};
 
@@ -7,14 +7,14 @@ use ring::hmac;
 /// A source of secrets.
 #[derive(Clone)]
 pub enum Chance {
-    /// The machine's.
+    /// The machine's random source.
     System,
-    /// For simulations: the same in every run. Whoever knows the seed knows every secret, and a process that begins anew
+    /// For simulations: the same secrets in every run. The seed reveals every secret, and each new process
     /// needs a seed of its own.
     Seeded([u8; 32]),
 }
 
-/// Without the seed.
+/// Leaves the seed out.
 impl fmt::Debug for Chance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -25,10 +25,10 @@ impl fmt::Debug for Chance {
 }
 
 impl Chance {
-    /// Draws a secret: with a seed, the same one each time for the same purpose.
+    /// Draws a secret. With a seed, one purpose always gives the same secret.
     ///
     /// # Errors
-    /// The system gives none.
+    /// The system gives no random bytes.
     pub fn draw<const BYTES: usize>(&self, purpose: &str) -> io::Result<[u8; BYTES]> {
         const { assert!(BYTES <= 32) };
         let mut bytes = [0; BYTES];
@@ -44,7 +44,7 @@ impl Chance {
         Ok(bytes)
     }
 
-    /// What makes the mesh's own choices the same in every run; nothing where they are the machine's.
+    /// The seed that makes the mesh's own choices the same in every run; `None` if the machine draws them.
     pub(crate) fn mesh_seed(&self) -> io::Result<Option<[u8; 32]>> {
         match self {
             Self::System => Ok(None),

@@ -1,7 +1,8 @@
-//! Charges that have names: from what a caller writes to what a node remembers, and back.
+//! Names of charges: from the id that a caller writes to the name that a node remembers, and back.
 //!
-//! The name that a caller chose is hashed with the node's secret, or that of the nodes that share a store, so that nobody can guess another
-//! one's. A `charge_id` is the node that made the charge and that hash: `eu/eu-1:` and 32 hexadecimal digits.
+//! A caller's id is hashed with a secret, so that nobody can guess another caller's name. The secret is the
+//! node's, or that of all nodes that share a store. A `charge_id` has the node that made the charge and the
+//! hash: `eu/eu-1:` and 32 hexadecimal digits.
 
 use std::{
     collections::BTreeMap,
@@ -24,17 +25,17 @@ use crate::{
     writer::REPLY_WAIT_MAX,
 };
 
-/// The most bytes in an id of a caller's.
+/// The longest id of a caller, in bytes.
 pub const ID_BYTES_MAX: usize = 128;
 const MS_NS: u64 = 1_000_000;
 
 /// Makes names.
 #[derive(Debug)]
 pub struct Names {
-    /// As `region/node`.
+    /// The node, as `region/node`.
     node: String,
     tagger: Tagger,
-    /// Drawn at the start: names that nobody chose are those of one process.
+    /// Drawn at the start: names that no caller chose are those of one process.
     boot: [u8; 16],
     next: AtomicU64,
     /// The nodes of the region that share a store, as `region/node`, by number.
@@ -61,7 +62,7 @@ enum WrittenLapse {
 }
 
 impl WrittenReserve {
-    /// As it is on the wire of the gRPC API.
+    /// The reservation in the wire format of the gRPC API.
     pub(crate) fn wire(&self) -> Result<WireReserve, String> {
         let ns = acequia_limits::notation::parse_duration_ns(&self.ttl)?;
         let on_lapse = match self.on_lapse {
@@ -75,31 +76,31 @@ impl WrittenReserve {
 /// Why a `charge_id` names nothing here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stranger {
-    /// It is none.
+    /// The text is no charge id.
     Malformed,
-    /// Another node made it: its name, and the charge's.
+    /// Another node made the charge: that node's name, and the charge's.
     Other(String, ChargeId),
 }
 
 impl Names {
-    /// For a node, with its secret and what was drawn at its start.
+    /// For a node, with its secret and the bytes that were drawn at its start.
     pub fn new(region: &str, node: &str, key: &HashKey, boot: [u8; 16]) -> Self {
         let tagger = Tagger::new(key, CHARGES);
         let (node, siblings) = (format!("{region}/{node}"), BTreeMap::new());
         Self { node, tagger, boot, next: AtomicU64::new(0), siblings }
     }
 
-    /// The same of a node that shares a store with others of its region, and with them the secret.
+    /// Adds the other nodes of the region, where they share a store and with it the secret.
     pub(crate) fn among<'a>(self, nodes: impl Iterator<Item = (u16, &'a str)>) -> Self {
         let region = self.node().0.to_owned();
         let siblings = nodes.map(|(number, name)| (number, format!("{region}/{name}"))).collect();
         Self { siblings, ..self }
     }
 
-    /// How a request's charge is to be remembered; nothing where nobody asks for it.
+    /// How a request's charge is to be remembered; `None` if the caller does not ask for that.
     ///
     /// # Errors
-    /// What is wrong with what was asked for.
+    /// What is wrong with the caller's wish.
     pub(crate) fn recording(
         &self,
         request: &Request<'_>,
@@ -148,7 +149,7 @@ impl Names {
         self.tagger.one(&bytes).0
     }
 
-    /// The region and the node.
+    /// The names of the region and the node.
     pub(crate) fn node(&self) -> (&str, &str) {
         self.node.split_once('/').unwrap_or((&self.node, ""))
     }
@@ -175,12 +176,12 @@ fn read_reserve(request: &Request<'_>, wire: WireReserve) -> Result<Reserve, Bad
     if wire.at_most && request.spans.iter().any(|span| span.cost.is_some()) {
         return Err(BadRequest::AtMost);
     }
-    // A lease may have been spent by whoever does not come back.
+    // A lease may have been spent by a caller that does not come back.
     let keeps = wire.at_most || Lapse::try_from(wire.on_lapse) == Ok(Lapse::Keep);
     Ok(Reserve { ttl_ns, keeps, at_most: wire.at_most })
 }
 
-/// What became of a settlement, and what came back.
+/// The outcome of a settlement, and the units that came back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settlement {
     pub(crate) word: Word,
@@ -193,14 +194,14 @@ pub(crate) enum SettleFault {
     /// The text is no charge id.
     #[error("{0:?} is no charge_id: give back what the answer to the check said, as it was")]
     Malformed(String),
-    /// More than was charged.
+    /// The real cost is above the charge.
     #[error(
         "a real cost of {cost} is above the {charged} that were charged: commit at most those, and check the rest"
     )]
     TooMuch {
-        /// What was said.
+        /// The real cost, as the caller gave it.
         cost: u64,
-        /// What was charged.
+        /// The charge.
         charged: u64,
     },
     /// The disk is too slow, or full.
@@ -214,7 +215,7 @@ pub(crate) enum SettleFault {
     Unheard,
 }
 
-/// Of a text that is no charge id, so many characters are shown to whoever sent it.
+/// How many characters of a text that is no charge id are shown to its sender.
 const SHOWN_MAX: usize = 80;
 
 /// Gives a charge back, or settles it with its real cost, and waits until that is certain.
@@ -245,7 +246,7 @@ pub(crate) async fn settle(
         Settled::Done { refunded, after_batch } => (Word::Done, refunded, after_batch),
         Settled::Before { after_batch } => (Word::Before, Vec::new(), after_batch),
         Settled::Lapsed => (Word::Lapsed, Vec::new(), 0),
-        // It is not shared any more.
+        // The node does not share this charge with others any more.
         Settled::Unknown | Settled::Shared { .. } => (Word::Unknown, Vec::new(), 0),
         Settled::TooMuch { charged } => {
             return Err(SettleFault::TooMuch { cost: cost.unwrap_or(0), charged });
@@ -261,7 +262,8 @@ pub(crate) async fn settle(
     Ok(Settlement { word, refunded })
 }
 
-/// Has another node of the region, `region/node`, settle a charge that it made; says whether there is such a one.
+/// Has another node of the region, `region/node`, settle a charge that it made. Says whether there is such a
+/// node.
 async fn tell_sibling(
     shared: &Shared,
     node: &str,
@@ -278,7 +280,7 @@ async fn tell_sibling(
     }
 }
 
-/// The word for it in JSON and metrics.
+/// The word for an outcome in JSON and metrics.
 pub const fn settled_word(word: Word) -> &'static str {
     match word {
         Word::Unspecified | Word::Unknown => "unknown",

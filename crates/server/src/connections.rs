@@ -1,8 +1,9 @@
-//! The connections of a node: how many there may be, how long each may be silent or old, and how many bytes of unfinished
-//! messages it may make the node hold.
+//! The connections of a node. Limits bound how many there are, how long each may be silent or old, and how
+//! many bytes of unfinished messages each makes the node hold.
 //!
-//! Whatever a connection holds counts against it. Where all connections hold too much, those that hold most are cut. So a caller
-//! that sends its messages whole does not pay for one that does not.
+//! All bytes that a connection makes the node hold count against that connection. If all connections together
+//! hold too much, those that hold most are cut. So a caller that sends whole messages does not pay for one
+//! that does not.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -27,45 +28,48 @@ use tracing::warn;
 
 use crate::{gate::Gate, serve::Port};
 
-/// A message up to this size is never refused because others are unfinished.
+/// A message up to this size is never refused because other messages are unfinished.
 pub(crate) const SMALL_BYTES: usize = 16 << 10;
-/// What a connection may hold of larger messages. Larger lets one caller send more large messages at once; smaller bounds
-/// what a stranger takes.
+/// The bytes of larger messages that one connection may hold. A larger bound lets one caller send more large
+/// messages at once; a smaller one bounds what a stranger takes.
 const LARGE_BYTES_MAX: usize = 3 * ((1 << 20) + 5);
-/// What all connections together may hold of unfinished messages, and as much again of answers that nobody reads.
+/// The bytes of unfinished messages that all connections together may hold, and the same amount again for
+/// answers that are not read.
 const ALL_BYTES_MAX: usize = 64 << 20;
-/// Where that is too much, connections are cut until so much is left.
+/// When that is exceeded, connections are cut until this much is left.
 const LEFT_BYTES: usize = ALL_BYTES_MAX / 8 * 7;
-/// Handshakes at one time on a port: each may hold 64 KiB of a message that does not end.
+/// Handshakes at one time on a port: each may hold 64 KiB of an unfinished message.
 const HANDSHAKES_MAX: usize = 256;
-/// The time between two warnings of connections that are cut for it.
+/// The time between two warnings that connections were cut for their bytes.
 const WARN_EVERY: Duration = Duration::from_secs(1);
-/// An answer up to this size is not counted: it is about what its call takes.
+/// An answer up to this size is not counted: its call takes about as much.
 const SHORT_BYTES: usize = 1 << 10;
-/// What a call takes that is not answered at once, beside its bytes: its stream, its task, its buffers.
+/// The bytes that a waiting call takes beside its message: its stream, its task, its buffers.
 const CALL_BYTES: usize = 2 << 10;
-/// How often connections are looked at: as exact as all of these times are.
+/// How often connections are checked, and so how exact all these times are.
 pub(crate) const SWEEP: Duration = Duration::from_secs(1);
-/// Streams at one time on a connection, with calls that tonic answers: each may have answers waiting for a slow reader.
+/// Streams at one time on a connection, together with calls that tonic answers. Each may have answers waiting
+/// for a slow reader.
 const STREAMS_MAX: usize = 64;
-/// How long a connection may be without a call, where no call is under way. Longer spares callers a handshake after a quiet time;
-/// shorter gives places back sooner. HTTP/1 ends earlier: hyper waits for the next head no longer than for the first.
+/// How long a connection may be without a call, if none is under way. A longer time saves callers a handshake
+/// after a quiet time; a shorter one frees places sooner. HTTP/1 connections end earlier: hyper waits for the
+/// next head no longer than for the first.
 const IDLE_MAX: Duration = Duration::from_secs(300);
 /// How long a connection that was told to end may go on with calls that have begun.
 const GRACE: Duration = Duration::from_secs(300);
 /// How long a connection without a call under way may take to end, once it was told to.
 const IDLE_GRACE: Duration = Duration::from_secs(2);
-/// Who was silent for less is not asked to make room for another.
+/// A connection that was silent for less is not asked to make room.
 const SILENT: Duration = Duration::from_secs(1);
-/// At the cap so many of a hundred connections make room at once, at least one.
+/// When a port is full, this percentage of its connections make room at once, and at least one does.
 const ROOM_PERCENT: usize = 1;
 
-/// How far a connection is.
+/// The stages of a connection.
 const OPEN: u8 = 0;
 const ENDING: u8 = 1;
 const CUT: u8 = 2;
 
-/// A connection's part that both its task and its port know.
+/// The part of a connection that both its task and its port know.
 #[derive(Debug)]
 pub(crate) struct Life {
     /// Calls that began on it.
@@ -74,21 +78,22 @@ pub(crate) struct Life {
     stage: AtomicU8,
     task: AtomicWaker,
     is_in_handshake: AtomicBool,
-    /// Whose it is, by any number; 0 where that is not known.
+    /// The owner's number; 0 if the owner is unknown.
     owner: AtomicU32,
-    /// Told when it is to end.
+    /// Notified when the connection is to end.
     ends: Arc<Notify>,
-    /// Calls under way that were not answered at once.
+    /// Calls under way that could not be answered at once.
     busy: AtomicUsize,
-    /// Bytes that it makes the node hold, by [`Kind`]; and those of messages above [`SMALL_BYTES`].
+    /// Bytes that the connection makes the node hold, by [`Kind`]; and, below, the bytes of messages above
+    /// [`SMALL_BYTES`].
     held: [AtomicUsize; 2],
     large: AtomicUsize,
-    /// Streams that are open, and calls that tonic answers.
+    /// Open streams, and calls that tonic answers.
     streams: AtomicUsize,
     node: Arc<AllConnections>,
 }
 
-/// The right to a stream, or to a call that tonic answers, until it is dropped.
+/// The right to a stream or to a call that tonic answers. Dropping it gives the right back.
 #[derive(Debug)]
 pub(crate) struct StreamPlace(Arc<Life>);
 
@@ -102,39 +107,39 @@ impl Drop for Handshake {
     }
 }
 
-/// There are too many streams on a connection.
+/// A connection has too many streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this connection has {STREAMS_MAX} streams: end some first, or open another connection")]
 pub(crate) struct TooManyStreams;
 
-/// What bytes are held for.
+/// The purpose of held bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A message that has begun, and its call.
+    /// A message that has begun, with its call.
     Unfinished,
-    /// An answer that was not read yet, or a message whose answer waits.
+    /// An answer that is not read yet, or a message whose answer is not ready.
     Answer,
 }
 
-/// What a connection's task is to do.
+/// The next step of a connection's task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Go on.
     Open,
-    /// Say that it ends, and answer what has begun.
+    /// Tell the caller that the connection ends, and answer the calls that have begun.
     Ending,
     /// End now.
     Cut,
 }
 
-/// Why a message is not taken.
+/// Why a message is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "this connection has more than {LARGE_BYTES_MAX} bytes of unfinished messages: finish some first, or send smaller ones"
 )]
 pub(crate) struct TooMuchHeld;
 
-/// Bytes that a call makes the node hold, until it is dropped.
+/// Bytes that a call makes the node hold. Dropping this releases them.
 #[derive(Debug)]
 pub(crate) struct Hold {
     life: Arc<Life>,
@@ -142,7 +147,7 @@ pub(crate) struct Hold {
     large: usize,
 }
 
-/// An answer, held until it is written.
+/// An answer whose bytes are held until it is written.
 struct HeldAnswer(Bytes, #[expect(dead_code, reason = "it is dropped with the answer")] Hold);
 
 impl AsRef<[u8]> for HeldAnswer {
@@ -156,10 +161,10 @@ impl AsRef<[u8]> for HeldAnswer {
 pub(crate) struct AllConnections {
     ports: Mutex<Vec<Weak<Connections>>>,
     held: [AtomicUsize; 2],
-    /// When it was last warned of.
+    /// When the last warning was logged.
     warned: Mutex<Option<Instant>>,
     begun: Instant,
-    /// Seconds since then, as of the last sweep.
+    /// Whole seconds since `begun`, as of the last sweep.
     seconds: AtomicU64,
 }
 
@@ -175,7 +180,7 @@ impl Default for AllConnections {
     }
 }
 
-/// The time of pings. hyper asks what time it is for every frame, and is told what time it was at the last sweep.
+/// A timer for pings. hyper asks for the time at every frame, and gets the time of the last sweep.
 #[derive(Clone, Debug)]
 pub(crate) struct PingTimer(Arc<AllConnections>);
 
@@ -202,10 +207,11 @@ impl Timer for PingTimer {
 pub(crate) struct Connections {
     gate: Arc<Gate>,
     max: usize,
-    /// How long one lasts, give or take a tenth: then its caller connects anew, and so finds new nodes behind a balancer.
+    /// How long a connection lasts, give or take a tenth. Then its caller connects anew, and so finds new
+    /// nodes behind a balancer.
     max_age: Duration,
     open: Mutex<Open>,
-    /// Those in a handshake, the oldest first.
+    /// Connections in a handshake, the oldest first.
     handshakes: Mutex<VecDeque<Weak<Life>>>,
     freed: Notify,
     node: Arc<AllConnections>,
@@ -215,22 +221,22 @@ pub(crate) struct Connections {
 /// Connections that the node ended, since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Ended {
-    /// They made no call.
+    /// They never made a call.
     pub(crate) silent: AtomicU64,
-    /// They made none any more.
+    /// They made no call for too long.
     pub(crate) idle: AtomicU64,
     /// Others needed their place.
     pub(crate) crowded: AtomicU64,
-    /// They were old.
+    /// They had reached their age.
     pub(crate) old: AtomicU64,
     /// They held most when all together held too much.
     pub(crate) held: AtomicU64,
-    /// Others may come in than when they did.
+    /// The callers that may come in have changed.
     pub(crate) changed: AtomicU64,
 }
 
 impl Ended {
-    /// By reason, with the port's name.
+    /// The counts by reason, with the port's name.
     pub(crate) fn counts(&self, port: &'static str) -> [([(&'static str, &'static str); 2], u64); 6] {
         let Self { silent, idle, crowded, old, held, changed } = self;
         let all = [
@@ -256,13 +262,13 @@ struct Entry {
     life: Arc<Life>,
     opened: Instant,
     calls_seen: u64,
-    /// When it last made a call, as far as anybody looked.
+    /// When the connection last made a call, as far as the checks saw.
     active: Instant,
-    /// When it is cut, once it was told to end.
+    /// When the connection is cut, after it was told to end.
     cut_at: Option<Instant>,
 }
 
-/// A connection's place among those of its port, until it is dropped.
+/// A connection's place on its port. Dropping it frees the place.
 #[derive(Debug)]
 pub(crate) struct Place {
     connections: Arc<Connections>,
@@ -297,13 +303,13 @@ impl Life {
         }
     }
 
-    /// A call began, or went on. Only the connection's own task says so.
+    /// Notes that a call began or went on. Only the connection's own task calls this.
     #[inline]
     pub(crate) fn called(&self) {
         self.calls.store(self.calls.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// How far it is. The task that asks is woken when that changes.
+    /// The stage of the connection. A change wakes the task that asked.
     pub(crate) fn poll(&self, cx: &Context<'_>) -> Stage {
         self.task.register(cx.waker());
         match self.stage.load(Ordering::Acquire) {
@@ -313,12 +319,12 @@ impl Life {
         }
     }
 
-    /// What pings go by.
+    /// The timer for pings.
     pub(crate) fn ping_timer(&self) -> PingTimer {
         PingTimer(Arc::clone(&self.node))
     }
 
-    /// Waits until it is cut.
+    /// Waits until the connection is cut.
     pub(crate) async fn cut(&self) {
         std::future::poll_fn(|cx| match self.poll(cx) {
             Stage::Cut => Poll::Ready(()),
@@ -327,17 +333,17 @@ impl Life {
         .await;
     }
 
-    /// Tells it to end, when calls that have begun are answered.
+    /// Tells the connection to end, once the calls that have begun are answered.
     pub(crate) fn end(&self) {
         self.go_to(ENDING);
     }
 
-    /// Whether it was told to.
+    /// Whether the connection was told to end.
     pub(crate) fn is_ending(&self) -> bool {
         self.stage.load(Ordering::Acquire) != OPEN
     }
 
-    /// Completes when it is told to.
+    /// Completes when the connection is told to end.
     pub(crate) fn ends(&self) -> OwnedNotified {
         Arc::clone(&self.ends).notified_owned()
     }
@@ -349,12 +355,12 @@ impl Life {
         }
     }
 
-    /// Somebody came by it.
+    /// Sets the owner of the connection.
     pub(crate) fn belongs_to(&self, owner: u32) {
         self.owner.store(owner, Ordering::Relaxed);
     }
 
-    /// Whose it is.
+    /// The owner's number.
     pub(crate) fn owner(&self) -> u32 {
         self.owner.load(Ordering::Relaxed)
     }
@@ -364,13 +370,13 @@ impl Life {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// What a call holds that is not answered at once: nothing yet.
+    /// Holds no bytes yet, for a call that is not answered at once.
     pub(crate) fn hold(self: &Arc<Self>) -> Hold {
         self.busy.fetch_add(1, Ordering::Relaxed);
         Hold { life: Arc::clone(self), bytes: [0; 2], large: 0 }
     }
 
-    /// An answer that is held until it is written, where it is long enough to matter.
+    /// An answer whose bytes count until it is written, if it is long enough to matter.
     pub(crate) fn held_answer(self: &Arc<Self>, answer: Bytes) -> Bytes {
         if answer.len() <= SHORT_BYTES {
             return answer;
@@ -382,10 +388,11 @@ impl Life {
 }
 
 impl Hold {
-    /// The call holds so many bytes now, for a message of that length.
+    /// Sets the bytes that the call holds now, for a message of length `message`.
     ///
     /// # Errors
-    /// The message is no small one, and the connection holds too much of such. Nothing more is held then.
+    /// The message is large, and the connection holds too many bytes of large messages. Then the call holds
+    /// what it held before.
     pub(crate) fn holds(&mut self, bytes: usize, message: usize) -> Result<(), TooMuchHeld> {
         let large = if message > SMALL_BYTES { bytes } else { 0 };
         if large > self.large {
@@ -408,7 +415,7 @@ impl Hold {
         Ok(())
     }
 
-    /// The call holds so many bytes of an answer, beside what it held. An answer is never refused.
+    /// Adds the bytes of an answer to what the call holds. An answer is never refused.
     pub(crate) fn keep(&mut self, answer: usize) {
         self.take(Kind::Answer, answer);
     }
@@ -447,12 +454,12 @@ impl Drop for Hold {
 }
 
 impl AllConnections {
-    /// Bytes that all connections hold.
+    /// The bytes that all connections hold.
     pub(crate) fn held(&self) -> usize {
         self.held.iter().map(|held| held.load(Ordering::Relaxed)).sum()
     }
 
-    /// The ports that are listened to, in the order in which they were opened.
+    /// The ports that are open, in the order in which they were opened.
     pub(crate) fn ports(&self) -> Vec<Arc<Connections>> {
         self.lock().iter().filter_map(Weak::upgrade).collect()
     }
@@ -461,8 +468,8 @@ impl AllConnections {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Cuts the connections that hold most, until few enough bytes are left. Those that were cut count no more, though their tasks may
-    /// not have ended.
+    /// Cuts the connections that hold most, until few enough bytes are left. A cut connection no longer
+    /// counts, though its task may not have ended.
     #[cold]
     fn cut_largest(&self, kind: Kind) {
         let ports = self.ports();
@@ -503,7 +510,7 @@ impl AllConnections {
 }
 
 impl Connections {
-    /// Those of a port; at most `max` at one time, each for about `max_age`.
+    /// The connections of a port: at most `max` at one time, each for about `max_age`.
     pub(crate) fn new(
         gate: Arc<Gate>,
         max: usize,
@@ -541,8 +548,8 @@ impl Connections {
         &self.ended
     }
 
-    /// A place for a connection that was accepted now, if there is one. If not, those that were silent longest are told to
-    /// make room.
+    /// A place for a connection that was just accepted, if there is one. If not, the connections that were
+    /// silent longest are told to make room.
     pub(crate) fn place(self: &Arc<Self>, now: Instant) -> Option<Place> {
         let mut open = self.lock();
         if open.entries.len() >= self.max {
@@ -564,7 +571,7 @@ impl Connections {
 
     fn make_room(&self, open: &mut Open, now: Instant) {
         let wanted = (self.max * ROOM_PERCENT / 100).max(1);
-        // Those that end by their age may take minutes.
+        // Connections that end by their age may take minutes, and so do not count here.
         let is_going = |entry: &&Entry| entry.cut_at.is_some_and(|at| at <= now + IDLE_GRACE);
         let going = open.entries.values().filter(is_going).count();
         if going >= wanted {
@@ -579,17 +586,18 @@ impl Connections {
                 (entry.calls_seen == 0 || now - entry.active >= SILENT).then_some(entry)
             })
             .collect();
-        // First those that have made no call: anybody can connect.
+        // Connections without any call go first: anybody can open those.
         silent.sort_by_key(|entry| (entry.calls_seen > 0, entry.active));
         for entry in silent.into_iter().take(wanted - going) {
             self.ended.crowded.fetch_add(1, Ordering::Relaxed);
-            // Who never called has nothing under way.
+            // A connection that never called has no call under way.
             let grace = if entry.calls_seen == 0 { Duration::ZERO } else { IDLE_GRACE };
             entry.end(now, grace);
         }
     }
 
-    /// Ends what was silent for too long, what is old, and where others may come in than before, all.
+    /// Ends connections that were silent for too long or are old; and all of them, if other callers may come
+    /// in than before.
     pub(crate) fn sweep(&self, now: Instant) {
         let (all_end, ages) = (self.gate.has_changed_callers(), self.gate.ages());
         self.node.seconds.store((now - self.node.begun).as_secs(), Ordering::Relaxed);
@@ -632,16 +640,18 @@ impl Entry {
     }
 }
 
-/// How long the connection with a number lasts: give or take a tenth, so that what began together does not end together.
+/// How long the connection with a number lasts: give or take a tenth, so that connections which began
+/// together do not end together.
 fn spread(age: Duration, number: u64) -> Duration {
-    // The golden ratio spreads consecutive numbers evenly (Knuth, The Art of Computer Programming 3, section 6.4).
+    // The golden ratio spreads consecutive numbers evenly (Knuth, The Art of Computer Programming 3, section
+    // 6.4).
     let spread = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     age / 10 * 9 + age / 5 * u32::try_from(spread >> 16).unwrap_or(0) / (1 << 16)
 }
 
 impl Place {
-    /// It is in a handshake until what this gives is dropped. Where there are too many on its port, the oldest of whoever has most is cut: strangers may
-    /// leave them unfinished.
+    /// Marks the connection as in a handshake until the result is dropped. If a port has too many handshakes,
+    /// the oldest one of the owner with the most is cut: strangers may leave handshakes unfinished.
     pub(crate) fn begin_handshake(&self) -> Handshake {
         let life = &self.life;
         let mut handshakes = self.connections.handshakes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -662,7 +672,7 @@ impl Place {
         Handshake(Arc::clone(life))
     }
 
-    /// The way in that it came by.
+    /// The gate of the port that the connection came by.
     pub(crate) fn gate(&self) -> &Arc<Gate> {
         &self.connections.gate
     }

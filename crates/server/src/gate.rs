@@ -1,4 +1,5 @@
-//! The way in by a port: its certificates, and the callers that it knows. Both are read again when their files change.
+//! The gate of a port: its certificates and the callers that it knows. Both are read again when their files
+//! change.
 
 use std::{
     io::ErrorKind,
@@ -32,20 +33,20 @@ const SEND_BYTES_MAX: usize = 32 << 10;
 /// Why a port cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum GateFault {
-    /// Its certificates cannot be used.
+    /// The port's certificates cannot be used.
     #[error("cannot set TLS up for listen.{port}: {cause}")]
     Tls {
-        /// Which port.
+        /// The port.
         port: &'static str,
-        /// What is wrong.
+        /// The fault.
         cause: TlsFault,
     },
     /// A token cannot be used.
     #[error("{cause}. It is needed for listen.{port}")]
     Token {
-        /// Which port.
+        /// The port.
         port: &'static str,
-        /// What is wrong.
+        /// The fault.
         cause: TokenFault,
     },
 }
@@ -59,21 +60,21 @@ pub(crate) struct Gate {
     tls: ArcSwapOption<ServerConfig>,
     callers: Arc<Callers>,
     rules: Mutex<Rules>,
-    /// Others may come in than before, which the open connections do not know yet.
+    /// The callers that may come in have changed, and the open connections do not know it yet.
     has_changed: AtomicBool,
 }
 
-/// What the config says of a port.
+/// The config's rules for a port.
 #[derive(Debug, Default)]
 struct Rules {
     tls: Option<PortTls>,
     allow: Option<Vec<Allowed>>,
     watched: Watched,
-    /// Why they could not be read the last time.
+    /// The fault of the last reading.
     fault: String,
 }
 
-/// What a gate is to go by, read.
+/// The rules of a gate, with the files that they name read.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     rules: Rules,
@@ -81,11 +82,11 @@ pub(crate) struct Prepared {
     known: Arc<Known>,
 }
 
-/// What is read and written: in the clear, or encrypted.
+/// A stream in the clear, or encrypted.
 pub(crate) type MaybeTls<S> = Either<S, Box<TlsStream<S>>>;
 
 impl Gate {
-    /// One that lets everybody in.
+    /// A gate that lets everybody in.
     pub(crate) fn open(port: Port) -> Arc<Self> {
         Arc::new(Self::of(port))
     }
@@ -101,7 +102,7 @@ impl Gate {
         }
     }
 
-    /// One that goes by the config.
+    /// A gate that follows the config.
     ///
     /// # Errors
     /// A file cannot be used.
@@ -118,16 +119,16 @@ impl Gate {
 
     fn prepare(&self, tls: Option<PortTls>, allow: Option<Vec<Allowed>>) -> Result<Prepared, GateFault> {
         let mut rules = Rules { tls, allow, ..Rules::default() };
-        // Looked at before they are read: what changes meanwhile is read again.
+        // The files' stamps are taken before the files are read: a change in between is read again.
         rules.have_changed();
         let (tls, known) = (self.read_tls(&rules)?, self.read_callers(&rules)?);
         Ok(Prepared { rules, tls, known })
     }
 
-    /// Lets others in from now on, and ends the connections of those that came in before.
+    /// Replaces the callers that are let in, and ends the connections that came in before.
     ///
     /// # Errors
-    /// A file cannot be used: nothing is changed then.
+    /// A file cannot be used: then nothing changes.
     pub(crate) fn allow(&self, allow: Option<Vec<Allowed>>) -> Result<(), GateFault> {
         let mut rules = self.lock();
         if rules.allow == allow {
@@ -135,7 +136,7 @@ impl Gate {
         }
         let mut new = Rules { tls: rules.tls.clone(), allow, ..Rules::default() };
         self.callers.replace(self.read_callers(&new)?);
-        // What changed meanwhile is read again soon.
+        // A file that changed meanwhile is read again soon.
         new.have_changed();
         *rules = new;
         self.has_changed.store(true, Ordering::Relaxed);
@@ -150,13 +151,14 @@ impl Gate {
         self.callers.replace(known);
     }
 
-    /// Whether others may come in since this was last asked.
+    /// Whether the callers that may come in have changed since the last call.
     pub(crate) fn has_changed_callers(&self) -> bool {
         self.has_changed.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether connections end when they are old. Operators watch for longer and are not spread over nodes, but a certificate counts for as
-    /// long as its connection.
+    /// Whether connections end when they are old. Operators' connections do not: they watch for longer and
+    /// are not spread over nodes. But if a certificate lets callers in, its connection must not outlive the
+    /// certificate for long.
     pub(crate) fn ages(&self) -> bool {
         self.port != Port::Admin || self.lock().tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
     }
@@ -176,14 +178,14 @@ impl Gate {
         let client_ca = rules.tls.as_ref().and_then(|tls| tls.client_ca.as_ref());
         let client_ca = client_ca.map(|path| match std::fs::read(path) {
             Ok(pem) => fingerprint(&pem),
-            // Which is said of the certificates, and they stay what they were.
+            // The fault is reported with the certificates, which stay what they were.
             Err(_) => before.client_ca.unwrap_or_default(),
         });
         let known = Known::read(rules.allow.as_deref(), client_ca, &before);
         known.map_err(|cause| GateFault::Token { port: self.port.name(), cause })
     }
 
-    /// Reads the files again if they have changed. What cannot be read changes nothing.
+    /// Reads the files again if they have changed. A file that cannot be read changes nothing.
     pub(crate) fn look_again(&self) {
         let mut rules = self.lock();
         if !rules.have_changed() {
@@ -207,7 +209,7 @@ impl Gate {
         if faults.is_empty() {
             info!(port = self.port.name(), "certificates and tokens read again");
         } else {
-            // Looked at again, and told once.
+            // The files are checked again next time, and a repeated fault is logged once.
             rules.watched = Watched::default();
         }
         let fault = faults.join("; ");
@@ -221,7 +223,7 @@ impl Gate {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a connection in, and says who it is; nothing where it has failed to come in, or has taken too long.
+    /// Lets a connection in, and says who it is; `None` if it has failed to come in, or has taken too long.
     pub(crate) async fn admit<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
@@ -235,7 +237,7 @@ impl Gate {
         let Some(tls) = self.tls.load_full() else { return Some((Either::Left(stream), caller(None))) };
         let under_way = place.begin_handshake();
         let bounded = |connection: &mut ServerConnection| connection.set_buffer_limit(Some(SEND_BYTES_MAX));
-        // A handshake that takes too long is cut as a connection without a call is.
+        // A handshake that takes too long is cut like a connection without a call.
         let handshake = tokio::select! {
             biased;
             () = life.cut() => return None,
@@ -248,7 +250,7 @@ impl Gate {
                 let names = shown.map(tls::names_in);
                 Some((Either::Right(Box::new(stream)), caller(names)))
             }
-            // Who connects and leaves looks whether somebody is there.
+            // A client that connects and leaves only checks whether the node is there.
             Err(fault) if matches!(fault.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
                 None
             }
@@ -260,7 +262,7 @@ impl Gate {
     }
 }
 
-/// Warns of ports for callers that others than this machine reach, and that are in the clear, or let in everybody.
+/// Warns of ports for callers that other machines can reach and that are in the clear, or let everybody in.
 pub(crate) fn warn_of_open_ports(gates: &[Arc<Gate>]) {
     for gate in gates.iter().filter(|gate| !gate.is_local && gate.port != Port::Admin) {
         let rules = gate.lock();

@@ -3,7 +3,7 @@
 //! - `draft-11`: draft-ietf-httpapi-ratelimit-headers-11 (May 2026), structured fields (RFC 9651):
 //!   every enforced limit, with `r` what is left here and `t` the seconds until more is.
 //! - `triple`: `RateLimit-Limit`, `-Remaining`, `-Reset`, as drafts up to 06 had them.
-//! - `x-ratelimit`, `x-ratelimit-epoch`: the same under older names; `Reset` is seconds to go, or the
+//! - `x-ratelimit`, `x-ratelimit-epoch`: these three under older names; `Reset` is seconds to go, or the
 //!   time of day as seconds since the epoch.
 //!
 //! `Retry-After` (RFC 9110, section 10.2.3) goes with every denial that a wait can mend.

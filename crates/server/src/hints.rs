@@ -7,18 +7,18 @@ use acequia_node::{Answer, Catalogue};
 
 use crate::{labels::FirstLabels, tally::Histogram};
 
-/// Pairs of a limit and a reason that are counted by name. Further limits are counted together.
+/// The most pairs of a limit and a reason that are counted by name. Further limits are counted together.
 const PAIRS_MAX: usize = 200;
 /// Upper bounds of the buckets, in seconds.
 pub(crate) const HINT_SECONDS: [f64; 12] =
     [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3_600.0, 21_600.0, 86_400.0];
 
-/// Whose denials are counted together.
+/// The key by which denials are counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Decider {
     /// A limit, by its slot.
     Limit(u32),
-    /// No limit: the node had no room for what it would have to remember.
+    /// No limit decided: the node had no room for what it would have to remember.
     Node,
     /// Any limit beyond those that are counted by name.
     Other,
@@ -29,7 +29,7 @@ enum Decider {
 pub(crate) struct Hints(BTreeMap<(Decider, Reason), Histogram<12>>);
 
 impl Hints {
-    /// Counts a denial. `pairs` are those of all workers.
+    /// Counts a denial. `pairs` are the pairs that all workers count by name.
     pub(crate) fn count(&mut self, answer: &Answer, catalogue: &Catalogue, pairs: &Pairs) {
         if answer.retry_after_ns == NEVER {
             return;
@@ -56,21 +56,21 @@ impl Hints {
         }
     }
 
-    /// By the words for the limit and the reason; without limits that the catalogue no longer has.
+    /// The histograms by the labels of limit and reason, without limits that have left the catalogue.
     pub(crate) fn by_label(&self, catalogue: &Catalogue) -> BTreeMap<(String, &'static str), Histogram<12>> {
         let slots: BTreeSet<u32> = self.0.keys().filter_map(|(decider, _)| decider.slot()).collect();
         let shown = catalogue.limits.iter().filter(|active| slots.contains(&active.slot()));
         let paths: BTreeMap<u32, String> = shown.map(|active| (active.slot(), active.limit.path())).collect();
         let mut all: BTreeMap<_, Histogram<12>> = BTreeMap::new();
         for ((decider, reason), waits) in &self.0 {
-            // Every limit's path has a `/`.
+            // The other labels have no `/`, and every limit's path has one.
             let limit = match decider {
                 Decider::Limit(slot) => paths.get(slot).cloned(),
                 Decider::Node => Some("none".to_owned()),
                 Decider::Other => Some("other".to_owned()),
             };
             let Some(limit) = limit else { continue };
-            // A limit and the one that succeeds it have one name.
+            // A limit and its successor have one path.
             all.entry((limit, reason.as_str())).or_default().add(waits);
         }
         all

@@ -54,14 +54,15 @@ use crate::{
 const BODY_BYTES_MAX: usize = 1 << 20;
 /// How long a request may take to arrive.
 const READ_MAX: Duration = Duration::from_secs(10);
-/// Bytes of the head of a request: two of the longest values, so that a proxy which forwards all headers is answered.
+/// Bytes of a request's head: two of the longest values fit, so that a proxy which forwards all headers is
+/// answered.
 const HEADER_BYTES_MAX: u32 = 128 << 10;
 /// Requests at one time on a connection of HTTP/2.
 const STREAMS_MAX: u32 = 128;
 /// Bytes that a caller of HTTP/2 may send ahead of what is read, and that may wait for it.
 const WINDOW_BYTES: u32 = 64 << 10;
 
-/// What needs neither certificate nor token: who looks after nodes has none.
+/// Paths that need neither certificate nor token: a health checker has none.
 const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 
 /// The services of the port.
@@ -78,7 +79,7 @@ pub fn router(worker: Arc<Worker>) -> Router {
         .with_state(worker)
 }
 
-/// Serves a connection until its end, or until `stopping`: then requests in flight are still answered.
+/// Serves a connection until its end, or until `stopping`. Requests in flight are still answered then.
 pub(crate) async fn serve(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     (worker, router): (Arc<Worker>, Router),
@@ -109,7 +110,7 @@ pub(crate) async fn serve(
                 calls.called();
                 rights
             }
-            // Such a call keeps no connection.
+            // Such a call does not keep its connection open.
             Err(_) if OPEN_PATHS.contains(&request.uri().path()) => None,
             Err(fault) => {
                 worker.shared.refused.count(Port::Http, fault.why(), caller.from, &fault);
@@ -145,7 +146,8 @@ pub(crate) async fn serve(
     .await;
 }
 
-/// Reads what little there is of a body: a caller of HTTP/2 that is answered before it has sent everything may take that for a fault.
+/// Reads what little there is of a body. A caller of HTTP/2 that is answered before it has sent everything
+/// may take that for a fault.
 async fn read_small(mut body: hyper::body::Incoming) {
     let read = async {
         let mut left = SMALL_BYTES;
@@ -156,11 +158,11 @@ async fn read_small(mut body: hyper::body::Incoming) {
             }
         }
     };
-    // Whoever sends it slowly is not waited for.
+    // A caller that sends slowly is not waited for.
     let _ = tokio::time::timeout(READ_MAX, read).await;
 }
 
-/// Answers a caller that may not ask.
+/// Answers a caller that is not allowed to ask.
 fn turned_away(fault: TurnedAway) -> Response {
     let json = Json(serde_json::json!({ "error": fault.to_string() }));
     match fault {
@@ -172,7 +174,7 @@ fn turned_away(fault: TurnedAway) -> Response {
     }
 }
 
-/// Why a call may not do this, for this domain.
+/// The answer if a call may not do this for this domain.
 fn forbidden(worker: &Worker, rights: &CallRights, what: May, domain: Option<&str>) -> Option<Response> {
     let allowed = may(rights, what)
         .and_then(|()| domain.map_or(Ok(()), |domain| may_ask_for(rights, domain.as_bytes())));
@@ -210,11 +212,11 @@ struct PeekAnswer<'a> {
     #[serde(flatten)]
     verdict: CheckAnswer<'a>,
     unmatched: Vec<UnmatchedJson<'a>>,
-    /// What an operator should know of the limits of the domain.
+    /// What an operator should know about the limits of the domain.
     warnings: Vec<String>,
 }
 
-/// A limit that is not about the request.
+/// A limit that does not match the request.
 #[derive(Debug, Serialize)]
 struct UnmatchedJson<'a> {
     name: &'a str,
@@ -243,7 +245,7 @@ struct CheckAnswer<'a> {
     remaining: Option<u64>,
     retry_after_ms: Option<u64>,
     delay_ms: u64,
-    /// By which the charge can be settled; null unless that was asked for.
+    /// The id by which the charge can be settled; null unless the caller asked for that.
     charge_id: Option<String>,
     /// Whether this id was answered before.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -274,12 +276,12 @@ struct LimitJson<'a> {
     /// The class of consumers, where the limit has classes.
     #[serde(skip_serializing_if = "Option::is_none")]
     class: Option<&'a str>,
-    /// Units that passed though this node did not have them, since the store was lost.
+    /// Units that passed beyond what this node held, in a store outage.
     #[serde(skip_serializing_if = "Option::is_none")]
     open_units: Option<u64>,
 }
 
-/// Reads a body of JSON, and what it holds until it is answered; or answers what is wrong with it.
+/// Reads a body of JSON, and counts its bytes until the answer; or returns the fault as an answer.
 async fn read_json<T: DeserializeOwned>(
     worker: &Worker,
     life: &Arc<Life>,
@@ -319,7 +321,7 @@ async fn collect(mut body: Body, hold: &mut Hold) -> Result<Vec<u8>, Unread> {
     Ok(all)
 }
 
-/// Says that there is no room now.
+/// Says that the node has no room now.
 fn busy(fault: TooMuchHeld) -> Response {
     let again = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
     let json = Json(serde_json::json!({ "error": fault.to_string() }));
@@ -350,7 +352,7 @@ async fn check(
     };
     let settings = worker.shared.settings();
     let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
-        // Both verdicts are answers, but to have none.
+        // Both verdicts are answers with status 200, except when nobody can decide.
         let status = status(answer, StatusCode::OK);
         let json = Json(check_answer(answer, catalogue, &worker.shared.names));
         with_headers((status, json).into_response(), headers(&settings.headers.http, answer, catalogue, now))
@@ -361,7 +363,7 @@ async fn check(
     }
 }
 
-/// The request that a body asks about.
+/// The request of a body.
 fn asked<'b>(
     domain: &'b str,
     descriptors: &'b [JsonDescriptor],
@@ -377,8 +379,8 @@ fn asked<'b>(
     check_request(&request).map(|()| request)
 }
 
-/// `POST /v1/peek`: what a check would be answered, and why other limits of the domain are not about the request. It charges nothing, so its
-/// status is 200 for a denial too.
+/// `POST /v1/peek`: how a check would be answered, and why other limits of the domain do not match the
+/// request. It charges nothing, so its status is 200 for a denial, too.
 async fn peek(
     State(worker): State<Arc<Worker>>,
     Extension(life): Extension<Arc<Life>>,
@@ -409,7 +411,7 @@ async fn peek(
     };
     match worker.ask(&request, Ask::PEEK.into(), respond).await {
         Ok(json) => {
-            // An answer that nobody reads is held, too.
+            // An answer that is not read yet counts as held, too.
             hold.keep(json.len());
             let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
             (kind, Body::new(HeldText { text: json.into(), _hold: hold })).into_response()
@@ -418,7 +420,7 @@ async fn peek(
     }
 }
 
-/// How a check's charge is remembered.
+/// How the charge of a check is remembered.
 fn recording(worker: &Worker, request: &Request<'_>, body: &CheckBody) -> Result<Option<Recording>, String> {
     let id = body.id.as_deref();
     if id == Some("") {
@@ -510,11 +512,12 @@ fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue, names: &Names) ->
     }
 }
 
-/// `GET /v1/authz?domain=shop&api_key=k1&header.route=x-forwarded-uri&deny_status=403`: every
-/// parameter but `domain`, `cost` and `deny_status` is an entry; `header.KEY=NAME` takes its value
-/// from a header of the request, and leaves the entry out where there is none. A header that comes more than once is a list with commas
-/// (RFC 9110, section 5.3). nginx makes 500 of an error, so nothing that a client can choose is one. A question without entries is answered
-/// like any that no `when` and no `by` fits, values may hold any bytes, and one that is too long is denied.
+/// `GET /v1/authz?domain=shop&api_key=k1&header.route=x-forwarded-uri&deny_status=403`. Every parameter
+/// except `domain`, `cost` and `deny_status` is an entry. `header.KEY=NAME` takes the value from a header of
+/// the request, and leaves the entry out if there is none. A header that comes more than once is a list with
+/// commas (RFC 9110, section 5.3). nginx makes 500 of an error, so nothing that a client can choose is an
+/// error. A request without entries is answered like one that matches no `when` and no `by`. Values may hold
+/// any bytes, and a request that is too long is denied.
 async fn authz(
     State(worker): State<Arc<Worker>>,
     Extension(rights): Extension<CallRights>,
@@ -566,12 +569,12 @@ async fn metrics(
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
     let text = metrics::text(&worker.shared);
     let mut hold = life.hold();
-    // An answer that nobody reads is held, too.
+    // An answer that is not read yet counts as held, too.
     hold.keep(text.len());
     ([(header::CONTENT_TYPE, kind)], Body::new(HeldText { text: text.into(), _hold: hold })).into_response()
 }
 
-/// An answer that is held until it is sent.
+/// An answer whose bytes count as held until it is sent.
 struct HeldText {
     text: Bytes,
     _hold: Hold,
@@ -585,7 +588,7 @@ impl http_body::Body for HeldText {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        // In parts, of which a connection takes one at a time.
+        // The text leaves in parts. A connection takes one at a time.
         let part = self.text.len().min(WINDOW_BYTES as usize);
         let part = self.text.split_to(part);
         Poll::Ready((!part.is_empty()).then(|| Ok(Frame::data(part))))
@@ -600,8 +603,8 @@ impl http_body::Body for HeldText {
     }
 }
 
-/// A node is ready unless it is stopping, or owns nothing. A partition or a lost store never makes it unready: what it
-/// may still give nobody else could.
+/// A node is ready unless it is stopping or owns nothing. A partition or a store outage never makes it
+/// unready: no other node could give what this one may still give.
 async fn readyz(State(worker): State<Arc<Worker>>) -> Response {
     match worker.shared.ready() {
         Ok(()) if worker.shared.node.is_journal_down() => {

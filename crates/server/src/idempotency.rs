@@ -1,11 +1,13 @@
 //! Names of charges that all nodes of a region know, where they share a store.
 //!
-//! A check under an id that this node does not remember asks the store first: another node may have answered it. Who claims it first
-//! charges, and keeps its answer there before it replies. Where the store does not answer in time, the node decides alone, and
-//! remembers alone: then the same id is charged once at each node that is asked.
+//! If this node does not remember the id of a check, it asks the store first: another node may have answered
+//! the id. The node that claims the id first charges, and keeps its answer in the store before it replies. If
+//! the store does not answer in time, the node decides and remembers alone: then each node that is asked may
+//! charge the same id once.
 //!
-//! What others may answer by is given back after the name was ended in the store ([`acequia_rights::pool::name`]). A settlement of a
-//! charge that another node made is told to that one by a letter in the store, where no mesh carries it there.
+//! A charge whose answer others may repeat is given back only after the store has ended the name
+//! ([`acequia_rights::pool::name`]). Where no mesh carries a settlement to the node that made the charge, a
+//! letter in the store does.
 
 use std::{
     collections::VecDeque,
@@ -35,23 +37,25 @@ use tokio::{
 
 use crate::{clock::Clock, worker::Shared};
 
-/// How long a decision waits for the store to say what it knows of a name, and for another node that has claimed it: that one waits no longer
-/// for the store either, and mostly began before. It may wait for other regions, or the store be so far away that no second look is in time:
-/// then this node decides alone.
+/// How long a decision waits for the store's answer about a name, and for another node that has claimed the
+/// name. The other node waits no longer for the store either, and mostly began before. It may wait for other
+/// regions, or the store may be too far away for a second look: then this node decides alone.
 pub(crate) const WAIT: Duration = Duration::from_millis(3);
-/// How long after another node's claim its answer is looked for again: no timer is finer.
+/// How long after another node's claim this node looks for the answer again: no timer is finer.
 const LOOK: Duration = Duration::from_millis(1);
-/// A settlement is no decision: it waits longer.
+/// How long a settlement waits for the store: longer than a decision.
 const PATIENT: Duration = Duration::from_millis(200);
-/// A claim without an answer is over after so long: whoever made it is gone. In microseconds.
+/// How long a claim lasts without an answer, in microseconds. After that, the node that claimed the name is
+/// gone.
 const CLAIM_US: u64 = 5_000_000;
-/// How long a name is known to be ended, and a letter waits, in microseconds: as long as charges are remembered where nothing else is said.
+/// How long the store knows that a name is ended, and how long a letter waits, in microseconds. This is the
+/// default time for which charges are remembered.
 const KEEP_US: u64 = acequia_node::KEEP_NS / 1_000;
 /// How often letters are collected.
 const COLLECT: Duration = Duration::from_millis(250);
-/// Calls about names at once: half of what may be under way to one shard.
+/// Calls about names at one time: half of the calls that may be in flight to one shard.
 const CALLS_MAX: usize = 128;
-/// Settlements that are tried again.
+/// The most settlements that are tried again.
 const OWED_MAX: usize = 4_096;
 
 /// The way to the names that the nodes of a region share.
@@ -61,44 +65,45 @@ pub(crate) struct SharedNames {
     /// This node's process.
     me: Taker,
     calls: AtomicU64,
-    /// Calls about names that may be under way: leases need the store as well.
+    /// Room for calls about names under way. It is bounded because leases need the store as well.
     room: Semaphore,
     pub(crate) counts: Counts,
 }
 
-/// What became of names, since the start.
+/// Counts of names since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Claimed here.
+    /// Names that this node claimed.
     pub(crate) claimed: AtomicU64,
-    /// Answered by what another node had answered.
+    /// Names that another node had answered.
     pub(crate) repeated: AtomicU64,
-    /// Not looked for, or not in time: decided alone.
+    /// Names that were decided alone: the store was not asked, or did not answer in time.
     pub(crate) alone: AtomicU64,
 }
 
-/// What the store says of a name.
+/// The store's answer about a name.
 #[derive(Debug)]
 pub(crate) enum Named {
-    /// Nobody had it: this node charges.
+    /// No node had the name: this node charges.
     Claimed(Claim),
-    /// This was answered.
+    /// A node answered the request, with this answer.
     Kept(Vec<u8>),
-    /// What was charged was given back.
+    /// The charge was given back.
     Ended,
-    /// Nobody answered in time: it may be claimed or not.
+    /// The store did not answer in time: the name may be claimed or not.
     Unsure(Claim),
-    /// The store is lost, or was not asked; or another node has claimed it, and did not say in time what came of it.
+    /// The store is down, or was not asked; or another node has claimed the name, and did not say the outcome
+    /// in time.
     Alone,
 }
 
-/// What became of a call about a name.
+/// The outcome of a call about a name.
 #[derive(Debug)]
 enum Acted {
     Done(NameState),
-    /// It may have been done or not.
+    /// The call may have been executed or not.
     Unsure,
-    /// It was not made, or did nothing.
+    /// The call was not made, or did nothing.
     Not,
 }
 
@@ -117,7 +122,7 @@ impl SharedNames {
         Self { carrier, me, calls: AtomicU64::new(0), room, counts: Counts::default() }
     }
 
-    /// Looks for a name, and claims it if nobody has it. It takes no longer than is `allowed`.
+    /// Looks for a name, and claims it if no node has it. Takes no longer than `allowed`.
     pub(crate) async fn claim(
         &self,
         node: &Node,
@@ -136,7 +141,7 @@ impl SharedNames {
             let claim = Claim { id, by, at };
             match acted {
                 Acted::Done(NameState::Claimed(holder)) if holder == by => break Named::Claimed(claim),
-                // Another node decides just now.
+                // Another node is deciding now.
                 Acted::Done(NameState::Claimed(_)) if begun.elapsed() + LOOK < longest => {
                     sleep(LOOK.saturating_sub(called.elapsed())).await;
                 }
@@ -156,7 +161,8 @@ impl SharedNames {
         named
     }
 
-    /// Keeps the answer to what was charged under a claim, or gives the claim up where nothing was.
+    /// Keeps the answer to a charge that was made under a claim; or gives the claim up if nothing was
+    /// charged.
     async fn keep(&self, node: &Node, clock: &dyn Clock, claim: Claim) {
         let now = node.corrected(clock.now());
         let Claim { id, by, at } = claim;
@@ -167,10 +173,11 @@ impl SharedNames {
         self.act((id, by), &at, what, (now, PATIENT)).await;
     }
 
-    /// From now on no node answers by a name; says whether that is certain. `kept` in which generation one may have.
+    /// Ends a name, so that no node answers by it from now on; says whether that is certain. `kept`: the
+    /// generation in which a node may have kept an answer.
     async fn end(&self, node: &Node, id: ChargeId, kept: Generation, now: Now) -> bool {
         let Some(at) = node.kept_at(id) else { return false };
-        // Nodes may still go by the one before.
+        // Other nodes may still use the generation before.
         if at.generation != kept && !at.grants {
             return false;
         }
@@ -179,7 +186,7 @@ impl SharedNames {
         matches!(standing, Acted::Done(NameState::Ended))
     }
 
-    /// Does something to a name; for so long it may take.
+    /// Does something to a name, within `longest`.
     async fn act(
         &self,
         (id, by): (ChargeId, Taker),
@@ -189,7 +196,7 @@ impl SharedNames {
     ) -> Acted {
         let cell = format!("name:{}", id.to_text());
         let Some(at) = at(kept, &cell, now) else { return Acted::Not };
-        // Who gives a charge back waits for nobody else.
+        // A call that gives a charge back waits for no other.
         let room = if what == What::End { None } else { self.room.try_acquire().ok() };
         if longest.is_zero() || (room.is_none() && what != What::End) {
             return Acted::Not;
@@ -202,7 +209,7 @@ impl SharedNames {
         }
     }
 
-    /// Leaves a letter for another node; says whether it is there.
+    /// Leaves a letter for another node; says whether the letter is in the store.
     pub(crate) async fn post(&self, node: &Node, to: u16, letter: Letter, now: Now) -> bool {
         let Some(kept) = node.kept_in(to % GROUPS) else { return false };
         let cell = letters_of(to);
@@ -212,7 +219,7 @@ impl SharedNames {
         matches!(posted, Ok(Ok(Answer::Done(true))))
     }
 
-    /// The letters that wait for this node, but for those about charges that it had letters of.
+    /// The letters that wait for this node, except about charges of which it already has letters.
     async fn collect(&self, node: &Node, had: &[u128], now: Now) -> Option<Vec<Letter>> {
         let kept = node.kept_in(self.me.node % GROUPS)?;
         let cell = letters_of(self.me.node);
@@ -228,14 +235,15 @@ fn letters_of(node: u16) -> String {
     format!("letters:{node}")
 }
 
-/// By the clock as the node goes by it. The store has its time, however long anybody waits: one that is slow for a decision is not lost.
+/// The target of a call, dated by the node's corrected clock. The deadline is the store's own, however short
+/// a caller waits: a store too slow for one decision is not down.
 fn at<'a>(kept: &KeptAt, cell: &'a str, now: Now) -> Option<At<'a>> {
     let KeptAt { group, terms, generation, .. } = *kept;
     let (group, wall_us) = (Group::new(group)?, now.wall_ns / 1_000);
     Some(At { group, terms, cell, generation, wall_us, deadline: PATIENT })
 }
 
-/// A claim under which something is decided. What comes of it is kept, even if the caller goes away meanwhile.
+/// A claim while its request is decided. The outcome is kept even if the caller goes away meanwhile.
 pub(crate) struct Deciding<'a> {
     shared: &'a Arc<Shared>,
     claim: Option<Claim>,
@@ -246,7 +254,8 @@ impl<'a> Deciding<'a> {
         Self { shared, claim: Some(claim) }
     }
 
-    /// It is decided. Waits no longer than that until the answer is kept: whoever asks the same meanwhile finds the claim, and waits.
+    /// The request is decided: waits for at most `longest` until the answer is kept. A node that asks the
+    /// same meanwhile finds the claim, and waits.
     pub(crate) async fn keep(mut self, longest: Duration) {
         if let Some(kept) = self.keep_apart() {
             let _late = timeout(longest, kept).await;
@@ -255,7 +264,7 @@ impl<'a> Deciding<'a> {
 
     fn keep_apart(&mut self) -> Option<JoinHandle<()>> {
         let (claim, shared) = (self.claim.take()?, Arc::clone(self.shared));
-        // Where there is none, the process ends.
+        // Without a runtime the process is ending.
         let runtime = Handle::try_current().ok()?;
         Some(runtime.spawn(async move {
             if let Some(siblings) = shared.siblings.get() {
@@ -271,7 +280,8 @@ impl Drop for Deciding<'_> {
     }
 }
 
-/// Settles a charge of this node's; nothing where other nodes may go on answering by it, since the store does not say otherwise.
+/// Settles a charge of this node. `None` if the store has not confirmed that the name is ended: other nodes
+/// may still answer by it.
 pub(crate) async fn settle(shared: &Shared, id: ChargeId, cost: Option<u64>) -> Option<Settled> {
     loop {
         let now = shared.clock.now();
@@ -287,7 +297,7 @@ pub(crate) async fn settle(shared: &Shared, id: ChargeId, cost: Option<u64>) -> 
     }
 }
 
-/// Settles what nobody waits for: what came over the mesh, and by letters. Until `stopping`.
+/// Settles what came over the mesh and by letters, for which no caller waits. Runs until `stopping`.
 pub(crate) async fn deliver(shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
     let work = async {
         let mut owed: VecDeque<(Instant, ChargeId, Option<u64>)> = VecDeque::new();

@@ -8,7 +8,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-/// A descriptor as an object or a list of pairs; values are text, numbers or truths.
+/// A descriptor as an object or a list of pairs. Values are text, numbers or truths.
 #[derive(Debug)]
 pub struct JsonDescriptor(
     /// Keys and values, in the order of the text.
@@ -47,7 +47,7 @@ impl<'de> Deserialize<'de> for JsonDescriptor {
     }
 }
 
-/// A value: text, or a number, `true` or `false` as it is written: an id of thirty digits stays one.
+/// A value: text, or a number, `true` or `false` as it is written. So an id of thirty digits stays the same.
 struct Text(String);
 
 impl<'de> Deserialize<'de> for Text {

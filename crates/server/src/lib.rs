@@ -1,10 +1,14 @@
-//! The shell around a node: config, clocks, the journal's writer, the services.
-//! It waits, reads, asks the node, and writes; a branch about limits does not belong here.
+//! The shell around a node: config, clocks, the journal's writer, the services. The shell waits, reads, asks
+//! the node, and writes; a branch about limits does not belong here.
 //!
-//! [`Service`] is the whole server: [`run`] runs it on this machine, [`Service::serve_in`] within a runtime of the caller's,
-//! on the sockets, the disk, the clock and the [`chance`] of a simulation; [`serve`] is what both share. Where a request goes:
-//! `connections` has a place for it, `gate` lets it in, `callers` say what it may do, `grpc` or `http` reads it, [`question`] refuses what no caller should send, [`worker`] asks (`patience` keeps those that may
-//! wait), `respond` and `headers` write. [`regions`] connects the node to other regions, [`webhooks`] tells operators.
+//! [`Service`] is the whole server. [`run`] runs it on this machine. [`Service::serve_in`] runs it within a
+//! caller's runtime, on the sockets, disk, clock and [`chance`] of a simulation. [`serve`] is what both
+//! share.
+//!
+//! The way of a request: `connections` has a place for it, `gate` lets it in, and `callers` say what it may
+//! do. Then `grpc` or `http` reads it, and [`question`] refuses what no caller should send. [`worker`] asks
+//! the node, and `patience` keeps requests that may wait. `respond` and `headers` write the answer.
+//! [`regions`] connects the node to other regions, [`webhooks`] tells operators.
 
 pub mod authz;
 mod callers;

@@ -1,8 +1,8 @@
-//! The end of a connection: what was sent last must arrive.
+//! The end of a connection: the last bytes that were sent must arrive.
 //!
-//! A socket that is closed while bytes of the other side are unread makes the system reset the connection, and then what the other side has
-//! not read yet may be lost to it (RFC 1122, section 4.2.2.13). So who ends a connection says that nothing more comes, and goes on reading
-//! for a while.
+//! If a socket is closed while bytes of the other side are unread, the system resets the connection. Then the
+//! other side may lose what it has not read yet (RFC 1122, section 4.2.2.13). So the side that ends a
+//! connection says that nothing more comes, and goes on reading for a while.
 
 use std::{
     io,
@@ -14,21 +14,22 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
-/// How long the other side may take to close. Longer loses less over slow links; shorter ends a stopping node sooner.
+/// How long the other side may take to close. Longer loses less over slow links; shorter ends a stopping node
+/// sooner.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// A stream that is left for somebody when it is dropped.
+/// A stream that is left in a shared place when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Borrowed<S> {
     stream: Option<S>,
     left: Left<S>,
 }
 
-/// Where a stream is left.
+/// The place where a stream is left.
 pub(crate) type Left<S> = Arc<Mutex<Option<S>>>;
 
 impl<S> Borrowed<S> {
-    /// A stream, and where it will be.
+    /// Lends a stream, and gives the place where it will be left.
     pub(crate) fn new(stream: S) -> (Self, Left<S>) {
         let left = Left::default();
         (Self { stream: Some(stream), left: Arc::clone(&left) }, left)
@@ -41,7 +42,7 @@ impl<S> Drop for Borrowed<S> {
     }
 }
 
-/// Ends what was left of a connection.
+/// Ends the rest of a connection.
 pub(crate) async fn close<S: AsyncRead + AsyncWrite + Unpin>(left: Left<S>) {
     let stream = left.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(mut stream) = stream else { return };
@@ -51,7 +52,7 @@ pub(crate) async fn close<S: AsyncRead + AsyncWrite + Unpin>(left: Left<S>) {
             while matches!(stream.read(&mut unread).await, Ok(1..)) {}
         }
     };
-    // Whoever does not close is not waited for.
+    // A peer that does not close is not waited for.
     let _ = tokio::time::timeout(LINGER, until_closed).await;
 }
 

@@ -1,6 +1,8 @@
-//! `/metrics`: OpenMetrics text, made when somebody looks. No value of a descriptor is ever a label, and times are in seconds.
+//! `/metrics`: OpenMetrics text, made on request. No value of a descriptor is ever a label, and times are in
+//! seconds.
 //!
-//! `deploy/metrics.md` says what the metrics mean, with the two pages that it names. A test compares those tables with what nodes show.
+//! `deploy/metrics.md` and the two pages that it names say what the metrics mean. A test compares those
+//! tables with what nodes show.
 
 use std::{
     collections::BTreeMap,
@@ -38,17 +40,17 @@ use crate::{
     worker::Shared,
 };
 
-/// Hot cells that are shown for each limit.
+/// How many hot cells are shown for each limit.
 const HOT_SHOWN: usize = 5;
 
 /// How often the config was read again since the start.
 #[derive(Debug, Default)]
 pub struct Reloads {
-    /// And put in force.
+    /// The new config was put in force.
     pub applied: AtomicU64,
-    /// And refused, the old one staying.
+    /// The new config was refused, and the old one stays.
     pub refused: AtomicU64,
-    /// And found to change nothing.
+    /// The config was read, and nothing in it was new.
     pub unchanged: AtomicU64,
 }
 
@@ -197,7 +199,7 @@ impl Collector for Counts {
 
 const NO_LABELS: [(&str, &str); 0] = [];
 
-/// A gauge of a peer or a server: its name, what it says, and its value where it has one.
+/// A gauge of a peer or a server: its name, its help text, and how its value is read, if it has one.
 type GaugeOf<T, V> = (&'static str, &'static str, fn(&T) -> Option<V>);
 
 const PEER_GAUGES: [GaugeOf<Peer, u64>; 4] = [
@@ -262,7 +264,7 @@ impl Out<'_> {
         metric.encode_info(&[("version", env!("CARGO_PKG_VERSION")), ("arch", std::env::consts::ARCH)])
     }
 
-    /// What every client of Prometheus shows, by the names that they have agreed on.
+    /// The metrics that every client of Prometheus shows, under the agreed names.
     fn of_process(&mut self, process: &Process) -> Result<(), std::fmt::Error> {
         let Process { start_s, cpu_s, resident_bytes, virtual_bytes, threads, open_fds, max_fds } = *process;
         if let Some(start_s) = start_s {
@@ -292,7 +294,7 @@ impl Out<'_> {
         Ok(())
     }
 
-    /// What denied requests were told.
+    /// The waits that denied requests were told.
     fn of_hints(&mut self, hints: &Hints, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
         let help = "Waits that denied requests were told, by the limit that decided and the reason: the first 200 such pairs, and other.";
         let unit = Unit::Seconds;
@@ -348,7 +350,7 @@ impl Out<'_> {
         Ok(())
     }
 
-    /// What callers have open, and who was turned away.
+    /// The connections of callers, and the callers that were turned away.
     fn of_connections(&mut self, shared: &Shared) -> Result<(), std::fmt::Error> {
         let ports = shared.connections.ports();
         let names: Vec<_> = ports.iter().map(|port| [("port", port.port().name())]).collect();
@@ -395,7 +397,7 @@ impl Out<'_> {
         )
     }
 
-    /// What is remembered of charges, and what was given back.
+    /// The charges that are remembered, and the units that were given back.
     fn of_charges(
         &mut self,
         shared: &Shared,
@@ -434,7 +436,7 @@ impl Out<'_> {
         Ok(())
     }
 
-    /// What limits gave up that are open while the store is lost.
+    /// The units that limits which stay open gave up in a store outage.
     fn of_open(&mut self, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
         let is_open = |active: &&Active| active.limit.spec.on_store_loss == OnStoreLoss::Open;
         let open = by_path(catalogue.limits.iter().filter(is_open), |active| Some([active.open_units()]));
@@ -450,7 +452,7 @@ impl Out<'_> {
         Ok(())
     }
 
-    /// What candidates and their live limits said of the requests that hit both.
+    /// The verdicts of candidates and their live limits on requests that hit both.
     fn of_candidates(&mut self, shared: &Shared, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
         let help = "Requests that hit a candidate and its live limit, by what both said.";
         let mut metric =
@@ -469,7 +471,7 @@ impl Out<'_> {
         Ok(())
     }
 
-    /// What a region may spend, who of the others was heard, and what travels.
+    /// The units that a region may spend, the regions that were heard, and the units in transfer.
     fn of_regions(&mut self, shared: &Shared, regions: &Regions) -> Result<(), std::fmt::Error> {
         let status = regions.status(shared);
         let peers: Vec<String> =
@@ -525,7 +527,7 @@ impl Out<'_> {
         self.of_holdings(&status.limits)
     }
 
-    /// Who shares limits with this node, and what names they share.
+    /// The nodes that share limits with this one, and the names of charges that they share.
     fn of_siblings(&mut self, left_out: u64, siblings: &Siblings) -> Result<(), std::fmt::Error> {
         let one = |value| [(&NO_LABELS[..], value)];
         self.gauge(
@@ -551,7 +553,7 @@ impl Out<'_> {
         )
     }
 
-    /// What this node does with the pools that the nodes of its region share.
+    /// The calls of this node to the pools that the nodes of its region share.
     fn of_pools(&mut self, counts: &LeaseCounts) -> Result<(), std::fmt::Error> {
         let one = |value| [(&NO_LABELS[..], value)];
         self.counter(
@@ -591,7 +593,7 @@ impl Out<'_> {
         self.gauge("acequia_pool_groups", help, groups)
     }
 
-    /// What this node holds of pools, by the limit's slot.
+    /// The units of pools that this node holds, by the limit's slot.
     fn of_held(&mut self, units: &BTreeMap<u32, u64>, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
         let by_limit =
             by_path(&catalogue.limits, |active| Some([units.get(&active.slot()).copied().unwrap_or(0)]));
@@ -604,7 +606,7 @@ impl Out<'_> {
         Ok(())
     }
 
-    /// The servers where the pools are.
+    /// The servers that have the pools.
     fn of_shards(&mut self, shards: &[ShardView]) -> Result<(), std::fmt::Error> {
         let shards: Vec<(&str, &ShardView)> =
             shards.iter().map(|shard| (shard.name.as_str(), shard)).collect();
@@ -634,7 +636,7 @@ impl Out<'_> {
         Ok(())
     }
 
-    /// By host: a URL's path may be secret.
+    /// Counts by host: a URL's path may be secret.
     fn of_webhooks(&mut self, by_host: &BTreeMap<String, WebhookCounts>) -> Result<(), std::fmt::Error> {
         let help = "Events for webhooks by what became of them; retried counts tries that others follow.";
         let name = "acequia_webhook_deliveries";
@@ -732,7 +734,7 @@ impl Out<'_> {
         metric.encode_gauge(&value)
     }
 
-    /// A gauge of each of several things that have names; none of those that have no value.
+    /// A gauge for each of several named things, without those that have no value.
     fn gauge_of_each<T, V: EncodeGaugeValue>(
         &mut self,
         (name, help, unit): (&str, &str, Option<&Unit>),
@@ -750,7 +752,7 @@ impl Out<'_> {
     }
 }
 
-/// Numbers of each limit, by its path: a limit and the one that succeeds it have one.
+/// Values of each limit, by its path. A limit and its successor have one path.
 fn by_path<'a, const N: usize>(
     limits: impl IntoIterator<Item = &'a Active>,
     numbers: impl Fn(&Active) -> Option<[u64; N]>,
@@ -766,7 +768,7 @@ fn by_path<'a, const N: usize>(
     all
 }
 
-/// What a region has of a limit, by the words for it.
+/// A region's holdings of a limit, by their words in metrics.
 fn holdings(limit: &LimitStatus) -> [(&'static str, Holding); 4] {
     [
         ("standing", limit.standing),
@@ -788,12 +790,12 @@ fn encode_histogram<const N: usize>(
     metric.encode_histogram::<NoExemplar>(counts.sum, count, &buckets, None)
 }
 
-/// Gauges are signed in OpenMetrics; ours are below 2^53 or say "no bound".
+/// Gauges are signed in OpenMetrics. The values here are below 2^53, or mean "no bound".
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// No exemplars: they would carry what labels may not.
+/// No exemplars: they would show values that labels must not show.
 type NoExemplar = Vec<(String, String)>;
 
 #[cfg(test)]
@@ -803,7 +805,7 @@ mod tests {
     use super::*;
     use crate::respond::lost::answer;
 
-    /// What one part of the metrics says.
+    /// One part of the metrics.
     #[derive(Debug)]
     struct Part(fn(&mut Out<'_>) -> Result<(), std::fmt::Error>);
 
@@ -826,7 +828,7 @@ mod tests {
         for line in lines {
             assert!(text.lines().any(|other| other == *line), "no {line} in {text}");
         }
-        // Each has a word to say what it is.
+        // Each kind has a word for itself.
         let named = |kind: &str| -> Vec<String> {
             let lines = text.lines().filter_map(|line| line.strip_prefix(kind));
             lines.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()

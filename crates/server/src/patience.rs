@@ -1,5 +1,5 @@
-//! Requests that wait for units of other regions, of the region's pools, or of another one of its nodes, for a bounded time and in a bounded
-//! number.
+//! Requests that wait for units of other regions, of the region's pools, or of another node of the region.
+//! Both their number and their time have a bound.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,10 +10,11 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-/// Requests that wait at one time. Past them a denial counts at once: whoever floods a limit shall take neither memory by it
-/// nor all streams of a proxy's connection.
+/// Requests that wait at one time. Beyond them a denial counts at once: a flood of one limit must not take
+/// the node's memory, nor all streams of a proxy's connection.
 const WAITING_MAX: usize = 256;
-/// Whoever is drawn for, and waits for longer, is asked about again so often: there may be room to draw by now, or units.
+/// How often a longer wait with a forward is interrupted to ask again: by now there may be units, or room for
+/// a forward.
 const DRAW_AGAIN: Duration = Duration::from_millis(10);
 
 /// Where requests wait.
@@ -21,12 +22,12 @@ const DRAW_AGAIN: Duration = Duration::from_millis(10);
 pub(crate) struct Waiting {
     /// [`acequia_node::Node::news`].
     news: watch::Sender<u64>,
-    /// There are frames to be sent at once: somebody waits for what they ask for.
+    /// Wakes the sender of frames: somebody waits for what the frames ask for.
     frames: Notify,
     room: Arc<Semaphore>,
 }
 
-/// What was drawn for a request. When that waits no more, for whatever reason, it is drawn no more.
+/// A forward of a request's charge. It is given up when the request stops waiting, for whatever reason.
 #[derive(Debug)]
 struct Drawn {
     node: Arc<Node>,
@@ -42,14 +43,14 @@ impl Drop for Drawn {
 /// A request that waits.
 #[derive(Debug)]
 pub(crate) struct Patience {
-    /// Which limits denied it.
+    /// The limits that denied the request, as a set of bits.
     pub(crate) denied: u64,
     until: Instant,
     news: watch::Receiver<u64>,
-    /// Whether what it lacks may be drawn; and what was.
+    /// Whether what the request lacks may be forwarded; and, below, the forward itself.
     may_draw: bool,
     drawn: Option<Drawn>,
-    /// Since when it waits: steady clock.
+    /// When the request began to wait: steady clock.
     since_ns: u64,
     _room: OwnedSemaphorePermit,
 }
@@ -65,15 +66,15 @@ impl Default for Waiting {
 }
 
 impl Waiting {
-    /// A place to wait for so long, if there is one left.
-    /// `since_ns`: when it was asked, by the steady clock.
+    /// A place to wait for `longest`, if there is one left. `since_ns`: when the request was asked, by the
+    /// steady clock.
     pub(crate) fn patience(&self, longest: Duration, denied: u64, since_ns: u64) -> Option<Patience> {
         let room = Arc::clone(&self.room).try_acquire_owned().ok()?;
         let (until, news) = (Instant::now() + longest, self.news.subscribe());
         Some(Patience { denied, until, news, may_draw: false, drawn: None, since_ns, _room: room })
     }
 
-    /// There are frames to be sent at once.
+    /// Says that there are frames to send at once.
     pub(crate) fn call(&self) {
         self.frames.notify_one();
     }
@@ -83,15 +84,15 @@ impl Waiting {
         self.frames.notified().await;
     }
 
-    /// Units came.
+    /// Says that units came.
     pub(crate) fn tell(&self, news: u64) {
         self.news.send_if_modified(|last| std::mem::replace(last, news) != news);
     }
 }
 
 impl Patience {
-    /// Waits for news, or until the time is over. The sender outlives whoever waits. While something is drawn for it and nothing of that has
-    /// come, news are for others.
+    /// Waits for news, or until the time is over. While a forward is under way and none of its units has
+    /// come, news are for others. The sender of news outlives every waiter.
     pub(crate) async fn wait(&mut self) {
         let until = if self.may_draw { self.until.min(Instant::now() + DRAW_AGAIN) } else { self.until };
         while timeout_at(until, self.news.changed()).await.is_ok() && self.is_drawing() {}
@@ -101,8 +102,8 @@ impl Patience {
         self.drawn.as_ref().is_some_and(|Drawn { node, draw }| node.is_drawing(draw))
     }
 
-    /// Draws what the request was just denied for want of, where it may be and nothing that was drawn before is under way. Says whether
-    /// there are frames to be sent.
+    /// Forwards the charge that was just denied, where that may be done and no earlier forward is under way.
+    /// Says whether there are frames to send.
     pub(crate) fn draw(&mut self, node: &Arc<Node>, asker: &Asker, now: Now) -> bool {
         let (answer, catalogue) = asker.last();
         self.may_draw |= node.may_draw(answer);
@@ -119,7 +120,7 @@ impl Patience {
         draws
     }
 
-    /// How it is asked again, if it may be drawn for.
+    /// How the request is asked again, if its charge may be forwarded.
     pub(crate) fn forwarding(&self) -> Forwarding {
         self.drawn.as_ref().map_or(Forwarding::May, |drawn| Forwarding::Since(drawn.draw.since_ns()))
     }
@@ -129,7 +130,7 @@ impl Patience {
         goes_on((self.denied, denied), self.may_draw)
     }
 
-    /// The same for no longer than `left` from now, unless its time is over.
+    /// This wait, cut to at most `left` from now; `None` if its time is over.
     pub(crate) fn shorten(self, left: Duration) -> Option<Self> {
         let now = Instant::now();
         let until = self.until.min(now + left);
@@ -137,9 +138,9 @@ impl Patience {
     }
 }
 
-/// What limits miss that did not deny a request before was asked of nobody. Of those that did, some may have what was drawn for them by now,
-/// while others still wait for theirs, or are drawn for after those. Where no limit denies any more, something else does, and nothing mends
-/// that.
+/// A limit that denies only now was asked of nobody, so the wait ends. With forwards, some of the limits that
+/// denied before may have their units by now, while others still wait. If no limit denies any more, something
+/// else denies the request, and no wait mends that.
 const fn goes_on((before, now): (u64, u64), may_draw: bool) -> bool {
     if may_draw { now != 0 && now & !before == 0 } else { now == before }
 }

@@ -1,6 +1,7 @@
-//! What the kernel says of this process, for the metrics `process_*` that every client of Prometheus has.
+//! The kernel's figures about this process, for the metrics `process_*` that every client of Prometheus has.
 //!
-//! It is read from `/proc` when somebody looks. What a kernel does not say, or says otherwise, is left out.
+//! The figures are read from `/proc` on request. A figure that a kernel does not give, or gives in another
+//! form, is left out.
 
 use std::{
     fs::{self, File},
@@ -10,11 +11,12 @@ use std::{
 
 use rustix::process::{Resource, getrlimit};
 
-/// Ticks of the times in `/proc`, the same on every machine: the kernel's own may be others.
+/// Ticks a second in the times of `/proc`, on every machine; the kernel's own ticks may differ.
 const TICKS_PER_SECOND: f64 = 100.0;
-/// So much of a file is read: most of `/proc/stat` are counts of interrupts, and the time of the boot comes after them.
+/// How much of a file is read. Most of `/proc/stat` are counts of interrupts, and the time of the boot comes
+/// after them.
 const FILE_MAX: u64 = 1 << 20;
-/// Where fields of `/proc/self/stat` are behind the command's name, which may hold anything.
+/// Places of fields in `/proc/self/stat`, counted after the command's name, which may hold any text.
 const USER_TICKS: usize = 11;
 const SYSTEM_TICKS: usize = 12;
 const START_TICKS: usize = 19;
@@ -24,20 +26,20 @@ const START_TICKS: usize = 19;
 pub(crate) struct Process {
     /// When it started, in seconds since 1970.
     pub(crate) start_s: Option<f64>,
-    /// Seconds that processors spent on it, in the kernel too.
+    /// Seconds that processors spent on the process, in the kernel too.
     pub(crate) cpu_s: Option<f64>,
     pub(crate) resident_bytes: Option<u64>,
     pub(crate) virtual_bytes: Option<u64>,
     pub(crate) threads: Option<u64>,
     pub(crate) open_fds: Option<u64>,
-    /// Nothing where there is no bound.
+    /// `None` if there is no bound.
     pub(crate) max_fds: Option<u64>,
 }
 
 impl Process {
-    /// Looks.
+    /// Reads the figures.
     pub(crate) fn look() -> Self {
-        // Kept: the kernel's word for it moves with the wall clock.
+        // The first value is kept, because the kernel's figure moves with the wall clock.
         static START_S: OnceLock<Option<f64>> = OnceLock::new();
         let stat = read("/proc/self/stat");
         let process = Self::of(&stat, &read("/proc/self/status"));
@@ -46,7 +48,7 @@ impl Process {
         Self { start_s: *start_s, open_fds: open_fds(), max_fds, ..process }
     }
 
-    /// What is in `/proc/self/stat` and `/proc/self/status`.
+    /// The figures in `/proc/self/stat` and `/proc/self/status`.
     fn of(stat: &str, status: &str) -> Self {
         let cpu = ticks(stat, USER_TICKS).zip(ticks(stat, SYSTEM_TICKS));
         let bytes = |name| value(status, name).map(|kib| kib.saturating_mul(1024));
@@ -77,7 +79,8 @@ fn value(text: &str, name: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Kernels since 6.2 say it as the folder's size; before, its entries are counted, and one of them is the folder itself.
+/// Kernels since 6.2 give the number as the folder's size. On older ones the entries are counted; one of
+/// these is the folder that is being read.
 fn open_fds() -> Option<u64> {
     let folder = "/proc/self/fd";
     match fs::metadata(folder).ok()?.len() {
@@ -86,7 +89,7 @@ fn open_fds() -> Option<u64> {
     }
 }
 
-/// A file of the kernel's; nothing is in it where it cannot be read.
+/// A file of the kernel; empty if it cannot be read.
 fn read(path: &str) -> String {
     let mut text = String::new();
     match File::open(path).and_then(|file| file.take(FILE_MAX).read_to_string(&mut text)) {

@@ -1,35 +1,38 @@
-//! Numbers of a node's processes, which count up whatever becomes of its disk.
+//! Numbers of a node's processes. The numbers only increase, even if the node loses its disk.
 //!
-//! A process that begins after another one has a higher number than that. On the disk is the last that was used. Where that is lost, the wall
-//! clock gives one: a quarter of a second for each. So no process uses a number before its time has come, by true time, however often
-//! the node was started before: it waits until then, and writes the number down when it has. *Then a process whose disk is empty has a
-//! higher number than all before it.* With walls at most ε from true time, those used numbers whose time had come; its own is later
-//! than its wall shows, and ε more.
+//! A process that begins after another one has a higher number. The disk holds the last number that was used.
+//! If the disk is lost, the wall clock gives a number: each quarter of a second has its own. So no process
+//! uses a number before the time of that number has come, by true time, however often the node was started
+//! before. The process waits until then, and then writes the number down. *So a process with an empty disk
+//! has a higher number than all before it.* Proof, with walls at most ε from true time: the earlier processes
+//! used numbers whose time had come. The new number belongs to a time later than the wall shows plus ε.
 
 use std::time::Duration;
 
 use crate::regions::{incarnation_at, incarnation_ns};
 
-/// A process uses so many numbers, one after the other: while it waits for its siblings, and after that.
+/// Numbers that one process uses, one after the other: the first while it waits for its mates, the second
+/// after that.
 const EACH: u32 = 2;
 
-/// Which process of a node this is.
+/// A process of a node, among all its processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Boot {
     /// Its first number.
     pub(crate) number: u32,
-    /// It uses that after so long, by its steady clock.
+    /// How long the process waits, by its steady clock, before it uses that number.
     pub(crate) wait: Duration,
 }
 
 impl Boot {
-    /// The process after that which used this number, or with an empty disk, when its wall shows this. Nothing where numbers are used up.
+    /// The process that follows the one with the number `last`, or the first on an empty disk, at a time of
+    /// its wall. `None` once all numbers are used up.
     pub(crate) fn after(last: Option<u32>, wall_ns: u64, (error_ns, drift_ppm): (u64, u32)) -> Option<Self> {
         let last = last.unwrap_or_else(|| incarnation_at(wall_ns.saturating_add(error_ns)));
         let number = last.checked_add(1)?;
         let after_ns = |number| incarnation_ns(number).saturating_add(error_ns).saturating_sub(wall_ns);
         let wait_ns = after_ns(last.checked_add(EACH)?);
-        // The time of the last number has come, unless the wall is further from true time than was promised.
+        // The last number's time has come, unless the wall is further from true time than was promised.
         let most_ns = incarnation_ns(EACH) - incarnation_ns(0) + 2 * error_ns;
         let wait_ns = wait_ns.min(most_ns);
         let drift_ns = wait_ns.saturating_mul(drift_ppm.into()).div_ceil(1_000_000);
@@ -55,7 +58,7 @@ mod tests {
         assert!(first.wait <= Duration::from_millis(1_101), "{first:?}");
         let next = after(Some(first.number + 1), START_NS + 3_000_000_000);
         assert_eq!((next.number, next.wait), (first.number + 2, Duration::ZERO));
-        // One whose wall is an hour behind begins all the same.
+        // A process whose wall is an hour behind begins all the same.
         assert!(after(Some(first.number), START_NS - 3_600_000_000_000).wait < Duration::from_secs(2));
     }
 
@@ -79,7 +82,7 @@ mod tests {
                 let wait_ns = boot.wait.as_nanos() as u64;
                 let waited_ns = wait_ns - wait_ns / 1_001;
                 if random() % 3 == 0 {
-                    // It ends before it has used any.
+                    // The process ends before it has used any number.
                     true_ns += random() % (waited_ns + 1);
                     continue;
                 }

@@ -1,17 +1,17 @@
-//! From what came over a wire to a request that may be asked, or why it may not.
+//! Makes a request that may be asked from what came over a wire, or says why it may not.
 
 use acequia_api::wire::{MAX_ENTRIES as ENTRIES_MAX, WireRequest};
 use acequia_limits::{Request, descriptor::Span};
 use acequia_node::DESCRIPTORS_MAX;
 
-/// The most bytes in a key or a value. More than the 60 KiB that Envoy allows all headers of a
+/// The most bytes in a key or a value. This is more than the 60 KiB that Envoy allows for all headers of a
 /// request together: a caller must not be able to make its own header too long to be limited.
 pub const VALUE_BYTES_MAX: usize = 64 << 10;
 
-/// The most limits that a peek gives reasons for why they do not match: an answer has a bound.
+/// The most limits for which a peek says why they do not match: an answer has a bound.
 pub(crate) const UNMATCHED_MAX: usize = 1_000;
 
-/// What is wrong with a request: the caller's to mend. Nothing was charged.
+/// The fault of a request, for the caller to mend. Nothing was charged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRequest {
     /// No domain.
@@ -26,7 +26,7 @@ pub enum BadRequest {
     /// Too many entries.
     #[error("descriptor {descriptor} has {entries} entries: at most {ENTRIES_MAX}")]
     TooManyEntries {
-        /// Which descriptor, from 0.
+        /// The descriptor's number, from 0.
         descriptor: usize,
         /// How many it has.
         entries: usize,
@@ -40,7 +40,7 @@ pub enum BadRequest {
     /// A key or a value that is too long.
     #[error("descriptor {descriptor} has a key or a value of {bytes} bytes: at most {VALUE_BYTES_MAX}")]
     TooLong {
-        /// Which descriptor, from 0.
+        /// The descriptor's number, from 0.
         descriptor: usize,
         /// How long it is.
         bytes: usize,
@@ -50,48 +50,48 @@ pub enum BadRequest {
         "descriptor {descriptor} has a control character (byte {byte:#04x}) in a key or a value: encode it"
     )]
     ControlCharacter {
-        /// Which descriptor, from 0.
+        /// The descriptor's number, from 0.
         descriptor: usize,
         /// The character.
         byte: u8,
     },
-    /// An id that is none.
+    /// The id is invalid.
     #[error("an id has 1 to {} bytes, and no control characters", crate::charges::ID_BYTES_MAX)]
     Id,
-    /// A time to live out of its range.
+    /// The lifetime of a reservation is out of range.
     #[error("a reservation of {0} ms: it lives 1 ms to 3600000 ms")]
     Reserve(u64),
-    /// Descriptors with costs of their own.
+    /// Descriptors have costs of their own.
     #[error("a reservation of at most a cost has one cost: leave out those of descriptors")]
     AtMost,
-    /// Another question had the id, or what it charged was given back.
+    /// Another question had this id, or its charge was given back.
     #[error(
         "this id was used for another request, or was refunded, committed with less or lapsed: such a request needs another id"
     )]
     IdReused,
-    /// Names in a stream.
+    /// A stream has ids of charges.
     #[error("a stream remembers no charges: ask Check with `id`, `refundable` or `reserve`")]
     RecordInStream,
-    /// A cost of nothing.
+    /// The cost is 0.
     #[error("a cost of 0 charges nothing: leave it out for 1, or ask Peek")]
     ZeroCost,
 }
 
 impl BadRequest {
-    /// Whether there is more of something than there may be.
+    /// Whether the request has more of something than is allowed.
     pub(crate) const fn is_too_large(&self) -> bool {
         matches!(self, Self::TooManyDescriptors(_) | Self::TooManyEntries { .. } | Self::TooLong { .. })
     }
 }
 
-/// Checks a request of Envoy's: a cost of 0 in a descriptor looks without charging.
+/// Checks a request of Envoy's. A cost of 0 in a descriptor looks without charging.
 pub fn from_envoy<'a>(wire: WireRequest<'a>) -> Result<Request<'a>, BadRequest> {
     let request = request(wire, |hits| Ok(hits.filter(|hits| *hits > 0).unwrap_or(1)))?;
     check_sizes(&request)?;
     Ok(request)
 }
 
-/// Checks a request of our own API: a cost is at least 1.
+/// Checks a request of our own API. A cost is at least 1.
 pub fn from_check<'a>(wire: WireRequest<'a>) -> Result<Request<'a>, BadRequest> {
     if wire.descriptors.iter().any(|descriptor| descriptor.cost == Some(0)) {
         return Err(BadRequest::ZeroCost);
@@ -111,13 +111,13 @@ fn request<'a>(
     let spans = wire.descriptors.iter().map(|d| Span {
         start: d.entries_start,
         end: d.entries_end,
-        // Hits that are given back charge nothing.
+        // A descriptor that gives hits back charges nothing.
         cost: if d.is_negative_hits { Some(0) } else { d.cost },
     });
     Ok(Request { domain: wire.domain, cost: cost(wire.cost)?, spans: spans.collect(), entries: wire.entries })
 }
 
-/// Checks a request of whoever can mend it: its keys and values are text.
+/// Checks a request whose sender can mend it: its keys and values must be text.
 pub fn check_request(request: &Request<'_>) -> Result<(), BadRequest> {
     check_sizes(request)?;
     for (number, descriptor) in request.descriptors().enumerate() {
@@ -129,7 +129,8 @@ pub fn check_request(request: &Request<'_>) -> Result<(), BadRequest> {
     Ok(())
 }
 
-/// Checks what every protocol has in common. That is all where clients choose the values: those may hold any bytes.
+/// Checks what all protocols have in common. Where clients choose the values this is the only check, since
+/// values may hold any bytes.
 pub(crate) fn check_sizes(request: &Request<'_>) -> Result<(), BadRequest> {
     if request.domain.is_empty() {
         return Err(BadRequest::EmptyDomain);
@@ -161,7 +162,7 @@ pub(crate) fn check_sizes(request: &Request<'_>) -> Result<(), BadRequest> {
     Ok(())
 }
 
-/// Tabs may stand in headers; other control characters are no text, and would break logs.
+/// Tabs may stand in headers. Other control characters are no text, and would break logs.
 #[inline]
 fn check_text(descriptor: usize, text: &[u8]) -> Result<(), BadRequest> {
     match text.iter().find(|byte| (**byte < 0x20 && **byte != b'\t') || **byte == 0x7f) {

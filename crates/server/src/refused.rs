@@ -1,5 +1,6 @@
-//! Callers that were turned away, since nobody knows them or they may not do what they asked for: counted, and warned of at most
-//! once a second. A proxy may let requests pass when it is turned away, so an operator must hear of it.
+//! Callers that were turned away, because they are unknown or may not do what they asked for. They are
+//! counted, and warned of at most once a second: a proxy may let requests pass when it is turned away, so an
+//! operator must hear of it.
 
 use std::{
     fmt,
@@ -25,11 +26,11 @@ const WARN_EVERY: Duration = Duration::from_secs(1);
 /// Why a caller was turned away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// It showed no token or certificate that is known.
+    /// The caller showed no known token or certificate.
     Unknown,
-    /// It is known, and may not do what it asked for.
+    /// The caller is known, and may not do what it asked for.
     Forbidden,
-    /// It does not speak TLS, or shows a certificate that is none of ours.
+    /// The caller does not speak TLS, or its certificate is not from an authority of the port.
     Handshake,
 }
 
@@ -54,13 +55,13 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// Counts a caller that is known, and warns.
+    /// Counts a known caller, and warns.
     pub(crate) fn count_known(&self, port: Port, fault: TurnedAway, rights: &CallRights) {
         let (from, who) = rights.as_ref().map_or((None, "nobody"), |known| known.from());
         self.count_as(port, fault.why(), (from, who), &fault);
     }
 
-    /// Counts a caller that is not, and warns of `what` it was told.
+    /// Counts an unknown caller, and warns of the answer `what` that it got.
     pub(crate) fn count(&self, port: Port, why: Why, from: Option<SocketAddr>, what: &dyn fmt::Display) {
         self.count_as(port, why, (from, "nobody"), what);
     }

@@ -1,11 +1,13 @@
-//! A node among others of its region: what they go by, where their pools are, and the task that carries calls there.
+//! A node among its mates (the other nodes of its region): the settings that they agree on, the way to their
+//! pools, and the task that carries calls there.
 //!
-//! What each node keeps for itself is its own because all of them keep alike. So a node that has never heard its siblings say
-//! the same as its own config owns nothing: it waits, before it listens, until the pools of all groups grant, which they do when
-//! every node has said so ([`acequia_rights::pool::group`]). From then on it needs nobody for its guard share. Who changes what
-//! nodes go by makes them other nodes: all of them wait for each other again, and what earlier ones held counts as spent. Who they are
-//! is part of that where the region stands alone; among regions the catalogue says it, and only a node that was never there waits until
-//! all others have heard of it.
+//! A node's guard share is its own only because all mates divide each limit alike. So a node owns nothing
+//! until it has heard that every mate runs with the same settings. It waits for that before it listens: the
+//! pools of all groups grant once every node has said so ([`acequia_rights::pool::group`]). From then on the
+//! node needs nobody for its guard share. Nodes whose settings change count as other nodes: all of them wait
+//! for each other again, and what the earlier ones held counts as spent. In a region that stands alone, the
+//! list of nodes is one of these settings. Among regions the catalogue has that list, and only a new node
+//! waits until all others have heard of it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -50,28 +52,30 @@ use crate::{
     writer::Writer,
 };
 
-/// The journal's named values: which process of the node this is, since when it knows what was taken of windows, what its siblings
-/// were last heard to go by, and which generations were heard of.
+/// The journal's named values: the process number, since when withdrawals from windows are recorded, the
+/// settings that all mates last agreed on, and the generations that were heard of.
 const BOOT: &str = "boot";
 const KNOWS_FROM: &str = "takings-from";
 pub(crate) const TERMS: &str = "siblings";
 const GENERATIONS: &str = "generations";
 
-/// No nodes go by this.
+/// The settings' hash when no agreement is on the disk: no node's settings hash to it.
 const NO_TERMS: u64 = 0;
 
-/// How often it is looked whether all nodes have said the same, and how often that they have not is told.
+/// How often the node looks whether all mates have said the same, and how often it logs that they have not.
 const LOOK: Duration = Duration::from_millis(20);
 const TELL: Duration = Duration::from_secs(10);
-/// For so long a node that begins waits for a server of the store to tell the time, and for the others when one has.
+/// How long a starting node waits for any server of the store to tell the time; and, once one has, for the
+/// others.
 const ALONE: Duration = Duration::from_secs(5);
 const ALL_TELL: Duration = Duration::from_secs(1);
-/// For so long a node that stops gives back what it holds, at most, and looks so often whether it has.
+/// How long a stopping node gives back what it holds, at most, and how often it looks whether all is given
+/// back.
 const LEAVE: Duration = Duration::from_secs(1);
 const LEAVE_LOOK: Duration = Duration::from_millis(1);
 /// Memory of a node that answers nobody.
 const MEMORY_BYTES: usize = acequia_node::MEMORY_BYTES_MIN;
-/// A secret for the cells' names is at least so long, and at most.
+/// The shortest and the longest secret for the names of cells.
 const KEY_BYTES_MIN: usize = 16;
 const KEY_BYTES_MAX: usize = 1 << 16;
 
@@ -85,7 +89,7 @@ pub enum SiblingsError {
     KeyFile {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// The fault of the file.
         cause: String,
     },
     /// The settings of Redis are out of their ranges.
@@ -109,26 +113,27 @@ pub enum SiblingsError {
     System(#[from] io::Error),
 }
 
-/// What a node must know before it can begin.
+/// The state that a node must know before it can begin.
 #[derive(Debug)]
 pub(crate) struct Home {
     pub(crate) place: Place,
-    /// After so long it may take that.
+    /// How long the node waits before it may use its process number.
     wait: Duration,
-    /// What the cells are named by.
+    /// The key that names the cells.
     pub(crate) key: HashKey,
-    /// Stands for all that must be alike on every node while it shares what pools have.
+    /// A hash of all settings that must be alike on every node while it shares a pool.
     pub(crate) terms: u64,
-    /// The same, and who they are, which a node that was never there must have heard from all others.
+    /// A hash of the same settings and of the list of nodes. A new node must have heard this from all others.
     all_terms: u64,
-    /// Whether siblings were heard to go by the same, and whether by something else.
+    /// Whether all mates were heard to have the same settings; and, below, whether earlier settings were
+    /// others.
     is_agreed: bool,
     was_other: bool,
-    /// Whether nothing was ever spent by any of them.
+    /// Whether nothing was ever spent by any node of the region.
     pub(crate) is_new: bool,
     nodes: BTreeSet<String>,
     redis: Settings,
-    /// Generations of the groups by which nodes agree that are among regions.
+    /// Generations of the groups by which nodes agree, where they are among regions.
     agreement: Vec<Heard>,
 }
 
@@ -136,20 +141,20 @@ pub(crate) struct Home {
 #[derive(Clone, Debug)]
 pub struct PoolEndpoint {
     carrier: PoolClient,
-    /// To where nodes among regions say what they go by.
+    /// Where nodes among regions say which settings they have.
     agreement: PoolClient,
-    /// Where they are; nowhere that can be looked at where they are no Redis's.
+    /// Where the pools are; `None` if they are not in Redis, and so cannot be looked at.
     redis: Option<Redis>,
 }
 
 impl PoolEndpoint {
-    /// To pools that the caller brought.
+    /// The way to pools that the caller brought.
     pub fn to<P: Pools + Clone + 'static>(pools: P) -> Self {
         let carrier = PoolClient::to(pools);
         Self { agreement: carrier.clone(), carrier, redis: None }
     }
 
-    /// How the store's shards are; none where it is none of ours to look at.
+    /// The state of each shard of the store; none if the store is not Redis.
     fn shards(&self) -> Vec<ShardView> {
         self.redis.as_ref().map_or_else(Vec::new, Redis::shards)
     }
@@ -159,9 +164,9 @@ impl PoolEndpoint {
 #[derive(Debug)]
 pub struct Siblings {
     way: PoolEndpoint,
-    /// Who they are.
+    /// The names of the nodes.
     pub(crate) nodes: BTreeSet<String>,
-    /// What they charged under names.
+    /// The names under which the nodes charged.
     pub(crate) names: SharedNames,
 }
 
@@ -171,7 +176,7 @@ impl Siblings {
         self.way.shards()
     }
 
-    /// How the store is, as a node sees it.
+    /// The state of the store, as a node sees it.
     pub(crate) fn status(&self, node: &Node, now: Now) -> api::StoreStatus {
         let (counts, left_out) = (node.lease_counts(), node.left_out(now));
         let left_out = self.nodes.iter().filter_map(|name| {
@@ -193,12 +198,12 @@ impl Siblings {
         self.nodes.contains(name).then(|| node_named(name))
     }
 
-    /// Leaves a node out, by its name ([`Node::leave_out`]).
+    /// Excludes a node, by its name ([`Node::leave_out`]).
     pub(crate) fn leave_out(&self, node: &Node, name: &str, for_ns: u64, now: Now) -> Result<(), NotLeftOut> {
         node.leave_out(self.number(name).ok_or(NotLeftOut::Unknown)?, for_ns, now)
     }
 
-    /// What this node has of the cells that a request hits, and where their pools are.
+    /// This node's holdings in the cells that a request hits, and the places of their pools.
     pub(crate) fn pools(
         &self,
         node: &Node,
@@ -236,9 +241,10 @@ impl Siblings {
     }
 }
 
-/// Waits until a server's clock agrees with the wall, and not fewer do than do not, of all that tell the time within a second: what a node
-/// writes down as it begins, and what it tells its siblings, is dated by that. One that has reached no server begins all the same, and
-/// calls none before it agrees.
+/// Waits until the wall clock agrees with the clock of at least one server, and with at least half of those
+/// that tell the time within a second. The node dates by this wall what it writes down at its start, and what
+/// it tells its mates. A node that has reached no server begins all the same: it calls no server before the
+/// two clocks agree.
 pub(crate) async fn confirm_wall(redis: &Redis, clock: &dyn Clock, error_ns: u64) {
     let (begun, mut told, mut is_alone) = (Instant::now(), None::<Instant>, true);
     loop {
@@ -268,10 +274,10 @@ pub(crate) async fn confirm_wall(redis: &Redis, clock: &dyn Clock, error_ns: u64
 }
 
 impl Home {
-    /// Reads who this node is. It is that when its start is counted ([`Home::begin`]).
+    /// Reads who this node is. The identity counts once [`Home::begin`] has written the start down.
     ///
     /// # Errors
-    /// The journal, or the file of the secret.
+    /// The journal or the file of the secret cannot be read.
     pub(crate) fn read(
         config: &Config,
         settings: &StoreConfig,
@@ -282,7 +288,7 @@ impl Home {
         let key = cells_key(&config.region, settings.key_file.as_deref())?;
         let members = config.regions.as_ref().map_or_else(BTreeMap::new, |all| all.mates(&config.region));
         let all_terms = terms_of(settings, Some(&members), &key);
-        // Who there is the catalogue says, where there is one.
+        // Among regions the catalogue says which nodes there are.
         let terms = if members.is_empty() { all_terms } else { terms_of(settings, None, &key) };
         let known = value(store, TERMS)?;
         let before = value(store, BOOT)?.map(u32::from_be_bytes);
@@ -290,7 +296,8 @@ impl Home {
         let Boot { number: boot, wait } =
             Boot::after(before, now.wall_ns, clocks).ok_or(SiblingsError::Value(BOOT))?;
         let now_us = now.wall_ns / 1_000;
-        // A process in between that said nothing of it, of an older version, has not written down what it took.
+        // The value counts only if the last process wrote it: a process of an older version did not record
+        // its withdrawals.
         let said = value(store, KNOWS_FROM)?.map(of_boot).filter(|(boot, _)| Some(*boot) == before);
         let knows_from_us = said.map_or(now_us, |(_, from_us)| from_us);
         let generations = match store.value(GENERATIONS)? {
@@ -318,7 +325,7 @@ impl Home {
         let is_agreed = known.map(u64::from_be_bytes) == Some(terms);
         let was_other = known.is_some() && !is_agreed;
         let nodes = settings.nodes.clone();
-        // Whoever was here before has heard of some: no new one is the first.
+        // A node that was here before has heard of some generation, so that a new one is never its first.
         let by = Taker { node: place.node, boot, call: 1 };
         let agreement = if place.is_new { 0 } else { usize::from(GROUPS) };
         let generation = Generation { number: 1, by };
@@ -338,7 +345,8 @@ impl Home {
         })
     }
 
-    /// Counts the node's start, before anybody hears of it, when its number's time has come.
+    /// Writes down that the node starts, before anybody hears of it, once the time of its process number has
+    /// come.
     ///
     /// # Errors
     /// The journal cannot be written.
@@ -347,7 +355,7 @@ impl Home {
         begin(store, self.place.boot, self.place.knows_from_us.unwrap_or(self.place.begun_us))
     }
 
-    /// What was taken of windows that are open now is not known, to later processes neither.
+    /// Notes that withdrawals from windows that are open now are unknown, to this process and to later ones.
     ///
     /// # Errors
     /// The journal cannot be written.
@@ -359,7 +367,7 @@ impl Home {
         begin(store, self.place.boot, self.place.begun_us)
     }
 
-    /// The way to the pools that the config names, for the runtime that this is called in.
+    /// The way to the pools that the config names, for the runtime of the caller.
     ///
     /// # Errors
     /// The settings are out of their ranges.
@@ -375,13 +383,14 @@ impl Home {
         self.nodes.iter().map(|name| (node_named(name), name.as_str()))
     }
 
-    /// Whether siblings were heard to go by the same as this node.
+    /// Whether all mates were heard to have the settings of this node.
     pub(crate) const fn is_agreed(&self) -> bool {
         self.is_agreed
     }
 
-    /// Waits until all nodes say the same as this one. What is there then is of another process of the node, which owns nothing of
-    /// what was open until `clock` says that it is now.
+    /// Waits until all mates have said that they have the same settings. The result is the identity of
+    /// another process of this node, which owns nothing of what was open until the time that `clock` shows at
+    /// the end of the wait.
     ///
     /// # Errors
     /// The journal cannot be written.
@@ -392,7 +401,7 @@ impl Home {
         way: &PoolEndpoint,
     ) -> Result<Self, SiblingsError> {
         if self.was_other {
-            // What it went by before does not hold any more, whatever becomes of this.
+            // The earlier settings do not hold any more, however this wait ends.
             store.commit(&[], &[(TERMS, Some(&NO_TERMS.to_be_bytes()))])?;
         }
         let node = self.agreeing();
@@ -422,9 +431,9 @@ impl Home {
             }
         }
         carrier.abort();
-        // It writes nothing after it has ended.
+        // Once the task has ended, it writes nothing more.
         let _aborted = carrier.await;
-        // That may have taken long, and the wall may have been set.
+        // The wait may have been long, and somebody may have set the wall.
         if let Some(redis) = way.redis.as_ref().filter(|_| self.redis.clock_error.is_some()) {
             confirm_wall(redis, &**clock, self.place.clock_error_ns).await;
         }
@@ -434,8 +443,8 @@ impl Home {
             true => (self.place.generations.clone(), heard),
             false => (heard, self.agreement),
         };
-        // Where nothing was ever taken, there is no earlier process that took anything. What earlier ones took by other terms cannot be
-        // told to anybody.
+        // If nothing was ever withdrawn, no earlier process withdrew anything. Withdrawals under other
+        // settings cannot be told to anybody.
         let is_new = self.place.is_new && node.is_first_of_all();
         let begun_us = if is_new { 0 } else { clock.now().wall_ns / 1_000 };
         begin(&**store, boot, begun_us)?;
@@ -445,12 +454,14 @@ impl Home {
         Ok(Self { place, is_new, agreement, ..self })
     }
 
-    /// Whether its region shares its limits with others: then pools are part of what the catalogue says, and nodes agree apart from them.
+    /// Whether the region shares its limits with other regions. Then pools are part of the catalogue, and
+    /// nodes agree by groups apart from those of the pools.
     fn is_among_regions(&self) -> bool {
         !self.place.members.is_empty()
     }
 
-    /// A node without limits that says what this one goes by, and hears whether the others do.
+    /// A node without limits that says which settings this one has, and hears whether the others have the
+    /// same.
     fn agreeing(&self) -> Arc<Node> {
         let config = NodeConfig {
             key: self.key,
@@ -467,7 +478,7 @@ impl Home {
         Arc::new(Node::among(config, Keep::default(), place))
     }
 
-    /// Takes the way to the pools. What this gives carries the node's calls until `stopping`.
+    /// Takes the way to the pools. The future that it returns carries the node's calls until `stopping`.
     pub(crate) fn take(
         self,
         way: PoolEndpoint,
@@ -477,7 +488,7 @@ impl Home {
         mut stopping: watch::Receiver<bool>,
     ) -> (Siblings, impl Future<Output = ()> + Send + use<>) {
         let names = SharedNames::new(way.carrier.clone(), self.place.node, self.place.boot);
-        // One that begins beside it must find it.
+        // A mate that starts while this node runs must find its settings.
         let agreeing = self
             .is_among_regions()
             .then(|| way.agreement.carry(self.agreeing(), Agreeing(Arc::clone(&clock))));
@@ -493,11 +504,11 @@ impl Home {
             let mut carrying = pin!(carrying);
             tokio::select! {
                 biased;
-                // Whoever would tell is gone: that is as good.
+                // A sender that is gone has stopped too.
                 _ = stopping.wait_for(|stopping| *stopping) => {}
                 () = &mut carrying => {}
             }
-            // Nobody asks any more.
+            // By now no caller asks any more.
             node.leave_pools(clock.now());
             let left = async {
                 while !node.has_left_pools() {
@@ -517,12 +528,14 @@ impl Home {
     }
 }
 
-/// How far the servers' clocks may be from true time, where this node hears of no others to compare its own with.
+/// How far the servers' clocks may be from true time; `None` if the node compares its clock with other
+/// regions instead.
 fn compared(config: &Config, settings: &StoreConfig) -> Option<Duration> {
     config.regions.is_none().then(|| Duration::from_nanos(settings.clock.error_ns))
 }
 
-/// The way to the servers of the store, to compare clocks with them; nothing where others' are heard.
+/// The way to the servers of the store, to compare clocks with them; `None` if the clocks of other regions
+/// are heard.
 ///
 /// # Errors
 /// The settings are out of their ranges.
@@ -537,7 +550,7 @@ pub(crate) fn runtime() -> io::Result<Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-/// A process that takes nothing of any pool, and so need not remember what it has heard.
+/// A process that withdraws nothing from any pool, and so need not remember what it has heard.
 struct Agreeing(Arc<dyn Clock>);
 
 impl Process for Agreeing {
@@ -591,7 +604,7 @@ impl Process for Running {
 
     fn heard(&mut self) {
         self.waiting.tell(self.node.news());
-        // What came may be for another node of the region.
+        // The units that came may be for another node of the region.
         if self.node.has_draws() {
             self.waiting.call();
         }
@@ -609,7 +622,7 @@ fn bytes_of(generations: &[Heard]) -> Vec<u8> {
     serde_json::to_vec(generations).expect("numbers can be written")
 }
 
-/// How a shard is, in words.
+/// The state of a shard, in words.
 fn state_words(shard: &ShardView) -> String {
     match &shard.state {
         ShardState::Connecting => "not connected yet".to_owned(),
@@ -627,17 +640,17 @@ const fn breaker_word(breaker: BreakerState) -> &'static str {
     }
 }
 
-/// A process begins, and knows since when it is written down what was taken of windows.
+/// Writes down that a process begins, and since when withdrawals from windows are recorded.
 fn begin(store: &dyn Store, boot: u32, knows_from_us: u64) -> Result<(), StoreError> {
     let knows_from = [&boot.to_be_bytes()[..], &knows_from_us.to_be_bytes()].concat();
     store.commit(&[], &[(BOOT, Some(&boot.to_be_bytes())), (KNOWS_FROM, Some(&knows_from))])
 }
 
-/// Which process said so, and what it said.
+/// The process number in a value of the journal, and the time that the process wrote.
 fn of_boot(bytes: [u8; 12]) -> (u32, u64) {
     let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
     let (boot, from_us) = bytes.split_at(4);
-    // Four bytes.
+    // The number has four bytes.
     (number(boot) as u32, number(from_us))
 }
 
@@ -647,7 +660,7 @@ fn value<const N: usize>(store: &dyn Store, name: &'static str) -> Result<Option
     read.transpose()
 }
 
-/// What the cells of a region are named by, on every node of it.
+/// The key that names the cells of a region, the same on every node of it.
 fn cells_key(region: &str, file: Option<&Path>) -> Result<HashKey, SiblingsError> {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(b"acequia cells of ");
@@ -665,7 +678,8 @@ fn cells_key(region: &str, file: Option<&Path>) -> Result<HashKey, SiblingsError
     Ok(HashKey(digest.as_ref()[..16].try_into().expect("a digest has 32 bytes")))
 }
 
-/// A number for all that must be alike on every node, and for who they are where that must be.
+/// A hash of all settings that must be alike on every node, and of the list of nodes where `members` are
+/// given.
 fn terms_of(config: &StoreConfig, members: Option<&BTreeMap<u16, MemberId>>, key: &HashKey) -> u64 {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(b"acequia siblings 5");

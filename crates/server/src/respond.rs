@@ -1,4 +1,4 @@
-//! From an answer to what goes out: shared by every protocol.
+//! Makes what is sent from an answer. All protocols share this.
 
 use acequia_api::{
     acequia::v1 as api,
@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::charges::Names;
 
-/// A wait in milliseconds, rounded up; nothing where there is none or no wait helps.
+/// A wait in milliseconds, rounded up; `None` if there is none, or if no wait helps.
 pub(crate) fn retry_after_ms(allowed: bool, retry_after_ns: u64) -> Option<u64> {
     (!allowed && retry_after_ns != NEVER).then(|| ms_rounded_up(retry_after_ns))
 }
@@ -24,7 +24,7 @@ pub(crate) fn name<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> &'c str
 /// The class of consumers that a request counts in, where the limit has classes.
 pub(crate) fn class<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> Option<&'c str> {
     let classes = catalogue.limits[limit.limit as usize].limit.classes.as_ref()?;
-    // An earlier answer may name one that is gone.
+    // An earlier answer may name a class that is gone.
     classes.all.get(usize::from(limit.class?)).map(|class| class.name.as_str())
 }
 
@@ -81,8 +81,8 @@ fn limit_out<'a>(limit: &LimitAnswer, descriptors: &'a [u32], catalogue: &'a Cat
     }
 }
 
-/// HTTP's word for a verdict: a denial has the status that the caller wants, but where nobody can decide. "Too many" would be a lie
-/// there, and callers and their proxies treat it otherwise: they blame whoever asked, and do not alarm anybody.
+/// The HTTP status of a verdict. A denial has the status that the caller wants, except when nobody can
+/// decide. "Too many" would be false then, and callers and proxies would blame the client and alarm nobody.
 pub(crate) fn status(answer: &Answer, denied: StatusCode) -> StatusCode {
     match (answer.allowed, answer.reason) {
         (true, _) => StatusCode::OK,
@@ -91,7 +91,7 @@ pub(crate) fn status(answer: &Answer, denied: StatusCode) -> StatusCode {
     }
 }
 
-/// The places of the bits in a set.
+/// The places of the bits that are set.
 pub(crate) fn members(set: u64) -> SmallVec<[u32; 4]> {
     (0..u64::BITS).filter(|bit| set >> bit & 1 == 1).collect()
 }
@@ -137,7 +137,7 @@ pub(crate) const fn outcome_word(outcome: Outcome) -> &'static str {
 
 #[cfg(test)]
 pub(crate) mod lost {
-    //! What a node says that has lost its region's store.
+    //! The answer of a node in an outage of its region's store.
 
     use std::sync::Arc;
 
@@ -175,7 +175,7 @@ pub(crate) mod lost {
         let config = Config { key, memory_bytes: 1 << 20, durable: false, empty_handed: None, home: None };
         let node = Arc::new(Node::among(config, Keep::default(), siblings));
         node.apply(vec![Limit::new(spec).expect("a limit")], NOW, |_| Vec::new()).expect("a catalogue");
-        // Nobody answers for a second.
+        // Nothing answers for a second.
         let at = |ms: u64| Now {
             steady_ns: NOW.steady_ns + ms * 1_000_000,
             wall_ns: NOW.wall_ns + ms * 1_000_000,

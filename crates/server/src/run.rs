@@ -35,9 +35,9 @@ use crate::{
     worker::Shared,
 };
 
-/// Descriptors for all but callers: journal, peers, Redis, threads.
+/// File descriptors for everything except callers: journal, peers, Redis, threads.
 const DESCRIPTORS_OWN: usize = 256;
-/// And for each worker's runtime.
+/// File descriptors for each worker's runtime.
 const DESCRIPTORS_A_WORKER: usize = 4;
 
 /// Where a node listens.
@@ -66,22 +66,22 @@ impl std::fmt::Display for Addresses {
     }
 }
 
-/// The thread that shares limits with other regions, or with other nodes of this one.
+/// The thread that shares limits with other regions, or with the other nodes of the region.
 struct Sharing {
     part: watch::Sender<bool>,
     thread: JoinHandle<()>,
 }
 
-/// Where callers connect, and who may.
+/// A socket for callers, and the gate that says who may come.
 type WayIn = (Socket, Arc<Gate>);
 
-/// All that a node needs to run and may not get.
+/// Everything that a node needs to run and may fail to get.
 struct Opened {
     signals: Signals,
     grpc: WayIn,
     http: WayIn,
     operators: Option<(WayIn, Arc<admin::Door>)>,
-    /// With a runtime of its own.
+    /// The place among regions, with a runtime of its own.
     joining: Option<(Joining, Runtime)>,
     workers: Workers,
     addresses: Addresses,
@@ -94,10 +94,11 @@ struct Signals {
     hangup: Signal,
 }
 
-/// Runs a node until it is told to stop. If its journal is new, it begins as `incarnation`, or by its clock. `ready` is called with its addresses when all are listened to.
+/// Runs a node until it is told to stop. With a new journal, the node begins as `incarnation`, or by its
+/// clock. `ready` is called with the node's addresses once it listens to all of them.
 ///
 /// # Errors
-/// Whatever keeps the node from starting.
+/// The fault that keeps the node from starting.
 pub fn run(path: &Path, incarnation: Option<u32>, ready: impl FnOnce(Addresses)) -> Result<(), StartError> {
     let (file, config) = read(path)?;
     let config = Config { incarnation, ..config };
@@ -115,8 +116,8 @@ pub fn run(path: &Path, incarnation: Option<u32>, ready: impl FnOnce(Addresses))
 }
 
 impl Sharing {
-    /// Takes this node's place among the regions: from now on it shares its limits with them. All of it on a thread of its
-    /// own, so that callers and peers do not wait for each other.
+    /// Takes this node's place among the regions: from now on it shares its limits with them. This has a
+    /// thread of its own, so that callers and peers do not wait for each other.
     fn start(service: &Service, (joining, runtime): (Joining, Runtime)) -> Result<Self, StartError> {
         let regions = Arc::clone(joining.regions());
         let (part, parting) = watch::channel(false);
@@ -127,7 +128,7 @@ impl Sharing {
         Ok(Self { part, thread })
     }
 
-    /// The same among the nodes of this region, where they share a store.
+    /// Takes this node's place among the nodes of its region, if they share a store.
     fn of_store(service: &mut Service) -> Result<Option<Self>, StartError> {
         let runtime = region::runtime()?;
         let (part, parting) = watch::channel(false);
@@ -143,7 +144,7 @@ impl Sharing {
 }
 
 impl Opened {
-    /// Outside of the runtime, since what regions need has one of its own.
+    /// Must not be called within the runtime, since the mesh has a runtime of its own.
     fn open(service: &mut Service, runtime: &Runtime) -> Result<Self, StartError> {
         let config = &service.config;
         let (signals, grpc, http, admin) = runtime.block_on(async {
@@ -153,7 +154,7 @@ impl Opened {
             let admin = config.port(Port::Admin).map(|admin| listen(Port::Admin, admin)).transpose()?;
             Ok::<_, StartError>((signals, grpc, http, admin))
         })?;
-        // Outside of any other, in which it could not be dropped.
+        // This runtime must not be made within another one: it could not be dropped there.
         let mesh_runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let connect = |address, config| {
             let fault = |cause| StartError::Listen { address: Address::Tcp(address), cause };
@@ -239,7 +240,7 @@ async fn serve(
     if let Some(webhooks) = service.shared.webhooks.get() {
         webhooks.drain();
     }
-    // Receivers are told; one that has gone has nothing left to drain.
+    // A receiver that is gone has nothing left to drain.
     let _ = stop.send(true);
     workers.join(service.config.drain).await;
     for task in accepting {
@@ -249,9 +250,9 @@ async fn serve(
         operators.abort();
     }
     for Sharing { part, thread } in sharing.into_iter().flatten() {
-        // Shared with the others until nobody asks any more.
+        // The node shares its limits until no caller asks any more.
         let _ = part.send(true);
-        // A panic of it was printed when it happened.
+        // A panic of the thread was printed when it happened.
         let _ = thread.join();
     }
     if let (Some(writer), Some(thread)) = (&service.shared.writer, writing) {
@@ -260,7 +261,7 @@ async fn serve(
         let _ = thread.join();
     }
     service.close();
-    // After the journal: who is impatient may kill the process now.
+    // This comes after the journal is written: an impatient operator may kill the process now.
     warnings::tell(&service.shared);
     if let Some(webhooks) = service.shared.webhooks.get() {
         webhooks.finish(drained_by).await;
@@ -268,13 +269,13 @@ async fn serve(
     info!("stopped");
 }
 
-/// Reads the config again if it changed, or if an operator asked. One that cannot be put in force
+/// Reads the config again if it has changed, or if an operator asked. A config that cannot be put in force
 /// changes nothing.
 async fn look_again(mut service: Service, mut file: ConfigFile, asked: bool) -> (Service, ConfigFile) {
     match file.read_again(asked) {
         Ok(changed) if asked || changed => {}
         Ok(_) => return (service, file),
-        // An editor may be replacing the file just now.
+        // An editor may be replacing the file now.
         Err(cause) if !asked && cause.kind() == io::ErrorKind::NotFound => return (service, file),
         Err(cause) => {
             service.shared.reloads.refused.fetch_add(1, Ordering::Relaxed);
@@ -282,7 +283,7 @@ async fn look_again(mut service: Service, mut file: ConfigFile, asked: bool) -> 
             return (service, file);
         }
     }
-    // On another thread than the one that accepts connections: many limits take seconds.
+    // The reload has a thread apart from the one that accepts connections, since many limits take seconds.
     let reloaded = tokio::task::spawn_blocking(move || {
         reload(&mut service, &file);
         (service, file)
@@ -317,12 +318,12 @@ fn read(path: &Path) -> Result<(ConfigFile, Config), StartError> {
     Ok((file, config))
 }
 
-/// How many connections each of the two ports for callers may have: as many as the config says, or as descriptors allow, of which the
-/// process takes all that it may have.
+/// How many connections each of the two ports for callers may have: the config's number, or as many as file
+/// descriptors allow. The process raises its limit of descriptors to the maximum.
 fn connections_max(config: &Config) -> usize {
     let wanted = config.connections_max;
     let limits = getrlimit(Resource::Nofile);
-    // What is refused leaves the limit as it is.
+    // If the system refuses, the limit stays as it is.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, ..limits });
     let Some(found) = getrlimit(Resource::Nofile).current else { return wanted };
     let found = usize::try_from(found).unwrap_or(usize::MAX);
@@ -348,7 +349,7 @@ fn warn_of_open_secrets(config: &Config) {
     }
 }
 
-/// Listens, for those whom the config lets in.
+/// Listens for the callers that the config lets in.
 fn listen(port: Port, config: PortConfig) -> Result<WayIn, StartError> {
     let PortConfig { address, tls, allow } = config;
     let gate = Gate::new(port, &address, tls, allow)?;
@@ -356,8 +357,8 @@ fn listen(port: Port, config: PortConfig) -> Result<WayIn, StartError> {
     Ok((socket, gate))
 }
 
-/// One thread and one runtime for each core: a runtime of its own batches what it writes, where
-/// tokio's shared one flushes after nearly every response.
+/// One thread and one runtime for each core. A runtime of its own batches its writes, whereas tokio's shared
+/// runtime flushes after nearly every response.
 struct Workers {
     hands: Vec<mpsc::Sender<Hand<Accepted>>>,
     open: Arc<AtomicUsize>,
@@ -385,18 +386,18 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Waits until every connection has ended, or for `drain`.
+    /// Waits until every connection has ended, for at most `drain`.
     async fn join(self, drain: Duration) {
         drop(self.hands);
         let (ended, end) = tokio::sync::oneshot::channel();
         let threads = self.threads;
-        // Not the runtime's: it would wait for the threads for as long as they take.
+        // The thread is not one of the runtime's: the runtime would wait for the workers without a bound.
         std::thread::spawn(move || {
             for thread in threads {
                 // A panic of a worker was printed when it happened.
                 let _ = thread.join();
             }
-            // Nobody listens once the time is over.
+            // The receiver is gone once the time is over.
             let _ = ended.send(());
         });
         if tokio::time::timeout(drain, end).await.is_err() {

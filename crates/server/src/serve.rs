@@ -1,4 +1,5 @@
-//! What a running node does, on a machine and in a simulation: accept connections, answer on them, look after its cells.
+//! The work of a running node, on a machine and in a simulation: it accepts connections, answers on them, and
+//! looks after its cells.
 
 use std::{
     future::Future,
@@ -27,42 +28,42 @@ use crate::{
     worker::Shared,
 };
 
-/// How often a shard is swept: all of them in about five seconds.
+/// The time between two sweeps of a shard. All shards are swept in about five seconds.
 const SWEEP: Duration = Duration::from_millis(20);
-/// How often it is looked whether there is something to tell, and whether the config file has changed.
+/// How often the node checks for news to log, and for changes of the config file.
 const WATCH: Duration = Duration::from_secs(1);
-/// Accepted connections that wait for their worker.
+/// The most accepted connections that wait for their worker.
 pub(crate) const HANDOVER_MAX: usize = 1_024;
-/// After a connection could not be accepted.
+/// The pause after a connection could not be accepted.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Where connections come from.
 pub trait Listener: Send + 'static {
-    /// What comes.
+    /// The kind of connection.
     type Connection: Connection;
 
-    /// Waits for the next one. Nothing is lost when this is given up.
+    /// Waits for the next connection. Dropping the future loses none.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Connection>> + Send;
 }
 
-/// A connection that was accepted, and has no runtime yet.
+/// A connection that was accepted, and is in no runtime yet.
 pub trait Connection: Send + 'static {
-    /// What is read and written.
+    /// The stream of bytes.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// Takes it into the runtime that this is called on.
+    /// Takes the connection into the caller's runtime.
     ///
     /// # Errors
-    /// It is gone.
+    /// The connection is gone.
     fn open(self) -> io::Result<Self::Stream>;
 
-    /// Where it comes from, if that has an address.
+    /// The address that it comes from, if it has one.
     fn from(&self) -> Option<SocketAddr> {
         None
     }
 }
 
-/// Which service a connection came to.
+/// The service that a connection came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Port {
     Grpc,
@@ -71,10 +72,10 @@ pub(crate) enum Port {
 }
 
 impl Port {
-    /// All of them, in the order of their numbers.
+    /// All ports, in the order of their numbers.
     pub(crate) const ALL: [Self; 3] = [Self::Grpc, Self::Http, Self::Admin];
 
-    /// As logs and metrics call it.
+    /// The name in logs and metrics.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Grpc => "grpc",
@@ -83,7 +84,8 @@ impl Port {
         }
     }
 
-    /// How long a new connection may take to make its first call. Clients of gRPC connect before they have anything to ask.
+    /// How long a new connection may take to make its first call. Clients of gRPC connect before they have
+    /// anything to ask.
     pub(crate) const fn first_call(self) -> Duration {
         match self {
             Self::Grpc => Duration::from_secs(30),
@@ -95,7 +97,7 @@ impl Port {
 /// A connection on its way to a worker, and its place among those of its port.
 pub(crate) type Hand<C> = (C, Place);
 
-/// Answers on the connections that are handed over, until there is nobody to hand any over and all have ended.
+/// Answers on the connections that are handed over, until no more can come and all have ended.
 pub(crate) async fn work<C: Connection>(
     shared: Arc<Shared>,
     mut hands: mpsc::Receiver<Hand<C>>,
@@ -141,8 +143,8 @@ pub(crate) async fn work<C: Connection>(
     while connections.join_next().await.is_some() {}
 }
 
-/// Hands connections to the workers in turn, as many as may be open at a time, until `stopping`; and looks after those that are
-/// open, until nobody waits for that any more.
+/// Hands connections to the workers in turn, as many as may be open at one time, until `stopping`. After that
+/// it only sweeps the open connections, until the future is dropped.
 pub(crate) async fn accept<L: Listener>(
     listener: L,
     hands: Vec<mpsc::Sender<Hand<L::Connection>>>,
@@ -160,7 +162,7 @@ pub(crate) async fn accept<L: Listener>(
             accepted = listener.accept(), if came.is_none() => match accepted {
                 Ok(connection) => came = Some(connection),
                 Err(fault) => {
-                    // Out of descriptors, most likely: those that are open will end.
+                    // Most likely the process is out of descriptors: open connections will end.
                     warn!(%fault, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_AGAIN).await;
                 }
@@ -179,7 +181,7 @@ pub(crate) async fn accept<L: Listener>(
         }
     }
     drop((listener, hands, came));
-    // Those that are open have their calls answered, and their pings.
+    // Open connections still have their calls and pings answered.
     loop {
         look.tick().await;
         connections.sweep(Instant::now());
@@ -191,7 +193,7 @@ async fn stopped(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
-/// What a node does by itself, over and over.
+/// The node's own periodic work.
 pub(crate) struct Rounds {
     sweep: Interval,
     watch: Interval,
@@ -206,7 +208,7 @@ impl Rounds {
         Self { sweep, watch, shard: 0, clock: Health::default(), unmatched: Told::new() }
     }
 
-    /// Sweeps for a second, and tells what there is to tell. Nothing is lost when this is given up.
+    /// Sweeps for a second, and then reports what is new. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self, shared: &Shared) {
         loop {
             tokio::select! {

@@ -1,5 +1,5 @@
-//! A node from its config to its end, whatever it stands on: take over what was in force, put the config in force, reload,
-//! leave behind what a clean stop leaves.
+//! A node from its config to its end, on a machine or in a simulation. It takes over what was in force, puts
+//! the config in force, reloads, and leaves behind what a clean stop leaves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,10 +38,11 @@ use crate::{
 const KEY: &str = "hash_key";
 pub(crate) const SCHEDULE: &str = "schedule";
 const STOPPED: &str = "stopped";
-/// When a node among others of its region last began after a crash: steady clock and wall, in nanoseconds. What it did not write down since,
-/// when it stopped cleanly, counts as spent then.
+/// When a node with mates last began after a crash: steady clock and wall, in nanoseconds. After a clean
+/// stop, whatever was not written down since then counts as spent.
 const CRASHED: &str = "crashed";
-/// The limits that such a node knew when it stopped cleanly, by their ids: of others the disk may have what is older than a crash.
+/// The ids of the limits that a node with mates knew when it stopped cleanly. Rows of any other limit may be
+/// older than a crash.
 const KNEW: &str = "knew";
 
 /// Why a node cannot start.
@@ -54,7 +55,7 @@ pub enum StartError {
     File {
         /// As it was named.
         path: String,
-        /// What the system says.
+        /// The system's error.
         cause: std::io::Error,
     },
     /// The config is wrong.
@@ -72,9 +73,9 @@ pub enum StartError {
     /// A value in the journal is not one of ours.
     #[error("the journal's {what} cannot be read: {cause}. Start with a new `data` folder")]
     Value {
-        /// Which value.
+        /// The name of the value.
         what: &'static str,
-        /// What is wrong with it.
+        /// The fault of the value.
         cause: String,
     },
     /// A port cannot be had.
@@ -84,7 +85,7 @@ pub enum StartError {
     Listen {
         /// Where.
         address: Address,
-        /// What the system says.
+        /// The system's error.
         cause: std::io::Error,
     },
     /// Other regions count on this node's shares being all that it spends.
@@ -94,7 +95,7 @@ pub enum StartError {
          removed or evicted (`acequia regions remove`, `evict`), begin with an empty `data` folder"
     )]
     NotAlone,
-    /// Other nodes of the region count on this node's guard shares being all that it spends without them.
+    /// The mates count on this node spending no more than its guard shares without them.
     #[error(
         "the journal in `data` is that of a node that shares its limits with others of its region, and the config has no store: \
          alone the node would have every limit in full, and the others have theirs. Put `store` back; or, once no other node runs, \
@@ -116,7 +117,7 @@ pub enum StartError {
     /// The webhooks cannot be set up.
     #[error(transparent)]
     Webhooks(#[from] WebhooksError),
-    /// What the file changes cannot be put in force.
+    /// The changes of the file cannot be put in force.
     #[error("{0}")]
     Order(#[from] OrderFault),
     /// The system refuses something else.
@@ -138,13 +139,14 @@ pub struct Service {
     store: Option<Arc<dyn Store>>,
     chance: Chance,
     key: HashKey,
-    /// Who it is among the regions; nobody where it stands alone.
+    /// Its identity among the regions; `None` if it stands alone.
     me: Option<Identity>,
-    /// Its place among the nodes of its region, until it is taken, and the way to their pools where it is not the config's.
+    /// Its place among its mates, until the place is taken; and the way to their pools, if the caller brought
+    /// one.
     siblings: Option<(region::Home, Option<PoolEndpoint>)>,
-    /// What the nodes of its region go by, where there are several.
+    /// A hash of the settings that the nodes of the region share, if there are several.
     terms: Option<u64>,
-    /// When it began after a crash, among others of its region.
+    /// When it began after a crash, if it has mates.
     crashed: Option<Now>,
     /// The certificates of the `tls` folder.
     certificates: Watched,
@@ -154,7 +156,7 @@ pub struct Service {
     read: Config,
 }
 
-/// What came of reading the config again.
+/// The result of reading the config again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reloaded {
     /// Something in it is new.
@@ -186,7 +188,7 @@ impl Service {
         Self::start_with(config, store, Arc::new(SystemClock::start()?), Chance::System)
     }
 
-    /// The same with a store, clocks and chance of the caller's.
+    /// As [`Service::start`], with a store, clocks and chance of the caller's.
     ///
     /// # Errors
     /// Whatever keeps the node from answering.
@@ -242,8 +244,9 @@ impl Service {
         let mut reading = Reading::default();
         match store_ref {
             Some(store) if home.is_some() => {
-                // The limits that it had alone are none of the catalogue's, which may tag cells with another key than this
-                // node's. Where it has the same limit and the same key, what was spent is read when it is adopted.
+                // The limits that the node had alone are not the catalogue's, which may tag cells with
+                // another key. If the limit and the key are the same, the rows are read when the limit is
+                // adopted.
                 let is_new = home.is_some_and(|(_, was_here)| !was_here);
                 let schedule = schedule.filter(|_| !is_new).unwrap_or_default();
                 node.resume_home(schedule, now, |id| reading.rows(store, id))?;
@@ -274,7 +277,7 @@ impl Service {
                 .apply(limits, now, |id| store_ref.map_or_else(Vec::new, |store| reading.rows(store, id)))?;
             debug!(changes = changes.len(), "limits in force");
             alone.look(&shared);
-            // Once: nobody else has the service yet.
+            // The call sets the value: nobody else has the service yet.
             let _ = shared.alone.set(alone);
         }
         shared.apply(&config.live);
@@ -300,8 +303,8 @@ impl Service {
         })
     }
 
-    /// The same of a config with a store that nodes share, and of pools that the caller brought in its place. Waits in the runtime
-    /// that this is called in until all nodes go by the same.
+    /// As [`Service::start_with`], for a config with a shared store, on pools that the caller brought in
+    /// place of that store. Waits in the caller's runtime until all nodes have the same settings.
     ///
     /// # Errors
     /// Whatever keeps the node from answering.
@@ -323,7 +326,7 @@ impl Service {
         Self::among(config, home, store, clock, chance, Some(way))
     }
 
-    /// What a node among others of its region must know before it can begin.
+    /// The state that a node with mates must know before it can begin.
     fn home_among(
         config: &Config,
         settings: &StoreConfig,
@@ -345,9 +348,9 @@ impl Service {
         Ok((home, store))
     }
 
-    /// The same, of a node that shares its limits with others of its region, and where there are several with those. What a process
-    /// that crashed spent of its guard shares is not known: of what is open now they count as spent. So do those of a process that went
-    /// by other terms: its shares were others.
+    /// Starts a node that shares its limits with mates, and with other regions if there are several. What a
+    /// crashed process spent of its guard shares is unknown, so they count as spent for all that is open now.
+    /// So do those of a process with other settings: its shares were others.
     fn among(
         config: Config,
         home: region::Home,
@@ -363,7 +366,8 @@ impl Service {
             Some(_) => Some(regions::identity(&config, &*store, now)?),
             None => None,
         };
-        // Among regions cells are named by the catalogue's key, which is that of whoever makes the first one.
+        // Among regions the catalogue's key names the cells. It is the key of the node that makes the first
+        // catalogue.
         let key = if member.is_some() { hash_key(Some(&*store), &chance)? } else { home.key };
         let is_new = member.map_or(home.is_new, |(_, was_here)| !was_here);
         let went_by = store.value(region::TERMS)?;
@@ -403,7 +407,7 @@ impl Service {
         }
         let taken = store.rows(TAKINGS)?;
         let writer = Some(Arc::new(Writer::new(Arc::clone(&node), Arc::clone(&store))));
-        // The same on every node of the region, whatever its cells are named by.
+        // Names use the region's key, which all nodes of the region share, whatever key names the cells.
         let names = Names::new(&config.region, &config.node, &home.key, chance.draw("names")?);
         let names = names.among(home.names());
         let shared = Arc::new(Shared::new(node, writer, clock, (key, names)));
@@ -437,8 +441,8 @@ impl Service {
         })
     }
 
-    /// Opens the way to the pools that this node shares, if it does, in the runtime that this is called in. What this gives carries
-    /// the node's calls until `stopping`.
+    /// Opens the way to the pools that this node shares, if it does, in the caller's runtime. The future that
+    /// it returns carries the node's calls until `stopping`.
     ///
     /// # Errors
     /// The settings of the store.
@@ -457,15 +461,16 @@ impl Service {
         let waiting = Arc::clone(&self.shared.waiting);
         let delivered = idempotency::deliver(Arc::clone(&self.shared), stopping.clone());
         let (siblings, carried) = home.take(way, (node, writer), clock, waiting, stopping);
-        // Once: a service takes its place once.
+        // The call sets the value: a service takes its place once.
         let _ = self.shared.siblings.set(siblings);
         Ok(Some(async {
             let ((), ()) = tokio::join!(carried, delivered);
         }))
     }
 
-    /// From here on a crash is a crash: what a clean stop left behind is taken, with the rows that the node has queued
-    /// while it read them, and what is in force is written down. Nothing may be asked before.
+    /// From here on a stop without [`Service::close`] counts as a crash. This removes the mark of the last
+    /// clean stop, writes the rows that the node queued while it read, and writes down what is in force.
+    /// Nothing may be asked before.
     ///
     /// # Errors
     /// The journal cannot be written.
@@ -487,13 +492,13 @@ impl Service {
         Ok(())
     }
 
-    /// What the workers share.
+    /// The state that the workers share.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Puts another config in force, as far as that needs no restart. Says whether anything in it is new here: the limits of a region's
-    /// node are not, unless it makes the catalogue.
+    /// Puts another config in force, as far as that needs no restart. Says whether anything in the config is
+    /// new here. On a node among regions, changed limits are new only if the node makes the catalogue.
     ///
     /// # Errors
     /// The limits contradict each other, or the journal cannot be read or written; then the old
@@ -506,11 +511,12 @@ impl Service {
         let has_new_limits = rules && self.config.live.limits != new.live.limits;
         let read = without_limits(&new);
         let let_in = self.let_in(&new);
-        // What can be wrong with them is known before anything counts.
+        // Faults of the hooks are found before anything is put in force.
         let shared = Arc::clone(&self.shared);
         let webhooks = prepare_webhooks(&shared, &new.live.webhooks)?;
         if let Some(regions) = self.shared.regions.get() {
-            // The catalogue rules: on the authority what changed in the file is an order, elsewhere it is compared.
+            // The catalogue rules. On the authority a change of the file is an order; on other nodes the file
+            // is only compared.
             regions.take_file(&new.live.limits)?;
             self.shared.apply(&new.live);
         } else {
@@ -526,8 +532,9 @@ impl Service {
         Ok(if is_new { Reloaded::Applied } else { Reloaded::Unchanged })
     }
 
-    /// Lets in by each port whom a new config names, where the port itself is the same. Apart from all else: whoever is to be kept out is
-    /// so whatever else the config has.
+    /// Lets in by each port the callers that a new config names, if the port itself is the same. This happens
+    /// apart from all other changes: a caller that the config shuts out stays out, even if the rest is
+    /// refused.
     fn let_in(&self, new: &Config) -> Result<(), GateFault> {
         let mut done = Ok(());
         for gate in &self.gates {
@@ -571,7 +578,7 @@ impl Service {
         let mut reading = Reading::default();
         let store = self.store.as_deref();
         if let Some(writer) = &self.shared.writer {
-            // A crash must find what is about to be served, so it is written down beforehand too.
+            // A crash must find what is about to be served, so that is written down beforehand.
             let mut both = before.clone();
             let new = unknown(&both, &limits);
             if !new.is_empty() {
@@ -579,7 +586,7 @@ impl Service {
                 writer.write(&[], &[(SCHEDULE, Some(&schedule_bytes(&both)?))])?;
             }
         }
-        // Before anything is in force: a limit that was known once is not read again.
+        // The known limits are noted before anything is in force: the journal is not read again for these.
         let known: BTreeSet<LimitId> = node.known_limits().into_iter().collect();
         let unknown = limits.iter().map(|limit| limit.id).filter(|id| !known.contains(id));
         let mut rows: BTreeMap<LimitId, Vec<Row>> = match store {
@@ -594,7 +601,8 @@ impl Service {
             None => Ok(()),
         };
         if let Err(fault) = written {
-            // What a restart would not know of must not be in force. The old limits were, so they can be.
+            // A limit that a restart would not know of must not be in force. The old limits were written
+            // down, so they can be.
             let before = before.into_iter().filter(|old| old.until_ns.is_none());
             node.apply(before.map(|old| old.limit).collect(), now, |_| Vec::new())?;
             return Err(fault);
@@ -602,8 +610,8 @@ impl Service {
         Ok(changes)
     }
 
-    /// Makes ready for this node's place among the regions, if it has one: nobody hears of it before [`Service::share`].
-    /// `connect` starts the mesh where the node is told to listen.
+    /// Prepares this node's place among the regions, if it has one: no other node hears of it before
+    /// [`Joining::start`]. `connect` starts the mesh where the node is told to listen.
     pub(crate) fn prepare(
         &mut self,
         audit: impl FnOnce(&Path) -> std::io::Result<Audit>,
@@ -618,7 +626,7 @@ impl Service {
         };
         let folder = self.config.data.clone().unwrap_or_default();
         let audit = audit(&folder).map_err(RegionsError::Audit)?;
-        // Looked at before they are read: those that come in between are read again.
+        // The files' stamps are taken before the files are read: a change in between is read again.
         self.have_certificates_changed();
         let place = Place {
             config: &self.config,
@@ -636,7 +644,7 @@ impl Service {
         Ok(Some(Regions::prepare(place, |config| connect(address, config))?))
     }
 
-    /// Takes this node's place among the regions, when what shares its limits with them has begun.
+    /// Takes this node's place among the regions, once the task that shares its limits with them has begun.
     pub(crate) fn take_place(&self, regions: Arc<Regions>) {
         if let Err(fault) = regions.take_file(&self.config.live.limits) {
             error!(
@@ -645,7 +653,7 @@ impl Service {
                  or send SIGHUP"
             );
         }
-        // Once: a service takes its place once.
+        // The call sets the value: a service takes its place once.
         let _ = self.shared.regions.set(regions);
     }
 
@@ -670,8 +678,8 @@ impl Service {
         self.certificates.have_changed(&files.each_ref().map(|path| path.as_path()))
     }
 
-    /// Writes what a clean stop leaves behind. Nothing can be asked after it: who still asks waits
-    /// until the process ends.
+    /// Writes what a clean stop leaves behind. Nothing can be asked after that: a thread that still asks
+    /// waits until the process ends.
     pub fn close(&self) {
         let Some(writer) = &self.shared.writer else { return };
         self.shared.stop_asking();
@@ -689,27 +697,27 @@ impl Service {
     }
 }
 
-/// Of these limits, those that a schedule does not have: as if they were in force for good.
+/// The limits that a schedule does not have, as if they were in force for good.
 fn unknown(schedule: &[Scheduled], limits: &[Limit]) -> Vec<Scheduled> {
     let known: BTreeSet<LimitId> = schedule.iter().map(|scheduled| scheduled.limit.id).collect();
     let new = limits.iter().filter(|limit| !known.contains(&limit.id)).cloned();
     new.map(|limit| Scheduled { limit, until_ns: None }).collect()
 }
 
-/// What webhooks need to be put in force; nothing where there are none and never were.
+/// What webhooks need to be put in force; `None` if there are none and never were.
 fn prepare_webhooks<'a>(
     shared: &'a Shared,
     hooks: &[WebhookConfig],
 ) -> Result<Option<(&'a Webhooks, Prepared)>, WebhooksError> {
     let prepared = Prepared::read(hooks)?;
     if shared.webhooks.get().is_none() && !hooks.is_empty() {
-        // Once: nobody else sets it.
+        // The call sets the value: nobody else does.
         let _ = shared.webhooks.set(Webhooks::start()?);
     }
     Ok(shared.webhooks.get().map(|webhooks| (webhooks, prepared)))
 }
 
-/// The reading of what the journal has of limits, and the first time that it failed.
+/// Reads the journal's rows of limits, and keeps the first fault.
 #[derive(Default)]
 struct Reading {
     fault: Option<StoreError>,
@@ -723,14 +731,14 @@ impl Reading {
         })
     }
 
-    /// Whether all could be read: a node that began with less would give back what was spent.
+    /// Whether all rows could be read: a node that began with fewer would give back what was spent.
     fn done(self) -> Result<(), StartError> {
         self.fault.map_or(Ok(()), |fault| Err(fault.into()))
     }
 }
 
-/// The last start after a crash, as [`CRASHED`] has it, by the clocks of today: no longer ago than the walls say for sure, where they are
-/// wrong by `error_ns` at most.
+/// The last start after a crash, as [`CRASHED`] has it, in readings of today's clocks. It is dated no longer
+/// ago than the walls prove, if they are wrong by at most `error_ns`.
 fn crash(bytes: &[u8], error_ns: u64, now: Now) -> Result<Now, StartError> {
     let fault = || StartError::Value { what: CRASHED, cause: format!("{} bytes, not 16", bytes.len()) };
     let (steady, wall) = bytes.split_first_chunk::<8>().ok_or_else(fault)?;
@@ -740,12 +748,12 @@ fn crash(bytes: &[u8], error_ns: u64, now: Now) -> Result<Now, StartError> {
     let error_ns = 2 * error_ns;
     let surely_ns = now.wall_ns.saturating_sub(wall_ns).saturating_sub(2 * error_ns);
     let ago_ns = now.steady_ns.saturating_sub(steady_ns).min(surely_ns);
-    // A wall that was far ahead then would have all that begins until then count as spent.
+    // If the wall was far ahead then, everything that begins until that time would count as spent.
     let wall_ns = wall_ns.min(now.wall_ns.saturating_add(2 * error_ns));
     Ok(Now { steady_ns: now.steady_ns - ago_ns, wall_ns })
 }
 
-/// What [`KNEW`] has.
+/// Reads the ids in [`KNEW`].
 fn known(bytes: &[u8]) -> Result<BTreeSet<LimitId>, StartError> {
     let (ids, rest) = bytes.as_chunks::<16>();
     let fault = || StartError::Value { what: KNEW, cause: format!("{} bytes, not 16 each", bytes.len()) };

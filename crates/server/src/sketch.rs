@@ -1,53 +1,55 @@
-//! Which cells come most often, out of any number of them: a space-saving sketch (Metwally, Agrawal and El Abbadi, ICDT
-//! 2005), which merges (Agarwal et al., "Mergeable summaries", PODS 2012).
+//! Finds the cells that come most often, among any number of them: a space-saving sketch (Metwally, Agrawal
+//! and El Abbadi, ICDT 2005), which merges (Agarwal et al., "Mergeable summaries", PODS 2012).
 //!
-//! A cell that is in it was counted at most `count` times, and at least `count - error` times. One that is not was counted
-//! at most as often as the least of those that are. So whoever has more than a sixteenth of all is surely in it.
+//! A cell in the sketch came at most `count` times, and at least `count - error` times. A cell that is not in
+//! the sketch came at most as often as the least count in it. So any cell with more than a sixteenth of all
+//! requests is in the sketch.
 
 use std::fmt::Write as _;
 
 use acequia_limits::{CellTag, Descriptor, Limit, selector::Canonical};
 
-/// Cells that are followed. A miss looks at all of them, so more cost time; fewer find only the worst.
+/// The most cells that are followed. A miss looks at all of them, so more cost time; fewer find only the
+/// worst.
 pub(crate) const CELLS_MAX: usize = 16;
-/// The most of a cell's values that is kept, in bytes as they are written: a key can be 64 KiB long.
+/// The most bytes of a cell's values that are kept, as they are written: a key can be 64 KiB long.
 pub(crate) const KEY_BYTES_MAX: usize = 256;
 
 /// The cells that came most often.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sketch {
-    /// Beside the cells: looking for one reads these alone.
+    /// The tags apart from the cells: a search reads only these.
     tags: Vec<CellTag>,
     cells: Vec<Counted>,
-    /// The most that a cell may have been counted which is not there, beyond the least of those that are.
+    /// The most that a missing cell may have been counted, from merges.
     merged_least: u64,
 }
 
-/// One of them.
+/// A cell in the sketch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counted {
-    /// How often it came, at most.
+    /// How often the cell came, at most.
     pub(crate) count: u64,
-    /// By how much that may be too high.
+    /// How far `count` may be too high.
     pub(crate) error: u64,
-    /// What it had left when it last came.
+    /// The units that the cell had left when it last came.
     pub(crate) remaining: u64,
-    /// What it counts; nothing where it came only once since it took another's place.
+    /// The cell's values; `None` if the cell came only once since it took another's place.
     pub(crate) key: Option<CellKeyText>,
 }
 
-/// The values that a cell counts, as they are written in the brackets of a limit's path: `tenant=big-co,ip=10.0.0.1`.
+/// The values that a cell counts, as in the brackets of a limit's path: `tenant=big-co,ip=10.0.0.1`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CellKeyText {
     /// At most [`KEY_BYTES_MAX`].
     pub(crate) text: String,
-    /// Whether there was more.
+    /// Whether the text was cut.
     pub(crate) is_cut: bool,
 }
 
 impl Sketch {
-    /// Counts a cell. `name` writes what it counts, where that is not known yet and worth the time: in a flood of cells
-    /// that come once each, it is not.
+    /// Counts a cell. `name` writes the cell's values if they are unknown and worth the time: in a flood of
+    /// cells that come once each, they are not.
     #[inline]
     pub(crate) fn count(&mut self, tag: CellTag, remaining: u64, name: impl FnOnce(&mut CellKeyText)) {
         match self.tags.iter().position(|known| *known == tag) {
@@ -63,7 +65,7 @@ impl Sketch {
         }
     }
 
-    /// Begins to follow a cell, where there is no room in the place of the one that came least.
+    /// Begins to follow a cell. If there is no room, it takes the place of the cell that came least.
     #[inline(never)]
     fn enter(&mut self, tag: CellTag, remaining: u64, name: impl FnOnce(&mut CellKeyText)) {
         if self.cells.len() < CELLS_MAX {
@@ -79,15 +81,16 @@ impl Sketch {
         *cell = Counted { error: cell.count, count: cell.count + 1, remaining, key: None };
     }
 
-    /// The most that a cell may have been counted which is not there.
+    /// The most that a missing cell may have been counted.
     fn least(&self) -> u64 {
         let full = self.cells.len() >= CELLS_MAX;
         let own = if full { self.cells.iter().map(|cell| cell.count).min().unwrap_or(0) } else { 0 };
         own.max(self.merged_least)
     }
 
-    /// Adds what another sketch has counted. A cell that only one of them follows may have been counted by the other as
-    /// often as its least. May grow beyond [`CELLS_MAX`]: for looking at, not for counting on.
+    /// Adds the counts of another sketch. If only one of the two follows a cell, the other may have counted
+    /// it as often as its least count. The result may exceed [`CELLS_MAX`]: it is for display, not for
+    /// counting on.
     pub(crate) fn merge(&mut self, other: &Self) {
         let (ours, theirs) = (self.least(), other.least());
         for (tag, cell) in self.tags.iter().zip(&mut self.cells) {
@@ -115,7 +118,7 @@ impl Sketch {
         self.merged_least = ours + theirs;
     }
 
-    /// Halves the counts so many times, so that cells which cooled down give way.
+    /// Halves the counts so many times, so that cells that have cooled down give way.
     pub(crate) fn halve(&mut self, times: u32) {
         let half = |count: u64| count.checked_shr(times).unwrap_or(0);
         self.merged_least = half(self.merged_least);
@@ -129,7 +132,7 @@ impl Sketch {
         }
     }
 
-    /// The cells, those that came most often first.
+    /// The cells, most frequent first.
     pub(crate) fn sorted(&self) -> Vec<&Counted> {
         let mut all: Vec<(CellTag, &Counted)> = self.tagged().collect();
         all.sort_by_key(|(tag, cell)| (std::cmp::Reverse(cell.count), cell.error, *tag));
@@ -143,7 +146,7 @@ impl Sketch {
 }
 
 impl CellKeyText {
-    /// Writes what a descriptor's cell of a limit counts.
+    /// Writes the values of a descriptor's cell of a limit.
     pub(crate) fn write(&mut self, limit: &Limit, descriptor: &Descriptor<'_>) {
         for (place, by) in limit.by.iter().enumerate() {
             if place > 0 {
@@ -162,7 +165,7 @@ impl CellKeyText {
     }
 
     fn push_encoded(&mut self, bytes: &[u8]) {
-        // No more could fit, with the key in front: what is cut in two here is never written.
+        // No more could fit, with the key in front. A character that is cut in two here is never written.
         let (bytes, rest) = bytes.split_at(bytes.len().min(KEY_BYTES_MAX));
         for chunk in bytes.utf8_chunks() {
             let mut buffer = [0; 4];
@@ -188,7 +191,7 @@ impl CellKeyText {
         }
     }
 
-    /// Whole pieces only, so that what is there can be read.
+    /// Writes whole pieces only, so that the text can be read.
     fn push(&mut self, piece: &str) {
         if self.is_cut || self.text.len() + piece.len() > KEY_BYTES_MAX {
             self.is_cut = true;

@@ -1,4 +1,4 @@
-//! The sockets of a machine that callers connect to: TCP, or a socket in the file system for callers on this machine.
+//! The sockets that callers connect to: TCP, or a socket in the file system for callers on this machine.
 
 use std::{
     fs,
@@ -18,18 +18,18 @@ use crate::{
     serve::{Connection, Listener},
 };
 
-/// Connections that the system accepts before the node does.
+/// The connections that the system accepts before the node does.
 const BACKLOG: i32 = 1_024;
 
 /// Where callers connect.
 #[derive(Debug)]
 pub(crate) enum Socket {
     Tcp(TcpListener),
-    /// It is removed with this, before anybody can think that nobody listens there.
+    /// The file is removed before the listener closes, so that no caller finds a file without a listener.
     Unix(SocketFile, UnixListener),
 }
 
-/// A socket's place in the file system.
+/// The file of a socket.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -47,14 +47,14 @@ pub(crate) enum Accepted {
 pub(crate) type Stream = Either<TcpStream, UnixStream>;
 
 impl Socket {
-    /// Listens. A socket in the file system that nobody listens to any more is replaced.
+    /// Listens. Replaces a socket in the file system that nobody listens to.
     ///
     /// # Errors
-    /// What the system says; or somebody listens there, or it is no socket.
+    /// The system refuses, another process listens there, or the file is no socket.
     pub(crate) fn listen(address: &Address) -> io::Result<Self> {
         match address {
             Address::Tcp(address) => {
-                // As tokio binds: a port that was just given up can be had again.
+                // As in tokio: a port that was just given up can be had again.
                 let socket = socket2::Socket::new(Domain::for_address(*address), Type::STREAM, None)?;
                 socket.set_reuse_address(true)?;
                 socket.bind(&(*address).into())?;
@@ -65,11 +65,11 @@ impl Socket {
             Address::Unix(path, mode) => {
                 remove_stale(path)?;
                 let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
-                // What is bound has no more than these rights from the start on (Linux, unix(7)).
+                // The socket has only these rights from the start (Linux, unix(7)).
                 rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(*mode))?;
                 socket.bind(&socket2::SockAddr::unix(path)?)?;
                 let file = SocketFile { path: path.clone(), inode: inode(path)? };
-                // The umask may have taken some of them.
+                // The umask may have removed some of the rights.
                 fs::set_permissions(path, fs::Permissions::from_mode(*mode))?;
                 socket.listen(BACKLOG)?;
                 socket.set_nonblocking(true)?;
@@ -78,10 +78,10 @@ impl Socket {
         }
     }
 
-    /// Where it listens, with the port that it took.
+    /// The address, with the port that the system chose.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn address(&self) -> io::Result<Address> {
         Ok(match self {
             Self::Tcp(listener) => Address::Tcp(listener.local_addr()?),
@@ -90,7 +90,7 @@ impl Socket {
     }
 }
 
-/// Removes a socket that a process left behind that did not stop cleanly.
+/// Removes the socket of a process that did not stop cleanly.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
@@ -104,7 +104,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     probe.set_nonblocking(true)?;
     match probe.connect(&socket2::SockAddr::unix(path)?) {
         Err(fault) if fault.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path),
-        // It would block where so many wait that there is no room for another.
+        // The connection would block if the queue of the listener is full.
         Err(fault) if fault.kind() != ErrorKind::WouldBlock => Err(fault),
         Ok(()) | Err(_) => Err(io::Error::new(ErrorKind::AddrInUse, "another process listens there")),
     }
@@ -117,9 +117,9 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Another process may have another one there.
+        // Another process may have made another socket there.
         if inode(&self.path).is_ok_and(|inode| inode == self.inode) {
-            // Whoever starts next removes it otherwise.
+            // If this fails, the next start removes the file.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -144,8 +144,8 @@ impl Connection for Accepted {
             Self::Tcp(stream) => {
                 stream.set_nonblocking(true)?;
                 let stream = TcpStream::from_std(stream)?;
-                // Without the first, small answers wait for the peer's acknowledgement; the second notices a
-                // peer that is gone without a request having to pay for it.
+                // Without the first option, small answers wait for the peer's acknowledgement. The second
+                // notices a peer that is gone, without a request having to pay for that.
                 let _ = stream.set_nodelay(true);
                 let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(&keep_alive());
                 Ok(Stream::Left(stream))
@@ -165,7 +165,7 @@ impl Connection for Accepted {
     }
 }
 
-/// A peer that says nothing for 25 s, asked three times, is gone.
+/// A peer is gone if it is silent for 25 s and does not answer three probes.
 fn keep_alive() -> socket2::TcpKeepalive {
     let (quiet, between) = (Duration::from_secs(10), Duration::from_secs(5));
     socket2::TcpKeepalive::new().with_time(quiet).with_interval(between).with_retries(3)

@@ -1,5 +1,5 @@
-//! A service within a runtime of the caller's: one thread, no clock but tokio's and the caller's, no socket, file or chance
-//! that the caller did not bring. What it does is what [`run`](crate::run) does on a machine.
+//! A service within a caller's runtime: one thread, no clock except tokio's and the caller's, and no socket,
+//! file or chance that the caller did not bring. The service does what [`run`](crate::run) does on a machine.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -16,21 +16,22 @@ use crate::{
     worker::Shared,
 };
 
-/// What a service that does not run on a machine of its own stands on, beside its store, clock and chance.
+/// The surroundings of a service that does not run on a machine of its own, besides its store, clock and
+/// chance.
 pub struct Surroundings<L> {
     /// Where callers connect by gRPC.
     pub grpc: L,
-    /// And by HTTP.
+    /// Where callers connect by HTTP.
     pub http: L,
-    /// The way to other regions; not used by a node that stands alone.
+    /// The way to other regions; unused if the node stands alone.
     pub mesh: MeshSurroundings,
     /// How long each write to the disk takes.
     pub disk_latency: Box<dyn FnMut() -> Duration + Send>,
 }
 
-/// What a node among regions needs besides.
+/// The additional surroundings of a node among regions.
 pub struct MeshSurroundings {
-    /// Where it writes down who changed the catalogue.
+    /// The log of changes of the catalogue.
     pub audit: Audit,
     /// Starts the mesh, on a socket of the caller's.
     pub connect: Box<Connect>,
@@ -55,14 +56,14 @@ impl fmt::Debug for MeshSurroundings {
 }
 
 impl Service {
-    /// Serves in the runtime that this is called on until `stopping`, and leaves behind what a clean stop leaves. To drop
-    /// the runtime is to crash.
+    /// Serves in the caller's runtime until `stopping`, and then leaves behind what a clean stop leaves.
+    /// Dropping the runtime is a crash.
     ///
-    /// The config file and the certificates are not looked at again, and operators are not listened to: orders go to
-    /// [`Regions::order`](crate::regions::Regions::order).
+    /// The config file and the certificates are not read again, and there is no listener for operators:
+    /// orders go to [`Regions::order`](crate::regions::Regions::order).
     ///
     /// # Errors
-    /// Whatever keeps the node from starting.
+    /// The fault that keeps the node from starting.
     pub async fn serve_in<L: Listener>(
         mut self,
         surroundings: Surroundings<L>,
@@ -108,13 +109,13 @@ impl Service {
         }
 
         shared.drain();
-        // A connection that does not end in time is cut; a panic was printed when it happened.
+        // A connection that does not end in time is cut. A panic was printed when it happened.
         let _ = tokio::time::timeout(self.config.drain, working).await;
         for task in accepting {
             task.abort();
         }
         if let Some(sharing) = sharing {
-            // Shared with the others until nobody asks any more.
+            // The node shares its limits until no caller asks any more.
             let _ = part.send(true);
             let _ = sharing.await;
         }
@@ -132,7 +133,7 @@ impl Service {
     }
 }
 
-/// Where a service ends and its process does not: nothing of it is left.
+/// Cleans up if a service ends and its process does not: nothing of the service is left.
 struct End(Arc<Shared>);
 
 impl Drop for End {

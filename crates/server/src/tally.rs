@@ -1,4 +1,4 @@
-//! What a worker counts: plain numbers under the worker's own lock, added up when somebody looks.
+//! A worker's counts: plain numbers under the worker's own lock, added up on request.
 
 use acequia_api::acequia::v1::Settled;
 use acequia_node::{Answer, Catalogue, Outcome, Refunded};
@@ -11,7 +11,7 @@ use crate::{
 /// Upper bounds of the buckets for the time that a decision takes, in seconds.
 pub(crate) const DECISION_SECONDS: [f64; 12] =
     [2.5e-7, 5e-7, 1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1];
-/// One decision in so many is timed and looked at for hot cells.
+/// One decision in so many is timed and sampled for hot cells.
 pub(crate) const SAMPLE: u64 = 64;
 
 /// Everything that one worker has counted since it started.
@@ -27,25 +27,25 @@ pub(crate) struct Tally {
     pub(crate) denied: u64,
     /// Requests that were refused as malformed.
     pub(crate) bad_requests: u64,
-    /// Requests that waited for units of other regions: those that passed then, and those that did not.
+    /// Requests that waited for units from elsewhere: those that passed then, and those that did not.
     pub(crate) waited: [u64; 2],
     /// Requests that were denied at once, because too many waited.
     pub(crate) crowded: u64,
     /// Descriptors that no limit counted.
     pub(crate) unmatched: u64,
-    /// Requests that no limit was about.
+    /// Requests that no limit matched.
     pub(crate) unmatched_requests: unmatched::Counts,
-    /// Questions that were answered before, under the same name.
+    /// Requests whose name was answered before.
     pub(crate) repeats: u64,
-    /// What became of settlements, by [`SETTLED`].
+    /// Outcomes of settlements, in the order of [`SETTLED`].
     pub(crate) settled: [u64; 5],
     seen: u64,
 }
 
-/// What became of the requests that a limit matched.
+/// Outcomes of the requests that a limit matched.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LimitTally {
-    /// By [`outcome_place`].
+    /// Counts by [`outcome_place`].
     pub(crate) outcomes: [u64; 4],
     /// Units of the requests that it allowed.
     pub(crate) units: u64,
@@ -53,7 +53,7 @@ pub(crate) struct LimitTally {
     pub(crate) refunded: u64,
 }
 
-/// Counts by bucket; the last is for what is above every bound.
+/// Counts by bucket. The last bucket is for values above every bound.
 #[derive(Clone, Debug)]
 pub(crate) struct Histogram<const N: usize> {
     pub(crate) buckets: [u64; N],
@@ -88,7 +88,7 @@ impl<const N: usize> Histogram<N> {
 /// The words for outcomes in metrics, in the order of [`outcome_place`].
 pub(crate) const OUTCOMES: [&str; 4] = ["allow", "deny", "shadow_deny", "unlimited"];
 
-/// What can become of a settlement, in the order that it is counted in.
+/// The outcomes of a settlement, in the order of their counts.
 pub(crate) const SETTLED: [Settled; 5] =
     [Settled::Done, Settled::Before, Settled::Lapsed, Settled::Unknown, Settled::Forwarded];
 
@@ -102,13 +102,13 @@ const fn outcome_place(outcome: Outcome) -> usize {
 }
 
 impl Tally {
-    /// Whether the next decision is one of those that are timed.
+    /// Whether the next decision is timed.
     #[inline]
     pub(crate) fn is_sampled(&self) -> bool {
         self.seen.is_multiple_of(SAMPLE)
     }
 
-    /// Counts an answer. `pairs` are those of all workers.
+    /// Counts an answer. `pairs` are the pairs that all workers count by name.
     #[inline]
     pub(crate) fn record(&mut self, answer: &Answer, catalogue: &Catalogue, pairs: &Pairs) {
         self.seen += 1;
@@ -132,7 +132,7 @@ impl Tally {
         }
     }
 
-    /// Counts a settlement, and what came back by it.
+    /// Counts a settlement, and the units that came back by it.
     pub(crate) fn settle(&mut self, word: Settled, refunded: &[Refunded]) {
         if let Some(place) = SETTLED.iter().position(|settled| *settled == word) {
             self.settled[place] += 1;

@@ -1,4 +1,4 @@
-//! TLS for those who connect to this node: certificates and keys from files.
+//! TLS for callers of this node: certificates and keys from files.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,35 +18,35 @@ use crate::config::PortTls;
 pub(crate) const H2: &[u8] = b"h2";
 pub(crate) const HTTP_1: &[u8] = b"http/1.1";
 
-/// What is wrong with the files.
+/// The fault of the files.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsFault {
-    /// One cannot be read, or holds something else.
+    /// A file cannot be read, or holds something else.
     #[error("{path}: {cause}", path = .path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         cause: String,
     },
-    /// They do not go together.
+    /// The certificate and the key do not belong together.
     #[error("{cert} and {key}: {cause}", cert = .cert.display(), key = .key.display())]
     Pair {
         /// The certificate.
         cert: PathBuf,
         /// The key.
         key: PathBuf,
-        /// What is wrong.
+        /// The fault.
         cause: String,
     },
 }
 
 impl PortTls {
-    /// Reads the files. `protocols`: what is spoken, by their names in ALPN. TLS 1.2 and 1.3. Nothing is resumed: who came with a certificate
-    /// shows it again.
+    /// Reads the files. `protocols`: the protocols that are spoken, by their names in ALPN. TLS 1.2 and 1.3.
+    /// Sessions are not resumed: a caller with a certificate shows it again.
     ///
     /// # Errors
-    /// What is wrong with which.
+    /// A file, and its fault.
     pub(crate) fn read(&self, protocols: &[&[u8]]) -> Result<Arc<ServerConfig>, TlsFault> {
         let provider = Arc::new(default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -59,7 +59,7 @@ impl PortTls {
                 for certificate in certificates(path)? {
                     roots.add(certificate).map_err(|fault| file(path, &fault))?;
                 }
-                // Who shows none may bring a token, or ask whether the node is well.
+                // A caller without a certificate may bring a token, or ask whether the node is healthy.
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider)
                     .allow_unauthenticated()
                     .build()
@@ -94,7 +94,7 @@ impl PortTls {
 pub(crate) fn names_in(certificate: &CertificateDer<'_>) -> Vec<String> {
     match webpki::EndEntityCert::try_from(certificate) {
         Ok(parsed) => parsed.valid_uri_names().chain(parsed.valid_dns_names()).map(str::to_owned).collect(),
-        // It was verified, and so can be read.
+        // The certificate was verified, and so can be read.
         Err(_) => Vec::new(),
     }
 }

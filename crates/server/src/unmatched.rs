@@ -1,4 +1,5 @@
-//! Requests that no limit is about: whether they pass, how many there are in each domain, and a line in the log for whoever misspelt a name.
+//! Requests that no limit matches: whether they pass, how many each domain has, and a line in the log for an
+//! operator who misspelt a name.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,33 +12,33 @@ use crate::{labels::FirstLabels, worker::Shared};
 
 /// Domains that are counted by name; all others together are [`OTHER`].
 const DOMAINS_MAX: usize = 100;
-/// The label of all domains beyond those.
+/// The label of all other domains.
 const OTHER: &str = "other";
-/// How long from one line in the log to the next.
+/// The time between two lines in the log.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// What becomes of a request that no limit is about.
+/// The verdict on a request that no limit matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NoMatch {
-    /// It passes.
+    /// The request passes.
     #[default]
     Allow,
-    /// It is denied with the reason `no-match`.
+    /// The request is denied with the reason `no-match`.
     Deny,
 }
 
-/// What becomes of such requests, by domain.
+/// The verdicts on such requests, by domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NoMatches {
-    /// Where no limit has the domain.
+    /// For domains that no limit has.
     pub unknown_domain: NoMatch,
-    /// Where the domain is named here.
+    /// For domains that are named here.
     pub domains: BTreeMap<String, NoMatch>,
 }
 
 impl NoMatches {
-    /// What becomes of a request of a domain. `has_limits`: whether any limit has the domain.
+    /// The verdict on a request of a domain. `has_limits`: whether any limit has the domain.
     pub(crate) fn of(&self, domain: &[u8], has_limits: bool) -> NoMatch {
         let named = std::str::from_utf8(domain).ok().and_then(|domain| self.domains.get(domain));
         match named {
@@ -56,7 +57,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Counts a request. `names` are those of all workers.
+    /// Counts a request. `names` are the domains that all workers count by name.
     pub(crate) fn count(&mut self, domain: &[u8], names: &Names) {
         match self.domains.get_mut(domain) {
             Some(count) => *count += 1,
@@ -75,7 +76,8 @@ impl Counts {
         self.other += other.other;
     }
 
-    /// The domain with most requests since an earlier look, and how many; nothing where there were none.
+    /// The domain that had most requests since an earlier look, and how many; `None` if there were no
+    /// requests.
     fn grown_most_since(&self, before: &Self) -> Option<(u64, String)> {
         let before = before.by_domain().collect::<BTreeMap<String, u64>>();
         let since = |(domain, count): (String, u64)| {
@@ -84,7 +86,7 @@ impl Counts {
         self.by_domain().map(since).max().filter(|(requests, _)| *requests > 0)
     }
 
-    /// By domain, as it is shown. No name comes twice.
+    /// The counts by the shown name of each domain. No name comes twice.
     pub(crate) fn by_domain(&self) -> impl Iterator<Item = (String, u64)> {
         let named = self.domains.iter().map(|(domain, count)| (domain.escape_ascii().to_string(), *count));
         named.chain((self.other > 0).then(|| (OTHER.to_owned(), self.other)))
@@ -99,12 +101,12 @@ pub(crate) const fn names() -> Names {
     FirstLabels::new(DOMAINS_MAX)
 }
 
-/// Whether a domain can be counted by name: no limit can have a longer one, and that of all others is taken.
+/// Whether a domain can be counted by name. No limit has a longer domain, and [`OTHER`] means all others.
 fn can_be_named(domain: &[u8]) -> bool {
     domain.len() <= NAME_BYTES_MAX && domain != OTHER.as_bytes()
 }
 
-/// What was told in the log, and when.
+/// The counts and the time of the last line in the log.
 #[derive(Debug)]
 pub(crate) struct Told {
     counts: Counts,
@@ -112,12 +114,12 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// Nothing yet.
+    /// Nothing was logged yet.
     pub(crate) fn new() -> Self {
         Self { counts: Counts::default(), next: Instant::now() }
     }
 
-    /// Writes a line where there were such requests since the last, at most once in [`TOLD_EVERY`].
+    /// Logs a line if there were such requests since the last line, at most once in [`TOLD_EVERY`].
     pub(crate) fn tell(&mut self, shared: &Shared) {
         let now = Instant::now();
         if now < self.next {

@@ -1,4 +1,4 @@
-//! From what soft limits have to tell to those who want to hear it: metrics, the log, webhooks.
+//! Carries the warnings of soft limits to metrics, to the log and to webhooks.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use crate::{
 /// How often a threshold was reached, by limit and percent.
 type Reached = BTreeMap<(String, u8), u64>;
 
-/// How often a threshold was reached since the start; and what there was no room for.
+/// How often a threshold was reached since the start; and how many warnings there was no room for.
 #[derive(Debug, Default)]
 pub(crate) struct Warned(Mutex<(Reached, u64)>);
 
@@ -28,13 +28,13 @@ impl Warned {
         counts.1 = dropped;
     }
 
-    /// By limit and percent, and what there was no room for.
+    /// The counts by limit and percent, and how many warnings there was no room for.
     pub(crate) fn counts(&self) -> (Reached, u64) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Tells what the node has to tell since the last time. Never waits.
+/// Reports the node's warnings since the last call. Never waits.
 pub(crate) fn tell(shared: &Shared) {
     let (warnings, dropped) = shared.node.take_warnings();
     shared.warned.count(&warnings, dropped);

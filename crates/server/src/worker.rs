@@ -1,5 +1,4 @@
-//! One thread's share of the service: an asker, what it has counted, and nothing that another
-//! thread would wait for.
+//! One thread's share of the service: an asker and its counts. No thread waits for another.
 
 use std::{
     sync::{
@@ -40,10 +39,10 @@ use crate::{
     writer::Writer,
 };
 
-/// A caller that waits for less is not drawn for.
+/// A caller that waits for less has no charges forwarded.
 const DRAW_WAIT: Duration = Duration::from_nanos(DRAW_WAIT_NS);
 
-/// What all workers of a node share.
+/// The state that all workers of a node share.
 #[derive(Debug)]
 pub struct Shared {
     /// The cells and limits.
@@ -52,7 +51,7 @@ pub struct Shared {
     pub writer: Option<Arc<Writer>>,
     /// The clocks.
     pub clock: Arc<dyn Clock>,
-    /// With what keys are hashed in traces.
+    /// The key that hashes values in traces.
     pub(crate) key: HashKey,
     /// Names of charges.
     pub(crate) names: Names,
@@ -62,30 +61,30 @@ pub struct Shared {
     pub(crate) begun: Now,
     /// The other regions, once there is a way to them.
     pub(crate) regions: OnceLock<Arc<Regions>>,
-    /// What was ordered of this node, where it stands alone.
+    /// The operators' orders, if the node stands alone.
     pub(crate) alone: OnceLock<Alone>,
     /// The webhooks, once the config has had any.
     pub(crate) webhooks: OnceLock<Webhooks>,
     pub(crate) warned: Warned,
-    /// Requests that wait for units of other regions, or of the region's pools.
+    /// Requests that wait for units of other regions, of the region's pools, or of its other nodes.
     pub(crate) waiting: Arc<Waiting>,
     /// This node's place among the nodes of its region, where they share a store.
     pub(crate) siblings: OnceLock<Siblings>,
-    /// What callers have open, and make the node hold.
+    /// The connections that callers have open, and the bytes that they make the node hold.
     pub(crate) connections: Arc<AllConnections>,
     /// Callers that were turned away.
     pub(crate) refused: Refused,
     /// Calls whose callers had given up before they were decided.
     pub(crate) expired: AtomicU64,
-    /// Domains of requests that no limit was about, as they are counted.
+    /// The domains that are counted by name, for requests that no limit was about.
     pub(crate) unmatched_domains: unmatched::Names,
-    /// Limits and reasons of denials, as the waits that were told are counted.
+    /// The pairs of limit and reason whose waits are counted by name.
     pub(crate) hinted: hints::Pairs,
     draining: AtomicBool,
     live: ArcSwap<Settings>,
 }
 
-/// What a reload replaces, but the limits, which the node has.
+/// The settings that a reload replaces. The limits are not here: the node has them.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
     pub(crate) headers: Headers,
@@ -129,7 +128,7 @@ impl Shared {
     /// Adds a worker.
     pub fn worker(self: &Arc<Self>) -> Arc<Worker> {
         let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
-        // Any number but 0, and another for each worker.
+        // A seed is any number but 0, and differs for each worker.
         let random = (workers.len() as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let inner =
             Inner { asker: self.node.asker(), tally: Tally::default(), cells: Cells::default(), random };
@@ -195,14 +194,14 @@ impl Shared {
         all
     }
 
-    /// Takes every worker and never gives it back: from now on nothing is asked any more.
+    /// Takes every worker and never gives it back: from now on no request can be asked.
     pub(crate) fn stop_asking(&self) {
         for worker in self.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
             std::mem::forget(worker.hold());
         }
     }
 
-    /// Forgets every worker, whose hold on this would otherwise outlast whoever uses it.
+    /// Drops every worker. Their references would otherwise keep this alive after its last user.
     pub(crate) fn dismiss(&self) {
         self.workers.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -212,14 +211,14 @@ impl Shared {
     }
 }
 
-/// One thread's way to ask. Its lock is its own: nobody else takes it but a look at the counts.
+/// One thread's way to ask. Its lock is its own: only a look at the counts takes it besides.
 #[derive(Debug)]
 pub struct Worker {
     pub(crate) shared: Arc<Shared>,
     inner: Mutex<Inner>,
 }
 
-/// A worker, held: asks any number of questions under one lock and one reading of the clock.
+/// A worker, locked: asks any number of questions under one lock and one reading of the clock.
 #[derive(Debug)]
 pub struct Held<'a> {
     worker: &'a Worker,
@@ -233,7 +232,7 @@ struct Inner {
     asker: Asker,
     tally: Tally,
     cells: Cells,
-    /// Spreads those who wait for one edge.
+    /// The state of the random numbers that spread callers who wait for the same window's edge.
     random: u64,
 }
 
@@ -242,22 +241,23 @@ struct Inner {
 pub(crate) struct How {
     pub(crate) ask: Ask,
     pub(crate) recording: Option<Recording>,
-    /// How long it has waited for the store already, or for another node that decided the same.
+    /// How long the request has waited already, for the store or for another node that decided the same id.
     waited: Duration,
 }
 
 impl How {
-    /// With what its charge is remembered by, if it is.
+    /// A way to ask, with what remembers the charge, if anything does.
     pub(crate) const fn new(ask: Ask, recording: Option<Recording>) -> Self {
         Self { ask, recording, waited: Duration::ZERO }
     }
 
-    /// Whether it charges for the time being.
+    /// Whether the request reserves: its charge is settled later.
     pub(crate) fn reserves(&self) -> bool {
         self.recording.is_some_and(|recording| recording.reserve.is_some())
     }
 
-    /// Whether what it lacks may be drawn of another node: not where what is charged must be known here, to be given back or spent later.
+    /// Whether another node may make the charge. Not if the charge must be known here, to be given back or
+    /// spent later.
     const fn may_draw(&self) -> bool {
         self.recording.is_none() && self.ask.charge && !self.ask.holds
     }
@@ -272,13 +272,13 @@ impl From<Ask> for How {
 /// A response, and what it waits for.
 #[derive(Debug)]
 pub(crate) enum Asked<R> {
-    /// There is none: another question had the same name.
+    /// There is no response: another question had the same name.
     Reused,
-    /// Nothing.
+    /// The response waits for nothing.
     Now(R),
-    /// The disk.
+    /// The response waits for the disk.
     Unwritten(R, Box<Unwritten>),
-    /// Units of other regions: until then it is a denial.
+    /// The request waits for units from elsewhere; it is denied until they come.
     Waits(Patience),
 }
 
@@ -297,7 +297,7 @@ impl Worker {
         Held { worker: self, inner, now: self.shared.clock.now() }
     }
 
-    /// Asks, and makes the response from the answer, when it may leave.
+    /// Asks, waits for what the answer waits for, and makes the response.
     ///
     /// # Errors
     /// Another question had the same name.
@@ -336,7 +336,7 @@ impl Worker {
                 }
                 Named::Alone => {}
             }
-            // What was waited for the store is no more waited for its pools.
+            // Time spent waiting for the store is not waited again for its pools.
             how.waited = begun.elapsed();
             longest = longest.saturating_sub(begun.elapsed());
         }
@@ -348,7 +348,7 @@ impl Worker {
         answer
     }
 
-    /// The name of a question that other nodes of the region may have answered, and this one has not.
+    /// The name of a question, if other nodes of the region may have answered it and this one has not.
     pub(crate) fn shared_name(&self, how: How) -> Option<(Recording, &SharedNames)> {
         let recording = how.recording.filter(|recording| recording.is_repeatable && how.ask.charge)?;
         let siblings = self.shared.siblings.get()?;
@@ -356,7 +356,8 @@ impl Worker {
         (!is_known).then_some((recording, &siblings.names))
     }
 
-    /// Waits for what an answer waits for: units of other regions, or the disk; for the disk no longer than that, less what was waited.
+    /// Waits for what an answer waits for: units from elsewhere, or the disk. The disk gets `longest`, less
+    /// the time waited so far.
     pub(crate) async fn finish<R>(
         &self,
         request: &Request<'_>,
@@ -384,8 +385,8 @@ impl Worker {
         }
     }
 
-    /// Waits until an answer may leave, for `longest`. Gives the denial that leaves in its place if the disk was
-    /// too slow, or is full.
+    /// Waits until an answer may leave, for at most `longest`. If the disk was too slow, or is full, returns
+    /// the denial that leaves instead.
     pub async fn settle(&self, unwritten: Unwritten, longest: Duration) -> Option<(Answer, Arc<Catalogue>)> {
         if let Some(writer) = &self.shared.writer
             && writer.wait_for(unwritten.batch, longest).await
@@ -407,7 +408,7 @@ impl Worker {
         inner.tally.settle(word, refunded);
     }
 
-    /// What was counted so far; nothing changes by looking.
+    /// The counts so far. Reading them changes nothing.
     pub(crate) fn counted(&self) -> Tally {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).tally.clone()
     }
@@ -446,12 +447,13 @@ impl Held<'_> {
         ask: Ask,
         respond: impl FnOnce(&Answer, &Arc<Catalogue>) -> R,
     ) -> (R, Option<Unwritten>) {
-        // Without a name, no other question can have had it.
+        // Without a name, no other question can have had the same name.
         let _ = self.decide(request, ask.into());
         self.answer(request, ask, respond)
     }
 
-    /// The same, of a request that may wait for units of other regions where its limits let it: `longest` at most.
+    /// As [`Held::ask`], for a request that may wait up to `longest` for units from elsewhere, if its limits
+    /// let it.
     #[inline]
     pub(crate) fn ask_patiently<R>(
         &mut self,
@@ -474,7 +476,8 @@ impl Held<'_> {
         self.asked(request, how.ask, respond)
     }
 
-    /// Answers as another node did under the same name; nothing where what it kept cannot be read.
+    /// Repeats the answer that another node gave under the same name; `None` if the kept answer cannot be
+    /// read.
     fn repeat<R>(
         &mut self,
         request: &Request<'_>,
@@ -486,7 +489,7 @@ impl Held<'_> {
             Err(IdReused) => Some(Err(IdReused)),
             Ok(_) => {
                 let now = self.now;
-                // It waits for no disk of ours.
+                // The answer waits for no disk of this node.
                 let (response, _) =
                     self.answer(request, how.ask, |answer, catalogue| respond(answer, catalogue, now));
                 Some(Ok(response))
@@ -521,7 +524,7 @@ impl Held<'_> {
         self.asked(request, ask, respond)
     }
 
-    /// Draws for a request that was just denied and goes on waiting.
+    /// Forwards the charge of a request that was just denied and goes on waiting.
     fn draw(&self, patience: &mut Patience) {
         let shared = &self.worker.shared;
         if patience.draw(&shared.node, &self.inner.asker, self.now) {
@@ -529,7 +532,7 @@ impl Held<'_> {
         }
     }
 
-    /// How the last question may wait, if it may and there is room.
+    /// How the last request may wait, if it may and there is room.
     #[cold]
     fn patience(&mut self, longest: Duration, waited: Duration) -> Option<Patience> {
         let shared = &self.worker.shared;
@@ -566,7 +569,7 @@ impl Held<'_> {
         Ok(())
     }
 
-    /// What becomes of a request that no limit is about.
+    /// Decides a request that no limit matches.
     #[cold]
     fn decide_unmatched(&mut self, request: &Request<'_>, ask: Ask) {
         let Inner { asker, tally, .. } = &mut *self.inner;
@@ -627,12 +630,14 @@ impl Held<'_> {
     }
 }
 
-/// Whoever waits for the edge of a window is told to come back up to so much later: all of a limit's keys wait for the same edge.
+/// A caller that waits for the edge of a window is told to come back up to this much later: all keys of a
+/// limit wait for the same edge.
 const SPREAD_NS_MAX: u64 = 5_000_000_000;
-/// And at most this part of the window later.
+/// The delay is at most this part of the window, too.
 const SPREAD_PART: u64 = 16;
 
-/// How much later whoever was denied may be told to come back, in nanoseconds; nothing where nobody else waits for the same moment.
+/// How much later a denied caller may be told to come back, in nanoseconds; `None` if nobody else waits for
+/// the same moment.
 #[inline]
 fn spread_ns(answer: &Answer, catalogue: &Catalogue) -> Option<u64> {
     if answer.allowed || answer.reason != Reason::OverLimit || is_never(answer.retry_after_ns) {
@@ -644,7 +649,7 @@ fn spread_ns(answer: &Answer, catalogue: &Catalogue) -> Option<u64> {
     (algorithm.has_common_edges() && most_ns > 0).then_some(most_ns)
 }
 
-/// The next of a row of numbers (G. Marsaglia, "Xorshift RNGs", 2003).
+/// The next number of a random sequence (G. Marsaglia, "Xorshift RNGs", 2003).
 fn next(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -652,7 +657,7 @@ fn next(state: &mut u64) -> u64 {
     *state
 }
 
-/// The limits that deny, as a set of bits by their places; those past the last bit are as one.
+/// The limits that deny, as a set of bits by their places. All places from the last bit on share that bit.
 fn denied(answer: &Answer) -> u64 {
     let denied = answer.limits.iter().enumerate().filter(|(_, limit)| limit.outcome == Outcome::Deny);
     denied.fold(0, |all, (place, _)| all | 1 << place.min(63))
@@ -672,7 +677,7 @@ fn trace(shared: &Shared, request: &Request<'_>, answer: &Answer, catalogue: &Ca
         .as_ref()
         .and_then(|key| request.descriptors().find_map(|d| d.value(key.as_bytes())));
     let tenant = value.map(|value| {
-        // A limit that cannot be: these hashes are nobody's cells.
+        // No limit has this id, so that these hashes are not those of any cell.
         let tag = Tagger::new(&shared.key, LimitId(0)).one(value);
         format!("{:016x}", tag.0 as u64)
     });

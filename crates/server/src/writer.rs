@@ -1,5 +1,5 @@
-//! The hand that writes the journal: it takes the rows that the node has queued, commits them as
-//! one batch, and tells those who wait.
+//! Writes the journal: takes the rows that the node has queued, commits them as one batch, and wakes the
+//! tasks that wait.
 
 use std::{
     sync::{
@@ -18,22 +18,22 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// How long rows wait that nobody waits for: those reserved ahead of use.
+/// How long rows are queued if no task waits for them: those that are reserved ahead of use.
 const LINGER: Duration = Duration::from_millis(5);
 /// How long a reply waits for the disk before it is turned into a denial.
 pub const REPLY_WAIT_MAX: Duration = Duration::from_secs(1);
-/// What a node whose journal is down says of it, and what to do.
+/// A node's report that its journal is down, with what to do.
 pub const DOWN: &str =
     "cannot be written: nothing new is reserved or lent until there is room on the disk, or it is mended";
-/// How long until a failed commit is tried again: at first, and after many that failed. Each try opens the journal anew,
-/// which reads all of it.
+/// The pause until a failed commit is tried again: the first one and, below, the longest. Each try opens the
+/// journal anew, which reads all of it.
 const RETRY: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
-/// Rows that are written together, and their number.
+/// The number of a batch, and its rows.
 type Batch = (u64, Vec<Row>);
 
-/// How far the writer has come.
+/// The progress of the writer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     /// The last batch on disk.
@@ -50,9 +50,9 @@ pub struct Writer {
     progress: watch::Sender<Progress>,
     wanted: Mutex<bool>,
     wake: Condvar,
-    /// The same for [`Writer::run_on`].
+    /// As `wake`, for [`Writer::run_on`].
     wake_task: Notify,
-    /// The batch in hand, kept until it is on disk: batches are written in their order.
+    /// The batch in hand, which is kept until it is on disk: batches are written in order.
     in_hand: Mutex<Option<Batch>>,
     stopping: AtomicBool,
     /// For metrics: commits, the rows in them, and the nanoseconds they took.
@@ -63,7 +63,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A writer that has nothing to do yet; [`Writer::run`] makes it work.
+    /// A writer with nothing to do yet; [`Writer::run`] starts its work.
     pub fn new(node: Arc<Node>, store: Arc<dyn Store>) -> Self {
         Self {
             node,
@@ -81,13 +81,13 @@ impl Writer {
         }
     }
 
-    /// The store that is written to.
+    /// The store that the writer writes to.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
 
-    /// Waits until a batch is on disk, for `longest` or [`REPLY_WAIT_MAX`]; says whether it is. A commit that fails ends the wait: a disk
-    /// that is full has no room a moment later.
+    /// Waits until a batch is on disk, for at most `longest` and at most [`REPLY_WAIT_MAX`]. Says whether the
+    /// batch is there. A commit that fails ends the wait: a full disk has no room a moment later.
     pub async fn wait_for(&self, batch: u64, longest: Duration) -> bool {
         let mut progress = self.progress.subscribe();
         let failures = progress.borrow().failures;
@@ -99,8 +99,8 @@ impl Writer {
         }
     }
 
-    /// Writes until [`Writer::stop`], on a thread of its own: a disk blocks. A store that cannot be
-    /// written is tried until it can; meanwhile the node spends only what the store already holds.
+    /// Writes until [`Writer::stop`], on a thread of its own, since a disk blocks. If the store cannot be
+    /// written, this tries until it can. Meanwhile the node spends only what the store already holds.
     pub fn run(&self) {
         let mut retry = None;
         while !self.stopping.load(Ordering::Acquire) {
@@ -114,14 +114,14 @@ impl Writer {
         }
     }
 
-    /// The same as a task of the runtime that this is called on, for a disk that does not block: what is written is there
-    /// after `latency`.
+    /// As [`Writer::run`], as a task of the caller's runtime, for a disk that does not block. Rows are on the
+    /// disk after `latency`.
     pub async fn run_on(&self, mut latency: impl FnMut() -> Duration) {
         let mut retry = None;
         while !self.stopping.load(Ordering::Acquire) {
             match retry {
                 Some(retry) => tokio::time::sleep(retry).await,
-                // Somebody wants it, or it has lingered.
+                // A task asks for a commit, or the rows have lingered.
                 None => drop(timeout(LINGER, self.wake_task.notified()).await),
             }
             if take_in_hand(&mut self.in_hand(), &self.node) {
@@ -131,8 +131,8 @@ impl Writer {
         }
     }
 
-    /// Writes what the node has queued, after a wait because the store could not be written if there was one. Gives the next
-    /// such wait.
+    /// Writes the rows that the node has queued. `waited` is the last pause after a failure, if there was
+    /// one. Returns the next pause.
     fn write_queued(&self, waited: Option<Duration>) -> Option<Duration> {
         match (self.write(&[], &[]), waited) {
             (Ok(()), waited) => {
@@ -149,21 +149,20 @@ impl Writer {
         }
     }
 
-    /// Ends [`Writer::run`], or [`Writer::run_on`], after the commit it is at.
+    /// Ends [`Writer::run`] or [`Writer::run_on`] after the commit under way.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.want();
     }
 
-    /// Writes what the node has queued, then `rows`, and sets `values`: all or nothing.
+    /// Writes the node's queued rows, then `rows`, and sets `values`: all of it or nothing.
     ///
     /// # Errors
-    /// The store cannot be written. What was queued stays in hand; `rows` and `values` are the
-    /// caller's to try again.
+    /// The store cannot be written. Queued rows stay in hand. The caller must try `rows` and `values` again.
     pub fn write(&self, rows: &[Row], values: &[(&str, Option<&[u8]>)]) -> Result<(), StoreError> {
         let mut in_hand = self.in_hand();
         let is_queued = take_in_hand(&mut in_hand, &self.node);
-        // Of a journal that failed it must be seen that it is written again, though nothing waits for it.
+        // After a failure even an empty commit is made, to see whether the journal can be written again.
         let is_down = self.node.is_journal_down();
         if !is_queued && rows.is_empty() && values.is_empty() && !is_down {
             return Ok(());
@@ -191,10 +190,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the exact state of every cell, and what else a stopping node leaves behind.
+    /// Writes the exact state of every cell, and the other values that a stopping node leaves behind.
     ///
     /// # Errors
-    /// The store cannot be written: then a restart is as after a crash.
+    /// The store cannot be written. Then a restart is like one after a crash.
     pub fn close(&self, now: Now, values: &[(&str, Option<&[u8]>)]) -> Result<(), StoreError> {
         let mut rows = Vec::new();
         self.node.close(now, |row| rows.push(row));
@@ -212,7 +211,7 @@ impl Writer {
     }
 }
 
-/// Takes what the node has queued, unless an older batch is in hand; says whether there is one now.
+/// Takes the node's queued rows, unless an older batch is in hand. Says whether a batch is in hand now.
 fn take_in_hand(in_hand: &mut Option<Batch>, node: &Node) -> bool {
     if in_hand.is_none() {
         *in_hand = node.take_rows();

@@ -1,8 +1,9 @@
-//! Decisions of a real node that leases from pools in a six-node Redis Cluster on this machine, against one script call for each
-//! decision through the same client, in one run: one hot cell of 200 000 units a window, and 100 000 cells with Zipf demand.
-//! `cargo bench -p acequia-store --bench nodes`
+//! Compares decisions of a real node that leases from pools with one script call for each decision. Both go
+//! through the same client to a six-node Redis Cluster on this machine, in one run. There is one hot cell of
+//! 200 000 units a window, and there are 100 000 cells with Zipf demand. `cargo bench -p acequia-store
+//! --bench nodes`
 //!
-//! Ends with 1 where a bar is missed. Needs redis-server and redis-cli.
+//! Ends with 1 if a bar is missed. Needs redis-server and redis-cli.
 #![allow(clippy::print_stdout, reason = "its output is what it is for")]
 
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests")]
@@ -31,16 +32,16 @@ use acequia_store::{
 
 const TOTAL: u64 = 200_000;
 const ROUNDS: u64 = 5;
-/// Calls under way at once, where each decision is one.
+/// Calls in flight at one time, where each decision is a call.
 const CALLERS: u64 = 64;
-/// Decisions by calls of one round.
+/// Decisions by calls in one round.
 const CALLS: u64 = 20_000;
 const CELLS: usize = 100_000;
-/// Decisions over many cells, of one round.
+/// Decisions over many cells in one round.
 const SPREAD: usize = 1_000_000;
 const EXPONENT: f64 = 1.1;
-/// The bars: decisions of a hot cell for each round trip, and how many times as many decisions as by a call each, of a hot cell and
-/// of many.
+/// The bars: decisions of a hot cell for each round trip; and the ratio of decisions by leases to decisions
+/// by calls, for a hot cell and for many cells.
 const TRIP_MIN: f64 = 200.0;
 const HOT_MIN: f64 = 20.0;
 const MANY_MIN: f64 = 5.0;
@@ -169,17 +170,18 @@ fn node(clock: Clock) -> Arc<Node> {
         );
         Limit::new(serde_json::from_str::<LimitSpec>(&text).expect("a spec")).expect("a sound limit")
     };
-    // Of the many, all but the hottest pass always, and many of them need no pool.
+    // Among the many cells, all but the hottest always pass, and many need no pool.
     node.apply(vec![spec("hot", TOTAL), spec("many", TOTAL)], clock.now(), |_| Vec::new()).expect("limits");
     node
 }
 
-/// Spends a window as fast as it can. Decisions a second that passed, and how many of them for each call.
+/// Spends a window as fast as possible. Returns the allowed decisions a second, and how many of them there
+/// were for each call.
 fn hot_cell(node: &Arc<Node>, clock: Clock, round: u64) -> (f64, f64) {
     let (mut asker, key) = (node.asker(), format!("hot{round}"));
     let (begun, before) = (Instant::now(), node.lease_counts().calls);
     let mut passed = 0;
-    // The last of it is divided among nodes unit by unit.
+    // The last units are divided among nodes one by one.
     while passed < TOTAL * 99 / 100 && begun.elapsed() < Duration::from_secs(10) {
         passed += u64::from(ask(&mut asker, "hot", &key, clock));
     }
@@ -187,7 +189,7 @@ fn hot_cell(node: &Arc<Node>, clock: Clock, round: u64) -> (f64, f64) {
     (passed as f64 / begun.elapsed().as_secs_f64(), passed as f64 / calls.max(1) as f64)
 }
 
-/// The same over many cells.
+/// As `hot_cell`, over many cells.
 fn many_cells(node: &Arc<Node>, clock: Clock, zipf: &Zipf, round: u64) -> (f64, f64) {
     let keys: Vec<String> = (0..CELLS).map(|cell| format!("{round}:{cell}")).collect();
     let drawn: Vec<usize> = (0..SPREAD).map(|number| zipf.draw((round << 32) ^ number as u64)).collect();
@@ -204,7 +206,8 @@ fn ask(asker: &mut acequia_node::Asker, domain: &str, key: &str, clock: Clock) -
     asker.check(&request, clock.now(), Ask::CHECK).allowed
 }
 
-/// Each decision is a call that takes one unit. Each caller has a cell of its own, or calls of one node would overtake each other.
+/// Each decision is a call that takes one unit. Each caller has a cell of its own, since otherwise calls of
+/// one node would overtake each other.
 async fn by_calls(node: &Arc<Node>, pools: &RedisPools, clock: Clock, cell: impl Fn(u64, u64) -> u64) -> f64 {
     let each = CALLS / CALLERS;
     let generations = Arc::new(node.generations());
@@ -250,7 +253,7 @@ async fn by_calls(node: &Arc<Node>, pools: &RedisPools, clock: Clock, cell: impl
     (each * CALLERS) as f64 / begun.elapsed().as_secs_f64()
 }
 
-/// Numbers below a bound, of which the n-th comes in proportion to 1/n^s.
+/// Numbers below a bound. The n-th comes in proportion to 1/n^s.
 #[derive(Debug)]
 struct Zipf(Vec<f64>);
 
@@ -264,7 +267,7 @@ impl Zipf {
         Self(sums.collect())
     }
 
-    /// The one that a number stands for.
+    /// The number that a seed stands for.
     fn draw(&self, seed: u64) -> usize {
         let mut x = seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

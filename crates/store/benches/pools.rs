@@ -1,5 +1,6 @@
-//! A hot window of 200 000 units in a six-node Redis Cluster on this machine: decisions by leases against one call a decision,
-//! through the same client, in one run; and how long one call takes. `cargo bench -p acequia-store --bench pools`
+//! Compares decisions by leases with one call for each decision, through the same client and in one run. A
+//! hot window has 200 000 units in a six-node Redis Cluster on this machine. Also measures how long one call
+//! takes. `cargo bench -p acequia-store --bench pools`
 //!
 //! Needs redis-server and redis-cli.
 #![allow(clippy::print_stdout, reason = "its output is what it is for")]
@@ -29,10 +30,10 @@ use acequia_store::{
 
 const TOTAL: u64 = 200_000;
 const DEADLINE: Duration = Duration::from_millis(500);
-/// Decisions under way at once, where each is a call.
+/// Decisions in flight at one time, where each decision is a call.
 const CALLERS: u64 = 64;
 const ROUNDS: u32 = 5;
-/// Calls whose length is measured, of each caller.
+/// Calls of each caller whose duration is measured.
 const TIMED: u32 = 5_000;
 
 fn main() {
@@ -74,7 +75,7 @@ async fn compare() {
     }
 }
 
-/// How long calls take that do nothing, in order.
+/// The durations of calls that do nothing, in order.
 async fn round_trips(pools: &RedisPools, group: Group, callers: usize) -> Vec<Duration> {
     let callers = (0..callers).map(|_| {
         let redis = pools.redis().clone();
@@ -106,7 +107,7 @@ fn wall_us() -> u64 {
     u64::try_from(since.as_micros()).expect("before the year 500 000")
 }
 
-/// Begins a generation, as the only node, when the shard answers steadily.
+/// Begins a generation, as the only node, once the shard answers steadily.
 async fn begun(pools: &RedisPools, group: Group) -> Generation {
     let by = Taker { node: 1, boot: 1, call: 1 };
     let generation = Generation::default();
@@ -148,7 +149,8 @@ fn take(balance: &WindowBalance, wanted: u64, needed: u64) -> Take {
     }
 }
 
-/// One node spends the window, and asks for more when half of what it was last granted is left. Decisions a second, and calls.
+/// One node spends the window, and asks for more when half of its last grant is left. Returns decisions a
+/// second, and calls.
 async fn lease(pools: &RedisPools, (group, generation): (Group, Generation), cell: &str) -> (f64, u64) {
     let begun = Instant::now();
     let (balance, calls) = (Arc::new(Mutex::new(WindowBalance::default())), Arc::new(AtomicU64::new(0)));
@@ -175,15 +177,16 @@ async fn lease(pools: &RedisPools, (group, generation): (Group, Generation), cel
             chunk = taken - balance.taken();
             balance.took(taken);
         }
-        // A decision: what a caller would see of it.
+        // This is a decision as a caller would see it.
         spent += u64::from(std::hint::black_box(balance.lock().expect("no panic").spend(1)));
     }
     (TOTAL as f64 / begun.elapsed().as_secs_f64(), calls.load(Ordering::Relaxed))
 }
 
-/// Each decision is one call; each caller has a cell of its own, or calls of one node would overtake each other. Decisions a second.
+/// Each decision is one call. Each caller has a cell of its own, since otherwise calls of one node would
+/// overtake each other. Returns decisions a second.
 async fn one_by_one(pools: &RedisPools, (group, generation): (Group, Generation), cell: &str) -> f64 {
-    // A tenth of the window is enough to see how fast it is.
+    // A tenth of the window is enough to measure the speed.
     let each = TOTAL / 10 / CALLERS;
     let begun = Instant::now();
     let callers = (0..CALLERS).map(|caller| {

@@ -1,8 +1,9 @@
-//! The journal's file, and whether what it reads is what it has.
+//! The journal's file, and whether the disk has what the file reads as.
 //!
-//! A system that cannot write what it has taken says so once, at the next sync; from then on the file reads as if it
-//! were written, and the next sync says nothing. So a sync that failed is remembered, and before the file is used again
-//! all of it is written once more, as it reads, and synced: what is there then is what was read.
+//! A system that cannot write the bytes it has taken says so once, at the next sync. From then on the file
+//! reads as if it were written, and the next sync reports no fault. So a failed sync is remembered. Before
+//! the file is used again, all of it is written once more, as it reads, and synced. Then the disk has what
+//! was read.
 
 use std::{
     io,
@@ -15,7 +16,7 @@ use std::{
 
 use redb::{BackendError, StorageBackend};
 
-/// Bytes that are written again at a time.
+/// How many bytes are written again at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// A file that remembers, beyond its own life, that a sync has failed.
@@ -30,12 +31,12 @@ impl Watched {
         Self { file, is_doubtful: Arc::clone(is_doubtful) }
     }
 
-    /// Writes all of it again if a sync has failed.
+    /// Writes the whole file again if a sync has failed.
     pub(crate) fn settle(&self) -> io::Result<()> {
         if !self.is_doubtful.load(Ordering::Acquire) {
             return Ok(());
         }
-        // Another process may have the file by now: then it is not this one's to write.
+        // If another process has the file by now, this one must not write it.
         if !self.file.try_lock_range(Bound::Unbounded, Bound::Unbounded)? {
             return Err(io::Error::other("another node uses it"));
         }

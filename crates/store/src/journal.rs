@@ -1,7 +1,7 @@
 //! Rows in a file, with redb: copy-on-write pages, checksums, one fsync a commit.
 //!
-//! After any fault of the file redb wants to be opened anew, and so it is, by whoever needs it next: what it finds then
-//! is what the last commit left that was whole, as after a crash.
+//! After any fault of the file, redb wants to be opened anew. The next operation does that. It finds the last
+//! commit that was whole, as after a crash.
 
 use std::{
     fs::File,
@@ -22,29 +22,29 @@ use crate::{Store, StoreError, file::Watched, private};
 
 /// The file in the `data` folder.
 const FILE: &str = "journal.redb";
-/// Memory for parts of the file where nothing else is said.
+/// The default memory for parts of the file.
 const CACHE_BYTES: usize = 16 << 20;
-/// Its name until it is one.
+/// The file's name until it is complete.
 const UNFINISHED: &str = "journal.redb.unfinished";
-/// Bytes by which redb knows its files.
+/// The number of bytes by which redb knows its files.
 const MAGIC_BYTES: usize = 9;
-/// (limit, tag) to the postcard bytes of a state.
+/// From (limit, tag) to the postcard bytes of a state.
 const ROWS: TableDefinition<'_, (u128, u128), &[u8]> = TableDefinition::new("rows");
 /// Named values.
 const VALUES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("values");
 /// The value that says how the file is laid out.
 const FORMAT_NAME: &str = "format";
-/// This version's layout.
+/// The layout of this version.
 const FORMAT: &[u8] = b"1";
 
-/// A way to the bytes: the same ones each time, by one handle, whatever becomes of the name.
+/// A way to the bytes. It gives the same bytes each time, by one handle, even if the file's name changes.
 type Reach = dyn Fn() -> Result<Box<dyn StorageBackend>, DatabaseError> + Send + Sync;
 
 /// A file in a node's `data` folder.
 pub struct Journal {
     reach: Box<Reach>,
     cache_bytes: usize,
-    /// Nothing after a fault.
+    /// `None` after a fault.
     database: Mutex<Option<Database>>,
     is_doubtful: Arc<AtomicBool>,
 }
@@ -71,17 +71,17 @@ impl std::fmt::Debug for Journal {
 }
 
 impl Journal {
-    /// Opens the journal in a folder, and makes both where they are missing.
+    /// Opens the journal in a folder. Makes the folder and the journal if they are missing.
     ///
     /// # Errors
-    /// The folder cannot be written, another process has the journal open, or the file is not one
-    /// that this version reads.
+    /// The folder cannot be written, another process has the journal open, or this version cannot read the
+    /// file.
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
         Self::open_within(folder, CACHE_BYTES)
     }
 
-    /// Opens the journal with so many bytes of memory for parts of the file, those that wait to be written among them. With more, a large
-    /// journal is written with fewer reads.
+    /// Opens the journal with `cache_bytes` of memory for parts of the file, including parts that wait to be
+    /// written. With more memory, a large journal is written with fewer reads.
     ///
     /// # Errors
     /// As [`Journal::open`].
@@ -99,12 +99,12 @@ impl Journal {
             return Self::over(reach_file(open(&path).map_err(unwritable)?), cache_bytes)
                 .first_opened(&path.display().to_string());
         }
-        // It is made under another name, so that what is cut short is not taken for a journal that was damaged.
+        // The new file has another name, so that an unfinished one is not taken for a damaged journal.
         let unfinished = folder.join(UNFINISHED);
         let file = open(&unfinished).map_err(unwritable)?;
         let journal = Self::over(reach_file(file.try_clone().map_err(unwritable)?), cache_bytes);
         if path.exists() {
-            // Another process has just made it.
+            // Another process has just made the journal.
             return Self::open_within(folder, cache_bytes);
         }
         journal
@@ -118,11 +118,11 @@ impl Journal {
             })
     }
 
-    /// Opens the journal on bytes of the caller's, those of a simulated disk, for instance. `reach` gives a way to them, always
-    /// the same ones, and is asked again after each fault.
+    /// Opens the journal on the caller's bytes, such as those of a simulated disk. `reach` gives a way to
+    /// them, always to the same ones, and is called again after each fault.
     ///
     /// # Errors
-    /// The bytes cannot be had, or are no journal that this version reads.
+    /// The bytes are not available, or are no journal that this version reads.
     pub fn open_on(
         reach: impl Fn() -> io::Result<Box<dyn StorageBackend>> + Send + Sync + 'static,
     ) -> Result<Self, StoreError> {
@@ -131,8 +131,9 @@ impl Journal {
         journal.first_opened("given by the caller")
     }
 
-    /// Empties bytes that are there, if their beginning says so. redb writes its first bytes, which say that it is a database, when all
-    /// others of an empty one are on the disk: before, nothing was ever committed.
+    /// Empties bytes that are there, if their beginning shows that they are unfinished. The first bytes mark
+    /// a file as a database of redb. redb writes them last of all bytes of an empty database, and before any
+    /// commit.
     fn begin_anew(&self, is_unfinished: impl Fn(&[u8]) -> bool) -> Result<(), StoreError> {
         let anew = || -> Result<(), DatabaseError> {
             let file = Watched::new((self.reach)()?, &self.is_doubtful);
@@ -177,8 +178,8 @@ impl Journal {
         Database::builder().set_cache_size(self.cache_bytes).create_with_backend(file)
     }
 
-    /// The database again after a fault. A file that has been emptied meanwhile would open as a new one: it lacks what
-    /// this one has said.
+    /// The database again after a fault. If the file has been emptied meanwhile, it would open as a new one:
+    /// its format value is missing.
     fn opened_again(&self) -> Result<Database, String> {
         let database = self.opened().map_err(|fault| fault.to_string())?;
         match value(&database, FORMAT_NAME) {
@@ -188,14 +189,14 @@ impl Journal {
         }
     }
 
-    /// Works with the database. A fault leaves it to be opened anew.
+    /// Works with the database. After a fault the database is closed, and will be opened anew.
     fn with<T>(
         &self,
         fault: fn(String) -> StoreError,
         work: impl FnOnce(&Database) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let mut place = self.database();
-        // Taken out, so that a panic of it leaves none behind either.
+        // The database is taken out, so that a panic of `work` leaves none behind, too.
         let database = match place.take() {
             Some(database) => database,
             None => self.opened_again().map_err(fault)?,
@@ -318,26 +319,26 @@ mod tests {
         assert_eq!(journal.value("name").expect("a value").as_deref(), Some(&b"value"[..]));
     }
 
-    /// How a disk fails.
+    /// A kind of failure of a disk.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Failing {
-        /// It takes nothing more, and can keep what it took.
+        /// The disk takes nothing more, and can keep what it took.
         Writes,
-        /// It takes everything, and loses what it took since the last sync.
+        /// The disk takes everything, and loses what it took since the last sync.
         Syncs,
     }
 
     /// A disk behind a cache.
     #[derive(Debug, Default)]
     struct Disk {
-        /// As it reads.
+        /// The bytes as they read.
         cached: Vec<u8>,
-        /// As it is.
+        /// The bytes on the disk.
         kept: Vec<u8>,
-        /// Where the cache has what the disk has not yet.
+        /// The pages where the cache is newer than the disk.
         dirty: BTreeSet<usize>,
         failing: Option<Failing>,
-        /// Operations that still go well, and those that fail after them.
+        /// How many operations still succeed; and, below, how many fail after them.
         well: usize,
         badly: usize,
     }
@@ -355,7 +356,7 @@ mod tests {
             fails
         }
 
-        /// The machine loses its power: of what was under way, some pages are there.
+        /// The disk after a power cut: of the pages that were not synced, some are there.
         fn after_a_cut(&self, is_there: impl Fn(usize) -> bool) -> Self {
             let mut kept = self.kept.clone();
             kept.resize(self.cached.len(), 0);
@@ -408,7 +409,7 @@ mod tests {
         fn sync_data(&self) -> io::Result<()> {
             let mut disk = self.disk();
             if disk.fails(Failing::Syncs) {
-                // It says so once.
+                // The fault is reported only once.
                 disk.dirty.clear();
                 return Err(io::Error::other("what was taken is lost"));
             }
@@ -437,8 +438,8 @@ mod tests {
         }
     }
 
-    /// Commits as the node's writer does, over and over until it is there; after each commit nothing is missing, and
-    /// after each fault the batch is there or not, whenever the power goes.
+    /// Commits as the node's writer does, again until the batch is there. After each commit nothing is
+    /// missing. After each fault the batch is there or not, whenever the power fails.
     fn write_through(failing: Failing, well: usize, badly: usize) -> usize {
         let handle = Handle::default();
         let journal = handle.journal();
@@ -449,7 +450,7 @@ mod tests {
                 let mut disk = handle.disk();
                 (disk.failing, disk.well, disk.badly) = (Some(failing), well, badly);
             }
-            // So many that the file must grow.
+            // So many rows that the file must grow.
             let new: Vec<Row> =
                 (0..400).map(|tag| contract::row(1, u128::from(batch * 400 + tag), Some(7))).collect();
             let all = [&written[..], &new[..]].concat();
@@ -498,7 +499,7 @@ mod tests {
             (handle.disk().failing, handle.disk().well, handle.disk().badly) =
                 (Some(Failing::Syncs), well, 1);
             let failed = journal.commit(&rows(1, 4), &[]).is_err();
-            // Pages of the first limit are not written by this, and yet they must be there.
+            // This does not write pages of the first limit, and yet they must be there.
             journal.commit(&rows(2, 5), &[]).or_else(|_| journal.commit(&rows(2, 5), &[])).expect("a commit");
             let after = Handle(Arc::new(Mutex::new(handle.disk().after_a_cut(|_| false)))).journal();
             assert!(after.rows(LimitId(2)).expect("rows") == rows(2, 5), "{well}: a commit is lost");

@@ -1,12 +1,12 @@
-//! Where rows are kept. **What [`Store::commit`] returned from is there after any crash, and rows
-//! come back as the last commit left them.**
+//! Stores of rows. **When [`Store::commit`] has returned, its rows survive any crash, and come back as the
+//! last commit left them.**
 //!
-//! Two stores: [`MemoryStore`], which survives as long as it is held (tests, simulations), and
-//! [`Journal`], a file. Both pass one suite, in `contract`. The crate knows rows and small named
-//! values; it does not know what they mean, and never decides anything.
+//! There are two stores: [`MemoryStore`], which lasts as long as it is held (for tests and simulations), and
+//! [`Journal`], a file. Both pass one suite, in `contract`. The crate knows rows and small named values. It
+//! does not know what they mean, and never decides anything.
 //!
-//! What the nodes of a region share are [`pools`]; several nodes keep them in their [`redis`], where functions are called. That
-//! anything is there after a crash nobody says of that, and the rules of pools do without.
+//! The nodes of a region share [`pools`]. Several nodes keep them in their [`redis`], by calls of functions
+//! there. Pools in Redis may be lost in a crash; the rules of pools do not rely on their survival.
 
 mod file;
 mod journal;
@@ -24,12 +24,12 @@ pub use crate::{journal::Journal, memory::MemoryStore};
 
 /// Rows of cells, and small named values, that survive a crash.
 pub trait Store: Debug + Send + Sync {
-    /// Makes changes durable, all or none, in order: a row without a state removes the one that
-    /// was there. Values are set, or removed where they are `None`.
+    /// Makes changes durable, all or none, in order. A row without a state removes the row that was there. A
+    /// value that is `None` is removed, any other is set.
     ///
     /// # Errors
-    /// The store cannot be written. Whether it has all of it or nothing is not known: try the same again, until it is
-    /// there, before anything else.
+    /// The store cannot be written. It is unknown whether the store has all of the changes or none: try the
+    /// same changes again until they succeed, before any others.
     fn commit(&self, rows: &[Row], values: &[(&str, Option<&[u8]>)]) -> Result<(), StoreError>;
 
     /// The rows of a limit, in the order of their tags.
@@ -44,31 +44,31 @@ pub trait Store: Debug + Send + Sync {
     /// The store cannot be read.
     fn value(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError>;
 
-    /// The most bytes of memory that it keeps parts of its file in; 0 where it has none.
+    /// The most memory for parts of the store's file, in bytes; 0 if it has none.
     fn cache_bytes(&self) -> usize {
         0
     }
 }
 
-/// What a store could not do, and what to do about it.
+/// A failure of a store, and how to mend it.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// It cannot be opened.
+    /// The store cannot be opened.
     #[error("cannot open the journal {path}: {cause}. {mend}")]
     Open {
         /// The file.
         path: String,
-        /// What the system says.
+        /// The system's error.
         cause: String,
-        /// What to do.
+        /// How to mend it.
         mend: &'static str,
     },
-    /// It cannot be read.
+    /// The store cannot be read.
     #[error(
         "cannot read the journal: {0}. If the disk is sound, restore the file from a copy or start with a new `data` folder (its windows then count as spent)"
     )]
     Read(String),
-    /// It cannot be written.
+    /// The store cannot be written.
     #[error(
         "cannot write the journal: {0}. Make room on the disk or mend it: until then nothing new is reserved"
     )]
@@ -100,7 +100,7 @@ mod contract {
         assert_eq!(store.value("key").expect("a value").as_deref(), Some(&b"secret"[..]));
         assert_eq!(store.value("other").expect("a value").as_deref(), Some(&b""[..]));
 
-        // The last word of a batch counts, and removals are in order with writes.
+        // In a batch the last change of a row counts, and removals keep their order among writes.
         let second = [row(1, 3, Some(8)), row(1, 3, None), row(1, 9, None), row(1, 9, Some(1))];
         store.commit(&second, &[("key", None)]).expect("a commit");
         assert_eq!(store.rows(LimitId(1)).expect("rows"), [row(1, 9, Some(1))]);

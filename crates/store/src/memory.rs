@@ -21,7 +21,7 @@ struct Contents {
 }
 
 impl MemoryStore {
-    /// Another one, with what is in this one now.
+    /// A second store with the present content of this one.
     #[must_use]
     pub fn copy(&self) -> Self {
         Self(Mutex::new(self.contents().clone()))

@@ -1,4 +1,4 @@
-//! Files that only their owner may read: a journal holds the keys of callers.
+//! Files that only their owner may read, since a journal holds keys of callers.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
@@ -9,28 +9,28 @@ use std::{
 
 use tracing::warn;
 
-/// For the owner alone.
+/// Rights for the owner alone.
 const FILE_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;
-/// What anybody else of the machine may do.
+/// The rights of all users besides the owner and the group.
 const OTHERS: u32 = 0o007;
-/// What anybody but the owner may do.
+/// The rights of all users besides the owner.
 const NOT_OWNER: u32 = 0o077;
 
-/// Makes a folder and those above it, where they are missing, for their owner alone (0700). A folder that is there stays as
-/// it is: whoever made it chose who may enter it.
+/// Makes a folder and its missing parents, for the owner alone (0700). An existing folder stays as it is: its
+/// maker chose who may enter.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn create_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(path)
 }
 
-/// Opens or makes a file for its owner alone (0600), also where it was there before and others could read it. A file that belongs to
-/// somebody else stays as it is.
+/// Opens or makes a file for its owner alone (0600), even if it existed and others could read it. A file of
+/// another owner stays as it is.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.mode(FILE_MODE).open(path)?;
     let mode = file.metadata()?.permissions().mode();
@@ -43,7 +43,7 @@ pub fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether every user of this machine may read a file, or replace it. Not so for one that cannot be found.
+/// Whether every user of this machine may read or replace a file. `false` if the file cannot be found.
 pub fn is_open_to_all(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.permissions().mode() & OTHERS != 0)
 }

@@ -1,7 +1,8 @@
-//! What a look at the raw clocks leaves for those who read the counter alone.
+//! The result of a look at the raw clocks, for readers that read only the counter.
 //!
-//! A *latch* has two copies. Whoever writes changes the copy that nobody is sent to, and then sends readers there; so a
-//! writer that is preempted keeps nobody waiting. A reader that finds that it was sent elsewhere meanwhile reads again.
+//! A *latch* has two copies. The writer changes the copy that no reader is sent to, and then sends readers
+//! there. So a writer that is preempted keeps no reader waiting. A reader that finds that it was sent
+//! elsewhere meanwhile reads again.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -10,20 +11,20 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 pub(super) struct Line {
     /// A reading of the counter.
     pub(super) from: u64,
-    /// And of the steady clock, at that instant.
+    /// The steady clock at that instant.
     pub(super) steady_ns: u64,
     /// Nanoseconds that a count takes, in parts of 2^32.
     pub(super) scale: u64,
-    /// It is good for so many counts.
+    /// The line is valid for so many counts.
     pub(super) counts: u64,
-    /// The wall less the steady clock.
+    /// The wall minus the steady clock.
     pub(super) offset_ns: i64,
-    /// How often the wall went back.
+    /// How often the wall was set back.
     pub(super) generation: u64,
 }
 
 impl Line {
-    /// The steady clock at a reading of the counter; nothing where the raw clocks must be looked at.
+    /// The steady clock at a reading of the counter; `None` if the raw clocks must be read.
     #[inline]
     pub(super) fn at(&self, counter: u64) -> Option<u64> {
         let counts = counter.wrapping_sub(self.from);
@@ -67,12 +68,12 @@ impl Latch {
         }
     }
 
-    /// One thread at a time.
+    /// Only one thread may call this at a time.
     pub(super) fn write(&self, line: &Line) {
         let next = self.writes.load(Ordering::Relaxed).wrapping_add(1);
         let Line { from, steady_ns, scale, counts, offset_ns, generation } = *line;
         let words = [from, steady_ns, scale, counts, offset_ns.cast_unsigned(), generation];
-        // Whoever still reads the copy that is written must find `writes` changed by the last time.
+        // A reader that still reads the copy being written must see that `writes` has changed.
         fence(Ordering::Release);
         for (word, value) in self.copies[(next & 1) as usize].iter().zip(words) {
             word.store(value, Ordering::Relaxed);

@@ -28,35 +28,36 @@ pub use self::{
 
 /// Both clocks of a node.
 pub trait Clock: fmt::Debug + Send + Sync {
-    /// What time it is. Steady time never goes back from one call to the next, on any thread.
+    /// The time now. Steady time never goes back from one call to the next, on any thread.
     fn now(&self) -> Now;
 
-    /// Reads the system's own clocks. Call it every 20 ms or so: a counter that stands still is noticed by nothing else.
+    /// Reads the system's own clocks. Call this every 20 ms or so: nothing else notices a counter that stands
+    /// still.
     fn look(&self) -> Now;
 
-    /// How the clocks are, for metrics and logs.
+    /// The state of the clocks, for metrics and logs.
     fn health(&self) -> Health;
 }
 
-/// How the clocks of a process are.
+/// The state of a process's clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// Whether steady time is read from the processor's counter.
     pub counter: Counter,
-    /// How far our wall is ahead of the system's, in nanoseconds: above 0 while it is slewed.
+    /// How far the node's wall is ahead of the system's, in nanoseconds: above 0 while the wall is slewed.
     pub ahead_ns: u64,
-    /// How often a wall that was ahead began to be slewed.
+    /// How often the node began to slew a wall that was ahead.
     pub slews: u64,
-    /// How often the system's wall was set back so far that ours went back with it.
+    /// How often the system's wall was set back so far that the node's went back with it.
     pub steps_back: u64,
-    /// By how much the last of those set it back, in nanoseconds.
+    /// By how much the last of these set the wall back, in nanoseconds.
     pub stepped_back_ns: u64,
-    /// Readings of the system's wall that no wall can have, so that ours went on without them.
+    /// Impossible readings of the system's wall: the node's wall went on without them.
     pub impossible: u64,
 }
 
 impl Health {
-    /// Logs what an operator should know of and did not happen before.
+    /// Logs what changed since `before` and concerns an operator.
     pub(crate) fn tell_since(&self, before: &Self) {
         if self.counter == Counter::Unstable && before.counter != Counter::Unstable {
             info!(
@@ -96,11 +97,11 @@ pub struct ClockFault {
     pub seconds: u64,
 }
 
-/// A pair of clocks that is made of the three raw ones.
+/// A pair of clocks, made of the three raw clocks.
 #[derive(Debug)]
 pub struct DisciplinedClock<R> {
     raw: R,
-    /// Steady time less the system's `CLOCK_BOOTTIME`, modulo 2^64: chosen at the start, and never changed.
+    /// Steady time minus the system's `CLOCK_BOOTTIME`, modulo 2^64: chosen at the start, and never changed.
     anchor_ns: u64,
     line: Latch,
     latest: Latest,
@@ -108,7 +109,7 @@ pub struct DisciplinedClock<R> {
     health: Mutex<Health>,
 }
 
-/// What a look at the raw clocks leaves for the next one.
+/// The state that a look at the raw clocks leaves for the next look.
 #[derive(Debug)]
 struct Look {
     steady: Steady,
@@ -116,12 +117,13 @@ struct Look {
     told: Health,
 }
 
-/// The latest readings that any thread was given. Beside them lies nothing that is read more often than they are written.
+/// The latest readings that any thread was given. They have a cache line of their own: nothing beside them is
+/// read more often than they are written.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Latest {
     steady_ns: AtomicU64,
-    /// The walls, by the lowest bit of how often the wall went back.
+    /// The walls, by the lowest bit of the number of times that the wall was set back.
     wall_ns: [AtomicU64; 2],
 }
 
@@ -132,19 +134,19 @@ impl SystemClock {
     /// The clocks of this machine, from now on.
     ///
     /// # Errors
-    /// The wall reads what it cannot: a machine without a clock of its own begins in 1970.
+    /// The wall is not set: a machine without a clock of its own begins in 1970.
     pub fn start() -> Result<Self, ClockFault> {
         Self::new(System::default())
     }
 }
 
 impl<R: RawClocks> DisciplinedClock<R> {
-    /// Clocks that begin now: steady time at what the wall reads.
+    /// Clocks that begin now, with steady time at the wall's reading.
     ///
     /// # Errors
-    /// The wall reads what it cannot.
+    /// The wall is not set.
     pub fn new(raw: R) -> Result<Self, ClockFault> {
-        // The wall first: so it is dated no earlier than it was read.
+        // The wall is read first, so that it is dated no earlier than it was read.
         let wall_ns = raw.wall_ns();
         let boot_ns = raw.boot_ns();
         if !(WALL_NS_MIN..=WALL_NS_MAX).contains(&wall_ns) {
@@ -162,13 +164,14 @@ impl<R: RawClocks> DisciplinedClock<R> {
         Ok(Self { raw, anchor_ns, line, latest, look, health: Mutex::default() })
     }
 
-    /// Looks at the raw clocks, and has other readers go by what is seen; gives steady time, and the line for the wall.
+    /// Looks at the raw clocks, and publishes the result for other readers. Returns steady time, and the line
+    /// for the wall.
     #[cold]
     fn take_look(&self) -> (u64, Line) {
         let mut look = match self.look.try_lock() {
             Ok(look) => look,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Somebody else looks: the system's own clock does for this reading.
+            // Another thread looks now: the system's own clock serves for this reading.
             Err(TryLockError::WouldBlock) => {
                 return (self.raw.boot_ns().wrapping_add(self.anchor_ns), self.line.read());
             }
@@ -185,7 +188,8 @@ impl<R: RawClocks> DisciplinedClock<R> {
             ..look.steady.line(&sight, anchor_ns)
         };
         if line.generation != generation {
-            // Before anybody goes by it. What a reader of the last time it went back may still write here is gone with it.
+            // This comes before any reader uses the new generation. It overwrites what a late reader of an
+            // earlier generation may have left here.
             let from_ns = boot_ns.wrapping_add_signed(look.wall.offset_ns());
             self.latest.of_wall(line.generation).store(from_ns, Ordering::Release);
         }
@@ -204,7 +208,7 @@ impl Latest {
         &self.wall_ns[(generation & 1) as usize]
     }
 
-    /// A reading, or what another thread was given if that is later.
+    /// A reading; or the reading that another thread was given, if that is later.
     #[inline]
     fn with(&self, steady_ns: u64, line: &Line) -> Now {
         let max = |latest: &AtomicU64, ns: u64| latest.fetch_max(ns, Ordering::AcqRel).max(ns);
@@ -220,7 +224,7 @@ impl<R: RawClocks> Clock for DisciplinedClock<R> {
     #[inline]
     fn now(&self) -> Now {
         let line = self.line.read();
-        // After the line was read, so that it is no earlier than what the line begins with.
+        // The counter is read after the line, so that it is no earlier than the line's beginning.
         let counter = self.raw.counter();
         let (read_ns, line) = match line.at(counter) {
             Some(steady_ns) => (steady_ns, line),

@@ -1,17 +1,17 @@
-//! The three clocks of a machine, as the system gives them. Tests and simulations replace this file and nothing above it.
+//! The three clocks of a machine, as the system gives them. Tests and simulations replace only this file.
 
 use std::fmt;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A wall that reads less is not set: 1 November 2026, before which there was no such program.
+/// A wall below this is not set: 1 November 2026, before the first version of this program.
 pub const WALL_NS_MIN: u64 = 1_793_491_200 * 1_000_000_000;
-/// A wall that reads more is broken: the year 2200. Durations can be added to it without leaving 63 bits.
+/// A wall above this is broken: the year 2200. Sums with durations still fit in 63 bits.
 pub const WALL_NS_MAX: u64 = 7_258_118_400 * 1_000_000_000;
 
-/// The clocks of a machine. Each call is one reading, and nothing is remembered between two.
+/// The clocks of a machine. Each call is one reading; nothing is remembered between two.
 pub trait RawClocks: fmt::Debug + Send + Sync {
-    /// A counter that is quick to read. It should grow evenly; what it does else is noticed.
+    /// A counter that is quick to read. It should grow evenly; the caller notices if it does not.
     fn counter(&self) -> u64;
 
     /// Nanoseconds since the machine was started, time asleep included: `CLOCK_BOOTTIME`.
@@ -21,10 +21,10 @@ pub trait RawClocks: fmt::Debug + Send + Sync {
     fn wall_ns(&self) -> u64;
 }
 
-/// This machine's.
+/// The clocks of this machine.
 #[derive(Clone, Debug, Default)]
 pub struct System {
-    /// Only its raw readings are used, not what it makes of them.
+    /// Only the raw readings are used, not the times that the library makes of them.
     counter: quanta::Clock,
 }
 
@@ -45,7 +45,7 @@ impl RawClocks for System {
 
 #[cfg(target_os = "linux")]
 const BOOT: ClockId = ClockId::Boottime;
-/// Elsewhere `CLOCK_MONOTONIC` counts time asleep, or there is nothing better.
+/// On other systems `CLOCK_MONOTONIC` counts time asleep, or there is nothing better.
 #[cfg(not(target_os = "linux"))]
 const BOOT: ClockId = ClockId::Monotonic;
 

@@ -1,36 +1,39 @@
 //! Steady time: the counter, held to the system's `CLOCK_BOOTTIME`.
 //!
-//! The counter is only ever read a millisecond ahead of the last look at the system's clock. So what is wrong with it
-//! (its rate, a step, a stop while the machine slept) is worth a few microseconds, and no error lasts.
+//! The counter is only ever read up to a millisecond after the last look at the system's clock. So an error
+//! of the counter (its rate, a step, a stop while the machine slept) costs a few microseconds, and no error
+//! lasts.
 
 use acequia_rights::mutation::{Mutation, mutated};
 
 use super::{latch::Line, raw::RawClocks};
 
-/// How long the counter is read alone, in nanoseconds. Longer: fewer looks, and a larger error.
+/// How long the counter is read alone, in nanoseconds. A longer time means fewer looks and a larger error.
 const ALONE_NS: u64 = 1_000_000;
-/// A look is of use if it took no longer: otherwise the thread was preempted in it, and it is tried again.
+/// A look that took longer is useless, since the thread was preempted in it: the look is tried again.
 const NARROW_NS: u64 = 20_000;
 const TRIES: usize = 3;
-/// The rate of the counter is measured over at least this time, and at most twice as long: but at the start.
+/// The rate of the counter is measured over at least this time, and at most over twice this time. Only at the
+/// start it is less.
 const BASELINE_NS: u64 = 1_000_000_000;
-/// It is used as soon as its rate is known to a thousandth: off by a microsecond from look to look.
+/// The counter is used as soon as its rate is known to a thousandth: then it is off by a microsecond from
+/// look to look.
 const RATE_PARTS: u64 = 1_000;
-/// A counter that is further off from one look to the next is unstable: by this much, and a tenth of the time between.
-/// The system's own clock changes its rate while it is slewed, by less than a tenth.
+/// A counter is unstable if it is off by more than this plus a tenth of the time between two looks. A tenth,
+/// because the system's own clock may change its rate by almost that much while it is slewed.
 const STEP_NS: u64 = 100_000;
 const RATE_CHANGE_PARTS: u64 = 10;
 
 /// How the processor's counter is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Counter {
-    /// Its rate is not known yet: for a millisecond or so from the start.
+    /// The counter's rate is not known yet: for a millisecond or so from the start.
     #[default]
     Calibrating,
-    /// It is read, and held to the system's clock.
+    /// The counter is read, and held to the system's clock.
     Used,
-    /// It stepped, stood still or changed its rate, and is no longer used in this process. The system's clock is read
-    /// instead, which takes longer.
+    /// The counter stepped, stood still or changed its rate, and this process does not use it any more. The
+    /// system's clock is read instead, which takes longer.
     Unstable,
 }
 
@@ -54,9 +57,9 @@ impl Sight {
 #[derive(Debug, Default)]
 pub(super) struct Steady {
     counter: Counter,
-    /// What a count takes, in nanoseconds, in parts of 2^32.
+    /// Nanoseconds of a count, in parts of 2^32.
     scale: u64,
-    /// The rate is measured from the first of these, which the second replaces when it is old enough.
+    /// The rate is measured from the first of these. The second replaces the first when it is old enough.
     reference: Option<Sight>,
     candidate: Option<Sight>,
     last: Option<Sight>,
@@ -87,7 +90,8 @@ impl Steady {
         best
     }
 
-    /// The line that readers of the counter go by from now on. `anchor_ns` makes steady time of the system's.
+    /// The line that readers of the counter use from now on. `anchor_ns` turns the system's time into steady
+    /// time.
     pub(super) fn line(&mut self, sight: &Sight, anchor_ns: u64) -> Line {
         let is_narrow = sight.width_ns() <= NARROW_NS;
         if is_narrow && self.counter != Counter::Unstable {
@@ -133,10 +137,10 @@ impl Steady {
         }
     }
 
-    /// Whether the counter went on as it did before, as far as can be told.
+    /// Whether the counter went on at its earlier rate, as far as can be told.
     fn is_even(&self, last: &Sight, sight: &Sight) -> bool {
         if self.counter != Counter::Used {
-            // Nothing is known of its rate but that it has one.
+            // The counter's rate is not known yet, except that it has one.
             return sight.counter > last.counter || sight.boot_ns.0 <= last.boot_ns.1;
         }
         let counts = sight.counter.wrapping_sub(last.counter);

@@ -13,7 +13,7 @@ struct Fake(Arc<Mutex<Hands>>);
 
 #[derive(Debug)]
 struct Hands {
-    /// What is true: nanoseconds since the machine started.
+    /// The true time: nanoseconds since the machine started.
     boot_ns: u64,
     wall_less_boot_ns: i64,
     counter: u64,
@@ -21,7 +21,7 @@ struct Hands {
     counts: u64,
     part: u64,
     random: u64,
-    /// One in so many readings is followed by as long a pause as is said; none where it is 0.
+    /// One in so many readings is followed by a pause of up to the second number; none if the first is 0.
     pauses: (u64, u64),
 }
 
@@ -99,15 +99,15 @@ impl Fake {
     }
 }
 
-/// How far steady time may be behind where the counter went wrong, until that is noticed.
+/// How far steady time may be behind after the counter went wrong, until a look notices.
 const LAG_NS: u64 = 25 * MS;
 
-/// A process on such a machine, of which every reading is looked at.
+/// A process on such a machine. The test checks each of its readings.
 struct Process {
     machine: Fake,
     clock: DisciplinedClock<Fake>,
     last: Now,
-    /// Steady time less the true time since the machine started, as of the start.
+    /// Steady time minus the true time since the machine started, at the process's start.
     anchor_ns: u64,
 }
 
@@ -119,21 +119,21 @@ impl Process {
         Self { machine: machine.clone(), clock, last, anchor_ns }
     }
 
-    /// A reading that keeps what is promised of steady time, whatever the counter does.
+    /// Reads the clock, and checks the promise about steady time, which holds whatever the counter does.
     fn read(&mut self) -> Now {
         let before_ns = self.machine.hands().boot_ns;
         let now = self.clock.now();
         let after_ns = self.machine.hands().boot_ns;
         assert!(now.steady_ns >= self.last.steady_ns, "steady time goes back: {:?}, {now:?}", self.last);
         let true_ns = now.steady_ns - self.anchor_ns;
-        // A counter that steps back or stands still is noticed with the next look.
+        // The next look notices a counter that steps back or stands still.
         let (least_ns, most_ns) = (before_ns - LAG_NS, after_ns + MS);
         assert!((least_ns..=most_ns).contains(&true_ns), "{true_ns} is not within {before_ns}..{after_ns}");
         self.last = now;
         now
     }
 
-    /// Reads every so often, for some time, and looks as often as a server does; gives the last.
+    /// Reads every `every_ns` for `ns`, and looks as often as a server does. Returns the last reading.
     fn read_for(&mut self, ns: u64, every_ns: u64) -> Now {
         let until_ns = self.machine.hands().boot_ns + ns;
         let mut looked_ns = 0;
@@ -159,7 +159,8 @@ impl Process {
 
 #[test]
 fn steady_time_is_that_of_the_system_from_the_first_second_on_whatever_the_counter_says() {
-    // Counts in a millisecond: of 3 GHz, of 3 GHz give or take a thousandth, of a slow counter and a very quick one.
+    // Counts in a millisecond: 3 GHz, the same give or take a thousandth, a slow counter and a very quick
+    // one.
     for (seed, counts) in (0..).zip([3_000_000, 2_997_000, 3_003_000, 24_000, 9_999_999]) {
         for pauses in [(0, 0), (50, 50 * MS)] {
             let machine = Fake::machine(seed);
@@ -167,7 +168,7 @@ fn steady_time_is_that_of_the_system_from_the_first_second_on_whatever_the_count
             machine.hands().pauses = pauses;
             let mut process = Process::on(&machine);
             process.read_for(S, 300 * US);
-            // The time of a reading is known to half of how long it took.
+            // The time of a reading is known to half of its duration.
             let sight = |process: &mut Process| {
                 let pair = |process: &mut Process| {
                     let before_ns = process.machine.hands().boot_ns;
@@ -241,7 +242,7 @@ fn time_asleep_counts_though_the_counter_stood_still() {
     let counter = machine.hands().counter;
     machine.pass(HOUR);
     machine.hands().counter = counter;
-    // It is noticed with the next look, a millisecond after the machine wakes.
+    // The next look notices, a millisecond after the machine wakes.
     machine.pass(MS);
     let passed_ns = process.read().steady_ns - awake.steady_ns;
     assert!(passed_ns.abs_diff(HOUR + MS) < MS, "{passed_ns}");

@@ -1,4 +1,5 @@
-//! The wall: what it is ahead of the system's `CLOCK_BOOTTIME`, which changes only when somebody sets one of them.
+//! The wall: its lead over the system's `CLOCK_BOOTTIME`, which changes only when somebody sets one of the
+//! two.
 
 use acequia_rights::mutation::{Mutation, mutated};
 
@@ -7,17 +8,17 @@ use super::{
     raw::{WALL_NS_MAX, WALL_NS_MIN},
 };
 
-/// A wall that is ahead by more goes back at once. Less is slewed.
+/// A wall that is ahead by more goes back at once. A smaller lead is slewed away.
 const STEP_NS: u64 = 3_000_000_000;
-/// Slewed, it loses one part of so many: 6.25 % of the time that passes.
+/// A slewed wall loses one part in so many: 6.25 % of the time that passes.
 const SLEW_PARTS: u64 = 16;
-/// A smaller difference is noise, and not worth a word.
+/// A smaller difference is noise, and is not reported.
 const NOTABLE_NS: u64 = 1_000_000;
 
 #[derive(Debug)]
 pub(super) struct Wall {
     offset_ns: i64,
-    /// When it was last looked at: the system's clock.
+    /// When the wall was last looked at: the system's clock.
     looked_ns: u64,
     generation: u64,
     health: Health,
@@ -36,12 +37,12 @@ impl Wall {
         Self { offset_ns, looked_ns, generation: 0, health }
     }
 
-    /// The wall less the system's clock.
+    /// The wall minus the system's clock.
     pub(super) const fn offset_ns(&self) -> i64 {
         self.offset_ns
     }
 
-    /// How often it went back.
+    /// How often the wall was set back.
     pub(super) const fn generation(&self) -> u64 {
         self.generation
     }
@@ -50,8 +51,8 @@ impl Wall {
         self.health
     }
 
-    /// The system's wall was read between two readings of its clock. A thread that is preempted in between learns less,
-    /// and nothing that is wrong.
+    /// Takes a reading of the system's wall, made between two readings of its clock. If the thread was
+    /// preempted in between, the reading is less exact, and never wrong.
     pub(super) fn observe(&mut self, wall_ns: u64, after_ns: u64, before_ns: u64) {
         let passed_ns = before_ns.saturating_sub(std::mem::replace(&mut self.looked_ns, before_ns));
         if !(WALL_NS_MIN..=WALL_NS_MAX).contains(&wall_ns) {
@@ -77,7 +78,7 @@ impl Wall {
         let slewed_ns = ahead_ns.min(passed_ns / SLEW_PARTS);
         self.offset_ns = self.offset_ns.saturating_sub_unsigned(slewed_ns).max(least_ns);
         let left_ns = ahead_ns - slewed_ns;
-        // Noise is not told; of what is slewed, all is.
+        // Noise is not reported; a lead that is slewed is reported to its end.
         let is_told = left_ns >= NOTABLE_NS || (left_ns > 0 && self.health.ahead_ns > 0);
         self.health.ahead_ns = if is_told { left_ns } else { 0 };
     }

@@ -1,4 +1,4 @@
-//! Who may ask, and what: `tls` and `allow` of a port.
+//! Who may ask, and for what: `tls` and `allow` of a port.
 
 use std::path::PathBuf;
 
@@ -13,25 +13,25 @@ const CALLERS_MAX: usize = 256;
 /// The most domains that one caller may name.
 const DOMAINS_MAX: usize = 64;
 
-/// The certificates of a port, in PEM files. They are read again when they change.
+/// The certificates of a port, in PEM files. The files are read again when they change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortTls {
-    /// The certificate, and those between it and its authority.
+    /// The certificate, and the chain up to its authority.
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// The authorities that sign callers' certificates; none is asked for where absent.
+    /// The authorities that sign callers' certificates; if absent, callers are asked for none.
     pub client_ca: Option<PathBuf>,
 }
 
 /// A caller, and what it may do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Allowed {
-    /// How it is known.
+    /// How the caller is known.
     pub who: Who,
-    /// The domains that it may ask for; all where absent.
+    /// The domains that the caller may ask for; all if absent.
     pub domains: Option<Condition>,
-    /// What it may do; everything where absent.
+    /// The actions that the caller may take; all if absent.
     pub may: Option<Vec<May>>,
 }
 
@@ -44,7 +44,7 @@ pub enum Who {
     Token(PathBuf),
 }
 
-/// What a caller may do.
+/// An action that a caller may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum May {
@@ -65,7 +65,7 @@ pub enum May {
 }
 
 impl May {
-    /// All of them, in the order of their numbers.
+    /// All actions, in the order of their numbers.
     pub(crate) const ALL: [Self; 7] =
         [Self::Check, Self::Peek, Self::Refund, Self::Reserve, Self::Commit, Self::Report, Self::Metrics];
 
@@ -74,7 +74,7 @@ impl May {
     }
 }
 
-/// `tls`, as it is written.
+/// `tls`, as the file has it.
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WrittenTls {
@@ -83,7 +83,7 @@ pub(super) struct WrittenTls {
     pub(super) client_ca: Option<PathBuf>,
 }
 
-/// An entry of `allow`, as it is written.
+/// An entry of `allow`, as the file has it.
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WrittenAllowed {
@@ -99,7 +99,7 @@ impl WrittenTls {
     }
 }
 
-/// The callers of a port. `knows_names`: whether it asks for certificates.
+/// Reads the callers of a port. `knows_names`: whether the port asks for certificates.
 pub(super) fn read(
     port: &str,
     written: &Spanned<Vec<Spanned<WrittenAllowed>>>,

@@ -7,12 +7,12 @@ use serde_saphyr::Spanned;
 
 use super::faults::Faults;
 
-/// What is promised of all nodes' clocks. Larger is safer and wastes more: margins around windows grow with
-/// the error, waits for loans to end with the drift.
+/// The promise about all nodes' clocks. Larger values are safer and waste more: margins around windows grow
+/// with the error, waits for loans to end grow with the drift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockConfig {
     /// No wall clock is further than this from true time, in nanoseconds: 1 to [`CLOCK_ERROR_NS_MAX`].
-    /// Windows that regions share last 20 times as long at least.
+    /// Windows that regions share last at least 20 times as long.
     pub error_ns: u64,
     /// No steady clock gains or loses more than this, in parts per million: 0 to [`DRIFT_PPM_MAX`].
     pub drift_ppm: u32,
@@ -25,7 +25,7 @@ impl Default for ClockConfig {
     }
 }
 
-/// `clock`, as it is written.
+/// `clock`, as the file has it.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WrittenClock {
@@ -60,9 +60,9 @@ fn parse_drift_ppm(text: &str) -> Result<u32, String> {
     let drift = text.parse::<f64>().ok().filter(|drift| (0.0..=max).contains(drift));
     let drift =
         drift.ok_or_else(|| format!("a drift is a fraction from 0 to {max}, such as 1e-3, not {text:?}"))?;
-    // A fraction that is no sum of halves, such as 3e-4, is off by far less than a millionth part.
+    // A fraction that is no sum of halves, such as 3e-4, is off by far less than a millionth.
     let drift_ppm = (drift * 1e6 - 1e-6).ceil();
-    // In range, so that it fits.
+    // The value was checked to be in range, so that it fits.
     Ok((drift_ppm as u32).min(DRIFT_PPM_MAX))
 }
 

@@ -1,4 +1,4 @@
-//! What is wrong with a config, and where in the file it is.
+//! The faults of a config, and their lines in the file.
 
 use serde_saphyr::Spanned;
 
@@ -14,12 +14,12 @@ pub(super) struct Faults<'a> {
 }
 
 impl<'a> Faults<'a> {
-    /// None yet, of the file with this text.
+    /// No faults yet, for the file with this text.
     pub(super) fn new(text: &'a str) -> Self {
         Self { lines: text.lines().collect(), found: Vec::new() }
     }
 
-    /// All that were found, in the order of the lines.
+    /// All faults that were found, in the order of the lines.
     pub(super) fn into_sorted(mut self) -> Vec<ConfigFault> {
         self.found.sort();
         self.found
@@ -35,7 +35,7 @@ impl<'a> Faults<'a> {
         self.add(line(place), what);
     }
 
-    /// What was read, or nothing and a fault in the line of the value.
+    /// The value that was read; or nothing, and a fault in the line of the value.
     pub(super) fn take<T, P>(&mut self, result: Result<T, String>, place: &Spanned<P>) -> Option<T> {
         result.map_err(|what| self.at(place, what)).ok()
     }
@@ -49,20 +49,20 @@ impl<'a> Faults<'a> {
         }
     }
 
-    /// The first line from `begin` on and before `end` that gives a field, or else `begin`.
+    /// The first line in `begin..end` that gives a field; `begin` if none does.
     pub(super) fn line_of(&self, field: &str, begin: u64, end: u64) -> u64 {
         let lines =
             self.numbered(end.saturating_sub(1)).skip(usize::try_from(begin).unwrap_or(0).saturating_sub(1));
         lines.filter(|(_, line)| gives(line, field)).map(|(n, _)| n).next().unwrap_or(begin)
     }
 
-    /// The line that gives a field whose value begins in line `value`: the same line, or the nearest above.
+    /// The line that gives a field whose value begins in line `value`: that line, or the nearest above.
     pub(super) fn line_above(&self, field: &str, value: u64) -> u64 {
         let lines = self.numbered(value).rev();
         lines.filter(|(_, line)| gives(line, field)).map(|(n, _)| n).next().unwrap_or(value)
     }
 
-    /// The lines up to the one of that number, each with its own.
+    /// The lines up to line `last`, each with its number.
     fn numbered(&self, last: u64) -> impl DoubleEndedIterator<Item = (u64, &'a str)> + '_ {
         let last = usize::try_from(last).unwrap_or(usize::MAX).min(self.lines.len());
         self.lines[..last].iter().enumerate().map(|(place, line)| (place as u64 + 1, *line))
@@ -74,7 +74,7 @@ pub(super) fn line<T>(place: &Spanned<T>) -> u64 {
     place.referenced.line()
 }
 
-/// Names in a few words, however many there are.
+/// A short list of names, however many there are.
 pub(super) fn listed<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
     let more = names.len().saturating_sub(LISTED_MAX);
     let list = names.take(LISTED_MAX).collect::<Vec<_>>().join(", ");

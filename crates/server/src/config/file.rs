@@ -1,4 +1,4 @@
-//! The config file on disk: read when it changed, and never more of it than a config may be.
+//! The config file on disk. It is read when it has changed, and never further than a config may be long.
 
 use std::{
     fs::{self, File, Metadata},
@@ -12,7 +12,7 @@ use ring::digest::{Context, Digest, SHA256};
 
 use super::FILE_BYTES_MAX;
 
-/// A file that was written so lately may have been written again since without another time of change.
+/// Within this time a file may be written twice with one time of change.
 const SETTLES: Duration = Duration::from_secs(2);
 
 /// The most that is read of a file of certificates or tokens.
@@ -23,13 +23,13 @@ const WATCHED_BYTES_MAX: u64 = 1 << 20;
 pub(crate) struct ConfigFile {
     path: PathBuf,
     text: String,
-    /// How the file looked when it was read; nothing where it may have changed unseen.
+    /// How the file looked when it was read; `None` if it may have changed unseen.
     stamp: Option<Stamp>,
-    /// Why it could not be read the last time.
+    /// Why the last reading failed.
     fault: Option<io::ErrorKind>,
 }
 
-/// What differs when a file was written or replaced.
+/// The marks that tell two versions of a file apart without reading them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     inode: (u64, u64),
@@ -48,7 +48,7 @@ impl Stamp {
         }
     }
 
-    /// This stamp, once no later write can have the same times.
+    /// This stamp, if no later write can have the same times; otherwise `None`.
     fn settled(self, now: SystemTime) -> Option<Self> {
         let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let changed = Duration::from_secs(u64::try_from(self.changed.0).unwrap_or(0));
@@ -56,7 +56,7 @@ impl Stamp {
     }
 }
 
-/// What some files held when somebody last asked whether they had changed.
+/// The content of some files when they were last checked for changes.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
     looked: Vec<Looked>,
@@ -66,13 +66,14 @@ pub(crate) struct Watched {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Looked {
     Missing,
-    /// It may have changed since without looking so.
+    /// The file may have changed since without a visible sign.
     Lately,
     At(Stamp),
 }
 
 impl Watched {
-    /// Whether the files hold other than at the last time. They are read only where they look other, or may have changed unseen.
+    /// Whether the files hold something else than at the last call. They are read only if they look
+    /// different, or may have changed unseen.
     pub(crate) fn have_changed(&mut self, files: &[&Path]) -> bool {
         let look = |path: &&Path| match fs::metadata(path) {
             Ok(found) => Stamp::of(&found).settled(SystemTime::now()).map_or(Looked::Lately, Looked::At),
@@ -86,7 +87,7 @@ impl Watched {
         for path in files {
             let mut bytes = Vec::new();
             let read = File::open(path).and_then(|file| file.take(WATCHED_BYTES_MAX).read_to_end(&mut bytes));
-            // What cannot be read is not the same as what is empty.
+            // A file that cannot be read is not the same as an empty file.
             all.update(&read.map_or(u64::MAX, |length| length as u64).to_be_bytes());
             all.update(&bytes);
         }
@@ -101,7 +102,7 @@ impl ConfigFile {
     /// Reads a config file.
     ///
     /// # Errors
-    /// It cannot be read, is no text, or is larger than [`FILE_BYTES_MAX`].
+    /// The file cannot be read, is no text, or is larger than [`FILE_BYTES_MAX`].
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let (text, stamp) = read(path)?;
         Ok(Self { path: path.to_owned(), text, stamp, fault: None })
@@ -115,10 +116,11 @@ impl ConfigFile {
         &self.text
     }
 
-    /// Reads the file again if it looks other than before, or if somebody asked for that. Whether it holds another text.
+    /// Reads the file again if it looks different, or if an operator asked for that. Says whether its text is
+    /// new.
     ///
     /// # Errors
-    /// As [`ConfigFile::open`]. The same fault is told once, unless somebody asked.
+    /// As [`ConfigFile::open`]. A fault that repeats is returned once, unless an operator asked.
     pub(crate) fn read_again(&mut self, is_asked: bool) -> io::Result<bool> {
         match self.look(is_asked) {
             Ok(is_new) => {
@@ -145,7 +147,7 @@ impl ConfigFile {
                 Ok(is_new)
             }
             Err(fault) => {
-                // What is wrong with the text stays so until it changes. Anything else may pass by itself.
+                // A fault of the text stays until the text changes. Any other fault may pass by itself.
                 let is_lasting =
                     matches!(fault.kind(), io::ErrorKind::FileTooLarge | io::ErrorKind::InvalidData);
                 self.stamp = if is_lasting { now.settled(SystemTime::now()) } else { None };
@@ -158,7 +160,7 @@ impl ConfigFile {
 /// The text of a config.
 ///
 /// # Errors
-/// It cannot be read, is no text, or is larger than [`FILE_BYTES_MAX`].
+/// The file cannot be read, is no text, or is larger than [`FILE_BYTES_MAX`].
 pub fn read_text(path: &Path) -> io::Result<String> {
     read(path).map(|(text, _)| text)
 }
@@ -177,7 +179,7 @@ fn read(path: &Path) -> io::Result<(String, Option<Stamp>)> {
     if found.len() > FILE_BYTES_MAX as u64 {
         return Err(too_large());
     }
-    // What is no file, a pipe for instance, has no length before it is read.
+    // A pipe, for instance, has no length before it is read.
     let mut text = String::new();
     file.take(FILE_BYTES_MAX as u64 + 1).read_to_string(&mut text)?;
     if text.len() > FILE_BYTES_MAX {
@@ -213,7 +215,7 @@ mod tests {
         assert!(have_changed() && !have_changed(), "a link to another file");
     }
 
-    /// Sets when a file was last written, and so when it changed, to long ago as far as a test may.
+    /// Dates the last write of a file, and so its change, as far back as a test may.
     fn age(path: &Path, ago: Duration) {
         let file = File::options().write(true).open(path).expect("a file");
         file.set_modified(SystemTime::now() - ago).expect("set");

@@ -12,8 +12,9 @@ use super::{
     faults::{Faults, line, listed},
 };
 
-/// How many times the clock error a shared window lasts at least: around each edge, regions of which one is
-/// late and one early by the error may not count on one window, and that is to be a small part of it.
+/// How many times the clock error a shared window lasts at least. Around each edge, a region that is late and
+/// one that is early by the error may disagree about the window. The time of doubt must be a small part of
+/// the window.
 const WINDOW_CLOCK_ERRORS_MIN: u64 = 20;
 
 /// A limit, and where it stands in the file.
@@ -25,7 +26,7 @@ pub(super) struct Placed {
     end: u64,
 }
 
-/// Reads the limits. Those with faults are left out.
+/// Reads the limits. A limit that cannot be made from its fields is left out.
 pub(super) fn read(specs: Vec<Spanned<LimitSpec>>, faults: &mut Faults<'_>) -> Vec<Placed> {
     let begins: Vec<u64> = specs.iter().map(line).collect();
     let mut named: BTreeMap<String, u64> = BTreeMap::new();
@@ -63,7 +64,7 @@ pub(super) fn read(specs: Vec<Spanned<LimitSpec>>, faults: &mut Faults<'_>) -> V
     limits
 }
 
-/// Notes windows so short that regions could not tell by their clocks which one it is.
+/// Notes windows that are too short for regions to agree by their clocks which window it is.
 pub(super) fn check_windows(limits: &[Placed], clock: ClockConfig, faults: &mut Faults<'_>) {
     let window_ns_min = clock.error_ns.saturating_mul(WINDOW_CLOCK_ERRORS_MIN);
     for Placed { limit, begin, end } in limits {
@@ -85,7 +86,7 @@ pub(super) fn check_windows(limits: &[Placed], clock: ClockConfig, faults: &mut 
     }
 }
 
-/// Notes limits that name a region which is none.
+/// Notes limits whose priorities name an unknown region.
 pub(super) fn check_priorities<'a>(
     limits: &[Placed],
     regions: impl ExactSizeIterator<Item = &'a str> + Clone,
@@ -105,7 +106,8 @@ pub(super) fn check_priorities<'a>(
     }
 }
 
-/// Notes values of keys that are counted as addresses which no address has: a limit on them would match nothing.
+/// Notes values that no address has, for keys that are counted as addresses: a limit on such a value would
+/// match nothing.
 pub(super) fn check_addresses(limits: &[Placed], faults: &mut Faults<'_>) {
     for Placed { limit, begin, end } in limits {
         let overrides = limit.overrides.iter().flat_map(|one| &one.when);
@@ -120,7 +122,7 @@ pub(super) fn check_addresses(limits: &[Placed], faults: &mut Faults<'_>) {
     }
 }
 
-/// Notes limits that are more than a node can count.
+/// Notes that there are more limits than a node can count.
 pub(super) fn check_count(specs: &[Spanned<LimitSpec>], faults: &mut Faults<'_>) {
     let Some(first) = specs.first().filter(|_| specs.len() > LIMITS_MAX) else { return };
     let what = format!(
@@ -130,7 +132,7 @@ pub(super) fn check_count(specs: &[Spanned<LimitSpec>], faults: &mut Faults<'_>)
     faults.add(faults.line_above("limits", line(first)), what);
 }
 
-/// Notes candidates for limits that are not there, or that deny nothing themselves.
+/// Notes candidates for limits that do not exist, or that deny nothing themselves.
 pub(super) fn check_candidates(limits: &[Placed], faults: &mut Faults<'_>) {
     if limits.iter().all(|placed| placed.limit.spec.candidate_for.is_none()) {
         return;
@@ -154,7 +156,7 @@ pub(super) fn check_candidates(limits: &[Placed], faults: &mut Faults<'_>) {
     }
 }
 
-/// Notes limits that together do not fit in the one message in which regions tell each other.
+/// Notes limits that together do not fit in the one message that carries them between regions.
 pub(super) fn check_size(specs: &[Spanned<LimitSpec>], faults: &mut Faults<'_>) {
     let Some(first) = specs.first() else { return };
     let written: Vec<LimitSpec> = specs.iter().map(|spec| spec.value.clone()).collect();

@@ -31,11 +31,11 @@ pub enum Address {
 /// A port: where it is, and who may come.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortConfig {
-    /// Where.
+    /// Where the port is.
     pub address: Address,
-    /// Its certificates; plain where absent.
+    /// The port's certificates; plain connections if absent.
     pub tls: Option<PortTls>,
-    /// Who may do what; everybody everything where absent.
+    /// Who may do what; if absent, everybody may do everything.
     pub allow: Option<Vec<Allowed>>,
 }
 
@@ -69,7 +69,7 @@ impl PortConfig {
     }
 }
 
-/// What guards the admin service beside what its port says.
+/// The guards of the admin service besides the settings of its port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AdminGuards {
     /// The folder `tls`.
@@ -78,7 +78,7 @@ pub(super) struct AdminGuards {
     pub(super) has_token: bool,
 }
 
-/// `listen`, as it is written.
+/// `listen`, as the file has it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WrittenListen {
@@ -90,7 +90,7 @@ pub(super) struct WrittenListen {
     pub(super) mesh: Option<Spanned<String>>,
 }
 
-/// A port, as it is written: an address, or an address with who may come.
+/// A port, as the file has it: an address, or an address with who may come.
 pub(super) enum WrittenPort {
     Address(String),
     Guarded(Box<WrittenGuarded>),
@@ -100,7 +100,7 @@ pub(super) enum WrittenPort {
 #[serde(deny_unknown_fields)]
 pub(super) struct WrittenGuarded {
     address: String,
-    /// Of a socket in the file system, in octal digits such as "0660".
+    /// The mode of a socket in the file system, in octal digits such as "0660".
     mode: Option<String>,
     tls: Option<WrittenTls>,
     allow: Option<Spanned<Vec<Spanned<WrittenAllowed>>>>,
@@ -158,7 +158,7 @@ impl WrittenPort {
     }
 }
 
-/// The port, or nothing and what is wrong with it.
+/// The port; or nothing, and its faults.
 fn port(name: &str, written: &Spanned<WrittenPort>, faults: &mut Faults<'_>) -> Option<PortConfig> {
     let (mode, tls, allow) = match &written.value {
         WrittenPort::Address(_) => (None, None, None),
@@ -179,7 +179,7 @@ fn port(name: &str, written: &Spanned<WrittenPort>, faults: &mut Faults<'_>) -> 
 }
 
 impl WrittenListen {
-    /// The ports. `beside` says what there is for the admin service outside of `listen`.
+    /// The ports. `beside` says what guards the admin service outside of `listen`.
     pub(super) fn validate(&self, beside: AdminGuards, faults: &mut Faults<'_>) -> Listen {
         let grpc = port("listen.grpc", &self.grpc, faults);
         let http = port("listen.http", &self.http, faults);
@@ -222,7 +222,7 @@ impl WrittenListen {
     }
 }
 
-/// Whether only one of two addresses can be listened to.
+/// Whether two addresses exclude each other.
 fn clash(a: &Address, b: &Address) -> bool {
     let (a, b) = match (a, b) {
         (Address::Tcp(a), Address::Tcp(b)) => (a, b),
@@ -267,8 +267,8 @@ fn dial(name: &str, text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| format!("{name} is an address and a port such as 127.0.0.1:8081, not {text:?}"))
 }
 
-/// Reads the place where a node is dialled: `host:port`, with the host a name, an IPv4 address or an IPv6
-/// address in brackets, and the port 1 to 65535. Gives it in one form for all ways to write it.
+/// Reads an address to dial, `host:port`. The host is a name, an IPv4 address or an IPv6 address in brackets;
+/// the port is 1 to 65535. Returns one form for all ways to write the address.
 ///
 /// # Errors
 /// What is wrong with it, and how to write it.
@@ -297,8 +297,8 @@ pub(super) fn dialled(text: &str) -> Result<String, String> {
     }
 }
 
-/// RFC 1123, section 2.1, and underscores, which private networks use: labels between dots, the last of
-/// which is no number, since that would be a mistyped address.
+/// RFC 1123, section 2.1, and underscores, which private networks use: labels between dots. The last label
+/// must not be a number, since that would be a mistyped address.
 pub(super) fn is_host_name(host: &str) -> bool {
     let is_label = |label: &str| {
         let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';

@@ -1,6 +1,6 @@
-//! The config file: read raw, checked whole, then passed down as plain values.
+//! The config file: read as it is, checked as a whole, then passed on as plain values.
 //!
-//! Every fault is named with its line and a way to mend it, all of them at once.
+//! All faults are reported at once, each with its line and a way to mend it.
 
 mod callers;
 mod clock;
@@ -47,11 +47,11 @@ pub use self::{
 
 /// The largest config, 16 MiB: a hundred thousand limits fit.
 pub const FILE_BYTES_MAX: usize = 16 << 20;
-/// The most keys, values and lists in a config: forty for each of a hundred thousand limits. Each takes some hundred bytes
-/// while the file is read.
+/// The most keys, values and lists in a config: forty for each of a hundred thousand limits. Each of them
+/// takes some hundred bytes while the file is read.
 const NODES_MAX: usize = 4_000_000;
 
-/// How a node is to run.
+/// How a node runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// This node's region.
@@ -66,43 +66,45 @@ pub struct Config {
     pub store: Option<StoreConfig>,
     /// The regions that share the limits; none for a node that stands alone.
     pub regions: Option<Regions>,
-    /// The folder of certificates: `ca.pem`, `NODE.pem`, `NODE.key`. There wherever `regions` are, and
-    /// wherever `listen.admin` is beyond loopback.
+    /// The folder of certificates: `ca.pem`, `NODE.pem`, `NODE.key`. It is there if there are `regions`, or
+    /// if `listen.admin` is not on loopback.
     pub tls: Option<PathBuf>,
-    /// The file whose content, trimmed, a caller of the admin service must bring as a bearer token; none is
-    /// asked for where absent.
+    /// The file with the bearer token that callers of the admin service must bring, which is the trimmed
+    /// text. If absent, no token is asked for.
     pub admin_token: Option<PathBuf>,
-    /// Memory for cells, in bytes. Past it, new cells of a limit share one: larger serves more
-    /// keys at once, smaller bounds what a flood of keys can take.
+    /// Memory for cells, in bytes. When it is full, new cells of a limit share one cell. A larger value
+    /// serves more keys at once; a smaller value bounds what a flood of keys can take.
     pub memory_bytes: usize,
     /// Threads that answer; one for each core where absent.
     pub workers: Option<usize>,
-    /// Connections at one time on each port; more wait to be accepted. Bounds what idle clients
+    /// Connections at one time on each port; further ones wait to be accepted. This bounds what idle clients
     /// can hold.
     pub connections_max: usize,
-    /// How long a connection lasts on the ports for callers, give or take a tenth. Shorter spreads callers over new nodes sooner.
+    /// How long a connection lasts on the ports for callers, give or take a tenth. A shorter time spreads
+    /// callers over new nodes sooner.
     pub max_age: Duration,
-    /// How long a stopping node lets requests in flight end.
+    /// How long a stopping node waits for requests in flight.
     pub drain: Duration,
     /// How long charges with names are remembered, and how many.
     pub charges: Keep,
-    /// The number that this node's incarnation gets if its journal is new, in place of one by the clock. Of the command line, and
-    /// not of the file.
+    /// The number of this node's incarnation if its journal is new, instead of one by the clock. It comes
+    /// from the command line, not from the file.
     pub incarnation: Option<u32>,
-    /// What can change without a restart.
+    /// The settings that can change without a restart.
     pub live: Live,
 }
 
-/// Where to listen, and to whom.
+/// Where to listen, and for whom.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Listen {
     /// Envoy's RLS, acequia.v1, health and reflection.
     pub grpc: PortConfig,
     /// Check, metrics and health over HTTP.
     pub http: PortConfig,
-    /// Budgets and regions; not listened to where absent. On loopback, or else with certificates and callers that are known.
+    /// Budgets and regions; absent if the service is not wanted. On loopback, or else with certificates and
+    /// known callers.
     pub admin: Option<PortConfig>,
-    /// QUIC between regions; there exactly where `regions` are.
+    /// QUIC between regions; present exactly if there are `regions`.
     pub mesh: Option<SocketAddr>,
 }
 
@@ -111,22 +113,22 @@ pub struct Listen {
 pub struct Live {
     /// The limits, in the order of the file.
     pub limits: Vec<Limit>,
-    /// What is told about limits in headers.
+    /// The headers that describe limits.
     pub headers: Headers,
-    /// The entry whose value appears in traces, as a keyed hash; none where absent.
+    /// The entry whose value appears in traces, as a keyed hash; none if absent.
     pub trace_key: Option<String>,
-    /// What becomes of requests that no limit is about.
+    /// The verdicts on requests that no limit matches.
     pub no_match: NoMatches,
-    /// Who is told of events. Their URLs differ.
+    /// The receivers of events. Their URLs differ.
     pub webhooks: Vec<WebhookConfig>,
 }
 
-/// Which headers go out where.
+/// The dialects of headers in each kind of answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
     /// In HTTP answers.
     pub http: Vec<Dialect>,
-    /// In answers to Envoy, which makes `x-ratelimit-*` itself when told to. Where the config says nothing, `draft-11` in denials.
+    /// In answers to Envoy, which can make `x-ratelimit-*` itself. If absent, `draft-11` in denials only.
     pub envoy: Option<Vec<Dialect>>,
 }
 
@@ -148,7 +150,7 @@ pub enum Dialect {
     /// `RateLimit-Policy` and `RateLimit`: draft-ietf-httpapi-ratelimit-headers-11.
     #[serde(rename = "draft-11")]
     Draft11,
-    /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset`: the drafts before.
+    /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset`: drafts up to 06.
     Triple,
     /// `X-RateLimit-*` with seconds to go in `Reset`.
     XRatelimit,
@@ -156,33 +158,33 @@ pub enum Dialect {
     XRatelimitEpoch,
 }
 
-/// What memory is for, in bytes.
+/// How memory is divided, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memory {
     /// Cells.
     pub(crate) cells: usize,
-    /// Parts of the journal's file.
+    /// The cache of the journal's file.
     pub(crate) journal: usize,
 }
 
-/// The journal gains nothing by more.
+/// More memory does not help the journal.
 const JOURNAL_BYTES_MAX: usize = 64 << 20;
 
-/// Everything that is wrong with a config.
+/// All faults of a config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// The file as it was named.
+    /// The file, as the caller named it.
     pub file: String,
     /// At least one, in the order of the lines.
     pub faults: Vec<ConfigFault>,
 }
 
-/// One thing that is wrong, and a way to mend it.
+/// One fault, and a way to mend it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConfigFault {
-    /// Line in the file, from 1; 0 where it concerns the whole.
+    /// Line in the file, from 1; 0 if the fault concerns the whole file.
     pub line: u64,
-    /// In words.
+    /// The fault in words.
     pub what: String,
 }
 
@@ -204,7 +206,7 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 impl Config {
-    /// Reads a config. `file` names it in faults.
+    /// Reads a config. Faults name the file `file`.
     ///
     /// # Errors
     /// Every fault in it, with its line.
@@ -219,7 +221,7 @@ impl Config {
         let Some(Read { written, is_whole }) = read(text, &mut faults) else {
             return Err(fail(faults.into_sorted()));
         };
-        // Fields that were left out may be all that is wrong with the others.
+        // Fields that were left out may be the only fault of the others.
         let config = is_whole.then(|| written.validate(&mut faults));
         let faults = faults.into_sorted();
         match config {
@@ -228,15 +230,15 @@ impl Config {
         }
     }
 
-    /// The number that this node goes by among those of all regions, its region's where that has no other ([`MemberConfig::number`]), and
-    /// the number of its name.
+    /// The number that this node has among the nodes of all regions ([`MemberConfig::number`]), and the
+    /// number of its name in its region.
     pub fn numbers(&self) -> (MemberId, u16) {
         let member = self.regions.as_ref().and_then(|regions| regions.member(&self.region, &self.node));
         let number = member.map_or_else(|| MemberId::named(&self.region), |member| member.number);
         (number, node_named(&self.node))
     }
 
-    /// What is sound and has no effect at this time, by a wall clock, a line each.
+    /// Notes of settings that are valid and have no effect at the time `wall_ns`, a line each.
     pub fn notes(&self, wall_ns: u64) -> Vec<String> {
         let note = |limit: &Limit| {
             let over = limit.overrides.iter().filter(|one| one.is_over(wall_ns)).count();
@@ -257,7 +259,7 @@ impl Config {
         notes
     }
 
-    /// A note where a restart would give a long window anew.
+    /// A note if a long window would begin anew after a restart.
     fn forgotten_at_a_crash(&self) -> Option<String> {
         let lasting =
             self.live.limits.iter().find(|limit| limit.is_durable()).filter(|_| self.data.is_none())?;
@@ -289,8 +291,8 @@ impl Config {
         files
     }
 
-    /// A port, with what the whole config adds to it: the certificates of the `tls` folder where operators come from elsewhere, and the
-    /// `admin_token`. Nothing where it is not listened to.
+    /// A port with what the rest of the config adds for operators: the certificates of the `tls` folder if
+    /// they come from other machines, and the `admin_token`. `None` if the node does not listen to the port.
     pub(crate) fn port(&self, port: Port) -> Option<PortConfig> {
         let mut admin = match port {
             Port::Grpc => return Some(self.listen.grpc.clone()),
@@ -308,7 +310,8 @@ impl Config {
         Some(admin)
     }
 
-    /// The callers that a new config lets in by a port. Nothing where the port itself is another: all of it waits for a restart then.
+    /// The callers that a new config lets in by a port. `None` if the port itself changes: then everything
+    /// waits for a restart.
     pub(crate) fn new_callers(&self, new: &Self, port: Port) -> Option<Option<Vec<Allowed>>> {
         let (old, new) = (self.port(port)?, new.port(port)?);
         ((&old.address, &old.tls) == (&new.address, &new.tls)).then_some(new.allow)
@@ -331,7 +334,7 @@ impl Config {
         Memory { cells: self.memory_bytes - journal, journal }
     }
 
-    /// What of a new config needs a restart to take effect.
+    /// The settings of a new config that need a restart to take effect.
     pub fn needs_restart(&self, new: &Self) -> Vec<&'static str> {
         let (old, other) = (self.regions.as_ref(), new.regions.as_ref());
         let changed = [
@@ -354,7 +357,7 @@ impl Config {
     }
 }
 
-/// A note of values that look like networks and are compared as text, where a limit has such.
+/// A note if a limit compares values as text that look like networks.
 fn networks_as_text(limit: &Limit) -> Option<String> {
     let conditions = limit.when.iter().chain(&limit.unlimited);
     let conditions = conditions.chain(limit.overrides.iter().flat_map(|one| &one.when));
@@ -371,7 +374,8 @@ fn networks_as_text(limit: &Limit) -> Option<String> {
     })
 }
 
-/// Notes of keys that one limit alone names, and that are a letter away from a key that others of its domain name.
+/// Notes keys that only one limit names, and that differ in one letter from a key of other limits of the
+/// domain.
 fn keys_like_others(limits: &[Limit]) -> Vec<String> {
     let mut by_domain: BTreeMap<&str, BTreeMap<&str, Vec<&Limit>>> = BTreeMap::new();
     for limit in limits {
@@ -396,10 +400,10 @@ fn keys_like_others(limits: &[Limit]) -> Vec<String> {
     notes
 }
 
-/// Keys that a key is compared with.
+/// The most keys that a key is compared with.
 const KEYS_COMPARED: usize = 1_000;
 
-/// Whether one letter is other, missing, too much, or two have changed places.
+/// Whether two keys differ by one letter (changed, missing or added), or by two letters that changed places.
 fn is_close(one: &str, other: &str) -> bool {
     let (one, other) = (one.as_bytes(), other.as_bytes());
     if one.len().abs_diff(other.len()) > 1 || one.len().min(other.len()) < 3 {
@@ -415,17 +419,19 @@ fn is_close(one: &str, other: &str) -> bool {
     }
 }
 
-/// The most parts of a file that are named as wrong at once: each is found by reading the whole again.
+/// The most parts of a file that are reported as unreadable at once: each of them costs one more reading of
+/// the file.
 const PARTS_MAX: usize = 20;
 
-/// A file as it was read.
+/// A file that was read.
 struct Read {
     written: Written,
-    /// Whether every field but limits was read.
+    /// Whether every field except limits was read.
     is_whole: bool,
 }
 
-/// Reads a file. A part that cannot be read is a fault, and the rest is read without it; nothing where even that cannot be.
+/// Reads a file. A part that cannot be read is a fault, and the rest is read without it; `None` if the rest
+/// cannot be read either.
 fn read(text: &str, faults: &mut Faults<'_>) -> Option<Read> {
     let mut rest = quote::quoted(text);
     let mut is_whole = true;
@@ -438,7 +444,7 @@ fn read(text: &str, faults: &mut Faults<'_>) -> Option<Read> {
             Err(fault) => fault,
         };
         let line = fault.location().map_or(0, |at| at.line());
-        // A field that is missing since it was left out is no other fault.
+        // If a part was left out, a missing field is not another fault.
         let what = plain(&fault);
         if is_whole || !what.contains("missing field") {
             faults.add(line, mend(&what));
@@ -454,15 +460,15 @@ fn read(text: &str, faults: &mut Faults<'_>) -> Option<Read> {
     None
 }
 
-/// What is wrong, in one line.
+/// The fault in one line.
 fn plain(fault: &serde_saphyr::Error) -> String {
     let said = fault.without_snippet().render_with_formatter(&serde_saphyr::UserMessageFormatter);
     let mut line = said.lines().next().unwrap_or("the file is no config").to_owned();
-    // The line is in front already.
+    // The line number is reported apart.
     if let Some(place) = line.find(" at line ") {
         line.truncate(place);
     }
-    // In words of the config, and none of the parser's.
+    // Words of the config replace those of the parser.
     let wanted = match line.as_str() {
         "invalid boolean" => "write true or false",
         "invalid floating point" => "a number is wanted here",
@@ -477,7 +483,7 @@ fn plain(fault: &serde_saphyr::Error) -> String {
     wanted.to_owned()
 }
 
-/// Adds what the parser cannot know.
+/// Adds a hint that the parser cannot give.
 fn mend(what: &str) -> String {
     format!("{what}. The fields of a config are in deploy/config.md")
 }

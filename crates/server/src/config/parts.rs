@@ -1,36 +1,36 @@
-//! The parts of a config that can be read one without the other: each limit, and each other field. Where a part cannot be read, the rest is
-//! read without it, so that an operator learns of every fault at once.
+//! The parts of a config that can be read independently: each limit, and each other field. If a part cannot
+//! be read, the rest is read without it, so that an operator learns of every fault at once.
 
 use std::ops::Range;
 
 use granit_parser::{Event, Parser, Span, StructureStyle};
 
-/// Nodes in nodes: no config has nearly as many.
+/// The deepest nesting that is followed: no config has nearly as much.
 const DEPTH_MAX: usize = 32;
 
 /// A part of a config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Where it is in the text, in bytes: a field with its name.
+    /// The part's place in the text, in bytes. A field's place includes its name.
     place: Range<usize>,
-    /// Its lines, from 1.
+    /// The part's lines, from 1.
     lines: Range<u64>,
-    /// The limit's name and domain, where it is a limit.
+    /// The name and the domain, if the part is a limit.
     limit: Option<[String; 2]>,
 }
 
 impl Part {
-    /// Whether it is a limit.
+    /// Whether the part is a limit.
     pub(super) fn is_limit(&self) -> bool {
         self.limit.is_some()
     }
 
-    /// Whether a line is one of its.
+    /// Whether a line belongs to the part.
     pub(super) fn has_line(&self, line: u64) -> bool {
         self.lines.contains(&line)
     }
 
-    /// The text without it, in as many lines. In place of a limit is one of its name that cannot be wrong.
+    /// The text without this part, in as many lines. A limit is replaced by a valid one with the same name.
     pub(super) fn left_out(&self, text: &str) -> String {
         let stub = self.limit.as_ref().map_or_else(String::new, |[name, domain]| {
             let quoted = |text: &str| format!("'{}'", text.replace('\'', "''"));
@@ -45,7 +45,7 @@ impl Part {
     }
 }
 
-/// The parts of a text; none where it is no mapping in lines.
+/// The parts of a text; none if the text is no mapping that is written in lines.
 pub(super) fn parts(text: &str) -> Vec<Part> {
     let mut events = Parser::new_from_str(text).map_while(Result::ok);
     let root = events.by_ref().find(|(event, _)| event.is_node());
@@ -56,7 +56,7 @@ pub(super) fn parts(text: &str) -> Vec<Part> {
         match value.value {
             Value::List(items) if key.text() == "limits" => {
                 parts.extend(items.into_iter().map(|item| Part {
-                    // One without a name gets that of its line: that the name is missing has been said.
+                    // A limit without a name gets its line as a name: the missing name is reported already.
                     limit: Some(["name", "domain"].map(|field| match item.field(field) {
                         "" => format!("line-{}", item.lines.start),
                         text => text.to_owned(),
@@ -120,7 +120,8 @@ impl Node {
         Some(node)
     }
 
-    /// The next node in this one, which grows by it; nothing in the second place at its end.
+    /// Reads the next node inside this one, and extends this one to include it. The inner option is `None` at
+    /// the end of this one, the outer one on a fault.
     fn next<'t>(
         &mut self,
         style: StructureStyle,
@@ -135,7 +136,7 @@ impl Node {
             self.lines.end = self.lines.end.max(node.lines.end);
             return Some(Some(node));
         }
-        // What is in lines ends with its last word, and not where the next begins.
+        // A block ends with its last word, and not where the next block begins.
         if style == StructureStyle::Flow {
             self.place.end = span.byte_range()?.end;
             self.lines.end = span.end.line() as u64 + 1;

@@ -1,14 +1,14 @@
-//! Text as it is written: YAML reads an unquoted `NO` as false, `1.10` as 1.1 and `0x1F` as 31, and a limit on such a value would match
-//! nothing.
+//! Keeps the text of values: YAML reads an unquoted `NO` as false, `1.10` as 1.1 and `0x1F` as 31, and a
+//! limit on such a value would match nothing.
 
 use std::borrow::Cow;
 
 use granit_parser::{Event, Parser, ScalarStyle};
 
-/// A config in which every unquoted scalar that YAML would take for a number or a truth is in quotes. Lines stay as they are. What a
-/// field takes for a number is one in quotes, too.
+/// A config in which every unquoted scalar that YAML would take for a number or a truth is in quotes. Lines
+/// stay the same. Fields that want a number take one in quotes, too.
 ///
-/// A text that is no YAML comes back as it is, up to where it is none: the reader says what is wrong with it.
+/// A text that is not YAML comes back unchanged from the first fault on: the reader reports the fault.
 pub(super) fn quoted(text: &str) -> Cow<'_, str> {
     let mut quoted = String::new();
     let mut copied = 0;
@@ -16,7 +16,7 @@ pub(super) fn quoted(text: &str) -> Cow<'_, str> {
         let Ok((event, span)) = event else { break };
         let Event::Scalar(value, ScalarStyle::Plain, _, None) = event else { continue };
         let Some(place) = span.byte_range().filter(|place| place.start >= copied) else { continue };
-        // What goes over several lines is no number.
+        // A scalar over several lines is no number.
         if is_typed(&value) && text.get(place.clone()) == Some(&*value) {
             quoted.push_str(&text[copied..place.start]);
             quoted.push('\'');
@@ -32,8 +32,8 @@ pub(super) fn quoted(text: &str) -> Cow<'_, str> {
     Cow::Owned(quoted)
 }
 
-/// Whether YAML 1.1 or 1.2 may read a plain scalar as a number or a truth. No such text has a quote in it. Nothing (`null`, `~`) stays
-/// nothing, since fields may be left out so.
+/// Whether YAML 1.1 or 1.2 may read a plain scalar as a number or a truth. Such a scalar has no quotes in it.
+/// Null (`null`, `~`) stays null, since fields may be left out that way.
 fn is_typed(text: &str) -> bool {
     let words = ["true", "false", "yes", "no", "on", "off", "y", "n"];
     let is_number = text.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c));

@@ -1,4 +1,4 @@
-//! The regions that share the limits, their nodes, and who mints at first.
+//! The regions that share the limits, their nodes, and the first authority.
 
 use std::collections::BTreeMap;
 
@@ -16,16 +16,16 @@ use super::{
     written::Named,
 };
 
-/// The node whose certificate would be the file of the authority's, `ca.pem`.
+/// The name that no node may have: its certificate would be the file of the authority's, `ca.pem`.
 const CA: &str = "ca";
 
 /// The regions that share the limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Regions {
-    /// By name; this node's own among them. 1 to [`REGIONS_MAX`], and so many nodes in all of them. The numbers
-    /// that those go by ([`MemberConfig::number`]) differ.
+    /// The regions by name, this node's own among them: 1 to [`REGIONS_MAX`], and at most as many nodes in
+    /// all. The numbers of the nodes ([`MemberConfig::number`]) differ.
     pub members: BTreeMap<String, RegionConfig>,
-    /// The region and the node that mints and burns at first; later it moves by command.
+    /// The region and the node that mints and burns at first; later the authority moves by command.
     pub authority: (String, String),
     /// How good the clocks are.
     pub clock: ClockConfig,
@@ -34,32 +34,35 @@ pub struct Regions {
 /// A region that shares the limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionConfig {
-    /// Its part of every limit, in proportion to the others': 1 to [`WEIGHT_MAX`]. It begins with so much;
-    /// demand moves the rest.
+    /// The region's part of every limit, in proportion to the others': 1 to [`WEIGHT_MAX`]. The region begins
+    /// with this part; demand moves units later.
     pub weight: u32,
-    /// By node name: where it is dialled, `host:port`. At least one; several share a store. Names and addresses are unique in all regions.
+    /// By node name, the address to dial, `host:port`. At least one node; several share a store. Names and
+    /// addresses are unique in all regions.
     pub nodes: BTreeMap<String, String>,
 }
 
-/// A node's place among the nodes of all regions.
+/// A node among the nodes of all regions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberConfig {
-    /// The number that it goes by among them: its region's where that has no other node.
+    /// The node's number among them: the number of its region if that has no other node.
     pub number: MemberId,
-    /// What orders call it: its region, or its own name where that has several nodes.
+    /// The name in orders: the region, or the node's own name if the region has several nodes.
     pub name: String,
-    /// Its region.
+    /// The node's region.
     pub region: String,
-    /// Its name.
+    /// The node's name.
     pub node: String,
-    /// Where it is dialled.
+    /// The address to dial.
     pub address: String,
-    /// Its part of every limit, in proportion to the others': 1 to [`WEIGHT_MAX`]. All nodes of a region have alike.
+    /// The node's part of every limit, in proportion to the others': 1 to [`WEIGHT_MAX`]. All nodes of a
+    /// region have equal weights.
     pub weight: u32,
 }
 
 impl Regions {
-    /// The nodes of all regions. A region's weight is cut in even parts, all of them in proportion.
+    /// The nodes of all regions. A region's weight is divided evenly among its nodes, and all weights keep
+    /// their proportions.
     pub fn all(&self) -> Vec<MemberConfig> {
         let counts = self.members.values().map(|region| region.nodes.len().max(1) as u32);
         let common = counts.fold(1, least_common_multiple);
@@ -79,13 +82,13 @@ impl Regions {
         self.members.iter().flat_map(of_region).collect()
     }
 
-    /// A node's place.
+    /// The entry of one node.
     pub fn member(&self, region: &str, node: &str) -> Option<MemberConfig> {
         self.all().into_iter().find(|member| member.region == region && member.node == node)
     }
 
-    /// The nodes of a region that are several, by the numbers of their names, with those that they go by among all regions; none of one
-    /// node.
+    /// The nodes of a region that has several: from the number of a node's name to its number among all
+    /// regions. Empty if the region has one node.
     pub fn mates(&self, region: &str) -> BTreeMap<u16, MemberId> {
         let of_region = self.all().into_iter().filter(|member| member.region == region);
         let numbers: BTreeMap<u16, MemberId> =
@@ -102,7 +105,7 @@ fn least_common_multiple(a: u32, b: u32) -> u32 {
     (a / x).saturating_mul(b)
 }
 
-/// One of `regions`, as it is written.
+/// One of `regions`, as the file has it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WrittenRegion {
@@ -118,7 +121,7 @@ impl WrittenRegion {
     }
 }
 
-/// What a config says about regions.
+/// The parts of a config about regions.
 pub(super) struct WrittenSharing<'a> {
     pub(super) regions: &'a Spanned<Named<WrittenRegion>>,
     /// The node that mints at first, if it is named.
@@ -128,12 +131,12 @@ pub(super) struct WrittenSharing<'a> {
     pub(super) region: &'a Spanned<String>,
     /// This node.
     pub(super) node: &'a Spanned<String>,
-    /// Whether the nodes of this one's region share a store.
+    /// Whether the nodes of this node's region share a store.
     pub(super) has_store: bool,
 }
 
 impl WrittenSharing<'_> {
-    /// The regions. Every fault of the section is noted but those of the clock.
+    /// The regions. Notes every fault of the section except those of the clock.
     pub(super) fn validate(&self, faults: &mut Faults<'_>) -> Regions {
         let regions_line = faults.line_above("regions", line(self.regions));
         let members = self.members(regions_line, faults);
@@ -174,7 +177,7 @@ impl WrittenSharing<'_> {
         regions.iter().zip(weights).map(member).collect()
     }
 
-    /// Notes regions whose names cannot be, or cannot be together.
+    /// Notes region names that are invalid, or that exclude each other.
     fn check_numbers(&self, faults: &mut Faults<'_>) {
         let mut numbers: BTreeMap<MemberId, &Spanned<String>> = BTreeMap::new();
         for (name, _) in &self.regions.value.0 {
@@ -254,7 +257,7 @@ impl WrittenSharing<'_> {
         }
     }
 
-    /// Where minting begins.
+    /// The first authority.
     fn authority(
         &self,
         members: &BTreeMap<String, RegionConfig>,
@@ -285,7 +288,7 @@ impl WrittenSharing<'_> {
     }
 }
 
-/// Nodes of the regions so far.
+/// The nodes of the regions that were read so far.
 #[derive(Default)]
 struct Known<'a> {
     by_name: BTreeMap<&'a str, &'a Spanned<String>>,
@@ -293,7 +296,7 @@ struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// Notes what is wrong with the next node, by itself or beside those before.
+    /// Notes faults of the next node, alone or together with those before.
     fn check(&mut self, node: &'a Spanned<String>, at: &'a Spanned<String>, faults: &mut Faults<'_>) {
         faults.name("node", node);
         let name = &node.value;
@@ -322,7 +325,7 @@ impl<'a> Known<'a> {
     }
 }
 
-/// A region's weight, 1 where it is left out.
+/// A region's weight; 1 if absent.
 fn weight(name: &Spanned<String>, region: &WrittenRegion, faults: &mut Faults<'_>) -> Option<u32> {
     let Some(weight) = &region.weight else { return Some(1) };
     let fits = u32::try_from(weight.value).ok().filter(|fits| (1..=WEIGHT_MAX).contains(fits));
@@ -330,7 +333,7 @@ fn weight(name: &Spanned<String>, region: &WrittenRegion, faults: &mut Faults<'_
     faults.take(fits.ok_or_else(what), weight)
 }
 
-/// Notes what is wrong with the nodes of all regions together, where a region has several.
+/// Notes faults of the nodes of all regions together.
 fn check_all(regions: &Regions, regions_line: u64, faults: &mut Faults<'_>) {
     let all = regions.all();
     if all.len() > REGIONS_MAX {
@@ -346,7 +349,7 @@ fn check_all(regions: &Regions, regions_line: u64, faults: &mut Faults<'_>) {
         return faults.add(regions_line, what);
     }
     let (mut by_number, mut by_name): (BTreeMap<MemberId, _>, BTreeMap<&str, _>) = Default::default();
-    // In their region's store nodes go by a number of their name alone.
+    // In their region's store, nodes are known by a number of their name alone.
     let mut by_store: BTreeMap<(&str, u16), &MemberConfig> = BTreeMap::new();
     for member in &all {
         let first = by_number.insert(member.number, member);
@@ -366,14 +369,14 @@ fn check_all(regions: &Regions, regions_line: u64, faults: &mut Faults<'_>) {
     }
 }
 
-/// What is wrong with weights whose proportions are too fine. Other faults of weights are found before.
+/// The fault of weights whose proportions are too fine. Other faults of weights are found earlier.
 fn too_fine(weights: &[(&str, u32)]) -> Option<String> {
     let numbered: BTreeMap<MemberId, (&str, u32)> =
         weights.iter().map(|&(name, weight)| (MemberId::named(name), (name, weight))).collect();
     let split: Vec<(MemberId, u32)> =
         numbered.iter().map(|(&region, &(_, weight))| (region, weight)).collect();
     let Err(SplitFault::TooFine { sum, suggestion }) = Split::new(&split) else { return None };
-    // In the order of the numbers, which says nothing to people.
+    // Ordered by numbers, which mean nothing to people.
     let near = numbered.values().zip(suggestion.split(", "));
     let near: Vec<String> = near.map(|((name, _), weight)| format!("{name} {weight}")).collect();
     Some(format!(
@@ -471,7 +474,8 @@ mod tests {
             ("ap-1: \"[fd00::3]:7203\"", "", 10, "region ap has no node"),
             ("  ap: {", "  us: {", 10, "us"),
             (eu, &more("eu-2: \"127.0.0.1:7204\""), 8, "region eu has 2 nodes and no `store`"),
-            // Another region's store is in its own files; what is wrong for all nodes together is not.
+            // Another region's store is in the files of that region. Faults of all nodes together are
+            // reported here.
             (us, &both(&["ap", "us-1"]), 7, "us/ap falls together with ap/ap-1"),
             (us, &both(&["n12", "n96", "us-1"]), 7, "us/n96 falls together with us/n12"),
             ("\"[fd00::3]:7203\"", "US-1.example.net:07202", 10, "the address of node us-1 in line 9"),

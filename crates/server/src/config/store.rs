@@ -20,9 +20,9 @@ use super::{
     faults::{Faults, line, listed},
 };
 
-/// What the nodes keep out of the pools where the file does not say.
+/// The part that nodes keep out of the pools if the file does not say.
 const GUARD_DEFAULT: u8 = 10;
-/// Most of it: what is kept apart follows no demand.
+/// The largest such part: guard shares do not follow demand.
 const GUARD_MAX: u8 = 90;
 
 /// A store that the nodes of a region share.
@@ -30,13 +30,15 @@ const GUARD_MAX: u8 = 90;
 pub struct StoreConfig {
     /// Where it is.
     pub redis: Settings,
-    /// The names of all nodes of the region, this one among them: 1 to [`NODES_MAX`]. The same on each.
+    /// The names of all nodes of the region, this one among them: 1 to [`NODES_MAX`]. Must be the same on
+    /// each node.
     pub nodes: BTreeSet<String>,
-    /// What of every limit the nodes keep for themselves, together, in percent: 1 to 90. More lasts longer while the store is gone; less
-    /// follows demand better. The same on each.
+    /// The part of every limit that all nodes together keep as guard shares, in percent: 1 to 90. A larger
+    /// part lasts longer in a store outage; a smaller part follows demand better. Must be the same on each
+    /// node.
     pub guard_percent: u8,
-    /// A file with the secret that cells are named by, the same on each node. Without one the names follow from the region's, and
-    /// whoever may choose keys could aim them at one server.
+    /// A file with the secret that names the cells, the same on each node. Without a secret the names follow
+    /// from the region's name, and a client that can choose keys could aim them all at one server.
     pub key_file: Option<PathBuf>,
     /// How good the clocks of the nodes are.
     pub clock: ClockConfig,
@@ -49,13 +51,13 @@ impl StoreConfig {
     }
 }
 
-/// `store`, as it is written.
+/// `store`, as the file has it.
 pub(super) enum WrittenStore {
     Named(String),
     Shared(Box<WrittenShared>),
 }
 
-/// What is written where nodes share a store.
+/// The settings of a shared store, as the file has them.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WrittenShared {
@@ -120,19 +122,19 @@ impl<'de> Deserialize<'de> for WrittenStore {
     }
 }
 
-/// What a config says about the store and what it needs.
+/// The parts of a config about the store, and the settings that it needs.
 pub(super) struct StoreScene<'a> {
     pub(super) store: &'a Spanned<WrittenStore>,
     pub(super) region: &'a Spanned<String>,
     pub(super) node: &'a Spanned<String>,
-    /// The nodes of the region, as `regions` name them, where there are those.
+    /// The nodes of the region, as `regions` name them, if there are `regions`.
     pub(super) mates: Option<Vec<&'a str>>,
     pub(super) has_data: bool,
     pub(super) clock: ClockConfig,
 }
 
 impl StoreScene<'_> {
-    /// The store, if there is one that nodes share.
+    /// The store, if nodes share one.
     pub(super) fn validate(&self, faults: &mut Faults<'_>) -> Option<StoreConfig> {
         let shared = match &self.store.value {
             WrittenStore::Named(name) if name == "memory" => return None,
@@ -244,7 +246,7 @@ impl WrittenRedis {
         if let Some(connections) = &self.connections {
             settings.connections = connections.value;
         }
-        // An address that cannot be read is missing in a list, and was named.
+        // An unreadable address is missing from a list, and was reported.
         if let Err(fault) = settings.check() {
             let is_named =
                 [&self.cluster, &self.shards].iter().any(|list| list.as_deref().is_some_and(has_faults));

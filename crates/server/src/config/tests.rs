@@ -17,7 +17,7 @@ pub(super) fn refused(text: &str, line: u64, word: &str) {
     assert!(error.faults.is_sorted(), "{error}");
 }
 
-/// The fault, and no other.
+/// Checks that the text has exactly this fault.
 #[track_caller]
 pub(super) fn refused_once(text: &str, line: u64, word: &str) {
     refused(text, line, word);
@@ -40,7 +40,7 @@ regions:
 clock: { error: 20ms, drift: 5e-4 }
 ";
 
-/// [`SHARED`] with something else in one place.
+/// [`SHARED`] with one replacement.
 #[track_caller]
 pub(super) fn with(from: &str, to: &str) -> String {
     assert_eq!(SHARED.matches(from).count(), 1, "{from} is not there once");
@@ -243,7 +243,7 @@ memory: 64MB
         assert!(!error.to_string().contains(word), "{word}: {error}");
     }
 
-    // Where limits alone are wrong, all else is looked at as well.
+    // If only limits are wrong, all other fields are checked as well.
     let text = format!(
         "{HEAD}memory: 64MB\nlimits:\n  - {{ name: a, domain: shop, brust: 9 }}\n  - {{ name: b, domain: shop }}\n  \
          - {{ name: c, domain: shop, mode: shadow, candidate_for: a, token_bucket: {{ rate: 1/s, burst: 9 }} }}\n"
@@ -252,7 +252,7 @@ memory: 64MB
     let lines: Vec<u64> = error.faults.iter().map(|fault| fault.line).collect();
     assert_eq!(lines, [3, 5, 6], "{error}");
 
-    // A limit without a name is named once.
+    // A limit without a name is reported once.
     let text = format!(
         "{HEAD}limits:\n  - {{ domain: shop, token_bucket: {{ rate: 1/s, burst: 9 }} }}\n  - {{ name: b }}\n"
     );

@@ -17,36 +17,39 @@ use super::{
     listen::is_host_name,
 };
 
-/// Webhooks of a node: each takes memory for what waits, and has to be served. Who has more receivers has a relay.
+/// The most webhooks of a node: each takes memory for its queue, and has to be served. More receivers need a
+/// relay.
 const WEBHOOKS_MAX: usize = 16;
-/// The longest URL, in bytes, that every receiver takes (RFC 9110, section 4.1, asks for 8,000; alerts need less).
+/// The longest URL, in bytes, that every receiver takes (RFC 9110, section 4.1, asks for 8,000; alerts need
+/// less).
 const URL_BYTES_MAX: usize = 2_048;
-/// Patterns of limits for one hook.
+/// The most patterns of limits for one hook.
 const PATTERNS_MAX: usize = 64;
-/// How long a try may take where the file does not say.
+/// How long a try may take if the file does not say.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(5);
-/// The shortest and the longest that it may: below, a far receiver is never reached; above, one that hangs keeps its
-/// other events waiting.
+/// The shortest and the longest such time. Below, a far receiver is never reached; above, a receiver that
+/// hangs keeps its other events waiting.
 const TIMEOUT_MIN: Duration = Duration::from_secs(1);
 const TIMEOUT_MAX: Duration = Duration::from_secs(30);
 
 /// A receiver of events.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WebhookConfig {
-    /// Where events are posted: https, or http on loopback. Its path may be secret.
+    /// The URL that events are posted to: https, or http on loopback. Its path may be secret.
     pub url: Uri,
-    /// The file of the key that deliveries are signed with, 24 bytes or more: `whsec_` and the key in base64, as
-    /// libraries of the Standard Webhooks specification want it, or else the text itself, trimmed. Read when the node
-    /// starts and when it reads its config again; `validate` does not need it, as it needs no certificates.
+    /// The file of the key that signs deliveries, 24 bytes or more. The key is `whsec_` and base64, as
+    /// libraries of the Standard Webhooks specification want it, or else the trimmed text itself. The file is
+    /// read when the node starts and when it reads its config again; `validate` needs neither this file nor
+    /// certificates.
     pub secret_file: PathBuf,
-    /// The limits whose events it receives, by `domain/name`; all where nothing is listed.
+    /// The limits whose events the hook receives, by `domain/name`; all if the list is empty.
     pub limits: Condition,
-    /// How long a try may take, from the connection to the answer: 1 s to 30 s. Longer waits for slower receivers, and
-    /// lets one that hangs keep its own other events waiting.
+    /// How long a try may take, from the connection to the answer: 1 s to 30 s. A longer time waits for
+    /// slower receivers, and lets a receiver that hangs delay its own other events.
     pub timeout: Duration,
 }
 
-/// One of `webhooks`, as it is written.
+/// One of `webhooks`, as the file has it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WrittenWebhook {
@@ -56,7 +59,7 @@ pub(super) struct WrittenWebhook {
     timeout: Option<Spanned<String>>,
 }
 
-/// The webhooks. Those with faults are left out.
+/// The webhooks. A hook whose URL or timeout cannot be read is left out.
 pub(super) fn read(written: &Spanned<Vec<WrittenWebhook>>, faults: &mut Faults<'_>) -> Vec<WebhookConfig> {
     let hooks = &written.value;
     if hooks.len() > WEBHOOKS_MAX {
@@ -95,7 +98,7 @@ pub(super) fn read(written: &Spanned<Vec<WrittenWebhook>>, faults: &mut Faults<'
     read
 }
 
-/// The patterns of a hook's limits; faults of them are noted.
+/// The patterns of a hook's limits; notes their faults.
 fn patterns(limits: &Spanned<Vec<Spanned<String>>>, faults: &mut Faults<'_>) -> Vec<String> {
     let count = limits.value.len();
     if count == 0 || count > PATTERNS_MAX {
@@ -118,7 +121,7 @@ fn patterns(limits: &Spanned<Vec<Spanned<String>>>, faults: &mut Faults<'_>) -> 
     limits.value.iter().map(|pattern| pattern.value.clone()).collect()
 }
 
-/// Reads a URL. Faults do not quote it, for it may be secret.
+/// Reads a URL. Faults do not quote the URL, since it may be secret.
 fn parse_url(text: &str) -> Result<Uri, String> {
     let fault = |what: &str| Err(format!("{what}: write the webhook's `url` as https://ops.example/acequia"));
     if text.len() > URL_BYTES_MAX {
@@ -146,8 +149,8 @@ fn parse_url(text: &str) -> Result<Uri, String> {
         ip.map_or_else(|| host.eq_ignore_ascii_case("localhost"), |ip| ip.to_canonical().is_loopback());
     match scheme {
         _ if *scheme == Scheme::HTTPS => Ok(url),
-        // What is told names tenants and addresses, and a signature hides nothing. There is no switch for it: where
-        // something else encrypts, such as a mesh's sidecar, it has an end on loopback.
+        // Events name tenants and addresses, and a signature hides nothing. There is no switch for plain
+        // http: a proxy that encrypts, such as a mesh's sidecar, has an end on loopback.
         _ if *scheme == Scheme::HTTP && !is_local => fault(
             "http beyond loopback, where anybody could read what is told: use https, or a relay on 127.0.0.1",
         ),
@@ -156,7 +159,7 @@ fn parse_url(text: &str) -> Result<Uri, String> {
     }
 }
 
-/// The same URL with its host as all write it, so that two that are one look alike.
+/// The URL with its host in lower case, so that two spellings of one URL look alike.
 fn in_lower_case(url: Uri) -> Result<Uri, Error> {
     let mut parts = url.into_parts();
     parts.authority = match parts.authority {

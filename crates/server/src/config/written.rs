@@ -1,4 +1,4 @@
-//! A config as it is written, and what can be wrong with it as a whole.
+//! A config as the file has it, and its faults as a whole.
 
 use std::{collections::BTreeMap, fmt, marker::PhantomData, path::PathBuf, time::Duration};
 
@@ -22,19 +22,21 @@ use super::{
 const MEMORY_DEFAULT: &str = "256MiB";
 /// Connections where the file sets none.
 const CONNECTIONS_DEFAULT: usize = 10_000;
-/// How long charges may be remembered: long enough to try again, and not for ever.
+/// The shortest and the longest time for which charges may be remembered: long enough to try again, and not
+/// for ever.
 const KEEP_NS_MIN: u64 = 1_000_000_000;
 const KEEP_NS_MAX: u64 = 7 * 86_400 * 1_000_000_000;
-/// How many: a few hundred bytes each, up to some gigabytes.
+/// The fewest and the most charges: a few hundred bytes each, up to some gigabytes.
 const RECORDS_MIN: usize = 16;
 const RECORDS_MAX: usize = 10_000_000;
-/// How long connections last where the file does not say, and at least: each costs a handshake.
+/// How long connections last if the file does not say, and the shortest time: each connection costs a
+/// handshake.
 const MAX_AGE_DEFAULT: Duration = Duration::from_secs(3_600);
 const MAX_AGE_MIN: Duration = Duration::from_secs(1);
-/// How long to drain where the file does not say.
+/// How long to drain if the file does not say.
 const DRAIN_DEFAULT: Duration = Duration::from_secs(10);
 
-/// The file, as it is written.
+/// The file's own structure.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Written {
@@ -88,7 +90,7 @@ struct WrittenHeaders {
     envoy: Option<Vec<Dialect>>,
 }
 
-/// A map whose keys know their lines, in the order of the file. The reader refuses a key that is there twice.
+/// A map whose keys know their lines, in the order of the file. The reader refuses a repeated key.
 pub(super) struct Named<T>(pub(super) Vec<(Spanned<String>, T)>);
 
 impl<T> Default for Named<T> {
@@ -127,7 +129,7 @@ pub(super) fn unplaced<T>(value: T) -> Spanned<T> {
 }
 
 impl Written {
-    /// The config. What it gives counts only if no fault was found.
+    /// The config. The result counts only if there is no fault.
     pub(super) fn validate(self, faults: &mut Faults<'_>) -> Config {
         faults.name("region", &self.region);
         faults.name("node", &self.node);
@@ -186,7 +188,7 @@ impl Written {
         }
     }
 
-    /// Notes settings that need others, and settings that mean nothing without others.
+    /// Notes settings that need others that are absent.
     fn check_together(&self, faults: &mut Faults<'_>) {
         if let Some(token) = self.admin_token.as_ref().filter(|_| self.listen.admin.is_none()) {
             let what = "`admin_token` without `listen.admin`: there is nobody to bring it to; leave it \
@@ -239,7 +241,7 @@ impl Written {
         }
     }
 
-    /// Notes numbers out of their range.
+    /// Notes numbers that are out of range.
     fn check_numbers(&self, faults: &mut Faults<'_>) {
         for (name, number, max) in
             [("workers", &self.workers, 1_024), ("connections", &self.connections, 1_000_000)]
@@ -271,7 +273,7 @@ impl Written {
         keep
     }
 
-    /// The store that the nodes of the region share, if they do.
+    /// The store that the nodes of the region share, if they share one.
     fn store(&self, clock: ClockConfig, faults: &mut Faults<'_>) -> Option<StoreConfig> {
         let scene = StoreScene {
             store: self.store.as_ref()?,
@@ -302,7 +304,7 @@ impl Written {
         self.store.as_ref().is_some_and(|store| matches!(store.value, WrittenStore::Shared(_)))
     }
 
-    /// The nodes of this one's region, as `regions` name them.
+    /// The nodes of this node's region, as `regions` name them.
     fn mates(&self) -> Option<Vec<&str>> {
         let regions = &self.regions.as_ref()?.value.0;
         let own = regions.iter().find(|(name, _)| name.value == self.region.value);
@@ -310,7 +312,7 @@ impl Written {
     }
 }
 
-/// The limits, which must be such that regions can share them, and nodes whose clocks are as good as that.
+/// The limits. Regions must be able to share them with clocks as good as the config says.
 fn read_limits(
     specs: Vec<Spanned<LimitSpec>>,
     regions: Option<&Regions>,

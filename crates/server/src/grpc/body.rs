@@ -1,5 +1,5 @@
-//! gRPC's framing over HTTP/2: a byte that says whether a message is compressed, four for its
-//! length, the message; the status in trailers.
+//! gRPC's framing over HTTP/2: a byte that says whether a message is compressed, four bytes for its length,
+//! the message. The status is in trailers.
 
 use std::{
     fmt::Write as _,
@@ -23,7 +23,7 @@ use crate::{
     question::BadRequest,
 };
 
-/// The largest message: a request with several values as long as they may be.
+/// The largest message: a request with several values of the greatest length.
 pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Bytes in front of a message.
 pub(super) const PREFIX: usize = 5;
@@ -33,15 +33,15 @@ pub(super) const READ_MAX: Duration = Duration::from_secs(10);
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
-/// What goes back to a caller.
+/// The body of an answer.
 pub(crate) enum GrpcBody {
-    /// Nothing: everything is in the headers.
+    /// Nothing: the headers say everything.
     Empty,
     /// One message, then the status.
     Unary(Option<Bytes>),
-    /// Many.
+    /// Many messages.
     Stream(Box<CheckStream>),
-    /// A service of tonic's. The call is under way until its answer has gone out.
+    /// An answer of a tonic service. The call is under way until its answer has gone out.
     Tonic { body: tonic::body::Body, _call: (Hold, StreamPlace) },
     /// The end of a message.
     Done,
@@ -89,14 +89,14 @@ impl Body for GrpcBody {
     }
 }
 
-/// Trailers of a call that went well.
+/// Trailers of a successful call.
 pub(super) fn ok() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
     trailers
 }
 
-/// Why a call went wrong.
+/// The fault of a failed call.
 #[derive(Clone, Debug)]
 pub(crate) struct Status {
     code: Code,
@@ -109,12 +109,12 @@ impl Status {
         Self { code, message: message.into(), is_too_large: false }
     }
 
-    /// Whether the message, or something in it, was larger than there is room for.
+    /// Whether the message, or a part of it, was too large.
     pub(super) const fn is_too_large(&self) -> bool {
         self.is_too_large
     }
 
-    /// Notes whether the message, or something in it, was larger than there is room for.
+    /// Notes whether the message, or a part of it, was too large.
     pub(super) fn too_large_if(self, is_too_large: bool) -> Self {
         Self { is_too_large, ..self }
     }
@@ -123,7 +123,7 @@ impl Status {
         Self::new(Code::InvalidArgument, format!("the message is malformed: {fault}"))
     }
 
-    /// As headers or trailers; the message percent-encoded, as gRPC has it.
+    /// Writes the status as headers or trailers. The message is percent-encoded, as gRPC requires.
     pub(super) fn write(&self, headers: &mut HeaderMap) {
         headers.insert(GRPC_STATUS, HeaderValue::from(self.code as i32));
         let mut text = String::with_capacity(self.message.len());
@@ -175,7 +175,7 @@ impl From<BadRequest> for Status {
     }
 }
 
-/// The one message of a unary call, from all its bytes.
+/// The only message of a unary call, from all its bytes.
 pub(super) fn message_of(bytes: &Bytes) -> Result<Bytes, Status> {
     match message_length(bytes)? {
         Some(length) if bytes.len() == PREFIX + length => Ok(bytes.slice(PREFIX..)),
@@ -183,10 +183,11 @@ pub(super) fn message_of(bytes: &Bytes) -> Result<Bytes, Status> {
     }
 }
 
-/// What tonic's buffers take for a call.
+/// The bytes of tonic's buffers for a call.
 const TONIC_BYTES: usize = 24 << 10;
 
-/// A body that is read elsewhere: all of it is held until its end, since it is not known here what is a message.
+/// A body that other code reads. All of it is held until its end, since it is not known here where a message
+/// ends.
 #[derive(Debug)]
 pub(super) struct HeldBody {
     body: Incoming,
@@ -195,7 +196,7 @@ pub(super) struct HeldBody {
 }
 
 impl HeldBody {
-    /// `bytes`: what is held of the call beside its body.
+    /// `bytes`: the bytes of the call that are held beside its body.
     pub(super) fn new(body: Incoming, life: &Arc<Life>, bytes: usize) -> Self {
         Self { body, hold: life.hold(), bytes: bytes + TONIC_BYTES }
     }
@@ -223,7 +224,8 @@ impl Body for HeldBody {
     }
 }
 
-/// Reads the rest of a unary call, and gives its message. What has come is held as long as `hold` is.
+/// Reads the rest of a unary call, and returns its message. The bytes that came are held as long as `hold`
+/// is.
 pub(super) async fn read_rest(first: Bytes, body: Incoming, hold: &mut Hold) -> Result<Bytes, Status> {
     match tokio::time::timeout(READ_MAX, collect(first, body, hold)).await {
         Ok(bytes) => message_of(&bytes?),
@@ -231,8 +233,8 @@ pub(super) async fn read_rest(first: Bytes, body: Incoming, hold: &mut Hold) -> 
     }
 }
 
-/// Makes room for the whole message that begins here, as soon as it says how long it is. All of it is held from then on, so that it never
-/// has to be moved to a larger place.
+/// Makes room for the whole message that begins here, as soon as its length is known. All of the message is
+/// held from then on, so that it never has to be moved.
 pub(super) fn expect(begun: &mut BytesMut, hold: &mut Hold) -> Result<(), Status> {
     let length = message_length(begun)?;
     let whole = length.map_or(0, |length| PREFIX + length);
@@ -241,13 +243,13 @@ pub(super) fn expect(begun: &mut BytesMut, hold: &mut Hold) -> Result<(), Status
     Ok(())
 }
 
-/// A message that has begun does not end.
+/// The fault of a message that has begun and does not end in time.
 pub(super) fn late() -> Status {
     Status::new(Code::DeadlineExceeded, "the request did not end in 10 s: send it whole")
 }
 
 async fn collect(first: Bytes, mut body: Incoming, hold: &mut Hold) -> Result<Bytes, Status> {
-    // Copied: what h2 gives may be a few bytes of a large buffer.
+    // A copy is made, since a few bytes from h2 may keep a large buffer alive.
     let mut all = BytesMut::from(&first[..]);
     drop(first);
     expect(&mut all, hold)?;
@@ -266,7 +268,7 @@ async fn collect(first: Bytes, mut body: Incoming, hold: &mut Hold) -> Result<By
     Ok(all.freeze())
 }
 
-/// The length of the message that begins here, if so much is here.
+/// The length of the message that begins here, if its prefix has come.
 pub(super) fn message_length(bytes: &[u8]) -> Result<Option<usize>, Status> {
     let Some((prefix, _)) = bytes.split_first_chunk::<PREFIX>() else { return Ok(None) };
     let [compressed, length @ ..] = *prefix;

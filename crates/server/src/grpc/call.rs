@@ -1,5 +1,5 @@
-//! One call. Nearly always its message is there already and its answer waits for nothing; that way is
-//! kept small, because hyper moves a call's future about. All else is boxed.
+//! One call. Nearly always its message has come already and its answer waits for nothing. This case is kept
+//! small, because hyper moves a call's future about; all others are boxed.
 
 use std::{
     convert::Infallible,
@@ -47,17 +47,17 @@ pub(super) enum Call {
         rights: CallRights,
         patience: CallerPatience,
     },
-    /// It waits for something.
+    /// The answer waits for something.
     Waiting(BoxFuture<'static, Response<GrpcBody>>),
-    /// A call of a caller that nobody knows: it waits, and keeps no connection.
+    /// The caller is unknown. The call waits, and does not keep its connection open.
     OfStranger(BoxFuture<'static, Response<GrpcBody>>),
-    /// It needs no reading.
+    /// The answer needs no message.
     Answered(Option<Response<GrpcBody>>),
-    /// Its caller may not ask.
+    /// The caller may not ask.
     TurnedAway(TurnedAway),
 }
 
-/// The call by which others see whether a node is well.
+/// The call that asks whether a node is healthy.
 const HEALTH: &str = "/grpc.health.v1.Health/Check";
 
 /// The calls with one message that are answered here.
@@ -73,7 +73,7 @@ pub(super) enum Method {
 /// An answer.
 pub(super) enum Reply {
     Now(Bytes),
-    /// When the disk has it, or units came from other regions.
+    /// The answer comes later: when the disk has its charge, or units have come from elsewhere.
     Later(BoxFuture<'static, Result<Bytes, Status>>),
 }
 
@@ -85,7 +85,8 @@ impl Call {
     ) -> Self {
         let rights = match caller.rights(request.headers()) {
             Ok(rights) => rights,
-            // Who looks after a node may have neither certificate nor token, and keeps no connection by it.
+            // A health checker may have neither certificate nor token. Its calls do not keep the connection
+            // open.
             Err(_) if request.uri().path() == HEALTH => {
                 let answered = answer_by_tonic(request, routes.clone(), life, READ_MAX);
                 return Self::OfStranger(Box::pin(async move {
@@ -127,7 +128,7 @@ impl Call {
         }
     }
 
-    /// Whether its caller is known to nobody: such a call keeps no connection.
+    /// Whether the caller is unknown: such a call does not keep its connection open.
     pub(super) const fn is_of_stranger(&self) -> bool {
         matches!(self, Self::TurnedAway(_) | Self::OfStranger(_))
     }
@@ -195,7 +196,7 @@ impl Future for Call {
     }
 }
 
-/// What tonic answers: health and reflection.
+/// Answers by tonic: health and reflection.
 pub(super) fn by_tonic(
     request: http::Request<Incoming>,
     mut routes: Routes,
@@ -217,7 +218,7 @@ pub(super) fn by_tonic(
     }
 }
 
-/// The way of a message that is not here at once.
+/// Reads and answers a call whose message has not come whole yet.
 async fn read_and_answer(
     method: Method,
     (first, body): (Bytes, Incoming),
@@ -240,7 +241,8 @@ async fn read_and_answer(
     })
 }
 
-/// Over Envoy's protocol a request that is too large is denied: a client chose its size, and an error would let it through.
+/// Denies a request that is too large, over Envoy's protocol: a client chose its size, and an error would let
+/// the request through.
 fn denied_if_too_large(method: Method, reply: Result<Reply, Status>) -> Result<Reply, Status> {
     match reply {
         Err(status) if method == Method::ShouldRateLimit && status.is_too_large() => {
@@ -274,7 +276,7 @@ fn answer(
     }
 }
 
-/// Who answers, and what the caller may do.
+/// The worker that answers, and what the caller may do.
 #[derive(Clone, Copy)]
 pub(super) struct By<'a> {
     pub(super) worker: &'a Arc<Worker>,
@@ -283,18 +285,18 @@ pub(super) struct By<'a> {
 }
 
 impl By<'_> {
-    /// Whether the caller may do this.
+    /// Checks that the caller may do this.
     ///
     /// # Errors
-    /// It may not, which is counted.
+    /// The caller may not; the refusal is counted.
     pub(super) fn may(self, what: May) -> Result<(), Status> {
         self.counted(may(self.rights, what))
     }
 
-    /// Whether the caller may ask for this domain.
+    /// Checks that the caller may ask for this domain.
     ///
     /// # Errors
-    /// It may not, which is counted.
+    /// The caller may not; the refusal is counted.
     pub(super) fn may_ask_for(self, domain: &[u8]) -> Result<(), Status> {
         self.counted(may_ask_for(self.rights, domain))
     }
@@ -307,8 +309,8 @@ impl By<'_> {
     }
 }
 
-/// Answers a message: `read` makes the request of it, and what `respond` needs beside the answer. An answer that waits for
-/// something reads the message again then, since a request borrows it.
+/// Answers a message. `read` makes the request and what `respond` needs beside the answer. If the answer has
+/// to wait, the message is read again for that, since a request borrows it.
 pub(super) fn reply<P: Copy + Send + Sync + 'static>(
     by: By<'_>,
     message: &Bytes,
@@ -324,7 +326,7 @@ pub(super) fn reply<P: Copy + Send + Sync + 'static>(
     }
     by.may(if how.reserves() { May::Reserve } else { May::Check })?;
     by.may_ask_for(request.domain)?;
-    // Of a name that other nodes may know the store is asked first.
+    // If other nodes may know the name, the store is asked first.
     let asked = worker.shared_name(how).is_none().then(|| {
         worker.hold().ask_patiently(&request, how, longest, |answer, catalogue, now| {
             respond(worker, with, answer, catalogue, now)
@@ -350,18 +352,18 @@ pub(super) fn reply<P: Copy + Send + Sync + 'static>(
 /// How long a caller waits for its answer, by the deadline of its call (gRPC over HTTP/2, "grpc-timeout").
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallerPatience {
-    /// How long its answer may be waited for here: half of what it allows, since whoever gets no answer in time decides without
-    /// one. Nothing where what it says cannot be read.
+    /// How long the caller's answer may be waited for here: half of its deadline, since a caller without an
+    /// answer in time decides alone. Zero if the deadline cannot be read.
     longest: Duration,
-    /// How long it waits in all; nothing where it does not say.
+    /// The whole deadline; `None` if the caller gives none, or one that cannot be read.
     allows: Option<Duration>,
 }
 
-/// No call is answered sooner: whoever waits for less has given up.
+/// The shortest time in which any call is answered: a caller with a shorter deadline has given up.
 const SOONEST: Duration = Duration::from_micros(10);
 
 impl CallerPatience {
-    /// Of a call whose head has just come.
+    /// Reads the deadline of a call whose head has just come.
     fn of(headers: &HeaderMap) -> Self {
         const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
         let Some(written) = headers.get(GRPC_TIMEOUT).map(HeaderValue::as_bytes) else {
@@ -373,13 +375,13 @@ impl CallerPatience {
         }
     }
 
-    /// Whether nobody waits any more, so long after the call's head came: a charge would be for nothing.
+    /// Whether the caller has given up, so long after the call's head came: a charge would be for nothing.
     fn is_over(self, since: Duration) -> bool {
         self.allows.is_some_and(|allows| since.max(SOONEST) >= allows)
     }
 }
 
-/// At most eight digits and a unit; nothing where it is neither.
+/// Reads at most eight digits and a unit; `None` for any other text.
 fn timeout(written: &[u8]) -> Option<Duration> {
     let (unit, digits) = written.split_last()?;
     let count: u32 = std::str::from_utf8(digits).ok().filter(|digits| digits.len() <= 8)?.parse().ok()?;
@@ -400,8 +402,7 @@ fn is_grpc(request: &http::Request<Incoming>) -> bool {
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
-/// Nothing but the status goes out with an error, and it goes in the headers (gRPC over HTTP/2,
-/// "Trailers-Only").
+/// An error is only a status, in the headers (gRPC over HTTP/2, "Trailers-Only").
 pub(super) fn respond(reply: Result<GrpcBody, Status>) -> Response<GrpcBody> {
     let (body, status) = match reply {
         Ok(body) => (body, None),

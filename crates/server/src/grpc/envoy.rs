@@ -1,12 +1,12 @@
-//! `envoy.service.ratelimit.v3`: a drop-in for the servers of that protocol.
+//! `envoy.service.ratelimit.v3`: replaces the servers of that protocol without changes to Envoy.
 //!
-//! A status for every descriptor, in order. A denial is the answer OVER_LIMIT and never an error:
-//! an error lets the request through by Envoy's default. Hence no byte and no size that a client can choose makes an error: values may
-//! hold any bytes, and what is too large is denied.
+//! The answer has a status for every descriptor, in order. A denial is the answer OVER_LIMIT and never an
+//! error: by Envoy's default an error lets the request through. Hence no byte and no size that a client can
+//! choose makes an error: values may hold any bytes, and a request that is too large is denied.
 //!
-//! So is what a limit denies that lets nobody decide while the store is lost (`on_store_loss: closed`): the protocol has no word for that,
-//! and an error would do the opposite of what the operator chose. The metadata's `reason` is `unavailable` then, by which a
-//! `local_reply_config` makes 503 of Envoy's 429.
+//! A limit with `on_store_loss: closed` lets nobody decide in a store outage. Its denial is OVER_LIMIT, too:
+//! the protocol has no other word, and an error would do the opposite of the operator's choice. The
+//! metadata's `reason` is then `unavailable`, and a `local_reply_config` can turn Envoy's 429 into 503 by it.
 
 use std::time::Duration;
 
@@ -81,7 +81,7 @@ fn write(
         }
     }
     if let Some(limit) = answer.decisive.map(|number| &answer.limits[number]).filter(|_| !answer.allowed) {
-        // For access logs: which limit, and why.
+        // The metadata are for access logs: which limit, and why.
         writer.dynamic_metadata(&[
             MetadataOut { key: "limit", value: MetadataValue::String(name(limit, catalogue)) },
             MetadataOut { key: "reason", value: MetadataValue::String(limit.reason.as_str()) },
@@ -97,13 +97,13 @@ pub(super) fn too_large() -> Bytes {
     })
 }
 
-/// What is said of one descriptor: the limit that denies it the longest, or else the one with the
+/// The status of one descriptor: the limit that denies it for the longest time, or else the limit with the
 /// least left.
 fn status<'c>(descriptor: usize, answer: &Answer, catalogue: &'c Catalogue) -> StatusOut<'c> {
     let mut decisive: Option<&LimitAnswer> = None;
     for limit in answer.limits.iter().filter(|limit| limit.descriptors >> descriptor & 1 == 1) {
         let stricter = |than: &LimitAnswer| rank(limit) > rank(than);
-        // What only watches is nobody's to be told.
+        // A limit that only watches is not shown.
         let enforced = catalogue.limits[limit.limit as usize].limit.spec.mode == Mode::Enforce;
         if enforced && decisive.is_none_or(stricter) {
             decisive = Some(limit);
@@ -133,14 +133,14 @@ fn status<'c>(descriptor: usize, answer: &Answer, catalogue: &'c Catalogue) -> S
     }
 }
 
-/// Stricter is greater: denials by their wait, then the rest by how little is left.
+/// A stricter limit ranks higher: denials by their wait, then the others by how little is left.
 fn rank(limit: &LimitAnswer) -> (bool, u64, u64) {
     let denied = limit.outcome == Outcome::Deny;
     (denied, if denied { limit.verdict.retry_after_ns } else { 0 }, u64::MAX - limit.verdict.remaining)
 }
 
-/// A limit in Envoy's units. A bucket is shown by its rate, in the smallest unit in which that is
-/// whole; a period that Envoy has no unit for is shown by its number alone.
+/// A limit in Envoy's units. A bucket is shown by its rate, in the smallest unit in which the rate is whole.
+/// If Envoy has no unit for a period, only the number is shown.
 fn current_limit<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> CurrentLimitOut<'c> {
     const UNITS: [(Unit, u64); 7] = [
         (Unit::Second, 1),
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use crate::respond::lost::{NOW, answer};
 
-    /// An error would let the request through; whoever wants another status goes by the metadata.
+    /// An error would let the request through. For another status, Envoy's config can use the metadata.
     #[test]
     fn when_nobody_decides_the_answer_is_a_denial_that_says_so() {
         for (on_store_loss, code, reason) in [

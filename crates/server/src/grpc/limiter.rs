@@ -34,12 +34,12 @@ pub(super) const COMMIT: &str = "/acequia.v1.Limiter/Commit";
 /// Bytes of a response without details.
 const RESPONSE_BYTES: usize = 64;
 
-/// What a check wants beside the verdict.
+/// The wishes of a check beside the verdict.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    /// Every limit, of an allowed request too.
+    /// Whether the answer to an allowed request shows every limit, too.
     pub(super) detail: bool,
-    /// How its charge is remembered.
+    /// How the charge is remembered.
     pub(super) recording: Option<Recording>,
 }
 
@@ -98,7 +98,7 @@ pub(super) fn peek(by: By<'_>, message: &[u8]) -> Result<Bytes, Status> {
         };
         (response, answer.clone(), Arc::clone(catalogue))
     });
-    // Whoever looks keeps nobody from asking.
+    // The lock is released first: a peek must not keep other requests waiting.
     drop(held);
     if let Some(regions) = worker.shared.regions.get() {
         response.shares = regions.shares(&answer, &catalogue, now);
@@ -106,7 +106,7 @@ pub(super) fn peek(by: By<'_>, message: &[u8]) -> Result<Bytes, Status> {
     if let Some(siblings) = worker.shared.siblings.get() {
         response.pools = siblings.pools(&worker.shared.node, &answer, &catalogue, now);
     }
-    // A vector grows as it needs to, so encoding cannot fail.
+    // Encoding cannot fail, because a vector grows as needed.
     Ok(framed(response.encoded_len(), |out| response.encode_raw(out)))
 }
 
@@ -143,7 +143,7 @@ fn settle_later(worker: &Arc<Worker>, charge_id: String, cost: Option<u64>) -> R
     }))
 }
 
-/// The cells that have numbers of their own, and why.
+/// The cells that have overrides, with the reasons.
 fn overrides(answer: &Answer, catalogue: &Catalogue) -> Vec<api::CellOverride> {
     let cell = |(place, limit)| {
         let found = catalogue.override_of(limit)?;
@@ -158,7 +158,7 @@ fn overrides(answer: &Answer, catalogue: &Catalogue) -> Vec<api::CellOverride> {
     (0..).zip(&answer.limits).filter_map(cell).collect()
 }
 
-/// What candidates say beside the limits that they may replace.
+/// The verdicts of candidates, next to those of the limits that they may replace.
 fn candidates(answer: &Answer, catalogue: &Catalogue) -> Vec<api::CandidateVerdict> {
     let name = |limit: u32| catalogue.limits[limit as usize].limit.spec.name.clone();
     let verdict = |hits: BothSides| api::CandidateVerdict {

@@ -1,8 +1,8 @@
 //! The gRPC port: Envoy's rate limit service, `acequia.v1.Limiter`, health and reflection.
 //!
-//! The calls that decide are answered here, straight from the bytes of the request to the bytes of
-//! the response: tonic's own service costs as much again as the decision (`tests/bench`). What is
-//! not hot goes through tonic.
+//! The calls that decide are answered here, straight from the bytes of the request to the bytes of the
+//! response. tonic's own service costs as much again as the decision (`tests/bench`). All other calls go
+//! through tonic.
 
 mod body;
 mod call;
@@ -39,23 +39,24 @@ use crate::{
     worker::Worker,
 };
 
-/// Calls at one time on a connection. Larger lets one proxy have more under way; smaller bounds what one caller can make the node
-/// hold. A proxy with more opens another connection.
+/// Calls at one time on a connection. A larger bound lets one proxy have more under way; a smaller one bounds
+/// what one caller can make the node hold. A proxy that needs more opens another connection.
 const STREAMS_MAX: u32 = 256;
 /// Bytes of headers in a request.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
 /// Bytes of a response that may wait in a stream for a slow reader.
 const SEND_BYTES_MAX: usize = 32 << 10;
-/// Bytes that a caller may send ahead of what is read, for all calls of a connection, and so for each.
+/// Bytes that a caller may send ahead of what is read, for all calls of a connection together and for each
+/// call.
 const WINDOW_BYTES: u32 = 128 << 10;
-/// After so long without a word from a caller it is asked whether it is still there, and how long it may take to say so.
+/// The silence of a caller after which the node pings it; and, below, how long the caller may take to answer.
 const PING_EVERY: Duration = Duration::from_secs(20);
 const PING_ANSWER: Duration = Duration::from_secs(10);
 
-/// How a call is answered that tonic answers.
+/// The answer to a call that tonic answers.
 pub(crate) type Answered = BoxFuture<'static, Result<http::Response<GrpcBody>, Infallible>>;
 
-/// Has tonic answer a call, within a time.
+/// Has tonic answer a call, within a bounded time.
 pub(crate) fn answer_by_tonic(
     request: http::Request<Incoming>,
     routes: Routes,
@@ -71,12 +72,12 @@ pub(crate) fn answer_by_tonic(
     })
 }
 
-/// Answers a call with nothing but why it is not answered.
+/// Answers a call only with the reason why it is refused.
 pub(crate) fn turn_away(fault: TurnedAway) -> Answered {
     Box::pin(std::future::ready(Ok(call::respond(Err(fault.into())))))
 }
 
-/// The services that tonic answers, and the reporter of the one for health.
+/// The services that tonic answers, and the reporter of the health service.
 pub fn routes() -> Result<(Routes, HealthReporter), tonic_reflection::server::Error> {
     let (reporter, health) = tonic_health::server::health_reporter();
     let reflection = || {
@@ -84,7 +85,7 @@ pub fn routes() -> Result<(Routes, HealthReporter), tonic_reflection::server::Er
             .register_encoded_file_descriptor_set(acequia_api::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    // Tonic makes room for a message as soon as it says how long it is.
+    // The bound matters because tonic makes room for a message as soon as it knows the length.
     let routes = Routes::new(health.max_decoding_message_size(SMALL_BYTES))
         .add_service(reflection().build_v1()?.max_decoding_message_size(SMALL_BYTES))
         .add_service(reflection().build_v1alpha()?.max_decoding_message_size(SMALL_BYTES))
@@ -92,7 +93,7 @@ pub fn routes() -> Result<(Routes, HealthReporter), tonic_reflection::server::Er
     Ok((routes, reporter))
 }
 
-/// Says of every service, and of the whole, that it is there until `stopping`.
+/// Reports every service, and the whole node, as healthy until `stopping`.
 pub async fn report_health(reporter: HealthReporter, mut stopping: watch::Receiver<bool>) {
     const SERVICES: [&str; 3] = ["", limiter::SERVICE, envoy::SERVICE];
     for service in SERVICES {
@@ -105,10 +106,10 @@ pub async fn report_health(reporter: HealthReporter, mut stopping: watch::Receiv
     }
 }
 
-/// Serves a connection until its end, or until `stopping`: then calls in flight are still answered.
+/// Serves a connection until its end, or until `stopping`. Calls in flight are still answered then.
 ///
-/// The connection's task takes in all calls that have come, answers them one after the other, and
-/// then writes all the answers: a call that waits for nothing never gets a task of its own.
+/// The connection's task takes in all calls that have come, answers them one after the other, and then writes
+/// all the answers. So a call that waits for nothing never gets a task of its own.
 pub(crate) async fn serve(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     (worker, routes): (Arc<Worker>, Routes),
@@ -126,8 +127,8 @@ pub(crate) async fn serve(
     serve_calls(io, answer, STREAMS_MAX, life, stopping).await;
 }
 
-/// Serves a connection with `answer`, and with `calls_max` calls at one time. `answer` tells the connection's life of each call
-/// ([`Life::called`]).
+/// Serves a connection with `answer`, with at most `calls_max` calls at one time. `answer` tells the
+/// connection's life of each call ([`Life::called`]).
 pub(crate) async fn serve_calls<F, B>(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     answer: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
@@ -171,7 +172,7 @@ pub(crate) async fn serve_calls<F, B>(
                 return Poll::Pending;
             }
             if life.calls() == 0 {
-                // It may not even speak HTTP/2, and has nothing to be answered.
+                // The caller may not even speak HTTP/2, and gets no answer.
                 return Poll::Ready(false);
             }
             draining = true;
@@ -186,7 +187,7 @@ pub(crate) async fn serve_calls<F, B>(
     }
 }
 
-/// The calls of a connection that nobody has looked at yet: at most [`STREAMS_MAX`].
+/// The calls of a connection that were not polled yet: at most [`STREAMS_MAX`].
 #[derive(Clone, Default)]
 struct Arrived(Arc<Mutex<Vec<Task>>>);
 
@@ -199,12 +200,12 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Arrived {
 }
 
 impl Arrived {
-    /// Answers them; says whether there were any.
+    /// Answers the calls that have come; says whether there were any.
     fn answer(&self) -> bool {
         let calls = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         let any = !calls.is_empty();
         for mut call in calls {
-            // One that waits gets a task, which polls it again and leaves a waker of its own.
+            // A call that waits gets a task, which polls the call again and leaves a waker of its own.
             if call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
                 tokio::spawn(call);
             }

@@ -1,9 +1,10 @@
 //! `acequia.v1.Limiter/CheckStream`: many checks in flight, many in a message.
 //!
-//! The response is pulled: a message is read and decided when there is room for its answer, so a
-//! caller that does not read is not read from either, and memory has a bound.
+//! The response is pulled: a message is read and decided once there is room for its answer. So a caller that
+//! does not read is not read from either, and memory has a bound.
 //!
-//! Where the connection is to end, the stream ends when all that was decided is answered: its caller asks the rest elsewhere.
+//! When the connection is to end, the stream ends once everything that was decided is answered. Its caller
+//! asks the rest elsewhere.
 
 use std::{
     future::Future as _,
@@ -49,15 +50,15 @@ pub(crate) struct CheckStream {
     worker: Arc<Worker>,
     incoming: Incoming,
     received: BytesMut,
-    /// What `received` holds.
+    /// The bytes that `received` holds.
     hold: Hold,
     life: Arc<Life>,
     rights: CallRights,
     ends: Pin<Box<OwnedNotified>>,
     _place: StreamPlace,
-    /// When the message that has begun must have ended.
+    /// The deadline of the message that has begun.
     late: Option<Pin<Box<Sleep>>>,
-    /// No more will come.
+    /// The caller sends no more.
     is_ended: bool,
     /// A message whose answer waits for the disk.
     settling: Option<BoxFuture<'static, Bytes>>,
@@ -67,9 +68,9 @@ pub(crate) struct CheckStream {
 
 /// How a stream ends.
 enum End {
-    /// Its caller asks no more, and all is answered.
+    /// The caller asks no more, and all checks are answered.
     Answered,
-    /// All that was decided is answered. What has no answer may be asked again elsewhere.
+    /// All checks that were decided are answered. The others may be asked again elsewhere.
     RestUndecided,
     Fault(Status),
 }
@@ -97,7 +98,7 @@ impl End {
     }
 }
 
-/// An answer to a message, and the results in it that may not leave yet.
+/// The answer to a message, and the results in it that must wait for the disk.
 struct Decided {
     out: Vec<u8>,
     unwritten: Vec<(Range<usize>, Unwritten, bool)>,
@@ -151,7 +152,7 @@ impl CheckStream {
                 Some(length) if self.received.len() >= PREFIX + length => {
                     let message = self.received.split_to(PREFIX + length).freeze();
                     if length > SMALL_BYTES {
-                        // What is left would keep the large message's room.
+                        // Otherwise the rest would keep the large message's buffer.
                         self.received = BytesMut::from(&self.received[..]);
                     }
                     expect(&mut self.received, &mut self.hold)?;
@@ -187,7 +188,7 @@ impl CheckStream {
                     }
                     Poll::Ready(None) => self.is_ended = true,
                     Poll::Pending if self.received.is_empty() => {
-                        // A quiet stream keeps no room.
+                        // A quiet stream keeps no buffer.
                         self.received = BytesMut::new();
                         return Poll::Pending;
                     }
@@ -202,8 +203,7 @@ impl CheckStream {
     }
 }
 
-/// Decides every check of a message at one time, under one lock. A message with a fault in it
-/// charges nothing.
+/// Decides every check of a message at one time, under one lock. A message with a fault charges nothing.
 fn decide(by: By<'_>, message: &[u8]) -> Result<Decided, Status> {
     let worker = by.worker;
     let mut checks: Vec<(Request<'_>, bool)> = Vec::new();
@@ -233,14 +233,14 @@ fn decide(by: By<'_>, message: &[u8]) -> Result<Decided, Status> {
     Ok(Decided { out, unwritten })
 }
 
-/// Waits for the disk; results that it was too slow for leave as denials.
+/// Waits for the disk. A result that the disk was too slow for leaves as a denial.
 async fn settle(worker: Arc<Worker>, decided: Decided) -> Bytes {
     let Decided { out, unwritten } = decided;
     let mut settled = Vec::with_capacity(out.len());
     let mut at = 0;
     let mut late = false;
     for (place, unwritten, detail) in unwritten {
-        // A disk that was too slow for one result has had its time for all.
+        // A disk that was too slow for one result has had its time for all of them.
         let denial =
             if late { Some(unwritten.deny()) } else { worker.settle(unwritten, REPLY_WAIT_MAX).await };
         if let Some((denied, catalogue)) = denial {

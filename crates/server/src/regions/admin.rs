@@ -1,4 +1,4 @@
-//! `acequia.v1.Admin`: what operators ask and order, on a listener of its own.
+//! `acequia.v1.Admin`: operators' questions and orders, on a listener of its own.
 
 use std::{collections::BTreeSet, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
@@ -35,21 +35,21 @@ use crate::{
     worker::Shared,
 };
 
-/// Milliseconds between two answers of a watch.
+/// The shortest and the longest time between two answers of a watch, in milliseconds.
 const EVERY_MS: std::ops::RangeInclusive<u32> = 50..=60_000;
-/// Where the caller does not say.
+/// The time if the caller does not say.
 const EVERY_MS_DEFAULT: u32 = 1_000;
 /// Connections at one time.
 pub(crate) const CONNECTIONS_MAX: usize = 256;
-/// Calls at one time on a connection, and how long one may take.
+/// Calls at one time on a connection; and, below, how long one may take.
 const CALLS_MAX: u32 = 32;
 const CALL_MAX: Duration = Duration::from_secs(10);
-/// Watches at one time: each looks at the node as often as it asks.
+/// Watches at one time: each looks at the node as often as its caller asked.
 const WATCHES_MAX: usize = 64;
-/// Cells of each kind where the caller does not say, and at most.
+/// Cells of each kind if the caller does not say; and, below, at most.
 const CELLS_DEFAULT: u32 = 10;
 const CELLS_MOST: u32 = 64;
-/// Entries of the audit log where the caller does not say.
+/// Entries of the audit log if the caller does not say.
 const AUDIT_DEFAULT: u32 = 100;
 
 /// The service of one node.
@@ -62,14 +62,14 @@ struct Service {
     watches: Arc<tokio::sync::Semaphore>,
 }
 
-/// What answers operators.
+/// The listener for operators.
 pub(crate) struct Door {
     routes: Routes,
     shared: Arc<Shared>,
 }
 
 impl Door {
-    /// That of a node.
+    /// The listener of a node.
     pub(crate) fn new(config: &Config, shared: &Arc<Shared>, regions: Option<Arc<Regions>>) -> Self {
         let service = Service {
             shared: Arc::clone(shared),
@@ -82,8 +82,8 @@ impl Door {
         Self { routes, shared: Arc::clone(shared) }
     }
 
-    /// Answers on the connections that are handed over. Operators share the thread that looks after the node, and take nothing from
-    /// those that answer callers.
+    /// Answers on the connections that are handed over. Operators share the thread that looks after the node,
+    /// and take nothing from the threads that answer callers.
     pub(crate) async fn open<C: Connection>(
         self: Arc<Self>,
         mut hands: mpsc::Receiver<Hand<C>>,
@@ -130,7 +130,7 @@ impl Service {
         status::of_node(&self.shared, self.regions.as_deref(), (&self.region, &self.node))
     }
 
-    /// What is found of the limit of that name that is in force.
+    /// Something about the limit of that name that is in force.
     fn of_limit<T>(
         &self,
         domain: &str,
@@ -143,7 +143,7 @@ impl Service {
             let spec = &active.limit.spec;
             spec.domain == domain && spec.name == name && active.is_in_force(wall_ns)
         };
-        // Not the one that it has replaced, which counts beside it.
+        // A limit that was replaced may still count beside its successor; the successor is meant.
         let found = catalogue.limits.iter().filter(is_it).max_by_key(|active| active.until_ns.is_none());
         let found = found.map(|active| find(&catalogue, active));
         found.ok_or_else(|| {
@@ -151,7 +151,7 @@ impl Service {
         })
     }
 
-    /// Versions are written to the disk: not on the thread that answers others.
+    /// Versions are written to the disk, so not on the thread that answers others.
     async fn order(&self, order: Order, ordered: Ordered) -> Result<Response<api::CatalogueChange>, Status> {
         if let Some(fault) = self.regions.is_none().then(|| alone::refuse_among(&self.shared)).flatten() {
             return Err(refusal(fault));
@@ -188,9 +188,9 @@ fn refusal(fault: OrderFault) -> Status {
     }
 }
 
-/// The cells that came most often, `times` as often as they were counted.
+/// The cells that came most often. Their counts are multiplied by `times`.
 fn counts(sketch: &Sketch, most: usize, times: u64) -> Vec<api::CellCount> {
-    // Of those that came once it is not known who they are.
+    // A cell that has come only once has no name yet.
     let cell = |cell: &Counted| {
         let key = cell.key.as_ref()?;
         Some(api::CellCount {
@@ -204,7 +204,7 @@ fn counts(sketch: &Sketch, most: usize, times: u64) -> Vec<api::CellCount> {
     sketch.sorted().into_iter().filter_map(cell).take(most).collect()
 }
 
-/// Who orders, with where from, and why.
+/// The author of an order, with an address, and the reason.
 fn ordered(said: String, reason: String, is_dry: bool, from: Option<SocketAddr>) -> Ordered {
     let name = said.trim().to_owned();
     let who = if name.is_empty() { "somebody" } else { name.as_str() };
@@ -212,7 +212,7 @@ fn ordered(said: String, reason: String, is_dry: bool, from: Option<SocketAddr>)
     Ordered { author, name, reason, is_dry }
 }
 
-/// When numbers end, or why that is no time.
+/// When an override ends; or why that is no time.
 fn end(until: &str, for_ms: u64) -> Result<Option<End>, Status> {
     match (until, for_ms) {
         ("", 0) => Ok(None),

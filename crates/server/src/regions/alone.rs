@@ -1,5 +1,5 @@
-//! Orders to a node that stands alone. Its limits are in its config file; numbers that operators order beside it are kept in its journal,
-//! and stand until the file changes that limit.
+//! Orders to a node that stands alone. Its limits are in its config file. Overrides that operators order are
+//! kept in its journal, and stand until the file changes that limit.
 
 use std::{
     collections::BTreeMap,
@@ -28,51 +28,53 @@ use crate::{
     worker::Shared,
 };
 
-/// The numbers that were ordered, in the journal.
+/// The journal's value with the limits that were ordered.
 const ORDERED: &str = "ordered_limits";
 
-/// What was ordered of a node that stands alone.
+/// The orders to a node that stands alone.
 #[derive(Debug)]
 pub(crate) struct Alone {
-    /// The folder of the audit log; none where nothing survives a restart.
+    /// The folder of the audit log; `None` if nothing survives a restart.
     folder: Option<PathBuf>,
-    /// Held as long as limits are being put in force and written down: orders and changes of the file come one after the other.
+    /// Locked while limits are put in force and written down: orders and changes of the file come one after
+    /// the other.
     kept: Mutex<Kept>,
-    /// What is shown of it, so that nobody who looks waits for a disk.
+    /// The differences that are shown, apart from the lock: a reader must not wait for a disk.
     shown: ArcSwap<Shown>,
 }
 
-/// Where the limits that count differ from the file.
+/// The differences between the limits in force and the file.
 #[derive(Debug, Default)]
 struct Shown {
-    /// A line each.
+    /// One line for each difference.
     differences: Vec<String>,
-    /// When an override ends, and with it perhaps a difference: wall clock, nanoseconds.
+    /// When the next override ends, and perhaps a difference with it: wall clock, nanoseconds.
     until_ns: u64,
 }
 
-/// What the journal keeps of it.
+/// The orders as the journal keeps them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Kept {
     /// The limits of the file that was read last.
     file: Vec<LimitSpec>,
-    /// Those that count.
+    /// The limits in force.
     in_force: Vec<LimitSpec>,
-    /// Orders so far.
+    /// The number of orders so far.
     number: u64,
-    /// Whether the journal has something else.
+    /// Whether the journal differs from this.
     #[serde(skip)]
     is_unwritten: bool,
 }
 
 impl Kept {
-    /// The limits that count with another file: what that changed is as it says, and the rest as it was ordered.
+    /// The limits in force with a new file: where the file changed, it counts; elsewhere the orders stay.
     fn with_file(&self, file: &[LimitSpec]) -> Self {
         let in_force = merged(&self.in_force, &changed(&self.file, file));
         Self { file: file.to_vec(), in_force, number: self.number, is_unwritten: self.is_unwritten }
     }
 
-    /// In the order of the file, as limits. Where one is none any more with what was ordered, the file counts.
+    /// The limits in force, in the order of the file. Where a limit with its orders is not valid any more,
+    /// the file counts.
     fn limits(&mut self, file: &[Limit]) -> Vec<Limit> {
         let all: BTreeMap<(&str, &str), &LimitSpec> =
             self.in_force.iter().map(|spec| ((spec.domain.as_str(), spec.name.as_str()), spec)).collect();
@@ -101,7 +103,7 @@ impl Kept {
         self.file != self.in_force
     }
 
-    /// As the journal has it; nothing where the file says all there is.
+    /// The bytes for the journal; `None` if the file says everything.
     fn bytes(&self) -> Option<Vec<u8>> {
         self.is_ordered().then(|| serde_json::to_vec(self).ok()).flatten()
     }
@@ -118,7 +120,7 @@ impl Kept {
 }
 
 impl Alone {
-    /// What was ordered before this start, and the limits that count with a file.
+    /// Reads the orders from before this start. Returns them with the limits in force under the given file.
     ///
     /// # Errors
     /// The journal cannot be read.
@@ -141,7 +143,8 @@ impl Alone {
         Ok((Self { folder, kept: Mutex::new(kept), shown: ArcSwap::default() }, limits))
     }
 
-    /// What the journal is to have when a node begins, beside its other values: what the file withdrew must not come back.
+    /// The value that the journal gets when a node begins, with its other values: what the file withdrew must
+    /// not come back.
     pub(crate) fn value(&self) -> (&'static str, Option<Vec<u8>>) {
         (ORDERED, self.kept().bytes())
     }
@@ -150,10 +153,10 @@ impl Alone {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts the limits of another file in force by `apply`, with what was ordered beside it.
+    /// Puts the limits of another file in force by `apply`, together with the orders that remain.
     ///
     /// # Errors
-    /// Those of `apply`: then all is as it was.
+    /// The errors of `apply`: then nothing changes.
     pub(crate) fn reload<T, E>(
         &self,
         shared: &Shared,
@@ -168,7 +171,7 @@ impl Alone {
         new.is_unwritten |= kept.is_ordered() || new.is_ordered();
         *kept = new;
         if let (Some(writer), true) = (&shared.writer, kept.is_unwritten) {
-            // Where a disk fails, the next change or start writes it.
+            // If the disk fails, the next change or start writes the value.
             match writer.write(&[], &[(ORDERED, kept.bytes().as_deref())]) {
                 Ok(()) => kept.is_unwritten = false,
                 Err(fault) => warn!(%fault, "what was ordered is not written down again"),
@@ -184,7 +187,7 @@ impl Alone {
         self.shown.store(Arc::new(kept.shown(wall_ns)));
     }
 
-    /// Where the limits that count differ from the file, a line each. Never waits for an order.
+    /// The differences between the limits in force and the file, a line each. Never waits for an order.
     pub(crate) fn differences(&self, wall_ns: u64) -> Vec<String> {
         if wall_ns >= self.shown.load().until_ns
             && let Ok(kept) = self.kept.try_lock()
@@ -194,13 +197,13 @@ impl Alone {
         self.shown.load().differences.clone()
     }
 
-    /// Shows and says what was ordered before this start.
+    /// Shows and logs the orders from before this start.
     pub(crate) fn look(&self, shared: &Shared) {
         self.show(&self.kept(), shared.clock.now().wall_ns);
         self.tell_differences(shared);
     }
 
-    /// Says in the log that an operator's numbers count, and not the file's.
+    /// Logs that an operator's orders count, and not the file.
     pub(crate) fn tell_differences(&self, shared: &Shared) {
         let differences = self.differences(shared.clock.now().wall_ns);
         if let Some(first) = differences.first() {
@@ -211,10 +214,10 @@ impl Alone {
         }
     }
 
-    /// Carries an order about a limit's numbers out, or says what it would change.
+    /// Carries out an order about a limit, or says what it would change.
     ///
     /// # Errors
-    /// Why not. Nothing has changed.
+    /// Why not. Then nothing has changed.
     pub(crate) fn order(
         &self,
         shared: &Shared,
@@ -238,7 +241,7 @@ impl Alone {
         let (after, said) = ordered_limit(order, &kept.in_force[place], about, &used, now.wall_ns)?;
         let mut new = Kept { number: kept.number + 1, ..kept.clone() };
         new.in_force[place] = after;
-        // What can go wrong among regions cannot here.
+        // The warnings of `compare` do not apply to a node that stands alone.
         let (changes, _) = compare(&kept.in_force, &new.in_force, now.wall_ns);
         let (changes, mut warnings) = ([said.changes, changes].concat(), said.warnings);
         if changes.is_empty() {
@@ -273,15 +276,15 @@ impl Alone {
             let written = Audit::open(folder).and_then(|mut audit| audit.append(&entry));
             written.map_err(OrderFault::Audit)?;
         }
-        // On disk first: a restart must know what was in force.
+        // The disk comes first: a restart must know what was in force.
         write(shared, &new)?;
-        // Numbers alone have changed: no cell is to be read from the journal.
+        // Only numbers have changed, so that no cell is read from the journal.
         if let Err(fault) = shared.node.apply(limits, now, |_| Vec::new()) {
             kept.is_unwritten = write(shared, &kept).is_err();
             return Err(OrderFault::Adopt(fault.to_string()));
         }
         if let (Some(writer), Ok(schedule)) = (&shared.writer, schedule_bytes(&shared.node.schedule())) {
-            // Without it, the next start has the limits as they were, and the numbers as they are.
+            // If this fails, the next start has the earlier schedule, and the limits as ordered.
             let _ = writer.write(&[], &[(SCHEDULE, Some(&schedule))]);
         }
         *kept = new;
@@ -292,7 +295,7 @@ impl Alone {
     /// The newest orders, oldest first.
     ///
     /// # Errors
-    /// What the system says.
+    /// The log cannot be read.
     pub(crate) fn audit(&self, newest: usize) -> std::io::Result<Vec<AuditEntry>> {
         let Some(folder) = &self.folder else { return Ok(Vec::new()) };
         Audit::open(folder)?.newest(newest)
@@ -305,7 +308,7 @@ fn write(shared: &Shared, kept: &Kept) -> Result<(), OrderFault> {
     written.map_err(|fault| OrderFault::Adopt(fault.to_string()))
 }
 
-/// What a cell is known to have used here.
+/// The known use of a cell on this node.
 fn used(shared: &Shared, limit: &Limit, cell: &Descriptor<'_>) -> Option<Use> {
     let found = shared.node.cell_named(limit.id, cell, shared.clock.now())?;
     let holding = &found.view.holding;
@@ -314,7 +317,8 @@ fn used(shared: &Shared, limit: &Limit, cell: &Descriptor<'_>) -> Option<Use> {
     Some(Use { algorithm: found.view.algorithm, window_ends_ns: found.window_ends_ns, units, words })
 }
 
-/// An order to a node that shares a store and has no `regions`: each of its nodes goes by its own file.
+/// The refusal of an order to a node that shares a store and has no `regions`: each of these nodes follows
+/// its own file.
 pub(super) fn refuse_among(shared: &Arc<Shared>) -> Option<OrderFault> {
     let _siblings = shared.siblings.get()?;
     Some(OrderFault::NotYet(

@@ -1,5 +1,5 @@
-//! The audit log: who changed the catalogue, when, why, and how. Lines of JSON in the `data` folder, only ever appended,
-//! each on disk before what it tells of is in force.
+//! The audit log: who changed the catalogue, when, why, and how. The log has lines of JSON in the `data`
+//! folder and is only ever appended to. Each line is on disk before its change is in force.
 
 use std::{
     fmt,
@@ -15,25 +15,25 @@ use serde::{Deserialize, Serialize};
 pub const FILE: &str = "audit.jsonl";
 /// The most entries that are read back.
 pub const ENTRIES_MAX: usize = 10_000;
-/// The longest text that an entry takes of a caller, in bytes.
+/// The longest text of a caller in an entry, in bytes.
 pub const TEXT_BYTES_MAX: usize = 1_024;
 
 /// One change of the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditEntry {
-    /// When: this node's wall clock, nanoseconds since 1970.
+    /// The time of the change: this node's wall clock, nanoseconds since 1970.
     pub wall_ns: u64,
-    /// Who says to have ordered it, and from where.
+    /// The author, as the caller names himself, and the address.
     pub author: String,
-    /// Why, in the author's words.
+    /// The reason, in the author's words.
     pub reason: String,
-    /// What was ordered.
+    /// The order.
     pub what: String,
     /// The version before: epoch and number.
     pub before: (u32, u64),
     /// The version after.
     pub after: (u32, u64),
-    /// What it changes, a line each.
+    /// The changes, a line each.
     pub changes: Vec<String>,
 }
 
@@ -43,24 +43,24 @@ pub struct Audit {
     file: Box<dyn AuditFile>,
 }
 
-/// What the log is written to: bytes that are only ever appended.
+/// The file of a log: bytes that are only ever appended.
 pub trait AuditFile: fmt::Debug + Send {
-    /// The last byte; nothing where there is none.
+    /// The last byte; `None` if the file is empty.
     ///
     /// # Errors
-    /// What the system says.
+    /// The file cannot be read.
     fn last(&mut self) -> io::Result<Option<u8>>;
 
-    /// Adds to the end: it is on disk when this returns.
+    /// Adds bytes to the end. The bytes are on disk when this returns.
     ///
     /// # Errors
-    /// What the system says. Some of it may be there.
+    /// The file cannot be written. Some of the bytes may be there.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    /// All of it, from the beginning.
+    /// All bytes, from the beginning.
     ///
     /// # Errors
-    /// What the system says.
+    /// The file cannot be read.
     fn read(&self) -> io::Result<Box<dyn BufRead + '_>>;
 }
 
@@ -93,10 +93,10 @@ impl AuditFile for OnDisk {
 }
 
 impl Audit {
-    /// Opens the log in a folder, or begins it.
+    /// Opens the log in a folder. Makes the file if there is none.
     ///
     /// # Errors
-    /// What the system says.
+    /// The file cannot be opened.
     pub fn open(folder: &Path) -> io::Result<Self> {
         private::create_folder(folder)?;
         let path = folder.join(FILE);
@@ -104,32 +104,32 @@ impl Audit {
         Self::open_on(Box::new(OnDisk { path, file }))
     }
 
-    /// The same on a file of the caller's.
+    /// As [`Audit::open`], on a file of the caller's.
     ///
     /// # Errors
-    /// What the file says.
+    /// The file cannot be read or written.
     pub fn open_on(mut file: Box<dyn AuditFile>) -> io::Result<Self> {
-        // A crash may have torn the last line: the next one begins on its own.
+        // A crash may have torn the last line: the next entry begins on a new one.
         if file.last()?.is_some_and(|last| last != b'\n') {
             file.append(b"\n")?;
         }
         Ok(Self { file })
     }
 
-    /// Writes an entry down: it is on disk when this returns.
+    /// Writes an entry down. The entry is on disk when this returns.
     ///
     /// # Errors
-    /// What the system says. Then what it tells of must not happen.
+    /// The file cannot be written. Then the change must not happen.
     pub fn append(&mut self, entry: &AuditEntry) -> io::Result<()> {
         let mut line = serde_json::to_vec(entry)?;
         line.push(b'\n');
         self.file.append(&line)
     }
 
-    /// The newest entries, oldest first. Lines that cannot be read are left out.
+    /// The newest entries, oldest first, without the lines that cannot be read.
     ///
     /// # Errors
-    /// What the system says.
+    /// The file cannot be read.
     pub fn newest(&self, count: usize) -> io::Result<Vec<AuditEntry>> {
         let mut entries = std::collections::VecDeque::new();
         for line in self.file.read()?.split(b'\n') {
@@ -144,7 +144,7 @@ impl Audit {
     }
 }
 
-/// A caller's text as the log takes it: one line, not too long.
+/// A caller's text as the log takes it: one line of bounded length.
 pub(crate) fn clean(text: &str) -> String {
     let mut clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let end = (0..=TEXT_BYTES_MAX.min(clean.len())).rev().find(|at| clean.is_char_boundary(*at));

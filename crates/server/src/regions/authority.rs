@@ -1,4 +1,5 @@
-//! Orders become versions of the catalogue: planned against the newest, shown, written to the audit log, put in force.
+//! Makes versions of the catalogue from orders. A version is planned against the newest one, shown, written
+//! to the audit log, and put in force.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,29 +32,29 @@ use crate::{
     service::{SCHEDULE, schedule_bytes},
 };
 
-/// The limits of the file that the authority applied last, in the journal.
+/// The journal's value with the limits of the file that the authority applied last.
 const APPLIED: &str = "applied_limits";
 
-/// Why there is no order yet.
+/// Why this node takes no order yet.
 const UNCONFIRMED: &str = "no other node's wall clock has agreed with this node's since it started, and what a version begins \
      with is dated by it: try again in a few seconds, or set the clock (`acequia regions` shows every node's)";
 
-/// What only one order at a time may touch.
+/// The state that only one order at a time may touch.
 #[derive(Debug)]
 pub(super) struct Authority {
     pub(super) audit: Audit,
-    /// The limits of the file that were applied last; none where this node never applied any.
+    /// The limits of the file that were applied last; `None` if this node never applied any.
     applied: Option<Vec<LimitSpec>>,
 }
 
-/// Who orders, and whether it is meant.
+/// Who orders, why, and whether to carry the order out.
 #[derive(Clone, Debug, Default)]
 pub struct Ordered {
-    /// Who says to order it, and from where.
+    /// The author, as the caller names himself, and the address.
     pub author: String,
-    /// Who says so, as they write it.
+    /// The author's name alone, as the caller writes it.
     pub name: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
     /// Only say what would change.
     pub is_dry: bool,
@@ -70,13 +71,14 @@ struct Plan {
 impl Authority {
     pub(super) fn new(audit: Audit, store: &dyn Store) -> Result<Self, StoreError> {
         let applied = store.value(APPLIED)?;
-        // A value that cannot be read is as none: the file is compared, and nothing of it is applied.
+        // A value that cannot be read counts as absent: then the file is compared, and nothing of it is
+        // applied.
         Ok(Self { audit, applied: applied.and_then(|bytes| serde_json::from_slice(&bytes).ok()) })
     }
 }
 
 impl Regions {
-    /// Whether this node's certificate lets it make versions: the others refuse them if not.
+    /// Checks that this node's certificate lets it make versions: otherwise the other nodes refuse them.
     pub(super) fn check_role(&self) -> Result<(), OrderFault> {
         if self.notary.is_authority() {
             return Ok(());
@@ -84,11 +86,11 @@ impl Regions {
         Err(OrderFault::NoRole(self.names.of_writer(self.me, None)))
     }
 
-    /// Carries an order out, or says what it would change. When this returns, the new version is in force in this
-    /// region; the others follow.
+    /// Carries out an order, or says what it would change. When this returns, the new version is in force in
+    /// this region; the others follow.
     ///
     /// # Errors
-    /// Why not. Nothing has changed.
+    /// Why not. Then nothing has changed.
     pub fn order(&self, order: &Order, ordered: &Ordered) -> Result<Outcome, OrderFault> {
         let mut authority = self.authority();
         let now = self.clock.now();
@@ -97,7 +99,7 @@ impl Regions {
             self.check_role()?;
         }
         if !self.node.is_wall_believed() {
-            // What a version begins with is dated by the wall, and kept.
+            // The cells of a version begin with values that are dated by the wall and kept.
             return Err(OrderFault::NotYet(UNCONFIRMED.to_owned()));
         }
         let Some(version) = self.node.version() else {
@@ -111,7 +113,7 @@ impl Regions {
         let outcome =
             self.carry_out(&mut authority, plan, &order.to_string(), ordered, (version.version_id, now))?;
         if takes_over && !ordered.is_dry {
-            // From now on a change of this node's file is an order; what it says already is not.
+            // From now on a change of this node's file is an order. The present content of the file is none.
             self.keep_applied(&mut authority, self.file())?;
         }
         Ok(outcome)
@@ -120,13 +122,13 @@ impl Regions {
     /// The newest changes that this node made, oldest first.
     ///
     /// # Errors
-    /// What the system says.
+    /// The log cannot be read.
     pub fn audit(&self, newest: usize) -> std::io::Result<Vec<AuditEntry>> {
         self.authority().audit.newest(newest)
     }
 
-    /// Makes the first catalogue, once, where the config says that this node does: when every region was heard, and none
-    /// of them has one. So a disk that was lost, or a copy of the file, begins no second one.
+    /// Makes the first catalogue, once, if the config names this node for that. It waits until every region
+    /// was heard and none has a catalogue. So a lost disk, or a copy of the file, begins no second catalogue.
     pub(super) fn begin_catalogue(&self, now: Now) {
         let (region, node) = &self.settings.authority;
         let first = self.settings.member(region, node).map(|member| (member.number, node_named(node)));
@@ -149,7 +151,7 @@ impl Regions {
         }
     }
 
-    /// The configured regions that the first catalogue waits for: not heard, or with a catalogue.
+    /// The configured regions that the first catalogue waits for: unheard ones, and those with a catalogue.
     pub(super) fn strangers(&self, now: Now) -> Vec<String> {
         let peers = self.node.overview(now).peers;
         let is_new = |region: MemberId| {
@@ -164,7 +166,7 @@ impl Regions {
         others.map(|region| self.names.of_region(region, None)).collect()
     }
 
-    /// An operator's word stands for the regions that cannot be heard.
+    /// Begins a catalogue on the word of an operator, who answers for the regions that cannot be heard.
     fn begin_by_order(
         &self,
         authority: &mut Authority,
@@ -234,7 +236,8 @@ impl Regions {
         Ok(outcome)
     }
 
-    /// What the file says now is an order where it differs from what was applied last; elsewhere it is compared.
+    /// Takes the limits of the file. On the authority, a difference from what was applied last is an order;
+    /// on other nodes the file is only compared.
     pub(crate) fn take_file(&self, limits: &[Limit]) -> Result<(), OrderFault> {
         let file: Vec<LimitSpec> = limits.iter().map(|limit| limit.spec.clone()).collect();
         *self.file.write().unwrap_or_else(std::sync::PoisonError::into_inner) = file;
@@ -258,7 +261,8 @@ impl Regions {
         self.node.version().is_some_and(|version| version.authority == self.me)
     }
 
-    /// Orders what changed in the file that was read last; when somebody has agreed with the wall, if nobody has yet.
+    /// Orders what changed in the file that was read last. Waits until another node has agreed with the wall,
+    /// if none has yet.
     pub(super) fn order_file(&self) -> Result<(), OrderFault> {
         let file = self.file();
         let version = self.node.version().filter(|version| version.authority == self.me);
@@ -274,7 +278,8 @@ impl Regions {
         let before = specs_of(&version)?;
         let wall_ns = self.clock.now().wall_ns;
         if compare(&before, &merged(&before, &changed), wall_ns).0.is_empty() {
-            // An operator has ordered the same, or a crash came after the order and before this was written down.
+            // Either an operator has ordered the same limits, or a crash came between the order and this
+            // note.
             return self.keep_applied(&mut self.authority(), file);
         }
         if !self.node.is_wall_believed() {
@@ -373,7 +378,7 @@ impl Regions {
         Ok(plan)
     }
 
-    /// What is known to be used of a cell: here, and elsewhere by the regions' last words.
+    /// The known use of a cell: here, and in other regions by their last advertisements.
     fn known_use(&self, limit: &Limit, cell: &Descriptor<'_>, version: &Version, now: Now) -> Option<Use> {
         let found = self.node.cell_named(limit.id, cell, now)?;
         let NamedCell { view, window_ends_ns } = found;
@@ -386,7 +391,7 @@ impl Regions {
             let word = view.words.iter().find(|word| word.of == *region);
             words.push(match word.and_then(|word| Some((word, word.left?))) {
                 Some((word, left)) => {
-                    // Of a bucket's burst a region has as much as of its rate.
+                    // A region has the same part of a bucket's burst as of its rate.
                     let holds = match view.algorithm.has_rate() {
                         true => u128::from(burst) * u128::from(word.holds.rate) / u128::from(RATE_PARTS),
                         false => u128::from(word.holds.units),
@@ -442,7 +447,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Believes the certificates no more that the catalogue revokes.
+    /// From now on refuses the certificates that the catalogue revokes.
     pub(super) fn keep_revoked(&self, version: &Version) {
         let revoked: BTreeSet<Fingerprint> = version.revoked.iter().map(|one| Fingerprint(*one)).collect();
         self.notary.revoke(revoked.clone());
@@ -456,8 +461,8 @@ impl Regions {
             return Err(OrderFault::Invalid(format!("{region} has a share already: see `regions weight`")));
         }
         let writer = self.heard(region, now)?;
-        // Whoever has begun anew will never say that it gave up what it had before; and that this does nothing any more is an
-        // operator's to say, not ours.
+        // A node that has begun anew will never say that it gave up its earlier share. An operator has to say
+        // that the earlier incarnation does nothing any more.
         let is_before = |old: Incarnation| old.node == writer.node && old.number < writer.number;
         if self.leavers(number, now).any(is_before) {
             return Err(OrderFault::NotYet(format!(
@@ -499,7 +504,8 @@ impl Regions {
     }
 
     fn plan_evict(&self, plan: &mut Plan, region: &str, is_fenced: bool, now: Now) -> Result<(), OrderFault> {
-        // One that was removed and is gone before it could say that it gave its share up is waited for, too.
+        // This also covers a region that was removed, and is gone before it could say that it gave its share
+        // up.
         let number = self.number_of(region)?;
         let leavers: Vec<Incarnation> = self.leavers(number, now).collect();
         let is_member = plan.draft.members.contains_key(&number);
@@ -525,14 +531,14 @@ impl Regions {
         Ok(())
     }
 
-    /// Writers of a region that were removed, and have not said that they gave their share up.
+    /// Incarnations of a region that were removed, and have not said that they gave their share up.
     fn leavers(&self, region: MemberId, now: Now) -> impl Iterator<Item = Incarnation> + use<> {
         let progress = self.node.membership(now).and_then(|membership| membership.progress);
         let leavers = progress.map_or_else(BTreeSet::new, |progress| progress.leavers);
         leavers.into_iter().filter(move |writer| writer.member == region)
     }
 
-    /// The number of what an order names.
+    /// The number of a member that an order names.
     fn number_of(&self, name: &str) -> Result<MemberId, OrderFault> {
         let nodes = self.names.nodes_of(name);
         if nodes.is_empty() {
@@ -555,7 +561,7 @@ impl Regions {
         Ok(member.clone())
     }
 
-    /// Who was heard of a region.
+    /// The incarnation of a region that was heard.
     fn heard(&self, region: &str, now: Now) -> Result<Incarnation, OrderFault> {
         let number = self.number_of(region)?;
         if self.names.identity(number).is_none() {
@@ -606,7 +612,7 @@ impl Regions {
         Ok(Outcome { before, after, changes, warnings })
     }
 
-    /// Writes down a version that another node made, and says it where operators look.
+    /// Writes down a version that another node made, and shows it to operators.
     pub(super) fn note_adopted(
         &self,
         before: Option<&Version>,
@@ -634,7 +640,7 @@ impl Regions {
         })
     }
 
-    /// Writes down what is in force, for the next start.
+    /// Writes the schedule in force down, for the next start.
     pub(super) fn keep_schedule(&self) -> Result<(), StoreError> {
         let bytes =
             schedule_bytes(&self.node.schedule()).map_err(|fault| StoreError::Write(fault.to_string()))?;
@@ -652,7 +658,7 @@ impl Plan {
     }
 }
 
-/// What a version changes against an earlier one, or against none, a line each.
+/// The changes from an earlier version, or from none, a line each.
 fn changed_between(before: Option<&Version>, after: &Version, wall_ns: u64) -> Vec<String> {
     let limits = |version: &Version| specs_of(version).unwrap_or_default();
     let mut changes = compare(&before.map_or_else(Vec::new, limits), &limits(after), wall_ns).0;
@@ -686,7 +692,7 @@ fn bytes_of(specs: &[LimitSpec]) -> Result<Vec<u8>, OrderFault> {
     limits_to_bytes(specs).map_err(OrderFault::Invalid)
 }
 
-/// The certificate that an operator means: all of its digits, or the first of one that was seen.
+/// The certificate that an operator means: all of its digits, or the first digits of one that was seen.
 fn fingerprint(text: &str, seen: impl Iterator<Item = Fingerprint>) -> Result<Fingerprint, OrderFault> {
     const DIGITS_MIN: usize = 16;
     let text = text.replace(':', "").to_ascii_lowercase();
@@ -714,7 +720,7 @@ fn fingerprint(text: &str, seen: impl Iterator<Item = Fingerprint>) -> Result<Fi
     })
 }
 
-/// The word of an operator that a writer does nothing any more.
+/// An operator's statement that an incarnation does nothing any more.
 fn fence(writer: Incarnation, now: Now) -> Fence {
     Fence { incarnation: writer, wall_ns: now.wall_ns }
 }
@@ -734,7 +740,7 @@ fn path(spec: &LimitSpec) -> String {
     format!("{}/{}", spec.domain, spec.name)
 }
 
-/// The limits that a file has and did not have so, or has no more.
+/// The limits that a file adds or changes, and those that it drops (`None`).
 pub(super) fn changed(applied: &[LimitSpec], file: &[LimitSpec]) -> Vec<(String, Option<Box<LimitSpec>>)> {
     let before: BTreeMap<String, &LimitSpec> = applied.iter().map(|spec| (path(spec), spec)).collect();
     let after: BTreeSet<String> = file.iter().map(path).collect();
@@ -744,7 +750,7 @@ pub(super) fn changed(applied: &[LimitSpec], file: &[LimitSpec]) -> Vec<(String,
     new.chain(gone.map(|spec| (path(spec), None))).collect()
 }
 
-/// The catalogue's limits with those changes: what the file did not change stays as operators set it.
+/// The catalogue's limits with those changes. Limits that the file did not change stay as operators set them.
 pub(super) fn merged(before: &[LimitSpec], changed: &[(String, Option<Box<LimitSpec>>)]) -> Vec<LimitSpec> {
     let places: BTreeMap<String, usize> =
         before.iter().enumerate().map(|(at, spec)| (path(spec), at)).collect();
@@ -775,7 +781,7 @@ mod tests {
     fn a_file_changes_what_changed_in_it_and_nothing_else() {
         let applied = [bucket("a", 1), bucket("b", 1), bucket("c", 1)];
         let file = [bucket("a", 1), bucket("b", 2), bucket("d", 1)];
-        // Since then an operator set the budget of a, and of c.
+        // Meanwhile an operator has set the budgets of a and of c.
         let catalogue = [bucket("a", 7), bucket("b", 1), bucket("c", 7)];
         let after = merged(&catalogue, &changed(&applied, &file));
         assert_eq!(after, [bucket("a", 7), bucket("b", 2), bucket("d", 1)]);

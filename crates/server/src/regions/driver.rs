@@ -1,4 +1,5 @@
-//! The loop between the mesh and the node: waits for a frame or for time, hands it over, sends what there is to say.
+//! The loop between the mesh and the node. It waits for a frame or for time, hands frames over, and sends
+//! what the node has to say.
 
 use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
@@ -14,29 +15,29 @@ use tracing::{error, info, warn};
 
 use super::Regions;
 
-/// How often the node is looked at.
+/// The time between two turns of the loop, if nothing else wakes it.
 const TURN: Duration = Duration::from_millis(5);
-/// How often time passes for the node, where nothing calls.
+/// The time between two ticks of the node, if nothing calls for one.
 const TICK_NS: u64 = 10_000_000;
-/// Events in one turn.
+/// The most events in one turn.
 const EVENTS_MAX: usize = 256;
-/// Frames that are sent in one turn.
+/// The most frames that are sent in one turn.
 const FRAMES_MAX: usize = 1_024;
-/// A fault of one kind is logged so often.
+/// The time between two log lines about one kind of fault.
 const QUIET_NS: u64 = 60 * 1_000_000_000;
-/// How often it is looked whether a first catalogue can be made, and a schedule that could not be written is tried.
+/// How often the loop tries to make a first catalogue, and to write a schedule that could not be written.
 const SELDOM_NS: u64 = 100_000_000;
 
-/// What the loop remembers.
+/// The state of the loop.
 #[derive(Debug, Default)]
 struct Turn {
     ticked_ns: u64,
     seldom_ns: u64,
     /// The version whose schedule is on disk.
     kept: Option<VersionId>,
-    /// The newest that was adopted.
+    /// The newest version that was adopted.
     adopted: Option<Version>,
-    /// What was logged, and when.
+    /// The faults that were logged, and when.
     logged: BTreeMap<(MemberId, &'static str), u64>,
     is_member: bool,
     wall: Wall,
@@ -60,7 +61,7 @@ pub(super) async fn drive(
                 None => break,
             },
             () = until_answered(regions) => {}
-            // Whoever waits for what is drawn shall not wait for the next turn.
+            // A request that waits for its forward must not wait for the next turn.
             () = regions.waiting.called() => {}
             _ = turns.tick() => {}
         }
@@ -73,7 +74,8 @@ pub(super) async fn drive(
     regions.mesh.close().await;
 }
 
-/// Waits until another node of the region is to be answered that draws what there is not.
+/// Waits until a forward from another node of the region must be answered, although there are no units for
+/// it.
 async fn until_answered(regions: &Regions) {
     match regions.node.draws_due_ns() {
         None => std::future::pending().await,
@@ -148,13 +150,14 @@ impl Turn {
         for _ in 0..FRAMES_MAX {
             let Some((region, frame)) = regions.node.poll_to(regions.clock.now(), may_send) else { break };
             if let Some(identity) = regions.names.identity(region) {
-                // A connection that ended meanwhile: what it said is sent again on the next one.
+                // If the connection has ended meanwhile, the content is sent again on the next one.
                 let _ = regions.mesh.send(identity, frame);
             }
         }
     }
 
-    /// Writes down what another node ordered, and was adopted with this tick; what was ordered here is written down already.
+    /// Writes down an order of another node whose version this tick adopted. An order of this node is written
+    /// down already.
     fn note_adopted(&mut self, regions: &Regions, now: Now) {
         let before = self.adopted.as_ref().map_or_else(VersionId::default, |version| version.version_id);
         if regions.node.marks().0 == before {
@@ -170,10 +173,10 @@ impl Turn {
         self.adopted = Some(version);
     }
 
-    /// What is in force must be found by the next start.
+    /// Writes the schedule in force down for the next start, if it has changed.
     fn keep_schedule(&mut self, regions: &Regions, now: Now) {
         let (version_id, _) = regions.node.marks();
-        // A journal that is down is the writer's to try.
+        // If the journal is down, the writer tries again.
         let is_down = regions.node.is_journal_down();
         if self.kept == Some(version_id) || version_id == VersionId::default() || is_down {
             return;
@@ -203,7 +206,7 @@ impl Turn {
         }
     }
 
-    /// Says that the authority could make no version: its next certificate must let it.
+    /// Warns if the authority could not make a version: its next certificate must let it.
     fn tell_role(&mut self, regions: &Regions, now: Now) {
         let is_authority = regions.node.version().is_some_and(|version| version.authority == regions.me);
         if is_authority
@@ -214,7 +217,8 @@ impl Turn {
         }
     }
 
-    /// Says when this node goes by another wall than before, and that a peer's wall is further off than the catalogue allows.
+    /// Logs when this node uses another wall than before, and when a peer's wall is further off than the
+    /// catalogue allows.
     fn tell_clock(&mut self, regions: &Regions, now: Now) {
         let Some(membership) = regions.node.membership(now) else { return };
         let before = std::mem::replace(&mut self.wall, membership.wall);

@@ -1,11 +1,12 @@
-//! A node among regions: what surrounds the pure node so that it can talk to the others.
+//! A node among regions: the parts around the pure node that let it talk to the others.
 //!
-//! - `driver` waits for frames and for time, hands both to the node, and sends what it says;
+//! - `driver` waits for frames and for time, hands both to the node, and sends its answers;
 //! - `authority` turns orders into versions of the catalogue;
-//! - [`audit`] writes every one of them down;
-//! - `status` says how the node stands, [`admin`] answers and takes orders over gRPC.
+//! - [`audit`] writes each version down;
+//! - `status` shows the state of the node, [`admin`] answers operators and takes orders over gRPC.
 //!
-//! Nothing in here decides what may be spent: that is the node's, and its promise does not depend on this.
+//! Nothing here decides what may be spent. Such decisions are the node's, and its promise does not depend on
+//! this module.
 
 pub mod admin;
 mod alone;
@@ -49,7 +50,7 @@ use crate::{
 
 /// This node's incarnation, in the journal.
 pub(crate) const INCARNATION: &str = "incarnation";
-/// What a peer notices this node's restart by, in the journal.
+/// The journal's value with the key by which a peer notices this node's restart.
 const RESET_KEY: &str = "reset_key";
 
 /// Why a node cannot take its place among the regions.
@@ -58,7 +59,7 @@ pub enum RegionsError {
     /// Its certificates cannot be used.
     #[error(transparent)]
     Certificates(Box<CertFault>),
-    /// Nothing can be signed by the certificate's key.
+    /// The certificate's key cannot sign.
     #[error(
         "the certificate's key cannot sign: {0}. Make the certificate anew with an Ed25519, ECDSA or RSA key"
     )]
@@ -105,22 +106,22 @@ pub struct Regions {
     settings: config::Regions,
     names: Names,
     mesh: Mesh,
-    /// Signs what this node says of itself, and knows what others signed.
+    /// Signs this node's statements, and checks the other nodes' signatures.
     notary: Arc<Notary>,
     authority: Mutex<Authority>,
-    /// What this node's file says, to be compared with the catalogue.
+    /// The limits of this node's file, to compare with the catalogue.
     file: RwLock<Vec<LimitSpec>>,
-    /// What the cells are tagged with, should this node begin a catalogue.
+    /// The key that tags the cells if this node begins a catalogue.
     key: [u8; 16],
     certificate_expiry_s: AtomicU64,
-    /// Whether what changed in the file is still to be ordered.
+    /// Whether a change of the file is still to be ordered.
     file_waits: AtomicBool,
     /// Requests that wait for units of other regions.
     waiting: Arc<Waiting>,
     differences: Mutex<Option<Differences>>,
 }
 
-/// How many differences there are between the file and the catalogue, as they were counted last.
+/// The last count of the differences between the file and the catalogue.
 #[derive(Clone, Copy, Debug)]
 struct Differences {
     count: u64,
@@ -128,10 +129,10 @@ struct Differences {
     at_ns: u64,
 }
 
-/// Differences are counted again after this time, in nanoseconds: overrides end by themselves.
+/// Differences are counted again after this time, in nanoseconds, because overrides end by themselves.
 const DIFFERENCES_NS: u64 = 60 * 1_000_000_000;
 
-/// What a node needs to take its place.
+/// The parts that a node needs to take its place.
 #[derive(Debug)]
 pub(crate) struct Place<'a> {
     pub(crate) config: &'a config::Config,
@@ -147,15 +148,15 @@ pub(crate) struct Place<'a> {
     pub(crate) waiting: Arc<Waiting>,
 }
 
-/// A node that can take its place among the regions, and of which nobody has heard.
+/// A node that is ready to take its place among the regions, and that no other node has heard of.
 #[derive(Debug)]
 pub(crate) struct Joining {
     regions: Arc<Regions>,
     events: mpsc::Receiver<Event>,
 }
 
-/// Who this node is, and whether it was here before: its incarnation is in the journal. A journal without one is a new
-/// node's, and gets it when that begins.
+/// Reads this node's identity, and whether the node was here before: then its incarnation is in the journal.
+/// A new node gets an incarnation, which the journal has once the node begins.
 ///
 /// # Errors
 /// The journal cannot be read.
@@ -177,18 +178,19 @@ pub(crate) fn identity(
     Ok((Home { incarnation, loan_ttl_ns: LOAN_TTL_NS }, kept.is_some()))
 }
 
-/// When numbers of incarnations began, in nanoseconds since the epoch, and how long each has.
+/// When the numbers of incarnations begin, in nanoseconds since the epoch; and, below, how long each number
+/// lasts.
 const BEGAN_NS: u64 = 1_735_689_600 * 1_000_000_000;
 const QUARTER_NS: u64 = 250_000_000;
 
-/// The number of an incarnation that begins now: quarters of a second since 2025, which fit until 2059. Whoever loses a
-/// disk comes back later than it began, so its number is a higher one; that of a clock that is far behind is not, and
-/// is refused by the peers. Nobody begins at 0.
+/// The number of an incarnation that begins now: quarters of a second since 2025, which fit until 2059. A
+/// node that loses its disk comes back later than it began, so its number is higher. If its clock is far
+/// behind, the number is lower, and peers refuse the node. No incarnation begins at 0.
 pub(crate) fn incarnation_at(wall_ns: u64) -> u32 {
     u32::try_from(wall_ns.saturating_sub(BEGAN_NS) / QUARTER_NS).unwrap_or(u32::MAX).max(1)
 }
 
-/// From when on a wall gives this number, in nanoseconds since the epoch.
+/// The first time of a wall that gives this number, in nanoseconds since the epoch.
 pub(crate) fn incarnation_ns(number: u32) -> u64 {
     BEGAN_NS + u64::from(number) * QUARTER_NS
 }
@@ -203,10 +205,10 @@ fn reset_key(store: &dyn Store, chance: &Chance) -> Result<[u8; 32], RegionsErro
 }
 
 impl Regions {
-    /// Does what may fail of taking a place: nothing leaves, and the node is told nothing, before [`Joining::start`].
-    /// `connect` starts the mesh.
+    /// Does all of taking a place that may fail. Before [`Joining::start`] nothing is sent, and the node is
+    /// told nothing. `connect` starts the mesh.
     ///
-    /// # Errors
+    /// A fault of the certificates, the journal or the system.
     /// The certificates, the journal or the system.
     pub(crate) fn prepare<E: From<RegionsError>>(
         place: Place<'_>,
@@ -258,7 +260,7 @@ impl Regions {
         self.mesh.local_addr()
     }
 
-    /// Uses other certificates for connections from now on.
+    /// Uses other certificates for new connections.
     pub(crate) fn reload_certificates(&self, config: &config::Config) -> Result<(), RegionsError> {
         let credentials = credentials(config)?;
         self.mesh.replace_credentials(&credentials)?;
@@ -268,31 +270,32 @@ impl Regions {
         Ok(())
     }
 
-    /// How this node stands.
+    /// The state of this node.
     pub(crate) fn status(&self, shared: &Shared) -> NodeStatus {
         let own = self.names.identity(self.me.member);
         let (region, node) = own.map_or(("", ""), |own| (own.region.as_str(), own.node.as_str()));
         status::of_node(shared, Some(self), (region, node))
     }
 
-    /// Has the node of another region, `region/node`, settle a charge that it made; says whether it will be told.
+    /// Has the node of another region, `region/node`, settle a charge that it made. Says whether the node
+    /// will be told.
     pub(crate) fn forward(&self, node: &str, id: ChargeId, cost: Option<u64>) -> bool {
         let identity = node.split_once('/').map(|(region, node)| MeshIdentity::new(region, node));
         let number = identity.and_then(|identity| self.names.region_of(&identity));
         number.is_some_and(|number| self.node.forward(number, id, cost))
     }
 
-    /// What this region has of the cells that a request hits, and what it knows of the others.
+    /// The shares of this region in the cells that a request hits, and what it knows of the other regions'.
     pub(crate) fn shares(&self, answer: &Answer, catalogue: &Catalogue, now: Now) -> Vec<Share> {
         status::shares(self, answer, catalogue, now)
     }
 
-    /// What the mesh has refused since the start.
+    /// The refusals of the mesh since the start.
     pub(crate) fn refused(&self) -> Refusals {
         self.mesh.refused()
     }
 
-    /// That of this node's certificate.
+    /// The fingerprint of this node's certificate.
     pub(crate) fn fingerprint(&self) -> Fingerprint {
         self.notary.fingerprint()
     }
@@ -302,15 +305,15 @@ impl Regions {
         self.certificate_expiry_s.load(Ordering::Relaxed)
     }
 
-    /// Whether this node has what it needs to decide; if not, why, and what to do.
+    /// Whether this node has what it needs to decide.
     ///
     /// # Errors
-    /// In words.
+    /// Why not, and what to do.
     pub fn ready(&self) -> Result<(), String> {
         status::ready(self, self.clock.now())
     }
 
-    /// Frames to every configured peer from now on, so that they learn of this node.
+    /// Sends frames to every configured peer from now on, so that they learn of this node.
     fn meet(&self) {
         let members = self.node.version().map(|version| version.members).unwrap_or_default();
         for region in self.names.regions().filter(|region| *region != self.me.member) {
@@ -320,7 +323,8 @@ impl Regions {
         }
     }
 
-    /// What the journal has of a limit, for a version that brings it back; nothing where it cannot be read.
+    /// The journal's rows of a limit, for a version that brings the limit back; `None` if they cannot be
+    /// read.
     fn rows(&self, limit: LimitId) -> Option<Vec<Row>> {
         let rows = self.store.rows(limit);
         rows.inspect_err(|fault| debug!(%fault, "rows of a limit cannot be read")).ok()
@@ -330,7 +334,7 @@ impl Regions {
         self.authority.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many differences there are between this node's file and the catalogue.
+    /// The number of differences between this node's file and the catalogue.
     pub(crate) fn differences(&self, now: Now) -> u64 {
         let Some(version) = self.node.version() else { return 0 };
         let mut known = self.differences.lock().unwrap_or_else(PoisonError::into_inner);
@@ -360,8 +364,8 @@ impl Joining {
         &self.regions
     }
 
-    /// Connects to the other regions. What this gives shares limits with them until `stopping`; the mesh's runtime is to
-    /// run it.
+    /// Connects to the other regions. The future that this returns shares limits with them until `stopping`;
+    /// the mesh's runtime must run it.
     pub(crate) fn start(self, stopping: watch::Receiver<bool>) -> impl Future<Output = ()> + Send {
         let Self { regions, events } = self;
         regions.meet();
@@ -370,7 +374,7 @@ impl Joining {
 }
 
 fn credentials(config: &config::Config) -> Result<Credentials, RegionsError> {
-    // A config with regions and without `tls` is refused.
+    // A config with regions and without `tls` is refused earlier.
     let folder = config.tls.clone().unwrap_or_default();
     Ok(certs::load(&folder, &mesh_identity(config))?)
 }

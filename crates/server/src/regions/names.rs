@@ -1,5 +1,5 @@
-//! Names and numbers of regions: files, certificates and people use the first, rows and frames the second. Where a region has several nodes
-//! each has a number of its own, and people call it by its own name.
+//! Names and numbers of members: files, certificates and people use names, rows and frames use numbers. If a
+//! region has several nodes, each has a number of its own, and people call it by its own name.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub(crate) struct Names {
 
 #[derive(Debug)]
 struct Named {
-    /// What people call it.
+    /// The name that people use.
     name: String,
     identity: Identity,
     address: String,
@@ -31,12 +31,12 @@ impl Names {
         Self { by_region: named.collect() }
     }
 
-    /// Every region, this node's too.
+    /// All members, this node included.
     pub(crate) fn regions(&self) -> impl Iterator<Item = MemberId> + '_ {
         self.by_region.keys().copied()
     }
 
-    /// Whom to connect to.
+    /// The peers to connect to.
     pub(crate) fn peers(&self, own: &Identity) -> Vec<PeerConfig> {
         let others = self.by_region.values().filter(|named| named.identity != *own);
         others
@@ -44,7 +44,7 @@ impl Names {
             .collect()
     }
 
-    /// The node of a region.
+    /// The identity of a member.
     pub(crate) fn identity(&self, region: MemberId) -> Option<&Identity> {
         self.by_region.get(&region).map(|named| &named.identity)
     }
@@ -53,19 +53,19 @@ impl Names {
         self.by_region.get(&region).map_or("", |named| &named.address)
     }
 
-    /// The number of a region's node; 0 where the config has no such region.
+    /// The number of a member's node; 0 if the config has no such member.
     pub(crate) fn node_of(&self, region: MemberId) -> u16 {
         self.identity(region).map_or(0, |identity| node_named(&identity.node))
     }
 
-    /// The region of a connection's certificate, if the config has it.
+    /// The member whose certificate a connection has, if the config has it.
     pub(crate) fn region_of(&self, identity: &Identity) -> Option<MemberId> {
         let either = [MemberId::named(&identity.region), MemberId::named(&identity.to_string())];
         either.into_iter().find(|number| self.identity(*number) == Some(identity))
     }
 
-    /// The number of what people call so, in the config or in a version of the catalogue. Several nodes of one region have no number in
-    /// common: then it is that of no member.
+    /// The number of a name in the config or in a version of the catalogue. A region with several nodes has
+    /// no number of its own: its name then gives the number of no member.
     pub(crate) fn number_of(&self, name: &str, version: Option<&Version>) -> MemberId {
         let configured = self.by_region.iter().find(|(_, named)| named.name == name);
         if let Some((number, _)) = configured {
@@ -77,7 +77,7 @@ impl Names {
         found.unwrap_or_else(|| MemberId::named(name))
     }
 
-    /// The nodes of a region that has several, as people call them.
+    /// The names of a region's nodes, if it has several.
     pub(crate) fn nodes_of(&self, region: &str) -> Vec<&str> {
         let of_region = self.by_region.values().filter(|named| named.identity.region == region);
         let mut names: Vec<&str> =
@@ -86,7 +86,8 @@ impl Names {
         names
     }
 
-    /// A writer for people, as `region/node`: as the config names it, or the version, or else its numbers.
+    /// The name of an incarnation, as `region/node`: from the config, or the version, or else made of its
+    /// numbers.
     pub(crate) fn of_writer(&self, incarnation: Incarnation, version: Option<&Version>) -> String {
         let configured =
             self.identity(incarnation.member).filter(|found| node_named(&found.node) == incarnation.node);
@@ -102,7 +103,7 @@ impl Names {
         }
     }
 
-    /// A region for people.
+    /// The name of a member.
     pub(crate) fn of_region(&self, region: MemberId, version: Option<&Version>) -> String {
         if let Some(named) = self.by_region.get(&region) {
             return named.name.clone();

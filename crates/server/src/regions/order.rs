@@ -1,4 +1,4 @@
-//! What an operator can order, and what comes of it. Pure: reads specs, gives specs and words.
+//! The orders of operators, and their effects. Pure: reads specs, returns specs and words.
 
 use std::collections::BTreeMap;
 
@@ -22,14 +22,14 @@ pub enum Order {
         domain: String,
         /// Its name.
         name: String,
-        /// The cell's keys and values; none for the limit's own numbers.
+        /// The cell's keys and values; empty for the limit's own numbers.
         key: BTreeMap<String, String>,
-        /// By their names in a config.
+        /// The new numbers, by their names in a config.
         numbers: BTreeMap<String, String>,
-        /// When the cell has its old numbers again.
+        /// When the override ends.
         end: Option<End>,
     },
-    /// So many units more for one cell, for the time being.
+    /// Additional units for one cell, for a time.
     Grant {
         /// The limit's domain.
         domain: String,
@@ -37,12 +37,13 @@ pub enum Order {
         name: String,
         /// The cell's keys and values, all of them.
         key: BTreeMap<String, String>,
-        /// How many.
+        /// How many units.
         units: u64,
-        /// For how long, of a bucket, in nanoseconds; the time in which it refills where nothing is said.
+        /// For a bucket, how long the grant lasts, in nanoseconds; if absent, the time in which the bucket
+        /// refills.
         for_ns: Option<u64>,
     },
-    /// As many units more for one cell as it is known to have used.
+    /// As many additional units for one cell as it is known to have used.
     Reset {
         /// The limit's domain.
         domain: String,
@@ -51,7 +52,7 @@ pub enum Order {
         /// The cell's keys and values, all of them.
         key: BTreeMap<String, String>,
     },
-    /// What changed in the authority's file, by `domain/name`: a limit that it has now, or none.
+    /// The changes of the authority's file, by `domain/name`: the limit as it is now, or `None`.
     File(Vec<(String, Option<Box<LimitSpec>>)>),
     /// A share for a region.
     Add {
@@ -60,7 +61,7 @@ pub enum Order {
         /// Its weight among the others.
         weight: u32,
     },
-    /// Another incarnation for a region whose node lost its disk.
+    /// Another incarnation for a region whose node has lost its disk.
     Recover {
         /// Its name.
         region: String,
@@ -69,10 +70,10 @@ pub enum Order {
     Evict {
         /// Its name.
         region: String,
-        /// The operator's word that its node does nothing any more.
+        /// The operator's statement that the region's node does nothing any more.
         is_fenced: bool,
     },
-    /// A region that is alive leaves.
+    /// A region that is alive gives up its share.
     Remove {
         /// Its name.
         region: String,
@@ -84,29 +85,29 @@ pub enum Order {
         /// Its weight among the others.
         weight: u32,
     },
-    /// A certificate that nobody believes any more.
+    /// Revokes a certificate.
     Revoke {
-        /// Its SHA-256, or the first digits of it.
+        /// The certificate's SHA-256, or its first digits.
         certificate: String,
     },
     /// This node becomes the authority.
     TakeOver {
-        /// The operator's word that no other authority makes versions any more.
+        /// The operator's statement that no other authority makes versions any more.
         is_fenced: bool,
     },
 }
 
-/// When numbers end.
+/// When an override ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// At this time: wall clock, in nanoseconds.
     At(u64),
-    /// So many nanoseconds from now on.
+    /// So many nanoseconds from now.
     After(u64),
 }
 
 impl End {
-    /// The time, by a wall clock, to the millisecond.
+    /// The end as a time of a wall clock. A duration ends at a whole millisecond, rounded up.
     fn at_ns(self, wall_ns: u64) -> u64 {
         match self {
             Self::At(at_ns) => at_ns,
@@ -124,42 +125,42 @@ impl std::fmt::Display for End {
     }
 }
 
-/// What is known of the use of a cell.
+/// The known use of a cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Use {
-    /// The numbers that it has, of all regions together.
+    /// The numbers of the cell, of all regions together.
     pub(super) algorithm: Algorithm,
-    /// When the window ends that is open: wall clock; 0 where it has none.
+    /// When the open window ends: wall clock; 0 if the cell has no window.
     pub(super) window_ends_ns: u64,
     /// Units that are used, at least.
     pub(super) units: u64,
-    /// Where, in words.
+    /// Where they were used, in words.
     pub(super) words: String,
 }
 
-/// Says what is known of the use of a cell; nothing where its limit is not in force.
+/// Finds the known use of a cell; `None` if its limit is not in force.
 pub(super) type Used<'a> = dyn Fn(&Limit, &Descriptor<'_>) -> Option<Use> + 'a;
 
-/// What came of an order, or would.
+/// The effects of an order, carried out or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// The version before.
     pub before: VersionId,
-    /// The version after; the same where nothing was done.
+    /// The version after; equal to the version before if nothing was done.
     pub after: VersionId,
-    /// What changes, a line each.
+    /// The changes, a line each.
     pub changes: Vec<String>,
-    /// What can go wrong, a line each.
+    /// Warnings, a line each.
     pub warnings: Vec<String>,
 }
 
-/// Why an order was not carried out. Nothing has changed.
+/// Why an order was not carried out. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum OrderFault {
-    /// Only the authority does it.
+    /// Only the authority takes this order.
     #[error("only the authority, {0}, changes the catalogue: ask it (--address)")]
     NotAuthority(String),
-    /// The others would refuse what it makes.
+    /// The other nodes would refuse the version.
     #[error(
         "the certificate of {0} lacks the URI acequia:authority, without which the other nodes take no version of the catalogue from it: make it anew with that (acequia certs DIR NODE=REGION --authority NODE), put it in place, and order again"
     )]
@@ -167,22 +168,22 @@ pub enum OrderFault {
     /// There is no catalogue yet.
     #[error("there is no catalogue yet: {0}")]
     NoCatalogue(String),
-    /// What it names is not there.
+    /// The order names something that does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// It makes no sense.
+    /// The order is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// Something must be done first.
+    /// Something else must be done first.
     #[error("{0}")]
     NotYet(String),
-    /// The rules of the catalogue forbid it.
+    /// The catalogue's rules forbid the version.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// It cannot be put in force.
+    /// The version cannot be put in force.
     #[error("the version cannot be put in force: {0}")]
     Adopt(String),
-    /// It cannot be written down.
+    /// The order cannot be written down.
     #[error("the audit log cannot be written, so nothing is changed: {0}. Make room on the disk or mend it")]
     Audit(std::io::Error),
 }
@@ -215,7 +216,7 @@ impl std::fmt::Display for Order {
     }
 }
 
-/// A limit with other numbers; or what is wrong with them. What is granted in it stays granted.
+/// A limit with other numbers for a key, or their faults. Grants stay.
 pub(super) fn with_numbers(
     spec: &LimitSpec,
     key: &Key,
@@ -268,17 +269,18 @@ fn own_numbers(spec: &LimitSpec, numbers: &BTreeMap<String, String>) -> Result<L
     serde_json::from_value(value).map_err(|fault| invalid(fault.to_string()))
 }
 
-/// What an order changes in a limit, beside its numbers: lines to say first, and what to think of twice.
+/// The first lines about an order's changes in a limit, and its warnings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Said {
     pub(super) changes: Vec<String>,
     pub(super) warnings: Vec<String>,
 }
 
-/// How long a grant should last at least, so that regions far away have some of it.
+/// How long a grant should last at least, so that distant regions get a part of it.
 const GRANT_NS_MIN: u64 = 2_000_000_000;
 
-/// A limit after an order about its numbers, and what there is to say of that. What has ended in it is forgotten.
+/// A limit after an order about its numbers, and the words about the order. Overrides that have ended are
+/// dropped.
 pub(super) fn ordered_limit(
     order: &Order,
     before: &LimitSpec,
@@ -314,7 +316,7 @@ pub(super) fn ordered_limit(
     let units = match units {
         Some(units) => units,
         None => {
-            // What was granted before for the same use is not granted again.
+            // Units that were granted for the same use are not granted again.
             let before = overrides::granted(&spec, &exact);
             let units = cell.units.saturating_sub(before);
             let budget = cell.algorithm.budget().saturating_sub(before);
@@ -342,7 +344,7 @@ pub(super) fn ordered_limit(
     Ok((overrides::grant(&spec, key, units, until_ns, about)?, said))
 }
 
-/// What another set of limits changes, and what of it needs a second thought.
+/// The changes from one set of limits to another, and the warnings about them.
 pub(super) fn compare(before: &[LimitSpec], after: &[LimitSpec], wall_ns: u64) -> (Vec<String>, Vec<String>) {
     let mut changes = Vec::new();
     let (old_specs, new_specs) = (by_path(before), by_path(after));
@@ -398,8 +400,8 @@ fn warn_of(path: &str, (old, new): (&Limit, &Limit), wall_ns: u64, warnings: &mu
     }
 }
 
-/// Whether cells with numbers of their own have less than before: an override is lower, or new and lower than the
-/// limit's own numbers, or gone and was higher.
+/// Whether an override leaves its cells less than before: a lower override, a new one below the limit's own
+/// numbers, or a higher one that is gone.
 fn lowers_some(old: &Limit, new: &Limit, wall_ns: u64) -> bool {
     let of = |limit: &Limit, whose: &[Condition]| {
         let found = limit.overrides.iter().find(|other| other.when == whose && !other.is_over(wall_ns));
@@ -415,7 +417,7 @@ fn is_lower(old: &Algorithm, new: &Algorithm) -> bool {
     new.budget() < old.budget() || rate_milli(new) < rate_milli(old)
 }
 
-/// Units a second, in thousandths; 0 where there is no rate.
+/// Units a second, in thousandths; 0 if there is no rate.
 pub(crate) fn rate_milli(algorithm: &Algorithm) -> u64 {
     match algorithm {
         Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => meter.rate_milli(),

@@ -1,8 +1,9 @@
-//! Numbers for single cells: the overrides that orders write into a limit, with their end, their reason and who gave
-//! them. Pure: reads specs, gives specs and words.
+//! Overrides of single cells: orders write them into a limit, with their end, reason and author. Pure: reads
+//! specs, returns specs and words.
 //!
-//! What is granted stands on top of whatever numbers the cell has otherwise, until it ends. So grants come before all other
-//! overrides, the one that ends first before the others, and are written anew whenever what they stand on changes.
+//! Granted units come on top of the cell's other numbers, until the grant ends. So grants stand before all
+//! other overrides, and a grant that ends earlier stands before a later one. Grants are written anew whenever
+//! the numbers below them change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +19,8 @@ use jiff::Timestamp;
 
 use super::{audit::clean, order::OrderFault};
 
-/// The longest reason and name that an override keeps, in bytes: every region keeps them, in a catalogue of a mebibyte.
+/// The longest reason and name in an override, in bytes: every region keeps them, in a catalogue of a
+/// mebibyte.
 const WORDS_BYTES_MAX: usize = 256;
 /// The fields of an override that are neither numbers nor a key.
 const ABOUT: [&str; 4] = ["until", "why", "author", "granted"];
@@ -26,21 +28,21 @@ const ABOUT: [&str; 4] = ["until", "why", "author", "granted"];
 /// An override as it is written.
 type Fields = BTreeMap<String, ValueSpec>;
 
-/// Whose numbers: the values of a limit's `by`.
+/// The cells of an override: values of a limit's `by`.
 pub(super) type Key = BTreeMap<String, String>;
 
-/// What an override says of itself.
+/// An override's description.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct About<'a> {
     /// When it ends: wall clock.
     pub(super) until_ns: Option<u64>,
-    /// Why it is there.
+    /// The reason.
     pub(super) why: &'a str,
-    /// Who says so.
+    /// The author.
     pub(super) author: &'a str,
 }
 
-/// Units on top of what a cell has.
+/// Units on top of the cell's other numbers.
 #[derive(Clone, Debug, PartialEq)]
 struct Grant {
     units: u64,
@@ -49,7 +51,8 @@ struct Grant {
     author: Option<ValueSpec>,
 }
 
-/// The override of exactly this key gets the numbers; a new one comes before the others, so that it counts.
+/// Sets the numbers of the override with exactly this key. A new override stands before the others, so that
+/// it counts.
 pub(super) fn set(
     spec: &LimitSpec,
     key: &Key,
@@ -70,7 +73,7 @@ pub(super) fn set(
     Ok(spec)
 }
 
-/// The one cell of this key gets so many units more until then.
+/// Grants the one cell of this key so many units until a time.
 pub(super) fn grant(
     spec: &LimitSpec,
     key: &Key,
@@ -87,13 +90,14 @@ pub(super) fn grant(
     let mut fields: Fields = key.iter().map(|(name, value)| (name.clone(), one(value))).collect();
     fields.extend(said(&spec, About { until_ns: Some(until_ns), ..about }));
     fields.insert("granted".to_owned(), one(&units.to_string()));
-    // Any number: what it stands on is found when grants are written anew.
+    // Any number will do: the sum is made when grants are written anew.
     fields.insert(name.to_owned(), one("1"));
     spec.overrides.insert(0, fields);
     regrant(&spec)
 }
 
-/// The limit with its grants written anew: on top of the numbers that their cells have otherwise, and before all others.
+/// The limit with its grants written anew: before all other overrides, and on top of the numbers that their
+/// cells have otherwise.
 ///
 /// # Errors
 /// The sum is more than can be counted, or the limit cannot be read.
@@ -120,8 +124,8 @@ pub(super) fn regrant(spec: &LimitSpec) -> Result<LimitSpec, OrderFault> {
     read(&bare).map(|_| bare)
 }
 
-/// The grants of one cell as overrides, the first to end in front. Where what they stand on ends before them, there is one
-/// more from then on.
+/// The grants of one cell as overrides, in the order of their ends. If the numbers below change before the
+/// grants end, there is one more override from then on.
 fn written(limit: &Limit, key: &Key, grants: &[Grant]) -> Result<Vec<Fields>, OrderFault> {
     let spec = &limit.spec;
     let name = spec.units_name().ok_or_else(|| invalid("the limit has no units to grant"))?;
@@ -150,12 +154,12 @@ fn written(limit: &Limit, key: &Key, grants: &[Grant]) -> Result<Vec<Fields>, Or
         fields.insert(name.to_owned(), one(&sum.to_string()));
         fields.insert("granted".to_owned(), one(&own.to_string()));
         fields.insert("until".to_owned(), one(&instant(end_ns)));
-        // Of several, what was said last.
+        // If several grants end together, the last reason and author count.
         let mut why = ending().filter_map(|grant| grant.why.clone());
         let mut author = ending().filter_map(|grant| grant.author.clone());
         fields.extend(why.next().map(|why| ("why".to_owned(), why)));
         fields.extend(author.next().map(|author| ("author".to_owned(), author)));
-        // One that says the same for longer is enough.
+        // If the next override is equal and lasts longer, this one is not needed.
         if let Some(before) = all.last()
             && before.get("granted") == Some(&one("0"))
             && spec.number_names().iter().all(|number| before.get(*number) == fields.get(*number))
@@ -173,7 +177,7 @@ pub(super) fn granted(spec: &LimitSpec, exact: &Key) -> u64 {
     of.filter_map(grant_of).map(|grant| grant.units).fold(0, u64::saturating_add)
 }
 
-/// The grants of `from` in another spec of the same limit, where it can have them.
+/// The grants of `from`, moved to another spec of the limit if it can have them.
 pub(super) fn keep_grants(from: &LimitSpec, to: &LimitSpec) -> LimitSpec {
     let granted = from.overrides.iter().filter(|fields| is_grant(from, fields)).cloned();
     let mut kept = to.clone();
@@ -182,7 +186,7 @@ pub(super) fn keep_grants(from: &LimitSpec, to: &LimitSpec) -> LimitSpec {
     regrant(&kept).unwrap_or_else(|_| to.clone())
 }
 
-/// What an operator's file could say: without the grants, and without what has ended.
+/// The lasting part of a spec, which a file could say: without grants, and without overrides that have ended.
 pub(super) fn lasting(spec: &LimitSpec, wall_ns: u64) -> LimitSpec {
     let mut lasting = spec.clone();
     lasting.forget_ended(wall_ns);
@@ -190,8 +194,8 @@ pub(super) fn lasting(spec: &LimitSpec, wall_ns: u64) -> LimitSpec {
     lasting
 }
 
-/// When units that are granted now end: with the open window, after one sliding window, or after a time that is said, for
-/// buckets; where it is not, after the time in which a bucket refills.
+/// When units that are granted now end. For fixed windows: with the open window. For sliding windows: after
+/// one window. For buckets: after the given time, or else the time in which a bucket refills.
 pub(super) fn grant_ends_ns(
     algorithm: &Algorithm,
     window_ends_ns: u64,
@@ -212,7 +216,7 @@ pub(super) fn grant_ends_ns(
     }
 }
 
-/// The key of exactly one cell, as an override writes it; or what is wrong with it.
+/// The key of exactly one cell, as an override writes it; or its fault.
 pub(super) fn exact(spec: &LimitSpec, key: &Key) -> Result<Key, OrderFault> {
     let path = format!("{}/{}", spec.domain, spec.name);
     let by: Vec<&str> = spec.by.iter().map(BySpec::key).collect();
@@ -253,7 +257,7 @@ fn is_address(spec: &LimitSpec, name: &str) -> bool {
     spec.by.iter().any(|by| matches!(by, BySpec::Address(address) if address.ip == name))
 }
 
-/// Addresses in their canonical form, since cells have one set of numbers however an address is written.
+/// The key with addresses in canonical form: a cell has one set of numbers, however its address is written.
 fn canonical(spec: &LimitSpec, key: &Key) -> Key {
     let one = |(name, value): (&String, &String)| {
         let address = value.parse::<IpAddr>().ok().filter(|_| is_address(spec, name));
@@ -262,12 +266,12 @@ fn canonical(spec: &LimitSpec, key: &Key) -> Key {
     key.iter().map(one).collect()
 }
 
-/// The value that an override's pattern stands for, of one cell.
+/// The value of one cell that an override's pattern stands for.
 fn unescaped(pattern: &str) -> &str {
     pattern.strip_prefix('\\').unwrap_or(pattern)
 }
 
-/// The value of an exact key, as requests have it.
+/// The values of an exact key, as requests have them.
 pub(super) fn values(exact: &Key) -> Vec<(&[u8], &[u8])> {
     exact.iter().map(|(name, value)| (name.as_bytes(), unescaped(value).as_bytes())).collect()
 }
@@ -284,7 +288,7 @@ fn is_grant(spec: &LimitSpec, fields: &Fields) -> bool {
     fields.contains_key("granted") && !counts_by(spec, "granted")
 }
 
-/// Whether an override is that of this key, and of no other.
+/// Whether an override has exactly this key.
 fn is_of(spec: &LimitSpec, fields: &Fields, key: &Key) -> bool {
     let whose = fields.keys().filter(|name| counts_by(spec, name));
     whose.count() == key.len() && key.iter().all(|(name, value)| fields.get(name) == Some(&one(value)))
@@ -299,14 +303,14 @@ fn text_of<'a>(fields: &'a Fields, name: &str) -> Option<&'a str> {
     fields.get(name)?.texts().first().map(String::as_str)
 }
 
-/// Nothing where it only bridges from what it stood on to what it stands on.
+/// The grant of an override; `None` for an override that only bridges a change of the numbers below a grant.
 fn grant_of(fields: &Fields) -> Option<Grant> {
     let units = parse_units(text_of(fields, "granted")?).ok().filter(|units| *units > 0)?;
     let until_ns = parse_instant_ns(text_of(fields, "until")?).ok()?;
     Some(Grant { units, until_ns, why: fields.get("why").cloned(), author: fields.get("author").cloned() })
 }
 
-/// What an override says of itself, as fields.
+/// The description of an override, as fields.
 fn said(spec: &LimitSpec, about: About<'_>) -> Vec<(String, ValueSpec)> {
     let until = about.until_ns.map(|until_ns| ("until".to_owned(), one(&instant(until_ns))));
     let words = |name: &str, text: &str| {
@@ -327,7 +331,7 @@ fn invalid(what: &str) -> OrderFault {
     OrderFault::Invalid(what.to_owned())
 }
 
-/// A limit, or what is wrong with it.
+/// Makes a limit, or returns its fault.
 pub(super) fn read(spec: &LimitSpec) -> Result<Limit, OrderFault> {
     Limit::new(spec.clone()).map_err(|faults| {
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
@@ -340,7 +344,7 @@ pub(super) fn instant(wall_ns: u64) -> String {
     Timestamp::from_nanosecond(i128::from(wall_ns)).map_or_else(|_| wall_ns.to_string(), |at| at.to_string())
 }
 
-/// A key as it is written in a limit's path: `[tenant=big-co]`; nothing for none.
+/// A key as it is written in a limit's path: `[tenant=big-co]`; empty for an empty key.
 pub(super) fn brackets(key: &Key) -> String {
     if key.is_empty() {
         return String::new();
@@ -350,7 +354,7 @@ pub(super) fn brackets(key: &Key) -> String {
     format!("[{}]", pairs.collect::<Vec<_>>().join(","))
 }
 
-/// What other overrides change, a line each.
+/// The changes between the overrides of two specs, a line each.
 pub(super) fn changes(before: &LimitSpec, after: &LimitSpec) -> Vec<String> {
     let path = format!("{}/{}", after.domain, after.name);
     let gone = before.overrides.iter().filter(|fields| !after.overrides.contains(fields));
@@ -364,7 +368,7 @@ pub(super) fn changes(before: &LimitSpec, after: &LimitSpec) -> Vec<String> {
     all
 }
 
-/// An override: whose, which numbers, until when, and why.
+/// An override in words: its cells, numbers, end and reason.
 fn words(spec: &LimitSpec, fields: &Fields) -> String {
     let is_number = |name: &String| spec.number_names().contains(&name.as_str());
     let pairs = |wanted: &dyn Fn(&String) -> bool, between: &str| {
@@ -394,7 +398,7 @@ fn words(spec: &LimitSpec, fields: &Fields) -> String {
     words
 }
 
-/// Nothing wrong with an end, or that it is no end.
+/// Checks that the end lies ahead.
 pub(super) fn check_end(until_ns: Option<u64>, wall_ns: u64) -> Result<(), OrderFault> {
     match until_ns {
         Some(until_ns) if until_ns <= wall_ns => Err(invalid(&format!(
@@ -428,7 +432,7 @@ mod tests {
         About { until_ns: None, why: "a launch", author: "ana" }
     }
 
-    /// What a cell may have at a time.
+    /// The units of a cell at a time.
     fn units(spec: &LimitSpec, tenant: &str, wall_ns: u64) -> u64 {
         let limit = read(spec).expect("a limit");
         let entries = [(&b"tenant"[..], tenant.as_bytes())];

@@ -6,11 +6,12 @@ use acequia_mesh::{Identity, Notary, Signed};
 use acequia_node::sharing::{Role, Seal, SealFault, Seals};
 use acequia_rights::{Incarnation, MemberId, node_named};
 
-/// The node's way to sign and to check: who a certificate names is who writes.
+/// Signs and checks for the node: the name in a certificate must be that of the writer.
 #[derive(Debug)]
 pub(super) struct Certified(pub(super) Arc<Notary>);
 
-/// Whether a certificate's name is a writer's: a region with one node goes by its own number, others go by a number a node.
+/// Whether a certificate's name is that of an incarnation. In a region with one node the region has the
+/// number, in others each node has its own.
 fn speaks_for(identity: &Identity, incarnation: Incarnation) -> bool {
     let numbers = [MemberId::named(&identity.region), MemberId::named(&identity.to_string())];
     numbers.contains(&incarnation.member) && node_named(&identity.node) == incarnation.node

@@ -1,4 +1,4 @@
-//! How a node stands, for people and programs.
+//! The state of a node, for people and programs.
 
 use std::sync::PoisonError;
 
@@ -71,7 +71,7 @@ pub(super) fn ready(regions: &Regions, now: Now) -> Result<(), String> {
     }
 }
 
-/// How a node stands, alone or among regions.
+/// The state of a node, alone or among regions.
 pub(crate) fn of_node(shared: &Shared, regions: Option<&Regions>, names: (&str, &str)) -> api::NodeStatus {
     let now = shared.clock.now();
     let overview = shared.node.overview(now);
@@ -145,7 +145,8 @@ pub(super) fn api_mark(mark: VersionId) -> Option<api::Mark> {
     Some(api::Mark { epoch: mark.epoch, number: mark.number })
 }
 
-/// Every change of shares spares windows that begin while it is acknowledged, which is over before anybody could read that.
+/// Changes of shares spare windows that begin while the change is acknowledged. Such a delay is shorter than
+/// this time, and is not shown.
 const TOLD_AHEAD_NS: u64 = 1_000_000_000;
 
 pub(super) fn catalogue_of(
@@ -191,13 +192,13 @@ fn pending(regions: &Regions, version: &Version, progress: &Progress) -> Vec<api
     waits.collect()
 }
 
-/// Where the file and the catalogue differ in what lasts: grants and what has ended are no difference.
+/// The lasting differences between the file and the catalogue, without grants and overrides that have ended.
 pub(super) fn differences_of(regions: &Regions, version: &Version, now: Now) -> Vec<String> {
     let Ok(specs) = specs_of(version) else { return Vec::new() };
     differences_in_words(&regions.file(), &specs, now.wall_ns)
 }
 
-/// Where the limits of a file differ in what lasts from those that count.
+/// The lasting differences between the limits of a file and those in force.
 pub(super) fn differences_in_words(file: &[LimitSpec], in_force: &[LimitSpec], wall_ns: u64) -> Vec<String> {
     let lasting =
         |specs: &[LimitSpec]| -> Vec<LimitSpec> { specs.iter().map(|spec| lasting(spec, wall_ns)).collect() };
@@ -262,7 +263,7 @@ fn peers(regions: &Regions, seen: &[PeerView], version: Option<&Version>, now: N
     others.filter_map(peer).collect()
 }
 
-/// What this region has of the cells that a request hits, and what it knows of the others.
+/// The shares of this region in the cells that a request hits, and what it knows of the other regions'.
 pub(crate) fn shares(regions: &Regions, answer: &Answer, catalogue: &Catalogue, now: Now) -> Vec<api::Share> {
     let version = regions.node.version();
     let seen = regions.node.peers(now);

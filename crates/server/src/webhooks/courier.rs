@@ -1,4 +1,4 @@
-//! Carries a hook's events to it, one at a time: whoever hangs holds up only itself.
+//! Carries a hook's events to it, one at a time: a receiver that hangs delays only its own events.
 
 use std::{
     sync::Arc,
@@ -14,7 +14,7 @@ use super::{
     queue::Letter,
 };
 
-/// How long the rest of an answer is waited for, once its head has said all that counts.
+/// How long the courier waits for the rest of an answer, once the head has said all that counts.
 const REST_WAIT: Duration = Duration::from_secs(1);
 
 /// Runs until the hook has ended.
@@ -23,7 +23,7 @@ pub(super) async fn carry(hook: Arc<Hook>) {
         match hook.next(Instant::now()) {
             Next::Send(letter) => {
                 let outcome = send(&letter, &hook.settings()).await;
-                // A system without chance still gets a wait.
+                // Without a source of chance there is still a wait.
                 let random = getrandom::u64().unwrap_or(u64::MAX);
                 hook.settle(letter, outcome, random, Instant::now());
             }
@@ -42,8 +42,8 @@ pub(super) async fn carry(hook: Arc<Hook>) {
 
 async fn send(letter: &Letter, settings: &Settings) -> Outcome {
     let Settings { secret, timeout: patience, post, .. } = settings;
-    // The time of this try, for receivers refuse what was signed too long ago; and not by the node's clock, which does
-    // not go back where the wall does: they compare it with true time.
+    // The time of this try, since receivers refuse signatures that are too old. It is the system's time and
+    // not the node's clock, which does not go back where the wall does: receivers compare with true time.
     let at_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let signature = secret.sign(&letter.id, at_s, &letter.body);
     let message = Message { id: &letter.id, at_s, signature, body: letter.body.clone() };
@@ -51,7 +51,7 @@ async fn send(letter: &Letter, settings: &Settings) -> Outcome {
         Ok(Ok(answer)) => {
             let (status, verdict) =
                 (answer.status(), verdict(answer.status(), answer.headers(), SystemTime::now()));
-            // Where it is cut short, the next try opens another connection.
+            // If the answer is cut short, the next try opens another connection.
             let _ = timeout(REST_WAIT, post::discard(answer.into_body())).await;
             Outcome::Answered(status, verdict)
         }

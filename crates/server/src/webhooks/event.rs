@@ -1,18 +1,20 @@
-//! What operators are told: a cell has passed a threshold of its limit.
+//! The events for operators: a cell has passed a threshold of its limit.
 
 use std::fmt::Write as _;
 
 use ring::digest::{SHA256, digest};
 use serde::Serialize;
 
-/// Bytes of a key or a value that are told. Callers choose values; what is longer is cut there and ends with `…`.
+/// The most bytes of a key or a value in an event. Callers choose values; a longer text is cut there and ends
+/// with `…`.
 const TEXT_BYTES_MAX: usize = 1_024;
-/// Bytes of an id.
+/// The longest id, in bytes.
 const ID_BYTES_MAX: usize = 128;
 
-/// A cell has used as much of its budget as a threshold of its limit says: once for each threshold and window.
+/// A cell has used as much of its budget as a threshold of its limit says. There is one event for each
+/// threshold and window.
 ///
-/// What a hook receives is this as a JSON object, with the fields as they are named here:
+/// A hook receives the event as a JSON object, with the fields as they are named here:
 ///
 /// ```json
 /// {
@@ -31,18 +33,18 @@ const ID_BYTES_MAX: usize = 128;
 /// }
 /// ```
 ///
-/// Fields may be added, so that receivers ignore those that they do not know.
+/// Fields may be added: receivers must ignore unknown fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Event {
-    /// The same for the same event, whoever tells it and how often: receivers de-duplicate by it. It stands in
-    /// logs, so that it must not say the cell's values. 1 to 128 letters, digits, `-` and `_`; another is
-    /// replaced by its SHA-256.
+    /// Every report of one event has the same id, from any node and at any try: receivers de-duplicate by the
+    /// id. It appears in logs, so it must not contain the cell's values. An id has 1 to 128 letters, digits,
+    /// `-` and `_`; any other id is replaced by its SHA-256.
     pub id: String,
-    /// What has happened.
+    /// The kind of event.
     pub kind: Kind,
-    /// The region that tells it.
+    /// The region of the node that reports the event.
     pub region: String,
-    /// The node that tells it.
+    /// The node that reports the event.
     pub node: String,
     /// The limit's domain.
     pub domain: String,
@@ -50,19 +52,19 @@ pub struct Event {
     pub limit: String,
     /// The threshold that was passed, in percent of the budget.
     pub percent: u8,
-    /// Units that were used when it was passed.
+    /// The units that were used when the threshold was passed.
     pub used: u64,
-    /// Units that there are in all.
+    /// The whole budget, in units.
     pub budget: u64,
-    /// What the cell counts by, and its values, in the limit's order; each is told up to 1,024 bytes.
+    /// The keys that the cell counts by, and its values, in the limit's order. Each is cut after 1,024 bytes.
     pub by: Vec<(String, String)>,
-    /// When the window ends, in milliseconds since 1970; nothing where the limit has no windows.
+    /// When the window ends, in milliseconds since 1970; `None` if the limit has no windows.
     pub window_ends_ms: Option<u64>,
-    /// When it happened, in milliseconds since 1970.
+    /// When the threshold was passed, in milliseconds since 1970.
     pub at_ms: u64,
 }
 
-/// What has happened.
+/// The kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Kind {
     /// A cell has passed a threshold in `warn_at`.
@@ -76,10 +78,10 @@ impl Event {
         format!("{}/{}", self.domain, self.limit)
     }
 
-    /// The same with an id that can stand in a header, and texts that have a bound.
+    /// The event with an id that can stand in a header, and with texts of bounded length.
     pub(super) fn bounded(mut self) -> Self {
         let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
-        // A dot would be as those between the parts that are signed.
+        // A dot would look like the dots between the parts that are signed.
         if self.id.is_empty() || self.id.len() > ID_BYTES_MAX || !self.id.bytes().all(fits) {
             self.id = hex(digest(&SHA256, self.id.as_bytes()).as_ref());
         }
@@ -101,7 +103,7 @@ fn cut(text: &mut String) {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
-        // Text takes whatever is written.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");
         text
     })

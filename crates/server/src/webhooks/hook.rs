@@ -1,4 +1,4 @@
-//! One receiver: what waits for it, how it fares, and what became of what it was sent.
+//! One receiver: the events that wait for it, its health, and the counts of its deliveries.
 
 use std::{
     sync::{
@@ -22,28 +22,29 @@ use super::{
     signature::Secret,
 };
 
-/// What may change while a hook is in use.
+/// The settings that may change while a hook is in use.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) secret: Secret,
-    /// The paths of the limits that it hears of.
+    /// The paths of the limits whose events the hook receives.
     pub(super) limits: Condition,
     pub(super) timeout: Duration,
     pub(super) post: Post,
 }
 
-/// What became of the events of a hook since it was set up, and what waits.
+/// The events of a hook since it was set up, by outcome, and those that wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Events that arrived.
     pub delivered: u64,
-    /// Tries that failed and were followed by another, or will be.
+    /// Tries that failed, and that another try follows.
     pub retried: u64,
-    /// Events that were given up: no room, too old, tried too often, or the node stopped.
+    /// Events that were given up: the queue was full, they were too old or tried too often, or the node
+    /// stopped.
     pub dropped: u64,
-    /// Events that the hook does not want.
+    /// Events that the hook refused.
     pub refused: u64,
-    /// Events that wait, one on its way among them.
+    /// Events that wait, including one that is being sent.
     pub queue: u64,
 }
 
@@ -67,7 +68,7 @@ struct State {
     next: u64,
     /// Whether a letter is with the courier.
     is_sending: bool,
-    /// Until when the hook wants to hear nothing.
+    /// Until when the hook asks not to be called.
     quiet_until: Option<Instant>,
     phase: Phase,
     /// Events that were lost since the node began to stop.
@@ -79,28 +80,28 @@ struct State {
 enum Phase {
     #[default]
     Running,
-    /// The node stops: whatever waits is tried once more, now.
+    /// The node stops: each waiting event is tried once more, now.
     Draining,
-    /// And nothing more comes.
+    /// The node stops, and no more events come.
     Ending,
 }
 
-/// Events that were lost since the hook last took one.
+/// Failures since the hook last took an event.
 #[derive(Debug, Default)]
 struct Trouble {
     lost: u64,
 }
 
-/// What a courier is to do.
+/// The next step of a courier.
 #[derive(Debug)]
 pub(super) enum Next {
     Send(Letter),
-    /// Until something changes, or it is so late.
+    /// Wait until something changes, or until this time.
     Wait(Option<Instant>),
     End,
 }
 
-/// What came of a try.
+/// The outcome of a try.
 #[derive(Debug)]
 pub(super) enum Outcome {
     Answered(StatusCode, Verdict),
@@ -122,7 +123,7 @@ impl Hook {
         }
     }
 
-    /// The URL's host, by which metrics and logs know it: paths may hold secrets.
+    /// The URL's host, which metrics and logs show: paths may hold secrets.
     pub(super) fn host(&self) -> &str {
         self.url.host().unwrap_or_default()
     }
@@ -131,17 +132,17 @@ impl Hook {
         self.settings.load_full()
     }
 
-    /// From the next try on.
+    /// Changes the settings from the next try on.
     pub(super) fn set(&self, settings: Settings) {
         self.settings.store(Arc::new(settings));
     }
 
-    /// Whether it hears of a limit.
+    /// Whether the hook receives events of a limit.
     pub(super) fn wants(&self, path: &str) -> bool {
         self.settings.load().limits.accepts(path.as_bytes())
     }
 
-    /// Takes an event in for delivery. Where there is no room, the oldest are lost.
+    /// Takes an event for delivery. If there is no room, the oldest events are lost.
     pub(super) fn offer(&self, id: &str, body: Bytes, now: Instant) {
         let mut state = self.state();
         let number = state.next;
@@ -156,7 +157,7 @@ impl Hook {
         self.changed.notify_one();
     }
 
-    /// What is to be done now.
+    /// The next step now.
     pub(super) fn next(&self, now: Instant) -> Next {
         loop {
             let mut state = self.state();
@@ -180,7 +181,8 @@ impl Hook {
         }
     }
 
-    /// Takes back a letter that was sent; `random` decides how long it waits if it is to be sent again.
+    /// Takes back a letter that was sent. `random` decides how long the letter waits if it is to be sent
+    /// again.
     pub(super) fn settle(&self, mut letter: Letter, outcome: Outcome, random: u64, now: Instant) {
         let mut state = self.state();
         state.is_sending = false;
@@ -225,7 +227,7 @@ impl Hook {
         }
     }
 
-    /// From now on whatever waits, and what comes, is tried once and no more.
+    /// From now on each event, waiting or new, is tried once.
     pub(super) fn drain(&self) {
         let mut state = self.state();
         state.phase = state.phase.max(Phase::Draining);
@@ -233,13 +235,14 @@ impl Hook {
         self.changed.notify_one();
     }
 
-    /// The same, and the courier may go when nothing waits.
+    /// As [`Hook::drain`]; and the courier may end when no event waits.
     pub(super) fn end(&self) {
         self.state().phase = Phase::Ending;
         self.changed.notify_one();
     }
 
-    /// Gives up whatever waits, and says how many events were lost since [`Hook::drain`] or [`Hook::end`].
+    /// Gives up all waiting events, and says how many events were lost since [`Hook::drain`] or
+    /// [`Hook::end`].
     pub(super) fn abandon(&self) -> u64 {
         let mut state = self.state();
         let left = state.queue.clear() as u64 + u64::from(std::mem::take(&mut state.is_sending));
@@ -248,7 +251,7 @@ impl Hook {
         state.lost_stopping
     }
 
-    /// Waits until there may be something else to do.
+    /// Waits until there may be another step.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
     }
@@ -275,8 +278,8 @@ impl Hook {
         self.suffer(state, lost, &first.id, why);
     }
 
-    /// Says what is wrong: the first time in a row, and the first time that something is lost by it. What a broken hook
-    /// does after that is for metrics, or logs would be as long as its trouble.
+    /// Logs the first fault in a row, and the first loss of an event. Later faults of a broken hook appear
+    /// only in metrics, since logs would grow without a bound.
     fn suffer(&self, mut state: MutexGuard<'_, State>, lost: u64, id: &str, why: &str) {
         let is_first = state.trouble.is_none();
         let trouble = state.trouble.get_or_insert_default();
@@ -304,7 +307,7 @@ impl Hook {
     }
 }
 
-/// What an answer says that nothing changes by asking again.
+/// The refusal in words, for a status that no retry changes.
 fn refusal(status: StatusCode) -> String {
     let code = status.as_u16();
     match status {

@@ -1,15 +1,15 @@
-//! Events that operators want to hear of, told in the log and to webhooks. Nobody who decides ever waits for them.
+//! Reports events to operators, in the log and by webhooks. No decision ever waits for this.
 //!
-//! [`deliver`] takes events, logs each, and offers them to every hook of the config. A hook has a queue of its own,
-//! which is bounded and loses its oldest ([`Counts`] says how many), and a task of its own, which sends one event at
-//! a time: signed as the Standard Webhooks specification has it, within the hook's timeout, and again with longer and
-//! longer waits where that may help. All hooks together have one thread: what they do with it holds up no worker.
+//! [`deliver`] takes events, logs each, and offers them to every hook of the config. Each hook has a bounded
+//! queue that loses its oldest events ([`Counts`] says how many). A task sends one event at a time, signed as
+//! the Standard Webhooks specification says, within the hook's timeout. Where a retry may help, it tries
+//! again after longer and longer waits. All hooks together have one thread, so that they delay no worker.
 //!
-//! An event arrives at least once or is counted as lost; not always in order, since one that is tried again waits by
-//! itself. Receivers de-duplicate by its id.
+//! An event arrives at least once or is counted as lost. The order may change, since an event that is tried
+//! again waits by itself. Receivers de-duplicate by the event's id.
 //!
-//! `hook` says what is to be done and what came of it, and knows no clock; `courier` does it, by way of `post`; `pace`, `queue` and
-//! `signature` are what their names say.
+//! `hook` decides the next step and counts the outcomes, and knows no clock. `courier` carries the steps out,
+//! through `post`. `pace`, `queue` and `signature` are what their names say.
 
 mod courier;
 mod event;
@@ -43,9 +43,10 @@ use self::{
 };
 use crate::{config::WebhookConfig, worker::Shared};
 
-/// Lines in the log for the events of one [`deliver`]: a flood of cells that pass a threshold is told by its number.
+/// The most lines in the log for the events of one [`deliver`]: in a flood, the other events are only
+/// counted.
 const LOGGED_MAX: usize = 64;
-/// From here on a threshold is one that denials follow.
+/// From this percentage on denials follow a threshold.
 const PERCENT_FULL: u8 = 100;
 
 /// Why webhooks cannot be set up.
@@ -54,13 +55,13 @@ pub enum WebhooksError {
     /// A hook's secret cannot be used.
     #[error(transparent)]
     Secret(#[from] SecretFault),
-    /// There is nothing to check certificates by.
+    /// There are no root certificates.
     #[error(
         "no root certificates to know webhooks by: {0}. Install the system's `ca-certificates`, or name a file of \
          your own in SSL_CERT_FILE"
     )]
     Roots(String),
-    /// The system refuses a thread.
+    /// The system refuses to start a thread.
     #[error("cannot start the webhooks' thread: {0}")]
     System(#[from] std::io::Error),
 }
@@ -84,7 +85,7 @@ pub fn deliver(shared: &Shared, events: impl Iterator<Item = Event>) {
     }
 }
 
-/// No values of the cell but for who debugs: the id says which it is.
+/// Values of the cell appear only at the level `debug`. The id identifies the event.
 fn log(event: &Event) {
     let Event { id, percent, used, budget, .. } = event;
     let limit = event.path();
@@ -96,7 +97,7 @@ fn log(event: &Event) {
     debug!(id, by = ?event.by, "that is this cell");
 }
 
-/// The webhooks of a node. Dropping it ends them all, and whatever is on its way.
+/// The webhooks of a node. Dropping this ends all of them, with every delivery under way.
 #[derive(Debug)]
 pub struct Webhooks {
     runtime: Handle,
@@ -111,7 +112,7 @@ struct Running {
     courier: JoinHandle<()>,
 }
 
-/// Hooks of a config that can be put in force: their secrets are read.
+/// Hooks of a config that can be put in force, because their secrets are read.
 #[derive(Debug)]
 pub struct Prepared(Vec<(WebhookConfig, Secret, ClientConfig)>);
 
@@ -119,7 +120,7 @@ impl Prepared {
     /// Reads what the hooks of a config need.
     ///
     /// # Errors
-    /// A secret cannot be used, or the machine trusts nobody.
+    /// A secret cannot be used, or the machine has no root certificates.
     pub fn read(hooks: &[WebhookConfig]) -> Result<Self, WebhooksError> {
         let is_secure = |hook: &WebhookConfig| hook.url.scheme() == Some(&Scheme::HTTPS);
         let trust = if hooks.iter().any(is_secure) {
@@ -137,25 +138,25 @@ impl Prepared {
 }
 
 impl Webhooks {
-    /// A thread for webhooks, and none yet.
+    /// Starts the thread for webhooks, without any hook.
     ///
     /// # Errors
-    /// The system refuses it.
+    /// The system refuses to start the thread.
     pub fn start() -> Result<Self, WebhooksError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (alive, ended) = oneshot::channel::<()>();
         std::thread::Builder::new().name("webhooks".to_owned()).spawn(move || {
-            // Nothing is ever sent: it ends with the other side.
+            // Nothing is ever sent. The channel ends with the other side.
             let _ = runtime.block_on(ended);
-            // To look up a name may hang in the system for long, and must not hold up the end.
+            // A lookup of a name may hang in the system for long, and must not delay the end.
             runtime.shutdown_background();
         })?;
         Ok(Self { runtime: handle, running: Mutex::default(), _alive: alive })
     }
 
-    /// Puts hooks in force, and ends those that are not among them. What waits for a hook that stays goes by its
-    /// new secret and timeout.
+    /// Puts hooks in force, and ends those that are not among them. Events that wait for a hook which stays
+    /// are sent with its new secret and timeout.
     pub fn replace(&self, hooks: Prepared) {
         let mut running = self.running();
         let mut before = std::mem::take(&mut *running);
@@ -185,15 +186,15 @@ impl Webhooks {
         }
     }
 
-    /// Offers an event to every hook that wants to hear of its limit. Never waits: where a queue is full, its oldest
-    /// event is lost.
+    /// Offers an event to every hook that receives events of its limit. Never waits: if a queue is full, its
+    /// oldest event is lost.
     pub fn offer(&self, event: Event) {
         self.offer_bounded(&event.bounded());
     }
 
     fn offer_bounded(&self, event: &Event) {
         let (path, now) = (event.path(), Instant::now());
-        // Not held while something is logged: metrics are read by those who decide.
+        // The lock is not held while something is logged: a worker that answers `/metrics` takes it, too.
         let hooks: Vec<Arc<Hook>> =
             self.running().values().map(|running| Arc::clone(&running.hook)).collect();
         let mut wanted = hooks.iter().filter(|hook| hook.wants(&path)).peekable();
@@ -209,7 +210,7 @@ impl Webhooks {
         }
     }
 
-    /// What became of the events, by the hooks' hosts.
+    /// The counts of events, by the hooks' hosts.
     pub fn counts(&self) -> BTreeMap<String, Counts> {
         let mut by_host: BTreeMap<String, Counts> = BTreeMap::new();
         for Running { hook, .. } in self.running().values() {
@@ -224,14 +225,14 @@ impl Webhooks {
         by_host
     }
 
-    /// From now on the node stops: what waits, and what still comes, is tried once and no more.
+    /// From now on each event, waiting or new, is tried once.
     pub fn drain(&self) {
         for Running { hook, .. } in self.running().values() {
             hook.drain();
         }
     }
 
-    /// Waits until whatever is left was tried, or until it is too late.
+    /// Waits until all remaining events were tried, or until a time.
     pub async fn finish(&self, until: Instant) {
         let running = std::mem::take(&mut *self.running());
         for Running { hook, .. } in running.values() {
@@ -248,7 +249,7 @@ impl Webhooks {
         }
     }
 
-    /// The hooks by their URLs. Nobody holds them for longer than it takes to look at each.
+    /// The hooks by their URLs. Each holder keeps the lock only briefly.
     fn running(&self) -> MutexGuard<'_, BTreeMap<String, Running>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }

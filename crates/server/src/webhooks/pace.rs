@@ -1,32 +1,32 @@
-//! What an answer means, and when an event is tried again.
+//! The meaning of an answer, and the time of the next try.
 
 use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 
-/// How often an event is sent at most, the first time among them.
+/// How often an event is sent at most, including the first time.
 pub(super) const TRIES_MAX: u32 = 8;
-/// How long after it was offered an event is still sent: later nobody wants to be warned any more.
+/// How long after its offer an event is still sent: a later warning is of no use.
 pub(super) const AGE_MAX: Duration = Duration::from_secs(30 * 60);
-/// The longest wait before the first retry, and by how much it is longer before each next one. Eight tries are some
-/// eight minutes, which is a receiver's deployment.
+/// The longest wait before the first retry; and, below, the factor for each further retry. Eight tries take
+/// some eight minutes, which is a receiver's deployment.
 const WAIT_FIRST: Duration = Duration::from_secs(1);
 const WAIT_FACTOR: u32 = 4;
-/// The longest wait of all, also of those that a hook asks for.
+/// The longest wait of all, even if a hook asks for more.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(5 * 60);
 
-/// What an answer means for the event.
+/// The meaning of an answer for the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It has arrived.
+    /// The event has arrived.
     Delivered,
-    /// It never will.
+    /// The event will never be taken.
     Refused,
-    /// It may, later. Until the time that the hook asks for, it wants to hear nothing at all.
+    /// The event may be taken later. Until the time that the hook asks for, no event is sent to it.
     Again(Option<Duration>),
 }
 
-/// Reads an answer's head, at the wall's time.
+/// Reads the head of an answer, at a time of the wall.
 pub(super) fn verdict(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Verdict {
     match status {
         _ if status.is_success() => Verdict::Delivered,
@@ -34,8 +34,8 @@ pub(super) fn verdict(status: StatusCode, headers: &HeaderMap, now: SystemTime) 
             Verdict::Again(retry_after(headers, now))
         }
         _ if status.is_server_error() => Verdict::Again(retry_after(headers, now)),
-        // A redirect too: what was signed for one place is not carried to another that an answer names. 410 asks to be
-        // left alone; the config is the operator's, so that the hook stays until it is taken out there.
+        // This includes redirects: a message that was signed for one place is not carried to another. A 410
+        // asks to be left alone. The config is the operator's, so the hook stays until it is removed there.
         _ => Verdict::Refused,
     }
 }
@@ -45,7 +45,7 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let wait = if is_number {
-        // What does not fit is long enough.
+        // A number that does not fit is long enough.
         Duration::from_secs(text.parse().unwrap_or(u64::MAX))
     } else {
         httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default()
@@ -53,8 +53,8 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     Some(wait.min(WAIT_MAX))
 }
 
-/// How long to wait after some tries that failed. Any time up to the bound is as likely as any other, so that many
-/// nodes do not come back at once (<https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/>).
+/// The wait after some failed tries. Any time up to the bound is equally likely, so that many nodes do not
+/// come back at once (<https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/>).
 pub(super) fn backoff(tries: u32, random: u64) -> Duration {
     let longest = WAIT_FACTOR
         .checked_pow(tries.saturating_sub(1))

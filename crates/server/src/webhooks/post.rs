@@ -1,9 +1,9 @@
-//! The way to a hook: HTTP/1.1, and TLS by what this machine trusts.
+//! The way to a hook: HTTP/1.1, with TLS by the root certificates of this machine.
 //!
-//! hyper's own client, as the tree has it for gRPC, with rustls and ring as the mesh uses them: `hyper-rustls` and
-//! `rustls-native-certs` are all that is new, and no OpenSSL. It follows no redirects, knows no cookies and no proxies,
-//! and reads as much of an answer as it is asked to. The machine's own roots are what operators can add theirs to:
-//! receivers of alerts often are private.
+//! This is hyper's own client, which gRPC uses as well, with rustls and ring as in the mesh. Only
+//! `hyper-rustls` and `rustls-native-certs` come in addition, and no OpenSSL. The client follows no
+//! redirects, knows no cookies and no proxies, and reads only a bounded part of an answer. The machine's own
+//! roots are used because operators can add theirs: receivers of alerts are often private.
 
 use std::{error::Error as _, sync::Arc, time::Duration};
 
@@ -20,13 +20,13 @@ use rustls::{ClientConfig, RootCertStore, crypto::ring::default_provider};
 
 use super::WebhooksError;
 
-/// Bytes of an answer that are read. What is longer costs the connection.
+/// The most bytes of an answer that are read. A longer answer costs the connection.
 const ANSWER_BYTES_MAX: usize = 4_096;
-/// Bytes of an answer's head.
+/// The most bytes of an answer's head.
 const HEAD_BYTES_MAX: usize = 16_384;
-/// Characters that are told of a fault: a certificate may name many hosts.
+/// The most characters of a fault that are reported: a certificate may name many hosts.
 const WHY_CHARS_MAX: usize = 300;
-/// How long a connection that is not used stays open.
+/// How long an unused connection stays open.
 const IDLE: Duration = Duration::from_secs(30);
 
 const USER_AGENT: &str = concat!("acequia/", env!("CARGO_PKG_VERSION"));
@@ -35,13 +35,13 @@ const USER_AGENT: &str = concat!("acequia/", env!("CARGO_PKG_VERSION"));
 #[derive(Debug)]
 pub(super) struct Message<'a> {
     pub(super) id: &'a str,
-    /// When it is tried, in Unix seconds.
+    /// The time of the try, in Unix seconds.
     pub(super) at_s: u64,
     pub(super) signature: String,
     pub(super) body: Bytes,
 }
 
-/// A connection to a hook, made when it is needed.
+/// A connection to a hook, made on demand.
 #[derive(Debug)]
 pub(super) struct Post {
     url: Uri,
@@ -49,12 +49,12 @@ pub(super) struct Post {
 }
 
 impl Post {
-    /// A way to a URL. `patience` is how long a whole try may take.
+    /// A client for a URL. `patience`: how long a whole try may take.
     pub(super) fn new(url: Uri, trust: ClientConfig, patience: Duration) -> Self {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_nodelay(true);
-        // Shared by a name's addresses, so that one of them that is dead does not take it all.
+        // A name's addresses share this time, so that one dead address does not use all of it.
         http.set_connect_timeout(Some(patience));
         let https = HttpsConnectorBuilder::new()
             .with_tls_config(trust)
@@ -72,7 +72,8 @@ impl Post {
 }
 
 impl Post {
-    /// Sends a message, and gives the answer when its head is there. Who stops waiting cuts the connection.
+    /// Sends a message, and returns the answer once its head is there. Dropping the future cuts the
+    /// connection.
     pub(super) async fn send(&self, message: Message<'_>) -> Result<Response<Incoming>, String> {
         self.client.request(self.request(message)?).await.map_err(|fault| why(&fault))
     }
@@ -90,17 +91,17 @@ impl Post {
     }
 }
 
-/// Reads what else a hook says, up to a bound, and forgets it: then the connection can be used again.
+/// Reads and forgets the rest of an answer, up to a bound. Then the connection can be used again.
 pub(super) async fn discard(body: Incoming) {
-    // A fault in it, or too much of it, ends the connection.
+    // A fault in the answer, or too long an answer, ends the connection.
     let _ = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
 }
 
-/// Trusts what this machine trusts.
+/// Trusts the root certificates of this machine.
 pub(super) fn machine_trust() -> Result<ClientConfig, WebhooksError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // Old ones that cannot be read are none that a hook is signed by.
+    // Old roots that cannot be read do not sign any hook.
     let (_, _) = roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         let cause = found.errors.first().map_or_else(|| "there are none".to_owned(), ToString::to_string);
@@ -117,7 +118,7 @@ pub(super) fn trust(roots: RootCertStore) -> Result<ClientConfig, WebhooksError>
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// What went wrong, from the outside in: the innermost alone may be a bare number of the system's.
+/// The chain of faults, from the outermost in: the innermost alone may be a bare number of the system.
 fn why(fault: &hyper_util::client::legacy::Error) -> String {
     let mut words = fault.to_string();
     let mut inner = fault.source();

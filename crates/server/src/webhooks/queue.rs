@@ -1,27 +1,27 @@
-//! Events on their way to one hook, bounded in number and bytes: where there is no room, the oldest make it.
+//! Events on their way to one hook, bounded in number and bytes. If there is no room, the oldest leave.
 
 use std::{collections::BTreeMap, time::Instant};
 
 use bytes::Bytes;
 
-/// Events that wait for a hook. More are a flood, of which the latest say most.
+/// The most events that wait for a hook. More are a flood, and the latest events say most about it.
 pub(super) const LETTERS_MAX: usize = 1_024;
-/// Bytes of them, 4 MiB: a thousand events with long values fit.
+/// The most bytes of all these events, 4 MiB: a thousand events with long values fit.
 pub(super) const BYTES_MAX: usize = 4 << 20;
 
 /// An event on its way to a hook.
 #[derive(Clone, Debug)]
 pub(super) struct Letter {
-    /// In the order in which they were offered.
+    /// The number of the letter, in the order of the offers.
     pub(super) number: u64,
     /// The event's id.
     pub(super) id: String,
-    /// The event as JSON, which all hooks share.
+    /// The event as JSON. All hooks share these bytes.
     pub(super) body: Bytes,
     pub(super) offered: Instant,
-    /// When it is to be sent.
+    /// When the letter is to be sent.
     pub(super) due: Instant,
-    /// How often it was sent.
+    /// How often the letter was sent.
     pub(super) tries: u32,
     /// Whether the node stops, and this try is the last.
     pub(super) is_last: bool,
@@ -39,7 +39,8 @@ impl Queue {
         self.letters.len()
     }
 
-    /// Takes a letter in at its place. Gives those that had to leave, the oldest, which may include this one.
+    /// Adds a letter at its place. Returns the letters that had to leave, which are the oldest and may
+    /// include this one.
     pub(super) fn put(&mut self, letter: Letter) -> Vec<Letter> {
         if letter.body.len() > BYTES_MAX {
             return vec![letter];
@@ -60,7 +61,7 @@ impl Queue {
         self.letters.values().map(|letter| letter.due).min()
     }
 
-    /// Takes the letter that is due first; of several, the oldest.
+    /// Takes the letter that is due first; among several, the oldest.
     pub(super) fn take(&mut self) -> Option<Letter> {
         let (_, number) = self.letters.values().map(|letter| (letter.due, letter.number)).min()?;
         let letter = self.letters.remove(&number)?;
@@ -68,7 +69,7 @@ impl Queue {
         Some(letter)
     }
 
-    /// Forgets all letters, and says how many they were.
+    /// Removes all letters, and returns their number.
     pub(super) fn clear(&mut self) -> usize {
         self.bytes = 0;
         std::mem::take(&mut self.letters).len()
@@ -86,7 +87,7 @@ mod tests {
         Letter { number, id: number.to_string(), body, offered: due, due, tries: 0, is_last: false }
     }
 
-    /// How many leave when another comes.
+    /// How many letters leave when another one comes.
     fn put(queue: &mut Queue, letter: Letter) -> usize {
         queue.put(letter).len()
     }

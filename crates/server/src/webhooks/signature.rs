@@ -1,4 +1,4 @@
-//! How a hook knows who talks: the signature of the Standard Webhooks specification
+//! The signature by which a hook knows its sender, of the Standard Webhooks specification
 //! (<https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md>).
 
 use std::{
@@ -11,39 +11,39 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ring::hmac;
 
-/// The shortest key, in bytes, which is the specification's.
+/// The shortest key in the specification, in bytes.
 const SECRET_BYTES_MIN: usize = 24;
-/// The longest file: a key beyond a few hundred bytes is some other file.
+/// The longest file. A file longer than this is not a key.
 const FILE_BYTES_MAX: u64 = 4_096;
-/// In front of a key that is written as base64.
+/// The prefix of a key in base64.
 const ENCODED: &str = "whsec_";
 
-/// Why a secret cannot be used. Its content is never said.
+/// Why a secret cannot be used. A fault never shows the secret.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretFault {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {}: {cause}. Make it readable, or correct `secret_file` in `webhooks`", path.display())]
     File {
-        /// As it was named.
+        /// The file, as the config names it.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         cause: std::io::Error,
     },
-    /// It is no key.
+    /// The file holds no key.
     #[error("{} holds no webhook key: {what}. `echo whsec_$(openssl rand -base64 32)` makes one", path.display())]
     Key {
-        /// As it was named.
+        /// The file, as the config names it.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the file.
         what: String,
     },
 }
 
-/// What a hook and its node share.
+/// The secret that a hook and its node share.
 #[derive(Clone)]
 pub(super) struct Secret(hmac::Key);
 
-/// It is nobody's to print.
+/// A secret must not be printed.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
@@ -59,7 +59,7 @@ impl Secret {
         Self::new(&bytes).map_err(|what| SecretFault::Key { path: path.to_owned(), what })
     }
 
-    /// The key that a text gives: what `whsec_` stands in front of, decoded, or else the text itself.
+    /// The key in a text: after `whsec_` in base64, or else the text itself.
     pub(super) fn new(text: &[u8]) -> Result<Self, String> {
         if text.len() as u64 > FILE_BYTES_MAX {
             return Err(format!("it is longer than {FILE_BYTES_MAX} bytes"));
@@ -78,7 +78,7 @@ impl Secret {
         Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, key)))
     }
 
-    /// What says that a body was sent by who knows the secret, at a time, in Unix seconds, under an id.
+    /// The signature of a body by a holder of the secret, with a time in Unix seconds and an id.
     pub(super) fn sign(&self, id: &str, at_s: u64, body: &[u8]) -> String {
         let mut context = hmac::Context::with_key(&self.0);
         context.update(format!("{id}.{at_s}.").as_bytes());

@@ -1,14 +1,14 @@
-//! Webhooks as a whole: in time that passes at will, and with real receivers on loopback.
+//! Tests of whole webhooks: in time that a test lets pass, and with real receivers on loopback.
 
 mod passing_time;
 mod receivers;
 
 use super::*;
 
-/// What every hook of these tests shares with its receiver.
+/// The secret that all hooks and receivers of these tests share.
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-/// A warning that one tenant has used most of what it has.
+/// A warning that a tenant has used most of its budget.
 pub(super) fn event(id: &str) -> Event {
     Event {
         id: id.to_owned(),
@@ -26,7 +26,7 @@ pub(super) fn event(id: &str) -> Event {
     }
 }
 
-/// Several that differ by their ids alone.
+/// Several events with different ids.
 fn events(count: usize) -> impl Iterator<Item = Event> {
     (0..count).map(|number| event(&format!("w-{number}")))
 }

@@ -1,4 +1,4 @@
-//! A node's calls, carried to where the pools are.
+//! Carries a node's calls to its pools.
 
 use std::{fmt, future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 
@@ -17,26 +17,27 @@ use tracing::error;
 use super::{Answer, At, Pools};
 use crate::redis::{Group, Missed};
 
-/// Looks at cells that call are at least so far apart: a decision waits for a pool for a few times as long.
+/// The shortest time between two looks at cells that call for one. A decision waits for a pool a few times as
+/// long.
 const LOOK: Duration = Duration::from_millis(1);
-/// Time passes for a node at least so often.
+/// The longest time between two ticks of a node.
 const TICK: Duration = Duration::from_millis(10);
-/// What could not be written is tried again after so long.
+/// The pause until a failed write is tried again.
 const KEEP_AGAIN: Duration = Duration::from_millis(250);
 
-/// The process that a node's calls are made in.
+/// The process that makes a node's calls.
 pub trait Process: Send {
     /// The node's clocks.
     fn now(&self) -> Now;
 
-    /// Writes down which generations the node has heard of, for the processes after this one ([`Node::unkept_generations`]); says
-    /// whether that is on the disk.
+    /// Writes down which generations the node has heard of, for its later processes
+    /// ([`Node::unkept_generations`]). Says whether they are on the disk.
     fn keep(&mut self, generations: &[Heard]) -> bool;
 
-    /// A call waits for rows of [`Node::take_rows`] to be on the disk.
+    /// Asks for a write: a call waits until rows of [`Node::take_rows`] are on the disk.
     fn write(&mut self) {}
 
-    /// The node has heard something: units may have come ([`Node::news`]).
+    /// Says that the node has received an answer: units may have come ([`Node::news`]).
     fn heard(&mut self) {}
 }
 
@@ -58,11 +59,12 @@ impl<P: Process + ?Sized> Process for Box<P> {
     }
 }
 
-/// Whoever carries calls to some pools: [`share`], for those who need not know which pools they are.
+/// A client of some pools, for callers that need not know the kind of the pools. It carries calls as
+/// [`share`] does.
 #[derive(Clone)]
 pub struct PoolClient(Arc<dyn Carry>);
 
-/// The calls that are made of pools whichever they are.
+/// The calls that can be made of any kind of pools.
 trait Carry: Send + Sync {
     fn share(&self, node: Arc<Node>, process: Box<dyn Process>) -> Carrying;
 
@@ -102,12 +104,12 @@ impl fmt::Debug for PoolClient {
 }
 
 impl PoolClient {
-    /// To these pools.
+    /// A client of these pools.
     pub fn to<P: Pools + Clone + 'static>(pools: P) -> Self {
         Self(Arc::new(pools))
     }
 
-    /// Carries a node's calls until what this gives is dropped.
+    /// Carries a node's calls until the future is dropped.
     pub fn carry(&self, node: Arc<Node>, process: impl Process + 'static) -> Carrying {
         self.0.share(node, Box::new(process))
     }
@@ -115,7 +117,7 @@ impl PoolClient {
     /// As [`Pools::name`].
     ///
     /// # Errors
-    /// There is no answer: it may be done or not.
+    /// There is no answer: the call may have been executed or not.
     pub async fn name(&self, at: At<'_>, act: &name::Act) -> Result<Answer<name::NameState>, Missed> {
         self.0.name(at, act).await
     }
@@ -123,7 +125,7 @@ impl PoolClient {
     /// As [`Pools::post`].
     ///
     /// # Errors
-    /// There is no answer: it may be there or not.
+    /// There is no answer: the letter may be there or not.
     pub async fn post(&self, at: At<'_>, letter: Letter, drops_us: u64) -> Result<Answer<bool>, Missed> {
         self.0.post(at, letter, drops_us).await
     }
@@ -131,13 +133,13 @@ impl PoolClient {
     /// As [`Pools::collect`].
     ///
     /// # Errors
-    /// There is no answer: they are there still.
+    /// There is no answer: the letters are still there.
     pub async fn collect(&self, at: At<'_>, had: &[u128]) -> Result<Answer<Vec<Letter>>, Missed> {
         self.0.collect(at, had).await
     }
 }
 
-/// Carries a node's calls until the task is dropped.
+/// Carries a node's calls until the future is dropped.
 pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut process: impl Process) {
     let mut calls = JoinSet::new();
     let (mut looked, mut keep_at) = (Instant::now(), Instant::now());
@@ -150,7 +152,8 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
             biased;
             Some(answered) = calls.join_next() => {
                 hear(&node, &mut process, answered);
-                // What came with it, too: what is heard of many groups at once is written down at once.
+                // Other answers that have come are taken, too, so that the generations of many groups are
+                // written down at once.
                 while let Some(answered) = calls.try_join_next() {
                     hear(&node, &mut process, answered);
                 }
@@ -181,13 +184,13 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
     }
 }
 
-/// Waits until a cell calls for a look, and until `not_before`.
+/// Waits until a cell calls for a look, and at least until `not_before`.
 async fn called(node: &Node, not_before: Instant) {
     poll_fn(|context| node.poll_calls(context)).await;
     sleep_until(not_before).await;
 }
 
-/// Takes what came of a call.
+/// Takes the answer to a call.
 fn hear(node: &Node, process: &mut impl Process, answered: Result<(u64, PoolReply), JoinError>) {
     match answered {
         Ok((id, said)) => {
@@ -198,7 +201,7 @@ fn hear(node: &Node, process: &mut impl Process, answered: Result<(u64, PoolRepl
     }
 }
 
-/// Makes a call, once, and says what came of it.
+/// Makes a call once, and returns its reply.
 pub async fn carry(pools: &impl Pools, call: &Call) -> PoolReply {
     let Some(group) = Group::new(call.group) else { return PoolReply::Nothing };
     let deadline = Duration::from_nanos(CALL_NS);

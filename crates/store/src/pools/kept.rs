@@ -19,18 +19,18 @@ use crate::{
     redis::{Group, Missed},
 };
 
-/// Pools in a store of this process: what they answered with is there after any crash that the store survives.
+/// Pools in a store of this process: an answer holds after any crash that the store survives.
 #[derive(Debug)]
 pub struct KeptPools {
     store: Arc<dyn Store>,
     server: Mutex<ServerIdentity>,
 }
 
-/// By when cells may be dropped: wall clock, in microseconds, and the cell.
+/// The times at which cells may be dropped: wall clock, in microseconds, and the cell.
 type Due = BTreeSet<(u64, String)>;
 
 impl KeptPools {
-    /// Pools in a store. `run` names whoever keeps it: another one where it may have forgotten something.
+    /// Pools in a store. `run` names the server: use another name if the server may have forgotten something.
     pub fn new(store: Arc<dyn Store>, run: &str) -> Self {
         Self {
             store,
@@ -38,12 +38,12 @@ impl KeptPools {
         }
     }
 
-    /// The store as it is may have forgotten something.
+    /// Changes the name of the server, since the store may have forgotten something.
     pub fn is_now(&self, run: &str) {
         self.server().run = run.to_owned();
     }
 
-    /// Held while something is asked: calls come one after the other.
+    /// Locked during a call: calls come one after the other.
     fn server(&self) -> std::sync::MutexGuard<'_, ServerIdentity> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -52,7 +52,7 @@ impl KeptPools {
         let bytes = self.store.value(name).map_err(|fault| Missed::Refused(fault.to_string()))?;
         let Some(mut bytes) = bytes else { return Ok(T::default()) };
         postcard::from_bytes(&bytes).or_else(|fault| {
-            // Pools of before they kept what was said, and of how much, lack their ends: zeros.
+            // A record may lack its last one or two fields, which are zeros then.
             let whole = (0..2).find_map(|_| {
                 bytes.push(0);
                 postcard::from_bytes(&bytes).ok()
@@ -65,7 +65,7 @@ impl KeptPools {
         self.store.commit(&[], values).map_err(|fault| Missed::Unknown(fault.to_string().into()))
     }
 
-    /// Does something to a group.
+    /// Changes a group.
     fn with_group(
         &self,
         at: &At<'_>,
@@ -78,7 +78,7 @@ impl KeptPools {
         Ok(known)
     }
 
-    /// What a call may count on; else how the group is.
+    /// The facts that a call may rely on; or else the status of the group.
     fn context(
         &self,
         server: &ServerIdentity,
@@ -88,7 +88,7 @@ impl KeptPools {
         Ok(group.context(server, at.generation, at.wall_us).ok_or_else(|| group.known(server)))
     }
 
-    /// Does something to a cell, which may be dropped from then on.
+    /// Changes a cell. The result of `work` says from when on the cell may be dropped.
     fn with_cell<C: Serialize + DeserializeOwned + Default, T>(
         &self,
         at: &At<'_>,
@@ -115,7 +115,7 @@ impl KeptPools {
     }
 }
 
-/// Where pools are kept that are part of a distribution.
+/// The identity of the server for pools that are part of an allocation.
 fn of_terms(server: &ServerIdentity, at: &At<'_>) -> ServerIdentity {
     ServerIdentity { run: server.run.clone(), config_fingerprint: 0, terms: at.terms }
 }
@@ -200,7 +200,7 @@ impl Pools for KeptPools {
             gone.push((0, at.cell.to_owned()));
         } else {
             gone.retain(|(_, other)| other != at.cell);
-            // Those that go first, but for this one.
+            // The names that end first make room for this one.
             while due.len() >= NAMES_MAX {
                 gone.extend(due.pop_first());
             }

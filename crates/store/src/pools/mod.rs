@@ -1,9 +1,10 @@
-//! Where the pools of a region are kept: what its nodes take leases of ([`acequia_rights::pool`] has the rules and the proofs).
+//! The pools of a region, from which its nodes take leases. [`acequia_rights::pool`] has the rules and the
+//! proofs.
 //!
-//! Three ways to keep them pass one suite: in memory and in a journal ([`KeptPools`], on any [`crate::Store`]), which is what the rules say in
-//! as few words as possible; and in Redis ([`RedisPools`]), where the same rules are functions in `lua/`. Whatever is asked of one is
-//! answered alike by the others, call by call. Redis alone may lose a cell and keep its group: that is noticed when the cell is asked for,
-//! and then nothing is known of the group.
+//! Three kinds of pools pass one suite. [`KeptPools`] keeps them in memory or in a journal, on any
+//! [`crate::Store`], and states the rules as briefly as possible. [`RedisPools`] keeps them in Redis, where
+//! the same rules are functions in `lua/`. All kinds answer alike, call by call. Only Redis may lose a cell
+//! and keep its group. This is noticed when the cell is asked for, and then nothing is known of the group.
 
 mod carry;
 mod kept;
@@ -26,53 +27,55 @@ pub use self::{
 };
 use crate::redis::{Group, Missed};
 
-/// What a call is about, and what it knows.
+/// The target of a call, and what its caller knows.
 #[derive(Clone, Copy, Debug)]
 pub struct At<'a> {
     /// The group that the cell is in.
     pub group: Group,
-    /// The distribution among regions that the caller has adopted: a pool that is part of a later one is none to it. 0 where
-    /// there is none.
+    /// The allocation among regions that the caller has adopted; 0 if there is none. To this caller a pool of
+    /// a later allocation does not exist.
     pub terms: u64,
-    /// The cell, by a name that is its own in the group, and nothing where the group is asked for. Each kind of pool has names of its own.
+    /// The cell's name, unique in its group; empty if the call is about the group. Each kind of pool has
+    /// names of its own.
     pub cell: &'a str,
-    /// The generation of the group that the caller knows.
+    /// The generation of the group, as the caller knows it.
     pub generation: Generation,
     /// The caller's wall clock, in microseconds since the epoch.
     pub wall_us: u64,
-    /// How long the caller waits.
+    /// How long the caller waits for the answer.
     pub deadline: Duration,
 }
 
-/// What became of a call that was answered.
+/// The answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer<T> {
-    /// It was done.
+    /// The call was executed.
     Done(T),
-    /// It changed nothing.
+    /// The call changed nothing.
     Refused(Refused),
-    /// It changed nothing, since the group is of another generation than the caller knows: begin one if it is of none, and tell what
-    /// is held.
+    /// The call changed nothing, since the group's generation is not the one that the caller knows. If the
+    /// group has no generation, begin one. Then tell the pools what the node holds.
     Unknown(GroupStatus),
 }
 
 /// Pools, wherever they are.
 pub trait Pools: Debug + Send + Sync {
-    /// Compares a node's wall with the clocks there ([`Node::compare_wall`]), and lets no call go to where it is not what the node goes
-    /// by. Nothing where pools have no clocks of their own.
+    /// Compares a node's wall with the clocks of the servers ([`Node::compare_wall`]), and stops calls to
+    /// servers whose time differs from the node's. Does nothing if the pools have no clocks of their own.
     fn compare_clocks(&self, _node: &Node, _clock: &dyn Fn() -> Now) {}
 
-    /// Begins a generation of a group, above what the caller has heard of, unless somebody has. The generation of `at` is of no meaning.
+    /// Begins a generation of a group, above those that the caller has heard of, unless somebody has begun
+    /// one. The generation in `at` has no meaning here.
     ///
     /// # Errors
-    /// There is no answer: it may be begun or not.
+    /// There is no answer: the generation may have begun or not.
     fn begin(&self, at: &At<'_>, begin: &Begin) -> impl Future<Output = Result<GroupStatus, Missed>> + Send;
 
-    /// Says that a node has told all that it holds of a group's pools. Some of the others may be left
-    /// out.
+    /// Says that a node has told everything that it holds of a group's pools. Some of the other nodes may be
+    /// excluded.
     ///
     /// # Errors
-    /// There is no answer: it may be heard or not.
+    /// There is no answer: the assertion may have been heard or not.
     fn assert(
         &self,
         at: &At<'_>,
@@ -80,20 +83,20 @@ pub trait Pools: Debug + Send + Sync {
         absent: Option<&Absent>,
     ) -> impl Future<Output = Result<GroupStatus, Missed>> + Send;
 
-    /// Takes units of a window.
+    /// Takes units from a window.
     ///
     /// # Errors
-    /// There is no answer: it may be done or not.
+    /// There is no answer: the call may have been executed or not.
     fn take(
         &self,
         at: &At<'_>,
         take: &window::Take,
     ) -> impl Future<Output = Result<Answer<window::Took>, Missed>> + Send;
 
-    /// Exchanges what a node holds of a bucket.
+    /// Exchanges the units that a node holds of a bucket.
     ///
     /// # Errors
-    /// There is no answer: it may be done or not.
+    /// There is no answer: the call may have been executed or not.
     fn exchange(
         &self,
         at: &At<'_>,
@@ -101,30 +104,31 @@ pub trait Pools: Debug + Send + Sync {
         params: &bucket::BucketParams,
     ) -> impl Future<Output = Result<Answer<bucket::Exchanged>, Missed>> + Send;
 
-    /// Exchanges what a node holds of a sliding window.
+    /// Exchanges the units that a node holds of a sliding window.
     ///
     /// # Errors
-    /// There is no answer: it may be done or not.
+    /// There is no answer: the call may have been executed or not.
     fn exchange_sliding(
         &self,
         at: &At<'_>,
         exchange: &sliding::Exchange,
     ) -> impl Future<Output = Result<Answer<sliding::Exchanged>, Missed>> + Send;
 
-    /// Does something to the name of a charge: the cell of `at`, which is in the charge's group.
+    /// Does something to the name of a charge. The name is the cell of `at`, in the group of the charge.
     ///
     /// # Errors
-    /// There is no answer: it may be done or not.
+    /// There is no answer: the call may have been executed or not.
     fn name(
         &self,
         at: &At<'_>,
         act: &name::Act,
     ) -> impl Future<Output = Result<Answer<name::NameState>, Missed>> + Send;
 
-    /// Leaves a letter for a node, with whose letters the cell of `at` is, until `drops_us`: wall clock, in microseconds. Says whether it is there.
+    /// Leaves a letter for a node until `drops_us`: wall clock, in microseconds. The cell of `at` has the
+    /// letters of that node. Says whether the letter is there.
     ///
     /// # Errors
-    /// There is no answer: it may be there or not.
+    /// There is no answer: the letter may be there or not.
     fn post(
         &self,
         at: &At<'_>,
@@ -132,19 +136,20 @@ pub trait Pools: Debug + Send + Sync {
         drops_us: u64,
     ) -> impl Future<Output = Result<Answer<bool>, Missed>> + Send;
 
-    /// The letters that wait for a node, but for those about charges that it `had` letters of.
+    /// The letters that wait for a node, except about charges of which it `had` letters.
     ///
     /// # Errors
-    /// There is no answer: they are there still.
+    /// There is no answer: the letters are still there.
     fn collect(
         &self,
         at: &At<'_>,
         had: &[u128],
     ) -> impl Future<Output = Result<Answer<Vec<Letter>>, Missed>> + Send;
 
-    /// Drops cells of a group that say no more than absent ones, so many at most; how many there were. The cell of `at` is of no meaning.
+    /// Drops cells of a group that say no more than absent cells, at most `most`. Returns how many there
+    /// were. The cell of `at` has no meaning here.
     ///
     /// # Errors
-    /// There is no answer: they may be dropped or not.
+    /// There is no answer: the cells may be dropped or not.
     fn sweep(&self, at: &At<'_>, most: u32) -> impl Future<Output = Result<Answer<u64>, Missed>> + Send;
 }

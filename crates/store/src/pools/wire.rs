@@ -18,10 +18,10 @@ use crate::redis::{Arg, Function, Missed, Redis, Value, WallRead};
 const GROUP: &str = "group";
 const DUE: &str = "due";
 const NAMES: &str = "names";
-/// The same where nodes only agree.
+/// The suffixes of the group by which nodes only agree.
 const AGREED: [&str; 2] = ["agreed", "agreed-due"];
 
-/// Which rules the functions go by that change what records mean: nodes that go by others share nothing.
+/// The version of the rules that give records their meaning: nodes with different versions share nothing.
 const RULES: u64 = 3;
 
 /// Pools in a region's Redis.
@@ -32,14 +32,15 @@ pub struct RedisPools {
 }
 
 impl RedisPools {
-    /// Pools there, of nodes that go by the same: `terms` stands for all that must be alike on each, such as who they are and what
-    /// they keep for themselves. What nodes have taken that go by other terms is of another generation.
+    /// Pools of nodes with equal settings. `terms` is a hash of everything that must be alike on each node,
+    /// such as the list of nodes and their guard shares. Withdrawals by nodes with another hash belong to
+    /// another generation.
     #[must_use]
     pub fn new(redis: Redis, terms: u64) -> Self {
         Self { redis, map: terms.wrapping_add(RULES).to_string() }
     }
 
-    /// Where they are.
+    /// The Redis of the pools.
     #[must_use]
     pub const fn redis(&self) -> &Redis {
         &self.redis
@@ -64,12 +65,12 @@ impl RedisPools {
         let mut args = Vec::with_capacity(3 + own.len());
         args.extend([Arg::Bytes(map.as_bytes()), Arg::Bytes(known.as_bytes()), int(wall_us)]);
         args.extend(own);
-        // Functions that have no cell are told one that is none.
+        // Functions without a cell get a key that names none.
         let cell = format!("cell:{}", at.cell);
         self.redis.call(at.group, function, &[group_key, &cell, due_key], &args, at.deadline).await
     }
 
-    /// Calls a function that answers with numbers.
+    /// Calls a function whose answer has only numbers.
     async fn call_cell<T>(
         &self,
         at: &At<'_>,
@@ -115,7 +116,7 @@ fn garbled(answer: &[Value]) -> Missed {
     Missed::Unknown(format!("an answer that is none: {answer:?}").into())
 }
 
-/// `unknown`, a generation, how it is, and the one since which its pools remember.
+/// Reads `unknown`, the generation, its state, and the generation since which the pools remember.
 fn read_known(answer: &[Value]) -> Option<GroupStatus> {
     let [status, generation, state, since] = answer else { return None };
     let read = |generation: &Value| {
@@ -128,7 +129,7 @@ fn read_known(answer: &[Value]) -> Option<GroupStatus> {
     (status.text()? == "unknown").then_some(known)
 }
 
-/// As [`taker_text`] writes it.
+/// Reads what [`taker_text`] writes.
 fn read_taker(text: &str) -> Option<Taker> {
     let mut parts = text.split(':');
     let mut next = || parts.next()?.parse::<u64>().ok();
@@ -146,7 +147,7 @@ fn read_standing(values: &[Value]) -> Option<NameState> {
     })
 }
 
-/// A charge's name and its real cost.
+/// Reads a charge's name and its real cost.
 fn read_letter(values: &[Value]) -> Option<Letter> {
     let [id, cost] = values else { return None };
     let cost = Some(cost.text()?).filter(|cost| !cost.is_empty()).map(str::parse);
@@ -339,7 +340,7 @@ fn generation_text(generation: &Generation) -> String {
     format!("{}:{}", generation.number, taker_text(&generation.by))
 }
 
-/// A charge's name as it is written in Redis: of one length.
+/// A charge's name as it is written in Redis. All names have one length.
 fn id_text(id: &u128) -> String {
     format!("{id:032x}")
 }

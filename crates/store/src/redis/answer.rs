@@ -1,4 +1,4 @@
-//! What comes back of a call, or does not.
+//! The answer to a call, or the reason why there is none.
 
 use std::borrow::Cow;
 
@@ -7,45 +7,45 @@ use redis::{ErrorKind, RedisError};
 /// An argument of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arg<'a> {
-    /// An integer. Lua counts in doubles: beyond 2^53 it is exact only as text.
+    /// An integer. Lua counts in doubles: an integer above 2^53 is exact only as text.
     Int(i64),
-    /// Bytes, text for instance.
+    /// Bytes, such as text.
     Bytes(&'a [u8]),
 }
 
 /// A part of a function's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Nothing: Lua's `false` or `nil`.
+    /// Lua's `false` or `nil`.
     Nil,
     /// An integer.
     Int(i64),
-    /// Bytes, text for instance.
+    /// Bytes, such as text.
     Bytes(Vec<u8>),
-    /// Several.
+    /// A list of values.
     List(Vec<Self>),
 }
 
 impl Value {
-    /// The integer, if it is one.
+    /// The integer, if the value is one.
     #[must_use]
     pub const fn int(&self) -> Option<i64> {
         if let Self::Int(number) = self { Some(*number) } else { None }
     }
 
-    /// The text, if it is some.
+    /// The text, if the value is text.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         if let Self::Bytes(bytes) = self { std::str::from_utf8(bytes).ok() } else { None }
     }
 
-    /// The bytes, if it is some.
+    /// The bytes, if the value is bytes.
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
         if let Self::Bytes(bytes) = self { Some(bytes) } else { None }
     }
 
-    /// What the server said. Answers of functions have nothing that is not here.
+    /// Converts a server's value. Functions answer with no other kinds.
     pub(super) fn from_redis(value: redis::Value) -> Self {
         match value {
             redis::Value::Int(number) => Self::Int(number),
@@ -58,16 +58,16 @@ impl Value {
     }
 }
 
-/// Why a call has no answer: whether it may have been executed all the same, and what to do.
+/// Why a call has no answer, whether it may have been executed all the same, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Missed {
-    /// It was surely not executed.
+    /// The call was certainly not executed.
     #[error("not sent to Redis: {0}. Nothing was executed: go by what this node holds, and call again later")]
     NotSent(Cow<'static, str>),
-    /// It may have been executed, now or in a moment.
+    /// The call may have been executed, or may be executed in a moment.
     #[error("no answer from Redis: {0}. It may have been executed: count what it asked for as spent")]
     Unknown(Cow<'static, str>),
-    /// The server or the function said no.
+    /// The server or the function refused.
     #[error(
         "Redis refused: {0}. Nothing was executed, and calling again will not help until the cause is mended"
     )]
@@ -84,25 +84,26 @@ impl Missed {
     }
 }
 
-/// What an error means for a call that met it.
+/// The meaning of an error for its call.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
-    /// The function is not there. Nothing was executed.
+    /// The function is missing. Nothing was executed.
     #[error("it has not got our functions")]
     NoFunction,
     /// Another server has the group, or will have it. Nothing was executed.
     #[error("{0}")]
     Elsewhere(String),
-    /// The server cannot serve anybody now. Nothing was executed.
+    /// The server cannot serve any call now. Nothing was executed.
     #[error("{0}")]
     Unready(String),
-    /// It is not the process, or not in the life as a primary, that it was when we connected. Nothing was executed.
+    /// The server is not the process, or not in the same life as a primary, as when we connected. Nothing was
+    /// executed.
     #[error("it is not the primary any more that it was")]
     Changed,
-    /// The server or the function said no. A function checks before it writes, so nothing was executed.
+    /// The server or the function refused. A function checks before it writes, so nothing was executed.
     #[error("{0}")]
     Refused(String),
-    /// The connection broke: it may have been executed.
+    /// The connection broke: the call may have been executed.
     #[error("{0}")]
     Broken(String),
 }

@@ -1,31 +1,32 @@
-//! When a shard is left alone. **While it does not answer, it is asked at most once a pause; when it answers again, calls
-//! come back little by little.**
+//! Decides when a shard gets no calls. **While a shard does not answer, it is tried at most once a pause;
+//! when it answers again, calls come back little by little.**
 //!
-//! No clock here: every step is told what time it is.
+//! There is no clock here: the caller passes the time of every step.
 
 use std::time::{Duration, Instant};
 
 use super::random::Random;
 
-/// Calls in a row without an answer that open the breaker. Several of them may be in flight when a server stops for some
-/// milliseconds, so fewer would open it for nothing; more would keep callers waiting for a dead one.
+/// Unanswered calls in a row that open the breaker. Several calls may be in flight when a server stops for
+/// some milliseconds, so a lower number would open it for nothing. A higher number would keep callers waiting
+/// for a dead server.
 const MISSED_MAX: u32 = 10;
-/// Answers in a row that close it again.
+/// Answers in a row that close the breaker again.
 const ANSWERED_MIN: u32 = 8;
-/// How long an open breaker lets nothing through, at most; at least half of it.
+/// The longest time that an open breaker stops all calls; the shortest is half of it.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Between the first calls after a pause. Each answer halves it, so the last gap is under half a millisecond, and a shard
-/// that is well is fully used a quarter of a second after the first call.
+/// The time between the first calls after a pause. Each answer halves it, so that the last gap is under half
+/// a millisecond. A healthy shard is fully used a quarter of a second after the first call.
 const GAP: Duration = Duration::from_millis(100);
 
-/// What a breaker does with calls.
+/// The state of a breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerState {
-    /// It lets all calls through.
+    /// The breaker lets all calls through.
     Closed,
-    /// It lets a call through now and then, more often with each that is answered.
+    /// The breaker lets a call through now and then, more often after each answer.
     HalfOpen,
-    /// It lets none through.
+    /// The breaker lets no call through.
     Open,
 }
 
@@ -44,14 +45,14 @@ enum State {
         answered: u32,
         next: Instant,
     },
-    /// Without an end while there is no connection.
+    /// `until` is `None` while there is no connection.
     Open {
         until: Option<Instant>,
     },
 }
 
 impl Breaker {
-    /// A shard that is not connected yet.
+    /// A breaker for a shard that is not connected yet.
     pub(super) const fn new(seed: u64) -> Self {
         Self { state: State::Open { until: None }, random: Random::new(seed) }
     }
@@ -64,7 +65,7 @@ impl Breaker {
         }
     }
 
-    /// Whether a call may go now. One that may not must not be sent.
+    /// Whether a call may go now. A call that is refused must not be sent.
     pub(super) fn admits(&mut self, now: Instant) -> bool {
         if let State::Open { until: Some(until) } = self.state
             && now >= until
@@ -82,11 +83,11 @@ impl Breaker {
         }
     }
 
-    /// A call was answered, be it by an error of the function.
+    /// Notes that a call was answered, be it by an error of the function.
     pub(super) fn answered(&mut self, now: Instant) {
         match &mut self.state {
             State::Closed { missed } => *missed = 0,
-            // It was sent before the breaker opened, and says nothing of now.
+            // This call was sent before the breaker opened, and says nothing about the present.
             State::Open { .. } => {}
             State::HalfOpen { answered, next } => {
                 *answered += 1;
@@ -99,7 +100,7 @@ impl Breaker {
         }
     }
 
-    /// A call was not answered in time, or by a server that cannot serve.
+    /// Notes that a call was not answered in time, or was answered by a server that cannot serve.
     pub(super) fn missed(&mut self, now: Instant) {
         let opens = match &mut self.state {
             State::Closed { missed } => {
@@ -114,12 +115,12 @@ impl Breaker {
         }
     }
 
-    /// There is no connection any more.
+    /// Notes that there is no connection any more.
     pub(super) const fn lost(&mut self) {
         self.state = State::Open { until: None };
     }
 
-    /// There is a connection again.
+    /// Notes that there is a connection again.
     pub(super) const fn connected(&mut self, now: Instant) {
         if matches!(self.state, State::Open { until: None }) {
             self.state = State::HalfOpen { answered: 0, next: now };
@@ -139,7 +140,7 @@ mod tests {
     }
 
     impl Story {
-        /// A breaker of a shard that has been well for a while.
+        /// The breaker of a shard that has been healthy for a while.
         fn closed() -> Self {
             let mut story = Self { breaker: Breaker::new(7), now: Instant::now() };
             story.breaker.connected(story.now);
@@ -147,7 +148,8 @@ mod tests {
             story
         }
 
-        /// Calls come each millisecond and are answered at once; says how many went through and how long it took.
+        /// Sends a call each millisecond, and answers at once. Returns how many calls went through, and how
+        /// long that took.
         fn recovers(&mut self) -> (u32, Duration) {
             let (mut through, begun) = (0, self.now);
             while self.breaker.state() != BreakerState::Closed {

@@ -1,65 +1,67 @@
-//! What time it is at a server, and whether a node that goes by another may call it.
+//! The time of a server's clock, and whether a node with another time may call the server.
 //!
-//! What nodes take of a pool is dated by their walls, so two nodes whose walls differ could have one window twice. They do not hear
-//! each other; but each hears the servers. *A server is called only while its clock and the caller's wall are as close as two right
-//! ones are*: within twice the clock error, beside what the way there and back leaves open. So of two callers that are further apart
-//! than four of them, one is not served.
+//! Nodes date what they take from a pool by their walls, so two nodes with different walls could have one
+//! window twice. Nodes do not hear each other, but each hears the servers. *A server is called only while its
+//! clock and the caller's wall are as close as two right clocks are*: within twice the clock error, plus the
+//! uncertainty of the round trip. So if two callers are further apart than four clock errors, one of them is
+//! not served.
 
 use std::time::Instant;
 
 use acequia_node::leases::ServerClock;
 
-/// Parts per million that our steady clock may drift since a server told the time: it did so lately.
+/// How far our steady clock may drift since a server told the time, in parts per million. The time since then
+/// is short.
 const DRIFT_PPM: u64 = 1_000;
 
-/// A reading that is less sure than this, in nanoseconds, is none: the way there and back took twice as long.
+/// A reading with a larger uncertainty, in nanoseconds, is discarded: its round trip took twice as long.
 const UNSURE_NS_MAX: u64 = 50_000_000;
 
-/// What a server's clock read.
+/// A reading of a server's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Told {
     /// Nanoseconds since 1970.
     wall_ns: u64,
-    /// When it read that, half of the way there and back allowed for.
+    /// When the server read its clock: half of the round trip after the question.
     at: Instant,
     unsure_ns: u64,
 }
 
-/// What a node's wall read.
+/// A reading of a node's wall.
 #[derive(Clone, Copy, Debug)]
 pub struct WallRead {
-    /// Nanoseconds since 1970, as the system has it.
+    /// Nanoseconds since 1970, by the system's clock.
     pub wall_ns: u64,
-    /// What it goes by is ahead of that, in nanoseconds.
+    /// How far the node's own time is ahead of the system's, in nanoseconds.
     pub corrected_ns: i64,
-    /// It was read after this, and before [`Self::until`].
+    /// The wall was read after this, and before [`Self::until`].
     pub from: Instant,
     /// See [`Self::from`].
     pub until: Instant,
 }
 
-/// How a server's clock compares with what the callers of its shard go by.
+/// How a server's clock compares with the time of its callers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Compared {
-    /// They are not compared: callers hear of each other's clocks elsewhere.
+    /// The clocks are not compared: callers hear of each other's clocks elsewhere.
     #[default]
     Never,
-    /// Not yet.
+    /// The clocks were not compared yet.
     Unread,
-    /// They are as close as right ones are.
+    /// The clocks are as close as right ones are.
     Agrees,
-    /// They are not: why it must not be called, and what to do.
+    /// The clocks differ. Says why the server must not be called, and what to do.
     Differs(String),
 }
 
 impl Told {
-    /// What a server said that was asked then, and answered then.
+    /// A server's reading, from the times of the question and of the answer.
     pub(super) fn new(wall_ns: u64, asked: Instant, answered: Instant) -> Self {
         let half = answered.saturating_duration_since(asked) / 2;
         Self { wall_ns, at: asked + half, unsure_ns: nanos(half) }
     }
 
-    /// How far it is ahead of a wall.
+    /// How far the server's clock is ahead of a wall.
     pub(super) fn compared(&self, read: &WallRead) -> ServerClock {
         let half = read.until.saturating_duration_since(read.from) / 2;
         let at = read.from + half;
@@ -73,19 +75,19 @@ impl Told {
         }
     }
 
-    /// Whether it says more than an earlier one, or than none.
+    /// Whether the reading is certain enough to be used.
     pub(super) const fn is_sure(&self) -> bool {
         self.unsure_ns <= UNSURE_NS_MAX
     }
 
-    /// When it was so.
+    /// When the clock was read.
     pub(super) const fn at(&self) -> Instant {
         self.at
     }
 }
 
 impl Compared {
-    /// What comes of a comparison.
+    /// The result of a comparison.
     pub(super) fn of(clock: ServerClock, read: &WallRead, error_ns: u64) -> Self {
         let ahead_ns = clock.ahead_ns.saturating_sub(read.corrected_ns);
         if (ServerClock { ahead_ns, ..clock }).agrees(error_ns) {
@@ -100,7 +102,7 @@ impl Compared {
         ))
     }
 
-    /// Why no call may go; nothing if it may.
+    /// Why no call may go; `None` if calls may go.
     pub(super) fn objection(&self) -> Option<&str> {
         match self {
             Self::Never | Self::Agrees => None,
@@ -133,7 +135,8 @@ mod tests {
 
     #[test]
     fn clocks_agree_that_are_as_close_as_right_ones() {
-        // A tenth of a second has passed since it was told, which a drift of 0.1 ms and a way of 1 ms leave open.
+        // A tenth of a second has passed since the reading. That adds an uncertainty of 0.1 ms for drift and
+        // of 1 ms for the way.
         for (off_ms, agrees) in
             [(0, true), (21, true), (-21, true), (22, false), (-22, false), (3_600_000, false)]
         {

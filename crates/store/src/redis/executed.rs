@@ -1,7 +1,7 @@
-//! How long a server executes a function, from what it counts of that.
+//! How long a server takes to execute a function, from the server's own counts.
 
-/// What a server counts in the section `commandstats` of `INFO`: calls of functions, whoever made them, since it began or somebody
-/// reset that.
+/// The counts in the section `commandstats` of `INFO`: calls of functions by all clients, since the server's
+/// start or the last reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Executed {
     calls: u64,
@@ -9,7 +9,7 @@ pub(super) struct Executed {
 }
 
 impl Executed {
-    /// Nothing where the section does not say it.
+    /// Reads the counts; `None` if the section lacks them.
     pub(super) fn read(info: &str) -> Option<Self> {
         let counts = info.lines().find_map(|line| line.strip_prefix("cmdstat_fcall:"))?;
         let field = |name: &str| {
@@ -20,16 +20,17 @@ impl Executed {
     }
 }
 
-/// What is known of that from the last two looks at one server. The connections of a shard look by turns, and share it.
+/// The mean between the last two looks at one server. The connections of a shard look in turns, and share
+/// this.
 #[derive(Debug, Default)]
 pub(super) struct Executing {
-    /// Which server was looked at, and what it had counted.
+    /// The server of the last look, and its counts.
     last: Option<(String, Executed)>,
     mean_us: u64,
 }
 
 impl Executing {
-    /// A server was looked at.
+    /// Takes the counts of a look at a server.
     pub(super) fn see(&mut self, incarnation: &str, executed: Option<Executed>) {
         let last = self.last.take().filter(|(known, _)| known == incarnation).map(|(_, last)| last);
         let (Some(last), Some(now)) = (last, executed) else {
@@ -37,7 +38,7 @@ impl Executing {
             self.last = executed.map(|now| (incarnation.to_owned(), now));
             return;
         };
-        // Where nothing was executed, it is as before; where the counts began anew, it is not known.
+        // Without new calls the mean stays. If the counts began anew, the mean is unknown.
         if now.calls != last.calls {
             let us = now.us.saturating_sub(last.us);
             self.mean_us = us.checked_div(now.calls.saturating_sub(last.calls)).unwrap_or(0);
@@ -45,7 +46,7 @@ impl Executing {
         self.last = Some((incarnation.to_owned(), now));
     }
 
-    /// Microseconds; 0 while it is not known.
+    /// Microseconds; 0 while the mean is unknown.
     pub(super) const fn mean_us(&self) -> u64 {
         self.mean_us
     }
@@ -89,15 +90,15 @@ mod tests {
         assert_eq!(see("a", counted(1_010, 90_400)), 40);
         assert_eq!(see("a", counted(1_010, 90_400)), 40, "nothing was executed");
         assert_eq!(see("a", counted(1_110, 92_400)), 20);
-        // Somebody reset the counts, or an older answer came late.
+        // The counts were reset, or an older answer came late.
         assert_eq!(see("a", counted(3, 60)), 0);
         assert_eq!(see("a", counted(5, 100)), 20);
         assert_eq!(see("a", counted(9, 40)), 0, "a count that goes back alone");
-        // It does not say any more.
+        // The server gives no counts any more.
         assert_eq!(see("a", counted(19, 140)), 10);
         assert_eq!(see("a", None), 0);
         assert_eq!(see("a", counted(20, 150)), 0);
-        // Another server, which had counted more.
+        // This is another server, with higher counts.
         assert_eq!(see("a", counted(30, 250)), 10);
         assert_eq!(see("b", counted(5_000, 1_000_000)), 0);
         assert_eq!(see("b", counted(5_001, 1_000_007)), 7);

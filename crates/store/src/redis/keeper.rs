@@ -1,4 +1,5 @@
-//! Works in the background as long as somebody has a handle: looks who serves what, and tends the shards.
+//! Finds out in the background which server has which groups, and tends the shards, as long as a handle of
+//! the client exists.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,14 +21,16 @@ use super::{
     wire::Access,
 };
 
-/// Between two looks at least. A call that is refused asks for one, and there may be many.
+/// The shortest time between two looks. A call that is refused asks for a look, and there may be many such
+/// calls.
 const LOOK_GAP: Duration = Duration::from_millis(50);
-/// Between looks while a shard is down: a successor is found within this time, and many nodes that look do not burden those who must agree on it.
+/// The longest time between looks while a shard is down: a successor is found within it. Looks of many nodes
+/// must not burden the servers that have to agree on the successor.
 const LOOK_GAP_MAX: Duration = Duration::from_millis(500);
-/// Shards that are asked if all is calm. The second tells where the first has old news.
+/// How many shards are asked when all is calm. The second one may correct old news of the first.
 const CALM_ASKED: usize = 2;
 
-/// Which shard each group is on.
+/// The shard of each group.
 #[derive(Debug, Default)]
 pub(super) struct Map {
     pub(super) shards: Vec<Arc<Shard>>,
@@ -56,14 +59,14 @@ impl Map {
     }
 }
 
-/// A shard that is tended, until this is dropped.
+/// A shard that is tended until this is dropped.
 #[derive(Debug)]
 struct Tended {
     shard: Arc<Shard>,
     _tasks: JoinSet<()>,
 }
 
-/// Runs until it is aborted.
+/// Looks and tends until the task is aborted.
 pub(super) async fn keep(settings: Settings, map: Arc<ArcSwap<Map>>, refresh: Arc<Notify>) {
     let mut keeper = Keeper::new(settings, map, refresh);
     let mut pause = Pause::new(LOOK_GAP, LOOK_GAP_MAX);
@@ -71,7 +74,7 @@ pub(super) async fn keep(settings: Settings, map: Arc<ArcSwap<Map>>, refresh: Ar
     loop {
         keeper.look(is_calm).await;
         if matches!(keeper.settings.place, Place::Shards { .. }) {
-            // Nobody could tell us anything: what there is was configured.
+            // Nothing can change: the shards are those of the settings.
             std::future::pending::<()>().await;
         }
         sleep(pause.next(&mut keeper.random)).await;
@@ -80,7 +83,8 @@ pub(super) async fn keep(settings: Settings, map: Arc<ArcSwap<Map>>, refresh: Ar
             let rest = keeper.random.jittered(keeper.settings.timings.refresh_every);
             is_calm = timeout(rest, keeper.refresh.notified()).await.is_err();
         }
-        // Not as soon as all seems well: if calls are sent on from one to the other for ever, each asks for a look.
+        // The pause is not reset as soon as all seems well: servers that redirect calls to each other for
+        // ever cause a look each time.
         if is_calm {
             pause.reset();
         }
@@ -137,11 +141,11 @@ impl Keeper {
         }
     }
 
-    /// Tends what is new, keeps what is as it was, drops the rest.
+    /// Tends new shards, keeps unchanged ones, and drops the others.
     fn follow(&mut self, layout: Layout) {
         let mut before = std::mem::take(&mut self.tended);
         let mut map = Map::default();
-        // Of each shard of the layout, its index in the map: one without an address is in no map.
+        // The index in the map of each shard in the layout. A shard without an address is not in the map.
         let mut indexes = Vec::with_capacity(layout.shards.len());
         for (name, address) in layout.shards.into_iter().take(SHARDS_MAX) {
             let Some(address) = address else {

@@ -1,11 +1,13 @@
-//! The functions that run inside Redis, as one library.
+//! The functions that run in Redis, as one library.
 //!
-//! The library and its functions are named by a hash of their text, so two versions of this program use one Redis side by
-//! side while one replaces the other. Old ones stay until an operator deletes them: `FUNCTION LIST`, `FUNCTION DELETE`.
+//! A hash of its text names the library and its functions. So two versions of this program can use one Redis
+//! side by side, while one replaces the other. Old libraries stay until an operator deletes them: `FUNCTION
+//! LIST`, `FUNCTION DELETE`.
 
 use std::{fmt::Write as _, sync::LazyLock};
 
-/// Declares the functions: a name here, and the file in `lua` that registers `acequia_<file>` with the version behind it.
+/// Declares the functions. Each has a name here and a file in `lua`, which registers `acequia_<file>` with
+/// the version behind that name.
 macro_rules! functions {
     ($($(#[$doc:meta])* $function:ident = $file:literal,)+) => {
         /// A function in Redis.
@@ -20,37 +22,37 @@ macro_rules! functions {
 }
 
 functions! {
-    /// Says which server this is, and its time.
+    /// Says which server answers, and its time.
     Identity = "identity",
     /// Begins a generation of a group.
     Group = "group",
-    /// Says that a node has told all that it holds.
+    /// Says that a node has told everything that it holds.
     Assert = "assert",
     /// Takes units of a window.
     Window = "window",
-    /// Exchanges what a node holds of a bucket.
+    /// Exchanges the units that a node holds of a bucket.
     Bucket = "bucket",
-    /// Exchanges what a node holds of a sliding window.
+    /// Exchanges the units that a node holds of a sliding window.
     Sliding = "sliding",
     /// Claims the name of a charge, keeps the answer to it, or ends it.
     Name = "name",
-    /// Leaves a letter for a node, or collects those that wait.
+    /// Leaves a letter for a node, or collects its letters.
     Letters = "letters",
-    /// Drops cells that say nothing.
+    /// Drops cells that say no more than absent ones.
     Sweep = "sweep",
 }
 
-/// What the functions share: local to the library, before all of them.
+/// The code that all functions share: local to the library, in front of the functions.
 const SHARED: &str = include_str!("../../../../lua/pool.lua");
 
-/// The library as it is loaded.
+/// The library of this version.
 pub(super) static LIBRARY: LazyLock<Library> = LazyLock::new(Library::new);
 
 #[derive(Debug)]
 pub(super) struct Library {
-    /// What `FUNCTION LOAD` is given.
+    /// The text for `FUNCTION LOAD`.
     pub(super) text: String,
-    /// The names to call, in the order of [`Function`].
+    /// The names of the functions in Redis, in the order of [`Function`].
     names: Vec<String>,
 }
 
@@ -58,7 +60,7 @@ impl Library {
     fn new() -> Self {
         let mut body = String::from(SHARED);
         for (_, text) in FILES {
-            // Each in a block of its own, so that what is local to one is unknown to the next.
+            // Each function has a block of its own, so that its locals are unknown to the next one.
             let _ = write!(body, "do\n{text}end\n");
         }
         let version = format!("{:08x}", hash(body.as_bytes()));
@@ -67,13 +69,13 @@ impl Library {
         Self { text, names }
     }
 
-    /// What a function is called in Redis.
+    /// The name of a function in Redis.
     pub(super) fn name(&self, function: Function) -> &str {
         &self.names[function as usize]
     }
 }
 
-/// 32-bit FNV-1a: it tells versions apart, and nobody gains by making two alike.
+/// 32-bit FNV-1a. It tells versions apart; nobody gains by making two alike.
 fn hash(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }

@@ -1,4 +1,4 @@
-//! One connection to one server that was asked who it is.
+//! One connection to one server, which was asked for its identity.
 
 use std::{
     sync::{
@@ -27,7 +27,8 @@ pub(super) fn operation() -> u64 {
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// A connection on which calls go. It always leads to one process: what it is told of that process holds as long as it lasts.
+/// A connection for calls. It leads to one process as long as it lasts, so that what was learned of the
+/// process stays true.
 #[derive(Debug)]
 pub(super) struct Link {
     line: Line,
@@ -35,40 +36,42 @@ pub(super) struct Link {
     pub(super) incarnation: String,
     timeout: Duration,
     opened: Instant,
-    /// When the question was asked, in microseconds after `opened`, whose answer last showed that it is who it was.
+    /// When the last question was asked whose answer showed that the server is the same, in microseconds
+    /// after `opened`.
     proved_us: AtomicU64,
-    /// What its clock read when it was last asked.
+    /// The last reading of the server's clock.
     told: SyncMutex<Option<Told>>,
-    /// Whether it evicted when it was last looked at.
+    /// Whether the server was set to evict keys at the last look.
     evicted: AtomicBool,
     /// How often the library was loaded over this link.
     loads: AtomicU64,
-    /// Held while it is.
+    /// Locked while the library is loaded.
     loading: Mutex<()>,
-    /// Told when an answer was not that of its question.
+    /// Notified when an answer belonged to another question.
     pub(super) broke: Notify,
 }
 
-/// What came of a ping.
+/// The result of a ping.
 #[derive(Debug)]
 pub(super) enum Pong {
-    /// The server answered, after so long.
+    /// The server answered, after this time.
     Alive(Duration),
-    /// The same, and it evicts since it was last looked at, or does not any more: it must be looked at again.
+    /// The server answered, after this time, and its eviction policy has changed since the last look: it must
+    /// be looked at again.
     Other(Duration),
-    /// It is not what it was when we connected.
+    /// The server is not what it was when we connected.
     Changed,
-    /// Nothing came in time.
+    /// There was no answer in time.
     Silent,
-    /// The connection is of no use.
+    /// The connection is useless.
     Broken(String),
 }
 
 impl Link {
-    /// Connects and asks who is there.
+    /// Connects, and asks for the server's identity.
     ///
     /// # Errors
-    /// In words.
+    /// The fault in words.
     pub(super) async fn open(address: &Address, access: &Access) -> Result<(Arc<Self>, Wire), String> {
         let wire = Wire::dial(address, access).await?;
         let opened = Instant::now();
@@ -91,23 +94,23 @@ impl Link {
         Ok((Arc::new(link), wire))
     }
 
-    /// Whether both were told the same of their server.
+    /// Whether both connections have the same server, in the same life as a primary.
     pub(super) fn was_told_as(&self, other: &Self) -> bool {
         self.incarnation == other.incarnation
     }
 
-    /// How long ago we last knew that the server is who it was. A process that is held up for long knows nothing of what happened
-    /// meanwhile, and finds its connections as they were.
+    /// How long ago this process last knew that the server is the same. A process that was held up for long
+    /// knows nothing of the time meanwhile, although its connections look unchanged.
     pub(super) fn doubt(&self, now: Instant) -> Duration {
         let proved = self.opened + Duration::from_micros(self.proved_us.load(Ordering::Relaxed));
         now.saturating_duration_since(proved)
     }
 
-    /// Looks at the server again; loads the library into one that is fit, if it is not known to be there. What is returned is why it
-    /// must not be called, if there is a reason.
+    /// Looks at the server again, and loads the library into a fit one, if it is not known to be there.
+    /// Returns the reason if the server must not be called.
     ///
     /// # Errors
-    /// It did not answer, or is another one.
+    /// The server did not answer, or is another one.
     pub(super) async fn look(&self) -> Result<Option<String>, Fault> {
         let server = self.asked().await?;
         self.evicted.store(server.evicts(), Ordering::Relaxed);
@@ -126,13 +129,14 @@ impl Link {
         }
     }
 
-    /// Puts the library there, unless somebody did who came first. `seen` is what [`Self::loads`] said before the function was missed.
+    /// Loads the library, unless somebody else has done so meanwhile. `seen`: the result of [`Self::loads`]
+    /// before the function was missed.
     ///
-    /// A server loses its functions when it copies those of another, so this is the moment to ask whether it is still the one that
-    /// it was.
+    /// A server loses its functions when it copies those of another. So this first asks whether the server is
+    /// still the same.
     ///
     /// # Errors
-    /// It is not there.
+    /// The library is not there.
     pub(super) async fn load(&self, seen: u64) -> Result<(), Fault> {
         let _turn = self.loading.lock().await;
         if self.loads() > seen {
@@ -150,7 +154,7 @@ impl Link {
         }
     }
 
-    /// Asks again who is there; it must be who it was.
+    /// Asks for the server's identity again. It must be the same.
     async fn asked(&self) -> Result<Server, Fault> {
         let begun = Instant::now();
         let info = info(&self.line, self.timeout).await.map_err(|fault| Fault::of(&fault))?;
@@ -162,41 +166,43 @@ impl Link {
         Ok(server)
     }
 
-    /// What the server has counted of functions. Nothing where it does not say, or does not let us ask: nothing depends on it.
+    /// The server's counts of functions. `None` if it does not give them or we may not ask: nothing depends
+    /// on them.
     pub(super) async fn executed(&self) -> Option<Executed> {
         let question = command("INFO", &["commandstats"]);
         let info = ask_text(&self.line, &question, self.timeout).await.ok()?;
         Executed::read(&info)
     }
 
-    /// An answer to what was asked then shows that the server is who it was.
+    /// Notes that the answer to a question of this time shows that the server is the same.
     fn prove(&self, asked: Instant) {
         let us = asked.duration_since(self.opened).as_micros();
         self.proved_us.store(u64::try_from(us).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// For [`Self::load`].
+    /// How often the library was loaded, for [`Self::load`].
     pub(super) fn loads(&self) -> u64 {
         self.loads.load(Ordering::Relaxed)
     }
 
-    /// Asks a question that is none of a caller's.
+    /// Asks a question on this process's own account.
     ///
     /// # Errors
-    /// There is no answer in time, or it is an error.
+    /// There is no answer in time, or the answer is an error.
     pub(super) async fn ask(&self, question: &Cmd) -> Result<redis::Value, RedisError> {
         ask(&self.line, question, self.timeout).await
     }
 
-    /// Calls a function. The time is up to the caller.
+    /// Calls a function. The caller limits the time.
     ///
     /// # Errors
-    /// What the server said.
+    /// The server's error.
     pub(super) async fn call(&self, question: &Cmd) -> Result<redis::Value, RedisError> {
         self.line.ask(question).await
     }
 
-    /// The beginning of a call: the function, its keys, who we think is there, and the operation.
+    /// The beginning of a call: the function, its keys, the identity that we expect, and the operation's
+    /// number.
     pub(super) fn question(&self, function: Function, keys: &[String], operation: u64) -> Cmd {
         let mut question = redis::cmd("FCALL");
         question.arg(LIBRARY.name(function)).arg(keys.len());
@@ -207,7 +213,7 @@ impl Link {
         question
     }
 
-    /// Shows that the server answers, executes functions, and is the primary that it was.
+    /// Checks that the server answers, executes functions, and is the same primary.
     pub(super) async fn ping(&self, within: Duration) -> Pong {
         let operation = operation();
         let begun = Instant::now();
@@ -220,7 +226,7 @@ impl Link {
                     Fault::NoFunction => self.revived(begun).await,
                     Fault::Changed => Pong::Changed,
                     Fault::Broken(why) => Pong::Broken(why),
-                    // It says no, so it lives; what is amiss is found when it is looked at.
+                    // The server refuses, so it is alive. The next look finds the reason.
                     Fault::Elsewhere(_) | Fault::Unready(_) | Fault::Refused(_) => {
                         Pong::Alive(begun.elapsed())
                     }
@@ -247,23 +253,25 @@ impl Link {
         }
     }
 
-    /// What the server's clock read when it was last asked; nothing where it has not said.
+    /// The last reading of the server's clock; `None` if there is none.
     pub(super) fn told(&self) -> Option<Told> {
         *self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The function for pings is gone: somebody emptied the server, or it took its functions from another.
+    /// Handles the loss of the function for pings: the server was emptied, or took its functions from
+    /// another.
     async fn revived(&self, begun: Instant) -> Pong {
         match self.load(self.loads()).await {
             Err(Fault::Changed) => Pong::Changed,
             Err(Fault::Broken(why)) => Pong::Broken(why),
-            // A server that is too old, or does not let us, cannot be given it; it is alive.
+            // The library cannot be loaded into a server that is too old or does not let us. The server is
+            // alive.
             _ => Pong::Alive(begun.elapsed()),
         }
     }
 }
 
-/// What follows the operation's number in the answer to it; nothing if it is an answer to something else.
+/// The parts of an answer after the operation's number; `None` if it is the answer to another question.
 pub(super) fn reply(answer: &redis::Value, operation: u64) -> Option<&[redis::Value]> {
     let redis::Value::Array(parts) = answer else {
         return None;
@@ -287,7 +295,8 @@ fn is(value: &redis::Value, text: &str) -> bool {
     matches!(value, redis::Value::BulkString(bytes) if bytes == text.as_bytes())
 }
 
-/// The sections of `INFO` that [`Server::read`] reads, each asked for by itself: before 7.0 only one could be named.
+/// The sections of `INFO` that [`Server::read`] reads. Each is asked for by itself, since before 7.0 only one
+/// could be named.
 async fn info(line: &Line, within: Duration) -> Result<String, RedisError> {
     let mut all = String::new();
     for section in ["server", "replication", "memory"] {

@@ -1,21 +1,25 @@
-//! Calls of functions in a region's Redis. **A call is sent at most once, its answer is its own, and it tells which process,
-//! in which of its lives as a primary, it was meant for.**
+//! Calls of functions in a region's Redis. **A call is sent at most once, gets only its own answer, and names
+//! the process that it is meant for and that process's life as a primary.**
 //!
-//! Cells are put into [`Group`]s. A group lies on one shard; here is known on which, and who its primary is. A call goes over
-//! a connection whose server was asked who it is, and takes what that said along as its first argument: a function compares it with
-//! the history that the server replicates, and with what is kept, and so no state that another process lost, or that a copy of it
-//! never had, is taken for the present one. That is why there is no cluster client of a library underneath, which would hide who answered.
+//! Cells are divided into [`Group`]s. Each group lies on one shard; this module knows which, and where its
+//! primary is. A call goes over a connection whose server was asked for its identity, and carries that
+//! identity as its first argument. The function compares the identity with the history that the server
+//! replicates, and with the stored one. So a state that another process lost, or that a copy never had, is
+//! not taken for the present state. A library's cluster client is not used, because it would hide which
+//! server answered.
 //!
-//! Which shards there are need not be the same for all who call, nor for good: a group that is looked for on another shard begins a
-//! generation there, as where a server was replaced and lives on.
+//! The set of shards may change, and callers may disagree about it. A group that is looked for on another
+//! shard begins a generation there, as if a server was replaced and lives on.
 //!
-//! A call ends within its deadline and is never repeated, unless Redis said that it did not execute it. A server that does
-//! not answer is noticed in less than a second, given up, and its successor looked for; calls to others go on meanwhile. What the
-//! functions do is none of this module's business.
+//! A call ends within its deadline and is never repeated, unless Redis said that it did not execute the call.
+//! A server that does not answer is noticed and given up in less than a second, and its successor is looked
+//! for. Calls to other servers go on meanwhile. This module does not know what the functions do.
 //!
-//! `settings` says where and how patiently; `keeper` looks who serves what, which `topology` asks servers and `ring` computes;
-//! `tend` keeps the connections of a `shard`, which are `link`s over `wire`s; `breaker` decides when one is left alone;
-//! `clock` says whether its time is ours; `library` is what is loaded; `answer` is what comes back; `round_trips` and `executed` say how long that took.
+//! `settings` says where the servers are and how patiently they are asked. `keeper` finds out which server
+//! has which groups: `topology` asks the servers, `ring` computes places. `tend` keeps the connections of a
+//! `shard`, which are `link`s over `wire`s. `breaker` decides when a shard gets no calls, and `clock` whether
+//! its time agrees with ours. `library` is loaded into servers, `answer` is what comes back. `round_trips`
+//! and `executed` measure durations.
 
 mod answer;
 mod breaker;
@@ -59,8 +63,8 @@ use self::{
     shard::Call,
 };
 
-/// A region's Redis. Cheap to clone, and any thread may call whose runtime has timers; when the last one is dropped, the
-/// connections are closed.
+/// A region's Redis. Cheap to clone. Any thread whose runtime has timers may call it. Dropping the last clone
+/// closes the connections.
 #[derive(Clone, Debug)]
 pub struct Redis(Arc<Handle>);
 
@@ -79,7 +83,8 @@ impl Drop for Handle {
 }
 
 impl Redis {
-    /// Begins to connect, on the current runtime. Whether anybody is there is told by [`Self::shards`] and by calls.
+    /// Begins to connect, on the current runtime. [`Self::shards`] and calls show whether the servers are
+    /// there.
     ///
     /// # Errors
     /// The settings are out of their ranges, or there is no runtime here.
@@ -93,11 +98,13 @@ impl Redis {
         Ok(Self(Arc::new(Handle { prefix, has_clocks, map, keeper })))
     }
 
-    /// Calls a function once, with the keys `<prefix>:{<group>}:<suffix>`. Before the arguments it is given what its server said of
-    /// itself when we connected, and the operation's number; what is returned follows that number in its answer.
+    /// Calls a function once, with the keys `<prefix>:{<group>}:<suffix>`. Before `args` the function gets
+    /// the server's identity, as of the connection, and the operation's number. The result is the part of the
+    /// answer after that number.
     ///
     /// # Errors
-    /// Why there is no answer, and whether it may have been executed. After the deadline, at the latest.
+    /// Why there is no answer, and whether the call may have been executed. It comes after the deadline at
+    /// the latest.
     pub async fn call(
         &self,
         group: Group,
@@ -113,34 +120,35 @@ impl Redis {
         shard.call(&Call { function, keys: &keys, args, deadline }).await
     }
 
-    /// Whether they are compared: [`Settings::clock_error`].
+    /// Whether clocks are compared: [`Settings::clock_error`].
     #[must_use]
     pub fn has_clocks(&self) -> bool {
         self.0.has_clocks
     }
 
-    /// How the servers' clocks compare with our wall, one of each shard that has told the time. None where [`Settings::clock_error`] is
-    /// not set.
+    /// How the servers' clocks compare with our wall, one for each shard that has told the time. Empty if
+    /// [`Settings::clock_error`] is not set.
     #[must_use]
     pub fn clocks(&self, read: &WallRead) -> Vec<ServerClock> {
         self.0.map.load().shards.iter().filter_map(|shard| shard.clock(read)).collect()
     }
 
-    /// Servers are called from now on, until the next comparison, if their clocks agree with this wall: within twice
-    /// [`Settings::clock_error`]. Call it every ten milliseconds or so; before the first time none is called.
+    /// From now until the next comparison, calls go only to servers whose clocks agree with this wall, within
+    /// twice [`Settings::clock_error`]. Call this every ten milliseconds or so; before the first time no
+    /// server is called.
     pub fn compare_clocks(&self, read: &WallRead) {
         for shard in &self.0.map.load().shards {
             shard.compare_clock(read);
         }
     }
 
-    /// The shards that are known now, in a fixed order.
+    /// The known shards, in a fixed order.
     #[must_use]
     pub fn shards(&self) -> Vec<ShardView> {
         self.0.map.load().shards.iter().map(|shard| shard.view()).collect()
     }
 
-    /// The shard that a group is on now, if it is known.
+    /// The shard of a group, if it is known.
     #[must_use]
     pub fn shard(&self, group: Group) -> Option<ShardView> {
         self.0.map.load().shard(group).map(|shard| shard.view())

@@ -1,4 +1,4 @@
-//! Numbers that look random and come again with the same seed.
+//! Numbers that look random and are the same for the same seed.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ impl Random {
         duration.mul_f64(0.5 + self.fraction() / 2.0)
     }
 
-    /// Puts a list in an order of chance.
+    /// Puts a list in a random order.
     pub(crate) fn shuffle<T>(&mut self, list: &mut [T]) {
         for last in (1..list.len()).rev() {
             let other = self.next() % (last as u64 + 1);

@@ -1,4 +1,5 @@
-//! Which of several independent shards has a group. **A group moves only to a shard that is new or from one that is gone.**
+//! Places groups on several independent shards. **A group moves only to a new shard or from a shard that is
+//! gone.**
 
 use std::hash::{Hash, Hasher};
 
@@ -6,10 +7,11 @@ use hashring::HashRing;
 
 use super::group::Group;
 
-/// Places of a shard on the ring. With 512 of them the fullest of eight shards has 7 % more than the mean; with 64, 38 %.
+/// Points of a shard on the ring. With 512 of them the fullest of eight shards has 7 % more than the mean;
+/// with 64, 38 %.
 const POINTS: u16 = 512;
 
-/// A place of a shard on the ring.
+/// A point of a shard on the ring.
 #[derive(Clone, Copy, Debug)]
 struct Point<'a> {
     shard: usize,
@@ -17,7 +19,8 @@ struct Point<'a> {
     number: u16,
 }
 
-/// As bytes of our own: how `Hash` of the standard types feeds a hasher is not promised to stay, and where a group is must.
+/// Writes bytes of our own. The bytes that `Hash` of the standard types writes may change, and a group must
+/// stay where it is.
 impl Hash for Point<'_> {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         hasher.write(self.name.as_bytes());
@@ -35,14 +38,14 @@ impl Hash for Key {
     }
 }
 
-/// For each group, the index of the shard that has it. The order of the names changes nothing but the indexes.
+/// For each group, the index of its shard. The order of the names changes only the indexes.
 pub(super) fn placed(names: &[String]) -> Vec<Option<usize>> {
     let mut ring = HashRing::new();
     let points = names
         .iter()
         .enumerate()
         .flat_map(|(shard, name)| (0..POINTS).map(move |number| Point { shard, name, number }));
-    // One by one the ring would be sorted again for each.
+    // Adding the points one by one would sort the ring each time.
     ring.batch_add(points.collect());
     Group::all().map(|group| ring.get(&Key(group)).map(|point| point.shard)).collect()
 }
@@ -81,7 +84,7 @@ mod tests {
         assert!(one.iter().zip(&other).all(|(one, other)| *one == other.map(|shard| 4 - shard)));
     }
 
-    /// What is in Redis was put there by this placement: it may not change with a compiler or a library.
+    /// The data in Redis were placed by this function, so it must not change with a compiler or a library.
     #[test]
     fn groups_stay_where_they_are() {
         let placed = placed(&names(4));

@@ -1,27 +1,27 @@
-//! How long answers took, counted by how long, without a lock.
+//! Counts answers by their round-trip time, without a lock.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-/// Upper bounds of the buckets that answers are counted in, in microseconds: from a network within a rack to a server that hardly
-/// answers. What takes longer is above.
+/// Upper bounds of the buckets, in microseconds: from a network within a rack to a server that hardly
+/// answers. Longer times are counted above the last bucket.
 pub const ROUND_TRIP_BOUNDS_US: [u64; 10] =
     [100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000];
 
-/// Answers by how long they took.
+/// Counts of answers by their round-trip time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrips {
-    /// By [`ROUND_TRIP_BOUNDS_US`], each of its own bucket alone.
+    /// The counts of the buckets in [`ROUND_TRIP_BOUNDS_US`], not cumulative.
     pub buckets: [u64; ROUND_TRIP_BOUNDS_US.len()],
-    /// Those that took longer than the last bound.
+    /// Answers that took longer than the last bound.
     pub above: u64,
-    /// What all of them took together, in microseconds.
+    /// The sum of all times, in microseconds.
     pub sum_us: u64,
 }
 
-/// The same, while it is counted.
+/// The counters behind [`RoundTrips`].
 #[derive(Debug, Default)]
 pub(super) struct Counted {
     buckets: [AtomicU64; ROUND_TRIP_BOUNDS_US.len()],
@@ -39,7 +39,7 @@ impl Counted {
         self.last_us.store(us, Ordering::Relaxed);
     }
 
-    /// How long the last one took, in microseconds; 0 if there was none.
+    /// The time of the last answer, in microseconds; 0 if there was none.
     pub(super) fn last_us(&self) -> u64 {
         self.last_us.load(Ordering::Relaxed)
     }

@@ -1,20 +1,20 @@
-//! Which server is at the other end, and whether it is fit to keep limits.
+//! The identity of a server, and whether it is fit to keep limits.
 
-/// What a server does that forgets nothing when its memory is full: it refuses.
+/// The policy of a server that refuses writes when its memory is full, and so forgets nothing.
 pub(super) const NO_EVICTION: &str = "noeviction";
 
-/// What a server says of itself in `INFO`.
+/// A server's own description in `INFO`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Server {
-    /// New at each start of the process.
+    /// The process: new at each start.
     pub(super) run_id: String,
-    /// `redis_version`, which Valkey reports too: the version of Redis that it is compatible with.
+    /// `redis_version`. Valkey reports the version of Redis that it is compatible with.
     pub(super) version: String,
     /// `master` or `slave`.
     pub(super) role: String,
-    /// The id of the history that it replicates: new whenever it becomes a primary.
+    /// The id of the history that the server replicates: new whenever the server becomes a primary.
     pub(super) history: String,
-    /// What it does when its memory is full.
+    /// The policy when the server's memory is full.
     pub(super) policy: String,
 }
 
@@ -38,21 +38,21 @@ impl Server {
         }
     }
 
-    /// What functions are told of the server that answers them: the process, and since when it is a primary.
+    /// The identity that functions get: the process, and its life as a primary.
     ///
-    /// The process alone does not say it. A primary that was replaced, copied the state of its successor and was promoted again is
-    /// the same process, and has forgotten what only it knew; its history is another then.
+    /// The process alone is not enough. A primary that was replaced, copied its successor's state and was
+    /// promoted again is the same process. It has forgotten what only it knew, and its history is another.
     pub(super) fn incarnation(&self) -> String {
         let history = self.history.get(..16).unwrap_or(&self.history);
         format!("{}.{history}", self.run_id)
     }
 
-    /// Whether it may forget what was spent when its memory is full.
+    /// Whether the server may forget what was spent when its memory is full.
     pub(super) fn evicts(&self) -> bool {
         self.policy != NO_EVICTION
     }
 
-    /// Why limits must not be kept there, if there is a reason.
+    /// Why limits must not be kept on this server; `None` if they may.
     pub(super) fn unfit(&self) -> Option<String> {
         let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
         if self.run_id.is_empty() || self.role.is_empty() || major.is_none() {
@@ -67,7 +67,7 @@ impl Server {
         if self.role != "master" {
             return Some("it is a replica: only its primary may be called".to_owned());
         }
-        // Without a bound it forgets nothing, until somebody sets one.
+        // A server without a bound on memory forgets nothing, until somebody sets one.
         if self.evicts() {
             let policy = &self.policy;
             return Some(format!(

@@ -1,41 +1,44 @@
-//! Where a region's Redis is, and how patiently it is asked.
+//! How to reach a region's Redis, and how patiently to ask it.
 
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
 use super::group::Group;
 
-/// How long a call waits for its answer unless its caller knows better. A call over a local network takes a tenth of it; a
-/// request waits for several in parallel.
+/// The default time that a call waits for its answer. A call over a local network takes a tenth of this; a
+/// request waits for several calls in parallel.
 pub const CALL_DEADLINE: Duration = Duration::from_millis(3);
 
-/// Most shards of one region, and most servers in a list. A group has one shard, so that of more some would be idle.
+/// The most shards of one region, and the most servers in a list. A group has one shard, so that further
+/// shards would be idle.
 pub const SHARDS_MAX: usize = Group::COUNT as usize;
-/// Most connections to one shard.
+/// The most connections to one shard.
 pub const CONNECTIONS_MAX: usize = 16;
-/// Longest prefix of keys, in bytes: every key has it. The longest name of a region fits, and a word before it.
+/// The longest prefix of keys, in bytes: every key has the prefix. The longest name of a region fits, with a
+/// word before it.
 const PREFIX_MAX: usize = 80;
 
 /// How to reach a region's Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Which servers there are.
+    /// The servers.
     pub place: Place,
-    /// Who we are to the servers. `None` where they ask for no password.
+    /// Our user and password. `None` if the servers ask for no password.
     pub credentials: Option<Credentials>,
     /// How connections are encrypted, those to sentinels too. `None` for plain TCP.
     pub tls: Option<Tls>,
-    /// What every key begins with: 1 to 80 letters, digits, `-`, `_`, `.` or `:`. Two regions that share a Redis by mistake stay apart
-    /// by it. Another prefix is an empty Redis to us.
+    /// The prefix of every key: 1 to 80 letters, digits, `-`, `_`, `.` or `:`. It separates two regions that
+    /// share a Redis by mistake. Under another prefix the Redis looks empty.
     pub prefix: String,
-    /// Connections to each shard, 2 to 16. The second serves while the first is made again; more help only where one core of
-    /// ours cannot fill the network.
+    /// Connections to each shard, 2 to 16. The second serves while the first is made again. More connections
+    /// help only if one core of ours cannot fill the network.
     pub connections: usize,
-    /// When to give up, to look again, to try again.
+    /// When to give up, to look again, and to try again.
     pub timings: Timings,
-    /// How far the servers' clocks and our wall may be from true time. Where it is set, a server is called only while the two agree
-    /// ([`Redis::compare_clocks`](super::Redis::compare_clocks)). `None` where callers hear of each other's clocks elsewhere.
+    /// How far the servers' clocks and our wall may be from true time. If set, a server is called only while
+    /// the two agree ([`Redis::compare_clocks`](super::Redis::compare_clocks)). `None` if callers hear of
+    /// each other's clocks elsewhere.
     pub clock_error: Option<Duration>,
-    /// Where jitter begins. Draw it: nodes with one seed come back at one moment.
+    /// The seed of the jitter. Draw it at random: nodes with one seed come back at one moment.
     pub seed: u64,
 }
 
@@ -51,7 +54,7 @@ impl Settings {
         passwords.chain(client.map(|client| client.key_file.clone())).collect()
     }
 
-    /// Settings with the defaults for everything but the servers.
+    /// Settings with the defaults for all fields except the servers.
     #[must_use]
     pub fn new(place: Place) -> Self {
         Self {
@@ -66,10 +69,10 @@ impl Settings {
         }
     }
 
-    /// Checks what can be checked without asking a server.
+    /// Checks everything that needs no server.
     ///
     /// # Errors
-    /// The first field that is out of its range.
+    /// The first field that is out of range.
     pub fn check(&self) -> Result<(), SettingsError> {
         let (field, count, twice) = match &self.place {
             Place::Cluster { seeds } => ("seeds", seeds.len(), has_twice(seeds)),
@@ -96,78 +99,80 @@ fn has_twice<T: Ord>(list: &[T]) -> bool {
     list.iter().collect::<std::collections::BTreeSet<_>>().len() < list.len()
 }
 
-/// Which servers there are, and who knows which of them serves what.
+/// The servers, and how to find out which of them has which groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A Redis Cluster, which knows itself.
+    /// A Redis Cluster, which knows its own layout.
     Cluster {
-        /// Some of its nodes, 1 to 1024: one of them must answer when we start.
+        /// Some of its nodes, 1 to 1024. At least one of them must answer at our start.
         seeds: Vec<Address>,
     },
-    /// Independent servers. Groups are placed by a ring of hashes; a server that is down has no substitute.
+    /// Independent servers. A ring of hashes places the groups; a server that is down has no substitute.
     Shards {
-        /// All of them, 1 to 1024, in any order. An address is the name of its shard: a shard with a new one begins anew.
+        /// All servers, 1 to 1024, in any order. The address is the name of the shard: a shard with a new
+        /// address begins anew.
         addresses: Vec<Address>,
     },
     /// Independent servers, each with replicas that sentinels promote.
     Sentinel {
         /// The sentinels.
         hosts: Vec<Address>,
-        /// The names that the sentinels monitor, 1 to 1024, in any order.
+        /// The names of the shards at the sentinels, 1 to 1024, in any order.
         shards: Vec<String>,
-        /// Who we are to the sentinels, where they ask for a password: it is not the servers'.
+        /// Our user at the sentinels, if they ask for a password: it is not that of the servers.
         credentials: Option<Credentials>,
     },
 }
 
-/// A user of Redis. It needs `+fcall +function|load +info +time`, `+cluster|slots` in a cluster, `+sentinel|master` at
-/// sentinels, what the functions call, and `~<prefix>:*`.
+/// A user of Redis. Needs `+fcall +function|load +info +time`, `+cluster|slots` in a cluster,
+/// `+sentinel|master` at sentinels, the commands of the functions, and `~<prefix>:*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// The name. `None` for the default user.
     pub username: Option<String>,
-    /// A file with the password and nothing else; line ends behind it are not part of it. It is read for each connection, so a
-    /// new password needs no restart.
+    /// A file with only the password; line ends behind it do not count. The file is read for each connection,
+    /// so that a new password needs no restart.
     pub password_file: PathBuf,
 }
 
-/// Files are read for each connection, so new certificates need no restart.
+/// TLS to the servers. The files are read for each connection, so that new certificates need no restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// PEM: the authorities that sign the servers' certificates. For a public one give the system's bundle.
+    /// PEM: the authorities of the servers' certificates. For a public authority name the system's bundle.
     pub ca_file: PathBuf,
-    /// Our own certificate, where the servers ask for one.
+    /// Our own certificate, if the servers ask for one.
     pub client: Option<ClientCertificate>,
-    /// The name in the servers' certificates, if it is not the host that we connect to: nodes of a cluster and sentinels tell
-    /// addresses, and certificates often have names only.
+    /// The name in the servers' certificates, if it differs from the host that we connect to. Cluster nodes
+    /// and sentinels give addresses, and certificates often have only names.
     pub server_name: Option<String>,
 }
 
-/// PEM files that say who we are.
+/// PEM files with our own certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificate {
-    /// The certificate, and those between it and its authority.
+    /// The certificate, and the chain up to its authority.
     pub cert_file: PathBuf,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key_file: PathBuf,
 }
 
-/// When to give up, to look again, to try again.
+/// When to give up, to look again, and to try again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timings {
-    /// How long making a connection may take, and as long again for the first questions over it: 10 ms to 10 s, 200 ms unless set.
-    /// Longer than a handshake over the slowest link; a server that hangs costs as much at each attempt.
+    /// How long a connection may take, and then each question on our own account: 10 ms to 10 s, default
+    /// 200 ms. Choose more than a handshake over the slowest link takes. A server that hangs costs this time
+    /// at each attempt.
     pub connect_timeout: Duration,
-    /// How often each connection is tried: 20 ms to 10 s, 200 ms unless set. A server that hangs is noticed after
-    /// three and a quarter of these, and shall be within a second on a machine that has other things to do, too.
+    /// The time between two pings of a connection: 20 ms to 10 s, default 200 ms. A server that hangs is
+    /// noticed after three and a quarter of these. That should stay below a second even on a busy machine.
     pub ping_every: Duration,
-    /// How often the servers are asked who serves what, and whether they are fit: 100 ms to 5 min, 5 s unless set. After a sign of
-    /// change they are asked at once.
+    /// How often the servers are asked for the layout and for their fitness: 100 ms to 5 min, default 5 s.
+    /// After a sign of change they are asked at once.
     pub refresh_every: Duration,
-    /// The pause after the first failed attempt to connect; each further one doubles it: 10 ms to 10 s, 50 ms unless set. Up to half
-    /// of a pause is left out, by chance.
+    /// The pause after the first failed attempt to connect: 10 ms to 10 s, default 50 ms. Each further
+    /// failure doubles the pause. A random part of it, up to half, is left out.
     pub reconnect_min: Duration,
-    /// The longest pause between attempts: from `reconnect_min` to 1 min, 2 s unless set.
+    /// The longest pause between attempts: from `reconnect_min` to 1 min, default 2 s.
     pub reconnect_max: Duration,
 }
 
@@ -238,34 +243,34 @@ impl fmt::Display for Address {
     }
 }
 
-/// What is wrong with settings, and what would be right.
+/// The fault of the settings, and how to mend it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
-    /// A number is out of its range.
+    /// A number is out of range.
     #[error("redis: {field} is {value}: give {min} to {max}")]
     Range {
         /// The field.
         field: &'static str,
-        /// What it is.
+        /// The value.
         value: usize,
-        /// The least that it may be.
+        /// The least allowed value.
         min: usize,
-        /// The most.
+        /// The greatest allowed value.
         max: usize,
     },
-    /// A list has one thing twice.
+    /// A list has an entry twice.
     #[error("redis: {field} names one of them twice: name each once")]
     Twice {
         /// The list.
         field: &'static str,
     },
-    /// Not a prefix.
+    /// The prefix is invalid.
     #[error("redis: the prefix must be 1 to 80 letters, digits, `-`, `_`, `.` or `:`")]
     Prefix,
-    /// Not an address.
+    /// The text is no address.
     #[error("redis: {0:?} is no address: give host:port")]
     Address(String),
-    /// Nothing runs here that could work in the background.
+    /// There is no runtime for background tasks.
     #[error("redis: open it inside a tokio runtime with time and network enabled")]
     Runtime,
 }

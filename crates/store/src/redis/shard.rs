@@ -26,18 +26,20 @@ use super::{
     settings::{Address, Settings},
 };
 
-/// Calls in flight to one shard. One core of Redis executes about 50 000 functions a second, so each is answered within some 5 ms.
+/// The most calls in flight to one shard. One core of Redis executes about 50 000 functions a second, so each
+/// of these calls is answered within some 5 ms.
 pub(super) const IN_FLIGHT_MAX: usize = 256;
 
-/// More calls wait for a place, in the order in which they came: a node that asks all groups at once must not lose the calls that come
-/// after. A call waits for so long at most, and for half of its deadline: what a bucket's pool grants is of use for 20 ms after the call.
+/// The longest time that further calls wait for a place, in order: a node that asks all groups at once must
+/// not lose later calls. A call also waits for at most half of its deadline. A bucket's grant is of use for
+/// 20 ms after the call.
 const PLACE_WAIT_MAX: Duration = Duration::from_millis(10);
 
-/// Periods of pings after which a connection that was not tried is not called over. A server is given up earlier if it does not answer,
-/// so this is for a process of ours that was held up.
+/// A connection that was not tried for this many periods of pings is not used for calls. A server that does
+/// not answer is given up earlier, so this only matters after our own process was held up.
 const DOUBT_MAX_PINGS: u32 = 4;
 
-/// A call, before it is known who gets it.
+/// A call before its connection is chosen.
 #[derive(Debug)]
 pub(super) struct Call<'a> {
     pub(super) function: Function,
@@ -52,24 +54,25 @@ pub(super) struct Shard {
     pub(super) address: Address,
     pub(super) tally: Arc<Tally>,
     doubt_max: Duration,
-    /// How far its clock and ours may be from true time, in nanoseconds, where they are compared.
+    /// How far the server's clock and ours may be from true time, in nanoseconds; `None` if they are not
+    /// compared.
     clock_error_ns: Option<u64>,
     standing: Mutex<Standing>,
-    /// Told when somebody should look again who serves what.
+    /// Notified when the layout should be looked up again.
     refresh: Arc<Notify>,
 }
 
-/// Counts of a shard; a successor under the same name goes on with them.
+/// The counts of a shard. A successor under the same name continues them.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     calls: AtomicU64,
     missed: AtomicU64,
     places: Places,
-    /// Of calls and pings that were answered.
+    /// The round trips of answered calls and pings.
     round_trips: Counted,
 }
 
-/// What calls go by. Under one lock, so that a call never meets half a change.
+/// The state that decides about calls. One lock covers all of it, so that a call never meets half a change.
 #[derive(Debug)]
 struct Standing {
     slots: Vec<Slot>,
@@ -78,14 +81,14 @@ struct Standing {
     clock_ahead_ns: Option<i64>,
     breaker: Breaker,
     executing: Executing,
-    /// The slot that the next call begins to look at.
+    /// The slot where the search for the next call's connection begins.
     turn: usize,
 }
 
-/// A place for one connection.
+/// The slot of one connection.
 #[derive(Clone, Debug)]
 pub(super) enum Slot {
-    /// There was none yet.
+    /// There was no connection yet.
     Connecting,
     Open(Arc<Link>),
     /// The server stopped answering while its connection stayed open.
@@ -93,23 +96,23 @@ pub(super) enum Slot {
     Lost(String),
 }
 
-/// How a shard is.
+/// The state of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShardState {
     /// There was no connection yet.
     Connecting,
     /// Calls are answered.
     Open,
-    /// It has not answered three pings, and its connections were open.
+    /// The server has not answered three pings, and its connections were open.
     Hung,
-    /// It answers and must not be called.
+    /// The server answers, and must not be called.
     Unsafe {
-        /// What is wrong, and what to do.
+        /// The reason, and what to do.
         why: String,
     },
     /// There is no connection.
     Lost {
-        /// What ended the last one, or kept the next from being made.
+        /// The end of the last connection, or what prevents the next one.
         why: String,
     },
 }
@@ -117,36 +120,37 @@ pub enum ShardState {
 /// A shard as an operator sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardView {
-    /// What it is called: by sentinels, or its address.
+    /// The name: the sentinels' name, or the address.
     pub name: String,
-    /// Where its primary is.
+    /// The address of the primary.
     pub address: Address,
-    /// The `run_id` of the process that answers there, if one does.
+    /// The `run_id` of the process that answers there, if there is one.
     pub run_id: Option<String>,
-    /// How it is.
+    /// The state.
     pub state: ShardState,
-    /// What its breaker does with calls.
+    /// The state of its breaker.
     pub breaker: BreakerState,
-    /// How long the last answer took, to a call or a ping, in microseconds; 0 if there was none.
+    /// The duration of the last answer, to a call or a ping, in microseconds; 0 if there was none.
     pub round_trip_us: u64,
-    /// How long answers took, to calls and pings, since it is known by its name.
+    /// The durations of answers to calls and pings, since the shard is known by its name.
     pub round_trips: RoundTrips,
-    /// How long a function took in the server, in microseconds: the mean of all that it executed between the last two looks at it,
-    /// whoever called, pings too. 0 while that is not known, or where the server does not say.
+    /// The mean duration of a function in the server, in microseconds, over all functions between the last
+    /// two looks. All clients' calls and pings count. 0 while the mean is unknown, or if the server does not
+    /// give its counts.
     pub function_us: u64,
-    /// Calls since it is known by its name, those that were not sent too.
+    /// Calls since the shard is known by its name, including those that were not sent.
     pub calls: u64,
-    /// Those of them that were not answered.
+    /// Calls among them that were not answered.
     pub missed: u64,
     /// Calls that wait for an answer now.
     pub in_flight: usize,
-    /// What its primary's clock was ahead of what this node goes by, when they were last compared: nanoseconds. Nothing where they are not
-    /// ([`Settings::clock_error`]).
+    /// How far the primary's clock was ahead of this node's time at the last comparison, in nanoseconds.
+    /// `None` if they are not compared ([`Settings::clock_error`]).
     pub clock_ahead_ns: Option<i64>,
 }
 
 impl Shard {
-    /// One that is not connected yet, with places for the connections that the settings want.
+    /// A shard that is not connected yet, with as many slots as the settings want connections.
     pub(super) fn new(
         (name, address): (String, Address),
         settings: &Settings,
@@ -169,7 +173,7 @@ impl Shard {
         Self { name, address, tally, doubt_max, clock_error_ns, standing: Mutex::new(standing), refresh }
     }
 
-    /// Calls a function, once. What is returned follows the operation's number in its answer.
+    /// Calls a function once. Returns the part of the answer after the operation's number.
     ///
     /// # Errors
     /// Why there is no answer.
@@ -195,7 +199,8 @@ impl Shard {
         }
     }
 
-    /// A place among the calls in flight. Nobody waits for one where the shard is not known to answer.
+    /// A place among the calls in flight. If the shard is not known to answer, a call does not wait for a
+    /// place.
     async fn place(&self, longest: Duration) -> Result<SemaphorePermit<'_>, Missed> {
         let places = &self.tally.places.0;
         if let Ok(place) = places.try_acquire() {
@@ -206,7 +211,7 @@ impl Shard {
         waited.ok_or_else(|| Missed::not_sent("too many calls to its shard are in flight"))
     }
 
-    /// Sends it, and again if the function was not there.
+    /// Sends the call, and sends it again if the function was missing.
     async fn tried(&self, link: &Link, call: &Call<'_>) -> Result<Vec<Value>, Missed> {
         let operation = operation();
         let mut question = link.question(call.function, call.keys, operation);
@@ -266,7 +271,8 @@ impl Shard {
         }
     }
 
-    /// An answer was to another question, and so would be all that follow: nobody calls over this link again.
+    /// Gives a connection up after an answer to another question, since all later answers would be wrong,
+    /// too.
     fn broke(&self, link: &Link, now: Instant) {
         let mut standing = self.standing();
         standing.breaker.missed(now);
@@ -278,7 +284,8 @@ impl Shard {
         link.broke.notify_one();
     }
 
-    /// The server is not what a connection was told that it is: all that were told the same are made again. Others were made since.
+    /// Gives up all connections with the identity of `of`, since the server is not that any more. Later
+    /// connections have another identity.
     pub(super) fn forget(&self, of: &Link) {
         let mut standing = self.standing();
         let mut is_news = false;
@@ -303,19 +310,19 @@ impl Shard {
         self.refresh.notify_one();
     }
 
-    /// A server answered after so long.
+    /// Counts the round trip of an answer.
     pub(super) fn timed(&self, round_trip: Duration) {
         self.tally.round_trips.count(round_trip);
     }
 
-    /// A connection is made, or one is no more.
+    /// Sets a slot, for a new connection or the end of one.
     pub(super) fn put(&self, index: usize, slot: Slot) {
         let now = Instant::now();
         let mut standing = self.standing();
         let was_open = standing.is_open();
         standing.slots[index] = slot.clone();
         let is_open = standing.is_open();
-        // It may be another server's.
+        // The connection may lead to another server.
         if matches!(slot, Slot::Open(_)) && self.clock_error_ns.is_some() {
             (standing.clock, standing.clock_ahead_ns) = (Compared::Unread, None);
         }
@@ -342,7 +349,7 @@ impl Shard {
         }
     }
 
-    /// Its server was looked at. `Some` stops all calls, until a look finds nothing wrong.
+    /// Takes the result of a look at the server. `Some` stops all calls, until a look finds nothing wrong.
     pub(super) fn judge(&self, unfit: Option<String>) {
         let mut standing = self.standing();
         if standing.unfit == unfit {
@@ -360,18 +367,18 @@ impl Shard {
         }
     }
 
-    /// What its server's clock read when that was last asked over any connection.
+    /// The latest reading of the server's clock over any connection.
     fn told(&self) -> Option<Told> {
         self.standing().links().filter_map(|link| link.told()).max_by_key(Told::at)
     }
 
-    /// How its server's clock compares with a wall; nothing where that is not known or not asked.
+    /// How the server's clock compares with a wall; `None` if that is unknown or not compared.
     pub(super) fn clock(&self, read: &WallRead) -> Option<ServerClock> {
         self.clock_error_ns?;
         Some(self.told()?.compared(read))
     }
 
-    /// No call goes from now on unless its server's clock agrees with that wall.
+    /// From now on calls go only if the server's clock agrees with this wall.
     pub(super) fn compare_clock(&self, read: &WallRead) {
         let (Some(clock), Some(error_ns)) = (self.clock(read), self.clock_error_ns) else { return };
         let compared = Compared::of(clock, read, error_ns);
@@ -387,7 +394,7 @@ impl Shard {
         drop(standing);
         let (shard, address) = (&self.name, &self.address);
         match (before, compared) {
-            // By how much goes on changing.
+            // The size of the difference changes all the time, and is not logged again.
             (Compared::Differs(_), Compared::Differs(_)) => {}
             (_, Compared::Differs(why)) => {
                 tracing::error!(%shard, %address, why, "this Redis and this node have different times: it is not called");
@@ -399,7 +406,7 @@ impl Shard {
         }
     }
 
-    /// What its server had counted of functions, when it was looked at over this connection.
+    /// Takes the server's counts of functions from a look over this connection.
     pub(super) fn executed(&self, link: &Link, executed: Option<Executed>) {
         self.standing().executing.see(&link.incarnation, executed);
     }
@@ -409,13 +416,13 @@ impl Shard {
         matches!(self.standing().slots[index], Slot::Hung)
     }
 
-    /// Whether it serves, as far as we know.
+    /// Whether the shard serves, as far as is known.
     pub(super) fn is_well(&self) -> bool {
         let standing = self.standing();
         standing.is_open() && standing.unfit.is_none()
     }
 
-    /// A connection to its server, if there is one.
+    /// Any connection to the server.
     pub(super) fn any_link(&self) -> Option<Arc<Link>> {
         self.standing().links().next().cloned()
     }
@@ -456,7 +463,7 @@ impl Shard {
 }
 
 impl Standing {
-    /// The connection for the next call, if it may go.
+    /// The connection for the next call, if the call may go.
     fn link(&mut self, now: Instant, doubt_max: Duration) -> Result<Arc<Link>, Missed> {
         self.turn = self.turn.wrapping_add(1);
         let count = self.links().count().max(1);
@@ -482,7 +489,7 @@ impl Standing {
         Ok(link)
     }
 
-    /// There is no connection any more.
+    /// Notes that there is no connection any more.
     fn lost(&mut self) {
         self.breaker.lost();
         self.executing = Executing::default();
@@ -496,13 +503,13 @@ impl Standing {
         self.links().next().is_some()
     }
 
-    /// Whether calls go there, as far as is known.
+    /// Whether calls go to this shard, as far as is known.
     fn answers(&self) -> bool {
         self.is_open() && self.unfit.is_none() && self.breaker.state() == BreakerState::Closed
     }
 }
 
-/// Places of calls in flight, which are had in the order in which they were asked for.
+/// The places of calls in flight. Places are given in the order of the requests.
 #[derive(Debug)]
 struct Places(Semaphore);
 

@@ -1,4 +1,4 @@
-//! Keeps one connection of a shard: makes it, pings it, looks at its server, and makes it again.
+//! Keeps one connection of a shard: connects, pings, looks at the server, and connects again.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,10 +13,10 @@ use super::{
     wire::{Access, Wire},
 };
 
-/// Pings in a row without an answer after which a server hangs.
+/// Unanswered pings in a row after which a server counts as hung.
 const SILENT_MAX: u32 = 3;
 
-/// Runs until it is aborted.
+/// Tends the connection until the task is aborted.
 pub(super) async fn tend(shard: Arc<Shard>, index: usize, access: Access, timings: Timings, seed: u64) {
     let mut random = Random::new(seed);
     let mut pause = Pause::new(timings.reconnect_min, timings.reconnect_max);
@@ -24,7 +24,7 @@ pub(super) async fn tend(shard: Arc<Shard>, index: usize, access: Access, timing
         let begun = Instant::now();
         match opened(&shard, &access).await {
             Err(why) => {
-                // A server that hangs takes connections and says nothing.
+                // A server that hangs accepts connections and says nothing.
                 let still_hangs = shard.is_hung(index) && begun.elapsed() >= access.timeout;
                 if !still_hangs {
                     shard.put(index, Slot::Lost(why));
@@ -34,7 +34,7 @@ pub(super) async fn tend(shard: Arc<Shard>, index: usize, access: Access, timing
                 shard.put(index, Slot::Open(Arc::clone(&link)));
                 let end = watched(&shard, &link, &mut wire, &timings, &mut random).await;
                 shard.put(index, end);
-                // One that is closed as soon as it is made is made as rarely as one that cannot be made.
+                // A connection that is closed at once is made again as rarely as one that fails.
                 if begun.elapsed() > timings.reconnect_max {
                     pause.reset();
                 }
@@ -44,11 +44,11 @@ pub(super) async fn tend(shard: Arc<Shard>, index: usize, access: Access, timing
     }
 }
 
-/// Makes a connection. Its server is judged before anybody can call it.
+/// Makes a connection. The server is judged before any call can use it.
 async fn opened(shard: &Shard, access: &Access) -> Result<(Arc<Link>, Wire), String> {
     let (link, wire) = Link::open(&shard.address, access).await?;
     match link.look().await {
-        // What its clock reads is known before the first call.
+        // The server's clock is read before the first call.
         Ok(unfit) => {
             if unfit.is_none() {
                 link.ping(access.timeout).await;
@@ -60,7 +60,7 @@ async fn opened(shard: &Shard, access: &Access) -> Result<(Arc<Link>, Wire), Str
     Ok((link, wire))
 }
 
-/// Returns when the connection is of no use any more, with what is in its place.
+/// Watches a connection until it is useless. Returns the new state of its slot.
 async fn watched(
     shard: &Shard,
     link: &Link,
@@ -69,7 +69,7 @@ async fn watched(
     random: &mut Random,
 ) -> Slot {
     let mut silent = 0;
-    // The connections of a node, and the nodes, do not ask at one moment.
+    // The random part keeps connections and nodes from pinging at one moment.
     let mut rest = timings.ping_every.mul_f64(random.fraction());
     let mut look_at = Instant::now() + random.jittered(timings.refresh_every);
     loop {
@@ -82,7 +82,7 @@ async fn watched(
         let pong = tokio::select! {
             biased;
             () = wire.closed() => return Slot::Lost("the connection was closed".to_owned()),
-            // The last of three ends before the fourth period does.
+            // The third unanswered ping ends before the fourth period does.
             pong = link.ping(timings.ping_every * 3 / 4) => pong,
         };
         match pong {
@@ -118,14 +118,14 @@ async fn watched(
                     shard.forget(link);
                     return Slot::Lost(Fault::Changed.to_string());
                 }
-                // It did not answer: the next pings tell.
+                // The server did not answer: the next pings show why.
                 Err(_) => {}
             }
         }
     }
 }
 
-/// How long to wait before trying again: twice as long each time, and by chance up to half of it less.
+/// The pause before the next attempt: doubled each time, and shortened by a random part of up to a half.
 #[derive(Debug)]
 pub(super) struct Pause {
     min: Duration,

@@ -1,7 +1,8 @@
-//! Who serves what, as servers tell it.
+//! The layout of the servers, as they describe it.
 //!
-//! They may tell old news: one that was cut off, or hung and came back. So several are asked, and nothing but how soon we serve again
-//! rests on what they say: a server that is wrongly called says no, and what it is told of itself does not fit.
+//! Servers may describe an old layout, for instance if they were cut off, or hung and came back. So several
+//! are asked. Only the time until calls succeed again depends on their answers: a wrong server refuses a
+//! call, since the identity in the call does not fit.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,29 +21,29 @@ use super::{
     wire::{Access, Wire, ask},
 };
 
-/// Servers that are asked at a time. A majority of seven outvotes those with old news, and one that hangs costs one of seven
-/// answers.
+/// How many servers are asked at one time. A majority of seven outvotes those with old news, and one that
+/// hangs costs one of seven answers.
 const ASKED_MAX: usize = 7;
 
-/// Shards, and the one that each group is on.
+/// The shards, and the shard of each group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// What each is called, and where its primary is, if somebody knows.
+    /// The name of each shard, and the address of its primary, if it is known.
     pub(super) shards: Vec<(String, Option<Address>)>,
     /// For each group, an index of `shards`.
     pub(super) places: Vec<Option<usize>>,
 }
 
-/// Asks servers who serves what.
+/// Asks servers for the layout.
 #[derive(Debug)]
 pub(super) struct Scout {
     place: Place,
     servers: Access,
     sentinels: Access,
     random: Random,
-    /// Nodes that the cluster told of when last asked.
+    /// The nodes that the cluster named at the last look.
     known: BTreeSet<Address>,
-    /// For each group, the index of its shard, where a ring places them.
+    /// For each group, the index of its shard, if a ring places groups.
     ring: Vec<Option<usize>>,
 }
 
@@ -57,11 +58,11 @@ impl Scout {
         Self { place, servers, sentinels, random: Random::new(seed), known: BTreeSet::new(), ring }
     }
 
-    /// Looks again. `calm` are connections to ask over if nothing is amiss; without them, or where they disagree, all that might know
-    /// are asked.
+    /// Asks for the layout again. `calm`: connections to ask over if all seems well. Without them, or if they
+    /// disagree, up to [`ASKED_MAX`] of all servers that may know the layout are asked.
     ///
     /// # Errors
-    /// Nobody answered; in words.
+    /// No server answered; the faults in words.
     pub(super) async fn look(&mut self, calm: &[(Address, Arc<Link>)]) -> Result<Layout, String> {
         match self.place.clone() {
             Place::Cluster { seeds } => self.cluster(&seeds, calm).await,
@@ -85,7 +86,8 @@ impl Scout {
         if told.is_empty() || !agree {
             let mut nodes: Vec<Address> = self.known.iter().chain(seeds).cloned().collect();
             self.random.shuffle(&mut nodes);
-            // After the shuffle, so that neither the seeds nor the rest are always left out.
+            // This comes after the shuffle, so that neither the seeds nor the other nodes are always left
+            // out.
             let mut asked = BTreeSet::new();
             nodes.retain(|node| asked.len() < ASKED_MAX && asked.insert(node.clone()));
             let questions = vec![command("CLUSTER", &["SLOTS"])];
@@ -138,7 +140,8 @@ impl Scout {
     }
 }
 
-/// Asks servers at one time, each over a connection of its own, and waits until most have told something: the rest may hang.
+/// Asks servers at one time, each over a connection of its own, and waits until most have answered: the
+/// others may hang.
 async fn asked_all(
     servers: Vec<Address>,
     access: &Access,
@@ -157,7 +160,7 @@ async fn asked_all(
     while answered < most
         && let Some(done) = asked.join_next().await
     {
-        // A task that panicked told nothing.
+        // A task that panicked gave no answer.
         let Ok((server, answers)) = done else { continue };
         answered += usize::from(answers.is_ok());
         told.push((server, answers));
@@ -170,7 +173,7 @@ async fn answers(server: &Address, access: &Access, questions: &[Cmd]) -> Result
     let wire = Wire::dial(server, access).await?;
     let mut answers = Vec::new();
     for question in questions {
-        // One question may be refused: a sentinel that does not know a name.
+        // A single question may be refused, for instance by a sentinel that does not know a name.
         match ask(&wire.line, question, access.timeout).await {
             Ok(answer) => answers.push(answer),
             Err(fault) if fault.code().is_some() && questions.len() > 1 => answers.push(Value::Nil),
@@ -180,12 +183,12 @@ async fn answers(server: &Address, access: &Access, questions: &[Cmd]) -> Result
     Ok(answers)
 }
 
-/// What shards are called that nobody named.
+/// The names of shards that have none in the settings.
 pub(super) fn names(addresses: &[Address]) -> Vec<String> {
     addresses.iter().map(Address::to_string).collect()
 }
 
-/// What one node of a cluster told.
+/// The layout, as one node of a cluster describes it.
 #[derive(Debug)]
 struct Told {
     /// Each range of slots, first and last, and its primary.
@@ -217,7 +220,7 @@ impl Told {
     }
 }
 
-/// Of each group, the primary that most of them name.
+/// For each group, the primary that most nodes name.
 fn voted(told: &[Told]) -> Layout {
     let places: Vec<Option<&Address>> = Group::all()
         .map(|group| {
@@ -243,7 +246,7 @@ fn node(value: &Value, asked: &Address) -> Option<Address> {
         return None;
     };
     let host = match host {
-        // A node that does not know its own name means the one that we asked by.
+        // A node that does not know its own name means the name that we asked by.
         Value::Nil => asked.host.clone(),
         host => match text(host)? {
             "" | "?" => asked.host.clone(),
@@ -253,7 +256,7 @@ fn node(value: &Value, asked: &Address) -> Option<Address> {
     Some(Address { host, port: u16::try_from(number(port)?).ok()? })
 }
 
-/// Reads an answer to `SENTINEL MASTER`: names and values in turn.
+/// Reads an answer to `SENTINEL MASTER`: names and values alternate.
 fn monitored(answer: &Value) -> Option<(u64, Address)> {
     let fields: BTreeMap<&str, &str> =
         list(answer)?.chunks_exact(2).filter_map(|pair| Some((text(&pair[0])?, text(&pair[1])?))).collect();
@@ -289,7 +292,7 @@ mod tests {
         Value::Array(vec![host, Value::Int(port), bulk("an id"), Value::Array(vec![])])
     }
 
-    /// A cluster of two primaries, of which the first has the slots below `border`.
+    /// A cluster of two primaries. The first has the slots below `border`.
     fn slots(border: i64, first: i64, second: i64) -> Value {
         let range = |from, to, port| {
             let (primary, replica) = (listed(bulk("10.0.0.1"), port), listed(bulk("10.0.0.2"), port));

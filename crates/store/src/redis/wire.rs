@@ -30,49 +30,50 @@ use tokio_rustls::TlsConnector;
 
 use super::settings::{Address, Credentials, Tls};
 
-/// Requests that wait to be written. As many calls as may be in flight, so that none waits for a place.
+/// The most requests that wait to be written: as many as calls in flight, so that no call waits for a place
+/// here.
 const WRITES_MAX: usize = super::shard::IN_FLIGHT_MAX;
 
-/// The most bytes that a server may send without answering anything: some ten times what a thousand shards say of themselves.
-/// Past it the connection ends, since whoever is there makes us hold whatever it likes.
+/// The most bytes that a server may send without answering anything: some ten times the description of a
+/// thousand shards. Beyond this the connection ends, since the other side could make us hold any amount.
 const UNANSWERED_BYTES_MAX: usize = 4 << 20;
 
-/// How to knock at a server.
+/// The way into a server.
 #[derive(Clone, Debug)]
 pub(super) struct Access {
     pub(super) credentials: Option<Credentials>,
     pub(super) tls: Option<Tls>,
-    /// For making a connection, and for each question that is none of a caller's.
+    /// The time limit for a connection, and for each question on our own account.
     pub(super) timeout: Duration,
 }
 
-/// A connection, and the task that reads and writes it: it ends with this.
+/// A connection, and the task that reads and writes it. The task ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Wire {
     pub(super) line: Line,
     driver: JoinSet<()>,
 }
 
-/// Where questions are asked, over one connection.
+/// Asks questions over one connection.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     connection: MultiplexedConnection,
     unanswered: Arc<AtomicUsize>,
 }
 
-/// A stream that ends when more is read than [`UNANSWERED_BYTES_MAX`] and no question was answered meanwhile.
+/// A stream that fails once more than [`UNANSWERED_BYTES_MAX`] were read without an answer to a question.
 struct Bounded<S> {
     stream: S,
     unanswered: Arc<AtomicUsize>,
 }
 
 impl Line {
-    /// Asks. The time is up to the caller.
+    /// Asks a question. The caller limits the time.
     ///
     /// # Errors
-    /// The server said so, or the connection broke.
+    /// The server returned an error, or the connection broke.
     pub(super) async fn ask(&self, question: &Cmd) -> Result<redis::Value, RedisError> {
-        // A handle of its own, since a question is asked by mutable reference; it costs two reference counts.
+        // The clone is needed, since a question takes a mutable reference; it costs two reference counts.
         let answer = self.connection.clone().send_packed_command(question).await;
         self.unanswered.store(0, Ordering::Relaxed);
         answer.and_then(redis::Value::extract_error)
@@ -125,10 +126,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
 }
 
 impl Wire {
-    /// Connects and says who we are.
+    /// Connects and authenticates.
     ///
     /// # Errors
-    /// In words, with what to do where that is not plain.
+    /// The fault in words, with what to do if that is not plain.
     pub(super) async fn dial(address: &Address, access: &Access) -> Result<Self, String> {
         match timeout(access.timeout, Self::dialled(address, access)).await {
             Ok(wire) => wire,
@@ -170,16 +171,16 @@ impl Wire {
         Ok(Self { line: Line { connection, unanswered }, driver: drivers })
     }
 
-    /// Returns when the connection is closed, by whatever side.
+    /// Returns when either side has closed the connection.
     pub(super) async fn closed(&mut self) {
         self.driver.join_next().await;
     }
 }
 
-/// Asks one question.
+/// Asks one question, with a time limit.
 ///
 /// # Errors
-/// The server said so, the connection broke, or the time is over, which [`RedisError::is_timeout`] tells.
+/// The server returned an error, the connection broke, or the time is over ([`RedisError::is_timeout`]).
 pub(super) async fn ask(line: &Line, question: &Cmd, within: Duration) -> Result<redis::Value, RedisError> {
     match timeout(within, line.ask(question)).await {
         Ok(answer) => answer,
@@ -187,7 +188,7 @@ pub(super) async fn ask(line: &Line, question: &Cmd, within: Duration) -> Result
     }
 }
 
-/// Asks for text.
+/// Asks a question whose answer is text.
 pub(super) async fn ask_text(line: &Line, question: &Cmd, within: Duration) -> Result<String, RedisError> {
     match ask(line, question, within).await? {
         redis::Value::BulkString(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
@@ -210,7 +211,7 @@ async fn login(credentials: Option<&Credentials>) -> Result<RedisConnectionInfo,
     })
 }
 
-/// With a provider of our own: whether the process has a default one is not ours to say.
+/// The provider is our own, since another part of the process decides about a default one.
 async fn client_config(tls: &Tls) -> Result<Arc<ClientConfig>, String> {
     let mut roots = RootCertStore::empty();
     for authority in certificates(&tls.ca_file).await? {
@@ -255,10 +256,11 @@ mod tests {
 
     use super::*;
 
-    /// What the system keeps for a connection on both sides.
+    /// The system's buffers for a connection, on both sides together.
     const BUFFERS_MAX: usize = 12 << 20;
 
-    /// A server that answers the first question, and then never ends an answer. Says how much it could send.
+    /// A server that answers the first question, and then never ends an answer. Returns how much it could
+    /// send.
     async fn endless(listener: TcpListener) -> usize {
         let (mut stream, _) = listener.accept().await.expect("a connection");
         let mut question = [0; 1 << 10];

@@ -1,4 +1,5 @@
-//! Three nodes that share limits through a Redis Cluster, under load, while it breaks: counted from outside.
+//! Three nodes share limits through a Redis Cluster under load, while the cluster breaks. The results are
+//! counted from outside.
 
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of calls")]
 #[path = "../redis/scene.rs"]
@@ -40,23 +41,24 @@ struct Demand {
     a_second: u64,
 }
 
-/// More than there is.
+/// More requests than there are units.
 const MUCH: Demand = Demand { a_second: 1_000 };
-/// A third of what there is.
+/// A third of the units.
 const LITTLE: Demand = Demand { a_second: 200 };
 const KEYS: u64 = 5;
-/// Whoever asks has an answer, and soon: 99 of 100 within this time from when they were due.
+/// The bar for answers: 99 of 100 come within this time after the request was due.
 const P99_MAX: Duration = Duration::from_millis(5);
 /// How long a decision may wait for the store.
 const DECISION_WAITS: Duration = Duration::from_millis(2);
-/// One in so many asks nobody besides.
+/// One request in so many asks no node.
 const NOBODY: u64 = 5;
-/// What nodes may take beyond that where the machine has other things to do.
+/// How much longer nodes may take on a busy machine.
 const NODES_TAKE: Duration = Duration::from_millis(2);
-/// Longer than any window here: what was open when nobody knew is over.
+/// Longer than any window here: after this, no window is open from a time when nobody knew the pools.
 const SETTLES: Duration = Duration::from_secs(4);
 
-/// A limit in each domain, of which each key is asked for more than there is; and one of which there is much.
+/// Two kinds of limits, each in a domain of its own: some have fewer units for each key than requests, one
+/// has plenty.
 const LIMITS: [&str; 4] = [
     r#"{"name":"window","domain":"window","by":["key"],"fixed_window":{"limit":80,"window":"2s"}}"#,
     r#"{"name":"bucket","domain":"bucket","by":["key"],"token_bucket":{"rate":"40/s","burst":60}}"#,
@@ -84,7 +86,7 @@ impl Clock {
 #[derive(Clone, Debug)]
 struct NodeClock {
     true_clock: Clock,
-    /// Its wall is so much ahead of true time, in nanoseconds.
+    /// How far the node's wall is ahead of true time, in nanoseconds.
     ahead_ns: Arc<AtomicI64>,
 }
 
@@ -95,13 +97,14 @@ impl NodeClock {
     }
 }
 
-/// One region at a time: how soon callers are answered is looked at.
+/// Only one test runs its region at a time, since the tests measure how soon callers are answered.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// What passed, of each domain and key: when it was decided, by the steady clock and the wall.
+/// The requests that passed, by domain and key, with the times of the decisions by the steady clock and the
+/// wall.
 type Passed = BTreeMap<(usize, u64), Vec<Now>>;
 
-/// A node, whoever asks it, and its clocks.
+/// A node, the asker for its callers, and its clocks.
 type Way = (Arc<Node>, Arc<Mutex<Asker>>, NodeClock);
 
 struct Place {
@@ -109,11 +112,11 @@ struct Place {
     carrier: JoinHandle<()>,
     boot: u32,
     clock: NodeClock,
-    /// Which generations the node has heard of: its disk.
+    /// The generations that the node has heard of: its disk.
     heard: Arc<Mutex<Vec<Heard>>>,
 }
 
-/// A node's process, with its disk.
+/// The process of a node, with its disk.
 struct Running {
     clock: NodeClock,
     heard: Arc<Mutex<Vec<Heard>>>,
@@ -135,25 +138,25 @@ struct Fleet {
     clock: Clock,
     places: Vec<Place>,
     passed: Arc<Mutex<Passed>>,
-    /// Where callers go.
+    /// The nodes that callers ask.
     asked: Arc<Mutex<Vec<Way>>>,
 }
 
-/// A request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug)]
 enum Asked {
-    /// A node, and whether it was allowed.
+    /// A node was asked: the time, and whether the request was allowed.
     Somebody(Duration, bool),
-    /// Nobody: it waits as long as one may that waits for the store.
+    /// No node was asked: the request waited as long as a decision may wait for the store.
     Nobody(Duration),
 }
 
-/// How callers fared.
+/// The results of all callers.
 #[derive(Debug, Default)]
 struct Fared {
-    /// From when each was due: shortest first.
+    /// The time of each request from when it was due, shortest first.
     took: Vec<Duration>,
-    /// Of those who asked nobody: how late the machine is.
+    /// The times of requests that asked no node: they show how late the machine is.
     nobody_took: Vec<Duration>,
     denied: u64,
 }
@@ -163,7 +166,8 @@ impl Fared {
         self.took[self.took.len() * 99 / 100]
     }
 
-    /// Within the bar, 99 of 100; or, where the machine itself is late, little later than those who asked nobody.
+    /// Whether 99 of 100 answers were within the bar; or, on a late machine, little later than requests that
+    /// asked no node.
     fn is_in_time(&self) -> bool {
         self.p99() <= P99_MAX.max(self.nobody_p99() + NODES_TAKE)
     }
@@ -179,7 +183,7 @@ fn limits() -> Vec<Limit> {
 }
 
 impl Fleet {
-    /// A cluster, and nodes whose pools grant.
+    /// Starts a cluster, and nodes whose pools grant.
     async fn start(nodes: u16) -> Self {
         Self::start_on(Cluster::start(), nodes).await
     }
@@ -260,8 +264,9 @@ impl Fleet {
         }
     }
 
-    /// Load from outside for so long, in an open loop: whoever is late is late because of us. Each request goes to the nodes in turn.
-    /// How long it took counts from when it was due. A thread of its own sends them: it keeps time better than a runtime's timers.
+    /// Sends requests for this time, in an open loop, so that a slow node delays no later request. The
+    /// requests go to the nodes in turn. The time of a request counts from when it was due. A thread of its
+    /// own sends them, since it keeps time better than a runtime's timers.
     fn load(&self, demand: Demand, lasts: Duration) -> JoinHandle<Fared> {
         let (nodes, passed, runtime) = (Arc::clone(&self.asked), Arc::clone(&self.passed), Handle::current());
         let asked = tokio::task::spawn_blocking(move || load(&nodes, &passed, (demand, lasts), &runtime));
@@ -282,7 +287,7 @@ impl Fleet {
         })
     }
 
-    /// Nothing passed that was too much.
+    /// Checks that no limit let more pass than it has.
     fn judge(&self) {
         for ((domain, key), passed) in self.passed.lock().expect("no panic").iter_mut() {
             passed.sort_by_key(|now| now.steady_ns);
@@ -376,7 +381,7 @@ fn load(
     asked
 }
 
-/// One request, that waits as its answer says.
+/// Asks once, and waits as the answer says.
 async fn ask(
     node: &Node,
     asker: &Mutex<Asker>,
@@ -391,7 +396,7 @@ async fn ask(
         let patience = {
             let request_key = [("key", text.as_str())];
             let request = Request::new(DOMAINS[domain], &request_key);
-            // What passes is counted before anybody else can be asked here.
+            // A request that passes is counted before another can be asked here.
             let mut asker = asker.lock().expect("no panic");
             let answer = asker.check(&request, clock.now(), Ask::CHECK);
             if answer.allowed {
@@ -414,19 +419,19 @@ async fn ask(
     }
 }
 
-/// Waits until then, or for a millisecond: no timer is finer.
+/// Waits until a time, or for a millisecond: no timer is finer.
 async fn wait_until(until: Instant) {
     sleep(until.saturating_duration_since(Instant::now()).min(Duration::from_millis(1))).await;
 }
 
-/// What happens to the region while it is asked.
+/// Runs a fate on a new region under load.
 async fn survives_for(fate_lasts: Duration, name: &str, fate: impl AsyncFnOnce(&mut Fleet)) {
     let _alone = ALONE.lock().await;
     let fleet = Fleet::start(3).await;
     goes_on_for(fleet, fate_lasts, name, fate).await;
 }
 
-/// The same of a region that is there.
+/// Runs a fate on an existing region under load.
 async fn goes_on_for(mut fleet: Fleet, fate_lasts: Duration, name: &str, fate: impl AsyncFnOnce(&mut Fleet)) {
     let before = fleet.load(MUCH, Duration::from_secs(3)).await.expect("callers");
     let usual = fleet.passed_in();
@@ -457,7 +462,7 @@ async fn survives(name: &str, fate: impl AsyncFnOnce(&mut Fleet)) {
     survives_for(Duration::ZERO, name, fate).await;
 }
 
-/// Counted, and not timed: how much faster that makes it is the bench's to say.
+/// This counts round trips and measures no time: the bench measures the gain in speed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hot_cell_costs_a_round_trip_for_hundreds_of_decisions() {
     const MOST: u64 = 200_000 * 99 / 100;

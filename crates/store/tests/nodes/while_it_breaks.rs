@@ -1,4 +1,4 @@
-//! What may become of a cluster under load.
+//! Failures of a cluster under load.
 
 use std::{
     process::{Command, Stdio},
@@ -38,7 +38,8 @@ async fn a_primary_and_a_node_that_die_together_let_no_unit_too_many_pass() {
 async fn walls_that_are_set_within_the_promise_let_no_unit_too_many_pass() {
     let lasts = Duration::from_secs(6);
     survives_for(lasts, "walls are set", async |fleet| {
-        // 9 ms of the 10 that are promised, to and fro, some of them at the edges of windows.
+        // The wall moves to and fro by 9 ms, of the 10 ms that are promised, sometimes at the edges of
+        // windows.
         for number in 0..60 {
             for (place, sign) in fleet.places.iter().zip([1, -1, 0]) {
                 let sign = if number % 2 == 0 { sign } else { -sign };
@@ -56,7 +57,7 @@ async fn servers_whose_walls_are_set_let_no_unit_too_many_pass() {
     let fleet = Fleet::start_on(Cluster::with_walls(), 3).await;
     let lasts = Duration::from_secs(6);
     goes_on_for(fleet, lasts, "servers' walls are set", async |fleet| {
-        // Hours to and fro, for each server at another time.
+        // The servers' walls move to and fro by hours, each at another time.
         let steps = [3_600, -7_200, 1, 86_400, -1, 0];
         for number in 0..24 {
             let server = &fleet.cluster.nodes[number % 6];
@@ -109,7 +110,8 @@ async fn a_replica_that_takes_over_without_its_primary_lets_no_unit_too_many_pas
         let port = fleet.cluster.nodes[primary].port().to_string();
         let replica = fleet.cluster.nodes.iter().position(|node| node.info("master_port") == port);
         let replica = replica.expect("a replica");
-        // It hears nothing of its primary for a while, which goes on; then it takes over by itself.
+        // The replica hears nothing of its primary for a while, and the primary goes on. Then the replica
+        // takes over by itself.
         fleet.cluster.nodes[replica].hang();
         sleep(Duration::from_millis(600)).await;
         let take_over = Command::new("redis-cli")

@@ -15,7 +15,7 @@ use crate::{
     servers::Server,
 };
 
-/// What the documentation tells operators to allow.
+/// The rules that the documentation tells operators to set.
 const RULES: [&str; 7] =
     ["resetchannels", "~acequia:*", "+fcall", "+function|load", "+info", "+time", "+cluster|slots"];
 
@@ -38,7 +38,7 @@ async fn a_user_with_the_least_rights_is_enough() {
         |state| matches!(state, ShardState::Lost { why } if why.contains("authentication")),
     )
     .await;
-    // The file is read for each connection: a password is changed without a restart.
+    // The file is read for each connection, so that a new password needs no restart.
     fs::write(&file, "first\n").expect("a file");
     serves(&redis, group(1)).await;
 }
@@ -49,7 +49,7 @@ async fn a_user_who_may_not_see_what_a_server_counts_is_served_all_the_same() {
     let sections = ["+info|server", "+info|replication", "+info|memory"];
     server.cli(&[&["ACL", "SETUSER", "default", "-info"][..], &sections].concat());
     let redis = opened(scene::shards(std::slice::from_ref(&server))).await;
-    // Looks come twice a second, at least.
+    // Looks come at least twice a second.
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(1_500) {
         serves(&redis, group(1)).await;

@@ -1,4 +1,4 @@
-//! Calls where nothing is amiss, or little.
+//! Calls with no fault, or with small ones.
 
 use std::{
     collections::BTreeSet,
@@ -71,7 +71,7 @@ async fn many_calls_at_once_get_each_its_own_answer() {
     let mut calls = JoinSet::new();
     for number in 0..200 {
         let redis = redis.clone();
-        // An answer to another call would be refused.
+        // A call would refuse the answer to another call.
         calls.spawn(async move { called(&redis, group(number), PATIENCE).await });
     }
     let answers = calls.join_all().await;
@@ -84,7 +84,7 @@ async fn more_calls_than_may_be_in_flight_wait_for_a_place() {
     let servers = [Server::start(&[])];
     let redis = opened(scene::shards(&servers)).await;
     closed_breaker(&redis).await;
-    // Where the server goes on too late for the call that waits, all is tried again.
+    // If the server goes on too late for the waiting call, all is tried again.
     for _ in 0..50 {
         servers[0].hang();
         let mut calls = JoinSet::new();
@@ -127,7 +127,7 @@ async fn calls_in_flight_are_bounded() {
         let why = answer.expect("no panic").expect_err("a server that hangs answered");
         not_sent += usize::from(matches!(why, Missed::NotSent(_)));
     }
-    // A place is free again when a deadline has passed; most of the calls that wait have no time left then.
+    // A place is free again after a deadline. By then most of the waiting calls have no time left.
     assert!(not_sent >= 500, "{not_sent} of 1000 were not sent");
     servers[0].go_on();
     serves(&redis, group(0)).await;
@@ -144,7 +144,8 @@ async fn a_server_that_was_restarted_is_another_process() {
     assert_eq!(after, servers[0].run_id());
 }
 
-/// The same process, in another life: it may have forgotten what only it knew, so what it is told of itself is new.
+/// This is the same process in another life. It may have forgotten what only it knew, so it is told a new
+/// identity.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_primary_that_was_a_replica_meanwhile_is_told_another_name() {
     let servers = [Server::start(&[])];
@@ -176,7 +177,7 @@ async fn a_primary_that_was_a_replica_meanwhile_is_told_another_name() {
 async fn a_server_that_begins_to_evict_is_not_called_any_more() {
     let servers = [Server::start(&[]), Server::start(&[])];
     let settings = scene::shards(&servers);
-    // It is not looked at again before a ping says that it should be.
+    // The server is not looked at again before a ping asks for that.
     let timings = Timings { refresh_every: Duration::from_secs(300), ..settings.timings };
     let redis = opened(Settings { timings, ..settings }).await;
     let ours = |number: &u16| {
@@ -184,7 +185,7 @@ async fn a_server_that_begins_to_evict_is_not_called_any_more() {
     };
     let here = (0..Group::COUNT).find(ours).expect("a group of the first server");
     let there = (0..Group::COUNT).find(|number| !ours(number)).expect("a group of the second");
-    // Its memory has no bound, and may be given one at any time.
+    // The server's memory has no bound, and may get one at any time.
     servers[0].cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let view = seen(&redis, group(here), |state| matches!(state, ShardState::Unsafe { .. })).await;
     assert!(matches!(view.state, ShardState::Unsafe { why } if why.contains("allkeys-lru")));
@@ -220,7 +221,7 @@ async fn every_answer_is_counted_by_how_long_it_took() {
         called(&redis, group(1), DEADLINE).await.expect("an answer");
     }
     let after = redis.shards().remove(0);
-    // There are pings too.
+    // Pings count as well.
     assert!(answers(&after) >= answers(&before) + 20, "{before:?} {after:?}");
     assert!(after.round_trips.sum_us > before.round_trips.sum_us, "{before:?} {after:?}");
 }
@@ -255,7 +256,7 @@ async fn connections_end_with_the_last_handle() {
     drop(redis);
     called(&copy, group(1), DEADLINE).await.expect("an answer");
     drop(copy);
-    // The one that is left asks.
+    // The remaining connection asks.
     wait_for("the connections' end", || servers[0].info("connected_clients") == "1");
 }
 

@@ -1,4 +1,4 @@
-//! Primaries that die or hang, and who comes after them.
+//! Primaries that die or hang, and their successors.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ use crate::{
     servers::{Cluster, Sentinel},
 };
 
-/// What a request waits at most in these tests.
+/// The longest wait of a request in these tests.
 const DEADLINE: Duration = Duration::from_millis(30);
-/// What it may take longer.
+/// How much longer a request may take.
 const MARGIN: Duration = Duration::from_millis(20);
-/// Until it is noticed that a server hangs.
+/// The longest time until a hanging server is noticed.
 const HUNG_MAX: Duration = Duration::from_secs(1);
 
-/// What happens to a primary.
+/// The fate of a primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Dies,
@@ -51,7 +51,7 @@ async fn a_primary_of_a_cluster(fate: Fate) {
     assert!(cluster.nodes.iter().any(|node| node.address() != ours.to_string() && node.run_id() == after));
     eprintln!("cluster, a primary that {fate:?}: {story}");
 
-    // It comes back as a replica, and nothing changes.
+    // The old primary comes back as a replica, and nothing changes.
     let old = cluster.node(&ours.to_string());
     match fate {
         Fate::Dies => old.restart(),
@@ -118,7 +118,8 @@ async fn a_planned_failover_is_followed() {
     eprintln!("cluster, a planned failover: served by the successor after {:?}", begun.elapsed());
 }
 
-/// Calls the first group and the others until the first is served again; says by whom, and what happened when.
+/// Calls the first group and the others until the first is served again. Returns who serves it, and the times
+/// of the events.
 async fn survived(redis: &Redis, fate: Fate, others: &[Group]) -> (String, String) {
     let begun = Instant::now();
     let (mut calls, mut late, mut noticed, mut hung) = (0, 0, None, None);
@@ -130,7 +131,7 @@ async fn survived(redis: &Redis, fate: Fate, others: &[Group]) -> (String, Strin
             Ok(after) => {
                 let served = begun.elapsed();
                 assert!(served < Duration::from_secs(30), "served again only after {served:?}");
-                // A machine that has other things to do may be late now and then; a call that waits for a server is late each time.
+                // A busy machine may be late now and then; a call that waits for a server is late each time.
                 assert!(late * 10 <= calls, "{late} of {calls} calls came back after their deadline");
                 assert!(
                     missed_elsewhere * 50 <= elsewhere,

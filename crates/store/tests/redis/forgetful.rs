@@ -23,7 +23,7 @@ async fn a_cell_that_was_deleted_is_unknown_and_so_is_its_group() {
     assert!(matches!(ask(&redis, generation, 1, later).await, Answer::Done(got) if got.part.units == 10));
     let cell = servers[0].cli(&["--raw", "KEYS", "*:b"]);
     assert_eq!(servers[0].cli(&["DEL", &cell]), "1", "the cell, {cell}");
-    // Once it is noticed nobody has the group as it was, whichever cell is asked for.
+    // Once the loss is noticed, the group is unknown for calls about any cell.
     for call in 2..4 {
         let unknown = ask(&redis, generation, call, later).await;
         assert!(matches!(unknown, Answer::Unknown(known) if known.generation.number == 0), "{unknown:?}");
@@ -35,7 +35,8 @@ async fn a_cell_that_was_deleted_is_unknown_and_so_is_its_group() {
     assert!(matches!(full, Answer::Done(got) if got.part.units == 10), "{full:?}");
 }
 
-/// What a server evicts, or somebody deletes, is any of a group's keys: as long as its record is there, the others are missed.
+/// Any key of a group may be evicted or deleted. As long as the group's record is there, missing cells are
+/// noticed.
 #[tokio::test(flavor = "multi_thread")]
 async fn whichever_keys_of_a_group_are_deleted_its_pools_are_unknown() {
     let servers = [Server::start(&[])];
@@ -57,13 +58,14 @@ async fn whichever_keys_of_a_group_are_deleted_its_pools_are_unknown() {
             assert!(matches!(after, Answer::Unknown(_)), "{lost:?}: {after:?}");
             generation = begun(&redis, later).await;
         } else {
-            // The cell is there, and says what was spent of it.
+            // The cell is there, and says what was spent.
             assert!(matches!(after, Answer::Done(got) if got.owed == got.part.units), "{after:?}");
         }
     }
 }
 
-/// It is the same process, on the same connection, and nobody has looked meanwhile; what was kept of the group came back with the copy.
+/// The process and the connection are the same, and no look happens meanwhile. The group's record comes back
+/// with the copy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_primary_that_took_its_successors_state_grants_nothing_by_that() {
     let (ours, successor) = (Server::start(&[]), Server::start(&[]));
@@ -84,7 +86,7 @@ async fn a_primary_that_took_its_successors_state_grants_nothing_by_that() {
     let [ours] = &servers;
     let generation = begun(&redis, START_US).await;
     let later = START_US + 1_000_000;
-    // The successor has heard nothing of what is spent last.
+    // The successor does not hear of the last withdrawal.
     assert!(matches!(ask_at(&redis, "before", generation, 1, later).await, Ok(Answer::Done(_))));
     wait_for("what was spent before", || successor.cli(&["DBSIZE"]) == "3");
     successor.cli(&["REPLICAOF", "NO", "ONE"]);
@@ -94,7 +96,8 @@ async fn a_primary_that_took_its_successors_state_grants_nothing_by_that() {
     ours.cli(&["REPLICAOF", "NO", "ONE"]);
     let (run_id, is_primary) = (ours.run_id(), ours.info("role") == "master");
     assert!(is_primary && ours.cli(&["DBSIZE"]) == "3", "{run_id} has the group still");
-    // The call is refused, and the next ones go over connections that know what the server is now: to it nothing is known.
+    // The call is refused. Later calls use connections that know the server's new identity, which has no
+    // known group.
     let first = ask_at(&redis, "b", generation, 3, later).await;
     assert!(first.is_err(), "{first:?}");
     let (begun, mut answer) = (Instant::now(), first);

@@ -1,4 +1,4 @@
-//! Calls to real Redis servers, in all three ways to run them, with all that happens to servers.
+//! Calls to real Redis servers in all three layouts, with the failures of servers.
 
 mod access;
 mod calls;

@@ -1,4 +1,4 @@
-//! Somebody between us and a server, who spoils what passes.
+//! A relay between client and server that spoils the traffic.
 
 use std::{
     sync::{
@@ -25,13 +25,13 @@ use crate::{
     servers::Server,
 };
 
-/// What is done to what passes.
+/// The relay's mischief.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mischief {
     None,
-    /// An answer comes that nobody asked for, so that each later one comes to the wrong question.
+    /// An extra answer comes, so that each later answer comes to the wrong question.
     Shifts,
-    /// Answers are swallowed, and the connection stays.
+    /// Answers are swallowed, and the connection stays open.
     Swallows,
     /// The connection is cut at the answer.
     Cuts,
@@ -42,7 +42,7 @@ enum Mischief {
 struct Middle {
     address: Address,
     mischief: watch::Sender<Mischief>,
-    /// Connections so far.
+    /// The number of connections so far.
     connections: Arc<AtomicU64>,
 }
 
@@ -66,7 +66,7 @@ impl Middle {
     }
 }
 
-/// Passes bytes on; answers with mischief, which is done once a connection if it shifts.
+/// Passes bytes on, and does mischief to answers. An extra answer is sent once a connection.
 async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, wish: Option<watch::Receiver<Mischief>>) {
     let mut bytes = vec![0; 65_536];
     let mut is_shifted = false;
@@ -125,7 +125,8 @@ async fn a_connection_that_is_cut_leaves_a_call_unknown() {
     serves(&redis, group(1)).await;
 }
 
-/// Whoever gives a call up before its deadline says nothing of the server: others wait longer, and are answered.
+/// A call that is given up before its deadline says nothing about the server: other calls wait longer, and
+/// are answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_are_left_in_time_do_not_make_a_slow_server_a_lost_one() {
     let server = Server::start(&[]);

@@ -1,4 +1,4 @@
-//! The same calls of pools in memory, in a journal and in Redis have the same answers.
+//! Equal calls to pools in memory, in a journal and in Redis have equal answers.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -34,7 +34,7 @@ impl Random {
         ((u128::from(z ^ (z >> 31)) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Of any magnitude up to that.
+    /// A number up to `most`, of any magnitude.
     fn up_to(&mut self, most: u64) -> u64 {
         let bits = u64::from(most.max(1).ilog2()) + 1;
         let within = 1_u64 << self.below(bits + 1).min(62);
@@ -55,7 +55,7 @@ enum Call {
     Collect(Vec<u128>),
 }
 
-/// What came of it.
+/// The answer to a call.
 #[derive(Clone, Debug, PartialEq)]
 enum Came {
     Known(GroupStatus),
@@ -80,18 +80,18 @@ async fn call(pools: &impl Pools, at: &At<'_>, call: &Call) -> Result<Came, Miss
     })
 }
 
-/// What draws calls.
+/// Makes random calls.
 struct Caller {
     random: Random,
     wall_us: u64,
     calls: u64,
-    /// Of each group, as it was last heard.
+    /// The last generation of each group that was heard.
     generations: [Generation; 2],
-    /// And the one before that.
+    /// The generation before that.
     before: [Generation; 2],
-    /// Limits of buckets, each with a whole and the part in the pool.
+    /// Limits of buckets: each has the whole limit and the pool's part.
     params: Vec<bucket::BucketParams>,
-    /// Whether there are more nodes than a pool has records of, and one cell of each kind.
+    /// Whether there are more nodes than a pool has records for, and only one cell of each kind.
     is_crowded: bool,
 }
 
@@ -133,7 +133,7 @@ impl Caller {
             Taker { node: 1 + self.random.below(nodes) as u16, boot: 1 + self.random.below(3) as u32, call };
         let generation = self.generations[place];
         let cell = self.random.below(cells);
-        // Where there are many nodes pools remember for long.
+        // With many nodes, pools remember for a long time.
         let least = if self.is_crowded && self.calls > 20 && self.random.below(30) > 0 { 3 } else { 0 };
         let (cell, call) = match self.random.below(60).max(least) {
             0 => {
@@ -179,7 +179,7 @@ impl Caller {
             7 => name::What::Leave,
             _ => name::What::End,
         };
-        // Few, so that some come again.
+        // There are few names, so that some come again.
         let by = Taker { node: taker.node, boot: 1, call: 1 };
         name::Act { by, what, drops_us: self.wall_us + self.random.below(2_000_000) }
     }
@@ -317,7 +317,7 @@ impl Seen {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_journal_and_redis_answer_alike() {
-    /// Distributions among regions that callers go by, some of them later ones than others had adopted before.
+    /// Allocations among regions of the callers. Some are later than those that other callers had adopted.
     const TERMS: [u64; 15] = [0, 1, 0, 1, 2, 9, 10, 9, 10, 10, 11, 1, 99, u64::MAX - 1, 0];
     let servers = [Server::start(&[])];
     let redis = RedisPools::new(opened(shards(&servers)).await, 0);
@@ -351,7 +351,7 @@ async fn memory_journal_and_redis_answer_alike() {
     assert!(seen.granted > 500 && seen.refused > 500 && seen.unknown > 20, "{seen:?}");
 }
 
-/// Names and letters have bounds, and both ways to keep them the same ones.
+/// Names and letters have bounds, which are the same in a journal and in Redis.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_to_go_make_room_for_names_and_letters_wait_in_a_bounded_number() {
     async fn fill(pools: &impl Pools) -> (Vec<NameState>, usize) {
@@ -364,7 +364,7 @@ async fn the_first_to_go_make_room_for_names_and_letters_wait_in_a_bounded_numbe
             let act = name::Act { by, what: name::What::Claim, drops_us: START_US + 1_000_000 - number };
             pools.name(&at(name), &act).await.expect("an answer");
         }
-        // Those that were first last the longest, and the last one was just written.
+        // The first names last the longest, and the last one was just written.
         let mut standings = Vec::new();
         for name in names[..5].iter().chain(&names[NAMES_MAX - 1..]) {
             let leave =
@@ -392,7 +392,7 @@ async fn the_first_to_go_make_room_for_names_and_letters_wait_in_a_bounded_numbe
     assert_eq!(room, 256);
 }
 
-/// One node that asks for a bucket of 10 at 1000/s.
+/// A node asks for a bucket of 10 units at 1000/s.
 pub(super) async fn ask(
     pools: &impl Pools,
     generation: Generation,
@@ -402,7 +402,7 @@ pub(super) async fn ask(
     ask_at(pools, "b", generation, call, wall_us).await.expect("an answer")
 }
 
-/// The same of a cell, if anybody answers.
+/// A node asks for such a bucket in a named cell; fails if there is no answer.
 pub(super) async fn ask_at(
     pools: &impl Pools,
     cell: &str,
@@ -447,7 +447,7 @@ pub(super) async fn begun(pools: &impl Pools, wall_us: u64) -> Generation {
     generation
 }
 
-/// Cells that say nothing are dropped, and a new one says the same.
+/// Cells that say nothing are dropped, and a new cell says the same as the old one.
 async fn drops(pools: &impl Pools) {
     let generation = begun(pools, START_US).await;
     let later = START_US + 1_000_000;
@@ -466,7 +466,7 @@ async fn what_says_nothing_is_dropped() {
     let redis = RedisPools::new(opened(shards(&servers)).await, 0);
     drops(&KeptPools::new(Arc::new(MemoryStore::default()), "here")).await;
     drops(&redis).await;
-    // Nothing is left behind but the group.
+    // Only the group is left.
     assert_eq!(
         servers[0].cli(&["DBSIZE"]).trim(),
         "3",
@@ -487,7 +487,7 @@ async fn what_was_deleted_is_unknown_and_not_fresh() {
     let unknown = ask(&redis, generation, 2, later).await;
     assert!(matches!(unknown, Answer::Unknown(known) if known.generation.number == 0), "{unknown:?}");
     let again = begun(&redis, later).await;
-    // All was spent, as far as anybody knows, when that was noticed.
+    // When the loss was noticed, all units counted as spent.
     let empty = ask(&redis, again, 3, later + 1).await;
     assert!(matches!(empty, Answer::Done(exchanged) if exchanged.part.units == 0), "{empty:?}");
     let full = ask(&redis, again, 4, later + 1_000_000).await;

@@ -1,4 +1,4 @@
-//! What the tests have in common.
+//! Helpers that the tests share.
 
 use std::{
     collections::BTreeSet,
@@ -12,9 +12,9 @@ use tokio::time::sleep;
 
 use crate::servers::{Cluster, Sentinel, Server};
 
-/// Long enough for a call on a machine that has other things to do.
+/// Long enough for a call on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_millis(500);
-/// Waiting for anything else ends the test.
+/// A longer wait for anything else ends the test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn address(text: &str) -> Address {
@@ -25,7 +25,7 @@ pub(crate) fn group(number: u16) -> Group {
     Group::new(number).expect("a group")
 }
 
-/// The usual settings, with patience for a busy machine where nothing is promised.
+/// The usual settings, with patience for a busy machine where no time is promised.
 pub(crate) fn settings(place: Place) -> Settings {
     let timings = Timings {
         connect_timeout: Duration::from_secs(1),
@@ -40,7 +40,7 @@ pub(crate) fn shards(servers: &[Server]) -> Settings {
 }
 
 pub(crate) fn cluster(cluster: &Cluster) -> Settings {
-    // Two of six: the rest is for us to find.
+    // Only two of the six are named: the client must find the others.
     let seeds = cluster.nodes.iter().take(2).map(|node| address(&node.address())).collect();
     settings(Place::Cluster { seeds })
 }
@@ -50,7 +50,7 @@ pub(crate) fn sentinel(sentinel: &Sentinel) -> Settings {
     settings(Place::Sentinel { hosts, shards: vec![Sentinel::NAME.to_owned()], credentials: None })
 }
 
-/// Opens it, and waits until every group is answered for.
+/// Opens a Redis, and waits until every group has an answer.
 pub(crate) async fn opened(settings: Settings) -> Redis {
     let redis = Redis::open(settings).expect("sound settings");
     for number in (0..Group::COUNT).step_by(32) {
@@ -59,7 +59,8 @@ pub(crate) async fn opened(settings: Settings) -> Redis {
     redis
 }
 
-/// One call, of a key of its group, that says which life of which process answered.
+/// Makes one call with a key of its group. Returns the identity of the process that answered, with its life
+/// as a primary.
 pub(crate) async fn called(redis: &Redis, group: Group, deadline: Duration) -> Result<String, Missed> {
     let answer = redis.call(group, Function::Identity, &["a key"], &[], deadline).await?;
     assert_eq!(answer.get(3).and_then(Value::text), Some("master"));
@@ -79,7 +80,7 @@ pub(crate) async fn serves(redis: &Redis, group: Group) -> String {
     }
 }
 
-/// Waits until the shard of a group is seen in a state.
+/// Waits until the shard of a group is in a state.
 pub(crate) async fn seen(redis: &Redis, group: Group, is_so: impl Fn(&ShardState) -> bool) -> ShardView {
     let begun = Instant::now();
     loop {

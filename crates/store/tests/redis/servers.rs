@@ -1,6 +1,6 @@
-//! Real Redis servers on loopback ports, in folders of their own, that end with the test.
+//! Real Redis servers on loopback ports, each in a folder of its own. They end with the test.
 //!
-//! Everything here blocks its thread; it waits for what it starts until that answers.
+//! Everything here blocks its thread, and waits until what it starts answers.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// How long anything here may take before the test fails. It takes a hundredth of it on a machine with nothing else to do.
+/// How long anything here may take before the test fails. On an idle machine it takes a hundredth of this.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One server.
@@ -28,18 +28,19 @@ pub(crate) struct Server {
     port: u16,
     options: Vec<String>,
     is_sentinel: bool,
-    /// The library that gives it a wall clock of its own, where it has one.
+    /// The library that gives the server a wall clock of its own, if it has one.
     wall: Option<PathBuf>,
-    /// Whether it was started again: while it loads it gives way to all else, as it would on a machine of its own.
+    /// Whether the server was started again: while it loads, its priority is lower, as if it had a machine of
+    /// its own.
     gives_way: bool,
-    /// What `redis-cli` needs beside the port.
+    /// The options of `redis-cli` besides the port.
     pub(crate) cli_options: Vec<String>,
     child: Option<Child>,
 }
 
 impl Server {
-    /// Starts one without persistence. Options are as on the command line: `["--maxmemory", "10mb"]`. One of them may name
-    /// `{folder}` and `{port}`; whatever comes with `--port 0` says by itself where it listens.
+    /// Starts a server without persistence. Options are as on the command line: `["--maxmemory", "10mb"]`. An
+    /// option may contain `{folder}` and `{port}`. Options with `--port 0` must say where the server listens.
     pub(crate) fn start(options: &[&str]) -> Self {
         Self::start_as(options, false, None)
     }
@@ -63,7 +64,7 @@ impl Server {
         if server.wall.is_some() {
             server.set_wall(0);
         }
-        // Another process may be quicker at a port that was free.
+        // Another process may be quicker at a free port.
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             server.port = free_port();
@@ -88,7 +89,7 @@ impl Server {
         self.folder.path()
     }
 
-    /// What a command says.
+    /// The output of a command.
     pub(crate) fn cli(&self, words: &[&str]) -> String {
         let port = self.port.to_string();
         let out = Command::new("redis-cli").args(["-p", &port]).args(&self.cli_options).args(words).output();
@@ -108,7 +109,7 @@ impl Server {
         self.info("run_id")
     }
 
-    /// Ends it at once, as a crash does.
+    /// Ends the server at once, like a crash.
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -116,22 +117,22 @@ impl Server {
         }
     }
 
-    /// It does nothing any more, and its connections stay open. A signal takes effect a moment after it is sent.
+    /// Stops the server, with its connections open. A signal takes effect a moment after it is sent.
     pub(crate) fn hang(&self) {
         self.signal("STOP");
         wait_for("a process that stands still", || self.stands_still());
     }
 
-    /// Its wall clock, where it has one of its own, is so many seconds ahead of the machine's from now on.
+    /// Sets the server's own wall clock, if it has one, to so many seconds ahead of the machine's.
     pub(crate) fn set_wall(&self, ahead: i64) {
-        // Never shorter than it is: the server has it in its memory.
+        // The file must never get shorter, since the server has it in its memory.
         let path = self.folder.path().join("wall");
         let mut file =
             fs::File::options().write(true).create(true).truncate(false).open(path).expect("a file");
         file.write_all(&(ahead * 1_000_000_000).to_ne_bytes()).expect("its wall");
     }
 
-    /// Whether all of its threads are stopped: `T` in proc_pid_stat(5).
+    /// Whether all threads of the server are stopped: `T` in proc_pid_stat(5).
     fn stands_still(&self) -> bool {
         let pid = self.child.as_ref().expect("a process").id();
         let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
@@ -142,12 +143,12 @@ impl Server {
         states.all(|is_stopped| is_stopped)
     }
 
-    /// It goes on after [`Self::hang`].
+    /// Continues the server after [`Self::hang`].
     pub(crate) fn go_on(&self) {
         self.signal("CONT");
     }
 
-    /// Starts it again on its port.
+    /// Starts the server again on its port.
     pub(crate) fn restart(&mut self) {
         self.kill();
         self.gives_way = true;
@@ -195,7 +196,7 @@ impl Server {
         self.child = Some(child.expect("redis-server"));
     }
 
-    /// Whether it answers, in the end. One that ended does not.
+    /// Whether the server answers in the end. A server that has ended does not.
     fn answers(&mut self) -> bool {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
@@ -219,7 +220,7 @@ impl Server {
         }
         let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
         let mut answer = [0; 7];
-        // It may ask for a password, and that is an answer.
+        // The server may ask for a password, which is an answer, too.
         stream.write_all(b"PING\r\n").is_ok()
             && stream.read_exact(&mut answer).is_ok()
             && (&answer == b"+PONG\r\n" || &answer == b"-NOAUTH")
@@ -247,7 +248,7 @@ impl Cluster {
         Self::start_as(None)
     }
 
-    /// One whose servers' walls can be set.
+    /// A cluster in which the servers' walls can be set.
     pub(crate) fn with_walls() -> Self {
         Self::start_as(Some(wall_library()))
     }
@@ -285,7 +286,7 @@ impl Cluster {
         cluster
     }
 
-    /// The nodes that are primaries now, of those that answer.
+    /// The nodes that are primaries now, among those that answer.
     pub(crate) fn primaries(&self) -> Vec<usize> {
         (0..self.nodes.len()).filter(|node| self.nodes[*node].info("role") == "master").collect()
     }
@@ -305,7 +306,7 @@ pub(crate) struct Sentinel {
 }
 
 impl Sentinel {
-    /// What the sentinel calls them.
+    /// The sentinel's name for them.
     pub(crate) const NAME: &str = "mine";
 
     pub(crate) fn start() -> Self {
@@ -331,7 +332,7 @@ impl Sentinel {
     }
 }
 
-/// What gives a process clocks of its own, made once.
+/// The library that gives a process clocks of its own, built once.
 pub(crate) fn wall_library() -> &'static Path {
     static MADE: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, library) = MADE.get_or_init(|| {
@@ -346,7 +347,7 @@ pub(crate) fn wall_library() -> &'static Path {
     library
 }
 
-/// Asks again and again, as long as this may take.
+/// Asks again and again, until the test's patience ends.
 pub(crate) fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_there() {
@@ -355,18 +356,18 @@ pub(crate) fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
     }
 }
 
-/// Whether nobody has a port, and the one that a cluster's node talks at.
+/// Whether a port is free, together with the port at which a cluster's node talks to others.
 pub(crate) fn is_free(port: u16) -> bool {
     [port, port + 10_000].into_iter().all(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok())
 }
 
-/// A port that nobody has, below those that the system gives to outgoing connections; so is the one 10 000 above it, where a
-/// cluster's nodes talk.
+/// A free port below those that the system gives to outgoing connections. The port 10 000 above is free, too:
+/// there a cluster's nodes talk to each other.
 pub(crate) fn free_port() -> u16 {
     const FIRST: u16 = 11_000;
     const COUNT: u16 = 10_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Tests of several processes begin at different places.
+    // Test processes begin at different places.
     let begin = std::process::id().wrapping_mul(97) % u32::from(COUNT);
     for _ in 0..COUNT {
         let number = u32::from(NEXT.fetch_add(1, Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! One hook in time that a test lets pass: nothing here waits, and nothing is sent.
+//! One hook in time that a test lets pass: nothing here sleeps or sends.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,19 +15,19 @@ use crate::webhooks::{
 const TIMEOUT: Duration = Duration::from_secs(5);
 const HOUR_S: u64 = 3_600;
 
-/// What a receiver does with a message.
+/// A receiver's answer to a message.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     Status(u16),
-    /// With what it says after `Retry-After`.
+    /// The status, and the value of `Retry-After`.
     Later(u16, &'static str),
     /// The connection is refused.
     Fault,
-    /// It never answers.
+    /// The receiver never answers.
     Hang,
 }
 
-/// What a receiver answers to an id, from how often it came before.
+/// The answer to an id, by how often the id came before.
 type Rule = Box<dyn Fn(&str, usize) -> Answer>;
 
 /// A hook, and a receiver that answers by a rule.
@@ -51,7 +51,7 @@ impl Story {
         self.hook.offer(id, Bytes::from_static(b"{}"), self.now);
     }
 
-    /// Does what a courier does in this time, with the longest wait after every fault.
+    /// Does a courier's work in this time, with the longest wait after every fault.
     fn pass(&mut self, time_s: u64) {
         let end = self.now + Duration::from_secs(time_s);
         loop {
@@ -133,7 +133,7 @@ fn nobody_is_warned_of_what_is_long_past() {
     let mut story = Story::begin(|_, _| Answer::Later(503, "299"));
     story.offer("w-1");
     story.pass(HOUR_S);
-    // The last wait is the node's own, which is longer then than what the hook asks for.
+    // The last wait is the node's own: by then it is longer than the hook's.
     assert_eq!(story.seen_at(), [0, 299, 598, 897, 1_196, 1_495, 1_795]);
     assert_eq!(story.hook.counts(), Counts { retried: 6, dropped: 1, ..Counts::default() });
 }
@@ -162,7 +162,7 @@ fn a_hook_that_asks_for_quiet_has_it() {
     story.pass(10);
     story.offer("w-2");
     story.pass(HOUR_S);
-    // The second was due first.
+    // The second event was due first.
     assert_eq!((story.seen_at(), story.ids()), (vec![0, 60, 60], vec!["w-1", "w-2", "w-1"]));
 }
 

@@ -29,13 +29,13 @@ use tracing_subscriber::{Layer as _, filter::Targets, fmt, layer::SubscriberExt 
 use super::*;
 use crate::{charges::Names, clock::SystemClock, webhooks::queue::LETTERS_MAX};
 
-/// How long anything may take that happens by itself; only a failing test waits so long.
+/// How long anything may take that happens by itself. Only a failing test waits so long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long a try may take: longer than any test, or a receiver that hangs would be tried again.
+/// How long a try may take. This is longer than any test, or a receiver that hangs would get another try.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a receiver was sent.
+/// A message that a receiver got.
 #[derive(Debug)]
 struct Received {
     headers: HeaderMap,
@@ -68,7 +68,7 @@ impl Received {
     }
 }
 
-/// What a receiver answers: from how many messages it has seen.
+/// A receiver's answer, by how many messages it has seen. Without an answer the receiver hangs.
 type Rule = Arc<dyn Fn(usize) -> Option<Response> + Send + Sync>;
 
 struct Receiver {
@@ -98,7 +98,7 @@ impl Serving {
                 *seen += 1;
                 *seen - 1
             };
-            // The test may have seen enough.
+            // The test may have ended.
             let _ = serving.tell.send(Received { headers, body });
             match (serving.rule)(times) {
                 Some(response) => response,
@@ -110,7 +110,7 @@ impl Serving {
 }
 
 impl Receiver {
-    /// Nothing in place of an answer is a receiver that hangs.
+    /// A rule that gives no answer makes a receiver that hangs.
     async fn start(rule: impl Fn(usize) -> Option<Response> + Send + Sync + 'static) -> Self {
         let (serving, received) = Serving::new(rule);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -165,7 +165,7 @@ impl Sender {
         counts.pop_first().map(|(_, counts)| counts).unwrap_or_default()
     }
 
-    /// Waits until the counts are so, with a deadline.
+    /// Waits until the counts satisfy a condition, with a deadline.
     async fn until(&self, what: &str, is_so: impl Fn(Counts) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !is_so(self.counts()) {
@@ -234,7 +234,7 @@ async fn a_hook_that_hangs_holds_up_nobody_but_itself() {
 async fn a_hook_that_hangs_is_cut_off_and_asked_again() {
     let mut receiver = Receiver::start(|times| match times {
         0 => None,
-        // A head, and then nothing for ever: the head is what counts.
+        // A head, and then nothing for ever: the head alone counts.
         _ => Some(Response::new(Body::from_stream(
             futures::stream::pending::<Result<Bytes, std::io::Error>>(),
         ))),
@@ -249,7 +249,7 @@ async fn a_hook_that_hangs_is_cut_off_and_asked_again() {
         assert_eq!(receiver.next().await.id(), "w-1");
     }
     sender.until("it is delivered", |counts| counts.delivered == 1).await;
-    // A machine that stalls may take longer than the timeout for the second, too.
+    // A machine that stalls may take longer than the timeout for the second message, too.
     let counts = sender.counts();
     assert!(counts.retried >= 1, "{counts:?}");
     assert_eq!(counts, Counts { delivered: 1, retried: counts.retried, ..Counts::default() });
@@ -328,7 +328,7 @@ async fn who_does_not_speak_http_is_tried_again() {
         let url = format!("http://{}/", listener.local_addr().expect("an address"));
         let talking = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.expect("a connection");
-            // A head without end, until the other side has enough of it.
+            // A head without an end, until the other side has had enough of it.
             let mut said = stream.write_all(begin).await;
             while said.is_ok() {
                 said = stream.write_all(&[b"x: ", &[b'x'; 1_000][..], b"\r\n"].concat()).await;
@@ -389,7 +389,7 @@ async fn serve_tls(serving: Serving) -> (SocketAddr, rustls::pki_types::Certific
     let router = serving.router();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            // Who does not trust it leaves.
+            // A client that does not trust the certificate leaves.
             let Ok(stream) = acceptor.accept(stream).await else { continue };
             let service = hyper_util::service::TowerToHyperService::new(router.clone());
             let stream = hyper_util::rt::TokioIo::new(stream);
@@ -471,7 +471,7 @@ fn a_flood_of_events_is_a_line_in_the_log() {
     assert!(said.lines().last().is_some_and(|line| line.contains("more=7")), "{said}");
 }
 
-/// A node that has no limits and nobody to tell.
+/// A node without limits, which reports to nobody.
 fn shared() -> Shared {
     let key = HashKey([0; 16]);
     let config = NodeConfig { key, memory_bytes: 1 << 20, durable: false, empty_handed: None, home: None };
@@ -484,7 +484,7 @@ fn shared() -> Shared {
     )
 }
 
-/// What [`deliver`] writes to the log.
+/// The lines that [`deliver`] writes to the log.
 fn logged(filter: &str, events: impl Iterator<Item = Event>) -> String {
     let shared = shared();
     let lines: Arc<Mutex<Vec<u8>>> = Arc::default();
