@@ -1,19 +1,19 @@
 //! The wire contract: every message here means exactly what `proto/` says.
 //!
-//! Two ways to read and write it:
+//! There are two ways to read and write the messages:
 //!
-//! - the generated types ([`acequia`], [`envoy`]): messages that own what they hold, with gRPC clients and
-//!   servers. For clients, tests, and every call that is not hot.
-//! - [`wire`]: borrowed views for the hot calls (Envoy's `ShouldRateLimit`, `Check` and `CheckStream`), which
-//!   decode and encode the same bytes without allocating. From the same bytes it reads what the generated
-//!   types read, but for three differences that it lists; the tests at the bottom of its files hold it to
-//!   that.
+//! - the generated types ([`acequia`], [`envoy`]): messages that own their content, with gRPC clients and
+//!   servers. These types are for clients, tests, and every call that is not hot.
+//! - [`wire`]: borrowed views for the hot calls (Envoy's `ShouldRateLimit`, `Check` and `CheckStream`). The
+//!   views decode and encode the bytes of these messages without allocating. From equal bytes, [`wire`]
+//!   reads what the generated types read, except for three differences that it lists. The tests at the
+//!   bottom of its files check this.
 //!
-//! The generated code is kept here, in `generated/`, so that no build needs a compiler of protos: the test
+//! The generated code is kept in `generated/`, so that no build needs a Protobuf compiler. The test
 //! `tests/generated.rs` makes it again and compares.
 //!
-//! This crate does not know what a limit is, and decides nothing: an unknown domain, a cost of 0 or an empty
-//! descriptor are for others to refuse.
+//! This crate does not know what a limit is, and decides nothing. Other crates refuse an unknown domain, a
+//! cost of 0 or an empty descriptor.
 
 pub mod wire;
 
@@ -26,7 +26,7 @@ pub mod acequia {
     }
 }
 
-/// Envoy's API, v3: the rate limit service and what it imports.
+/// Envoy's API, v3: the rate limit service and its imports.
 #[allow(missing_docs, unreachable_pub, rust_2018_idioms, rustdoc::all, clippy::all, clippy::use_self)]
 pub mod envoy {
     pub mod config {
@@ -59,7 +59,7 @@ pub mod envoy {
     }
 }
 
-/// What Envoy's files import from the xDS project.
+/// The packages of the xDS project that Envoy's files import.
 #[allow(missing_docs, unreachable_pub, rust_2018_idioms, rustdoc::all, clippy::all, clippy::use_self)]
 pub mod xds {
     pub mod core {
@@ -69,7 +69,7 @@ pub mod xds {
     }
 }
 
-/// The encoded `FileDescriptorSet` of both APIs and all they import, for gRPC reflection.
+/// The encoded `FileDescriptorSet` of both APIs and all their imports, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("generated/descriptors.bin");
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
-//! Protobuf by hand for the hot calls: requests read where they lie, responses written straight into the
-//! buffer.
+//! Hand-written Protobuf for the hot calls. Requests are read in place, and responses are written straight
+//! into the buffer.
 //!
-//! A request of up to four descriptors and eight entries is read without allocating, and a response is
-//! written without allocating anything but the buffer's own growth. What is read is what the generated types
-//! would read from the same bytes, with three differences, all on purpose:
+//! A request of up to four descriptors and eight entries is read without allocating. A response is written
+//! without allocating anything but the buffer's own growth. A read gives what the generated types would
+//! read from equal bytes, with three differences, all on purpose:
 //!
 //! - Text stays bytes. Envoy passes on header values that are not UTF-8, and lets a request through if the
-//!   rate limit service fails; an error here would be a way around every limit.
+//!   rate limit service fails. An error here would be a way around every limit.
 //! - There are bounds: [`MAX_DESCRIPTORS`], [`MAX_ENTRIES`], [`MAX_CHECKS`].
 //! - Groups, which no proto3 message has, are refused rather than skipped.
 //!
-//! What is written is, byte for byte, what the generated types would write, if the fields of a response are
+//! The written bytes equal the bytes that the generated types would write, if the fields of a response are
 //! given in their order.
 
 mod reader;

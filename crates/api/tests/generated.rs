@@ -1,7 +1,8 @@
-//! `src/generated` is what the protos say.
+//! Checks that `src/generated` matches the protos.
 //!
-//! The messages, clients and servers of `acequia.v1` and of Envoy's rate limit service are generated without `protoc`, by
-//! this test. Where they differ from what is kept, the test writes them anew and fails: look at what changed, and commit it.
+//! This test generates the messages, clients and servers of `acequia.v1` and of Envoy's rate limit service,
+//! without `protoc`. If they differ from the files in the repository, the test rewrites the files and
+//! fails: review the changes, and commit them.
 
 use std::{fs, path::Path};
 
@@ -11,7 +12,7 @@ const PROTO_ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../proto");
 const PROTOS: [&str; 3] =
     ["acequia/v1/admin.proto", "acequia/v1/limiter.proto", "envoy/service/ratelimit/v3/rls.proto"];
 const KEPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/generated");
-/// What the crate includes; the other packages hold annotations alone.
+/// The packages that the crate includes. The other packages hold annotations alone.
 const INCLUDED: [&str; 6] = [
     "acequia.v1.rs",
     "envoy.config.core.v3.rs",
@@ -32,7 +33,7 @@ fn what_is_kept_is_what_the_protos_say() {
         .compile_fds(descriptors.clone())
         .expect("generated code");
 
-    // Served by gRPC reflection, where comments would only be weight.
+    // gRPC reflection serves these descriptors. Comments would only make them larger.
     for file in &mut descriptors.file {
         file.source_code_info = None;
     }

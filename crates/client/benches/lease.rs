@@ -1,7 +1,8 @@
-//! How many decisions a second a lease takes in memory on one core, while a node on another thread refills it.
+//! Measures the decisions a second that a lease takes in memory on one core, while a node on another thread
+//! refills it.
 //!
-//! `cargo bench -p acequia-client --bench lease` prints the rounds and fails if the best is below the floor. The best is
-//! what the core does when nothing else wants it; the median says how much that was so.
+//! `cargo bench -p acequia-client --bench lease` prints the rounds, and fails if the best round is below
+//! the floor. The best round shows the core without other load; the median shows how often that was so.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -22,11 +23,11 @@ use acequia_client::{CheckResponse, Client, LeaseOptions, Options, Question, Tak
 use tokio_stream::{Stream, wrappers::TcpListenerStream};
 use tonic::{Request, Response, Status, Streaming, transport::Server};
 
-/// Decisions a second on one core.
+/// The floor: decisions a second on one core.
 const FLOOR: f64 = 20e6;
 const ROUNDS: usize = 25;
 const ROUND: Duration = Duration::from_millis(200);
-/// Decisions between two looks at the clock of the benchmark, which costs as much as one.
+/// Decisions between two readings of the benchmark's clock. A reading costs as much as a decision.
 const BATCH: u64 = 4_096;
 
 fn main() -> ExitCode {
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
         client.lease(Question::new("shop", [("api_key", "hot")]), options).unwrap()
     });
 
-    // Until the lease knows the demand.
+    // Runs until the lease knows the demand.
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(3) {
         black_box(lease.try_take(1));
@@ -79,7 +80,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A node that charges whatever is asked.
+/// A node that charges any amount asked for.
 #[derive(Debug, Default)]
 struct Generous {
     charges: AtomicU64,

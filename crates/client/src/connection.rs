@@ -23,30 +23,30 @@ use tonic::{
 
 use crate::target::{Bearer, Target, settings};
 
-/// How long a successor may take to be made: nobody waits for it.
+/// The longest time to make a successor in the background. No call waits for it.
 const REPLACE_TIME_MAX: Duration = Duration::from_secs(5);
-/// The part of its age after which a connection whose successor could not be made tries again.
+/// After this part of its age, a connection tries again if its successor could not be made.
 const RETRY_SHARE: u32 = 10;
 
 type Dialling = Pin<Box<dyn Future<Output = Result<Channel, Error>> + Send>>;
-/// What calls go through.
+/// The channel that calls go through.
 pub(crate) type AuthorizedChannel = InterceptedService<Channel, Bearer>;
 pub(crate) type Limiter = LimiterClient<AuthorizedChannel>;
 type Dial = Arc<dyn Fn() -> Dialling + Send + Sync>;
 
-/// A connection that is replaced when it is old. A call that finds it so goes on with it, and has the successor made
-/// meanwhile, which takes over when it is connected: no call waits for a handshake or fails with one. What is still
-/// unanswered on the old connection is answered there.
+/// A connection that is replaced when it is old. A call that finds it old still uses it, and starts a
+/// successor in the background. The successor takes over when it is connected, so no call waits for a
+/// handshake or fails with one. Calls that are unanswered on the old connection are answered there.
 pub(crate) struct Connection {
     dial: Dial,
     bearer: Bearer,
     age: Duration,
     current: ArcSwap<Current>,
-    /// Held by whoever makes a successor that others wait for.
+    /// Held by the call that makes a successor for others that wait.
     leaving: Mutex<()>,
 }
 
-/// A connection at one time.
+/// One connection in the chain of successors.
 #[derive(Debug)]
 pub(crate) struct Current {
     channel: AuthorizedChannel,
@@ -56,7 +56,7 @@ pub(crate) struct Current {
 }
 
 impl Connection {
-    /// Connects with the first call.
+    /// A connection that is made by the first call.
     pub(crate) fn of(target: Target, age: Duration) -> Self {
         let (first, bearer) = (target.channel(settings), target.bearer());
         let dial = move || -> Dialling {
@@ -71,14 +71,14 @@ impl Connection {
         Self { dial, bearer, age, current, leaving: Mutex::default() }
     }
 
-    /// The same connection, with another age for it and its successors.
+    /// This connection, with another age for it and its successors.
     pub(crate) fn with_age(&self, age: Duration) -> Self {
         let current = Current::until(self.current.load().channel.clone(), jittered(age));
         let (dial, bearer) = (Arc::clone(&self.dial), self.bearer.clone());
         Self { dial, bearer, age, current: ArcSwap::from_pointee(current), leaving: Mutex::default() }
     }
 
-    /// Where to send the next call.
+    /// The client for the next call.
     pub(crate) fn limiter(self: &Arc<Self>) -> Limiter {
         LimiterClient::new(self.current().channel())
     }
@@ -92,14 +92,16 @@ impl Connection {
         current
     }
 
-    /// The successor of a connection that the node wants to end; made now, unless somebody made it meanwhile.
+    /// The successor of a connection that the node wants to end. The successor is made now, unless another
+    /// call has made it.
     pub(crate) async fn after(self: &Arc<Self>, ended: &Arc<Current>) -> Result<Arc<Current>, Error> {
         let _leaving = self.leaving.lock().await;
         let current = self.current.load_full();
         if !Arc::ptr_eq(&current, ended) {
             return Ok(current);
         }
-        // By a task of its own: whoever waits may give up before it is made, and ask again.
+        // A task of its own makes the successor: a waiting call may give up before it is made, and ask
+        // again.
         let connection = Arc::clone(self);
         let made = tokio::spawn(async move {
             let channel = (connection.dial)().await?;
@@ -128,7 +130,7 @@ impl Current {
         Self::until(InterceptedService::new(channel, bearer), jittered(age))
     }
 
-    /// What goes over it.
+    /// The channel of this connection.
     pub(crate) fn channel(&self) -> AuthorizedChannel {
         self.channel.clone()
     }
@@ -144,12 +146,12 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// The age, give or take a tenth.
+/// The age, shortened or lengthened by up to a tenth.
 fn jittered(age: Duration) -> Duration {
-    /// Beyond this an age is forever, and a clock can still add it.
+    /// A longer age never ends. A clock can still add this one.
     const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
     let mut byte = [128];
-    // Without randomness the age is what it says.
+    // Without randomness the age stays as it is.
     let _ = getrandom::fill(&mut byte);
     let age = age.min(LONGEST);
     age - age / 10 + age / 5 * u32::from(byte[0]) / 255

@@ -1,4 +1,4 @@
-//! Saying no, in the words of HTTP and of gRPC.
+//! Turns denials into HTTP responses and gRPC statuses.
 
 use std::time::Duration;
 
@@ -8,18 +8,19 @@ use tonic_types::{ErrorDetails, QuotaViolation, StatusExt as _};
 
 use crate::{CheckResponse, LimitResult, Outcome, Reason};
 
-/// The metadata that tells a gRPC client when to retry (gRFC A6): milliseconds as text, and -1 for never.
+/// The metadata that tells a gRPC client when to retry (gRFC A6): milliseconds as text, or -1 for never.
 const PUSHBACK: &str = "grpc-retry-pushback-ms";
-/// The most that a client reads there.
+/// The largest value that a client reads there.
 const PUSHBACK_MS_MAX: u64 = i32::MAX as u64;
-/// Limits that a status names. The details are a header, of which many clients take 8 KiB.
+/// The most limits that a status names. The details are a header, and many clients take only 8 KiB of it.
 const VIOLATIONS_MAX: usize = 8;
 
-/// A denial as a gRPC status, for a handler that asks by itself: `RESOURCE_EXHAUSTED`, with `google.rpc.RetryInfo` if
-/// waiting helps, `google.rpc.QuotaFailure` with the limits that deny (eight at most), and the pushback by which gRPC's
-/// own clients retry no sooner than that, or not at all (gRFC A6). `UNAVAILABLE` where nobody can decide (`on_store_loss: closed`).
+/// A denial as a gRPC status, for a handler that asks by itself: `RESOURCE_EXHAUSTED`. The status has
+/// `google.rpc.RetryInfo` if waiting helps, and `google.rpc.QuotaFailure` with the limits that deny (eight
+/// at most). The status also has the pushback that makes gRPC's own clients retry no sooner, or not at all
+/// (gRFC A6). If nobody can decide (`on_store_loss: closed`), the status is `UNAVAILABLE`.
 ///
-/// It tells the caller the limits' names and budgets.
+/// The status tells the caller the limits' names and budgets.
 pub fn denied_status(answer: &CheckResponse) -> Status {
     let what = if answer.limit.is_empty() { "a limit".to_owned() } else { format!("limit {}", answer.limit) };
     let message = format!("{what}: {}", in_words(answer.reason()));
@@ -30,23 +31,24 @@ pub fn denied_status(answer: &CheckResponse) -> Status {
     exhausted(&message, retry_after, violations(answer))
 }
 
-/// Whether a denial says that nobody can decide, rather than that too much was asked: a limit is closed while its store is lost.
+/// Whether the denial says that nobody can decide, rather than that the request asks too much. A closed
+/// limit answers so during a store outage.
 pub(crate) fn is_undecided(answer: &CheckResponse) -> bool {
     answer.reason() == Reason::Unavailable
 }
 
-/// As [`denied_status`] says it, of a guard that decided.
+/// A guard's denial, in the form of [`denied_status`].
 pub(crate) fn guarded_status(retry_after: Option<Duration>) -> Status {
     exhausted("the rate limiter does not answer, and too much is asked meanwhile", retry_after, Vec::new())
 }
 
-/// Of an allowed request that cannot wait as long as it would have to.
+/// The status of an allowed request whose delay is longer than it may wait.
 pub(crate) fn delayed_status(answer: &CheckResponse) -> Status {
     let message = format!("limit {}: too many are waiting", answer.limit);
     exhausted(&message, Some(Duration::from_millis(answer.delay_ms)), Vec::new())
 }
 
-/// Of a request that nobody has decided.
+/// The status of a request that nobody has decided.
 pub(crate) fn unavailable_status() -> Status {
     Status::unavailable("the rate limiter does not answer")
 }
@@ -73,7 +75,7 @@ fn with_details(
     status
 }
 
-/// Says when a client may retry, or that it must not.
+/// Tells a client when it may retry, or that it must not.
 pub(crate) fn push_back(status: &mut Status, retry_after: Option<Duration>) {
     let pushback = match retry_after {
         Some(retry_after) => MetadataValue::from(whole_ms(retry_after).min(PUSHBACK_MS_MAX)),
@@ -111,12 +113,12 @@ fn in_words(reason: Reason) -> &'static str {
     }
 }
 
-/// Too many requests, and when to come back, in whole seconds.
+/// The response 429, with the time to come back, in whole seconds.
 pub(crate) fn too_many<B: Default>(retry_after: Option<Duration>) -> Response<B> {
     come_back(StatusCode::TOO_MANY_REQUESTS, retry_after)
 }
 
-/// A denial in HTTP.
+/// A denial as an HTTP response.
 pub(crate) fn denied_response<B: Default>(answer: &CheckResponse) -> Response<B> {
     let code =
         if is_undecided(answer) { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::TOO_MANY_REQUESTS };
@@ -138,7 +140,7 @@ pub(crate) fn empty<B: Default>(code: StatusCode) -> Response<B> {
     response
 }
 
-/// Rounded up: whoever comes back sooner comes in vain.
+/// Whole milliseconds, rounded up: a caller that comes back too early comes in vain.
 pub(crate) fn whole_ms(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
@@ -195,7 +197,7 @@ mod tests {
         assert!(status.get_details_retry_info().is_none());
         let failure = status.get_details_quota_failure().expect("QuotaFailure");
         assert_eq!(failure.violations[0].subject, "per-key");
-        // Not even a limit is known.
+        // An answer that names no limit has no details.
         assert!(denied_status(&CheckResponse::default()).get_details_quota_failure().is_none());
     }
 

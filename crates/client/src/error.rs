@@ -1,4 +1,4 @@
-//! Why there is no answer.
+//! The reasons why there is no answer.
 
 use std::{error::Error as _, time::Duration};
 
@@ -6,18 +6,18 @@ use tonic::{Code, Status};
 
 use crate::Peer;
 
-/// Why there is no answer. A denial is none of these: it is an answer.
+/// The reason why there is no answer. A denial is not an error: a denial is an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
-    /// The node cannot be reached, or broke off. Unless no connection could be made, the question may have
-    /// been charged.
+    /// The node cannot be reached, or broke off. The question may have been charged, unless no connection
+    /// could be made.
     #[error(
         "no answer from {address}: {why}. Is `acequia serve` running there, and is this its gRPC address (listen.grpc)?"
     )]
     Unreachable {
         /// The address as it was given to [`Client::connect`](crate::Client::connect).
         address: String,
-        /// What went wrong, as far as this side can tell.
+        /// The cause, as far as this side can tell.
         why: String,
     },
     /// The node did not answer in time. The question may have been charged.
@@ -27,22 +27,22 @@ pub enum ClientError {
     Deadline {
         /// The address as it was given to [`Client::connect`](crate::Client::connect).
         address: String,
-        /// The time that it had: [`Options::deadline`](crate::Options::deadline).
+        /// The time allowed: [`Options::deadline`](crate::Options::deadline).
         deadline: Duration,
     },
-    /// The node does not know this client, or does not let it ask this. Nothing was charged. Its operator mends it, or whoever gives this
-    /// client its [`Credentials`](crate::Credentials).
+    /// The node does not know this client, or does not allow this question. Nothing was charged. The node's
+    /// operator can fix this, or whoever gives this client its [`Credentials`](crate::Credentials).
     #[error("{address} does not let this client ask: {what}")]
     NotAllowed {
         /// The address as it was given to [`Client::connect`](crate::Client::connect).
         address: String,
-        /// What it says.
+        /// The node's message.
         what: String,
     },
-    /// The question itself is wrong, and will be as wrong the next time. Nothing was charged.
+    /// The question itself is wrong, and will be wrong every time. Nothing was charged.
     #[error("refused: {what}")]
     Refused {
-        /// What is wrong with it, and how to mend it.
+        /// The fault in the question, and how to fix it.
         what: String,
     },
 }
@@ -50,8 +50,8 @@ pub enum ClientError {
 impl ClientError {
     pub(crate) fn from_status(status: &Status, peer: &Peer) -> Self {
         match status.code() {
-            // An id that names another question, or a cost above what was reserved. Resources run out for a message that
-            // is too large: a limit that is spent is an answer.
+            // An id that names another question, or a cost above the reservation. `ResourceExhausted` means
+            // a message that is too large: a spent limit gives an answer, not an error.
             Code::InvalidArgument
             | Code::AlreadyExists
             | Code::FailedPrecondition
@@ -66,7 +66,7 @@ impl ClientError {
     }
 }
 
-/// The first cause where this side knows it, or else what the other side said.
+/// The first cause if this side knows it, or else the other side's message.
 fn why(status: &Status) -> String {
     let mut first = None;
     let mut cause = status.source();

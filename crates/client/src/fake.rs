@@ -1,5 +1,5 @@
-//! A node of one cell, for tests: it keeps books, and can be told to misbehave. It is asked over connections in memory,
-//! so that a test may stop the clock.
+//! A node of one cell, for tests. The node keeps books, and can be told to misbehave. Its connections are
+//! in memory, so that a test may stop the clock.
 
 use std::{
     collections::BTreeMap,
@@ -30,38 +30,38 @@ use tonic::{
 
 use crate::{Client, Options, Peer, connection::Connection};
 
-/// How the node answers.
+/// The node's behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// As a node does.
+    /// Answers like a real node.
     Answers,
-    /// Not before [`Node::release`], and then as a node does.
+    /// Answers only after [`Node::release`], and then like a real node.
     Hangs,
-    /// That it is not there.
+    /// Answers that the node is gone.
     Gone,
-    /// That nothing is left, and when to come back.
+    /// Denies, and says when to come back.
     Denies(Option<u64>),
     /// Does what it is asked, and then breaks off.
     LosesAnswers,
-    /// As a node does, but does not hear of commits.
+    /// Answers like a real node, but loses commits.
     LosesCommits,
-    /// That the question is wrong.
+    /// Answers that the question is wrong.
     Refuses,
-    /// Ends each stream after so many batches, as a node does that stops.
+    /// Ends each stream after this many batches, like a node that stops.
     EndsStreams(usize),
 }
 
-/// What the node's books say.
+/// The node's books.
 #[derive(Clone, Debug)]
 pub(crate) struct Books {
     pub(crate) left: u64,
-    /// The most that one reservation gets.
+    /// The largest grant of one reservation.
     pub(crate) share: u64,
-    /// Laid under every answer.
+    /// The base of every answer.
     pub(crate) template: CheckResponse,
     pub(crate) checks: u64,
     pub(crate) reserves: Vec<u64>,
-    /// Every commit that was heard: the cost and what came of it.
+    /// Every commit received: the cost and the result.
     pub(crate) commits: Vec<(u64, Settled)>,
     pub(crate) refunds: Vec<Settled>,
     mode: Mode,
@@ -97,7 +97,7 @@ struct Connections {
 }
 
 impl Node {
-    /// A node whose one cell has this much left, and never gets more.
+    /// A node whose one cell has `budget` units left, and never gets more.
     pub(crate) fn of(budget: u64) -> Self {
         let (incoming, connections) = mpsc::unbounded_channel();
         let books = Books {
@@ -151,12 +151,12 @@ impl Node {
         }
     }
 
-    /// Of now on. What hangs goes on hanging.
+    /// Sets the mode for calls from now on. Calls that hang go on hanging.
     pub(crate) fn set(&self, mode: Mode) {
         self.books().mode = mode;
     }
 
-    /// Answers everything that hangs.
+    /// Answers every call that hangs.
     pub(crate) fn release(&self) {
         self.shared.released.notify_waiters();
     }
@@ -165,7 +165,7 @@ impl Node {
         self.shared.books.lock().expect("no panic")
     }
 
-    /// Units that are charged and were not given back.
+    /// Units that are charged and not given back.
     pub(crate) fn charged(&self) -> u64 {
         self.shared.budget - self.books().left
     }
@@ -174,7 +174,7 @@ impl Node {
         self.shared.connections.lock().expect("no panic").is_refusing = is_refusing;
     }
 
-    /// How many were made, ever.
+    /// The number of connections ever made.
     pub(crate) fn connections(&self) -> usize {
         self.shared.connections.lock().expect("no panic").made
     }
@@ -190,7 +190,7 @@ impl Node {
         Ok(TokioIo::new(near))
     }
 
-    /// Waits as long as the mode wants, acts, and gives or loses the answer.
+    /// Waits as long as the mode says, acts, and gives or loses the answer.
     async fn answer<T>(
         &self,
         act: impl FnOnce(&mut Books) -> Result<T, Status>,

@@ -1,4 +1,4 @@
-//! What to do when nobody answers.
+//! Decides while no node answers.
 
 use std::{
     fmt,
@@ -13,35 +13,37 @@ use tokio::time::Instant;
 
 use crate::{CheckResponse, Client, ClientError, Question};
 
-/// What decides while nobody answers. There is no default: each of the three is right somewhere, and wrong elsewhere.
+/// Decides while no node answers. There is no default: each of the three is right in some places and wrong
+/// in others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallback {
-    /// Everything passes. For limits that are there for fairness, where turning customers away costs more than a while
-    /// without limits.
+    /// Everything passes. Fits limits that exist for fairness, if turning customers away costs more than a
+    /// while without limits.
     Open,
-    /// Nothing passes, and the answer is that the service is unavailable: not that the caller asked for too much, which
-    /// it may not have. For limits that guard something that must not be overspent.
+    /// Nothing passes, and the answer is that the service is unavailable. The answer does not say that the
+    /// caller asked too much, which may be untrue. Fits limits on something that must not be overspent.
     Closed,
-    /// What a local guard lets pass. For services that can bear a certain load, whoever it comes from.
+    /// A local guard decides. Fits services that can bear a certain load, whoever sends it.
     Guard(Guard),
 }
 
-/// A token bucket in memory: what may pass of everything together while nobody answers, in the units that questions
-/// weigh.
+/// A token bucket in memory, which bounds all requests together while no node answers, in the units that
+/// questions weigh.
 ///
-/// It is one bucket, not one a caller. It is there for whatever is behind it, which bears a sum; it takes the same few
-/// bytes however many callers come, and has nothing to forget that a caller could spend again. A greedy caller can take it
-/// all: if that matters more than a while without an answer, ask a second node.
+/// There is one bucket, not one for each caller. The bucket protects the service behind it, which bears a
+/// sum of loads. The bucket takes the same few bytes for any number of callers, and forgets nothing that a
+/// caller could spend again. A greedy caller can empty the bucket: if this matters more than a while
+/// without an answer, ask a second node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guard {
     /// Units that come back in a second. At 0, nothing passes after the first burst.
     pub units_per_second: u64,
-    /// The most units that are there at once, and at first. A question that weighs more never passes.
+    /// The most units in the bucket, and the units at the start. A question that weighs more never passes.
     pub burst: u64,
 }
 
-/// A client that always decides: what the node says, or else what the fallback says. Clones share the fallback and its
-/// counts.
+/// A client that always decides: by the node's answer, or else by the fallback. Clones share the fallback
+/// and its counts.
 ///
 /// ```no_run
 /// use acequia_client::{Client, Decider, Decision, Fallback, Guard, Options, Question};
@@ -65,23 +67,23 @@ pub struct Decider {
     local: Arc<Local>,
 }
 
-/// What is to be done with a request.
+/// The decision about a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// What the node says.
+    /// The node's answer.
     Answered(CheckResponse),
-    /// Nobody answers, and the fallback lets it pass.
+    /// No node answers, and the fallback allows the request.
     AllowedUnasked,
-    /// Nobody answers, and the guard has too little left.
+    /// No node answers, and the guard has too little left.
     DeniedUnasked {
-        /// When it has enough if nothing else passes. Nothing if it never has.
+        /// When the guard has enough if nothing else passes. `None` if it never has.
         retry_after: Option<Duration>,
     },
-    /// Nobody answers, and the fallback is closed.
+    /// No node answers, and the fallback is closed.
     Unavailable,
 }
 
-/// How often nobody answered, since the beginning: for an application to export.
+/// How often the fallback decided, since the start. An application can export these counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unasked {
     /// Decisions that let a request pass.
@@ -93,19 +95,19 @@ pub struct Unasked {
 }
 
 impl Decider {
-    /// Asks this client, and falls back on that.
+    /// Asks `client`, and uses `fallback` if the client gets no answer.
     pub fn new(client: Client, fallback: Fallback) -> Self {
         Self { client, local: Arc::new(Local::new(fallback)) }
     }
 
     /// May it pass? Takes no longer than the client's [`Options::deadline`](crate::Options::deadline).
     ///
-    /// A question whose answer came too late may have been charged, and is not asked again: what the fallback lets pass
-    /// comes on top of it, so that too much is charged rather than too little.
+    /// A question whose answer came too late may have been charged, and is not asked again. Requests that
+    /// the fallback allows come on top of that charge, so that too much is charged rather than too little.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] if the question is wrong, and nothing else. Do not let such a request pass: whoever can
-    /// make its question wrong, such as with a header that is too long, would pass every limit.
+    /// Only [`ClientError::Refused`], if the question is wrong. Do not let such a request pass. A caller
+    /// that can make its question wrong, such as with a header that is too long, would pass every limit.
     pub async fn decide(&self, question: Question) -> Result<Decision, ClientError> {
         let units = question.units();
         match self.client.check(question).await {
@@ -120,16 +122,17 @@ impl Decider {
         self.local.unasked()
     }
 
-    /// Who is asked.
+    /// The client that is asked.
     pub fn client(&self) -> &Client {
         &self.client
     }
 }
 
-/// A fallback at work.
+/// A fallback at work, with its counts.
 pub(crate) struct Local {
     fallback: Fallback,
-    /// Nobody is asked for [`Options::deadline`](crate::Options::deadline) before this is locked, so it is free.
+    /// The lock costs little beside the question to the node, which comes first and takes up to
+    /// [`Options::deadline`](crate::Options::deadline).
     bucket: Mutex<Bucket>,
     allowed: AtomicU64,
     denied: AtomicU64,
@@ -183,7 +186,8 @@ impl fmt::Debug for Local {
     }
 }
 
-/// Units in billionths: so many come back in a nanosecond as units do in a second, and nothing is rounded.
+/// Units in billionths. A rate of units a second is the same number of billionths a nanosecond, so nothing
+/// is rounded.
 const BILLIONTHS: u128 = 1_000_000_000;
 
 /// Lets at most `burst + rate * t` pass in any interval of length t.
@@ -198,7 +202,7 @@ impl Bucket {
         Self { guard, left: u128::from(guard.burst) * BILLIONTHS, at: now }
     }
 
-    /// Takes them, or says when to come back.
+    /// Takes the units, or says when to come back.
     fn take(&mut self, units: u64, now: Instant) -> Result<(), Option<Duration>> {
         let most = u128::from(self.guard.burst) * BILLIONTHS;
         let rate = u128::from(self.guard.units_per_second);
@@ -292,7 +296,7 @@ mod tests {
         for cost in [4, u64::MAX] {
             assert_eq!(decider.decide(question().cost(cost)).await.expect("a decision"), never, "{cost}");
         }
-        // Costing nothing is no way around it.
+        // A cost of 0 is no way around the guard.
         for _ in 0..3 {
             let decision = decider.decide(question().cost(0)).await.expect("a decision");
             assert_eq!(decision, Decision::AllowedUnasked);

@@ -1,4 +1,4 @@
-//! Asks before a request reaches its service.
+//! Asks the node before a request reaches its service.
 
 use std::{
     fmt,
@@ -22,11 +22,12 @@ use crate::{
     refunds::Refunds,
 };
 
-/// How long a request of a leaky bucket waits for its turn unless [`LimitLayer::delay_max`] says otherwise. A caller
-/// rarely notices a second, and a proxy rarely gives up in one.
+/// The longest time that a request waits for its turn in a leaky bucket, unless [`LimitLayer::delay_max`]
+/// sets another. A caller rarely notices a second, and a proxy rarely gives up in one.
 pub const DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// Lets a request through to its service if a node allows it, or if nobody answers and the fallback does.
+/// Lets a request through to its service if a node allows it, or if no node answers and the fallback allows
+/// it.
 ///
 /// | | HTTP | gRPC |
 /// | --- | --- | --- |
@@ -35,14 +36,15 @@ pub const DELAY_MAX: Duration = Duration::from_secs(1);
 /// | nobody answers, and the fallback is closed | 503 | `UNAVAILABLE` |
 /// | the question is wrong | 500 | `INTERNAL` |
 ///
-/// The closure makes the question of a request, or none: then the request passes. It sees everything but the body. The
-/// node's answer is among the extensions of an allowed request, as a [`CheckResponse`].
+/// The closure makes the question of a request. If the closure returns `None`, the request passes. The
+/// closure sees everything but the body. The node's answer is among the extensions of an allowed request,
+/// as a [`CheckResponse`].
 ///
-/// A leaky bucket's delay is waited for here. If the caller hangs up meanwhile, or the delay is above
-/// [`LimitLayer::delay_max`], the charge is given back if it is refundable.
+/// The layer waits for a leaky bucket's delay. If the caller hangs up meanwhile, or the delay is above
+/// [`LimitLayer::delay_max`], a refundable charge is given back.
 ///
-/// The layer is always ready itself and waits for the service's readiness when the request may pass, so that what is
-/// denied or waits takes no place of a service that has few.
+/// The layer itself is always ready. The layer waits for the service's readiness only when the request may
+/// pass. So requests that are denied or wait take no place of a service that has few.
 ///
 /// ```no_run
 /// # async fn handler() {}
@@ -65,7 +67,7 @@ pub struct LimitLayer<Q> {
     gate: Arc<Gate>,
 }
 
-/// What all requests of a layer share.
+/// The state that all requests of a layer share.
 #[derive(Clone, Debug)]
 struct Gate {
     decider: Decider,
@@ -75,7 +77,7 @@ struct Gate {
     refunds: Arc<Refunds>,
 }
 
-/// How no is said.
+/// The protocol of the answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Language {
     Http,
@@ -86,13 +88,13 @@ impl<Q> LimitLayer<Q>
 where
     Q: Fn(&Parts) -> Option<Question>,
 {
-    /// For services of HTTP.
+    /// A layer for HTTP services.
     pub fn http(decider: Decider, question: Q) -> Self {
         Self::new(decider, question, Language::Http)
     }
 
-    /// For services of gRPC, such as tonic's. As a layer of the whole server, it sees requests of all services: the path
-    /// is `/package.Service/Method`.
+    /// A layer for gRPC services, such as tonic's. As a layer of the whole server, it sees the requests of
+    /// all services, with the path `/package.Service/Method`.
     pub fn grpc(decider: Decider, question: Q) -> Self {
         Self::new(decider, question, Language::Grpc)
     }
@@ -103,27 +105,30 @@ where
         Self { question, gate: Arc::new(gate) }
     }
 
-    /// The longest that a request waits for its turn in a leaky bucket, instead of [`DELAY_MAX`]. One that would have to
-    /// wait longer is denied, with the delay as the time to come back. At zero, none waits.
+    /// The longest time that a request waits for its turn in a leaky bucket, instead of [`DELAY_MAX`]. A
+    /// request with a longer delay is denied, and the delay is its time to come back. At zero, no request
+    /// waits.
     #[must_use]
     pub fn delay_max(mut self, delay: Duration) -> Self {
         Arc::make_mut(&mut self.gate).delay_max = delay;
         self
     }
 
-    /// Gives back what a request was charged whose work failed: the service failed, or answered with a 5xx, or in gRPC
-    /// with a status that HTTP would call so. A gRPC stream that fails after its first message is not seen.
+    /// Gives back the charge of a request whose work failed: the service failed, or answered with a 5xx. In
+    /// gRPC, a status that HTTP would call a 5xx counts, too. A gRPC stream that fails after its first
+    /// message is not seen.
     ///
-    /// Every question becomes [`refundable`](Question::refundable). Refunds are made in the background, at most
-    /// [`REFUNDS_IN_FLIGHT_MAX`](crate::REFUNDS_IN_FLIGHT_MAX) at once; [`LimitLayer::refunds_lost`] counts the others.
+    /// Every question becomes [`refundable`](Question::refundable). Refunds are made in the background, at
+    /// most [`REFUNDS_IN_FLIGHT_MAX`](crate::REFUNDS_IN_FLIGHT_MAX) at once. [`LimitLayer::refunds_lost`]
+    /// counts the refunds that were not made.
     #[must_use]
     pub fn refund_failures(mut self) -> Self {
         Arc::make_mut(&mut self.gate).is_refunding = true;
         self
     }
 
-    /// Refunds that were not made since the beginning, because nobody answered or too many were being made. What they
-    /// would have given back counts as spent.
+    /// Refunds that were not made, since the start, because no node answered or too many were being made.
+    /// Their charges count as spent.
     pub fn refunds_lost(&self) -> u64 {
         self.gate.refunds.lost()
     }
@@ -211,18 +216,18 @@ where
     inner.call(request).await
 }
 
-/// Leave to go on to the service.
+/// Permission to go on to the service.
 struct Pass {
-    /// The node's, if it gave one.
+    /// The node's answer, if there is one.
     answer: Option<CheckResponse>,
-    /// Empty if there is none.
+    /// Empty if there is no charge to give back.
     charge_id: String,
 }
 
-/// Why a request does not reach the service.
+/// The reason why a request does not reach the service.
 enum No {
     Denied(CheckResponse),
-    /// Allowed, but not soon enough.
+    /// Allowed, but the delay is too long.
     Delayed(CheckResponse),
     Guarded(Option<Duration>),
     Unavailable,
@@ -240,7 +245,7 @@ impl Gate {
             Ok(Decision::Unavailable) => return Err(No::Unavailable),
             Err(error) => return Err(No::Refused(error)),
         };
-        // Whoever hangs up here, or is turned away, has had nothing for it.
+        // A caller that hangs up here, or is turned away, got nothing for its charge.
         let charge = self.refunds.charge(answer.charge_id.clone());
         let delay = Duration::from_millis(answer.delay_ms);
         if delay > self.delay_max {
@@ -278,7 +283,7 @@ impl No {
             Self::Guarded(retry_after) => guarded_status(retry_after).into_http(),
             Self::Unavailable => unavailable_status().into_http(),
             Self::Refused(error) => {
-                // What is wrong with it is the operator's to know.
+                // The details of the fault are for the operator only.
                 let status = Status::internal("the question to the rate limiter is wrong");
                 with_cause(status.into_http(), error)
             }
@@ -286,20 +291,20 @@ impl No {
     }
 }
 
-/// For an outer layer to log.
+/// Adds the error to the response, so that an outer layer can log it.
 fn with_cause<B>(mut response: Response<B>, error: ClientError) -> Response<B> {
     response.extensions_mut().insert(error);
     response
 }
 
 impl Language {
-    /// Whether the service could not do its work.
+    /// Whether the service failed to do its work.
     fn is_failure<B>(self, response: &Response<B>) -> bool {
         let status = response.status();
         if self == Self::Http || status.is_server_error() {
             return status.is_server_error();
         }
-        // A call that fails before its first message says so in the headers.
+        // A call that fails before its first message has the status in its headers.
         let code = response.headers().get(Status::GRPC_STATUS).map(|code| Code::from_bytes(code.as_bytes()));
         matches!(
             code,
@@ -347,7 +352,7 @@ mod tests {
         Decider::new(node.client(DEADLINE), fallback)
     }
 
-    /// Answers with this status, and counts.
+    /// A service that answers with this status and counts its requests.
     fn service(
         status: u16,
         calls: &Arc<AtomicUsize>,
@@ -481,7 +486,7 @@ mod tests {
         });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        // Any service will do behind the layer: another node.
+        // Any service fits behind the layer: another node, here.
         let server =
             tonic::transport::Server::builder().layer(layer).add_service(LimiterServer::new(Node::of(10)));
         tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
@@ -514,7 +519,7 @@ mod tests {
         }
         assert_eq!(refunding.refunds_lost(), 0);
 
-        // A service that fails altogether has not done its work either.
+        // A service that fails altogether has not done its work, either.
         let failing =
             refunding.layer(service_fn(|_: Request<()>| ready(Err::<Response<String>, _>("broken"))));
         assert_eq!(failing.oneshot(request()).await.expect_err("broken"), "broken");
@@ -606,7 +611,7 @@ mod tests {
         assert_eq!(node.charged(), 0);
     }
 
-    /// Lets the background come to rest: the clock only moves when there is nothing else to do.
+    /// Lets background tasks finish: the clock moves only when there is nothing else to do.
     async fn settle() {
         yield_now().await;
         sleep(Duration::from_secs(1)).await;

@@ -1,12 +1,13 @@
-//! What an application embeds to ask a node: may this request pass?
+//! A client that an application embeds to ask a node: may this request pass?
 //!
-//! **Every call answers by its deadline**, with an answer or an error. What to do when nobody answers is the
-//! caller's to choose, of a [`Client`] by what it does with a [`ClientError`], and of a [`Decider`] or [`LimitLayer`] by
-//! its [`Fallback`].
+//! **Every call answers by its deadline**, with an answer or an error. The caller chooses what happens if
+//! no node answers. A user of [`Client`] handles the [`ClientError`], and a user of [`Decider`] or
+//! [`LimitLayer`] sets its [`Fallback`].
 //!
-//! This crate does not know what a limit is. It decides by itself only within units that a node charged for a [`Lease`],
-//! and by a fallback. It asks no question twice, because one that was charged and whose answer was lost would be charged
-//! twice: who wants that gives the question an [`id`](Question::id).
+//! This crate does not know what a limit is. The crate decides by itself only with units that a node
+//! charged for a [`Lease`], and by a fallback. A question whose answer is lost may have been charged, and
+//! would be charged again if it were repeated. So the crate does not repeat a caller's question whose
+//! answer was lost. A caller that wants to repeat it gives the question an [`id`](Question::id).
 //!
 //! The [guide] has a recipe for each of these.
 //!
@@ -65,22 +66,23 @@ pub use crate::{
     target::{Bearer, Credentials, Stream, Target, Transport},
 };
 
-/// How old a connection becomes before it is replaced, give or take a tenth, so that a fleet that started together does
-/// not connect together. A connection stays with the node it reached, so without this a node that is added behind a
-/// name would see no load before another one goes.
+/// The age at which a connection is replaced, give or take a tenth, so that a fleet that started together
+/// does not reconnect together. A connection stays with the node that it reached. Without replacement, a
+/// new node behind a name would see no load until another node goes.
 pub const CONNECTION_AGE: Duration = Duration::from_secs(300);
-/// The least that [`Client::connection_age`] may be: what a handshake costs is nothing beside a second of calls.
+/// The smallest [`Client::connection_age`]. A handshake costs little beside a second of calls.
 pub const CONNECTION_AGE_MIN: Duration = Duration::from_secs(1);
 
-/// How a [`Client`] asks.
+/// The settings of a [`Client`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The longest that a call may take, making the connection included.
+    /// The longest time that a call may take, including the time to make the connection.
     ///
-    /// The default is 20 ms, which is Envoy's own for a rate limit service. A node decides in microseconds,
-    /// so this is time for the network and for a busy machine. Larger: a node that hangs holds up every request
-    /// for longer. Smaller: more calls end in [`ClientError::Deadline`] though the node may have charged them.
-    /// A node in another region needs at least its round trip, and three for the first call.
+    /// The default is 20 ms, Envoy's own default for a rate limit service. A node decides in microseconds,
+    /// so the deadline is time for the network and for a busy machine. Larger: a node that hangs holds up
+    /// every request for longer. Smaller: more calls end in [`ClientError::Deadline`] though the node may
+    /// have charged them. A node in another region needs at least its round trip, and three round trips for
+    /// the first call.
     pub deadline: Duration,
 }
 
@@ -90,15 +92,15 @@ impl Default for Options {
     }
 }
 
-/// Asks one node. Clones share one connection, which is made by the first call, made again when it is lost, and replaced
-/// when it is [`CONNECTION_AGE`] old.
+/// Asks one node. Clones share one connection. The first call makes the connection. A lost connection is
+/// made again, and a connection of age [`CONNECTION_AGE`] is replaced.
 #[derive(Clone, Debug)]
 pub struct Client {
     connection: Arc<Connection>,
     peer: Peer,
 }
 
-/// Whom a client asks, and for how long.
+/// The node that a client asks, and the deadline.
 #[derive(Clone, Debug)]
 struct Peer {
     address: String,
@@ -106,12 +108,13 @@ struct Peer {
 }
 
 impl Client {
-    /// A client of the node whose gRPC address this is, which asks nobody who he is: `host:port`, `http://host:port`, or `unix:/path` of a
-    /// node on this machine; `https://host:port` where an authority signed its certificate that this system knows. Nothing is sent
-    /// before the first call.
+    /// A client of the node at the gRPC address `address`, if the node does not authenticate its clients.
+    /// The address is `host:port`, `http://host:port`, or `unix:/path` for a node on this machine. The
+    /// address is `https://host:port` if this system knows the authority that signed the node's
+    /// certificate. Nothing is sent before the first call.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] if the address is none.
+    /// [`ClientError::Refused`] if the address is not valid.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -119,10 +122,10 @@ impl Client {
         Self::connect_as(address, options, Credentials::default())
     }
 
-    /// A client that knows the node by its certificate, and shows who it is itself.
+    /// A client that verifies the node's certificate, and authenticates itself.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] if the address is none, or a file cannot be used: see [`Target::new`].
+    /// [`ClientError::Refused`] if the address is not valid, or a file cannot be used: see [`Target::new`].
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -136,81 +139,85 @@ impl Client {
         Ok(Self { connection: Arc::new(Connection::of(target, CONNECTION_AGE)), peer })
     }
 
-    /// How old a connection may become before a new one replaces it, instead of [`CONNECTION_AGE`]; at least
-    /// [`CONNECTION_AGE_MIN`]. Of this client and the clones that are made of it from now on.
+    /// Sets the age at which a new connection replaces an old one, instead of [`CONNECTION_AGE`]; at least
+    /// [`CONNECTION_AGE_MIN`]. The age holds for this client and for clones made from now on.
     ///
-    /// Shorter: load reaches new nodes behind a name, or behind a balancer of connections, sooner. Longer: fewer
-    /// handshakes. One new connection a client and age is all that it costs.
+    /// Shorter: load reaches new nodes sooner, behind a name or behind a balancer of connections. Longer:
+    /// fewer handshakes. The cost is one new connection a client and age.
     #[must_use]
     pub fn connection_age(self, age: Duration) -> Self {
         Self { connection: Arc::new(self.connection.with_age(age.max(CONNECTION_AGE_MIN))), ..self }
     }
 
-    /// May it pass? What is allowed is charged. A denial is an answer, not an error.
+    /// May the request pass? If it may, the node charges it. A denial is an answer, not an error.
     ///
     /// # Errors
-    /// Nobody answered, or the question is wrong: see [`ClientError`].
+    /// No node answered, or the question is wrong: see [`ClientError`].
     pub async fn check(&self, question: Question) -> Result<CheckResponse, ClientError> {
         let mut limiter = self.connection.limiter();
         self.peer.wait(limiter.check(self.peer.request(CheckRequest::from(question)))).await
     }
 
-    /// What [`Client::check`] would answer now, with every limit that matches and why the others do not.
-    /// Charges nothing.
+    /// The answer that [`Client::check`] would give now, with every limit that matches and the reason why
+    /// the others do not. Charges nothing.
     ///
     /// # Errors
-    /// Nobody answered, or the question is wrong: see [`ClientError`].
+    /// No node answered, or the question is wrong: see [`ClientError`].
     pub async fn peek(&self, question: Question) -> Result<PeekResponse, ClientError> {
         let mut limiter = self.connection.limiter();
         self.peer.wait(limiter.peek(self.peer.request(CheckRequest::from(question)))).await
     }
 
-    /// Gives back what a check charged, once, such as when the work failed: into the windows that were charged. The name
-    /// of the charge is the answer's [`CheckResponse::charge_id`], which [`Question::refundable`] asks for. May be made
-    /// again when its answer is lost: [`SettleResponse::settled`] says whether it was done before.
+    /// Gives back the charge of a check, once, to the windows that were charged: for example if the work
+    /// failed. The charge's id is the answer's [`CheckResponse::charge_id`], which [`Question::refundable`]
+    /// asks for. A refund whose answer is lost may be repeated: [`SettleResponse::settled`] says whether it
+    /// was done before.
     ///
     /// # Errors
-    /// Nobody answered, or the name is none: see [`ClientError`]. What is not given back counts as spent.
+    /// No node answered, or the id is not valid: see [`ClientError`]. A charge that is not given back
+    /// counts as spent.
     pub async fn refund(&self, charge_id: &str) -> Result<SettleResponse, ClientError> {
         let mut limiter = self.connection.limiter();
         let request = RefundRequest { charge_id: charge_id.to_owned() };
         self.peer.wait(limiter.refund(self.peer.request(request))).await
     }
 
-    /// Ends a reservation ([`Question::reserve`]) with what it really cost, 0 to what was reserved, in the question's
-    /// units; the rest is given back. May be made again when its answer is lost, as a refund may.
+    /// Ends a reservation ([`Question::reserve`]) with its real cost: 0 to the reserved cost, in the
+    /// question's units. The rest is given back. A commit whose answer is lost may be repeated, like a
+    /// refund.
     ///
     /// # Errors
-    /// Nobody answered, or the name is none or the cost too high: see [`ClientError`]. What is not committed lapses, as
-    /// the reservation says.
+    /// No node answered, the id is not valid, or the cost is too high: see [`ClientError`]. A reservation
+    /// that is not committed lapses after its `ttl`.
     pub async fn commit(&self, charge_id: &str, cost: u64) -> Result<SettleResponse, ClientError> {
         let mut limiter = self.connection.limiter();
         let request = CommitRequest { charge_id: charge_id.to_owned(), cost };
         self.peer.wait(limiter.commit(self.peer.request(request))).await
     }
 
-    /// Opens a stream for many questions at once: the cheapest way to ask, by far, for who has more than a few thousand a second. It moves to
-    /// another connection when the node wants the one that it is on to end.
+    /// Opens a stream for many questions at once: by far the cheapest way to ask more than a few thousand
+    /// questions a second. The stream moves to another connection when the node wants to end the present
+    /// one.
     ///
     /// # Errors
-    /// Nobody answered: see [`ClientError`].
+    /// No node answered: see [`ClientError`].
     pub async fn check_stream(&self) -> Result<CheckStream, ClientError> {
         CheckStream::open(Arc::clone(&self.connection), self.peer.clone()).await
     }
 }
 
 impl Peer {
-    /// A request that says how long its answer is waited for: a node lets it wait for units of other regions no longer than
-    /// that allows.
+    /// A request that carries its deadline. The node lets the request wait for units of other regions no
+    /// longer than the deadline allows.
     fn request<T>(&self, message: T) -> Request<T> {
-        /// What the header can say has an end.
+        /// The longest time that the header can carry.
         const LONGEST: Duration = Duration::from_secs(3_600);
         let mut request = Request::new(message);
         request.set_timeout(self.deadline.min(LONGEST));
         request
     }
 
-    /// Waits for a call, but not for longer than the deadline.
+    /// Waits for a call, at most until the deadline.
     async fn wait<T>(
         &self,
         call: impl Future<Output = Result<Response<T>, Status>>,
@@ -218,7 +225,7 @@ impl Peer {
         let begun = Instant::now();
         match timeout(self.deadline, call).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
-            // The channel keeps the deadline as well, and calls what it ends cancelled.
+            // The channel keeps the deadline, too, and reports calls that it ends as cancelled.
             Ok(Err(status)) if status.code() == Code::Cancelled && begun.elapsed() >= self.deadline => {
                 Err(self.late())
             }
@@ -254,7 +261,7 @@ mod tests {
 
     use super::*;
 
-    /// Long enough for a loaded machine: no test waits for it to pass.
+    /// Long enough for a loaded machine: no test waits for this time to pass.
     const PATIENT: Options = Options { deadline: Duration::from_secs(60) };
 
     #[tokio::test]
@@ -415,7 +422,7 @@ mod tests {
         }
     }
 
-    /// Answers with the question as the name of the limit. The domain says what it does.
+    /// Answers with the question as the name of the limit. The domain selects the behaviour.
     struct Echo;
 
     #[tonic::async_trait]

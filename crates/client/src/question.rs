@@ -1,4 +1,4 @@
-//! What an application asks.
+//! The questions that an application asks.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ impl Question {
         Self { request }.and(entries)
     }
 
-    /// Another descriptor, which must pass too.
+    /// Adds another descriptor, which must pass, too.
     #[must_use]
     pub fn and<K, V>(mut self, entries: impl IntoIterator<Item = (K, V)>) -> Self
     where
@@ -43,46 +43,48 @@ impl Question {
         self
     }
 
-    /// What the request weighs, in each limit's own units; 1 unless set, and at least 1.
+    /// Sets the request's weight, in each limit's own units. The default is 1, which is also the least.
     #[must_use]
     pub fn cost(mut self, units: u64) -> Self {
         self.request.cost = Some(units);
         self
     }
 
-    /// Asks for what every limit says in [`CheckResponse::limits`](crate::CheckResponse::limits), also if the
-    /// request is allowed. A denial always lists them. A few dozen bytes more for every limit that matches.
+    /// Asks for the verdict of every limit in [`CheckResponse::limits`](crate::CheckResponse::limits), even
+    /// if the request is allowed. A denial always lists them. The list costs a few dozen bytes for every
+    /// limit that matches.
     #[must_use]
     pub fn detail(mut self) -> Self {
         self.request.detail = true;
         self
     }
 
-    /// The caller's own name for this request, 1 to 128 bytes and unique in the domain: while the node remembers it, the
-    /// same question under the same id charges once and gets the same answer
-    /// ([`CheckResponse::is_repeat`](crate::CheckResponse::is_repeat)). With an id, a question whose answer was lost may
-    /// be asked again. A denial is not remembered. The node refuses another question under the same id.
+    /// Sets the caller's own id for this request: 1 to 128 bytes, unique in the domain. While the node
+    /// remembers the id, an equal question under it charges once and gets the first answer
+    /// ([`CheckResponse::is_repeat`](crate::CheckResponse::is_repeat)). With an id, a question whose answer
+    /// was lost may be asked again. A denial is not remembered. The node refuses another question under the
+    /// same id.
     ///
-    /// What names the request, such as the id of an order, does better than a random number: it holds for the caller's
-    /// own retries too.
+    /// A name of the request, such as the id of an order, is better than a random number: it stays valid
+    /// for the caller's own retries.
     #[must_use]
     pub fn id(mut self, id: impl Into<String>) -> Self {
         self.request.id = id.into();
         self
     }
 
-    /// Asks for a [`CheckResponse::charge_id`](crate::CheckResponse::charge_id), by which the charge can be given back:
-    /// [`Client::refund`](crate::Client::refund). The node keeps a record of the charge, so ask only where it may be
-    /// needed.
+    /// Asks for a [`CheckResponse::charge_id`](crate::CheckResponse::charge_id), with which
+    /// [`Client::refund`](crate::Client::refund) can give the charge back. The node keeps a record of the
+    /// charge, so ask only if a refund may be needed.
     #[must_use]
     pub fn refundable(mut self) -> Self {
         self.request.refundable = true;
         self
     }
 
-    /// Charges the cost for the time being, until [`Client::commit`](crate::Client::commit) says what it really was. A
-    /// reservation that nobody commits lapses after `ttl`, which is counted in whole milliseconds, 1 ms to one hour: the
-    /// node refuses others.
+    /// Charges the cost provisionally, until [`Client::commit`](crate::Client::commit) says what it really
+    /// was. A reservation without a commit lapses after `ttl`. The node counts `ttl` in whole milliseconds,
+    /// 1 ms to one hour, and refuses others.
     #[must_use]
     pub fn reserve(mut self, ttl: Duration, on_lapse: Lapse) -> Self {
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
@@ -90,19 +92,19 @@ impl Question {
         self
     }
 
-    /// What the request weighs, whoever counts it.
+    /// The request's weight.
     pub(crate) fn units(&self) -> u64 {
         self.request.cost.unwrap_or(1).max(1)
     }
 
-    /// Whether it is a question of what and of whom only, and leaves the charge to be named and weighed.
+    /// Whether the question has only a domain and descriptors: no cost, id, reservation or refund is set.
     pub(crate) fn is_bare(&self) -> bool {
         let CheckRequest { descriptors, cost, id, refundable, reserve, .. } = &self.request;
         let weighs = cost.is_some() || descriptors.iter().any(|descriptor| descriptor.cost.is_some());
         !weighs && id.is_empty() && !refundable && reserve.is_none()
     }
 
-    /// The same question, asking for as many units as can be spared, and for what every limit says.
+    /// This question, for as many units as can be spared and with the verdict of every limit.
     pub(crate) fn at_most(self, units: u64, ttl: Duration) -> Self {
         let mut question = self.reserve(ttl, Lapse::Keep).cost(units).detail();
         if let Some(reserve) = &mut question.request.reserve {

@@ -1,4 +1,4 @@
-//! Giving back in the background.
+//! Gives charges back in the background.
 
 use std::{
     sync::{
@@ -12,12 +12,12 @@ use tokio::{runtime::Handle, sync::Semaphore, time::sleep};
 
 use crate::{Client, ClientError, SettleResponse, Settled};
 
-/// Refunds that a layer has in flight: as many as fail in the time that a node takes to answer, of some thousand requests
-/// a second. What comes on top is not given back.
+/// The most refunds that a layer has in flight. This covers the failures during one answer of a node at
+/// some thousand requests a second. Refunds beyond this number are not made.
 pub const REFUNDS_IN_FLIGHT_MAX: usize = 256;
-/// How often a settlement is sent: that is safe, because a charge is settled once.
+/// How often a settlement is sent. Sending it again is safe, because a charge is settled once.
 const TRIES: usize = 3;
-/// How long to wait before it is sent again: a connection that was lost is made again in that time.
+/// The wait before a settlement is sent again. A lost connection is made again in this time.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Gives charges back, a bounded number at once.
@@ -40,7 +40,7 @@ impl Refunds {
         Self { client, room: Arc::new(Semaphore::new(REFUNDS_IN_FLIGHT_MAX)), lost: AtomicU64::new(0) }
     }
 
-    /// A charge of this name. Nothing comes of it if the name is empty.
+    /// The charge with this id. An empty id makes a charge that does nothing.
     pub(crate) fn charge(self: &Arc<Self>, id: String) -> Charge {
         Charge { refunds: Arc::clone(self), id }
     }
@@ -66,7 +66,7 @@ impl Refunds {
 }
 
 impl Charge {
-    /// It stays charged. The name, should it be given back after all.
+    /// Keeps the charge. Returns its id, so that the caller can still give the charge back later.
     pub(crate) fn keep(mut self) -> String {
         std::mem::take(&mut self.id)
     }
@@ -80,7 +80,7 @@ impl Drop for Charge {
     }
 }
 
-/// Settles until somebody answers, but not forever.
+/// Sends a settlement until it is answered, but not forever.
 pub(crate) async fn insist<F>(mut settle: impl FnMut() -> F) -> Result<SettleResponse, ClientError>
 where
     F: Future<Output = Result<SettleResponse, ClientError>>,
@@ -96,7 +96,7 @@ where
     settled
 }
 
-/// Whether it is settled, or will be, by this call or an earlier one.
+/// Whether the charge is settled or will be, by this call or an earlier one.
 pub(crate) fn is_settled(settled: &Result<SettleResponse, ClientError>) -> bool {
     settled.as_ref().is_ok_and(|response| {
         matches!(response.settled(), Settled::Done | Settled::Before | Settled::Forwarded)

@@ -1,4 +1,4 @@
-//! Many questions in flight on one stream.
+//! A stream with many questions in flight.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -26,23 +26,24 @@ use crate::{
     connection::{Connection, Current},
 };
 
-/// Batches that may be unanswered on a stream: enough to fill a link of 100 ms with a batch every 2 ms. More
-/// would only wait in queues.
+/// The most unanswered batches on a stream: enough to fill a link of 100 ms with a batch every 2 ms. More
+/// batches would only wait in queues.
 pub const BATCHES_IN_FLIGHT_MAX: usize = 64;
-/// Questions in one batch: a node refuses more.
+/// The most questions in one batch. A node refuses more.
 pub const QUESTIONS_IN_BATCH_MAX: usize = MAX_CHECKS;
-/// So many connections in a row may be ended by nodes without an answer. Nodes that stop are passed by; one that always does so is given up.
+/// The most connections in a row that nodes may end without an answer. The stream passes by nodes that
+/// stop, and gives up on a node that always ends it.
 const MOVES_MAX: u32 = 4;
-/// How long to wait before another move without an answer.
+/// The wait before another move, if the last move brought no answer.
 const MOVE_AGAIN: Duration = Duration::from_millis(10);
 
-/// A stream of batches of questions, answered in their order.
+/// A stream of batches of questions. The answers come in the order of the batches.
 ///
-/// Neither half waits for the other: send while there is room, read while something is in flight. Dropping the
-/// stream closes it; what was sent may still be charged.
+/// Neither half waits for the other: send while there is room, and read while a batch is in flight.
+/// Dropping the stream closes it. Batches that were sent may still be charged.
 ///
-/// A node that stops, or whose connection is old, ends the stream when it has sent the answer to all that it decided. What is unanswered then is
-/// asked again on another connection, and nobody notices.
+/// A node that stops, or whose connection is old, ends the stream after the answers to all that it decided.
+/// The unanswered questions are asked again on another connection, unseen by the caller.
 ///
 /// ```no_run
 /// # use acequia_client::{CheckStream, ClientError, Question};
@@ -62,30 +63,30 @@ const MOVE_AGAIN: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct CheckStream {
     connection: Arc<Connection>,
-    /// What the stream is on.
+    /// The connection that carries the stream.
     current: Arc<Current>,
     batches: mpsc::Sender<Bytes>,
     answers: Streaming<CheckBatchResult>,
-    /// What is unanswered, the oldest first.
+    /// The unanswered batches, oldest first.
     in_flight: VecDeque<InFlight>,
-    /// How often in a row the stream has moved without an answer.
+    /// The number of moves in a row without an answer.
     moves: u32,
-    /// The node has ended it, and decided nothing of what is unanswered.
+    /// Whether the node has ended the stream and decided none of the unanswered questions.
     has_rest_undecided: bool,
     peer: Peer,
     is_ended: bool,
 }
 
-/// A batch that is not answered yet.
+/// A batch without an answer yet.
 #[derive(Clone, Debug)]
 struct InFlight {
     questions: usize,
-    /// As it goes out.
+    /// The encoded batch.
     batch: Bytes,
     due: Instant,
 }
 
-/// Batches that are encoded already, so that they can be sent again.
+/// A codec for batches that are already encoded, so that they can be sent again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Encoded;
 
@@ -132,13 +133,13 @@ impl CheckStream {
         })
     }
 
-    /// Asks at most [`QUESTIONS_IN_BATCH_MAX`] questions, which the node decides in one go, in their order.
-    /// Never waits: look at [`CheckStream::is_full`] before.
+    /// Asks at most [`QUESTIONS_IN_BATCH_MAX`] questions. The node decides them together, in their order.
+    /// Never waits: check [`CheckStream::is_full`] before.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] if there are too many questions, or [`BATCHES_IN_FLIGHT_MAX`] batches are
-    /// unanswered. [`ClientError::Unreachable`] if the stream has ended: [`CheckStream::next`] has said why. In
-    /// either case nothing was sent.
+    /// [`ClientError::Refused`] if there are too many questions, or if [`BATCHES_IN_FLIGHT_MAX`] batches
+    /// are unanswered. [`ClientError::Unreachable`] if the stream has ended: [`CheckStream::next`] has told
+    /// the reason. In either case nothing was sent.
     pub fn send(&mut self, questions: impl IntoIterator<Item = Question>) -> Result<(), ClientError> {
         if self.is_full() {
             let what = format!(
@@ -146,7 +147,7 @@ impl CheckStream {
             );
             return Err(ClientError::Refused { what });
         }
-        // One more than may be, so that no more than that is ever held.
+        // Takes at most one question more than allowed, so that never more than that are held.
         let checks: Vec<_> =
             questions.into_iter().take(QUESTIONS_IN_BATCH_MAX + 1).map(CheckRequest::from).collect();
         if checks.len() > QUESTIONS_IN_BATCH_MAX {
@@ -158,19 +159,20 @@ impl CheckStream {
         }
         let (questions, due) = (checks.len(), Instant::now() + self.peer.deadline);
         let batch = Bytes::from(CheckBatch { checks }.encode_to_vec());
-        // There is room for it. Where nobody takes it any more, the next look for an answer finds out why.
+        // The channel has room. If no connection reads it any more, the next read of an answer finds out
+        // why.
         let _ = self.batches.try_send(batch.clone());
         self.in_flight.push_back(InFlight { questions, batch, due });
         Ok(())
     }
 
-    /// The answers to the oldest batch in flight, one for each of its questions; nothing if none is in flight.
-    /// The deadline counts from [`CheckStream::send`], so time behind earlier batches is in it. May be dropped
-    /// while it waits: no answer is lost.
+    /// The answers to the oldest batch in flight, one for each of its questions. `None` if no batch is in
+    /// flight. The deadline counts from [`CheckStream::send`], and includes the time behind earlier
+    /// batches. May be dropped while it waits: no answer is lost.
     ///
     /// # Errors
-    /// After [`ClientError::Deadline`] the answer is still owed, and the next call waits for it again, for as
-    /// long. Any other error ends the stream, and whatever was in flight with it.
+    /// After [`ClientError::Deadline`] the answer is still due, and the next call waits for it again, for
+    /// as long. Any other error ends the stream, with everything in flight.
     pub async fn next(&mut self) -> Option<Result<Vec<CheckResponse>, ClientError>> {
         loop {
             let InFlight { questions, due, .. } = *self.in_flight.front()?;
@@ -212,7 +214,8 @@ impl CheckStream {
         }
     }
 
-    /// Goes to another connection, and asks there what is unanswered: the node decided nothing of it. Nothing is lost when this is given up.
+    /// Moves to another connection, and asks the unanswered questions there: the node decided none of them.
+    /// No question is lost if this future is dropped.
     async fn move_on(&mut self) -> Result<(), ClientError> {
         if self.moves > 0 {
             sleep(MOVE_AGAIN).await;
@@ -225,13 +228,13 @@ impl CheckStream {
         self.has_rest_undecided = false;
         self.moves += 1;
         for InFlight { batch, .. } in &self.in_flight {
-            // There is room for all that may be in flight.
+            // The channel has room for every batch that may be in flight.
             let _ = self.batches.try_send(batch.clone());
         }
         Ok(())
     }
 
-    /// How many batches are unanswered.
+    /// The number of unanswered batches.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
@@ -242,12 +245,12 @@ impl CheckStream {
     }
 }
 
-/// Whether a node has ended a stream of its own accord, and answered all that it decided.
+/// Whether a node has ended a stream of its own accord, after the answers to all that it decided.
 fn is_rest_undecided(status: &Status) -> bool {
     status.code() == Code::Unavailable && status.metadata().contains_key(REST_UNDECIDED)
 }
 
-/// Begins a stream: there is always room in it for a batch that may be in flight.
+/// Begins a stream that always has room for every batch that may be in flight.
 async fn begin(
     current: &Current,
 ) -> Result<Response<(mpsc::Sender<Bytes>, Streaming<CheckBatchResult>)>, Status> {

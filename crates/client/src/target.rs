@@ -1,4 +1,4 @@
-//! The way to a node: its address, and how both sides know each other.
+//! The way to a node: its address, and how both sides authenticate each other.
 
 use std::{
     fmt, io,
@@ -33,23 +33,24 @@ use tower::ServiceExt as _;
 
 use crate::ClientError;
 
-/// The longest file of certificates, a key or a token, in bytes: what is longer is some other file.
+/// The longest file of certificates, a key or a token, in bytes. A longer file is some other file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The protocol of gRPC, as ALPN names it (RFC 9113, section 3.1).
 const H2: &[u8] = b"h2";
 
-/// How a client knows the node, and shows who it is itself. Files are in PEM. Certificates are read again for every new connection, and the
-/// token every second: both can be replaced while a client runs.
+/// How a client verifies the node, and authenticates itself. Files are in PEM. Certificates are read again
+/// for every new connection, and the token every second, so all can be replaced while a client runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
-    /// The certificates of the authorities that sign those of nodes. Where absent, the system's.
+    /// The certificates of the authorities that sign nodes' certificates. The system's authorities if
+    /// absent.
     pub ca: Option<PathBuf>,
-    /// The client's own certificate with those between it and its authority, and its key.
+    /// The client's own certificate, with the certificates between it and its authority, and its key.
     pub certificate: Option<(PathBuf, PathBuf)>,
     /// A file that holds a bearer token.
     pub token_file: Option<PathBuf>,
-    /// The name that must be in the node's certificate, where it is not the host of the address. Certificates of `acequia certs` are
-    /// for `acequia.internal`.
+    /// The name that the node's certificate must have, if it is not the host of the address. Certificates
+    /// of `acequia certs` are for `acequia.internal`.
     pub server_name: Option<String>,
 }
 
@@ -60,20 +61,20 @@ impl Credentials {
     }
 }
 
-/// A node, and the way to it. Clones share what they know.
+/// A node, and the way to it. Clones share one state.
 #[derive(Clone, Debug)]
 pub struct Target(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// As it was given.
+    /// The address as it was given.
     address: String,
     place: Place,
-    /// What requests say that they are for.
+    /// The URI that requests are addressed to.
     uri: Uri,
     credentials: Credentials,
     token: ArcSwapOption<MetadataValue<Ascii>>,
-    /// When the token is to be read again.
+    /// When the token is read again.
     read_again: Mutex<Instant>,
 }
 
@@ -86,7 +87,7 @@ enum Place {
 /// A connection to a node, encrypted or not.
 pub type Stream = Box<dyn Transport>;
 
-/// What bytes are read from and written to.
+/// A transport that bytes are read from and written to.
 pub trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
@@ -106,7 +107,7 @@ impl Interceptor for Bearer {
 }
 
 impl From<SocketAddr> for Target {
-    /// A node that asks nobody who he is, in the clear.
+    /// A node that does not authenticate its clients, without encryption.
     fn from(address: SocketAddr) -> Self {
         let uri = Uri::builder().scheme("http").authority(address.to_string()).path_and_query("/").build();
         let place = Place::Tcp { host: address.ip().to_string(), port: address.port(), tls: None };
@@ -128,11 +129,12 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// The node at `host:port`, `http://host:port`, `https://host:port` or `unix:/path`. An address without a scheme is one of `https` where
-    /// the credentials have a certificate or an authority. Reads all files once.
+    /// The node at `host:port`, `http://host:port`, `https://host:port` or `unix:/path`. An address without
+    /// a scheme means `https` if the credentials have a certificate or an authority. Reads all files once.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] if the address is none, a file cannot be used, or a token would go out in the clear.
+    /// [`ClientError::Refused`] if the address is not valid, a file cannot be used, or a token would be
+    /// sent unencrypted.
     pub fn new(address: &str, credentials: Credentials) -> Result<Self, ClientError> {
         let (place, uri) = read_address(address, &credentials)?;
         let is_safe = match &place {
@@ -170,32 +172,34 @@ impl Target {
         matches!(self.0.place, Place::Tcp { tls: Some(_), .. })
     }
 
-    /// What stands for the node in requests: `host:port`.
+    /// The node's name in requests: `host:port`.
     pub fn authority(&self) -> &str {
         self.0.uri.authority().map_or("localhost", |authority| authority.as_str())
     }
 
-    /// The `authorization` header that shows the token, if there is one.
+    /// The `authorization` header with the token, if there is a token.
     pub fn authorization(&self) -> Option<String> {
         let token = self.0.token.load();
         token.as_ref().and_then(|token| token.to_str().ok()).map(str::to_owned)
     }
 
-    /// What puts the token into calls.
+    /// The interceptor that puts the token into calls.
     pub fn bearer(&self) -> Bearer {
         Bearer(self.clone())
     }
 
-    /// Connects, and knows the node by its certificate.
+    /// Connects, and verifies the node by its certificate.
     ///
     /// # Errors
-    /// Nobody listens there, is not whom the certificate should name, or does not know this client; or a file cannot be used.
+    /// Nobody listens there, the node is not the one that its certificate must name, or it does not accept
+    /// this client. The error also occurs if a file cannot be used.
     pub async fn connect(&self) -> io::Result<Stream> {
         self.read_token().map_err(io::Error::other)?;
         match &self.0.place {
             Place::Unix(path) => Ok(Box::new(UnixStream::connect(path).await?)),
             Place::Tcp { host, port, tls } => {
-                // Of several addresses it tries the next when one takes its time (RFC 8305).
+                // If the host has several addresses and one is slow, this connector tries the next (RFC
+                // 8305).
                 let mut tcp = HttpConnector::new();
                 tcp.set_nodelay(true);
                 tcp.set_connect_timeout(Some(CONNECT_TIME_MAX));
@@ -210,7 +214,7 @@ impl Target {
         }
     }
 
-    /// A channel, with these settings of its connections, that connects with the first call.
+    /// A channel that connects with the first call. `settings` changes the settings of its connections.
     pub fn channel(&self, settings: impl FnOnce(Endpoint) -> Endpoint) -> Channel {
         settings(self.endpoint()).connect_with_connector_lazy(self.connector())
     }
@@ -224,7 +228,7 @@ impl Target {
     }
 
     fn endpoint(&self) -> Endpoint {
-        // Of an https address tonic would make the connection itself.
+        // For an https address, tonic would make the connection itself.
         Endpoint::from_static("http://localhost").origin(self.0.uri.clone())
     }
 
@@ -239,7 +243,8 @@ impl Target {
         })
     }
 
-    /// Reads the token again now and then, since its file may be replaced while a connection lasts. What cannot be read changes nothing.
+    /// Reads the token again from time to time, since its file may be replaced while a connection lasts. An
+    /// unreadable file changes nothing.
     fn look_at_token(&self) {
         if self.0.credentials.token_file.is_none() {
             return;
@@ -305,13 +310,14 @@ impl Target {
             }
         };
         config.alpn_protocols = vec![H2.to_vec()];
-        // Who shows a certificate shows the one that its file has now.
+        // A resumed session would show an old certificate. A client must show the certificate that its file
+        // has now.
         config.resumption = rustls::client::Resumption::disabled();
         Ok(Arc::new(config))
     }
 }
 
-/// The system's own words for why there is no connection.
+/// The system's own message about the failed connection.
 fn connecting(fault: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     let mut cause = fault.source();
     while let Some(error) = cause {
@@ -323,18 +329,19 @@ fn connecting(fault: impl std::error::Error + Send + Sync + 'static) -> io::Erro
     io::Error::other(fault)
 }
 
-/// How long a connection may take to be made. Longer than any round trip on this planet, with one packet lost; a caller rarely waits
-/// for it, because the deadline is shorter.
+/// The longest time to make a connection. This time is longer than any round trip on this planet with one
+/// packet lost. A caller rarely waits so long, because the deadline is shorter.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(1);
-/// How often the file of a token is looked at.
+/// The interval between reads of the token's file.
 const LOOK_AT_TOKEN: Duration = Duration::from_secs(1);
 
-/// The settings that connections of callers have.
+/// The settings of callers' connections.
 pub(crate) fn settings(endpoint: Endpoint) -> Endpoint {
-    /// How long a connection may be quiet before the node is asked whether it is still there. Also without calls, so that the first call
-    /// after a quiet hour does not find out that a firewall has forgotten the connection.
+    /// How long a connection may be quiet before the client asks whether the node is still there. The
+    /// client asks even without calls. So the first call after a quiet hour does not find that a firewall
+    /// has dropped the connection.
     const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-    /// How long the node may take to say so before the connection is given up.
+    /// How long the node may take to answer before the connection is given up.
     const KEEP_ALIVE_TIME_MAX: Duration = Duration::from_secs(5);
     endpoint
         .connect_timeout(CONNECT_TIME_MAX)

@@ -1,4 +1,4 @@
-//! One limit's way to decide, and the words of state it keeps in a cell.
+//! How one limit decides, and the state words that it keeps in a cell.
 
 use crate::{
     DRIFT_PPM_MAX, Now, Part,
@@ -12,24 +12,24 @@ use crate::{
 /// A state that fits in the cell itself.
 pub type Inline = [u64; 2];
 
-/// An algorithm with its numbers.
+/// An algorithm and its parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// Refills at a rate up to a burst.
+    /// A bucket that refills at a rate, up to a burst.
     TokenBucket(Meter),
-    /// Lets units out at a constant rate; more wait in a queue.
+    /// A bucket that lets units out at a constant rate. More units wait in a queue.
     LeakyBucket(Meter),
-    /// A limit for every window with fixed edges; also calendar quotas.
+    /// A limit for every window with fixed edges. Calendar quotas use this variant, too.
     FixedWindow(FixedWindow),
-    /// Every stretch of a window's length, exactly.
+    /// A limit for every stretch of a window's length, exact.
     SlidingLog(SlidingLog),
-    /// Every stretch of a window's length, in slots, never over.
+    /// A limit for every stretch of a window's length, counted in slots and never exceeded.
     SlidingSlots(SlidingSlots),
-    /// The weighted pair of counters: not a bound.
+    /// The weighted pair of counters, which is not a bound.
     SlidingApproximate(SlidingApproximate),
 }
 
-/// A cell's state: an empty slice, or all zeros, is a cell that was never charged.
+/// A cell's state. An empty slice, or all zeros, is a cell that was never charged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// Two words, in the cell.
@@ -39,7 +39,7 @@ pub enum State {
 }
 
 impl State {
-    /// The words, whichever way they are kept.
+    /// The state's words, wherever they are kept.
     pub fn words(&self) -> &[u64] {
         match self {
             Self::Inline(words) => words,
@@ -58,13 +58,13 @@ impl Algorithm {
     pub const fn is_inline(&self) -> bool {
         match self {
             Self::TokenBucket(_) | Self::LeakyBucket(_) | Self::SlidingApproximate(_) => true,
-            // What is charged ahead is a third word.
+            // The units charged ahead take a third word.
             Self::FixedWindow(window) => window.margin_ns == 0,
             Self::SlidingLog(_) | Self::SlidingSlots(_) => false,
         }
     }
 
-    /// Whether `cost` fits, charging nothing. `salt` is the cell's own number, for staggered windows.
+    /// Whether `cost` fits, without a charge. `salt` is the cell's own number, which staggers windows.
     #[inline]
     pub fn probe(&self, words: &[u64], now: Now, cost: u64, salt: u32) -> Verdict {
         match self {
@@ -81,7 +81,7 @@ impl Algorithm {
         }
     }
 
-    /// Charges a cost that [`Algorithm::probe`] allowed at the same `now`, in a state kept inline.
+    /// Charges a cost that [`Algorithm::probe`] allowed at the same `now`. The state is inline.
     #[inline]
     pub fn charge_inline(&self, words: &mut Inline, now: Now, cost: u64, salt: u32) {
         if cost == 0 {
@@ -101,7 +101,7 @@ impl Algorithm {
         }
     }
 
-    /// Charges a cost that [`Algorithm::probe`] allowed at the same `now`, in a state kept on the heap.
+    /// Charges a cost that [`Algorithm::probe`] allowed at the same `now`. The state is on the heap.
     pub fn charge_heap(&self, words: &mut Vec<u64>, now: Now, cost: u64, salt: u32) {
         if cost == 0 {
             return;
@@ -127,12 +127,12 @@ impl Algorithm {
         }
     }
 
-    /// This limit's algorithm as one region enforces it with a piece of the limit. **If the pieces sum
-    /// to no more than the limit, so does what is admitted under all of them**, by steady clocks that
-    /// gain at most `drift_ppm` on true time and wall clocks that are at most `margin_ns` off: meters
-    /// are slowed and sliding windows stretched by the drift, and windows with edges share a margin
-    /// around each ([`FixedWindow`]). The kind stays: a small piece of a log is a log, and of slots,
-    /// slots. A piece of no units denies every cost above 0.
+    /// This limit's algorithm as one region enforces it with a piece of the limit. **If the pieces sum to
+    /// no more than the limit, all of them together admit no more than the limit**. This holds for steady
+    /// clocks that gain at most `drift_ppm` on true time, and wall clocks that are at most `margin_ns` off.
+    /// Meters are slowed and sliding windows stretched by the drift. Windows with edges share a margin
+    /// around each edge ([`FixedWindow`]). The variant stays: a small piece of a log is a log, and a piece
+    /// of slots is slots. A piece of no units denies every cost above 0.
     ///
     /// A piece of a bucket has at least one part of its rate.
     #[must_use]
@@ -157,8 +157,9 @@ impl Algorithm {
         }
     }
 
-    /// A fraction of this limit, by the same clock: so many of its units, and of a bucket the part of its rate that they are of
-    /// the whole. **Fractions whose units sum to no more than the limit's admit no more than the limit together.**
+    /// A fraction of this limit, on the same clock: `units` of its units, and for a bucket the rate in
+    /// proportion. **Fractions whose units sum to no more than the limit's admit no more than the limit
+    /// together.**
     #[must_use]
     pub fn fraction(&self, units: u64) -> Self {
         match self {
@@ -168,7 +169,8 @@ impl Algorithm {
         }
     }
 
-    /// The same, where windows with edges that ended by `left_ns` are never open again ([`FixedWindow::left_ns`]).
+    /// This algorithm with [`FixedWindow::left_ns`]: windows with edges that ended by `left_ns` never
+    /// reopen.
     #[must_use]
     pub fn after(self, left_ns: u64) -> Self {
         match self {
@@ -177,7 +179,8 @@ impl Algorithm {
         }
     }
 
-    /// The same, where windows with edges that begin at the edge `until_ns` or later give nothing ([`FixedWindow::until_ns`]).
+    /// This algorithm with [`FixedWindow::until_ns`]: windows with edges that begin at `until_ns` or later
+    /// give nothing.
     #[must_use]
     pub fn until(self, until_ns: u64) -> Self {
         match self {
@@ -186,7 +189,8 @@ impl Algorithm {
         }
     }
 
-    /// The same, where windows with edges that end after some times have other limits ([`FixedWindow::later`]).
+    /// This algorithm with [`FixedWindow::later`]: windows with edges that end after the given times have
+    /// other limits.
     #[must_use]
     pub fn later(self, later: &[Later]) -> Self {
         match self {
@@ -195,12 +199,12 @@ impl Algorithm {
         }
     }
 
-    /// Whether it gives units back at a rate, of which a piece has a part.
+    /// Whether the algorithm gives units back at a rate. A piece then has a part of the rate.
     pub const fn has_rate(&self) -> bool {
         matches!(self, Self::TokenBucket(_) | Self::LeakyBucket(_))
     }
 
-    /// Whether states mean the same under both, which may differ in their units.
+    /// Whether a state means the same under both algorithms. Their units may differ.
     pub fn means_as(&self, other: &Self) -> bool {
         match (self, other) {
             (
@@ -221,7 +225,7 @@ impl Algorithm {
         }
     }
 
-    /// Whether a bucket gives units back more slowly than another. No other algorithm does.
+    /// Whether this bucket gives units back more slowly than the other. False for all other algorithms.
     pub fn is_slower(&self, other: &Self) -> bool {
         match (self, other) {
             (
@@ -232,9 +236,9 @@ impl Algorithm {
         }
     }
 
-    /// Nanoseconds for which units that were spent under a piece still count after the piece was taken
-    /// away: until then nobody else may spend it. A bucket's debt moves with the piece, and a piece of
-    /// a window is of that window only.
+    /// Nanoseconds for which spent units still count after their piece was taken away. Nobody else may
+    /// spend the piece until then. This is 0 for a bucket, whose debt moves with the piece, and for a
+    /// window with edges, whose piece belongs to that window only.
     pub fn lingers_ns(&self) -> u64 {
         match self {
             Self::TokenBucket(_) | Self::LeakyBucket(_) | Self::FixedWindow(_) => 0,
@@ -242,7 +246,7 @@ impl Algorithm {
         }
     }
 
-    /// Units that a bucket owes, rounded up; 0 for algorithms without a rate.
+    /// Units that a bucket owes, rounded up. 0 for algorithms without a rate.
     pub fn owed(&self, words: &[u64], now: Now) -> u64 {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
@@ -252,13 +256,13 @@ impl Algorithm {
         }
     }
 
-    /// Units that could be charged now: 0 where more is owed than the limit holds.
+    /// Units that could be charged now. 0 if more is owed than the limit holds.
     pub fn available(&self, words: &[u64], now: Now, salt: u32) -> u64 {
         self.probe(words, now, 0, salt).remaining
     }
 
-    /// Grows a bucket's debt, whether it fits or not: a piece came with what is owed for it. Nothing
-    /// for other algorithms, whose pieces come unused.
+    /// Grows a bucket's debt by `units`, whether they fit or not: a piece arrived with its debt. Other
+    /// algorithms do nothing, because their pieces arrive unused.
     pub fn owe(&self, words: &mut Vec<u64>, now: Now, units: u64) {
         if self.has_rate() {
             let mut kept = inline(words);
@@ -267,14 +271,15 @@ impl Algorithm {
         }
     }
 
-    /// As [`Algorithm::owe`], in a state kept inline.
+    /// As [`Algorithm::owe`], for a state kept inline.
     pub fn owe_inline(&self, words: &mut Inline, now: Now, units: u64) {
         if let Self::TokenBucket(meter) | Self::LeakyBucket(meter) = self {
             *words = split(meter.owe(tat(words), now.steady_ns, units));
         }
     }
 
-    /// Lets a bucket's debt shrink, down to none: it went with a piece. Nothing for other algorithms.
+    /// Shrinks a bucket's debt by `units`, down to none: the debt left with a piece. Other algorithms do
+    /// nothing.
     pub fn forgive(&self, words: &mut Vec<u64>, now: Now, units: u64) {
         if self.has_rate() {
             let mut kept = inline(words);
@@ -283,18 +288,18 @@ impl Algorithm {
         }
     }
 
-    /// As [`Algorithm::forgive`], in a state kept inline.
+    /// As [`Algorithm::forgive`], for a state kept inline.
     pub fn forgive_inline(&self, words: &mut Inline, now: Now, units: u64) {
         if let Self::TokenBucket(meter) | Self::LeakyBucket(meter) = self {
             *words = split(meter.forgive(tat(words), now.steady_ns, units));
         }
     }
 
-    /// Gives back `units` of a charge that was made at `charged` and turned out not to be used; says
-    /// how many really came back. A window gets them while it is open, a sliding window while the
-    /// charge is in it. A bucket gets what the rate of the whole limit, `global`, has not given back
-    /// since: had the full cost come back, a bucket that has long refilled could be spent twice at once.
-    /// Where it is not sure that the charge still counts, nothing comes back.
+    /// Gives back `units` of a charge that was made at `charged` and not used. Returns the number of units
+    /// that really came back. A window gets them while it is open, and a sliding window while it contains
+    /// the charge. A bucket gets what the rate of the whole limit, `global`, has not given back since the
+    /// charge. If a bucket that has long refilled got the full cost back, it could be spent twice at once.
+    /// If the charge may no longer count, nothing comes back.
     pub fn refund(
         &self,
         words: &mut Vec<u64>,
@@ -329,7 +334,7 @@ impl Algorithm {
         }
     }
 
-    /// As [`Algorithm::refund`], in a state kept inline.
+    /// As [`Algorithm::refund`], for a state kept inline.
     pub fn refund_inline(
         &self,
         words: &mut Inline,
@@ -342,7 +347,7 @@ impl Algorithm {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
                 let (Self::TokenBucket(whole) | Self::LeakyBucket(whole)) = global else { return 0 };
-                // A clock that is behind the charge cannot say how much has come back since.
+                // A clock that is behind the charge cannot tell how much has come back since.
                 let Some(elapsed_ns) = now.steady_ns.checked_sub(charged.steady_ns) else { return 0 };
                 let owed = meter.owed(tat(words), now.steady_ns);
                 let back = whole.outlasting(units, elapsed_ns).min(owed);
@@ -368,7 +373,7 @@ impl Algorithm {
         }
     }
 
-    /// Whether the state says no more than an absent cell does: it may be forgotten.
+    /// Whether the state equals an absent cell, so that it may be forgotten.
     pub fn is_idle(&self, words: &[u64], now: Now) -> bool {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => meter.is_idle(tat(words), now.steady_ns),
@@ -379,8 +384,8 @@ impl Algorithm {
         }
     }
 
-    /// The state of a cell that had spent everything at `then`: what a restart assumes of cells it
-    /// knows nothing about.
+    /// The state of a cell that had spent everything at `then`. A restart assumes this state for cells that
+    /// it knows nothing about.
     pub fn spent_at(&self, then: Now, salt: u32) -> State {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
@@ -397,7 +402,8 @@ impl Algorithm {
         }
     }
 
-    /// The same for a state that cells share, whatever edges of their own they have.
+    /// As [`Algorithm::spent_at`], for a state that several cells share. The cells may have their own
+    /// edges.
     pub fn spent_by_any_at(&self, then: Now) -> State {
         match self {
             Self::FixedWindow(window) => self.state_of(window.spent_by_any_at(then.wall_ns)),
@@ -405,8 +411,8 @@ impl Algorithm {
         }
     }
 
-    /// The state in which all that `words` leave is charged as well: of what is known, and of what else was charged up to
-    /// `then`, no more can be owed. Of a sliding window it is charged at `then`, of the others now.
+    /// The state after a charge of everything that `words` leave. No cell can owe more, given `words` and
+    /// any unknown charges up to `then`. Sliding windows are charged at `then`, other algorithms now.
     pub fn used_up(&self, words: &[u64], then: Now, now: Now, salt: u32) -> State {
         let left = self.available(words, now, salt);
         match self {
@@ -433,8 +439,8 @@ impl Algorithm {
         }
     }
 
-    /// Nanoseconds after which a cell that is no longer charged is surely idle; `u64::MAX` for a piece
-    /// of a bucket so slow that clocks end sooner.
+    /// Nanoseconds after which a cell that is charged no more is surely idle. `u64::MAX` for a piece of a
+    /// bucket so slow that clocks end sooner.
     pub fn horizon_ns(&self) -> u64 {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => meter.refill_ns(),
@@ -445,8 +451,8 @@ impl Algorithm {
         }
     }
 
-    /// When a limit that replaces this one may begin: no unit that was spent under this one can
-    /// then be spent again. Wall clock, in nanoseconds.
+    /// The wall clock time, in nanoseconds, when a limit that replaces this one may begin. No unit spent
+    /// under this limit can be spent again after that.
     pub fn succession_at(&self, now: Now) -> u64 {
         match self {
             Self::FixedWindow(window @ FixedWindow { edges: Edges::Calendar(_), .. })
@@ -457,7 +463,7 @@ impl Algorithm {
         }
     }
 
-    /// Whether windows begin at edges that all cells share, so that a successor can wait for one.
+    /// Whether windows begin at edges that all cells share, so that a successor can wait for an edge.
     pub const fn has_common_edges(&self) -> bool {
         match self {
             Self::FixedWindow(window) => !matches!(window.edges, Edges::Every { stagger: true, .. }),
@@ -465,10 +471,10 @@ impl Algorithm {
         }
     }
 
-    /// The most words that a state can take.
+    /// The largest number of words in a state.
     pub const fn words_max(&self) -> usize {
         match self {
-            // Below LOG_UNITS_MAX, and SLOTS_MAX.
+            // The limit is at most LOG_UNITS_MAX, and the slots are at most SLOTS_MAX.
             Self::SlidingLog(log) => 2 * log.limit as usize,
             Self::SlidingSlots(slots) => slots.slots as usize + 2,
             Self::FixedWindow(window) if window.margin_ns > 0 => 3,
@@ -476,7 +482,7 @@ impl Algorithm {
         }
     }
 
-    /// The largest cost that can ever pass: the number an operator wrote.
+    /// The largest cost that can ever pass: the number that the operator wrote.
     pub const fn budget(&self) -> u64 {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => meter.capacity(),
@@ -487,8 +493,9 @@ impl Algorithm {
         }
     }
 
-    /// The state under these numbers that owes what `words` owe under `old`, as of `then`: nothing
-    /// is minted by a change of numbers. Both algorithms are of one limit, so of one kind.
+    /// Converts `words`, a state under `old`, to the state under this algorithm that owes as much at
+    /// `then`. A change of the limit's parameters mints nothing. Both algorithms belong to one limit, so
+    /// they are of one kind.
     pub fn convert(&self, old: &Self, words: &[u64], then: Now) -> State {
         match (self, old) {
             (
@@ -513,8 +520,8 @@ impl Algorithm {
         }
     }
 
-    /// The state under this piece of a limit that was `words` under another, `old`: whatever was spent
-    /// stays spent, even more than this piece holds.
+    /// Converts `words`, a state under the piece `old`, to the state under this piece of the same limit.
+    /// Spent units stay spent, even if they exceed this piece.
     pub fn resize(&self, old: &Self, words: &[u64], now: Now) -> State {
         match (self, old) {
             (Self::SlidingSlots(new), Self::SlidingSlots(old))
@@ -529,8 +536,8 @@ impl Algorithm {
         }
     }
 
-    /// As [`Algorithm::convert`], where it is not known when between the state's first charge and
-    /// `now` the numbers changed: the larger debt counts.
+    /// As [`Algorithm::convert`], if the parameters changed at an unknown time between the state's first
+    /// charge and `now`. The larger debt counts.
     pub fn convert_sometime(&self, old: &Self, words: &[u64], now: Now) -> State {
         let late = self.convert(old, words, now);
         let (Self::TokenBucket(meter) | Self::LeakyBucket(meter)) = old else { return late };
@@ -539,8 +546,9 @@ impl Algorithm {
         if self.covers(early.words(), late.words(), now) { early } else { late }
     }
 
-    /// The state as it were if all that was charged had been charged so much later, by the steady clock: one that was
-    /// anchored anew may be ahead of the one that the state was written by. Windows with edges do not go by it.
+    /// The state if every charge had been made `by_ns` later on the steady clock. A steady clock that is
+    /// anchored anew may be ahead of the clock that wrote the state. Windows with edges do not use the
+    /// steady clock.
     pub fn delayed(&self, words: &[u64], by_ns: u64) -> State {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
@@ -561,8 +569,8 @@ impl Algorithm {
         }
     }
 
-    /// As [`Algorithm::delayed`], of a state of which nobody knows whether it is so old. Nothing was charged later than now; and of a
-    /// bucket no more is owed than if all had been spent now, unless that was owed anyway.
+    /// As [`Algorithm::delayed`], for a state whose age is unknown. No charge is dated later than now. A
+    /// bucket owes no more than if everything had been spent now, unless it owed more anyway.
     pub fn later_than_said(&self, words: &[u64], by_ns: u64, now: Now) -> State {
         let later = self.delayed(words, by_ns);
         match self {
@@ -574,9 +582,10 @@ impl Algorithm {
         }
     }
 
-    /// The state on clocks that may have been set back since it was written, when the steady one read
-    /// `written_ns`: what was owed then is owed still, and no more. On clocks that have not, nothing is forgotten that
-    /// would be idle by now: how much time has really passed is another question ([`Algorithm::delayed`]).
+    /// The state on clocks that may have been set back since the steady clock read `written_ns` and the
+    /// state was written. The cell owes what it owed then, and no more. On clocks that were not set back,
+    /// nothing is forgotten unless it is idle by now. The time that has really passed is
+    /// [`Algorithm::delayed`]'s concern.
     pub fn redated(&self, words: &[u64], written_ns: u64, now: Now) -> State {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
@@ -605,8 +614,9 @@ impl Algorithm {
         }
     }
 
-    /// The state of a window that was written by a wall that was ahead and has been set back since: it counts in the window
-    /// that is open ([`FixedWindow::after_set_back`]). Nothing where that is not so. With no salt, of a cell that any cells share.
+    /// The state of a window after the wall clock was set back: units in a later window count in the open
+    /// one ([`FixedWindow::after_set_back`]). `None` if nothing changes. Without a salt, the state is one
+    /// that any cells share.
     pub fn after_set_back(&self, words: &[u64], now: Now, salt: Option<u32>) -> Option<State> {
         let Self::FixedWindow(window) = self else { return None };
         let usage = Usage::of(words);
@@ -621,8 +631,8 @@ impl Algorithm {
         Some(self.state_of(Usage { end_ns, ..counted }))
     }
 
-    /// Whether a state read from a disk can be one of these numbers: no time is beyond every clock, and counts
-    /// can be added up.
+    /// Whether `words`, read from a disk, can be a state of this algorithm: no time is beyond every clock,
+    /// and the counts can be added up.
     pub fn is_sound(&self, words: &[u64]) -> bool {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
@@ -635,8 +645,8 @@ impl Algorithm {
         }
     }
 
-    /// Whether `reserved`, which is on disk, owes at least what `words` owe, now and later: then a
-    /// restart that reads `reserved` gives nothing back.
+    /// Whether `reserved`, which is on disk, owes at least what `words` owe, now and later. A restart that
+    /// reads `reserved` then gives nothing back.
     pub fn covers(&self, reserved: &[u64], words: &[u64], now: Now) -> bool {
         match self {
             Self::TokenBucket(_) | Self::LeakyBucket(_) => tat(reserved) >= tat(words),
@@ -659,7 +669,8 @@ impl Algorithm {
         }
     }
 
-    /// What a cell may have charged to a state that it shared with others, which may have edges of their own, as a state of its own.
+    /// A state that this cell shared with others, as a state of the cell's own. The result holds all that
+    /// the cell may have charged. The cells may have their own edges.
     pub fn apart(&self, shared: State, now: Now, salt: u32) -> State {
         match self {
             Self::FixedWindow(window) => {
@@ -669,13 +680,14 @@ impl Algorithm {
         }
     }
 
-    /// A state that owes no less than either of two, now or later: what one cell owes that stands for both.
+    /// A state that owes no less than either of two, now or later. One cell that stands for two cells owes
+    /// this.
     pub fn join(&self, a: &[u64], b: &[u64], now: Now) -> State {
         match self {
             Self::TokenBucket(_) | Self::LeakyBucket(_) => State::Inline(split(tat(a).max(tat(b)))),
             Self::FixedWindow(window) => {
                 let (a, b) = (Usage::of(a), Usage::of(b));
-                // What is over owes nothing, and would be said to be open.
+                // A window that is over owes nothing, but the joined usage would say that it is open.
                 self.state_of(match (window.is_idle(a, now.wall_ns), window.is_idle(b, now.wall_ns)) {
                     (true, _) => b,
                     (_, true) => a,
@@ -693,13 +705,14 @@ impl Algorithm {
         }
     }
 
-    /// The most units to reserve on disk ahead of use: a restart wastes at most this much of a cell.
+    /// The most units to reserve on disk ahead of use. A restart wastes at most this much of a cell.
     pub fn chunk_max(&self) -> u64 {
-        /// One part in so many: however many are asked for, a crash wastes at most 1.6 % of a limit.
+        /// A crash wastes at most one part of this many, 1.6 % of a limit, however many units are asked
+        /// for.
         const PARTS: u64 = 64;
         match self {
-            // A log on disk must be the log in memory: charges that leave the window later than
-            // their reservation would be forgotten too soon.
+            // A log on disk must equal the log in memory. A reservation would leave the window before the
+            // charges that it stands for.
             Self::SlidingLog(_) => 0,
             _ => self.budget() / PARTS,
         }
@@ -716,8 +729,8 @@ impl Algorithm {
         }
     }
 
-    /// Nanoseconds over which the budget holds: the window, or the time in which a bucket refills.
-    /// Calendar windows give the longest.
+    /// Nanoseconds over which the budget holds: the window, or the time in which a bucket refills. For
+    /// calendar windows, the longest.
     pub fn period_ns(&self) -> u64 {
         match self {
             Self::FixedWindow(FixedWindow { edges: Edges::Calendar(calendar), .. }) => {
@@ -736,7 +749,8 @@ impl Algorithm {
         }
     }
 
-    /// Nanoseconds over which the budget holds now, by a wall clock: those of the open window, where windows differ.
+    /// Nanoseconds over which the budget holds now, by a wall clock. If windows differ in length, the open
+    /// one counts.
     pub fn open_period_ns(&self, wall_ns: u64) -> u64 {
         match self {
             Self::FixedWindow(FixedWindow { edges: Edges::Calendar(calendar), .. }) => {
@@ -752,8 +766,9 @@ impl Algorithm {
         if self.is_inline() { State::Inline([end_ns, used]) } else { State::Heap(usage.words().to_vec()) }
     }
 
-    /// The charges that a sliding state still holds: steady time and units, oldest first, each at
-    /// the latest time it may have happened: by `now`, unless a state is of later than that.
+    /// The charges that a sliding state still holds: steady time and units, oldest first. Each has the
+    /// latest time at which it can have happened. The time is `now` at most, unless the state is dated
+    /// later.
     fn charges(&self, words: &[u64], now: Now) -> Vec<(u64, u64)> {
         match self {
             Self::SlidingLog(_) => words.chunks_exact(2).map(|charge| (charge[0], charge[1])).collect(),
@@ -769,12 +784,13 @@ impl Algorithm {
     }
 }
 
-/// Whether a wait of so many nanoseconds will never end.
+/// Whether a wait of `ns` nanoseconds never ends.
 pub const fn is_never(ns: u64) -> bool {
     ns == NEVER
 }
 
-/// Charges, oldest first, of which at any time as many units are still to leave the window as of whichever of two histories has more.
+/// Joins two histories of charges, oldest first. At any time, as many units of the result are still to
+/// leave the window as of the history that has more.
 fn joined(a: &[(u64, u64)], b: &[(u64, u64)]) -> Vec<(u64, u64)> {
     let each = |charges: &[(u64, u64)], is_first: bool| -> Vec<(u64, u64, bool)> {
         charges.iter().map(|(at, units)| (*at, *units, is_first)).collect()
@@ -809,7 +825,7 @@ fn tat(words: &[u64]) -> u128 {
 }
 
 fn split(tat: u128) -> Inline {
-    // The two halves of a 128-bit number.
+    // The upper and the lower half of the 128-bit number.
     [(tat >> 64) as u64, tat as u64]
 }
 
@@ -818,8 +834,7 @@ fn rewrite(words: &mut Vec<u64>, with: &[u64]) {
     words.extend_from_slice(with);
 }
 
-/// A time that a clock which gains `drift_ppm` on true time shows after so many true nanoseconds, at
-/// most.
+/// The longest time that a clock gaining `drift_ppm` on true time shows after `ns` true nanoseconds.
 fn stretched_ns(ns: u64, drift_ppm: u32) -> u64 {
     const MILLION: u128 = 1_000_000;
     let stretched = (u128::from(ns) * (MILLION + u128::from(drift_ppm))).div_ceil(MILLION);

@@ -1,7 +1,7 @@
-//! Calendar windows: days, weeks, months and years of a time zone, correct across daylight saving
-//! and month lengths. A window is a set of dates; it ends at the first instant of the date after
-//! them (a midnight that daylight saving skips becomes the first instant that exists; of a
-//! midnight that happens twice, the earlier).
+//! Calendar windows: days, weeks, months and years of a time zone. The windows are correct across daylight
+//! saving and month lengths. A window is a set of dates, and ends at the first instant of the date after
+//! them. If daylight saving skips that midnight, the window ends at the first instant that exists. If that
+//! midnight happens twice, the window ends at the earlier one.
 
 use jiff::{Timestamp, ToSpan, civil::Date, tz::TimeZone};
 
@@ -19,7 +19,7 @@ pub enum Period {
 }
 
 impl Period {
-    /// The word for it in a config.
+    /// The period's name in a config.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Day => "day",
@@ -39,11 +39,11 @@ pub struct Calendar {
 }
 
 impl Calendar {
-    /// `zone` is a name of the IANA time zone database, such as `Europe/Berlin`. Its data is
-    /// compiled in, so that nodes of one version agree.
+    /// `zone` is a name of the IANA time zone database, such as `Europe/Berlin`. The database is compiled
+    /// in, so that nodes of one version agree.
     ///
     /// # Errors
-    /// A name that the database does not have.
+    /// The database does not have the name.
     pub fn new(period: Period, zone: &str) -> Result<Self, String> {
         let zone = TimeZone::get(zone)
             .map_err(|_| format!("no time zone {zone:?}; use an IANA name such as Europe/Berlin or UTC"))?;
@@ -55,13 +55,13 @@ impl Calendar {
         self.zone.iana_name().unwrap_or("UTC")
     }
 
-    /// The end of the window that `wall_ns` is in: always later than `wall_ns`, and the same for
-    /// every instant of a window.
+    /// The end of the window that contains `wall_ns`. The end is later than `wall_ns`, and equal for every
+    /// instant of a window.
     pub fn end_after(&self, wall_ns: u64) -> u64 {
         let instant = Timestamp::from_nanosecond(i128::from(wall_ns)).unwrap_or(Timestamp::MAX);
         let mut date = self.next_first(instant.to_zoned_datetime(self.zone.clone()).date());
-        // A zone that moves its clock back over midnight shows the old date again after the edge:
-        // the edge is passed, so the window is the one after it.
+        // A zone that moves its clock back over midnight shows the old date again after the edge. The edge
+        // has passed, so the window is the next one.
         loop {
             let end = self.midnight(date);
             if end > wall_ns || date == Date::MAX {
@@ -71,8 +71,8 @@ impl Calendar {
         }
     }
 
-    /// How long the window lasts that `wall_ns` is in, in nanoseconds: a month has 28 to 31 days, and a day of a zone with daylight saving
-    /// may have 23 hours.
+    /// The length, in nanoseconds, of the window that contains `wall_ns`. A month has 28 to 31 days, and a
+    /// day may have 23 hours in a zone with daylight saving.
     pub fn length_ns(&self, wall_ns: u64) -> u64 {
         let instant = Timestamp::from_nanosecond(i128::from(wall_ns)).unwrap_or(Timestamp::MAX);
         let date = instant.to_zoned_datetime(self.zone.clone()).date();
@@ -86,7 +86,7 @@ impl Calendar {
         self.end_after(wall_ns) - begin_ns
     }
 
-    /// The first date of the window after the one that `date` is in.
+    /// The first date of the window after the one that contains `date`.
     fn next_first(&self, date: Date) -> Date {
         let next = match self.period {
             Period::Day => date.checked_add(1.day()),

@@ -1,23 +1,23 @@
-//! Which counter a request is counted in.
+//! Names the cell that counts a request.
 
 use siphasher::sip128::SipHasher13;
 use smallvec::SmallVec;
 
-/// The name of a cell within a node: a keyed 128-bit hash of the limit and the values it counts
-/// by. Values are not kept, so a cell costs the same whatever a key's length; two keys share a cell
-/// with probability 2^-128 a pair, and then they share one limit, which admits less, not more.
+/// The name of a cell within a node: a keyed 128-bit hash of the limit and of the values that the limit
+/// counts by. The values are not kept, so a cell costs the same for every key length. Two keys share a cell
+/// with probability 2^-128 a pair. Two such keys share one limit, which admits less, not more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct CellTag(pub u128);
 
 impl CellTag {
-    /// The cell's own number, for windows whose edges are staggered.
+    /// The cell's own number, which staggers the edges of its windows.
     pub const fn salt(self) -> u32 {
         (self.0 >> 64) as u32
     }
 }
 
-/// The secret with which tags are made, so that nobody outside can aim keys at one place of the
-/// table. Drawn at random once and kept with the journal: tags must mean the same after a restart.
+/// The secret that the tags are made with, so that no outsider can aim keys at one place of the table. The
+/// secret is drawn at random once and kept with the journal: tags must mean the same after a restart.
 #[derive(Clone, Copy)]
 pub struct HashKey(pub [u8; 16]);
 
@@ -44,8 +44,8 @@ impl Tagger {
         CellTag(self.0.hash(value).as_u128())
     }
 
-    /// The cell of a limit that counts by any other number of entries. Each length comes first, so
-    /// that no two lists of values look alike.
+    /// The cell of a limit that counts by any other number of entries. Each value is preceded by its
+    /// length, so that no two lists of values look alike.
     pub fn all<'v>(&self, values: impl Iterator<Item = &'v [u8]>) -> CellTag {
         let mut bytes: SmallVec<[u8; 128]> = SmallVec::new();
         for value in values {
@@ -55,8 +55,8 @@ impl Tagger {
         self.one(&bytes)
     }
 
-    /// The cell beside another one, for requests with its values that go by the limit's own numbers
-    /// ([`crate::limit::Numbers::OwnApart`]).
+    /// A second cell beside the cell `tag`. The second cell counts the requests that have these values but
+    /// use the limit's own variant ([`crate::limit::VariantChoice::OwnApart`]).
     #[cold]
     pub fn apart(&self, tag: CellTag) -> CellTag {
         self.all([&tag.0.to_le_bytes()[..], b"apart"].into_iter())

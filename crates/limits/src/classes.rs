@@ -1,18 +1,21 @@
-//! Classes of consumers under one limit: who may draw how much of it.
+//! Classes of consumers under one limit: how much of the limit each class may spend.
 //!
-//! Three ways (R. Seleznev, "Development of API rate limiting methods based on consumer classes", 2025):
+//! There are three ways (R. Seleznev, "Development of API rate limiting methods based on consumer classes",
+//! 2025):
 //!
-//! - *shared*: one bucket with sections. A class draws only while more is left than its threshold, so what is below is kept for
-//!   those of a higher priority. A threshold is a part of what there is: of a region's share, where regions share the limit, and so
-//!   the reserve moves with the rights.
-//! - *separate*: a bucket for each class. The sizes add up to no more than the limit, each has the part of the rate that its size is of
-//!   the whole, and each is a cell of its own, shared by regions as any other.
-//! - both: a class draws from its own bucket, and where that has too little, from the remainder that all share, above its threshold. A
-//!   request is charged to one of the two, never in halves.
+//! - *shared*: one bucket with sections. A class spends only while more is left than its threshold, so the
+//!   units below the threshold are kept for classes of a higher priority. A threshold is a part of what
+//!   there is. If regions share the limit, the threshold is a part of a region's share, and so the reserve
+//!   moves with the rights.
+//! - *separate*: a bucket for each class. The sizes add up to no more than the limit. Each bucket has the
+//!   limit's rate in proportion to its size, and is a cell that regions share like any other.
+//! - both: a class spends from its own bucket first. If that bucket has too little, the class spends from
+//!   the shared remainder, above its threshold. A request is charged to one of the two, never to both in
+//!   part.
 //!
-//! **Pieces of a limit sum to no more than the limit**, so whatever classes do, all of them together are admitted no more than it says.
-//! What a size moves from one class to another would be spent twice, so other sizes make another limit
-//! ([`crate::LimitId`]); thresholds only say who comes first, and may change at any time.
+//! **Pieces of a limit sum to no more than the limit**, so all classes together are admitted no more than
+//! the limit allows. Units that move from one class to another could be spent twice, so other sizes make
+//! another limit ([`crate::LimitId`]). Thresholds only decide who comes first, and may change at any time.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +28,7 @@ use crate::{
 
 /// The most classes in one limit.
 pub const CLASSES_MAX: usize = 16;
-/// The most bytes in a class's name: it is a value of a descriptor, and stands in answers.
+/// The most bytes in a class's name. The name is a descriptor's value, and answers contain it.
 pub const CLASS_BYTES_MAX: usize = 64;
 
 /// `classes: { entry, shared, separate, others }`
@@ -34,14 +37,15 @@ pub const CLASS_BYTES_MAX: usize = 64;
 pub struct ClassesSpec {
     /// The descriptor entry whose value names a request's class.
     pub entry: String,
-    /// By class, the part of the bucket that it leaves to others, such as `24%`: 0% to 99%, and 0% for one of them.
+    /// By class, the part of the bucket that the class leaves to others, such as `24%`: 0% to 99%. At least
+    /// one class has 0%.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub shared: BTreeMap<String, String>,
-    /// By class, the units of its own bucket; they add up to no more than the limit.
+    /// By class, the units of its own bucket. The units add up to no more than the limit.
     #[serde(default, deserialize_with = "units_of_each", skip_serializing_if = "BTreeMap::is_empty")]
     pub separate: BTreeMap<String, u64>,
-    /// The class of requests that name none of them: the one with the highest threshold where absent, and of own buckets alone
-    /// the smallest.
+    /// The class of requests that name no class of this limit. The default is the class with the highest
+    /// threshold, or the smallest class if all have only their own buckets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub others: Option<String>,
 }
@@ -58,39 +62,40 @@ fn units_of_each<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<
 pub struct Classes {
     /// The descriptor entry whose value names a request's class.
     pub entry: String,
-    /// All of them, those that draw first in front.
+    /// All classes, in the order of priority: the first may spend the most.
     pub all: Vec<Class>,
-    /// The one that requests count in which name none of them: its place in `all`.
+    /// The place in `all` of the class for requests that name no class of this limit.
     pub others: usize,
-    /// The cells that a class may draw from; empty where all share one.
+    /// The cells that classes may spend from. Empty if all classes share one cell.
     pub roles: Vec<Role>,
 }
 
 /// A class of consumers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Class {
-    /// As the descriptor entry says it.
+    /// The class's name, as the descriptor entry has it.
     pub name: String,
-    /// What of the shared bucket it leaves to others, in percent; nothing where it may not draw from it.
+    /// The percentage of the shared bucket that the class leaves to others. `None` if it may not spend from
+    /// that bucket.
     pub leaves_percent: Option<u8>,
-    /// Units of its own bucket; 0 where it has none.
+    /// Units of the class's own bucket. 0 if it has none.
     pub own: u64,
 }
 
-/// Which part of a limit a cell is, where classes have their own.
+/// The part of a limit that a cell holds, if classes have cells of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// A class's own: its place in [`Classes::all`].
+    /// A class's own part. The number is the class's place in [`Classes::all`].
     Own(usize),
-    /// What is left of the limit beside those.
+    /// The remainder of the limit beside the classes' own parts.
     Remainder,
 }
 
 impl Classes {
-    /// Reads classes, of a limit with so many units.
+    /// Reads the classes of the limit `whole`.
     ///
     /// # Errors
-    /// Every fault in them.
+    /// Every fault in the classes.
     pub fn new(spec: &ClassesSpec, whole: &Algorithm) -> Result<Self, Vec<Fault>> {
         let mut faults = Vec::new();
         let mut fault = |what: String| faults.push(Fault { field: "classes".to_owned(), what });
@@ -161,7 +166,7 @@ impl Classes {
         if faults.is_empty() { Ok(classes) } else { Err(faults) }
     }
 
-    /// Why the own buckets do not fit into a limit; nothing where they do.
+    /// The reason why the classes' own buckets do not fit into a limit. `None` if they fit.
     pub fn misfit(&self, whole: &Algorithm) -> Option<String> {
         let cap = whole.budget();
         let sum = self.all.iter().fold(0_u64, |sum, class| sum.saturating_add(class.own));
@@ -181,7 +186,7 @@ impl Classes {
         })
     }
 
-    /// The class of a descriptor: its place in [`Classes::all`].
+    /// A descriptor's class, as its place in [`Classes::all`].
     #[inline]
     pub fn of(&self, descriptor: &Descriptor<'_>) -> usize {
         let value = descriptor.value(self.entry.as_bytes());
@@ -194,12 +199,12 @@ impl Classes {
         !self.roles.is_empty()
     }
 
-    /// The place in [`Classes::roles`] of what all classes share beside their own, where there is such.
+    /// The place in [`Classes::roles`] of the remainder that all classes share, if there is one.
     pub fn remainder(&self) -> Option<usize> {
         self.roles.iter().position(|role| *role == Role::Remainder)
     }
 
-    /// The name that cells of a role are told apart by.
+    /// The name that tells the cells of a role apart.
     pub fn role_name(&self, role: Role) -> &str {
         match role {
             // No class has an empty name.
@@ -222,16 +227,16 @@ impl Classes {
 }
 
 impl Class {
-    /// The units of what there is that this class leaves to others.
+    /// The part of `units` that this class leaves to others.
     #[inline]
     pub fn leaves(&self, units: u64) -> u64 {
         let percent = u128::from(self.leaves_percent.unwrap_or(0));
-        // At most the units.
+        // The result is at most `units`.
         (u128::from(units) * percent / 100) as u64
     }
 }
 
-/// A part of a hundred, such as `24%`.
+/// Reads a percentage such as `24%`, from 0 to 100.
 pub(crate) fn percent(text: &str) -> Option<u8> {
     let number = text.trim().strip_suffix('%')?;
     number.parse().ok().filter(|percent| *percent <= 100)

@@ -1,4 +1,4 @@
-//! What a request says about itself, borrowed from the bytes it came in.
+//! A request's own description, borrowed from the bytes that it came in.
 
 use std::{cell::Cell, net::IpAddr};
 
@@ -11,44 +11,45 @@ const DESCRIPTORS_INLINE: usize = 4;
 /// Entries in a request that need no allocation.
 const ENTRIES_INLINE: usize = 8;
 
-/// A (key, value) pair. Bytes, not text: an HTTP header need not be UTF-8, and refusing to decide
-/// on it would let it through a proxy that fails open.
+/// A (key, value) pair. Both are bytes, not text: an HTTP header need not be UTF-8. If such a header were
+/// refused without a decision, a proxy that fails open would let it through.
 pub type Entry<'a> = (&'a [u8], &'a [u8]);
 
-/// One question: may this pass?
+/// A request: may this pass?
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request<'a> {
     /// The domain whose limits apply.
     pub domain: &'a [u8],
-    /// What the request weighs, in each limit's units; at least 1.
+    /// The request's weight, in each limit's units; at least 1.
     pub cost: u64,
     /// The entries of all descriptors, one after another.
     pub entries: SmallVec<[Entry<'a>; ENTRIES_INLINE]>,
-    /// Where each descriptor's entries are. All descriptors must pass.
+    /// The range of each descriptor's entries. All descriptors must pass.
     pub spans: SmallVec<[Span; DESCRIPTORS_INLINE]>,
 }
 
-/// Where a descriptor's entries are in its request.
+/// The range of a descriptor's entries in its request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
-    /// Its first entry.
+    /// The descriptor's first entry.
     pub start: u32,
-    /// The first entry that is not its own any more.
+    /// The first entry after the descriptor's own.
     pub end: u32,
-    /// What the request weighs for this descriptor: [`Request::cost`] where absent, and 0 to look
-    /// without charging.
+    /// The request's weight for this descriptor. `None` for [`Request::cost`], and 0 to look without
+    /// charging.
     pub cost: Option<u64>,
 }
 
-/// One thing that is to be counted: its entries in any order. A limit counts by the first value of a key that comes twice; see
-/// [`crate::selector::Condition`] for what it matches.
+/// One thing to count, with its entries in any order. If a key occurs twice, a limit counts by its first
+/// value. [`crate::selector::Condition`] says which descriptors the limit matches.
 #[derive(Clone, Debug)]
 pub struct Descriptor<'a> {
-    /// At least one.
+    /// The entries; at least one.
     pub entries: &'a [Entry<'a>],
     /// As [`Span::cost`].
     pub cost: Option<u64>,
-    /// The last value that was read as an address: a limit often counts by it and compares it.
+    /// The last value that was read as an address. A limit often counts by such a value and compares it,
+    /// too.
     address: Cell<Option<ReadAddress<'a>>>,
 }
 
@@ -73,7 +74,7 @@ impl<'a> Request<'a> {
     #[inline]
     pub fn push(&mut self, entries: impl IntoIterator<Item = Entry<'a>>, cost: Option<u64>) {
         let start = self.entries.len() as u32;
-        // One by one: `extend` costs more than it saves on so few.
+        // Entries are pushed one by one: `extend` costs more than it saves on so few.
         for entry in entries {
             self.entries.push(entry);
         }
@@ -95,7 +96,7 @@ impl<'a> Descriptor<'a> {
         Self { entries, cost, address: Cell::new(None) }
     }
 
-    /// The address in one of its values, as [`address_of`] reads it.
+    /// The address in one of the descriptor's values, as [`address_of`] reads it.
     pub(crate) fn address_of(&self, value: &'a [u8], hop: u8) -> Option<IpAddr> {
         match self.address.get() {
             Some(read) if std::ptr::eq(read.value, value) && read.hop == hop => read.address,
@@ -107,7 +108,7 @@ impl<'a> Descriptor<'a> {
         }
     }
 
-    /// The values of a key, which may come more than once.
+    /// The values of a key, which may occur more than once.
     #[inline]
     pub fn values(&self, key: &[u8]) -> impl Iterator<Item = &'a [u8]> {
         self.entries.iter().filter(move |(k, _)| *k == key).map(|(_, v)| *v)

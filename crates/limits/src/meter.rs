@@ -1,16 +1,16 @@
 //! Token and leaky buckets: the generic cell rate algorithm (ITU-T I.371, annex A), exact.
 //!
-//! A meter keeps one number: the *theoretical arrival time*, when everything spent will have come
-//! back. Time is counted in `1/n` nanoseconds, where the rate in lowest terms is `n` units every
-//! `p` nanoseconds; so one unit weighs exactly `p`, and no rounding happens before an answer.
+//! A meter keeps one number, the *theoretical arrival time*: the time when everything spent will have come
+//! back. Time is counted in ticks of `1/n` nanoseconds, where the rate in lowest terms is `n` units every
+//! `p` nanoseconds. So one unit weighs exactly `p` ticks, and no rounding happens before an answer.
 //!
 //! **Bound.** Let `d(t) = max(0, tat − t)`. A charge of `c` is made only if `d + c·p ≤ capacity·p`,
 //! so `d ≤ capacity·p` always; `d` falls by `n` each nanosecond and grows by `c·p` at a charge.
 //! Hence the units charged in any `t` nanoseconds are at most `capacity + t·n/p`.
 //!
-//! **Room.** `n ≤ 2^53`, `p < 2^63`, `capacity ≤ 2^53` and time is below `2^63`; so the time in ticks
-//! is below `2^116`, and so is what a capacity or a cost weighs. A debt that is moved between pieces
-//! of a limit may exceed the capacity; it stops growing at `TAT_MAX`, and `2^127 + 2^117` still is
+//! **Overflow.** `n ≤ 2^53`, `p < 2^63`, `capacity ≤ 2^53` and time is below `2^63`. So the time in ticks
+//! is below `2^116`, and so is the weight of a capacity or a cost. A debt that moves between pieces of a
+//! limit may exceed the capacity. Such a debt stops growing at `TAT_MAX`, and `2^127 + 2^117` is still
 //! below `2^128`.
 
 use serde::{Deserialize, Serialize};
@@ -21,17 +21,17 @@ use crate::{
     verdict::{NEVER, Verdict},
 };
 
-/// The latest theoretical arrival time that a growing debt is counted to. No clock gets near it.
+/// The latest theoretical arrival time that a growing debt can reach. No clock gets near it.
 const TAT_MAX: u128 = 1 << 127;
 
-/// What a unit may weigh, in ticks: below this.
+/// The weight of a unit, in ticks, is below this bound.
 const P_BOUND: u64 = 1 << 63;
 
-/// What the larger term of a rounded rate is about. The rounding loses one part in so many, and
-/// capacities up to 2^20 units still weigh less than 2^64, where one short division is enough.
+/// The larger term of a rounded rate is about this number. The rounding loses one part in about this many.
+/// Capacities up to 2^20 units still weigh less than 2^64, where one short division is enough.
 const ROUNDED: u64 = 1 << 44;
 
-/// A rate and how much of it may be owed at once.
+/// A rate, and how many units may be owed at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meter {
     /// Ticks of `1/n` nanosecond in a nanosecond: the rate's units in lowest terms.
@@ -49,13 +49,13 @@ impl Meter {
         Self { n, p, capacity }
     }
 
-    /// The meter of a piece of this one: so many [`RATE_PARTS`] of its rate, slowed by what a steady
-    /// clock may gain on true time, over a capacity of the piece's units, which may be none. The rate
-    /// is exact where its terms fit and rounded down where they do not, so that **the rates of all
-    /// pieces never sum to more than the whole one**.
+    /// The meter of a piece of this meter: `part.rate` [`RATE_PARTS`] of the rate and a capacity of
+    /// `part.units`, which may be 0. The rate is slowed by the drift that a steady clock may gain on true
+    /// time. The rate is exact if its terms fit, and rounded down otherwise. So **the rates of all pieces
+    /// never sum to more than the whole rate**.
     ///
-    /// A rate below one unit in 2^63 ns counts as that: no meter of it gives back a whole unit while
-    /// clocks last. More parts than there are count as all.
+    /// A rate below one unit in 2^63 ns counts as one unit in 2^63 ns: such a meter gives back no whole
+    /// unit while clocks last. More than [`RATE_PARTS`] parts count as all parts.
     pub fn local(&self, part: Part, drift_ppm: u32) -> Self {
         assert!(part.rate >= 1, "a meter needs a rate");
         assert!(drift_ppm <= DRIFT_PPM_MAX, "no clock drifts as much as {drift_ppm} ppm");
@@ -68,11 +68,11 @@ impl Meter {
         Self { n, p, capacity }
     }
 
-    /// The meter of a fraction of this one: so many units of its capacity, with the part of the rate that they are of the
-    /// whole. The rate is exact where its terms fit and rounded down where they do not, so that **fractions that sum to
-    /// no more than the capacity never sum to more than the rate**.
+    /// The meter of a fraction of this meter: `units` of the capacity, and the rate in proportion. The rate
+    /// is exact if its terms fit, and rounded down otherwise. So **fractions that sum to no more than the
+    /// capacity never sum to more than the rate**.
     ///
-    /// Of no units, a rate that gives nothing back while clocks last.
+    /// A fraction of no units has a rate that gives nothing back while clocks last.
     pub fn fraction(&self, units: u64) -> Self {
         let capacity = units.min(self.capacity);
         let n = u128::from(self.n) * u128::from(capacity);
@@ -81,13 +81,13 @@ impl Meter {
         Self { n, p, capacity }
     }
 
-    /// Whole units that come back in so many nanoseconds, at most [`UNITS_MAX`].
+    /// Whole units that come back in `ns` nanoseconds, at most [`UNITS_MAX`].
     pub fn units_at_most_in(&self, ns: u64) -> u64 {
         divide(self.tick(ns), self.p).min(UNITS_MAX)
     }
 
-    /// Whether the numbers are ones that [`Meter::new`] or [`Meter::local`] makes: for meters read
-    /// from a disk.
+    /// Whether [`Meter::new`] or [`Meter::local`] can make this meter. Meters read from a disk are checked
+    /// with this.
     pub fn is_sound(&self) -> bool {
         (1..=UNITS_MAX).contains(&self.n)
             && (1..P_BOUND).contains(&self.p)
@@ -99,7 +99,7 @@ impl Meter {
         self.capacity
     }
 
-    /// The rate in lowest terms: so many units in so many nanoseconds.
+    /// The rate in lowest terms: units, and the nanoseconds in which they come back.
     pub const fn terms(&self) -> (u64, u64) {
         (self.n, self.p)
     }
@@ -110,35 +110,36 @@ impl Meter {
         u64::try_from(u128::from(self.n) * MILLI_NS / u128::from(self.p)).unwrap_or(u64::MAX)
     }
 
-    /// Whether the rate is another one's.
+    /// Whether both meters have the same rate.
     pub fn has_rate_of(&self, other: &Self) -> bool {
         (self.n, self.p) == (other.n, other.p)
     }
 
-    /// Whether the rate is below another one's.
+    /// Whether this meter's rate is below the other's.
     pub fn is_slower(&self, other: &Self) -> bool {
         // Below 2^116.
         u128::from(self.n) * u128::from(other.p) < u128::from(other.n) * u128::from(self.p)
     }
 
-    /// Units that come back in so many nanoseconds, if they are a whole number.
+    /// The number of units that come back in `ns` nanoseconds, or `None` if that is not a whole number
+    /// above 0.
     pub fn units_in(&self, ns: u64) -> Option<u64> {
         let ticks = self.tick(ns);
         let p = u128::from(self.p);
         (ticks >= p && ticks.is_multiple_of(p)).then(|| u64::try_from(ticks / p).ok()).flatten()
     }
 
-    /// Nanoseconds in which an empty bucket fills, rounded up.
+    /// Nanoseconds until an empty bucket is full, rounded up.
     pub fn refill_ns(&self) -> u64 {
         self.ns_rounded_up(self.ticks(self.capacity))
     }
 
-    /// Whether `cost` fits after `tat`, and what is left.
+    /// Whether `cost` fits on top of the debt in `tat`, and how much is left.
     #[inline]
     pub fn probe(&self, tat: u128, steady_ns: u64, cost: u64) -> Verdict {
         let owed = tat.saturating_sub(self.tick(steady_ns));
         let capacity = self.ticks(self.capacity);
-        // One more than any capacity: a larger cost is as impossible, and cannot overflow.
+        // One more than any capacity: every larger cost is as impossible, and this one cannot overflow.
         let after = owed + self.ticks(cost.min(UNITS_MAX + 1));
         if after <= capacity {
             Verdict {
@@ -151,7 +152,7 @@ impl Meter {
         } else {
             Verdict {
                 allowed: false,
-                // A lowered burst may leave more owed than it now holds.
+                // After a burst was lowered, more may be owed than the burst now holds.
                 remaining: divide(capacity.saturating_sub(owed), self.p),
                 retry_after_ns: if cost > self.capacity {
                     NEVER
@@ -164,7 +165,7 @@ impl Meter {
         }
     }
 
-    /// Nanoseconds until everything owed has come back: when a leaky bucket lets the next cost out.
+    /// Nanoseconds until everything owed has come back. A leaky bucket then lets the next cost out.
     pub fn delay_ns(&self, tat: u128, steady_ns: u64) -> u64 {
         self.ns_rounded_up(tat.saturating_sub(self.tick(steady_ns)))
     }
@@ -176,19 +177,19 @@ impl Meter {
         tat.max(self.tick(steady_ns)) + self.ticks(cost)
     }
 
-    /// The theoretical arrival time when so many more units are owed, whether they fit or not.
+    /// The theoretical arrival time when `units` more are owed, whether they fit or not.
     #[must_use]
     pub fn owe(&self, tat: u128, steady_ns: u64, units: u64) -> u128 {
         tat.max(self.tick(steady_ns)).saturating_add(self.ticks(units.min(UNITS_MAX))).min(TAT_MAX)
     }
 
-    /// The theoretical arrival time when so many units less are owed, down to none.
+    /// The theoretical arrival time when `units` fewer are owed, down to none.
     #[must_use]
     pub fn forgive(&self, tat: u128, steady_ns: u64, units: u64) -> u128 {
         tat.saturating_sub(self.ticks(units.min(UNITS_MAX))).max(tat.min(self.tick(steady_ns)))
     }
 
-    /// Whole units that are owed, at most [`UNITS_MAX`].
+    /// The whole units that are owed, at most [`UNITS_MAX`].
     pub fn owed(&self, tat: u128, steady_ns: u64) -> u64 {
         divide(tat.saturating_sub(self.tick(steady_ns)), self.p).min(UNITS_MAX)
     }
@@ -199,8 +200,7 @@ impl Meter {
         divide(owed, self.p).saturating_add(u64::from(remainder(owed, self.p) > 0)).min(UNITS_MAX)
     }
 
-    /// What is left of `units` after the rate has given back what it does in so many nanoseconds,
-    /// rounded down.
+    /// The rest of `units` after the rate has given units back for `ns` nanoseconds, rounded down.
     pub fn outlasting(&self, units: u64, ns: u64) -> u64 {
         divide(self.ticks(units.min(UNITS_MAX)).saturating_sub(self.tick(ns)), self.p)
     }
@@ -210,13 +210,14 @@ impl Meter {
         self.tick(steady_ns) + self.ticks(self.capacity)
     }
 
-    /// Whether everything has come back, so that the state says no more than an absent one.
+    /// Whether every unit has come back, so that the state equals the state of a cell never charged.
     pub fn is_idle(&self, tat: u128, steady_ns: u64) -> bool {
         tat <= self.tick(steady_ns)
     }
 
-    /// The same debt in units under `self` as `tat` was under `old` at `steady_ns`, rounded up. It
-    /// may be more than the capacity: what is forgotten here could be spent again under a third meter.
+    /// Converts `tat`, a state under `old` at `steady_ns`, to the state under `self` that owes as many
+    /// units, rounded up. The debt may exceed the capacity: a debt forgotten here could be spent again
+    /// under a third meter.
     pub fn convert(&self, old: &Self, tat: u128, steady_ns: u64) -> u128 {
         let owed = tat.saturating_sub(old.tick(steady_ns));
         let units = to_u64(owed / u128::from(old.p));
@@ -225,20 +226,21 @@ impl Meter {
         (self.tick(steady_ns) + self.ticks(units) + fraction).min(TAT_MAX)
     }
 
-    /// The earliest time at which so much can have been owed: when the whole capacity was.
+    /// The earliest time at which this debt can have been made: the debt was then the whole capacity.
     pub fn spent_since_ns(&self, tat: u128) -> u64 {
         let paid_ns = u64::try_from(tat / u128::from(self.n)).unwrap_or(NEVER);
         paid_ns.saturating_sub(self.refill_ns())
     }
 
-    /// The same debt on a steady clock that has gone back: it read `written_ns` when the state was
-    /// written, and reads `steady_ns` now. On one that has not, the state itself.
+    /// The state with an unchanged debt on a steady clock that has gone back. The clock read `written_ns`
+    /// when the state was written, and reads `steady_ns` now. If the clock has not gone back, the state
+    /// itself.
     pub fn redated(&self, tat: u128, written_ns: u64, steady_ns: u64) -> u128 {
         let owed = tat.saturating_sub(self.tick(written_ns));
         if steady_ns >= written_ns { tat } else { self.tick(steady_ns).saturating_add(owed) }
     }
 
-    /// The theoretical arrival time if everything had been charged so much later.
+    /// The theoretical arrival time if every charge had been made `by_ns` later.
     pub fn delayed(&self, tat: u128, by_ns: u64) -> u128 {
         if tat == 0 { 0 } else { tat.saturating_add(self.tick(by_ns)).min(TAT_MAX) }
     }
@@ -252,7 +254,7 @@ impl Meter {
     }
 
     fn ns_rounded_up(&self, ticks: u128) -> u64 {
-        // One branch instead of a 128-bit division for all but extreme rates.
+        // A 64-bit division serves all but extreme rates, and a 128-bit division costs more.
         match u64::try_from(ticks) {
             Ok(ticks) => ticks.div_ceil(self.n),
             Err(_) => u64::try_from(ticks.div_ceil(u128::from(self.n))).unwrap_or(NEVER),
@@ -260,7 +262,7 @@ impl Meter {
     }
 }
 
-/// A rate of `n / p` in terms that a meter can keep: exact, or a little less.
+/// The rate `n / p` in terms that a meter can keep: exact, or a little less.
 fn rounded_down(n: u128, p: u128) -> (u64, u64) {
     let common = gcd(n, p);
     let (n, p) = (n / common, p / common);
@@ -268,7 +270,7 @@ fn rounded_down(n: u128, p: u128) -> (u64, u64) {
         (Ok(n), Ok(p)) if n <= UNITS_MAX && p < P_BOUND => return (n, p),
         _ => {}
     }
-    // 80 bits of the smaller term are plenty, and then what follows is below 2^80 · 2^45.
+    // 80 bits of the smaller term are enough. Then every number below stays under 2^80 · 2^45.
     let shift = (128 - n.min(p).leading_zeros()).saturating_sub(80);
     let (n, p) = (n >> shift, (p >> shift) + u128::from(shift > 0));
     if p >= n {
@@ -291,7 +293,7 @@ fn to_u64(number: u128) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }
 
-/// A quotient of ticks that is known to fit: ticks are at most `capacity · p`.
+/// The quotient of ticks, which is known to fit: ticks are at most `capacity · p`.
 fn divide(ticks: u128, p: u64) -> u64 {
     match u64::try_from(ticks) {
         Ok(ticks) => ticks / p,
@@ -332,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_debt_beyond_all_units_is_all_units() {
-        // As read from a disk: nothing that was charged owes so much.
+        // A debt as large as these comes only from a disk: no charges add up to so much.
         for p in [1, 7, 1_000_000_007] {
             let m = meter(1, p, 1);
             // Just above what a count of 64 bits holds, and not a whole number of units.
@@ -378,7 +380,7 @@ mod tests {
     /// Whether `a / b` is at most `c / d`.
     fn at_most((a, b): (u128, u128), (c, d): (u128, u128)) -> bool {
         let (whole, other) = (a / b, c / d);
-        // Continued fractions: the wholes, and then what is left of either, upside down.
+        // Continued fractions: compare the whole parts first, then the inverses of the remainders.
         match (whole == other, a % b, c % d) {
             (false, _, _) => whole < other,
             (true, 0, _) => true,

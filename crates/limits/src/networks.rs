@@ -1,18 +1,18 @@
-//! Sets of addresses by their networks (CIDR: RFC 4632; RFC 4291, section 2.3).
+//! Sets of addresses, given by their networks (CIDR: RFC 4632; RFC 4291, section 2.3).
 
 use std::{fmt, net::IpAddr};
 
-/// The addresses that begin with the same bits.
+/// A network: all addresses that begin with the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
-    /// The first of them.
+    /// The network's first address.
     address: IpAddr,
-    /// How many bits all have in common: to 32, or to 128 for IPv6.
+    /// The number of common leading bits: at most 32, or 128 for IPv6.
     bits: u8,
 }
 
 impl Network {
-    /// Reads `10.0.0.0/8`, `2001:db8::/32`, or one address. IPv4 in IPv6 is IPv4.
+    /// Reads `10.0.0.0/8`, `2001:db8::/32`, or one address. IPv4 in IPv6 is read as IPv4.
     ///
     /// # Errors
     /// What is wrong with the text, and how to write it.
@@ -65,7 +65,7 @@ impl fmt::Display for Network {
     }
 }
 
-/// Networks in which an address is looked up.
+/// A set of networks in which an address is looked up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Networks {
     v4: Ranges<u32>,
@@ -73,7 +73,7 @@ pub struct Networks {
 }
 
 impl Networks {
-    /// Whether one of them has this address.
+    /// Whether one of the networks contains the address.
     #[inline]
     pub fn contains(&self, address: IpAddr) -> bool {
         match address {
@@ -98,7 +98,8 @@ impl FromIterator<Network> for Networks {
 
 /// An address as a number.
 trait Bits: Copy + Ord {
-    /// The number of the slice of 2^`shift` addresses that it is in, counted from a lower address.
+    /// The number of the slice of 2^`shift` addresses that contains this address, counted from a lower
+    /// address.
     fn slice(self, lowest: Self, shift: u32) -> usize;
 }
 
@@ -116,13 +117,13 @@ impl Bits for u128 {
     }
 }
 
-/// Ranges of addresses, of which none lies in another. What they span is cut into slices of one size, about as many as there are ranges, so
-/// that a binary search has few to look at.
+/// Ranges of addresses. No range lies in another. The span of all ranges is cut into slices of one size,
+/// about as many as there are ranges, so that a binary search looks at few ranges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Ranges<T> {
-    /// The first and the last address of each, in order.
+    /// Each range's first and last address, in order.
     ranges: Vec<(T, T)>,
-    /// How many ranges begin before each slice, and then how many there are.
+    /// The number of ranges that begin before each slice, and at the end the number of all ranges.
     before: Vec<u32>,
     /// The number of addresses in a slice, as a power of two.
     shift: u32,
@@ -131,7 +132,7 @@ struct Ranges<T> {
 impl<T: Bits> Ranges<T> {
     fn new(mut ranges: Vec<(T, T)>) -> Self {
         ranges.sort_unstable_by_key(|(first, last)| (*first, std::cmp::Reverse(*last)));
-        // Two networks overlap only where one lies in the other.
+        // Two networks overlap only if one lies in the other.
         ranges.dedup_by(|next, kept| next.1 <= kept.1);
         let (Some((lowest, _)), Some((_, highest))) = (ranges.first().copied(), ranges.last().copied())
         else {
@@ -201,7 +202,7 @@ mod tests {
     }
 
     proptest! {
-        /// The definition: the first bits are the same.
+        /// The reference: two addresses share a network if their first bits are equal.
         #[test]
         fn a_search_finds_what_a_walk_finds(
             written in prop::collection::vec((any::<u8>(), 0..=8u8, any::<bool>()), 0..20),
@@ -221,7 +222,7 @@ mod tests {
             }
         }
 
-        /// At the edges of networks that lie in clumps, of every size.
+        /// Looks up the edges of networks of every size that lie in clumps.
         #[test]
         fn edges_are_found_in_clumps(written in prop::collection::vec((any::<u32>(), 0..=32u32, 0..3u32), 1..60)) {
             let starts: Vec<(u32, u32)> = written.iter().map(|(address, bits, clump)| {

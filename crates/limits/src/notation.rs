@@ -11,7 +11,7 @@ const H: u64 = 60 * M;
 const D: u64 = 24 * H;
 const W: u64 = 7 * D;
 
-/// So many units every so many nanoseconds.
+/// A rate: units and the nanoseconds in which they come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     units: u64,
@@ -22,7 +22,7 @@ impl Rate {
     /// `units` in 1 to [`UNITS_MAX`], `period_ns` in 1 to [`PERIOD_NS_MAX`].
     ///
     /// # Errors
-    /// A number out of range, in words.
+    /// A number is out of range. The text says which.
     pub fn new(units: u64, period_ns: u64) -> Result<Self, String> {
         if !(1..=UNITS_MAX).contains(&units) {
             return Err(format!("a rate has 1 to {UNITS_MAX} units, not {units}"));

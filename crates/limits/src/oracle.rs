@@ -1,56 +1,57 @@
-//! Whether more was admitted than a budget allows, told by who asked, and from nothing else.
+//! Checks whether more was admitted than a budget allows, from what the callers saw and nothing else.
 //!
-//! A caller does not know when a request was admitted, only that it was after it asked and before it had the answer.
-//! So an admission counts in an interval only where both of those are in it, and what is found to be over the
-//! budget is over it however the admissions are dated. What the nodes say of themselves is not looked at.
+//! A caller does not know when a request was admitted. The caller knows only that the time lies between the
+//! question and the answer. So an admission counts in an interval only if its question and its answer lie
+//! in the interval. Units found to be over the budget are over it for every possible dating of the
+//! admissions. The nodes' own reports are not used.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Units are counted in thousand-millionths, so that a rate is units a nanosecond.
+/// Units are counted in billionths, so that a rate is units a nanosecond.
 const NANO: i128 = 1_000_000_000;
-/// No answer takes longer than this; one that did would not be judged.
+/// The longest time to an answer. An answer that takes longer is not judged.
 pub const ANSWER_TIME_MAX_NS: u64 = 3_000_000_000;
 
 /// A budget of `burst + rate * t` over any interval of length t.
 #[derive(Clone, Debug)]
 pub struct BucketOracle {
-    /// Every budget that was in force within the last [`ANSWER_TIME_MAX_NS`], the oldest first; never empty.
+    /// Every budget in force within the last [`ANSWER_TIME_MAX_NS`], oldest first; never empty.
     budgets: VecDeque<Budget>,
-    /// Intervals that a late answer may still be in or not, by where they begin.
+    /// Intervals that may or may not contain a late answer, ordered by their begin.
     recent: VecDeque<Interval>,
-    /// All intervals that began earlier: of those with the same burst only the one that is nearest to being
-    /// over, since every later admission is in all of them.
+    /// All intervals that began earlier, by their burst. For each burst, only the interval nearest to being
+    /// over is kept: every later admission lies in all of them.
     settled: BTreeMap<u64, i128>,
     last_ns: u64,
-    /// The largest that ever was in force.
+    /// The largest burst that ever was in force.
     burst_max: u64,
     units_over: u64,
 }
 
-/// Numbers that are in force from an instant on.
+/// A rate and a burst that are in force from an instant on.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     from_ns: u64,
-    /// What the rate had given by then.
+    /// The units that the rate had given by `from_ns`.
     supply: i128,
     rate: u64,
     burst: u64,
 }
 
-/// From an instant until now.
+/// The interval from an instant until now.
 #[derive(Clone, Copy, Debug)]
 struct Interval {
     from_ns: u64,
-    /// What was surely admitted in it.
+    /// The units that were surely admitted in the interval.
     admitted: i128,
-    /// What the rate had given before it began.
+    /// The units that the rate had given before the interval began.
     supply: i128,
-    /// The largest burst that was in force in it.
+    /// The largest burst in force in the interval.
     burst: u64,
 }
 
 impl BucketOracle {
-    /// Of a bucket with these numbers, from the instant 0 on. Units a second, and units.
+    /// The oracle of a bucket from the instant 0 on. `rate` is in units a second, `burst` in units.
     pub fn new(rate: u64, burst: u64) -> Self {
         Self {
             budgets: VecDeque::from([Budget { from_ns: 0, supply: 0, rate, burst }]),
@@ -62,8 +63,8 @@ impl BucketOracle {
         }
     }
 
-    /// Other numbers from now on. Whoever lowers a budget says so when the lower one is in force everywhere, and
-    /// whoever raises it before anybody can know.
+    /// Sets another rate and burst from now on. A lower budget must be set when it is in force everywhere,
+    /// and a higher budget before anybody can know of it.
     pub fn set(&mut self, now_ns: u64, rate: u64, burst: u64) {
         let now_ns = now_ns.max(self.last_ns);
         self.last_ns = now_ns;
@@ -75,7 +76,7 @@ impl BucketOracle {
         for interval in &mut self.recent {
             interval.burst = interval.burst.max(burst);
         }
-        // What had a smaller burst has this one now.
+        // Intervals with a smaller burst have this burst now.
         let larger = self.settled.split_off(&burst);
         let raised = std::mem::replace(&mut self.settled, larger);
         if let Some(nearest) = raised.into_values().max() {
@@ -84,7 +85,8 @@ impl BucketOracle {
         }
     }
 
-    /// So many units were asked for and admitted at some time between these two. In the order of the answers.
+    /// Counts `units` that were asked for and admitted between the two times. Calls come in the order of
+    /// the answers.
     pub fn admit(&mut self, asked_ns: u64, answered_ns: u64, units: u64) {
         let now_ns = answered_ns.max(self.last_ns);
         self.last_ns = now_ns;
@@ -109,7 +111,7 @@ impl BucketOracle {
         self.units_over = self.units_over.max(over);
     }
 
-    /// Units above the budget, in the interval that is furthest above it; 0 is the promise.
+    /// Units above the budget, in the interval that is furthest above it. 0 means that the promise holds.
     pub const fn units_over(&self) -> u64 {
         self.units_over
     }
@@ -120,21 +122,21 @@ impl BucketOracle {
         given.saturating_add(self.burst_max)
     }
 
-    /// What the rate has given until an instant that is not older than the oldest budget that is kept.
+    /// The units that the rate has given until `at_ns`, which is no earlier than the oldest budget kept.
     fn supply(&self, at_ns: u64) -> i128 {
         let budget = self.budgets.iter().rev().find(|budget| budget.from_ns <= at_ns);
         budget
             .map_or(0, |budget| budget.supply + i128::from(budget.rate) * i128::from(at_ns - budget.from_ns))
     }
 
-    /// Has an interval begin there, unless one does.
+    /// Begins an interval at `from_ns`, unless one begins there.
     fn begin(&mut self, from_ns: u64) {
         let place = self.recent.partition_point(|interval| interval.from_ns < from_ns);
         let next = self.recent.get(place);
         if next.is_some_and(|interval| interval.from_ns == from_ns) {
             return;
         }
-        // Whatever is in an interval that begins later and was asked after this, is in the next one.
+        // Units asked for after this time that lie in a later interval lie in the next one, too.
         let admitted = next.map_or(0, |interval| interval.admitted);
         let until = self.budgets.iter().skip(1).map(|budget| budget.from_ns).chain([u64::MAX]);
         let in_force = self.budgets.iter().zip(until).filter(|(_, until)| *until > from_ns);
@@ -143,7 +145,7 @@ impl BucketOracle {
         self.recent.insert(place, Interval { from_ns, admitted, supply, burst });
     }
 
-    /// Forgets where the intervals began that every later answer is in.
+    /// Settles the intervals that contain every later answer: their begins are forgotten.
     fn settle(&mut self, now_ns: u64) {
         let before_ns = now_ns.saturating_sub(ANSWER_TIME_MAX_NS);
         while let Some(interval) = self.recent.pop_front_if(|interval| interval.from_ns < before_ns) {
@@ -161,10 +163,10 @@ impl BucketOracle {
 #[derive(Clone, Debug)]
 pub struct WindowOracle {
     limit: u64,
-    /// The largest that was in force in the open window.
+    /// The largest limit in force in the open window.
     most: u64,
     window_ns: u64,
-    /// How far walls may differ: what is so near to an edge may be in either window.
+    /// The largest difference between wall clocks. An admission so near to an edge may be in either window.
     clock_error_ns: u64,
     window: u64,
     admitted: u64,
@@ -172,19 +174,19 @@ pub struct WindowOracle {
 }
 
 impl WindowOracle {
-    /// Of windows of that length, which must not be 0.
+    /// The oracle of windows of `window_ns`, which must not be 0.
     pub const fn new(limit: u64, window_ns: u64, clock_error_ns: u64) -> Self {
         Self { limit, most: limit, window_ns, clock_error_ns, window: 0, admitted: 0, units_over: 0 }
     }
 
-    /// Another limit from now on. In the window in which this is, the larger counts.
+    /// Sets another limit from now on. In the window that contains `wall_ns`, the larger limit counts.
     pub fn set(&mut self, wall_ns: u64, limit: u64) {
         self.open(wall_ns / self.window_ns);
         self.limit = limit;
         self.most = self.most.max(limit);
     }
 
-    /// So many units were asked for and admitted at some time of the wall between these two.
+    /// Counts `units` that were asked for and admitted between the two times of the wall clock.
     pub fn admit(&mut self, asked_ns: u64, answered_ns: u64, units: u64) {
         let first = asked_ns.saturating_sub(self.clock_error_ns) / self.window_ns;
         let last = answered_ns.saturating_add(self.clock_error_ns) / self.window_ns;
@@ -202,7 +204,7 @@ impl WindowOracle {
         }
     }
 
-    /// Units above the limit, in the window that is furthest above it; 0 is the promise.
+    /// Units above the limit, in the window that is furthest above it. 0 means that the promise holds.
     pub const fn units_over(&self) -> u64 {
         self.units_over
     }
@@ -239,7 +241,8 @@ mod tests {
 
     #[test]
     fn over_is_only_what_is_over_however_it_is_dated() {
-        // Asked at 0 and answered a second later: half may have been admitted at once, half at the end.
+        // The question is at 0 and the answer a second later. Half may have been admitted at once, half at
+        // the end.
         let mut oracle = BucketOracle::new(100, 100);
         oracle.admit(0, 1_000 * MS, 200);
         assert_eq!(oracle.units_over(), 0);
@@ -261,7 +264,7 @@ mod tests {
     #[test]
     fn old_intervals_count_after_they_were_settled() {
         let mut oracle = BucketOracle::new(100, 100);
-        // A tenth more than the rate: over after ten seconds, though no interval of three seconds is.
+        // A tenth more than the rate is over after ten seconds, though no interval of three seconds is.
         let mut over_at = None;
         for second in 0..30 {
             oracle.admit(second * 1_000 * MS, second * 1_000 * MS, 110);
@@ -301,7 +304,7 @@ mod tests {
         assert_eq!(oracle.units_over(), 0);
         oracle.admit(11_000 * MS, 11_000 * MS, 51);
         assert_eq!(oracle.units_over(), 1);
-        // Raised again by less: what was settled under 200 keeps 200, what began later has 60.
+        // A smaller raise: intervals settled under 200 keep 200, and intervals that began later have 60.
         oracle.set(20_000 * MS, 50, 60);
         oracle.admit(30_000 * MS, 30_000 * MS, 60);
         assert_eq!(oracle.units_over(), 1);
@@ -309,7 +312,7 @@ mod tests {
         assert_eq!(oracle.units_over(), 2);
     }
 
-    /// Every pair of a question and an answer, looked at one by one.
+    /// The reference: checks every pair of a question and an answer.
     fn by_all_pairs(admissions: &[(u64, u64, u64)], rate: u64, burst: u64) -> u64 {
         let mut most = 0;
         for (from, ..) in admissions {
@@ -356,7 +359,7 @@ mod tests {
     fn a_window_counts_what_is_surely_in_it() {
         let mut oracle = WindowOracle::new(10, 1_000 * MS, 10 * MS);
         oracle.admit(1_100 * MS, 1_200 * MS, 10);
-        // Near the edge, and over it.
+        // One admission is near the edge, and one spans the edge.
         oracle.admit(1_980 * MS, 1_995 * MS, 5);
         oracle.admit(1_900 * MS, 2_100 * MS, 5);
         assert_eq!(oracle.units_over(), 0);

@@ -1,6 +1,6 @@
 //! Patterns for descriptor values: equal, or a glob in which `*` stands for any bytes.
 
-/// What a value must look like.
+/// A pattern that a value must match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// This value and no other.
@@ -19,7 +19,7 @@ impl Pattern {
         }
     }
 
-    /// Whether a value fits. Linear in the value's length times the number of pieces.
+    /// Whether a value matches. The cost is linear in the value's length times the number of pieces.
     pub fn matches(&self, value: &[u8]) -> bool {
         match self {
             Self::Literal(text) => text.as_bytes() == value,
@@ -27,7 +27,7 @@ impl Pattern {
         }
     }
 
-    /// What every value that fits begins with.
+    /// The prefix of every value that matches.
     pub fn prefix(&self) -> &str {
         match self {
             Self::Literal(text) => text,
@@ -45,7 +45,7 @@ impl std::fmt::Display for Pattern {
     }
 }
 
-/// Taking the earliest place for each middle piece is enough: what follows only gets more room.
+/// The earliest place for each middle piece is enough: the pieces after it only get more room.
 fn matches_glob(pieces: &[String], value: &[u8]) -> bool {
     let [first, middle @ .., last] = pieces else { return false };
     let Some(mut rest) = value.strip_prefix(first.as_bytes()) else { return false };

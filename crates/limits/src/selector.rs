@@ -1,4 +1,5 @@
-//! Which descriptors a limit is about (`when`, `unlimited`, overrides) and what it counts by.
+//! Selects the descriptors that a limit applies to (`when`, `unlimited`, overrides) and the entries it
+//! counts by.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,36 +9,39 @@ use crate::{
     pattern::Pattern,
 };
 
-/// A condition on one descriptor entry: its value fits one of `any` (every value, where `any` is
-/// empty) and none of `none`. A descriptor without the key does not fit, unless that is the condition.
+/// A condition on one descriptor entry. The entry's value must match a pattern of `any` (every value does
+/// if `any` is empty) and no pattern of `none`. A descriptor without the key fails the condition, unless
+/// the condition asks for the key's absence.
 ///
-/// A key may come twice in a descriptor, and a client may choose one of the values. So a limit applies if any value fits
-/// ([`Condition::holds`]), and an exemption or an override only if all do ([`Condition::holds_for_all`]). A cell has one set of numbers. Its
-/// first value names it, and says which numbers those are ([`Condition::holds_for_first`]). Requests for other numbers have a cell apart.
+/// A key may occur twice in a descriptor, and a client may choose one of the values. So a limit applies if
+/// any value fits ([`Condition::holds`]). An exemption or an override needs all values to fit
+/// ([`Condition::holds_for_all`]). A cell has one variant: the key's first value names the cell and selects
+/// the variant ([`Condition::holds_for_first`]). Requests under another variant have a second cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     /// The entry's key.
     pub key: String,
-    /// Any of these.
+    /// Patterns of which one must match.
     pub any: Vec<Pattern>,
-    /// None of these (written with a leading `!`).
+    /// Patterns of which none may match (written with a leading `!`).
     pub none: Vec<Pattern>,
     /// Whether the descriptor must not have the key. Both lists are empty then.
     pub is_absent: bool,
-    /// How values are compared as addresses; nothing where they are compared as bytes.
+    /// How values are compared as addresses. `None` if values are compared as bytes.
     addresses: Option<Box<Addresses>>,
 }
 
 /// The addresses of a condition, ready to be compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Addresses {
-    /// The place of the address in a list, from the last, which is 1.
+    /// The place of the address in a list, counted from the last, which is 1.
     hop: u8,
     any: AddressSet,
     none: AddressSet,
 }
 
-/// Addresses in any of some networks, or whose text fits a pattern. A value that holds no address is compared as the empty text.
+/// A set of addresses: those in some networks, and those whose text matches a pattern. A value that holds
+/// no address is compared as the empty text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct AddressSet {
     networks: Networks,
@@ -52,14 +56,14 @@ impl AddressSet {
         if self.patterns.is_empty() {
             return false;
         }
-        // As RFC 5952 writes it.
+        // The text is in the form of RFC 5952.
         let text = address.map_or_else(String::new, |address| address.to_string());
         self.patterns.iter().any(|pattern| pattern.matches(text.as_bytes()))
     }
 }
 
 impl Condition {
-    /// Reads the patterns of one key; `!` in front excludes, and `\!` is a value that begins with `!`.
+    /// Reads the patterns of one key. A leading `!` excludes, and `\!` begins a value that begins with `!`.
     pub fn new<'a>(key: &str, patterns: impl IntoIterator<Item = &'a str>) -> Self {
         let mut condition = Self {
             key: key.to_owned(),
@@ -77,13 +81,14 @@ impl Condition {
         condition
     }
 
-    /// That a descriptor does not have the key.
+    /// The condition that a descriptor does not have the key.
     pub fn absent(key: &str) -> Self {
         Self { is_absent: true, ..Self::new(key, []) }
     }
 
-    /// A condition with the same patterns on a key whose values hold addresses, of which the `hop`-th from the last counts. A pattern
-    /// without `*` is an address, a network, or the empty text, which stands for a value that holds none. No address fits any other text.
+    /// A condition with the same patterns on a key whose values hold addresses. In a list, the `hop`-th
+    /// address from the last counts. A pattern without `*` is an address, a network, or the empty text,
+    /// which stands for a value without an address. No address matches any other text.
     #[must_use]
     pub fn of_addresses(self, hop: u8) -> Self {
         let (any, any_set) = address_set(self.any);
@@ -92,13 +97,14 @@ impl Condition {
         Self { any, none, addresses: Some(Box::new(addresses)), ..self }
     }
 
-    /// How many patterns are neither addresses nor networks, and are tried one by one.
+    /// The number of patterns that are neither addresses nor networks. These patterns are tried one by one.
     pub(crate) fn others(&self) -> usize {
         let addresses = self.addresses.as_ref();
         addresses.map_or(0, |addresses| addresses.any.patterns.len() + addresses.none.patterns.len())
     }
 
-    /// What is wrong with the patterns of a key whose values hold addresses: one that no address fits, and how to write it.
+    /// The fault in the patterns of a key whose values hold addresses: a pattern that no address matches,
+    /// and how to write it.
     pub fn misfit(&self) -> Option<String> {
         let addresses = self.addresses.as_ref()?;
         let mut patterns = addresses.any.patterns.iter().chain(&addresses.none.patterns);
@@ -108,7 +114,8 @@ impl Condition {
         })
     }
 
-    /// The place of the address in a list, from the last, which is 1; nothing where values are compared as bytes.
+    /// The place of the address in a list, counted from the last, which is 1. `None` if values are compared
+    /// as bytes.
     pub fn hop(&self) -> Option<u8> {
         self.addresses.as_ref().map(|addresses| addresses.hop)
     }
@@ -130,7 +137,8 @@ impl Condition {
         }
     }
 
-    /// Whether a limit with this condition applies to a descriptor: any value is asked for, and not all are excluded.
+    /// Whether a limit with this condition applies to a descriptor: some value is asked for, and not every
+    /// value is excluded.
     pub fn holds(&self, descriptor: &Descriptor<'_>) -> bool {
         let (mut is_asked_for, mut is_excluded) = (false, true);
         for value in descriptor.values(self.key.as_bytes()) {
@@ -144,7 +152,7 @@ impl Condition {
         self.is_absent || (is_asked_for && !is_excluded)
     }
 
-    /// Whether a cell has other numbers by this condition: the first value fits.
+    /// Whether the first value fits, so that the cell has an override's variant.
     pub fn holds_for_first(&self, descriptor: &Descriptor<'_>) -> bool {
         match descriptor.value(self.key.as_bytes()) {
             Some(value) => !self.is_absent && self.fit(descriptor, value).is_met(),
@@ -152,7 +160,8 @@ impl Condition {
         }
     }
 
-    /// Whether a descriptor is exempt by this condition: every value fits, and there is one, or none is asked for.
+    /// Whether every value fits, so that a descriptor is exempt. The key must occur, unless its absence is
+    /// the condition.
     pub fn holds_for_all(&self, descriptor: &Descriptor<'_>) -> bool {
         let mut values = descriptor.values(self.key.as_bytes());
         if self.is_absent {
@@ -166,7 +175,7 @@ impl Condition {
     }
 }
 
-/// What a condition says of a value.
+/// The result of comparing a value with a condition.
 struct Fit {
     is_asked_for: bool,
     is_excluded: bool,
@@ -178,7 +187,7 @@ impl Fit {
     }
 }
 
-/// Patterns as they are shown, and the set of addresses that they stand for.
+/// The patterns as they are shown, and the set of addresses that they stand for.
 fn address_set(patterns: Vec<Pattern>) -> (Vec<Pattern>, AddressSet) {
     let mut shown = Vec::with_capacity(patterns.len());
     let (mut networks, mut others) = (Vec::new(), Vec::new());
@@ -189,7 +198,8 @@ fn address_set(patterns: Vec<Pattern>) -> (Vec<Pattern>, AddressSet) {
         };
         match network {
             Some(network) => {
-                // A network stands as it is written: what a limit is goes by its patterns, and must not change with how they are read.
+                // A network is shown as it was written. A limit's id depends on its patterns, and must not
+                // change with how they are read.
                 let is_one = matches!(&pattern, Pattern::Literal(text) if !text.contains('/'));
                 shown.push(if is_one { Pattern::Literal(network.to_string()) } else { pattern });
                 networks.push(network);
@@ -203,10 +213,11 @@ fn address_set(patterns: Vec<Pattern>) -> (Vec<Pattern>, AddressSet) {
     (shown, AddressSet { networks: networks.into_iter().collect(), patterns: others })
 }
 
-/// The address in a value, with IPv4 in IPv6 as IPv4. Nothing where the value holds no address.
+/// The address in a value, or `None` if the value holds no address. IPv4 in IPv6 is read as IPv4.
 ///
-/// In a list with commas, the address is the `hop`-th from the last, which is 1, or the first if there are fewer. A proxy appends the address
-/// that asked it (`X-Forwarded-For`; RFC 7239, section 5.2). Spaces, brackets, a port and a zone are no part of it.
+/// In a list with commas, the address is the `hop`-th from the last, which is 1. If the list is shorter,
+/// the address is the first. A proxy appends the address of the client that called it (`X-Forwarded-For`;
+/// RFC 7239, section 5.2). Spaces, brackets, a port and a zone are ignored.
 pub fn address_of(value: &[u8], hop: u8) -> Option<IpAddr> {
     let text = std::str::from_utf8(value).ok()?;
     let address = match text.parse::<IpAddr>() {
@@ -221,7 +232,7 @@ fn within(text: &str, hop: u8) -> Option<IpAddr> {
     let one = text.rsplit(',').take(usize::from(hop.max(1))).last()?.trim();
     let (host, port) = match one.strip_prefix('[') {
         Some(bracketed) => bracketed.split_once(']')?,
-        // More than one colon is IPv6, which has a port only after brackets.
+        // A text with more than one colon is IPv6, which has a port only after brackets.
         None => match one.split_once(':') {
             Some((_, port)) if !port.contains(':') => one.split_at(one.len() - port.len() - 1),
             _ => (one, ""),
@@ -251,24 +262,26 @@ impl std::fmt::Display for Condition {
 pub struct By {
     /// The entry's key.
     pub key: String,
-    /// For addresses: count by prefix, so that a client cannot change cells within its own network.
+    /// For addresses: the prefix to count by, so that a client cannot change cells within its own network.
     pub prefix: Option<Prefix>,
 }
 
-/// How many leading bits of an address make one client.
+/// The number of leading bits of an address that make one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
     /// For IPv4: 0 to 32.
     pub v4: u8,
     /// For IPv6: 0 to 128. 64 is one subnet, the least that a host may hold.
     pub v6: u8,
-    /// The place of the address in a list, from the last, which is 1: the number of trusted proxies that append to it.
+    /// The place of the address in a list, counted from the last, which is 1. The place is also the number
+    /// of trusted proxies that append to the list.
     pub hop: u8,
 }
 
 impl By {
-    /// The bytes that stand for a descriptor's first value of the key; nothing where it has none. An address is cut to its prefix; IPv4 in
-    /// IPv6 is IPv4. All values that hold no address stand for one cell, since a client could make up as many as it likes.
+    /// The bytes that stand for a descriptor's first value of the key, or `None` without such a value. An
+    /// address is cut to its prefix, and IPv4 in IPv6 is IPv4. All values without an address share one
+    /// cell, since a client could make up as many as it likes.
     #[inline]
     pub fn canonical<'v>(&self, descriptor: &Descriptor<'v>) -> Option<Canonical<'v>> {
         let value = descriptor.value(self.key.as_bytes())?;
@@ -288,7 +301,7 @@ pub enum Canonical<'v> {
     V4([u8; 4]),
     /// The network of an IPv6 address.
     V6([u8; 16]),
-    /// No address, where one should be.
+    /// A value without an address, where an address was expected.
     NoAddress,
 }
 
@@ -344,7 +357,7 @@ mod tests {
         assert!(!all_but.holds(&Descriptor::new(&entries, None)));
     }
 
-    /// Envoy makes such descriptors of two actions with one key.
+    /// Envoy makes such descriptors from two actions with one key.
     #[test]
     fn of_a_key_that_comes_twice_any_value_is_limited_and_all_are_exempt() {
         for (patterns, values, holds, holds_for_all) in [
@@ -375,7 +388,7 @@ mod tests {
         by.canonical(&Descriptor::new(&entries, None)).expect("the key is there").bytes().to_vec()
     }
 
-    /// What was read of one value, or at one place of a list, is never taken for another.
+    /// An address read from one value, or from one place of a list, is never used for another.
     #[test]
     fn an_address_that_was_read_is_that_of_its_value_and_place() {
         let (list, other) = (&b"1.1.1.1, 2.2.2.2"[..], &b"1.1.1.1, 3.3.3.3"[..]);

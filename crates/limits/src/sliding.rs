@@ -1,13 +1,14 @@
-//! Windows that slide: a limit for *every* stretch of time as long as the window.
+//! Sliding windows: a limit for *every* stretch of time as long as the window.
 //!
-//! Three ways to count, all on the steady clock:
-//! - [`SlidingLog`] remembers every charge, and is exact. Its cells grow with the limit, so it
-//!   serves limits up to [`LOG_UNITS_MAX`].
-//! - [`SlidingSlots`] counts in `m` slots and lets a slot go only when the whole of it has left the
-//!   window: it never exceeds the limit, and holds units back for up to one slot too long.
-//! - [`SlidingApproximate`] is the popular pair of counters, weighted by the time left of the
-//!   older. It assumes that the older window's charges were spread evenly; where they were not, it
-//!   admits up to twice the limit, and so it is offered only by the name `approximate`.
+//! There are three ways to count, all on the steady clock:
+//! - [`SlidingLog`] remembers every charge, and is exact. Its cells grow with the limit, so it serves
+//!   limits up to [`LOG_UNITS_MAX`].
+//! - [`SlidingSlots`] counts in `m` slots, and drops a slot only when the whole slot has left the window.
+//!   The admitted units never exceed the limit, and units are held back for up to one slot too long.
+//! - [`SlidingApproximate`] is the popular pair of counters; the older counter is weighted by its time left
+//!   in the window. The estimate assumes that the older window's charges were spread evenly. If those
+//!   charges were not, the pair admits up to twice the limit, so a config must ask for it by the name
+//!   `approximate`.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,21 +18,21 @@ use crate::{
     verdict::{NEVER, Verdict},
 };
 
-/// The largest limit that is counted by an exact log unless the config sets `slots`. A log of 64
-/// charges takes 1 KiB, four times what 32 slots take.
+/// The largest limit that an exact log counts unless the config sets `slots`. A log of 64 charges takes 1
+/// KiB, four times as much as 32 slots.
 pub const LOG_UNITS_MAX: u64 = 64;
 
-/// Slots where the config sets none. A cell takes 8 bytes a slot; under constant load about
-/// `1 / (slots + 1)` of the limit is held back.
+/// The number of slots if the config sets none. A cell takes 8 bytes a slot. Under constant load about `1 /
+/// (slots + 1)` of the limit is held back.
 pub const SLOTS_DEFAULT: u32 = 32;
 
-/// The most slots a config may ask for: beyond this a cell costs more than it can gain.
+/// The most slots that a config may ask for: a cell with more costs more than the precision is worth.
 pub const SLOTS_MAX: u32 = 1_024;
 
-/// The largest limit of [`SlidingApproximate`], which keeps two counters in one word.
+/// The largest limit of [`SlidingApproximate`], which packs two counters in one word.
 pub const APPROXIMATE_UNITS_MAX: u64 = u32::MAX as u64;
 
-/// Remembers every charge in the window. State: pairs of (time, units), oldest first.
+/// An exact log of every charge in the window. State: pairs of (time, units), oldest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlidingLog {
     /// Units in any window.
@@ -72,7 +73,7 @@ impl SlidingLog {
         Verdict { allowed: false, remaining: left, retry_after_ns, delay_ns: 0, reset_after_ns }
     }
 
-    /// Adds a charge that [`SlidingLog::probe`] allowed, and forgets those that left the window.
+    /// Adds a charge that [`SlidingLog::probe`] allowed, and drops the charges that left the window.
     pub fn charge(&self, log: &mut Vec<u64>, steady_ns: u64, cost: u64) {
         log.drain(..self.expired(log, steady_ns));
         match log.len().checked_sub(2) {
@@ -81,8 +82,8 @@ impl SlidingLog {
         }
     }
 
-    /// Takes units from the charge that was made at `charged_ns`, while it is in the window; says how
-    /// many.
+    /// Takes `units` back from the charge made at `charged_ns`, if it is still in the window. Returns the
+    /// number of units that came back.
     pub fn refund(&self, log: &mut Vec<u64>, charged_ns: u64, units: u64, steady_ns: u64) -> u64 {
         let from = self.expired(log, steady_ns);
         let Some(place) = (from..log.len()).step_by(2).find(|place| log[*place] == charged_ns) else {
@@ -101,7 +102,7 @@ impl SlidingLog {
         self.expired(log, steady_ns) == log.len()
     }
 
-    /// Whether a state read from a disk is one of these numbers.
+    /// Whether `log`, read from a disk, can be a state of this window.
     pub fn is_sound(&self, log: &[u64]) -> bool {
         let times = || log.chunks_exact(2).map(|charge| charge[0]);
         is_sound(self.limit, self.window_ns)
@@ -111,14 +112,16 @@ impl SlidingLog {
             && can_be_added(log.iter().skip(1).step_by(2))
     }
 
-    /// Words at the front of the log that are out of the window: charges at or before `now − window`.
+    /// The number of words at the front of the log that have left the window: charges at or before `now −
+    /// window`.
     fn expired(&self, log: &[u64], steady_ns: u64) -> usize {
         log.chunks_exact(2).take_while(|charge| charge[0] + self.window_ns <= steady_ns).count() * 2
     }
 }
 
-/// Counts in slots. State: the newest slot's number, then one count for each of the `m + 1` slots
-/// that a window can touch, slot `i` at place `i mod (m + 1)`. An empty state is a fresh one.
+/// A window counted in slots. State: the newest slot's number, then one count for each of the `m + 1` slots
+/// that a window can touch. The count of slot `i` is at place `i mod (m + 1)`. An empty state is a fresh
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlidingSlots {
     /// Units in any window.
@@ -130,7 +133,7 @@ pub struct SlidingSlots {
 }
 
 impl SlidingSlots {
-    /// Whether `cost` fits beside the charges of every slot that the last window touches.
+    /// Whether `cost` fits beside the charges in every slot that the last window touches.
     pub fn probe(&self, words: &[u64], steady_ns: u64, cost: u64) -> Verdict {
         let used: u64 = self.live(words, steady_ns).map(|(_, units)| units).sum();
         let left = self.limit.saturating_sub(used);
@@ -182,13 +185,14 @@ impl SlidingSlots {
             }
             words[0] = slot;
         }
-        // A slot in the future (a clock that went back over a restart) takes the charge: later is safe.
+        // If the clock went back over a restart, the newest slot is in the future. That slot takes the
+        // charge: a later slot is safe.
         words[place(slot.max(newest), places)] += cost;
     }
 
-    /// Takes units from the slot that a charge at `charged_ns` was made in, while it counts; says how
-    /// many. A charge that a later slot took, after the clock went back, gives the units of an earlier
-    /// one back, which would have been the first to leave.
+    /// Takes `units` back from the slot of a charge made at `charged_ns`, while the slot counts. Returns
+    /// the number of units that came back. If a later slot took the charge because the clock had gone back,
+    /// units of an earlier slot come back, which would have left first anyway.
     pub fn refund(&self, words: &mut [u64], charged_ns: u64, units: u64, steady_ns: u64) -> u64 {
         let charged_slot = charged_ns / self.slot_ns();
         let Some((slot, held)) = self.live(words, steady_ns).find(|(slot, _)| *slot == charged_slot) else {
@@ -204,7 +208,7 @@ impl SlidingSlots {
         self.live(words, steady_ns).next().is_none()
     }
 
-    /// The slots with charges that the window touches, oldest first, and their units.
+    /// The slots with charges that the window touches, oldest first, with their units.
     pub fn live<'a>(&self, words: &'a [u64], steady_ns: u64) -> impl Iterator<Item = (u64, u64)> + 'a {
         let places = u64::from(self.slots) + 1;
         let now_slot = steady_ns / self.slot_ns();
@@ -214,7 +218,7 @@ impl SlidingSlots {
         counted.map(move |slot| (slot, words[place(slot, places)])).filter(|(_, units)| *units > 0)
     }
 
-    /// Whether a state read from a disk is one of these numbers.
+    /// Whether `words`, read from a disk, can be a state of this window.
     pub fn is_sound(&self, words: &[u64]) -> bool {
         is_sound(self.limit, self.window_ns)
             && (1..=SLOTS_MAX).contains(&self.slots)
@@ -223,7 +227,7 @@ impl SlidingSlots {
             && can_be_added(words.iter().skip(1))
     }
 
-    /// The state if everything had been charged so much later: whole slots, rounded up.
+    /// The state if every charge had been made `by_ns` later, in whole slots, rounded up.
     pub(crate) fn delayed(&self, words: &[u64], by_ns: u64) -> Vec<u64> {
         let (slots, places) = (by_ns.div_ceil(self.slot_ns()), u64::from(self.slots) + 1);
         let Some((newest, counts)) = words.split_first() else { return Vec::new() };
@@ -237,7 +241,7 @@ impl SlidingSlots {
         self.window_ns.div_ceil(u64::from(self.slots))
     }
 
-    /// When a slot has wholly left the window.
+    /// The time when the whole slot has left the window.
     fn gone_at(&self, slot: u64) -> u64 {
         (slot + u64::from(self.slots) + 1) * self.slot_ns()
     }
@@ -247,25 +251,25 @@ impl SlidingSlots {
     }
 }
 
-/// Whether numbers read from a disk are some that a config can have, on a clock that gains what it may.
+/// Whether a limit and a window read from a disk are ones that a config can set, on a clock with the
+/// allowed drift.
 fn is_sound(limit: u64, window_ns: u64) -> bool {
     limit <= UNITS_MAX && (1..=2 * PERIOD_NS_MAX).contains(&window_ns)
 }
 
-/// Whether counts read from a disk have a sum, with room for a charge.
+/// Whether counts read from a disk have a sum that leaves room for a charge.
 fn can_be_added<'a>(counts: impl Iterator<Item = &'a u64>) -> bool {
     counts.map(|count| u128::from(*count)).sum::<u128>() < u128::from(CLOCK_END)
 }
 
-/// Where a slot's count is kept.
+/// The place of a slot's count in the state.
 fn place(slot: u64, places: u64) -> usize {
     // Below `places`, at most SLOTS_MAX + 1.
     1 + (slot % places) as usize
 }
 
-/// Two counters, the older weighted by what is left of it in the window. **Not a bound**: it admits
-/// up to twice the limit in some window. State: the current window's number, and
-/// `older << 32 | current`.
+/// Two counters, the older weighted by its time left in the window. **Not a bound**: some windows admit up
+/// to twice the limit. State: the current window's number, and `older << 32 | current`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlidingApproximate {
     /// Units in a window, as estimated: at most [`APPROXIMATE_UNITS_MAX`].
@@ -275,14 +279,14 @@ pub struct SlidingApproximate {
 }
 
 impl SlidingApproximate {
-    /// Whether a state read from a disk is one of these numbers.
+    /// Whether `state`, read from a disk, can be a state of this window.
     pub fn is_sound(&self, state: [u64; 2]) -> bool {
         is_sound(self.limit, self.window_ns)
             && self.limit <= APPROXIMATE_UNITS_MAX
             && state[0] <= CLOCK_END / self.window_ns
     }
 
-    /// Whether `cost` fits beside the estimate.
+    /// Whether `cost` fits beside the estimated usage.
     pub fn probe(&self, state: [u64; 2], steady_ns: u64, cost: u64) -> Verdict {
         let (older, current) = self.counters(state, steady_ns);
         let window = u128::from(self.window_ns);
@@ -319,9 +323,9 @@ impl SlidingApproximate {
         [(steady_ns / self.window_ns).max(state[0]), older << 32 | (current + cost)]
     }
 
-    /// The state after units of a charge at `charged_ns` came back from the counter of its window, and
-    /// how many did. A charge that a later window took, after the clock went back, gives units of an
-    /// older one back, which weigh no more.
+    /// Takes `units` of a charge made at `charged_ns` back from the counter of its window. Returns the
+    /// state, and the number of units that came back. If a later window took the charge because the clock
+    /// had gone back, units of an older window come back, which weigh no more.
     pub fn refund(&self, state: [u64; 2], charged_ns: u64, units: u64, steady_ns: u64) -> ([u64; 2], u64) {
         let (older, current) = self.counters(state, steady_ns);
         let number = (steady_ns / self.window_ns).max(state[0]);
@@ -338,8 +342,8 @@ impl SlidingApproximate {
         }
     }
 
-    /// The state that owes at least what `state` owes under `old`, whose windows may be of another
-    /// length: all that was charged counts as charged in the last window that the old one reaches into.
+    /// Converts `state`, a state under `old`, whose windows may have another length. The result owes at
+    /// least as much: every charge counts as made in the last window that the old window reaches into.
     #[must_use]
     pub fn adopt(&self, old: &Self, state: [u64; 2], steady_ns: u64) -> [u64; 2] {
         if self.window_ns == old.window_ns {
@@ -354,12 +358,12 @@ impl SlidingApproximate {
         [((number + 1) * old.window_ns - 1) / self.window_ns, all]
     }
 
-    /// Whether both counters are out of the window.
+    /// Whether both counters have left the window.
     pub fn is_idle(&self, state: [u64; 2], steady_ns: u64) -> bool {
         self.counters(state, steady_ns) == (0, 0)
     }
 
-    /// The state that owes no less than either, as of the later one's window.
+    /// A state that owes no less than either of two. Its window is the later of their windows.
     #[must_use]
     pub fn join(&self, a: [u64; 2], b: [u64; 2]) -> [u64; 2] {
         let number = a[0].max(b[0]);
@@ -436,7 +440,7 @@ mod tests {
         let mut words = Vec::new();
         slots.charge(&mut words, 101 * S, 10);
         let v = slots.probe(&words, 101 * S, 1);
-        // Spent in the slot 100..102; that slot has left the window at 112.
+        // The units were spent in the slot 100..102, which has left the window at 112.
         assert_eq!(v.retry_after_ns, 11 * S);
         assert!(!slots.probe(&words, 112 * S - 1, 1).allowed);
         assert!(slots.probe(&words, 112 * S, 10).allowed);

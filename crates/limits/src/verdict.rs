@@ -1,63 +1,64 @@
-//! What one limit says of one request.
+//! One limit's answer to one request.
 
-/// The wait that no wait replaces: the request can never pass.
+/// The wait of a request that can never pass.
 pub const NEVER: u64 = u64::MAX;
 
-/// What an algorithm says of a cost, charging nothing.
+/// An algorithm's answer for a cost. Nothing is charged yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Whether the cost fits now.
     pub allowed: bool,
-    /// Units left after this cost where allowed, and without it where not. Never too high.
+    /// Units left: after this cost if it is allowed, without it if it is not. Never too high.
     pub remaining: u64,
-    /// Nanoseconds until the same cost would fit if nothing else is charged: 0 where allowed,
-    /// exact otherwise, [`NEVER`] where the cost is above what the limit can hold.
+    /// Nanoseconds until the same cost would fit if nothing else is charged. 0 if the cost is allowed,
+    /// exact otherwise, and [`NEVER`] if the cost is above what the limit can hold.
     pub retry_after_ns: u64,
-    /// Nanoseconds the caller shall wait before going on; only leaky buckets ask for it.
+    /// Nanoseconds that the caller must wait before it goes on. Only leaky buckets ask for a wait.
     pub delay_ns: u64,
-    /// Nanoseconds until every unit is back if nothing else is charged (this cost included where
-    /// allowed).
+    /// Nanoseconds until every unit is back if nothing else is charged. An allowed cost is included.
     pub reset_after_ns: u64,
 }
 
-/// Why a verdict is what it is.
+/// The reason for a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// Every limit that matched allows it.
+    /// Every limit that matched allows the request.
     WithinLimit,
     /// No limit matched: allowed.
     NoMatch,
-    /// Every limit that matched exempts it: allowed.
+    /// Every limit that matched exempts the request: allowed.
     Unlimited,
     /// A limit has too little left.
     OverLimit,
     /// The cost is above what the limit can ever hold.
     CostTooHigh,
-    /// After a restart, nothing that was not journalled is assumed to be unspent.
+    /// After a restart, units count as spent unless the journal shows otherwise.
     Restarted,
-    /// The memory for cells is full, and new cells of the limit share one.
+    /// The memory for cells is full, so new cells of the limit share one cell.
     Overflow,
-    /// The journal cannot be written, and what was not reserved cannot be spent.
+    /// The journal cannot be written, so units that are not reserved on disk cannot be spent.
     Journal,
-    /// The wall was in this window before, went beyond its end, and was set back: what was spent of it is not known.
+    /// The wall clock was set back to this window from a later one. The usage of this window is unknown.
     Clock,
-    /// This region has no catalogue, or the catalogue does not name this node: it owns nothing.
+    /// This region has no catalogue, or the catalogue does not name this node. The node owns nothing.
     NoCatalogue,
-    /// This node's disk is an older one than the one it wrote last: it owns nothing until it begins anew.
+    /// This node's disk is older than the disk that it wrote last. The node owns nothing until it starts
+    /// afresh.
     RestoredDisk,
-    /// What is left is kept for classes of a higher priority.
+    /// The units that are left are reserved for classes of a higher priority.
     ClassReserve,
-    /// Most of the window is used, and the limit slows down for the rest.
+    /// Most of the window is used, so the limit slows requests down for the rest.
     Throttled,
-    /// The store of the region's nodes does not answer, and the limit lets nobody decide without it: denied, though perhaps not too much
-    /// was asked.
+    /// The store of the region's nodes does not answer, and the limit lets nobody decide without the store.
+    /// The request is denied, though it may ask for no more than the limit allows.
     Unavailable,
-    /// The store of the region's nodes does not answer, and the limit lets everything pass meanwhile: allowed, and charged to nobody.
+    /// The store of the region's nodes does not answer, and the limit lets everything pass meanwhile. The
+    /// request is allowed and charged to no cell.
     Open,
 }
 
 impl Reason {
-    /// The word for it in JSON, metrics and on the command line.
+    /// The reason's name in JSON, in metrics and on the command line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::WithinLimit => "within-limit",

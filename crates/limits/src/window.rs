@@ -1,19 +1,19 @@
-//! Windows with fixed edges: a limit for every window, none carried over.
+//! Windows with fixed edges: each window has its own limit, and nothing is carried over.
 //!
-//! A cell keeps the end of the window it last charged and the units charged in it. A later `now`
-//! before that end is in the same window whatever the clock did in between, so **a window never
-//! reopens**: a clock that steps back finds the window it left.
+//! A cell keeps the end of the window that it last charged, and the units charged in that window. Every
+//! later `now` before that end is in the same window, whatever the clock did in between. So **a window
+//! never reopens**: a clock that steps back finds the window that it left.
 //!
-//! **Clocks that differ.** Where several regions charge pieces of one limit, each by a clock that is
-//! at most `margin` off, a unit that one of them charges to a window may really be spent in the window
-//! beside it. So, within a margin of an edge, a charge needs room in both windows that meet there, and
-//! is charged to both. Then whatever is spent in a window of true time is charged to it: from `S` to
-//! `E`, clocks show at least `S − margin` and less than `E + margin`, and at all those times charges
-//! count in the window from `S` to `E`. A cell with a margin keeps one word more, what is charged
-//! *ahead* in the window that begins where its own ends, and leaves a window one margin after its end.
+//! **Clocks that differ.** Several regions may charge pieces of one limit, each by a clock that is at most
+//! `margin` off. A unit that a region charges to a window may then really be spent in the window beside it.
+//! So, within a margin of an edge, a charge needs room in both windows that meet there, and is charged to
+//! both. Then every unit spent in a window of true time is charged to that window. Proof: from `S` to `E`,
+//! clocks show at least `S − margin` and less than `E + margin`, and at all those times charges count in
+//! the window from `S` to `E`. A cell with a margin keeps one more word: the units charged *ahead*, in the
+//! window that begins where the cell's own window ends. The cell leaves a window one margin after its end.
 //!
-//! **A margin that grows** would have windows open again that were left: true time was surely past their end by then, so
-//! it still is, however little is known of it now. Hence what was *left* stays so under every margin that follows.
+//! **A margin that grows** would reopen windows that were left. True time was surely past their end when
+//! they were left, and still is. So a window that was *left* stays closed under every later margin.
 
 use std::sync::Arc;
 
@@ -23,20 +23,21 @@ use crate::{
     verdict::{NEVER, Verdict},
 };
 
-/// A wall is set back at once only by more than this, in nanoseconds. Less is slewed, so that it never goes back.
+/// A wall clock is set back at once only by more than this, in nanoseconds. A smaller error is slewed, so
+/// that the clock never goes back.
 pub const SET_BACK_NS: u64 = 3_000_000_000;
 
-/// No window is longer: a year, and some weeks for zones that change. In nanoseconds.
+/// No window is longer than this, in nanoseconds: a year, and some weeks for zones that change.
 const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
 
-/// Where windows begin and end on the wall clock.
+/// The times at which windows begin and end on the wall clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Edges {
     /// Every `window_ns`, counted from the Unix epoch.
     Every {
         /// Length of a window in nanoseconds, above 0.
         window_ns: u64,
-        /// Whether each cell has an offset of its own, so that not all of them reset at once.
+        /// Whether each cell has its own offset, so that not all cells reset at once.
         stagger: bool,
     },
     /// By the calendar of a time zone.
@@ -48,38 +49,41 @@ pub enum Edges {
 pub struct FixedWindow {
     /// Units in the window that is open.
     pub limit: u64,
-    /// Units in the window that follows it: the same, unless a region has other rights there.
+    /// Units in the window that follows the open one. The number differs from `limit` only if a region has
+    /// other rights there.
     pub next_limit: u64,
     /// Where windows begin and end.
     pub edges: Edges,
-    /// How far wall clocks may be off, in nanoseconds: at most [`MARGIN_NS_MAX`]. 0 where one clock
-    /// tells all there is. Windows shorter than two margins cannot be told apart, so as many of them
-    /// as fill two share one limit.
+    /// How far wall clocks may be off, in nanoseconds: at most [`MARGIN_NS_MAX`]. 0 if a single clock is
+    /// read. Windows shorter than two margins cannot be told apart, so as many of them as fill two margins
+    /// share one limit.
     pub margin_ns: u64,
-    /// Windows that ended by this wall clock time, in nanoseconds, were left for good, under an earlier margin perhaps: true
-    /// time is past it. 0 where that is not known of any.
+    /// Windows that ended by this wall clock time, in nanoseconds, are closed for good, even if an earlier
+    /// margin closed them: true time is past their end. 0 if no such window is known.
     pub left_ns: u64,
-    /// Windows that begin at this wall clock time, in nanoseconds, or later give nothing by these numbers: others are made in
-    /// time. An edge; `u64::MAX` where that is not known of any.
+    /// Windows that begin at this wall clock time, in nanoseconds, or later give nothing under this limit:
+    /// another limit replaces it in time. The time is an edge. `u64::MAX` if there is no such time.
     pub until_ns: u64,
-    /// Where cells have edges of their own and not all windows the same limit: what those have that end after some times. Ascending, of which
-    /// the last counts that a window ends after.
+    /// Limits by window end, for cells that have their own edges and windows whose limits differ. The times
+    /// ascend. The last entry whose time is before a window's end counts for that window; `limit` counts if
+    /// there is none.
     pub later: Option<Arc<[Later]>>,
 }
 
-/// What windows have that end after a time.
+/// The limit of windows that end after a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Later {
-    /// Wall clock, nanoseconds.
+    /// The time, on the wall clock in nanoseconds.
     pub after_ns: u64,
-    /// Units in each of them.
+    /// Units in each of those windows.
     pub limit: u64,
 }
 
-/// What a cell keeps: the end of its window (wall clock, nanoseconds) and the units charged in it.
+/// The state of a cell: the end of its window (wall clock, nanoseconds) and the units charged in the
+/// window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// End of the window, exclusive. 0 where nothing was ever charged.
+    /// End of the window, exclusive. 0 if nothing was ever charged.
     pub end_ns: u64,
     /// Units charged in the window.
     pub used: u64,
@@ -88,7 +92,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// The usage in a state's words.
+    /// The usage in a cell's state words.
     #[inline]
     pub fn of(words: &[u64]) -> Self {
         match *words {
@@ -98,7 +102,7 @@ impl Usage {
         }
     }
 
-    /// What owes no less than either, of two cells whose windows may end at different times.
+    /// A usage that owes no less than either of two cells, whose windows may end at different times.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         let (used, ahead) = (self.used.max(other.used), self.ahead.max(other.ahead));
@@ -106,50 +110,52 @@ impl Usage {
         if self.end_ns == other.end_ns {
             return Self { end_ns, used, ahead };
         }
-        // What one has in a window the other may have in the next.
+        // A unit that one cell counts in a window may be in the other cell's next window.
         let most = used.max(ahead);
         Self { end_ns, used: most, ahead: most }
     }
 
-    /// The words of a state with a margin.
+    /// The state words of a cell with a margin.
     pub const fn words(self) -> [u64; 3] {
         [self.end_ns, self.used, self.ahead]
     }
 }
 
 impl FixedWindow {
-    /// A limit for every window, by one clock.
+    /// A limit for every window, on one clock.
     pub const fn new(limit: u64, edges: Edges) -> Self {
         Self { limit, next_limit: limit, edges, margin_ns: 0, left_ns: 0, until_ns: u64::MAX, later: None }
     }
 
-    /// A piece of this limit, enforced by one of several clocks that are all at most `margin_ns` off.
+    /// A piece of this limit, which one of several clocks enforces. All the clocks are at most `margin_ns`
+    /// off.
     #[must_use]
     pub fn local(&self, units: u64, margin_ns: u64) -> Self {
         assert!(margin_ns <= MARGIN_NS_MAX, "no clock is as far off as {margin_ns} ns");
         Self { margin_ns, ..Self::new(units, self.edges.clone()) }
     }
 
-    /// The same, where windows that ended by `left_ns` are never open again.
+    /// This limit with [`FixedWindow::left_ns`]: windows that ended by `left_ns` never reopen.
     #[must_use]
     pub fn after(self, left_ns: u64) -> Self {
         Self { left_ns, ..self }
     }
 
-    /// The same, where windows that begin at the edge `until_ns` or later give nothing.
+    /// This limit with [`FixedWindow::until_ns`]: windows that begin at the edge `until_ns` or later give
+    /// nothing.
     #[must_use]
     pub fn until(self, until_ns: u64) -> Self {
         Self { until_ns, ..self }
     }
 
-    /// The same, where windows that end after some times have other limits.
+    /// This limit with [`FixedWindow::later`]: windows that end after the given times have other limits.
     #[must_use]
     pub fn later(self, later: &[Later]) -> Self {
         Self { later: (!later.is_empty()).then(|| later.into()), ..self }
     }
 
-    /// Whether `cost` fits in the window that is open for this cell, and within a margin of its end in
-    /// the next one, too.
+    /// Whether `cost` fits in the window that is open for this cell. Within a margin of the window's end,
+    /// `cost` must fit in the next window, too.
     #[inline]
     pub fn probe(&self, usage: Usage, wall_ns: u64, cost: u64, salt: u32) -> Verdict {
         if self.margin_ns > 0 {
@@ -178,7 +184,7 @@ impl FixedWindow {
         let left = self.left(open, both, (wall_ns, salt));
         let allowed = cost <= left;
         let ahead = open.ahead + if allowed && both { cost } else { 0 };
-        // When the open window is left, and the next one.
+        // How long until the cell leaves the open window, and the next one.
         let over_ns = open.end_ns + self.margin_ns - wall_ns;
         let next_over_ns = || self.next_end(open.end_ns) + self.margin_ns - wall_ns;
         let retry_after_ns = if allowed {
@@ -207,7 +213,8 @@ impl FixedWindow {
             return self.charge_both(usage, wall_ns, cost, salt);
         }
         let (end_ns, used) = self.open_one((usage.end_ns, usage.used), wall_ns, salt);
-        // Cells with edges of their own may share a usage: it counts until the last of them ends.
+        // Cells that have their own edges may share a usage, which counts until the last of their windows
+        // ends.
         Usage { end_ns: end_ns.max(self.end_after(wall_ns, salt)), used: used + cost, ahead: 0 }
     }
 
@@ -218,15 +225,15 @@ impl FixedWindow {
         Usage { end_ns, used: used + cost, ahead: ahead + if both { cost } else { 0 } }
     }
 
-    /// The usage after `units` that were charged at `charged_ns` came back, and how many of them did:
-    /// none where the window that they were charged in is no longer open.
+    /// Takes back `units` that were charged at `charged_ns`. Returns the usage, and how many units came
+    /// back: none if the window of that charge is no longer open.
     pub fn refund(&self, usage: Usage, charged_ns: u64, units: u64, wall_ns: u64, salt: u32) -> (Usage, u64) {
         let mut open = self.open(usage, wall_ns, salt);
         let end_ns = self.first_end(charged_ns, salt);
         let both = self.margin_ns > 0 && self.is_ahead(end_ns, charged_ns);
-        // A cell never goes back to an earlier window: one that is in this window now, or in the one
-        // before, was not in a later one then. What it charged after its clock stepped back stays spent,
-        // unless it was near the edge: then the later window counted it in any case.
+        // A cell never goes back to an earlier window. So a cell that is now in this window, or in the one
+        // before, was in no later window at the charge. A charge made after the clock stepped back stays
+        // spent, unless it was near the edge: the later window counted such a charge in any case.
         let was_ahead = both && open.end_ns == self.next_end(end_ns);
         if open.end_ns != end_ns && !was_ahead {
             return (usage, 0);
@@ -239,7 +246,7 @@ impl FixedWindow {
         (open, back)
     }
 
-    /// The usage of a cell that has spent all of the windows that are open at `wall_ns`.
+    /// The usage of a cell that has spent every window that is open at `wall_ns`.
     pub fn spent_at(&self, wall_ns: u64, salt: u32) -> Usage {
         let end_ns = self.first_end(wall_ns, salt);
         let both = self.margin_ns > 0 && self.is_ahead(end_ns, wall_ns);
@@ -247,8 +254,8 @@ impl FixedWindow {
         Usage { end_ns, used: limit, ahead: if both { next_limit } else { 0 } }
     }
 
-    /// The usage, shared by cells with edges of their own, of which each has spent all of its windows that are open at
-    /// `wall_ns`: it counts until the last of those ends.
+    /// The usage of cells that have their own edges and share it, if each has spent every window that is
+    /// open for it at `wall_ns`. The usage counts until the last of those windows ends.
     pub fn spent_by_any_at(&self, wall_ns: u64) -> Usage {
         match self.edges {
             Edges::Every { window_ns, stagger: true } => {
@@ -259,27 +266,29 @@ impl FixedWindow {
         }
     }
 
-    /// Whether the cell's windows are over or untouched.
+    /// Whether the cell's windows are over or unused.
     pub fn is_idle(&self, usage: Usage, wall_ns: u64) -> bool {
         let over = |end_ns: u64| !self.is_open(end_ns, wall_ns);
         (usage.used == 0 || over(usage.end_ns)) && (usage.ahead == 0 || over(self.next_end(usage.end_ns)))
     }
 
-    /// The end of the older window that a charge at `wall_ns` would be counted in. Rights in windows
-    /// are named by it.
+    /// The end of the older window that counts a charge at `wall_ns`. Rights in windows are named by this
+    /// end.
     pub fn older_end(&self, words: &[u64], wall_ns: u64, salt: u32) -> u64 {
         self.open(Usage::of(words), wall_ns, salt).end_ns
     }
 
-    /// Whether a cell's windows end at this time, rather than another's.
+    /// Whether `end_ns` is an end of this cell's windows, rather than of another cell's.
     pub fn is_edge(&self, end_ns: u64, salt: u32) -> bool {
         end_ns > 0 && self.end_after(end_ns - 1, salt) == end_ns
     }
 
-    /// What a cell with edges of its own may have charged to a usage that it shared with others, as a usage of its own windows.
+    /// A usage that this cell shared with others, as a usage of the cell's own windows. The result holds
+    /// all that the cell may have charged to the shared usage.
     ///
-    /// What it charged in a window that ends no later than the shared one is in `used`, since every charge has that end no earlier than the
-    /// windows that it counts in, but for the next one, which is in `ahead`. So is what it charged in a window that ends later.
+    /// Every charge moves the shared end to at least the end of the window that counts the charge, except
+    /// for the next window, which `ahead` counts. So `used` holds what the cell charged in a window that
+    /// ends no later than the shared end. `ahead` holds what the cell charged in a window that ends later.
     #[must_use]
     pub fn apart(&self, shared: Usage, wall_ns: u64, salt: u32) -> Usage {
         let Edges::Every { window_ns, stagger: true } = self.edges else { return shared };
@@ -288,16 +297,16 @@ impl FixedWindow {
         }
         let Usage { end_ns, used, ahead } = shared;
         let first_ns = self.end_after(wall_ns.saturating_sub(self.margin_ns).max(self.left_ns), salt);
-        // The last of its own that ends no later.
+        // The last window of this cell that ends no later than the shared usage.
         let last_ns = self.end_after(end_ns, salt).saturating_sub(self.length_ns(window_ns));
         if last_ns < first_ns {
             return Usage { end_ns: first_ns, used: ahead, ahead: 0 };
         }
-        // A clock that was stepped back finds the window that it left.
+        // A clock that was set back finds the window that it left.
         Usage { end_ns: last_ns, used, ahead }
     }
 
-    /// The usage as it is at `wall_ns`: of the older window that a charge would be counted in.
+    /// The usage at `wall_ns`, for the older of the windows that count a charge then.
     pub fn open(&self, usage: Usage, wall_ns: u64, salt: u32) -> Usage {
         if self.margin_ns > 0 {
             return self.open_both(usage, wall_ns, salt);
@@ -310,8 +319,8 @@ impl FixedWindow {
         if wall_ns < end_ns { (end_ns, used) } else { (self.end_after(wall_ns, salt), 0) }
     }
 
-    /// Cells with edges of their own may share a usage: so a window ends no earlier than its cell's,
-    /// and what is ahead counts for as long as any window that began before may last.
+    /// Cells that have their own edges may share a usage. So a window ends no earlier than this cell's own
+    /// window, and units ahead count for as long as any window that began before can last.
     fn open_both(&self, usage: Usage, wall_ns: u64, salt: u32) -> Usage {
         let is_open = self.is_open(usage.end_ns, wall_ns);
         if is_open && !self.is_staggered() {
@@ -330,9 +339,9 @@ impl FixedWindow {
         Usage { end_ns, ..Usage::default() }
     }
 
-    /// The usage that `words`, written under another margin, are under this one, as of `wall_ns`. Near
-    /// an edge, what was not charged ahead under a smaller margin counts as if it had been; without a
-    /// margin, what was charged ahead counts in one long window, as there is no word to keep it in.
+    /// Converts `words`, a state under another margin, to a usage under this margin, at `wall_ns`. Near an
+    /// edge, units that a smaller margin did not charge ahead count as charged ahead. Without a margin
+    /// there is no word for units ahead, so they count in one long window.
     pub(crate) fn adopt(&self, margin_ns: u64, words: &[u64], wall_ns: u64) -> Usage {
         let usage = Usage::of(words);
         let margin_ns = if words.len() < 3 { 0 } else { margin_ns };
@@ -347,24 +356,25 @@ impl FixedWindow {
         usage
     }
 
-    /// When nothing that was charged by `wall_ns` counts any more, for cells without edges of their own.
+    /// The wall clock time when nothing charged by `wall_ns` counts any more. For cells without their own
+    /// edges.
     pub(crate) fn over_at(&self, wall_ns: u64) -> u64 {
         let end_ns = self.first_end(wall_ns, 0);
         let both = self.margin_ns > 0 && self.is_ahead(end_ns, wall_ns);
         self.margin_ns + if both { self.next_end(end_ns) } else { end_ns }
     }
 
-    /// Nanoseconds after which a cell that is no longer charged is surely idle.
+    /// Nanoseconds after which a cell that is charged no more is surely idle.
     pub(crate) fn horizon_ns(&self) -> u64 {
         let longest_ns = match self.edges {
             Edges::Every { window_ns, .. } => self.length_ns(window_ns),
-            // The longest year, and a day for zones that change sides of the date line.
+            // The longest year, and a day for zones that cross the date line.
             Edges::Calendar(_) => 367 * 86_400 * 1_000_000_000,
         };
         longest_ns + 2 * self.margin_ns
     }
 
-    /// The end of the window that `wall_ns` is in: always later than `wall_ns`.
+    /// The end of the window that contains `wall_ns`: always later than `wall_ns`.
     pub fn end_after(&self, wall_ns: u64, salt: u32) -> u64 {
         match &self.edges {
             Edges::Every { window_ns, stagger } => {
@@ -378,12 +388,12 @@ impl FixedWindow {
         }
     }
 
-    /// When the window begins that ends then.
+    /// The begin of the window that ends at `end_ns`.
     pub fn begins(&self, end_ns: u64, salt: u32) -> u64 {
         match &self.edges {
             Edges::Every { window_ns, .. } => end_ns.saturating_sub(self.length_ns(*window_ns)),
             Edges::Calendar(_) => {
-                // The first time of which that is the end.
+                // The first time whose window ends at `end_ns`.
                 let (mut before, mut within) = (end_ns.saturating_sub(LONGEST_NS), end_ns.saturating_sub(1));
                 while within - before > 1 {
                     let middle = before + (within - before) / 2;
@@ -394,11 +404,11 @@ impl FixedWindow {
         }
     }
 
-    /// The usage, where it was written by a wall that was further ahead than a window is long, and has been set back since:
-    /// what was spent in a window that has not begun was really spent now, or before. It counts in the window that is open.
+    /// The usage after the wall clock was set back by more than a window's length. Units in a window that
+    /// has not begun were really spent now or before, so they count in the open window.
     ///
-    /// The window that follows the open one keeps what was spent in it, and gives it now: were the wall wrong now, and right
-    /// before, that window of true time would be open.
+    /// Units of the window after the open one stay there, and the open window gives units now. If the wall
+    /// clock is wrong now and was right before, that later window is the one open in true time.
     #[must_use]
     pub fn after_set_back(&self, usage: Usage, wall_ns: u64, salt: u32) -> Usage {
         let soon_ns = wall_ns.saturating_add(SET_BACK_NS).saturating_add(self.margin_ns);
@@ -414,17 +424,18 @@ impl FixedWindow {
         Usage { end_ns, used, ahead: if both { used } else { 0 } }
     }
 
-    /// Whether a clock with a margin that shows `wall_ns` may be in a window that ends at `end_ns`.
+    /// Whether a clock with this margin that shows `wall_ns` may be in a window that ends at `end_ns`.
     const fn is_open(&self, end_ns: u64, wall_ns: u64) -> bool {
         wall_ns < end_ns + self.margin_ns && end_ns > self.left_ns
     }
 
-    /// The end of the older window that a clock that shows `wall_ns` may be in, whatever is known of other times.
+    /// The end of the older window that a clock showing `wall_ns` may be in. Windows that were left do not
+    /// matter here.
     pub fn first_end(&self, wall_ns: u64, salt: u32) -> u64 {
         self.end_after(wall_ns.saturating_sub(self.margin_ns), salt)
     }
 
-    /// The end of the window that begins at the end of another.
+    /// The end of the window that begins at `end_ns`.
     fn next_end(&self, end_ns: u64) -> u64 {
         match &self.edges {
             Edges::Every { window_ns, .. } => end_ns + self.length_ns(*window_ns),
@@ -432,9 +443,9 @@ impl FixedWindow {
         }
     }
 
-    /// Whether a charge at `wall_ns` may really be made in a window that goes on after `end_ns`, the end
-    /// of the one that is open. Where cells with edges of their own share a usage, that may be one that
-    /// began before.
+    /// Whether a charge at `wall_ns` may really fall in a window that lasts beyond `end_ns`, the end of the
+    /// open window. If cells with their own edges share a usage, such a window may have begun before
+    /// `end_ns`.
     fn is_both(&self, end_ns: u64, wall_ns: u64, salt: u32) -> bool {
         if self.is_staggered() {
             self.end_after(wall_ns + self.margin_ns, salt) > end_ns
@@ -443,7 +454,7 @@ impl FixedWindow {
         }
     }
 
-    /// Whether a charge at `wall_ns` may really be made in the window that begins at `end_ns`.
+    /// Whether a charge at `wall_ns` may really fall in the window that begins at `end_ns`.
     const fn is_ahead(&self, end_ns: u64, wall_ns: u64) -> bool {
         wall_ns + self.margin_ns >= end_ns
     }
@@ -452,8 +463,9 @@ impl FixedWindow {
         matches!(self.edges, Edges::Every { stagger: true, .. })
     }
 
-    /// What the window that ends then gives, and the one that follows it. By a clock that is behind the one that charged last that is not the
-    /// one that is open, and may not be the cell's own where others have charged it: then the least of both counts.
+    /// The limits of the window that ends at `end_ns` and of the next one. A clock behind the clock that
+    /// charged last is in an earlier window, and other cells may have moved `end_ns` past this cell's own
+    /// end. In both cases the smaller limit counts.
     #[inline]
     fn limits(&self, end_ns: u64, wall_ns: u64, salt: u32) -> (u64, u64) {
         match &self.later {
@@ -474,7 +486,7 @@ impl FixedWindow {
         (open, next)
     }
 
-    /// The most that a window gives that is open, or follows one that is.
+    /// The largest limit of any window that is open or follows an open one.
     fn most(&self) -> u64 {
         match &self.later {
             None => self.next_limit,
@@ -491,7 +503,7 @@ impl FixedWindow {
         if both { left.min(next_limit.saturating_sub(open.ahead)) } else { left }
     }
 
-    /// As many windows as share one limit.
+    /// The length of a window, or of as many windows as share one limit.
     fn length_ns(&self, window_ns: u64) -> u64 {
         if 2 * self.margin_ns <= window_ns { window_ns } else { self.joined_ns(window_ns) }
     }
@@ -502,7 +514,7 @@ impl FixedWindow {
     }
 }
 
-/// An offset below the window, spread evenly over the cells by their salt.
+/// An offset below the window's length. The cells' offsets spread evenly by salt.
 fn offset(window_ns: u64, salt: u32) -> u64 {
     let scaled = (u128::from(window_ns) * u128::from(salt)) >> 32;
     u64::try_from(scaled).unwrap_or(0)
@@ -541,14 +553,14 @@ mod tests {
             let spent = [615, 666, 726].map(|at_s| w.spent_at(at_s * S, 0).used);
             assert_eq!(spent, [5, 2, 9]);
             assert_eq!(w.spent_by_any_at(615 * S).used, 9);
-            // What cells share may count in a window that ends later than one's own.
+            // A shared usage may count in a window that ends later than this cell's own.
             let shared = Usage { end_ns: 780 * S, used: 1, ahead: 0 };
             assert_eq!([615, 666, 726].map(|at_s| left(shared, at_s)), [4, 1, 8]);
-            // A clock that is behind does not bring back what the window before gives.
+            // A clock that is behind does not bring back the limit of the window before.
             let charged = Usage { end_ns: 720 * S, used: 2, ahead: 0 };
             assert_eq!(left(charged, 655), 0);
         }
-        // Near an edge there must be room in both.
+        // Near an edge, a charge needs room in both windows.
         let w = FixedWindow { margin_ns: 5 * S, ..minutely(5, true) }.later(&[later(660, 2)]);
         let usage = Usage { end_ns: 660 * S, used: 1, ahead: 1 };
         assert_eq!(w.probe(usage, 654 * S, 0, 0).remaining, 4);
@@ -597,7 +609,7 @@ mod tests {
             );
             assert_eq!(w.probe(usage, 666 * S, 0, 0).remaining, 0);
             assert_eq!(w.probe(Usage::default(), 700 * S, 0, 0).remaining, 0);
-            // Other numbers go on with what was charged.
+            // Another limit takes over what was charged.
             let anew = FixedWindow { margin_ns, ..minutely(4, false) };
             assert_eq!(anew.probe(usage, 650 * S, 0, 0).remaining, 3);
             usage = anew.charge(usage, 666 * S, 1, 0);

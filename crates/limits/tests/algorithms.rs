@@ -1,6 +1,6 @@
-//! Every algorithm against a reference that is simple, slow and written from the documentation alone:
-//! it keeps each charge ever made, knows one question (does this cost fit now?), and finds every
-//! number of a verdict by searching for the first instant, or the most units, at which the answer
+//! Compares every algorithm with a reference that is simple, slow and written from the documentation alone.
+//! The reference keeps each charge ever made, and answers one question: does this cost fit now? It finds
+//! every number of a verdict by a search for the first instant, or the most units, at which the answer
 //! turns.
 
 #[path = "algorithms/dates.rs"]
@@ -36,8 +36,8 @@ use acequia_limits::{
 };
 use terms::Terms;
 
-/// No state holds longer than this on a steady clock: two windows of the longest kind, and some
-/// slots' rounding.
+/// No state lasts longer than this on a steady clock: two windows of the longest kind, and the rounding of
+/// some slots.
 const FORGOTTEN_NS: u64 = 2 * PERIOD_NS_MAX + 1_000_000;
 
 /// A charge that was made.
@@ -45,11 +45,11 @@ const FORGOTTEN_NS: u64 = 2 * PERIOD_NS_MAX + 1_000_000;
 struct Charge {
     at: Now,
     units: u64,
-    /// For windows with edges: where the window that it was charged in ends.
+    /// For windows with edges: the end of the window of the charge.
     end_ns: u64,
 }
 
-/// A cell, as the documentation has it.
+/// A cell as the documentation describes it.
 #[derive(Clone, Debug)]
 struct Reference {
     terms: Terms,
@@ -62,7 +62,7 @@ impl Reference {
         Self { terms: terms.clone(), salt, charges: Vec::new() }
     }
 
-    /// What must be said of `cost`, word by word as [`Verdict`] defines it.
+    /// The required verdict on `cost`, field by field as [`Verdict`] defines it.
     fn verdict(&self, now: Now, cost: u64) -> Verdict {
         let allowed = self.fits(now, cost);
         let mut after = self.clone();
@@ -79,7 +79,7 @@ impl Reference {
                 _ => 0,
             },
             reset_after_ns: match self.terms {
-                // A window ends when it ends, whether anything was spent in it or not.
+                // A window ends at its end, even if nothing was spent in it.
                 Terms::Fixed { .. } | Terms::Calendar { .. } => self.window_end(now) - now.wall_ns,
                 _ => after.owes_nothing_after(now),
             },
@@ -93,8 +93,8 @@ impl Reference {
         }
     }
 
-    /// Whether `cost` may pass beside all the charges that still count. A cost of 0 always may, even
-    /// where new numbers are below what was charged under the old ones.
+    /// Whether `cost` may pass beside all the charges that still count. A cost of 0 always may, even if a
+    /// new limit is below the charges under the old limit.
     fn fits(&self, now: Now, cost: u64) -> bool {
         if cost == 0 {
             return true;
@@ -129,13 +129,13 @@ impl Reference {
         least(self.forgotten_ns(now), |ns| self.owes_nothing(now.later(ns))).expect("every debt ends")
     }
 
-    /// A wait after which nothing counts any more. A clock that went back waits for its window first.
+    /// A wait after which nothing counts any more. If the clock went back, its window comes first.
     fn forgotten_ns(&self, now: Now) -> u64 {
         FORGOTTEN_NS + self.window_end(now).saturating_sub(now.wall_ns)
     }
 
-    /// What a bucket owes, in parts of which `period_ns` make a unit: it sinks by the rate's units
-    /// each nanosecond, but not below nothing, and grows by each charge.
+    /// A bucket's debt, in parts of which `period_ns` make a unit. The debt sinks by the rate's units each
+    /// nanosecond, down to 0, and grows by each charge.
     fn debt(&self, now: Now) -> u128 {
         let Terms::Bucket { units, period_ns, .. } = self.terms else { panic!("not a bucket") };
         let sunk = |from: u64, to: u64| u128::from(units) * u128::from(to - from);
@@ -148,8 +148,8 @@ impl Reference {
         debt.saturating_sub(sunk(at, now.steady_ns))
     }
 
-    /// Units in the window: of windows with edges, the charges that share this instant's end; of
-    /// sliding ones, those that are younger than the window, or in a slot that it touches.
+    /// Units in the window. A window with edges counts the charges with the end of this instant's window. A
+    /// sliding window counts the charges younger than the window, or in a slot that the window touches.
     fn counted(&self, now: Now) -> u128 {
         let units = |counts: &dyn Fn(&Charge) -> bool| {
             self.charges.iter().filter(|charge| counts(charge)).map(|charge| u128::from(charge.units)).sum()
@@ -184,8 +184,8 @@ impl Reference {
         (units(1), units(0))
     }
 
-    /// The end of the window that is open: the one the clock shows, or a later one that was opened
-    /// before the clock went back.
+    /// The end of the open window: the window that the clock shows, or a later one that was opened before
+    /// the clock went back.
     fn window_end(&self, now: Now) -> u64 {
         let opened = self.charges.iter().map(|charge| charge.end_ns).max().unwrap_or(0);
         self.terms.end_after(now.wall_ns, self.salt).max(opened)
@@ -193,7 +193,7 @@ impl Reference {
 }
 
 impl Terms {
-    /// In how many slots a sliding window counts; none for an exact log.
+    /// The number of slots of a sliding window; `None` for an exact log.
     fn slots(&self) -> Option<u32> {
         match *self {
             Self::Sliding { limit, slots: None, .. } if limit <= LOG_UNITS_MAX => None,
@@ -202,7 +202,7 @@ impl Terms {
         }
     }
 
-    /// The first edge after an instant; nothing for what has no edges.
+    /// The first edge after an instant; 0 for terms without edges.
     fn end_after(&self, wall_ns: u64, salt: u32) -> u64 {
         match *self {
             Self::Fixed { window_ns, stagger, .. } => {
@@ -217,7 +217,7 @@ impl Terms {
     }
 }
 
-/// The least number up to `bound` for which something holds that goes on to hold once it does.
+/// The least number up to `bound` for which `holds` is true, if `holds` stays true once it is.
 fn least(bound: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     if !holds(bound) {
         return None;
@@ -230,7 +230,7 @@ fn least(bound: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     Some(low)
 }
 
-/// The greatest number up to `bound` for which something holds that holds for all smaller ones.
+/// The greatest number up to `bound` for which `holds` is true, if `holds` is true for all smaller ones.
 fn most(bound: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     match least(bound, |number| !holds(number)) {
         None => Some(bound),

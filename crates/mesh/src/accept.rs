@@ -1,4 +1,4 @@
-//! Letting in the peers that dial this node, and nobody else.
+//! Accepts connections from the peers that dial this node, and from nobody else.
 
 use std::sync::{
     Arc,
@@ -16,22 +16,24 @@ use crate::{
     peer::Peer,
 };
 
-/// Those that may be shaking hands at once.
+/// The most handshakes at once.
 const HANDSHAKES_MAX: usize = 64;
-/// From this many on, one that begins must first show that it gets what is sent to its address: whoever
-/// makes addresses up cannot take the places of the others.
+/// From this many handshakes on, a newcomer must first prove that it receives packets at its address. A
+/// sender of made-up addresses then cannot take the places of others.
 const HANDSHAKES_UNPROVEN_MAX: usize = 16;
 
-/// How often one that begins is asked to show that: what it is told may be lost. But a dialler that has given an attempt up says so by a
-/// packet that looks like a first one, and says so again whatever it is answered (RFC 9000 section 10.2.1): asked each time,
-/// the two would talk as fast as the link is, for as long as the dialler remembers.
+/// How often a newcomer is asked for that proof: a request may be lost, so more than once. But a dialler
+/// that has given up an attempt says so in a packet that looks like a first one. The dialler repeats that
+/// packet after every answer (RFC 9000 section 10.2.1). If the dialler were asked each time, both sides
+/// would talk at full link speed for as long as the dialler remembers.
 const ASKED_MAX: u8 = 2;
-/// Those of which it is remembered how often they were asked, by the connection ID that they chose: one that nobody can foresee.
-/// In each of so many sets a few: a dialler's attempts hardly ever crowd each other out.
+/// Requests for a proof are counted by the connection ID that the newcomer chose, which nobody can foresee.
+/// The counts are in this many sets of a few IDs each, so that a dialler's attempts hardly ever displace
+/// each other.
 const ASKED_SETS: usize = 256;
 const ASKED_SET: usize = 4;
 
-/// Accepts for ever.
+/// Accepts connections forever.
 pub(crate) async fn accept(node: Arc<Node>, events: mpsc::Sender<Event>) {
     let handshakes = Arc::<AtomicUsize>::default();
     let mut asked = Asked::default();
@@ -51,7 +53,7 @@ pub(crate) async fn accept(node: Arc<Node>, events: mpsc::Sender<Event>) {
     }
 }
 
-/// Whether this one may begin a handshake now.
+/// Returns the connection if it may begin a handshake now.
 fn look_at(node: &Node, incoming: Incoming, handshakes: usize, asked: &mut Asked) -> Option<Incoming> {
     if handshakes >= HANDSHAKES_MAX {
         node.refusals.count(Refusal::Crowded, None, &format!("{handshakes} handshakes at once"));
@@ -69,8 +71,8 @@ fn look_at(node: &Node, incoming: Incoming, handshakes: usize, asked: &mut Asked
     Some(incoming)
 }
 
-/// How often those were asked to prove their address that chose a connection ID lately. A newer one takes the place of the oldest of its
-/// set, whatever that is, so nobody can keep others from being asked.
+/// How often recent connection IDs were asked to prove their address. A new ID always replaces the oldest
+/// of its set, so nobody can keep others from being asked.
 struct Asked(Vec<[(u64, u8); ASKED_SET]>);
 
 impl Default for Asked {
@@ -80,9 +82,9 @@ impl Default for Asked {
 }
 
 impl Asked {
-    /// Counts, and says whether it may be asked once more.
+    /// Counts a request, and tells whether one more may be made.
     fn may_ask(&mut self, id: &[u8]) -> bool {
-        // A first packet's has 8 to 20 bytes (RFC 9000 section 7.2).
+        // The ID in a first packet has 8 to 20 bytes (RFC 9000 section 7.2).
         let name = id.iter().take(8).fold(0_u64, |name, byte| name << 8 | u64::from(*byte));
         let set = &mut self.0[(name % ASKED_SETS as u64) as usize];
         let place = set.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
@@ -96,7 +98,7 @@ impl Asked {
     }
 }
 
-/// One of those that are shaking hands.
+/// The place of one running handshake.
 struct Handshake(Arc<AtomicUsize>);
 
 impl Handshake {
@@ -112,7 +114,7 @@ impl Drop for Handshake {
     }
 }
 
-/// Sees a connection through from its first packet to its end.
+/// Serves a connection from its first packet to its end.
 async fn welcome(node: Arc<Node>, events: mpsc::Sender<Event>, incoming: Incoming, handshake: Handshake) {
     let from = incoming.remote_address();
     let greeted = timeout(node.timing.attempt, greet(&node, incoming)).await;
@@ -131,11 +133,11 @@ async fn welcome(node: Arc<Node>, events: mpsc::Sender<Event>, incoming: Incomin
     }
 }
 
-/// Why nobody was let in; `None` if it was the other side's wish.
+/// Why a connection was not accepted. `None` if the other side ended it.
 type NotLetIn = Option<(Refusal, String)>;
 
-/// Shakes hands with a peer, and waits for its hello: a dialler completes several attempts at once when a cut
-/// is mended, and says hello on the one that it keeps.
+/// Shakes hands with a peer, and waits for its hello. When a cut is mended, a dialler completes several
+/// attempts at once. The dialler says hello on the attempt that it keeps.
 async fn greet(node: &Node, incoming: Incoming) -> Result<(Arc<Peer>, Connection), NotLetIn> {
     let connecting = incoming.accept().map_err(|error| handshake_failed(&error))?;
     let connection = connecting.await.map_err(|error| handshake_failed(&error))?;
@@ -160,7 +162,7 @@ async fn greet(node: &Node, incoming: Incoming) -> Result<(Arc<Peer>, Connection
 fn handshake_failed(error: &ConnectionError) -> NotLetIn {
     match error {
         ConnectionError::TransportError(_) => Some((Refusal::Handshake, error.to_string())),
-        // An alert of TLS: it is the other side that did not like this one's certificate.
+        // A TLS alert: the other side did not accept this node's certificate.
         ConnectionError::ConnectionClosed(close) if is_alert(u64::from(close.error_code)) => {
             Some((Refusal::Handshake, connection::ended(error).why))
         }
@@ -168,12 +170,12 @@ fn handshake_failed(error: &ConnectionError) -> NotLetIn {
     }
 }
 
-/// Whether a transport error is one of TLS: RFC 9001 section 4.8.
+/// Whether a transport error is a TLS alert: RFC 9001 section 4.8.
 const fn is_alert(code: u64) -> bool {
     code >= 0x100 && code < 0x200
 }
 
-/// The peer whose certificate this is, if it is one that is to dial this node.
+/// The peer that the certificate names, if it is one that must dial this node.
 fn admit(node: &Node, connection: &Connection) -> Result<Arc<Peer>, (Refusal, String)> {
     let named = connection::named(node, connection)?;
     if named == node.identity {

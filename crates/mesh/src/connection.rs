@@ -1,4 +1,4 @@
-//! One connection from its handshake to its end.
+//! One connection, from its handshake to its end.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -19,25 +19,25 @@ use crate::{
     tls::STREAMS_IN_MAX,
 };
 
-/// Frames that may be refused on one connection before it is closed.
+/// The most frames that are refused on one connection before it is closed.
 const REFUSED_FRAMES_MAX: u32 = 8;
 
-/// Which side is to speak first.
+/// The state of the other side's hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hello {
     /// The other side has said hello.
     Heard,
-    /// The other side will, once it has looked at this node's certificate.
+    /// The other side will say hello after it has checked this node's certificate.
     Awaited,
 }
 
-/// The certificates of the other side, its own first.
+/// The other side's certificates, its own first.
 fn chain(connection: &Connection) -> Vec<CertificateDer<'static>> {
     let chain = connection.peer_identity().and_then(|chain| chain.downcast().ok());
     chain.map_or_else(Vec::new, |chain: Box<Vec<CertificateDer<'static>>>| *chain)
 }
 
-/// Whom the other side's certificate names.
+/// The node that the other side's certificate names.
 pub(crate) fn named(node: &Node, connection: &Connection) -> Result<Identity, (Refusal, String)> {
     let chain = chain(connection);
     let stranger = |what: String| (Refusal::Stranger, what);
@@ -49,19 +49,19 @@ pub(crate) fn named(node: &Node, connection: &Connection) -> Result<Identity, (R
     }
 }
 
-/// Whether a certificate of the other side's is revoked.
+/// Whether one of the other side's certificates is revoked.
 pub(crate) fn is_revoked(node: &Node, connection: &Connection) -> bool {
     let revoked = lock(&node.revoked);
     !revoked.is_empty() && chain(connection).iter().any(|one| revoked.contains(&Fingerprint::of(one)))
 }
 
-/// That of the other side's own certificate.
+/// The fingerprint of the other side's own certificate.
 pub(crate) fn fingerprint(connection: &Connection) -> Option<Fingerprint> {
     chain(connection).first().map(|own| Fingerprint::of(own))
 }
 
-/// Takes the place of the connection that the peer had, says hello, and carries frames both ways until the
-/// connection ends.
+/// Replaces the peer's earlier connection, says hello, and carries frames both ways until the connection
+/// ends.
 pub(crate) async fn run(
     node: &Node,
     events: &mpsc::Sender<Event>,
@@ -69,7 +69,7 @@ pub(crate) async fn run(
     connection: &Connection,
     hello: Hello,
 ) -> Ended {
-    // One that is replaced before its turn comes gives way: a single one waits, whoever dials how often.
+    // A connection that is replaced while it waits gives way. So only one waits, however often peers dial.
     let _turn = tokio::select! {
         biased;
         error = connection.closed() => return ended(&error),
@@ -79,7 +79,7 @@ pub(crate) async fn run(
         connection.close(Refusal::Unfinished.code(), Refusal::Unfinished.reason().as_bytes());
     }
     let outgoing = peer.open(connection);
-    // It may have been revoked since the handshake.
+    // The certificate may have been revoked since the handshake.
     if is_revoked(node, connection) {
         connection.close(Refusal::Revoked.code(), Refusal::Revoked.reason().as_bytes());
     }
@@ -97,7 +97,7 @@ pub(crate) async fn run(
     ended.was_up = peer.set_down(&ended.why);
     if ended.was_up {
         let down = Event::Down { peer: peer.identity.clone(), why: ended.why.clone() };
-        // Nobody to tell: the mesh is being dropped.
+        // If nobody receives the event, the mesh is being dropped.
         let _ = events.send(down).await;
     }
     ended
@@ -107,7 +107,7 @@ async fn say_hello(node: &Node, connection: &Connection) -> bool {
     matches!(timeout(node.timing.attempt, frame::write_hello(connection)).await, Ok(Ok(())))
 }
 
-/// Sends what comes, several frames at once. Never ends before the way out is closed.
+/// Sends the frames from `outgoing`, several at once. Returns only after the outgoing channel is closed.
 async fn send_all(peer: &Peer, connection: &Connection, mut outgoing: mpsc::Receiver<Outgoing>) {
     let mut sending = FuturesUnordered::new();
     loop {
@@ -145,7 +145,7 @@ struct Receiving<'a> {
 }
 
 impl Receiving<'_> {
-    /// Hands on frames until the other side has broken the rules too often.
+    /// Delivers frames until the other side has broken the rules too often.
     async fn run(&self, hello: Hello) -> Refusal {
         if hello == Hello::Awaited {
             match timeout(self.node.timing.attempt, frame::read_hello(self.connection)).await {
@@ -160,7 +160,8 @@ impl Receiving<'_> {
     }
 
     async fn say_up(&self) {
-        // Room first, so that nothing comes between the event and what `status` says.
+        // Room is reserved first, so that nothing happens between the event and the change that `status`
+        // shows.
         if let Ok(room) = self.events.reserve().await {
             self.peer.set_up();
             tracing::info!(peer = %self.peer.identity, "connected");
@@ -185,7 +186,7 @@ impl Receiving<'_> {
                 }
                 stream = self.connection.accept_uni(), if may_begin => match stream {
                     Ok(stream) => reading.push(self.read(stream)),
-                    // The one who runs the connection sees why it ended.
+                    // The caller that runs the connection sees why it ended.
                     Err(_) => return future::pending().await,
                 },
                 else => return future::pending().await,
@@ -193,7 +194,7 @@ impl Receiving<'_> {
         }
     }
 
-    /// Reads one frame and hands it on. What it holds is held until it is handed on.
+    /// Reads one frame and delivers it. Its bytes count as held until it is delivered.
     async fn read(&self, mut stream: RecvStream) -> Result<(), NoFrame> {
         let mut hold = Hold::new(&self.held);
         let read = tokio::select! {
@@ -202,7 +203,7 @@ impl Receiving<'_> {
             () = self.too_late() => Err(Refusal::FrameStalled.into()),
         };
         if let Err(NoFrame::Refused(refusal)) = &read {
-            // A stream that has ended by itself cannot be stopped.
+            // Stopping has no effect on a stream that has ended by itself.
             let _ = stream.stop(refusal.code());
         }
         let bytes = read?;
@@ -214,8 +215,8 @@ impl Receiving<'_> {
         Ok(())
     }
 
-    /// Ends when a frame has had its time. Time in which this node did not take frames does not count: then
-    /// the other side may have been unable to go on.
+    /// Returns when a frame's time is over. If this node takes no frames then, the time begins again: the
+    /// other side may have been unable to go on.
     async fn too_late(&self) {
         loop {
             sleep(self.node.timing.frame).await;
@@ -231,7 +232,7 @@ impl Receiving<'_> {
     }
 }
 
-/// The end of a connection in words.
+/// The end of a connection, as text.
 pub(crate) fn ended(error: &ConnectionError) -> Ended {
     let why = match error {
         ConnectionError::TimedOut => "nothing was heard of it for too long".to_owned(),

@@ -1,8 +1,8 @@
-//! Keeping a connection to a peer that this node is to dial.
+//! Keeps a connection to a peer that this node must dial.
 //!
-//! While there is none, attempts are begun again and again, and several are pending at once: each sends its
-//! first packet at once, so the first one after a cut is mended gets through, whatever the pauses are in
-//! which a single attempt would repeat itself. The first that completes wins.
+//! While there is no connection, attempts begin again and again, and several are pending at once. Each
+//! sends its first packet at once. So the first attempt after a cut is mended gets through, whatever the
+//! pauses are in which a single attempt repeats its packets. The first attempt that completes wins.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -24,15 +24,15 @@ use crate::{
     random::Random,
 };
 
-/// Attempts of one peer that may be pending.
+/// The most pending attempts of one peer.
 const ATTEMPTS_MAX: usize = 16;
 /// The most addresses of a name that are tried in turn.
 const ADDRESSES_MAX: usize = 16;
-/// How long a peer that took a newer connection is left alone: with two nodes of one name each would
-/// otherwise end the other's connection as fast as it can.
+/// How long a peer that took a newer connection is left alone. Otherwise two nodes of one name would end
+/// each other's connections as fast as they can.
 const AFTER_REPLACED: Duration = Duration::from_secs(1);
 
-/// Dials a peer for ever.
+/// Dials a peer forever.
 pub(crate) async fn keep(node: Arc<Node>, events: mpsc::Sender<Event>, peer: Arc<Peer>, random: Random) {
     let mut dialler = Dialler::new(&node, &peer, random);
     loop {
@@ -56,7 +56,7 @@ impl<'a> Dialler<'a> {
         Self { node, peer, pace, addresses: Addresses::new(&peer.address) }
     }
 
-    /// Begins attempts until one has led to the peer.
+    /// Begins attempts until one has reached the peer.
     async fn dial(&mut self) -> Connection {
         let mut attempts = FuturesUnordered::<BoxFuture<'_, Result<Connection, String>>>::new();
         loop {
@@ -71,7 +71,7 @@ impl<'a> Dialler<'a> {
                     self.pace.advance();
                     match self.addresses.next(self.node).await {
                         Ok(Some(address)) => attempts.push(attempt(self.node, self.peer, address).boxed()),
-                        // Its name is still being looked up.
+                        // The name is still being looked up.
                         Ok(None) => {}
                         Err(why) => self.peer.set_error(&why),
                     }
@@ -81,7 +81,7 @@ impl<'a> Dialler<'a> {
     }
 }
 
-/// One attempt.
+/// Makes one attempt.
 async fn attempt(node: &Node, peer: &Peer, address: SocketAddr) -> Result<Connection, String> {
     let connecting = node
         .endpoint
@@ -122,7 +122,7 @@ fn handshake_failed(node: &Node, peer: &Peer, error: &ConnectionError) -> String
     why
 }
 
-/// When the next attempt begins.
+/// The time of the next attempt.
 struct Pace {
     timing: Timing,
     random: Random,
@@ -151,8 +151,8 @@ impl Pace {
     }
 }
 
-/// Where a peer is. A name is looked up again for each attempt, but never twice at once, and the addresses
-/// it had serve as long as there are no others.
+/// A peer's addresses. The name is looked up again for each attempt, but never twice at once. The last
+/// addresses found serve until a lookup finds others.
 struct Addresses {
     name: String,
     known: Vec<SocketAddr>,
@@ -165,7 +165,7 @@ impl Addresses {
         Self { name: name.to_owned(), known: Vec::new(), turn: 0, lookup: None }
     }
 
-    /// The address to try next, if one is known by now.
+    /// The address to try next, or `None` if none is known yet.
     async fn next(&mut self, node: &Node) -> Result<Option<SocketAddr>, String> {
         if let Ok(address) = self.name.parse() {
             return Ok(Some(address));

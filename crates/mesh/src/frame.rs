@@ -1,7 +1,7 @@
-//! A frame on a stream of its own: its length in four bytes, most significant first, then its bytes.
+//! A frame on its own stream: its length in four bytes, most significant first, then its bytes.
 //!
-//! The end of a stream alone would not do: quinn ends a stream properly when its sender is dropped in the
-//! middle of a frame, and half a frame must never pass for a whole one.
+//! The end of a stream alone does not prove that a frame is whole. Quinn ends a stream properly even if its
+//! sender is dropped in the middle of a frame. Half a frame must never pass for a whole one.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -10,22 +10,22 @@ use quinn::{Connection, ReadError, ReadExactError, RecvStream};
 
 use crate::Refusal;
 
-/// The most bytes of a frame: what the layer above makes at most, 4 MiB, with room for what wraps it.
+/// The most bytes of a frame: the largest frame of the layer above, 4 MiB, and room for its wrapping.
 pub const FRAME_BYTES_MAX: usize = (4 << 20) + 64;
 /// The bytes of a frame's length.
 pub(crate) const HEAD_BYTES: usize = 4;
-/// The version of what this crate itself says on a connection.
+/// The version of this crate's own protocol on a connection.
 const HELLO: u8 = 1;
-/// The most bytes of a hello: later versions may say more after the first byte.
+/// The most bytes of a hello. Later versions may say more after the first byte.
 const HELLO_BYTES_MAX: usize = 64;
-/// Bytes of frames held for one connection, above which a further frame is refused. A node has 1 MiB or one
-/// frame under way, and none is begun to be read while half of this is held.
+/// A further frame is refused if it makes one connection hold more bytes of frames than this. A node has 1
+/// MiB or one frame in flight, and no frame is begun while half of this is held.
 const HELD_BYTES_MAX: usize = 16 << 20;
 
 /// Why there is no frame.
 #[derive(Debug)]
 pub(crate) enum NoFrame {
-    /// It was turned away.
+    /// The frame was refused.
     Refused(Refusal),
     /// The connection ended first.
     Lost,
@@ -37,7 +37,7 @@ impl From<Refusal> for NoFrame {
     }
 }
 
-/// Bytes of one connection's frames that are in memory and not yet handed on.
+/// The bytes of one connection's frames that are in memory and not yet delivered.
 #[derive(Debug, Default)]
 pub(crate) struct Held(AtomicUsize);
 
@@ -48,7 +48,7 @@ impl Held {
     }
 }
 
-/// The part of it that one frame holds.
+/// The part of the held bytes that one frame has.
 #[derive(Debug)]
 pub(crate) struct Hold<'a> {
     held: &'a Held,
@@ -73,7 +73,7 @@ impl Drop for Hold<'_> {
     }
 }
 
-/// Reads one frame. Memory grows with what arrives, never with what is announced.
+/// Reads one frame. Memory grows with the bytes that arrive, never with the length that is announced.
 pub(crate) async fn read(stream: &mut RecvStream, hold: &mut Hold<'_>) -> Result<Vec<u8>, NoFrame> {
     let mut head = [0; HEAD_BYTES];
     stream.read_exact(&mut head).await.map_err(|error| match error {
@@ -102,12 +102,12 @@ fn unread(error: &ReadError) -> NoFrame {
     }
 }
 
-/// How a frame ended that was sent.
+/// How the sending of a frame ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// The other side's machine has all of it.
+    /// The other side's machine has the whole frame.
     Acknowledged,
-    /// The other side did not want it.
+    /// The other side refused the frame.
     Refused,
     /// The connection ended first.
     Lost,
@@ -118,7 +118,7 @@ pub(crate) async fn write(connection: &Connection, frame: Vec<u8>) -> Sent {
     let Ok(length) = u32::try_from(frame.len()) else { return Sent::Refused };
     let Ok(mut stream) = connection.open_uni().await else { return Sent::Lost };
     let mut chunks = [Bytes::copy_from_slice(&length.to_be_bytes()), Bytes::from(frame)];
-    // A stream that the other side stopped says so below.
+    // If the other side stopped the stream, the code below sees that.
     let _ = stream.write_all_chunks(&mut chunks).await;
     let _ = stream.finish();
     match stream.stopped().await {
@@ -128,16 +128,16 @@ pub(crate) async fn write(connection: &Connection, frame: Vec<u8>) -> Sent {
     }
 }
 
-/// Says hello: the first stream of either side. Until it is there, the other side cannot know whether its
-/// certificate was liked (in TLS 1.3 a dialler is done before the other side has looked at it).
+/// Says hello, on the first stream of either side. Before the hello, the other side cannot know whether its
+/// certificate was accepted: in TLS 1.3 a dialler is done before the other side has checked it.
 pub(crate) async fn write_hello(connection: &Connection) -> Result<(), Sent> {
     let mut stream = connection.open_uni().await.map_err(|_| Sent::Lost)?;
     stream.write_all(&[HELLO]).await.map_err(|_| Sent::Lost)?;
     stream.finish().map_err(|_| Sent::Lost)
 }
 
-/// Reads the other side's hello. Streams are taken up in the order in which they were opened, so frames that
-/// overtake it wait.
+/// Reads the other side's hello. Streams are accepted in the order in which they were opened, so frames
+/// that overtake the hello wait.
 pub(crate) async fn read_hello(connection: &Connection) -> Result<(), NoFrame> {
     let mut stream = connection.accept_uni().await.map_err(|_| NoFrame::Lost)?;
     let hello = stream.read_to_end(HELLO_BYTES_MAX).await.map_err(|error| match error {

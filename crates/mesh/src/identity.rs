@@ -2,22 +2,23 @@
 
 use std::{fmt, str::FromStr};
 
-/// How the name in a certificate begins.
+/// The beginning of the name in a certificate.
 const SCHEME: &str = "acequia://";
 /// The most bytes of a region's or a node's name.
 const NAME_BYTES_MAX: usize = 64;
 
-/// The name of a node: its region and its own, each 1 to 64 of `a-z`, `A-Z`, `0-9`, `-`, `_` and `.`.
+/// The name of a node: its region's name and its own name. Each has 1 to 64 of `a-z`, `A-Z`, `0-9`, `-`,
+/// `_` and `.`.
 ///
-/// A certificate says it as the URI `acequia://REGION/NODE` among its subject alternative names: a DNS name
-/// could not carry every name, since it knows no `_` and no upper case.
+/// A certificate carries the name as the URI `acequia://REGION/NODE`, one of its subject alternative names.
+/// A DNS name could not carry every name: it allows no `_` and no upper case.
 ///
-/// Names are ordered by region, then by node. Of two nodes the one with the smaller name dials.
+/// Names are ordered by region, then by node. In each pair of nodes, the node with the smaller name dials.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity {
     /// The failure domain that the node belongs to.
     pub region: String,
-    /// The node in it.
+    /// The node's name in its region.
     pub node: String,
 }
 
@@ -33,7 +34,7 @@ impl Identity {
         format!("{SCHEME}{}/{}", self.region, self.node)
     }
 
-    /// Whether both names keep to the rule above.
+    /// Whether both names follow the rule above.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         [&self.region, &self.node].iter().all(|name| is_name(name))
@@ -46,7 +47,7 @@ impl fmt::Display for Identity {
     }
 }
 
-/// A name in a certificate that is none of Acequia's.
+/// The name in a certificate is not a name of an Acequia node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a name like acequia://REGION/NODE")]
 pub struct NotAnIdentity;

@@ -1,4 +1,4 @@
-//! The numbers by which packets find their connection.
+//! The connection IDs by which packets find their connection.
 
 use quinn::{ConnectionId, ConnectionIdGenerator};
 use ring::rand::{SecureRandom as _, SystemRandom};
@@ -8,10 +8,10 @@ use crate::random::Random;
 
 const ID_BYTES: usize = 8;
 
-/// Numbers that nobody can foresee, or, with a seed, the same ones again.
+/// Connection IDs that nobody can foresee. With a seed, they are equal in every run.
 ///
-/// That nobody can foresee them matters: a node answers a packet for a connection it does not know with the
-/// token that resets a connection of that number.
+/// The IDs must be unforeseeable: a node answers a packet for an unknown connection with the token that
+/// resets the connection of that ID.
 pub(crate) enum Ids {
     System(SystemRandom),
     Seeded(Random),
@@ -32,7 +32,7 @@ impl ConnectionIdGenerator for Ids {
         match self {
             Self::System(random) => {
                 let filled = random.fill(&mut id);
-                // TLS makes its keys from the same source, so there is no going on without it.
+                // TLS makes its keys from the same source, so a node cannot go on without it.
                 assert!(filled.is_ok(), "the system gives no random numbers");
             }
             Self::Seeded(random) => id = random.next().to_be_bytes(),

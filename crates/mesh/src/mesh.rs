@@ -1,4 +1,4 @@
-//! The mesh from outside.
+//! The public interface of the mesh.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,65 +22,68 @@ use crate::{
     tls::{self, Secured},
 };
 
-/// Events that wait to be taken. A frame among them may have [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX)
-/// bytes, though hardly one has; when they are full, nothing more is read from any peer.
+/// The most events that wait to be taken. A frame among them may have
+/// [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX) bytes, though hardly any has. When the queue is full,
+/// nothing more is read from any peer.
 const EVENTS_MAX: usize = 32;
 /// The most peers of one node.
 const PEERS_MAX: usize = 256;
 /// How long [`Mesh::close`] waits for goodbyes to leave.
 const CLOSE_TIME_MAX: Duration = Duration::from_millis(500);
 
-/// What a mesh is made of.
+/// The configuration of a mesh.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Who this node is: the name that its certificate carries.
+    /// This node's name, which its certificate carries.
     pub identity: Identity,
-    /// What it shows to others, and by whom it knows them.
+    /// The certificate that this node shows, and the authorities that it trusts.
     pub credentials: Credentials,
-    /// The other nodes, at most 256. Nobody else is let in.
+    /// The other nodes, at most 256. No other node is accepted.
     pub peers: Vec<PeerConfig>,
-    /// A secret of this node that stays the same over restarts. By it a restarted node can tell a peer at
-    /// once that the connection it sends on is gone. With a new one the peer finds out after
+    /// A secret of this node that stays unchanged over restarts. With it, a restarted node can tell a peer
+    /// at once that the peer's connection is gone. If the secret changes, the peer finds out only after
     /// [`Timing::idle`].
     pub reset_key: [u8; 32],
-    /// For simulations: makes quinn's own choices, the connections' numbers and the jitter the same in every
-    /// run. `None` everywhere else: whoever knows the seed could end connections.
+    /// For simulations: makes quinn's own choices, the connection IDs and the jitter equal in every run.
+    /// `None` everywhere else: anybody who knows the seed could end connections.
     pub rng_seed: Option<[u8; 32]>,
-    /// How fast.
+    /// Timeouts and intervals.
     pub timing: Timing,
 }
 
-/// Another node.
+/// The configuration of another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerConfig {
-    /// Who it is.
+    /// The peer's name.
     pub identity: Identity,
-    /// Where it is: `host:port`, looked up at each dial. Not used if the peer is the one to dial.
+    /// The peer's address, `host:port`, looked up at each dial. Not used if the peer dials this node.
     pub address: String,
 }
 
-/// How fast things happen. The default is for regions some 10 to 300 ms apart.
+/// Timeouts and intervals. The default is for regions some 10 to 300 ms apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// How often a quiet connection says that it is there. Well below `idle`: several in a row get lost
-    /// before the connection does.
+    /// The interval at which a quiet connection shows that it is alive. The interval must be well below
+    /// `idle`, so that several signs may get lost before the connection does.
     pub keep_alive: Duration,
-    /// How long nothing may be heard before the connection counts as lost. Larger: a cut is noticed later,
-    /// and the longer a cut that a connection lives through, the longer it is quiet afterwards, since
-    /// repetitions become rarer. Smaller: a busy machine or a few lost packets end connections. Never less
-    /// than three times what an acknowledgement is waited for (RFC 9000 section 10.1): some ten seconds on a
-    /// link with round trips of two, and for as long as those are remembered.
+    /// The longest silence before the connection counts as lost. Larger: a cut is noticed later. A longer
+    /// cut is also followed by a longer silence if the connection lives through it, since repetitions
+    /// become rarer. Smaller: a busy machine or a few lost packets end connections. The silence is never
+    /// less than three times the wait for an acknowledgement (RFC 9000 section 10.1). On a link with round
+    /// trips of two seconds, that is some ten seconds, for as long as those round trips are remembered.
     pub idle: Duration,
-    /// Between attempts in the first minute without a connection; a quarter more or less, by chance. An attempt is a packet
-    /// of 1.2 kB, repeated a few times. It adds to the time in which a mended link is used again.
+    /// The pause between attempts in the first minute without a connection; a quarter more or less, by
+    /// chance. An attempt is a packet of 1.2 kB, repeated a few times. The pause adds to the time until a
+    /// mended link is used again.
     pub dial: Duration,
-    /// The same after that: some 10 kB/s for a peer that is gone.
+    /// The pause between attempts after the first minute. These attempts cost some 10 kB/s for a peer that
+    /// is gone.
     pub dial_later: Duration,
-    /// How long an attempt may take, and the hello after it. Larger than four round trips; with the pauses
-    /// above it determines how many are pending (16 at most).
+    /// The longest time for an attempt, and for the hello after it. The time should be longer than four
+    /// round trips. With the pauses above it determines how many attempts are pending (16 at most).
     pub attempt: Duration,
-    /// How long a frame may take to arrive whole. Larger than [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX)
-    /// takes on the slowest link.
+    /// The longest time for a whole frame to arrive. The time should be longer than
+    /// [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX) takes on the slowest link.
     pub frame: Duration,
 }
 
@@ -98,7 +101,7 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// The pause between attempts after so long without a connection.
+    /// The pause between attempts, `down_for` after the connection was lost.
     pub(crate) fn pause(&self, down_for: Duration) -> Duration {
         match down_for.as_secs() {
             0..60 => self.dial,
@@ -107,23 +110,25 @@ impl Timing {
     }
 }
 
-/// What happens. Of each peer, `Up` and `Down` take turns, `Up` first, and frames come in between.
+/// An event of the mesh. For each peer, `Up` and `Down` alternate, `Up` comes first, and frames come in
+/// between.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The first word came from a peer on a new connection, so both sides have agreed on it.
+    /// The first message of a peer arrived on a new connection, so both sides have agreed on this
+    /// connection.
     Up(Identity),
-    /// The connection is gone, and with it what was under way on it.
+    /// The connection is gone, with everything in flight on it.
     Down {
-        /// Whose.
+        /// The peer.
         peer: Identity,
-        /// Why, for people.
+        /// The reason, as text for people.
         why: String,
     },
-    /// A frame came whole. Frames may come in another order than they were sent in.
+    /// A whole frame arrived. Frames may arrive in another order than they were sent in.
     Frame {
-        /// Who sent it: the name in its certificate.
+        /// The sender: the name in its certificate.
         from: Identity,
-        /// At most [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX).
+        /// The frame's bytes, at most [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX).
         bytes: Vec<u8>,
     },
 }
@@ -134,15 +139,15 @@ pub enum NotSent {
     /// There is no connection to the peer, or no such peer.
     #[error("not connected")]
     NotConnected,
-    /// Enough is under way: make a newer frame when there is room again.
+    /// Enough is in flight: make a newer frame when there is room again.
     #[error("16 frames or 1 MiB are under way and not acknowledged")]
     Full,
-    /// It has more than [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX) bytes and will never be taken.
+    /// The frame has more than [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX) bytes and will never be taken.
     #[error("a frame of more than {} bytes", crate::FRAME_BYTES_MAX)]
     TooLong,
 }
 
-/// Why there is no mesh, or why it stays as it was.
+/// Why a mesh cannot start, or cannot change its credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum MeshError {
     /// The certificate names another node.
@@ -150,15 +155,15 @@ pub enum MeshError {
         "the certificate is that of {named}, but this node is {expected}: load the one that was made for it"
     )]
     WrongName {
-        /// Whom it names.
+        /// The node that the certificate names.
         named: Identity,
-        /// Who this node is.
+        /// This node's name.
         expected: Identity,
     },
     /// The peers contradict each other, or this node.
     #[error("{0}")]
     Peers(String),
-    /// TLS does not take the credentials.
+    /// TLS does not accept the credentials.
     #[error("these certificates cannot be used: {0}. Make them anew with: acequia certs")]
     Credentials(String),
     /// The socket cannot be used.
@@ -168,38 +173,38 @@ pub enum MeshError {
     Socket(#[from] io::Error),
 }
 
-/// How a peer is doing.
+/// The status of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerStatus {
-    /// Who it is.
+    /// The peer's name.
     pub identity: Identity,
-    /// Where it is dialled.
+    /// The address at which the peer is dialled.
     pub address: String,
-    /// Whether it is up.
+    /// Whether the connection is up.
     pub connected: bool,
-    /// Since when it has been up or down: by the clock of the tokio runtime.
+    /// The time of the last change between up and down, by the clock of the tokio runtime.
     pub since: std::time::Instant,
     /// The round trip, smoothed; zero without a connection.
     pub rtt: Duration,
-    /// That of the certificate that it shows, while there is a connection.
+    /// The fingerprint of the peer's certificate, while there is a connection.
     pub fingerprint: Option<Fingerprint>,
-    /// What was refused of it since the start.
+    /// The number of refusals of this peer since the start.
     pub refused: u64,
-    /// Frames that it did not take since the start.
+    /// The number of frames that the peer refused since the start.
     pub refused_by_peer: u64,
     /// Why the last connection or attempt ended; empty while it is up.
     pub last_error: String,
-    /// Frames from it that were handed on.
+    /// Frames from the peer that were delivered.
     pub frames_in: u64,
-    /// Their bytes.
+    /// The bytes of those frames.
     pub bytes_in: u64,
-    /// Frames that it acknowledged.
+    /// Frames that the peer acknowledged.
     pub frames_out: u64,
-    /// Their bytes.
+    /// The bytes of those frames.
     pub bytes_out: u64,
 }
 
-/// A node's connections to its peers. Dropping it ends them, and everything that it started.
+/// A node's connections to its peers. Dropping the mesh ends them, and everything that it started.
 #[derive(Debug)]
 pub struct Mesh {
     node: Arc<Node>,
@@ -209,18 +214,18 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// Starts on a socket, on the tokio runtime that this is called on.
+    /// Starts a mesh on a socket, on the current tokio runtime.
     ///
     /// # Errors
-    /// The configuration contradicts itself, or the socket cannot be used; nothing was started.
+    /// The configuration contradicts itself, or the socket cannot be used. Nothing was started.
     pub fn start(config: Config, socket: UdpSocket) -> Result<(Self, mpsc::Receiver<Event>), MeshError> {
         let runtime = Arc::new(TokioRuntime);
         let socket = runtime.wrap_udp_socket(socket)?;
         Self::start_with(config, socket, runtime)
     }
 
-    /// Starts on a socket and a runtime of the caller's: a simulated network, for instance. Besides `runtime`
-    /// it uses tokio's timers and tasks, which a simulator has to drive as well.
+    /// Starts a mesh on the caller's socket and runtime: for instance, a simulated network. The mesh also
+    /// uses tokio's timers and tasks, which a simulator has to drive as well.
     ///
     /// # Errors
     /// As [`Mesh::start`].
@@ -255,16 +260,18 @@ impl Mesh {
         Ok((Self { node, reset_key: config.reset_key, local, tasks }, taken))
     }
 
-    /// Where the socket is bound.
+    /// The address that the socket is bound to.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// Sends a frame, if there is a connection with room for it. It may still get lost, with the connection.
+    /// Sends a frame, if there is a connection with room for it. The frame may still be lost, with the
+    /// connection.
     ///
     /// # Errors
-    /// It was not taken: since only the newest state matters, nothing waits here that cannot leave now.
+    /// The frame was not taken. Only the newest state matters, so no frame waits here if it cannot be sent
+    /// now.
     pub fn send(&self, to: &Identity, frame: Vec<u8>) -> Result<(), NotSent> {
         self.node.peers.get(to).ok_or(NotSent::NotConnected)?.send(frame)
     }
@@ -275,22 +282,23 @@ impl Mesh {
         self.node.peers.get(to).is_some_and(|peer| peer.is_writable())
     }
 
-    /// How each peer is doing, in the order of their names.
+    /// The status of each peer, in the order of their names.
     #[must_use]
     pub fn status(&self) -> Vec<PeerStatus> {
         self.node.peers.values().map(|peer| peer.status()).collect()
     }
 
-    /// What was refused since the start.
+    /// The number of refusals since the start, by kind.
     #[must_use]
     pub fn refused(&self) -> Refusals {
         self.node.refusals.counts()
     }
 
-    /// Has new connections use these credentials. Connections that are there stay.
+    /// Makes new connections use these credentials. Connections that are up stay.
     ///
     /// # Errors
-    /// They are another node's, or TLS does not take them; then those before stay in use.
+    /// The credentials belong to another node, or TLS does not accept them. Then the earlier credentials
+    /// stay in use.
     pub fn replace_credentials(&self, credentials: &Credentials) -> Result<(), MeshError> {
         check_name(credentials, &self.node.identity)?;
         let secured =
@@ -300,7 +308,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// Lets nobody in any more by these certificates, and ends the connections that they have.
+    /// Stops accepting these certificates, and ends the connections that use them.
     pub fn revoke(&self, revoked: BTreeSet<Fingerprint>) {
         *lock(&self.node.revoked) = revoked;
         for peer in self.node.peers.values() {
@@ -308,12 +316,12 @@ impl Mesh {
         }
     }
 
-    /// Says goodbye to all peers, and waits until that has left: half a second at most. No event comes after
-    /// it.
+    /// Says goodbye to all peers, and waits until the goodbyes are sent: half a second at most. No event
+    /// comes after that.
     pub async fn close(&self) {
         self.node.endpoint.close(VarInt::from_u32(0), b"goodbye");
         lock(&self.tasks).abort_all();
-        // What has not left by then, no peer needs: it would notice by itself.
+        // No peer needs a goodbye that is not sent by then: the peer would notice by itself.
         let _ = timeout(CLOSE_TIME_MAX, self.node.endpoint.wait_idle()).await;
     }
 }
@@ -327,7 +335,7 @@ impl Drop for Mesh {
 fn start_tasks(node: &Arc<Node>, events: &mpsc::Sender<Event>, rng_seed: Option<[u8; 32]>) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     tasks.spawn(accept::accept(Arc::clone(node), events.clone()));
-    // Without a seed the jitter differs by node, which is all that it is for.
+    // Without a seed the jitter differs by node, and the jitter is for nothing else.
     let seed = rng_seed.unwrap_or_else(|| {
         let mut seed = [0; 32];
         for (place, byte) in node.identity.uri().bytes().enumerate() {

@@ -1,4 +1,4 @@
-//! What all tasks of a mesh share.
+//! The state that all tasks of a mesh share.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,20 +21,20 @@ pub(crate) struct Node {
     pub(crate) peers: BTreeMap<Identity, Arc<Peer>>,
     pub(crate) refusals: Ledger,
     pub(crate) endpoint: Endpoint,
-    /// Whether the socket reaches addresses of version 4 only.
+    /// Whether the socket reaches IPv4 addresses only.
     pub(crate) is_ipv4: bool,
     pub(crate) client: Mutex<quinn::ClientConfig>,
-    /// Certificates that are let in no more.
+    /// Certificates that are no longer accepted.
     pub(crate) revoked: Mutex<BTreeSet<Fingerprint>>,
 }
 
 impl Node {
-    /// Whether it is for this node to dial that peer.
+    /// Whether this node must dial that peer.
     pub(crate) fn dials(&self, peer: &Peer) -> bool {
         self.identity < peer.identity
     }
 
-    /// What new connections show and trust.
+    /// The credentials of new connections.
     pub(crate) fn client(&self) -> quinn::ClientConfig {
         lock(&self.client).clone()
     }

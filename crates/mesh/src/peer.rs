@@ -1,4 +1,4 @@
-//! What a node knows of each of its peers, and the way out to it.
+//! A node's state of each of its peers, and the way out to the peer.
 
 use std::{
     sync::{
@@ -13,17 +13,17 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{FRAME_BYTES_MAX, Identity, NotSent, PeerStatus, Refusal, connection::fingerprint};
 
-/// Frames that may be on their way to one peer.
+/// The most frames in flight to one peer.
 pub(crate) const FRAMES_UNACKNOWLEDGED_MAX: usize = 16;
-/// Their bytes; a single frame may be longer if nothing else is under way. More would only delay what is
-/// newer: after a cut, all of it is repeated first.
+/// The most bytes of those frames. A single frame may be longer if nothing else is in flight. More would
+/// only delay newer frames: after a cut, all unacknowledged bytes are repeated first.
 const BYTES_UNACKNOWLEDGED_MAX: usize = 1 << 20;
-/// The close code of a connection that a newer one takes the place of. (0 is goodbye.)
+/// The close code of a connection that a newer one replaces. (0 is goodbye.)
 pub(crate) const REPLACED: VarInt = VarInt::from_u32(1);
-/// The most bytes that are kept of an error.
+/// The most bytes of an error that are kept.
 const ERROR_BYTES_MAX: usize = 512;
 
-/// Locks, also after a panic elsewhere: what these locks guard is whole between any two statements.
+/// Locks, even after a panic elsewhere: the guarded data is consistent between any two statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -33,7 +33,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Peer {
     pub(crate) identity: Identity,
     pub(crate) address: String,
-    /// Held while a connection lives: the next one waits until the one before has said that it is down.
+    /// Held while a connection lives. The next connection waits until the one before has reported that it
+    /// is down.
     turn: Arc<tokio::sync::Mutex<()>>,
     state: Mutex<State>,
     pub(crate) counts: Counts,
@@ -43,7 +44,7 @@ pub(crate) struct Peer {
 struct State {
     /// The newest connection.
     newest: Option<Connection>,
-    /// The way out, where there is one.
+    /// The way out, if there is one.
     out: Option<Out>,
     is_up: bool,
     since: Instant,
@@ -57,7 +58,7 @@ struct Out {
     room: Arc<Room>,
 }
 
-/// What happened with a peer since the start.
+/// Counts of a peer since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) refused: AtomicU64,
@@ -68,7 +69,7 @@ pub(crate) struct Counts {
     pub(crate) bytes_out: AtomicU64,
 }
 
-/// A frame that leaves, with its place among those under way.
+/// An outgoing frame, with its place among the frames in flight.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) frame: Vec<u8>,
@@ -100,7 +101,7 @@ impl Peer {
         lock(&self.state).out.as_ref().is_some_and(|out| out.room.has_some())
     }
 
-    /// Ends the connection that was there in favour of this one, and waits until it has ended.
+    /// Ends the peer's earlier connection in favour of this one, and waits until it has ended.
     pub(crate) async fn take_turn(&self, connection: &Connection) -> tokio::sync::OwnedMutexGuard<()> {
         let before = lock(&self.state).newest.replace(connection.clone());
         if let Some(before) = before {
@@ -109,7 +110,7 @@ impl Peer {
         Arc::clone(&self.turn).lock_owned().await
     }
 
-    /// Opens the way out. Its other end is for the one who runs the connection.
+    /// Opens the way out. The caller, which runs the connection, gets the other end.
     pub(crate) fn open(&self, connection: &Connection) -> mpsc::Receiver<Outgoing> {
         let (frames, outgoing) = mpsc::channel(FRAMES_UNACKNOWLEDGED_MAX);
         let out = Out { connection: connection.clone(), frames, room: Arc::default() };
@@ -124,7 +125,7 @@ impl Peer {
         state.last_error.clear();
     }
 
-    /// Closes the way out, and says whether the peer was up.
+    /// Closes the way out, and tells whether the peer was up.
     pub(crate) fn set_down(&self, why: &str) -> bool {
         let mut state = lock(&self.state);
         state.out = None;
@@ -136,7 +137,7 @@ impl Peer {
         was_up
     }
 
-    /// Keeps why an attempt failed, unless the peer is up.
+    /// Keeps the reason of a failed attempt, unless the peer is up.
     pub(crate) fn set_error(&self, why: &str) {
         let mut state = lock(&self.state);
         if !state.is_up {
@@ -148,7 +149,7 @@ impl Peer {
         self.counts.refused.fetch_add(1, Relaxed);
     }
 
-    /// Ends the connection, if its certificate is revoked.
+    /// Ends the connection if its certificate is revoked.
     pub(crate) fn close_revoked(&self, is_revoked: impl Fn(&Connection) -> bool) {
         let state = lock(&self.state);
         let out = state.out.as_ref().map(|out| &out.connection);
@@ -177,8 +178,8 @@ impl Peer {
     }
 }
 
-/// What may be shown of an error: the other side may have chosen the words, so not too many, and none that
-/// rule a terminal.
+/// An error text that is safe to show. The other side may have chosen the text, so it is cut, and control
+/// characters are removed.
 pub(crate) fn clean(why: &str) -> String {
     let mut clean = String::new();
     for letter in why.chars().filter(|letter| !letter.is_control()) {
@@ -190,7 +191,7 @@ pub(crate) fn clean(why: &str) -> String {
     clean
 }
 
-/// What is on its way on one connection.
+/// The frames and bytes in flight on one connection.
 #[derive(Debug, Default)]
 struct Room(Mutex<UnderWay>);
 
@@ -201,14 +202,14 @@ struct UnderWay {
 }
 
 impl Room {
-    /// Whether a frame would find room that is no longer than what is left.
+    /// Whether a frame no longer than the remaining room would fit.
     fn has_some(&self) -> bool {
         let under_way = lock(&self.0);
         under_way.frames < FRAMES_UNACKNOWLEDGED_MAX && under_way.bytes < BYTES_UNACKNOWLEDGED_MAX
     }
 }
 
-/// The place of one frame in it, which it has until it is dropped.
+/// The place of one frame in a [`Room`]. The frame has it until the place is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     room: Arc<Room>,
@@ -240,11 +241,11 @@ impl Drop for Place {
 /// How a connection ended, for people.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// In a sentence.
+    /// The reason, in a sentence.
     pub(crate) why: String,
-    /// Whether a newer connection of the same peer took its place.
+    /// Whether a newer connection of the same peer replaced this one.
     pub(crate) is_replaced: bool,
-    /// Whether the peer was up on it.
+    /// Whether the peer was up on this connection.
     pub(crate) was_up: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Numbers that look random and come again with the same seed.
+//! Pseudo-random numbers. One seed always gives one sequence.
 
 /// Sebastiano Vigna's SplitMix64. Good enough for jitter and for dropping packets, useless for secrets.
 #[derive(Clone, Debug)]

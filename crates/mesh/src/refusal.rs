@@ -1,4 +1,4 @@
-//! What was refused of others: counted always, told now and then.
+//! Counts the refusals of connections and messages from other nodes, and logs some of them.
 
 use std::{
     collections::BTreeMap,
@@ -15,43 +15,44 @@ use tokio::time::Instant;
 
 use crate::{Identity, peer::lock};
 
-/// How often one kind of refusal of one peer is told.
+/// Each kind of refusal of one peer is logged once in this time.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
-/// The close codes of refusals begin here: below are those that are no fault of anybody's.
+/// The first close code of a refusal. Lower codes are nobody's fault.
 const CODES_FROM: u32 = 16;
 
-/// Why something that another one sent, or another one itself, was turned away.
+/// Why a message, a connection or a node was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refusal {
-    /// The handshake failed: another authority, no certificate, one past its end, another protocol. Also
-    /// where the other side was the one to say so.
+    /// The handshake failed: another authority, no certificate, an expired certificate, or another
+    /// protocol. This kind also counts handshakes that the other side refused.
     Handshake,
-    /// The handshake, or the hello after it, did not come to its end in time. A path that works in one
-    /// direction only looks like that, too.
+    /// The handshake, or the hello after it, did not finish in time. A path that works in one direction
+    /// only looks like that, too.
     Unfinished,
-    /// Too many were shaking hands at once.
+    /// Too many handshakes ran at once.
     Crowded,
-    /// A certificate that names no node, or one that is not among the peers.
+    /// A certificate names no node, or a node that is not among the peers.
     Stranger,
-    /// A certificate that names this very node.
+    /// A certificate names this very node.
     OwnName,
-    /// A peer that dials although this node is to dial it.
+    /// A peer dials although this node must dial it.
     WrongDirection,
     /// The address of one peer led to another node.
     WrongPeer,
-    /// A hello of another version of this protocol, or none.
+    /// The hello is missing, or belongs to another version of this protocol.
     Hello,
-    /// A frame of more than [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX) bytes, or longer than it says.
+    /// A frame has more than [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX) bytes, or is longer than its
+    /// stated length.
     FrameTooLong,
-    /// A frame that ends before the length it says, or was taken back.
+    /// A frame ends before its stated length, or was taken back.
     FrameCutShort,
-    /// A frame that was not there in time.
+    /// A frame did not arrive in time.
     FrameStalled,
-    /// More unfinished frames at once than any node sends.
+    /// A peer has more unfinished frames at once than any node sends.
     FramesTooMany,
-    /// A connection on which too many frames were refused.
+    /// Too many frames were refused on one connection.
     Misbehaved,
-    /// A certificate that was revoked.
+    /// A certificate was revoked.
     Revoked,
 }
 
@@ -74,7 +75,7 @@ impl Refusal {
         Self::Revoked,
     ];
 
-    /// A name for metrics and logs, which stays.
+    /// A stable name for metrics and logs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -95,7 +96,7 @@ impl Refusal {
         }
     }
 
-    /// What the other side is told to do about it.
+    /// The advice that the other side gets.
     pub(crate) const fn reason(self) -> &'static str {
         match self {
             Self::Handshake => "handshake failed",
@@ -115,7 +116,7 @@ impl Refusal {
         }
     }
 
-    /// The application's error code under which a connection or a stream is closed.
+    /// The application's error code with which a connection or a stream is closed.
     pub(crate) const fn code(self) -> VarInt {
         VarInt::from_u32(CODES_FROM + self as u32)
     }
@@ -127,23 +128,23 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// How often each kind of refusal happened since the start.
+/// The number of refusals since the start, by kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusals([u64; Refusal::ALL.len()]);
 
 impl Refusals {
-    /// How often this kind happened.
+    /// The number of refusals of this kind.
     #[must_use]
     pub const fn of(&self, refusal: Refusal) -> u64 {
         self.0[refusal as usize]
     }
 
-    /// Every kind with its number.
+    /// Every kind, with its number.
     pub fn iter(&self) -> impl Iterator<Item = (Refusal, u64)> + '_ {
         Refusal::ALL.into_iter().map(|refusal| (refusal, self.of(refusal)))
     }
 
-    /// All kinds together.
+    /// The number of all refusals.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
@@ -154,12 +155,13 @@ impl Refusals {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     counts: [AtomicU64; Refusal::ALL.len()],
-    /// No stranger has an entry of its own, so it is as long as kinds times peers at most.
+    /// Strangers have no entries of their own, so there are at most as many entries as kinds times peers
+    /// and one.
     told: Mutex<BTreeMap<(Refusal, Option<Identity>), Instant>>,
 }
 
 impl Ledger {
-    /// Takes down one refusal of a peer, or of one that is not known, with what is known about it.
+    /// Counts a refusal of a peer, or of an unknown node, and logs `what` with it at most once a minute.
     pub(crate) fn count(&self, refusal: Refusal, peer: Option<&Identity>, what: &str) {
         self.counts[refusal as usize].fetch_add(1, Relaxed);
         let now = Instant::now();

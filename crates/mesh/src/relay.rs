@@ -1,8 +1,8 @@
-//! A UDP link with weather: what demonstrations and tests put between two nodes to delay, lose, repeat or cut
-//! what they send each other.
+//! A UDP link with weather. Demonstrations and tests put it between two nodes to delay, lose, repeat or cut
+//! their packets.
 //!
-//! Give the dialling node [`Link::address`] in place of its peer's. Each address that sends there gets a
-//! socket of the link's own towards the target, so that answers find their way back.
+//! Give the dialling node [`Link::address`] in place of its peer's address. Each address that sends there
+//! gets its own socket towards the target, so that answers find their way back.
 
 use std::{
     collections::BTreeMap,
@@ -25,40 +25,41 @@ use tokio::{
 
 use crate::{peer::lock, random::Random};
 
-/// Packets on their way in one direction. Beyond it they are lost, as in any router.
+/// The most packets on their way in one direction. Further packets are lost, as in any router.
 const QUEUE_MAX: usize = 4096;
-/// Addresses that a link answers to. Beyond it the one that was quiet for longest is forgotten.
+/// The most addresses that a link answers to. For a further address, the one that was quiet the longest is
+/// forgotten.
 const FLOWS_MAX: usize = 64;
-/// The most bytes of a packet of UDP.
+/// The most bytes of a UDP packet.
 const PACKET_BYTES_MAX: usize = 65_535;
 
 /// How a link treats packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Weather {
-    /// What each packet is held up for, in each direction; order is kept.
+    /// The delay of each packet, in each direction. The order is kept.
     pub delay: Duration,
     /// The part of all packets that is lost, `0.0..=1.0`, in each direction.
     pub loss: f32,
     /// The part of all packets that arrives twice, `0.0..=1.0`, in each direction.
     pub duplicate: f32,
-    /// Where nothing passes.
+    /// The directions in which nothing passes.
     pub cut: Cut,
 }
 
 impl Weather {
-    /// Nothing but a delay.
+    /// A delay and nothing else.
     #[must_use]
     pub fn delayed(delay: Duration) -> Self {
         Self { delay, ..Self::default() }
     }
 }
 
-/// In which directions nothing passes: neither what is sent from now on nor what is on its way.
+/// The directions in which nothing passes: neither later packets nor packets on their way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
     /// Towards the target.
     pub to_target: bool,
-    /// Back from it.
+    /// Back from the target.
     pub back: bool,
 }
 
@@ -82,7 +83,7 @@ impl Weather {
     }
 }
 
-/// A link. Dropping it ends it: nothing passes any more, and its sockets are closed.
+/// A link. Dropping it ends it: its sockets are closed, and nothing passes any more.
 #[derive(Debug)]
 pub struct Link {
     address: SocketAddr,
@@ -98,8 +99,8 @@ struct Forwarded {
 }
 
 impl Link {
-    /// Starts a link to `target` at an address of this machine's own choice, on the tokio runtime that this
-    /// is called on. The same `seed` draws the same lots; which packet gets which depends on when they come.
+    /// Starts a link to `target` on the current tokio runtime, at a free local address. A given `seed`
+    /// always makes the same random choices. The arrival of packets decides which packet gets which choice.
     ///
     /// # Errors
     /// The system gives no socket.
@@ -121,24 +122,24 @@ impl Link {
         Ok(Self { address, weather, forwarded, _tasks: tasks })
     }
 
-    /// Where to send what is meant for the target.
+    /// The address for packets to the target.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How the link treats packets now.
+    /// The link's present weather.
     #[must_use]
     pub fn weather(&self) -> Weather {
         *self.weather.borrow()
     }
 
-    /// Changes that at once, also for packets on their way.
+    /// Changes the weather at once, also for packets on their way.
     pub fn set(&self, weather: Weather) {
         self.weather.send_replace(weather);
     }
 
-    /// Packets that passed since the start: towards the target, and back.
+    /// The number of packets that passed since the start: towards the target, and back.
     #[must_use]
     pub fn forwarded(&self) -> (u64, u64) {
         (self.forwarded.to_target.load(Relaxed), self.forwarded.back.load(Relaxed))
@@ -163,7 +164,7 @@ struct Lane {
 }
 
 impl Lane {
-    /// Takes a packet in, or loses it.
+    /// Queues a packet, or loses it.
     fn put(&self, bytes: &[u8], from: &Arc<UdpSocket>, to: SocketAddr) {
         let weather = *self.weather.borrow();
         let (is_lost, is_doubled) = {
@@ -176,13 +177,13 @@ impl Lane {
         let bytes = Bytes::copy_from_slice(bytes);
         for _ in 0..1 + usize::from(is_doubled) {
             let packet = Packet { came: Instant::now(), bytes: bytes.clone(), from: Arc::clone(from), to };
-            // A full queue loses it.
+            // A full queue loses the packet.
             let _ = self.packets.try_send(packet);
         }
     }
 }
 
-/// Sends on what waits, in order, each when its time has come by the weather of that moment.
+/// Sends waiting packets on, in order. Each leaves when its time has come by the present weather.
 async fn deliver(
     direction: Direction,
     mut waiting: mpsc::Receiver<Packet>,
@@ -215,7 +216,7 @@ async fn deliver(
     }
 }
 
-/// The side that faces those who send to the target.
+/// The side that faces the senders.
 struct Front {
     socket: Arc<UdpSocket>,
     target: SocketAddr,
@@ -224,7 +225,7 @@ struct Front {
     flows: BTreeMap<SocketAddr, Flow>,
 }
 
-/// What one address sends, and what comes back to it.
+/// The traffic of one sending address, both ways.
 struct Flow {
     socket: Arc<UdpSocket>,
     used: Instant,
@@ -234,9 +235,9 @@ struct Flow {
 async fn take_in(mut front: Front) {
     let mut packet = vec![0; PACKET_BYTES_MAX];
     loop {
-        // An error is about a packet that was sent before, and this is where the system tells it.
+        // An error is about an earlier packet: the system reports it here.
         let Ok((length, source)) = front.socket.recv_from(&mut packet).await else { continue };
-        // No socket to be had is as good as a lost packet.
+        // If there is no socket, the packet counts as lost.
         let Ok(socket) = front.flow(source) else { continue };
         front.to_target.put(&packet[..length], &socket, front.target);
     }
@@ -392,7 +393,7 @@ mod tests {
         let mut came = 0;
         for number in 0..1000 {
             scene.send(number).await;
-            // One at a time, so that no socket's buffer loses any.
+            // The test takes packets one at a time, so that no socket's buffer loses any.
             while take(&scene.target, Duration::from_millis(2)).await.is_some() {
                 came += 1;
             }

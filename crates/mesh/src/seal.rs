@@ -1,11 +1,11 @@
-//! What is signed by a node's certificate key, so that others can pass it on.
+//! Signs content with a node's certificate key, so that others can pass the content on.
 //!
-//! A connection proves who speaks, and no more: what a node passes on of others could be its own invention. So a writer puts
-//! its signature under what others pass on, and its certificates beside it. Whoever receives that checks both against the
-//! roots that its connections are checked against, at that time: a chain that is valid then is enough, and what was taken
-//! for true stays so.
+//! A connection proves only who sends. A node that passes on another node's content could have made the
+//! content up. So the author signs content that others pass on, and adds its certificates. The receiver
+//! checks both against the roots of its connections, at the time of receipt. A chain that is valid then is
+//! enough, and content accepted then stays accepted.
 //!
-//! Any key signs that rustls takes for TLS: Ed25519, ECDSA and RSA.
+//! Every key type that rustls accepts for TLS can sign: Ed25519, ECDSA and RSA.
 
 use std::{
     collections::BTreeSet,
@@ -31,7 +31,7 @@ const CHAIN_MAX: usize = 8;
 const CHAIN_BYTES_MAX: usize = 32 << 10;
 const SIGNATURE_BYTES_MAX: usize = 1 << 10;
 
-/// In the order of preference: each is a scheme of TLS 1.3 (RFC 8446 section 4.2.3).
+/// The schemes in the order of preference: each is a scheme of TLS 1.3 (RFC 8446 section 4.2.3).
 const SCHEMES: [SignatureScheme; 6] = [
     SignatureScheme::ED25519,
     SignatureScheme::ECDSA_NISTP256_SHA256,
@@ -41,12 +41,12 @@ const SCHEMES: [SignatureScheme; 6] = [
     SignatureScheme::RSA_PSS_SHA512,
 ];
 
-/// The SHA-256 of a certificate in DER: what it is called by, in lists of those that are revoked too.
+/// The SHA-256 of a certificate in DER. Lists of revoked certificates use this name, too.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// That of a certificate.
+    /// The fingerprint of a certificate.
     pub fn of(certificate: &[u8]) -> Self {
         let mut bytes = [0; 32];
         bytes.copy_from_slice(digest::digest(&digest::SHA256, certificate).as_ref());
@@ -67,46 +67,46 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// A signature, with the certificates that prove whose it is.
+/// A signature, with the certificates that prove its author.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed {
-    /// Which algorithm: a number of TLS 1.3's (RFC 8446 section 4.2.3).
+    /// The signature's algorithm, as a scheme number of TLS 1.3 (RFC 8446 section 4.2.3).
     pub scheme: u16,
     /// The signature.
     pub signature: Vec<u8>,
-    /// The signer's certificate, and those between it and a root, in DER.
+    /// The signer's certificate, and the certificates between it and a root, in DER.
     pub chain: Vec<Vec<u8>>,
 }
 
-/// Who signed.
+/// The author of a signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signer {
     /// The node.
     pub identity: Identity,
-    /// Whether its certificate has the role of an authority.
+    /// Whether the signer's certificate has the role of an authority.
     pub is_authority: bool,
-    /// The certificate.
+    /// The signer's certificate.
     pub fingerprint: Fingerprint,
 }
 
 /// Why a signature proves nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealFault {
-    /// It is none, or too large.
+    /// The signature or a certificate cannot be read, or is too large.
     #[error("what should prove it cannot be read: {0}")]
     Malformed(&'static str),
-    /// No root vouches for the certificate, or not now.
+    /// No root vouches for the certificate, or not at this time.
     #[error("its certificate does not hold here: {0}. Is it expired, or of another ca.pem?")]
     Untrusted(String),
     /// The certificate was revoked.
     #[error("the certificate {0} is revoked")]
     Revoked(Fingerprint),
-    /// The bytes are not those that were signed, or another key signed.
+    /// The content is not the signed content, or another key signed.
     #[error("the signature is not of this content by this certificate's key")]
     Forged,
 }
 
-/// Signs with a node's key, and checks what others signed.
+/// Signs with a node's key, and checks the signatures of others.
 pub struct Notary {
     held: RwLock<Held>,
     revoked: RwLock<BTreeSet<Fingerprint>>,
@@ -141,26 +141,26 @@ impl fmt::Debug for Notary {
 }
 
 impl Notary {
-    /// Signs by these credentials, and trusts their roots.
+    /// A notary that signs with these credentials, and trusts their roots.
     ///
     /// # Errors
-    /// What is wrong with them, in words.
+    /// The fault in the credentials, as text.
     pub fn new(credentials: &Credentials) -> Result<Self, String> {
         let held = RwLock::new(Held::new(credentials)?);
         Ok(Self { held, revoked: RwLock::default() })
     }
 
-    /// Signs by others from now on.
+    /// Signs with other credentials from now on.
     ///
     /// # Errors
-    /// What is wrong with them, in words; the earlier ones stay.
+    /// The fault in the credentials, as text. The earlier credentials stay in use.
     pub fn replace(&self, credentials: &Credentials) -> Result<(), String> {
         let held = Held::new(credentials)?;
         *self.held.write().unwrap_or_else(PoisonError::into_inner) = held;
         Ok(())
     }
 
-    /// Believes these certificates no more.
+    /// Stops trusting these certificates.
     pub fn revoke(&self, revoked: BTreeSet<Fingerprint>) {
         *self.revoked.write().unwrap_or_else(PoisonError::into_inner) = revoked;
     }
@@ -170,15 +170,15 @@ impl Notary {
         self.held().is_authority
     }
 
-    /// That of this node's certificate.
+    /// The fingerprint of this node's certificate.
     pub fn fingerprint(&self) -> Fingerprint {
         self.held().chain.first().map_or(Fingerprint([0; 32]), |own| Fingerprint::of(own))
     }
 
-    /// Signs.
+    /// Signs `said`.
     ///
     /// # Errors
-    /// What the key's library says: no key that [`certs::load`](crate::certs::load) takes refuses.
+    /// The error of the key's library. No key that [`certs::load`](crate::certs::load) accepts causes one.
     pub fn sign(&self, said: &[u8]) -> Result<Signed, String> {
         let held = self.held();
         let signer = held.key.choose_scheme(&SCHEMES).ok_or("no scheme of TLS 1.3 is this key's")?;
@@ -186,10 +186,10 @@ impl Notary {
         Ok(Signed { scheme: u16::from(signer.scheme()), signature, chain: held.chain.clone() })
     }
 
-    /// Who signed this. A chain must be valid now, and no certificate in it revoked.
+    /// The signer of `said`. The chain must be valid now, and no certificate in it revoked.
     ///
     /// # Errors
-    /// Why nobody is proven to have.
+    /// Why the signature proves no signer.
     pub fn check(&self, said: &[u8], signed: &Signed) -> Result<Signer, SealFault> {
         let bytes: usize = signed.chain.iter().map(Vec::len).sum();
         if signed.chain.len() > CHAIN_MAX || bytes > CHAIN_BYTES_MAX {
@@ -233,7 +233,7 @@ fn check_signature(said: &[u8], signed: &Signed, own: &CertificateDer<'_>) -> Re
         webpki::EndEntityCert::try_from(own).map_err(|error| SealFault::Untrusted(error.to_string()))?;
     let known = provider().signature_verification_algorithms.mapping;
     let algorithms = known.iter().find(|(of, _)| *of == scheme).map_or(&[][..], |(_, algorithms)| algorithms);
-    // Of one scheme there are several where a certificate may name the key's curve or not.
+    // One scheme may have several algorithms, because a certificate may or may not name the key's curve.
     let is_valid = |algorithm| own.verify_signature(algorithm, said, &signed.signature).is_ok();
     if algorithms.iter().any(|algorithm| is_valid(*algorithm)) { Ok(()) } else { Err(SealFault::Forged) }
 }
@@ -259,7 +259,7 @@ mod tests {
         Identity::new("us", "us-1")
     }
 
-    /// An authority, `eu-1` with its role, and `us-1` without.
+    /// A folder with an authority, `eu-1` with its role, and `us-1` without.
     fn folder() -> TempDir {
         let folder = tempfile::tempdir().expect("a folder");
         certs::create(folder.path(), &[eu(), us()], &["eu-1"]).expect("certificates");
@@ -317,7 +317,7 @@ mod tests {
         assert!(notary.check(SAID, &by_us).is_ok(), "the others need no new ones");
     }
 
-    /// A certificate made elsewhere, with any key, valid for so long.
+    /// A certificate made elsewhere, with any key and any time of validity.
     fn made_elsewhere(
         folder: &TempDir,
         algorithm: &'static SignatureAlgorithm,

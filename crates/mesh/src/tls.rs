@@ -1,4 +1,4 @@
-//! What TLS and QUIC are told: who is let in, and what a peer may make this node hold.
+//! Configures TLS and QUIC: who is accepted, and what a peer may make this node hold.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,22 +16,24 @@ use crate::{
     ids::Ids,
 };
 
-/// What both sides say they speak. A frame's own format has its own versions, above this crate.
+/// The protocol name that both sides announce. The format of frames has its own versions, above this crate.
 const PROTOCOL: &[u8] = b"acequia/1";
-/// Frames that a peer may have under way to this node: twice what one of this version sends.
+/// The most frames that a peer may have in flight to this node: twice as many as a node of this version
+/// sends.
 pub(crate) const STREAMS_IN_MAX: u32 = 32;
-/// What a peer may send on one connection before any of it is read.
+/// The most bytes that a peer may send on one connection before any of them is read.
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
-/// The round trip that a new connection expects: a lost first packet is repeated after three times that.
+/// The round trip that a new connection expects. A lost first packet is repeated after three times this.
 const FIRST_ROUND_TRIP: Duration = Duration::from_millis(100);
-/// The longest that an address stays proven by a token that was handed out for it.
+/// The longest time that a token proves an address.
 const RETRY_TOKEN_LIFETIME: Duration = Duration::from_secs(5);
-/// First packets that wait for this crate to look at them.
+/// The most first packets that wait for this crate to look at them.
 const INCOMING_MAX: usize = 128;
-/// What may arrive for each of those meanwhile, in bytes: a dialler says nothing more before it is answered.
+/// The most bytes that may arrive for each of those first packets meanwhile. A dialler says nothing more
+/// before it is answered.
 const INCOMING_BYTES_MAX: u64 = 8 << 10;
 
-/// What new connections use.
+/// The configuration of new connections.
 pub(crate) struct Secured {
     pub(crate) client: quinn::ClientConfig,
     pub(crate) server: quinn::ServerConfig,
@@ -49,7 +51,7 @@ impl Secured {
         client.transport_config(Arc::clone(&transport));
 
         let server = QuicServerConfig::try_from(server_tls(credentials)?).map_err(|e| e.to_string())?;
-        // Derived, so that an address proven to the process before is proven to this one.
+        // The key is derived, so that an address proven to the earlier process is proven to this one.
         let token_key = hkdf::Salt::new(hkdf::HKDF_SHA256, b"acequia retry token").extract(reset_key);
         let mut server = quinn::ServerConfig::new(Arc::new(server), Arc::new(token_key));
         server
@@ -63,8 +65,8 @@ impl Secured {
     }
 }
 
-/// The endpoint. With the same `reset_key` a restarted node knows packets of the process before it as its
-/// own, and answers them with a stateless reset (RFC 9000 section 10.3).
+/// The endpoint. With an unchanged `reset_key`, a restarted node recognises packets for the earlier process
+/// as its own, and answers them with a stateless reset (RFC 9000 section 10.3).
 pub(crate) fn endpoint(reset_key: &[u8; 32], rng_seed: Option<[u8; 32]>) -> EndpointConfig {
     let key = hmac::Key::new(hmac::HMAC_SHA256, reset_key);
     let mut config = EndpointConfig::new(Arc::new(key));
@@ -82,7 +84,7 @@ fn client_tls(credentials: &Credentials) -> Result<rustls::ClientConfig, String>
         .with_client_auth_cert(credentials.chain.clone(), credentials.key.clone_key())
         .map_err(|error| error.to_string())?;
     config.alpn_protocols = vec![PROTOCOL.to_vec()];
-    // Every connection checks the certificates as they are now.
+    // Every connection checks the present certificates.
     config.resumption = Resumption::disabled();
     Ok(config)
 }
@@ -113,12 +115,12 @@ fn transport(timing: &Timing) -> Result<TransportConfig, String> {
         .stream_receive_window(VarInt::from_u32((FRAME_BYTES_MAX + HEAD_BYTES) as u32))
         .receive_window(VarInt::from_u32(CONNECTION_WINDOW_BYTES))
         .send_window(u64::from(CONNECTION_WINDOW_BYTES))
-        // A frame is of use when all of it is there, so the first goes first.
+        // A frame is useful only when it is complete, so the first frame goes first.
         .send_fairness(false)
         .max_idle_timeout(Some(idle))
         .keep_alive_interval(Some(timing.keep_alive))
         .initial_rtt(FIRST_ROUND_TRIP)
-        // Larger packets would save little here, and a path that swallows them costs seconds.
+        // Larger packets would save little here. A path that drops larger packets would cost seconds.
         .mtu_discovery_config(None);
     Ok(transport)
 }

@@ -1,43 +1,43 @@
-/// Walks the fields of one protobuf message, from the first byte to the last.
+/// Walks through the fields of one Protobuf message, from the first byte to the last.
 ///
 /// Ask for the next [`field`](Self::field), then take its value with the method for its type, or
-/// [`skip`](Self::skip) it. No length is trusted: a value never reaches past the message that holds it. There
-/// is no recursion; how deep a message nests is up to the caller.
+/// [`skip`](Self::skip) it. No length is trusted: a value never reaches past the message that holds it.
+/// There is no recursion: the caller decides how deep it reads.
 ///
 /// After an error the position is unspecified.
 #[derive(Debug, Clone)]
 pub struct Reader<'a> {
-    // A nested message is the same bytes with an earlier end, so that offsets count from the outermost
-    // message.
+    // A nested message has the outer message's bytes with an earlier end, so that offsets count from the
+    // outermost message.
     bytes: &'a [u8],
     at: usize,
 }
 
-/// The key of a field: which field it is, and how its value is laid out.
+/// The key of a field: the field's number, and the layout of its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field {
     /// The field's number in the `.proto` file; never 0.
     pub number: u32,
-    /// How the value is laid out.
+    /// The layout of the value.
     pub wire_type: WireType,
     /// Where the key begins, counted from the first byte of the outermost message.
     pub offset: usize,
 }
 
-/// The layouts a value can have. Groups are not among them.
+/// The layouts that a value can have. Groups are not among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WireType {
     /// An integer, an enum or a bool.
     Varint,
     /// Eight bytes.
     Fixed64,
-    /// A length and as many bytes: text, bytes, a message, packed numbers.
+    /// A length and as many bytes: text, bytes, a message or packed numbers.
     Len,
     /// Four bytes.
     Fixed32,
 }
 
-/// Why bytes are not the message they should be. `offset` counts from the first byte given to the reader.
+/// Why bytes are not a valid message. `offset` counts from the first byte given to the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The message ends before the value does.
@@ -46,55 +46,55 @@ pub enum Malformed {
         /// Where the value, or its length, begins.
         offset: usize,
     },
-    /// An integer of more than 64 bits.
+    /// An integer has more than 64 bits.
     #[error("the integer at byte {offset} has more than 64 bits")]
     Varint {
         /// Where the integer begins.
         offset: usize,
     },
-    /// A field number of 0, or above the highest there is.
+    /// A field number is 0, or above the highest allowed number.
     #[error("the field at byte {offset} has no valid number")]
     FieldNumber {
         /// Where the field begins.
         offset: usize,
     },
-    /// A wire type that does not exist, or is not the one of the field's type.
+    /// A wire type does not exist, or is not the one of the field's type.
     #[error("the field at byte {offset} has the wrong wire type")]
     WireType {
         /// Where the field begins.
         offset: usize,
     },
-    /// A group: proto3 has none.
+    /// A group, which proto3 does not have.
     #[error("the field at byte {offset} is a group, which is not supported")]
     Group {
         /// Where the field begins.
         offset: usize,
     },
-    /// More than [`MAX_DESCRIPTORS`](super::MAX_DESCRIPTORS) in a request.
+    /// A request has more than [`MAX_DESCRIPTORS`](super::MAX_DESCRIPTORS).
     #[error("the descriptor at byte {offset} is one too many: at most {max} in a request", max = super::MAX_DESCRIPTORS)]
     TooManyDescriptors {
-        /// Where the first one above the bound begins.
+        /// Where the first descriptor above the bound begins.
         offset: usize,
     },
-    /// More than [`MAX_ENTRIES`](super::MAX_ENTRIES) in a descriptor.
+    /// A descriptor has more than [`MAX_ENTRIES`](super::MAX_ENTRIES).
     #[error("the entry at byte {offset} is one too many: at most {max} in a descriptor", max = super::MAX_ENTRIES)]
     TooManyEntries {
-        /// Where the first one above the bound begins.
+        /// Where the first entry above the bound begins.
         offset: usize,
     },
-    /// More than [`MAX_CHECKS`](super::MAX_CHECKS) in a batch.
+    /// A batch has more than [`MAX_CHECKS`](super::MAX_CHECKS).
     #[error("the check at byte {offset} is one too many: at most {max} in a batch", max = super::MAX_CHECKS)]
     TooManyChecks {
-        /// Where the first one above the bound begins.
+        /// Where the first check above the bound begins.
         offset: usize,
     },
 }
 
-/// 64 bits, 7 in a byte.
+/// The most bytes of a varint: 64 bits, 7 in a byte.
 const VARINT_BYTES_MAX: usize = 10;
 
 impl<'a> Reader<'a> {
-    /// Starts at the first byte of a message without a length in front.
+    /// Starts at the first byte of a message that has no length in front.
     pub fn new(message: &'a [u8]) -> Self {
         Self { bytes: message, at: 0 }
     }
@@ -146,7 +146,7 @@ impl<'a> Reader<'a> {
         Ok(Self { bytes: &self.bytes[..self.at], at: start })
     }
 
-    /// Steps over the value of a field that the caller does not know.
+    /// Skips the value of a field that the caller does not know.
     #[inline]
     pub fn skip(&mut self, field: Field) -> Result<(), Malformed> {
         match field.wire_type {
@@ -157,7 +157,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Steps over `len` bytes of the value at `offset` and returns where they begin.
+    /// Skips `len` bytes of the value at `offset`, and returns where they begin.
     #[inline]
     fn advance(&mut self, len: u64, offset: usize) -> Result<usize, Malformed> {
         let start = self.at;
@@ -264,7 +264,8 @@ mod tests {
 
     #[test]
     fn a_value_ends_within_the_message_that_holds_it() {
-        // A message of two bytes in field 1, whose own field 1 claims three bytes; two more follow outside.
+        // A message of two bytes in field 1. Its own field 1 claims three bytes, and two more bytes follow
+        // outside.
         let bytes = [0x0a, 0x02, 0x0a, 0x03, 0x10, 0x00];
         let mut outer = Reader::new(&bytes);
         let field = outer.field().expect("valid").expect("a field");

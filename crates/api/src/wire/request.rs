@@ -2,61 +2,61 @@ use smallvec::SmallVec;
 
 use super::{Malformed, Reader};
 
-/// How many descriptors a request may have. The operator's routes set the number, one for each rule that
-/// applies: a handful. The bound keeps one request from holding a thread.
+/// The most descriptors of a request. The operator's routes set the number, one for each rule that applies:
+/// a handful. The bound keeps one request from blocking a thread.
 pub const MAX_DESCRIPTORS: usize = 64;
 
-/// How many entries a descriptor may have. Matching looks at each of them once for every key a limit names.
+/// The most entries of a descriptor. Matching looks at each entry once for every key that a limit names.
 pub const MAX_ENTRIES: usize = 64;
 
-/// How many checks a batch may have; the number that `limiter.proto` promises.
+/// The most checks of a batch: the number that `limiter.proto` promises.
 pub const MAX_CHECKS: usize = 1000;
 
-/// The trailer by which a node says that it ends a stream of checks, and has decided nothing that it did not answer; the name that `limiter.proto`
-/// promises.
+/// The trailer with which a node ends a stream of checks, and says that it decided nothing that it did not
+/// answer. `limiter.proto` promises this name.
 pub const REST_UNDECIDED: &str = "acequia-rest-undecided";
 
-/// A key and its value, neither of them checked to be UTF-8.
+/// A key and its value. Neither is checked to be UTF-8.
 pub type Entry<'a> = (&'a [u8], &'a [u8]);
 
 /// A request of either API, borrowed from the bytes it came in.
 ///
-/// Reading into one that was used before keeps its memory.
+/// Reading into a used request keeps its memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WireRequest<'a> {
-    /// The domain whose limits apply; empty where the request names none.
+    /// The domain whose limits apply; empty if the request names none.
     pub domain: &'a [u8],
     /// The entries of all descriptors, one descriptor after the other.
     pub entries: SmallVec<[Entry<'a>; 8]>,
     /// The descriptors, in the order of the request.
     pub descriptors: SmallVec<[WireDescriptor; 4]>,
-    /// What the request weighs. From Envoy never `Some(0)`: there 0 and absent are the same.
+    /// The request's weight. From Envoy never `Some(0)`: there 0 and absent are equal.
     pub cost: Option<u64>,
-    /// Whether to list the limits in the answer of an allowed request too. From Envoy never.
+    /// Whether to list the limits in the answer even if the request is allowed. From Envoy never.
     pub detail: bool,
-    /// How the charge is to be remembered. From Envoy not at all.
+    /// How the charge is recorded. From Envoy not at all.
     pub record: WireRecord<'a>,
 }
 
-/// How a charge is to be remembered: the fields `id`, `refundable` and `reserve` of an `acequia.v1.CheckRequest`.
+/// How a charge is recorded: the fields `id`, `refundable` and `reserve` of an `acequia.v1.CheckRequest`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WireRecord<'a> {
-    /// The caller's name for the request; empty where it has none.
+    /// The caller's id for the request; empty if there is none.
     pub id: &'a [u8],
-    /// Whether it is to be refundable.
+    /// Whether the charge is refundable.
     pub refundable: bool,
-    /// For how long, and how, it is reserved.
+    /// The reservation, if there is one.
     pub reserve: Option<WireReserve>,
 }
 
 /// An `acequia.v1.Reserve`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WireReserve {
-    /// Milliseconds until it lapses.
+    /// Milliseconds until the reservation lapses.
     pub ttl_ms: u64,
-    /// The number of an `acequia.v1.Lapse`, or one that it does not have.
+    /// The number of an `acequia.v1.Lapse`, or an unknown number.
     pub on_lapse: i32,
-    /// Whether less may be reserved than was asked for.
+    /// Whether less than the asked cost may be reserved.
     pub at_most: bool,
 }
 
@@ -65,13 +65,13 @@ pub struct WireReserve {
 pub struct WireDescriptor {
     /// Index of the first entry in [`WireRequest::entries`].
     pub entries_start: u32,
-    /// Index after the last one.
+    /// Index after the last entry.
     pub entries_end: u32,
-    /// What the request weighs for this descriptor: Envoy's `hits_addend`, Acequia's `cost`.
+    /// The request's weight for this descriptor: Envoy's `hits_addend`, Acequia's `cost`.
     pub cost: Option<u64>,
     /// Envoy only: the cost is to be given back, not spent.
     pub is_negative_hits: bool,
-    /// Envoy only: the limit to apply in place of the configured one.
+    /// Envoy only: the limit that applies in place of the configured one.
     pub limit_override: Option<LimitOverride>,
 }
 
@@ -80,7 +80,7 @@ pub struct WireDescriptor {
 pub struct LimitOverride {
     /// The number of requests in a unit of time.
     pub requests_per_unit: u32,
-    /// The number of an `envoy.type.v3.RateLimitUnit`, or one that it does not have.
+    /// The number of an `envoy.type.v3.RateLimitUnit`, or an unknown number.
     pub unit: i32,
 }
 
@@ -116,7 +116,7 @@ impl<'a> WireRequest<'a> {
     }
 }
 
-/// Reads an `envoy.service.ratelimit.v3.RateLimitRequest`. After an error, what `request` holds is
+/// Reads an `envoy.service.ratelimit.v3.RateLimitRequest`. After an error, the content of `request` is
 /// unspecified.
 pub fn read_rate_limit_request<'a>(
     message: &'a [u8],
@@ -128,7 +128,7 @@ pub fn read_rate_limit_request<'a>(
         match field.number {
             1 => request.domain = reader.bytes(field)?,
             2 => request.push_descriptor(reader.message(field)?, field.offset, read_rate_limit_descriptor)?,
-            // A uint32 is the low half of what is on the wire.
+            // A uint32 is the low half of the varint on the wire.
             3 => request.cost = Some(u64::from(reader.varint(field)? as u32)).filter(|&cost| cost != 0),
             _ => reader.skip(field)?,
         }
@@ -136,7 +136,7 @@ pub fn read_rate_limit_request<'a>(
     Ok(())
 }
 
-/// Reads an `acequia.v1.CheckRequest`. After an error, what `request` holds is unspecified.
+/// Reads an `acequia.v1.CheckRequest`. After an error, the content of `request` is unspecified.
 pub fn read_check_request<'a>(message: &'a [u8], request: &mut WireRequest<'a>) -> Result<(), Malformed> {
     request.clear();
     let mut reader = Reader::new(message);
@@ -157,8 +157,8 @@ pub fn read_check_request<'a>(message: &'a [u8], request: &mut WireRequest<'a>) 
 
 /// Reads an `acequia.v1.CheckBatch`: yields the bytes of each check, for [`read_check_request`].
 ///
-/// A fault in the batch shows only when the iteration comes to it. To refuse a faulty batch whole, go through
-/// a clone of the iterator first.
+/// A fault in the batch shows only when the iteration reaches it. To refuse a faulty batch as a whole, go
+/// through a clone of the iterator first.
 pub fn read_check_batch(message: &[u8]) -> Checks<'_> {
     Checks { reader: Reader::new(message), taken: 0 }
 }
@@ -308,7 +308,7 @@ mod tests {
 
     type OwnedEntries = Vec<(Vec<u8>, Vec<u8>)>;
 
-    /// What both readers must agree on.
+    /// The content that both readers must agree on.
     #[derive(Debug, PartialEq)]
     struct Contents {
         domain: Vec<u8>,
@@ -328,8 +328,7 @@ mod tests {
         read_check_request(bytes, &mut request).map(|()| request)
     }
 
-    /// Whatever the bytes are, ours and prost say the same of them, but for the differences that the module
-    /// lists.
+    /// For any bytes, our reader and prost agree, except for the differences that the module lists.
     fn check<M: Into<Contents>>(
         ours: Result<WireRequest<'_>, Malformed>,
         prost: Result<M, DecodeError>,
@@ -383,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_value_that_is_not_utf8_is_read() {
-        // domain "d", one descriptor, one entry: key "k", value the byte 0xff.
+        // The bytes are: domain "d", one descriptor, one entry with key "k" and the byte 0xff as value.
         let bytes = [0x0a, 1, b'd', 0x12, 8, 0x0a, 6, 0x0a, 1, b'k', 0x12, 1, 0xff];
         let request = envoy_request(&bytes).expect("bytes are bytes");
         assert_eq!(request.entries[..], [(&b"k"[..], &b"\xff"[..])]);
@@ -392,13 +391,13 @@ mod tests {
 
     #[test]
     fn a_message_sent_in_two_parts_is_one_message() {
-        // One descriptor with `limit` twice: requests_per_unit 5, then unit 2.
+        // One descriptor has `limit` twice: requests_per_unit 5, then unit 2.
         let bytes = [0x12, 8, 0x12, 2, 0x08, 5, 0x12, 2, 0x10, 2];
         let request = envoy_request(&bytes).expect("well formed");
         let merged = LimitOverride { requests_per_unit: 5, unit: 2 };
         assert_eq!(request.descriptors[0].limit_override, Some(merged));
 
-        // The same with `hits_addend`: 5, then nothing.
+        // The descriptor has `hits_addend` twice: 5, then nothing.
         let bytes = [0x12, 6, 0x1a, 2, 0x08, 5, 0x1a, 0];
         let request = envoy_request(&bytes).expect("well formed");
         assert_eq!(request.descriptors[0].cost, Some(5));
@@ -448,7 +447,7 @@ mod tests {
         assert_eq!(envoy_request(&one_too_many), Err(Malformed::TooManyDescriptors { offset }));
         assert_eq!(check_request(&one_too_many), Err(Malformed::TooManyDescriptors { offset }));
 
-        // Two descriptors: the bound is for each, not for the sum.
+        // Two descriptors: the bound is for each descriptor, not for their sum.
         let entries = |count| {
             let descriptors = vec![envoy_descriptor(&vec![("k", "v"); count]); 2];
             RateLimitRequest { descriptors, ..RateLimitRequest::default() }.encode_to_vec()
@@ -675,12 +674,12 @@ mod tests {
         prop_oneof![8 => "\\PC{0,8}", 1 => "[a-z]{120,140}"]
     }
 
-    /// Of every length on the wire.
+    /// Integers of every length on the wire.
     fn integer() -> impl Strategy<Value = u64> {
         (any::<u64>(), 0..64u32).prop_map(|(value, shift)| value >> shift)
     }
 
-    /// Fields with small numbers, of all types, nested: mostly well formed, rarely what the schema says.
+    /// Fields with small numbers, of all types, nested: mostly well formed, rarely as the schema says.
     fn fields() -> impl Strategy<Value = Vec<u8>> {
         let leaf = prop_oneof![
             integer().prop_map(|value| (0, varint(value))),

@@ -8,8 +8,8 @@ use crate::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 
 /// Writes an `envoy.service.ratelimit.v3.RateLimitResponse`, field after field.
 ///
-/// The message is complete after every call. Headers go after statuses, the body after headers and the
-/// metadata last; another order is valid too, only unusual.
+/// The message is complete after every call. The usual order is statuses, headers, the body, the metadata.
+/// Another order is valid, too.
 #[derive(Debug)]
 pub struct RateLimitResponseWriter<'b, B> {
     out: &'b mut B,
@@ -22,22 +22,24 @@ impl<'b, B: BufMut> RateLimitResponseWriter<'b, B> {
         Self { out }
     }
 
-    /// The status of the next descriptor; one for each descriptor of the request, in its order.
+    /// Appends the status of the next descriptor. Each descriptor of the request has one, in the request's
+    /// order.
     pub fn status(&mut self, status: &StatusOut<'_>) {
         put_message(self.out, 2, status);
     }
 
-    /// One more of the `response_headers_to_add`.
+    /// Appends one header to `response_headers_to_add`.
     pub fn response_header(&mut self, header: &HeaderOut<'_>) {
         put_message(self.out, 3, header);
     }
 
-    /// The body for a request that is denied. At most once.
+    /// Appends the body for a denied request. At most once.
     pub fn raw_body(&mut self, body: &[u8]) {
         put_bytes(self.out, 5, body);
     }
 
-    /// What later filters and the access log of Envoy may read. At most once; each key at most once.
+    /// Appends metadata for later filters and the access log of Envoy. At most once, and each key at most
+    /// once.
     pub fn dynamic_metadata(&mut self, fields: &[MetadataOut<'_>]) {
         put_message(self.out, 6, fields);
     }
@@ -48,22 +50,23 @@ pub fn write_check_response(out: &mut impl BufMut, check: &CheckOut<'_>) {
     check.write(out);
 }
 
-/// Appends one more result of an `acequia.v1.CheckBatchResult` to `out`; one for each check, in the order of
-/// the batch.
+/// Appends one more result of an `acequia.v1.CheckBatchResult` to `out`. Each check has one result, in the
+/// order of the batch.
 pub fn write_check_result(out: &mut impl BufMut, check: &CheckOut<'_>) {
     put_message(out, 1, check);
 }
 
-/// Envoy's `RateLimitResponse.DescriptorStatus`: what one descriptor met.
+/// Envoy's `RateLimitResponse.DescriptorStatus`: the result for one descriptor.
 #[derive(Debug, Clone, Copy)]
 pub struct StatusOut<'a> {
     /// The verdict on this descriptor.
     pub code: Code,
-    /// The limit that decided, where there is one.
+    /// The limit that decided, if there is one.
     pub current_limit: Option<CurrentLimitOut<'a>>,
-    /// What is left of it; where that is more than fits, `u32::MAX`.
+    /// The units left of the limit; `u32::MAX` if there are more.
     pub limit_remaining: u32,
-    /// How long until it is whole again. More than ten thousand years are written as that.
+    /// The time until the whole limit is back. More than ten thousand years are written as ten thousand
+    /// years.
     pub duration_until_reset: Option<Duration>,
 }
 
@@ -81,9 +84,9 @@ pub struct CurrentLimitOut<'a> {
 /// A header for Envoy to add.
 #[derive(Debug, Clone, Copy)]
 pub struct HeaderOut<'a> {
-    /// Its name, in lower case.
+    /// The header's name, in lower case.
     pub key: &'a str,
-    /// Its value.
+    /// The header's value.
     pub value: &'a str,
 }
 
@@ -96,84 +99,84 @@ pub struct MetadataOut<'a> {
     pub value: MetadataValue<'a>,
 }
 
-/// The kinds of `google.protobuf.Value` that are needed here.
+/// The kinds of `google.protobuf.Value` that are used here.
 #[derive(Debug, Clone, Copy)]
 pub enum MetadataValue<'a> {
     /// Text.
     String(&'a str),
-    /// A number; finite, as JSON has no others.
+    /// A finite number: JSON has no other numbers.
     Number(f64),
 }
 
-/// An `acequia.v1.CheckResponse`: the fields mean what they mean there.
+/// An `acequia.v1.CheckResponse`. The fields mean what they mean there.
 #[derive(Debug, Clone, Copy)]
 pub struct CheckOut<'a> {
     /// Whether the request may pass.
     pub allowed: bool,
-    /// The name of the limit that decided; empty where no limit matched.
+    /// The name of the limit that decided; empty if no limit matched.
     pub limit: &'a str,
-    /// What may still be spent here in that limit.
+    /// The units that may still be spent here under that limit.
     pub remaining: Option<u64>,
-    /// When to come back.
+    /// When to come back, in milliseconds.
     pub retry_after_ms: Option<u64>,
-    /// How long to wait before going on.
+    /// How long to wait before going on, in milliseconds.
     pub delay_ms: u64,
-    /// Why.
+    /// The reason of the decision.
     pub reason: Reason,
-    /// What each limit says.
+    /// The result of each limit.
     pub limits: &'a [LimitOut<'a>],
-    /// How the charge is remembered, if it is.
+    /// The record of the charge, if there is one.
     pub charge: Option<ChargeOut<'a>>,
 }
 
 /// The fields `charge_id`, `is_repeat` and `charged` of an `acequia.v1.CheckResponse`.
 #[derive(Debug, Clone, Copy)]
 pub struct ChargeOut<'a> {
-    /// By which the charge can be settled.
+    /// The id with which the charge can be settled.
     pub charge_id: &'a str,
-    /// Whether nothing was charged anew.
+    /// Whether this is a repeat, and nothing more was charged.
     pub is_repeat: bool,
-    /// What was reserved; 0 for a charge that is no reservation.
+    /// The reserved units; 0 for a charge that is not a reservation.
     pub charged: u64,
-    /// Milliseconds until it lapses.
+    /// Milliseconds until the reservation lapses.
     pub lapses_in_ms: u64,
 }
 
-/// An `acequia.v1.LimitResult`: the fields mean what they mean there.
+/// An `acequia.v1.LimitResult`. The fields mean what they mean there.
 #[derive(Debug, Clone, Copy)]
 pub struct LimitOut<'a> {
     /// The limit's name.
     pub name: &'a str,
-    /// The limit's number.
+    /// The limit's budget, in units.
     pub budget: u64,
-    /// What may still be spent here.
+    /// The units that may still be spent here.
     pub remaining: u64,
-    /// When to come back.
+    /// When to come back, in milliseconds.
     pub retry_after_ms: Option<u64>,
-    /// Until everything is back if nothing more is spent.
+    /// Milliseconds until everything is back if nothing more is spent.
     pub reset_after_ms: u64,
-    /// How long to wait before going on.
+    /// How long to wait before going on, in milliseconds.
     pub delay_ms: u64,
-    /// What the limit says.
+    /// The limit's verdict.
     pub outcome: Outcome,
-    /// Why.
+    /// The reason of the verdict.
     pub reason: Reason,
     /// The descriptors, by index, that hit this cell.
     pub descriptors: &'a [u32],
-    /// The sum of their costs.
+    /// The sum of those descriptors' costs.
     pub cost: u64,
-    /// The algorithm in the words of the config.
+    /// The algorithm's name in a config.
     pub algorithm: &'a str,
-    /// The class of consumers; empty where the limit has none.
+    /// The class of consumers; empty if the limit has no classes.
     pub class: &'a str,
     /// Units that passed though this node did not have them.
     pub open_units: u64,
 }
 
-/// The longest `google.protobuf.Duration` there is, about ten thousand years.
+/// The longest `google.protobuf.Duration`, about ten thousand years.
 const DURATION_SECONDS_MAX: u64 = 315_576_000_000;
 
-/// A message that knows its length before it is written: a nested message has its length in front.
+/// A message that knows its length before it is written: the length of a nested message comes first.
 trait Body {
     fn wire_len(&self) -> usize;
     fn write(&self, out: &mut impl BufMut);
@@ -236,7 +239,7 @@ impl Body for HeaderOut<'_> {
     }
 }
 
-/// A `google.protobuf.Struct`: a map, and on the wire a map is a repeated message of key and value.
+/// A `google.protobuf.Struct`: a map. On the wire, a map is a repeated message of key and value.
 impl Body for [MetadataOut<'_>] {
     fn wire_len(&self) -> usize {
         self.iter().map(message_len).sum()
@@ -260,7 +263,7 @@ impl Body for MetadataOut<'_> {
     }
 }
 
-/// A `google.protobuf.Value`: a `oneof`, so the default is written too.
+/// A `google.protobuf.Value`: a `oneof`, so even a default value is written.
 impl Body for MetadataValue<'_> {
     fn wire_len(&self) -> usize {
         match self {
@@ -359,7 +362,7 @@ const VARINT: u8 = 0;
 const FIXED64: u8 = 1;
 const LEN: u8 = 2;
 
-/// Every field here has a number below 16, so that its key is one byte.
+/// Every field here has a number below 16, so its key is one byte.
 #[inline]
 const fn key(field: u8, wire_type: u8) -> u8 {
     assert!(field < 16);
@@ -375,7 +378,7 @@ fn message_len(body: &(impl Body + ?Sized)) -> usize {
     delimited_len(body.wire_len())
 }
 
-/// Text and bytes; what is empty is not written.
+/// Writes text or bytes, unless they are empty.
 fn put_bytes(out: &mut impl BufMut, field: u8, bytes: &[u8]) {
     if !bytes.is_empty() {
         put_delimiter(out, field, bytes.len());
@@ -387,7 +390,7 @@ fn bytes_len(bytes: &[u8]) -> usize {
     if bytes.is_empty() { 0 } else { delimited_len(bytes.len()) }
 }
 
-/// An integer, an enum or a bool; 0 is not written.
+/// Writes an integer, an enum or a bool, unless it is 0.
 fn put_uint(out: &mut impl BufMut, field: u8, value: u64) {
     if value != 0 {
         put_varint(out, key(field, VARINT), value);
@@ -398,7 +401,7 @@ fn uint_len(value: u64) -> usize {
     if value == 0 { 0 } else { optional_uint_len(value) }
 }
 
-/// An integer with presence: 0 is written.
+/// Writes an integer with presence, even a 0.
 fn put_optional_uint(out: &mut impl BufMut, field: u8, value: Option<u64>) {
     if let Some(value) = value {
         put_varint(out, key(field, VARINT), value);
@@ -431,7 +434,7 @@ fn delimited_len(len: usize) -> usize {
     1 + varint_len(len as u64) + len
 }
 
-/// A key and the integer after it, in one piece: the buffer makes room once.
+/// Writes a key and the integer after it in one piece, so that the buffer makes room once.
 #[inline]
 fn put_varint(out: &mut impl BufMut, key: u8, mut value: u64) {
     if value < 0x80 {
@@ -470,7 +473,7 @@ mod tests {
     use crate::envoy::service::ratelimit::v3::RateLimitResponse;
     use crate::envoy::service::ratelimit::v3::rate_limit_response::{DescriptorStatus, RateLimit};
 
-    /// Our bytes are those of prost, and so they mean the same.
+    /// Our bytes equal those of prost, and so mean the same.
     fn check<M: Message + Default + Debug + PartialEq>(
         bytes: &[u8],
         expected: &M,
@@ -719,12 +722,12 @@ mod tests {
         }
     }
 
-    /// Long enough now and then that its length takes two bytes.
+    /// Texts that are sometimes so long that their length takes two bytes.
     fn text() -> impl Strategy<Value = String> {
         prop_oneof![8 => "\\PC{0,12}", 1 => "[a-z]{120,140}"]
     }
 
-    /// Of every length on the wire.
+    /// Integers of every length on the wire.
     fn integer() -> impl Strategy<Value = u64> {
         (any::<u64>(), 0..64u32).prop_map(|(value, shift)| value >> shift)
     }

@@ -1,4 +1,4 @@
-//! How many units a lease should hold.
+//! Decides how many units a lease should hold.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use tokio::time::Instant;
 
 use super::LeaseOptions;
 
-/// What is asked for beyond the demand, in tenths of it: demand that grows by less than this finds enough.
+/// Headroom above the demand, in tenths of it. Demand that grows by less than this finds enough units.
 const HEADROOM_TENTHS: u128 = 5;
-/// The shortest time that demand is measured over, as a part of a refresh. Shorter: what comes in one burst is taken for
-/// what will come all the time.
+/// The shortest time that demand is measured over, as a part of a refresh. If it were shorter, a single
+/// burst would count as steady demand.
 const REFRESH_PARTS: u32 = 16;
 
-/// What was wanted of late, and so what will be wanted until the next refresh.
+/// The recent demand, which predicts the demand until the next refresh.
 #[derive(Debug)]
 pub(super) struct Demand {
     refresh: Duration,
@@ -28,8 +28,8 @@ impl Demand {
         Self { refresh, units_min, units_max, since: now, expected: 0 }
     }
 
-    /// How many units to ask for after so many were wanted since the last time. Demand that falls is believed by halves, one
-    /// a refresh.
+    /// The number of units to ask for, if `wanted` units were wanted since the last call. When demand
+    /// falls, the estimate falls by half at most in each refresh.
     pub(super) fn units(&mut self, wanted: u64, now: Instant) -> u64 {
         let passed = now.saturating_duration_since(self.since).max(self.refresh / REFRESH_PARTS);
         self.since = now;

@@ -1,4 +1,4 @@
-//! Deciding where nothing may be waited for.
+//! Decides where no call may wait.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,16 +11,17 @@ use crate::{
     fallback::Local,
 };
 
-/// When to come back for units that are on their way: what a node in the same region takes to answer, and then some.
+/// The retry time while units are on their way: somewhat more than a node in the same region takes to
+/// answer.
 const SOON: Duration = Duration::from_millis(10);
 
-/// Lets a gRPC call through if a [`Lease`] does, at a cost of 1.
+/// Lets a gRPC call through if a [`Lease`] allows a cost of 1.
 ///
-/// An interceptor of tonic cannot wait, so it cannot ask a node: it decides for one hot cell, in memory. A
-/// [`LimitLayer`](crate::LimitLayer) asks, and is the way for everything else.
+/// A tonic interceptor cannot wait, so it cannot ask a node: it decides for one hot cell, in memory.
+/// Everything else needs a [`LimitLayer`](crate::LimitLayer), which asks.
 ///
-/// - Denied: `RESOURCE_EXHAUSTED`, as [`denied_status`] says it.
-/// - Nobody answers: the fallback decides.
+/// - Denied: `RESOURCE_EXHAUSTED`, in the form of [`denied_status`].
+/// - No node answers: the fallback decides.
 /// - Units are on their way, as after a quiet time: `UNAVAILABLE`, with a pushback of 10 ms.
 #[derive(Clone, Debug)]
 pub struct LeaseInterceptor {
@@ -29,7 +30,7 @@ pub struct LeaseInterceptor {
 }
 
 impl LeaseInterceptor {
-    /// Decides by this lease, and by this fallback while nobody answers the lease.
+    /// Decides by `lease`, and by `fallback` while no node answers the lease.
     pub fn new(lease: Lease, fallback: Fallback) -> Self {
         Self { lease, local: Arc::new(Local::new(fallback)) }
     }

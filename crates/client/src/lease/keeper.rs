@@ -1,4 +1,4 @@
-//! Keeps a lease in units: asks for them before they run out, and gives back what was not spent.
+//! Keeps a lease in units: asks for units before they run out, and gives unspent units back.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -17,24 +17,26 @@ use crate::{
     refunds::{insist, is_settled},
 };
 
-/// The part of the ttl by which units expire here before they do at the node: clocks may drift apart, and what is left has
-/// to be given back in time. A node allows for drifts of a thousandth.
+/// The part of the ttl by which units expire here before they expire at the node. Clocks may drift apart,
+/// and the rest has to be given back in time. A node allows for a drift of a thousandth.
 const MARGIN_PART: u32 = 32;
-/// How long before the end of a window its units expire here: windows end by the wall, and walls differ.
+/// How long before the end of a window its units expire here. Windows end by the wall clock, and wall
+/// clocks differ.
 const WINDOW_MARGIN: Duration = Duration::from_millis(20);
-/// The part of its units below which a lease asks for more.
+/// A lease asks for more units when less than this part of them is left.
 const LOW_PART: u64 = 3;
-/// How long to wait after a call that nobody answered.
+/// The pause after a call that no node answered.
 const UNANSWERED_PAUSE: Duration = Duration::from_millis(100);
-/// How long to wait after an answer with which a lease cannot do anything, or a denial that does not say how long.
+/// The pause after an answer that a lease cannot use, or after a denial without a time to come back.
 const UNSURE_PAUSE: Duration = Duration::from_secs(1);
-/// How long a denial is repeated at most before the node is asked again: a budget may have been raised meanwhile.
+/// The longest time that a denial is repeated before the node is asked again: a budget may have been raised
+/// meanwhile.
 const DENIAL_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Settlements in flight: each belongs to units that were replaced a few deadlines ago at most. One more is not made, and
-/// its units count as spent.
+/// The most settlements in flight. Each belongs to units that were replaced a few deadlines ago at most. A
+/// settlement beyond this number is not made, and its units count as spent.
 const SETTLEMENTS_MAX: usize = 16;
 
-/// The task of a lease.
+/// The background task of a lease.
 pub(super) struct Keeper {
     client: Client,
     question: Question,
@@ -42,34 +44,34 @@ pub(super) struct Keeper {
     shared: Arc<Shared>,
     demand: Demand,
     held: Option<Held>,
-    /// Asked, and perhaps charged, but not answered.
+    /// The question that was sent and perhaps charged, but not answered.
     pending: Option<Pending>,
     not_before: Instant,
-    /// Units that were spent since demand was looked at last, of fillings that have ended.
+    /// Units spent since demand was last measured, from fillings that have ended.
     spent: u64,
     settlements: JoinSet<()>,
-    /// Tells the reservations of this lease from all others.
+    /// Distinguishes this lease's reservations from all others.
     nonce: u128,
     asked: u64,
 }
 
-/// The units in the purse.
+/// The units in the lease balance.
 struct Held {
-    /// Empty where no limit counts them.
+    /// Empty if no limit counts the units.
     charge_id: String,
     units: u64,
-    /// What demand has not been told of: what was left when it was asked last.
+    /// The units left when demand was last measured. The units spent since then are not in the demand yet.
     uncounted: u64,
-    /// When to see whether they are still wanted.
+    /// When to check whether the units are still wanted.
     renew: Option<Instant>,
     expires: Instant,
 }
 
-/// A question that is asked again, as it was, until it is answered: it may have been charged the first time.
+/// A question that is repeated unchanged until it is answered: the first try may have been charged.
 struct Pending {
     id: String,
     units: u64,
-    /// When it was sent first.
+    /// When the question was first sent.
     sent: Instant,
 }
 
@@ -82,7 +84,8 @@ impl Keeper {
     ) -> Self {
         let now = Instant::now();
         let mut nonce = [0; 16];
-        // Without randomness, the address of what this lease shares tells it from others of this process.
+        // Without randomness, the address of the shared state distinguishes this lease from others of this
+        // process.
         if getrandom::fill(&mut nonce).is_err() {
             nonce[..8].copy_from_slice(&(Arc::as_ptr(&shared) as u64).to_le_bytes());
         }
@@ -102,9 +105,9 @@ impl Keeper {
         }
     }
 
-    /// Until the lease is closed, or its last handle is gone.
+    /// Runs until the lease is closed, or its last handle is gone.
     pub(super) async fn run(mut self, mut is_ending: watch::Receiver<bool>) {
-        // Between any two calls, not only when there is nothing to do.
+        // The end is checked between any two calls, not only when there is nothing to do.
         while !*is_ending.borrow() && is_ending.has_changed().is_ok() {
             let now = Instant::now();
             self.renew_or_expire(now);
@@ -132,7 +135,7 @@ impl Keeper {
             self.release(left);
         } else if held.renew.is_some_and(|renew| now >= renew) {
             held.renew = None;
-            // What nobody wanted is left to expire.
+            // If nobody wanted the units, they are left to expire.
             if held.units > self.shared.purse.units_left() {
                 self.shared.is_wanted.store(true, Ordering::Relaxed);
             }
@@ -143,7 +146,7 @@ impl Keeper {
         self.shared.is_wanted.load(Ordering::Relaxed)
     }
 
-    /// What is wanted from now on is news.
+    /// Clears the request: a want from now on is a new one.
     fn forget_wanted(&self) {
         self.shared.is_wanted.store(false, Ordering::Release);
     }
@@ -155,12 +158,12 @@ impl Keeper {
         held.chain([asking]).flatten().min().unwrap_or_else(|| Instant::now() + FOREVER)
     }
 
-    /// Asks for units, and takes what comes.
+    /// Asks for units, and handles the answer.
     async fn ask(&mut self) {
         let now = Instant::now();
         let pending = match self.pending.take() {
             Some(pending) if now < pending.sent + self.options.ttl => pending,
-            // It has lapsed, whatever became of it, and nobody waits.
+            // The charge has lapsed, if there was one, and no caller waits.
             Some(_) if self.shared.missed.load(Ordering::Relaxed) == 0 => return self.forget_wanted(),
             _ => self.question_of(now),
         };
@@ -170,12 +173,13 @@ impl Keeper {
         let is_unanswered = !matches!(answer, Ok(_) | Err(ClientError::Refused { .. }));
         self.shared.is_unanswered.store(is_unanswered, Ordering::Relaxed);
         if is_unanswered {
-            // It may have been charged: who asks again learns it, and can give it back. So it is still wanted.
+            // The question may have been charged. Asking again tells, and lets the units be given back, so
+            // they are still wanted.
             self.not_before = now + UNANSWERED_PAUSE;
             self.pending = Some(pending);
             return;
         }
-        // Those who found nothing meanwhile are served by this answer.
+        // This answer serves the callers that found no units meanwhile.
         self.forget_wanted();
         match answer {
             Ok(answer) if answer.allowed => self.granted(&pending, &answer, now),
@@ -200,7 +204,8 @@ impl Keeper {
     fn granted(&mut self, pending: &Pending, answer: &CheckResponse, now: Instant) {
         let is_unlimited = matches!(answer.reason(), Reason::NoMatch | Reason::Unlimited);
         let is_counted = !answer.charge_id.is_empty();
-        // A node hands out no more than it was asked for; if one did, the rest would go back.
+        // A node hands out no more than the lease asked for. If a node did, the surplus would be given
+        // back.
         let units = match (is_counted, is_unlimited) {
             (true, _) => answer.charged.min(pending.units),
             (false, true) => pending.units,
@@ -208,15 +213,15 @@ impl Keeper {
         };
         let expires = pending.sent + self.life(answer);
         let new = Held { units, uncounted: units, charge_id: answer.charge_id.clone(), renew: None, expires };
-        // What was charged some time ago may be of a window that has ended since, and the answer does not say. It goes back,
-        // and new units are asked for if somebody waits.
+        // An older charge may belong to a window that has ended since, and the answer does not say. Such a
+        // charge is given back, and new units are asked for if a caller waits.
         if answer.is_repeat {
             let is_missed = self.shared.missed.load(Ordering::Relaxed) > 0;
             self.shared.is_wanted.fetch_or(is_missed, Ordering::AcqRel);
             self.settle(new, 0);
             return;
         }
-        // What cannot be spent yet, or no longer, goes back at once.
+        // Units that cannot be spent yet, or no longer, are given back at once.
         if is_paced(answer) || units == 0 || now >= expires {
             let pause = if now >= expires { WINDOW_MARGIN } else { UNSURE_PAUSE };
             self.not_before = now + pause;
@@ -246,9 +251,9 @@ impl Keeper {
         self.shared.denial.store(Some(Arc::new(Denial { answer, back, until })));
     }
 
-    /// How long the units of this answer may be spent, from when they were asked for.
+    /// How long the units of this answer may be spent, counted from the question.
     fn life(&self, answer: &CheckResponse) -> Duration {
-        // The node may let them live for less than was asked for.
+        // The node may allow less time than the lease asked for.
         let allowed = match answer.lapses_in_ms {
             0 => self.options.ttl,
             ms => Duration::from_millis(ms),
@@ -262,7 +267,7 @@ impl Keeper {
         }
     }
 
-    /// Lets go of what was in the purse, of which this was left.
+    /// Settles the units of the ended filling, of which `left` are unspent.
     fn release(&mut self, left: u64) {
         if let Some(held) = self.held.take() {
             let spent = held.units - left;
@@ -271,7 +276,7 @@ impl Keeper {
         }
     }
 
-    /// Commits what was spent: until then the node keeps the units' capacity apart.
+    /// Commits the spent units. The node reserves capacity for all the units until then.
     fn settle(&mut self, held: Held, spent: u64) {
         while self.settlements.try_join_next().is_some() {}
         if held.charge_id.is_empty() {
@@ -289,14 +294,14 @@ impl Keeper {
         });
     }
 
-    /// Gives everything back, and waits for it.
+    /// Gives everything back, and waits until that is done.
     async fn end(mut self) {
         let left = self.shared.purse.drain();
         self.release(left);
         self.shared.denial.store(None);
         if let Some(pending) = self.pending.take() {
             let question = self.question.clone().at_most(pending.units, self.options.ttl).id(&pending.id);
-            // What was lost on the way is found by its name.
+            // A charge whose answer was lost is found by its id.
             if let Ok(answer) = self.client.check(question).await {
                 let held = Held {
                     charge_id: answer.charge_id,
@@ -319,7 +324,7 @@ fn is_paced(answer: &CheckResponse) -> bool {
     answer.delay_ms > 0 || answer.limits.iter().any(is_leaky)
 }
 
-/// Whether the limit's units are gone when its window ends.
+/// Whether the limit's units expire with its window.
 fn ends(limit: &LimitResult) -> bool {
     limit.outcome() == Outcome::Allow && matches!(limit.algorithm.as_str(), "fixed_window" | "quota")
 }

@@ -1,4 +1,4 @@
-//! Deciding in memory, of units that a node has charged in advance.
+//! Decides in memory, with units that a node has charged in advance.
 
 mod demand;
 mod interceptor;
@@ -27,29 +27,32 @@ use self::{
 };
 use crate::{CheckResponse, Client, ClientError, Question, Reason, denial::whole_ms};
 
-/// The shortest [`LeaseOptions::refresh`]: below it a lease would ask about as often as its caller.
+/// The shortest [`LeaseOptions::refresh`]. With a shorter one a lease would ask about as often as its
+/// caller.
 const REFRESH_MIN: Duration = Duration::from_millis(10);
-/// The longest [`LeaseOptions::ttl`]: what a node allows for a reservation.
+/// The longest [`LeaseOptions::ttl`]: the longest that a node allows for a reservation.
 const TTL_MAX: Duration = Duration::from_secs(3_600);
 
-/// How much a [`Lease`] holds, and for how long.
+/// The size and the lifetime of a [`Lease`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseOptions {
-    /// How long what is asked for should last: as many units as were wanted of late in such a time, and half as many
-    /// again. At least 10 ms; 1 s by default.
+    /// How long the units of one request should last. A lease asks for as many units as were wanted
+    /// recently in such a time, and half as many again. At least 10 ms; 1 s by default.
     ///
-    /// Longer: fewer calls, and more units that others cannot spend meanwhile. A refresh should be many times what a
-    /// node takes to answer, or the lease runs dry while it waits.
+    /// Longer: fewer calls, and more units that others cannot spend meanwhile. A refresh should be many
+    /// times a node's response time, or the lease runs dry while it waits.
     pub refresh: Duration,
-    /// How long units may be held, counted from when they were asked for. Twice the refresh to one hour; 10 s by default.
+    /// How long units may be held, counted from the request for them. Twice the refresh to one hour; 10 s
+    /// by default.
     ///
-    /// This is how long units are lost to others if this process dies, and how much later than they were charged they
-    /// may be spent. Shorter is more exact, as long as it is a few refreshes.
+    /// If this process dies, units are lost to others for this long. Units may be spent at most this much
+    /// later than they were charged. Shorter is more exact, but the ttl should be several refreshes.
     pub ttl: Duration,
-    /// The least that is asked for, and the first. 1 to `units_max`; 10 by default.
+    /// The fewest units that a lease asks for, and the number of its first request. 1 to `units_max`; 10 by
+    /// default.
     pub units_min: u64,
-    /// The most that is held at once, and so the most that is lost if this process dies. To [`LEASE_UNITS_MAX`]; 100 000
-    /// by default. A decision that costs more asks the node.
+    /// The most units held at once, and so the most that are lost if this process dies. At most
+    /// [`LEASE_UNITS_MAX`]; 100 000 by default. A decision that costs more asks the node.
     pub units_max: u64,
 }
 
@@ -63,36 +66,39 @@ impl Default for LeaseOptions {
     }
 }
 
-/// What a lease says in memory.
+/// A lease's answer from memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
-    /// It may pass. Its units were charged in advance.
+    /// The request may pass. Its units were charged in advance.
     Taken,
-    /// It may not, as a node said not long ago.
+    /// The request may not pass, by a recent answer of a node.
     Denied {
-        /// When to come back. Nothing if the node knew of no wait that helps.
+        /// When to come back. `None` if the node knew of no wait that helps.
         retry_after: Option<Duration>,
     },
-    /// The lease cannot say: it holds too little for this, and has no denial from a node. Units may be on their way; ask
-    /// the node ([`Lease::check`]) in the meantime.
+    /// The lease cannot decide: it holds too few units for this request, and has no denial from a node.
+    /// Units may be on their way. Ask the node ([`Lease::check`]) in the meantime.
     Empty,
 }
 
-/// Decides for one hot cell in memory, of units that a node has charged in advance. Clones share what it holds.
+/// Decides for one hot cell in memory, with units that a node has charged in advance. Clones share the
+/// units.
 ///
-/// **A lease never hands out more than a node has charged for it.** What it does not hand out it gives back when it
-/// replaces its units, when they are about to expire and when it ends; what cannot be given back, because this process or
-/// the way to the node is gone, counts as spent. Nothing is held while nobody asks.
+/// **A lease never hands out more than a node has charged for it**. A lease gives unspent units back when
+/// it replaces them, when they are about to expire, and when it ends. Units that cannot be given back,
+/// because this process or the way to the node is gone, count as spent. A lease holds nothing while nobody
+/// asks.
 ///
-/// Whatever it holds is set apart at the node until it is given back, with the capacity that it takes, and counts from then on; so a
-/// limit is never exceeded, over any interval. What this costs is capacity: while a lease is out, all others have so much less.
-/// A node lets a lease live no longer than it takes the whole limit to come back, and than its window lasts.
+/// The node reserves the units of a lease, and their capacity, until they are given back. The units count
+/// from the charge on, so a limit is never exceeded over any interval. The cost is capacity: while a lease
+/// is out, all other callers have fewer units. A node lets a lease live no longer than the whole limit
+/// takes to come back, and no longer than the limit's window.
 ///
-/// A lease is for limits that deny. A leaky bucket makes requests wait, each for its turn: a lease of one stays empty,
-/// and [`Lease::check`] asks the node every time.
+/// A lease is for limits that deny. A leaky bucket makes each request wait for its turn, so a lease of a
+/// leaky bucket stays empty, and [`Lease::check`] asks the node every time.
 ///
-/// Time is that of the monotonic clock, which stands still while a machine is suspended. What was charged stays charged,
-/// so that what is spent too late after that is not spent twice either.
+/// A lease uses the monotonic clock, which stands still while a machine is suspended. Charged units stay
+/// charged at the node, so units that are spent too late after a suspension are not spent twice.
 #[derive(Clone)]
 pub struct Lease {
     shared: Arc<Shared>,
@@ -100,46 +106,47 @@ pub struct Lease {
     question: Question,
     /// Dropped with the last clone, which ends the keeper.
     end: Arc<watch::Sender<bool>>,
-    /// Closed by the keeper's end.
+    /// Closes when the keeper ends.
     ended: watch::Receiver<()>,
 }
 
-/// What handles and their keeper share.
+/// The state that handles and their keeper share.
 #[derive(Debug)]
 struct Shared {
     purse: Purse,
-    /// Units that were wanted and were not there, since the keeper looked last.
+    /// Units that were wanted but not held, since the keeper looked last.
     missed: AtomicU64,
-    /// No decision above this is worth holding units for.
+    /// A decision that costs more than this asks the node.
     units_max: u64,
     wanted: Notify,
-    /// Whether the keeper has been told, so that it is told once.
+    /// Whether the keeper has been woken, so that it is woken once.
     is_wanted: AtomicBool,
     denial: ArcSwapOption<Denial>,
-    /// Whether nobody answered the keeper last.
+    /// Whether the keeper's last question got no answer.
     is_unanswered: AtomicBool,
     settlements_lost: AtomicU64,
 }
 
-/// What a node said.
+/// A node's denial.
 #[derive(Debug)]
 struct Denial {
     answer: CheckResponse,
-    /// When it said to come back.
+    /// The time to come back that the node gave.
     back: Option<Instant>,
-    /// When this is no longer worth repeating.
+    /// The time after which the denial is no longer repeated.
     until: Instant,
 }
 
 impl Client {
-    /// A lease of the cells that this question hits: see [`Lease`]. It asks for units when they are first wanted.
+    /// A lease of the cells that this question hits: see [`Lease`]. The lease asks for units when they are
+    /// first wanted.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] if the options contradict themselves, or if the question has a cost, an id or a
-    /// reservation or is refundable: a lease names and weighs its charges itself.
+    /// [`ClientError::Refused`] if the options contradict each other. The error also occurs if the question
+    /// has a cost, an id or a reservation, or is refundable: a lease sets these for its charges itself.
     ///
     /// # Panics
-    /// Outside of a tokio runtime: the lease is kept by a task.
+    /// Outside of a tokio runtime: a task keeps the lease.
     pub fn lease(&self, question: Question, options: LeaseOptions) -> Result<Lease, ClientError> {
         options.validate()?;
         if !question.is_bare() {
@@ -187,8 +194,8 @@ impl LeaseOptions {
 }
 
 impl Lease {
-    /// May something of this cost pass? Decided at once, in memory, from any thread, without a lock: for the hot path. A
-    /// cost of 0 counts as 1.
+    /// May a request of this cost pass? Decided at once, in memory, from any thread and without a lock: for
+    /// the hot path. A cost of 0 counts as 1.
     ///
     /// After a quiet time the lease holds nothing, so the first answer is [`Take::Empty`].
     #[inline]
@@ -204,12 +211,13 @@ impl Lease {
         }
     }
 
-    /// May something of this cost pass? Decided in memory if it can be, or else by the node. A cost of 0 counts as 1.
+    /// May a request of this cost pass? Decided in memory if possible, or else by the node. A cost of 0
+    /// counts as 1.
     ///
-    /// An answer from memory to what may pass names no limit and says nothing of what remains.
+    /// An allowing answer from memory names no limit and does not say what remains.
     ///
     /// # Errors
-    /// As for [`Client::check`], when the node had to be asked.
+    /// As for [`Client::check`], if the node was asked.
     pub async fn check(&self, cost: u64) -> Result<CheckResponse, ClientError> {
         match self.try_take(cost) {
             Take::Taken => {
@@ -226,22 +234,23 @@ impl Lease {
         self.shared.purse.units_left()
     }
 
-    /// Whether nobody answered when the lease last asked for units.
+    /// Whether the lease's last request for units got no answer.
     pub fn is_unanswered(&self) -> bool {
         self.shared.is_unanswered.load(Ordering::Relaxed)
     }
 
-    /// How often units could not be given back since the beginning, because nobody answered in time. They count as spent.
+    /// How often units could not be given back, since the start, because no node answered in time. These
+    /// units count as spent.
     pub fn settlements_lost(&self) -> u64 {
         self.shared.settlements_lost.load(Ordering::Relaxed)
     }
 
-    /// Ends the lease, for its clones too, and waits until what is left of it is given back or cannot be: a few times
-    /// [`Options::deadline`](crate::Options::deadline). From now on it is empty. Dropping the last clone does the same without
-    /// waiting, if the runtime goes on.
+    /// Ends the lease, for its clones too, and waits until the rest is given back or cannot be. This takes
+    /// a few times [`Options::deadline`](crate::Options::deadline). The lease is empty from now on.
+    /// Dropping the last clone does the same without waiting, if the runtime goes on.
     pub async fn close(mut self) {
         self.end.send_replace(true);
-        // Nothing is ever sent: the error is the end.
+        // Nothing is ever sent on this channel: an error means that the keeper has ended.
         let _ = self.ended.changed().await;
     }
 }
@@ -256,7 +265,7 @@ impl fmt::Debug for Lease {
 }
 
 impl Shared {
-    /// Tells the keeper, once.
+    /// Wakes the keeper, once.
     fn want(&self) {
         if !self.is_wanted.load(Ordering::Relaxed) && !self.is_wanted.swap(true, Ordering::AcqRel) {
             self.wanted.notify_one();
@@ -282,7 +291,7 @@ impl Shared {
         Take::Empty
     }
 
-    /// The node's last denial, as of now.
+    /// The node's last denial, with the time to come back counted from now.
     fn denied(&self, retry_after: Option<Duration>) -> CheckResponse {
         let denial = self.denial.load();
         let said = denial.as_ref().map(|denial| denial.answer.clone()).unwrap_or_default();

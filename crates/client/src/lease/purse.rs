@@ -1,46 +1,48 @@
-//! Units in memory that many threads take from.
+//! The lease balance: units in memory that many threads take from.
 //!
-//! **What is taken of a filling and what its emptying returns are together what was filled in, at most; and nothing is
-//! taken of it after it expires.** Both hold for any number of takers beside the one that fills.
+//! **Of each filling, the units taken and the units returned when it ends are at most the units filled in.
+//! No unit is taken from a filling after it expires**. Both hold for any number of takers beside the one
+//! thread that fills.
 //!
-//! The purse does not know where units come from or where they go.
+//! The balance does not know where units come from or where they go.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::time::{Duration, Instant};
 
-/// Bits of the state that count units. The others count fillings: a thread would have to sleep through sixteen million of
-/// them, and wake at the same count of units, to take one filling for another. Then it would still take no more than is
-/// there.
+/// Bits of the state that count units. The other bits number the fillings. A thread could take one filling
+/// for another only if it slept through sixteen million fillings and woke at an equal count of units. Even
+/// then it would take no more than is there.
 const UNITS_BITS: u32 = 40;
-/// The most units that a purse holds.
+/// The most units in a balance.
 pub(super) const UNITS_MAX: u64 = (1 << UNITS_BITS) - 1;
 
-/// Units of one filling at a time. Filling it anew ends the filling before.
+/// The units of one filling. A new filling ends the filling before.
 ///
-/// A taker reads the state, reads when that filling expires, takes by a compare-and-swap, and only then looks at the clock:
-/// at that moment the units are its own and have not expired. If the filling changed since the first read, the swap
-/// fails. So one word decides, and the expiry of a filling need not be in it.
+/// A taker reads the state, reads when that filling expires, and takes by a compare-and-swap. Only then
+/// does it read the clock: if the filling has not expired, the units are the taker's. If the filling
+/// changed since the first read, the swap fails. So one word decides, and the expiry of a filling need not
+/// be in that word.
 #[derive(Debug)]
 pub(super) struct Purse {
-    /// The number of the filling above [`UNITS_BITS`], and what is left of it.
+    /// The number of the filling above [`UNITS_BITS`], and the units left of the filling below.
     state: AtomicU64,
-    /// When fillings of even and of odd numbers expire, in nanoseconds since the origin. Written before the filling is
-    /// there, when that of the same parity is gone.
+    /// When the fillings with even and with odd numbers expire, in nanoseconds since the origin. An expiry
+    /// is written before its filling begins, after the last filling of that parity has ended.
     expires: [AtomicU64; 2],
-    /// Taking below this is worth a call.
+    /// When the units fall below this, the taker wakes the keeper.
     low: AtomicU64,
     origin: Instant,
 }
 
-/// What came of taking.
+/// The result of taking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Draw {
-    /// They are the caller's.
+    /// The units are the caller's.
     Taken,
-    /// They are the caller's, and now little is left.
+    /// The units are the caller's, and now few are left.
     TakenAndLow,
-    /// There are not so many, or they have expired.
+    /// The balance has too few units, or the units have expired.
     Short,
 }
 
@@ -54,8 +56,8 @@ impl Purse {
         }
     }
 
-    /// Takes units unless they have expired when the clock is read. Takes nothing otherwise, or, in a race with the end of
-    /// the filling, loses them: never the other way round.
+    /// Takes units unless they have expired when the clock is read. Otherwise takes nothing; in a race with
+    /// the end of the filling, the units are lost. Expired units are never handed out.
     #[inline]
     pub(super) fn take(&self, units: u64, clock: impl FnOnce() -> Instant) -> Draw {
         let mut state = self.state.load(Ordering::Acquire);
@@ -80,7 +82,7 @@ impl Purse {
         if before >= low && before - units < low { Draw::TakenAndLow } else { Draw::Taken }
     }
 
-    /// Gives units back to the filling that they are of, unless it has ended.
+    /// Gives units back to their filling, unless the filling has ended.
     #[cold]
     fn put_back(&self, filling: u64, units: u64) {
         let mut state = self.state.load(Ordering::Acquire);
@@ -93,9 +95,10 @@ impl Purse {
         }
     }
 
-    /// Begins a filling and ends the one before. What was left of that: nobody takes it any more.
+    /// Begins a filling and ends the one before. Returns the units left of that one, which can no longer be
+    /// taken.
     ///
-    /// Only one thread at a time may fill and empty.
+    /// Only one thread at a time may fill and drain.
     pub(super) fn fill(&self, units: u64, expires: Instant, low: u64) -> u64 {
         assert!(units <= UNITS_MAX, "{units} units do not fit");
         let filling = (self.state.load(Ordering::Relaxed) >> UNITS_BITS).wrapping_add(1);
@@ -104,12 +107,12 @@ impl Purse {
         self.state.swap(filling << UNITS_BITS | units, Ordering::AcqRel) & UNITS_MAX
     }
 
-    /// Ends the filling. What was left of it: nobody takes it any more.
+    /// Ends the filling. Returns the units left of it, which can no longer be taken.
     pub(super) fn drain(&self) -> u64 {
         self.fill(0, self.origin, 0)
     }
 
-    /// What is left. It may have expired.
+    /// The units left, which may have expired.
     pub(super) fn units_left(&self) -> u64 {
         self.state.load(Ordering::Relaxed) & UNITS_MAX
     }
@@ -119,7 +122,7 @@ impl Purse {
     }
 }
 
-/// The latest that a clock can say, in effect.
+/// The latest time that a clock shows, in effect.
 pub(super) const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 
 #[cfg(test)]
@@ -162,7 +165,7 @@ mod tests {
         assert_eq!(purse.drain(), 9);
     }
 
-    /// The clock is what a taker waits for in these: whatever happens in it happens between its swap and its answer.
+    /// A taker reads the clock between its swap and its answer, so these tests act inside the clock.
     #[test]
     fn a_taker_that_sleeps_over_a_filling_takes_nothing_of_the_next() {
         let now = Instant::now();
@@ -230,7 +233,7 @@ mod tests {
         }
     }
 
-    /// Four threads take as fast as they can while a fifth fills, empties and lets expire.
+    /// Four threads take as fast as they can while a fifth fills, drains and lets units expire.
     #[test]
     fn threads_together_take_what_was_filled_in_less_what_came_back() {
         const TAKERS: usize = 4;
@@ -247,7 +250,7 @@ mod tests {
                     let (mut taken, mut turn) = (0, 0_u64);
                     while !is_over.load(Ordering::Relaxed) {
                         turn += 1;
-                        // Every seventh look at the clock is too late for any filling.
+                        // Every seventh reading of the clock is too late for any filling.
                         let clock = || if turn.is_multiple_of(7) { begun + FOREVER * 2 } else { begun };
                         if purse.take(units, clock) != Draw::Short {
                             taken += units;
@@ -276,7 +279,7 @@ mod tests {
         assert!(taken + returned <= filled, "{taken} taken and {returned} returned of {filled}");
     }
 
-    /// As above, but in time always: then nothing is lost either.
+    /// As above, but no filling expires: then no units are lost, either.
     #[test]
     fn threads_in_time_lose_nothing() {
         const TAKERS: usize = 4;

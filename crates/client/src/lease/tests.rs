@@ -11,7 +11,7 @@ use crate::{
 };
 
 const DEADLINE: Options = Options { deadline: Duration::from_millis(20) };
-/// Long enough for a node in memory to answer, where the clock moves only when nothing else does.
+/// Long enough for a node in memory to answer. The clock moves only when nothing else does.
 const A_MOMENT: Duration = Duration::from_millis(1);
 const TTL: Duration = Duration::from_secs(10);
 
@@ -19,7 +19,7 @@ fn question() -> Question {
     Question::new("shop", [("key", "k1")])
 }
 
-/// 10 units at first, for 10 s.
+/// A lease that first holds 10 units, for 10 s.
 fn lease(node: &Node) -> Lease {
     node.client(DEADLINE).lease(question(), LeaseOptions::default()).expect("a lease")
 }
@@ -77,7 +77,7 @@ async fn steady_demand_never_finds_it_empty_and_asks_about_once_a_refresh() {
     for millisecond in 0..20_000 {
         match lease.try_take(1) {
             Take::Taken => taken += 1,
-            // What is expected is learnt in the first second.
+            // The lease learns the demand in the first second.
             Take::Empty => empty_late += u64::from(millisecond > 1_000),
             Take::Denied { .. } => panic!("there is plenty"),
         }
@@ -97,7 +97,7 @@ async fn what_nobody_wants_any_more_goes_back_before_it_lapses_and_nothing_is_he
     let node = Node::of(1_000);
     let lease = filled(&node).await;
     take(&lease, 4);
-    // Once more, because some of it was wanted; and not again.
+    // The lease asks once more, because some units were wanted, and not again.
     sleep(TTL * 3).await;
     assert_eq!(lease.units_left(), 0);
     assert_eq!(node.charged(), 4);
@@ -115,7 +115,7 @@ async fn nothing_is_handed_out_after_the_ttl_from_when_it_was_asked_for() {
     let lease = filled(&node).await;
     take(&lease, 1);
     node.set(Mode::Gone);
-    // Held units are good without a node, until they expire.
+    // Held units stay valid without a node, until they expire.
     let expires = sent + TTL - TTL / 32;
     tokio::time::sleep_until(expires - Duration::from_millis(2)).await;
     assert_eq!(lease.try_take(1), Take::Taken);
@@ -337,7 +337,7 @@ async fn costs_of_nothing_and_of_too_much() {
     assert!(!lease.check(u64::MAX).await.expect("the node's answer").allowed);
     assert_eq!(node.books().checks, 3);
 
-    // What it may hold but does not, it asks for.
+    // The lease asks for units that it may hold but does not.
     assert_eq!(lease.try_take(50_000), Take::Empty);
     sleep(Duration::from_secs(1)).await;
     assert_eq!(lease.try_take(50_000), Take::Taken);
@@ -521,7 +521,8 @@ async fn an_interceptor_decides_by_the_lease_and_by_the_fallback_when_nobody_ans
     assert_eq!(closed.call(tonic::Request::new(())).expect_err("closed").code(), Code::Unavailable);
 }
 
-/// Four threads take as fast as they can, in real time, while the keeper refills and a fifth closes.
+/// Four threads take as fast as they can, in real time, while the keeper refills and a fifth thread closes
+/// the lease.
 #[test]
 fn threads_together_take_what_the_node_charged() {
     const TAKERS: usize = 4;
@@ -533,7 +534,7 @@ fn threads_together_take_what_the_node_charged() {
         .expect("a runtime");
     let (node, lease) = runtime.block_on(async {
         let node = Node::of(BUDGET);
-        // A thread that sleeps over an expiry may lose what it took: not in an hour.
+        // A thread that sleeps past an expiry may lose the units it took, but not within an hour.
         let options = LeaseOptions { units_max: 1_000, ttl: TTL_MAX, ..LeaseOptions::default() };
         let lease = node.client(Options { deadline: Duration::from_secs(60) }).lease(question(), options);
         (node, lease.expect("a lease"))
@@ -544,7 +545,7 @@ fn threads_together_take_what_the_node_charged() {
             .map(|_| {
                 scope.spawn(|| {
                     let mut taken = 0;
-                    // Until the node has nothing more, which is the end: it never gets more.
+                    // The loop ends when the node has nothing more: it never gets more units.
                     loop {
                         match lease.try_take(1) {
                             Take::Taken => taken += 1,
@@ -565,7 +566,7 @@ fn threads_together_take_what_the_node_charged() {
     assert!(taken <= BUDGET);
 }
 
-/// What happens to a lease, in any order.
+/// Events of a lease's life, in any order.
 #[derive(Clone, Debug)]
 enum Step {
     Take { cost: u64, times: u64 },
@@ -630,7 +631,7 @@ proptest! {
                 }
                 prop_assert!(taken <= node.charged(), "{taken} of {}", node.charged());
             }
-            // Heal it, and see that service resumes and the books agree.
+            // Heal the node, and check that service resumes and the books agree.
             node.set(Mode::Answers);
             node.release();
             sleep(Duration::from_secs(15)).await;

@@ -1,4 +1,4 @@
-//! Limits to test with, as an operator writes them.
+//! Limits to test with, written as an operator writes them.
 
 use std::collections::BTreeMap;
 

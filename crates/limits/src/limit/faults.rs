@@ -1,4 +1,4 @@
-//! Reads what an operator wrote, and gathers every fault in it.
+//! Reads a limit that an operator wrote, and gathers every fault in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,20 +22,20 @@ use crate::{
     window::{Edges, FixedWindow},
 };
 
-/// Requests that a throttle lets wait: as many as it lets pass in this time.
+/// The queue of a throttle holds as many requests as the throttle lets pass in this time.
 const THROTTLE_QUEUE_NS: u64 = 1_000_000_000;
 
-/// Something in a limit that cannot be enforced, and how to mend it.
+/// Something in a limit that cannot be enforced, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 #[error("{what}")]
 pub struct Fault {
     /// The field at fault, such as `burst`.
     pub field: String,
-    /// What is wrong, and a way to mend it.
+    /// The fault, and a way to fix it.
     pub what: String,
 }
 
-/// Gathers every fault of a limit, so that an operator mends them in one go.
+/// Gathers every fault of a limit, so that an operator can fix them all at once.
 #[derive(Default)]
 pub(super) struct Faults(pub(super) Vec<Fault>);
 
@@ -144,7 +144,7 @@ impl Faults {
             );
         }
         let rate = self.take("throttle", Rate::parse(&spec.rate))?;
-        // What comes in one second waits its turn; more is denied.
+        // The requests of one second wait in the queue; more are denied.
         let queue = Meter::new(rate, 1).units_at_most_in(THROTTLE_QUEUE_NS).max(1);
         Some(Throttle { from_percent: spec.from, meter: Meter::new(rate, queue) })
     }
@@ -452,7 +452,7 @@ impl Faults {
                         spec.number_names().join(", ")
                     ),
                 ),
-                // A cell has one set of numbers, so an override may not tell two of its values apart.
+                // A cell has one variant, so an override may not tell two values of one cell apart.
                 Some(BySpec::Address(AddressSpec { v4, v6, .. })) if (*v4, *v6) != (32, 128) => self.add(
                     key,
                     format!("an override for {key} needs whole addresses: count by v4: 32 and v6: 128"),
@@ -485,7 +485,7 @@ impl Faults {
     }
 }
 
-/// The log where it is small, slots where it is not or where they are asked for.
+/// An exact log for a small limit. Slots for a larger limit, or if the config asks for slots.
 fn sliding(limit: u64, window_ns: u64, slots: Option<u32>) -> Algorithm {
     match slots {
         None if limit <= LOG_UNITS_MAX => Algorithm::SlidingLog(SlidingLog { limit, window_ns }),
@@ -614,7 +614,7 @@ mod tests {
             "whole number",
         );
 
-        // Where it is what the limit counts by, it says whose.
+        // If the limit counts by `author`, the entry selects cells and names no author.
         let by = vec![BySpec::Key("author".into())];
         let limit = Limit::new(LimitSpec { by, ..override_with(&[("author", "ana"), ("burst", "9")]) });
         let made = &limit.expect("a limit").overrides[0];

@@ -29,132 +29,133 @@ use crate::{
     window::{Edges, FixedWindow},
 };
 
-/// The most bytes in a limit's name or domain: they are metric labels and header values.
+/// The most bytes in a limit's name or domain. Both are metric labels and header values.
 pub const NAME_BYTES_MAX: usize = 128;
-/// The most entries that a limit may count by, and keys in its `when`.
+/// The most entries that a limit may count by, and the most keys in its `when`.
 pub const KEYS_MAX: usize = 16;
 /// The most patterns in one list, so that a check has a bound.
 pub const PATTERNS_MAX: usize = 1_024;
-/// The most addresses and networks in one list: they are searched, and take 16 to 64 bytes each.
+/// The most addresses and networks in one list. Every lookup searches the list, and each entry takes 16 to
+/// 64 bytes.
 pub const NETWORKS_MAX: usize = 16_384;
-/// The most overrides in one limit: they are tried in order.
+/// The most overrides in one limit. Overrides are tried in order.
 pub const OVERRIDES_MAX: usize = 1_024;
-/// The longest that a request waits for units of other regions.
+/// The longest time that a request waits for units of other regions.
 pub const WAIT_NS_MAX: u64 = 1_000_000_000;
-/// The most regions that one limit can serve one after the other.
+/// The most regions in a limit's priority list.
 pub const PRIORITIES_MAX: usize = 64;
-/// The shortest window, 10 ms: below it the clock's own steps show.
+/// The shortest window, 10 ms. In shorter windows the clock's own steps show.
 pub const WINDOW_NS_MIN: u64 = 10_000_000;
-/// The most parts of a limit at which it is told how much is used.
+/// The most warning levels of one limit.
 pub const WARNINGS_MAX: usize = 8;
-/// Cells that need this long to be idle again survive a crash.
+/// Cells that need at least this long to become idle survive a crash.
 pub const DURABLE_FROM_NS: u64 = 60 * 1_000_000_000;
 
 /// How regions share a limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sharing {
-    /// How long a denied request may wait for units of other regions, in nanoseconds: 0 to [`WAIT_NS_MAX`]. Nothing where
-    /// it is left to the number of units.
+    /// How long a denied request may wait for units of other regions, in nanoseconds: 0 to [`WAIT_NS_MAX`].
+    /// `None` if the number of units decides.
     pub wait_ns: Option<u64>,
-    /// What of its own share each region keeps though others need it: 0 to 100 %.
+    /// The part of its own share that each region keeps though others need it: 0 to 100 %.
     pub floor_percent: u8,
-    /// The regions that are served first, one after the other.
+    /// The regions that are served first, in this order.
     pub priority: Vec<String>,
 }
 
-/// What is told and slowed before a limit is reached.
+/// Warnings and throttling before a limit is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Soft {
-    /// Parts of the limit, in percent, rising.
+    /// The levels that are reported, in percent of the limit, ascending.
     pub warn_at: Vec<u8>,
-    /// How it slows down.
+    /// How the limit slows requests down.
     pub throttle: Option<Throttle>,
 }
 
-/// How a limit slows down.
+/// How a limit slows requests down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Throttle {
-    /// The part of the limit, in percent, from which on it does.
+    /// The level, in percent of the limit, at which throttling begins.
     pub from_percent: u8,
-    /// How fast a cell goes from there on, over all regions.
+    /// The rate of a throttled cell, over all regions.
     pub meter: Meter,
 }
 
-/// Which limit a cell belongs to: a hash of its domain, its name and its *shape* (what it matches,
-/// counts by and measures time with). New numbers, modes and overrides are the same limit; a new
-/// shape is another one.
+/// The limit that a cell belongs to: a hash of the limit's domain, its name and its *shape*. The shape is
+/// what the limit matches, counts by and measures time with. A limit with other parameters, modes or
+/// overrides is the same limit; a limit with another shape is another limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LimitId(pub u128);
 
 /// A limit that can be enforced.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limit {
-    /// Whose cells are this limit's.
+    /// The id that this limit's cells are tagged with.
     pub id: LimitId,
-    /// Where it came from.
+    /// The limit as the operator wrote it.
     pub spec: LimitSpec,
-    /// All of these must hold.
+    /// The conditions of the limit. All must hold.
     pub when: Vec<Condition>,
-    /// What it counts by.
+    /// The entries that the limit counts by.
     pub by: Vec<By>,
-    /// What one unit of a request's cost weighs.
+    /// The weight of one unit of a request's cost.
     pub cost: u64,
-    /// How regions share it.
+    /// How regions share the limit.
     pub sharing: Sharing,
     /// Classes of consumers.
     pub classes: Option<Classes>,
-    /// What is told and slowed before the limit is reached; nothing of it for most limits.
+    /// Warnings and throttling before the limit is reached. `None` for most limits.
     pub soft: Option<Soft>,
-    /// Any of these exempts.
+    /// Conditions that exempt a request, if any of them holds.
     pub unlimited: Vec<Condition>,
-    /// The numbers of cells without an override.
+    /// The algorithm of cells without an override.
     pub algorithm: Algorithm,
-    /// Other numbers for some cells; the first that fits counts.
+    /// Other algorithms for some cells. The first override that fits counts.
     pub overrides: Vec<Override>,
 }
 
-/// One set of numbers that cells of a limit may have.
+/// One variant: an algorithm that some cells of a limit have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NumberSet<'a> {
-    /// The numbers.
+    /// The variant's algorithm.
     pub algorithm: Cow<'a, Algorithm>,
-    /// Whose: all of these must hold; none for the limit's own.
+    /// The conditions of the variant's cells. All must hold. Empty for the limit's own variant.
     pub whose: &'a [Condition],
     /// As [`Override::until_ns`].
     pub until_ns: Option<u64>,
-    /// Which cells, where classes have their own.
+    /// The role of the variant's cells, if classes have cells of their own.
     pub role: Option<Role>,
 }
 
-/// Other numbers for some cells.
+/// Another algorithm for some cells.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Override {
-    /// All of these must hold.
+    /// The conditions of the override. All must hold.
     pub when: Vec<Condition>,
-    /// The numbers.
+    /// The algorithm of cells that fit.
     pub algorithm: Algorithm,
-    /// Wall clock, nanoseconds since the epoch: the override counts before it.
+    /// The override counts before this time: wall clock, nanoseconds since the epoch.
     pub until_ns: Option<u64>,
-    /// Why it is there.
+    /// The operator's reason for the override.
     pub why: Option<String>,
-    /// Who says so.
+    /// The override's author.
     pub author: Option<String>,
-    /// Units that an operator granted on top, until the override ends.
+    /// Extra units that an operator granted, until the override ends.
     pub granted: Option<u64>,
 }
 
 impl Override {
-    /// Whether it counts no more, and never will again.
+    /// Whether the override has ended for good.
     pub fn is_over(&self, wall_ns: u64) -> bool {
         self.until_ns.is_some_and(|until| wall_ns >= until)
     }
 }
 
 impl Limit {
-    /// Reads a limit.
+    /// Reads a limit from the operator's text.
     ///
     /// # Errors
-    /// Every fault in it.
+    /// Every fault in the text.
     pub fn new(spec: LimitSpec) -> Result<Self, Vec<Fault>> {
         let mut faults = Faults::default();
         faults.name("name", &spec.name);
@@ -214,8 +215,8 @@ impl Limit {
         }
     }
 
-    /// Every set of numbers that cells may have: the limit's own, then one for each override. Where classes have cells of their own,
-    /// each of those is one for each role, in the order of [`Classes::roles`].
+    /// Every variant that cells may have: the limit's own, then one for each override. If classes have
+    /// cells of their own, each of these becomes one variant a role, in the order of [`Classes::roles`].
     pub fn number_sets(&self) -> Vec<NumberSet<'_>> {
         let own =
             NumberSet { algorithm: Cow::Borrowed(&self.algorithm), whose: &[], until_ns: None, role: None };
@@ -237,17 +238,17 @@ impl Limit {
         sets
     }
 
-    /// How many sets of numbers there are for each override.
+    /// The number of variants for each override.
     pub fn sets_each(&self) -> usize {
         self.separate().map_or(1, |classes| classes.roles.len())
     }
 
-    /// The classes, where they have cells of their own.
+    /// The classes, if they have cells of their own.
     pub fn separate(&self) -> Option<&Classes> {
         self.classes.as_ref().filter(|classes| classes.is_separate())
     }
 
-    /// Whether it is about a descriptor, if that has the keys of `by`.
+    /// Whether the limit applies to a descriptor that has the keys of `by`.
     #[inline]
     pub fn is_about(&self, descriptor: &Descriptor<'_>) -> bool {
         self.when.iter().all(|condition| condition.holds(descriptor))
@@ -269,12 +270,13 @@ impl Limit {
         format!("{}/{}", self.spec.domain, self.spec.name)
     }
 
-    /// The units that a request of `cost` weighs here. Saturates: what is above every limit is denied.
+    /// The units that a request of `cost` weighs under this limit. The product saturates: a weight above
+    /// every limit is denied.
     pub fn units(&self, cost: u64) -> u64 {
         cost.saturating_mul(self.cost)
     }
 
-    /// The numbers for a descriptor at a time on the wall clock, in nanoseconds.
+    /// The variant for a descriptor at a wall clock time, in nanoseconds.
     #[inline]
     pub fn numbers_for(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> VariantChoice {
         if self.overrides.is_empty() { VariantChoice::Own } else { self.overridden(descriptor, wall_ns) }
@@ -289,41 +291,42 @@ impl Limit {
         if fits { VariantChoice::Override(index) } else { VariantChoice::OwnApart }
     }
 
-    /// Whether cells need so long to become idle that they must survive a crash.
+    /// Whether cells take so long to become idle that they must survive a crash.
     pub fn is_durable(&self) -> bool {
         self.horizon_ns() >= DURABLE_FROM_NS
     }
 
-    /// Nanoseconds after which any cell that is no longer charged is surely idle.
+    /// Nanoseconds after which every cell that is charged no more is surely idle.
     pub fn horizon_ns(&self) -> u64 {
         let whole = self.overrides.iter().map(|o| &o.algorithm).chain([&self.algorithm]);
         let whole_ns = whole.map(Algorithm::horizon_ns).fold(0, u64::max);
         let Some(_) = self.separate() else { return whole_ns };
-        // A piece's rate may be rounded down.
+        // A piece's rate may be rounded down, which makes the piece slower.
         let pieces = self.number_sets();
         pieces.iter().map(|set| set.algorithm.horizon_ns()).fold(whole_ns, u64::max)
     }
 
-    /// What callers that cannot wait are told when there would be a delay.
+    /// The answer for callers that cannot wait, when there would be a delay.
     pub fn no_wait(&self) -> NoWait {
         self.spec.leaky_bucket.as_ref().map_or(NoWait::Allow, |spec| spec.no_wait)
     }
 }
 
-/// By which of a limit's numbers a descriptor counts.
+/// The variant of a limit that a descriptor counts by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VariantChoice {
-    /// The limit's own.
+    /// The limit's own variant.
     Own,
-    /// Those of an override, by its index in `overrides`: the first that fits.
+    /// An override's variant, by its index in `overrides`: the first that fits.
     Override(usize),
-    /// The limit's own, in a cell apart ([`crate::cell::Tagger::apart`]). A key comes twice. An override fits its first value, and not every
-    /// value; the cell of the first value has the override's numbers.
+    /// The limit's own variant, in a second cell ([`crate::cell::Tagger::apart`]). The cell serves a
+    /// descriptor in which a key occurs twice, if an override fits the key's first value but not every
+    /// value. The first value's own cell has the override's variant.
     OwnApart,
 }
 
 impl VariantChoice {
-    /// The index into `overrides`, or nothing for the limit's own numbers.
+    /// The index into `overrides`, or `None` for the limit's own variant.
     pub const fn index(self) -> Option<usize> {
         match self {
             Self::Override(index) => Some(index),
@@ -331,7 +334,7 @@ impl VariantChoice {
         }
     }
 
-    /// Whether the cell is not the one that the values of `by` name.
+    /// Whether the cell is a second cell, which the values of `by` alone do not name.
     pub const fn is_apart(self) -> bool {
         matches!(self, Self::OwnApart)
     }
@@ -340,7 +343,7 @@ impl VariantChoice {
 impl LimitId {
     fn new(spec: &LimitSpec, by: &[By], when: &[Condition], algorithm: &Algorithm) -> Self {
         let mut hasher = SipHasher13::new();
-        // Every text and every list has its length in front, so that no two shapes look alike.
+        // The length of every text and every list comes first, so that no two shapes look alike.
         fn text(hasher: &mut SipHasher13, text: &str) {
             hasher.write(&(text.len() as u64).to_le_bytes());
             hasher.write(text.as_bytes());
@@ -351,7 +354,8 @@ impl LimitId {
         for part in [&spec.domain, &spec.name, &shape(algorithm)] {
             text(&mut hasher, part);
         }
-        // Sizes that move from class to class would be spent twice: see `classes`.
+        // Units that move between classes could be spent twice, so the sizes are part of the id: see
+        // `classes`.
         if let Some(classes) = spec.classes.as_ref().filter(|classes| !classes.separate.is_empty()) {
             text(&mut hasher, "classes");
             text(&mut hasher, &classes.entry);
@@ -391,7 +395,7 @@ impl LimitId {
     }
 }
 
-/// What of an algorithm makes it another limit when it changes: all but its numbers.
+/// The part of an algorithm that makes another limit when it changes: everything but the parameters.
 fn shape(algorithm: &Algorithm) -> String {
     match algorithm {
         Algorithm::TokenBucket(_) => "token_bucket".to_owned(),

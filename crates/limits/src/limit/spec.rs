@@ -9,92 +9,94 @@ use crate::{
     notation::{format_duration_ns, parse_duration_ns, parse_units},
 };
 
-/// A limit as it stands in the config.
+/// A limit as the config writes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitSpec {
-    /// Unique in its domain.
+    /// The limit's name, unique in its domain.
     pub name: String,
-    /// The domain of the requests it is about.
+    /// The domain of the requests that the limit applies to.
     pub domain: String,
-    /// Which descriptors it is about: all of these must hold.
+    /// Conditions on the descriptors that the limit applies to. All must hold.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub when: BTreeMap<String, ValueSpec>,
-    /// Whether a descriptor must have the keys of `when` and `by` alone, in any order.
+    /// Whether a descriptor may only have the keys of `when` and `by`, in any order.
     #[serde(default, skip_serializing_if = "is_false")]
     pub exact: bool,
-    /// One cell for each combination of these entries' values; one cell in all where empty.
+    /// The entries that the limit counts by: one cell for each combination of their values. One cell in all
+    /// if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by: Vec<BySpec>,
-    /// What two descriptors of a request charge a cell that both match.
+    /// The charge on a cell that two descriptors of a request match.
     #[serde(default, skip_serializing_if = "Descriptors::is_sum")]
     pub descriptors: Descriptors,
-    /// What each unit of a request's cost weighs in this limit; 1 where absent.
+    /// The weight of each unit of a request's cost under this limit; 1 if absent.
     #[serde(default, deserialize_with = "some_units", skip_serializing_if = "Option::is_none")]
     pub cost: Option<u64>,
-    /// Refills at a rate up to a burst.
+    /// A bucket that refills at a rate, up to a burst.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_bucket: Option<TokenBucketSpec>,
-    /// Lets units out at a constant rate.
+    /// A bucket that lets units out at a constant rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leaky_bucket: Option<LeakyBucketSpec>,
-    /// So many units from one edge to the next.
+    /// A number of units from one edge to the next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed_window: Option<FixedWindowSpec>,
-    /// So many units in every stretch of time.
+    /// A number of units in every stretch of time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sliding_window: Option<SlidingWindowSpec>,
-    /// So many units a calendar period, or in every so many days.
+    /// A number of units in a calendar period, or in every stretch of some days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<QuotaSpec>,
     /// Enforce, watch, or neither.
     #[serde(default)]
     pub mode: Mode,
-    /// The limit of the same domain that this one may replace: it watches, and is compared with that one.
+    /// The limit of the same domain that this limit may replace. This limit only watches, and is compared
+    /// with that limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub candidate_for: Option<String>,
-    /// What is charged when another limit denies the request.
+    /// The charge when another limit denies the request.
     #[serde(default)]
     pub charge: Charge,
-    /// How regions share it.
+    /// How regions share the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<SharingSpec>,
-    /// What a node does that has nothing left while the store of its region's pools does not answer. Without effect where nodes share
-    /// no store.
+    /// The behaviour of a node that has nothing left while the store of its region's pools does not answer.
+    /// No effect if the nodes share no store.
     #[serde(default, skip_serializing_if = "OnStoreLoss::is_guard")]
     pub on_store_loss: OnStoreLoss,
-    /// Classes of consumers, and what each may draw.
+    /// Classes of consumers, and how much each may spend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classes: Option<ClassesSpec>,
-    /// Parts of the limit, in percent, at which to tell that so much is used: 1 to 100.
+    /// Usage levels to report, in percent of the limit: 1 to 100.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warn_at: Vec<u8>,
-    /// Slower before it is shut.
+    /// How the limit slows requests down before it denies them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttle: Option<ThrottleSpec>,
-    /// Descriptors that this limit exempts: any of these.
+    /// Descriptors that this limit exempts: those for which any of these conditions holds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unlimited: BTreeMap<String, ValueSpec>,
-    /// Other numbers for some cells; the first that fits counts.
+    /// Other parameters for some cells. The first override that fits counts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overrides: Vec<BTreeMap<String, ValueSpec>>,
 }
 
-/// `sharing: { wait, floor, priority }`: how regions share a limit. It says who is served first and what is kept, never what
-/// may be spent in all.
+/// `sharing: { wait, floor, priority }`: how regions share a limit. Sharing decides who is served first and
+/// what is kept, never how much may be spent in all.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SharingSpec {
-    /// How long a denied request may wait for units that other regions have, such as `50ms`: at most
-    /// [`WAIT_NS_MAX`](super::WAIT_NS_MAX), `0s` for not at all. Where absent, one round trip if the cell has fewer units
-    /// than there are regions, and else not at all.
+    /// How long a denied request may wait for units of other regions, such as `50ms`: at most
+    /// [`WAIT_NS_MAX`](super::WAIT_NS_MAX), and `0s` for no wait. The default is one round trip if the cell
+    /// has fewer units than there are regions, and no wait otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait: Option<String>,
-    /// What of its own share each region keeps though others need it, such as `20%`; 0 where absent.
+    /// The part of its own share that each region keeps though others need it, such as `20%`; 0 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor: Option<String>,
-    /// The regions that are served first where there is not enough, one after the other; all others come after them. At
-    /// most [`PRIORITIES_MAX`](super::PRIORITIES_MAX).
+    /// The regions that are served first, in this order, if there is not enough. All others come after
+    /// them. At most [`PRIORITIES_MAX`](super::PRIORITIES_MAX).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub priority: Vec<String>,
 }
@@ -103,9 +105,9 @@ pub struct SharingSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ThrottleSpec {
-    /// The part of the limit, in percent, from which on it slows down: 1 to 99.
+    /// The level, in percent of the limit, at which throttling begins: 1 to 99.
     pub from: u8,
-    /// How fast a cell goes from there on, such as `5/s`.
+    /// The rate of a throttled cell, such as `5/s`.
     pub rate: String,
 }
 
@@ -113,7 +115,7 @@ pub struct ThrottleSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenBucketSpec {
-    /// Such as `60/s`.
+    /// The rate, such as `60/s`.
     pub rate: String,
     /// Units that a full bucket holds: 1 to [`UNITS_MAX`](crate::UNITS_MAX).
     #[serde(deserialize_with = "units")]
@@ -124,12 +126,13 @@ pub struct TokenBucketSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeakyBucketSpec {
-    /// Such as `2/s`.
+    /// The rate, such as `2/s`.
     pub rate: String,
-    /// Units that fit in the queue, the one that leaves next included: 1 to [`UNITS_MAX`](crate::UNITS_MAX).
+    /// Units that fit in the queue, including the one that leaves next: 1 to
+    /// [`UNITS_MAX`](crate::UNITS_MAX).
     #[serde(deserialize_with = "units")]
     pub queue: u64,
-    /// What callers that cannot wait are told when there would be a delay.
+    /// The answer for callers that cannot wait, when there would be a delay.
     #[serde(default)]
     pub no_wait: NoWait,
 }
@@ -141,9 +144,9 @@ pub struct FixedWindowSpec {
     /// Units in a window; 0 denies everything.
     #[serde(deserialize_with = "units")]
     pub limit: u64,
-    /// Such as `1h`. Edges are counted from the Unix epoch.
+    /// The window's length, such as `1h`. Edges are counted from the Unix epoch.
     pub window: String,
-    /// Whether each cell has edges of its own, so that not all of them reset at once.
+    /// Whether each cell has its own edges, so that not all cells reset at once.
     #[serde(default)]
     pub stagger: bool,
 }
@@ -155,12 +158,12 @@ pub struct SlidingWindowSpec {
     /// Units in any window; 0 denies everything.
     #[serde(deserialize_with = "units")]
     pub limit: u64,
-    /// Such as `1s`.
+    /// The window's length, such as `1s`.
     pub window: String,
-    /// Count in this many slots, whatever the limit.
+    /// The number of slots to count in, for any size of the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
-    /// Count by the weighted pair of counters, which is not a bound.
+    /// Whether to count by the weighted pair of counters, which is not a bound.
     #[serde(default)]
     pub approximate: bool,
 }
@@ -172,9 +175,9 @@ pub struct QuotaSpec {
     /// Units in a period; 0 denies everything.
     #[serde(deserialize_with = "units")]
     pub limit: u64,
-    /// `day`, `week`, `month`, `year`, or a duration such as `30d` for a period that rolls.
+    /// `day`, `week`, `month`, `year`, or a duration such as `30d` for a rolling period.
     pub per: String,
-    /// Whose days they are, such as `Europe/Berlin`; UTC where absent.
+    /// The time zone of the days, such as `Europe/Berlin`; UTC if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_zone: Option<String>,
 }
@@ -205,13 +208,14 @@ impl BySpec {
 pub struct AddressSpec {
     /// The entry's key.
     pub ip: String,
-    /// Bits of an IPv4 address that count; 32 where absent.
+    /// Bits of an IPv4 address that count; 32 if absent.
     #[serde(default = "all_v4")]
     pub v4: u8,
-    /// Bits of an IPv6 address that count; 64, one subnet, where absent.
+    /// Bits of an IPv6 address that count; 64, one subnet, if absent.
     #[serde(default = "subnet_v6")]
     pub v6: u8,
-    /// How many trusted proxies append to a list of addresses, 1 to 255; 1 where absent. The address that the first of them wrote counts.
+    /// The number of trusted proxies that append to a list of addresses, 1 to 255; 1 if absent. The address
+    /// that the first of these proxies wrote counts.
     #[serde(default = "one_hop", skip_serializing_if = "is_one_hop")]
     pub trust: u8,
 }
@@ -233,15 +237,16 @@ const fn subnet_v6() -> u8 {
     64
 }
 
-/// What the value of an entry must be: a value, a list of values, `{ ip: addresses, trust: N }`, or `{ absent: true }`.
+/// The required value of an entry: a value, a list of values, `{ ip: addresses, trust: N }`, or `{ absent:
+/// true }`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum ValueSpec {
-    /// One of these, as text.
+    /// One of these texts.
     Texts(Vec<String>),
     /// An address in one of these networks.
     Addresses(NetworksSpec),
-    /// Nothing: the descriptor does not have the key.
+    /// No value: the descriptor does not have the key.
     Absent(AbsentSpec),
 }
 
@@ -263,7 +268,7 @@ pub struct AbsentSpec {
 }
 
 impl ValueSpec {
-    /// The texts; none for addresses and for what is absent.
+    /// The texts; empty for addresses and for an absent key.
     pub fn texts(&self) -> &[String] {
         match self {
             Self::Texts(texts) => texts,
@@ -283,11 +288,11 @@ impl fmt::Display for ValueSpec {
     }
 }
 
-/// How two descriptors of one request charge a cell that both match.
+/// The charge on a cell that two descriptors of one request match.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Descriptors {
-    /// What both cost.
+    /// The sum of both costs.
     #[default]
     Sum,
     /// The larger cost.
@@ -306,65 +311,68 @@ const fn is_false(flag: &bool) -> bool {
     !*flag
 }
 
-/// Whether a limit denies.
+/// How much of a limit is in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// It does.
+    /// The limit counts, reports and denies.
     #[default]
     Enforce,
-    /// It counts and reports, and never denies.
+    /// The limit counts and reports, and never denies.
     Shadow,
-    /// It does nothing.
+    /// The limit does nothing.
     Off,
 }
 
-/// What a limit charges when another limit denies the request.
+/// The charge of a limit when another limit denies the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Charge {
-    /// Nothing: all limits or none.
+    /// Nothing: either all limits are charged or none.
     #[default]
     Together,
-    /// What it would have charged alone.
+    /// The full charge, as if the limit were alone.
     Each,
 }
 
-/// What decides while the store that the nodes of a region share does not answer. What a node holds of the pool is spent first, whatever
-/// this says.
+/// Who decides while the store that the nodes of a region share does not answer. A node first spends what
+/// it holds of the pool, in every case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnStoreLoss {
-    /// The node's own guard share; then it denies.
+    /// The node spends its own guard share, and then denies.
     #[default]
     Guard,
-    /// Nobody: the guard share is left alone, and the caller is told that there is no answer, rather than that it asks too much.
+    /// Nobody: the guard share is left alone. The caller is told that there is no answer, rather than that
+    /// the request asks too much.
     Closed,
-    /// The node's own guard share; then everything passes, uncharged and counted. The limit promises nothing meanwhile.
+    /// The node spends its own guard share. Then everything passes, uncharged but counted, and the limit
+    /// promises nothing.
     Open,
 }
 
 impl OnStoreLoss {
-    /// Left out where limits are written down: what older nodes wrote reads as it did, and they read what does not use it.
+    /// The default is left out when limits are written, so that older nodes can read limits that do not use
+    /// this field.
     #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
     const fn is_guard(&self) -> bool {
         matches!(self, Self::Guard)
     }
 }
 
-/// What a leaky bucket tells callers that cannot wait, when there would be a delay.
+/// The answer of a leaky bucket for callers that cannot wait, when there would be a delay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NoWait {
-    /// No.
+    /// The request is denied.
     #[default]
     Deny,
-    /// Yes, as if they had waited.
+    /// The request is allowed, as if the caller had waited.
     Allow,
 }
 
 impl LimitSpec {
-    /// Takes out the overrides that count no more at `wall_ns`: no cell has them any more.
+    /// Removes the overrides that have ended at `wall_ns`. No cell has them any more.
     pub fn forget_ended(&mut self, wall_ns: u64) {
         let is_over = |fields: &BTreeMap<String, ValueSpec>| {
             let until = fields.get("until").and_then(|until| until.texts().first());
@@ -373,8 +381,8 @@ impl LimitSpec {
         self.overrides.retain(|fields| !is_over(fields));
     }
 
-    /// Numbers as earlier versions wrote them: `1_000/d` and `1_000` were numbers. Of what is kept or comes from other nodes, and never of a
-    /// config.
+    /// Rewrites numbers in the notation of earlier versions, in which `1_000/d` and `1_000` were numbers.
+    /// Used for limits that were stored or came from other nodes, never for a config.
     pub fn modernise(&mut self) {
         let rates = [
             self.token_bucket.as_mut().map(|spec| &mut spec.rate),
@@ -394,7 +402,8 @@ impl LimitSpec {
         }
     }
 
-    /// The number of units that an override replaces, and a grant raises: `burst`, `queue` or `limit`.
+    /// The name of the number of units, which an override replaces and a grant raises: `burst`, `queue` or
+    /// `limit`.
     pub fn units_name(&self) -> Option<&'static str> {
         self.number_names().into_iter().find(|name| *name != "rate")
     }
@@ -418,13 +427,13 @@ impl LimitSpec {
         }
     }
 
-    /// The numbers that an override may replace, by their names in a config.
+    /// The names, in a config, of the numbers that an override may replace.
     pub fn number_names(&self) -> Vec<&'static str> {
         let mut spec = self.clone();
         ["rate", "burst", "queue", "limit"].into_iter().filter(|name| spec.number(name).is_some()).collect()
     }
 
-    /// The numbers in a few words, such as `60/s, burst 120`.
+    /// The limit's numbers as a short text, such as `60/s, burst 120`.
     pub fn numbers(&self) -> String {
         if let Some(s) = &self.token_bucket {
             format!("{}, burst {}", s.rate, s.burst)
@@ -472,7 +481,7 @@ impl Number<'_> {
 /// A date (its midnight in UTC) or an RFC 3339 instant, in nanoseconds since the epoch.
 ///
 /// # Errors
-/// What would do.
+/// The text is neither. The fault says how to write it.
 pub fn parse_instant_ns(text: &str) -> Result<u64, String> {
     let instant = text.parse::<jiff::Timestamp>().ok().or_else(|| {
         let date = text.parse::<jiff::civil::Date>().ok()?;
@@ -483,7 +492,7 @@ pub fn parse_instant_ns(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is no time: write 2027-01-01 or 2027-01-01T12:00:00Z"))
 }
 
-/// Units as an operator writes them, or as a number where limits are told to other regions.
+/// Units as an operator writes them, or a number, which is how limits are sent to other regions.
 pub(crate) fn units<'de, D: de::Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     struct Visitor;
     impl de::Visitor<'_> for Visitor {

@@ -11,8 +11,8 @@ use crate::{
 
 for_every_algorithm!(no_window_reopens, 48, super::check_windows);
 
-/// Units that were charged in windows with one end never exceed the limit, whatever the clock did
-/// between them.
+/// Units charged in windows with one end never exceed the limit, however the clock was set between the
+/// charges.
 fn check_windows(history: &History) -> TestCaseResult {
     let mut walk = Walk::new(history);
     let mut charged: BTreeMap<u64, u128> = BTreeMap::new();
@@ -54,7 +54,7 @@ fn check_steadiness(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-/// The other way round: windows with edges do not look at the steady clock.
+/// The other way round: windows with edges ignore the steady clock.
 fn check_wall(history: &History) -> TestCaseResult {
     let mut walk = Walk::new(history);
     for step in &history.steps {

@@ -1,5 +1,5 @@
-//! A naive calendar: every date from 1970 on, one after the other, and the first instant at which
-//! each is seen on the clocks of a zone.
+//! A naive calendar: every date from 1970 on, one after the other, and the first instant at which the
+//! clocks of a zone show the date.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ const DAYS: i64 = 69_400;
 /// Wall clocks that the calendar can be asked about: 1971 to 2155.
 pub(crate) const WALL_NS: std::ops::Range<u64> = 31_536_000_000_000_000..5_840_000_000_000_000_000;
 
-/// Zones with something to trip over.
+/// Zones with unusual clock changes.
 pub(crate) const ZONES: [&str; 12] = [
     "UTC",
     "Europe/Berlin",
@@ -36,8 +36,8 @@ pub(crate) const ZONES: [&str; 12] = [
     "Pacific/Apia",
 ];
 
-/// The end of the window that an instant is in: the first later instant at which a clock on the
-/// wall shows a date of a later window.
+/// The end of the window that contains an instant: the first later instant at which a wall clock shows a
+/// date of a later window.
 pub(crate) fn end_after(zone: &'static str, period: Period, wall_ns: u64) -> u64 {
     /// The instants at which windows of a zone begin: days, weeks, months, years.
     static BEGINS: Mutex<BTreeMap<&str, [Vec<u64>; 4]>> = Mutex::new(BTreeMap::new());
@@ -61,8 +61,7 @@ fn begins(zone: &str) -> [Vec<u64>; 4] {
     begins
 }
 
-/// For each date since 1 January 1970, a Thursday: how many days, weeks, months and years have
-/// begun since.
+/// For each date since 1 January 1970, a Thursday: how many days, weeks, months and years have begun since.
 fn window_numbers() -> Vec<[u32; 4]> {
     let mut numbers = Vec::new();
     let (mut weekday, mut date, mut month, mut year) = (3, 1, 1, 1970);
@@ -98,8 +97,8 @@ fn days_in(month: u32, year: u32) -> u32 {
     }
 }
 
-/// The second at which each date is first shown in a zone, and the date as days since 1970. Between
-/// two changes of its offset a zone's clock is plain arithmetic.
+/// The second at which a zone first shows each date, and the date as days since 1970. Between two changes
+/// of its offset, a zone's clock is plain arithmetic.
 fn first_instants(zone: &str) -> Vec<(i64, i64)> {
     let zone = TimeZone::get(zone).expect("a zone");
     let (begin, end) = (2 * DAY_S, (DAYS - 2) * DAY_S);

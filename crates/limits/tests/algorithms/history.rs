@@ -1,4 +1,4 @@
-//! Histories: what happens to a cell, step by step.
+//! Histories: the events of a cell, step by step.
 
 use acequia_limits::{
     Algorithm, Now, PERIOD_NS_MAX, UNITS_MAX, Verdict,
@@ -8,12 +8,12 @@ use proptest::{prelude::*, test_runner::Config};
 
 use crate::{Reference, dates, terms::Terms};
 
-/// Steps in a history at most.
+/// The most steps in a history.
 const STEPS_MAX: usize = 24;
-/// Clocks are kept below this, so that the longest wait ends before 2^63.
+/// Clocks stay below this, so that the longest wait ends before 2^63.
 const CLOCK_NS_MAX: u64 = (1 << 63) - 3 * PERIOD_NS_MAX;
 
-/// What happens to a cell.
+/// The events of one cell.
 #[derive(Clone, Debug)]
 pub(crate) struct History {
     pub(crate) terms: Terms,
@@ -27,7 +27,7 @@ pub(crate) struct History {
 pub(crate) struct Step {
     pub(crate) pause: Pause,
     pub(crate) cost: Cost,
-    /// By how many thousandths of the period somebody sets the wall clock, if anybody does.
+    /// The step of the wall clock, in thousandths of the period, if somebody sets it.
     pub(crate) clock_set: Option<i64>,
 }
 
@@ -47,13 +47,13 @@ pub(crate) enum Cost {
     Units(u64),
     /// Thousandths of the budget.
     Part(u64),
-    /// What is left, and this much more or less.
+    /// The units left, and this much more or less.
     Left(i64),
     /// The budget and this much more.
     Budget(u64),
 }
 
-/// A cell and its reference, walking through a history together.
+/// A cell and its reference, on the way through a history together.
 pub(crate) struct Walk {
     pub(crate) algorithm: Algorithm,
     pub(crate) state: State,
@@ -76,7 +76,7 @@ impl Walk {
         }
     }
 
-    /// The whole history, on one steady pair of clocks.
+    /// The whole history, with clocks that are never set.
     pub(crate) fn through(history: &History) -> Self {
         let mut walk = Self::new(history);
         for step in &history.steps {
@@ -86,7 +86,7 @@ impl Walk {
         walk
     }
 
-    /// Lets the step's time pass on both clocks, and says what its request weighs.
+    /// Lets the step's time pass on both clocks, and returns the cost of its request.
     pub(crate) fn arrive(&mut self, step: &Step) -> u64 {
         let period = self.algorithm.period_ns();
         let ns = match step.pause {
@@ -99,7 +99,7 @@ impl Walk {
         self.units(step.cost)
     }
 
-    /// Sets the wall clock as the step has it; the steady clock does not see that.
+    /// Sets the wall clock as the step says. The steady clock does not see that.
     pub(crate) fn set_clock(&mut self, step: &Step) {
         let Some(part) = step.clock_set else { return };
         let by = i64::try_from(part_of(self.algorithm.period_ns(), part.unsigned_abs())).expect("in range");
@@ -130,7 +130,7 @@ impl Walk {
         self.algorithm.probe(self.state.words(), self.now, cost, self.salt)
     }
 
-    /// Asks for a cost, and charges it to both where it is allowed.
+    /// Asks for a cost, and charges it to both if it is allowed.
     pub(crate) fn ask(&mut self, cost: u64) -> Verdict {
         let verdict = self.probe(cost);
         if verdict.allowed {
@@ -202,8 +202,7 @@ fn clock() -> impl Strategy<Value = u64> {
 }
 
 fn wall(terms: &Terms) -> BoxedStrategy<u64> {
-    /// Summer and winter time, a skipped and a doubled midnight, a skipped day, ends of years,
-    /// a leap day.
+    /// Summer and winter time, a skipped and a doubled midnight, a skipped day, ends of years, a leap day.
     const TURNS: [&str; 11] = [
         "2026-03-29T01:00:00Z",
         "2026-10-25T01:00:00Z",
@@ -228,7 +227,7 @@ fn wall(terms: &Terms) -> BoxedStrategy<u64> {
     prop_oneof![turn, 946_684_800_000_000_000_u64..2_100_000_000_000_000_000].boxed()
 }
 
-/// So many cases unless the environment asks for more, and no files left behind.
+/// A number of cases, unless the environment asks for more. No files are left behind.
 pub(crate) fn config(cases: u32) -> Config {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {

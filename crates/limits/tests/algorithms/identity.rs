@@ -1,4 +1,4 @@
-//! Which changes keep a limit, with all that was spent under it, and which make another one.
+//! Changes that keep a limit, with all that was spent under it, and changes that make another limit.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ proptest! {
         prop_assert_eq!(id(&terms.spec()), id(&terms.renumbered(&numbers).spec()));
     }
 
-    /// Two limits at random are two limits, unless all that differs is numbers.
+    /// Two limits at random are two limits, unless they differ only in their parameters.
     #[test]
     fn new_shapes_are_new_limits(one in any_terms(), other in any_terms()) {
         let same = shape(&one) == shape(&other);
@@ -68,7 +68,7 @@ fn any_terms() -> impl Strategy<Value = Terms> {
     ]
 }
 
-/// Terms without their numbers. A rolling quota is a sliding window by another name.
+/// Terms without their parameters. A rolling quota is a sliding window under another name.
 fn shape(terms: &Terms) -> Terms {
     match terms.clone() {
         Terms::Bucket { leaky, .. } => Terms::Bucket { leaky, units: 0, period_ns: 0, capacity: 0 },

@@ -43,7 +43,7 @@ fn check_used_up(history: &History) -> TestCaseResult {
         let up = algorithm.used_up(words, ago, now, salt);
         prop_assert!(algorithm.is_sound(up.words()));
         prop_assert_eq!(algorithm.available(up.words(), now, salt), 0);
-        // And whatever was owed is owed for as long as it was.
+        // Each debt also lasts for as long as before.
         for later in [1, S, algorithm.period_ns() / 2, algorithm.period_ns()] {
             let now = now.later(later);
             prop_assert!(algorithm.available(up.words(), now, salt) <= algorithm.available(words, now, salt));
@@ -76,7 +76,7 @@ fn check_nothing(history: &History) -> TestCaseResult {
             nothing.succession_at(now);
         }
         refund(&nothing, &mut state, now, 3, now, whole, salt);
-        // A rate that is a millionth of a slow one's may need longer than clocks last.
+        // A millionth of a slow rate may take longer than clocks last.
         prop_assert!(nothing.covers(state.words(), state.words(), now));
     }
     prop_assert_eq!((nothing.chunk_max(), nothing.budget()), (0, 0));
@@ -94,7 +94,7 @@ fn check_waits(history: &History) -> TestCaseResult {
             let at = |ns| walk.algorithm.probe(walk.state.words(), walk.now.later(ns), cost, walk.salt);
             let told = at(0).retry_after_ns;
             if told == NEVER {
-                // Or after clocks have ended.
+                // The cost may also fit only after clocks have ended.
                 prop_assert!(cost > walk.algorithm.budget() || walk.algorithm.has_rate());
             } else if told > 0 && told < PERIOD_NS_MAX {
                 prop_assert!(!at(told - 1).allowed && at(told).allowed);
@@ -175,7 +175,7 @@ fn check_resize(history: &History) -> TestCaseResult {
 
 for_every_algorithm!(debts_move_with_pieces, 64, super::check_debt);
 
-/// Units are owed and forgiven as in a ledger that is never below nothing. Other algorithms know no debt.
+/// Units are owed and forgiven as in a ledger that never goes below 0. Other algorithms have no debt.
 fn check_debt(history: &History) -> TestCaseResult {
     let mut walk = Walk::new(history);
     let mut debt = 0_u128;
@@ -237,23 +237,24 @@ fn a_debt_beyond_all_bounds_is_never_forgotten() {
     }
 }
 
-/// What a region does: true time passes, and one of them asks.
+/// A region's step: true time passes, and then the region asks.
 #[derive(Clone, Copy, Debug)]
 struct Move {
     who: usize,
-    /// Millionths of the limit's period that pass first.
+    /// True time that passes first, in millionths of the limit's period.
     part: u64,
     cost: Cost,
 }
 
-/// Three regions' steady clocks, which run faster or slower than time by up to the drift.
+/// Three regions whose steady clocks run faster or slower than time, by up to the drift.
 #[derive(Clone, Debug)]
 struct Regions {
     terms: Terms,
-    /// Of the rate and of the units, in thousandths: the rest is the last region's.
+    /// The shares of the first two regions in the rate and in the units, in thousandths. The last region
+    /// has the rest.
     shares: [u64; 2],
     drift_ppm: u32,
-    /// By how many millionths each clock is fast.
+    /// How fast each clock is, in millionths.
     fast_ppm: [i64; 3],
     moves: Vec<Move>,
 }
@@ -338,7 +339,7 @@ proptest! {
         }
     }
 
-    /// Windows that were not stretched and are now, or the other way round, forget nothing.
+    /// A change between stretched and unstretched windows forgets nothing, in either direction.
     #[test]
     fn a_drift_that_is_found_out_later_mints_nothing(
         history in history::history(prop_oneof![
@@ -353,7 +354,7 @@ proptest! {
         for thousandths in [0, 1, 10, 100, 300, 600, 990, 999, 1_000, 1_500, 1_990] {
             let now = old.now.later(old.algorithm.period_ns() / 1_000 * thousandths);
             let most = match history.terms {
-                // Slots may have held units for longer than they had to.
+                // Slots may have held units for longer than needed.
                 Terms::Sliding { window_ns, .. } => {
                     let recent = |charge: &&Charge| now.steady_ns - charge.at.steady_ns < window_ns;
                     units - old.reference.charges.iter().filter(recent).map(|c| c.units).sum::<u64>()
@@ -367,7 +368,7 @@ proptest! {
     }
 }
 
-/// A fast clock would give a bucket back sooner than time does.
+/// A fast clock would refill a bucket sooner than time does.
 #[test]
 fn without_the_drift_a_fast_clock_admits_more() {
     let terms = Terms::Bucket { leaky: false, units: 1_000_000, period_ns: S, capacity: 100 };
@@ -389,7 +390,7 @@ fn without_the_drift_a_fast_clock_admits_more() {
     }
 }
 
-/// The reference of a whole limit serves for a piece whose rate is a fraction that fits.
+/// The reference of a whole limit also serves for a piece whose rate is an exact fraction.
 #[test]
 fn half_a_bucket_is_a_bucket_of_half() {
     let whole = Terms::Bucket { leaky: false, units: 10, period_ns: S, capacity: 100 };

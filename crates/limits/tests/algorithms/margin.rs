@@ -1,4 +1,4 @@
-//! Clocks on the wall that differ: near an edge, a charge counts on both sides of it.
+//! Wall clocks that differ: near an edge, a charge counts on both sides of it.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::{
 
 const S: u64 = 1_000_000_000;
 
-/// What is charged in each window, by its end, and the older window that was charged last.
+/// The charges in each window, by its end, and the older window of the last charge.
 #[derive(Clone, Debug)]
 struct Both {
     terms: Terms,
@@ -32,8 +32,8 @@ struct Both {
 }
 
 impl Both {
-    /// The windows that a charge at `wall_ns` is counted in: those within a margin of it, but none that
-    /// was left before.
+    /// The windows that count a charge at `wall_ns`: those within a margin of that time, except those that
+    /// were left before.
     fn windows(&self, wall_ns: u64) -> Vec<u64> {
         let older = self.terms.end_after(wall_ns - self.margin_ns, self.salt).max(self.opened);
         let newer = self.terms.end_after(wall_ns + self.margin_ns, self.salt);
@@ -83,7 +83,7 @@ impl Both {
     }
 }
 
-/// A history of windows with edges, and a margin that leaves room between two of them.
+/// A history of windows with edges, and a margin that leaves room between two edges.
 fn with_margin() -> impl Strategy<Value = (History, u64)> {
     (history::history(windows()), 1_u64..=500, 0_u64..3).prop_map(|(mut history, part, less)| {
         let margin_ns = match history.terms {
@@ -104,7 +104,7 @@ fn local(terms: &Terms, units: u64, margin_ns: u64) -> Algorithm {
     terms.algorithm().local(Part { rate: 0, units }, 0, margin_ns)
 }
 
-/// A cell with a margin and its reference.
+/// A cell with a margin, and its reference.
 fn walk(history: &History, margin_ns: u64) -> (Walk, Both) {
     let mut walk = Walk::new(history);
     let limit = history.terms.budget();
@@ -132,7 +132,7 @@ fn ask(walk: &mut Walk, both: &mut Both, cost: u64) -> bool {
     allowed
 }
 
-/// Moves on, often to somewhere near an edge.
+/// Moves on, often to an instant near an edge.
 fn arrive(walk: &mut Walk, both: &Both, step: &history::Step, place: usize) -> u64 {
     let cost = walk.arrive(step);
     if place.is_multiple_of(2) {
@@ -152,7 +152,7 @@ fn arrive(walk: &mut Walk, both: &Both, step: &history::Step, place: usize) -> u
 proptest! {
     #![proptest_config(history::config(256))]
 
-    /// Every word of every verdict, wherever the clock is set.
+    /// Every field of every verdict, however the clock is set.
     #[test]
     fn every_word_is_the_references((history, margin_ns) in with_margin(), steady in any::<bool>()) {
         let (mut walk, mut both) = walk(&history, margin_ns);
@@ -197,7 +197,7 @@ proptest! {
         }
     }
 
-    /// What is idle may be forgotten; everything is idle after the horizon, and when a successor begins.
+    /// An idle cell may be forgotten. Every cell is idle after the horizon, and when a successor begins.
     #[test]
     fn what_is_idle_may_be_forgotten((history, margin_ns) in with_margin()) {
         let (mut walk, mut both) = walk(&history, margin_ns);
@@ -225,7 +225,7 @@ proptest! {
         }
     }
 
-    /// Nothing is given back by a restart that knows nothing, by one that reads what covers the cell, or
+    /// Nothing is given back by a restart that knows nothing, by a restart that reads a covering state, or
     /// by a new margin.
     #[test]
     fn nothing_is_given_back((history, margin_ns) in with_margin(), part in 0_u64..600, smaller in 0_u64..1_000) {
@@ -246,7 +246,7 @@ proptest! {
                 charge(&walk.algorithm, &mut reserved, walk.now, ahead, walk.salt);
                 prop_assert!(walk.algorithm.covers(reserved.words(), walk.state.words(), walk.now));
             }
-            // The same usage as the cell had under a smaller margin counts for no less under this one.
+            // A usage under a smaller margin counts for no less under this one.
             let small = local(&both.terms, both.limit, margin_ns * smaller / 1_000);
             let mut old = small.fresh();
             charge(&small, &mut old, walk.now, both.limit, walk.salt);
@@ -269,7 +269,7 @@ proptest! {
         }
     }
 
-    /// What comes back was never charged: in neither window.
+    /// A refunded charge was never made, in either window.
     #[test]
     fn a_refund_is_in_both_windows((history, margin_ns) in with_margin()) {
         let (mut walk, mut both) = walk(&history, margin_ns);
@@ -318,11 +318,13 @@ fn check_owes_at_least(walk: &Walk, strict: &State, margin_ns: u64) -> TestCaseR
     Ok(())
 }
 
-/// One of several regions that share a window: its clock is off, and goes on being set.
+/// A step of one of several regions that share a window. The region's clock is off, and is set again and
+/// again.
 #[derive(Clone, Copy, Debug)]
 struct Move {
     who: usize,
-    /// Thousandths of the window that pass first; or to within so much of its end.
+    /// The time that passes first, in thousandths of the window. With `to_edge`, up to that distance from
+    /// the window's end instead.
     part: u64,
     to_edge: Option<i64>,
     /// How far off this clock is now, in thousandths of the margin.
@@ -340,7 +342,8 @@ fn off() -> impl Strategy<Value = i64> {
     prop_oneof![Just(-1_000), Just(1_000), -1_000_i64..=1_000]
 }
 
-/// Charges all that four regions can get by their clocks; gives the most in any window of true time.
+/// Charges all that four regions can get by their clocks. Returns the largest sum in any window of true
+/// time.
 fn most_in_a_window(
     terms: &Terms,
     start_ns: u64,
@@ -381,8 +384,8 @@ fn most_in_a_window(
 proptest! {
     #![proptest_config(history::config(512))]
 
-    /// The promise, for clocks that are off by as much as the margin: also where windows are shorter
-    /// than their clocks can tell apart.
+    /// The promise for clocks that are off by as much as the margin, even if windows are shorter than their
+    /// clocks can tell apart.
     #[test]
     fn no_window_of_true_time_holds_more_than_its_limit(
         terms in windows(),
@@ -400,14 +403,14 @@ proptest! {
     }
 }
 
-/// A slow clock spends the last window, every clock this one, and a fast one the next: all of it in one
-/// window of true time.
+/// A slow clock spends the last window, every clock this one, and a fast clock the next. All of it falls in
+/// one window of true time.
 #[test]
 fn without_a_margin_clocks_that_differ_admit_more() {
     let terms = Terms::Fixed { limit: 100, window_ns: 60 * S, stagger: false };
     let start_ns = 30_000_000 * 60 * S;
     let step = |who, to_edge, off| Move { who, part: 0, to_edge, off, cost: Cost::Left(0) };
-    // Region 0 has half: it is slow at the beginning and fast at the end.
+    // Region 0 has half: its clock is slow at the beginning and fast at the end.
     let moves = [
         step(0, None, -1_000),
         step(0, None, 1_000),
@@ -441,13 +444,13 @@ fn near_an_edge_a_charge_is_in_both_windows() {
     assert_eq!(words, [edge_ns, 9, 6]);
     let verdict = algorithm.probe(&words, Now::at(edge_ns + S - 1), 2, 0);
     assert_eq!((verdict.allowed, verdict.remaining, verdict.retry_after_ns), (false, 1, 1));
-    // The window is left one margin after its end, and what was charged ahead is in the next one.
+    // The window is left one margin after its end. Units charged ahead are in the next window.
     algorithm.charge_heap(&mut words, Now::at(edge_ns + S), 1, 0);
     assert_eq!(words, [edge_ns + 60 * S, 7, 0]);
-    // A clock that goes back stays there.
+    // A clock that goes back finds the later window.
     algorithm.charge_heap(&mut words, Now::at(edge_ns - S), 1, 0);
     assert_eq!(words, [edge_ns + 60 * S, 8, 0]);
-    // A window that nobody charged lies between: nothing is ahead of it.
+    // A charge at the end counts in both windows. When both are over, nothing is carried on.
     algorithm.charge_heap(&mut words, Now::at(edge_ns + 60 * S), 1, 0);
     assert_eq!(words, [edge_ns + 60 * S, 9, 1]);
     algorithm.charge_heap(&mut words, Now::at(edge_ns + 121 * S), 1, 0);
@@ -460,7 +463,7 @@ fn a_window_that_was_left_is_not_open_under_a_larger_margin() {
     let now = Now::at(edge_ns + 2 * S);
     let grown = FixedWindow { margin_ns: 10 * S, ..minutely(10) };
     let (open, left) = (grown.clone(), grown.after(edge_ns));
-    // Ten were charged in the window that is over, and three in the one that is open since.
+    // Ten units were charged in the window that is over, and three in the window that is open since.
     let words = [edge_ns, 10, 3];
     let (open, left) = (Algorithm::FixedWindow(open), Algorithm::FixedWindow(left));
     assert_eq!(open.probe(&words, now, 1, 0).remaining, 0, "it may be open, by the clock alone");
@@ -468,17 +471,17 @@ fn a_window_that_was_left_is_not_open_under_a_larger_margin() {
     let mut charged = words.to_vec();
     left.charge_heap(&mut charged, now, 7, 0);
     assert_eq!(charged, [edge_ns + 60 * S, 10, 0]);
-    // Nor is a cell of which nothing is known in the window that was left.
+    // An unknown cell is not in the window that was left, either.
     let mut unknown = Vec::new();
     left.charge_heap(&mut unknown, now, 1, 0);
     assert_eq!(unknown, [edge_ns + 60 * S, 1, 0]);
     assert!(left.is_idle(&[edge_ns, 10, 0], now) && !open.is_idle(&[edge_ns, 10, 0], now));
-    // What was spent at a time before counts in the windows that were open then.
+    // Units spent at an earlier time count in the windows that were open then.
     let spent = left.spent_at(Now::at(edge_ns - S), 0);
     assert_eq!(left.probe(spent.words(), now, 1, 0).remaining, 0);
     let earlier = left.spent_at(Now::at(edge_ns - 20 * S), 0);
     assert_eq!(left.probe(earlier.words(), now, 1, 0).remaining, 9);
-    // The next edge is as it was.
+    // The next edge is unchanged.
     let next = Now::at(edge_ns + 55 * S);
     assert_eq!(left.probe(&charged, next, 1, 0), open.probe(&charged, next, 1, 0));
 }
@@ -497,7 +500,7 @@ fn a_full_next_window_is_waited_for_to_its_end() {
 proptest! {
     #![proptest_config(history::config(256))]
 
-    /// Cells with edges of their own may share one: nothing that any of them charged is forgotten early.
+    /// Cells that have their own edges may share a usage: no charge of any of them is forgotten early.
     #[test]
     fn cells_that_share_a_usage_forget_nothing_early(
         margin_ns in prop_oneof![Just(S), Just(30 * S), 1..30 * S],
@@ -525,7 +528,7 @@ proptest! {
         }
     }
 
-    /// One that has a usage of its own from some time on has all in it that it charged, in its own windows.
+    /// A cell that gets a usage of its own takes along all that it charged, in its own windows.
     #[test]
     fn a_cell_that_shared_a_usage_takes_along_what_it_charged(
         margin_ns in prop_oneof![Just(0), Just(S), Just(30 * S), 1..30 * S],
@@ -559,7 +562,7 @@ proptest! {
     }
 }
 
-/// A clock that was stepped back finds the window that it left, in a usage of its own too.
+/// A clock that was set back finds the window that it left, in a usage of its own, too.
 #[test]
 fn what_is_taken_along_stays_spent_when_a_clock_steps_back() {
     for margin_ns in [0, 5 * S] {

@@ -1,4 +1,4 @@
-//! The sum admitted never exceeds the limit: over all pairs of admissions, whatever was asked.
+//! The sum admitted never exceeds the limit: for all pairs of admissions and all requests.
 
 use acequia_limits::Now;
 use proptest::{prelude::*, test_runner::TestCaseResult};
@@ -10,7 +10,7 @@ use crate::{
 
 for_every_algorithm!(no_more_than_the_limit_is_admitted, 96, super::check_bound);
 
-/// Takes all that can be had, at the history's instants and whenever a denial said to come back.
+/// Takes every unit available, at the history's instants and at each time to come back that a denial gave.
 fn check_bound(history: &History) -> TestCaseResult {
     let mut walk = Walk::new(history);
     let mut admitted = Vec::new();
@@ -25,7 +25,7 @@ fn check_bound(history: &History) -> TestCaseResult {
     check_sums(&history.terms, history.salt, &admitted)
 }
 
-/// Whether every stretch from one admission to another holds what its limit allows.
+/// Checks that every stretch from one admission to another holds no more than its limit allows.
 fn check_sums(terms: &Terms, salt: u32, admitted: &[(Now, u64)]) -> TestCaseResult {
     for (first, (from, _)) in admitted.iter().enumerate() {
         let mut sum = 0_u128;
@@ -61,8 +61,8 @@ fn the_approximate_window_is_no_bound() {
     const S: u64 = 1_000_000_000;
     let pair = Terms::Approximate { limit: 100, window_ns: 10 * S }.algorithm();
     let exact = Terms::Sliding { limit: 100, window_ns: 10 * S, slots: Some(10), quota: false }.algorithm();
-    // Ten units more for each second that the older window, of which all was spent at its end,
-    // seems to have left.
+    // All of the older window was spent at its end. The pair assumes an even spread, and so admits ten more
+    // units each second.
     let last_moment = Now::at(1_800_000_010 * S - 1);
     for (algorithm, over) in [(pair, 90), (exact, 0)] {
         let mut words = Vec::new();

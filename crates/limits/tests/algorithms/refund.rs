@@ -1,4 +1,4 @@
-//! Refunds: a charge that is given back is as if it had been smaller from the start, or nothing is.
+//! Refunds: a refunded charge is as if it had been smaller from the start, or nothing comes back.
 
 use acequia_limits::{Algorithm, Now, algorithm::State};
 use proptest::{prelude::*, test_runner::TestCaseResult};
@@ -11,7 +11,7 @@ use crate::{
 
 const S: u64 = 1_000_000_000;
 
-/// Gives units back in whatever place the state is kept.
+/// Gives units back, wherever the state is kept.
 pub(crate) fn refund(
     algorithm: &Algorithm,
     state: &mut State,
@@ -64,7 +64,7 @@ fn check_refunds(history: &History) -> TestCaseResult {
             prop_assert_eq!(walk.probe(cost), expected, "cost {} at {:?}", cost, walk.now);
         }
         walk.ask(cost);
-        // Some older charge comes back, whole or in part, soon or late.
+        // Some older charge comes back, wholly or in part, soon or late.
         let charges = walk.reference.charges.len();
         if place % 3 == 0 || charges == 0 {
             continue;
@@ -83,7 +83,7 @@ fn check_refunds(history: &History) -> TestCaseResult {
 
 for_every_algorithm!(what_is_gone_comes_back_to_nobody, 48, super::check_gone);
 
-/// A refund that is too late, or of what was never charged, leaves no trace.
+/// A refund that is too late, or of units that were never charged, leaves no trace.
 fn check_gone(history: &History) -> TestCaseResult {
     let mut walk = Walk::through(history);
     let wait = Step { pause: Pause::Part(2_200), cost: Cost::Units(0), clock_set: None };
@@ -106,8 +106,8 @@ fn check_gone(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-/// A bucket is spent, refills, is spent again, and only then does the first charge come back: were all
-/// of it credited, twice the burst would be spent at one instant.
+/// A bucket is spent, refills and is spent again, and only then does the first charge come back. If all of
+/// it were credited, twice the burst would be spent at one instant.
 #[test]
 fn a_full_credit_would_be_spent_twice() {
     let bucket = Terms::Bucket { leaky: false, units: 10, period_ns: S, capacity: 100 }.algorithm();
@@ -130,14 +130,14 @@ fn a_full_credit_would_be_spent_twice() {
         spent += spend(&mut words, later);
         assert_eq!(spent, at_once, "naive: {naive}");
     }
-    // Soon after the charge, what has not come back yet does come back.
+    // Soon after the charge, a refund gives the units that the rate has not given back yet.
     let mut words = Vec::new();
     bucket.charge_heap(&mut words, first, 50, 0);
     assert_eq!(bucket.refund(&mut words, first, 50, first.later(S), &bucket, 0), 40);
     assert_eq!(bucket.available(&words, first.later(S), 0), 100);
 }
 
-/// The rate that counts is the whole limit's: a slow piece of it may have moved on to faster ones.
+/// The rate of the whole limit counts: a slow piece's charge may have moved on to faster pieces.
 #[test]
 fn a_piece_gives_back_what_the_whole_limit_would() {
     let whole = Terms::Bucket { leaky: false, units: 10, period_ns: S, capacity: 100 }.algorithm();
@@ -145,7 +145,7 @@ fn a_piece_gives_back_what_the_whole_limit_would() {
     let start = Now::at(1_800_000_000 * S);
     let mut words = Vec::new();
     piece.charge_heap(&mut words, start, 40, 0);
-    // 5 have come back to the piece; 20 would have to the whole.
+    // 5 units have come back to the piece; 20 would have come back to the whole.
     assert_eq!(piece.refund(&mut words, start, 40, start.later(2 * S), &whole, 0), 20);
     assert_eq!(piece.available(&words, start.later(2 * S), 0), 25);
 }

@@ -1,4 +1,4 @@
-//! New numbers for a limit that is in use: nothing is minted, and what was spent stays spent.
+//! New parameters for a limit in use: nothing is minted, and spent units stay spent.
 
 use acequia_limits::algorithm::State;
 use proptest::{prelude::*, test_runner::TestCaseResult};
@@ -9,8 +9,8 @@ use crate::{
     terms::{self, Terms},
 };
 
-/// Walks half of a history under the old numbers and gives the cell the new ones, under which the
-/// reference goes on from the charges that were made.
+/// Walks half of a history under the old parameters, and then gives the cell the new ones. The reference
+/// goes on from the charges made so far.
 fn renumber(history: &History, numbers: &Terms) -> (Walk, Walk) {
     let half = History { steps: history.steps[..history.steps.len() / 2].to_vec(), ..history.clone() };
     let old = Walk::through(&half);
@@ -22,7 +22,7 @@ fn renumber(history: &History, numbers: &Terms) -> (Walk, Walk) {
     (old, new)
 }
 
-/// Goes on under the new numbers for the rest of the history.
+/// Goes on under the new parameters for the rest of the history.
 fn go_on(mut new: Walk, history: &History, check: impl Fn(&Walk, u64) -> TestCaseResult) -> TestCaseResult {
     for step in &history.steps[history.steps.len() / 2..] {
         let cost = new.arrive(step);
@@ -39,7 +39,7 @@ fn check_exact(walk: &Walk, cost: u64) -> TestCaseResult {
     Ok(())
 }
 
-/// A window keeps the units that were used and when it ends.
+/// A window keeps its used units and its end.
 fn check_window(history: &History, numbers: &Terms) -> TestCaseResult {
     let (old, new) = renumber(history, numbers);
     let used = u64::try_from(old.reference.counted(old.now)).expect("below the limit");
@@ -48,7 +48,7 @@ fn check_window(history: &History, numbers: &Terms) -> TestCaseResult {
     go_on(new, history, check_exact)
 }
 
-/// A bucket owes, in units, what it owed: all of it, even what the new one could not have spent.
+/// A bucket owes as many units as before: all of them, even more than the new bucket could have spent.
 fn check_bucket(history: &History, numbers: &Terms) -> TestCaseResult {
     let (old, new) = renumber(history, numbers);
     let Terms::Bucket { period_ns: old_period, .. } = old.reference.terms else { panic!("a bucket") };
@@ -56,12 +56,12 @@ fn check_bucket(history: &History, numbers: &Terms) -> TestCaseResult {
     let debt = old.reference.debt(old.now);
     let owed = u64::try_from(debt.div_ceil(u128::from(old_period))).expect("at most the burst");
     prop_assert_eq!(new.probe(0).remaining, capacity.saturating_sub(owed));
-    // The debt goes on sinking at the new rate, and is never smaller than the exact one.
+    // The debt goes on sinking at the new rate, and is never smaller than the exact debt.
     let (now, from) = (new.now, new.now.steady_ns);
     for wait in
         [0, 1, 1_000, period_ns / units, period_ns, new.probe(0).reset_after_ns, new.algorithm.period_ns()]
     {
-        // A debt that the new rate takes centuries to pay is looked at for a while.
+        // If the new rate takes centuries to pay the debt, only some of that time is checked.
         let now = now.later(wait.min(acequia_limits::PERIOD_NS_MAX));
         let back = u128::from(units) * u128::from(now.steady_ns - from) / u128::from(period_ns);
         let least = (debt / u128::from(old_period)).saturating_sub(back + 1).min(u128::from(capacity));
@@ -72,7 +72,7 @@ fn check_bucket(history: &History, numbers: &Terms) -> TestCaseResult {
     if reset_after_ns <= acequia_limits::PERIOD_NS_MAX {
         prop_assert!(new.algorithm.is_idle(new.state.words(), new.now.later(reset_after_ns)));
     }
-    // Numbers that do not change change nothing.
+    // Unchanged parameters change nothing.
     let same = old.algorithm.convert(&old.algorithm, old.state.words(), old.now);
     for wait in [0, 1, period_ns] {
         let now = old.now.later(wait);
@@ -86,8 +86,8 @@ fn check_bucket(history: &History, numbers: &Terms) -> TestCaseResult {
     Ok(())
 }
 
-/// Logs and slots turn into each other. What comes out allows nothing that an exact log of every
-/// charge would not, and holds on to nothing for longer than its horizon.
+/// Logs and slots convert to each other. The result allows nothing that an exact log of every charge would
+/// not, and holds nothing for longer than its horizon.
 fn check_sliding(history: &History, numbers: &Terms) -> TestCaseResult {
     let (old, new) = renumber(history, numbers);
     let horizon = new.now.later(new.algorithm.horizon_ns());
@@ -103,7 +103,7 @@ fn check_sliding(history: &History, numbers: &Terms) -> TestCaseResult {
         let used: u128 = walk.reference.charges.iter().filter(recent).map(|c| u128::from(c.units)).sum();
         let fits = cost == 0 || used + u128::from(cost) <= u128::from(limit);
         prop_assert!(fits || !walk.probe(cost).allowed, "{} on top of {}", cost, used);
-        // What a slot held is counted as if it had come in the slot's last nanosecond, no later.
+        // Units in a slot count as charged in the slot's last nanosecond, no later.
         let mut late = walk.reference.clone();
         for charge in late.charges.iter_mut().filter(|charge| charge.at.steady_ns <= then) {
             if let Some(slot_ns) = old_slot_ns(window_ns) {
@@ -161,7 +161,7 @@ fn a_window_of_fewer_units_says_when_the_surplus_is_gone() {
     log.charge_heap(&mut words, now, 30, 0);
     log.charge_heap(&mut words, now.later(4 * S), 20, 0);
     let now = now.later(5 * S);
-    // 50 were spent, 20 are allowed: all of the first charge must go, and some of the second.
+    // 50 units were spent and 20 are allowed: all of the first charge must go, and some of the second.
     for (new, first_ns) in [(numbers(20, None), 9 * S), (numbers(20, Some(10)), 10 * S)] {
         let State::Heap(words) = new.convert(&log, &words, now) else { panic!("kept on the heap") };
         let verdict = new.probe(&words, now, 1, 0);

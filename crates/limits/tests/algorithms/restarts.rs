@@ -1,4 +1,4 @@
-//! What may be forgotten, and what must be assumed where nothing is known: no restart gives
+//! States that may be forgotten, and states that must be assumed if nothing is known: no restart gives
 //! anything back.
 
 use acequia_limits::{
@@ -104,8 +104,8 @@ fn check_spent(history: &History) -> TestCaseResult {
 
 for_every_algorithm!(what_is_covered_is_not_given_back, 64, super::check_cover);
 
-/// A cell is charged and a chunk is reserved ahead of it on disk; then it goes on from memory. For
-/// as long as the reservation is said to cover it, a crash must not give a unit back.
+/// A cell is charged, a chunk is reserved ahead of it on disk, and the cell goes on from memory. While the
+/// reservation is said to cover the cell, a crash must not give a unit back.
 fn check_cover(history: &History) -> TestCaseResult {
     let (before, after) = history.steps.split_at(history.steps.len() / 2);
     let mut walk = Walk::through(&History { steps: before.to_vec(), ..history.clone() });
@@ -114,7 +114,7 @@ fn check_cover(history: &History) -> TestCaseResult {
         walk.ask(cost.clamp(1, walk.algorithm.budget().max(1)));
         let charged = walk.state.clone();
         let reserved = reserve(&walk, Cost::Part(part));
-        // The chunk itself must be covered as soon as anything was charged at this instant.
+        // The chunk itself must cover the cell as soon as anything was charged at this instant.
         if charged != walk.algorithm.fresh()
             && walk.reference.charges.last().is_some_and(|c| c.at == walk.now)
         {
@@ -133,7 +133,7 @@ fn check_cover(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-/// The cell's state and a chunk more, as far as it is there to be reserved.
+/// The cell's state and a chunk more, as far as units are left to reserve.
 fn reserve(walk: &Walk, chunk: Cost) -> State {
     let mut reserved = walk.state.clone();
     let units = match walk.algorithm {
@@ -155,8 +155,8 @@ fn check_covered(walk: &Walk, reserved: &State) -> TestCaseResult {
 proptest! {
     #![proptest_config(history::config(128))]
 
-    /// Two cells of one limit that are charged at the same instants, but not the same: cover is never
-    /// claimed wrongly, whichever is on disk.
+    /// Two cells of one limit are charged at the same instants, but with different costs. Cover is never
+    /// claimed wrongly, whichever cell is on disk.
     #[test]
     fn cover_is_not_claimed_for_another_history(
         history in history::history(prop_oneof![
@@ -184,7 +184,7 @@ proptest! {
     }
 }
 
-/// Whether the `strict` state allows nothing that the `lax` one does not, at `now` and later.
+/// Checks that the `strict` state allows nothing that the `lax` state does not, at `now` and later.
 fn check_owes_at_least(
     algorithm: &Algorithm,
     strict: &[u64],
@@ -207,8 +207,8 @@ fn check_owes_at_least(
     Ok(())
 }
 
-/// Waits after which two states may begin to differ: all that they themselves name, the instants
-/// around those, and some others.
+/// Waits after which two states may begin to differ: the waits that the states name, the instants around
+/// those, and some others.
 fn instants(algorithm: &Algorithm, strict: &[u64], lax: &[u64], now: Now, salt: u32) -> Vec<u64> {
     let budget = algorithm.budget();
     let period = algorithm.period_ns();

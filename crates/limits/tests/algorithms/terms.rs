@@ -1,4 +1,4 @@
-//! The limits that are tried: what an operator may write, in numbers.
+//! The limits that are tested: texts that an operator may write.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::dates::ZONES;
 
 const S: u64 = 1_000_000_000;
 
-/// A limit's algorithm and its numbers.
+/// A limit's algorithm and its parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Terms {
     Bucket { leaky: bool, units: u64, period_ns: u64, capacity: u64 },
@@ -28,7 +28,7 @@ pub(crate) enum Terms {
 }
 
 impl Terms {
-    /// The terms as they stand in a config.
+    /// The terms as a config writes them.
     pub(crate) fn spec(&self) -> LimitSpec {
         let mut spec = nothing_limited();
         match *self {
@@ -80,7 +80,7 @@ impl Terms {
         }
     }
 
-    /// These terms with the other's numbers, so that both are of one limit.
+    /// These terms with the other's parameters, so that both belong to one limit.
     pub(crate) fn renumbered(&self, numbers: &Self) -> Self {
         match (self.clone(), numbers.clone()) {
             (Self::Bucket { leaky, .. }, Self::Bucket { units, period_ns, capacity, .. }) => {
@@ -103,7 +103,7 @@ impl Terms {
     }
 }
 
-/// A limit that lacks an algorithm.
+/// A limit without an algorithm.
 pub(crate) fn nothing_limited() -> LimitSpec {
     LimitSpec {
         name: "per-key".to_owned(),
@@ -139,7 +139,7 @@ pub(crate) fn leaky_bucket() -> impl Strategy<Value = Terms> {
     bucket(true)
 }
 
-/// Rates that divide no nanosecond, rates that do, and extremes; bursts that come back in 400 days.
+/// Rates that divide no nanosecond, rates that do, and extremes. Bursts that come back in 400 days.
 fn bucket(leaky: bool) -> impl Strategy<Value = Terms> {
     let rate = prop_oneof![
         prop::sample::select(vec![
@@ -233,7 +233,7 @@ fn window_ns() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// 1 to `max`, all magnitudes alike.
+/// 1 to `max`, with all magnitudes equally likely.
 fn up_to(max: u64) -> impl Strategy<Value = u64> {
     (any::<u64>(), 0_u32..64).prop_map(move |(number, shift)| 1 + (number >> shift) % max)
 }

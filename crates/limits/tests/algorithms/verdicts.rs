@@ -1,4 +1,4 @@
-//! Every word of every verdict, and the promise in it: allowed exactly when we said.
+//! Every field of every verdict, and its promise: the cost is allowed exactly when the verdict said.
 
 use acequia_limits::{
     Algorithm, Now, UNITS_MAX, Verdict,
@@ -89,7 +89,7 @@ fn check_looks(history: &History) -> TestCaseResult {
 
 for_every_algorithm!(a_state_means_the_same_wherever_it_is_kept, 32, super::check_places);
 
-/// Words that fit in a cell may be kept on the heap, and nothing at all is a fresh state.
+/// An inline state may be kept on the heap instead, and an empty state is a fresh one.
 fn check_places(history: &History) -> TestCaseResult {
     let mut walk = Walk::new(history);
     let mut heap = Vec::new();
@@ -140,7 +140,7 @@ fn looks_leave_no_trace_in_a_log() {
     assert!(log.is_idle(&words, start.later(10 * S)));
 }
 
-/// The window's last second is the window's, and the next second is the next one's.
+/// The window's last second belongs to the window, and the next second to the next window.
 #[track_caller]
 fn resets(algorithm: &Algorithm, at: &str, end: &str) {
     let ns = |text: &str| {
@@ -156,7 +156,7 @@ fn resets(algorithm: &Algorithm, at: &str, end: &str) {
 
 #[test]
 fn quotas_reset_by_the_clock_on_the_wall() {
-    // Days that have passed: laws on those to come change.
+    // Days in the past: laws on days to come change.
     use Period::{Day, Month, Week, Year};
     let quota = |period, zone| Terms::Calendar { limit: 1, period, zone }.algorithm();
     resets(&quota(Day, "UTC"), "2026-07-01T12:00:00Z", "2026-07-02T00:00:00Z");
@@ -167,14 +167,14 @@ fn quotas_reset_by_the_clock_on_the_wall() {
     resets(&quota(Month, "Asia/Kathmandu"), "2024-02-10T00:00:00Z", "2024-02-29T18:15:00Z");
     resets(&quota(Month, "Australia/Lord_Howe"), "2026-10-03T00:00:00Z", "2026-10-31T13:00:00Z");
     resets(&quota(Year, "Pacific/Apia"), "2011-12-30T09:59:59Z", "2011-12-31T10:00:00Z");
-    // There is no 30 December; the 29th ends where the 31st begins.
+    // There is no 30 December: the 29th ends where the 31st begins.
     resets(&quota(Day, "Pacific/Apia"), "2011-12-29T23:00:00Z", "2011-12-30T10:00:00Z");
     // 24:00 is 01:00.
     resets(&quota(Day, "America/Santiago"), "2025-09-06T12:00:00Z", "2025-09-07T04:00:00Z");
     // 01:00 is 00:00 again: the day began an hour ago.
     resets(&quota(Day, "America/Havana"), "2025-11-01T12:00:00Z", "2025-11-02T04:00:00Z");
     resets(&quota(Day, "America/Havana"), "2025-11-02T05:00:00Z", "2025-11-03T05:00:00Z");
-    // 00:01 is 23:01 again: the new day began, and its first minute stays its own.
+    // 00:01 is 23:01 again: the new day has begun, and keeps its first minute.
     resets(&quota(Day, "America/St_Johns"), "2006-10-28T12:00:00Z", "2006-10-29T02:30:00Z");
     resets(&quota(Day, "America/St_Johns"), "2006-10-29T02:31:00Z", "2006-10-30T03:30:00Z");
 }

@@ -1,4 +1,4 @@
-//! A development authority and the certificates that it signs.
+//! Makes a development authority and the certificates that it signs.
 
 use std::{
     collections::BTreeSet,
@@ -18,27 +18,26 @@ use super::{AUTHORITY_URI, CertFault, SERVER_NAME, date, facts, now_unix_s, path
 use crate::Identity;
 
 const DAY_S: i64 = 24 * 60 * 60;
-/// How long a node's certificate holds.
+/// How long a node's certificate is valid.
 const NODE_VALID_S: i64 = 365 * DAY_S;
-/// How long an authority holds.
+/// How long an authority is valid.
 const AUTHORITY_VALID_S: i64 = 3650 * DAY_S;
-/// How far in the past certificates begin, so that a node whose clock is behind takes them.
+/// Certificates begin this far in the past, so that a node whose clock is behind accepts them.
 const SLOW_CLOCK_S: i64 = 60 * 60;
-/// What the file of an authority's certificate is called, and no node may be.
+/// The file name of an authority's certificate. No node may have this name.
 const AUTHORITY: &str = "ca";
 
-/// Makes a development authority in `folder`, unless one is there, and a certificate for each node, in place
-/// of the one it may have had. Returns the files that it wrote, in the order of writing.
+/// Makes a development authority in `folder`, unless one is there. Makes a certificate for each node, which
+/// replaces an earlier one. Returns the files that it wrote, in the order of writing.
 ///
-/// Nodes that `authorities` names get the role of an authority: they may make versions of the catalogue. A certificate that has
-/// the role keeps it when it is made anew.
+/// Nodes named in `authorities` get the role of an authority: they may make versions of the catalogue. A
+/// renewed certificate keeps the role.
 ///
-/// Keys are Ed25519, in files that only their owner may read. `ca.key` is needed to make more certificates
-/// and by no node: whoever has it can join.
+/// Keys are Ed25519, in files that only their owner may read. `ca.key` is needed to make more certificates,
+/// and no node needs it. Anybody who has it can join.
 ///
 /// # Errors
-/// A name that does not fit, or a file that cannot be read or written. What was written until then stays,
-/// and is whole.
+/// A name is not valid, or a file cannot be read or written. Files written until then stay, and are whole.
 pub fn create(folder: &Path, nodes: &[Identity], authorities: &[&str]) -> Result<Vec<PathBuf>, CertFault> {
     create_at(folder, nodes, authorities, now_unix_s())
 }
@@ -88,7 +87,7 @@ struct Workshop<'a> {
 }
 
 impl Workshop<'_> {
-    /// The authority that is there, or a new one.
+    /// The authority in the folder, or a new one.
     fn authority(&mut self) -> Result<Authority, CertFault> {
         match (self.read("ca.pem")?, self.read("ca.key")?) {
             (Some(certificate), Some(key)) => self.kept_authority(&certificate, &key),
@@ -146,13 +145,14 @@ impl Workshop<'_> {
 
         let key = KeyPair::generate_for(&PKCS_ED25519).map_err(|error| self.unmade("ca.pem", &error))?;
         let certificate = parameters.self_signed(&key).map_err(|error| self.unmade("ca.pem", &error))?;
-        // The key first: a certificate without its key would be taken for one made elsewhere.
+        // The key is written first: a certificate without its key would look as if it had been made
+        // elsewhere.
         self.write("ca.key", &key.serialize_pem(), Readers::Owner)?;
         self.write("ca.pem", &certificate.pem(), Readers::All)?;
         Ok(Authority { issuer: Issuer::new(parameters, key), until_unix_s })
     }
 
-    /// Whether the certificate that is there has the role of an authority.
+    /// Whether the node's present certificate has the role of an authority.
     fn has_role(&self, node: &Identity) -> Result<bool, CertFault> {
         let Some(certificate) = self.read(&format!("{}.pem", node.node))? else { return Ok(false) };
         let der = CertificateDer::from_pem_slice(certificate.as_bytes()).ok();
@@ -203,7 +203,7 @@ impl Workshop<'_> {
         }
     }
 
-    /// Writes a whole file or none: a node may read it at any moment.
+    /// Writes a whole file or none: a node may read the file at any moment.
     fn write(&mut self, file: &str, text: &str, readers: Readers) -> Result<(), CertFault> {
         let path = self.folder.join(file);
         let new = self.folder.join(format!(".{file}.new"));

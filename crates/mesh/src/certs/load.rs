@@ -1,4 +1,4 @@
-//! From files to what TLS needs, with every fault found before the first connection.
+//! Loads the files of certificates for TLS, and finds every fault before the first connection.
 
 use std::{io::ErrorKind, path::Path, sync::Arc};
 
@@ -14,14 +14,15 @@ use rustls::{
 use super::{CertFault, Credentials, Facts, SERVER_NAME, date, facts, now_unix_s, path_of, recipe};
 use crate::Identity;
 
-/// The most that is read of a file: certificates are a few kilobytes.
+/// The most bytes read from a file: certificates are a few kilobytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Reads and checks the certificates of a node: that the files are there, that the certificate names the
-/// node and its region, that the key is its own, that `ca.pem` vouches for it, and that both are valid now.
+/// Reads and checks the certificates of a node. The files must be there, and the certificate must name the
+/// node and its region. The key must belong to the certificate, `ca.pem` must vouch for it, and both must
+/// be valid now.
 ///
 /// # Errors
-/// The first fault, with what to do about it.
+/// The first fault, and how to fix it.
 pub fn load(folder: &Path, identity: &Identity) -> Result<Credentials, CertFault> {
     load_at(folder, identity, now_unix_s())
 }
@@ -52,14 +53,14 @@ struct Files<'a> {
 }
 
 impl Files<'_> {
-    /// The authorities, and when the last of them ends.
+    /// The authorities, and the time when the last of them ends.
     fn authorities(&self) -> Result<(Vec<CertificateDer<'static>>, i64), CertFault> {
         let certificates = self.certificates("ca.pem")?;
         let mut ends = Vec::with_capacity(certificates.len());
         for certificate in &certificates {
             ends.push(facts(certificate).map_err(|what| self.unusable("ca.pem", what))?);
         }
-        // One that is past its end does no harm beside one that is not.
+        // An expired authority does no harm beside a valid one.
         let Some(last) = ends.iter().max_by_key(|facts| (self.holds(facts), facts.until_unix_s)) else {
             return Err(self.unusable("ca.pem", "no certificate in it".to_owned()));
         };
@@ -67,8 +68,8 @@ impl Files<'_> {
         Ok((certificates, last.until_unix_s))
     }
 
-    /// The node's certificate with those between it and the authority, when the first of them ends, and whether it has the role
-    /// of an authority.
+    /// The node's certificate with the certificates between it and the authority. The result also has the
+    /// time when the first of them ends, and whether the node's certificate has the role of an authority.
     fn chain(&self) -> Result<(Vec<CertificateDer<'static>>, i64, bool), CertFault> {
         let file = self.certificate_file();
         let chain = self.certificates(&file)?;
@@ -203,13 +204,13 @@ impl Files<'_> {
     }
 }
 
-/// The cryptography of every connection. Named here and never left to rustls, which would take what the
-/// process happens to have installed.
+/// The cryptography of every connection. The provider is named here because rustls would otherwise take
+/// whatever the process has installed.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// Authorities as TLS takes them.
+/// The authorities as a root store of TLS.
 pub(crate) fn roots(authorities: &[CertificateDer<'static>]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for authority in authorities {

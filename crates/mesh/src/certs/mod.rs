@@ -1,11 +1,12 @@
-//! The folder that a node's certificates live in: `ca.pem`, `NODE.pem` and `NODE.key`, and, where they are
-//! made, `ca.key`.
+//! The folder of a node's certificates: `ca.pem`, `NODE.pem` and `NODE.key`. Where certificates are made,
+//! the folder also has `ca.key`.
 //!
-//! A node's certificate has two subject alternative names: the URI `acequia://REGION/NODE`
-//! ([`Identity::uri`]), which is who it is, and the DNS name [`SERVER_NAME`], the same for all, because TLS
-//! insists on one. Certificates from elsewhere serve as well if they carry both and may be used by clients
-//! and by servers. One that may make versions of the catalogue has the URI [`AUTHORITY_URI`] beside them. `ca.pem` may hold several authorities, so that one can follow another, and `NODE.pem` may
-//! hold intermediate certificates after the node's own.
+//! A node's certificate has two subject alternative names. The URI `acequia://REGION/NODE`
+//! ([`Identity::uri`]) is the node's name. The DNS name [`SERVER_NAME`] is equal for all nodes, because TLS
+//! insists on a DNS name. The certificate of a node that may make versions of the catalogue has the URI
+//! [`AUTHORITY_URI`] as well. Certificates made elsewhere also work if they have both names and may be used
+//! by clients and servers. `ca.pem` may hold several authorities, so that one can follow another.
+//! `NODE.pem` may hold intermediate certificates after the node's own.
 
 mod create;
 mod load;
@@ -19,13 +20,13 @@ pub(crate) use self::load::{provider, roots};
 pub use self::{create::create, load::load};
 use crate::Identity;
 
-/// The DNS name that every node's certificate has. Who a node is, its URI says.
+/// The DNS name of every node's certificate. The URI names the node.
 pub const SERVER_NAME: &str = "acequia.internal";
 
-/// The URI that the certificate of a node has that may make versions of the catalogue, beside its own name.
+/// An extra URI in the certificate of a node that may make versions of the catalogue.
 pub const AUTHORITY_URI: &str = "acequia:authority";
 
-/// What a node shows to others, and by whom it knows them.
+/// The certificate that a node shows, and the authorities that it trusts.
 pub struct Credentials {
     pub(crate) identity: Identity,
     pub(crate) is_authority: bool,
@@ -48,7 +49,8 @@ impl Credentials {
         self.is_authority
     }
 
-    /// When the certificate, or the last authority that could vouch for it, ends: seconds since 1970, UTC.
+    /// When these credentials end, in seconds since 1970, UTC: with the first certificate of the chain that
+    /// ends, or with the last authority, whichever is earlier.
     #[must_use]
     pub const fn expires_unix_s(&self) -> i64 {
         self.expires_unix_s
@@ -68,7 +70,7 @@ impl Clone for Credentials {
     }
 }
 
-/// Without the key.
+/// Shows everything but the key.
 impl fmt::Debug for Credentials {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
@@ -80,15 +82,15 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// What is wrong with a folder of certificates, and what to do about it.
+/// A fault in a folder of certificates, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CertFault {
-    /// A file is not there.
+    /// A file is missing.
     #[error("there is no {path}. {mend}")]
     Missing {
         /// The file.
         path: String,
-        /// What to do.
+        /// How to fix it.
         mend: String,
     },
     /// A file or the folder cannot be read or written.
@@ -98,32 +100,33 @@ pub enum CertFault {
     File {
         /// The file or folder.
         path: String,
-        /// What the system says.
+        /// The system's message.
         cause: String,
     },
-    /// A file does not hold what it should.
+    /// A file's content cannot be used.
     #[error("{path} is of no use: {what}. {mend}")]
     Unusable {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// The fault in the file.
         what: String,
-        /// What to do.
+        /// How to fix it.
         mend: String,
     },
-    /// The certificate is somebody else's.
+    /// The certificate belongs to another node.
     #[error("{path} names {named}, but this node is {expected}. {mend}")]
     WrongName {
         /// The file.
         path: String,
-        /// Whom it names.
+        /// The name in the certificate.
         named: String,
-        /// Who this node is, by its configuration.
+        /// This node's name, by its configuration.
         expected: Identity,
-        /// What to do.
+        /// How to fix it.
         mend: String,
     },
-    /// The certificate and the key do not belong together, perhaps because they are just being replaced.
+    /// The certificate and the key do not belong together, perhaps because they are being replaced just
+    /// now.
     #[error(
         "{path} does not belong to {key_path}. Read them again if they are just being replaced, or else: {mend}"
     )]
@@ -132,10 +135,10 @@ pub enum CertFault {
         path: String,
         /// The key.
         key_path: String,
-        /// What to do.
+        /// How to fix it.
         mend: String,
     },
-    /// The certificate, or its authority, is past its end, or not yet valid.
+    /// The certificate, or its authority, has expired or is not yet valid.
     #[error("{path} is valid from {from} to {until}, and it is {now} (UTC). {mend}")]
     OutOfDate {
         /// The file.
@@ -146,7 +149,7 @@ pub enum CertFault {
         until: String,
         /// The time.
         now: String,
-        /// What to do.
+        /// How to fix it.
         mend: String,
     },
     /// A name that no certificate can carry.
@@ -157,22 +160,22 @@ pub enum CertFault {
     /// Two certificates would have one file.
     #[error("the node {0} is named twice: nodes have names of their own, whatever their regions")]
     Twice(String),
-    /// Nobody to give a role to.
+    /// A role is given to a node that gets no certificate.
     #[error("no certificate is made for the authority {0}: name it as NODE=REGION, too")]
     NoSuchNode(String),
 }
 
-/// What a certificate says that this crate goes by.
+/// The facts of a certificate that this crate uses.
 pub(crate) struct Facts {
-    /// Or what is wrong with the name.
+    /// The node's name, or the fault in it.
     pub(crate) identity: Result<Identity, String>,
-    /// Whether it has [`AUTHORITY_URI`].
+    /// Whether the certificate has [`AUTHORITY_URI`].
     pub(crate) is_authority: bool,
     pub(crate) from_unix_s: i64,
     pub(crate) until_unix_s: i64,
 }
 
-/// Reads a certificate, whoever sent it.
+/// Reads a certificate from any sender.
 pub(crate) fn facts(certificate: &CertificateDer<'_>) -> Result<Facts, String> {
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|error| error.to_string())?;
     Ok(Facts {
@@ -194,7 +197,7 @@ fn uris_in<'a>(certificate: &'a X509Certificate<'_>) -> Result<Vec<&'a str>, Str
     Ok(names.iter().filter_map(uri).collect())
 }
 
-/// The one name of a node in a certificate: with two, nobody could say which one counts.
+/// The only node name in a certificate. With two names, nobody could say which one counts.
 fn identity_in(certificate: &X509Certificate<'_>) -> Result<Identity, String> {
     let uris = uris_in(certificate)?;
     let mut identities = uris.iter().filter_map(|uri| uri.parse::<Identity>().ok());
@@ -214,7 +217,7 @@ fn recipe(folder: &Path, identity: &Identity) -> String {
     format!("Make it with: acequia certs {} {}={}", folder.display(), identity.node, identity.region)
 }
 
-/// A time as people read it.
+/// A time, as text for people.
 fn date(unix_s: i64) -> String {
     match time::OffsetDateTime::from_unix_timestamp(unix_s) {
         Ok(at) => format!(
@@ -267,7 +270,7 @@ mod tests {
         fs::write(folder.path().join(file), text).expect("written");
     }
 
-    /// The fault of `eu-1`, and that its words say what to do.
+    /// The fault of `eu-1`. Checks that its text says how to fix it.
     fn fault(folder: &TempDir, mend: &str) -> CertFault {
         let fault = load(folder.path(), &eu()).expect_err("a fault");
         assert!(fault.to_string().contains(mend), "{fault}");
@@ -424,7 +427,7 @@ mod tests {
         replace(&one, "ca.pem", &text(&other, "ca.pem"));
         assert!(matches!(fault(&one, "acequia certs"), CertFault::Unusable { .. }));
 
-        // While one authority follows another, both do.
+        // While one authority follows another, both are trusted.
         replace(&one, "ca.pem", &(text(&other, "ca.pem") + &own));
         load(one.path(), &eu()).expect("credentials");
     }

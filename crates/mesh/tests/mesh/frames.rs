@@ -1,4 +1,4 @@
-//! Frames between nodes that get on.
+//! Frames between nodes that behave well.
 
 use std::collections::BTreeSet;
 
@@ -81,7 +81,7 @@ async fn nothing_waits_beyond_what_is_under_way() {
     let folder = certificates(&["ap", "eu"]);
     let (ap, mut eu) = pair(folder.path()).await;
     let to = identity("eu");
-    // Nothing is awaited in here, so nothing can be acknowledged.
+    // Nothing is awaited here, so nothing can be acknowledged.
     assert!(ap.mesh.is_writable(&to));
     for number in 0..16 {
         assert_eq!(ap.mesh.send(&to, vec![number]), Ok(()));
@@ -107,7 +107,7 @@ async fn a_node_that_takes_no_events_stops_its_peer_and_loses_nothing() {
     let to = identity("eu");
     let mut sent = 0u32;
     let mut full_for = 0;
-    // What is under way, in the windows and in the queue of events is all that can be taken.
+    // A peer can take only the frames in flight, in the windows and in the queue of events.
     while full_for < 200 {
         let mut frame = vec![0; 40_000];
         frame[..4].copy_from_slice(&sent.to_be_bytes());
@@ -175,14 +175,14 @@ async fn new_certificates_are_used_by_new_connections() {
     let folder = certificates(&["ap", "eu"]);
     let (mut ap, mut eu) = pair(folder.path()).await;
 
-    // A new authority: whoever shows or trusts the old one cannot connect any more.
+    // A new authority: a node that shows or trusts the old one can no longer connect.
     let renewed = certificates(&["ap", "eu"]);
     let load = |name| certs::load(renewed.path(), &identity(name)).expect("credentials");
     eu.mesh.replace_credentials(&load("eu")).expect("replaced");
     ap.send("eu", b"still there".to_vec()).await;
     assert_eq!(eu.expect_frame("ap").await, b"still there");
 
-    // The connection ends with the node, and only with the new certificates is there another one.
+    // The connection ends with the node. Only the new certificates allow another connection.
     let address = eu.mesh.local_addr();
     eu.mesh.close().await;
     drop(eu);

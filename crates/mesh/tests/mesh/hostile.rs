@@ -1,4 +1,4 @@
-//! What somebody gets who does not keep to the rules, and that a good peer does not notice.
+//! A peer that breaks the rules is stopped, and a good peer does not notice.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -8,7 +8,7 @@ use acequia_mesh::{Config, FRAME_BYTES_MAX, Mesh, Refusal, certs};
 use quinn::{Connection, ConnectionError, VarInt};
 use tokio::time::timeout;
 
-/// The application's code that a connection was closed with.
+/// The application's code with which a connection was closed.
 fn code(error: &ConnectionError) -> Option<u64> {
     match error {
         ConnectionError::ApplicationClosed(close) => Some(close.error_code.into()),
@@ -16,7 +16,7 @@ fn code(error: &ConnectionError) -> Option<u64> {
     }
 }
 
-/// `ap` and `eu`, which get on, and room for a third, `am`, which dials `eu`.
+/// `ap` and `eu`, which behave well, and room for a third node, `am`, which dials `eu`.
 struct Scene {
     folder: tempfile::TempDir,
     ap: Node,
@@ -63,7 +63,7 @@ impl Scene {
     }
 }
 
-/// Does not wait long for what does not come.
+/// Shortens the waits for things that do not come.
 fn impatient(mut config: Config) -> Config {
     config.timing.frame = Duration::from_millis(300);
     config
@@ -72,7 +72,7 @@ fn impatient(mut config: Config) -> Config {
 #[tokio::test]
 async fn who_cannot_prove_a_name_is_not_let_in() {
     let mut scene = Scene::new().await;
-    // Another authority: it shows a certificate of its own, and trusts the node's.
+    // A node of another authority shows a certificate of its own, and trusts this node's authority.
     let other = certificates(&["am"]);
     std::fs::copy(scene.folder.path().join("ca.pem"), other.path().join("ca.pem")).expect("copied");
     let error = Mask::of(other.path(), "am-1").refused(scene.at).await;
@@ -106,7 +106,7 @@ async fn who_has_the_wrong_name_is_told_why() {
 async fn a_dialler_that_finds_another_node_goes_away() {
     let folder = certificates(&["ap", "eu", "us"]);
     let (_ap, eu) = pair(folder.path()).await;
-    // By its file, `us` is where `eu` is.
+    // By its configuration, `us` is at the address of `eu`.
     let at = eu.mesh.local_addr();
     let aa = Node::start(config(folder.path(), "ap", vec![peer("us", at)]), socket());
     aa.until("refused", |mesh| mesh.refused().of(Refusal::WrongPeer) > 0).await;
@@ -155,12 +155,12 @@ async fn frames_that_break_the_rules_are_refused_and_counted() {
     let _stalled = begin(&insider, &frame(5, b"four")).await;
     scene.until_refused(Refusal::FrameStalled, 1).await;
 
-    // Still a peer, and its good frames still come.
+    // The insider is still a peer, and its good frames still arrive.
     write(&insider, &frame(4, b"four")).await;
     assert_eq!(scene.eu.expect_frame("am").await, b"four");
     scene.expect_good_peer().await;
 
-    // One more, and it has had its chances.
+    // One more bad frame is one too many.
     write(&insider, b"").await;
     assert_eq!(code(&closed(&insider).await), Some(16 + Refusal::Misbehaved as u64));
     let why = scene.eu.expect_down("am").await;
@@ -179,7 +179,7 @@ async fn an_endless_stream_ends() {
     let endless = async { while stream.write_all(&[0; 65_536]).await.is_ok() {} };
     timeout(PATIENCE, endless).await.expect("stopped in time");
     let refused = scene.eu.mesh.refused();
-    // Or it was too slow for the time that a frame has here.
+    // The frame may also have been too slow for the time limit here.
     assert_eq!(refused.of(Refusal::FrameTooLong) + refused.of(Refusal::FrameStalled), 1, "{refused:?}");
     scene.expect_good_peer().await;
 }
@@ -198,7 +198,7 @@ async fn thousands_of_streams_are_thirty_two_at_a_time() {
     assert!((31..=33).contains(&open.len()), "{}", open.len());
     scene.expect_good_peer().await;
 
-    // Each begun and none finished: that is enough to be sent away.
+    // Each frame is begun and none is finished: that is enough to end the connection.
     for stream in &mut open {
         if stream.write_all(&frame(9, b"x")).await.is_err() {
             break;
@@ -208,7 +208,7 @@ async fn thousands_of_streams_are_thirty_two_at_a_time() {
     scene.eu.expect_down("am").await;
     scene.expect_good_peer().await;
 
-    // Thousands that keep to the rules are just frames.
+    // Thousands of frames that follow the rules are fine.
     let insider = scene.insider().await;
     let sending = async {
         for number in 0..3000u32 {
@@ -237,7 +237,7 @@ async fn there_are_no_other_streams_and_no_datagrams() {
 
 #[tokio::test]
 async fn more_unfinished_frames_than_any_node_sends_are_refused() {
-    // With all the time that a frame has in service: it is not for being late.
+    // A frame has as much time as in service, so that none is refused for being late.
     let mut scene = Scene::with(|config| config).await;
     let insider = scene.insider().await;
     // All are begun before the first of them is long.
@@ -245,7 +245,7 @@ async fn more_unfinished_frames_than_any_node_sends_are_refused() {
     for _ in 0..8 {
         begun.push(begin(&insider, &frame(FRAME_BYTES_MAX, b"x")).await);
     }
-    // All but the last byte of each: four and a bit of 4 MiB are more than may be held.
+    // All but the last byte of each. Four frames of 4 MiB and a bit are more than may be held.
     let almost = vec![0; FRAME_BYTES_MAX - 2];
     let floods = begun.iter_mut().map(|stream| stream.write_all(&almost));
     let written = timeout(PATIENCE, futures::future::join_all(floods)).await.expect("an end in time");
@@ -254,7 +254,7 @@ async fn more_unfinished_frames_than_any_node_sends_are_refused() {
     assert!((1..=5).contains(&refused.of(Refusal::FramesTooMany)), "{refused:?}");
     assert_eq!(refused.total(), refused.of(Refusal::FramesTooMany), "{refused:?}");
 
-    // Only the ones too many: the others can end, and the connection goes on.
+    // Only the surplus frames are refused: the others can end, and the connection goes on.
     let mut ended = 0;
     for (stream, written) in begun.iter_mut().zip(written) {
         if written.is_ok() && stream.write_all(b"x").await.is_ok() && stream.finish().is_ok() {
@@ -340,7 +340,7 @@ async fn who_repeats_a_first_packet_in_a_crowd_is_asked_for_a_proof_a_few_times(
     };
     let attacker = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
     let mut answer = vec![0; 2_000];
-    // Those that go no further.
+    // Diallers that do not go on.
     let asked = loop {
         let packet = first_packet().await;
         attacker.send_to(&packet, scene.at).await.expect("sent");
@@ -350,14 +350,15 @@ async fn who_repeats_a_first_packet_in_a_crowd_is_asked_for_a_proof_a_few_times(
             break packet;
         }
     };
-    // The last one repeats itself, as one that is closing does to whatever it is answered.
+    // The last dialler repeats its packet, as a closing one does after any answer.
     for _ in 0..100 {
         attacker.send_to(&asked, scene.at).await.expect("sent");
     }
     let other = first_packet().await;
-    // A newer one is asked after that: all answers before it are there.
+    // A newer dialler is asked after that, so all earlier answers have arrived.
     attacker.send_to(&other, scene.at).await.expect("sent");
-    // The ID that a first packet gives its sender, and the one that an answer is for (RFC 9000 section 17.2).
+    // The ID that a first packet gives its sender, and the ID that an answer is for (RFC 9000 section
+    // 17.2).
     let own_id = |packet: &[u8]| {
         let own = 6 + usize::from(packet[5]);
         packet[own + 1..own + 1 + usize::from(packet[own])].to_vec()
@@ -369,7 +370,7 @@ async fn who_repeats_a_first_packet_in_a_crowd_is_asked_for_a_proof_a_few_times(
         if to.as_deref() == Some(&own_id(&other)) {
             break;
         }
-        // The one that was read before may be for an earlier packet.
+        // The answer read before may be for an earlier packet.
         retries += usize::from(to.as_deref() == Some(&own_id(&asked)));
         let came = timeout(PATIENCE, attacker.recv_from(&mut answer)).await.expect("in time");
         assert!(came.expect("an answer").0 > 6);

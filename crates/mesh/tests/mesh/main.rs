@@ -1,4 +1,4 @@
-//! Nodes that send each other frames over QUIC, among peers that are hostile and in any weather.
+//! Nodes that send each other frames over QUIC, among hostile peers and in any weather.
 
 mod frames;
 mod hostile;

@@ -14,7 +14,7 @@ use acequia_mesh::{
 };
 use tokio::time::{Instant, timeout};
 
-/// What passes between two far regions.
+/// The weather between two distant regions.
 const FAR: Weather = Weather {
     delay: Duration::from_millis(40),
     loss: 0.0,
@@ -72,14 +72,14 @@ async fn a_cut_is_noticed_and_mended_by_itself() {
     let folder = certificates(&["ap", "eu"]);
     let mut scene = Scene::new(folder.path(), FAR).await;
     scene.expect_frames_both_ways().await;
-    // A backlog that must not be in the way afterwards.
+    // A backlog that must not delay frames after the cut.
     while scene.ap.mesh.send(&identity("eu"), vec![0; 60_000]).is_ok() {}
     scene.link.set(Weather { cut: Cut::BOTH, ..FAR });
     scene.expect_both_down().await;
     assert_eq!(scene.ap.mesh.send(&identity("eu"), vec![1]), Err(NotSent::NotConnected));
     assert!(!scene.ap.mesh.status()[0].connected && !scene.eu.mesh.status()[0].connected);
 
-    // Long enough for attempts to be pending in every stage of their own repetitions.
+    // Long enough for attempts to be pending in every stage of their repetitions.
     scene.ap.until("attempts fail", |mesh| mesh.status()[0].last_error.contains("no answer")).await;
     scene.link.set(FAR);
     let mended = Instant::now();
@@ -99,7 +99,7 @@ async fn a_cut_in_one_direction_takes_both_sides_down() {
         scene.expect_both_up().await;
         scene.expect_frames_both_ways().await;
     }
-    // Both directions work, so nothing of this was anybody's fault.
+    // Both directions work, so nobody was at fault.
     let refused = scene.eu.mesh.refused();
     assert_eq!(refused.total(), refused.of(Refusal::Unfinished), "{refused:?}");
 }
@@ -142,7 +142,7 @@ async fn the_restart_of_the_side_that_accepts_is_noticed_at_once() {
     let mut eu = Node::start(patient(folder.path(), "eu", peer("ap", ap_at)), bind(at).await);
     scene.link.set(Weather::default());
 
-    // It would take a minute to find out by silence.
+    // By silence alone, it would take a minute to find out.
     assert_eq!(scene.ap.expect_down("eu").await, "it has restarted");
     scene.ap.expect_up("eu").await;
     eu.expect_up("ap").await;
@@ -167,14 +167,14 @@ async fn the_restart_of_the_side_that_dials_replaces_its_connection() {
     assert_eq!(scene.eu.expect_frame("ap").await, b"again");
 }
 
-/// Notices by itself only after a minute that nothing is heard.
+/// A node that notices silence only after a minute.
 fn patient(folder: &Path, name: &str, other: PeerConfig) -> Config {
     let mut config = config(folder, name, vec![other]);
     config.timing.idle = Duration::from_secs(60);
     config
 }
 
-/// The same address again, as soon as it is free.
+/// Binds `address` again, as soon as it is free.
 async fn bind(address: SocketAddr) -> UdpSocket {
     let bound = async {
         loop {

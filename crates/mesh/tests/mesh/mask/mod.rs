@@ -1,5 +1,5 @@
-//! A peer that does not keep to the rules: with what certificate it comes, and what it writes on a connection. Of the mesh's
-//! own tests, and of those with real nodes.
+//! A peer that breaks the rules: its certificate, and the bytes that it writes on a connection. Used by the
+//! mesh's own tests, and by the tests with real nodes.
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
@@ -8,14 +8,14 @@ use quinn::{Connection, ConnectionError, Endpoint, SendStream, crypto::rustls::Q
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tokio::time::timeout;
 
-/// How long anything may take.
+/// The longest time that anything may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the hostile peer shows and says.
+/// The hostile peer's certificate and protocol.
 pub(crate) struct Mask<'a> {
-    /// Where certificates are.
+    /// The folder with the certificates.
     pub(crate) folder: &'a Path,
-    /// Whose certificate it shows, if it shows one.
+    /// The node whose certificate the peer shows, if it shows one.
     pub(crate) node: Option<&'a str>,
     pub(crate) protocol: &'a [u8],
 }
@@ -29,7 +29,7 @@ impl<'a> Mask<'a> {
         let pem = |file: String| std::fs::read(self.folder.join(file)).expect("a file");
         let certificate = |file| CertificateDer::from_pem_slice(&pem(file)).expect("a certificate");
         let mut roots = rustls::RootCertStore::empty();
-        // It trusts whomever it attacks.
+        // The peer trusts the node that it attacks.
         roots.add(certificate("ca.pem".to_owned())).expect("added");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = rustls::ClientConfig::builder_with_provider(provider)
@@ -60,7 +60,7 @@ impl<'a> Mask<'a> {
         timeout(PATIENCE, connecting).await.expect("an end in time")
     }
 
-    /// Dials, which may succeed at first, and returns how that ends.
+    /// Dials, which may succeed at first, and returns how the connection ends.
     pub(crate) async fn refused(&self, to: SocketAddr) -> ConnectionError {
         match self.connect(to).await {
             Ok(connection) => closed(&connection).await,
@@ -79,14 +79,14 @@ pub(crate) async fn begin(connection: &Connection, bytes: &[u8]) -> SendStream {
     stream
 }
 
-/// Writes all of a stream.
+/// Writes a whole stream.
 pub(crate) async fn write(connection: &Connection, bytes: &[u8]) -> SendStream {
     let mut stream = begin(connection, bytes).await;
     stream.finish().expect("finished");
     stream
 }
 
-/// A frame, and how long it says to be.
+/// A frame with a stated length.
 pub(crate) fn frame(announced: usize, bytes: &[u8]) -> Vec<u8> {
     [&u32::try_from(announced).expect("32 bits").to_be_bytes(), bytes].concat()
 }

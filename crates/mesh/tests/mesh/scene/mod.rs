@@ -1,4 +1,4 @@
-//! Nodes of a mesh on this machine, and what their tests ask of them.
+//! Nodes of a mesh on this machine, and what their tests check.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-/// Longer than anything here takes on a machine that is busy with other things.
+/// Longer than anything here takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn identity(name: &str) -> Identity {
@@ -36,7 +36,7 @@ pub(crate) fn peer(name: &str, address: SocketAddr) -> PeerConfig {
     PeerConfig { identity: identity(name), address: address.to_string() }
 }
 
-/// Shorter than in service where that is only a wait.
+/// Shorter times than in service, where a time is only a wait.
 pub(crate) fn timing() -> Timing {
     Timing::default()
 }
@@ -69,7 +69,7 @@ impl Node {
         assert_eq!(self.next().await, Event::Up(identity(name)));
     }
 
-    /// Waits for the end of a connection, whatever comes before it, and returns why.
+    /// Waits for the end of a connection, skips other events, and returns the reason.
     pub(crate) async fn expect_down(&mut self, name: &str) -> String {
         loop {
             match self.next().await {
@@ -106,7 +106,7 @@ impl Node {
         }
     }
 
-    /// Waits until the mesh says so.
+    /// Waits until the condition holds.
     pub(crate) async fn until(&self, what: &str, holds: impl Fn(&Mesh) -> bool) {
         let start = Instant::now();
         while !holds(&self.mesh) {
