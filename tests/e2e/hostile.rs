@@ -11,7 +11,7 @@ use std::{
 
 use acequia_api::acequia::v1::NodeStatus;
 use acequia_mesh::{FRAME_BYTES_MAX, Identity, Notary, certs};
-use acequia_node::sharing::{
+use acequia_node::regions::{
     Seal,
     wire::{Entry, Header, ReceivedFrames, VERSION},
 };
@@ -225,10 +225,10 @@ fn frames_that_nobody_may_send_are_refused_and_counted_and_change_nothing() {
     let (to, folder) = (scene.mesh(), scene.cluster.certs());
     let header = |writer| Header {
         incarnation: writer,
-        boot: u32::MAX,
+        process_number: u32::MAX,
         number: 1,
         received: ReceivedFrames::default(),
-        beat: 1,
+        heartbeat: 1,
         wall_ns: u64::MAX,
         corrected_ns: i64::MAX,
         is_believed: true,
@@ -249,7 +249,7 @@ fn frames_that_nobody_may_send_are_refused_and_counted_and_change_nothing() {
         // process.
         of(VERSION, &header(us)),
         of(VERSION, &header(Incarnation { member: MemberId::named("eu"), node: node_named("eu-1"), ..ap })),
-        of(VERSION, &Header { boot: 0, ..header(ap) }),
+        of(VERSION, &Header { process_number: 0, ..header(ap) }),
         // A frame that ends in its header, and a frame with an invalid entry.
         of(VERSION, &header(ap))[..9].to_vec(),
         [of(VERSION, &header(ap)), vec![0xff; 3]].concat(),
@@ -313,7 +313,7 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
         Entry::Version(Box::new(version), seal(&said))
     };
     let after = VersionId { number: mark.number + 1, ..mark };
-    let ack = Ack { version_id: after, term: after, from_wall_ns: scene.before.wall_ns, authority: eu };
+    let ack = Ack { version_id: after, allocation: after, from_wall_ns: scene.before.wall_ns, authority: eu };
     let us = scene.before.members.iter().find(|member| member.region == "us").expect("a member");
     let us = Incarnation { member: MemberId::named("us"), node: node_named("us-1"), number: us.incarnation };
     let hostile = [
@@ -330,10 +330,10 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
     for (number, entry) in (1..).zip(&hostile) {
         let header = Header {
             incarnation: ap,
-            boot: 1_000,
+            process_number: 1_000,
             number,
             received: ReceivedFrames::default(),
-            beat: number,
+            heartbeat: number,
             wall_ns: scene.before.wall_ns,
             corrected_ns: 0,
             is_believed: true,

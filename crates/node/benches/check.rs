@@ -179,7 +179,7 @@ fn limit(name: &str, by: &str, route: Option<String>) -> Limit {
 fn node(limits: Vec<Limit>) -> Arc<Node> {
     let key = HashKey(*b"a bench, no more");
     let node =
-        Node::new(Config { key, memory_bytes: 1 << 30, durable: false, empty_handed: None, home: None });
+        Node::new(Config { key, memory_bytes: 1 << 30, durable: false, after_crash: None, home: None });
     node.apply(limits, Clock::new().now(), |_| Vec::new()).unwrap();
     Arc::new(node)
 }

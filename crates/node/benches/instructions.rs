@@ -75,7 +75,7 @@ fn run(kind: &str, checks: u64) {
         Limit::new(spec).unwrap()
     });
     let key = HashKey(*b"a bench, no more");
-    let config = Config { key, memory_bytes: 64 << 20, durable: false, empty_handed: None, home: None };
+    let config = Config { key, memory_bytes: 64 << 20, durable: false, after_crash: None, home: None };
     let node = Arc::new(Node::new(config));
     let mut now = Now::at(1_800_000_000_000_000_000);
     node.apply(limits.collect(), now, |_| Vec::new()).unwrap();

@@ -9,7 +9,7 @@
 use std::{collections::BTreeMap, hint::black_box, process::ExitCode, sync::Arc, time::Instant};
 
 use acequia_limits::{HashKey, Limit, Now, Request, limit::LimitSpec};
-use acequia_node::{Ask, Config, Home, Node, sharing};
+use acequia_node::{Ask, Config, Home, Node, regions};
 use acequia_rights::{
     Incarnation, MemberId,
     versions::{CellKey, Draft, Member},
@@ -90,8 +90,8 @@ fn specs() -> Vec<LimitSpec> {
 fn node(shared: bool) -> Arc<Node> {
     let key = HashKey(*b"a bench, no more");
     let incarnation = |region| Incarnation { member: MemberId(region), node: 0, number: 1 };
-    let home = shared.then_some(Home { incarnation: incarnation(0), loan_ttl_ns: sharing::LOAN_TTL_NS });
-    let node = Node::new(Config { key, memory_bytes: 1 << 30, durable: false, empty_handed: None, home });
+    let home = shared.then_some(Home { incarnation: incarnation(0), loan_ttl_ns: regions::LOAN_TTL_NS });
+    let node = Node::new(Config { key, memory_bytes: 1 << 30, durable: false, after_crash: None, home });
     let now = Now::at(START);
     if shared {
         node.resume_home(Vec::new(), now, |_| Vec::new()).unwrap();
@@ -104,7 +104,7 @@ fn node(shared: bool) -> Arc<Node> {
             clock_error_ns: 10_000_000,
             drift_ppm: 1_000,
             key: CellKey(*b"a bench, no more"),
-            limits: sharing::limits_to_bytes(&specs()).unwrap(),
+            limits: regions::limits_to_bytes(&specs()).unwrap(),
             revoked: Default::default(),
         };
         let version = node.propose(draft, START).unwrap();

@@ -6,15 +6,10 @@ use acequia_limits::{LimitId, Now, algorithm::State};
 
 use crate::{
     Active, Catalogue, Node, Row,
-    account::CellContext,
+    catalogue::local::Local,
+    cell::{account::CellContext, overflow::OverflowKey, record::CellRecord, shard::Cells, table::Cell},
     journal::{FORGOTTEN, HeapCell},
-    local::Local,
-    lock,
-    overflow::OverflowKey,
-    record::CellRecord,
-    shard::Cells,
-    table::Cell,
-    whole_tag,
+    lock, whole_tag,
 };
 
 impl Node {

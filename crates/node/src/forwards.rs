@@ -11,7 +11,7 @@
 //! if it had passed at the owner when the owner charged it. So the promise of the owner's cell is kept. The
 //! reasons:
 //!
-//! - The owner charges before it answers ([`crate::sharing`]), once each time it receives a forward. If a
+//! - The owner charges before it answers ([`crate::regions`]), once each time it receives a forward. If a
 //!   forward is delivered twice, the owner charges more than passes, never less.
 //! - The owner charges only if its limit has the same variant as at the mate. While catalogues or files
 //!   differ, it refuses. If the mate's limit has changed by the time the answer comes, nobody passes.
@@ -54,21 +54,21 @@ use smallvec::SmallVec;
 
 use crate::{
     Active, Answer, Catalogue, LimitAnswer, Node, Outcome, journal_tag, lock,
-    sharing::{CellKey, wire::Whole},
+    regions::{CellKey, wire::Whole},
 };
 use marks::Marks;
 use mates::LiveMates;
 
 /// A remote charge must pass a request within this time after the forward was asked for; later it passes
 /// nobody.
-pub const DRAW_NS: u64 = 50_000_000;
+pub const FORWARD_NS: u64 = 50_000_000;
 /// The longest wait for one forward: an answer that comes at the last moment must still pass a request. A
 /// request that waits longer forwards again.
 const ASK_NS: u64 = 40_000_000;
 /// How long a request waits for its forward, unless its limit sets a wait. The owner may have to ask the
 /// region's pool first, and all three are near each other. Timers are up to a millisecond late, and the whole
 /// wait should not be much longer than three milliseconds.
-pub const DRAW_WAIT_NS: u64 = 2_500_000;
+pub const FORWARD_WAIT_NS: u64 = 2_500_000;
 /// The owner stops charging this long before the mate gives up, since the answer takes time, too.
 const BACK_NS: u64 = 750_000;
 /// A limit has few units if its budget and its units a second are both below this number times the number of
@@ -97,8 +97,8 @@ const FAR_NS_MAX: u64 = 32_000_000_000;
 const NOTHING_NS: u64 = 1_000_000_000;
 /// A cell counts as forwarded for this long after a mate's last forward: its owner then holds enough of the
 /// pool for all mates. Limits without a rate add twice their period, up to `DRAWN_NS_MAX`.
-pub(crate) const DRAWN_NS: u64 = 75_000_000_000;
-pub(crate) const DRAWN_NS_MAX: u64 = 600_000_000_000;
+pub(crate) const FORWARDED_NS: u64 = 75_000_000_000;
+pub(crate) const FORWARDED_NS_MAX: u64 = 600_000_000_000;
 /// How many forward numbers one process has: its numbers begin after those of every earlier process.
 const NUMBERS: u64 = 1 << 40;
 /// The key of a probe, which is about no cell.
@@ -120,7 +120,7 @@ const UNASKED_NS: u64 = 500_000_000;
 /// How often the records of cells whose owner had nothing are swept.
 const SWEEP_NS: u64 = 250_000_000;
 
-/// A waiting request and its forwards ([`Node::draw`]).
+/// A waiting request and its forwards ([`Node::forward_charge`]).
 #[derive(Debug)]
 pub struct Forward {
     numbers: SmallVec<[u64; 1]>,
@@ -166,7 +166,7 @@ pub(crate) struct Asking {
 pub(crate) struct PendingForward {
     /// The mate that asks, and the process number of that mate.
     pub(crate) from: Incarnation,
-    pub(crate) boot: u32,
+    pub(crate) process_number: u32,
     pub(crate) number: u64,
     pub(crate) key: CellKey,
     pub(crate) whole: Whole,
@@ -262,9 +262,9 @@ struct Tried {
 }
 
 impl Forwards {
-    /// Starts the numbers above those of all earlier processes of this node; `boot` is the process number.
-    pub(crate) fn begin(&self, boot: u32) {
-        lock(&self.state).next = u64::from(boot).wrapping_mul(NUMBERS);
+    /// Starts the numbers above those of all earlier processes of this node.
+    pub(crate) fn begin(&self, process_number: u32) {
+        lock(&self.state).next = u64::from(process_number).wrapping_mul(NUMBERS);
     }
 
     /// Notes the nodes of the region that are heard, with this one, and how many members the catalogue has. A
@@ -276,7 +276,7 @@ impl Forwards {
 
     /// The owner of a cell in this region, if the cell's limit has few units and allows forwards.
     pub(crate) fn owner(&self, tag: CellTag, active: Option<&Active>, now: Now) -> Owner {
-        let Some(active) = active.filter(|active| self.are_drawn(active)) else { return Owner::Each };
+        let Some(active) = active.filter(|active| self.are_forwarded(active)) else { return Owner::Each };
         match self.mates.owner(tag) {
             None if self.mates.has_far() => Owner::Each,
             None => Owner::Own,
@@ -288,13 +288,13 @@ impl Forwards {
     /// Whether this node is a cell's owner, even if some nodes are too far away for it to act for all of
     /// them.
     pub(crate) fn is_owner(&self, tag: CellTag, active: Option<&Active>) -> bool {
-        active.is_some_and(|active| self.are_drawn(active)) && self.mates.owner(tag).is_none()
+        active.is_some_and(|active| self.are_forwarded(active)) && self.mates.owner(tag).is_none()
     }
 
     /// The node of the region to ask next for units of a cell, if this node deals with the cell itself and
     /// finds none in the pool.
     pub(crate) fn mate(&self, tag: CellTag, active: &Active, units: u64, now: Now) -> Option<MemberId> {
-        if self.are_drawn(active) {
+        if self.are_forwarded(active) {
             self.next_mate((active.slot, journal_tag(tag)), units, now)
         } else {
             None
@@ -330,8 +330,8 @@ impl Forwards {
     }
 
     #[inline]
-    fn are_drawn(&self, active: &Active) -> bool {
-        self.mates.are_few(&active.limit.algorithm) && may_be_drawn(active)
+    fn are_forwarded(&self, active: &Active) -> bool {
+        self.mates.are_few(&active.limit.algorithm) && may_be_forwarded(active)
     }
 
     /// Whether this node deals with a cell itself, because the owner had nothing.
@@ -397,15 +397,15 @@ impl Forwards {
         let mut state = lock(&self.state);
         let fits = |remote_charge: &RemoteCharge| {
             remote_charge.units == units
-                && (remote_charge.whole == whole || mutated(Mutation::DrawOfOtherNumbers))
-                && (remote_charge.asked_ns >= since_ns || mutated(Mutation::DrawUsedByAnybody))
-                && now.steady_ns < remote_charge.asked_ns + DRAW_NS
+                && (remote_charge.whole == whole || mutated(Mutation::ForwardOfAnotherVariant))
+                && (remote_charge.asked_ns >= since_ns || mutated(Mutation::ForwardUsedByAnybody))
+                && now.steady_ns < remote_charge.asked_ns + FORWARD_NS
         };
         let of_cell = state.remote_charges.range((key, 0)..=(key, u64::MAX));
         let (name, remote_charge) = of_cell
             .map(|(name, remote_charge)| (*name, *remote_charge))
             .find(|(_, remote_charge)| fits(remote_charge))?;
-        if !mutated(Mutation::DrawUsedTwice) {
+        if !mutated(Mutation::ForwardUsedTwice) {
             state.remote_charges.remove(&name);
         }
         Some(remote_charge)
@@ -535,7 +535,7 @@ impl Forwards {
     pub(crate) fn expire(&self, now: Now) -> (bool, u64, SmallVec<[CellKey; 4]>) {
         let mut state = lock(&self.state);
         let mut silent = SmallVec::new();
-        let is_over = |at_ns: u64| now.steady_ns >= at_ns + DRAW_NS;
+        let is_over = |at_ns: u64| now.steady_ns >= at_ns + FORWARD_NS;
         let late: SmallVec<[u64; 4]> =
             state.asked.iter().filter(|(_, asked)| is_over(asked.at_ns)).map(|(number, _)| *number).collect();
         for number in &late {
@@ -594,7 +594,7 @@ impl Forwards {
             return;
         }
         state.nothing_ns = now.steady_ns;
-        let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + DRAW_WAIT_NS - BACK_NS);
+        let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + FORWARD_WAIT_NS - BACK_NS);
         let (whole, units) = (Whole { units: 0, rate: None }, 0);
         for to in heard.iter().copied().filter(|region| *region != own) {
             state.next += 1;
@@ -736,7 +736,7 @@ pub(crate) enum Source {
 /// Whether requests under a limit may be forwarded. The decision must need no more than the limit's variant,
 /// the charge must not wait for a disk, and the limit's wait must be long enough for an answer. All cells
 /// must have the same variant, since the node that is asked cannot tell the variant of a cell.
-pub(crate) fn may_be_drawn(active: &Active) -> bool {
+pub(crate) fn may_be_forwarded(active: &Active) -> bool {
     let limit = &active.limit;
     limit.spec.mode == Mode::Enforce
         && limit.spec.on_store_loss == OnStoreLoss::Guard
@@ -751,9 +751,9 @@ pub(crate) fn may_be_drawn(active: &Active) -> bool {
 
 impl Node {
     /// Whether other nodes of the region may have what a denied request lacks. A caller that can wait then
-    /// forwards the request ([`Node::draw`]).
-    pub fn may_draw(&self, answer: &Answer) -> bool {
-        !answer.allowed && answer.limits.iter().any(|limit| is_lacked(&limit) && limit.drawn_of.is_some())
+    /// forwards the request ([`Node::forward_charge`]).
+    pub fn may_forward(&self, answer: &Answer) -> bool {
+        !answer.allowed && answer.limits.iter().any(|limit| is_lacked(&limit) && limit.forwarded_to.is_some())
     }
 
     /// Forwards a denied request to the nodes of the region that may have what it lacks. The request was
@@ -763,7 +763,7 @@ impl Node {
     /// `None` if there is nothing to forward, or while the request lacks something else, too: units would be
     /// charged for nobody. The request is asked again, with [`crate::Forwarding::Since`], when [`Node::news`]
     /// changes. Frames must be sent after this call ([`Node::poll`]).
-    pub fn draw(
+    pub fn forward_charge(
         &self,
         answer: &Answer,
         catalogue: &Catalogue,
@@ -771,7 +771,7 @@ impl Node {
         (since_ns, is_again): (u64, bool),
         now: Now,
     ) -> Option<Forward> {
-        if patience_ns <= BACK_NS || !self.may_draw(answer) {
+        if patience_ns <= BACK_NS || !self.may_forward(answer) {
             return None;
         }
         let now = self.not_before(now);
@@ -779,7 +779,7 @@ impl Node {
         let key_of =
             |limit: &LimitAnswer| (catalogue.limits[limit.limit as usize].slot, journal_tag(limit.tag));
         let mut state = lock(&self.forwards.state);
-        let may_ask = |limit: &LimitAnswer| match limit.drawn_of {
+        let may_ask = |limit: &LimitAnswer| match limit.forwarded_to {
             None => false,
             Some(Source::Owner(_)) => state.may_ask(key_of(limit), now),
             Some(Source::Mate(_)) => state.has_room(key_of(limit)),
@@ -794,7 +794,7 @@ impl Node {
         let drawn = if doubtful.is_empty() { lacked().collect() } else { doubtful };
         let mut numbers = SmallVec::new();
         for limit in drawn {
-            let (to, is_mate) = match limit.drawn_of {
+            let (to, is_mate) = match limit.forwarded_to {
                 None => continue,
                 Some(Source::Owner(to)) => (to, false),
                 Some(Source::Mate(to)) => (to, true),
@@ -817,20 +817,20 @@ impl Node {
     }
 
     /// Whether no forward of a request was answered yet.
-    pub fn is_drawing(&self, draw: &Forward) -> bool {
+    pub fn is_forwarding(&self, draw: &Forward) -> bool {
         let state = lock(&self.forwards.state);
         draw.numbers.iter().all(|number| state.asked.contains_key(number))
     }
 
     /// Whether all forwards of a request are over: a request that goes on waiting may forward again.
-    pub fn is_drawn_out(&self, draw: &Forward) -> bool {
+    pub fn is_answered(&self, draw: &Forward) -> bool {
         let state = lock(&self.forwards.state);
         !draw.numbers.iter().any(|number| state.asked.contains_key(number))
     }
 
     /// The request stops waiting. Its unsent forwards are dropped; its sent ones may serve another request
     /// that waits.
-    pub fn undraw(&self, draw: &Forward) {
+    pub fn cancel_forward(&self, draw: &Forward) {
         let mut state = lock(&self.forwards.state);
         for number in &draw.numbers {
             if state.asked.get(number).is_some_and(|asked| !asked.is_sent) {
@@ -841,17 +841,17 @@ impl Node {
     }
 
     /// When a waiting forward of a mate must be answered, with units or without: steady clock.
-    pub fn draws_due_ns(&self) -> Option<u64> {
+    pub fn forwards_due_ns(&self) -> Option<u64> {
         self.forwards.answer_ns()
     }
 
     /// Whether frames must be sent at once.
-    pub fn has_draws(&self) -> bool {
+    pub fn has_forwards(&self) -> bool {
         self.forwards.is_due()
     }
 
     /// Counts of forwards since the start.
-    pub fn draw_counts(&self) -> ForwardCounts {
+    pub fn forward_counts(&self) -> ForwardCounts {
         self.forwards.counts()
     }
 }

@@ -9,7 +9,7 @@
 use acequia_limits::{Algorithm, CellTag, LimitId, Now};
 use acequia_rights::mutation::{Mutation, mutated};
 
-use crate::{account::Account, record::CellRecord};
+use crate::cell::{account::Account, record::CellRecord};
 
 /// A row of the journal: what a cell owes from now on, or that it owes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,33 +14,22 @@
 //! cell gets an `account`: its effective part, with loans and transfers, by the rules of `acequia-rights`. A
 //! request settles what ended in the meantime, and the account decides. A request never waits for another
 //! region: it notes the demand and calls for a rebalance. [`Node::tick`] then visits the cells that called
-//! (`locked_cell`: one cell under its lock), decides who should have what (`sharing`), and queues frames.
+//! (`locked_cell`: one cell under its lock), decides who should have what (`regions`), and queues frames.
 //! [`Node::handle`] takes incoming frames. [`Node::poll`] returns the frames that may leave, each once the
 //! facts it reports are on disk. A region without a share denies, and says why.
 
-mod account;
 mod catalogue;
+mod cell;
 mod charges;
 mod close;
 mod decide;
-pub mod difference;
-mod explain;
 mod forwards;
-mod index;
-mod inspect;
 pub mod journal;
-pub mod leases;
 mod left;
-mod local;
-mod locked_cell;
-mod overflow;
-mod pages;
-mod preference;
-mod record;
+pub mod pool;
 mod region;
-mod shard;
-pub mod sharing;
-mod table;
+pub mod regions;
+mod views;
 mod wait;
 
 use std::{
@@ -62,24 +51,9 @@ use acequia_rights::{
     mutation::{Mutation, mutated},
 };
 
-use crate::{
-    account::{Account, CellContext},
-    catalogue::{Allocations, Live, Registry, Unwritten},
-    charges::Charges,
-    forwards::Forwards,
-    journal::{FORGOTTEN, HeapCell, Progress, is_overflow},
-    leases::{Leases, Places, StoreOutages},
-    left::Left,
-    local::Guard,
-    overflow::Overflow,
-    record::Pledge,
-    shard::{Cells, HeapCells, NewCell, Shard},
-    sharing::{Carried, CellKey, Memory, Sharing},
-    table::Cell,
-    wait::RemoteSupply,
-};
 pub use crate::{
     catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, LIMITS_MAX, NUMBERS_MAX, Scheduled},
+    cell::record::CellRecord,
     charges::{
         ChargeId, ChargesView, KEEP_NS, Keep, KeptAt, RECORDS, RESERVE_NS_MAX, Recording, Refunded, Reserve,
         Settled, SharedAnswer,
@@ -87,13 +61,32 @@ pub use crate::{
     decide::{
         Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Forwarding, IdReused, LimitAnswer, Outcome, Warning,
     },
-    explain::Unmatched,
-    forwards::{DRAW_NS, DRAW_WAIT_NS, Forward, ForwardCounts},
-    inspect::{CellView, Holding, LimitView, LoanView, NamedCell, Overview, PeerView, WordView},
+    forwards::{FORWARD_NS, FORWARD_WAIT_NS, Forward, ForwardCounts},
     journal::{CHARGES, Row, TAKINGS, WALL},
-    record::CellRecord,
     region::ResumeFault,
-    sharing::{Home, Membership},
+    regions::{Home, Membership},
+    views::difference,
+    views::{
+        explain::Unmatched,
+        inspect::{CellView, Holding, LimitView, LoanView, NamedCell, Overview, PeerView, WordView},
+    },
+};
+use crate::{
+    catalogue::{Allocations, Live, Registry, Unwritten, local::Guard},
+    cell::{
+        account::{Account, CellContext},
+        overflow::Overflow,
+        record::Pledge,
+        shard::{Cells, HeapCells, NewCell, Shard},
+        table::Cell,
+    },
+    charges::Charges,
+    forwards::Forwards,
+    journal::{FORGOTTEN, HeapCell, Progress, is_overflow},
+    left::Left,
+    pool::{Leases, Places, StoreOutages},
+    regions::{Carried, CellKey, Memory, Sharing},
+    wait::RemoteSupply,
 };
 
 /// Locks over the cells: enough that two threads rarely meet, few enough to stay in a core's cache.
@@ -115,7 +108,7 @@ pub struct Config {
     /// The start of a node that takes over from one that crashed: cells that were not journalled count as
     /// wholly spent at this time. `None` for a node that never served, or that stopped cleanly and gets its
     /// cells back.
-    pub empty_handed: Option<Now>,
+    pub after_crash: Option<Now>,
     /// The node's place among regions; `None` if it shares its limits with nobody.
     pub home: Option<Home>,
 }
@@ -124,7 +117,7 @@ pub struct Config {
 #[derive(Debug)]
 pub struct Node {
     config: Config,
-    /// Limits whose journalled cells can be trusted after a crash: [`leases::Siblings::rows_hold`].
+    /// Limits whose journalled cells can be trusted after a crash: [`pool::Siblings::rows_hold`].
     rows_hold: BTreeSet<LimitId>,
     shards: Box<[Shard]>,
     catalogue: Mutex<Arc<Catalogue>>,
@@ -270,19 +263,14 @@ impl Node {
     /// As [`Node::new`], with bounds on the records of charges.
     pub fn keeping(config: Config, keep: Keep) -> Self {
         let allocations = config.home.map(|home| Allocations::none(home.incarnation.member));
-        let memory = Memory { boot: 1, ..Memory::default() };
+        let memory = Memory { process_number: 1, ..Memory::default() };
         let sharing = config.home.map(|home| Sharing::new(home, Versions::new(home.incarnation), memory, 0));
         Self {
             rows_hold: BTreeSet::new(),
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             catalogue: Mutex::default(),
             version: AtomicU64::new(0),
-            registry: Mutex::new(Registry::new(
-                &config.key,
-                config.durable,
-                allocations,
-                config.empty_handed,
-            )),
+            registry: Mutex::new(Registry::new(&config.key, config.durable, allocations, config.after_crash)),
             overflow: Mutex::default(),
             overflowing: AtomicBool::new(false),
             rows: Mutex::default(),
@@ -389,7 +377,7 @@ impl Node {
         }
         let mut registry = lock(&self.registry);
         let ids: Vec<LimitId> = registry.active().iter().map(|active| active.limit.id).collect();
-        let crashed = self.config.empty_handed.is_some();
+        let crashed = self.config.after_crash.is_some();
         let taken = self.restore(&mut registry, &ids, now, crashed, &mut rows);
         self.publish(&registry, now);
         drop(registry);
@@ -671,7 +659,7 @@ impl Node {
             let all = registry.numbers_of(active);
             // Cells may have been charged after a row was written. So the limit starts as after a crash, even
             // if it only comes back now.
-            let lost = match self.config.empty_handed {
+            let lost = match self.config.after_crash {
                 Some(then) if !durable && (crashed || self.is_shared()) && !self.rows_hold.contains(id) => {
                     Some(then)
                 }

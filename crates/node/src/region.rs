@@ -24,12 +24,11 @@ use std::collections::BTreeMap;
 
 use crate::{
     Catalogue, CatalogueFault, CellRecord, ChargeId, Node, Row, Scheduled,
-    account::CellContext,
     catalogue::Allocations,
+    cell::{account::CellContext, shard::Cells},
     journal::{HeapCell, MATES, MEMORY, SEALS, USAGE, VERSIONS},
     journal_tag, lock,
-    shard::Cells,
-    sharing::{
+    regions::{
         AdoptFault, CellKey, FrameFault, Membership, Memory, Seal, SealFault, Seals, Sharing, Timekeeper,
         Traffic,
     },
@@ -123,7 +122,7 @@ impl Node {
             return Err(ResumeFault::Unreadable("who the nodes of the region are"));
         }
         *lock(&self.memory) = memory;
-        self.forwards.begin(memory.boot);
+        self.forwards.begin(memory.process_number);
         let born_in = self.remember(|_| ());
         let mut sharing = self.lock_sharing().ok_or(ResumeFault::Unreadable("regions"))?;
         *sharing = Sharing::new(home, versions, memory, born_in);
@@ -398,7 +397,7 @@ impl Node {
 
     /// When the node began after a crash, if it did.
     pub(crate) fn after_crash(&self) -> Option<Now> {
-        let crashed = self.config.empty_handed?;
+        let crashed = self.config.after_crash?;
         let corrected_ns = self.start_corrected_ns.load(Ordering::Acquire);
         Some(Now { wall_ns: crashed.wall_ns.saturating_add_signed(corrected_ns), ..crashed })
     }
@@ -776,7 +775,7 @@ mod tests {
     use acequia_limits::{Request, limit::LimitSpec};
     use serde_json::json;
 
-    use crate::{Ask, Config, Home, sharing::LOAN_TTL_NS};
+    use crate::{Ask, Config, Home, regions::LOAN_TTL_NS};
 
     /// A clock that is doubted again and again changes the margin of windows, and so all variants.
     #[test]
@@ -788,7 +787,7 @@ mod tests {
             key,
             memory_bytes: 1 << 20,
             durable: true,
-            empty_handed: None,
+            after_crash: None,
             home,
         }));
         let overrides: Vec<_> =
@@ -818,11 +817,11 @@ mod tests {
             key: HashKey([7; 16]),
             memory_bytes: 1 << 20,
             durable: true,
-            empty_handed: None,
+            after_crash: None,
             home: Some(Home { incarnation, loan_ttl_ns: LOAN_TTL_NS }),
         };
-        let resumed = |boot, loans| {
-            let record = postcard::to_allocvec(&Memory { boot, loans }).expect("bytes");
+        let resumed = |process_number, loans| {
+            let record = postcard::to_allocvec(&Memory { process_number, loans }).expect("bytes");
             let row = Row { limit: MEMORY, tag: CellTag(0), state: Some(CellRecord::of_record(record)) };
             let rows = |limit| if limit == MEMORY { vec![row.clone()] } else { Vec::new() };
             Node::new(config).resume_home(Vec::new(), Now::at(1), rows)

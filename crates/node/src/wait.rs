@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use acequia_limits::{CellTag, Charge, limit::WAIT_NS_MAX};
 
 use crate::{
-    Answer, Catalogue, Node, Outcome, account::ExpectedWait, forwards::DRAW_WAIT_NS, leases::WAIT_NS,
+    Answer, Catalogue, Node, Outcome, cell::account::ExpectedWait, forwards::FORWARD_WAIT_NS, pool::WAIT_NS,
 };
 
 /// Time for a rebalance at both ends and for the other end's disk, beside the round trip.
@@ -94,7 +94,7 @@ impl Node {
         let do_pools_answer = self.remote_supply.do_pools_answer();
         let to_regions_ns = self.remote_supply.round_ns.load(Ordering::Relaxed);
         // A pool is near, and so are other nodes of the region.
-        let is_near = do_pools_answer || answer.limits.iter().any(|limit| limit.drawn_of.is_some());
+        let is_near = do_pools_answer || answer.limits.iter().any(|limit| limit.forwarded_to.is_some());
         let round_ns = if is_near { 1 } else { to_regions_ns };
         if answer.allowed || round_ns == 0 || longest_ns < round_ns {
             return 0;
@@ -110,7 +110,7 @@ impl Node {
                     None if limit.budget < regions && to_regions_ns > 0 => {
                         to_regions_ns + to_regions_ns / 4 + LOOKS_NS
                     }
-                    None if limit.drawn_of.is_some() => DRAW_WAIT_NS.saturating_sub(waited_ns),
+                    None if limit.forwarded_to.is_some() => FORWARD_WAIT_NS.saturating_sub(waited_ns),
                     None if do_pools_answer => WAIT_NS.saturating_sub(waited_ns),
                     None => 0,
                 };

@@ -81,7 +81,7 @@ pub mod mutation;
 
 pub use identity::{Incarnation, MemberId, node_named};
 pub use loan::{Book, Change, Expired, Grant, HeldLoan, Kind, LentLoan, Offer, Refusal, Return};
-pub use session::{Beats, Heartbeat, Renew, Session, Sessions, stretch};
+pub use session::{Heartbeat, Renew, SentHeartbeats, Session, Sessions, stretch};
 pub use standing::Split;
 pub use transfer::{Row, Transfers};
 pub use versions::{Ack, Version, VersionId, Versions};

@@ -60,7 +60,7 @@ use acequia_limits::{Part, RATE_PARTS, UNITS_MAX};
 use crate::{
     Incarnation,
     mutation::{Mutation, mutated},
-    session::{Beats, EXCEPTED_MAX, FROZEN_MAX, Heartbeat, Session, Sessions, stretch},
+    session::{EXCEPTED_MAX, FROZEN_MAX, Heartbeat, SentHeartbeats, Session, Sessions, stretch},
 };
 
 /// The most loans that a cell may have lent, and the most that it may hold.
@@ -501,7 +501,7 @@ impl Book {
         from: Incarnation,
         grant: &Grant,
         kind: Kind,
-        beats: &Beats,
+        beats: &SentHeartbeats,
         session: &mut Session,
         now_ns: u64,
     ) -> Result<Change, Refusal> {

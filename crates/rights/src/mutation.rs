@@ -269,13 +269,13 @@ pub enum Mutation {
     /// Units that a sliding window's lease may have used count no more when the lease ends.
     PoolLingersNot,
     /// A node counts a lease from the arrival of the answer.
-    PurseDatesFromAnswer,
+    BalanceDatesFromAnswer,
     /// A node takes up the answer to an earlier call.
-    PurseHearsOlderCalls,
+    BalanceHearsOlderCalls,
     /// After a lease's end its kept part comes back, unspent, with the answer to a call that was under way.
-    PurseHearsAfterItsEnd,
+    BalanceHearsAfterItsEnd,
     /// A node gives parts back after the call that says so.
-    PurseKeepsWhatItGave,
+    BalanceKeepsWhatItGave,
     /// A cell goes on with a lease that has ended.
     LeaseOutlivesItsEnd,
     /// A node does not tell in a new generation what it holds.
@@ -322,9 +322,9 @@ pub enum Mutation {
     /// A process calls pools while loans are out that rest on leases of an earlier process.
     LeaseForgetsLoans,
     /// A node does not tell the withdrawals of its earlier processes from windows.
-    LeaseForgetsTakings,
+    LeaseForgetsWithdrawals,
     /// A node counts withdrawals of earlier processes as told in a generation in which nobody told them.
-    LeaseTakingsToldEarly,
+    LeaseWithdrawalsToldEarly,
     /// A node that has lost its disk takes any generation that grants for the latest.
     LeaseTrustsStrangers,
     /// A node hears of generations before all others count it.
@@ -336,13 +336,13 @@ pub enum Mutation {
     /// A pool does not wait for as long as a node counts on what it holds.
     LeaseTakenBackEarly,
     /// A cell's owner answers a forward and does not charge it.
-    DrawUncharged,
+    ForwardUncharged,
     /// A forward is charged, and used, by another variant than the limit has where a request waits.
-    DrawOfOtherNumbers,
+    ForwardOfAnotherVariant,
     /// One forwarded charge passes every request that waits for it.
-    DrawUsedTwice,
+    ForwardUsedTwice,
     /// A forwarded charge passes a request that came after the charge was made.
-    DrawUsedByAnybody,
+    ForwardUsedByAnybody,
 }
 
 /// Whether a rule is broken in this thread.

@@ -85,12 +85,12 @@ pub fn stretch(ttl_ns: u64, drift_ppm: u32) -> u64 {
     u64::try_from((u128::from(ttl_ns) * (MILLION + drift)).div_ceil(MILLION - drift)).unwrap_or(u64::MAX)
 }
 
-/// The id of a heartbeat. `boot` counts the processes of a node, durably, so no two heartbeats of a node have
-/// one id.
+/// The id of a heartbeat. `process_number` counts the processes of a node, durably, so no two heartbeats of a
+/// node have one id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Heartbeat {
     /// The process number.
-    pub boot: u32,
+    pub process_number: u32,
     /// The number of the heartbeat in its process.
     pub number: u64,
 }
@@ -98,24 +98,24 @@ pub struct Heartbeat {
 /// The heartbeats that this process sent. They are lost in a crash, and must be: a process that remembered
 /// could take a grant twice.
 #[derive(Clone, Debug)]
-pub struct Beats {
-    boot: u32,
+pub struct SentHeartbeats {
+    process_number: u32,
     next: u64,
     keep_ns: u64,
     /// The times when the newest were sent; the last is of `next − 1`.
     sent_ns: VecDeque<u64>,
 }
 
-impl Beats {
-    /// No heartbeats yet. `boot` is above the process number of every earlier process of this node.
+impl SentHeartbeats {
+    /// No heartbeats yet. `process_number` is above the process number of every earlier process of this node.
     /// Heartbeats older than `keep_ns` are forgotten, and loans with a longer ttl are refused.
-    pub fn new(boot: u32, keep_ns: u64) -> Self {
-        Self { boot, next: 0, keep_ns, sent_ns: VecDeque::new() }
+    pub fn new(process_number: u32, keep_ns: u64) -> Self {
+        Self { process_number, next: 0, keep_ns, sent_ns: VecDeque::new() }
     }
 
     /// This process's number.
-    pub const fn boot(&self) -> u32 {
-        self.boot
+    pub const fn process_number(&self) -> u32 {
+        self.process_number
     }
 
     /// A new heartbeat, stamped now, before it is sent. A retransmission carries the same heartbeat.
@@ -126,7 +126,7 @@ impl Beats {
             self.sent_ns.pop_front();
         }
         self.sent_ns.push_back(now_ns);
-        let heartbeat = Heartbeat { boot: self.boot, number: self.next };
+        let heartbeat = Heartbeat { process_number: self.process_number, number: self.next };
         self.next += 1;
         heartbeat
     }
@@ -138,7 +138,7 @@ impl Beats {
 
     /// When this process sent the heartbeat, if it did and still knows.
     pub fn sent_at(&self, heartbeat: Heartbeat) -> Option<u64> {
-        if heartbeat.boot != self.boot && !mutated(Mutation::BeatsWithoutBoot) {
+        if heartbeat.process_number != self.process_number && !mutated(Mutation::BeatsWithoutBoot) {
             return None;
         }
         let back = usize::try_from(self.next.checked_sub(heartbeat.number)?).ok()?;
@@ -294,7 +294,7 @@ impl Session {
         if self.heard.is_some_and(|(heard, _)| heartbeat <= heard) {
             return false;
         }
-        if self.heard.is_some_and(|(heard, _)| heartbeat.boot != heard.boot) {
+        if self.heard.is_some_and(|(heard, _)| heartbeat.process_number != heard.process_number) {
             // The peer began anew and holds nothing. Its loans end by what its earlier process was told.
             self.renewed_before_ns = self.renewed_before_ns.max(self.renewed.at_ns);
             self.renewed = Chain::default();
@@ -340,7 +340,7 @@ impl Session {
     pub fn reclaim_end(&self, lent: &LentLoan) -> u64 {
         let end_ns = match self.heard {
             _ if !lent.renewing => lent.end_ns,
-            Some((heard, _)) if heard.boot == lent.echo.boot => {
+            Some((heard, _)) if heard.process_number == lent.echo.process_number => {
                 self.renewed.end(lent.end_ns, lent.wait_ns, self.renewed.at_ns)
             }
             Some(_) => Chain::default().end(lent.end_ns, lent.wait_ns, self.renewed_before_ns),
@@ -399,7 +399,7 @@ impl Session {
 
     /// Takes a renewal, if it echoes a newer heartbeat of this process than the last renewal did. Changes no
     /// cell.
-    pub fn take_renew(&mut self, renew: &Renew, beats: &Beats, now_ns: u64) -> Result<(), Refusal> {
+    pub fn take_renew(&mut self, renew: &Renew, beats: &SentHeartbeats, now_ns: u64) -> Result<(), Refusal> {
         let sent_ns = beats.sent_at(renew.echo).ok_or(Refusal::UnknownBeat)?;
         if renew.from > renew.up_to
             || renew.except.len() > FROZEN_MAX
@@ -476,7 +476,7 @@ impl Session {
     fn excepted_by(
         &self,
         renew: &Renew,
-        beats: &Beats,
+        beats: &SentHeartbeats,
         now_ns: u64,
     ) -> Result<SmallVec<[Excepted; 1]>, Refusal> {
         let mut all = self.excepted.clone();

@@ -247,7 +247,7 @@ pub struct Ack {
     /// The version whose budgets the incarnation conforms to.
     pub version_id: VersionId,
     /// The version's allocation, whose shares the incarnation conforms to.
-    pub term: VersionId,
+    pub allocation: VersionId,
     /// Wall time: no window that starts at this time or later was used before the allocation was in the
     /// incarnation's chain.
     pub from_wall_ns: u64,
@@ -792,8 +792,10 @@ impl Versions {
     fn credit(&mut self, incarnation: Incarnation, ack: Ack) -> bool {
         let mut credited = false;
         for allocation in &mut self.kept.chain {
-            let names_it = allocation.version_id == ack.term && allocation.authority == Some(ack.authority);
-            let counts = names_it || (mutated(Mutation::LaterAckCounts) && allocation.version_id <= ack.term);
+            let names_it =
+                allocation.version_id == ack.allocation && allocation.authority == Some(ack.authority);
+            let counts =
+                names_it || (mutated(Mutation::LaterAckCounts) && allocation.version_id <= ack.allocation);
             if counts && allocation.asks(incarnation) {
                 let from = allocation.acked.entry(incarnation).or_insert_with(|| {
                     credited = true;
@@ -846,7 +848,7 @@ impl Versions {
         let version = self.version()?;
         let asked = self.kept.chain.last().is_some_and(|allocation| allocation.asks(self.kept.me));
         let said = self.kept.own.is_some_and(|own| {
-            (own.version_id, own.term, own.authority)
+            (own.version_id, own.allocation, own.authority)
                 == (version.version_id, version.allocation, version.authority)
         });
         (asked && !said).then_some(version.version_id)
@@ -870,11 +872,11 @@ impl Versions {
         let (term, authority) = (version.allocation, version.authority);
         let from_wall_ns = match self.kept.own {
             // The allocation is unchanged, so the promised time holds.
-            Some(own) if own.term == term && own.authority == authority => own.from_wall_ns,
+            Some(own) if own.allocation == term && own.authority == authority => own.from_wall_ns,
             Some(own) => own.from_wall_ns.max(latest),
             None => latest,
         };
-        self.kept.own = Some(Ack { version_id, term, from_wall_ns, authority });
+        self.kept.own = Some(Ack { version_id, allocation: term, from_wall_ns, authority });
         self.revision += 1;
         self.own_revision = self.revision;
         true

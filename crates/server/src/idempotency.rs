@@ -19,7 +19,7 @@ use std::{
 };
 
 use acequia_limits::Now;
-use acequia_node::{ChargeId, KeptAt, Node, Settled, leases::GROUPS};
+use acequia_node::{ChargeId, KeptAt, Node, Settled, pool::GROUPS};
 use acequia_rights::pool::{
     Generation, Letter, Taker,
     name::{Act, NameState, What},
@@ -116,8 +116,8 @@ pub(crate) struct Claim {
 }
 
 impl SharedNames {
-    pub(crate) fn new(carrier: PoolClient, node: u16, boot: u32) -> Self {
-        let me = Taker { node, boot, call: 0 };
+    pub(crate) fn new(carrier: PoolClient, node: u16, process_number: u32) -> Self {
+        let me = Taker { node, process_number, call: 0 };
         let room = Semaphore::new(CALLS_MAX);
         Self { carrier, me, calls: AtomicU64::new(0), room, counts: Counts::default() }
     }
@@ -238,9 +238,9 @@ fn letters_of(node: u16) -> String {
 /// The target of a call, dated by the node's corrected clock. The deadline is the store's own, however short
 /// a caller waits: a store too slow for one decision is not down.
 fn at<'a>(kept: &KeptAt, cell: &'a str, now: Now) -> Option<At<'a>> {
-    let KeptAt { group, terms, generation, .. } = *kept;
+    let KeptAt { group, allocation: terms, generation, .. } = *kept;
     let (group, wall_us) = (Group::new(group)?, now.wall_ns / 1_000);
-    Some(At { group, terms, cell, generation, wall_us, deadline: PATIENT })
+    Some(At { group, allocation: terms, cell, generation, wall_us, deadline: PATIENT })
 }
 
 /// A claim while its request is decided. The outcome is kept even if the caller goes away meanwhile.

@@ -16,7 +16,7 @@ use acequia_api::acequia::v1::{Holding, LimitStatus, Mark, Peer};
 use acequia_limits::limit::OnStoreLoss;
 use acequia_node::{
     Active, Catalogue, ForwardCounts,
-    leases::{GROUPS, LeaseCounts},
+    pool::{GROUPS, LeaseCounts},
 };
 use acequia_store::redis::{BreakerState, ROUND_TRIP_BOUNDS_US, ShardState, ShardView};
 use prometheus_client::{
@@ -118,9 +118,9 @@ impl Collector for Counts {
             )?;
         }
         if shared.regions.get().is_some() && siblings.is_some() {
-            let ForwardCounts { asked, charged, used, wasted } = shared.node.draw_counts();
+            let ForwardCounts { asked, charged, used, wasted } = shared.node.forward_counts();
             out.counter(
-                "acequia_draws",
+                "acequia_forwards",
                 "Draws of cells of few units, among the nodes of a region: asked for by this node; charged here for others; of those that others charged, used to pass a request here, or wasted, since whoever waited had gone.",
                 &[
                     (&[("outcome", "asked")], asked),

@@ -29,14 +29,14 @@ pub(crate) struct Waiting {
 
 /// A forward of a request's charge. It is given up when the request stops waiting, for whatever reason.
 #[derive(Debug)]
-struct Drawn {
+struct Forwarded {
     node: Arc<Node>,
     draw: Forward,
 }
 
-impl Drop for Drawn {
+impl Drop for Forwarded {
     fn drop(&mut self) {
-        self.node.undraw(&self.draw);
+        self.node.cancel_forward(&self.draw);
     }
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Patience {
     news: watch::Receiver<u64>,
     /// Whether what the request lacks may be forwarded; and, below, the forward itself.
     may_draw: bool,
-    drawn: Option<Drawn>,
+    drawn: Option<Forwarded>,
     /// When the request began to wait: steady clock.
     since_ns: u64,
     _room: OwnedSemaphorePermit,
@@ -99,23 +99,24 @@ impl Patience {
     }
 
     fn is_drawing(&self) -> bool {
-        self.drawn.as_ref().is_some_and(|Drawn { node, draw }| node.is_drawing(draw))
+        self.drawn.as_ref().is_some_and(|Forwarded { node, draw }| node.is_forwarding(draw))
     }
 
     /// Forwards the charge that was just denied, where that may be done and no earlier forward is under way.
     /// Says whether there are frames to send.
     pub(crate) fn draw(&mut self, node: &Arc<Node>, asker: &Asker, now: Now) -> bool {
         let (answer, catalogue) = asker.last();
-        self.may_draw |= node.may_draw(answer);
-        if self.drawn.as_ref().is_some_and(|drawn| !node.is_drawn_out(&drawn.draw)) {
+        self.may_draw |= node.may_forward(answer);
+        if self.drawn.as_ref().is_some_and(|drawn| !node.is_answered(&drawn.draw)) {
             return false;
         }
         let left = self.until.saturating_duration_since(Instant::now());
         let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
-        let draw = node.draw(answer, catalogue, left_ns, (self.since_ns, self.drawn.is_some()), now);
+        let draw =
+            node.forward_charge(answer, catalogue, left_ns, (self.since_ns, self.drawn.is_some()), now);
         let draws = draw.is_some();
         if let Some(draw) = draw {
-            self.drawn = Some(Drawn { node: Arc::clone(node), draw });
+            self.drawn = Some(Forwarded { node: Arc::clone(node), draw });
         }
         draws
     }

@@ -22,7 +22,7 @@ use acequia_api::acequia::v1 as api;
 use acequia_limits::{HashKey, Now};
 use acequia_node::{
     Answer, Catalogue, Config as NodeConfig, Keep, LimitAnswer, Node, Outcome,
-    leases::{GROUPS, Heard, NotLeftOut, Siblings as Place},
+    pool::{GROUPS, Heard, NotLeftOut, Siblings as Place},
 };
 use acequia_rights::{
     MemberId, node_named,
@@ -122,7 +122,7 @@ pub(crate) struct Home {
     /// The key that names the cells.
     pub(crate) key: HashKey,
     /// A hash of all settings that must be alike on every node while it shares a pool.
-    pub(crate) terms: u64,
+    pub(crate) allocation: u64,
     /// A hash of the same settings and of the list of nodes. A new node must have heard this from all others.
     all_terms: u64,
     /// Whether all mates were heard to have the same settings; and, below, whether earlier settings were
@@ -306,10 +306,10 @@ impl Home {
         };
         let place = Place {
             node: node_named(&config.node),
-            boot,
+            process_number: boot,
             nodes: settings.numbers(),
             members,
-            terms: 0,
+            allocation: 0,
             guard_percent: settings.guard_percent,
             clock_error_ns: settings.clock.error_ns,
             drift_ppm: settings.clock.drift_ppm,
@@ -326,7 +326,7 @@ impl Home {
         let was_other = known.is_some() && !is_agreed;
         let nodes = settings.nodes.clone();
         // A node that was here before has heard of some generation, so that a new one is never its first.
-        let by = Taker { node: place.node, boot, call: 1 };
+        let by = Taker { node: place.node, process_number: boot, call: 1 };
         let agreement = if place.is_new { 0 } else { usize::from(GROUPS) };
         let generation = Generation { number: 1, by };
         let agreement = vec![Heard { generation, ..Heard::default() }; agreement];
@@ -334,7 +334,7 @@ impl Home {
             place,
             wait,
             key,
-            terms,
+            allocation: terms,
             all_terms,
             is_agreed,
             was_other,
@@ -352,7 +352,7 @@ impl Home {
     /// The journal cannot be written.
     pub(crate) async fn begin(&self, store: &dyn Store) -> Result<(), StoreError> {
         sleep(self.wait).await;
-        begin(store, self.place.boot, self.place.knows_from_us.unwrap_or(self.place.begun_us))
+        begin(store, self.place.process_number, self.place.knows_from_us.unwrap_or(self.place.begun_us))
     }
 
     /// Notes that withdrawals from windows that are open now are unknown, to this process and to later ones.
@@ -364,7 +364,7 @@ impl Home {
             "what this node took of windows cannot be read in its journal: after the next loss of the store, nothing more of \
              those that are open now is given"
         );
-        begin(store, self.place.boot, self.place.begun_us)
+        begin(store, self.place.process_number, self.place.begun_us)
     }
 
     /// The way to the pools that the config names, for the runtime of the caller.
@@ -373,7 +373,7 @@ impl Home {
     /// The settings are out of their ranges.
     pub(crate) fn way(&self) -> Result<PoolEndpoint, SiblingsError> {
         let redis = Redis::open(self.redis.clone())?;
-        let carrier = PoolClient::to(RedisPools::new(redis.clone(), self.terms));
+        let carrier = PoolClient::to(RedisPools::new(redis.clone(), self.allocation));
         let agreement = PoolClient::to(RedisPools::new(redis.clone(), self.all_terms));
         Ok(PoolEndpoint { carrier, agreement, redis: Some(redis) })
     }
@@ -437,7 +437,7 @@ impl Home {
         if let Some(redis) = way.redis.as_ref().filter(|_| self.redis.clock_error.is_some()) {
             confirm_wall(redis, &**clock, self.place.clock_error_ns).await;
         }
-        let boot = self.place.boot.checked_add(1).ok_or(SiblingsError::Value(BOOT))?;
+        let boot = self.place.process_number.checked_add(1).ok_or(SiblingsError::Value(BOOT))?;
         let heard = node.generations();
         let (generations, agreement) = match self.is_among_regions() {
             true => (self.place.generations.clone(), heard),
@@ -450,7 +450,8 @@ impl Home {
         begin(&**store, boot, begun_us)?;
         info!(is_new, "every node of the region goes by the same");
         let knows_from_us = Some(begun_us);
-        let place = Place { boot, generations, begun_us, knows_from_us, is_new: false, ..self.place };
+        let place =
+            Place { process_number: boot, generations, begun_us, knows_from_us, is_new: false, ..self.place };
         Ok(Self { place, is_new, agreement, ..self })
     }
 
@@ -467,12 +468,12 @@ impl Home {
             key: self.key,
             memory_bytes: MEMORY_BYTES,
             durable: false,
-            empty_handed: None,
+            after_crash: None,
             home: None,
         };
         let mut place = self.place.clone();
         if self.is_among_regions() {
-            place.terms = AGREEMENT;
+            place.allocation = AGREEMENT;
             place.generations.clone_from(&self.agreement);
         }
         Arc::new(Node::among(config, Keep::default(), place))
@@ -487,7 +488,7 @@ impl Home {
         waiting: Arc<Waiting>,
         mut stopping: watch::Receiver<bool>,
     ) -> (Siblings, impl Future<Output = ()> + Send + use<>) {
-        let names = SharedNames::new(way.carrier.clone(), self.place.node, self.place.boot);
+        let names = SharedNames::new(way.carrier.clone(), self.place.node, self.place.process_number);
         // A mate that starts while this node runs must find its settings.
         let agreeing = self
             .is_among_regions()
@@ -605,7 +606,7 @@ impl Process for Running {
     fn heard(&mut self) {
         self.waiting.tell(self.node.news());
         // The units that came may be for another node of the region.
-        if self.node.has_draws() {
+        if self.node.has_forwards() {
             self.waiting.call();
         }
     }

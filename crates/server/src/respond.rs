@@ -147,7 +147,7 @@ pub(crate) mod lost {
     };
     use acequia_node::{
         Answer, Ask, Catalogue, Config, Keep, Node,
-        leases::{PoolReply, Siblings},
+        pool::{PoolReply, Siblings},
     };
 
     pub(crate) const NOW: Now = Now::at(1_800_000_000_000_000_000);
@@ -158,10 +158,10 @@ pub(crate) mod lost {
         let spec = LimitSpec { on_store_loss, ..serde_json::from_str(spec).expect("a limit") };
         let siblings = Siblings {
             node: 1,
-            boot: 1,
+            process_number: 1,
             nodes: [1, 2].into(),
             members: std::collections::BTreeMap::new(),
-            terms: 0,
+            allocation: 0,
             guard_percent: 10,
             clock_error_ns: 10_000_000,
             drift_ppm: 1_000,
@@ -172,7 +172,7 @@ pub(crate) mod lost {
             generations: Vec::new(),
         };
         let key = HashKey([7; 16]);
-        let config = Config { key, memory_bytes: 1 << 20, durable: false, empty_handed: None, home: None };
+        let config = Config { key, memory_bytes: 1 << 20, durable: false, after_crash: None, home: None };
         let node = Arc::new(Node::among(config, Keep::default(), siblings));
         node.apply(vec![Limit::new(spec).expect("a limit")], NOW, |_| Vec::new()).expect("a catalogue");
         // Nothing answers for a second.

@@ -237,7 +237,7 @@ impl Service {
             key,
             memory_bytes: config.memory().cells,
             durable: store.is_some(),
-            empty_handed,
+            after_crash: empty_handed,
             home: home.map(|(home, _)| home),
         };
         let node = Arc::new(Node::keeping(node_config, config.charges));
@@ -361,7 +361,7 @@ impl Service {
     ) -> Result<Self, StartError> {
         let schedule = read_schedule(&*store)?;
         let now = clock.now();
-        let terms = home.terms;
+        let terms = home.allocation;
         let member = match &config.regions {
             Some(_) => Some(regions::identity(&config, &*store, now)?),
             None => None,
@@ -386,14 +386,14 @@ impl Service {
             key,
             memory_bytes: config.memory().cells,
             durable: false,
-            empty_handed: crashed,
+            after_crash: crashed,
             home: member.map(|(home, _)| home),
         };
         let rows_hold = match store.value(KNEW)? {
             Some(bytes) if stopped => known(&bytes)?,
             _ => BTreeSet::new(),
         };
-        let place = acequia_node::leases::Siblings { rows_hold, ..home.place.clone() };
+        let place = acequia_node::pool::Siblings { rows_hold, ..home.place.clone() };
         let node = Arc::new(Node::among(node_config, config.charges, place));
         let mut reading = Reading::default();
         if member.is_some() {

@@ -13,7 +13,7 @@ use acequia_limits::{
     HashKey, LimitId, Now, Reason, Request, algorithm::is_never, cell::Tagger, time::ms_rounded_up,
 };
 use acequia_node::{
-    Answer, Ask, Asker, Catalogue, DRAW_WAIT_NS, Forwarding, IdReused, Node, Outcome, Recording, Refunded,
+    Answer, Ask, Asker, Catalogue, FORWARD_WAIT_NS, Forwarding, IdReused, Node, Outcome, Recording, Refunded,
 };
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
@@ -40,7 +40,7 @@ use crate::{
 };
 
 /// A caller that waits for less has no charges forwarded.
-const DRAW_WAIT: Duration = Duration::from_nanos(DRAW_WAIT_NS);
+const DRAW_WAIT: Duration = Duration::from_nanos(FORWARD_WAIT_NS);
 
 /// The state that all workers of a node share.
 #[derive(Debug)]

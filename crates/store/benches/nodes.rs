@@ -19,7 +19,7 @@ use std::{
 use acequia_limits::{CellTag, HashKey, Limit, LimitId, Now, Request, limit::LimitSpec};
 use acequia_node::{
     Ask, Config, Keep, Node,
-    leases::{GROUPS, Heard, PoolName, Siblings},
+    pool::{GROUPS, Heard, PoolName, Siblings},
 };
 use acequia_rights::pool::{
     Taker,
@@ -143,10 +143,10 @@ fn tell(by_lease: f64, by_call: f64) -> f64 {
 fn node(clock: Clock) -> Arc<Node> {
     let siblings = Siblings {
         node: 1,
-        boot: 1,
+        process_number: 1,
         nodes: BTreeSet::from([1]),
         members: BTreeMap::new(),
-        terms: 0,
+        allocation: 0,
         guard_percent: 10,
         clock_error_ns: 10_000_000,
         drift_ppm: 1_000,
@@ -160,7 +160,7 @@ fn node(clock: Clock) -> Arc<Node> {
         key: HashKey([7; 16]),
         memory_bytes: 256 << 20,
         durable: false,
-        empty_handed: None,
+        after_crash: None,
         home: None,
     };
     let node = Arc::new(Node::among(config, Keep::default(), siblings));
@@ -223,14 +223,14 @@ async fn by_calls(node: &Arc<Node>, pools: &RedisPools, clock: Clock, cell: impl
                 let name = PoolName { limit: LimitId(1), tag, end_ns: 1 }.to_string();
                 let at = At {
                     group: Group::new(number).expect("a group"),
-                    terms: 0,
+                    allocation: 0,
                     cell: &name,
                     generation: generations[usize::from(number)].generation,
                     wall_us: clock.now().wall_ns / 1_000,
                     deadline: DEADLINE,
                 };
                 let take = Take {
-                    taker: Taker { node: 2, boot: 1, call },
+                    taker: Taker { node: 2, process_number: 1, call },
                     taken: 0,
                     returned: 0,
                     wanted: 1,

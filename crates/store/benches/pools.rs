@@ -109,9 +109,9 @@ fn wall_us() -> u64 {
 
 /// Begins a generation, as the only node, once the shard answers steadily.
 async fn begun(pools: &RedisPools, group: Group) -> Generation {
-    let by = Taker { node: 1, boot: 1, call: 1 };
+    let by = Taker { node: 1, process_number: 1, call: 1 };
     let generation = Generation::default();
-    let at = At { group, terms: 0, cell: "", generation, wall_us: wall_us(), deadline: DEADLINE };
+    let at = At { group, allocation: 0, cell: "", generation, wall_us: wall_us(), deadline: DEADLINE };
     let generation = loop {
         let known = pools.begin(&at, &Begin { heard: 0, by, goes_on: false }).await;
         let is_steady = pools.redis().shard(group).is_some_and(|shard| shard.breaker == BreakerState::Closed);
@@ -137,7 +137,7 @@ async fn begun(pools: &RedisPools, group: Group) -> Generation {
 
 fn take(balance: &WindowBalance, wanted: u64, needed: u64) -> Take {
     Take {
-        taker: Taker { node: 1, boot: 1, call: 1 },
+        taker: Taker { node: 1, process_number: 1, call: 1 },
         taken: balance.taken(),
         returned: 0,
         wanted,
@@ -163,8 +163,14 @@ async fn lease(pools: &RedisPools, (group, generation): (Group, Generation), cel
             let (pools, cell, calls) = (pools.clone(), cell.to_owned(), Arc::clone(&calls));
             asking = Some(tokio::spawn(async move {
                 calls.fetch_add(1, Ordering::Relaxed);
-                let at =
-                    At { group, terms: 0, cell: &cell, generation, wall_us: wall_us(), deadline: DEADLINE };
+                let at = At {
+                    group,
+                    allocation: 0,
+                    cell: &cell,
+                    generation,
+                    wall_us: wall_us(),
+                    deadline: DEADLINE,
+                };
                 match pools.take(&at, &ask).await {
                     Ok(Answer::Done(took)) => took.taken,
                     other => panic!("{other:?}"),
@@ -194,8 +200,14 @@ async fn one_by_one(pools: &RedisPools, (group, generation): (Group, Generation)
         tokio::spawn(async move {
             let mut balance = WindowBalance::default();
             for _ in 0..each {
-                let at =
-                    At { group, terms: 0, cell: &cell, generation, wall_us: wall_us(), deadline: DEADLINE };
+                let at = At {
+                    group,
+                    allocation: 0,
+                    cell: &cell,
+                    generation,
+                    wall_us: wall_us(),
+                    deadline: DEADLINE,
+                };
                 match pools.take(&at, &take(&balance, 1, 1)).await {
                     Ok(Answer::Done(took)) => balance.took(took.taken),
                     other => panic!("{other:?}"),

@@ -1,6 +1,6 @@
 //! After healing, every node has heard that all pools of its region grant.
 
-use acequia_node::leases::GROUPS;
+use acequia_node::pool::GROUPS;
 
 use super::Check;
 use crate::{

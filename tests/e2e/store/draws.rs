@@ -39,7 +39,7 @@ fn config(place: usize, (store, certs, ports): (&Server, &Path, &[u16])) -> Stri
 }
 
 fn draws(node: &Node, outcome: &str) -> f64 {
-    metric(node, "acequia_draws_total", &[("outcome", outcome)])
+    metric(node, "acequia_forwards_total", &[("outcome", outcome)])
 }
 
 /// What callers were allowed, by key, since they began.

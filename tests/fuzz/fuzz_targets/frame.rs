@@ -1,8 +1,8 @@
-//! `sharing::wire::read`: frames from another region.
+//! `regions::wire::read`: frames from another region.
 #![no_main]
 
 use acequia_fuzz::{memory, place, seeds};
-use acequia_node::sharing::wire::{self, Frame};
+use acequia_node::regions::wire::{self, Frame};
 use libfuzzer_sys::fuzz_target;
 
 /// The most bytes of memory for a byte on the wire: the shortest entries have two bytes, and a growing vector

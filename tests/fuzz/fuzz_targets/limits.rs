@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use acequia_fuzz::{memory, place, seeds};
 use acequia_limits::{Charge, Limit, Mode, Now, Request};
-use acequia_node::{Ask, Node, Outcome, sharing};
+use acequia_node::{Ask, Node, Outcome, regions};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
-    let (read, peak) = memory::peak_of(|| sharing::limits_from_bytes(bytes));
+    let (read, peak) = memory::peak_of(|| regions::limits_from_bytes(bytes));
     assert!(peak <= 65_536 + 1_024 * bytes.len(), "{peak} bytes for {}", bytes.len());
     let Ok(limits) = read else { return };
     let specs: Vec<_> = limits.iter().map(|limit| limit.spec.clone()).collect();
-    let again = sharing::limits_to_bytes(&specs).expect("limits that were read");
-    assert_eq!(sharing::limits_from_bytes(&again).as_ref(), Ok(&limits), "what was read reads back");
+    let again = regions::limits_to_bytes(&specs).expect("limits that were read");
+    assert_eq!(regions::limits_from_bytes(&again).as_ref(), Ok(&limits), "what was read reads back");
     serve(limits);
 });
 

@@ -13,7 +13,7 @@ use acequia_fuzz::{
 use acequia_limits::{CellTag, LimitId, Now, Part, Request};
 use acequia_node::{
     Ask, Forwarding, LimitAnswer, Outcome,
-    sharing::wire::{self, Entry, Header, ReceivedFrames, Rough, ShortId, Whole},
+    regions::wire::{self, Entry, Header, ReceivedFrames, Rough, ShortId, Whole},
 };
 use acequia_rights::{
     Ack, Grant, Heartbeat, Incarnation, MemberId, Renew, Return, Version, VersionId,
@@ -46,7 +46,7 @@ fuzz_target!(init: seeds::write(|| seeds::random(24, 1_024)), |bytes: &[u8]| {
 /// What a peer knows of itself and of the node.
 struct Peer {
     incarnation: Incarnation,
-    boot: u32,
+    process_number: u32,
     number: u64,
     beat: u64,
     loan: u64,
@@ -103,7 +103,7 @@ impl History {
         place.found(now);
         let peer = |region| Peer {
             incarnation: place::incarnation(region),
-            boot: 1,
+            process_number: 1,
             number: 0,
             beat: 0,
             loan: 0,
@@ -181,7 +181,7 @@ impl History {
             if !is_allowed {
                 let since_ns = self.waits_since.unwrap_or(self.now.steady_ns);
                 let of = (since_ns, self.waits_since.is_some());
-                if self.place.node.draw(answer, catalogue, 40 * MS, of, self.now).is_some() {
+                if self.place.node.forward_charge(answer, catalogue, 40 * MS, of, self.now).is_some() {
                     self.waits_since = Some(since_ns);
                 }
                 break;
@@ -223,9 +223,10 @@ impl History {
             let Some(peer) = self.peers.iter_mut().find(|peer| peer.incarnation.member == to) else {
                 continue;
             };
-            let Header { incarnation, boot, number, .. } = frame.header;
+            let Header { incarnation, process_number, number, .. } = frame.header;
             let highest = number.max(peer.received.highest);
-            peer.received = ReceivedFrames { incarnation: incarnation.number, boot, highest, mask: u64::MAX };
+            peer.received =
+                ReceivedFrames { incarnation: incarnation.number, process_number, highest, mask: u64::MAX };
             for entry in frame.entries {
                 if let Entry::Grant { grant, .. } = entry {
                     peer.grants.push(grant);
@@ -253,7 +254,7 @@ impl History {
             self.place.asker.check(&request, self.now, Ask::PEEK).clone()
         });
         let node = &self.place.node;
-        let traffic = acequia_node::sharing::Traffic { frames_in: 0, frames_refused: 0, ..node.traffic() };
+        let traffic = acequia_node::regions::Traffic { frames_in: 0, frames_refused: 0, ..node.traffic() };
         let usage: Vec<u128> = CELLS.iter().map(|(limit, _)| node.usage_of(*limit)).collect();
         (peeks, traffic, usage, node.membership(self.now), node.version(), node.usage().cells)
     }
@@ -293,9 +294,10 @@ impl History {
             let at = u.choose_index(frame.len().min(48))?;
             frame[at] = u.arbitrary()?;
         } else if u.ratio(1, 32)? {
-            let (incarnation, boot) = (self.peers[peer].incarnation, self.peers[peer].boot);
+            let (incarnation, process_number) =
+                (self.peers[peer].incarnation, self.peers[peer].process_number);
             self.peers[peer].incarnation.number = incarnation.number.wrapping_add(u.int_in_range(0..=1)?);
-            self.peers[peer].boot = boot.wrapping_add(u.int_in_range(0..=2)?);
+            self.peers[peer].process_number = process_number.wrapping_add(u.int_in_range(0..=2)?);
             self.peers[peer].number = 0;
         }
         Ok(frame)
@@ -309,10 +311,10 @@ impl History {
         peer.beat += 1;
         let header = Header {
             incarnation: peer.incarnation,
-            boot: peer.boot,
+            process_number: peer.process_number,
             number: peer.number,
             received: peer.received,
-            beat: peer.beat,
+            heartbeat: peer.beat,
             wall_ns: self.now.wall_ns,
             corrected_ns: 0,
             is_believed: true,
@@ -330,12 +332,12 @@ impl History {
     /// The node's newest heartbeat, as the peer heard it.
     fn echo(&self, peer: usize, u: &mut Unstructured<'_>) -> Result<Heartbeat> {
         if u.ratio(1, 16)? {
-            return Ok(Heartbeat { boot: u.arbitrary()?, number: u.arbitrary()? });
+            return Ok(Heartbeat { process_number: u.arbitrary()?, number: u.arbitrary()? });
         }
         let heard = self.peers[peer].heard.as_ref();
-        Ok(heard.map_or(Heartbeat { boot: 0, number: 0 }, |header| Heartbeat {
-            boot: header.boot,
-            number: header.beat,
+        Ok(heard.map_or(Heartbeat { process_number: 0, number: 0 }, |header| Heartbeat {
+            process_number: header.process_number,
+            number: header.heartbeat,
         }))
     }
 
@@ -395,7 +397,7 @@ impl History {
                     Some(ack) if u.ratio(3, 4)? => ack,
                     _ => Ack {
                         version_id: version_id(u)?,
-                        term: version_id(u)?,
+                        allocation: version_id(u)?,
                         from_wall_ns: u.arbitrary()?,
                         authority: self.incarnation(u)?,
                     },

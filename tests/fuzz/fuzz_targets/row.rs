@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use acequia_fuzz::{memory, place, seeds};
 use acequia_limits::{CellTag, LimitId, Now};
-use acequia_node::{CellRecord, Node, Row, sharing};
+use acequia_node::{CellRecord, Node, Row, regions};
 use libfuzzer_sys::fuzz_target;
 
 /// A tag of the table, and a tag of the shared cells.
@@ -26,7 +26,7 @@ fn restore(kept: &CellRecord, crashed: bool, shared: bool) {
     let mut now = Now::at(place::START);
     let node = Arc::new(Node::new(place::config(None, crashed.then_some(now))));
     let tag = CellTag(TAGS[usize::from(shared)]);
-    let limits = sharing::limits_from_bytes(place::LIMITS.as_bytes()).expect("limits");
+    let limits = regions::limits_from_bytes(place::LIMITS.as_bytes()).expect("limits");
     node.restore_all(now, |limit| vec![Row { limit, tag, state: Some(kept.clone()) }]);
     node.apply(limits, now, |limit: LimitId| vec![Row { limit, tag, state: Some(kept.clone()) }])
         .expect("limits that fit");

@@ -8,8 +8,8 @@ use std::{
 use acequia_limits::{CellTag, HashKey, LimitId, Now, Request, limit::LimitSpec};
 use acequia_node::{
     Ask, Asker, CellRecord, Config, Home, Keep, Node, Row,
-    leases::Siblings,
-    sharing::{self, wire},
+    pool::Siblings,
+    regions::{self, wire},
 };
 use acequia_rights::{
     Ack, Incarnation, MemberId,
@@ -58,10 +58,10 @@ pub fn specs() -> Vec<LimitSpec> {
     serde_json::from_str(LIMITS).expect("limits")
 }
 
-pub fn config(region: Option<u16>, empty_handed: Option<Now>) -> Config {
+pub fn config(region: Option<u16>, after_crash: Option<Now>) -> Config {
     let home =
-        region.map(|region| Home { incarnation: incarnation(region), loan_ttl_ns: sharing::LOAN_TTL_NS });
-    Config { key: HashKey(KEY), memory_bytes: 4 << 20, durable: true, empty_handed, home }
+        region.map(|region| Home { incarnation: incarnation(region), loan_ttl_ns: regions::LOAN_TTL_NS });
+    Config { key: HashKey(KEY), memory_bytes: 4 << 20, durable: true, after_crash, home }
 }
 
 pub fn rows(disk: &Disk, id: LimitId) -> Vec<Row> {
@@ -84,10 +84,10 @@ impl Place {
     pub fn beside(mate: u16, region: u16, now: Now) -> Self {
         let siblings = Siblings {
             node: 1,
-            boot: 1,
+            process_number: 1,
             nodes: BTreeSet::from([1, 2]),
             members: BTreeMap::from([(1, MemberId(region)), (2, MemberId(mate))]),
-            terms: 0,
+            allocation: 0,
             guard_percent: 20,
             clock_error_ns: 5 * MS,
             drift_ppm: 1_000,
@@ -111,7 +111,7 @@ impl Place {
 
     /// Makes and adopts the first version, which contains every region.
     pub fn found(&mut self, now: Now) {
-        let draft = draft(sharing::limits_to_bytes(&specs()).expect("limits"));
+        let draft = draft(regions::limits_to_bytes(&specs()).expect("limits"));
         let version = self.node.propose(draft, now.wall_ns).expect("a version");
         self.node.adopt(version, now, |_| Some(Vec::new())).expect("a version that fits");
         self.flush();
@@ -164,7 +164,7 @@ pub fn ack_of(node: &Node, wall_ns: u64) -> Option<Ack> {
     let version = node.version()?;
     Some(Ack {
         version_id: version.version_id,
-        term: version.allocation,
+        allocation: version.allocation,
         from_wall_ns: wall_ns,
         authority: version.authority,
     })

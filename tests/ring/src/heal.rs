@@ -1,7 +1,7 @@
 //! After the faults all links work, all processes run, and time passes. Then views must be equal, loans must
 //! be back once nobody asks, and a region that asks must get what others do not use.
 
-use acequia_node::sharing::Wall;
+use acequia_node::regions::Wall;
 use acequia_rights::versions::{Member, Progress};
 
 use crate::{

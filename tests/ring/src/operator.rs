@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use acequia_node::sharing;
+use acequia_node::regions;
 use acequia_rights::{
     Incarnation, MemberId, Version, VersionId,
     versions::{CellKey, Draft, Fence, Member},
@@ -94,7 +94,7 @@ impl Operator {
             clock_error_ns: self.clock_error_ns,
             drift_ppm: self.drift_ppm,
             key: CellKey(KEY),
-            limits: sharing::limits_to_bytes(&specs).expect("limits"),
+            limits: regions::limits_to_bytes(&specs).expect("limits"),
             revoked: Default::default(),
         }
     }

@@ -102,7 +102,7 @@ impl Place {
             key: HashKey(KEY),
             memory_bytes: 8 << 20,
             durable: true,
-            empty_handed: (served && !cleanly).then_some(now),
+            after_crash: (served && !cleanly).then_some(now),
             home: Some(Home { incarnation: self.incarnation, loan_ttl_ns: self.loan_ttl_ns }),
         };
         let node = Arc::new(Node::new(config));

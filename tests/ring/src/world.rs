@@ -1,7 +1,7 @@
 //! Places, a network, and all that can happen to them, one event at a time.
 
 use acequia_limits::{Now, Request};
-use acequia_node::{Ask, sharing::AdoptFault};
+use acequia_node::{Ask, regions::AdoptFault};
 use acequia_rights::{Incarnation, MemberId, VersionId, versions::Refused};
 
 use crate::{

@@ -9,8 +9,8 @@ use acequia_rights::{
 };
 
 use crate::{
+    catalogue::local::{Guard, LATER_MAX},
     decide::spent_for_ns,
-    local::{Guard, LATER_MAX},
 };
 
 /// How a region shares its limits. The region uses the least share of all allocations that count.

@@ -6,6 +6,9 @@
 //! over, with its debt, when the cell is next touched.
 
 mod allocations;
+pub(crate) mod index;
+pub(crate) mod local;
+pub(crate) mod preference;
 mod registry;
 
 use std::{
@@ -28,12 +31,10 @@ pub(crate) use self::{
     allocations::{Allocations, OwnAllocation},
     registry::{Live, Registry, Unwritten},
 };
-pub use crate::table::NUMBERS_MAX;
+pub use crate::cell::table::NUMBERS_MAX;
 use crate::{
-    index::Index,
-    local::Local,
-    preference::Preference,
-    table::{Cell, SLOT_MAX},
+    catalogue::{index::Index, local::Local, preference::Preference},
+    cell::table::{Cell, SLOT_MAX},
 };
 
 /// The most limits, counting every limit since the start: a cell has 17 bits for its limit's slot.

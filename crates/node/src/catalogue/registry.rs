@@ -20,7 +20,7 @@ use super::{
     Active, Allocations, Catalogue, CatalogueFault, Change, ChangeKind, Domain, LIMITS_MAX, NUMBERS_MAX,
     OwnAllocation, Scheduled, Slot, Variant, fastest,
 };
-use crate::{
+use crate::catalogue::{
     index::Index,
     local::{Local, OfPools, Shares, drains_ns},
     preference::Preference,

@@ -9,7 +9,7 @@
 //! with it ([`acequia_rights::loan`]).
 
 mod believed;
-mod ground;
+mod context;
 mod lease;
 mod lowered;
 mod offered;
@@ -17,8 +17,8 @@ mod stop;
 
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS, UNITS_MAX, Verdict, algorithm::State, window::Usage};
 use acequia_rights::{
-    Beats, Book, Change, Expired, Grant, Incarnation, Kind, MemberId, Offer, Refusal, Return, Session,
-    Sessions, Transfers,
+    Book, Change, Expired, Grant, Incarnation, Kind, MemberId, Offer, Refusal, Return, SentHeartbeats,
+    Session, Sessions, Transfers,
     mutation::{Mutation, mutated},
     session::stretch,
 };
@@ -29,14 +29,14 @@ use smallvec::SmallVec;
 
 use self::believed::Believed;
 pub(crate) use self::{
-    ground::CellContext,
+    context::CellContext,
     lease::{LeaseStatement as KeptOfPool, Withdrawn},
     lowered::charged,
     offered::{Offered, Rebalancer},
 };
 use crate::{
-    forwards::{DRAWN_NS, DRAWN_NS_MAX},
-    record::Pledge,
+    cell::record::Pledge,
+    forwards::{FORWARDED_NS, FORWARDED_NS_MAX},
 };
 
 /// After this long without missing units, the next missed units start a new period of waiting.
@@ -132,7 +132,7 @@ struct Windows {
     /// Demand that one rebalancer has seen and the other has not.
     unseen: [Offered; 2],
     /// When another node of the region last forwarded a charge here: steady clock, 0 for never.
-    drawn_ns: u64,
+    forwarded_ns: u64,
 }
 
 impl Windows {
@@ -164,7 +164,7 @@ static NO_WINDOWS: Windows = Windows {
     stood: 0,
     restored_until_ns: 0,
     unseen: [Offered::NONE; 2],
-    drawn_ns: 0,
+    forwarded_ns: 0,
 };
 
 /// A loan that ended on time.
@@ -303,18 +303,18 @@ impl Account {
     }
 
     /// Notes that another node of the region forwarded a charge to this cell.
-    pub(crate) fn note_drawn(&mut self, now: Now) {
-        self.windows_mut().drawn_ns = now.steady_ns;
+    pub(crate) fn note_forwarded(&mut self, now: Now) {
+        self.windows_mut().forwarded_ns = now.steady_ns;
     }
 
     /// Whether other nodes forwarded charges here lately. Those nodes do not take the forwarded units from
     /// the region's pool. Under a limit with long windows, other nodes first use what they keep in each
     /// window.
-    pub(crate) fn is_drawn(&self, now: Now) -> bool {
-        let drawn_ns = self.windows().drawn_ns;
+    pub(crate) fn is_forwarded(&self, now: Now) -> bool {
+        let drawn_ns = self.windows().forwarded_ns;
         let lasts_ns = match &self.algorithm {
-            algorithm if algorithm.has_rate() => DRAWN_NS,
-            algorithm => DRAWN_NS.saturating_add(2 * algorithm.period_ns()).min(DRAWN_NS_MAX),
+            algorithm if algorithm.has_rate() => FORWARDED_NS,
+            algorithm => FORWARDED_NS.saturating_add(2 * algorithm.period_ns()).min(FORWARDED_NS_MAX),
         };
         drawn_ns > 0 && now.steady_ns < drawn_ns + lasts_ns
     }
@@ -745,7 +745,7 @@ impl Account {
         words: &mut Vec<u64>,
         context: &CellContext<'_>,
         (from, grant, stands): (Incarnation, &Grant, Part),
-        (beats, session): (&Beats, &mut Session),
+        (beats, session): (&SentHeartbeats, &mut Session),
         now: Now,
     ) -> Result<(), Refusal> {
         let kind = self.kind();

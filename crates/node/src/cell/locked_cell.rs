@@ -6,11 +6,13 @@ use acequia_rights::mutation::{Mutation, mutated};
 
 use crate::{
     Catalogue, Node,
-    account::{Account, CellContext},
+    cell::{
+        account::{Account, CellContext},
+        shard::{Cells, NewCell},
+    },
     journal::HeapCell,
-    shard::{Cells, NewCell},
+    regions::CellKey,
     shard_of,
-    sharing::CellKey,
 };
 
 /// A cell, and the context in which it is locked.

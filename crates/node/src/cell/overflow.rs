@@ -18,11 +18,10 @@ use acequia_limits::{Algorithm, CellTag, LimitId, Now, algorithm::State};
 
 use crate::{
     Catalogue, Node, Row,
-    catalogue::Registry,
+    catalogue::{Registry, local::Local},
+    cell::record::CellRecord,
     journal::{HeapCell, overflow_tag, wall_row},
-    local::Local,
     lock, more_than_forgotten, presumed,
-    record::CellRecord,
 };
 
 /// The limit and variant whose new cells share one cell.

@@ -11,10 +11,12 @@ use std::{
 use acequia_limits::{Algorithm, CellTag, Now, algorithm::State};
 
 use crate::{
-    account::Account,
+    cell::{
+        account::Account,
+        pages::Pages,
+        table::{Cell, Table},
+    },
     journal::HeapCell,
-    pages::Pages,
-    table::{Cell, Table},
 };
 
 /// A sweep that frees less than one cell in this many is not worth repeating soon.

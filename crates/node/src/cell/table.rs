@@ -6,7 +6,7 @@
 
 use acequia_limits::{CellTag, algorithm::Inline};
 
-use crate::pages::Pages;
+use crate::cell::pages::Pages;
 
 /// The places of the smallest table that is not empty.
 const PLACES_MIN: usize = 16;

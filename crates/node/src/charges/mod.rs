@@ -329,7 +329,7 @@ impl Node {
     /// forgot are forgotten in the records too: they count as spent, and are not given back.
     pub(crate) fn restore_charges(&self, now: Now, rows: impl IntoIterator<Item = Row>) {
         let (error_ns, catalogue) = (self.clock_error_ns(), self.catalogue());
-        let crashed = self.config.empty_handed.is_some() && !mutated(Mutation::RefundForgotten);
+        let crashed = self.config.after_crash.is_some() && !mutated(Mutation::RefundForgotten);
         let mut found: Vec<(ChargeId, Record)> = Vec::new();
         for Row { tag, state, .. } in rows {
             if let Some(record) = state.and_then(|kept| Record::read(kept.record())) {

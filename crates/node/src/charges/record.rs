@@ -366,7 +366,7 @@ impl Limit {
             hope_ns: 0,
             class: self.class,
             is_charged: false,
-            drawn_of: None,
+            forwarded_to: None,
             is_drawn: false,
             numbers: 0,
         }

@@ -23,13 +23,14 @@ use super::{
 };
 use crate::{
     Catalogue, CellRecord, Node, Row,
-    account::{Account, CellContext},
+    cell::{
+        account::{Account, CellContext},
+        locked_cell::LockedCell,
+        record::Pledge,
+        shard::{Cells, NewCell},
+    },
     journal::HeapCell,
-    journal_tag,
-    locked_cell::LockedCell,
-    record::Pledge,
-    shard::{Cells, NewCell},
-    shard_of,
+    journal_tag, shard_of,
 };
 
 /// The result of a settlement.

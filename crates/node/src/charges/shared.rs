@@ -15,7 +15,7 @@ use acequia_rights::{
 use serde::{Deserialize, Serialize};
 
 use super::{ChargeId, record::Record};
-use crate::{Node, leases::group_of, lock};
+use crate::{Node, lock, pool::group_of};
 
 /// The most settlements that wait for their names to be ended.
 const LATER_MAX: usize = 4_096;
@@ -26,7 +26,7 @@ pub struct KeptAt {
     /// The group.
     pub group: u16,
     /// The allocation among regions that the group's pools are part of; 0 if there is none.
-    pub terms: u64,
+    pub allocation: u64,
     /// The group's generation.
     pub generation: Generation,
     /// Whether the generation grants: then no node uses an earlier one.

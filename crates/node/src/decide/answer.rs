@@ -88,7 +88,7 @@ pub struct LimitAnswer {
     pub is_charged: bool,
     /// The node of the region that may have the missing units, if the charge may be forwarded
     /// ([`crate::Node::draw`]).
-    pub(crate) drawn_of: Option<Source>,
+    pub(crate) forwarded_to: Option<Source>,
     /// Whether the charge was forwarded, and is made at that node.
     pub is_drawn: bool,
     /// The class of consumers, as an index into [`acequia_limits::Limit::classes`], if the limit has classes.

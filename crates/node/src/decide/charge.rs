@@ -11,11 +11,13 @@ use super::{
 };
 use crate::{
     Active, CellRecord, Row,
+    cell::{
+        overflow::{Overflow, OverflowKey},
+        record::Pledge,
+        shard::{Cells, NewCell},
+    },
     journal::{Charged, HeapCell, overflow_tag},
     journal_tag,
-    overflow::{Overflow, OverflowKey},
-    record::Pledge,
-    shard::{Cells, NewCell},
 };
 
 impl Check<'_, '_> {

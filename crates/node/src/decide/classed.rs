@@ -14,7 +14,7 @@ use super::{
     Answer, Check, Guards, HITS_INLINE, cells_of,
     hit::{Called, CellSource, Found, Hit, merge},
 };
-use crate::{Active, shard::Cells};
+use crate::{Active, cell::shard::Cells};
 
 /// A hit's class. The fields are plain numbers: hits are moved for every request, and few limits have
 /// classes.

@@ -29,7 +29,7 @@ pub(super) struct Hit {
     /// How long missing units may still come, in nanoseconds, by the account.
     pub(super) hope_ns: Option<u64>,
     /// The node of the region that owns the cell, if a charge may be forwarded to that node.
-    pub(super) drawn_of: Option<MemberId>,
+    pub(super) forwarded_to: Option<MemberId>,
     /// The hit's class, if the limit has classes.
     pub(super) classed: Classed,
 }
@@ -79,7 +79,7 @@ impl Found {
             has_lent: false,
             is_dry: false,
             hope_ns: None,
-            drawn_of: None,
+            forwarded_to: None,
             classed: Classed::NONE,
         }
     }

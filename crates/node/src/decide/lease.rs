@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     Catalogue,
-    shard::{Cells, NewCell},
+    cell::shard::{Cells, NewCell},
 };
 
 /// A lease of a sliding window lives for at most one part in this many of the window.

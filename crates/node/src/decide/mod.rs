@@ -26,15 +26,15 @@ use self::{
 };
 use crate::{
     Active, Catalogue, Node,
-    account::{Account, CellContext},
+    catalogue::local::Local,
+    cell::{
+        account::{Account, CellContext},
+        locked_cell::LockedCell,
+        overflow::{Overflow, OverflowKey},
+        shard::{Cells, NewCell},
+    },
     journal::HeapCell,
-    journal_tag,
-    local::Local,
-    lock,
-    locked_cell::LockedCell,
-    overflow::{Overflow, OverflowKey},
-    shard::{Cells, NewCell},
-    shard_of,
+    journal_tag, lock, shard_of,
 };
 
 /// How many limits may match a request before memory is allocated.
@@ -65,7 +65,7 @@ pub struct Ask {
 }
 
 /// Whether a request's charge may be forwarded to the node of its region that has the units
-/// ([`crate::Node::draw`]).
+/// ([`crate::Node::forward_charge`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forwarding {
     /// The request waits for nobody, or the charge must be known here.
@@ -280,7 +280,7 @@ impl<'a> Check<'a, '_> {
             return;
         }
         // The node that owns the cell calls instead.
-        if hit.drawn_of.is_some() {
+        if hit.forwarded_to.is_some() {
             return;
         }
         let verdict = &limit.verdict;

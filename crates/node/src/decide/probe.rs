@@ -19,13 +19,11 @@ use super::{
     hit::{Called, CellSource, Hit},
 };
 use crate::{
-    Active, DRAW_NS, DRAW_WAIT_NS,
-    account::Account,
-    forwards::{Owner, RemoteCharge, Source, may_be_drawn},
+    Active, FORWARD_NS, FORWARD_WAIT_NS,
+    cell::{account::Account, overflow::Overflow, shard::Cells},
+    forwards::{Owner, RemoteCharge, Source, may_be_forwarded},
     journal_tag,
-    overflow::Overflow,
-    shard::Cells,
-    sharing::wire::Whole,
+    regions::wire::Whole,
 };
 
 /// The longest wait that a denial reports if a region lacks what is its own, or never had any units: loans
@@ -51,7 +49,7 @@ impl Check<'_, '_> {
             hope_ns: 0,
             class: hit.class(),
             is_charged: false,
-            drawn_of: None,
+            forwarded_to: None,
             is_drawn: false,
             numbers: hit.numbers,
         }
@@ -59,7 +57,7 @@ impl Check<'_, '_> {
 
     /// The node of the region that owns the cell, if the charge may be forwarded to that node.
     #[inline]
-    fn drawn_of(&self, hit: &Hit) -> Option<MemberId> {
+    fn forwarded_to(&self, hit: &Hit) -> Option<MemberId> {
         let may = hit.charges && hit.place != CellSource::Shared;
         match self.node.forwards.owner(hit.tag, Some(self.limit(hit)).filter(|_| may), self.now) {
             Owner::Mate(speaker) => Some(speaker),
@@ -108,7 +106,7 @@ impl Check<'_, '_> {
         let mut over = Reason::OverLimit;
         let mut leased = 0;
         if self.ask.forwarding != Forwarding::Never && self.node.forwards.has_mates() {
-            hit.drawn_of = self.drawn_of(hit);
+            hit.forwarded_to = self.forwarded_to(hit);
         }
         let mut verdict = match hit.place {
             CellSource::At(place) => {
@@ -150,7 +148,7 @@ impl Check<'_, '_> {
             verdict = self.keep_back(hit, (before, leased), verdict, (cells, state.as_ref()));
         }
         let (mut hope_ns, mut is_drawn) = (0, false);
-        let mut source = hit.drawn_of.map(Source::Owner);
+        let mut source = hit.forwarded_to.map(Source::Owner);
         let (verdict, reason) = if !verdict.allowed {
             let over = if hit.is_kept_back() { Reason::ClassReserve } else { over };
             let (verdict, reason) = self.why_denied(hit, verdict, over);
@@ -160,7 +158,7 @@ impl Check<'_, '_> {
                 if source.is_none()
                     && let Some(mate) = self.mate_without_store(hit)
                 {
-                    (source, hope_ns) = (Some(Source::Mate(mate)), hope_ns.max(DRAW_WAIT_NS));
+                    (source, hope_ns) = (Some(Source::Mate(mate)), hope_ns.max(FORWARD_WAIT_NS));
                 }
             }
             match self.remote_charge(hit, reason) {
@@ -209,7 +207,7 @@ impl Check<'_, '_> {
             hope_ns,
             class: hit.class(),
             is_charged: false,
-            drawn_of: source.filter(|_| hope_ns > 0),
+            forwarded_to: source.filter(|_| hope_ns > 0),
             is_drawn,
             numbers: hit.numbers,
         });
@@ -221,7 +219,7 @@ impl Check<'_, '_> {
         let since_ns = match self.ask.forwarding {
             Forwarding::Since(since_ns) => since_ns,
             // A request that has not waited came after every remote charge.
-            _ if mutated(Mutation::DrawUsedByAnybody) => 0,
+            _ if mutated(Mutation::ForwardUsedByAnybody) => 0,
             _ => return None,
         };
         let key = (self.limit(hit).slot, journal_tag(hit.tag));
@@ -230,7 +228,7 @@ impl Check<'_, '_> {
             && hit.charges
             && hit.place != CellSource::Shared
             && self.is_short(reason)
-            && may_be_drawn(self.limit(hit));
+            && may_be_forwarded(self.limit(hit));
         let units = (Whole::of(self.global(hit)), hit.units);
         may.then(|| self.node.forwards.take(key, units, since_ns, self.now)).flatten()
     }
@@ -238,16 +236,16 @@ impl Check<'_, '_> {
     /// How long units may still come by forwarded charges, in nanoseconds: as long as units of other regions
     /// may, from when there were none. A request that has not been forwarded waits only if the owner was not
     /// empty a moment ago. Only the owner knows whether it has units now, so the wait allows for asking it.
-    fn hope_of_draws_ns(&self, hit: &Hit) -> u64 {
+    fn forwards_wait_ns(&self, hit: &Hit) -> u64 {
         let key = (self.limit(hit).slot, journal_tag(hit.tag));
-        let lasts_ns = self.node.remote_supply.expected_wait().lasts_ns.max(DRAW_NS);
+        let lasts_ns = self.node.remote_supply.expected_wait().lasts_ns.max(FORWARD_NS);
         match self.ask.forwarding {
             Forwarding::Since(since_ns) => {
                 since_ns.saturating_add(lasts_ns).saturating_sub(self.now.steady_ns).min(WAIT_NS_MAX)
             }
             _ => self.node.forwards.hopes_since(key, self.now).map_or(0, |since_ns| {
                 let left_ns = since_ns.saturating_add(lasts_ns).saturating_sub(self.now.steady_ns);
-                left_ns.clamp(DRAW_WAIT_NS, WAIT_NS_MAX)
+                left_ns.clamp(FORWARD_WAIT_NS, WAIT_NS_MAX)
             }),
         }
     }
@@ -292,8 +290,8 @@ impl Check<'_, '_> {
 
     #[cold]
     fn why_denied(&self, hit: &mut Hit, verdict: Verdict, over: Reason) -> (Verdict, Reason) {
-        if hit.drawn_of.is_some() {
-            hit.hope_ns = Some(self.hope_of_draws_ns(hit));
+        if hit.forwarded_to.is_some() {
+            hit.hope_ns = Some(self.forwards_wait_ns(hit));
         }
         let hit = &*hit;
         let budget = self.global(hit).budget();
@@ -406,7 +404,7 @@ impl Check<'_, '_> {
         // A limit that only watches moves no units, and neither does a peek.
         let counts = self.ask.is_demand()
             && hit.charges
-            && hit.drawn_of.is_none()
+            && hit.forwarded_to.is_none()
             // Nobody is asked for what no cell could ever give.
             && hit.units <= self.global(hit).budget()
             && self.limit(hit).limit.spec.mode == Mode::Enforce;

@@ -19,7 +19,7 @@ use super::{
     answer::denied,
     hit::{CellSource, Hit},
 };
-use crate::shard::{Cells, SoftState};
+use crate::cell::shard::{Cells, SoftState};
 
 /// The most bytes of a value that a warning carries.
 const VALUE_BYTES_MAX: usize = 256;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::VAIN_MAX;
-use crate::sharing::CellKey;
+use crate::regions::CellKey;
 
 /// Bits of the filter: few other cells share a bit while [`VAIN_MAX`] cells are remembered.
 const MARKS: u64 = VAIN_MAX as u64 * 8;

@@ -16,7 +16,7 @@ fn asked_at(now: Now, until_ns: u64) -> SentForward {
 fn drawn(now: Now, count: u64) -> Forwards {
     let forwards = Forwards::default();
     for number in 1..=count {
-        let until_ns = now.steady_ns + DRAW_WAIT_NS;
+        let until_ns = now.steady_ns + FORWARD_WAIT_NS;
         let asked = asked_at(now, until_ns);
         lock(&forwards.state).note_asked(number, asked);
     }
@@ -35,7 +35,7 @@ fn what_another_node_says_of_a_draw_changes_nothing() {
     assert!(!forwards.came(MATE, 1, Some(1), now), "once");
     assert!(forwards.take(KEY, (Whole { units: 21, ..WHOLE }, 1), 0, now).is_none(), "other numbers");
     assert!(forwards.take(KEY, (WHOLE, 1), 1_001, now).is_none(), "it came later");
-    assert!(forwards.take(KEY, (WHOLE, 1), 1_000, now.later(DRAW_NS)).is_none(), "too late");
+    assert!(forwards.take(KEY, (WHOLE, 1), 1_000, now.later(FORWARD_NS)).is_none(), "too late");
     assert!(forwards.take(KEY, (WHOLE, 1), 1_000, now).is_some());
     assert!(forwards.take(KEY, (WHOLE, 1), 1_000, now).is_none(), "once");
 }
@@ -44,7 +44,7 @@ fn what_another_node_says_of_a_draw_changes_nothing() {
 fn what_is_over_before_it_is_sent_is_not_drawn() {
     let now = Now::at(1_000);
     let forwards = drawn(now, 2);
-    let at_ns = now.steady_ns + DRAW_WAIT_NS;
+    let at_ns = now.steady_ns + FORWARD_WAIT_NS;
     assert_eq!(forwards.send(1, at_ns - 1_000_000), Some(1_000), "what is left of its time");
     assert_eq!(forwards.send(2, at_ns), None);
     assert_eq!(forwards.send(3, now.steady_ns), None, "nobody asks for that");
@@ -71,29 +71,29 @@ fn a_node_whose_units_come_too_late_to_be_used_is_too_far_away() {
     forwards.mates.note_near(MATE, now);
     (1..=max).for_each(|number| assert!(forwards.came(MATE, number, Some(1), now.later(8_000_000))));
     assert!(!forwards.mates.is_far(MATE));
-    let end = now.later(DRAW_NS);
+    let end = now.later(FORWARD_NS);
     forwards.expire(end);
     assert!(forwards.hopes_since(KEY, end).is_none() && forwards.mates.is_far(MATE));
     assert_eq!(forwards.counts(), ForwardCounts { wasted: max, ..ForwardCounts::default() });
     // After the back-off, an answer in time makes the node near. Then one useless forward makes it far again,
     // and one remote charge that is used restores it.
     let asked = |number, now: Now, (answered, after_ns)| {
-        let until_ns = now.steady_ns + DRAW_WAIT_NS - BACK_NS;
+        let until_ns = now.steady_ns + FORWARD_WAIT_NS - BACK_NS;
         let asked = asked_at(now, until_ns);
         lock(&forwards.state).note_asked(number, asked);
         assert!(forwards.came(MATE, number, Some(answered), now.later(after_ns)));
     };
     let again = end.later(FAR_NS);
     asked(max + 1, end, (0, 0));
-    asked(max + 2, again, (0, DRAW_WAIT_NS));
+    asked(max + 2, again, (0, FORWARD_WAIT_NS));
     assert!(forwards.mates.is_far(MATE));
-    asked(max + 3, again, (0, DRAW_WAIT_NS - 1));
+    asked(max + 3, again, (0, FORWARD_WAIT_NS - 1));
     assert!(!forwards.mates.is_far(MATE));
     asked(max + 4, again, (1, 0));
-    forwards.expire(again.later(DRAW_NS));
+    forwards.expire(again.later(FORWARD_NS));
     assert!(!forwards.mates.is_far(MATE), "whoever waited hung up");
-    asked(max + 5, again, (1, DRAW_WAIT_NS));
-    let end = again.later(DRAW_NS);
+    asked(max + 5, again, (1, FORWARD_WAIT_NS));
+    let end = again.later(FORWARD_NS);
     forwards.expire(end);
     assert!(forwards.mates.is_far(MATE));
     asked(max + 6, end.later(FAR_NS), (0, 0));
@@ -102,8 +102,8 @@ fn a_node_whose_units_come_too_late_to_be_used_is_too_far_away() {
     asked(max + 7, again, (0, 0));
     asked(max + 8, again, (1, 0));
     forwards.pass(forwards.take(KEY, (WHOLE, 1), 0, again).expect("it came"));
-    asked(max + 9, again, (1, DRAW_WAIT_NS));
-    forwards.expire(again.later(DRAW_NS));
+    asked(max + 9, again, (1, FORWARD_WAIT_NS));
+    forwards.expire(again.later(FORWARD_NS));
     assert!(!forwards.mates.is_far(MATE));
 }
 
@@ -184,7 +184,7 @@ fn no_more_is_asked_for_than_there_is_room_for() {
     assert!(forwards.came(MATE, 3, Some(1), now));
     assert!(lock(&forwards.state).may_ask(KEY, now));
     // Forwards that are not answered are given up.
-    forwards.expire(now.later(DRAW_NS));
+    forwards.expire(now.later(FORWARD_NS));
     let state = lock(&forwards.state);
     assert!(state.asked.is_empty() && state.asked_of.is_empty() && state.remote_charges.is_empty());
 }

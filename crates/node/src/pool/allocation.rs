@@ -25,10 +25,12 @@ use acequia_rights::{
 use super::{LEASE_NS, Leases};
 use crate::{
     Catalogue, Node,
-    account::{Account, CellContext, Withdrawn, charged},
+    cell::{
+        account::{Account, CellContext, Withdrawn, charged},
+        locked_cell::LockedCell,
+    },
     journal::HeapCell,
-    locked_cell::LockedCell,
-    sharing::{CellKey, LOAN_TTL_NS},
+    regions::{CellKey, LOAN_TTL_NS},
 };
 
 /// Numbers of generations are microseconds, rounded up, and a few above the last one heard of: allow this
@@ -53,11 +55,11 @@ impl Leases {
         if mutated(Mutation::LeaseOutlivesTerms) {
             return;
         }
-        if self.terms == terms {
+        if self.allocation == terms {
             node.places.set_who(self.who());
             return self.shrink_all(node, catalogue, now);
         }
-        self.terms = terms;
+        self.allocation = terms;
         for (number, group) in (0..).zip(&mut self.groups) {
             group.begin_anew(now.steady_ns);
             self.unsettled.insert(number);

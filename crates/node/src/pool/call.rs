@@ -20,7 +20,7 @@ pub struct Call {
     pub group: u16,
     /// The allocation that this node has adopted: a call changes nothing in a pool that is part of a later
     /// one. 0 if the region has every limit to itself.
-    pub terms: u64,
+    pub allocation: u64,
     /// The generation of the group that this node knows.
     pub generation: Generation,
     /// This node's wall clock, in microseconds since the epoch.

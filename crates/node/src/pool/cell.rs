@@ -15,8 +15,8 @@ use smallvec::SmallVec;
 
 use super::withdrawals::Withdrawals;
 use crate::{
-    account::{Account, CellContext, Offered, Withdrawn},
-    sharing::{Demand, look_after, units_in},
+    cell::account::{Account, CellContext, Offered, Withdrawn},
+    regions::{Demand, look_after, units_in},
 };
 
 /// The held units last at least this long by demand when the next call is made.

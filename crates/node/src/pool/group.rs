@@ -18,7 +18,7 @@ use acequia_rights::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::sharing::CellKey;
+use crate::regions::CellKey;
 
 /// A group that does not answer is asked again after `RETRY_NS`; the time doubles each time, up to
 /// `RETRY_NS_MAX`.
@@ -379,7 +379,7 @@ mod tests {
     const NOW_US: u64 = 1_000_000;
 
     fn known(number: u64, grants: bool) -> GroupStatus {
-        let generation = Generation { number, by: Taker { node: 7, boot: 1, call: number } };
+        let generation = Generation { number, by: Taker { node: 7, process_number: 1, call: number } };
         GroupStatus { generation, grants, since: generation, is_first: false }
     }
 

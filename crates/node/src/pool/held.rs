@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use acequia_limits::Algorithm;
 
-use crate::account::{Account, CellContext, charged};
+use crate::cell::account::{Account, CellContext, charged};
 
 /// By the limit's slot, without limits that hold nothing. The sum of many cells may exceed a `u64`.
 #[derive(Debug, Default)]

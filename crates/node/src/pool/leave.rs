@@ -15,9 +15,9 @@ use super::{
 };
 use crate::{
     Node,
-    account::{Account, CellContext, Withdrawn},
+    cell::account::{Account, CellContext, Withdrawn},
     lock,
-    sharing::CellKey,
+    regions::CellKey,
 };
 
 impl Leases {

@@ -12,7 +12,7 @@
 //! that of a window. The lease is enough for a while, so that a pool that cannot be reached is not missed at
 //! once. Unused units go back.
 //!
-//! When a pool has nothing for a cell, other regions may have ([`crate::sharing`]). What those ask for is
+//! When a pool has nothing for a cell, other regions may have ([`crate::regions`]). What those ask for is
 //! taken of pools here, to be given or lent to them.
 //!
 //! When nobody answers for a group any more, its store is *lost*: a store outage. A limit says what then
@@ -65,12 +65,11 @@ use self::{
 
 use crate::{
     Catalogue, Config, Keep, KeptAt, Node, Row,
-    catalogue::Allocations,
+    catalogue::{Allocations, local::Guard},
+    cell::locked_cell::LockedCell,
     journal::HeapCell,
-    local::Guard,
     lock,
-    locked_cell::LockedCell,
-    sharing::{Bounds, CellKey, Reading, Timekeeper},
+    regions::{Bounds, CellKey, Reading, Timekeeper},
 };
 
 pub use self::{
@@ -123,7 +122,7 @@ pub struct Siblings {
     /// This node's number, among `nodes`.
     pub node: u16,
     /// The process number: counts up durably with each process of the node. At least 1.
-    pub boot: u32,
+    pub process_number: u32,
     /// All nodes of the region, by number: 1 to [`acequia_rights::pool::NODES_MAX`] of them, alike on every
     /// node. If there are `members`, alike on each that has started since the last was named.
     pub nodes: BTreeSet<u16>,
@@ -132,7 +131,7 @@ pub struct Siblings {
     /// has it. Empty if the region has every limit to itself.
     pub members: BTreeMap<u16, MemberId>,
     /// The allocation of the pools at first: 0, which is no allocation among regions, or [`AGREEMENT`].
-    pub terms: u64,
+    pub allocation: u64,
     /// How much of each limit the nodes together keep out of the pools, in percent: at most 100. Alike on
     /// every node. Units are whole. If the region has every limit to itself, at least one unit of 4 or more
     /// is kept unless the percentage is 0.
@@ -151,7 +150,7 @@ pub struct Siblings {
     /// Whether the node's disk was empty. If so on all nodes, a region that has never granted anything grants
     /// all from the beginning.
     pub is_new: bool,
-    /// Limits whose journalled cells can be trusted after a crash ([`crate::Config::empty_handed`] says
+    /// Limits whose journalled cells can be trusted after a crash ([`crate::Config::after_crash`] says
     /// when), because the last process stopped cleanly and knew them ([`Node::known_limits`]). Cells of other
     /// limits may be older than the crash.
     pub rows_hold: BTreeSet<LimitId>,
@@ -210,7 +209,7 @@ pub struct LeaseCounts {
 pub(crate) struct Leases {
     home: Siblings,
     /// The allocation among regions that the pools are part of: 0 for none.
-    terms: u64,
+    allocation: u64,
     /// How many versions of the catalogue were adopted.
     adopted: u64,
     /// No call leaves before this batch is on the disk, with the version of the catalogue that calls go by.
@@ -279,12 +278,12 @@ impl Leases {
             mates: RegionNodes::new(home.members.clone()),
             is_counted: false,
             is_joining: !home.members.is_empty()
-                && home.terms != AGREEMENT
+                && home.allocation != AGREEMENT
                 && home.generations.iter().all(|heard| heard.generation.number == 0),
             left_out: BTreeMap::new(),
             unknown: BTreeMap::new(),
             wants_disk: false,
-            terms: home.terms,
+            allocation: home.allocation,
             adopted: 0,
             after_batch: 0,
             clock_error_ns: home.clock_error_ns,
@@ -316,7 +315,8 @@ impl Leases {
     fn show(&self, node: &Node, group: u16) {
         let known = &self.groups[usize::from(group)];
         let (generation, grants) = (known.generation(), known.grants());
-        let kept = known.is_heard().then_some(KeptAt { group, terms: self.terms, generation, grants });
+        let kept =
+            known.is_heard().then_some(KeptAt { group, allocation: self.allocation, generation, grants });
         node.places.set(group, kept);
     }
 
@@ -582,7 +582,7 @@ impl Leases {
 
     fn taker(&mut self) -> Taker {
         self.next += 1;
-        Taker { node: self.home.node, boot: self.home.boot, call: self.next }
+        Taker { node: self.home.node, process_number: self.home.process_number, call: self.next }
     }
 
     /// Puts a call in line. Returns its number, or `None` if there is no room.
@@ -598,10 +598,17 @@ impl Leases {
         }
         self.next += 1;
         let id = self.next;
-        let (terms, adopted) = (self.terms, self.adopted);
+        let (terms, adopted) = (self.allocation, self.adopted);
         self.counts.assertions += u64::from(matches!(question, PoolRequest::Assert(..)));
         self.pending.insert(id, Pending { adopted, group, generation, sent_ns: now.steady_ns, about });
-        self.out.push_back(Call { id, terms, group, generation, wall_us: now.wall_ns / 1_000, question });
+        self.out.push_back(Call {
+            id,
+            allocation: terms,
+            group,
+            generation,
+            wall_us: now.wall_ns / 1_000,
+            question,
+        });
         self.counts.calls += 1;
         Some(id)
     }
@@ -897,7 +904,7 @@ impl Node {
     /// any row is.
     pub fn restore_takings(&self, rows: Vec<Row>, now: Now) -> bool {
         let Some(leases) = &self.leases else { return true };
-        let rows = if mutated(Mutation::LeaseForgetsTakings) { Vec::new() } else { rows };
+        let rows = if mutated(Mutation::LeaseForgetsWithdrawals) { Vec::new() } else { rows };
         lock(leases).restore(self, rows, self.not_before(now))
     }
 

@@ -3,7 +3,7 @@
 use acequia_limits::Part;
 use acequia_rights::pool::Generation;
 
-use crate::{account::CellContext, sharing::CellKey};
+use crate::{cell::account::CellContext, regions::CellKey};
 
 /// A request without an answer.
 #[derive(Clone, Copy, Debug)]

@@ -16,10 +16,10 @@ use super::{
 };
 use crate::{
     Node,
-    account::{Account, CellContext, KeptOfPool, Rebalancer, Withdrawn},
+    cell::account::{Account, CellContext, KeptOfPool, Rebalancer, Withdrawn},
     forwards::Owner,
     journal::HeapCell,
-    sharing::CellKey,
+    regions::CellKey,
 };
 
 /// The most windows after the open one that are taken of before they open.
@@ -88,7 +88,7 @@ pub(super) fn look_at(
         budget: context.global.budget(),
         nodes: match scene.owner {
             // Other nodes take of the pool only for requests that cannot be forwarded.
-            Owner::Own if account.is_drawn(now) => 1,
+            Owner::Own if account.is_forwarded(now) => 1,
             _ => scene.home.nodes.len() as u64,
         },
         speaks: scene.owner == Owner::Own,
@@ -194,7 +194,7 @@ fn write_takings(scene: &Scene<'_>, lease: &mut CellLease, account: &Account, no
     let known = scene.known;
     let is_untold = |end_ns: &u64| {
         let taken = account.taken_of(*end_ns).withdrawn + lease.withdrawals.before(*end_ns, scene.since);
-        taken > 0 && !lease.was_told(*end_ns, known) && !mutated(Mutation::LeaseTakingsToldEarly)
+        taken > 0 && !lease.was_told(*end_ns, known) && !mutated(Mutation::LeaseWithdrawalsToldEarly)
     };
     let ends = account.withdrawn().iter().map(|withdrawn| withdrawn.end_ns).chain(lease.withdrawals.ends());
     let untold: SmallVec<[u64; 4]> = ends.filter(is_untold).collect();

@@ -17,7 +17,7 @@ use acequia_rights::pool::Generation;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::{Row, journal::TAKINGS, record::CellRecord};
+use crate::{Row, cell::record::CellRecord, journal::TAKINGS};
 
 /// The most that a node may have of a window's pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     fn generation(number: u64) -> Generation {
-        Generation { number, by: Taker { node: 1, boot: 1, call: number } }
+        Generation { number, by: Taker { node: 1, process_number: 1, call: number } }
     }
 
     #[test]

@@ -16,10 +16,10 @@ use super::{
 };
 use crate::{
     Catalogue, Node,
-    forwards::{Asking, PendingForward, may_be_drawn},
+    catalogue::local::Guard,
+    cell::locked_cell::LockedCell,
+    forwards::{Asking, PendingForward, may_be_forwarded},
     journal::HeapCell,
-    local::Guard,
-    locked_cell::LockedCell,
     shard_of,
 };
 
@@ -35,7 +35,7 @@ enum Charge {
 
 impl Sharing {
     /// Notes which nodes of the region are heard, and gives up forwards that got no answer.
-    pub(super) fn keep_draws(&mut self, node: &Node, now: Now) {
+    pub(super) fn keep_forwards(&mut self, node: &Node, now: Now) {
         let Some(guard) = &node.guard else { return };
         let own = self.me().member;
         let is_live = |region: &MemberId| {
@@ -52,19 +52,19 @@ impl Sharing {
         }
         for region in guard.members() {
             if let Some(peer) = self.peers.get_mut(region) {
-                peer.outbox.forget_draws(least);
-                peer.outbox.forget_drawn(now.steady_ns);
+                peer.outbox.forget_forwards(least);
+                peer.outbox.forget_forward_replies(now.steady_ns);
             }
         }
         if is_news {
             node.remote_supply.tell();
         }
         // Units that came since, from others or by time, are for the forwards that wait here.
-        self.serve_draws(node, now);
+        self.serve_forwards(node, now);
     }
 
     /// Queues this node's forwards, and charges those of mates that wait here, if there are units by now.
-    pub(super) fn serve_draws(&mut self, node: &Node, now: Now) {
+    pub(super) fn serve_forwards(&mut self, node: &Node, now: Now) {
         for Asking { number, to, limit, tag, whole, units, is_again } in node.forwards.take_out() {
             if let Some(peer) =
                 self.peers.get_mut(&to).filter(|peer| peer.is_reached(now.steady_ns, REACH_NS))
@@ -97,13 +97,13 @@ impl Sharing {
     /// Answers a forward if there are units, if none can come, or if it is too late. Returns whether it is
     /// answered, or nobody waits for it any more.
     fn serve(&mut self, node: &Node, catalogue: &Catalogue, held: &mut PendingForward, now: Now) -> bool {
-        let PendingForward { from, boot, number, units, .. } = *held;
+        let PendingForward { from, process_number, number, units, .. } = *held;
         let Some(peer) = self.peers.get(&from.member) else { return true };
-        if (peer.incarnation, peer.boot) != (from, boot) {
+        if (peer.incarnation, peer.process_number) != (from, process_number) {
             return true;
         }
         let is_late = now.steady_ns >= held.until_ns;
-        let charge = if is_late { Charge::Later } else { self.charge_drawn(node, catalogue, held, now) };
+        let charge = if is_late { Charge::Later } else { self.charge_forward(node, catalogue, held, now) };
         let units = match charge {
             Charge::Done => {
                 node.forwards.count_charged();
@@ -118,7 +118,7 @@ impl Sharing {
     }
 
     /// Charges this node's cell, as for a request of its own.
-    fn charge_drawn(
+    fn charge_forward(
         &self,
         node: &Node,
         catalogue: &Catalogue,
@@ -129,8 +129,9 @@ impl Sharing {
         let (slot, tag) = key;
         let active = catalogue.active_of(slot).filter(|active| active.is_in_force(now.wall_ns));
         let owns_nothing = self.owns_nothing().is_some() || node.owns_nothing().is_some();
-        let numbers = active.filter(|active| may_be_drawn(active)).map(|active| &active.limit.algorithm);
-        let is_its = |global: &Algorithm| Whole::of(global) == whole || mutated(Mutation::DrawOfOtherNumbers);
+        let numbers = active.filter(|active| may_be_forwarded(active)).map(|active| &active.limit.algorithm);
+        let is_its =
+            |global: &Algorithm| Whole::of(global) == whole || mutated(Mutation::ForwardOfAnotherVariant);
         let may_give = |global: &Algorithm| is_its(global) && units <= global.budget();
         if owns_nothing || node.forwards.is_closed() || !numbers.is_some_and(may_give) {
             return Charge::Never;
@@ -163,7 +164,7 @@ impl Sharing {
                 return (Charge::Never, is_new);
             }
             if is_owner {
-                account.note_drawn(now);
+                account.note_forwarded(now);
             }
             let verdict = account.algorithm.probe(words, now, units, context.salt);
             let is_there = verdict.allowed && verdict.delay_ns == 0;
@@ -171,7 +172,7 @@ impl Sharing {
                 return (Charge::Never, is_new);
             }
             let calls = (is_first && account.offer((units, units), &verdict, now)) || is_new;
-            if is_there && !mutated(Mutation::DrawUncharged) {
+            if is_there && !mutated(Mutation::ForwardUncharged) {
                 account.algorithm.charge_heap(words, now, units, context.salt);
             }
             (if is_there { Charge::Done } else { Charge::Later }, calls)
@@ -192,7 +193,7 @@ impl Sharing {
     }
 
     /// Takes a forward of a mate.
-    pub(super) fn take_draw(
+    pub(super) fn take_forward(
         &mut self,
         node: &Node,
         header: &Header,
@@ -215,10 +216,10 @@ impl Sharing {
             self.answer(from, (number, None), now);
             return Err(Refusal::Unknown(number));
         };
-        let within_ns = (u64::from(within_us) * 1_000).min(crate::DRAW_NS);
+        let within_ns = (u64::from(within_us) * 1_000).min(crate::FORWARD_NS);
         let mut held = PendingForward {
             from,
-            boot: header.boot,
+            process_number: header.process_number,
             number,
             key: (slot, crate::journal_tag(tag)),
             whole,
@@ -235,12 +236,12 @@ impl Sharing {
 
     fn answer(&mut self, to: Incarnation, (number, units): (u64, Option<u64>), now: Now) {
         if let Some(peer) = self.peers.get_mut(&to.member) {
-            peer.outbox.tell_drawn(number, units, now.steady_ns);
+            peer.outbox.tell_forward_reply(number, units, now.steady_ns);
         }
     }
 
     /// Takes the answer to a forward of this process.
-    pub(super) fn take_drawn(
+    pub(super) fn take_forward_reply(
         &self,
         node: &Node,
         header: &Header,
@@ -248,8 +249,8 @@ impl Sharing {
         now: Now,
     ) -> Result<(), Refusal> {
         // An answer to a forward of an earlier process is for nobody.
-        let is_own = (header.received.incarnation, header.received.boot)
-            == (self.home.incarnation.number, self.beats.boot());
+        let is_own = (header.received.incarnation, header.received.process_number)
+            == (self.home.incarnation.number, self.beats.process_number());
         if !is_own || !self.is_mate(node, header.incarnation) {
             return Err(Refusal::Malformed);
         }

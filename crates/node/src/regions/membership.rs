@@ -22,13 +22,12 @@ use super::{
 };
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
-    account::Account,
     catalogue::{Allocations, OwnAllocation},
+    cell::{account::Account, locked_cell::LockedCell},
     decide::spent_for_ns,
     journal::HeapCell,
-    leases::Leases,
     lock,
-    locked_cell::LockedCell,
+    pool::Leases,
     region::ResumeFault,
 };
 

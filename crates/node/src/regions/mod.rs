@@ -8,7 +8,7 @@
 
 mod cell;
 mod demand;
-mod draw;
+mod forward;
 mod membership;
 mod names;
 mod outbox;
@@ -32,7 +32,7 @@ use std::{
 
 use acequia_limits::{LimitId, Now, Reason};
 use acequia_rights::{
-    Beats, Incarnation, MemberId, Session, Version, VersionId, Versions,
+    Incarnation, MemberId, SentHeartbeats, Session, Version, VersionId, Versions,
     mutation::{Mutation, mutated},
     session::Heartbeat,
 };
@@ -47,7 +47,7 @@ use self::{
     slots::Slots,
     wire::{Entry, Garbled, Header},
 };
-use crate::{Catalogue, Node, journal::HeapCell, locked_cell::LockedCell};
+use crate::{Catalogue, Node, cell::locked_cell::LockedCell, journal::HeapCell};
 
 pub(crate) use cell::look_after;
 pub(crate) use demand::Demand;
@@ -151,7 +151,7 @@ pub struct Traffic {
 #[derive(Debug)]
 pub(crate) struct Sharing {
     home: Home,
-    beats: Beats,
+    beats: SentHeartbeats,
     heartbeat: Heartbeat,
     beat_ns: u64,
     versions: Versions,
@@ -237,7 +237,7 @@ struct LoanNumbers {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
     /// The process number: how often the node was started.
-    pub(crate) boot: u32,
+    pub(crate) process_number: u32,
     /// Loan numbers up to this one are reserved.
     pub(crate) loans: u64,
 }
@@ -245,8 +245,8 @@ pub(crate) struct Memory {
 impl Memory {
     /// The memory of the next process; `None` if the numbers are higher than any node can count.
     pub(crate) fn next_start(self) -> Option<Self> {
-        let boot = self.boot.checked_add(1)?;
-        (self.loans < u64::MAX / 2).then_some(Self { boot, ..self })
+        let process_number = self.process_number.checked_add(1)?;
+        (self.loans < u64::MAX / 2).then_some(Self { process_number, ..self })
     }
 }
 
@@ -260,10 +260,10 @@ struct Storing {
 
 impl Sharing {
     pub(crate) fn new(home: Home, versions: Versions, memory: Memory, born_in: u64) -> Self {
-        let beats = Beats::new(memory.boot, home.loan_ttl_ns.saturating_mul(4));
+        let beats = SentHeartbeats::new(memory.process_number, home.loan_ttl_ns.saturating_mul(4));
         Self {
             home,
-            heartbeat: Heartbeat { boot: memory.boot, number: 0 },
+            heartbeat: Heartbeat { process_number: memory.process_number, number: 0 },
             beats,
             beat_ns: 0,
             stored: versions.version().map_or_else(VersionId::default, |version| version.version_id),
@@ -374,7 +374,7 @@ impl Sharing {
                 self.rebalance(node, &catalogue, slot, now);
             }
         }
-        self.keep_draws(node, now);
+        self.keep_forwards(node, now);
         self.acknowledge(node, now);
         self.resync(node, &catalogue, now);
         if now.steady_ns >= self.usage_ns {
@@ -556,7 +556,7 @@ impl Sharing {
         }
         let is_over = |at_ns| now.steady_ns >= at_ns;
         if node.forwards.is_due() || node.forwards.answer_ns().is_some_and(is_over) {
-            self.serve_draws(node, node.not_before(now));
+            self.serve_forwards(node, node.not_before(now));
         }
         let regions: SmallVec<[MemberId; 8]> = self.peers.keys().copied().filter(|r| may_send(*r)).collect();
         let catalogue = node.catalogue();
@@ -571,10 +571,10 @@ impl Sharing {
             let loan_max = node.sessions().get(&peer.incarnation).map_or(0, Session::accepted_max);
             let header = Header {
                 incarnation: me,
-                boot: heartbeat.boot,
+                process_number: heartbeat.process_number,
                 number: peer.outbox.number(),
                 received: peer.received,
-                beat: heartbeat.number,
+                heartbeat: heartbeat.number,
                 wall_ns: now.wall_ns,
                 corrected_ns: self.time.correction_ns(),
                 is_believed: self.time.is_believed(),

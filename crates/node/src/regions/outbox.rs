@@ -18,7 +18,7 @@ use super::{
     names::Names,
     wire::{Entry, FrameWriter, Header, ReceivedFrames, ShortId},
 };
-use crate::DRAW_NS;
+use crate::FORWARD_NS;
 
 /// The most frames on their way to one peer.
 const FRAMES_MAX: usize = 16;
@@ -33,7 +33,7 @@ const SETTLE_MAX: usize = 1_024;
 
 /// The most answers to forwards that wait for one peer or were sent a moment ago. Beyond that the oldest is
 /// not sent, and its charge passes nobody.
-const DRAWN_MAX: usize = 1_024;
+const REPLIES_MAX: usize = 1_024;
 
 /// A cell: the catalogue's slot of its limit, and its tag.
 pub(crate) type CellKey = (u32, CellTag);
@@ -151,7 +151,7 @@ pub(crate) struct Outbox {
     /// Frames that count as lost: each frame's number, and when it was sent.
     given_up: VecDeque<(u64, u64)>,
     /// Answers to forwards: each forward's number, and when the answer was queued: steady clock.
-    drawn: VecDeque<(u64, u64)>,
+    forward_replies: VecDeque<(u64, u64)>,
     next_number: u64,
     /// How many facts were queued so far.
     told: u64,
@@ -186,29 +186,29 @@ impl Outbox {
     }
 
     /// Queues the answer to a forward.
-    pub(crate) fn tell_drawn(&mut self, number: u64, units: Option<u64>, now_ns: u64) {
-        if self.drawn.len() >= DRAWN_MAX
-            && let Some((oldest, _)) = self.drawn.pop_front()
+    pub(crate) fn tell_forward_reply(&mut self, number: u64, units: Option<u64>, now_ns: u64) {
+        if self.forward_replies.len() >= REPLIES_MAX
+            && let Some((oldest, _)) = self.forward_replies.pop_front()
         {
             self.waiting.remove(&Topic::ForwardReply(oldest));
         }
-        self.drawn.push_back((number, now_ns));
+        self.forward_replies.push_back((number, now_ns));
         self.tell(Topic::ForwardReply(number), Entry::ForwardReply { number, units }, 0);
     }
 
     /// Forgets answers that were queued so long ago that nobody waits for them: if not sent yet, they never
     /// are.
-    pub(crate) fn forget_drawn(&mut self, now_ns: u64) {
-        while let Some((number, at_ns)) = self.drawn.front().copied()
-            && now_ns >= at_ns + DRAW_NS
+    pub(crate) fn forget_forward_replies(&mut self, now_ns: u64) {
+        while let Some((number, at_ns)) = self.forward_replies.front().copied()
+            && now_ns >= at_ns + FORWARD_NS
         {
-            self.drawn.pop_front();
+            self.forward_replies.pop_front();
             self.waiting.remove(&Topic::ForwardReply(number));
         }
     }
 
     /// Drops forwards before this number that were not sent: nobody waits for them any more.
-    pub(crate) fn forget_draws(&mut self, before: u64) {
+    pub(crate) fn forget_forwards(&mut self, before: u64) {
         if before > 0 {
             self.waiting
                 .extract_if(Topic::Forward(0)..=Topic::Forward(before - 1), |_, _| true)
@@ -237,7 +237,7 @@ impl Outbox {
         self.next_number
     }
 
-    /// Fills a frame with what may leave. `draw` returns for how many microseconds a forward is of use;
+    /// Fills a frame with what may leave. `forward` returns for how many microseconds a forward is of use;
     /// `None` for none.
     pub(crate) fn fill(
         &mut self,
@@ -245,7 +245,7 @@ impl Outbox {
         committed: u64,
         now_ns: u64,
         name: impl Fn(CellKey) -> Option<(LimitId, Option<u16>)>,
-        draw: impl Fn(u64) -> Option<u32>,
+        forward: impl Fn(u64) -> Option<u32>,
     ) -> Vec<u8> {
         let mut frame = FrameWriter::new(header);
         let (mut introduced, mut facts) = (Vec::new(), Vec::new());
@@ -266,7 +266,7 @@ impl Outbox {
                     set_id(&mut fact.entry, id);
                 }
                 if let Entry::Forward { number, within_us, .. } = &mut fact.entry {
-                    let Some(left_us) = draw(*number) else { continue };
+                    let Some(left_us) = forward(*number) else { continue };
                     *within_us = left_us;
                 }
                 frame.push(&fact.entry);
@@ -340,7 +340,7 @@ impl Outbox {
         }
         self.given_up.clear();
         self.waiting.retain(|topic, _| !topic.is_for_one_process());
-        self.drawn.clear();
+        self.forward_replies.clear();
         self.names.introduce_again();
         self.names.forget_theirs();
     }
@@ -348,7 +348,7 @@ impl Outbox {
     /// Drops everything: it is meant for an incarnation that is replaced or closed.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
-        self.drawn.clear();
+        self.forward_replies.clear();
         self.under_way.clear();
         self.given_up.clear();
     }
@@ -424,10 +424,10 @@ mod tests {
     fn header(outbox: &mut Outbox) -> Header {
         Header {
             incarnation: Incarnation { member: MemberId(0), node: 0, number: 1 },
-            boot: 1,
+            process_number: 1,
             number: outbox.number(),
             received: ReceivedFrames::default(),
-            beat: 1,
+            heartbeat: 1,
             wall_ns: 1,
             corrected_ns: 0,
             is_believed: true,
@@ -460,16 +460,16 @@ mod tests {
     #[test]
     fn answers_to_draws_have_a_bound_and_an_end() {
         let mut outbox = Outbox::default();
-        for number in 1..=DRAWN_MAX as u64 + 10 {
-            outbox.tell_drawn(number, Some(1), number);
+        for number in 1..=REPLIES_MAX as u64 + 10 {
+            outbox.tell_forward_reply(number, Some(1), number);
         }
-        assert_eq!(outbox.len(), DRAWN_MAX, "the oldest are not said");
-        outbox.forget_drawn(DRAW_NS + 20);
-        assert_eq!(outbox.len(), DRAWN_MAX - 10, "nor those that nobody waits for");
+        assert_eq!(outbox.len(), REPLIES_MAX, "the oldest are not said");
+        outbox.forget_forward_replies(FORWARD_NS + 20);
+        assert_eq!(outbox.len(), REPLIES_MAX - 10, "nor those that nobody waits for");
         // The process that waited for them is gone. With an old disk, the next process has the same numbers.
         outbox.restart();
-        outbox.tell_drawn(30, Some(1), DRAW_NS);
-        outbox.forget_drawn(DRAW_NS + 40);
+        outbox.tell_forward_reply(30, Some(1), FORWARD_NS);
+        outbox.forget_forward_replies(FORWARD_NS + 40);
         assert_eq!(outbox.len(), 1);
         assert_eq!(next(&mut outbox), (0, 1));
         outbox.expire(2);

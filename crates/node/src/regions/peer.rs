@@ -31,7 +31,7 @@ const PING_SOON_NS: u64 = 100_000_000;
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) incarnation: Incarnation,
-    pub(crate) boot: u32,
+    pub(crate) process_number: u32,
     pub(crate) received: ReceivedFrames,
     pub(crate) outbox: Outbox,
     /// When a frame last came, and when one was last sent: steady clock, 0 for never.
@@ -67,7 +67,7 @@ impl Peer {
     pub(crate) fn new(incarnation: Incarnation) -> Self {
         Self {
             incarnation,
-            boot: 0,
+            process_number: 0,
             received: ReceivedFrames::default(),
             outbox: Outbox::default(),
             heard_ns: 0,
@@ -86,13 +86,14 @@ impl Peer {
     }
 
     /// Moves on to another process of the peer, which knows nothing of what was sent.
-    pub(crate) fn begin_anew(&mut self, incarnation: Incarnation, boot: u32) {
+    pub(crate) fn begin_anew(&mut self, incarnation: Incarnation, process_number: u32) {
         if self.incarnation != incarnation {
             self.outbox.clear();
         }
         self.incarnation = incarnation;
-        self.boot = boot;
-        self.received = ReceivedFrames { incarnation: incarnation.number, boot, ..ReceivedFrames::default() };
+        self.process_number = process_number;
+        self.received =
+            ReceivedFrames { incarnation: incarnation.number, process_number, ..ReceivedFrames::default() };
         self.told = VersionId::default();
         self.outbox.restart();
     }
@@ -112,7 +113,7 @@ impl Peer {
             self.outbox.names.introduce_again();
         }
         self.version_id = header.version_id;
-        if (header.received.incarnation, header.received.boot) != process {
+        if (header.received.incarnation, header.received.process_number) != process {
             return;
         }
         if let Some(Rounds { newest_ns, longest_ns }) = self.outbox.confirmed(&header.received, now.steady_ns)
@@ -215,10 +216,10 @@ mod tests {
         let true_ns = now.wall_ns + 2 * S;
         let header = Header {
             incarnation: peer.incarnation,
-            boot: 1,
+            process_number: 1,
             number: 1,
             received: ReceivedFrames::default(),
-            beat: 1,
+            heartbeat: 1,
             wall_ns: true_ns,
             corrected_ns: 0,
             is_believed: true,

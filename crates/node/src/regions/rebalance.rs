@@ -22,13 +22,14 @@ use super::{
 };
 use crate::{
     Catalogue, Node,
-    account::{Account, CellContext, Offered, Rebalancer},
+    catalogue::{local::Guard, preference::Preference},
+    cell::{
+        account::{Account, CellContext, Offered, Rebalancer},
+        locked_cell::LockedCell,
+    },
     forwards::Owner,
     journal::HeapCell,
-    local::Guard,
     lock,
-    locked_cell::LockedCell,
-    preference::Preference,
 };
 
 /// A request for more than a region can hold counts for this long after it was last repeated.
@@ -225,7 +226,7 @@ impl Sharing {
         let left = account.unleased(words, now, context.salt);
         let effective = account.effective();
         let budget = context.global.budget();
-        if active_cell.advertised.is_none() && (left < effective.units || self.beats.boot() > 1) {
+        if active_cell.advertised.is_none() && (left < effective.units || self.beats.process_number() > 1) {
             // Units are gone, so this region was asked. After a restart this is unknown, and counts as asked.
             active_cell.note_asked(now.steady_ns);
         }
@@ -466,7 +467,7 @@ impl Sharing {
         let least = denied.max(1);
         let finds = owner == Owner::Own
             && !node.has_pool(key.1)
-            && (denied == 0 || account.is_drawn(now) || node.forwards.is_asking(key))
+            && (denied == 0 || account.is_forwarded(now) || node.forwards.is_asking(key))
             && node.forwards.next_mate(key, least, now).is_some();
         // A mate with less than a request needs has nothing for it.
         let lefts =

@@ -22,7 +22,11 @@ use super::{
     seal::Proof,
     wire::{self, Entry, Frame, Header, Rough, ShortId},
 };
-use crate::{ChargeId, Node, account::CellContext, journal::HeapCell, locked_cell::LockedCell};
+use crate::{
+    ChargeId, Node,
+    cell::{account::CellContext, locked_cell::LockedCell},
+    journal::HeapCell,
+};
 
 impl Sharing {
     /// Takes a frame that came from a member.
@@ -62,7 +66,7 @@ impl Sharing {
             self.versions.version().is_some_and(|version| names(version, incarnation))
         };
         let peer = self.peers.entry(from).or_insert_with(|| Peer::new(header.incarnation));
-        if (header.incarnation, header.boot) < (peer.incarnation, peer.boot)
+        if (header.incarnation, header.process_number) < (peer.incarnation, peer.process_number)
             && !mutated(Mutation::TrustOldBoot)
         {
             return Err(FrameFault::Late(header.incarnation));
@@ -76,9 +80,10 @@ impl Sharing {
         {
             return Err(FrameFault::Unnamed(header.incarnation));
         }
-        let began_anew = (header.incarnation, header.boot) != (peer.incarnation, peer.boot);
+        let began_anew =
+            (header.incarnation, header.process_number) != (peer.incarnation, peer.process_number);
         if began_anew {
-            peer.begin_anew(header.incarnation, header.boot);
+            peer.begin_anew(header.incarnation, header.process_number);
         }
         {
             let mut sessions = node.sessions_mut();
@@ -95,16 +100,21 @@ impl Sharing {
             }
             let session = sessions.entry(header.incarnation).or_insert_with(|| Session::new(drift_ppm));
             session.set_drift_ppm(drift_ppm);
-            session.hear(Heartbeat { boot: header.boot, number: header.beat }, now.steady_ns);
+            session.hear(
+                Heartbeat { process_number: header.process_number, number: header.heartbeat },
+                now.steady_ns,
+            );
         }
         // A peer saw a later process of this node, or loans that this node never gave: the disk is an old
         // one.
-        let (own, boot) = (self.home.incarnation.number, self.beats.boot());
-        let ahead = header.received.boot > boot || header.loan_max > self.loans.reserved;
+        let (own, process_number) = (self.home.incarnation.number, self.beats.process_number());
+        let ahead = header.received.process_number > process_number || header.loan_max > self.loans.reserved;
         // The disk is also an old one if a peer received frames that this process never sent: another process
         // had its number.
-        let twice = header.received.boot == boot && header.received.highest > peer.outbox.last_number();
-        let is_old = (ahead || twice) && header.received.incarnation == own && header.received.boot > 0;
+        let twice = header.received.process_number == process_number
+            && header.received.highest > peer.outbox.last_number();
+        let is_old =
+            (ahead || twice) && header.received.incarnation == own && header.received.process_number > 0;
         if is_old && !mutated(Mutation::OldDiskTrusted) {
             self.restored_disk = true;
         }
@@ -112,7 +122,7 @@ impl Sharing {
         if adopted || began_anew || !peer.is_reached(raw.steady_ns, REACH_NS) {
             peer.resync.begin();
         }
-        peer.hear(&header, (own, boot), raw);
+        peer.hear(&header, (own, process_number), raw);
         if adopted {
             // The peer could not count acknowledgements that came before it had the version.
             self.tell_all_acks(from);
@@ -152,7 +162,8 @@ impl Sharing {
                 other => {
                     if let Some(id) = other.cell() {
                         // A number that an earlier process of this node gave may mean another cell by now.
-                        let is_mine = (header.received.incarnation, header.received.boot) == (own, boot);
+                        let is_mine = (header.received.incarnation, header.received.process_number)
+                            == (own, process_number);
                         key = peer.outbox.names.cell(id).filter(|_| id.0 & 1 == 0 || is_mine);
                         if key.is_none() {
                             // Advertisements and questions are sent again, and may be lost; rights may not.
@@ -309,9 +320,11 @@ impl Sharing {
                 node.settle_sometime(ChargeId(id), cost, now);
                 Ok(())
             }
-            (entry @ Entry::Forward { .. }, _) => self.take_draw(node, header, &entry, now),
+            (entry @ Entry::Forward { .. }, _) => self.take_forward(node, header, &entry, now),
             (Entry::Ping, _) => Ok(()),
-            (Entry::ForwardReply { number, units }, _) => self.take_drawn(node, header, (number, units), now),
+            (Entry::ForwardReply { number, units }, _) => {
+                self.take_forward_reply(node, header, (number, units), now)
+            }
             (Entry::Digest(digest), _) => {
                 if let Some(peer) = self.peers.get_mut(&region) {
                     peer.resync.compare(*digest);

@@ -14,7 +14,7 @@ use acequia_rights::{
 };
 
 use super::{CellKey, Entry, Sharing, Topic};
-use crate::{Catalogue, Node, locked_cell::LockedCell};
+use crate::{Catalogue, Node, cell::locked_cell::LockedCell};
 
 /// The most cells that one tick walks over.
 const CELLS_MAX: u32 = 4_096;

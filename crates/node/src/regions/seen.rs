@@ -3,7 +3,7 @@
 use acequia_limits::{Now, Part, RATE_PARTS};
 
 use super::{CellKey, REACH_NS, Sharing, cell::View, peer::Peer};
-use crate::inspect::{PeerView, WordView};
+use crate::views::inspect::{PeerView, WordView};
 
 impl Sharing {
     /// The demand for a cell here, and what the others said about it. `has_rate`: they hold parts of a rate.

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use acequia_rights::mutation::{Mutation, mutated};
 use smallvec::SmallVec;
 
-use crate::leases::ServerClock;
+use crate::pool::ServerClock;
 
 /// The least time between two comparisons of a clock with itself and with the peers' clocks.
 const COMPARE_NS: u64 = 100_000_000;

@@ -31,13 +31,13 @@ pub struct Header {
     /// The sender's incarnation.
     pub incarnation: Incarnation,
     /// The sender's process number: it counts up with every start.
-    pub boot: u32,
+    pub process_number: u32,
     /// The frame's number, from 1: among the frames to this peer since the sender's start.
     pub number: u64,
     /// The peer's frames that arrived.
     pub received: ReceivedFrames,
     /// The sender's newest heartbeat.
-    pub beat: u64,
+    pub heartbeat: u64,
     /// The reading of the sender's system wall clock, in nanoseconds.
     pub wall_ns: u64,
     /// How far the wall that the sender goes by is ahead of that reading, in nanoseconds.
@@ -56,7 +56,7 @@ pub struct ReceivedFrames {
     /// The number of the peer's incarnation.
     pub incarnation: u32,
     /// The peer's process number.
-    pub boot: u32,
+    pub process_number: u32,
     /// The highest frame number.
     pub highest: u64,
     /// The 64 frames before it: bit `i` is `highest − 1 − i`.

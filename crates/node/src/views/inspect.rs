@@ -5,8 +5,8 @@ use acequia_limits::{Algorithm, CellTag, Descriptor, LimitId, Now, Override, Par
 use acequia_rights::{HeldLoan, Incarnation, LentLoan, MemberId, Sessions, VersionId};
 
 use crate::{
-    Active, Catalogue, LimitAnswer, Node, journal::HeapCell, journal_tag, lock, overflow::OverflowKey,
-    shard_of, sharing::CellKey,
+    Active, Catalogue, LimitAnswer, Node, cell::overflow::OverflowKey, journal::HeapCell, journal_tag, lock,
+    regions::CellKey, shard_of,
 };
 
 /// What a region has of one cell. Inspection changes nothing.

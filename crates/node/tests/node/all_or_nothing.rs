@@ -725,7 +725,7 @@ fn an_asker_without_limits_allows_everything() {
         key: scene::KEY,
         memory_bytes: 0,
         durable: false,
-        empty_handed: None,
+        after_crash: None,
         home: None,
     }));
     let answer = node.asker().check(&Request::new("shop", &[]), START, Ask::CHECK).clone();

@@ -665,7 +665,7 @@ fn a_lease_ends_with_the_window_that_was_charged_though_the_next_is_used_already
 }
 
 fn config(durable: bool, empty_handed: Option<Now>) -> Config {
-    Config { key: KEY, memory_bytes: ROOMY, durable, empty_handed, home: None }
+    Config { key: KEY, memory_bytes: ROOMY, durable, after_crash: empty_handed, home: None }
 }
 
 /// A node that starts from a disk: after a crash at `crashed`, or after a clean stop.

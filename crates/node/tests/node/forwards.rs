@@ -50,7 +50,7 @@ fn key_drawn_at(world: &mut World, place: usize) -> String {
 
 /// Like `key_drawn_at`, if `requests - 1` requests use up what the node keeps for itself.
 fn key_drawn_after(world: &mut World, place: usize, requests: u64) -> String {
-    let asked = |world: &World| world.nodes[place].node.draw_counts().asked;
+    let asked = |world: &World| world.nodes[place].node.forward_counts().asked;
     for number in 0..64 {
         let (key, before) = (format!("x{number}"), asked(world));
         for _ in 0..requests {
@@ -66,7 +66,7 @@ fn key_drawn_after(world: &mut World, place: usize, requests: u64) -> String {
 }
 
 fn counts(world: &World) -> ForwardCounts {
-    let all = world.nodes.iter().map(|at| at.node.draw_counts());
+    let all = world.nodes.iter().map(|at| at.node.forward_counts());
     all.fold(ForwardCounts::default(), |sum, of| ForwardCounts {
         asked: sum.asked + of.asked,
         charged: sum.charged + of.charged,
@@ -236,7 +236,7 @@ fn mates_that_become_slow_are_soon_done_without() {
 fn nothing_is_charged_after_a_stop() {
     let mut world = shared(bucket("b", "20/s", 20), 1);
     passes(&mut world, &[0, 1], 20, 5);
-    let charged = |world: &World| world.nodes[0].node.draw_counts().charged;
+    let charged = |world: &World| world.nodes[0].node.forward_counts().charged;
     let before = charged(&world);
     assert!(before > 0, "of some cell it is the speaker");
     world.nodes[0].node.close(world.now(0), |_| ());
@@ -644,10 +644,10 @@ fn whatever_breaks_nothing_passes_that_was_not_charged_while_it_waited() {
 fn every_rule_is_needed() {
     use acequia_rights::mutation::{Mutation, break_rule};
     let stories: [(Mutation, fn()); 4] = [
-        (Mutation::DrawUncharged, more_wait_than_there_is),
-        (Mutation::DrawUsedTwice, more_wait_than_there_is),
-        (Mutation::DrawUsedByAnybody, one_comes_when_another_has_given_up),
-        (Mutation::DrawOfOtherNumbers, numbers_change_while_a_draw_is_under_way),
+        (Mutation::ForwardUncharged, more_wait_than_there_is),
+        (Mutation::ForwardUsedTwice, more_wait_than_there_is),
+        (Mutation::ForwardUsedByAnybody, one_comes_when_another_has_given_up),
+        (Mutation::ForwardOfAnotherVariant, numbers_change_while_a_draw_is_under_way),
     ];
     std::panic::set_hook(Box::new(|_| ()));
     let found = stories.map(|(rule, story)| {

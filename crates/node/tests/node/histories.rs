@@ -4,7 +4,7 @@ use crate::regions::{MS, S, START, World, bucket, incarnation, sliding, window};
 use acequia_limits::{HashKey, Now, Request};
 use acequia_node::{
     Ask, Config, Home, Node,
-    sharing::{self, Ownership},
+    regions::{self, Ownership},
 };
 use acequia_rights::{Incarnation, MemberId};
 
@@ -221,12 +221,12 @@ fn a_cell_that_others_own_is_denied_without_room_too() {
     let world = World::new(3, &[bucket("b", "1000/s", 1)], MS);
     let version = world.places[0].node.version().expect("a version");
     for region in 0..3 {
-        let home = Home { incarnation: incarnation(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
+        let home = Home { incarnation: incarnation(region), loan_ttl_ns: regions::LOAN_TTL_NS };
         let config = Config {
             key: HashKey([7; 16]),
             memory_bytes: 1 << 20,
             durable: false,
-            empty_handed: None,
+            after_crash: None,
             home: Some(home),
         };
         let node = std::sync::Arc::new(Node::new(config));
@@ -288,7 +288,7 @@ fn a_restart_remembers_what_it_has_lent_too_much() {
 #[test]
 fn numbers_that_no_honest_peer_sends_are_read() {
     use acequia_limits::CellTag;
-    use acequia_node::sharing::wire::{Entry, Header, ReceivedFrames, Rough, ShortId, VERSION, Whole};
+    use acequia_node::regions::wire::{Entry, Header, ReceivedFrames, Rough, ShortId, VERSION, Whole};
     for spec in [bucket("b", "1000/s", 100), sliding("s", 100_000, "1h"), window("w", 100, "1h")] {
         let mut world = World::new(3, &[spec], 20 * MS);
         world.run(S, |_, _| 0);
@@ -300,10 +300,10 @@ fn numbers_that_no_honest_peer_sends_are_read() {
         for (from, left, demand) in [(1, most, most), (2, largest, Rough::new(1))] {
             let header = Header {
                 incarnation: incarnation(from),
-                boot: 1,
+                process_number: 1,
                 number: 1 << 40,
                 received: ReceivedFrames::default(),
-                beat: u64::MAX,
+                heartbeat: u64::MAX,
                 wall_ns: u64::MAX,
                 corrected_ns: i64::MIN,
                 is_believed: true,

@@ -13,7 +13,7 @@ use acequia_limits::{
     classes::ClassesSpec,
     limit::{BySpec, LimitSpec},
 };
-use acequia_node::{Ask, leases::GROUPS};
+use acequia_node::{Ask, pool::GROUPS};
 use std::{
     sync::{
         Arc,
@@ -752,9 +752,9 @@ fn every_rule_is_needed() {
         Mutation::LeaseAssertedEarly,
         Mutation::LeaseForgetsGeneration,
         Mutation::LeaseTakesUnwritten,
-        Mutation::LeaseForgetsTakings,
+        Mutation::LeaseForgetsWithdrawals,
         Mutation::LeaseTakesAnyTime,
-        Mutation::LeaseTakingsToldEarly,
+        Mutation::LeaseWithdrawalsToldEarly,
         Mutation::LeaseTrustsStrangers,
         Mutation::LeaseNewTwice,
         Mutation::LeaseRenewedUngranted,
@@ -787,8 +787,8 @@ fn every_rule_is_needed() {
             Mutation::PoolCountsUnitsAlike => |_| lowered::one_after_the_other(),
             Mutation::PoolNewToOne => |_| disks::lost_where_all_was_begun(),
             Mutation::LeaseTakesUnwritten => |_| unwritten(),
-            Mutation::LeaseForgetsTakings => |_| assert!(restarted() > 0),
-            Mutation::LeaseTakingsToldEarly => |_| untold(),
+            Mutation::LeaseForgetsWithdrawals => |_| assert!(restarted() > 0),
+            Mutation::LeaseWithdrawalsToldEarly => |_| untold(),
             Mutation::LeaseTakesAnyTime => |_| absent::beforehand(300),
             Mutation::PoolBurnsNothing => |_| unknown(),
             Mutation::PoolLeavesAllOut => |_| absent::stranded(),

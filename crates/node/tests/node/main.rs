@@ -6,7 +6,7 @@ mod all_or_nothing;
 mod charges;
 mod classes;
 mod crowded;
-mod draws;
+mod forwards;
 mod histories;
 mod leases;
 mod members;

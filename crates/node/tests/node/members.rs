@@ -6,7 +6,7 @@ mod lent;
 use crate::scene::{self, MS, S, bucket, sliding, window};
 use crate::siblings::{Way, World};
 use acequia_limits::limit::LimitSpec;
-use acequia_node::leases::GROUPS;
+use acequia_node::pool::GROUPS;
 use lent::{
     given_once, lent_and_asked, lent_and_cut, lent_and_less_by_time, lent_and_ordered, lent_at_the_end,
     lent_by_one, lent_by_one_and_ordered, lent_by_one_that_crashes, lent_by_one_that_is_gone,

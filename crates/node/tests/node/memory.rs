@@ -472,7 +472,7 @@ fn what_new_keys_spent_together_is_on_the_disk_through_two_crashes() {
             key: scene::KEY,
             memory_bytes: MEMORY_BYTES_MIN,
             durable: true,
-            empty_handed: Some(now),
+            after_crash: Some(now),
             home: None,
         };
         let next = Arc::new(Node::new(config));
@@ -581,7 +581,7 @@ fn what_a_crash_forgot_is_not_given_back_through_a_shared_cell() {
                 key: scene::KEY,
                 memory_bytes: MEMORY_BYTES_MIN,
                 durable: false,
-                empty_handed: Some(START),
+                after_crash: Some(START),
                 home: None,
             };
             let crashed = scene::small_node(&[spec(6)], false, START);

@@ -152,7 +152,7 @@ impl Lives {
             key: scene::KEY,
             memory_bytes: scene::ROOMY,
             durable: true,
-            empty_handed: None,
+            after_crash: None,
             home: None,
         };
         let node = scene::node_of(config, &specs, START);
@@ -351,7 +351,7 @@ fn restarted(node: &Node, disk: &mut Journal, specs: &[LimitSpec], now: Now, cle
         key: scene::KEY,
         memory_bytes: MEMORY_BYTES_MIN,
         durable: true,
-        empty_handed: (!clean).then_some(now),
+        after_crash: (!clean).then_some(now),
         home: None,
     }));
     next.resume(node.schedule(), now).expect("a schedule that fits");
@@ -651,7 +651,7 @@ fn a_start_that_did_not_begin_has_taken_nothing_from_the_disk() {
         key: scene::KEY,
         memory_bytes: MEMORY_BYTES_MIN,
         durable: true,
-        empty_handed: None,
+        after_crash: None,
         home: None,
     };
     let failed = Node::new(config);

@@ -8,7 +8,7 @@ use std::{
 
 use crate::regions::{self, MS, S, World, bucket, incarnation, window};
 use acequia_limits::{Now, Part, limit::LimitSpec};
-use acequia_node::sharing::{
+use acequia_node::regions::{
     AdoptFault, Role, Seal, SealFault, Seals,
     wire::{self, Entry, Header, ReceivedFrames, ShortId},
 };
@@ -125,10 +125,10 @@ impl Scene {
         self.sent += 1;
         let mut header = Header {
             incarnation: incarnation(HOSTILE),
-            boot: 1,
+            process_number: 1,
             number: self.sent,
             received: ReceivedFrames::default(),
-            beat: self.sent,
+            heartbeat: self.sent,
             wall_ns: self.world.now,
             corrected_ns: 0,
             is_believed: true,
@@ -251,7 +251,7 @@ fn no_member_acknowledges_for_another() {
     let [first, second] = [VersionId::FIRST, version.version_id];
     assert_eq!((scene.version_id(1), scene.version_id(0), scene.effective(0)), (first, second, first));
     let Version { version_id: mark, allocation: term, authority, .. } = version;
-    let ack = Ack { version_id: mark, term, from_wall_ns: scene.world.now, authority };
+    let ack = Ack { version_id: mark, allocation: term, from_wall_ns: scene.world.now, authority };
     let of = |seal: Option<Seal>| Entry::Acked { incarnation: incarnation(1), ack, seal: seal.map(Box::new) };
     let said = said_of_ack(incarnation(1), ack, &version);
     let by_itself = scene.keys(HOSTILE).seal(&said).expect("sealed");
@@ -265,7 +265,7 @@ fn no_member_acknowledges_for_another() {
                     .keys(1)
                     .seal(&said_of_ack(
                         incarnation(1),
-                        Ack { version_id: first, term: first, ..ack },
+                        Ack { version_id: first, allocation: first, ..ack },
                         &version,
                     ))
                     .expect("sealed"),
@@ -401,7 +401,7 @@ fn nobody_lends_more_than_stands_for_it() {
     let echo = |to: usize| {
         let of = caught.iter().rev().find(|(from, _, _)| *from == to).expect("a frame");
         let header = wire::read(&of.2).expect("a frame that reads").header;
-        Heartbeat { boot: header.boot, number: header.beat }
+        Heartbeat { process_number: header.process_number, number: header.heartbeat }
     };
     let grant = |to: usize, number: u64, units: u64, rate: u32| {
         let part = Part { rate, units };
@@ -511,7 +511,7 @@ impl Liar {
                 let (who, version) = (incarnation(self.below(3) as usize), &self.version);
                 let ack = Ack {
                     version_id: version.version_id,
-                    term: version.allocation,
+                    allocation: version.allocation,
                     from_wall_ns: end_ns,
                     authority: version.authority,
                 };
@@ -534,7 +534,8 @@ impl Liar {
                 continue;
             }
             let frame = wire::read(&bytes).expect("a frame that reads");
-            self.echoes[from] = Heartbeat { boot: frame.header.boot, number: frame.header.beat };
+            self.echoes[from] =
+                Heartbeat { process_number: frame.header.process_number, number: frame.header.heartbeat };
             self.granted.extend(frame.entries.into_iter().filter_map(|entry| match entry {
                 Entry::Grant { grant, .. } => Some(grant),
                 _ => None,
@@ -548,7 +549,7 @@ fn passed_beside_a_liar(spec: &LimitSpec, seed: u64) -> u64 {
     let mut scene = Scene::of(spec);
     let mut passed = (0..HOSTILE).map(|region| u64::from(scene.world.ask(region, "k"))).sum();
     let (cell, keys, version) = (scene.cell(), scene.keys(HOSTILE), scene.version(HOSTILE));
-    let echoes = [Heartbeat { boot: 0, number: 0 }; HOSTILE];
+    let echoes = [Heartbeat { process_number: 0, number: 0 }; HOSTILE];
     let mut liar = Liar { state: seed, cell, echoes, loans: 0, granted: Vec::new(), version, keys };
     // Cut off the node that really belongs to the hostile region.
     scene.world.cut = vec![(0, HOSTILE), (1, HOSTILE), (HOSTILE, 0), (HOSTILE, 1)];

@@ -10,7 +10,7 @@ use crate::scene::{self, HOUR, Journal, KEY, MINUTE, MS, ROOMY, S, START, ask};
 use acequia_limits::{Now, Reason, limit::LimitSpec};
 use acequia_node::{
     Asker, Config, Keep, Node, SHARDS,
-    leases::{ServerClock, Siblings},
+    pool::{ServerClock, Siblings},
 };
 
 const DAY: u64 = 24 * HOUR;
@@ -81,7 +81,13 @@ fn a_bucket_does_not_notice() {
 }
 
 fn durable(empty_handed: Option<Now>) -> Arc<Node> {
-    Arc::new(Node::new(Config { key: KEY, memory_bytes: ROOMY, durable: true, empty_handed, home: None }))
+    Arc::new(Node::new(Config {
+        key: KEY,
+        memory_bytes: ROOMY,
+        durable: true,
+        after_crash: empty_handed,
+        home: None,
+    }))
 }
 
 #[test]
@@ -116,13 +122,13 @@ fn a_node_that_began_a_year_ahead_is_whole_within_a_window_of_its_next_start() {
 
 /// One of two nodes that share a store. The node hears of no clocks except the servers'.
 fn of_a_store() -> Arc<Node> {
-    let config = Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: None, home: None };
+    let config = Config { key: KEY, memory_bytes: ROOMY, durable: false, after_crash: None, home: None };
     let place = Siblings {
         node: 1,
-        boot: 1,
+        process_number: 1,
         nodes: [1, 2].into(),
         members: BTreeMap::new(),
-        terms: 0,
+        allocation: 0,
         guard_percent: 50,
         clock_error_ns: 10 * MS,
         drift_ppm: 1_000,

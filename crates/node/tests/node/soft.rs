@@ -85,7 +85,7 @@ fn nobody_is_told_of_what_was_reached_before_a_restart() {
         key: scene::KEY,
         memory_bytes: scene::ROOMY,
         durable: true,
-        empty_handed: crashed,
+        after_crash: crashed,
         home: None,
     };
     let first = scene::node_of(config(None), std::slice::from_ref(&spec), START);

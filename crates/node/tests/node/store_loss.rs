@@ -6,7 +6,7 @@ use acequia_limits::{
     Mode, Reason, Request,
     limit::{LimitSpec, OnStoreLoss},
 };
-use acequia_node::{Answer, Ask, Outcome, leases::GROUPS};
+use acequia_node::{Answer, Ask, Outcome, pool::GROUPS};
 
 /// Sum of all guard shares, in percent.
 const GUARD: u8 = 10;

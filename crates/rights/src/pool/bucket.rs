@@ -97,7 +97,7 @@ impl BucketParams {
 /// The lease of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct BucketLease {
-    boot: u32,
+    process_number: u32,
     call: u64,
     rate: u64,
     units: u64,
@@ -183,16 +183,18 @@ impl Bucket {
         params: &BucketParams,
         context: &CallContext,
     ) -> Result<Exchanged, Refused> {
-        let Taker { node, boot, call } = ask.taker;
+        let Taker { node, process_number, call } = ask.taker;
         if self.since != context.since {
             *self = Self { since: context.since, ..Self::default() };
         }
         let now_us = time_at(self.at_us, context, params.slack_us)?;
         let known = self.nodes.get(&node).copied().unwrap_or_default();
-        if (boot, call) <= (known.boot, known.call) && !mutated(Mutation::PoolHearsOlderCalls) {
+        if (process_number, call) <= (known.process_number, known.call)
+            && !mutated(Mutation::PoolHearsOlderCalls)
+        {
             return Err(Refused::Stale);
         }
-        if known.boot == 0 && self.nodes.len() >= NODES_MAX {
+        if known.process_number == 0 && self.nodes.len() >= NODES_MAX {
             let is_over = |lease: &BucketLease| {
                 !lease.is_held() && is_past(lease.end_us, self.at_us, context, params.slack_us)
             };
@@ -207,7 +209,11 @@ impl Bucket {
             (u64::from(ask.keeps.rate.min(RATE_PARTS)), ask.keeps.units.min(POOL_MAX));
         // Everything that an earlier process held comes back, and all of it is owed.
         let trusts = mutated(Mutation::PoolTrustsTheDead);
-        let tokens = if boot > known.boot { if trusts { POOL_MAX } else { 0 } } else { ask.tokens };
+        let tokens = if process_number > known.process_number {
+            if trusts { POOL_MAX } else { 0 }
+        } else {
+            ask.tokens
+        };
         let (back, slower) = (known.units.saturating_sub(units), known.rate.saturating_sub(rate));
         self.owe(back.saturating_sub(tokens), params);
         self.owe_late(slower, params);
@@ -235,7 +241,7 @@ impl Bucket {
             }
         }
         let end_us = self.at_us.saturating_add(ask.keep_us).min(TIME_MAX);
-        self.nodes.insert(node, BucketLease { boot, call, rate, units, end_us, wanted: liked });
+        self.nodes.insert(node, BucketLease { process_number, call, rate, units, end_us, wanted: liked });
         self.wholes.insert(node, params.part);
         self.wholes.retain(|node, _| self.nodes.contains_key(node));
         let part = Part { rate: u32::try_from(rate).unwrap_or(RATE_PARTS), units };
@@ -439,7 +445,7 @@ impl BucketBalance {
             rate: self.part.rate.saturating_sub(keeps.rate),
             units: self.part.units.saturating_sub(keeps.units),
         };
-        if !mutated(Mutation::PurseKeepsWhatItGave) {
+        if !mutated(Mutation::BalanceKeepsWhatItGave) {
             self.part = Part { rate: self.part.rate - back.rate, units: self.part.units - back.units };
         }
         self.call += 1;
@@ -459,9 +465,9 @@ impl BucketBalance {
         now_ns: u64,
     ) -> Option<Change> {
         let sent_ns =
-            self.sent_ns.filter(|_| call == self.call || mutated(Mutation::PurseHearsOlderCalls))?;
+            self.sent_ns.filter(|_| call == self.call || mutated(Mutation::BalanceHearsOlderCalls))?;
         self.sent_ns = None;
-        let from_ns = if mutated(Mutation::PurseDatesFromAnswer) { now_ns } else { sent_ns };
+        let from_ns = if mutated(Mutation::BalanceDatesFromAnswer) { now_ns } else { sent_ns };
         let end_ns = from_ns.saturating_add(ttl_ns);
         if now_ns >= end_ns {
             return None;
@@ -484,7 +490,7 @@ impl BucketBalance {
     pub fn settle(&mut self, now_ns: u64) -> Option<Change> {
         let over = now_ns >= self.end_ns && self.part != Part::default();
         over.then(|| {
-            if !mutated(Mutation::PurseHearsAfterItsEnd) {
+            if !mutated(Mutation::BalanceHearsAfterItsEnd) {
                 self.sent_ns = None;
             }
             let part = std::mem::take(&mut self.part);

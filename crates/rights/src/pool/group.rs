@@ -30,7 +30,7 @@
 //!   process of the server meanwhile ([`PoolGroup::assert_without`]). When all other nodes have told, nothing
 //!   is granted until all leases have ended that an excluded node may hold. All windows that begin before
 //!   that time are forfeited: nodes take nothing of a window that begins later than a lease lasts.
-//! - Where regions share limits, a pool is part of one allocation of shares ([`ServerIdentity::terms`]). The
+//! - Where regions share limits, a pool is part of one allocation of shares ([`ServerIdentity::allocation`]). The
 //!   first node that uses a later allocation moves the pools to that allocation, with all that they know
 //!   ([`PoolGroup::begin`]). From then on a node that has not heard of the later allocation takes nothing
 //!   more of the pools, and begins no generation.
@@ -109,7 +109,7 @@ pub struct ServerIdentity {
     pub config_fingerprint: u64,
     /// The allocation among regions that the group's pools are part of, which counts up; 0 where there is
     /// none.
-    pub terms: u64,
+    pub allocation: u64,
 }
 
 /// The record of a group, where it is kept.
@@ -253,9 +253,11 @@ impl PoolGroup {
             .as_mut()
             .filter(|kept| (&kept.run, kept.config_fingerprint) == (&server.run, server.config_fingerprint));
         let is_late = match kept {
-            Some(kept) if kept.terms > server.terms && !mutated(Mutation::PoolHearsOldTerms) => true,
+            Some(kept) if kept.allocation > server.allocation && !mutated(Mutation::PoolHearsOldTerms) => {
+                true
+            }
             Some(kept) => {
-                kept.terms = server.terms;
+                kept.allocation = server.allocation;
                 false
             }
             None => false,

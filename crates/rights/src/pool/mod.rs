@@ -11,7 +11,7 @@
 //!
 //! # The three rules
 //! 1. **One record a node.** A pool records for each node what the node holds, and which process of the node
-//!    ([`Taker::boot`]) said so last. A call of an earlier process does nothing. A later process finds
+//!    ([`Taker::process_number`]) said so last. A call of an earlier process does nothing. A later process finds
 //!    everything that the earlier one held taken back as spent.
 //! 2. **Calls say everything.** A call says what the node *keeps* of its holding, and asks for more. In one
 //!    step the pool takes back what the node does not keep, and adds what it grants. A node lowers its
@@ -81,7 +81,7 @@ pub const POOL_MAX: u64 = 1 << 51;
 /// The latest time that a pool counts to, in microseconds: in the year 2112.
 pub const TIME_MAX: u64 = 1 << 52;
 
-/// The value of [`ServerIdentity::terms`] in calls about no allocation among regions. Nodes with the same
+/// The value of [`group::ServerIdentity::allocation`] in calls about no allocation among regions. Nodes with the same
 /// settings find each other by groups of their own with this value; nothing is ever taken from these groups.
 pub const AGREEMENT: u64 = u64::MAX;
 
@@ -91,7 +91,7 @@ pub struct Taker {
     /// A node of the region, by number.
     pub node: u16,
     /// The process number: counts up, durably. At least 1.
-    pub boot: u32,
+    pub process_number: u32,
     /// The number of the process's call: counts up, at least for each pool, and for each group. At least 1,
     /// below 2^53.
     pub call: u64,

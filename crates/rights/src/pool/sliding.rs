@@ -26,7 +26,7 @@ const PIECES: u64 = 16;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct SlidingLease {
-    boot: u32,
+    process_number: u32,
     call: u64,
     units: u64,
     end_us: u64,
@@ -87,16 +87,18 @@ impl Sliding {
     /// # Errors
     /// The pool refused the call, and changed nothing that counts.
     pub fn exchange(&mut self, ask: &Exchange, context: &CallContext) -> Result<Exchanged, Refused> {
-        let Taker { node, boot, call } = ask.taker;
+        let Taker { node, process_number, call } = ask.taker;
         if self.since != context.since {
             *self = Self { since: context.since, ..Self::default() };
         }
         let now_us = time_at(self.at_us, context, ask.slack_us)?;
         let known = self.nodes.get(&node).copied().unwrap_or_default();
-        if (boot, call) <= (known.boot, known.call) && !mutated(Mutation::PoolHearsOlderCalls) {
+        if (process_number, call) <= (known.process_number, known.call)
+            && !mutated(Mutation::PoolHearsOlderCalls)
+        {
             return Err(Refused::Stale);
         }
-        if known.boot == 0 && self.nodes.len() >= NODES_MAX {
+        if known.process_number == 0 && self.nodes.len() >= NODES_MAX {
             let is_over = |lease: &SlidingLease| {
                 lease.units == 0 && is_past(lease.end_us, self.at_us, context, ask.slack_us)
             };
@@ -108,7 +110,7 @@ impl Sliding {
         self.settle(now_us);
         let known = self.nodes.get(&node).copied().unwrap_or_default();
         let mut units = ask.keeps.min(POOL_MAX);
-        let unused = if boot > known.boot { 0 } else { ask.unused };
+        let unused = if process_number > known.process_number { 0 } else { ask.unused };
         self.linger(known.units.saturating_sub(units).saturating_sub(unused), self.at_us, ask.lingers_us);
         self.nodes.remove(&node);
 
@@ -126,7 +128,8 @@ impl Sliding {
             }
         }
         let end_us = self.at_us.saturating_add(ask.keep_us).min(TIME_MAX);
-        self.nodes.insert(node, SlidingLease { boot, call, units, end_us, lingers_us: ask.lingers_us });
+        self.nodes
+            .insert(node, SlidingLease { process_number, call, units, end_us, lingers_us: ask.lingers_us });
         self.totals.insert(node, total);
         self.totals.retain(|node, _| self.nodes.contains_key(node));
         Ok(Exchanged { units, left })

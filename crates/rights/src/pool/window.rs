@@ -33,7 +33,7 @@ pub const PART: u64 = 10;
 /// The units that one node has taken and returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct NodeWithdrawals {
-    boot: u32,
+    process_number: u32,
     taken: u64,
     returned: u64,
 }
@@ -106,7 +106,7 @@ impl Window {
     /// # Errors
     /// The pool refused the call, which did nothing.
     pub fn take(&mut self, take: &Take, context: &CallContext) -> Result<Took, Refused> {
-        let Taker { node, boot, call } = take.taker;
+        let Taker { node, process_number, call } = take.taker;
         if context.wall_us >= take.drops_us {
             return Err(Refused::Late);
         }
@@ -114,10 +114,10 @@ impl Window {
             *self = Self { since: context.since, ..Self::default() };
         }
         let known = self.nodes.get(&node).copied().unwrap_or_default();
-        if boot < known.boot {
+        if process_number < known.process_number {
             return Err(Refused::Stale);
         }
-        if known.boot == 0 && self.nodes.len() >= NODES_MAX {
+        if known.process_number == 0 && self.nodes.len() >= NODES_MAX {
             // A late call of a dropped node would record old holdings again, which nobody may spend: that is
             // safe.
             self.nodes.retain(|_, taken| taken.taken > taken.returned);
@@ -125,18 +125,22 @@ impl Window {
                 return Err(Refused::TooManyNodes);
             }
         }
-        let mut record = NodeWithdrawals { boot, ..known };
+        let mut record = NodeWithdrawals { process_number, ..known };
         // A process that knows what earlier processes took goes on with their numbers.
-        if boot > known.boot && take.taken < known.taken {
+        if process_number > known.process_number && take.taken < known.taken {
             let gone = if mutated(Mutation::PoolForgetsTheDead) { 0 } else { known.taken - known.returned };
             self.spent = (self.spent + gone).min(POOL_MAX);
-            record = NodeWithdrawals { boot, taken: 0, returned: 0 };
+            record = NodeWithdrawals { process_number, taken: 0, returned: 0 };
         }
         record.taken = record.taken.max(take.taken.min(POOL_MAX));
         record.returned = record.returned.max(take.returned.min(record.taken));
         self.nodes.insert(node, record);
 
-        let last = self.totals.get(&node).filter(|_| boot == known.boot).map_or(0, |(_, call)| *call);
+        let last = self
+            .totals
+            .get(&node)
+            .filter(|_| process_number == known.process_number)
+            .map_or(0, |(_, call)| *call);
         let is_newest = call > last || mutated(Mutation::PoolGrantsOlderCalls);
         let is_burned = take.begins_us < context.burned_us && !mutated(Mutation::PoolBurnsNothing);
         let total = match take.total {

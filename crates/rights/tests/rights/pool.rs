@@ -57,7 +57,7 @@ struct Sent {
     /// The caller's wall clock when it sent the message.
     wall_us: u64,
     node: u16,
-    boot: u32,
+    process_number: u32,
     run: u64,
     generation: Generation,
     message: Message,
@@ -65,7 +65,7 @@ struct Sent {
 
 #[derive(Clone, Debug, Default)]
 struct Node {
-    boot: u32,
+    process_number: u32,
     wall_off_us: i64,
     generation: Generation,
     begun: u64,
@@ -96,10 +96,10 @@ struct Node {
 
 impl Node {
     /// A node with an empty disk.
-    fn begin(boot: u32, wall_off_us: i64, now_us: u64) -> Self {
+    fn begin(process_number: u32, wall_off_us: i64, now_us: u64) -> Self {
         let (wall_us, apart_us) = (now_us.saturating_add_signed(wall_off_us), 2 * ERROR_NS / 1_000);
         Self {
-            boot,
+            process_number,
             wall_off_us,
             drained_us: now_us,
             knows_from_us: wall_us,
@@ -318,9 +318,16 @@ impl World {
     fn send(&mut self, node: u16, message: Message) {
         let most_us = if self.random.below(20) == 0 { 400 * MS } else { MS };
         let at_us = self.now_us + self.random.below(most_us);
-        let Node { boot, generation, .. } = self.nodes[node as usize];
-        let sent =
-            Sent { at_us, wall_us: self.wall_us(node), node, boot, run: self.run, generation, message };
+        let Node { process_number, generation, .. } = self.nodes[node as usize];
+        let sent = Sent {
+            at_us,
+            wall_us: self.wall_us(node),
+            node,
+            process_number,
+            run: self.run,
+            generation,
+            message,
+        };
         let copies = [1, 1, 1, 1, 1, 1, 2, 0][self.random.below(8) as usize];
         for late in 0..copies {
             self.wire.push(Sent { at_us: at_us + late * self.random.below(500 * MS), ..sent.clone() });
@@ -383,7 +390,7 @@ impl World {
     }
 
     fn taker(&self, at: u16, call: u64) -> Taker {
-        Taker { node: at + 1, boot: self.nodes[at as usize].boot, call }
+        Taker { node: at + 1, process_number: self.nodes[at as usize].process_number, call }
     }
 
     fn bucket_call(&mut self, at: u16, wanted: Part) {
@@ -471,7 +478,7 @@ impl World {
     }
 
     fn answer(&mut self, sent: Sent) {
-        let identity = ServerIdentity { run: self.run.to_string(), config_fingerprint: 0, terms: 0 };
+        let identity = ServerIdentity { run: self.run.to_string(), config_fingerprint: 0, allocation: 0 };
         let wall_us = sent.wall_us;
         let context = self.server.group.context(&identity, sent.generation, wall_us);
         let known = |server: &Server| Message::Known(server.group.known(&identity));
@@ -479,7 +486,7 @@ impl World {
             (Message::Begin { heard, goes_on }, _) => {
                 let node = &mut self.nodes[sent.node as usize];
                 node.begun += 1;
-                let by = Taker { node: sent.node + 1, boot: sent.boot, call: node.begun };
+                let by = Taker { node: sent.node + 1, process_number: sent.process_number, call: node.begun };
                 self.server.group.begin(&identity, &Begin { heard: *heard, by, goes_on: *goes_on });
                 known(&self.server)
             }
@@ -520,8 +527,8 @@ impl World {
             }
             _ => unreachable!("answers are heard"),
         };
-        let boot = self.nodes[sent.node as usize].boot;
-        if boot == sent.boot {
+        let process_number = self.nodes[sent.node as usize].process_number;
+        if process_number == sent.process_number {
             let back = Sent { at_us: self.now_us + self.random.below(MS), message: answer, ..sent };
             self.wire.push(back);
         }
@@ -531,7 +538,7 @@ impl World {
         let now_us = self.now_us;
         let weight = self.weight();
         let node = &mut self.nodes[sent.node as usize];
-        if node.boot != sent.boot {
+        if node.process_number != sent.process_number {
             return;
         }
         match sent.message {
@@ -599,7 +606,7 @@ impl World {
         let is_last = others.all(|other| !self.nodes[other as usize].is_proven);
         let keeps = self.random.below(2) == 0 || is_last;
         let old = self.nodes[at as usize].clone();
-        let mut new = Node::begin(old.boot + 1, old.wall_off_us, self.now_us);
+        let mut new = Node::begin(old.process_number + 1, old.wall_off_us, self.now_us);
         if keeps && old.is_proven {
             // The node counts its withdrawals as spent, as far as it knows them.
             let spent = |balance: &window::WindowBalance| {
@@ -682,8 +689,8 @@ fn every_rule_is_needed() {
         Mutation::PoolForgetsTheDead,
         Mutation::PoolKnowsNoProcess,
         Mutation::PoolLingersNot,
-        Mutation::PurseHearsOlderCalls,
-        Mutation::PurseKeepsWhatItGave,
+        Mutation::BalanceHearsOlderCalls,
+        Mutation::BalanceKeepsWhatItGave,
     ];
     type Story = (Mutation, fn() -> u64, u64);
     let stories: [Story; 12] = [
@@ -691,8 +698,8 @@ fn every_rule_is_needed() {
         (Mutation::PoolCountsUnitsAlike, totals::counted_in_parts, 0),
         (Mutation::PoolGoesOnUnwitnessed, stories::two_without_disks, 0),
         (Mutation::PoolForgetsBeyond, stories::owed_of_fewer_and_of_more, 0),
-        (Mutation::PurseHearsAfterItsEnd, stories::an_answer_after_the_end, 0),
-        (Mutation::PurseDatesFromAnswer, stories::the_end_of_a_lease, 1_000),
+        (Mutation::BalanceHearsAfterItsEnd, stories::an_answer_after_the_end, 0),
+        (Mutation::BalanceDatesFromAnswer, stories::the_end_of_a_lease, 1_000),
         (Mutation::PoolGrantsUnsure, stories::two_walls_at_one_instant, stories::UNITS),
         (Mutation::PoolDrainsEarly, stories::a_part_that_comes_and_goes, stories::MOST),
         (Mutation::PoolHearsOldTerms, stories::a_caller_of_an_earlier_distribution, 0),

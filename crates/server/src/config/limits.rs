@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use acequia_limits::{Fault, Limit, Mode, limit::LimitSpec, notation::format_duration_ns};
-use acequia_node::{LIMITS_MAX, NUMBERS_MAX, sharing::limits_to_bytes};
+use acequia_node::{LIMITS_MAX, NUMBERS_MAX, regions::limits_to_bytes};
 use acequia_rights::versions::LIMITS_BYTES_MAX;
 use serde_saphyr::Spanned;
 
@@ -270,7 +270,7 @@ mod tests {
         };
         let spec = &accepted(&format!("region: eu\nnode: a\nlimits:\n{}", limits(1))).live.limits[0].spec;
         let each =
-            acequia_node::sharing::limits_to_bytes(std::slice::from_ref(spec)).expect("bytes").len() - 1;
+            acequia_node::regions::limits_to_bytes(std::slice::from_ref(spec)).expect("bytes").len() - 1;
         let fit = acequia_rights::versions::LIMITS_BYTES_MAX / each;
         assert_eq!(accepted(&format!("{SHARED}limits:\n{}", limits(fit))).live.limits.len(), fit);
         refused_once(&format!("{SHARED}limits:\n{}", limits(fit + 1)), 12, "more than 1048576");

@@ -8,7 +8,7 @@ use acequia_api::acequia::v1::{
     change_region_request::Change,
 };
 use acequia_limits::limit::parse_instant_ns;
-use acequia_node::{Active, Catalogue, leases::NotLeftOut};
+use acequia_node::{Active, Catalogue, pool::NotLeftOut};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::{mpsc, watch},

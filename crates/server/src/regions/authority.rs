@@ -10,7 +10,7 @@ use acequia_limits::{Descriptor, Limit, Now, RATE_PARTS, limit::LimitSpec};
 use acequia_mesh::Fingerprint;
 use acequia_node::{
     NamedCell,
-    sharing::{limits_from_bytes, limits_to_bytes},
+    regions::{limits_from_bytes, limits_to_bytes},
 };
 use acequia_rights::{
     Incarnation, MemberId, Version, VersionId, node_named,

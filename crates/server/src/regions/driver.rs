@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
 use acequia_limits::Now;
 use acequia_mesh::{Event, Identity};
-use acequia_node::sharing::Wall;
+use acequia_node::regions::Wall;
 use acequia_rights::{MemberId, Version, VersionId};
 use tokio::{
     sync::{mpsc, watch},
@@ -77,7 +77,7 @@ pub(super) async fn drive(
 /// Waits until a forward from another node of the region must be answered, although there are no units for
 /// it.
 async fn until_answered(regions: &Regions) {
-    match regions.node.draws_due_ns() {
+    match regions.node.forwards_due_ns() {
         None => std::future::pending().await,
         Some(at_ns) => {
             let left_ns = at_ns.saturating_sub(regions.clock.now().steady_ns);

@@ -30,7 +30,7 @@ use acequia_mesh::{
     CertFault, Credentials, Event, Fingerprint, Identity as MeshIdentity, Mesh, MeshError, Notary, Refusals,
     Timing, certs,
 };
-use acequia_node::{Answer, Catalogue, ChargeId, Home, Node, Row, sharing::LOAN_TTL_NS};
+use acequia_node::{Answer, Catalogue, ChargeId, Home, Node, Row, regions::LOAN_TTL_NS};
 use acequia_rights::{Incarnation as Identity, VersionId};
 use acequia_store::{Store, StoreError};
 use tokio::sync::{mpsc, watch};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use acequia_mesh::{Identity, Notary, Signed};
-use acequia_node::sharing::{Role, Seal, SealFault, Seals};
+use acequia_node::regions::{Role, Seal, SealFault, Seals};
 use acequia_rights::{Incarnation, MemberId, node_named};
 
 /// Signs and checks for the node: the name in a certificate must be that of the writer.

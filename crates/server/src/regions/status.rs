@@ -8,7 +8,7 @@ use acequia_mesh::Fingerprint;
 use acequia_node::{
     Active, Answer, Catalogue, Holding, LimitAnswer, LimitView, Membership, Outcome, PeerView,
     difference::{Difference, differences},
-    sharing::Ownership,
+    regions::Ownership,
 };
 use acequia_rights::{
     Version, VersionId,

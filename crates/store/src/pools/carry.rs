@@ -5,7 +5,7 @@ use std::{fmt, future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 use acequia_limits::Now;
 use acequia_node::{
     Node,
-    leases::{CALL_NS, Call, Heard, PoolName, PoolReply, PoolRequest},
+    pool::{CALL_NS, Call, Heard, PoolName, PoolReply, PoolRequest},
 };
 use acequia_rights::pool::{Letter, name};
 use tokio::{
@@ -206,8 +206,8 @@ pub async fn carry(pools: &impl Pools, call: &Call) -> PoolReply {
     let Some(group) = Group::new(call.group) else { return PoolReply::Nothing };
     let deadline = Duration::from_nanos(CALL_NS);
     let name = |name: &PoolName| name.to_string();
-    let Call { terms, generation, wall_us, .. } = *call;
-    let at = |cell| At { group, terms, cell, generation, wall_us, deadline };
+    let Call { allocation: terms, generation, wall_us, .. } = *call;
+    let at = |cell| At { group, allocation: terms, cell, generation, wall_us, deadline };
     let said = match &call.question {
         PoolRequest::Begin(begin) => pools.begin(&at(""), begin).await.map(PoolReply::Known),
         PoolRequest::Assert(assertion, absent) => {

@@ -34,7 +34,7 @@ impl KeptPools {
     pub fn new(store: Arc<dyn Store>, run: &str) -> Self {
         Self {
             store,
-            server: Mutex::new(ServerIdentity { run: run.to_owned(), config_fingerprint: 0, terms: 0 }),
+            server: Mutex::new(ServerIdentity { run: run.to_owned(), config_fingerprint: 0, allocation: 0 }),
         }
     }
 
@@ -117,11 +117,11 @@ impl KeptPools {
 
 /// The identity of the server for pools that are part of an allocation.
 fn of_terms(server: &ServerIdentity, at: &At<'_>) -> ServerIdentity {
-    ServerIdentity { run: server.run.clone(), config_fingerprint: 0, terms: at.terms }
+    ServerIdentity { run: server.run.clone(), config_fingerprint: 0, allocation: at.allocation }
 }
 
 fn group_name(at: &At<'_>) -> String {
-    let of = if at.terms == AGREEMENT { "agreed" } else { "pools" };
+    let of = if at.allocation == AGREEMENT { "agreed" } else { "pools" };
     format!("{of}/{}", at.group.number())
 }
 

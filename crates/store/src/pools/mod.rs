@@ -34,7 +34,7 @@ pub struct At<'a> {
     pub group: Group,
     /// The allocation among regions that the caller has adopted; 0 if there is none. To this caller a pool of
     /// a later allocation does not exist.
-    pub terms: u64,
+    pub allocation: u64,
     /// The cell's name, unique in its group; empty if the call is about the group. Each kind of pool has
     /// names of its own.
     pub cell: &'a str,

@@ -53,7 +53,7 @@ impl RedisPools {
         own: &[Arg<'_>],
     ) -> Result<Vec<Value>, Missed> {
         let mut map = Cow::Borrowed(&self.map);
-        let [group_key, due_key] = match at.terms {
+        let [group_key, due_key] = match at.allocation {
             0 => [GROUP, DUE],
             AGREEMENT => AGREED,
             terms => {
@@ -133,7 +133,11 @@ fn read_known(answer: &[Value]) -> Option<GroupStatus> {
 fn read_taker(text: &str) -> Option<Taker> {
     let mut parts = text.split(':');
     let mut next = || parts.next()?.parse::<u64>().ok();
-    Some(Taker { node: u16::try_from(next()?).ok()?, boot: u32::try_from(next()?).ok()?, call: next()? })
+    Some(Taker {
+        node: u16::try_from(next()?).ok()?,
+        process_number: u32::try_from(next()?).ok()?,
+        call: next()?,
+    })
 }
 
 fn read_standing(values: &[Value]) -> Option<NameState> {
@@ -212,7 +216,7 @@ impl Pools for RedisPools {
         };
         let own = [
             int(u64::from(take.taker.node)),
-            int(u64::from(take.taker.boot)),
+            int(u64::from(take.taker.process_number)),
             int(take.taken),
             int(take.returned),
             int(take.wanted),
@@ -239,7 +243,7 @@ impl Pools for RedisPools {
     ) -> Result<Answer<bucket::Exchanged>, Missed> {
         let own = [
             int(u64::from(exchange.taker.node)),
-            int(u64::from(exchange.taker.boot)),
+            int(u64::from(exchange.taker.process_number)),
             int(exchange.taker.call),
             int(u64::from(exchange.keeps.rate)),
             int(exchange.keeps.units),
@@ -273,7 +277,7 @@ impl Pools for RedisPools {
     ) -> Result<Answer<sliding::Exchanged>, Missed> {
         let own = [
             int(u64::from(exchange.taker.node)),
-            int(u64::from(exchange.taker.boot)),
+            int(u64::from(exchange.taker.process_number)),
             int(exchange.taker.call),
             int(exchange.keeps),
             int(exchange.unused),
@@ -346,5 +350,5 @@ fn id_text(id: &u128) -> String {
 }
 
 fn taker_text(taker: &Taker) -> String {
-    format!("{}:{}:{}", taker.node, taker.boot, taker.call)
+    format!("{}:{}:{}", taker.node, taker.process_number, taker.call)
 }

@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use acequia_node::leases::ServerClock;
+use acequia_node::pool::ServerClock;
 
 /// How far our steady clock may drift since a server told the time, in parts per million. The time since then
 /// is short.

@@ -41,7 +41,7 @@ mod wire;
 
 use std::{sync::Arc, time::Duration};
 
-use acequia_node::leases::ServerClock;
+use acequia_node::pool::ServerClock;
 use arc_swap::ArcSwap;
 use tokio::{runtime, sync::Notify, task::AbortHandle};
 

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use acequia_node::leases::ServerClock;
+use acequia_node::pool::ServerClock;
 use tokio::{
     sync::{Notify, Semaphore, SemaphorePermit},
     time::{timeout, timeout_at},

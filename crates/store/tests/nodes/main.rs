@@ -21,7 +21,7 @@ use std::{
 use acequia_limits::{HashKey, Limit, Now, Request, limit::LimitSpec};
 use acequia_node::{
     Ask, Asker, Config, Keep, Node, Scheduled,
-    leases::{GROUPS, Heard, LeaseCounts, Siblings},
+    pool::{GROUPS, Heard, LeaseCounts, Siblings},
 };
 use acequia_store::pools::{Process, RedisPools, share};
 use tokio::{
@@ -110,7 +110,7 @@ type Way = (Arc<Node>, Arc<Mutex<Asker>>, NodeClock);
 struct Place {
     node: Arc<Node>,
     carrier: JoinHandle<()>,
-    boot: u32,
+    process_number: u32,
     clock: NodeClock,
     /// The generations that the node has heard of: its disk.
     heard: Arc<Mutex<Vec<Heard>>>,
@@ -203,14 +203,14 @@ impl Fleet {
         fleet
     }
 
-    fn node(&self, number: u16, nodes: u16, boot: u32, heard: Arc<Mutex<Vec<Heard>>>) -> Place {
+    fn node(&self, number: u16, nodes: u16, process_number: u32, heard: Arc<Mutex<Vec<Heard>>>) -> Place {
         let now = self.clock.now();
         let siblings = Siblings {
             node: number,
-            boot,
+            process_number,
             nodes: (1..=nodes).collect::<BTreeSet<u16>>(),
             members: BTreeMap::new(),
-            terms: 0,
+            allocation: 0,
             guard_percent: 10,
             clock_error_ns: 10_000_000,
             drift_ppm: 1_000,
@@ -224,11 +224,11 @@ impl Fleet {
             key: HashKey([7; 16]),
             memory_bytes: 64 << 20,
             durable: false,
-            empty_handed: (boot > 1).then_some(now),
+            after_crash: (process_number > 1).then_some(now),
             home: None,
         };
         let node = Arc::new(Node::among(config, Keep::default(), siblings));
-        if boot > 1 {
+        if process_number > 1 {
             let kept = limits().into_iter().map(|limit| Scheduled { limit, until_ns: None });
             node.resume(kept.collect(), now).expect("the same limits");
             node.restore_all(now, |_| Vec::new());
@@ -238,7 +238,7 @@ impl Fleet {
         let clock = NodeClock { true_clock: self.clock, ahead_ns: Arc::default() };
         let process = Running { clock: clock.clone(), heard: Arc::clone(&heard) };
         let carrier = tokio::spawn(share(Arc::clone(&node), RedisPools::new(redis, 0), process));
-        Place { node, carrier, boot, clock, heard }
+        Place { node, carrier, process_number, clock, heard }
     }
 
     /// A node loses its power, and comes back at once.
@@ -247,7 +247,7 @@ impl Fleet {
         let nodes = u16::try_from(self.places.len()).expect("a few");
         let number = u16::try_from(at).expect("a few") + 1;
         let heard = Arc::clone(&self.places[at].heard);
-        self.places[at] = self.node(number, nodes, self.places[at].boot + 1, heard);
+        self.places[at] = self.node(number, nodes, self.places[at].process_number + 1, heard);
         self.asked.lock().expect("no panic")[at] = asked(&self.places[at]);
     }
 

@@ -129,8 +129,11 @@ impl Caller {
         self.calls += 1;
         let call = self.calls - self.random.below(3).min(self.calls - 1);
         let (nodes, cells) = if self.is_crowded { (90, 1) } else { (3, 3) };
-        let taker =
-            Taker { node: 1 + self.random.below(nodes) as u16, boot: 1 + self.random.below(3) as u32, call };
+        let taker = Taker {
+            node: 1 + self.random.below(nodes) as u16,
+            process_number: 1 + self.random.below(3) as u32,
+            call,
+        };
         let generation = self.generations[place];
         let cell = self.random.below(cells);
         // With many nodes, pools remember for a long time.
@@ -180,7 +183,7 @@ impl Caller {
             _ => name::What::End,
         };
         // There are few names, so that some come again.
-        let by = Taker { node: taker.node, boot: 1, call: 1 };
+        let by = Taker { node: taker.node, process_number: 1, call: 1 };
         name::Act { by, what, drops_us: self.wall_us + self.random.below(2_000_000) }
     }
 
@@ -335,7 +338,7 @@ async fn memory_journal_and_redis_answer_alike() {
             let (group, cell, wall_us, what) = caller.draw();
             let generation = caller.generations[usize::from(group.number() > 0)];
             let terms = if seed % 2 == 1 { TERMS[step / 100 % TERMS.len()] } else { 0 };
-            let at = At { group, terms, cell: &cell, generation, wall_us, deadline: DEADLINE };
+            let at = At { group, allocation: terms, cell: &cell, generation, wall_us, deadline: DEADLINE };
             let expected = call(&memory, &at, &what).await.expect("memory");
             let came = call(&redis, &at, &what).await.expect("an answer");
             assert_eq!(came, expected, "seed {seed}, step {step}: {at:?} {what:?}");
@@ -356,9 +359,15 @@ async fn memory_journal_and_redis_answer_alike() {
 async fn the_first_to_go_make_room_for_names_and_letters_wait_in_a_bounded_number() {
     async fn fill(pools: &impl Pools) -> (Vec<NameState>, usize) {
         let generation = begun(pools, START_US).await;
-        let at =
-            |cell| At { group: group(3), terms: 0, cell, generation, wall_us: START_US, deadline: DEADLINE };
-        let by = Taker { node: 1, boot: 1, call: 1 };
+        let at = |cell| At {
+            group: group(3),
+            allocation: 0,
+            cell,
+            generation,
+            wall_us: START_US,
+            deadline: DEADLINE,
+        };
+        let by = Taker { node: 1, process_number: 1, call: 1 };
         let names: Vec<String> = (0..NAMES_MAX + 3).map(|number| format!("n{number}")).collect();
         for (number, name) in (0..).zip(&names) {
             let act = name::Act { by, what: name::What::Claim, drops_us: START_US + 1_000_000 - number };
@@ -385,7 +394,7 @@ async fn the_first_to_go_make_room_for_names_and_letters_wait_in_a_bounded_numbe
     let redis = RedisPools::new(opened(shards(&servers)).await, 0);
     let expected = fill(&KeptPools::new(Arc::new(MemoryStore::default()), "here")).await;
     assert_eq!(fill(&redis).await, expected);
-    let claimed = NameState::Claimed(Taker { node: 1, boot: 1, call: 1 });
+    let claimed = NameState::Claimed(Taker { node: 1, process_number: 1, call: 1 });
     let (standings, room) = expected;
     assert_eq!(standings[..5], vec![claimed.clone(); 5]);
     assert_eq!(standings[5..], [NameState::Free, NameState::Free, NameState::Free, claimed]);
@@ -414,7 +423,7 @@ pub(super) async fn ask_at(
     let params =
         bucket::BucketParams::of(&whole, Part { rate: RATE_PARTS, units: 10 }, 20_000).expect("terms");
     let exchange = bucket::Exchange {
-        taker: Taker { node: 1, boot: 1, call },
+        taker: Taker { node: 1, process_number: 1, call },
         keeps: Part::default(),
         tokens: 0,
         wanted: Part { rate: 0, units: 10 },
@@ -422,14 +431,14 @@ pub(super) async fn ask_at(
         reserved: 0,
         keep_us: 100_000,
     };
-    let at = At { group: group(3), terms: 0, cell, generation, wall_us, deadline: DEADLINE };
+    let at = At { group: group(3), allocation: 0, cell, generation, wall_us, deadline: DEADLINE };
     pools.exchange(&at, &exchange, &params).await
 }
 
 pub(super) async fn begun(pools: &impl Pools, wall_us: u64) -> Generation {
-    let by = Taker { node: 1, boot: 1, call: 1 };
+    let by = Taker { node: 1, process_number: 1, call: 1 };
     let generation = Generation::default();
-    let at = At { group: group(3), terms: 0, cell: "", generation, wall_us, deadline: DEADLINE };
+    let at = At { group: group(3), allocation: 0, cell: "", generation, wall_us, deadline: DEADLINE };
     let begin = Begin { heard: 0, by, goes_on: false };
     let generation = pools.begin(&at, &begin).await.expect("begun").generation;
     let nodes = BTreeSet::from([1]);
@@ -453,7 +462,8 @@ async fn drops(pools: &impl Pools) {
     let later = START_US + 1_000_000;
     let full = ask(pools, generation, 1, later).await;
     assert!(matches!(full, Answer::Done(exchanged) if exchanged.part.units == 10 && exchanged.owed == 0));
-    let at = |wall_us| At { group: group(3), terms: 0, cell: "", generation, wall_us, deadline: DEADLINE };
+    let at =
+        |wall_us| At { group: group(3), allocation: 0, cell: "", generation, wall_us, deadline: DEADLINE };
     assert_eq!(pools.sweep(&at(later), 10).await.expect("swept"), Answer::Done(0));
     assert_eq!(pools.sweep(&at(later + 10_000_000), 10).await.expect("swept"), Answer::Done(1));
     assert_eq!(pools.sweep(&at(later + 10_000_000), 10).await.expect("swept"), Answer::Done(0));

@@ -72,7 +72,7 @@ pub(super) fn an_old_disk_knows_itself() -> Option<Finding> {
     quiet(&mut world, 5 * S);
     let now = world.places[1].now(world.now);
     let standing = world.places[1].node().and_then(|node| node.membership(now)).map(|m| m.standing);
-    if standing != Some(acequia_node::sharing::Ownership::RestoredDisk) {
+    if standing != Some(acequia_node::regions::Ownership::RestoredDisk) {
         world.oracle.find("old-disk", format!("region 1 goes on as {standing:?}"));
     }
     found(world)

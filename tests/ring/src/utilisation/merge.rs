@@ -4,7 +4,7 @@ use acequia_limits::{
     HashKey, Now,
     limit::{LimitSpec, TokenBucketSpec},
 };
-use acequia_node::{Config, Home, Node, sharing};
+use acequia_node::{Config, Home, Node, regions};
 use acequia_rights::{
     Incarnation, MemberId,
     versions::{CellKey, Draft, Member},
@@ -97,18 +97,18 @@ fn frames(node: &Node, now: u64) -> Vec<Vec<u8>> {
 }
 
 fn news_in(frame: &[u8]) -> u64 {
-    let entries = sharing::wire::read(frame).expect("a frame").entries;
-    entries.iter().filter(|entry| matches!(entry, sharing::wire::Entry::Advertisement { .. })).count() as u64
+    let entries = regions::wire::read(frame).expect("a frame").entries;
+    entries.iter().filter(|entry| matches!(entry, regions::wire::Entry::Advertisement { .. })).count() as u64
 }
 
 fn node(region: u16) -> std::sync::Arc<Node> {
     let incarnation = |region| Incarnation { member: MemberId(region), node: 0, number: 1 };
-    let home = Home { incarnation: incarnation(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
+    let home = Home { incarnation: incarnation(region), loan_ttl_ns: regions::LOAN_TTL_NS };
     let config = Config {
         key: HashKey([7; 16]),
         memory_bytes: 1 << 30,
         durable: true,
-        empty_handed: None,
+        after_crash: None,
         home: Some(home),
     };
     let node = std::sync::Arc::new(Node::new(config));
@@ -123,7 +123,7 @@ fn node(region: u16) -> std::sync::Arc<Node> {
         clock_error_ns: 0,
         drift_ppm: 200,
         key: CellKey([7; 16]),
-        limits: sharing::limits_to_bytes(&[LimitSpec { token_bucket: Some(bucket), ..spec("user") }])
+        limits: regions::limits_to_bytes(&[LimitSpec { token_bucket: Some(bucket), ..spec("user") }])
             .expect("limits"),
         revoked: Default::default(),
     };

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use acequia_limits::{CellTag, HashKey, LimitId, Now, Request, limit::LimitSpec};
 use acequia_node::{
     Ask, Asker, CellRecord, Config, Home, Node, Row,
-    sharing::{self, Traffic, wire},
+    regions::{self, Traffic, wire},
 };
 use acequia_rights::{
     Incarnation, MemberId,
@@ -110,12 +110,12 @@ impl World {
         let now = Now::at(START - 5 * S);
         let places = (0..regions)
             .map(|region| {
-                let home = Home { incarnation: incarnation(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
+                let home = Home { incarnation: incarnation(region), loan_ttl_ns: regions::LOAN_TTL_NS };
                 let config = Config {
                     key: HashKey([7; 16]),
                     memory_bytes,
                     durable: true,
-                    empty_handed: None,
+                    after_crash: None,
                     home: Some(home),
                 };
                 let node = Arc::new(Node::new(config));
@@ -144,7 +144,7 @@ impl World {
             clock_error_ns: 2 * MS,
             drift_ppm: 200,
             key: CellKey([7; 16]),
-            limits: sharing::limits_to_bytes(specs).expect("limits"),
+            limits: regions::limits_to_bytes(specs).expect("limits"),
             revoked: Default::default(),
         };
         let version = world.places[0].node.propose(draft, now.wall_ns).expect("a version");

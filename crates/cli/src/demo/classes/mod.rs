@@ -223,7 +223,7 @@ impl Way {
             key: HashKey([0; 16]),
             memory_bytes: MEMORY_BYTES_MIN,
             durable: false,
-            empty_handed: None,
+            after_crash: None,
             home: None,
         }));
         node.apply(self.limits()?, start, |_| Vec::new()).map_err(|fault| Unsound(fault.to_string()))?;

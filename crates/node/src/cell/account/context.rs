@@ -3,7 +3,7 @@
 use acequia_limits::{Algorithm, Part};
 use acequia_rights::mutation::{Mutation, mutated};
 
-use crate::local::Local;
+use crate::catalogue::local::Local;
 
 /// The context of a cell's account: the limit's variant for the cell, whole and local.
 #[derive(Clone, Copy, Debug)]

@@ -9,7 +9,7 @@
 //! A window that began before keeps everything: it counts by the largest variant that was in force in it. For
 //! a window that begins with the new variant or later, a pool may have granted more by the old variant, in an
 //! answer that is still under way. The units of such an answer go back, until an answer to a call under the
-//! new variant comes (`CellLease` in `leases/cell.rs`).
+//! new variant comes (`CellLease` in `pool/cell.rs`).
 
 use acequia_limits::{
     Algorithm, Now, Part,

@@ -17,7 +17,7 @@ use acequia_rights::{
 };
 
 use super::{Account, CellContext};
-use crate::record::CellRecord;
+use crate::cell::record::CellRecord;
 
 impl Account {
     /// The record to keep of the cell. Afterwards nothing of the cell may be charged or told to a pool.

@@ -2,7 +2,7 @@
 //! name it.
 
 use acequia_limits::limit::LimitSpec;
-use acequia_node::leases::{ABSENT_NS_MAX, GROUPS, NotLeftOut};
+use acequia_node::pool::{ABSENT_NS_MAX, GROUPS, NotLeftOut};
 
 use super::{GUARD, settled};
 use crate::{

@@ -2,7 +2,7 @@
 //! that differ between nodes.
 
 use acequia_limits::limit::LimitSpec;
-use acequia_node::leases::{Call, PoolRequest};
+use acequia_node::pool::{Call, PoolRequest};
 
 use super::{bucket, settled, sliding, window};
 use crate::{

@@ -5,7 +5,7 @@ use acequia_limits::{
     CellTag, HashKey, Limit, LimitId, Now, Request, Verdict,
     limit::{FixedWindowSpec, LimitSpec, TokenBucketSpec},
 };
-use acequia_node::{Ask, Asker, CellRecord, CellView, Config, Holding, Home, Membership, Node, Row, sharing};
+use acequia_node::{Ask, Asker, CellRecord, CellView, Config, Holding, Home, Membership, Node, Row, regions};
 use acequia_rights::{
     Incarnation, MemberId,
     versions::{CellKey, Draft, Member},
@@ -71,13 +71,13 @@ impl World {
         let now = Now::at(START);
         let places = (0..regions)
             .map(|region| {
-                let home = Home { incarnation: incarnation(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
+                let home = Home { incarnation: incarnation(region), loan_ttl_ns: regions::LOAN_TTL_NS };
                 let config = Config {
                     // Each region has its own key until it receives the catalogue's.
                     key: HashKey([region as u8; 16]),
                     memory_bytes: 64 << 20,
                     durable: true,
-                    empty_handed: None,
+                    after_crash: None,
                     home: Some(home),
                 };
                 let node = Arc::new(Node::new(config));
@@ -113,7 +113,7 @@ impl World {
             clock_error_ns: 0,
             drift_ppm: 1_000,
             key: CellKey([7; 16]),
-            limits: sharing::limits_to_bytes(specs).expect("limits"),
+            limits: regions::limits_to_bytes(specs).expect("limits"),
             revoked: Default::default(),
         };
         let version = world.places[0].node.propose(draft, START).expect("a version");
@@ -289,8 +289,8 @@ impl World {
             key: HashKey([region as u8; 16]),
             memory_bytes: 64 << 20,
             durable: true,
-            empty_handed: Some(now),
-            home: Some(Home { incarnation, loan_ttl_ns: sharing::LOAN_TTL_NS }),
+            after_crash: Some(now),
+            home: Some(Home { incarnation, loan_ttl_ns: regions::LOAN_TTL_NS }),
         };
         let node = Arc::new(Node::new(config));
         let place = &mut self.places[region];
@@ -328,7 +328,7 @@ impl World {
             clock_error_ns: error_ns,
             drift_ppm: 1_000,
             key: CellKey([7; 16]),
-            limits: sharing::limits_to_bytes(specs).expect("limits"),
+            limits: regions::limits_to_bytes(specs).expect("limits"),
             revoked: Default::default(),
         };
         self.specs = specs.to_vec();
@@ -357,7 +357,7 @@ impl World {
         self.traffic().iter().map(|traffic| traffic.entries_out).sum()
     }
 
-    pub(crate) fn traffic(&self) -> Vec<sharing::Traffic> {
+    pub(crate) fn traffic(&self) -> Vec<regions::Traffic> {
         self.places.iter().map(|place| place.node.traffic()).collect()
     }
 }

@@ -118,7 +118,7 @@ pub(crate) fn limits(specs: &[LimitSpec]) -> Vec<Limit> {
 /// A node without a journal.
 pub(crate) fn node(specs: &[LimitSpec], now: Now) -> Arc<Node> {
     node_of(
-        Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: None, home: None },
+        Config { key: KEY, memory_bytes: ROOMY, durable: false, after_crash: None, home: None },
         specs,
         now,
     )
@@ -126,7 +126,7 @@ pub(crate) fn node(specs: &[LimitSpec], now: Now) -> Arc<Node> {
 
 /// A node with the minimum memory.
 pub(crate) fn small_node(specs: &[LimitSpec], durable: bool, now: Now) -> Arc<Node> {
-    let config = Config { key: KEY, memory_bytes: MEMORY_BYTES_MIN, durable, empty_handed: None, home: None };
+    let config = Config { key: KEY, memory_bytes: MEMORY_BYTES_MIN, durable, after_crash: None, home: None };
     node_of(config, specs, now)
 }
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_limits::{Algorithm, CellTag, LimitId};
 use acequia_node::{
-    Ask, DRAW_NS, Forward, Forwarding,
-    sharing::wire::{Entry, Whole, read},
+    Ask, FORWARD_NS, Forward, Forwarding,
+    regions::wire::{Entry, Whole, read},
 };
 
 use super::{World, named};
@@ -18,7 +18,7 @@ pub(super) const DRAW_AGAIN_NS: u64 = 10 * MS;
 /// A request that waits at a node.
 pub(super) struct Waiting {
     pub(super) place: usize,
-    pub(super) boot: u32,
+    pub(super) process_number: u32,
     pub(super) key: String,
     pub(super) cost: u64,
     /// When the request came, in true time and on the node's steady clock.
@@ -69,13 +69,13 @@ impl World {
     pub(super) fn draw(&mut self, waiting: &mut Waiting) {
         let now = self.now(waiting.place);
         let at = &self.nodes[waiting.place];
-        if waiting.draw.as_ref().is_some_and(|draw| !at.node.is_drawn_out(draw)) {
+        if waiting.draw.as_ref().is_some_and(|draw| !at.node.is_answered(draw)) {
             return;
         }
         let (answer, catalogue) = at.asker.last();
         let left_ns = waiting.until_ns.saturating_sub(self.true_ns);
         let of = (waiting.since_ns, waiting.draw.is_some());
-        if let Some(draw) = at.node.draw(answer, catalogue, left_ns, of, now) {
+        if let Some(draw) = at.node.forward_charge(answer, catalogue, left_ns, of, now) {
             waiting.draw = Some(draw);
             for limit in &answer.limits {
                 let cell = (catalogue.limits[limit.limit as usize].limit.id, named(limit));
@@ -91,14 +91,14 @@ impl World {
         for entry in frame.entries {
             match entry {
                 Entry::Forward { limit, tag, whole, number, .. } => {
-                    let name = (from, frame.header.boot, to, number);
+                    let name = (from, frame.header.process_number, to, number);
                     let first = *self.charges.numbers.entry((from, number)).or_insert(name.1);
                     assert_eq!(first, name.1, "two processes of node {from} drew by the number {number}");
                     self.charges.drawn.insert(name, ((limit, tag), whole));
                 }
                 Entry::ForwardReply { number, units: Some(units @ 1..) } => {
-                    let boot = frame.header.received.boot;
-                    let name = (to, boot, from, number);
+                    let process_number = frame.header.received.process_number;
+                    let name = (to, process_number, from, number);
                     if !self.charges.answered.insert(name) {
                         continue;
                     }
@@ -111,7 +111,7 @@ impl World {
                         "node {from} charged by {whole:?}, and has {gives:?}"
                     );
                     let charged = Charged { at_ns: self.true_ns, units, whole };
-                    self.charges.unused.entry((to, boot, cell)).or_default().push(charged);
+                    self.charges.unused.entry((to, process_number, cell)).or_default().push(charged);
                     self.admit((limit, &key, budget), cell.1, units, &format!("{from} for {to}"));
                 }
                 _ => {}
@@ -147,7 +147,7 @@ impl World {
     #[track_caller]
     pub(super) fn use_charge(&mut self, place: usize, cell: CellName, units: u64, came_ns: u64) {
         let whole = self.gives(place, cell.0);
-        let unused = self.charges.unused.entry((place, self.nodes[place].boot, cell)).or_default();
+        let unused = self.charges.unused.entry((place, self.nodes[place].process_number, cell)).or_default();
         let its = unused.iter().position(|charged| {
             charged.at_ns >= came_ns && charged.units == units && Some(charged.whole) == whole
         });
@@ -155,7 +155,7 @@ impl World {
             panic!("node {place} passed {units} of a request that came at {came_ns}, and nobody charged that since")
         });
         let Charged { at_ns, .. } = unused.remove(its);
-        let most_ns = DRAW_NS + DRAW_NS / 100;
+        let most_ns = FORWARD_NS + FORWARD_NS / 100;
         assert!(self.true_ns - at_ns <= most_ns, "it was charged {} ns ago", self.true_ns - at_ns);
     }
 
@@ -164,11 +164,11 @@ impl World {
         for mut waiting in std::mem::take(&mut self.waiting) {
             let at = &self.nodes[waiting.place];
             let news = at.node.news();
-            if at.boot != waiting.boot {
+            if at.process_number != waiting.process_number {
                 continue;
             }
             // Servers do the same.
-            let is_drawing = waiting.draw.as_ref().is_some_and(|draw| at.node.is_drawing(draw));
+            let is_drawing = waiting.draw.as_ref().is_some_and(|draw| at.node.is_forwarding(draw));
             let is_news = news != waiting.news && !is_drawing;
             let at_ns = waiting.until_ns.min(waiting.again_ns);
             if !is_news && self.true_ns < at_ns {
@@ -190,7 +190,7 @@ impl World {
                 self.draw(&mut waiting);
                 self.waiting.push(waiting);
             } else if let Some(draw) = waiting.draw {
-                self.nodes[place].node.undraw(&draw);
+                self.nodes[place].node.cancel_forward(&draw);
             }
         }
     }

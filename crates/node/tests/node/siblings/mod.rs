@@ -1,7 +1,7 @@
 //! A simulated network of nodes, in one region or several, that share their limits through pools. The story
 //! decides how links and servers behave.
 
-mod draws;
+mod forwards;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,8 +14,8 @@ use acequia_limits::{
 };
 use acequia_node::{
     Ask, Asker, Config, Forwarding, Holding, Home, Keep, LimitAnswer, Node, Row, TAKINGS,
-    leases::{CALL_NS, Call, GROUPS, Heard, PoolName, PoolReply, PoolRequest, Siblings},
-    sharing,
+    pool::{CALL_NS, Call, GROUPS, Heard, PoolName, PoolReply, PoolRequest, Siblings},
+    regions,
 };
 use acequia_rights::{
     Incarnation, MemberId,
@@ -26,7 +26,7 @@ use acequia_rights::{
     versions::{CellKey, Draft, Fence, Member},
 };
 
-use draws::{Charges, DRAW_AGAIN_NS, Waiting};
+use forwards::{Charges, DRAW_AGAIN_NS, Waiting};
 
 use crate::scene::{
     self, KEY, MS, ROOMY, S, START,
@@ -62,11 +62,11 @@ impl Server {
     }
 
     fn server(&self, terms: u64) -> ServerIdentity {
-        ServerIdentity { run: self.run.to_string(), config_fingerprint: 0, terms }
+        ServerIdentity { run: self.run.to_string(), config_fingerprint: 0, allocation: terms }
     }
 
     fn serve(&mut self, call: &Call) -> PoolReply {
-        let server = self.server(call.terms);
+        let server = self.server(call.allocation);
         let group = self.groups.entry(call.group).or_default();
         match &call.question {
             PoolRequest::Begin(begin) => return PoolReply::Known(group.begin(&server, begin)),
@@ -131,7 +131,7 @@ pub(crate) struct Decided {
 pub(crate) struct Place1 {
     pub(crate) node: Arc<Node>,
     pub(crate) asker: Asker,
-    boot: u32,
+    process_number: u32,
     /// When it last started after a crash.
     crashed: Option<Now>,
     /// Contents of its disk: the generations it has heard of, its withdrawals from windows, and since when it
@@ -320,7 +320,7 @@ impl World {
             world.nodes.push(Place1 {
                 node,
                 asker,
-                boot: 1,
+                process_number: 1,
                 crashed: None,
                 generations: Vec::new(),
                 rows: BTreeMap::new(),
@@ -341,7 +341,7 @@ impl World {
         &self,
         number: u16,
         nodes: usize,
-        boot: u32,
+        process_number: u32,
         (crashed, rows_hold): (Option<Now>, BTreeSet<LimitId>),
     ) -> (Arc<Node>, Asker) {
         let place = usize::from(number) - 1;
@@ -353,13 +353,13 @@ impl World {
         let now = if self.nodes.len() > place { self.now(place) } else { START };
         let siblings = Siblings {
             node: number,
-            boot,
+            process_number,
             members: all
                 .iter()
                 .filter(|_| self.regions.is_some())
                 .map(|mate| (*mate, MemberId(*mate)))
                 .collect(),
-            terms: 0,
+            allocation: 0,
             nodes: all,
             guard_percent: self.percent,
             clock_error_ns: self.error_ns,
@@ -370,10 +370,10 @@ impl World {
             rows_hold,
             generations: self.nodes.get(place).map_or_else(Vec::new, |at| at.generations.clone()),
         };
-        let home = Home { incarnation: incarnation(place), loan_ttl_ns: sharing::LOAN_TTL_NS };
+        let home = Home { incarnation: incarnation(place), loan_ttl_ns: regions::LOAN_TTL_NS };
         let home = self.regions.as_ref().map(|_| home);
         let config =
-            Config { key: KEY, memory_bytes: self.memory_bytes, durable: false, empty_handed: crashed, home };
+            Config { key: KEY, memory_bytes: self.memory_bytes, durable: false, after_crash: crashed, home };
         let node = Arc::new(match &self.regions {
             Some(regions) if !regions.have_stores => Node::new(config),
             _ => Node::among(config, Keep::default(), siblings),
@@ -383,7 +383,7 @@ impl World {
             let rows = |id| disk.map_or_else(Vec::new, |disk| rows_of(disk, id));
             node.resume_home(Vec::new(), now, rows).expect("its own disk");
             (0..nodes).for_each(|other| node.meet(incarnation(other)));
-        } else if boot > 1 {
+        } else if process_number > 1 {
             let until = |specs, until_ns| {
                 let limits = scene::limits(specs).into_iter();
                 limits.map(move |limit| acequia_node::Scheduled { limit, until_ns })
@@ -415,11 +415,11 @@ impl World {
     }
 
     fn start(&mut self, place: usize, rows_hold: BTreeSet<LimitId>) {
-        let boot = self.nodes[place].boot + 1;
+        let process_number = self.nodes[place].process_number + 1;
         let crashed = (self.nodes[place].crashed, rows_hold);
-        let (node, asker) = self.started(place as u16 + 1, self.nodes.len(), boot, crashed);
+        let (node, asker) = self.started(place as u16 + 1, self.nodes.len(), process_number, crashed);
         let at = &mut self.nodes[place];
-        (at.node, at.asker, at.boot, at.ticked_ns) = (node, asker, boot, 0);
+        (at.node, at.asker, at.process_number, at.ticked_ns) = (node, asker, process_number, 0);
         // Write before any request comes.
         self.write(place);
     }
@@ -526,11 +526,21 @@ impl World {
             self.note_decided(place, self.true_ns, is_allowed);
         } else {
             let (came_ns, since_ns, at) = (self.true_ns, self.now(place).steady_ns, &self.nodes[place]);
-            let (boot, news, until_ns) = (at.boot, at.node.news(), came_ns + patience_ns);
+            let (process_number, news, until_ns) = (at.process_number, at.node.news(), came_ns + patience_ns);
             let (key, draw) = (key.to_owned(), None);
             let again_ns = came_ns + DRAW_AGAIN_NS;
-            let mut waiting =
-                Waiting { place, boot, key, cost, came_ns, since_ns, until_ns, again_ns, news, draw };
+            let mut waiting = Waiting {
+                place,
+                process_number,
+                key,
+                cost,
+                came_ns,
+                since_ns,
+                until_ns,
+                again_ns,
+                news,
+                draw,
+            };
             self.draw(&mut waiting);
             self.waiting.push(waiting);
         }
@@ -723,10 +733,10 @@ impl World {
                     call.question,
                     PoolRequest::Take(..) | PoolRequest::Exchange(..) | PoolRequest::Slide(..)
                 ));
-                let boot = self.nodes[place].boot;
+                let process_number = self.nodes[place].process_number;
                 let until_ns = self.true_ns + CALL_NS;
-                self.open.insert((until_ns, place, boot, call.id));
-                self.send(place, Message::Call(until_ns, place, boot, call));
+                self.open.insert((until_ns, place, process_number, call.id));
+                self.send(place, Message::Call(until_ns, place, process_number, call));
             }
         }
     }
@@ -769,7 +779,7 @@ impl World {
         if !is_near {
             regions.crossed.0 += 1;
             regions.crossed.1 += frame.len() as u64;
-            if sharing::wire::read(&frame).is_ok_and(|frame| frame.entries.is_empty()) {
+            if regions::wire::read(&frame).is_ok_and(|frame| frame.entries.is_empty()) {
                 regions.pulses += 1;
             }
         } else {
@@ -825,7 +835,7 @@ impl World {
             clock_error_ns: self.error_ns,
             drift_ppm: self.drift_ppm,
             key: CellKey(KEY.0),
-            limits: sharing::limits_to_bytes(specs).expect("limits"),
+            limits: regions::limits_to_bytes(specs).expect("limits"),
             revoked: Default::default(),
         };
         let at = &self.nodes[0];
@@ -839,7 +849,7 @@ impl World {
     fn deliver(&mut self) {
         while let Some(entry) = self.messages.first_entry().filter(|entry| entry.key().0 <= self.true_ns) {
             match entry.remove() {
-                Message::Call(until_ns, place, boot, call) => {
+                Message::Call(until_ns, place, process_number, call) => {
                     let is_left_behind = self.nodes[place].is_left_behind;
                     let said = match &mut self.old {
                         Some(old) if is_left_behind => old.serve(&call),
@@ -851,7 +861,7 @@ impl World {
                     let is_ahead = matches!(&call.question, PoolRequest::Take(_, take)
                         if take.begins_us * 1_000 > self.true_now().wall_ns);
                     if !(is_ahead && self.loses_ahead) {
-                        self.send(place, Message::Answer(until_ns, place, boot, call.id, said));
+                        self.send(place, Message::Answer(until_ns, place, process_number, call.id, said));
                     }
                 }
                 Message::Frame(from, to, frame) => {
@@ -860,19 +870,21 @@ impl World {
                     // The node refuses frames of an ended process.
                     let _ = self.nodes[to].node.handle(incarnation(from).member, &frame, now);
                 }
-                Message::Answer(until_ns, place, boot, id, said) => {
-                    if self.open.remove(&(until_ns, place, boot, id)) && self.nodes[place].boot == boot {
+                Message::Answer(until_ns, place, process_number, id, said) => {
+                    if self.open.remove(&(until_ns, place, process_number, id))
+                        && self.nodes[place].process_number == process_number
+                    {
                         let now = self.now(place);
                         self.nodes[place].node.answer_call(id, &said, now);
                     }
                 }
             }
         }
-        while let Some((until_ns, place, boot, id)) =
+        while let Some((until_ns, place, process_number, id)) =
             self.open.first().copied().filter(|late| late.0 <= self.true_ns)
         {
-            self.open.remove(&(until_ns, place, boot, id));
-            if self.nodes[place].boot == boot {
+            self.open.remove(&(until_ns, place, process_number, id));
+            if self.nodes[place].process_number == process_number {
                 let now = self.now(place);
                 self.nodes[place].node.answer_call(id, &PoolReply::Nothing, now);
             }

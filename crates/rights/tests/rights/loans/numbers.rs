@@ -2,7 +2,7 @@
 
 use acequia_limits::{Part, RATE_PARTS, UNITS_MAX};
 use acequia_rights::{
-    Beats, Book, Grant, Heartbeat, Incarnation, Kind, Offer, Refusal, Renew, Return, Session,
+    Book, Grant, Heartbeat, Incarnation, Kind, Offer, Refusal, Renew, Return, SentHeartbeats, Session,
     identity::MemberId,
     loan::{LOANS_PER_PEER_MAX, TTL_NS_MAX},
     stretch,
@@ -37,14 +37,14 @@ proptest! {
         (rate, units, tokens, ttl_ns) in (rates(), edges(), edges(), edges()),
         (number, available, drift_ppm) in (edges(), edges(), any::<u32>()),
         (standing_rate, standing_units) in (rates(), edges()),
-        (boot, beat, sliding, lingers_ns) in (0_u32..3, 0_u64..4, any::<bool>(), edges()),
+        (process_number, beat, sliding, lingers_ns) in (0_u32..3, 0_u64..4, any::<bool>(), edges()),
     ) {
         let kind = if sliding { Kind::Sliding { lingers_ns } } else { Kind::Bucket };
         let part = Part { rate, units };
         let standing = Part { rate: standing_rate, units: standing_units };
         let (mut giver, mut holder) = (Book::default(), Book::default());
         let mut session = Session::new(drift_ppm);
-        let mut beats = Beats::new(1, TTL_NS_MAX);
+        let mut beats = SentHeartbeats::new(1, TTL_NS_MAX);
         let heard = beats.next(NOW);
         session.hear(heard, NOW);
         let offer = Offer { number, to: PEER, part, tokens, ttl_ns };
@@ -69,10 +69,10 @@ proptest! {
                 prop_assert!(giver.is_empty(0) && !refusal.to_string().is_empty());
             }
         }
-        let grant = Grant { number, part, tokens, ttl_ns, echo: Heartbeat { boot, number: beat } };
+        let grant = Grant { number, part, tokens, ttl_ns, echo: Heartbeat { process_number, number: beat } };
         match holder.accept(PEER, &grant, kind, &beats, &mut session, NOW) {
             Ok(change) => {
-                prop_assert!((boot, beat) == (1, 0) && tokens <= units && units <= UNITS_MAX);
+                prop_assert!((process_number, beat) == (1, 0) && tokens <= units && units <= UNITS_MAX);
                 prop_assert_eq!(change.units, units as i64);
                 let all = holder.effective(standing);
                 prop_assert!(all.units <= UNITS_MAX && all.rate <= RATE_PARTS);
@@ -90,17 +90,17 @@ proptest! {
 
     #[test]
     fn renewals_out_of_order_or_range_change_nothing(
-        (from, up_to, boot, beat) in (edges(), edges(), 0_u32..3, 0_u64..5),
+        (from, up_to, process_number, beat) in (edges(), edges(), 0_u32..3, 0_u64..5),
         except in proptest::collection::vec(edges(), 0..80),
     ) {
         let mut session = Session::new(1_000);
-        let mut beats = Beats::new(1, TTL_NS_MAX);
+        let mut beats = SentHeartbeats::new(1, TTL_NS_MAX);
         let (old, _) = (beats.next(NOW), beats.next(NOW + 5));
         let grant = Grant { number: 7, part: Part { rate: 1, units: 1 }, tokens: 0, ttl_ns: 100, echo: old };
         let mut book = Book::default();
         let _ = book.accept(PEER, &grant, Kind::Bucket, &beats, &mut session, NOW).expect("in time");
         let held = book.held()[0];
-        let renew = Renew { echo: Heartbeat { boot, number: beat }, from, up_to, except: except.clone().into() };
+        let renew = Renew { echo: Heartbeat { process_number, number: beat }, from, up_to, except: except.clone().into() };
         match session.take_renew(&renew, &beats, NOW + 10) {
             Ok(()) => {
                 let covered = (from..=up_to).contains(&7) && !except.contains(&7);
@@ -124,14 +124,14 @@ fn a_stretch_covers_the_drift_and_saturates() {
 
 #[test]
 fn beats_are_remembered_within_bounds() {
-    let mut beats = Beats::new(3, 1_000_000);
+    let mut beats = SentHeartbeats::new(3, 1_000_000);
     let all: Vec<Heartbeat> = (0..300).map(|at| beats.next(at)).collect();
     assert_eq!(beats.sent_at(all[43]), None);
     assert_eq!(beats.sent_at(all[44]), Some(44));
     assert_eq!(beats.sent_at(all[299]), Some(299));
-    assert_eq!(beats.sent_at(Heartbeat { boot: 3, number: 300 }), None);
-    assert_eq!(beats.sent_at(Heartbeat { boot: 2, number: 299 }), None);
-    assert_eq!(beats.sent_at(Heartbeat { boot: 3, number: u64::MAX }), None);
+    assert_eq!(beats.sent_at(Heartbeat { process_number: 3, number: 300 }), None);
+    assert_eq!(beats.sent_at(Heartbeat { process_number: 2, number: 299 }), None);
+    assert_eq!(beats.sent_at(Heartbeat { process_number: 3, number: u64::MAX }), None);
     let last = beats.next(2_000_000);
     assert_eq!((beats.sent_at(all[299]), beats.sent_at(last)), (None, Some(2_000_000)));
 }
@@ -139,7 +139,7 @@ fn beats_are_remembered_within_bounds() {
 #[test]
 fn books_are_bounded() {
     let (mut giver, mut session) = (Book::default(), Session::new(1_000));
-    session.hear(Heartbeat { boot: 1, number: 1 }, NOW);
+    session.hear(Heartbeat { process_number: 1, number: 1 }, NOW);
     let standing = Part { rate: 100, units: 100 };
     let offer = |number| Offer { number, to: PEER, part: Part { rate: 1, units: 1 }, tokens: 0, ttl_ns: 9 };
     for number in 1..=LOANS_PER_PEER_MAX as u64 {

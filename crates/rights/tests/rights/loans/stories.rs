@@ -2,7 +2,7 @@
 
 use acequia_limits::{Part, RATE_PARTS};
 use acequia_rights::{
-    Beats, Book, Change, Grant, Heartbeat, Incarnation, Kind, Offer, Refusal, Renew, Session,
+    Book, Change, Grant, Heartbeat, Incarnation, Kind, Offer, Refusal, Renew, SentHeartbeats, Session,
     identity::MemberId, session::FROZEN_MAX, stretch,
 };
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ struct Pair {
     holder: Book,
     to_holder: BTreeMap<Incarnation, Session>,
     to_giver: BTreeMap<Incarnation, Session>,
-    beats: Beats,
+    beats: SentHeartbeats,
     number: u64,
 }
 
@@ -34,7 +34,7 @@ impl Pair {
             holder: Book::default(),
             to_holder: BTreeMap::from([(incarnation(1), Session::new(DRIFT_PPM))]),
             to_giver: BTreeMap::from([(incarnation(0), Session::new(DRIFT_PPM))]),
-            beats: Beats::new(1, 60 * S),
+            beats: SentHeartbeats::new(1, 60 * S),
             number: 0,
         }
     }
@@ -233,7 +233,7 @@ fn a_restarted_holder_frees_its_giver() {
     let mut pair = Pair::new();
     pair.heartbeat(100 * S);
     let grant = pair.lend(PIECE, 100 * S);
-    pair.beats = Beats::new(2, 60 * S);
+    pair.beats = SentHeartbeats::new(2, 60 * S);
     pair.to_giver = BTreeMap::from([(incarnation(0), Session::new(DRIFT_PPM))]);
     assert_eq!(pair.accept(&grant, 101 * S), Err(Refusal::UnknownBeat));
     for at_s in 101..110 {

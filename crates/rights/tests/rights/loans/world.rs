@@ -20,8 +20,8 @@ use std::collections::VecDeque;
 
 use acequia_limits::{Part, RATE_PARTS};
 use acequia_rights::{
-    Beats, Book, Change, Grant, Heartbeat, HeldLoan, Incarnation, Kind, LentLoan, Offer, Renew, Return,
-    Session, Sessions, identity::MemberId as RegionId,
+    Book, Change, Grant, Heartbeat, HeldLoan, Incarnation, Kind, LentLoan, Offer, Renew, Return,
+    SentHeartbeats, Session, Sessions, identity::MemberId as RegionId,
 };
 
 use super::random::Random;
@@ -207,10 +207,10 @@ struct Actor {
     /// The last acknowledged version.
     acked: usize,
     number: u64,
-    boot: u32,
+    process_number: u32,
     book: Book,
     // Volatile.
-    beats: Beats,
+    beats: SentHeartbeats,
     peers: Peers,
     debt: i64,
     settled_ns: u64,
@@ -290,9 +290,9 @@ impl World {
                     version: 0,
                     acked: 0,
                     number: 0,
-                    boot: 1,
+                    process_number: 1,
                     book: Book::default(),
-                    beats: Beats::new(1, TTLS_NS[2]),
+                    beats: SentHeartbeats::new(1, TTLS_NS[2]),
                     peers: Peers(vec![Session::new(DRIFT_PPM); REGIONS]),
                     debt: 0,
                     settled_ns: clock_ns,
@@ -620,11 +620,11 @@ impl World {
         let held: Vec<HeldLoan> = self.actors[i].book.held().to_vec();
         let clock_ns = 1_000 * MS + self.random.below(100_000 * MS);
         let a = &mut self.actors[i];
-        a.boot += 1;
+        a.process_number += 1;
         // A new process: old clock readings are void.
         a.clock_ns = clock_ns;
         a.settled_ns = clock_ns;
-        a.beats = Beats::new(a.boot, TTLS_NS[2]);
+        a.beats = SentHeartbeats::new(a.process_number, TTLS_NS[2]);
         a.peers = Peers(vec![Session::new(DRIFT_PPM); REGIONS]);
         a.stale = None;
         let disk: Vec<LentLoan> = a

@@ -85,7 +85,7 @@ impl World {
     fn send(&mut self, node: usize, question: Question) {
         self.sent += 1;
         let Node { server, generation, grants, .. } = self.nodes[node];
-        let by = Taker { node: node as u16, boot: 1, call: self.sent };
+        let by = Taker { node: node as u16, process_number: 1, call: self.sent };
         let arrives = self.now + self.random.below(30);
         let wall_us = self.now;
         self.calls.push(Call { arrives, node, server, generation, grants, wall_us, by, question });
@@ -93,7 +93,7 @@ impl World {
 
     fn serve(&mut self, call: Call) {
         let server = &mut self.servers[call.server];
-        let identity = ServerIdentity { run: server.run.clone(), config_fingerprint: 0, terms: 0 };
+        let identity = ServerIdentity { run: server.run.clone(), config_fingerprint: 0, allocation: 0 };
         let said = match &call.question {
             Question::Begin => {
                 let (heard, by) = (call.generation.number, call.by);
@@ -241,7 +241,7 @@ fn a_name_that_is_ended_where_not_all_have_heard_of_it_was_not_ended() {
 }
 
 fn context(number: u64, wall_us: u64) -> acequia_rights::pool::CallContext {
-    let generation = Generation { number, by: Taker { node: 1, boot: 1, call: number } };
+    let generation = Generation { number, by: Taker { node: 1, process_number: 1, call: number } };
     acequia_rights::pool::CallContext {
         wall_us,
         generation,
@@ -253,7 +253,7 @@ fn context(number: u64, wall_us: u64) -> acequia_rights::pool::CallContext {
 }
 
 fn by(call: u64) -> Taker {
-    Taker { node: 1, boot: 1, call }
+    Taker { node: 1, process_number: 1, call }
 }
 
 fn act(name: &mut Name, call: u64, what: What, at: (u64, u64)) -> NameState {

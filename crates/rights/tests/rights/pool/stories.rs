@@ -57,9 +57,9 @@ impl Pool {
         (grants, fresh_us): (bool, u64),
     ) -> Result<Exchanged, Refused> {
         self.calls += 1;
-        let taker = Taker { node, boot: 1, call: self.calls };
+        let taker = Taker { node, process_number: 1, call: self.calls };
         let exchange = Exchange { taker, keeps, tokens, wanted, needed: 0, reserved: 0, keep_us: 1_000 * MS };
-        let generation = Generation { number: 1, by: Taker { node: 1, boot: 1, call: 1 } };
+        let generation = Generation { number: 1, by: Taker { node: 1, process_number: 1, call: 1 } };
         let wall_us = START_US + wall_us;
         let context = CallContext { wall_us, generation, since: generation, grants, fresh_us, burned_us: 0 };
         self.bucket.exchange(&exchange, &self.params, &context)
@@ -262,8 +262,8 @@ pub(super) fn called_before_all_had_told() -> u64 {
 /// Units that a node receives when the second of two nodes reports, some time after the first.
 pub(super) fn called_when_all_had_told() -> u64 {
     let (mut group, server) =
-        (PoolGroup::default(), ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 });
-    let by = Taker { node: 1, boot: 1, call: 1 };
+        (PoolGroup::default(), ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, allocation: 0 });
+    let by = Taker { node: 1, process_number: 1, call: 1 };
     let generation = group.begin(&server, &above(0, by)).generation;
     let last_us = START_US + 100 * MS;
     for (node, wall_us) in [(1, START_US), (2, last_us)] {
@@ -290,8 +290,8 @@ pub(super) fn called_when_all_had_told() -> u64 {
 
 /// How often a call under an earlier allocation changes the state of a later one.
 pub(super) fn a_caller_of_an_earlier_distribution() -> u64 {
-    let by = |call| Taker { node: 1, boot: 1, call };
-    let server = |terms| ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms };
+    let by = |call| Taker { node: 1, process_number: 1, call };
+    let server = |terms| ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, allocation: terms };
     let mut group = PoolGroup::default();
     let known = group.begin(&server(1), &above(0, by(1)));
     // The group's pools go on under the next allocation, and only under this one.
@@ -319,8 +319,9 @@ fn an_earlier_distribution_does_not_change_what_is_part_of_a_later_one() {
 
 #[test]
 fn pools_go_on_under_a_later_distribution_as_they_are() {
-    let server = |run: &str, terms| ServerIdentity { run: run.to_owned(), config_fingerprint: 0, terms };
-    let by = |call| Taker { node: 1, boot: 1, call };
+    let server =
+        |run: &str, terms| ServerIdentity { run: run.to_owned(), config_fingerprint: 0, allocation: terms };
+    let by = |call| Taker { node: 1, process_number: 1, call };
     let told = |group: &PoolGroup, node, terms| {
         let generation = group.known(&server("1", terms)).generation;
         let (nodes, wall_us) = (BTreeSet::from([1, 2]), START_US);
@@ -395,8 +396,8 @@ fn what_was_spent_of_more_units_is_owed_when_there_are_more_again() {
 /// reports the generation it had heard of before. Returns the group's status, and the units that the second
 /// receives from the window and from a bucket.
 fn goes_on_with(before: Option<Generation>) -> (GroupStatus, u64, u64) {
-    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
-    let by = |node, call| Taker { node, boot: 1, call };
+    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, allocation: 0 };
+    let by = |node, call| Taker { node, process_number: 1, call };
     let mut group = PoolGroup::default();
     let first = group.begin(&server, &above(0, by(1, 1)));
     let told = |node, generation, before: Generation, wall_us| {
@@ -409,8 +410,8 @@ fn goes_on_with(before: Option<Generation>) -> (GroupStatus, u64, u64) {
         group.assert(&server, &told(node, first.generation, Generation::default(), START_US));
     }
     let (mut pool, mut window) = (Pool::new(), Window::default());
-    let take = |node, boot, wanted| window::Take {
-        taker: Taker { node, boot, call: 1 },
+    let take = |node, process_number, wanted| window::Take {
+        taker: Taker { node, process_number, call: 1 },
         taken: 0,
         returned: 0,
         wanted,
@@ -456,7 +457,7 @@ fn a_node_without_a_disk_costs_no_pool_what_another_knows() {
     assert_eq!(of_window, 1);
     assert_eq!(of_bucket, UNITS);
     // A node that has heard of another generation since, or of none, cannot confirm.
-    let other = Generation { number: 2, by: Taker { node: 2, boot: 1, call: 9 } };
+    let other = Generation { number: 2, by: Taker { node: 2, process_number: 1, call: 9 } };
     for before in [Generation::default(), other] {
         let (known, of_window, of_bucket) = goes_on_with(Some(before));
         assert!(!known.grants && known.since.number == 0, "{known:?}");
@@ -466,8 +467,8 @@ fn a_node_without_a_disk_costs_no_pool_what_another_knows() {
 
 #[test]
 fn one_that_told_and_is_gone_keeps_no_generation_from_ending() {
-    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
-    let by = |node, call| Taker { node, boot: 1, call };
+    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, allocation: 0 };
+    let by = |node, call| Taker { node, process_number: 1, call };
     let mut group = PoolGroup::default();
     let told = |node, generation, before| {
         let nodes = BTreeSet::from([1, 2]);
@@ -493,8 +494,8 @@ fn one_that_told_and_is_gone_keeps_no_generation_from_ending() {
 /// Two nodes, or only the second, report whether they are new. Returns until when windows are forfeited, and
 /// whether the generation is a first.
 fn burned_where(is_new: [bool; 2], absent: &[u16]) -> (u64, bool) {
-    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
-    let by = |node, call| Taker { node, boot: 1, call };
+    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, allocation: 0 };
+    let by = |node, call| Taker { node, process_number: 1, call };
     let mut group = PoolGroup::default();
     group.begin(&server, &Begin { heard: 7, by: by(1, 1), goes_on: true });
     // The second node accepts no generation that began before the node did.
@@ -527,8 +528,8 @@ fn a_region_is_new_where_all_its_nodes_are() {
 /// All of an open window was taken elsewhere. Two nodes without disks find a server that hung meanwhile.
 /// Returns the units they receive.
 pub(super) fn two_without_disks() -> u64 {
-    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
-    let by = |node, call| Taker { node, boot: 2, call };
+    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, allocation: 0 };
+    let by = |node, call| Taker { node, process_number: 2, call };
     let mut group = PoolGroup::default();
     let mut all_tell = |begin: &Begin, is_new, wall_us| {
         let generation = group.begin(&server, begin).generation;
@@ -562,9 +563,9 @@ pub(super) fn two_without_disks() -> u64 {
 
 /// Calls for one window in turn: the caller and its statement about the pool. Returns what each call takes.
 fn taken_of_one_window(calls: &[(u16, window::Total)]) -> Vec<u64> {
-    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, terms: 0 };
+    let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, allocation: 0 };
     let mut group = PoolGroup::default();
-    let by = |node, call| Taker { node, boot: 1, call };
+    let by = |node, call| Taker { node, process_number: 1, call };
     let begin = Begin { heard: 0, by: by(1, 1), goes_on: false };
     let generation = group.begin(&server, &begin).generation;
     let (nodes, before) = (BTreeSet::from([1]), Generation::default());
@@ -612,8 +613,8 @@ fn who_comes_later_goes_by_what_was_said_last_in_the_window() {
 pub(super) fn a_call_of_more_comes_late() -> u64 {
     let context = CallContext {
         wall_us: START_US,
-        generation: Generation { number: 1, by: Taker { node: 1, boot: 1, call: 1 } },
-        since: Generation { number: 1, by: Taker { node: 1, boot: 1, call: 1 } },
+        generation: Generation { number: 1, by: Taker { node: 1, process_number: 1, call: 1 } },
+        since: Generation { number: 1, by: Taker { node: 1, process_number: 1, call: 1 } },
         grants: true,
         fresh_us: 0,
         burned_us: 0,
@@ -621,7 +622,7 @@ pub(super) fn a_call_of_more_comes_late() -> u64 {
     let mut window = Window::default();
     let mut take = |call, wanted, total| {
         let take = window::Take {
-            taker: Taker { node: 1, boot: 1, call },
+            taker: Taker { node: 1, process_number: 1, call },
             taken: 0,
             returned: 0,
             wanted,

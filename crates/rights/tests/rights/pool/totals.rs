@@ -60,8 +60,8 @@ impl Pools {
     /// A node keeps some of what it holds, and asks for more.
     fn call(&mut self, kind: Kind, number: u16, node: &mut Node, random: &mut Random) {
         self.calls += 1;
-        let taker = Taker { node: number, boot: 1, call: self.calls };
-        let generation = Generation { number: 1, by: Taker { node: 1, boot: 1, call: 1 } };
+        let taker = Taker { node: number, process_number: 1, call: self.calls };
+        let generation = Generation { number: 1, by: Taker { node: 1, process_number: 1, call: 1 } };
         let wall_us = START_US + self.calls * 10 * SLACK_US;
         let context =
             CallContext { wall_us, generation, since: generation, grants: true, fresh_us: 0, burned_us: 0 };

@@ -40,7 +40,7 @@ fn play(seed: u64, weights: [u64; NODES as usize]) -> Use {
             let needed = u64::from(balance.left() == 0);
             let wanted = (*spent * 1_000 / (asked + 1) + 1).max(2 * *chunk);
             let take = Take {
-                taker: Taker { node: at as u16 + 1, boot: 1, call: asked + 1 },
+                taker: Taker { node: at as u16 + 1, process_number: 1, call: asked + 1 },
                 taken: balance.taken(),
                 returned: 0,
                 wanted,

@@ -474,7 +474,7 @@ fn a_flood_of_events_is_a_line_in_the_log() {
 /// A node without limits, which reports to nobody.
 fn shared() -> Shared {
     let key = HashKey([0; 16]);
-    let config = NodeConfig { key, memory_bytes: 1 << 20, durable: false, empty_handed: None, home: None };
+    let config = NodeConfig { key, memory_bytes: 1 << 20, durable: false, after_crash: None, home: None };
     let names = Names::new("eu", "eu-1", &key, [0; 16]);
     Shared::new(
         Arc::new(Node::new(config)),
