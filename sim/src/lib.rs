@@ -1,4 +1,4 @@
-//! The real server in a simulated world that a seed breaks. **The same seed gives the same history, to the
+//! The real server in a simulated world that a seed breaks. **One seed gives one history, to the
 //! last packet.**
 //!
 //! - [`world`]: regions that run the server, and callers, in one thread, over simulated links, disks and clocks;

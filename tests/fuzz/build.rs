@@ -1,5 +1,5 @@
-//! Generates the messages of both APIs, like `crates/api`, but without clients and servers: these need tonic,
-//! which would be half of the build.
+//! Generates the messages of both APIs, like `crates/api`. Clients and servers are left out: tonic would be half
+//! of the build.
 
 use std::error::Error;
 

@@ -1,5 +1,5 @@
-//! One row of the journal: decodes the bytes that `store::Journal` keeps of a cell, and starts a node with
-//! the row under limits of every algorithm.
+//! One row of the journal. The target decodes the bytes that `store::Journal` keeps of a cell. It then starts a
+//! node with the row, under limits of every algorithm.
 #![no_main]
 
 use std::sync::Arc;

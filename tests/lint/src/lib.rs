@@ -1,8 +1,9 @@
 //! A page of documentation, taken apart: its sentences, its links, its fenced blocks, the places that links may lead to.
 //!
-//! `cargo run -p acequia-lint` holds every page to its rules ([`rules`]); the end-to-end tests run the blocks.
+//! `cargo run -p acequia-lint` holds every page and every comment to its rules ([`rules`], [`comments`]). The end-to-end tests run the blocks.
 
 pub mod cargo;
+pub mod comments;
 pub mod metrics;
 pub mod rules;
 

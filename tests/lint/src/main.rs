@@ -1,13 +1,18 @@
-//! Says what is wrong with the pages; exits with 1 if anything is.
+//! Says what is wrong with pages and comments; exits with 1 if anything is.
 
 use std::{path::Path, process::ExitCode};
 
-use acequia_lint::rules;
+use acequia_lint::{comments, rules};
 
 fn main() -> ExitCode {
-    let faults = match rules::faults(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let found = rules::faults(&root).and_then(|mut faults| {
+        faults.extend(comments::faults(&root)?);
+        Ok(faults)
+    });
+    let faults = match found {
         Ok(faults) => faults,
-        Err(cause) => vec![format!("cannot read the pages: {cause}")],
+        Err(cause) => vec![format!("cannot read a page or a file: {cause}")],
     };
     for fault in &faults {
         eprintln!("{fault}");

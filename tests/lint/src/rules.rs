@@ -15,7 +15,7 @@ pub const WORDS_MEAN_MAX: f64 = 18.0;
 /// Bytes.
 const KB: usize = 1024;
 /// The pages that are held to a size and to short sentences, and how many bytes each may have.
-pub const SIZES: [(&str, usize); 14] = [
+pub const SIZES: [(&str, usize); 27] = [
     ("README.md", 9 * KB),
     ("SECURITY.md", 11 * KB),
     ("CHANGELOG.md", 9 * KB),
@@ -30,6 +30,19 @@ pub const SIZES: [(&str, usize); 14] = [
     ("tests/bench/README.md", 16 * KB),
     ("crates/server/METRICS.md", 8 * KB),
     ("crates/rights/src/pool/README.md", 8 * KB),
+    ("crates/rights/README.md", 18 * KB),
+    ("crates/limits/README.md", 8 * KB),
+    ("crates/node/README.md", 8 * KB),
+    ("crates/store/README.md", 8 * KB),
+    ("crates/mesh/README.md", 8 * KB),
+    ("crates/api/README.md", 8 * KB),
+    ("crates/client/README.md", 8 * KB),
+    ("crates/server/README.md", 8 * KB),
+    ("crates/cli/README.md", 8 * KB),
+    ("lua/README.md", 8 * KB),
+    ("proto/README.md", 8 * KB),
+    ("tests/README.md", 8 * KB),
+    ("tests/ring/README.md", 8 * KB),
 ];
 /// The pages for operators, and what they may have together.
 pub const OPERATORS: ([&str; 5], usize) = (

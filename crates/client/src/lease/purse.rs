@@ -1,6 +1,6 @@
 //! The lease balance: units in memory that many threads take from.
 //!
-//! **Of each filling, the units taken and the units returned when it ends are at most the units filled in.
+//! **Each filling ends with at most as many units taken and returned as were filled in.
 //! No unit is taken from a filling after it expires**. Both hold for any number of takers beside the one
 //! thread that fills.
 //!
