@@ -415,7 +415,7 @@ impl Service {
             shared.node.apply(config.live.limits.clone(), now, |id| reading.rows(&*store, id))?;
         }
         reading.done()?;
-        if !shared.node.restore_takings(taken, now) {
+        if !shared.node.restore_withdrawals(taken, now) {
             home.doubt_takings(&*store)?;
         }
         shared.apply(&config.live);

@@ -131,12 +131,12 @@ impl Keeper {
     fn renew_or_expire(&mut self, now: Instant) {
         let Some(held) = &mut self.held else { return };
         if now >= held.expires {
-            let left = self.shared.purse.drain();
+            let left = self.shared.balance.drain();
             self.release(left);
         } else if held.renew.is_some_and(|renew| now >= renew) {
             held.renew = None;
             // If nobody wanted the units, they are left to expire.
-            if held.units > self.shared.purse.units_left() {
+            if held.units > self.shared.balance.units_left() {
                 self.shared.is_wanted.store(true, Ordering::Relaxed);
             }
         }
@@ -191,7 +191,7 @@ impl Keeper {
     fn question_of(&mut self, now: Instant) -> Pending {
         let mut wanted = std::mem::take(&mut self.spent);
         if let Some(held) = &mut self.held {
-            let left = self.shared.purse.units_left();
+            let left = self.shared.balance.units_left();
             wanted += held.uncounted.saturating_sub(left);
             held.uncounted = left;
         }
@@ -232,12 +232,12 @@ impl Keeper {
         let is_older_better = self
             .held
             .as_ref()
-            .is_some_and(|held| held.renew.is_some() && self.shared.purse.units_left() >= units);
+            .is_some_and(|held| held.renew.is_some() && self.shared.balance.units_left() >= units);
         if is_older_better {
             self.settle(new, 0);
             return;
         }
-        let left = self.shared.purse.fill(units, expires, units.div_ceil(LOW_PART));
+        let left = self.shared.balance.fill(units, expires, units.div_ceil(LOW_PART));
         self.release(left);
         let lead = (self.options.refresh / 2).min((expires - now) / 4);
         self.held = Some(Held { renew: Some(expires - lead), ..new });
@@ -296,7 +296,7 @@ impl Keeper {
 
     /// Gives everything back, and waits until that is done.
     async fn end(mut self) {
-        let left = self.shared.purse.drain();
+        let left = self.shared.balance.drain();
         self.release(left);
         self.shared.denial.store(None);
         if let Some(pending) = self.pending.take() {

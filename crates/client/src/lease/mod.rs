@@ -1,9 +1,9 @@
 //! Decides in memory, with units that a node has charged in advance.
 
+mod balance;
 mod demand;
 mod interceptor;
 mod keeper;
-mod purse;
 
 use std::{
     fmt,
@@ -22,8 +22,8 @@ use tokio::{
 
 pub use self::interceptor::LeaseInterceptor;
 use self::{
+    balance::{Draw, FOREVER, LeaseBalance, UNITS_MAX},
     keeper::Keeper,
-    purse::{Draw, FOREVER, Purse, UNITS_MAX},
 };
 use crate::{CheckResponse, Client, ClientError, Question, Reason, denial::whole_ms};
 
@@ -113,7 +113,7 @@ pub struct Lease {
 /// The state that handles and their keeper share.
 #[derive(Debug)]
 struct Shared {
-    purse: Purse,
+    balance: LeaseBalance,
     /// Units that were wanted but not held, since the keeper looked last.
     missed: AtomicU64,
     /// A decision that costs more than this asks the node.
@@ -155,7 +155,7 @@ impl Client {
             return Err(ClientError::Refused { what: what.to_owned() });
         }
         let shared = Arc::new(Shared {
-            purse: Purse::empty(Instant::now()),
+            balance: LeaseBalance::empty(Instant::now()),
             missed: AtomicU64::new(0),
             units_max: options.units_max,
             wanted: Notify::new(),
@@ -201,7 +201,7 @@ impl Lease {
     #[inline]
     pub fn try_take(&self, cost: u64) -> Take {
         let cost = cost.max(1);
-        match self.shared.purse.take(cost, Instant::now) {
+        match self.shared.balance.take(cost, Instant::now) {
             Draw::Taken => Take::Taken,
             Draw::TakenAndLow => {
                 self.shared.want();
@@ -231,7 +231,7 @@ impl Lease {
 
     /// Units that are held now, to spend or to give back.
     pub fn units_left(&self) -> u64 {
-        self.shared.purse.units_left()
+        self.shared.balance.units_left()
     }
 
     /// Whether the lease's last request for units got no answer.

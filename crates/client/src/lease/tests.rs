@@ -134,7 +134,7 @@ async fn a_keeper_that_starves_lets_nothing_expired_out() {
     let held = lease.units_left();
     // The clock moves, and no task runs before the next await.
     let late = Instant::now() + TTL;
-    assert_eq!(lease.shared.purse.take(1, || late), Draw::Short);
+    assert_eq!(lease.shared.balance.take(1, || late), Draw::Short);
     assert_eq!(lease.units_left(), held);
 }
 

@@ -145,7 +145,7 @@ pub struct Siblings {
     pub begun_us: u64,
     /// When the disk began to know what all processes took of windows, by its wall clock, in microseconds.
     /// This is the start of the first process on an empty disk, or 0 if the region was new then. `None` if
-    /// withdrawals are not written down ([`Node::take_rows`]). It counts after [`Node::restore_takings`].
+    /// withdrawals are not written down ([`Node::take_rows`]). It counts after [`Node::restore_withdrawals`].
     pub knows_from_us: Option<u64>,
     /// Whether the node's disk was empty. If so on all nodes, a region that has never granted anything grants
     /// all from the beginning.
@@ -902,7 +902,7 @@ impl Node {
     /// whether all rows can be read. If not, neither this process nor later ones know what those rows said of
     /// open windows: [`Siblings::knows_from_us`] is `begun_us` from then on, and must be on the disk before
     /// any row is.
-    pub fn restore_takings(&self, rows: Vec<Row>, now: Now) -> bool {
+    pub fn restore_withdrawals(&self, rows: Vec<Row>, now: Now) -> bool {
         let Some(leases) = &self.leases else { return true };
         let rows = if mutated(Mutation::LeaseForgetsWithdrawals) { Vec::new() } else { rows };
         lock(leases).restore(self, rows, self.not_before(now))

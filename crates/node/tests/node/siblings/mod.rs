@@ -398,7 +398,7 @@ impl World {
             scene::apply(&node, &self.specs, now);
         }
         let rows = self.nodes.get(place).map_or_else(Vec::new, |at| rows_of(&at.rows, TAKINGS));
-        node.restore_takings(rows, now);
+        node.restore_withdrawals(rows, now);
         let asker = node.asker();
         (node, asker)
     }

@@ -24,7 +24,7 @@ pub(super) const UNITS_MAX: u64 = (1 << UNITS_BITS) - 1;
 /// changed since the first read, the swap fails. So one word decides, and the expiry of a filling need not
 /// be in that word.
 #[derive(Debug)]
-pub(super) struct Purse {
+pub(super) struct LeaseBalance {
     /// The number of the filling above [`UNITS_BITS`], and the units left of the filling below.
     state: AtomicU64,
     /// When the fillings with even and with odd numbers expire, in nanoseconds since the origin. An expiry
@@ -46,7 +46,7 @@ pub(super) enum Draw {
     Short,
 }
 
-impl Purse {
+impl LeaseBalance {
     pub(super) fn empty(origin: Instant) -> Self {
         Self {
             state: AtomicU64::new(0),
@@ -139,54 +139,54 @@ mod tests {
     #[test]
     fn what_is_filled_in_is_taken_once() {
         let now = Instant::now();
-        let purse = Purse::empty(now);
-        assert_eq!(purse.take(1, || now), Draw::Short);
-        assert_eq!(purse.fill(10, now + FOREVER, 4), 0);
-        assert_eq!(purse.take(11, || now), Draw::Short);
-        assert_eq!(purse.take(6, || now), Draw::Taken);
-        assert_eq!(purse.take(1, || now), Draw::TakenAndLow);
-        assert_eq!(purse.take(1, || now), Draw::Taken, "said once");
-        assert_eq!(purse.take(3, || now), Draw::Short);
-        assert_eq!(purse.fill(5, now + FOREVER, 0), 2);
-        assert_eq!(purse.drain(), 5);
-        assert_eq!(purse.take(1, || now), Draw::Short);
+        let balance = LeaseBalance::empty(now);
+        assert_eq!(balance.take(1, || now), Draw::Short);
+        assert_eq!(balance.fill(10, now + FOREVER, 4), 0);
+        assert_eq!(balance.take(11, || now), Draw::Short);
+        assert_eq!(balance.take(6, || now), Draw::Taken);
+        assert_eq!(balance.take(1, || now), Draw::TakenAndLow);
+        assert_eq!(balance.take(1, || now), Draw::Taken, "said once");
+        assert_eq!(balance.take(3, || now), Draw::Short);
+        assert_eq!(balance.fill(5, now + FOREVER, 0), 2);
+        assert_eq!(balance.drain(), 5);
+        assert_eq!(balance.take(1, || now), Draw::Short);
     }
 
     #[test]
     fn nothing_is_taken_that_has_expired_and_all_of_it_is_returned() {
         let now = Instant::now();
-        let purse = Purse::empty(now);
+        let balance = LeaseBalance::empty(now);
         let expires = now + Duration::from_secs(1);
-        purse.fill(10, expires, 0);
-        assert_eq!(purse.take(1, || expires - Duration::from_nanos(1)), Draw::Taken);
+        balance.fill(10, expires, 0);
+        assert_eq!(balance.take(1, || expires - Duration::from_nanos(1)), Draw::Taken);
         for late in [expires, expires + FOREVER] {
-            assert_eq!(purse.take(1, || late), Draw::Short);
+            assert_eq!(balance.take(1, || late), Draw::Short);
         }
-        assert_eq!(purse.drain(), 9);
+        assert_eq!(balance.drain(), 9);
     }
 
     /// A taker reads the clock between its swap and its answer, so these tests act inside the clock.
     #[test]
     fn a_taker_that_sleeps_over_a_filling_takes_nothing_of_the_next() {
         let now = Instant::now();
-        let purse = Purse::empty(now);
+        let balance = LeaseBalance::empty(now);
         let expires = now + Duration::from_secs(1);
-        purse.fill(10, expires, 0);
-        let taken = purse.take(4, || {
-            assert_eq!(purse.fill(3, now + FOREVER, 0), 6, "its units are counted as spent");
+        balance.fill(10, expires, 0);
+        let taken = balance.take(4, || {
+            assert_eq!(balance.fill(3, now + FOREVER, 0), 6, "its units are counted as spent");
             expires
         });
         assert_eq!(taken, Draw::Short, "by the expiry of its own filling");
-        assert_eq!(purse.units_left(), 3, "and nothing is put where it was not taken");
+        assert_eq!(balance.units_left(), 3, "and nothing is put where it was not taken");
     }
 
     #[test]
     fn a_taker_that_sleeps_over_the_next_filling_keeps_what_it_took_in_time() {
         let now = Instant::now();
-        let purse = Purse::empty(now);
-        purse.fill(10, now + FOREVER, 0);
-        let taken = purse.take(4, || {
-            assert_eq!(purse.drain(), 6);
+        let balance = LeaseBalance::empty(now);
+        balance.fill(10, now + FOREVER, 0);
+        let taken = balance.take(4, || {
+            assert_eq!(balance.drain(), 6);
             now
         });
         assert_eq!(taken, Draw::Taken);
@@ -195,17 +195,17 @@ mod tests {
     #[test]
     fn as_many_units_as_fit_and_no_more() {
         let now = Instant::now();
-        let purse = Purse::empty(now);
-        purse.fill(UNITS_MAX, now + FOREVER, 0);
-        assert_eq!(purse.take(u64::MAX, || now), Draw::Short);
-        assert_eq!(purse.take(UNITS_MAX, || now), Draw::Taken);
-        assert_eq!(purse.drain(), 0);
+        let balance = LeaseBalance::empty(now);
+        balance.fill(UNITS_MAX, now + FOREVER, 0);
+        assert_eq!(balance.take(u64::MAX, || now), Draw::Short);
+        assert_eq!(balance.take(UNITS_MAX, || now), Draw::Taken);
+        assert_eq!(balance.drain(), 0);
     }
 
     #[test]
     #[should_panic(expected = "do not fit")]
     fn more_than_fits_is_a_bug() {
-        Purse::empty(Instant::now()).fill(UNITS_MAX + 1, Instant::now(), 0);
+        LeaseBalance::empty(Instant::now()).fill(UNITS_MAX + 1, Instant::now(), 0);
     }
 
     proptest! {
@@ -215,21 +215,21 @@ mod tests {
             start in prop_oneof![Just(0), Just((1 << 24) - 3_u64)],
         ) {
             let begun = Instant::now();
-            let purse = Purse::empty(begun);
-            purse.state.store(start << UNITS_BITS, Ordering::Relaxed);
+            let balance = LeaseBalance::empty(begun);
+            balance.state.store(start << UNITS_BITS, Ordering::Relaxed);
             let (mut left, mut expires, mut now) = (0, begun, begun);
             for (step, units, wait) in steps {
                 now += Duration::from_millis(wait);
                 if step == 0 {
-                    prop_assert_eq!(purse.fill(units, now + Duration::from_millis(30), 0), left);
+                    prop_assert_eq!(balance.fill(units, now + Duration::from_millis(30), 0), left);
                     (left, expires) = (units, now + Duration::from_millis(30));
                 } else {
                     let fits = units <= left && now < expires;
-                    prop_assert_eq!(purse.take(units, || now) == Draw::Taken, fits);
+                    prop_assert_eq!(balance.take(units, || now) == Draw::Taken, fits);
                     left -= if fits { units } else { 0 };
                 }
             }
-            prop_assert_eq!(purse.drain(), left);
+            prop_assert_eq!(balance.drain(), left);
         }
     }
 
@@ -239,12 +239,12 @@ mod tests {
         const TAKERS: usize = 4;
         const FILLINGS: u64 = 5_000;
         let begun = Instant::now();
-        let purse = Arc::new(Purse::empty(begun));
+        let balance = Arc::new(LeaseBalance::empty(begun));
         let is_over = Arc::new(AtomicBool::new(false));
         let start = Arc::new(Barrier::new(TAKERS + 1));
         let takers: Vec<_> = (1..=TAKERS as u64)
             .map(|units| {
-                let (purse, is_over, start) = (purse.clone(), is_over.clone(), start.clone());
+                let (balance, is_over, start) = (balance.clone(), is_over.clone(), start.clone());
                 thread::spawn(move || {
                     start.wait();
                     let (mut taken, mut turn) = (0, 0_u64);
@@ -252,7 +252,7 @@ mod tests {
                         turn += 1;
                         // Every seventh reading of the clock is too late for any filling.
                         let clock = || if turn.is_multiple_of(7) { begun + FOREVER * 2 } else { begun };
-                        if purse.take(units, clock) != Draw::Short {
+                        if balance.take(units, clock) != Draw::Short {
                             taken += units;
                         }
                     }
@@ -264,16 +264,16 @@ mod tests {
         let (mut filled, mut returned) = (0, 0);
         for filling in 0..FILLINGS {
             let units = filling % 97 * 31;
-            returned += purse.fill(units, begun + FOREVER, units / 3);
+            returned += balance.fill(units, begun + FOREVER, units / 3);
             filled += units;
             if filling % 5 == 0 {
-                returned += purse.drain();
+                returned += balance.drain();
             }
             if filling % 64 == 0 {
                 thread::yield_now();
             }
         }
-        returned += purse.drain();
+        returned += balance.drain();
         is_over.store(true, Ordering::Relaxed);
         let taken: u64 = takers.into_iter().map(|taker| taker.join().expect("no panic")).sum();
         assert!(taken + returned <= filled, "{taken} taken and {returned} returned of {filled}");
@@ -284,15 +284,15 @@ mod tests {
     fn threads_in_time_lose_nothing() {
         const TAKERS: usize = 4;
         let begun = Instant::now();
-        let purse = Arc::new(Purse::empty(begun));
+        let balance = Arc::new(LeaseBalance::empty(begun));
         let is_over = Arc::new(AtomicBool::new(false));
         let takers: Vec<_> = (0..TAKERS)
             .map(|_| {
-                let (purse, is_over) = (purse.clone(), is_over.clone());
+                let (balance, is_over) = (balance.clone(), is_over.clone());
                 thread::spawn(move || {
                     let mut taken = 0;
                     while !is_over.load(Ordering::Relaxed) {
-                        taken += u64::from(purse.take(1, || begun) != Draw::Short);
+                        taken += u64::from(balance.take(1, || begun) != Draw::Short);
                     }
                     taken
                 })
@@ -300,13 +300,13 @@ mod tests {
             .collect();
         let (mut filled, mut returned) = (0, 0);
         for filling in 0..5_000 {
-            returned += purse.fill(filling % 101, begun + FOREVER, 7);
+            returned += balance.fill(filling % 101, begun + FOREVER, 7);
             filled += filling % 101;
             if filling % 64 == 0 {
                 thread::yield_now();
             }
         }
-        returned += purse.drain();
+        returned += balance.drain();
         is_over.store(true, Ordering::Relaxed);
         let taken: u64 = takers.into_iter().map(|taker| taker.join().expect("no panic")).sum();
         assert_eq!(taken + returned, filled);
