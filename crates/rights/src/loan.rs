@@ -246,7 +246,9 @@ pub enum Refusal {
     #[error("numbers out of range or out of order")]
     Malformed,
     /// The ttl is out of range.
-    #[error("a ttl of {0} ns: it is 1 ns to {TTL_NS_MAX} ns, and to what the holder keeps its beats for")]
+    #[error(
+        "a ttl of {0} ns: it is 1 ns to {TTL_NS_MAX} ns, and to what the holder keeps its heartbeats for"
+    )]
     Ttl(u64),
     /// The part has a rate, and a window has none.
     #[error("a part of the rate of a limit without a rate")]
@@ -268,7 +270,7 @@ pub enum Refusal {
         available: u64,
     },
     /// The peer has not been heard, or not recently enough.
-    #[error("no beat of the peer is recent enough")]
+    #[error("no heartbeat of the peer is recent enough")]
     Unheard,
     /// The loan's number is not above those before.
     #[error("loan number {0} is not above those before")]
@@ -280,7 +282,7 @@ pub enum Refusal {
     #[error("as many frozen loans as a peer is told of ({FROZEN_MAX}), or remembers ({EXCEPTED_MAX})")]
     TooManyFrozen,
     /// This process did not send the heartbeat, or has forgotten it.
-    #[error("an echo of a beat that this process did not send, or long ago")]
+    #[error("an echo of a heartbeat that this process did not send, or long ago")]
     UnknownBeat,
     /// The loan has ended already.
     #[error("it ended before it came")]

@@ -1143,7 +1143,9 @@ impl Versions {
         }
         let next =
             (held.version_id.epoch.checked_add(u32::from(takes_over)), held.version_id.number.checked_add(1));
-        let (Some(epoch), Some(number)) = next else { return Err(Refused::Impossible("marks have run out")) };
+        let (Some(epoch), Some(number)) = next else {
+            return Err(Refused::Impossible("version ids have run out"));
+        };
         version.version_id = VersionId { epoch, number };
 
         let shares = |version: &Version| -> Vec<(Incarnation, u32)> {
@@ -1183,10 +1185,13 @@ fn possible(version: &Version) -> Result<(), Refused> {
     };
     let fenced: BTreeSet<Incarnation> = version.fenced.iter().map(|fence| fence.incarnation).collect();
     let faults = [
-        (version.version_id < VersionId::FIRST || version.version_id.epoch == 0, "a mark below the first"),
+        (
+            version.version_id < VersionId::FIRST || version.version_id.epoch == 0,
+            "a version id below the first",
+        ),
         (
             version.allocation > version.version_id || version.allocation.epoch != version.version_id.epoch,
-            "a term that is not of its epoch",
+            "an allocation that is not of its epoch",
         ),
         (!named(&version.authority), "an authority that is no member"),
         (
@@ -1194,12 +1199,15 @@ fn possible(version: &Version) -> Result<(), Refused> {
             "a member that writes for another region",
         ),
         (version.members.values().any(|m| m.name.len() > NAME_BYTES_MAX), "a region's name is too long"),
-        (version.leaving.iter().any(named) || fenced.iter().any(named), "a writer that is a member and gone"),
+        (
+            version.leaving.iter().any(named) || fenced.iter().any(named),
+            "an incarnation that is a member and gone",
+        ),
         (
             version.leaving.iter().any(|incarnation| fenced.contains(incarnation)),
-            "a writer that is fenced and leaving",
+            "an incarnation that is fenced and leaving",
         ),
-        (fenced.len() != version.fenced.len(), "a writer that is fenced twice"),
+        (fenced.len() != version.fenced.len(), "an incarnation that is fenced twice"),
         (version.leaving.len() > GONE_MAX || fenced.len() > GONE_MAX, "too many writers are gone"),
         (version.clock_error_ns > CLOCK_ERROR_NS_MAX, "a clock error of more than a minute"),
         (version.drift_ppm > DRIFT_PPM_MAX, "a drift of more than a tenth"),

@@ -121,7 +121,7 @@ impl Collector for Counts {
             let ForwardCounts { asked, charged, used, wasted } = shared.node.forward_counts();
             out.counter(
                 "acequia_forwards",
-                "Draws of cells of few units, among the nodes of a region: asked for by this node; charged here for others; of those that others charged, used to pass a request here, or wasted, since whoever waited had gone.",
+                "Forwards for cells of few units, among the nodes of a region: asked for by this node; charged here for others; of those that others charged, used to pass a request here, or wasted, since no request waited any more.",
                 &[
                     (&[("outcome", "asked")], asked),
                     (&[("outcome", "charged")], charged),

@@ -1,7 +1,7 @@
 //! The lease balance: units in memory that many threads take from.
 //!
-//! **Each filling ends with at most as many units taken and returned as were filled in.
-//! No unit is taken from a filling after it expires**. Both hold for any number of takers beside the one
+//! **A filling's units, taken or returned at its end, are at most those filled in. No unit is taken from a filling
+//! after the filling expires.** Both hold for any number of takers beside the one
 //! thread that fills.
 //!
 //! The balance does not know where units come from or where they go.

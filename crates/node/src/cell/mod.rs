@@ -1,7 +1,8 @@
-//! One cell: its place in a table, its state, and what other regions and the region's pool have to do with it.
+//! One cell: its place in a table, its state, and its account.
 //!
-//! [`shard`] holds the cells of one lock within a bound of memory, [`table`] finds them by tag. A cell that only this node
-//! charges is 32 bytes in its table. Others have an [`account`] on the heap: loans, transfers and a lease.
+//! [`shard`] holds the cells of one lock within a bound of memory. [`table`] finds a cell by its tag. A cell that
+//! only this node charges takes 32 bytes in its table. Other cells have an [`account`] on the heap, with their
+//! loans, transfers and lease.
 
 pub(crate) mod account;
 pub(crate) mod locked_cell;

@@ -68,7 +68,7 @@ impl Leases {
         let keys: Vec<CellKey> = self.cells.keys().copied().collect();
         for key in keys {
             self.cut(node, catalogue, key, now);
-            self.rebalance(key, now.steady_ns);
+            self.rebalance_at(key, now.steady_ns);
         }
     }
 
@@ -130,7 +130,7 @@ impl Leases {
             });
         }
         for key in self.cells.keys().copied().collect::<Vec<_>>() {
-            self.rebalance(key, now.steady_ns);
+            self.rebalance_at(key, now.steady_ns);
         }
     }
 

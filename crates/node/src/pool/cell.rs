@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use super::withdrawals::Withdrawals;
 use crate::{
     cell::account::{Account, CellContext, Offered, Withdrawn},
-    regions::{Demand, look_after, units_in},
+    regions::{Demand, rebalance_after_ns, units_in},
 };
 
 /// The held units last at least this long by demand when the next call is made.
@@ -76,7 +76,7 @@ pub(super) struct CellLease {
     pub(super) pending: Option<u64>,
     /// The times of the next rebalance and of the last one: steady clock.
     pub(super) due_ns: u64,
-    pub(super) looked_ns: u64,
+    pub(super) rebalanced_ns: u64,
     /// When a request last came; and after how long without one everything goes back.
     busy_ns: u64,
     idle_ns: u64,
@@ -229,7 +229,7 @@ impl CellLease {
             pending: None,
             unheard: None,
             due_ns: now_ns,
-            looked_ns: 0,
+            rebalanced_ns: 0,
             busy_ns: now_ns,
             idle_ns: IDLE_NS,
             tight_ns: now_ns,
@@ -383,7 +383,7 @@ impl CellLease {
         // A cell can never give more than its budget to each request.
         let most = u64::from(events).saturating_mul(inputs.budget);
         self.demand.observe(units.min(most), events.into(), now.steady_ns);
-        self.looked_ns = now.steady_ns;
+        self.rebalanced_ns = now.steady_ns;
         self.idle_ns =
             if inputs.lasts && (inputs.is_alone() || inputs.slides) { IDLE_ALONE_NS } else { IDLE_NS };
         if events > 0 {
@@ -422,19 +422,24 @@ impl CellLease {
 
     /// Whether there has been no room for the cell for long, since its first rebalance was due.
     pub(super) const fn is_out_of_room(&self, now: Now) -> bool {
-        self.looked_ns == 0 && self.pending.is_none() && now.steady_ns.saturating_sub(self.busy_ns) > ROOM_NS
+        self.rebalanced_ns == 0
+            && self.pending.is_none()
+            && now.steady_ns.saturating_sub(self.busy_ns) > ROOM_NS
     }
 
     /// After how long the cell is rebalanced again.
-    pub(super) fn look_after(&self) -> u64 {
+    pub(super) fn rebalance_after_ns(&self) -> u64 {
         if self.waits_for_disk {
             return DISK_NS;
         }
         if self.wants_word {
             return WORD_NS;
         }
-        let is_busy = self.looked_ns.saturating_sub(self.busy_ns) < IDLE_NS;
-        look_after(self.demand.events_milli(), is_busy && self.in_vain == 0 && self.demand.events_milli() > 0)
+        let is_busy = self.rebalanced_ns.saturating_sub(self.busy_ns) < IDLE_NS;
+        rebalance_after_ns(
+            self.demand.events_milli(),
+            is_busy && self.in_vain == 0 && self.demand.events_milli() > 0,
+        )
     }
 
     /// Whether the pool is known to have nothing for the cell, or nothing beyond need. Then other regions may

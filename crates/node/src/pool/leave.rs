@@ -25,7 +25,7 @@ impl Leases {
     fn leave(&mut self, now_ns: u64) {
         let keys: BTreeSet<CellKey> = self.cells.keys().copied().collect();
         for key in &keys {
-            self.rebalance(*key, now_ns);
+            self.rebalance_at(*key, now_ns);
         }
         self.leaving = Some(keys);
     }

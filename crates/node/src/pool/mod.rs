@@ -57,7 +57,7 @@ use self::{
     held::HeldByLimit,
     pending::{About, Pending},
     places::Who,
-    rebalance::{Scene, look_at},
+    rebalance::{Scene, rebalance_cell},
     region_nodes::RegionNodes,
     watch::Watch,
     withdrawals::{Record, Withdrawals},
@@ -100,7 +100,7 @@ const CELLS_MAX: usize = 1 << 20;
 /// now and then.
 const LASTING_MAX: usize = 1 << 14;
 /// The most rebalances in one tick.
-const LOOKS_MAX: usize = 4_096;
+const REBALANCES_MAX: usize = 4_096;
 /// A cell that could not be rebalanced is tried again after this long.
 const LATER_NS: u64 = 10_000_000;
 /// The least time between two rebalances of a cell that calls for them: far less than a decision waits. It is
@@ -253,7 +253,7 @@ pub(crate) struct Leases {
     leaving: Option<BTreeSet<CellKey>>,
     /// Cells whose pool had nothing for them: other regions may have.
     dry: BTreeSet<CellKey>,
-    looks: BTreeSet<(u64, CellKey)>,
+    rebalances: BTreeSet<(u64, CellKey)>,
     out: VecDeque<Call>,
     pending: BTreeMap<u64, Pending>,
     next: u64,
@@ -299,7 +299,7 @@ impl Leases {
             held: HeldByLimit::default(),
             leaving: None,
             dry: BTreeSet::new(),
-            looks: BTreeSet::new(),
+            rebalances: BTreeSet::new(),
             out: VecDeque::new(),
             pending: BTreeMap::new(),
             next: 0,
@@ -344,11 +344,11 @@ impl Leases {
         self.keep_silent(node, now);
         self.keep_groups(now);
         let catalogue = node.catalogue();
-        for _ in 0..LOOKS_MAX {
-            let due = self.looks.first().copied().filter(|(due_ns, _)| *due_ns <= now.steady_ns);
+        for _ in 0..REBALANCES_MAX {
+            let due = self.rebalances.first().copied().filter(|(due_ns, _)| *due_ns <= now.steady_ns);
             let Some((due_ns, key)) = due else { break };
-            self.looks.remove(&(due_ns, key));
-            self.look(node, &catalogue, key, now);
+            self.rebalances.remove(&(due_ns, key));
+            self.rebalance(node, &catalogue, key, now);
         }
     }
 
@@ -361,14 +361,14 @@ impl Leases {
     pub(crate) fn wake(&mut self, key: CellKey, now_ns: u64) {
         if let Some(lease) = self.cells.get(&key) {
             let apart_ns = if lease.is_quiet(now_ns) { APART_IN_VAIN_NS } else { APART_NS };
-            let due_ns = (lease.looked_ns + apart_ns).clamp(now_ns, lease.due_ns.max(now_ns));
-            return self.rebalance(key, due_ns);
+            let due_ns = (lease.rebalanced_ns + apart_ns).clamp(now_ns, lease.due_ns.max(now_ns));
+            return self.rebalance_at(key, due_ns);
         }
         if self.cells.len() >= CELLS_MAX {
             return;
         }
         self.cells.insert(key, CellLease::new(now_ns));
-        self.looks.insert((now_ns, key));
+        self.rebalances.insert((now_ns, key));
     }
 
     /// Calls no pool before this time: steady clock.
@@ -383,11 +383,11 @@ impl Leases {
         std::mem::take(&mut self.dry).into_iter().collect()
     }
 
-    fn rebalance(&mut self, key: CellKey, due_ns: u64) {
+    fn rebalance_at(&mut self, key: CellKey, due_ns: u64) {
         if let Some(lease) = self.cells.get_mut(&key) {
-            self.looks.remove(&(lease.due_ns, key));
+            self.rebalances.remove(&(lease.due_ns, key));
             lease.due_ns = due_ns;
-            self.looks.insert((due_ns, key));
+            self.rebalances.insert((due_ns, key));
         }
     }
 
@@ -441,7 +441,7 @@ impl Leases {
     }
 
     /// Rebalances a cell: what was asked of it, what it holds, and what to ask its pool.
-    fn look(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
+    fn rebalance(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
         let number = group_of(key.1);
         let Some(mut lease) = self.cells.remove(&key) else { return };
         let taker = self.taker();
@@ -479,7 +479,8 @@ impl Leases {
         let locked_cell = LockedCell { node, catalogue, key, now, which: None };
         let held = lease.held;
         let looked = scene.and_then(|scene| {
-            locked_cell.at(true, |context, cell| look_at(&scene, &mut lease, (context, cell), node, now))
+            locked_cell
+                .at(true, |context, cell| rebalance_cell(&scene, &mut lease, (context, cell), node, now))
         });
         self.held.change(key.0, (held, lease.held));
         let ask = match looked {
@@ -497,7 +498,7 @@ impl Leases {
                     return self.groups[usize::from(number)].forget(key);
                 }
                 lease.due_ns = now.steady_ns + LATER_NS;
-                self.looks.insert((lease.due_ns, key));
+                self.rebalances.insert((lease.due_ns, key));
                 self.cells.insert(key, lease);
                 return;
             }
@@ -517,15 +518,15 @@ impl Leases {
             self.left(&key);
         }
         let has_none = lease.is_dry(now) || (is_lost && lease.is_missed());
-        if has_none && !self.home.members.is_empty() && self.dry.len() < LOOKS_MAX {
+        if has_none && !self.home.members.is_empty() && self.dry.len() < REBALANCES_MAX {
             self.dry.insert(key);
         }
         if lease.wants_word && self.groups[usize::from(number)].may_be_watched() {
             self.call_group((number, known), PoolRequest::Sweep(SWEEP_MAX), now);
         }
         self.wants_disk |= lease.waits_for_disk;
-        lease.due_ns = now.steady_ns + lease.look_after();
-        self.looks.insert((lease.due_ns, key));
+        lease.due_ns = now.steady_ns + lease.rebalance_after_ns();
+        self.rebalances.insert((lease.due_ns, key));
         self.cells.insert(key, lease);
     }
 
@@ -553,7 +554,7 @@ impl Leases {
             let key = (slot, tag);
             self.groups[usize::from(group_of(tag))].cells.insert(key);
             self.cells.insert(key, CellLease::after(withdrawals, now.steady_ns));
-            self.looks.insert((now.steady_ns, key));
+            self.rebalances.insert((now.steady_ns, key));
         }
         if let Some(knows_from_us) = self.home.knows_from_us.filter(|_| knows_all && reads_all) {
             self.knows_from_us = knows_from_us;
@@ -761,7 +762,7 @@ impl Leases {
         }
         self.is_unkept |= !group.is_kept();
         for key in group.untold.clone() {
-            self.rebalance(key, now.steady_ns);
+            self.rebalance_at(key, now.steady_ns);
         }
     }
 
@@ -781,7 +782,7 @@ impl Leases {
         }
         self.is_unkept = self.groups.iter().any(|group| !group.is_kept());
         for key in untold {
-            self.rebalance(key, now.steady_ns);
+            self.rebalance_at(key, now.steady_ns);
         }
         self.show_all(node);
     }
@@ -879,7 +880,7 @@ impl Node {
     pub fn leases_due_ns(&self) -> Option<u64> {
         let leases = lock(self.leases.as_ref()?);
         let calls = leases.may_hear() && self.is_wall_believed();
-        leases.looks.first().filter(|_| calls).map(|(due_ns, _)| *due_ns)
+        leases.rebalances.first().filter(|_| calls).map(|(due_ns, _)| *due_ns)
     }
 
     /// The next call to make of a pool.

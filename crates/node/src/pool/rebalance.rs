@@ -60,7 +60,7 @@ pub(super) struct Scene<'a> {
 }
 
 /// Rebalances a cell. Returns whether it goes on taking from its pool, and what to ask.
-pub(super) fn look_at(
+pub(super) fn rebalance_cell(
     scene: &Scene<'_>,
     lease: &mut CellLease,
     (context, cell): (&CellContext<'_>, &mut HeapCell),

@@ -109,7 +109,7 @@ pub(crate) struct ActiveCell {
     pub(crate) pieces: SmallVec<[Piece; 1]>,
     /// The next rebalance, and the last one: steady clock.
     pub(crate) due_ns: u64,
-    pub(crate) looked_ns: u64,
+    pub(crate) rebalanced_ns: u64,
     /// Whether the cell is rebalanced at the next tick.
     pub(crate) is_called: bool,
     /// No more rights are asked for before this time: steady clock.
@@ -235,7 +235,7 @@ impl ActiveCell {
             asked: Vec::new(),
             pieces: SmallVec::new(),
             due_ns: u64::MAX,
-            looked_ns: 0,
+            rebalanced_ns: 0,
             is_called: false,
             quiet_until_ns: 0,
             says_after_ns: 0,
@@ -417,7 +417,7 @@ impl Resource {
 }
 
 /// When to rebalance a cell again: sooner if much is asked, so that a change is seen soon.
-pub(crate) fn look_after(events_milli: u64, is_scarce: bool) -> u64 {
+pub(crate) fn rebalance_after_ns(events_milli: u64, is_scarce: bool) -> u64 {
     /// Events between two rebalances.
     const EVENTS: u64 = 8;
     const SHORTEST_NS: u64 = 20_000_000;

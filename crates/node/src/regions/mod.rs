@@ -49,7 +49,7 @@ use self::{
 };
 use crate::{Catalogue, Node, cell::locked_cell::LockedCell, journal::HeapCell};
 
-pub(crate) use cell::look_after;
+pub(crate) use cell::rebalance_after_ns;
 pub(crate) use demand::Demand;
 pub use membership::{AdoptFault, Membership, Ownership, limits_from_bytes, limits_to_bytes};
 pub(crate) use outbox::CellKey;
@@ -67,7 +67,7 @@ const REACH_NS: u64 = 1_500_000_000;
 /// The most active cells: beyond them, cells keep to their own part.
 const WARM_MAX: usize = 4 << 20;
 /// The most rebalances in one tick.
-const LOOKS_MAX: usize = 16_384;
+const REBALANCES_MAX: usize = 16_384;
 /// Loan numbers that are reserved on disk at once: a restart skips up to this many.
 const NUMBERS_AHEAD: u64 = 4_096;
 /// The slot of a limit that is unknown here.
@@ -199,7 +199,7 @@ pub(crate) struct Sharing {
     /// Entries of the present rebalance, to be sent once its changes are on disk.
     tells: Vec<(MemberId, Topic, Entry)>,
     /// When to rebalance each cell (steady clock), and the cell's slot.
-    looks: BTreeSet<(u64, u32)>,
+    rebalances: BTreeSet<(u64, u32)>,
     /// Cells to rebalance at the next tick, each once: `ActiveCell::is_called` remembers it.
     called: VecDeque<CellKey>,
     loans: LoanNumbers,
@@ -288,7 +288,7 @@ impl Sharing {
             says: false,
             backed: BTreeMap::new(),
             tells: Vec::new(),
-            looks: BTreeSet::new(),
+            rebalances: BTreeSet::new(),
             called: VecDeque::new(),
             loans: LoanNumbers { next: memory.loans, reserved: memory.loans },
             time: Timekeeper::default(),
@@ -366,9 +366,9 @@ impl Sharing {
         for key in calls {
             self.wake_for_call(key, now.steady_ns);
         }
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..REBALANCES_MAX {
             let called = self.called.pop_front().map(|key| self.cells.slot(key));
-            let due = || self.looks.first().filter(|(due_ns, _)| *due_ns <= now.steady_ns);
+            let due = || self.rebalances.first().filter(|(due_ns, _)| *due_ns <= now.steady_ns);
             let Some(slot) = called.or_else(|| due().map(|(_, slot)| Some(*slot))) else { break };
             if let Some(slot) = slot {
                 self.rebalance(node, &catalogue, slot, now);
@@ -487,12 +487,12 @@ impl Sharing {
         let slot = self.cells.slot(key);
         let active_cell = slot.and_then(|slot| Some((slot, self.cells.at_mut(slot)?.as_deref_mut()?)));
         match active_cell {
-            Some((slot, active_cell)) if now_ns < active_cell.looked_ns + CALLS_NS => {
-                let due_ns = active_cell.looked_ns + CALLS_NS;
+            Some((slot, active_cell)) if now_ns < active_cell.rebalanced_ns + CALLS_NS => {
+                let due_ns = active_cell.rebalanced_ns + CALLS_NS;
                 if due_ns < active_cell.due_ns {
-                    self.looks.remove(&(active_cell.due_ns, slot));
+                    self.rebalances.remove(&(active_cell.due_ns, slot));
                     active_cell.due_ns = due_ns;
-                    self.looks.insert((due_ns, slot));
+                    self.rebalances.insert((due_ns, slot));
                 }
             }
             _ => {

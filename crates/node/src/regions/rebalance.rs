@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::{
     CellKey, REACH_NS, Sharing,
-    cell::{ActiveCell, Advertised, AskedRights, Piece, Resource, look_after, time_left_ns},
+    cell::{ActiveCell, Advertised, AskedRights, Piece, Resource, rebalance_after_ns, time_left_ns},
     demand::Demand,
     membership,
     outbox::Topic,
@@ -36,10 +36,10 @@ use crate::{
 const SHORT_NS: u64 = 3_000_000_000;
 /// Units borrowed for such a request, if they are enough, are kept for this long after the last one.
 const SPARE_SHORT_NS: u64 = 10_000_000_000;
-/// The demand of a bucket's cell is hardly known at first. So the cell is rebalanced every `NEW_LOOK_NS` for
-/// `NEW_LOOKS_NS`.
-const NEW_LOOK_NS: u64 = 30_000_000;
-const NEW_LOOKS_NS: u64 = 200_000_000;
+/// The demand of a bucket's cell is hardly known at first. So the cell is rebalanced every `NEW_REBALANCE_NS` for
+/// `NEW_REBALANCES_NS`.
+const NEW_REBALANCE_NS: u64 = 30_000_000;
+const NEW_REBALANCES_NS: u64 = 200_000_000;
 /// A pause says little about the demand of a cell that became active less than this ago.
 const NEW_NS: u64 = 1_000_000_000;
 /// How often loans that go both ways between two regions are ended. While demand moves, they come and go by
@@ -67,7 +67,7 @@ impl Sharing {
     pub(super) fn rebalance(&mut self, node: &Node, catalogue: &Catalogue, slot: u32, now: Now) {
         let Some(key) = self.cells.key(slot) else { return };
         let Some(mut active_cell) = self.cells.at_mut(slot).and_then(Option::take) else { return };
-        self.looks.remove(&(active_cell.due_ns, slot));
+        self.rebalances.remove(&(active_cell.due_ns, slot));
         active_cell.is_called = false;
         let owned = self.owns_nothing().is_none();
         let which = self.told_of(key, Some(&active_cell));
@@ -77,19 +77,19 @@ impl Sharing {
         let owner = node.forwards.owner(key.1, catalogue.active_of(key.0), now);
         let of = (node, preference, owner);
         let again = locked_cell
-            .at(owned, |context, cell| self.look_at(&mut active_cell, of, key, context, cell, now));
+            .at(owned, |context, cell| self.rebalance_cell(&mut active_cell, of, key, context, cell, now));
         self.tells.clear();
         if (std::mem::take(&mut self.wants_pool) | std::mem::take(&mut self.says))
             && let Some(leases) = &node.leases
         {
             lock(leases).wake(key, now.steady_ns);
         }
-        active_cell.looked_ns = now.steady_ns;
+        active_cell.rebalanced_ns = now.steady_ns;
         if let Some((true, after_ns)) = again.flatten()
             && let Some(place) = self.cells.at_mut(slot)
         {
             active_cell.due_ns = now.steady_ns + after_ns;
-            self.looks.insert((active_cell.due_ns, slot));
+            self.rebalances.insert((active_cell.due_ns, slot));
             *place = Some(active_cell);
         } else {
             self.cells.remove(key);
@@ -121,7 +121,7 @@ impl Sharing {
     }
 
     /// Returns whether the cell stays active, and when to rebalance it again.
-    fn look_at(
+    fn rebalance_cell(
         &mut self,
         active_cell: &mut ActiveCell,
         (node, preference, owner): (&Node, &Preference, Owner),
@@ -166,7 +166,7 @@ impl Sharing {
         }
         let resource = Resource::of(context.global);
         let scarce = match resource {
-            Resource::Rights => self.look_at_stock(
+            Resource::Rights => self.rebalance_window(
                 active_cell,
                 (node, preference, owner),
                 key,
@@ -177,7 +177,7 @@ impl Sharing {
             ),
             _ => {
                 let of = (node, preference, owner);
-                self.look_at_flow(active_cell, of, key, context, cell, &resource, &offered, now)
+                self.rebalance_rate(active_cell, of, key, context, cell, &resource, &offered, now)
             }
         };
         let unwritten = cell.account.as_deref_mut()?.take_unwritten();
@@ -201,17 +201,17 @@ impl Sharing {
             }
             return Some((false, 0));
         }
-        let mut after_ns = look_after(active_cell.demand.events_milli(), scarce);
+        let mut after_ns = rebalance_after_ns(active_cell.demand.events_milli(), scarce);
         let is_rate = matches!(resource, Resource::Rate { .. });
-        if is_rate && active_cell.is_new(now.steady_ns, NEW_LOOKS_NS) && offered.events > 0 {
-            after_ns = after_ns.min(NEW_LOOK_NS);
+        if is_rate && active_cell.is_new(now.steady_ns, NEW_REBALANCES_NS) && offered.events > 0 {
+            after_ns = after_ns.min(NEW_REBALANCE_NS);
         }
         Some((true, if self.wants_pool { after_ns.min(POOL_NS) } else { after_ns }))
     }
 
     /// Rebalances a rate, or a sliding window: lends and gives back.
     #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
-    fn look_at_flow(
+    fn rebalance_rate(
         &mut self,
         active_cell: &mut ActiveCell,
         (node, preference, owner): (&Node, &Preference, Owner),
@@ -280,7 +280,7 @@ impl Sharing {
             .collect();
         let lent: SmallVec<[(MemberId, Part); 8]> =
             account.book().lent().iter().map(|lent| (lent.to.member, lent.part)).collect();
-        let nets = active_cell.looked_ns / NET_NS != now.steady_ns / NET_NS;
+        let nets = active_cell.rebalanced_ns / NET_NS != now.steady_ns / NET_NS;
         let spare = account.spare(self.lent_for_ns(), now);
         let spare = Part {
             rate: spare.rate.saturating_add(reach.rate),
@@ -421,7 +421,7 @@ impl Sharing {
 
     /// Rebalances a window's rights: asks for them, and gives.
     #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
-    fn look_at_stock(
+    fn rebalance_window(
         &mut self,
         active_cell: &mut ActiveCell,
         (node, preference, owner): (&Node, &Preference, Owner),
