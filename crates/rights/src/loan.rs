@@ -88,6 +88,25 @@ pub enum Kind {
     },
 }
 
+impl Kind {
+    /// The debt that moves with so many units of a part. Only unused capacity of a sliding window moves, so
+    /// none does there.
+    const fn debt_of(self, units: u64) -> u64 {
+        match self {
+            Self::Bucket => units,
+            Self::Sliding { .. } => 0,
+        }
+    }
+
+    /// How long the holder's charges may count after its end.
+    pub(crate) const fn lingers_ns(self) -> u64 {
+        match self {
+            Self::Bucket => 0,
+            Self::Sliding { lingers_ns } => lingers_ns,
+        }
+    }
+}
+
 /// A loan that a giver offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
@@ -177,11 +196,28 @@ impl LentLoan {
 
     /// The end of a loan to a peer of which nothing is known: a renewed loan is never over.
     pub const fn end_without_session(&self) -> u64 {
-        match self.kind {
-            _ if self.renewing => u64::MAX,
-            Kind::Bucket => self.end_ns,
-            Kind::Sliding { lingers_ns } => self.end_ns.saturating_add(lingers_ns),
-        }
+        if self.renewing { u64::MAX } else { self.end_ns.saturating_add(self.kind.lingers_ns()) }
+    }
+
+    /// A refused loan is frozen as soon as there is room: it would never come back if it were renewed.
+    fn awaits_freezing(&self) -> bool {
+        self.refused && self.renewing && !mutated(Mutation::RefusalForgotten)
+    }
+
+    /// A loan outlives the giver's process: the holder goes on counting on the loan.
+    fn outlives_process(&self) -> bool {
+        !mutated(Mutation::RestartForgetsLoans)
+    }
+
+    /// A restarted giver waits as long as if the holder's heartbeat had come just now.
+    fn end_after_restart(&self, now_ns: u64) -> u64 {
+        if mutated(Mutation::RestartWaitsForNothing) { now_ns } else { now_ns.saturating_add(self.wait_ns) }
+    }
+
+    /// Everything is owed of a loan that ends at its giver: the holder may have spent all of it.
+    fn ends_here(&self) -> Change {
+        let owed = if mutated(Mutation::OweNothingOnReclaim) { 0 } else { self.part.units };
+        Change::gain(self.part, self.kind.debt_of(owed))
     }
 }
 
@@ -200,6 +236,18 @@ pub struct HeldLoan {
     pub kind: Kind,
     /// The loan's end unless it is renewed, on this process's clock.
     pub end_ns: u64,
+}
+
+impl HeldLoan {
+    fn is(&self, from: Incarnation, number: u64) -> bool {
+        self.from == from && self.number == number
+    }
+
+    /// The cell sheds no more debt at a holder's end than the giver will owe.
+    fn ends_here(&self) -> Change {
+        let units = if mutated(Mutation::ShedMoreThanOwed) { 2 * self.part.units } else { self.part.units };
+        Change::lose(self.part, self.kind.debt_of(units))
+    }
 }
 
 /// A loan that was given back: a duplicate of its grant must not revive it.
@@ -392,20 +440,22 @@ impl Book {
         }
     }
 
-    /// The part that the cell may still lend: of its own part, never what it holds, and never the last part
-    /// of the rate.
+    /// The part that the cell may still lend.
     pub fn spare(&self, standing: Part) -> Part {
-        let lent = self.lent_total();
-        let mut own = standing;
-        if mutated(Mutation::LendBorrowed) {
-            let held = self.held_total();
-            own = Part { rate: own.rate + held.rate, units: own.units + held.units };
-        }
-        let last = u32::from(!mutated(Mutation::LendLastRate));
+        let (own, lent) = (self.own_part(standing), self.lent_total());
         Part {
-            rate: own.rate.saturating_sub(last).saturating_sub(lent.rate),
+            rate: own.rate.saturating_sub(kept_rate()).saturating_sub(lent.rate),
             units: own.units.saturating_sub(lent.units),
         }
+    }
+
+    /// A cell lends of its own part only, never what it holds.
+    fn own_part(&self, standing: Part) -> Part {
+        if !mutated(Mutation::LendBorrowed) {
+            return standing;
+        }
+        let held = self.held_total();
+        Part { rate: standing.rate + held.rate, units: standing.units + held.units }
     }
 
     /// Whether more is lent than the standing part has. A version that lowered the part is then not
@@ -416,11 +466,14 @@ impl Book {
     }
 
     /// Whether the cell keeps to its standing part, so that a version that lowered it may be acknowledged.
-    /// The cell has then lent no more, and owes (or, in a window, has used) no more than it may. Waiting for
-    /// one refill instead is not enough: a cell that has lent its rate pays back ever more slowly.
     pub fn conforms(&self, standing: Part, owed: u64) -> bool {
-        let within = owed <= self.effective(standing).units || mutated(Mutation::ConformIndebted);
-        within && !self.is_over_lent(standing)
+        self.owes_no_more_than_it_may(standing, owed) && !self.is_over_lent(standing)
+    }
+
+    /// A cell that conforms owes (or, in a window, has used) no more than its capacity. Waiting for one refill
+    /// instead is not enough: a cell that has lent its rate pays back ever more slowly.
+    fn owes_no_more_than_it_may(&self, standing: Part, owed: u64) -> bool {
+        owed <= self.effective(standing).units || mutated(Mutation::ConformIndebted)
     }
 
     /// Lends a part. The loan must be on disk before the grant leaves. `available` is what the cell could
@@ -447,14 +500,10 @@ impl Book {
         if tokens > part.units {
             return Err(Refusal::NotAvailable { asked: tokens, available: part.units });
         }
-        let used_is_lent = match kind {
-            Kind::Bucket => mutated(Mutation::LendTokensNotThere),
-            Kind::Sliding { .. } => mutated(Mutation::LendUsedCapacity),
-        };
-        if tokens > available && !used_is_lent {
+        if !are_there(tokens, available, kind) {
             return Err(Refusal::NotAvailable { asked: tokens, available });
         }
-        if !session.is_next(number) && !mutated(Mutation::NumbersReused) {
+        if !session.is_next(number) {
             return Err(Refusal::NumberUsed(number));
         }
         let with_peer = self.lent.iter().filter(|lent| lent.to == to).count();
@@ -488,12 +537,7 @@ impl Book {
         };
         self.lent.push(lent);
         session.lends(number, wait_ns);
-        let shed = match kind {
-            Kind::Bucket if mutated(Mutation::GiverKeepsTokens) => part.units,
-            Kind::Bucket => part.units - tokens,
-            Kind::Sliding { .. } => 0,
-        };
-        Ok((lent.grant(), Change::lose(part, shed)))
+        Ok((lent.grant(), Change::lose(part, kind.debt_of(shed_by_lending(part, tokens)))))
     }
 
     /// Accepts a grant, if it echoes a heartbeat of this very process, is not over, and is neither held nor
@@ -517,13 +561,11 @@ impl Book {
             return Err(Refusal::Malformed);
         }
         let sent_ns = beats.sent_at(echo).ok_or(Refusal::UnknownBeat)?;
-        let dated_ns = if mutated(Mutation::DateFromReceipt) { now_ns } else { sent_ns };
-        let end_ns = dated_ns.saturating_add(ttl_ns);
-        if end_ns <= now_ns && !mutated(Mutation::AcceptEnded) {
+        let end_ns = counts_from(sent_ns, now_ns).saturating_add(ttl_ns);
+        if is_over(end_ns, now_ns) {
             return Err(Refusal::Ended);
         }
-        let known = |other: &HeldLoan| other.from == from && other.number == number;
-        if self.held.iter().any(known) && !mutated(Mutation::AcceptTwice) {
+        if self.is_duplicate(from, number) {
             return Err(Refusal::Duplicate(number));
         }
         let returned = |returned: &Returned| returned.from == from && returned.number == number;
@@ -543,12 +585,12 @@ impl Book {
         self.held.reserve_exact(1);
         self.held.push(HeldLoan { number, from, part, ttl_ns, kind, end_ns });
         session.accepts(number, ttl_ns);
-        let owe = match kind {
-            Kind::Bucket if mutated(Mutation::AcceptFull) => 0,
-            Kind::Bucket => part.units - tokens,
-            Kind::Sliding { .. } => 0,
-        };
-        Ok(Change::gain(part, owe))
+        Ok(Change::gain(part, kind.debt_of(owed_by_accepting(part, tokens))))
+    }
+
+    /// A loan is held once, however often its grant comes.
+    fn is_duplicate(&self, from: Incarnation, number: u64) -> bool {
+        self.held.iter().any(|held| held.is(from, number)) && !mutated(Mutation::AcceptTwice)
     }
 
     /// Ends a held loan early: the holder stops first, then sends the return. `available` is what the cell
@@ -560,31 +602,32 @@ impl Book {
         available: u64,
         now_ns: u64,
     ) -> Result<(Return, Change), Refusal> {
-        let place = self
-            .held
-            .iter()
-            .position(|held| held.from == from && held.number == number)
-            .ok_or(Refusal::Unknown(number))?;
+        let place =
+            self.held.iter().position(|held| held.is(from, number)).ok_or(Refusal::Unknown(number))?;
         let held = self.held[place];
         let units = held.part.units;
-        let (tokens, shed) = match held.kind {
-            Kind::Bucket if mutated(Mutation::GiveBackFull) => (units, 0),
-            Kind::Bucket => {
-                let tokens = units.min(available);
-                (tokens, units - tokens)
-            }
-            Kind::Sliding { .. } if units > available && !mutated(Mutation::GiveBackUsedCapacity) => {
-                return Err(Refusal::NotAvailable { asked: units, available });
-            }
-            Kind::Sliding { .. } => (units, 0),
+        let tokens = match held.kind {
+            Kind::Bucket => returned_tokens(units, available),
+            Kind::Sliding { .. } if is_unused(units, available) => units,
+            Kind::Sliding { .. } => return Err(Refusal::NotAvailable { asked: units, available }),
         };
+        self.stop_holding(place);
+        self.remember_returned(held, now_ns);
+        Ok((Return { number, tokens }, Change::lose(held.part, held.kind.debt_of(units - tokens))))
+    }
+
+    /// The holder stops counting on a loan before it says that the loan ended.
+    fn stop_holding(&mut self, place: usize) {
         if !mutated(Mutation::GiveBackAndKeep) {
             self.held.remove(place);
         }
+    }
+
+    /// A duplicate of a grant does not revive a returned loan.
+    fn remember_returned(&mut self, held: HeldLoan, now_ns: u64) {
         if !mutated(Mutation::GiveBackForgets) {
             self.remember(held, now_ns);
         }
-        Ok((Return { number, tokens }, Change::lose(held.part, shed)))
     }
 
     /// Takes back a loan that its holder ended early, if the loan is still lent. The removal must be on disk
@@ -607,11 +650,7 @@ impl Book {
         }
         self.lent.remove(place);
         session.came_back(number);
-        let owe = match lent.kind {
-            Kind::Bucket => lent.part.units - tokens,
-            Kind::Sliding { .. } => 0,
-        };
-        Ok(Change::gain(lent.part, owe))
+        Ok(Change::gain(lent.part, lent.kind.debt_of(lent.part.units - tokens)))
     }
 
     /// Stops renewing a lent loan, so that it ends by itself.
@@ -632,10 +671,7 @@ impl Book {
 
     /// Freezes refused loans that could not be frozen before for lack of room, as far as there is room now.
     pub fn freeze_refused(&mut self, sessions: &mut BTreeMap<Incarnation, Session>) {
-        if mutated(Mutation::RefusalForgotten) {
-            return;
-        }
-        for lent in self.lent.iter_mut().filter(|lent| lent.refused && lent.renewing) {
+        for lent in self.lent.iter_mut().filter(|lent| lent.awaits_freezing()) {
             if let Some(session) = sessions.get_mut(&lent.to) {
                 // A full list has room later: its loans end, since nothing is renewed while it is full.
                 let _ = session.freezes(lent);
@@ -661,16 +697,10 @@ impl Book {
         let (at_ns, comes_back, place) = held.chain(lent).min().filter(|(at_ns, ..)| *at_ns <= now_ns)?;
         Some(if comes_back {
             let lent = self.lent.remove(place);
-            let owe = match lent.kind {
-                Kind::Bucket if mutated(Mutation::OweNothingOnReclaim) => 0,
-                Kind::Bucket => lent.part.units,
-                Kind::Sliding { .. } => 0,
-            };
-            let change = Change::gain(lent.part, owe);
-            Expired { at_ns, number: lent.number, peer: lent.to, comes_back, change }
+            Expired { at_ns, number: lent.number, peer: lent.to, comes_back, change: lent.ends_here() }
         } else {
             let held = self.held.remove(place);
-            Expired { at_ns, number: held.number, peer: held.from, comes_back, change: leaves(&held) }
+            Expired { at_ns, number: held.number, peer: held.from, comes_back, change: held.ends_here() }
         })
     }
 
@@ -681,16 +711,10 @@ impl Book {
         self.held.clear();
         self.returned.clear();
         self.closed_until_ns = 0;
+        self.lent.retain(|lent| lent.outlives_process());
         for lent in &mut self.lent {
             lent.renewing = false;
-            if mutated(Mutation::RestartWaitsForNothing) {
-                lent.end_ns = now_ns;
-            } else {
-                lent.end_ns = now_ns.saturating_add(lent.wait_ns);
-            }
-        }
-        if mutated(Mutation::RestartForgetsLoans) {
-            self.lent.clear();
+            lent.end_ns = lent.end_after_restart(now_ns);
         }
     }
 
@@ -702,15 +726,20 @@ impl Book {
         self.held = kept;
         let dropped: Vec<HeldLoan> = dropped;
         for held in dropped {
-            let left = leaves(&held);
+            let left = held.ends_here();
             change.rate += left.rate;
             change.units += left.units;
             change.shed += left.shed;
-            if !mutated(Mutation::ForfeitForgets) {
-                self.remember(held, now_ns);
-            }
+            self.remember_forfeited(held, now_ns);
         }
         change
+    }
+
+    /// A duplicate of a grant does not revive a forfeited loan.
+    fn remember_forfeited(&mut self, held: HeldLoan, now_ns: u64) {
+        if !mutated(Mutation::ForfeitForgets) {
+            self.remember(held, now_ns);
+        }
     }
 
     fn remember(&mut self, held: HeldLoan, now_ns: u64) {
@@ -742,14 +771,48 @@ pub struct Expired {
     pub change: Change,
 }
 
-/// The effect of a held loan's end on a cell.
-fn leaves(held: &HeldLoan) -> Change {
-    let shed = match held.kind {
-        Kind::Bucket if mutated(Mutation::ShedMoreThanOwed) => 2 * held.part.units,
-        Kind::Bucket => held.part.units,
-        Kind::Sliding { .. } => 0,
-    };
-    Change::lose(held.part, shed)
+/// The last part of a rate is never lent: a meter needs one.
+fn kept_rate() -> u32 {
+    if mutated(Mutation::LendLastRate) { 0 } else { 1 }
+}
+
+/// Only what is there moves: tokens of a bucket, unused capacity of a sliding window.
+fn are_there(tokens: u64, available: u64, kind: Kind) -> bool {
+    tokens <= available
+        || match kind {
+            Kind::Bucket => mutated(Mutation::LendTokensNotThere),
+            Kind::Sliding { .. } => mutated(Mutation::LendUsedCapacity),
+        }
+}
+
+/// The giver sheds the debt that goes with a part, and keeps none of the tokens that go with it.
+fn shed_by_lending(part: Part, tokens: u64) -> u64 {
+    if mutated(Mutation::GiverKeepsTokens) { part.units } else { part.units - tokens }
+}
+
+/// The holder owes all of a part that does not come as tokens.
+fn owed_by_accepting(part: Part, tokens: u64) -> u64 {
+    if mutated(Mutation::AcceptFull) { 0 } else { part.units - tokens }
+}
+
+/// A loan counts from when its holder sent the heartbeat, not from when the grant came.
+fn counts_from(sent_ns: u64, received_ns: u64) -> u64 {
+    if mutated(Mutation::DateFromReceipt) { received_ns } else { sent_ns }
+}
+
+/// A grant is not accepted after its end.
+fn is_over(end_ns: u64, now_ns: u64) -> bool {
+    end_ns <= now_ns && !mutated(Mutation::AcceptEnded)
+}
+
+/// A bucket's holder returns no more tokens than it has: the giver will owe the rest.
+fn returned_tokens(units: u64, available: u64) -> u64 {
+    if mutated(Mutation::GiveBackFull) { units } else { units.min(available) }
+}
+
+/// Capacity of a sliding window is given back only while it is not used.
+fn is_unused(units: u64, available: u64) -> bool {
+    units <= available || mutated(Mutation::GiveBackUsedCapacity)
 }
 
 /// Saturating: a sum that does not fit is refused where it would arise.

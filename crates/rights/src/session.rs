@@ -75,14 +75,16 @@ const LAPSES_MAX: usize = 4;
 /// `ttl · (1 + D) / (1 − D)`, rounded up, saturating. With a bound of 100 % or more the time is never over.
 pub fn stretch(ttl_ns: u64, drift_ppm: u32) -> u64 {
     const MILLION: u128 = 1_000_000;
-    let drift = u128::from(drift_ppm);
-    if mutated(Mutation::NoDriftMargin) {
-        return ttl_ns;
-    }
+    let drift = u128::from(margin_ppm(drift_ppm));
     if drift >= MILLION {
         return u64::MAX;
     }
     u64::try_from((u128::from(ttl_ns) * (MILLION + drift)).div_ceil(MILLION - drift)).unwrap_or(u64::MAX)
+}
+
+/// Only the giver allows for clocks that drift, and allows for both.
+fn margin_ppm(drift_ppm: u32) -> u32 {
+    if mutated(Mutation::NoDriftMargin) { 0 } else { drift_ppm }
 }
 
 /// The id of a heartbeat. `process_number` counts the processes of a node, durably, so no two heartbeats of a
@@ -138,11 +140,16 @@ impl SentHeartbeats {
 
     /// When this process sent the heartbeat, if it did and still knows.
     pub fn sent_at(&self, heartbeat: Heartbeat) -> Option<u64> {
-        if heartbeat.process_number != self.process_number && !mutated(Mutation::BeatsWithoutBoot) {
+        if !self.is_own(heartbeat) {
             return None;
         }
         let back = usize::try_from(self.next.checked_sub(heartbeat.number)?).ok()?;
         self.sent_ns.get(self.sent_ns.len().checked_sub(back)?).copied()
+    }
+
+    /// Only heartbeats of this very process count: an earlier process may have held loans by its own.
+    fn is_own(&self, heartbeat: Heartbeat) -> bool {
+        heartbeat.process_number == self.process_number || mutated(Mutation::BeatsWithoutBoot)
     }
 }
 
@@ -324,16 +331,25 @@ impl Session {
             return None;
         }
         self.echoed = Some(echo);
-        if !mutated(Mutation::RenewWithoutExtending) {
-            self.renewed.link(heard_ns, now_ns);
-            if self.renewed.lapses.len() > LAPSES_MAX {
-                self.renewed.lapses.remove(0);
-            }
-        }
-        let from = if mutated(Mutation::RenewLoansOfEarlierProcess) { 0 } else { from };
-        let except =
-            if mutated(Mutation::RenewWithoutExcept) { SmallVec::new() } else { self.frozen.clone() };
+        self.extend_own_ends(heard_ns, now_ns);
+        let (from, except) = (first_of_process(from), self.excepts());
         Some(Renew { echo, from, up_to: self.lent_up_to, except })
+    }
+
+    /// The giver moves its own ends before a renewal leaves.
+    fn extend_own_ends(&mut self, heard_ns: u64, now_ns: u64) {
+        if mutated(Mutation::RenewWithoutExtending) {
+            return;
+        }
+        self.renewed.link(heard_ns, now_ns);
+        if self.renewed.lapses.len() > LAPSES_MAX {
+            self.renewed.lapses.remove(0);
+        }
+    }
+
+    /// A renewal excepts all frozen loans.
+    fn excepts(&self) -> SmallVec<[u64; 4]> {
+        if mutated(Mutation::RenewWithoutExcept) { SmallVec::new() } else { self.frozen.clone() }
     }
 
     /// When the giver may count on a lent loan again, on its own clock.
@@ -347,12 +363,7 @@ impl Session {
             // Another session lent the loan, and its renewals are unknown.
             None => return u64::MAX,
         };
-        match lent.kind {
-            Kind::Sliding { lingers_ns } if !mutated(Mutation::ReclaimWithoutLinger) => {
-                end_ns.saturating_add(lingers_ns)
-            }
-            Kind::Sliding { .. } | Kind::Bucket => end_ns,
-        }
+        end_ns.saturating_add(counts_after_end_ns(lent.kind))
     }
 
     /// Frozen loans: not renewed, and still lent.
@@ -361,8 +372,8 @@ impl Session {
     }
 
     /// Whether a loan may have this number: numbers count up, per peer.
-    pub(crate) const fn is_next(&self, number: u64) -> bool {
-        number > self.lent_up_to
+    pub(crate) fn is_next(&self, number: u64) -> bool {
+        number > self.lent_up_to || mutated(Mutation::NumbersReused)
     }
 
     pub(crate) fn lends(&mut self, number: u64, wait_ns: u64) {
@@ -377,15 +388,17 @@ impl Session {
             return Err(Refusal::TooManyFrozen);
         }
         self.frozen.insert(place, lent.number);
-        if !mutated(Mutation::FreezeKeepsOldEnd) {
-            let lingers_ns = match lent.kind {
-                Kind::Bucket => 0,
-                Kind::Sliding { lingers_ns } => lingers_ns,
-            };
-            lent.end_ns = self.reclaim_end(lent).saturating_sub(lingers_ns);
-        }
+        lent.end_ns = self.end_when_frozen(lent);
         lent.renewing = false;
         Ok(())
+    }
+
+    /// A frozen loan keeps the end that earlier renewals gave it.
+    fn end_when_frozen(&self, lent: &LentLoan) -> u64 {
+        if mutated(Mutation::FreezeKeepsOldEnd) {
+            return lent.end_ns;
+        }
+        self.reclaim_end(lent).saturating_sub(lent.kind.lingers_ns())
     }
 
     /// Notes that a loan came back. Its number need not be listed from now on.
@@ -423,16 +436,22 @@ impl Session {
         };
         self.excepted = excepted;
         self.lease = Some(HeldRenewal { echo: renew.echo, from: renew.from, up_to: renew.up_to, before });
-        let dated_ns = if mutated(Mutation::RenewExtendsFromReceipt) { now_ns } else { sent_ns };
-        self.leased.link(dated_ns, now_ns);
-        if mutated(Mutation::LapseForgotten) {
-            self.leased.lapses.clear();
-        }
-        if self.leased.lapses.len() > LAPSES_MAX {
-            let oldest = self.leased.lapses.remove(0);
-            self.leased.lapses[0].at_ns = oldest.at_ns;
-        }
+        self.leased.link(extends_from(sent_ns, now_ns), now_ns);
+        self.keep_lapses();
         Ok(())
+    }
+
+    /// A renewal does not revive loans that ended unseen, so a holder forgets no lapse. If there are too many,
+    /// it merges the two oldest.
+    fn keep_lapses(&mut self) {
+        let lapses = &mut self.leased.lapses;
+        if mutated(Mutation::LapseForgotten) {
+            lapses.clear();
+        }
+        if lapses.len() > LAPSES_MAX {
+            let oldest = lapses.remove(0);
+            lapses[0].at_ns = oldest.at_ns;
+        }
     }
 
     /// When the holder stops counting on a loan, on its own clock.
@@ -480,9 +499,7 @@ impl Session {
         now_ns: u64,
     ) -> Result<SmallVec<[Excepted; 1]>, Refusal> {
         let mut all = self.excepted.clone();
-        if mutated(Mutation::FreezeForgotten) {
-            all.retain(|excepted| renew.except.contains(&excepted.number));
-        }
+        all.retain(|excepted| stays_excepted(excepted, renew));
         // No loan lasts longer than heartbeats are kept. So every loan that the last renewal included has
         // lapsed. A grant under way of a frozen loan echoes a heartbeat that is too old.
         let is_over = |ns: u64| ns.saturating_add(beats.keep_ns) <= now_ns;
@@ -499,6 +516,26 @@ impl Session {
         }
         if all.len() > EXCEPTED_MAX { Err(Refusal::TooManyFrozen) } else { Ok(all) }
     }
+}
+
+/// A giver renews only loans of its present process, `from` on. What an earlier process lent ends by itself.
+fn first_of_process(from: u64) -> u64 {
+    if mutated(Mutation::RenewLoansOfEarlierProcess) { 0 } else { from }
+}
+
+/// A holder's charges in a sliding window may count for one horizon after its end.
+fn counts_after_end_ns(kind: Kind) -> u64 {
+    if mutated(Mutation::ReclaimWithoutLinger) { 0 } else { kind.lingers_ns() }
+}
+
+/// A renewal counts from when the holder sent the heartbeat, not from when the renewal came.
+fn extends_from(sent_ns: u64, received_ns: u64) -> u64 {
+    if mutated(Mutation::RenewExtendsFromReceipt) { received_ns } else { sent_ns }
+}
+
+/// A loan that was once excepted stays excepted, though later renewals do not list it.
+fn stays_excepted(excepted: &Excepted, renew: &Renew) -> bool {
+    !mutated(Mutation::FreezeForgotten) || renew.except.contains(&excepted.number)
 }
 
 /// The ends of loans, by the session with each peer.

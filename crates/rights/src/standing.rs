@@ -117,7 +117,7 @@ impl Split {
     #[inline]
     pub fn units(&self, region: MemberId, total: u64, salt: u32) -> u64 {
         let Some(row) = self.row(region) else { return 0 };
-        if mutated(Mutation::LargestRemainder) {
+        if !is_house_monotone() {
             return self.largest_remainder(row, total);
         }
         let (turn, start) = self.places(salt);
@@ -148,7 +148,7 @@ impl Split {
     /// [`DISTINCT_MAX`]: callers make one algorithm for each. Walks the whole sequence once.
     pub fn distinct(&self, region: MemberId, total: u64) -> SmallVec<[u64; DISTINCT_MAX]> {
         let Some(row) = self.row(region) else { return SmallVec::from_slice(&[0]) };
-        if mutated(Mutation::LargestRemainder) {
+        if !is_house_monotone() {
             return SmallVec::from_slice(&[self.largest_remainder(row, total)]);
         }
         let count = self.regions.len() as u64;
@@ -238,6 +238,12 @@ impl Split {
         let extra = u64::from((ahead.count() as u128) < left);
         whole(mine) as u64 + extra
     }
+}
+
+/// No share falls when the total grows.
+#[inline]
+fn is_house_monotone() -> bool {
+    !mutated(Mutation::LargestRemainder)
 }
 
 impl TryFrom<Vec<(MemberId, u32)>> for Split {

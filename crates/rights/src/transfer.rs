@@ -92,8 +92,12 @@ impl Transfers {
 
     /// The units that the member may use in this window, if its standing share is `standing_units`.
     pub fn limit(&self, standing_units: u64) -> u64 {
-        let given = if mutated(Mutation::GivenNotCounted) { 0 } else { sum(&self.given) };
-        standing_units.saturating_add(sum(&self.received)).saturating_sub(given)
+        standing_units.saturating_add(sum(&self.received)).saturating_sub(self.not_usable())
+    }
+
+    /// Units that were given away are not used any more.
+    fn not_usable(&self) -> u64 {
+        if mutated(Mutation::GivenNotCounted) { 0 } else { sum(&self.given) }
     }
 
     /// Gives unused units. Returns the units given to that peer in all. The gift must be on disk before it is
@@ -102,7 +106,7 @@ impl Transfers {
         if units == 0 {
             return Err(Refusal::Empty);
         }
-        if units > available && !mutated(Mutation::GiveUsedUnits) {
+        if !are_unused(units, available) {
             return Err(Refusal::NotAvailable { asked: units, available });
         }
         let cumulative = of(&self.given, to).saturating_add(units);
@@ -128,22 +132,18 @@ impl Transfers {
         }
         // The two may differ for a while about `stands`. The peer repeats the excess, which counts when it
         // may.
-        let cumulative = cumulative.min(most);
-        if mutated(Mutation::ReceiveAdds) {
-            grow(&mut self.received, from, known.saturating_add(cumulative))?;
-            return Ok(cumulative);
-        }
-        if cumulative <= known {
+        let received = received_in_all(known, cumulative.min(most));
+        if received <= known {
             return Err(Refusal::Stale);
         }
-        grow(&mut self.received, from, cumulative)?;
-        Ok(cumulative - known)
+        grow(&mut self.received, from, received)?;
+        Ok(received - known)
     }
 
     /// Checks a peer's statement of the units that it has received from here.
     pub fn own_echo(&self, to: MemberId, cumulative: u64) -> Result<(), Refusal> {
         let given = of(&self.given, to);
-        if cumulative > given && !mutated(Mutation::RestoredDiskUnseen) {
+        if proves_restored_disk(cumulative, given) {
             return Err(Refusal::RestoredDisk { to, received: cumulative, given });
         }
         Ok(())
@@ -190,11 +190,16 @@ impl Row {
 
     /// Gives spent units back.
     pub fn refund(&mut self, units: u64) -> Result<(), Refusal> {
-        if units > self.used() && !mutated(Mutation::RefundUnspent) {
+        if !self.were_spent(units) {
             return Err(Refusal::NotAvailable { asked: units, available: self.used() });
         }
         self.refunded += units;
         Ok(())
+    }
+
+    /// No more units are refunded than were spent.
+    fn were_spent(&self, units: u64) -> bool {
+        units <= self.used() || mutated(Mutation::RefundUnspent)
     }
 
     /// Joins an older or newer row of this incarnation: takes the larger numbers.
@@ -202,6 +207,21 @@ impl Row {
         self.spent = self.spent.max(other.spent);
         self.refunded = self.refunded.max(other.refunded);
     }
+}
+
+/// Only unused units of a window are given.
+fn are_unused(units: u64, available: u64) -> bool {
+    units <= available || mutated(Mutation::GiveUsedUnits)
+}
+
+/// A statement includes all that was given before, so a repeated one adds nothing.
+fn received_in_all(known: u64, stated: u64) -> u64 {
+    if mutated(Mutation::ReceiveAdds) { known.saturating_add(stated) } else { stated }
+}
+
+/// A peer that received more than this node knows it gave proves that this node's disk is an old one.
+fn proves_restored_disk(received: u64, given: u64) -> bool {
+    received > given && !mutated(Mutation::RestoredDiskUnseen)
 }
 
 fn of(entries: &[(MemberId, u64)], region: MemberId) -> u64 {

@@ -88,10 +88,18 @@ impl BucketParams {
         us.div_ceil(self.step_us).saturating_mul(self.gives * rate).min(WEIGHT_MAX)
     }
 
-    /// Whether a tick means the same under these parameters.
-    const fn counts_as(&self, other: &(u64, u64, u64)) -> bool {
-        self.weight == other.0 && self.gives == other.1 && self.step_us == other.2
+    /// The tick of these parameters.
+    const fn tick(&self) -> Tick {
+        Tick { weight: self.weight, gives: self.gives, step_us: self.step_us }
     }
+}
+
+/// The meaning of a tick: two pools whose ticks are equal count debts alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Tick {
+    weight: u64,
+    gives: u64,
+    step_us: u64,
 }
 
 /// The lease of one node.
@@ -110,6 +118,18 @@ impl BucketLease {
     /// Whether the record says more than which call was the last.
     const fn is_held(&self) -> bool {
         self.rate > 0 || self.units > 0 || self.wanted > 0
+    }
+
+    /// Units that come back without debt. All that an earlier process held comes back owed: nobody knows what
+    /// that process spent.
+    fn tokens_back(&self, ask: &Exchange) -> u64 {
+        if ask.taker.process_number <= self.process_number {
+            ask.tokens
+        } else if mutated(Mutation::PoolTrustsTheDead) {
+            POOL_MAX
+        } else {
+            0
+        }
     }
 }
 
@@ -130,8 +150,7 @@ pub struct Bucket {
     /// that time.
     fresh_us: u64,
     unknown: u64,
-    /// The parameters that define a tick: weight, gives, step.
-    terms: (u64, u64, u64),
+    tick: Tick,
     nodes: BTreeMap<u16, BucketLease>,
     /// The whole that each node's part is a part of, as the node said last. The last field: records written
     /// without it lack only their end.
@@ -189,9 +208,7 @@ impl Bucket {
         }
         let now_us = time_at(self.at_us, context, params.slack_us)?;
         let known = self.nodes.get(&node).copied().unwrap_or_default();
-        if (process_number, call) <= (known.process_number, known.call)
-            && !mutated(Mutation::PoolHearsOlderCalls)
-        {
+        if !ask.taker.comes_after(known.process_number, known.call) {
             return Err(Refused::Stale);
         }
         if known.process_number == 0 && self.nodes.len() >= NODES_MAX {
@@ -207,13 +224,7 @@ impl Bucket {
         let known = self.nodes.get(&node).copied().unwrap_or_default();
         let (mut rate, mut units) =
             (u64::from(ask.keeps.rate.min(RATE_PARTS)), ask.keeps.units.min(POOL_MAX));
-        // Everything that an earlier process held comes back, and all of it is owed.
-        let trusts = mutated(Mutation::PoolTrustsTheDead);
-        let tokens = if process_number > known.process_number {
-            if trusts { POOL_MAX } else { 0 }
-        } else {
-            ask.tokens
-        };
+        let tokens = known.tokens_back(ask);
         let (back, slower) = (known.units.saturating_sub(units), known.rate.saturating_sub(rate));
         self.owe(back.saturating_sub(tokens), params);
         self.owe_late(slower, params);
@@ -226,7 +237,7 @@ impl Bucket {
         let liked = (rate + u64::from(ask.wanted.rate)).min(u64::from(RATE_PARTS));
         let fair = self.fair(liked, params);
         let (mut owed, mut left) = (0, level);
-        if (context.grants || mutated(Mutation::PoolGrantsUntold)) && context.wall_us >= context.fresh_us {
+        if context.may_grant() && context.wall_us >= context.fresh_us {
             rate += fair.saturating_sub(rate).min(spare_rate);
             let wanted = ask.wanted.units.min(spare_units);
             let tokens = level.saturating_sub(ask.reserved).min(wanted);
@@ -266,13 +277,11 @@ impl Bucket {
     /// Lets time pass until now.
     fn settle(&mut self, now_us: u64, params: &BucketParams, context: &CallContext) {
         self.convert(params);
-        // A call may have come before `fresh_us` was known, whatever the call's clock said.
-        let is_late = self.at_us < context.fresh_us || !mutated(Mutation::PoolForgetsFresh);
-        if self.fresh_us < context.fresh_us && is_late {
+        if self.has_unknown_before(context.fresh_us) {
             (self.fresh_us, self.unknown) = (context.fresh_us, 0);
             self.at_us = self.at_us.max(context.fresh_us);
         }
-        if self.fresh_us > 0 && !mutated(Mutation::PoolBeginsFull) {
+        if self.has_forgotten() {
             self.owe_unknown(params);
         }
         // Leases that ended, the earliest first: what they held drains here from their end on.
@@ -280,15 +289,24 @@ impl Bucket {
             self.drain(end_us, params);
             let ended = |lease: &BucketLease| lease.end_us <= end_us && lease.is_held();
             let (rate, units) = sum(self.nodes.values().filter(|lease| ended(lease)));
-            if !mutated(Mutation::PoolOwesNothing) {
-                self.owe(units, params);
-            }
+            self.owe(owed_at_end(units), params);
             self.owe_late(rate, params);
             // Calls before the last one still do nothing.
             let over = self.nodes.values_mut().filter(|lease| ended(lease));
             over.for_each(|lease| (lease.rate, lease.units, lease.wanted) = (0, 0, 0));
         }
         self.drain(now_us, params);
+    }
+
+    /// Earlier spending is unknown up to `fresh_us`, even if a call came since: the call may have come before
+    /// this was known, whatever its clock said.
+    fn has_unknown_before(&self, fresh_us: u64) -> bool {
+        self.fresh_us < fresh_us && (self.at_us < fresh_us || !mutated(Mutation::PoolForgetsFresh))
+    }
+
+    /// A pool that may have forgotten something owes all that it does not know.
+    fn has_forgotten(&self) -> bool {
+        self.fresh_us > 0 && !mutated(Mutation::PoolBeginsFull)
     }
 
     /// The end of the earliest lease that has ended.
@@ -339,11 +357,14 @@ impl Bucket {
 
     /// Whole units that could be granted, if `spare_units` are not lent.
     fn level(&self, spare_units: u64, params: &BucketParams) -> u64 {
-        let slack_us = if mutated(Mutation::PoolGrantsUnsure) { 0 } else { params.slack_us };
-        let unsure_us = slack_us.saturating_sub(self.idle_us);
-        let unsure = params.gives_in(u64::from(params.part.rate), unsure_us);
+        let unproven = params.gives_in(u64::from(params.part.rate), self.unproven_us(params));
         let ticks = spare_units.saturating_mul(params.weight).min(WEIGHT_MAX);
-        ticks.saturating_sub(self.debt).saturating_sub(unsure) / params.weight
+        ticks.saturating_sub(self.debt).saturating_sub(unproven) / params.weight
+    }
+
+    /// For how long the pool may have drained too soon: what drained then is not granted yet.
+    fn unproven_us(&self, params: &BucketParams) -> u64 {
+        if mutated(Mutation::PoolGrantsUnsure) { 0 } else { params.slack_us.saturating_sub(self.idle_us) }
     }
 
     /// A node's part of the rate. If the nodes would like more than there is, each gets a part in proportion
@@ -372,13 +393,11 @@ impl Bucket {
 
     /// Owes for parts of the rate that come back and may have drained at their holder within the slack.
     fn owe_late(&mut self, rate: u64, params: &BucketParams) {
-        if !mutated(Mutation::PoolDrainsEarly) {
-            let ticks = params.gives_in(rate, params.slack_us);
-            if ticks > POOL_MAX - self.debt {
-                self.owe(ticks.div_ceil(params.weight), params);
-            } else if ticks > 0 {
-                (self.debt, self.idle_us) = (self.debt + ticks, 0);
-            }
+        let ticks = params.gives_in(rate, drained_elsewhere_us(params));
+        if ticks > POOL_MAX - self.debt {
+            self.owe(ticks.div_ceil(params.weight), params);
+        } else if ticks > 0 {
+            (self.debt, self.idle_us) = (self.debt + ticks, 0);
         }
     }
 
@@ -387,21 +406,36 @@ impl Bucket {
             return;
         }
         let counted = units.min((POOL_MAX - self.debt) / params.weight);
-        let rest = if mutated(Mutation::PoolForgetsBeyond) { 0 } else { units - counted };
+        let rest = owed_beyond_ticks(units - counted);
         self.debt += counted * params.weight;
         (self.beyond, self.idle_us) = (self.beyond.saturating_add(rest).min(POOL_MAX), 0);
     }
 
     /// Converts debts under other parameters to as many units, rounded up.
     fn convert(&mut self, params: &BucketParams) {
-        if !params.counts_as(&self.terms) {
-            let units = if self.debt == 0 { 0 } else { self.debt / self.terms.0 + 1 };
+        if self.tick != params.tick() {
+            let units = if self.debt == 0 { 0 } else { self.debt / self.tick.weight + 1 };
             let owed = units.saturating_add(self.beyond);
             (self.debt, self.beyond) = (0, 0);
-            self.terms = (params.weight, params.gives, params.step_us);
+            self.tick = params.tick();
             self.owe(owed, params);
         }
     }
+}
+
+/// A lease that ends comes back with all of its units owed.
+fn owed_at_end(units: u64) -> u64 {
+    if mutated(Mutation::PoolOwesNothing) { 0 } else { units }
+}
+
+/// For how long a part that comes back may still have drained at its holder.
+fn drained_elsewhere_us(params: &BucketParams) -> u64 {
+    if mutated(Mutation::PoolDrainsEarly) { 0 } else { params.slack_us }
+}
+
+/// Debt that ticks cannot count is kept in units.
+fn owed_beyond_ticks(units: u64) -> u64 {
+    if mutated(Mutation::PoolForgetsBeyond) { 0 } else { units }
 }
 
 /// Sums the rate and the units of leases.
@@ -445,30 +479,34 @@ impl BucketBalance {
             rate: self.part.rate.saturating_sub(keeps.rate),
             units: self.part.units.saturating_sub(keeps.units),
         };
-        if !mutated(Mutation::BalanceKeepsWhatItGave) {
-            self.part = Part { rate: self.part.rate - back.rate, units: self.part.units - back.units };
-        }
+        self.stop_using(back);
         self.call += 1;
         self.sent_ns = Some(now_ns);
         (self.call, Change::lose(back, back.units.saturating_sub(tokens)))
     }
 
-    /// Takes the answer to a call of a generation that grants. The holding counts from when the call was
-    /// sent. `None` if a later call was sent. If the answer comes more than `late_ns` after its call, the
-    /// node does not take up the grant, but what it kept goes on. This is a margin that no history is known
-    /// to need.
+    /// A node gives parts back before the call that says so leaves.
+    fn stop_using(&mut self, back: Part) {
+        if !mutated(Mutation::BalanceKeepsWhatItGave) {
+            self.part = Part { rate: self.part.rate - back.rate, units: self.part.units - back.units };
+        }
+    }
+
+    /// Takes the answer to a call of a generation that grants. The holding lasts for `ttl_ns` from when the
+    /// call was sent. `None` if a later call was sent. If the answer comes more than `late_ns` after its call,
+    /// the node does not take up the grant, but what it kept goes on. This is a margin that no history is
+    /// known to need.
     pub fn answer(
         &mut self,
         call: u64,
         answer: &Exchanged,
-        (ttl_ns, late_ns): (u64, u64),
+        ttl_ns: u64,
+        late_ns: u64,
         now_ns: u64,
     ) -> Option<Change> {
-        let sent_ns =
-            self.sent_ns.filter(|_| call == self.call || mutated(Mutation::BalanceHearsOlderCalls))?;
+        let sent_ns = self.sent_ns.filter(|_| self.is_latest(call))?;
         self.sent_ns = None;
-        let from_ns = if mutated(Mutation::BalanceDatesFromAnswer) { now_ns } else { sent_ns };
-        let end_ns = from_ns.saturating_add(ttl_ns);
+        let end_ns = holds_from(sent_ns, now_ns).saturating_add(ttl_ns);
         if now_ns >= end_ns {
             return None;
         }
@@ -485,16 +523,31 @@ impl BucketBalance {
         Some(Change::gain(gained, answer.owed))
     }
 
-    /// Ends the holding, if it is time. The answer to a call that is under way then counts no more: it would
-    /// bring back what is over, without the debt for it.
+    /// Only the answer to the latest call counts.
+    fn is_latest(&self, call: u64) -> bool {
+        call == self.call || mutated(Mutation::BalanceHearsOlderCalls)
+    }
+
+    /// Ends the holding, if it is time.
     pub fn settle(&mut self, now_ns: u64) -> Option<Change> {
         let over = now_ns >= self.end_ns && self.part != Part::default();
         over.then(|| {
-            if !mutated(Mutation::BalanceHearsAfterItsEnd) {
-                self.sent_ns = None;
-            }
+            self.stop_waiting();
             let part = std::mem::take(&mut self.part);
             Change::lose(part, part.units)
         })
     }
+
+    /// After the end, the answer to a call that is under way counts no more: it would bring back what is over,
+    /// without the debt for it.
+    fn stop_waiting(&mut self) {
+        if !mutated(Mutation::BalanceHearsAfterItsEnd) {
+            self.sent_ns = None;
+        }
+    }
+}
+
+/// A holding counts from when the call was sent, not from when the answer came.
+fn holds_from(sent_ns: u64, answered_ns: u64) -> u64 {
+    if mutated(Mutation::BalanceDatesFromAnswer) { answered_ns } else { sent_ns }
 }

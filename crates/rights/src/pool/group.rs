@@ -112,6 +112,20 @@ pub struct ServerIdentity {
     pub allocation: u64,
 }
 
+impl ServerIdentity {
+    /// Whether both are one process of the server under one config, whatever the allocations.
+    fn is_process_of(&self, other: &Self) -> bool {
+        (&self.run, self.config_fingerprint) == (&other.run, other.config_fingerprint)
+    }
+
+    /// Pools never go back to an earlier allocation among regions.
+    fn has_moved_on_from(&self, caller: &Self) -> bool {
+        self.is_process_of(caller)
+            && self.allocation > caller.allocation
+            && !mutated(Mutation::PoolHearsOldTerms)
+    }
+}
+
 /// The record of a group, where it is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolGroup {
@@ -213,8 +227,7 @@ impl PoolGroup {
     /// The group's state, for a caller that this server answers: nothing is known of a group that was kept
     /// elsewhere.
     pub fn known(&self, server: &ServerIdentity) -> GroupStatus {
-        let is_here = self.server.as_ref() == Some(server) || mutated(Mutation::PoolKnowsNoProcess);
-        match is_here {
+        match self.is_kept_at(server) {
             true => GroupStatus {
                 generation: self.generation,
                 grants: self.grants,
@@ -223,6 +236,11 @@ impl PoolGroup {
             },
             false => GroupStatus::default(),
         }
+    }
+
+    /// A group is known only to the process that kept it: a replica that is promoted may lack what came last.
+    fn is_kept_at(&self, server: &ServerIdentity) -> bool {
+        self.server.as_ref() == Some(server) || mutated(Mutation::PoolKnowsNoProcess)
     }
 
     /// The context of a call that knows a generation; `None` if the group has another generation.
@@ -248,20 +266,10 @@ impl PoolGroup {
     /// number has begun here already. The pools then move to the caller's allocation among regions, if that
     /// is later; a caller with an earlier allocation changes nothing. Returns the group's state.
     pub fn begin(&mut self, server: &ServerIdentity, begin: &Begin) -> GroupStatus {
-        let kept = self
-            .server
-            .as_mut()
-            .filter(|kept| (&kept.run, kept.config_fingerprint) == (&server.run, server.config_fingerprint));
-        let is_late = match kept {
-            Some(kept) if kept.allocation > server.allocation && !mutated(Mutation::PoolHearsOldTerms) => {
-                true
-            }
-            Some(kept) => {
-                kept.allocation = server.allocation;
-                false
-            }
-            None => false,
-        };
+        let is_late = self.server.as_ref().is_some_and(|kept| kept.has_moved_on_from(server));
+        if let Some(kept) = self.server.as_mut().filter(|kept| kept.is_process_of(server) && !is_late) {
+            kept.allocation = server.allocation;
+        }
         let known = self.known(server);
         if !is_late && (known.generation.number == 0 || known.generation.number < begin.heard) {
             let before = match begin.goes_on && known.generation.number > 0 {
@@ -304,40 +312,59 @@ impl PoolGroup {
             return self.known(server);
         }
         self.asserted.insert(assertion.node);
-        self.is_first &= assertion.is_new || mutated(Mutation::PoolNewToOne);
+        self.is_first &= is_new_to_all(assertion);
+        let fresh_us = self.unknown_until_us(assertion);
         let knows_us = assertion.knows_from_us.saturating_add(assertion.slack_us);
-        // Nothing is granted before, so spending is known from the last node's statement on.
-        let is_counted = self.asserted.len() == 1 || !mutated(Mutation::PoolFreshFromFirst);
-        let fresh_us = if is_counted { assertion.wall_us } else { 0 };
         self.doubts.raise(Marks { fresh_us, burned_us: knows_us });
-        let has_told = |node: &u16| self.asserted.contains(node);
-        let all_told = assertion.nodes.iter().all(has_told) || mutated(Mutation::PoolAsksOneNode);
-        let left_out = |node: &u16| absent.nodes.contains(node) || mutated(Mutation::PoolLeavesAllOut);
-        let is_rest =
-            !absent.nodes.is_empty() && assertion.nodes.iter().all(|node| has_told(node) || left_out(node));
-        if all_told || is_rest {
+        let all_told = self.have_all_told(assertion);
+        if all_told || self.have_the_others_told(assertion, absent) {
             self.is_first &= all_told;
             self.all_told(assertion, &absent.nodes);
-            if self.grants && !all_told && !mutated(Mutation::PoolBurnsNoAbsent) {
-                let over_us = assertion.wall_us.saturating_add(absent.keep_us.max(assertion.slack_us));
-                self.marks.raise(Marks { fresh_us: over_us, burned_us: over_us });
+            if self.grants && !all_told {
+                self.forfeit_of_excluded(assertion, absent);
             }
         }
         self.known(server)
+    }
+
+    /// Nothing is granted before all have told, so spending is known from the last node's statement on.
+    fn unknown_until_us(&self, assertion: &Assertion) -> u64 {
+        let is_first = self.asserted.len() == 1;
+        if is_first || !mutated(Mutation::PoolFreshFromFirst) { assertion.wall_us } else { 0 }
+    }
+
+    /// A generation waits for every node of the region.
+    fn have_all_told(&self, assertion: &Assertion) -> bool {
+        assertion.nodes.is_subset(&self.asserted) || mutated(Mutation::PoolAsksOneNode)
+    }
+
+    /// A generation goes without the excluded nodes, and without no others.
+    fn have_the_others_told(&self, assertion: &Assertion, absent: &Absent) -> bool {
+        let is_excluded = |node: &u16| absent.nodes.contains(node) || mutated(Mutation::PoolLeavesAllOut);
+        let mut silent = assertion.nodes.difference(&self.asserted);
+        !absent.nodes.is_empty() && silent.all(is_excluded)
+    }
+
+    /// All that an excluded node may hold counts as spent until its leases are over. The windows that it may
+    /// have taken from are forfeited.
+    fn forfeit_of_excluded(&mut self, assertion: &Assertion, absent: &Absent) {
+        if !mutated(Mutation::PoolBurnsNoAbsent) {
+            let over_us = assertion.wall_us.saturating_add(absent.keep_us.max(assertion.slack_us));
+            self.marks.raise(Marks { fresh_us: over_us, burned_us: over_us });
+        }
     }
 
     /// All but the excluded nodes have told, and this node says so. The generation grants, unless it goes on
     /// with what is known and this node cannot say that nothing was forgotten. When no node can say so, the
     /// record is dropped.
     fn all_told(&mut self, assertion: &Assertion, absent: &BTreeSet<u16>) {
-        let Assertion { node, nodes, before, .. } = assertion;
-        let is_witness = nodes.contains(node) && *before == self.before;
+        let Assertion { node, nodes, .. } = assertion;
         if self.before.number == 0 {
             if !self.is_first {
                 self.marks.raise(self.doubts);
             }
             self.grants = true;
-        } else if is_witness || mutated(Mutation::PoolGoesOnUnwitnessed) {
+        } else if self.is_witness(assertion) {
             (self.grants, self.before) = (true, Generation::default());
         } else {
             self.unproven.insert(*node);
@@ -348,4 +375,15 @@ impl PoolGroup {
             }
         }
     }
+    /// Only a node of the region that used the generation before, and has heard of none between, can say that
+    /// nothing was forgotten.
+    fn is_witness(&self, assertion: &Assertion) -> bool {
+        let used_it = assertion.nodes.contains(&assertion.node) && assertion.before == self.before;
+        used_it || mutated(Mutation::PoolGoesOnUnwitnessed)
+    }
+}
+
+/// A generation is a first only if all nodes are new.
+fn is_new_to_all(assertion: &Assertion) -> bool {
+    assertion.is_new || mutated(Mutation::PoolNewToOne)
 }

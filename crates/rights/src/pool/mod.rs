@@ -97,6 +97,14 @@ pub struct Taker {
     pub call: u64,
 }
 
+impl Taker {
+    /// A pool hears only calls that come after all that it heard of the node: from a later process, or a later
+    /// call of the process.
+    fn comes_after(&self, process_number: u32, call: u64) -> bool {
+        (self.process_number, self.call) > (process_number, call) || mutated(Mutation::PoolHearsOlderCalls)
+    }
+}
+
 /// One generation of a group: see [`group`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Generation {
@@ -123,6 +131,13 @@ pub struct CallContext {
     pub fresh_us: u64,
     /// Nothing may be granted from windows that began before this wall-clock time, in microseconds.
     pub burned_us: u64,
+}
+
+impl CallContext {
+    /// A pool grants nothing before all nodes have told what they hold.
+    fn may_grant(&self) -> bool {
+        self.grants || mutated(Mutation::PoolGrantsUntold)
+    }
 }
 
 /// The reason why a pool did nothing.
@@ -161,10 +176,14 @@ const fn is_past(end_us: u64, at_us: u64, context: &CallContext, slack_us: u64) 
     at_us > end_us.saturating_add(slack_us) && at_us > context.fresh_us
 }
 
+/// Units of a larger or a smaller pool count as a part of it.
+fn count_in_proportion() -> bool {
+    !(mutated(Mutation::PoolCountsUnitsAlike) || mutated(Mutation::PoolHearsOldTerms))
+}
+
 /// Converts `units` of a pool of `of` units to a pool of `total` units: as large a part, rounded up.
 fn in_proportion(units: u64, total: u64, of: u64) -> u64 {
-    let counts_alike = mutated(Mutation::PoolCountsUnitsAlike) || mutated(Mutation::PoolHearsOldTerms);
-    if units == 0 || total == of || counts_alike {
+    if units == 0 || total == of || !count_in_proportion() {
         return units;
     }
     let product = u128::from(units) * u128::from(total);

@@ -75,12 +75,10 @@ pub enum What {
 impl Name {
     /// Does what a call says, and returns the state of the name after that.
     pub fn act(&mut self, act: &Act, context: &CallContext) -> NameState {
-        let is_forgotten =
-            self.generation != context.generation && !mutated(Mutation::NameOutlivesGeneration);
-        if is_forgotten || context.wall_us >= self.drops_us {
+        if self.is_forgotten(context) || context.wall_us >= self.drops_us {
             *self = Self { generation: context.generation, ..Self::default() };
         }
-        let is_own = self.standing == NameState::Claimed(act.by) || mutated(Mutation::NameKeptUnclaimed);
+        let is_own = self.is_claimed_by(act.by);
         let next = match &act.what {
             What::Claim if self.standing == NameState::Free => NameState::Claimed(act.by),
             What::Keep(answer) if is_own && answer.len() <= ANSWER_BYTES_MAX => {
@@ -92,6 +90,16 @@ impl Name {
         };
         (self.standing, self.drops_us) = (next, act.drops_us);
         self.standing.clone()
+    }
+
+    /// A name is forgotten with its generation.
+    fn is_forgotten(&self, context: &CallContext) -> bool {
+        self.generation != context.generation && !mutated(Mutation::NameOutlivesGeneration)
+    }
+
+    /// Only the node whose claim is there keeps an answer, or gives the claim up.
+    fn is_claimed_by(&self, by: Taker) -> bool {
+        self.standing == NameState::Claimed(by) || mutated(Mutation::NameKeptUnclaimed)
     }
 
     /// When the name may be forgotten: wall clock, in microseconds.

@@ -34,6 +34,13 @@ struct SlidingLease {
     lingers_us: u64,
 }
 
+impl SlidingLease {
+    /// Units of a lease that ends linger: the node may have used all of them.
+    fn may_have_used(&self) -> u64 {
+        if mutated(Mutation::PoolLingersNot) { 0 } else { self.units }
+    }
+}
+
 /// The record of one cell's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sliding {
@@ -93,9 +100,7 @@ impl Sliding {
         }
         let now_us = time_at(self.at_us, context, ask.slack_us)?;
         let known = self.nodes.get(&node).copied().unwrap_or_default();
-        if (process_number, call) <= (known.process_number, known.call)
-            && !mutated(Mutation::PoolHearsOlderCalls)
-        {
+        if !ask.taker.comes_after(known.process_number, known.call) {
             return Err(Refused::Stale);
         }
         if known.process_number == 0 && self.nodes.len() >= NODES_MAX {
@@ -117,9 +122,7 @@ impl Sliding {
         let total = ask.total.min(POOL_MAX);
         let mut left = total.saturating_sub((self.out(total) + units).min(POOL_MAX));
         // Until then earlier spending is unknown, and may count for one window more.
-        if (context.grants || mutated(Mutation::PoolGrantsUntold))
-            && self.at_us >= context.fresh_us.saturating_add(ask.lingers_us)
-        {
+        if context.may_grant() && self.at_us >= context.fresh_us.saturating_add(ask.lingers_us) {
             let free = left.saturating_sub(ask.reserved);
             if ask.needed <= free {
                 let granted = ask.wanted.min(free);
@@ -151,9 +154,7 @@ impl Sliding {
             .map(|(node, lease)| (*node, *lease))
             .collect();
         for (node, lease) in ended {
-            if !mutated(Mutation::PoolLingersNot) {
-                self.linger(lease.units, lease.end_us, lease.lingers_us);
-            }
+            self.linger(lease.may_have_used(), lease.end_us, lease.lingers_us);
             // Calls before the last one still do nothing.
             self.nodes.insert(node, SlidingLease { units: 0, ..lease });
         }

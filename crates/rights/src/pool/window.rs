@@ -38,6 +38,13 @@ struct NodeWithdrawals {
     returned: u64,
 }
 
+impl NodeWithdrawals {
+    /// All that a process took and did not return counts as spent when the process is gone.
+    fn spent_when_gone(&self) -> u64 {
+        if mutated(Mutation::PoolForgetsTheDead) { 0 } else { self.taken - self.returned }
+    }
+}
+
 /// The record of one window's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
@@ -63,6 +70,17 @@ pub enum Total {
     /// window. That node may know of a lower total by now. So the total is at most these units, the whole
     /// limit as the caller knows it.
     AsSaid(u64),
+}
+
+impl Total {
+    /// A node that joined later uses only a total that was stated while the window was open.
+    fn is_for_newcomers(self) -> bool {
+        match self {
+            Self::Ahead(_) => mutated(Mutation::PoolRemembersAhead),
+            Self::Open(_) => true,
+            Self::AsSaid(_) => false,
+        }
+    }
 }
 
 /// A call.
@@ -128,8 +146,7 @@ impl Window {
         let mut record = NodeWithdrawals { process_number, ..known };
         // A process that knows what earlier processes took goes on with their numbers.
         if process_number > known.process_number && take.taken < known.taken {
-            let gone = if mutated(Mutation::PoolForgetsTheDead) { 0 } else { known.taken - known.returned };
-            self.spent = (self.spent + gone).min(POOL_MAX);
+            self.spent = (self.spent + known.spent_when_gone()).min(POOL_MAX);
             record = NodeWithdrawals { process_number, taken: 0, returned: 0 };
         }
         record.taken = record.taken.max(take.taken.min(POOL_MAX));
@@ -141,23 +158,20 @@ impl Window {
             .get(&node)
             .filter(|_| process_number == known.process_number)
             .map_or(0, |(_, call)| *call);
-        let is_newest = call > last || mutated(Mutation::PoolGrantsOlderCalls);
-        let is_burned = take.begins_us < context.burned_us && !mutated(Mutation::PoolBurnsNothing);
+        let is_newest = comes_last(call, last);
         let total = match take.total {
-            Total::Ahead(units) if !mutated(Mutation::PoolRemembersAhead) => units.min(POOL_MAX),
-            Total::Ahead(units) | Total::Open(units) => {
-                let units = units.min(POOL_MAX);
-                self.said = if is_newest { units } else { self.said };
-                units
-            }
+            Total::Ahead(units) | Total::Open(units) => units.min(POOL_MAX),
             Total::AsSaid(most) => self.said.min(most),
         };
+        if is_newest && take.total.is_for_newcomers() {
+            self.said = total;
+        }
         if is_newest {
             self.totals.insert(node, (total, call));
         }
         self.totals.retain(|node, _| self.nodes.contains_key(node));
         let is_ahead = matches!(take.total, Total::Ahead(_));
-        let left = match is_burned {
+        let left = match is_forfeited(take, context) {
             true => 0,
             false => total.saturating_sub(if is_ahead { self.out_of(total) } else { self.out() }),
         };
@@ -167,8 +181,7 @@ impl Window {
         let wanted = take.wanted.saturating_sub(ahead);
         let needed = take.needed.saturating_sub(ahead);
         let mut granted = 0;
-        let may_grant = is_newest && (context.grants || mutated(Mutation::PoolGrantsUntold));
-        if may_grant && needed <= free {
+        if is_newest && context.may_grant() && needed <= free {
             let part = left / (PART * self.nodes.len() as u64);
             granted = wanted.min(needed.max(part)).min(free);
         }
@@ -190,6 +203,16 @@ impl Window {
         let held = held.map(|(node, taken)| in_proportion(taken.taken - taken.returned, total, of(node)));
         held.fold(self.spent, u64::saturating_add).min(POOL_MAX)
     }
+}
+
+/// A call that comes after a later one is granted nothing: the total may have been larger when it was made.
+fn comes_last(call: u64, last: u64) -> bool {
+    call > last || mutated(Mutation::PoolGrantsOlderCalls)
+}
+
+/// A window is forfeited if it began before some node knows what its earlier processes took.
+fn is_forfeited(take: &Take, context: &CallContext) -> bool {
+    take.begins_us < context.burned_us && !mutated(Mutation::PoolBurnsNothing)
 }
 
 /// The units that a node has of one window's pool, as the node itself knows. Never more than the pool records

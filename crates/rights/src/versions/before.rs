@@ -26,7 +26,7 @@ pub struct KeptBefore {
 #[derive(Clone, Debug, Deserialize)]
 struct VersionBefore {
     version_id: VersionId,
-    term: VersionId,
+    allocation: VersionId,
     authority: Incarnation,
     members: BTreeMap<MemberId, Member>,
     leaving: BTreeSet<Incarnation>,
@@ -43,7 +43,7 @@ impl From<KeptBefore> for VersionsRecord {
         let register = before.register.map(|LWWReg { val, marker }| {
             let val = Version {
                 version_id: val.version_id,
-                allocation: val.term,
+                allocation: val.allocation,
                 authority: val.authority,
                 members: val.members,
                 leaving: val.leaving,

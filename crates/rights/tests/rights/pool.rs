@@ -579,7 +579,7 @@ impl World {
                 if !node.grants {
                     return;
                 }
-                if let Some(change) = node.balance.answer(call, &exchanged, (TTL_NS, LATE_NS), now_us * 1_000)
+                if let Some(change) = node.balance.answer(call, &exchanged, TTL_NS, LATE_NS, now_us * 1_000)
                 {
                     node.debt += u128::from(change.owe) * weight;
                 }

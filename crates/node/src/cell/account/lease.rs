@@ -326,7 +326,7 @@ impl Account {
     ) -> Option<u64> {
         let before = self.pooled();
         let Some(HeldLease::Bucket(balance)) = &mut self.windows_mut().lease else { return None };
-        let change = balance.answer(number, answer, times, now.steady_ns)?;
+        let change = balance.answer(number, answer, times.0, times.1, now.steady_ns)?;
         let units = balance.part().units.saturating_sub(before.units);
         let gained = units.saturating_sub(change.owe);
         if self.pooled() != before {

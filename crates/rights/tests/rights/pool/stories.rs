@@ -195,24 +195,24 @@ pub(super) fn the_end_of_a_lease() -> u64 {
     let mut balance = BucketBalance::default();
     let (call, _) = balance.ask(NOTHING, 0, 5_000_000);
     let answer = Exchanged { part: ALL, owed: 0, left: 0, fair: 0 };
-    let _ = balance.answer(call, &answer, (ttl_ns, late_ns), 6_000_000).expect("in time");
+    let _ = balance.answer(call, &answer, ttl_ns, late_ns, 6_000_000).expect("in time");
     let (call, _) = balance.ask(ALL, 0, 500_000_000);
-    let _ = balance.answer(call, &answer, (ttl_ns, late_ns), 800_000_000).expect("what is kept goes on");
+    let _ = balance.answer(call, &answer, ttl_ns, late_ns, 800_000_000).expect("what is kept goes on");
     (balance.end_ns() - 500_000_000) / 1_000_000
 }
 
 /// A lease ends with all units owed, while a call that kept it is on its way. Returns the node's units
 /// without debt.
 pub(super) fn an_answer_after_the_end() -> u64 {
-    let times = (1_000_000_000, 10_000_000);
+    let (ttl_ns, late_ns) = (1_000_000_000, 10_000_000);
     let mut balance = BucketBalance::default();
     let (call, _) = balance.ask(NOTHING, 0, 0);
     let answer = Exchanged { part: ALL, owed: 0, left: 0, fair: 0 };
-    let _ = balance.answer(call, &answer, times, 1_000_000).expect("in time");
+    let _ = balance.answer(call, &answer, ttl_ns, late_ns, 1_000_000).expect("in time");
     let (call, _) = balance.ask(ALL, 0, 999_000_000);
     let ended = balance.settle(1_000_000_000).expect("it is over");
     assert_eq!(ended.shed, ALL.units);
-    let gained = balance.answer(call, &answer, times, 1_002_000_000);
+    let gained = balance.answer(call, &answer, ttl_ns, late_ns, 1_002_000_000);
     gained.map_or(0, |gained| balance.part().units - gained.owe)
 }
 

@@ -6,7 +6,8 @@ use acequia_limits::Now;
 use acequia_rights::{
     Ack, Incarnation, MemberId, Version, VersionId, Versions,
     versions::{
-        Adopted, CellKey, Draft, Fence, Kind, Lasts, Learned, Member, Refused, TERMS_MAX, Waiting, stretched,
+        ALLOCATIONS_MAX, Adopted, CellKey, Draft, Fence, Kind, Lasts, Learned, Member, Refused, Waiting,
+        stretched,
     },
 };
 
@@ -374,7 +375,7 @@ fn a_full_chain_owns_nothing_until_the_newest_is_agreed() {
         }
         step += 1;
     };
-    assert_eq!((refused, step), (Refused::Busy, TERMS_MAX));
+    assert_eq!((refused, step), (Refused::Busy, ALLOCATIONS_MAX));
     // Another authority, which heard of fewer versions, may still make one.
     let held = nodes[1].version().expect("a version").clone();
     let version_id = VersionId { epoch: 2, number: held.version_id.number + 1 };

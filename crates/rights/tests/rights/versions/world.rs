@@ -324,7 +324,8 @@ impl World {
             let Some(node) = self.nodes.get_mut(&to) else { continue };
             let now = node.now(true_ns);
             let Some(versions) = &mut node.versions else { continue };
-            let front = |versions: &Versions| versions.progress().map(|progress| progress.term_effective);
+            let front =
+                |versions: &Versions| versions.progress().map(|progress| progress.allocation_effective);
             let version_id = |versions: &Versions| versions.version().map(|version| version.version_id);
             let (old_front, old_mark) = (front(versions), version_id(versions));
             match message {
@@ -689,7 +690,7 @@ impl World {
             let Some(versions) = &mut node.versions else { return stuck("a member is down") };
             let Some(progress) = versions.progress() else { return stuck("a member has no version") };
             if (progress.requested, progress.effective) != (last.version_id, last.version_id)
-                || progress.term_effective != last.allocation
+                || progress.allocation_effective != last.allocation
                 || !progress.pending.is_empty()
             {
                 return stuck(&format!("{incarnation:?}: {progress:?}, newest {:?}", last.version_id));
