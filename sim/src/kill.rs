@@ -1,7 +1,7 @@
 //! Servers that break one rule each. The checks must find every one of them, and must find nothing in a
 //! server that keeps all rules.
 
-use acequia_rights::mutation::{Mutation, break_rule};
+use acequia_rights::mutation::{Check, Mutation, break_rule};
 
 use crate::{run::run_to_end, scenarios, trace::Trace};
 
@@ -118,6 +118,20 @@ pub const RULES: &[Rule] = rules![
     StepBelieved in ["wrong-while-cut"], true;
     DoubtGrows in ["outvoted"], true;
 ];
+
+/// The table has the rows that the list of mutations gives to the simulator, and no others.
+const _: () = {
+    let (mut place, mut rows) = (0, 0);
+    while place < Mutation::ALL.len() {
+        rows += Mutation::ALL[place].is_noticed_by(Check::Sim) as usize;
+        place += 1;
+    }
+    assert!(rows == RULES.len());
+    while rows > 0 {
+        rows -= 1;
+        assert!(RULES[rows].broken.is_noticed_by(Check::Sim));
+    }
+};
 
 /// Runs without a rule, with `seeds` seeds of each of its scenarios, until a run finds something that a run
 /// with the rule does not.

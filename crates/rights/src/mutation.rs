@@ -5,344 +5,411 @@
 #[cfg(all(feature = "mutations", not(debug_assertions)))]
 compile_error!("the feature `mutations` is for tests: a build without debug assertions refuses it");
 
-/// A broken rule. Each variant's comment says what the code does wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Mutation {
+/// A check that notices broken rules, one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// Histories of loans, and a story: `rights/tests/rights/loans/kills.rs`.
+    Loans,
+    /// Histories of transfers, in the file of [`Check::Loans`].
+    Transfers,
+    /// Histories and stories of pools: `rights/tests/rights/pool.rs`.
+    Pools,
+    /// Histories of versions: `rights/tests/rights/versions.rs`.
+    Versions,
+    /// Stories of nodes: `node/tests/node`.
+    Node,
+    /// A hundred histories of a ring of nodes, and its stories: `tests/ring/src/kill.rs`.
+    Ring,
+    /// Many more histories of that ring.
+    RingPatient,
+    /// Scenarios of the simulator: `sim/src/kill.rs`.
+    Sim,
+    /// No check notices yet.
+    Nothing,
+}
+
+/// Makes [`Mutation`] of one list. After its colon, a rule names the checks that must notice if it is broken.
+/// The checks take their tables from here, or compare them with this list.
+macro_rules! mutations {
+    ($($(#[$doc:meta])* $rule:ident: $($check:ident)+;)*) => {
+        /// A broken rule. Each variant's comment says what the code does wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Mutation {
+            $($(#[$doc])* $rule,)*
+        }
+
+        impl Mutation {
+            /// All mutations.
+            pub const ALL: &[Self] = &[$(Self::$rule),*];
+
+            /// The name.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$rule => stringify!($rule),)*
+                }
+            }
+
+            const fn noticed_by(self) -> &'static [Check] {
+                match self {
+                    $(Self::$rule => &[$(Check::$check),+],)*
+                }
+            }
+        }
+    };
+}
+
+impl Mutation {
+    /// Whether a check must notice if the rule is broken.
+    pub const fn is_noticed_by(self, check: Check) -> bool {
+        let (checks, mut place) = (self.noticed_by(), 0);
+        while place < checks.len() && checks[place] as u8 != check as u8 {
+            place += 1;
+        }
+        place < checks.len()
+    }
+
+    /// The table of a check: all that it must notice.
+    pub fn table(check: Check) -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(move |rule| rule.is_noticed_by(check))
+    }
+}
+
+mutations! {
     /// The giver takes a loan back without allowing for clocks that drift.
-    NoDriftMargin,
+    NoDriftMargin: Loans RingPatient;
     /// A lower share is acknowledged while the cell owes more.
-    ConformIndebted,
+    ConformIndebted: Loans;
     /// The giver renews without moving its own ends.
-    RenewWithoutExtending,
+    RenewWithoutExtending: Loans Ring Sim;
     /// A renewal does not list the frozen loans.
-    RenewWithoutExcept,
+    RenewWithoutExcept: Loans Ring Sim;
     /// A restarted giver renews loans of its earlier process.
-    RenewLoansOfEarlierProcess,
+    RenewLoansOfEarlierProcess: Loans;
     /// A holder counts a renewal from its arrival.
-    RenewExtendsFromReceipt,
+    RenewExtendsFromReceipt: Loans Ring Sim;
     /// A renewal revives loans that ended unseen.
-    LapseForgotten,
+    LapseForgotten: Loans RingPatient;
     /// A holder forgets that a loan was frozen when a renewal stops listing it.
-    FreezeForgotten,
+    FreezeForgotten: Loans;
     /// A freeze undoes earlier renewals of the loan.
-    FreezeKeepsOldEnd,
+    FreezeKeepsOldEnd: Loans;
     /// A refusal is forgotten if it comes while no more loans can be frozen.
-    RefusalForgotten,
+    RefusalForgotten: Ring;
     /// A holder takes a heartbeat of its earlier process for its own.
-    BeatsWithoutBoot,
+    BeatsWithoutBoot: Loans RingPatient;
     /// A holder counts a loan from the arrival of its grant.
-    DateFromReceipt,
+    DateFromReceipt: Loans Ring Sim;
     /// A grant is accepted after its end.
-    AcceptEnded,
+    AcceptEnded: Loans Ring;
     /// A duplicate of a grant is accepted.
-    AcceptTwice,
+    AcceptTwice: Loans Ring Sim;
     /// A loan arrives with its whole capacity unspent.
-    AcceptFull,
+    AcceptFull: Loans Ring Sim;
     /// The giver keeps the tokens that travel.
-    GiverKeepsTokens,
+    GiverKeepsTokens: Loans Ring Sim;
     /// A giver sends more tokens than it has.
-    LendTokensNotThere,
+    LendTokensNotThere: Loans;
     /// A sliding window's capacity is lent although it is used.
-    LendUsedCapacity,
+    LendUsedCapacity: Loans Ring Sim;
     /// Borrowed parts are lent on.
-    LendBorrowed,
+    LendBorrowed: Loans;
     /// The last part of a rate is lent.
-    LendLastRate,
+    LendLastRate: Loans;
     /// A loan gets the number of an earlier one.
-    NumbersReused,
+    NumbersReused: Loans;
     /// A sliding window's capacity is used again while the holder's charges count.
-    ReclaimWithoutLinger,
+    ReclaimWithoutLinger: Loans Ring Sim;
     /// A loan comes back without debt at the giver's end.
-    OweNothingOnReclaim,
+    OweNothingOnReclaim: Loans Ring;
     /// A holder's end sheds more debt than the giver will owe.
-    ShedMoreThanOwed,
+    ShedMoreThanOwed: Loans Ring;
     /// A return says that nothing is owed.
-    GiveBackFull,
+    GiveBackFull: Loans Sim;
     /// A sliding window's capacity is given back although it is used.
-    GiveBackUsedCapacity,
+    GiveBackUsedCapacity: Loans Ring;
     /// A returned loan is still held.
-    GiveBackAndKeep,
+    GiveBackAndKeep: Loans Ring Sim;
     /// A duplicate of a grant revives a returned loan.
-    GiveBackForgets,
+    GiveBackForgets: Loans;
     /// A duplicate of a grant revives a forfeited loan.
-    ForfeitForgets,
+    ForfeitForgets: Loans;
     /// A restart forgets lent loans.
-    RestartForgetsLoans,
+    RestartForgetsLoans: Loans Ring Sim;
     /// A restart takes lent loans back at once.
-    RestartWaitsForNothing,
+    RestartWaitsForNothing: Loans Ring Sim;
     /// Units given away in a window may still be used.
-    GivenNotCounted,
+    GivenNotCounted: Transfers Ring Sim;
     /// Used units of a window are given.
-    GiveUsedUnits,
+    GiveUsedUnits: Transfers;
     /// A transfer is added each time it arrives.
-    ReceiveAdds,
+    ReceiveAdds: Transfers Ring Sim;
     /// A node with a restored, older disk goes on.
-    RestoredDiskUnseen,
+    RestoredDiskUnseen: Transfers;
     /// More units are refunded than were spent.
-    RefundUnspent,
+    RefundUnspent: Transfers;
     /// Shares follow plain largest remainder, and fall when the total grows.
-    LargestRemainder,
+    LargestRemainder: Versions;
     /// A share is raised before anybody acknowledged.
-    RaiseBeforeAck,
+    RaiseBeforeAck: Versions Ring Sim;
     /// A node waits only for the incarnations that an allocation lowers.
-    AskLoweredOnly,
+    AskLoweredOnly: Versions Ring;
     /// In an allocation that fences an incarnation, a node does not wait for the others.
-    SkipSurvivorAck,
+    SkipSurvivorAck: Versions Ring Sim;
     /// An acknowledgement of a later allocation counts for the earlier ones.
-    LaterAckCounts,
+    LaterAckCounts: Versions;
     /// A node that joins a region uses the total of a window stated before the window began.
-    PoolRemembersAhead,
+    PoolRemembersAhead: Pools;
     /// A window used under an older share is used under a newer, larger share.
-    RaiseIgnoresFrom,
+    RaiseIgnoresFrom: Versions;
     /// Units that an allocation moves stay in use by their old owner, in windows that begin afterwards too.
-    SparesWhatFollows,
+    SparesWhatFollows: Versions;
     /// Units that an allocation moves stay in use by their old owner, in windows of limits that others have
     /// not heard of.
-    SparesUnheardOf,
+    SparesUnheardOf: Versions;
     /// A node uses its units of the open window for later windows, until it makes new variants.
-    OpenSharesLast,
+    OpenSharesLast: Node;
     /// If cells have their own edges, shares of windows that begin later are used in open ones.
-    LaterSharesEarly,
+    LaterSharesEarly: Node;
     /// A cell that leaves a shared cell keeps that cell's window, which may end at another time than its own.
-    SharedWindowKept,
+    SharedWindowKept: Node;
     /// A wall clock that nobody confirmed since the start dates durable records.
-    BelievesAtStart,
+    BelievesAtStart: Sim;
     /// While peers contradict a node's wall, its uncertainty grows as if it reached no peer.
-    DoubtGrows,
+    DoubtGrows: Sim;
     /// A node keeps a wall that has moved along with its steady clock, whoever contradicts the wall.
-    OutvotedGoesOn,
+    OutvotedGoesOn: Sim;
     /// One peer that contradicts a wall outvotes all peers that agree.
-    OneOutvotes,
+    OneOutvotes: Sim;
     /// A node uses a wall that was set, though no peer agrees.
-    StepBelieved,
+    StepBelieved: Sim;
     /// A wall that the system set back keeps its largest time.
-    WallKeepsLargest,
+    WallKeepsLargest: Sim;
     /// The wall is dated by a steady reading from before the wall was read.
-    WallDatedEarly,
+    WallDatedEarly: Sim;
     /// The counter is not compared with the system's clock.
-    CounterTrusted,
+    CounterTrusted: Sim;
     /// A wall that is set back reopens the windows that it left.
-    WallReopensWindows,
+    WallReopensWindows: Node;
     /// The time in an acknowledgement has no clock margin.
-    NoClockMargin,
+    NoClockMargin: Versions;
     /// Buckets and sliding windows do not wait for what is owed.
-    NoWaitAfterAck,
+    NoWaitAfterAck: Versions Ring;
     /// A wait goes on after a restart as if the steady clock had not restarted.
-    RestartKeepsWaits,
+    RestartKeepsWaits: Versions;
     /// A node adopts any version, older ones too.
-    AdoptOlderVersion,
+    AdoptOlderVersion: Versions;
     /// An acknowledgement leaves before it is on disk.
-    AckBeforeDurable,
+    AckBeforeDurable: Versions;
     /// A later incarnation has the earlier one's share.
-    TrustUnnamedIncarnation,
+    TrustUnnamedIncarnation: Versions Ring Sim;
     /// A node that begins with a later version uses its share at once.
-    JoinAtOnce,
+    JoinAtOnce: Versions RingPatient;
     /// Nobody waits for a member that leaves.
-    ForgetLeavers,
+    ForgetLeavers: Versions Ring;
     /// An allocation is forgotten as if removed limits had never existed.
-    ForgetRemovedLimits,
+    ForgetRemovedLimits: Ring;
 
     // Rules of the node.
     /// A grant leaves before the loan is on disk.
-    GrantBeforeDurable,
+    GrantBeforeDurable: Ring Sim;
     /// A loan is given back before the remaining debt is on disk.
-    ReturnBeforeDurable,
+    ReturnBeforeDurable: RingPatient;
     /// A loan that ended before the variant changed ends by the new variant.
-    EndLoansByNewNumbers,
+    EndLoansByNewNumbers: Ring;
     /// The first frames of a process carry a heartbeat that it sends later.
-    BeatBeforeSent,
+    BeatBeforeSent: RingPatient;
     /// A transfer leaves before it is on disk.
-    GiveBeforeDurable,
+    GiveBeforeDurable: Ring Sim;
     /// A restart forgets units that were given away.
-    RestartForgetsPledge,
+    RestartForgetsPledge: Ring Sim;
     /// A crash forgets spending.
-    CrashForgetsSpent,
+    CrashForgetsSpent: Ring Sim;
     /// The rows of a clean stop stay on the disk while the next process spends.
-    StoppedTwice,
+    StoppedTwice: Node Ring;
     /// A cell is charged before its ended loans are gone.
-    SettleLate,
+    SettleLate: Ring;
     /// A new variant leaves a cell with loans unchanged.
-    ReshareWithoutRenumber,
+    ReshareWithoutRenumber: Ring Sim;
     /// A cell's debt is forgotten when its variant changes.
-    RebuildForgetsDebt,
+    RebuildForgetsDebt: Ring Sim;
     /// A node goes on hearing an earlier process of a peer.
-    TrustOldBoot,
+    TrustOldBoot: Ring;
     /// Near an edge only one window is charged.
-    NoMargin,
+    NoMargin: Ring Sim;
     /// A node goes on though it knows that its disk is an old one.
-    OldDiskTrusted,
+    OldDiskTrusted: Ring Sim;
     /// A node that the catalogue does not name has a share.
-    OwnsNothingIgnored,
+    OwnsNothingIgnored: Ring Sim;
     /// A version is acknowledged while a cell has lent or owes more than its part.
-    ConformAtOnce,
+    ConformAtOnce: Ring Sim;
     /// A node keeps loans held from a closed incarnation.
-    HoldOfClosed,
+    HoldOfClosed: Ring;
     /// The wait for spending under a larger variant is only as long as the present variant takes to drain.
-    DrainAsOfNow,
+    DrainAsOfNow: Ring;
     /// After a restart the node assumes that the steady clock went on.
-    TrustAnchor,
+    TrustAnchor: Ring;
     /// A state on disk covers a state with another rate.
-    CoverByAnotherRate,
+    CoverByAnotherRate: RingPatient;
     /// After a crash, a window counts as spent only up to the present variant's limit.
-    SpentAsOfNow,
+    SpentAsOfNow: Nothing;
     /// A clock that goes back reopens a window that was left.
-    WindowReopens,
+    WindowReopens: Ring;
     /// Units of a removed limit are still given away.
-    GiveOfRemoved,
+    GiveOfRemoved: Nothing;
     /// The disk keeps nothing of a cell that is not journalled, though the cell owes more than a crash
     /// presumes.
-    OverdrawnUnwritten,
+    OverdrawnUnwritten: Ring;
     /// A bucket's rate is lowered, and the cells' debts at that time are not written to disk.
-    SlowedUnwritten,
+    SlowedUnwritten: Ring;
     /// A bucket gets back the whole charge, even units that the rate has given back since.
-    RefundInFull,
+    RefundInFull: Ring;
     /// A charge is given back each time somebody asks.
-    RefundTwice,
+    RefundTwice: Ring;
     /// A charge that a crash forgot is given back.
-    RefundForgotten,
+    RefundForgotten: Ring;
     /// A charge is given back to the open window, whichever window was charged.
-    RefundIntoOpenWindow,
+    RefundIntoOpenWindow: Ring;
     /// Refunded units are spent before the refund is on disk.
-    RefundBeforeDurable,
+    RefundBeforeDurable: Ring;
     /// A refund ignores that the rate was higher before.
-    RefundAfterSlowing,
+    RefundAfterSlowing: Ring;
     /// A charge is given back while other nodes answer by it.
-    RefundWhileShared,
+    RefundWhileShared: Node;
     /// A repeated request with one name is charged each time.
-    RepeatChargesAgain,
+    RepeatChargesAgain: Ring;
     /// The least variant that a cell may have is taken for its known variant.
-    GuessTakenForKnown,
+    GuessTakenForKnown: Ring;
     /// A lease is charged when it is taken, and its capacity comes back while it may be spent.
-    LeaseNotSetApart,
+    LeaseNotSetApart: Ring Sim;
     /// Spending that a crash forgot is forgotten again by the next crash, though the limit is journalled by
     /// then.
-    ForgottenUnwritten,
+    ForgottenUnwritten: Ring;
     /// A pool grants units that it may have drained too soon.
-    PoolGrantsUnsure,
+    PoolGrantsUnsure: Pools;
     /// A part that comes back drains in the pool while it may still have drained at its holder.
-    PoolDrainsEarly,
+    PoolDrainsEarly: Pools;
     /// An ended lease comes back to its pool unspent.
-    PoolOwesNothing,
+    PoolOwesNothing: Pools;
     /// A pool hears a call that comes after a later one.
-    PoolHearsOlderCalls,
+    PoolHearsOlderCalls: Pools;
     /// A window's pool grants units to a call that comes after a later one.
-    PoolGrantsOlderCalls,
+    PoolGrantsOlderCalls: Pools;
     /// Units that others hold of a larger or a smaller pool count as so many units of this one.
-    PoolCountsUnitsAlike,
+    PoolCountsUnitsAlike: Pools Node;
     /// Units that an earlier process of a node held come back unspent.
-    PoolTrustsTheDead,
+    PoolTrustsTheDead: Pools Node;
     /// A pool grants before all nodes have told what they hold.
-    PoolGrantsUntold,
+    PoolGrantsUntold: Pools Node Sim;
     /// A generation grants when the first node has told what it holds.
-    PoolAsksOneNode,
+    PoolAsksOneNode: Pools Node Sim;
     /// If one node is excluded, all nodes that have told nothing are.
-    PoolLeavesAllOut,
+    PoolLeavesAllOut: Node;
     /// Units that an excluded node may hold count as nothing.
-    PoolBurnsNoAbsent,
+    PoolBurnsNoAbsent: Node;
     /// A pool that forgot begins full.
-    PoolBeginsFull,
+    PoolBeginsFull: Pools Node;
     /// A node with an earlier allocation among regions moves the pools back to it, and units that others hold
     /// are not counted in proportion.
-    PoolHearsOldTerms,
+    PoolHearsOldTerms: Pools Node;
     /// A generation that goes on trusts the pools' knowledge without a witness: a node that used it and knows
     /// of nothing later.
-    PoolGoesOnUnwitnessed,
+    PoolGoesOnUnwitnessed: Pools;
     /// A pool with far fewer units than before forgets the debt that ticks cannot count.
-    PoolForgetsBeyond,
+    PoolForgetsBeyond: Pools;
     /// A bucket's pool that was called before all nodes had told takes earlier spending as known.
-    PoolForgetsFresh,
+    PoolForgetsFresh: Pools;
     /// An answer under a name counts in every generation.
-    NameOutlivesGeneration,
+    NameOutlivesGeneration: Pools;
     /// An answer is kept under a name without the claim.
-    NameKeptUnclaimed,
+    NameKeptUnclaimed: Pools;
     /// Spending is unknown only up to the first node's statement of what it holds.
-    PoolFreshFromFirst,
+    PoolFreshFromFirst: Pools;
     /// No window is forfeited, even if a node lost its record of what it had taken.
-    PoolBurnsNothing,
+    PoolBurnsNothing: Pools Node;
     /// Units that an earlier process of a node took from a window are forgotten.
-    PoolForgetsTheDead,
+    PoolForgetsTheDead: Pools;
     /// A promoted replica is taken for the process before it.
-    PoolKnowsNoProcess,
+    PoolKnowsNoProcess: Pools Sim;
     /// A generation counts as a first though not all nodes are new.
-    PoolNewToOne,
+    PoolNewToOne: Pools Node;
     /// Units that a sliding window's lease may have used count no more when the lease ends.
-    PoolLingersNot,
+    PoolLingersNot: Pools;
     /// A node counts a lease from the arrival of the answer.
-    BalanceDatesFromAnswer,
+    BalanceDatesFromAnswer: Pools;
     /// A node takes up the answer to an earlier call.
-    BalanceHearsOlderCalls,
+    BalanceHearsOlderCalls: Pools;
     /// After a lease's end its kept part comes back, unspent, with the answer to a call that was under way.
-    BalanceHearsAfterItsEnd,
+    BalanceHearsAfterItsEnd: Pools;
     /// A node gives parts back after the call that says so.
-    BalanceKeepsWhatItGave,
+    BalanceKeepsWhatItGave: Pools;
     /// A cell goes on with a lease that has ended.
-    LeaseOutlivesItsEnd,
+    LeaseOutlivesItsEnd: Node Sim;
     /// A node does not tell in a new generation what it holds.
-    LeaseUntold,
+    LeaseUntold: Node Sim;
     /// A node says that it has told all while a call of the group is under way.
-    LeaseAssertedEarly,
+    LeaseAssertedEarly: Node Sim;
     /// A node uses a generation before the generation is on its disk.
-    LeaseForgetsGeneration,
+    LeaseForgetsGeneration: Node;
     /// An answer of a generation that does not grant renews a lease.
-    LeaseRenewedUngranted,
+    LeaseRenewedUngranted: Node;
     /// Pools that have forgotten grant while loans of an evicted node may be out.
-    LeaseForgetsLoansOfGone,
+    LeaseForgetsLoansOfGone: Node;
     /// A node takes up a grant by a larger limit after the limit was lowered.
-    LeaseTakesUpMore,
+    LeaseTakesUpMore: Node;
     /// A lease under an old variant is cut when the cell is next looked at, not when the cell gets its new
     /// variant.
-    LeaseShrinksLate,
+    LeaseShrinksLate: Node;
     /// Units of a window's pool that a stopping node gave back count as spent from the pool, and not from its
     /// own part.
-    LeaseStopsBeforeReturns,
+    LeaseStopsBeforeReturns: Node;
     /// A node calls for more of a window before the most that the call may bring is on disk.
-    LeaseTakesUnwritten,
+    LeaseTakesUnwritten: Node;
     /// A node takes from windows that begin later than leases last.
-    LeaseTakesAnyTime,
+    LeaseTakesAnyTime: Node;
     /// Others use a node's total of a window for which nobody makes new variants.
-    LeaseSaysWhatIsOver,
+    LeaseSaysWhatIsOver: Node;
     /// Units of windows that a node took and that the region no longer owns count as nothing after the pools
     /// were lost.
-    LeaseForgetsWhoLeft,
+    LeaseForgetsWhoLeft: Node;
     /// Nodes keep their whole leases when the pools become part of another allocation among regions.
-    LeaseOutlivesTerms,
+    LeaseOutlivesTerms: Node;
     /// Units that a node took from a window's pool and gave to another region may be used as well.
-    LeaseGivesTwice,
+    LeaseGivesTwice: Node;
     /// A node lends from a lease for longer than the lease lasts.
-    LeaseLendsForLonger,
+    LeaseLendsForLonger: Node;
     /// Loans from a lease are renewed until the lease ends.
-    LeaseRenewsToTheEnd,
+    LeaseRenewsToTheEnd: Node;
     /// A node gives back to the pool units that it has lent from its lease.
-    LeaseReturnsWhatIsLent,
+    LeaseReturnsWhatIsLent: Node;
     /// A node acknowledges a smaller lease while it has lent more.
-    LeaseConformsWhileLent,
+    LeaseConformsWhileLent: Node;
     /// If a node may lease less than it has lent, it does not ask the loans back.
-    LeaseLendsBeyondLess,
+    LeaseLendsBeyondLess: Node;
     /// A process calls pools while loans are out that rest on leases of an earlier process.
-    LeaseForgetsLoans,
+    LeaseForgetsLoans: Node;
     /// A node does not tell the withdrawals of its earlier processes from windows.
-    LeaseForgetsWithdrawals,
+    LeaseForgetsWithdrawals: Node;
     /// A node counts withdrawals of earlier processes as told in a generation in which nobody told them.
-    LeaseWithdrawalsToldEarly,
+    LeaseWithdrawalsToldEarly: Node;
     /// A node that has lost its disk takes any generation that grants for the latest.
-    LeaseTrustsStrangers,
+    LeaseTrustsStrangers: Node;
     /// A node hears of generations before all others count it.
-    LeaseHearsUncounted,
+    LeaseHearsUncounted: Node;
     /// A node that has lost its disk says that it is new, whatever was granted before.
-    LeaseNewTwice,
+    LeaseNewTwice: Node;
     /// The nodes' guard shares are in the pools, too.
-    LeaseGuardTwice,
+    LeaseGuardTwice: Node Sim;
     /// A pool does not wait for as long as a node counts on what it holds.
-    LeaseTakenBackEarly,
+    LeaseTakenBackEarly: Node Sim;
     /// A cell's owner answers a forward and does not charge it.
-    ForwardUncharged,
+    ForwardUncharged: Node;
     /// A forward is charged, and used, by another variant than the limit has where a request waits.
-    ForwardOfAnotherVariant,
+    ForwardOfAnotherVariant: Node;
     /// One forwarded charge passes every request that waits for it.
-    ForwardUsedTwice,
+    ForwardUsedTwice: Node;
     /// A forwarded charge passes a request that came after the charge was made.
-    ForwardUsedByAnybody,
+    ForwardUsedByAnybody: Node;
 }
 
 /// Whether a rule is broken in this thread.

@@ -49,29 +49,11 @@ fn a_seed_replays_its_history() {
 #[cfg(feature = "mutations")]
 #[test]
 fn every_rule_is_needed() {
-    use acequia_rights::mutation::{Mutation, break_rule};
-    let rules = [
-        Mutation::LargestRemainder,
-        Mutation::RaiseBeforeAck,
-        Mutation::AskLoweredOnly,
-        Mutation::SkipSurvivorAck,
-        Mutation::LaterAckCounts,
-        Mutation::RaiseIgnoresFrom,
-        Mutation::SparesWhatFollows,
-        Mutation::SparesUnheardOf,
-        Mutation::NoClockMargin,
-        Mutation::NoWaitAfterAck,
-        Mutation::RestartKeepsWaits,
-        Mutation::AdoptOlderVersion,
-        Mutation::AckBeforeDurable,
-        Mutation::TrustUnnamedIncarnation,
-        Mutation::JoinAtOnce,
-        Mutation::ForgetLeavers,
-    ];
+    use acequia_rights::mutation::{Check, Mutation, break_rule};
     let most = histories(20_000);
     let mut missed = Vec::new();
     println!("{:<26}{:>9}", "rule left out", "histories");
-    for rule in rules {
+    for rule in Mutation::table(Check::Versions) {
         break_rule(Some(rule));
         // A violated promise counts, not only a failed recovery.
         let mut caught = (0..most).filter_map(|seed| Some((seed + 1, history(seed).err()?)));

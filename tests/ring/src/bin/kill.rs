@@ -6,6 +6,7 @@
 
 #[cfg(feature = "mutations")]
 fn main() {
+    use acequia_rights::mutation::Check;
     use acequia_ring::kill::{self, Killed};
 
     let (mut histories, mut only, mut quick) = (20_000, None, false);
@@ -19,12 +20,14 @@ fn main() {
     }
     std::panic::set_hook(Box::new(|_| ()));
     let (mut survivors, mut tried) = (0, 0);
-    for (name, rule) in kill::RULES {
-        if only.as_ref().is_some_and(|only| only != name) || (quick && kill::PATIENT.contains(name)) {
+    for rule in kill::rules() {
+        let name = rule.name();
+        let is_patient = rule.is_noticed_by(Check::RingPatient);
+        if only.as_ref().is_some_and(|only| only != name) || (quick && is_patient) {
             continue;
         }
         tried += 1;
-        match kill::kill(*rule, histories) {
+        match kill::kill(rule, histories) {
             Some(Killed { by, histories, what }) => println!("{name:<28} {by:<14} {histories:>6}   {what}"),
             None => {
                 survivors += 1;
