@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use futures::{StreamExt as _, future, stream::FuturesUnordered};
 use quinn::{Connection, ConnectionError, RecvStream, VarInt};
-use rustls::pki_types::CertificateDer;
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -13,9 +12,11 @@ use tokio::{
 use crate::{
     Event, Fingerprint, Identity, Refusal,
     certs::facts,
+    chain::chain,
     frame::{self, Held, Hold, NoFrame, Sent},
+    lock::lock,
     node::Node,
-    peer::{Ended, Outgoing, Peer, REPLACED, clean, lock},
+    peer::{Outgoing, Peer, REPLACED, clean},
     tls::STREAMS_IN_MAX,
 };
 
@@ -31,10 +32,21 @@ pub(crate) enum Hello {
     Awaited,
 }
 
-/// The other side's certificates, its own first.
-fn chain(connection: &Connection) -> Vec<CertificateDer<'static>> {
-    let chain = connection.peer_identity().and_then(|chain| chain.downcast().ok());
-    chain.map_or_else(Vec::new, |chain: Box<Vec<CertificateDer<'static>>>| *chain)
+/// How a connection ended, for people.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// The reason, in a sentence.
+    pub(crate) why: String,
+    /// Whether a newer connection of the same peer replaced this one.
+    pub(crate) is_replaced: bool,
+    /// Whether the peer was up on this connection.
+    pub(crate) was_up: bool,
+}
+
+impl Ended {
+    pub(crate) fn by(refusal: Refusal) -> Self {
+        Self { why: format!("refused here: {}", refusal.reason()), is_replaced: false, was_up: false }
+    }
 }
 
 /// The node that the other side's certificate names.
@@ -53,11 +65,6 @@ pub(crate) fn named(node: &Node, connection: &Connection) -> Result<Identity, (R
 pub(crate) fn is_revoked(node: &Node, connection: &Connection) -> bool {
     let revoked = lock(&node.revoked);
     !revoked.is_empty() && chain(connection).iter().any(|one| revoked.contains(&Fingerprint::of(one)))
-}
-
-/// The fingerprint of the other side's own certificate.
-pub(crate) fn fingerprint(connection: &Connection) -> Option<Fingerprint> {
-    chain(connection).first().map(|own| Fingerprint::of(own))
 }
 
 /// Replaces the peer's earlier connection, says hello, and carries frames both ways until the connection

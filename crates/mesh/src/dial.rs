@@ -18,9 +18,9 @@ use tokio::{
 use crate::{
     Event, Refusal, Timing,
     certs::SERVER_NAME,
-    connection::{self, Hello},
+    connection::{self, Ended, Hello},
     node::Node,
-    peer::{Ended, Peer},
+    peer::Peer,
     random::Random,
 };
 

@@ -58,11 +58,15 @@
 
 mod accept;
 pub mod certs;
+mod chain;
+mod config;
 mod connection;
 mod dial;
+mod event;
 mod frame;
 mod identity;
 mod ids;
+mod lock;
 mod mesh;
 mod node;
 mod peer;
@@ -74,9 +78,12 @@ mod tls;
 
 pub use crate::{
     certs::{CertFault, Credentials},
+    config::{Config, PeerConfig, Timing},
+    event::Event,
     frame::FRAME_BYTES_MAX,
     identity::{Identity, NotAnIdentity},
-    mesh::{Config, Event, Mesh, MeshError, NotSent, PeerConfig, PeerStatus, Timing},
+    mesh::{Mesh, MeshError},
+    peer::{NotSent, PeerStatus},
     refusal::{Refusal, Refusals},
     seal::{Fingerprint, Notary, SealFault, Signed, Signer},
 };

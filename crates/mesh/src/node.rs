@@ -7,11 +7,7 @@ use std::{
 
 use quinn::Endpoint;
 
-use crate::{
-    Fingerprint, Identity, Timing,
-    peer::{Peer, lock},
-    refusal::Ledger,
-};
+use crate::{Fingerprint, Identity, Timing, lock::lock, peer::Peer, refusal::Ledger};
 
 /// This node, as its tasks see it.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -11,7 +11,7 @@ use std::{
 use quinn::{Connection, VarInt};
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::{FRAME_BYTES_MAX, Identity, NotSent, PeerStatus, Refusal, connection::fingerprint};
+use crate::{FRAME_BYTES_MAX, Fingerprint, Identity, Refusal, chain::fingerprint, lock::lock};
 
 /// The most frames in flight to one peer.
 pub(crate) const FRAMES_UNACKNOWLEDGED_MAX: usize = 16;
@@ -23,9 +23,49 @@ pub(crate) const REPLACED: VarInt = VarInt::from_u32(1);
 /// The most bytes of an error that are kept.
 const ERROR_BYTES_MAX: usize = 512;
 
-/// Locks, even after a panic elsewhere: the guarded data is consistent between any two statements.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Why a frame was not taken. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotSent {
+    /// There is no connection to the peer, or no such peer.
+    #[error("not connected")]
+    NotConnected,
+    /// Enough is in flight: make a newer frame when there is room again.
+    #[error("16 frames or 1 MiB are under way and not acknowledged")]
+    Full,
+    /// The frame has more than [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX) bytes and will never be taken.
+    #[error("a frame of more than {} bytes", crate::FRAME_BYTES_MAX)]
+    TooLong,
+}
+
+/// The status of a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerStatus {
+    /// The peer's name.
+    pub identity: Identity,
+    /// The address at which the peer is dialled.
+    pub address: String,
+    /// Whether the connection is up.
+    pub connected: bool,
+    /// The time of the last change between up and down, by the clock of the tokio runtime.
+    pub since: std::time::Instant,
+    /// The round trip, smoothed; zero without a connection.
+    pub rtt: Duration,
+    /// The fingerprint of the peer's certificate, while there is a connection.
+    pub fingerprint: Option<Fingerprint>,
+    /// The number of refusals of this peer since the start.
+    pub refused: u64,
+    /// The number of frames that the peer refused since the start.
+    pub refused_by_peer: u64,
+    /// Why the last connection or attempt ended; empty while it is up.
+    pub last_error: String,
+    /// Frames from the peer that were delivered.
+    pub frames_in: u64,
+    /// The bytes of those frames.
+    pub bytes_in: u64,
+    /// Frames that the peer acknowledged.
+    pub frames_out: u64,
+    /// The bytes of those frames.
+    pub bytes_out: u64,
 }
 
 /// One peer.
@@ -235,23 +275,6 @@ impl Drop for Place {
         let mut under_way = lock(&self.room.0);
         under_way.frames -= 1;
         under_way.bytes -= self.bytes;
-    }
-}
-
-/// How a connection ended, for people.
-#[derive(Debug)]
-pub(crate) struct Ended {
-    /// The reason, in a sentence.
-    pub(crate) why: String,
-    /// Whether a newer connection of the same peer replaced this one.
-    pub(crate) is_replaced: bool,
-    /// Whether the peer was up on this connection.
-    pub(crate) was_up: bool,
-}
-
-impl Ended {
-    pub(crate) fn by(refusal: Refusal) -> Self {
-        Self { why: format!("refused here: {}", refusal.reason()), is_replaced: false, was_up: false }
     }
 }
 

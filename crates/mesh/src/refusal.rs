@@ -13,7 +13,7 @@ use std::{
 use quinn::VarInt;
 use tokio::time::Instant;
 
-use crate::{Identity, peer::lock};
+use crate::{Identity, lock::lock};
 
 /// Each kind of refusal of one peer is logged once in this time.
 const TOLD_EVERY: Duration = Duration::from_secs(60);

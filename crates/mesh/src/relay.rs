@@ -23,7 +23,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{peer::lock, random::Random};
+use crate::{lock::lock, random::Random};
 
 /// The most packets on their way in one direction. Further packets are lost, as in any router.
 const QUEUE_MAX: usize = 4096;
