@@ -161,11 +161,11 @@ impl FixedWindow {
         if self.margin_ns > 0 {
             return self.probe_both(usage, wall_ns, cost, salt);
         }
-        self.probe_one((usage.end_ns, usage.used), wall_ns, cost, salt)
+        self.probe_one(usage, wall_ns, cost, salt)
     }
 
-    fn probe_one(&self, usage: (u64, u64), wall_ns: u64, cost: u64, salt: u32) -> Verdict {
-        let (end_ns, used) = self.open_one(usage, wall_ns, salt);
+    fn probe_one(&self, usage: Usage, wall_ns: u64, cost: u64, salt: u32) -> Verdict {
+        let Usage { end_ns, used, .. } = self.open_one(usage, wall_ns, salt);
         let limit = self.limits(end_ns, wall_ns, salt).0;
         let left = if end_ns <= self.until_ns { limit.saturating_sub(used) } else { 0 };
         let reset_after_ns = end_ns - wall_ns;
@@ -181,7 +181,7 @@ impl FixedWindow {
     fn probe_both(&self, usage: Usage, wall_ns: u64, cost: u64, salt: u32) -> Verdict {
         let open = self.open_both(usage, wall_ns, salt);
         let both = self.is_both(open.end_ns, wall_ns, salt);
-        let left = self.left(open, both, (wall_ns, salt));
+        let left = self.left(open, both, wall_ns, salt);
         let allowed = cost <= left;
         let ahead = open.ahead + if allowed && both { cost } else { 0 };
         // How long until the cell leaves the open window, and the next one.
@@ -212,7 +212,7 @@ impl FixedWindow {
         if self.margin_ns > 0 {
             return self.charge_both(usage, wall_ns, cost, salt);
         }
-        let (end_ns, used) = self.open_one((usage.end_ns, usage.used), wall_ns, salt);
+        let Usage { end_ns, used, .. } = self.open_one(usage, wall_ns, salt);
         // Cells that have their own edges may share a usage, which counts until the last of their windows
         // ends.
         Usage { end_ns: end_ns.max(self.end_after(wall_ns, salt)), used: used + cost, ahead: 0 }
@@ -311,12 +311,16 @@ impl FixedWindow {
         if self.margin_ns > 0 {
             return self.open_both(usage, wall_ns, salt);
         }
-        let (end_ns, used) = self.open_one((usage.end_ns, usage.used), wall_ns, salt);
-        Usage { end_ns, used, ahead: 0 }
+        self.open_one(usage, wall_ns, salt)
     }
 
-    fn open_one(&self, (end_ns, used): (u64, u64), wall_ns: u64, salt: u32) -> (u64, u64) {
-        if wall_ns < end_ns { (end_ns, used) } else { (self.end_after(wall_ns, salt), 0) }
+    /// The usage at `wall_ns` without a margin, where one window counts a charge.
+    #[inline]
+    fn open_one(&self, usage: Usage, wall_ns: u64, salt: u32) -> Usage {
+        let is_open = wall_ns < usage.end_ns;
+        let (end_ns, used) =
+            if is_open { (usage.end_ns, usage.used) } else { (self.end_after(wall_ns, salt), 0) };
+        Usage { end_ns, used, ahead: 0 }
     }
 
     /// Cells that have their own edges may share a usage. So a window ends no earlier than this cell's own
@@ -494,7 +498,8 @@ impl FixedWindow {
         }
     }
 
-    fn left(&self, open: Usage, both: bool, (wall_ns, salt): (u64, u32)) -> u64 {
+    /// Units that are left in the open window, and in the next one if both count.
+    fn left(&self, open: Usage, both: bool, wall_ns: u64, salt: u32) -> u64 {
         if open.end_ns > self.until_ns || (both && open.end_ns == self.until_ns) {
             return 0;
         }
