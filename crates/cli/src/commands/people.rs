@@ -27,18 +27,19 @@ pub(super) fn duration(ms: u64) -> String {
     } else if rounded < MINUTE {
         format!("{}.{} s", rounded / SECOND, rounded % SECOND / 100)
     } else if rounded < HOUR {
-        two_units(rounded, (MINUTE, "min"), (SECOND, "s"))
+        two_units(rounded / MINUTE, "min", rounded % MINUTE / SECOND, "s")
     } else if rounded < DAY {
-        two_units(rounded, (HOUR, "h"), (MINUTE, "min"))
+        two_units(rounded / HOUR, "h", rounded % HOUR / MINUTE, "min")
     } else {
-        two_units(rounded, (DAY, "d"), (HOUR, "h"))
+        two_units(rounded / DAY, "d", rounded % DAY / HOUR, "h")
     }
 }
 
-fn two_units(ms: u64, (large, name): (u64, &str), (small, small_name): (u64, &str)) -> String {
-    match ms % large / small {
-        0 => format!("{} {name}", ms / large),
-        rest => format!("{} {name} {rest} {small_name}", ms / large),
+/// So many of a unit, and the rest in a smaller unit if there is one.
+fn two_units(count: u64, name: &str, rest: u64, small_name: &str) -> String {
+    match rest {
+        0 => format!("{count} {name}"),
+        _ => format!("{count} {name} {rest} {small_name}"),
     }
 }
 
