@@ -19,6 +19,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::splitmix::mixed;
+
 /// The number of buckets of a digest.
 pub const BUCKETS: usize = 16;
 
@@ -66,15 +68,6 @@ fn bucket_of(row: u128) -> usize {
 
 fn hash_of(row: u128) -> u64 {
     mixed(mixed(row as u64) ^ (row >> 64) as u64)
-}
-
-/// Mixes the bits: every bit of the result depends on every bit of the word. The finalizer of SplitMix64
-/// (Steele, Lea and Flood, 2014).
-const fn mixed(word: u64) -> u64 {
-    let word = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    word ^ (word >> 31)
 }
 
 #[cfg(test)]

@@ -76,6 +76,9 @@ pub mod pool;
 // How two nodes find out, in a few bytes, whether they know the same rows.
 pub mod digest;
 
+// Numbers that look random and that a seed determines.
+pub mod splitmix;
+
 // Rules that tests may break.
 pub mod mutation;
 

@@ -27,6 +27,7 @@ use smallvec::SmallVec;
 use crate::{
     identity::MemberId,
     mutation::{Mutation, mutated},
+    splitmix::mixed,
 };
 
 /// The most members that share a limit: acknowledgements come from all of them.
@@ -214,11 +215,8 @@ impl Split {
     /// The member that has a cell's first unit, and the place in the sequence where the other units begin.
     #[inline]
     fn places(&self, salt: u32) -> (u64, u64) {
-        // The finaliser of splitmix64, so that salts that differ little begin far apart.
-        let mut x = u64::from(salt).wrapping_add(0x9E37_79B9_7F4A_7C15);
-        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        x ^= x >> 31;
+        // Mixed, so that salts that differ little begin far apart.
+        let x = mixed(u64::from(salt));
         let turn = ((x >> 32) * self.regions.len() as u64) >> 32;
         let start = ((x & 0xFFFF_FFFF) * u64::from(self.sum)) >> 32;
         (turn, start)

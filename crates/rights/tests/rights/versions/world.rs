@@ -7,7 +7,7 @@ use std::{
 
 use acequia_limits::{Now, RATE_PARTS};
 use acequia_rights::{
-    Ack, Incarnation, MemberId, Version, VersionId, Versions,
+    Ack, Incarnation, MemberId, Version, VersionId, Versions, splitmix,
     versions::{Adopted, CellKey, Draft, Fence, Kind, Lasts, Member, VersionsRecord},
 };
 
@@ -85,15 +85,11 @@ impl Seen {
     }
 }
 
-struct Random(u64);
+struct Random(splitmix::Random);
 
 impl Random {
-    /// splitmix64.
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        x ^ (x >> 31)
+        self.0.next()
     }
 
     fn below(&mut self, n: u64) -> u64 {
@@ -202,7 +198,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let mut world = Self {
-            random: Random(seed.wrapping_mul(0xA076_1D64_78BD_642F)),
+            random: Random(splitmix::Random::from_state(seed.wrapping_mul(0xA076_1D64_78BD_642F))),
             true_ns: START_NS,
             nodes: BTreeMap::new(),
             mail: Vec::new(),
