@@ -234,7 +234,7 @@ struct Excepted {
 
 /// The last renewal that a holder took.
 #[derive(Clone, Debug)]
-struct HeldRenewal {
+struct TakenRenewal {
     echo: Heartbeat,
     from: u64,
     up_to: u64,
@@ -258,8 +258,8 @@ pub struct Session {
     lent_up_to: u64,
     frozen: SmallVec<[u64; 4]>,
     // As a holder.
-    lease: Option<HeldRenewal>,
-    leased: Chain,
+    last_taken: Option<TakenRenewal>,
+    taken: Chain,
     excepted: SmallVec<[Excepted; 1]>,
     accepted_max: u64,
 }
@@ -276,8 +276,8 @@ impl Session {
             lent_from: None,
             lent_up_to: 0,
             frozen: SmallVec::new(),
-            lease: None,
-            leased: Chain::default(),
+            last_taken: None,
+            taken: Chain::default(),
             excepted: SmallVec::new(),
             accepted_max: 0,
         }
@@ -420,23 +420,24 @@ impl Session {
         {
             return Err(Refusal::Malformed);
         }
-        if let Some(lease) = &self.lease {
-            if renew.echo <= lease.echo {
+        if let Some(last) = &self.last_taken {
+            if renew.echo <= last.echo {
                 return Err(Refusal::Stale);
             }
-            if renew.from < lease.from || renew.up_to < lease.up_to {
+            if renew.from < last.from || renew.up_to < last.up_to {
                 return Err(Refusal::Backwards);
             }
         }
         let excepted = self.excepted_by(renew, beats, now_ns)?;
-        let before = match &self.lease {
-            Some(lease) if renew.from > lease.from => Some((lease.from, self.leased.at_ns)),
-            Some(lease) => lease.before,
+        let before = match &self.last_taken {
+            Some(last) if renew.from > last.from => Some((last.from, self.taken.at_ns)),
+            Some(last) => last.before,
             None => None,
         };
         self.excepted = excepted;
-        self.lease = Some(HeldRenewal { echo: renew.echo, from: renew.from, up_to: renew.up_to, before });
-        self.leased.link(extends_from(sent_ns, now_ns), now_ns);
+        self.last_taken =
+            Some(TakenRenewal { echo: renew.echo, from: renew.from, up_to: renew.up_to, before });
+        self.taken.link(extends_from(sent_ns, now_ns), now_ns);
         self.keep_lapses();
         Ok(())
     }
@@ -444,7 +445,7 @@ impl Session {
     /// A renewal does not revive loans that ended unseen, so a holder forgets no lapse. If there are too many,
     /// it merges the two oldest.
     fn keep_lapses(&mut self) {
-        let lapses = &mut self.leased.lapses;
+        let lapses = &mut self.taken.lapses;
         if mutated(Mutation::LapseForgotten) {
             lapses.clear();
         }
@@ -456,17 +457,17 @@ impl Session {
 
     /// When the holder stops counting on a loan, on its own clock.
     pub fn end_of(&self, held: &HeldLoan) -> u64 {
-        let Some(lease) = &self.lease else { return held.end_ns };
-        let last_ns = if held.number > lease.up_to {
+        let Some(last) = &self.last_taken else { return held.end_ns };
+        let last_ns = if held.number > last.up_to {
             None
         } else if let Some(excepted) = self.excepted(held.number) {
             excepted.last_ns
-        } else if held.number < lease.from {
-            lease.before.and_then(|(from, last_ns)| if held.number < from { None } else { last_ns })
+        } else if held.number < last.from {
+            last.before.and_then(|(from, last_ns)| if held.number < from { None } else { last_ns })
         } else {
-            self.leased.at_ns
+            self.taken.at_ns
         };
-        self.leased.end(held.end_ns, held.ttl_ns, last_ns)
+        self.taken.end(held.end_ns, held.ttl_ns, last_ns)
     }
 
     /// The highest number of a loan that was accepted from this peer, for the pulse.
@@ -483,7 +484,7 @@ impl Session {
 
     pub(crate) fn accepts(&mut self, number: u64, ttl_ns: u64) {
         self.accepted_max = self.accepted_max.max(number);
-        self.leased.count_on(ttl_ns);
+        self.taken.count_on(ttl_ns);
     }
 
     fn excepted(&self, number: u64) -> Option<&Excepted> {
@@ -503,14 +504,16 @@ impl Session {
         // No loan lasts longer than heartbeats are kept. So every loan that the last renewal included has
         // lapsed. A grant under way of a frozen loan echoes a heartbeat that is too old.
         let is_over = |ns: u64| ns.saturating_add(beats.keep_ns) <= now_ns;
-        if self.leased.at_ns.is_some_and(is_over) {
+        if self.taken.at_ns.is_some_and(is_over) {
             all.retain(|excepted| !is_over(excepted.told_ns));
         }
         for number in &renew.except {
             if let Err(place) = all.binary_search_by_key(number, |excepted| excepted.number) {
-                let covered =
-                    self.lease.as_ref().is_some_and(|lease| *number >= lease.from && *number <= lease.up_to);
-                let last_ns = if covered { self.leased.at_ns } else { None };
+                let covered = self
+                    .last_taken
+                    .as_ref()
+                    .is_some_and(|last| *number >= last.from && *number <= last.up_to);
+                let last_ns = if covered { self.taken.at_ns } else { None };
                 all.insert(place, Excepted { number: *number, last_ns, told_ns: now_ns });
             }
         }

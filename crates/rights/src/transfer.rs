@@ -28,7 +28,8 @@
 //! not complete: it needs every peer's echo before anything is spent, and two disks restored at once may
 //! agree.
 //!
-//! A window is named by its end and never opens again; unused units of a past window are burned.
+//! A window is named by its end and never opens again; unused units of a past window are
+//! forfeited.
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;

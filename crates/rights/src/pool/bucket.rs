@@ -146,9 +146,9 @@ pub struct Bucket {
     beyond: u64,
     /// For how long nothing has been owed, in microseconds: at most the slack.
     idle_us: u64,
-    /// The [`CallContext::fresh_us`] up to which unknown spending is owed already, and the pool's units at
-    /// that time.
-    fresh_us: u64,
+    /// The [`CallContext::unknown_until_us`] up to which unknown spending is owed already, and the pool's
+    /// units at that time.
+    unknown_until_us: u64,
     unknown: u64,
     tick: Tick,
     nodes: BTreeMap<u16, BucketLease>,
@@ -237,7 +237,7 @@ impl Bucket {
         let liked = (rate + u64::from(ask.wanted.rate)).min(u64::from(RATE_PARTS));
         let fair = self.fair(liked, params);
         let (mut owed, mut left) = (0, level);
-        if context.may_grant() && context.wall_us >= context.fresh_us {
+        if context.may_grant() && context.wall_us >= context.unknown_until_us {
             rate += fair.saturating_sub(rate).min(spare_rate);
             let wanted = ask.wanted.units.min(spare_units);
             let tokens = level.saturating_sub(ask.reserved).min(wanted);
@@ -265,7 +265,7 @@ impl Bucket {
             return TIME_MAX;
         }
         let ends = self.nodes.values().filter(|lease| lease.is_held()).map(|lease| lease.end_us);
-        let latest_us = ends.fold(self.at_us.max(context.fresh_us), u64::max);
+        let latest_us = ends.fold(self.at_us.max(context.unknown_until_us), u64::max);
         let rate = u64::from(params.part.rate);
         let units = params.part.units.max(self.lent().1);
         let owed = 2 * units.saturating_mul(params.weight).min(WEIGHT_MAX);
@@ -277,9 +277,9 @@ impl Bucket {
     /// Lets time pass until now.
     fn settle(&mut self, now_us: u64, params: &BucketParams, context: &CallContext) {
         self.convert(params);
-        if self.has_unknown_before(context.fresh_us) {
-            (self.fresh_us, self.unknown) = (context.fresh_us, 0);
-            self.at_us = self.at_us.max(context.fresh_us);
+        if self.has_unknown_before(context.unknown_until_us) {
+            (self.unknown_until_us, self.unknown) = (context.unknown_until_us, 0);
+            self.at_us = self.at_us.max(context.unknown_until_us);
         }
         if self.has_forgotten() {
             self.owe_unknown(params);
@@ -298,15 +298,16 @@ impl Bucket {
         self.drain(now_us, params);
     }
 
-    /// Earlier spending is unknown up to `fresh_us`, even if a call came since: the call may have come before
+    /// Spending before `unknown_until_us` is unknown, even if a call came since: the call may have come before
     /// this was known, whatever its clock said.
-    fn has_unknown_before(&self, fresh_us: u64) -> bool {
-        self.fresh_us < fresh_us && (self.at_us < fresh_us || !mutated(Mutation::PoolForgetsFresh))
+    fn has_unknown_before(&self, unknown_until_us: u64) -> bool {
+        self.unknown_until_us < unknown_until_us
+            && (self.at_us < unknown_until_us || !mutated(Mutation::PoolForgetsFresh))
     }
 
     /// A pool that may have forgotten something owes all that it does not know.
     fn has_forgotten(&self) -> bool {
-        self.fresh_us > 0 && !mutated(Mutation::PoolBeginsFull)
+        self.unknown_until_us > 0 && !mutated(Mutation::PoolBeginsFull)
     }
 
     /// The end of the earliest lease that has ended.

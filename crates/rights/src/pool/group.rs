@@ -13,10 +13,10 @@
 //! - Every node says again what it holds of every pool of the group, by calls that ask for nothing. The node
 //!   then says that it has done so ([`PoolGroup::assert`]). When all nodes have, the pools again know at
 //!   least what is held, and grant. For buckets and sliding windows, spending up to this instant is unknown
-//!   ([`CallContext::fresh_us`]), so everything that is not held counts as spent.
+//!   ([`CallContext::unknown_until_us`]), so everything that is not held counts as spent.
 //! - For windows, each node must know what it took since the window began. A window that began before every
 //!   node knows what its own earlier processes took is *forfeited*: nothing is granted from it
-//!   ([`CallContext::burned_us`]).
+//!   ([`CallContext::forfeited_before_us`]).
 //! - Where nothing was ever taken, no window need be forfeited. A node is new ([`Assertion::is_new`]) if it
 //!   has nothing on its disk and has heard of no generation that granted. The next generation that grants is
 //!   a *first* ([`GroupStatus::is_first`]) if nothing was kept when the first generation began, none has
@@ -150,14 +150,14 @@ pub struct PoolGroup {
 /// The times up to which something may have been forgotten: wall clock, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Marks {
-    fresh_us: u64,
-    burned_us: u64,
+    unknown_until_us: u64,
+    forfeited_before_us: u64,
 }
 
 impl Marks {
     fn raise(&mut self, to: Self) {
-        self.fresh_us = self.fresh_us.max(to.fresh_us);
-        self.burned_us = self.burned_us.max(to.burned_us);
+        self.unknown_until_us = self.unknown_until_us.max(to.unknown_until_us);
+        self.forfeited_before_us = self.forfeited_before_us.max(to.forfeited_before_us);
     }
 }
 
@@ -251,14 +251,14 @@ impl PoolGroup {
         wall_us: u64,
     ) -> Option<CallContext> {
         let GroupStatus { generation: known, grants, since, .. } = self.known(server);
-        let Marks { fresh_us, burned_us } = self.marks;
+        let Marks { unknown_until_us, forfeited_before_us } = self.marks;
         (known == generation && known.number > 0).then_some(CallContext {
             wall_us,
             generation,
             since,
             grants,
-            fresh_us,
-            burned_us,
+            unknown_until_us,
+            forfeited_before_us,
         })
     }
 
@@ -313,9 +313,9 @@ impl PoolGroup {
         }
         self.asserted.insert(assertion.node);
         self.is_first &= is_new_to_all(assertion);
-        let fresh_us = self.unknown_until_us(assertion);
+        let unknown_until_us = self.unknown_until_us(assertion);
         let knows_us = assertion.knows_from_us.saturating_add(assertion.slack_us);
-        self.doubts.raise(Marks { fresh_us, burned_us: knows_us });
+        self.doubts.raise(Marks { unknown_until_us, forfeited_before_us: knows_us });
         let all_told = self.have_all_told(assertion);
         if all_told || self.have_the_others_told(assertion, absent) {
             self.is_first &= all_told;
@@ -350,7 +350,7 @@ impl PoolGroup {
     fn forfeit_of_excluded(&mut self, assertion: &Assertion, absent: &Absent) {
         if !mutated(Mutation::PoolBurnsNoAbsent) {
             let over_us = assertion.wall_us.saturating_add(absent.keep_us.max(assertion.slack_us));
-            self.marks.raise(Marks { fresh_us: over_us, burned_us: over_us });
+            self.marks.raise(Marks { unknown_until_us: over_us, forfeited_before_us: over_us });
         }
     }
 

@@ -128,9 +128,9 @@ pub struct CallContext {
     /// Whether anything may be granted.
     pub grants: bool,
     /// Nothing is known of spending before this wall-clock time, in microseconds.
-    pub fresh_us: u64,
+    pub unknown_until_us: u64,
     /// Nothing may be granted from windows that began before this wall-clock time, in microseconds.
-    pub burned_us: u64,
+    pub forfeited_before_us: u64,
 }
 
 impl CallContext {
@@ -173,7 +173,7 @@ pub const fn slack_us(clock_error_ns: u64, late_ns: u64) -> u64 {
 /// Whether a lease ended so long ago that any call before its node's last call would be late. Then the record
 /// of the last call is not needed.
 const fn is_past(end_us: u64, at_us: u64, context: &CallContext, slack_us: u64) -> bool {
-    at_us > end_us.saturating_add(slack_us) && at_us > context.fresh_us
+    at_us > end_us.saturating_add(slack_us) && at_us > context.unknown_until_us
 }
 
 /// Units of a larger or a smaller pool count as a part of it.
@@ -196,8 +196,8 @@ fn in_proportion(units: u64, total: u64, of: u64) -> u64 {
 ///
 /// A wall that is behind by more than the slack is refused: the call was under way too long to be of use, or
 /// one of two walls is wrong by more than is promised. A pool may also be ahead because it grants nothing
-/// until then (`fresh_us`); then the wall is accepted.
+/// until then (`unknown_until_us`); then the wall is accepted.
 fn time_at(at_us: u64, context: &CallContext, slack_us: u64) -> Result<u64, Refused> {
-    let is_late = at_us > context.wall_us.saturating_add(slack_us) && at_us > context.fresh_us;
+    let is_late = at_us > context.wall_us.saturating_add(slack_us) && at_us > context.unknown_until_us;
     if is_late { Err(Refused::Late) } else { Ok(at_us.max(context.wall_us)) }
 }

@@ -122,7 +122,7 @@ impl Sliding {
         let total = ask.total.min(POOL_MAX);
         let mut left = total.saturating_sub((self.out(total) + units).min(POOL_MAX));
         // Until then earlier spending is unknown, and may count for one window more.
-        if context.may_grant() && self.at_us >= context.fresh_us.saturating_add(ask.lingers_us) {
+        if context.may_grant() && self.at_us >= context.unknown_until_us.saturating_add(ask.lingers_us) {
             let free = left.saturating_sub(ask.reserved);
             if ask.needed <= free {
                 let granted = ask.wanted.min(free);
@@ -141,7 +141,7 @@ impl Sliding {
     /// When the record surely says no more than an absent one, by the wall clock in microseconds.
     pub fn over_us(&self, ask: &Exchange, context: &CallContext) -> u64 {
         let ends = self.nodes.values().filter(|lease| lease.units > 0).map(|lease| lease.end_us);
-        let latest_us = ends.fold(self.at_us.max(context.fresh_us), u64::max);
+        let latest_us = ends.fold(self.at_us.max(context.unknown_until_us), u64::max);
         latest_us.saturating_add(2 * ask.lingers_us).saturating_add(ask.slack_us).min(TIME_MAX)
     }
 

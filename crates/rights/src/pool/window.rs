@@ -135,14 +135,42 @@ impl Window {
         if process_number < known.process_number {
             return Err(Refused::Stale);
         }
-        if known.process_number == 0 && self.nodes.len() >= NODES_MAX {
+        if known.process_number == 0 {
+            self.make_room()?;
+        }
+        let last_call = match self.totals.get(&node) {
+            Some((_, call)) if process_number == known.process_number => *call,
+            _ => 0,
+        };
+        let is_newest = comes_last(call, last_call);
+        let mut record = self.note(take, known);
+        let total = self.note_total(take, is_newest);
+        let left = match is_forfeited(take, context) {
+            true => 0,
+            false => total.saturating_sub(self.counted(take.total, total)),
+        };
+        let granted = match is_newest && context.may_grant() {
+            true => self.grant(take, &record, left),
+            false => 0,
+        };
+        record.taken += granted;
+        self.nodes.insert(node, record);
+        Ok(Took { taken: record.taken, left: left - granted })
+    }
+
+    /// Makes room for the record of another node.
+    fn make_room(&mut self) -> Result<(), Refused> {
+        if self.nodes.len() >= NODES_MAX {
             // A late call of a dropped node would record old holdings again, which nobody may spend: that is
             // safe.
-            self.nodes.retain(|_, taken| taken.taken > taken.returned);
-            if self.nodes.len() >= NODES_MAX {
-                return Err(Refused::TooManyNodes);
-            }
+            self.nodes.retain(|_, node| node.taken > node.returned);
         }
+        if self.nodes.len() >= NODES_MAX { Err(Refused::TooManyNodes) } else { Ok(()) }
+    }
+
+    /// Records what a node says that it took and returned.
+    fn note(&mut self, take: &Take, known: NodeWithdrawals) -> NodeWithdrawals {
+        let Taker { node, process_number, .. } = take.taker;
         let mut record = NodeWithdrawals { process_number, ..known };
         // A process that knows what earlier processes took goes on with their numbers.
         if process_number > known.process_number && take.taken < known.taken {
@@ -152,47 +180,51 @@ impl Window {
         record.taken = record.taken.max(take.taken.min(POOL_MAX));
         record.returned = record.returned.max(take.returned.min(record.taken));
         self.nodes.insert(node, record);
+        record
+    }
 
-        let last = self
-            .totals
-            .get(&node)
-            .filter(|_| process_number == known.process_number)
-            .map_or(0, |(_, call)| *call);
-        let is_newest = comes_last(call, last);
+    /// The total that a call counts by, which the newest call of a node states.
+    fn note_total(&mut self, take: &Take, is_newest: bool) -> u64 {
         let total = match take.total {
             Total::Ahead(units) | Total::Open(units) => units.min(POOL_MAX),
             Total::AsSaid(most) => self.said.min(most),
         };
+        if is_newest {
+            self.totals.insert(take.taker.node, (total, take.taker.call));
+        }
         if is_newest && take.total.is_for_newcomers() {
             self.said = total;
         }
-        if is_newest {
-            self.totals.insert(node, (total, call));
-        }
         self.totals.retain(|node, _| self.nodes.contains_key(node));
-        let is_ahead = matches!(take.total, Total::Ahead(_));
-        let left = match is_forfeited(take, context) {
-            true => 0,
-            false => total.saturating_sub(if is_ahead { self.out_of(total) } else { self.out() }),
-        };
+        total
+    }
+
+    /// Units to grant, if `left` are left: those wanted, but no more than a part of the rest unless more are
+    /// needed. Earlier grants that the node has not heard of count.
+    fn grant(&self, take: &Take, record: &NodeWithdrawals, left: u64) -> u64 {
         let free = left.saturating_sub(take.reserved);
-        // Earlier grants that the node has not heard of count.
-        let ahead = record.taken.saturating_sub(take.taken);
-        let wanted = take.wanted.saturating_sub(ahead);
-        let needed = take.needed.saturating_sub(ahead);
-        let mut granted = 0;
-        if is_newest && context.may_grant() && needed <= free {
-            let part = left / (PART * self.nodes.len() as u64);
-            granted = wanted.min(needed.max(part)).min(free);
+        let unheard = record.taken.saturating_sub(take.taken);
+        let wanted = take.wanted.saturating_sub(unheard);
+        let needed = take.needed.saturating_sub(unheard);
+        if needed > free {
+            return 0;
         }
-        record.taken += granted;
-        self.nodes.insert(node, record);
-        Ok(Took { taken: record.taken, left: left - granted })
+        let part = left / (PART * self.nodes.len() as u64);
+        wanted.min(needed.max(part)).min(free)
+    }
+
+    /// Units that others and the caller have, as they count for this total: in proportion before the window
+    /// begins, and as units in the open window.
+    fn counted(&self, how: Total, total: u64) -> u64 {
+        match how {
+            Total::Ahead(_) => self.out_of(total),
+            Total::Open(_) | Total::AsSaid(_) => self.out(),
+        }
     }
 
     /// Units that are taken and did not come back.
     pub fn out(&self) -> u64 {
-        let held = self.nodes.values().map(|taken| taken.taken - taken.returned);
+        let held = self.nodes.values().map(|node| node.taken - node.returned);
         held.fold(self.spent, u64::saturating_add).min(POOL_MAX)
     }
 
@@ -212,7 +244,7 @@ fn comes_last(call: u64, last: u64) -> bool {
 
 /// A window is forfeited if it began before some node knows what its earlier processes took.
 fn is_forfeited(take: &Take, context: &CallContext) -> bool {
-    take.begins_us < context.burned_us && !mutated(Mutation::PoolBurnsNothing)
+    take.begins_us < context.forfeited_before_us && !mutated(Mutation::PoolBurnsNothing)
 }
 
 /// The units that a node has of one window's pool, as the node itself knows. Never more than the pool records

@@ -247,8 +247,8 @@ fn context(number: u64, wall_us: u64) -> acequia_rights::pool::CallContext {
         generation,
         since: generation,
         grants: true,
-        fresh_us: 0,
-        burned_us: 0,
+        unknown_until_us: 0,
+        forfeited_before_us: 0,
     }
 }
 

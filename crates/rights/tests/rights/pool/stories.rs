@@ -47,21 +47,28 @@ impl Pool {
         self.call_in(node, wall_us, kept, wanted, (true, START_US - 100_000 * MS))
     }
 
-    /// A call in a generation that knows nothing of spending before `fresh_us`, and may or may not grant.
+    /// A call in a generation that knows nothing of spending before `unknown_until_us`, and may or may not grant.
     fn call_in(
         &mut self,
         node: u16,
         wall_us: u64,
         (keeps, tokens): (Part, u64),
         wanted: Part,
-        (grants, fresh_us): (bool, u64),
+        (grants, unknown_until_us): (bool, u64),
     ) -> Result<Exchanged, Refused> {
         self.calls += 1;
         let taker = Taker { node, process_number: 1, call: self.calls };
         let exchange = Exchange { taker, keeps, tokens, wanted, needed: 0, reserved: 0, keep_us: 1_000 * MS };
         let generation = Generation { number: 1, by: Taker { node: 1, process_number: 1, call: 1 } };
         let wall_us = START_US + wall_us;
-        let context = CallContext { wall_us, generation, since: generation, grants, fresh_us, burned_us: 0 };
+        let context = CallContext {
+            wall_us,
+            generation,
+            since: generation,
+            grants,
+            unknown_until_us,
+            forfeited_before_us: 0,
+        };
         self.bucket.exchange(&exchange, &self.params, &context)
     }
 }
@@ -283,7 +290,7 @@ pub(super) fn called_when_all_had_told() -> u64 {
     }
     let context = group.context(&server, generation, last_us).expect("the same generation");
     let mut pool = Pool::new();
-    let fresh = (context.grants, context.fresh_us);
+    let fresh = (context.grants, context.unknown_until_us);
     let first = pool.call_in(1, 100 * MS, (NOTHING, 0), ALL, fresh).expect("an answer");
     first.part.units - first.owed
 }
@@ -514,7 +521,7 @@ fn burned_where(is_new: [bool; 2], absent: &[u16]) -> (u64, bool) {
     let known = group.known(&server);
     let context = group.context(&server, known.generation, START_US).expect("it is known");
     assert!(known.grants);
-    (context.burned_us, known.is_first)
+    (context.forfeited_before_us, known.is_first)
 }
 
 #[test]
@@ -616,8 +623,8 @@ pub(super) fn a_call_of_more_comes_late() -> u64 {
         generation: Generation { number: 1, by: Taker { node: 1, process_number: 1, call: 1 } },
         since: Generation { number: 1, by: Taker { node: 1, process_number: 1, call: 1 } },
         grants: true,
-        fresh_us: 0,
-        burned_us: 0,
+        unknown_until_us: 0,
+        forfeited_before_us: 0,
     };
     let mut window = Window::default();
     let mut take = |call, wanted, total| {

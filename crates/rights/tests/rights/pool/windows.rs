@@ -55,8 +55,8 @@ fn play(seed: u64, weights: [u64; NODES as usize]) -> Use {
                 generation: Generation::default(),
                 since: Generation::default(),
                 grants: true,
-                fresh_us: 0,
-                burned_us: 0,
+                unknown_until_us: 0,
+                forfeited_before_us: 0,
             };
             let took = pool.take(&take, &context).expect("an answer");
             *chunk = took.taken - balance.taken();
