@@ -46,18 +46,21 @@ impl RedisPools {
         &self.redis
     }
 
+    /// Calls a function for a caller that knows the generation `known`.
     async fn call(
         &self,
         at: &At<'_>,
-        (function, known, wall_us): (Function, &str, u64),
+        function: Function,
+        known: &str,
+        wall_us: u64,
         own: &[Arg<'_>],
     ) -> Result<Vec<Value>, Missed> {
         let mut map = Cow::Borrowed(&self.map);
         let [group_key, due_key] = match at.allocation {
             0 => [GROUP, DUE],
             AGREEMENT => AGREED,
-            terms => {
-                map.to_mut().push_str(&format!("@{terms}"));
+            allocation => {
+                map.to_mut().push_str(&format!("@{allocation}"));
                 [GROUP, DUE]
             }
         };
@@ -90,8 +93,7 @@ impl RedisPools {
         done: impl FnOnce(&[Value]) -> Option<T>,
     ) -> Result<Answer<T>, Missed> {
         let generation = generation_text(&at.generation);
-        let about = (function, generation.as_str(), at.wall_us);
-        let answer = self.call(at, about, own).await?;
+        let answer = self.call(at, function, &generation, at.wall_us, own).await?;
         let status = answer.first().and_then(Value::text);
         let read = match status {
             Some("done") => done(&answer[1..]).map(Answer::Done),
@@ -173,9 +175,8 @@ impl Pools for RedisPools {
 
     async fn begin(&self, at: &At<'_>, begin: &Begin) -> Result<GroupStatus, Missed> {
         let (heard, by) = (begin.heard.to_string(), taker_text(&begin.by));
-        let about = (Function::Group, heard.as_str(), 0);
         let own = [Arg::Bytes(by.as_bytes()), Arg::Int(i64::from(begin.goes_on))];
-        let answer = self.call(at, about, &own).await?;
+        let answer = self.call(at, Function::Group, &heard, 0, &own).await?;
         read_known(&answer).ok_or_else(|| garbled(&answer))
     }
 
@@ -190,21 +191,20 @@ impl Pools for RedisPools {
         let before = generation_text(before);
         let listed =
             |nodes: &BTreeSet<u16>| nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-        let (nodes, left_out) =
+        let (nodes, excluded) =
             (listed(nodes), absent.map_or_else(String::new, |absent| listed(&absent.nodes)));
         let own = [
             int(u64::from(*node)),
             Arg::Bytes(nodes.as_bytes()),
             int(*knows_from_us),
             int(*slack_us),
-            Arg::Bytes(left_out.as_bytes()),
+            Arg::Bytes(excluded.as_bytes()),
             int(absent.map_or(0, |absent| absent.keep_us)),
             Arg::Bytes(before.as_bytes()),
             int(u64::from(*is_new)),
         ];
         let generation = generation_text(generation);
-        let about = (Function::Assert, generation.as_str(), *wall_us);
-        let answer = self.call(at, about, &own).await?;
+        let answer = self.call(at, Function::Assert, &generation, *wall_us, &own).await?;
         read_known(&answer).ok_or_else(|| garbled(&answer))
     }
 

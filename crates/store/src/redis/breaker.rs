@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::random::Random;
+use acequia_rights::splitmix::Random;
 
 /// Unanswered calls in a row that open the breaker. Several calls may be in flight when a server stops for
 /// some milliseconds, so a lower number would open it for nothing. A higher number would keep callers waiting
@@ -54,7 +54,7 @@ enum State {
 impl Breaker {
     /// A breaker for a shard that is not connected yet.
     pub(super) const fn new(seed: u64) -> Self {
-        Self { state: State::Open { until: None }, random: Random::new(seed) }
+        Self { state: State::Open { until: None }, random: Random::from_state(seed) }
     }
 
     pub(super) const fn state(&self) -> BreakerState {
@@ -275,7 +275,7 @@ mod tests {
     fn two_nodes_do_not_come_back_at_one_moment() {
         let first_try = |seed| {
             let mut story = Story::closed();
-            story.breaker.random = Random::new(seed);
+            story.breaker.random = Random::from_state(seed);
             story.misses(MISSED_MAX);
             let opened = story.now;
             while !story.breaker.admits(story.now) {

@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use acequia_rights::splitmix::Random;
 use arc_swap::ArcSwap;
 use tokio::{
     sync::Notify,
@@ -13,7 +14,6 @@ use tokio::{
 use super::{
     group::Group,
     link::Link,
-    random::Random,
     settings::{Address, Place, SHARDS_MAX, Settings},
     shard::{Shard, Tally},
     tend::{Pause, tend},
@@ -111,7 +111,7 @@ impl Keeper {
             tls: settings.tls.clone(),
             timeout: settings.timings.connect_timeout,
         };
-        let mut random = Random::new(settings.seed);
+        let mut random = Random::from_state(settings.seed);
         let scout = Scout::new(settings.place.clone(), access.clone(), random.next());
         Self {
             settings,
@@ -172,7 +172,7 @@ impl Keeper {
         let tally = self.tallies.get(&name).cloned().unwrap_or_default();
         let seed = self.random.next();
         let shard =
-            Arc::new(Shard::new((name, address), &self.settings, seed, tally, Arc::clone(&self.refresh)));
+            Arc::new(Shard::new(name, address, &self.settings, seed, tally, Arc::clone(&self.refresh)));
         let mut tasks = JoinSet::new();
         for index in 0..connections {
             let (access, timings) = (self.access.clone(), self.settings.timings.clone());

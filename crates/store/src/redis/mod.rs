@@ -29,7 +29,6 @@ mod group;
 mod keeper;
 mod library;
 mod link;
-mod random;
 mod ring;
 mod round_trips;
 mod server;

@@ -152,7 +152,8 @@ pub struct ShardView {
 impl Shard {
     /// A shard that is not connected yet, with as many slots as the settings want connections.
     pub(super) fn new(
-        (name, address): (String, Address),
+        name: String,
+        address: Address,
         settings: &Settings,
         seed: u64,
         tally: Arc<Tally>,

@@ -2,12 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use acequia_rights::splitmix::Random;
 use tokio::time::{Instant, sleep};
 
 use super::{
     answer::Fault,
     link::{Link, Pong},
-    random::Random,
     settings::Timings,
     shard::{Shard, Slot},
     wire::{Access, Wire},
@@ -18,7 +18,7 @@ const SILENT_MAX: u32 = 3;
 
 /// Tends the connection until the task is aborted.
 pub(super) async fn tend(shard: Arc<Shard>, index: usize, access: Access, timings: Timings, seed: u64) {
-    let mut random = Random::new(seed);
+    let mut random = Random::from_state(seed);
     let mut pause = Pause::new(timings.reconnect_min, timings.reconnect_max);
     loop {
         let begun = Instant::now();
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn pauses_grow_to_their_bound_and_begin_again() {
         let ms = Duration::from_millis;
-        let (mut random, mut pause) = (Random::new(1), Pause::new(ms(50), ms(2_000)));
+        let (mut random, mut pause) = (Random::from_state(1), Pause::new(ms(50), ms(2_000)));
         let pauses: Vec<_> = (0..8).map(|_| pause.next(&mut random)).collect();
         assert!(pauses[0] <= ms(50) && pauses[0] >= ms(25), "{pauses:?}");
         assert!(pauses[7] <= ms(2_000) && pauses[7] >= ms(1_000), "{pauses:?}");

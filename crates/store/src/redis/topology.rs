@@ -9,13 +9,13 @@ use std::{
     sync::Arc,
 };
 
+use acequia_rights::splitmix::Random;
 use redis::{Cmd, Value};
 use tokio::task::JoinSet;
 
 use super::{
     group::{Group, SLOTS},
     link::{Link, command},
-    random::Random,
     ring,
     settings::{Address, Place},
     wire::{Access, Wire, ask},
@@ -55,7 +55,7 @@ impl Scout {
             Place::Sentinel { shards, credentials, .. } => (ring::placed(shards), credentials.clone()),
         };
         let sentinels = Access { credentials, ..servers.clone() };
-        Self { place, servers, sentinels, random: Random::new(seed), known: BTreeSet::new(), ring }
+        Self { place, servers, sentinels, random: Random::from_state(seed), known: BTreeSet::new(), ring }
     }
 
     /// Asks for the layout again. `calm`: connections to ask over if all seems well. Without them, or if they

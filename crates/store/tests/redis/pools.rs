@@ -22,16 +22,11 @@ use crate::{
 
 pub(super) const START_US: u64 = 1_800_000_000_000_000;
 
-/// splitmix64.
-struct Random(u64);
+struct Random(acequia_rights::splitmix::Random);
 
 impl Random {
     fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((u128::from(z ^ (z >> 31)) * u128::from(bound)) >> 64) as u64
+        self.0.below(bound)
     }
 
     /// A number up to `most`, of any magnitude.
@@ -97,7 +92,7 @@ struct Caller {
 
 impl Caller {
     fn new(seed: u64) -> Self {
-        let mut random = Random(seed);
+        let mut random = Random(acequia_rights::splitmix::Random::from_state(seed));
         let rates = ["10/s", "999/s", "7/m", "1000000/s", "3/h", "1000/d", "123456789/s"];
         let params = (0..3).map(|_| {
             let rate = Rate::parse(rates[random.below(7) as usize]).expect("a rate");
