@@ -74,8 +74,9 @@ pub mod network;
 pub mod operator;
 pub mod oracle;
 pub mod place;
-pub mod random;
 pub mod stories;
 pub mod trace;
 pub mod utilisation;
 pub mod world;
+
+pub use acequia_rights::splitmix as random;

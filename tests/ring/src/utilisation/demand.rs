@@ -1,27 +1,20 @@
 //! Demand: Poisson arrivals from a seed, most of them in one region.
 
-/// Pseudo-random numbers, determined by the seed: SplitMix64 (Steele, Lea and Flood, 2014).
+use acequia_rights::splitmix::Random;
+
+/// Numbers that a seed determines.
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct Dice(Random);
 
 impl Dice {
     /// From a seed.
     pub const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// Any number.
-    pub const fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        Self(Random::from_state(seed))
     }
 
     /// A number from 0 to below 1.
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+        self.0.fraction()
     }
 
     /// A number below `n`.
