@@ -25,7 +25,6 @@ pub mod kill;
 pub mod many;
 pub mod minimise;
 pub mod progress;
-pub mod random;
 pub mod report;
 pub mod run;
 pub mod scenarios;
@@ -41,3 +40,5 @@ pub const NAMES: [&str; 5] = ["eu", "us", "ap", "sa", "af"];
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+pub use acequia_rights::splitmix as random;
