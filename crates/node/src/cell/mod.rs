@@ -11,3 +11,8 @@ mod pages;
 pub(crate) mod record;
 pub(crate) mod shard;
 pub(crate) mod table;
+
+use acequia_limits::CellTag;
+
+/// A cell: the catalogue's slot of its limit, and its tag.
+pub(crate) type CellKey = (u32, CellTag);

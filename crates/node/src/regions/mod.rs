@@ -49,10 +49,10 @@ use self::{
 };
 use crate::{Catalogue, Node, cell::locked_cell::LockedCell, journal::HeapCell};
 
+pub(crate) use crate::cell::CellKey;
 pub(crate) use cell::rebalance_after_ns;
 pub(crate) use demand::Demand;
 pub use membership::{AdoptFault, Membership, Ownership, limits_from_bytes, limits_to_bytes};
-pub(crate) use outbox::CellKey;
 pub(crate) use policy::units_in;
 pub use seal::{Role, Seal, SealFault, Seals};
 pub use timekeeper::Wall;

@@ -10,11 +10,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map::Entry as MapEntry};
 
-use acequia_limits::{CellTag, LimitId};
+use acequia_limits::LimitId;
 use acequia_rights::Incarnation;
 use smallvec::SmallVec;
 
 use super::{
+    CellKey,
     names::Names,
     wire::{Entry, FrameWriter, Header, ReceivedFrames, ShortId},
 };
@@ -34,9 +35,6 @@ const SETTLE_MAX: usize = 1_024;
 /// The most answers to forwards that wait for one peer or were sent a moment ago. Beyond that the oldest is
 /// not sent, and its charge passes nobody.
 const REPLIES_MAX: usize = 1_024;
-
-/// A cell: the catalogue's slot of its limit, and its tag.
-pub(crate) type CellKey = (u32, CellTag);
 
 /// The topic of a fact: a later fact about the same topic takes its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -414,6 +412,7 @@ fn set_id(entry: &mut Entry, number: ShortId) {
 
 #[cfg(test)]
 mod tests {
+    use acequia_limits::CellTag;
     use acequia_rights::{MemberId, VersionId};
 
     use super::{
