@@ -212,7 +212,7 @@ impl Measured {
         let key = &self.keys[key];
         let entries = [(self.name.as_bytes(), key.value.as_bytes())];
         let values = Descriptor::new(&entries, None);
-        place.node()?.holding_as((self.id, key.cells[cell]), (&values, self.role(cell)), place.now(true_ns))
+        place.node()?.holding_as(self.id, key.cells[cell], &values, self.role(cell), place.now(true_ns))
     }
 
     /// The node's number for the role of a cell: classes that draw first come first.

@@ -1,12 +1,14 @@
 //! What a region has of one cell at one instant, for tests and for operators who ask why.
 
 use acequia_limits::{Algorithm, CellTag, Descriptor, LimitId, Now, Override, Part};
-
 use acequia_rights::{HeldLoan, Incarnation, LentLoan, MemberId, Sessions, VersionId};
 
 use crate::{
-    Active, Catalogue, LimitAnswer, Node, cell::overflow::OverflowKey, journal::HeapCell, journal_tag, lock,
-    regions::CellKey, shard_of,
+    Active, Catalogue, LimitAnswer, Node,
+    catalogue::local::Local,
+    cell::{CellKey, account::Account, overflow::OverflowKey},
+    journal::HeapCell,
+    journal_tag, lock, shard_of,
 };
 
 /// What a region has of one cell. Inspection changes nothing.
@@ -170,8 +172,10 @@ impl Node {
     /// result is by its own variant.
     pub fn holding_as(
         &self,
-        (limit, tag): (LimitId, CellTag),
-        (values, role): (&Descriptor<'_>, usize),
+        limit: LimitId,
+        tag: CellTag,
+        values: &Descriptor<'_>,
+        role: usize,
         now: Now,
     ) -> Option<Holding> {
         let (slot, now) = (self.slot_of(limit)?, self.not_before(now));
@@ -210,78 +214,142 @@ impl Node {
             Some(place) => catalogue.heir(slot, cells.table.at(place), salt, now)?.0,
             None => absent.or_else(|| catalogue.newest_numbers(slot, salt))?,
         };
-        let (local, global) = (catalogue.local(slot, numbers)?, catalogue.global(slot, numbers)?);
-        let standing_of = |end_ns: u64| match self.owns_nothing() {
-            Some(_) => Part::default(),
-            None => local.part_of(salt, end_ns),
+        let cell = InspectedCell {
+            node: self,
+            global: catalogue.global(slot, numbers)?,
+            local: catalogue.local(slot, numbers)?,
+            salt,
+            words: place.map_or(&[], |place| cells.words(cells.table.at(place))),
+            leased: place.map_or(0, |place| cells.leased(place)),
+            now,
         };
-        let words: &[u64] = place.map_or(&[], |place| cells.words(cells.table.at(place)));
-        let leased = place.map_or(0, |place| cells.leased(place));
-        let window_ns = match local.at(salt) {
-            Algorithm::FixedWindow(window) => window.older_end(words, now.wall_ns, salt),
+        if let Some(account) = place.and_then(|place| cells.account(place)) {
+            return Some(cell.holding_by(account));
+        }
+        let standing = cell.standing();
+        let left = if standing == Part::default() && self.is_shared() {
+            0
+        } else if place.is_some() {
+            cell.left_of(cell.local.at(salt))
+        } else {
+            self.left_of_new(&catalogue, (slot, tag), numbers, cell.local.at(salt), now)
+        };
+        let window_ns = cell.window_ns();
+        Some(Holding { standing, effective: standing, window_ns, left, ..Holding::default() })
+    }
+
+    /// The units of a new cell of this variant. The cell begins with what others, or an earlier process,
+    /// spent in the shared cell.
+    fn left_of_new(
+        &self,
+        catalogue: &Catalogue,
+        (slot, tag): CellKey,
+        numbers: u16,
+        algorithm: &Algorithm,
+        now: Now,
+    ) -> u64 {
+        let salt = tag.salt();
+        let state = self.initial(catalogue, (slot, numbers), algorithm, salt, now);
+        let own = algorithm.available(state.words(), now, salt);
+        let shared = lock(&self.overflow);
+        let shared = shared.get(&OverflowKey { slot, numbers });
+        let theirs = |cell: &HeapCell| algorithm.available(&cell.words, now, salt);
+        shared.map_or(own, |cell| own.min(theirs(cell)))
+    }
+}
+
+/// A cell under its shard's lock, and the variant by which it is inspected.
+struct InspectedCell<'a> {
+    node: &'a Node,
+    /// The variant of all regions together.
+    global: &'a Algorithm,
+    /// The variant as this region enforces it.
+    local: &'a Local,
+    salt: u32,
+    /// The cell's state; empty if there is no cell.
+    words: &'a [u64],
+    leased: u64,
+    now: Now,
+}
+
+impl InspectedCell<'_> {
+    /// The end of the open window; 0 if there is none.
+    fn window_ns(&self) -> u64 {
+        match self.local.at(self.salt) {
+            Algorithm::FixedWindow(window) => window.older_end(self.words, self.now.wall_ns, self.salt),
             _ => 0,
-        };
-        let standing = if local.gives_in(window_ns) { standing_of(window_ns) } else { Part::default() };
-        let Some(account) = place.and_then(|place| cells.account(place)) else {
-            let left = if standing == Part::default() && self.is_shared() {
-                0
-            } else {
-                match place {
-                    Some(_) => local.at(salt).available(words, now, salt).saturating_sub(leased),
-                    None => {
-                        // A new cell begins with what others, or an earlier process, spent in the shared
-                        // cell.
-                        let algorithm = local.at(salt);
-                        let state = self.initial(&catalogue, (slot, numbers), algorithm, salt, now);
-                        let own = algorithm.available(state.words(), now, salt);
-                        let shared = lock(&self.overflow);
-                        let shared = shared.get(&OverflowKey { slot, numbers });
-                        let theirs = |cell: &HeapCell| algorithm.available(&cell.words, now, salt);
-                        shared.map_or(own, |cell| own.min(theirs(cell)))
-                    }
-                }
-            };
-            return Some(Holding { standing, effective: standing, window_ns, left, ..Holding::default() });
-        };
-        let sessions = self.sessions();
+        }
+    }
+
+    /// The standing share now.
+    fn standing(&self) -> Part {
+        let window_ns = self.window_ns();
+        if self.local.gives_in(window_ns) { self.standing_in(window_ns) } else { Part::default() }
+    }
+
+    /// The standing share in the window that ends at `end_ns`.
+    fn standing_in(&self, end_ns: u64) -> Part {
+        match self.node.owns_nothing() {
+            Some(_) => Part::default(),
+            None => self.local.part_of(self.salt, end_ns),
+        }
+    }
+
+    /// Units that could be charged now.
+    fn left_of(&self, algorithm: &Algorithm) -> u64 {
+        algorithm.available(self.words, self.now, self.salt).saturating_sub(self.leased)
+    }
+
+    /// What the region has of a cell that has an account.
+    fn holding_by(&self, account: &Account) -> Holding {
+        let (standing, now_ns) = (self.standing(), self.now.steady_ns);
+        let sessions = self.node.sessions();
         let book = account.book();
-        let still_lent = |lent: &&LentLoan| sessions.reclaim_end(lent) > now.steady_ns;
-        let still_held = |held: &&HeldLoan| sessions.end_of(held) > now.steady_ns;
+        let still_lent = |lent: &&LentLoan| sessions.reclaim_end(lent) > now_ns;
+        let still_held = |held: &&HeldLoan| sessions.end_of(held) > now_ns;
         let lent = total(book.lent().iter().filter(still_lent).map(|lent| lent.part));
         let held = total(book.held().iter().filter(still_held).map(|held| held.part));
         let ends = book.held().iter().filter(still_held).map(|held| sessions.end_of(held));
-        let held_until_ns = ends.min().unwrap_or(0);
-        let left = account.algorithm.available(words, now, salt).saturating_sub(leased);
-        let mut holding =
-            Holding { standing, lent, held, window_ns, left, held_until_ns, ..Holding::default() };
-        let pooled =
-            if account.pooled_until_ns() > now.steady_ns { account.pooled() } else { Part::default() };
-        holding.effective = Part {
-            rate: (standing.rate + held.rate + pooled.rate).saturating_sub(lent.rate),
-            units: (standing.units + held.units + pooled.units).saturating_sub(lent.units),
+        let pooled = if account.pooled_until_ns() > now_ns { account.pooled() } else { Part::default() };
+        let mut holding = Holding {
+            standing,
+            effective: Part {
+                rate: (standing.rate + held.rate + pooled.rate).saturating_sub(lent.rate),
+                units: (standing.units + held.units + pooled.units).saturating_sub(lent.units),
+            },
+            lent,
+            held,
+            window_ns: self.window_ns(),
+            left: self.left_of(&account.algorithm),
+            held_until_ns: ends.min().unwrap_or(0),
+            ..Holding::default()
         };
-        if let Algorithm::FixedWindow(_) = global {
-            let limit_of = |end_ns: u64| account.limit_of(end_ns, standing.units);
-            let units = match limit_of(window_ns) {
-                _ if !local.gives_in(window_ns) => 0,
-                Some(units) => units,
-                None if window_ns < account.window() => 0,
-                None => standing.units,
-            };
-            holding.effective.units = local.usable(global, units);
-            if account.next_window() > window_ns {
-                let units = match local.gives_in(account.next_window()) {
-                    true => {
-                        let standing = standing_of(account.next_window()).units;
-                        account.limit_of(account.next_window(), standing).unwrap_or(standing)
-                    }
-                    false => 0,
-                };
-                holding.next_window_ns = account.next_window();
-                holding.next_units = local.usable(global, units);
-            }
+        if let Algorithm::FixedWindow(_) = self.global {
+            self.add_windows(account, &mut holding);
         }
-        Some(holding)
+        holding
+    }
+
+    /// Adds the units that the region may use in the open window, and in the next one.
+    fn add_windows(&self, account: &Account, holding: &mut Holding) {
+        let window_ns = holding.window_ns;
+        let units = match account.limit_of(window_ns, holding.standing.units) {
+            _ if !self.local.gives_in(window_ns) => 0,
+            Some(units) => units,
+            None if window_ns < account.window() => 0,
+            None => holding.standing.units,
+        };
+        holding.effective.units = self.local.usable(self.global, units);
+        let next_ns = account.next_window();
+        if next_ns > window_ns {
+            let standing = self.standing_in(next_ns).units;
+            let units = match self.local.gives_in(next_ns) {
+                true => account.limit_of(next_ns, standing).unwrap_or(standing),
+                false => 0,
+            };
+            holding.next_window_ns = next_ns;
+            holding.next_units = self.local.usable(self.global, units);
+        }
     }
 }
 
