@@ -20,7 +20,7 @@
 //!   one request takes (`Forwards::take`).
 //! - A request takes a remote charge only if the request began to wait before the forward was asked for, and
 //!   so was there when the owner charged ([`crate::Forwarding::Since`]).
-//! - A remote charge lasts [`DRAW_NS`] from when it was asked for, by this node's steady clock. So a request
+//! - A remote charge lasts [`FORWARD_NS`] from when it was asked for, by this node's steady clock. So a request
 //!   passes no later than that after its charge.
 //!
 //! When a cell's store is in an outage, or its pool has nothing of a window, the region's remaining units are
@@ -34,6 +34,8 @@
 
 mod marks;
 mod mates;
+mod remote_charge;
+mod shortages;
 #[cfg(test)]
 mod tests;
 
@@ -52,12 +54,12 @@ use acequia_rights::{
 };
 use smallvec::SmallVec;
 
+pub(crate) use self::remote_charge::{Lack, RemoteCharge, Source};
+use self::{marks::Marks, mates::LiveMates, shortages::Shortages};
 use crate::{
-    Active, Answer, Catalogue, LimitAnswer, Node, Outcome, journal_tag, lock,
-    regions::{CellKey, wire::Whole},
+    Active, Answer, Catalogue, LimitAnswer, Node, Outcome, cell::CellKey, journal_tag, lock,
+    regions::wire::Whole,
 };
-use marks::Marks;
-use mates::LiveMates;
 
 /// A remote charge must pass a request within this time after the forward was asked for; later it passes
 /// nobody.
@@ -82,10 +84,6 @@ const ASKED_OF_CELL_MAX: usize = 16;
 const HELD_MAX: usize = 512;
 const HELD_OF_PEER_MAX: usize = 128;
 const HELD_OF_CELL_MAX: usize = 32;
-/// After a cell's owner had nothing, no more is forwarded for `VAIN_NS`. The time doubles with each miss in a
-/// row, up to `VAIN_NS_MAX`.
-const VAIN_NS: u64 = 4_000_000;
-const VAIN_NS_MAX: u64 = 32_000_000;
 /// After `SILENT_MAX` useless forwards in a row, a node counts as *far*: for `FAR_NS` it only gets probes for
 /// zero units, and after that until one probe is answered in time. Then a single useless forward makes the
 /// node far again, for twice as long each time in a row, up to `FAR_NS_MAX`.
@@ -94,31 +92,25 @@ const FAR_NS: u64 = 1_000_000_000;
 const FAR_NS_MAX: u64 = 32_000_000_000;
 /// How often every other node of the region is probed with a forward of zero units. The probe tells both ends
 /// whether an answer can come in time, and costs no units.
-const NOTHING_NS: u64 = 1_000_000_000;
+const PROBE_NS: u64 = 1_000_000_000;
 /// A cell counts as forwarded for this long after a mate's last forward: its owner then holds enough of the
-/// pool for all mates. Limits without a rate add twice their period, up to `DRAWN_NS_MAX`.
+/// pool for all mates. Limits without a rate add twice their period, up to `FORWARDED_NS_MAX`.
 pub(crate) const FORWARDED_NS: u64 = 75_000_000_000;
 pub(crate) const FORWARDED_NS_MAX: u64 = 600_000_000_000;
 /// How many forward numbers one process has: its numbers begin after those of every earlier process.
 const NUMBERS: u64 = 1 << 40;
 /// The key of a probe, which is about no cell.
 const NO_CELL: CellKey = (u32::MAX, CellTag(0));
-/// The most cells to remember whose owner had nothing; the same bound holds for the cells that this node
-/// deals with alone, and for those with nodes that had too little.
-const VAIN_MAX: usize = 16_384;
-/// When a cell's owner says that it cannot get units, or has had none for `MISSED_NS`, this node deals with
-/// other regions and the pool itself for `ALONE_NS`, as if there were no forwards. Then it asks the owner
-/// again.
-const MISSED_NS: u64 = 2_000_000_000;
-const ALONE_NS: u64 = 2_000_000_000;
-/// If the owner then has nothing for this long, this node deals with the cell alone again.
-const AGAIN_NS: u64 = 250_000_000;
-/// A node that had too few units of a cell is not asked for as many again for this long.
-const TRIED_NS: u64 = 250_000_000;
-/// If the owner was not asked for this long, it may have had units meanwhile.
-const UNASKED_NS: u64 = 500_000_000;
-/// How often the records of cells whose owner had nothing are swept.
-const SWEEP_NS: u64 = 250_000_000;
+/// A denied request that waits, for [`Node::forward_charge`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    /// When the request was first asked: steady clock.
+    pub since_ns: u64,
+    /// How long the request goes on waiting at most, in nanoseconds.
+    pub patience_ns: u64,
+    /// Whether the request was forwarded before.
+    pub is_again: bool,
+}
 
 /// A waiting request and its forwards ([`Node::forward_charge`]).
 #[derive(Debug)]
@@ -187,7 +179,7 @@ pub(crate) struct Forwards {
     is_due: AtomicBool,
     /// When the first of the forwards that wait here must be answered: steady clock; 0 if none waits.
     answer_ns: AtomicU64,
-    /// A filter for the keys of `alone`: most checks need not lock the state. It may hold other cells, too.
+    /// A filter for the cells that this node deals with alone: most checks need not lock the state. It may hold other cells, too.
     alone_marks: Marks,
     /// A filter for cells of which no other node has a unit: most denials need not lock the state. It may
     /// hold other cells, too.
@@ -203,15 +195,9 @@ struct State {
     /// How many of `asked` are of each cell.
     asked_of: BTreeMap<CellKey, usize>,
     remote_charges: BTreeMap<(CellKey, u64), RemoteCharge>,
-    vain: BTreeMap<CellKey, Vain>,
-    /// The nodes that had too little of a cell.
-    tried: BTreeMap<CellKey, Tried>,
-    /// Cells that this node deals with itself, though another node is the owner; until when: steady clock.
-    alone: BTreeMap<CellKey, u64>,
-    /// When expired records were last swept: steady clock.
-    swept_ns: u64,
+    shortages: Shortages,
     /// When the other nodes were last probed: steady clock.
-    nothing_ns: u64,
+    probed_ns: u64,
     out: Vec<Asking>,
     held: VecDeque<PendingForward>,
     counts: ForwardCounts,
@@ -221,44 +207,14 @@ struct State {
 struct SentForward {
     key: CellKey,
     to: MemberId,
-    /// Whether the node is asked for what it keeps itself, and not as the cell's owner.
-    is_mate: bool,
+    /// As what the node is asked for units; `None` if this is a probe.
+    source: Option<Source>,
     whole: Whole,
     units: u64,
     at_ns: u64,
     /// The last moment at which a charge is of use: steady clock.
     until_ns: u64,
     is_sent: bool,
-}
-
-/// Units that another node has charged, for a request that waited before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RemoteCharge {
-    key: CellKey,
-    from: MemberId,
-    is_mate: bool,
-    number: u64,
-    whole: Whole,
-    units: u64,
-    asked_ns: u64,
-    /// Whether the answer came after the request that asked had stopped waiting.
-    is_late: bool,
-}
-
-/// A cell whose owner had nothing.
-#[derive(Clone, Copy, Debug)]
-struct Vain {
-    times: u32,
-    until_ns: u64,
-    /// When the owner was first known to have none: steady clock.
-    since_ns: u64,
-}
-
-/// The nodes of the region that had too little of a cell, each with the fewest units that it could not give.
-#[derive(Clone, Debug)]
-struct Tried {
-    nodes: SmallVec<[(MemberId, u64); 2]>,
-    until_ns: u64,
 }
 
 impl Forwards {
@@ -270,7 +226,7 @@ impl Forwards {
     /// Notes the nodes of the region that are heard, with this one, and how many members the catalogue has. A
     /// node too far away for forwards deals with other regions and the pool itself.
     pub(crate) fn see(&self, own: MemberId, heard: &[MemberId], members: usize, now: Now) {
-        self.ask_for_nothing(own, heard, now);
+        self.probe_mates(own, heard, now);
         self.mates.see(own, heard, members);
     }
 
@@ -281,7 +237,7 @@ impl Forwards {
             None if self.mates.has_far() => Owner::Each,
             None => Owner::Own,
             Some(_) if self.is_alone((active.slot, journal_tag(tag)), now) => Owner::Each,
-            Some(speaker) => Owner::Mate(speaker),
+            Some(owner) => Owner::Mate(owner),
         }
     }
 
@@ -307,9 +263,7 @@ impl Forwards {
         if self.tried_marks.may_have(key) {
             return None;
         }
-        let state = lock(&self.state);
-        let tried = state.tried.get(&key).filter(|tried| now.steady_ns < tried.until_ns);
-        self.mates.next(key.1, units, tried.map_or(&[], |tried| &tried.nodes))
+        self.mates.next(key.1, units, lock(&self.state).shortages.tried(key, now))
     }
 
     /// Whether a forward of a cell is under way.
@@ -319,14 +273,19 @@ impl Forwards {
 
     /// Notes that a node has fewer than these units of a cell. If there is no room to remember the node, no
     /// node is asked for as long.
-    fn note_tried(&self, state: &mut State, (key, units): (CellKey, u64), node: MemberId, now: Now) {
-        let is_none = match state.note_tried((key, units), node, now) {
-            Some(tried) => self.mates.next(key.1, 1, &tried.nodes).is_none(),
+    fn note_tried(&self, state: &mut State, key: CellKey, units: u64, node: MemberId, now: Now) {
+        let is_none = match state.shortages.note_tried(key, units, node, now) {
+            Some(tried) => self.have_all_tried(key, tried),
             None => true,
         };
         if is_none {
             self.tried_marks.set(key);
         }
+    }
+
+    /// Whether no node is left to ask for a cell but those that were tried.
+    fn have_all_tried(&self, key: CellKey, tried: &[(MemberId, u64)]) -> bool {
+        self.mates.next(key.1, 1, tried).is_none()
     }
 
     #[inline]
@@ -336,8 +295,7 @@ impl Forwards {
 
     /// Whether this node deals with a cell itself, because the owner had nothing.
     fn is_alone(&self, key: CellKey, now: Now) -> bool {
-        self.alone_marks.may_have(key)
-            && lock(&self.state).alone.get(&key).is_some_and(|until_ns| now.steady_ns < *until_ns)
+        self.alone_marks.may_have(key) && lock(&self.state).shortages.is_alone(key, now)
     }
 
     /// Whether another node of the region is heard and near enough.
@@ -377,37 +335,17 @@ impl Forwards {
     /// The time (steady clock) since which a cell's owner is known to be empty: a request that comes now may
     /// expect units for a while from then. The result is `now` if that is not known, and `None` within the
     /// back-off.
-    pub(crate) fn hopes_since(&self, key: CellKey, now: Now) -> Option<u64> {
-        match lock(&self.state).vain.get(&key) {
-            Some(vain) if now.steady_ns < vain.until_ns => None,
-            Some(vain) if vain.was_asked(now) => Some(vain.since_ns),
-            _ => Some(now.steady_ns),
-        }
+    pub(crate) fn expects_since(&self, key: CellKey, now: Now) -> Option<u64> {
+        lock(&self.state).shortages.owner_empty_since(key, now)
     }
 
-    /// Takes a remote charge for a request that waits since `since_ns`, if it was charged by the variant that
-    /// the limit has now. It counts as used when the request passes ([`Self::pass`]).
-    pub(crate) fn take(
-        &self,
-        key: CellKey,
-        (whole, units): (Whole, u64),
-        since_ns: u64,
-        now: Now,
-    ) -> Option<RemoteCharge> {
+    /// Takes a remote charge for a request that waits. It counts as used when the request passes
+    /// ([`Self::pass`]).
+    pub(crate) fn take(&self, lack: &Lack, now: Now) -> Option<RemoteCharge> {
         let mut state = lock(&self.state);
-        let fits = |remote_charge: &RemoteCharge| {
-            remote_charge.units == units
-                && (remote_charge.whole == whole || mutated(Mutation::ForwardOfAnotherVariant))
-                && (remote_charge.asked_ns >= since_ns || mutated(Mutation::ForwardUsedByAnybody))
-                && now.steady_ns < remote_charge.asked_ns + FORWARD_NS
-        };
-        let of_cell = state.remote_charges.range((key, 0)..=(key, u64::MAX));
-        let (name, remote_charge) = of_cell
-            .map(|(name, remote_charge)| (*name, *remote_charge))
-            .find(|(_, remote_charge)| fits(remote_charge))?;
-        if !mutated(Mutation::ForwardUsedTwice) {
-            state.remote_charges.remove(&name);
-        }
+        let mut of_cell = state.remote_charges.range((lack.key, 0)..=(lack.key, u64::MAX));
+        let remote_charge = *of_cell.find(|(_, remote_charge)| remote_charge.fits(lack, now))?.1;
+        state.take_out(&remote_charge);
         Some(remote_charge)
     }
 
@@ -415,11 +353,11 @@ impl Forwards {
     pub(crate) fn pass(&self, remote_charge: RemoteCharge) {
         let mut state = lock(&self.state);
         state.counts.used += 1;
-        if !remote_charge.is_mate {
-            state.vain.remove(&remote_charge.key);
+        if let Source::Owner(_) = remote_charge.from {
+            state.shortages.owner_had_some(remote_charge.key);
         }
         drop(state);
-        self.mates.note_use(remote_charge.from);
+        self.mates.note_use(remote_charge.from.node());
     }
 
     /// A request does not pass after all: its remote charge is kept for when it asks again.
@@ -483,7 +421,7 @@ impl Forwards {
     /// probe.
     pub(crate) fn asked(&self, number: u64) -> Option<(CellKey, u64, bool)> {
         let asked = lock(&self.state).asked.get(&number).copied()?;
-        (asked.key != NO_CELL).then_some((asked.key, asked.units, !asked.is_mate))
+        asked.source.map(|source| (asked.key, asked.units, matches!(source, Source::Owner(_))))
     }
 
     /// Takes `from`'s answer to a forward of this process: its units, 0 for none now, or `None` for none
@@ -493,7 +431,7 @@ impl Forwards {
         let answers = |asked: &&SentForward| {
             asked.is_sent && asked.to == from && units.is_none_or(|units| units == 0 || units == asked.units)
         };
-        let Some(SentForward { key, is_mate, whole, units: wanted, at_ns, until_ns, .. }) =
+        let Some(SentForward { key, source, whole, units: wanted, at_ns, until_ns, .. }) =
             state.asked.get(&number).filter(answers).copied()
         else {
             state.counts.wasted += u64::from(units.is_some_and(|units| units > 0));
@@ -505,115 +443,108 @@ impl Forwards {
             // The node could have answered with units in time. If units came, `pass` or `expire` tells
             // whether they were of use.
             self.mates.note_near(from, now);
-        } else if key == NO_CELL {
+        } else if source.is_none() {
             self.mates.note_silent(from, now);
         }
-        match units {
-            _ if key == NO_CELL => {}
-            None | Some(0) if is_mate => self.note_tried(&mut state, (key, wanted), from, now),
-            None => {
-                self.note_tried(&mut state, (key, wanted), from, now);
-                state.leave_alone(key, now, &self.alone_marks);
+        match (units, source) {
+            (_, None) => {}
+            (None | Some(0), Some(Source::Mate(_))) => self.note_tried(&mut state, key, wanted, from, now),
+            (None, Some(Source::Owner(_))) => {
+                self.note_tried(&mut state, key, wanted, from, now);
+                state.shortages.leave_alone(key, now, &self.alone_marks);
             }
-            Some(0) => state.miss(key, now, &self.alone_marks),
-            Some(units) => {
+            (Some(0), Some(Source::Owner(_))) => {
+                state.shortages.owner_had_none(key, now, &self.alone_marks);
+            }
+            (Some(units), Some(from)) => {
                 let remote_charge =
-                    RemoteCharge { key, from, is_mate, number, whole, units, asked_ns: at_ns, is_late };
+                    RemoteCharge { key, from, number, whole, units, asked_ns: at_ns, is_late };
                 state.remote_charges.insert((key, number), remote_charge);
             }
         }
         true
     }
 
-    /// Gives up forwards without an answer, and counts unused remote charges as wasted. If the answer of a
-    /// remote charge came late, that counts like no answer: an owner whose answers are always late would be
-    /// charged for nobody, again and again. If the answer came in time, the request had hung up or passed by
-    /// other units.
+    /// Gives up forwards without an answer, and counts unused remote charges as wasted.
     ///
     /// Returns whether waiting requests should hear of it; the least number that is still waited for; and the
     /// cells of unanswered forwards to nodes that were not asked as the owner.
     pub(crate) fn expire(&self, now: Now) -> (bool, u64, SmallVec<[CellKey; 4]>) {
         let mut state = lock(&self.state);
-        let mut silent = SmallVec::new();
         let is_over = |at_ns: u64| now.steady_ns >= at_ns + FORWARD_NS;
         let late: SmallVec<[u64; 4]> =
             state.asked.iter().filter(|(_, asked)| is_over(asked.at_ns)).map(|(number, _)| *number).collect();
-        for number in &late {
-            let Some(SentForward { key, to, is_mate, units, is_sent, .. }) = state.forget_asked(*number)
+        let silent = self.give_up(&mut state, &late, now);
+        self.drop_unused(&mut state, now);
+        let are_all = |key, tried: &[_]| self.have_all_tried(key, tried);
+        state.shortages.sweep(now, &self.alone_marks, &self.tried_marks, are_all);
+        (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1), silent)
+    }
+
+    /// Gives up forwards that were not answered. Returns the cells of those to nodes that were not asked as
+    /// the owner.
+    fn give_up(&self, state: &mut State, late: &[u64], now: Now) -> SmallVec<[CellKey; 4]> {
+        let mut silent = SmallVec::new();
+        for number in late {
+            let Some(SentForward { key, to, source, units, is_sent, .. }) = state.forget_asked(*number)
             else {
                 continue;
             };
-            if is_mate {
-                self.note_tried(&mut state, (key, units), to, now);
-                silent.push(key);
-            } else if key != NO_CELL {
-                state.miss(key, now, &self.alone_marks);
+            match source {
+                Some(Source::Mate(_)) => {
+                    self.note_tried(state, key, units, to, now);
+                    silent.push(key);
+                }
+                Some(Source::Owner(_)) => state.shortages.owner_had_none(key, now, &self.alone_marks),
+                None => {}
             }
             // A forward that was never sent says nothing about the node.
             if is_sent {
                 self.mates.note_silent(to, now);
             }
         }
+        silent.dedup();
+        silent
+    }
+
+    /// Drops remote charges that have passed nobody in time. If the answer of a remote charge came late, that
+    /// counts like no answer: an owner whose answers are always late would be charged for nobody, again and
+    /// again. If the answer came in time, the request had hung up or passed by other units.
+    fn drop_unused(&self, state: &mut State, now: Now) {
         let unused: SmallVec<[RemoteCharge; 4]> = state
             .remote_charges
-            .extract_if(.., |_, remote_charge| is_over(remote_charge.asked_ns))
+            .extract_if(.., |_, remote_charge| now.steady_ns >= remote_charge.asked_ns + FORWARD_NS)
             .map(|(_, remote_charge)| remote_charge)
             .collect();
         state.counts.wasted += unused.len() as u64;
-        for RemoteCharge { key, from, is_mate, units, .. } in
-            unused.iter().filter(|remote_charge| remote_charge.is_late)
-        {
-            if *is_mate {
-                self.note_tried(&mut state, (*key, *units), *from, now);
-            } else {
-                state.miss(*key, now, &self.alone_marks);
+        for RemoteCharge { key, from, units, .. } in unused.into_iter().filter(|unused| unused.is_late) {
+            match from {
+                Source::Mate(node) => self.note_tried(state, key, units, node, now),
+                Source::Owner(_) => state.shortages.owner_had_none(key, now, &self.alone_marks),
             }
-            self.mates.note_silent(*from, now);
+            self.mates.note_silent(from.node(), now);
         }
-        if now.steady_ns >= state.swept_ns + SWEEP_NS {
-            state.swept_ns = now.steady_ns;
-            state.tried.retain(|_, tried| now.steady_ns < tried.until_ns);
-            let is_none =
-                |(key, tried): &(&CellKey, &Tried)| self.mates.next(key.1, 1, &tried.nodes).is_none();
-            self.tried_marks.set_all(state.tried.iter().filter(is_none).map(|(key, _)| key));
-            state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + ALONE_NS + MISSED_NS);
-            let before = state.alone.len();
-            state.alone.retain(|_, until_ns| now.steady_ns < *until_ns);
-            if state.alone.len() < before {
-                self.alone_marks.set_all(state.alone.keys());
-            }
-        }
-        silent.dedup();
-        (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1), silent)
     }
 
-    /// Probes the other nodes of the region with forwards of zero units, once each `NOTHING_NS`.
-    fn ask_for_nothing(&self, own: MemberId, heard: &[MemberId], now: Now) {
+    /// Probes the other nodes of the region with forwards of zero units, once each `PROBE_NS`.
+    fn probe_mates(&self, own: MemberId, heard: &[MemberId], now: Now) {
         let mut state = lock(&self.state);
-        if now.steady_ns < state.nothing_ns + NOTHING_NS {
+        if now.steady_ns < state.probed_ns + PROBE_NS {
             return;
         }
-        state.nothing_ns = now.steady_ns;
-        let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + FORWARD_WAIT_NS - BACK_NS);
-        let (whole, units) = (Whole { units: 0, rate: None }, 0);
+        state.probed_ns = now.steady_ns;
         for to in heard.iter().copied().filter(|region| *region != own) {
-            state.next += 1;
-            let number = state.next;
-            state.note_asked(
-                number,
-                SentForward {
-                    key: NO_CELL,
-                    to,
-                    is_mate: false,
-                    whole,
-                    units,
-                    at_ns,
-                    until_ns,
-                    is_sent: false,
-                },
-            );
-            let (limit, tag) = (LimitId(0), NO_CELL.1);
-            state.out.push(Asking { number, to, limit, tag, whole, units, is_again: false });
+            let probe = SentForward {
+                key: NO_CELL,
+                to,
+                source: None,
+                whole: Whole { units: 0, rate: None },
+                units: 0,
+                at_ns: now.steady_ns,
+                until_ns: now.steady_ns + FORWARD_WAIT_NS - BACK_NS,
+                is_sent: false,
+            };
+            state.ask(probe, LimitId(0), false);
         }
         drop(state);
         self.is_due.store(true, Ordering::Release);
@@ -634,6 +565,15 @@ impl State {
         self.asked.len() + self.remote_charges.len() < ASKED_MAX && of_cell < ASKED_OF_CELL_MAX
     }
 
+    /// Queues a forward of a cell under this limit; returns its number.
+    fn ask(&mut self, forward: SentForward, limit: LimitId, is_again: bool) -> u64 {
+        self.next += 1;
+        let SentForward { key, to, whole, units, .. } = forward;
+        self.out.push(Asking { number: self.next, to, limit, tag: key.1, whole, units, is_again });
+        self.note_asked(self.next, forward);
+        self.next
+    }
+
     fn note_asked(&mut self, number: u64, asked: SentForward) {
         *self.asked_of.entry(asked.key).or_default() += 1;
         self.asked.insert(number, asked);
@@ -651,64 +591,40 @@ impl State {
         Some(asked)
     }
 
-    /// Whether a cell's owner may be asked: not within the back-off after it had nothing.
-    fn may_ask(&self, key: CellKey, now: Now) -> bool {
-        let is_vain = self.vain.get(&key).is_some_and(|vain| now.steady_ns < vain.until_ns);
-        !is_vain && self.has_room(key)
-    }
-
-    /// Notes that a cell's owner had nothing. If several forwards miss together, one counts.
-    fn miss(&mut self, key: CellKey, now: Now, marks: &Marks) {
-        let before = self.vain.get(&key).copied();
-        if before.is_some_and(|vain| now.steady_ns < vain.until_ns) {
-            return;
-        }
-        let since_ns = before.filter(|vain| vain.was_asked(now)).map_or(now.steady_ns, |vain| vain.since_ns);
-        if now.steady_ns >= since_ns + MISSED_NS {
-            self.leave_alone(key, now, marks);
-            let since_ns = now.steady_ns + ALONE_NS + AGAIN_NS - MISSED_NS;
-            self.vain.insert(key, Vain { times: 0, until_ns: now.steady_ns + ALONE_NS, since_ns });
-        } else if before.is_some() || self.vain.len() < VAIN_MAX {
-            let in_a_row = before.filter(|vain| now.steady_ns < vain.until_ns + VAIN_NS_MAX);
-            let times = in_a_row.map_or(0, |vain| vain.times);
-            let until_ns = now.steady_ns + (VAIN_NS << times.min(8)).min(VAIN_NS_MAX);
-            self.vain.insert(key, Vain { times: times + 1, until_ns, since_ns });
+    /// Takes a remote charge out: it passes one request.
+    fn take_out(&mut self, remote_charge: &RemoteCharge) {
+        if !mutated(Mutation::ForwardUsedTwice) {
+            self.remote_charges.remove(&(remote_charge.key, remote_charge.number));
         }
     }
 
-    /// Notes that a node has fewer than these units of a cell. `None` if there is no room to remember the
-    /// node.
-    fn note_tried(&mut self, (key, units): (CellKey, u64), node: MemberId, now: Now) -> Option<&Tried> {
-        let has_room = self.tried.len() < VAIN_MAX;
-        let tried = match self.tried.entry(key) {
-            Entry::Occupied(tried) => tried.into_mut(),
-            Entry::Vacant(_) if !has_room => return None,
-            Entry::Vacant(place) => place.insert(Tried { nodes: SmallVec::new(), until_ns: 0 }),
+    /// Whether a limit's charge may be forwarded now.
+    fn may_ask(&self, source: Source, key: CellKey, now: Now) -> bool {
+        match source {
+            Source::Owner(_) => self.shortages.may_ask_owner(key, now) && self.has_room(key),
+            Source::Mate(_) => self.has_room(key),
+        }
+    }
+
+    /// What a denied request lacks and is forwarded now. `None` if something that it lacks cannot be
+    /// forwarded now.
+    fn to_forward<'a>(
+        &self,
+        answer: &'a Answer,
+        catalogue: &Catalogue,
+        now: Now,
+    ) -> Option<SmallVec<[&'a LimitAnswer; 2]>> {
+        let lacked = || answer.limits.iter().filter(is_lacked);
+        let may_ask = |limit: &LimitAnswer| {
+            limit.forwarded_to.is_some_and(|source| self.may_ask(source, key_of(limit, catalogue), now))
         };
-        if now.steady_ns >= tried.until_ns {
-            *tried = Tried { nodes: SmallVec::new(), until_ns: now.steady_ns + TRIED_NS };
+        if !lacked().all(may_ask) {
+            return None;
         }
-        match tried.nodes.iter_mut().find(|(tried, _)| *tried == node) {
-            Some((_, least)) => *least = units.min(*least),
-            None => tried.nodes.push((node, units)),
-        }
-        Some(tried)
-    }
-
-    /// Notes that a cell's owner is of no use for now.
-    fn leave_alone(&mut self, key: CellKey, now: Now, marks: &Marks) {
-        self.vain.remove(&key);
-        if self.alone.len() < VAIN_MAX {
-            self.alone.insert(key, now.steady_ns + ALONE_NS);
-            marks.set(key);
-        }
-    }
-}
-
-impl Vain {
-    /// Whether the owner was asked again soon after it had nothing.
-    const fn was_asked(&self, now: Now) -> bool {
-        now.steady_ns < self.until_ns + UNASKED_NS
+        // Cells whose owner had nothing lately are forwarded first, and the rest when those have come.
+        let is_doubtful = |limit: &&LimitAnswer| self.shortages.is_owner_doubtful(key_of(limit, catalogue));
+        let doubtful: SmallVec<_> = lacked().filter(is_doubtful).collect();
+        Some(if doubtful.is_empty() { lacked().collect() } else { doubtful })
     }
 }
 
@@ -720,16 +636,6 @@ pub(crate) enum Owner {
     /// This node, for all nodes.
     Own,
     /// Another node, for all nodes.
-    Mate(MemberId),
-}
-
-/// The node from which a request may get what it lacks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
-    /// The cell's owner, which tells other nodes and regions of the need.
-    Owner(MemberId),
-    /// Another node of the region, for what that node keeps. This node deals with the cell itself, and finds
-    /// nothing in the pool or has no pool.
     Mate(MemberId),
 }
 
@@ -756,9 +662,8 @@ impl Node {
         !answer.allowed && answer.limits.iter().any(|limit| is_lacked(&limit) && limit.forwarded_to.is_some())
     }
 
-    /// Forwards a denied request to the nodes of the region that may have what it lacks. The request was
-    /// asked with [`crate::Forwarding`], and waits `patience_ns` at most. `since_ns` is when it was first
-    /// asked (steady clock), and `is_again` says that it was forwarded before.
+    /// Forwards a denied request, asked with [`crate::Forwarding`], to the nodes of the region that may have
+    /// what it lacks.
     ///
     /// `None` if there is nothing to forward, or while the request lacks something else, too: units would be
     /// charged for nobody. The request is asked again, with [`crate::Forwarding::Since`], when [`Node::news`]
@@ -767,49 +672,32 @@ impl Node {
         &self,
         answer: &Answer,
         catalogue: &Catalogue,
-        patience_ns: u64,
-        (since_ns, is_again): (u64, bool),
+        waiter: Waiter,
         now: Now,
     ) -> Option<Forward> {
+        let Waiter { since_ns, patience_ns, is_again } = waiter;
         if patience_ns <= BACK_NS || !self.may_forward(answer) {
             return None;
         }
         let now = self.not_before(now);
-        let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + patience_ns.min(ASK_NS) - BACK_NS);
-        let key_of =
-            |limit: &LimitAnswer| (catalogue.limits[limit.limit as usize].slot, journal_tag(limit.tag));
         let mut state = lock(&self.forwards.state);
-        let may_ask = |limit: &LimitAnswer| match limit.forwarded_to {
-            None => false,
-            Some(Source::Owner(_)) => state.may_ask(key_of(limit), now),
-            Some(Source::Mate(_)) => state.has_room(key_of(limit)),
-        };
-        if !answer.limits.iter().filter(is_lacked).all(may_ask) {
-            return None;
-        }
-        // Cells whose owner had nothing lately are forwarded first, and the rest when those have come.
-        let is_doubtful = |limit: &&LimitAnswer| state.vain.contains_key(&key_of(limit));
-        let lacked = || answer.limits.iter().filter(is_lacked);
-        let doubtful: SmallVec<[&LimitAnswer; 2]> = lacked().filter(is_doubtful).collect();
-        let drawn = if doubtful.is_empty() { lacked().collect() } else { doubtful };
         let mut numbers = SmallVec::new();
-        for limit in drawn {
-            let (to, is_mate) = match limit.forwarded_to {
-                None => continue,
-                Some(Source::Owner(to)) => (to, false),
-                Some(Source::Mate(to)) => (to, true),
-            };
-            state.next += 1;
-            let (number, units, key) = (state.next, limit.units, key_of(limit));
+        for limit in state.to_forward(answer, catalogue, now)? {
+            let Some(source) = limit.forwarded_to else { continue };
             let active = &catalogue.limits[limit.limit as usize].limit;
-            let whole = Whole::of(&active.algorithm);
-            let asked = SentForward { key, to, is_mate, whole, units, at_ns, until_ns, is_sent: false };
-            state.note_asked(number, asked);
-            let (limit, tag) = (active.id, key.1);
+            let forward = SentForward {
+                key: key_of(limit, catalogue),
+                to: source.node(),
+                source: Some(source),
+                whole: Whole::of(&active.algorithm),
+                units: limit.units,
+                at_ns: now.steady_ns,
+                until_ns: now.steady_ns + patience_ns.min(ASK_NS) - BACK_NS,
+                is_sent: false,
+            };
             // A node that asks a mate has told its need itself.
-            let is_again = is_again || is_mate;
-            state.out.push(Asking { number, to, limit, tag, whole, units, is_again });
-            numbers.push(number);
+            let is_again = is_again || matches!(source, Source::Mate(_));
+            numbers.push(state.ask(forward, active.id, is_again));
         }
         drop(state);
         self.forwards.is_due.store(true, Ordering::Release);
@@ -817,22 +705,22 @@ impl Node {
     }
 
     /// Whether no forward of a request was answered yet.
-    pub fn is_forwarding(&self, draw: &Forward) -> bool {
+    pub fn is_forwarding(&self, forward: &Forward) -> bool {
         let state = lock(&self.forwards.state);
-        draw.numbers.iter().all(|number| state.asked.contains_key(number))
+        forward.numbers.iter().all(|number| state.asked.contains_key(number))
     }
 
     /// Whether all forwards of a request are over: a request that goes on waiting may forward again.
-    pub fn is_answered(&self, draw: &Forward) -> bool {
+    pub fn is_answered(&self, forward: &Forward) -> bool {
         let state = lock(&self.forwards.state);
-        !draw.numbers.iter().any(|number| state.asked.contains_key(number))
+        !forward.numbers.iter().any(|number| state.asked.contains_key(number))
     }
 
     /// The request stops waiting. Its unsent forwards are dropped; its sent ones may serve another request
     /// that waits.
-    pub fn cancel_forward(&self, draw: &Forward) {
+    pub fn cancel_forward(&self, forward: &Forward) {
         let mut state = lock(&self.forwards.state);
-        for number in &draw.numbers {
+        for number in &forward.numbers {
             if state.asked.get(number).is_some_and(|asked| !asked.is_sent) {
                 state.forget_asked(*number);
                 state.out.retain(|asking| asking.number != *number);
@@ -858,4 +746,8 @@ impl Node {
 
 fn is_lacked(limit: &&LimitAnswer) -> bool {
     limit.outcome == Outcome::Deny
+}
+
+fn key_of(limit: &LimitAnswer, catalogue: &Catalogue) -> CellKey {
+    (catalogue.limits[limit.limit as usize].slot, journal_tag(limit.tag))
 }

@@ -61,7 +61,7 @@ pub use crate::{
     decide::{
         Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Forwarding, IdReused, LimitAnswer, Outcome, Warning,
     },
-    forwards::{FORWARD_NS, FORWARD_WAIT_NS, Forward, ForwardCounts},
+    forwards::{FORWARD_NS, FORWARD_WAIT_NS, Forward, ForwardCounts, Waiter},
     journal::{CHARGES, Row, TAKINGS, WALL},
     region::ResumeFault,
     regions::{Home, Membership},

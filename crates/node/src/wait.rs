@@ -114,8 +114,8 @@ impl Node {
                     None if do_pools_answer => WAIT_NS.saturating_sub(waited_ns),
                     None => 0,
                 };
-                patience_ns = patience_ns.min(wait_ns).min(limit.hope_ns);
-            } else if limit.is_drawn {
+                patience_ns = patience_ns.min(wait_ns).min(limit.expected_wait_ns);
+            } else if limit.is_forwarded {
                 // The owner charges it when the request passes.
             } else if of.spec.charge == Charge::Each || limit.is_charged {
                 return 0;

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use acequia_limits::Now;
-use acequia_node::{Asker, Forward, Forwarding, Node};
+use acequia_node::{Asker, Forward, Forwarding, Node, Waiter};
 use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, timeout_at},
@@ -112,8 +112,9 @@ impl Patience {
         }
         let left = self.until.saturating_duration_since(Instant::now());
         let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
-        let draw =
-            node.forward_charge(answer, catalogue, left_ns, (self.since_ns, self.drawn.is_some()), now);
+        let (since_ns, is_again) = (self.since_ns, self.drawn.is_some());
+        let waiter = Waiter { since_ns, patience_ns: left_ns, is_again };
+        let draw = node.forward_charge(answer, catalogue, waiter, now);
         let draws = draw.is_some();
         if let Some(draw) = draw {
             self.drawn = Some(Forwarded { node: Arc::clone(node), draw });

@@ -12,7 +12,7 @@ use acequia_fuzz::{
 };
 use acequia_limits::{CellTag, LimitId, Now, Part, Request};
 use acequia_node::{
-    Ask, Forwarding, LimitAnswer, Outcome,
+    Ask, Forwarding, LimitAnswer, Outcome, Waiter,
     regions::wire::{self, Entry, Header, ReceivedFrames, Rough, ShortId, Whole},
 };
 use acequia_rights::{
@@ -180,14 +180,15 @@ impl History {
             let (answer, catalogue) = asker.last();
             if !is_allowed {
                 let since_ns = self.waits_since.unwrap_or(self.now.steady_ns);
-                let of = (since_ns, self.waits_since.is_some());
-                if self.place.node.forward_charge(answer, catalogue, 40 * MS, of, self.now).is_some() {
+                let waiter =
+                    Waiter { since_ns, patience_ns: 40 * MS, is_again: self.waits_since.is_some() };
+                if self.place.node.forward_charge(answer, catalogue, waiter, self.now).is_some() {
                     self.waits_since = Some(since_ns);
                 }
                 break;
             }
             // The node also trusts charges that others made.
-            let is_own = |said: &&LimitAnswer| said.outcome == Outcome::Allow && !said.is_drawn;
+            let is_own = |said: &&LimitAnswer| said.outcome == Outcome::Allow && !said.is_forwarded;
             for said in answer.limits.iter().filter(is_own) {
                 // Checks a single instant, the weakest promise. The node trusts what peers lend and give,
                 // because it trusts their certificates.

@@ -363,11 +363,11 @@ impl Limit {
             descriptors: self.descriptors,
             units: self.units,
             budget: self.budget,
-            hope_ns: 0,
+            expected_wait_ns: 0,
             class: self.class,
             is_charged: false,
             forwarded_to: None,
-            is_drawn: false,
+            is_forwarded: false,
             numbers: 0,
         }
     }

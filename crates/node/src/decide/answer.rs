@@ -83,14 +83,14 @@ pub struct LimitAnswer {
     pub budget: u64,
     /// How long the units that were missing may still come from other regions, in nanoseconds; 0 for not at
     /// all.
-    pub hope_ns: u64,
+    pub expected_wait_ns: u64,
     /// Whether the cell was charged.
     pub is_charged: bool,
     /// The node of the region that may have the missing units, if the charge may be forwarded
-    /// ([`crate::Node::draw`]).
+    /// ([`crate::Node::forward_charge`]).
     pub(crate) forwarded_to: Option<Source>,
     /// Whether the charge was forwarded, and is made at that node.
-    pub is_drawn: bool,
+    pub is_forwarded: bool,
     /// The class of consumers, as an index into [`acequia_limits::Limit::classes`], if the limit has classes.
     pub class: Option<u8>,
     /// The variant of the limit that this cell has.

@@ -26,7 +26,7 @@ impl Check<'_, '_> {
         self.ask.charge
             && hit.charges
             && !hit.exempt
-            && !answer.limits[number].is_drawn
+            && !answer.limits[number].is_forwarded
             && answer.limits[number].verdict.allowed
             && (answer.allowed || (!self.ask.holds && self.is_due_anyway(hit, answer)))
     }

@@ -12,9 +12,9 @@ use smallvec::SmallVec;
 
 use super::{
     Answer, Check, Guards, HITS_INLINE, cells_of,
-    hit::{Called, CellSource, Found, Hit, merge},
+    hit::{Called, Found, Hit, merge},
 };
-use crate::{Active, cell::shard::Cells};
+use crate::Active;
 
 /// A hit's class. The fields are plain numbers: hits are moved for every request, and few limits have
 /// classes.
@@ -107,32 +107,26 @@ impl Hit {
         self.classed.is_kept_back
     }
 
-    /// The algorithm's verdict on `units` for this hit, if `leased` units are leased to others.
+    /// The verdict on `units` of a cell for this hit.
     #[inline]
-    pub(super) fn probe(
-        &mut self,
-        algorithm: &Algorithm,
-        words: &[u64],
-        now: Now,
-        (units, leased): (u64, u64),
-    ) -> Verdict {
-        let verdict = algorithm.probe(words, now, units, self.tag.salt());
-        if self.classed.leaves_some() || leased != 0 {
-            return self.leave_to_others(algorithm, words, now, (units, leased), verdict);
+    pub(super) fn probe(&mut self, cell: &ProbedCell<'_>, units: u64, now: Now) -> Verdict {
+        let verdict = cell.algorithm.probe(cell.words, now, units, self.tag.salt());
+        if self.classed.leaves_some() || cell.leased != 0 {
+            return self.leave_to_others(cell, units, verdict, now);
         }
         verdict
     }
 
     /// The verdict if units are left to others: `units` fit only if the units left to others fit too.
     #[cold]
-    fn leave_to_others(
+    pub(super) fn leave_to_others(
         &mut self,
-        algorithm: &Algorithm,
-        words: &[u64],
-        now: Now,
-        (units, leased): (u64, u64),
+        cell: &ProbedCell<'_>,
+        units: u64,
         verdict: Verdict,
+        now: Now,
     ) -> Verdict {
+        let ProbedCell { algorithm, words, leased } = *cell;
         let leaves = self.leaves(algorithm.budget()).saturating_add(leased);
         if verdict.allowed && verdict.remaining >= leaves {
             return Verdict { remaining: verdict.remaining - leaves, ..verdict };
@@ -147,26 +141,17 @@ impl Hit {
     }
 }
 
-impl Check<'_, '_> {
-    /// The verdict on a hit if some of its cell is left to others, or leased. `before`: as in
-    /// [`Check::probe`].
-    #[cold]
-    pub(super) fn keep_back(
-        &self,
-        hit: &mut Hit,
-        (before, leased): (u64, u64),
-        verdict: Verdict,
-        (cells, state): (&Cells, Option<&State>),
-    ) -> Verdict {
-        let words = match (state, hit.place) {
-            (Some(state), _) => state.words(),
-            (None, CellSource::At(place)) => cells.words(cells.table.at(place)),
-            (None, CellSource::Absent | CellSource::Shared) => return verdict,
-        };
-        let units = hit.units.saturating_add(before);
-        hit.leave_to_others(self.algorithm(hit), words, self.now, (units, leased), verdict)
-    }
+/// A cell on which a verdict is wanted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ProbedCell<'a> {
+    pub(super) algorithm: &'a Algorithm,
+    /// The cell's state.
+    pub(super) words: &'a [u64],
+    /// Units that others may spend until their leases end.
+    pub(super) leased: u64,
+}
 
+impl Check<'_, '_> {
     /// Adds a hit of a limit that has classes.
     #[cold]
     pub(super) fn merge_classed(&self, hits: &mut Vec<Hit>, found: Found, descriptor: &Descriptor<'_>) {

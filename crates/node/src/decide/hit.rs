@@ -27,7 +27,7 @@ pub(super) struct Hit {
     /// Whether the region's pool has nothing for the cell, by the account.
     pub(super) is_dry: bool,
     /// How long missing units may still come, in nanoseconds, by the account.
-    pub(super) hope_ns: Option<u64>,
+    pub(super) expected_wait_ns: Option<u64>,
     /// The node of the region that owns the cell, if a charge may be forwarded to that node.
     pub(super) forwarded_to: Option<MemberId>,
     /// The hit's class, if the limit has classes.
@@ -78,7 +78,7 @@ impl Found {
             account: Called::None,
             has_lent: false,
             is_dry: false,
-            hope_ns: None,
+            expected_wait_ns: None,
             forwarded_to: None,
             classed: Classed::NONE,
         }
@@ -116,7 +116,7 @@ impl Check<'_, '_> {
             let mut matched = false;
             if let Some(domain) = domain {
                 domain.index.candidates(&descriptor, |limit| {
-                    matched |= self.hit(limit, &descriptor, (request.cost, bit), hits).is_some();
+                    matched |= self.hit(limit, &descriptor, request.cost, bit, hits).is_some();
                 });
             }
             unmatched |= if matched { 0 } else { bit };
@@ -124,12 +124,15 @@ impl Check<'_, '_> {
         unmatched
     }
 
+    /// Adds the cell that the request hits under a limit by one descriptor of this cost, whose bit among the
+    /// descriptors this is. `None` if the limit does not apply.
     #[inline]
     fn hit(
         &self,
         number: u32,
         descriptor: &Descriptor<'_>,
-        (cost, bit): (u64, u64),
+        cost: u64,
+        bit: u64,
         hits: &mut Vec<Hit>,
     ) -> Option<()> {
         let active = &self.catalogue.limits[number as usize];

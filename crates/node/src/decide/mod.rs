@@ -76,6 +76,18 @@ pub enum Forwarding {
     Since(u64),
 }
 
+impl Forwarding {
+    /// When the request began to wait: steady clock; `None` if it does not wait for forwards. Only a remote
+    /// charge that was asked for since then may pass it: the request was there when the other node charged.
+    pub(crate) fn waits_since(self) -> Option<u64> {
+        match self {
+            _ if mutated(Mutation::ForwardUsedByAnybody) => Some(0),
+            Self::Since(since_ns) => Some(since_ns),
+            Self::Never | Self::May => None,
+        }
+    }
+}
+
 impl Ask {
     /// Charges, and can wait.
     pub const CHECK: Self =
@@ -246,7 +258,7 @@ impl<'a> Check<'a, '_> {
         let mut shared = self.lock_shared(std::slice::from_ref(hit))?;
         let state = self.probe(hit, 0, &mut cells, shared.as_deref_mut(), answer);
         decide_one(answer, self.catalogue);
-        self.keep_credits(answer);
+        self.use_remote_charges(answer);
         let hit = &*hit;
         if self.is_due(hit, answer, 0) {
             let left = answer.limits[0].verdict.remaining;
@@ -384,7 +396,7 @@ impl<'a> Check<'a, '_> {
             self.fall_back(hits, &mut states, &mut guards, answer);
         }
         decide(answer, self.catalogue);
-        self.keep_credits(answer);
+        self.use_remote_charges(answer);
         for (number, (hit, state)) in hits.iter().zip(states).enumerate() {
             if self.is_due(hit, answer, number) {
                 let left = answer.limits[number].verdict.remaining;
@@ -529,8 +541,7 @@ impl<'a> Check<'a, '_> {
     fn refresh(&self, hit: &Hit, cells: &mut Cells, place: usize) -> Result<(), Stale> {
         let active = self.limit(hit);
         let cell = cells.table.at(place);
-        let skipped = mutated(Mutation::ReshareWithoutRenumber) && cells.account(place).is_some();
-        if !cell.is_under(hit.numbers) && !skipped {
+        if !cell.is_under(hit.numbers) && follows_its_limit(cells, place) {
             let numbers = cell.numbers();
             if self.catalogue.local(active.slot, numbers).is_none() {
                 return Err(Stale);
@@ -625,8 +636,10 @@ impl<'a> Check<'a, '_> {
             true => State::Inline([shared.words[0], shared.words[1]]),
             false => State::Heap(shared.words.clone()),
         };
-        let is_own = hit.place == CellSource::Absent && !mutated(Mutation::SharedWindowKept);
-        let state = if is_own { algorithm.apart(state, self.now, hit.tag.salt()) } else { state };
+        let state = match counts_in_own_window(hit) {
+            true => algorithm.apart(state, self.now, hit.tag.salt()),
+            false => state,
+        };
         match algorithm {
             // A shared bucket began with the largest debt that its own variant allows, and keeps counting by
             // that variant.
@@ -710,6 +723,17 @@ impl<'a> Check<'a, '_> {
             _ => local.in_place(hit.variant),
         }
     }
+}
+
+/// A cell gets the new variant of its limit, even if the cell has loans.
+#[inline]
+fn follows_its_limit(cells: &Cells, place: usize) -> bool {
+    !mutated(Mutation::ReshareWithoutRenumber) || cells.account(place).is_none()
+}
+
+/// A cell beside the one that new cells share counts in its own window.
+fn counts_in_own_window(hit: &Hit) -> bool {
+    hit.place == CellSource::Absent && !mutated(Mutation::SharedWindowKept)
 }
 
 #[inline]

@@ -8,20 +8,18 @@ use acequia_limits::{
     limit::{NoWait, OnStoreLoss, WAIT_NS_MAX},
     verdict::NEVER,
 };
-use acequia_rights::{
-    MemberId,
-    mutation::{Mutation, mutated},
-};
+use acequia_rights::MemberId;
 
 use super::{
     Check, Forwarding,
     answer::{Answer, JOURNAL_RETRY_NS, LimitAnswer, Outcome, denied, is_short},
+    classed::ProbedCell,
     hit::{Called, CellSource, Hit},
 };
 use crate::{
     Active, FORWARD_NS, FORWARD_WAIT_NS,
     cell::{account::Account, overflow::Overflow, shard::Cells},
-    forwards::{Owner, RemoteCharge, Source, may_be_forwarded},
+    forwards::{Lack, Owner, RemoteCharge, Source, may_be_forwarded},
     journal_tag,
     regions::wire::Whole,
 };
@@ -35,22 +33,205 @@ const LOST_RETRY_NS: u64 = 1_000_000_000;
 const UNLIMITED: Verdict =
     Verdict { allowed: true, remaining: u64::MAX, retry_after_ns: 0, delay_ns: 0, reset_after_ns: 0 };
 
+/// A hit's cell: what it says of the hit by itself.
+struct Probed {
+    verdict: Verdict,
+    /// The reason if the verdict denies.
+    over: Reason,
+    /// Units of a cell without an account that others may spend until their leases end.
+    leased: u64,
+    /// The state of a cell that does not exist yet.
+    state: Option<State>,
+}
+
+/// The limit's verdict on a hit, and how units that are missing may still come.
+#[derive(Clone, Copy, Debug)]
+struct Judged {
+    verdict: Verdict,
+    reason: Reason,
+    /// How long missing units may still come, in nanoseconds; 0 for not at all.
+    expected_wait_ns: u64,
+    /// The node of the region that may have the missing units.
+    source: Option<Source>,
+    /// Whether another node has charged the hit.
+    is_forwarded: bool,
+}
+
+impl Judged {
+    /// A verdict on which no other node has any bearing.
+    #[inline]
+    const fn here(verdict: Verdict, reason: Reason) -> Self {
+        Self { verdict, reason, expected_wait_ns: 0, source: None, is_forwarded: false }
+    }
+}
+
 impl Check<'_, '_> {
+    /// Adds the limit's answer; returns the state of a cell that does not exist yet. `before`: units that the
+    /// request already takes from the same shared cell.
+    #[inline]
+    pub(super) fn probe(
+        &self,
+        hit: &mut Hit,
+        before: u64,
+        cells: &mut Cells,
+        shared: Option<&mut Overflow>,
+        answer: &mut Answer,
+    ) -> Option<State> {
+        if self.ask.forwarding != Forwarding::Never && self.node.forwards.has_mates() {
+            hit.forwarded_to = self.forwarded_to(hit);
+        }
+        let mut probed = self.probe_cell(hit, before, cells, shared);
+        if self.node.left.any()
+            && let Some(over_ns) = self.is_closed_for(hit)
+        {
+            probed.over = Reason::Clock;
+            probed.verdict = denied(probed.verdict, hit.units, over_ns);
+        }
+        if (probed.leased != 0 || hit.classed.leaves_some()) && hit.account == Called::None {
+            self.keep_back(hit, before, &mut probed, cells);
+        }
+        let judged = if probed.verdict.allowed {
+            let (verdict, reason) = self.admit(hit, probed.verdict, cells);
+            Judged::here(verdict, reason)
+        } else {
+            self.refuse(hit, &probed, answer)
+        };
+        let outcome = match (judged.verdict.allowed, self.limit(hit).limit.spec.mode) {
+            (true, _) => Outcome::Allow,
+            // The request passes although there is nothing to charge.
+            (false, _) if judged.reason == Reason::Open => Outcome::Allow,
+            (false, Mode::Shadow) => Outcome::ShadowDeny,
+            (false, _) => Outcome::Deny,
+        };
+        answer.limits.push(self.limit_answer(hit, outcome, judged));
+        probed.state
+    }
+
+    /// The verdict of a hit's cell.
+    #[inline]
+    fn probe_cell(
+        &self,
+        hit: &mut Hit,
+        before: u64,
+        cells: &mut Cells,
+        shared: Option<&mut Overflow>,
+    ) -> Probed {
+        let (algorithm, salt) = (self.algorithm(hit), hit.tag.salt());
+        let CellSource::At(place) = hit.place else { return self.probe_new(hit, before, shared) };
+        let mut leased = 0;
+        let cell = cells.table.at(place);
+        let verdict = match cell.heap_place() {
+            None => algorithm.probe(&cell.words, self.now, hit.units, salt),
+            Some(at) => {
+                let cell = cells.heap_mut(at);
+                match cell.account.as_deref_mut() {
+                    None => {
+                        leased = cell.leased();
+                        algorithm.probe(&cell.words, self.now, hit.units, salt)
+                    }
+                    Some(account) => self.probe_shared(hit, account, &mut cell.words),
+                }
+            }
+        };
+        Probed { verdict, over: Reason::OverLimit, leased, state: None }
+    }
+
+    /// The verdict of a cell that does not exist yet, or of the cell that new cells share.
+    #[inline]
+    fn probe_new(&self, hit: &Hit, before: u64, shared: Option<&mut Overflow>) -> Probed {
+        let (state, over) = match shared.and_then(|shared| self.shared_cell(hit, shared)) {
+            Some(cell) => (self.state_beside(hit, cell), Reason::Overflow),
+            None => (self.initial(hit), Reason::OverLimit),
+        };
+        let units = hit.units.saturating_add(before);
+        let verdict = self.algorithm(hit).probe(state.words(), self.now, units, hit.tag.salt());
+        Probed { verdict, over, leased: 0, state: Some(state) }
+    }
+
+    /// Leaves some of the cell to others. `before`: as in [`Check::probe`].
+    #[cold]
+    fn keep_back(&self, hit: &mut Hit, before: u64, probed: &mut Probed, cells: &Cells) {
+        let Some(words) = words_of(hit, probed.state.as_ref(), cells) else { return };
+        let cell = ProbedCell { algorithm: self.algorithm(hit), words, leased: probed.leased };
+        let units = hit.units.saturating_add(before);
+        probed.verdict = hit.leave_to_others(&cell, units, probed.verdict, self.now);
+    }
+
+    /// What an allowing verdict of the cell comes to: other rules may still deny the hit, or delay it.
+    #[inline]
+    fn admit(&self, hit: &Hit, verdict: Verdict, cells: &mut Cells) -> (Verdict, Reason) {
+        let active = self.limit(hit);
+        if hit.place == CellSource::Shared && self.ask.holds {
+            // Nobody can hold a lease of the cell that new cells share.
+            (denied(verdict, hit.units, ASK_SELDOM_NS), Reason::Overflow)
+        } else if active.closes && self.is_guarded(hit, &verdict) {
+            (denied(verdict, hit.units, LOST_RETRY_NS), Reason::Unavailable)
+        } else if self.must_be_held(active) && !self.is_held(hit, cells) {
+            (denied(verdict, hit.units, JOURNAL_RETRY_NS), Reason::Journal)
+        } else if verdict.delay_ns > 0 && !self.ask.can_wait && active.limit.no_wait() == NoWait::Deny {
+            (denied(verdict, hit.units, verdict.delay_ns), Reason::OverLimit)
+        } else if let Some(soft) = &active.limit.soft
+            && let Some(slowed) = self.throttle(hit, soft, verdict, cells)
+        {
+            slowed
+        } else {
+            (verdict, Reason::WithinLimit)
+        }
+    }
+
+    /// What a denying verdict of the cell comes to: a remote charge may let the hit pass.
+    fn refuse(&self, hit: &mut Hit, probed: &Probed, answer: &mut Answer) -> Judged {
+        let over = if hit.is_kept_back() { Reason::ClassReserve } else { probed.over };
+        let (verdict, reason) = self.why_denied(hit, probed.verdict, over);
+        let mut judged = Judged::here(verdict, reason);
+        // A peek asks nobody, and no other node has the cell that new cells share.
+        if self.is_short(reason) && self.ask.charge && hit.charges && hit.place != CellSource::Shared {
+            self.expect_units(hit, &mut judged);
+        }
+        if let Some(remote_charge) = self.remote_charge(hit, reason) {
+            answer.remote_charges.push(remote_charge);
+            judged.verdict = Verdict { allowed: true, retry_after_ns: 0, delay_ns: 0, ..verdict };
+            judged.reason = Reason::WithinLimit;
+            judged.is_forwarded = true;
+        }
+        judged
+    }
+
+    /// Says how long units that are missing may still come, and from which node of the region.
+    fn expect_units(&self, hit: &Hit, judged: &mut Judged) {
+        let wait_ns = hit.expected_wait_ns;
+        let mut wait_ns = wait_ns.unwrap_or_else(|| self.node.remote_supply.expected_wait().lasts_ns);
+        let mut source = hit.forwarded_to.map(Source::Owner);
+        if source.is_none()
+            && let Some(mate) = self.mate_without_store(hit)
+        {
+            (source, wait_ns) = (Some(Source::Mate(mate)), wait_ns.max(FORWARD_WAIT_NS));
+        }
+        judged.expected_wait_ns = wait_ns;
+        judged.source = source.filter(|_| wait_ns > 0);
+    }
+
+    /// The answer of a limit that exempts the hit.
     pub(super) fn exempt(&self, hit: &Hit) -> LimitAnswer {
+        self.limit_answer(hit, Outcome::Unlimited, Judged::here(UNLIMITED, Reason::Unlimited))
+    }
+
+    #[inline]
+    fn limit_answer(&self, hit: &Hit, outcome: Outcome, judged: Judged) -> LimitAnswer {
         LimitAnswer {
             limit: hit.limit,
             tag: hit.tag,
-            verdict: UNLIMITED,
-            outcome: Outcome::Unlimited,
-            reason: Reason::Unlimited,
+            verdict: judged.verdict,
+            outcome,
+            reason: judged.reason,
             descriptors: hit.descriptors,
             units: hit.units,
             budget: self.global(hit).budget(),
-            hope_ns: 0,
+            expected_wait_ns: judged.expected_wait_ns,
             class: hit.class(),
             is_charged: false,
-            forwarded_to: None,
-            is_drawn: false,
+            forwarded_to: judged.source,
+            is_forwarded: judged.is_forwarded,
             numbers: hit.numbers,
         }
     }
@@ -60,7 +241,7 @@ impl Check<'_, '_> {
     fn forwarded_to(&self, hit: &Hit) -> Option<MemberId> {
         let may = hit.charges && hit.place != CellSource::Shared;
         match self.node.forwards.owner(hit.tag, Some(self.limit(hit)).filter(|_| may), self.now) {
-            Owner::Mate(speaker) => Some(speaker),
+            Owner::Mate(owner) => Some(owner),
             _ => None,
         }
     }
@@ -78,159 +259,34 @@ impl Check<'_, '_> {
         }
     }
 
+    /// A charge that another node has made for a request that waits and lacks units here.
+    fn remote_charge(&self, hit: &Hit, reason: Reason) -> Option<RemoteCharge> {
+        let since_ns = self.ask.forwarding.waits_since()?;
+        let active = self.limit(hit);
+        let may = self.ask.charge
+            && !self.ask.holds
+            && hit.charges
+            && hit.place != CellSource::Shared
+            && self.is_short(reason)
+            && may_be_forwarded(active);
+        let lack = Lack {
+            key: (active.slot, journal_tag(hit.tag)),
+            whole: Whole::of(self.global(hit)),
+            units: hit.units,
+            since_ns,
+        };
+        may.then(|| self.node.forwards.take(&lack, self.now)).flatten()
+    }
+
     /// Uses the remote charges if the request passes; otherwise keeps them for its next attempt.
     #[inline]
-    pub(super) fn keep_credits(&self, answer: &mut Answer) {
+    pub(super) fn use_remote_charges(&self, answer: &mut Answer) {
         while let Some(remote_charge) = answer.remote_charges.pop() {
             match answer.allowed {
                 true => self.node.forwards.pass(remote_charge),
                 false => self.node.forwards.put_back(remote_charge),
             }
         }
-    }
-
-    /// Adds the limit's answer; returns the state of a cell that does not exist yet. `before`: units that the
-    /// request already takes from the same shared cell.
-    #[inline]
-    pub(super) fn probe(
-        &self,
-        hit: &mut Hit,
-        before: u64,
-        cells: &mut Cells,
-        shared: Option<&mut Overflow>,
-        answer: &mut Answer,
-    ) -> Option<State> {
-        let algorithm = self.algorithm(hit);
-        let active = self.limit(hit);
-        let mut state = None;
-        let mut over = Reason::OverLimit;
-        let mut leased = 0;
-        if self.ask.forwarding != Forwarding::Never && self.node.forwards.has_mates() {
-            hit.forwarded_to = self.forwarded_to(hit);
-        }
-        let mut verdict = match hit.place {
-            CellSource::At(place) => {
-                let cell = cells.table.at(place);
-                match cell.heap_place() {
-                    None => algorithm.probe(&cell.words, self.now, hit.units, hit.tag.salt()),
-                    Some(at) => {
-                        let cell = cells.heap_mut(at);
-                        match cell.account.as_deref_mut() {
-                            None => {
-                                leased = cell.leased();
-                                algorithm.probe(&cell.words, self.now, hit.units, hit.tag.salt())
-                            }
-                            Some(account) => self.probe_shared(hit, account, &mut cell.words),
-                        }
-                    }
-                }
-            }
-            CellSource::Absent | CellSource::Shared => {
-                let usage = shared.and_then(|shared| self.shared_cell(hit, shared));
-                over = if usage.is_some() { Reason::Overflow } else { over };
-                let initial = match usage {
-                    Some(cell) => self.state_beside(hit, cell),
-                    None => self.initial(hit),
-                };
-                let units = hit.units.saturating_add(before);
-                let verdict = algorithm.probe(initial.words(), self.now, units, hit.tag.salt());
-                state = Some(initial);
-                verdict
-            }
-        };
-        if self.node.left.any()
-            && let Some(over_ns) = self.is_closed_for(hit)
-        {
-            over = Reason::Clock;
-            verdict = denied(verdict, hit.units, over_ns);
-        }
-        if (leased != 0 || hit.classed.leaves_some()) && hit.account == Called::None {
-            verdict = self.keep_back(hit, (before, leased), verdict, (cells, state.as_ref()));
-        }
-        let (mut hope_ns, mut is_drawn) = (0, false);
-        let mut source = hit.forwarded_to.map(Source::Owner);
-        let (verdict, reason) = if !verdict.allowed {
-            let over = if hit.is_kept_back() { Reason::ClassReserve } else { over };
-            let (verdict, reason) = self.why_denied(hit, verdict, over);
-            // A peek asks nobody, and no other node has the cell that new cells share.
-            if self.is_short(reason) && self.ask.charge && hit.charges && hit.place != CellSource::Shared {
-                hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.remote_supply.expected_wait().lasts_ns);
-                if source.is_none()
-                    && let Some(mate) = self.mate_without_store(hit)
-                {
-                    (source, hope_ns) = (Some(Source::Mate(mate)), hope_ns.max(FORWARD_WAIT_NS));
-                }
-            }
-            match self.remote_charge(hit, reason) {
-                Some(remote_charge) => {
-                    answer.remote_charges.push(remote_charge);
-                    is_drawn = true;
-                    (
-                        Verdict { allowed: true, retry_after_ns: 0, delay_ns: 0, ..verdict },
-                        Reason::WithinLimit,
-                    )
-                }
-                None => (verdict, reason),
-            }
-        } else if hit.place == CellSource::Shared && self.ask.holds {
-            // Nobody can hold a lease of the cell that new cells share.
-            (denied(verdict, hit.units, ASK_SELDOM_NS), Reason::Overflow)
-        } else if active.closes && self.is_guarded(hit, &verdict) {
-            (denied(verdict, hit.units, LOST_RETRY_NS), Reason::Unavailable)
-        } else if self.must_be_held(active) && !self.is_held(hit, algorithm, cells) {
-            (denied(verdict, hit.units, JOURNAL_RETRY_NS), Reason::Journal)
-        } else if verdict.delay_ns > 0 && !self.ask.can_wait && active.limit.no_wait() == NoWait::Deny {
-            (denied(verdict, hit.units, verdict.delay_ns), Reason::OverLimit)
-        } else if let Some(soft) = &active.limit.soft
-            && let Some(slowed) = self.throttle(hit, soft, verdict, cells)
-        {
-            slowed
-        } else {
-            (verdict, Reason::WithinLimit)
-        };
-        let outcome = match (verdict.allowed, active.limit.spec.mode) {
-            (true, _) => Outcome::Allow,
-            // The request passes although there is nothing to charge.
-            (false, _) if reason == Reason::Open => Outcome::Allow,
-            (false, Mode::Shadow) => Outcome::ShadowDeny,
-            (false, _) => Outcome::Deny,
-        };
-        answer.limits.push(LimitAnswer {
-            limit: hit.limit,
-            tag: hit.tag,
-            verdict,
-            outcome,
-            reason,
-            descriptors: hit.descriptors,
-            units: hit.units,
-            budget: self.global(hit).budget(),
-            hope_ns,
-            class: hit.class(),
-            is_charged: false,
-            forwarded_to: source.filter(|_| hope_ns > 0),
-            is_drawn,
-            numbers: hit.numbers,
-        });
-        state
-    }
-
-    /// A charge that another node has made for a request that waits and lacks units here.
-    fn remote_charge(&self, hit: &Hit, reason: Reason) -> Option<RemoteCharge> {
-        let since_ns = match self.ask.forwarding {
-            Forwarding::Since(since_ns) => since_ns,
-            // A request that has not waited came after every remote charge.
-            _ if mutated(Mutation::ForwardUsedByAnybody) => 0,
-            _ => return None,
-        };
-        let key = (self.limit(hit).slot, journal_tag(hit.tag));
-        let may = self.ask.charge
-            && !self.ask.holds
-            && hit.charges
-            && hit.place != CellSource::Shared
-            && self.is_short(reason)
-            && may_be_forwarded(self.limit(hit));
-        let units = (Whole::of(self.global(hit)), hit.units);
-        may.then(|| self.node.forwards.take(key, units, since_ns, self.now)).flatten()
     }
 
     /// How long units may still come by forwarded charges, in nanoseconds: as long as units of other regions
@@ -243,7 +299,7 @@ impl Check<'_, '_> {
             Forwarding::Since(since_ns) => {
                 since_ns.saturating_add(lasts_ns).saturating_sub(self.now.steady_ns).min(WAIT_NS_MAX)
             }
-            _ => self.node.forwards.hopes_since(key, self.now).map_or(0, |since_ns| {
+            _ => self.node.forwards.expects_since(key, self.now).map_or(0, |since_ns| {
                 let left_ns = since_ns.saturating_add(lasts_ns).saturating_sub(self.now.steady_ns);
                 left_ns.clamp(FORWARD_WAIT_NS, WAIT_NS_MAX)
             }),
@@ -291,7 +347,7 @@ impl Check<'_, '_> {
     #[cold]
     fn why_denied(&self, hit: &mut Hit, verdict: Verdict, over: Reason) -> (Verdict, Reason) {
         if hit.forwarded_to.is_some() {
-            hit.hope_ns = Some(self.forwards_wait_ns(hit));
+            hit.expected_wait_ns = Some(self.forwards_wait_ns(hit));
         }
         let hit = &*hit;
         let budget = self.global(hit).budget();
@@ -314,10 +370,11 @@ impl Check<'_, '_> {
         // The request needs more than this region holds now, but not more than the limit. While other regions
         // may send units, the wait is short. Lent units come back with the next exchange of demand, or when
         // the loan ends, long before the little that is left would do.
-        let hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.remote_supply.expected_wait().lasts_ns);
+        let wait_ns = hit.expected_wait_ns;
+        let wait_ns = wait_ns.unwrap_or_else(|| self.node.remote_supply.expected_wait().lasts_ns);
         let is_shared = self.is_short(reason) && hit.place != CellSource::Shared;
         let most_ns = match verdict.retry_after_ns {
-            _ if is_shared && hope_ns > 0 => self.node.ask_again_ns(),
+            _ if is_shared && wait_ns > 0 => self.node.ask_again_ns(),
             _ if is_shared && hit.has_lent => ASK_SELDOM_NS,
             NEVER if is_shared => ASK_SELDOM_NS,
             NEVER => self.node.ask_again_ns(),
@@ -397,7 +454,8 @@ impl Check<'_, '_> {
         if account.is_due(self.now) {
             self.settle_account(hit, account, words);
         }
-        let mut verdict = hit.probe(&account.algorithm, words, self.now, (hit.units, account.leased()));
+        let cell = ProbedCell { algorithm: &account.algorithm, words, leased: account.leased() };
+        let mut verdict = hit.probe(&cell, hit.units, self.now);
         if self.is_leased(&account.algorithm) && !account.may_lease(hit.units) && verdict.allowed {
             verdict = denied(verdict, hit.units, ASK_SELDOM_NS);
         }
@@ -417,7 +475,7 @@ impl Check<'_, '_> {
             hit.has_lent = !account.book().lent().is_empty();
             // Every node keeps an equal part of a rate, and uses it.
             hit.is_dry = !account.algorithm.has_rate() && account.within_reach() == Some(Part::default());
-            hit.hope_ns = Some(account.hope_ns(&self.node.remote_supply.expected_wait(), self.now));
+            hit.expected_wait_ns = Some(account.hope_ns(&self.node.remote_supply.expected_wait(), self.now));
         }
         hit.account = if calls { Called::Calls } else { Called::Quiet };
         verdict
@@ -435,8 +493,9 @@ impl Check<'_, '_> {
     }
 
     #[cold]
-    fn is_held(&self, hit: &Hit, algorithm: &Algorithm, cells: &mut Cells) -> bool {
+    fn is_held(&self, hit: &Hit, cells: &mut Cells) -> bool {
         let CellSource::At(place) = hit.place else { return false };
+        let algorithm = self.algorithm(hit);
         let Some(at) = cells.table.at(place).heap_place() else { return false };
         let progress = self.node.progress();
         cells.with_heap_cell(at, |cell| {
@@ -451,11 +510,7 @@ impl Check<'_, '_> {
 
     /// Reports what is left if nothing was charged.
     pub(super) fn leave(&self, hit: &Hit, state: Option<&State>, cells: &Cells, limit: &mut LimitAnswer) {
-        let words = match (state, hit.place) {
-            (Some(state), _) => state.words(),
-            (None, CellSource::At(place)) => cells.words(cells.table.at(place)),
-            (None, CellSource::Absent | CellSource::Shared) => return,
-        };
+        let Some(words) = words_of(hit, state, cells) else { return };
         let account = match hit.place {
             CellSource::At(place) => cells.account(place),
             CellSource::Absent | CellSource::Shared => None,
@@ -470,5 +525,14 @@ impl Check<'_, '_> {
         let kept = hit.leaves(algorithm.budget()).saturating_add(leased).saturating_add(guard);
         limit.verdict.remaining = untouched.remaining.saturating_sub(kept);
         limit.verdict.reset_after_ns = untouched.reset_after_ns;
+    }
+}
+
+/// The words of a hit's cell, or of the state that it would begin with.
+fn words_of<'c>(hit: &Hit, state: Option<&'c State>, cells: &'c Cells) -> Option<&'c [u64]> {
+    match (state, hit.place) {
+        (Some(state), _) => Some(state.words()),
+        (None, CellSource::At(place)) => Some(cells.words(cells.table.at(place))),
+        (None, CellSource::Absent | CellSource::Shared) => None,
     }
 }

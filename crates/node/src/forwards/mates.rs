@@ -28,21 +28,33 @@ pub(super) struct LiveMates {
     /// Below this budget, and this many units a second, a limit's cells have owners; 0 if there are no mates.
     few: AtomicU64,
     /// The nodes that have answered in time since the start.
-    near: Mutex<BTreeMap<MemberId, Silent>>,
+    heard: Mutex<BTreeMap<MemberId, Distance>>,
 }
 
-/// Whether a node's answers come too late, or not at all.
-#[derive(Clone, Copy, Debug, Default)]
-struct Silent {
-    /// Useless forwards in a row: not answered, or too late for the request.
-    times: u32,
+/// How far away a node is, by its answers to forwards.
+#[derive(Clone, Copy, Debug)]
+struct Distance {
+    reach: Reach,
     /// How often in a row the node counted as far.
-    left: u32,
-    is_left: bool,
-    /// The end of the back-off, after which an answer in time makes the node near; and when a forward was
-    /// last useless. Both: steady clock.
-    until_ns: u64,
-    noted_ns: u64,
+    far_times: u32,
+    /// When a forward was last useless: steady clock.
+    useless_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Reach {
+    /// Answers come in time, but for so many forwards in a row that were useless: not answered, or too late
+    /// for the request.
+    Near { useless: u32 },
+    /// Answers come too late, or not at all. After this time (steady clock) an answer in time makes the node
+    /// near.
+    Far { until_ns: u64 },
+}
+
+impl Default for Distance {
+    fn default() -> Self {
+        Self { reach: Reach::Near { useless: 0 }, far_times: 0, useless_ns: 0 }
+    }
 }
 
 impl Default for LiveMates {
@@ -53,7 +65,7 @@ impl Default for LiveMates {
             count: AtomicUsize::new(0),
             has_far: AtomicBool::new(false),
             few: AtomicU64::new(0),
-            near: Mutex::default(),
+            heard: Mutex::default(),
         }
     }
 }
@@ -130,38 +142,37 @@ impl LiveMates {
     }
 
     /// Whether a node is far: its last answers came late or not at all, or none has come yet.
-    pub(super) fn is_far(&self, region: MemberId) -> bool {
-        lock(&self.near).get(&region).is_none_or(|silent| silent.is_left)
+    pub(super) fn is_far(&self, node: MemberId) -> bool {
+        lock(&self.heard).get(&node).is_none_or(|distance| matches!(distance.reach, Reach::Far { .. }))
     }
 
     /// A node's remote charge passed a request, so the node is near enough.
     pub(super) fn note_use(&self, of: MemberId) {
-        lock(&self.near).insert(of, Silent::default());
+        lock(&self.heard).insert(of, Distance::default());
     }
 
     /// A node answered in time.
     pub(super) fn note_near(&self, from: MemberId, now: Now) {
-        let mut near = lock(&self.near);
-        let silent = near.entry(from).or_default();
-        silent.is_left &= now.steady_ns < silent.until_ns;
-        silent.times = 0;
-        if !silent.is_left && now.steady_ns >= silent.noted_ns + FAR_NS_MAX {
-            *silent = Silent::default();
+        let mut heard = lock(&self.heard);
+        let distance = heard.entry(from).or_default();
+        match distance.reach {
+            Reach::Far { until_ns } if now.steady_ns < until_ns => {}
+            _ if now.steady_ns >= distance.useless_ns + FAR_NS_MAX => *distance = Distance::default(),
+            _ => distance.reach = Reach::Near { useless: 0 },
         }
     }
 
     /// A node did not answer a forward in time.
     pub(super) fn note_silent(&self, to: MemberId, now: Now) {
-        let mut near = lock(&self.near);
-        let Some(silent) = near.get_mut(&to) else { return };
-        silent.noted_ns = now.steady_ns;
-        if silent.is_left {
-            return;
-        }
-        silent.times += 1;
-        if silent.times >= SILENT_MAX || silent.left > 0 {
-            silent.until_ns = now.steady_ns + (FAR_NS << silent.left.min(8)).min(FAR_NS_MAX);
-            (silent.times, silent.left, silent.is_left) = (0, silent.left + 1, true);
+        let mut heard = lock(&self.heard);
+        let Some(distance) = heard.get_mut(&to) else { return };
+        distance.useless_ns = now.steady_ns;
+        let Reach::Near { useless } = &mut distance.reach else { return };
+        *useless += 1;
+        if *useless >= SILENT_MAX || distance.far_times > 0 {
+            let until_ns = now.steady_ns + (FAR_NS << distance.far_times.min(8)).min(FAR_NS_MAX);
+            distance.reach = Reach::Far { until_ns };
+            distance.far_times += 1;
         }
     }
 }

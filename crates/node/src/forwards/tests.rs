@@ -1,6 +1,10 @@
 //! What a node remembers of forwards: whom it asked, what came, and which cells have nothing.
 
-use super::{marks::mixed, *};
+use super::{
+    marks::mixed,
+    shortages::{AGAIN_NS, ALONE_NS, CELLS_MAX, EMPTY_NS, MISSED_NS, TRIED_NS, UNASKED_NS},
+    *,
+};
 
 const MATE: MemberId = MemberId(2);
 const KEY: CellKey = (1, CellTag(7));
@@ -8,12 +12,17 @@ const WHOLE: Whole = Whole { units: 20, rate: None };
 
 /// A forward that was sent now, and may be charged until `until_ns`.
 fn asked_at(now: Now, until_ns: u64) -> SentForward {
-    let (at_ns, units, is_mate, is_sent) = (now.steady_ns, 1, false, true);
-    SentForward { key: KEY, to: MATE, is_mate, whole: WHOLE, units, at_ns, until_ns, is_sent }
+    let (at_ns, units, source, is_sent) = (now.steady_ns, 1, Some(Source::Owner(MATE)), true);
+    SentForward { key: KEY, to: MATE, source, whole: WHOLE, units, at_ns, until_ns, is_sent }
+}
+
+/// One unit, for a request that waits.
+fn lack(whole: Whole, since_ns: u64) -> Lack {
+    Lack { key: KEY, whole, units: 1, since_ns }
 }
 
 /// Forwards to a mate, sent now, with numbers from 1.
-fn drawn(now: Now, count: u64) -> Forwards {
+fn sent(now: Now, count: u64) -> Forwards {
     let forwards = Forwards::default();
     for number in 1..=count {
         let until_ns = now.steady_ns + FORWARD_WAIT_NS;
@@ -24,26 +33,26 @@ fn drawn(now: Now, count: u64) -> Forwards {
 }
 
 #[test]
-fn what_another_node_says_of_a_draw_changes_nothing() {
+fn what_another_node_says_of_a_forward_changes_nothing() {
     let now = Now::at(1_000);
-    let forwards = drawn(now, 1);
+    let forwards = sent(now, 1);
     assert!(!forwards.came(MemberId(3), 1, Some(1), now), "it was not asked");
     assert!(!forwards.came(MATE, 1, Some(2), now), "so many were not asked for");
     assert!(!forwards.came(MATE, 2, Some(1), now), "nor was this");
-    assert!(forwards.take(KEY, (WHOLE, 1), 0, now).is_none());
+    assert!(forwards.take(&lack(WHOLE, 0), now).is_none());
     assert!(forwards.came(MATE, 1, Some(1), now));
     assert!(!forwards.came(MATE, 1, Some(1), now), "once");
-    assert!(forwards.take(KEY, (Whole { units: 21, ..WHOLE }, 1), 0, now).is_none(), "other numbers");
-    assert!(forwards.take(KEY, (WHOLE, 1), 1_001, now).is_none(), "it came later");
-    assert!(forwards.take(KEY, (WHOLE, 1), 1_000, now.later(FORWARD_NS)).is_none(), "too late");
-    assert!(forwards.take(KEY, (WHOLE, 1), 1_000, now).is_some());
-    assert!(forwards.take(KEY, (WHOLE, 1), 1_000, now).is_none(), "once");
+    assert!(forwards.take(&lack(Whole { units: 21, ..WHOLE }, 0), now).is_none(), "other numbers");
+    assert!(forwards.take(&lack(WHOLE, 1_001), now).is_none(), "it came later");
+    assert!(forwards.take(&lack(WHOLE, 1_000), now.later(FORWARD_NS)).is_none(), "too late");
+    assert!(forwards.take(&lack(WHOLE, 1_000), now).is_some());
+    assert!(forwards.take(&lack(WHOLE, 1_000), now).is_none(), "once");
 }
 
 #[test]
-fn what_is_over_before_it_is_sent_is_not_drawn() {
+fn what_is_over_before_it_is_sent_is_not_forwarded() {
     let now = Now::at(1_000);
-    let forwards = drawn(now, 2);
+    let forwards = sent(now, 2);
     let at_ns = now.steady_ns + FORWARD_WAIT_NS;
     assert_eq!(forwards.send(1, at_ns - 1_000_000), Some(1_000), "what is left of its time");
     assert_eq!(forwards.send(2, at_ns), None);
@@ -53,27 +62,27 @@ fn what_is_over_before_it_is_sent_is_not_drawn() {
 }
 
 #[test]
-fn of_draws_that_miss_together_one_counts() {
+fn of_forwards_that_miss_together_one_counts() {
     let now = Now::at(1_000);
-    let forwards = drawn(now, 8);
+    let forwards = sent(now, 8);
     (1..=8).for_each(|number| assert!(forwards.came(MATE, number, Some(0), now)));
-    assert_eq!(forwards.hopes_since(KEY, now.later(VAIN_NS - 1)), None);
-    assert_eq!(forwards.hopes_since(KEY, now.later(VAIN_NS)), Some(now.steady_ns), "since it had nothing");
-    let long = now.later(VAIN_NS + UNASKED_NS);
-    assert_eq!(forwards.hopes_since(KEY, long), Some(long.steady_ns), "nobody knows");
+    assert_eq!(forwards.expects_since(KEY, now.later(EMPTY_NS - 1)), None);
+    assert_eq!(forwards.expects_since(KEY, now.later(EMPTY_NS)), Some(now.steady_ns), "since it had nothing");
+    let long = now.later(EMPTY_NS + UNASKED_NS);
+    assert_eq!(forwards.expects_since(KEY, long), Some(long.steady_ns), "nobody knows");
 }
 
 #[test]
 fn a_node_whose_units_come_too_late_to_be_used_is_too_far_away() {
     let now = Now::at(1_000);
-    let (forwards, max) = (drawn(now, u64::from(SILENT_MAX)), u64::from(SILENT_MAX));
+    let (forwards, max) = (sent(now, u64::from(SILENT_MAX)), u64::from(SILENT_MAX));
     assert!(forwards.mates.is_far(MATE), "it is not known yet");
     forwards.mates.note_near(MATE, now);
     (1..=max).for_each(|number| assert!(forwards.came(MATE, number, Some(1), now.later(8_000_000))));
     assert!(!forwards.mates.is_far(MATE));
     let end = now.later(FORWARD_NS);
     forwards.expire(end);
-    assert!(forwards.hopes_since(KEY, end).is_none() && forwards.mates.is_far(MATE));
+    assert!(forwards.expects_since(KEY, end).is_none() && forwards.mates.is_far(MATE));
     assert_eq!(forwards.counts(), ForwardCounts { wasted: max, ..ForwardCounts::default() });
     // After the back-off, an answer in time makes the node near. Then one useless forward makes it far again,
     // and one remote charge that is used restores it.
@@ -101,26 +110,26 @@ fn a_node_whose_units_come_too_late_to_be_used_is_too_far_away() {
     let again = end.later(FAR_NS * 2);
     asked(max + 7, again, (0, 0));
     asked(max + 8, again, (1, 0));
-    forwards.pass(forwards.take(KEY, (WHOLE, 1), 0, again).expect("it came"));
+    forwards.pass(forwards.take(&lack(WHOLE, 0), again).expect("it came"));
     asked(max + 9, again, (1, FORWARD_WAIT_NS));
     forwards.expire(again.later(FORWARD_NS));
     assert!(!forwards.mates.is_far(MATE));
 }
 
 #[test]
-fn a_cell_whose_speaker_has_nothing_for_long_or_for_ever_is_left_to_each_for_a_while() {
+fn a_cell_whose_owner_has_nothing_for_long_or_for_ever_is_left_to_each_for_a_while() {
     let now = Now::at(1_000);
-    let forwards = drawn(now, 1);
+    let forwards = sent(now, 1);
     assert!(forwards.came(MATE, 1, None, now));
     assert!(forwards.is_alone(KEY, now.later(ALONE_NS - 1)) && !forwards.is_alone(KEY, now.later(ALONE_NS)));
     forwards.expire(now.later(ALONE_NS));
-    let forwards = drawn(now, 0);
+    let forwards = sent(now, 0);
     let mut times = Vec::new();
     for number in 1..=200 {
         let at = now.later(number * 40_000_000);
         forwards.expire(at);
         if !forwards.is_alone(KEY, at) {
-            lock(&forwards.state).miss(KEY, at, &forwards.alone_marks);
+            lock(&forwards.state).shortages.owner_had_none(KEY, at, &forwards.alone_marks);
             forwards.expire(at);
             times.extend(forwards.is_alone(KEY, at).then_some(at.steady_ns - now.steady_ns));
         }
@@ -134,12 +143,12 @@ fn a_cell_whose_speaker_has_nothing_for_long_or_for_ever_is_left_to_each_for_a_w
 #[test]
 fn few_cells_are_looked_for_that_are_not_left_to_each() {
     let now = Now::at(1_000);
-    let forwards = drawn(now, 0);
+    let forwards = sent(now, 0);
     let key = |number: u64| (1, CellTag(u128::from(mixed(number)) << 64));
-    for number in 0..VAIN_MAX as u64 {
-        lock(&forwards.state).leave_alone(key(number), now, &forwards.alone_marks);
+    for number in 0..CELLS_MAX as u64 {
+        lock(&forwards.state).shortages.leave_alone(key(number), now, &forwards.alone_marks);
     }
-    assert!((0..VAIN_MAX as u64).all(|number| forwards.is_alone(key(number), now)));
+    assert!((0..CELLS_MAX as u64).all(|number| forwards.is_alone(key(number), now)));
     let others = (100_000..110_000).filter(|number| forwards.alone_marks.may_have(key(*number))).count();
     assert!(others < 1_500, "{others}");
     forwards.expire(now.later(ALONE_NS));
@@ -149,12 +158,12 @@ fn few_cells_are_looked_for_that_are_not_left_to_each() {
 #[test]
 fn who_has_too_little_is_not_asked_for_as_much_again_for_a_while() {
     let now = Now::at(1_000);
-    let forwards = drawn(now, 0);
+    let forwards = sent(now, 0);
     forwards.mates.see(MemberId(1), &[MemberId(1), MATE, MemberId(3)], 3);
     [MATE, MemberId(3)].into_iter().for_each(|region| forwards.mates.note_near(region, now));
     forwards.mates.see(MemberId(1), &[MemberId(1), MATE, MemberId(3)], 3);
     let first = forwards.next_mate(KEY, 3, now).expect("one of two");
-    let note = |units, node, now| forwards.note_tried(&mut lock(&forwards.state), (KEY, units), node, now);
+    let note = |units, node, now| forwards.note_tried(&mut lock(&forwards.state), KEY, units, node, now);
     note(3, first, now);
     assert_eq!(forwards.next_mate(KEY, 2, now), Some(first), "it may have two");
     let second = forwards.next_mate(KEY, 3, now).filter(|node| *node != first).expect("the other one");
@@ -167,9 +176,9 @@ fn who_has_too_little_is_not_asked_for_as_much_again_for_a_while() {
     forwards.expire(now.later(TRIED_NS));
     assert_eq!(forwards.next_mate(KEY, 3, now.later(TRIED_NS)), Some(first), "again");
     // If there is no room to remember the node, nobody is asked.
-    for number in 0..VAIN_MAX as u64 {
+    for number in 0..CELLS_MAX as u64 {
         let key = (2, CellTag(u128::from(mixed(number)) << 64));
-        lock(&forwards.state).note_tried((key, 1), first, now.later(TRIED_NS));
+        lock(&forwards.state).shortages.note_tried(key, 1, first, now.later(TRIED_NS));
     }
     note(1, first, now.later(TRIED_NS));
     assert_eq!(forwards.next_mate(KEY, 1, now.later(TRIED_NS)), None);
@@ -178,11 +187,11 @@ fn who_has_too_little_is_not_asked_for_as_much_again_for_a_while() {
 #[test]
 fn no_more_is_asked_for_than_there_is_room_for() {
     let now = Now::at(1_000);
-    let forwards = drawn(now, ASKED_OF_CELL_MAX as u64);
-    assert!(!lock(&forwards.state).may_ask(KEY, now));
-    assert!(forwards.hopes_since(KEY, now).is_some(), "whoever comes waits for room");
+    let forwards = sent(now, ASKED_OF_CELL_MAX as u64);
+    assert!(!lock(&forwards.state).may_ask(Source::Owner(MATE), KEY, now));
+    assert!(forwards.expects_since(KEY, now).is_some(), "whoever comes waits for room");
     assert!(forwards.came(MATE, 3, Some(1), now));
-    assert!(lock(&forwards.state).may_ask(KEY, now));
+    assert!(lock(&forwards.state).may_ask(Source::Owner(MATE), KEY, now));
     // Forwards that are not answered are given up.
     forwards.expire(now.later(FORWARD_NS));
     let state = lock(&forwards.state);

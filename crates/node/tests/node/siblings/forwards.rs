@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_limits::{Algorithm, CellTag, LimitId};
 use acequia_node::{
-    Ask, FORWARD_NS, Forward, Forwarding,
+    Ask, FORWARD_NS, Forward, Forwarding, Waiter,
     regions::wire::{Entry, Whole, read},
 };
 
@@ -73,9 +73,12 @@ impl World {
             return;
         }
         let (answer, catalogue) = at.asker.last();
-        let left_ns = waiting.until_ns.saturating_sub(self.true_ns);
-        let of = (waiting.since_ns, waiting.draw.is_some());
-        if let Some(draw) = at.node.forward_charge(answer, catalogue, left_ns, of, now) {
+        let waiter = Waiter {
+            since_ns: waiting.since_ns,
+            patience_ns: waiting.until_ns.saturating_sub(self.true_ns),
+            is_again: waiting.draw.is_some(),
+        };
+        if let Some(draw) = at.node.forward_charge(answer, catalogue, waiter, now) {
             waiting.draw = Some(draw);
             for limit in &answer.limits {
                 let cell = (catalogue.limits[limit.limit as usize].limit.id, named(limit));

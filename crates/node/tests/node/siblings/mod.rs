@@ -568,7 +568,7 @@ impl World {
         let patience_ns = node.patience_ns(answer, &node.catalogue(), S, 0);
         let (is_allowed, limits) = (answer.allowed, answer.limits.clone());
         for limit in limits.iter().filter(|_| is_allowed) {
-            if limit.is_drawn {
+            if limit.is_forwarded {
                 let id = node.catalogue().limits[limit.limit as usize].limit.id;
                 self.use_charge(place, (id, named(limit)), limit.units, came_ns);
             } else {

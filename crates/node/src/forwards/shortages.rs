@@ -1,0 +1,190 @@
+//! Cells of which other nodes of the region had too little a moment ago.
+
+use std::collections::{BTreeMap, btree_map::Entry};
+
+use acequia_limits::Now;
+use acequia_rights::MemberId;
+use smallvec::SmallVec;
+
+use super::marks::Marks;
+use crate::cell::CellKey;
+
+/// After a cell's owner had nothing, no more is forwarded for `EMPTY_NS`. The time doubles with each miss in
+/// a row, up to `EMPTY_NS_MAX`.
+pub(super) const EMPTY_NS: u64 = 4_000_000;
+const EMPTY_NS_MAX: u64 = 32_000_000;
+/// The most cells to remember whose owner had nothing; the same bound holds for the cells that this node
+/// deals with alone, and for those with nodes that had too little.
+pub(super) const CELLS_MAX: usize = 16_384;
+/// When a cell's owner says that it cannot get units, or has had none for `MISSED_NS`, this node deals with
+/// other regions and the pool itself for `ALONE_NS`, as if there were no forwards. Then it asks the owner
+/// again.
+pub(super) const MISSED_NS: u64 = 2_000_000_000;
+pub(super) const ALONE_NS: u64 = 2_000_000_000;
+/// If the owner then has nothing for this long, this node deals with the cell alone again.
+pub(super) const AGAIN_NS: u64 = 250_000_000;
+/// A node that had too few units of a cell is not asked for as many again for this long.
+pub(super) const TRIED_NS: u64 = 250_000_000;
+/// If the owner was not asked for this long, it may have had units meanwhile.
+pub(super) const UNASKED_NS: u64 = 500_000_000;
+/// How often expired records are swept.
+const SWEEP_NS: u64 = 250_000_000;
+
+/// The cells of which other nodes had too little. The filters [`super::Forwards::alone_marks`] and
+/// [`super::Forwards::tried_marks`] belong to it.
+#[derive(Debug, Default)]
+pub(super) struct Shortages {
+    empty_owners: BTreeMap<CellKey, EmptyOwner>,
+    /// The nodes that had too little of a cell.
+    tried: BTreeMap<CellKey, Tried>,
+    /// Cells that this node deals with itself, though another node is the owner; until when: steady clock.
+    alone: BTreeMap<CellKey, u64>,
+    /// When expired records were last swept: steady clock.
+    swept_ns: u64,
+}
+
+/// A cell's owner that had nothing.
+#[derive(Clone, Copy, Debug)]
+struct EmptyOwner {
+    /// How often in a row the owner had nothing.
+    times: u32,
+    /// The end of the back-off: steady clock.
+    until_ns: u64,
+    /// When the owner was first known to have none: steady clock.
+    since_ns: u64,
+}
+
+/// The nodes of the region that had too little of a cell, each with the fewest units that it could not give.
+#[derive(Clone, Debug)]
+struct Tried {
+    nodes: SmallVec<[(MemberId, u64); 2]>,
+    until_ns: u64,
+}
+
+impl EmptyOwner {
+    /// Whether the owner was asked again soon after it had nothing.
+    const fn was_asked(&self, now: Now) -> bool {
+        now.steady_ns < self.until_ns + UNASKED_NS
+    }
+
+    const fn backs_off(&self, now: Now) -> bool {
+        now.steady_ns < self.until_ns
+    }
+}
+
+impl Shortages {
+    /// The time (steady clock) since which a cell's owner is known to be empty: `now` if that is not known,
+    /// and `None` within the back-off.
+    pub(super) fn owner_empty_since(&self, key: CellKey, now: Now) -> Option<u64> {
+        match self.empty_owners.get(&key) {
+            Some(owner) if owner.backs_off(now) => None,
+            Some(owner) if owner.was_asked(now) => Some(owner.since_ns),
+            _ => Some(now.steady_ns),
+        }
+    }
+
+    /// Whether a cell's owner had nothing lately.
+    pub(super) fn is_owner_doubtful(&self, key: CellKey) -> bool {
+        self.empty_owners.contains_key(&key)
+    }
+
+    /// Whether a cell's owner may be asked: not within the back-off after it had nothing.
+    pub(super) fn may_ask_owner(&self, key: CellKey, now: Now) -> bool {
+        self.empty_owners.get(&key).is_none_or(|owner| !owner.backs_off(now))
+    }
+
+    /// Notes that a cell's owner had units.
+    pub(super) fn owner_had_some(&mut self, key: CellKey) {
+        self.empty_owners.remove(&key);
+    }
+
+    /// Notes that a cell's owner had nothing. If several forwards miss together, one counts.
+    pub(super) fn owner_had_none(&mut self, key: CellKey, now: Now, alone_marks: &Marks) {
+        let before = self.empty_owners.get(&key).copied();
+        if before.is_some_and(|owner| owner.backs_off(now)) {
+            return;
+        }
+        let asked_before = before.filter(|owner| owner.was_asked(now));
+        let since_ns = asked_before.map_or(now.steady_ns, |owner| owner.since_ns);
+        if now.steady_ns >= since_ns + MISSED_NS {
+            self.leave_alone(key, now, alone_marks);
+            let since_ns = now.steady_ns + ALONE_NS + AGAIN_NS - MISSED_NS;
+            let until_ns = now.steady_ns + ALONE_NS;
+            self.empty_owners.insert(key, EmptyOwner { times: 0, until_ns, since_ns });
+        } else if before.is_some() || self.empty_owners.len() < CELLS_MAX {
+            let in_a_row = before.filter(|owner| now.steady_ns < owner.until_ns + EMPTY_NS_MAX);
+            let times = in_a_row.map_or(0, |owner| owner.times);
+            let until_ns = now.steady_ns + (EMPTY_NS << times.min(8)).min(EMPTY_NS_MAX);
+            self.empty_owners.insert(key, EmptyOwner { times: times + 1, until_ns, since_ns });
+        }
+    }
+
+    /// Notes that a cell's owner is of no use for now: this node deals with the cell itself.
+    pub(super) fn leave_alone(&mut self, key: CellKey, now: Now, alone_marks: &Marks) {
+        self.empty_owners.remove(&key);
+        if self.alone.len() < CELLS_MAX {
+            self.alone.insert(key, now.steady_ns + ALONE_NS);
+            alone_marks.set(key);
+        }
+    }
+
+    /// Whether this node deals with a cell itself, because the owner had nothing.
+    pub(super) fn is_alone(&self, key: CellKey, now: Now) -> bool {
+        self.alone.get(&key).is_some_and(|until_ns| now.steady_ns < *until_ns)
+    }
+
+    /// The nodes that had too little of a cell, each with the fewest units that it could not give.
+    pub(super) fn tried(&self, key: CellKey, now: Now) -> &[(MemberId, u64)] {
+        let tried = self.tried.get(&key).filter(|tried| now.steady_ns < tried.until_ns);
+        tried.map_or(&[], |tried| &tried.nodes)
+    }
+
+    /// Notes that a node has fewer than these units of a cell; gives all nodes that had too little of it.
+    /// `None` if there is no room to remember the node.
+    pub(super) fn note_tried(
+        &mut self,
+        key: CellKey,
+        units: u64,
+        node: MemberId,
+        now: Now,
+    ) -> Option<&[(MemberId, u64)]> {
+        let has_room = self.tried.len() < CELLS_MAX;
+        let tried = match self.tried.entry(key) {
+            Entry::Occupied(tried) => tried.into_mut(),
+            Entry::Vacant(_) if !has_room => return None,
+            Entry::Vacant(place) => place.insert(Tried { nodes: SmallVec::new(), until_ns: 0 }),
+        };
+        if now.steady_ns >= tried.until_ns {
+            *tried = Tried { nodes: SmallVec::new(), until_ns: now.steady_ns + TRIED_NS };
+        }
+        match tried.nodes.iter_mut().find(|(tried, _)| *tried == node) {
+            Some((_, least)) => *least = units.min(*least),
+            None => tried.nodes.push((node, units)),
+        }
+        Some(&tried.nodes)
+    }
+
+    /// Drops expired records every [`SWEEP_NS`], and fills the filters anew. `are_all` says whether no other
+    /// node is left to ask.
+    pub(super) fn sweep(
+        &mut self,
+        now: Now,
+        alone_marks: &Marks,
+        tried_marks: &Marks,
+        are_all: impl Fn(CellKey, &[(MemberId, u64)]) -> bool,
+    ) {
+        if now.steady_ns < self.swept_ns + SWEEP_NS {
+            return;
+        }
+        self.swept_ns = now.steady_ns;
+        self.tried.retain(|_, tried| now.steady_ns < tried.until_ns);
+        let is_none = |(key, tried): &(&CellKey, &Tried)| are_all(**key, &tried.nodes);
+        tried_marks.set_all(self.tried.iter().filter(is_none).map(|(key, _)| key));
+        self.empty_owners.retain(|_, owner| now.steady_ns < owner.until_ns + ALONE_NS + MISSED_NS);
+        let before = self.alone.len();
+        self.alone.retain(|_, until_ns| now.steady_ns < *until_ns);
+        if self.alone.len() < before {
+            alone_marks.set_all(self.alone.keys());
+        }
+    }
+}
