@@ -9,6 +9,7 @@
 //! charges of a node whose disk is lost stay charged, too.
 
 mod record;
+mod recording;
 mod settle;
 mod shared;
 
@@ -23,9 +24,9 @@ use std::{
 use acequia_limits::{CellTag, LimitId, Now};
 use acequia_rights::mutation::{Mutation, mutated};
 
-pub(crate) use self::{record::Record, shared::read as read_shared};
+pub(crate) use self::{record::Record, shared::SharedRecord};
 pub use self::{
-    record::{ChargeId, Recording, Reserve},
+    recording::{ChargeId, Recording, Reserve},
     settle::{Refunded, Settled},
     shared::{KeptAt, SharedAnswer},
 };
@@ -173,7 +174,7 @@ impl Records {
     /// Adds a record and counts it for its owner.
     fn enters(&mut self, id: u128, record: Record) {
         self.bytes += record.bytes();
-        let owned = self.owners.entry(record.owner).or_default();
+        let owned = self.owners.entry(record.memory.owner).or_default();
         match record.lapses_ns() {
             Some(until_ns) => {
                 self.lapses.insert((until_ns, id));
@@ -190,7 +191,7 @@ impl Records {
     /// Notes that a record is gone, or changes.
     fn leaves(&mut self, id: u128, record: &Record) {
         self.bytes -= record.bytes();
-        let Some(owned) = self.owners.get_mut(&record.owner) else { return };
+        let Some(owned) = self.owners.get_mut(&record.memory.owner) else { return };
         match record.lapses_ns() {
             Some(until_ns) => {
                 self.lapses.remove(&(until_ns, id));
@@ -214,7 +215,7 @@ impl Records {
     /// Notes the batch in which a record goes to the disk.
     pub(crate) fn sent_in(&mut self, id: ChargeId, batch: u64) {
         if let Some(record) = self.all.get_mut(&id.0) {
-            record.batch = batch;
+            record.memory.batch = batch;
         }
     }
 
@@ -245,7 +246,7 @@ impl Records {
     }
 
     /// Drops records that are over or too many; returns the rows to delete.
-    fn drop_old(&mut self, (keep, records_max): (Keep, usize), now: Now, rows: &mut Vec<Row>) {
+    fn drop_old(&mut self, keep: Keep, records_max: usize, now: Now, rows: &mut Vec<Row>) {
         let mut owners = std::mem::take(&mut self.owners);
         for owned in owners.values_mut() {
             while let Some((since_ns, id)) = owned.by_age.front().copied() {
@@ -329,7 +330,6 @@ impl Node {
     /// forgot are forgotten in the records too: they count as spent, and are not given back.
     pub(crate) fn restore_charges(&self, now: Now, rows: impl IntoIterator<Item = Row>) {
         let (error_ns, catalogue) = (self.clock_error_ns(), self.catalogue());
-        let crashed = self.config.after_crash.is_some() && !mutated(Mutation::RefundForgotten);
         let mut found: Vec<(ChargeId, Record)> = Vec::new();
         for Row { tag, state, .. } in rows {
             if let Some(record) = state.and_then(|kept| Record::read(kept.record())) {
@@ -340,7 +340,7 @@ impl Node {
         found.sort_by_key(|(id, record)| (record.made_ns(), id.0));
         for (id, mut record) in found {
             let is_durable = |limit| self.slot_of(limit).is_some_and(|slot| catalogue.is_durable(slot));
-            let is_changed = crashed && record.forget(is_durable);
+            let is_changed = self.forgets_charges() && record.forget(is_durable);
             self.lease_again(&record, now);
             // An unchanged row is on disk already.
             let row = self.charges.lock(id).put(id, record);
@@ -348,6 +348,11 @@ impl Node {
                 self.push_charge(row);
             }
         }
+    }
+
+    /// Charges that a crash forgot are not given back.
+    fn forgets_charges(&self) -> bool {
+        self.config.after_crash.is_some() && !mutated(Mutation::RefundForgotten)
     }
 
     /// Ends reservations that nobody settled in time, and forgets old records.
@@ -371,7 +376,7 @@ impl Node {
         let mut records = lock(&self.charges.shards[turn % SHARDS]);
         let mut gone = Vec::new();
         let records_max = self.charges.records_max(&records);
-        records.drop_old((self.charges.keep, records_max), now, &mut gone);
+        records.drop_old(self.charges.keep, records_max, now, &mut gone);
         for row in gone {
             self.push_charge(row);
         }

@@ -6,71 +6,54 @@ use acequia_limits::{CellTag, LimitId, Now, Reason, Verdict};
 use acequia_rights::pool::Generation;
 use serde::{Deserialize, Serialize};
 
-use super::{Keep, RESERVE_NS_MAX};
-use crate::{Answer, Catalogue, Charged, LimitAnswer, Mode, Outcome, decide::is_set_apart};
+use super::{Keep, RESERVE_NS_MAX, Recording, Reserve};
+use crate::{Active, Answer, Catalogue, Charged, LimitAnswer, Mode, Outcome, decide::is_set_apart};
 
-/// The name of a charge: a hash that only this node can make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ChargeId(pub u128);
-
-/// How a charge is to be remembered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Recording {
-    /// The charge's name.
-    pub id: ChargeId,
-    /// A hash of the whole request: another request under the same name is refused.
-    pub fingerprint: u128,
-    /// Whether the caller may repeat the request, so that the reply waits until the record is on disk.
-    pub is_repeatable: bool,
-    /// Set if the charge is provisional.
-    pub reserve: Option<Reserve>,
-    /// The owner, by any number; 0 for no particular owner. If there are too many records, the owner with the
-    /// most loses its oldest.
-    pub owner: u32,
-}
-
-/// How units are charged provisionally.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reserve {
-    /// Nanoseconds until the reservation lapses: 1 to [`RESERVE_NS_MAX`].
-    pub ttl_ns: u64,
-    /// Whether the units stay charged when the reservation lapses.
-    pub keeps: bool,
-    /// Whether fewer units than requested may be reserved.
-    pub at_most: bool,
-}
-
-/// What was charged, and the answer.
+/// What was charged, and the answer. The bytes of a record are those of its fields in their order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     fingerprint: u128,
-    /// When the charge was made, on both clocks.
-    steady_ns: u64,
-    wall_ns: u64,
+    made: Made,
     /// The request's cost.
     cost: u64,
     pub(super) state: State,
-    /// The owner; no particular owner after a restart.
     #[serde(skip)]
-    pub(super) owner: u32,
-    /// The batch in which this process sent the record to the disk; 0 if the record is there.
-    #[serde(skip)]
-    pub(crate) batch: u64,
-    /// Whether an earlier process charged it.
-    #[serde(skip)]
-    pub(super) is_restored: bool,
-    /// The generation of the region's store in which other nodes may answer by this record.
-    #[serde(skip)]
-    pub(super) shared: Option<Generation>,
-    /// The real cost that was reported while other nodes could answer by the record. The reported cost counts
-    /// when other nodes cannot answer any more, or the reservation lapses.
-    #[serde(skip)]
-    pub(super) said: Option<u64>,
+    pub(super) memory: InMemory,
     /// When the record was settled or lapsed: steady clock; 0 before.
     ended_ns: u64,
     /// Whether units came back then.
     came_back: bool,
+    answer: RecordedAnswer,
+}
+
+/// When a charge was made, on both clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Made {
+    steady_ns: u64,
+    wall_ns: u64,
+}
+
+/// What only this process knows of a record: nobody reads it from the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct InMemory {
+    /// The owner; no particular owner after a restart.
+    pub(super) owner: u32,
+    /// The batch in which this process sent the record to the disk; 0 if the record is there.
+    pub(super) batch: u64,
+    /// Whether an earlier process charged it.
+    pub(super) is_restored: bool,
+    /// The generation of the region's store in which other nodes may answer by this record.
+    pub(super) shared: Option<Generation>,
+    /// The real cost that was reported while other nodes could answer by the record. The reported cost counts
+    /// when other nodes cannot answer any more, or the reservation lapses.
+    pub(super) said: Option<u64>,
+}
+
+/// The answer that the request got.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct RecordedAnswer {
     allowed: bool,
+    /// The place among `limits` of the limit that decided.
     decisive: Option<u32>,
     retry_after_ns: u64,
     delay_ns: u64,
@@ -102,16 +85,23 @@ pub(super) struct Limit {
     pub(super) is_leased: bool,
     /// Whether the limit's cells were kept in the journal at the charge.
     is_durable: bool,
+    /// The place among [`OUTCOMES`].
     outcome: u8,
     class: Option<u8>,
     allowed: bool,
     is_over: bool,
+    numbers: VerdictNumbers,
+    descriptors: u64,
+    budget: u64,
+}
+
+/// The numbers of a limit's verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct VerdictNumbers {
     remaining: u64,
     retry_after_ns: u64,
     delay_ns: u64,
     reset_after_ns: u64,
-    descriptors: u64,
-    budget: u64,
 }
 
 const OUTCOMES: [Outcome; 4] = [Outcome::Allow, Outcome::Deny, Outcome::ShadowDeny, Outcome::Unlimited];
@@ -120,7 +110,8 @@ impl Record {
     /// The record of an answer that charged something, for a request of this cost.
     pub(crate) fn new(
         recording: &Recording,
-        (answer, catalogue): (&Answer, &Catalogue),
+        answer: &Answer,
+        catalogue: &Catalogue,
         cost: u64,
         now: Now,
     ) -> Self {
@@ -131,51 +122,27 @@ impl Record {
                 State::Reserved { until_ns, keeps }
             }
         };
-        let limits = answer.limits.iter().map(|limit| {
-            let LimitAnswer { verdict, tag, units, is_charged, class, descriptors, budget, .. } = *limit;
-            let outcome = OUTCOMES.iter().position(|outcome| *outcome == limit.outcome).unwrap_or(0);
-            let active = &catalogue.limits[limit.limit as usize];
-            Limit {
-                id: active.limit.id,
-                tag,
-                units,
-                is_charged,
-                is_leased: recording.reserve.is_some_and(|reserve| reserve.at_most)
-                    && is_set_apart(&active.limit.algorithm),
-                is_durable: active.durable,
-                outcome: outcome as u8,
-                class,
-                allowed: verdict.allowed,
-                is_over: limit.reason != Reason::WithinLimit,
-                remaining: verdict.remaining,
-                retry_after_ns: verdict.retry_after_ns,
-                delay_ns: verdict.delay_ns,
-                reset_after_ns: verdict.reset_after_ns,
-                descriptors,
-                budget,
-            }
-        });
+        let limits = answer.limits.iter();
+        let limits = limits
+            .map(|limit| Limit::new(limit, &catalogue.limits[limit.limit as usize], recording.is_lease()));
         Self {
             fingerprint: recording.fingerprint,
-            steady_ns: now.steady_ns,
-            wall_ns: now.wall_ns,
+            made: Made { steady_ns: now.steady_ns, wall_ns: now.wall_ns },
             cost,
             state,
-            owner: recording.owner,
-            batch: 0,
-            is_restored: false,
-            shared: None,
-            said: None,
+            memory: InMemory { owner: recording.owner, ..InMemory::default() },
             ended_ns: 0,
             came_back: false,
-            allowed: answer.allowed,
-            // There are few enough places for 32 bits. Postcard writes places below 65 536 as earlier
-            // programs wrote them.
-            decisive: answer.decisive.map(|place| place as u32),
-            retry_after_ns: answer.retry_after_ns,
-            delay_ns: answer.delay_ns,
-            unmatched: answer.unmatched,
-            limits: limits.collect(),
+            answer: RecordedAnswer {
+                allowed: answer.allowed,
+                // There are few enough places for 32 bits. Postcard writes places below 65 536 as earlier
+                // programs wrote them.
+                decisive: answer.decisive.map(|place| place as u32),
+                retry_after_ns: answer.retry_after_ns,
+                delay_ns: answer.delay_ns,
+                unmatched: answer.unmatched,
+                limits: limits.collect(),
+            },
         }
     }
 
@@ -183,7 +150,7 @@ impl Record {
     /// rule.
     pub(super) fn bytes(&self) -> usize {
         const IN_LISTS: usize = size_of::<(u128, Record)>() * 3 / 2 + 2 * size_of::<(u64, u128)>();
-        IN_LISTS + self.limits.len() * size_of::<Limit>()
+        IN_LISTS + self.answer.limits.len() * size_of::<Limit>()
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
@@ -198,7 +165,7 @@ impl Record {
 
     /// Whether a decoded record is valid.
     pub(super) fn is_sound(&self) -> bool {
-        self.limits.iter().all(|limit| usize::from(limit.outcome) < OUTCOMES.len())
+        self.answer.limits.iter().all(|limit| usize::from(limit.outcome) < OUTCOMES.len())
     }
 
     /// Whether the record is neither settled nor lapsed.
@@ -210,11 +177,11 @@ impl Record {
     /// the clocks are at most `error_ns` off. So a reservation ends no sooner than it would have by any of
     /// the clocks.
     pub(super) fn restored(mut self, error_ns: u64, now: Now) -> Self {
-        self.is_restored = true;
+        self.memory.is_restored = true;
         if let State::Reserved { until_ns, .. } = &mut self.state {
-            let ttl_ns = until_ns.saturating_sub(self.steady_ns).min(RESERVE_NS_MAX);
+            let ttl_ns = until_ns.saturating_sub(self.made.steady_ns).min(RESERVE_NS_MAX);
             let surely_ns =
-                now.wall_ns.saturating_sub(self.wall_ns).saturating_sub(error_ns.saturating_mul(2));
+                now.wall_ns.saturating_sub(self.made.wall_ns).saturating_sub(error_ns.saturating_mul(2));
             let by_wall_ns = now.steady_ns.saturating_add(ttl_ns.saturating_sub(surely_ns));
             *until_ns = (*until_ns).min(now.steady_ns.saturating_add(ttl_ns)).max(by_wall_ns);
         }
@@ -228,7 +195,7 @@ impl Record {
             limit.is_charged && !limit.is_leased && !(limit.is_durable && is_durable(limit.id))
         };
         let mut any = false;
-        for limit in self.limits.iter_mut().filter(forgotten) {
+        for limit in self.answer.limits.iter_mut().filter(forgotten) {
             limit.is_charged = false;
             any = true;
         }
@@ -252,12 +219,12 @@ impl Record {
 
     /// When the charge was made: steady clock.
     pub(super) fn made_ns(&self) -> u64 {
-        self.steady_ns
+        self.made.steady_ns
     }
 
     /// When the charge was made, on both clocks.
     pub(super) fn made(&self) -> Now {
-        Now { steady_ns: self.steady_ns, wall_ns: self.wall_ns }
+        Now { steady_ns: self.made.steady_ns, wall_ns: self.made.wall_ns }
     }
 
     /// When the reservation ends; `None` if the charge is not a reservation, or is settled.
@@ -281,7 +248,7 @@ impl Record {
     /// The time since which nothing more is to happen to the record: steady clock. An open reservation rests
     /// from when it lapses.
     pub(super) fn rests_since_ns(&self) -> u64 {
-        self.lapses_ns().unwrap_or(self.steady_ns.max(self.ended_ns))
+        self.lapses_ns().unwrap_or(self.made.steady_ns.max(self.ended_ns))
     }
 
     /// Whether the record may be dropped, and rests since `since_ns`.
@@ -294,12 +261,12 @@ impl Record {
     pub(super) fn is_over(&self, keep: Keep, now: Now) -> bool {
         let from_ns = self.rests_since_ns();
         now.steady_ns >= from_ns.saturating_add(keep.keep_ns)
-            || self.steady_ns > now.steady_ns.saturating_add(keep.keep_ns)
+            || self.made.steady_ns > now.steady_ns.saturating_add(keep.keep_ns)
     }
 
     /// The limits that were charged.
     pub(super) fn charged(&self) -> impl Iterator<Item = &Limit> {
-        self.limits.iter().filter(|limit| limit.is_charged)
+        self.answer.limits.iter().filter(|limit| limit.is_charged)
     }
 
     /// Whether any of these limits was charged.
@@ -311,35 +278,80 @@ impl Record {
     pub(super) fn strip(&mut self, limits: &BTreeSet<LimitId>) {
         // A lease still ends exactly as before: no rate is involved.
         let of = |limit: &&mut Limit| limits.contains(&limit.id) && !limit.is_leased;
-        for limit in self.limits.iter_mut().filter(of) {
+        for limit in self.answer.limits.iter_mut().filter(of) {
             limit.is_charged = false;
         }
     }
 
+    /// How the answer names the charge that was made under this recording.
+    pub(crate) fn charged_as(&self, recording: &Recording, is_repeat: bool, now: Now) -> Charged {
+        Charged {
+            id: recording.id,
+            by: None,
+            is_repeat,
+            is_lease: recording.is_lease(),
+            reserved: recording.reserve.map_or(0, |_| self.cost),
+            lapses_in_ns: self.lapses_in_ns(now),
+        }
+    }
+
+    /// The batch that must be on disk before the record is known to be there; 0 if the record is there.
+    pub(crate) fn batch(&self) -> u64 {
+        self.memory.batch
+    }
+
     /// Restores the answer, with the limits that still exist.
     pub(crate) fn answer(&self, answer: &mut Answer, catalogue: &Catalogue, charged: Charged) {
+        let recorded = &self.answer;
         answer.limits.clear();
         answer.decisive = None;
-        for (place, limit) in self.limits.iter().enumerate() {
+        for (place, limit) in recorded.limits.iter().enumerate() {
             let Some(number) = catalogue.place_of(limit.id) else { continue };
-            if self.decisive == Some(place as u32) {
+            if recorded.decisive == Some(place as u32) {
                 answer.decisive = Some(answer.limits.len());
             }
             answer.limits.push(limit.answer(number, catalogue));
         }
-        answer.allowed = self.allowed;
+        answer.allowed = recorded.allowed;
         answer.reason = match answer.decisive {
             Some(place) => answer.limits[place].reason,
             None => Reason::WithinLimit,
         };
-        answer.retry_after_ns = self.retry_after_ns;
-        answer.delay_ns = self.delay_ns;
-        answer.unmatched = self.unmatched;
+        answer.retry_after_ns = recorded.retry_after_ns;
+        answer.delay_ns = recorded.delay_ns;
+        answer.unmatched = recorded.unmatched;
         answer.charge = Some(charged);
     }
 }
 
 impl Limit {
+    /// The record of a limit's answer. `is_lease`: whether the caller may spend the units later.
+    fn new(limit: &LimitAnswer, active: &Active, is_lease: bool) -> Self {
+        let LimitAnswer { verdict, tag, units, is_charged, class, descriptors, budget, .. } = *limit;
+        let outcome = OUTCOMES.iter().position(|outcome| *outcome == limit.outcome).unwrap_or(0);
+        Self {
+            id: active.limit.id,
+            tag,
+            units,
+            is_charged,
+            is_leased: is_lease && is_set_apart(&active.limit.algorithm),
+            is_durable: active.durable,
+            outcome: outcome as u8,
+            class,
+            allowed: verdict.allowed,
+            is_over: limit.reason != Reason::WithinLimit,
+            numbers: VerdictNumbers {
+                remaining: verdict.remaining,
+                retry_after_ns: verdict.retry_after_ns,
+                delay_ns: verdict.delay_ns,
+                reset_after_ns: verdict.reset_after_ns,
+            },
+            descriptors,
+            budget,
+        }
+    }
+
+    /// The limit's answer again; `number` is the limit's place in the catalogue now.
     fn answer(&self, number: u32, catalogue: &Catalogue) -> LimitAnswer {
         let outcome = OUTCOMES[usize::from(self.outcome)];
         let is_enforced = catalogue.limits[number as usize].limit.spec.mode == Mode::Enforce;
@@ -348,16 +360,11 @@ impl Limit {
             _ if self.is_over || (outcome == Outcome::Deny && is_enforced) => Reason::OverLimit,
             _ => Reason::WithinLimit,
         };
+        let VerdictNumbers { remaining, retry_after_ns, delay_ns, reset_after_ns } = self.numbers;
         LimitAnswer {
             limit: number,
             tag: self.tag,
-            verdict: Verdict {
-                allowed: self.allowed,
-                remaining: self.remaining,
-                retry_after_ns: self.retry_after_ns,
-                delay_ns: self.delay_ns,
-                reset_after_ns: self.reset_after_ns,
-            },
+            verdict: Verdict { allowed: self.allowed, remaining, retry_after_ns, delay_ns, reset_after_ns },
             outcome,
             reason,
             descriptors: self.descriptors,

@@ -11,6 +11,8 @@
 //! for both. For an unjournalled cell, a crash presumes that everything is spent, and a record from before
 //! the crash gives nothing back to the cell.
 
+use std::borrow::Cow;
+
 use acequia_limits::{Algorithm, Now};
 use acequia_rights::{
     mutation::{Mutation, mutated},
@@ -91,16 +93,15 @@ impl Node {
         let Some(record) = records.get(id, self.charges.keep, now) else { return Settled::Unknown };
         match record.state {
             State::Reserved { until_ns, .. } if until_ns <= now.steady_ns => {
-                let was_said = record.said.is_some();
+                let was_said = record.memory.said.is_some();
                 self.lapse(records, id, now);
                 return if was_said { Settled::Before { after_batch: 0 } } else { Settled::Lapsed };
             }
-            State::Charged | State::Reserved { .. } => {}
-            State::Settled if mutated(Mutation::RefundTwice) => {}
-            State::Settled => {
-                let after_batch = if self.is_committed(record.batch) { 0 } else { record.batch };
-                return Settled::Before { after_batch };
+            State::Settled if settles_once() => {
+                let batch = record.batch();
+                return Settled::Before { after_batch: if self.is_committed(batch) { 0 } else { batch } };
             }
+            State::Charged | State::Reserved { .. } | State::Settled => {}
             State::Lapsed => return Settled::Lapsed,
         }
         let charged = record.cost();
@@ -108,43 +109,43 @@ impl Node {
         if cost > charged {
             return Settled::TooMuch { charged };
         }
-        if let Some(generation) =
-            record.shared.filter(|_| cost < charged && !mutated(Mutation::RefundWhileShared))
-        {
+        let spent = Spent { cost, charged };
+        if let Some(generation) = ends_first(record, spent) {
             // When a reservation lapses, no node answers by it any more: then the cost that was reported
             // first counts.
             if let Some(record) = records.all.get_mut(&id.0) {
-                record.said = record.said.or(Some(cost));
+                record.memory.said = record.memory.said.or(Some(cost));
             }
             return Settled::Shared { generation };
         }
         let record = record.clone();
-        let mut refunded = self.end_leases(&record, (cost, charged), now);
-        let after_batch = self.mark(records, id, State::Settled, (cost < charged, now));
-        refunded.extend(self.give_back(&record, (cost, charged), now));
+        let mut refunded = self.end_leases(&record, spent, now);
+        let after_batch = self.mark(records, id, State::Settled, spent.leaves_some(), now);
+        refunded.extend(self.give_back(&record, spent, now));
         Settled::Done { refunded, after_batch }
     }
 
     /// Ends a reservation that nobody settled.
     pub(crate) fn lapse(&self, records: &mut Records, id: ChargeId, now: Now) {
         let Some(record) = records.all.get(&id.0).cloned() else { return };
-        if let Some(cost) = record.said {
-            let charged = record.cost();
-            self.end_leases(&record, (cost, charged), now);
-            self.mark(records, id, State::Settled, (cost < charged, now));
-            self.give_back(&record, (cost, charged), now);
+        let charged = record.cost();
+        if let Some(cost) = record.memory.said {
+            let spent = Spent { cost, charged };
+            self.end_leases(&record, spent, now);
+            self.mark(records, id, State::Settled, spent.leaves_some(), now);
+            self.give_back(&record, spent, now);
             return;
         }
-        self.end_leases(&record, (record.cost(), record.cost()), now);
+        self.end_leases(&record, Spent { cost: charged, charged }, now);
         let keeps = !matches!(record.state, State::Reserved { keeps: false, .. });
-        self.mark(records, id, State::Lapsed, (!keeps, now));
+        self.mark(records, id, State::Lapsed, !keeps, now);
         if !keeps {
-            self.give_back(&record, (0, record.cost()), now);
+            self.give_back(&record, Spent { cost: 0, charged }, now);
         }
     }
 
     /// Records the end of a charge. Returns the batch in which the record goes to the disk, or 0.
-    fn mark(&self, records: &mut Records, id: ChargeId, state: State, (came_back, now): (bool, Now)) -> u64 {
+    fn mark(&self, records: &mut Records, id: ChargeId, state: State, came_back: bool, now: Now) -> u64 {
         let row = records.change(id, |record| record.end(state, came_back, now));
         let batch = row.map_or(0, |row| self.push_charge(row));
         records.sent_in(id, batch);
@@ -152,14 +153,14 @@ impl Node {
     }
 
     /// Gives back what was charged beyond the real cost.
-    fn give_back(&self, record: &Record, (cost, charged): (u64, u64), now: Now) -> Vec<Refunded> {
+    fn give_back(&self, record: &Record, spent: Spent, now: Now) -> Vec<Refunded> {
         // The call locks the registry, so it comes before any cell is locked.
-        let charged_at = self.charged_at(record, now);
+        let made = self.charged_at(record, now);
         let mut refunded = Vec::new();
         for limit in record.charged().filter(|limit| !limit.is_leased) {
             let Some(slot) = self.slot_of(limit.id) else { continue };
-            let units = limit.units.saturating_sub(spent_of(limit.units, (cost, charged)));
-            let back = self.refund_cell(slot, limit, (record.made(), charged_at), units, now);
+            let units = limit.units.saturating_sub(spent.of(limit.units));
+            let back = self.refund_cell(slot, limit, &made, units, now);
             if back > 0 {
                 refunded.push(refunded_of(&self.catalogue(), slot, back));
             }
@@ -170,11 +171,11 @@ impl Node {
     /// Ends a lease of units that were set apart. Units spent count from now on, the latest time at which
     /// they were spent. The disk gets the cell before it gets the settled record: in the other order, a crash
     /// in between would know of neither.
-    fn end_leases(&self, record: &Record, (cost, charged): (u64, u64), now: Now) -> Vec<Refunded> {
+    fn end_leases(&self, record: &Record, spent: Spent, now: Now) -> Vec<Refunded> {
         let mut refunded = Vec::new();
         for limit in record.charged().filter(|limit| limit.is_leased) {
             let Some(slot) = self.slot_of(limit.id) else { continue };
-            let (spent, salt) = (spent_of(limit.units, (cost, charged)), limit.tag.salt());
+            let (spent, salt) = (spent.of(limit.units), limit.tag.salt());
             let mut cells = self.shards[shard_of(limit.tag)].lock();
             // Loaded under the lock, so no older than the cell's variant.
             let catalogue = self.catalogue();
@@ -193,7 +194,7 @@ impl Node {
                     cells.count_spent(slot, spent);
                 }
                 if catalogue.is_durable(slot) {
-                    self.write_settled(&mut cells, (place, slot), (&catalogue, algorithm), limit, now);
+                    self.write_settled(&locked_cell, &mut cells, place, algorithm);
                 }
             }
             if limit.units > spent {
@@ -233,29 +234,21 @@ impl Node {
         }
     }
 
-    /// The time of a charge, as far as known. For a charge of an earlier process, the earliest time by any of
-    /// the clocks.
-    fn charged_at(&self, record: &Record, now: Now) -> Now {
+    /// When a charge was made, as far as known.
+    fn charged_at(&self, record: &Record, now: Now) -> ChargedAt {
         let made = record.made();
-        if !record.is_restored {
-            return made;
+        if !record.memory.is_restored {
+            return ChargedAt { exact: made, earliest: made };
         }
         let error_ns = self.clock_error_ns().saturating_mul(2);
         let by_steady = now.steady_ns.saturating_sub(made.steady_ns);
         let by_wall = now.wall_ns.saturating_sub(made.wall_ns);
         let ago_ns = by_steady.max(by_wall).saturating_add(error_ns);
         let steady_ns = made.steady_ns.min(now.steady_ns.saturating_sub(ago_ns));
-        Now { steady_ns, ..made }
+        ChargedAt { exact: made, earliest: Now { steady_ns, ..made } }
     }
 
-    fn refund_cell(
-        &self,
-        slot: u32,
-        limit: &Limit,
-        (made, made_at_least_ago): (Now, Now),
-        units: u64,
-        now: Now,
-    ) -> u64 {
+    fn refund_cell(&self, slot: u32, limit: &Limit, made: &ChargedAt, units: u64, now: Now) -> u64 {
         let (tag, salt) = (limit.tag, limit.tag.salt());
         let mut cells = self.shards[shard_of(tag)].lock();
         // Loaded under the lock, so no older than the cell's variant.
@@ -266,14 +259,9 @@ impl Node {
             LockedCell { node: self, catalogue: &catalogue, key: (slot, tag), now, which: None };
         let Some(context) = locked_cell.renew(&mut cells, place, None) else { return 0 };
         let Some(fastest) = catalogue.fastest(slot) else { return 0 };
-        let whole = if mutated(Mutation::RefundInFull) { &fastest.fraction(0) } else { fastest };
+        let whole = &*restoring(fastest);
         let algorithm = context.local.at(salt);
-        let made = match mutated(Mutation::RefundIntoOpenWindow) {
-            true => now,
-            // A sliding window stores its charges by their exact time.
-            false if !algorithm.has_rate() => made,
-            false => made_at_least_ago,
-        };
+        let made = made.refunded_to(algorithm, now);
         let back = match cells.table.at(place).heap_place() {
             None => {
                 let words = &mut cells.table.at_mut(place).words;
@@ -288,8 +276,8 @@ impl Node {
             if self.counts_usage() {
                 cells.count_refunded(slot, back);
             }
-            if catalogue.is_durable(slot) && !mutated(Mutation::RefundBeforeDurable) {
-                self.write_settled(&mut cells, (place, slot), (&catalogue, algorithm), limit, now);
+            if is_refund_written(&catalogue, slot) {
+                self.write_settled(&locked_cell, &mut cells, place, algorithm);
             }
         }
         back
@@ -311,13 +299,13 @@ impl Node {
     /// Writes the cell anew: the disk counts as spent what has come back, or does not know what was spent.
     fn write_settled(
         &self,
+        settled: &LockedCell<'_>,
         cells: &mut Cells,
-        (place, slot): (usize, u32),
-        (catalogue, algorithm): (&Catalogue, &Algorithm),
-        limit: &Limit,
-        now: Now,
+        place: usize,
+        algorithm: &Algorithm,
     ) {
-        let Some(id) = catalogue.id(slot) else { return };
+        let (slot, tag) = settled.key;
+        let Some(id) = settled.catalogue.id(slot) else { return };
         if cells.table.at(place).heap_place().is_none() {
             cells.move_to_heap(place);
         }
@@ -326,19 +314,83 @@ impl Node {
             let account = cell.account.as_deref();
             let pledge = account.map_or_else(Pledge::default, Account::pledge);
             let algorithm = account.map_or(algorithm, |account| &account.algorithm);
-            let state = Some(CellRecord::new(algorithm, &cell.words, now).with_pledge(pledge));
-            let batch = self.push_row(Row { limit: id, tag: journal_tag(limit.tag), state });
+            let state = Some(CellRecord::new(algorithm, &cell.words, settled.now).with_pledge(pledge));
+            let batch = self.push_row(Row { limit: id, tag: journal_tag(tag), state });
             cell.forget_held();
             cell.ask_as_is(batch);
         });
     }
 }
 
-/// Scales `units` from the charged cost to the real cost, rounded up, so that no more comes back than was
-/// overcharged.
-fn spent_of(units: u64, (cost, charged): (u64, u64)) -> u64 {
-    let spent = (u128::from(units) * u128::from(cost)).div_ceil(u128::from(charged.max(1)));
-    u64::try_from(spent).unwrap_or(u64::MAX).min(units)
+/// How much of a charge was spent.
+#[derive(Clone, Copy, Debug)]
+struct Spent {
+    /// The real cost, in the units of the request.
+    cost: u64,
+    /// The cost that was charged.
+    charged: u64,
+}
+
+impl Spent {
+    /// Whether less was spent than charged.
+    const fn leaves_some(self) -> bool {
+        self.cost < self.charged
+    }
+
+    /// Scales `units` from the charged cost to the real cost, rounded up, so that no more comes back than was
+    /// overcharged.
+    fn of(self, units: u64) -> u64 {
+        let spent = (u128::from(units) * u128::from(self.cost)).div_ceil(u128::from(self.charged.max(1)));
+        u64::try_from(spent).unwrap_or(u64::MAX).min(units)
+    }
+}
+
+/// When a charge was made.
+#[derive(Clone, Copy, Debug)]
+struct ChargedAt {
+    /// The time in the record.
+    exact: Now,
+    /// For a charge of an earlier process, the earliest time by any of the clocks.
+    earliest: Now,
+}
+
+impl ChargedAt {
+    /// The time to which a cell's refund is dated. Units go back only into the window that was charged, and
+    /// into a bucket only what the rate has not restored since the earliest time.
+    fn refunded_to(&self, algorithm: &Algorithm, now: Now) -> Now {
+        match mutated(Mutation::RefundIntoOpenWindow) {
+            true => now,
+            // A sliding window stores its charges by their exact time.
+            false if !algorithm.has_rate() => self.exact,
+            false => self.earliest,
+        }
+    }
+}
+
+/// A settled charge is not settled again.
+fn settles_once() -> bool {
+    !mutated(Mutation::RefundTwice)
+}
+
+/// The generation in which other nodes may answer by a charge: nothing is given back before its name was
+/// ended there.
+fn ends_first(record: &Record, spent: Spent) -> Option<Generation> {
+    let generation = record.memory.shared?;
+    (spent.leaves_some() && !mutated(Mutation::RefundWhileShared)).then_some(generation)
+}
+
+/// By this algorithm, the fastest of the whole limit, a bucket has restored units since the charge: those do
+/// not come back twice.
+fn restoring(fastest: &Algorithm) -> Cow<'_, Algorithm> {
+    match mutated(Mutation::RefundInFull) {
+        true => Cow::Owned(fastest.fraction(0)),
+        false => Cow::Borrowed(fastest),
+    }
+}
+
+/// A refund of a journalled cell is on disk before its units are spent.
+fn is_refund_written(catalogue: &Catalogue, slot: u32) -> bool {
+    catalogue.is_durable(slot) && !mutated(Mutation::RefundBeforeDurable)
 }
 
 fn refunded_of(catalogue: &Catalogue, slot: u32, units: u64) -> Refunded {

@@ -47,15 +47,26 @@ const VERSION: u8 = 1;
 
 /// The form in which an answer is kept.
 #[derive(Debug, Serialize, Deserialize)]
-struct Written {
+pub(crate) struct SharedRecord {
     /// [`VERSION`].
     version: u8,
     /// The node that charged.
-    node: u16,
+    pub(crate) node: u16,
     /// When the reservation lapses, by that node's wall clock, in nanoseconds; 0 if the charge is not a
     /// reservation.
-    lapses_wall_ns: u64,
-    record: Record,
+    pub(crate) lapses_wall_ns: u64,
+    pub(crate) record: Record,
+}
+
+impl SharedRecord {
+    /// Reads an answer that another node keeps. `None` if the bytes are not a valid answer.
+    pub(crate) fn read(kept: &[u8]) -> Option<Self> {
+        if kept.first() != Some(&VERSION) {
+            return None;
+        }
+        let (shared, rest) = postcard::take_from_bytes::<Self>(kept).ok()?;
+        (rest.is_empty() && shared.record.is_sound()).then_some(shared)
+    }
 }
 
 impl Node {
@@ -88,7 +99,7 @@ impl Node {
         let keep_ns = self.charges.keep().keep_ns;
         let record = records.all.get_mut(&id.0).filter(|record| record.is_open())?;
         // A name is shared in one generation at a time, and must be ended there.
-        if record.shared.is_some_and(|other| other != generation) {
+        if record.memory.shared.is_some_and(|other| other != generation) {
             return None;
         }
         let (mut lapses_wall_ns, mut stands_ns) = (0, keep_ns);
@@ -99,12 +110,13 @@ impl Node {
             let drifts_ns = stretch(ttl_ns, who.drift_ppm) - ttl_ns;
             stands_ns = ttl_ns.saturating_sub(drifts_ns.saturating_add(2 * who.clock_error_ns)).min(keep_ns);
         }
-        let written = Written { version: VERSION, node: who.node, lapses_wall_ns, record: record.clone() };
-        let bytes = postcard::to_allocvec(&written).unwrap_or_default();
+        let shared =
+            SharedRecord { version: VERSION, node: who.node, lapses_wall_ns, record: record.clone() };
+        let bytes = postcard::to_allocvec(&shared).unwrap_or_default();
         if stands_ns < 1_000 || bytes.len() > ANSWER_BYTES_MAX {
             return None;
         }
-        record.shared = Some(generation);
+        record.memory.shared = Some(generation);
         Some(SharedAnswer { bytes, drops_us: now.wall_ns.saturating_add(stands_ns) / 1_000 })
     }
 
@@ -112,7 +124,7 @@ impl Node {
     /// back.
     pub fn ended(&self, id: ChargeId, generation: Generation) {
         if let Some(record) = self.charges.lock(id).all.get_mut(&id.0) {
-            record.shared = record.shared.filter(|shared| *shared != generation);
+            record.memory.shared = record.memory.shared.filter(|shared| *shared != generation);
         }
     }
 
@@ -131,14 +143,4 @@ impl Node {
     pub fn take_settlements(&self) -> VecDeque<(ChargeId, Option<u64>)> {
         std::mem::take(&mut *lock(&self.charges.later))
     }
-}
-
-/// Reads an answer that another node keeps: the node's number, when the reservation lapses by its wall clock
-/// (0 if it is not a reservation), and the charge. `None` if the bytes are not a valid answer.
-pub(crate) fn read(kept: &[u8]) -> Option<(u16, u64, Record)> {
-    if kept.first() != Some(&VERSION) {
-        return None;
-    }
-    let (Written { node, lapses_wall_ns, record, .. }, rest) = postcard::take_from_bytes(kept).ok()?;
-    (rest.is_empty() && record.is_sound()).then_some((node, lapses_wall_ns, record))
 }

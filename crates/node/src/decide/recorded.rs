@@ -1,12 +1,14 @@
 //! Requests whose charge is remembered ([`crate::charges`]).
 
+use std::sync::Arc;
+
 use acequia_limits::{Mode, Now, Reason, Request};
 use acequia_rights::mutation::{Mutation, mutated};
 
 use super::{Answer, Ask, Asker, Charged, Forwarding, IdReused, Outcome, lease::longest_ns};
 use crate::{
-    Recording,
-    charges::{ChargeId, Record, read_shared},
+    ChargeId, Keep, Node, Recording,
+    charges::{Record, Records, SharedRecord},
 };
 
 /// If less than the requested cost will do, one part in this many of what is left is reserved at a time:
@@ -27,92 +29,83 @@ impl Asker {
         ask: Ask,
         recording: &Recording,
     ) -> Result<&Answer, IdReused> {
-        let node = std::sync::Arc::clone(&self.node);
+        let node = Arc::clone(&self.node);
         self.may_decide = node.may_decide();
         let now = node.not_before(now);
         // A charge made by another node could not be given back here.
         let ask = ask.forwarding(Forwarding::Never);
         // Held until the charge is remembered: a repeated request meanwhile finds the record.
         let mut records = node.charges.lock(recording.id);
-        let reserved = |record: &Record| recording.reserve.map_or(0, |_| record.cost());
-        let known = records.get(recording.id, node.charges.keep(), now);
-        if let Some(record) = known.filter(|_| !mutated(Mutation::RepeatChargesAgain)) {
-            if !record.is_of(recording) || record.came_back() {
-                return Err(IdReused);
-            }
-            self.load_catalogue();
-            let charged = Charged {
-                id: recording.id,
-                by: None,
-                is_repeat: true,
-                is_lease: recording.reserve.is_some_and(|reserve| reserve.at_most),
-                reserved: reserved(record),
-                lapses_in_ns: record.lapses_in_ns(now),
-            };
-            record.answer(&mut self.answer, &self.catalogue, charged);
-            let is_written = node.is_committed(record.batch) || !recording.is_repeatable;
-            self.answer.after_batch = if is_written { 0 } else { record.batch };
-            return Ok(&self.answer);
+        if let Some(record) = record_of_repeat(&records, recording.id, node.charges.keep(), now) {
+            return self.answer_repeat(record, recording, now);
         }
-        let is_lease = recording.reserve.is_some_and(|reserve| reserve.at_most);
-        // The record is all that a restart knows of a lease.
         let has_disk = node.config.durable && !node.is_journal_down();
-        let is_full = recording.reserve.is_some()
-            && records.is_full_of_reservations(recording.owner, node.charges.records_max(&records));
-        // Nodes that share a store write no records: after a restart, units leased to a client would be
-        // leased again.
-        let forgets = node.leases.is_some() || (node.config.durable && !has_disk);
-        if is_full || (is_lease && forgets) {
+        if let Some(reason) = cannot_remember(&node, &records, recording, has_disk) {
             self.check_seldom(request, now, Ask { charge: false, ..ask });
-            self.answer.deny_for_now(if is_full { Reason::Overflow } else { Reason::Journal });
+            self.answer.deny_for_now(reason);
             return Ok(&self.answer);
         }
         if records.is_left_open(recording.id) {
             node.lapse(&mut records, recording.id, now);
         }
         let mut cost = request.cost;
-        if is_lease {
+        if recording.is_lease() {
             cost = self.check_at_most(request, now, Ask { holds: true, ..ask });
         } else {
             self.check_seldom(request, now, ask);
         }
-        // The remembered charge was made at this time.
-        let now = self.went_by;
         // Charges of a denied request are not part of an answer that may be repeated.
         if self.answer.allowed && self.answer.limits.iter().any(|limit| limit.is_charged) {
-            let mut recording = *recording;
-            if let Some(reserve) = recording.reserve.as_mut().filter(|_| is_lease) {
-                let longest_ns = longest_ns(&self.answer, &self.catalogue, node.clock_error_ns(), now);
-                reserve.ttl_ns = reserve.ttl_ns.min(longest_ns);
-            }
-            let record = Record::new(&recording, (&self.answer, &self.catalogue), cost, now);
-            let charged = Charged {
-                id: recording.id,
-                by: None,
-                is_repeat: false,
-                is_lease,
-                reserved: reserved(&record),
-                lapses_in_ns: record.lapses_in_ns(now),
-            };
-            // Without a disk, a reply does not wait for one. A lease does, and so does not leave.
-            let is_kept = is_lease || (recording.is_repeatable && has_disk);
-            let row = records.put(recording.id, record);
-            // Rows that nobody waits for must not pile up while the disk fails: without its row, a charge
-            // only cannot be given back after a restart.
-            if has_disk {
-                let batch = node.push_row(row);
-                records.sent_in(recording.id, batch);
-                if is_kept {
-                    self.answer.after_batch = self.answer.after_batch.max(batch);
-                }
-            }
-            let records_max = node.charges.records_max(&records);
-            for row in records.make_room(records_max) {
-                node.push_charge(row);
-            }
-            self.answer.charge = Some(charged);
+            self.remember(&mut records, recording, cost, has_disk);
         }
         Ok(&self.answer)
+    }
+
+    /// Answers a repeated request by the record of its charge.
+    fn answer_repeat(
+        &mut self,
+        record: &Record,
+        recording: &Recording,
+        now: Now,
+    ) -> Result<&Answer, IdReused> {
+        if !record.is_of(recording) || record.came_back() {
+            return Err(IdReused);
+        }
+        self.load_catalogue();
+        record.answer(&mut self.answer, &self.catalogue, record.charged_as(recording, true, now));
+        let is_written = self.node.is_committed(record.batch()) || !recording.is_repeatable;
+        self.answer.after_batch = if is_written { 0 } else { record.batch() };
+        Ok(&self.answer)
+    }
+
+    /// Remembers the charge that was just made for a request of this cost. Without a disk, a reply does not
+    /// wait for its record.
+    fn remember(&mut self, records: &mut Records, recording: &Recording, cost: u64, has_disk: bool) {
+        let node = &self.node;
+        // The charge was made at this time.
+        let now = self.went_by;
+        let is_lease = recording.is_lease();
+        let mut recording = *recording;
+        if let Some(reserve) = recording.reserve.as_mut().filter(|_| is_lease) {
+            let longest_ns = longest_ns(&self.answer, &self.catalogue, node.clock_error_ns(), now);
+            reserve.ttl_ns = reserve.ttl_ns.min(longest_ns);
+        }
+        let record = Record::new(&recording, &self.answer, &self.catalogue, cost, now);
+        self.answer.charge = Some(record.charged_as(&recording, false, now));
+        let row = records.put(recording.id, record);
+        // Rows that nobody waits for must not pile up while the disk fails: without its row, a charge only
+        // cannot be given back after a restart.
+        if has_disk {
+            let batch = node.push_row(row);
+            records.sent_in(recording.id, batch);
+            if is_lease || recording.is_repeatable {
+                self.answer.after_batch = self.answer.after_batch.max(batch);
+            }
+        }
+        let records_max = node.charges.records_max(records);
+        for row in records.make_room(records_max) {
+            node.push_charge(row);
+        }
     }
 
     /// Gives the answer that another node of the region gave to the same request, as kept for others
@@ -126,7 +119,7 @@ impl Asker {
         kept: &[u8],
         now: Now,
     ) -> Option<Result<&Answer, IdReused>> {
-        let (node, lapses_wall_ns, record) = read_shared(kept)?;
+        let SharedRecord { node, lapses_wall_ns, record, .. } = SharedRecord::read(kept)?;
         if !record.is_of(recording) {
             return Some(Err(IdReused));
         }
@@ -134,12 +127,10 @@ impl Asker {
         let now = self.node.not_before(now);
         self.load_catalogue();
         let charged = Charged {
-            id: recording.id,
             by: Some(node),
-            is_repeat: true,
             is_lease: false,
-            reserved: recording.reserve.map_or(0, |_| record.cost()),
             lapses_in_ns: lapses_wall_ns.saturating_sub(now.wall_ns),
+            ..record.charged_as(recording, true, now)
         };
         record.answer(&mut self.answer, &self.catalogue, charged);
         self.answer.after_batch = 0;
@@ -178,15 +169,19 @@ impl Asker {
     }
 }
 
-impl ChargeId {
-    /// The name as text: 32 hexadecimal digits.
-    pub fn to_text(self) -> String {
-        format!("{:032x}", self.0)
-    }
+/// The record by which a repeated request is answered: the request is not charged again.
+fn record_of_repeat(records: &Records, id: ChargeId, keep: Keep, now: Now) -> Option<&Record> {
+    records.get(id, keep, now).filter(|_| !mutated(Mutation::RepeatChargesAgain))
+}
 
-    /// The name from text; `None` if the text is not a name.
-    pub fn from_text(text: &str) -> Option<Self> {
-        let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        u128::from_str_radix(text, 16).ok().filter(|_| is_hex).map(Self)
+/// Why a charge cannot be remembered now as it must be; `None` if it can.
+fn cannot_remember(node: &Node, records: &Records, recording: &Recording, has_disk: bool) -> Option<Reason> {
+    let records_max = node.charges.records_max(records);
+    if recording.reserve.is_some() && records.is_full_of_reservations(recording.owner, records_max) {
+        return Some(Reason::Overflow);
     }
+    // The record is all that a restart knows of a lease. Nodes that share a store write no records: after a
+    // restart, units leased to a client would be leased again.
+    let forgets = node.leases.is_some() || (node.config.durable && !has_disk);
+    (recording.is_lease() && forgets).then_some(Reason::Journal)
 }
