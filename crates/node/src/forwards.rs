@@ -101,6 +101,7 @@ pub(crate) const FORWARDED_NS_MAX: u64 = 600_000_000_000;
 const NUMBERS: u64 = 1 << 40;
 /// The key of a probe, which is about no cell.
 const NO_CELL: CellKey = (u32::MAX, CellTag(0));
+
 /// A denied request that waits, for [`Node::forward_charge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiter {
@@ -179,7 +180,8 @@ pub(crate) struct Forwards {
     is_due: AtomicBool,
     /// When the first of the forwards that wait here must be answered: steady clock; 0 if none waits.
     answer_ns: AtomicU64,
-    /// A filter for the cells that this node deals with alone: most checks need not lock the state. It may hold other cells, too.
+    /// A filter for the cells that this node deals with alone: most checks need not lock the state. It may
+    /// hold other cells, too.
     alone_marks: Marks,
     /// A filter for cells of which no other node has a unit: most denials need not lock the state. It may
     /// hold other cells, too.
