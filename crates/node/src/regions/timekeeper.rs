@@ -23,6 +23,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use acequia_limits::Now;
 use acequia_rights::mutation::{Mutation, mutated};
 use smallvec::SmallVec;
 
@@ -95,16 +96,16 @@ impl Wall {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Timekeeper {
     wall: Wall,
-    /// The last reading that the node went by and that was confirmed: (steady, wall).
-    good: Option<(u64, u64)>,
+    /// The last reading that the node went by and that was confirmed.
+    good: Option<Now>,
     /// The correction that is added to the wall.
     correction_ns: i64,
     /// How far the reading may be off beyond the error of a believed clock.
     unsure_ns: u64,
     /// The last comparison: the steady clock, and the wall that the node went by.
-    compared: Option<(u64, u64)>,
+    compared: Option<Now>,
     /// The clocks' readings then: the steady one, and the system's wall.
-    read: Option<(u64, u64)>,
+    read: Option<Now>,
     /// When the clocks were first compared: steady clock.
     begun_ns: Option<u64>,
 }
@@ -133,7 +134,7 @@ impl Timekeeper {
 
     /// The last comparison: the steady clock, and the wall that the node went by. `None` until a wall is
     /// confirmed.
-    pub(crate) const fn compared(&self) -> Option<(u64, u64)> {
+    pub(crate) const fn compared(&self) -> Option<Now> {
         self.compared
     }
 
@@ -156,7 +157,7 @@ impl Timekeeper {
         let trusted: SmallVec<[Reading; 8]> =
             peers.iter().filter(|peer| peer.trusts_its_own(bounds)).copied().collect();
         let peers = &trusted[..];
-        let due_ns = self.compared.map_or(0, |(before_ns, _)| before_ns.saturating_add(COMPARE_NS));
+        let due_ns = self.compared.map_or(0, |before| before.steady_ns.saturating_add(COMPARE_NS));
         if steady_ns < due_ns {
             return;
         }
@@ -165,12 +166,11 @@ impl Timekeeper {
             return;
         }
         let step_ns = self.stepped_ns(steady_ns, wall_ns, bounds);
-        let has_moved_along = step_ns.is_none() || mutated(Mutation::StepBelieved);
         let has_waited = steady_ns.saturating_sub(begun_ns) >= ALONE_NS;
         // The own wall is a witness if it has moved along with the steady clock since it was confirmed. A
         // wall that began just now is none until it has waited: two nodes that just began and disagree wait
         // for a third.
-        let own = usize::from((self.good.is_some() || has_waited) && has_moved_along);
+        let own = usize::from((self.good.is_some() || has_waited) && has_moved_along(step_ns));
         if let [other] = peers
             && (self.good.is_none() && own == 0)
             && !other.agrees(0, bounds)
@@ -179,11 +179,9 @@ impl Timekeeper {
             return;
         }
         let against = peers.iter().filter(|peer| !peer.agrees(0, bounds)).count();
-        let is_outvoted = (2 * against > peers.len() + own && !mutated(Mutation::OutvotedGoesOn))
-            || (against > 0 && mutated(Mutation::OneOutvotes));
-        if is_outvoted {
+        if is_outvoted(against, peers.len() + own) {
             let consensus = self.consensus(steady_ns, wall_ns, bounds, peers);
-            if let Some((correction_ns, unsure_ns)) = consensus.filter(|_| !mutated(Mutation::DoubtGrows)) {
+            if let Some((correction_ns, unsure_ns)) = consensus.filter(|_| goes_by_consensus()) {
                 self.go_by(Wall::Peers, steady_ns, wall_ns, correction_ns);
                 self.unsure_ns = unsure_ns;
                 self.good = self.compared;
@@ -202,17 +200,17 @@ impl Timekeeper {
             // While nobody is reached, the wall may wander off by a little at a time.
             if !peers.is_empty() || !bounds.has_peers || self.good.is_none() {
                 self.good = self.compared;
-            } else if let Some((good_steady_ns, good_wall_ns)) = self.good {
-                let passed_ns = steady_ns.saturating_sub(good_steady_ns);
-                let off_ns = wall_ns.abs_diff(good_wall_ns.saturating_add(passed_ns));
+            } else if let Some(good) = self.good {
+                let passed_ns = steady_ns.saturating_sub(good.steady_ns);
+                let off_ns = wall_ns.abs_diff(good.wall_ns.saturating_add(passed_ns));
                 self.unsure_ns = if off_ns > bounds.error_ns { off_ns } else { 0 };
             }
             return;
         }
         // No wall has a majority.
-        let Some((good_steady_ns, _)) = self.good else { return };
+        let Some(good) = self.good else { return };
         self.go_by(Wall::Carried, steady_ns, wall_ns, step_ns.map_or(0, |step_ns| -step_ns));
-        let wandered_ns = drifted(steady_ns.saturating_sub(good_steady_ns), bounds.drift_ppm);
+        let wandered_ns = drifted(steady_ns.saturating_sub(good.steady_ns), bounds.drift_ppm);
         let mut off_ns: SmallVec<[u64; 8]> = peers.iter().map(Reading::differs_by_ns).collect();
         off_ns.sort_unstable();
         // If the wall was set, the step is known. If peers contradict it and each other, it may be as wrong
@@ -224,44 +222,41 @@ impl Timekeeper {
     /// Whether the system's wall moves faster or slower than the steady clock: it was set just now, or is
     /// being slewed.
     fn is_moving(&mut self, steady_ns: u64, wall_ns: u64, bounds: &Bounds) -> bool {
-        let Some((before_ns, before_wall_ns)) = self.read.replace((steady_ns, wall_ns)) else { return false };
-        let passed_ns = steady_ns.saturating_sub(before_ns);
-        let moved_ns = signed(wall_ns) - signed(before_wall_ns.saturating_add(passed_ns));
+        let Some(before) = self.read.replace(Now { steady_ns, wall_ns }) else { return false };
+        let passed_ns = steady_ns.saturating_sub(before.steady_ns);
+        let moved_ns = signed(wall_ns) - signed(before.wall_ns.saturating_add(passed_ns));
         moved_ns.unsigned_abs() > STILL_NS.saturating_add(drifted(passed_ns, bounds.drift_ppm))
     }
 
     /// Carries the last wall on by the steady clock, unless most peers contradict that. Returns whether it
     /// does.
     fn carry(&mut self, steady_ns: u64, wall_ns: u64, bounds: &Bounds, peers: &[Reading]) -> bool {
-        let (Some(correction_ns), Some((good_steady_ns, _))) =
-            (self.carried_ns(steady_ns, wall_ns), self.good)
-        else {
-            return false;
-        };
+        let Some(correction_ns) = self.carried_ns(steady_ns, wall_ns) else { return false };
+        let Some(good) = self.good else { return false };
         let against = peers.iter().filter(|peer| !peer.agrees(correction_ns, bounds)).count();
-        if 2 * against > peers.len() || mutated(Mutation::StepBelieved) {
+        if !may_carry_on(against, peers.len()) {
             return false;
         }
         let is_led = self.wall == Wall::Peers;
         self.go_by(if is_led { Wall::Peers } else { Wall::Carried }, steady_ns, wall_ns, correction_ns);
-        let wandered_ns = drifted(steady_ns.saturating_sub(good_steady_ns), bounds.drift_ppm);
+        let wandered_ns = drifted(steady_ns.saturating_sub(good.steady_ns), bounds.drift_ppm);
         self.unsure_ns = if is_led { self.unsure_ns.max(wandered_ns) } else { wandered_ns };
         true
     }
 
     /// How far the last wall, carried on by the steady clock, is ahead of the system's wall.
     fn carried_ns(&self, steady_ns: u64, wall_ns: u64) -> Option<i64> {
-        let (before_ns, before_wall_ns) = self.compared?;
-        let passed_ns = steady_ns.saturating_sub(before_ns);
-        Some(signed(before_wall_ns.saturating_add(passed_ns)) - signed(wall_ns))
+        let before = self.compared?;
+        let passed_ns = steady_ns.saturating_sub(before.steady_ns);
+        Some(signed(before.wall_ns.saturating_add(passed_ns)) - signed(wall_ns))
     }
 
     /// By how much the wall was set since it was confirmed; `None` if the clocks' errors explain the
     /// difference.
     fn stepped_ns(&self, steady_ns: u64, wall_ns: u64, bounds: &Bounds) -> Option<i64> {
-        let (good_steady_ns, good_wall_ns) = self.good?;
-        let passed_ns = steady_ns.saturating_sub(good_steady_ns);
-        let step_ns = signed(wall_ns) - signed(good_wall_ns.saturating_add(passed_ns));
+        let good = self.good?;
+        let passed_ns = steady_ns.saturating_sub(good.steady_ns);
+        let step_ns = signed(wall_ns) - signed(good.wall_ns.saturating_add(passed_ns));
         let most_ns = bounds.error_ns.saturating_mul(2).saturating_add(drifted(passed_ns, bounds.drift_ppm));
         (step_ns.unsigned_abs() > most_ns).then_some(step_ns)
     }
@@ -277,7 +272,7 @@ impl Timekeeper {
 
     fn go_by(&mut self, wall: Wall, steady_ns: u64, wall_ns: u64, correction_ns: i64) {
         (self.wall, self.correction_ns) = (wall, correction_ns);
-        self.compared = Some((steady_ns, wall_ns.saturating_add_signed(correction_ns)));
+        self.compared = Some(Now { steady_ns, wall_ns: wall_ns.saturating_add_signed(correction_ns) });
     }
 
     /// How far the wall of most peers is ahead of ours, and how sure that is. It is the surest reading with
@@ -289,19 +284,8 @@ impl Timekeeper {
         bounds: &Bounds,
         peers: &[Reading],
     ) -> Option<(i64, u64)> {
-        let is_backed = |correction_ns: i64| {
-            let agree = peers.iter().filter(|peer| peer.agrees(correction_ns, bounds));
-            2 * agree.count() > peers.len() || mutated(Mutation::OneOutvotes)
-        };
-        let surest: SmallVec<[&Reading; 8]> = {
-            let mut all: SmallVec<[&Reading; 8]> = peers.iter().collect();
-            all.sort_by_key(|peer| (peer.unsure_ns, peer.ahead_ns));
-            if mutated(Mutation::OneOutvotes) {
-                all.sort_by_key(|peer| std::cmp::Reverse(peer.ahead_ns.unsigned_abs()));
-            }
-            all
-        };
-        let found = surest.into_iter().find(|peer| is_backed(peer.ahead_ns))?;
+        let is_backed = |correction_ns| is_backed(correction_ns, bounds, peers);
+        let found = surest_first(peers).into_iter().find(|peer| is_backed(peer.ahead_ns))?;
         // The present correction stays, so that it does not move with every frame.
         if let Some(carried_ns) = self.carried_ns(steady_ns, wall_ns)
             && is_backed(carried_ns)
@@ -342,6 +326,43 @@ impl Reading {
     }
 }
 
+/// A wall that was set is no witness until somebody agrees with it.
+fn has_moved_along(step_ns: Option<i64>) -> bool {
+    step_ns.is_none() || mutated(Mutation::StepBelieved)
+}
+
+/// While the wall moves, the steady clock carries the last reading on, unless most peers contradict that.
+fn may_carry_on(against: usize, peers: usize) -> bool {
+    2 * against <= peers && !mutated(Mutation::StepBelieved)
+}
+
+/// A node goes by its wall until most witnesses, its own wall included if it is one, contradict it.
+fn is_outvoted(against: usize, witnesses: usize) -> bool {
+    (2 * against > witnesses && !mutated(Mutation::OutvotedGoesOn))
+        || (against > 0 && mutated(Mutation::OneOutvotes))
+}
+
+/// A node that is outvoted goes by the wall of most peers, so that its doubt does not grow.
+fn goes_by_consensus() -> bool {
+    !mutated(Mutation::DoubtGrows)
+}
+
+/// A wall that is not the own one counts only if most peers agree with it.
+fn is_backed(correction_ns: i64, bounds: &Bounds, peers: &[Reading]) -> bool {
+    let agree = peers.iter().filter(|peer| peer.agrees(correction_ns, bounds)).count();
+    2 * agree > peers.len() || mutated(Mutation::OneOutvotes)
+}
+
+/// The surest reading counts first, not the one that differs most.
+fn surest_first(peers: &[Reading]) -> SmallVec<[&Reading; 8]> {
+    let mut all: SmallVec<[&Reading; 8]> = peers.iter().collect();
+    all.sort_by_key(|peer| (peer.unsure_ns, peer.ahead_ns));
+    if mutated(Mutation::OneOutvotes) {
+        all.sort_by_key(|peer| std::cmp::Reverse(peer.ahead_ns.unsigned_abs()));
+    }
+    all
+}
+
 /// The wall's reading as it would be if nobody had set it since it was last compared with the steady clock.
 ///
 /// A clock may be set between two comparisons, and be set back: requests in between must not be counted in
@@ -374,7 +395,8 @@ impl Default for Carried {
 }
 
 impl Carried {
-    pub(crate) fn set(&self, (steady_ns, wall_ns): (u64, u64), error_ns: u64, drift_ppm: u32) {
+    pub(crate) fn set(&self, at: Now, error_ns: u64, drift_ppm: u32) {
+        let Now { steady_ns, wall_ns } = at;
         self.writes.fetch_add(1, Ordering::AcqRel);
         self.steady_ns.store(steady_ns, Ordering::Release);
         self.ahead_ns.store(wall_ns.wrapping_sub(steady_ns), Ordering::Release);
@@ -511,7 +533,7 @@ mod tests {
         assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Carried, 0), "it may be on its way");
         keeper.observe(16 * S, T + 16 * S, &bounds(), &[]);
         assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Own, 0));
-        assert_eq!(keeper.compared(), Some((16 * S, T + 16 * S)));
+        assert_eq!(keeper.compared(), Some(Now { steady_ns: 16 * S, wall_ns: T + 16 * S }));
     }
 
     #[test]
@@ -587,10 +609,10 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_counts_from_the_next_look_on() {
+    fn a_clock_that_is_set_counts_from_the_next_comparison_on() {
         let carried = Carried::default();
         assert_eq!(carried.unless_set(5 * S, 3_600 * S), 3_600 * S, "nobody has looked yet");
-        carried.set((S, 101 * S), 10 * MS, 1_000);
+        carried.set(Now { steady_ns: S, wall_ns: 101 * S }, 10 * MS, 1_000);
         assert_eq!(carried.unless_set(2 * S, 102 * S + 20 * MS), 102 * S + 20 * MS, "as wrong as it may be");
         assert_eq!(carried.unless_set(2 * S, 102 * S + 22 * MS), 102 * S, "more than it may be");
         assert_eq!(carried.unless_set(2 * S, 3_702 * S), 102 * S);
