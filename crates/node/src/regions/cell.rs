@@ -1,6 +1,6 @@
 //! One active cell: what this node knows about it, and what it does about it.
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU64};
 
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS};
 use acequia_rights::{MemberId, VersionId};
@@ -25,16 +25,24 @@ const UNKNOWN: Rough = Rough(u16::MAX);
 const SAID_MAX: u64 =
     if acequia_limits::UNITS_MAX > RATE_PARTS as u64 { acequia_limits::UNITS_MAX } else { RATE_PARTS as u64 };
 
-/// One member's statements about a cell.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct View {
-    /// The member.
-    pub(crate) of: MemberId,
+/// The numbers of an advertisement of a cell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Advertised {
     pub(crate) demand: Rough,
     pub(crate) holds: Rough,
     pub(crate) left: Rough,
     /// The standing part that the member speaks for, if that is not its own.
     pub(crate) stands: Option<Rough>,
+}
+
+/// One member's statements about a cell.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View {
+    /// The member.
+    pub(crate) of: MemberId,
+    /// Its newest advertisement.
+    pub(crate) said: Advertised,
+    /// Units that it must be able to hold at once; 0 if it can hold enough.
     pub(crate) short: u64,
     /// The frame that carried `short`. An advertisement in a later frame ends it, unless that frame carries
     /// it again.
@@ -47,34 +55,19 @@ pub(crate) struct View {
 impl View {
     /// The view of a member that has said nothing.
     fn silent(of: MemberId) -> Self {
-        let none = Rough::default();
-        Self {
-            of,
-            demand: none,
-            holds: none,
-            left: none,
-            stands: None,
-            short: 0,
-            short_frame: 0,
-            at_ns: 0,
-            frame: 0,
-        }
+        Self { of, said: Advertised::default(), short: 0, short_frame: 0, at_ns: 0, frame: 0 }
     }
 
     /// The units that the member had left, if it said so about the open window.
     pub(crate) fn known_left(&self) -> Option<u64> {
-        (self.left != UNKNOWN).then(|| self.left.get().min(SAID_MAX))
+        (self.said.left != UNKNOWN).then(|| self.said.left.get().min(SAID_MAX))
     }
 }
 
 /// This node's last advertisement.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Advertised {
-    pub(crate) demand: Rough,
-    pub(crate) holds: Rough,
-    pub(crate) left: Rough,
-    /// The standing part that this node speaks for, if that is not its own.
-    pub(crate) stands: Option<Rough>,
+pub(crate) struct LastAdvertisement {
+    pub(crate) said: Advertised,
     pub(crate) at_ns: u64,
 }
 
@@ -96,62 +89,98 @@ pub(crate) struct Piece {
     pub(crate) at_ns: u64,
 }
 
+/// When a cell is rebalanced next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextRebalance {
+    /// At the next tick.
+    Called,
+    /// At this time: steady clock.
+    At(NonZeroU64),
+}
+
+/// Requests here need more units at once than there are, not counting units borrowed for such requests alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shortage {
+    /// The last such cost.
+    pub(crate) units: NonZeroU64,
+    /// When it was last asked for: steady clock.
+    pub(crate) at_ns: u64,
+    /// The smallest cost that was asked for since the shortage began.
+    pub(crate) least: u64,
+}
+
+/// The state of a cell whose limit counts in windows. All but the last field belong to the open fixed window.
+#[derive(Debug, Default)]
+pub(crate) struct WindowState {
+    /// Its end; 0 if there are no windows.
+    end_ns: u64,
+    /// Rights that others asked for.
+    pub(crate) asked: Vec<AskedRights>,
+    /// Units received by the last rebalance.
+    received: u64,
+    /// No more rights are asked for before this time: steady clock.
+    pub(crate) quiet_until_ns: u64,
+    /// How often in a row asking brought nothing.
+    pub(crate) asked_in_vain: u16,
+    /// Before this time the pool gets no further report for nodes that joined since the window began: steady
+    /// clock.
+    pub(crate) reports_after_ns: u64,
+    /// Whether a peer must be told again what it was given.
+    pub(crate) tells_again: bool,
+    /// Demand that denials proved: the units used and missed in a sliding window's length, in thousandths of
+    /// a unit a second.
+    proven_milli: Rough,
+}
+
+/// The variant of a cell, as the nodes tell each other. Versions are the default ones for "never".
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct VariantNews {
+    /// The variant plus one, if the variant is known and the limit has several.
+    told: Option<NonZeroU16>,
+    /// The version of the catalogue in which the others were told the variant.
+    told_in: VersionId,
+    /// The newest version of the catalogue in which this region was asked for the cell itself, and so knows
+    /// the variant.
+    pub(crate) asked_in: VersionId,
+}
+
+/// When a cell was last of use to anybody: steady clock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Activity {
+    /// When the cell became active.
+    since_ns: u64,
+    /// When this region was last asked for the cell.
+    asked_ns: Option<NonZeroU64>,
+    /// When this region was last asked for the cell, or another region reported something of note.
+    busy_ns: u64,
+}
+
 /// A cell that is shared actively.
 #[derive(Debug)]
 pub(crate) struct ActiveCell {
     pub(crate) demand: Demand,
-    /// Demand that denials proved: the units used and missed in a sliding window's length, in thousandths of
-    /// a unit a second.
-    proven_milli: Rough,
     pub(crate) views: SmallVec<[View; 2]>,
-    pub(crate) advertised: Option<Advertised>,
-    pub(crate) asked: Vec<AskedRights>,
+    /// What the others were told last; `None` if they are to be told anew.
+    pub(crate) advertised: Option<LastAdvertisement>,
     pub(crate) pieces: SmallVec<[Piece; 1]>,
-    /// The next rebalance, and the last one: steady clock.
-    pub(crate) due_ns: u64,
+    pub(crate) next: NextRebalance,
+    /// When the cell was last rebalanced: steady clock.
     pub(crate) rebalanced_ns: u64,
-    /// Whether the cell is rebalanced at the next tick.
-    pub(crate) is_called: bool,
-    /// No more rights are asked for before this time: steady clock.
-    pub(crate) quiet_until_ns: u64,
-    /// Before this time the pool gets no further report for nodes that joined since the window began: steady
-    /// clock.
-    pub(crate) says_after_ns: u64,
-    /// How often in a row asking brought nothing.
-    pub(crate) asked_in_vain: u16,
-    /// The last cost that needs more units than there are, not counting units borrowed for such requests
-    /// alone; 0 if there was none lately.
-    pub(crate) short: u64,
-    /// When `short` was last asked for: steady clock.
-    pub(crate) short_ns: u64,
-    /// The smallest cost that was asked for since `short` is set.
-    pub(crate) least: u64,
-    /// The end of the open window; 0 if there are no windows.
-    pub(crate) window: u64,
-    /// Units received in that window by the last rebalance.
-    pub(crate) received: u64,
-    /// Whether a peer must be told again what it was given.
-    pub(crate) regive: bool,
-    /// The cell's variant plus one, if the variant is known and the limit has several.
-    which: Option<NonZeroU16>,
-    /// The version of the catalogue in which the others were told the variant.
-    pub(crate) which_of: VersionId,
-    /// The newest version of the catalogue in which this region was asked for the cell itself, and so knows
-    /// the variant.
-    pub(crate) asked_of: Option<VersionId>,
-    /// When this region was last asked for the cell, or another region reported something of note.
-    busy_ns: u64,
-    /// When this region was last asked for the cell; 0 for never.
-    asked_ns: u64,
-    /// When the cell became active: steady clock.
-    since_ns: u64,
+    pub(crate) shortage: Option<Shortage>,
+    pub(crate) window: WindowState,
+    pub(crate) variant: VariantNews,
+    pub(crate) activity: Activity,
 }
 
-impl ActiveCell {
+impl Activity {
+    fn since(now_ns: u64) -> Self {
+        Self { since_ns: now_ns, asked_ns: None, busy_ns: now_ns }
+    }
+
     /// Notes that this region was asked for the cell.
     pub(crate) fn note_asked(&mut self, now_ns: u64) {
         self.busy_ns = now_ns;
-        self.asked_ns = now_ns;
+        self.asked_ns = NonZeroU64::new(now_ns);
     }
 
     /// Notes that another region reported more demand, or a shortage.
@@ -164,26 +193,81 @@ impl ActiveCell {
         now_ns.saturating_sub(self.since_ns) < for_ns
     }
 
-    /// Whether this region was not asked for the cell for long.
-    fn is_unasked(&self, now_ns: u64) -> bool {
-        self.asked_ns == 0 || now_ns.saturating_sub(self.asked_ns) > UNASKED_NS
+    /// Whether this region was not asked for the cell for longer than `for_ns`.
+    fn is_unasked(&self, now_ns: u64, for_ns: u64) -> bool {
+        self.asked_ns.is_none_or(|asked_ns| now_ns.saturating_sub(asked_ns.get()) > for_ns)
+    }
+}
+
+impl VariantNews {
+    /// The variant, as the others are told.
+    pub(crate) fn told(&self) -> Option<u16> {
+        self.told.map(|variant| variant.get() - 1)
     }
 
-    /// Whether no region is known to have been asked for long. Regions see this within a message's time of
-    /// each other, so none forgets a cell about which another goes on to speak.
-    pub(crate) fn is_idle(&self, now_ns: u64) -> bool {
-        let asks = |view: &View| view.demand.get() > 0 && now_ns.saturating_sub(view.at_ns) < VIEW_NS;
-        now_ns.saturating_sub(self.busy_ns) > IDLE_NS && !self.views.iter().any(asks)
+    /// Notes the variant, which the others are told in a version of the catalogue. Returns whether they do
+    /// not know it yet.
+    pub(crate) fn tell(&mut self, variant: Option<u16>, version_id: VersionId) -> bool {
+        let before = self.told();
+        if (before, self.told_in) == (variant, version_id) {
+            return false;
+        }
+        // There are fewer variants than that.
+        self.told = variant.and_then(|variant| NonZeroU16::new(variant.saturating_add(1)));
+        self.told_in = version_id;
+        variant.is_some() || before != variant
+    }
+}
+
+impl WindowState {
+    /// Notes how many units this node received in the open window. Returns whether more came since the last
+    /// rebalance.
+    pub(crate) fn note_received(&mut self, received: u64) -> bool {
+        let is_news = received != self.received;
+        if is_news {
+            (self.received, self.asked_in_vain) = (received, 0);
+        }
+        is_news
     }
 
     /// Notes the used units of a sliding window, and how many more were missed since the last rebalance.
-    pub(crate) fn note_used(&mut self, (used, missed): (u64, u64), window_ns: u64) {
+    pub(crate) fn note_used(&mut self, used: u64, missed: u64, window_ns: u64) {
         let units = if missed > 0 { used.saturating_add(missed) } else { used };
         // Rounded up, so that the want is no less than these units: a thousandth a second is many units of a
         // long window.
         let milli = (u128::from(units) * 1_000 * 1_000_000_000).div_ceil(u128::from(window_ns.max(1))) + 1;
         let milli = Rough::new(u64::try_from(milli).unwrap_or(u64::MAX));
         self.proven_milli = if missed > 0 { milli } else { self.proven_milli.min(milli) };
+    }
+}
+
+impl ActiveCell {
+    /// A cell that became active just now, and is called.
+    pub(crate) fn called(now_ns: u64) -> Self {
+        Self {
+            demand: Demand::since(now_ns),
+            views: SmallVec::new(),
+            advertised: None,
+            pieces: SmallVec::new(),
+            next: NextRebalance::Called,
+            rebalanced_ns: 0,
+            shortage: None,
+            window: WindowState::default(),
+            variant: VariantNews::default(),
+            activity: Activity::since(now_ns),
+        }
+    }
+
+    /// Whether no region is known to have been asked for long. Regions see this within a message's time of
+    /// each other, so none forgets a cell about which another goes on to speak.
+    pub(crate) fn is_idle(&self, now_ns: u64) -> bool {
+        let asks = |view: &View| view.said.demand.get() > 0 && now_ns.saturating_sub(view.at_ns) < VIEW_NS;
+        now_ns.saturating_sub(self.activity.busy_ns) > IDLE_NS && !self.views.iter().any(asks)
+    }
+
+    /// The units that a request needs at once and that this region cannot hold; 0 if there is none.
+    pub(crate) fn short(&self) -> u64 {
+        self.shortage.map_or(0, |shortage| shortage.units.get())
     }
 
     /// The demand here for a flow or for rights, in thousandths of a unit a second. If units come back long
@@ -193,15 +277,14 @@ impl ActiveCell {
         match resource {
             Resource::Rate { .. } => self.demand.units_milli(),
             Resource::Rights => self.demand.sure_milli(),
-            Resource::Units { .. } => self.demand.sure_milli().max(self.proven_milli.get()),
+            Resource::Units { .. } => self.demand.sure_milli().max(self.window.proven_milli.get()),
         }
     }
 
     /// The demand that the others hear of. Once nobody has asked for long, a mean that falls slowly counts as
     /// zero: otherwise regions would take each other's memories for requests.
     pub(crate) fn told_demand_milli(&self, resource: &Resource, now_ns: u64) -> u64 {
-        let is_over = now_ns.saturating_sub(self.asked_ns) > IDLE_NS;
-        if is_over { 0 } else { self.demand_milli(resource) }
+        if self.activity.is_unasked(now_ns, IDLE_NS) { 0 } else { self.demand_milli(resource) }
     }
 
     /// Units of the open window, or of a sliding one, that the others reported as used.
@@ -210,49 +293,8 @@ impl ActiveCell {
             // A bucket's debt is over before a report of it arrives.
             return 0;
         }
-        let used = |view: &View| Some(view.holds.get().saturating_sub(view.known_left()?));
+        let used = |view: &View| Some(view.said.holds.get().saturating_sub(view.known_left()?));
         self.views.iter().filter_map(used).fold(0, u64::saturating_add)
-    }
-
-    /// The cell's variant, as the others are told.
-    pub(crate) fn which(&self) -> Option<u16> {
-        self.which.map(|which| which.get() - 1)
-    }
-
-    /// Notes the variant, which the others are told in version `of` of the catalogue.
-    pub(crate) fn set_which(&mut self, which: Option<u16>, of: VersionId) {
-        // There are fewer variants than that.
-        self.which = which.and_then(|which| NonZeroU16::new(which.saturating_add(1)));
-        self.which_of = of;
-    }
-
-    pub(crate) fn new(now_ns: u64) -> Self {
-        Self {
-            demand: Demand::since(now_ns),
-            proven_milli: Rough::default(),
-            views: SmallVec::new(),
-            advertised: None,
-            asked: Vec::new(),
-            pieces: SmallVec::new(),
-            due_ns: u64::MAX,
-            rebalanced_ns: 0,
-            is_called: false,
-            quiet_until_ns: 0,
-            says_after_ns: 0,
-            asked_in_vain: 0,
-            short: 0,
-            short_ns: 0,
-            least: u64::MAX,
-            window: 0,
-            received: 0,
-            regive: false,
-            which: None,
-            which_of: VersionId::default(),
-            asked_of: None,
-            busy_ns: now_ns,
-            asked_ns: 0,
-            since_ns: now_ns,
-        }
     }
 
     pub(crate) fn view(&self, region: MemberId, now_ns: u64) -> Option<&View> {
@@ -273,10 +315,10 @@ impl ActiveCell {
 
     /// Moves on to a window: what regions reported as left belongs to another one.
     pub(crate) fn enter(&mut self, end_ns: u64) {
-        if self.window != end_ns {
-            self.window = end_ns;
-            self.received = 0;
-            self.views.iter_mut().for_each(|view| view.left = UNKNOWN);
+        if self.window.end_ns != end_ns {
+            self.window.end_ns = end_ns;
+            self.window.received = 0;
+            self.views.iter_mut().for_each(|view| view.said.left = UNKNOWN);
         }
     }
 
@@ -287,7 +329,7 @@ impl ActiveCell {
             Some(view) => {
                 let age_ns = now_ns.saturating_sub(view.at_ns) + round_ns / 2;
                 let left = view.known_left().unwrap_or(standing_units);
-                let demand_milli = view.demand.get();
+                let demand_milli = view.said.demand.get();
                 let left = left.saturating_sub(units_in(demand_milli, age_ns));
                 Stake { left, demand_milli, ..Stake::default() }
             }
@@ -312,10 +354,10 @@ impl ActiveCell {
     ) -> Seat {
         let pending = self.pending(region, now_ns, round_ns);
         let view = self.view(region, now_ns).copied();
-        let told = view.and_then(|view| view.stands).map(Rough::get);
+        let told = view.and_then(|view| view.said.stands).map(Rough::get);
         let standing_of = told.unwrap_or_else(|| resource.weigh(standing)).min(SAID_MAX);
         let (want, holds, short) = match view {
-            Some(view) => (resource.want(view.demand.get()), view.holds.get(), view.short),
+            Some(view) => (resource.want(view.said.demand.get()), view.said.holds.get(), view.short),
             None => (0, standing_of, 0),
         };
         let weight = u32::try_from(standing_of.min(u64::from(u32::MAX))).unwrap_or(1);
@@ -384,7 +426,7 @@ impl Resource {
             Self::Units { window_ns, .. } => u128::from(*window_ns),
             Self::Rights => return want,
         };
-        if active_cell.is_unasked(now_ns) {
+        if active_cell.activity.is_unasked(now_ns, UNASKED_NS) {
             return want;
         }
         if u128::from(demand.age_ns()) >= fills_ns.min(LONGEST_NS) {
@@ -436,8 +478,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_warm_cell_of_three_regions_takes_three_eighths_of_a_kilobyte() {
-        let mut active_cell = ActiveCell::new(1);
+    fn an_active_cell_of_three_regions_takes_three_eighths_of_a_kilobyte() {
+        let mut active_cell = ActiveCell::called(1);
         for region in [1, 2] {
             active_cell.view_mut(MemberId(region)).at_ns = 1;
         }

@@ -17,7 +17,10 @@ use super::{
 use crate::{
     Catalogue, Node,
     catalogue::local::Guard,
-    cell::locked_cell::LockedCell,
+    cell::{
+        account::{Account, CellContext},
+        locked_cell::LockedCell,
+    },
     forwards::{Asking, PendingForward, may_be_forwarded},
     journal::HeapCell,
     shard_of,
@@ -113,7 +116,7 @@ impl Sharing {
             Charge::Later => return false,
             Charge::Never => None,
         };
-        self.answer(from, (number, units), now);
+        self.answer(from, number, units, now);
         true
     }
 
@@ -130,9 +133,7 @@ impl Sharing {
         let active = catalogue.active_of(slot).filter(|active| active.is_in_force(now.wall_ns));
         let owns_nothing = self.owns_nothing().is_some() || node.owns_nothing().is_some();
         let numbers = active.filter(|active| may_be_forwarded(active)).map(|active| &active.limit.algorithm);
-        let is_its =
-            |global: &Algorithm| Whole::of(global) == whole || mutated(Mutation::ForwardOfAnotherVariant);
-        let may_give = |global: &Algorithm| is_its(global) && units <= global.budget();
+        let may_give = |global: &Algorithm| is_of_variant(global, whole) && units <= global.budget();
         if owns_nothing || node.forwards.is_closed() || !numbers.is_some_and(may_give) {
             return Charge::Never;
         }
@@ -172,8 +173,8 @@ impl Sharing {
                 return (Charge::Never, is_new);
             }
             let calls = (is_first && account.offer((units, units), &verdict, now)) || is_new;
-            if is_there && !mutated(Mutation::ForwardUncharged) {
-                account.algorithm.charge_heap(words, now, units, context.salt);
+            if is_there {
+                charge(account, words, units, context, now);
             }
             (if is_there { Charge::Done } else { Charge::Later }, calls)
         });
@@ -209,11 +210,11 @@ impl Sharing {
         }
         if units == 0 {
             // It is a probe of how far away this node is.
-            self.answer(from, (number, Some(0)), now);
+            self.answer(from, number, Some(0), now);
             return Ok(());
         }
         let Some(slot) = node.slot_of(limit) else {
-            self.answer(from, (number, None), now);
+            self.answer(from, number, None, now);
             return Err(Refusal::Unknown(number));
         };
         let within_ns = (u64::from(within_us) * 1_000).min(crate::FORWARD_NS);
@@ -229,12 +230,12 @@ impl Sharing {
         };
         let catalogue = node.catalogue();
         if !self.serve(node, &catalogue, &mut held, now) && !node.forwards.hold(held) {
-            self.answer(from, (number, Some(0)), now);
+            self.answer(from, number, Some(0), now);
         }
         Ok(())
     }
 
-    fn answer(&mut self, to: Incarnation, (number, units): (u64, Option<u64>), now: Now) {
+    fn answer(&mut self, to: Incarnation, number: u64, units: Option<u64>, now: Now) {
         if let Some(peer) = self.peers.get_mut(&to.member) {
             peer.outbox.tell_forward_reply(number, units, now.steady_ns);
         }
@@ -245,13 +246,12 @@ impl Sharing {
         &self,
         node: &Node,
         header: &Header,
-        (number, units): (u64, Option<u64>),
+        number: u64,
+        units: Option<u64>,
         now: Now,
     ) -> Result<(), Refusal> {
         // An answer to a forward of an earlier process is for nobody.
-        let is_own = (header.received.incarnation, header.received.process_number)
-            == (self.home.incarnation.number, self.beats.process_number());
-        if !is_own || !self.is_mate(node, header.incarnation) {
+        if !self.process.is_answered_by(header) || !self.is_mate(node, header.incarnation) {
             return Err(Refusal::Malformed);
         }
         // On an old disk, this process may use the numbers of another one.
@@ -304,5 +304,17 @@ impl Sharing {
         members.contains(&incarnation.member)
             && incarnation.member != self.me().member
             && self.versions.owns(incarnation)
+    }
+}
+
+/// A forward is charged only under the variant by which its sender decides.
+fn is_of_variant(global: &Algorithm, whole: Whole) -> bool {
+    Whole::of(global) == whole || mutated(Mutation::ForwardOfAnotherVariant)
+}
+
+/// Charges a forward: this comes before the answer that lets the mate's request pass.
+fn charge(account: &mut Account, words: &mut Vec<u64>, units: u64, context: &CellContext<'_>, now: Now) {
+    if !mutated(Mutation::ForwardUncharged) {
+        account.algorithm.charge_heap(words, now, units, context.salt);
     }
 }

@@ -1,41 +1,30 @@
 //! The catalogue's versions in this node: adopting, acknowledging and sending them, and making shares of
 //! them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
-use acequia_limits::{
-    Algorithm, Limit, LimitId, Now, RATE_PARTS,
-    limit::LimitSpec,
-    window::{Edges, SET_BACK_NS},
-};
+use acequia_limits::{Algorithm, Limit, LimitId, Now, RATE_PARTS, limit::LimitSpec, window::Edges};
 use acequia_rights::{
-    Ack, Incarnation, MemberId, Split, Version, VersionId,
+    Incarnation, MemberId, Split, Version, VersionId,
     mutation::{Mutation, mutated},
     versions::{Adopted, Draft, Kind, Lasts, Progress, Refused},
 };
 
 use super::{
-    CellKey, Entry, Header, Seal, SealFault, Seals, Sharing, Storing, Topic, Wall,
-    peer::Peer,
-    seal::{Proof, SealStore},
-    wire::ShortId,
+    CellKey, Entry, Sharing, Topic, Wall, exchange::Offered, peer::Peer, seal::Proof, wire::ShortId,
 };
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
-    catalogue::{Allocations, OwnAllocation},
-    cell::{account::Account, locked_cell::LockedCell},
+    cell::{
+        account::{Account, CellContext},
+        locked_cell::LockedCell,
+    },
     decide::spent_for_ns,
     journal::HeapCell,
     lock,
     pool::Leases,
     region::ResumeFault,
 };
-
-/// How often to check whether a wait is over, while shares are being distributed anew.
-const RESHARE_NS: u64 = 100_000_000;
-
-/// How long a doubt about the clock lasts at least.
-const DOUBT_NS: u64 = 20_000_000_000;
 
 /// How far the wall of requests since the last tick may be ahead of that tick's reading, beyond the clock's
 /// error: the drift of a steady clock in between.
@@ -169,7 +158,7 @@ pub fn limits_from_bytes(bytes: &[u8]) -> Result<Vec<Limit>, String> {
 
 /// How long spent units may count, under the present limits and under those removed lately, which may come
 /// back.
-fn lasts(node: &Node) -> Lasts {
+pub(super) fn lasts(node: &Node) -> Lasts {
     let of = |limit: &Limit| {
         let horizon_ns = limit.horizon_ns().max(limit.algorithm.lingers_ns()).max(node.drains_ns(limit));
         match limit.algorithm.has_rate() {
@@ -181,13 +170,34 @@ fn lasts(node: &Node) -> Lasts {
 }
 
 /// Queues the list of the region's nodes for the disk, by the version that is there or queued before.
-fn keep_mates(node: &Node) {
+pub(super) fn keep_mates(node: &Node) {
     if let Some(bytes) = node.leases.as_ref().and_then(|leases| lock(leases).unwritten_mates()) {
         node.write_record(crate::journal::MATES, bytes);
     }
 }
 
+/// What this node waits for before it acknowledges a version.
+#[derive(Debug, Default)]
+pub(super) struct AckWait {
+    /// Before this time nothing is acknowledged, since a crash forgot what was spent: steady clock.
+    forgotten_until_ns: u64,
+    /// Ticks since a version was adopted.
+    ticks_since_adopted: u32,
+    /// The latest time that the wall clock ever showed.
+    wall_high_ns: u64,
+}
+
 impl Sharing {
+    /// How far wall clocks may be off, by the catalogue: nanoseconds.
+    pub(super) fn clock_error_ns(&self) -> u64 {
+        self.versions.version().map_or(0, |version| version.clock_error_ns)
+    }
+
+    /// How far steady clocks may drift, by the catalogue: parts per million.
+    pub(super) fn drift_ppm(&self) -> u32 {
+        self.versions.version().map_or(0, |version| version.drift_ppm)
+    }
+
     pub(crate) fn version_id(&self) -> VersionId {
         self.versions.version().map_or_else(VersionId::default, |version| version.version_id)
     }
@@ -200,12 +210,6 @@ impl Sharing {
     /// The last version that this node has acknowledged.
     pub(crate) fn acked(&self) -> VersionId {
         self.versions.own_ack().map_or_else(VersionId::default, |ack| ack.version_id)
-    }
-
-    /// The version that a peer sent, if it is still newer than this node's.
-    fn take_offered(&mut self) -> Option<(Version, Proof)> {
-        let offered = self.offered.take()?;
-        (offered.0.version_id > self.version_id()).then_some(offered)
     }
 
     /// The next version, if this node is the authority or becomes it by that version.
@@ -230,10 +234,10 @@ impl Sharing {
         if !self.time.is_believed() {
             return Ok(());
         }
-        let Some((version, proof)) = self.take_offered() else { return Ok(()) };
+        let Some(Offered { version, proof }) = self.take_offered() else { return Ok(()) };
         let adopted = self.adopt(node, version.clone(), proof.clone(), now, rows);
         if let Err(AdoptFault::Journal { .. }) = adopted {
-            self.offered = Some((version, proof));
+            self.exchange.offered = Some(Offered { version, proof });
         }
         adopted.map(|_| ())
     }
@@ -261,12 +265,12 @@ impl Sharing {
         }
         let adopted = self.versions.adopt(version, now)?;
         let Adopted::New { closed, .. } = &adopted else { return Ok(adopted) };
-        self.seals.keep_version(version_id, proof);
+        self.exchange.seals.keep_version(version_id, proof);
         self.sign(true);
         // The lock is held to the end, so that readers of the pools' cells see one catalogue throughout.
         let mut leases = node.leases.as_ref().map(lock);
-        self.reshare_ns = 0;
-        self.ticks_since_adopted = 0;
+        self.shares.due_ns = 0;
+        self.ack_wait.ticks_since_adopted = 0;
         node.set_key(key);
         node.set_terms(self.allocations(node));
         let applied = node.apply_limits(limits, now, |id| found.remove(&id).unwrap_or_default());
@@ -275,13 +279,13 @@ impl Sharing {
         if let Some(leases) = &mut leases {
             let until_ns = loans_end_ns(node, &pledged, now);
             leases.begin_after(until_ns);
-            self.forgotten_until_ns = self.forgotten_until_ns.max(until_ns);
+            self.ack_wait.forgotten_until_ns = self.ack_wait.forgotten_until_ns.max(until_ns);
         }
         for key in pledged {
-            self.wake(key, now.steady_ns);
+            self.cells.wake(key, now.steady_ns);
         }
         self.versions.counts_for(lasts(node));
-        self.shared = Some(self.made_of());
+        self.shares.made_of = Some(self.share_inputs());
         self.settle_accounts(node, closed, now);
         if let Some(leases) = &mut leases {
             self.bind(node, leases, now);
@@ -291,11 +295,10 @@ impl Sharing {
         keep_mates(node);
         // Until the version is on the disk, a crash presumes nothing about the limits that it brings back.
         node.take_from_disk(taken);
-        let batch = self.storing.last().map_or(0, |storing| storing.batch);
         if let Some(leases) = &node.leases {
-            lock(leases).call_after(batch);
+            lock(leases).call_after(self.exchange.batch());
         }
-        self.tell_version(batch);
+        self.tell_version();
         for incarnation in closed {
             // The session of a closed incarnation stays: loans to the incarnation end by the session. If the
             // incarnation is alive, it still gets the version, and nothing else.
@@ -333,7 +336,8 @@ impl Sharing {
         if let Some(crashed) = node.after_crash() {
             // Whatever was spent before the crash, perhaps under an earlier version, is over by then.
             let is_kept = node.leases.is_none();
-            self.forgotten_until_ns = crashed.steady_ns.saturating_add(self.forgotten_ns(&limits, is_kept));
+            self.ack_wait.forgotten_until_ns =
+                crashed.steady_ns.saturating_add(self.forgotten_ns(&limits, is_kept));
         }
         node.resume(schedule, now)?;
         node.restore_all(now, &mut rows);
@@ -342,17 +346,18 @@ impl Sharing {
         if let Some(leases) = &node.leases {
             // Nobody knows whether a new disk is the node's first.
             let is_new = self.versions.version().is_none();
-            let unknown_ns = if is_new { now.steady_ns.saturating_add(2 * self.home.loan_ttl_ns) } else { 0 };
+            let unknown_ns =
+                if is_new { now.steady_ns.saturating_add(2 * self.process.home.loan_ttl_ns) } else { 0 };
             let until_ns = loans_end_ns(node, &found, now).max(unknown_ns);
             lock(leases).begin_after(until_ns);
             // The pool counts what those loans rest on, and this node cannot see it any more.
-            self.forgotten_until_ns = self.forgotten_until_ns.max(until_ns);
+            self.ack_wait.forgotten_until_ns = self.ack_wait.forgotten_until_ns.max(until_ns);
         }
         for key in found {
-            self.wake(key, now.steady_ns);
+            self.cells.wake(key, now.steady_ns);
         }
         self.settle_accounts(node, &[], now);
-        self.shared = Some(self.made_of());
+        self.shares.made_of = Some(self.share_inputs());
         if let Some(leases) = &node.leases {
             self.bind(node, &mut lock(leases), now);
             keep_mates(node);
@@ -367,7 +372,7 @@ impl Sharing {
             .allocations()
             .last()
             .map_or_else(VersionId::default, |allocation| allocation.version_id);
-        let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
+        let drift_ppm = self.drift_ppm();
         let catalogue = node.catalogue();
         leases.bind(node, &catalogue, (newest, self.margin_ns(), drift_ppm), now);
         self.follow(leases, now);
@@ -379,14 +384,14 @@ impl Sharing {
                 account.conforms(words, now)
             });
             if conforms == Some(false) {
-                self.over_lent.insert(key);
+                self.lending.over_lent.insert(key);
             }
         }
     }
 
     /// Tells the leases which members may have something of what is shared, by the version and by what was
     /// heard.
-    fn follow(&self, leases: &mut Leases, now: Now) {
+    pub(super) fn follow(&self, leases: &mut Leases, now: Now) {
         let Some((version, progress)) = self.versions.version().zip(self.versions.progress()) else { return };
         let leavers = progress.leavers.iter().map(|incarnation| incarnation.member);
         leases.follow(&version.members.keys().copied().chain(leavers).collect(), now);
@@ -428,29 +433,19 @@ impl Sharing {
         self.peers.get_mut(&to).is_some_and(|peer| peer.outbox.settle(id.0, cost))
     }
 
-    /// Units charged under a limit, less those given back, over all regions.
-    pub(crate) fn usage_of(&self, limit: LimitId) -> u128 {
-        let counter = self.usage.get(&limit);
-        counter.map_or(0, |counter| counter.read().to_string().parse().unwrap_or(0))
-    }
-
     /// Brings every account to the newest variant, drops what is held from closed incarnations, and notes the
     /// cells that have lent more than their own part.
-    fn settle_accounts(&mut self, node: &Node, closed: &[Incarnation], now: Now) {
+    pub(super) fn settle_accounts(&mut self, node: &Node, closed: &[Incarnation], now: Now) {
         let catalogue = node.catalogue();
         let keys: Vec<CellKey> = self.cells.keys().collect();
-        self.over_lent.clear();
-        self.told.clear();
+        self.lending.over_lent.clear();
+        self.variants.clear();
         for key in keys {
             let over = LockedCell { node, catalogue: &catalogue, key, now, which: None }.at(
                 false,
                 |context, cell| {
                     let HeapCell { account: Some(account), words, .. } = &mut *cell else { return false };
-                    for incarnation in closed {
-                        if !mutated(Mutation::HoldOfClosed) {
-                            account.forfeit(words, context, Some(*incarnation), now);
-                        }
-                    }
+                    forfeit_from(closed, account, words, context, now);
                     let conforms = account.conforms(words, now);
                     if account.take_unwritten() {
                         node.write_account(key, cell, now);
@@ -459,126 +454,9 @@ impl Sharing {
                 },
             );
             if over == Some(true) {
-                self.over_lent.insert(key);
+                self.lending.over_lent.insert(key);
             }
-            self.wake(key, now.steady_ns);
-        }
-    }
-
-    /// Queues the versions for the disk.
-    pub(crate) fn keep(&mut self, node: &Node) {
-        let revision = self.versions.revision();
-        if let Ok(bytes) = postcard::to_allocvec(self.versions.kept()) {
-            let batch = node.write_record(crate::journal::VERSIONS, bytes);
-            self.storing.push(Storing { batch, revision, version_id: self.version_id() });
-            self.kept = Some(revision);
-            self.keep_seals(node);
-        }
-    }
-
-    /// Notes which windows this node has left for good: those that ended before its wall, less the margin of
-    /// the last shares. A process that begins knows of no window that it has left.
-    fn leave(&mut self, node: &Node) {
-        if let Some((_, margin_ns, _)) = self.shared {
-            let left_ns = node.wall_high_ns().saturating_sub(margin_ns);
-            // If the wall was set back, `Node::left` knows which windows it left.
-            let was_set_back = left_ns.saturating_add(SET_BACK_NS) < self.left_ns;
-            self.left_ns = if was_set_back { left_ns } else { self.left_ns.max(left_ns) };
-        }
-    }
-
-    /// How this region shares limits now. Cells go by the new margin afterwards, so the windows left under
-    /// the last margin are noted first.
-    fn allocations(&mut self, node: &Node) -> Allocations {
-        self.leave(node);
-        let (margin_ns, me) = (self.margin_ns(), self.me());
-        let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
-        let chain = self.versions.allocations();
-        self.splits
-            .retain(|version_id, _| chain.iter().any(|allocation| allocation.version_id == *version_id));
-        let owns = self.versions.owns(me) && !self.restored_disk;
-        let allocations = chain
-            .iter()
-            .map(|allocation| {
-                let split = allocation
-                    .split
-                    .as_ref()
-                    .filter(|_| (allocation.names(me) && owns) || mutated(Mutation::OwnsNothingIgnored))
-                    .map(|split| {
-                        let kept = self
-                            .splits
-                            .entry(allocation.version_id)
-                            .or_insert_with(|| Arc::new(split.clone()));
-                        Arc::clone(kept)
-                    });
-                OwnAllocation {
-                    split,
-                    until: allocation.until,
-                    is_before: owns && !allocation.names(me),
-                    spared: self.versions.spared(allocation),
-                }
-            })
-            .collect();
-        let least_rate =
-            chain.iter().filter_map(|allocation| allocation.split.as_ref()).map(Split::least_rate).min();
-        let (left_ns, least_rate) = (self.left_ns, least_rate.unwrap_or(1));
-        let guard = node.guard.clone();
-        Allocations { region: me.member, allocations, guard, drift_ppm, margin_ns, left_ns, least_rate }
-    }
-
-    fn margin_ns(&self) -> u64 {
-        if mutated(Mutation::NoMargin) {
-            return 0;
-        }
-        let error_ns = self.versions.version().map_or(0, |version| version.clock_error_ns);
-        error_ns.saturating_add(self.doubt_ns).min(acequia_limits::MARGIN_NS_MAX)
-    }
-
-    /// Updates how far the wall clock may be off beyond the error of the catalogue. This doubt grows in
-    /// steps, and falls at most once in [`DOUBT_NS`]: every change makes new variants of every limit.
-    pub(crate) fn keep_doubt(&mut self, now: Now) {
-        let error_ns = self.versions.version().map_or(0, |version| version.clock_error_ns);
-        let doubt_ns = match self.time.unsure_ns() {
-            0 => 0,
-            unsure_ns => unsure_ns.max(error_ns).clamp(1, 1 << 62).next_power_of_two(),
-        };
-        if doubt_ns > self.doubt_ns || now.steady_ns >= self.doubt_until_ns {
-            if doubt_ns != self.doubt_ns {
-                self.doubt_until_ns = now.steady_ns.saturating_add(DOUBT_NS);
-            }
-            self.doubt_ns = doubt_ns;
-        }
-    }
-
-    fn made_of(&self) -> (u64, u64, bool) {
-        (self.versions.revision(), self.margin_ns(), self.restored_disk)
-    }
-
-    /// Makes shares anew if time, an acknowledgement or a doubtful clock has changed them.
-    pub(crate) fn keep_shares(&mut self, node: &Node, now: Now) {
-        node.set_owns_nothing(self.owns_nothing());
-        let made_of = self.made_of();
-        let due = self.versions.allocations().len() > 1 && now.steady_ns >= self.reshare_ns;
-        if self.shared == Some(made_of) && !due {
-            return;
-        }
-        self.reshare_ns = now.steady_ns + RESHARE_NS;
-        if self.time.is_believed() {
-            self.versions.settle(lasts(node), now);
-        }
-        let allocations = self.allocations(node);
-        self.shared = Some(self.made_of());
-        match node.reshare(allocations, now) {
-            Ok(true) => self.settle_accounts(node, &[], now),
-            Ok(false) => {}
-            Err(_) => return node.stop_for_want_of_numbers(),
-        }
-        if self.kept < Some(self.versions.revision()) {
-            self.keep(node);
-        }
-        if let Some(leases) = &node.leases {
-            self.follow(&mut lock(leases), now);
-            keep_mates(node);
+            self.cells.wake(key, now.steady_ns);
         }
     }
 
@@ -590,27 +468,26 @@ impl Sharing {
         // Between two ticks the wall may have been set a little ahead and back, and a request may have gone
         // by it.
         let high_ns = now.wall_ns.max(node.wall_high_ns()).saturating_add(GLIMPSE_NS);
-        self.wall_high_ns = self.wall_high_ns.max(high_ns);
+        self.ack_wait.wall_high_ns = self.ack_wait.wall_high_ns.max(high_ns);
         let catalogue = node.catalogue();
-        let keys: Vec<CellKey> = self.over_lent.iter().copied().collect();
+        let keys: Vec<CellKey> = self.lending.over_lent.iter().copied().collect();
         for key in keys {
             if !self.recall(node, &catalogue, key, now) {
-                self.over_lent.remove(&key);
+                self.lending.over_lent.remove(&key);
             }
         }
-        if now.steady_ns < self.forgotten_until_ns {
+        if now.steady_ns < self.ack_wait.forgotten_until_ns {
             return;
         }
         let Some(version_id) = self.versions.ack_due() else { return };
         // A tick may read its clock before the version is adopted, and then wait for a lock. Meanwhile a
         // request may go by a later clock, under older shares. From the second tick after that on, clocks are
         // surely read later.
-        self.ticks_since_adopted += 1;
-        if self.ticks_since_adopted <= 2 {
+        self.ack_wait.ticks_since_adopted += 1;
+        if self.ack_wait.ticks_since_adopted <= 2 {
             return;
         }
-        let conforms = self.over_lent.is_empty() || mutated(Mutation::ConformAtOnce);
-        if conforms && self.versions.conform(version_id, self.wall_high_ns) {
+        if self.lending.conforms() && self.versions.conform(version_id, self.ack_wait.wall_high_ns) {
             self.keep(node);
         }
     }
@@ -637,136 +514,13 @@ impl Sharing {
         over == Some(true)
     }
 
-    /// Sends the version that this node has to a peer that is behind.
-    pub(crate) fn compare_marks(&mut self, header: &Header, from: MemberId) {
-        let own = self.version_id();
-        let stored = self.storing.iter().map(|storing| storing.batch).max().unwrap_or(0);
-        if header.version_id >= own {
-            return;
-        }
-        let Some(version) = self.versions.version() else { return };
-        let Some(proof) = self.seals.proof_of(own) else { return };
-        if let Some(peer) = self.peers.get_mut(&from)
-            && peer.told < own
-        {
-            peer.told = own;
-            peer.outbox.tell(Topic::Version, Entry::Version(Box::new(version.clone()), proof), stored);
-        }
-    }
-
-    fn tell_version(&mut self, batch: u64) {
-        let Some(version) = self.versions.version() else { return };
-        let version_id = version.version_id;
-        self.peers.values_mut().for_each(|peer| peer.outbox.names.introduce_again());
-        let Some(proof) = self.seals.proof_of(version_id) else { return };
-        for peer in self.peers.values_mut().filter(|peer| peer.version_id < version_id) {
-            peer.told = version_id;
-            let entry = Entry::Version(Box::new(version.clone()), proof.clone());
-            peer.outbox.tell(Topic::Version, entry, batch);
-        }
-    }
-
-    /// Sends everybody what this node acknowledged, signed.
-    pub(crate) fn tell_own_ack(&mut self) {
-        let me = self.me();
-        let Some((ack, version)) = self.versions.own_ack().zip(self.versions.version()) else { return };
-        self.seals.sign_ack(me, ack, version.key);
-        let Some((ack, seal)) = self.seals.ack_of(me, ack) else { return };
-        for peer in self.peers.values_mut() {
-            let entry = Entry::Acked { incarnation: me, ack, seal: seal.clone() };
-            peer.outbox.tell(Topic::Acked(me), entry, 0);
-        }
-    }
-
-    /// Signs from now on, and accepts no version or acknowledgement of others that they did not sign.
-    pub(crate) fn seal_with(&mut self, node: &Node, seals: Arc<dyn Seals>) {
-        self.seals.begin(seals);
-        self.sign_again(node);
-    }
-
-    /// Restores the seals from the disk.
-    pub(crate) fn take_up_seals(&mut self, bytes: &[u8]) {
-        self.seals = SealStore::restore(bytes);
-    }
-
-    /// The seal of the version that this node has.
-    pub(crate) fn version_seal(&self) -> Option<Seal> {
-        self.seals.proof_of(self.version_id())?.map(|seal| *seal)
-    }
-
-    /// The last version or acknowledgement that was refused for its seal; returned once.
-    pub(crate) fn take_unproven(&mut self) -> Option<(Incarnation, SealFault)> {
-        self.seals.take_refused()
-    }
-
-    /// Signs this node's version and acknowledgement anew for everybody who passes them on: the node has
-    /// another certificate, or this is a new process.
-    pub(crate) fn sign_again(&mut self, node: &Node) {
-        self.sign(false);
-        let stored = self.storing.iter().map(|storing| storing.batch).max().unwrap_or(0);
-        if let Some(version) = self.versions.version().filter(|version| version.authority == self.me())
-            && let Some(proof) = self.seals.proof_of(version.version_id)
-        {
-            for peer in self.peers.values_mut() {
-                let entry = Entry::Version(Box::new(version.clone()), proof.clone());
-                peer.outbox.tell(Topic::Version, entry, stored);
-            }
-        }
-        self.tell_own_ack();
-        self.keep_seals(node);
-    }
-
-    /// Signs the version that this node has, if it made it. If the version `is_new`, the seals of
-    /// incarnations from which it asks nothing are dropped.
-    fn sign(&mut self, is_new: bool) {
-        let Some(version) = self.versions.version() else { return };
-        if version.authority == self.me() {
-            self.seals.sign_version(version);
-        }
-        if is_new {
-            let (versions, me) = (&self.versions, self.me());
-            self.seals.retain(|incarnation| incarnation == me || versions.asks(incarnation));
-        }
-    }
-
-    fn keep_seals(&self, node: &Node) {
-        if let Some(bytes) = self.seals.to_bytes() {
-            node.write_record(crate::journal::SEALS, bytes);
-        }
-    }
-
-    /// Passes on an acknowledgement that `by` sent: a member that cannot reach the incarnation waits for it,
-    /// too.
-    pub(crate) fn pass_on_ack(&mut self, incarnation: Incarnation, by: Incarnation) {
-        let Some((_, ack)) = self.versions.acks().find(|(of, _)| *of == incarnation) else { return };
-        let Some((ack, seal)) = self.seals.ack_of(incarnation, ack) else { return };
-        for peer in
-            self.peers.values_mut().filter(|peer| peer.incarnation != incarnation && peer.incarnation != by)
-        {
-            let entry = Entry::Acked { incarnation, ack, seal: seal.clone() };
-            peer.outbox.tell(Topic::Acked(incarnation), entry, 0);
-        }
-    }
-
-    /// Sends a peer that began anew, or that adopted a version, every acknowledgement.
-    pub(crate) fn tell_all_acks(&mut self, to: MemberId) {
-        let own = self.versions.own_ack().map(|ack| (self.me(), ack));
-        let all: Vec<(Incarnation, Ack)> = self.versions.acks().chain(own).collect();
-        if let Some(peer) = self.peers.get_mut(&to) {
-            for (incarnation, ack) in all {
-                let Some((ack, seal)) = self.seals.ack_of(incarnation, ack) else { continue };
-                peer.outbox.tell(Topic::Acked(incarnation), Entry::Acked { incarnation, ack, seal }, 0);
-            }
-        }
-    }
-
     /// How this node stands among the regions, for operators.
     pub(crate) fn membership(&self, now: Now) -> Membership {
         let reached = self.peers.iter().filter(|(_, peer)| peer.is_reached(now.steady_ns, super::REACH_NS));
         Membership {
             incarnation: self.me(),
             progress: self.versions.progress(),
-            standing: if self.restored_disk {
+            standing: if self.process.restored_disk {
                 Ownership::RestoredDisk
             } else if self.versions.owns(self.me()) {
                 Ownership::Owner
@@ -779,8 +533,24 @@ impl Sharing {
             unsure_ns: self.time.unsure_ns(),
             reached: reached.map(|(region, peer)| (*region, peer.round_ns())).collect(),
             warm_cells: self.cells.len(),
-            later: self.later,
+            later: self.process.later,
         }
+    }
+}
+
+/// Nothing that a closed incarnation lent counts any more.
+fn forfeit_from(
+    closed: &[Incarnation],
+    account: &mut Account,
+    words: &mut Vec<u64>,
+    context: &CellContext<'_>,
+    now: Now,
+) {
+    if mutated(Mutation::HoldOfClosed) {
+        return;
+    }
+    for incarnation in closed {
+        account.forfeit(words, context, Some(*incarnation), now);
     }
 }
 

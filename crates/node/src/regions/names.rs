@@ -7,7 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{CellKey, slots::Slots, wire::ShortId};
+use super::{
+    slots::{CellKey, Slots},
+    wire::ShortId,
+};
 
 /// The most numbers of a peer that are remembered: beyond it all are forgotten, and asked for again.
 const THEIRS_MAX: usize = 4 << 20;

@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use super::{
     CellKey,
     names::Names,
+    slots::CellKey,
     wire::{Entry, FrameWriter, Header, ReceivedFrames, ShortId},
 };
 use crate::FORWARD_NS;
@@ -457,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_to_draws_have_a_bound_and_an_end() {
+    fn answers_to_forwards_have_a_bound_and_an_end() {
         let mut outbox = Outbox::default();
         for number in 1..=REPLIES_MAX as u64 + 10 {
             outbox.tell_forward_reply(number, Some(1), number);

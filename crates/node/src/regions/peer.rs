@@ -4,6 +4,7 @@ use acequia_limits::{Now, time::CLOCK_END};
 use acequia_rights::{Incarnation, VersionId};
 
 use super::{
+    PULSE_NS,
     outbox::{Outbox, Rounds},
     resync::Resync,
     timekeeper::{Reading, drifted},
@@ -11,7 +12,7 @@ use super::{
 };
 
 /// A frame is answered within this time, so that the sender learns how far away it is.
-pub(crate) const REPLY_NS: u64 = 15_000_000;
+const REPLY_NS: u64 = 15_000_000;
 /// A frame that is not confirmed within two round trips, and this much more, counts as lost.
 const RESEND_NS: u64 = 250_000_000;
 /// A frame counts as lost after this long in any case: one that the mesh takes longer to carry does not
@@ -34,9 +35,11 @@ pub(crate) struct Peer {
     pub(crate) process_number: u32,
     pub(crate) received: ReceivedFrames,
     pub(crate) outbox: Outbox,
-    /// When a frame last came, and when one was last sent: steady clock, 0 for never.
-    pub(crate) heard_ns: u64,
-    pub(crate) said_ns: u64,
+    /// When a frame last came, if the peer's present incarnation was heard: steady clock.
+    pub(crate) heard_ns: Option<u64>,
+    /// When a frame was last sent on the present connection: steady clock.
+    sent_ns: Option<u64>,
+    /// When the loans to the peer were last renewed: steady clock.
     pub(crate) renewed_ns: u64,
     pub(crate) owes_reply: bool,
     /// The version of the catalogue that the peer has, and the last one that it was sent.
@@ -44,10 +47,22 @@ pub(crate) struct Peer {
     pub(crate) told: VersionId,
     /// The comparison with the peer after it was away.
     pub(crate) resync: Resync,
-    rounds_ns: [u64; ROUNDS],
-    rounds: usize,
+    rounds: RoundTrips,
+    clock: PeerClock,
+}
+
+/// How long frames to a peer and their confirmations took.
+#[derive(Debug)]
+struct RoundTrips {
+    last_ns: [u64; ROUNDS],
+    count: usize,
     /// How long slow frames took lately: falls by an eighth with each frame that took less.
     slow_ns: u64,
+}
+
+/// What is known of a peer's clock.
+#[derive(Debug, Default)]
+struct PeerClock {
     sighting: Option<Sighting>,
     /// When the peer was last pinged: steady clock.
     pinged_ns: u64,
@@ -70,18 +85,15 @@ impl Peer {
             process_number: 0,
             received: ReceivedFrames::default(),
             outbox: Outbox::default(),
-            heard_ns: 0,
-            said_ns: 0,
+            heard_ns: None,
+            sent_ns: None,
             renewed_ns: 0,
             owes_reply: false,
             version_id: VersionId::default(),
             told: VersionId::default(),
             resync: Resync::default(),
-            rounds_ns: [u64::MAX; ROUNDS],
-            rounds: 0,
-            slow_ns: 0,
-            sighting: None,
-            pinged_ns: 0,
+            rounds: RoundTrips { last_ns: [u64::MAX; ROUNDS], count: 0, slow_ns: 0 },
+            clock: PeerClock::default(),
         }
     }
 
@@ -101,34 +113,49 @@ impl Peer {
     /// The peer's incarnation is closed: nothing that waits is for it any more.
     pub(crate) fn close(&mut self) {
         self.outbox.clear();
-        self.heard_ns = 0;
+        self.heard_ns = None;
         self.told = VersionId::default();
     }
 
-    /// A frame of the peer came. `process` is this node's: its incarnation's number, and its process number.
-    pub(crate) fn hear(&mut self, header: &Header, process: (u32, u32), now: Now) {
-        self.heard_ns = now.steady_ns;
+    /// Notes a new connection: frames that were under way on the old one are lost. A frame leaves at once, so
+    /// that the peer knows.
+    pub(crate) fn reconnect(&mut self, now_ns: u64) {
+        self.outbox.expire(now_ns.saturating_add(1));
+        self.owes_reply = true;
+        self.sent_ns = None;
+    }
+
+    /// Whether a frame is due, given what is on disk: one leaves now and then in any case.
+    pub(crate) fn is_frame_due(&self, committed: u64, now_ns: u64) -> bool {
+        let Some(sent_ns) = self.sent_ns else { return true };
+        let quiet_ns = now_ns.saturating_sub(sent_ns);
+        quiet_ns >= PULSE_NS || self.owes_reply && quiet_ns >= REPLY_NS || self.outbox.is_ready(committed)
+    }
+
+    /// Notes that a frame leaves.
+    pub(crate) fn note_sent(&mut self, now_ns: u64) {
+        self.sent_ns = Some(now_ns);
+        self.owes_reply = false;
+    }
+
+    /// A frame of the peer came. `is_answer`: it confirms frames of this node's present process.
+    pub(crate) fn hear(&mut self, header: &Header, is_answer: bool, now: Now) {
+        self.heard_ns = Some(now.steady_ns);
         if self.version_id != header.version_id {
             // The peer may have other variants of the limit now, so it shall hear again which one a cell has.
             self.outbox.names.introduce_again();
         }
         self.version_id = header.version_id;
-        if (header.received.incarnation, header.received.process_number) != process {
-            return;
-        }
-        if let Some(Rounds { newest_ns, longest_ns }) = self.outbox.confirmed(&header.received, now.steady_ns)
-        {
-            self.rounds_ns[self.rounds % ROUNDS] = newest_ns;
-            self.rounds += 1;
-            self.slow_ns = longest_ns.max(self.slow_ns - self.slow_ns / 8);
-            self.sight(header, newest_ns, now.steady_ns);
+        if is_answer && let Some(rounds) = self.outbox.confirmed(&header.received, now.steady_ns) {
+            self.rounds.note(rounds);
+            self.clock.sight(header, rounds.newest_ns, now.steady_ns);
         }
     }
 
     /// How long a frame may go unconfirmed before it counts as lost. The slow frames decide: where many share
     /// a narrow link, the shortest round trip says how long a frame takes without the others.
     pub(crate) fn patience_ns(&self) -> u64 {
-        let round_ns = self.slow_ns.max(self.round_ns());
+        let round_ns = self.rounds.slow_ns.max(self.round_ns());
         round_ns.saturating_mul(2).saturating_add(RESEND_NS).min(PATIENCE_NS_MAX)
     }
 
@@ -139,14 +166,35 @@ impl Peer {
 
     /// The round-trip time in nanoseconds, if it is known.
     pub(crate) fn measured_ns(&self) -> Option<u64> {
-        self.rounds_ns.iter().copied().min().filter(|round_ns| *round_ns < u64::MAX)
+        self.rounds.last_ns.iter().copied().min().filter(|round_ns| *round_ns < u64::MAX)
     }
 
     /// Whether the peer was heard lately.
     pub(crate) fn is_reached(&self, now_ns: u64, reach_ns: u64) -> bool {
-        self.heard_ns > 0 && now_ns.saturating_sub(self.heard_ns) < reach_ns
+        self.heard_ns.is_some_and(|heard_ns| now_ns.saturating_sub(heard_ns) < reach_ns)
     }
 
+    /// Whether to ask the peer now what its clock reads. `is_urgent`: nobody has agreed with our clock yet.
+    pub(crate) fn is_to_be_pinged(&mut self, now_ns: u64, is_urgent: bool) -> bool {
+        self.clock.is_to_be_pinged(now_ns, is_urgent)
+    }
+
+    /// The peer's clock against ours, as far as is known.
+    pub(crate) fn reading(&self, now: Now, drift_ppm: u32) -> Option<Reading> {
+        self.clock.reading(now, drift_ppm)
+    }
+}
+
+impl RoundTrips {
+    fn note(&mut self, rounds: Rounds) {
+        let Rounds { newest_ns, longest_ns } = rounds;
+        self.last_ns[self.count % ROUNDS] = newest_ns;
+        self.count += 1;
+        self.slow_ns = longest_ns.max(self.slow_ns - self.slow_ns / 8);
+    }
+}
+
+impl PeerClock {
     /// Notes the clock's reading in a frame that was written after one of ours came. The frame came
     /// `round_ns` after ours was sent, and the peer's clock read this in between. However late the frame is,
     /// nothing more is assumed.
@@ -170,8 +218,8 @@ impl Peer {
         }
     }
 
-    /// Whether to ask the peer now what its clock reads. `is_urgent`: nobody has agreed with our clock yet.
-    pub(crate) fn is_to_be_pinged(&mut self, now_ns: u64, is_urgent: bool) -> bool {
+    /// See [`Peer::is_to_be_pinged`].
+    fn is_to_be_pinged(&mut self, now_ns: u64, is_urgent: bool) -> bool {
         let (old_ns, again_ns) =
             if is_urgent { (SIGHTING_NS, PING_SOON_NS) } else { (SIGHTED_NS, SIGHTING_NS) };
         let is_old = |sighting: &Sighting| now_ns >= sighting.steady_ns.saturating_add(old_ns);
@@ -183,8 +231,8 @@ impl Peer {
         is_due
     }
 
-    /// The peer's clock against ours, as far as is known.
-    pub(crate) fn reading(&self, now: Now, drift_ppm: u32) -> Option<Reading> {
+    /// See [`Peer::reading`].
+    fn reading(&self, now: Now, drift_ppm: u32) -> Option<Reading> {
         let Sighting { wall_ns, corrected_ns, is_believed, unsure_ns, steady_ns } = self.sighting?;
         // No real clock reads that much. The sums below must stay before the end of all clocks.
         if wall_ns >= CLOCK_END / 2 {
@@ -226,7 +274,7 @@ mod tests {
             loan_max: 0,
             version_id: VersionId::default(),
         };
-        peer.sight(&header, 2_000 * S, now.steady_ns);
+        peer.clock.sight(&header, 2_000 * S, now.steady_ns);
         let Reading { ahead_ns, unsure_ns, .. } =
             peer.reading(Now { wall_ns: true_ns, ..now }, 1_000).expect("a reading");
         assert_eq!(ahead_ns, 1_000 * S as i64);

@@ -51,6 +51,18 @@ pub(crate) struct Borrowed {
     pub(crate) part: Part,
 }
 
+/// What this region is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Requests {
+    /// Units in a second, rounded up.
+    pub(crate) units: u64,
+    /// Units of a mean request, in thousandths.
+    pub(crate) cost_milli: u64,
+    /// The smallest cost since requests needed more units at once than there are, not counting units borrowed
+    /// for such requests alone; `None` if none did lately.
+    pub(crate) least_short: Option<u64>,
+}
+
 /// One node's knowledge of a flow.
 #[derive(Debug)]
 pub(crate) struct RateView<'a> {
@@ -71,14 +83,7 @@ pub(crate) struct RateView<'a> {
     pub(crate) units_total: u64,
     /// Units that this region can hold now.
     pub(crate) units: u64,
-    /// Units that this region is asked for in a second, rounded up.
-    pub(crate) asked: u64,
-    /// Units of a mean request, in thousandths.
-    pub(crate) cost_milli: u64,
-    /// Whether requests lately needed more units at once than there are, not counting units borrowed for such
-    /// requests alone; and the smallest cost that was asked for since.
-    pub(crate) needs_units: bool,
-    pub(crate) least: u64,
+    pub(crate) requests: Requests,
     /// Whether the flow is a rate; if not, it is units of a sliding window.
     pub(crate) is_rate: bool,
     /// Units that could be charged now: of a sliding window only these may move.
@@ -189,7 +194,7 @@ fn give_units_back(flow: &RateView<'_>, plan: &mut Plan) {
     for loan in flow.held.iter().filter(|loan| loan.part.rate == 0) {
         let owner = flow.others.iter().find(|seat| seat.region == loan.from);
         let is_missed = owner.is_some_and(|owner| (1..=loan.part.units).contains(&owner.short));
-        if is_missed || !flow.needs_units {
+        if is_missed || flow.requests.least_short.is_none() {
             plan.give_back.push((loan.from, loan.number));
         }
     }
@@ -336,8 +341,8 @@ fn units_kept(flow: &RateView<'_>) -> u64 {
     if !flow.is_rate {
         return for_first;
     }
-    let for_dear = flow.cost_milli.saturating_mul(2).div_ceil(1_000);
-    flow.asked.min(UNITS_KEPT).max(for_dear).max(for_first)
+    let for_dear = flow.requests.cost_milli.saturating_mul(2).div_ceil(1_000);
+    flow.requests.units.min(UNITS_KEPT).max(for_dear).max(for_first)
 }
 
 /// Lends units to regions that must be able to hold more at once than they can. If needed, everything is
@@ -347,7 +352,8 @@ fn units_kept(flow: &RateView<'_>) -> u64 {
 fn lend_units(flow: &RateView<'_>, plan: &mut Plan) {
     // Only the unused units of a sliding window can move.
     let mut spare = if flow.is_rate { flow.spare.units } else { flow.spare.units.min(flow.left) };
-    let is_of_use = flow.asked > 0 && (!flow.needs_units || flow.least <= flow.units);
+    let is_of_use =
+        flow.requests.units > 0 && flow.requests.least_short.is_none_or(|least| least <= flow.units);
     if flow.is_rate && is_of_use {
         spare = spare.saturating_sub(units_kept(flow));
     }
@@ -534,10 +540,7 @@ mod tests {
             nets: false,
             units_total: 1_000,
             units: 200,
-            asked: 100,
-            cost_milli: 1_000,
-            needs_units: false,
-            least: 1,
+            requests: Requests { units: 100, cost_milli: 1_000, least_short: None },
             is_rate: true,
             left: 200,
             is_mate: false,
@@ -605,7 +608,7 @@ mod tests {
     fn a_silent_region_keeps_a_unit_unless_there_is_one_a_region() {
         let others = [seat(1, 800_000, 200_000), seat(2, 0, 200_000)];
         let mut flow = flow(seat(0, 0, 200_000), &others, &[]);
-        (flow.asked, flow.cost_milli) = (0, 0);
+        (flow.requests.units, flow.requests.cost_milli) = (0, 0);
         flow.spare.units = 3;
         let units = |flow: &RateView<'_>| plan(flow).lend.iter().map(|(_, part)| part.units).sum::<u64>();
         flow.units_total = 10;
@@ -623,7 +626,7 @@ mod tests {
         let flow = RateView {
             spare: Part { rate: 0, units: 1 },
             units_total: 5,
-            asked: 0,
+            requests: Requests { cost_milli: 1_000, ..Requests::default() },
             is_rate: false,
             left: 1,
             ..flow(own, &others, &[])
@@ -665,10 +668,8 @@ mod tests {
         let few = |own: Seat, least, units| {
             let flow = RateView {
                 units_total: 6,
-                needs_units: true,
-                least,
+                requests: Requests { units: 100, cost_milli: 4_000, least_short: Some(least) },
                 units,
-                cost_milli: 4_000,
                 ..flow(own, &[], &[])
             };
             plan(&RateView { spare: Part { rate: 199_999, units }, others: &others, ..flow }).lend
@@ -755,7 +756,8 @@ mod tests {
         ];
         let own = Seat { class: 1, floor: 50_000, ..seat(0, 0, 200_000) };
         let floor = Part { rate: 50_000, units: 50 };
-        let flow = RateView { asked: 0, floor, ..flow(own, &others, &[]) };
+        let requests = Requests { cost_milli: 1_000, ..Requests::default() };
+        let flow = RateView { requests, floor, ..flow(own, &others, &[]) };
         let lent = plan(&flow).lend;
         let of = |region| {
             lent.iter().filter(|(to, _)| *to == MemberId(region)).map(|(_, part)| part.rate).sum::<u32>()

@@ -1,32 +1,50 @@
 //! Takes the frames of peers, entry by entry. A rule is asked before each entry counts, and an entry that the
 //! rule forbids changes nothing.
 
-use acequia_limits::Now;
+use acequia_limits::{Now, Part};
 use acequia_rights::{
-    Ack, Incarnation, MemberId, Refusal, Session, Version, VersionId,
+    Incarnation, MemberId, Refusal, Session, Version,
+    loan::Grant,
     mutation::{Mutation, mutated},
     session::Heartbeat,
-    versions::Learned,
-};
-use crdts::{
-    CmRDT, Dot,
-    pncounter::{Dir, Op},
 };
 use smallvec::SmallVec;
 
 use super::{
-    CellKey, FrameFault, NO_SLOT, REACH_NS, Sharing, WARM_MAX,
-    cell::{AskedRights, View},
+    CellKey, FrameFault, NO_SLOT, REACH_NS, Sharing,
+    cell::{Advertised, AskedRights, View},
+    cells::ACTIVE_MAX,
     outbox::Topic,
     peer::Peer,
-    seal::Proof,
     wire::{self, Entry, Frame, Header, Rough, ShortId},
 };
 use crate::{
-    ChargeId, Node,
-    cell::{account::CellContext, locked_cell::LockedCell},
+    Catalogue, ChargeId, Node,
+    cell::{
+        account::{Account, CellContext},
+        locked_cell::LockedCell,
+    },
     journal::HeapCell,
 };
+
+/// The cells that a frame's entries are about.
+struct EntryCells {
+    /// The cell of each entry, if it has one that is known here.
+    keys: Vec<Option<CellKey>>,
+    /// Whether an entry that may not be lost is about a cell that nobody introduced.
+    is_lost: bool,
+}
+
+/// An entry that moves rights in a cell.
+struct RightsEntry<'a> {
+    node: &'a Node,
+    catalogue: &'a Catalogue,
+    from: Incarnation,
+    key: CellKey,
+    /// Whether this node owns its shares, and the sender those that it gives.
+    owned: bool,
+    now: Now,
+}
 
 impl Sharing {
     /// Takes a frame that came from a member.
@@ -38,7 +56,8 @@ impl Sharing {
         raw: Now,
     ) -> Result<(), FrameFault> {
         self.traffic.frames_in += 1;
-        let taken = self.take(node, from, bytes, (raw, node.not_before(raw)));
+        let now = node.not_before(raw);
+        let taken = self.take(node, from, bytes, raw, now);
         self.traffic.frames_refused += u64::from(taken.is_err());
         taken
     }
@@ -49,171 +68,176 @@ impl Sharing {
         node: &Node,
         from: MemberId,
         bytes: &[u8],
-        (raw, now): (Now, Now),
+        raw: Now,
+        now: Now,
     ) -> Result<(), FrameFault> {
         let Frame { header, entries } = wire::read(bytes)?;
-        if header.incarnation.member != from || from == self.me().member {
-            return Err(FrameFault::Impostor { region: from, said: header.incarnation });
-        }
-        if header.received.incarnation > self.me().number {
-            self.later = self.later.max(Some(header.received.incarnation));
-        }
-        if self.versions.closed(header.incarnation) && !self.is_leaving(header.incarnation) {
-            return Err(FrameFault::Closed(header.incarnation));
-        }
-        let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
-        let named = |incarnation: Incarnation| {
-            self.versions.version().is_some_and(|version| names(version, incarnation))
-        };
-        let peer = self.peers.entry(from).or_insert_with(|| Peer::new(header.incarnation));
-        if (header.incarnation, header.process_number) < (peer.incarnation, peer.process_number)
-            && !mutated(Mutation::TrustOldBoot)
-        {
-            return Err(FrameFault::Late(header.incarnation));
-        }
-        // An incarnation that the catalogue does not know cannot displace one that the catalogue names. The
-        // unknown one is sent the catalogue once a version names it.
-        if header.incarnation != peer.incarnation
-            && named(peer.incarnation)
-            && !named(header.incarnation)
-            && peer.is_reached(raw.steady_ns, REACH_NS)
-        {
-            return Err(FrameFault::Unnamed(header.incarnation));
-        }
-        let began_anew =
-            (header.incarnation, header.process_number) != (peer.incarnation, peer.process_number);
-        if began_anew {
-            peer.begin_anew(header.incarnation, header.process_number);
-        }
-        {
-            let mut sessions = node.sessions_mut();
-            if began_anew {
-                // Among a member's incarnations that own nothing and are not closed, only the present one
-                // needs a session.
-                let own = &self.versions;
-                let of_region = |incarnation: &Incarnation| {
-                    incarnation.member == from && *incarnation != header.incarnation
-                };
-                sessions.retain(|incarnation, _| {
-                    !of_region(incarnation) || own.closed(*incarnation) || own.owns(*incarnation)
-                });
-            }
-            let session = sessions.entry(header.incarnation).or_insert_with(|| Session::new(drift_ppm));
-            session.set_drift_ppm(drift_ppm);
-            session.hear(
-                Heartbeat { process_number: header.process_number, number: header.heartbeat },
-                now.steady_ns,
-            );
-        }
-        // A peer saw a later process of this node, or loans that this node never gave: the disk is an old
-        // one.
-        let (own, process_number) = (self.home.incarnation.number, self.beats.process_number());
-        let ahead = header.received.process_number > process_number || header.loan_max > self.loans.reserved;
-        // The disk is also an old one if a peer received frames that this process never sent: another process
-        // had its number.
-        let twice = header.received.process_number == process_number
-            && header.received.highest > peer.outbox.last_number();
-        let is_old =
-            (ahead || twice) && header.received.incarnation == own && header.received.process_number > 0;
-        if is_old && !mutated(Mutation::OldDiskTrusted) {
-            self.restored_disk = true;
-        }
-        let adopted = header.version_id > peer.version_id;
-        if adopted || began_anew || !peer.is_reached(raw.steady_ns, REACH_NS) {
-            peer.resync.begin();
-        }
-        peer.hear(&header, (own, process_number), raw);
-        if adopted {
-            // The peer could not count acknowledgements that came before it had the version.
-            self.tell_all_acks(from);
-        }
-        if began_anew {
-            for active_cell in self.cells.values_mut().flatten() {
-                active_cell.advertised = None;
-                // The new process counts its frames anew.
-                active_cell.views.retain(|view| view.of != from);
-            }
-            self.tell_all_acks(from);
-        }
-        self.compare_marks(&header, from);
-        let same_catalogue = header.version_id == self.version_id();
+        self.admit(from, &header, raw)?;
+        let began_anew = self.hear_process(node, &header, now);
+        self.hear_header(&header, began_anew, raw);
+        self.compare_versions(&header, from);
+        let cells = self.name_cells(node, &header, &entries);
         let Some(peer) = self.peers.get_mut(&from) else { return Ok(()) };
-        // An entry about a cell that nobody introduced would be lost if the frame were confirmed.
-        let mut strangers: SmallVec<[ShortId; 4]> = SmallVec::new();
-        let mut unnamed: SmallVec<[ShortId; 4]> = SmallVec::new();
-        let mut is_lost = false;
-        let mut keys: Vec<Option<CellKey>> = Vec::with_capacity(entries.len());
-        for entry in &entries {
-            let mut key = None;
-            match entry {
-                Entry::Introduce { id, limit, tag, which } => {
-                    // A limit that was never in force here has no slot: entries about its cells are refused.
-                    let slot = node.slot_of(*limit);
-                    let tag = crate::journal_tag(*tag);
-                    peer.outbox.names.introduce(*id, (slot.unwrap_or(NO_SLOT), tag));
-                    if let Some(slot) = slot
-                        && let Some(which) = *which
-                        && same_catalogue
-                        && self.told.len() < WARM_MAX
-                    {
-                        self.told.insert((slot, tag), which);
-                    }
-                }
-                other => {
-                    if let Some(id) = other.cell() {
-                        // A number that an earlier process of this node gave may mean another cell by now.
-                        let is_mine = (header.received.incarnation, header.received.process_number)
-                            == (own, process_number);
-                        key = peer.outbox.names.cell(id).filter(|_| id.0 & 1 == 0 || is_mine);
-                        if key.is_none() {
-                            // Advertisements and questions are sent again, and may be lost; rights may not.
-                            let is_news = matches!(
-                                other,
-                                Entry::Advertisement { .. } | Entry::Short { .. } | Entry::Ask { .. }
-                            );
-                            is_lost |= !is_news;
-                            strangers.push(id);
-                        }
-                    }
-                }
-            }
-            if key.is_some_and(|key| key.0 == NO_SLOT)
-                && let Some(id) = entry.cell()
-            {
-                // The cell shall be introduced again: the limit may be known by then.
-                unnamed.push(id);
-            }
-            keys.push(key.filter(|key| key.0 != NO_SLOT));
-        }
-        for id in strangers.into_iter().chain(unnamed) {
-            peer.outbox.tell(Topic::Unknown(id), Entry::Unknown { id }, 0);
-        }
         // While the wall is not believed, no cell is changed: entries about cells come again.
         let is_early = !node.is_wall_believed() && !entries.iter().all(Entry::is_of_no_cell);
-        if is_lost || is_early {
+        if cells.is_lost || is_early {
             peer.owes_reply |= is_early;
-            // The frame comes again, since this node does not know a limit yet, or forgot a number. Entries
-            // that mend this count at once: otherwise two such frames could wait for each other for ever.
-            for entry in entries {
-                if matches!(
-                    entry,
-                    Entry::Version(..) | Entry::Acked { .. } | Entry::Unknown { .. } | Entry::Ping
-                ) {
-                    let _known = self.take_entry(node, &header, None, entry, now);
-                }
-            }
+            self.take_mending(node, &header, entries, now);
             return Ok(());
         }
         if !peer.received.note(header.number) {
             return Ok(());
         }
         peer.owes_reply |= !entries.is_empty();
-        for (entry, key) in entries.into_iter().zip(keys) {
+        for (entry, key) in entries.into_iter().zip(cells.keys) {
             if self.take_entry(node, &header, key, entry, now).is_err() {
                 self.traffic.entries_refused += 1;
             }
         }
         Ok(())
+    }
+
+    /// Refuses a sender that is not who it says, that is closed, or that another process or incarnation
+    /// replaced.
+    fn admit(&mut self, from: MemberId, header: &Header, raw: Now) -> Result<(), FrameFault> {
+        let sender = header.incarnation;
+        if sender.member != from || from == self.me().member {
+            return Err(FrameFault::Impostor { region: from, said: sender });
+        }
+        if header.received.incarnation > self.me().number {
+            self.process.later = self.process.later.max(Some(header.received.incarnation));
+        }
+        if self.versions.closed(sender) && !self.is_leaving(sender) {
+            return Err(FrameFault::Closed(sender));
+        }
+        let named = |incarnation: Incarnation| {
+            self.versions.version().is_some_and(|version| names(version, incarnation))
+        };
+        let peer = self.peers.entry(from).or_insert_with(|| Peer::new(sender));
+        if is_of_earlier_process(header, peer) {
+            return Err(FrameFault::Late(sender));
+        }
+        // An incarnation that the catalogue does not know cannot displace one that the catalogue names. The
+        // unknown one is sent the catalogue once a version names it.
+        if sender != peer.incarnation
+            && named(peer.incarnation)
+            && !named(sender)
+            && peer.is_reached(raw.steady_ns, REACH_NS)
+        {
+            return Err(FrameFault::Unnamed(sender));
+        }
+        Ok(())
+    }
+
+    /// Hears the sender's process, which may be a new one. Returns whether it is.
+    fn hear_process(&mut self, node: &Node, header: &Header, now: Now) -> bool {
+        let sender = header.incarnation;
+        let drift_ppm = self.drift_ppm();
+        let Some(peer) = self.peers.get_mut(&sender.member) else { return false };
+        let began_anew = (sender, header.process_number) != (peer.incarnation, peer.process_number);
+        if began_anew {
+            peer.begin_anew(sender, header.process_number);
+        }
+        let mut sessions = node.sessions_mut();
+        if began_anew {
+            // Among a member's incarnations that own nothing and are not closed, only the present one needs a
+            // session.
+            let is_other =
+                |incarnation: &Incarnation| incarnation.member == sender.member && *incarnation != sender;
+            let versions = &self.versions;
+            sessions.retain(|incarnation, _| {
+                !is_other(incarnation) || versions.closed(*incarnation) || versions.owns(*incarnation)
+            });
+        }
+        let session = sessions.entry(sender).or_insert_with(|| Session::new(drift_ppm));
+        session.set_drift_ppm(drift_ppm);
+        let heartbeat = Heartbeat { process_number: header.process_number, number: header.heartbeat };
+        session.hear(heartbeat, now.steady_ns);
+        began_anew
+    }
+
+    /// Takes what a frame states about its sender.
+    fn hear_header(&mut self, header: &Header, began_anew: bool, raw: Now) {
+        let from = header.incarnation.member;
+        let Some(peer) = self.peers.get_mut(&from) else { return };
+        let last_frame = peer.outbox.last_number();
+        if self.process.is_older_than(header, last_frame, self.lending.numbers.reserved) {
+            self.process.restored_disk = true;
+        }
+        let adopted = header.version_id > peer.version_id;
+        if adopted || began_anew || !peer.is_reached(raw.steady_ns, REACH_NS) {
+            peer.resync.begin();
+        }
+        peer.hear(header, self.process.is_answered_by(header), raw);
+        if adopted {
+            // The peer could not count acknowledgements that came before it had the version.
+            self.tell_all_acks(from);
+        }
+        if began_anew {
+            for active_cell in self.cells.values_mut() {
+                active_cell.advertised = None;
+                // The new process counts its frames anew.
+                active_cell.views.retain(|view| view.of != from);
+            }
+            self.tell_all_acks(from);
+        }
+    }
+
+    /// Finds the cells that the entries of a frame are about, and asks for the names of unknown ones.
+    fn name_cells(&mut self, node: &Node, header: &Header, entries: &[Entry]) -> EntryCells {
+        let mut cells = EntryCells { keys: Vec::with_capacity(entries.len()), is_lost: false };
+        let same_catalogue = header.version_id == self.version_id();
+        // A number that an earlier process of this node gave may mean another cell by now.
+        let knows_ours = self.process.is_answered_by(header);
+        let Some(peer) = self.peers.get_mut(&header.incarnation.member) else { return cells };
+        let mut strangers: SmallVec<[ShortId; 4]> = SmallVec::new();
+        let mut unnamed: SmallVec<[ShortId; 4]> = SmallVec::new();
+        for entry in entries {
+            let mut key = None;
+            if let Entry::Introduce { id, limit, tag, which } = entry {
+                // A limit that was never in force here has no slot: entries about its cells are refused.
+                let slot = node.slot_of(*limit);
+                let tag = crate::journal_tag(*tag);
+                peer.outbox.names.introduce(*id, (slot.unwrap_or(NO_SLOT), tag));
+                if let Some(slot) = slot
+                    && let Some(variant) = *which
+                    && same_catalogue
+                    && self.variants.len() < ACTIVE_MAX
+                {
+                    self.variants.insert((slot, tag), variant);
+                }
+            } else if let Some(id) = entry.cell() {
+                key = peer.outbox.names.cell(id).filter(|_| id.0 & 1 == 0 || knows_ours);
+                match key {
+                    None => {
+                        // An entry about a cell that nobody introduced would be lost if the frame were
+                        // confirmed.
+                        cells.is_lost |= !is_news(entry);
+                        strangers.push(id);
+                    }
+                    // The cell shall be introduced again: the limit may be known by then.
+                    Some((NO_SLOT, _)) => unnamed.push(id),
+                    Some(_) => {}
+                }
+            }
+            cells.keys.push(key.filter(|key| key.0 != NO_SLOT));
+        }
+        for id in strangers.into_iter().chain(unnamed) {
+            peer.outbox.tell(Topic::Unknown(id), Entry::Unknown { id }, 0);
+        }
+        cells
+    }
+
+    /// Takes the entries of a frame that is not confirmed, if they mend what is in its way: this node does
+    /// not know a limit yet, forgot a number, or has no wall that it believes. The frame comes again.
+    /// Without this, two such frames could wait for each other for ever.
+    fn take_mending(&mut self, node: &Node, header: &Header, entries: Vec<Entry>, now: Now) {
+        for entry in entries {
+            if matches!(entry, Entry::Version(..) | Entry::Acked { .. } | Entry::Unknown { .. } | Entry::Ping)
+            {
+                let _known = self.take_entry(node, header, None, entry, now);
+            }
+        }
     }
 
     fn take_entry(
@@ -239,160 +263,113 @@ impl Sharing {
             return Err(Refusal::Stale);
         }
         match (entry, key) {
-            (Entry::Introduce { .. }, _) => Ok(()),
+            (Entry::Introduce { .. } | Entry::Ping, _) => {}
             (Entry::Unknown { id }, _) => {
                 if let Some(peer) = self.peers.get_mut(&region) {
                     peer.outbox.names.unknown(id);
                 }
-                Ok(())
             }
             (Entry::Advertisement { demand, holds, left, stands, .. }, Some(key)) => {
-                if demand == Rough::default() && self.cells.slot(key).is_none() {
-                    // Nobody asks for the cell there, and nobody has asked for it here.
-                    return Ok(());
-                }
-                let Some(active_cell) = self.wake(key, now.steady_ns) else { return Ok(()) };
-                let was_idle = active_cell.is_idle(now.steady_ns);
-                let view = active_cell.view_mut(region);
-                if header.number < view.frame {
-                    return Err(Refusal::Stale);
-                }
-                let more = demand > view.demand;
-                let at_ns = now.steady_ns;
-                let short = if view.short_frame == header.number { view.short } else { 0 };
-                *view = View { demand, holds, left, stands, short, at_ns, frame: header.number, ..*view };
-                if more {
-                    active_cell.note_busy(now.steady_ns);
-                }
-                if was_idle && !active_cell.is_idle(now.steady_ns) {
-                    // While nobody waited for the cell, nothing was said about it.
-                    active_cell.advertised = None;
-                }
-                Ok(())
+                let said = Advertised { demand, holds, left, stands };
+                return self.hear_advertisement(header, key, said, now);
             }
-            (Entry::Short { units, .. }, Some(key)) => {
-                if let Some(active_cell) = self.wake(key, now.steady_ns) {
-                    let view = active_cell.view_mut(region);
-                    if header.number >= view.frame.max(view.short_frame) {
-                        (view.short, view.short_frame) = (units, header.number);
-                    }
-                    active_cell.note_busy(now.steady_ns);
-                }
-                Ok(())
-            }
+            (Entry::Short { units, .. }, Some(key)) => self.hear_short(header, key, units, now),
             (Entry::Ask { end_ns, units, .. }, Some(key)) => {
-                self.wake(key, now.steady_ns);
-                if let Some(Some(active_cell)) = self.cells.get_mut(key)
-                    && active_cell.asked.len() < self.peers.len()
-                {
-                    active_cell.asked.retain(|asked| asked.by != region);
-                    active_cell.asked.push(AskedRights { by: region, end_ns, units, at_ns: now.steady_ns });
-                }
-                Ok(())
+                let asked = AskedRights { by: region, end_ns, units, at_ns: now.steady_ns };
+                self.hear_ask(key, asked);
             }
             (Entry::Refused { number, .. }, Some(key)) => {
-                self.end_loan(node, header.incarnation, key, number, now);
-                Ok(())
+                end_loan(node, header.incarnation, key, number, now);
             }
             (Entry::Renew(renew), _) => {
                 let mut sessions = node.sessions_mut();
                 let session = sessions.get_mut(&header.incarnation).ok_or(Refusal::Unheard)?;
-                session.take_renew(&renew, &self.beats, now.steady_ns)
+                session.take_renew(&renew, &self.process.heartbeats.sent, now.steady_ns)?;
             }
-            (Entry::Version(version, seal), _) => self.hear_version(*version, seal),
+            (Entry::Version(version, seal), _) => self.hear_version(*version, seal)?,
             (Entry::Acked { incarnation, ack, seal }, _) => {
-                self.hear_ack((incarnation, ack), seal, header.incarnation, now)
+                self.hear_ack(incarnation, ack, seal, header.incarnation, now)?;
             }
             (Entry::Usage { limit, incarnation, spent, refunded }, _) => {
                 if incarnation != header.incarnation || refunded > spent || node.slot_of(limit).is_none() {
                     return Err(Refusal::Malformed);
                 }
-                let counter = self.usage.entry(limit).or_default();
-                for (total, dir) in [(spent, Dir::Pos), (refunded, Dir::Neg)] {
-                    counter.apply(Op { dot: Dot::new(incarnation, total), dir });
-                }
-                let charged = self.charged.entry((incarnation, limit)).or_default();
-                *charged = spent.max(*charged);
-                Ok(())
+                self.usage.learn(incarnation, limit, spent, refunded);
             }
-            (Entry::Settle { id, cost }, _) => {
-                // The caller was told that the settlement is on its way, and nobody waits for the result.
-                node.settle_sometime(ChargeId(id), cost, now);
-                Ok(())
-            }
-            (entry @ Entry::Forward { .. }, _) => self.take_forward(node, header, &entry, now),
-            (Entry::Ping, _) => Ok(()),
+            // The caller was told that the settlement is on its way, and nobody waits for the result.
+            (Entry::Settle { id, cost }, _) => node.settle_sometime(ChargeId(id), cost, now),
+            (entry @ Entry::Forward { .. }, _) => self.take_forward(node, header, &entry, now)?,
             (Entry::ForwardReply { number, units }, _) => {
-                self.take_forward_reply(node, header, (number, units), now)
+                self.take_forward_reply(node, header, number, units, now)?;
             }
             (Entry::Digest(digest), _) => {
                 if let Some(peer) = self.peers.get_mut(&region) {
                     peer.resync.compare(*digest);
                 }
-                Ok(())
             }
             (Entry::Differs(buckets), _) => {
                 if let Some(peer) = self.peers.get_mut(&region) {
                     peer.resync.tell_again(buckets);
                 }
                 self.tell_usage_again(region, buckets);
-                Ok(())
             }
-            (entry, Some(key)) => self.take_right(node, header, key, entry, now),
-            (_, None) => Err(Refusal::Unknown(0)),
-        }
-    }
-
-    /// Takes a version, from its authority or passed on. A newer one is adopted at the next tick, if its seal
-    /// proves that its authority made it.
-    fn hear_version(&mut self, version: Version, proof: Proof) -> Result<(), Refusal> {
-        let is_known = self.versions.version().is_some_and(|own| *own == version);
-        let offered = self
-            .offered
-            .as_ref()
-            .map_or(self.version_id(), |(offered, _)| offered.version_id.max(self.version_id()));
-        if !is_known && version.version_id <= offered {
-            return Ok(());
-        }
-        if self.seals.check_version(&version, proof.as_deref()).is_err() {
-            self.traffic.seals_refused += 1;
-            return Err(Refusal::Malformed);
-        }
-        if is_known {
-            // The version was signed again, by a certificate that holds for longer.
-            self.seals.keep_version(version.version_id, proof);
-            // Peers that refused the version by its earlier seal are sent it once more.
-            self.peers.values_mut().for_each(|peer| peer.told = VersionId::default());
-        } else {
-            self.offered = Some((version, proof));
+            (entry, Some(key)) => self.take_right(node, header, key, entry, now)?,
+            (_, None) => return Err(Refusal::Unknown(0)),
         }
         Ok(())
     }
 
-    /// Takes an incarnation's acknowledgement, from itself or passed on.
-    fn hear_ack(
+    /// Notes how a cell is doing at the sender.
+    fn hear_advertisement(
         &mut self,
-        (incarnation, ack): (Incarnation, Ack),
-        proof: Proof,
-        from: Incarnation,
+        header: &Header,
+        key: CellKey,
+        said: Advertised,
         now: Now,
     ) -> Result<(), Refusal> {
-        // A node without a catalogue counts nothing, and is told again when it has one.
-        let Some(key) = self.versions.version().map(|version| version.key) else { return Ok(()) };
-        if !self.versions.asks(incarnation) {
+        if said.demand == Rough::default() && !self.cells.is_active(key) {
+            // Nobody asks for the cell there, and nobody has asked for it here.
             return Ok(());
         }
-        if !self.seals.knows_ack(incarnation, ack, proof.as_deref()) {
-            if self.seals.check_ack((incarnation, ack), key, proof.as_deref()).is_err() {
-                self.traffic.seals_refused += 1;
-                return Err(Refusal::Malformed);
-            }
-            self.seals.keep_ack(incarnation, ack, proof);
+        let at_ns = now.steady_ns;
+        let Some(active_cell) = self.cells.wake(key, at_ns) else { return Ok(()) };
+        let was_idle = active_cell.is_idle(at_ns);
+        let view = active_cell.view_mut(header.incarnation.member);
+        if header.number < view.frame {
+            return Err(Refusal::Stale);
         }
-        if self.versions.learn_ack(incarnation, ack, now) == Learned::New {
-            self.pass_on_ack(incarnation, from);
+        let is_more = said.demand > view.said.demand;
+        let short = if view.short_frame == header.number { view.short } else { 0 };
+        *view = View { said, short, at_ns, frame: header.number, ..*view };
+        if is_more {
+            active_cell.activity.note_busy(at_ns);
+        }
+        if was_idle && !active_cell.is_idle(at_ns) {
+            // While nobody waited for the cell, nothing was said about it.
+            active_cell.advertised = None;
         }
         Ok(())
+    }
+
+    /// Notes that a request at the sender needs more units at once than it can hold.
+    fn hear_short(&mut self, header: &Header, key: CellKey, units: u64, now: Now) {
+        let Some(active_cell) = self.cells.wake(key, now.steady_ns) else { return };
+        let view = active_cell.view_mut(header.incarnation.member);
+        if header.number >= view.frame.max(view.short_frame) {
+            (view.short, view.short_frame) = (units, header.number);
+        }
+        active_cell.activity.note_busy(now.steady_ns);
+    }
+
+    /// Notes a question for rights, which the next rebalance answers: the last one of each member.
+    fn hear_ask(&mut self, key: CellKey, asked: AskedRights) {
+        self.cells.wake(key, asked.at_ns);
+        if let Some(active_cell) = self.cells.get_mut(key)
+            && active_cell.window.asked.len() < self.peers.len()
+        {
+            active_cell.window.asked.retain(|before| before.by != asked.by);
+            active_cell.window.asked.push(asked);
+        }
     }
 
     /// Takes an entry that moves rights.
@@ -405,88 +382,16 @@ impl Sharing {
         now: Now,
     ) -> Result<(), Refusal> {
         let from = header.incarnation;
-        let owned = self.owns_nothing().is_none();
         // A member without a share has nothing to give or to lend.
         let moves_rights = matches!(entry, Entry::Grant { .. } | Entry::Give { .. });
-        let owned = owned && (!moves_rights || self.versions.owns(from));
+        let owned = self.owns_nothing().is_none() && (!moves_rights || self.versions.owns(from));
         let catalogue = node.catalogue();
-        let which =
-            self.told_of(key, self.cells.get(key).and_then(Option::as_ref).map(|active_cell| &**active_cell));
+        let which = self.variant_told(key, self.cells.get(key));
         let locked_cell = LockedCell { node, catalogue: &catalogue, key, now, which };
-        let (beats, versions) = (&self.beats, &self.versions);
-        let stands = |context: &CellContext<'_>| {
-            let (global, salt) = (context.global, context.salt);
-            versions.stands_for_region_of(from.member, global.budget(), salt, global.has_rate())
-        };
         let granted = if let Entry::Grant { grant, .. } = &entry { Some(grant.number) } else { None };
-        // Nobody waits for capacity that comes with no units in it.
-        let brings = match &entry {
-            Entry::Grant { grant, .. } => grant.tokens > 0,
-            Entry::Return { back, .. } => back.tokens > 0,
-            Entry::Give { .. } => true,
-            _ => false,
-        };
-        let result = locked_cell.at(owned, |context, cell| {
-            let HeapCell { account: Some(account), words, .. } = &mut *cell else {
-                return Err(Refusal::Unknown(0));
-            };
-            account.settle(words, context, now, &*node.sessions());
-            let mut sessions = node.sessions_mut();
-            let session = sessions.get_mut(&from).ok_or(Refusal::Unheard)?;
-            let mut back = None;
-            match entry {
-                Entry::Grant { grant, .. } => {
-                    if !owned || !context.in_force {
-                        return Err(Refusal::Unheard);
-                    }
-                    account.accept(words, context, (from, &grant, stands(context)), (beats, session), now)
-                }
-                Entry::Return { back, .. } => {
-                    account.take_return(words, context, (from, &back), session, now)
-                }
-                Entry::Recall { number, .. } => {
-                    let durable = catalogue.is_durable(key.0);
-                    back =
-                        Some(account.give_back(words, context, (from, number), session, (durable, now))?);
-                    Ok(())
-                }
-                Entry::Give { end_ns, cumulative, .. } => {
-                    if !owned || context.local.owns_nothing_of(end_ns) || node.is_closed(context, end_ns) {
-                        return Err(Refusal::Unheard);
-                    }
-                    let forgotten = node.spent_before_start(&catalogue, key.0, &account.algorithm, now);
-                    let stands = stands(context).units;
-                    let received =
-                        account.receive(context, from.member, (end_ns, cumulative), stands, forgotten);
-                    if let Some(peer) = self.peers.get_mut(&from.member) {
-                        // All units that ever came are confirmed, not only those of this entry: so a giver
-                        // learns that its disk is an old one.
-                        let cumulative = account.received(from.member, end_ns).max(cumulative);
-                        let entry = Entry::Got { id: ShortId::default(), end_ns, cumulative };
-                        peer.outbox.tell(Topic::Got(key, end_ns), entry, 0);
-                    }
-                    received.map(|_| ())
-                }
-                Entry::Got { end_ns, cumulative, .. } => {
-                    if end_ns == account.window() {
-                        account.open().own_echo(from.member, cumulative)
-                    } else {
-                        Ok(())
-                    }
-                }
-                _ => Err(Refusal::Malformed),
-            }?;
-            if brings {
-                account.hope_anew();
-            }
-            let unwritten = account.take_unwritten();
-            drop(sessions);
-            let batch = if unwritten { node.write_account(key, cell, now) } else { 0 };
-            if let Some(back) = back {
-                returned(self.peers.get_mut(&from.member), key, back, batch);
-            }
-            Ok(())
-        });
+        let brings_units = brings_units(&entry);
+        let at = RightsEntry { node, catalogue: &catalogue, from, key, owned, now };
+        let result = locked_cell.at(owned, |context, cell| self.move_rights(&at, context, cell, entry));
         let result = result.unwrap_or(Err(Refusal::Unknown(0)));
         if let Some(number) = granted
             && result.is_err_and(|refusal| refusal != Refusal::Duplicate(number))
@@ -498,43 +403,157 @@ impl Sharing {
         match &result {
             Ok(()) => {
                 self.traffic.borrowed += u64::from(granted.is_some());
-                self.wake(key, now.steady_ns);
-                if brings {
+                self.cells.wake(key, now.steady_ns);
+                if brings_units {
                     node.remote_supply.tell();
                     // A mate's forward may wait for the units.
                     node.forwards.call();
                 }
             }
-            Err(Refusal::RestoredDisk { .. }) => self.restored_disk = true,
+            Err(Refusal::RestoredDisk { .. }) => self.process.restored_disk = true,
             // The account may have been opened for this entry.
-            Err(_) if owned => drop(self.wake(key, now.steady_ns)),
+            Err(_) if owned => drop(self.cells.wake(key, now.steady_ns)),
             Err(_) => {}
         }
         result
     }
 
-    /// Notes that a holder does not hold a loan: it is not renewed, so that it comes back by itself.
-    fn end_loan(&mut self, node: &Node, to: Incarnation, key: CellKey, number: u64, now: Now) {
-        let catalogue = node.catalogue();
-        LockedCell { node, catalogue: &catalogue, key, now, which: None }.at(false, |_, cell| {
-            let HeapCell { account: Some(account), .. } = cell else { return };
-            let is_its = account.book().lent().iter().any(|lent| lent.number == number && lent.to == to);
-            if is_its && let Some(session) = node.sessions_mut().get_mut(&to) {
-                // If the session has no room to tell of it, a later rebalance freezes the loan.
-                let _ = account.refused(number, session);
+    /// Moves the rights of an entry, and queues the account for the disk.
+    fn move_rights(
+        &mut self,
+        at: &RightsEntry<'_>,
+        context: &CellContext<'_>,
+        cell: &mut HeapCell,
+        entry: Entry,
+    ) -> Result<(), Refusal> {
+        let RightsEntry { node, from, key, now, .. } = *at;
+        let HeapCell { account: Some(account), words, .. } = &mut *cell else {
+            return Err(Refusal::Unknown(0));
+        };
+        account.settle(words, context, now, &*node.sessions());
+        let mut sessions = node.sessions_mut();
+        let session = sessions.get_mut(&from).ok_or(Refusal::Unheard)?;
+        let brings_units = brings_units(&entry);
+        let mut back = None;
+        match entry {
+            Entry::Grant { grant, .. } => self.accept(at, context, account, words, &grant, session)?,
+            Entry::Return { back, .. } => {
+                account.take_return(words, context, (from, &back), session, now)?;
             }
-        });
+            Entry::Recall { number, .. } => {
+                let durable = at.catalogue.is_durable(key.0);
+                back = Some(account.give_back(words, context, (from, number), session, (durable, now))?);
+            }
+            Entry::Give { end_ns, cumulative, .. } => {
+                self.receive(at, context, account, end_ns, cumulative)?;
+            }
+            Entry::Got { end_ns, cumulative, .. } if end_ns == account.window() => {
+                account.open().own_echo(from.member, cumulative)?;
+            }
+            Entry::Got { .. } => {}
+            _ => return Err(Refusal::Malformed),
+        }
+        if brings_units {
+            account.hope_anew();
+        }
+        let is_unwritten = account.take_unwritten();
+        drop(sessions);
+        let batch = if is_unwritten { node.write_account(key, cell, now) } else { 0 };
+        if let Some(back) = back
+            && let Some(peer) = self.peers.get_mut(&from.member)
+        {
+            let entry = Entry::Return { id: ShortId::default(), back };
+            peer.outbox.tell(Topic::Return(key, back.number), entry, batch);
+        }
+        Ok(())
+    }
+
+    /// Takes up a loan.
+    fn accept(
+        &self,
+        at: &RightsEntry<'_>,
+        context: &CellContext<'_>,
+        account: &mut Account,
+        words: &mut Vec<u64>,
+        grant: &Grant,
+        session: &mut Session,
+    ) -> Result<(), Refusal> {
+        if !at.owned || !context.in_force {
+            return Err(Refusal::Unheard);
+        }
+        let (from, beats) = (at.from, &self.process.heartbeats.sent);
+        let stands = self.stands_for_region_of(from, context);
+        account.accept(words, context, (from, grant, stands), (beats, session), at.now)
+    }
+
+    /// Takes rights that a member gave in a window, and confirms them.
+    fn receive(
+        &mut self,
+        at: &RightsEntry<'_>,
+        context: &CellContext<'_>,
+        account: &mut Account,
+        end_ns: u64,
+        cumulative: u64,
+    ) -> Result<(), Refusal> {
+        let RightsEntry { node, catalogue, from, key, owned, now } = *at;
+        if !owned || context.local.owns_nothing_of(end_ns) || node.is_closed(context, end_ns) {
+            return Err(Refusal::Unheard);
+        }
+        let forgotten = node.spent_before_start(catalogue, key.0, &account.algorithm, now);
+        let stands = self.stands_for_region_of(from, context).units;
+        let received = account.receive(context, from.member, (end_ns, cumulative), stands, forgotten);
+        if let Some(peer) = self.peers.get_mut(&from.member) {
+            // All units that ever came are confirmed, not only those of this entry: so a giver learns that
+            // its disk is an old one.
+            let cumulative = account.received(from.member, end_ns).max(cumulative);
+            let entry = Entry::Got { id: ShortId::default(), end_ns, cumulative };
+            peer.outbox.tell(Topic::Got(key, end_ns), entry, 0);
+        }
+        received.map(|_| ())
+    }
+
+    /// The most that the region of a member may own of a cell, in any allocation that counts.
+    fn stands_for_region_of(&self, from: Incarnation, context: &CellContext<'_>) -> Part {
+        let (global, salt) = (context.global, context.salt);
+        self.versions.stands_for_region_of(from.member, global.budget(), salt, global.has_rate())
+    }
+}
+
+/// Notes that a holder does not hold a loan: it is not renewed, so that it comes back by itself.
+fn end_loan(node: &Node, to: Incarnation, key: CellKey, number: u64, now: Now) {
+    let catalogue = node.catalogue();
+    LockedCell { node, catalogue: &catalogue, key, now, which: None }.at(false, |_, cell| {
+        let HeapCell { account: Some(account), .. } = cell else { return };
+        let is_its = account.book().lent().iter().any(|lent| lent.number == number && lent.to == to);
+        if is_its && let Some(session) = node.sessions_mut().get_mut(&to) {
+            // If the session has no room to tell of it, a later rebalance freezes the loan.
+            let _ = account.refused(number, session);
+        }
+    });
+}
+
+/// A frame of an earlier process or incarnation of its sender counts no more.
+fn is_of_earlier_process(header: &Header, peer: &Peer) -> bool {
+    (header.incarnation, header.process_number) < (peer.incarnation, peer.process_number)
+        && !mutated(Mutation::TrustOldBoot)
+}
+
+/// Whether an entry may be lost: advertisements and questions are sent again, and rights are not.
+const fn is_news(entry: &Entry) -> bool {
+    matches!(entry, Entry::Advertisement { .. } | Entry::Short { .. } | Entry::Ask { .. })
+}
+
+/// Whether an entry brings units. Nobody waits for capacity that comes with no units in it.
+const fn brings_units(entry: &Entry) -> bool {
+    match entry {
+        Entry::Grant { grant, .. } => grant.tokens > 0,
+        Entry::Return { back, .. } => back.tokens > 0,
+        Entry::Give { .. } => true,
+        _ => false,
     }
 }
 
 /// Whether a version names an incarnation.
 fn names(version: &Version, incarnation: Incarnation) -> bool {
     version.members.get(&incarnation.member).is_some_and(|member| member.incarnation == incarnation)
-}
-
-fn returned(peer: Option<&mut Peer>, key: CellKey, back: acequia_rights::Return, after_batch: u64) {
-    if let Some(peer) = peer {
-        let entry = Entry::Return { id: ShortId::default(), back };
-        peer.outbox.tell(Topic::Return(key, back.number), entry, after_batch);
-    }
 }

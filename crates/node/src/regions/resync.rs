@@ -27,9 +27,23 @@ pub(crate) struct Resync {
     /// A digest for the peer, while it is added up.
     telling: Option<Walk>,
     /// The peer's digest, and what this node knows of the peer's rows, while that is added up.
-    comparing: Option<(Digest, Walk)>,
-    /// The buckets that the peer asked for, and the slot from which to send them again.
-    again: Option<(Buckets, u32)>,
+    comparing: Option<Comparing>,
+    /// What the peer asked for again.
+    again: Option<Again>,
+}
+
+/// The peer's digest, while it is compared.
+#[derive(Clone, Copy, Debug)]
+struct Comparing {
+    theirs: Digest,
+    walk: Walk,
+}
+
+/// The buckets that a peer asked for, and the slot from which to send them again.
+#[derive(Clone, Copy, Debug)]
+struct Again {
+    buckets: Buckets,
+    next: u32,
 }
 
 /// A digest that is being added up, and the next slot.
@@ -39,11 +53,11 @@ struct Walk {
     next: u32,
 }
 
-/// The side whose statements are added up.
+/// The statements that are added up, between this node and a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
-    Told,
-    Heard,
+enum Statements {
+    ToldTo(Incarnation),
+    HeardFrom(Incarnation),
 }
 
 impl Resync {
@@ -54,12 +68,12 @@ impl Resync {
 
     /// Begins to compare the digest that the peer sent.
     pub(crate) fn compare(&mut self, theirs: Digest) {
-        self.comparing = Some((theirs, Walk::default()));
+        self.comparing = Some(Comparing { theirs, walk: Walk::default() });
     }
 
     /// Begins to send these buckets again, in which the peer knows something else.
     pub(crate) fn tell_again(&mut self, buckets: Buckets) {
-        self.again = Some((buckets, 0)).filter(|_| !buckets.is_empty());
+        self.again = (!buckets.is_empty()).then_some(Again { buckets, next: 0 });
     }
 
     fn is_done(&self) -> bool {
@@ -82,25 +96,25 @@ impl Sharing {
             let Resync { telling, comparing, again } = std::mem::take(&mut peer.resync);
             let mut left = Resync::default();
             if let Some(mut walk) = telling {
-                if self.walk(node, catalogue, (incarnation, Side::Told), &mut walk, now) {
+                if self.walk(node, catalogue, Statements::ToldTo(incarnation), &mut walk, now) {
                     self.tell(region, Topic::Digest, Entry::Digest(Box::new(walk.digest)));
                 } else {
                     left.telling = Some(walk);
                 }
             }
-            if let Some((theirs, mut walk)) = comparing {
-                if self.walk(node, catalogue, (incarnation, Side::Heard), &mut walk, now) {
+            if let Some(Comparing { theirs, mut walk }) = comparing {
+                if self.walk(node, catalogue, Statements::HeardFrom(incarnation), &mut walk, now) {
                     let buckets = walk.digest.differing(&theirs);
                     if !buckets.is_empty() {
                         self.traffic.resyncs += 1;
                         self.tell(region, Topic::Differs, Entry::Differs(buckets));
                     }
                 } else {
-                    left.comparing = Some((theirs, walk));
+                    left.comparing = Some(Comparing { theirs, walk });
                 }
             }
-            if let Some((buckets, next)) = again {
-                left.again = self.give_again(node, catalogue, (region, buckets), next, now);
+            if let Some(again) = again {
+                left.again = self.give_again(node, catalogue, incarnation, again, now);
             }
             if let Some(peer) = self.peers.get_mut(&region) {
                 peer.resync = left;
@@ -119,20 +133,23 @@ impl Sharing {
         &self,
         node: &Node,
         catalogue: &Catalogue,
-        (peer, side): (Incarnation, Side),
+        statements: Statements,
         walk: &mut Walk,
         now: Now,
     ) -> bool {
         if walk.next == 0 {
-            let whose = if side == Side::Told { self.me() } else { peer };
-            for (limit, units) in self.charged_by(whose).filter(|(_, units)| *units > 0) {
+            let whose = match statements {
+                Statements::ToldTo(_) => self.me(),
+                Statements::HeardFrom(peer) => peer,
+            };
+            for (limit, units) in self.usage.charged_by(whose).filter(|(_, units)| *units > 0) {
                 walk.digest.add(limit.0, [0, units]);
             }
         }
         let end = self.cells.end().min(walk.next.saturating_add(CELLS_MAX));
         for key in (walk.next..end).filter_map(|slot| self.cells.key(slot)) {
             let Some(limit) = catalogue.id(key.0) else { continue };
-            self.moved(node, catalogue, key, (peer.member, side), now, |says| {
+            self.moved(node, catalogue, key, statements, now, |says| {
                 walk.digest.add(row_of(limit, key.1), says);
             });
         }
@@ -147,7 +164,7 @@ impl Sharing {
         node: &Node,
         catalogue: &Catalogue,
         key: CellKey,
-        (region, side): (MemberId, Side),
+        statements: Statements,
         now: Now,
         mut row: impl FnMut([u64; 2]),
     ) {
@@ -157,8 +174,11 @@ impl Sharing {
                 let Some(window) = account.transfers_of(end_ns).filter(|_| end_ns > now.wall_ns) else {
                     continue;
                 };
-                let all = if side == Side::Told { window.given() } else { window.received() };
-                let units = all.iter().filter(|(of, units)| *of == region && *units > 0);
+                let (all, peer) = match statements {
+                    Statements::ToldTo(peer) => (window.given(), peer),
+                    Statements::HeardFrom(peer) => (window.received(), peer),
+                };
+                let units = all.iter().filter(|(of, units)| *of == peer.member && *units > 0);
                 units.for_each(|(_, units)| row([end_ns, *units]));
             }
         });
@@ -169,12 +189,13 @@ impl Sharing {
         &mut self,
         node: &Node,
         catalogue: &Catalogue,
-        (region, buckets): (MemberId, Buckets),
-        next: u32,
+        to: Incarnation,
+        again: Again,
         now: Now,
-    ) -> Option<(Buckets, u32)> {
-        if self.peers.get(&region).is_some_and(|peer| peer.outbox.len() > WAITING_MAX) {
-            return Some((buckets, next));
+    ) -> Option<Again> {
+        let Again { buckets, next } = again;
+        if self.peers.get(&to.member).is_some_and(|peer| peer.outbox.len() > WAITING_MAX) {
+            return Some(again);
         }
         let end = self.cells.end().min(next.saturating_add(CELLS_MAX));
         for slot in next..end {
@@ -183,17 +204,17 @@ impl Sharing {
                 continue;
             }
             let mut gave = false;
-            self.moved(node, catalogue, key, (region, Side::Told), now, |_| gave = true);
-            if gave && let Some(active_cell) = self.wake(key, now.steady_ns) {
-                active_cell.regive = true;
+            self.moved(node, catalogue, key, Statements::ToldTo(to), now, |_| gave = true);
+            if gave && let Some(active_cell) = self.cells.wake(key, now.steady_ns) {
+                active_cell.window.tells_again = true;
             }
         }
-        (end < self.cells.end()).then_some((buckets, end))
+        (end < self.cells.end()).then_some(Again { buckets, next: end })
     }
 
     /// Sends again what was charged here under the limits of some buckets.
     pub(super) fn tell_usage_again(&mut self, region: MemberId, buckets: Buckets) {
-        let own: Vec<LimitId> = self.charged_by(self.me()).map(|(limit, _)| limit).collect();
+        let own: Vec<LimitId> = self.usage.charged_by(self.me()).map(|(limit, _)| limit).collect();
         for limit in own.into_iter().filter(|limit| buckets.have(limit.0)) {
             self.tell_usage(limit, Some(region));
         }

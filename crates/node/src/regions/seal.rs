@@ -142,7 +142,8 @@ impl SealStore {
     /// Whether the seal proves that an acknowledgement is its maker's.
     pub(crate) fn check_ack(
         &mut self,
-        (incarnation, ack): (Incarnation, Ack),
+        incarnation: Incarnation,
+        ack: Ack,
         key: CatalogueKey,
         proof: Option<&Seal>,
     ) -> Result<(), ()> {

@@ -8,7 +8,7 @@ use crate::views::inspect::{PeerView, WordView};
 impl Sharing {
     /// The demand for a cell here, and what the others said about it. `has_rate`: they hold parts of a rate.
     pub(crate) fn words_of(&self, key: CellKey, has_rate: bool, now: Now) -> (u64, Vec<WordView>) {
-        let Some(active_cell) = self.cells.get(key).and_then(Option::as_ref) else {
+        let Some(active_cell) = self.cells.get(key) else {
             return Default::default();
         };
         let fresh = active_cell
@@ -16,14 +16,14 @@ impl Sharing {
             .iter()
             .filter(|view| active_cell.view(view.of, now.steady_ns).is_some() && view.at_ns > 0);
         let word = |view: &View| {
-            let holds = view.holds.get();
+            let holds = view.said.holds.get();
             let rate = u32::try_from(holds.min(u64::from(RATE_PARTS))).unwrap_or(RATE_PARTS);
             WordView {
                 of: view.of,
                 said_ns: view.at_ns,
                 holds: if has_rate { Part { rate, units: 0 } } else { Part { rate: 0, units: holds } },
                 left: view.known_left(),
-                demand_milli: view.demand.get(),
+                demand_milli: view.said.demand.get(),
             }
         };
         (active_cell.demand.units_milli(), fresh.map(word).collect())
@@ -31,11 +31,11 @@ impl Sharing {
 
     /// Other members; shared cells with their demand, at most `cells_max`; and how many more cells there are.
     pub(crate) fn seen(&self, now: Now, cells_max: usize) -> (Vec<PeerView>, Vec<(CellKey, u64)>, u64) {
-        let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
+        let drift_ppm = self.drift_ppm();
         let view = |peer: &Peer| PeerView {
             incarnation: peer.incarnation,
             version_id: peer.version_id,
-            heard_ns: (peer.heard_ns > 0).then_some(peer.heard_ns),
+            heard_ns: peer.heard_ns,
             round_ns: peer.measured_ns(),
             is_reached: peer.is_reached(now.steady_ns, REACH_NS),
             wall_ahead_ns: peer.reading(now, drift_ppm).map(|reading| (reading.ahead_ns, reading.unsure_ns)),
@@ -43,10 +43,8 @@ impl Sharing {
             borrowed: 0,
         };
         let peers = self.peers.values().map(view).collect();
-        let demand = |key| {
-            let active_cell = self.cells.get(key).and_then(Option::as_ref);
-            (key, active_cell.map_or(0, |active_cell| active_cell.demand.units_milli()))
-        };
+        let demand =
+            |key| (key, self.cells.get(key).map_or(0, |active_cell| active_cell.demand.units_milli()));
         let cells = self.cells.keys().take(cells_max).map(demand).collect();
         (peers, cells, self.cells.len().saturating_sub(cells_max) as u64)
     }

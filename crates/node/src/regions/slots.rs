@@ -8,7 +8,8 @@
 use acequia_limits::CellTag;
 use hashbrown::HashTable;
 
-use super::CellKey;
+/// A cell: the catalogue's slot of its limit, and its tag.
+pub(crate) type CellKey = (u32, CellTag);
 
 /// Values by cell.
 #[derive(Debug)]
