@@ -59,9 +59,8 @@ impl Cells {
         now: Now,
     ) {
         for limit in &answer.limits {
-            let is_denied = is_denied(&limit);
-            if sampled || is_denied {
-                self.count(limit, catalogue, request, (sampled, is_denied), now);
+            if sampled || is_denied(&limit) {
+                self.count(limit, catalogue, request, sampled, now);
             }
         }
         if catalogue.has_candidates {
@@ -100,7 +99,7 @@ impl Cells {
         limit: &LimitAnswer,
         catalogue: &Catalogue,
         request: &Request<'_>,
-        (sampled, is_denied): (bool, bool),
+        sampled: bool,
         now: Now,
     ) {
         self.cool(now);
@@ -111,7 +110,7 @@ impl Cells {
         if sampled {
             cells.hottest.count(limit.tag, remaining, name);
         }
-        if is_denied {
+        if is_denied(&limit) {
             cells.offenders.count(limit.tag, remaining, name);
         }
     }

@@ -129,7 +129,7 @@ impl Patience {
 
     /// Whether a request that is denied again goes on waiting, by the limits that deny it now.
     pub(crate) fn goes_on(&self, denied: u64) -> bool {
-        goes_on((self.denied, denied), self.may_draw)
+        goes_on(self.denied, denied, self.may_draw)
     }
 
     /// This wait, cut to at most `left` from now; `None` if its time is over.
@@ -143,7 +143,7 @@ impl Patience {
 /// A limit that denies only now was asked of nobody, so the wait ends. With forwards, some of the limits that
 /// denied before may have their units by now, while others still wait. If no limit denies any more, something
 /// else denies the request, and no wait mends that.
-const fn goes_on((before, now): (u64, u64), may_draw: bool) -> bool {
+const fn goes_on(before: u64, now: u64, may_draw: bool) -> bool {
     if may_draw { now != 0 && now & !before == 0 } else { now == before }
 }
 
@@ -153,10 +153,10 @@ mod tests {
 
     #[test]
     fn a_request_goes_on_waiting_for_what_it_has_asked_for() {
-        assert!(goes_on((0b11, 0b11), false) && goes_on((0b11, 0b11), true));
-        assert!(goes_on((0b11, 0b01), true), "the other one has what was drawn");
-        assert!(!goes_on((0b11, 0b01), false), "nothing was");
-        assert!(!goes_on((0b01, 0b11), true) && !goes_on((0b01, 0b11), false), "nobody asked for the other");
-        assert!(!goes_on((0b01, 0), true) && !goes_on((0b01, 0), false), "no limit denies it");
+        assert!(goes_on(0b11, 0b11, false) && goes_on(0b11, 0b11, true));
+        assert!(goes_on(0b11, 0b01, true), "the other one has what was drawn");
+        assert!(!goes_on(0b11, 0b01, false), "nothing was");
+        assert!(!goes_on(0b01, 0b11, true) && !goes_on(0b01, 0b11, false), "nobody asked for the other");
+        assert!(!goes_on(0b01, 0, true) && !goes_on(0b01, 0, false), "no limit denies it");
     }
 }

@@ -49,7 +49,9 @@ impl Part {
 pub(super) fn parts(text: &str) -> Vec<Part> {
     let mut events = Parser::new_from_str(text).map_while(Result::ok);
     let root = events.by_ref().find(|(event, _)| event.is_node());
-    let Some(root) = root.and_then(|first| Node::read(first, &mut events, 0)) else { return Vec::new() };
+    let Some(root) = root.and_then(|(event, span)| Node::read(event, span, &mut events, 0)) else {
+        return Vec::new();
+    };
     let Value::Mapping(fields, StructureStyle::Block) = root.value else { return Vec::new() };
     let mut parts = Vec::new();
     for (key, value) in fields {
@@ -90,7 +92,8 @@ enum Value {
 
 impl Node {
     fn read<'t>(
-        (event, span): (Event<'t>, Span),
+        event: Event<'t>,
+        span: Span,
         events: &mut impl Iterator<Item = (Event<'t>, Span)>,
         depth: usize,
     ) -> Option<Self> {
@@ -131,7 +134,7 @@ impl Node {
         let (event, span) = events
             .find(|(event, _)| event.is_node() || matches!(event, Event::SequenceEnd | Event::MappingEnd))?;
         if event.is_node() {
-            let node = Self::read((event, span), events, depth + 1)?;
+            let node = Self::read(event, span, events, depth + 1)?;
             self.place.end = self.place.end.max(node.place.end);
             self.lines.end = self.lines.end.max(node.lines.end);
             return Some(Some(node));
