@@ -17,39 +17,12 @@ use tracing::error;
 
 use crate::{
     config::{Allowed, May, Who},
-    connections::Life,
-    refused::Why,
+    refused::{Origin, TurnedAway},
 };
 
 /// The shortest token, and the longest file of one, in bytes.
 const TOKEN_BYTES_MIN: usize = 16;
 const TOKEN_FILE_BYTES_MAX: u64 = 4_096;
-
-/// Why a call is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum TurnedAway {
-    /// The caller is unknown.
-    #[error(
-        "this port knows its callers: show a certificate or a bearer token that the node's config allows"
-    )]
-    Unknown,
-    /// The caller is known, and may not do this.
-    #[error("this caller may not do this: see `may` in `allow` of the node's config")]
-    Action,
-    /// The caller is known, and may not ask about this domain.
-    #[error("this caller may not ask for this domain: see `domains` in `allow` of the node's config")]
-    Domain,
-}
-
-impl TurnedAway {
-    /// The reason as logs and metrics count it.
-    pub(crate) const fn why(self) -> Why {
-        match self {
-            Self::Unknown => Why::Unknown,
-            Self::Action | Self::Domain => Why::Forbidden,
-        }
-    }
-}
 
 /// Why a file gives no token.
 #[derive(Debug, thiserror::Error)]
@@ -145,9 +118,9 @@ pub(crate) struct KnownCaller {
 }
 
 impl KnownCaller {
-    /// The address that the caller connected from, and the name that it is known by.
-    pub(crate) fn from(&self) -> (Option<SocketAddr>, &str) {
-        (self.from, &self.rights.who)
+    /// Where the caller's calls come from.
+    fn origin(&self) -> Origin<'_> {
+        Origin { from: self.from, who: &self.rights.who }
     }
 
     /// A number that tells the caller's records apart from those of others.
@@ -268,8 +241,13 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 }
 
 /// The owner of a call: the known caller, or else the owner of the connection.
-pub(crate) fn owner(rights: &CallRights, life: &Life) -> u32 {
-    rights.as_ref().map_or_else(|| life.owner(), |known| known.owner())
+pub(crate) fn owner(rights: &CallRights, of_connection: u32) -> u32 {
+    rights.as_ref().map_or(of_connection, |known| known.owner())
+}
+
+/// Where a call with these rights comes from.
+pub(crate) fn origin(rights: &CallRights) -> Origin<'_> {
+    rights.as_ref().map_or(Origin::unknown(None), |known| known.origin())
 }
 
 /// Checks that a call may do this.

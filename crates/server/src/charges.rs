@@ -14,16 +14,10 @@ use acequia_api::{
     wire::{WireRecord, WireReserve},
 };
 use acequia_limits::{HashKey, Request, cell::Tagger};
-use acequia_node::{CHARGES, ChargeId, Charged, RESERVE_NS_MAX, Recording, Refunded, Reserve, Settled};
-use acequia_rights::pool::Letter;
+use acequia_node::{CHARGES, ChargeId, Charged, RESERVE_NS_MAX, Recording, Reserve};
 use serde::Deserialize;
 
-use crate::{
-    idempotency,
-    question::BadRequest,
-    worker::{Shared, Worker},
-    writer::REPLY_WAIT_MAX,
-};
+use crate::question::BadRequest;
 
 /// The longest id of a caller, in bytes.
 pub const ID_BYTES_MAX: usize = 128;
@@ -40,6 +34,13 @@ pub struct Names {
     next: AtomicU64,
     /// The nodes of the region that share a store, as `region/node`, by number.
     siblings: BTreeMap<u16, String>,
+}
+
+/// What a node and its region are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeName<'a> {
+    pub(crate) region: &'a str,
+    pub(crate) node: &'a str,
 }
 
 /// `reserve: { ttl, on_lapse, at_most }` of a JSON check.
@@ -92,7 +93,7 @@ impl Names {
 
     /// Adds the other nodes of the region, where they share a store and with it the secret.
     pub(crate) fn among<'a>(self, nodes: impl Iterator<Item = (u16, &'a str)>) -> Self {
-        let region = self.node().0.to_owned();
+        let region = self.node().region.to_owned();
         let siblings = nodes.map(|(number, name)| (number, format!("{region}/{name}"))).collect();
         Self { siblings, ..self }
     }
@@ -150,8 +151,9 @@ impl Names {
     }
 
     /// The names of the region and the node.
-    pub(crate) fn node(&self) -> (&str, &str) {
-        self.node.split_once('/').unwrap_or((&self.node, ""))
+    pub(crate) fn node(&self) -> NodeName<'_> {
+        let (region, node) = self.node.split_once('/').unwrap_or((&self.node, ""));
+        NodeName { region, node }
     }
 
     /// A charge's name as callers know it.
@@ -179,105 +181,6 @@ fn read_reserve(request: &Request<'_>, wire: WireReserve) -> Result<Reserve, Bad
     // A lease may have been spent by a caller that does not come back.
     let keeps = wire.at_most || Lapse::try_from(wire.on_lapse) == Ok(Lapse::Keep);
     Ok(Reserve { ttl_ns, keeps, at_most: wire.at_most })
-}
-
-/// The outcome of a settlement, and the units that came back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Settlement {
-    pub(crate) word: Word,
-    pub(crate) refunded: Vec<Refunded>,
-}
-
-/// Why a settlement was refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum SettleFault {
-    /// The text is no charge id.
-    #[error("{0:?} is no charge_id: give back what the answer to the check said, as it was")]
-    Malformed(String),
-    /// The real cost is above the charge.
-    #[error(
-        "a real cost of {cost} is above the {charged} that were charged: commit at most those, and check the rest"
-    )]
-    TooMuch {
-        /// The real cost, as the caller gave it.
-        cost: u64,
-        /// The charge.
-        charged: u64,
-    },
-    /// The disk is too slow, or full.
-    #[error("the journal cannot be written, so the settlement is not certain: say it again later")]
-    Unwritten,
-    /// The store that the nodes of the region share does not answer.
-    #[error(
-        "the store of the region does not answer, so other nodes may still answer this id, or have not heard of it: nothing was given \
-         back, say it again later"
-    )]
-    Unheard,
-}
-
-/// How many characters of a text that is no charge id are shown to its sender.
-const SHOWN_MAX: usize = 80;
-
-/// Gives a charge back, or settles it with its real cost, and waits until that is certain.
-pub(crate) async fn settle(
-    worker: &Worker,
-    charge_id: &str,
-    cost: Option<u64>,
-) -> Result<Settlement, SettleFault> {
-    let shared = &worker.shared;
-    let id = match shared.names.read(charge_id) {
-        Ok(id) => id,
-        Err(Stranger::Malformed) => {
-            return Err(SettleFault::Malformed(charge_id.chars().take(SHOWN_MAX).collect()));
-        }
-        Err(Stranger::Other(node, id)) => {
-            let is_sent = shared.regions.get().is_some_and(|regions| regions.forward(&node, id, cost));
-            let word = if is_sent || tell_sibling(shared, &node, id, cost).await? {
-                Word::Forwarded
-            } else {
-                Word::Unknown
-            };
-            worker.count_settled(word, &[]);
-            return Ok(Settlement { word, refunded: Vec::new() });
-        }
-    };
-    let settled = idempotency::settle(shared, id, cost).await.ok_or(SettleFault::Unheard)?;
-    let (word, refunded, batch) = match settled {
-        Settled::Done { refunded, after_batch } => (Word::Done, refunded, after_batch),
-        Settled::Before { after_batch } => (Word::Before, Vec::new(), after_batch),
-        Settled::Lapsed => (Word::Lapsed, Vec::new(), 0),
-        // The node does not share this charge with others any more.
-        Settled::Unknown | Settled::Shared { .. } => (Word::Unknown, Vec::new(), 0),
-        Settled::TooMuch { charged } => {
-            return Err(SettleFault::TooMuch { cost: cost.unwrap_or(0), charged });
-        }
-    };
-    worker.count_settled(word, &refunded);
-    if batch > 0
-        && let Some(writer) = &shared.writer
-        && !writer.wait_for(batch, REPLY_WAIT_MAX).await
-    {
-        return Err(SettleFault::Unwritten);
-    }
-    Ok(Settlement { word, refunded })
-}
-
-/// Has another node of the region, `region/node`, settle a charge that it made. Says whether there is such a
-/// node.
-async fn tell_sibling(
-    shared: &Shared,
-    node: &str,
-    id: ChargeId,
-    cost: Option<u64>,
-) -> Result<bool, SettleFault> {
-    let name = node.strip_prefix(shared.names.node().0).and_then(|node| node.strip_prefix('/'));
-    let Some((siblings, name)) = shared.siblings.get().zip(name) else { return Ok(false) };
-    let Some(number) = siblings.number(name) else { return Ok(false) };
-    let letter = Letter { id: id.0, cost };
-    match siblings.names.post(&shared.node, number, letter, shared.clock.now()).await {
-        true => Ok(true),
-        false => Err(SettleFault::Unheard),
-    }
 }
 
 /// The word for an outcome in JSON and metrics.

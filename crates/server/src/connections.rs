@@ -26,7 +26,7 @@ use tokio::{
 };
 use tracing::warn;
 
-use crate::{gate::Gate, serve::Port};
+use crate::{gate::Gate, port::Port};
 
 /// A message up to this size is never refused because other messages are unfinished.
 pub(crate) const SMALL_BYTES: usize = 16 << 10;

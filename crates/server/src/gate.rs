@@ -2,7 +2,6 @@
 //! change.
 
 use std::{
-    io::ErrorKind,
     net::SocketAddr,
     path::Path,
     sync::{
@@ -12,23 +11,15 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use rustls::{ServerConfig, ServerConnection};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use tokio_util::either::Either;
+use rustls::ServerConfig;
 use tracing::{error, info, warn};
 
 use crate::{
     callers::{Caller, Callers, Known, TokenFault, fingerprint},
     config::{Address, Allowed, PortTls, Watched, Who},
-    connections::Place,
-    refused::{Refused, Why},
-    serve::Port,
+    port::Port,
     tls::{self, TlsFault},
 };
-
-/// Encrypted bytes that may wait on a connection for a slow reader.
-const SEND_BYTES_MAX: usize = 32 << 10;
 
 /// Why a port cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -81,9 +72,6 @@ pub(crate) struct Prepared {
     tls: Option<Arc<ServerConfig>>,
     known: Arc<Known>,
 }
-
-/// A stream in the clear, or encrypted.
-pub(crate) type MaybeTls<S> = Either<S, Box<TlsStream<S>>>;
 
 impl Gate {
     /// A gate that lets everybody in.
@@ -223,42 +211,14 @@ impl Gate {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a connection in, and says who it is; `None` if it has failed to come in, or has taken too long.
-    pub(crate) async fn admit<S: AsyncRead + AsyncWrite + Unpin>(
-        &self,
-        stream: S,
-        from: Option<SocketAddr>,
-        place: &Place,
-        refused: &Refused,
-    ) -> Option<(MaybeTls<S>, Caller)> {
-        let life = &place.life;
-        let caller = |names| Caller::new(Arc::clone(&self.callers), names, from);
-        life.belongs_to(caller(None).owner());
-        let Some(tls) = self.tls.load_full() else { return Some((Either::Left(stream), caller(None))) };
-        let under_way = place.begin_handshake();
-        let bounded = |connection: &mut ServerConnection| connection.set_buffer_limit(Some(SEND_BYTES_MAX));
-        // A handshake that takes too long is cut like a connection without a call.
-        let handshake = tokio::select! {
-            biased;
-            () = life.cut() => return None,
-            handshake = TlsAcceptor::from(tls).accept_with(stream, bounded) => handshake,
-        };
-        drop(under_way);
-        match handshake {
-            Ok(stream) => {
-                let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-                let names = shown.map(tls::names_in);
-                Some((Either::Right(Box::new(stream)), caller(names)))
-            }
-            // A client that connects and leaves only checks whether the node is there.
-            Err(fault) if matches!(fault.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
-                None
-            }
-            Err(fault) => {
-                refused.count(self.port, Why::Handshake, from, &fault);
-                None
-            }
-        }
+    /// The certificates for a new connection; `None` if connections are in the clear.
+    pub(crate) fn tls(&self) -> Option<Arc<ServerConfig>> {
+        self.tls.load_full()
+    }
+
+    /// The caller at the other end of a connection, with the names in its certificate if it showed one.
+    pub(crate) fn caller(&self, names: Option<Vec<String>>, from: Option<SocketAddr>) -> Caller {
+        Caller::new(Arc::clone(&self.callers), names, from)
     }
 }
 

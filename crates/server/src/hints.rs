@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use acequia_limits::verdict::{NEVER, Reason};
 use acequia_node::{Answer, Catalogue};
 
-use crate::{labels::FirstLabels, tally::Histogram};
+use crate::{histogram::Histogram, labels::FirstLabels};
 
 /// The most pairs of a limit and a reason that are counted by name. Further limits are counted together.
 const PAIRS_MAX: usize = 200;

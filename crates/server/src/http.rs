@@ -35,17 +35,20 @@ use tokio::{
 };
 
 use crate::{
+    admit::Admitted,
     authz::Question,
-    callers::{CallRights, Caller, TurnedAway, may, may_ask_for, owner},
-    charges::{Names, SettleFault, Settlement, WrittenReserve, settle, settled_word},
+    callers::{CallRights, may, may_ask_for, origin, owner},
+    charges::{Names, WrittenReserve, settled_word},
     config::May,
     connections::{Hold, Life, SMALL_BYTES, Stage, TooMuchHeld},
     headers::{Header, headers},
     json::JsonDescriptor,
-    metrics,
+    port::Port,
     question::{BadRequest, UNMATCHED_MAX, check_request, check_sizes},
+    refused::{Origin, TurnedAway},
     respond::{class, members, name, outcome_word, retry_after_ms, status},
-    serve::Port,
+    settle::{SettleFault, Settlement, settle},
+    shared::Shared,
     worker::{How, Worker},
     writer::DOWN,
 };
@@ -65,15 +68,18 @@ const WINDOW_BYTES: u32 = 64 << 10;
 /// Paths that need neither certificate nor token: a health checker has none.
 const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 
-/// The services of the port.
-pub fn router(worker: Arc<Worker>) -> Router {
+/// Everything that a node counts, as text.
+pub type MetricsText = fn(&Arc<Shared>) -> String;
+
+/// The services of the port. `metrics_text` answers `/metrics`.
+pub fn router(worker: Arc<Worker>, metrics_text: MetricsText) -> Router {
     Router::new()
         .route("/v1/check", post(check))
         .route("/v1/peek", post(peek))
         .route("/v1/refund", post(refund))
         .route("/v1/commit", post(commit))
         .route("/v1/authz", get(authz))
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(metrics).layer(Extension(metrics_text)))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .with_state(worker)
@@ -81,11 +87,12 @@ pub fn router(worker: Arc<Worker>) -> Router {
 
 /// Serves a connection until its end, or until `stopping`. Requests in flight are still answered then.
 pub(crate) async fn serve(
-    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    (worker, router): (Arc<Worker>, Router),
-    (caller, life): (Caller, &Arc<Life>),
+    admitted: Admitted<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>,
+    worker: Arc<Worker>,
+    router: Router,
     mut stopping: watch::Receiver<bool>,
 ) {
+    let Admitted { stream, caller, life } = admitted;
     let mut builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
@@ -102,7 +109,7 @@ pub(crate) async fn serve(
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .max_concurrent_streams(STREAMS_MAX);
-    let calls = Arc::clone(life);
+    let calls = Arc::clone(&life);
     let service = TowerToHyperService::new(router);
     let service = hyper::service::service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
         let rights = match caller.rights(request.headers()) {
@@ -113,7 +120,7 @@ pub(crate) async fn serve(
             // Such a call does not keep its connection open.
             Err(_) if OPEN_PATHS.contains(&request.uri().path()) => None,
             Err(fault) => {
-                worker.shared.refused.count(Port::Http, fault.why(), caller.from, &fault);
+                worker.shared.refused.turn_away(Port::Http, fault, Origin::unknown(caller.from));
                 return Either::Left(async move {
                     read_small(request.into_body()).await;
                     Ok(turned_away(fault))
@@ -124,7 +131,7 @@ pub(crate) async fn serve(
         request.extensions_mut().insert(rights);
         Either::Right(hyper::service::Service::call(&service, request))
     });
-    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(io), service));
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut stop = std::pin::pin!(stopping.changed());
     let mut draining = false;
     std::future::poll_fn(move |cx| {
@@ -179,7 +186,7 @@ fn forbidden(worker: &Worker, rights: &CallRights, what: May, domain: Option<&st
     let allowed = may(rights, what)
         .and_then(|()| domain.map_or(Ok(()), |domain| may_ask_for(rights, domain.as_bytes())));
     let fault = allowed.err()?;
-    worker.shared.refused.count_known(Port::Http, fault, rights);
+    worker.shared.refused.turn_away(Port::Http, fault, origin(rights));
     Some(turned_away(fault))
 }
 
@@ -347,7 +354,7 @@ async fn check(
         Err(fault) => return refuse(&worker, &fault.to_string()),
     };
     let recording = match recording(&worker, &request, &body) {
-        Ok(recording) => recording.map(|one| Recording { owner: owner(&rights, &life), ..one }),
+        Ok(recording) => recording.map(|one| Recording { owner: owner(&rights, life.owner()), ..one }),
         Err(fault) => return refuse(&worker, &fault),
     };
     let settings = worker.shared.settings();
@@ -562,12 +569,13 @@ async fn metrics(
     State(worker): State<Arc<Worker>>,
     Extension(life): Extension<Arc<Life>>,
     Extension(rights): Extension<CallRights>,
+    Extension(metrics_text): Extension<MetricsText>,
 ) -> Response {
     if let Some(refusal) = forbidden(&worker, &rights, May::Metrics, None) {
         return refusal;
     }
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-    let text = metrics::text(&worker.shared);
+    let text = metrics_text(&worker.shared);
     let mut hold = life.hold();
     // An answer that is not read yet counts as held, too.
     hold.keep(text.len());

@@ -35,7 +35,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::{clock::Clock, worker::Shared};
+use crate::clock::Clock;
 
 /// How long a decision waits for the store's answer about a name, and for another node that has claimed the
 /// name. The other node waits no longer for the store either, and mostly began before. It may wait for other
@@ -61,6 +61,8 @@ const OWED_MAX: usize = 4_096;
 /// The way to the names that the nodes of a region share.
 #[derive(Debug)]
 pub(crate) struct SharedNames {
+    node: Arc<Node>,
+    clock: Arc<dyn Clock>,
     carrier: PoolClient,
     /// This node's process.
     me: Taker,
@@ -107,38 +109,40 @@ enum Acted {
     Not,
 }
 
-/// A claim of this node's.
+/// This node's claim of a name, or another call of its about one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
     id: ChargeId,
+    /// The call that claims.
     by: Taker,
+    /// Where the store keeps the name.
     at: KeptAt,
 }
 
 impl SharedNames {
-    pub(crate) fn new(carrier: PoolClient, node: u16, process_number: u32) -> Self {
-        let me = Taker { node, process_number, call: 0 };
+    /// The names of `node`'s region. `me` is this node's process.
+    pub(crate) fn new(node: Arc<Node>, clock: Arc<dyn Clock>, carrier: PoolClient, me: Taker) -> Self {
         let room = Semaphore::new(CALLS_MAX);
-        Self { carrier, me, calls: AtomicU64::new(0), room, counts: Counts::default() }
+        Self { node, clock, carrier, me, calls: AtomicU64::new(0), room, counts: Counts::default() }
+    }
+
+    /// This node's process, as the maker of a new call.
+    fn next_call(&self) -> Taker {
+        Taker { call: self.calls.fetch_add(1, Ordering::Relaxed) + 1, ..self.me }
     }
 
     /// Looks for a name, and claims it if no node has it. Takes no longer than `allowed`.
-    pub(crate) async fn claim(
-        &self,
-        node: &Node,
-        clock: &dyn Clock,
-        id: ChargeId,
-        allowed: Duration,
-    ) -> Named {
+    pub(crate) async fn claim(&self, id: ChargeId, allowed: Duration) -> Named {
         let begun = Instant::now();
         let longest = allowed.min(WAIT);
-        let by = Taker { call: self.calls.fetch_add(1, Ordering::Relaxed) + 1, ..self.me };
+        let by = self.next_call();
         let named = loop {
-            let Some(at) = node.kept_at(id) else { break Named::Alone };
-            let (left, now) = (longest.saturating_sub(begun.elapsed()), node.corrected(clock.now()));
+            let Some(at) = self.node.kept_at(id) else { break Named::Alone };
+            let left = longest.saturating_sub(begun.elapsed());
+            let now = self.node.corrected(self.clock.now());
             let called = Instant::now();
-            let acted = self.act((id, by), &at, (What::Claim, CLAIM_US), (now, left)).await;
             let claim = Claim { id, by, at };
+            let acted = self.act(claim, What::Claim, drops_us(now, CLAIM_US), now, left).await;
             match acted {
                 Acted::Done(NameState::Claimed(holder)) if holder == by => break Named::Claimed(claim),
                 // Another node is deciding now.
@@ -163,45 +167,39 @@ impl SharedNames {
 
     /// Keeps the answer to a charge that was made under a claim; or gives the claim up if nothing was
     /// charged.
-    async fn keep(&self, node: &Node, clock: &dyn Clock, claim: Claim) {
-        let now = node.corrected(clock.now());
-        let Claim { id, by, at } = claim;
-        let what = match node.share_answer(id, at.generation, now) {
-            Some(shared) => (What::Keep(shared.bytes), shared.drops_us.saturating_sub(now.wall_ns / 1_000)),
-            None => (What::Leave, 0),
+    async fn keep(&self, claim: Claim) {
+        let now = self.node.corrected(self.clock.now());
+        let at_once_us = drops_us(now, 0);
+        let (what, drops_us) = match self.node.share_answer(claim.id, claim.at.generation, now) {
+            Some(shared) => (What::Keep(shared.bytes), shared.drops_us.max(at_once_us)),
+            None => (What::Leave, at_once_us),
         };
-        self.act((id, by), &at, what, (now, PATIENT)).await;
+        self.act(claim, what, drops_us, now, PATIENT).await;
     }
 
     /// Ends a name, so that no node answers by it from now on; says whether that is certain. `kept`: the
     /// generation in which a node may have kept an answer.
-    async fn end(&self, node: &Node, id: ChargeId, kept: Generation, now: Now) -> bool {
-        let Some(at) = node.kept_at(id) else { return false };
+    async fn end(&self, id: ChargeId, kept: Generation, now: Now) -> bool {
+        let Some(at) = self.node.kept_at(id) else { return false };
         // Other nodes may still use the generation before.
         if at.generation != kept && !at.grants {
             return false;
         }
-        let by = Taker { call: self.calls.fetch_add(1, Ordering::Relaxed) + 1, ..self.me };
-        let standing = self.act((id, by), &at, (What::End, KEEP_US), (now, PATIENT)).await;
+        let call = Claim { id, by: self.next_call(), at };
+        let standing = self.act(call, What::End, drops_us(now, KEEP_US), now, PATIENT).await;
         matches!(standing, Acted::Done(NameState::Ended))
     }
 
-    /// Does something to a name, within `longest`.
-    async fn act(
-        &self,
-        (id, by): (ChargeId, Taker),
-        kept: &KeptAt,
-        (what, for_us): (What, u64),
-        (now, longest): (Now, Duration),
-    ) -> Acted {
-        let cell = format!("name:{}", id.to_text());
-        let Some(at) = at(kept, &cell, now) else { return Acted::Not };
+    /// Does something to a name, within `longest`. The store forgets the outcome at `drops_us`.
+    async fn act(&self, call: Claim, what: What, drops_us: u64, now: Now, longest: Duration) -> Acted {
+        let cell = format!("name:{}", call.id.to_text());
+        let Some(at) = at(&call.at, &cell, now) else { return Acted::Not };
         // A call that gives a charge back waits for no other.
         let room = if what == What::End { None } else { self.room.try_acquire().ok() };
         if longest.is_zero() || (room.is_none() && what != What::End) {
             return Acted::Not;
         }
-        let act = Act { by, what, drops_us: at.wall_us.saturating_add(for_us) };
+        let act = Act { by: call.by, what, drops_us };
         match timeout(longest, self.carrier.name(at, &act)).await {
             Ok(Ok(Answer::Done(standing))) => Acted::Done(standing),
             Ok(Ok(_) | Err(Missed::NotSent(_) | Missed::Refused(_))) => Acted::Not,
@@ -210,20 +208,20 @@ impl SharedNames {
     }
 
     /// Leaves a letter for another node; says whether the letter is in the store.
-    pub(crate) async fn post(&self, node: &Node, to: u16, letter: Letter, now: Now) -> bool {
-        let Some(kept) = node.kept_in(to % GROUPS) else { return false };
-        let cell = letters_of(to);
-        let Some(at) = at(&kept, &cell, node.corrected(now)) else { return false };
-        let drops_us = at.wall_us.saturating_add(KEEP_US);
-        let posted = timeout(PATIENT, self.carrier.post(at, letter, drops_us)).await;
+    pub(crate) async fn post(&self, to: u16, letter: Letter, now: Now) -> bool {
+        let Some(kept) = self.node.kept_in(to % GROUPS) else { return false };
+        let (cell, now) = (letters_of(to), self.node.corrected(now));
+        let Some(at) = at(&kept, &cell, now) else { return false };
+        let posted = timeout(PATIENT, self.carrier.post(at, letter, drops_us(now, KEEP_US))).await;
         matches!(posted, Ok(Ok(Answer::Done(true))))
     }
 
     /// The letters that wait for this node, except about charges of which it already has letters.
-    async fn collect(&self, node: &Node, had: &[u128], now: Now) -> Option<Vec<Letter>> {
-        let kept = node.kept_in(self.me.node % GROUPS)?;
+    async fn collect(&self, had: &[u128]) -> Option<Vec<Letter>> {
+        let now = self.clock.now();
+        let kept = self.node.kept_in(self.me.node % GROUPS)?;
         let cell = letters_of(self.me.node);
-        let at = at(&kept, &cell, node.corrected(now))?;
+        let at = at(&kept, &cell, self.node.corrected(now))?;
         match timeout(PATIENT, self.carrier.collect(at, had)).await {
             Ok(Ok(Answer::Done(letters))) => Some(letters),
             _ => None,
@@ -233,6 +231,11 @@ impl SharedNames {
 
 fn letters_of(node: u16) -> String {
     format!("letters:{node}")
+}
+
+/// When the store forgets what is to last for so long from now on.
+const fn drops_us(now: Now, for_us: u64) -> u64 {
+    (now.wall_ns / 1_000).saturating_add(for_us)
 }
 
 /// The target of a call, dated by the node's corrected clock. The deadline is the store's own, however short
@@ -245,13 +248,13 @@ fn at<'a>(kept: &KeptAt, cell: &'a str, now: Now) -> Option<At<'a>> {
 
 /// A claim while its request is decided. The outcome is kept even if the caller goes away meanwhile.
 pub(crate) struct Deciding<'a> {
-    shared: &'a Arc<Shared>,
+    names: &'a Arc<SharedNames>,
     claim: Option<Claim>,
 }
 
 impl<'a> Deciding<'a> {
-    pub(crate) fn new(shared: &'a Arc<Shared>, claim: Claim) -> Self {
-        Self { shared, claim: Some(claim) }
+    pub(crate) fn new(names: &'a Arc<SharedNames>, claim: Claim) -> Self {
+        Self { names, claim: Some(claim) }
     }
 
     /// The request is decided: waits for at most `longest` until the answer is kept. A node that asks the
@@ -263,14 +266,10 @@ impl<'a> Deciding<'a> {
     }
 
     fn keep_apart(&mut self) -> Option<JoinHandle<()>> {
-        let (claim, shared) = (self.claim.take()?, Arc::clone(self.shared));
+        let (claim, names) = (self.claim.take()?, Arc::clone(self.names));
         // Without a runtime the process is ending.
         let runtime = Handle::try_current().ok()?;
-        Some(runtime.spawn(async move {
-            if let Some(siblings) = shared.siblings.get() {
-                siblings.names.keep(&shared.node, &*shared.clock, claim).await;
-            }
-        }))
+        Some(runtime.spawn(async move { names.keep(claim).await }))
     }
 }
 
@@ -280,45 +279,57 @@ impl Drop for Deciding<'_> {
     }
 }
 
-/// Settles a charge of this node. `None` if the store has not confirmed that the name is ended: other nodes
-/// may still answer by it.
-pub(crate) async fn settle(shared: &Shared, id: ChargeId, cost: Option<u64>) -> Option<Settled> {
+/// Settles a charge of this node. `names` are there if the region has several nodes. `None` if the store has
+/// not confirmed that the name is ended: other nodes may still answer by it.
+pub(crate) async fn settle(
+    node: &Node,
+    clock: &dyn Clock,
+    names: Option<&SharedNames>,
+    id: ChargeId,
+    cost: Option<u64>,
+) -> Option<Settled> {
     loop {
-        let now = shared.clock.now();
-        let kept = match shared.node.settle(id, cost, now) {
+        let now = clock.now();
+        let kept = match node.settle(id, cost, now) {
             Settled::Shared { generation } => generation,
             settled => return Some(settled),
         };
-        let now = shared.node.corrected(now);
-        if !shared.siblings.get()?.names.end(&shared.node, id, kept, now).await {
+        if !names?.end(id, kept, node.corrected(now)).await {
             return None;
         }
-        shared.node.ended(id, kept);
+        node.ended(id, kept);
     }
 }
 
+/// A settlement that no caller waits for.
+#[derive(Clone, Copy, Debug)]
+struct Owed {
+    /// When this node heard of the settlement.
+    since: Instant,
+    id: ChargeId,
+    cost: Option<u64>,
+}
+
 /// Settles what came over the mesh and by letters, for which no caller waits. Runs until `stopping`.
-pub(crate) async fn deliver(shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
+pub(crate) async fn deliver(names: Arc<SharedNames>, mut stopping: watch::Receiver<bool>) {
     let work = async {
-        let mut owed: VecDeque<(Instant, ChargeId, Option<u64>)> = VecDeque::new();
+        let mut owed: VecDeque<Owed> = VecDeque::new();
         let mut had: Vec<u128> = Vec::new();
         loop {
             sleep(COLLECT).await;
-            let begun = Instant::now();
-            let Some(siblings) = shared.siblings.get() else { continue };
-            let mut all: Vec<(ChargeId, Option<u64>)> = shared.node.take_settlements().into();
-            let letters = siblings.names.collect(&shared.node, &had, shared.clock.now()).await;
-            if let Some(letters) = letters {
+            let since = Instant::now();
+            let told = names.node.take_settlements();
+            owed.extend(told.into_iter().map(|(id, cost)| Owed { since, id, cost }));
+            if let Some(letters) = names.collect(&had).await {
                 had = letters.iter().map(|letter| letter.id).collect();
-                all.extend(letters.iter().map(|letter| (ChargeId(letter.id), letter.cost)));
+                let charge = |letter: &Letter| Owed { since, id: ChargeId(letter.id), cost: letter.cost };
+                owed.extend(letters.iter().map(charge));
             }
-            owed.extend(all.into_iter().map(|(id, cost)| (begun, id, cost)));
             owed.truncate(OWED_MAX);
-            for (since, id, cost) in std::mem::take(&mut owed) {
-                if settle(&shared, id, cost).await.is_none()
-                    && since.elapsed() < Duration::from_micros(KEEP_US)
-                {
-                    owed.push_back((since, id, cost));
+            for Owed { since, id, cost } in std::mem::take(&mut owed) {
+                let settled = settle(&names.node, &*names.clock, Some(&names), id, cost).await;
+                if settled.is_none() && since.elapsed() < Duration::from_micros(KEEP_US) {
+                    owed.push_back(Owed { since, id, cost });
                 }
             }
         }

@@ -5,11 +5,12 @@
 //! caller's runtime, on the sockets, disk, clock and [`chance`] of a simulation. [`serve`] is what both
 //! share.
 //!
-//! The way of a request: `connections` has a place for it, `gate` lets it in, and `callers` say what it may
+//! The way of a request: `connections` has a place for it, `admit` lets it in, and `callers` say what it may
 //! do. Then `grpc` or `http` reads it, and [`question`] refuses what no caller should send. [`worker`] asks
 //! the node, and `patience` keeps requests that may wait. `respond` and `headers` write the answer.
 //! [`regions`] connects the node to other regions, [`webhooks`] tells operators.
 
+mod admit;
 pub mod authz;
 mod callers;
 mod cells;
@@ -22,13 +23,18 @@ mod gate;
 pub mod grpc;
 pub mod headers;
 mod hints;
+mod histogram;
+mod holdings;
 pub mod http;
 mod idempotency;
+mod incarnation;
 pub mod json;
 mod labels;
 mod linger;
 pub mod metrics;
+mod node_status;
 mod patience;
+mod port;
 mod process;
 mod process_number;
 pub mod question;
@@ -37,8 +43,11 @@ pub mod region;
 pub mod regions;
 mod respond;
 pub mod run;
+mod schedule;
 pub mod serve;
 pub mod service;
+mod settle;
+pub mod shared;
 mod sketch;
 mod socket;
 mod surroundings;
@@ -48,6 +57,7 @@ pub mod unmatched;
 mod warnings;
 pub mod webhooks;
 pub mod worker;
+mod workers;
 pub mod writer;
 
 pub use crate::{

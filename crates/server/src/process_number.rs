@@ -9,7 +9,10 @@
 
 use std::time::Duration;
 
-use crate::regions::{incarnation_at, incarnation_ns};
+use crate::{
+    config::ClockConfig,
+    incarnation::{begins_ns, number_at},
+};
 
 /// Numbers that one process uses, one after the other: the first while it waits for its mates, the second
 /// after that.
@@ -27,13 +30,14 @@ pub(crate) struct Boot {
 impl Boot {
     /// The process that follows the one with the number `last`, or the first on an empty disk, at a time of
     /// its wall. `None` once all numbers are used up.
-    pub(crate) fn after(last: Option<u32>, wall_ns: u64, (error_ns, drift_ppm): (u64, u32)) -> Option<Self> {
-        let last = last.unwrap_or_else(|| incarnation_at(wall_ns.saturating_add(error_ns)));
+    pub(crate) fn after(last: Option<u32>, wall_ns: u64, clock: ClockConfig) -> Option<Self> {
+        let ClockConfig { error_ns, drift_ppm } = clock;
+        let last = last.unwrap_or_else(|| number_at(wall_ns.saturating_add(error_ns)));
         let number = last.checked_add(1)?;
-        let after_ns = |number| incarnation_ns(number).saturating_add(error_ns).saturating_sub(wall_ns);
+        let after_ns = |number| begins_ns(number).saturating_add(error_ns).saturating_sub(wall_ns);
         let wait_ns = after_ns(last.checked_add(EACH)?);
         // The last number's time has come, unless the wall is further from true time than was promised.
-        let most_ns = incarnation_ns(EACH) - incarnation_ns(0) + 2 * error_ns;
+        let most_ns = begins_ns(EACH) - begins_ns(0) + 2 * error_ns;
         let wait_ns = wait_ns.min(most_ns);
         let drift_ns = wait_ns.saturating_mul(drift_ppm.into()).div_ceil(1_000_000);
         Some(Self { number, wait: Duration::from_nanos(wait_ns + drift_ns) })
@@ -49,7 +53,8 @@ mod tests {
     const START_NS: u64 = 1_790_000_000_000_000_000;
 
     fn after(last: Option<u32>, wall_ns: u64) -> Boot {
-        Boot::after(last, wall_ns, (ERROR_NS, DRIFT_PPM)).expect("there are numbers left")
+        Boot::after(last, wall_ns, ClockConfig { error_ns: ERROR_NS, drift_ppm: DRIFT_PPM })
+            .expect("there are numbers left")
     }
 
     #[test]

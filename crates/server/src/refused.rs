@@ -15,10 +15,7 @@ use std::{
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::{
-    callers::{CallRights, TurnedAway},
-    serve::Port,
-};
+use crate::port::Port;
 
 /// The time between two warnings of a port for one reason.
 const WARN_EVERY: Duration = Duration::from_secs(1);
@@ -46,6 +43,47 @@ impl Why {
     }
 }
 
+/// Why a call is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TurnedAway {
+    /// The caller is unknown.
+    #[error(
+        "this port knows its callers: show a certificate or a bearer token that the node's config allows"
+    )]
+    Unknown,
+    /// The caller is known, and may not do this.
+    #[error("this caller may not do this: see `may` in `allow` of the node's config")]
+    Action,
+    /// The caller is known, and may not ask about this domain.
+    #[error("this caller may not ask for this domain: see `domains` in `allow` of the node's config")]
+    Domain,
+}
+
+impl TurnedAway {
+    /// The reason as logs and metrics count it.
+    pub(crate) const fn why(self) -> Why {
+        match self {
+            Self::Unknown => Why::Unknown,
+            Self::Action | Self::Domain => Why::Forbidden,
+        }
+    }
+}
+
+/// Where a call comes from, as far as that is known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin<'a> {
+    pub(crate) from: Option<SocketAddr>,
+    /// The caller's name, or the file of its token.
+    pub(crate) who: &'a str,
+}
+
+impl Origin<'_> {
+    /// Nobody who is known.
+    pub(crate) const fn unknown(from: Option<SocketAddr>) -> Self {
+        Self { from, who: "nobody" }
+    }
+}
+
 /// How many were turned away since the start, by port and reason.
 #[derive(Debug, Default)]
 pub(crate) struct Refused {
@@ -55,24 +93,13 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// Counts a known caller, and warns.
-    pub(crate) fn count_known(&self, port: Port, fault: TurnedAway, rights: &CallRights) {
-        let (from, who) = rights.as_ref().map_or((None, "nobody"), |known| known.from());
-        self.count_as(port, fault.why(), (from, who), &fault);
+    /// Counts a call that is turned away, and warns.
+    pub(crate) fn turn_away(&self, port: Port, fault: TurnedAway, origin: Origin<'_>) {
+        self.count(port, fault.why(), origin, &fault);
     }
 
-    /// Counts an unknown caller, and warns of the answer `what` that it got.
-    pub(crate) fn count(&self, port: Port, why: Why, from: Option<SocketAddr>, what: &dyn fmt::Display) {
-        self.count_as(port, why, (from, "nobody"), what);
-    }
-
-    fn count_as(
-        &self,
-        port: Port,
-        why: Why,
-        (from, who): (Option<SocketAddr>, &str),
-        what: &dyn fmt::Display,
-    ) {
+    /// Counts a caller that is turned away, and warns of the answer `what` that it gets.
+    pub(crate) fn count(&self, port: Port, why: Why, origin: Origin<'_>, what: &dyn fmt::Display) {
         let count = self.counts[port as usize][why as usize].fetch_add(1, Ordering::Relaxed) + 1;
         let now = Instant::now();
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,6 +109,7 @@ impl Refused {
         }
         *last = Some(now);
         drop(warned);
+        let Origin { from, who } = origin;
         let from = from.map_or_else(String::new, |from| from.to_string());
         warn!(port = port.name(), why = why.word(), from, who, count, %what, "a caller was turned away");
     }

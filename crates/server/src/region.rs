@@ -45,10 +45,10 @@ use crate::{
     chance::Chance,
     clock::Clock,
     config::{Config, StoreConfig},
+    holdings::{holding, rate_milli},
     idempotency::SharedNames,
     patience::Waiting,
     process_number::Boot,
-    regions::{holding, rate_milli},
     writer::Writer,
 };
 
@@ -167,7 +167,7 @@ pub struct Siblings {
     /// The names of the nodes.
     pub(crate) nodes: BTreeSet<String>,
     /// The names under which the nodes charged.
-    pub(crate) names: SharedNames,
+    pub(crate) names: Arc<SharedNames>,
 }
 
 impl Siblings {
@@ -292,9 +292,8 @@ impl Home {
         let terms = if members.is_empty() { all_terms } else { terms_of(settings, None, &key) };
         let known = value(store, TERMS)?;
         let before = value(store, BOOT)?.map(u32::from_be_bytes);
-        let clocks = (settings.clock.error_ns, settings.clock.drift_ppm);
         let Boot { number: boot, wait } =
-            Boot::after(before, now.wall_ns, clocks).ok_or(SiblingsError::Value(BOOT))?;
+            Boot::after(before, now.wall_ns, settings.clock).ok_or(SiblingsError::Value(BOOT))?;
         let now_us = now.wall_ns / 1_000;
         // The value counts only if the last process wrote it: a process of an older version did not record
         // its withdrawals.
@@ -483,17 +482,16 @@ impl Home {
     pub(crate) fn take(
         self,
         way: PoolEndpoint,
-        (node, writer): (Arc<Node>, Arc<Writer>),
-        clock: Arc<dyn Clock>,
-        waiting: Arc<Waiting>,
+        process: Running,
         mut stopping: watch::Receiver<bool>,
     ) -> (Siblings, impl Future<Output = ()> + Send + use<>) {
-        let names = SharedNames::new(way.carrier.clone(), self.place.node, self.place.process_number);
+        let (node, clock) = (Arc::clone(&process.node), Arc::clone(&process.clock));
+        let me = Taker { node: self.place.node, process_number: self.place.process_number, call: 0 };
+        let names = SharedNames::new(Arc::clone(&node), Arc::clone(&clock), way.carrier.clone(), me);
         // A mate that starts while this node runs must find its settings.
         let agreeing = self
             .is_among_regions()
             .then(|| way.agreement.carry(self.agreeing(), Agreeing(Arc::clone(&clock))));
-        let process = Running { node: Arc::clone(&node), writer, clock: Arc::clone(&clock), waiting };
         let carrying = way.carrier.carry(Arc::clone(&node), process);
         let carrying = async move {
             match agreeing {
@@ -525,7 +523,7 @@ impl Home {
                 }
             }
         };
-        (Siblings { way, nodes: self.nodes, names }, carried)
+        (Siblings { way, nodes: self.nodes, names: Arc::new(names) }, carried)
     }
 }
 
@@ -582,11 +580,12 @@ impl Process for Disk {
 }
 
 /// A process that answers callers.
-struct Running {
-    node: Arc<Node>,
-    writer: Arc<Writer>,
-    clock: Arc<dyn Clock>,
-    waiting: Arc<Waiting>,
+pub(crate) struct Running {
+    pub(crate) node: Arc<Node>,
+    pub(crate) writer: Arc<Writer>,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// Requests that wait for units of the pools.
+    pub(crate) waiting: Arc<Waiting>,
 }
 
 impl Process for Running {

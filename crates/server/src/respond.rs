@@ -32,7 +32,8 @@ pub(crate) fn class<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> Option
 pub(crate) fn with_check_out<R>(
     answer: &Answer,
     catalogue: &Catalogue,
-    (detail, names): (bool, &Names),
+    detail: bool,
+    names: &Names,
     write: impl FnOnce(&CheckOut<'_>) -> R,
 ) -> R {
     let charge_id = answer.charge.map(|charged| names.text(charged));
@@ -223,7 +224,7 @@ mod tests {
         ] {
             let (answer, catalogue) = answer(on_store_loss);
             let names = Names::new("eu", "eu-1", &HashKey([7; 16]), [0; 16]);
-            with_check_out(&answer, &catalogue, (true, &names), |out| {
+            with_check_out(&answer, &catalogue, true, &names, |out| {
                 assert_eq!((out.allowed, out.reason, out.limits[0].open_units), (allowed, why, units));
             });
         }

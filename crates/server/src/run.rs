@@ -27,12 +27,12 @@ use crate::{
     config::{Address, Config, ConfigFile, PortConfig},
     connections::Connections,
     gate::{Gate, warn_of_open_ports},
+    port::Port,
     region,
     regions::{Audit, Joining, admin},
-    serve::{HANDOVER_MAX, Hand, Port, Rounds, accept, work},
+    serve::{HANDOVER_MAX, Hand, Rounds, accept, work},
+    shared::Shared,
     socket::{Accepted, Socket},
-    warnings,
-    worker::Shared,
 };
 
 /// File descriptors for everything except callers: journal, peers, Redis, threads.
@@ -73,16 +73,30 @@ struct Sharing {
 }
 
 /// A socket for callers, and the gate that says who may come.
-type WayIn = (Socket, Arc<Gate>);
+struct WayIn {
+    socket: Socket,
+    gate: Arc<Gate>,
+}
+
+/// The way in for operators, and who answers them.
+struct Operators {
+    way_in: WayIn,
+    door: Arc<admin::Door>,
+}
+
+/// A place among regions that is ready to be taken, with a runtime of its own.
+struct MeshPlace {
+    joining: Joining,
+    runtime: Runtime,
+}
 
 /// Everything that a node needs to run and may fail to get.
 struct Opened {
     signals: Signals,
     grpc: WayIn,
     http: WayIn,
-    operators: Option<(WayIn, Arc<admin::Door>)>,
-    /// The place among regions, with a runtime of its own.
-    joining: Option<(Joining, Runtime)>,
+    operators: Option<Operators>,
+    mesh: Option<MeshPlace>,
     workers: Workers,
     addresses: Addresses,
     stop: watch::Sender<bool>,
@@ -109,7 +123,7 @@ pub fn run(path: &Path, incarnation: Option<u32>, ready: impl FnOnce(Addresses))
     // A start that fails leaves the journal as the last stop left it.
     let mut opened = Opened::open(&mut service, &runtime)?;
     service.begin()?;
-    let among_regions = opened.joining.take().map(|joining| Sharing::start(&service, joining)).transpose()?;
+    let among_regions = opened.mesh.take().map(|place| Sharing::start(&service, place)).transpose()?;
     let sharing = [among_regions, Sharing::of_store(&mut service)?];
     runtime.block_on(serve(service, opened, sharing, file, ready));
     Ok(())
@@ -118,7 +132,8 @@ pub fn run(path: &Path, incarnation: Option<u32>, ready: impl FnOnce(Addresses))
 impl Sharing {
     /// Takes this node's place among the regions: from now on it shares its limits with them. This has a
     /// thread of its own, so that callers and peers do not wait for each other.
-    fn start(service: &Service, (joining, runtime): (Joining, Runtime)) -> Result<Self, StartError> {
+    fn start(service: &Service, place: MeshPlace) -> Result<Self, StartError> {
+        let MeshPlace { joining, runtime } = place;
         let regions = Arc::clone(joining.regions());
         let (part, parting) = watch::channel(false);
         let shared = joining.start(parting);
@@ -162,24 +177,21 @@ impl Opened {
             let _entered = mesh_runtime.enter();
             Ok(Mesh::start(config, socket)?)
         };
-        let joining = service.prepare(Audit::open, connect)?.map(|joining| (joining, mesh_runtime));
-        let regions = joining.as_ref().map(|(joining, _)| Arc::clone(joining.regions()));
+        let mesh = service.prepare(Audit::open, connect)?;
+        let mesh = mesh.map(|joining| MeshPlace { joining, runtime: mesh_runtime });
         let addresses = Addresses {
-            grpc: grpc.0.address()?,
-            http: http.0.address()?,
-            admin: admin.as_ref().map(|(socket, _)| socket.address()).transpose()?,
-            mesh: regions.as_ref().map(|regions| regions.mesh_address()),
+            grpc: grpc.socket.address()?,
+            http: http.socket.address()?,
+            admin: admin.as_ref().map(|admin| admin.socket.address()).transpose()?,
+            mesh: mesh.as_ref().map(|place| place.joining.regions().mesh_address()),
         };
         let (stop, stopping) = watch::channel(false);
-        service.gates = [Some(&grpc), Some(&http), admin.as_ref()]
-            .into_iter()
-            .flatten()
-            .map(|(_, gate)| Arc::clone(gate))
-            .collect();
-        let operators = admin
-            .map(|opened| (opened, Arc::new(admin::Door::new(&service.config, &service.shared, regions))));
+        let ways_in = [Some(&grpc), Some(&http), admin.as_ref()];
+        service.gates = ways_in.into_iter().flatten().map(|way_in| Arc::clone(&way_in.gate)).collect();
+        let operators =
+            admin.map(|way_in| Operators { way_in, door: Arc::new(admin::Door::new(&service.shared)) });
         let workers = Workers::start(service.config.workers(), &service.shared, &stopping)?;
-        Ok(Self { signals, grpc, http, operators, joining, workers, addresses, stop })
+        Ok(Self { signals, grpc, http, operators, mesh, workers, addresses, stop })
     }
 }
 
@@ -203,16 +215,16 @@ async fn serve(
     let Opened { mut signals, grpc, http, operators, workers, addresses, stop, .. } = opened;
     let stopping = stop.subscribe();
     let max_age = service.config.max_age;
-    let accept = |(socket, gate): WayIn, hands, max| {
+    let accept = |WayIn { socket, gate }, hands, max| {
         let connections = Connections::new(gate, max, max_age, &service.shared.connections);
         tokio::spawn(accept(socket, hands, connections, stopping.clone()))
     };
     let max = connections_max(&service.config);
     let mut accepting =
         vec![accept(grpc, workers.hands.clone(), max), accept(http, workers.hands.clone(), max)];
-    let operators = operators.map(|(opened, door)| {
+    let operators = operators.map(|Operators { way_in, door }| {
         let (hand, hands) = mpsc::channel(HANDOVER_MAX);
-        accepting.push(accept(opened, vec![hand], admin::CONNECTIONS_MAX));
+        accepting.push(accept(way_in, vec![hand], admin::CONNECTIONS_MAX));
         tokio::spawn(door.open(hands, stopping.clone()))
     });
     let writing = service.shared.writer.clone().map(|writer| std::thread::spawn(move || writer.run()));
@@ -262,7 +274,7 @@ async fn serve(
     }
     service.close();
     // This comes after the journal is written: an impatient operator may kill the process now.
-    warnings::tell(&service.shared);
+    service.shared.tell_warnings();
     if let Some(webhooks) = service.shared.webhooks.get() {
         webhooks.finish(drained_by).await;
     }
@@ -354,7 +366,7 @@ fn listen(port: Port, config: PortConfig) -> Result<WayIn, StartError> {
     let PortConfig { address, tls, allow } = config;
     let gate = Gate::new(port, &address, tls, allow)?;
     let socket = Socket::listen(&address).map_err(|cause| StartError::Listen { address, cause })?;
-    Ok((socket, gate))
+    Ok(WayIn { socket, gate })
 }
 
 /// One thread and one runtime for each core. A runtime of its own batches its writes, whereas tokio's shared

@@ -20,12 +20,14 @@ use tokio::{
 use tracing::{error, warn};
 
 use crate::{
+    admit::admit,
     clock::Health,
     connections::{Connections, Place, SWEEP as LOOK},
-    grpc, http,
+    grpc, http, metrics,
+    port::Port,
+    shared::Shared,
     unmatched::Told,
-    warnings,
-    worker::Shared,
+    worker::Worker,
 };
 
 /// The time between two sweeps of a shard. All shards are swept in about five seconds.
@@ -63,37 +65,6 @@ pub trait Connection: Send + 'static {
     }
 }
 
-/// The service that a connection came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Port {
-    Grpc,
-    Http,
-    Admin,
-}
-
-impl Port {
-    /// All ports, in the order of their numbers.
-    pub(crate) const ALL: [Self; 3] = [Self::Grpc, Self::Http, Self::Admin];
-
-    /// The name in logs and metrics.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Grpc => "grpc",
-            Self::Http => "http",
-            Self::Admin => "admin",
-        }
-    }
-
-    /// How long a new connection may take to make its first call. Clients of gRPC connect before they have
-    /// anything to ask.
-    pub(crate) const fn first_call(self) -> Duration {
-        match self {
-            Self::Grpc => Duration::from_secs(30),
-            Self::Http | Self::Admin => Duration::from_secs(10),
-        }
-    }
-}
-
 /// A connection on its way to a worker, and its place among those of its port.
 pub(crate) type Hand<C> = (C, Place);
 
@@ -104,8 +75,8 @@ pub(crate) async fn work<C: Connection>(
     open: Arc<AtomicUsize>,
     stopping: watch::Receiver<bool>,
 ) {
-    let worker = shared.worker();
-    let router = http::router(Arc::clone(&worker));
+    let worker = Worker::new(&shared);
+    let router = http::router(Arc::clone(&worker), metrics::text);
     let (routes, reporter) = match grpc::routes() {
         Ok(services) => services,
         Err(fault) => return error!(%fault, "the reflection service cannot be built"),
@@ -120,20 +91,17 @@ pub(crate) async fn work<C: Connection>(
         open.fetch_add(1, Ordering::Relaxed);
         let (worker, router, routes) = (Arc::clone(&worker), router.clone(), routes.clone());
         connections.spawn(async move {
-            let (gate, life) = (place.gate(), &place.life);
             let mut stopping_now = stopping.clone();
             let admitted = tokio::select! {
                 biased;
                 () = stopped(&mut stopping_now) => None,
-                admitted = gate.admit(stream, from, &place, &worker.shared.refused) => admitted,
+                admitted = admit(stream, from, &place, &worker.shared.refused) => admitted,
             };
-            if let Some((stream, caller)) = admitted {
-                match gate.port {
-                    Port::Http => http::serve(stream, (worker, router), (caller, life), stopping).await,
+            if let Some(admitted) = admitted {
+                match place.gate().port {
+                    Port::Http => http::serve(admitted, worker, router, stopping).await,
                     // Operators have a thread of their own: see `regions::admin`.
-                    Port::Grpc | Port::Admin => {
-                        grpc::serve(stream, (worker, routes), (caller, life), stopping).await;
-                    }
+                    Port::Grpc | Port::Admin => grpc::serve(admitted, worker, routes, stopping).await,
                 }
             }
             open.fetch_sub(1, Ordering::Relaxed);
@@ -216,8 +184,8 @@ impl Rounds {
                 _ = self.watch.tick() => {
                     let health = shared.clock.health();
                     health.tell_since(&std::mem::replace(&mut self.clock, health));
-                    self.unmatched.tell(shared);
-                    return warnings::tell(shared);
+                    self.unmatched.tell(|| shared.workers.unmatched());
+                    return shared.tell_warnings();
                 }
                 _ = self.sweep.tick() => {
                     shared.node.sweep(self.shard, shared.clock.look());

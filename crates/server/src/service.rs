@@ -8,16 +8,15 @@ use std::{
     sync::Arc,
 };
 
-use acequia_limits::{HashKey, Limit, LimitId, Now, limit::LimitSpec};
-use acequia_mesh::{Event, Mesh, MeshError};
+use acequia_limits::{HashKey, Limit, LimitId, Now};
+use acequia_mesh::MeshError;
 use acequia_node::{
     CatalogueFault, Change, ChangeKind, Config as NodeConfig, Node, ResumeFault, Row, SHARDS, Scheduled,
     TAKINGS,
 };
 use acequia_rights::Incarnation as Identity;
 use acequia_store::{Journal, Store, StoreError};
-use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tracing::{debug, error, info, warn};
 
 use crate::{
@@ -27,16 +26,17 @@ use crate::{
     config::{Address, Config, ConfigError, Live, StoreConfig, Watched, WebhookConfig},
     gate::{Gate, GateFault, warn_of_open_ports},
     idempotency,
+    incarnation::INCARNATION,
     region::{self, PoolEndpoint, SiblingsError},
-    regions::{self, Alone, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError},
+    regions::{self, Alone, AlonePlace, Audit, Connected, Joining, OrderFault, Place, Regions, RegionsError},
+    schedule::{self, SCHEDULE, ValueFault},
+    shared::Shared,
     webhooks::{Prepared, Webhooks, WebhooksError},
-    worker::Shared,
     writer::Writer,
 };
 
 /// The journal's named values.
 const KEY: &str = "hash_key";
-pub(crate) const SCHEDULE: &str = "schedule";
 const STOPPED: &str = "stopped";
 /// When a node with mates last began after a crash: steady clock and wall, in nanoseconds. After a clean
 /// stop, whatever was not written down since then counts as spent.
@@ -71,13 +71,8 @@ pub enum StartError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A value in the journal is not one of ours.
-    #[error("the journal's {what} cannot be read: {cause}. Start with a new `data` folder")]
-    Value {
-        /// The name of the value.
-        what: &'static str,
-        /// The fault of the value.
-        cause: String,
-    },
+    #[error(transparent)]
+    Value(#[from] ValueFault),
     /// A port cannot be had.
     #[error(
         "cannot listen on {address}: {cause}. Stop what listens there, or choose another port in `listen`"
@@ -165,16 +160,6 @@ pub enum Reloaded {
     Unchanged,
 }
 
-/// A mesh that has started, and what happens on it.
-pub(crate) type Connected = (Mesh, mpsc::Receiver<Event>);
-
-/// A limit of the schedule, as the journal keeps it.
-#[derive(Serialize, Deserialize)]
-struct KeptLimit {
-    spec: LimitSpec,
-    until_ns: Option<u64>,
-}
-
 impl Service {
     /// Opens the journal that the config names, and puts the config in force.
     ///
@@ -210,7 +195,7 @@ impl Service {
                 }
                 Ok::<_, SiblingsError>(())
             })?;
-            let (mut home, store) = Self::home_among(&config, &settings, store, (&clock, &chance))?;
+            let (mut home, store) = Self::home_among(&config, &settings, store, &chance, &*clock)?;
             home = runtime.block_on(async {
                 home.begin(&*store).await?;
                 if home.is_agreed() {
@@ -269,14 +254,19 @@ impl Service {
         }
         let writer = store.clone().map(|store| Arc::new(Writer::new(Arc::clone(&node), store)));
         let names = Names::new(&config.region, &config.node, &key, chance.draw("names")?);
-        let shared = Arc::new(Shared::new(node, writer, clock, (key, names)));
+        let shared = Arc::new(Shared::new(node, writer, clock, key, names));
         if home.is_none() {
-            let (alone, limits) = Alone::read(store_ref, config.data.clone(), &config.live.limits)?;
+            let place = AlonePlace {
+                node: Arc::clone(&shared.node),
+                writer: shared.writer.clone(),
+                clock: Arc::clone(&shared.clock),
+            };
+            let (alone, limits) = Alone::read(place, store_ref, config.data.clone(), &config.live.limits)?;
             let changes = shared
                 .node
                 .apply(limits, now, |id| store_ref.map_or_else(Vec::new, |store| reading.rows(store, id)))?;
             debug!(changes = changes.len(), "limits in force");
-            alone.look(&shared);
+            alone.look();
             // The call sets the value: nobody else has the service yet.
             let _ = shared.alone.set(alone);
         }
@@ -318,7 +308,7 @@ impl Service {
         let Some(settings) = config.store.clone() else {
             return Self::start_with(config, store, clock, chance);
         };
-        let (mut home, store) = Self::home_among(&config, &settings, store, (&clock, &chance))?;
+        let (mut home, store) = Self::home_among(&config, &settings, store, &chance, &*clock)?;
         home.begin(&*store).await?;
         if !home.is_agreed() {
             home = home.agree(&store, &clock, &way).await?;
@@ -331,7 +321,8 @@ impl Service {
         config: &Config,
         settings: &StoreConfig,
         store: Option<Arc<dyn Store>>,
-        (clock, chance): (&Arc<dyn Clock>, &Chance),
+        chance: &Chance,
+        clock: &dyn Clock,
     ) -> Result<(region::Home, Arc<dyn Store>), StartError> {
         // A config with a store that nodes share and without `data` is refused.
         let store = store.ok_or(SiblingsError::Value(SCHEDULE))?;
@@ -410,7 +401,7 @@ impl Service {
         // Names use the region's key, which all nodes of the region share, whatever key names the cells.
         let names = Names::new(&config.region, &config.node, &home.key, chance.draw("names")?);
         let names = names.among(home.names());
-        let shared = Arc::new(Shared::new(node, writer, clock, (key, names)));
+        let shared = Arc::new(Shared::new(node, writer, clock, key, names));
         if member.is_none() {
             shared.node.apply(config.live.limits.clone(), now, |id| reading.rows(&*store, id))?;
         }
@@ -457,10 +448,14 @@ impl Service {
             Some(way) => way,
             None => home.way()?,
         };
-        let (node, clock) = (Arc::clone(&self.shared.node), Arc::clone(&self.shared.clock));
-        let waiting = Arc::clone(&self.shared.waiting);
-        let delivered = idempotency::deliver(Arc::clone(&self.shared), stopping.clone());
-        let (siblings, carried) = home.take(way, (node, writer), clock, waiting, stopping);
+        let process = region::Running {
+            node: Arc::clone(&self.shared.node),
+            writer,
+            clock: Arc::clone(&self.shared.clock),
+            waiting: Arc::clone(&self.shared.waiting),
+        };
+        let (siblings, carried) = home.take(way, process, stopping.clone());
+        let delivered = idempotency::deliver(Arc::clone(&siblings.names), stopping);
         // The call sets the value: a service takes its place once.
         let _ = self.shared.siblings.set(siblings);
         Ok(Some(async {
@@ -476,7 +471,7 @@ impl Service {
     /// The journal cannot be written.
     pub fn begin(&self) -> Result<(), StartError> {
         let Some(writer) = &self.shared.writer else { return Ok(()) };
-        let schedule = schedule_bytes(&self.shared.node.schedule())?;
+        let schedule = schedule::to_bytes(&self.shared.node.schedule())?;
         let incarnation = self.me.map(|me| me.number.to_be_bytes());
         let mut values = vec![(SCHEDULE, Some(&schedule[..])), (STOPPED, None)];
         values.extend(incarnation.as_ref().map(|bytes| (INCARNATION, Some(&bytes[..]))));
@@ -548,7 +543,7 @@ impl Service {
 
     fn put_limits_in_force(&self, live: &Live) -> Result<(), StartError> {
         let changes = match self.shared.alone.get() {
-            Some(alone) => alone.reload(&self.shared, &live.limits, |limits| self.put_in_force(limits))?,
+            Some(alone) => alone.reload(&live.limits, |limits| self.put_in_force(limits))?,
             None => self.put_in_force(live.limits.clone())?,
         };
         self.shared.apply(live);
@@ -583,7 +578,7 @@ impl Service {
             let new = unknown(&both, &limits);
             if !new.is_empty() {
                 both.extend(new);
-                writer.write(&[], &[(SCHEDULE, Some(&schedule_bytes(&both)?))])?;
+                writer.write(&[], &[(SCHEDULE, Some(&schedule::to_bytes(&both)?))])?;
             }
         }
         // The known limits are noted before anything is in force: the journal is not read again for these.
@@ -596,7 +591,8 @@ impl Service {
         reading.done()?;
         let changes = node.apply(limits, now, |id| rows.remove(&id).unwrap_or_default())?;
         let written: Result<(), StartError> = match &self.shared.writer {
-            Some(writer) => schedule_bytes(&node.schedule())
+            Some(writer) => schedule::to_bytes(&node.schedule())
+                .map_err(StartError::from)
                 .and_then(|schedule| Ok(writer.write(&[], &[(SCHEDULE, Some(&schedule))])?)),
             None => Ok(()),
         };
@@ -682,7 +678,7 @@ impl Service {
     /// waits until the process ends.
     pub fn close(&self) {
         let Some(writer) = &self.shared.writer else { return };
-        self.shared.stop_asking();
+        self.shared.workers.stop_asking();
         let now = self.shared.clock.now();
         for shard in 0..SHARDS {
             self.shared.node.sweep(shard, now);
@@ -740,7 +736,7 @@ impl Reading {
 /// The last start after a crash, as [`CRASHED`] has it, in readings of today's clocks. It is dated no longer
 /// ago than the walls prove, if they are wrong by at most `error_ns`.
 fn crash(bytes: &[u8], error_ns: u64, now: Now) -> Result<Now, StartError> {
-    let fault = || StartError::Value { what: CRASHED, cause: format!("{} bytes, not 16", bytes.len()) };
+    let fault = || ValueFault { what: CRASHED, cause: format!("{} bytes, not 16", bytes.len()) };
     let (steady, wall) = bytes.split_first_chunk::<8>().ok_or_else(fault)?;
     let wall = <[u8; 8]>::try_from(wall).map_err(|_| fault())?;
     let (steady_ns, wall_ns) = (u64::from_be_bytes(*steady), u64::from_be_bytes(wall));
@@ -756,11 +752,11 @@ fn crash(bytes: &[u8], error_ns: u64, now: Now) -> Result<Now, StartError> {
 /// Reads the ids in [`KNEW`].
 fn known(bytes: &[u8]) -> Result<BTreeSet<LimitId>, StartError> {
     let (ids, rest) = bytes.as_chunks::<16>();
-    let fault = || StartError::Value { what: KNEW, cause: format!("{} bytes, not 16 each", bytes.len()) };
+    let fault = || ValueFault { what: KNEW, cause: format!("{} bytes, not 16 each", bytes.len()) };
     if rest.is_empty() {
         Ok(ids.iter().map(|id| LimitId(u128::from_be_bytes(*id))).collect())
     } else {
-        Err(fault())
+        Err(fault().into())
     }
 }
 
@@ -773,8 +769,7 @@ fn hash_key(store: Option<&dyn Store>, chance: &Chance) -> Result<HashKey, Start
     let Some(store) = store else { return Ok(HashKey(chance.draw(KEY)?)) };
     if let Some(bytes) = store.value(KEY)? {
         let cause = || format!("{} bytes, not 16", bytes.len());
-        let key =
-            <[u8; 16]>::try_from(&bytes[..]).map_err(|_| StartError::Value { what: KEY, cause: cause() })?;
+        let key = <[u8; 16]>::try_from(&bytes[..]).map_err(|_| ValueFault { what: KEY, cause: cause() })?;
         return Ok(HashKey(key));
     }
     let key = chance.draw(KEY)?;
@@ -782,22 +777,8 @@ fn hash_key(store: Option<&dyn Store>, chance: &Chance) -> Result<HashKey, Start
     Ok(HashKey(key))
 }
 
+/// The schedule of the last process; `None` if the journal is new.
 fn read_schedule(store: &dyn Store) -> Result<Option<Vec<Scheduled>>, StartError> {
-    let fault = |cause: String| StartError::Value { what: SCHEDULE, cause };
-    let Some(bytes) = store.value(SCHEDULE)? else { return Ok(None) };
-    let kept: Vec<KeptLimit> = serde_json::from_slice(&bytes).map_err(|e| fault(e.to_string()))?;
-    let mut schedule = Vec::new();
-    for KeptLimit { mut spec, until_ns } in kept {
-        let name = spec.name.clone();
-        spec.modernise();
-        let limit = Limit::new(spec).map_err(|faults| fault(format!("limit {name}: {}", faults[0])))?;
-        schedule.push(Scheduled { limit, until_ns });
-    }
-    Ok(Some(schedule))
-}
-
-pub(crate) fn schedule_bytes(schedule: &[Scheduled]) -> Result<Vec<u8>, StartError> {
-    let kept: Vec<KeptLimit> =
-        schedule.iter().map(|s| KeptLimit { spec: s.limit.spec.clone(), until_ns: s.until_ns }).collect();
-    serde_json::to_vec(&kept).map_err(|e| StartError::Value { what: SCHEDULE, cause: e.to_string() })
+    let bytes = store.value(SCHEDULE)?;
+    Ok(bytes.map(|bytes| schedule::from_bytes(&bytes)).transpose()?)
 }

@@ -9,11 +9,10 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     connections::Connections,
     gate::Gate,
+    port::Port,
     regions::Audit,
-    serve::{HANDOVER_MAX, Listener, Port, Rounds, accept, work},
+    serve::{HANDOVER_MAX, Listener, Rounds, accept, work},
     service::{Service, StartError},
-    warnings,
-    worker::Shared,
 };
 
 /// The surroundings of a service that does not run on a machine of its own, besides its store, clock and
@@ -83,7 +82,6 @@ impl Service {
         let (leave, leaving) = watch::channel(false);
         let carrying = self.share_store(leaving)?.map(tokio::spawn);
         let shared = Arc::clone(&self.shared);
-        let _end = End(Arc::clone(&shared));
         let (hand, hands) = mpsc::channel(HANDOVER_MAX);
         let working = tokio::spawn(work(Arc::clone(&shared), hands, Arc::default(), stopping.clone()));
         let (max, max_age) = (self.config.connections_max, self.config.max_age);
@@ -128,16 +126,7 @@ impl Service {
             let _ = writing.await;
         }
         self.close();
-        warnings::tell(&shared);
+        shared.tell_warnings();
         Ok(())
-    }
-}
-
-/// Cleans up if a service ends and its process does not: nothing of the service is left.
-struct End(Arc<Shared>);
-
-impl Drop for End {
-    fn drop(&mut self) {
-        self.0.dismiss();
     }
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::{labels::FirstLabels, worker::Shared};
+use crate::labels::FirstLabels;
 
 /// Domains that are counted by name; all others together are [`OTHER`].
 const DOMAINS_MAX: usize = 100;
@@ -119,13 +119,14 @@ impl Told {
         Self { counts: Counts::default(), next: Instant::now() }
     }
 
-    /// Logs a line if there were such requests since the last line, at most once in [`TOLD_EVERY`].
-    pub(crate) fn tell(&mut self, shared: &Shared) {
+    /// Logs a line if there were such requests since the last line, at most once in [`TOLD_EVERY`]. `count`
+    /// says what all workers have counted.
+    pub(crate) fn tell(&mut self, count: impl FnOnce() -> Counts) {
         let now = Instant::now();
         if now < self.next {
             return;
         }
-        let counts = shared.unmatched();
+        let counts = count();
         let Some((most, domain)) = counts.grown_most_since(&self.counts) else { return };
         self.next = now + TOLD_EVERY;
         self.counts = counts;

@@ -5,56 +5,62 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use acequia_node::Warning;
+use acequia_node::{Node, Warning};
 
 use crate::{
-    webhooks::{self, Event, Kind},
-    worker::Shared,
+    charges::NodeName,
+    webhooks::{self, Event, Kind, Webhooks},
 };
 
-/// How often a threshold was reached, by limit and percent.
-type Reached = BTreeMap<(String, u8), u64>;
-
-/// How often a threshold was reached since the start; and how many warnings there was no room for.
+/// The warnings since the start.
 #[derive(Debug, Default)]
-pub(crate) struct Warned(Mutex<(Reached, u64)>);
+pub(crate) struct Warned(Mutex<WarningCounts>);
+
+/// Counts of warnings.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct WarningCounts {
+    /// How often a threshold was reached, by limit and percent.
+    pub(crate) reached: BTreeMap<(String, u8), u64>,
+    /// Warnings that there was no room for.
+    pub(crate) dropped: u64,
+}
 
 impl Warned {
     fn count(&self, warnings: &[Warning], dropped: u64) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for Warning { domain, name, percent, .. } in warnings {
-            *counts.0.entry((format!("{domain}/{name}"), *percent)).or_default() += 1;
+            *counts.reached.entry((format!("{domain}/{name}"), *percent)).or_default() += 1;
         }
-        counts.1 = dropped;
+        counts.dropped = dropped;
     }
 
-    /// The counts by limit and percent, and how many warnings there was no room for.
-    pub(crate) fn counts(&self) -> (Reached, u64) {
+    /// The counts so far.
+    pub(crate) fn counts(&self) -> WarningCounts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reports the node's warnings since the last call, under the node's names. Never waits.
+    pub(crate) fn tell(&self, source: &Node, name: NodeName<'_>, webhooks: Option<&Webhooks>) {
+        let (warnings, dropped) = source.take_warnings();
+        self.count(&warnings, dropped);
+        webhooks::deliver(webhooks, warnings.into_iter().map(|warning| event(warning, name)));
     }
 }
 
-/// Reports the node's warnings since the last call. Never waits.
-pub(crate) fn tell(shared: &Shared) {
-    let (warnings, dropped) = shared.node.take_warnings();
-    shared.warned.count(&warnings, dropped);
-    let (region, node) = shared.names.node();
-    let event = |warning: Warning| {
-        let Warning { id, domain, name, percent, used, budget, by, window_ends_ns, at } = warning;
-        Event {
-            id,
-            kind: Kind::LimitWarning,
-            region: region.to_owned(),
-            node: node.to_owned(),
-            domain,
-            limit: name,
-            percent,
-            used,
-            budget,
-            by,
-            window_ends_ms: window_ends_ns.map(|ns| ns / 1_000_000),
-            at_ms: at.wall_ns / 1_000_000,
-        }
-    };
-    webhooks::deliver(shared, warnings.into_iter().map(event));
+fn event(warning: Warning, NodeName { region, node }: NodeName<'_>) -> Event {
+    let Warning { id, domain, name, percent, used, budget, by, window_ends_ns, at } = warning;
+    Event {
+        id,
+        kind: Kind::LimitWarning,
+        region: region.to_owned(),
+        node: node.to_owned(),
+        domain,
+        limit: name,
+        percent,
+        used,
+        budget,
+        by,
+        window_ends_ms: window_ends_ns.map(|ns| ns / 1_000_000),
+        at_ms: at.wall_ns / 1_000_000,
+    }
 }

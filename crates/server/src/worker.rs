@@ -1,239 +1,44 @@
 //! One thread's share of the service: an asker and its counts. No thread waits for another.
 
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, MutexGuard},
     time::Duration,
 };
 
 use acequia_api::acequia::v1::Settled as Word;
-use acequia_limits::{
-    HashKey, LimitId, Now, Reason, Request, algorithm::is_never, cell::Tagger, time::ms_rounded_up,
-};
+use acequia_limits::{LimitId, Now, Reason, Request, algorithm::is_never, cell::Tagger, time::ms_rounded_up};
 use acequia_node::{
-    Answer, Ask, Asker, Catalogue, FORWARD_WAIT_NS, Forwarding, IdReused, Node, Outcome, Recording, Refunded,
+    Answer, Ask, Catalogue, FORWARD_WAIT_NS, Forwarding, IdReused, Outcome, Recording, Refunded,
 };
-use arc_swap::ArcSwap;
 use tokio::time::Instant;
 use tracing::{debug, debug_span, enabled};
 
 use crate::{
-    cells::{Cells, Hottest, LimitCells},
-    charges::Names,
-    clock::Clock,
-    config::{Headers, Live},
-    connections::AllConnections,
-    hints,
     idempotency::{self, Deciding, Named, SharedNames},
-    metrics::Reloads,
-    patience::{Patience, Waiting},
-    refused::Refused,
-    region::Siblings,
-    regions::{Alone, Regions},
-    tally::{DECISION_SECONDS, Tally},
-    unmatched::{self, NoMatch, NoMatches},
-    warnings::Warned,
-    webhooks::Webhooks,
-    writer::Writer,
+    patience::Patience,
+    shared::Shared,
+    tally::DECISION_SECONDS,
+    unmatched::NoMatch,
+    workers::{SharedState, WorkerState, lock},
 };
 
 /// A caller that waits for less has no charges forwarded.
 const DRAW_WAIT: Duration = Duration::from_nanos(FORWARD_WAIT_NS);
 
-/// The state that all workers of a node share.
-#[derive(Debug)]
-pub struct Shared {
-    /// The cells and limits.
-    pub node: Arc<Node>,
-    /// The journal, where there is one.
-    pub writer: Option<Arc<Writer>>,
-    /// The clocks.
-    pub clock: Arc<dyn Clock>,
-    /// The key that hashes values in traces.
-    pub(crate) key: HashKey,
-    /// Names of charges.
-    pub(crate) names: Names,
-    pub(crate) workers: RwLock<Vec<Arc<Worker>>>,
-    pub(crate) reloads: Reloads,
-    /// When the process started.
-    pub(crate) begun: Now,
-    /// The other regions, once there is a way to them.
-    pub(crate) regions: OnceLock<Arc<Regions>>,
-    /// The operators' orders, if the node stands alone.
-    pub(crate) alone: OnceLock<Alone>,
-    /// The webhooks, once the config has had any.
-    pub(crate) webhooks: OnceLock<Webhooks>,
-    pub(crate) warned: Warned,
-    /// Requests that wait for units of other regions, of the region's pools, or of its other nodes.
-    pub(crate) waiting: Arc<Waiting>,
-    /// This node's place among the nodes of its region, where they share a store.
-    pub(crate) siblings: OnceLock<Siblings>,
-    /// The connections that callers have open, and the bytes that they make the node hold.
-    pub(crate) connections: Arc<AllConnections>,
-    /// Callers that were turned away.
-    pub(crate) refused: Refused,
-    /// Calls whose callers had given up before they were decided.
-    pub(crate) expired: AtomicU64,
-    /// The domains that are counted by name, for requests that no limit was about.
-    pub(crate) unmatched_domains: unmatched::Names,
-    /// The pairs of limit and reason whose waits are counted by name.
-    pub(crate) hinted: hints::Pairs,
-    draining: AtomicBool,
-    live: ArcSwap<Settings>,
-}
-
-/// The settings that a reload replaces. The limits are not here: the node has them.
-#[derive(Debug, Default)]
-pub(crate) struct Settings {
-    pub(crate) headers: Headers,
-    pub(crate) trace_key: Option<String>,
-    pub(crate) no_match: NoMatches,
-}
-
-impl Shared {
-    /// A service without workers.
-    pub fn new(
-        node: Arc<Node>,
-        writer: Option<Arc<Writer>>,
-        clock: Arc<dyn Clock>,
-        (key, names): (HashKey, Names),
-    ) -> Self {
-        Self {
-            node,
-            names,
-            writer,
-            begun: clock.now(),
-            regions: OnceLock::new(),
-            alone: OnceLock::new(),
-            webhooks: OnceLock::new(),
-            warned: Warned::default(),
-            waiting: Arc::default(),
-            siblings: OnceLock::new(),
-            clock,
-            key,
-            workers: RwLock::default(),
-            reloads: Reloads::default(),
-            connections: Arc::default(),
-            refused: Refused::default(),
-            expired: AtomicU64::new(0),
-            unmatched_domains: unmatched::names(),
-            hinted: hints::pairs(),
-            draining: AtomicBool::new(false),
-            live: ArcSwap::default(),
-        }
-    }
-
-    /// Adds a worker.
-    pub fn worker(self: &Arc<Self>) -> Arc<Worker> {
-        let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
-        // A seed is any number but 0, and differs for each worker.
-        let random = (workers.len() as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let inner =
-            Inner { asker: self.node.asker(), tally: Tally::default(), cells: Cells::default(), random };
-        let worker = Arc::new(Worker { shared: Arc::clone(self), inner: Mutex::new(inner) });
-        workers.push(Arc::clone(&worker));
-        worker
-    }
-
-    /// Puts settings in force.
-    pub fn apply(&self, live: &Live) {
-        let settings = Settings {
-            headers: live.headers.clone(),
-            trace_key: live.trace_key.clone(),
-            no_match: live.no_match.clone(),
-        };
-        self.live.store(Arc::new(settings));
-    }
-
-    /// Whether the node is stopping.
-    pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
-    }
-
-    /// Whether callers may be sent here; if not, why, and what to do.
-    ///
-    /// # Errors
-    /// In words.
-    pub fn ready(&self) -> Result<(), String> {
-        if self.is_draining() {
-            return Err("draining: the node is stopping".to_owned());
-        }
-        match self.regions.get() {
-            Some(regions) => regions.ready(),
-            None => Ok(()),
-        }
-    }
-
-    /// The other regions, where there are any and this node has taken its place among them.
-    pub fn regions(&self) -> Option<&Arc<Regions>> {
-        self.regions.get()
-    }
-
-    /// From now on the node says that it is stopping.
-    pub fn drain(&self) {
-        self.draining.store(true, Ordering::Release);
-    }
-
-    /// The cells of one limit, by its slot, over all workers.
-    pub(crate) fn cells_of(&self, slot: u32) -> LimitCells {
-        let (mut cells, now) = (LimitCells::default(), self.clock.now());
-        for worker in self.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
-            cells.merge(&worker.cells_of(slot, now));
-        }
-        cells
-    }
-
-    /// Requests that no limit was about, over all workers.
-    pub(crate) fn unmatched(&self) -> unmatched::Counts {
-        let mut all = unmatched::Counts::default();
-        for worker in self.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
-            all.add(&worker.unmatched());
-        }
-        all
-    }
-
-    /// Takes every worker and never gives it back: from now on no request can be asked.
-    pub(crate) fn stop_asking(&self) {
-        for worker in self.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
-            std::mem::forget(worker.hold());
-        }
-    }
-
-    /// Drops every worker. Their references would otherwise keep this alive after its last user.
-    pub(crate) fn dismiss(&self) {
-        self.workers.write().unwrap_or_else(PoisonError::into_inner).clear();
-    }
-
-    pub(crate) fn settings(&self) -> arc_swap::Guard<Arc<Settings>> {
-        self.live.load()
-    }
-}
-
 /// One thread's way to ask. Its lock is its own: only a look at the counts takes it besides.
 #[derive(Debug)]
 pub struct Worker {
     pub(crate) shared: Arc<Shared>,
-    inner: Mutex<Inner>,
+    state: SharedState,
 }
 
 /// A worker, locked: asks any number of questions under one lock and one reading of the clock.
 #[derive(Debug)]
 pub struct Held<'a> {
     worker: &'a Worker,
-    inner: MutexGuard<'a, Inner>,
+    state: MutexGuard<'a, WorkerState>,
     /// The time that all questions are asked at.
     pub now: Now,
-}
-
-#[derive(Debug)]
-struct Inner {
-    asker: Asker,
-    tally: Tally,
-    cells: Cells,
-    /// The state of the random numbers that spread callers who wait for the same window's edge.
-    random: u64,
 }
 
 /// How a request is asked, and how its charge is remembered.
@@ -241,14 +46,22 @@ struct Inner {
 pub(crate) struct How {
     pub(crate) ask: Ask,
     pub(crate) recording: Option<Recording>,
+    /// How long the caller waits at most.
+    longest: Duration,
     /// How long the request has waited already, for the store or for another node that decided the same id.
     waited: Duration,
 }
 
 impl How {
-    /// A way to ask, with what remembers the charge, if anything does.
+    /// A way to ask, with what remembers the charge, if anything does. The caller waits for as long as it
+    /// takes.
     pub(crate) const fn new(ask: Ask, recording: Option<Recording>) -> Self {
-        Self { ask, recording, waited: Duration::ZERO }
+        Self { ask, recording, longest: Duration::MAX, waited: Duration::ZERO }
+    }
+
+    /// This way, for a caller that waits for `longest` at most.
+    pub(crate) const fn within(self, longest: Duration) -> Self {
+        Self { longest, ..self }
     }
 
     /// Whether the request reserves: its charge is settled later.
@@ -291,10 +104,15 @@ pub struct Unwritten {
 }
 
 impl Worker {
+    /// One more worker of a server.
+    pub fn new(shared: &Arc<Shared>) -> Arc<Self> {
+        let state = shared.workers.add(&shared.node);
+        Arc::new(Self { shared: Arc::clone(shared), state })
+    }
+
     /// Takes the worker, and reads the clock.
     pub fn hold(&self) -> Held<'_> {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        Held { worker: self, inner, now: self.shared.clock.now() }
+        Held { worker: self, state: lock(&self.state), now: self.shared.clock.now() }
     }
 
     /// Asks, waits for what the answer waits for, and makes the response.
@@ -304,30 +122,18 @@ impl Worker {
     pub(crate) async fn ask<R>(
         &self,
         request: &Request<'_>,
-        how: How,
-        respond: impl Fn(&Answer, &Catalogue, Now) -> R,
-    ) -> Result<R, IdReused> {
-        self.ask_within(request, how, Duration::MAX, respond).await
-    }
-
-    /// Asks as [`Worker::ask`] does, for a caller that waits for `longest` at most.
-    pub(crate) async fn ask_within<R>(
-        &self,
-        request: &Request<'_>,
         mut how: How,
-        mut longest: Duration,
         respond: impl Fn(&Answer, &Catalogue, Now) -> R,
     ) -> Result<R, IdReused> {
-        let shared = &self.shared;
         let (mut claim, mut keep_wait) = (None, Duration::ZERO);
         let begun = Instant::now();
         if let Some((recording, names)) = self.shared_name(how) {
-            match names.claim(&shared.node, &*shared.clock, recording.id, longest).await {
+            match names.claim(recording.id, how.longest).await {
                 Named::Claimed(claimed) => {
-                    claim = Some(Deciding::new(shared, claimed));
-                    keep_wait = idempotency::WAIT.min(longest);
+                    claim = Some(Deciding::new(names, claimed));
+                    keep_wait = idempotency::WAIT.min(how.longest);
                 }
-                Named::Unsure(claimed) => claim = Some(Deciding::new(shared, claimed)),
+                Named::Unsure(claimed) => claim = Some(Deciding::new(names, claimed)),
                 Named::Ended => return Err(IdReused),
                 Named::Kept(kept) => {
                     if let Some(repeated) = self.hold().repeat(request, how, &kept, &respond) {
@@ -338,10 +144,10 @@ impl Worker {
             }
             // Time spent waiting for the store is not waited again for its pools.
             how.waited = begun.elapsed();
-            longest = longest.saturating_sub(begun.elapsed());
+            how.longest = how.longest.saturating_sub(begun.elapsed());
         }
-        let asked = self.hold().ask_patiently(request, how, longest, &respond);
-        let answer = self.finish(request, (how, longest), asked, respond).await;
+        let asked = self.hold().ask_patiently(request, how, &respond);
+        let answer = self.finish(request, how, asked, respond).await;
         if let Some(claim) = claim {
             claim.keep(keep_wait.saturating_sub(begun.elapsed())).await;
         }
@@ -349,19 +155,19 @@ impl Worker {
     }
 
     /// The name of a question, if other nodes of the region may have answered it and this one has not.
-    pub(crate) fn shared_name(&self, how: How) -> Option<(Recording, &SharedNames)> {
+    pub(crate) fn shared_name(&self, how: How) -> Option<(Recording, &Arc<SharedNames>)> {
         let recording = how.recording.filter(|recording| recording.is_repeatable && how.ask.charge)?;
         let siblings = self.shared.siblings.get()?;
         let is_known = self.shared.node.remembers(recording.id, self.shared.clock.now());
         (!is_known).then_some((recording, &siblings.names))
     }
 
-    /// Waits for what an answer waits for: units from elsewhere, or the disk. The disk gets `longest`, less
-    /// the time waited so far.
+    /// Waits for what an answer waits for: units from elsewhere, or the disk. The disk gets the time that the
+    /// caller waits, less the time waited so far.
     pub(crate) async fn finish<R>(
         &self,
         request: &Request<'_>,
-        (how, longest): (How, Duration),
+        how: How,
         mut asked: Asked<R>,
         respond: impl Fn(&Answer, &Catalogue, Now) -> R,
     ) -> Result<R, IdReused> {
@@ -371,7 +177,7 @@ impl Worker {
                 Asked::Reused => return Err(IdReused),
                 Asked::Now(response) => return Ok(response),
                 Asked::Unwritten(response, unwritten) => {
-                    let left = longest.saturating_sub(begun.elapsed());
+                    let left = how.longest.saturating_sub(begun.elapsed());
                     return Ok(match self.settle(*unwritten, left).await {
                         None => response,
                         Some((denied, catalogue)) => respond(&denied, &catalogue, self.shared.clock.now()),
@@ -398,34 +204,13 @@ impl Worker {
 
     /// Counts a request that was refused.
     pub fn refuse(&self, fault: &dyn std::fmt::Display) {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).tally.bad_requests += 1;
+        lock(&self.state).tally.bad_requests += 1;
         debug!(%fault, "request refused");
     }
 
     /// Counts a settlement.
     pub(crate) fn count_settled(&self, word: Word, refunded: &[Refunded]) {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.tally.settle(word, refunded);
-    }
-
-    /// The counts so far. Reading them changes nothing.
-    pub(crate) fn counted(&self) -> Tally {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).tally.clone()
-    }
-
-    /// Requests that no limit was about.
-    pub(crate) fn unmatched(&self) -> unmatched::Counts {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).tally.unmatched_requests.clone()
-    }
-
-    /// The cells of one limit, by its slot, as they were counted so far.
-    fn cells_of(&self, slot: u32, now: Now) -> LimitCells {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).cells.of(slot, now)
-    }
-
-    /// Adds what the hottest cells of every limit have left, by its slot.
-    pub(crate) fn add_hottest(&self, all: &mut Vec<Hottest>, now: Now) {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).cells.add_hottest(all, now);
+        lock(&self.state).tally.settle(word, refunded);
     }
 }
 
@@ -452,23 +237,21 @@ impl Held<'_> {
         self.answer(request, ask, respond)
     }
 
-    /// As [`Held::ask`], for a request that may wait up to `longest` for units from elsewhere, if its limits
-    /// let it.
+    /// As [`Held::ask`], for a request that may wait for units from elsewhere, if its limits let it.
     #[inline]
     pub(crate) fn ask_patiently<R>(
         &mut self,
         request: &Request<'_>,
         how: How,
-        longest: Duration,
         respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
     ) -> Asked<R> {
-        let may_draw = how.may_draw() && longest >= DRAW_WAIT && !self.worker.shared.is_draining();
+        let may_draw = how.may_draw() && how.longest >= DRAW_WAIT && !self.worker.shared.is_draining();
         let forwarding = if may_draw { Forwarding::May } else { Forwarding::Never };
         if self.decide(request, How { ask: how.ask.forwarding(forwarding), ..how }).is_err() {
             return Asked::Reused;
         }
-        if !self.inner.asker.last().0.allowed
-            && let Some(mut patience) = self.patience(longest, how.waited)
+        if !self.state.asker.last().0.allowed
+            && let Some(mut patience) = self.patience(how)
         {
             self.draw(&mut patience);
             return Asked::Waits(patience);
@@ -485,7 +268,7 @@ impl Held<'_> {
         kept: &[u8],
         respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
     ) -> Option<Result<R, IdReused>> {
-        match self.inner.asker.repeat(how.recording.as_ref()?, kept, self.now)? {
+        match self.state.asker.repeat(how.recording.as_ref()?, kept, self.now)? {
             Err(IdReused) => Some(Err(IdReused)),
             Ok(_) => {
                 let now = self.now;
@@ -510,7 +293,7 @@ impl Held<'_> {
         if self.decide(request, How { ask, ..how }).is_err() {
             return Asked::Reused;
         }
-        let (answer, catalogue) = self.inner.asker.last();
+        let (answer, catalogue) = self.state.asker.last();
         let allowed = answer.allowed;
         if !allowed && patience.goes_on(denied(answer)) {
             let left =
@@ -520,37 +303,37 @@ impl Held<'_> {
                 return Asked::Waits(patience);
             }
         }
-        self.inner.tally.waited[usize::from(!allowed)] += 1;
+        self.state.tally.waited[usize::from(!allowed)] += 1;
         self.asked(request, ask, respond)
     }
 
     /// Forwards the charge of a request that was just denied and goes on waiting.
     fn draw(&self, patience: &mut Patience) {
         let shared = &self.worker.shared;
-        if patience.draw(&shared.node, &self.inner.asker, self.now) {
+        if patience.draw(&shared.node, &self.state.asker, self.now) {
             shared.waiting.call();
         }
     }
 
     /// How the last request may wait, if it may and there is room.
     #[cold]
-    fn patience(&mut self, longest: Duration, waited: Duration) -> Option<Patience> {
+    fn patience(&mut self, how: How) -> Option<Patience> {
         let shared = &self.worker.shared;
-        let (answer, catalogue) = self.inner.asker.last();
+        let (answer, catalogue) = self.state.asker.last();
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let patience = shared.node.patience_ns(answer, catalogue, ns(longest), ns(waited));
+        let patience = shared.node.patience_ns(answer, catalogue, ns(how.longest), ns(how.waited));
         let patience = Duration::from_nanos(patience);
         if patience.is_zero() || shared.is_draining() {
             return None;
         }
         let patience = shared.waiting.patience(patience, denied(answer), self.now.steady_ns);
-        self.inner.tally.crowded += u64::from(patience.is_none());
+        self.state.tally.crowded += u64::from(patience.is_none());
         patience
     }
 
     #[inline]
     fn decide(&mut self, request: &Request<'_>, how: How) -> Result<(), IdReused> {
-        let Inner { asker, tally, .. } = &mut *self.inner;
+        let WorkerState { asker, tally, .. } = &mut *self.state;
         let timed = tally.is_sampled().then(std::time::Instant::now);
         match &how.recording {
             None => {
@@ -572,7 +355,7 @@ impl Held<'_> {
     /// Decides a request that no limit matches.
     #[cold]
     fn decide_unmatched(&mut self, request: &Request<'_>, ask: Ask) {
-        let Inner { asker, tally, .. } = &mut *self.inner;
+        let WorkerState { asker, tally, .. } = &mut *self.state;
         let shared = &self.worker.shared;
         if ask.charge {
             tally.unmatched_requests.count(request.domain, &shared.unmatched_domains);
@@ -591,7 +374,7 @@ impl Held<'_> {
         ask: Ask,
         respond: impl FnOnce(&Answer, &Arc<Catalogue>) -> R,
     ) -> (R, Option<Unwritten>) {
-        let Inner { asker, tally, cells, random } = &mut *self.inner;
+        let WorkerState { asker, tally, cells, random } = &mut *self.state;
         let (answer, catalogue) = asker.last();
         if let Some(most_ns) = spread_ns(answer, catalogue) {
             asker.ask_later(next(random) % most_ns);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use acequia_limits::{Limit, Part};
 use acequia_rights::{Incarnation, MemberId};
-use acequia_server::worker::Shared;
+use acequia_server::shared::Shared;
 
 use super::{Check, never_over::cell_of};
 use crate::{

@@ -12,7 +12,7 @@ use std::{
 use acequia_mesh::{Identity, Mesh};
 use acequia_server::{
     MeshSurroundings, Service, Surroundings, chance::Chance, config::Config, region::PoolEndpoint,
-    regions::Audit, worker::Shared,
+    regions::Audit, shared::Shared,
 };
 use acequia_store::{Journal, Store};
 use quinn::TokioRuntime;

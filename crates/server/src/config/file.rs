@@ -5,6 +5,7 @@ use std::{
     io::{self, Read as _},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+    sync::atomic::AtomicU64,
     time::{Duration, SystemTime},
 };
 
@@ -54,6 +55,17 @@ impl Stamp {
         let changed = Duration::from_secs(u64::try_from(self.changed.0).unwrap_or(0));
         (now >= changed + SETTLES).then_some(self)
     }
+}
+
+/// How often the config was read again since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Reloads {
+    /// The new config was put in force.
+    pub(crate) applied: AtomicU64,
+    /// The new config was refused, and the old one stays.
+    pub(crate) refused: AtomicU64,
+    /// The config was read, and nothing in it was new.
+    pub(crate) unchanged: AtomicU64,
 }
 
 /// The content of some files when they were last checked for changes.

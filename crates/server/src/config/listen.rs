@@ -16,7 +16,7 @@ use super::{
     Allowed, Listen, PortTls, Who,
     callers::{self, WrittenAllowed, WrittenTls},
     faults::{Faults, line},
-    written::unplaced,
+    spanned::unplaced,
 };
 
 /// Where a port is.

@@ -11,6 +11,7 @@ mod listen;
 mod parts;
 mod quote;
 mod regions;
+mod spanned;
 mod store;
 mod webhooks;
 mod written;
@@ -29,10 +30,10 @@ use acequia_rights::{MemberId, node_named};
 use serde::Deserialize;
 
 pub use self::file::read_text;
-pub(crate) use self::file::{ConfigFile, Watched};
+pub(crate) use self::file::{ConfigFile, Reloads, Watched};
 use self::{faults::Faults, written::Written};
 use crate::{
-    serve::Port,
+    port::Port,
     unmatched::{NoMatch, NoMatches},
 };
 

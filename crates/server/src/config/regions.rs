@@ -13,7 +13,7 @@ use super::{
     ClockConfig,
     faults::{Faults, line, listed},
     listen::dialled,
-    written::Named,
+    spanned::Named,
 };
 
 /// The name that no node may have: its certificate would be the file of the authority's, `ca.pem`.

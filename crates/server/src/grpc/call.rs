@@ -10,8 +10,6 @@ use std::{
     time::Duration,
 };
 
-use acequia_limits::{Now, Request};
-use acequia_node::{Answer, Catalogue, IdReused};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
@@ -23,30 +21,24 @@ use tower::Service;
 
 use super::{
     answer_by_tonic,
-    body::{GrpcBody, HeldBody, READ_MAX, Status, message_of, read_rest},
+    body::{GrpcBody, HeldBody},
     envoy, limiter,
+    message::{READ_MAX, Status, message_of, read_rest},
+    reply::{By, Reply},
     stream::CheckStream,
 };
 use crate::{
-    callers::{CallRights, Caller, TurnedAway, may, may_ask_for, owner},
-    config::May,
+    callers::Caller,
     connections::Life,
-    question::BadRequest,
-    serve::Port,
-    worker::{Asked, How, Worker},
+    port::Port,
+    refused::{Origin, TurnedAway},
+    worker::Worker,
 };
 
 /// A call being answered.
 pub(super) enum Call {
     /// Its message is being read.
-    Hot {
-        method: Method,
-        body: Incoming,
-        worker: Arc<Worker>,
-        life: Arc<Life>,
-        rights: CallRights,
-        patience: CallerPatience,
-    },
+    Hot { method: Method, body: Incoming, by: By, patience: CallerPatience },
     /// The answer waits for something.
     Waiting(BoxFuture<'static, Response<GrpcBody>>),
     /// The caller is unknown. The call waits, and does not keep its connection open.
@@ -70,18 +62,13 @@ pub(super) enum Method {
     Commit,
 }
 
-/// An answer.
-pub(super) enum Reply {
-    Now(Bytes),
-    /// The answer comes later: when the disk has its charge, or units have come from elsewhere.
-    Later(BoxFuture<'static, Result<Bytes, Status>>),
-}
-
 impl Call {
     pub(super) fn new(
         request: http::Request<Incoming>,
-        (worker, routes): (&Arc<Worker>, &Routes),
-        (caller, life): (&Caller, &Arc<Life>),
+        worker: &Arc<Worker>,
+        routes: &Routes,
+        caller: &Caller,
+        life: &Arc<Life>,
     ) -> Self {
         let rights = match caller.rights(request.headers()) {
             Ok(rights) => rights,
@@ -94,7 +81,7 @@ impl Call {
                 }));
             }
             Err(fault) => {
-                worker.shared.refused.count(Port::Grpc, fault.why(), caller.from, &fault);
+                worker.shared.refused.turn_away(Port::Grpc, fault, Origin::unknown(caller.from));
                 return Self::TurnedAway(fault);
             }
         };
@@ -118,11 +105,12 @@ impl Call {
             return Self::Answered(Some(response));
         }
         let patience = CallerPatience::of(request.headers());
-        let (body, worker, life) = (request.into_body(), Arc::clone(worker), Arc::clone(life));
+        let by = By { worker: Arc::clone(worker), rights, life: Arc::clone(life) };
+        let body = request.into_body();
         match method {
-            Some(method) => Self::Hot { method, body, worker, life, rights, patience },
+            Some(method) => Self::Hot { method, body, by, patience },
             None => {
-                let stream = CheckStream::new(worker, body, life, rights).map(GrpcBody::stream);
+                let stream = CheckStream::new(by, body).map(GrpcBody::stream);
                 Self::Answered(Some(respond(stream)))
             }
         }
@@ -141,24 +129,22 @@ impl Future for Call {
         let this = self.get_mut();
         loop {
             match this {
-                Self::Hot { method, body, worker, life, rights, patience } => {
+                Self::Hot { method, body, by, patience } => {
                     let (method, patience) = (*method, *patience);
                     let first = match Pin::new(&mut *body).poll_frame(cx) {
                         Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
                         Poll::Ready(Some(Err(_)) | None) | Poll::Pending => Bytes::new(),
                     };
                     if body.is_end_stream() {
-                        let reply = message_of(&first).and_then(|message| {
-                            let by = By { worker, rights, life };
-                            answer(method, by, &message, patience, Duration::ZERO)
-                        });
+                        let reply = message_of(&first)
+                            .and_then(|message| answer(method, by, &message, patience, Duration::ZERO));
                         match denied_if_too_large(method, reply) {
                             Ok(Reply::Now(reply)) => {
-                                let reply = life.held_answer(reply);
+                                let reply = by.life.held_answer(reply);
                                 return Poll::Ready(Ok(respond(Ok(GrpcBody::unary(reply)))));
                             }
                             Ok(Reply::Later(reply)) => {
-                                let (life, mut hold) = (Arc::clone(life), life.hold());
+                                let (life, mut hold) = (Arc::clone(&by.life), by.life.hold());
                                 hold.keep(first.len());
                                 *this = Self::Waiting(Box::pin(async move {
                                     let reply = reply.await.map(|reply| life.held_answer(reply));
@@ -169,18 +155,11 @@ impl Future for Call {
                             Err(status) => return Poll::Ready(Ok(respond(Err(status)))),
                         }
                     } else {
-                        let Self::Hot { body, worker, life, rights, .. } =
-                            std::mem::replace(this, Self::Answered(None))
-                        else {
+                        let Self::Hot { body, by, .. } = std::mem::replace(this, Self::Answered(None)) else {
                             unreachable!("matched above")
                         };
-                        *this = Self::Waiting(Box::pin(read_and_answer(
-                            method,
-                            (first, body),
-                            (worker, rights),
-                            life,
-                            patience,
-                        )));
+                        let answered = read_and_answer(method, first, body, by, patience);
+                        *this = Self::Waiting(Box::pin(answered));
                     }
                 }
                 Self::Waiting(waiting) | Self::OfStranger(waiting) => {
@@ -218,25 +197,22 @@ pub(super) fn by_tonic(
     }
 }
 
-/// Reads and answers a call whose message has not come whole yet.
+/// Reads and answers a call of which only the `first` bytes have come.
 async fn read_and_answer(
     method: Method,
-    (first, body): (Bytes, Incoming),
-    (worker, rights): (Arc<Worker>, CallRights),
-    life: Arc<Life>,
+    first: Bytes,
+    body: Incoming,
+    by: By,
     patience: CallerPatience,
 ) -> Response<GrpcBody> {
-    let (begun, mut hold) = (Instant::now(), life.hold());
+    let (begun, mut hold) = (Instant::now(), by.life.hold());
     let reply = match read_rest(first, body, &mut hold).await {
-        Ok(message) => {
-            let by = By { worker: &worker, rights: &rights, life: &life };
-            answer(method, by, &message, patience, begun.elapsed())
-        }
+        Ok(message) => answer(method, &by, &message, patience, begun.elapsed()),
         Err(status) => Err(status),
     };
     respond(match denied_if_too_large(method, reply) {
-        Ok(Reply::Now(reply)) => Ok(GrpcBody::unary(life.held_answer(reply))),
-        Ok(Reply::Later(reply)) => reply.await.map(|reply| GrpcBody::unary(life.held_answer(reply))),
+        Ok(Reply::Now(reply)) => Ok(GrpcBody::unary(by.life.held_answer(reply))),
+        Ok(Reply::Later(reply)) => reply.await.map(|reply| GrpcBody::unary(by.life.held_answer(reply))),
         Err(status) => Err(status),
     })
 }
@@ -254,7 +230,7 @@ fn denied_if_too_large(method: Method, reply: Result<Reply, Status>) -> Result<R
 
 fn answer(
     method: Method,
-    by: By<'_>,
+    by: &By,
     message: &Bytes,
     patience: CallerPatience,
     since: Duration,
@@ -274,79 +250,6 @@ fn answer(
         Method::Refund => limiter::refund(by, message),
         Method::Commit => limiter::commit(by, message),
     }
-}
-
-/// The worker that answers, and what the caller may do.
-#[derive(Clone, Copy)]
-pub(super) struct By<'a> {
-    pub(super) worker: &'a Arc<Worker>,
-    pub(super) rights: &'a CallRights,
-    pub(super) life: &'a Life,
-}
-
-impl By<'_> {
-    /// Checks that the caller may do this.
-    ///
-    /// # Errors
-    /// The caller may not; the refusal is counted.
-    pub(super) fn may(self, what: May) -> Result<(), Status> {
-        self.counted(may(self.rights, what))
-    }
-
-    /// Checks that the caller may ask for this domain.
-    ///
-    /// # Errors
-    /// The caller may not; the refusal is counted.
-    pub(super) fn may_ask_for(self, domain: &[u8]) -> Result<(), Status> {
-        self.counted(may_ask_for(self.rights, domain))
-    }
-
-    fn counted(self, allowed: Result<(), TurnedAway>) -> Result<(), Status> {
-        allowed.map_err(|fault| {
-            self.worker.shared.refused.count_known(Port::Grpc, fault, self.rights);
-            fault.into()
-        })
-    }
-}
-
-/// Answers a message. `read` makes the request and what `respond` needs beside the answer. If the answer has
-/// to wait, the message is read again for that, since a request borrows it.
-pub(super) fn reply<P: Copy + Send + Sync + 'static>(
-    by: By<'_>,
-    message: &Bytes,
-    (how, longest): (impl FnOnce(&P) -> How, Duration),
-    read: impl for<'a> Fn(&Worker, &'a [u8]) -> Result<(Request<'a>, P), Status> + Send + Sync + 'static,
-    respond: impl Fn(&Worker, P, &Answer, &Catalogue, Now) -> Bytes + Send + Sync + 'static,
-) -> Result<Reply, Status> {
-    let worker = by.worker;
-    let (request, with) = read(worker, message)?;
-    let mut how = how(&with);
-    if let Some(recording) = &mut how.recording {
-        recording.owner = owner(by.rights, by.life);
-    }
-    by.may(if how.reserves() { May::Reserve } else { May::Check })?;
-    by.may_ask_for(request.domain)?;
-    // If other nodes may know the name, the store is asked first.
-    let asked = worker.shared_name(how).is_none().then(|| {
-        worker.hold().ask_patiently(&request, how, longest, |answer, catalogue, now| {
-            respond(worker, with, answer, catalogue, now)
-        })
-    });
-    if let Some(Asked::Now(reply)) = asked {
-        return Ok(Reply::Now(reply));
-    }
-    drop(request);
-    let (worker, message) = (Arc::clone(worker), message.clone());
-    Ok(Reply::Later(Box::pin(async move {
-        let Ok((request, with)) = read(&worker, &message) else { unreachable!("it was read before") };
-        let respond =
-            |answer: &Answer, catalogue: &Catalogue, now| respond(&worker, with, answer, catalogue, now);
-        let reply = match asked {
-            Some(asked) => worker.finish(&request, (how, longest), asked, respond).await,
-            None => worker.ask_within(&request, how, longest, respond).await,
-        };
-        reply.map_err(|IdReused| BadRequest::IdReused.into())
-    })))
 }
 
 /// How long a caller waits for its answer, by the deadline of its call (gRPC over HTTP/2, "grpc-timeout").

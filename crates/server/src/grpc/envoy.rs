@@ -22,14 +22,15 @@ use acequia_node::{Answer, Ask, Catalogue, LimitAnswer, Outcome};
 use bytes::Bytes;
 
 use super::{
-    body::{Status, framed},
-    call::{By, Reply, reply},
+    message::{Status, framed},
+    reply::{By, Reply, reply},
 };
 use crate::{
     headers::headers,
     question::from_envoy,
     respond::name,
-    worker::{Settings, Worker},
+    shared::Settings,
+    worker::{How, Worker},
 };
 
 pub(super) const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
@@ -38,12 +39,12 @@ pub(super) const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimi
 /// Bytes of a response with one descriptor.
 const RESPONSE_BYTES: usize = 96;
 
-pub(super) fn should_rate_limit(by: By<'_>, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
+pub(super) fn should_rate_limit(by: &By, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
     let respond = |worker: &Worker, descriptors: usize, answer: &Answer, catalogue: &Catalogue, now: Now| {
         let settings = worker.shared.settings();
         framed(RESPONSE_BYTES, |out| write(out, descriptors, answer, catalogue, now, &settings))
     };
-    reply(by, message, (|_: &usize| Ask::CHECK_NOW.into(), longest), read, respond)
+    reply(by, message, |_| How::from(Ask::CHECK_NOW).within(longest), read, respond)
 }
 
 /// Reads a request; says how many descriptors it has.

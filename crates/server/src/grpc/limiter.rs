@@ -12,15 +12,15 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::{
-    body::{Status, framed},
-    call::{By, Reply, reply},
+    message::{Status, framed},
+    reply::{By, Reply, reply},
 };
 use crate::{
     cells::{BothSides, both_sides},
-    charges::{SettleFault, Settlement, settle},
     config::May,
     question::{UNMATCHED_MAX, from_check},
     respond::with_check_out,
+    settle::{SettleFault, Settlement, settle},
     worker::{How, Worker},
 };
 
@@ -60,18 +60,18 @@ pub(super) fn read<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a
     Ok((request, Wanted { detail, recording }))
 }
 
-pub(super) fn check(by: By<'_>, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
+pub(super) fn check(by: &By, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
     let respond = |worker: &Worker, wanted: Wanted, answer: &Answer, catalogue: &Catalogue, _: Now| {
-        with_check_out(answer, catalogue, (wanted.detail, &worker.shared.names), |check| {
+        with_check_out(answer, catalogue, wanted.detail, &worker.shared.names, |check| {
             framed(RESPONSE_BYTES, |out| write_check_response(out, check))
         })
     };
-    let how = |wanted: &Wanted| How::new(Ask::CHECK, wanted.recording);
-    reply(by, message, (how, longest), read, respond)
+    let how = |wanted: Wanted| How::new(Ask::CHECK, wanted.recording).within(longest);
+    reply(by, message, how, read, respond)
 }
 
-pub(super) fn peek(by: By<'_>, message: &[u8]) -> Result<Bytes, Status> {
-    let worker = by.worker;
+pub(super) fn peek(by: &By, message: &[u8]) -> Result<Bytes, Status> {
+    let worker = &by.worker;
     let (request, _) = read(worker, message)?;
     by.may(May::Peek)?;
     by.may_ask_for(request.domain)?;
@@ -83,7 +83,7 @@ pub(super) fn peek(by: By<'_>, message: &[u8]) -> Result<Bytes, Status> {
             name: catalogue.limits[unmatched.limit as usize].limit.spec.name.clone(),
             why: unmatched.why,
         });
-        let verdict = with_check_out(answer, catalogue, (true, &worker.shared.names), owned);
+        let verdict = with_check_out(answer, catalogue, true, &worker.shared.names, owned);
         let unmatched = unmatched.collect();
         let overrides = overrides(answer, catalogue);
         let candidates = candidates(answer, catalogue);
@@ -111,17 +111,17 @@ pub(super) fn peek(by: By<'_>, message: &[u8]) -> Result<Bytes, Status> {
 }
 
 /// Gives a charge back.
-pub(super) fn refund(by: By<'_>, message: &[u8]) -> Result<Reply, Status> {
+pub(super) fn refund(by: &By, message: &[u8]) -> Result<Reply, Status> {
     by.may(May::Refund)?;
     let request = api::RefundRequest::decode(message).map_err(Status::malformed)?;
-    Ok(settle_later(by.worker, request.charge_id, None))
+    Ok(settle_later(&by.worker, request.charge_id, None))
 }
 
 /// Settles a charge with its real cost.
-pub(super) fn commit(by: By<'_>, message: &[u8]) -> Result<Reply, Status> {
+pub(super) fn commit(by: &By, message: &[u8]) -> Result<Reply, Status> {
     by.may(May::Commit)?;
     let request = api::CommitRequest::decode(message).map_err(Status::malformed)?;
-    Ok(settle_later(by.worker, request.charge_id, Some(request.cost)))
+    Ok(settle_later(&by.worker, request.charge_id, Some(request.cost)))
 }
 
 fn settle_later(worker: &Arc<Worker>, charge_id: String, cost: Option<u64>) -> Reply {

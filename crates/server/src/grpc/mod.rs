@@ -8,6 +8,8 @@ mod body;
 mod call;
 mod envoy;
 mod limiter;
+mod message;
+mod reply;
 mod stream;
 
 use std::{
@@ -33,9 +35,10 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 
 use self::{body::GrpcBody, call::Call};
 use crate::{
-    callers::{Caller, TurnedAway},
+    admit::Admitted,
     connections::{Life, SMALL_BYTES, Stage},
     linger::{self, Borrowed},
+    refused::TurnedAway,
     worker::Worker,
 };
 
@@ -67,7 +70,7 @@ pub(crate) fn answer_by_tonic(
     Box::pin(async move {
         Ok(match tokio::time::timeout(within, response).await {
             Ok(response) => response,
-            Err(_) => call::respond(Err(body::late())),
+            Err(_) => call::respond(Err(message::late())),
         })
     })
 }
@@ -111,20 +114,21 @@ pub async fn report_health(reporter: HealthReporter, mut stopping: watch::Receiv
 /// The connection's task takes in all calls that have come, answers them one after the other, and then writes
 /// all the answers. So a call that waits for nothing never gets a task of its own.
 pub(crate) async fn serve(
-    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    (worker, routes): (Arc<Worker>, Routes),
-    (caller, life): (Caller, &Arc<Life>),
+    admitted: Admitted<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>,
+    worker: Arc<Worker>,
+    routes: Routes,
     stopping: watch::Receiver<bool>,
 ) {
-    let of_calls = Arc::clone(life);
+    let Admitted { stream, caller, life } = admitted;
+    let of_calls = Arc::clone(&life);
     let answer = move |request: http::Request<Incoming>| {
-        let call = Call::new(request, (&worker, &routes), (&caller, &of_calls));
+        let call = Call::new(request, &worker, &routes, &caller, &of_calls);
         if !call.is_of_stranger() {
             of_calls.called();
         }
         call
     };
-    serve_calls(io, answer, STREAMS_MAX, life, stopping).await;
+    serve_calls(stream, answer, STREAMS_MAX, &life, stopping).await;
 }
 
 /// Serves a connection with `answer`, with at most `calls_max` calls at one time. `answer` tells the

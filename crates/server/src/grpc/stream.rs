@@ -14,7 +14,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use acequia_api::wire::{REST_UNDECIDED, read_check_batch, write_check_result};
+use acequia_api::wire::{CheckOut, REST_UNDECIDED, read_check_batch, write_check_result};
 use acequia_limits::Request;
 use acequia_node::Ask;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -28,14 +28,13 @@ use tokio::{
 };
 
 use super::{
-    body::{PREFIX, READ_MAX, Status, expect, finish, late as late_status, message_length, ok},
-    call::By,
     limiter::{self, Wanted},
+    message::{PREFIX, READ_MAX, Status, expect, finish, late as late_status, message_length, ok},
+    reply::By,
 };
 use crate::{
-    callers::CallRights,
     config::May,
-    connections::{Hold, Life, SMALL_BYTES, StreamPlace},
+    connections::{Hold, SMALL_BYTES, StreamPlace},
     question::BadRequest,
     respond::with_check_out,
     worker::{Unwritten, Worker},
@@ -47,13 +46,11 @@ const RESULT_BYTES: usize = 24;
 
 /// A stream of checks being answered.
 pub(crate) struct CheckStream {
-    worker: Arc<Worker>,
+    by: By,
     incoming: Incoming,
     received: BytesMut,
     /// The bytes that `received` holds.
     hold: Hold,
-    life: Arc<Life>,
-    rights: CallRights,
     ends: Pin<Box<OwnedNotified>>,
     _place: StreamPlace,
     /// The deadline of the message that has begun.
@@ -105,22 +102,15 @@ struct Decided {
 }
 
 impl CheckStream {
-    pub(super) fn new(
-        worker: Arc<Worker>,
-        incoming: Incoming,
-        life: Arc<Life>,
-        rights: CallRights,
-    ) -> Result<Self, Status> {
-        By { worker: &worker, rights: &rights, life: &life }.may(May::Check)?;
+    pub(super) fn new(by: By, incoming: Incoming) -> Result<Self, Status> {
+        by.may(May::Check)?;
         Ok(Self {
-            _place: life.stream()?,
-            ends: Box::pin(life.ends()),
-            worker,
-            rights,
+            _place: by.life.stream()?,
+            ends: Box::pin(by.life.ends()),
+            hold: by.life.hold(),
+            by,
             incoming,
             received: BytesMut::new(),
-            hold: life.hold(),
-            life,
             late: None,
             is_ended: false,
             settling: None,
@@ -146,7 +136,7 @@ impl CheckStream {
             if let Some(settling) = &mut self.settling {
                 let message = ready!(settling.as_mut().poll(cx));
                 self.settling = None;
-                return Poll::Ready(Ok(self.life.held_answer(message)));
+                return Poll::Ready(Ok(self.by.life.held_answer(message)));
             }
             match message_length(&self.received)? {
                 Some(length) if self.received.len() >= PREFIX + length => {
@@ -157,22 +147,19 @@ impl CheckStream {
                     }
                     expect(&mut self.received, &mut self.hold)?;
                     self.late = None;
-                    self.life.called();
-                    let decided = decide(
-                        By { worker: &self.worker, rights: &self.rights, life: &self.life },
-                        &message[PREFIX..],
-                    )?;
+                    self.by.life.called();
+                    let decided = decide(&self.by, &message[PREFIX..])?;
                     if decided.unwritten.is_empty() {
-                        return Poll::Ready(Ok(self.life.held_answer(finish(decided.out))));
+                        return Poll::Ready(Ok(self.by.life.held_answer(finish(decided.out))));
                     }
-                    self.settling = Some(Box::pin(settle(Arc::clone(&self.worker), decided)));
+                    self.settling = Some(Box::pin(settle(Arc::clone(&self.by.worker), decided)));
                 }
                 _ if self.is_ended && self.received.is_empty() => return Poll::Ready(Err(End::Answered)),
                 _ if self.is_ended => {
                     let fault = Status::malformed("the stream ends within a message");
                     return Poll::Ready(Err(fault.into()));
                 }
-                _ if self.ends.as_mut().poll(cx).is_ready() || self.life.is_ending() => {
+                _ if self.ends.as_mut().poll(cx).is_ready() || self.by.life.is_ending() => {
                     return Poll::Ready(Err(End::RestUndecided));
                 }
                 _ => match Pin::new(&mut self.incoming).poll_frame(cx) {
@@ -204,8 +191,8 @@ impl CheckStream {
 }
 
 /// Decides every check of a message at one time, under one lock. A message with a fault charges nothing.
-fn decide(by: By<'_>, message: &[u8]) -> Result<Decided, Status> {
-    let worker = by.worker;
+fn decide(by: &By, message: &[u8]) -> Result<Decided, Status> {
+    let worker = &by.worker;
     let mut checks: Vec<(Request<'_>, bool)> = Vec::new();
     for check in read_check_batch(message) {
         let check = check.inspect_err(|fault| worker.refuse(fault)).map_err(Status::malformed)?;
@@ -225,8 +212,8 @@ fn decide(by: By<'_>, message: &[u8]) -> Result<Decided, Status> {
     for (request, detail) in &checks {
         let begin = out.len();
         let ((), waits) = held.ask(request, Ask::CHECK, |answer, catalogue| {
-            let with = (*detail, &worker.shared.names);
-            with_check_out(answer, catalogue, with, |check| write_check_result(&mut out, check));
+            let names = &worker.shared.names;
+            with_check_out(answer, catalogue, *detail, names, |check| write_check_result(&mut out, check));
         });
         unwritten.extend(waits.map(|waits| (begin..out.len(), waits, *detail)));
     }
@@ -246,8 +233,9 @@ async fn settle(worker: Arc<Worker>, decided: Decided) -> Bytes {
         if let Some((denied, catalogue)) = denial {
             late = true;
             settled.extend_from_slice(&out[at..place.start]);
-            let with = (detail, &worker.shared.names);
-            with_check_out(&denied, &catalogue, with, |check| write_check_result(&mut settled, check));
+            let names = &worker.shared.names;
+            let write = |check: &CheckOut<'_>| write_check_result(&mut settled, check);
+            with_check_out(&denied, &catalogue, detail, names, write);
             at = place.end;
         }
     }

@@ -17,22 +17,18 @@ use tokio_stream::{Stream, StreamExt as _, wrappers::IntervalStream};
 use tonic::{Request, Response, Status, service::Routes, transport::server::TcpConnectInfo};
 use tracing::warn;
 
-use super::{
-    Order, OrderFault, Outcome, Regions, alone,
-    authority::{Ordered, specs_of},
-    order::End,
-    status,
-};
+use super::{Order, OrderFault, Outcome, Regions, authority::Ordered, limits::specs_of, order::End, status};
 use crate::{
-    callers::Caller,
+    admit::{Admitted, admit},
     cells::HALF_LIFE_NS,
-    config::Config,
-    connections::Life,
     grpc::{Answered, answer_by_tonic, serve_calls, turn_away},
-    serve::{Connection, Hand, Port},
+    node_status,
+    port::Port,
+    refused::Origin,
+    serve::{Connection, Hand},
+    shared::Shared,
     sketch::{Counted, Sketch},
     tally::SAMPLE,
-    worker::Shared,
 };
 
 /// The shortest and the longest time between two answers of a watch, in milliseconds.
@@ -56,9 +52,6 @@ const AUDIT_DEFAULT: u32 = 100;
 #[derive(Clone, Debug)]
 struct Service {
     shared: Arc<Shared>,
-    regions: Option<Arc<Regions>>,
-    region: String,
-    node: String,
     watches: Arc<tokio::sync::Semaphore>,
 }
 
@@ -70,14 +63,9 @@ pub(crate) struct Door {
 
 impl Door {
     /// The listener of a node.
-    pub(crate) fn new(config: &Config, shared: &Arc<Shared>, regions: Option<Arc<Regions>>) -> Self {
-        let service = Service {
-            shared: Arc::clone(shared),
-            regions,
-            region: config.region.clone(),
-            node: config.node.clone(),
-            watches: Arc::new(tokio::sync::Semaphore::new(WATCHES_MAX)),
-        };
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        let watches = Arc::new(tokio::sync::Semaphore::new(WATCHES_MAX));
+        let service = Service { shared: Arc::clone(shared), watches };
         let routes = Routes::new(AdminServer::new(service)).prepare();
         Self { routes, shared: Arc::clone(shared) }
     }
@@ -94,10 +82,8 @@ impl Door {
             let Ok(stream) = connection.open() else { continue };
             let (door, stopping) = (Arc::clone(&self), stopping.clone());
             tokio::spawn(async move {
-                let (gate, life) = (place.gate(), &place.life);
-                let admitted = gate.admit(stream, from, &place, &door.shared.refused).await;
-                if let Some((stream, caller)) = admitted {
-                    door.answer(stream, caller, life, stopping).await;
+                if let Some(admitted) = admit(stream, from, &place, &door.shared.refused).await {
+                    door.answer(admitted, stopping).await;
                 }
                 drop(place);
             });
@@ -106,28 +92,28 @@ impl Door {
 
     async fn answer(
         self: &Arc<Self>,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        caller: Caller,
-        life: &Arc<Life>,
+        admitted: Admitted<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>,
         stopping: watch::Receiver<bool>,
     ) {
-        let (door, of_calls) = (Arc::clone(self), Arc::clone(life));
+        let Admitted { stream, caller, life } = admitted;
+        let (door, of_calls) = (Arc::clone(self), Arc::clone(&life));
         let answer = move |mut request: http::Request<hyper::body::Incoming>| -> Answered {
             if let Err(fault) = caller.rights(request.headers()) {
-                door.shared.refused.count(Port::Admin, fault.why(), caller.from, &fault);
+                door.shared.refused.turn_away(Port::Admin, fault, Origin::unknown(caller.from));
                 return turn_away(fault);
             }
             of_calls.called();
             request.extensions_mut().insert(TcpConnectInfo { local_addr: None, remote_addr: caller.from });
             answer_by_tonic(request, door.routes.clone(), &of_calls, CALL_MAX)
         };
-        serve_calls(stream, answer, CALLS_MAX, life, stopping).await;
+        serve_calls(stream, answer, CALLS_MAX, &life, stopping).await;
     }
 }
 
 impl Service {
-    fn status_now(&self) -> api::NodeStatus {
-        status::of_node(&self.shared, self.regions.as_deref(), (&self.region, &self.node))
+    /// The other regions, where there are any: the node takes its place before it answers operators.
+    fn regions(&self) -> Option<Arc<Regions>> {
+        self.shared.regions().cloned()
     }
 
     /// Something about the limit of that name that is in force.
@@ -153,13 +139,15 @@ impl Service {
 
     /// Versions are written to the disk, so not on the thread that answers others.
     async fn order(&self, order: Order, ordered: Ordered) -> Result<Response<api::CatalogueChange>, Status> {
-        if let Some(fault) = self.regions.is_none().then(|| alone::refuse_among(&self.shared)).flatten() {
-            return Err(refusal(fault));
+        let (regions, shared) = (self.regions(), Arc::clone(&self.shared));
+        if regions.is_none() && shared.siblings.get().is_some() {
+            // Each of these nodes follows its own file.
+            let what = "nodes that share a store go by their config files: change the limit in all of them, or add `regions`";
+            return Err(refusal(OrderFault::NotYet(what.to_owned())));
         }
-        let (regions, shared) = (self.regions.clone(), Arc::clone(&self.shared));
         let done = tokio::task::spawn_blocking(move || match (&regions, shared.alone.get()) {
             (Some(regions), _) => regions.order(&order, &ordered),
-            (None, Some(alone)) => alone.order(&shared, &order, &ordered),
+            (None, Some(alone)) => alone.order(&order, &ordered),
             (None, None) => Err(OrderFault::NotYet("this node begins: ask again in a second".to_owned())),
         })
         .await;
@@ -229,7 +217,7 @@ impl Admin for Service {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<api::NodeStatus, Status>> + Send>>;
 
     async fn status(&self, _: Request<api::StatusRequest>) -> Result<Response<api::NodeStatus>, Status> {
-        Ok(Response::new(self.status_now()))
+        Ok(Response::new(node_status::of(&self.shared)))
     }
 
     async fn watch(
@@ -247,7 +235,7 @@ impl Admin for Service {
         let turns = IntervalStream::new(tokio::time::interval(Duration::from_millis(u64::from(every))));
         let all = turns.map(move |_| {
             let _held = &permit;
-            Ok(service.status_now())
+            Ok(node_status::of(&service.shared))
         });
         Ok(Response::new(Box::pin(all)))
     }
@@ -261,15 +249,15 @@ impl Admin for Service {
             domain: active.limit.spec.domain.clone(),
             name: active.limit.spec.name.clone(),
             limit_json: serde_json::to_string(&active.limit.spec).unwrap_or_default(),
-            budget: status::budget(active),
+            budget: node_status::budget(active),
         });
         let now = self.shared.clock.now();
-        let alone = self.shared.alone.get().filter(|_| self.regions.is_none());
+        let alone = self.shared.alone.get().filter(|_| self.shared.regions().is_none());
         let differences = alone.map(|alone| alone.differences(now.wall_ns)).unwrap_or_default();
         let mut response =
             api::ListBudgetsResponse { budgets: budgets.collect(), catalogue: None, differences };
         if let (Some(regions), Some(version), Some(membership)) =
-            (&self.regions, self.shared.node.version(), self.shared.node.membership(now))
+            (self.shared.regions(), self.shared.node.version(), self.shared.node.membership(now))
         {
             let specs = specs_of(&version).map_err(refusal)?;
             let named: BTreeSet<(&str, &str)> =
@@ -380,8 +368,8 @@ impl Admin for Service {
         let api::CompareCandidateRequest { domain, name } = request.into_inner();
         let found = self.of_limit(&domain, &name, |catalogue, active| {
             let live = &catalogue.limits[active.live? as usize];
-            let live = (live.limit.spec.name.clone(), status::budget(live));
-            Some((active.slot(), status::budget(active), live))
+            let live = (live.limit.spec.name.clone(), node_status::budget(live));
+            Some((active.slot(), node_status::budget(active), live))
         })?;
         let Some((slot, candidate_budget, (live, live_budget))) = found else {
             return Err(Status::failed_precondition(format!(
@@ -416,7 +404,7 @@ impl Admin for Service {
             0 => AUDIT_DEFAULT,
             newest => newest,
         };
-        let (regions, shared) = (self.regions.clone(), Arc::clone(&self.shared));
+        let (regions, shared) = (self.regions(), Arc::clone(&self.shared));
         let read = tokio::task::spawn_blocking(move || match (&regions, shared.alone.get()) {
             (Some(regions), _) => regions.audit(newest as usize),
             (None, Some(alone)) => alone.audit(newest as usize),

@@ -11,6 +11,7 @@ use acequia_limits::{
     Descriptor, Limit,
     limit::{LimitSpec, parse_instant_ns},
 };
+use acequia_node::Node;
 use acequia_rights::VersionId;
 use acequia_store::{Store, StoreError};
 use arc_swap::ArcSwap;
@@ -19,13 +20,15 @@ use tracing::warn;
 
 use super::{
     audit::{Audit, AuditEntry, clean},
-    authority::{Ordered, changed, merged},
+    authority::Ordered,
+    limits::{changed, merged},
     order::{Order, OrderFault, Outcome, Use, compare, ordered_limit},
     status::differences_in_words,
 };
 use crate::{
-    service::{SCHEDULE, schedule_bytes},
-    worker::Shared,
+    clock::Clock,
+    schedule::{self, SCHEDULE},
+    writer::Writer,
 };
 
 /// The journal's value with the limits that were ordered.
@@ -34,6 +37,7 @@ const ORDERED: &str = "ordered_limits";
 /// The orders to a node that stands alone.
 #[derive(Debug)]
 pub(crate) struct Alone {
+    place: AlonePlace,
     /// The folder of the audit log; `None` if nothing survives a restart.
     folder: Option<PathBuf>,
     /// Locked while limits are put in force and written down: orders and changes of the file come one after
@@ -41,6 +45,15 @@ pub(crate) struct Alone {
     kept: Mutex<Kept>,
     /// The differences that are shown, apart from the lock: a reader must not wait for a disk.
     shown: ArcSwap<Shown>,
+}
+
+/// The parts of the node that orders are carried out on.
+#[derive(Debug)]
+pub(crate) struct AlonePlace {
+    pub(crate) node: Arc<Node>,
+    /// The journal, where there is one.
+    pub(crate) writer: Option<Arc<Writer>>,
+    pub(crate) clock: Arc<dyn Clock>,
 }
 
 /// The differences between the limits in force and the file.
@@ -125,6 +138,7 @@ impl Alone {
     /// # Errors
     /// The journal cannot be read.
     pub(crate) fn read(
+        place: AlonePlace,
         store: Option<&dyn Store>,
         folder: Option<PathBuf>,
         file: &[Limit],
@@ -140,7 +154,7 @@ impl Alone {
             None => Kept { file: specs.clone(), in_force: specs, ..Kept::default() },
         };
         let limits = kept.limits(file);
-        Ok((Self { folder, kept: Mutex::new(kept), shown: ArcSwap::default() }, limits))
+        Ok((Self { place, folder, kept: Mutex::new(kept), shown: ArcSwap::default() }, limits))
     }
 
     /// The value that the journal gets when a node begins, with its other values: what the file withdrew must
@@ -159,7 +173,6 @@ impl Alone {
     /// The errors of `apply`: then nothing changes.
     pub(crate) fn reload<T, E>(
         &self,
-        shared: &Shared,
         file: &[Limit],
         apply: impl FnOnce(Vec<Limit>) -> Result<T, E>,
     ) -> Result<T, E> {
@@ -170,16 +183,16 @@ impl Alone {
         let done = apply(limits)?;
         new.is_unwritten |= kept.is_ordered() || new.is_ordered();
         *kept = new;
-        if let (Some(writer), true) = (&shared.writer, kept.is_unwritten) {
+        if let (Some(writer), true) = (&self.place.writer, kept.is_unwritten) {
             // If the disk fails, the next change or start writes the value.
             match writer.write(&[], &[(ORDERED, kept.bytes().as_deref())]) {
                 Ok(()) => kept.is_unwritten = false,
                 Err(fault) => warn!(%fault, "what was ordered is not written down again"),
             }
         }
-        self.show(&kept, shared.clock.now().wall_ns);
+        self.show(&kept, self.place.clock.now().wall_ns);
         drop(kept);
-        self.tell_differences(shared);
+        self.tell_differences();
         Ok(done)
     }
 
@@ -198,14 +211,14 @@ impl Alone {
     }
 
     /// Shows and logs the orders from before this start.
-    pub(crate) fn look(&self, shared: &Shared) {
-        self.show(&self.kept(), shared.clock.now().wall_ns);
-        self.tell_differences(shared);
+    pub(crate) fn look(&self) {
+        self.show(&self.kept(), self.place.clock.now().wall_ns);
+        self.tell_differences();
     }
 
     /// Logs that an operator's orders count, and not the file.
-    pub(crate) fn tell_differences(&self, shared: &Shared) {
-        let differences = self.differences(shared.clock.now().wall_ns);
+    fn tell_differences(&self) {
+        let differences = self.differences(self.place.clock.now().wall_ns);
         if let Some(first) = differences.first() {
             warn!(
                 differences = differences.len(),
@@ -218,12 +231,7 @@ impl Alone {
     ///
     /// # Errors
     /// Why not. Then nothing has changed.
-    pub(crate) fn order(
-        &self,
-        shared: &Shared,
-        order: &Order,
-        ordered: &Ordered,
-    ) -> Result<Outcome, OrderFault> {
+    pub(crate) fn order(&self, order: &Order, ordered: &Ordered) -> Result<Outcome, OrderFault> {
         let (Order::Budget { domain, name, .. }
         | Order::Grant { domain, name, .. }
         | Order::Reset { domain, name, .. }) = order
@@ -231,14 +239,13 @@ impl Alone {
             return Err(OrderFault::NotYet("this node stands alone: there are no other regions".to_owned()));
         };
         let mut kept = self.kept();
-        let now = shared.clock.now();
+        let now = self.place.clock.now();
         let is_it = |spec: &LimitSpec| spec.domain == *domain && spec.name == *name;
         let Some(place) = kept.in_force.iter().position(is_it) else {
             return Err(OrderFault::NotFound(format!("no limit {domain}/{name}: see `acequia budget list`")));
         };
-        let used = |limit: &Limit, cell: &Descriptor<'_>| used(shared, limit, cell);
-        let about = (ordered.reason.as_str(), ordered.name.as_str());
-        let (after, said) = ordered_limit(order, &kept.in_force[place], about, &used, now.wall_ns)?;
+        let used = |limit: &Limit, cell: &Descriptor<'_>| self.place.used(limit, cell);
+        let (after, said) = ordered_limit(order, &kept.in_force[place], ordered.about(), &used, now.wall_ns)?;
         let mut new = Kept { number: kept.number + 1, ..kept.clone() };
         new.in_force[place] = after;
         // The warnings of `compare` do not apply to a node that stands alone.
@@ -277,16 +284,13 @@ impl Alone {
             written.map_err(OrderFault::Audit)?;
         }
         // The disk comes first: a restart must know what was in force.
-        write(shared, &new)?;
+        self.place.write(&new)?;
         // Only numbers have changed, so that no cell is read from the journal.
-        if let Err(fault) = shared.node.apply(limits, now, |_| Vec::new()) {
-            kept.is_unwritten = write(shared, &kept).is_err();
+        if let Err(fault) = self.place.node.apply(limits, now, |_| Vec::new()) {
+            kept.is_unwritten = self.place.write(&kept).is_err();
             return Err(OrderFault::Adopt(fault.to_string()));
         }
-        if let (Some(writer), Ok(schedule)) = (&shared.writer, schedule_bytes(&shared.node.schedule())) {
-            // If this fails, the next start has the earlier schedule, and the limits as ordered.
-            let _ = writer.write(&[], &[(SCHEDULE, Some(&schedule))]);
-        }
+        self.place.write_schedule();
         *kept = new;
         self.show(&kept, now.wall_ns);
         Ok(Outcome { before, after, changes, warnings })
@@ -302,26 +306,26 @@ impl Alone {
     }
 }
 
-fn write(shared: &Shared, kept: &Kept) -> Result<(), OrderFault> {
-    let Some(writer) = &shared.writer else { return Ok(()) };
-    let written = writer.write(&[], &[(ORDERED, kept.bytes().as_deref())]);
-    written.map_err(|fault| OrderFault::Adopt(fault.to_string()))
-}
+impl AlonePlace {
+    fn write(&self, kept: &Kept) -> Result<(), OrderFault> {
+        let Some(writer) = &self.writer else { return Ok(()) };
+        let written = writer.write(&[], &[(ORDERED, kept.bytes().as_deref())]);
+        written.map_err(|fault| OrderFault::Adopt(fault.to_string()))
+    }
 
-/// The known use of a cell on this node.
-fn used(shared: &Shared, limit: &Limit, cell: &Descriptor<'_>) -> Option<Use> {
-    let found = shared.node.cell_named(limit.id, cell, shared.clock.now())?;
-    let holding = &found.view.holding;
-    let units = holding.effective.units.saturating_sub(holding.left);
-    let words = format!("this node {units}");
-    Some(Use { algorithm: found.view.algorithm, window_ends_ns: found.window_ends_ns, units, words })
-}
+    fn write_schedule(&self) {
+        if let (Some(writer), Ok(schedule)) = (&self.writer, schedule::to_bytes(&self.node.schedule())) {
+            // If this fails, the next start has the earlier schedule, and the limits as ordered.
+            let _ = writer.write(&[], &[(SCHEDULE, Some(&schedule))]);
+        }
+    }
 
-/// The refusal of an order to a node that shares a store and has no `regions`: each of these nodes follows
-/// its own file.
-pub(super) fn refuse_among(shared: &Arc<Shared>) -> Option<OrderFault> {
-    let _siblings = shared.siblings.get()?;
-    Some(OrderFault::NotYet(
-        "nodes that share a store go by their config files: change the limit in all of them, or add `regions`".to_owned(),
-    ))
+    /// The known use of a cell on this node.
+    fn used(&self, limit: &Limit, cell: &Descriptor<'_>) -> Option<Use> {
+        let found = self.node.cell_named(limit.id, cell, self.clock.now())?;
+        let holding = &found.view.holding;
+        let units = holding.effective.units.saturating_sub(holding.left);
+        let words = format!("this node {units}");
+        Some(Use { algorithm: found.view.algorithm, window_ends_ns: found.window_ends_ns, units, words })
+    }
 }

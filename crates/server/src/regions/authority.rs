@@ -8,10 +8,7 @@ use std::{
 
 use acequia_limits::{Descriptor, Limit, Now, RATE_PARTS, limit::LimitSpec};
 use acequia_mesh::Fingerprint;
-use acequia_node::{
-    NamedCell,
-    regions::{limits_from_bytes, limits_to_bytes},
-};
+use acequia_node::NamedCell;
 use acequia_rights::{
     Incarnation, MemberId, Version, VersionId, node_named,
     standing::WEIGHT_MAX,
@@ -23,13 +20,14 @@ use tracing::info;
 use super::{
     Regions,
     audit::{Audit, AuditEntry, clean},
+    limits::{bytes_of, changed, merged, specs_of},
     order::{Order, OrderFault, Outcome, Use, compare, ordered_limit},
-    overrides::keep_grants,
+    overrides::About,
     status::{differences_of, of_mark},
 };
 use crate::{
     config::MemberConfig,
-    service::{SCHEDULE, schedule_bytes},
+    schedule::{self, SCHEDULE},
 };
 
 /// The journal's value with the limits of the file that the authority applied last.
@@ -60,8 +58,17 @@ pub struct Ordered {
     pub is_dry: bool,
 }
 
+impl Ordered {
+    /// What overrides say of the order.
+    pub(super) fn about(&self) -> About<'_> {
+        About { until_ns: None, why: &self.reason, author: &self.name }
+    }
+}
+
 /// The version that an order makes.
 struct Plan {
+    /// The version that the plan changes; the default if there is none.
+    before: VersionId,
     draft: Draft,
     takes_over: bool,
     changes: Vec<String>,
@@ -110,8 +117,7 @@ impl Regions {
             return Err(OrderFault::NotAuthority(self.names.of_writer(version.authority, Some(&version))));
         }
         let plan = self.plan(order, ordered, &version, now)?;
-        let outcome =
-            self.carry_out(&mut authority, plan, &order.to_string(), ordered, (version.version_id, now))?;
+        let outcome = self.carry_out(&mut authority, plan, &order.to_string(), ordered, now)?;
         if takes_over && !ordered.is_dry {
             // From now on a change of this node's file is an order. The present content of the file is none.
             self.keep_applied(&mut authority, self.file())?;
@@ -228,8 +234,8 @@ impl Regions {
         };
         let warnings =
             vec!["if any region has a catalogue already, every limit can be spent twice".to_owned()];
-        let plan = Plan { draft, takes_over: false, changes, warnings };
-        let outcome = self.carry_out(authority, plan, what, ordered, (VersionId::default(), now))?;
+        let plan = Plan { before: VersionId::default(), draft, takes_over: false, changes, warnings };
+        let outcome = self.carry_out(authority, plan, what, ordered, now)?;
         if !ordered.is_dry {
             self.keep_applied(authority, file)?;
         }
@@ -310,6 +316,7 @@ impl Regions {
         now: Now,
     ) -> Result<Plan, OrderFault> {
         let mut plan = Plan {
+            before: version.version_id,
             draft: Draft {
                 members: version.members.clone(),
                 fenced: Vec::new(),
@@ -336,9 +343,8 @@ impl Regions {
                     return Err(OrderFault::NotFound(what));
                 };
                 let used = |limit: &Limit, cell: &Descriptor<'_>| self.known_use(limit, cell, version, now);
-                let about = (ordered.reason.as_str(), ordered.name.as_str());
                 let said;
-                (*spec, said) = ordered_limit(order, spec, about, &used, now.wall_ns)?;
+                (*spec, said) = ordered_limit(order, spec, ordered.about(), &used, now.wall_ns)?;
                 plan.changes.extend(said.changes);
                 plan.warnings.extend(said.warnings);
                 plan.limits(&before, &after, now)?;
@@ -586,9 +592,9 @@ impl Regions {
         plan: Plan,
         what: &str,
         ordered: &Ordered,
-        (before, now): (VersionId, Now),
+        now: Now,
     ) -> Result<Outcome, OrderFault> {
-        let Plan { draft, takes_over, changes, warnings } = plan;
+        let Plan { before, draft, takes_over, changes, warnings } = plan;
         let version = match takes_over {
             true => self.node.take_over(draft, now.wall_ns)?,
             false => self.node.propose(draft, now.wall_ns)?,
@@ -642,8 +648,8 @@ impl Regions {
 
     /// Writes the schedule in force down, for the next start.
     pub(super) fn keep_schedule(&self) -> Result<(), StoreError> {
-        let bytes =
-            schedule_bytes(&self.node.schedule()).map_err(|fault| StoreError::Write(fault.to_string()))?;
+        let bytes = schedule::to_bytes(&self.node.schedule());
+        let bytes = bytes.map_err(|fault| StoreError::Write(fault.to_string()))?;
         self.writer.write(&[], &[(SCHEDULE, Some(&bytes))])
     }
 }
@@ -680,16 +686,6 @@ fn changed_between(before: Option<&Version>, after: &Version, wall_ns: u64) -> V
         after.revoked.iter().filter(|one| !before.is_some_and(|before| before.revoked.contains(*one)));
     changes.extend(revoked.map(|one| format!("certificate {}: revoked", Fingerprint(*one))));
     changes
-}
-
-/// The limits of a version.
-pub(super) fn specs_of(version: &Version) -> Result<Vec<LimitSpec>, OrderFault> {
-    let limits = limits_from_bytes(&version.limits).map_err(OrderFault::Adopt)?;
-    Ok(limits.into_iter().map(|limit| limit.spec).collect())
-}
-
-fn bytes_of(specs: &[LimitSpec]) -> Result<Vec<u8>, OrderFault> {
-    limits_to_bytes(specs).map_err(OrderFault::Invalid)
 }
 
 /// The certificate that an operator means: all of its digits, or the first digits of one that was seen.
@@ -736,57 +732,9 @@ fn check_weight(weight: u32) -> Result<(), OrderFault> {
     Err(OrderFault::Invalid(format!("a weight is 1 to {WEIGHT_MAX}, not {weight}")))
 }
 
-fn path(spec: &LimitSpec) -> String {
-    format!("{}/{}", spec.domain, spec.name)
-}
-
-/// The limits that a file adds or changes, and those that it drops (`None`).
-pub(super) fn changed(applied: &[LimitSpec], file: &[LimitSpec]) -> Vec<(String, Option<Box<LimitSpec>>)> {
-    let before: BTreeMap<String, &LimitSpec> = applied.iter().map(|spec| (path(spec), spec)).collect();
-    let after: BTreeSet<String> = file.iter().map(path).collect();
-    let new = file.iter().filter(|spec| before.get(&path(spec)) != Some(spec));
-    let gone = applied.iter().filter(|spec| !after.contains(&path(spec)));
-    let new = new.map(|spec| (path(spec), Some(Box::new(spec.clone()))));
-    new.chain(gone.map(|spec| (path(spec), None))).collect()
-}
-
-/// The catalogue's limits with those changes. Limits that the file did not change stay as operators set them.
-pub(super) fn merged(before: &[LimitSpec], changed: &[(String, Option<Box<LimitSpec>>)]) -> Vec<LimitSpec> {
-    let places: BTreeMap<String, usize> =
-        before.iter().enumerate().map(|(at, spec)| (path(spec), at)).collect();
-    let mut all: Vec<Option<LimitSpec>> = before.iter().cloned().map(Some).collect();
-    for (name, spec) in changed {
-        match (spec, places.get(name)) {
-            (Some(spec), Some(at)) => all[*at] = Some(keep_grants(&before[*at], spec)),
-            (Some(spec), None) => all.push(Some((**spec).clone())),
-            (None, Some(at)) => all[*at] = None,
-            (None, None) => {}
-        }
-    }
-    all.into_iter().flatten().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn bucket(name: &str, burst: u64) -> LimitSpec {
-        let json = format!(
-            r#"{{"name": "{name}", "domain": "shop", "token_bucket": {{"rate": "60/s", "burst": {burst}}}}}"#
-        );
-        serde_json::from_str(&json).expect("a limit")
-    }
-
-    #[test]
-    fn a_file_changes_what_changed_in_it_and_nothing_else() {
-        let applied = [bucket("a", 1), bucket("b", 1), bucket("c", 1)];
-        let file = [bucket("a", 1), bucket("b", 2), bucket("d", 1)];
-        // Meanwhile an operator has set the budgets of a and of c.
-        let catalogue = [bucket("a", 7), bucket("b", 1), bucket("c", 7)];
-        let after = merged(&catalogue, &changed(&applied, &file));
-        assert_eq!(after, [bucket("a", 7), bucket("b", 2), bucket("d", 1)]);
-        assert_eq!(changed(&applied, &applied), []);
-    }
 
     #[test]
     fn an_order_takes_the_weights_that_a_config_takes() {

@@ -3,7 +3,7 @@
 //! - `driver` waits for frames and for time, hands both to the node, and sends its answers;
 //! - `authority` turns orders into versions of the catalogue;
 //! - [`audit`] writes each version down;
-//! - `status` shows the state of the node, [`admin`] answers operators and takes orders over gRPC.
+//! - `status` shows what the node knows of the others, [`admin`] answers operators and takes orders over gRPC.
 //!
 //! Nothing here decides what may be spent. Such decisions are the node's, and its promise does not depend on
 //! this module.
@@ -13,6 +13,7 @@ mod alone;
 pub mod audit;
 mod authority;
 mod driver;
+mod limits;
 mod names;
 mod order;
 mod overrides;
@@ -30,13 +31,13 @@ use acequia_mesh::{
     CertFault, Credentials, Event, Fingerprint, Identity as MeshIdentity, Mesh, MeshError, Notary, Refusals,
     Timing, certs,
 };
-use acequia_node::{Answer, Catalogue, ChargeId, Home, Node, Row, regions::LOAN_TTL_NS};
+use acequia_node::{Answer, Catalogue, ChargeId, Home, Node, PeerView, Row, regions::LOAN_TTL_NS};
 use acequia_rights::{Incarnation as Identity, VersionId};
 use acequia_store::{Store, StoreError};
 use tokio::sync::{mpsc, watch};
 use tracing::debug;
 
-pub(crate) use self::{alone::Alone, order::rate_milli, status::holding};
+pub(crate) use self::alone::{Alone, AlonePlace};
 pub use self::{
     audit::{Audit, AuditEntry, AuditFile},
     authority::Ordered,
@@ -44,12 +45,14 @@ pub use self::{
 };
 use self::{authority::Authority, names::Names};
 use crate::{
-    chance::Chance, clock::Clock, config, patience::Waiting, service::Connected, worker::Shared,
+    chance::Chance,
+    clock::Clock,
+    config,
+    incarnation::{self, INCARNATION},
+    patience::Waiting,
     writer::Writer,
 };
 
-/// This node's incarnation, in the journal.
-pub(crate) const INCARNATION: &str = "incarnation";
 /// The journal's value with the key by which a peer notices this node's restart.
 const RESET_KEY: &str = "reset_key";
 
@@ -121,6 +124,9 @@ pub struct Regions {
     differences: Mutex<Option<Differences>>,
 }
 
+/// A mesh that has started, and what happens on it.
+pub(crate) type Connected = (Mesh, mpsc::Receiver<Event>);
+
 /// The last count of the differences between the file and the catalogue.
 #[derive(Clone, Copy, Debug)]
 struct Differences {
@@ -171,28 +177,11 @@ pub(crate) fn identity(
             let bytes = <[u8; 4]>::try_from(&bytes[..]).map_err(|_| RegionsError::Value(INCARNATION))?;
             u32::from_be_bytes(bytes)
         }
-        None => config.incarnation.unwrap_or_else(|| incarnation_at(now.wall_ns)),
+        None => config.incarnation.unwrap_or_else(|| incarnation::number_at(now.wall_ns)),
     };
     let (region, node) = config.numbers();
     let incarnation = Identity { member: region, node, number: incarnation };
     Ok((Home { incarnation, loan_ttl_ns: LOAN_TTL_NS }, kept.is_some()))
-}
-
-/// When the numbers of incarnations begin, in nanoseconds since the epoch; and, below, how long each number
-/// lasts.
-const BEGAN_NS: u64 = 1_735_689_600 * 1_000_000_000;
-const QUARTER_NS: u64 = 250_000_000;
-
-/// The number of an incarnation that begins now: quarters of a second since 2025, which fit until 2059. A
-/// node that loses its disk comes back later than it began, so its number is higher. If its clock is far
-/// behind, the number is lower, and peers refuse the node. No incarnation begins at 0.
-pub(crate) fn incarnation_at(wall_ns: u64) -> u32 {
-    u32::try_from(wall_ns.saturating_sub(BEGAN_NS) / QUARTER_NS).unwrap_or(u32::MAX).max(1)
-}
-
-/// The first time of a wall that gives this number, in nanoseconds since the epoch.
-pub(crate) fn incarnation_ns(number: u32) -> u64 {
-    BEGAN_NS + u64::from(number) * QUARTER_NS
 }
 
 fn reset_key(store: &dyn Store, chance: &Chance) -> Result<[u8; 32], RegionsError> {
@@ -208,7 +197,7 @@ impl Regions {
     /// Does all of taking a place that may fail. Before [`Joining::start`] nothing is sent, and the node is
     /// told nothing. `connect` starts the mesh.
     ///
-    /// A fault of the certificates, the journal or the system.
+    /// # Errors
     /// The certificates, the journal or the system.
     pub(crate) fn prepare<E: From<RegionsError>>(
         place: Place<'_>,
@@ -270,11 +259,9 @@ impl Regions {
         Ok(())
     }
 
-    /// The state of this node.
-    pub(crate) fn status(&self, shared: &Shared) -> NodeStatus {
-        let own = self.names.identity(self.me.member);
-        let (region, node) = own.map_or(("", ""), |own| (own.region.as_str(), own.node.as_str()));
-        status::of_node(shared, Some(self), (region, node))
+    /// Fills in what this node knows of its region, the others and the catalogue.
+    pub(crate) fn fill_in(&self, status: &mut NodeStatus, peers: &[PeerView], now: Now) {
+        status::fill_in(self, status, peers, now);
     }
 
     /// Has the node of another region, `region/node`, settle a charge that it made. Says whether the node
@@ -310,7 +297,12 @@ impl Regions {
     /// # Errors
     /// Why not, and what to do.
     pub fn ready(&self) -> Result<(), String> {
-        status::ready(self, self.clock.now())
+        self.ready_at(self.clock.now())
+    }
+
+    /// As [`Regions::ready`], at a time.
+    pub(crate) fn ready_at(&self, now: Now) -> Result<(), String> {
+        status::ready(self, now)
     }
 
     /// Sends frames to every configured peer from now on, so that they learn of this node.

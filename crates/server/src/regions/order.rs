@@ -12,6 +12,7 @@ use acequia_node::difference::{Difference, differences};
 use acequia_rights::{VersionId, versions::Refused};
 
 use super::overrides::{self, About, Key, brackets, instant};
+use crate::holdings::rate_milli;
 
 /// An order to change the catalogue.
 #[derive(Clone, Debug, PartialEq)]
@@ -284,11 +285,10 @@ const GRANT_NS_MIN: u64 = 2_000_000_000;
 pub(super) fn ordered_limit(
     order: &Order,
     before: &LimitSpec,
-    (why, author): (&str, &str),
+    about: About<'_>,
     used: &Used<'_>,
     wall_ns: u64,
 ) -> Result<(LimitSpec, Said), OrderFault> {
-    let about = About { until_ns: None, why, author };
     let mut spec = before.clone();
     spec.forget_ended(wall_ns);
     let mut said = Said::default();
@@ -375,7 +375,7 @@ pub(super) fn compare(before: &[LimitSpec], after: &[LimitSpec], wall_ns: u64) -
         if new != old
             && let (Ok(old), Ok(new)) = (Limit::new(old.clone()), Limit::new(new.clone()))
         {
-            warn_of(&path, (&old, &new), wall_ns, &mut warnings);
+            warnings.extend(warning_of(&path, &old, &new, wall_ns));
         }
     }
     (changes, warnings)
@@ -386,18 +386,21 @@ fn by_path(specs: &[LimitSpec]) -> BTreeMap<String, &LimitSpec> {
     specs.iter().map(|spec| (format!("{}/{}", spec.domain, spec.name), spec)).collect()
 }
 
-fn warn_of(path: &str, (old, new): (&Limit, &Limit), wall_ns: u64, warnings: &mut Vec<String>) {
+/// The warning about a change of a limit, if the change calls for one.
+fn warning_of(path: &str, old: &Limit, new: &Limit, wall_ns: u64) -> Option<String> {
     if old.id != new.id {
-        warnings.push(format!(
+        return Some(format!(
             "{path} matches, counts or measures differently: it becomes another limit. It counts at once, and what it was \
              counts beside it until its window has ended"
         ));
-    } else if is_lower(&old.algorithm, &new.algorithm) || lowers_some(old, new, wall_ns) {
-        warnings.push(format!(
+    }
+    let is_lowered = is_lower(&old.algorithm, &new.algorithm) || lowers_some(old, new, wall_ns);
+    is_lowered.then(|| {
+        format!(
             "{path} is lowered: it holds in each region as soon as that has acknowledged the version; a region that \
              cannot be reached keeps its old share until it is reached or evicted"
-        ));
-    }
+        )
+    })
 }
 
 /// Whether an override leaves its cells less than before: a lower override, a new one below the limit's own
@@ -415,14 +418,6 @@ fn lowers_some(old: &Limit, new: &Limit, wall_ns: u64) -> bool {
 
 fn is_lower(old: &Algorithm, new: &Algorithm) -> bool {
     new.budget() < old.budget() || rate_milli(new) < rate_milli(old)
-}
-
-/// Units a second, in thousandths; 0 if there is no rate.
-pub(crate) fn rate_milli(algorithm: &Algorithm) -> u64 {
-    match algorithm {
-        Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => meter.rate_milli(),
-        _ => 0,
-    }
 }
 
 #[cfg(test)]
@@ -514,6 +509,7 @@ mod tests {
     #[test]
     fn a_reset_grants_what_is_known_to_be_used_and_says_so() {
         const NOW_NS: u64 = 1_000_000_000_000;
+        const ABOUT: About<'_> = About { until_ns: None, why: "why", author: "ana" };
         let used = |units: u64| {
             move |limit: &Limit, _: &Descriptor<'_>| {
                 let (algorithm, words) = (limit.algorithm.clone(), "eu 7".to_owned());
@@ -522,7 +518,7 @@ mod tests {
         };
         let k1 = map(&[("api_key", "k1")]);
         let after = |text: &str, key: &Key, used: &Used<'_>| {
-            ordered_limit(&order(text, key), &bucket(), ("why", "ana"), used, NOW_NS)
+            ordered_limit(&order(text, key), &bucket(), ABOUT, used, NOW_NS)
         };
         let (spec, said) = after("reset", &k1, &used(7)).expect("sound");
         assert_eq!(spec.overrides[0].get("burst"), Some(&ValueSpec::Texts(vec!["127".to_owned()])));
@@ -532,7 +528,8 @@ mod tests {
               1970-01-01T00:16:42Z"]
         );
         assert_eq!(said.warnings, Vec::<String>::new(), "the bucket refills in two seconds");
-        let again = |units: u64| ordered_limit(&order("reset", &k1), &spec, ("", ""), &used(units), NOW_NS);
+        let again =
+            |units: u64| ordered_limit(&order("reset", &k1), &spec, About::default(), &used(units), NOW_NS);
         let (spec, said) = again(9).expect("two more were used");
         assert_eq!(spec.overrides[0].get("burst"), Some(&ValueSpec::Texts(vec!["129".to_owned()])));
         assert!(said.changes[0].contains("7 were granted): 2 are granted"), "{:?}", said.changes);

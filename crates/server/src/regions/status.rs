@@ -1,12 +1,10 @@
-//! The state of a node, for people and programs.
-
-use std::sync::PoisonError;
+//! What a node knows of its region, the others and the catalogue, for people and programs.
 
 use acequia_api::acequia::v1 as api;
-use acequia_limits::{Algorithm, Now, Part, RATE_PARTS, limit::LimitSpec};
+use acequia_limits::{Now, limit::LimitSpec};
 use acequia_mesh::Fingerprint;
 use acequia_node::{
-    Active, Answer, Catalogue, Holding, LimitAnswer, LimitView, Membership, Outcome, PeerView,
+    Answer, Catalogue, LimitAnswer, Membership, Outcome, PeerView,
     difference::{Difference, differences},
     regions::Ownership,
 };
@@ -15,11 +13,8 @@ use acequia_rights::{
     versions::{Progress, Waiting},
 };
 
-use super::{Regions, authority::specs_of, order::rate_milli, overrides::lasting};
-use crate::{
-    tally::{LimitTally, Tally},
-    worker::Shared,
-};
+use super::{Regions, limits::specs_of, overrides::lasting};
+use crate::holdings::{holding, rate_milli};
 
 /// Whether a node among regions has what it needs to decide; if not, why, and what to do.
 pub(super) fn ready(regions: &Regions, now: Now) -> Result<(), String> {
@@ -71,48 +66,10 @@ pub(super) fn ready(regions: &Regions, now: Now) -> Result<(), String> {
     }
 }
 
-/// The state of a node, alone or among regions.
-pub(crate) fn of_node(shared: &Shared, regions: Option<&Regions>, names: (&str, &str)) -> api::NodeStatus {
-    let now = shared.clock.now();
-    let overview = shared.node.overview(now);
-    let catalogue = shared.node.catalogue();
-    let tally = all(shared);
-    let limits = catalogue.limits.iter().enumerate().filter(|(_, active)| active.is_in_force(now.wall_ns));
-    let limits = limits.map(|(at, active)| {
-        let counts = tally.limits.get(active.slot() as usize);
-        let view = overview.limits.get(at);
-        let everywhere = shared.node.usage_of(active.limit.id);
-        limit(active, view, counts, everywhere, now)
-    });
-    let ready = regions.map_or(Ok(()), |regions| ready(regions, now));
-    let ready = if shared.is_draining() { Err("draining: the node is stopping".to_owned()) } else { ready };
-    let traffic = shared.node.traffic();
-    let mut status = api::NodeStatus {
-        region: names.0.to_owned(),
-        node: names.1.to_owned(),
-        ready: ready.is_ok(),
-        not_ready: ready.err().unwrap_or_default(),
-        limits: limits.collect(),
-        wall_ns: now.wall_ns,
-        steady_ns: now.steady_ns,
-        traffic: Some(api::Traffic {
-            frames_in: traffic.frames_in,
-            frames_out: traffic.frames_out,
-            bytes_in: 0,
-            bytes_out: traffic.bytes_out,
-            frames_refused: traffic.frames_refused,
-            entries_refused: traffic.entries_refused,
-            loans_given: traffic.lent,
-            loans_taken: traffic.borrowed,
-            rights_given: traffic.given,
-        }),
-        journal_is_down: shared.node.is_journal_down(),
-        uptime_ns: now.steady_ns.saturating_sub(shared.begun.steady_ns),
-        store: shared.siblings.get().map(|siblings| siblings.status(&shared.node, now)),
-        ..api::NodeStatus::default()
-    };
-    let (Some(regions), Some(membership)) = (regions, shared.node.membership(now)) else { return status };
-    let version = shared.node.version();
+/// Fills in what a node among regions knows of itself, of the catalogue and of its peers.
+pub(super) fn fill_in(regions: &Regions, status: &mut api::NodeStatus, peers: &[PeerView], now: Now) {
+    let Some(membership) = regions.node.membership(now) else { return };
+    let version = regions.node.version();
     status.incarnation = regions.me.number;
     status.fingerprint = regions.fingerprint().to_string();
     status.clock_is_suspect = membership.clock_is_suspect;
@@ -121,19 +78,10 @@ pub(crate) fn of_node(shared: &Shared, regions: Option<&Regions>, names: (&str, 
     status.warm_cells = membership.warm_cells as u64;
     status.catalogue = version.as_ref().map(|version| catalogue_of(regions, version, &membership, now));
     status.members = version.iter().flat_map(members).collect();
-    status.peers = peers(regions, &overview.peers, version.as_ref(), now);
+    status.peers = peers_of(regions, peers, version.as_ref(), now);
     if let Some(traffic) = &mut status.traffic {
         traffic.bytes_in = regions.mesh.status().iter().map(|peer| peer.bytes_in).sum();
     }
-    status
-}
-
-fn all(shared: &Shared) -> Tally {
-    let mut tally = Tally::default();
-    for worker in shared.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
-        tally.add(&worker.counted());
-    }
-    tally
 }
 
 /// A version, as people read it: `epoch.number`.
@@ -229,7 +177,7 @@ fn members(version: &Version) -> impl Iterator<Item = api::Member> + '_ {
     })
 }
 
-fn peers(regions: &Regions, seen: &[PeerView], version: Option<&Version>, now: Now) -> Vec<api::Peer> {
+fn peers_of(regions: &Regions, seen: &[PeerView], version: Option<&Version>, now: Now) -> Vec<api::Peer> {
     let links = regions.mesh.status();
     let others = regions.names.regions().filter(|region| *region != regions.me.member);
     let peer = |region| {
@@ -316,85 +264,4 @@ pub(crate) fn shares(regions: &Regions, answer: &Answer, catalogue: &Catalogue, 
     };
     let hits = answer.limits.iter().enumerate();
     hits.filter(|(_, limit)| limit.outcome != Outcome::Unlimited).filter_map(share).collect()
-}
-
-fn limit(
-    active: &Active,
-    view: Option<&LimitView>,
-    counts: Option<&LimitTally>,
-    everywhere: u128,
-    now: Now,
-) -> api::LimitStatus {
-    let algorithm = &active.limit.algorithm;
-    let rate = rate_milli(algorithm);
-    let part = |part: Part| holding(part, rate);
-    let none = Holding::default();
-    let total = view.map_or(&none, |view| &view.total);
-    let outcome = |at: usize| counts.map_or(0, |counts| counts.outcomes[at]);
-    let loans_end_ms =
-        (total.held_until_ns > 0).then(|| total.held_until_ns.saturating_sub(now.steady_ns) / 1_000_000);
-    let window_end_ns = match algorithm {
-        Algorithm::FixedWindow(window) => window.end_after(now.wall_ns, 0),
-        _ => 0,
-    };
-    let overrides = active.limit.overrides.iter().filter(|o| !o.is_over(now.wall_ns));
-    let all = || overrides.clone().map(|o| &o.algorithm).chain([algorithm]);
-    api::LimitStatus {
-        domain: active.limit.spec.domain.clone(),
-        name: active.limit.spec.name.clone(),
-        budget: budget(active),
-        kind: kind(algorithm).into(),
-        rate_milli: rate,
-        units: algorithm.budget(),
-        admitted_units: counts.map_or(0, |counts| counts.units),
-        allowed: outcome(0),
-        denied: outcome(1),
-        admitted_everywhere: u64::try_from(everywhere).unwrap_or(u64::MAX),
-        standing: part(total.standing),
-        lent: part(total.lent),
-        borrowed: part(total.held),
-        effective: part(total.effective),
-        left: total.left,
-        demand_milli: view.map_or(0, |view| view.demand_milli),
-        cells: view.map_or(0, |view| view.cells),
-        window_end_ns,
-        loans_end_ms,
-        most_rate_milli: all().map(rate_milli).max().unwrap_or(rate),
-        most_units: all().map(Algorithm::budget).max().unwrap_or_default(),
-    }
-}
-
-pub(crate) fn holding(part: Part, rate_milli: u64) -> Option<api::Holding> {
-    let rate = u128::from(part.rate) * u128::from(rate_milli) / u128::from(RATE_PARTS);
-    Some(api::Holding { rate_milli: u64::try_from(rate).unwrap_or(u64::MAX), units: part.units })
-}
-
-fn kind(algorithm: &Algorithm) -> api::limit_status::Kind {
-    match algorithm {
-        Algorithm::TokenBucket(_) | Algorithm::LeakyBucket(_) => api::limit_status::Kind::Rate,
-        Algorithm::FixedWindow(_) => api::limit_status::Kind::Window,
-        _ => api::limit_status::Kind::Sliding,
-    }
-}
-
-/// A limit's numbers, in the words of the config.
-pub(super) fn budget(active: &Active) -> String {
-    let spec = &active.limit.spec;
-    if let Some(bucket) = &spec.token_bucket {
-        format!("token_bucket {} burst {}", bucket.rate, bucket.burst)
-    } else if let Some(bucket) = &spec.leaky_bucket {
-        format!("leaky_bucket {} queue {}", bucket.rate, bucket.queue)
-    } else if let Some(window) = &spec.fixed_window {
-        format!("fixed_window {} in {}", window.limit, window.window)
-    } else if let Some(window) = &spec.sliding_window {
-        format!("sliding_window {} in {}", window.limit, window.window)
-    } else {
-        match &spec.quota {
-            Some(quota) if ["day", "week", "month", "year"].contains(&quota.per.as_str()) => {
-                format!("quota {} a {}", quota.limit, quota.per)
-            }
-            Some(quota) => format!("quota {} in {}", quota.limit, quota.per),
-            None => format!("{} units", active.limit.algorithm.budget()),
-        }
-    }
 }

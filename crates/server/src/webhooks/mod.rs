@@ -41,7 +41,7 @@ use self::{
     post::Post,
     signature::Secret,
 };
-use crate::{config::WebhookConfig, worker::Shared};
+use crate::config::WebhookConfig;
 
 /// The most lines in the log for the events of one [`deliver`]: in a flood, the other events are only
 /// counted.
@@ -67,8 +67,7 @@ pub enum WebhooksError {
 }
 
 /// Tells events in the log and to the webhooks of the config, if there are any. Never waits.
-pub fn deliver(shared: &Shared, events: impl Iterator<Item = Event>) {
-    let webhooks = shared.webhooks.get();
+pub(crate) fn deliver(webhooks: Option<&Webhooks>, events: impl Iterator<Item = Event>) {
     let mut count = 0;
     for event in events {
         let event = event.bounded();

@@ -6,8 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use acequia_limits::{HashKey, selector::Condition};
-use acequia_node::{Config as NodeConfig, Node};
+use acequia_limits::selector::Condition;
 use axum::{
     Router,
     body::Body,
@@ -27,7 +26,7 @@ use tokio::{
 use tracing_subscriber::{Layer as _, filter::Targets, fmt, layer::SubscriberExt as _, registry};
 
 use super::*;
-use crate::{charges::Names, clock::SystemClock, webhooks::queue::LETTERS_MAX};
+use crate::webhooks::queue::LETTERS_MAX;
 
 /// How long anything may take that happens by itself. Only a failing test waits so long.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -208,10 +207,8 @@ async fn an_event_arrives_as_json_and_its_signature_verifies() {
 #[tokio::test]
 async fn what_is_delivered_reaches_the_hooks_of_the_node() {
     let mut receiver = Receiver::start(ok).await;
-    let Sender { webhooks, folder: _folder } = Sender::start(&[&receiver.url()]);
-    let shared = shared();
-    shared.webhooks.set(webhooks).expect("there were none");
-    deliver(&shared, events(3));
+    let sender = Sender::start(&[&receiver.url()]);
+    deliver(Some(&sender.webhooks), events(3));
     for number in 0..3 {
         assert_eq!(receiver.next().await.id(), format!("w-{number}"));
     }
@@ -471,28 +468,14 @@ fn a_flood_of_events_is_a_line_in_the_log() {
     assert!(said.lines().last().is_some_and(|line| line.contains("more=7")), "{said}");
 }
 
-/// A node without limits, which reports to nobody.
-fn shared() -> Shared {
-    let key = HashKey([0; 16]);
-    let config = NodeConfig { key, memory_bytes: 1 << 20, durable: false, after_crash: None, home: None };
-    let names = Names::new("eu", "eu-1", &key, [0; 16]);
-    Shared::new(
-        Arc::new(Node::new(config)),
-        None,
-        Arc::new(SystemClock::start().expect("a clock")),
-        (key, names),
-    )
-}
-
 /// The lines that [`deliver`] writes to the log.
 fn logged(filter: &str, events: impl Iterator<Item = Event>) -> String {
-    let shared = shared();
     let lines: Arc<Mutex<Vec<u8>>> = Arc::default();
     let writer = Lines(Arc::clone(&lines));
     let filter: Targets = format!("off,acequia_server::webhooks={filter}").parse().expect("a filter");
     let lines_of = fmt::layer().with_ansi(false).with_writer(move || writer.clone()).with_filter(filter);
     let subscriber = registry().with(lines_of);
-    tracing::subscriber::with_default(subscriber, || deliver(&shared, events));
+    tracing::subscriber::with_default(subscriber, || deliver(None, events));
     let lines = lines.lock().expect("no panic").clone();
     String::from_utf8(lines).expect("text")
 }

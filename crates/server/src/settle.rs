@@ -1,0 +1,108 @@
+//! Settlements: a caller gives a charge back, or says its real cost.
+
+use acequia_api::acequia::v1::Settled as Word;
+use acequia_node::{ChargeId, Refunded, Settled};
+use acequia_rights::pool::Letter;
+
+use crate::{charges::Stranger, idempotency, shared::Shared, worker::Worker, writer::REPLY_WAIT_MAX};
+
+/// The outcome of a settlement, and the units that came back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Settlement {
+    pub(crate) word: Word,
+    pub(crate) refunded: Vec<Refunded>,
+}
+
+/// Why a settlement was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SettleFault {
+    /// The text is no charge id.
+    #[error("{0:?} is no charge_id: give back what the answer to the check said, as it was")]
+    Malformed(String),
+    /// The real cost is above the charge.
+    #[error(
+        "a real cost of {cost} is above the {charged} that were charged: commit at most those, and check the rest"
+    )]
+    TooMuch {
+        /// The real cost, as the caller gave it.
+        cost: u64,
+        /// The charge.
+        charged: u64,
+    },
+    /// The disk is too slow, or full.
+    #[error("the journal cannot be written, so the settlement is not certain: say it again later")]
+    Unwritten,
+    /// The store that the nodes of the region share does not answer.
+    #[error(
+        "the store of the region does not answer, so other nodes may still answer this id, or have not heard of it: nothing was given \
+         back, say it again later"
+    )]
+    Unheard,
+}
+
+/// How many characters of a text that is no charge id are shown to its sender.
+const SHOWN_MAX: usize = 80;
+
+/// Gives a charge back, or settles it with its real cost, and waits until that is certain.
+pub(crate) async fn settle(
+    worker: &Worker,
+    charge_id: &str,
+    cost: Option<u64>,
+) -> Result<Settlement, SettleFault> {
+    let shared = &worker.shared;
+    let id = match shared.names.read(charge_id) {
+        Ok(id) => id,
+        Err(Stranger::Malformed) => {
+            return Err(SettleFault::Malformed(charge_id.chars().take(SHOWN_MAX).collect()));
+        }
+        Err(Stranger::Other(node, id)) => {
+            let is_sent = shared.regions().is_some_and(|regions| regions.forward(&node, id, cost));
+            let word = if is_sent || tell_sibling(shared, &node, id, cost).await? {
+                Word::Forwarded
+            } else {
+                Word::Unknown
+            };
+            worker.count_settled(word, &[]);
+            return Ok(Settlement { word, refunded: Vec::new() });
+        }
+    };
+    let names = shared.siblings.get().map(|siblings| &*siblings.names);
+    let settled = idempotency::settle(&shared.node, &*shared.clock, names, id, cost).await;
+    let settled = settled.ok_or(SettleFault::Unheard)?;
+    let (word, refunded, batch) = match settled {
+        Settled::Done { refunded, after_batch } => (Word::Done, refunded, after_batch),
+        Settled::Before { after_batch } => (Word::Before, Vec::new(), after_batch),
+        Settled::Lapsed => (Word::Lapsed, Vec::new(), 0),
+        // The node does not share this charge with others any more.
+        Settled::Unknown | Settled::Shared { .. } => (Word::Unknown, Vec::new(), 0),
+        Settled::TooMuch { charged } => {
+            return Err(SettleFault::TooMuch { cost: cost.unwrap_or(0), charged });
+        }
+    };
+    worker.count_settled(word, &refunded);
+    if batch > 0
+        && let Some(writer) = &shared.writer
+        && !writer.wait_for(batch, REPLY_WAIT_MAX).await
+    {
+        return Err(SettleFault::Unwritten);
+    }
+    Ok(Settlement { word, refunded })
+}
+
+/// Has another node of the region, `region/node`, settle a charge that it made. Says whether there is such a
+/// node.
+async fn tell_sibling(
+    shared: &Shared,
+    node: &str,
+    id: ChargeId,
+    cost: Option<u64>,
+) -> Result<bool, SettleFault> {
+    let name = node.strip_prefix(shared.names.node().region).and_then(|node| node.strip_prefix('/'));
+    let Some((siblings, name)) = shared.siblings.get().zip(name) else { return Ok(false) };
+    let Some(number) = siblings.number(name) else { return Ok(false) };
+    let letter = Letter { id: id.0, cost };
+    match siblings.names.post(number, letter, shared.clock.now()).await {
+        true => Ok(true),
+        false => Err(SettleFault::Unheard),
+    }
+}

@@ -1,0 +1,177 @@
+//! What all tasks of a server share: the node, its journal and clocks, its place among others, and counts.
+
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use acequia_limits::{HashKey, Now};
+use acequia_node::Node;
+use arc_swap::ArcSwap;
+
+use crate::{
+    cells::LimitCells,
+    charges::Names,
+    clock::Clock,
+    config::{Headers, Live, Reloads},
+    connections::AllConnections,
+    hints,
+    patience::Waiting,
+    refused::Refused,
+    region::Siblings,
+    regions::{Alone, Regions},
+    unmatched::{self, NoMatches},
+    warnings::Warned,
+    webhooks::Webhooks,
+    workers::Workers,
+    writer::Writer,
+};
+
+/// The state that all tasks of a server share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The cells and limits.
+    pub node: Arc<Node>,
+    /// The journal, where there is one.
+    pub writer: Option<Arc<Writer>>,
+    /// The clocks.
+    pub clock: Arc<dyn Clock>,
+    /// The key that hashes values in traces.
+    pub(crate) key: HashKey,
+    /// Names of charges.
+    pub(crate) names: Names,
+    /// The counts of all workers.
+    pub(crate) workers: Workers,
+    pub(crate) reloads: Reloads,
+    /// When the process started.
+    pub(crate) begun: Now,
+    /// The other regions, once there is a way to them.
+    pub(crate) regions: OnceLock<Arc<Regions>>,
+    /// The operators' orders, if the node stands alone.
+    pub(crate) alone: OnceLock<Alone>,
+    /// The webhooks, once the config has had any.
+    pub(crate) webhooks: OnceLock<Webhooks>,
+    pub(crate) warned: Warned,
+    /// Requests that wait for units of other regions, of the region's pools, or of its other nodes.
+    pub(crate) waiting: Arc<Waiting>,
+    /// This node's place among the nodes of its region, where they share a store.
+    pub(crate) siblings: OnceLock<Siblings>,
+    /// The connections that callers have open, and the bytes that they make the node hold.
+    pub(crate) connections: Arc<AllConnections>,
+    /// Callers that were turned away.
+    pub(crate) refused: Refused,
+    /// Calls whose callers had given up before they were decided.
+    pub(crate) expired: AtomicU64,
+    /// The domains that are counted by name, for requests that no limit was about.
+    pub(crate) unmatched_domains: unmatched::Names,
+    /// The pairs of limit and reason whose waits are counted by name.
+    pub(crate) hinted: hints::Pairs,
+    draining: AtomicBool,
+    live: ArcSwap<Settings>,
+}
+
+/// The settings that a reload replaces. The limits are not here: the node has them.
+#[derive(Debug, Default)]
+pub(crate) struct Settings {
+    pub(crate) headers: Headers,
+    pub(crate) trace_key: Option<String>,
+    pub(crate) no_match: NoMatches,
+}
+
+impl Shared {
+    /// A service without workers.
+    pub fn new(
+        node: Arc<Node>,
+        writer: Option<Arc<Writer>>,
+        clock: Arc<dyn Clock>,
+        key: HashKey,
+        names: Names,
+    ) -> Self {
+        Self {
+            node,
+            names,
+            writer,
+            begun: clock.now(),
+            regions: OnceLock::new(),
+            alone: OnceLock::new(),
+            webhooks: OnceLock::new(),
+            warned: Warned::default(),
+            waiting: Arc::default(),
+            siblings: OnceLock::new(),
+            clock,
+            key,
+            workers: Workers::default(),
+            reloads: Reloads::default(),
+            connections: Arc::default(),
+            refused: Refused::default(),
+            expired: AtomicU64::new(0),
+            unmatched_domains: unmatched::names(),
+            hinted: hints::pairs(),
+            draining: AtomicBool::new(false),
+            live: ArcSwap::default(),
+        }
+    }
+
+    /// Puts settings in force.
+    pub fn apply(&self, live: &Live) {
+        let settings = Settings {
+            headers: live.headers.clone(),
+            trace_key: live.trace_key.clone(),
+            no_match: live.no_match.clone(),
+        };
+        self.live.store(Arc::new(settings));
+    }
+
+    /// Whether the node is stopping.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// Whether callers may be sent here; if not, why, and what to do.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn ready(&self) -> Result<(), String> {
+        self.ready_if(Regions::ready)
+    }
+
+    /// As [`Shared::ready`], at a time.
+    pub(crate) fn ready_at(&self, now: Now) -> Result<(), String> {
+        self.ready_if(|regions| regions.ready_at(now))
+    }
+
+    fn ready_if(&self, are_ready: impl FnOnce(&Regions) -> Result<(), String>) -> Result<(), String> {
+        if self.is_draining() {
+            return Err("draining: the node is stopping".to_owned());
+        }
+        match self.regions.get() {
+            Some(regions) => are_ready(regions),
+            None => Ok(()),
+        }
+    }
+
+    /// The other regions, where there are any and this node has taken its place among them.
+    pub fn regions(&self) -> Option<&Arc<Regions>> {
+        self.regions.get()
+    }
+
+    /// From now on the node says that it is stopping.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// The cells of one limit, by its slot, over all workers.
+    pub(crate) fn cells_of(&self, slot: u32) -> LimitCells {
+        self.workers.cells_of(slot, self.clock.now())
+    }
+
+    /// Reports the node's warnings since the last call. Never waits.
+    pub(crate) fn tell_warnings(&self) {
+        self.warned.tell(&self.node, self.names.node(), self.webhooks.get());
+    }
+
+    /// The settings in force.
+    pub(crate) fn settings(&self) -> arc_swap::Guard<Arc<Settings>> {
+        self.live.load()
+    }
+}
