@@ -19,10 +19,9 @@ use acequia_limits::{Algorithm, Now, Part};
 use acequia_rights::{
     MemberId, VersionId,
     mutation::{Mutation, mutated},
-    pool::keep_us,
 };
 
-use super::{LEASE_NS, Leases};
+use super::{Admission, ClockPromise, LEASE_NS, Leases, Siblings};
 use crate::{
     Catalogue, Node,
     cell::{
@@ -37,6 +36,26 @@ use crate::{
 /// much.
 const ROUNDED_NS: u64 = 10_000;
 
+/// What calls to pools go by: it changes with the catalogue.
+#[derive(Debug)]
+pub(super) struct Adopted {
+    /// The allocation among regions that the pools are part of: 0 for none.
+    pub(super) allocation: u64,
+    /// How many versions of the catalogue were adopted.
+    pub(super) versions: u64,
+    /// No call leaves before this batch is on the disk, with the version of the catalogue that calls go by.
+    pub(super) after_batch: u64,
+    /// The promise about clocks: of [`Siblings`] or of the catalogue, whichever is worse.
+    pub(super) clocks: ClockPromise,
+}
+
+impl Adopted {
+    /// What calls go by at first.
+    pub(super) const fn first(home: &Siblings) -> Self {
+        Self { allocation: home.allocation, versions: 0, after_batch: 0, clocks: home.clocks() }
+    }
+}
+
 impl Leases {
     /// Limits are shared by another allocation, or version of one, from now on. `catalogue` has its variants,
     /// and clocks are as good as it promises.
@@ -44,37 +63,33 @@ impl Leases {
         &mut self,
         node: &Node,
         catalogue: &Catalogue,
-        (term, clock_error_ns, drift_ppm): (VersionId, u64, u32),
+        version: VersionId,
+        clocks: ClockPromise,
         now: Now,
     ) {
         // The worse of both counts, since all nodes of the region go by the same promise in their files.
-        self.clock_error_ns = self.home.clock_error_ns.max(clock_error_ns);
-        self.drift_ppm = self.home.drift_ppm.max(drift_ppm);
-        let terms = number_of(term);
-        self.adopted += 1;
-        if mutated(Mutation::LeaseOutlivesTerms) {
+        self.adopted.clocks = self.home.clocks().or_worse(clocks);
+        self.adopted.versions += 1;
+        if !leases_follow_allocations() {
             return;
         }
-        if self.allocation == terms {
+        let allocation = number_of(version);
+        if self.adopted.allocation == allocation {
             node.places.set_who(self.who());
             return self.shrink_all(node, catalogue, now);
         }
-        self.allocation = terms;
-        for (number, group) in (0..).zip(&mut self.groups) {
-            group.begin_anew(now.steady_ns);
-            self.unsettled.insert(number);
-        }
+        self.adopted.allocation = allocation;
+        self.groups.begin_anew(now.steady_ns);
         self.show_all(node);
-        let keys: Vec<CellKey> = self.cells.keys().copied().collect();
-        for key in keys {
+        for key in self.cells.keys() {
             self.cut(node, catalogue, key, now);
-            self.rebalance_at(key, now.steady_ns);
+            self.cells.rebalance_at(key, now.steady_ns);
         }
     }
 
     /// No call leaves before this batch is on the disk.
     pub(crate) const fn call_after(&mut self, batch: u64) {
-        self.after_batch = batch;
+        self.adopted.after_batch = batch;
     }
 
     /// Follows which members among all regions' nodes may have parts of shared limits.
@@ -86,13 +101,12 @@ impl Leases {
 
     /// A node that has gone by now took of no window that begins after this: wall clock, in microseconds.
     pub(super) fn over_us(&self, now: Now) -> u64 {
-        let over_us = keep_us(LEASE_NS, self.drift_ppm, self.clock_error_ns);
-        (now.wall_ns / 1_000).saturating_add(over_us)
+        (now.wall_ns / 1_000).saturating_add(self.adopted.clocks.keep_us(LEASE_NS))
     }
 
     /// Notes that a node of the region has left, and waits for its loans.
     pub(super) fn await_loans(&mut self, now: Now) {
-        let loans_us = keep_us(LOAN_TTL_NS, self.drift_ppm, self.clock_error_ns);
+        let loans_us = self.adopted.clocks.keep_us(LOAN_TTL_NS);
         self.loans_end_ns = now.steady_ns.saturating_add(loans_us.saturating_mul(1_000));
     }
 
@@ -105,43 +119,46 @@ impl Leases {
 
     /// All others count this node from now on.
     pub(crate) fn is_counted_now(&mut self, now: Now) {
-        if !self.is_counted {
-            let apart_ns = self.clock_error_ns.saturating_mul(2);
-            let drift_ns = apart_ns.saturating_mul(self.drift_ppm.into()).div_ceil(1_000_000);
-            let calm_ns = now.steady_ns.saturating_add(apart_ns).saturating_add(drift_ns + ROUNDED_NS);
-            let most_us = now.wall_ns.saturating_add(apart_ns).div_ceil(1_000);
-            self.groups.iter_mut().for_each(|group| group.counts_from(most_us, calm_ns));
-            self.is_counted = true;
+        if self.admission == Admission::Counted {
+            return;
         }
+        let ClockPromise { drift_ppm, .. } = self.adopted.clocks;
+        let apart_ns = self.adopted.clocks.apart_ns();
+        let drift_ns = apart_ns.saturating_mul(drift_ppm.into()).div_ceil(1_000_000);
+        let calm_ns = now.steady_ns.saturating_add(apart_ns).saturating_add(drift_ns + ROUNDED_NS);
+        let most_us = now.wall_ns.saturating_add(apart_ns).div_ceil(1_000);
+        self.groups.count_from(most_us, calm_ns);
+        self.admission = Admission::Counted;
     }
 
     /// After limits were lowered, gives back that much of what was taken of their pools.
     pub(crate) fn shrink_all(&mut self, node: &Node, catalogue: &Catalogue, now: Now) {
-        for (key, lease) in &mut self.cells {
-            LockedCell { node, catalogue, key: *key, now, which: None }.at(false, |context, cell| {
+        for (key, lease) in self.cells.iter_mut() {
+            LockedCell { node, catalogue, key, now, which: None }.at(false, |context, cell| {
                 let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
                 account.settle(words, context, now, &*node.sessions());
                 account.keep_part(words, context, (now.wall_ns, None), now);
                 // Other nodes may still go by what was told before.
                 if context.local.spares() {
-                    lease.untell(account.window());
+                    lease.statements.untell(account.window());
                 }
                 cell.forget_held_if_renumbered();
             });
         }
-        for key in self.cells.keys().copied().collect::<Vec<_>>() {
-            self.rebalance_at(key, now.steady_ns);
+        for key in self.cells.keys() {
+            self.cells.rebalance_at(key, now.steady_ns);
         }
     }
 
     /// Keeps at most an even part of a pool; nothing if the limit is not in force.
     fn cut(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
         let nodes = self.most_nodes();
-        let Some(lease) = self.cells.get_mut(&key) else { return };
+        let Some(lease) = self.cells.get_mut(key) else { return };
         let cut = LockedCell { node, catalogue, key, now, which: None }.at(false, |context, cell| {
             if let Algorithm::FixedWindow(window) = context.global {
                 // A late answer may bring grants that an earlier version made for windows ahead.
-                lease.distrust(|end_ns| window.begins(end_ns, context.salt) >= now.wall_ns);
+                let is_ahead = |end_ns| window.begins(end_ns, context.salt) >= now.wall_ns;
+                lease.statements.distrust(is_ahead);
             }
             // A limit that was removed may come back.
             let pool = context.local.pool(context.global, context.salt).filter(|_| context.in_force);
@@ -150,7 +167,7 @@ impl Leases {
             account.settle(words, context, now, &*node.sessions());
             let even = Part { rate: (u64::from(pool.rate) / nodes) as u32, units: pool.units / nodes };
             match context.global {
-                Algorithm::FixedWindow(_) => cut_windows((account, words), context, nodes, now),
+                Algorithm::FixedWindow(_) => cut_windows(account, words, context, nodes, now),
                 _ => account.cut_pool(words, context, even, now),
             }
             account.goes_by_pool(context);
@@ -167,7 +184,7 @@ impl Leases {
 
 /// Cuts the leases of windows that have not begun by this node's wall. Other regions count on nothing that
 /// this one has of a window that has begun. Near its beginning a window may have been charged already.
-fn cut_windows((account, words): (&mut Account, &[u64]), context: &CellContext<'_>, nodes: u64, now: Now) {
+fn cut_windows(account: &mut Account, words: &[u64], context: &CellContext<'_>, nodes: u64, now: Now) {
     let Algorithm::FixedWindow(window) = context.global else { return };
     let pool =
         |end_ns| context.local.pool_of(context.global, context.salt, end_ns).filter(|_| context.in_force);
@@ -181,8 +198,13 @@ fn cut_windows((account, words): (&mut Account, &[u64]), context: &CellContext<'
     }
 }
 
+/// Leases go by the allocation that the node has adopted.
+fn leases_follow_allocations() -> bool {
+    !mutated(Mutation::LeaseOutlivesTerms)
+}
+
 /// The number of an allocation, different for each.
-fn number_of(term: VersionId) -> u64 {
+fn number_of(version: VersionId) -> u64 {
     // People make versions one by one.
-    u64::from(term.epoch) << 40 | (term.number & ((1 << 40) - 1))
+    u64::from(version.epoch) << 40 | (version.number & ((1 << 40) - 1))
 }

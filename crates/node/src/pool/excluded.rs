@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_limits::Now;
-use acequia_rights::pool::{group::Absent, keep_us};
+use acequia_rights::pool::group::Absent;
 
 use super::{LEASE_NS, Leases};
 use crate::{Node, lock};
@@ -43,7 +43,7 @@ pub enum NotLeftOut {
 
 impl Leases {
     /// Excludes another node for this long; a time of 0 ends that.
-    fn leave_out(&mut self, node: u16, for_ns: u64, now: Now) -> Result<(), NotLeftOut> {
+    fn exclude(&mut self, node: u16, for_ns: u64, now: Now) -> Result<(), NotLeftOut> {
         if node == self.home.node {
             return Err(NotLeftOut::Itself);
         }
@@ -53,21 +53,19 @@ impl Leases {
         if for_ns > ABSENT_NS_MAX {
             return Err(NotLeftOut::TooLong);
         }
-        self.left_out.remove(&node);
+        self.excluded.remove(&node);
         if for_ns > 0 {
-            self.left_out.insert(node, now.steady_ns.saturating_add(for_ns));
-            for number in &self.unsettled {
-                self.groups[usize::from(*number)].ask_now(now.steady_ns);
-            }
+            self.excluded.insert(node, now.steady_ns.saturating_add(for_ns));
+            self.groups.ask_unsettled_now(now.steady_ns);
         }
         Ok(())
     }
 
     /// The nodes that are excluded now, if any.
-    pub(super) fn absent(&mut self, now: Now) -> Option<Absent> {
-        self.left_out.retain(|_, until_ns| *until_ns > now.steady_ns);
-        let nodes: BTreeSet<u16> = self.left_out.keys().copied().collect();
-        let keep_us = keep_us(LEASE_NS, self.drift_ppm, self.clock_error_ns);
+    pub(super) fn excluded_now(&mut self, now: Now) -> Option<Absent> {
+        self.excluded.retain(|_, until_ns| *until_ns > now.steady_ns);
+        let nodes: BTreeSet<u16> = self.excluded.keys().copied().collect();
+        let keep_us = self.adopted.clocks.keep_us(LEASE_NS);
         (!nodes.is_empty()).then_some(Absent { nodes, keep_us })
     }
 }
@@ -81,7 +79,7 @@ impl Node {
     /// There is no such node to exclude.
     pub fn leave_out(&self, node: u16, for_ns: u64, now: Now) -> Result<(), NotLeftOut> {
         let leases = self.leases.as_ref().ok_or(NotLeftOut::Alone)?;
-        lock(leases).leave_out(node, for_ns, self.not_before(now))
+        lock(leases).exclude(node, for_ns, self.not_before(now))
     }
 
     /// The nodes that are excluded now, and for how long yet, in nanoseconds.
@@ -89,7 +87,7 @@ impl Node {
         let Some(leases) = &self.leases else { return BTreeMap::new() };
         let (leases, now) = (lock(leases), self.not_before(now));
         let left =
-            leases.left_out.iter().map(|(node, until_ns)| (*node, until_ns.saturating_sub(now.steady_ns)));
+            leases.excluded.iter().map(|(node, until_ns)| (*node, until_ns.saturating_sub(now.steady_ns)));
         left.filter(|(_, left_ns)| *left_ns > 0).collect()
     }
 }

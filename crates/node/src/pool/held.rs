@@ -13,7 +13,7 @@ pub(super) struct HeldByLimit(BTreeMap<u32, u128>);
 
 impl HeldByLimit {
     /// A cell of a limit held `before` at its last rebalance, and holds `units` now.
-    pub(super) fn change(&mut self, slot: u32, (before, units): (u64, u64)) {
+    pub(super) fn change(&mut self, slot: u32, before: u64, units: u64) {
         if before == units {
             return;
         }
@@ -51,19 +51,19 @@ mod tests {
     #[test]
     fn a_limit_holds_what_its_cells_do() {
         let mut held = HeldByLimit::default();
-        held.change(1, (0, 7));
-        held.change(1, (0, 5));
-        held.change(2, (0, u64::MAX));
-        held.change(2, (0, u64::MAX));
+        held.change(1, 0, 7);
+        held.change(1, 0, 5);
+        held.change(2, 0, u64::MAX);
+        held.change(2, 0, u64::MAX);
         assert_eq!(held.units(), [(1, 12), (2, u64::MAX)].into());
-        held.change(1, (7, 9));
-        held.change(2, (u64::MAX, 3));
+        held.change(1, 7, 9);
+        held.change(2, u64::MAX, 3);
         assert_eq!(held.units(), [(1, 14), (2, u64::MAX)].into());
-        held.change(1, (9, 0));
-        held.change(1, (5, 0));
-        held.change(2, (3, 0));
+        held.change(1, 9, 0);
+        held.change(1, 5, 0);
+        held.change(2, 3, 0);
         assert_eq!(held.units(), [(2, u64::MAX)].into());
-        held.change(2, (u64::MAX, 0));
+        held.change(2, u64::MAX, 0);
         assert!(held.units().is_empty());
     }
 }

@@ -4,80 +4,39 @@
 //! A node that stops takes nothing more. Units that it cannot give back, because nobody answers or they are
 //! lent, end by themselves or count as spent.
 
-use std::collections::BTreeSet;
-
-use acequia_limits::{Algorithm, Now, Part};
+use acequia_limits::{Now, Part, window::FixedWindow};
 
 use super::{
-    Leases,
     cell::{RateWant, WindowWant},
-    rebalance::Scene,
+    rebalance::{Rebalance, WindowAsk},
 };
-use crate::{
-    Node,
-    cell::account::{Account, CellContext, Withdrawn},
-    lock,
-    regions::CellKey,
-};
+use crate::{Node, cell::account::Withdrawn, lock};
 
-impl Leases {
-    /// Nothing more is taken from now on, and all leases go back.
-    fn leave(&mut self, now_ns: u64) {
-        let keys: BTreeSet<CellKey> = self.cells.keys().copied().collect();
-        for key in &keys {
-            self.rebalance_at(*key, now_ns);
-        }
-        self.leaving = Some(keys);
-    }
-
-    /// Notes that a rebalanced cell has nothing more to give back, or cannot give back.
-    pub(super) fn left(&mut self, key: &CellKey) {
-        if let Some(leaving) = &mut self.leaving {
-            leaving.remove(key);
-        }
-    }
-}
-
-impl Scene<'_> {
+impl Rebalance<'_> {
     /// What a node that stops gives back of a part with an end: all of `held` but what it has lent and, of a
     /// sliding window, what was used.
-    pub(super) fn leaves_part(
-        &self,
-        flow: Option<RateWant>,
-        (account, words, context): (&Account, &[u64], &CellContext<'_>),
-        held: Part,
-        now: Now,
-    ) -> Option<RateWant> {
-        if !self.is_leaving {
-            return flow;
-        }
-        let kept = account.kept_of_pool(words, context, now);
+    pub(super) fn leaves_part(&self, held: Part) -> Option<RateWant> {
+        let kept = self.account.kept_of_pool(self.words, self.context, self.now);
         let is_more = held.rate > kept.rate || held.units > kept.units;
-        is_more.then_some(RateWant { keeps: kept, ..RateWant::default() })
+        is_more.then_some(RateWant::keeping(kept))
     }
 
     /// What a node that stops gives back of windows: `available` units of the open one, and all units of
     /// later windows of which it cannot have charged anything yet.
-    pub(super) fn leaves_windows(
-        &self,
-        (account, context): (&Account, &CellContext<'_>),
-        available: u64,
-        now: Now,
-    ) -> Option<(Withdrawn, WindowWant)> {
-        let Algorithm::FixedWindow(window) = context.global else { return None };
-        let open_ns = account.window();
-        let margin_ns = self.clock_error_ns.saturating_mul(4);
+    pub(super) fn leaves_windows(&self, window: &FixedWindow, available: u64) -> Option<WindowAsk> {
+        let open_ns = self.account.window();
+        let later_ns = self.now.wall_ns.saturating_add(self.pool.clocks.margin_ns());
         let returns = |withdrawn: &Withdrawn| {
             if withdrawn.end_ns == open_ns {
                 return withdrawn.units().min(available);
             }
-            let is_later =
-                window.begins(withdrawn.end_ns, context.salt) > now.wall_ns.saturating_add(margin_ns);
+            let is_later = window.begins(withdrawn.end_ns, self.context.salt) > later_ns;
             if is_later { withdrawn.units() } else { 0 }
         };
-        let back = account.withdrawn().iter().copied().map(|withdrawn| (withdrawn, returns(&withdrawn)));
-        let (withdrawn, returns) = back.into_iter().find(|(_, returns)| *returns > 0)?;
-        Some((withdrawn, WindowWant { returns, ..WindowWant::default() }))
+        self.account.withdrawn().iter().find_map(|withdrawn| {
+            let want = WindowWant { returns: returns(withdrawn), ..WindowWant::default() };
+            (want.returns > 0).then_some(WindowAsk { end_ns: withdrawn.end_ns, want })
+        })
     }
 }
 
@@ -85,7 +44,7 @@ impl Node {
     /// Stops taking of pools, and begins to give leases back. No more requests come.
     pub fn leave_pools(&self, now: Now) {
         if let Some(leases) = &self.leases {
-            lock(leases).leave(now.steady_ns);
+            lock(leases).cells.leave(now.steady_ns);
         }
     }
 
@@ -93,14 +52,12 @@ impl Node {
     /// twice.
     pub(crate) fn call_no_more(&self) {
         let Some(leases) = &self.leases else { return };
-        let mut leases = lock(leases);
-        leases.out.clear();
-        leases.begins_ns = u64::MAX;
+        lock(leases).calls.end();
     }
 
     /// Whether all that could be given back is, since [`Node::leave_pools`].
     pub fn has_left_pools(&self) -> bool {
         let Some(leases) = &self.leases else { return true };
-        lock(leases).leaving.as_ref().is_none_or(BTreeSet::is_empty)
+        lock(leases).cells.have_left()
     }
 }

@@ -19,55 +19,57 @@
 //! decides ([`acequia_limits::limit::OnStoreLoss`]).
 
 mod allocation;
+mod answer;
 mod call;
 mod cell;
+mod clock_promise;
+mod earlier;
 mod excluded;
 mod group;
+mod groups;
 mod held;
+mod leased_cells;
 mod leave;
 mod outage;
 mod pending;
 mod places;
 mod rebalance;
 mod region_nodes;
+mod siblings;
 mod view;
 mod watch;
 mod withdrawals;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     sync::{Mutex, atomic::Ordering},
 };
 
-use acequia_limits::{CellTag, LimitId, Now};
+use acequia_limits::{CellTag, Now};
 use acequia_rights::{
     MemberId,
     mutation::{Mutation, mutated},
-    pool::{
-        AGREEMENT, Generation, Refused, Taker,
-        group::{Assertion, GroupStatus},
-        slack_us,
-    },
+    pool::group::Assertion,
 };
 use smallvec::SmallVec;
 
 use self::{
+    allocation::Adopted,
     cell::CellLease,
+    earlier::EarlierWithdrawals,
     group::GroupView,
-    held::HeldByLimit,
-    pending::{About, Pending},
+    groups::{Groups, StoreState},
+    leased_cells::LeasedCells,
+    pending::{Calls, Pending, PoolCall},
     places::Who,
-    rebalance::{Scene, rebalance_cell},
+    rebalance::{PoolContext, Rebalanced, rebalance_cell},
     region_nodes::RegionNodes,
-    watch::Watch,
-    withdrawals::{Record, Withdrawals},
 };
 
 use crate::{
-    Catalogue, Config, Keep, KeptAt, Node, Row,
+    Catalogue, Config, Keep, KeptAt, Node,
     catalogue::{Allocations, local::Guard},
     cell::locked_cell::LockedCell,
-    journal::HeapCell,
     lock,
     regions::{Bounds, CellKey, Reading, Timekeeper},
 };
@@ -76,8 +78,10 @@ pub use self::{
     call::{Call, GROUPS, PoolName, PoolReply, PoolRequest},
     excluded::{ABSENT_NS_MAX, NotLeftOut},
     group::Heard,
+    siblings::{ServerClock, Siblings},
     view::PoolView,
 };
+pub(crate) use clock_promise::ClockPromise;
 pub(crate) use outage::StoreOutages;
 pub(crate) use places::Places;
 
@@ -114,67 +118,6 @@ const SWEEP_MAX: u32 = 64;
 /// The most calls under way, with those that wait to be made.
 const CALLS_MAX: usize = 1_024;
 
-/// A node's place among the nodes of its region. `nodes`, `guard_percent`, the promise about clocks and the
-/// key of [`Config`] are the same on every node. The caller sees to that: in the store it keeps nodes apart
-/// that differ in one of them, and starts no node before the others have confirmed that they agree.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Siblings {
-    /// This node's number, among `nodes`.
-    pub node: u16,
-    /// The process number: counts up durably with each process of the node. At least 1.
-    pub process_number: u32,
-    /// All nodes of the region, by number: 1 to [`acequia_rights::pool::NODES_MAX`] of them, alike on every
-    /// node. If there are `members`, alike on each that has started since the last was named.
-    pub nodes: BTreeSet<u16>,
-    /// The member id of each of these nodes among all regions, if limits are shared by a catalogue. A
-    /// member's part is divided into a guard share and a part of the pool. A node counts while the catalogue
-    /// has it. Empty if the region has every limit to itself.
-    pub members: BTreeMap<u16, MemberId>,
-    /// The allocation of the pools at first: 0, which is no allocation among regions, or [`AGREEMENT`].
-    pub allocation: u64,
-    /// How much of each limit the nodes together keep out of the pools, in percent: at most 100. Alike on
-    /// every node. Units are whole. If the region has every limit to itself, at least one unit of 4 or more
-    /// is kept unless the percentage is 0.
-    pub guard_percent: u8,
-    /// How far walls may be from true time, in nanoseconds.
-    pub clock_error_ns: u64,
-    /// How far steady clocks may drift, in parts per million.
-    pub drift_ppm: u32,
-    /// When this process began, by its wall clock, in microseconds: it does not know what earlier processes
-    /// took of windows. 0 if no earlier process took any.
-    pub begun_us: u64,
-    /// When the disk began to know what all processes took of windows, by its wall clock, in microseconds.
-    /// This is the start of the first process on an empty disk, or 0 if the region was new then. `None` if
-    /// withdrawals are not written down ([`Node::take_rows`]). It counts after [`Node::restore_withdrawals`].
-    pub knows_from_us: Option<u64>,
-    /// Whether the node's disk was empty. If so on all nodes, a region that has never granted anything grants
-    /// all from the beginning.
-    pub is_new: bool,
-    /// Limits whose journalled cells can be trusted after a crash ([`crate::Config::after_crash`] says
-    /// when), because the last process stopped cleanly and knew them ([`Node::known_limits`]). Cells of other
-    /// limits may be older than the crash.
-    pub rows_hold: BTreeSet<LimitId>,
-    /// For each group the last generation that earlier processes heard of, from [`Node::unkept_generations`];
-    /// empty for none.
-    pub generations: Vec<Heard>,
-}
-
-/// What the clock of a pool's server reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServerClock {
-    /// How far it is ahead of this node's wall, by the system's clock: nanoseconds.
-    pub ahead_ns: i64,
-    /// How wrong that may be: nanoseconds.
-    pub unsure_ns: u64,
-}
-
-impl ServerClock {
-    /// Whether it agrees with the wall, if both clocks are at most `error_ns` from true time.
-    pub const fn agrees(&self, error_ns: u64) -> bool {
-        self.ahead_ns.unsigned_abs() <= error_ns.saturating_mul(2).saturating_add(self.unsure_ns)
-    }
-}
-
 /// Counts of calls to pools since the start, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseCounts {
@@ -208,116 +151,60 @@ pub struct LeaseCounts {
 #[derive(Debug)]
 pub(crate) struct Leases {
     home: Siblings,
-    /// The allocation among regions that the pools are part of: 0 for none.
-    allocation: u64,
-    /// How many versions of the catalogue were adopted.
-    adopted: u64,
-    /// No call leaves before this batch is on the disk, with the version of the catalogue that calls go by.
-    after_batch: u64,
-    /// The promise about clocks: of [`Siblings`] or of the catalogue, whichever is worse.
-    clock_error_ns: u64,
-    drift_ppm: u32,
-    /// By number.
-    groups: Vec<GroupView>,
-    /// Whether a generation was heard of that is not written down yet.
-    is_unkept: bool,
-    /// Groups that need something before they grant.
-    unsettled: BTreeSet<u16>,
-    /// Which groups are asked for their state.
-    watch: Watch,
-    /// Groups for which nobody answered the last call, and that do not count as lost yet.
-    silent: BTreeSet<u16>,
-    /// Groups in a store outage.
-    lost: BTreeSet<u16>,
-    /// Nodes that are excluded, and until when: steady clock.
-    left_out: BTreeMap<u16, u64>,
+    adopted: Adopted,
+    groups: Groups,
+    cells: LeasedCells,
+    calls: Calls,
+    earlier: EarlierWithdrawals,
     /// The wall that this node goes by, if it hears of no clocks but the servers'.
     time: Timekeeper,
-    /// From when on withdrawals of windows are known: wall clock, in microseconds.
-    knows_from_us: u64,
     /// The nodes that count, if the catalogue names them.
     mates: RegionNodes,
-    /// Whether all other nodes count this one. Before that it hears of no generation: others may begin one
-    /// that does not wait for this node.
-    is_counted: bool,
-    /// Whether others must first count this node; if not, it counts from the first tick on.
-    is_joining: bool,
-    /// Withdrawals of earlier processes under limits that are not in force.
-    unknown: BTreeMap<(LimitId, CellTag), Withdrawals>,
-    /// Whether a call waits for the disk.
-    wants_disk: bool,
-    cells: BTreeMap<CellKey, CellLease>,
-    /// What all cells held at their last rebalance.
-    held: HeldByLimit,
-    /// Cells that may have something to give back; `None` unless the node stops.
-    leaving: Option<BTreeSet<CellKey>>,
-    /// Cells whose pool had nothing for them: other regions may have.
-    dry: BTreeSet<CellKey>,
-    rebalances: BTreeSet<(u64, CellKey)>,
-    out: VecDeque<Call>,
-    pending: BTreeMap<u64, Pending>,
-    next: u64,
-    /// No pool is called before this time: steady clock. Until then loans of an earlier process may be out,
-    /// which rest on its leases.
-    begins_ns: u64,
+    admission: Admission,
+    /// Nodes that are excluded, and until when: steady clock.
+    excluded: BTreeMap<u16, u64>,
     /// Until this time loans of a departed node may be out: steady clock.
     loans_end_ns: u64,
-    /// When a pool last answered, and when one last did not: steady clock.
-    answered_ns: u64,
-    missed_ns: u64,
-    counts: LeaseCounts,
+}
+
+/// Whether all other nodes count this one. Before that it hears of no generation: others may begin one that
+/// does not wait for this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    /// Others must first count it.
+    Awaited,
+    /// They count it from the first tick on.
+    Due,
+    Counted,
 }
 
 impl Leases {
     pub(crate) fn new(home: Siblings) -> Self {
-        let heard = home.generations.iter().copied().chain(std::iter::repeat(Heard::default()));
-        let groups = heard.take(usize::from(GROUPS)).map(GroupView::since).collect();
         Self {
+            adopted: Adopted::first(&home),
+            groups: Groups::since(&home.generations),
+            cells: LeasedCells::default(),
+            calls: Calls::default(),
+            earlier: EarlierWithdrawals::unknown_before(home.begun_us),
             time: Timekeeper::default(),
-            knows_from_us: home.begun_us,
             mates: RegionNodes::new(home.members.clone()),
-            is_counted: false,
-            is_joining: !home.members.is_empty()
-                && home.allocation != AGREEMENT
-                && home.generations.iter().all(|heard| heard.generation.number == 0),
-            left_out: BTreeMap::new(),
-            unknown: BTreeMap::new(),
-            wants_disk: false,
-            allocation: home.allocation,
-            adopted: 0,
-            after_batch: 0,
-            clock_error_ns: home.clock_error_ns,
-            drift_ppm: home.drift_ppm,
-            home,
-            groups,
-            is_unkept: false,
-            unsettled: (0..GROUPS).collect(),
-            watch: Watch::default(),
-            silent: BTreeSet::new(),
-            lost: BTreeSet::new(),
-            cells: BTreeMap::new(),
-            held: HeldByLimit::default(),
-            leaving: None,
-            dry: BTreeSet::new(),
-            rebalances: BTreeSet::new(),
-            out: VecDeque::new(),
-            pending: BTreeMap::new(),
-            next: 0,
-            begins_ns: 0,
+            admission: if home.must_be_counted() { Admission::Awaited } else { Admission::Due },
+            excluded: BTreeMap::new(),
             loans_end_ns: 0,
-            answered_ns: 0,
-            missed_ns: 0,
-            counts: LeaseCounts::default(),
+            home,
         }
     }
 
     /// Shows to decisions where a group keeps its records, if its generation may be used.
-    fn show(&self, node: &Node, group: u16) {
-        let known = &self.groups[usize::from(group)];
-        let (generation, grants) = (known.generation(), known.grants());
-        let kept =
-            known.is_heard().then_some(KeptAt { group, allocation: self.allocation, generation, grants });
-        node.places.set(group, kept);
+    fn show(&self, node: &Node, number: u16) {
+        let group = self.groups.of(number);
+        let kept = group.is_heard().then(|| KeptAt {
+            group: number,
+            allocation: self.adopted.allocation,
+            generation: group.generation(),
+            grants: group.grants(),
+        });
+        node.places.set(number, kept);
     }
 
     /// Shows the records of all groups, and this node's identity.
@@ -327,78 +214,50 @@ impl Leases {
     }
 
     const fn who(&self) -> Who {
-        Who { node: self.home.node, clock_error_ns: self.clock_error_ns, drift_ppm: self.drift_ppm }
+        let ClockPromise { error_ns, drift_ppm } = self.adopted.clocks;
+        Who { node: self.home.node, clock_error_ns: error_ns, drift_ppm }
     }
 
     fn tick(&mut self, node: &Node, now: Now, calls: Vec<CellKey>) {
         for key in calls {
-            self.wake(key, now.steady_ns);
+            self.cells.wake(key, now.steady_ns);
         }
         self.give_up(node, now);
-        if !self.is_joining {
+        if self.admission == Admission::Due {
             self.is_counted_now(now);
         }
-        if now.steady_ns < self.begins_ns || !self.may_hear() || !node.is_wall_believed() {
+        if !self.calls.have_begun(now) || !self.may_hear() || !node.is_wall_believed() {
             return;
         }
         self.keep_silent(node, now);
         self.keep_groups(now);
         let catalogue = node.catalogue();
         for _ in 0..REBALANCES_MAX {
-            let due = self.rebalances.first().copied().filter(|(due_ns, _)| *due_ns <= now.steady_ns);
-            let Some((due_ns, key)) = due else { break };
-            self.rebalances.remove(&(due_ns, key));
+            let Some(key) = self.cells.pop_due(now) else { break };
             self.rebalance(node, &catalogue, key, now);
         }
     }
 
     /// Whether others wait for this node before any generation grants.
     fn may_hear(&self) -> bool {
-        self.is_counted || mutated(Mutation::LeaseHearsUncounted)
+        self.admission == Admission::Counted || mutated(Mutation::LeaseHearsUncounted)
     }
 
     /// A cell calls: it is rebalanced now, or soon if that was done just before.
     pub(crate) fn wake(&mut self, key: CellKey, now_ns: u64) {
-        if let Some(lease) = self.cells.get(&key) {
-            let apart_ns = if lease.is_quiet(now_ns) { APART_IN_VAIN_NS } else { APART_NS };
-            let due_ns = (lease.rebalanced_ns + apart_ns).clamp(now_ns, lease.due_ns.max(now_ns));
-            return self.rebalance_at(key, due_ns);
-        }
-        if self.cells.len() >= CELLS_MAX {
-            return;
-        }
-        self.cells.insert(key, CellLease::new(now_ns));
-        self.rebalances.insert((now_ns, key));
+        self.cells.wake(key, now_ns);
     }
 
-    /// Calls no pool before this time: steady clock.
+    /// Calls no pool before this time, by the steady clock: loans of an earlier process end then.
     pub(crate) fn begin_after(&mut self, at_ns: u64) {
-        if !mutated(Mutation::LeaseForgetsLoans) {
-            self.begins_ns = self.begins_ns.max(at_ns);
+        if earlier_loans_count() {
+            self.calls.begin_after(at_ns);
         }
     }
 
     /// The cells whose pool had nothing for them, since the last call of this function.
     pub(crate) fn take_dry(&mut self) -> Vec<CellKey> {
-        std::mem::take(&mut self.dry).into_iter().collect()
-    }
-
-    fn rebalance_at(&mut self, key: CellKey, due_ns: u64) {
-        if let Some(lease) = self.cells.get_mut(&key) {
-            self.rebalances.remove(&(lease.due_ns, key));
-            lease.due_ns = due_ns;
-            self.rebalances.insert((due_ns, key));
-        }
-    }
-
-    /// Gives up calls that were lost on the way. The carrier reports every other call.
-    fn give_up(&mut self, node: &Node, now: Now) {
-        let lost_ns = now.steady_ns.saturating_sub(LOST_NS);
-        while let Some(id) =
-            self.pending.first_key_value().filter(|(_, p)| p.sent_ns < lost_ns).map(|(id, _)| *id)
-        {
-            self.answer(node, id, &PoolReply::Nothing, now);
-        }
+        self.cells.take_dry()
     }
 
     /// The nodes that a generation waits for.
@@ -432,374 +291,163 @@ impl Leases {
             node: self.home.node,
             generation: group.generation(),
             nodes: self.nodes(),
-            knows_from_us: self.knows_from_us.max(self.mates.gone_us()),
+            knows_from_us: self.earlier.known_from_us.max(self.mates.gone_us()),
             is_new: self.home.is_new && group.is_new(),
             before: group.before(),
             wall_us: now.wall_ns / 1_000,
-            slack_us: slack_us(self.clock_error_ns, 0),
+            slack_us: self.adopted.clocks.slack_us(0),
         }
     }
 
     /// Rebalances a cell: what was asked of it, what it holds, and what to ask its pool.
     fn rebalance(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
-        let number = group_of(key.1);
-        let Some(mut lease) = self.cells.remove(&key) else { return };
-        let taker = self.taker();
-        let group = &self.groups[usize::from(number)];
-        let is_full = self.pending.len() >= CALLS_MAX;
-        let may_call = group.is_heard() && lease.pending.is_none() && !is_full;
-        let generation = may_call.then(|| group.generation());
-        let (known, since) = (group.generation(), group.remembers_since());
-        let (home, is_lost) = (&self.home, self.lost.contains(&number));
-        let is_quiet = group.is_quiet(now.steady_ns);
-        let (clock_error_ns, drift_ppm) = (self.clock_error_ns, self.drift_ppm);
-        let scene = catalogue.id(key.0).map(|limit| Scene {
-            home,
-            clock_error_ns,
-            drift_ppm,
-            taker,
-            limit,
-            key,
-            owner: node.forwards.owner(key.1, catalogue.active_of(key.0), now),
-            generation,
-            known,
-            since,
-            is_lost,
-            is_quiet,
-            lasts: self.cells.len() < LASTING_MAX,
-            is_leaving: self.leaving.is_some(),
-        });
-        if !self.unknown.is_empty()
-            && let Some(scene) = &scene
-            && let Some(withdrawals) = self.unknown.remove(&(scene.limit, key.1))
+        let Some(mut lease) = self.cells.take(key) else { return };
+        let pool = self.pool_context(node, catalogue, key, &lease, now);
+        if let Some(pool) = &pool
+            && let Some(withdrawals) = self.earlier.take(pool.limit, key.1)
         {
             lease.withdrawals = withdrawals;
         }
         lease.wants_word = false;
         let locked_cell = LockedCell { node, catalogue, key, now, which: None };
         let held = lease.held;
-        let looked = scene.and_then(|scene| {
-            locked_cell
-                .at(true, |context, cell| rebalance_cell(&scene, &mut lease, (context, cell), node, now))
+        let rebalanced = pool.and_then(|pool| {
+            let rebalanced = locked_cell
+                .at(true, |context, cell| rebalance_cell(&pool, &mut lease, context, cell, node, now))?;
+            Some((pool, rebalanced))
         });
-        self.held.change(key.0, (held, lease.held));
-        let ask = match looked {
-            Some((true, ask)) => ask,
-            Some((false, _)) => {
-                self.left(&key);
-                return self.groups[usize::from(number)].forget(key);
-            }
-            // There is no room for the cell now, or its variant is just changing: it may hold units.
-            None => {
-                lease.withdrawals.forget(self.over_ns(now));
-                if lease.is_out_of_room(now) && !node.has_cell(key) {
-                    self.know_nothing_of(node, catalogue, key, lease);
-                    self.left(&key);
-                    return self.groups[usize::from(number)].forget(key);
-                }
-                lease.due_ns = now.steady_ns + LATER_NS;
-                self.rebalances.insert((lease.due_ns, key));
-                self.cells.insert(key, lease);
-                return;
-            }
-        };
-        let group = &mut self.groups[usize::from(number)];
+        self.cells.held.change(key.0, held, lease.held);
+        match rebalanced {
+            Some((_, Rebalanced::Over)) => self.drop_cell(key),
+            Some((pool, Rebalanced::GoesOn(call))) => self.go_on(lease, &pool, call, now),
+            None => self.do_without_room(node, catalogue, key, lease, now),
+        }
+    }
+
+    /// What a cell's rebalance goes by; `None` if the limit is not known any more.
+    fn pool_context(
+        &mut self,
+        node: &Node,
+        catalogue: &Catalogue,
+        key: CellKey,
+        lease: &CellLease,
+        now: Now,
+    ) -> Option<PoolContext> {
+        let taker = self.calls.taker(&self.home);
+        let number = group_of(key.1);
+        let group = self.groups.of(number);
+        let may_call = group.is_heard() && !lease.is_calling() && !self.calls.are_full();
+        let limit = catalogue.id(key.0)?;
+        Some(PoolContext {
+            clocks: self.adopted.clocks,
+            nodes: self.home.nodes.len() as u64,
+            writes_withdrawals: self.home.knows_from_us.is_some(),
+            taker,
+            limit,
+            key,
+            owner: node.forwards.owner(key.1, catalogue.active_of(key.0), now),
+            generation: may_call.then(|| group.generation()),
+            heard: group.generation(),
+            since: group.remembers_since(),
+            store: self.groups.store_state(number, now.steady_ns),
+            lasts: self.cells.len() < LASTING_MAX,
+            is_leaving: self.cells.are_leaving(),
+        })
+    }
+
+    /// A cell holds nothing, and needs nothing of its pool.
+    fn drop_cell(&mut self, key: CellKey) {
+        self.cells.left(key);
+        self.groups.of_mut(group_of(key.1)).forget(key);
+    }
+
+    /// There is no room for the cell now, or its variant is just changing: it may hold units.
+    fn do_without_room(
+        &mut self,
+        node: &Node,
+        catalogue: &Catalogue,
+        key: CellKey,
+        mut lease: CellLease,
+        now: Now,
+    ) {
+        lease.withdrawals.forget(self.adopted.clocks.over_ns(now));
+        if lease.is_out_of_room(now) && !node.has_cell(key) {
+            self.know_nothing_of(node, catalogue, key, lease);
+            return self.drop_cell(key);
+        }
+        self.cells.put_back_for(key, lease, LATER_NS, now);
+    }
+
+    /// Makes the call that a cell's rebalance asks for, and notes what else the cell needs.
+    fn go_on(&mut self, mut lease: CellLease, pool: &PoolContext, call: Option<PoolCall>, now: Now) {
+        let (key, number) = (pool.key, group_of(pool.key.1));
+        let group = self.groups.of_mut(number);
         group.cells.insert(key);
-        if ask.is_none() && (generation.is_some() || mutated(Mutation::LeaseAssertedEarly)) {
-            // The pool was told all that the cell holds.
+        if call.is_none() && is_told(pool) {
             group.told(key);
         }
-        if let (Some((about, question)), Some(generation)) = (ask, generation) {
-            lease.calls(self.call((number, generation), about, question, now));
+        if let Some(call) = call
+            && self.call(number, call, now).is_some()
+        {
+            lease.calls();
         }
         // A lost store answers nothing.
-        let is_heard = lease.unheard.is_none() || is_lost;
-        if lease.pending.is_none() && is_heard && !is_full {
-            self.left(&key);
+        let is_lost = pool.store == StoreState::Lost;
+        let is_heard = lease.statements.unheard.is_none() || is_lost;
+        if !lease.is_calling() && is_heard && !self.calls.are_full() {
+            self.cells.left(key);
         }
         let has_none = lease.is_dry(now) || (is_lost && lease.is_missed());
-        if has_none && !self.home.members.is_empty() && self.dry.len() < REBALANCES_MAX {
-            self.dry.insert(key);
+        if has_none && !self.home.members.is_empty() {
+            self.cells.note_dry(key);
         }
-        if lease.wants_word && self.groups[usize::from(number)].may_be_watched() {
-            self.call_group((number, known), PoolRequest::Sweep(SWEEP_MAX), now);
+        if lease.wants_word && self.groups.of(number).may_be_watched() {
+            self.ask_state(number, now);
         }
-        self.wants_disk |= lease.waits_for_disk;
-        lease.due_ns = now.steady_ns + lease.rebalance_after_ns();
-        self.rebalances.insert((lease.due_ns, key));
-        self.cells.insert(key, lease);
-    }
-
-    /// Restores the withdrawals of earlier processes. Returns whether all rows can be read.
-    fn restore(&mut self, node: &Node, rows: Vec<Row>, now: Now) -> bool {
-        let (mut knows_all, mut reads_all) = (true, true);
-        for row in rows {
-            let Some(Record { limit, tag, windows }) = Record::read(&row) else {
-                reads_all = false;
-                node.push_row(Row { state: None, ..row });
-                continue;
-            };
-            let mut withdrawals = Withdrawals::of(windows);
-            withdrawals.forget(self.over_ns(now));
-            if !withdrawals.has_before() {
-                node.push_row(withdrawals::removed(limit, tag));
-                continue;
-            }
-            let Some(slot) = node.slot_of(limit).filter(|_| node.knows(limit)) else {
-                // No pool of it can be told before the limit is in force again.
-                knows_all = false;
-                self.unknown.insert((limit, tag), withdrawals);
-                continue;
-            };
-            let key = (slot, tag);
-            self.groups[usize::from(group_of(tag))].cells.insert(key);
-            self.cells.insert(key, CellLease::after(withdrawals, now.steady_ns));
-            self.rebalances.insert((now.steady_ns, key));
-        }
-        if let Some(knows_from_us) = self.home.knows_from_us.filter(|_| knows_all && reads_all) {
-            self.knows_from_us = knows_from_us;
-        }
-        reads_all
-    }
-
-    /// Gives up a cell for which there is no room: this process holds nothing of it. As for a limit that is
-    /// not in force, no pool is told what earlier processes took of its windows. So a generation that does
-    /// not know the withdrawals counts all windows that began before this process as spent, and waits for
-    /// nobody because of them.
-    fn know_nothing_of(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, lease: CellLease) {
-        let (limit, withdrawals) = (catalogue.id(key.0), lease.withdrawals);
-        if withdrawals.has_before() {
-            self.knows_from_us = self.home.begun_us;
-            self.unknown.extend(limit.map(|limit| ((limit, key.1), withdrawals)));
-        } else if let Some(limit) = limit.filter(|_| withdrawals.has_row()) {
-            node.push_row(withdrawals::removed(limit, key.1));
-        }
-    }
-
-    /// Windows that ended by this time are over by every wall.
-    fn over_ns(&self, now: Now) -> u64 {
-        now.wall_ns.saturating_sub(self.clock_error_ns.saturating_mul(4))
-    }
-
-    fn taker(&mut self) -> Taker {
-        self.next += 1;
-        Taker { node: self.home.node, process_number: self.home.process_number, call: self.next }
+        self.calls.wants_disk |= lease.waits_for_disk;
+        let after_ns = lease.rebalance_after_ns();
+        self.cells.put_back_for(key, lease, after_ns, now);
     }
 
     /// Puts a call in line. Returns its number, or `None` if there is no room.
-    fn call(
-        &mut self,
-        (group, generation): (u16, Generation),
-        about: About,
-        question: PoolRequest,
-        now: Now,
-    ) -> Option<u64> {
-        if self.pending.len().max(self.out.len()) >= CALLS_MAX + usize::from(GROUPS) {
-            return None;
-        }
-        self.next += 1;
-        let id = self.next;
-        let (terms, adopted) = (self.allocation, self.adopted);
-        self.counts.assertions += u64::from(matches!(question, PoolRequest::Assert(..)));
-        self.pending.insert(id, Pending { adopted, group, generation, sent_ns: now.steady_ns, about });
-        self.out.push_back(Call {
-            id,
-            allocation: terms,
+    fn call(&mut self, group: u16, call: PoolCall, now: Now) -> Option<u64> {
+        let PoolCall { about, request } = call;
+        let pending = Pending {
+            adopted: self.adopted.versions,
             group,
-            generation,
-            wall_us: now.wall_ns / 1_000,
-            question,
-        });
-        self.counts.calls += 1;
-        Some(id)
-    }
-
-    /// Takes the answer to a call.
-    fn answer(&mut self, node: &Node, id: u64, said: &PoolReply, now: Now) {
-        let Some(pending) = self.pending.remove(&id) else { return };
-        self.note_silence(node, &pending, *said != PoolReply::Nothing, now);
-        // The catalogue has changed since the call: its grant is not taken up, and its report of the group
-        // does not count.
-        let is_bound = pending.adopted == self.adopted;
-        let said =
-            if is_bound || *said == PoolReply::Nothing { said } else { &PoolReply::Refused(Refused::Stale) };
-        match said {
-            PoolReply::Nothing => {
-                (self.missed_ns, self.counts.missed) = (now.steady_ns, self.counts.missed + 1);
-            }
-            PoolReply::Refused(_) => self.counts.refused += 1,
-            _ => self.answered_ns = now.steady_ns,
-        }
-        if let PoolReply::Known(known) | PoolReply::Unknown(known) = said {
-            self.hear(pending.group, known, id, now);
-            self.show(node, pending.group);
-        }
-        let Some((key, end_ns, wanted)) = pending.about.cell() else {
-            let group = &mut self.groups[usize::from(pending.group)];
-            match said {
-                PoolReply::Nothing => group.miss(id, now.steady_ns),
-                PoolReply::Known(_) | PoolReply::Unknown(_) => {}
-                PoolReply::Swept(dropped) => {
-                    group.is_same(id);
-                    self.watch.hears_swept(pending.group, *dropped);
-                }
-                _ => group.is_same(id),
-            }
-            return;
+            generation: self.groups.of(group).generation(),
+            sent_ns: now.steady_ns,
+            about,
         };
-        let Some(mut lease) = self.cells.remove(&key) else { return };
-        lease.pending = None;
-        let is_current = self.groups[usize::from(pending.group)].generation() == pending.generation;
-        let came = match said {
-            // No answer of an earlier generation is taken up.
-            PoolReply::Took(_) | PoolReply::Exchanged(_) | PoolReply::Slid(_) if is_current => {
-                lease.tell(end_ns, pending.generation);
-                self.take_up(node, &mut lease, &pending, said, now)
-            }
-            _ => None,
-        };
-        // A part that is not renewed is not told more often than one that is.
-        if is_current && matches!(said, PoolReply::Took(_) | PoolReply::Exchanged(_) | PoolReply::Slid(_)) {
-            lease.renewed_ns = pending.sent_ns;
-        }
-        match came {
-            Some(units) => lease.came(units, wanted, now.steady_ns),
-            None => lease.missed(now.steady_ns),
-        }
-        lease.unheard = (*said == PoolReply::Nothing && self.leaving.is_some()).then_some(end_ns);
-        self.cells.insert(key, lease);
-        if came.is_some_and(|units| units > 0) {
-            node.remote_supply.tell();
-            node.forwards.call();
-        }
-        self.wake(key, now.steady_ns);
-    }
-
-    /// Takes up what a pool granted. Returns the units that came, if the answer counts.
-    fn take_up(
-        &self,
-        node: &Node,
-        lease: &mut CellLease,
-        pending: &Pending,
-        said: &PoolReply,
-        now: Now,
-    ) -> Option<u64> {
-        let (key, end_ns, _) = pending.about.cell()?;
-        let group = &self.groups[usize::from(pending.group)];
-        let since = group.remembers_since();
-        // While a generation does not grant, the one before it may go on granting to nodes that have not
-        // heard of it, and takes leases back at their ends. A grant of more proves that the generation
-        // grants.
-        let is_renewed =
-            |is_more: bool| is_more || group.grants() || mutated(Mutation::LeaseRenewedUngranted);
-        let number = if let About::Part { number, .. } = pending.about { number } else { 0 };
-        let catalogue = node.catalogue();
-        let locked_cell = LockedCell { node, catalogue: &catalogue, key, now, which: None };
-        let came = locked_cell.at(false, |context, cell| {
-            let HeapCell { account: Some(account), words, .. } = cell else { return None };
-            account.settle(words, context, now, &*node.sessions());
-            account.keep_part(words, context, (now.wall_ns, None), now);
-            let pool = context.local.pool_of(context.global, context.salt, u64::MAX).unwrap_or_default();
-            lease.follow(account, context, pool);
-            // The limit was lowered while the call was under way.
-            let is_of_more = pending.about.is_of_more(context) && !mutated(Mutation::LeaseTakesUpMore);
-            let units = match said {
-                // Near its end other nodes may have left the window, and tell nobody any more what they took
-                // of it.
-                PoolReply::Took(_) if end_ns.saturating_sub(now.wall_ns) <= self.clock_error_ns * 2 => None,
-                PoolReply::Took(took) => {
-                    lease.hears_left(end_ns, took.left);
-                    let before = lease.withdrawals.before(end_ns, since);
-                    let came = account.took(context, end_ns, took.taken.saturating_sub(before));
-                    // Units that were taken of a window that was open at the change stay.
-                    if lease.is_answered(end_ns) {
-                        // The units were granted by what the region, or the limit, had before.
-                        account.return_to_pool(context, end_ns, came, came);
-                        lease.untell(end_ns);
-                        Some(0)
-                    } else {
-                        Some(came)
-                    }
-                }
-                PoolReply::Exchanged(_) | PoolReply::Slid(_) if is_of_more => None,
-                PoolReply::Exchanged(answer) => {
-                    (lease.left, lease.fair) = (Some(answer.left), Some(answer.fair));
-                    let (held, part) = (account.pooled(), answer.part);
-                    is_renewed(part.rate > held.rate || part.units > held.units)
-                        .then(|| {
-                            account.exchanged(words, context, (number, answer), (LEASE_NS, LATE_NS), now)
-                        })
-                        .flatten()
-                }
-                PoolReply::Slid(answer) => {
-                    lease.left = Some(answer.left);
-                    is_renewed(answer.units > account.pooled().units)
-                        .then(|| account.slid(words, context, (number, answer.units), LEASE_NS, now))
-                        .flatten()
-                }
-                _ => None,
-            };
-            account.goes_by_pool(context);
-            if units.is_some_and(|units| units > 0) {
-                account.hope_anew();
-            }
-            cell.forget_held_if_renumbered();
-            units
-        });
-        came.flatten()
-    }
-
-    /// Takes a report of a group's state.
-    fn hear(&mut self, number: u16, known: &GroupStatus, id: u64, now: Now) {
-        let group = &mut self.groups[usize::from(number)];
-        let is_other = group.hear(known, id, now.steady_ns);
-        if !group.grants() {
-            self.unsettled.insert(number);
-        }
-        if is_other {
-            self.counts.generations += 1;
-            self.watch.doubt_all();
-        }
-        self.is_unkept |= !group.is_kept();
-        for key in group.untold.clone() {
-            self.rebalance_at(key, now.steady_ns);
-        }
-    }
-
-    /// The generations that were heard of, if they must be written down.
-    fn unkept_generations(&mut self) -> Option<Vec<Heard>> {
-        let is_unkept = std::mem::take(&mut self.is_unkept);
-        is_unkept.then(|| self.groups.iter().map(GroupView::to_keep).collect())
+        self.calls.put_in_line(self.adopted.allocation, request, pending, now)
     }
 
     /// Notes that these generations are on the disk. Cells that waited for that are told now.
     fn generations_kept(&mut self, node: &Node, kept: &[Heard], now: Now) {
-        let mut untold = Vec::new();
-        for (group, heard) in self.groups.iter_mut().zip(kept) {
-            if !group.is_kept() && group.keep(*heard) {
-                untold.extend(group.untold.iter().copied());
-            }
-        }
-        self.is_unkept = self.groups.iter().any(|group| !group.is_kept());
-        for key in untold {
-            self.rebalance_at(key, now.steady_ns);
+        for key in self.groups.keep(kept) {
+            self.cells.rebalance_at(key, now.steady_ns);
         }
         self.show_all(node);
-    }
-
-    /// Whether pools answer: if not, no decision waits for them.
-    const fn is_answered(&self) -> bool {
-        self.answered_ns >= self.missed_ns
     }
 
     fn counts(&self) -> LeaseCounts {
         LeaseCounts {
             cells: self.cells.len() as u64,
             granting: self.groups.iter().filter(|group| group.grants()).count() as u64,
-            lost: self.lost.len() as u64,
-            ..self.counts
+            lost: self.groups.lost.len() as u64,
+            ..self.calls.counts
         }
     }
+}
+
+/// A node calls no pool before loans of its earlier process have ended: they rest on that process's leases.
+fn earlier_loans_count() -> bool {
+    !mutated(Mutation::LeaseForgetsLoans)
+}
+
+/// A pool that could be called, and need not be, was told all that the cell holds.
+fn is_told(pool: &PoolContext) -> bool {
+    pool.generation.is_some() || mutated(Mutation::LeaseAssertedEarly)
 }
 
 /// The group of a cell.
@@ -850,7 +498,7 @@ impl Node {
         self.leave_behind(now);
         let calls = self.take_calls();
         leases.tick(self, now, calls);
-        self.remote_supply.see_pools(leases.is_answered() && leases.may_hear(), now.steady_ns);
+        self.remote_supply.see_pools(leases.calls.are_answered() && leases.may_hear(), now.steady_ns);
     }
 
     /// Compares the system's wall with the clocks of the pools' servers that told the time lately. If a node
@@ -861,8 +509,8 @@ impl Node {
         let Some(leases) = self.leases.as_ref().filter(|_| self.sharing.is_none()) else { return };
         let mut leases = lock(leases);
         let bounds = Bounds {
-            error_ns: leases.clock_error_ns,
-            drift_ppm: leases.drift_ppm,
+            error_ns: leases.adopted.clocks.error_ns,
+            drift_ppm: leases.adopted.clocks.drift_ppm,
             has_peers: true,
             is_alone: servers.is_empty(),
             journal_ns: self.journal_wall_ns.load(Ordering::Acquire),
@@ -872,7 +520,7 @@ impl Node {
         let readings: SmallVec<[Reading; 8]> =
             servers.iter().map(Reading::of_server).filter(is_witness).collect();
         leases.time.observe(raw.steady_ns, raw.wall_ns, &bounds, &readings);
-        self.set_wall(&leases.time, leases.clock_error_ns, leases.drift_ppm);
+        self.set_wall(&leases.time, bounds.error_ns, bounds.drift_ppm);
     }
 
     /// When [`Node::tick_leases`] should be called next, unless [`Node::calls`] before: steady clock; `None`
@@ -880,44 +528,25 @@ impl Node {
     pub fn leases_due_ns(&self) -> Option<u64> {
         let leases = lock(self.leases.as_ref()?);
         let calls = leases.may_hear() && self.is_wall_believed();
-        leases.rebalances.first().filter(|_| calls).map(|(due_ns, _)| *due_ns)
+        leases.cells.next_due_ns().filter(|_| calls)
     }
 
     /// The next call to make of a pool.
     pub fn poll_call(&self) -> Option<Call> {
         let mut leases = lock(self.leases.as_ref()?);
-        if self.progress().committed < leases.after_batch {
-            return None;
-        }
-        // A call that waited for the disk until it was given up is dropped.
-        while let Some(call) = leases.out.pop_front() {
-            if leases.pending.contains_key(&call.id) {
-                return Some(call);
-            }
-        }
-        None
-    }
-
-    /// Takes the rows that are kept under [`TAKINGS`](crate::journal::TAKINGS): the withdrawals of earlier
-    /// processes. To be called once, when the limits are in force, and before any call is made. Returns
-    /// whether all rows can be read. If not, neither this process nor later ones know what those rows said of
-    /// open windows: [`Siblings::knows_from_us`] is `begun_us` from then on, and must be on the disk before
-    /// any row is.
-    pub fn restore_withdrawals(&self, rows: Vec<Row>, now: Now) -> bool {
-        let Some(leases) = &self.leases else { return true };
-        let rows = if mutated(Mutation::LeaseForgetsWithdrawals) { Vec::new() } else { rows };
-        lock(leases).restore(self, rows, self.not_before(now))
+        let may_leave = self.progress().committed >= leases.adopted.after_batch;
+        if may_leave { leases.calls.next() } else { None }
     }
 
     /// Whether a call has begun to wait for rows of [`Node::take_rows`] to be on the disk.
     pub fn leases_want_disk(&self) -> bool {
-        self.leases.as_ref().is_some_and(|leases| std::mem::take(&mut lock(leases).wants_disk))
+        self.leases.as_ref().is_some_and(|leases| std::mem::take(&mut lock(leases).calls.wants_disk))
     }
 
     /// Takes the answer to a call.
-    pub fn answer_call(&self, id: u64, said: &PoolReply, now: Now) {
+    pub fn answer_call(&self, id: u64, reply: &PoolReply, now: Now) {
         if let Some(leases) = &self.leases {
-            lock(leases).answer(self, id, said, self.not_before(now));
+            lock(leases).answer(self, id, reply, self.not_before(now));
         }
     }
 
@@ -925,13 +554,13 @@ impl Node {
     /// [`Siblings::generations`] of later processes. Nothing is taken of those groups before
     /// [`Node::generations_kept`].
     pub fn unkept_generations(&self) -> Option<Vec<Heard>> {
-        lock(self.leases.as_ref()?).unkept_generations()
+        lock(self.leases.as_ref()?).groups.unkept()
     }
 
     /// The last generation of each group that this node has heard of.
     pub fn generations(&self) -> Vec<Heard> {
         let Some(leases) = &self.leases else { return Vec::new() };
-        lock(leases).groups.iter().map(GroupView::to_keep).collect()
+        lock(leases).groups.to_keep()
     }
 
     /// Whether every group's generation is the first: nothing was ever taken of any pool.
@@ -952,7 +581,7 @@ impl Node {
     /// none. For windows these are units that were taken and not charged. For buckets and sliding windows:
     /// the part that is held, in which charged units come back with time.
     pub fn units_held(&self) -> BTreeMap<u32, u64> {
-        self.leases.as_ref().map_or_else(BTreeMap::new, |leases| lock(leases).held.units())
+        self.leases.as_ref().map_or_else(BTreeMap::new, |leases| lock(leases).cells.held.units())
     }
 
     /// Counts of calls to pools since the start.

@@ -1,22 +1,24 @@
 //! The rebalance of a cell: what was asked of it, what it holds, and what to ask its pool.
 
-use acequia_limits::{Algorithm, LimitId, Now, Part};
+use acequia_limits::{Algorithm, LimitId, Now, Part, meter::Meter, window::FixedWindow};
 use acequia_rights::{
     mutation::{Mutation, mutated},
-    pool::{Generation, Taker, bucket, keep_us, slack_us, sliding, window},
+    pool::{Generation, Taker, bucket, sliding, window},
 };
 use smallvec::SmallVec;
 
 use super::{
-    LATE_NS, LEASE_NS, PoolName, PoolRequest, Siblings,
+    LATE_NS, LEASE_NS, PoolName, PoolRequest,
     cell::{AHEAD_NS, CellLease, LeaseInputs, RateWant, WindowWant},
+    clock_promise::ClockPromise,
+    groups::StoreState,
     held::held_of,
-    pending::About,
+    pending::{About, CellCall, PoolCall, Subject},
     withdrawals::{self, Record},
 };
 use crate::{
     Node,
-    cell::account::{Account, CellContext, KeptOfPool, Rebalancer, Withdrawn},
+    cell::account::{Account, CellContext, KeptOfPool, Rebalancer},
     forwards::Owner,
     journal::HeapCell,
     regions::CellKey,
@@ -26,17 +28,17 @@ use crate::{
 const WINDOWS_MAX: usize = 64;
 /// A window's pool is kept this long after the window's end: then it is over by every wall.
 const KEPT_NS: u64 = 300 * 1_000_000_000;
-
 /// Units of windows at least this long may be held for long without requests.
 const LASTING_NS_MIN: u64 = 10_000_000_000;
 
-/// The input of a cell's rebalance, beside the cell itself.
-pub(super) struct Scene<'a> {
-    pub(super) home: &'a Siblings,
-    /// How far walls may be from true time, in nanoseconds; and how far steady clocks may drift, in parts per
-    /// million.
-    pub(super) clock_error_ns: u64,
-    pub(super) drift_ppm: u32,
+/// What a cell's rebalance goes by, beside the cell itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PoolContext {
+    pub(super) clocks: ClockPromise,
+    /// How many nodes the config names.
+    pub(super) nodes: u64,
+    /// Whether withdrawals are written down.
+    pub(super) writes_withdrawals: bool,
     /// The caller, if a call is made.
     pub(super) taker: Taker,
     pub(super) limit: LimitId,
@@ -45,337 +47,468 @@ pub(super) struct Scene<'a> {
     pub(super) owner: Owner,
     /// The generation of the cell's group, if a call can be made.
     pub(super) generation: Option<Generation>,
-    /// The last generation that was heard of; and the one since which the group's pools remember.
-    pub(super) known: Generation,
+    /// The last generation that was heard of.
+    pub(super) heard: Generation,
+    /// The generation since which the group's pools remember.
     pub(super) since: Generation,
-    /// Whether the group is in a store outage: what is given back then reaches nobody.
-    pub(super) is_lost: bool,
-    /// Whether the group has been silent for so long that it may be lost. It is asked for a word before
-    /// anything is given back.
-    pub(super) is_quiet: bool,
+    pub(super) store: StoreState,
     /// Whether cells without requests may keep what they hold for long.
     pub(super) lasts: bool,
     /// Whether the node stops.
     pub(super) is_leaving: bool,
 }
 
-/// Rebalances a cell. Returns whether it goes on taking from its pool, and what to ask.
+/// What a cell's rebalance comes to.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one is made at a time, and taken apart at once")]
+pub(super) enum Rebalanced {
+    /// The cell holds nothing and needs nothing of its pool.
+    Over,
+    /// The cell goes on taking from its pool, with this call.
+    GoesOn(Option<PoolCall>),
+}
+
+/// Rebalances a cell.
 pub(super) fn rebalance_cell(
-    scene: &Scene<'_>,
+    pool: &PoolContext,
     lease: &mut CellLease,
-    (context, cell): (&CellContext<'_>, &mut HeapCell),
+    context: &CellContext<'_>,
+    cell: &mut HeapCell,
     node: &Node,
     now: Now,
-) -> (bool, Option<(About, PoolRequest)>) {
+) -> Rebalanced {
     lease.held = 0;
-    let HeapCell { account: Some(account), words, .. } = &mut *cell else { return (false, None) };
-    let over_ns = now.wall_ns.saturating_sub(scene.clock_error_ns.saturating_mul(4));
-    lease.withdrawals.forget(over_ns);
-    lease.forget_unanswered(over_ns);
-    let Some(pool) = context.local.pool(context.global, context.salt) else {
-        return (lease.withdrawals.has_before(), None);
+    let HeapCell { account: Some(account), words, .. } = &mut *cell else { return Rebalanced::Over };
+    let mut rebalance = Rebalance { pool, lease, account, words, context, node, now };
+    rebalance.forget_what_is_over();
+    let Some(inputs) = rebalance.inputs() else {
+        let must_be_told = lease.withdrawals.has_before();
+        return if must_be_told { Rebalanced::GoesOn(None) } else { Rebalanced::Over };
     };
-    account.settle(words, context, now, &*node.sessions());
-    account.keep_part(words, context, (now.wall_ns, None), now);
-    // The pool may have less of a window that began after the variants were made.
-    let pool = context.local.pool_of(context.global, context.salt, account.window()).unwrap_or(pool);
-    let offered = account.take_offered(Rebalancer::Pools);
-    let inputs = LeaseInputs {
-        offered: lease.with_unasked(offered, now),
-        available: account.unleased(words, now, context.salt),
-        standing: account.standing(),
-        pool,
-        budget: context.global.budget(),
-        nodes: match scene.owner {
-            // Other nodes take of the pool only for requests that cannot be forwarded.
-            Owner::Own if account.is_forwarded(now) => 1,
-            _ => scene.home.nodes.len() as u64,
-        },
-        speaks: scene.owner == Owner::Own,
-        // Held units of a rate come back only at their own part of the rate, and short windows cost many
-        // calls.
-        lasts: scene.lasts && !context.global.has_rate() && context.global.period_ns() >= LASTING_NS_MIN,
-        slides: !context.global.has_rate() && !matches!(context.global, Algorithm::FixedWindow(_)),
-        for_others: account.take_for_others(),
-        lent: account.book().lent_total(),
-        kept: account.kept_of_pool(words, context, now),
-    };
-    lease.observe(&inputs, now);
-    lease.follow(account, context, pool);
-    account.set_low_water(lease.low_water());
-    let ask = match context.global {
-        Algorithm::FixedWindow(_) => {
-            let ask = ask_window(scene, lease, &inputs, (account, context), node.progress().committed, now);
-            write_takings(scene, lease, account, node);
-            ask
-        }
-        Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => {
-            let params = bucket::BucketParams::of(meter, pool, slack_us(scene.clock_error_ns, LATE_NS));
-            params.and_then(|params| {
-                let flow = lease.bucket(&inputs, account.pooled(), meter.rate_milli(), now);
-                let (name, exchange, number, wanted) =
-                    ask_part(scene, lease, flow, (account, words, context), now)?;
-                let exchange = bucket::Exchange {
-                    taker: scene.taker,
-                    keeps: exchange.kept.part,
-                    tokens: exchange.kept.unspent,
-                    wanted: exchange.flow.wanted,
-                    needed: exchange.flow.needed,
-                    reserved: 0,
-                    keep_us: scene.keep_us(LEASE_NS),
-                };
-                let about = About::Part { key: scene.key, number, wanted, pool };
-                Some((about, PoolRequest::Exchange(name, exchange, params)))
-            })
-        }
-        other => {
-            let flow = lease.sliding(&inputs, account.pooled().units, other.period_ns(), now);
-            ask_part(scene, lease, flow, (account, words, context), now).map(
-                |(name, Exchange { kept, flow }, number, wanted)| {
-                    let slide = sliding::Exchange {
-                        taker: scene.taker,
-                        keeps: kept.part.units,
-                        unused: kept.unspent,
-                        wanted: flow.wanted.units,
-                        needed: flow.needed,
-                        reserved: 0,
-                        keep_us: scene.keep_us(LEASE_NS),
-                        lingers_us: scene.keep_us(other.lingers_ns()).max(1),
-                        total: pool.units,
-                        slack_us: slack_us(scene.clock_error_ns, LATE_NS),
-                    };
-                    let about = About::Part { key: scene.key, number, wanted, pool };
-                    (about, PoolRequest::Slide(name, slide))
-                },
-            )
-        }
-    };
-    if lease.waits_for_disk || scene.generation.is_none() {
-        lease.leave_unasked();
-    }
-    lease.held = held_of(account, words, context);
-    let is_over = lease.is_idle(now)
-        && lease.pending.is_none()
-        && ask.is_none()
-        && !lease.withdrawals.has_before()
-        && lease.unanswered().next().is_none()
-        && account.is_empty(now);
-    let can_call = scene.generation.is_some() || lease.pending.is_some();
-    let within_reach = match can_call && !scene.is_lost {
-        true => lease.within_reach(&inputs, account.pooled(), now),
-        false => Part::default(),
-    };
-    account.set_within_reach(within_reach);
+    rebalance.observe(&inputs);
+    let call = rebalance.call(&inputs);
+    rebalance.note_outcome(&inputs);
+    let is_over = call.is_none() && rebalance.is_over();
     let is_unwritten = account.take_unwritten();
     let is_alone = is_over && account.leave_alone(Rebalancer::Pools);
     if is_unwritten {
-        node.write_account(scene.key, cell, now);
+        node.write_account(pool.key, cell, now);
     }
     if is_over && lease.withdrawals.has_row() {
-        node.push_row(withdrawals::removed(scene.limit, scene.key.1));
+        node.push_row(withdrawals::removed(pool.limit, pool.key.1));
     }
     if is_alone {
         cell.forget_held_if_renumbered();
         cell.account = None;
     }
-    (!is_over, ask)
+    if is_over { Rebalanced::Over } else { Rebalanced::GoesOn(call) }
 }
 
-/// Puts the row in line for the disk that covers the next call, if one is needed.
-fn write_takings(scene: &Scene<'_>, lease: &mut CellLease, account: &Account, node: &Node) {
-    if node.is_journal_down() {
-        // The cell is rebalanced as any other until the disk is back.
-        lease.waits_for_disk = false;
-        return;
-    }
-    if !lease.withdrawals.wants_row() {
-        return;
-    }
-    let known = scene.known;
-    let is_untold = |end_ns: &u64| {
-        let taken = account.taken_of(*end_ns).withdrawn + lease.withdrawals.before(*end_ns, scene.since);
-        taken > 0 && !lease.was_told(*end_ns, known) && !mutated(Mutation::LeaseWithdrawalsToldEarly)
-    };
-    let ends = account.withdrawn().iter().map(|withdrawn| withdrawn.end_ns).chain(lease.withdrawals.ends());
-    let untold: SmallVec<[u64; 4]> = ends.filter(is_untold).collect();
-    let told_in = |end_ns| if untold.contains(&end_ns) { Generation::default() } else { scene.since };
-    if let Some(windows) = lease.withdrawals.next(told_in) {
-        let record = Record { limit: scene.limit, tag: scene.key.1, windows };
-        let batch = node.push_row(record.row());
-        lease.withdrawals.goes(&record.windows, batch, node.progress().committed);
-    }
+/// One rebalance of one cell.
+pub(super) struct Rebalance<'a> {
+    pub(super) pool: &'a PoolContext,
+    pub(super) lease: &'a mut CellLease,
+    pub(super) account: &'a mut Account,
+    pub(super) words: &'a mut Vec<u64>,
+    pub(super) context: &'a CellContext<'a>,
+    pub(super) node: &'a Node,
+    pub(super) now: Now,
 }
 
-/// What to exchange with a pool.
+/// What is asked of a window's pool, by the window's end.
+#[derive(Clone, Copy)]
+pub(super) struct WindowAsk {
+    pub(super) end_ns: u64,
+    pub(super) want: WindowWant,
+}
+
+/// What to exchange with the pool of a bucket or a sliding window.
 struct Exchange {
     kept: KeptOfPool,
-    flow: RateWant,
+    want: RateWant,
 }
 
-/// The call about a bucket or a sliding window, if one is to be made.
-fn ask_part(
-    scene: &Scene<'_>,
-    lease: &mut CellLease,
-    flow: Option<RateWant>,
-    (account, words, context): (&mut Account, &mut Vec<u64>, &CellContext<'_>),
-    now: Now,
-) -> Option<(PoolName, Exchange, u64, bool)> {
-    let generation = scene.generation?;
-    let held = account.pooled();
-    let flow = scene.leaves_part(flow, (account, words, context), held, now);
-    let is_untold = lease.unheard.is_some() || held != Part::default() && !lease.was_told(0, generation);
-    let mut flow = flow.or(is_untold.then_some(RateWant { keeps: held, ..RateWant::default() }))?;
-    // Units that are given back to a lost store reach nobody. Units that may not be held any more go back all
-    // the same.
-    if flow.keeps != held && !lease.must_shrink() && !scene.reaches_somebody(lease) {
-        flow.keeps = held;
-        if flow.wanted == Part::default() && !is_untold {
-            return None;
-        }
+impl Rebalance<'_> {
+    /// Forgets windows that are over by every wall.
+    fn forget_what_is_over(&mut self) {
+        let over_ns = self.pool.clocks.over_ns(self.now);
+        self.lease.withdrawals.forget(over_ns);
+        self.lease.statements.forget_unanswered(over_ns);
     }
-    let kept = account.ask_pool(words, context, flow.keeps, now)?;
-    let wanted = flow.wanted != Part::default();
-    Some((scene.name(0), Exchange { kept, flow }, kept.number, wanted))
-}
 
-/// The call about the open window or a later one, if one is to be made.
-fn ask_window(
-    scene: &Scene<'_>,
-    lease: &mut CellLease,
-    inputs: &LeaseInputs,
-    (account, context): (&mut Account, &CellContext<'_>),
-    committed: u64,
-    now: Now,
-) -> Option<(About, PoolRequest)> {
-    let Algorithm::FixedWindow(window) = context.global else { return None };
-    let open_ns = account.window();
-    let time_left_ns = open_ns.saturating_sub(now.wall_ns);
-    let open = account.taken_of(open_ns);
-    // Another node may have left the window already, and tells nobody any more what it took. So no more is
-    // asked for.
-    let is_over_soon = time_left_ns <= scene.clock_error_ns.saturating_mul(4);
-    // Units that count in a window of another cell belong to no pool.
-    let is_open = !is_over_soon && context.is_own(open_ns);
-    let stock = lease.window(inputs, (&open, time_left_ns), now).filter(|_| is_open);
-    let stock = stock.filter(|stock| stock.returns == 0 || scene.reaches_somebody(lease));
-    lease.waits_for_disk = false;
-    let generation = scene.generation?;
-    // All units that were taken, of which this process may have taken only the later part.
-    let all_taken = |lease: &CellLease, end_ns| {
-        account.taken_of(end_ns).withdrawn.saturating_add(lease.withdrawals.before(end_ns, scene.since))
-    };
-    let mut ends =
-        account.withdrawn().iter().map(|withdrawn| withdrawn.end_ns).chain(lease.withdrawals.ends());
-    let untold = ends.find(|end_ns| all_taken(lease, *end_ns) > 0 && !lease.was_told(*end_ns, generation));
-    drop(ends);
-    // Nothing is taken up of a window that is about to end.
-    let may_ask = |end_ns: &u64| {
-        let left_ns = end_ns.saturating_sub(now.wall_ns);
-        now.steady_ns >= lease.quiet_until_ns && left_ns > scene.clock_error_ns.saturating_mul(4)
-    };
-    let untold = untold.or_else(|| lease.unanswered().find(may_ask));
-    // Nodes that joined after the window began go by what is told of the window.
-    let is_said = may_say(context, open_ns) && context.local.spares() && is_open;
-    let is_heard = !scene.is_lost && now.steady_ns >= lease.quiet_until_ns;
-    // A node that stops repeats what it gives back until the pool has answered.
-    let untold = lease.unheard.or(untold);
-    let unsaid = (is_said && is_heard && !lease.was_told(open_ns, generation)).then_some(open_ns);
-    let untold = untold.or(unsaid).map(|end_ns| (account.taken_of(end_ns), WindowWant::default()));
-    let mut later = || {
-        let mut ends_ns =
-            std::iter::successors(Some(open_ns), |end_ns| Some(window.end_after(*end_ns, context.salt)));
-        let length_ns = window.end_after(open_ns, context.salt) - open_ns;
-        let ahead = usize::try_from(AHEAD_NS / length_ns.max(1)).unwrap_or(usize::MAX).clamp(1, WINDOWS_MAX);
-        // A node that excludes this one relies on it having taken of no later window.
-        let begins_soon = |begins_ns: &u64| {
-            begins_ns.saturating_sub(now.wall_ns) <= AHEAD_NS || mutated(Mutation::LeaseTakesAnyTime)
-        };
-        let soon = ends_ns.clone().take(ahead).take_while(begins_soon).count();
-        let mut next = ends_ns.by_ref().skip(1).take(soon).map(|end_ns| account.taken_of(end_ns));
-        next.find_map(|withdrawn| {
-            let pool =
-                context.local.pool_of(context.global, context.salt, withdrawn.end_ns).unwrap_or_default();
-            Some((withdrawn, lease.later_window(inputs, (&withdrawn, pool.units), length_ns, now)?))
+    /// Brings the cell up to now, and reads its state and what was asked of it. `None` if the limit has no
+    /// pool.
+    fn inputs(&mut self) -> Option<LeaseInputs> {
+        let (context, now) = (self.context, self.now);
+        let pool = context.local.pool(context.global, context.salt)?;
+        self.account.settle(self.words, context, now, &*self.node.sessions());
+        self.account.keep_part(self.words, context, (now.wall_ns, None), now);
+        // The pool may have less of a window that began after the variants were made.
+        let pool = context.local.pool_of(context.global, context.salt, self.account.window()).unwrap_or(pool);
+        let offered = self.account.take_offered(Rebalancer::Pools);
+        Some(LeaseInputs {
+            offered: self.lease.with_unasked(offered, now),
+            available: self.account.unleased(self.words, now, context.salt),
+            standing: self.account.standing(),
+            pool,
+            budget: context.global.budget(),
+            nodes: match self.pool.owner {
+                // Other nodes take of the pool only for requests that cannot be forwarded.
+                Owner::Own if self.account.is_forwarded(now) => 1,
+                _ => self.pool.nodes,
+            },
+            is_owner: self.pool.owner == Owner::Own,
+            // Held units of a rate come back only at their own part of the rate, and short windows cost many
+            // calls.
+            lasts: self.pool.lasts
+                && !context.global.has_rate()
+                && context.global.period_ns() >= LASTING_NS_MIN,
+            slides: !context.global.has_rate() && !matches!(context.global, Algorithm::FixedWindow(_)),
+            for_others: self.account.take_for_others(),
+            lent: self.account.book().lent_total(),
+            kept: self.account.kept_of_pool(self.words, context, now),
         })
-    };
-    let later = if stock.is_none() && untold.is_none() && !scene.is_leaving { later() } else { None };
-    let mut more = match scene.is_leaving {
-        true => {
-            let may_return = is_open && !scene.is_lost && lease.unheard.is_none();
-            scene.leaves_windows((account, context), inputs.available, now).filter(|_| may_return)
-        }
-        false => stock.map(|stock| (open, stock)).or(later),
-    };
-    if let Some((withdrawn, stock)) = &mut more
-        && lease.may_be_of_more(withdrawn.end_ns)
-    {
-        // The answer about earlier grants must come first.
-        (stock.wanted, stock.needed) = (0, 0);
     }
-    if scene.home.knows_from_us.is_some()
-        && let Some((withdrawn, stock)) = more.as_mut().filter(|(_, stock)| stock.wanted > 0)
-    {
-        // Ask for no more than would come: what the disk covers counts as spent if this process ends.
-        let part = lease.left.unwrap_or(inputs.pool.units).div_ceil(window::PART);
-        stock.wanted = stock.wanted.min(part.max(stock.needed).max(1));
-        let next = stock.wanted.min(part.max(lease.least()).max(1));
-        let ahead = if withdrawn.end_ns == open_ns { next } else { 0 };
-        // A call for more leaves when the disk covers what it may bring; what must be told is told meanwhile.
-        if !lease.covers(withdrawn, stock.wanted, ahead, committed) && !mutated(Mutation::LeaseTakesUnwritten)
-        {
-            lease.waits_for_disk = true;
-            more = None;
+
+    /// Takes in what was asked of the cell, and what its pool has.
+    fn observe(&mut self, inputs: &LeaseInputs) {
+        self.lease.observe(inputs, self.now);
+        self.lease.follow(self.account, self.context, inputs.pool);
+        self.account.set_low_water(self.lease.low_water());
+    }
+
+    /// The call of the cell's pool, if one is to be made.
+    fn call(&mut self, inputs: &LeaseInputs) -> Option<PoolCall> {
+        let context = self.context;
+        match context.global {
+            Algorithm::FixedWindow(window) => {
+                let call = self.ask_window(inputs, window);
+                self.write_withdrawals();
+                call
+            }
+            Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => self.ask_bucket(inputs, meter),
+            sliding => self.ask_sliding(inputs, sliding),
         }
     }
-    let (withdrawn, stock) = more.or(untold)?;
-    if stock.returns > 0 {
-        account.return_to_pool(context, withdrawn.end_ns, stock.returns, stock.returns);
+
+    /// Notes what the cell holds now and could take, and keeps denied requests that were not asked for.
+    fn note_outcome(&mut self, inputs: &LeaseInputs) {
+        if self.lease.waits_for_disk || self.pool.generation.is_none() {
+            self.lease.leave_unasked();
+        }
+        self.lease.held = held_of(self.account, self.words, self.context);
+        let can_call = self.pool.generation.is_some() || self.lease.is_calling();
+        let within_reach = if can_call && self.pool.store != StoreState::Lost {
+            self.lease.within_reach(inputs, self.account.pooled(), self.now)
+        } else {
+            Part::default()
+        };
+        self.account.set_within_reach(within_reach);
     }
-    let Withdrawn { end_ns, withdrawn: taken, returned } = account.taken_of(withdrawn.end_ns);
-    let begins_ns = window.begins(end_ns, context.salt);
-    let take = window::Take {
-        taker: scene.taker,
-        taken: taken.saturating_add(lease.withdrawals.before(end_ns, scene.since)),
-        returned,
-        wanted: stock.wanted,
-        needed: stock.needed,
-        reserved: 0,
-        total: match context.local.pool_of(context.global, context.salt, end_ns).unwrap_or_default().units {
-            _ if context.local.has_joined_since(end_ns) => window::Total::AsSaid(context.global.budget()),
-            units if now.wall_ns >= begins_ns && may_say(context, end_ns) => window::Total::Open(units),
-            units => window::Total::Ahead(units),
-        },
-        begins_us: begins_ns / 1_000,
-        drops_us: end_ns.saturating_add(KEPT_NS) / 1_000,
-    };
-    if stock.wanted > 0 {
-        lease.asks_of(end_ns);
+
+    /// Whether the cell needs its lease no more, if it makes no call.
+    fn is_over(&self) -> bool {
+        self.lease.is_idle(self.now)
+            && !self.lease.is_calling()
+            && !self.lease.withdrawals.has_before()
+            && self.lease.statements.unanswered().next().is_none()
+            && self.account.is_empty(self.now)
     }
-    let about = About::Window { key: scene.key, end_ns, wanted: stock.wanted > 0 };
-    Some((about, PoolRequest::Take(scene.name(end_ns), take)))
+
+    /// Whether what is given back now reaches the store, as far as is known. If that is not known, the store
+    /// is asked for a word.
+    fn reaches_somebody(&mut self) -> bool {
+        self.lease.wants_word = self.pool.store == StoreState::Quiet && !self.pool.is_leaving;
+        self.pool.store != StoreState::Lost && !self.lease.wants_word
+    }
+
+    fn name(&self, end_ns: u64) -> PoolName {
+        PoolName { limit: self.pool.limit, tag: self.pool.key.1, end_ns }
+    }
+}
+
+/// Buckets and sliding windows.
+impl Rebalance<'_> {
+    /// The call about a bucket, if one is to be made.
+    fn ask_bucket(&mut self, inputs: &LeaseInputs, meter: &Meter) -> Option<PoolCall> {
+        let clocks = self.pool.clocks;
+        let params = bucket::BucketParams::of(meter, inputs.pool, clocks.slack_us(LATE_NS))?;
+        let want = self.lease.bucket(inputs, self.account.pooled(), meter.rate_milli(), self.now);
+        let exchange = self.exchange(want)?;
+        let request = bucket::Exchange {
+            taker: self.pool.taker,
+            keeps: exchange.kept.part,
+            tokens: exchange.kept.unspent,
+            wanted: exchange.want.wanted,
+            needed: exchange.want.needed,
+            reserved: 0,
+            keep_us: clocks.pool_keeps_us(LEASE_NS),
+        };
+        let request = PoolRequest::Exchange(self.name(0), request, params);
+        Some(PoolCall { about: self.about_part(&exchange, inputs.pool), request })
+    }
+
+    /// The call about a sliding window, if one is to be made.
+    fn ask_sliding(&mut self, inputs: &LeaseInputs, sliding: &Algorithm) -> Option<PoolCall> {
+        let clocks = self.pool.clocks;
+        let held = self.account.pooled().units;
+        let want = self.lease.sliding(inputs, held, sliding.period_ns(), self.now);
+        let exchange = self.exchange(want)?;
+        let request = sliding::Exchange {
+            taker: self.pool.taker,
+            keeps: exchange.kept.part.units,
+            unused: exchange.kept.unspent,
+            wanted: exchange.want.wanted.units,
+            needed: exchange.want.needed,
+            reserved: 0,
+            keep_us: clocks.pool_keeps_us(LEASE_NS),
+            lingers_us: clocks.pool_keeps_us(sliding.lingers_ns()).max(1),
+            total: inputs.pool.units,
+            slack_us: clocks.slack_us(LATE_NS),
+        };
+        let request = PoolRequest::Slide(self.name(0), request);
+        Some(PoolCall { about: self.about_part(&exchange, inputs.pool), request })
+    }
+
+    /// What to exchange with the pool, if a call is to be made.
+    fn exchange(&mut self, want: Option<RateWant>) -> Option<Exchange> {
+        let generation = self.pool.generation?;
+        let held = self.account.pooled();
+        let want = if self.pool.is_leaving { self.leaves_part(held) } else { want };
+        let statements = &self.lease.statements;
+        let is_untold =
+            statements.unheard.is_some() || held != Part::default() && !statements.was_told(0, generation);
+        let mut want = want.or(is_untold.then_some(RateWant::keeping(held)))?;
+        // Units that are given back to a lost store reach nobody. Units that may not be held any more go back
+        // all the same.
+        if want.keeps != held && !self.lease.must_shrink() && !self.reaches_somebody() {
+            want.keeps = held;
+            if want.wanted == Part::default() && !is_untold {
+                return None;
+            }
+        }
+        let kept = self.account.ask_pool(self.words, self.context, want.keeps, self.now)?;
+        Some(Exchange { kept, want })
+    }
+
+    /// What a call is about that makes this exchange with a pool that has `pool` in all.
+    fn about_part(&self, exchange: &Exchange, pool: Part) -> About {
+        About::Cell(CellCall {
+            key: self.pool.key,
+            wants_more: exchange.want.wanted != Part::default(),
+            subject: Subject::Part { number: exchange.kept.number, pool },
+        })
+    }
+}
+
+/// Windows with edges.
+impl Rebalance<'_> {
+    /// The call about the open window or a later one, if one is to be made.
+    fn ask_window(&mut self, inputs: &LeaseInputs, window: &FixedWindow) -> Option<PoolCall> {
+        let open_ns = self.account.window();
+        // Units that count in a window of another cell belong to no pool.
+        let is_open = !self.is_over_soon(open_ns) && self.context.is_own(open_ns);
+        let want = self.want_of_open(inputs, open_ns).filter(|_| is_open);
+        let want = want.filter(|want| want.returns == 0 || self.reaches_somebody());
+        self.lease.waits_for_disk = false;
+        let generation = self.pool.generation?;
+        let to_tell = self.window_to_tell(open_ns, is_open, generation);
+        let more = if self.pool.is_leaving {
+            let may_return =
+                is_open && self.pool.store != StoreState::Lost && self.lease.statements.unheard.is_none();
+            self.leaves_windows(window, inputs.available).filter(|_| may_return)
+        } else if let Some(want) = want {
+            Some(WindowAsk { end_ns: open_ns, want })
+        } else if to_tell.is_none() {
+            self.ask_later(inputs, window, open_ns)
+        } else {
+            None
+        };
+        let more = more.map(|ask| self.after_earlier_grants(ask));
+        let more = more.and_then(|ask| self.covered_by_disk(ask, inputs, open_ns));
+        let ask = more.or(to_tell.map(|end_ns| WindowAsk { end_ns, want: WindowWant::default() }))?;
+        Some(self.take(window, ask))
+    }
+
+    /// Whether another node may have left the window already, and tells nobody any more what it took. So no
+    /// more is asked for, and nothing is taken up.
+    fn is_over_soon(&self, end_ns: u64) -> bool {
+        end_ns.saturating_sub(self.now.wall_ns) <= self.pool.clocks.margin_ns()
+    }
+
+    /// What is wanted of the open window.
+    fn want_of_open(&mut self, inputs: &LeaseInputs, open_ns: u64) -> Option<WindowWant> {
+        let time_left_ns = open_ns.saturating_sub(self.now.wall_ns);
+        let open = self.account.taken_of(open_ns);
+        self.lease.window(inputs, &open, time_left_ns, self.now)
+    }
+
+    /// The window of which the pool of a generation must be told, or asked what it granted: by its end.
+    fn window_to_tell(&self, open_ns: u64, is_open: bool, generation: Generation) -> Option<u64> {
+        let statements = &self.lease.statements;
+        // A node that stops repeats what it gives back until the pool has answered.
+        statements
+            .unheard
+            .or_else(|| self.windows().find(|end_ns| self.is_untold(*end_ns, generation)))
+            .or_else(|| {
+                let may_ask = |end_ns: &u64| self.lease.may_ask(self.now) && !self.is_over_soon(*end_ns);
+                statements.unanswered().find(may_ask)
+            })
+            .or_else(|| {
+                // Nodes that joined after the window began go by what is told of the window.
+                let is_said = may_say(self.context, open_ns) && self.context.local.spares() && is_open;
+                let is_heard = self.pool.store != StoreState::Lost && self.lease.may_ask(self.now);
+                let is_unsaid = is_said && is_heard && !statements.was_told(open_ns, generation);
+                is_unsaid.then_some(open_ns)
+            })
+    }
+
+    /// The windows of which this process or an earlier one took, by their ends.
+    fn windows(&self) -> impl Iterator<Item = u64> {
+        let own = self.account.withdrawn().iter().map(|withdrawn| withdrawn.end_ns);
+        own.chain(self.lease.withdrawals.ends())
+    }
+
+    /// All units that were taken of a window, of which this process may have taken only the later part.
+    fn all_taken(&self, end_ns: u64) -> u64 {
+        let before = self.lease.withdrawals.before(end_ns, self.pool.since);
+        self.account.taken_of(end_ns).withdrawn.saturating_add(before)
+    }
+
+    /// Whether the pool of a generation was not told what was taken of a window.
+    fn is_untold(&self, end_ns: u64, generation: Generation) -> bool {
+        self.all_taken(end_ns) > 0 && !self.lease.statements.was_told(end_ns, generation)
+    }
+
+    /// What is asked of a window before it opens.
+    fn ask_later(&mut self, inputs: &LeaseInputs, window: &FixedWindow, open_ns: u64) -> Option<WindowAsk> {
+        let (context, now) = (self.context, self.now);
+        let end_after = |end_ns: u64| window.end_after(end_ns, context.salt);
+        let length_ns = end_after(open_ns) - open_ns;
+        let ahead = usize::try_from(AHEAD_NS / length_ns.max(1)).unwrap_or(usize::MAX).clamp(1, WINDOWS_MAX);
+        let begins = std::iter::successors(Some(open_ns), |begins_ns| Some(end_after(*begins_ns)));
+        let soon = begins.take(ahead).take_while(|begins_ns| may_be_taken_of(*begins_ns, now));
+        soon.map(end_after).find_map(|end_ns| {
+            let pool = context.local.pool_of(context.global, context.salt, end_ns).unwrap_or_default();
+            let withdrawn = self.account.taken_of(end_ns);
+            let want = self.lease.later_window(inputs, &withdrawn, pool.units, length_ns, now)?;
+            Some(WindowAsk { end_ns, want })
+        })
+    }
+
+    /// Asks for no more of a window before the pool has said what it granted when it had more.
+    fn after_earlier_grants(&self, mut ask: WindowAsk) -> WindowAsk {
+        if self.lease.statements.may_be_of_more(ask.end_ns) {
+            (ask.want.wanted, ask.want.needed) = (0, 0);
+        }
+        ask
+    }
+
+    /// Bounds what is asked for by what would come: what the disk covers counts as spent if this process
+    /// ends. Until the disk covers it there is no call for more.
+    fn covered_by_disk(
+        &mut self,
+        mut ask: WindowAsk,
+        inputs: &LeaseInputs,
+        open_ns: u64,
+    ) -> Option<WindowAsk> {
+        if !self.pool.writes_withdrawals || ask.want.wanted == 0 {
+            return Some(ask);
+        }
+        let part = self.lease.left().unwrap_or(inputs.pool.units).div_ceil(window::PART);
+        let wanted = ask.want.wanted.min(part.max(ask.want.needed).max(1));
+        ask.want.wanted = wanted;
+        let next = wanted.min(part.max(self.lease.least()).max(1));
+        let ahead = if ask.end_ns == open_ns { next } else { 0 };
+        let withdrawn = self.account.taken_of(ask.end_ns);
+        let is_covered = self.lease.covers(&withdrawn, wanted, ahead, self.node.progress().committed);
+        self.lease.waits_for_disk = !may_leave(is_covered);
+        may_leave(is_covered).then_some(ask)
+    }
+
+    /// The call that asks for this.
+    fn take(&mut self, window: &FixedWindow, ask: WindowAsk) -> PoolCall {
+        let WindowAsk { end_ns, want } = ask;
+        if want.returns > 0 {
+            self.account.return_to_pool(self.context, end_ns, want.returns, want.returns);
+        }
+        let begins_ns = window.begins(end_ns, self.context.salt);
+        let take = window::Take {
+            taker: self.pool.taker,
+            taken: self.all_taken(end_ns),
+            returned: self.account.taken_of(end_ns).returned,
+            wanted: want.wanted,
+            needed: want.needed,
+            reserved: 0,
+            total: self.total(end_ns, begins_ns),
+            begins_us: begins_ns / 1_000,
+            drops_us: end_ns.saturating_add(KEPT_NS) / 1_000,
+        };
+        let wants_more = want.wanted > 0;
+        if wants_more {
+            self.lease.statements.asks_of(end_ns);
+        }
+        let subject = Subject::Window { end_ns };
+        PoolCall {
+            about: About::Cell(CellCall { key: self.pool.key, wants_more, subject }),
+            request: PoolRequest::Take(self.name(end_ns), take),
+        }
+    }
+
+    /// What the pool of a window has in all, by this node's variant.
+    fn total(&self, end_ns: u64, begins_ns: u64) -> window::Total {
+        let CellContext { global, local, salt, .. } = *self.context;
+        if local.has_joined_since(end_ns) {
+            return window::Total::AsSaid(global.budget());
+        }
+        let units = local.pool_of(global, salt, end_ns).unwrap_or_default().units;
+        if self.now.wall_ns >= begins_ns && may_say(self.context, end_ns) {
+            window::Total::Open(units)
+        } else {
+            window::Total::Ahead(units)
+        }
+    }
+
+    /// Puts the row in line for the disk that covers the next call, if one is needed.
+    fn write_withdrawals(&mut self) {
+        if self.node.is_journal_down() {
+            // The cell is rebalanced as any other until the disk is back.
+            self.lease.waits_for_disk = false;
+            return;
+        }
+        if !self.lease.withdrawals.wants_row() {
+            return;
+        }
+        let untold: SmallVec<[u64; 4]> =
+            self.windows().filter(|end_ns| self.is_untold_in_row(*end_ns)).collect();
+        let since = self.pool.since;
+        let told_in = |end_ns| if untold.contains(&end_ns) { Generation::default() } else { since };
+        if let Some(windows) = self.lease.withdrawals.next(told_in) {
+            let record = Record { limit: self.pool.limit, tag: self.pool.key.1, windows };
+            let batch = self.node.push_row(record.row());
+            self.lease.withdrawals.goes(&record.windows, batch, self.node.progress().committed);
+        }
+    }
+
+    /// A row says of a window that its pool was told only when the pool was.
+    fn is_untold_in_row(&self, end_ns: u64) -> bool {
+        self.is_untold(end_ns, self.pool.heard) && !mutated(Mutation::LeaseWithdrawalsToldEarly)
+    }
+}
+
+/// A node takes only of windows that begin soon: a node that excludes this one relies on it having taken of
+/// no later window.
+fn may_be_taken_of(begins_ns: u64, now: Now) -> bool {
+    begins_ns.saturating_sub(now.wall_ns) <= AHEAD_NS || mutated(Mutation::LeaseTakesAnyTime)
+}
+
+/// A call for more of a window leaves when the disk covers what the call may bring.
+fn may_leave(is_covered: bool) -> bool {
+    is_covered || mutated(Mutation::LeaseTakesUnwritten)
 }
 
 /// Whether others may go by this variant's part of a window's pool, by the window's end. A limit that is not
 /// in force gets no new variants, and a node that owns nothing does not know what others have.
 fn may_say(context: &CellContext<'_>, end_ns: u64) -> bool {
     (context.in_force && !context.local.owns_nothing_of(end_ns)) || mutated(Mutation::LeaseSaysWhatIsOver)
-}
-
-impl Scene<'_> {
-    /// Whether what is given back now reaches the store, as far as is known. If that is not known, the store
-    /// is asked for a word.
-    fn reaches_somebody(&self, lease: &mut CellLease) -> bool {
-        lease.wants_word = self.is_quiet && !self.is_lost && !self.is_leaving;
-        !self.is_lost && !lease.wants_word
-    }
-
-    fn name(&self, end_ns: u64) -> PoolName {
-        PoolName { limit: self.limit, tag: self.key.1, end_ns }
-    }
-
-    /// How long a pool waits for what this node counts on for `ns`.
-    fn keep_us(&self, ns: u64) -> u64 {
-        let ns = if mutated(Mutation::LeaseTakenBackEarly) { ns / 8 } else { ns };
-        keep_us(ns, self.drift_ppm, self.clock_error_ns)
-    }
 }

@@ -39,6 +39,15 @@ struct RegionNodesRecord {
     gone_us: u64,
 }
 
+impl RegionNodesRecord {
+    /// Nobody tells any more what the nodes that went took of windows that begin before this.
+    fn note_gone(&mut self, over_us: u64) {
+        if !mutated(Mutation::LeaseForgetsWhoLeft) {
+            self.gone_us = self.gone_us.max(over_us);
+        }
+    }
+}
+
 impl RegionNodes {
     pub(super) fn new(named: BTreeMap<u16, MemberId>) -> Self {
         Self { named, ..Self::default() }
@@ -71,8 +80,8 @@ impl RegionNodes {
         let mut kept = RegionNodesRecord { nodes, gone_us: self.kept.gone_us };
         // Another member may have the node's number by now.
         let is_gone = self.kept.nodes.iter().any(|(node, region)| kept.nodes.get(node) != Some(region));
-        if is_gone && !mutated(Mutation::LeaseForgetsWhoLeft) {
-            kept.gone_us = kept.gone_us.max(over_us);
+        if is_gone {
+            kept.note_gone(over_us);
         }
         self.is_unwritten |= kept != self.kept;
         (self.kept, self.is_bound) = (kept, true);

@@ -2,7 +2,7 @@
 
 use acequia_limits::{Algorithm, Now, Part};
 
-use super::group_of;
+use super::{cell::CellLease, group_of};
 use crate::{Catalogue, LimitAnswer, Node, lock, shard_of};
 
 /// What a node holds of a cell's pool, and the state of the pool's group. The view changes nothing.
@@ -38,9 +38,9 @@ impl Node {
         let number = group_of(tag);
         let (generation, grants, is_lost, left) = {
             let leases = lock(self.leases.as_ref()?);
-            let group = &leases.groups[usize::from(number)];
-            let left = leases.cells.get(&(slot, tag)).and_then(|lease| lease.left);
-            (group.generation().number, group.grants(), leases.lost.contains(&number), left)
+            let group = leases.groups.of(number);
+            let left = leases.cells.get((slot, tag)).and_then(CellLease::left);
+            (group.generation().number, group.grants(), leases.groups.is_lost(number), left)
         };
         let (leased, leased_until_ns) = self.leased_of(answer, global, slot, now);
         Some(PoolView { group: number, generation, grants, is_lost, pool, leased, leased_until_ns, left })

@@ -8,12 +8,13 @@
 use std::collections::BTreeSet;
 
 use acequia_limits::Now;
-use acequia_rights::pool::{Generation, group::Begin};
+use acequia_rights::pool::group::Begin;
 
 use super::{
     FIRST_MAX, GROUPS, Leases, PoolRequest, SWEEP_MAX,
     group::Need,
-    pending::{About, Pending},
+    groups::Groups,
+    pending::{About, Pending, PoolCall},
 };
 use crate::Node;
 
@@ -59,18 +60,18 @@ impl Watch {
     }
 }
 
-impl Leases {
+impl Groups {
     /// Notes whether anybody answered a call.
-    pub(super) fn note_silence(&mut self, node: &Node, pending: &Pending, is_answered: bool, now: Now) {
-        let number = pending.group;
-        let group = &mut self.groups[usize::from(number)];
+    pub(super) fn note_silence(&mut self, node: &Node, call: &Pending, is_answered: bool, now: Now) {
+        let number = call.group;
         if !is_answered {
-            if group.is_silent(pending.sent_ns, now.steady_ns) && !self.lost.contains(&number) {
+            let is_silent = self.of_mut(number).is_silent(call.sent_ns, now.steady_ns);
+            if is_silent && !self.is_lost(number) {
                 self.silent.insert(number);
             }
             return;
         }
-        group.speaks(now.steady_ns);
+        self.of_mut(number).speaks(now.steady_ns);
         self.silent.remove(&number);
         if self.lost.remove(&number) {
             node.store_outages.set(number, false);
@@ -80,54 +81,19 @@ impl Leases {
         }
     }
 
-    /// Asks silent groups again until their store counts as lost: one lost call is no outage. Then all other
-    /// groups are asked, too, so that cells learn of the outage before they are asked for. From then on one
-    /// lost group is asked now and then, and all of them at once when the first is found again.
-    pub(super) fn keep_silent(&mut self, node: &Node, now: Now) {
-        for number in self.silent.clone() {
-            let group = &self.groups[usize::from(number)];
-            if group.is_lost(now.steady_ns) {
-                self.silent.remove(&number);
-                self.lost.insert(number);
-                node.store_outages.set(number, true);
-                self.watch.doubt_all();
-            } else if group.may_be_asked_again(now.steady_ns) {
-                self.call_group((number, group.generation()), PoolRequest::Sweep(SWEEP_MAX), now);
-            }
-        }
+    /// A silent group counts as lost from now on. Then all other groups are asked, too.
+    fn lose(&mut self, node: &Node, number: u16) {
+        self.silent.remove(&number);
+        self.lost.insert(number);
+        node.store_outages.set(number, true);
+        self.watch.doubt_all();
+    }
+
+    /// Notes all groups to ask at once, if all are doubted and that was not done just before.
+    fn ask_doubted(&mut self, now: Now) {
         if self.watch.is_doubted && now.steady_ns >= self.watch.doubted_ns + DOUBT_NS {
             (self.watch.is_doubted, self.watch.doubted_ns) = (false, now.steady_ns);
             self.watch.soon = (0..GROUPS).filter(|number| !self.lost.contains(number)).collect();
-        }
-        let mut asked = 0;
-        while asked < FIRST_MAX
-            && let Some(number) = self.watch.soon.pop_first()
-        {
-            let group = &self.groups[usize::from(number)];
-            if group.may_be_watched() && !self.silent.contains(&number) {
-                asked += 1;
-                self.call_group((number, group.generation()), PoolRequest::Sweep(SWEEP_MAX), now);
-            }
-        }
-        if now.steady_ns >= self.watch.probed_ns + PROBE_NS
-            && let Some(number) = self.next_lost()
-        {
-            (self.watch.probed, self.watch.probed_ns) = (number, now.steady_ns);
-            let group = &self.groups[usize::from(number)];
-            if group.may_be_watched() {
-                self.call_group((number, group.generation()), PoolRequest::Sweep(SWEEP_MAX), now);
-            }
-        }
-        let sought: Vec<u16> = self.watch.sought.iter().copied().collect();
-        for number in sought {
-            let group = &self.groups[usize::from(number)];
-            if !self.lost.contains(&number) || !group.grants() {
-                self.watch.sought.remove(&number);
-            } else if group.may_be_watched() && asked < FIRST_MAX {
-                asked += 1;
-                self.watch.sought.remove(&number);
-                self.call_group((number, group.generation()), PoolRequest::Sweep(SWEEP_MAX), now);
-            }
         }
     }
 
@@ -135,38 +101,96 @@ impl Leases {
     fn next_lost(&self) -> Option<u16> {
         self.lost.range(self.watch.probed + 1..).next().or(self.lost.first()).copied()
     }
+}
+
+impl Leases {
+    /// Asks silent groups again until their store counts as lost: one lost call is no outage. Then all other
+    /// groups are asked, too, so that cells learn of the outage before they are asked for. From then on one
+    /// lost group is asked now and then, and all of them at once when the first is found again.
+    pub(super) fn keep_silent(&mut self, node: &Node, now: Now) {
+        for number in self.groups.silent.clone() {
+            let group = self.groups.of(number);
+            if group.is_lost(now.steady_ns) {
+                self.groups.lose(node, number);
+            } else if group.may_be_asked_again(now.steady_ns) {
+                self.ask_state(number, now);
+            }
+        }
+        self.groups.ask_doubted(now);
+        let asked = self.ask_soon(now);
+        self.probe_lost(now);
+        self.ask_sought(asked, now);
+    }
+
+    /// Asks the groups that are to be asked at once, some at a time. Returns how many were asked.
+    fn ask_soon(&mut self, now: Now) -> usize {
+        let mut asked = 0;
+        while asked < FIRST_MAX
+            && let Some(number) = self.groups.watch.soon.pop_first()
+        {
+            if self.groups.of(number).may_be_watched() && !self.groups.silent.contains(&number) {
+                asked += 1;
+                self.ask_state(number, now);
+            }
+        }
+        asked
+    }
+
+    /// Asks one lost group, now and then.
+    fn probe_lost(&mut self, now: Now) {
+        if now.steady_ns >= self.groups.watch.probed_ns + PROBE_NS
+            && let Some(number) = self.groups.next_lost()
+        {
+            (self.groups.watch.probed, self.groups.watch.probed_ns) = (number, now.steady_ns);
+            if self.groups.of(number).may_be_watched() {
+                self.ask_state(number, now);
+            }
+        }
+    }
+
+    /// Asks lost groups, since another one was found again, if so many were asked already.
+    fn ask_sought(&mut self, mut asked: usize, now: Now) {
+        for number in self.groups.watch.sought.clone() {
+            let group = self.groups.of(number);
+            if !self.groups.is_lost(number) || !group.grants() {
+                self.groups.watch.sought.remove(&number);
+            } else if group.may_be_watched() && asked < FIRST_MAX {
+                asked += 1;
+                self.groups.watch.sought.remove(&number);
+                self.ask_state(number, now);
+            }
+        }
+    }
 
     /// Begins generations, and says that this node has told all.
     pub(super) fn keep_groups(&mut self, now: Now) {
         self.watch_groups(now);
-        let unsettled: Vec<u16> = self.unsettled.iter().copied().collect();
-        let absent = self.absent(now);
-        let mut first = 0;
-        for number in unsettled {
-            let group = &self.groups[usize::from(number)];
+        let excluded = self.excluded_now(now);
+        let mut begun = 0;
+        for number in self.groups.unsettled.clone() {
+            let group = self.groups.of(number);
             if group.grants() {
-                self.unsettled.remove(&number);
+                self.groups.unsettled.remove(&number);
                 continue;
             }
-            let generation = group.generation();
-            let question = match group.need(now.steady_ns) {
+            let request = match group.need(now.steady_ns) {
                 None => continue,
-                Some(Need::Begin(..)) if first >= FIRST_MAX => continue,
-                Some(Need::Assert(_)) if group.remembers_nothing() && self.awaits_loans(now) => continue,
-                Some(Need::Begin(heard, goes_on)) => {
-                    PoolRequest::Begin(Begin { heard, by: self.taker(), goes_on })
+                Some(Need::Begin { .. }) if begun >= FIRST_MAX => continue,
+                Some(Need::Assert) if group.remembers_nothing() && self.awaits_loans(now) => continue,
+                Some(Need::Begin { above, goes_on }) => {
+                    begun += 1;
+                    PoolRequest::Begin(Begin { heard: above, by: self.calls.taker(&self.home), goes_on })
                 }
-                Some(Need::Assert(_)) => PoolRequest::Assert(self.assertion(group, now), absent.clone()),
+                Some(Need::Assert) => PoolRequest::Assert(self.assertion(group, now), excluded.clone()),
             };
-            first += usize::from(matches!(question, PoolRequest::Begin(_)));
-            self.call_group((number, generation), question, now);
+            self.call_group(number, request, now);
         }
     }
 
     /// Asks groups that grant for their state, some at a time, in turn.
     fn watch_groups(&mut self, now: Now) {
         let each_ns = WATCH_NS / u64::from(GROUPS);
-        let Watch { last: mut number, last_ns, .. } = self.watch;
+        let Watch { last: mut number, last_ns, .. } = self.groups.watch;
         if now.steady_ns < last_ns + TOGETHER_NS {
             return;
         }
@@ -174,22 +198,21 @@ impl Leases {
         while at_ns + each_ns <= now.steady_ns {
             at_ns += each_ns;
             number = (number + 1) % GROUPS;
-            let group = &self.groups[usize::from(number)];
-            if group.may_be_watched() {
-                self.call_group((number, group.generation()), PoolRequest::Sweep(SWEEP_MAX), now);
+            if self.groups.of(number).may_be_watched() {
+                self.ask_state(number, now);
             }
         }
-        (self.watch.last, self.watch.last_ns) = (number, at_ns);
+        (self.groups.watch.last, self.groups.watch.last_ns) = (number, at_ns);
     }
 
-    pub(super) fn call_group(
-        &mut self,
-        (number, generation): (u16, Generation),
-        question: PoolRequest,
-        now: Now,
-    ) {
-        if let Some(id) = self.call((number, generation), About::Group, question, now) {
-            self.groups[usize::from(number)].calls(id);
+    /// Asks a group for its state. It drops some of its cells by the way.
+    pub(super) fn ask_state(&mut self, number: u16, now: Now) {
+        self.call_group(number, PoolRequest::Sweep(SWEEP_MAX), now);
+    }
+
+    fn call_group(&mut self, number: u16, request: PoolRequest, now: Now) {
+        if let Some(id) = self.call(number, PoolCall { about: About::Group, request }, now) {
+            self.groups.of_mut(number).note_call(id);
         }
     }
 }

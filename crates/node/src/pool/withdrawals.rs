@@ -48,6 +48,13 @@ struct Written {
     batch: u64,
 }
 
+/// Units of a window that the disk must cover.
+#[derive(Clone, Copy, Debug)]
+struct Wish {
+    end_ns: u64,
+    units: u64,
+}
+
 /// The withdrawals of one cell, by window.
 #[derive(Debug, Default)]
 pub(super) struct Withdrawals {
@@ -55,8 +62,8 @@ pub(super) struct Withdrawals {
     before: SmallVec<[Withdrawal; 1]>,
     /// Withdrawals of this process: for each window the last that may be on the disk, and the one after it.
     written: SmallVec<[Written; 2]>,
-    /// What the next row must say, if one is needed: a window's end, and units.
-    wish: Option<(u64, u64)>,
+    /// What the next row must say, if one is needed.
+    wish: Option<Wish>,
     has_row: bool,
 }
 
@@ -86,7 +93,7 @@ impl Withdrawals {
 
     /// Forgets windows that ended by this time, and so are over by every wall.
     pub(super) fn forget(&mut self, until_ns: u64) {
-        self.before.retain(|taking| taking.end_ns > until_ns);
+        self.before.retain(|withdrawal| withdrawal.end_ns > until_ns);
         self.written.retain(|written| written.end_ns > until_ns);
     }
 
@@ -103,32 +110,29 @@ impl Withdrawals {
     /// What earlier processes took of a window, as far as a pool must be told that remembers since this
     /// generation.
     pub(super) fn before(&self, end_ns: u64, since: Generation) -> u64 {
-        let told = |taking: &&Withdrawal| taking.end_ns == end_ns && taking.told_in != since;
-        self.before.iter().find(told).map_or(0, |taking| taking.units)
+        let told = |withdrawal: &&Withdrawal| withdrawal.end_ns == end_ns && withdrawal.told_in != since;
+        self.before.iter().find(told).map_or(0, |withdrawal| withdrawal.units)
     }
 
     /// The windows of which earlier processes took, by their ends.
     pub(super) fn ends(&self) -> impl Iterator<Item = u64> + '_ {
-        self.before.iter().map(|taking| taking.end_ns)
+        self.before.iter().map(|withdrawal| withdrawal.end_ns)
     }
 
     /// The most that all processes have, if this one has `units`.
     pub(super) fn with_before(&self, end_ns: u64, units: u64) -> u64 {
-        let before = self.before.iter().find(|taking| taking.end_ns == end_ns);
-        before.map_or(0, |taking| taking.units).saturating_add(units)
+        let before = self.before.iter().find(|withdrawal| withdrawal.end_ns == end_ns);
+        before.map_or(0, |withdrawal| withdrawal.units).saturating_add(units)
     }
 
     /// Whether the disk covers these units of a window. If not, the next row will, with `ahead` more.
     pub(super) fn is_written(&mut self, end_ns: u64, units: u64, ahead: u64, committed: u64) -> bool {
         let covers = |written: &&Written| written.end_ns == end_ns && written.units >= units;
         let mut covering = self.written.iter().filter(covers).map(|written| written.batch);
-        match covering.clone().min() {
-            None => self.wish = Some((end_ns, units.saturating_add(ahead))),
-            // A row ahead, so that the next call need not wait.
-            Some(_) if self.most(end_ns) < units.saturating_add(ahead) => {
-                self.wish = Some((end_ns, units.saturating_add(ahead)));
-            }
-            Some(_) => {}
+        let with_ahead = units.saturating_add(ahead);
+        // A row ahead, so that the next call need not wait.
+        if covering.clone().next().is_none() || self.most(end_ns) < with_ahead {
+            self.wish = Some(Wish { end_ns, units: with_ahead });
         }
         covering.any(|batch| batch <= committed)
     }
@@ -147,12 +151,12 @@ impl Withdrawals {
     /// The next row's windows, if one is needed. `told_in` gives for a window the generation since which a
     /// pool remembers that was told of all withdrawals.
     pub(super) fn next(&mut self, told_in: impl Fn(u64) -> Generation) -> Option<Vec<Withdrawal>> {
-        let (end_ns, units) = self.wish.take()?;
+        let Wish { end_ns, units } = self.wish.take()?;
         let mut own: BTreeMap<u64, u64> = BTreeMap::from([(end_ns, units.max(self.most(end_ns)))]);
         for written in &self.written {
             own.entry(written.end_ns).or_insert(self.most(written.end_ns));
         }
-        let before = self.before.iter().filter(|taking| !own.contains_key(&taking.end_ns)).copied();
+        let before = self.before.iter().filter(|withdrawal| !own.contains_key(&withdrawal.end_ns)).copied();
         let mut windows: Vec<Withdrawal> = before.collect();
         windows.extend(own.iter().map(|(end_ns, units)| Withdrawal {
             end_ns: *end_ns,
@@ -166,7 +170,8 @@ impl Withdrawals {
     pub(super) fn goes(&mut self, windows: &[Withdrawal], batch: u64, committed: u64) {
         self.has_row = true;
         for Withdrawal { end_ns, units, .. } in windows.iter().copied() {
-            let is_before = |taking: &Withdrawal| (taking.end_ns, taking.units) == (end_ns, units);
+            let is_before =
+                |withdrawal: &Withdrawal| (withdrawal.end_ns, withdrawal.units) == (end_ns, units);
             let is_known = |written: &Written| (written.end_ns, written.units) == (end_ns, units);
             if !self.before.iter().any(is_before) && !self.written.iter().any(is_known) {
                 self.written.push(Written { end_ns, units, batch });
@@ -226,7 +231,7 @@ mod tests {
         let needs = withdrawals.with_before(10, 30);
         assert!(!withdrawals.is_written(10, needs, 0, 9));
         let mut row = withdrawals.next(|_| generation(2)).expect("a row");
-        row.sort_by_key(|taking| taking.end_ns);
+        row.sort_by_key(|withdrawal| withdrawal.end_ns);
         assert_eq!((row[0].units, row[0].told_in), (100, generation(2)));
         assert_eq!((row[1].units, row[1].told_in), (5, generation(1)), "as it was");
         withdrawals.goes(&row, 1, 0);

@@ -22,7 +22,7 @@ use crate::{
     decide::spent_for_ns,
     journal::HeapCell,
     lock,
-    pool::Leases,
+    pool::{ClockPromise, Leases},
     region::ResumeFault,
 };
 
@@ -374,7 +374,8 @@ impl Sharing {
             .map_or_else(VersionId::default, |allocation| allocation.version_id);
         let drift_ppm = self.drift_ppm();
         let catalogue = node.catalogue();
-        leases.bind(node, &catalogue, (newest, self.margin_ns(), drift_ppm), now);
+        let clocks = ClockPromise { error_ns: self.margin_ns(), drift_ppm };
+        leases.bind(node, &catalogue, newest, clocks, now);
         self.follow(leases, now);
         // The cell may now hold less of the pool than it has lent.
         for key in self.cells.keys() {
