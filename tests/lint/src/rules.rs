@@ -15,7 +15,7 @@ pub const WORDS_MEAN_MAX: f64 = 18.0;
 /// Bytes.
 const KB: usize = 1024;
 /// The pages that are held to a size and to short sentences, and how many bytes each may have.
-pub const SIZES: [(&str, usize); 27] = [
+pub const SIZES: [(&str, usize); 28] = [
     ("README.md", 9 * KB),
     ("SECURITY.md", 11 * KB),
     ("CHANGELOG.md", 9 * KB),
@@ -43,6 +43,7 @@ pub const SIZES: [(&str, usize); 27] = [
     ("proto/README.md", 8 * KB),
     ("tests/README.md", 8 * KB),
     ("tests/ring/README.md", 8 * KB),
+    ("sim/README.md", 8 * KB),
 ];
 /// The pages for operators, and what they may have together.
 pub const OPERATORS: ([&str; 5], usize) = (
