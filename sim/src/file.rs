@@ -13,7 +13,7 @@ use crate::{
 
 /// The contents of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct ScheduleFile {
     /// The scenario whose limits and demand apply.
     pub scenario: String,
     /// The seed for everything that the schedule does not fix.
@@ -35,7 +35,7 @@ struct Entry {
     fault: Fault,
 }
 
-impl Kept {
+impl ScheduleFile {
     /// The text of the file.
     pub fn to_text(&self) -> String {
         let (scenario, seed) = (&self.scenario, self.seed);
@@ -52,7 +52,7 @@ impl Kept {
         text
     }
 
-    /// Reads a file that [`Kept::to_text`] or a person wrote.
+    /// Reads a file that [`ScheduleFile::to_text`] or a person wrote.
     ///
     /// # Errors
     /// A description of what is wrong with the file.
@@ -101,26 +101,26 @@ mod tests {
     fn what_is_written_is_read_for_every_scenario() {
         for scenario in scenarios::ALL {
             for seed in 1..20 {
-                let kept = Kept {
+                let stored = ScheduleFile {
                     scenario: scenario.name.to_owned(),
                     seed,
                     schedule: scenario.plan_of(seed).schedule,
                 };
-                assert_eq!(Kept::read(&kept.to_text()), Ok(kept.clone()), "{}", kept.to_text());
+                assert_eq!(ScheduleFile::read(&stored.to_text()), Ok(stored.clone()), "{}", stored.to_text());
             }
         }
     }
 
     #[test]
     fn a_file_that_is_wrong_says_where() {
-        let fault = Kept::read("{\n \"scenario\": 7 }").expect_err("no file");
+        let fault = ScheduleFile::read("{\n \"scenario\": 7 }").expect_err("no file");
         assert!(fault.contains("line 2"), "{fault}");
     }
 
     #[test]
     fn a_place_that_is_not_there_is_refused() {
-        let kept = |fault: &str| {
-            Kept::read(&format!(
+        let stored = |fault: &str| {
+            ScheduleFile::read(&format!(
                 r#"{{ "scenario": "split-brain", "seed": 7, "schedule": [{{ "at_ms": 5, "fault": {fault} }}] }}"#
             ))
         };
@@ -129,11 +129,11 @@ mod tests {
             (r#"{ "Order": [0, { "Evict": 9 }] }"#, "names the place 9"),
             (r#"{ "Cut": [1, 1] }"#, "cuts a place from itself"),
         ] {
-            let why = kept(fault).expect_err("no such place");
+            let why = stored(fault).expect_err("no such place");
             assert!(why.contains(words), "{why}");
         }
         let scenario = scenarios::named("split-brain").expect("a scenario");
-        let fourth = kept(r#"{ "Stop": 3 }"#).expect("there are five names");
+        let fourth = stored(r#"{ "Stop": 3 }"#).expect("there are five names");
         let why = fourth.plan_of(&scenario).expect_err("of three regions");
         assert!(why.contains("the last of split-brain is 2"), "{why}");
     }

@@ -11,7 +11,7 @@ pub struct Rule {
     /// The name of the rule in [`Mutation`].
     pub name: &'static str,
     /// The mutation that removes the rule.
-    pub broken: Mutation,
+    pub mutation: Mutation,
     /// The scenarios in which the rule matters.
     pub scenarios: &'static [&'static str],
     /// Whether a few seeds are enough to notice.
@@ -42,7 +42,7 @@ macro_rules! rules {
     ($($rule:ident in $scenarios:expr, $quick:expr;)*) => {
         &[$(Rule {
             name: stringify!($rule),
-            broken: Mutation::$rule,
+            mutation: Mutation::$rule,
             scenarios: &$scenarios,
             is_quick: $quick,
         }),*]
@@ -140,7 +140,7 @@ pub fn kill(rule: &Rule, seeds: u64) -> Option<Killed> {
     for seed in 1..=seeds {
         for scenario in rule.scenarios {
             tried += 1;
-            let Some(finding) = without(Some(rule.broken), scenario, seed) else { continue };
+            let Some(finding) = without(Some(rule.mutation), scenario, seed) else { continue };
             if without(None, scenario, seed).is_none() {
                 return Some(Killed { seeds: tried, scenario, seed, finding });
             }
@@ -149,11 +149,11 @@ pub fn kill(rule: &Rule, seeds: u64) -> Option<Killed> {
     None
 }
 
-/// The finding of a run without a rule.
-fn without(rule: Option<Mutation>, scenario: &str, seed: u64) -> Option<String> {
+/// The finding of a run without the rule of a mutation, or with all rules.
+fn without(mutation: Option<Mutation>, scenario: &str, seed: u64) -> Option<String> {
     let scenario = scenarios::named(scenario)?;
     let run = || run_to_end(scenario.plan_of(seed), seed, &Trace::default(), Vec::new());
-    break_rule(rule);
+    break_rule(mutation);
     let record = std::panic::catch_unwind(run);
     break_rule(None);
     match record {

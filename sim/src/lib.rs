@@ -36,6 +36,11 @@ pub mod world;
 /// The names of regions, by their places. The first region's node is the authority.
 pub const NAMES: [&str; 5] = ["eu", "us", "ap", "sa", "af"];
 
+/// A time in nanoseconds.
+fn ns(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// The example that the README shows works.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -9,7 +9,7 @@ use std::{
 
 use acequia_sim::{
     compare::{self, Form},
-    file::Kept,
+    file::ScheduleFile,
     many::{Job, Outcome, run_all},
     minimise::{kind_of, minimise},
     progress::Progress,
@@ -133,14 +133,14 @@ fn main() -> ExitCode {
             }
         }
         Command::Minimise { scenario, seed, schedule, tries, out } => {
-            let kept = match schedule {
+            let stored = match schedule {
                 Some(file) => read(&file),
                 None => named(&scenario.unwrap_or_default()).map(|scenario| {
                     let (scenario, schedule) = (scenario.name.to_owned(), scenario.plan_of(seed).schedule);
-                    Kept { scenario, seed, schedule }
+                    ScheduleFile { scenario, seed, schedule }
                 }),
             };
-            kept.and_then(|kept| minimise_one(&kept, tries, out.as_deref()))
+            stored.and_then(|stored| minimise_one(&stored, tries, out.as_deref()))
         }
         Command::Compare { scenarios, seed, markdown } => {
             compare_all(&scenarios, seed, if markdown { Form::Markdown } else { Form::Plain })
@@ -224,9 +224,15 @@ fn run_one(
     let record = if let Some(file) = &files.report {
         let (record, series) = run_watched(plan, seed, &trace).map_err(|fault| fault.to_string())?;
         let rival = compare::gossip_in(&record, &series, seed);
-        let (record_of, series) = (&record, &series);
-        let page =
-            report::page(Shown { scenario, seed, again, record: record_of, series, rival: rival.as_ref() });
+        let (shown_record, series) = (&record, &series);
+        let page = report::page(Shown {
+            scenario,
+            seed,
+            again,
+            record: shown_record,
+            series,
+            rival: rival.as_ref(),
+        });
         let page =
             page.ok_or_else(|| unwritten(file, "no limit of this scenario can be shown".to_owned()))?;
         std::fs::write(file, page).map_err(|fault| unwritten(file, fault.to_string()))?;
@@ -246,9 +252,9 @@ fn run_one(
 }
 
 fn run_file(file: &Path, files: &Files) -> Result<ExitCode, String> {
-    let kept = read(file)?;
-    let (scenario, seed) = (named(&kept.scenario)?, kept.seed);
-    let plan = kept.plan_of(&scenario)?;
+    let stored = read(file)?;
+    let (scenario, seed) = (named(&stored.scenario)?, stored.seed);
+    let plan = stored.plan_of(&scenario)?;
     run_one(&scenario, plan, seed, files, &format!("run --schedule {}", file.display()))
 }
 
@@ -269,10 +275,10 @@ fn compare_all(names: &[String], seed: u64, form: Form) -> Result<ExitCode, Stri
     Ok(ExitCode::SUCCESS)
 }
 
-fn read(file: &Path) -> Result<Kept, String> {
+fn read(file: &Path) -> Result<ScheduleFile, String> {
     let unread = |fault: String| format!("cannot read {}: {fault}", file.display());
     let text = std::fs::read_to_string(file).map_err(|fault| unread(fault.to_string()))?;
-    Kept::read(&text).map_err(unread)
+    ScheduleFile::read(&text).map_err(unread)
 }
 
 fn run_many(scenarios: &[Scenario], from: u64, seeds: u64, jobs: Option<usize>) -> ExitCode {
@@ -312,10 +318,10 @@ fn run_many(scenarios: &[Scenario], from: u64, seeds: u64, jobs: Option<usize>) 
     ExitCode::FAILURE
 }
 
-fn minimise_one(kept: &Kept, tries: usize, out: Option<&Path>) -> Result<ExitCode, String> {
-    let Kept { seed, schedule, .. } = kept;
-    let scenario = named(&kept.scenario)?;
-    kept.plan_of(&scenario)?;
+fn minimise_one(stored: &ScheduleFile, tries: usize, out: Option<&Path>) -> Result<ExitCode, String> {
+    let ScheduleFile { seed, schedule, .. } = stored;
+    let scenario = named(&stored.scenario)?;
+    stored.plan_of(&scenario)?;
     let run = |schedule: &Schedule| {
         let plan = Plan { schedule: schedule.clone(), ..scenario.plan_of(*seed) };
         Job { scenario, seed: *seed, plan: Some(plan) }.run(&Vec::new)
@@ -338,7 +344,7 @@ fn minimise_one(kept: &Kept, tries: usize, out: Option<&Path>) -> Result<ExitCod
     let last = run(&small);
     say(&format!("{}\n{}", last.findings().join("\n"), last_of(&last.last)));
     if let Some(out) = out {
-        let text = Kept { schedule: small, ..kept.clone() }.to_text();
+        let text = ScheduleFile { schedule: small, ..stored.clone() }.to_text();
         std::fs::write(out, text).map_err(|fault| format!("cannot write {}: {fault}", out.display()))?;
         say(&replay(&format!("run --schedule {}", out.display())));
     }
@@ -391,7 +397,7 @@ fn listed(scenario: &Scenario) -> String {
 }
 
 fn summary(scenario: &Scenario, seed: u64, record: &Record, again: &str) -> String {
-    let Record { plan, regions, findings, notes, hash, counts: (events, packets, bytes), took } = record;
+    let Record { plan, regions, findings, notes, hash, totals, took } = record;
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = writeln!(text, "{} --seed {seed}: {}", scenario.name, scenario.story);
@@ -405,11 +411,13 @@ fn summary(scenario: &Scenario, seed: u64, record: &Record, again: &str) -> Stri
     }
     let _ = writeln!(
         text,
-        "{:.0} s of {} regions in {:.2} s; {events} events, {packets} packets, {} kB; trace {hash:016x}",
+        "{:.0} s of {} regions in {:.2} s; {} events, {} packets, {} kB; trace {hash:016x}",
         plan.duration.as_secs_f64(),
         plan.regions,
         took.as_secs_f64(),
-        bytes / 1_000,
+        totals.events,
+        totals.packets,
+        totals.packet_bytes / 1_000,
     );
     if findings.is_empty() {
         text.push_str("nothing found");

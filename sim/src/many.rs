@@ -40,7 +40,7 @@ pub struct Outcome {
 }
 
 /// Additional checks, made anew for every run.
-pub type More = dyn Fn() -> Vec<Box<dyn Check>> + Sync;
+pub type ExtraChecks = dyn Fn() -> Vec<Box<dyn Check>> + Sync;
 
 impl Job {
     /// A scenario with a seed.
@@ -49,11 +49,12 @@ impl Job {
     }
 
     /// Runs the job in a thread of its own.
-    pub fn run(self, more: &More) -> Outcome {
+    pub fn run(self, extra_checks: &ExtraChecks) -> Outcome {
         let trace = Trace::default();
         let plan = self.plan.clone().unwrap_or_else(|| self.scenario.plan_of(self.seed));
         let done = thread::scope(|scope| {
-            let simulation = || run_with(plan, self.seed, &trace, more()).map_err(|fault| fault.to_string());
+            let simulation =
+                || run_with(plan, self.seed, &trace, extra_checks()).map_err(|fault| fault.to_string());
             let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, simulation);
             match thread.map(thread::ScopedJoinHandle::join) {
                 Ok(Ok(done)) => done,
@@ -84,7 +85,7 @@ impl Outcome {
 pub fn run_all(
     jobs: impl Iterator<Item = Job> + Send,
     at_a_time: usize,
-    more: &More,
+    extra_checks: &ExtraChecks,
     mut tell: impl FnMut(Outcome),
 ) {
     let jobs = Mutex::new(jobs);
@@ -95,7 +96,7 @@ pub fn run_all(
             scope.spawn(move || {
                 let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
                 while let Some(job) = next() {
-                    if send.send(job.run(more)).is_err() {
+                    if send.send(job.run(extra_checks)).is_err() {
                         break;
                     }
                 }

@@ -6,12 +6,12 @@ use crate::{
     NAMES,
     checks::{self, Check, Clocks, REST_MAX},
     scenarios::{Plan, Scenario},
-    trace::Trace,
-    world::{Answer, Said, Setup, World, WorldError},
+    trace::{Totals, Trace},
+    world::{Answer, Reply, Setup, World, WorldError},
 };
 
 /// Steps between two checks of whether the world has come to rest.
-const STEPS_A_LOOK: u32 = 1_000;
+const STEPS_A_REST_CHECK: u32 = 1_000;
 
 /// The result of a run.
 #[derive(Clone, Debug)]
@@ -26,8 +26,8 @@ pub struct Record {
     pub notes: Vec<String>,
     /// A hash of all events and packets.
     pub hash: u64,
-    /// The numbers of events, of packets between regions, and of their bytes.
-    pub counts: (u64, u64, u64),
+    /// The numbers of events and packets.
+    pub totals: Totals,
     /// How long the run took on this machine.
     pub took: Duration,
 }
@@ -67,9 +67,9 @@ pub fn run_with(
     plan: Plan,
     seed: u64,
     trace: &Trace,
-    more: Vec<Box<dyn Check>>,
+    extra_checks: Vec<Box<dyn Check>>,
 ) -> Result<Record, WorldError> {
-    judge(plan, seed, trace, more, true)
+    judge(plan, seed, trace, extra_checks, End::AtRest)
 }
 
 /// Runs a plan with additional checks, and ends when the plan does, without waiting for rest.
@@ -80,36 +80,35 @@ pub fn run_to_end(
     plan: Plan,
     seed: u64,
     trace: &Trace,
-    more: Vec<Box<dyn Check>>,
+    extra_checks: Vec<Box<dyn Check>>,
 ) -> Result<Record, WorldError> {
-    judge(plan, seed, trace, more, false)
+    judge(plan, seed, trace, extra_checks, End::WithPlan)
+}
+
+/// When a run ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// When nobody asks any more and all checks say that the world has come to rest.
+    AtRest,
+    /// When the plan does.
+    WithPlan,
 }
 
 fn judge(
     plan: Plan,
     seed: u64,
     trace: &Trace,
-    more: Vec<Box<dyn Check>>,
-    rests: bool,
+    extra_checks: Vec<Box<dyn Check>>,
+    end: End,
 ) -> Result<Record, WorldError> {
     let begun = Instant::now();
-    let setup = Setup {
-        seed,
-        regions: plan.regions,
-        limits: plan.limits.clone(),
-        clock: plan.clock.to_owned(),
-        latency_ms: plan.latency_ms,
-        demand: plan.demand.clone(),
-        guard_percent: plan.guard_percent,
-        stores: plan.stores,
-    };
-    let mut world = World::new(&setup, trace.clone())?;
+    let mut world = World::new(&Setup::of(&plan, seed), trace.clone())?;
     let clocks = match plan.most_walls_are_right {
         true => Clocks::default(),
         false => Clocks::beyond(&world.clock(), &plan.schedule, plan.duration),
     };
     let mut checks = checks::all(&world.limits(), clocks, &plan).map_err(WorldError::Setup)?;
-    checks.extend(more);
+    checks.extend(extra_checks);
     let mut regions: Vec<_> = NAMES[..plan.regions].iter().map(|name| (*name, Counts::default())).collect();
     let mut faults = plan.schedule.faults().iter().peekable();
     while world.elapsed() < plan.duration && trace.findings().is_empty() {
@@ -117,7 +116,7 @@ fn judge(
             world.apply(fault);
         }
         world.step()?;
-        let answers = look(&world, &mut checks, trace);
+        let answers = observe(&world, &mut checks, trace);
         answers.iter().for_each(|answer| regions[answer.place].1.count(answer));
     }
     if trace.findings().is_empty() {
@@ -127,8 +126,8 @@ fn judge(
             }
         }
     }
-    if rests {
-        rest(&mut world, &mut checks, trace)?;
+    if end == End::AtRest {
+        wait_for_rest(&mut world, &mut checks, trace)?;
     }
     Ok(Record {
         plan,
@@ -136,19 +135,19 @@ fn judge(
         findings: trace.findings(),
         notes: checks.iter().flat_map(|check| check.summary()).collect(),
         hash: trace.hash(),
-        counts: trace.counts(),
+        totals: trace.totals(),
         took: begun.elapsed(),
     })
 }
 
 /// Silences the callers, and waits until the world has come to rest.
-fn rest(world: &mut World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Result<(), WorldError> {
+fn wait_for_rest(world: &mut World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Result<(), WorldError> {
     let until = world.elapsed() + REST_MAX;
     world.hush();
     while trace.findings().is_empty() {
-        for _ in 0..STEPS_A_LOOK {
+        for _ in 0..STEPS_A_REST_CHECK {
             world.step()?;
-            look(world, checks, trace);
+            observe(world, checks, trace);
         }
         let mut restless = checks.iter_mut().map(|check| (check.name(), check.rest(world)));
         let Some((name, Err(what))) = restless.find(|(_, rest)| rest.is_err()) else { break };
@@ -159,11 +158,11 @@ fn rest(world: &mut World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Resu
     Ok(())
 }
 
-/// Lets the checks look, and returns the new answers.
-fn look(world: &World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Vec<Answer> {
+/// Shows the world to the checks, and returns the new answers.
+fn observe(world: &World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Vec<Answer> {
     let answers = world.take_answers();
     for check in checks {
-        if let Err(what) = check.look(world, &answers) {
+        if let Err(what) = check.observe(world, &answers) {
             trace.finding(format!("{}: {what}, at {:?}", check.name(), world.elapsed()));
         }
     }
@@ -172,11 +171,11 @@ fn look(world: &World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Vec<Answ
 
 impl Counts {
     pub(crate) fn count(&mut self, answer: &Answer) {
-        match answer.said {
-            Said::Allowed(_) | Said::Leased(_) => self.allowed += 1,
-            Said::Spent(_) => {}
-            Said::Denied(_) => self.denied += 1,
-            Said::Nothing(_) => self.silent += 1,
+        match answer.reply {
+            Reply::Allowed(_) | Reply::Leased(_) => self.allowed += 1,
+            Reply::Spent(_) => {}
+            Reply::Denied(_) => self.denied += 1,
+            Reply::Nothing(_) => self.silent += 1,
         }
     }
 }

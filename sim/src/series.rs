@@ -18,6 +18,7 @@ use crate::{
     bound::Bound,
     checks::Check,
     demand::Question,
+    ns,
     run::{Counts, Record, run_with},
     scenarios::Plan,
     schedule::Place,
@@ -117,7 +118,7 @@ impl Check for Watch {
         "watch"
     }
 
-    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
         if world.elapsed() > self.until {
             return Ok(());
         }
@@ -125,7 +126,7 @@ impl Check for Watch {
         if series.is_up.is_empty() {
             *series = Series::new(world);
         }
-        series.look(world, answers, self.trace.counts().2);
+        series.observe(world, answers, self.trace.totals().packet_bytes);
         Ok(())
     }
 
@@ -157,7 +158,7 @@ impl Series {
     }
 
     /// Takes a sample, if one is due. `answers` came in the last step, and `bytes` were sent until its end.
-    fn look(&mut self, world: &World, answers: &[Answer], bytes: u64) {
+    fn observe(&mut self, world: &World, answers: &[Answer], bytes: u64) {
         self.answers.extend_from_slice(answers);
         self.ended = world.elapsed();
         while self.at(self.bytes.len()) <= self.ended {
@@ -224,7 +225,7 @@ impl CellSeries {
     /// Units of this cell that passed with an answer.
     pub fn passed(&self, answer: &Answer) -> u64 {
         let charged =
-            answer.said.passed().unwrap_or(&[]).iter().find(|(name, _)| *name == self.limit.spec.name);
+            answer.reply.passed().unwrap_or(&[]).iter().find(|(name, _)| *name == self.limit.spec.name);
         charged.filter(|_| self.is_of(&answer.question)).map_or(0, |(_, units)| *units)
     }
 
@@ -276,11 +277,12 @@ impl CellSeries {
                 }
             }
         }
-        self.tell_loans(at, lent);
+        self.record_loans(at, lent);
         self.count_allowed(at, bound.unwrap_or(self.bound));
     }
 
-    fn tell_loans(&mut self, at: Duration, lent: BTreeMap<(Place, Place), u64>) {
+    /// Records which loans came and went since the last sample.
+    fn record_loans(&mut self, at: Duration, lent: BTreeMap<(Place, Place), u64>) {
         let pairs: Vec<_> = self.lent.keys().chain(lent.keys()).copied().collect();
         for pair in pairs.into_iter().collect::<std::collections::BTreeSet<_>>() {
             let of = |loans: &BTreeMap<_, u64>| loans.get(&pair).copied().unwrap_or(0);
@@ -329,10 +331,8 @@ fn most_asked(limit: &Limit, answers: &[Answer]) -> Option<Vec<(String, String)>
 /// The cell of a limit in which a question is counted, by keys and values; `None` if the limit does not
 /// apply.
 pub fn cell_of(limit: &Limit, question: &Question) -> Option<Vec<(String, String)>> {
-    let entries: Vec<_> =
-        question.entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
-    let descriptor = Descriptor::new(&entries, None);
-    if !limit.when.iter().all(|condition| condition.holds(&descriptor)) {
+    let applies = question.with(|descriptor| limit.when.iter().all(|condition| condition.holds(descriptor)));
+    if !applies {
         return None;
     }
     let value = |key: &str| question.entries.iter().find(|(own, _)| own == key).cloned();
@@ -343,14 +343,11 @@ fn place_of(region: MemberId) -> Option<Place> {
     NAMES.iter().position(|name| MemberId::named(name) == region)
 }
 
-fn running_sum(counts: &mut [u64]) {
+/// Replaces each count by the sum of all counts up to it.
+pub(crate) fn running_sum(counts: &mut [u64]) {
     let mut sum = 0;
     for count in counts {
         sum += *count;
         *count = sum;
     }
-}
-
-fn ns(at: Duration) -> u64 {
-    u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
 }

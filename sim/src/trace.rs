@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
-/// Events of each host that are kept to be shown.
-const KEPT: usize = 40;
+/// Events of each host that are held to be shown.
+const LINES_MAX: usize = 40;
 
 /// The bit in a QUIC packet's first byte that marks a handshake packet (RFC 9000 section 17.2).
 const LONG_HEADER: u8 = 0x80;
@@ -23,14 +23,23 @@ pub struct Trace(Arc<Mutex<Inner>>);
 struct Inner {
     hosts: Vec<(String, VecDeque<Line>)>,
     hash: Fnv,
-    events: u64,
-    packets: u64,
-    packet_bytes: u64,
+    totals: Totals,
     /// Traffic by sender and destination.
     links: BTreeMap<(&'static str, IpAddr), Sent>,
     /// Every line, for comparing two runs; `None` if lines are not kept.
     whole: Option<String>,
     findings: Vec<String>,
+}
+
+/// The numbers of events and packets of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Events at hosts.
+    pub events: u64,
+    /// Packets between regions.
+    pub packets: u64,
+    /// Bytes of these packets.
+    pub packet_bytes: u64,
 }
 
 /// The traffic from one host to another since the start.
@@ -121,14 +130,14 @@ impl Trace {
     pub fn tell(&self, host: &str, at: Duration, what: impl Into<String>) {
         let what = what.into();
         let mut inner = self.inner();
-        inner.events += 1;
+        inner.totals.events += 1;
         inner.note(host, at, &what);
         let place = inner.hosts.iter().position(|(name, _)| name == host).unwrap_or_else(|| {
             inner.hosts.push((host.to_owned(), VecDeque::new()));
             inner.hosts.len() - 1
         });
         let lines = &mut inner.hosts[place].1;
-        if lines.len() == KEPT {
+        if lines.len() == LINES_MAX {
             lines.pop_front();
         }
         lines.push_back(Line { at, what });
@@ -138,8 +147,8 @@ impl Trace {
     pub fn packet(&self, from: &'static str, at: Duration, to: SocketAddr, packet: &[u8]) {
         let mut inner = self.inner();
         let bytes = packet.len();
-        inner.packets += 1;
-        inner.packet_bytes += bytes as u64;
+        inner.totals.packets += 1;
+        inner.totals.packet_bytes += bytes as u64;
         let sent = inner.links.entry((from, to.ip())).or_default();
         if packet.first().is_some_and(|first| first & LONG_HEADER != 0) {
             sent.handshakes += 1;
@@ -181,10 +190,9 @@ impl Trace {
         self.inner().hash.0
     }
 
-    /// The numbers of events, packets and their bytes.
-    pub fn counts(&self) -> (u64, u64, u64) {
-        let inner = self.inner();
-        (inner.events, inner.packets, inner.packet_bytes)
+    /// The numbers of events and packets so far.
+    pub fn totals(&self) -> Totals {
+        self.inner().totals
     }
 
     /// The last lines of every host, oldest first.

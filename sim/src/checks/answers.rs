@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use super::Check;
+use super::{Check, FaultsRead};
 use crate::{
     schedule::Fault,
-    world::{Answer, Said, World},
+    world::{Answer, Reply, World},
 };
 
 /// How long a caller takes to reconnect after its node has started.
@@ -21,7 +21,7 @@ pub struct AnswersCome {
     is_stuck: Vec<bool>,
     /// The number of processes of each region at the last step.
     processes: Vec<u64>,
-    read: usize,
+    read: FaultsRead,
     /// The longest time that an answer may take, where no node may wait for another region.
     within: Option<Duration>,
 }
@@ -38,12 +38,11 @@ impl Check for AnswersCome {
         "answers come"
     }
 
-    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
         self.out.resize(world.regions().len(), Some(Duration::ZERO));
         self.is_stuck.resize(world.regions().len(), false);
         self.processes.resize(world.regions().len(), 0);
-        for done in &world.done()[self.read..] {
-            self.read += 1;
+        for done in self.read.next(world) {
             match done.fault {
                 Fault::FillDisk(at) => self.is_stuck[at] = true,
                 Fault::ClearDisk(at) => self.is_stuck[at] = false,
@@ -65,7 +64,7 @@ impl Check for AnswersCome {
                 continue;
             }
             let took = answer.answered - asked;
-            if let Said::Nothing(why) = &answer.said {
+            if let Reply::Nothing(why) = &answer.reply {
                 return Err(format!("{name} runs, and did not answer what was asked at {asked:?}: {why}"));
             }
             if self.within.is_some_and(|longest| took > longest) {

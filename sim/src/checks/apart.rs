@@ -25,12 +25,12 @@ impl<C: Check> Check for Apart<C> {
         self.check.name()
     }
 
-    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
         if self.places.is_empty() {
-            return self.check.look(world, answers);
+            return self.check.observe(world, answers);
         }
         let others = answers.iter().filter(|answer| !self.places.contains(&answer.place));
-        self.check.look(world, &others.cloned().collect::<Vec<_>>())
+        self.check.observe(world, &others.cloned().collect::<Vec<_>>())
     }
 
     fn end(&mut self, world: &World) -> Result<(), String> {

@@ -10,10 +10,11 @@ use acequia_limits::{
 };
 use acequia_rights::{Incarnation, VersionId};
 
-use super::ns;
+use super::FaultsRead;
 use crate::{
+    ns,
     schedule::{Command, Fault, Place},
-    world::{Done, World},
+    world::{Done, Made, World},
 };
 
 /// The numbers of a limit.
@@ -40,8 +41,7 @@ pub(crate) struct Budgets {
     gone: Vec<bool>,
     /// The version with which the present authority's epoch began.
     epoch_began: VersionId,
-    /// The number of faults that were read.
-    read: usize,
+    read: FaultsRead,
     floor: VersionId,
     at_ns: u64,
 }
@@ -86,7 +86,7 @@ impl Budgets {
             ghosts: Vec::new(),
             gone: vec![false; regions],
             epoch_began: VersionId::default(),
-            read: 0,
+            read: FaultsRead::default(),
             floor: VersionId::default(),
             at_ns: 0,
         })
@@ -95,31 +95,29 @@ impl Budgets {
     /// Reads the faults that were applied and the versions that regions report. Returns whether anything
     /// changed.
     pub(crate) fn follow(&mut self, world: &World) -> bool {
-        let mut is_news = false;
-        for done in &world.done()[self.read..] {
-            self.read += 1;
-            is_news |= self.read_one(done);
+        let mut is_changed = false;
+        for done in self.read.next(world) {
+            is_changed |= self.read_one(done);
         }
         for place in 0..self.floors.len() {
-            is_news |= self.learn(world, place);
+            is_changed |= self.learn(world, place);
         }
-        if is_news {
+        if is_changed {
             let bound = (0..self.floors.len()).filter_map(|place| self.bound_by(place)).min();
             if let Some(bound) = bound {
                 self.ghosts.retain(|(_, gone)| gone.is_none_or(|gone| bound < gone));
                 self.floor = self.ghosts.iter().map(|(floor, _)| *floor).fold(bound, VersionId::min);
             }
-            let (floor, times) = (self.floor, (self.at_ns, ns(world.elapsed())));
-            self.limits.values_mut().for_each(|series| series.renew(floor, times));
+            let (floor, after_ns, before_ns) = (self.floor, self.at_ns, ns(world.elapsed()));
+            self.limits.values_mut().for_each(|series| series.renew(floor, after_ns, before_ns));
         }
         self.at_ns = ns(world.elapsed());
-        is_news
+        is_changed
     }
 
     fn read_one(&mut self, done: &Done) -> bool {
-        let (Fault::Order(_, command), Some((before, after))) = (&done.fault, done.made) else {
-            return false;
-        };
+        let (Fault::Order(_, command), Some(made)) = (&done.fault, done.made) else { return false };
+        let Made { before, after } = made;
         // The authority's power cut lost what it had ordered under this version number before.
         let is_lost = |version_id: &VersionId| version_id.epoch == after.epoch && *version_id >= after;
         for series in self.limits.values_mut() {
@@ -132,7 +130,7 @@ impl Budgets {
                 // After a takeover on an operator's word, perhaps nobody hears the replaced authority.
                 let is_heard = after > self.epoch_began;
                 if let Some(series) = self.limits.get_mut(limit) {
-                    series.order((before, after), numbers, is_heard);
+                    series.order(made, numbers, is_heard);
                 }
             }
             Command::TakeOver => {
@@ -227,12 +225,9 @@ impl Budgets {
 }
 
 impl Series {
-    fn order(
-        &mut self,
-        (before, after): (VersionId, VersionId),
-        numbers: &[(String, String)],
-        is_heard: bool,
-    ) {
+    /// Adds the numbers of an order.
+    fn order(&mut self, made: Made, numbers: &[(String, String)], is_heard: bool) {
+        let Made { before, after } = made;
         let known = self
             .specs
             .iter()
@@ -246,7 +241,7 @@ impl Series {
     }
 
     /// Updates the numbers in force. Every change happened between `after_ns` and `before_ns`.
-    fn renew(&mut self, floor: VersionId, (after_ns, before_ns): (u64, u64)) {
+    fn renew(&mut self, floor: VersionId, after_ns: u64, before_ns: u64) {
         let replaced =
             self.issued.iter().filter(|(version_id, _, is_heard)| *is_heard && *version_id <= floor);
         if let Some(since) = replaced.map(|(version_id, ..)| *version_id).max() {

@@ -6,25 +6,26 @@ use std::collections::BTreeMap;
 
 use acequia_limits::{Limit, Part, RATE_PARTS};
 use acequia_node::Holding;
-use acequia_rights::MemberId as Rights;
+use acequia_rights::MemberId;
 
 use super::{
-    Check,
+    Check, FaultsRead, Steps,
     budgets::{Budgets, Numbers},
-    never_over::cell_of,
-    ns,
+    never_over::cell_name,
+    watch_cell,
 };
 use crate::{
     demand::Question,
+    ns,
     scenarios::Plan,
     schedule::{Fault, Place},
     world::{Answer, Region, World},
 };
 
-/// Steps between two looks. A look costs a microsecond for each region and cell, and a loan travels for
+/// Steps between two weighings. Each costs a microsecond for each region and cell, and a loan travels for
 /// longer than this.
 const EVERY_MS: u64 = 5;
-/// Cells of one limit that are weighed; each look weighs one of them.
+/// Cells of one limit that are weighed; each weighing takes the next of them.
 const CELLS_MAX: usize = 64;
 
 /// Sums the regions' parts of each cell.
@@ -38,9 +39,8 @@ pub struct Conserved {
     apart: Vec<Place>,
     /// Whether all are nodes of one region, with leases from pools.
     has_pools: bool,
-    /// The number of faults that were read.
-    read: usize,
-    looks: u64,
+    read: FaultsRead,
+    steps: Steps,
 }
 
 #[derive(Debug)]
@@ -66,14 +66,13 @@ impl Conserved {
         let watched = |limit: &Limit| Watched { limit: limit.clone(), cells: Vec::new(), next: 0 };
         let (budgets, limits) = (Budgets::new(limits, plan.regions)?, limits.iter().map(watched).collect());
         let (apart, has_pools) = (plan.apart.clone(), plan.guard_percent.is_some());
-        Ok(Self { limits, budgets, apart, has_pools, read: 0, looks: 0 })
+        Ok(Self { limits, budgets, apart, has_pools, read: FaultsRead::default(), steps: Steps::default() })
     }
 
     /// Forgets what was seen of a machine whose disk was replaced: with another disk the machine is another
     /// member.
     fn forget_disks(&mut self, world: &World) {
-        for done in &world.done()[self.read..] {
-            self.read += 1;
+        for done in self.read.next(world) {
             let (Fault::LoseDisk(at) | Fault::RestoreDisk(at)) = done.fault else { continue };
             if let Fault::RestoreDisk(at) = done.fault {
                 self.apart.push(at);
@@ -86,11 +85,10 @@ impl Conserved {
 
 impl Watched {
     fn meet(&mut self, question: &Question, regions: usize) {
-        let name = cell_of(&self.limit, question);
-        if self.cells.len() < CELLS_MAX && self.cells.iter().all(|(known, _)| *known != name) {
-            let seen = vec![Holding::default(); regions];
-            self.cells.push((name, Weighed { asked: question.clone(), seen }));
-        }
+        watch_cell(&mut self.cells, CELLS_MAX, cell_name(&self.limit, question), || Weighed {
+            asked: question.clone(),
+            seen: vec![Holding::default(); regions],
+        });
     }
 
     /// Weighs the next cell.
@@ -125,7 +123,7 @@ impl Watched {
             let is_there = holding.is_some();
             let mut holding = holding.unwrap_or_else(|| without_held(weighed.seen[place]));
             if !is_there && has_pools {
-                // Only the pool knows what the node had given back since the last look.
+                // Only the pool knows what the node had given back since the last weighing.
                 holding.effective = holding.standing;
             }
             weighed.seen[place] = holding;
@@ -153,7 +151,7 @@ impl Watched {
         let (most, bound) =
             (windows.into_values().fold(units, u64::max), bound.map_or(u64::MAX, Numbers::capacity));
         let unseen = if most > bound || rate > u64::from(RATE_PARTS) {
-            lent_unseen(world, (&self.limit, &weighed.asked), &weighed.seen)
+            lent_unseen(world, &self.limit, weighed)
         } else {
             Part::default()
         };
@@ -169,17 +167,17 @@ impl Watched {
     }
 }
 
-/// What regions that are down may have lent between the last look and their end: loans that others hold from
+/// What regions that are down may have lent between the last weighing and their end: loans that others hold from
 /// them, as far as these units were counted as theirs.
-fn lent_unseen(world: &World, (limit, asked): (&Limit, &Question), seen: &[Holding]) -> Part {
+fn lent_unseen(world: &World, limit: &Limit, weighed: &Weighed) -> Part {
     let mut unseen = Part::default();
     let is_down = |region: &Region| region.process().is_none() || region.is_asleep();
-    for (down, has) in world.regions().iter().zip(seen).filter(|(region, _)| is_down(region)) {
-        let of = Rights::named(down.name());
+    for (down, has) in world.regions().iter().zip(&weighed.seen).filter(|(region, _)| is_down(region)) {
+        let of = MemberId::named(down.name());
         let mut held = Part::default();
         for process in world.regions().iter().filter(|region| !is_down(region)).filter_map(Region::process) {
             let now = process.clock.now();
-            let cell = asked.with(|values| process.node.cell_named(limit.id, values, now));
+            let cell = weighed.asked.with(|values| process.node.cell_named(limit.id, values, now));
             let loans = cell.map_or_else(Vec::new, |cell| cell.view.loans);
             for loan in loans.iter().filter(|loan| !loan.is_lent && loan.peer.member == of) {
                 held.rate += loan.part.rate;
@@ -207,18 +205,17 @@ impl Check for Conserved {
         "conserved"
     }
 
-    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
         self.budgets.follow(world);
         self.forget_disks(world);
         for answer in answers {
-            let Some(limits) = answer.said.charged() else { continue };
+            let Some(limits) = answer.reply.charged() else { continue };
             for (name, _) in limits {
                 let watched = self.limits.iter_mut().find(|watched| watched.limit.spec.name == *name);
                 watched.into_iter().for_each(|watched| watched.meet(&answer.question, world.regions().len()));
             }
         }
-        self.looks += 1;
-        if !self.looks.is_multiple_of(EVERY_MS) {
+        if !self.steps.is_due(EVERY_MS) {
             return Ok(());
         }
         let Self { limits, budgets, apart, has_pools, .. } = self;

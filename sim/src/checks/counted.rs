@@ -7,12 +7,12 @@ use acequia_limits::Limit;
 use acequia_rights::Incarnation;
 
 use super::{
-    Check,
+    Check, Steps,
     budgets::{Budgets, Numbers},
     judges::{Admitted, Clocks, Judge},
-    ns,
 };
 use crate::{
+    ns,
     scenarios::Plan,
     schedule::Place,
     world::{Answer, World},
@@ -26,9 +26,9 @@ pub struct NeverChargedOver {
     clocks: Clocks,
     budgets: Budgets,
     limits: Vec<Watched>,
-    regions: Vec<Seen>,
+    regions: Vec<CurrentProcess>,
     apart: Vec<Place>,
-    looks: u64,
+    steps: Steps,
 }
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ struct Watched {
 
 /// A region's process.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct CurrentProcess {
     processes: u64,
     incarnation: Option<Incarnation>,
 }
@@ -60,8 +60,8 @@ impl NeverChargedOver {
             is_one_cell.then(|| Watched { limit: limit.clone(), judge, changes: 1, charged: BTreeMap::new() })
         };
         let limits = limits.iter().filter_map(watched).collect();
-        let (regions, apart) = (vec![Seen::default(); plan.regions], plan.apart.clone());
-        Ok(Self { clocks, budgets, limits, regions, apart, looks: 0 })
+        let (regions, apart) = (vec![CurrentProcess::default(); plan.regions], plan.apart.clone());
+        Ok(Self { clocks, budgets, limits, regions, apart, steps: Steps::default() })
     }
 }
 
@@ -70,7 +70,7 @@ impl Check for NeverChargedOver {
         "never charged over"
     }
 
-    fn look(&mut self, world: &World, _: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, world: &World, _: &[Answer]) -> Result<(), String> {
         if self.budgets.follow(world) {
             for watched in &mut self.limits {
                 for (at_ns, in_force) in self.budgets.changes(&watched.limit.spec.name, watched.changes) {
@@ -79,27 +79,26 @@ impl Check for NeverChargedOver {
                 }
             }
         }
-        self.looks += 1;
-        if !self.looks.is_multiple_of(EVERY_MS) {
+        if !self.steps.is_due(EVERY_MS) {
             return Ok(());
         }
         let now_ns = ns(world.elapsed());
         for (place, region) in world.regions().iter().enumerate() {
             let Some(process) = region.process() else { continue };
-            let seen = &mut self.regions[place];
-            let is_new = seen.processes != region.processes();
+            let current = &mut self.regions[place];
+            let is_new = current.processes != region.processes();
             if is_new {
                 let incarnation =
                     process.node.membership(process.clock.now()).map(|membership| membership.incarnation);
-                *seen = Seen { processes: region.processes(), incarnation };
+                *current = CurrentProcess { processes: region.processes(), incarnation };
             }
-            let Some(incarnation) = seen.incarnation.filter(|_| !self.apart.contains(&place)) else {
+            let Some(incarnation) = current.incarnation.filter(|_| !self.apart.contains(&place)) else {
                 continue;
             };
             for watched in &mut self.limits {
                 let charged = process.node.charged_by(incarnation, watched.limit.id);
                 let (before, grown_ns) = watched.charged.entry(incarnation).or_insert((0, 0));
-                // A new process's first charges were made by an earlier process since the last look.
+                // A new process's first charges were made by an earlier process since the last count.
                 let (units, asked_ns) = (charged.saturating_sub(*before), *grown_ns);
                 if units > 0 || is_new {
                     (*before, *grown_ns) = (charged.max(*before), now_ns);

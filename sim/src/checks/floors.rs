@@ -2,12 +2,12 @@
 //! limit's `floor` says. In a window, it keeps that part in proportion to the time left.
 //!
 //! A floor is a preference, and no bound rests on it. A request that costs more than its region could ever
-//! hold may still borrow the reserve, and a floor lags while weights change. So the check looks only where
+//! hold may still borrow the reserve, and a floor lags while weights change. So the check judges only where
 //! neither happens.
 
 use acequia_limits::{Algorithm, Limit, window::Edges};
 
-use super::{Check, never_over::cell_of};
+use super::{Check, Steps, never_over::cell_name, watch_cell};
 use crate::{
     demand::Question,
     scenarios::Plan,
@@ -23,7 +23,7 @@ const CELLS_MAX: usize = 16;
 #[derive(Debug)]
 pub struct FloorsKept {
     limits: Vec<Watched>,
-    looks: u64,
+    steps: Steps,
 }
 
 #[derive(Debug)]
@@ -40,12 +40,12 @@ impl FloorsKept {
         let is_steady = plan.schedule.faults().iter().all(|(_, fault)| !matches!(fault, Fault::Order(..)));
         let floored = limits.iter().filter(|limit| limit.sharing.floor_percent > 0 && is_steady);
         let watched = |limit: &Limit| Watched { limit: limit.clone(), cells: Vec::new(), least: 1_000 };
-        Self { limits: floored.map(watched).collect(), looks: 0 }
+        Self { limits: floored.map(watched).collect(), steps: Steps::default() }
     }
 }
 
 impl Watched {
-    fn look(&mut self, world: &World) -> Result<(), String> {
+    fn judge(&mut self, world: &World) -> Result<(), String> {
         let percent = u64::from(self.limit.sharing.floor_percent);
         for region in world.regions().iter().filter(|region| !region.is_asleep()) {
             let Some(process) = region.process() else { continue };
@@ -89,23 +89,20 @@ impl Check for FloorsKept {
         "floors kept"
     }
 
-    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
         for answer in answers {
-            for (name, _) in answer.said.charged().unwrap_or(&[]) {
+            for (name, _) in answer.reply.charged().unwrap_or(&[]) {
                 let Some(watched) = self.limits.iter_mut().find(|it| it.limit.spec.name == *name) else {
                     continue;
                 };
-                let cell = cell_of(&watched.limit, &answer.question);
-                if watched.cells.len() < CELLS_MAX && watched.cells.iter().all(|(known, _)| *known != cell) {
-                    watched.cells.push((cell, answer.question.clone()));
-                }
+                let cell = cell_name(&watched.limit, &answer.question);
+                watch_cell(&mut watched.cells, CELLS_MAX, cell, || answer.question.clone());
             }
         }
-        self.looks += 1;
-        if !self.looks.is_multiple_of(EVERY_MS) {
+        if !self.steps.is_due(EVERY_MS) {
             return Ok(());
         }
-        self.limits.iter_mut().try_for_each(|watched| watched.look(world))
+        self.limits.iter_mut().try_for_each(|watched| watched.judge(world))
     }
 
     fn summary(&self) -> Vec<String> {

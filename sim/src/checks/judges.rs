@@ -9,8 +9,12 @@ use std::{
 use acequia_limits::oracle::BucketOracle;
 use acequia_server::config::ClockConfig;
 
-use super::{budgets::Numbers, ns};
-use crate::{schedule::Schedule, world::EPOCH_S};
+use super::budgets::Numbers;
+use crate::{
+    ns,
+    schedule::{Place, Schedule},
+    world::EPOCH_S,
+};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// Windows whose admissions are remembered. Clocks that are further off are not judged by labels.
@@ -78,9 +82,9 @@ impl Judge {
     pub(crate) fn change(&mut self, now_ns: u64, in_force: Numbers) {
         match (self, in_force) {
             (Self::Bucket { bucket, parts, rate }, Numbers::Bucket { burst, .. }) => {
-                let fresh = in_force.parts_a_second(*parts);
-                bucket.set(now_ns, fresh, burst * *parts);
-                *rate = fresh.max(*rate);
+                let new_rate = in_force.parts_a_second(*parts);
+                bucket.set(now_ns, new_rate, burst * *parts);
+                *rate = new_rate.max(*rate);
             }
             (Self::Sliding(trailing), Numbers::Sliding { .. }) => {
                 trailing.changes.push_back((now_ns, in_force))
@@ -148,14 +152,14 @@ impl Windows {
 #[derive(Debug, Default)]
 pub(crate) struct Labels {
     /// For each region, the end of its open window, and when that window was first seen open.
-    open: BTreeMap<usize, (u64, u64)>,
+    open: BTreeMap<Place, (u64, u64)>,
     admitted: BTreeMap<u64, u64>,
 }
 
 impl Labels {
     /// Counts an admission of a region whose open window ended at `end_ns` when the answer came. Returns what
     /// all regions admitted in that window.
-    pub(crate) fn admit(&mut self, (place, end_ns): (usize, u64), admitted: Admitted) -> u64 {
+    pub(crate) fn admit(&mut self, place: Place, end_ns: u64, admitted: Admitted) -> u64 {
         let open = self.open.entry(place).or_insert((end_ns, admitted.answered_ns));
         if open.0 != end_ns {
             *open = (end_ns, admitted.answered_ns);
@@ -244,10 +248,10 @@ mod tests {
     #[test]
     fn a_window_that_is_seen_twice_counts_once() {
         let mut labels = Labels::default();
-        assert_eq!(labels.admit((0, 10 * S), at(1, 9)), 0, "it may have opened meanwhile");
-        assert_eq!(labels.admit((0, 10 * S), at(2, 3)), 3);
-        assert_eq!(labels.admit((0, 20 * S), at(11, 3)), 0);
-        assert_eq!(labels.admit((0, 10 * S), at(12, 3)), 0);
-        assert_eq!(labels.admit((0, 10 * S), at(13, 3)), 6, "the clock went back");
+        assert_eq!(labels.admit(0, 10 * S, at(1, 9)), 0, "it may have opened meanwhile");
+        assert_eq!(labels.admit(0, 10 * S, at(2, 3)), 3);
+        assert_eq!(labels.admit(0, 20 * S, at(11, 3)), 0);
+        assert_eq!(labels.admit(0, 10 * S, at(12, 3)), 0);
+        assert_eq!(labels.admit(0, 10 * S, at(13, 3)), 6, "the clock went back");
     }
 }

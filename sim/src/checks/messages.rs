@@ -26,9 +26,9 @@ use crate::{
 /// once in it.
 const STRETCHES: [usize; 2] = [1, 10];
 /// A cell is active for this long after a question; then its region gives back what it holds.
-const WARM_S: usize = 10;
+const ACTIVE_S: usize = 10;
 /// After this time there is no news of the cell: its loans have come back or ended, and that was confirmed.
-const COLD_S: usize = WARM_S + 6;
+const COLD_S: usize = ACTIVE_S + 6;
 /// A question may be answered this late, so a second is judged this long after its end.
 const LATE_S: usize = 2;
 
@@ -81,18 +81,18 @@ impl Packets {
     }
 }
 
-/// What may be sent in `seconds`, with `warm` active cells; `None` if there has been no active cell for long.
-fn bound(seconds: usize, warm: Option<usize>) -> Sent {
+/// What may be sent in `seconds`, with `active` active cells; `None` if there has been no active cell for long.
+fn bound(seconds: usize, active: Option<usize>) -> Sent {
     let handshakes = HANDSHAKES.within(seconds);
     let signed = SIGNED_BYTES + SIGNED_BYTES_A_SECOND * seconds as u64;
-    let Some(warm) = warm else {
+    let Some(active) = active else {
         let packets = QUIET.within(seconds);
         return Sent { packets, bytes: packets * PACKET_BYTES + signed, handshakes };
     };
-    let warm = warm as u64;
-    let a_second = (BUSY.a_second + OF_A_CELL * warm).min(PACKETS_MAX);
+    let active = active as u64;
+    let a_second = (BUSY.a_second + OF_A_CELL * active).min(PACKETS_MAX);
     let packets = Packets { a_second, ..BUSY }.within(seconds);
-    let again = CELL_BYTES * warm * (seconds as u64 + AGAIN_S);
+    let again = CELL_BYTES * active * (seconds as u64 + AGAIN_S);
     Sent { packets, bytes: packets * PACKET_BYTES + again + signed, handshakes }
 }
 
@@ -120,7 +120,7 @@ struct Second {
     /// The cells that were asked for: the limit's place, and keys and values.
     asked: BTreeSet<(usize, Vec<(String, String)>)>,
     /// How many cells were active; `None` if there had been none for long. Set when the second is judged.
-    warm: Option<usize>,
+    active: Option<usize>,
     /// What each link carried.
     sent: Vec<Sent>,
 }
@@ -133,7 +133,7 @@ struct Worst {
     /// The second after the stretch.
     until: usize,
     sent: Sent,
-    warm: Option<usize>,
+    active: Option<usize>,
 }
 
 impl MessagesBounded {
@@ -194,20 +194,20 @@ impl MessagesBounded {
     fn judge(&mut self, second: usize) -> Result<(), String> {
         let last = second - self.first;
         let lately = |of: usize| self.seconds.range(last.saturating_sub(of)..=last);
-        let warm = lately(WARM_S).flat_map(|second| &second.asked).collect::<BTreeSet<_>>().len();
+        let active = lately(ACTIVE_S).flat_map(|second| &second.asked).collect::<BTreeSet<_>>().len();
         let is_cold = second >= COLD_S && lately(COLD_S).all(|second| second.asked.is_empty());
-        self.seconds[last].warm = (!is_cold || !self.until_idle).then_some(warm);
+        self.seconds[last].active = (!is_cold || !self.until_idle).then_some(active);
         self.cold = if is_cold { self.cold + 1 } else { 0 };
         for (worst, seconds) in self.worst.iter_mut().zip(STRETCHES) {
             let Some(from) = (last + 1).checked_sub(seconds) else { continue };
             let stretch = || self.seconds.range(from..=last);
-            let warm = stretch().map(|second| second.warm).max().flatten();
-            let bound = bound(seconds, warm);
+            let active = stretch().map(|second| second.active).max().flatten();
+            let bound = bound(seconds, active);
             for (place, link) in self.links.iter().enumerate() {
                 let sent = stretch().fold(Sent::default(), |sum, second| sum.and(second.sent[place]));
                 let percent = sent.percent_of(bound);
                 if percent > worst.percent {
-                    *worst = Worst { percent, link: *link, until: second + 1, sent, warm };
+                    *worst = Worst { percent, link: *link, until: second + 1, sent, active };
                 }
             }
         }
@@ -217,7 +217,7 @@ impl MessagesBounded {
         }
         match self.worst.iter().zip(STRETCHES).find(|(worst, _)| worst.percent > 100) {
             Some((worst, seconds)) => {
-                Err(format!("{worst} in {seconds} s, more than {}", bound(seconds, worst.warm)))
+                Err(format!("{worst} in {seconds} s, more than {}", bound(seconds, worst.active)))
             }
             None => Ok(()),
         }
@@ -229,7 +229,7 @@ impl Check for MessagesBounded {
         "messages bounded"
     }
 
-    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
         answers.iter().for_each(|answer| self.ask(answer));
         let now = world.elapsed();
         if now.subsec_nanos() > 0 || now.is_zero() {
@@ -250,7 +250,7 @@ impl Check for MessagesBounded {
 
     fn summary(&self) -> Vec<String> {
         let line = |(worst, seconds): (&Worst, usize)| {
-            let bound = bound(seconds, worst.warm);
+            let bound = bound(seconds, worst.active);
             format!("messages: at most {} % of their bound in {seconds} s: {worst} of {bound}", worst.percent)
         };
         self.worst.iter().zip(STRETCHES).map(line).collect()
@@ -261,8 +261,8 @@ impl fmt::Display for Worst {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (from, to) = self.link;
         write!(f, "{} from {} to {} until {} s", self.sent, NAMES[from], NAMES[to], self.until)?;
-        match self.warm {
-            Some(warm) => write!(f, " with {warm} warm cells"),
+        match self.active {
+            Some(active) => write!(f, " with {active} active cells"),
             None => f.write_str(" with nothing to say"),
         }
     }
@@ -296,22 +296,22 @@ mod tests {
     }
 
     #[test]
-    fn ten_warm_cells_that_are_told_again_at_every_tick_are_found() {
+    fn ten_active_cells_that_are_advertised_at_every_tick_are_found() {
         assert_eq!(after(40, 10, |_| sent(100, 75)), Ok(()));
         // Each peer sends a frame of all cells every ten milliseconds, and acknowledgements of the other's
         // frames.
         let found = after(40, 10, |_| sent(150, 340)).expect_err("a finding");
-        assert!(found.contains("with 10 warm cells in 1 s"), "{found}");
+        assert!(found.contains("with 10 active cells in 1 s"), "{found}");
         let seldom = |second| if second % 3 == 0 { sent(250, 75) } else { sent(130, 75) };
         let found = after(40, 10, seldom).expect_err("a finding");
         assert!(found.contains("in 10 s"), "{found}");
     }
 
     #[test]
-    fn frames_may_grow_with_warm_cells_and_not_with_all() {
-        let told = |cells: u64| move |_| sent(200, 75).and(sent(1, 12 * cells));
-        assert_eq!(after(40, 2_500, told(2_500)), Ok(()));
-        assert!(after(40, 2_500, told(20_000)).is_err());
+    fn frames_may_grow_with_active_cells_and_not_with_all() {
+        let advertised = |cells: u64| move |_| sent(200, 75).and(sent(1, 12 * cells));
+        assert_eq!(after(40, 2_500, advertised(2_500)), Ok(()));
+        assert!(after(40, 2_500, advertised(20_000)).is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The invariants. A check looks at the world after every step, and once more at the end. Every finding is a
+//! The invariants. A check observes the world after every step, and once more at the end. Every finding is a
 //! bug.
 //!
 //! | | Invariant | Where it is checked |
@@ -21,7 +21,7 @@
 //! | I16 | who is dry is served by who has more | [`ServiceResumes`], [`AnswersCome`]; how soon, `tests/ring` (utilisation) |
 //! | I17 | utilisation is as promised | [`UsedAsPromised`], where a plan promises any ([`Plan::used_min_percent`]); demand that moves, `tests/ring` (utilisation) |
 //! | I18 | donors keep their reserve | [`FloorsKept`], where a limit has a floor; what else they keep is policy, on which no bound rests: `crates/node`, `policy.rs` |
-//! | I19 | messages are bounded | [`MessagesBounded`]: packets, bytes and handshakes of each link, by warm cells, until idle links are all but silent ([`MessagesBounded::until_idle`]) |
+//! | I19 | messages are bounded | [`MessagesBounded`]: packets, bytes and handshakes of each link, by active cells, until idle links are all but silent ([`MessagesBounded::until_idle`]) |
 //! | I20 | nothing is overdrawn | I1 and I7, which count what is above the limit: none |
 //!
 //! Where all are nodes of one region that share a store, three things are checked. I1, I5, I7 and I9 are
@@ -68,7 +68,7 @@ pub use self::{
 };
 use crate::{
     scenarios::Plan,
-    world::{Answer, World},
+    world::{Answer, Done, World},
 };
 
 /// One invariant that must hold.
@@ -76,13 +76,13 @@ pub trait Check {
     /// Its name.
     fn name(&self) -> &'static str;
 
-    /// Looks after a step in which `answers` came.
+    /// Observes the world after a step in which `answers` came.
     ///
     /// # Errors
     /// A description of the invariant's breach.
-    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String>;
+    fn observe(&mut self, world: &World, answers: &[Answer]) -> Result<(), String>;
 
-    /// Looks once more at the end of the run.
+    /// Judges once more at the end of the run.
     ///
     /// # Errors
     /// A description of the invariant's breach.
@@ -90,7 +90,7 @@ pub trait Check {
         Ok(())
     }
 
-    /// Looks when nobody has asked anything for a while. Called again until it holds, for [`REST_MAX`] at
+    /// Judges when nobody has asked anything for a while. Called again until it holds, for [`REST_MAX`] at
     /// most.
     ///
     /// # Errors
@@ -150,7 +150,34 @@ fn of_nodes(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn
     ])
 }
 
-/// Nanoseconds since the start.
-fn ns(at: Duration) -> u64 {
-    u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
+/// How many of the faults that were applied a check has read.
+#[derive(Clone, Copy, Debug, Default)]
+struct FaultsRead(usize);
+
+impl FaultsRead {
+    /// The faults that were applied since the last call.
+    fn next<'w>(&mut self, world: &'w World) -> &'w [Done] {
+        let unread = &world.done()[self.0..];
+        self.0 += unread.len();
+        unread
+    }
+}
+
+/// The steps that a check has seen, of which it judges only some.
+#[derive(Clone, Copy, Debug, Default)]
+struct Steps(u64);
+
+impl Steps {
+    /// Counts a step, and returns whether it is one of every `every` steps.
+    fn is_due(&mut self, every: u64) -> bool {
+        self.0 += 1;
+        self.0.is_multiple_of(every)
+    }
+}
+
+/// Adds a cell to those that a check watches, unless the check watches it or `cells_max` others already.
+fn watch_cell<T>(cells: &mut Vec<(String, T)>, cells_max: usize, cell: String, begin: impl FnOnce() -> T) {
+    if cells.len() < cells_max && cells.iter().all(|(known, _)| *known != cell) {
+        cells.push((cell, begin()));
+    }
 }

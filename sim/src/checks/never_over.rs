@@ -7,15 +7,15 @@ use std::collections::BTreeMap;
 use acequia_limits::Limit;
 
 use super::{
-    Check,
+    Check, FaultsRead, Steps,
     budgets::{Budgets, Numbers},
     judges::{Admitted, Clocks, Judge, Labels},
-    ns,
 };
 use crate::{
     demand::Question,
+    ns,
     schedule::{Fault, Place},
-    world::{Answer, Region, Said, World},
+    world::{Answer, Region, Reply, World},
 };
 
 /// Counts what callers were allowed.
@@ -25,14 +25,14 @@ pub struct NeverOver {
     budgets: Budgets,
     limits: BTreeMap<String, Watched>,
     apart: Vec<Place>,
-    /// The number of faults that were read.
-    read: usize,
-    looked_ns: u64,
-    looks: usize,
+    read: FaultsRead,
+    /// The time of the last step.
+    observed_ns: u64,
+    steps: Steps,
 }
 
 /// Steps between two checks of what would happen if callers asked for all that is left.
-const DRAINED_EVERY_MS: usize = 20;
+const DRAINED_EVERY_MS: u64 = 20;
 
 /// One limit, with its cells by name.
 #[derive(Debug)]
@@ -65,19 +65,20 @@ impl NeverOver {
             (limit.spec.name.clone(), watched)
         };
         let (limits, budgets) = (limits.iter().map(watched).collect(), Budgets::new(limits, regions)?);
-        Ok(Self { clocks, budgets, limits, apart: apart.to_vec(), read: 0, looked_ns: 0, looks: 0 })
+        let (read, steps) = (FaultsRead::default(), Steps::default());
+        Ok(Self { clocks, budgets, limits, apart: apart.to_vec(), read, observed_ns: 0, steps })
     }
 
     /// Counts the leased units that callers hold.
     fn lease(&mut self, answer: &Answer) {
-        let (limits, is_spent) = match &answer.said {
-            Said::Leased(limits) => (limits, false),
-            Said::Spent(limits) => (limits, true),
+        let (limits, is_spent) = match &answer.reply {
+            Reply::Leased(limits) => (limits, false),
+            Reply::Spent(limits) => (limits, true),
             _ => return,
         };
         for (name, units) in limits {
             let Some(watched) = self.limits.get_mut(name) else { continue };
-            let key = cell_of(&watched.limit, &answer.question);
+            let key = cell_name(&watched.limit, &answer.question);
             let leased = watched.leased.entry(key).or_default();
             *leased = if is_spent { leased.saturating_sub(*units) } else { *leased + units };
         }
@@ -87,7 +88,7 @@ impl NeverOver {
         let (Some(watched), Some(in_force)) = (self.limits.get_mut(name), self.budgets.now(name)) else {
             return Ok(());
         };
-        let key = cell_of(&watched.limit, &answer.question);
+        let key = cell_name(&watched.limit, &answer.question);
         let cell = watched.cells.entry(key.clone());
         let cell = cell.or_insert_with(|| Cell {
             asked: answer.question.clone(),
@@ -101,7 +102,7 @@ impl NeverOver {
         if let Numbers::Window { window_ns, .. } = in_force
             && let Some(end_ns) = window_of(world, answer, &watched.limit)
         {
-            let sum = cell.labels.admit((answer.place, end_ns), admitted);
+            let sum = cell.labels.admit(answer.place, end_ns, admitted);
             over = over.max(sum.saturating_sub(most(admitted.asked_ns.saturating_sub(2 * window_ns))));
         }
         if over > 0 {
@@ -110,26 +111,21 @@ impl NeverOver {
             Ok(())
         }
     }
-}
 
-impl Watched {
-    /// Judges what would happen if callers asked for all that is left of a cell and spent all its leases.
-    fn drain(
-        &self,
-        world: &World,
-        looks: usize,
-        (budgets, clocks, apart): (&Budgets, Clocks, &[Place]),
-    ) -> Result<(), String> {
-        let cell = self.cells.iter().nth(looks % self.cells.len().max(1));
-        let (Some((key, cell)), Some(in_force)) = (cell, budgets.now(&self.limit.spec.name)) else {
+    /// Judges what would happen if callers asked for all that is left of a cell and spent all its leases. Each
+    /// round takes the next cell.
+    fn drain(&self, world: &World, watched: &Watched, round: usize) -> Result<(), String> {
+        let Watched { limit, cells, leased, .. } = watched;
+        let cell = cells.iter().nth(round % cells.len().max(1));
+        let (Some((key, cell)), Some(in_force)) = (cell, self.budgets.now(&limit.spec.name)) else {
             return Ok(());
         };
         if let Numbers::Window { .. } = in_force {
             return Ok(());
         }
         let has_left = |(place, region): (Place, &Region)| {
-            let process = region.process().filter(|_| !apart.contains(&place) && !region.is_asleep())?;
-            let (now, limit) = (process.clock.now(), self.limit.id);
+            let process = region.process().filter(|_| !self.apart.contains(&place) && !region.is_asleep())?;
+            let (now, limit) = (process.clock.now(), limit.id);
             // What is left is unknown until an ended loan is settled, which happens before anything is
             // charged.
             let is_due = cell.asked.with(|values| process.node.is_due(limit, values, now));
@@ -137,12 +133,12 @@ impl Watched {
             holding.filter(|_| !is_due).map(|holding| holding.left)
         };
         let left: Vec<u64> = world.regions().iter().enumerate().filter_map(has_left).collect();
-        let leased = self.leased.get(key).copied().unwrap_or(0);
+        let leased = leased.get(key).copied().unwrap_or(0);
         let (now_ns, units) = (ns(world.elapsed()), left.iter().sum::<u64>() + leased);
         let admitted = Admitted { asked_ns: now_ns, answered_ns: now_ns, units };
-        let over = cell.judge.clone().admit(admitted, clocks, |_| u64::MAX);
+        let over = cell.judge.clone().admit(admitted, self.clocks, |_| u64::MAX);
         if over > 0 {
-            let name = &self.limit.spec.name;
+            let name = &limit.spec.name;
             return Err(format!(
                 "limit {name}: {left:?} units are left of {in_force} in the cell [{key}] and {leased} leased, {over} too many"
             ));
@@ -164,9 +160,8 @@ impl Check for NeverOver {
         "never over"
     }
 
-    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
-        for done in &world.done()[self.read..] {
-            self.read += 1;
+    fn observe(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+        for done in self.read.next(world) {
             // A node on an old disk does not know what it lent, until it hears of it.
             if let Fault::RestoreDisk(at) = done.fault {
                 self.apart.push(at);
@@ -181,23 +176,22 @@ impl Check for NeverOver {
             }
         }
         for answer in answers {
-            for (name, units) in answer.said.passed().unwrap_or(&[]) {
+            for (name, units) in answer.reply.passed().unwrap_or(&[]) {
                 self.admit(world, answer, name, *units)?;
             }
             self.lease(answer);
         }
-        self.looked_ns = ns(world.elapsed());
-        self.looks += 1;
-        if !self.looks.is_multiple_of(DRAINED_EVERY_MS) {
+        self.observed_ns = ns(world.elapsed());
+        if !self.steps.is_due(DRAINED_EVERY_MS) {
             return Ok(());
         }
-        let (looks, by) = (self.looks / DRAINED_EVERY_MS, (&self.budgets, self.clocks, &self.apart[..]));
-        self.limits.values().try_for_each(|watched| watched.drain(world, looks, by))
+        let round = (self.steps.0 / DRAINED_EVERY_MS) as usize;
+        self.limits.values().try_for_each(|watched| self.drain(world, watched, round))
     }
 
     fn summary(&self) -> Vec<String> {
         let line = |(name, watched): (&String, &Watched)| {
-            let (in_force, passed_ns) = (self.budgets.now(name)?, u128::from(self.looked_ns));
+            let (in_force, passed_ns) = (self.budgets.now(name)?, u128::from(self.observed_ns));
             let times = |window_ns: u64| passed_ns / u128::from(window_ns) + 1;
             let allows = match in_force {
                 Numbers::Bucket { units, period_ns, burst } => {
@@ -218,7 +212,7 @@ impl Check for NeverOver {
 }
 
 /// A cell's name among the cells of its limit.
-pub(super) fn cell_of(limit: &Limit, question: &Question) -> String {
+pub(super) fn cell_name(limit: &Limit, question: &Question) -> String {
     let is_by = |key: &String| limit.by.iter().any(|by| by.key == *key);
     let of = question.entries.iter().filter(|(key, _)| is_by(key));
     of.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use acequia_rights::{Incarnation, VersionId, versions::Version};
 
-use super::Check;
+use super::{Check, Steps};
 use crate::{
     schedule::{Command, Fault},
     world::{Answer, World},
@@ -19,10 +19,10 @@ pub struct OneWord {
     versions: BTreeMap<VersionId, Version>,
     authorities: BTreeMap<u32, Incarnation>,
     /// For each region, the process that was last compared, and its version.
-    looked: Vec<(u64, VersionId)>,
+    compared: Vec<(u64, VersionId)>,
     /// The newest version that each incarnation had.
     adopted: BTreeMap<Incarnation, VersionId>,
-    looks: u64,
+    steps: Steps,
 }
 
 impl OneWord {
@@ -33,16 +33,16 @@ impl OneWord {
         let is_doubtful = world.done().iter().filter(|done| is_takeover(&done.fault)).count() > 1;
         for (place, region) in world.regions().iter().enumerate() {
             let Some(process) = region.process() else { continue };
-            let looked = (region.processes(), process.node.marks().0);
-            if self.looked[place] == looked {
+            let (processes, now) = (region.processes(), process.node.marks().0);
+            let (compared_processes, before) = self.compared[place];
+            if (compared_processes, before) == (processes, now) {
                 continue;
             }
-            let (processes, before) = self.looked[place];
-            if processes == looked.0 && looked.1 < before {
-                return Err(format!("{} went back from version {before:?} to {:?}", region.name(), looked.1));
+            if compared_processes == processes && now < before {
+                return Err(format!("{} went back from version {before:?} to {now:?}", region.name()));
             }
             let Some(version) = process.node.version() else { continue };
-            self.looked[place] = looked;
+            self.compared[place] = (processes, now);
             let membership = process.node.membership(process.clock.now());
             let incarnation = membership.as_ref().map(|membership| membership.incarnation);
             if let Some(membership) = membership {
@@ -77,11 +77,10 @@ impl Check for OneWord {
         "one word"
     }
 
-    fn look(&mut self, world: &World, _: &[Answer]) -> Result<(), String> {
-        self.looked.resize(world.regions().len(), (0, VersionId::default()));
+    fn observe(&mut self, world: &World, _: &[Answer]) -> Result<(), String> {
+        self.compared.resize(world.regions().len(), (0, VersionId::default()));
         self.compare(world)?;
-        self.looks += 1;
-        if !self.looks.is_multiple_of(EVERY_MS) {
+        if !self.steps.is_due(EVERY_MS) {
             return Ok(());
         }
         for region in world.regions() {

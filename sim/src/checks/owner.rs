@@ -32,7 +32,7 @@ impl Check for OnlyOwnersAdmit {
         "only owners admit"
     }
 
-    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
         self.budgets.follow(world);
         for (place, since) in self.nothing_since.iter_mut().enumerate() {
             *since = match since {
@@ -42,7 +42,7 @@ impl Check for OnlyOwnersAdmit {
             };
         }
         for answer in answers {
-            let Some(charged) = answer.said.charged() else { continue };
+            let Some(charged) = answer.reply.charged() else { continue };
             let region = &world.regions()[answer.place];
             let (Some(since), Some(process)) = (self.nothing_since[answer.place], region.process()) else {
                 continue;

@@ -29,7 +29,7 @@ impl Check for PoolsGrant {
         "pools grant"
     }
 
-    fn look(&mut self, world: &World, _: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, world: &World, _: &[Answer]) -> Result<(), String> {
         self.calls = world.store_calls();
         Ok(())
     }

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, VecDeque};
 use acequia_limits::{Limit, LimitId};
 use acequia_rights::Incarnation;
 
-use super::Check;
+use super::{Check, FaultsRead, Steps};
 use crate::{
     schedule::{Fault, Place},
     world::{Answer, World},
 };
 
-/// Steps between two looks: no region hears of a row sooner.
+/// Steps between two comparisons: no region hears of a row sooner.
 const EVERY_MS: u64 = 3;
 /// How long a node that hears others may go on with a disk that is older than the one it had.
 const OLD_DISK_MS: u64 = 2_000;
@@ -26,8 +26,8 @@ pub struct RowsGrow {
     durable: BTreeMap<Incarnation, Vec<u64>>,
     /// What each region knew of each incarnation, by the process that knew it.
     known: BTreeMap<(Place, Incarnation), (u64, Vec<u64>)>,
-    read: usize,
-    looks: u64,
+    read: FaultsRead,
+    steps: Steps,
 }
 
 /// A region's own rows.
@@ -53,12 +53,12 @@ impl RowsGrow {
             regions: vec![Own::default(); regions],
             durable: BTreeMap::new(),
             known: BTreeMap::new(),
-            read: 0,
-            looks: 0,
+            read: FaultsRead::default(),
+            steps: Steps::default(),
         }
     }
 
-    fn look_at(&mut self, world: &World, place: Place) -> Result<(), String> {
+    fn check_own_rows(&mut self, world: &World, place: Place) -> Result<(), String> {
         let region = &world.regions()[place];
         let Some(process) = region.process() else { return Ok(()) };
         let (node, own) = (&process.node, &mut self.regions[place]);
@@ -106,7 +106,7 @@ impl RowsGrow {
         Ok(())
     }
 
-    fn look_at_views(&mut self, world: &World, place: Place) -> Result<(), String> {
+    fn check_views(&mut self, world: &World, place: Place) -> Result<(), String> {
         let region = &world.regions()[place];
         let Some(process) = region.process() else { return Ok(()) };
         for (incarnation, durable) in &self.durable {
@@ -140,7 +140,7 @@ impl RowsGrow {
     }
 
     /// A node with an older disk than before must be told so by the peers that it hears, and stop admitting.
-    fn look_at_old_disk(&mut self, world: &World, place: Place, answers: &[Answer]) -> Result<(), String> {
+    fn check_old_disk(&mut self, world: &World, place: Place, answers: &[Answer]) -> Result<(), String> {
         let region = &world.regions()[place];
         let Some(process) = region.process().filter(|_| self.regions[place].is_old) else { return Ok(()) };
         let Some(incarnation) = self.regions[place].incarnation else { return Ok(()) };
@@ -160,7 +160,7 @@ impl RowsGrow {
         let hears = is_behind && is_told && process.node.peers(now).iter().any(|peer| peer.is_reached);
         let state = &mut self.regions[place];
         state.heard_ms = if hears { state.heard_ms + EVERY_MS } else { 0 };
-        let allowed = answers.iter().any(|answer| answer.place == place && answer.said.charged().is_some());
+        let allowed = answers.iter().any(|answer| answer.place == place && answer.reply.charged().is_some());
         if state.heard_ms > OLD_DISK_MS && allowed {
             return Err(format!("{} goes on with an older disk than it once had", region.name()));
         }
@@ -178,26 +178,25 @@ impl Check for RowsGrow {
         "rows grow"
     }
 
-    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
-        for done in &world.done()[self.read..] {
-            self.read += 1;
+    fn observe(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+        for done in self.read.next(world) {
             match done.fault {
                 Fault::RestoreDisk(at) => self.regions[at].is_old = true,
                 Fault::LoseDisk(at) => self.regions[at] = Own::default(),
                 _ => {}
             }
         }
-        (0..self.regions.len()).try_for_each(|place| self.look_at(world, place))?;
-        self.looks += 1;
+        (0..self.regions.len()).try_for_each(|place| self.check_own_rows(world, place))?;
+        let is_due = self.steps.is_due(EVERY_MS);
         for place in 0..self.regions.len() {
-            if self.regions[place].is_old && !self.looks.is_multiple_of(EVERY_MS) {
+            if self.regions[place].is_old && !is_due {
                 continue;
             }
-            self.look_at_old_disk(world, place, answers)?;
+            self.check_old_disk(world, place, answers)?;
         }
-        if !self.looks.is_multiple_of(EVERY_MS) {
+        if !is_due {
             return Ok(());
         }
-        (0..self.regions.len()).try_for_each(|place| self.look_at_views(world, place))
+        (0..self.regions.len()).try_for_each(|place| self.check_views(world, place))
     }
 }

@@ -6,7 +6,7 @@ use super::Check;
 use crate::{
     scenarios::Plan,
     schedule::Place,
-    world::{Answer, Said, World},
+    world::{Answer, Reply, World},
 };
 
 /// How long before the end every question must be answered.
@@ -41,17 +41,17 @@ impl Check for ServiceResumes {
         "service resumes"
     }
 
-    fn look(&mut self, _: &World, answers: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, _: &World, answers: &[Answer]) -> Result<(), String> {
         for answer in answers.iter().filter(|answer| answer.asked + LAST >= self.duration) {
             let (answered, silent) = &mut self.answered[answer.place];
-            match answer.said {
-                Said::Nothing(_) => *silent += 1,
+            match answer.reply {
+                Reply::Nothing(_) => *silent += 1,
                 _ => *answered += 1,
             }
             if let Some(passed) = &mut self.passed {
                 let route = answer.question.entries.iter().find(|(key, _)| key == "route");
                 let route = route.map_or_else(String::new, |(_, value)| value.clone());
-                *passed[answer.place].entry(route).or_default() |= matches!(answer.said, Said::Allowed(_));
+                *passed[answer.place].entry(route).or_default() |= matches!(answer.reply, Reply::Allowed(_));
             }
         }
         Ok(())
@@ -88,9 +88,13 @@ impl Check for ServiceResumes {
             .iter()
             .enumerate()
             .filter(|(place, _)| !self.barred.contains(place) && !self.gone.contains(place));
-        let marks = stay.filter_map(|(_, region)| Some(region.process()?.node.marks().0));
-        let marks: std::collections::BTreeSet<_> = marks.collect();
-        if marks.len() > 1 { Err(format!("regions go by different versions: {marks:?}")) } else { Ok(()) }
+        let versions = stay.filter_map(|(_, region)| Some(region.process()?.node.marks().0));
+        let versions: std::collections::BTreeSet<_> = versions.collect();
+        if versions.len() > 1 {
+            Err(format!("regions go by different versions: {versions:?}"))
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -107,7 +111,7 @@ impl ServiceResumes {
             let pending = member.progress.iter().flat_map(|progress| &progress.pending);
             let dead = pending.filter(|(incarnation, _)| !lives(*incarnation)).count();
             if dead > 0 && !self.barred.contains(&place) {
-                return Err(format!("{name} waits for {dead} writers that are gone"));
+                return Err(format!("{name} waits for {dead} incarnations that are gone"));
             }
         }
         Ok(())

@@ -6,7 +6,7 @@ use acequia_limits::{Limit, Part};
 use acequia_rights::{Incarnation, MemberId};
 use acequia_server::shared::Shared;
 
-use super::{Check, never_over::cell_of};
+use super::{Check, never_over::cell_name, watch_cell};
 use crate::{
     NAMES,
     demand::Question,
@@ -123,7 +123,7 @@ impl Check for NobodyWaits {
         "nobody waits"
     }
 
-    fn look(&mut self, _: &World, _: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, _: &World, _: &[Answer]) -> Result<(), String> {
         Ok(())
     }
 
@@ -147,15 +147,15 @@ impl Check for AllSettles {
         "all settles"
     }
 
-    fn look(&mut self, _: &World, answers: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, _: &World, answers: &[Answer]) -> Result<(), String> {
         for answer in answers {
             for (limit, asked) in self.limits.iter().zip(&mut self.asked) {
                 let has = |key: &str| answer.question.entries.iter().any(|(known, _)| known == key);
                 let is_about = limit.when.iter().all(|when| has(&when.key) != when.is_absent)
                     && limit.by.iter().all(|by| has(&by.key));
-                let cell = cell_of(limit, &answer.question);
-                if is_about && asked.len() < CELLS_MAX && asked.iter().all(|(known, _)| *known != cell) {
-                    asked.push((cell, answer.question.clone()));
+                if is_about {
+                    let cell = cell_name(limit, &answer.question);
+                    watch_cell(asked, CELLS_MAX, cell, || answer.question.clone());
                 }
             }
         }

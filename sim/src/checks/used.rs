@@ -19,13 +19,14 @@ use std::{fmt, time::Duration};
 
 use acequia_limits::{Descriptor, Limit, RATE_PARTS};
 
-use super::{Check, ns};
+use super::{Check, FaultsRead};
 use crate::{
     bound::Bound,
+    ns,
     scenarios::Plan,
     schedule::{Fault, Place},
     series::cell_of,
-    world::{Answer, Said, World},
+    world::{Answer, Reply, World},
 };
 
 /// The part of `min(L, D)` that may be missing in a split, in percent.
@@ -50,8 +51,7 @@ pub struct UsedAsPromised {
     limits: Vec<Watched>,
     /// The links that are cut.
     cuts: Vec<(Place, Place)>,
-    /// The number of faults that were read.
-    read: usize,
+    read: FaultsRead,
     sides: Vec<Vec<Place>>,
     /// When connections and parts will have settled after the last mended link.
     settled: Duration,
@@ -116,12 +116,13 @@ impl UsedAsPromised {
         Self {
             // A caller that leases asks for more than it may have.
             min_percent: plan.used_min_percent.filter(|_| {
-                plan.schedule.faults().iter().all(is_of_links) && plan.demand.longest_lease().is_zero()
+                plan.schedule.faults().iter().all(|(_, fault)| is_of_links(fault))
+                    && plan.demand.longest_lease().is_zero()
             }),
             until: plan.duration.saturating_sub(LATE),
             limits: limits.iter().filter_map(watched).collect(),
             cuts: Vec::new(),
-            read: 0,
+            read: FaultsRead::default(),
             sides: vec![(0..plan.regions).collect()],
             settled: SETTLE,
         }
@@ -131,8 +132,7 @@ impl UsedAsPromised {
     fn follow(&mut self, world: &World) {
         let before = self.sides.len();
         let mut is_mended = false;
-        for done in &world.done()[self.read..] {
-            self.read += 1;
+        for done in self.read.next(world) {
             match done.fault {
                 Fault::Cut(a, b) => self.cuts.push((a, b)),
                 Fault::Mend(a, b) => self.cuts.retain(|cut| ![(a, b), (b, a)].contains(cut)),
@@ -168,7 +168,7 @@ impl UsedAsPromised {
 
 /// Whether a fault leaves every machine its state. Utilisation is promised only for such faults. A plan that
 /// promises utilisation may be run with another schedule.
-const fn is_of_links((_, fault): &(Duration, Fault)) -> bool {
+const fn is_of_links(fault: &Fault) -> bool {
     matches!(fault, Fault::Cut(..) | Fault::Mend(..) | Fault::Lose(..) | Fault::Wall(..))
 }
 
@@ -240,7 +240,7 @@ impl Watched {
             return;
         }
         let units = answer.question.cost * self.limit.cost;
-        if let Said::Allowed(_) = answer.said {
+        if let Reply::Allowed(_) = answer.reply {
             let window = self.bound.window_at(ns(answer.asked));
             let before = if self.spent.0 == window { self.spent.1 } else { 0 };
             self.spent = (window, before + units);
@@ -248,7 +248,7 @@ impl Watched {
         let Some(stretch) = self.stretches.iter_mut().find(is_in) else { return };
         for side in stretch.sides.iter_mut().filter(|side| side.places.contains(&answer.place)) {
             side.asked += units;
-            side.admitted += if matches!(answer.said, Said::Allowed(_)) { units } else { 0 };
+            side.admitted += if matches!(answer.reply, Reply::Allowed(_)) { units } else { 0 };
         }
     }
 
@@ -315,7 +315,7 @@ impl Check for UsedAsPromised {
         "used as promised"
     }
 
-    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
         if self.min_percent.is_none() {
             return Ok(());
         }

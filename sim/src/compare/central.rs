@@ -8,7 +8,7 @@
 //! every decision waits for a round trip.
 
 use super::{
-    meter::Meter,
+    meter::{Meter, admit},
     model::{Asked, Case, Policy, Wire},
 };
 use crate::schedule::Place;
@@ -30,14 +30,6 @@ impl Central {
     pub(super) fn new(case: &Case, is_open: bool) -> Self {
         Self { meters: case.cells.iter().map(|bound| Meter::new(*bound)).collect(), is_open }
     }
-
-    fn admit(&mut self, hits: &[(usize, u64)], now_ns: u64) -> bool {
-        let is_allowed = hits.iter().all(|(cell, units)| self.meters[*cell].room(now_ns) >= *units);
-        for (cell, units) in hits.iter().filter(|_| is_allowed) {
-            self.meters[*cell].take(now_ns, *units);
-        }
-        is_allowed
-    }
 }
 
 impl Policy for Central {
@@ -47,7 +39,7 @@ impl Policy for Central {
 
     fn ask(&mut self, id: usize, asked: &Asked, wire: &mut Wire) {
         if asked.place == STORE {
-            let is_allowed = self.admit(&asked.hits, wire.now_ns);
+            let is_allowed = admit(&mut self.meters, &asked.hits, wire.now_ns);
             wire.answer(id, is_allowed);
             return;
         }
@@ -56,14 +48,14 @@ impl Policy for Central {
         wire.remind(id, wire.now_ns + TIMEOUT_NS);
     }
 
-    fn hear(&mut self, from: Place, to: Place, words: &[u64], wire: &mut Wire) {
-        let [id, said @ ..] = words else { return };
+    fn receive(&mut self, from: Place, to: Place, words: &[u64], wire: &mut Wire) {
+        let [id, message @ ..] = words else { return };
         if to == STORE {
-            let hits: Vec<_> = said.chunks_exact(2).map(|hit| (hit[0] as usize, hit[1])).collect();
-            let is_allowed = self.admit(&hits, wire.now_ns);
+            let hits: Vec<_> = message.chunks_exact(2).map(|hit| (hit[0] as usize, hit[1])).collect();
+            let is_allowed = admit(&mut self.meters, &hits, wire.now_ns);
             wire.send(STORE, from, vec![*id, u64::from(is_allowed)]);
         } else {
-            wire.answer(*id as usize, said == [1]);
+            wire.answer(*id as usize, message == [1]);
         }
     }
 

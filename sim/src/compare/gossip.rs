@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    meter::Meter,
+    meter::{Meter, admit},
     model::{Asked, Case, Policy, Wire},
 };
 use crate::schedule::Place;
@@ -18,7 +18,7 @@ use crate::schedule::Place;
 /// Time between two messages to a peer.
 const EVERY_NS: u64 = 100_000_000;
 /// How long a cell is sent after it changed. The next message makes up for a lost one.
-const FRESH_NS: u64 = 1_000_000_000;
+const RECENT_NS: u64 = 1_000_000_000;
 
 /// The views of all regions.
 #[derive(Debug)]
@@ -49,10 +49,8 @@ impl Gossip {
 impl View {
     /// Admits a question, and counts it, if this view has room for it.
     pub(super) fn admit(&mut self, asked: &Asked, wire: &Wire) -> bool {
-        let is_allowed =
-            asked.hits.iter().all(|(cell, units)| self.meters[*cell].room(wire.now_ns) >= *units);
+        let is_allowed = admit(&mut self.meters, &asked.hits, wire.now_ns);
         for (cell, units) in asked.hits.iter().filter(|_| is_allowed) {
-            self.meters[*cell].take(wire.now_ns, *units);
             let window = self.windows[*cell].window_at(wire.now_ns);
             let (counts, changed_ns) =
                 self.counts.entry((*cell, window)).or_insert_with(|| (vec![0; wire.regions], 0));
@@ -62,11 +60,11 @@ impl View {
         is_allowed
     }
 
-    /// The changes of the last `fresh_ns`. For each cell: its number, the window's number, and a count for
+    /// The changes of the last `recent_ns`. For each cell: its number, the window's number, and a count for
     /// each region.
-    pub(super) fn words(&self, now_ns: u64, fresh_ns: u64) -> Vec<u64> {
-        let fresh = self.counts.iter().filter(|(_, (_, changed_ns))| changed_ns + fresh_ns > now_ns);
-        fresh
+    pub(super) fn words(&self, now_ns: u64, recent_ns: u64) -> Vec<u64> {
+        let recent = self.counts.iter().filter(|(_, (_, changed_ns))| changed_ns + recent_ns > now_ns);
+        recent
             .flat_map(|((cell, window), (counts, _))| [&[*cell as u64, *window], &counts[..]].concat())
             .collect()
     }
@@ -77,10 +75,10 @@ impl View {
             let (cell, window) = (entry[0] as usize, entry[1]);
             let (counts, changed_ns) =
                 self.counts.entry((cell, window)).or_insert_with(|| (vec![0; wire.regions], 0));
-            for (known, told) in counts.iter_mut().zip(&entry[2..]) {
-                if told > known {
-                    self.meters[cell].learn(wire.now_ns, window, told - *known);
-                    (*known, *changed_ns) = (*told, wire.now_ns);
+            for (known, received) in counts.iter_mut().zip(&entry[2..]) {
+                if received > known {
+                    self.meters[cell].learn(wire.now_ns, window, received - *known);
+                    (*known, *changed_ns) = (*received, wire.now_ns);
                 }
             }
         }
@@ -92,7 +90,7 @@ impl Policy for Gossip {
         "gossip"
     }
 
-    fn beat_ns(&self) -> Option<u64> {
+    fn wake_interval_ns(&self) -> Option<u64> {
         Some(EVERY_NS)
     }
 
@@ -102,13 +100,13 @@ impl Policy for Gossip {
     }
 
     fn wake(&mut self, at: Place, wire: &mut Wire) {
-        let words = self.regions[at].words(wire.now_ns, FRESH_NS);
+        let words = self.regions[at].words(wire.now_ns, RECENT_NS);
         for peer in (0..wire.regions).filter(|peer| *peer != at && !words.is_empty()) {
             wire.send(at, peer, words.clone());
         }
     }
 
-    fn hear(&mut self, _: Place, to: Place, words: &[u64], wire: &mut Wire) {
+    fn receive(&mut self, _: Place, to: Place, words: &[u64], wire: &mut Wire) {
         self.regions[to].merge(words, wire);
     }
 }

@@ -2,7 +2,7 @@
 //! for every policy.
 
 use super::{
-    meter::Meter,
+    meter::{Meter, have_room, take_all},
     model::{Asked, Case, Decision, Played, Verdict},
 };
 use crate::{bound::Bound, schedule::Fault};
@@ -66,9 +66,9 @@ fn oracle(case: &Case) -> u64 {
     let mut meters: Vec<_> = case.cells.iter().map(|bound| Meter::new(*bound)).collect();
     let mut admitted = 0;
     for asked in case.asked.iter().filter(|asked| !case.is_down(asked.place, asked.at_ns)) {
-        if has_room(&mut meters, asked) {
+        if have_room(&mut meters, &asked.hits, asked.at_ns) {
             admitted += asked.hits.iter().map(|(_, units)| units).sum::<u64>();
-            take(&mut meters, asked);
+            take_all(&mut meters, &asked.hits, asked.at_ns);
         }
     }
     admitted
@@ -79,30 +79,28 @@ fn false_denials(case: &Case, decisions: &[Decision]) -> usize {
     let mut denials = 0;
     for (asked, decision) in case.asked.iter().zip(decisions) {
         match decision.verdict {
-            Verdict::Allowed => take(&mut meters, asked),
-            Verdict::Denied => denials += usize::from(has_room(&mut meters, asked)),
+            Verdict::Allowed => take_all(&mut meters, &asked.hits, asked.at_ns),
+            Verdict::Denied => denials += usize::from(have_room(&mut meters, &asked.hits, asked.at_ns)),
             Verdict::Silent => {}
         }
     }
     denials
 }
 
-fn has_room(meters: &mut [Meter], asked: &Asked) -> bool {
-    asked.hits.iter().all(|(cell, units)| meters[*cell].room(asked.at_ns) >= *units)
+/// Units that were admitted between a question and its answer.
+#[derive(Clone, Copy, Debug)]
+struct Admission {
+    asked_ns: u64,
+    answered_ns: u64,
+    units: u64,
 }
-
-fn take(meters: &mut [Meter], asked: &Asked) {
-    asked.hits.iter().for_each(|(cell, units)| meters[*cell].take(asked.at_ns, *units));
-}
-
-/// An admission: the times of question and answer, and units.
-type Admission = (u64, u64, u64);
 
 fn over(case: &Case, played: &Played) -> (f64, u64) {
     let mut admissions: Vec<Vec<Admission>> = vec![Vec::new(); case.cells.len()];
     for (asked, decision) in case.asked.iter().zip(&played.decisions) {
         for (cell, units) in asked.hits.iter().filter(|_| decision.verdict == Verdict::Allowed) {
-            admissions[*cell].push((asked.at_ns, decision.at_ns, *units));
+            let (asked_ns, answered_ns, units) = (asked.at_ns, decision.at_ns, *units);
+            admissions[*cell].push(Admission { asked_ns, answered_ns, units });
         }
     }
     let drift = |fault: &Fault| if let Fault::Drift(_, ppm) = fault { ppm.unsigned_abs() } else { 0 };
@@ -120,17 +118,17 @@ fn over(case: &Case, played: &Played) -> (f64, u64) {
 
 /// The largest excess over every interval from a question to an answer.
 fn over_bucket(rate: u64, burst: u64, drift_ppm: u64, admissions: &mut [Admission]) -> (f64, u64) {
-    admissions.sort_unstable_by_key(|(_, answered_ns, _)| *answered_ns);
-    let mut begins: Vec<u64> = admissions.iter().map(|(asked_ns, ..)| *asked_ns).collect();
+    admissions.sort_unstable_by_key(|admission| admission.answered_ns);
+    let mut begins: Vec<u64> = admissions.iter().map(|admission| admission.asked_ns).collect();
     begins.sort_unstable();
     begins.dedup();
     let rate = rate as f64 * (1.0 + drift_ppm as f64 / 1e6) / SECOND_NS as f64;
     let mut most = (0.0_f64, 0);
     for begin_ns in begins {
         let mut sum = 0;
-        for (asked_ns, answered_ns, units) in admissions.iter().filter(|admission| admission.1 > begin_ns) {
-            sum += if *asked_ns >= begin_ns { *units } else { 0 };
-            let allows = burst as f64 + rate * (answered_ns - begin_ns) as f64;
+        for admission in admissions.iter().filter(|admission| admission.answered_ns > begin_ns) {
+            sum += if admission.asked_ns >= begin_ns { admission.units } else { 0 };
+            let allows = burst as f64 + rate * (admission.answered_ns - begin_ns) as f64;
             if sum as f64 > allows {
                 let units = (sum as f64 - allows).floor() as u64;
                 most = (most.0.max((sum as f64 / allows - 1.0) * 100.0), most.1.max(units));
@@ -144,7 +142,7 @@ fn over_bucket(rate: u64, burst: u64, drift_ppm: u64, admissions: &mut [Admissio
 /// The largest excess in any window.
 fn over_window(bound: Bound, limit: u64, clock_error_ns: u64, admissions: &[Admission]) -> (f64, u64) {
     let mut sums = std::collections::BTreeMap::<u64, u64>::new();
-    for (asked_ns, answered_ns, units) in admissions {
+    for Admission { asked_ns, answered_ns, units } in admissions {
         let first = bound.window_at(asked_ns.saturating_sub(clock_error_ns));
         if first == bound.window_at(answered_ns + clock_error_ns) {
             *sums.entry(first).or_default() += units;

@@ -81,6 +81,25 @@ impl Meter {
     }
 }
 
+/// Whether every cell has room for its units. Hits are places of meters, with units.
+pub(super) fn have_room(meters: &mut [Meter], hits: &[(usize, u64)], now_ns: u64) -> bool {
+    hits.iter().all(|(cell, units)| meters[*cell].room(now_ns) >= *units)
+}
+
+/// Uses the units of all hits, even if there are not enough.
+pub(super) fn take_all(meters: &mut [Meter], hits: &[(usize, u64)], now_ns: u64) {
+    hits.iter().for_each(|(cell, units)| meters[*cell].take(now_ns, *units));
+}
+
+/// Uses the units of all hits if there is room for all of them, and returns whether there is.
+pub(super) fn admit(meters: &mut [Meter], hits: &[(usize, u64)], now_ns: u64) -> bool {
+    let is_allowed = have_room(meters, hits, now_ns);
+    if is_allowed {
+        take_all(meters, hits, now_ns);
+    }
+    is_allowed
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,7 +16,7 @@ mod table;
 
 pub use self::{
     judge::{Figures, judge},
-    model::{Asked, Case, Decision, Played, Policy, Verdict, Wire, play},
+    model::{Asked, Case, Decision, Downtime, Played, Policy, Verdict, Wire, play},
     table::{Form, overall, table},
 };
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
     run::Record,
     scenarios::{Plan, Scenario},
     schedule::{Command, Fault, Schedule},
-    series::{EVERY, Series, run_watched},
+    series::{EVERY, Series, run_watched, running_sum},
     trace::Trace,
     world::WorldError,
 };
@@ -102,11 +102,7 @@ pub fn gossip_in(record: &Record, series: &Series, seed: u64) -> Option<Rival> {
             *units += answer.question.cost * main.limit.cost;
         }
     }
-    let mut sum = 0;
-    for units in &mut admitted {
-        sum += *units;
-        *units = sum;
-    }
+    running_sum(&mut admitted);
     Some(Rival {
         short: "gossip",
         key: "the same questions to a limiter that gossips its counts",
@@ -186,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_periodic_sync_admits_what_was_not_yet_told() {
+    fn a_periodic_sync_admits_what_regions_have_not_yet_exchanged() {
         let all = case(&[0, 1, 2, 3], &Schedule::default());
         let (periodic, gossip) = (figures(&all, "periodic sync"), figures(&all, "gossip"));
         assert!(periodic.over_percent > gossip.over_percent, "{periodic:?}");
@@ -218,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_region_that_is_down_answers_nobody_and_an_oracle_does_not_count_on_it() {
-        let down = vec![(0, Duration::from_secs(10), Duration::from_secs(20))];
+        let down = vec![Downtime { place: 0, from: Duration::from_secs(10), until: Duration::from_secs(20) }];
         let case = Case { down, ..case(&[0], &Schedule::default()) };
         let figures = figures(&case, "gossip");
         assert!((figures.silent_percent - 33.3).abs() < 0.5, "{figures:?}");

@@ -6,11 +6,12 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     bound::Bound,
+    ns,
     random::Random,
     run::Record,
     schedule::{Fault, Place},
     series::{Series, cell_of},
-    world::{Answer, Said},
+    world::{Answer, Reply},
 };
 
 /// Delay between a caller and its node, each way.
@@ -38,12 +39,23 @@ pub struct Case {
     pub faults: Vec<(Duration, Fault)>,
     /// How far walls may be from true time. An admission this near to an edge may belong to either window.
     pub clock_error_ns: u64,
-    /// When regions are down: the region, from when, and until when.
-    pub down: Vec<(Place, Duration, Duration)>,
+    /// When regions are down.
+    pub down: Vec<Downtime>,
     /// How long messages take between regions, in milliseconds: the least and the most.
     pub latency_ms: (u64, u64),
     /// The seed for latencies.
     pub seed: u64,
+}
+
+/// A time in which a region does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Downtime {
+    /// The region.
+    pub place: Place,
+    /// When it begins.
+    pub from: Duration,
+    /// When it ends.
+    pub until: Duration,
 }
 
 /// One question.
@@ -92,7 +104,7 @@ pub trait Policy {
     fn name(&self) -> &'static str;
 
     /// How often each region is woken; `None` for never.
-    fn beat_ns(&self) -> Option<u64> {
+    fn wake_interval_ns(&self) -> Option<u64> {
         None
     }
 
@@ -100,7 +112,7 @@ pub trait Policy {
     fn ask(&mut self, id: usize, asked: &Asked, wire: &mut Wire);
 
     /// A message has arrived.
-    fn hear(&mut self, _from: Place, _to: Place, _words: &[u64], _wire: &mut Wire) {}
+    fn receive(&mut self, _from: Place, _to: Place, _words: &[u64], _wire: &mut Wire) {}
 
     /// A region is woken.
     fn wake(&mut self, _at: Place, _wire: &mut Wire) {}
@@ -150,9 +162,23 @@ impl Wire {
 enum Event {
     Fault(usize),
     Ask(usize),
-    Hear { from: Place, to: Place, words: Vec<u64>, cuts: u64 },
+    Arrive { route: Route, words: Vec<u64>, cuts: u64 },
     Wake(Place),
     Late(usize),
+}
+
+/// The two ends of a link.
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    from: Place,
+    to: Place,
+}
+
+impl Route {
+    /// Both ways between two regions.
+    fn both(a: Place, b: Place) -> [Self; 2] {
+        [Self { from: a, to: b }, Self { from: b, to: a }]
+    }
 }
 
 /// A link between two regions, one way.
@@ -211,10 +237,10 @@ impl Model<'_> {
             self.put(asked.at_ns + NEAR_NS, Event::Ask(id));
         }
         let end_ns = case.asked.last().map_or(0, |asked| asked.at_ns + PATIENCE_NS);
-        if let Some(beat_ns) = policy.beat_ns() {
+        if let Some(wake_interval_ns) = policy.wake_interval_ns() {
             // Regions are not all woken at once.
             (0..case.regions).for_each(|at| {
-                self.put(beat_ns * (at as u64 + 1) / case.regions as u64, Event::Wake(at));
+                self.put(wake_interval_ns * (at as u64 + 1) / case.regions as u64, Event::Wake(at));
             });
         }
         while let Some(((at_ns, _), event)) = self.queue.pop_first() {
@@ -227,12 +253,12 @@ impl Model<'_> {
                 Event::Ask(id) if !self.is_down(case.asked[id].place) => {
                     policy.ask(id, &case.asked[id], &mut self.wire);
                 }
-                Event::Hear { from, to, words, cuts } => self.deliver(policy, (from, to), words, cuts),
+                Event::Arrive { route, words, cuts } => self.deliver(policy, route, words, cuts),
                 Event::Wake(at) => {
                     if !self.is_down(at) {
                         policy.wake(at, &mut self.wire);
                     }
-                    self.put(at_ns + policy.beat_ns().unwrap_or(end_ns).max(1), Event::Wake(at));
+                    self.put(at_ns + policy.wake_interval_ns().unwrap_or(end_ns).max(1), Event::Wake(at));
                 }
                 Event::Late(id) if !self.wire.answered[id] => policy.late(id, &mut self.wire),
                 Event::Ask(_) | Event::Late(_) => {}
@@ -250,12 +276,13 @@ impl Model<'_> {
         for (from, to, words) in std::mem::take(&mut self.wire.sent) {
             let (least, most) = self.case.latency_ms;
             let drawn_ms = self.random.between(least, most);
+            let route = Route { from, to };
             let link = &self.links[from][to];
             if !link.is_cut {
                 let mut at_ns = self.wire.now_ns + link.slow_ms.unwrap_or(drawn_ms) * 1_000_000;
                 let (cuts, loses) = (link.cuts, link.loses * 10_000);
                 at_ns += AGAIN_NS * (0..AGAIN_MAX).take_while(|_| self.random.chance(loses)).count() as u64;
-                self.put(at_ns, Event::Hear { from, to, words, cuts });
+                self.put(at_ns, Event::Arrive { route, words, cuts });
             }
         }
         for (at_ns, id) in std::mem::take(&mut self.wire.reminders) {
@@ -263,12 +290,16 @@ impl Model<'_> {
         }
     }
 
-    fn deliver(&mut self, policy: &mut dyn Policy, (from, to): (Place, Place), words: Vec<u64>, cuts: u64) {
-        let link = &mut self.links[from][to];
+    fn link(&mut self, route: Route) -> &mut Link {
+        &mut self.links[route.from][route.to]
+    }
+
+    fn deliver(&mut self, policy: &mut dyn Policy, route: Route, words: Vec<u64>, cuts: u64) {
+        let link = self.link(route);
         if link.is_held {
             link.held.push(words);
-        } else if link.cuts == cuts && !self.is_down(to) {
-            policy.hear(from, to, &words, &mut self.wire);
+        } else if link.cuts == cuts && !self.is_down(route.to) {
+            policy.receive(route.from, route.to, &words, &mut self.wire);
         }
     }
 
@@ -278,26 +309,25 @@ impl Model<'_> {
 
     fn apply(&mut self, fault: &Fault) {
         match *fault {
-            Fault::Cut(a, b) => [(a, b), (b, a)].into_iter().for_each(|link| self.cut(link)),
-            Fault::CutOneWay(a, b) => self.cut((a, b)),
-            Fault::Mend(a, b) => [(a, b), (b, a)].into_iter().for_each(|link| self.mend(link)),
+            Fault::Cut(a, b) => Route::both(a, b).into_iter().for_each(|route| self.cut(route)),
+            Fault::CutOneWay(from, to) => self.cut(Route { from, to }),
+            Fault::Mend(a, b) => Route::both(a, b).into_iter().for_each(|route| self.mend(route)),
             Fault::Lose(a, b, percent) => {
-                [(a, b), (b, a)].into_iter().for_each(|(from, to)| self.links[from][to].loses = percent);
+                Route::both(a, b).into_iter().for_each(|route| self.link(route).loses = percent);
             }
             Fault::Hold(a, b) => {
-                [(a, b), (b, a)].into_iter().for_each(|(from, to)| self.links[from][to].is_held = true);
+                Route::both(a, b).into_iter().for_each(|route| self.link(route).is_held = true);
             }
-            Fault::Release(a, b) => [(a, b), (b, a)].into_iter().for_each(|link| self.release(link)),
+            Fault::Release(a, b) => Route::both(a, b).into_iter().for_each(|route| self.release(route)),
             Fault::Slow(a, b, ms) => {
-                for (from, to) in [(a, b), (b, a)] {
-                    self.links[from][to].slow_ms = Some(ms);
-                }
+                Route::both(a, b).into_iter().for_each(|route| self.link(route).slow_ms = Some(ms));
             }
             Fault::Heal => {
-                let all = (0..self.case.regions).flat_map(|a| (0..self.case.regions).map(move |b| (a, b)));
-                for (from, to) in all {
-                    self.mend((from, to));
-                    self.release((from, to));
+                let regions = 0..self.case.regions;
+                let all = regions.clone().flat_map(|from| regions.clone().map(move |to| Route { from, to }));
+                for route in all {
+                    self.mend(route);
+                    self.release(route);
                 }
             }
             // The case already says when regions are down, and policies have no disks or clocks of their own.
@@ -305,23 +335,23 @@ impl Model<'_> {
         }
     }
 
-    fn cut(&mut self, (from, to): (Place, Place)) {
-        let link = &mut self.links[from][to];
+    fn cut(&mut self, route: Route) {
+        let link = self.link(route);
         link.is_cut = true;
         link.cuts += 1;
     }
 
-    fn mend(&mut self, (from, to): (Place, Place)) {
-        let link = &mut self.links[from][to];
+    fn mend(&mut self, route: Route) {
+        let link = self.link(route);
         (link.is_cut, link.loses) = (false, 0);
     }
 
-    fn release(&mut self, (from, to): (Place, Place)) {
-        let link = &mut self.links[from][to];
+    fn release(&mut self, route: Route) {
+        let link = self.link(route);
         link.is_held = false;
         let (held, cuts) = (std::mem::take(&mut link.held), link.cuts);
         for words in held {
-            self.put(self.wire.now_ns, Event::Hear { from, to, words, cuts });
+            self.put(self.wire.now_ns, Event::Arrive { route, words, cuts });
         }
     }
 }
@@ -345,8 +375,11 @@ impl Case {
             });
             asked.push(Asked { at_ns: ns(answer.asked), place: answer.place, hits: hits.collect() });
         }
-        let down = (0..plan.regions)
-            .flat_map(|place| series.down(place).into_iter().map(move |(from, until)| (place, from, until)));
+        let down_at = |place| {
+            let times = series.down(place).into_iter();
+            times.map(move |(from, until)| Downtime { place, from, until })
+        };
+        let down = (0..plan.regions).flat_map(down_at);
         let case = Self {
             regions: plan.regions,
             cells,
@@ -359,42 +392,37 @@ impl Case {
         };
         let decision = |answer: &&Answer| Decision {
             at_ns: ns(answer.answered),
-            verdict: match answer.said {
-                Said::Allowed(_) | Said::Leased(_) | Said::Spent(_) => Verdict::Allowed,
-                Said::Denied(_) => Verdict::Denied,
-                Said::Nothing(_) => Verdict::Silent,
+            verdict: match answer.reply {
+                Reply::Allowed(_) | Reply::Leased(_) | Reply::Spent(_) => Verdict::Allowed,
+                Reply::Denied(_) => Verdict::Denied,
+                Reply::Nothing(_) => Verdict::Silent,
             },
         };
-        let played = Played { decisions: answers.iter().map(decision).collect(), bytes: record.counts.2 };
+        let played =
+            Played { decisions: answers.iter().map(decision).collect(), bytes: record.totals.packet_bytes };
         (case, played)
     }
 
     /// Whether a region is down then.
     pub(super) fn is_down(&self, place: Place, at_ns: u64) -> bool {
-        let is_in = |(at, from, until): &(Place, Duration, Duration)| {
-            *at == place && ns(*from) <= at_ns && at_ns < ns(*until)
-        };
-        self.down.iter().any(is_in)
+        let times = self.down.iter().filter(|down| down.place == place);
+        times.into_iter().any(|down| ns(down.from) <= at_ns && at_ns < ns(down.until))
     }
 }
 
 /// When processes sleep: a sleeping process answers nobody.
-fn asleep(faults: &[(Duration, Fault)], ended: Duration) -> Vec<(Place, Duration, Duration)> {
-    let mut times: Vec<(Place, Duration, Duration)> = Vec::new();
+fn asleep(faults: &[(Duration, Fault)], ended: Duration) -> Vec<Downtime> {
+    let mut times: Vec<Downtime> = Vec::new();
     for (at, fault) in faults {
         match fault {
-            Fault::Sleep(place) => times.push((*place, *at, ended)),
+            Fault::Sleep(place) => times.push(Downtime { place: *place, from: *at, until: ended }),
             Fault::Wake(_) | Fault::Heal => {
                 let wakes = |place: Place| matches!(fault, Fault::Heal) || *fault == Fault::Wake(place);
-                let open = times.iter_mut().filter(|(place, _, until)| *until == ended && wakes(*place));
-                open.for_each(|(_, _, until)| *until = *at);
+                let open = times.iter_mut().filter(|down| down.until == ended && wakes(down.place));
+                open.for_each(|down| down.until = *at);
             }
             _ => {}
         }
     }
     times
-}
-
-fn ns(at: Duration) -> u64 {
-    u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -14,7 +14,7 @@ use crate::schedule::Place;
 /// Time between two exchanges.
 const EVERY_NS: u64 = 1_000_000_000;
 /// How recent a change must be to be exchanged: since shortly before the exchange before the last one.
-const FRESH_NS: u64 = 2 * EVERY_NS + EVERY_NS / 2;
+const RECENT_NS: u64 = 2 * EVERY_NS + EVERY_NS / 2;
 /// The region of the store.
 const STORE: Place = 0;
 
@@ -33,7 +33,7 @@ impl Policy for Periodic {
         "periodic sync"
     }
 
-    fn beat_ns(&self) -> Option<u64> {
+    fn wake_interval_ns(&self) -> Option<u64> {
         Some(EVERY_NS)
     }
 
@@ -43,14 +43,14 @@ impl Policy for Periodic {
 
     fn wake(&mut self, at: Place, wire: &mut Wire) {
         if at != STORE {
-            wire.send(at, STORE, self.0.regions[at].words(wire.now_ns, FRESH_NS));
+            wire.send(at, STORE, self.0.regions[at].words(wire.now_ns, RECENT_NS));
         }
     }
 
-    fn hear(&mut self, from: Place, to: Place, words: &[u64], wire: &mut Wire) {
+    fn receive(&mut self, from: Place, to: Place, words: &[u64], wire: &mut Wire) {
         self.0.regions[to].merge(words, wire);
         if to == STORE {
-            wire.send(STORE, from, self.0.regions[STORE].words(wire.now_ns, FRESH_NS));
+            wire.send(STORE, from, self.0.regions[STORE].words(wire.now_ns, RECENT_NS));
         }
     }
 }

@@ -6,7 +6,7 @@
 //! anywhere.
 
 use super::{
-    meter::Meter,
+    meter::{Meter, admit},
     model::{Asked, Case, Policy, Wire},
 };
 
@@ -28,11 +28,7 @@ impl Policy for Shares {
     }
 
     fn ask(&mut self, id: usize, asked: &Asked, wire: &mut Wire) {
-        let meters = &mut self.0[asked.place];
-        let is_allowed = asked.hits.iter().all(|(cell, units)| meters[*cell].room(wire.now_ns) >= *units);
-        for (cell, units) in asked.hits.iter().filter(|_| is_allowed) {
-            meters[*cell].take(wire.now_ns, *units);
-        }
+        let is_allowed = admit(&mut self.0[asked.place], &asked.hits, wire.now_ns);
         wire.answer(id, is_allowed);
     }
 }

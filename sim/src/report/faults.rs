@@ -125,34 +125,34 @@ pub(super) fn troubles(
         let cut = pairs(|one| if let Open::Cut(a, b) = one { Some((*a, *b)) } else { None });
         let one_way = pairs(|one| if let Open::OneWay(a, b) = one { Some((*a, *b)) } else { None });
         let held = pairs(|one| if let Open::Held(a, b) = one { Some((*a, *b)) } else { None });
-        let mut tell = |kind, what, is_split| troubles.push(Trouble { from, until, kind, what, is_split });
+        let mut add = |kind, what, is_split| troubles.push(Trouble { from, until, kind, what, is_split });
         if !cut.is_empty() {
             let parts = parts(&cut, regions);
             let is_split = parts.is_some();
             let what = format!("{} cut", parts.unwrap_or_else(|| listed(&cut, " | ")));
-            tell(Kind::Cut(cut), what, is_split);
+            add(Kind::Cut(cut), what, is_split);
         }
         if !one_way.is_empty() {
             let what = format!("{} cut one way", listed(&one_way, " → "));
-            tell(Kind::OneWay(one_way), what, false);
+            add(Kind::OneWay(one_way), what, false);
         }
         if !held.is_empty() {
             let what = format!("{} held", listed(&held, " – "));
-            tell(Kind::Held(held), what, false);
+            add(Kind::Held(held), what, false);
         }
         for one in &together {
             match *one {
                 Open::Slow(a, b, ms) => {
-                    tell(Kind::Other, format!("{} – {} {ms} ms", NAMES[a], NAMES[b]), false);
+                    add(Kind::Other, format!("{} – {} {ms} ms", NAMES[a], NAMES[b]), false);
                 }
                 Open::Lossy(a, b, percent) => {
-                    tell(Kind::Other, format!("{} – {} lose {percent} %", NAMES[a], NAMES[b]), false);
+                    add(Kind::Other, format!("{} – {} lose {percent} %", NAMES[a], NAMES[b]), false);
                 }
-                Open::Store(fault) => tell(Kind::Other, fault.to_string(), false),
-                Open::Asleep(at) => tell(Kind::Down(at), format!("{} asleep", NAMES[at]), false),
-                Open::Full(at) => tell(Kind::Other, format!("disk of {} full", NAMES[at]), false),
+                Open::Store(fault) => add(Kind::Other, fault.to_string(), false),
+                Open::Asleep(at) => add(Kind::Down(at), format!("{} asleep", NAMES[at]), false),
+                Open::Full(at) => add(Kind::Other, format!("disk of {} full", NAMES[at]), false),
                 Open::Drift(at, ppm) => {
-                    tell(Kind::Other, format!("clock of {} {ppm:+} ppm", NAMES[at]), false)
+                    add(Kind::Other, format!("clock of {} {ppm:+} ppm", NAMES[at]), false)
                 }
                 _ => {}
             }
@@ -188,8 +188,8 @@ pub(super) fn moments(faults: &[(Duration, Fault)]) -> Vec<Moment> {
         Fault::Order(_, command) => Some(command.to_string().trim_start_matches("regions ").to_owned()),
         _ => None,
     };
-    let told = |(at, fault): &(Duration, Fault)| Some(Moment { at: *at, what: what(fault)? });
-    faults.iter().filter_map(told).collect()
+    let moment = |(at, fault): &(Duration, Fault)| Some(Moment { at: *at, what: what(fault)? });
+    faults.iter().filter_map(moment).collect()
 }
 
 /// The parts into which the cut pairs split the regions; `None` if they do not split them.
@@ -228,7 +228,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn told(schedule: &Schedule, regions: usize) -> Vec<(u64, u64, String)> {
+    fn described(schedule: &Schedule, regions: usize) -> Vec<(u64, u64, String)> {
         let series = Series { ended: seconds(50), ..Series::default() };
         let series = Series { is_up: vec![Vec::new(); regions], ..series };
         let troubles = troubles(schedule.faults(), regions, 40, &series);
@@ -236,17 +236,17 @@ mod tests {
     }
 
     #[test]
-    fn a_split_is_told_by_its_parts() {
+    fn a_split_is_described_by_its_parts() {
         let mut schedule = Schedule::default();
         schedule.split(seconds(5), seconds(9), &[&[0], &[1, 2]]);
-        assert_eq!(told(&schedule, 3), [(5, 9, "eu | us, ap cut".to_owned())]);
+        assert_eq!(described(&schedule, 3), [(5, 9, "eu | us, ap cut".to_owned())]);
         let mut schedule = Schedule::default();
         schedule.split(seconds(5), seconds(9), &[&[0, 4], &[1], &[2, 3]]);
-        assert_eq!(told(&schedule, 5), [(5, 9, "eu, af | us | ap, sa cut".to_owned())]);
+        assert_eq!(described(&schedule, 5), [(5, 9, "eu, af | us | ap, sa cut".to_owned())]);
     }
 
     #[test]
-    fn a_cut_that_divides_nothing_is_told_by_its_ends_and_lasts_until_it_is_mended() {
+    fn a_cut_that_divides_nothing_is_described_by_its_ends_and_lasts_until_it_is_mended() {
         let mut schedule = Schedule::default();
         schedule.at(seconds(1), Fault::Cut(1, 0)).at(seconds(3), Fault::CutOneWay(2, 0));
         schedule.at(seconds(4), Fault::Mend(0, 1)).at(seconds(6), Fault::Slow(0, 2, 150));
@@ -256,7 +256,7 @@ mod tests {
             (3, 8, "ap → eu cut one way".to_owned()),
             (6, 50, "eu – ap 150 ms".to_owned()),
         ];
-        assert_eq!(told(&schedule, 3), lines);
+        assert_eq!(described(&schedule, 3), lines);
     }
 
     #[test]

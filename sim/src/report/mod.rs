@@ -18,7 +18,8 @@ use crate::{
     run::{Counts, Record},
     scenarios::Scenario,
     series::{CellSeries, Series, cell_of},
-    world::{Answer, Said},
+    trace::Totals,
+    world::{Answer, Reply},
 };
 
 const STYLE: &str = include_str!("style.css");
@@ -87,8 +88,8 @@ pub fn page(shown: Shown<'_>) -> Option<String> {
     );
     let noun = page.noun;
     html += &verdict(record, series, cell, noun);
-    html += &look(&page, cell);
-    section(&mut html, "What was broken", &broken_words(&page), &page.broken());
+    html += &introduction(&page, cell);
+    section(&mut html, "What was broken", &faults_words(&page), &page.faults());
     section(
         &mut html,
         &format!("Admitted, all {noun}s together"),
@@ -157,10 +158,10 @@ fn verdict(record: &Record, series: &Series, cell: &CellSeries, noun: &str) -> S
 }
 
 /// A description of what the page shows.
-fn look(page: &Page<'_>, cell: &CellSeries) -> String {
+fn introduction(page: &Page<'_>, cell: &CellSeries) -> String {
     let names = &NAMES[..page.regions];
     let is_asked =
-        |answer: &&Answer| cell.is_asked(&answer.question) && !matches!(answer.said, Said::Spent(_));
+        |answer: &&Answer| cell.is_asked(&answer.question) && !matches!(answer.reply, Reply::Spent(_));
     let asked: u64 = page.series.answers.iter().filter(is_asked).map(|answer| answer.question.cost).sum();
     let seconds = page.series.ended.as_secs_f64().max(1.0);
     let demand = format!("{:.0} units a second", asked as f64 / seconds);
@@ -221,7 +222,7 @@ fn look(page: &Page<'_>, cell: &CellSeries) -> String {
 
 const NUMBERS: [&str; 6] = ["no", "one", "two", "three", "four", "five"];
 
-fn broken_words(page: &Page<'_>) -> String {
+fn faults_words(page: &Page<'_>) -> String {
     if page.troubles.is_empty() && page.moments.is_empty() {
         return "Nothing: this is what a good day looks like.".to_owned();
     }
@@ -310,7 +311,7 @@ fn figures(record: &Record, series: &Series, noun: &str) -> String {
         let cells = asked.collect::<BTreeSet<_>>().len().max(1) as u64;
         let allowed = cell.allowed.last().copied().unwrap_or(0) * cells;
         let of_limit = |answer: &Answer| -> u64 {
-            let passed = answer.said.passed().unwrap_or(&[]).iter();
+            let passed = answer.reply.passed().unwrap_or(&[]).iter();
             passed.filter(|(name, _)| *name == cell.limit.spec.name).map(|(_, units)| *units).sum()
         };
         let admitted: u64 = series.answers.iter().map(of_limit).sum();
@@ -338,7 +339,7 @@ fn figures(record: &Record, series: &Series, noun: &str) -> String {
         all.silent += counts.silent;
     }
     html += &row("together", &all);
-    let (events, packets, bytes) = record.counts;
+    let Totals { events, packets, packet_bytes: bytes } = record.totals;
     let decisions = (all.allowed + all.denied).max(1);
     html.push_str("</table></div>\n<p>");
     if noun == "region" {

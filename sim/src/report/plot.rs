@@ -13,35 +13,54 @@ const LETTER: f64 = 7.4;
 /// Maps numbers to positions in a plot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Scale {
-    from: (f64, f64),
-    to: (f64, f64),
+    from: Span,
+    to: Span,
+}
+
+/// Two ends. Positions may fall from the first to the last.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Span {
+    pub(super) first: f64,
+    pub(super) last: f64,
+}
+
+impl Span {
+    /// From 0 to a number.
+    pub(super) fn to(last: f64) -> Self {
+        Self { first: 0.0, last }
+    }
+
+    fn length(self) -> f64 {
+        self.last - self.first
+    }
 }
 
 impl Scale {
     /// Maps a non-empty range of numbers onto a range of positions.
-    pub(super) fn new(from: (f64, f64), to: (f64, f64)) -> Self {
-        let most = if from.1 > from.0 { from.1 } else { from.0 + 1.0 };
-        Self { from: (from.0, most), to }
+    pub(super) fn new(from: Span, to: Span) -> Self {
+        let last = if from.length() > 0.0 { from.last } else { from.first + 1.0 };
+        Self { from: Span { last, ..from }, to }
     }
 
     /// Maps seconds from the start to positions from left to right.
     pub(super) fn of_time(seconds: f64) -> Self {
-        Self::new((0.0, seconds), (LEFT, RIGHT))
+        Self::new(Span::to(seconds), Span { first: LEFT, last: RIGHT })
     }
 
     /// The position of a number.
     pub(super) fn at(&self, number: f64) -> f64 {
-        let part = (number - self.from.0) / (self.from.1 - self.from.0);
-        self.to.0 + part * (self.to.1 - self.to.0)
+        let part = (number - self.from.first) / self.from.length();
+        self.to.first + part * self.to.length()
     }
 
     /// About `about` round numbers in the range, which are 1, 2 or 5 times a power of ten apart.
     pub(super) fn ticks(&self, about: usize) -> Vec<f64> {
-        let rough = (self.from.1 - self.from.0) / about.max(1) as f64;
+        let rough = self.from.length() / about.max(1) as f64;
         let power = 10_f64.powf(rough.log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|times| times * power).find(|step| *step >= rough);
         let step = step.unwrap_or(10.0 * power);
-        let (first, last) = ((self.from.0 / step).ceil() as i64, (self.from.1 / step + 1e-9).floor() as i64);
+        let (first, last) =
+            ((self.from.first / step).ceil() as i64, (self.from.last / step + 1e-9).floor() as i64);
         (first..=last).map(|times| times as f64 * step).collect()
     }
 }
@@ -78,13 +97,13 @@ pub(super) fn thin(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 
 /// Moves labels that are nearer than `gap` apart, by as little as possible, inside `range`. Labels are in
 /// order.
-pub(super) fn spread(labels: &mut [f64], gap: f64, range: (f64, f64)) {
+pub(super) fn spread(labels: &mut [f64], gap: f64, range: Span) {
     for place in 0..labels.len() {
-        let least = if place == 0 { range.0 } else { labels[place - 1] + gap };
+        let least = if place == 0 { range.first } else { labels[place - 1] + gap };
         labels[place] = labels[place].max(least);
     }
     for place in (0..labels.len()).rev() {
-        let most = labels.get(place + 1).map_or(range.1, |next| next - gap);
+        let most = labels.get(place + 1).map_or(range.last, |next| next - gap);
         labels[place] = labels[place].min(most);
     }
 }
@@ -143,31 +162,35 @@ mod tests {
 
     #[test]
     fn a_scale_has_its_ends_at_the_ends_and_round_ticks_between() {
-        let scale = Scale::new((0.0, 47.0), (100.0, 10.0));
+        let scale = Scale::new(Span::to(47.0), Span { first: 100.0, last: 10.0 });
         assert_eq!((scale.at(0.0), scale.at(47.0)), (100.0, 10.0));
         assert_eq!(scale.ticks(5), [0.0, 10.0, 20.0, 30.0, 40.0]);
-        assert_eq!(Scale::new((0.0, 0.3), (0.0, 1.0)).ticks(3).len(), 4);
-        assert_eq!(Scale::new((0.0, 0.0), (0.0, 1.0)).at(0.0), 0.0, "an empty range is no division by 0");
+        assert_eq!(Scale::new(Span::to(0.3), Span::to(1.0)).ticks(3).len(), 4);
+        assert_eq!(
+            Scale::new(Span::to(0.0), Span::to(1.0)).at(0.0),
+            0.0,
+            "an empty range is no division by 0"
+        );
         assert_eq!(Scale::of_time(60.0).at(60.0), RIGHT);
     }
 
     #[test]
     fn labels_that_would_overlap_move_apart_and_stay_inside() {
         let mut labels = [10.0, 12.0, 98.0, 99.0];
-        spread(&mut labels, 14.0, (0.0, 100.0));
+        spread(&mut labels, 14.0, Span::to(100.0));
         assert_eq!(labels, [10.0, 24.0, 86.0, 100.0]);
         assert!(labels.windows(2).all(|two| two[1] - two[0] >= 14.0));
     }
 
     #[test]
-    fn a_label_without_room_is_broken_between_words() {
+    fn a_label_without_room_is_wrapped_between_words() {
         assert_eq!(wrapped("a | b cut", width_of("a | b")), ["a | b", "cut"]);
         assert_eq!(wrapped("a | b cut", WIDTH), ["a | b cut"]);
         assert_eq!(wrapped("wide", 1.0), ["wide"]);
     }
 
     #[test]
-    fn points_on_a_line_are_left_out() {
+    fn points_on_a_line_are_removed() {
         let points = [(0.0, 0.0), (1.0, 1.0), (2.0, 2.0), (3.0, 2.0), (4.0, 2.0)];
         assert_eq!(thin(&points), [(0.0, 0.0), (2.0, 2.0), (4.0, 2.0)]);
     }

@@ -36,7 +36,7 @@ fn plan(random: &mut Random, has_calm_walls: bool) -> Plan {
     // The server assumes that most walls are right, which needs at least three regions.
     let clocks = if clocks == Clocks::Wrong && regions < 3 { Clocks::Worst } else { clocks };
     let latest_ms = random.pick(&[3, 20, 40, 80, 150]);
-    let (limits, mut demand) = limits(random, regions, (clocks, has_calm_walls));
+    let (limits, mut demand) = limits(random, regions, clocks, has_calm_walls);
     let schedule = schedule(random, regions, clocks);
     lease(random, &mut demand, &schedule);
     let clock = if clocks == Clocks::Poor { "{ error: 200ms, drift: 1e-3 }" } else { "" };
@@ -131,7 +131,7 @@ const KINDS: [(Kinds, u32); 14] = [
 ];
 
 /// The limits, and who asks for them.
-fn limits(random: &mut Random, regions: usize, (clocks, has_calm_walls): (Clocks, bool)) -> (String, Demand) {
+fn limits(random: &mut Random, regions: usize, clocks: Clocks, has_calm_walls: bool) -> (String, Demand) {
     let per_second = random.pick(&[5, 20, 20, 40]);
     let asked = u64::from(per_second) * regions as u64;
     let (mut text, mut kinds) = (String::new(), Vec::new());

@@ -44,12 +44,12 @@ pub struct Answer {
     /// The question.
     pub question: Question,
     /// The answer.
-    pub said: Said,
+    pub reply: Reply,
 }
 
 /// A node's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum Reply {
     /// The request may pass. These limits were charged with these units.
     Allowed(Vec<(String, u64)>),
     /// These units of these limits are the caller's until the lease ends.
@@ -62,7 +62,7 @@ pub enum Said {
     Nothing(String),
 }
 
-impl Said {
+impl Reply {
     /// What the node charged with this answer, by limit.
     pub fn charged(&self) -> Option<&[(String, u64)]> {
         match self {
@@ -92,6 +92,18 @@ pub(crate) struct Caller {
     /// Whether callers must stop asking.
     pub(crate) is_hushed: Arc<AtomicBool>,
     pub(crate) trace: Trace,
+}
+
+/// Units that a caller has leased.
+#[derive(Debug)]
+struct Lease {
+    question: Question,
+    /// Units by limit.
+    leased: Vec<(String, u64)>,
+    /// When the lease was asked for.
+    asked: Duration,
+    /// How long the units may be spent, counted from `asked`.
+    life: Duration,
 }
 
 /// The answers that callers have received.
@@ -132,36 +144,32 @@ impl Caller {
     async fn ask(self, mut client: LimiterClient<Channel>, question: Question) {
         let asked = elapsed(Duration::ZERO);
         // The channel's own deadline starts only when there is a connection.
-        let (said, life) = match timeout(DEADLINE, client.check(request(&question))).await {
-            Ok(answer) => said(answer),
-            Err(_) => (Said::Nothing("too late".to_owned()), Duration::ZERO),
+        let (reply, life) = match timeout(DEADLINE, client.check(request(&question))).await {
+            Ok(answer) => reply_of(answer),
+            Err(_) => (Reply::Nothing("too late".to_owned()), Duration::ZERO),
         };
-        let leased = if let Said::Leased(limits) = &said { limits.clone() } else { Vec::new() };
-        self.put(asked, question.clone(), said);
-        self.spend(question, leased, (asked, life)).await;
+        let leased = if let Reply::Leased(limits) = &reply { limits.clone() } else { Vec::new() };
+        self.put(asked, question.clone(), reply);
+        self.spend(Lease { question, leased, asked, life }).await;
     }
 
-    fn put(&self, asked: Duration, question: Question, said: Said) {
+    fn put(&self, asked: Duration, question: Question, reply: Reply) {
         let answered = elapsed(Duration::ZERO);
-        let what = match &said {
-            Said::Allowed(limits) => format!("allowed {limits:?}, asked at {asked:?}"),
-            Said::Leased(limits) => format!("leased {limits:?}, asked at {asked:?}"),
-            Said::Spent(limits) => format!("spent {limits:?} of a lease"),
-            Said::Denied(reason) => format!("denied: {reason}, asked at {asked:?}"),
-            Said::Nothing(why) => format!("no answer: {why}, asked at {asked:?}"),
+        let what = match &reply {
+            Reply::Allowed(limits) => format!("allowed {limits:?}, asked at {asked:?}"),
+            Reply::Leased(limits) => format!("leased {limits:?}, asked at {asked:?}"),
+            Reply::Spent(limits) => format!("spent {limits:?} of a lease"),
+            Reply::Denied(reason) => format!("denied: {reason}, asked at {asked:?}"),
+            Reply::Nothing(why) => format!("no answer: {why}, asked at {asked:?}"),
         };
         self.trace.tell(&self.name, answered, what);
-        self.answers.put(Answer { place: self.place, asked, answered, question, said });
+        self.answers.put(Answer { place: self.place, asked, answered, question, reply });
     }
 
     /// Spends a lease: a part at once, a part in the middle, and the rest at the last moment. The lease lives
     /// from when it was asked for, since the caller does not know when it was granted.
-    async fn spend(
-        &self,
-        question: Question,
-        mut leased: Vec<(String, u64)>,
-        (asked, life): (Duration, Duration),
-    ) {
+    async fn spend(&self, lease: Lease) {
+        let Lease { question, mut leased, asked, life } = lease;
         for part in (1..=SPENT_IN).rev() {
             let spent: Vec<_> = leased.iter().map(|(name, units)| (name.clone(), units / part)).collect();
             for ((_, left), (_, units)) in leased.iter_mut().zip(&spent) {
@@ -170,7 +178,7 @@ impl Caller {
             let at = asked + life * (SPENT_IN - part) as u32 / (SPENT_IN as u32 - 1);
             tokio::time::sleep(at.saturating_sub(elapsed(Duration::ZERO))).await;
             if spent.iter().any(|(_, units)| *units > 0) {
-                self.put(elapsed(Duration::ZERO), question.clone(), Said::Spent(spent));
+                self.put(elapsed(Duration::ZERO), question.clone(), Reply::Spent(spent));
             }
         }
     }
@@ -198,18 +206,18 @@ fn request(question: &Question) -> tonic::Request<api::CheckRequest> {
 }
 
 /// The node's answer, and how long it may be spent if it is a lease.
-fn said(answer: Result<tonic::Response<api::CheckResponse>, tonic::Status>) -> (Said, Duration) {
-    let said = match answer.map(tonic::Response::into_inner) {
+fn reply_of(answer: Result<tonic::Response<api::CheckResponse>, tonic::Status>) -> (Reply, Duration) {
+    let reply = match answer.map(tonic::Response::into_inner) {
         Ok(answer) if answer.allowed => {
             let limits = answer.limits.into_iter().map(|limit| (limit.name, limit.cost)).collect();
             if answer.lapses_in_ms > 0 {
                 let life = Duration::from_millis(answer.lapses_in_ms);
-                return (Said::Leased(limits), life - life / LEFT_UNUSED);
+                return (Reply::Leased(limits), life - life / LEFT_UNUSED);
             }
-            Said::Allowed(limits)
+            Reply::Allowed(limits)
         }
-        Ok(answer) => Said::Denied(answer.reason().as_str_name()),
-        Err(status) => Said::Nothing(format!("{:?}: {}", status.code(), status.message())),
+        Ok(answer) => Reply::Denied(answer.reason().as_str_name()),
+        Err(status) => Reply::Nothing(format!("{:?}: {}", status.code(), status.message())),
     };
-    (said, Duration::ZERO)
+    (reply, Duration::ZERO)
 }

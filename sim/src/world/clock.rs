@@ -42,12 +42,12 @@ struct Hands {
     jumped: u64,
     /// The oscillator's reading when the process fell asleep; `None` while it is awake.
     asleep_at_ns: Option<u64>,
-    /// A clock look of a thread that was preempted in its middle.
+    /// The clock reading of a thread that was preempted in its middle.
     torn: Option<Torn>,
     random: Random,
 }
 
-/// A clock look that began before the process fell asleep: its first readings are from then.
+/// A look at all clocks that began before the process fell asleep: its first readings are from then.
 #[derive(Clone, Copy, Debug)]
 struct Torn {
     at_ns: u64,

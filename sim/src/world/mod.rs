@@ -7,6 +7,7 @@
 
 mod caller;
 mod clock;
+mod config;
 mod disk;
 mod keys;
 mod nap;
@@ -28,7 +29,6 @@ use std::{
 };
 
 use acequia_limits::Limit;
-use acequia_mesh::Identity;
 use acequia_rights::{VersionId, node_named};
 use acequia_server::{
     config::{ClockConfig, Config},
@@ -36,20 +36,22 @@ use acequia_server::{
 };
 
 pub use self::{
-    caller::{Answer, DOMAIN, Said},
+    caller::{Answer, DOMAIN, Reply},
     clock::EPOCH_S,
     region::Region,
 };
 use self::{
     caller::{Answers, Caller},
+    config::Nodes,
     disk::{Copy, Mood, Unsynced},
-    pools::{Server, WayThere},
-    region::{GRPC_PORT, HTTP_PORT, MESH_PORT, identity},
+    pools::{Server, StoreLink},
+    region::{GRPC_PORT, MESH_PORT},
 };
 use crate::{
     NAMES,
     demand::Demand,
     random::Random,
+    scenarios::Plan,
     schedule::{Command, Fault, Leftover, Place},
     trace::{Sent, Trace},
 };
@@ -84,6 +86,22 @@ pub struct Setup {
     pub stores: usize,
 }
 
+impl Setup {
+    /// The settings of the world of a plan.
+    pub fn of(plan: &Plan, seed: u64) -> Self {
+        Self {
+            seed,
+            regions: plan.regions,
+            limits: plan.limits.clone(),
+            clock: plan.clock.to_owned(),
+            latency_ms: plan.latency_ms,
+            demand: plan.demand.clone(),
+            guard_percent: plan.guard_percent,
+            stores: plan.stores,
+        }
+    }
+}
+
 /// A fault that was applied.
 #[derive(Clone, Debug)]
 pub struct Done {
@@ -91,8 +109,17 @@ pub struct Done {
     pub at: Duration,
     /// The fault.
     pub fault: Fault,
-    /// For an order that was carried out: the version before, and the version that it made.
-    pub made: Option<(VersionId, VersionId)>,
+    /// For an order that was carried out: what it changed.
+    pub made: Option<Made>,
+}
+
+/// The versions of the catalogue around an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// The version before the order.
+    pub before: VersionId,
+    /// The version that the order made.
+    pub after: VersionId,
 }
 
 /// Why there is no world, or why it has ended.
@@ -141,100 +168,78 @@ impl World {
     /// # Errors
     /// The setup makes no sense.
     pub fn new(setup: &Setup, trace: Trace) -> Result<Self, WorldError> {
-        hear_panics();
-        let names = NAMES.get(..setup.regions).filter(|names| !names.is_empty());
-        let names =
-            names.ok_or_else(|| WorldError::Setup(format!("1 to {} regions, please", NAMES.len())))?;
-        if setup.stores > names.len().min(REGIONS_OF_NODES.len()) {
-            return Err(WorldError::Setup(format!("1 to {} stores, please", REGIONS_OF_NODES.len())));
-        }
+        record_panics();
+        let names = setup.names()?;
         let unmade = |fault: &dyn std::fmt::Display| WorldError::Setup(fault.to_string());
         let folder = tempfile::tempdir().map_err(|fault| unmade(&fault))?;
-        let identities: Vec<_> = (0..names.len())
-            .map(|place| {
-                setup
-                    .region_of(place)
-                    .map_or_else(|| identity(names[place]), |region| Identity::new(region, names[place]))
-            })
-            .collect();
+        let identities: Vec<_> = (0..names.len()).map(|place| setup.identity_of(place)).collect();
         keys::write(folder.path(), &identities).map_err(|fault| unmade(&fault))?;
 
-        let (least, most) = setup.latency_ms;
-        let mut sim = turmoil::Builder::new()
-            .simulation_duration(Duration::MAX)
-            .tick_duration(STEP)
-            .epoch(std::time::UNIX_EPOCH + Duration::from_secs(EPOCH_S))
-            .rng_seed(Random::of(setup.seed, "network").next())
-            .min_message_latency(Duration::from_millis(least))
-            .max_message_latency(Duration::from_millis(most))
-            .udp_capacity(QUEUE)
-            .tcp_capacity(QUEUE)
-            .build();
+        let sim = network(setup);
         let addresses: Vec<_> = names.iter().map(|name| sim.lookup(*name)).collect();
         let peers: Vec<_> = addresses.iter().map(|ip| SocketAddr::new(*ip, MESH_PORT)).collect();
-        let (mut regions, mut configs) = (Vec::new(), Vec::new());
-        let (mut limits, mut clock) = (Vec::new(), ClockConfig::default());
-        let count = setup.guard_percent.map_or(0, |_| setup.stores.max(1));
-        let names_of_stores =
-            (0..count).map(|store| if store == 0 { "store".to_owned() } else { format!("store {store}") });
-        let stores: Vec<Server> =
-            names_of_stores.map(|name| Server::new(Random::of(setup.seed, &name))).collect();
-        for (place, name) in names.iter().enumerate() {
-            let config = match setup.guard_percent {
-                Some(percent) => config_of_node(place, (names, &peers), setup, percent, folder.path()),
-                None => config(name, &peers, setup, folder.path()),
-            };
-            let parsed = Config::parse(name, &config);
-            let parsed = parsed.map_err(|faults| WorldError::Setup(format!("{faults}\n{config}")))?;
-            let of_nodes = parsed.store.as_ref().map_or_else(ClockConfig::default, |store| store.clock);
-            clock = parsed.regions.as_ref().map_or(of_nodes, |regions| regions.clock);
-            limits.clone_from(&parsed.live.limits);
-            configs.push(parsed);
-            let mut region = Region::new(name, config, setup.seed, trace.clone());
-            let server = stores.get(setup.store_of(place)).cloned();
-            region.way = server.map(|server| WayThere { place, server, nap: region.nap.clone() });
-            let running = region.clone();
-            sim.host(*name, move || running.clone().run());
-            regions.push(region);
-        }
-        let (answers, is_hushed) = (Answers::default(), Arc::new(AtomicBool::new(false)));
-        let mut callers = Vec::new();
-        for (place, name) in names.iter().enumerate() {
-            let host = format!("{name}-caller");
-            let caller = Caller {
-                place,
-                name: host.clone(),
-                node: SocketAddr::new(addresses[place], GRPC_PORT),
-                demand: setup.demand.clone(),
-                seed: setup.seed,
-                answers: answers.clone(),
-                is_hushed: Arc::clone(&is_hushed),
-                trace: trace.clone(),
-            };
-            sim.host(host.as_str(), move || caller.clone().call());
-            sim.set_link_latency(host.as_str(), *name, NEAR);
-            callers.push(host);
-        }
-        let random = Random::of(setup.seed, "faults");
-        let (copies, stopping) = (BTreeMap::new(), BTreeMap::new());
-        let (done, _keys) = (Vec::new(), folder);
-        Ok(Self {
+        let nodes = Nodes { names, peers: &peers, keys: folder.path() };
+        let configs: Vec<_> = (0..names.len()).map(|place| setup.config_of(place, &nodes)).collect();
+        let mut world = Self {
             sim,
-            regions,
-            configs,
-            limits,
-            clock,
-            callers,
-            answers,
-            copies,
-            stopping,
-            stores,
-            done,
-            is_hushed,
-            random,
+            regions: Vec::new(),
+            configs: Vec::new(),
+            limits: Vec::new(),
+            clock: ClockConfig::default(),
+            callers: Vec::new(),
+            answers: Answers::default(),
+            copies: BTreeMap::new(),
+            stopping: BTreeMap::new(),
+            stores: stores(setup),
+            done: Vec::new(),
+            is_hushed: Arc::default(),
+            random: Random::of(setup.seed, "faults"),
             trace,
-            _keys,
-        })
+            _keys: folder,
+        };
+        for (place, config) in configs.into_iter().enumerate() {
+            world.add_region(place, config, setup)?;
+        }
+        for (place, address) in addresses.into_iter().enumerate() {
+            world.add_caller(place, SocketAddr::new(address, GRPC_PORT), setup);
+        }
+        Ok(world)
+    }
+
+    /// Adds the host of a region, or of a node of a region with a store.
+    fn add_region(&mut self, place: Place, config: String, setup: &Setup) -> Result<(), WorldError> {
+        let name = NAMES[place];
+        let parsed = Config::parse(name, &config);
+        let parsed = parsed.map_err(|faults| WorldError::Setup(format!("{faults}\n{config}")))?;
+        let of_nodes = parsed.store.as_ref().map_or_else(ClockConfig::default, |store| store.clock);
+        self.clock = parsed.regions.as_ref().map_or(of_nodes, |regions| regions.clock);
+        self.limits.clone_from(&parsed.live.limits);
+        self.configs.push(parsed);
+        let mut region = Region::new(name, config, setup.seed, self.trace.clone());
+        let server = self.stores.get(setup.store_of(place)).cloned();
+        region.store_link = server.map(|server| StoreLink { place, server, nap: region.nap.clone() });
+        let running = region.clone();
+        self.sim.host(name, move || running.clone().run());
+        self.regions.push(region);
+        Ok(())
+    }
+
+    /// Adds the host that asks a node.
+    fn add_caller(&mut self, place: Place, node: SocketAddr, setup: &Setup) {
+        let host = format!("{}-caller", NAMES[place]);
+        let caller = Caller {
+            place,
+            name: host.clone(),
+            node,
+            demand: setup.demand.clone(),
+            seed: setup.seed,
+            answers: self.answers.clone(),
+            is_hushed: Arc::clone(&self.is_hushed),
+            trace: self.trace.clone(),
+        };
+        self.sim.host(host.as_str(), move || caller.clone().call());
+        self.sim.set_link_latency(host.as_str(), NAMES[place], NEAR);
+        self.callers.push(host);
     }
 
     /// True time since the start.
@@ -270,12 +275,6 @@ impl World {
     /// The number of calls that nodes of one region made to their store.
     pub fn store_calls(&self) -> u64 {
         self.stores.iter().map(Server::calls).sum()
-    }
-
-    /// The packets that regions sent each other so far, and their bytes.
-    pub fn traffic(&self) -> (u64, u64) {
-        let (_, packets, bytes) = self.trace.counts();
-        (packets, bytes)
     }
 
     /// The traffic from one region to another so far.
@@ -366,7 +365,7 @@ impl World {
             Fault::Smear(at, ppm) => self.regions[*at].machine.smear(*ppm),
             Fault::Counter(at, ms) => self.regions[*at].machine.jump(*ms),
             Fault::Order(..) => {}
-            Fault::LeaveOut(at, of, seconds) => self.leave_out(*at, *of, *seconds),
+            Fault::LeaveOut(at, of, seconds) => self.exclude(*at, *of, *seconds),
             Fault::Store(fault) => {
                 // The other regions keep their stores.
                 if let Some(store) = self.stores.first() {
@@ -426,15 +425,15 @@ impl World {
     }
 
     /// Excludes a node on an operator's word, which is given only if it is true.
-    fn leave_out(&mut self, at: Place, of: Place, seconds: u64) {
+    fn exclude(&mut self, at: Place, of: Place, seconds: u64) {
         let what = if self.sim.is_host_running(NAMES[of]) {
             format!("not ordered: {} is not gone", NAMES[of])
         } else {
-            let said = self.regions[at].process().map(|process| {
+            let outcome = self.regions[at].process().map(|process| {
                 let for_ns = seconds.saturating_mul(1_000_000_000);
                 process.node.leave_out(node_named(NAMES[of]), for_ns, process.clock.now())
             });
-            match said {
+            match outcome {
                 Some(Ok(())) => format!("{} is left out", NAMES[of]),
                 Some(Err(fault)) => format!("refused: {fault}"),
                 None => "nobody there to take an order".to_owned(),
@@ -443,8 +442,8 @@ impl World {
         self.trace.tell(NAMES[at], self.elapsed(), what);
     }
 
-    /// Carries out an order. Returns the version before, and the version that the order made.
-    fn order(&mut self, at: Place, command: &Command) -> Option<(VersionId, VersionId)> {
+    /// Carries out an order. Returns what it changed, if it was not refused.
+    fn order(&mut self, at: Place, command: &Command) -> Option<Made> {
         let region = |at: &Place| NAMES[*at].to_owned();
         let order = match command {
             Command::Budget { limit, numbers } => Order::Budget {
@@ -473,7 +472,8 @@ impl World {
             .as_ref()
             .and_then(|process| process.regions())
             .map(|regions| regions.order(&order, &ordered).map_err(|fault| fault.to_string()));
-        let made = done.as_ref().and_then(|done| done.as_ref().ok()).map(|made| (made.before, made.after));
+        let outcome = done.as_ref().and_then(|done| done.as_ref().ok());
+        let made = outcome.map(|outcome| Made { before: outcome.before, after: outcome.after });
         let what = match done {
             Some(Ok(outcome)) => format!("ordered: {}", outcome.changes.join(", ")),
             Some(Err(fault)) => format!("refused: {fault}"),
@@ -511,91 +511,27 @@ impl World {
     }
 }
 
-fn config(name: &str, peers: &[SocketAddr], setup: &Setup, keys: &std::path::Path) -> String {
-    let regions = NAMES.iter().zip(peers);
-    let regions = regions.map(|(name, at)| format!("  {name}: {{ nodes: {{ {name}-1: \"{at}\" }} }}\n"));
-    let regions: String = regions.collect();
-    let clock = if setup.clock.is_empty() { String::new() } else { format!("clock: {}\n", setup.clock) };
-    format!(
-        "\
-region: {name}
-node: {name}-1
-listen: {{ grpc: \"0.0.0.0:{GRPC_PORT}\", http: \"0.0.0.0:{HTTP_PORT}\", mesh: \"0.0.0.0:{MESH_PORT}\" }}
-data: simulated
-tls: {keys:?}
-store: memory
-memory: 16MiB
-workers: 1
-drain: 200ms
-regions:
-{regions}authority: {authority}-1
-{clock}limits:
-{limits}",
-        authority = NAMES[0],
-        limits = setup.limits,
-    )
+/// A network whose packets take as long as the setup says.
+fn network(setup: &Setup) -> turmoil::Sim<'static> {
+    let (least, most) = setup.latency_ms;
+    turmoil::Builder::new()
+        .simulation_duration(Duration::MAX)
+        .tick_duration(STEP)
+        .epoch(std::time::UNIX_EPOCH + Duration::from_secs(EPOCH_S))
+        .rng_seed(Random::of(setup.seed, "network").next())
+        .min_message_latency(Duration::from_millis(least))
+        .max_message_latency(Duration::from_millis(most))
+        .udp_capacity(QUEUE)
+        .tcp_capacity(QUEUE)
+        .build()
 }
 
-/// The names of regions that have several nodes.
-const REGIONS_OF_NODES: [&str; 3] = ["west", "east", "south"];
-
-impl Setup {
-    /// The store of a node.
-    fn store_of(&self, place: Place) -> usize {
-        place * self.stores.max(1) / self.regions
-    }
-
-    /// The region of a node, if nodes belong to several regions with stores.
-    fn region_of(&self, place: Place) -> Option<&'static str> {
-        let is_among = self.guard_percent.is_some() && self.stores > 1;
-        is_among.then(|| REGIONS_OF_NODES[self.store_of(place)])
-    }
-}
-
-/// The config of a node that shares a store with others.
-fn config_of_node(
-    place: Place,
-    (names, peers): (&[&str], &[SocketAddr]),
-    setup: &Setup,
-    guard_percent: u8,
-    keys: &std::path::Path,
-) -> String {
-    let clock = if setup.clock.is_empty() { String::new() } else { format!("clock: {}\n", setup.clock) };
-    let mates = || (0..names.len()).filter(|other| setup.store_of(*other) == setup.store_of(place));
-    let region = setup.region_of(place);
-    let (mesh, regions) = match region {
-        None => (String::new(), String::new()),
-        Some(_) => {
-            let all = REGIONS_OF_NODES[..setup.stores].iter().map(|region| {
-                let of_region = (0..names.len()).filter(|other| setup.region_of(*other) == Some(region));
-                let nodes: Vec<String> =
-                    of_region.map(|other| format!("{}: \"{}\"", names[other], peers[other])).collect();
-                format!("  {region}: {{ weight: 1, nodes: {{ {} }} }}\n", nodes.join(", "))
-            });
-            let all: String = all.collect();
-            (
-                format!(", mesh: \"0.0.0.0:{MESH_PORT}\""),
-                format!("tls: {keys:?}\nauthority: {}\nregions:\n{all}", names[0]),
-            )
-        }
-    };
-    format!(
-        "\
-region: {region}
-node: {name}
-listen: {{ grpc: \"0.0.0.0:{GRPC_PORT}\", http: \"0.0.0.0:{HTTP_PORT}\"{mesh} }}
-data: simulated
-store: {{ redis: {{ cluster: [\"192.0.2.1:6379\"] }}, nodes: [{nodes}], guard: {guard_percent}% }}
-memory: 16MiB
-workers: 1
-drain: 200ms
-{regions}{clock}limits:
-{limits}",
-        region = region.unwrap_or("here"),
-        name = names[place],
-        nodes = mates().map(|mate| names[mate]).collect::<Vec<_>>().join(", "),
-        limits = setup.limits,
-    )
+/// The stores that nodes share: one for each of their regions.
+fn stores(setup: &Setup) -> Vec<Server> {
+    let count = setup.guard_percent.map_or(0, |_| setup.stores.max(1));
+    let names =
+        (0..count).map(|store| if store == 0 { "store".to_owned() } else { format!("store {store}") });
+    names.map(|name| Server::new(Random::of(setup.seed, &name))).collect()
 }
 
 thread_local! {
@@ -603,7 +539,8 @@ thread_local! {
     static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-fn hear_panics() {
+/// Adds the panics of this thread to [`PANICS`].
+fn record_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = std::panic::take_hook();

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// The delay of one way, in microseconds: the least and the most.
-const WAY_US: (u64, u64) = (200, 900);
+const TRIP_US: (u64, u64) = (200, 900);
 
 /// The current server, and the one that it replaced.
 #[derive(Clone, Debug)]
@@ -125,8 +125,8 @@ impl Inner {
     }
 
     /// The delay of one way, and whether the message arrives.
-    fn way(&mut self) -> (Duration, bool) {
-        let (least, most) = WAY_US;
+    fn trip(&mut self) -> (Duration, bool) {
+        let (least, most) = TRIP_US;
         let takes = Duration::from_micros(self.random.between(least, most)) + self.slow;
         (takes, !self.is_gone && !self.random.chance(self.lossy * 10_000))
     }
@@ -139,21 +139,21 @@ impl Inner {
 
 /// A node's connection to the server.
 #[derive(Clone, Debug)]
-pub(crate) struct WayThere {
+pub(crate) struct StoreLink {
     pub(crate) place: Place,
     pub(crate) server: Server,
     pub(crate) nap: Nap,
 }
 
-impl WayThere {
+impl StoreLink {
     /// Waits until a call arrives or is given up. Returns when it was sent, and who executes it.
-    async fn there(&self, deadline: Duration) -> Result<(Instant, Arc<KeptPools>), Missed> {
+    async fn reach(&self, deadline: Duration) -> Result<(Instant, Arc<KeptPools>), Missed> {
         let begun = Instant::now();
         self.awake().await;
         let (takes, arrives) = {
             let mut inner = self.server.inner();
             inner.calls += 1;
-            inner.way()
+            inner.trip()
         };
         sleep(takes).await;
         let pools = {
@@ -167,13 +167,13 @@ impl WayThere {
     }
 
     /// Waits until the answer comes back or is given up.
-    async fn back<T>(
+    async fn answered<T>(
         &self,
         begun: Instant,
         deadline: Duration,
         answer: Result<T, Missed>,
     ) -> Result<T, Missed> {
-        let (takes, arrives) = self.server.inner().way();
+        let (takes, arrives) = self.server.inner().trip();
         sleep(takes).await;
         self.awake().await;
         if arrives && begun.elapsed() < deadline { answer } else { self.give_up(begun, deadline).await }
@@ -191,11 +191,11 @@ impl WayThere {
     }
 }
 
-impl Pools for WayThere {
+impl Pools for StoreLink {
     async fn begin(&self, at: &At<'_>, begin: &Begin) -> Result<GroupStatus, Missed> {
-        let (begun, pools) = self.there(at.deadline).await?;
+        let (begun, pools) = self.reach(at.deadline).await?;
         let answer = pools.begin(at, begin).await;
-        self.back(begun, at.deadline, answer).await
+        self.answered(begun, at.deadline, answer).await
     }
 
     async fn assert(
@@ -204,15 +204,15 @@ impl Pools for WayThere {
         assertion: &Assertion,
         absent: Option<&Absent>,
     ) -> Result<GroupStatus, Missed> {
-        let (begun, pools) = self.there(at.deadline).await?;
+        let (begun, pools) = self.reach(at.deadline).await?;
         let answer = pools.assert(at, assertion, absent).await;
-        self.back(begun, at.deadline, answer).await
+        self.answered(begun, at.deadline, answer).await
     }
 
     async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<Answer<window::Took>, Missed> {
-        let (begun, pools) = self.there(at.deadline).await?;
+        let (begun, pools) = self.reach(at.deadline).await?;
         let answer = pools.take(at, take).await;
-        self.back(begun, at.deadline, answer).await
+        self.answered(begun, at.deadline, answer).await
     }
 
     async fn exchange(
@@ -221,9 +221,9 @@ impl Pools for WayThere {
         exchange: &bucket::Exchange,
         params: &bucket::BucketParams,
     ) -> Result<Answer<bucket::Exchanged>, Missed> {
-        let (begun, pools) = self.there(at.deadline).await?;
+        let (begun, pools) = self.reach(at.deadline).await?;
         let answer = pools.exchange(at, exchange, params).await;
-        self.back(begun, at.deadline, answer).await
+        self.answered(begun, at.deadline, answer).await
     }
 
     async fn exchange_sliding(
@@ -231,32 +231,32 @@ impl Pools for WayThere {
         at: &At<'_>,
         exchange: &sliding::Exchange,
     ) -> Result<Answer<sliding::Exchanged>, Missed> {
-        let (begun, pools) = self.there(at.deadline).await?;
+        let (begun, pools) = self.reach(at.deadline).await?;
         let answer = pools.exchange_sliding(at, exchange).await;
-        self.back(begun, at.deadline, answer).await
+        self.answered(begun, at.deadline, answer).await
     }
 
     async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<name::NameState>, Missed> {
-        let (begun, pools) = self.there(at.deadline).await?;
+        let (begun, pools) = self.reach(at.deadline).await?;
         let answer = pools.name(at, act).await;
-        self.back(begun, at.deadline, answer).await
+        self.answered(begun, at.deadline, answer).await
     }
 
     async fn post(&self, at: &At<'_>, letter: Letter, drops_us: u64) -> Result<Answer<bool>, Missed> {
-        let (begun, pools) = self.there(at.deadline).await?;
+        let (begun, pools) = self.reach(at.deadline).await?;
         let answer = pools.post(at, letter, drops_us).await;
-        self.back(begun, at.deadline, answer).await
+        self.answered(begun, at.deadline, answer).await
     }
 
     async fn collect(&self, at: &At<'_>, had: &[u128]) -> Result<Answer<Vec<Letter>>, Missed> {
-        let (begun, pools) = self.there(at.deadline).await?;
+        let (begun, pools) = self.reach(at.deadline).await?;
         let answer = pools.collect(at, had).await;
-        self.back(begun, at.deadline, answer).await
+        self.answered(begun, at.deadline, answer).await
     }
 
     async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
-        let (begun, pools) = self.there(at.deadline).await?;
+        let (begun, pools) = self.reach(at.deadline).await?;
         let answer = pools.sweep(at, most).await;
-        self.back(begun, at.deadline, answer).await
+        self.answered(begun, at.deadline, answer).await
     }
 }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use acequia_mesh::{Identity, Mesh};
+use acequia_mesh::Mesh;
 use acequia_server::{
     MeshSurroundings, Service, Surroundings, chance::Chance, config::Config, region::PoolEndpoint,
     regions::Audit, shared::Shared,
@@ -23,7 +23,7 @@ use super::{
     clock::{Machine, elapsed},
     disk::Disk,
     nap::Nap,
-    pools::WayThere,
+    pools::StoreLink,
     tcp::Port,
     udp::Socket,
     weather::Weather,
@@ -46,7 +46,7 @@ pub struct Region {
     pub(crate) nap: Nap,
     pub(crate) weather: Weather,
     /// Its connection to the store that it shares with others, if it does.
-    pub(crate) way: Option<WayThere>,
+    pub(crate) store_link: Option<StoreLink>,
     config: Arc<str>,
     seed: u64,
     trace: Trace,
@@ -70,7 +70,7 @@ impl Region {
             machine: Machine::new(Random::of(seed, &format!("{name} machine"))),
             nap: Nap::default(),
             weather: Weather::new(Random::of(seed, &format!("{name} weather"))),
-            way: None,
+            store_link: None,
             config: config.into(),
             seed,
             trace,
@@ -164,9 +164,9 @@ impl Region {
 
         let clock = Arc::new(self.machine.start()?);
         let chance = Chance::Seeded(random.bytes());
-        let service = match &self.way {
-            Some(way) => {
-                Service::start_among(config, Some(store), clock, chance, PoolEndpoint::to(way.clone()))
+        let service = match &self.store_link {
+            Some(link) => {
+                Service::start_among(config, Some(store), clock, chance, PoolEndpoint::to(link.clone()))
                     .await?
             }
             None => Service::start_with(config, Some(store), clock, chance)?,
@@ -192,9 +192,4 @@ impl Region {
     fn current(&self) -> MutexGuard<'_, Option<Process>> {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// A node's name in the mesh.
-pub(crate) fn identity(region: &str) -> Identity {
-    Identity::new(region, format!("{region}-1"))
 }

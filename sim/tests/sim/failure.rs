@@ -4,7 +4,7 @@ use std::{process::Command, time::Duration};
 
 use acequia_sim::{
     checks::Check,
-    file::Kept,
+    file::ScheduleFile,
     many::{Job, Outcome},
     minimise::{kind_of, minimise},
     scenarios::{self, Plan},
@@ -20,7 +20,7 @@ impl Check for OneRuns {
         "one runs"
     }
 
-    fn look(&mut self, world: &World, _: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, world: &World, _: &[Answer]) -> Result<(), String> {
         let runs = |place: usize| world.regions()[place].process().is_some();
         let begun = world.elapsed() > Duration::from_secs(2);
         if begun && !runs(1) && !runs(2) { Err("neither us nor ap does".to_owned()) } else { Ok(()) }
@@ -49,23 +49,24 @@ fn much() -> Schedule {
     schedule
 }
 
-fn run(schedule: &Schedule, more: &acequia_sim::many::More) -> Outcome {
+fn run(schedule: &Schedule, extra_checks: &acequia_sim::many::ExtraChecks) -> Outcome {
     let scenario = scenarios::named("calm").expect("a scenario");
     let plan = Plan { schedule: schedule.clone(), duration: ms(14_000), ..scenario.plan_of(7) };
-    Job { scenario, seed: 7, plan: Some(plan) }.run(more)
+    Job { scenario, seed: 7, plan: Some(plan) }.run(extra_checks)
 }
 
 #[test]
 fn what_fails_is_found_and_fails_again_with_less() {
-    let more = || vec![Box::new(OneRuns) as Box<dyn Check>];
+    let extra_checks = || vec![Box::new(OneRuns) as Box<dyn Check>];
     assert_eq!(run(&much(), &Vec::new).findings(), [""; 0]);
-    let failed = run(&much(), &more);
+    let failed = run(&much(), &extra_checks);
     let finding = failed.findings().first().expect("a finding");
     assert!(finding.starts_with("one runs: neither us nor ap does, at"), "{finding}");
     assert!(failed.last.iter().any(|(host, lines)| host == "us" && !lines.is_empty()));
 
-    let fails =
-        |schedule: &Schedule| run(schedule, &more).findings().iter().any(|f| kind_of(f) == kind_of(finding));
+    let fails = |schedule: &Schedule| {
+        run(schedule, &extra_checks).findings().iter().any(|f| kind_of(f) == kind_of(finding))
+    };
     let small = minimise(&much(), 100, fails);
     let left: Vec<Fault> = small.faults().iter().map(|(_, fault)| fault.clone()).collect();
     for fault in [Fault::Crash(1, Leftover::Torn), Fault::Stop(2), Fault::Start(1), Fault::Start(2)] {
@@ -73,9 +74,9 @@ fn what_fails_is_found_and_fails_again_with_less() {
     }
     assert_eq!(left.len(), 5, "{small}");
 
-    let kept = Kept { scenario: "calm".to_owned(), seed: 7, schedule: small };
-    let read = Kept::read(&kept.to_text()).expect("a file");
-    let [one, other] = [run(&read.schedule, &more), run(&kept.schedule, &more)];
+    let stored = ScheduleFile { scenario: "calm".to_owned(), seed: 7, schedule: small };
+    let read = ScheduleFile::read(&stored.to_text()).expect("a file");
+    let [one, other] = [run(&read.schedule, &extra_checks), run(&stored.schedule, &extra_checks)];
     assert_eq!(one.findings(), other.findings());
     assert!(kind_of(&one.findings()[0]) == kind_of(finding));
 }
@@ -88,8 +89,8 @@ fn the_program_says_what_it_found_how_to_see_it_again_and_with_how_little() {
     schedule.during(ms(3_000), ms(4_000), Fault::Cut(0, 2), Fault::Mend(0, 2));
     schedule.at(ms(5_000), Fault::Crash(1, Leftover::Lost)).at(ms(5_000), Fault::LoseDisk(1));
     schedule.at(ms(6_000), Fault::Start(1));
-    let kept = Kept { scenario: "calm".to_owned(), seed: 3, schedule };
-    std::fs::write(&file, kept.to_text()).expect("a file");
+    let stored = ScheduleFile { scenario: "calm".to_owned(), seed: 3, schedule };
+    std::fs::write(&file, stored.to_text()).expect("a file");
     let acequia_sim = |arguments: &[&str]| {
         let done =
             Command::new(env!("CARGO_BIN_EXE_acequia-sim")).args(arguments).output().expect("a process");

@@ -16,16 +16,7 @@ const IDLE_S: u64 = 20;
 
 fn calm(seed: u64) -> (Plan, World) {
     let plan = named("calm").expect("a scenario").plan_of(seed);
-    let setup = Setup {
-        seed,
-        regions: plan.regions,
-        limits: plan.limits.clone(),
-        clock: String::new(),
-        latency_ms: plan.latency_ms,
-        demand: plan.demand.clone(),
-        guard_percent: None,
-        stores: 1,
-    };
+    let setup = Setup::of(&plan, seed);
     (plan, World::new(&setup, Trace::default()).expect("a world"))
 }
 

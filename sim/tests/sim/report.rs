@@ -13,7 +13,7 @@ use acequia_sim::{
 };
 
 /// A watched run and its page.
-struct Seen {
+struct WatchedRun {
     scenario: Scenario,
     seed: u64,
     record: Record,
@@ -21,10 +21,10 @@ struct Seen {
     page: String,
 }
 
-static SPLIT: LazyLock<Seen> = LazyLock::new(|| see("split-brain", 7));
-static STORM: LazyLock<Seen> = LazyLock::new(|| see("storm", 2));
+static SPLIT: LazyLock<WatchedRun> = LazyLock::new(|| watch("split-brain", 7));
+static STORM: LazyLock<WatchedRun> = LazyLock::new(|| watch("storm", 2));
 
-fn see(name: &str, seed: u64) -> Seen {
+fn watch(name: &str, seed: u64) -> WatchedRun {
     let scenario = named(name).expect("a scenario");
     let watched = run_watched(scenario.plan_of(seed), seed, &Trace::default());
     let (record, series) = watched.expect("a world");
@@ -39,12 +39,12 @@ fn see(name: &str, seed: u64) -> Seen {
         rival: rival.as_ref(),
     };
     let page = page(shown).expect("a limit that can be shown");
-    Seen { scenario, seed, record, series, page }
+    WatchedRun { scenario, seed, record, series, page }
 }
 
 #[test]
 fn what_is_watched_is_the_same_run() {
-    for Seen { scenario, seed, record, .. } in [&*SPLIT, &*STORM] {
+    for WatchedRun { scenario, seed, record, .. } in [&*SPLIT, &*STORM] {
         let plain = run(scenario, *seed, &Trace::default()).expect("a world");
         assert_eq!(record.hash, plain.hash, "{} --seed {seed}", scenario.name);
         assert_eq!(record.notes, plain.notes);
@@ -53,7 +53,7 @@ fn what_is_watched_is_the_same_run() {
 
 #[test]
 fn the_series_of_a_split_add_up_and_no_loan_crosses_the_cut() {
-    let Seen { record, series, .. } = &*SPLIT;
+    let WatchedRun { record, series, .. } = &*SPLIT;
     let cell = main_cell(series).expect("a cell");
     let admitted: Vec<_> = (0..3).map(|place| series.admitted(cell, place)).collect();
     for (sample, allowed) in cell.allowed.iter().enumerate() {
@@ -61,8 +61,8 @@ fn the_series_of_a_split_add_up_and_no_loan_crosses_the_cut() {
         assert!(sum <= *allowed, "{sum} of {allowed} at {:?}", series.at(sample));
     }
     for (place, (name, counts)) in record.regions.iter().enumerate() {
-        let told = series.answered(place, Duration::from_secs(1));
-        assert_eq!(told.iter().map(|counts| counts.allowed).sum::<u64>(), counts.allowed, "{name}");
+        let answered = series.answered(place, Duration::from_secs(1));
+        assert_eq!(answered.iter().map(|counts| counts.allowed).sum::<u64>(), counts.allowed, "{name}");
         assert!(cell.shares[place].iter().flatten().count() > 300, "{name}");
     }
     let faults = record.plan.schedule.faults();
@@ -83,7 +83,7 @@ fn the_series_of_a_split_add_up_and_no_loan_crosses_the_cut() {
 
 #[test]
 fn a_page_is_well_formed_needs_nothing_else_and_has_the_run_s_numbers() {
-    for Seen { scenario: Scenario { name, .. }, seed, record, page, .. } in [&*SPLIT, &*STORM] {
+    for WatchedRun { scenario: Scenario { name, .. }, seed, record, page, .. } in [&*SPLIT, &*STORM] {
         well_formed(page);
         for outside in ["http:", "https:", "//", "@import", "url(", "src=", "href="] {
             assert!(!page.contains(outside), "{name}: {outside}");
@@ -103,7 +103,7 @@ fn a_page_is_well_formed_needs_nothing_else_and_has_the_run_s_numbers() {
 }
 
 #[test]
-fn a_split_is_told_in_words() {
+fn a_split_is_described_in_words() {
     let page = &SPLIT.page;
     assert!(page.contains("eu | us, ap cut") && page.contains("split brain"));
     assert!(page.contains("gossip: "));

@@ -9,7 +9,7 @@ use acequia_sim::{
     scenarios::{Plan, named},
     schedule::{Command, Fault, Leftover, Schedule},
     trace::Trace,
-    world::{Said, Setup, World},
+    world::{Reply, Setup, World},
 };
 
 #[test]
@@ -121,17 +121,7 @@ fn a_clean_stop_a_full_disk_held_packets_and_orders_pass_without_a_finding() {
 /// A calm world for tests to break.
 fn calm() -> World {
     let plan = (named("calm").expect("a scenario").plan)(&mut Random::new(1));
-    let setup = Setup {
-        seed: 1,
-        regions: 3,
-        limits: plan.limits,
-        clock: String::new(),
-        latency_ms: plan.latency_ms,
-        demand: plan.demand,
-        guard_percent: None,
-        stores: 1,
-    };
-    World::new(&setup, Trace::default()).expect("a world")
+    World::new(&Setup::of(&plan, 1), Trace::default()).expect("a world")
 }
 
 #[test]
@@ -143,8 +133,8 @@ fn the_judge_of_limits_finds_admissions_that_count_twice() {
     for _ in 0..10_000 {
         world.step().expect("a step");
         let answers = world.take_answers();
-        assert_eq!(honest.look(&world, &answers), Ok(()));
-        found |= doubting.look(&world, &[&answers[..], &answers[..]].concat()).is_err();
+        assert_eq!(honest.observe(&world, &answers), Ok(()));
+        found |= doubting.observe(&world, &[&answers[..], &answers[..]].concat()).is_err();
     }
     assert!(found);
 }
@@ -156,7 +146,7 @@ fn a_node_that_lost_its_power_is_silent_and_answers_again_from_its_disk() {
         (0..ms).for_each(|_| world.step().expect("a step"));
         let answers = world.take_answers();
         let of_eu = answers.into_iter().filter(|answer| answer.place == 0);
-        of_eu.filter(|answer| !matches!(answer.said, Said::Nothing(_))).count()
+        of_eu.filter(|answer| !matches!(answer.reply, Reply::Nothing(_))).count()
     };
     assert!(pass(&mut world, 5_000) > 50);
     let writes = world.regions()[0].durable_writes();
@@ -174,18 +164,9 @@ fn a_node_that_lost_its_power_is_silent_and_answers_again_from_its_disk() {
 #[test]
 fn a_donor_that_keeps_less_than_its_floor_is_found() {
     let plan = named("floors").expect("a scenario").plan_of(1);
-    let setup = Setup {
-        seed: 1,
-        regions: plan.regions,
-        limits: plan.limits.replace("30%", "80%"),
-        clock: plan.clock.to_owned(),
-        latency_ms: plan.latency_ms,
-        demand: plan.demand.clone(),
-        guard_percent: None,
-        stores: 1,
-    };
+    let higher = Plan { limits: plan.limits.replace("30%", "80%"), ..plan.clone() };
     // The limits of a config with a higher floor, applied to regions with the lower one.
-    let limits = World::new(&setup, Trace::default()).expect("a world").limits();
+    let limits = World::new(&Setup::of(&higher, 1), Trace::default()).expect("a world").limits();
     let stricter: Box<dyn acequia_sim::checks::Check> = Box::new(FloorsKept::new(&limits, &plan));
     let record = run_with(plan, 1, &Trace::default(), vec![stricter]).expect("a world");
     let found = |limit: &str| {

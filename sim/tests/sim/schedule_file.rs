@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use acequia_sim::{
-    file::Kept,
+    file::ScheduleFile,
     run::run_plan,
     scenarios::named,
     schedule::{Command, Fault, Leftover, StoreFault},
@@ -14,24 +14,24 @@ use serde::de::DeserializeOwned;
 const PAGE: &str = include_str!("../../README.md");
 
 /// The file that the README shows.
-fn sample() -> Kept {
+fn sample() -> ScheduleFile {
     let (_, after) = PAGE.split_once("```json\n").expect("a sample");
     let (text, _) = after.split_once("```").expect("its end");
-    Kept::read(text).expect("a schedule")
+    ScheduleFile::read(text).expect("a schedule")
 }
 
 #[test]
 fn the_schedule_that_the_page_shows_runs_and_does_what_it_says() {
-    let kept = sample();
-    assert_eq!(Kept::read(&kept.to_text()), Ok(kept.clone()), "it is written as it is read");
-    let scenario = named(&kept.scenario).expect("a scenario");
-    let plan = kept.plan_of(&scenario).expect("places that there are");
-    let record = run_plan(plan, kept.seed, &Trace::default()).expect("a world");
+    let stored = sample();
+    assert_eq!(ScheduleFile::read(&stored.to_text()), Ok(stored.clone()), "it is written as it is read");
+    let scenario = named(&stored.scenario).expect("a scenario");
+    let plan = stored.plan_of(&scenario).expect("places that there are");
+    let record = run_plan(plan, stored.seed, &Trace::default()).expect("a world");
     assert_eq!(record.findings, [""; 0]);
     let [eu, us, ap] = &record.regions[..] else { panic!("three regions") };
     assert!(eu.1.silent > 0 && us.1.silent == 0 && ap.1.silent == 0, "eu was down: {:?}", record.regions);
     let trace = Trace::default();
-    let usual = run_plan(scenario.plan_of(kept.seed), kept.seed, &trace).expect("a world");
+    let usual = run_plan(scenario.plan_of(stored.seed), stored.seed, &trace).expect("a world");
     assert_ne!(record.hash, usual.hash, "the schedule replaces the scenario's");
 }
 

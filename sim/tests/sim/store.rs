@@ -9,7 +9,7 @@ use acequia_sim::{
     scenarios::{Plan, named},
     schedule::{Fault, Schedule, StoreFault},
     trace::Trace,
-    world::{Answer, Said, World},
+    world::{Answer, Reply, World},
 };
 
 const GONE: Duration = Duration::from_secs(25);
@@ -42,10 +42,10 @@ impl Check for HardlyDenied {
         "hardly denied"
     }
 
-    fn look(&mut self, _: &World, answers: &[Answer]) -> Result<(), String> {
+    fn observe(&mut self, _: &World, answers: &[Answer]) -> Result<(), String> {
         for answer in answers.iter().filter(|answer| (GONE..BACK).contains(&answer.asked)) {
             self.asked += 1;
-            self.denied += u64::from(!matches!(answer.said, Said::Allowed(_)));
+            self.denied += u64::from(!matches!(answer.reply, Reply::Allowed(_)));
         }
         Ok(())
     }
@@ -83,7 +83,7 @@ fn who_asks_for_less_than_half_is_hardly_denied_while_the_store_is_gone_for_a_mi
         let record = run_with(plan, seed, &Trace::default(), vec![Box::new(HardlyDenied::default())]);
         let record = record.expect("a world");
         assert_eq!(record.findings, [""; 0], "seed {seed}");
-        let told = record.notes.iter().filter(|note| note.contains("while the store was gone"));
-        eprintln!("seed {seed}: {}", told.cloned().collect::<String>());
+        let notes = record.notes.iter().filter(|note| note.contains("while the store was gone"));
+        eprintln!("seed {seed}: {}", notes.cloned().collect::<String>());
     }
 }

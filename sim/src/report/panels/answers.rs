@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, time::Duration};
 
 use super::{
-    super::plot::{RIGHT, Scale, grouped},
+    super::plot::{RIGHT, Scale, Span, grouped},
     GAP, Page, framed, lane, lane_of,
 };
 use crate::{NAMES, run::Counts};
@@ -15,14 +15,14 @@ impl Page<'_> {
     /// What callers of each region were told, second by second.
     pub(in crate::report) fn answers(&self) -> String {
         let time = self.time();
-        let told: Vec<_> = (0..self.regions).map(|place| self.series.answered(place, STRETCH)).collect();
+        let answered: Vec<_> = (0..self.regions).map(|place| self.series.answered(place, STRETCH)).collect();
         let all = |counts: &Counts| counts.allowed + counts.denied + counts.silent;
-        let most = told.iter().flatten().map(all).max().unwrap_or(0);
+        let most = answered.iter().flatten().map(all).max().unwrap_or(0);
         let mut svg = String::new();
-        for (place, counts) in told.iter().enumerate() {
+        for (place, counts) in answered.iter().enumerate() {
             let (top, bottom) = lane(place);
-            let height = Scale::new((0.0, most as f64), (bottom, top));
-            svg += &self.shades(Some(place), (top - GAP / 2.0, bottom + GAP / 2.0));
+            let height = Scale::new(Span::to(most as f64), Span { first: bottom, last: top });
+            svg += &self.shades(Some(place), top - GAP / 2.0, bottom + GAP / 2.0);
             let name = NAMES[place];
             svg += &lane_of(name, bottom);
             let mut total = Counts::default();

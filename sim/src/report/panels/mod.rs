@@ -2,7 +2,7 @@
 
 mod admitted;
 mod answers;
-mod broken;
+mod faults;
 mod shares;
 
 use std::{fmt::Write as _, time::Duration};
@@ -33,8 +33,9 @@ impl Page<'_> {
     fn time(&self) -> Scale {
         Scale::of_time(self.series.ended.as_secs_f64())
     }
+
     /// Shades the cuts behind a plot. In a region's lane, shades the time when that region was down.
-    fn shades(&self, lane_of: Option<Place>, (top, bottom): (f64, f64)) -> String {
+    fn shades(&self, lane_of: Option<Place>, top: f64, bottom: f64) -> String {
         let time = self.time();
         let x_of = |at: Duration| time.at(at.as_secs_f64());
         let mut svg = String::new();
@@ -100,6 +101,7 @@ impl Page<'_> {
     }
 }
 
+/// The top and the bottom of a region's lane.
 fn lane(place: Place) -> (f64, f64) {
     let top = GAP / 2.0 + 4.0 + place as f64 * (LANE + GAP);
     (top, top + LANE)

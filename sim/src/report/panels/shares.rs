@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
 use super::{
-    super::plot::{LEFT, RIGHT, Scale, area, line, milli, spread, width_of},
+    super::plot::{LEFT, RIGHT, Scale, Span, area, line, milli, spread, width_of},
     GAP, Page, framed, lane, lane_of,
 };
 use crate::{
@@ -29,9 +29,9 @@ impl Page<'_> {
         let mut tops: Vec<Scale> = Vec::new();
         for (place, name) in NAMES[..self.regions].iter().enumerate() {
             let (top, bottom) = lane(place);
-            let height = Scale::new((0.0, most as f64), (bottom, top));
+            let height = Scale::new(Span::to(most as f64), Span { first: bottom, last: top });
             tops.push(height);
-            svg += &self.shades(Some(place), (top - GAP / 2.0, bottom + GAP / 2.0));
+            svg += &self.shades(Some(place), top - GAP / 2.0, bottom + GAP / 2.0);
             svg += &lane_of(name, bottom);
             let samples = cell.shares[place].iter().enumerate();
             let point =
@@ -67,7 +67,7 @@ impl Page<'_> {
                 places.reverse();
                 words.reverse();
             }
-            spread(&mut places, 15.0, (top, bottom + 4.0));
+            spread(&mut places, 15.0, Span { first: top, last: bottom + 4.0 });
             for ((words, class), y) in words.iter().zip(places) {
                 let x = RIGHT + 8.0;
                 let _ = write!(svg, r#"<text class="{class}" x="{x}" y="{y:.1}">{words}</text>"#);
@@ -90,13 +90,13 @@ impl Page<'_> {
         // Arrows of the same instant stand beside each other.
         let mut after = LEFT;
         let placed = arrows(cell, self.series.ended).into_iter().map(|arrow| {
-            let x = time.at(arrow.0.as_secs_f64()).max(after);
+            let x = time.at(arrow.at.as_secs_f64()).max(after);
             after = x + 9.0;
             (x, arrow)
         });
         let arrows: Vec<_> = placed.collect();
-        let most = arrows.iter().map(|(_, arrow)| arrow.3).max().unwrap_or(0);
-        for (x, (at, lender, borrower, lent_milli)) in arrows.iter().copied() {
+        let most = arrows.iter().map(|(_, arrow)| arrow.milli).max().unwrap_or(0);
+        for (x, Arrow { at, lender, borrower, milli: lent_milli }) in arrows.iter().copied() {
             let share = |place: Place| {
                 let sample = (at.as_millis() / EVERY.as_millis()) as usize;
                 let share = cell.shares[place].get(sample).copied().flatten().unwrap_or_default();
@@ -131,8 +131,17 @@ impl Page<'_> {
     }
 }
 
-/// Loans as a plot shows them: for each stretch of time, what a region lent another on balance.
-fn arrows(cell: &CellSeries, ended: Duration) -> Vec<(Duration, Place, Place, u64)> {
+/// What a region lent another on balance in a stretch of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Arrow {
+    at: Duration,
+    lender: Place,
+    borrower: Place,
+    milli: u64,
+}
+
+/// Loans as a plot shows them, in the order of time.
+fn arrows(cell: &CellSeries, ended: Duration) -> Vec<Arrow> {
     let stretch = ended / ARROWS;
     let mut sums: BTreeMap<(u128, Place, Place), (Duration, i64)> = BTreeMap::new();
     for loan in &cell.loans {
@@ -144,12 +153,12 @@ fn arrows(cell: &CellSeries, ended: Duration) -> Vec<(Duration, Place, Place, u6
     }
     let own = |shares: &Vec<Option<Share>>| shares.iter().flatten().next().map_or(0, |share| share.own_milli);
     let whole: u64 = cell.shares.iter().map(own).sum();
-    let told = |(&(bin, lender, borrower), &(at, sum)): (&(u128, Place, Place), &(Duration, i64))| {
+    let arrow = |(&(bin, lender, borrower), &(at, sum)): (&(u128, Place, Place), &(Duration, i64))| {
         let back = sums.get(&(bin, borrower, lender)).map_or(0, |(_, back)| (*back).max(0));
         let net = u64::try_from(sum - back).unwrap_or(0);
-        (net * ARROW_PART >= whole && net > 0).then_some((at, lender, borrower, net))
+        (net * ARROW_PART >= whole && net > 0).then_some(Arrow { at, lender, borrower, milli: net })
     };
-    let mut arrows: Vec<_> = sums.iter().filter_map(told).collect();
+    let mut arrows: Vec<_> = sums.iter().filter_map(arrow).collect();
     arrows.sort();
     arrows
 }

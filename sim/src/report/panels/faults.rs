@@ -71,7 +71,7 @@ impl Mark<'_> {
 
 impl Page<'_> {
     /// The faults over time: a bar for each with its words beside it, in as few rows as possible.
-    pub(in crate::report) fn broken(&self) -> String {
+    pub(in crate::report) fn faults(&self) -> String {
         let time = self.time();
         let (mut svg, mut rows): (String, Vec<f64>) = Default::default();
         let bars = self.troubles.iter().map(|trouble| {
@@ -104,7 +104,7 @@ impl Page<'_> {
             draw(&mut svg, &mark, &words, row as f64 * ROW + 12.0);
         }
         let height = rows.len() as f64 * ROW + 4.0;
-        let shades = self.shades(None, (0.0, height));
+        let shades = self.shades(None, 0.0, height);
         framed(height, "What was broken, and when", &(shades + &svg))
     }
 }
