@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_faults_the_two_that_matter_are_left_and_what_ends_them() {
+    fn minimising_keeps_the_faults_that_matter_and_their_ends() {
         let mut schedule = Schedule::default();
         for n in 0..12 {
             let (a, b) = (n % 3, (n + 1) % 3);

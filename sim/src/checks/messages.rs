@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn heartbeats_are_no_finding_and_a_word_at_every_tick_is() {
+    fn heartbeats_are_no_finding_and_frames_at_every_tick_are() {
         assert_eq!(after(40, 0, |_| sent(20, 70)), Ok(()));
         let found = after(40, 0, |_| sent(100, 70)).expect_err("a finding");
         assert!(found.contains("from eu to us until 17 s with nothing to say in 1 s"), "{found}");

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_power_goes_at_the_sync_that_was_said() {
+    fn the_power_goes_at_the_sync_that_was_set() {
         let disk = Disk::new();
         disk.set_mood(Mood::CutAfter(1));
         let handle = disk.handle();

@@ -179,6 +179,17 @@ impl StoreLink {
         if arrives && begun.elapsed() < deadline { answer } else { self.give_up(begun, deadline).await }
     }
 
+    /// Makes a call, which `execute` executes at the server.
+    async fn call<T>(
+        &self,
+        at: &At<'_>,
+        execute: impl AsyncFnOnce(Arc<KeptPools>) -> Result<T, Missed>,
+    ) -> Result<T, Missed> {
+        let (begun, pools) = self.reach(at.deadline).await?;
+        let answer = execute(pools).await;
+        self.answered(begun, at.deadline, answer).await
+    }
+
     async fn give_up<T>(&self, begun: Instant, deadline: Duration) -> Result<T, Missed> {
         sleep(deadline.saturating_sub(begun.elapsed())).await;
         self.awake().await;
@@ -193,9 +204,7 @@ impl StoreLink {
 
 impl Pools for StoreLink {
     async fn begin(&self, at: &At<'_>, begin: &Begin) -> Result<GroupStatus, Missed> {
-        let (begun, pools) = self.reach(at.deadline).await?;
-        let answer = pools.begin(at, begin).await;
-        self.answered(begun, at.deadline, answer).await
+        self.call(at, async |pools| pools.begin(at, begin).await).await
     }
 
     async fn assert(
@@ -204,15 +213,11 @@ impl Pools for StoreLink {
         assertion: &Assertion,
         absent: Option<&Absent>,
     ) -> Result<GroupStatus, Missed> {
-        let (begun, pools) = self.reach(at.deadline).await?;
-        let answer = pools.assert(at, assertion, absent).await;
-        self.answered(begun, at.deadline, answer).await
+        self.call(at, async |pools| pools.assert(at, assertion, absent).await).await
     }
 
     async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<Answer<window::Took>, Missed> {
-        let (begun, pools) = self.reach(at.deadline).await?;
-        let answer = pools.take(at, take).await;
-        self.answered(begun, at.deadline, answer).await
+        self.call(at, async |pools| pools.take(at, take).await).await
     }
 
     async fn exchange(
@@ -221,9 +226,7 @@ impl Pools for StoreLink {
         exchange: &bucket::Exchange,
         params: &bucket::BucketParams,
     ) -> Result<Answer<bucket::Exchanged>, Missed> {
-        let (begun, pools) = self.reach(at.deadline).await?;
-        let answer = pools.exchange(at, exchange, params).await;
-        self.answered(begun, at.deadline, answer).await
+        self.call(at, async |pools| pools.exchange(at, exchange, params).await).await
     }
 
     async fn exchange_sliding(
@@ -231,32 +234,22 @@ impl Pools for StoreLink {
         at: &At<'_>,
         exchange: &sliding::Exchange,
     ) -> Result<Answer<sliding::Exchanged>, Missed> {
-        let (begun, pools) = self.reach(at.deadline).await?;
-        let answer = pools.exchange_sliding(at, exchange).await;
-        self.answered(begun, at.deadline, answer).await
+        self.call(at, async |pools| pools.exchange_sliding(at, exchange).await).await
     }
 
     async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<name::NameState>, Missed> {
-        let (begun, pools) = self.reach(at.deadline).await?;
-        let answer = pools.name(at, act).await;
-        self.answered(begun, at.deadline, answer).await
+        self.call(at, async |pools| pools.name(at, act).await).await
     }
 
     async fn post(&self, at: &At<'_>, letter: Letter, drops_us: u64) -> Result<Answer<bool>, Missed> {
-        let (begun, pools) = self.reach(at.deadline).await?;
-        let answer = pools.post(at, letter, drops_us).await;
-        self.answered(begun, at.deadline, answer).await
+        self.call(at, async |pools| pools.post(at, letter, drops_us).await).await
     }
 
     async fn collect(&self, at: &At<'_>, had: &[u128]) -> Result<Answer<Vec<Letter>>, Missed> {
-        let (begun, pools) = self.reach(at.deadline).await?;
-        let answer = pools.collect(at, had).await;
-        self.answered(begun, at.deadline, answer).await
+        self.call(at, async |pools| pools.collect(at, had).await).await
     }
 
     async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
-        let (begun, pools) = self.reach(at.deadline).await?;
-        let answer = pools.sweep(at, most).await;
-        self.answered(begun, at.deadline, answer).await
+        self.call(at, async |pools| pools.sweep(at, most).await).await
     }
 }

@@ -43,7 +43,7 @@ fn watch(name: &str, seed: u64) -> WatchedRun {
 }
 
 #[test]
-fn what_is_watched_is_the_same_run() {
+fn watching_a_run_does_not_change_it() {
     for WatchedRun { scenario, seed, record, .. } in [&*SPLIT, &*STORM] {
         let plain = run(scenario, *seed, &Trace::default()).expect("a world");
         assert_eq!(record.hash, plain.hash, "{} --seed {seed}", scenario.name);
