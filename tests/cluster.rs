@@ -152,11 +152,6 @@ impl Cluster {
     pub fn callers(&self, questions: Vec<Asked>) -> Callers {
         self.background.callers(&self.nodes, questions)
     }
-
-    /// Ends the callers. Returns what they saw.
-    pub fn end(&self, callers: Callers) -> Seen {
-        callers.end()
-    }
 }
 
 /// A thread for links and callers.
@@ -181,13 +176,14 @@ impl Background {
     pub fn callers(&self, nodes: &[Node], questions: Vec<Asked>) -> Callers {
         let (begun, begun_wall) = (Instant::now(), SystemTime::now());
         let questions = Arc::new(questions);
-        let (seen, stop, tasks) = (Arc::default(), Arc::default(), Vec::new());
-        let mut callers = Callers { begun, begun_wall, questions: Arc::clone(&questions), seen, stop, tasks };
+        let (answers, stop, tasks) = (Arc::default(), Arc::default(), Vec::new());
+        let mut callers =
+            Callers { begun, begun_wall, questions: Arc::clone(&questions), answers, stop, tasks };
         for (place, node) in nodes.iter().enumerate() {
-            let (seen, stop) = (Arc::clone(&callers.seen), Arc::clone(&callers.stop));
+            let (answers, stop) = (Arc::clone(&callers.answers), Arc::clone(&callers.stop));
             let (questions, node) = (Arc::clone(&questions), node.grpc_now());
             callers.tasks.push(self.handle.spawn(async move {
-                call(place, &node, &questions, &seen, &stop, begun).await;
+                call(place, &node, &questions, &answers, &stop, begun).await;
             }));
         }
         callers
@@ -226,47 +222,52 @@ pub struct Asked {
 /// Answers that callers got.
 #[derive(Debug)]
 pub struct Callers {
-    /// Time zero for all that is seen.
+    /// Time zero for all times of answers.
     pub begun: Instant,
     /// The machine's wall clock at `begun`.
     pub begun_wall: SystemTime,
     /// What the callers ask, and how often.
     pub questions: Arc<Vec<Asked>>,
-    seen: Arc<Mutex<Vec<Answered>>>,
+    answers: Arc<Mutex<Vec<Answered>>>,
     stop: Arc<AtomicBool>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
 impl Callers {
     /// Ends the callers. Returns what they saw.
-    pub fn end(self) -> Seen {
+    pub fn end(self) -> Answers {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
             eventually("a caller ends", || task.is_finished());
         }
-        let answers = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
+        let answers = std::mem::take(&mut *self.answers.lock().unwrap_or_else(PoisonError::into_inner));
         let begun_wall = self.begun_wall.duration_since(UNIX_EPOCH).expect("a wall clock");
-        Seen { answers, begun_wall }
+        Answers { answers, begun_wall }
     }
 
     /// Units of all kinds that were allowed at one node between two times, so far.
     pub fn allowed_at(&self, place: usize, from: Duration, to: Duration) -> u64 {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let counted = seen.iter().rev().take_while(|a| a.answered >= from);
-        counted.filter(|a| a.region == place && a.answered < to).map(|answered| answered.allowed).sum()
+        self.sum_so_far(from, to, |answered| answered.region == place)
     }
 
     /// Units of one kind that were allowed between two times, so far.
     pub fn allowed_so_far(&self, kind: usize, from: Duration, to: Duration) -> u64 {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let counted = seen.iter().rev().take_while(|a| a.answered >= from);
-        counted.filter(|a| a.kind == kind && a.answered < to).map(|answered| answered.allowed).sum()
+        self.sum_so_far(from, to, |answered| answered.kind == kind)
+    }
+
+    fn sum_so_far(&self, from: Duration, to: Duration, counts: impl Fn(&Answered) -> bool) -> u64 {
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = answers.iter().rev().take_while(|answered| answered.answered >= from);
+        since
+            .filter(|answered| answered.answered < to && counts(answered))
+            .map(|answered| answered.allowed)
+            .sum()
     }
 }
 
 /// What all callers saw.
 #[derive(Debug)]
-pub struct Seen {
+pub struct Answers {
     /// The answers, in no order.
     pub answers: Vec<Answered>,
     /// The machine's wall clock when the callers began, since 1970.
@@ -297,7 +298,7 @@ async fn call(
     region: usize,
     node: &Address,
     questions: &[Asked],
-    seen: &Mutex<Vec<Answered>>,
+    answers: &Mutex<Vec<Answered>>,
     stop: &AtomicBool,
     begun: Instant,
 ) {
@@ -321,7 +322,7 @@ async fn call(
             client = Client::connect(&address.to_string(), options).ok().map(|client| (address, client));
         }
         let Some((_, open)) = &client else { continue };
-        if !ask(region, open, questions, &mut owed, seen, begun).await {
+        if !ask(region, open, questions, &mut owed, answers, begun).await {
             client = None;
         }
     }
@@ -333,7 +334,7 @@ async fn ask(
     client: &Client,
     questions: &[Asked],
     owed: &mut [f64],
-    seen: &Mutex<Vec<Answered>>,
+    answers: &Mutex<Vec<Answered>>,
     begun: Instant,
 ) -> bool {
     let Ok(mut stream) = client.check_stream().await else { return false };
@@ -353,25 +354,29 @@ async fn ask(
         sent.push((kind, at, count as u64));
     }
     for (kind, asked, count) in sent {
-        let Some(Ok(answers)) = stream.next().await else { return false };
-        let allowed = answers.iter().filter(|answer| answer.allowed).count() as u64;
+        let Some(Ok(batch)) = stream.next().await else { return false };
+        let allowed = batch.iter().filter(|answer| answer.allowed).count() as u64;
         let answered = Answered { region, kind, asked, answered: begun.elapsed(), count, allowed };
-        seen.lock().unwrap_or_else(PoisonError::into_inner).push(answered);
+        answers.lock().unwrap_or_else(PoisonError::into_inner).push(answered);
     }
     true
 }
 
-impl Seen {
+impl Answers {
     /// Units of one kind that were allowed between two times, by the times of the answers.
     pub fn allowed(&self, kind: usize, from: Duration, to: Duration) -> u64 {
-        let counted = self.answers.iter().filter(|a| a.kind == kind && a.answered >= from && a.answered < to);
-        counted.map(|answered| answered.allowed).sum()
+        self.sum(from, to, |answered| answered.kind == kind)
     }
 
     /// Like `allowed`, in one region.
     pub fn allowed_in(&self, region: usize, kind: usize, from: Duration, to: Duration) -> u64 {
-        let counted = self.answers.iter().filter(|a| a.region == region && a.kind == kind);
-        counted.filter(|a| a.answered >= from && a.answered < to).map(|answered| answered.allowed).sum()
+        self.sum(from, to, |answered| answered.region == region && answered.kind == kind)
+    }
+
+    fn sum(&self, from: Duration, to: Duration, counts: impl Fn(&Answered) -> bool) -> u64 {
+        let within =
+            self.answers.iter().filter(|answered| answered.answered >= from && answered.answered < to);
+        within.filter(|answered| counts(answered)).map(|answered| answered.allowed).sum()
     }
 
     /// The most that was allowed in one window of the machine's clock, counting batches that were asked and
@@ -439,17 +444,17 @@ mod tests {
         // Ten at once, and one every hundred milliseconds.
         let mut answers = vec![answered(5, 6, 10)];
         answers.extend((1..=20).map(|n| answered(100 * n + 5, 100 * n + 6, 1)));
-        let seen = Seen { answers: answers.clone(), begun_wall: Duration::from_millis(500) };
-        assert!(seen.over_rate(0, 10.0, 10.0) <= 0.0);
-        assert_eq!(seen.allowed(0, Duration::ZERO, Duration::from_secs(9)), 30);
+        let judged = Answers { answers: answers.clone(), begun_wall: Duration::from_millis(500) };
+        assert!(judged.over_rate(0, 10.0, 10.0) <= 0.0);
+        assert_eq!(judged.allowed(0, Duration::ZERO, Duration::from_secs(9)), 30);
         // The wall clock's windows begin half a second after the callers did.
-        assert_eq!(seen.most_in_a_window(0, Duration::from_secs(1)), 14);
+        assert_eq!(judged.most_in_a_window(0, Duration::from_secs(1)), 14);
         answers.push(answered(1_045, 1_046, 1));
-        assert!(Seen { answers: answers.clone(), ..seen }.over_rate(0, 10.0, 10.0) > 0.5);
+        assert!(Answers { answers: answers.clone(), ..judged }.over_rate(0, 10.0, 10.0) > 0.5);
         // A batch with the same answer time, asked long before, may have been allowed then.
         answers.pop();
         answers[0].allowed = 9;
         answers.push(answered(5, 1_046, 1));
-        assert!(Seen { answers, ..seen }.over_rate(0, 10.0, 10.0) <= 0.0);
+        assert!(Answers { answers, ..judged }.over_rate(0, 10.0, 10.0) <= 0.0);
     }
 }

@@ -109,16 +109,16 @@ impl Node {
             .expect("the binary starts");
         let stdout = child.stdout.take().expect("it is piped");
         let stderr = child.stderr.take().expect("it is piped");
-        let kept = Arc::clone(&self.stderr);
-        let reader = thread::spawn(move || collect(stderr, &kept));
-        let (tell, told) = mpsc::channel();
+        let written = Arc::clone(&self.stderr);
+        let reader = thread::spawn(move || collect(stderr, &written));
+        let (send, lines) = mpsc::channel();
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 // Only the first line is received.
-                let _ = tell.send(line);
+                let _ = send.send(line);
             }
         });
-        let listening = told.recv_timeout(PATIENCE).ok().and_then(|line| Listening::read(&line));
+        let listening = lines.recv_timeout(PATIENCE).ok().and_then(|line| Listening::read(&line));
         let Some(listening) = listening else {
             let _ = child.kill();
             let status = child.wait();
@@ -314,6 +314,13 @@ pub fn acequia(arguments: &[&str]) -> Output {
     Command::new(binary()).args(arguments).stdin(Stdio::null()).output().expect("the binary starts")
 }
 
+/// Runs the binary until it ends. Returns its exit code, and what it wrote.
+pub fn exit_and_text(arguments: &[&str]) -> (Option<i32>, String) {
+    let Output { status, stdout, stderr } = acequia(arguments);
+    let text = [stdout, stderr].map(|bytes| String::from_utf8(bytes).expect("text"));
+    (status.code(), text.concat())
+}
+
 /// A node's whole answer to a GET, with its head. Empty if the node does not answer.
 pub fn get(http: SocketAddr, path: &str) -> String {
     let mut answer = String::new();
@@ -394,10 +401,10 @@ impl Listening {
     }
 }
 
-fn collect(mut stderr: impl Read, kept: &Mutex<String>) {
+fn collect(mut stderr: impl Read, written: &Mutex<String>) {
     let mut bytes = [0; 4096];
     while let Ok(count @ 1..) = stderr.read(&mut bytes) {
         let text = String::from_utf8_lossy(&bytes[..count]);
-        kept.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
+        written.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
     }
 }

@@ -113,7 +113,7 @@ fn used(missed: &mut Vec<String>) {
     }
     let seconds = (back - mended).as_secs_f64();
     bar(missed, "seconds until 0.95 is used after mending", seconds, back - mended <= limit, "at most 0.420");
-    let seen = cluster.end(callers);
+    let seen = callers.end();
     let over = seen.over_rate(0, RATE as f64, RATE as f64 / 10.0);
     bar(missed, "units beyond the limit, over any interval", over.max(0.0), over <= 0.0, "none");
 }

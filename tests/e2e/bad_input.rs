@@ -53,9 +53,9 @@ fn node() -> Node {
 fn unharmed(node: &Node, after: &str) {
     assert_eq!(Http::connect(node).get("/healthz").status, 200, "after {after}");
     // A cost above the limit charges nothing, and the answer shows what is left.
-    let look = check_cost(node, &[("api_key", "k")], 1_001);
+    let denied = check_cost(node, &[("api_key", "k")], 1_001);
     for (limit, left) in [(0, 1_000), (1, 5)] {
-        assert_eq!(look["limits"][limit]["remaining"], left, "charged by {after}: {look}");
+        assert_eq!(denied["limits"][limit]["remaining"], left, "charged by {after}: {denied}");
     }
 }
 
@@ -161,7 +161,7 @@ async fn a_descriptor_has_at_most_64_entries_in_every_protocol() {
 }
 
 #[tokio::test]
-async fn a_request_that_cannot_be_asked_is_an_error_of_the_callers() {
+async fn a_request_that_makes_no_sense_is_the_callers_error() {
     let node = node();
     let mut limiter = LimiterClient::new(channel(&node).await);
     let good = question(&[("api_key", "k")]);
@@ -365,7 +365,7 @@ async fn malformed_frames_are_refused() {
 }
 
 #[tokio::test]
-async fn calls_that_are_none_are_refused() {
+async fn calls_of_unknown_methods_or_content_types_are_refused() {
     let node = node();
     let message = framed(&question(&[("api_key", "k")]).encode_to_vec());
     for path in [CHECK, PEEK, ENVOY, STREAM] {

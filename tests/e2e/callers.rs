@@ -465,7 +465,7 @@ fn what_is_no_handshake_holds_a_place_for_seconds_and_stops_nobody() {
 }
 
 #[test]
-fn operators_come_by_a_certificate_of_the_ports_own() {
+fn operators_need_a_certificate_or_a_token_that_the_admin_port_allows() {
     let authority = Authority::new();
     let token = authority.token("token", "a-token-of-more-than-sixteen");
     let admin = format!(

@@ -167,7 +167,7 @@ fn any_region_takes_a_refund_to_the_one_that_charged() {
 }
 
 #[test]
-fn classes_of_consumers_draw_as_the_config_says() {
+fn classes_of_consumers_spend_as_the_config_says() {
     let node = Node::start(
         "limits:\n\
          - name: plans\n\

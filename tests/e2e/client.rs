@@ -11,7 +11,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde_json::{Value, json};
 use tonic::transport::{Channel, Endpoint};
 
-use crate::openmetrics;
+use crate::openmetrics::{self, Metrics};
 
 /// An HTTP/1.1 connection.
 pub(crate) struct Http {
@@ -155,8 +155,14 @@ pub(crate) fn check_cost(node: &Node, entries: &[(&str, &str)], cost: u64) -> Va
 /// The sum of a metric's samples that have all these labels.
 #[track_caller]
 pub(crate) fn metric(node: &Node, name: &str, labels: &[(&str, &str)]) -> f64 {
+    metrics(node).sum(name, labels)
+}
+
+/// All metrics of a node.
+#[track_caller]
+pub(crate) fn metrics(node: &Node) -> Metrics {
     let text = Http::connect(node).get("/metrics").body;
-    openmetrics::parse(&text).unwrap_or_else(|fault| panic!("{fault}\n{text}")).sum(name, labels)
+    openmetrics::parse(&text).unwrap_or_else(|fault| panic!("{fault}\n{text}"))
 }
 
 /// A gRPC connection.

@@ -13,7 +13,7 @@ use std::{
 
 use acequia_tests::{
     Node,
-    cluster::{Asked, Background, Callers, Cluster, Seen},
+    cluster::{Answers, Asked, Background, Callers, Cluster},
     eventually,
 };
 use tempfile::TempDir;
@@ -87,11 +87,11 @@ fn passed_at(callers: &Callers, place: usize, windows: u32) -> f64 {
 
 #[track_caller]
 #[expect(clippy::print_stdout, reason = "a run that takes long prints what it found")]
-fn never_over(seen: &Seen) {
-    let most = seen.most_in_a_window(0, WINDOW);
+fn never_over(answers: &Answers) {
+    let most = answers.most_in_a_window(0, WINDOW);
     println!(
         "at most {most} of {LIMIT} in a window of the machine's clock, of {} answers",
-        seen.answers.len()
+        answers.answers.len()
     );
     assert!(most <= LIMIT, "{most} of {LIMIT}");
     assert!(most >= LIMIT / 2, "{most} of {LIMIT}: nothing was tried");
@@ -100,7 +100,7 @@ fn never_over(seen: &Seen) {
 /// The config of one of two nodes that know each other through their common store.
 fn of_store(node: &str, redis: &Server) -> String {
     let shards = format!("shards: {}", listed(std::slice::from_ref(redis)));
-    config_of((node, &["eu-1", "eu-2"]), &shards, &window())
+    config_of(node, &["eu-1", "eu-2"], &shards, &window())
 }
 
 /// One of two nodes with a common Redis has a wall clock that is an hour off, both at its start and later.
@@ -190,9 +190,9 @@ fn clocks_that_are_as_wrong_as_they_may_be_spend_nothing_twice() {
         thread::sleep(Duration::from_millis(below(200)));
     }
     let to = callers.begun.elapsed();
-    let seen = cluster.end(callers);
-    let passed = seen.allowed(0, from, to) as f64 / (to - from).as_secs_f64();
+    let answers = callers.end();
+    let passed = answers.allowed(0, from, to) as f64 / (to - from).as_secs_f64();
     println!("{passed:.0} a second pass");
     assert!(passed > 0.8 * LIMIT as f64, "{passed} a second pass of {LIMIT}");
-    never_over(&seen);
+    never_over(&answers);
 }

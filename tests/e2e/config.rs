@@ -241,7 +241,7 @@ fn faults_between_regions_are_named_with_their_lines() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_said() {
+fn a_port_in_use_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address");
     let folder = tempfile::tempdir().expect("a folder");
@@ -268,7 +268,7 @@ fn a_changed_file_is_read_by_itself() {
 }
 
 #[test]
-fn an_id_is_answered_again_though_its_class_is_gone() {
+fn an_answer_is_repeated_for_its_id_though_its_class_is_gone() {
     let window = windows::long();
     let yaml = |classes: &str| {
         format!(
@@ -504,7 +504,7 @@ fn modes_and_headers_change_while_it_runs() {
 }
 
 #[test]
-fn what_needs_a_restart_is_said() {
+fn a_change_that_needs_a_restart_is_named() {
     let node = Node::start("workers: 1\nlimits: []");
     node.write_config(&format!("workers: 2\nmemory: 64MiB\n{}", one_window(3)));
     reloaded(&node, 1);

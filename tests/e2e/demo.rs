@@ -102,7 +102,7 @@ fn a_split_brain_and_a_kill_are_survived_without_a_unit_too_many() {
 }
 
 #[test]
-fn a_budget_set_from_another_terminal_is_told_asked_for_and_judged_by() {
+fn a_budget_set_from_another_terminal_is_shown_asked_for_and_judged_by() {
     let mut demo = Demo::start(60, &["--seconds", "24"]);
     demo.until("three regions share 1000/s");
     // One user gets more than the others, and asks for all of it.
@@ -117,7 +117,7 @@ fn a_budget_set_from_another_terminal_is_told_asked_for_and_judged_by() {
 }
 
 #[test]
-fn who_is_killed_leaves_no_node_behind() {
+fn a_killed_demo_leaves_no_node_behind() {
     let mut demo = Demo::start(20, &["--script"]);
     demo.until("three regions share");
     assert_eq!(demo.listens(), 3);
@@ -127,7 +127,7 @@ fn who_is_killed_leaves_no_node_behind() {
 }
 
 #[test]
-fn a_taken_port_is_named_with_ports_that_may_be_free() {
+fn a_port_in_use_is_named_with_ports_that_may_be_free() {
     let mut first = Demo::start(40, &["--script"]);
     first.until("three regions share");
     let second = Command::new(binary())

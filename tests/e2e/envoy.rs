@@ -88,7 +88,7 @@ async fn every_descriptor_has_a_status_in_its_place() {
 }
 
 #[tokio::test]
-async fn hits_are_added_and_a_look_adds_none() {
+async fn hits_are_added_and_a_request_of_none_shows_what_is_left() {
     let node = Node::start(&format!(
         "limits: [{{ name: per-key, domain: shop, by: [api_key], fixed_window: {{ limit: 10, window: {} }} }}]",
         windows::long()
@@ -111,16 +111,20 @@ async fn hits_are_added_and_a_look_adds_none() {
     let given_back =
         RateLimitDescriptor { is_negative_hits: true, ..hits(0, Some(4)).descriptors[0].clone() };
     left(RateLimitRequest { descriptors: vec![given_back], ..request(&[]) }).await;
-    assert_eq!(left(hits(0, Some(5))).await, 0, "nothing was charged by looks, nothing given back");
+    assert_eq!(
+        left(hits(0, Some(5))).await,
+        0,
+        "nothing was charged by requests of none, nothing given back"
+    );
 
-    let look = ask(&node, hits(0, Some(0))).await;
-    assert_eq!(look.overall_code(), Code::OverLimit);
+    let shown = ask(&node, hits(0, Some(0))).await;
+    assert_eq!(shown.overall_code(), Code::OverLimit);
     let beyond = ask(&node, hits(u32::MAX, None)).await;
     assert_eq!(beyond.overall_code(), Code::OverLimit);
 }
 
 #[tokio::test]
-async fn a_limit_is_told_in_envoys_units() {
+async fn a_limit_is_reported_in_envoys_units() {
     let zone = windows::zone();
     let node = Node::start(&format!(
         "limits:\n\
@@ -132,7 +136,7 @@ async fn a_limit_is_told_in_envoys_units() {
          - {{ name: odd, domain: shop, by: [odd], sliding_window: {{ limit: 9, window: 10s }} }}\n\
          - {{ name: vast, domain: shop, by: [vast], fixed_window: {{ limit: 9000M, window: 1m }} }}\n"
     ));
-    let told = async |name: &str| {
+    let reported = async |name: &str| {
         let status = one(&node, &[(name, "x")]).await;
         let limit = status.current_limit.clone().expect("a limit");
         assert_eq!((limit.name.as_str(), status.code()), (name, Code::Ok));
@@ -141,25 +145,25 @@ async fn a_limit_is_told_in_envoys_units() {
     };
     let hour = Duration::from_secs(3_600);
 
-    let (units, unit, left, reset) = told("rate").await;
+    let (units, unit, left, reset) = reported("rate").await;
     assert_eq!((units, unit, left), (60, Unit::Second, 119));
     assert!(reset > Duration::ZERO && reset <= Duration::from_secs(1), "{reset:?}");
-    let (units, unit, left, reset) = told("slow").await;
+    let (units, unit, left, reset) = reported("slow").await;
     assert_eq!((units, unit, left), (5, Unit::Minute, 119));
     assert!(reset > Duration::ZERO && reset <= Duration::from_secs(12), "{reset:?}");
-    let (units, unit, _, reset) = told("hour").await;
+    let (units, unit, _, reset) = reported("hour").await;
     assert_eq!((units, unit), (7, Unit::Hour));
     assert!(reset <= hour);
-    let (units, unit, left, reset) = told("day").await;
+    let (units, unit, left, reset) = reported("day").await;
     assert_eq!((units, unit, left), (70, Unit::Day, 69));
     assert!(reset > 9 * hour && reset <= 24 * hour, "{reset:?}");
-    let (units, unit, _, reset) = told("month").await;
+    let (units, unit, _, reset) = reported("month").await;
     assert_eq!((units, unit), (700, Unit::Month));
     assert!(reset <= 31 * 24 * hour);
-    let (units, unit, left, reset) = told("odd").await;
+    let (units, unit, left, reset) = reported("odd").await;
     assert_eq!((units, unit, left), (9, Unit::Unknown, 8), "Envoy has no unit of ten seconds");
     assert!(reset <= Duration::from_secs(10));
-    let (units, unit, left, _) = told("vast").await;
+    let (units, unit, left, _) = reported("vast").await;
     assert_eq!(
         (units, unit, left),
         (u32::MAX, Unit::Minute, u32::MAX),
@@ -227,7 +231,7 @@ async fn headers_go_out_with_denials_or_as_the_config_says() {
         assert_eq!(response.overall_code() == Code::Ok, allowed);
         let headers = &response.response_headers_to_add;
         let names: Vec<&str> = headers.iter().map(|header| header.key.as_str()).collect();
-        let told = [
+        let expected = [
             "x-ratelimit-limit",
             "x-ratelimit-remaining",
             "x-ratelimit-reset",
@@ -235,10 +239,10 @@ async fn headers_go_out_with_denials_or_as_the_config_says() {
             "ratelimit",
         ];
         if allowed {
-            assert_eq!(names, told);
+            assert_eq!(names, expected);
         } else {
             assert_eq!(names[0], "retry-after");
-            assert_eq!(names[1..], told);
+            assert_eq!(names[1..], expected);
         }
         let values: Vec<&str> = headers.iter().map(|header| header.value.as_str()).collect();
         assert!(values.contains(&"1") && values.iter().all(|value| !value.is_empty()), "{values:?}");
@@ -267,7 +271,7 @@ async fn a_denial_says_which_limit_and_why() {
 }
 
 #[tokio::test]
-async fn a_limit_that_only_watches_is_not_told() {
+async fn a_limit_that_only_watches_is_not_reported() {
     let node = Node::start(
         "limits: [{ name: watched, domain: shop, by: [k], mode: shadow, token_bucket: { rate: 1/h, burst: 1 } }]",
     );

@@ -78,7 +78,7 @@ async fn check_decides_and_lists_limits_when_asked_or_denied() {
 }
 
 #[tokio::test]
-async fn a_descriptor_may_weigh_something_of_its_own() {
+async fn a_descriptor_may_have_a_cost_of_its_own() {
     let node = Node::start(&format!(
         "limits:\n\
          - {{ name: a, domain: shop, by: [a], fixed_window: {{ limit: 10, window: {window} }} }}\n\

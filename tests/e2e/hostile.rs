@@ -109,10 +109,10 @@ impl Scene {
     fn nothing_has_changed(&mut self) {
         let of = |status: &NodeStatus| {
             let limits: Vec<_> = status.limits.iter().map(|limit| (limit.standing, limit.lent)).collect();
-            let marks = status.catalogue.as_ref().map(|c| (c.authority.clone(), c.requested, c.effective));
+            let versions = status.catalogue.as_ref().map(|c| (c.authority.clone(), c.requested, c.effective));
             let ap =
                 status.peers.iter().find(|peer| peer.region == "ap").map(|peer| (peer.has, peer.reached));
-            (status.ready, status.incarnation, status.members.clone(), limits, marks, ap)
+            (status.ready, status.incarnation, status.members.clone(), limits, versions, ap)
         };
         let now = self.operator.status();
         assert_eq!(of(&now), of(&self.before));
@@ -134,7 +134,7 @@ async fn insider(folder: &Path, to: SocketAddr) -> Connection {
 }
 
 #[test]
-fn who_is_no_peer_is_refused_and_counted_and_changes_nothing() {
+fn a_stranger_on_the_mesh_is_refused_and_counted_and_changes_nothing() {
     let mut scene = Scene::new();
     let (to, folder) = (scene.mesh(), scene.cluster.certs());
     // A certificate of another authority, with a peer's name.
@@ -279,8 +279,8 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
     let mut scene = Scene::new();
     let (to, folder, ap) = (scene.mesh(), scene.cluster.certs(), scene.ap);
     let catalogue = scene.before.catalogue.clone().expect("a catalogue");
-    let mark =
-        catalogue.requested.map(|mark| VersionId { epoch: mark.epoch, number: mark.number }).expect("a mark");
+    let requested =
+        catalogue.requested.map(|id| VersionId { epoch: id.epoch, number: id.number }).expect("a version");
     let eu = Incarnation {
         member: MemberId::named("eu"),
         node: node_named("eu-1"),
@@ -292,9 +292,9 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
         let signed = stolen.sign(said).expect("signed");
         Some(Box::new(Seal { scheme: signed.scheme, signature: signed.signature, chain: signed.chain }))
     };
-    let version = |authority: Incarnation, mark: VersionId| Version {
-        version_id: mark,
-        allocation: mark,
+    let version = |authority: Incarnation, version_id: VersionId| Version {
+        version_id,
+        allocation: version_id,
         authority,
         members: [eu, ap]
             .map(|writer| (writer.member, Member { weight: 1, incarnation: writer, name: String::new() }))
@@ -312,14 +312,14 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
         let said = postcard::to_extend(&version, b"acequia version\0".to_vec()).expect("bytes");
         Entry::Version(Box::new(version), seal(&said))
     };
-    let after = VersionId { number: mark.number + 1, ..mark };
+    let after = VersionId { number: requested.number + 1, ..requested };
     let ack = Ack { version_id: after, allocation: after, from_wall_ns: scene.before.wall_ns, authority: eu };
     let us = scene.before.members.iter().find(|member| member.region == "us").expect("a member");
     let us = Incarnation { member: MemberId::named("us"), node: node_named("us-1"), number: us.incarnation };
     let hostile = [
         // In the authority's name and in its own, with the largest epoch, and without any signature.
         signed(version(eu, after)),
-        signed(version(ap, VersionId { epoch: mark.epoch + 1, number: mark.number + 1 })),
+        signed(version(ap, VersionId { epoch: requested.epoch + 1, number: requested.number + 1 })),
         signed(version(ap, VersionId { epoch: u32::MAX, number: u64::MAX })),
         Entry::Version(Box::new(version(eu, after)), None),
         // Acknowledgements for another region.
@@ -338,7 +338,7 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
             corrected_ns: 0,
             is_believed: true,
             loan_max: 0,
-            version_id: mark,
+            version_id: requested,
         };
         let mut bytes = postcard::to_extend(&header, vec![VERSION]).expect("a header");
         bytes = postcard::to_extend(entry, bytes).expect("an entry");
@@ -410,7 +410,7 @@ fn a_revoked_certificate_is_let_in_no_more_and_another_one_is() {
 
 /// An authority whose certificate lacks the role goes on deciding, and orders nothing.
 #[test]
-fn who_lacks_the_role_of_an_authority_is_told_what_is_missing() {
+fn an_order_without_the_role_of_an_authority_names_what_is_missing() {
     let cluster = Cluster::start(&limits());
     let mut operator = Operator::of(&cluster.nodes[EU]);
     eventually("every region conforms", || {

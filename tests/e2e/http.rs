@@ -47,7 +47,7 @@ fn a_bucket_gives_its_burst_and_counts_it_down() {
 }
 
 #[test]
-fn a_denied_request_passes_when_it_was_told_and_not_before() {
+fn a_denied_request_passes_after_its_retry_time_and_not_before() {
     let node = Node::start("limits: [{ name: slow, domain: shop, token_bucket: { rate: 3/s, burst: 1 } }]");
     let mut http = Http::connect(&node);
     let question = body(&[("any", "thing")]);
@@ -57,17 +57,17 @@ fn a_denied_request_passes_when_it_was_told_and_not_before() {
     let answer = http.check(&question).json();
     let denied_before = Instant::now();
     assert_eq!(answer["allowed"], false);
-    let told = Duration::from_millis(answer["retry_after_ms"].as_u64().expect("a wait"));
-    assert!(told <= Duration::from_millis(334), "{told:?}");
+    let retry = Duration::from_millis(answer["retry_after_ms"].as_u64().expect("a wait"));
+    assert!(retry <= Duration::from_millis(334), "{retry:?}");
 
     loop {
         let asked = Instant::now();
         if http.check(&question).json()["allowed"] == true {
             let waited = denied_after.elapsed();
-            assert!(waited >= told - Duration::from_millis(1), "{told:?} was told, it took {waited:?}");
+            assert!(waited >= retry - Duration::from_millis(1), "{retry:?} was told, it took {waited:?}");
             break;
         }
-        assert!(asked < denied_before + told, "denied after the wait of {told:?} that was told");
+        assert!(asked < denied_before + retry, "denied after the wait of {retry:?} that was told");
     }
 }
 
@@ -176,7 +176,7 @@ fn two_descriptors_in_one_cell_charge_their_sum_or_the_larger() {
 }
 
 #[test]
-fn what_no_limit_is_about_passes_or_not_as_the_config_says() {
+fn a_request_without_a_limit_passes_or_not_as_the_config_says() {
     let limits =
         "limits: [{ name: per-key, domain: shop, by: [key], token_bucket: { rate: 1/h, burst: 9 } }]";
     let node = Node::start(limits);
@@ -406,7 +406,7 @@ fn whatever_a_client_puts_into_a_value_is_counted_or_denied_for_a_proxy() {
 
 #[test]
 fn draft_11_lists_every_enforced_limit() {
-    let Told { allowed, denied, window_s } = with_dialects("[draft-11]");
+    let Replies { allowed, denied, window_s } = with_dialects("[draft-11]");
     let policies = format!(r#""bucket";q=120;w=2, "window";q=2;w={window_s}"#);
     for (reply, left) in [(&allowed, r#""bucket";r=119;t=1"#), (&denied, r#""bucket";r="#)] {
         assert_eq!(reply.header("ratelimit-policy"), Some(policies.as_str()));
@@ -415,14 +415,14 @@ fn draft_11_lists_every_enforced_limit() {
         let (_, seconds) = limits.split_once(r#", "window";r=1;t="#).unwrap_or_else(|| panic!("{limits}"));
         assert!((1..=window_s).contains(&seconds.parse().expect("seconds")), "{limits}");
     }
-    let told = with_dialects("");
-    assert!(told.allowed.header("ratelimit-policy").is_some(), "the dialect where none is named");
+    let replies = with_dialects("");
+    assert!(replies.allowed.header("ratelimit-policy").is_some(), "the dialect where none is named");
 }
 
 #[test]
 fn the_triples_tell_of_the_strictest_limit() {
     for (dialect, prefix) in [("triple", "ratelimit"), ("x-ratelimit", "x-ratelimit")] {
-        let Told { allowed, denied, window_s } = with_dialects(&format!("[{dialect}]"));
+        let Replies { allowed, denied, window_s } = with_dialects(&format!("[{dialect}]"));
         for reply in [&allowed, &denied] {
             assert_eq!(reply.number(&format!("{prefix}-limit")), 2);
             assert_eq!(reply.number(&format!("{prefix}-remaining")), 1);
@@ -438,7 +438,7 @@ fn the_triples_tell_of_the_strictest_limit() {
 #[test]
 fn the_epoch_dialect_tells_the_time_of_day() {
     let before = windows::now_s();
-    let Told { allowed, denied, window_s } = with_dialects("[x-ratelimit-epoch]");
+    let Replies { allowed, denied, window_s } = with_dialects("[x-ratelimit-epoch]");
     let after = windows::now_s();
     for reply in [allowed, denied] {
         assert_eq!((reply.number("x-ratelimit-limit"), reply.number("x-ratelimit-remaining")), (2, 1));
@@ -450,11 +450,11 @@ fn the_epoch_dialect_tells_the_time_of_day() {
 
 #[test]
 fn dialects_go_together_and_without_any_a_denial_still_says_when() {
-    let Told { allowed, denied, .. } = with_dialects("[draft-11, triple, x-ratelimit]");
+    let Replies { allowed, denied, .. } = with_dialects("[draft-11, triple, x-ratelimit]");
     for name in ["ratelimit-policy", "ratelimit", "ratelimit-reset", "x-ratelimit-reset"] {
         assert!(allowed.header(name).is_some() && denied.header(name).is_some(), "{name}");
     }
-    let Told { allowed, denied, window_s } = with_dialects("[]");
+    let Replies { allowed, denied, window_s } = with_dialects("[]");
     for name in ["ratelimit-policy", "ratelimit", "ratelimit-limit", "x-ratelimit-limit", "retry-after"] {
         assert_eq!(allowed.header(name), None);
     }
@@ -464,7 +464,7 @@ fn dialects_go_together_and_without_any_a_denial_still_says_when() {
 }
 
 /// The headers of a node's answers.
-struct Told {
+struct Replies {
     allowed: Reply,
     /// A request with a cost above the one unit that is left, but within the limit.
     denied: Reply,
@@ -472,7 +472,7 @@ struct Told {
 }
 
 /// A node that writes these header dialects.
-fn with_dialects(dialects: &str) -> Told {
+fn with_dialects(dialects: &str) -> Replies {
     let headers =
         if dialects.is_empty() { String::new() } else { format!("headers: {{ http: {dialects} }}") };
     let window = windows::short();
@@ -489,11 +489,11 @@ fn with_dialects(dialects: &str) -> Told {
     let denied = http.get("/v1/authz?domain=shop&key=k&cost=2");
     assert_eq!(denied.status, 429);
     let window_s = window.trim_end_matches('s').parse().expect("seconds");
-    Told { allowed, denied, window_s }
+    Replies { allowed, denied, window_s }
 }
 
 #[test]
-fn no_wait_is_told_where_none_helps() {
+fn no_retry_time_is_given_where_waiting_does_not_help() {
     let node = Node::start("limits: [{ name: b, domain: shop, token_bucket: { rate: 1/s, burst: 2 } }]");
     let mut http = Http::connect(&node);
     let denied = http.get("/v1/authz?domain=shop&k=v&cost=3");

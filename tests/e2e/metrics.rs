@@ -10,9 +10,8 @@ use std::{
 use acequia_tests::Node;
 
 use crate::{
-    client::{Http, body, check, metric},
-    openmetrics::{self, Metrics},
-    store::{alone, draws, servers::Server},
+    client::{Http, body, check, metric, metrics},
+    store::{alone, forwards, servers::Server},
 };
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -79,11 +78,6 @@ fn differences(tables: &Tables, shown: &Shown) -> Vec<String> {
     all
 }
 
-fn scrape(node: &Node) -> Metrics {
-    let text = Http::connect(node).get("/metrics").body;
-    openmetrics::parse(&text).unwrap_or_else(|fault| panic!("{fault}\n{text}"))
-}
-
 /// A node with a journal, a webhook, a candidate, and a limit that is open without its store. The node has
 /// allowed, denied and warned.
 fn lone(folder: &Path) -> Node {
@@ -109,11 +103,11 @@ fn the_tables_name_every_metric_that_a_node_shows_and_no_other() {
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
     let store = Server::start(&[]);
-    let among_others = draws::start(&store, folder.path());
+    let among_others = forwards::start(&store, folder.path());
     let lone = lone(folder.path());
     let mut shown = Shown::new();
     for node in among_others.iter().chain([&lone]) {
-        for (name, labels) in scrape(node).families {
+        for (name, labels) in metrics(node).families {
             shown.entry(name).or_default().extend(labels);
         }
     }

@@ -117,9 +117,9 @@ async fn a_stream_that_is_asked_while_its_node_stops_loses_nothing() {
     let client = Client::connect(&address, PATIENT).expect("an address");
     let mut stream = client.check_stream().await.expect("a stream");
     let begun = Instant::now();
-    let mut is_told = false;
+    let mut is_stopping = false;
     let asked = ask(&mut stream, BATCHES_IN_FLIGHT_MAX, || {
-        if begun.elapsed() > Duration::from_millis(300) && !std::mem::replace(&mut is_told, true) {
+        if begun.elapsed() > Duration::from_millis(300) && !std::mem::replace(&mut is_stopping, true) {
             *target.lock().expect("no panic") = second.grpc();
             first.ask_to_stop();
         }

@@ -1,12 +1,10 @@
 //! What operators see and do in trouble: more units for one cell, numbers that end, hot cells and denied
 //! callers.
 
-use std::process::Output;
-
 use acequia_tests::{
     Node, acequia,
     cluster::{Cluster, EU},
-    eventually,
+    eventually, exit_and_text,
 };
 use serde_json::{Value, json};
 
@@ -20,11 +18,7 @@ const US: usize = 2;
 /// Runs an operator's command at a node's admin service. Returns its exit code and output.
 pub(crate) fn order(node: &Node, words: &[&str]) -> (Option<i32>, String) {
     let address = node.admin().to_string();
-    let mut all = words.to_vec();
-    all.extend(["--address", &address]);
-    let Output { status, stdout, stderr } = acequia(&all);
-    let text = [stdout, stderr].map(|bytes| String::from_utf8(bytes).expect("text"));
-    (status.code(), text.concat())
+    exit_and_text(&[words, &["--address", &address]].concat())
 }
 
 /// Runs a command that must succeed.
@@ -171,7 +165,7 @@ fn orders_about_cells_that_make_no_sense_say_what_would() {
 }
 
 #[test]
-fn numbers_end_by_themselves_and_are_forgotten_with_the_next_order() {
+fn a_temporary_override_ends_by_itself_and_is_forgotten_with_the_next_order() {
     let cluster = Cluster::start(&limits());
     let eu = &cluster.nodes[EU];
     let set =
@@ -192,7 +186,7 @@ fn numbers_end_by_themselves_and_are_forgotten_with_the_next_order() {
 }
 
 #[test]
-fn a_file_may_say_until_when_and_who_said_so() {
+fn an_override_in_a_file_may_have_an_end_and_an_author() {
     let yaml = |until: &str| {
         format!(
             "limits:\n- name: credits\n  domain: shop\n  by: [tenant]\n  quota: {{ limit: 3, per: day, time_zone: {} }}\n  \

@@ -166,12 +166,12 @@ impl Recipe {
 
     /// Compares the delivered event with the one on the page.
     fn compare_event(&self, receiver: Receiver) -> Result<(), String> {
-        let told = receiver.told.join().map_err(|_| "the webhook was not told".to_owned())?;
+        let sent = receiver.event.join().map_err(|_| "the webhook was not told".to_owned())?;
         let mut written: Value = serde_json::from_str(&self.json).expect("an event as JSON");
         for name in VARIES {
-            written[name] = told[name].clone();
+            written[name] = sent[name].clone();
         }
-        if written == told { Ok(()) } else { Err(format!("{written} is written, and {told} was told")) }
+        if written == sent { Ok(()) } else { Err(format!("{written} is written, and {sent} was sent")) }
     }
 }
 
@@ -293,20 +293,20 @@ fn words(line: &str, variables: &BTreeMap<String, String>) -> Result<Vec<String>
 /// A receiver of webhooks that fails at the first delivery.
 struct Receiver {
     url: String,
-    told: JoinHandle<Value>,
+    event: JoinHandle<Value>,
 }
 
 impl Receiver {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}/", listener.local_addr().expect("an address"));
-        let told = thread::spawn(move || {
+        let event = thread::spawn(move || {
             let first = answer_post(&listener, "503 Service Unavailable");
             let again = answer_post(&listener, "204 No Content");
             assert_eq!(first, again, "the same event, under the same id");
             serde_json::from_str(&again).expect("JSON")
         });
-        Self { url, told }
+        Self { url, event }
     }
 }
 
@@ -366,7 +366,7 @@ fn every_recipe_is_there_and_can_be_run() {
 
 /// Rust code on a page must be in the guide, whose blocks are compiled.
 #[test]
-fn what_is_rust_is_in_the_guide() {
+fn rust_recipes_are_in_the_guide() {
     let all = PAGES.iter().flat_map(|(_, text, _)| recipes(text));
     for recipe in all.filter(|recipe| !recipe.rust.is_empty()) {
         for block in recipe.rust.split("\n\n").map(str::trim) {

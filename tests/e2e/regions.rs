@@ -12,7 +12,7 @@ use acequia_api::acequia::v1::{
 };
 use acequia_tests::{
     Node, acequia,
-    cluster::{Asked, Callers, Cluster, Cut, EU, REGIONS, Seen, Weather, calm},
+    cluster::{Answers, Asked, Callers, Cluster, Cut, EU, REGIONS, Weather, calm},
     eventually,
 };
 use tonic::{Code, transport::Channel};
@@ -58,11 +58,11 @@ fn all_three() -> Vec<Asked> {
 }
 
 #[track_caller]
-fn never_over(seen: &Seen) {
-    let over = seen.over_rate(0, RATE as f64, RATE as f64);
+fn never_over(answers: &Answers) {
+    let over = answers.over_rate(0, RATE as f64, RATE as f64);
     assert!(over <= 0.0, "the rate was exceeded by {over} units");
     for (kind, limit) in [(1, WINDOW), (2, QUOTA)] {
-        let allowed = seen.allowed(kind, Duration::ZERO, Duration::MAX);
+        let allowed = answers.allowed(kind, Duration::ZERO, Duration::MAX);
         assert!(allowed <= limit, "{allowed} of {limit} units of kind {kind}");
     }
 }
@@ -98,14 +98,14 @@ fn three_regions_never_exceed_a_limit_through_cuts_crashes_and_restarts() {
         cluster.until_ready(region);
         until_used(&callers, RATE * 8 / 20);
     }
-    let seen = cluster.end(callers);
-    never_over(&seen);
-    let total = seen.allowed(1, Duration::ZERO, Duration::MAX);
+    let answers = callers.end();
+    never_over(&answers);
+    let total = answers.allowed(1, Duration::ZERO, Duration::MAX);
     assert!(total > 0, "the window was never used");
 }
 
 #[test]
-fn a_link_that_loses_doubles_and_goes_one_way_only_wastes() {
+fn a_link_that_loses_doubles_or_goes_one_way_costs_units_and_never_admits_too_many() {
     let cluster = Cluster::start(&limits());
     let callers = cluster.callers(all_three());
     until_used(&callers, RATE * 9 / 20);
@@ -117,7 +117,7 @@ fn a_link_that_loses_doubles_and_goes_one_way_only_wastes() {
     until_used(&callers, RATE * 5 / 20);
     cluster.set(AP, EU, calm());
     until_used(&callers, RATE * 9 / 20);
-    never_over(&cluster.end(callers));
+    never_over(&callers.end());
 }
 
 #[test]
@@ -197,13 +197,13 @@ fn rate_milli(status: &NodeStatus) -> u64 {
 
 fn numbers(status: &NodeStatus) -> (u64, u64, usize) {
     let catalogue = status.catalogue.clone().unwrap_or_default();
-    let number = |mark: Option<acequia_api::acequia::v1::Mark>| mark.map_or(0, |mark| mark.number);
+    let number = |id: Option<acequia_api::acequia::v1::Mark>| id.map_or(0, |id| id.number);
     (number(catalogue.requested), number(catalogue.effective), catalogue.pending.len())
 }
 
 /// A file is edited at a node that is not the authority. The node reports the difference.
 #[test]
-fn a_file_that_differs_from_the_catalogue_is_told_of() {
+fn a_config_that_differs_from_the_catalogue_is_reported() {
     let cluster = Cluster::start(&limits());
     let us = &cluster.nodes[US];
     let differences = || metric(us, "acequia_config_differences", &[]);
@@ -299,7 +299,7 @@ fn refused_start(node: &Node, yaml: &str) -> String {
 }
 
 #[test]
-fn a_start_that_fails_among_regions_is_no_crash() {
+fn a_failed_start_among_regions_does_not_count_as_a_crash() {
     let mut cluster = Cluster::start(&limits());
     let yaml = cluster.config(US);
     assert!(cluster.nodes[US].terminate().success());
@@ -372,7 +372,7 @@ fn a_node_that_stood_alone_joins_as_a_new_one_and_stands_alone_no_more() {
     assert!(quota(&cluster.nodes[EU], 1).contains(r#""allowed":false"#));
     let callers = cluster.callers(all_three());
     until_used(&callers, RATE * 9 / 20);
-    never_over(&cluster.end(callers));
+    never_over(&callers.end());
 
     let eu = &mut cluster.nodes[EU];
     assert!(eu.terminate().success());
@@ -461,7 +461,7 @@ fn a_lost_disk_a_dead_region_and_the_authority_itself_are_mended_by_commands() {
     assert_eq!(eu.set_rate("500/s", false).expect_err("no authority").code(), Code::FailedPrecondition);
     us.set_rate("500/s", false).expect("the new authority changes budgets");
     eventually("it is everywhere", || rate_milli(&eu.status()) == 500_000);
-    never_over(&cluster.end(callers));
+    never_over(&callers.end());
 }
 
 #[test]
@@ -492,7 +492,7 @@ fn a_region_that_left_and_was_lost_comes_back_on_an_operators_word_alone() {
     eu.change(Change::Add, "ap", false).expect("the new one is let in");
     cluster.until_ready(AP);
     until_used(&callers, RATE * 9 / 20);
-    never_over(&cluster.end(callers));
+    never_over(&callers.end());
 }
 
 #[test]
@@ -514,14 +514,14 @@ fn an_authority_that_lost_its_disk_mints_nothing() {
 }
 
 /// A counter or gauge without labels, from a node's metrics.
-fn told(http: &mut Http, name: &str) -> u64 {
+fn sample(http: &mut Http, name: &str) -> u64 {
     let text = http.get("/metrics").body;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name}:\n{text}"))
 }
 
 #[test]
-fn a_full_disk_stops_lending_and_reserving_and_not_answering() {
+fn a_region_with_a_full_disk_answers_but_neither_lends_nor_reserves() {
     let mut cluster = Cluster::start(&limits());
     let callers = cluster.callers(vec![
         asked("rate", [100, 100, 100]),
@@ -541,8 +541,8 @@ fn a_full_disk_stops_lending_and_reserving_and_not_answering() {
     for kind in ["window", "quota"] {
         eventually("what was reserved is spent, and no more", || ask(&mut us, kind)["reason"] == "journal");
     }
-    assert_eq!(told(&mut us, "acequia_journal_down"), 1);
-    assert_eq!(told(&mut us, "acequia_ready"), 1);
+    assert_eq!(sample(&mut us, "acequia_journal_down"), 1);
+    assert_eq!(sample(&mut us, "acequia_ready"), 1);
     assert!(us.get("/readyz").body.contains("the journal cannot be written"));
     let status = operator.status();
     assert!(status.ready && status.journal_is_down);
@@ -553,12 +553,12 @@ fn a_full_disk_stops_lending_and_reserving_and_not_answering() {
     // The hot region wants more. One region lends, and this one does not, but continues with everything that
     // needs no disk.
     let lent = ["acequia_loans_given_total", "acequia_rights_given_total"];
-    let before = (told(&mut ap, lent[0]), lent.map(|name| told(&mut us, name)));
+    let before = (sample(&mut ap, lent[0]), lent.map(|name| sample(&mut us, name)));
     callers.questions[0].rates[EU].store(700, Ordering::Relaxed);
     until_used(&callers, RATE * 7 / 20);
-    eventually("the other one lends", || told(&mut ap, lent[0]) > before.0);
+    eventually("the other one lends", || sample(&mut ap, lent[0]) > before.0);
     eventually("it answers by its own part", || ask(&mut us, "rate")["allowed"] == true);
-    assert_eq!(lent.map(|name| told(&mut us, name)), before.1, "a loan that is on no disk");
+    assert_eq!(lent.map(|name| sample(&mut us, name)), before.1, "a loan that is on no disk");
     for kind in ["window", "quota"] {
         assert_eq!(ask(&mut us, kind)["reason"], "journal");
         eventually("the others go on", || ask(&mut ap, kind)["allowed"] == true);
@@ -566,8 +566,8 @@ fn a_full_disk_stops_lending_and_reserving_and_not_answering() {
 
     // The disk has room again.
     cluster.nodes[US].fill_disk(false);
-    eventually("it lends", || told(&mut us, lent[0]) > before.1[0]);
-    assert_eq!(told(&mut us, "acequia_journal_down"), 0);
+    eventually("it lends", || sample(&mut us, lent[0]) > before.1[0]);
+    assert_eq!(sample(&mut us, "acequia_journal_down"), 0);
     assert!(!operator.status().journal_is_down);
     assert_eq!(us.get("/readyz").body, "ready\n");
     for kind in ["window", "quota"] {
@@ -579,11 +579,11 @@ fn a_full_disk_stops_lending_and_reserving_and_not_answering() {
     cluster.nodes[US].crash();
     cluster.until_ready(US);
     until_used(&callers, RATE * 8 / 20);
-    never_over(&cluster.end(callers));
+    never_over(&callers.end());
 }
 
 #[test]
-fn of_one_unit_for_three_regions_a_request_waits_no_longer_than_a_round_trip_and_never_for_a_cut() {
+fn a_request_for_the_only_unit_of_three_regions_waits_a_round_trip_at_most_and_never_for_a_cut() {
     let limit = format!(
         "limits:\n- {{ name: trial, domain: shop, by: [user], fixed_window: {{ limit: 1, window: {} }} }}\n",
         windows::long()
@@ -639,10 +639,10 @@ fn of_one_unit_for_three_regions_a_request_waits_no_longer_than_a_round_trip_and
     let node = &cluster.nodes[EU];
     eventually("the cut shows", || metric(node, "acequia_peer_reached", &[]) == 0.0);
     let counted = || ["allow", "deny"].map(|outcome| waits(node, outcome));
-    let mut fresh = (0..).map(|number| format!("w{number}"));
+    let mut users = (0..).map(|number| format!("w{number}"));
     eventually("its next tick knows", || {
         let before = counted();
-        !passes(&mut all, EU, 0, &fresh.next().expect("a user")) && counted() == before
+        !passes(&mut all, EU, 0, &users.next().expect("a user")) && counted() == before
     });
     let before = counted();
     let passed = (0..60).filter(|number| passes(&mut all, EU, 0, &format!("v{number}"))).count();
@@ -712,13 +712,13 @@ fn an_explanation_names_every_loan_and_when_it_ends() {
         let said = share["peers"].as_array().expect("peers").iter().all(|peer| peer["word"].is_object());
         of("ap") && of("us") && said && share["demand_milli"].as_u64() > Some(100_000)
     });
-    never_over(&cluster.end(callers));
+    never_over(&callers.end());
 }
 
 /// A node's clock was ahead before it lost its disk, so its new incarnation number is too low. The node
 /// reports this, and the remedy.
 #[test]
-fn a_node_whose_clock_was_ahead_before_it_lost_its_disk_is_told_how_to_begin() {
+fn a_node_whose_clock_was_ahead_before_it_lost_its_disk_says_how_to_begin() {
     let mut cluster = Cluster::start(&limits());
     let mut operator = Operator::of(&cluster.nodes[EU]);
     let incarnation = |operator: &mut Operator| {

@@ -36,7 +36,7 @@ const THREADS: usize = 4;
 
 /// What callers saw of all processes of the node.
 #[derive(Default)]
-struct Seen {
+struct Tally {
     answers: AtomicU64,
     allowed: [AtomicU64; 3],
     /// Requests without an answer because of a crash. They may have been charged.
@@ -55,24 +55,24 @@ fn no_unit_is_given_twice_whenever_it_crashes() {
         windows::zone(),
         windows::long(),
     ));
-    let seen = Arc::new(Seen::default());
+    let tally = Arc::new(Tally::default());
     let begun = Instant::now();
 
     for crash in 1..=CRASHES {
-        let load = press(node.http(), &seen);
-        eventually("the load is answered", || seen.answers.load(Ordering::SeqCst) >= crash * 300);
+        let load = press(node.http(), &tally);
+        eventually("the load is answered", || tally.answers.load(Ordering::SeqCst) >= crash * 300);
         node.kill();
         load.into_iter().for_each(|thread| thread.join().expect("no panic"));
         node.start_again();
     }
     // The last process is asked until all its units are spent.
-    let load = press(node.http(), &seen);
+    let load = press(node.http(), &tally);
     load.into_iter().for_each(|thread| thread.join().expect("no panic"));
 
     let refilled = begun.elapsed().as_secs() * BUCKET_RATE / 3_600 + 1;
     for (number, (kind, limit)) in KINDS.into_iter().enumerate() {
-        let allowed = seen.allowed[number].load(Ordering::SeqCst);
-        let unanswered = seen.unanswered[number].load(Ordering::SeqCst);
+        let allowed = tally.allowed[number].load(Ordering::SeqCst);
+        let unanswered = tally.unanswered[number].load(Ordering::SeqCst);
         let most = limit + if kind == "bucket" { refilled } else { 0 };
         assert!(allowed <= most, "{kind}: {allowed} were allowed of {most}");
         // Units that were reserved ahead of use, and units charged for answers that never arrived.
@@ -82,9 +82,9 @@ fn no_unit_is_given_twice_whenever_it_crashes() {
 }
 
 /// Threads that ask for every kind in turn, until each was denied or the node is gone.
-fn press(address: SocketAddr, seen: &Arc<Seen>) -> Vec<JoinHandle<()>> {
+fn press(address: SocketAddr, tally: &Arc<Tally>) -> Vec<JoinHandle<()>> {
     let ask = |first: usize| {
-        let (mut http, seen) = (Http::to(address), Arc::clone(seen));
+        let (mut http, tally) = (Http::to(address), Arc::clone(tally));
         std::thread::spawn(move || {
             let mut open = [true; KINDS.len()];
             for number in (0..KINDS.len()).cycle().skip(first) {
@@ -95,12 +95,12 @@ fn press(address: SocketAddr, seen: &Arc<Seen>) -> Vec<JoinHandle<()>> {
                     continue;
                 }
                 let Ok(reply) = http.try_check(&body(&[("kind", KINDS[number].0)])) else {
-                    seen.unanswered[number].fetch_add(1, Ordering::SeqCst);
+                    tally.unanswered[number].fetch_add(1, Ordering::SeqCst);
                     return;
                 };
-                seen.answers.fetch_add(1, Ordering::SeqCst);
+                tally.answers.fetch_add(1, Ordering::SeqCst);
                 let allowed = reply.json()["allowed"] == true;
-                seen.allowed[number].fetch_add(u64::from(allowed), Ordering::SeqCst);
+                tally.allowed[number].fetch_add(u64::from(allowed), Ordering::SeqCst);
                 open[number] = allowed;
             }
         })
@@ -206,7 +206,7 @@ fn a_crash_wastes_at_most_a_chunk_of_each_cell() {
 }
 
 #[test]
-fn five_crashes_and_six_requests_leave_the_rest() {
+fn five_crashes_cost_a_quota_a_unit_each() {
     const LIMIT: u64 = 1_000_000;
     let config = format!(
         "data: DATA\nlimits:\n- {{ name: quota, domain: shop, by: [quota], quota: {{ limit: {LIMIT}, per: month, time_zone: {} }} }}\n",
@@ -260,7 +260,7 @@ fn short_limits_start_empty_after_a_crash_and_say_so() {
 }
 
 #[test]
-fn a_start_that_fails_is_no_crash() {
+fn a_failed_start_does_not_count_as_a_crash() {
     let mut node = Node::start(
         "data: DATA\n\
          limits: [{ name: bucket, domain: shop, by: [k], token_bucket: { rate: 2/s, burst: 4 } }]",
@@ -418,7 +418,7 @@ fn a_limit_that_lasts_less_long_than_it_did_gives_nothing_back_at_a_crash() {
 }
 
 #[test]
-fn a_full_disk_stops_reserving_and_not_answering() {
+fn a_node_with_a_full_disk_answers_and_reserves_nothing() {
     const LIMIT: u64 = 6_400;
     const CHUNK: u64 = LIMIT / 64;
     /// Charged within a second, so that as much is reserved ahead.
@@ -563,7 +563,7 @@ async fn requests_in_flight_are_answered_before_it_stops() {
 }
 
 #[tokio::test]
-async fn who_watches_the_health_is_told_that_it_stops() {
+async fn a_health_watch_shows_that_the_node_stops() {
     let mut node = Node::start("");
     let mut health = HealthClient::new(channel(&node).await);
     let mut watch = health.watch(HealthCheckRequest::default()).await.expect("an answer").into_inner();

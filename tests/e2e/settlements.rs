@@ -1,8 +1,6 @@
 //! Named charges on the command line.
 
-use std::process::Output;
-
-use acequia_tests::{Node, acequia};
+use acequia_tests::{Node, exit_and_text};
 use serde_json::{Value, json};
 
 use crate::windows;
@@ -19,9 +17,7 @@ fn node() -> Node {
 fn run(node: &Node, words: &[&str]) -> (Option<i32>, String) {
     let address = node.grpc().to_string();
     let more = ["--deadline", "20s", "--address", &address];
-    let Output { status, stdout, stderr } = acequia(&[words, &more].concat());
-    let text = [stdout, stderr].map(|bytes| String::from_utf8(bytes).expect("text"));
-    (status.code(), text.concat())
+    exit_and_text(&[words, &more].concat())
 }
 
 /// Runs a command with `--json`.
@@ -37,7 +33,7 @@ fn check(node: &Node, cost: &str, more: &[&str]) -> Value {
 }
 
 #[test]
-fn a_charge_is_given_back_once_and_what_nobody_made_is_unknown() {
+fn a_charge_is_refunded_once_and_a_charge_that_nobody_made_is_unknown() {
     let node = node();
     let charged = check(&node, "40", &["--refundable"]);
     assert_eq!(charged["remaining"], 60, "{charged}");

@@ -6,16 +6,16 @@
 pub(crate) mod servers;
 
 mod breaking;
-pub(crate) mod draws;
+mod explained;
+pub(crate) mod forwards;
 mod growing;
 mod loss;
 mod resharding;
-mod seen;
 
 use std::{
     ffi::OsString,
     io::{BufRead as _, BufReader},
-    net::SocketAddr,
+    net::{SocketAddr, UdpSocket},
     path::Path,
     process::{Child, Command, Stdio},
     sync::{
@@ -45,11 +45,11 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
 /// A node's config.
 fn config(node: &str, cluster: &Cluster, extra: &str) -> String {
     let limits = format!("{extra}{}", limits());
-    config_of((node, &["eu-1", "eu-2"]), &format!("cluster: {}", listed(&cluster.nodes)), &limits)
+    config_of(node, &["eu-1", "eu-2"], &format!("cluster: {}", listed(&cluster.nodes)), &limits)
 }
 
 /// The config of one node among the nodes of its region, with the store's settings and the rest.
-pub(crate) fn config_of((node, nodes): (&str, &[&str]), redis: &str, rest: &str) -> String {
+pub(crate) fn config_of(node: &str, nodes: &[&str], redis: &str, rest: &str) -> String {
     format!(
         "region: eu\nnode: {node}\nlisten: {{ grpc: \"127.0.0.1:0\", http: \"127.0.0.1:0\", admin: \"127.0.0.1:0\" }}\ndata: DATA\n\
          store:\n  redis: {{ {redis} }}\n  nodes: [{}]\n{rest}",
@@ -84,13 +84,13 @@ fn start_all<const COUNT: usize>(configs: [String; COUNT]) -> [Node; COUNT] {
     starts.map(|start| start.join().expect("a node"))
 }
 
-/// Sends `times` requests to the nodes in turn. Returns how many were allowed.
-fn ask(nodes: &[Node], entry: (&str, &str), times: usize) -> u64 {
-    let mut ways: Vec<Http> = nodes.iter().map(Http::connect).collect();
-    let body = body(&[entry]);
+/// Sends `times` requests for a key of a limit to the nodes in turn. Returns how many were allowed.
+fn ask(nodes: &[Node], limit: &str, key: &str, times: usize) -> u64 {
+    let mut connections: Vec<Http> = nodes.iter().map(Http::connect).collect();
+    let body = body(&[(limit, key)]);
     let allowed = |number: usize| {
-        let way = number % ways.len();
-        ways[way].check(&body).json()["allowed"] == true
+        let node = number % connections.len();
+        connections[node].check(&body).json()["allowed"] == true
     };
     (0..times).map(allowed).filter(|allowed| *allowed).count() as u64
 }
@@ -101,22 +101,22 @@ fn until_it_gives(nodes: &[Node], limit: &str, of: usize, least: u64) {
     eventually("a full bucket gives what it has", || {
         // The earlier bucket lacks the units that were just spent.
         tried += 1;
-        ask(nodes, (limit, &format!("full-{tried}")), of) >= least
+        ask(nodes, limit, &format!("full-{tried}"), of) >= least
     });
 }
 
 /// Asks until a limit of 200 is spent, or nothing has passed for a while. Returns how many were allowed.
-fn use_up(nodes: &[Node], entry: (&str, &str)) -> u64 {
+fn use_up(nodes: &[Node], limit: &str, key: &str) -> u64 {
     let mut allowed = 0;
     let mut came = Instant::now();
     while came.elapsed() < Duration::from_secs(3) && allowed < 200 {
-        let more = ask(nodes, entry, 20);
+        let more = ask(nodes, limit, key, 20);
         allowed += more;
         if more > 0 {
             came = Instant::now();
         }
     }
-    allowed + ask(nodes, entry, 100)
+    allowed + ask(nodes, limit, key, 100)
 }
 
 /// Waits until every pool grants to every node.
@@ -129,6 +129,19 @@ pub(crate) fn until_pools_grant(nodes: &[Node]) {
     });
 }
 
+/// Waits until every node has its share.
+fn until_ready(nodes: &[Node]) {
+    eventually("every node is ready", || {
+        nodes.iter().all(|node| Http::connect(node).get("/readyz").status == 200)
+    });
+}
+
+/// Free ports for the mesh.
+fn mesh_ports<const COUNT: usize>() -> [u16; COUNT] {
+    let sockets = [(); COUNT].map(|()| UdpSocket::bind("127.0.0.1:0").expect("a free port"));
+    sockets.map(|socket| socket.local_addr().expect("an address").port())
+}
+
 #[test]
 fn the_nodes_of_a_region_share_its_limits() {
     let _alone = alone();
@@ -137,7 +150,7 @@ fn the_nodes_of_a_region_share_its_limits() {
     until_pools_grant(&nodes);
     // A new region has all units from the beginning, whichever node is asked.
     for (limit, key) in [("w", "one"), ("b", "one")] {
-        let allowed = use_up(&nodes, (limit, key));
+        let allowed = use_up(&nodes, limit, key);
         assert!((190..=200).contains(&allowed), "{limit}: {allowed} of 200");
     }
     let metrics = Http::connect(&nodes[0]).get("/metrics").body;
@@ -147,16 +160,16 @@ fn the_nodes_of_a_region_share_its_limits() {
         assert!(metrics.contains(name), "no {name} in\n{metrics}");
     }
     // Nobody receives again what a killed node held or spent; and the node needs no help to restart.
-    let before: Vec<u64> = ["w", "b"].map(|limit| ask(&nodes, (limit, "two"), 60)).to_vec();
+    let before: Vec<u64> = ["w", "b"].map(|limit| ask(&nodes, limit, "two", 60)).to_vec();
     nodes[0].kill();
     nodes[0].start_again();
     until_pools_grant(&nodes);
     for (limit, before) in ["w", "b"].into_iter().zip(before) {
-        let allowed = before + use_up(&nodes, (limit, "two"));
+        let allowed = before + use_up(&nodes, limit, "two");
         // The killed node may have held all the rest.
         assert!(allowed <= 201, "{limit}: {allowed} of 200, and a minute's rate");
-        assert_eq!(ask(&nodes, (limit, "one"), 20).saturating_sub(1), 0, "{limit}: spent, and given again");
-        let other = use_up(&nodes, (limit, "three"));
+        assert_eq!(ask(&nodes, limit, "one", 20).saturating_sub(1), 0, "{limit}: spent, and given again");
+        let other = use_up(&nodes, limit, "three");
         assert!((100..=200).contains(&other), "{limit}: {other} of 200 of a key that nobody had asked for");
     }
 }
@@ -169,16 +182,16 @@ fn a_region_outlives_its_store() {
     until_pools_grant(&nodes);
     let mut before = 0;
     eventually("more passes than guard shares", || {
-        before += ask(&nodes, ("w", "one"), 20);
+        before += ask(&nodes, "w", "one", 20);
         before > 20
     });
     for server in &mut cluster.nodes {
         server.kill();
     }
     // The nodes answer each request by what they hold: for a new key, at least their guard shares.
-    let after = ask(&nodes, ("w", "one"), 200);
+    let after = ask(&nodes, "w", "one", 200);
     assert!(before + after <= 200, "{before} and {after} of 200");
-    let guarded = ask(&nodes, ("w", "two"), 100);
+    let guarded = ask(&nodes, "w", "two", 100);
     assert!((10..=20).contains(&guarded), "{guarded} of 20 that the nodes keep for themselves");
     for node in &nodes {
         assert_eq!(Http::connect(node).get("/readyz").status, 200);
@@ -188,7 +201,7 @@ fn a_region_outlives_its_store() {
         server.restart();
     }
     until_pools_grant(&nodes);
-    let at_last = use_up(&nodes, ("w", "one"));
+    let at_last = use_up(&nodes, "w", "one");
     assert!(before + after + at_last <= 200, "{before}, {after} and {at_last} of 200");
 }
 
@@ -198,11 +211,11 @@ fn windows_outlive_a_node_s_restart_and_the_store_s_loss_after_it() {
     let mut cluster = Cluster::start();
     let mut nodes = pair(&cluster);
     until_pools_grant(&nodes);
-    let before = ask(&nodes, ("w", "one"), 60);
+    let before = ask(&nodes, "w", "one", 60);
     nodes[0].kill();
     nodes[0].start_again();
     until_pools_grant(&nodes);
-    let between = ask(&nodes, ("w", "one"), 20);
+    let between = ask(&nodes, "w", "one", 20);
     for server in &mut cluster.nodes {
         server.kill();
     }
@@ -211,9 +224,9 @@ fn windows_outlive_a_node_s_restart_and_the_store_s_loss_after_it() {
     }
     until_pools_grant(&nodes);
     // Each node reports its withdrawals. The window goes on, and units that nobody took are there.
-    let after = use_up(&nodes, ("w", "one"));
+    let after = use_up(&nodes, "w", "one");
     assert!(before + between + after <= 200, "{before}, {between} and {after} of 200");
-    let other = use_up(&nodes, ("w", "two"));
+    let other = use_up(&nodes, "w", "two");
     assert!(
         (150..=200).contains(&other),
         "{other} of 200, of which the node that began again had 10 for itself"
@@ -221,12 +234,12 @@ fn windows_outlive_a_node_s_restart_and_the_store_s_loss_after_it() {
 }
 
 #[test]
-fn a_node_that_is_gone_is_left_out_on_an_operator_s_word() {
+fn a_region_goes_on_when_an_operator_excludes_a_node_that_is_gone() {
     let _alone = alone();
     let mut cluster = Cluster::start();
     let mut nodes = pair(&cluster);
     until_pools_grant(&nodes);
-    let before = ask(&nodes, ("w", "one"), 60);
+    let before = ask(&nodes, "w", "one", 60);
     let [alive, gone] = &mut nodes;
     gone.kill();
     for server in &mut cluster.nodes {
@@ -247,7 +260,7 @@ fn a_node_that_is_gone_is_left_out_on_an_operator_s_word() {
     let metrics = Http::connect(alive).get("/metrics").body;
     assert!(metrics.contains("acequia_region_nodes_left_out 1"), "{metrics}");
     // What the other node may have withdrawn from the window counts as spent.
-    let after = use_up(std::slice::from_ref(alive), ("w", "one"));
+    let after = use_up(std::slice::from_ref(alive), "w", "one");
     assert!(before + after <= 200, "{before} and {after} of 200");
     let (code, said) = order(alive, &["store", "wait-for", "eu-2"]);
     assert!(code == Some(0) && !said.contains("left out"), "{said}");
@@ -282,7 +295,7 @@ fn shipped_configs(folder: &Path) {
 }
 
 #[test]
-fn the_region_that_is_shipped_runs_in_another_folder_and_stops() {
+fn the_shipped_region_runs_in_another_folder_and_stops() {
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
     shipped_configs(folder.path());
@@ -354,8 +367,8 @@ impl Script {
         let mut command = Command::new("timeout");
         command.args(["120".to_owned(), Self::path(path)]).env("ACEQUIA", binary()).envs(settings);
         let ended = command.stdin(Stdio::null()).output().expect("bash");
-        let said = [ended.stdout, ended.stderr].concat();
-        (ended.status.code(), String::from_utf8_lossy(&said).into_owned())
+        let output = [ended.stdout, ended.stderr].concat();
+        (ended.status.code(), String::from_utf8_lossy(&output).into_owned())
     }
 
     fn path(path: &str) -> String {
@@ -453,7 +466,7 @@ fn an_id_is_charged_once_whichever_node_is_asked() {
         is_refused(two, &id, 2)
     });
     eventually("what one node charged another gives back", || {
-        let (id, charged) = charged_once(one, two, "sibling", 10);
+        let (id, charged) = charged_once(one, two, "mate", 10);
         assert_eq!(refund(two, &charged), (200, json!("forwarded")));
         eventually("who charged it has heard so", || refund(one, &charged) == (200, json!("before")));
         is_refused(two, &id, 10)
@@ -476,11 +489,11 @@ fn an_id_is_charged_once_whichever_node_is_asked() {
 
     // Without a store a node decides alone and at once. It refunds nothing whose answer others may still
     // repeat.
-    let (id, kept) = charged_once(one, two, "kept", 1);
+    let (id, remembered) = charged_once(one, two, "kept", 1);
     for server in &mut cluster.nodes {
         server.kill();
     }
-    assert_eq!((refund(one, &kept).0, refund(two, &kept).0), (503, 503));
+    assert_eq!((refund(one, &remembered).0, refund(two, &remembered).0), (503, 503));
     let mut number = 0;
     eventually("no store is asked that is gone, and what is known to one node alone is given back", || {
         number += 1;
@@ -490,123 +503,172 @@ fn an_id_is_charged_once_whichever_node_is_asked() {
         assert_eq!(ask_named(one, &id, &id, 1).json()["is_repeat"], true);
         refund(one, &alone) == (200, json!("done"))
     });
-    // A store that returns empty has forgotten the kept answer. The charge can be refunded once nobody
+    // A store that returns empty has forgotten the remembered answer. The charge can be refunded once nobody
     // repeats that answer any more.
     for server in &mut cluster.nodes {
         server.restart();
     }
     until_pools_grant(&nodes);
-    eventually("it can be given back", || refund(one, &kept) == (200, json!("done")));
+    eventually("it can be given back", || refund(one, &remembered) == (200, json!("done")));
     is_refused(two, &id, 1);
 }
 
-/// Three regions of two nodes and six servers each, with one catalogue, and a store in each region.
-#[test]
-fn the_regions_that_are_shipped_share_a_limit() {
-    let _alone = alone();
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-    let folder = tempfile::tempdir().expect("a folder");
-    let server_ports = (1..=3_u16).flat_map(|region| 7_301 + 10 * region..7_307 + 10 * region);
-    let server_ports: Vec<u16> = server_ports.collect();
-    let is_free = |shift: &u16| {
-        let nodes = (8_100..8_320).chain(7_211..7_233);
-        server_ports.iter().copied().chain(nodes).all(|port| servers::is_free(port + shift))
-    };
-    let shift = (1..100).map(|times| 1_000 + 327 * times).find(is_free).expect("free ports");
-    let shipped = std::fs::read_to_string(format!("{root}/deploy/regions/node.yaml")).expect("a config");
-    let template = folder.path().join("node.yaml");
-    let yaml = shipped.replace("window: 1h", &format!("window: {}", windows::long()));
-    assert_ne!(yaml, shipped);
-    std::fs::write(&template, yaml).expect("a config");
-    let settings: [(&str, OsString); 3] =
-        [("TEMPLATE", template.into()), ("SHIFT", shift.to_string().into()), ("DATA", folder.path().into())];
-    let mut script = Script::start("deploy/regions/run", settings);
-    let nodes: Vec<(SocketAddr, SocketAddr)> = script.listening().take(6).collect();
-    let order = |words: &[&str]| {
-        // Orders go to the authority.
-        let admin = format!("127.0.0.1:{}", 8_102 + shift);
-        let all = [words, &["--address", &admin]].concat();
-        let said = acequia(&all);
-        (said.status.success(), String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).into_owned())
-    };
-    let mut ways: Vec<Http> = nodes.iter().map(|(http, _)| Http::to(*http)).collect();
-    eventually("every node is ready", || ways.iter_mut().all(|way| way.get("/readyz").status == 200));
-    let mut ask = |times: usize, route: &str| {
+/// The shipped regions: three of two nodes and six servers each, with one catalogue, and a store in each
+/// region.
+struct ShippedRegions {
+    script: Script,
+    folder: tempfile::TempDir,
+    /// How far the ports are from the shipped ones.
+    shift: u16,
+    /// The addresses of the nodes: HTTP, and admin.
+    nodes: Vec<(SocketAddr, SocketAddr)>,
+}
+
+impl ShippedRegions {
+    /// Starts the regions, and waits until every node is ready.
+    fn start() -> Self {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        let folder = tempfile::tempdir().expect("a folder");
+        let is_free = |shift: &u16| {
+            let nodes = (8_100..8_320).chain(7_211..7_233);
+            Self::server_ports().chain(nodes).all(|port| servers::is_free(port + shift))
+        };
+        let shift = (1..100).map(|times| 1_000 + 327 * times).find(is_free).expect("free ports");
+        let shipped = std::fs::read_to_string(format!("{root}/deploy/regions/node.yaml")).expect("a config");
+        let template = folder.path().join("node.yaml");
+        let yaml = shipped.replace("window: 1h", &format!("window: {}", windows::long()));
+        assert_ne!(yaml, shipped);
+        std::fs::write(&template, yaml).expect("a config");
+        let settings: [(&str, OsString); 3] = [
+            ("TEMPLATE", template.into()),
+            ("SHIFT", shift.to_string().into()),
+            ("DATA", folder.path().into()),
+        ];
+        let mut script = Script::start("deploy/regions/run", settings);
+        let nodes: Vec<(SocketAddr, SocketAddr)> = script.listening().take(6).collect();
+        let regions = Self { script, folder, shift, nodes };
+        let mut connections = regions.connections();
+        eventually("every node is ready", || {
+            connections.iter_mut().all(|node| node.get("/readyz").status == 200)
+        });
+        regions
+    }
+
+    /// The shipped ports of Redis servers.
+    fn server_ports() -> impl Iterator<Item = u16> {
+        (1..=3_u16).flat_map(|region| 7_301 + 10 * region..7_307 + 10 * region)
+    }
+
+    fn connections(&self) -> Vec<Http> {
+        self.nodes.iter().map(|(http, _)| Http::to(*http)).collect()
+    }
+
+    /// Sends requests for a route to all nodes in turn. Returns how many were allowed.
+    fn ask(&self, times: usize, route: &str) -> usize {
+        let mut connections = self.connections();
         let body = body(&[("route", route)]);
-        let mut allowed = |number: usize| ways[number % 6].check(&body).json()["allowed"] == true;
+        let mut allowed = |number: usize| connections[number % 6].check(&body).json()["allowed"] == true;
         (0..times).filter(|number| allowed(*number)).count()
-    };
-    // All of the hour's hundred units pass, wherever they are asked for, and not one more.
-    let mut allowed = 0;
-    eventually("what there is has been used", || {
-        allowed += ask(60, "/export");
-        allowed >= 95
-    });
-    allowed += ask(300, "/export");
-    assert!(allowed <= 100, "{allowed} of 100");
+    }
 
-    // Another node of the region knows a charge, and takes its refund. The node that charged hears of this.
-    let node = |place: u16| Http::to(SocketAddr::from(([127, 0, 0, 1], 8_100 + 10 * place + shift)));
-    let asks = json!({ "domain": "shop", "descriptors": [{ "tenant": "t" }], "cost": 100, "id": "order-1" });
-    let charged = node(0).check(&asks.to_string()).json();
-    assert_eq!(charged["allowed"], true, "{charged}");
-    let refund = json!({ "charge_id": charged["charge_id"] }).to_string();
-    let refund = |place: u16| {
-        let reply = node(place).ask("POST", "/v1/refund", &[], &refund).expect("an answer");
-        reply.json()["settled"].clone()
-    };
-    assert_eq!(refund(1), "forwarded");
-    eventually("it is given back", || refund(0) == "before");
-    let again = node(1).check(&asks.to_string());
-    assert!(
-        again.status == 400 || again.json()["is_repeat"] != true,
-        "by what was given back: {}",
-        again.body
-    );
+    /// Gives an order to the authority. Returns whether it succeeded, and its output.
+    fn order(&self, words: &[&str]) -> (bool, String) {
+        let admin = format!("127.0.0.1:{}", 8_102 + self.shift);
+        let ended = acequia(&[words, &["--address", &admin]].concat());
+        let output = [ended.stdout, ended.stderr].concat();
+        (ended.status.success(), String::from_utf8_lossy(&output).into_owned())
+    }
 
-    let (done, said) = order(&["regions", "--json"]);
-    assert!(done, "{said}");
-    let status: serde_json::Value = serde_json::from_str(&said).expect("JSON");
-    assert_eq!(status["members"].as_array().map(Vec::len), Some(6), "{said}");
-    let (done, said) = order(&["regions", "weight", "us", "3"]);
-    assert!(!done && said.contains("name one of us-1, us-2"), "{said}");
-    let (done, said) = order(&["regions", "weight", "us-1", "3"]);
-    assert!(done, "{said}");
-    eventually("pools of other parts grant", || {
-        nodes.iter().all(|(_, admin)| {
-            let said = acequia(&["store", "--address", &admin.to_string()]);
-            said.status.success()
-        })
-    });
-    allowed += ask(300, "/export");
-    assert!(allowed <= 100, "{allowed} of 100 with other parts");
+    /// A charge of one node is refunded at its mate. The node that charged hears of this.
+    fn refund_at_the_mate(&self) {
+        let node = |place: u16| Http::to(SocketAddr::from(([127, 0, 0, 1], 8_100 + 10 * place + self.shift)));
+        let asks =
+            json!({ "domain": "shop", "descriptors": [{ "tenant": "t" }], "cost": 100, "id": "order-1" });
+        let charged = node(0).check(&asks.to_string()).json();
+        assert_eq!(charged["allowed"], true, "{charged}");
+        let refund = json!({ "charge_id": charged["charge_id"] }).to_string();
+        let refund = |place: u16| {
+            let reply = node(place).ask("POST", "/v1/refund", &[], &refund).expect("an answer");
+            reply.json()["settled"].clone()
+        };
+        assert_eq!(refund(1), "forwarded");
+        eventually("it is given back", || refund(0) == "before");
+        let again = node(1).check(&asks.to_string());
+        assert!(
+            again.status == 400 || again.json()["is_repeat"] != true,
+            "by what was given back: {}",
+            again.body
+        );
+    }
 
-    // A node loses its disk. It agrees with its mate, and an operator returns its share.
-    let config = folder.path().join("us-2.yaml");
-    let killed = Command::new("pkill").args(["-KILL", "-f"]).arg(&config).status();
-    assert!(killed.expect("procps").success());
-    eventually("it is gone", || {
-        let running = Command::new("pgrep").arg("-f").arg(&config).stdout(Stdio::null()).status();
-        !running.expect("procps").success()
-    });
-    std::fs::remove_dir_all(folder.path().join("us-2")).expect("its disk");
-    let mut again = Command::new(binary());
-    again.args(["serve", "--config"]).arg(&config).stdout(Stdio::null()).stderr(Stdio::null());
-    let _again = Killed(again.spawn().expect("the binary starts"));
-    eventually("it is heard again", || order(&["regions", "recover", "us-2", "--yes"]).0);
-    let address = SocketAddr::from(([127, 0, 0, 1], 8_210 + shift));
-    eventually("it has its share", || Http::to(address).get("/readyz").status == 200);
-    eventually("pools grant with it", || {
-        let admin = format!("127.0.0.1:{}", 8_212 + shift);
-        acequia(&["store", "--address", &admin]).status.success()
-    });
+    /// An operator gives a node another weight.
+    fn change_a_weight(&self) {
+        let (done, text) = self.order(&["regions", "--json"]);
+        assert!(done, "{text}");
+        let status: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(status["members"].as_array().map(Vec::len), Some(6), "{text}");
+        let (done, text) = self.order(&["regions", "weight", "us", "3"]);
+        assert!(!done && text.contains("name one of us-1, us-2"), "{text}");
+        let (done, text) = self.order(&["regions", "weight", "us-1", "3"]);
+        assert!(done, "{text}");
+        eventually("pools of other parts grant", || {
+            self.nodes
+                .iter()
+                .all(|(_, admin)| acequia(&["store", "--address", &admin.to_string()]).status.success())
+        });
+    }
 
-    assert!(script.stop());
-    assert!(!server_ports.iter().any(|port| !servers::is_free(port + shift)), "a server runs on");
+    /// A node loses its disk. It agrees with its mate, and an operator returns its share. The new process
+    /// ends when the returned value is dropped.
+    fn lose_a_disk(&self) -> Killed {
+        let config = self.folder.path().join("us-2.yaml");
+        let killed = Command::new("pkill").args(["-KILL", "-f"]).arg(&config).status();
+        assert!(killed.expect("procps").success());
+        eventually("it is gone", || {
+            let running = Command::new("pgrep").arg("-f").arg(&config).stdout(Stdio::null()).status();
+            !running.expect("procps").success()
+        });
+        std::fs::remove_dir_all(self.folder.path().join("us-2")).expect("its disk");
+        let mut again = Command::new(binary());
+        again.args(["serve", "--config"]).arg(&config).stdout(Stdio::null()).stderr(Stdio::null());
+        let again = Killed(again.spawn().expect("the binary starts"));
+        eventually("it is heard again", || self.order(&["regions", "recover", "us-2", "--yes"]).0);
+        let address = SocketAddr::from(([127, 0, 0, 1], 8_210 + self.shift));
+        eventually("it has its share", || Http::to(address).get("/readyz").status == 200);
+        eventually("pools grant with it", || {
+            let admin = format!("127.0.0.1:{}", 8_212 + self.shift);
+            acequia(&["store", "--address", &admin]).status.success()
+        });
+        again
+    }
 }
 
 #[test]
-fn a_node_whose_siblings_go_by_something_else_owns_nothing() {
+fn the_shipped_regions_share_a_limit() {
+    let _alone = alone();
+    let mut regions = ShippedRegions::start();
+    // All of the hour's hundred units pass, wherever they are asked for, and not one more.
+    let mut allowed = 0;
+    eventually("what there is has been used", || {
+        allowed += regions.ask(60, "/export");
+        allowed >= 95
+    });
+    allowed += regions.ask(300, "/export");
+    assert!(allowed <= 100, "{allowed} of 100");
+
+    regions.refund_at_the_mate();
+    regions.change_a_weight();
+    allowed += regions.ask(300, "/export");
+    assert!(allowed <= 100, "{allowed} of 100 with other parts");
+
+    let _again = regions.lose_a_disk();
+    assert!(regions.script.stop());
+    let is_open = |port: u16| !servers::is_free(port + regions.shift);
+    assert!(!ShippedRegions::server_ports().any(is_open), "a server runs on");
+}
+
+#[test]
+fn a_node_whose_mate_has_another_config_owns_nothing() {
     let _alone = alone();
     let cluster = Cluster::start();
     let folder = tempfile::tempdir().expect("a folder");
@@ -621,17 +683,17 @@ fn a_node_whose_siblings_go_by_something_else_owns_nothing() {
     };
     let mut children = [start("eu-1", ""), start("eu-2", "  guard: 20%\n")];
     let said = BufReader::new(children[0].stderr.take().expect("it is piped")).lines().map_while(Result::ok);
-    let (tell, told) = std::sync::mpsc::channel();
+    let (send, lines) = std::sync::mpsc::channel();
     let reader = thread::spawn(move || {
         for line in said {
             // After a failure of the test nobody receives the lines.
-            let _ = tell.send(line);
+            let _ = send.send(line);
         }
     });
     let begun = Instant::now();
     let mut found = false;
     while !found && begun.elapsed() < PATIENCE * 2 {
-        found = told.recv_timeout(PATIENCE).is_ok_and(|line| line.contains("owns nothing until every node"));
+        found = lines.recv_timeout(PATIENCE).is_ok_and(|line| line.contains("owns nothing until every node"));
     }
     let ended = children.iter_mut().map(|child| child.try_wait().expect("a child")).collect::<Vec<_>>();
     for child in &mut children {

@@ -35,7 +35,7 @@ fn a_value_in_yaml_is_the_text_that_stands_there() {
 
 /// Envoy makes such descriptors from two actions with one key, and a client may choose one of the values.
 #[test]
-fn of_a_key_that_comes_twice_any_value_is_limited_and_none_is_enough_for_more() {
+fn a_key_that_comes_twice_is_limited_by_any_value_and_favoured_only_by_all() {
     let node = node(
         "- { name: any, domain: shop, when: { route: upload }, fixed_window: { limit: 2, window: LONG } }\n\
          - { name: staff, domain: shop, by: [user], unlimited: { role: staff }, fixed_window: { limit: 1, window: LONG } }\n\

@@ -91,7 +91,7 @@ fn a_node_does_not_start_with_a_secret_that_is_none() {
 }
 
 #[test]
-fn a_node_that_could_know_no_receiver_does_not_start() {
+fn a_node_without_roots_to_trust_its_receivers_does_not_start() {
     let keys = Keys::new();
     let path = keys.0.path().join("acequia.yaml");
     let secure = config("127.0.0.1", &keys.key()).replace("http://", "https://");
@@ -166,7 +166,7 @@ fn faults_of_webhooks_are_named_with_their_lines() {
 }
 
 #[test]
-fn a_cell_that_is_nearly_used_up_is_told_once_and_one_that_hangs_holds_up_nobody() {
+fn a_webhook_is_sent_once_for_a_nearly_used_up_cell_and_a_hanging_receiver_holds_up_nobody() {
     let keys = Keys::new();
     let receiver = TcpListener::bind("127.0.0.1:0").expect("a port");
     // This receiver accepts connections, and never answers.

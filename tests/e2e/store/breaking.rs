@@ -50,7 +50,7 @@ impl Scene {
     /// Asks for all cells in turn, at all nodes in turn, until the test is over.
     fn call(&self, caller: usize) {
         let bodies = CELLS.map(|cell| body(&[cell]));
-        let mut ways: Vec<(usize, Http)> = self.nodes.map(Http::to).into_iter().enumerate().collect();
+        let mut connections: Vec<(usize, Http)> = self.nodes.map(Http::to).into_iter().enumerate().collect();
         let mut due = Instant::now();
         for number in caller.. {
             due += PAUSE;
@@ -59,8 +59,8 @@ impl Scene {
                 return;
             }
             let cell = number % CELLS.len();
-            let way = number / CELLS.len() % ways.len();
-            let (node, http) = &mut ways[way];
+            let turn = number / CELLS.len() % connections.len();
+            let (node, http) = &mut connections[turn];
             match http.try_check(&bodies[cell]) {
                 Ok(reply) => {
                     // Whatever is broken, the answer is a verdict.
@@ -71,7 +71,7 @@ impl Scene {
                 Err(fault) => {
                     let is_gone = *node == GONE && self.is_gone.load(SeqCst);
                     assert!(is_gone, "{} does not answer: {fault}", NODES[*node]);
-                    ways.remove(way);
+                    connections.remove(turn);
                 }
             }
         }
@@ -102,7 +102,7 @@ fn a_store_and_a_node_die_under_load_and_the_rest_of_the_region_goes_on() {
     let _alone = alone();
     let mut cluster = Cluster::start();
     let redis = format!("cluster: {}", listed(&cluster.nodes));
-    let mut nodes = start_all(NODES.map(|node| config_of((node, &NODES), &redis, &limits())));
+    let mut nodes = start_all(NODES.map(|node| config_of(node, &NODES, &redis, &limits())));
     until_pools_grant(&nodes);
     let scene = Scene::new(&nodes);
     let begun = Instant::now();

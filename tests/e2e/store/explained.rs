@@ -10,25 +10,25 @@ use crate::{
 };
 
 #[test]
-fn explain_and_metrics_say_where_a_cell_is_and_how_the_way_there_is() {
+fn explain_and_metrics_say_which_shard_has_a_cell_and_whether_it_answers() {
     let _alone = alone();
     let mut shards = [Server::start(&[]), Server::start(&[])];
     let redis = format!("shards: {}", listed(&shards));
     let nodes = ["eu-1", "eu-2"];
-    let nodes = start_all(nodes.map(|node| config_of((node, &nodes), &redis, &limits())));
+    let nodes = start_all(nodes.map(|node| config_of(node, &nodes, &redis, &limits())));
     until_pools_grant(&nodes);
 
     // More than the guard shares is asked for, so a node holds some units of the pool, maybe all.
-    let look = |what: &str, is_so: &dyn Fn(&Value) -> bool| {
+    let find = |what: &str, is_so: &dyn Fn(&Value) -> bool| {
         let mut seen = None;
         eventually(what, || {
-            ask(&nodes, ("b", "one"), 10);
+            ask(&nodes, "b", "one", 10);
             seen = nodes.iter().map(|node| explained(node, &["b=one"])["pools"][0].clone()).find(is_so);
             seen.is_some()
         });
         seen.expect("it was seen")
     };
-    let held = look("one holds something of the pool", &|seen| seen["leased"]["units"].as_u64() > Some(0));
+    let held = find("one holds something of the pool", &|seen| seen["leased"]["units"].as_u64() > Some(0));
     assert_eq!((held["limit"].as_str(), held["grants"].as_bool()), (Some("bucket"), Some(true)), "{held}");
     assert_eq!((held["breaker"].as_str(), held["state"].as_str()), (Some("closed"), Some("open")), "{held}");
     for number in ["generation", "leased_ends_ms", "round_trip_us"] {
@@ -53,7 +53,7 @@ fn explain_and_metrics_say_where_a_cell_is_and_how_the_way_there_is() {
 
     // The server is gone, and the nodes report this for its shard alone.
     shards[named].kill();
-    let lost = look("its breaker is open", &|seen| seen["breaker"] == "open" && seen["lost"] == true);
+    let lost = find("its breaker is open", &|seen| seen["breaker"] == "open" && seen["lost"] == true);
     assert_eq!(lost["shard"], held["shard"], "{lost}");
     eventually("metrics say so", || breaker(&shards[named], "2"));
     eventually("the other one is well", || breaker(&shards[1 - named], "0"));

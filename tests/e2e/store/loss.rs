@@ -21,27 +21,34 @@ fn limits() -> String {
     format!("limits:\n{}{}", limit("closed", "c"), limit("open", "o"))
 }
 
-fn authz(node: &Node, (entry, key): (&str, &str)) -> Reply {
-    Http::connect(node).get(&format!("/v1/authz?domain=shop&{entry}={key}"))
+/// A key of a limit.
+#[derive(Clone, Copy)]
+struct Cell {
+    by: &'static str,
+    key: &'static str,
+}
+
+fn authz(node: &Node, Cell { by, key }: Cell) -> Reply {
+    Http::connect(node).get(&format!("/v1/authz?domain=shop&{by}={key}"))
 }
 
 /// The status of a check's answer, and the reason.
-fn check(node: &Node, entry: (&str, &str)) -> (u16, String) {
-    let reply = Http::connect(node).check(&body(&[entry]));
-    let said: serde_json::Value = serde_json::from_str(&reply.body).expect("JSON");
-    let reason = said["reason"].as_str().expect("a reason");
-    assert_eq!(said["allowed"] == true, ["within-limit", "open"].contains(&reason), "{said}");
+fn check(node: &Node, Cell { by, key }: Cell) -> (u16, String) {
+    let reply = Http::connect(node).check(&body(&[(by, key)]));
+    let answer: serde_json::Value = serde_json::from_str(&reply.body).expect("JSON");
+    let reason = answer["reason"].as_str().expect("a reason");
+    assert_eq!(answer["allowed"] == true, ["within-limit", "open"].contains(&reason), "{answer}");
     (reply.status, reason.to_owned())
 }
 
 /// Asks a node until it gives this reason. Returns how many units were charged on the way.
 #[track_caller]
-fn charged_until(node: &Node, entry: (&str, &str), reason: &str) -> u64 {
+fn charged_until(node: &Node, cell: Cell, reason: &str) -> u64 {
     let mut charged = 0;
     eventually(reason, || {
-        let (_, said) = check(node, entry);
-        charged += u64::from(said == "within-limit");
-        said == reason
+        let (_, given) = check(node, cell);
+        charged += u64::from(given == "within-limit");
+        given == reason
     });
     charged
 }
@@ -57,10 +64,11 @@ fn without_its_store_a_closed_limit_is_unavailable_and_an_open_one_lets_all_pass
     let mut store = Server::start(&[]);
     let redis = format!("shards: {}", listed(slice::from_ref(&store)));
     let nodes = ["eu-1", "eu-2"];
-    let nodes = start_all(nodes.map(|node| config_of((node, &nodes), &redis, &limits())));
+    let nodes = start_all(nodes.map(|node| config_of(node, &nodes, &redis, &limits())));
     until_pools_grant(&nodes);
-    let (closed, open, fresh) = (("c", "one"), ("o", "one"), ("c", "two"));
-    let (mut of_closed, mut of_open, mut of_fresh) = (0, 0, 0);
+    let cell = |by, key| Cell { by, key };
+    let (closed, open, unused) = (cell("c", "one"), cell("o", "one"), cell("c", "two"));
+    let (mut of_closed, mut of_open, mut of_unused) = (0, 0, 0);
     for _ in 0..15 {
         for node in &nodes {
             of_closed += u64::from(check(node, closed).1 == "within-limit");
@@ -79,7 +87,7 @@ fn without_its_store_a_closed_limit_is_unavailable_and_an_open_one_lets_all_pass
         let forbidding = Http::connect(node).get("/v1/authz?domain=shop&c=one&deny_status=403");
         assert_eq!(forbidding.status, 503, "whatever status the proxy wants");
         assert_eq!(check(node, closed), (503, "unavailable".to_owned()));
-        assert_eq!(authz(node, fresh).status, 503, "the guard share is left alone");
+        assert_eq!(authz(node, unused).status, 503, "the guard share is left alone");
         // The open limit lets everybody pass.
         of_open += charged_until(node, open, "open");
         let passed = (0..250).filter(|_| authz(node, open).status == 200).count();
@@ -91,18 +99,18 @@ fn without_its_store_a_closed_limit_is_unavailable_and_an_open_one_lets_all_pass
     store.restart();
     until_pools_grant(&nodes);
     eventually("most of what nobody was given is there", || {
-        of_fresh += nodes.iter().filter(|node| check(node, fresh).1 == "within-limit").count();
-        of_fresh >= 150
+        of_unused += nodes.iter().filter(|node| check(node, unused).1 == "within-limit").count();
+        of_unused >= 150
     });
     for node in &nodes {
         of_closed += charged_until(node, closed, "over-limit");
         of_open += charged_until(node, open, "over-limit");
-        for entry in [closed, open] {
-            eventually("it is too many again", || authz(node, entry).status == 429);
+        for cell in [closed, open] {
+            eventually("it is too many again", || authz(node, cell).status == 429);
         }
     }
-    of_fresh += (0..300).filter(|number| check(&nodes[number % 2], fresh).1 == "within-limit").count();
-    assert!(of_fresh <= 200, "{of_fresh} of 200");
+    of_unused += (0..300).filter(|number| check(&nodes[number % 2], unused).1 == "within-limit").count();
+    assert!(of_unused <= 200, "{of_unused} of 200");
     assert!(of_closed <= 200, "{of_closed} of 200");
     assert!(of_open <= 200, "{of_open} of 200 were charged");
 }

@@ -27,7 +27,7 @@ fn config(node: &str, shards: &[Server]) -> String {
          - {{ name: quick, domain: shop, by: [q], token_bucket: {{ rate: 200/s, burst: 200 }} }}\n",
         windows::long()
     );
-    config_of((node, &NODES), &format!("shards: {}", listed(shards)), &limits)
+    config_of(node, &NODES, &format!("shards: {}", listed(shards)), &limits)
 }
 
 /// A cell, and what its callers were allowed, counted from outside.
@@ -50,13 +50,13 @@ fn cells(prefix: &str) -> Vec<Cell> {
 /// Sends `times` requests for every cell to the nodes in turn. Returns how many were allowed. Every answer
 /// must be a verdict.
 fn ask(cells: &mut [Cell], nodes: &[Node], times: usize) -> u64 {
-    let mut ways: Vec<Http> = nodes.iter().map(Http::connect).collect();
-    let count = ways.len();
+    let mut connections: Vec<Http> = nodes.iter().map(Http::connect).collect();
+    let count = connections.len();
     let before: u64 = cells.iter().map(|cell| cell.allowed).sum();
     for cell in &mut *cells {
         let body = body(&[(cell.limit, &cell.key)]);
         for number in 0..times {
-            let verdict = ways[number % count].check(&body).json()["allowed"].as_bool();
+            let verdict = connections[number % count].check(&body).json()["allowed"].as_bool();
             cell.allowed += u64::from(verdict.expect("a verdict"));
         }
     }
