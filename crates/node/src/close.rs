@@ -6,8 +6,8 @@ use acequia_limits::{LimitId, Now, algorithm::State};
 
 use crate::{
     Active, Catalogue, Node, Row,
-    catalogue::local::Local,
-    cell::{account::CellContext, overflow::OverflowKey, record::CellRecord, shard::Cells, table::Cell},
+    catalogue::{VariantKey, local::Local},
+    cell::{account::CellContext, record::CellRecord, shard::Cells, table::Cell},
     journal::{FORGOTTEN, HeapCell},
     lock, whole_tag,
 };
@@ -20,18 +20,25 @@ impl Node {
         let (catalogue, now) = (self.catalogue(), self.not_before(now));
         self.call_no_more();
         self.forwards.close();
+        self.close_cells(&catalogue, now, &mut write);
+        for (limit, most, words) in catalogue.all_forgotten(now) {
+            write(Row { limit, tag: FORGOTTEN, state: Some(CellRecord::new(most, &words, now)) });
+        }
+        self.close_shared_cells(&catalogue, now, &mut write);
+    }
+
+    fn close_cells(&self, catalogue: &Catalogue, now: Now, write: &mut impl FnMut(Row)) {
         for (at, shard) in self.shards.iter().enumerate() {
             let mut cells = shard.lock();
             let all: Vec<Cell> = cells.table.iter().copied().collect();
             for cell in all {
                 let tag = whole_tag(at, &cell);
-                let numbers = (cell.slot(), cell.numbers());
-                let local = catalogue.local(numbers.0, numbers.1);
+                let local = catalogue.local(cell.slot(), cell.numbers());
                 let (Some(limit), Some(local)) = (catalogue.id(cell.slot()), local) else { continue };
                 let words = cells.words(&cell);
                 let state = match cells.account_of(&cell) {
                     Some(_) if self.leases.is_some() => {
-                        self.stopped(&catalogue, &mut cells, (&cell, tag.salt()), now)
+                        self.stopped(catalogue, &mut cells, &cell, tag.salt(), now)
                     }
                     Some(account) => {
                         Some(CellRecord::new(&account.algorithm, words, now).with_pledge(account.pledge()))
@@ -41,34 +48,19 @@ impl Node {
                 write(Row { limit, tag, state });
             }
         }
-        for (limit, most, words) in catalogue.all_forgotten(now) {
-            write(Row { limit, tag: FORGOTTEN, state: Some(CellRecord::new(most, &words, now)) });
-        }
-        let mut write = |key: OverflowKey, words: &[u64]| {
-            if let Some(local) = catalogue.local(key.slot, key.numbers) {
-                key.row(&catalogue, Some(CellRecord::new(local.least(), words, now))).map(&mut write);
+    }
+
+    /// Writes the cells that new cells share. They owe, too, what a crash forgot of cells that are not known
+    /// yet.
+    fn close_shared_cells(&self, catalogue: &Catalogue, now: Now, write: &mut impl FnMut(Row)) {
+        let mut write = |key: VariantKey, words: &[u64]| {
+            if let Some(local) = catalogue.local(key.slot, key.variant) {
+                key.row(catalogue, Some(CellRecord::new(local.least(), words, now))).map(&mut *write);
             }
         };
-        // The cells that a crash forgot are not known yet. Absent cells count as spent at the crash, as new
-        // cells count what others spent in a shared cell. If nodes share pools, the next process is told the
-        // time of the crash instead.
-        let mut spent: BTreeMap<OverflowKey, State> = BTreeMap::new();
-        if let Some(crashed) = self.after_crash().filter(|_| self.leases.is_none()) {
-            let forgotten = |active: &&Active| {
-                !active.durable
-                    && catalogue.is_empty_handed(active.slot)
-                    && !active.limit.algorithm.has_rate()
-            };
-            for active in catalogue.limits.iter().filter(forgotten) {
-                for numbers in active.all_numbers() {
-                    let Some(local) = catalogue.local(active.slot, numbers) else { continue };
-                    let key = OverflowKey { slot: active.slot, numbers };
-                    spent.insert(key, self.spent(local.least(), crashed, None));
-                }
-            }
-        }
-        for (key, cell) in lock(&self.overflow).iter() {
-            let least = catalogue.local(key.slot, key.numbers).map(Local::least);
+        let mut spent = self.spent_of_unknown_cells(catalogue);
+        for (key, cell) in self.overflow.lock().iter() {
+            let least = catalogue.local(key.slot, key.variant).map(Local::least);
             match spent.remove(key).zip(least) {
                 None => write(*key, &cell.words),
                 Some((spent, least)) => write(*key, least.join(&cell.words, spent.words(), now).words()),
@@ -79,12 +71,32 @@ impl Node {
         }
     }
 
+    /// What a crash forgot of cells that are not known yet, except for buckets: such cells count as spent at
+    /// the crash, as new cells count what others spent in a shared cell. If nodes share pools, the next
+    /// process is told the time of the crash instead.
+    fn spent_of_unknown_cells(&self, catalogue: &Catalogue) -> BTreeMap<VariantKey, State> {
+        let mut spent = BTreeMap::new();
+        let Some(crashed) = self.after_crash().filter(|_| self.leases.is_none()) else { return spent };
+        let is_forgotten = |active: &&Active| {
+            !active.durable && catalogue.was_served_before(active.slot) && !active.limit.algorithm.has_rate()
+        };
+        for active in catalogue.limits.iter().filter(is_forgotten) {
+            for variant in active.all_numbers() {
+                let Some(local) = catalogue.local(active.slot, variant) else { continue };
+                let key = VariantKey { slot: active.slot, variant };
+                spent.insert(key, self.spent(local.least(), crashed, None));
+            }
+        }
+        spent
+    }
+
     /// The record of a cell with an account after a clean stop, at a node that shares its region's pools.
     fn stopped(
         &self,
         catalogue: &Catalogue,
         cells: &mut Cells,
-        (cell, salt): (&Cell, u32),
+        cell: &Cell,
+        salt: u32,
         now: Now,
     ) -> Option<CellRecord> {
         let (slot, numbers) = (cell.slot(), cell.numbers());
@@ -100,6 +112,6 @@ impl Node {
     /// The limits that were in force at any time since the start: [`Node::close`] writes their complete
     /// state.
     pub fn known_limits(&self) -> Vec<LimitId> {
-        lock(&self.registry).known().collect()
+        lock(&self.limits.registry).known().collect()
     }
 }

@@ -6,10 +6,18 @@
 //! there. A chunk is what was charged in the last second, so a crash wastes no more than that. A busy cell
 //! asks when half of its chunk is left, and so hardly ever waits.
 
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+};
+
 use acequia_limits::{Algorithm, CellTag, LimitId, Now};
 use acequia_rights::mutation::{Mutation, mutated};
 
-use crate::cell::{account::Account, record::CellRecord};
+use crate::{
+    cell::{account::Account, record::CellRecord},
+    lock,
+};
 
 /// A row of the journal: what a cell owes from now on, or that it owes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,9 +30,6 @@ pub struct Row {
     /// What the cell owes; `None` if the row may be dropped.
     pub state: Option<CellRecord>,
 }
-
-/// Roughly the bytes that a row takes while it waits for the disk.
-pub(crate) const ROW_BYTES: usize = size_of::<Row>() + 64;
 
 /// A reserved limit id, under which the journal keeps a time: the latest wall clock at which a row was
 /// dropped.
@@ -68,6 +73,101 @@ pub(crate) const FORGOTTEN: CellTag = CellTag(overflow_tag(u16::MAX).0 - 1);
 /// Whether the tag belongs to an overflow cell.
 pub(crate) const fn is_overflow(tag: CellTag) -> bool {
     tag.0 >= overflow_tag(u16::MAX).0
+}
+
+/// Roughly the bytes that a row takes while it waits for the disk.
+const ROW_BYTES: usize = size_of::<Row>() + 64;
+
+/// The rows that wait for the disk, and how far the disk has come.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    /// The rows of the open batch, in the order of the changes. Locked after any shard.
+    rows: Mutex<Vec<Row>>,
+    open_batch: AtomicU64,
+    /// Rows of the batch that is on its way to the disk.
+    rows_in_hand: AtomicUsize,
+    committed_batch: AtomicU64,
+    /// Whether the last write failed.
+    is_down: AtomicBool,
+    /// Bytes that charges and waiting rows take from the memory for cells, as last counted.
+    beside_bytes: AtomicUsize,
+}
+
+impl Default for Journal {
+    fn default() -> Self {
+        Self {
+            rows: Mutex::default(),
+            open_batch: AtomicU64::new(1),
+            rows_in_hand: AtomicUsize::new(0),
+            committed_batch: AtomicU64::new(0),
+            is_down: AtomicBool::new(false),
+            beside_bytes: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Journal {
+    /// As [`crate::Node::take_rows`].
+    pub(crate) fn take_rows(&self) -> Option<(u64, Vec<Row>)> {
+        let mut rows = lock(&self.rows);
+        if rows.is_empty() {
+            return None;
+        }
+        let batch = self.open_batch.fetch_add(1, Ordering::AcqRel);
+        self.rows_in_hand.store(rows.len(), Ordering::Relaxed);
+        Some((batch, std::mem::take(&mut *rows)))
+    }
+
+    /// Adds a row to the open batch; returns the batch.
+    pub(crate) fn push(&self, row: Row) -> u64 {
+        let mut rows = lock(&self.rows);
+        rows.push(row);
+        self.open_batch.load(Ordering::Acquire)
+    }
+
+    /// Adds rows for which nobody waits.
+    pub(crate) fn append(&self, mut rows: Vec<Row>) {
+        lock(&self.rows).append(&mut rows);
+    }
+
+    /// Deletes rows from the disk whose contents are true only once, as `Node::restore` returned them.
+    pub(crate) fn delete_taken(&self, taken: Vec<Row>) {
+        if !mutated(Mutation::StoppedTwice) {
+            self.append(taken);
+        }
+    }
+
+    pub(crate) fn committed(&self, batch: u64) {
+        self.committed_batch.fetch_max(batch, Ordering::AcqRel);
+        self.rows_in_hand.store(0, Ordering::Relaxed);
+        self.is_down.store(false, Ordering::Release);
+    }
+
+    pub(crate) fn failed(&self) {
+        self.is_down.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_down(&self) -> bool {
+        self.is_down.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        Progress {
+            committed: self.committed_batch.load(Ordering::Acquire),
+            open: self.open_batch.load(Ordering::Acquire),
+        }
+    }
+
+    /// Counts the waiting rows, beside `charges_bytes` of charges.
+    pub(crate) fn count_beside(&self, charges_bytes: usize) {
+        let waiting = lock(&self.rows).len() + self.rows_in_hand.load(Ordering::Relaxed);
+        self.beside_bytes.store(charges_bytes + waiting * ROW_BYTES, Ordering::Relaxed);
+    }
+
+    /// Bytes that charges and waiting rows take from the memory for cells, as last counted.
+    pub(crate) fn beside_bytes(&self) -> usize {
+        self.beside_bytes.load(Ordering::Relaxed)
+    }
 }
 
 /// A state on the heap, and what the journal knows of it.

@@ -55,6 +55,31 @@ struct Spans {
     past: SmallVec<[Span; 2]>,
 }
 
+impl Spans {
+    /// Adds an earlier span, and joins spans that touch.
+    fn add(&mut self, span: Span) {
+        self.past.push(span);
+        self.past.sort_unstable_by_key(|span| span.from_ns);
+        let mut merged: SmallVec<[Span; 2]> = SmallVec::new();
+        let too_many = self.past.len() > SPANS_MAX;
+        for span in self.past.drain(..) {
+            let is_first = merged.len() == 1;
+            match merged.last_mut() {
+                Some(last) if span.from_ns <= last.to_ns || (too_many && is_first) => {
+                    last.to_ns = last.to_ns.max(span.to_ns);
+                }
+                _ => merged.push(span),
+            }
+        }
+        self.past = merged;
+    }
+
+    /// The latest time of the wall clock before it was set back; 0 if it never was.
+    fn latest_ns(&self) -> u64 {
+        self.past.last().map_or(0, |span| span.to_ns)
+    }
+}
+
 impl Default for Left {
     fn default() -> Self {
         Self {
@@ -115,7 +140,7 @@ impl Left {
 
     /// The latest time of the wall clock, if it was set back since; otherwise 0.
     pub(crate) fn latest_ns(&self) -> u64 {
-        if self.any() { lock(&self.spans).past.last().map_or(0, |span| span.to_ns) } else { 0 }
+        if self.any() { lock(&self.spans).latest_ns() } else { 0 }
     }
 
     /// Notes an earlier process whose wall clock was as late as `latest_ns`. Nobody knows in which windows it
@@ -146,25 +171,12 @@ impl Left {
         }
     }
 
+    /// Closes the windows of a span for good.
     fn close(&self, spans: &mut Spans, span: Span) {
-        if mutated(Mutation::WallReopensWindows) {
-            return;
+        if !mutated(Mutation::WallReopensWindows) {
+            spans.add(span);
+            self.may_be_closed.store(true, Ordering::Release);
         }
-        spans.past.push(span);
-        spans.past.sort_unstable_by_key(|span| span.from_ns);
-        let mut merged: SmallVec<[Span; 2]> = SmallVec::new();
-        let too_many = spans.past.len() > SPANS_MAX;
-        for span in spans.past.drain(..) {
-            let is_first = merged.len() == 1;
-            match merged.last_mut() {
-                Some(last) if span.from_ns <= last.to_ns || (too_many && is_first) => {
-                    last.to_ns = last.to_ns.max(span.to_ns);
-                }
-                _ => merged.push(span),
-            }
-        }
-        spans.past = merged;
-        self.may_be_closed.store(true, Ordering::Release);
     }
 
     /// Whether the wall clock was in the window that ends at `end_ns`, before it was set back from beyond the
@@ -177,7 +189,7 @@ impl Left {
     #[cold]
     fn was_in(&self, window: &FixedWindow, end_ns: u64, salt: u32) -> bool {
         let spans = lock(&self.spans);
-        let latest_ns = spans.past.last().map_or(0, |span| span.to_ns);
+        let latest_ns = spans.latest_ns();
         if end_ns > latest_ns.saturating_add(window.margin_ns) {
             // The window was open when the wall clock went back, and is open again: cells know what was spent
             // of it.

@@ -5,41 +5,117 @@
 //! result is `None`. Rows are written as for any node: whatever depends on a row waits for it by itself.
 
 use std::{
-    sync::{Arc, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering},
-    task::{Context, Poll},
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+    },
+    task::{Context, Poll, Waker},
 };
 
-use acequia_limits::{
-    Algorithm, CellTag, HashKey, Limit, LimitId, Now, Reason, UNITS_MAX,
-    algorithm::State,
-    sliding::{SlidingLog, SlidingSlots},
-    window::FixedWindow,
-};
+use acequia_limits::{CellTag, HashKey, Limit, LimitId, Now, Reason};
 use acequia_rights::{
     Incarnation, MemberId, Session, Version, Versions,
-    mutation::{Mutation, mutated},
     versions::{self, Adopted, Draft, Refused},
 };
-use std::collections::BTreeMap;
 
 use crate::{
-    Catalogue, CatalogueFault, CellRecord, ChargeId, Node, Row, Scheduled,
+    CatalogueFault, CellRecord, ChargeId, Node, Row, Scheduled,
     catalogue::Allocations,
-    cell::{account::CellContext, shard::Cells},
+    cell::{record::may_be_overdrawn, shard::Cells},
     journal::{HeapCell, MATES, MEMORY, SEALS, USAGE, VERSIONS},
     journal_tag, lock,
     regions::{
-        AdoptFault, CellKey, FrameFault, Membership, Memory, Seal, SealFault, Seals, Sharing, Timekeeper,
-        Traffic,
+        AdoptFault, CellKey, FrameFault, Membership, Memory, Seal, SealFault, Seals, Sharing, Traffic,
     },
 };
 
-/// Codes for why a region owns nothing.
-pub(crate) const NO_CATALOGUE: u8 = 1;
-const RESTORED_DISK: u8 = 2;
-
 /// The wait that a denial reports if nothing else is known: units are asked for within about this time.
 const ASK_AGAIN_NS: u64 = 250_000_000;
+
+/// What cells need of the dealings with other regions, so that no decision waits for those.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    /// Sessions, which date loans. Locked after any shard.
+    sessions: RwLock<BTreeMap<Incarnation, Session>>,
+    /// What the node remembers of itself.
+    memory: Mutex<Memory>,
+    /// Why this region owns nothing: a code.
+    owns_nothing: AtomicU8,
+}
+
+/// Codes for why a region owns nothing.
+const NO_CATALOGUE: u8 = 1;
+const RESTORED_DISK: u8 = 2;
+
+impl Standing {
+    /// A node among regions owns nothing until it has a catalogue.
+    pub(crate) fn new(memory: Memory, is_among_regions: bool) -> Self {
+        Self {
+            sessions: RwLock::default(),
+            memory: Mutex::new(memory),
+            owns_nothing: AtomicU8::new(if is_among_regions { NO_CATALOGUE } else { 0 }),
+        }
+    }
+
+    fn set_owns_nothing(&self, reason: Option<Reason>) {
+        let code = match reason {
+            None => 0,
+            Some(Reason::RestoredDisk) => RESTORED_DISK,
+            Some(_) => NO_CATALOGUE,
+        };
+        self.owns_nothing.store(code, Ordering::Release);
+    }
+
+    #[inline]
+    fn owns_nothing(&self) -> Option<Reason> {
+        match self.owns_nothing.load(Ordering::Acquire) {
+            0 => None,
+            RESTORED_DISK => Some(Reason::RestoredDisk),
+            _ => Some(Reason::NoCatalogue),
+        }
+    }
+}
+
+/// What calls for a rebalance between regions.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    /// Whether any cell calls.
+    any: AtomicBool,
+    /// The task that waits for a call.
+    waker: Mutex<Option<Waker>>,
+    /// Cells found on the disk that had something given away.
+    found: Mutex<Vec<CellKey>>,
+}
+
+impl Calls {
+    fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// Whether any cell called since this was last asked.
+    fn take_any(&self) -> bool {
+        self.any.swap(false, Ordering::AcqRel)
+    }
+
+    fn set_waker(&self, waker: &Waker) {
+        *lock(&self.waker) = Some(waker.clone());
+    }
+
+    /// Notes that a cell calls; wakes the task that waits.
+    fn call(&self) {
+        if !self.any.swap(true, Ordering::AcqRel)
+            && let Some(waker) = lock(&self.waker).take()
+        {
+            waker.wake();
+        }
+    }
+
+    /// Notes a cell with loans or transfers from before this start: the sharing must watch it.
+    pub(crate) fn note_found(&self, key: CellKey) {
+        lock(&self.found).push(key);
+    }
+}
 
 /// Why a node could not continue from its journal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,7 +168,7 @@ impl Node {
         now: Now,
         mut rows: impl FnMut(LimitId) -> Vec<Row>,
     ) -> Result<(), ResumeFault> {
-        let Some(home) = self.config.home else { return Ok(()) };
+        let Some(home) = self.setup.config.home else { return Ok(()) };
         let read = |of: LimitId, rows: &mut dyn FnMut(LimitId) -> Vec<Row>| {
             rows(of).into_iter().find_map(|row| row.state).map(|kept| kept.record().to_vec())
         };
@@ -121,7 +197,7 @@ impl Node {
         {
             return Err(ResumeFault::Unreadable("who the nodes of the region are"));
         }
-        *lock(&self.memory) = memory;
+        *lock(&self.standing.memory) = memory;
         self.forwards.begin(memory.process_number);
         let born_in = self.remember(|_| ());
         let mut sharing = self.lock_sharing().ok_or(ResumeFault::Unreadable("regions"))?;
@@ -226,14 +302,14 @@ impl Node {
 
     /// Whether a cell calls for a rebalance: time for a [`Node::tick`].
     pub fn calls(&self) -> bool {
-        self.calls.load(Ordering::Acquire)
+        self.calls.any()
     }
 
     /// Ready while a cell calls for a rebalance ([`Node::calls`]). One task may wait: the last that polled is
     /// woken.
     pub fn poll_calls(&self, context: &Context<'_>) -> Poll<()> {
         // A cell that calls after this line wakes the task; an earlier call is seen below.
-        *lock(&self.caller) = Some(context.waker().clone());
+        self.calls.set_waker(context.waker());
         if self.calls() { Poll::Ready(()) } else { Poll::Pending }
     }
 
@@ -296,16 +372,16 @@ impl Node {
     // The calls for the sharing.
 
     pub(crate) fn sessions(&self) -> RwLockReadGuard<'_, BTreeMap<Incarnation, Session>> {
-        self.sessions.read().unwrap_or_else(PoisonError::into_inner)
+        self.standing.sessions.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn sessions_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<Incarnation, Session>> {
-        self.sessions.write().unwrap_or_else(PoisonError::into_inner)
+        self.standing.sessions.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes what the node remembers of itself; returns the batch with the change.
     pub(crate) fn remember(&self, change: impl FnOnce(&mut Memory)) -> u64 {
-        let mut memory = lock(&self.memory);
+        let mut memory = lock(&self.standing.memory);
         change(&mut memory);
         let bytes = postcard::to_allocvec(&*memory).unwrap_or_default();
         self.write_record(MEMORY, bytes)
@@ -324,9 +400,9 @@ impl Node {
         let pledge = account.pledge();
         // For an unjournalled bucket, a crash presumes the largest debt that is allowed; only a larger debt
         // must be written.
-        let overdrawn = account.algorithm.owed(&cell.words, now) > account.effective().units
-            && !mutated(Mutation::OverdrawnUnwritten);
-        let kept = catalogue.is_durable(slot) || overdrawn;
+        let is_overdrawn = may_be_overdrawn(&account.algorithm)
+            && account.algorithm.owed(&cell.words, now) > account.effective().units;
+        let kept = catalogue.is_durable(slot) || is_overdrawn;
         let tag = journal_tag(tag);
         let batch = if !kept && pledge.is_empty() && cell.is_unwritten() {
             // The disk has no row of the cell, and needs none.
@@ -346,21 +422,22 @@ impl Node {
     }
 
     pub(crate) fn could_apply(&self, limits: &[Limit]) -> Result<(), CatalogueFault> {
-        lock(&self.registry).refuse(limits)
+        lock(&self.limits.registry).refuse(limits)
     }
 
     /// Whether cells of this node can be tagged with a catalogue's key.
     pub(crate) fn takes_key(&self, key: versions::CellKey) -> bool {
-        lock(&self.registry).takes_key(&HashKey(key.0))
+        lock(&self.limits.registry).takes_key(&HashKey(key.0))
     }
 
     /// Tags cells with a catalogue's key from now on.
     pub(crate) fn set_key(&self, key: versions::CellKey) {
-        lock(&self.registry).set_key(&HashKey(key.0));
+        lock(&self.limits.registry).set_key(&HashKey(key.0));
     }
 
-    pub(crate) fn set_terms(&self, allocations: Allocations) {
-        lock(&self.registry).set_terms(allocations);
+    /// Adopts the shares of these allocations at the next change of limits.
+    pub(crate) fn set_allocations(&self, allocations: Allocations) {
+        lock(&self.limits.registry).set_allocations(allocations);
     }
 
     /// Adopts the shares of these allocations; says whether any limit's variants changed.
@@ -370,7 +447,7 @@ impl Node {
     pub(crate) fn reshare(&self, allocations: Allocations, now: Now) -> Result<bool, CatalogueFault> {
         // Held so that a rebalance of the pools uses one catalogue throughout.
         let _held = self.leases.as_ref().map(lock);
-        let mut registry = lock(&self.registry);
+        let mut registry = lock(&self.limits.registry);
         let changed = registry.share(allocations, now)?;
         if changed {
             self.publish(&registry, now);
@@ -383,164 +460,29 @@ impl Node {
 
     /// How long units spent under any variant of a limit so far may count.
     pub(crate) fn drains_ns(&self, limit: &Limit) -> u64 {
-        lock(&self.registry).drains_ns(limit)
+        lock(&self.limits.registry).drains_ns(limit)
     }
 
     /// Whether a limit was in force since the start, so that its spent units are known.
     pub(crate) fn knows(&self, limit: LimitId) -> bool {
-        lock(&self.registry).knows(limit)
+        lock(&self.limits.registry).knows(limit)
     }
 
     pub(crate) fn slot_of(&self, limit: LimitId) -> Option<u32> {
-        lock(&self.registry).slot_of(limit)
-    }
-
-    /// When the node began after a crash, if it did.
-    pub(crate) fn after_crash(&self) -> Option<Now> {
-        let crashed = self.config.after_crash?;
-        let corrected_ns = self.start_corrected_ns.load(Ordering::Acquire);
-        Some(Now { wall_ns: crashed.wall_ns.saturating_add_signed(corrected_ns), ..crashed })
-    }
-
-    /// Notes that another clock agrees with the corrected wall clock, for the first time since the start.
-    /// State read from the journal was dated by the old wall clock, and by a steady clock that began with it.
-    /// If these were ahead, less time has passed since the state was written.
-    pub(crate) fn believe_wall(&self, corrected_ns: i64, raw: Now) {
-        let ahead_ns = corrected_ns.min(0).unsigned_abs();
-        let now = Now { wall_ns: raw.wall_ns.saturating_add_signed(corrected_ns), ..raw };
-        self.forgotten_wall_ns.store(0, Ordering::Release);
-        self.go_on_from_kept(now);
-        {
-            let mut registry = lock(&self.registry);
-            registry.correct_start(corrected_ns, now);
-            if corrected_ns != 0 {
-                self.start_corrected_ns.store(corrected_ns, Ordering::Release);
-                self.publish(&registry, now);
-            }
-        }
-        let catalogue = self.catalogue();
-        let later = |algorithm: &Algorithm, words: &[u64], salt: Option<u32>| {
-            let state = match ahead_ns {
-                0 => None,
-                _ => Some(algorithm.later_than_said(words, ahead_ns, now)),
-            };
-            let words = state.as_ref().map_or(words, State::words);
-            algorithm.after_set_back(words, now, salt).or(state)
-        };
-        let is_wrong = corrected_ns != 0;
-        for (at, shard) in self.shards.iter().enumerate() {
-            let mut cells = shard.lock();
-            for place in cells.table.places() {
-                let cell = *cells.table.at(place);
-                let salt = crate::whole_tag(at, &cell).salt();
-                let Some(local) = catalogue.local(cell.slot(), cell.numbers()) else { continue };
-                let algorithm = cells.account(place).map_or(local.at(salt), |account| &account.algorithm);
-                let mut state = later(algorithm, cells.words(&cell), Some(salt));
-                // Units that a crash forgot were spent in the windows that were open then, by the right wall
-                // clock.
-                if is_wrong && !algorithm.has_rate() {
-                    let words = state.as_ref().map_or(cells.words(&cell), State::words);
-                    state = self
-                        .spent_before_start(&catalogue, cell.slot(), algorithm, now)
-                        .map(|then| self.spent(algorithm, then, Some(salt)))
-                        .map(|spent| algorithm.join(spent.words(), words, now))
-                        .or(state);
-                }
-                if let Some(state) = state {
-                    cells.rewrite(place, cell.numbers(), state);
-                }
-            }
-        }
-        for (key, cell) in lock(&self.overflow).iter_mut() {
-            if let Some(local) = catalogue.local(key.slot, key.numbers)
-                && let Some(state) = later(local.least(), &cell.words, None)
-            {
-                cell.rewrite(state.words().to_vec());
-            }
-        }
-        self.is_wall_believed.store(true, Ordering::Release);
-    }
-
-    /// Keeps the wall clock from going back behind this time while the process lives. So an earlier window,
-    /// which was forgotten, is never used again.
-    pub(crate) fn leave_behind(&self, now: Now) {
-        if !mutated(Mutation::WindowReopens) {
-            self.forget_at(now);
-        }
-    }
-
-    /// Notes that idle cells are dropped at this time: a thread with an earlier clock must not take them for
-    /// new ones.
-    pub(crate) fn forget_at(&self, now: Now) {
-        if !self.left.is_old(now) {
-            self.forgotten_wall_ns.fetch_max(now.wall_ns, Ordering::AcqRel);
-        }
-        self.forgotten_steady_ns.fetch_max(now.steady_ns, Ordering::AcqRel);
-    }
-
-    /// Whether a cell that is missing may exist by these clocks, and have been dropped by later ones.
-    #[inline]
-    pub(crate) fn is_behind(&self, now: Now) -> bool {
-        now.wall_ns < self.wall_high_ns() || now.steady_ns < self.forgotten_steady_ns.load(Ordering::Acquire)
-    }
-
-    /// The time, but no earlier than the last time at which cells were dropped.
-    pub(crate) fn not_behind(&self, now: Now) -> Now {
-        Now {
-            wall_ns: now.wall_ns.max(self.wall_high_ns()),
-            steady_ns: now.steady_ns.max(self.forgotten_steady_ns.load(Ordering::Acquire)),
-        }
-    }
-
-    /// Sets the correction of the wall clock from now on, and its reading then.
-    pub(crate) fn set_wall(&self, time: &Timekeeper, error_ns: u64, drift_ppm: u32) {
-        self.correction_ns.store(time.correction_ns(), Ordering::Release);
-        if let Some(seen) = time.compared() {
-            self.carried.set(seen, error_ns, drift_ppm);
-        }
-    }
-
-    /// Sets the clocks' bounds for the time without a catalogue, which has its own: how far wall clocks may
-    /// be off, in nanoseconds, and how far steady clocks may drift, in parts per million.
-    pub fn expect_of_clocks(&self, error_ns: u64, drift_ppm: u32) {
-        self.clock_error_ns.store(error_ns.min(versions::CLOCK_ERROR_NS_MAX), Ordering::Release);
-        self.drift_ppm.store(drift_ppm.min(versions::DRIFT_PPM_MAX), Ordering::Release);
-    }
-
-    /// The bounds set by [`Node::expect_of_clocks`].
-    pub(crate) fn expected_of_clocks(&self) -> (u64, u32) {
-        (self.clock_error_ns.load(Ordering::Acquire), self.drift_ppm.load(Ordering::Acquire))
-    }
-
-    /// Whether the wall clock may date durable or shared state: another clock agreed with it since the start,
-    /// or there is no other clock.
-    pub fn is_wall_believed(&self) -> bool {
-        self.is_wall_believed.load(Ordering::Acquire)
-    }
-
-    /// Whether the wall clock left a cell's window before it was set back.
-    pub(crate) fn is_closed(&self, context: &CellContext<'_>, end_ns: u64) -> bool {
-        match context.global {
-            Algorithm::FixedWindow(window) => self.left.is_closed(window, end_ns, context.salt),
-            _ => false,
-        }
-    }
-
-    pub(crate) fn wall_high_ns(&self) -> u64 {
-        self.forgotten_wall_ns.load(Ordering::Acquire)
+        lock(&self.limits.registry).slot_of(limit)
     }
 
     /// Lets nothing pass until a restart, which numbers variants anew. To other nodes, this node looks as if
     /// it had crashed.
     pub(crate) fn stop_for_want_of_numbers(&self) {
-        self.is_out_of_numbers.store(true, Ordering::Release);
+        self.limits.run_out_of_variants();
         self.forwards.close();
     }
 
     /// Whether [`Node::stop_for_want_of_numbers`] was called.
     #[inline]
     pub(crate) fn is_out_of_numbers(&self) -> bool {
-        self.is_out_of_numbers.load(Ordering::Acquire)
+        self.limits.is_out_of_variants()
     }
 
     /// Whether cells may be decided on: another clock agrees with the wall clock, and limits have the
@@ -551,12 +493,7 @@ impl Node {
     }
 
     pub(crate) fn set_owns_nothing(&self, reason: Option<Reason>) {
-        let code = match reason {
-            None => 0,
-            Some(Reason::RestoredDisk) => RESTORED_DISK,
-            Some(_) => NO_CATALOGUE,
-        };
-        self.owns_nothing.store(code, Ordering::Release);
+        self.standing.set_owns_nothing(reason);
     }
 
     /// Whether there is a cell, with an account or without.
@@ -573,129 +510,17 @@ impl Node {
         if cells.evicted > evicted {
             self.leave_behind(now);
         }
-        has_room && !self.overflowing.load(Ordering::Acquire)
+        has_room && !self.overflow.any()
     }
 
-    /// The state of a cell that was never charged since the start.
-    pub(crate) fn initial(
-        &self,
-        catalogue: &Catalogue,
-        (slot, numbers): (u32, u16),
-        algorithm: &Algorithm,
-        salt: u32,
-        now: Now,
-    ) -> State {
-        if algorithm.has_rate() {
-            return forgotten(catalogue, (slot, numbers), algorithm, now).unwrap_or(algorithm.fresh());
-        }
-        match self.spent_before_start(catalogue, slot, algorithm, now) {
-            Some(then) => self.spent(algorithm, then, Some(salt)),
-            None => algorithm.fresh(),
-        }
-    }
-
-    /// The state of a cell that was served until `then`, and of which nothing else is known. With no salt,
-    /// the cell is one that any cells share. Among regions the cell may have had more than now: transfers
-    /// that will be repeated, or the share of an earlier version. So nothing at all is left of a window.
-    pub(crate) fn spent(&self, algorithm: &Algorithm, then: Now, salt: Option<u32>) -> State {
-        let all = self.of_any_size(algorithm);
-        let algorithm = all.as_ref().unwrap_or(algorithm);
-        match salt {
-            Some(salt) => algorithm.spent_at(then, salt),
-            None => algorithm.spent_by_any_at(then),
-        }
-    }
-
-    /// The algorithm with the largest size that its window may have had before this process.
-    fn of_any_size(&self, algorithm: &Algorithm) -> Option<Algorithm> {
-        match algorithm {
-            // Units that an earlier process took from a pool count as spent in the pool.
-            _ if self.leases.is_some() || self.sharing.is_none() || mutated(Mutation::SpentAsOfNow) => None,
-            Algorithm::FixedWindow(window) => Some(Algorithm::FixedWindow(FixedWindow {
-                limit: UNITS_MAX,
-                next_limit: UNITS_MAX,
-                later: None,
-                ..window.clone()
-            })),
-            Algorithm::SlidingLog(log) => {
-                Some(Algorithm::SlidingLog(SlidingLog { limit: UNITS_MAX, ..*log }))
-            }
-            Algorithm::SlidingSlots(slots) => {
-                Some(Algorithm::SlidingSlots(SlidingSlots { limit: UNITS_MAX, ..*slots }))
-            }
-            _ => None,
-        }
-    }
-
-    /// Ensures that a new variant does not give back what a restart forgot: all of it counts as spent, as in
-    /// an absent cell. Later charges come on top of it, so nothing is left.
-    pub(crate) fn not_less_than_forgotten(
-        &self,
-        catalogue: &Catalogue,
-        (slot, numbers): (u32, u16),
-        (algorithm, salt): (&Algorithm, u32),
-        now: Now,
-        state: State,
-    ) -> State {
-        let of_any_size = self.of_any_size(algorithm);
-        let all = of_any_size.as_ref().unwrap_or(algorithm);
-        if algorithm.has_rate() {
-            let is_forgotten = forgotten(catalogue, (slot, numbers), algorithm, now).is_some();
-            return if is_forgotten { all.used_up(state.words(), now, now, salt) } else { state };
-        }
-        let Some(then) = self.spent_before_start(catalogue, slot, algorithm, now) else { return state };
-        match algorithm {
-            // Nothing is left to be spent in a window that is over.
-            Algorithm::FixedWindow(_) => {
-                let spent = self.spent(algorithm, then, Some(salt));
-                if algorithm.covers(spent.words(), state.words(), now) { spent } else { state }
-            }
-            _ => all.used_up(state.words(), then, now, salt),
-        }
-    }
-
-    /// Whether an absent cell is presumed to owe something because a crash forgot its debt.
-    pub(crate) fn is_forgotten(
-        &self,
-        catalogue: &Catalogue,
-        (slot, numbers): (u32, u16),
-        algorithm: &Algorithm,
-        now: Now,
-    ) -> bool {
-        match algorithm.has_rate() {
-            true => forgotten(catalogue, (slot, numbers), algorithm, now).is_some(),
-            false => self.spent_before_start(catalogue, slot, algorithm, now).is_some(),
-        }
-    }
-
-    /// The time at which a cell is presumed to have been spent, if a restart forgot its state. Buckets do not
-    /// use this: their debt at that time drains by the variants since ([`Catalogue::forgotten`]).
-    pub(crate) fn spent_before_start(
-        &self,
-        catalogue: &Catalogue,
-        slot: u32,
-        algorithm: &Algorithm,
-        now: Now,
-    ) -> Option<Now> {
-        let then = self.after_crash().filter(|_| !mutated(Mutation::CrashForgetsSpent))?;
-        let recent = now.steady_ns < then.steady_ns.saturating_add(algorithm.horizon_ns())
-            || now.wall_ns < then.wall_ns.saturating_add(algorithm.horizon_ns());
-        // Among regions, a version may have been adopted and served that the disk never had.
-        let forgotten = catalogue.is_empty_handed(slot) || (self.is_shared() && !catalogue.is_durable(slot));
-        (recent && forgotten).then_some(then)
-    }
-
-    /// Notes a cell with loans or transfers from before this start: the sharing must watch it.
-    pub(crate) fn lent_before(&self, slot: u32, tag: CellTag) {
-        lock(&self.found).push((slot, tag));
-    }
-
+    /// Takes the cells that had something given away before this start.
     pub(crate) fn take_found(&self) -> Vec<CellKey> {
-        std::mem::take(&mut *lock(&self.found))
+        std::mem::take(&mut *lock(&self.calls.found))
     }
 
+    /// Takes the cells that call for a rebalance.
     pub(crate) fn take_calls(&self) -> Vec<CellKey> {
-        if !self.calls.swap(false, Ordering::AcqRel) {
+        if !self.calls.take_any() {
             return Vec::new();
         }
         let mut calls = Vec::new();
@@ -723,23 +548,16 @@ impl Node {
     /// Why this region owns nothing, if so.
     #[inline]
     pub(crate) fn owns_nothing(&self) -> Option<Reason> {
-        match self.owns_nothing.load(Ordering::Acquire) {
-            0 => None,
-            RESTORED_DISK => Some(Reason::RestoredDisk),
-            _ => Some(Reason::NoCatalogue),
-        }
+        self.standing.owns_nothing()
     }
 
     /// Notes that a cell calls for a rebalance.
     pub(crate) fn call(&self, shard: usize) {
         self.shards[shard].call();
-        if !self.calls.swap(true, Ordering::AcqRel)
-            && let Some(waker) = lock(&self.caller).take()
-        {
-            waker.wake();
-        }
+        self.calls.call();
     }
 
+    /// The wait that a denial reports if nothing else is known.
     pub(crate) const fn ask_again_ns(&self) -> u64 {
         ASK_AGAIN_NS
     }
@@ -755,18 +573,6 @@ impl Node {
     pub(crate) const fn is_shared(&self) -> bool {
         self.sharing.is_some() || self.leases.is_some()
     }
-}
-
-/// The debt of a bucket's cell of which nothing is known, if a crash forgot it and it is not idle by now.
-fn forgotten(
-    catalogue: &Catalogue,
-    (slot, numbers): (u32, u16),
-    algorithm: &Algorithm,
-    now: Now,
-) -> Option<State> {
-    let (most, words) = catalogue.forgotten(slot, numbers)?;
-    let is_idle = words == [0, 0] || most.is_idle(&words, now);
-    (!is_idle).then(|| algorithm.convert(most, &words, now))
 }
 
 #[cfg(test)]
@@ -796,12 +602,14 @@ mod tests {
             "name": "w", "domain": "shop", "by": ["key"], "fixed_window": { "limit": 5, "window": "1h" }, "overrides": overrides
         }))
         .expect("a limit");
-        lock(&node.registry).apply(vec![Limit::new(spec).expect("a limit")], Now::at(1)).expect("in force");
+        lock(&node.limits.registry)
+            .apply(vec![Limit::new(spec).expect("a limit")], Now::at(1))
+            .expect("in force");
         let shares = |margin_ns| Allocations { margin_ns, ..Allocations::none(incarnation.member) };
         let faults: Vec<bool> =
             (1..=9).map(|margin_ns| node.reshare(shares(margin_ns), Now::at(1)).is_err()).collect();
         assert_eq!(faults, [[false; 7].as_slice(), &[true; 2]].concat(), "8 times 1001 of 8192");
-        node.is_wall_believed.store(true, Ordering::Release);
+        node.clock.believe_wall();
         assert!(node.may_decide());
         node.stop_for_want_of_numbers();
         let mut asker = node.asker();

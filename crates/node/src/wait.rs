@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Time for a rebalance at both ends and for the other end's disk, beside the round trip.
-const LOOKS_NS: u64 = 50_000_000;
+const REBALANCE_NS: u64 = 50_000_000;
 
 /// What is known about units elsewhere, for requests that wait.
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ impl RemoteSupply {
     pub(crate) fn expected_wait(&self) -> ExpectedWait {
         let of_regions_ns = match self.round_ns.load(Ordering::Relaxed) {
             0 => 0,
-            round_ns => round_ns.saturating_mul(2).saturating_add(LOOKS_NS),
+            round_ns => round_ns.saturating_mul(2).saturating_add(REBALANCE_NS),
         };
         let of_pools_ns = if self.do_pools_answer() { WAIT_NS } else { 0 };
         let lasts_ns = of_regions_ns.max(of_pools_ns);
@@ -108,7 +108,7 @@ impl Node {
                     Some(wait_ns) => wait_ns,
                     // One round trip, with room for a slow one.
                     None if limit.budget < regions && to_regions_ns > 0 => {
-                        to_regions_ns + to_regions_ns / 4 + LOOKS_NS
+                        to_regions_ns + to_regions_ns / 4 + REBALANCE_NS
                     }
                     None if limit.forwarded_to.is_some() => FORWARD_WAIT_NS.saturating_sub(waited_ns),
                     None if do_pools_answer => WAIT_NS.saturating_sub(waited_ns),
@@ -126,7 +126,7 @@ impl Node {
 
     /// Whether a cell's pool may answer: not while its store is in an outage.
     pub(crate) fn has_pool(&self, tag: CellTag) -> bool {
-        self.remote_supply.do_pools_answer() && !self.store_outages.is_lost(tag)
+        self.remote_supply.do_pools_answer() && !self.store.outages.is_lost(tag)
     }
 
     /// Changes when units came from a pool, a region or another node: time to ask again.

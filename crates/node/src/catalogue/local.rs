@@ -163,6 +163,11 @@ impl Guard {
         part.max(if self.percent >= percent && total >= least { few } else { 0 })
     }
 
+    /// How many of these units are in the pool: those that the nodes do not keep.
+    fn pooled(&self, total: u64, refill: Refill) -> u64 {
+        if mutated(Mutation::LeaseGuardTwice) { total } else { total - self.kept(total, refill) }
+    }
+
     /// The part of the rate that a node keeps, with a unit or without. A node without one uses the rate by a
     /// unit of the pool. The rate is rounded up and units are rounded down: kept units come back no later
     /// than all units of a part would.
@@ -181,10 +186,10 @@ impl Guard {
 /// The splits in force for the pools of some windows: the least of them counts. None means that the region
 /// owns nothing of these windows.
 #[derive(Clone, Debug)]
-pub(crate) struct OfPools {
+pub(crate) struct PoolSplits {
     /// The latest end of these windows: wall clock, nanoseconds. They end after those of the entry before.
     pub(crate) until_ns: u64,
-    pub(crate) terms: Vec<Arc<Split>>,
+    pub(crate) splits: Vec<Arc<Split>>,
     /// Whether the node joined after they began, and so owns nothing of them itself.
     pub(crate) has_joined_since: bool,
 }
@@ -200,13 +205,13 @@ pub(crate) struct Shares {
     /// The member that owns the shares.
     pub(crate) region: MemberId,
     /// The splits in force: the least of them counts. None means that the region owns nothing.
-    pub(crate) terms: Vec<Arc<Split>>,
+    pub(crate) splits: Vec<Arc<Split>>,
     /// When the variants must be made anew, at an edge of windows: wall clock, nanoseconds. `u64::MAX` if
     /// windows that begin later go by the same shares.
     pub(crate) until_ns: u64,
     /// The splits of pools, ascending by the end of windows; the last is for all later ones. If cells have
     /// edges of their own, splits of one time may be older than others.
-    pub(crate) pools: Vec<OfPools>,
+    pub(crate) pools: Vec<PoolSplits>,
     /// How the region's nodes share them, if they do.
     pub(crate) guard: Option<Guard>,
     /// How far steady clocks may drift, in parts per million: rates are slowed by that much.
@@ -231,13 +236,13 @@ impl Shares {
 
     /// If cells have edges of their own: the last allocations of their windows, ascending by the end of
     /// windows.
-    fn later(&self) -> &[OfPools] {
+    fn later(&self) -> &[PoolSplits] {
         let first = self.pools.len().saturating_sub(LATER_MAX).max(1);
         if self.until_ns == u64::MAX { self.pools.get(first..).unwrap_or_default() } else { &[] }
     }
 
     /// The time after which the windows of such an allocation end.
-    fn after_ns(&self, later: &OfPools) -> u64 {
+    fn after_ns(&self, later: &PoolSplits) -> u64 {
         if mutated(Mutation::LaterSharesEarly) {
             return 0;
         }
@@ -246,28 +251,27 @@ impl Shares {
     }
 
     /// The guaranteed units of this node in a cell, by these allocations.
-    fn units(&self, terms: &[Arc<Split>], (total, refill): (u64, Refill), salt: u32) -> u64 {
-        let of_terms = |kept: &dyn Fn(u64) -> u64| {
-            let terms = terms.iter();
-            terms.map(|split| kept(split.units(self.region, total, salt))).min().unwrap_or(0)
+    fn units(&self, splits: &[Arc<Split>], total: u64, refill: Refill, salt: u32) -> u64 {
+        let least = |kept: &dyn Fn(u64) -> u64| {
+            splits.iter().map(|split| kept(split.units(self.region, total, salt))).min().unwrap_or(0)
         };
         match &self.guard {
-            None => of_terms(&|units| units),
+            None => least(&|units| units),
             Some(guard) => match &guard.of {
                 Shared::Limit { node, split } => split.units(*node, guard.kept(total, refill), salt),
-                Shared::Parts(_) => of_terms(&|units| guard.kept(units, refill)),
+                Shared::Parts(_) => least(&|units| guard.kept(units, refill)),
             },
         }
     }
 
     /// All values that [`Self::units`] can have, over all cells.
-    fn distinct(&self, terms: &[Arc<Split>], total: u64, refill: Refill) -> Vec<u64> {
-        let of_terms = || terms.iter().flat_map(|split| split.distinct(self.region, total)).chain([0]);
+    fn distinct(&self, splits: &[Arc<Split>], total: u64, refill: Refill) -> Vec<u64> {
+        let of_splits = || splits.iter().flat_map(|split| split.distinct(self.region, total)).chain([0]);
         let mut all: Vec<u64> = match &self.guard {
-            None => of_terms().collect(),
+            None => of_splits().collect(),
             Some(guard) => match &guard.of {
                 Shared::Limit { node, split } => split.distinct(*node, guard.kept(total, refill)).to_vec(),
-                Shared::Parts(_) => of_terms().map(|units| guard.kept(units, refill)).collect(),
+                Shared::Parts(_) => of_splits().map(|units| guard.kept(units, refill)).collect(),
             },
         };
         all.sort_unstable();
@@ -277,41 +281,40 @@ impl Shares {
 
     /// The part of the rate that is this node's, whatever units it has of a cell.
     fn rate(&self) -> u32 {
-        let of_terms = || self.terms.iter().map(|split| split.rate(self.region)).min().unwrap_or(0);
+        let least = || self.splits.iter().map(|split| split.rate(self.region)).min().unwrap_or(0);
         match &self.guard {
-            None => of_terms(),
+            None => least(),
             Some(guard) => match &guard.of {
                 Shared::Limit { split, .. } => guard.kept_rate(RATE_PARTS / split.regions().len() as u32),
-                Shared::Parts(_) => guard.kept_rate(of_terms()),
+                Shared::Parts(_) => guard.kept_rate(least()),
             },
         }
     }
 
-    /// The part of a cell that is in its pool, by `terms`; `None` if there are no pools.
-    fn pool(&self, terms: &[Arc<Split>], total: u64, refill: Refill, salt: u32) -> Option<Part> {
+    /// The part of a cell that is in its pool, by `splits`; `None` if there are no pools.
+    fn pool(&self, splits: &[Arc<Split>], total: u64, refill: Refill, salt: u32) -> Option<Part> {
         let guard = self.guard.as_ref()?;
         let rate = |rest: u64| if refill == Refill::Rate { rest as u32 } else { 0 };
-        let kept_of = |units| if mutated(Mutation::LeaseGuardTwice) { 0 } else { guard.kept(units, refill) };
         Some(match &guard.of {
             Shared::Limit { split, .. } => {
                 // Each node has at most an even part of the whole.
                 let rates = split.regions().len() as u64 * u64::from(self.rate());
                 Part {
                     rate: rate(u64::from(RATE_PARTS).saturating_sub(rates)),
-                    units: total - kept_of(total),
+                    units: guard.pooled(total, refill),
                 }
             }
             Shared::Parts(members) => {
-                let of_term = |split: &Arc<Split>| {
+                let by_split = |split: &Arc<Split>| {
                     let parts = members.iter().map(|member| split.part(*member, total, salt, true));
                     parts.fold(Part::default(), |all, part| Part {
                         rate: all.rate + part.rate.saturating_sub(guard.kept_rate(part.rate)),
-                        units: all.units + part.units - kept_of(part.units),
+                        units: all.units + guard.pooled(part.units, refill),
                     })
                 };
                 // Both the least rate and the least units count.
                 let least = |a: Part, b: Part| Part { rate: a.rate.min(b.rate), units: a.units.min(b.units) };
-                let all = terms.iter().map(of_term).reduce(least).unwrap_or_default();
+                let all = splits.iter().map(by_split).reduce(least).unwrap_or_default();
                 Part { rate: rate(all.rate.into()), units: all.units }
             }
         })
@@ -320,13 +323,17 @@ impl Shares {
     /// Whether the region has nothing by an allocation that counts.
     fn owns_nothing(&self) -> bool {
         let has_all = self.guard.as_ref().is_some_and(|guard| matches!(guard.of, Shared::Limit { .. }));
-        self.terms.is_empty() && !has_all
+        self.splits.is_empty() && !has_all
     }
 
     /// A region's variant of a limit.
     fn piece(&self, algorithm: &Algorithm, part: Part) -> Algorithm {
-        let until_ns = if mutated(Mutation::OpenSharesLast) { u64::MAX } else { self.until_ns };
-        algorithm.local(part, self.drift_ppm, self.margin_ns).after(self.left_ns).until(until_ns)
+        algorithm.local(part, self.drift_ppm, self.margin_ns).after(self.left_ns).until(self.ends_ns())
+    }
+
+    /// Variants give nothing of a window that ends later: it goes by shares of its own.
+    fn ends_ns(&self) -> u64 {
+        if mutated(Mutation::OpenSharesLast) { u64::MAX } else { self.until_ns }
     }
 
     /// Whether both make the same variants. The windows that were left under one margin need no comparison:
@@ -339,16 +346,16 @@ impl Shares {
         (self.region, &self.guard) == (others.region, &others.guard)
             && (self.drift_ppm, self.margin_ns) == (others.drift_ppm, others.margin_ns)
             && self.until_ns == others.until_ns
-            && same(&self.terms, &others.terms)
+            && same(&self.splits, &others.splits)
             && self.pools.len() == others.pools.len()
             && self.pools.iter().zip(&others.pools).all(|(own, other)| {
                 (own.until_ns, own.has_joined_since) == (other.until_ns, other.has_joined_since)
-                    && same(&own.terms, &other.terms)
+                    && same(&own.splits, &other.splits)
             })
     }
 
     /// The splits for the pool of a window, by the window's end.
-    fn of_pools(&self, end_ns: u64) -> Option<&OfPools> {
+    fn of_pools(&self, end_ns: u64) -> Option<&PoolSplits> {
         self.pools.iter().find(|of| end_ns <= of.until_ns)
     }
 }
@@ -393,7 +400,7 @@ impl Local {
         let total = algorithm.budget();
         let refill = Refill::of(algorithm);
         let rate = if algorithm.has_rate() { shares.rate() } else { 0 };
-        let all = shares.distinct(&shares.terms, total, refill);
+        let all = shares.distinct(&shares.splits, total, refill);
         let made = |units: u64| {
             // A meter needs a rate, and one of a region without any rate holds no unit anyway.
             let rate = if algorithm.has_rate() { rate.max(RATE_MIN) } else { 0 };
@@ -405,7 +412,7 @@ impl Local {
         if is_later {
             // Every allocation adds a few variants.
             for of in shares.later() {
-                let all = shares.distinct(&of.terms, total, refill);
+                let all = shares.distinct(&of.splits, total, refill);
                 let after_ns = shares.after_ns(of);
                 let with = |((units, later), piece): (StandingUnits, Algorithm)| {
                     let more = |limit: u64| {
@@ -424,7 +431,7 @@ impl Local {
         // The usual case: every cell has the same units, and needs no look at its salt.
         if !is_later
             && shares.guard.is_none()
-            && let [split] = shares.terms.as_slice()
+            && let [split] = shares.splits.as_slice()
             && let [only] = split.distinct(shares.region, total).as_slice()
         {
             let only = *only;
@@ -458,7 +465,7 @@ impl Local {
     /// windows that began since it joined, though its standing parts are nothing until all earlier ones are
     /// over.
     pub(crate) fn owns_nothing_of(&self, end_ns: u64) -> bool {
-        let is_nothing_of = |shares: &Shares| shares.of_pools(end_ns).is_none_or(|of| of.terms.is_empty());
+        let is_nothing_of = |shares: &Shares| shares.of_pools(end_ns).is_none_or(|of| of.splits.is_empty());
         self.shares.as_ref().is_some_and(|shares| shares.owns_nothing() && is_nothing_of(shares))
     }
 
@@ -490,8 +497,8 @@ impl Local {
     /// The part of a cell that is in the pool of a window, by the window's end.
     pub(crate) fn pool_of(&self, global: &Algorithm, salt: u32, end_ns: u64) -> Option<Part> {
         let shares = self.shares.as_ref()?;
-        let terms = shares.of_pools(end_ns).map_or(&[][..], |of| &of.terms);
-        shares.pool(terms, global.budget(), Refill::of(global), salt)
+        let splits = shares.of_pools(end_ns).map_or(&[][..], |of| &of.splits);
+        shares.pool(splits, global.budget(), Refill::of(global), salt)
     }
 
     /// The part of a cell's pool for each node, if all took alike; nothing if there is no pool.
@@ -540,7 +547,7 @@ impl Local {
         let last = shares.and_then(|shares| {
             let mut later = shares.later().iter().rev();
             let of = later.find(|of| end_ns > shares.after_ns(of))?;
-            Some(shares.units(&of.terms, (self.total, self.refill), salt))
+            Some(shares.units(&of.splits, self.total, self.refill, salt))
         });
         last.map_or_else(|| self.part(salt), |units| Part { rate: self.rate, units })
     }
@@ -551,7 +558,7 @@ impl Local {
         let later = shares.into_iter().flat_map(|shares| {
             shares.later().iter().map(|of| Later {
                 after_ns: shares.after_ns(of),
-                limit: shares.units(&of.terms, (self.total, self.refill), salt),
+                limit: shares.units(&of.splits, self.total, self.refill, salt),
             })
         });
         (self.units(salt), later.collect())
@@ -612,7 +619,7 @@ impl Local {
     fn units(&self, salt: u32) -> u64 {
         self.shares
             .as_deref()
-            .map_or(self.total, |shares| shares.units(&shares.terms, (self.total, self.refill), salt))
+            .map_or(self.total, |shares| shares.units(&shares.splits, self.total, self.refill, salt))
     }
 }
 
@@ -623,10 +630,10 @@ mod tests {
 
     use super::*;
 
-    fn shares(region: MemberId, terms: Vec<Arc<Split>>, guard: Option<Guard>) -> Shares {
+    fn shares(region: MemberId, splits: Vec<Arc<Split>>, guard: Option<Guard>) -> Shares {
         let until_ns = u64::MAX;
-        let pools = vec![OfPools { until_ns, terms: terms.clone(), has_joined_since: false }];
-        Shares { region, terms, until_ns, pools, guard, drift_ppm: 0, margin_ns: 0, left_ns: 0 }
+        let pools = vec![PoolSplits { until_ns, splits: splits.clone(), has_joined_since: false }];
+        Shares { region, splits, until_ns, pools, guard, drift_ppm: 0, margin_ns: 0, left_ns: 0 }
     }
 
     fn guards(nodes: u16, percent: u8) -> Vec<Shares> {
@@ -650,7 +657,7 @@ mod tests {
         ) {
             let guards = guards(nodes, percent);
             let pool = guards[0].pool(&[], total, refill, salt).expect("a pool");
-            let kept: Vec<u64> = guards.iter().map(|guard| guard.units(&guard.terms, (total, refill), salt)).collect();
+            let kept: Vec<u64> = guards.iter().map(|guard| guard.units(&guard.splits, total, refill, salt)).collect();
             prop_assert_eq!(kept.iter().sum::<u64>() + pool.units, total);
             let rates: u64 = guards.iter().map(|guard| u64::from(guard.rate())).sum();
             prop_assert!(rates + u64::from(pool.rate) <= u64::from(RATE_PARTS));
@@ -661,7 +668,7 @@ mod tests {
             prop_assert!(most - least <= 1, "{:?}", kept);
             for (guard, units) in guards.iter().zip(&kept) {
                 prop_assert_eq!(guard.pool(&[], total, refill, salt), Some(pool));
-                prop_assert!(guard.distinct(&guard.terms, total, refill).contains(units));
+                prop_assert!(guard.distinct(&guard.splits, total, refill).contains(units));
             }
         }
 
@@ -686,12 +693,12 @@ mod tests {
                     let each = nodes().map(|node| shares(MemberId(node as u16 + 1), chain.clone(), Some(guard.clone())));
                     let mut pool = None;
                     for of_node in each {
-                        let own = of_node.units(&of_node.terms, (total, refill), salt);
-                        prop_assert!(of_node.distinct(&of_node.terms, total, refill).contains(&own));
+                        let own = of_node.units(&of_node.splits, total, refill, salt);
+                        prop_assert!(of_node.distinct(&of_node.splits, total, refill).contains(&own));
                         *units += u128::from(own);
                         *rates += u64::from(of_node.rate());
-                        prop_assert!(pool.is_none() || pool == of_node.pool(&of_node.terms, total, refill, salt));
-                        pool = of_node.pool(&of_node.terms, total, refill, salt);
+                        prop_assert!(pool.is_none() || pool == of_node.pool(&of_node.splits, total, refill, salt));
+                        pool = of_node.pool(&of_node.splits, total, refill, salt);
                     }
                     let pool = pool.unwrap_or_default();
                     *units += u128::from(pool.units);
@@ -717,11 +724,11 @@ mod tests {
                 Split::new(&named.filter(|(_, weight)| *weight > 0).collect::<Vec<_>>()).ok().map(Arc::new)
             };
             let (Some(old), Some(new)) = (split(&|w| w.0), split(&|w| w.1)) else { return Ok(()) };
-            let terms = [vec![Arc::clone(&old)], vec![Arc::clone(&old), Arc::clone(&new)], vec![new]];
+            let splits = [vec![Arc::clone(&old)], vec![Arc::clone(&old), Arc::clone(&new)], vec![new]];
             let ends = [END_NS, 2 * END_NS, u64::MAX];
-            let pools: Vec<OfPools> = ends.iter().zip(&terms).map(|(until_ns, terms)| OfPools {
+            let pools: Vec<PoolSplits> = ends.iter().zip(&splits).map(|(until_ns, splits)| PoolSplits {
                 until_ns: *until_ns,
-                terms: terms.clone(),
+                splits: splits.clone(),
                 has_joined_since: false,
             }).collect();
             let edges = Edges::Every { window_ns: END_NS / 4, stagger: true };
@@ -732,7 +739,7 @@ mod tests {
             for (at, end_ns) in [END_NS, END_NS + 1, 2 * END_NS, 2 * END_NS + 1].into_iter().enumerate() {
                 let mut all = 0;
                 for region in &members {
-                    let of = Shares { pools: pools.clone(), ..shares(*region, terms[0].clone(), guard.clone()) };
+                    let of = Shares { pools: pools.clone(), ..shares(*region, splits[0].clone(), guard.clone()) };
                     // A cell may be known to have one of two limits, and not which one: it goes by the
                     // variant that gives less.
                     let larger = local(&larger, of.clone());
@@ -839,7 +846,7 @@ mod tests {
             let guards = guards(4, percent);
             let mut all = [0; 4];
             for salt in 0..4_000 {
-                let units = guards.iter().map(|guard| guard.units(&guard.terms, (total, Refill::Rate), salt));
+                let units = guards.iter().map(|guard| guard.units(&guard.splits, total, Refill::Rate, salt));
                 units.enumerate().for_each(|(node, units)| all[node] += units);
             }
             assert_eq!(all.iter().sum::<u64>(), 4_000 * kept, "{percent} % of {total}");

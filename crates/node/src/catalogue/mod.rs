@@ -6,6 +6,7 @@
 //! over, with its debt, when the cell is next touched.
 
 mod allocations;
+mod in_force;
 pub(crate) mod index;
 pub(crate) mod local;
 pub(crate) mod preference;
@@ -29,6 +30,7 @@ use acequia_rights::mutation::{Mutation, mutated};
 
 pub(crate) use self::{
     allocations::{Allocations, OwnAllocation},
+    in_force::InForce,
     registry::{Live, Registry, Unwritten},
 };
 pub use crate::cell::table::NUMBERS_MAX;
@@ -56,6 +58,13 @@ pub struct Catalogue {
     active: BTreeMap<u32, u32>,
     /// The limits that exist now: from id to index in `limits`.
     by_id: BTreeMap<LimitId, u32>,
+}
+
+/// A variant of a limit: the limit's slot, and the variant's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct VariantKey {
+    pub(crate) slot: u32,
+    pub(crate) variant: u16,
 }
 
 /// The limits of one domain.
@@ -142,9 +151,10 @@ impl Active {
 #[derive(Clone, Debug)]
 struct Slot {
     id: LimitId,
-    numbers: Vec<Variant>,
+    /// By number: all that the slot has ever had.
+    variants: Vec<Variant>,
     /// Whether the limit was served before a restart, unjournalled.
-    empty_handed: bool,
+    was_served_before: bool,
     /// Whether its cells are kept in the journal.
     durable: bool,
     preference: Arc<Preference>,
@@ -153,11 +163,11 @@ struct Slot {
 }
 
 impl Slot {
-    fn new(id: LimitId, empty_handed: bool) -> Self {
+    fn new(id: LimitId, was_served_before: bool) -> Self {
         Self {
             id,
-            numbers: Vec::new(),
-            empty_handed,
+            variants: Vec::new(),
+            was_served_before,
             durable: false,
             preference: Arc::default(),
             opened: Arc::default(),
@@ -291,15 +301,26 @@ impl Catalogue {
         self.domains.get(domain).map_or(&[], |domain| &domain.limits)
     }
 
+    /// All variants that a slot has ever had, by number.
+    #[inline]
+    fn variants(&self, slot: u32) -> Option<&[Variant]> {
+        Some(&self.slots.get(slot as usize)?.variants)
+    }
+
+    #[inline]
+    fn variant(&self, slot: u32, variant: u16) -> Option<&Variant> {
+        self.variants(slot)?.get(usize::from(variant))
+    }
+
     /// The whole limit's algorithm, of all regions together, under a variant.
-    pub(crate) fn global(&self, slot: u32, numbers: u16) -> Option<&Algorithm> {
-        Some(&self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?.algorithm)
+    pub(crate) fn global(&self, slot: u32, variant: u16) -> Option<&Algorithm> {
+        Some(&self.variant(slot, variant)?.algorithm)
     }
 
     /// The variant that cells were written under, as this region enforces it.
     #[inline]
-    pub(crate) fn local(&self, slot: u32, numbers: u16) -> Option<&Local> {
-        Some(&self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?.local)
+    pub(crate) fn local(&self, slot: u32, variant: u16) -> Option<&Local> {
+        Some(&self.variant(slot, variant)?.local)
     }
 
     /// The least variant that a cell may have if nothing else is known of the cell. Each region then uses no
@@ -309,57 +330,54 @@ impl Catalogue {
     }
 
     /// When the variant was replaced, or its override ended, if either happened.
-    pub(crate) fn over_at(&self, slot: u32, numbers: u16, now: Now) -> Option<Now> {
-        let own = self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?;
+    pub(crate) fn over_at(&self, slot: u32, variant: u16, now: Now) -> Option<Now> {
+        let own = self.variant(slot, variant)?;
         let over = own.ended.into_iter().chain(own.expired(now));
         over.min_by_key(|then| then.wall_ns).map(|then| then.min(now))
     }
 
     /// Whether two variants belong to the same cells, if classes have cells of their own.
     pub(crate) fn is_of_one_role(&self, slot: u32, one: u16, other: u16) -> bool {
-        let role =
-            |numbers: u16| self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?.role.as_deref();
+        let role = |variant: u16| self.variant(slot, variant)?.role.as_deref();
         role(one) == role(other)
     }
 
-    /// The variants that keys may have had at `then`, if all that is known is that the keys had `numbers`
+    /// The variants that keys may have had at `then`, if all that is known is that the keys had `variant`
     /// before and that this variant was over by then. Variants of the same role come first; others count only
     /// if there are none.
-    pub(crate) fn heirs(&self, slot: u32, numbers: u16, then: Now) -> Vec<u16> {
-        let Some(list) = self.slots.get(slot as usize).map(|slot| &slot.numbers) else {
-            return Vec::new();
-        };
-        let live = (0..list.len() as u16).filter(|n| !self.is_over(slot, *n, then));
-        let (same, others): (Vec<u16>, Vec<u16>) = live.partition(|n| self.is_of_one_role(slot, *n, numbers));
+    pub(crate) fn heirs(&self, slot: u32, variant: u16, then: Now) -> Vec<u16> {
+        let Some(all) = self.variants(slot) else { return Vec::new() };
+        let live = (0..all.len() as u16).filter(|other| !self.is_over(slot, *other, then));
+        let (same, others): (Vec<u16>, Vec<u16>) =
+            live.partition(|other| self.is_of_one_role(slot, *other, variant));
         if same.is_empty() { others } else { same }
     }
 
     /// The variant that a cell has today, as far as is known without its descriptor, and whether the variant
     /// is a guess. If the overrides are unchanged, the result is the variant of the same override; otherwise
-    /// the least of all variants. A guess stays a guess: the least variant of yesterday need not be the least
-    /// of today.
+    /// the least of all variants.
     pub(crate) fn heir(&self, slot: u32, cell: &Cell, salt: u32, now: Now) -> Option<(u16, bool)> {
-        if cell.is_guess() && !mutated(Mutation::GuessTakenForKnown) {
+        if is_variant_unknown(cell) {
             return Some((self.least_of_today(slot, salt, None)?, true));
         }
-        let numbers = cell.numbers();
-        let list = &self.slots.get(slot as usize)?.numbers;
-        let own = list.get(usize::from(numbers))?;
-        if !self.is_over(slot, numbers, now) {
-            return Some((numbers, false));
+        let variant = cell.numbers();
+        let all = self.variants(slot)?;
+        let own = all.get(usize::from(variant))?;
+        if !self.is_over(slot, variant, now) {
+            return Some((variant, false));
         }
-        let of = |generation: u32| -> Vec<u16> {
-            (0..list.len() as u16).filter(|n| list[usize::from(*n)].generation == generation).collect()
+        let of_generation = |generation: u32| -> Vec<u16> {
+            (0..all.len() as u16).filter(|other| all[usize::from(*other)].generation == generation).collect()
         };
-        let today = list.iter().find(|n| n.ended.is_none())?.generation;
-        let (old, new) = (of(own.generation), of(today));
-        let same = |(a, b): (&u16, &u16)| {
-            let (a, b) = (&list[usize::from(*a)], &list[usize::from(*b)]);
+        let today = all.iter().find(|other| other.ended.is_none())?.generation;
+        let (old, new) = (of_generation(own.generation), of_generation(today));
+        let is_same = |(a, b): (&u16, &u16)| {
+            let (a, b) = (&all[usize::from(*a)], &all[usize::from(*b)]);
             a.whose == b.whose && a.until_ns == b.until_ns && a.role == b.role
         };
-        let place = old.iter().position(|n| *n == numbers)?;
-        let expired = own.until_ns.is_some_and(|until| now.wall_ns >= until);
-        if !expired && old.len() == new.len() && old.iter().zip(&new).all(same) {
+        let place = old.iter().position(|other| *other == variant)?;
+        let has_expired = own.until_ns.is_some_and(|until| now.wall_ns >= until);
+        if !has_expired && old.len() == new.len() && old.iter().zip(&new).all(is_same) {
             return Some((*new.get(place)?, false));
         }
         Some((self.least_of_today(slot, salt, own.role.as_deref())?, true))
@@ -367,39 +385,40 @@ impl Catalogue {
 
     /// The place of a cell's variant among its limit's variants: 0 for the limit's own, and then one for each
     /// override.
-    pub(crate) fn which(&self, slot: u32, numbers: u16) -> Option<u16> {
-        let list = &self.slots.get(slot as usize)?.numbers;
-        let generation = list.get(usize::from(numbers))?.generation;
-        let before = list[..usize::from(numbers)].iter().filter(|n| n.generation == generation).count();
+    pub(crate) fn which(&self, slot: u32, variant: u16) -> Option<u16> {
+        let all = self.variants(slot)?;
+        let generation = all.get(usize::from(variant))?.generation;
+        let before = &all[..usize::from(variant)];
+        let before = before.iter().filter(|other| other.generation == generation).count();
         u16::try_from(before).ok()
     }
 
     /// Whether a limit has several variants today.
     pub(crate) fn has_several_numbers(&self, slot: u32) -> bool {
-        let Some(slot) = self.slots.get(slot as usize) else { return false };
-        slot.numbers.iter().filter(|n| n.ended.is_none()).nth(1).is_some()
+        let Some(all) = self.variants(slot) else { return false };
+        all.iter().filter(|variant| variant.ended.is_none()).nth(1).is_some()
     }
 
     /// The inverse of [`Catalogue::which`] for today's variants; `None` if the variant's override is over.
     pub(crate) fn numbers_of(&self, slot: u32, which: u16, now: Now) -> Option<u16> {
-        let list = &self.slots.get(slot as usize)?.numbers;
-        let mut live = (0..list.len() as u16).filter(|n| list[usize::from(*n)].ended.is_none());
-        live.nth(usize::from(which)).filter(|n| !self.is_over(slot, *n, now))
+        let all = self.variants(slot)?;
+        let mut live = (0..all.len() as u16).filter(|variant| all[usize::from(*variant)].ended.is_none());
+        live.nth(usize::from(which)).filter(|variant| !self.is_over(slot, *variant, now))
     }
 
     /// The least variant of today; only those of `role`, if a role is given.
     fn least_of_today(&self, slot: u32, salt: u32, role: Option<&str>) -> Option<u16> {
-        let list = &self.slots.get(slot as usize)?.numbers;
-        let live = (0..list.len() as u16).filter(|n| {
-            let n = &list[usize::from(*n)];
-            n.ended.is_none() && (role.is_none() || n.role.as_deref() == role)
+        let all = self.variants(slot)?;
+        let live = (0..all.len() as u16).filter(|variant| {
+            let variant = &all[usize::from(*variant)];
+            variant.ended.is_none() && (role.is_none() || variant.role.as_deref() == role)
         });
-        live.min_by_key(|n| {
-            let Variant { local, algorithm, .. } = &list[usize::from(*n)];
+        live.min_by_key(|variant| {
+            let Variant { local, algorithm, .. } = &all[usize::from(*variant)];
             let (part, pool) = (local.part(salt), local.pool(algorithm, salt).unwrap_or_default());
             // Variants that give fewer units in all also have no more standing units and no more in the pool,
             // in later windows too.
-            (part.units, pool.units, part.rate, pool.rate, algorithm.budget(), *n)
+            (part.units, pool.units, part.rate, pool.rate, algorithm.budget(), *variant)
         })
     }
 
@@ -414,8 +433,8 @@ impl Catalogue {
     }
 
     /// When a variant began.
-    pub(crate) fn began(&self, slot: u32, numbers: u16) -> Option<Now> {
-        Some(self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?.began)
+    pub(crate) fn began(&self, slot: u32, variant: u16) -> Option<Now> {
+        Some(self.variant(slot, variant)?.began)
     }
 
     /// Whether the slot's limit exists now.
@@ -444,28 +463,27 @@ impl Catalogue {
     }
 
     /// Whether the slot may have been charged before a restart that forgot the charges.
-    pub(crate) fn is_empty_handed(&self, slot: u32) -> bool {
-        self.slots.get(slot as usize).is_some_and(|slot| slot.empty_handed)
+    pub(crate) fn was_served_before(&self, slot: u32) -> bool {
+        self.slots.get(slot as usize).is_some_and(|slot| slot.was_served_before)
     }
 
     /// The variant with the fastest rate that a limit has had since this process started; any variant if the
     /// limit has no rate.
     pub(crate) fn fastest(&self, slot: u32) -> Option<&Algorithm> {
-        fastest(self.slots.get(slot as usize)?.numbers.iter())
+        fastest(self.variants(slot)?.iter())
     }
 
     /// The largest debt of a bucket's cell of which nothing is known, and the algorithm under which the state
     /// is written.
-    pub(crate) fn forgotten(&self, slot: u32, numbers: u16) -> Option<(&Algorithm, Inline)> {
-        let numbers = self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?;
-        Some((numbers.local.most(), numbers.forgotten))
+    pub(crate) fn forgotten(&self, key: VariantKey) -> Option<(&Algorithm, Inline)> {
+        let variant = self.variant(key.slot, key.variant)?;
+        Some((variant.local.most(), variant.forgotten))
     }
 
     /// The largest debt that a crash forgot, over a limit's live variants; `None` if there is no such debt.
     pub(crate) fn most_forgotten(&self, slot: u32, now: Now) -> Option<(&Algorithm, Inline)> {
-        let list = &self.slots.get(slot as usize)?.numbers;
-        let live = list.iter().filter(|numbers| numbers.ended.is_none());
-        let all = live.map(|numbers| (numbers.local.most(), numbers.forgotten));
+        let live = self.variants(slot)?.iter().filter(|variant| variant.ended.is_none());
+        let all = live.map(|variant| (variant.local.most(), variant.forgotten));
         all.max_by_key(|(most, words)| most.owed(words, now))
             .filter(|(most, words)| most.owed(words, now) > 0)
     }
@@ -483,60 +501,40 @@ impl Catalogue {
     /// The fewest units that any cell of a limit may have under any variant: a crash presumes that so many
     /// are spent.
     pub(crate) fn least_units(&self, slot: u32, salt: u32) -> u64 {
-        let numbers = self.least_of_today(slot, salt, None).and_then(|numbers| self.local(slot, numbers));
-        numbers.map_or(0, |local| local.part(salt).units)
+        let least = self.least_of_today(slot, salt, None).and_then(|variant| self.local(slot, variant));
+        least.map_or(0, |local| local.part(salt).units)
     }
 
     /// Whether a variant was replaced, or its override has ended: its cells have another variant now.
-    pub(crate) fn is_over(&self, slot: u32, numbers: u16, now: Now) -> bool {
-        let list = self.slots.get(slot as usize).map(|slot| &slot.numbers);
-        list.and_then(|list| list.get(usize::from(numbers)))
-            .is_some_and(|n| n.ended.is_some() || n.until_ns.is_some_and(|until| now.wall_ns >= until))
+    pub(crate) fn is_over(&self, slot: u32, variant: u16, now: Now) -> bool {
+        self.variant(slot, variant).is_some_and(|variant| {
+            variant.ended.is_some() || variant.until_ns.is_some_and(|until| now.wall_ns >= until)
+        })
     }
 
-    /// Carries a state over from the variant it was written under to the variant that the descriptor has now,
-    /// through all variants in between. If the time of a change cannot be known, the larger debt counts.
+    /// Carries a state over from the variant `from`, which it was written under, to the variant `to`, which
+    /// the descriptor has now, through all variants in between. If the time of a change cannot be known, the
+    /// larger debt counts.
     pub(crate) fn carry(
         &self,
-        slot: u32,
-        from: u16,
+        from: VariantKey,
         to: u16,
         words: &[u64],
         now: Now,
-        (descriptor, salt): (&Descriptor<'_>, u32),
+        descriptor: &Descriptor<'_>,
+        salt: u32,
     ) -> State {
-        let list = &self.slots[slot as usize].numbers;
-        let (mut at, mut words, mut since) = (from, words.to_vec(), Now::at(0));
+        let all = &self.slots[from.slot as usize].variants;
+        let (mut at, mut words, mut since) = (from.variant, words.to_vec(), Now::at(0));
         loop {
-            let old = &list[usize::from(at)];
-            let until = old.expired(now);
-            let (then, generation) = match (old.ended, until) {
-                (Some(ended), Some(until)) if until.wall_ns < ended.wall_ns => (until, old.generation),
-                (Some(ended), _) => (ended, old.generation + 1),
-                (None, Some(until)) => (until, old.generation),
-                (None, None) => (now, old.generation),
-            };
-            let whose = |n: &&u16| {
-                let n = &list[usize::from(**n)];
-                n.until_ns.is_none_or(|until| then.wall_ns < until)
-                    && n.whose.iter().all(|c| c.holds_for_first(descriptor))
-            };
-            // A limit's own variant comes first in a generation, and counts last.
-            let is_of = |n: &u16| {
-                let n = &list[usize::from(*n)];
-                n.generation == generation && n.role == old.role
-            };
-            let all: Vec<u16> = (0..list.len() as u16).filter(is_of).collect();
-            let next = match (old.ended, until) {
-                (None, None) => to,
-                _ => all.iter().skip(1).find(whose).or(all.first()).copied().unwrap_or(to),
-            };
-            let (algorithm, written) = (list[usize::from(next)].local.at(salt), old.local.at(salt));
+            let old = &all[usize::from(at)];
+            let (then, next) = next_variant(all, old, to, now, descriptor);
+            let (algorithm, written) = (all[usize::from(next)].local.at(salt), old.local.at(salt));
             let then = then.max(since).min(now);
             let mut state = algorithm.convert(written, &words, then);
-            if old.ended.is_none() && until.is_none() {
+            if old.ended.is_none() && old.expired(now).is_none() {
                 // The clock went back, or the cell has two names: the time of the change is unknown.
-                let began = list[usize::from(next)].began.min(now);
+                let began = all[usize::from(next)].began.min(now);
                 let early = algorithm.convert(written, &words, began);
                 if algorithm.covers(early.words(), state.words(), now) {
                     state = early;
@@ -553,28 +551,28 @@ impl Catalogue {
 
     /// Whether a cell's state means the same as an absent cell, under the variant it was written under and
     /// under every variant that came after.
-    pub(crate) fn is_idle(&self, slot: u32, numbers: u16, salt: u32, words: &[u64], now: Now) -> bool {
-        self.is_idle_as(slot, numbers, |local| local.at(salt), words, now)
+    pub(crate) fn is_idle(&self, slot: u32, variant: u16, salt: u32, words: &[u64], now: Now) -> bool {
+        self.is_idle_as(slot, variant, |local| local.at(salt), words, now)
     }
 
     /// As [`Catalogue::is_idle`], for a cell that new cells share.
-    pub(crate) fn is_idle_shared(&self, slot: u32, numbers: u16, words: &[u64], now: Now) -> bool {
-        self.is_idle_as(slot, numbers, Local::least, words, now)
+    pub(crate) fn is_idle_shared(&self, slot: u32, variant: u16, words: &[u64], now: Now) -> bool {
+        self.is_idle_as(slot, variant, Local::least, words, now)
     }
 
     fn is_idle_as(
         &self,
         slot: u32,
-        numbers: u16,
+        variant: u16,
         of: impl Fn(&Local) -> &Algorithm,
         words: &[u64],
         now: Now,
     ) -> bool {
-        let Some(list) = self.slots.get(slot as usize).map(|slot| &slot.numbers) else { return false };
-        let Some(own) = list.get(usize::from(numbers)) else { return false };
+        let Some(all) = self.variants(slot) else { return false };
+        let Some(own) = all.get(usize::from(variant)) else { return false };
         let written = of(&own.local);
         let idle = written.is_idle(words, now);
-        if !idle || !self.is_over(slot, numbers, now) {
+        if !idle || !self.is_over(slot, variant, now) {
             return idle;
         }
         let until = own.expired(now);
@@ -584,8 +582,8 @@ impl Catalogue {
             (None, None) => now,
         };
         written.is_idle(words, over)
-            || list.iter().filter(|n| n.generation >= own.generation).all(|n| {
-                let later = of(&n.local);
+            || all.iter().filter(|other| other.generation >= own.generation).all(|other| {
+                let later = of(&other.local);
                 let state = later.convert(written, words, over);
                 later.is_idle(state.words(), now)
             })
@@ -594,5 +592,40 @@ impl Catalogue {
 
 /// The algorithm with the fastest rate.
 fn fastest<'n>(all: impl Iterator<Item = &'n Variant>) -> Option<&'n Algorithm> {
-    all.map(|numbers| &numbers.algorithm).reduce(|a, b| if a.is_slower(b) { b } else { a })
+    all.map(|variant| &variant.algorithm).reduce(|a, b| if a.is_slower(b) { b } else { a })
+}
+
+/// A guess stays a guess until a request or a peer tells the variant: the least variant of yesterday need not
+/// be the least of today.
+fn is_variant_unknown(cell: &Cell) -> bool {
+    cell.is_guess() && !mutated(Mutation::GuessTakenForKnown)
+}
+
+/// The variant that a descriptor had after `old`, and when that began; `to` if `old` has not ended.
+fn next_variant(
+    all: &[Variant],
+    old: &Variant,
+    to: u16,
+    now: Now,
+    descriptor: &Descriptor<'_>,
+) -> (Now, u16) {
+    let (then, generation) = match (old.ended, old.expired(now)) {
+        (Some(ended), Some(until)) if until.wall_ns < ended.wall_ns => (until, old.generation),
+        (Some(ended), _) => (ended, old.generation + 1),
+        (None, Some(until)) => (until, old.generation),
+        (None, None) => return (now, to),
+    };
+    let is_its = |number: &&u16| {
+        let variant = &all[usize::from(**number)];
+        variant.until_ns.is_none_or(|until| then.wall_ns < until)
+            && variant.whose.iter().all(|condition| condition.holds_for_first(descriptor))
+    };
+    // A limit's own variant comes first in a generation, and counts last.
+    let is_of = |number: &u16| {
+        let variant = &all[usize::from(*number)];
+        variant.generation == generation && variant.role == old.role
+    };
+    let of_generation: Vec<u16> = (0..all.len() as u16).filter(is_of).collect();
+    let its_override = of_generation.iter().skip(1).find(is_its);
+    (then, its_override.or(of_generation.first()).copied().unwrap_or(to))
 }

@@ -18,12 +18,15 @@ use acequia_rights::{
 
 use super::{
     Active, Allocations, Catalogue, CatalogueFault, Change, ChangeKind, Domain, LIMITS_MAX, NUMBERS_MAX,
-    OwnAllocation, Scheduled, Slot, Variant, fastest,
+    OwnAllocation, Scheduled, Slot, Variant, VariantKey, fastest,
 };
-use crate::catalogue::{
-    index::Index,
-    local::{Local, OfPools, Shares, drains_ns},
-    preference::Preference,
+use crate::{
+    catalogue::{
+        index::Index,
+        local::{Local, PoolSplits, Shares, drains_ns},
+        preference::Preference,
+    },
+    cell::record::{is_debt_rewritten, is_overdraft_kept, presumed_spent_at},
 };
 
 /// Makes catalogues, and remembers all that must outlive a catalogue.
@@ -40,8 +43,8 @@ pub(crate) struct Registry {
     retired: Vec<Scheduled>,
     /// Whether limits may be forgotten because they are over by the wall clock.
     is_dated: bool,
-    /// When a crash forgot all unjournalled state: as [`crate::Config::empty_handed`].
-    empty_handed: Option<Now>,
+    /// When a crash forgot all unjournalled state: as [`crate::Config::after_crash`].
+    after_crash: Option<Now>,
     unwritten: Unwritten,
 }
 
@@ -66,7 +69,8 @@ pub(crate) struct Unwritten {
 /// A variant that a limit's cells have now.
 #[derive(Debug)]
 pub(crate) struct Live {
-    pub(crate) numbers: u16,
+    /// Its number among all variants of the slot.
+    pub(crate) number: u16,
     pub(crate) global: Algorithm,
     pub(crate) local: Local,
 }
@@ -85,7 +89,7 @@ impl Registry {
         key: &HashKey,
         durable: bool,
         sharing: Option<Allocations>,
-        empty_handed: Option<Now>,
+        after_crash: Option<Now>,
     ) -> Self {
         let none = Slot::new(LimitId(0), false);
         Self {
@@ -97,7 +101,7 @@ impl Registry {
             active: Vec::new(),
             retired: Vec::new(),
             is_dated: true,
-            empty_handed: empty_handed.filter(|_| !mutated(Mutation::CrashForgetsSpent)),
+            after_crash: presumed_spent_at(after_crash),
             unwritten: Unwritten::default(),
         }
     }
@@ -112,7 +116,7 @@ impl Registry {
     ) -> Result<(), CatalogueFault> {
         for scheduled in &schedule {
             let slot = self.slot(&scheduled.limit)?;
-            self.slots[slot as usize].empty_handed = !self.is_durable(&scheduled.limit);
+            self.slots[slot as usize].was_served_before = !self.is_durable(&scheduled.limit);
         }
         // Limits that are over stay too: by a wrong wall clock they may only seem over.
         self.retired = Vec::new();
@@ -227,12 +231,12 @@ impl Registry {
     /// How long units spent under any variant that this process knows may count ([`drains_ns`]).
     pub(crate) fn drains_ns(&self, limit: &Limit) -> u64 {
         let Some(slot) = self.by_id.get(&limit.id) else { return 0 };
-        let all = self.slots[*slot as usize].numbers.iter().map(|numbers| &numbers.algorithm);
-        let own = std::iter::once(&limit.algorithm);
-        let all: Vec<&Algorithm> = all.chain(own).filter(|algorithm| algorithm.budget() > 0).collect();
-        if mutated(Mutation::DrainAsOfNow) || !limit.algorithm.has_rate() {
+        if !drains_by_earlier_variants(limit) {
             return 0;
         }
+        let all = self.slots[*slot as usize].variants.iter().map(|variant| &variant.algorithm);
+        let own = std::iter::once(&limit.algorithm);
+        let all: Vec<&Algorithm> = all.chain(own).filter(|algorithm| algorithm.budget() > 0).collect();
         drains_ns(&all)
     }
 
@@ -247,14 +251,14 @@ impl Registry {
                 allocations.iter().map(|allocation| allocation.split.clone()).collect();
             splits.unwrap_or_default()
         };
-        let pools = counting.pools.iter().map(|(until_ns, allocations)| OfPools {
+        let pools = counting.pools.iter().map(|(until_ns, allocations)| PoolSplits {
             until_ns: *until_ns,
-            terms: splits(allocations),
+            splits: splits(allocations),
             has_joined_since: allocations.iter().any(|allocation| allocation.is_before),
         });
         Some(Arc::new(Shares {
             region: sharing.region,
-            terms: splits(&counting.allocations),
+            splits: splits(&counting.allocations),
             until_ns: counting.until_ns,
             pools: pools.collect(),
             guard: sharing.guard.clone(),
@@ -308,7 +312,7 @@ impl Registry {
     }
 
     /// Adopts other shares, which take effect at the next change of limits.
-    pub(crate) fn set_terms(&mut self, allocations: Allocations) {
+    pub(crate) fn set_allocations(&mut self, allocations: Allocations) {
         self.sharing = Some(allocations);
     }
 
@@ -325,14 +329,13 @@ impl Registry {
     }
 
     /// The variants that a limit's cells have now, the limit's own first.
-    pub(crate) fn numbers_of(&self, active: &Active) -> Vec<Live> {
-        let list = &self.slots[active.slot as usize].numbers;
-        let live = active.all_numbers();
-        live.map(|numbers| {
-            let n = &list[usize::from(numbers)];
-            Live { numbers, global: n.algorithm.clone(), local: n.local.clone() }
-        })
-        .collect()
+    pub(crate) fn live_variants(&self, active: &Active) -> Vec<Live> {
+        let all = &self.slots[active.slot as usize].variants;
+        let live = active.all_numbers().map(|number| {
+            let variant = &all[usize::from(number)];
+            Live { number, global: variant.algorithm.clone(), local: variant.local.clone() }
+        });
+        live.collect()
     }
 
     /// The largest error of wall clocks, if limits are shared.
@@ -353,11 +356,11 @@ impl Registry {
     /// A cell of which nothing is known owes at least as much as `words` did under `written`. An earlier
     /// process wrote this debt, which a crash before it forgot.
     pub(crate) fn learn_forgotten(&mut self, slot: u32, written: &Algorithm, words: &[u64], now: Now) {
-        let live = self.slots[slot as usize].numbers.iter_mut().filter(|n| n.ended.is_none());
-        for numbers in live {
-            let most = numbers.local.most();
+        let live = self.slots[slot as usize].variants.iter_mut().filter(|variant| variant.ended.is_none());
+        for variant in live {
+            let most = variant.local.most();
             let known = most.convert_sometime(written, words, now);
-            numbers.forgotten = larger(most, [State::Inline(numbers.forgotten), known], now);
+            variant.forgotten = larger(most, [State::Inline(variant.forgotten), known], now);
         }
     }
 
@@ -366,26 +369,26 @@ impl Registry {
     pub(crate) fn correct_start(&mut self, corrected_ns: i64, now: Now) {
         self.is_dated = true;
         self.reopen(now);
-        if let Some(crashed) = &mut self.empty_handed {
+        if let Some(crashed) = &mut self.after_crash {
             crashed.wall_ns = crashed.wall_ns.saturating_add_signed(corrected_ns);
         }
         let by_ns = corrected_ns.min(0).unsigned_abs();
-        for numbers in self.slots.iter_mut().flat_map(|slot| &mut slot.numbers) {
-            let most = numbers.local.most();
+        for variant in self.slots.iter_mut().flat_map(|slot| &mut slot.variants) {
+            let most = variant.local.most();
             if most.has_rate()
                 && by_ns > 0
-                && numbers.forgotten != [0, 0]
-                && let State::Inline(words) = most.later_than_said(&numbers.forgotten, by_ns, now)
+                && variant.forgotten != [0, 0]
+                && let State::Inline(words) = most.later_than_said(&variant.forgotten, by_ns, now)
             {
-                numbers.forgotten = words;
+                variant.forgotten = words;
             }
         }
     }
 
     /// As [`Catalogue::forgotten`].
-    pub(crate) fn forgotten(&self, slot: u32, numbers: u16) -> (&Algorithm, Inline) {
-        let numbers = &self.slots[slot as usize].numbers[usize::from(numbers)];
-        (numbers.local.most(), numbers.forgotten)
+    pub(crate) fn forgotten(&self, key: VariantKey) -> (&Algorithm, Inline) {
+        let variant = &self.slots[key.slot as usize].variants[usize::from(key.variant)];
+        (variant.local.most(), variant.forgotten)
     }
 
     /// Remembers the limits that are not in force any more until their cells are surely idle. `kept` are in
@@ -414,7 +417,7 @@ impl Registry {
     /// Whether the limit has been in force since the start, so that its cells are in memory.
     pub(crate) fn knows(&self, id: LimitId) -> bool {
         let slot = self.by_id.get(&id);
-        slot.is_some_and(|slot| !self.slots[*slot as usize].numbers.is_empty())
+        slot.is_some_and(|slot| !self.slots[*slot as usize].variants.is_empty())
     }
 
     /// Checks everything that could go wrong, before anything is changed.
@@ -432,7 +435,7 @@ impl Registry {
             match self.by_id.get(&limit.id) {
                 None => fresh += 1,
                 Some(slot) => {
-                    let had = self.slots[*slot as usize].numbers.len();
+                    let had = self.slots[*slot as usize].variants.len();
                     if had + sets > NUMBERS_MAX {
                         return Err(CatalogueFault::TooManyNumbers(limit.path()));
                     }
@@ -461,109 +464,151 @@ impl Registry {
         // Among regions, a limit may come and go with versions that a crash forgot; and a bucket may have
         // been unjournalled before.
         let journalled = self.is_durable(limit) && !limit.algorithm.has_rate();
-        let empty_handed = self.sharing.is_some() && !journalled;
-        self.slots.push(Slot::new(limit.id, empty_handed));
+        let was_served_before = self.sharing.is_some() && !journalled;
+        self.slots.push(Slot::new(limit.id, was_served_before));
         self.by_id.insert(limit.id, slot);
         Ok(slot)
     }
 
+    /// Puts a limit in force. It keeps its variants if its numbers and shares are unchanged.
     fn activate(&mut self, scheduled: Scheduled, now: Now) -> Result<Active, CatalogueFault> {
         let Scheduled { limit, until_ns } = scheduled;
         let slot = self.slot(&limit)?;
+        self.slots[slot as usize].prefer(Preference::new(&limit.sharing));
         let durable = self.is_durable(&limit);
-        let preference = Preference::new(&limit.sharing);
-        if *self.slots[slot as usize].preference != preference {
-            self.slots[slot as usize].preference = Arc::new(preference);
-        }
         let shares = self.shares_of(&limit, now);
-        let same_shares = |local: &Local| local.is_of(shares.as_ref());
-        let Slot { numbers: list, empty_handed, durable: kept, .. } = &mut self.slots[slot as usize];
-        let spent = self.empty_handed.filter(|_| *empty_handed || (self.sharing.is_some() && !durable));
-        let wanted = limit.number_sets();
-        let role_of = |set: &NumberSet<'_>| -> Option<Box<str>> {
-            Some(limit.classes.as_ref()?.role_name(set.role?).into())
-        };
-        let live: Vec<u16> =
-            (0..list.len() as u16).filter(|n| list[usize::from(*n)].ended.is_none()).collect();
-        let same = |(number, wanted): (&u16, &NumberSet<'_>)| {
-            let n = &list[usize::from(*number)];
-            n.algorithm == *wanted.algorithm
-                && n.until_ns == wanted.until_ns
-                && n.whose == wanted.whose
-                && n.role == role_of(wanted)
-                && same_shares(&n.local)
-        };
-        let used = if live.len() == wanted.len() && live.iter().zip(&wanted).all(same) {
+        let live = self.slots[slot as usize].live();
+        let variants = if self.slots[slot as usize].are_as_wanted(&live, &limit, shares.as_ref()) {
             live
         } else {
-            if list.len() + wanted.len() > NUMBERS_MAX {
-                return Err(CatalogueFault::TooManyNumbers(limit.path()));
-            }
-            // All variants begin anew, so that the time of the change is known for every cell.
-            let generation = list.iter().map(|n| n.generation).max().map_or(1, |last| last + 1);
-            let used: Vec<u16> = (list.len()..list.len() + wanted.len()).map(|n| n as u16).collect();
-            for set in wanted {
-                let role = role_of(&set);
-                let NumberSet { algorithm, whose, until_ns, .. } = set;
-                let (algorithm, whose) = (algorithm.into_owned(), whose.to_vec());
-                let local = localise(&algorithm, shares.as_ref());
-                let before = live.iter().map(|n| &list[usize::from(*n)]);
-                let forgotten = forgotten_by(&local, before, spent, now);
-                let ended = None;
-                list.push(Variant {
-                    algorithm,
-                    local,
-                    forgotten,
-                    began: now,
-                    whose,
-                    role,
-                    ended,
-                    until_ns,
-                    generation,
-                });
-            }
-            let of = |numbers: &[u16]| {
-                let of = numbers.iter().map(|n| &list[usize::from(*n)]);
-                fastest(of)
-            };
-            // The variant of an earlier process, or of an earlier limit of this name, is not known.
-            let is_slowed = of(&used).is_some_and(|new| of(&live).is_none_or(|old| new.is_slower(old)));
-            if is_slowed && limit.algorithm.has_rate() && !mutated(Mutation::RefundAfterSlowing) {
-                self.unwritten.slowed.push(limit.id);
-            }
-            if self.durable && limit.algorithm.has_rate() {
-                self.unwritten.renumbered(slot, durable, list, (&live, &used));
-            }
-            for number in live {
-                list[usize::from(number)].ended = Some(now);
-            }
-            used
+            self.renumber(slot, &live, &limit, shares.as_ref(), now)?
         };
-        let local = list[usize::from(used[0])].local.clone();
-        if durable && !*kept {
+        let has_store = self.sharing.as_ref().is_some_and(|allocations| allocations.guard.is_some());
+        let of_slot = &mut self.slots[slot as usize];
+        if durable && !of_slot.durable {
             self.unwritten.kept.push(slot);
         }
-        *kept = durable;
-        let tagger = Tagger::new(&self.key, limit.id);
-        let ends = |numbers: &&u16| list[usize::from(**numbers)].until_ns.is_some();
-        let expiring = used.iter().filter(ends).copied().collect();
-        let has_store = self.sharing.as_ref().is_some_and(|allocations| allocations.guard.is_some());
-        let closes = has_store && limit.spec.on_store_loss == OnStoreLoss::Closed;
+        of_slot.durable = durable;
+        let ends = |number: &&u16| of_slot.variants[usize::from(**number)].until_ns.is_some();
         Ok(Active {
-            limit,
             until_ns,
             durable,
             live: None,
             slot,
-            tagger,
-            numbers: used[0],
-            other_numbers: used[1..].to_vec(),
-            expiring,
-            local,
-            closes,
-            opened: Arc::clone(&self.slots[slot as usize].opened),
+            tagger: Tagger::new(&self.key, limit.id),
+            numbers: variants[0],
+            other_numbers: variants[1..].to_vec(),
+            expiring: variants.iter().filter(ends).copied().collect(),
+            local: of_slot.variants[usize::from(variants[0])].local.clone(),
+            closes: has_store && limit.spec.on_store_loss == OnStoreLoss::Closed,
+            opened: Arc::clone(&of_slot.opened),
+            limit,
         })
     }
+
+    /// Begins new variants of a limit instead of `live`, and returns them. All variants begin anew, so that
+    /// the time of the change is known for every cell.
+    fn renumber(
+        &mut self,
+        slot: u32,
+        live: &[u16],
+        limit: &Limit,
+        shares: Option<&Arc<Shares>>,
+        now: Now,
+    ) -> Result<Vec<u16>, CatalogueFault> {
+        let durable = self.is_durable(limit);
+        let Slot { variants: all, was_served_before, .. } = &mut self.slots[slot as usize];
+        let wanted = limit.number_sets();
+        if all.len() + wanted.len() > NUMBERS_MAX {
+            return Err(CatalogueFault::TooManyNumbers(limit.path()));
+        }
+        let may_be_spent = *was_served_before || (self.sharing.is_some() && !durable);
+        let spent = self.after_crash.filter(|_| may_be_spent);
+        let generation = all.iter().map(|variant| variant.generation).max().map_or(1, |last| last + 1);
+        let begun: Vec<u16> = (all.len()..all.len() + wanted.len()).map(|number| number as u16).collect();
+        for set in wanted {
+            let role = role_of(limit, &set);
+            let NumberSet { algorithm, whose, until_ns, .. } = set;
+            let (algorithm, whose) = (algorithm.into_owned(), whose.to_vec());
+            let local = localise(&algorithm, shares);
+            let before = live.iter().map(|number| &all[usize::from(*number)]);
+            let forgotten = forgotten_by(&local, before, spent, now);
+            let (began, ended) = (now, None);
+            all.push(Variant {
+                algorithm,
+                local,
+                forgotten,
+                began,
+                whose,
+                role,
+                ended,
+                until_ns,
+                generation,
+            });
+        }
+        if limit.algorithm.has_rate() {
+            if is_slowed(all, live, &begun) && loses_what_came_back() {
+                self.unwritten.slowed.push(limit.id);
+            }
+            if self.durable {
+                self.unwritten.renumbered(slot, durable, all, live, &begun);
+            }
+        }
+        for number in live {
+            all[usize::from(*number)].ended = Some(now);
+        }
+        Ok(begun)
+    }
+}
+
+impl Slot {
+    /// The variants that have not been replaced.
+    fn live(&self) -> Vec<u16> {
+        let numbers = 0..self.variants.len() as u16;
+        numbers.filter(|number| self.variants[usize::from(*number)].ended.is_none()).collect()
+    }
+
+    /// Whether the live variants are those that the limit needs with these shares.
+    fn are_as_wanted(&self, live: &[u16], limit: &Limit, shares: Option<&Arc<Shares>>) -> bool {
+        let wanted = limit.number_sets();
+        let is_same = |(number, wanted): (&u16, &NumberSet<'_>)| {
+            let variant = &self.variants[usize::from(*number)];
+            variant.algorithm == *wanted.algorithm
+                && variant.until_ns == wanted.until_ns
+                && variant.whose == wanted.whose
+                && variant.role == role_of(limit, wanted)
+                && variant.local.is_of(shares)
+        };
+        live.len() == wanted.len() && live.iter().zip(&wanted).all(is_same)
+    }
+
+    fn prefer(&mut self, preference: Preference) {
+        if *self.preference != preference {
+            self.preference = Arc::new(preference);
+        }
+    }
+}
+
+/// The role of the cells of a set of numbers, if classes have cells of their own.
+fn role_of(limit: &Limit, set: &NumberSet<'_>) -> Option<Box<str>> {
+    Some(limit.classes.as_ref()?.role_name(set.role?).into())
+}
+
+/// Whether a limit's rate is lower from now on. The variant of an earlier process, or of an earlier limit of
+/// this name, is not known, and counts as faster.
+fn is_slowed(all: &[Variant], live: &[u16], begun: &[u16]) -> bool {
+    let of = |numbers: &[u16]| fastest(numbers.iter().map(|number| &all[usize::from(*number)]));
+    of(begun).is_some_and(|new| of(live).is_none_or(|old| new.is_slower(old)))
+}
+
+/// Units that came back by a higher rate are not known later, so charges from then are not given back.
+fn loses_what_came_back() -> bool {
+    !mutated(Mutation::RefundAfterSlowing)
+}
+
+/// Units spent under earlier variants of a bucket count until they have drained by those variants.
+fn drains_by_earlier_variants(limit: &Limit) -> bool {
+    limit.algorithm.has_rate() && !mutated(Mutation::DrainAsOfNow)
 }
 
 /// The name by which operators know a limit: its domain and its name.
@@ -614,23 +659,23 @@ fn unfinished(limit: &Limit, retired: &[&Scheduled], now: Now) -> Vec<Scheduled>
 impl Unwritten {
     /// A bucket was removed. If it is `durable`, the journal has its cells.
     fn removed(&mut self, slot: u32, durable: bool) {
-        if !durable && !mutated(Mutation::OverdrawnUnwritten) {
+        if !durable && is_overdraft_kept() {
             self.kept.push(slot);
         }
         self.forgotten.push(slot);
     }
 
-    /// A bucket has the new variants `used` instead of `live`.
-    fn renumbered(&mut self, slot: u32, durable: bool, list: &[Variant], (live, used): (&[u16], &[u16])) {
-        let most = |number: &u16| list[usize::from(*number)].local.most();
-        let pairs = || used.iter().zip(live);
-        let is_slowed = used.len() != live.len() || pairs().any(|(new, old)| most(new).is_slower(most(old)));
+    /// A bucket has the new variants `begun` instead of `live`.
+    fn renumbered(&mut self, slot: u32, durable: bool, all: &[Variant], live: &[u16], begun: &[u16]) {
+        let most = |number: &u16| all[usize::from(*number)].local.most();
+        let pairs = || begun.iter().zip(live);
+        let is_slowed = begun.len() != live.len() || pairs().any(|(new, old)| most(new).is_slower(most(old)));
         if !live.is_empty() && !durable {
             self.overdrawn.push(slot);
-        } else if !live.is_empty() && is_slowed && !mutated(Mutation::SlowedUnwritten) {
+        } else if !live.is_empty() && is_slowed && is_debt_rewritten() {
             self.kept.push(slot);
         }
-        if used.iter().any(|number| list[usize::from(*number)].forgotten != [0, 0]) {
+        if begun.iter().any(|number| all[usize::from(*number)].forgotten != [0, 0]) {
             self.forgotten.push(slot);
         }
     }
@@ -653,7 +698,7 @@ fn forgotten_by<'n>(
     if !most.has_rate() {
         return [0, 0];
     }
-    let carried = before.map(|numbers| most.convert(numbers.local.most(), &numbers.forgotten, now));
+    let carried = before.map(|variant| most.convert(variant.local.most(), &variant.forgotten, now));
     larger(most, carried.chain(spent.map(|then| most.spent_at(then, 0))), now)
 }
 

@@ -6,8 +6,9 @@ use acequia_rights::mutation::{Mutation, mutated};
 
 use crate::{
     Catalogue, Node,
+    catalogue::VariantKey,
     cell::{
-        account::{Account, CellContext},
+        account::{Account, CellContext, VariantChange, shrinks_with_pool},
         shard::{Cells, NewCell},
     },
     journal::HeapCell,
@@ -28,13 +29,13 @@ pub(crate) struct LockedCell<'a> {
 }
 
 impl LockedCell<'_> {
-    /// Runs `look` on the cell, which then has an account. A caller that opens an account must register a
+    /// Runs `act` on the cell, which then has an account. A caller that opens an account must register a
     /// rebalancer for it, or nobody drops the account. Returns `None` if there is no account and none is to
     /// be opened, if there is no room, or if the limit is not known any more.
     pub(crate) fn at<R>(
         &self,
         open: bool,
-        look: impl FnOnce(&CellContext<'_>, &mut HeapCell) -> R,
+        act: impl FnOnce(&CellContext<'_>, &mut HeapCell) -> R,
     ) -> Option<R> {
         let (slot, tag) = self.key;
         let mut cells = self.node.shards[shard_of(tag)].lock();
@@ -51,7 +52,8 @@ impl LockedCell<'_> {
             None => {
                 let local = self.catalogue.local(slot, newest)?;
                 let (algorithm, salt) = (local.at(tag.salt()), tag.salt());
-                let state = self.node.initial(self.catalogue, (slot, newest), algorithm, salt, self.now);
+                let key = VariantKey { slot, variant: newest };
+                let state = self.node.initial(self.catalogue, key, algorithm, salt, self.now);
                 let durable = self.catalogue.is_durable(slot);
                 let place = cells.insert(tag, slot, newest, NewCell::new(state, algorithm, durable));
                 if told.is_none() {
@@ -69,7 +71,7 @@ impl LockedCell<'_> {
             cells.share(place, Box::new(Account::new(&context)));
         }
         let at = cells.table.at(place).heap_place()?;
-        Some(cells.with_heap_cell(at, |cell| look(&context, cell)))
+        Some(cells.with_heap_cell(at, |cell| act(&context, cell)))
     }
 
     /// Brings the cell to its limit's present variant, or to `told`, the variant that a peer reports. Returns
@@ -83,7 +85,7 @@ impl LockedCell<'_> {
     ) -> Option<CellContext<'_>> {
         let (slot, tag) = self.key;
         let salt = tag.salt();
-        let numbers = cells.table.at(place).numbers();
+        let from = cells.table.at(place).numbers();
         // Only requests that hit the cell, and peers that they hit, know which override it has. A cell under
         // a replaced variant uses the least of today's variants until it is hit, or a peer reports its
         // variant.
@@ -99,7 +101,7 @@ impl LockedCell<'_> {
             which: self.catalogue.which(slot, heir).filter(|_| !is_guess),
             in_force: self.catalogue.is_active(slot),
         };
-        if numbers == heir {
+        if from == heir {
             if !is_guess {
                 cells.table.at_mut(place).set_numbers(heir);
             }
@@ -107,23 +109,11 @@ impl LockedCell<'_> {
         }
         // A thread with an earlier clock would bring the cell back.
         self.node.leave_behind(self.now);
-        let began = self.catalogue.began(slot, heir).unwrap_or(self.now);
         if cells.account(place).is_none() {
-            let words = cells.words(cells.table.at(place)).to_vec();
-            let old = self.catalogue.local(slot, numbers)?.at(salt);
-            let (late, early) = (
-                context.local.at(salt).resize(old, &words, self.now),
-                context.local.at(salt).resize(old, &words, began.min(self.now)),
-            );
-            let covers = context.local.at(salt).covers(early.words(), late.words(), self.now);
-            let state = if covers { early } else { late };
-            let state = self.not_less_than_forgotten((slot, heir), context.local.at(salt), salt, state);
+            let state = self.under_variant(cells, place, heir, context.local.at(salt))?;
             cells.rewrite(place, heir, state);
-        } else if !mutated(Mutation::ReshareWithoutRenumber) {
-            if let Some(cell) = cells.shared_mut(place) {
-                self.renumber(cell, (numbers, heir), &context);
-            }
-            cells.table.at_mut(place).set_numbers(heir);
+        } else {
+            self.renumber_shared(cells, place, heir, &context);
         }
         if is_guess {
             cells.table.at_mut(place).guess();
@@ -131,9 +121,33 @@ impl LockedCell<'_> {
         Some(context)
     }
 
+    /// The state of a cell without an account under another variant, `algorithm`. If the variant began
+    /// earlier and that leaves a larger debt, the larger debt counts.
+    fn under_variant(&self, cells: &Cells, place: usize, to: u16, algorithm: &Algorithm) -> Option<State> {
+        let (slot, salt) = (self.key.0, self.key.1.salt());
+        let cell = cells.table.at(place);
+        let (words, old) = (cells.words(cell), self.catalogue.local(slot, cell.numbers())?.at(salt));
+        let began = self.catalogue.began(slot, to).unwrap_or(self.now).min(self.now);
+        let (late, early) = (algorithm.resize(old, words, self.now), algorithm.resize(old, words, began));
+        let covers = algorithm.covers(early.words(), late.words(), self.now);
+        Some(self.not_less_than_forgotten(to, algorithm, salt, if covers { early } else { late }))
+    }
+
+    /// Brings a cell with an account to another variant, with its loans.
+    fn renumber_shared(&self, cells: &mut Cells, place: usize, to: u16, context: &CellContext<'_>) {
+        if mutated(Mutation::ReshareWithoutRenumber) {
+            return;
+        }
+        let from = cells.table.at(place).numbers();
+        if let Some(cell) = cells.shared_mut(place) {
+            self.renumber(cell, from, to, context);
+        }
+        cells.table.at_mut(place).set_numbers(to);
+    }
+
     /// Brings a cell with an account to another variant. If the variant began earlier and that leaves a
     /// larger debt, the larger debt counts.
-    pub(crate) fn renumber(&self, cell: &mut HeapCell, (from, to): (u16, u16), context: &CellContext<'_>) {
+    pub(crate) fn renumber(&self, cell: &mut HeapCell, from: u16, to: u16, context: &CellContext<'_>) {
         let HeapCell { account: Some(account), words, .. } = &mut *cell else {
             unreachable!("a shared cell")
         };
@@ -141,12 +155,12 @@ impl LockedCell<'_> {
         let began = self.catalogue.began(slot, to).unwrap_or(self.now);
         let old = self.catalogue.global(slot, from).zip(self.catalogue.local(slot, from));
         let before = old.map(|(global, local)| CellContext { global, local, ..*context });
-        let (grounds, times) = ((before.as_ref(), context), (began, self.now));
         let free = before.as_ref().map(|before| account.free_of_pool(words, before, self.now));
-        account.renumber(words, grounds, times, &*self.node.sessions());
-        if !mutated(Mutation::LeaseShrinksLate) {
+        let change = VariantChange { before: before.as_ref(), context, began, now: self.now };
+        account.renumber(words, &change, &*self.node.sessions());
+        if shrinks_with_pool() {
             let since_ns = self.catalogue.over_at(slot, from, self.now).unwrap_or(self.now).wall_ns;
-            account.keep_part(words, context, (since_ns, free), self.now);
+            account.keep_part(words, context, since_ns, free, self.now);
         }
         let local = context.local.at(salt);
         match (local, before) {
@@ -162,24 +176,19 @@ impl LockedCell<'_> {
                         Some(then) => owed_beside(state, &window.spent_at(then.wall_ns, salt), more),
                         None => state,
                     };
-                    self.not_less_than_forgotten((slot, to), local, salt, state)
+                    self.not_less_than_forgotten(to, local, salt, state)
                 });
             }
             _ => account.owe_forgotten(words, |algorithm, state| {
-                self.not_less_than_forgotten((slot, to), algorithm, salt, state)
+                self.not_less_than_forgotten(to, algorithm, salt, state)
             }),
         }
         cell.forget_held_of(context.global);
     }
 
-    fn not_less_than_forgotten(
-        &self,
-        numbers: (u32, u16),
-        algorithm: &Algorithm,
-        salt: u32,
-        state: State,
-    ) -> State {
-        self.node.not_less_than_forgotten(self.catalogue, numbers, (algorithm, salt), self.now, state)
+    fn not_less_than_forgotten(&self, to: u16, algorithm: &Algorithm, salt: u32, state: State) -> State {
+        let key = VariantKey { slot: self.key.0, variant: to };
+        self.node.not_less_than_forgotten(self.catalogue, key, algorithm, salt, self.now, state)
     }
 }
 

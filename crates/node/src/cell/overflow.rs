@@ -11,52 +11,85 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use acequia_limits::{Algorithm, CellTag, LimitId, Now, algorithm::State};
+use acequia_limits::{Algorithm, CellTag, Now, algorithm::State};
 
 use crate::{
-    Catalogue, Node, Row,
-    catalogue::{Registry, local::Local},
+    Catalogue, CellWrite, Node, Row,
+    catalogue::{Registry, VariantKey, local::Local},
     cell::record::CellRecord,
+    forgotten::more_than_forgotten,
     journal::{HeapCell, overflow_tag, wall_row},
-    lock, more_than_forgotten, presumed,
+    lock,
+    restore::RestoredLimit,
 };
 
-/// The limit and variant whose new cells share one cell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct OverflowKey {
-    pub(crate) slot: u32,
-    pub(crate) numbers: u16,
-}
-
-impl OverflowKey {
-    /// The cell's row for the journal.
+impl VariantKey {
+    /// The journal's row of the cell that new cells with this variant share.
     pub(crate) fn row(self, catalogue: &Catalogue, state: Option<CellRecord>) -> Option<Row> {
-        Some(Row { limit: catalogue.id(self.slot)?, tag: overflow_tag(self.numbers), state })
+        Some(Row { limit: catalogue.id(self.slot)?, tag: overflow_tag(self.variant), state })
     }
 }
 
-/// The shared cells of a node.
-pub(crate) type Overflow = BTreeMap<OverflowKey, HeapCell>;
+/// The shared cells of a node, by the variant whose new cells share one.
+pub(crate) type Overflow = BTreeMap<VariantKey, HeapCell>;
+
+/// The shared cells under their lock, and whether there are any.
+#[derive(Debug, Default)]
+pub(crate) struct SharedCells {
+    cells: Mutex<Overflow>,
+    any: AtomicBool,
+}
+
+impl SharedCells {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Overflow> {
+        lock(&self.cells)
+    }
+
+    /// Whether new cells are shared now.
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// Notes that there is a shared cell.
+    pub(crate) fn note_any(&self) {
+        self.any.store(true, Ordering::Release);
+    }
+}
+
+/// A pass that carries shared cells over to the variants that followed theirs.
+struct CarryPass<'a> {
+    node: &'a Node,
+    catalogue: &'a Catalogue,
+    shared: &'a mut Overflow,
+    now: Now,
+    /// The cells that the disk must have.
+    written: BTreeSet<VariantKey>,
+    /// Rows of cells that are gone.
+    gone: Vec<Row>,
+}
 
 impl Node {
     /// Publishes the registry's limits. The shared cells get the new variants in the same step. A thread that
     /// reads shared cells first checks that its catalogue is this one, and uses no earlier clock.
     pub(crate) fn publish(&self, registry: &Registry, now: Now) {
-        let version = self.version.load(Ordering::Acquire) + 1;
-        let (before, catalogue) = (self.catalogue(), Arc::new(registry.catalogue(version)));
+        let (before, catalogue) =
+            (self.catalogue(), Arc::new(registry.catalogue(self.limits.next_version())));
         let now = self.not_before(now);
-        let mut shared = lock(&self.overflow);
+        let mut shared = self.overflow.lock();
         if !shared.is_empty() {
             self.leave_behind(now);
             // Overrides that ended by themselves continued under the old variants.
             self.carry_shared(&before, &mut shared, None, now);
             self.carry_shared(&catalogue, &mut shared, None, now);
         }
-        *lock(&self.catalogue) = catalogue;
-        self.version.store(version, Ordering::Release);
+        self.limits.publish(catalogue);
     }
 
     /// Carries shared cells over if overrides of the limit have ended: their keys belong to other cells from
@@ -69,91 +102,17 @@ impl Node {
     }
 
     /// Carries shared cells over from ended variants to all that may have followed, for one slot or all.
-    /// Within a slot, the variant that ended first comes first.
     fn carry_shared(&self, catalogue: &Catalogue, shared: &mut Overflow, slot: Option<u32>, now: Now) {
-        let over_at = |key: &OverflowKey| catalogue.over_at(key.slot, key.numbers, now);
-        let (mut written, mut gone) = (BTreeSet::new(), Vec::new());
         let slots: BTreeSet<u32> = match slot {
             Some(slot) => [slot].into(),
             None => shared.keys().map(|key| key.slot).collect(),
         };
+        let (written, gone) = (BTreeSet::new(), Vec::new());
+        let mut pass = CarryPass { node: self, catalogue, shared, now, written, gone };
         for slot in slots {
-            let of_slot = OverflowKey { slot, numbers: 0 }..=OverflowKey { slot, numbers: u16::MAX };
-            loop {
-                let all: Vec<OverflowKey> = shared.range(of_slot.clone()).map(|(key, _)| *key).collect();
-                let ended = all.iter().filter_map(over_at);
-                let Some(then) = ended.min_by_key(|then| then.wall_ns) else { break };
-                let mut cells = Vec::new();
-                for old in all.iter().filter(|old| over_at(old) == Some(then)) {
-                    let Some(cell) = shared.remove(old) else { continue };
-                    if !cell.is_unwritten() {
-                        gone.extend(old.row(catalogue, None));
-                    }
-                    cells.push((old.numbers, cell));
-                }
-                self.carry_all(catalogue, shared, (slot, cells), (then, now), &mut written);
-            }
+            pass.carry_slot(slot);
         }
-        for key in written {
-            if let (Some(cell), Some(local)) = (shared.get_mut(&key), catalogue.local(key.slot, key.numbers))
-                && let Some(row) = key.row(catalogue, Some(CellRecord::new(local.least(), &cell.words, now)))
-            {
-                cell.ask_as_is(self.push_row(row));
-            }
-        }
-        lock(&self.rows).append(&mut gone);
-    }
-
-    /// Carries cells of one slot that ended at `then` to each variant that their keys may have had next.
-    fn carry_all(
-        &self,
-        catalogue: &Catalogue,
-        shared: &mut Overflow,
-        (slot, cells): (u32, Vec<(u16, HeapCell)>),
-        (then, now): (Now, Now),
-        written: &mut BTreeSet<OverflowKey>,
-    ) {
-        let least = |numbers: u16| catalogue.local(slot, numbers).map(Local::least);
-        let is_written = cells.iter().any(|(_, cell)| !cell.is_unwritten());
-        // There may be a thousand of each, and nearly all have the same meaning for the same words.
-        let mut olds: Vec<(u16, State)> = Vec::new();
-        for (numbers, cell) in &cells {
-            let Some(own) = least(*numbers) else { continue };
-            let state = State::Heap(cell.words.clone());
-            let same = olds.iter_mut().find(|(other, _)| {
-                catalogue.is_of_one_role(slot, *other, *numbers)
-                    && least(*other).is_some_and(|other| other.means_as(own))
-            });
-            match same {
-                Some((_, all)) => *all = own.join(all.words(), &cell.words, now),
-                None => olds.push((*numbers, state)),
-            }
-        }
-        for (old, state) in &olds {
-            let mut made: Vec<(&Algorithm, State)> = Vec::new();
-            for numbers in catalogue.heirs(slot, *old, then) {
-                let (Some(own), Some(written_under)) = (least(numbers), least(*old)) else { continue };
-                let state = match made.iter().find(|(other, _)| other.means_as(own)) {
-                    Some((_, state)) => state.clone(),
-                    None => {
-                        let at = [then, now].map(|at| own.convert(written_under, state.words(), at));
-                        let state = own.join(at[0].words(), at[1].words(), now);
-                        made.push((own, state.clone()));
-                        state
-                    }
-                };
-                let key = OverflowKey { slot, numbers };
-                let all = match shared.get(&key) {
-                    Some(there) => own.join(&there.words, state.words(), now),
-                    None => state,
-                };
-                let cell = shared.entry(key).or_default();
-                if is_written || !cell.is_unwritten() {
-                    written.insert(key);
-                }
-                cell.rewrite(self.and_forgotten(catalogue, key, own, all, now).words().to_vec());
-            }
-        }
+        pass.write();
     }
 
     /// Adds the debt of a bucket that a crash forgot. For other algorithms, the debt is counted when a key is
@@ -161,13 +120,13 @@ impl Node {
     fn and_forgotten(
         &self,
         catalogue: &Catalogue,
-        OverflowKey { slot, numbers }: OverflowKey,
+        key: VariantKey,
         least: &Algorithm,
         state: State,
         now: Now,
     ) -> State {
         match least.has_rate() {
-            true => self.not_less_than_forgotten(catalogue, (slot, numbers), (least, 0), now, state),
+            true => self.not_less_than_forgotten(catalogue, key, least, 0, now, state),
             false => state,
         }
     }
@@ -177,56 +136,64 @@ impl Node {
     /// numbers variants anew.
     pub(crate) fn restore_shared(
         &self,
-        (limit, slot): (LimitId, u32),
-        all: &[(u16, Algorithm)],
+        registry: &Registry,
+        limit: &RestoredLimit<'_>,
         shared: &[(CellTag, CellRecord)],
-        (presumed, is_kept): (Option<&Registry>, bool),
-        (error_ns, now): (Option<u64>, Now),
+        is_kept: bool,
     ) {
         let mut rows = Vec::new();
-        for (numbers, algorithm) in all {
-            let mut joined: Option<State> = None;
-            for (_, kept) in shared {
-                let Some(old) = kept.algorithm(algorithm) else { continue };
-                let state = kept.state(&old, error_ns, now);
-                let state = self.after_set_back(&old, state, None, now);
-                let state = algorithm.convert_sometime(&old, state.words(), now);
-                joined = Some(match joined {
-                    None => state,
-                    Some(first) => algorithm.join(first.words(), state.words(), now),
-                });
-            }
-            let more = |state| match presumed {
-                Some(registry) => more_than_forgotten(registry, (slot, *numbers), state, now).ok(),
+        for live in limit.all {
+            let algorithm = live.local.least();
+            let key = VariantKey { slot: limit.slot, variant: live.number };
+            let joined = self.joined(limit, algorithm, shared).and_then(|state| match limit.lost {
+                Some(_) => more_than_forgotten(registry, key, state, limit.now).ok(),
                 None => Some(state),
-            };
-            if let Some(state) = joined.and_then(more) {
+            });
+            if let Some(state) = joined {
                 let mut cell = HeapCell::new(state.words().to_vec());
                 if is_kept {
-                    let tag = overflow_tag(*numbers);
-                    let state = Some(CellRecord::new(algorithm, &cell.words, now));
-                    cell.ask_as_is(self.push_row(Row { limit, tag, state }));
+                    let tag = overflow_tag(key.variant);
+                    let state = Some(CellRecord::new(algorithm, &cell.words, limit.now));
+                    cell.ask_as_is(self.push_row(Row { limit: limit.id, tag, state }));
                     rows.push(tag);
                 }
-                lock(&self.overflow).insert(OverflowKey { slot, numbers: *numbers }, cell);
-                self.overflowing.store(true, Ordering::Release);
+                self.overflow.lock().insert(key, cell);
+                self.overflow.note_any();
             }
         }
         if is_kept {
             let gone = shared.iter().map(|(tag, _)| *tag).filter(|tag| !rows.contains(tag));
-            lock(&self.rows).extend(gone.map(|tag| Row { limit, tag, state: None }));
+            self.journal.append(gone.map(|tag| Row { limit: limit.id, tag, state: None }).collect());
         }
+    }
+
+    /// The least state that owes as much as each of these rows, under the present variant `algorithm`.
+    fn joined(
+        &self,
+        limit: &RestoredLimit<'_>,
+        algorithm: &Algorithm,
+        shared: &[(CellTag, CellRecord)],
+    ) -> Option<State> {
+        let now = limit.now;
+        let states = shared.iter().filter_map(|(_, kept)| {
+            let old = kept.algorithm(algorithm)?;
+            let state = kept.state(&old, limit.error_ns, now);
+            let state = self.clock.after_set_back(&old, state, None, now);
+            Some(algorithm.convert_sometime(&old, state.words(), now))
+        });
+        states.reduce(|first, state| algorithm.join(first.words(), state.words(), now))
     }
 
     /// Queues the shared cells of these sorted slots for the journal, unless a crash presumes at least as
     /// much debt: see `Node::write_cells`.
-    pub(crate) fn write_shared(&self, catalogue: &Catalogue, slots: &[u32], overdrawn: &[u32], now: Now) {
-        let mut shared = lock(&self.overflow);
+    pub(crate) fn write_shared(&self, write: CellWrite<'_>, slots: &[u32]) {
+        let CellWrite { catalogue, now, .. } = write;
+        let mut shared = self.overflow.lock();
         for (key, cell) in shared.iter_mut().filter(|(key, _)| slots.binary_search(&key.slot).is_ok()) {
-            let Some(local) = catalogue.local(key.slot, key.numbers) else { continue };
+            let Some(local) = catalogue.local(key.slot, key.variant) else { continue };
             let algorithm = local.least();
-            let is_presumed = algorithm.has_rate()
-                && algorithm.owed(&cell.words, now) <= presumed(catalogue, overdrawn, key.slot, 0);
+            let is_presumed =
+                algorithm.has_rate() && algorithm.owed(&cell.words, now) <= write.presumed(key.slot, 0);
             if is_presumed || algorithm.is_idle(&cell.words, now) {
                 continue;
             }
@@ -240,11 +207,11 @@ impl Node {
 
     /// Drops the idle shared cells, in memory and in the journal.
     pub(crate) fn sweep_overflow(&self, catalogue: &Catalogue, now: Now) {
-        let mut shared = lock(&self.overflow);
+        let mut shared = self.overflow.lock();
         let before = shared.len();
         let mut rows = Vec::new();
         shared.retain(|key, cell| {
-            let idle = catalogue.is_idle_shared(key.slot, key.numbers, &cell.words, now);
+            let idle = catalogue.is_idle_shared(key.slot, key.variant, &cell.words, now);
             if idle && !cell.is_unwritten() {
                 rows.extend(key.row(catalogue, None));
             }
@@ -254,9 +221,99 @@ impl Node {
             self.leave_behind(now);
         }
         if !rows.is_empty() {
-            rows.push(wall_row(now.wall_ns.max(self.left.latest_ns())));
-            lock(&self.rows).append(&mut rows);
+            rows.push(wall_row(now.wall_ns.max(self.clock.left.latest_ns())));
+            self.journal.append(rows);
         }
-        self.overflowing.store(!shared.is_empty(), Ordering::Release);
+        self.overflow.any.store(!shared.is_empty(), Ordering::Release);
+    }
+}
+
+impl CarryPass<'_> {
+    /// Carries the cells of one slot over. The variant that ended first comes first.
+    fn carry_slot(&mut self, slot: u32) {
+        let (catalogue, now) = (self.catalogue, self.now);
+        let over_at = |key: &VariantKey| catalogue.over_at(key.slot, key.variant, now);
+        let of_slot = VariantKey { slot, variant: 0 }..=VariantKey { slot, variant: u16::MAX };
+        loop {
+            let all: Vec<VariantKey> = self.shared.range(of_slot.clone()).map(|(key, _)| *key).collect();
+            let ended = all.iter().filter_map(over_at);
+            let Some(then) = ended.min_by_key(|then| then.wall_ns) else { break };
+            let mut cells = Vec::new();
+            for old in all.iter().filter(|old| over_at(old) == Some(then)) {
+                let Some(cell) = self.shared.remove(old) else { continue };
+                if !cell.is_unwritten() {
+                    self.gone.extend(old.row(catalogue, None));
+                }
+                cells.push((old.variant, cell));
+            }
+            self.carry_all(slot, &cells, then);
+        }
+    }
+
+    /// Carries cells of one slot, by variant, that ended at `then`: to each variant that their keys may have
+    /// had next.
+    fn carry_all(&mut self, slot: u32, cells: &[(u16, HeapCell)], then: Now) {
+        let (catalogue, now) = (self.catalogue, self.now);
+        let least = |variant: u16| catalogue.local(slot, variant).map(Local::least);
+        let is_written = cells.iter().any(|(_, cell)| !cell.is_unwritten());
+        for (old, state) in &self.joined(slot, cells) {
+            let mut made: Vec<(&Algorithm, State)> = Vec::new();
+            for variant in catalogue.heirs(slot, *old, then) {
+                let (Some(own), Some(written_under)) = (least(variant), least(*old)) else { continue };
+                let state = match made.iter().find(|(other, _)| other.means_as(own)) {
+                    Some((_, state)) => state.clone(),
+                    None => {
+                        let at = [then, now].map(|at| own.convert(written_under, state.words(), at));
+                        let state = own.join(at[0].words(), at[1].words(), now);
+                        made.push((own, state.clone()));
+                        state
+                    }
+                };
+                let key = VariantKey { slot, variant };
+                let all = match self.shared.get(&key) {
+                    Some(there) => own.join(&there.words, state.words(), now),
+                    None => state,
+                };
+                let cell = self.shared.entry(key).or_default();
+                if is_written || !cell.is_unwritten() {
+                    self.written.insert(key);
+                }
+                cell.rewrite(self.node.and_forgotten(catalogue, key, own, all, now).words().to_vec());
+            }
+        }
+    }
+
+    /// Joins the cells whose variants give words the same meaning. There may be a thousand cells, and nearly
+    /// all have the same meaning for the same words.
+    fn joined(&self, slot: u32, cells: &[(u16, HeapCell)]) -> Vec<(u16, State)> {
+        let catalogue = self.catalogue;
+        let least = |variant: u16| catalogue.local(slot, variant).map(Local::least);
+        let mut joined: Vec<(u16, State)> = Vec::new();
+        for (variant, cell) in cells {
+            let Some(own) = least(*variant) else { continue };
+            let same = joined.iter_mut().find(|(other, _)| {
+                catalogue.is_of_one_role(slot, *other, *variant)
+                    && least(*other).is_some_and(|other| other.means_as(own))
+            });
+            match same {
+                Some((_, all)) => *all = own.join(all.words(), &cell.words, self.now),
+                None => joined.push((*variant, State::Heap(cell.words.clone()))),
+            }
+        }
+        joined
+    }
+
+    /// Queues the rows of cells that changed, and then of those that are gone.
+    fn write(self) {
+        for key in self.written {
+            if let (Some(cell), Some(local)) =
+                (self.shared.get_mut(&key), self.catalogue.local(key.slot, key.variant))
+                && let Some(row) =
+                    key.row(self.catalogue, Some(CellRecord::new(local.least(), &cell.words, self.now)))
+            {
+                cell.ask_as_is(self.node.push_row(row));
+            }
+        }
+        self.node.journal.append(self.gone);
     }
 }

@@ -159,12 +159,44 @@ impl CellRecord {
     /// today's was anchored to the wall clock anew: their difference proves less.
     pub(crate) fn state(&self, algorithm: &Algorithm, error_ns: Option<u64>, now: Now) -> State {
         let state = algorithm.redated(&self.words, self.written_ns, now);
-        let Some(error_ns) = error_ns.filter(|_| !mutated(Mutation::TrustAnchor)) else { return state };
+        let Some(error_ns) = error_ns.filter(|_| is_anchor_doubted()) else { return state };
         let surely_ns = now.wall_ns.saturating_sub(self.written_wall_ns).saturating_sub(2 * error_ns);
         let by_clock_ns = now.steady_ns.saturating_sub(self.written_ns);
         let ahead_ns = by_clock_ns.saturating_sub(surely_ns);
         if ahead_ns == 0 { state } else { algorithm.delayed(state.words(), ahead_ns) }
     }
+}
+
+/// When cells that a crash forgot count as spent: at the crash.
+pub(crate) fn presumed_spent_at(crashed: Option<Now>) -> Option<Now> {
+    crashed.filter(|_| !mutated(Mutation::CrashForgetsSpent))
+}
+
+/// The debt of cells that a crash forgot is written, so that the next process presumes it, too.
+pub(crate) fn is_forgotten_debt_kept() -> bool {
+    !mutated(Mutation::ForgottenUnwritten)
+}
+
+/// A bucket's debt beyond what a crash presumes is written, though the bucket is not journalled.
+pub(crate) fn is_overdraft_kept() -> bool {
+    !mutated(Mutation::OverdrawnUnwritten)
+}
+
+/// Whether the disk may say of an unjournalled cell that it owes more than a crash presumes. For all
+/// algorithms but buckets, a crash presumes the most that a cell may owe.
+pub(crate) fn may_be_overdrawn(algorithm: &Algorithm) -> bool {
+    algorithm.has_rate() && is_overdraft_kept()
+}
+
+/// A bucket's debt is written again with a variant under which it drains otherwise: the disk has the debt
+/// under the variant before, which may drain more quickly, or not at all.
+pub(crate) fn is_debt_rewritten() -> bool {
+    !mutated(Mutation::SlowedUnwritten)
+}
+
+/// Among regions, a steady clock proves nothing about the time from before its start.
+fn is_anchor_doubted() -> bool {
+    !mutated(Mutation::TrustAnchor)
 }
 
 #[cfg(test)]

@@ -177,12 +177,13 @@ impl Cells {
     }
 
     /// The state kept for a cell of a soft limit.
-    pub(crate) fn soft(&self, key: (u32, CellTag)) -> Option<&SoftState> {
-        self.soft.get(&key)
+    pub(crate) fn soft(&self, slot: u32, tag: CellTag) -> Option<&SoftState> {
+        self.soft.get(&(slot, tag))
     }
 
     /// Keeps the state of a cell of a soft limit; says whether there is room.
-    pub(crate) fn keep_soft(&mut self, key: (u32, CellTag), state: SoftState, now: Now) -> bool {
+    pub(crate) fn keep_soft(&mut self, slot: u32, tag: CellTag, state: SoftState, now: Now) -> bool {
+        let key = (slot, tag);
         if self.soft.len() >= SOFT_MAX && !self.soft.contains_key(&key) {
             self.soft.retain(|_, state| now.steady_ns < state.ends_ns);
         }

@@ -30,11 +30,7 @@ pub use self::{
     settle::{Refunded, Settled},
     shared::{KeptAt, SharedAnswer},
 };
-use crate::{
-    CellRecord, Node, Row,
-    journal::{CHARGES, ROW_BYTES},
-    lock,
-};
+use crate::{CellRecord, Node, Row, journal::CHARGES, lock};
 
 /// Locks over the records: requests with names rarely wait for each other.
 const SHARDS: usize = 16;
@@ -352,7 +348,7 @@ impl Node {
 
     /// Charges that a crash forgot are not given back.
     fn forgets_charges(&self) -> bool {
-        self.config.after_crash.is_some() && !mutated(Mutation::RefundForgotten)
+        self.setup.config.after_crash.is_some() && !mutated(Mutation::RefundForgotten)
     }
 
     /// Ends reservations that nobody settled in time, and forgets old records.
@@ -369,8 +365,7 @@ impl Node {
                 records.lapses.remove(&(until_ns, id));
             }
         }
-        let waiting = lock(&self.rows).len() + self.rows_in_hand.load(Ordering::Relaxed);
-        self.beside_bytes.store(bytes + waiting * ROW_BYTES, Ordering::Relaxed);
+        self.journal.count_beside(bytes);
         // One shard at a time: all owners of the shard are visited.
         let turn = self.charges.turn.fetch_add(1, Ordering::Relaxed);
         let mut records = lock(&self.charges.shards[turn % SHARDS]);
@@ -384,7 +379,7 @@ impl Node {
 
     /// Queues a record for the journal, if there is one; returns the batch, or 0.
     pub(crate) fn push_charge(&self, row: Row) -> u64 {
-        if self.config.durable { self.push_row(row) } else { 0 }
+        if self.setup.config.durable { self.push_row(row) } else { 0 }
     }
 
     /// The node's records of charges, for metrics.

@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     Catalogue, CellRecord, Node, Row,
+    catalogue::VariantKey,
     cell::{
         account::{Account, CellContext},
         locked_cell::LockedCell,
@@ -220,7 +221,8 @@ impl Node {
                     let Some(numbers) = catalogue.newest_numbers(slot, salt) else { continue };
                     let Some(local) = catalogue.local(slot, numbers) else { continue };
                     let algorithm = local.at(salt);
-                    let state = self.initial(&catalogue, (slot, numbers), algorithm, salt, now);
+                    let key = VariantKey { slot, variant: numbers };
+                    let state = self.initial(&catalogue, key, algorithm, salt, now);
                     while !cells.table.has_room(1) {
                         cells.table.grow(usize::MAX);
                     }

@@ -78,10 +78,10 @@ impl Node {
 
     /// Where the region's store keeps a group; `None` as for [`Node::kept_at`].
     pub fn kept_in(&self, group: u16) -> Option<KeptAt> {
-        if self.store_outages.is_lost(CellTag(group.into())) {
+        if self.store.outages.is_lost(CellTag(group.into())) {
             return None;
         }
-        self.places.get(group)
+        self.store.places.get(group)
     }
 
     /// Whether this node remembers a charge under the name.
@@ -94,7 +94,7 @@ impl Node {
     /// it does not stand for long enough.
     pub fn share_answer(&self, id: ChargeId, generation: Generation, now: Now) -> Option<SharedAnswer> {
         let now = self.not_before(now);
-        let who = self.places.who();
+        let who = self.store.places.who();
         let mut records = self.charges.lock(id);
         let keep_ns = self.charges.keep().keep_ns;
         let record = records.all.get_mut(&id.0).filter(|record| record.is_open())?;

@@ -1,7 +1,5 @@
 //! Charges a hit: whether a charge is due, in which cell, and what must be on disk first.
 
-use std::sync::atomic::Ordering;
-
 use acequia_limits::{Algorithm, CellTag, Charge, Mode, algorithm::State};
 
 use super::{
@@ -11,8 +9,9 @@ use super::{
 };
 use crate::{
     Active, CellRecord, Row,
+    catalogue::VariantKey,
     cell::{
-        overflow::{Overflow, OverflowKey},
+        overflow::Overflow,
         record::Pledge,
         shard::{Cells, NewCell},
     },
@@ -102,8 +101,8 @@ impl Check<'_, '_> {
             }
             CellSource::Shared => {
                 let Some(shared) = shared else { unreachable!("locked for every shared hit") };
-                self.node.overflowing.store(true, Ordering::Release);
-                let key = OverflowKey { slot: active.slot, numbers: hit.numbers };
+                self.node.overflow.note_any();
+                let key = VariantKey { slot: active.slot, variant: hit.numbers };
                 let cell = shared.entry(key).or_insert_with(|| {
                     let state = state.unwrap_or_else(|| algorithm.fresh());
                     HeapCell::new(state.words().to_vec())

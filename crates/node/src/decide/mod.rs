@@ -9,7 +9,7 @@ mod probe;
 mod recorded;
 mod soft;
 
-use std::sync::{Arc, MutexGuard, atomic::Ordering};
+use std::sync::{Arc, MutexGuard};
 
 use acequia_limits::{Algorithm, CellTag, Descriptor, Mode, Now, Reason, Request, Verdict, algorithm::State};
 use acequia_rights::mutation::{Mutation, mutated};
@@ -26,15 +26,15 @@ use self::{
 };
 use crate::{
     Active, Catalogue, Node,
-    catalogue::local::Local,
+    catalogue::{VariantKey, local::Local},
     cell::{
         account::{Account, CellContext},
         locked_cell::LockedCell,
-        overflow::{Overflow, OverflowKey},
+        overflow::Overflow,
         shard::{Cells, NewCell},
     },
     journal::HeapCell,
-    journal_tag, lock, shard_of,
+    journal_tag, shard_of,
 };
 
 /// How many limits may match a request before memory is allocated.
@@ -177,7 +177,7 @@ impl Asker {
     }
 
     fn load_catalogue(&mut self) {
-        if self.node.version.load(Ordering::Acquire) != self.catalogue.version {
+        if !self.node.limits.is_latest(&self.catalogue) {
             self.catalogue = self.node.catalogue();
         }
     }
@@ -277,7 +277,7 @@ impl<'a> Check<'a, '_> {
             if hit.account != Called::Quiet {
                 self.attend(hit, &answer.limits[0], &mut cells);
             }
-            if self.node.store_outages.any() {
+            if self.node.store.outages.any() {
                 self.count_guarded(hit, &answer.limits[0]);
             }
         }
@@ -338,7 +338,7 @@ impl<'a> Check<'a, '_> {
             // shared cell. If any cell is shared, this one may owe something there.
             None if hit.place == CellSource::Absent
                 && cells.table.has_room(1)
-                && !self.node.overflowing.load(Ordering::Acquire) =>
+                && !self.node.overflow.any() =>
             {
                 let active = self.limit(hit);
                 let algorithm = self.algorithm(hit);
@@ -349,7 +349,7 @@ impl<'a> Check<'a, '_> {
         };
         let mut account = Box::new(Account::new(&context));
         let needed = hit.units.saturating_add(hit.leaves(account.algorithm.budget()));
-        account.offer((hit.units, needed), verdict, self.now);
+        account.offer(hit.units, needed, verdict, self.now);
         account.flag();
         cells.share(place, account);
         true
@@ -422,7 +422,7 @@ impl<'a> Check<'a, '_> {
                     self.attend(hit, limit, cells_of(&mut guards, hit.tag));
                 }
             }
-            if self.node.store_outages.any() {
+            if self.node.store.outages.any() {
                 hits.iter().zip(&answer.limits).for_each(|(hit, limit)| self.count_guarded(hit, limit));
             }
         }
@@ -444,7 +444,7 @@ impl<'a> Check<'a, '_> {
         if !hits.iter().any(is_new) {
             return Ok(None);
         }
-        let crowded = || self.node.overflowing.load(Ordering::Acquire);
+        let crowded = || self.node.overflow.any();
         let is_shared = hits.iter().any(|hit| hit.place == CellSource::Shared) || crowded();
         let shared = if is_shared { Some(self.lock_overflow(hits)?) } else { None };
         // Since the hits were looked up, a thread with a later clock may have dropped the shared cells.
@@ -455,10 +455,10 @@ impl<'a> Check<'a, '_> {
     /// or to the variant after an override that has not ended by this thread's clock.
     #[cold]
     fn lock_overflow(&self, hits: &[Hit]) -> Result<MutexGuard<'a, Overflow>, Stale> {
-        let shared = lock(&self.node.overflow);
+        let shared = self.node.overflow.lock();
         let left = Now { wall_ns: self.node.wall_high_ns(), ..self.now };
         let has_ended = |hit: &Hit| self.catalogue.is_over(self.limit(hit).slot, hit.numbers, left);
-        if self.node.version.load(Ordering::Acquire) != self.catalogue.version || hits.iter().any(has_ended) {
+        if !self.node.limits.is_latest(self.catalogue) || hits.iter().any(has_ended) {
             return Err(Stale);
         }
         Ok(shared)
@@ -565,7 +565,7 @@ impl<'a> Check<'a, '_> {
                 cells.rewrite(place, hit.numbers, state);
             }
         }
-        if self.node.left.any() {
+        if self.node.clock.left.any() {
             self.set_back(hit, place, cells);
         }
         if active.durable && cells.table.at(place).heap_place().is_none() {
@@ -595,7 +595,8 @@ impl<'a> Check<'a, '_> {
         let is_apart = active.limit.numbers_for(&descriptor, self.now.wall_ns).is_apart();
         // A cell that is kept apart never has the variant of an override.
         let whose = if is_apart { Descriptor::new(&[], None) } else { descriptor };
-        self.catalogue.carry(active.slot, from, hit.numbers, words, self.now, (&whose, hit.tag.salt()))
+        let key = VariantKey { slot: active.slot, variant: from };
+        self.catalogue.carry(key, hit.numbers, words, self.now, &whose, hit.tag.salt())
     }
 
     /// Units that earlier hits of the request take from the cell that this hit shares with them.
@@ -617,13 +618,13 @@ impl<'a> Check<'a, '_> {
         let (key, which) = ((self.limit(hit).slot, hit.tag), None);
         let locked_cell =
             LockedCell { node: self.node, catalogue: self.catalogue, key, now: self.now, which };
-        locked_cell.renumber(cell, (numbers, hit.numbers), &self.context(hit));
+        locked_cell.renumber(cell, numbers, hit.numbers, &self.context(hit));
     }
 
     /// The state of a cell that was never charged since the start.
     fn initial(&self, hit: &Hit) -> State {
-        let numbers = (self.limit(hit).slot, hit.numbers);
-        self.node.initial(self.catalogue, numbers, self.algorithm(hit), hit.tag.salt(), self.now)
+        let key = VariantKey { slot: self.limit(hit).slot, variant: hit.numbers };
+        self.node.initial(self.catalogue, key, self.algorithm(hit), hit.tag.salt(), self.now)
     }
 
     /// The state of a cell beside one that new cells share: the shared state, and whatever a restart forgot
@@ -650,20 +651,15 @@ impl<'a> Check<'a, '_> {
     }
 
     fn not_less_than_forgotten(&self, hit: &Hit, algorithm: &Algorithm, state: State) -> State {
-        let numbers = (self.limit(hit).slot, hit.numbers);
-        self.node.not_less_than_forgotten(
-            self.catalogue,
-            numbers,
-            (algorithm, hit.tag.salt()),
-            self.now,
-            state,
-        )
+        let key = VariantKey { slot: self.limit(hit).slot, variant: hit.numbers };
+        let salt = hit.tag.salt();
+        self.node.not_less_than_forgotten(self.catalogue, key, algorithm, salt, self.now, state)
     }
 
     /// Whether the cell is presumed to owe something that a restart forgot.
     fn is_forgotten(&self, hit: &Hit) -> bool {
-        let numbers = (self.limit(hit).slot, hit.numbers);
-        self.node.is_forgotten(self.catalogue, numbers, self.algorithm(hit), self.now)
+        let key = VariantKey { slot: self.limit(hit).slot, variant: hit.numbers };
+        self.node.is_forgotten(self.catalogue, key, self.algorithm(hit), self.now)
     }
 
     /// The cell that new cells of the hit's limit share, if it has been charged.
@@ -672,13 +668,13 @@ impl<'a> Check<'a, '_> {
         let left = Now { wall_ns: self.node.wall_high_ns(), ..self.now };
         let ended = |numbers: &u16| {
             self.catalogue.is_over(slot, *numbers, self.now)
-                && (shared.contains_key(&OverflowKey { slot, numbers: *numbers })
+                && (shared.contains_key(&VariantKey { slot, variant: *numbers })
                     || !self.catalogue.is_over(slot, *numbers, left))
         };
         if self.limit(hit).expiring.iter().any(ended) {
             self.node.end_overrides(self.catalogue, shared, slot, self.now);
         }
-        shared.get(&OverflowKey { slot, numbers: hit.numbers })
+        shared.get(&VariantKey { slot, variant: hit.numbers })
     }
 
     fn limit(&self, hit: &Hit) -> &'a Active {

@@ -81,7 +81,7 @@ impl Check<'_, '_> {
             hit.forwarded_to = self.forwarded_to(hit);
         }
         let mut probed = self.probe_cell(hit, before, cells, shared);
-        if self.node.left.any()
+        if self.node.clock.left.any()
             && let Some(over_ns) = self.is_closed_for(hit)
         {
             probed.over = Reason::Clock;
@@ -340,7 +340,7 @@ impl Check<'_, '_> {
     fn is_closed_for(&self, hit: &Hit) -> Option<u64> {
         let Algorithm::FixedWindow(window) = self.algorithm(hit) else { return None };
         let (wall_ns, salt) = (self.now.wall_ns, hit.tag.salt());
-        let is_closed = self.node.left.is_closed_at(window, wall_ns, salt);
+        let is_closed = self.node.clock.left.is_closed_at(window, wall_ns, salt);
         is_closed.then(|| window.end_after(wall_ns, salt) + window.margin_ns - wall_ns)
     }
 
@@ -394,7 +394,7 @@ impl Check<'_, '_> {
     fn without_store(&self, hit: &Hit, short: Reason) -> Option<Reason> {
         // The pool might help in these cases. Cells that new cells share have no pool.
         let is_of_pool = matches!(short, Reason::OverLimit | Reason::ClassReserve | Reason::Restarted);
-        if !is_of_pool || self.node.leases.is_none() || !self.node.store_outages.is_lost(hit.tag) {
+        if !is_of_pool || self.node.leases.is_none() || !self.node.store.outages.is_lost(hit.tag) {
             return None;
         }
         match self.limit(hit).limit.spec.on_store_loss {
@@ -409,7 +409,7 @@ impl Check<'_, '_> {
     /// pool go first.
     #[cold]
     fn is_guarded(&self, hit: &Hit, verdict: &Verdict) -> bool {
-        self.node.store_outages.is_lost(hit.tag) && verdict.remaining < self.guard_units(hit)
+        self.node.store.outages.is_lost(hit.tag) && verdict.remaining < self.guard_units(hit)
     }
 
     fn guard_units(&self, hit: &Hit) -> u64 {
@@ -442,9 +442,9 @@ impl Check<'_, '_> {
         let has_pool = !hit.exempt
             && hit.place != CellSource::Shared
             && self.limit(hit).limit.spec.mode == Mode::Enforce
-            && self.node.store_outages.is_lost(hit.tag);
+            && self.node.store.outages.is_lost(hit.tag);
         if has_pool && self.ask.is_demand() && hit.charges && limit.reason != Reason::Open {
-            self.node.store_outages.count(limit.outcome == Outcome::Allow);
+            self.node.store.outages.count(limit.outcome == Outcome::Allow);
         }
     }
 
@@ -469,13 +469,14 @@ impl Check<'_, '_> {
         let calls = counts && {
             // The units that a class leaves to others must be there too.
             let needed = hit.units.saturating_add(hit.leaves(account.algorithm.budget()));
-            account.offer((hit.units, needed), &verdict, self.now)
+            account.offer(hit.units, needed, &verdict, self.now)
         };
         if !verdict.allowed {
             hit.has_lent = !account.book().lent().is_empty();
             // Every node keeps an equal part of a rate, and uses it.
             hit.is_dry = !account.algorithm.has_rate() && account.within_reach() == Some(Part::default());
-            hit.expected_wait_ns = Some(account.hope_ns(&self.node.remote_supply.expected_wait(), self.now));
+            hit.expected_wait_ns =
+                Some(account.expected_wait_ns(&self.node.remote_supply.expected_wait(), self.now));
         }
         hit.account = if calls { Called::Calls } else { Called::Quiet };
         verdict

@@ -39,7 +39,7 @@ impl Asker {
         if let Some(record) = record_of_repeat(&records, recording.id, node.charges.keep(), now) {
             return self.answer_repeat(record, recording, now);
         }
-        let has_disk = node.config.durable && !node.is_journal_down();
+        let has_disk = node.setup.config.durable && !node.is_journal_down();
         if let Some(reason) = cannot_remember(&node, &records, recording, has_disk) {
             self.check_seldom(request, now, Ask { charge: false, ..ask });
             self.answer.deny_for_now(reason);
@@ -182,6 +182,6 @@ fn cannot_remember(node: &Node, records: &Records, recording: &Recording, has_di
     }
     // The record is all that a restart knows of a lease. Nodes that share a store write no records: after a
     // restart, units leased to a client would be leased again.
-    let forgets = node.leases.is_some() || (node.config.durable && !has_disk);
+    let forgets = node.leases.is_some() || (node.setup.config.durable && !has_disk);
     (recording.is_lease() && forgets).then_some(Reason::Journal)
 }

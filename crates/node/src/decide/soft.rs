@@ -111,7 +111,8 @@ impl Check<'_, '_> {
             return None;
         }
         let meter = local(throttle, &used);
-        let tat = cells.soft(self.key(hit)).map_or(0, |state| state.tat(used.window, self.now));
+        let tat =
+            cells.soft(self.limit(hit).slot, hit.tag).map_or(0, |state| state.tat(used.window, self.now));
         // A request that costs more than the throttle's capacity takes all of the capacity.
         let slowed = meter.probe(tat, self.now.steady_ns, hit.units.min(meter.capacity()));
         if !slowed.allowed {
@@ -137,8 +138,8 @@ impl Check<'_, '_> {
         if reached == 0 && !is_slowed {
             return;
         }
-        let key = self.key(hit);
-        let mut state = match cells.soft(key).filter(|state| state.is_of(used.window, self.now)) {
+        let (slot, tag) = (self.limit(hit).slot, hit.tag);
+        let mut state = match cells.soft(slot, tag).filter(|state| state.is_of(used.window, self.now)) {
             Some(state) => *state,
             None => {
                 // The process that saw this region's earlier use has sent its warnings.
@@ -156,7 +157,7 @@ impl Check<'_, '_> {
         }
         // A cell for which there is no room is not remembered: one warning is sent for each threshold that
         // one charge passes.
-        let is_kept = cells.keep_soft(key, state, self.now);
+        let is_kept = cells.keep_soft(slot, tag, state, self.now);
         let passed = |percent: u8| {
             let is_crossed = is_kept || percent > Used::percent(before, used.budget);
             percent > told && percent <= reached && is_crossed
@@ -164,10 +165,6 @@ impl Check<'_, '_> {
         for percent in soft.warn_at.iter().copied().filter(|percent| passed(*percent)) {
             self.node.warn(self.warning(hit, percent, &used));
         }
-    }
-
-    fn key(&self, hit: &Hit) -> (u32, acequia_limits::CellTag) {
-        (self.limit(hit).slot, hit.tag)
     }
 
     fn warning(&self, hit: &Hit, percent: u8, used: &Used) -> Warning {

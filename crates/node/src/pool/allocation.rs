@@ -75,7 +75,7 @@ impl Leases {
         }
         let allocation = number_of(version);
         if self.adopted.allocation == allocation {
-            node.places.set_who(self.who());
+            node.store.places.set_who(self.who());
             return self.shrink_all(node, catalogue, now);
         }
         self.adopted.allocation = allocation;
@@ -137,7 +137,7 @@ impl Leases {
             LockedCell { node, catalogue, key, now, which: None }.at(false, |context, cell| {
                 let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
                 account.settle(words, context, now, &*node.sessions());
-                account.keep_part(words, context, (now.wall_ns, None), now);
+                account.keep_part(words, context, now.wall_ns, None, now);
                 // Other nodes may still go by what was told before.
                 if context.local.spares() {
                     lease.statements.untell(account.window());

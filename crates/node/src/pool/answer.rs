@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Node,
     cell::{
-        account::{Account, CellContext},
+        account::{Account, CellContext, LeaseTimes},
         locked_cell::LockedCell,
     },
     journal::HeapCell,
@@ -120,14 +120,14 @@ impl Leases {
         let came = locked_cell.at(false, |context, cell| {
             let HeapCell { account: Some(account), words, .. } = cell else { return None };
             account.settle(words, context, now, &*node.sessions());
-            account.keep_part(words, context, (now.wall_ns, None), now);
+            account.keep_part(words, context, now.wall_ns, None, now);
             let pool = context.local.pool_of(context.global, context.salt, u64::MAX).unwrap_or_default();
             lease.follow(account, context, pool);
             let (group, clocks) = (self.groups.of(group), self.adopted.clocks);
             let units = Grant { lease, account, words, context, group, clocks, now }.take_up(call, reply);
             account.goes_by_pool(context);
             if units.is_some_and(|units| units > 0) {
-                account.hope_anew();
+                account.expect_units_anew();
             }
             cell.forget_held_if_renumbered();
             units
@@ -186,7 +186,8 @@ impl Grant<'_> {
         if !may_be_renewed(self.group, is_more) {
             return None;
         }
-        self.account.exchanged(self.words, self.context, (number, answer), (LEASE_NS, LATE_NS), self.now)
+        let times = LeaseTimes { ttl_ns: LEASE_NS, late_ns: LATE_NS };
+        self.account.exchanged(self.words, self.context, number, answer, times, self.now)
     }
 
     fn slid(&mut self, number: u64, answer: &sliding::Exchanged) -> Option<u64> {
@@ -194,7 +195,7 @@ impl Grant<'_> {
         if !may_be_renewed(self.group, answer.units > self.account.pooled().units) {
             return None;
         }
-        self.account.slid(self.words, self.context, (number, answer.units), LEASE_NS, self.now)
+        self.account.slid(self.words, self.context, number, answer.units, LEASE_NS, self.now)
     }
 }
 

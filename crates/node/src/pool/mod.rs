@@ -42,7 +42,7 @@ mod withdrawals;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, atomic::Ordering},
+    sync::Mutex,
 };
 
 use acequia_limits::{CellTag, Now};
@@ -83,7 +83,7 @@ pub use self::{
 };
 pub(crate) use clock_promise::ClockPromise;
 pub(crate) use outage::StoreOutages;
-pub(crate) use places::Places;
+pub(crate) use places::{Places, RegionStore};
 
 /// How long a lease lasts after the call that last renewed it: through a minute in which the pool cannot be
 /// reached. What a dead node held stays unused for so long.
@@ -204,13 +204,13 @@ impl Leases {
             generation: group.generation(),
             grants: group.grants(),
         });
-        node.places.set(number, kept);
+        node.store.places.set(number, kept);
     }
 
     /// Shows the records of all groups, and this node's identity.
     fn show_all(&self, node: &Node) {
         (0..GROUPS).for_each(|group| self.show(node, group));
-        node.places.set_who(self.who());
+        node.store.places.set_who(self.who());
     }
 
     const fn who(&self) -> Who {
@@ -467,7 +467,7 @@ impl Node {
         let mut node = Self::keeping(config, keep);
         match config.home {
             Some(_) => {
-                node.guard =
+                node.setup.guard =
                     Some(Guard::of_parts(siblings.members.values().copied(), siblings.guard_percent));
             }
             None => {
@@ -479,12 +479,12 @@ impl Node {
                     margin_ns,
                     ..Allocations::none(MemberId(0))
                 };
-                lock(&node.registry).set_terms(allocations);
+                lock(&node.limits.registry).set_allocations(allocations);
             }
         }
-        node.rows_hold.clone_from(&siblings.rows_hold);
+        node.setup.rows_hold.clone_from(&siblings.rows_hold);
         let leases = Leases::new(siblings);
-        node.places = Places::of(leases.who());
+        node.store.places = Places::of(leases.who());
         node.leases = Some(Mutex::new(leases));
         node
     }
@@ -513,7 +513,7 @@ impl Node {
             drift_ppm: leases.adopted.clocks.drift_ppm,
             has_peers: true,
             is_alone: servers.is_empty(),
-            journal_ns: self.journal_wall_ns.load(Ordering::Acquire),
+            journal_ns: self.clock.journal_wall_ns(),
         };
         let (steady_ns, wall_ns) = (raw.steady_ns, raw.wall_ns);
         let is_witness = |clock: &Reading| leases.time.is_witness(steady_ns, wall_ns, &bounds, clock);
@@ -587,7 +587,7 @@ impl Node {
     /// Counts of calls to pools since the start.
     pub fn lease_counts(&self) -> LeaseCounts {
         let Some(leases) = &self.leases else { return LeaseCounts::default() };
-        let [guard_allowed, guard_denied] = self.store_outages.decided();
+        let [guard_allowed, guard_denied] = self.store.outages.decided();
         let open_units = self.catalogue().open_units();
         LeaseCounts { open_units, guard_allowed, guard_denied, ..lock(leases).counts() }
     }

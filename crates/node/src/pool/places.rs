@@ -3,8 +3,17 @@
 
 use std::sync::Mutex;
 
-use super::GROUPS;
+use super::{GROUPS, StoreOutages};
 use crate::{KeptAt, lock};
+
+/// What decisions need of the region's store.
+#[derive(Debug, Default)]
+pub(crate) struct RegionStore {
+    /// The store outages, by the cells whose pools are affected.
+    pub(crate) outages: StoreOutages,
+    /// The places in the store where names of charges are kept.
+    pub(crate) places: Places,
+}
 
 /// What is known of each group, and this node's identity.
 #[derive(Debug, Default)]

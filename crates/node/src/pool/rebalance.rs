@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Node,
-    cell::account::{Account, CellContext, KeptOfPool, Rebalancer},
+    cell::account::{Account, CellContext, LeaseStatement, Rebalancer},
     forwards::Owner,
     journal::HeapCell,
     regions::CellKey,
@@ -124,7 +124,7 @@ pub(super) struct WindowAsk {
 
 /// What to exchange with the pool of a bucket or a sliding window.
 struct Exchange {
-    kept: KeptOfPool,
+    kept: LeaseStatement,
     want: RateWant,
 }
 
@@ -142,7 +142,7 @@ impl Rebalance<'_> {
         let (context, now) = (self.context, self.now);
         let pool = context.local.pool(context.global, context.salt)?;
         self.account.settle(self.words, context, now, &*self.node.sessions());
-        self.account.keep_part(self.words, context, (now.wall_ns, None), now);
+        self.account.keep_part(self.words, context, now.wall_ns, None, now);
         // The pool may have less of a window that began after the variants were made.
         let pool = context.local.pool_of(context.global, context.salt, self.account.window()).unwrap_or(pool);
         let offered = self.account.take_offered(Rebalancer::Pools);
@@ -339,7 +339,7 @@ impl Rebalance<'_> {
     /// What is wanted of the open window.
     fn want_of_open(&mut self, inputs: &LeaseInputs, open_ns: u64) -> Option<WindowWant> {
         let time_left_ns = open_ns.saturating_sub(self.now.wall_ns);
-        let open = self.account.taken_of(open_ns);
+        let open = self.account.withdrawn_of(open_ns);
         self.lease.window(inputs, &open, time_left_ns, self.now)
     }
 
@@ -372,7 +372,7 @@ impl Rebalance<'_> {
     /// All units that were taken of a window, of which this process may have taken only the later part.
     fn all_taken(&self, end_ns: u64) -> u64 {
         let before = self.lease.withdrawals.before(end_ns, self.pool.since);
-        self.account.taken_of(end_ns).withdrawn.saturating_add(before)
+        self.account.withdrawn_of(end_ns).withdrawn.saturating_add(before)
     }
 
     /// Whether the pool of a generation was not told what was taken of a window.
@@ -387,10 +387,10 @@ impl Rebalance<'_> {
         let length_ns = end_after(open_ns) - open_ns;
         let ahead = usize::try_from(AHEAD_NS / length_ns.max(1)).unwrap_or(usize::MAX).clamp(1, WINDOWS_MAX);
         let begins = std::iter::successors(Some(open_ns), |begins_ns| Some(end_after(*begins_ns)));
-        let soon = begins.take(ahead).take_while(|begins_ns| may_be_taken_of(*begins_ns, now));
+        let soon = begins.take(ahead).take_while(|begins_ns| may_be_withdrawn_of(*begins_ns, now));
         soon.map(end_after).find_map(|end_ns| {
             let pool = context.local.pool_of(context.global, context.salt, end_ns).unwrap_or_default();
-            let withdrawn = self.account.taken_of(end_ns);
+            let withdrawn = self.account.withdrawn_of(end_ns);
             let want = self.lease.later_window(inputs, &withdrawn, pool.units, length_ns, now)?;
             Some(WindowAsk { end_ns, want })
         })
@@ -420,7 +420,7 @@ impl Rebalance<'_> {
         ask.want.wanted = wanted;
         let next = wanted.min(part.max(self.lease.least()).max(1));
         let ahead = if ask.end_ns == open_ns { next } else { 0 };
-        let withdrawn = self.account.taken_of(ask.end_ns);
+        let withdrawn = self.account.withdrawn_of(ask.end_ns);
         let is_covered = self.lease.covers(&withdrawn, wanted, ahead, self.node.progress().committed);
         self.lease.waits_for_disk = !may_leave(is_covered);
         may_leave(is_covered).then_some(ask)
@@ -436,7 +436,7 @@ impl Rebalance<'_> {
         let take = window::Take {
             taker: self.pool.taker,
             taken: self.all_taken(end_ns),
-            returned: self.account.taken_of(end_ns).returned,
+            returned: self.account.withdrawn_of(end_ns).returned,
             wanted: want.wanted,
             needed: want.needed,
             reserved: 0,
@@ -498,7 +498,7 @@ impl Rebalance<'_> {
 
 /// A node takes only of windows that begin soon: a node that excludes this one relies on it having taken of
 /// no later window.
-fn may_be_taken_of(begins_ns: u64, now: Now) -> bool {
+fn may_be_withdrawn_of(begins_ns: u64, now: Now) -> bool {
     begins_ns.saturating_sub(now.wall_ns) <= AHEAD_NS || mutated(Mutation::LeaseTakesAnyTime)
 }
 

@@ -60,7 +60,7 @@ impl Node {
         };
         if matches!(global, Algorithm::FixedWindow(_)) {
             let is_open = account.window() > now.wall_ns;
-            let units = if is_open { account.taken_of(account.window()).units() } else { 0 };
+            let units = if is_open { account.withdrawn_of(account.window()).units() } else { 0 };
             return (Part { rate: 0, units }, None);
         }
         let until_ns = account.pooled_until_ns();

@@ -74,7 +74,7 @@ impl Groups {
         self.of_mut(number).speaks(now.steady_ns);
         self.silent.remove(&number);
         if self.lost.remove(&number) {
-            node.store_outages.set(number, false);
+            node.store.outages.set(number, false);
             if self.watch.sought.is_empty() {
                 self.watch.sought.clone_from(&self.lost);
             }
@@ -85,7 +85,7 @@ impl Groups {
     fn lose(&mut self, node: &Node, number: u16) {
         self.silent.remove(&number);
         self.lost.insert(number);
-        node.store_outages.set(number, true);
+        node.store.outages.set(number, true);
         self.watch.doubt_all();
     }
 

@@ -39,7 +39,7 @@ enum Charge {
 impl Sharing {
     /// Notes which nodes of the region are heard, and gives up forwards that got no answer.
     pub(super) fn keep_forwards(&mut self, node: &Node, now: Now) {
-        let Some(guard) = &node.guard else { return };
+        let Some(guard) = &node.setup.guard else { return };
         let own = self.me().member;
         let is_live = |region: &MemberId| {
             *region == own || self.peers.get(region).is_some_and(|peer| self.is_partner(peer, now))
@@ -172,7 +172,7 @@ impl Sharing {
             if !is_there && !may_come {
                 return (Charge::Never, is_new);
             }
-            let calls = (is_first && account.offer((units, units), &verdict, now)) || is_new;
+            let calls = (is_first && account.offer(units, units, &verdict, now)) || is_new;
             if is_there {
                 charge(account, words, units, context, now);
             }
@@ -285,7 +285,7 @@ impl Sharing {
             account.settle(words, context, now, &*node.sessions());
             let verdict = account.algorithm.probe(words, now, units, context.salt);
             let is_new = account.calls_first();
-            account.offer((units, units), &verdict, now) || is_new
+            account.offer(units, units, &verdict, now) || is_new
         });
         if calls == Some(true) {
             Self::call_here(node, key);
@@ -300,7 +300,7 @@ impl Sharing {
 
     /// Whether an incarnation is another node of this region, and the catalogue names it.
     fn is_mate(&self, node: &Node, incarnation: Incarnation) -> bool {
-        let members = node.guard.as_ref().map_or(&[][..], Guard::members);
+        let members = node.setup.guard.as_ref().map_or(&[][..], Guard::members);
         members.contains(&incarnation.member)
             && incarnation.member != self.me().member
             && self.versions.owns(incarnation)

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
     cell::{
-        account::{Account, CellContext},
+        account::{Account, CellContext, LoanId},
         locked_cell::LockedCell,
     },
     decide::spent_for_ns,
@@ -272,7 +272,7 @@ impl Sharing {
         self.shares.due_ns = 0;
         self.ack_wait.ticks_since_adopted = 0;
         node.set_key(key);
-        node.set_terms(self.allocations(node));
+        node.set_allocations(self.allocations(node));
         let applied = node.apply_limits(limits, now, |id| found.remove(&id).unwrap_or_default());
         let (_, taken) = applied.inspect_err(|_| node.stop_for_want_of_numbers())?;
         let pledged = node.take_found();
@@ -294,7 +294,7 @@ impl Sharing {
         self.keep(node);
         keep_mates(node);
         // Until the version is on the disk, a crash presumes nothing about the limits that it brings back.
-        node.take_from_disk(taken);
+        node.journal.delete_taken(taken);
         if let Some(leases) = &node.leases {
             lock(leases).call_after(self.exchange.batch());
         }
@@ -321,7 +321,7 @@ impl Sharing {
         if let Some(version) = self.versions.version() {
             node.set_key(version.key);
         }
-        node.set_terms(self.allocations(node));
+        node.set_allocations(self.allocations(node));
         node.set_owns_nothing(self.owns_nothing());
         let limits = match self.versions.version() {
             None => Vec::new(),
@@ -500,7 +500,7 @@ impl Sharing {
         let over = LockedCell { node, catalogue, key, now, which: None }.at(false, |context, cell| {
             let HeapCell { account: Some(account), words, .. } = cell else { return false };
             account.settle(words, context, now, &*node.sessions());
-            for (from, number) in account.tell_ended(&mut node.sessions_mut()) {
+            for LoanId { peer: from, number } in account.tell_ended(&mut node.sessions_mut()) {
                 if let Some(peer) = peers.get_mut(&from.member) {
                     let entry = Entry::Refused { id: ShortId::default(), number };
                     peer.outbox.tell(Topic::Refused(key, number), entry, 0);
@@ -557,7 +557,7 @@ fn forfeit_from(
 
 /// Stops renewing what is lent of a cell, and asks for it before its time.
 fn ask_back(account: &mut Account, peers: &mut BTreeMap<MemberId, Peer>, key: CellKey, node: &Node) {
-    for (number, to) in account.freeze_all(&mut node.sessions_mut()) {
+    for LoanId { peer: to, number } in account.freeze_all(&mut node.sessions_mut()) {
         if let Some(peer) = peers.get_mut(&to.member) {
             let entry = Entry::Recall { id: ShortId::default(), number };
             peer.outbox.tell(Topic::Recall(key, number), entry, 0);

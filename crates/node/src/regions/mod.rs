@@ -51,7 +51,6 @@ use self::{
 };
 use crate::Node;
 
-pub(crate) use crate::cell::CellKey;
 pub(crate) use cell::rebalance_after_ns;
 pub(crate) use demand::Demand;
 pub use membership::{AdoptFault, Membership, Ownership, limits_from_bytes, limits_to_bytes};
@@ -293,7 +292,7 @@ impl Sharing {
         let offered = self.exchange.offered.as_ref().map(|offered| &offered.version);
         let version = self.versions.version().or(offered);
         let has_peers = version.map_or(!self.peers.is_empty(), |version| version.members.len() > 1);
-        let journal_ns = node.journal_wall_ns.load(Ordering::Acquire);
+        let journal_ns = node.clock.journal_wall_ns();
         let is_urgent = !self.time.is_believed();
         let mut reached = 0;
         for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {

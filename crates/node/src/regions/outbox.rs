@@ -15,7 +15,6 @@ use acequia_rights::Incarnation;
 use smallvec::SmallVec;
 
 use super::{
-    CellKey,
     names::Names,
     slots::CellKey,
     wire::{Entry, FrameWriter, Header, ReceivedFrames, ShortId},

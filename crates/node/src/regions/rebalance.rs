@@ -24,7 +24,7 @@ use crate::{
     Catalogue, Node,
     catalogue::{local::Guard, preference::Preference},
     cell::{
-        account::{Account, CellContext, Offered, Rebalancer},
+        account::{Account, CellContext, LoanId, Offered, Rebalancer},
         locked_cell::LockedCell,
     },
     forwards::Owner,
@@ -94,7 +94,7 @@ impl Round<'_> {
 
     /// Whether this node speaks for a peer about the cell.
     fn speaks_for(&self, peer: &Peer) -> bool {
-        let guard = self.node.guard.as_ref();
+        let guard = self.node.setup.guard.as_ref();
         let is_mate = || guard.is_some_and(|guard| guard.members().contains(&peer.incarnation.member));
         self.owner == Owner::Own && is_mate()
     }
@@ -242,7 +242,7 @@ impl Sharing {
             Owner::Mate(_) => return account.standing(),
             Owner::Own => {}
         }
-        let members = round.node.guard.as_ref().map_or(&[][..], Guard::members);
+        let members = round.node.setup.guard.as_ref().map_or(&[][..], Guard::members);
         let others = members.iter().filter_map(|region| self.peers.get(region)).map(|peer| peer.incarnation);
         let parts =
             std::iter::once(self.me()).chain(others).map(|incarnation| self.standing_of(incarnation, round));
@@ -277,7 +277,7 @@ fn settle(round: &Round<'_>, cell: &mut HeapCell, effects: &mut Effects) -> Opti
     let account = account.as_deref_mut()?;
     account.settle(words, round.context, round.now, &*round.node.sessions());
     let mut sessions = round.node.sessions_mut();
-    for (from, number) in account.tell_ended(&mut sessions) {
+    for LoanId { peer: from, number } in account.tell_ended(&mut sessions) {
         let entry = Entry::Refused { id: ShortId::default(), number };
         effects.tell(from.member, Topic::Refused(round.key, number), entry);
     }

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     Catalogue, ChargeId, Node,
     cell::{
-        account::{Account, CellContext},
+        account::{Account, CellContext, Gift, Giver, LoanId},
         locked_cell::LockedCell,
     },
     journal::HeapCell,
@@ -438,11 +438,18 @@ impl Sharing {
         match entry {
             Entry::Grant { grant, .. } => self.accept(at, context, account, words, &grant, session)?,
             Entry::Return { back, .. } => {
-                account.take_return(words, context, (from, &back), session, now)?;
+                account.take_return(words, context, from, &back, session, now)?;
             }
             Entry::Recall { number, .. } => {
                 let durable = at.catalogue.is_durable(key.0);
-                back = Some(account.give_back(words, context, (from, number), session, (durable, now))?);
+                back = Some(account.give_back(
+                    words,
+                    context,
+                    LoanId { peer: from, number },
+                    session,
+                    durable,
+                    now,
+                )?);
             }
             Entry::Give { end_ns, cumulative, .. } => {
                 self.receive(at, context, account, end_ns, cumulative)?;
@@ -454,7 +461,7 @@ impl Sharing {
             _ => return Err(Refusal::Malformed),
         }
         if brings_units {
-            account.hope_anew();
+            account.expect_units_anew();
         }
         let is_unwritten = account.take_unwritten();
         drop(sessions);
@@ -483,7 +490,7 @@ impl Sharing {
         }
         let (from, beats) = (at.from, &self.process.heartbeats.sent);
         let stands = self.stands_for_region_of(from, context);
-        account.accept(words, context, (from, grant, stands), (beats, session), at.now)
+        account.accept(words, context, Giver { from, stands, beats }, grant, session, at.now)
     }
 
     /// Takes rights that a member gave in a window, and confirms them.
@@ -501,7 +508,8 @@ impl Sharing {
         }
         let forgotten = node.spent_before_start(catalogue, key.0, &account.algorithm, now);
         let stands = self.stands_for_region_of(from, context).units;
-        let received = account.receive(context, from.member, (end_ns, cumulative), stands, forgotten);
+        let received =
+            account.receive(context, Gift { from: from.member, end_ns, cumulative, stands }, forgotten);
         if let Some(peer) = self.peers.get_mut(&from.member) {
             // All units that ever came are confirmed, not only those of this entry: so a giver learns that
             // its disk is an old one.

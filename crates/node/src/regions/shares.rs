@@ -122,7 +122,7 @@ impl Sharing {
         Allocations {
             region: me.member,
             allocations,
-            guard: node.guard.clone(),
+            guard: node.setup.guard.clone(),
             drift_ppm: self.drift_ppm(),
             margin_ns: self.margin_ns(),
             left_ns: self.shares.left_ns,

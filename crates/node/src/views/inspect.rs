@@ -5,10 +5,10 @@ use acequia_rights::{HeldLoan, Incarnation, LentLoan, MemberId, Sessions, Versio
 
 use crate::{
     Active, Catalogue, LimitAnswer, Node,
-    catalogue::local::Local,
-    cell::{CellKey, account::Account, overflow::OverflowKey},
+    catalogue::{VariantKey, local::Local},
+    cell::{CellKey, account::Account},
     journal::HeapCell,
-    journal_tag, lock, shard_of,
+    journal_tag, shard_of,
 };
 
 /// What a region has of one cell. Inspection changes nothing.
@@ -248,11 +248,11 @@ impl Node {
         algorithm: &Algorithm,
         now: Now,
     ) -> u64 {
-        let salt = tag.salt();
-        let state = self.initial(catalogue, (slot, numbers), algorithm, salt, now);
+        let (key, salt) = (VariantKey { slot, variant: numbers }, tag.salt());
+        let state = self.initial(catalogue, key, algorithm, salt, now);
         let own = algorithm.available(state.words(), now, salt);
-        let shared = lock(&self.overflow);
-        let shared = shared.get(&OverflowKey { slot, numbers });
+        let shared = self.overflow.lock();
+        let shared = shared.get(&key);
         let theirs = |cell: &HeapCell| algorithm.available(&cell.words, now, salt);
         shared.map_or(own, |cell| own.min(theirs(cell)))
     }

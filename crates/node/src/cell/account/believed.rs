@@ -36,7 +36,8 @@ impl Believed {
     /// share of the giver's region.
     pub(super) fn take(
         &mut self,
-        (region, stands): (MemberId, Part),
+        region: MemberId,
+        stands: Part,
         tokens: u64,
         global: &Algorithm,
         steady_ns: u64,
@@ -106,7 +107,7 @@ mod tests {
         let mut brought = 0;
         for tenth in 1..=10 * seconds {
             let now_ns = tenth * S / 10;
-            let tokens = believed.take((LIAR, HALF), 50, bucket, now_ns);
+            let tokens = believed.take(LIAR, HALF, 50, bucket, now_ns);
             if gives_back {
                 believed.give_back(LIAR, tokens, now_ns);
             } else {
@@ -132,17 +133,17 @@ mod tests {
         let mut believed = Believed::default();
         for second in 1..100 {
             let now_ns = second * S;
-            assert_eq!(believed.take((LIAR, HALF), 50, &bucket, now_ns), 50, "{second}");
-            assert!(believed.take((LIAR, HALF), 50, &bucket, now_ns) <= 1, "{second}");
+            assert_eq!(believed.take(LIAR, HALF, 50, &bucket, now_ns), 50, "{second}");
+            assert!(believed.take(LIAR, HALF, 50, &bucket, now_ns) <= 1, "{second}");
             // Each region has its own meter.
-            assert_eq!(believed.take((MemberId(8), HALF), 5, &bucket, now_ns), 5);
+            assert_eq!(believed.take(MemberId(8), HALF, 5, &bucket, now_ns), 5);
             believed.give_back(LIAR, 51, now_ns);
             believed.give_back(MemberId(8), 5, now_ns);
         }
         // Debt after a limit is lowered is no reason to refuse a loan; only its tokens are refused.
-        believed.take((LIAR, HALF), 50, &bucket, 100 * S);
+        believed.take(LIAR, HALF, 50, &bucket, 100 * S);
         let lowered = Part { units: 5, ..HALF };
-        assert_eq!(believed.take((LIAR, lowered), 0, &bucket, 100 * S), 0);
-        assert_eq!(believed.take((LIAR, lowered), 5, &bucket, 100 * S), 0);
+        assert_eq!(believed.take(LIAR, lowered, 0, &bucket, 100 * S), 0);
+        assert_eq!(believed.take(LIAR, lowered, 5, &bucket, 100 * S), 0);
     }
 }

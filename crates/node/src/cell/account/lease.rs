@@ -48,6 +48,15 @@ pub(crate) struct LeaseStatement {
     pub(crate) unspent: u64,
 }
 
+/// How long the answer to a call counts, from when the call was sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeaseTimes {
+    /// How long the hold lasts.
+    pub(crate) ttl_ns: u64,
+    /// After this long, nothing more is taken up.
+    pub(crate) late_ns: u64,
+}
+
 impl HeldLease {
     pub(super) const fn part(&self) -> Part {
         match self {
@@ -86,7 +95,7 @@ impl Account {
     }
 
     /// What was withdrawn from the pool of one window.
-    pub(crate) fn taken_of(&self, end_ns: u64) -> Withdrawn {
+    pub(crate) fn withdrawn_of(&self, end_ns: u64) -> Withdrawn {
         let known = self.withdrawn().iter().find(|withdrawn| withdrawn.end_ns == end_ns);
         known.copied().unwrap_or(Withdrawn { end_ns, ..Withdrawn::default() })
     }
@@ -116,9 +125,14 @@ impl Account {
         if is_once { std::mem::take(&mut windows.for_others) } else { windows.for_others }
     }
 
+    /// A hold ends at its end, even if the pool does not answer.
+    fn is_lease_over(&self, now: Now) -> bool {
+        self.pooled_until_ns() <= now.steady_ns && !mutated(Mutation::LeaseOutlivesItsEnd)
+    }
+
     /// Ends a hold that is over, at its instant.
     pub(super) fn end_lease(&mut self, words: &mut Vec<u64>, context: &CellContext<'_>, now: Now) -> bool {
-        if self.pooled_until_ns() > now.steady_ns || mutated(Mutation::LeaseOutlivesItsEnd) {
+        if !self.is_lease_over(now) {
             return false;
         }
         let at = Now { steady_ns: self.pooled_until_ns(), ..now };
@@ -130,7 +144,7 @@ impl Account {
             }
             None => None,
         };
-        self.windows_mut().less.cut_unspent = 0;
+        self.windows_mut().lowered.cut_unspent = 0;
         let is_over = change.map(|change| self.apply(words, context, change, at)).is_some();
         self.note_cut();
         is_over
@@ -148,7 +162,7 @@ impl Account {
         let keeps = self.not_lent_twice(keeps);
         let available = self.unused(words, context, now);
         let own_units = self.standing.units;
-        let cut_unspent = std::mem::take(&mut self.windows_mut().less.cut_unspent);
+        let cut_unspent = std::mem::take(&mut self.windows_mut().lowered.cut_unspent);
         let lease = &mut self.windows_mut().lease;
         let lease = match context.global {
             Algorithm::FixedWindow(_) => return None,
@@ -197,14 +211,23 @@ impl Account {
         &mut self,
         words: &mut Vec<u64>,
         context: &CellContext<'_>,
-        (most, free): (Part, u64),
+        most: Part,
+        free: u64,
         now: Now,
     ) {
+        if mutated(Mutation::LeaseLendsBeyondLess) {
+            return;
+        }
+        self.set_most(most);
+        self.note_cut();
+        self.cut_to_most(words, context, free, now);
+    }
+
+    /// Bounds the hold: the cell does not conform while it holds more because it has lent that.
+    fn set_most(&mut self, most: Part) {
         if !mutated(Mutation::LeaseConformsWhileLent) {
             self.windows_mut().most = Some(most);
         }
-        self.note_cut();
-        self.cut_to_most(words, context, free, now);
     }
 
     /// Unspent units of the hold on the pool, which could be given back.
@@ -239,7 +262,7 @@ impl Account {
         if self.usable_pool() == self.pooled() {
             return self.note_cut();
         }
-        self.cut_to(words, context, (most, Some(free)), now);
+        self.cut_to(words, context, most, Some(free), now);
     }
 
     /// The part of the hold that cannot be given back now: what is lent, and, for a sliding window, what was
@@ -280,7 +303,7 @@ impl Account {
     /// Keeps at most `most` of a bucket's or a sliding window's pool, and tells nobody: nothing is given
     /// back. A lent part is kept until it is back. The answer to an earlier call is not taken up.
     pub(crate) fn cut_pool(&mut self, words: &mut Vec<u64>, context: &CellContext<'_>, most: Part, now: Now) {
-        self.cut_to(words, context, (most, None), now);
+        self.cut_to(words, context, most, None, now);
     }
 
     /// Cuts the hold. If `free` is given, the next call reports how many of the cut units were unspent.
@@ -288,13 +311,14 @@ impl Account {
         &mut self,
         words: &mut Vec<u64>,
         context: &CellContext<'_>,
-        (most, free): (Part, Option<u64>),
+        most: Part,
+        free: Option<u64>,
         now: Now,
     ) {
         let held = self.pooled();
         let keeps = Part { rate: held.rate.min(most.rate), units: held.units.min(most.units) };
-        if keeps != held && !mutated(Mutation::LeaseConformsWhileLent) {
-            self.windows_mut().most = Some(most);
+        if keeps != held {
+            self.set_most(most);
         }
         let keeps = self.not_lent_twice(keeps);
         let keeps = Part { rate: held.rate.min(keeps.rate), units: held.units.min(keeps.units) };
@@ -309,8 +333,8 @@ impl Account {
             }
             None => return,
         };
-        windows.less.cut_unspent =
-            if free.is_some() { windows.less.cut_unspent.saturating_add(unspent) } else { 0 };
+        windows.lowered.cut_unspent =
+            if free.is_some() { windows.lowered.cut_unspent.saturating_add(unspent) } else { 0 };
         self.apply(words, context, change, now);
         self.note_cut();
     }
@@ -320,13 +344,14 @@ impl Account {
         &mut self,
         words: &mut Vec<u64>,
         context: &CellContext<'_>,
-        (number, answer): (u64, &bucket::Exchanged),
-        times: (u64, u64),
+        number: u64,
+        answer: &bucket::Exchanged,
+        times: LeaseTimes,
         now: Now,
     ) -> Option<u64> {
         let before = self.pooled();
         let Some(HeldLease::Bucket(balance)) = &mut self.windows_mut().lease else { return None };
-        let change = balance.answer(number, answer, times.0, times.1, now.steady_ns)?;
+        let change = balance.answer(number, answer, times.ttl_ns, times.late_ns, now.steady_ns)?;
         let units = balance.part().units.saturating_sub(before.units);
         let gained = units.saturating_sub(change.owe);
         if self.pooled() != before {
@@ -342,7 +367,8 @@ impl Account {
         &mut self,
         words: &mut Vec<u64>,
         context: &CellContext<'_>,
-        (number, units): (u64, u64),
+        number: u64,
+        units: u64,
         ttl_ns: u64,
         now: Now,
     ) -> Option<u64> {
@@ -364,8 +390,8 @@ impl Account {
         if end_ns < self.window() {
             return 0;
         }
-        let known = self.taken_of(end_ns);
-        self.set_taken(Withdrawn { withdrawn: taken.max(known.withdrawn), ..known });
+        let known = self.withdrawn_of(end_ns);
+        self.set_withdrawn(Withdrawn { withdrawn: taken.max(known.withdrawn), ..known });
         self.rebuild(context);
         taken.saturating_sub(known.withdrawn)
     }
@@ -378,16 +404,16 @@ impl Account {
         units: u64,
         available: u64,
     ) -> u64 {
-        let known = self.taken_of(end_ns);
+        let known = self.withdrawn_of(end_ns);
         let units = units.min(known.units()).min(available);
         if units > 0 {
-            self.set_taken(Withdrawn { returned: known.returned + units, ..known });
+            self.set_withdrawn(Withdrawn { returned: known.returned + units, ..known });
             self.rebuild(context);
         }
         units
     }
 
-    fn set_taken(&mut self, withdrawn: Withdrawn) {
+    fn set_withdrawn(&mut self, withdrawn: Withdrawn) {
         let all = &mut self.windows_mut().withdrawn;
         all.retain(|known| known.end_ns != withdrawn.end_ns);
         all.push(withdrawn);

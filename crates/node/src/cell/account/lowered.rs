@@ -46,39 +46,40 @@ impl Account {
         &mut self,
         words: &mut Vec<u64>,
         context: &CellContext<'_>,
-        (since_ns, free): (u64, Option<u64>),
+        since_ns: u64,
+        free: Option<u64>,
         now: Now,
     ) {
         let Some(windows) = &mut self.windows else { return };
         let pool = pool_of(context);
-        let under = std::mem::replace(&mut windows.less.under, pool);
+        let under = std::mem::replace(&mut windows.lowered.under, pool);
         // If the pool is lowered several times before the next call to it, the first time counts.
-        let unseen_ns = windows.less.since_ns.filter(|_| windows.less.is_told_of_other);
-        windows.less.is_told_of_other |= pool != under;
-        if pool.units >= under.units && pool.rate >= under.rate || mutated(Mutation::LeaseOutlivesTerms) {
+        let unseen_ns = windows.lowered.since_ns.filter(|_| windows.lowered.is_told_of_other);
+        windows.lowered.is_told_of_other |= pool != under;
+        if !is_lowered(pool, under) {
             return;
         }
         if let Algorithm::FixedWindow(window) = context.global {
-            windows.less.since_ns = Some(unseen_ns.map_or(since_ns, |unseen_ns| unseen_ns.min(since_ns)));
-            return self.keep_part_of_later((window, words), context, (pool.units, under.units));
+            windows.lowered.since_ns = Some(unseen_ns.map_or(since_ns, |unseen_ns| unseen_ns.min(since_ns)));
+            return self.keep_part_of_later(window, words, context, pool.units, under.units);
         }
         let (held, most) = (self.pooled(), self.windows().most.unwrap_or(self.pooled()));
         let rate = share_of(held.rate.min(most.rate).into(), pool.rate.into(), under.rate.into());
         let units = share_of(held.units.min(most.units), pool.units, under.units);
-        if !mutated(Mutation::LeaseLendsBeyondLess) {
-            let free = free.unwrap_or_else(|| self.free_of_pool(words, context, now));
-            // The result is no more than the old rate, so it fits 32 bits.
-            self.bound_pool(words, context, (Part { rate: rate as u32, units }, free), now);
-        }
+        let free = free.unwrap_or_else(|| self.free_of_pool(words, context, now));
+        // The result is no more than the old rate, so it fits 32 bits.
+        self.bound_pool(words, context, Part { rate: rate as u32, units }, free, now);
     }
 
     /// Does the same for windows that count by the new variant: `units` are in their pools now, and `under`
     /// were before.
     fn keep_part_of_later(
         &mut self,
-        (window, words): (&FixedWindow, &[u64]),
+        window: &FixedWindow,
+        words: &[u64],
         context: &CellContext<'_>,
-        (units, under): (u64, u64),
+        units: u64,
+        under: u64,
     ) {
         for withdrawn in self.withdrawn().to_vec() {
             if self.is_later(window, withdrawn.end_ns, context.salt) {
@@ -93,14 +94,14 @@ impl Account {
     /// Notes that the hold is within the present pool.
     pub(crate) fn goes_by_pool(&mut self, context: &CellContext<'_>) {
         if let Some(windows) = &mut self.windows {
-            windows.less.under = pool_of(context);
+            windows.lowered.under = pool_of(context);
         }
     }
 
     /// Whether the pool has changed since this was last asked: the last call then was made under the old
     /// pool.
     pub(crate) fn take_told_of_other(&mut self) -> bool {
-        self.windows.as_mut().is_some_and(|windows| std::mem::take(&mut windows.less.is_told_of_other))
+        self.windows.as_mut().is_some_and(|windows| std::mem::take(&mut windows.lowered.is_told_of_other))
     }
 
     /// Whether the window that ends at `end_ns` counts by the new variant, although the pool was larger
@@ -108,8 +109,18 @@ impl Account {
     pub(crate) fn is_later(&self, window: &FixedWindow, end_ns: u64, salt: u32) -> bool {
         let begins_with = |since_ns: u64| window.begins(end_ns, salt) >= since_ns;
         end_ns > self.window()
-            || self.windows().less.since_ns.is_some_and(begins_with) && !mutated(Mutation::LeaseShrinksLate)
+            || self.windows().lowered.since_ns.is_some_and(begins_with) && shrinks_with_pool()
     }
+}
+
+/// A hold shrinks with its pool.
+fn is_lowered(pool: Part, under: Part) -> bool {
+    (pool.units < under.units || pool.rate < under.rate) && !mutated(Mutation::LeaseOutlivesTerms)
+}
+
+/// A hold shrinks in the step that brings the cell to its new variant, not at the next call to the pool.
+pub(crate) fn shrinks_with_pool() -> bool {
+    !mutated(Mutation::LeaseShrinksLate)
 }
 
 /// The whole pool; for windows, the pool of those that have not begun.

@@ -16,7 +16,7 @@ use acequia_rights::{
     mutation::{Mutation, mutated},
 };
 
-use super::{Account, CellContext};
+use super::{Account, CellContext, Withdrawn};
 use crate::cell::record::CellRecord;
 
 impl Account {
@@ -35,16 +35,18 @@ impl Account {
         };
         let Usage { end_ns, used, ahead } = Usage::of(words);
         let given = self.transfers_of(end_ns).map_or(0, Transfers::given_total);
-        let (before_ns, before) = self.windows().given_before;
-        let before = if before_ns == end_ns { before } else { 0 };
-        let of_pool = |end_ns| {
-            let withdrawn = self.taken_of(end_ns);
-            if mutated(Mutation::LeaseStopsBeforeReturns) { withdrawn.withdrawn } else { withdrawn.units() }
-        };
-        let used = used.saturating_add(given).saturating_sub(before).saturating_sub(of_pool(end_ns));
-        let ahead = ahead.saturating_sub(of_pool(window.end_after(end_ns, context.salt)));
+        let before = self.windows().given_before.of(end_ns);
+        let of_pool = units_of_pool(self.withdrawn_of(end_ns));
+        let used = used.saturating_add(given).saturating_sub(before).saturating_sub(of_pool);
+        let next_ns = window.end_after(end_ns, context.salt);
+        let ahead = ahead.saturating_sub(units_of_pool(self.withdrawn_of(next_ns)));
         // With a single clock nothing is charged ahead.
         let owed = Usage { end_ns, used, ahead }.words();
         CellRecord::new(&self.algorithm, &owed[..words.len().min(owed.len())], now).with_pledge(self.pledge())
     }
+}
+
+/// The units that the hold on a pool brought: those that were given back are the pool's again.
+fn units_of_pool(withdrawn: Withdrawn) -> u64 {
+    if mutated(Mutation::LeaseStopsBeforeReturns) { withdrawn.withdrawn } else { withdrawn.units() }
 }

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     catalogue::preference::Preference,
-    cell::account::{Account, Offered},
+    cell::account::{Account, LoanId, Offered},
     forwards::Owner,
     journal::HeapCell,
 };
@@ -273,9 +273,14 @@ fn give_back(round: &Round<'_>, loans: &mut Loans<'_>, region: MemberId, number:
     let Some(held) = held.find(|held| held.number == number && held.from.member == region) else { return };
     let from = held.from;
     let Some(session) = sessions.get_mut(&from) else { return };
-    if let Ok(back) =
-        account.give_back(words, round.context, (from, number), session, (*is_durable, round.now))
-    {
+    if let Ok(back) = account.give_back(
+        words,
+        round.context,
+        LoanId { peer: from, number },
+        session,
+        *is_durable,
+        round.now,
+    ) {
         let entry = Entry::Return { id: ShortId::default(), back };
         effects.tell(region, Topic::Return(round.key, number), entry);
     }
