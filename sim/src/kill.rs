@@ -129,7 +129,7 @@ const _: () = {
     assert!(rows == RULES.len());
     while rows > 0 {
         rows -= 1;
-        assert!(RULES[rows].broken.is_noticed_by(Check::Sim));
+        assert!(RULES[rows].mutation.is_noticed_by(Check::Sim));
     }
 };
 

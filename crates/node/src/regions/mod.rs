@@ -30,7 +30,7 @@ mod timekeeper;
 mod usage;
 pub mod wire;
 
-use std::{collections::BTreeMap, sync::atomic::Ordering};
+use std::collections::BTreeMap;
 
 use acequia_limits::{Now, Reason};
 use acequia_rights::{Incarnation, MemberId, Session, VersionId, Versions};
