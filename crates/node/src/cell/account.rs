@@ -53,7 +53,14 @@ pub(crate) struct Account {
     /// When the first loan ends, if none is renewed: steady clock.
     due_ns: u64,
     rolled: Rolled,
+    /// Whether the clock went back to before the open window. Nobody remembers what was given away of the
+    /// window that the clock shows now, so nothing of that window may be used.
+    went_back: bool,
     demand: Demand,
+    /// Whether a rebalance is waiting.
+    is_flagged: bool,
+    /// Who rebalances the cell, indexed by [`Rebalancer`].
+    rebalancers: [bool; 2],
     /// Whether the disk must learn of a change in what is given away.
     unwritten: bool,
     /// Whether a bucket's variant changed, so that its state on the disk would mean something else under the
@@ -117,7 +124,10 @@ impl Account {
             leased: 0,
             due_ns: u64::MAX,
             rolled: Rolled::default(),
+            went_back: false,
             demand: Demand::default(),
+            is_flagged: false,
+            rebalancers: [false; 2],
             unwritten: false,
             renumbered: false,
             loans: None,
@@ -166,7 +176,7 @@ impl Account {
     /// What the cell has now.
     pub(crate) fn effective(&self) -> Part {
         match &self.algorithm {
-            Algorithm::FixedWindow(_) if self.rolled.went_back => Part::default(),
+            Algorithm::FixedWindow(_) if self.went_back => Part::default(),
             Algorithm::FixedWindow(_) => {
                 let windows = self.windows();
                 let units = windows.limit(&windows.open, windows.open.end_ns, self.standing.units);

@@ -1,5 +1,7 @@
 //! The demand on a cell between two rebalances, and who rebalances it.
 
+use std::num::NonZeroU64;
+
 use acequia_limits::{Now, Part, Verdict};
 
 use super::Account;
@@ -69,23 +71,19 @@ impl Offered {
     }
 }
 
-/// The demand since the last rebalance, and when the next one is worthwhile.
+/// The demand since the last rebalance, and when units were missed.
 #[derive(Debug, Default)]
 pub(super) struct Demand {
     offered: Offered,
     /// If fewer units than this remain, a rebalance is worthwhile at once.
     low_water: u64,
     missed: Option<Missed>,
-    /// Whether a rebalance is waiting.
-    is_flagged: bool,
-    /// Who rebalances the cell, indexed by [`Rebalancer`].
-    rebalancers: [bool; 2],
 }
 
 /// When units were missed: steady clock.
 #[derive(Clone, Copy, Debug)]
 struct Missed {
-    since_ns: u64,
+    since_ns: NonZeroU64,
     last_ns: u64,
 }
 
@@ -94,8 +92,9 @@ impl Demand {
     fn miss(&mut self, now: Now) {
         let last_ns = now.steady_ns;
         let goes_on = |missed: &Missed| last_ns.saturating_sub(missed.last_ns) <= MISSED_NS;
-        let since_ns = self.missed.filter(goes_on).map_or(last_ns, |missed| missed.since_ns);
-        self.missed = Some(Missed { since_ns, last_ns });
+        let since_ns = self.missed.filter(goes_on).map(|missed| missed.since_ns);
+        let since_ns = since_ns.or(NonZeroU64::new(last_ns));
+        self.missed = since_ns.map(|since_ns| Missed { since_ns, last_ns });
     }
 }
 
@@ -104,7 +103,7 @@ impl Account {
     /// rebalance is due.
     #[inline]
     pub(crate) fn offer(&mut self, units: u64, needed: u64, verdict: &Verdict, now: Now) -> bool {
-        let Demand { offered, low_water, is_flagged, .. } = &mut self.demand;
+        let Demand { offered, low_water, .. } = &mut self.demand;
         offered.units = offered.units.saturating_add(units);
         let is_first = offered.events == 0;
         offered.smallest = if is_first { needed } else { offered.smallest.min(needed) };
@@ -115,8 +114,8 @@ impl Account {
             offered.missed = offered.missed.saturating_add(cost);
             offered.denied = offered.denied.max(needed);
         }
-        let calls = !*is_flagged && (!verdict.allowed || verdict.remaining < *low_water);
-        *is_flagged |= calls;
+        let calls = !self.is_flagged && (!verdict.allowed || verdict.remaining < *low_water);
+        self.is_flagged |= calls;
         if !verdict.allowed {
             self.demand.miss(now);
         }
@@ -131,7 +130,7 @@ impl Account {
     /// How long units that are missed here may still come, in nanoseconds. The units come soon after they
     /// were first missed, or soon after other regions became reachable again, or not at all.
     pub(crate) fn expected_wait_ns(&self, expected_wait: &ExpectedWait, now: Now) -> u64 {
-        let missed_ns = self.demand.missed.map_or(0, |missed| missed.since_ns);
+        let missed_ns = self.demand.missed.map_or(0, |missed| missed.since_ns.get());
         let since_ns = missed_ns.max(expected_wait.met_ns);
         since_ns.saturating_add(expected_wait.lasts_ns).saturating_sub(now.steady_ns)
     }
@@ -143,29 +142,29 @@ impl Account {
 
     /// Whether there was any demand since the last rebalance.
     pub(crate) fn was_asked(&self) -> bool {
-        let unseen = self.windows().unseen.iter().zip(self.demand.rebalancers);
+        let unseen = self.windows().unseen.iter().zip(self.rebalancers);
         self.demand.offered.events > 0
             || unseen.into_iter().any(|(unseen, rebalances)| rebalances && unseen.events > 0)
     }
 
     /// Notes that a rebalance is waiting.
     pub(crate) const fn flag(&mut self) {
-        self.demand.is_flagged = true;
+        self.is_flagged = true;
     }
 
     /// Whether a rebalance must be called for because nobody rebalances the cell yet.
     pub(crate) fn calls_first(&mut self) -> bool {
-        let calls = self.demand.rebalancers == [false; 2] && !self.demand.is_flagged;
-        self.demand.is_flagged |= calls;
+        let calls = self.rebalancers == [false; 2] && !self.is_flagged;
+        self.is_flagged |= calls;
         calls
     }
 
     /// Starts a rebalance: returns the demand since this rebalancer's last one.
     pub(crate) fn take_offered(&mut self, by: Rebalancer) -> Offered {
-        self.demand.is_flagged = false;
-        self.demand.rebalancers[by as usize] = true;
+        self.is_flagged = false;
+        self.rebalancers[by as usize] = true;
         let offered = std::mem::take(&mut self.demand.offered);
-        if self.demand.rebalancers[by.other() as usize] && offered.events > 0 {
+        if self.rebalancers[by.other() as usize] && offered.events > 0 {
             let unseen = &mut self.windows_mut().unseen[by.other() as usize];
             *unseen = unseen.and(offered);
         } else if by == Rebalancer::Pools && offered.events > 0 {
@@ -184,7 +183,7 @@ impl Account {
 
     /// Ends one rebalancer's use. Says whether no rebalancer is left: the account may be dropped then.
     pub(crate) fn leave_alone(&mut self, by: Rebalancer) -> bool {
-        self.demand.rebalancers[by as usize] = false;
+        self.rebalancers[by as usize] = false;
         if let Some(windows) = &mut self.windows {
             windows.unseen[by as usize] = Offered::NONE;
             match by {
@@ -192,6 +191,6 @@ impl Account {
                 Rebalancer::Regions => windows.for_others = Part::default(),
             }
         }
-        self.demand.rebalancers == [false; 2]
+        self.rebalancers == [false; 2]
     }
 }

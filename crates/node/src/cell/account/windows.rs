@@ -1,5 +1,7 @@
 //! A cell's windows: transfers between regions, and what is held of the region's pools.
 
+use std::num::NonZeroU64;
+
 use acequia_limits::{Algorithm, Now, Part, window::Usage};
 use acequia_rights::{
     MemberId, Refusal, Transfers,
@@ -41,7 +43,7 @@ pub(super) struct Windows {
     /// Demand that one rebalancer has seen and the other has not.
     pub(super) unseen: [Offered; 2],
     /// When another node of the region last forwarded a charge here: steady clock.
-    pub(super) forwarded_ns: Option<u64>,
+    pub(super) forwarded_ns: Option<NonZeroU64>,
 }
 
 impl Windows {
@@ -101,9 +103,6 @@ pub(super) struct Rolled {
     at_ns: u64,
     /// When the open window is over; 0 if it must be determined anew.
     pub(super) over_ns: u64,
-    /// Whether the clock went back to before the open window. Nobody remembers what was given away of the
-    /// window that the clock shows now, so nothing of that window may be used.
-    pub(super) went_back: bool,
 }
 
 impl Rolled {
@@ -178,8 +177,8 @@ impl Account {
         let end_ns = window.older_end(words, now.wall_ns, context.salt);
         let margin_ns = window.margin_ns;
         let changed = self.open().end_ns != end_ns && !(self.open().is_empty() && self.next().is_empty());
-        let went_back = is_over_for_good(end_ns, self.open().end_ns);
-        if self.open().end_ns != end_ns && !went_back {
+        self.went_back = is_over_for_good(end_ns, self.open().end_ns);
+        if self.open().end_ns != end_ns && !self.went_back {
             self.expect_units_anew();
             self.unwritten |= !self.open().given().is_empty();
             let Windows { open, next, elsewhere, withdrawn, .. } = self.windows_mut();
@@ -192,8 +191,7 @@ impl Account {
         }
         // A clock that steps back does not reopen a window: what was given away of the present one would be
         // forgotten.
-        let over_ns = end_ns.saturating_add(margin_ns);
-        self.rolled = Rolled { at_ns: now.wall_ns, over_ns, went_back };
+        self.rolled = Rolled { at_ns: now.wall_ns, over_ns: end_ns.saturating_add(margin_ns) };
         self.standing = context.standing(self.window());
         self.rebuild(context);
         changed
@@ -271,7 +269,7 @@ impl Account {
 
     /// Notes that another node of the region forwarded a charge to this cell.
     pub(crate) fn note_forwarded(&mut self, now: Now) {
-        self.windows_mut().forwarded_ns = Some(now.steady_ns);
+        self.windows_mut().forwarded_ns = NonZeroU64::new(now.steady_ns);
     }
 
     /// Whether other nodes forwarded charges here lately. Those nodes do not take the forwarded units from
@@ -283,7 +281,7 @@ impl Account {
             algorithm if algorithm.has_rate() => FORWARDED_NS,
             algorithm => FORWARDED_NS.saturating_add(2 * algorithm.period_ns()).min(FORWARDED_NS_MAX),
         };
-        now.steady_ns < forwarded_ns + lasts_ns
+        now.steady_ns < forwarded_ns.get() + lasts_ns
     }
 
     /// Counts what earlier processes gave away, at a node that shares its region's pools. `words` is the
