@@ -23,7 +23,7 @@ const INCLUDED: [&str; 6] = [
 ];
 
 #[test]
-fn what_is_kept_is_what_the_protos_say() {
+fn the_generated_files_agree_with_the_protos() {
     let mut descriptors = protox::compile(PROTOS, [PROTO_ROOT]).expect("sound protos");
     let made = tempfile::tempdir().expect("a folder");
     // Envoy's comments are reStructuredText: rustdoc would take the indented parts for code to test.

@@ -52,7 +52,7 @@ fn words(line: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_command_on_every_page_is_one_that_there_is() {
+fn every_command_on_every_page_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let (mut faults, mut count) = (Vec::new(), 0);
     for (name, _) in SIZES {

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_old_connection_is_replaced_and_no_call_fails() {
+    async fn an_old_connection_is_replaced_without_a_failed_call() {
         let node = Node::of(1_000_000);
         let client = node.client(DEADLINE);
         for second in 0..1_000 {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_unanswered_on_an_old_connection_is_answered_there() {
+    async fn a_call_waiting_on_an_old_connection_is_answered_there() {
         let node = Node::of(10);
         let client = node.client(Options { deadline: Duration::from_secs(2_000) });
         client.check(question()).await.expect("an answer");
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_old_connection_serves_on_while_no_other_can_be_made() {
+    async fn an_old_connection_is_used_while_no_new_one_can_be_made() {
         let node = Node::of(1_000_000);
         let client = node.client(DEADLINE).connection_age(Duration::from_secs(10));
         client.check(question()).await.expect("an answer");
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_differ_by_a_tenth_at_most() {
+    fn connection_ages_vary_by_at_most_a_tenth() {
         let some: Vec<_> = (0..64).map(|_| jittered(CONNECTION_AGE)).collect();
         assert!(some.iter().all(|age| *age >= CONNECTION_AGE * 9 / 10 && *age <= CONNECTION_AGE * 11 / 10));
         assert!(some.iter().any(|age| *age != some[0]));

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denial_says_when_to_come_back_and_which_limits_deny() {
+    fn a_denial_says_when_to_retry_and_which_limits_deny() {
         let limit = |name: &str, outcome: Outcome, budget| LimitResult {
             name: name.to_owned(),
             outcome: outcome.into(),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denial_that_no_wait_helps_forbids_retries() {
+    fn a_denial_that_will_never_pass_forbids_retries() {
         let answer = CheckResponse {
             limit: "per-key".to_owned(),
             reason: Reason::CostTooHigh.into(),
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denial_by_nobody_is_no_verdict() {
+    fn a_denial_for_a_lost_store_is_unavailable_not_over_limit() {
         let answer = CheckResponse {
             limit: "per-key".to_owned(),
             reason: Reason::Unavailable.into(),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_and_lists_that_do_not_fit_are_cut() {
+    fn waits_and_violations_beyond_their_bounds_are_cut() {
         let limit = LimitResult { outcome: Outcome::Deny.into(), ..LimitResult::default() };
         let answer = CheckResponse {
             retry_after_ms: Some(u64::MAX),

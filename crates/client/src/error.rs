@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_says_that_the_question_is_wrong_has_answered() {
+    fn a_refusal_of_a_wrong_request_counts_as_an_answer() {
         let peer = Peer { address: "node:8081".to_owned(), deadline: Duration::from_secs(1) };
         for (code, is_answer) in [
             (Code::InvalidArgument, true),

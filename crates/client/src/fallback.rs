@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_fallback_decides_only_while_nobody_answers() {
+    async fn the_fallback_decides_only_while_no_node_answers() {
         let node = Node::of(2);
         let decider = Decider::new(node.client(SHORT), Fallback::Open);
         let answered = |decision| matches!(decision, Decision::Answered(answer) if answer.allowed);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_closed_fallback_says_unavailable() {
+    async fn a_closed_fallback_answers_unavailable() {
         let node = Node::of(1);
         node.set(Mode::Hangs);
         let decider = Decider::new(node.client(SHORT), Fallback::Closed);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_guard_never_lets_pass_what_it_can_never_hold() {
+    async fn a_guard_never_allows_a_cost_above_its_burst() {
         let node = Node::of(1);
         node.set(Mode::Gone);
         let never = Decision::DeniedUnasked { retry_after: None };
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_wrong_question_does_not_pass_an_open_fallback() {
+    async fn a_wrong_request_does_not_pass_by_an_open_fallback() {
         let node = Node::of(1);
         node.set(Mode::Refuses);
         let decider = Decider::new(node.client(SHORT), Fallback::Open);
@@ -323,7 +323,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_bucket_never_lets_more_pass_than_burst_and_rate_and_no_less_than_it_says(
+        fn a_guard_passes_at_most_its_burst_and_rate_and_its_waits_hold(
             units_per_second in prop_oneof![0..100_u64, Just(u64::MAX)],
             burst in prop_oneof![0..100_u64, Just(u64::MAX)],
             steps in prop::collection::vec((1..150_u64, 0..3_000_000_000_u64), 1..100),

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_allowed_is_served_and_what_is_denied_is_not() {
+    async fn allowed_requests_are_served_and_denied_ones_are_not() {
         let node = Node::of(1);
         let layer = LimitLayer::http(decider(&node, Fallback::Closed), by_key);
         assert_eq!(ask(&layer, 200).await.status(), 200);
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_without_a_question_passes_unasked() {
+    async fn a_request_that_is_not_limited_passes_without_a_check() {
         let node = Node::of(0);
         let layer = LimitLayer::http(decider(&node, Fallback::Closed), |_: &Parts| None);
         assert_eq!(ask(&layer, 200).await.status(), 200);
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_answer_is_among_the_extensions() {
+    async fn the_answer_is_in_the_extensions_of_the_request() {
         let node = Node::of(1);
         let layer = LimitLayer::http(decider(&node, Fallback::Closed), by_key);
         let service = layer.layer(service_fn(|request: Request<()>| {
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn while_nobody_answers_the_fallback_decides() {
+    async fn while_no_node_answers_the_fallback_sets_the_status() {
         let guard = Fallback::Guard(Guard { units_per_second: 1, burst: 1 });
         for mode in [Mode::Hangs, Mode::Gone] {
             for (fallback, expected) in
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_wrong_question_does_not_pass_and_says_why_to_an_outer_layer() {
+    async fn a_wrong_request_fails_and_outer_layers_see_the_reason() {
         let node = Node::of(10);
         node.set(Mode::Refuses);
         let http = ask(&LimitLayer::http(decider(&node, Fallback::Open), by_key), 200).await;
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn grpc_is_told_in_its_own_words() {
+    async fn a_grpc_layer_answers_with_grpc_status_codes() {
         let node = Node::of(0);
         let layer = LimitLayer::grpc(decider(&node, Fallback::Closed), by_key);
         node.set(Mode::Denies(Some(250)));
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failed_work_is_given_back_if_that_is_wanted() {
+    async fn failed_requests_are_refunded_if_the_layer_is_told_to() {
         let node = Node::of(10);
         let plain = LimitLayer::http(decider(&node, Fallback::Closed), by_key);
         ask(&plain, 500).await;
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failed_calls_are_given_back_and_the_callers_own_faults_are_not() {
+    async fn failed_grpc_calls_are_refunded_and_the_callers_own_faults_are_not() {
         let node = Node::of(10);
         let layer = LimitLayer::grpc(decider(&node, Fallback::Closed), by_key).refund_failures();
         for (code, charged) in [(Code::InvalidArgument, 1), (Code::Internal, 1), (Code::Unavailable, 1)] {
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lost_refund_is_made_again_and_then_counted() {
+    async fn a_lost_refund_is_retried_and_then_counted() {
         let node = Node::of(10);
         let layer = LimitLayer::http(decider(&node, Fallback::Closed), by_key).refund_failures();
         let service = layer.layer(service_fn({
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_leaky_bucket_is_waited_for_but_not_for_long() {
+    async fn a_request_waits_for_a_leaky_bucket_up_to_a_bound() {
         let node = Node::of(10);
         let layer = LimitLayer::http(decider(&node, Fallback::Closed), by_key).refund_failures();
         node.books().template.delay_ms = 700;
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_hangs_up_while_waiting_is_given_back() {
+    async fn a_caller_that_hangs_up_while_waiting_is_refunded() {
         let node = Node::of(10);
         let layer = LimitLayer::http(decider(&node, Fallback::Closed), by_key).refund_failures();
         node.books().template.delay_ms = 900;

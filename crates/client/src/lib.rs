@@ -265,7 +265,7 @@ mod tests {
     const PATIENT: Options = Options { deadline: Duration::from_secs(60) };
 
     #[tokio::test]
-    async fn a_check_is_asked_as_it_was_written_and_a_denial_is_an_answer() {
+    async fn a_check_is_sent_as_written_and_a_denial_is_an_answer() {
         let client = Client::connect(&serve().await.to_string(), PATIENT).expect("an address");
 
         let allowed = client.check(Question::new("shop", [("key", "k1")])).await.expect("an answer");
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_peek_answers_with_what_does_not_match() {
+    async fn a_peek_lists_limits_that_do_not_match() {
         let client = Client::connect(&format!("http://{}", serve().await), PATIENT).expect("an address");
         let peek = client.peek(Question::new("shop", [("key", "k1")])).await.expect("an answer");
         assert_eq!(peek.unmatched[0].why, "no entry route");
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn charges_are_settled_by_name() {
+    async fn charges_are_settled_by_their_id() {
         let client = Client::connect(&serve().await.to_string(), PATIENT).expect("an address");
         let refunded = client.refund("c1").await.expect("an answer");
         assert_eq!(refunded.settled(), Settled::Done);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wrong_question_is_refused_in_the_servers_words() {
+    async fn a_wrong_request_is_refused_with_the_servers_reason() {
         let client = Client::connect(&serve().await.to_string(), PATIENT).expect("an address");
         let refused = client.check(Question::new("", [("key", "k1")])).await.expect_err("no domain");
         assert_eq!(refused.to_string(), "refused: the domain is empty");
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_there_is_said_with_the_address_and_the_cause() {
+    async fn an_unreachable_node_is_reported_with_its_address_and_the_cause() {
         let free = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = free.local_addr().expect("an address").to_string();
         drop(free);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lost_connection_is_made_again() {
+    async fn a_lost_connection_is_replaced() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let client = Client::connect(&address.to_string(), PATIENT).expect("an address");
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_batch_of_too_many_is_refused_before_it_is_sent() {
+    async fn an_oversized_batch_is_refused_before_it_is_sent() {
         let client = Client::connect(&serve().await.to_string(), PATIENT).expect("an address");
         let mut stream = client.check_stream().await.expect("a stream");
         let question = Question::new("shop", [("key", "k1")]);
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refused_batch_ends_the_stream_and_says_why_once() {
+    async fn a_refused_batch_ends_the_stream_with_its_reason() {
         let client = Client::connect(&serve().await.to_string(), PATIENT).expect("an address");
         let mut stream = client.check_stream().await.expect("a stream");
         stream.send([Question::new("", [("key", "k1")])]).expect("room");
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_that_do_not_fit_their_questions_are_not_handed_out() {
+    async fn a_wrong_number_of_answers_to_a_batch_is_an_error() {
         let client = Client::connect(&serve().await.to_string(), PATIENT).expect("an address");
         let mut stream = client.check_stream().await.expect("a stream");
         stream.send(["a", "lose"].map(|domain| Question::new(domain, [("key", "k1")]))).expect("room");
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_overdue_answer_is_still_owed() {
+    async fn an_overdue_answer_still_counts_as_in_flight() {
         let options = Options { deadline: Duration::from_millis(200) };
         let client = Client::connect(&serve().await.to_string(), options).expect("an address");
         let mut stream = client.check_stream().await.expect("a stream");

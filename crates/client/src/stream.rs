@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_that_the_node_ends_goes_on_and_nothing_is_asked_twice() {
+    async fn a_stream_that_a_node_ends_is_reopened_and_sends_nothing_twice() {
         let node = Node::of(1_000_000);
         node.set(Mode::EndsStreams(3));
         let mut stream = node.client(DEADLINE).check_stream().await.expect("a stream");
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_ends_every_stream_is_given_up() {
+    async fn a_stream_fails_if_the_node_ends_every_stream() {
         let node = Node::of(1_000_000);
         let mut stream = node.client(DEADLINE).check_stream().await.expect("a stream");
         stream.send(question()).expect("room");
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn where_no_connection_can_be_made_the_stream_ends_and_says_why() {
+    async fn a_stream_that_cannot_reconnect_fails_with_the_reason() {
         let node = Node::of(1_000_000);
         node.set(Mode::EndsStreams(1));
         let mut stream = node.client(DEADLINE).check_stream().await.expect("a stream");

@@ -428,7 +428,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_faults_named() {
+    fn addresses_of_nodes_are_read_and_their_faults_named() {
         let ca = || Credentials { ca: Some("/nowhere/ca.pem".into()), ..Credentials::default() };
         let none = Credentials::default;
         for (address, credentials, authority) in [

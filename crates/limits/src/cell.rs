@@ -69,7 +69,7 @@ mod tests {
     use crate::LimitId;
 
     #[test]
-    fn every_part_of_a_cell_counts() {
+    fn each_part_of_a_cells_identity_changes_its_hash() {
         let tagger = |limit| Tagger::new(&HashKey([7; 16]), LimitId(limit));
         let all = |limit, values: &[&str]| tagger(limit).all(values.iter().map(|v| v.as_bytes()));
         let tags = [

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_a_way_to_mend_it() {
+    fn impossible_classes_are_refused_with_a_suggestion() {
         for threshold in ["-5%", "100%", "24", "a quarter", "%", ""] {
             let json = format!(r#"{{"entry": "plan", "shared": {{"gold": "0%", "free": "{threshold}"}}}}"#);
             refused(&json, "0% to 99%");
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_sum_to_the_limit_and_no_more() {
+    fn class_parts_and_the_remainder_sum_to_the_limit() {
         let json = r#"{"entry": "plan", "separate": {"gold": 1000, "free": 333}, "shared": {"gold": "0%", "free": "62%"}}"#;
         let classes = read(json, 2_000).expect("sound");
         let whole = Algorithm::TokenBucket(Meter::new(Rate::parse("1000/s").expect("a rate"), 2_000));

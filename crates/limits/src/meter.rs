@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_debt_beyond_all_units_is_all_units() {
+    fn a_debt_above_all_possible_units_counts_as_all_units() {
         // A debt as large as these comes only from a disk: no charges add up to so much.
         for p in [1, 7, 1_000_000_007] {
             let m = meter(1, p, 1);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_extremes_do_not_overflow() {
+    fn extreme_rates_and_bursts_do_not_overflow() {
         let m = meter(UNITS_MAX - 1, crate::PERIOD_NS_MAX, UNITS_MAX);
         let now = (1 << 63) - 1;
         assert!(m.probe(0, now, UNITS_MAX).allowed);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn new_numbers_keep_the_debt() {
+    fn a_new_rate_or_burst_keeps_the_debt() {
         let (slow, fast) = (meter(1, S, 100), meter(1_000, S, 100));
         let now = 50 * S;
         let tat = slow.charge(0, now, 100);
@@ -391,7 +391,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn a_piece_is_never_faster_and_hardly_slower(
+        fn a_part_of_a_rate_is_never_faster_and_hardly_slower_than_exact(
             (units, units_shift) in (1..=UNITS_MAX, 0_u32..53),
             (period_ns, period_shift) in (1..=crate::PERIOD_NS_MAX, 0_u32..55),
             (rate, rate_shift) in (1..=RATE_PARTS, 0_u32..20),
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_exact() {
+    fn a_part_of_a_rate_that_can_be_represented_is_exact() {
         let whole = meter(10, S, 100);
         for (part, rate) in [(RATE_PARTS / 2, (5, S)), (RATE_PARTS / 16, (5, 8 * S)), (1, (10, S << 20))] {
             let piece = whole.local(Part { rate: part, units: 7 }, 0);
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_the_extremes_do_not_overflow() {
+    fn parts_of_extreme_rates_do_not_overflow() {
         let now = (1 << 63) - 1;
         for whole in [meter(UNITS_MAX, 1, UNITS_MAX), meter(1, crate::PERIOD_NS_MAX, 1)] {
             for (rate, units) in [(1, UNITS_MAX), (RATE_PARTS, UNITS_MAX), (1, 0), (u32::MAX, u64::MAX)] {

@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_read_as_they_are_written() {
+    fn networks_are_read_and_wrong_ones_refused_with_a_suggestion() {
         for (text, written) in [
             ("10.0.0.0/8", "10.0.0.0/8"),
             ("0.0.0.0/0", "0.0.0.0/0"),
@@ -204,7 +204,7 @@ mod tests {
     proptest! {
         /// The reference: two addresses share a network if their first bits are equal.
         #[test]
-        fn a_search_finds_what_a_walk_finds(
+        fn a_search_agrees_with_a_linear_scan(
             written in prop::collection::vec((any::<u8>(), 0..=8u8, any::<bool>()), 0..20),
             asked in any::<u8>(),
         ) {
@@ -224,7 +224,7 @@ mod tests {
 
         /// Looks up the edges of networks of every size that lie in clumps.
         #[test]
-        fn edges_are_found_in_clumps(written in prop::collection::vec((any::<u32>(), 0..=32u32, 0..3u32), 1..60)) {
+        fn edges_of_clustered_networks_are_found(written in prop::collection::vec((any::<u32>(), 0..=32u32, 0..3u32), 1..60)) {
             let starts: Vec<(u32, u32)> = written.iter().map(|(address, bits, clump)| {
                 let address = [*address, 0x0A00_0000 | address & 0xFFFF, 0xFFFF_FF00 | address & 0xFF][*clump as usize];
                 (address & u32::MAX.checked_shl(32 - bits).unwrap_or(0), *bits)

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_say_how_to_write_it() {
+    fn faults_in_rates_and_durations_say_how_to_write_them() {
         for text in [
             "60",
             "60/",

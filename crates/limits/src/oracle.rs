@@ -217,7 +217,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn exactly_the_budget_is_not_over_and_a_unit_more_is() {
+    fn the_oracle_accepts_the_exact_budget_and_not_one_unit_more() {
         let mut oracle = BucketOracle::new(1_000, 1_000);
         oracle.admit(0, 0, 1_000);
         for ms in 1..=5_000 {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_up_by_waiting_is_at_most_the_burst() {
+    fn the_oracle_lets_idle_time_save_up_at_most_the_burst() {
         let mut oracle = BucketOracle::new(10, 100);
         let hour_ns = 3_600_000 * MS;
         oracle.admit(hour_ns, hour_ns, 100);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn over_is_only_what_is_over_however_it_is_dated() {
+    fn the_oracle_counts_only_units_over_the_limit_at_every_possible_time() {
         // The question is at 0 and the answer a second later. Half may have been admitted at once, half at
         // the end.
         let mut oracle = BucketOracle::new(100, 100);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_overtakes_another_is_in_the_same_intervals() {
+    fn the_oracle_counts_answers_that_overtake_each_other() {
         let mut oracle = BucketOracle::new(100, 100);
         // The later question is answered first.
         oracle.admit(900 * MS, 910 * MS, 100);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn old_intervals_count_after_they_were_settled() {
+    fn the_oracle_counts_intervals_that_it_has_settled() {
         let mut oracle = BucketOracle::new(100, 100);
         // A tenth more than the rate is over after ten seconds, though no interval of three seconds is.
         let mut over_at = None;
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_raised_budget_holds_from_then_on_and_for_what_reaches_into_it() {
+    fn a_raised_budget_applies_to_intervals_that_reach_past_the_raise() {
         let mut oracle = BucketOracle::new(100, 100);
         oracle.admit(0, 0, 100);
         oracle.set(1_000 * MS, 200, 200);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lowered_budget_holds_for_what_begins_after_it() {
+    fn a_lowered_budget_applies_to_intervals_that_begin_later() {
         let mut oracle = BucketOracle::new(100, 200);
         oracle.set(10_000 * MS, 50, 50);
         oracle.admit(10_000 * MS, 10_000 * MS, 50);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn the_running_count_says_what_looking_at_every_interval_says() {
+    fn the_running_count_agrees_with_a_check_of_every_interval() {
         let mut state = 7_u64;
         let mut random = move |below: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_counts_what_is_surely_in_it() {
+    fn the_window_oracle_counts_only_charges_surely_inside() {
         let mut oracle = WindowOracle::new(10, 1_000 * MS, 10 * MS);
         oracle.admit(1_100 * MS, 1_200 * MS, 10);
         // One admission is near the edge, and one spans the edge.
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_window_with_two_limits_the_larger_counts() {
+    fn in_a_window_with_several_limits_the_largest_counts() {
         let mut oracle = WindowOracle::new(10, 1_000 * MS, 10 * MS);
         oracle.set(1_500 * MS, 20);
         oracle.set(1_600 * MS, 5);

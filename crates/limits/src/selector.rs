@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_any_of_and_exclusions_win() {
+    fn a_list_matches_any_of_its_values_and_exclusions_win() {
         let c = Condition::new("route", ["/report/*", "/export", "!/report/tiny"]);
         for (value, fits) in
             [("/report/big", true), ("/export", true), ("/report/tiny", false), ("/home", false)]
@@ -359,7 +359,7 @@ mod tests {
 
     /// Envoy makes such descriptors from two actions with one key.
     #[test]
-    fn of_a_key_that_comes_twice_any_value_is_limited_and_all_are_exempt() {
+    fn a_repeated_key_matches_by_any_value_and_is_exempt_by_all() {
         for (patterns, values, holds, holds_for_all) in [
             (&["a"][..], &["a"][..], true, true),
             (&["a"], &["a", "b"], true, false),
@@ -390,7 +390,7 @@ mod tests {
 
     /// An address read from one value, or from one place of a list, is never used for another.
     #[test]
-    fn an_address_that_was_read_is_that_of_its_value_and_place() {
+    fn a_cached_address_is_used_only_for_its_own_value_and_hop() {
         let (list, other) = (&b"1.1.1.1, 2.2.2.2"[..], &b"1.1.1.1, 3.3.3.3"[..]);
         let entries = [(&b"ip"[..], list), (&b"via"[..], other), (&b"ip"[..], &list[..7])];
         let descriptor = Descriptor::new(&entries, None);
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_one_however_it_is_written() {
+    fn an_address_is_the_same_in_every_notation() {
         let by = By { key: "ip".into(), prefix: Some(Prefix { v4: 32, v6: 128, hop: 1 }) };
         let canonical = |value: &str| bytes_of(&by, value.as_bytes());
         for (one, others) in [
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_list_the_address_that_ours_wrote_counts() {
+    fn in_a_forwarded_list_the_trusted_proxys_address_counts() {
         let list = b"6.6.6.6, 1.1.1.1, 2.2.2.2, 3.3.3.3";
         for (hop, address) in
             [(0, "3.3.3.3"), (1, "3.3.3.3"), (2, "2.2.2.2"), (3, "1.1.1.1"), (4, "6.6.6.6"), (9, "6.6.6.6")]
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_globs_and_no_address_are_told_apart() {
+    fn conditions_distinguish_networks_globs_and_missing_addresses() {
         let condition = |patterns: &[&str]| Condition::new("ip", patterns.iter().copied()).of_addresses(1);
         for (patterns, value, fits) in [
             (&["10.0.0.0/8"][..], "10.255.0.1", true),
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_must_be_absent_is() {
+    fn a_condition_can_require_that_a_key_is_absent() {
         let absent = Condition::absent("svc");
         let of = |entries: &[(&[u8], &[u8])]| {
             let descriptor = Descriptor::new(entries, None);

@@ -397,7 +397,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_window_can_have_counted_is_not_read() {
+    fn impossible_states_of_a_sliding_window_are_refused() {
         let log = SlidingLog { limit: 30, window_ns: 10_000_000_000 };
         assert!(log.is_sound(&[5, 1, 7, 2]));
         for words in [&[5, 1, 7][..], &[7, 1, 5, 1], &[u64::MAX, 1], &[5, u64::MAX, 7, u64::MAX]] {
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn the_approximate_counter_says_when_exactly() {
+    fn the_approximate_counter_gives_the_exact_retry_time() {
         let pair = SlidingApproximate { limit: 10, window_ns: 10 * S };
         let mut state = pair.charge([0, 0], 100 * S, 10);
         let v = pair.probe(state, 109 * S, 4);

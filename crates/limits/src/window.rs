@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn later_windows_have_limits_of_their_own() {
+    fn later_windows_may_have_their_own_limits() {
         let later = |after_s: u64, limit| Later { after_ns: after_s * S, limit };
         for margin_ns in [0, 5 * S] {
             let w = FixedWindow { margin_ns, ..minutely(5, true) }.later(&[later(660, 2), later(720, 9)]);
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn what_any_cell_may_have_spent_covers_every_cell() {
+    fn the_spent_state_for_any_cell_covers_every_cell() {
         for margin_ns in [0, 5 * S] {
             let w = FixedWindow { margin_ns, ..minutely(3, true) };
             let then = 615 * S;
@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_that_begin_later_give_nothing_by_these_numbers() {
+    fn a_window_limit_gives_nothing_in_windows_after_its_end() {
         for margin_ns in [0, 5 * S] {
             let w = FixedWindow { margin_ns, ..minutely(3, false) }.until(660 * S);
             let mut usage = w.charge(Usage::default(), 645 * S, 1, 0);
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn the_edge_belongs_to_the_next_window() {
+    fn the_edge_of_a_window_belongs_to_the_next_one() {
         let w = minutely(1, false);
         assert_eq!(w.end_after(60 * S - 1, 0), 60 * S);
         assert_eq!(w.end_after(60 * S, 0), 120 * S);

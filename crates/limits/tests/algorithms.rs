@@ -10,6 +10,8 @@ mod history;
 #[path = "algorithms/terms.rs"]
 mod terms;
 
+#[path = "algorithms/changes.rs"]
+mod changes;
 #[path = "algorithms/clocks.rs"]
 mod clocks;
 #[path = "algorithms/identity.rs"]
@@ -22,8 +24,6 @@ mod margin;
 mod promises;
 #[path = "algorithms/refund.rs"]
 mod refund;
-#[path = "algorithms/renumbering.rs"]
-mod renumbering;
 #[path = "algorithms/restarts.rs"]
 mod restarts;
 #[path = "algorithms/verdicts.rs"]

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_asked_twice_whoever_else_comes() {
+    fn each_connection_attempt_is_asked_for_a_proof_twice() {
         let mut asked = Asked::default();
         let mut often = |first: u8, last: u8| {
             let id = [first, 0, 0, 0, 0, 0, 0, last, 9, 9];

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_survives_the_way_through_a_certificate() {
+    fn a_name_is_read_back_from_its_certificate_uri() {
         for (region, node) in [("eu", "eu-1"), ("EU_west.2", "_"), (".", "..")] {
             let identity = Identity::new(region, node);
             assert_eq!(identity.uri().parse(), Ok(identity));
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_refused() {
+    fn malformed_names_in_certificates_are_refused() {
         let long = format!("acequia://eu/{}", "n".repeat(65));
         for uri in [
             "",

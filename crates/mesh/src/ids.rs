@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_same_ids_and_the_system_does_not() {
+    fn a_seed_repeats_connection_ids_and_the_system_does_not() {
         let ids = |seed| {
             let mut ids = Ids::new(seed);
             [ids.generate_cid(), ids.generate_cid()].map(|id| id.to_vec())

@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sixteen_frames_or_a_mebibyte_are_under_way() {
+    fn at_most_sixteen_frames_or_a_mebibyte_are_under_way() {
         let room = Arc::<Room>::default();
         let mut places: Vec<_> = (0..16).map(|_| Place::take(&room, 10)).collect();
         assert!(places.iter().all(Option::is_some));

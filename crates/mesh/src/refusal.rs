@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_has_a_place_and_a_name_of_its_own() {
+    fn every_kind_of_refusal_has_its_own_number_and_name() {
         for (place, refusal) in Refusal::ALL.into_iter().enumerate() {
             assert_eq!(refusal as usize, place);
         }

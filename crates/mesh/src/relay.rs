@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn packets_go_there_and_answers_come_back_to_each_sender() {
+    async fn packets_reach_the_target_and_answers_reach_each_sender() {
         let scene = Scene::new(Weather::default()).await;
         let other = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
         for (client, number) in [(&scene.client, 1u32), (&other, 2)] {
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_delay_holds_packets_up_in_order_and_may_be_lifted_for_those_on_their_way() {
+    async fn a_delay_keeps_packets_in_order_and_can_be_lifted_for_waiting_ones() {
         let scene = Scene::new(Weather::delayed(Duration::from_millis(50))).await;
         let start = Instant::now();
         for number in 0..100 {
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cut_is_one_way_and_takes_what_is_on_its_way() {
+    async fn a_cut_in_one_direction_drops_packets_under_way() {
         let scene = Scene::new(Weather::default()).await;
         scene.send(1).await;
         let (_, back) = take(&scene.target, SOON).await.expect("a packet");
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn packets_are_lost_and_doubled_as_often_as_said() {
+    async fn packets_are_lost_and_doubled_at_the_given_rates() {
         let weather = Weather { loss: 0.3, duplicate: 0.5, ..Weather::default() };
         let scene = Scene::new(weather).await;
         let mut came = 0;
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_senders_than_it_knows_do_not_make_it_grow() {
+    async fn answers_reach_the_newest_of_more_senders_than_the_bound() {
         let scene = Scene::new(Weather::default()).await;
         for number in 0..FLOWS_MAX as u32 + 10 {
             let client = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");

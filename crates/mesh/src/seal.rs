@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_signs_another_knows_for_its_own() {
+    fn a_signature_of_one_node_is_verified_by_another() {
         let folder = folder();
         let (eu_notary, us_notary) = (notary(&folder, &eu()), notary(&folder, &us()));
         for (by, identity, is_authority) in [(&eu_notary, eu(), true), (&us_notary, us(), false)] {
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_or_signed_by_others_proves_nothing() {
+    fn a_changed_or_foreign_signature_is_refused() {
         let (folder, others) = (folder(), folder());
         let notary = notary(&folder, &eu());
         let signed = notary.sign(SAID).expect("signed");
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_of_tls_signs_and_what_is_past_its_end_does_not() {
+    fn every_kind_of_tls_key_signs_and_an_expired_one_does_not() {
         let folder = folder();
         let notary = notary(&folder, &us());
         for algorithm in [&PKCS_ED25519, &PKCS_ECDSA_P256_SHA256] {

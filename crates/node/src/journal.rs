@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_charged_in_the_last_second_is_reserved_ahead_of_use() {
+    fn units_charged_in_the_last_second_are_reserved_in_advance() {
         let mut cell = HeapCell::default();
         let now = Now::at(1 << 60);
         // The first charge waits for the disk and reserves as much again. Charges that come before the row is
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_that_is_seldom_charged_waits_once_and_has_a_charge_ahead() {
+    fn a_rarely_charged_cell_waits_once_and_reserves_one_charge() {
         let mut cell = HeapCell::default();
         for charges in 0..20 {
             let now = Now::at((1 << 60) + charges * 5 * SECOND_NS);
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn units_of_the_last_second_are_those_of_two_counts() {
+    fn units_of_the_last_second_are_counted_in_two_halves() {
         let mut recent = Recent::default();
         let at = |ms: u64| Now::at((1 << 60) / SECOND_NS * SECOND_NS + ms * 1_000_000);
         for (ms, units, charged) in [
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_disk_does_not_hold_is_not_covered() {
+    fn units_that_are_not_on_disk_are_not_covered() {
         let mut cell = HeapCell::default();
         let now = Now::at(1 << 60);
         let progress = Progress { committed: 0, open: 1 };

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_that_runs_or_is_set_ahead_closes_nothing_that_it_comes_to() {
+    fn a_wall_clock_set_ahead_closes_only_windows_before_the_step() {
         let left = Left::default();
         note(&left, at(0, T));
         note(&left, at(100, T + 100 * S));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_that_were_left_stay_closed_and_those_that_were_skipped_are_open() {
+    fn left_windows_stay_closed_and_skipped_windows_stay_open() {
         let left = Left::default();
         note(&left, at(0, T));
         note(&left, at(90, T + HOUR + 90 * S));
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_with_an_older_reading_closes_nothing_more() {
+    fn a_thread_with_an_older_clock_reading_closes_no_window() {
         let left = Left::default();
         note(&left, at(0, T));
         note(&left, at(100, T + 100 * S - HOUR));
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn many_steps_take_no_more_room_and_open_nothing() {
+    fn many_clock_steps_stay_within_bounds_and_open_no_window() {
         let left = Left::default();
         note(&left, at(0, T + 1_000 * HOUR));
         for step in 1..200 {
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_restart_the_windows_that_are_open_are_closed_and_no_others() {
+    fn a_restart_closes_the_open_windows_and_no_others() {
         let left = Left::default();
         let now = at(0, T + 30 * S);
         note(&left, now);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_long_over_is_forgotten() {
+    fn left_windows_are_forgotten_after_a_long_time() {
         let left = Left::default();
         note(&left, at(0, T));
         note(&left, at(60, T - HOUR));

@@ -585,7 +585,7 @@ mod tests {
 
     /// A clock that is doubted again and again changes the margin of windows, and so all variants.
     #[test]
-    fn a_node_whose_limits_cannot_have_the_numbers_of_new_shares_lets_nothing_pass() {
+    fn a_node_without_room_for_variants_of_new_shares_admits_nothing() {
         let incarnation = Incarnation { member: MemberId(0), node: 0, number: 1 };
         let home = Some(Home { incarnation, loan_ttl_ns: LOAN_TTL_NS });
         let key = HashKey([7; 16]);
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_that_no_node_can_have_is_not_taken_up() {
+    fn a_memory_row_that_no_node_can_have_written_is_refused() {
         let incarnation = Incarnation { member: MemberId(0), node: 0, number: 1 };
         let config = Config {
             key: HashKey([7; 16]),
@@ -642,7 +642,7 @@ mod tests {
     /// Two older formats lack bytes at an end. Before allocations spared windows, the record lacked its last
     /// field. Before certificates could be revoked, the version lacked its last field.
     #[test]
-    fn older_disks_are_read() {
+    fn rows_in_older_formats_are_read() {
         let me = Incarnation { member: MemberId(3), node: 0, number: 2 };
         let bytes_of = |kept: &versions::VersionsRecord| postcard::to_allocvec(kept).expect("bytes");
         let mut versions = Versions::new(me);

@@ -93,7 +93,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn digests_differ_where_rows_do((a, b) in (rows(), rows())) {
+        fn digests_differ_in_buckets_whose_rows_differ((a, b) in (rows(), rows())) {
             let differing = digest(a.iter()).differing(&digest(b.iter().rev()));
             for row in 0..40_u128 {
                 let same_bucket = |rows: &Rows| -> Rows {

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_has_its_number_for_ever() {
+    fn a_members_number_depends_on_its_name_only() {
         let numbers = ["eu", "us", "ap", ""].map(|name| MemberId::named(name).0);
         assert_eq!(numbers, [53_311, 24_124, 24_554, 61_457]);
     }

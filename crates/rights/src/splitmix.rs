@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shuffled_list_has_what_it_had() {
+    fn a_shuffled_list_has_the_same_items() {
         let mut list: Vec<u32> = (0..100).collect();
         Random::new(4).shuffle(&mut list);
         assert!(!list.is_sorted());

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_counts_only_as_a_whole() {
+    fn a_callers_certificate_name_must_match_as_a_whole() {
         let folder = tempfile::tempdir().expect("a folder");
         let callers = callers(&allow(folder.path()));
         let known = |names: &[&str]| named(&callers, names).rights(&HeaderMap::new());
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_token_itself_opens_and_a_new_one_replaces_it() {
+    fn only_the_exact_token_is_accepted_until_a_new_one_replaces_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let allow = allow(folder.path());
         let callers = callers(&allow);
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn without_allow_everybody_may_do_everything_or_everybody_with_a_certificate() {
+    fn without_allow_every_caller_or_every_certificate_may_do_everything() {
         let callers = Arc::new(Callers::default());
         let rights =
             Caller::new(Arc::clone(&callers), None, None).rights(&HeaderMap::new()).expect("anybody");

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_each_purpose_a_secret_of_its_own_and_the_system_never_the_same() {
+    fn a_seed_gives_each_purpose_its_secret_and_the_system_a_new_one() {
         let draw = |chance: Chance, purpose| chance.draw::<16>(purpose).expect("a secret");
         let seeded = || Chance::Seeded([7; 32]);
         assert_eq!(draw(seeded(), "hash key"), draw(seeded(), "hash key"));

@@ -207,12 +207,12 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asks_for_is_not_remembered() {
+    fn a_request_without_an_id_is_not_recorded() {
         assert_eq!(recording(&WireRecord::default()), Ok(None));
     }
 
     #[test]
-    fn a_name_is_the_same_every_time_and_another_in_every_domain() {
+    fn an_id_has_the_same_hash_each_time_and_another_in_each_domain() {
         let id = WireRecord { id: b"once", ..WireRecord::default() };
         let names = names();
         let of = |domain, id: &WireRecord<'_>| {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_remembered_is_refused() {
+    fn an_impossible_id_or_ttl_is_refused() {
         let long = [b'x'; ID_BYTES_MAX + 1];
         for id in [&long[..], b"a\nb", b"\x7f"] {
             assert_eq!(recording(&WireRecord { id, ..WireRecord::default() }), Err(BadRequest::Id));

@@ -700,7 +700,7 @@ mod tests {
     }
 
     #[test]
-    fn who_never_calls_is_cut_and_who_calls_stays() {
+    fn a_silent_connection_is_cut_and_a_calling_one_stays() {
         let (connections, begun) = (port(4), Instant::now());
         let [silent, once, often, watching] = [0; 4].map(|_| connections.place(begun).expect("a place"));
         once.life.called();
@@ -719,7 +719,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_connection_ends_and_not_all_at_once() {
+    fn old_connections_end_at_different_times() {
         let (connections, begun) = (port(200), Instant::now());
         let places: Vec<_> = (0..200).map(|_| connections.place(begun).expect("a place")).collect();
         let mut ended = Vec::new();
@@ -735,7 +735,7 @@ mod tests {
     }
 
     #[test]
-    fn at_the_cap_the_longest_silent_makes_room() {
+    fn at_the_cap_the_longest_silent_connection_is_ended() {
         let (connections, begun) = (port(2), Instant::now());
         let [first, second] = [0; 2].map(|_| connections.place(begun).expect("a place"));
         first.life.called();
@@ -755,7 +755,7 @@ mod tests {
     }
 
     #[test]
-    fn small_messages_are_held_and_large_ones_to_a_bound() {
+    fn small_messages_are_always_held_and_large_ones_up_to_a_bound() {
         const MIB: usize = 1 << 20;
         let connections = port(1);
         let place = connections.place(Instant::now()).expect("a place");
@@ -777,7 +777,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_most_is_cut_when_all_hold_too_much() {
+    fn the_connections_that_hold_most_bytes_are_cut_above_the_bound() {
         let connections = port(200);
         let places: Vec<_> = (0..100).map(|_| connections.place(Instant::now()).expect("a place")).collect();
         let mut modest = places[0].life.hold();
@@ -809,7 +809,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_made_no_call_makes_room_before_a_caller() {
+    fn at_the_cap_a_connection_without_calls_is_cut_before_a_caller() {
         let (connections, begun) = (port(2), Instant::now());
         let caller = connections.place(begun).expect("a place");
         caller.life.called();
@@ -821,7 +821,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_handshakes_the_oldest_is_cut() {
+    fn the_oldest_of_too_many_handshakes_is_cut() {
         let connections = port(2 * HANDSHAKES_MAX);
         let place = || connections.place(Instant::now()).expect("a place");
         let done = place();
@@ -836,7 +836,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_most_handshakes_unfinished_loses_his() {
+    fn the_caller_with_most_unfinished_handshakes_loses_one() {
         let connections = port(2 * HANDSHAKES_MAX);
         let of = |owner: u32| {
             let place = connections.place(Instant::now()).expect("a place");
@@ -852,7 +852,7 @@ mod tests {
     }
 
     #[test]
-    fn where_others_may_come_in_all_connections_end() {
+    fn connections_end_when_the_allowed_callers_change() {
         let folder = tempfile::tempdir().expect("a folder");
         let token = folder.path().join("token");
         std::fs::write(&token, "0123456789abcdef").expect("written");
@@ -872,7 +872,7 @@ mod tests {
     }
 
     #[test]
-    fn old_connections_that_take_their_time_keep_nobody_from_making_room() {
+    fn an_ending_connection_does_not_keep_a_silent_one_from_being_ended() {
         let (connections, begun) = (port(2), Instant::now());
         let [old, silent] = [0; 2].map(|_| connections.place(begun).expect("a place"));
         old.life.called();

@@ -102,7 +102,7 @@ mod tests {
     use crate::respond::lost::answer;
 
     #[test]
-    fn the_first_two_hundred_pairs_are_counted_by_name() {
+    fn the_first_200_pairs_of_limit_and_reason_are_counted_by_name() {
         let (pairs, mut workers) = (pairs(), [Hints::default(), Hints::default()]);
         for worker in &mut workers {
             for slot in 1..=150 {

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_was_sent_last_arrives_though_not_all_was_read() {
+    async fn the_last_answer_arrives_even_if_the_request_was_not_read_fully() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let mut caller =
             TcpStream::connect(listener.local_addr().expect("an address")).await.expect("connected");

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_goes_on_waiting_for_what_it_has_asked_for() {
+    fn a_request_waits_on_only_while_no_new_limit_denies_it() {
         assert!(goes_on(0b11, 0b11, false) && goes_on(0b11, 0b11, true));
         assert!(goes_on(0b11, 0b01, true), "the other one has what was drawn");
         assert!(!goes_on(0b11, 0b01, false), "nothing was");

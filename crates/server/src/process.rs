@@ -106,7 +106,7 @@ mod tests {
     const STATUS: &str = "Name:\tacequia\nVmSize:\t   2048 kB\nVmRSS:\t     10 kB\nThreads:\t9\n";
 
     #[test]
-    fn fields_are_found_behind_a_name_that_holds_anything() {
+    fn process_fields_are_read_after_any_process_name() {
         assert_eq!(
             Process::of(STAT, STATUS),
             Process {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_left_out() {
+    fn missing_process_fields_are_omitted() {
         assert_eq!(Process::of("", ""), Process::default());
         assert_eq!(Process::of("1 (a) S 1", "VmRSS: many kB\nThreads:"), Process::default());
         assert_eq!(start_s(STAT, ""), None);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_seen() {
+    fn the_figures_of_this_process_are_read() {
         let Process { start_s, cpu_s, resident_bytes, virtual_bytes, threads, open_fds, max_fds } =
             Process::look();
         assert!(start_s > Some(1.7e9) && cpu_s >= Some(0.0), "{start_s:?} {cpu_s:?}");

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_was_not_just_here_does_not_wait() {
+    fn a_node_that_did_not_just_stop_starts_without_a_wait() {
         let first = after(None, START_NS);
         assert!(first.wait <= Duration::from_millis(1_101), "{first:?}");
         let next = after(Some(first.number + 1), START_NS + 3_000_000_000);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_has_a_higher_number_than_all_before_it() {
+    fn a_process_has_a_higher_number_than_all_earlier_ones() {
         let mut state = 7_u64;
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

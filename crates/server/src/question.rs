@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_caller_must_mend_is_refused() {
+    fn a_malformed_request_is_refused_with_its_fault() {
         let good = wire(&[(b"api_key", b"k1")]);
         assert!(from_check(good.clone()).is_ok());
         let no_domain = WireRequest { domain: b"", ..good.clone() };
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_of_nothing_is_refused_by_check_and_means_a_look_to_envoy() {
+    fn a_zero_cost_is_refused_by_check_and_is_a_peek_for_envoy() {
         let mut request = wire(&[(b"k", b"v")]);
         request.cost = Some(0);
         assert_eq!(from_check(request.clone()), Err(BadRequest::ZeroCost));

@@ -204,7 +204,7 @@ mod tests {
     use crate::headers::headers;
 
     #[test]
-    fn nobody_is_told_too_many_when_nobody_decides() {
+    fn a_denial_for_a_lost_store_has_status_503() {
         for denied in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS, StatusCode::FORBIDDEN] {
             let of = |on_store_loss| status(&answer(on_store_loss).0, denied);
             assert_eq!(of(OnStoreLoss::Guard), denied);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passed_beyond_a_limit_is_told() {
+    fn an_answer_tells_the_units_that_passed_without_the_store() {
         for (on_store_loss, allowed, why, units) in [
             (OnStoreLoss::Guard, false, api::Reason::OverLimit, 0),
             (OnStoreLoss::Closed, false, api::Reason::Unavailable, 0),

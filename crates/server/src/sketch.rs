@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn sketches_of_several_threads_are_one() {
+    fn sketches_of_several_threads_can_be_merged() {
         let (mut merged, mut counts) = (Sketch::default(), BTreeMap::new());
         for seed in 1..=3 {
             let mut sketch = Sketch::default();
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cooled_down_gives_way() {
+    fn a_cell_without_recent_requests_leaves_the_sketch() {
         let mut sketch = Sketch::default();
         (0..8).for_each(|_| count(&mut sketch, 1));
         count(&mut sketch, 2);

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_that_is_called_other_is_one_of_the_others() {
+    fn a_domain_named_other_is_counted_with_all_others() {
         let (names, mut counts) = (super::names(), Counts::default());
         counts.count(b"other", &names);
         let before = counts.clone();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_with_its_own_word_goes_by_that() {
+    fn a_domains_own_no_match_setting_overrides_the_default() {
         let domains =
             BTreeMap::from([("shop".to_owned(), NoMatch::Deny), ("bank".to_owned(), NoMatch::Allow)]);
         let all = NoMatches { unknown_domain: NoMatch::Deny, domains };

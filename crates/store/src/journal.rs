@@ -302,13 +302,13 @@ mod tests {
     use crate::contract;
 
     #[test]
-    fn it_keeps_the_contract() {
+    fn the_journal_keeps_the_contract_of_a_store() {
         let folder = tempfile::tempdir().expect("a folder");
         contract::check(&Journal::open(folder.path()).expect("a journal"));
     }
 
     #[test]
-    fn rows_are_there_after_it_was_closed() {
+    fn rows_survive_a_close_and_reopen_of_the_journal() {
         let folder = tempfile::tempdir().expect("a folder");
         let rows = [contract::row(1, 2, Some(3))];
         let journal = Journal::open(folder.path()).expect("a journal");
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_fails_and_recovers_loses_nothing_that_was_committed() {
+    fn a_disk_that_fails_and_recovers_loses_no_committed_row() {
         for failing in [Failing::Writes, Failing::Syncs] {
             for badly in [1, 3] {
                 let faults: Vec<usize> = (0..24).map(|well| write_through(failing, well, badly)).collect();
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_built_on_what_a_failed_sync_has_lost() {
+    fn a_commit_after_a_failed_sync_writes_lost_pages_again() {
         let rows =
             |limit, owed| -> Vec<Row> { (0..400).map(|tag| contract::row(limit, tag, Some(owed))).collect() };
         // A commit that makes the file grow syncs more than once.
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_whose_making_was_cut_short_is_made_again() {
+    fn a_journal_whose_creation_was_interrupted_is_created_again() {
         let mut cut_short = 0;
         for (failing, well) in (0..40).flat_map(|well| [(Failing::Writes, well), (Failing::Syncs, well)]) {
             let handle = Handle::default();
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_not_finished_is_not_taken_for_a_journal() {
+    fn an_unfinished_file_is_not_taken_for_a_journal() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join(UNFINISHED), [7; 10_000]).expect("a file");
         contract::check(&Journal::open(folder.path()).expect("a journal"));
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_is_read_after_a_failed_commit() {
+    fn committed_rows_can_be_read_after_a_failed_commit() {
         let handle = Handle::default();
         let journal = handle.journal();
         let rows = [contract::row(1, 2, Some(3))];
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_emptied_is_no_journal_any_more() {
+    fn an_emptied_journal_file_is_reported_as_lost() {
         let handle = Handle::default();
         let journal = handle.journal();
         handle.disk().failing = Some(Failing::Writes);
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_say_what_to_do() {
+    fn faults_of_the_journal_say_what_to_do() {
         let folder = tempfile::tempdir().expect("a folder");
         let journal = Journal::open(folder.path()).expect("a journal");
         let taken = Journal::open(folder.path()).expect_err("open twice").to_string();

@@ -68,7 +68,7 @@ impl Store for MemoryStore {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn it_keeps_the_contract() {
+    fn the_memory_store_keeps_the_contract_of_a_store() {
         crate::contract::check(&super::MemoryStore::default());
     }
 }

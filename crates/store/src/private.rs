@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_for_its_owner_and_what_was_there_becomes_so() {
+    fn new_and_existing_files_are_made_private_to_their_owner() {
         let folder = tempfile::tempdir().expect("a folder");
         let inner = folder.path().join("a/b");
         create_folder(&inner).expect("made");

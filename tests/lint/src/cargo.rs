@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_commands_name_is_there() {
+    fn commands_on_pages_must_name_existing_targets() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         for sound in [
             "cargo bench -p acequia-tests --bench rls",

@@ -150,7 +150,7 @@ mod tests {
         ## What's, then?\n\n```sh\nacequia check\n```\n\n![picture](p.svg)\n";
 
     #[test]
-    fn a_page_is_taken_apart() {
+    fn a_page_is_split_into_sentences_links_and_headings() {
         let page = Page::read(PAGE);
         let sentences: Vec<_> =
             page.sentences.iter().map(|sentence| (sentence.text.as_str(), sentence.words)).collect();

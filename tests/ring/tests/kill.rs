@@ -6,7 +6,7 @@ use acequia_rights::mutation::{Check, Mutation};
 use acequia_ring::kill::kill;
 
 #[test]
-fn a_rule_that_is_left_out_is_missed() {
+fn every_broken_rule_of_the_ring_is_found() {
     let killed = Mutation::table(Check::Ring).map(|rule| {
         let killed = kill(rule, 100);
         killed.unwrap_or_else(|| panic!("nobody misses {}", rule.name())).histories

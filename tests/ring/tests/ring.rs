@@ -10,7 +10,7 @@ const SEED: u64 = 42_000;
 const STEPS_IN_ALL: u64 = 4_000_000;
 
 #[test]
-fn nothing_is_found_in_some_million_steps() {
+fn some_million_random_steps_break_no_rule() {
     let (mut steps, mut histories, mut admitted, mut passed_ns, mut hash) = (0, 0, 0, 0, 0_u64);
     while steps < STEPS_IN_ALL {
         let seed = SEED + histories;
@@ -37,7 +37,7 @@ fn nothing_is_found_in_some_million_steps() {
 }
 
 #[test]
-fn a_seed_is_a_history() {
+fn a_seed_replays_the_same_history_of_the_ring() {
     for seed in SEED..SEED + 4 {
         let (first, again) = (history::run(seed, STEPS), history::run(seed, STEPS));
         assert_eq!((first.hash, first.admitted), (again.hash, again.admitted), "seed {seed}");
@@ -46,7 +46,7 @@ fn a_seed_is_a_history() {
 }
 
 #[test]
-fn every_story_ends_well() {
+fn every_story_keeps_the_rules() {
     for (name, story) in stories::ALL {
         assert_eq!(story(), None, "{name}");
     }

@@ -18,7 +18,7 @@ fn a_rate_follows_a_hot_spot_that_moves_every_two_seconds() {
 }
 
 #[test]
-fn a_quota_is_used_up_and_hardly_denied_before() {
+fn a_quota_is_used_up_with_few_early_denials() {
     let demand = HotSpot { per_s: 10_000.0 * 1.3 / 60.0, hot: 0.8, regions: 5 };
     let outcome = quotas::run(10_000, demand, 1, 60, 7);
     assert_eq!(outcome.cost.over, 0);
@@ -27,7 +27,7 @@ fn a_quota_is_used_up_and_hardly_denied_before() {
 }
 
 #[test]
-fn a_user_in_one_region_has_nearly_the_whole_limit_and_cold_users_cost_nothing() {
+fn a_user_in_one_region_gets_nearly_the_limit_and_idle_users_cost_nothing() {
     let some = Users { warm: 100, cold: 0, evenly: true, seconds: 5 };
     let alone = users::run(some, 64 << 20, 7);
     assert_eq!(alone.cost.over, 0);
@@ -38,7 +38,7 @@ fn a_user_in_one_region_has_nearly_the_whole_limit_and_cold_users_cost_nothing()
 }
 
 #[test]
-fn the_same_seed_is_the_same_history() {
+fn the_same_seed_gives_the_same_utilisation() {
     let run = |seed| flows::run(&Flow::bucket(100), 2 * S, 2, seed);
     assert_eq!(run(3).curve, run(3).curve);
     assert_ne!(run(3).curve, run(4).curve);

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_not_fields_are_refused() {
+    fn invalid_field_keys_are_refused() {
         assert_eq!(first_field(&[0x00]), Err(Malformed::FieldNumber { offset: 0 }));
         assert_eq!(first_field(&[0x02]), Err(Malformed::FieldNumber { offset: 0 }));
         assert_eq!(first_field(&[0x80, 0x80, 0x80, 0x80, 0x10]), Err(Malformed::FieldNumber { offset: 0 }));
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_ends_within_the_message_that_holds_it() {
+    fn a_value_longer_than_its_message_is_refused() {
         // A message of two bytes in field 1. Its own field 1 claims three bytes, and two more bytes follow
         // outside.
         let bytes = [0x0a, 0x02, 0x0a, 0x03, 0x10, 0x00];
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_near_the_end_of_the_address_space_is_no_wrap_around() {
+    fn a_huge_length_does_not_wrap_around() {
         let bytes = [0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
         let mut reader = Reader::new(&bytes);
         let field = reader.field().expect("valid").expect("a field");
@@ -292,7 +292,7 @@ mod tests {
         }
 
         #[test]
-        fn walking_any_bytes_ends_and_never_passes_the_end(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn reading_any_bytes_ends_within_them(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let mut reader = Reader::new(&bytes);
             while let Ok(Some(field)) = reader.field() {
                 prop_assert!(field.offset < bytes.len());

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_sent_in_two_parts_is_one_message() {
+    fn a_message_sent_in_two_parts_is_merged() {
         // One descriptor has `limit` twice: requests_per_unit 5, then unit 2.
         let bytes = [0x12, 8, 0x12, 2, 0x08, 5, 0x12, 2, 0x10, 2];
         let request = envoy_request(&bytes).expect("well formed");
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_again_leaves_nothing_of_the_request_before() {
+    fn a_reused_request_keeps_nothing_of_the_one_before() {
         let first = CheckRequest {
             domain: "shop".into(),
             descriptors: vec![v1::Descriptor { entries: vec![v1::Entry::default()], cost: Some(1) }],
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bounds_are_the_last_that_pass() {
+    fn requests_at_the_bounds_are_read_and_larger_ones_refused() {
         let descriptors = |count| {
             let descriptors = vec![envoy_descriptor(&[("k", "v")]); count];
             RateLimitRequest { descriptors, ..RateLimitRequest::default() }.encode_to_vec()
@@ -511,7 +511,7 @@ mod tests {
         }
 
         #[test]
-        fn a_cut_request_is_no_surprise(
+        fn a_truncated_request_is_read_as_prost_reads_it(
             envoy in any_envoy_request(),
             ours in any_check_request(),
             cut: prop::sample::Index,
@@ -522,7 +522,7 @@ mod tests {
         }
 
         #[test]
-        fn a_damaged_request_is_no_surprise(
+        fn a_damaged_request_is_read_as_prost_reads_it(
             envoy in any_envoy_request(),
             ours in any_check_request(),
             at: prop::sample::Index,
@@ -536,12 +536,12 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_no_surprise(bytes in vec(any::<u8>(), 0..64)) {
+        fn random_bytes_are_read_as_prost_reads_them(bytes in vec(any::<u8>(), 0..64)) {
             check_both(&bytes)?;
         }
 
         #[test]
-        fn any_fields_in_any_order_are_no_surprise(bytes in fields()) {
+        fn fields_in_any_order_are_read_as_prost_reads_them(bytes in fields()) {
             check_both(&bytes)?;
             let batch = CheckBatch::decode(&*bytes);
             let ours = read_check_batch(&bytes).collect::<Result<Vec<_>, _>>();

@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_left_is_not_the_same_as_not_known() {
+    fn zero_remaining_is_written_unlike_an_unknown_number() {
         let expected =
             CheckResponse { remaining: Some(0), retry_after_ms: Some(0), ..CheckResponse::default() };
         let mut bytes = Vec::new();
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_too_long_for_protobuf_is_the_longest_there_is() {
+    fn a_duration_too_long_for_protobuf_is_written_as_the_longest() {
         let status = StatusOut {
             code: Code::OverLimit,
             current_limit: None,

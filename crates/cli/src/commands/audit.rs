@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn every_change_says_when_who_what_and_why() {
+    fn an_audit_line_says_when_who_what_and_why() {
         let first = AuditEntry { what: "first\x07".to_owned(), before: None, ..AuditEntry::default() };
         assert_eq!(
             for_people(&[first, entry()], Paint::OFF),
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_get_one_object_a_change() {
+    fn the_json_of_the_audit_is_one_object_per_change() {
         assert_eq!(
             json_line(&AuditJson::new(&entry())),
             concat!(

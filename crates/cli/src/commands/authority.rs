@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_goes_to_the_node_that_it_names() {
+    fn an_order_to_move_the_authority_must_go_to_the_named_node() {
         assert_eq!(read("move us-1").is_for(&us(), "here:8082"), Ok(()));
         assert_eq!(read("move us/us-1").is_for(&us(), "here:8082"), Ok(()));
         for node in ["eu-1", "us", "eu/us-1", "us-10"] {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_at_stake_names_the_authority_before() {
+    fn the_warning_of_a_move_names_the_authority_before() {
         let fenced = read("move us-1 --fenced");
         let order = fenced.order(&us());
         assert_eq!(order.caution, Caution::Twice("us-1"));

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_pair_varies_and_nothing_else() {
+    fn only_the_first_pair_varies_over_the_keys_of_a_bench() {
         let bench = read("--domain shop --keys 3 api_key=k route=/ + api_key=k").expect("sound");
         let questions = Questions::new(&bench).expect("sound");
         let requests: Vec<_> = questions
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mode_asks_the_same() {
+    fn every_mode_of_a_bench_sends_the_same_questions() {
         let bench = read("--keys 5").expect("sound");
         let questions = Questions::new(&bench).expect("sound");
         for (key, message) in questions.rate_limit_requests().enumerate() {
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_out_of_range_are_refused() {
+    fn bench_options_out_of_range_are_refused() {
         for line in ["--connections 0", "--in-flight 65537", "--batch 1001", "--keys 0", "--seconds 0"] {
             assert!(read(line).is_err(), "{line}");
         }

@@ -365,7 +365,7 @@ version    1.7, effective everywhere
     }
 
     #[test]
-    fn programs_get_the_limit_as_it_is_in_a_config() {
+    fn the_json_of_a_limit_is_as_in_a_config() {
         let budgets =
             ListBudgetsResponse { budgets: vec![search()], catalogue: None, differences: Vec::new() };
         let limit = r#""domain":"shop","name":"search","budget":"sliding_window 10 in 1s","limit":{}"#;
@@ -377,7 +377,7 @@ version    1.7, effective everywhere
     }
 
     #[test]
-    fn a_limit_that_is_not_there_names_those_that_are() {
+    fn an_unknown_limit_is_refused_with_the_known_ones() {
         let budgets = [per_key(), search()];
         let found =
             |text: &str| find(&budgets, &read_limit_path(text).expect(text)).map(|listed| &listed.name);

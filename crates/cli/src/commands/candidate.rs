@@ -211,7 +211,7 @@ Who would be denied and is not, most first:
     }
 
     #[test]
-    fn programs_get_the_same() {
+    fn the_json_of_a_candidate_has_the_same_report() {
         let line = json_line(&CandidateJson::new(&report()));
         assert!(
             line.contains(r#""since":"2026-11-21T23:55:53Z","both_allow":940,"only_candidate_denies":41,"#),

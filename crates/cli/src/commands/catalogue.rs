@@ -177,7 +177,7 @@ mod tests {
     use crate::commands::json_line;
 
     #[test]
-    fn a_version_is_effective_when_it_or_a_later_one_is() {
+    fn a_version_is_effective_if_it_or_a_later_one_is() {
         let catalogue = settled();
         assert!(is_effective(&catalogue, mark(6)) && is_effective(&catalogue, mark(7)));
         assert!(!is_effective(&catalogue, mark(8)));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_catalogue_says_how_far_it_is() {
+    fn a_catalogue_shows_who_has_not_acknowledged_its_version() {
         let says = |catalogue: Option<&Catalogue>| lines(&standing(catalogue), Paint::OFF);
         assert_eq!(
             says(Some(&settled())),
@@ -228,7 +228,7 @@ file       shop/per-key: rate 60/s in the file, 100/s in the catalogue
     }
 
     #[test]
-    fn json_has_every_field() {
+    fn the_json_of_a_catalogue_has_every_field() {
         assert_eq!(
             json_line(&CatalogueJson::new(Some(&Catalogue { effective: None, ..pending() }))),
             concat!(

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nodes_say_of_a_cell_is_added_up() {
+    fn counts_of_a_cell_from_several_nodes_are_summed() {
         let cells = merged(vec![
             said(&[("k=a", 5, 1), ("k=b", 4, 0), ("k=long~", 3, 0)]),
             Err(Fault::new("no limit here\nmore")),

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_are_written_with_their_regions() {
+    fn a_node_is_given_with_its_region() {
         assert_eq!(read_identity("eu-1=eu"), Ok(Identity::new("eu", "eu-1")));
         for (wrong, why) in [("eu-1", "NODE=REGION"), ("=eu", "letters"), ("a b=eu", "letters")] {
             let fault = read_identity(wrong).expect_err(wrong);

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_remembered_is_asked_for() {
+    fn options_of_an_id_or_a_reservation_are_sent() {
         let request = |line: &str| {
             let check = read(line).expect(line);
             CheckRequest::from(check.charging.name(check.asking.question().expect("a question")))
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_charge_with_a_name_says_what_is_known_of_it() {
+    fn a_charge_with_an_id_is_shown_with_its_record() {
         let charging = Charging { reserve: Some(Duration::from_secs(600)), ..Charging::default() };
         assert_eq!(
             for_people(&reserved(), &charging, false, Paint::OFF),
@@ -237,19 +237,19 @@ allowed  59 left in per-key
     }
 
     #[test]
-    fn a_lapse_is_never_told_too_late() {
+    fn a_remaining_time_of_a_reservation_is_rounded_down() {
         for (ms, said) in [(1, 1), (999, 999), (1_999, 1_900), (59_999, 59_000), (3_600_000, 3_600_000)] {
             assert_eq!(rounded_down(ms), said);
         }
     }
 
     #[test]
-    fn a_limit_with_classes_says_as_which_the_request_counts() {
+    fn the_class_of_a_request_is_shown_with_its_limit() {
         assert_eq!(says(&plans()), "0 of 10 left, class free, come back in 840 ms (class-reserve)");
     }
 
     #[test]
-    fn allowed_is_one_line_unless_more_is_asked_for() {
+    fn an_allowed_check_is_one_line_without_detail() {
         assert_eq!(shown(&allowed(), false), "allowed  59 left in per-key\n");
         assert_eq!(
             shown(&allowed(), true),
@@ -258,7 +258,7 @@ allowed  59 left in per-key
     }
 
     #[test]
-    fn denied_lists_what_each_limit_says() {
+    fn a_denied_check_lists_each_limits_verdict() {
         let exports = LimitResult {
             name: "exports".to_owned(),
             outcome: Outcome::ShadowDeny.into(),

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_steady_time_gains_is_told_in_parts_per_million() {
+    fn the_drift_of_the_steady_clock_is_measured_in_ppm() {
         let first = Pair { steady_ns: 5_000, boot_ns: 1_000, wide_ns: 40_000 };
         let later = Pair { steady_ns: 1_000_155_000, boot_ns: 1_000_001_000, wide_ns: 60_000 };
         let (gained_ppm, unsure_ppm) = later.gained_ppm(&first);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_its_bound_is_not_good() {
+    fn a_clock_beyond_its_bound_is_reported_as_bad() {
         let found = Found { drift_ppm: -3.0, unsure_ppm: 0.5, wall_off_ns: 1_000, counter: "used" };
         assert!(found.is_good());
         assert!(!Found { drift_ppm: -101.0, ..found }.is_good());

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn only_yes_is_yes() {
+    fn only_y_or_yes_confirms() {
         for (input, expected) in [
             ("y\n", true),
             ("YES\r\n", true),
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_typed_as_it_is() {
+    fn a_typed_name_must_match_exactly() {
         for (input, expected) in
             [("us\n", true), (" us \n", true), ("US\n", false), ("y\n", false), ("", false)]
         {
@@ -124,13 +124,13 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_line_is_cut() {
+    fn an_endless_input_line_is_cut() {
         let (said, _) = asked(&"y".repeat(1 << 20), |console| console.is_yes("Go on?").expect("read"));
         assert!(!said);
     }
 
     #[test]
-    fn a_reader_that_left_is_no_fault_and_a_full_disk_is() {
+    fn a_closed_pipe_is_no_error_and_a_full_disk_is() {
         struct Broken(io::ErrorKind);
         impl Write for Broken {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_with_other_numbers_says_why_until_when_and_by_whom() {
+    fn an_override_is_explained_with_its_reason_end_and_author() {
         let granted = CellOverride {
             limit: 0,
             until_wall_ns: Some(1_795_305_353_000_000_000),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_is_open_says_by_how_much() {
+    fn a_limit_open_without_its_store_shows_the_units_beyond_it() {
         let open = LimitResult { open_units: 4_711, reason: Reason::Open.into(), ..per_key() };
         let verdict = CheckResponse {
             allowed: true,
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_candidate_stands_beside_its_live_limit() {
+    fn a_candidate_is_shown_beside_its_live_limit() {
         let both = CandidateVerdict {
             candidate: "search-new".to_owned(),
             live: "search".to_owned(),
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn every_limit_has_a_line_and_those_that_do_not_apply_a_reason() {
+    fn every_limit_has_a_line_and_unmatched_ones_a_reason() {
         let exports = LimitResult {
             name: "exports".to_owned(),
             algorithm: "fixed_window".to_owned(),
@@ -388,13 +388,13 @@ Do not apply, of the limits of shop:
     }
 
     #[test]
-    fn a_limit_with_classes_says_as_which_the_request_counts() {
+    fn the_class_of_a_request_is_explained() {
         assert_eq!(why(&plans()), "class free, class-reserve, come back in 840 ms");
         assert_eq!(why(&LimitResult { class: "gold".to_owned(), ..per_key() }), "class gold, within-limit");
     }
 
     #[test]
-    fn a_domain_without_limits_is_said_to_have_none() {
+    fn a_domain_without_limits_is_reported() {
         let verdict =
             CheckResponse { allowed: true, reason: Reason::NoMatch.into(), ..CheckResponse::default() };
         assert_eq!(
@@ -404,7 +404,7 @@ Do not apply, of the limits of shop:
     }
 
     #[test]
-    fn among_regions_it_says_what_this_one_may_spend() {
+    fn the_share_of_this_region_is_explained() {
         let peek = PeekResponse { shares: vec![shares::tests::bucket()], ..PeekResponse::default() };
         let text = for_people("shop", &allowed(), &peek, Paint::OFF);
         assert!(text.contains("\n\nper-key: eu may use 33/s + 66; 7 left now, asked for 41/s\n"), "{text}");
@@ -420,7 +420,7 @@ Do not apply, of the limits of shop:
     }
 
     #[test]
-    fn json_is_the_peek() {
+    fn the_json_of_an_explanation_is_the_peek() {
         let verdict = CheckResponse { limits: Vec::new(), ..allowed() };
         assert_eq!(
             json_line(&ExplainJson::new(

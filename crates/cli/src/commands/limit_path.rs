@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_read() {
+    fn limit_paths_are_read() {
         for (text, expected) in [
             ("shop/per-key", path("shop", "per-key", &[])),
             ("shop/eu/per-key", path("shop/eu", "per-key", &[])),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_paths_say_how_to_mend_them() {
+    fn a_wrong_limit_path_says_how_to_correct_it() {
         for (text, why) in [
             ("per-key", "no slash"),
             ("/per-key", "no domain"),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_read_by_their_names() {
+    fn named_values_of_a_limit_are_read() {
         let numbers = ["rate=100/s", "burst=200", "window=1h30m"].map(|word| read_number(word).expect(word));
         let by_name = by_name(&numbers).expect("each once");
         assert_eq!(by_name["rate"], "100/s");
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_numbers_say_how_to_mend_them() {
+    fn a_wrong_value_of_a_limit_says_how_to_correct_it() {
         for (word, why) in [
             ("100/s", "100/s=NUMBER"),
             ("speed=1", "rate and burst"),

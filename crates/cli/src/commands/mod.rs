@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_becomes_a_question() {
+    fn arguments_become_a_check_request() {
         let asking = read("--domain shop api_key=k1 route=/search + ip=::1 --cost 3").expect("sound");
         let request = CheckRequest::from(asking.question().expect("sound"));
         assert_eq!((request.domain.as_str(), request.cost, request.detail), ("shop", Some(3), true));
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_lines_are_refused_with_a_way_to_mend_them() {
+    fn wrong_arguments_are_refused_with_a_suggestion() {
         for (line, why) in [
             ("api_key=k1", "--domain"),
             ("--domain shop", "<KEY=VALUE>"),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_say_which_argument_mends_them() {
+    fn client_errors_say_which_argument_helps() {
         let address = "127.0.0.1:8081".to_owned();
         let unreachable = ClientError::Unreachable { address: address.clone(), why: "nobody".to_owned() };
         assert_eq!(

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_says_what_changes_and_what_can_go_wrong() {
+    fn a_plan_shows_its_changes_and_warnings() {
         let lowering = change(&["shop/per-key: rate 100/s -> 60/s"], &["it counts when all have it"]);
         assert_eq!(
             plan(&lowering, "", Paint::OFF),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_says_how_far_it_is_and_who_is_pending() {
+    fn a_result_shows_who_has_not_acknowledged_it() {
         let mut reach = Reach { is_effective: false, catalogue: Some(pending()), waited: None };
         assert_eq!(
             result(&change(&[], &[]), &reach),
@@ -372,7 +372,7 @@ It waits for:
     }
 
     #[test]
-    fn json_says_what_was_done_and_how_far_it_is() {
+    fn the_json_of_an_order_has_its_changes_and_progress() {
         let change = change(&["a"], &["b"]);
         assert_eq!(
             json_line(&OrderJson::new(&change, None)),

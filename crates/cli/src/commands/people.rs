@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_read_as_people_say_them_and_are_never_too_short() {
+    fn durations_are_readable_and_rounded_up() {
         for (ms, text) in [
             (0, "0 ms"),
             (1, "1 ms"),
@@ -217,12 +217,12 @@ mod tests {
     }
 
     #[test]
-    fn every_clock_reading_can_be_written() {
+    fn the_latest_possible_time_can_be_written() {
         assert_eq!(at(u64::MAX), "2554-07-21T23:34:33Z");
     }
 
     #[test]
-    fn measured_times_have_three_digits_or_so() {
+    fn measured_times_have_about_three_digits() {
         for (us, text) in [
             (0, "0 us"),
             (999, "999 us"),
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_moves_no_cursor() {
+    fn control_characters_from_others_are_escaped() {
         assert_eq!(plain("no é, \x1b[2Jnothing\nmore"), "no é, \\u{1b}[2Jnothing\\nmore");
         let rows = [[Cell::new("a\tb"), Cell::new("c")]];
         assert_eq!(table(&rows, [Align::Left; 2], 0, Paint::OFF), "a\\tb  c\n");

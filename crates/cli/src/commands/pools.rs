@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_who_holds_what_and_where_the_rest_is() {
+    fn a_pool_is_shown_with_its_guard_share_lease_and_rest() {
         assert_eq!(
             for_people(&["per-key"], &[bucket()]),
             "per-key: 31 left now at this node
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_lost_is_said_to_be() {
+    fn a_lost_store_of_a_pool_is_shown() {
         let named = Pool { shard: "one".to_owned(), lost: true, round_trip_us: 0, ..bucket() };
         assert_eq!(
             store(&named),

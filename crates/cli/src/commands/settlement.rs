@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_back_is_said_with_the_limit_that_has_it() {
+    fn a_refund_is_shown_with_the_limits_it_went_to() {
         let both = answer(Settled::Done, &[("jobs", 35), ("old", 0), ("per-key\x07", 7)]);
         assert_eq!(says(&both, None), "refunded   35 to jobs, 7 to per-key\\u{7}\n");
         assert_eq!(says(&both, Some(25)), "committed  25; back: 35 to jobs, 7 to per-key\\u{7}\n");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn every_end_of_a_charge_has_its_word_and_its_exit_code() {
+    fn every_result_of_a_settlement_has_its_word_and_exit_code() {
         for (settled, word, exit) in [
             (Settled::Done, "refunded   ", 0),
             (Settled::Before, "before     it was refunded or committed before", 0),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_what_the_http_api_says() {
+    fn the_json_of_a_settlement_is_as_in_the_http_api() {
         assert_eq!(
             json_line(&SettledJson::new(&answer(Settled::Done, &[("jobs", 40)]))),
             "{\"settled\":\"done\",\"refunded\":[{\"name\":\"jobs\",\"units\":40}]}\n"
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_answer_may_be_asked_for_again() {
+    fn a_settlement_without_an_answer_may_be_repeated() {
         let late =
             ClientError::Deadline { address: "node:8081".to_owned(), deadline: Duration::from_secs(1) };
         assert_eq!(

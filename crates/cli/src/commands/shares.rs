@@ -275,7 +275,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_share_says_what_may_be_spent_what_ends_when_and_what_a_cut_costs() {
+    fn a_share_is_shown_with_its_loans_ends_and_peers() {
         let names = ["per-key", "monthly"];
         assert_eq!(
             for_people(&names, &[bucket(), window()]),
@@ -298,7 +298,7 @@ monthly: eu may use 400 until the window ends in 20 min 40 s; 12 left now, asked
     }
 
     #[test]
-    fn a_cut_costs_what_is_borrowed_across_it() {
+    fn a_share_shows_what_a_cut_would_cost() {
         let mut share = bucket();
         share.peers[1].reached = false;
         assert_eq!(

@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_that_nobody_answers_for_is_never_said_to_grant() {
+    fn a_store_that_does_not_answer_is_never_shown_as_granting() {
         let store = StoreStatus {
             nodes: vec!["eu-1".to_owned(), "eu-2".to_owned()],
             groups: 1_024,

@@ -105,14 +105,14 @@ fn warns() -> FakeAdmin {
 }
 
 #[tokio::test]
-async fn a_budget_is_looked_at_then_set_then_reported() {
+async fn a_budget_is_planned_then_set_then_reported() {
     let (address, node) = FakeAdmin { looks_until_effective: 9, ..FakeAdmin::default() }.serve(None).await;
     assert_eq!(run(address, SET, None).await, left(0, &format!("{PLAN}{PENDING}"), ""));
     assert_eq!(node.asked(), [budget(true), budget(false), Asked::Status]);
 }
 
 #[tokio::test]
-async fn cells_get_more_and_budgets_end() {
+async fn grants_resets_and_budgets_with_an_end_are_sent() {
     let (address, node) = FakeAdmin::default().serve(None).await;
     let key = HashMap::from([("tenant".to_owned(), "big-co".to_owned())]);
     let (domain, name, dry_run) = ("shop".to_owned(), "credits".to_owned(), true);
@@ -175,7 +175,7 @@ async fn cells_get_more_and_budgets_end() {
 }
 
 #[tokio::test]
-async fn a_candidate_is_asked_about_by_its_name() {
+async fn a_candidate_is_reported_by_its_name() {
     let (address, node) = FakeAdmin::default().serve(None).await;
     let text = run(address, "candidate shop/new --json", None).await.answers;
     assert!(text.contains(r#""candidate":"new""#) && text.contains(r#""both_allow":7"#), "{text}");
@@ -197,7 +197,7 @@ async fn a_dry_run_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_wait_ends_when_the_change_is_everywhere() {
+async fn a_wait_ends_when_the_change_is_effective_everywhere() {
     let (address, node) = FakeAdmin { looks_until_effective: 3, ..FakeAdmin::default() }.serve(None).await;
     let line = format!("{SET} --wait --timeout 30s");
     assert_eq!(
@@ -212,7 +212,7 @@ async fn a_wait_ends_when_the_change_is_everywhere() {
 }
 
 #[tokio::test]
-async fn a_wait_outlasts_a_node_that_is_starting() {
+async fn a_wait_goes_on_while_a_node_is_starting() {
     let node = FakeAdmin { looks_until_effective: 3, silent_looks: 2, ..FakeAdmin::default() };
     let (address, _) = node.serve(None).await;
     let left = run(address, &format!("{SET} --wait --timeout 30s"), None).await;
@@ -251,7 +251,7 @@ async fn warnings_are_confirmed_by_a_person_or_by_yes() {
 }
 
 #[tokio::test]
-async fn programs_get_one_object() {
+async fn the_json_of_an_order_is_one_object() {
     let (address, _) = warns().serve(None).await;
     let Left { code, answers, remarks } = run(address, &format!("{SET} --json --yes"), None).await;
     assert_eq!((code, remarks.as_str()), (0, ""));
@@ -319,7 +319,7 @@ async fn regions_are_changed_after_the_name_is_typed() {
 }
 
 #[tokio::test]
-async fn the_authority_moves_to_the_node_that_is_asked_and_to_no_other() {
+async fn the_authority_moves_only_to_the_node_that_gets_the_order() {
     let (address, node) = FakeAdmin::default().serve(None).await;
     let left = run(address, "authority move eu-1 --fenced --author ana", Some("y\neu-1\n")).await;
     assert_eq!(left.code, 0, "{left:?}");
@@ -337,7 +337,7 @@ async fn the_authority_moves_to_the_node_that_is_asked_and_to_no_other() {
 }
 
 #[tokio::test]
-async fn what_is_asked_is_printed() {
+async fn each_query_prints_its_answer() {
     const STANDING: &str = "authority  eu/eu-1, this node\nversion    1.7, effective everywhere\n";
     let (address, node) = FakeAdmin::default().serve(None).await;
     for (line, answers) in [
@@ -376,7 +376,7 @@ async fn what_is_asked_is_printed() {
 }
 
 #[tokio::test]
-async fn a_node_explains_its_refusals_itself() {
+async fn the_reason_of_a_nodes_refusal_is_printed() {
     for (refusal, says) in [
         (
             Status::failed_precondition("the authority is us/us-1: ask it"),
@@ -394,7 +394,7 @@ async fn a_node_explains_its_refusals_itself() {
 }
 
 #[tokio::test]
-async fn an_order_without_an_answer_may_have_been_carried_out() {
+async fn an_order_without_an_answer_is_reported_as_possibly_carried_out() {
     let node = FakeAdmin { failure: Some(Status::unavailable("it stops")), ..FakeAdmin::default() };
     let (address, _) = node.serve(None).await;
     let says = "acequia: it stops\nWhether it was carried out is not known: `acequia audit` says so.\n";
@@ -402,7 +402,7 @@ async fn an_order_without_an_answer_may_have_been_carried_out() {
 }
 
 #[tokio::test]
-async fn a_token_is_sent_and_a_wrong_one_is_said_to_be() {
+async fn a_token_is_sent_and_a_wrong_one_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -422,7 +422,7 @@ async fn a_token_is_sent_and_a_wrong_one_is_said_to_be() {
 }
 
 #[tokio::test]
-async fn over_tls_the_certificate_must_be_signed_and_be_a_nodes() {
+async fn over_tls_a_node_needs_a_signed_node_certificate() {
     let folder = tempfile::tempdir().expect("a folder");
     let authority = |name: &str| {
         let mut params = CertificateParams::new([]).expect("sound");
@@ -458,7 +458,7 @@ async fn over_tls_the_certificate_must_be_signed_and_be_a_nodes() {
 }
 
 #[tokio::test]
-async fn who_cannot_be_asked_is_said_and_how_to_mend_it() {
+async fn an_unreachable_node_is_reported_with_a_remedy() {
     let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = nobody.local_addr().expect("an address").to_string();
     // The listener accepts and says nothing.
@@ -488,7 +488,7 @@ async fn who_cannot_be_asked_is_said_and_how_to_mend_it() {
 }
 
 #[tokio::test]
-async fn a_node_is_left_out_when_somebody_says_twice_that_it_is_gone() {
+async fn a_node_is_excluded_only_after_its_name_is_typed() {
     let (address, node) = FakeAdmin::default().serve(None).await;
     let left = run(address, "store leave-out eu-3 --author ana", Some("y\neu-2\n")).await;
     assert_eq!((left.code, node.asked().len()), (1, 0), "another name was typed: {left:?}");

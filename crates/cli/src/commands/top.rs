@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_node_says_becomes_a_picture() {
+    async fn the_status_of_a_node_becomes_a_picture() {
         let (address, _) = FakeAdmin::default().serve(None).await;
         let cluster = heard(&[address.to_string()]).await;
         let picture = cluster.picture();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn cells_of_the_chosen_limit_are_asked_for_when_somebody_looks() {
+    async fn cells_of_the_chosen_limit_are_requested_when_they_are_shown() {
         let (address, node) = FakeAdmin::default().serve(None).await;
         let mut cluster = heard(&[address.to_string()]).await;
         let admin =
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_refuses_or_is_not_there_is_named_with_the_reason() {
+    async fn a_node_that_refuses_is_named_with_the_reason() {
         let node = FakeAdmin { token: Some("secret"), ..FakeAdmin::default() };
         let (address, _) = node.serve(None).await;
         let cluster = heard(&[address.to_string()]).await;
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_choose_a_limit_and_end_it() {
+    async fn keys_choose_a_limit_pause_and_quit() {
         let (address, _) = FakeAdmin::default().serve(None).await;
         let mut cluster = heard(&[address.to_string()]).await;
         let picture = cluster.picture();

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn another_shape_is_warned_of_and_other_numbers_are_noted() {
+    fn a_changed_shape_is_warned_of_and_changed_values_are_noted() {
         let listed = |name: &str, by: &str, burst| Budget {
             domain: "shop".to_owned(),
             name: name.to_owned(),

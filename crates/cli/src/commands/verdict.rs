@@ -320,7 +320,7 @@ mod tests {
     use crate::commands::json_line;
 
     #[test]
-    fn verdicts_say_what_is_left_or_when_to_come_back() {
+    fn a_verdict_shows_the_units_left_or_the_retry_time() {
         assert_eq!(headline(&allowed(), Paint::OFF), "allowed  59 left in per-key\n");
         assert_eq!(
             headline(&denied(), Paint::OFF),
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_that_never_fits_is_said_so() {
+    fn a_cost_that_can_never_pass_is_shown_as_such() {
         let verdict = CheckResponse {
             remaining: Some(10),
             retry_after_ms: None,
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn allowed_without_a_limit_says_why() {
+    fn an_allowed_verdict_without_a_limit_gives_the_reason() {
         let none = CheckResponse { limit: String::new(), remaining: None, limits: Vec::new(), ..allowed() };
         for (reason, line) in [
             (Reason::NoMatch, "allowed  no limit matches (no-match)\n"),
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_every_field_and_null_for_what_is_absent() {
+    fn the_json_of_a_verdict_has_every_field_and_null_if_absent() {
         assert_eq!(
             json_line(&VerdictJson::new(&denied())),
             concat!(
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_what_is_known_of_a_charge_and_of_a_class() {
+    fn the_json_of_a_verdict_has_the_charge_and_the_class() {
         let verdict = CheckResponse { limits: vec![examples::plans()], ..examples::reserved() };
         let line = json_line(&VerdictJson::new(&verdict));
         assert!(

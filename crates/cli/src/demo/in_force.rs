@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_larger_counts_until_every_node_has_acknowledged_the_smaller() {
+    fn the_larger_budget_counts_until_all_acknowledge_the_smaller() {
         let mut in_force = InForce::default();
         let lowered = report(5, budget(900, 500), 4);
         assert_eq!(in_force.report(at(1), &lowered), Some(AT_START));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_that_has_more_than_others_is_judged_by_that_until_the_next_version() {
+    fn a_granted_cell_is_judged_by_its_grant_until_the_next_version() {
         let mut in_force = InForce::default();
         let mut granted = report(5, budget(1_000, 1_000), 5);
         (granted.limits[0].most_rate_milli, granted.limits[0].most_units) = (1_500_000, 1_200);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_behind_reports_nothing_new() {
+    fn a_report_of_an_older_version_changes_nothing() {
         let mut in_force = InForce::default();
         in_force.report(at(1), &report(5, budget(2_000, 2_000), 4));
         assert_eq!(in_force.report(at(1), &report(4, budget(1_000, 1_000), 4)), None);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_without_end_take_no_more_memory_and_forget_no_budget() {
+    fn many_versions_stay_within_bounds_and_forget_no_budget() {
         let mut in_force = InForce::default();
         in_force.report(at(0), &report(5, budget(7_000, 1), 4));
         for number in 6..500 {

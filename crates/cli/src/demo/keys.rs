@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn only_links_that_there_are_can_be_chosen() {
+    fn only_existing_links_can_be_chosen() {
         assert_eq!(press(KeyCode::Char('3')), Some(Order::ChooseLink(2)));
         assert_eq!(press(KeyCode::Char('4')), None);
     }

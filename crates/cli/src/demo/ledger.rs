@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn every_user_has_a_bucket_of_its_own_and_exports_a_window() {
+    fn each_user_is_judged_by_a_bucket_and_exports_by_a_window() {
         let mut ledger = Ledger::new(AT_START);
         ledger.answer(answer(0, Subject::User(0), 5, USER_BURST));
         ledger.answer(answer(1, Subject::User(1), 5, USER_BURST + 3));
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn each_answer_is_judged_by_the_budget_of_its_moment_even_if_that_is_heard_of_later() {
+    fn each_answer_is_judged_by_the_budget_in_force_at_its_time() {
         let mut ledger = Ledger::new(AT_START);
         ledger.answer(answer(0, Subject::Budget, 100, 1_100));
         ledger.answer(answer(0, Subject::Budget, 1_300, 2_000));
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_raise_that_is_heard_of_after_a_later_lowering_counts_with_it() {
+    fn a_raise_reported_after_a_later_lowering_still_counts() {
         let mut ledger = Ledger::new(budget(3_000, 3_000));
         ledger.allow(instant(2_000), budget(500, 500));
         ledger.allow(instant(1_900), budget(500, 4_000));
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn users_and_exports_are_judged_by_new_numbers_too() {
+    fn users_and_exports_are_judged_by_changed_budgets() {
         let mut ledger = Ledger::new(AT_START);
         let mut numbers = AT_START;
         numbers[1] = Numbers { rate: 10, units: 50 };
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_is_part_of_what_could_be() {
+    fn use_is_shown_as_a_part_of_the_usable_budget() {
         let mut ledger = Ledger::new(AT_START);
         assert_eq!(ledger.uses()[0].part(), None);
         ledger.answer(answer(0, Subject::Budget, 5, 150));
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_keep_their_bins_when_the_oldest_go() {
+    fn columns_keep_their_bins_when_the_oldest_are_dropped() {
         let mut ledger = Ledger::new(AT_START);
         let bins = HISTORY_MAX * BINS_IN_COLUMN + 7;
         for number in 0..bins {

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_stands_under_its_heading() {
+    fn lines_are_aligned_with_their_heading() {
         let mut state = state();
         let whole = line(&state, &ledger(701), Duration::from_secs(7));
         state.killed(Duration::ZERO, 2);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_is_kept_only_if_never_over_and_healed() {
+    fn the_demo_succeeds_only_if_never_over_and_healed() {
         let elapsed = Duration::from_secs(40);
         let (text, outcome) = verdict(&state(), &ledger(701), elapsed, 0);
         assert_eq!(outcome, Outcome::Kept);

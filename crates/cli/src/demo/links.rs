@@ -171,7 +171,7 @@ mod tests {
     const ALL: [bool; REGIONS] = [true; REGIONS];
 
     #[test]
-    fn connected_regions_can_use_it_all_or_what_is_asked_for() {
+    fn connected_regions_can_use_the_whole_limit_or_their_demand() {
         let links = Links::default();
         assert_eq!(links.usable(900, [1_200, 150, 150], ALL), 900);
         assert_eq!(links.usable(900, [100, 50, 50], ALL), 200);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_cut_keeps_regions_from_lending_over_it() {
+    fn regions_do_not_lend_over_a_cut_link() {
         let mut links = Links::default();
         links.set(0, Flow::Forth);
         // eu can borrow all of ap if ap borrows from us; the rest of us's share is out of reach.
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_dead_is_asked_nothing_and_lends_nothing() {
+    fn a_dead_region_has_no_demand_and_lends_nothing() {
         let links = Links::default();
         assert_eq!(links.usable(900, [150, 1_200, 150], [true, false, true]), 300);
         assert_eq!(links.usable(900, [1_200, 150, 150], [true, false, true]), 600);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_is_told_to_the_relay_from_the_diallers_side() {
+    fn a_cut_is_set_on_the_relay_from_the_diallers_side() {
         let mut links = Links::default();
         // eu dials us, and ap dials eu.
         links.set(0, Flow::Forth);

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn every_node_gets_the_same_limits_and_its_own_places() {
+    fn every_node_gets_the_same_limits_and_its_own_addresses() {
         let ports = ports_from(&[0, 10, 20]);
         let relay = |other: usize| loopback(1_000 + other as u16);
         let texts = [0, 1, 2].map(|place| config(place, &ports, Path::new("/tmp/a b"), relay));
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configs_are_sound() {
+    fn the_configs_of_the_demo_are_valid() {
         let folder = tempfile::tempdir().expect("a folder");
         let ports = ports_from(&[1_000, 2_000, 3_000]);
         for (place, name) in NAMES.iter().enumerate() {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn of_every_pair_one_dials() {
+    fn one_node_of_each_pair_dials() {
         for (one, other) in PAIRS {
             assert_ne!(dials(one, other), dials(other, one));
         }
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_is_named_with_a_way_out() {
+    fn a_taken_port_is_named_with_a_remedy() {
         // Takes ports near the end of the range that clients are given. Others may take these ports too, so
         // there are several tries.
         let taken = (0..20)

@@ -119,7 +119,7 @@ mod tests {
     use crate::view::picture::{Flow, Share};
 
     #[test]
-    fn the_picture_says_what_the_nodes_and_the_ledger_say() {
+    fn the_picture_shows_the_nodes_and_the_ledger() {
         let mut state = State::default();
         state.hear(Duration::ZERO, 0, Some(status(0, [333, 0, 367])), String::new());
         state.hear(Duration::ZERO, 1, Some(status(1, [333, 183, 0])), String::new());
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_killed_is_down_and_who_is_cut_is_not() {
+    fn a_killed_node_is_shown_as_down_and_a_cut_off_one_is_not() {
         let mut state = State::default();
         for place in 0..REGIONS {
             state.hear(Duration::ZERO, place, Some(status(place, [333, 0, 0])), String::new());

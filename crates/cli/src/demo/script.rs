@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_breaks_and_heals_in_time() {
+    fn the_script_breaks_and_heals_links_in_time() {
         let mut script = Script::new(Duration::from_secs(40));
         let mut happened = Vec::new();
         for tenth in 0..=400 {

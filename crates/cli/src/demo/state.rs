@@ -373,7 +373,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_budget_that_somebody_else_sets_is_told_and_asked_for() {
+    fn a_budget_set_elsewhere_is_reported_and_changes_the_load() {
         let mut state = State::default();
         hear(&mut state, 1, at_version(5, 2_000, 4));
         assert_eq!(state.demands(), [2_400, 300, 300]);
@@ -398,7 +398,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn one_order_is_given_at_a_time_and_a_refused_one_changes_nothing() {
+    fn one_budget_order_is_sent_at_a_time_and_a_refused_one_has_no_effect() {
         let mut state = State::default();
         assert_eq!(state.order_budget(true), Some(1_100));
         assert_eq!(state.order_budget(true), None, "the authority has not answered");
@@ -412,7 +412,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_heat_moves_on_by_itself_but_not_while_something_is_broken() {
+    fn the_hot_region_changes_by_itself_unless_something_is_broken() {
         let mut state = State::default();
         assert!(!state.heat_is_due(at(9)));
         assert!(state.heat_is_due(at(10)));
@@ -426,7 +426,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn it_heals_only_from_when_nothing_is_broken_any_more() {
+    fn healing_begins_only_when_nothing_is_broken_any_more() {
         let mut state = State::default();
         state.split(at(1));
         state.killed(at(2), 2);
@@ -439,7 +439,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn loans_are_told_when_they_have_begun_or_ended_for_good() {
+    fn loans_are_reported_when_they_have_begun_or_ended_for_good() {
         let mut state = State::default();
         // One value each 200 ms; at second 0 the loan only moves.
         let borrowed = [0, 100, 300, 367, 367, 0, 300, 300, 20, 0, 0, 0];
@@ -451,7 +451,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_whole_link_is_quiet_until_both_ends_hear_each_other() {
+    fn an_uncut_link_is_quiet_until_both_ends_hear_each_other() {
         let mut state = State::default();
         assert_eq!(state.flow(0), Flow::Open, "nobody said anything");
         state.hear(at(1), 0, Some(status(0, [333, 0, 0])), String::new());

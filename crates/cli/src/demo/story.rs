@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn healing_takes_until_almost_all_is_used_for_a_while() {
+    fn healing_ends_when_nearly_all_is_used_for_a_while() {
         let mut story = Story::default();
         let mut ledger = Ledger::new(AT_START);
         story.heal(at(1_000), "the links were mended");
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_again_did_not_heal() {
+    fn a_break_before_the_end_cancels_the_healing() {
         let mut story = Story::default();
         story.heal(at(0), "the links were mended");
         story.give_up();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn going_over_is_told_once_for_each_time_it_grows() {
+    fn each_rise_above_the_limit_is_reported_once() {
         let mut story = Story::default();
         let mut ledger = Ledger::new(AT_START);
         let mut told = 0;
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn old_events_go_and_are_not_news() {
+    fn old_events_are_dropped_and_not_reported_again() {
         let mut story = Story::default();
         let mut told = 0;
         for number in 0..EVENTS_MAX + 50 {

@@ -243,14 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn most_is_asked_in_the_hot_region() {
+    fn most_requests_come_in_the_hot_region() {
         assert_eq!(demands(1_000, 0), [1_200, 150, 150]);
         assert_eq!(demands(100, 2), [15, 15, 120]);
         assert_eq!(demands(u64::MAX, 0), demands(5_000, 0));
     }
 
     #[tokio::test]
-    async fn in_a_second_just_the_demand_is_asked() {
+    async fn each_second_sends_exactly_the_demand() {
         let mut asker = asker(1, 1_234);
         let mut sums = [0; SUBJECTS];
         // 50 messages, of which every other one is late.
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_are_counted_by_what_was_asked() {
+    async fn answers_are_counted_by_their_question() {
         let asker = asker(2, 0);
         let message = Sent { at: asker.instants(), counts: [3, 0, 0, 2, 0, 1] };
         let answer = |allowed| CheckResponse { allowed, ..CheckResponse::default() };

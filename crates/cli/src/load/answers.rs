@@ -119,14 +119,14 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_counted_result_by_result() {
+    fn a_batch_is_counted_by_each_of_its_results() {
         let batch = b"\x0a\x02\x08\x01\x0a\x00\x0a\x02\x08\x01";
         assert_eq!(check_batch_decisions(batch), Some(Decisions { allowed: 2, denied: 1 }));
         assert_eq!(check_batch_decisions(b""), Some(Decisions::default()));
     }
 
     #[test]
-    fn cut_messages_are_malformed() {
+    fn truncated_messages_are_malformed() {
         for message in [&b"\x08"[..], b"\x08\xff", b"\x12\x05abc", b"\x79\0\0", b"\x0b", &[0xff; 11]] {
             assert_eq!(check_verdict(message), Verdict::Error, "{message:?}");
         }

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_survives_the_way_there_and_back() {
+    fn a_frame_head_is_read_as_it_was_written() {
         let head = Head { length: 0x01_02_03, kind: DATA, flags: END_STREAM, stream: LAST_STREAM };
         let mut bytes = Vec::new();
         head.put(&mut bytes);

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_within_a_thousandth_after_two_are_merged() {
+    fn quantiles_of_merged_histograms_are_within_a_thousandth() {
         let (mut low, mut high) = (Histogram::new(), Histogram::new());
         (1..=50_000u64).for_each(|us| low.record(us * 1000));
         (50_001..=100_000u64).for_each(|us| high.record(us * 1000));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_what_is_beyond_all_bounds_are_told_of() {
+    fn an_empty_histogram_and_a_huge_value_have_a_result() {
         let mut histogram = Histogram::new();
         assert_eq!((histogram.quantile_ns(0.99), histogram.max_ns(), histogram.mean_ns()), (0, 0, 0));
 

@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_never_exceeds_a_window_or_a_frame() {
+    fn sent_bytes_never_exceed_a_window_or_a_frame() {
         let mut link = settled(&[(frames::SETTINGS_INITIAL_WINDOW_SIZE, 40_000)]);
         let (mut first, mut second) = (link.stream_window(), link.stream_window());
         let bytes = vec![7; 100_000];
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn pings_are_answered_and_padding_is_taken_off() {
+    fn pings_are_answered_and_padding_is_removed() {
         let mut link = settled(&[]);
         assert_eq!(link.receive(b"\0\0\x08\x06\0\0\0\0\0pingpong").unwrap(), Some((Event::Connection, 17)));
         assert_eq!(link.out, b"\0\0\x08\x06\x01\0\0\0\0pingpong");

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_come_out_whole_wherever_frames_are_cut() {
+    fn messages_are_read_whole_wherever_frames_are_cut() {
         let payloads = Payloads::new(["", "one", "two two", &"three".repeat(100)]);
         assert_eq!((payloads.len(), payloads.longest()), (4, 500));
         assert_eq!(payloads.framed(1), b"\0\0\0\0\x03one");
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn compressed_and_endless_messages_are_unreadable() {
+    fn compressed_and_oversized_messages_are_refused() {
         for prefix in [[1, 0, 0, 0, 0], [0, 0xff, 0, 0, 0]] {
             assert_eq!(Splitter::default().feed(&prefix, |_| ()), Err(Unreadable));
         }

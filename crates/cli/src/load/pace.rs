@@ -116,7 +116,7 @@ mod tests {
     const SECOND_NS: u64 = 1_000_000_000;
 
     #[test]
-    fn a_count_is_shared_and_exact_and_the_warm_up_is_not_in_it() {
+    fn connections_share_an_exact_request_count_after_the_warm_up() {
         let plan = Arc::new(Plan::new(Duration::from_secs(1), Bound::Requests(3), Pace::Closed, 2));
         let (mut a, mut b) = (Pacer::new(plan.clone(), 0), Pacer::new(plan.clone(), 1));
 

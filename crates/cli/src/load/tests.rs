@@ -63,7 +63,7 @@ fn errors_are_counted_by_kind_and_the_run_goes_on() {
 }
 
 #[test]
-fn an_answer_that_says_neither_yes_nor_no_is_an_error() {
+fn an_answer_without_a_verdict_is_an_error() {
     let server = Server::start(Server::echo());
     let load = Load { payloads: Arc::new(Payloads::new(["maybe"])), ..unary(&server, 100) };
 
@@ -94,7 +94,7 @@ fn large_messages_go_through_small_windows() {
 }
 
 #[test]
-fn the_servers_bound_on_streams_is_kept() {
+fn the_servers_bound_on_streams_is_respected() {
     let mut server = Server::echo();
     server.streams_max = 2;
     let server = Server::start(server);
@@ -106,7 +106,7 @@ fn the_servers_bound_on_streams_is_kept() {
 }
 
 #[test]
-fn a_graceful_goaway_costs_nothing_but_a_connection() {
+fn a_graceful_goaway_costs_no_unary_request() {
     let mut server = Server::echo();
     server.goodbye = Some((100, Reason::NO_ERROR));
     let server = Server::start(server);
@@ -120,7 +120,7 @@ fn a_graceful_goaway_costs_nothing_but_a_connection() {
 }
 
 #[test]
-fn requests_after_the_last_that_a_goaway_names_are_refused() {
+fn requests_after_the_last_one_of_a_goaway_are_refused() {
     let load = Load::unary(SocketAddr::from(([127, 0, 0, 1], 1)).into(), "/x", Payloads::new(["a"]), verdict);
     let plan = || Arc::new(pace::Plan::new(load.warm_up, load.bound, load.pace, load.connections));
     let some = |_: &[u8]| Some(Decisions::default());
@@ -157,7 +157,7 @@ fn a_goaway_with_an_error_ends_the_run() {
 }
 
 #[test]
-fn a_connection_whose_stream_ids_run_out_is_made_anew() {
+fn a_connection_whose_stream_ids_run_out_is_replaced() {
     let server = Server::start(Server::echo());
     let load = Load { connections: 1, ..unary(&server, 100) };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -180,7 +180,7 @@ fn a_server_that_stops_answering_is_an_error() {
 }
 
 #[test]
-fn what_is_no_grpc_server_is_told_apart() {
+fn a_server_that_does_not_speak_grpc_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let mut load = Load::unary(address.into(), "/x", Payloads::new([""]), verdict);
@@ -227,7 +227,7 @@ fn messages_on_streams_are_counted_with_their_decisions() {
 }
 
 #[test]
-fn a_stream_that_ends_is_opened_again_and_what_was_in_flight_is_an_error() {
+fn an_ended_stream_is_reopened_and_its_requests_are_errors() {
     let mut server = Server::echo();
     server.reply = |nth| if nth % 10 == 9 { Reply::Status } else { Reply::Echo };
     let server = Server::start(server);
@@ -253,7 +253,7 @@ fn a_fixed_pace_is_kept() {
 }
 
 #[test]
-fn at_a_fixed_pace_a_pause_of_the_server_counts_for_all_who_were_due() {
+fn at_a_fixed_pace_a_server_pause_delays_all_due_requests() {
     let mut server = Server::echo();
     server.reply = |nth| if nth == 0 { Reply::Late(Duration::from_millis(200)) } else { Reply::Echo };
     let server = Server::start(server);

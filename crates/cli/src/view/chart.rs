@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn two_regions_share_a_cell_and_the_rest_is_seen_above_the_line() {
+    fn two_regions_share_a_character_and_the_excess_is_above_the_line() {
         let [eu, us, ap] = [0, 1, 2].map(palette::region);
         assert_eq!(
             column([50, 100, 200]),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_drawn_for_nothing_and_too_much_is_cut_at_the_top() {
+    fn an_empty_column_is_blank_and_a_huge_one_is_cut_at_the_top() {
         let blank = (" ".to_owned(), Color::Reset, Color::Reset);
         assert_eq!(column([0, 0, 0])[1..], [blank.clone(), blank.clone(), blank]);
         let eu = ("█".to_owned(), palette::region(0), Color::Reset);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happened_is_written_where_it_happened() {
+    fn marks_are_written_below_their_columns() {
         let area = Rect::new(0, 0, SCALE_WIDTH + 20, 4);
         let mut picture = Picture::default();
         picture.budget.units = 10;

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_is_no_negative_rate() {
+    fn a_restart_gives_no_negative_rate() {
         let mut gauge = Gauge::default();
         gauge.report(&status(9_000, 900, 0));
         gauge.report(&status(10, 0, 0));

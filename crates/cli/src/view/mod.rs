@@ -114,17 +114,17 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_seen_in_80_by_24() {
+    fn the_whole_view_fits_in_80_by_24() {
         assert_eq!(text(&examples::connected(), 80, 24), examples::CONNECTED_80_24.trim_matches('\n'));
     }
 
     #[test]
-    fn a_split_brain_and_a_dead_region_are_seen() {
+    fn a_split_brain_and_a_dead_region_are_shown() {
         assert_eq!(text(&examples::broken(), 100, 30), examples::BROKEN_100_30.trim_matches('\n'));
     }
 
     #[test]
-    fn what_the_keys_do_is_shown_over_all_else_and_whole() {
+    fn the_help_for_keys_is_shown_in_full_above_the_view() {
         let mut picture = examples::connected();
         picture.help = crate::demo::keys::HELP.map(|key| (key.keys, key.does)).into();
         picture.help.extend(crate::demo::keys::NOTES);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn no_terminal_is_too_small_or_too_large() {
+    fn the_view_is_drawn_at_any_terminal_size() {
         let mut helped = examples::connected();
         helped.help = vec![("c", "cut the chosen link"); 30];
         for picture in
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn many_regions_stand_in_rows_with_their_links_in_words() {
+    fn many_regions_are_shown_in_rows_with_links_as_text() {
         let text = text(&examples::many(), 100, 40);
         for words in ["─ r0 ─", "─ r5 ─", "r0=r1 80 ms", "not asked"] {
             assert!(text.replace('╭', "─").contains(words), "{words} is not in\n{text}");

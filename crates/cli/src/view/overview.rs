@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_nobody_shares_actively_shows_what_the_formula_gives() {
+    fn a_limit_without_active_cells_shows_its_standing_share() {
         let nodes = [asked("eu", Vec::new(), 0, 0)];
         let picture = picture(&nodes, Some("shop/calm"));
         assert_eq!(picture.budget.name, "shop/calm");
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_what_both_ends_hear() {
+    fn a_links_state_depends_on_what_both_ends_hear() {
         let both = |eu_hears: bool, us_hears: bool| {
             let nodes = [
                 asked("eu", vec![peer("us", eu_hears)], 0, 0),
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_is_down_and_keeps_its_name() {
+    fn a_node_that_does_not_answer_is_down_and_keeps_its_name() {
         let mut gone = asked("us", Vec::new(), 400, 9);
         gone.fault = "connection refused".to_owned();
         let never = Asked { address: "10.0.0.9:8082".to_owned(), fault: "?".to_owned(), ..Asked::default() };

@@ -118,7 +118,7 @@ mod tests {
     };
 
     #[test]
-    fn cells_are_listed_with_how_far_counts_may_be_off() {
+    fn cells_are_listed_with_the_error_of_their_counts() {
         let row = |key: &str, count, error| picture::CellRow {
             key: key.to_owned(),
             is_cut: error > 8,
@@ -146,7 +146,7 @@ no answer from us
     }
 
     #[test]
-    fn everything_is_a_line() {
+    fn a_snapshot_shows_everything_as_lines() {
         assert_eq!(
             text(&examples::broken()),
             "\

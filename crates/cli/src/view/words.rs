@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_stay_short() {
+    fn numbers_are_written_short() {
         for (number, words) in [
             (0, "0"),
             (999_999, "999999"),
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn times_and_parts_are_read_at_a_glance() {
+    fn times_and_percentages_are_written_short() {
         assert_eq!(clock(Duration::from_secs(65)), "1:05");
         assert_eq!(clock(Duration::from_secs(3_725)), "1:02:05");
         assert_eq!(short(Duration::from_millis(80)), "80 ms");

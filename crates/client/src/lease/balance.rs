@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_filled_in_is_taken_once() {
+    fn units_of_a_balance_are_taken_once() {
         let now = Instant::now();
         let balance = LeaseBalance::empty(now);
         assert_eq!(balance.take(1, || now), Draw::Short);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_taken_that_has_expired_and_all_of_it_is_returned() {
+    fn expired_units_cannot_be_taken_and_are_returned() {
         let now = Instant::now();
         let balance = LeaseBalance::empty(now);
         let expires = now + Duration::from_secs(1);
@@ -167,7 +167,7 @@ mod tests {
 
     /// A taker reads the clock between its swap and its answer, so these tests act inside the clock.
     #[test]
-    fn a_taker_that_sleeps_over_a_filling_takes_nothing_of_the_next() {
+    fn a_taker_whose_units_expired_takes_none_of_the_next_refill() {
         let now = Instant::now();
         let balance = LeaseBalance::empty(now);
         let expires = now + Duration::from_secs(1);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taker_that_sleeps_over_the_next_filling_keeps_what_it_took_in_time() {
+    fn a_taker_keeps_units_taken_in_time_despite_a_later_drain() {
         let now = Instant::now();
         let balance = LeaseBalance::empty(now);
         balance.fill(10, now + FOREVER, 0);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_units_as_fit_and_no_more() {
+    fn a_balance_holds_up_to_its_maximum_of_units() {
         let now = Instant::now();
         let balance = LeaseBalance::empty(now);
         balance.fill(UNITS_MAX, now + FOREVER, 0);
@@ -204,13 +204,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "do not fit")]
-    fn more_than_fits_is_a_bug() {
+    fn filling_a_balance_above_its_maximum_panics() {
         LeaseBalance::empty(Instant::now()).fill(UNITS_MAX + 1, Instant::now(), 0);
     }
 
     proptest! {
         #[test]
-        fn fillings_are_told_apart_however_many_there_were(
+        fn refills_are_told_apart_even_after_their_counter_wraps(
             steps in prop::collection::vec((0..2_u8, 0..50_u64, 0..20_u64), 1..200),
             start in prop_oneof![Just(0), Just((1 << 24) - 3_u64)],
         ) {
@@ -235,7 +235,7 @@ mod tests {
 
     /// Four threads take as fast as they can while a fifth fills, drains and lets units expire.
     #[test]
-    fn threads_together_take_what_was_filled_in_less_what_came_back() {
+    fn threads_together_take_exactly_the_units_not_returned() {
         const TAKERS: usize = 4;
         const FILLINGS: u64 = 5_000;
         let begun = Instant::now();
@@ -281,7 +281,7 @@ mod tests {
 
     /// As above, but no filling expires: then no units are lost, either.
     #[test]
-    fn threads_in_time_lose_nothing() {
+    fn threads_lose_no_units_if_no_refill_expires() {
         const TAKERS: usize = 4;
         let begun = Instant::now();
         let balance = Arc::new(LeaseBalance::empty(begun));

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn steady_demand_is_asked_for_with_headroom() {
+    fn a_steady_demand_is_requested_with_headroom() {
         let mut now = Instant::now();
         let mut demand = demand(now);
         for _ in 0..10 {
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_not_taken_for_a_rate_and_falling_demand_is_believed_by_halves() {
+    fn a_first_burst_is_bounded_and_falling_demand_halves_each_time() {
         let mut now = Instant::now();
         let mut demand = demand(now);
         assert_eq!(demand.units(10, now), 10 * 16 * 3 / 2);
@@ -87,7 +87,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_demand_is_bounded(
+        fn requested_units_stay_within_bounds_at_any_demand(
             steps in prop::collection::vec((any::<u64>(), any::<u32>()), 1..20),
         ) {
             let mut now = Instant::now();

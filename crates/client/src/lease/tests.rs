@@ -38,7 +38,7 @@ fn take(lease: &Lease, times: u64) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_charged_in_advance_is_handed_out_and_the_rest_given_back() {
+async fn leased_units_are_handed_out_and_the_rest_is_refunded() {
     let node = Node::of(1_000);
     let lease = filled(&node).await;
     let held = lease.units_left();
@@ -56,7 +56,7 @@ async fn what_was_charged_in_advance_is_handed_out_and_the_rest_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_handle_gives_the_rest_back() {
+async fn the_last_handle_refunds_the_rest_when_dropped() {
     let node = Node::of(1_000);
     let lease = filled(&node).await;
     take(&lease, 2);
@@ -70,7 +70,7 @@ async fn the_last_handle_gives_the_rest_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn steady_demand_never_finds_it_empty_and_asks_about_once_a_refresh() {
+async fn at_steady_demand_a_lease_is_never_empty_and_refills_once_a_refresh() {
     let node = Node::of(1_000_000);
     let lease = filled(&node).await;
     let (mut taken, mut empty_late) = (0, 0);
@@ -93,7 +93,7 @@ async fn steady_demand_never_finds_it_empty_and_asks_about_once_a_refresh() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_nobody_wants_any_more_goes_back_before_it_lapses_and_nothing_is_held_then() {
+async fn an_unused_lease_is_refunded_before_it_lapses() {
     let node = Node::of(1_000);
     let lease = filled(&node).await;
     take(&lease, 4);
@@ -109,7 +109,7 @@ async fn what_nobody_wants_any_more_goes_back_before_it_lapses_and_nothing_is_he
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_handed_out_after_the_ttl_from_when_it_was_asked_for() {
+async fn no_unit_is_handed_out_later_than_the_ttl_after_its_request() {
     let node = Node::of(1_000);
     let sent = Instant::now();
     let lease = filled(&node).await;
@@ -128,7 +128,7 @@ async fn nothing_is_handed_out_after_the_ttl_from_when_it_was_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_keeper_that_starves_lets_nothing_expired_out() {
+async fn expired_units_are_not_handed_out_even_if_no_task_runs() {
     let node = Node::of(1_000);
     let lease = filled(&node).await;
     let held = lease.units_left();
@@ -139,7 +139,7 @@ async fn a_keeper_that_starves_lets_nothing_expired_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_denial_is_repeated_until_the_node_said_to_come_back() {
+async fn a_denial_is_repeated_locally_until_its_retry_time() {
     let node = Node::of(1_000);
     let lease = filled(&node).await;
     node.set(Mode::Denies(Some(2_000)));
@@ -165,7 +165,7 @@ async fn a_denial_is_repeated_until_the_node_said_to_come_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_denial_is_seen_to_end_early_if_someone_still_wants_it() {
+async fn a_long_denial_is_checked_early_while_units_are_wanted() {
     let node = Node::of(1_000);
     node.set(Mode::Denies(Some(30 * 86_400_000)));
     let lease = lease(&node);
@@ -178,7 +178,7 @@ async fn a_long_denial_is_seen_to_end_early_if_someone_still_wants_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_denial_without_an_end_is_asked_again_after_a_while() {
+async fn a_denial_without_a_retry_time_is_checked_again_after_a_while() {
     let node = Node::of(0);
     let lease = lease(&node);
     lease.try_take(1);
@@ -206,7 +206,7 @@ async fn a_lost_commit_counts_as_spent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_commit_whose_answer_is_lost_is_made_once() {
+async fn a_commit_whose_answer_is_lost_counts_once() {
     let node = Node::of(1_000);
     let lease = filled(&node).await;
     take(&lease, 1);
@@ -239,7 +239,7 @@ async fn a_reservation_whose_answer_is_lost_is_charged_once_and_found_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reservation_that_is_found_again_is_not_replaced_when_nobody_waits() {
+async fn a_recovered_reservation_is_not_replaced_if_nobody_waits() {
     let node = Node::of(1_000);
     let lease = filled(&node).await;
     node.set(Mode::LosesAnswers);
@@ -253,7 +253,7 @@ async fn a_reservation_that_is_found_again_is_not_replaced_when_nobody_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_ends_though_its_clones_are_never_content() {
+async fn a_lease_can_be_closed_while_a_clone_keeps_taking() {
     let node = Node::of(u64::MAX);
     node.books().share = 1;
     let lease = lease(&node);
@@ -273,7 +273,7 @@ async fn a_lease_ends_though_its_clones_are_never_content() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_ends_finds_what_was_lost_on_the_way() {
+async fn closing_a_lease_refunds_a_reservation_whose_answer_was_lost() {
     let node = Node::of(1_000);
     node.set(Mode::LosesAnswers);
     let lease = lease(&node);
@@ -286,7 +286,7 @@ async fn a_lease_that_ends_finds_what_was_lost_on_the_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_never_answers_is_asked_for_no_longer_than_somebody_wants_it() {
+async fn a_silent_node_is_called_only_while_units_are_wanted() {
     for mode in [Mode::Gone, Mode::Hangs] {
         let node = Node::of(1_000);
         node.set(mode);
@@ -307,7 +307,7 @@ async fn a_node_that_never_answers_is_asked_for_no_longer_than_somebody_wants_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hanging_node_holds_nobody_up_longer_than_the_deadline() {
+async fn a_hanging_node_delays_a_call_at_most_to_its_deadline() {
     let node = Node::of(1_000);
     let lease = filled(&node).await;
     node.set(Mode::Hangs);
@@ -321,7 +321,7 @@ async fn a_hanging_node_holds_nobody_up_longer_than_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn costs_of_nothing_and_of_too_much() {
+async fn a_zero_cost_counts_as_one_and_a_huge_cost_is_checked_at_the_node() {
     let node = Node::of(1_000_000);
     let lease = filled(&node).await;
     let held = lease.units_left();
@@ -344,7 +344,7 @@ async fn costs_of_nothing_and_of_too_much() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cell_that_is_nearly_spent_is_spent_to_its_last_unit_and_no_further() {
+async fn a_nearly_spent_cell_is_spent_exactly_to_its_last_unit() {
     let node = Node::of(100);
     node.books().share = 7;
     let lease = lease(&node);
@@ -359,7 +359,7 @@ async fn a_cell_that_is_nearly_spent_is_spent_to_its_last_unit_and_no_further() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_smaller_refill_does_not_replace_more() {
+async fn a_smaller_refill_does_not_replace_a_larger_balance() {
     let node = Node::of(1_000);
     let lease = filled(&node).await;
     node.books().share = 1;
@@ -396,7 +396,7 @@ async fn units_of_a_window_are_not_spent_after_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_window_that_ends_now_is_not_leased_and_not_asked_for_in_a_loop() {
+async fn a_window_that_ends_now_is_not_leased_or_requested_in_a_loop() {
     let node = Node::of(1_000);
     let algorithm = "fixed_window".to_owned();
     let limit = LimitResult { algorithm, outcome: Outcome::Allow.into(), ..LimitResult::default() };
@@ -432,7 +432,7 @@ async fn a_leaky_bucket_is_not_leased_and_the_node_paces_every_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_no_limit_counts_is_handed_out_and_not_settled() {
+async fn units_that_no_limit_counts_are_handed_out_and_not_settled() {
     let node = Node::of(1_000);
     node.books().template.reason = Reason::NoMatch.into();
     let lease = filled(&node).await;
@@ -443,7 +443,7 @@ async fn what_no_limit_counts_is_handed_out_and_not_settled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wrong_question_is_found_out_by_asking() {
+async fn a_wrong_request_is_refused_at_each_check_of_a_lease() {
     let node = Node::of(1_000);
     node.set(Mode::Refuses);
     let lease = lease(&node);
@@ -489,7 +489,7 @@ async fn impossible_leases_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_interceptor_decides_by_the_lease_and_by_the_fallback_when_nobody_answers() {
+async fn an_interceptor_uses_the_lease_and_else_the_fallback() {
     let node = Node::of(1_000);
     let lease = lease(&node);
     let mut interceptor =
@@ -524,7 +524,7 @@ async fn an_interceptor_decides_by_the_lease_and_by_the_fallback_when_nobody_ans
 /// Four threads take as fast as they can, in real time, while the keeper refills and a fifth thread closes
 /// the lease.
 #[test]
-fn threads_together_take_what_the_node_charged() {
+fn threads_together_take_exactly_the_units_charged() {
     const TAKERS: usize = 4;
     const BUDGET: u64 = 300_000;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -597,7 +597,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
-    fn never_more_is_handed_out_than_is_charged_whatever_the_node_does(
+    fn a_lease_never_hands_out_more_than_is_charged(
         budget in 0..3_000_u64,
         steps in prop::collection::vec(step(), 1..60),
     ) {

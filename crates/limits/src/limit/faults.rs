@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_numbers_are_refused() {
+    fn impossible_values_of_a_limit_are_refused() {
         refused(bucket("60/s", 0), "burst", "1 to");
         refused(bucket("60/s", u64::MAX), "burst", "1 to");
         refused(bucket("fast", 1), "rate", "60/s");
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn how_regions_share_is_read_and_checked() {
+    fn the_sharing_settings_of_a_limit_are_read_and_checked() {
         let sharing = |wait: Option<&str>, floor: Option<&str>, priority: &[&str]| LimitSpec {
             sharing: Some(SharingSpec {
                 wait: wait.map(Into::into),
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_watch_and_are_for_another_limit() {
+    fn a_candidate_must_be_in_shadow_mode_and_name_another_limit() {
         let candidate =
             |name: &str, mode| LimitSpec { candidate_for: Some(name.into()), mode, ..bucket("1/s", 1) };
         assert!(Limit::new(candidate("live", Mode::Shadow)).is_ok());
@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_refused() {
+    fn contradictory_fields_of_a_limit_are_refused() {
         refused(LimitSpec { token_bucket: None, ..bucket("1/s", 1) }, "name", "no algorithm");
         let two = LimitSpec {
             fixed_window: Some(FixedWindowSpec { limit: 1, window: "1s".into(), stagger: false }),
@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn an_override_says_who_made_it_and_what_was_granted() {
+    fn an_override_may_name_its_author_and_the_grant() {
         let fields = [
             ("api_key", "x"),
             ("burst", "125"),
@@ -622,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_cell_of_a_limit_has_other_numbers_for_a_time() {
+    fn a_limit_with_one_cell_may_have_an_override_with_an_end() {
         let one = |fields: &[(&str, &str)]| LimitSpec { by: vec![], ..override_with(fields) };
         let limit = Limit::new(one(&[("burst", "9"), ("until", "2027-01-01")])).expect("a limit");
         let any = Descriptor::new(&[], None);
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_that_say_nothing_are_refused() {
+    fn an_override_without_a_key_or_a_change_is_refused() {
         refused(override_with(&[("api_key", "x")]), "overrides", "changes nothing");
         refused(override_with(&[("rate", "1/s")]), "overrides", "whose");
         refused(override_with(&[("api_key", "x"), ("brust", "5")]), "brust", "neither");

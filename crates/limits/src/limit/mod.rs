@@ -426,7 +426,7 @@ mod tests {
     use crate::Rate;
 
     #[test]
-    fn overrides_replace_numbers_for_some_cells() {
+    fn an_override_applies_to_matching_cells_until_its_end() {
         let limit = Limit::new(override_with(&[
             ("api_key", "big-*"),
             ("rate", "600/s"),
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_keep_a_limit_and_shapes_change_it() {
+    fn a_new_rate_keeps_a_limits_id_and_a_new_key_changes_it() {
         let id = |spec| Limit::new(spec).expect("a limit").id;
         let base = id(bucket("60/s", 120));
         assert_eq!(base, id(bucket("1/s", 5)));

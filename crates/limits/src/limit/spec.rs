@@ -616,7 +616,7 @@ mod tests {
     use crate::limit::examples::{bucket, override_with};
 
     #[test]
-    fn overrides_that_ended_are_forgotten() {
+    fn ended_overrides_are_dropped() {
         let mut spec = override_with(&[("api_key", "x"), ("burst", "9"), ("until", "2027-01-01T00:00:01Z")]);
         let end_ns = parse_instant_ns("2027-01-01T00:00:01Z").expect("an instant");
         spec.forget_ended(end_ns - 1);
@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_earlier_versions_are_read_where_they_were_kept() {
+    fn numbers_in_an_older_notation_are_read_after_modernising() {
         let mut kept = override_with(&[("api_key", "a_b"), ("burst", "1_000"), ("rate", "2_000/s")]);
         if let Some(bucket) = &mut kept.token_bucket {
             bucket.rate = "1_0/s".to_owned();
@@ -645,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_store_does_is_written_down_where_it_is_not_the_guard() {
+    fn on_store_loss_is_written_only_if_it_is_not_guard() {
         let of = |on_store_loss| LimitSpec { on_store_loss, ..bucket("60/s", 120) };
         for (on_store_loss, written) in [
             (OnStoreLoss::Guard, None),
@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_store_does_is_no_part_of_what_a_limit_is() {
+    fn on_store_loss_does_not_change_a_limits_id() {
         let of = |on_store_loss| {
             crate::Limit::new(LimitSpec { on_store_loss, ..bucket("60/s", 120) }).expect("a limit")
         };

@@ -33,7 +33,7 @@ fn check_windows(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(only_windows_with_edges_look_at_the_wall, 64, super::check_steadiness);
+for_every_algorithm!(only_windows_with_edges_depend_on_the_wall_clock, 64, super::check_steadiness);
 
 fn check_steadiness(history: &History) -> TestCaseResult {
     if matches!(history.terms, Terms::Fixed { .. } | Terms::Calendar { .. }) {

@@ -30,7 +30,7 @@ proptest! {
     #![proptest_config(config(64))]
 
     #[test]
-    fn new_numbers_keep_a_limit(
+    fn new_rates_and_sizes_keep_a_limits_id(
         (terms, numbers) in prop_oneof![
             (terms::token_bucket(), terms::token_bucket()),
             (terms::leaky_bucket(), terms::leaky_bucket()),
@@ -48,7 +48,7 @@ proptest! {
 
     /// Two limits at random are two limits, unless they differ only in their parameters.
     #[test]
-    fn new_shapes_are_new_limits(one in any_terms(), other in any_terms()) {
+    fn a_new_shape_makes_a_new_limit(one in any_terms(), other in any_terms()) {
         let same = shape(&one) == shape(&other);
         prop_assert_eq!(id(&one.spec()) == id(&other.spec()), same);
     }
@@ -84,7 +84,7 @@ fn hourly() -> LimitSpec {
 }
 
 #[test]
-fn what_does_not_measure_keeps_a_limit() {
+fn fields_that_do_not_change_what_is_counted_keep_a_limits_id() {
     let big_co = BTreeMap::from_iter(conditions(&[
         ("api_key", &["big-co"]),
         ("limit", &["500"]),
@@ -103,7 +103,7 @@ fn what_does_not_measure_keeps_a_limit() {
 }
 
 #[test]
-fn what_measures_makes_another_limit() {
+fn fields_that_change_what_is_counted_make_another_limit() {
     let by = |by: &[BySpec]| LimitSpec { by: by.to_vec(), ..hourly() };
     let key = |key: &str| BySpec::Key(key.to_owned());
     let address = |v4, v6| BySpec::Address(AddressSpec { ip: "api_key".to_owned(), v4, v6, trust: 1 });
@@ -145,7 +145,7 @@ fn what_measures_makes_another_limit() {
 }
 
 #[test]
-fn a_zone_that_is_left_out_is_utc() {
+fn a_quota_without_a_time_zone_uses_utc() {
     let named = Terms::Calendar { limit: 1, period: Period::Day, zone: "UTC" }.spec();
     let mut unnamed = named.clone();
     unnamed.quota.as_mut().expect("a quota").time_zone = None;
@@ -161,7 +161,7 @@ fn a_value_that_moves_to_another_key_makes_another_limit() {
 }
 
 #[test]
-fn a_value_that_begins_with_a_bang_is_not_an_exclusion() {
+fn an_escaped_exclamation_mark_is_not_an_exclusion() {
     all_differ(&[
         LimitSpec { when: conditions(&[("method", &[r"\!x"])]), ..hourly() },
         LimitSpec { when: conditions(&[("method", &["!x"])]), ..hourly() },
@@ -169,7 +169,7 @@ fn a_value_that_begins_with_a_bang_is_not_an_exclusion() {
 }
 
 #[test]
-fn what_is_counted_by_is_not_a_condition() {
+fn a_key_to_count_by_is_never_confused_with_a_condition() {
     let address = BySpec::Address(AddressSpec { ip: "when".to_owned(), v4: 32, v6: 64, trust: 1 });
     all_differ(&[
         LimitSpec { by: vec![address], ..hourly() },

@@ -19,7 +19,7 @@ fn part(algorithm: &Algorithm, rate: u32, units: u64) -> Part {
     Part { rate: if algorithm.has_rate() { rate } else { 0 }, units }
 }
 
-for_every_algorithm!(the_whole_is_a_piece, 32, super::check_whole);
+for_every_algorithm!(the_largest_part_of_a_limit_is_the_whole_limit, 32, super::check_whole);
 
 fn check_whole(history: &History) -> TestCaseResult {
     let whole = history.terms.algorithm();
@@ -30,7 +30,7 @@ fn check_whole(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(of_what_is_used_up_nothing_is_left_and_nothing_is_forgotten, 48, super::check_used_up);
+for_every_algorithm!(a_used_up_cell_has_no_units_left_and_keeps_its_debt, 48, super::check_used_up);
 
 fn check_used_up(history: &History) -> TestCaseResult {
     let walk = Walk::through(history);
@@ -52,7 +52,7 @@ fn check_used_up(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(a_piece_of_nothing_denies_everything, 48, super::check_nothing);
+for_every_algorithm!(a_part_without_units_denies_every_request, 48, super::check_nothing);
 
 fn check_nothing(history: &History) -> TestCaseResult {
     let walk = Walk::through(history);
@@ -84,7 +84,7 @@ fn check_nothing(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(a_piece_is_allowed_exactly_when_we_said, 64, super::check_waits);
+for_every_algorithm!(a_part_allows_a_request_exactly_at_its_retry_time, 64, super::check_waits);
 
 fn check_waits(history: &History) -> TestCaseResult {
     let mut walk = piece(history, 0);
@@ -122,7 +122,7 @@ fn charge_all(walk: &mut Walk, cost: u64) -> u64 {
     if allowed { cost } else { 0 }
 }
 
-for_every_algorithm!(what_lingers_is_gone_when_we_said, 64, super::check_lingering);
+for_every_algorithm!(spending_is_over_after_its_lingering_time, 64, super::check_lingering);
 
 fn check_lingering(history: &History) -> TestCaseResult {
     let mut walk = piece(history, 500);
@@ -141,7 +141,7 @@ fn check_lingering(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(another_part_keeps_what_was_spent, 64, super::check_resize);
+for_every_algorithm!(a_resized_part_keeps_its_spent_units, 64, super::check_resize);
 
 /// A piece shrinks to a few units and grows back, over and over: nothing is minted.
 fn check_resize(history: &History) -> TestCaseResult {
@@ -173,7 +173,7 @@ fn check_resize(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(debts_move_with_pieces, 64, super::check_debt);
+for_every_algorithm!(a_debt_is_moved_as_in_a_ledger, 64, super::check_debt);
 
 /// Units are owed and forgiven as in a ledger that never goes below 0. Other algorithms have no debt.
 fn check_debt(history: &History) -> TestCaseResult {
@@ -216,7 +216,7 @@ fn check_debt(history: &History) -> TestCaseResult {
 }
 
 #[test]
-fn a_debt_beyond_all_bounds_is_never_forgotten() {
+fn an_unbounded_debt_is_never_forgotten() {
     let whole = Terms::Bucket { leaky: false, units: 1, period_ns: PERIOD_NS_MAX, capacity: 1 }.algorithm();
     let piece = whole.local(Part { rate: 1, units: UNITS_MAX }, 999, 0);
     let now = Now::at((1 << 63) - 1 - PERIOD_NS_MAX);
@@ -287,7 +287,7 @@ proptest! {
 
     /// The promise: over every stretch of true time, all regions together stay within the limit.
     #[test]
-    fn pieces_together_admit_no_more_than_the_whole(regions in regions()) {
+    fn parts_together_admit_no_more_than_the_whole_limit(regions in regions()) {
         let whole = regions.terms.algorithm();
         let split = |total: u64| {
             let [a, b] = regions.shares.map(|share| (u128::from(total) * u128::from(share) / 1_000) as u64);
@@ -341,7 +341,7 @@ proptest! {
 
     /// A change between stretched and unstretched windows forgets nothing, in either direction.
     #[test]
-    fn a_drift_that_is_found_out_later_mints_nothing(
+    fn a_drift_allowance_set_later_mints_no_unit(
         history in history::history(prop_oneof![
             terms::sliding_log(), terms::sliding_slots(), terms::approximate(), terms::rolling_quota()
         ]),
@@ -370,7 +370,7 @@ proptest! {
 
 /// A fast clock would refill a bucket sooner than time does.
 #[test]
-fn without_the_drift_a_fast_clock_admits_more() {
+fn without_the_drift_allowance_a_fast_clock_admits_too_much() {
     let terms = Terms::Bucket { leaky: false, units: 1_000_000, period_ns: S, capacity: 100 };
     let whole = terms.algorithm();
     // One true second, on a clock that gains 200 ppm.
@@ -392,7 +392,7 @@ fn without_the_drift_a_fast_clock_admits_more() {
 
 /// The reference of a whole limit also serves for a piece whose rate is an exact fraction.
 #[test]
-fn half_a_bucket_is_a_bucket_of_half() {
+fn half_of_a_bucket_equals_a_bucket_of_half_the_size() {
     let whole = Terms::Bucket { leaky: false, units: 10, period_ns: S, capacity: 100 };
     let half = Terms::Bucket { leaky: false, units: 5, period_ns: S, capacity: 50 };
     let piece = whole.algorithm().local(Part { rate: RATE_PARTS / 2, units: 50 }, 0, 0);
@@ -403,7 +403,7 @@ fn half_a_bucket_is_a_bucket_of_half() {
 }
 
 #[test]
-fn a_third_that_does_not_fit_waits_a_little_longer() {
+fn a_rounded_third_of_a_rate_waits_a_little_longer() {
     let whole = Terms::Bucket { leaky: true, units: 3, period_ns: S, capacity: 9 }.algorithm();
     let piece = whole.local(Part { rate: RATE_PARTS / 3, units: 3 }, 0, 0);
     let mut words = Vec::new();

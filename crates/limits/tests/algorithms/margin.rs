@@ -154,7 +154,7 @@ proptest! {
 
     /// Every field of every verdict, however the clock is set.
     #[test]
-    fn every_word_is_the_references((history, margin_ns) in with_margin(), steady in any::<bool>()) {
+    fn every_field_of_a_verdict_agrees_with_the_reference((history, margin_ns) in with_margin(), steady in any::<bool>()) {
         let (mut walk, mut both) = walk(&history, margin_ns);
         for (place, step) in history.steps.iter().enumerate() {
             let cost = arrive(&mut walk, &both, step, place);
@@ -179,7 +179,7 @@ proptest! {
 
     /// Rights may differ from one window to the next.
     #[test]
-    fn two_windows_have_two_limits((history, margin_ns) in with_margin(), limits in prop::array::uniform2(0_u64..50)) {
+    fn two_adjacent_windows_may_have_different_limits((history, margin_ns) in with_margin(), limits in prop::array::uniform2(0_u64..50)) {
         let (mut walk, mut both) = walk(&history, margin_ns);
         for (place, step) in history.steps.iter().enumerate() {
             arrive(&mut walk, &both, step, place);
@@ -199,7 +199,7 @@ proptest! {
 
     /// An idle cell may be forgotten. Every cell is idle after the horizon, and when a successor begins.
     #[test]
-    fn what_is_idle_may_be_forgotten((history, margin_ns) in with_margin()) {
+    fn an_idle_cell_may_be_forgotten((history, margin_ns) in with_margin()) {
         let (mut walk, mut both) = walk(&history, margin_ns);
         for (place, step) in history.steps.iter().enumerate() {
             let cost = arrive(&mut walk, &both, step, place);
@@ -228,7 +228,7 @@ proptest! {
     /// Nothing is given back by a restart that knows nothing, by a restart that reads a covering state, or
     /// by a new margin.
     #[test]
-    fn nothing_is_given_back((history, margin_ns) in with_margin(), part in 0_u64..600, smaller in 0_u64..1_000) {
+    fn no_restart_or_new_margin_gives_units_back((history, margin_ns) in with_margin(), part in 0_u64..600, smaller in 0_u64..1_000) {
         let (mut walk, mut both) = walk(&history, margin_ns);
         let mut reserved = walk.state.clone();
         for (place, step) in history.steps.iter().enumerate() {
@@ -432,7 +432,7 @@ fn minutely(limit: u64) -> FixedWindow {
 }
 
 #[test]
-fn near_an_edge_a_charge_is_in_both_windows() {
+fn near_an_edge_a_charge_counts_in_both_windows() {
     let algorithm = Algorithm::FixedWindow(minutely(10));
     let edge_ns = 600 * S;
     let mut words = Vec::new();
@@ -458,7 +458,7 @@ fn near_an_edge_a_charge_is_in_both_windows() {
 }
 
 #[test]
-fn a_window_that_was_left_is_not_open_under_a_larger_margin() {
+fn a_larger_margin_does_not_reopen_a_left_window() {
     let edge_ns = 600 * S;
     let now = Now::at(edge_ns + 2 * S);
     let grown = FixedWindow { margin_ns: 10 * S, ..minutely(10) };
@@ -487,7 +487,7 @@ fn a_window_that_was_left_is_not_open_under_a_larger_margin() {
 }
 
 #[test]
-fn a_full_next_window_is_waited_for_to_its_end() {
+fn if_the_next_window_is_full_too_the_retry_time_is_its_end() {
     let algorithm = Algorithm::FixedWindow(minutely(10));
     let edge = Now::at(600 * S);
     let mut words = Vec::new();
@@ -502,7 +502,7 @@ proptest! {
 
     /// Cells that have their own edges may share a usage: no charge of any of them is forgotten early.
     #[test]
-    fn cells_that_share_a_usage_forget_nothing_early(
+    fn cells_that_share_a_usage_forget_no_charge_early(
         margin_ns in prop_oneof![Just(S), Just(30 * S), 1..30 * S],
         steps in prop::collection::vec((0_u32..4, 0..40 * S, history::cost()), 1..60),
     ) {
@@ -530,7 +530,7 @@ proptest! {
 
     /// A cell that gets a usage of its own takes along all that it charged, in its own windows.
     #[test]
-    fn a_cell_that_shared_a_usage_takes_along_what_it_charged(
+    fn a_cell_that_leaves_a_shared_usage_keeps_its_own_charges(
         margin_ns in prop_oneof![Just(0), Just(S), Just(30 * S), 1..30 * S],
         steps in prop::collection::vec((0_u32..4, 0..40 * S, 0_u64..4), 1..60),
     ) {
@@ -564,7 +564,7 @@ proptest! {
 
 /// A clock that was set back finds the window that it left, in a usage of its own, too.
 #[test]
-fn what_is_taken_along_stays_spent_when_a_clock_steps_back() {
+fn charges_kept_from_a_shared_usage_stay_if_a_clock_steps_back() {
     for margin_ns in [0, 5 * S] {
         let edges = Edges::Every { window_ns: 60 * S, stagger: true };
         let window = FixedWindow { margin_ns, ..FixedWindow::new(3, edges) };

@@ -57,7 +57,7 @@ fn check_sums(terms: &Terms, salt: u32, admitted: &[(Now, u64)]) -> TestCaseResu
 }
 
 #[test]
-fn the_approximate_window_is_no_bound() {
+fn the_approximate_window_can_exceed_its_limit() {
     const S: u64 = 1_000_000_000;
     let pair = Terms::Approximate { limit: 100, window_ns: 10 * S }.algorithm();
     let exact = Terms::Sliding { limit: 100, window_ns: 10 * S, slots: Some(10), quota: false }.algorithm();

@@ -53,7 +53,7 @@ impl Reference {
     }
 }
 
-for_every_algorithm!(what_comes_back_was_never_charged, 96, super::check_refunds);
+for_every_algorithm!(a_refunded_charge_was_never_made, 96, super::check_refunds);
 
 fn check_refunds(history: &History) -> TestCaseResult {
     let mut walk = Walk::new(history);
@@ -81,7 +81,7 @@ fn check_refunds(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(what_is_gone_comes_back_to_nobody, 48, super::check_gone);
+for_every_algorithm!(a_refund_that_is_too_late_changes_nothing, 48, super::check_gone);
 
 /// A refund that is too late, or of units that were never charged, leaves no trace.
 fn check_gone(history: &History) -> TestCaseResult {
@@ -109,7 +109,7 @@ fn check_gone(history: &History) -> TestCaseResult {
 /// A bucket is spent, refills and is spent again, and only then does the first charge come back. If all of
 /// it were credited, twice the burst would be spent at one instant.
 #[test]
-fn a_full_credit_would_be_spent_twice() {
+fn a_full_refund_of_a_refilled_charge_would_be_spent_twice() {
     let bucket = Terms::Bucket { leaky: false, units: 10, period_ns: S, capacity: 100 }.algorithm();
     let spend = |words: &mut Vec<u64>, now: Now| {
         let left = bucket.available(words, now, 0);
@@ -139,7 +139,7 @@ fn a_full_credit_would_be_spent_twice() {
 
 /// The rate of the whole limit counts: a slow piece's charge may have moved on to faster pieces.
 #[test]
-fn a_piece_gives_back_what_the_whole_limit_would() {
+fn a_part_of_a_bucket_refunds_as_much_as_the_whole_would() {
     let whole = Terms::Bucket { leaky: false, units: 10, period_ns: S, capacity: 100 }.algorithm();
     let piece = whole.local(acequia_limits::Part { rate: 1 << 18, units: 40 }, 0, 0);
     let start = Now::at(1_800_000_000 * S);

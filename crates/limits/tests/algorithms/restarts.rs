@@ -12,7 +12,7 @@ use crate::{
     terms,
 };
 
-for_every_algorithm!(what_is_idle_may_be_forgotten, 96, super::check_idle);
+for_every_algorithm!(a_cell_without_debt_is_idle_and_may_be_forgotten, 96, super::check_idle);
 
 fn check_idle(history: &History) -> TestCaseResult {
     let mut walk = Walk::new(history);
@@ -40,7 +40,7 @@ fn check_idle(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(one_cell_that_stands_for_two_owes_no_less_than_either, 96, super::check_join);
+for_every_algorithm!(a_joined_cell_owes_at_least_as_much_as_either_cell, 96, super::check_join);
 
 fn check_join(history: &History) -> TestCaseResult {
     let (mut one, mut other) = (Walk::new(history), Walk::new(history));
@@ -67,7 +67,7 @@ fn check_join(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(a_successor_begins_when_all_is_back, 64, super::check_succession);
+for_every_algorithm!(a_replacing_limit_begins_when_all_units_are_back, 64, super::check_succession);
 
 fn check_succession(history: &History) -> TestCaseResult {
     let mut walk = Walk::new(history);
@@ -84,7 +84,7 @@ fn check_succession(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(what_is_unknown_counts_as_spent, 96, super::check_spent);
+for_every_algorithm!(an_unknown_cell_counts_as_spent, 96, super::check_spent);
 
 fn check_spent(history: &History) -> TestCaseResult {
     let mut walk = Walk::new(history);
@@ -102,7 +102,7 @@ fn check_spent(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(what_is_covered_is_not_given_back, 64, super::check_cover);
+for_every_algorithm!(a_crash_gives_no_covered_unit_back, 64, super::check_cover);
 
 /// A cell is charged, a chunk is reserved ahead of it on disk, and the cell goes on from memory. While the
 /// reservation is said to cover the cell, a crash must not give a unit back.
@@ -158,7 +158,7 @@ proptest! {
     /// Two cells of one limit are charged at the same instants, but with different costs. Cover is never
     /// claimed wrongly, whichever cell is on disk.
     #[test]
-    fn cover_is_not_claimed_for_another_history(
+    fn a_reserved_state_covers_only_its_own_history(
         history in history::history(prop_oneof![
             terms::token_bucket(),
             terms::fixed_window(),

@@ -15,7 +15,7 @@ use crate::{
 
 const S: u64 = 1_000_000_000;
 
-for_every_algorithm!(every_word_is_the_references, 48, super::check_words);
+for_every_algorithm!(verdicts_agree_with_the_reference, 48, super::check_words);
 
 fn check_words(history: &History) -> TestCaseResult {
     let mut walk = Walk::new(history);
@@ -30,7 +30,7 @@ fn check_words(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(allowed_exactly_when_we_said, 96, super::check_waits);
+for_every_algorithm!(a_request_is_allowed_exactly_at_its_retry_time, 96, super::check_waits);
 
 fn check_waits(history: &History) -> TestCaseResult {
     let mut walk = Walk::new(history);
@@ -58,7 +58,7 @@ fn check_waits(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(a_cost_of_nothing_only_looks, 48, super::check_looks);
+for_every_algorithm!(a_zero_cost_changes_no_verdict, 48, super::check_looks);
 
 /// A charge of 0 is allowed, so it may be made. It must change no verdict, now or later.
 fn check_looks(history: &History) -> TestCaseResult {
@@ -87,7 +87,7 @@ fn check_looks(history: &History) -> TestCaseResult {
     Ok(())
 }
 
-for_every_algorithm!(a_state_means_the_same_wherever_it_is_kept, 32, super::check_places);
+for_every_algorithm!(a_state_means_the_same_inline_and_on_the_heap, 32, super::check_places);
 
 /// An inline state may be kept on the heap instead, and an empty state is a fresh one.
 fn check_places(history: &History) -> TestCaseResult {
@@ -127,7 +127,7 @@ fn costs_above_the_largest_burst_never_pass() {
 }
 
 #[test]
-fn looks_leave_no_trace_in_a_log() {
+fn peeks_leave_no_trace_in_a_sliding_log() {
     let log = Terms::Sliding { limit: 2, window_ns: 10 * S, slots: None, quota: false }.algorithm();
     let start = Now::at(1_800_000_000 * S);
     let mut words = Vec::new();
@@ -155,7 +155,7 @@ fn resets(algorithm: &Algorithm, at: &str, end: &str) {
 }
 
 #[test]
-fn quotas_reset_by_the_clock_on_the_wall() {
+fn quotas_reset_by_the_wall_clock() {
     // Days in the past: laws on days to come change.
     use Period::{Day, Month, Week, Year};
     let quota = |period, zone| Terms::Calendar { limit: 1, period, zone }.algorithm();

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_can_be_loaded() {
+    fn created_certificates_can_be_loaded() {
         let folder = folder();
         let now = now_unix_s();
         for identity in [eu(), us()] {
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_authority_is_kept_and_certificates_are_renewed() {
+    fn creating_again_keeps_the_authority_and_renews_certificates() {
         let folder = tempfile::tempdir().expect("a folder");
         let inner = folder.path().join("certs");
         let names = |made: Vec<std::path::PathBuf>| {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn the_role_of_an_authority_is_given_once_and_kept() {
+    fn the_authority_role_of_a_certificate_is_kept_at_a_renewal() {
         let folder = tempfile::tempdir().expect("a folder");
         let roles = |nodes: &[Identity], authorities: &[&str]| {
             create(folder.path(), nodes, authorities).expect("certificates");
@@ -329,7 +329,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn only_the_owner_reads_keys() {
+    fn key_files_are_readable_only_by_their_owner() {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = folder();
         for (file, mode) in [("ca.key", 0o600), ("eu-1.key", 0o600), ("us-1.key", 0o600)] {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_without_its_other_half_is_left_alone() {
+    fn an_authority_with_a_missing_or_wrong_key_is_not_overwritten() {
         for (gone, left) in [("ca.key", "ca.pem"), ("ca.pem", "ca.key")] {
             let folder = folder();
             let before = text(&folder, left);
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_says_how_to_make_it() {
+    fn a_missing_certificate_file_says_how_to_create_it() {
         for file in ["ca.pem", "eu-1.pem", "eu-1.key"] {
             let folder = folder();
             fs::remove_file(folder.path().join(file)).expect("removed");
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_holds_something_else_is_of_no_use() {
+    fn a_file_without_a_certificate_is_refused() {
         let huge = "x".repeat(2 << 20);
         for file in ["ca.pem", "eu-1.pem", "eu-1.key"] {
             for rubbish in
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_certificate_is_refused() {
+    fn a_certificate_of_another_node_is_refused() {
         let folder = folder();
         replace(&folder, "eu-1.pem", &text(&folder, "us-1.pem"));
         assert!(matches!(fault(&folder, "us_West/us-1"), CertFault::WrongName { .. }));
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn another_authority_does_not_vouch_for_it() {
+    fn a_certificate_of_another_authority_is_refused() {
         let (one, other) = (folder(), folder());
         let own = text(&one, "ca.pem");
         replace(&one, "ca.pem", &text(&other, "ca.pem"));
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_hold_from_an_hour_before_they_are_made_to_their_end() {
+    fn certificates_are_valid_from_an_hour_before_their_creation() {
         let folder = tempfile::tempdir().expect("a folder");
         let made = now_unix_s();
         create_at(folder.path(), &[eu()], &[], made).expect("certificates");
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn no_certificate_outlives_its_authority_and_a_dead_one_signs_nothing() {
+    fn no_certificate_outlives_its_authority_and_an_expired_one_signs_none() {
         let folder = tempfile::tempdir().expect("a folder");
         let now = now_unix_s();
         create_at(folder.path(), &[us()], &[], now - 3600 * DAY_S).expect("certificates");

@@ -64,7 +64,7 @@ async fn three_nodes_have_one_connection_per_pair() {
 }
 
 #[tokio::test]
-async fn the_longest_frame_arrives_whole_and_a_longer_one_is_not_taken() {
+async fn the_longest_frame_arrives_whole_and_a_longer_one_is_not_sent() {
     let folder = certificates(&["ap", "eu"]);
     let (ap, mut eu) = pair(folder.path()).await;
     let longest: Vec<u8> = (0..FRAME_BYTES_MAX).map(|place| (place % 251) as u8).collect();
@@ -77,7 +77,7 @@ async fn the_longest_frame_arrives_whole_and_a_longer_one_is_not_taken() {
 }
 
 #[tokio::test]
-async fn nothing_waits_beyond_what_is_under_way() {
+async fn a_frame_beyond_the_bound_under_way_is_not_sent() {
     let folder = certificates(&["ap", "eu"]);
     let (ap, mut eu) = pair(folder.path()).await;
     let to = identity("eu");
@@ -101,7 +101,7 @@ async fn nothing_waits_beyond_what_is_under_way() {
 }
 
 #[tokio::test]
-async fn a_node_that_takes_no_events_stops_its_peer_and_loses_nothing() {
+async fn a_node_that_takes_no_events_slows_its_peer_and_loses_no_frame() {
     let folder = certificates(&["ap", "eu"]);
     let (ap, mut eu) = pair(folder.path()).await;
     let to = identity("eu");
@@ -128,7 +128,7 @@ async fn a_node_that_takes_no_events_stops_its_peer_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn without_a_connection_nothing_is_taken() {
+async fn without_a_connection_no_frame_is_sent() {
     let folder = certificates(&["ap", "eu"]);
     let nowhere = socket().local_addr().expect("bound");
     let ap = Node::start(config(folder.path(), "ap", vec![peer("eu", nowhere)]), socket());
@@ -152,7 +152,7 @@ async fn a_peer_is_found_by_name() {
 }
 
 #[tokio::test]
-async fn goodbye_is_heard_at_once_and_ends_everything() {
+async fn a_goodbye_is_noticed_at_once_and_closes_the_socket() {
     let folder = certificates(&["ap", "eu"]);
     let (mut ap, mut eu) = pair(folder.path()).await;
     eu.mesh.close().await;

@@ -70,7 +70,7 @@ fn impatient(mut config: Config) -> Config {
 }
 
 #[tokio::test]
-async fn who_cannot_prove_a_name_is_not_let_in() {
+async fn a_peer_without_a_valid_certificate_is_refused() {
     let mut scene = Scene::new().await;
     // A node of another authority shows a certificate of its own, and trusts this node's authority.
     let other = certificates(&["am"]);
@@ -90,7 +90,7 @@ async fn who_cannot_prove_a_name_is_not_let_in() {
 }
 
 #[tokio::test]
-async fn who_has_the_wrong_name_is_told_why() {
+async fn a_peer_with_the_wrong_name_is_told_the_reason() {
     let mut scene = Scene::new().await;
     for (node, refusal) in
         [("zz-1", Refusal::Stranger), ("eu-1", Refusal::OwnName), ("us-1", Refusal::WrongDirection)]
@@ -103,7 +103,7 @@ async fn who_has_the_wrong_name_is_told_why() {
 }
 
 #[tokio::test]
-async fn a_dialler_that_finds_another_node_goes_away() {
+async fn a_dialler_that_reaches_another_node_disconnects() {
     let folder = certificates(&["ap", "eu", "us"]);
     let (_ap, eu) = pair(folder.path()).await;
     // By its configuration, `us` is at the address of `eu`.
@@ -115,7 +115,7 @@ async fn a_dialler_that_finds_another_node_goes_away() {
 }
 
 #[tokio::test]
-async fn without_a_hello_nobody_is_up() {
+async fn a_peer_without_a_valid_hello_is_never_up() {
     let mut scene = Scene::new().await;
     let folder = scene.folder.path().to_owned();
     let mask = Mask::of(&folder, "am-1");
@@ -185,7 +185,7 @@ async fn an_endless_stream_ends() {
 }
 
 #[tokio::test]
-async fn thousands_of_streams_are_thirty_two_at_a_time() {
+async fn a_peer_has_at_most_thirty_two_open_streams() {
     let mut scene = Scene::new().await;
     let insider = scene.insider().await;
     let mut open = Vec::new();
@@ -226,7 +226,7 @@ async fn thousands_of_streams_are_thirty_two_at_a_time() {
 }
 
 #[tokio::test]
-async fn there_are_no_other_streams_and_no_datagrams() {
+async fn two_way_streams_and_datagrams_are_refused() {
     let mut scene = Scene::new().await;
     let insider = scene.insider().await;
     assert!(timeout(Duration::from_millis(100), insider.open_bi()).await.is_err());
@@ -272,7 +272,7 @@ async fn more_unfinished_frames_than_any_node_sends_are_refused() {
 }
 
 #[tokio::test]
-async fn rubbish_is_not_answered_at_length() {
+async fn random_packets_do_not_disturb_a_good_peer() {
     let mut scene = Scene::new().await;
     let attacker = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
     for length in [0usize, 1, 20, 21, 100, 1200, 9000] {
@@ -288,7 +288,7 @@ async fn rubbish_is_not_answered_at_length() {
 }
 
 #[tokio::test]
-async fn a_crowd_that_goes_no_further_keeps_nobody_out_for_long() {
+async fn a_crowd_of_unfinished_connections_keeps_no_peer_out_for_long() {
     let mut scene = Scene::new().await;
     let folder = scene.folder.path().to_owned();
     let mut crowd = Vec::new();
@@ -324,7 +324,7 @@ async fn a_crowd_that_goes_no_further_keeps_nobody_out_for_long() {
 const RETRY: u8 = 0xF0;
 
 #[tokio::test]
-async fn who_repeats_a_first_packet_in_a_crowd_is_asked_for_a_proof_a_few_times() {
+async fn a_repeated_first_packet_in_a_crowd_gets_few_answers() {
     let mut scene = Scene::new().await;
     let folder = scene.folder.path().to_owned();
     let first_packet = async || {
@@ -380,7 +380,7 @@ async fn who_repeats_a_first_packet_in_a_crowd_is_asked_for_a_proof_a_few_times(
 }
 
 #[tokio::test]
-async fn dropping_a_mesh_closes_what_it_had() {
+async fn dropping_a_mesh_closes_its_connections() {
     let mut scene = Scene::new().await;
     let insider = scene.insider().await;
     let Node { mesh, mut events } = scene.eu;

@@ -68,7 +68,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn a_cut_is_noticed_and_mended_by_itself() {
+async fn a_cut_link_is_noticed_and_reconnects_by_itself() {
     let folder = certificates(&["ap", "eu"]);
     let mut scene = Scene::new(folder.path(), FAR).await;
     scene.expect_frames_both_ways().await;
@@ -105,7 +105,7 @@ async fn a_cut_in_one_direction_takes_both_sides_down() {
 }
 
 #[tokio::test]
-async fn loss_and_repetition_lose_and_repeat_no_frame() {
+async fn lost_and_repeated_packets_lose_and_repeat_no_frame() {
     const FRAMES: u32 = 300;
     let folder = certificates(&["ap", "eu"]);
     let weather =
@@ -188,7 +188,7 @@ async fn bind(address: SocketAddr) -> UdpSocket {
 }
 
 #[tokio::test]
-async fn two_nodes_of_one_name_do_not_end_each_other_s_connections_all_the_time() {
+async fn two_nodes_with_one_name_do_not_cut_each_other_off_all_the_time() {
     let folder = certificates(&["ap", "eu"]);
     let (mut ap, mut eu) = scene::pair(folder.path()).await;
     let eu_at = eu.mesh.local_addr();
@@ -203,7 +203,7 @@ async fn two_nodes_of_one_name_do_not_end_each_other_s_connections_all_the_time(
 }
 
 #[tokio::test]
-async fn after_each_cut_both_sides_say_up_once() {
+async fn after_each_cut_both_sides_report_up_once() {
     let folder = certificates(&["ap", "eu"]);
     let mut scene = Scene::new(folder.path(), Weather::default()).await;
     for _ in 0..3 {

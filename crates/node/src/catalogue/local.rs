@@ -49,7 +49,7 @@ enum Shared {
 /// answers, such a unit is found only by requests that chance sends to its node, until other nodes ask for
 /// the unit. A limit of one unit would first deny most requests, and a limit of two a quarter of them. So all
 /// units of smaller limits are in the pool, where every node finds them. From here on few requests are denied
-/// (`a_guard_unit_costs_the_answer_at_once_and_gives_one_without_the_store`), and some pass without the
+/// (`a_guard_unit_of_a_tiny_limit_delays_answers_and_serves_store_outages`), and some pass without the
 /// store.
 ///
 /// The kept units depend on nothing but the node's own part and the kind of limit. They grow with the part,
@@ -61,7 +61,7 @@ const GUARDED_FROM: u64 = 4;
 /// find the unit through the nodes that hear each other. A lent unit of a sliding window counts as used for a
 /// window longer, so two units are the least there. A bucket's unit would come back at its part of the rate,
 /// and the pool would have the rest of the rate without a unit, so buckets need more
-/// (`few_units_are_there_without_the_stores`).
+/// (`at_low_demand_few_requests_of_small_limits_are_denied_without_stores`).
 const WINDOW_GUARDED_FROM: u64 = 1;
 const SLIDING_GUARDED_FROM: u64 = 2;
 
@@ -652,7 +652,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_guards_and_the_pool_are_the_limit(
+        fn guard_shares_and_the_pool_sum_to_the_limit(
             total in totals(), percent in 0..=100_u8, nodes in 1..=64_u16, salt: u32, refill in refills(),
         ) {
             let guards = guards(nodes, percent);
@@ -675,7 +675,7 @@ mod tests {
         /// If two allocations count, the least of them does: then at most one is used up, whatever each node
         /// goes by.
         #[test]
-        fn parts_among_regions_are_the_limit(
+        fn parts_of_all_regions_sum_to_the_limit(
             total in totals(), percent in 0..=100_u8, weights in prop::collection::vec((1..=9_u32, 1..=9_u32), 1..=12),
             regions in 1..=4_usize, salt: u32, refill in refills(),
         ) {
@@ -714,7 +714,7 @@ mod tests {
         /// allocations counted, or after it. In each window the standing parts and the pool sum to the limit,
         /// by the window's own allocation, and a cell's variant says so.
         #[test]
-        fn parts_of_each_window_are_the_limit(
+        fn parts_of_each_window_sum_to_the_limit(
             total in totals(), more in 0..50_u64, percent in 0..=100_u8, salt: u32, has_guard: bool,
             weights in prop::collection::vec((0..=9_u32, 0..=9_u32), 1..=6),
         ) {
@@ -768,7 +768,7 @@ mod tests {
         /// By the end of an allocation all spent units have come back, with those that a node keeps for
         /// itself. So the next owner of these units has them without that debt.
         #[test]
-        fn what_is_kept_comes_back_while_its_distribution_counts(
+        fn guard_shares_refill_before_their_allocation_ends(
             total in 1..300_u64, percent in 0..=100_u8, weights in prop::collection::vec(1..=9_u32, 1..=6), salt: u32,
         ) {
             let bucket = meter(total);
@@ -789,7 +789,7 @@ mod tests {
         /// into pools no more than the largest, since each further unit goes either to the node or to the
         /// rest.
         #[test]
-        fn what_is_kept_and_the_rest_grow_with_the_part(
+        fn the_guard_share_and_the_pool_never_shrink_as_the_part_grows(
             total in prop_oneof![0..100_u64, 0..UNITS_MAX], percent in 0..=100_u8, refill in refills(), is_parts: bool,
         ) {
             let guard = match is_parts {
@@ -802,7 +802,7 @@ mod tests {
 
         /// In a store outage, a node has half of its part of a window of few units.
         #[test]
-        fn half_of_a_part_of_few_units_is_kept(part in 0..=8_u64, percent in 1..=100_u8, slides: bool) {
+        fn the_guard_keeps_half_of_a_part_of_few_units(part in 0..=8_u64, percent in 1..=100_u8, slides: bool) {
             let guard = Guard::of_parts([MemberId(1)], percent);
             let refill = if slides { Refill::Slides } else { Refill::Edges };
             let half = if slides { part / 2 } else { part.div_ceil(2) };
@@ -811,7 +811,7 @@ mod tests {
 
         /// A cell has the variant of its part, and nobody can spend a refill without a unit.
         #[test]
-        fn a_cell_has_the_numbers_of_its_part(
+        fn a_cell_has_the_variant_of_its_part(
             total in 1..200_u64, percent in 0..=100_u8, nodes in 1..=64_u16, salt: u32,
         ) {
             let bucket = meter(total);
@@ -839,7 +839,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_a_left_over_unit_is_drawn_by_the_cell() {
+    fn each_cell_chooses_the_nodes_that_keep_its_left_over_guard_units() {
         for (total, percent, kept) in
             [(3, 10, 0), (4, 10, 1), (9, 10, 1), (20, 10, 2), (50, 10, 5), (2, 50, 1)]
         {

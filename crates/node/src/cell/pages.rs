@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_are_where_they_were_put() {
+    fn pages_return_each_item_at_its_index() {
         let mut pages = Pages::<u64, 8>::default();
         for item in 0..19 {
             assert_eq!(pages.len(), item as usize);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn filled_ones_have_whole_pages() {
+    fn filled_pages_have_the_given_length_and_no_spare_room() {
         for len in [0, 1, 3, 4, 8, 40] {
             let pages = Pages::<u32, 4>::filled(7, len);
             assert_eq!((pages.len(), pages.iter().filter(|item| **item == 7).count()), (len, len));

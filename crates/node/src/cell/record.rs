@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_older_for_a_steady_clock_that_is_anchored_anew() {
+    fn a_restored_cell_keeps_its_age_if_the_steady_clock_is_anchored_anew() {
         const S: u64 = 1_000_000_000;
         let (limit, window_ns) = (9, 90 * S);
         let bucket = Algorithm::LeakyBucket(Meter::new(Rate::parse("6/m").expect("a rate"), limit));
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_no_node_can_have_written_is_not_read() {
+    fn a_row_that_no_node_can_have_written_is_refused() {
         let window_ns = 3_600 * 1_000_000_000;
         let window = Algorithm::FixedWindow(FixedWindow::new(9, Edges::Every { window_ns, stagger: false }));
         let log = Algorithm::SlidingLog(SlidingLog { limit: 9, window_ns });

@@ -485,7 +485,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn sums_are_a_map(counts in proptest::collection::vec((1..40_u32, 0..9_u64, proptest::bool::weighted(0.05)), 0..300)) {
+        fn sums_agree_with_a_map(counts in proptest::collection::vec((1..40_u32, 0..9_u64, proptest::bool::weighted(0.05)), 0..300)) {
             let (mut sums, mut map) = (Sums::default(), BTreeMap::new());
             for (slot, units, is_taken) in counts {
                 sums.add(slot, units);

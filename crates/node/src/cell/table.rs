@@ -319,7 +319,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_table_is_a_map(steps in prop::collection::vec((0..4u8, 0..200u64), 1..400)) {
+        fn a_table_agrees_with_a_map(steps in prop::collection::vec((0..4u8, 0..200u64), 1..400)) {
             let mut table = Table::default();
             let mut map = BTreeMap::new();
             for (step, n) in steps {
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_slot_and_numbers_fit_in_a_cell_beside_the_flags() {
+    fn the_largest_slot_and_variant_fit_in_a_cell_beside_its_flags() {
         let numbers = (NUMBERS_MAX - 1) as u16;
         let mut cell = Cell::inline(tag(1), SLOT_MAX, numbers, [3, 4]);
         assert!(!cell.is_guess() && cell.is_under(numbers));

@@ -33,7 +33,7 @@ fn sent(now: Now, count: u64) -> Forwards {
 }
 
 #[test]
-fn what_another_node_says_of_a_forward_changes_nothing() {
+fn a_forward_reply_counts_once_and_only_from_the_node_that_was_asked() {
     let now = Now::at(1_000);
     let forwards = sent(now, 1);
     assert!(!forwards.came(MemberId(3), 1, Some(1), now), "it was not asked");
@@ -50,7 +50,7 @@ fn what_another_node_says_of_a_forward_changes_nothing() {
 }
 
 #[test]
-fn what_is_over_before_it_is_sent_is_not_forwarded() {
+fn a_forward_whose_time_is_over_is_not_sent() {
     let now = Now::at(1_000);
     let forwards = sent(now, 2);
     let at_ns = now.steady_ns + FORWARD_WAIT_NS;
@@ -62,7 +62,7 @@ fn what_is_over_before_it_is_sent_is_not_forwarded() {
 }
 
 #[test]
-fn of_forwards_that_miss_together_one_counts() {
+fn forwards_that_fail_together_count_as_one_failure() {
     let now = Now::at(1_000);
     let forwards = sent(now, 8);
     (1..=8).for_each(|number| assert!(forwards.came(MATE, number, Some(0), now)));
@@ -73,7 +73,7 @@ fn of_forwards_that_miss_together_one_counts() {
 }
 
 #[test]
-fn a_node_whose_units_come_too_late_to_be_used_is_too_far_away() {
+fn a_mate_whose_forwarded_charges_come_too_late_counts_as_far() {
     let now = Now::at(1_000);
     let (forwards, max) = (sent(now, u64::from(SILENT_MAX)), u64::from(SILENT_MAX));
     assert!(forwards.mates.is_far(MATE), "it is not known yet");
@@ -117,7 +117,7 @@ fn a_node_whose_units_come_too_late_to_be_used_is_too_far_away() {
 }
 
 #[test]
-fn a_cell_whose_owner_has_nothing_for_long_or_for_ever_is_left_to_each_for_a_while() {
+fn forwards_of_a_cell_pause_while_its_owner_has_nothing() {
     let now = Now::at(1_000);
     let forwards = sent(now, 1);
     assert!(forwards.came(MATE, 1, None, now));
@@ -141,7 +141,7 @@ fn a_cell_whose_owner_has_nothing_for_long_or_for_ever_is_left_to_each_for_a_whi
 }
 
 #[test]
-fn few_cells_are_looked_for_that_are_not_left_to_each() {
+fn few_cells_without_paused_forwards_need_a_lookup() {
     let now = Now::at(1_000);
     let forwards = sent(now, 0);
     let key = |number: u64| (1, CellTag(u128::from(mixed(number)) << 64));
@@ -156,7 +156,7 @@ fn few_cells_are_looked_for_that_are_not_left_to_each() {
 }
 
 #[test]
-fn who_has_too_little_is_not_asked_for_as_much_again_for_a_while() {
+fn a_mate_with_too_few_units_is_not_asked_for_as_many_again_soon() {
     let now = Now::at(1_000);
     let forwards = sent(now, 0);
     forwards.mates.see(MemberId(1), &[MemberId(1), MATE, MemberId(3)], 3);
@@ -185,7 +185,7 @@ fn who_has_too_little_is_not_asked_for_as_much_again_for_a_while() {
 }
 
 #[test]
-fn no_more_is_asked_for_than_there_is_room_for() {
+fn forwards_under_way_for_a_cell_are_bounded() {
     let now = Now::at(1_000);
     let forwards = sent(now, ASKED_OF_CELL_MAX as u64);
     assert!(!lock(&forwards.state).may_ask(Source::Owner(MATE), KEY, now));

@@ -358,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_later_window_lacks_is_another_matter() {
+    fn a_later_window_without_units_does_not_make_the_open_one_dry() {
         let mut lease = CellLease::new(0);
         lease.supply.opens(100);
         lease.hears_left(100, 7);

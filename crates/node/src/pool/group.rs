@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_disk_proves_nothing_before_one_grants_that_was_heard_of_before() {
+    fn a_node_with_a_new_disk_confirms_only_after_a_generation_granted() {
         let mut group = stranger();
         assert_eq!(group.need(CALM_NS - 1), None, "others may give what it would take for new");
         assert_eq!(group.need(CALM_NS), begins(NOW_US));
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_on_and_never_granted_does_not_stand_between() {
+    fn a_node_confirms_across_generations_that_never_granted() {
         let first = known(1, true);
         let on = |number, grants| GroupStatus { since: first.since, ..known(number, grants) };
         let mut group = GroupView::since(Heard { generation: first.generation, ..Heard::default() });
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_new_until_one_grants_that_is_no_first() {
+    fn a_node_is_new_until_a_generation_grants_that_is_not_a_first() {
         let first = |grants| GroupStatus { is_first: true, ..known(NOW_US + 1, grants) };
         let mut group = stranger();
         assert_eq!(need(&mut group, &first(false)), Some(Need::Assert));

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_holds_what_its_cells_do() {
+    fn units_held_of_a_limit_are_the_sum_over_its_cells() {
         let mut held = HeldByLimit::default();
         held.change(1, 0, 7);
         held.change(1, 0, 5);

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_group_is_lost_and_found_by_itself() {
+    fn the_outage_of_one_group_affects_no_other_group() {
         let store_outages = StoreOutages::default();
         for group in [0, 63, 64, GROUPS - 1] {
             let cell = |group: u16| CellTag(u128::from(GROUPS) * 7 + u128::from(group));
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn some_are_lost_until_the_last_is_found() {
+    fn an_outage_lasts_until_the_last_group_is_back() {
         let store_outages = StoreOutages::default();
         (0..GROUPS).for_each(|group| store_outages.set(group, true));
         (1..GROUPS).for_each(|group| store_outages.set(group, false));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decided_is_counted_by_what_it_was() {
+    fn decisions_in_an_outage_are_counted_by_outcome() {
         let store_outages = StoreOutages::default();
         [true, false, true].into_iter().for_each(|is_allowed| store_outages.count(is_allowed));
         assert_eq!(store_outages.decided(), [2, 1]);

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_named_counts_while_the_catalogue_has_it() {
+    fn a_configured_node_counts_while_the_catalogue_has_it() {
         let mut mates = RegionNodes::new(named(&[1, 2, 3]));
         assert_eq!(counted(&mates), [1, 2, 3], "nobody has said anything");
         mates.follow(&regions(&[101, 102, 201]), 7);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_taken_out_of_the_config_counts_until_the_catalogue_drops_it() {
+    fn a_node_removed_from_the_config_counts_until_the_catalogue_drops_it() {
         let mut before = RegionNodes::new(named(&[1, 2, 3]));
         before.follow(&regions(&[101, 102, 103]), 7);
         let disk = before.unwritten().expect("it is new");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_the_number_of_one_that_is_gone_is_another() {
+    fn a_node_that_reuses_a_number_is_another_member() {
         let mut before = RegionNodes::new(named(&[1, 2]));
         before.follow(&regions(&[101, 102]), 7);
         let disk = before.unwritten().expect("it is new");

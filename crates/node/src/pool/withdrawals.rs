@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_covers_a_call_when_it_is_on_the_disk_and_the_next_one_too() {
+    fn a_row_on_disk_covers_its_call_and_the_next_one() {
         let mut withdrawals = Withdrawals::default();
         assert!(!withdrawals.is_written(10, 100, 100, 0), "nothing is");
         let row = withdrawals.next(|_| generation(1)).expect("a row");
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_took_is_told_in_another_generation_and_stays_in_the_row() {
+    fn an_earlier_withdrawal_is_reported_in_a_new_generation_and_kept() {
         let before = Withdrawal { end_ns: 10, units: 70, told_in: generation(1) };
         let mut withdrawals =
             Withdrawals::of(vec![before, Withdrawal { end_ns: 20, units: 5, told_in: generation(1) }]);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_read_as_it_was_written_and_garbage_is_not() {
+    fn a_withdrawal_record_reads_back_as_written_and_garbage_is_refused() {
         let windows = vec![Withdrawal { end_ns: u64::MAX, units: 7, told_in: generation(3) }];
         let record = Record { limit: LimitId(9), tag: CellTag(12), windows };
         let row = record.row();

@@ -478,7 +478,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_active_cell_of_three_regions_takes_three_eighths_of_a_kilobyte() {
+    fn an_active_cell_of_three_regions_takes_at_most_384_bytes() {
         let mut active_cell = ActiveCell::called(1);
         for region in [1, 2] {
             active_cell.view_mut(MemberId(region)).at_ns = 1;

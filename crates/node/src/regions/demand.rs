@@ -158,7 +158,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn a_busy_cell_is_followed_within_tenths_of_a_second() {
+    fn demand_of_a_busy_cell_is_followed_within_tenths_of_a_second() {
         let mut demand = Demand::since(0);
         let mut now = 0;
         for _ in 0..100 {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_cell_is_not_taken_for_a_busy_one() {
+    fn demand_of_a_quiet_cell_is_measured_as_low() {
         let mut demand = Demand::since(0);
         let mut now = 0;
         for n in 0..1_000 {
@@ -186,7 +186,7 @@ mod tests {
 
     /// With one request a minute, the first one proves nothing.
     #[test]
-    fn what_is_sure_of_few_is_less_than_their_mean() {
+    fn demand_proven_by_few_requests_is_less_than_their_mean() {
         let mut demand = Demand::since(0);
         demand.observe(3, 1, 50 * MS);
         assert!(demand.units_milli() >= 60_000 && demand.sure_milli() == 1, "{demand:?}");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn chance_moves_it_little() {
+    fn random_arrivals_change_the_measured_demand_little() {
         // Eight and twenty-two by turns, as Poisson arrivals with a mean of fifteen might come.
         let mut demand = Demand::since(0);
         let mut now = 0;
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_seen_in_one_look() {
+    fn a_sudden_change_of_demand_is_seen_in_one_measurement() {
         let mut demand = Demand::since(0);
         for n in 1..=100 {
             demand.observe(15, 15, n * 20 * MS);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_heard() {
+    fn demand_falls_when_requests_end() {
         let mut demand = Demand::since(0);
         for n in 1..=100 {
             demand.observe(1, 1, n * 125 * MS);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_ages_and_a_change_is_young() {
+    fn the_age_of_a_demand_grows_until_the_demand_changes() {
         let mut demand = Demand::since(0);
         for n in 1..=30 {
             demand.observe(0, 0, n * 100 * MS);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_extremes_do_not_overflow() {
+    fn extreme_demands_do_not_overflow() {
         let mut demand = Demand::since(0);
         demand.observe(u64::MAX, u64::MAX, 1);
         demand.observe(u64::MAX, u64::MAX, u64::MAX);

@@ -165,7 +165,7 @@ mod tests {
     const B: CellKey = (1, CellTag(8));
 
     #[test]
-    fn a_number_that_one_end_gave_serves_both() {
+    fn a_short_id_that_one_end_gave_serves_both() {
         let (mut here, mut there) = (Names::default(), Names::default());
         let (id, known) = here.number(A);
         assert!(!known, "it must be introduced");
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_forgotten_with_their_cells_on_both_sides() {
+    fn short_ids_are_forgotten_with_their_cells_on_both_sides() {
         let (mut here, mut there) = (Names::default(), Names::default());
         for n in 0..1_000 {
             let cell = (1, CellTag(n));
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_cell_that_the_peer_still_names_is_introduced_again() {
+    fn a_forgotten_cell_that_the_peer_still_uses_is_introduced_again() {
         let (mut here, mut there) = (Names::default(), Names::default());
         let (id, _) = here.number(A);
         there.introduce(id, A);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_not_soon_given_again() {
+    fn a_short_id_is_not_reused_soon() {
         let mut names = Names::default();
         let (first, _) = names.number(A);
         names.forget(A);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_may_call_a_cell_otherwise_and_another_cell_so() {
+    fn a_peer_may_change_the_short_id_of_a_cell_and_reuse_it() {
         let mut names = Names::default();
         names.introduce(ShortId(4), A);
         names.introduce(ShortId(6), A);

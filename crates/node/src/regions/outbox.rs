@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_to_forwards_have_a_bound_and_an_end() {
+    fn waiting_forward_replies_are_bounded_and_expire() {
         let mut outbox = Outbox::default();
         for number in 1..=REPLIES_MAX as u64 + 10 {
             outbox.tell_forward_reply(number, Some(1), number);
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_takes_what_fits_and_the_rest_waits() {
+    fn entries_that_do_not_fit_in_a_frame_wait_for_the_next() {
         let mut outbox = Outbox::default();
         for tag in 0..10_000 {
             tell_news(&mut outbox, tag << 64);
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_late_frame_said_is_not_said_again() {
+    fn a_fact_confirmed_by_one_frame_is_not_repeated_for_a_later_one() {
         let mut outbox = Outbox::default();
         let received = |highest| ReceivedFrames { highest, ..ReceivedFrames::default() };
         tell_news(&mut outbox, 7);
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_peer_saw_of_another_process_says_nothing() {
+    fn a_confirmation_for_another_process_is_ignored() {
         let mut outbox = Outbox::default();
         tell_news(&mut outbox, 7);
         assert_eq!(next(&mut outbox), (1, 1));
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_lost_frames_about_the_same_the_later_word_is_said_again() {
+    fn of_two_lost_frames_about_one_fact_the_later_is_repeated() {
         let mut outbox = Outbox::default();
         let tell = |outbox: &mut Outbox, cost| {
             outbox.tell(
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_is_introduced_once_a_frame_until_one_is_confirmed_and_again_when_it_was_forgotten() {
+    fn a_cell_is_introduced_in_each_frame_until_one_is_confirmed() {
         let mut outbox = Outbox::default();
         let short = |outbox: &mut Outbox| {
             tell_news(outbox, 7);

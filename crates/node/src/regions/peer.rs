@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_that_took_long_is_as_unsure_as_the_clock_that_timed_it() {
+    fn a_clock_reading_that_took_long_is_less_certain() {
         const S: u64 = 1_000_000_000;
         let mut peer = Peer::new(Incarnation { member: MemberId(1), node: 0, number: 1 });
         // Sent at 1000 s, heard at 3000 s by a clock that loses a thousandth: two more seconds passed. The

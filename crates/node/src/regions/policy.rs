@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_more_than_its_part_lends_its_part_of_what_is_missing() {
+    fn a_region_with_surplus_lends_to_the_region_that_lacks_rate() {
         let others = [
             seat(1, 800_000, 200_000),
             seat(2, 50_000, 200_000),
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_sliding_window_each_has_its_standing_part_of_what_nobody_wants() {
+    fn unwanted_units_of_a_sliding_window_stay_with_their_owners() {
         let of = |region, want, standing| Seat { standing, ..seat(region, want, standing) };
         let few = [of(0, 4, 7), of(1, 2, 7), of(2, 0, 6)];
         assert_eq!(targets(20, &few, false).as_slice(), [7, 7, 6]);
@@ -579,19 +579,19 @@ mod tests {
     }
 
     #[test]
-    fn who_has_some_left_is_given_what_nobody_here_may_ask_for() {
+    fn a_region_that_asks_ahead_gets_only_units_not_likely_needed_here() {
         let of = |left| WindowView { likely: 2, ..stock((3, 0), [(left, 0), (0, 0), (0, 0), (0, 0)], 20) };
         assert_eq!((of(1).give(MemberId(1), 5), of(0).give(MemberId(1), 5)), (1, 3));
     }
 
     #[test]
-    fn small_differences_are_left_alone() {
+    fn small_differences_move_no_loan() {
         let others = [seat(1, 209_000, 200_000), seat(2, 150_000, 200_000)];
         assert_eq!(plan(&flow(seat(0, 150_000, 200_000), &others, &[])), Plan::default());
     }
 
     #[test]
-    fn what_is_borrowed_and_not_used_goes_back_unasked() {
+    fn an_unused_loan_is_returned_without_a_request() {
         let part = Part { rate: 125_000, units: 100 };
         let held =
             [1, 2, 3, 4].map(|region| Borrowed { from: MemberId(region), number: u64::from(region), part });
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_region_keeps_a_unit_unless_there_is_one_a_region() {
+    fn a_silent_region_keeps_a_unit_unless_units_are_as_few_as_regions() {
         let others = [seat(1, 800_000, 200_000), seat(2, 0, 200_000)];
         let mut flow = flow(seat(0, 0, 200_000), &others, &[]);
         (flow.requests.units, flow.requests.cost_milli) = (0, 0);
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_with_a_unit_each_do_not_all_keep_it() {
+    fn of_silent_regions_with_a_unit_each_one_lends_its_unit() {
         let unit = |region, want, holds| Seat { standing: 1, ..seat(region, want, holds) };
         let others = [unit(1, 4, 1), unit(2, 0, 1), unit(3, 0, 1), unit(4, 0, 1)];
         let own = unit(0, 0, 1);
@@ -635,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn loans_that_meet_go_back_and_small_pieces_carry_units_at_last() {
+    fn loans_in_both_directions_are_returned_and_small_loans_carry_units() {
         let part = Part { rate: 60_000, units: 60 };
         let held = [(1, part), (2, Part { rate: 90_000, units: 90 })].map(|(from, part)| Borrowed {
             from: MemberId(from),
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn of_regions_that_all_hold_too_little_the_first_has_what_the_others_cannot_use() {
+    fn if_no_region_can_afford_a_request_the_first_gets_the_others_units() {
         let short = |region| Seat { short: 4, ..seat(region, 200_000, 200_000) };
         let others = [short(1), short(2)];
         let few = |own: Seat, least, units| {
@@ -695,21 +695,21 @@ mod tests {
     }
 
     #[test]
-    fn nobody_asks_while_there_is_plenty() {
+    fn a_region_asks_for_no_units_while_it_has_plenty() {
         let plenty = stock((10_000, 1_000), [(20_000, 50); 4], 40);
         assert!(plenty.ask(3).is_empty());
         assert!(plenty.own.left >= plenty.low_water());
     }
 
     #[test]
-    fn who_runs_low_asks_those_that_have_more_than_they_need_and_as_much_as_they_have() {
+    fn a_region_that_runs_low_asks_regions_with_surplus_in_proportion() {
         let low = stock((4_000, 1_000), [(20_000, 0), (10_000, 0), (500, 50), (0, 0)], 40);
         let asks: SmallVec<[(MemberId, u64); 4]> = smallvec![(MemberId(1), 4_000), (MemberId(2), 2_000)];
         assert_eq!(low.ask(3), asks, "ten seconds' worth in all");
     }
 
     #[test]
-    fn near_the_end_everybody_keeps_its_part_of_what_is_left() {
+    fn near_the_end_of_a_window_each_region_keeps_its_part() {
         // 3 000 left and 1 200 a second asked for: two and a half seconds' worth for each.
         let hot = stock((1_500, 1_000), [(375, 50); 4], 20);
         assert_eq!(hot.ask(4).iter().map(|(_, units)| units).sum::<u64>(), 1_000);
@@ -726,7 +726,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_region_gives_all_and_a_large_cost_is_asked_for_whole() {
+    fn a_silent_region_gives_all_and_a_large_cost_is_asked_for_in_full() {
         assert_eq!(stock((1, 0), [(0, 1), (1, 0), (1, 0), (1, 0)], 20).give(MemberId(1), 5), 1);
         let mut dear = stock((10, 0), [(30, 0), (30, 0), (0, 0), (0, 0)], 20);
         dear.denied = 50;
@@ -734,7 +734,7 @@ mod tests {
     }
 
     #[test]
-    fn who_speaks_for_others_asks_them_when_nobody_else_has_any() {
+    fn a_node_asks_its_mates_when_no_other_region_has_units() {
         let mut stock = stock((0, 1), [(2, 0), (0, 0), (0, 0), (0, 0)], 20);
         stock.mates = smallvec![(MemberId(7), Stake { left: 1, ..Stake::default() })];
         assert!(stock.ask(3).iter().all(|(region, _)| *region == MemberId(1)));
@@ -746,7 +746,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_served_first_borrows_all_but_the_floor() {
+    fn a_priority_region_borrows_everything_except_the_floor() {
         // Two busy regions, one of them served first, and this one, which could lend.
         let others = [
             Seat { class: 1, ..seat(1, 600_000, 200_000) },
@@ -776,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_stock_the_first_needs_what_it_wants_and_floors_are_kept() {
+    fn a_priority_region_gets_the_window_units_it_wants_and_floors_hold() {
         // 4 000 left; the first wants 3 000 until the end, and so does another.
         let mut stock = stock((1_000, 0), [(1_000, 150), (1_000, 150), (1_000, 0), (0, 0)], 20);
         stock.others[1].1.class = 1;
@@ -797,7 +797,7 @@ mod tests {
     }
 
     #[test]
-    fn a_demand_without_end_overflows_nothing() {
+    fn an_extreme_demand_does_not_overflow() {
         // One request may cost as much as a number can say.
         let endless = Stake { left: u64::MAX, demand_milli: u64::MAX, ..Stake::default() };
         let mut stock = stock((0, 0), [(0, 0); 4], 20);

@@ -157,7 +157,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slots_are_a_map(steps in prop::collection::vec((0..3u8, 0..40u128, any::<u16>()), 1..300)) {
+        fn slots_agree_with_a_map(steps in prop::collection::vec((0..3u8, 0..40u128, any::<u16>()), 1..300)) {
             let (mut slots, mut map) = (Slots::default(), BTreeMap::new());
             for (step, n, value) in steps {
                 let key = ((n % 3) as u32, CellTag(n << (n % 100)));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_stays_and_its_number_is_given_again() {
+    fn a_slot_keeps_its_number_and_a_free_number_is_reused() {
         let (a, b, c) = ((1, CellTag(1)), (1, CellTag(2)), (2, CellTag(1)));
         let mut slots = Slots::default();
         let [first, second] = [a, b].map(|key| slots.slot_or_insert(key, || key));

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_little_gets_it_and_the_others_share_the_rest() {
+    fn small_claims_are_met_and_the_others_share_the_rest_by_weight() {
         let targets = water_fill(100, &[claim(10, 1), claim(80, 1), claim(60, 1)]);
         assert_eq!(targets.as_slice(), [10, 45, 45]);
         let targets = water_fill(100, &[claim(90, 2), claim(90, 1)]);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_strict_and_floors_come_first() {
+    fn floors_are_met_first_and_then_classes_in_order() {
         let all = [
             Claim { want: 90, floor: 0, weight: 1, class: 0 },
             Claim { want: 90, floor: 20, weight: 1, class: 1 },
@@ -105,7 +105,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_invented_and_nothing_wasted(
+        fn targets_sum_to_the_total_or_to_all_claims(
             total in 0..1_000u64,
             all in prop::collection::vec((0..500u64, 0..50u64, 1..5u32, 0..3u8), 1..8),
         ) {

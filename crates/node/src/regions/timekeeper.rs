@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_is_gone_by_at_the_start_when_a_peer_agrees() {
+    fn at_the_start_a_wall_clock_is_trusted_once_a_peer_agrees() {
         let mut keeper = Timekeeper::default();
         keeper.observe(0, T, &bounds(), &[]);
         keeper.observe(S, T + S, &bounds(), &[]);
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_begins_with_a_wrong_wall_goes_by_the_others() {
+    fn a_node_that_starts_with_a_wrong_wall_clock_uses_the_peers_time() {
         for ahead_ns in [HOUR as i64, -(24 * HOUR as i64)] {
             let mut keeper = Timekeeper::default();
             let others = peer(-(ahead_ns / MS as i64));
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_begin_and_contradict_each_other_wait_for_a_third_one() {
+    fn two_starting_nodes_with_different_clocks_wait_for_a_third() {
         let other = Reading { is_believed: false, ..peer(5_000) };
         let mut keeper = Timekeeper::default();
         keeper.observe(0, T, &bounds(), &[other]);
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn alone_the_journal_is_asked() {
+    fn a_node_alone_trusts_a_clock_not_behind_its_journal() {
         for (journal_ns, is_believed) in [(0, true), (T - HOUR, true), (T + HOUR, false)] {
             let mut keeper = Timekeeper::default();
             let bounds = Bounds { journal_ns, ..bounds() };
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_noticed_and_bridged_until_the_clock_is_right_again() {
+    fn a_step_of_the_wall_clock_is_bridged_until_the_clock_is_right() {
         let mut keeper = confirmed();
         // An hour ahead, all at once, and nobody is reached.
         keeper.observe(5 * S, T + 5 * S + HOUR, &bounds(), &[]);
@@ -537,14 +537,14 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_the_peers_confirm_was_a_correction() {
+    fn a_step_of_the_wall_clock_that_peers_confirm_is_followed() {
         let mut keeper = confirmed();
         keeper.observe(S, T + 6 * S, &bounds(), &[peer(1), peer(-2)]);
         assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Own, 0));
     }
 
     #[test]
-    fn a_wall_that_is_slewed_is_gone_by_when_it_has_come_to_rest() {
+    fn a_slewed_wall_clock_is_followed_when_it_has_come_to_rest() {
         // Half a second back, by a tenth of the time that passes: each step is within the bounds of a right
         // wall.
         for peers in [vec![], vec![peer(0), peer(0)]] {
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn most_peers_know_better_and_doubt_does_not_grow() {
+    fn a_node_that_most_peers_contradict_uses_their_time() {
         let mut keeper = confirmed();
         for s in 1..100_000 {
             keeper.observe(s * S, T + s * S, &bounds(), &[peer(5_000), peer(5_003)]);
@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_two_does_not_outvote_the_other() {
+    fn one_peer_alone_does_not_overrule_a_wall_clock() {
         let mut keeper = confirmed();
         keeper.observe(S, T + S, &bounds(), &[peer(5_000)]);
         assert_eq!(keeper.wall(), Wall::Own);
@@ -599,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_contradict_each_other_lead_nobody() {
+    fn peers_that_contradict_each_other_correct_no_clock() {
         let mut keeper = confirmed();
         keeper.observe(S, T + S, &bounds(), &[peer(5_000), peer(-90_000), peer(700_000)]);
         assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Carried, 0));
@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_counts_from_the_next_comparison_on() {
+    fn a_clock_set_between_comparisons_is_not_followed_until_the_next() {
         let carried = Carried::default();
         assert_eq!(carried.unless_set(5 * S, 3_600 * S), 3_600 * S, "nobody has looked yet");
         carried.set(Now { steady_ns: S, wall_ns: 101 * S }, 10 * MS, 1_000);
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_steady_clock_is_no_step_of_the_wall() {
+    fn a_slow_steady_clock_is_not_taken_for_a_step_of_the_wall_clock() {
         let bounds =
             Bounds { error_ns: 0, drift_ppm: 20_000, has_peers: false, is_alone: true, journal_ns: 0 };
         let mut keeper = Timekeeper::default();

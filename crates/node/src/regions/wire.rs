@@ -471,7 +471,7 @@ mod tests {
         }
 
         #[test]
-        fn any_code_can_be_read(code: u16) {
+        fn any_code_of_a_rough_number_can_be_read(code: u16) {
             Rough(code).get();
         }
 
@@ -481,7 +481,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_seen_is_known(numbers in prop::collection::vec(1..200u64, 1..300)) {
+        fn received_frames_are_remembered_within_their_window(numbers in prop::collection::vec(1..200u64, 1..300)) {
             let mut received = ReceivedFrames::default();
             let mut all = std::collections::BTreeSet::new();
             for number in numbers {
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn small_numbers_are_exact() {
+    fn small_rough_numbers_are_exact() {
         for value in 0..1_024 {
             assert_eq!(Rough::new(value).get(), value);
         }

@@ -17,7 +17,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_node_says_what_the_limits_say_one_by_one(
+    fn a_node_decides_as_its_limits_decide_one_by_one(
         specs in vec(spec(), 1..7),
         steps in vec((wait(), question(), how(), any::<bool>()), 1..60),
     ) {
@@ -82,7 +82,7 @@ fn a_denied_request_has_charged_nothing_anywhere() {
 }
 
 #[test]
-fn a_cost_above_every_number_is_denied_even_where_the_limit_is_the_largest_there_is() {
+fn a_cost_above_the_largest_possible_limit_is_denied() {
     for spec in [
         scene::bucket("b", "9007199254740992/d", acequia_limits::UNITS_MAX),
         scene::window("w", acequia_limits::UNITS_MAX, "1h"),
@@ -98,7 +98,7 @@ fn a_cost_above_every_number_is_denied_even_where_the_limit_is_the_largest_there
 }
 
 #[test]
-fn a_limit_that_only_watches_delays_nobody() {
+fn a_shadow_limit_delays_no_request() {
     let spec = scene::leaky("watched", "1/s", 10, NoWait::Deny);
     let node = scene::node(&[LimitSpec { mode: Mode::Shadow, ..spec }], START);
     let mut asker = node.asker();
@@ -109,7 +109,7 @@ fn a_limit_that_only_watches_delays_nobody() {
 }
 
 #[test]
-fn one_address_written_in_two_ways_is_one_cell_with_one_set_of_numbers() {
+fn one_address_in_two_notations_is_one_cell_with_one_variant() {
     let spec = LimitSpec {
         by: vec![BySpec::Address(AddressSpec { ip: "key".into(), v4: 32, v6: 128, trust: 1 })],
         overrides: vec![scene::fields(&[("key", &["10.1.2.3"]), ("burst", &["20"])])],
@@ -127,7 +127,7 @@ fn one_address_written_in_two_ways_is_one_cell_with_one_set_of_numbers() {
 }
 
 #[test]
-fn room_is_made_for_a_cell_that_is_forgotten_while_room_is_made() {
+fn a_cell_that_is_dropped_while_its_table_grows_is_made_anew() {
     let spec = scene::window("w", 5, "1s");
     let node = scene::node(&[spec], START);
     let keys = scene::neighbours(&node, 13);

@@ -40,7 +40,7 @@ fn back(settled: Settled) -> u64 {
 }
 
 #[test]
-fn the_same_name_is_charged_once_and_gets_the_same_answer() {
+fn a_repeated_id_is_charged_once_and_gets_the_first_answer() {
     let node = node(&[scene::window("w", 10, "1h")], START);
     let mut asker = node.asker();
     assert_eq!(ask(&mut asker, &named(1), 4, START), (true, 6, false));
@@ -60,7 +60,7 @@ fn the_same_name_is_charged_once_and_gets_the_same_answer() {
 }
 
 #[test]
-fn threads_that_ask_the_same_at_once_charge_it_once() {
+fn threads_that_send_the_same_id_at_once_charge_it_once() {
     let node = node(&[scene::window("w", 1_000_000, "1h")], START);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -78,7 +78,7 @@ fn threads_that_ask_the_same_at_once_charge_it_once() {
 /// A thread reads its clock. Another thread with a later clock then forgets idle cells. The first thread's
 /// charge counts at the later time, and is found there.
 #[test]
-fn a_charge_by_a_clock_that_was_behind_is_given_back() {
+fn a_charge_by_a_thread_with_an_older_clock_can_be_refunded() {
     let node = node(&[scene::sliding("s", 100, "1m")], START);
     let mut asker = node.asker();
     assert!(scene::passes(&mut asker, "another", 1, START));
@@ -91,7 +91,7 @@ fn a_charge_by_a_clock_that_was_behind_is_given_back() {
 }
 
 #[test]
-fn a_charge_is_given_back_once_into_the_window_that_was_charged() {
+fn a_charge_is_refunded_once_and_only_into_its_own_window() {
     for spec in [
         scene::window("w", 10, "1h"),
         scene::quota("w", 10, "day"),
@@ -122,7 +122,7 @@ fn a_charge_is_given_back_once_into_the_window_that_was_charged() {
 }
 
 #[test]
-fn a_bucket_gets_what_its_rate_has_not_given_back_since() {
+fn a_bucket_is_refunded_only_what_its_rate_has_not_refilled_since() {
     let node = node(&[scene::bucket("b", "1/s", 100)], START);
     let mut asker = node.asker();
     ask(&mut asker, &named(1), 60, START);
@@ -138,7 +138,7 @@ fn a_bucket_gets_what_its_rate_has_not_given_back_since() {
 }
 
 #[test]
-fn a_rate_that_was_faster_for_a_while_gives_nothing_back_to_earlier_charges() {
+fn a_charge_that_a_faster_rate_has_refilled_is_not_refunded() {
     let bucket = |rate| scene::bucket("b", rate, 100);
     let node = node(&[bucket("1/s")], START);
     let mut asker = node.asker();
@@ -175,7 +175,7 @@ fn a_reservation_is_settled_with_its_real_cost_or_lapses() {
 }
 
 #[test]
-fn where_less_will_do_a_part_of_what_is_left_is_reserved() {
+fn a_lease_of_at_most_some_units_gets_a_part_of_what_is_left() {
     let lease =
         |id| Recording { reserve: Some(Reserve { ttl_ns: S, keeps: true, at_most: true }), ..named(id) };
     let mut spec = scene::window("w", 1_000, "1h");
@@ -275,7 +275,7 @@ fn a_lease_outlives_a_crash() {
 }
 
 #[test]
-fn past_the_bound_the_oldest_are_forgotten() {
+fn beyond_their_bound_the_oldest_records_are_forgotten() {
     let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 160 }));
     apply(&node, &[scene::window("w", 1_000, "1h")], START);
     let mut asker = node.asker();
@@ -289,7 +289,7 @@ fn past_the_bound_the_oldest_are_forgotten() {
 }
 
 #[test]
-fn nobody_alone_drives_out_the_records_of_others() {
+fn one_caller_cannot_drive_out_the_records_of_others() {
     // Ten records for each of sixteen locks. All these charges are under one lock.
     let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 160 }));
     apply(&node, &[scene::window("w", 100_000, "1h")], START);
@@ -319,7 +319,7 @@ fn nobody_alone_drives_out_the_records_of_others() {
 }
 
 #[test]
-fn of_more_owners_than_places_those_stay_that_came_last() {
+fn of_more_callers_than_records_the_latest_keep_theirs() {
     let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 160 }));
     apply(&node, &[scene::window("w", 100_000, "1h")], START);
     let mut asker = node.asker();
@@ -339,7 +339,7 @@ fn of_more_owners_than_places_those_stay_that_came_last() {
 }
 
 #[test]
-fn reservations_and_records_do_not_drive_out_each_other() {
+fn reservations_and_records_do_not_displace_each_other() {
     let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 160 }));
     apply(&node, &[scene::window("w", 100_000, "1h")], START);
     let mut asker = node.asker();
@@ -373,7 +373,7 @@ fn reservations_and_records_do_not_drive_out_each_other() {
 }
 
 #[test]
-fn nobody_alone_takes_all_places_of_reservations() {
+fn one_caller_cannot_take_all_reservations() {
     let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 128 }));
     apply(&node, &[scene::window("w", 100_000, "1h")], START);
     let mut asker = node.asker();
@@ -392,7 +392,7 @@ fn nobody_alone_takes_all_places_of_reservations() {
 }
 
 #[test]
-fn reservations_have_a_bound_and_none_is_lost_to_others() {
+fn reservations_are_bounded_and_each_granted_one_can_be_settled() {
     let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 32 }));
     apply(&node, &[scene::bucket("b", "1/s", 100_000)], START);
     let mut asker = node.asker();
@@ -414,7 +414,7 @@ fn reservations_have_a_bound_and_none_is_lost_to_others() {
 }
 
 #[test]
-fn what_is_spent_of_a_lease_counts_by_the_numbers_that_there_are_by_then() {
+fn units_spent_of_a_lease_count_by_the_variant_at_the_settlement() {
     // The rate grew tenfold meanwhile, and no request has come since.
     let node_ = node(&[scene::bucket("b", "1/s", 100)], START);
     let mut asker = node_.asker();
@@ -453,7 +453,7 @@ fn a_lease_ends_exactly_under_a_slower_rate() {
 }
 
 #[test]
-fn a_lease_lasts_as_long_though_the_steady_clock_is_anchored_anew() {
+fn a_lease_lasts_as_long_after_the_steady_clock_is_anchored_anew() {
     let spec = scene::bucket("b", "1/s", 100);
     let mut journal = Journal::default();
     let behind = Now { steady_ns: START.steady_ns - 40 * S, ..START };
@@ -471,7 +471,7 @@ fn a_lease_lasts_as_long_though_the_steady_clock_is_anchored_anew() {
 }
 
 #[test]
-fn without_a_disk_nothing_is_leased() {
+fn while_the_disk_fails_nothing_is_leased() {
     let node = start(&scene::bucket("b", "10/s", 100), &Journal::default(), None, START);
     node.journal_failed();
     let mut asker = node.asker();
@@ -511,7 +511,7 @@ fn a_denial_is_never_remembered() {
 }
 
 #[test]
-fn what_came_back_does_not_pass_again_uncharged() {
+fn a_request_whose_charge_was_refunded_does_not_pass_again_by_its_id() {
     let node = node(&[scene::window("w", 100, "1h")], START);
     let mut asker = node.asker();
     let request = Request { cost: 4, ..Request::new("shop", &[("key", "k")]) };
@@ -543,7 +543,7 @@ fn a_settlement_is_remembered_for_as_long_as_a_charge() {
 }
 
 #[test]
-fn whoever_settles_again_waits_for_the_disk_too() {
+fn a_repeated_settlement_waits_for_the_disk_too() {
     let spec = scene::bucket("b", "1/s", 100);
     let mut journal = Journal::default();
     let node = start(&spec, &journal, None, START);
@@ -559,7 +559,7 @@ fn whoever_settles_again_waits_for_the_disk_too() {
 }
 
 #[test]
-fn what_a_crash_forgot_no_later_process_gives_back() {
+fn a_charge_that_a_crash_forgot_is_refunded_by_no_later_process() {
     let spec = scene::bucket("b", "1/s", 50);
     let mut journal = Journal::default();
     let node = start(&spec, &journal, None, START);
@@ -574,7 +574,7 @@ fn what_a_crash_forgot_no_later_process_gives_back() {
 }
 
 #[test]
-fn a_lease_of_a_region_is_set_apart_once_after_a_restart() {
+fn after_a_restart_a_regions_lease_is_reserved_only_once() {
     let mut world = regions::World::new(2, &[regions::bucket("b", "1/s", 100)], 40 * regions::MS);
     world.run(2 * regions::S, |_, _| 0);
     let before = left(&mut world.places[0].node.asker(), world.now_of(0));
@@ -596,7 +596,7 @@ fn a_lease_of_a_region_is_set_apart_once_after_a_restart() {
 }
 
 #[test]
-fn a_share_grows_only_when_what_was_leased_of_it_elsewhere_counts_no_more() {
+fn a_share_grows_only_after_leases_cut_from_it_elsewhere_have_ended() {
     let spec = regions::sliding("w", 100, "1m");
     let mut world = regions::World::new(2, std::slice::from_ref(&spec), 40 * regions::MS);
     world.run(2 * regions::S, |_, _| 0);
@@ -623,7 +623,7 @@ fn a_share_grows_only_when_what_was_leased_of_it_elsewhere_counts_no_more() {
 }
 
 #[test]
-fn a_region_lends_what_it_has_beside_its_leases() {
+fn a_region_lends_only_units_that_it_has_not_leased() {
     let mut world = regions::World::new(2, &[regions::bucket("b", "1/s", 200)], 40 * regions::MS);
     world.run(2 * regions::S, |_, _| 0);
     let node = Arc::clone(&world.places[0].node);
@@ -641,7 +641,7 @@ fn a_region_lends_what_it_has_beside_its_leases() {
 }
 
 #[test]
-fn a_lease_ends_with_the_window_that_was_charged_though_the_next_is_used_already() {
+fn a_lease_ends_with_its_window_even_if_the_next_window_is_charged_too() {
     let spec = regions::window("w", 1_000, "5m");
     let mut world = regions::World::new(2, std::slice::from_ref(&spec), 40 * regions::MS);
     let members = [(regions::incarnation(0), 1), (regions::incarnation(1), 1)];
@@ -685,7 +685,7 @@ fn stop(node: &Node, journal: &mut Journal, now: Now) {
 }
 
 #[test]
-fn a_name_and_a_refund_outlive_a_restart() {
+fn an_id_and_a_refund_survive_a_restart() {
     for spec in [scene::window("w", 10, "1h"), scene::quota("w", 10, "day"), scene::bucket("w", "1/h", 10)] {
         for crashes in [false, true] {
             let mut journal = Journal::default();
@@ -717,7 +717,7 @@ fn a_name_and_a_refund_outlive_a_restart() {
 }
 
 #[test]
-fn what_a_crash_forgot_is_not_given_back() {
+fn a_charge_that_a_crash_forgot_is_not_refunded() {
     let spec = scene::bucket("b", "1/s", 50);
     let mut journal = Journal::default();
     let node = start(&spec, &journal, None, START);
@@ -730,7 +730,7 @@ fn what_a_crash_forgot_is_not_given_back() {
 }
 
 #[test]
-fn what_came_back_is_spent_only_when_the_disk_knows() {
+fn refunded_units_are_spent_only_after_the_refund_is_on_disk() {
     let spec = scene::window("w", 64, "1h");
     let mut journal = Journal::default();
     let node = start(&spec, &journal, None, START);
@@ -748,7 +748,7 @@ fn what_came_back_is_spent_only_when_the_disk_knows() {
 }
 
 #[test]
-fn a_reply_that_may_be_asked_for_again_waits_for_its_record() {
+fn an_answer_that_may_be_repeated_waits_for_its_record() {
     let journal = Journal::default();
     let node = start(&scene::bucket("b", "1/s", 50), &journal, None, START);
     let mut asker = node.asker();
@@ -768,7 +768,7 @@ fn a_reply_that_may_be_asked_for_again_waits_for_its_record() {
 }
 
 #[test]
-fn a_region_gives_back_into_what_it_holds() {
+fn a_region_refunds_into_the_units_that_it_holds() {
     let mut world = regions::World::new(3, &[regions::window("w", 3_000, "1h")], 40 * regions::MS);
     world.run(2 * regions::S, |_, _| 0);
     let node = Arc::clone(&world.places[0].node);
@@ -828,7 +828,7 @@ struct Spent {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
     #[test]
-    fn what_is_not_given_back_stays_within_the_limit(
+    fn charges_that_are_not_refunded_stay_within_the_limit(
         steps in vec(step(), 1..120),
         (spec, hourly) in select(vec![
             (scene::window("l", 100, "1h"), 0_u64),

@@ -33,7 +33,7 @@ fn drain(asker: &mut Asker, plan: &str, now: Now) -> u64 {
 }
 
 #[test]
-fn a_class_leaves_what_is_below_its_threshold_to_others() {
+fn a_class_leaves_units_below_its_threshold_to_others() {
     for spec in [
         bucket("l", "10/s", 100),
         window("l", 100, "1h"),
@@ -59,7 +59,7 @@ fn a_class_leaves_what_is_below_its_threshold_to_others() {
 }
 
 #[test]
-fn a_class_is_told_exactly_when_to_come_back_and_what_it_may_still_draw() {
+fn a_denied_class_gets_the_exact_time_to_retry_and_units_left() {
     let node = node(&[shared(bucket("l", "10/s", 100))], START);
     let mut asker = node.asker();
     assert_eq!(ask(&mut asker, "gold", 30, START), (true, Reason::WithinLimit, 70));
@@ -96,7 +96,7 @@ fn separate_classes_do_not_feel_each_other() {
 }
 
 #[test]
-fn a_class_draws_its_own_and_then_the_remainder_above_its_threshold() {
+fn a_class_spends_its_own_units_then_the_remainder_above_its_threshold() {
     let spec = classes(
         window("l", 1_000, "1h"),
         r#"{"entry": "plan", "separate": {"gold": 300, "free": 100},
@@ -114,7 +114,7 @@ fn a_class_draws_its_own_and_then_the_remainder_above_its_threshold() {
 }
 
 #[test]
-fn a_request_is_charged_to_one_of_the_two_and_never_in_halves() {
+fn a_request_is_charged_to_its_class_or_the_remainder_never_split() {
     let spec = classes(
         window("l", 100, "1h"),
         r#"{"entry": "plan", "separate": {"gold": 10, "free": 10}, "shared": {"gold": "0%", "free": "50%"}}"#,
@@ -140,7 +140,7 @@ fn a_request_is_charged_to_one_of_the_two_and_never_in_halves() {
 }
 
 #[test]
-fn what_classes_share_is_charged_with_the_largest_of_several_descriptors_where_the_limit_says_so() {
+fn under_max_descriptors_the_remainder_is_charged_only_the_largest_cost() {
     let json = r#"{"entry": "plan", "separate": {"gold": 10, "free": 10},
         "shared": {"gold": "0%", "free": "0%", "none": "0%"}}"#;
     let spec = LimitSpec { descriptors: Descriptors::Max, ..classes(window("l", 100, "1h"), json) };
@@ -167,7 +167,7 @@ fn what_classes_share_is_charged_with_the_largest_of_several_descriptors_where_t
 }
 
 #[test]
-fn other_sizes_are_another_limit_and_other_thresholds_are_not() {
+fn new_class_sizes_make_a_new_limit_and_new_thresholds_do_not() {
     let separate =
         |sizes| classes(window("l", 100, "1h"), &format!(r#"{{"entry": "plan", "separate": {sizes}}}"#));
     let before = separate(r#"{"gold": 70, "free": 30}"#);
@@ -193,7 +193,7 @@ fn other_sizes_are_another_limit_and_other_thresholds_are_not() {
 }
 
 #[test]
-fn an_override_keeps_the_sizes_and_moves_the_remainder() {
+fn an_override_changes_the_remainder_and_keeps_class_sizes() {
     let mut spec = classes(
         window("l", 100, "1h"),
         r#"{"entry": "plan", "separate": {"gold": 50, "free": 20}, "shared": {"gold": "0%", "free": "0%"}}"#,
@@ -206,7 +206,7 @@ fn an_override_keeps_the_sizes_and_moves_the_remainder() {
 }
 
 #[test]
-fn regions_keep_the_reserve_of_their_share_and_lend_what_classes_have_of_their_own() {
+fn regions_keep_class_reserves_and_lend_units_of_separate_classes() {
     // Shared classes: the hot region has all free traffic, and the reserve applies to what it borrows, too.
     let spec = classes(
         regions::window("l", 3_000, "1h"),
@@ -276,7 +276,7 @@ impl Bucket {
 
 proptest! {
     #[test]
-    fn classes_are_what_plain_buckets_say(
+    fn classes_decide_as_a_model_of_plain_buckets_does(
         steps in prop::collection::vec((0..3_usize, 1..30_u64, 0..400_u64), 1..200),
         way in 0..3_u8,
     ) {

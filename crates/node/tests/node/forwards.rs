@@ -1,7 +1,7 @@
 //! Forwards: a request that waits at one node of a region is charged at another, the owner of its cell.
 
+use crate::pools::{Way, World};
 use crate::scene::{self, MS, S, bucket, fields, ledger::Terms, sliding, window};
-use crate::siblings::{Way, World};
 use acequia_limits::limit::{LimitSpec, SharingSpec};
 use acequia_node::ForwardCounts;
 
@@ -82,7 +82,7 @@ fn limits() -> [LimitSpec; 3] {
 /// Demand is a third of the limit. Nearly all of it passes at every node, and nearly all forwarded charges
 /// are used.
 #[test]
-fn what_a_region_has_is_found_at_each_of_its_nodes() {
+fn units_of_a_region_can_be_spent_at_each_of_its_nodes() {
     for spec in limits() {
         let name = spec.name.clone();
         let mut world = shared(spec, 1);
@@ -101,7 +101,7 @@ fn what_a_region_has_is_found_at_each_of_its_nodes() {
 
 /// A node first uses its own units. Requests of a limit with many units are not forwarded.
 #[test]
-fn nobody_draws_what_is_at_hand() {
+fn a_node_forwards_nothing_while_it_has_units_itself() {
     let mut world = shared(bucket("b", "2000/s", 2_000), 1);
     passes(&mut world, &[0, 1], 200, 2);
     assert_eq!(counts(&world), ForwardCounts::default());
@@ -110,7 +110,7 @@ fn nobody_draws_what_is_at_hand() {
 /// An owner is gone. Soon another node takes over, and receives what other regions lend. The owner is asked
 /// again when it is back.
 #[test]
-fn another_node_takes_over_from_a_speaker_that_is_gone() {
+fn another_node_takes_over_from_an_owner_that_is_gone() {
     for gone in [4, 5, 6] {
         let mut world = shared(bucket("b", "20/s", 20), 1);
         let others: Vec<usize> = [4, 5, 6].into_iter().filter(|place| *place != gone).collect();
@@ -131,7 +131,7 @@ fn another_node_takes_over_from_a_speaker_that_is_gone() {
 /// Without the store and the other regions, each node finds what its mates keep: half of the region's part
 /// and no more. It makes no difference whether the node is the cell's owner.
 #[test]
-fn what_a_region_keeps_is_found_at_each_of_its_nodes_without_the_store() {
+fn without_the_store_guard_units_can_be_spent_at_each_node() {
     for spec in [window("w", 42, "1000s"), sliding("s", 42, "1000s")] {
         let mut world = of_limits_near(std::slice::from_ref(&spec), 2, Some((MS / 20, MS / 5)));
         world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
@@ -155,7 +155,7 @@ fn what_a_region_keeps_is_found_at_each_of_its_nodes_without_the_store() {
 /// A cell is spent and its store is gone. Mates are asked for it a few times a second, however often requests
 /// come.
 #[test]
-fn who_has_nothing_without_the_store_is_not_asked_for_each_request() {
+fn without_the_store_an_empty_mate_is_asked_only_a_few_times_a_second() {
     let mut world = shared(window("w", 42, "1000s"), 1);
     world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
     world.regions.as_mut().expect("regions").cut.extend([0, 1, 2, 3]);
@@ -171,7 +171,7 @@ fn who_has_nothing_without_the_store_is_not_asked_for_each_request() {
 
 /// A silent owner keeps nobody waiting for long.
 #[test]
-fn nobody_waits_long_for_a_node_that_is_silent() {
+fn requests_stop_waiting_for_a_silent_owner() {
     let mut world = shared(bucket("b", "20/s", 20), 1);
     passes(&mut world, &[0, 1], 60, 2);
     world.regions.as_mut().expect("regions").cut.extend([0, 1]);
@@ -184,7 +184,7 @@ fn nobody_waits_long_for_a_node_that_is_silent() {
 /// Frames within a region are so slow that callers are gone when a forwarded charge arrives. Nothing is
 /// forwarded, and as much passes as without forwards.
 #[test]
-fn slow_mates_are_done_without() {
+fn nothing_is_forwarded_to_mates_that_are_too_slow() {
     let places = [0, 1, 2, 3, 4, 5, 6];
     let mut all = [0; 2];
     for spec in limits() {
@@ -213,7 +213,7 @@ fn slow_mates_are_done_without() {
 
 /// Mates become slow. Soon nothing is charged for callers that are gone.
 #[test]
-fn mates_that_become_slow_are_soon_done_without() {
+fn forwards_stop_soon_after_mates_become_slow() {
     let places = [0, 1, 2, 3, 4, 5, 6];
     for spec in limits() {
         let name = spec.name.clone();
@@ -233,7 +233,7 @@ fn mates_that_become_slow_are_soon_done_without() {
 
 /// A node that stops has written its debts, and charges nothing for others any more.
 #[test]
-fn nothing_is_charged_after_a_stop() {
+fn a_stopped_node_charges_nothing_for_its_mates() {
     let mut world = shared(bucket("b", "20/s", 20), 1);
     passes(&mut world, &[0, 1], 20, 5);
     let charged = |world: &World| world.nodes[0].node.forward_counts().charged;
@@ -246,7 +246,7 @@ fn nothing_is_charged_after_a_stop() {
 
 /// An owner without its store has nothing more to give, and reports this. Its mates use the pool themselves.
 #[test]
-fn a_speaker_without_its_store_keeps_nobody_from_the_pool() {
+fn an_owner_without_its_store_keeps_no_mate_from_the_pool() {
     for without in [4, 5, 6] {
         let mut world = shared(bucket("b", "20/s", 20), 1);
         let others: Vec<usize> = [4, 5, 6].into_iter().filter(|place| *place != without).collect();
@@ -261,7 +261,7 @@ fn a_speaker_without_its_store_keeps_nobody_from_the_pool() {
 
 /// An owner that restarts has nothing to give either, and calls no pool for a while.
 #[test]
-fn a_speaker_that_begins_again_keeps_nobody_from_the_pool() {
+fn an_owner_that_restarts_keeps_no_mate_from_the_pool() {
     for place in [4, 5, 6] {
         let mut world = shared(bucket("b", "20/s", 20), 1);
         let others: Vec<usize> = [4, 5, 6].into_iter().filter(|other| *other != place).collect();
@@ -275,7 +275,7 @@ fn a_speaker_that_begins_again_keeps_nobody_from_the_pool() {
 
 /// An owner whose disk is full withdraws nothing from a window's pool either.
 #[test]
-fn a_speaker_whose_disk_is_full_keeps_nobody_from_the_pool() {
+fn an_owner_whose_disk_is_full_keeps_no_mate_from_the_pool() {
     for place in [4, 5, 6] {
         let mut world = shared(window("w", 40, "2s"), 1);
         let others: Vec<usize> = [4, 5, 6].into_iter().filter(|other| *other != place).collect();
@@ -291,7 +291,7 @@ fn a_speaker_whose_disk_is_full_keeps_nobody_from_the_pool() {
 /// If a limit has fewer units than there are members, the member that holds them may be far away. A request
 /// that waits at a mate of the owner obtains them, too.
 #[test]
-fn units_that_are_far_away_are_drawn_by_who_waits() {
+fn a_waiting_request_obtains_units_of_far_regions_through_the_owner() {
     for spec in [bucket("b", "1/s", 5), sliding("s", 5, "2s")] {
         let name = spec.name.clone();
         let mut world = shared(spec, 1);
@@ -311,7 +311,7 @@ fn units_that_are_far_away_are_drawn_by_who_waits() {
 /// Other regions are so far away that a forward ends before their units arrive. A waiting request is
 /// forwarded again, and as much passes as without forwards.
 #[test]
-fn whoever_waits_for_long_draws_again() {
+fn a_request_that_waits_long_is_forwarded_again() {
     let wait = SharingSpec { wait: Some("1s".into()), floor: None, priority: Vec::new() };
     for spec in [window("w", 14, "10s"), bucket("b", "1/s", 14), sliding("s", 14, "10s")] {
         let units = if spec.token_bucket.is_some() { "burst" } else { "limit" };
@@ -344,7 +344,7 @@ fn whoever_waits_for_long_draws_again() {
 
 /// More requests wait for one cell at once than may be forwarded.
 #[test]
-fn whoever_finds_no_room_to_draw_waits_for_it() {
+fn a_request_beyond_the_bound_of_forwards_waits_for_a_place() {
     let mut world = shared(bucket("b", "60/s", 60), 1);
     let key = key_drawn_after(&mut world, 0, 3);
     // Afterwards the owner holds some units.
@@ -381,7 +381,7 @@ fn a_large_request_holds_up_no_small_ones() {
 /// If a request lacks units that cannot be had, its other limits are not forwarded: the charge would be
 /// wasted.
 #[test]
-fn nothing_is_drawn_for_who_lacks_something_else() {
+fn a_request_that_another_limit_denies_is_not_forwarded() {
     let specs = [bucket("b", "20/s", 20), bucket("spent", "1/h", 20)];
     let mut world = of_limits(&specs, 1);
     passes(&mut world, &[0, 1, 2, 3, 4, 5, 6], 60, 3);
@@ -395,7 +395,7 @@ fn nothing_is_drawn_for_who_lacks_something_else() {
 /// Requests that cannot be forwarded find the region's pool at every node: the owner holds nothing in advance
 /// for keys without forwards.
 #[test]
-fn who_cannot_draw_finds_what_there_is_at_every_node() {
+fn a_request_that_cannot_be_forwarded_finds_the_pool_at_every_node() {
     for spec in [bucket("b", "20/h", 20), sliding("s", 20, "60s")] {
         let name = spec.name.clone();
         let mut world = World::among_regions(&[3], &[spec], 10, 1);
@@ -419,7 +419,7 @@ fn who_cannot_draw_finds_what_there_is_at_every_node() {
 
 /// A cell that received one forward is forgotten like any other.
 #[test]
-fn what_was_drawn_leaves_nothing_behind() {
+fn a_cell_charged_by_a_forward_is_forgotten_like_any_other() {
     for spec in [bucket("b", "60/s", 60), window("w", 60, "1s"), sliding("s", 60, "1s")] {
         let mut world = shared(spec, 1);
         let cells = |world: &World| world.nodes.iter().map(|at| at.node.usage().cells).sum::<u64>();
@@ -442,7 +442,7 @@ fn what_was_drawn_leaves_nothing_behind() {
 
 /// If a limit is spent, nobody waits as long as its `wait` would allow.
 #[test]
-fn nobody_waits_longer_than_there_is_hope() {
+fn a_request_for_units_that_cannot_come_stops_waiting_early() {
     let wait = SharingSpec { wait: Some("1s".into()), floor: None, priority: Vec::new() };
     let mut world = shared(LimitSpec { sharing: Some(wait), ..bucket("b", "1/s", 5) }, 1);
     let key = key_drawn_at(&mut world, 0);
@@ -464,7 +464,7 @@ fn with_override(spec: LimitSpec, key: &str, numbers: &[(&str, &[&str])]) -> Lim
 /// If keys have several variants, an owner cannot tell which one applies. Nothing is forwarded, and each node
 /// decides for itself.
 #[test]
-fn nothing_is_drawn_where_keys_have_other_numbers() {
+fn nothing_is_forwarded_under_a_limit_with_several_variants() {
     let mut world =
         shared(with_override(bucket("b", "20/s", 20), "k1", &[("rate", &["2/s"]), ("burst", &["30"])]), 1);
     let passed = passes(&mut world, &[0, 1, 2, 3, 4, 5, 6], 20, 20);
@@ -475,7 +475,7 @@ fn nothing_is_drawn_where_keys_have_other_numbers() {
 
 /// One or both of two limits are forwarded. The request passes by both or not at all.
 #[test]
-fn two_limits_are_drawn_for_one_request() {
+fn one_request_can_be_forwarded_for_two_limits() {
     let mut world = of_limits(&[bucket("b", "20/s", 20), window("w", 40, "2s")], 1);
     let passed = passes(&mut world, &[0, 1, 2, 3, 4, 5, 6], 20, 20);
     let counts = counts(&world);
@@ -542,7 +542,7 @@ fn numbers_change_while_a_draw_is_under_way() {
 }
 
 #[test]
-fn whatever_is_drawn_is_charged_once_and_passes_one_that_waited() {
+fn a_forward_is_charged_once_and_lets_one_waiting_request_pass() {
     more_wait_than_there_is();
     one_comes_when_another_has_given_up();
     numbers_change_while_a_draw_is_under_way();
@@ -628,13 +628,13 @@ fn history(seed: u64) {
 }
 
 #[test]
-fn nothing_passes_that_was_not_charged_while_it_waited() {
+fn no_request_passes_by_a_forward_charged_before_or_after_its_wait() {
     asked_for_too_much();
     drawn_too_late();
 }
 
 #[test]
-fn whatever_breaks_nothing_passes_that_was_not_charged_while_it_waited() {
+fn under_random_faults_no_request_passes_without_a_charge_in_its_wait() {
     let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(5);
     (1..=seeds).for_each(history);
 }

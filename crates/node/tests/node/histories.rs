@@ -32,7 +32,7 @@ fn a_restored_disk_owns_nothing() {
 }
 
 #[test]
-fn what_was_received_before_a_crash_is_not_received_again() {
+fn rights_received_before_a_crash_are_not_counted_again() {
     let mut world = World::new(2, &[window("w", 1_000, "50s")], 20 * MS);
     world.run(2 * S, |_, _| 0);
     world.run(4 * S, |region, _| u64::from(region == 0));
@@ -44,7 +44,7 @@ fn what_was_received_before_a_crash_is_not_received_again() {
 }
 
 #[test]
-fn what_the_disk_holds_means_what_it_meant_when_a_loan_changes_the_rate() {
+fn cells_on_disk_stay_correct_when_a_loan_changes_the_rate() {
     for steps in 2..4 {
         let specs = [bucket("b", "6000/m", 6_000)];
         let mut world = World::new(2, &specs, 20 * MS);
@@ -77,7 +77,7 @@ fn what_the_disk_holds_means_what_it_meant_when_a_loan_changes_the_rate() {
 }
 
 #[test]
-fn a_number_of_an_earlier_process_means_nothing() {
+fn a_short_id_of_an_earlier_process_is_ignored() {
     let mut world = World::new(2, &[window("w", 1_000, "1h")], 20 * MS);
     world.run(2 * S, |_, _| 0);
     // Region 0 asks for rights in "k", and region 1 gives them, but the messages are late.
@@ -155,7 +155,7 @@ fn a_node_without_a_catalogue_admits_nothing() {
 }
 
 #[test]
-fn a_version_comes_through_though_its_limits_are_talked_of() {
+fn a_version_arrives_even_if_entries_about_its_limits_come_first() {
     let mut world = World::new(2, &[window("w", 100_000, "1h")], 20 * MS);
     world.run(2 * S, |_, _| 0);
     let specs = [window("w", 100_000, "1h"), window("v", 10_000, "1h")];
@@ -169,7 +169,7 @@ fn a_version_comes_through_though_its_limits_are_talked_of() {
 }
 
 #[test]
-fn a_limit_that_was_away_is_shared_as_it_was() {
+fn a_limit_removed_and_added_again_keeps_its_old_shares_for_its_window() {
     let both = [bucket("b", "1000/s", 100), window("w", 100, "1h")];
     let mut world = World::new(2, &both, 20 * MS);
     world.run(2 * S, |_, _| 0);
@@ -216,7 +216,7 @@ fn a_restart_at_an_edge_does_not_reopen_the_window() {
 }
 
 #[test]
-fn a_cell_that_others_own_is_denied_without_room_too() {
+fn a_cell_without_a_local_share_is_denied_even_if_memory_is_full() {
     let mut nodes = Vec::new();
     let world = World::new(3, &[bucket("b", "1000/s", 1)], MS);
     let version = world.places[0].node.version().expect("a version");
@@ -247,7 +247,7 @@ fn a_cell_that_others_own_is_denied_without_room_too() {
 }
 
 #[test]
-fn a_log_that_becomes_slots_is_written_anew() {
+fn an_exact_sliding_log_that_becomes_slots_is_journalled_anew() {
     let mut world = World::new(2, &[sliding("s", 20, "2m")], 20 * MS);
     world.run(2 * S, |_, _| 0);
     world.run(2 * S, |region, ms| u64::from(region == 0 && ms % 300 == 0));
@@ -256,7 +256,7 @@ fn a_log_that_becomes_slots_is_written_anew() {
 }
 
 #[test]
-fn a_region_that_began_anew_is_believed() {
+fn a_restarted_region_soon_borrows_most_of_the_limit_again() {
     let mut world = World::new(2, &[bucket("b", "1000/s", 100)], 20 * MS);
     world.run(60 * S, |_, ms| u64::from(ms % (1 + ms / 500 % 10) == 0));
     world.restart(1, None, incarnation(1));
@@ -268,7 +268,7 @@ fn a_region_that_began_anew_is_believed() {
 }
 
 #[test]
-fn a_restart_remembers_what_it_has_lent_too_much() {
+fn a_restarted_giver_does_not_conform_while_its_loans_exceed_its_share() {
     let specs = [sliding("s", 1_000, "2m")];
     let mut world = World::new(2, &specs, 20 * MS);
     world.run(2 * S, |_, _| 0);
@@ -286,7 +286,7 @@ fn a_restart_remembers_what_it_has_lent_too_much() {
 }
 
 #[test]
-fn numbers_that_no_honest_peer_sends_are_read() {
+fn extreme_values_from_a_dishonest_peer_are_handled() {
     use acequia_limits::CellTag;
     use acequia_node::regions::wire::{Entry, Header, ReceivedFrames, Rough, ShortId, VERSION, Whole};
     for spec in [bucket("b", "1000/s", 100), sliding("s", 100_000, "1h"), window("w", 100, "1h")] {

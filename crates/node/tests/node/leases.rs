@@ -1,13 +1,13 @@
 //! Nodes of one region that share their limits through pools.
 
-mod absent;
 mod disks;
+mod excluded;
 mod lowered;
 mod replaced;
 mod shared;
 
+use crate::pools::{Way, World};
 use crate::scene::{self, MS, S, approximate, bucket, sliding, slots, window};
-use crate::siblings::{Way, World};
 use acequia_limits::{
     Request,
     classes::ClassesSpec,
@@ -38,7 +38,7 @@ fn settled(nodes: usize, spec: LimitSpec) -> World {
 }
 
 #[test]
-fn a_cold_cell_is_exact() {
+fn requests_at_all_nodes_in_turn_get_nearly_the_whole_limit() {
     for spec in [window("w", 10, "10s"), bucket("b", "1/s", 10), sliding("s", 10, "10s")] {
         let name = spec.name.clone();
         let mut world = settled(3, spec);
@@ -62,7 +62,7 @@ impl Wake for Task {
 }
 
 #[test]
-fn whoever_waits_for_cells_that_call_is_woken_once() {
+fn a_task_that_waits_for_pool_calls_is_woken_once() {
     let mut world = settled(2, window("w", 1_000, "10s"));
     let task = Arc::new(Task::default());
     let waker = Waker::from(Arc::clone(&task));
@@ -80,7 +80,7 @@ fn whoever_waits_for_cells_that_call_is_woken_once() {
 }
 
 #[test]
-fn an_operator_sees_what_a_node_has_of_the_pool() {
+fn an_operator_sees_the_units_that_a_node_leases_from_the_pool() {
     for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10s")] {
         let name = spec.name.clone();
         let mut world = settled(2, spec);
@@ -112,7 +112,7 @@ fn holding(spec: LimitSpec) -> (World, impl Fn(&World) -> u64) {
 }
 
 #[test]
-fn a_limit_holds_what_its_cells_have_of_pools() {
+fn units_held_of_a_limit_are_the_sum_of_its_cells_leases() {
     for spec in [window("w", 1_000, "1h"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10m")] {
         let name = spec.name.clone();
         let (mut world, held) = holding(spec);
@@ -138,7 +138,7 @@ fn a_limit_holds_what_its_cells_have_of_pools() {
 }
 
 #[test]
-fn a_limit_holds_nothing_of_what_has_ended() {
+fn leases_that_have_ended_are_not_counted_as_held() {
     for (spec, ends) in [
         (window("w", 1_000, "1m"), 200 * S),
         (bucket("b", "100/s", 1_000), 80 * S),
@@ -154,7 +154,7 @@ fn a_limit_holds_nothing_of_what_has_ended() {
 }
 
 #[test]
-fn a_node_that_tells_a_group_what_it_holds_is_counted() {
+fn each_report_of_held_units_to_a_group_is_counted() {
     let mut world = settled(2, window("w", 100, "10s"));
     let assertions = |world: &World| world.nodes[0].node.lease_counts().assertions;
     let settled = assertions(&world);
@@ -171,7 +171,7 @@ fn a_node_that_tells_a_group_what_it_holds_is_counted() {
 /// When a node stops, others can use at once what it held, apart from its guard share. This is also true if
 /// its first call is lost.
 #[test]
-fn a_node_that_stops_gives_back_what_it_holds() {
+fn a_node_that_stops_returns_its_leases_to_the_pool() {
     let specs = || [window("w", 1_000, "40s"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10s")];
     for (way, spec) in [Way::GOOD, Way::CUT].into_iter().flat_map(|way| specs().map(|spec| (way, spec))) {
         let name = spec.name.clone();
@@ -208,7 +208,7 @@ fn a_node_that_stops_gives_back_what_it_holds() {
 }
 
 #[test]
-fn one_node_gets_what_the_others_do_not_use() {
+fn one_busy_node_gets_the_units_that_other_nodes_do_not_use() {
     for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10s")] {
         let name = spec.name.clone();
         let mut world = settled(2, spec);
@@ -225,7 +225,7 @@ fn one_node_gets_what_the_others_do_not_use() {
 }
 
 #[test]
-fn a_server_that_is_gone_is_not_missed_where_demand_is_low() {
+fn at_low_demand_few_requests_are_denied_while_the_store_is_gone() {
     let windows = [window("w", 6_000, "60s"), window("v", 300, "3s"), window("u", 1_000, "10s")];
     for spec in windows.into_iter().chain([bucket("b", "100/s", 200), sliding("s", 1_000, "10s")]) {
         let name = spec.name.clone();
@@ -256,7 +256,7 @@ fn without_server(nodes: usize, specs: &[LimitSpec], percent: u8) -> World {
 }
 
 #[test]
-fn of_a_small_limit_one_node_keeps_a_unit_and_of_many_cells_each_node_does() {
+fn of_a_small_limit_one_node_keeps_a_guard_unit_chosen_by_cell() {
     for spec in [window("w", 10, "1h"), bucket("b", "1/h", 10), sliding("s", 10, "1h")] {
         let mut world = without_server(3, &[spec], GUARD);
         let mut of_nodes = [0; 3];
@@ -274,7 +274,7 @@ fn of_a_small_limit_one_node_keeps_a_unit_and_of_many_cells_each_node_does() {
 }
 
 #[test]
-fn without_a_guard_nothing_passes_while_nobody_answers() {
+fn without_a_guard_share_nothing_passes_while_the_store_is_silent() {
     let specs = [window("w", 1_000, "10s"), bucket("b", "1000000/s", 1_000_000), sliding("s", 1_000, "10s")];
     for spec in specs {
         let mut world = without_server(2, &[spec], 0);
@@ -311,7 +311,7 @@ fn utilisation(spec: LimitSpec, a_second: u64, parts: &[u64]) -> (f64, f64) {
 }
 
 #[test]
-fn ten_nodes_use_the_whole_share() {
+fn ten_nodes_use_nearly_the_whole_limit() {
     let even = [1; 10];
     let skewed = [81, 1, 1, 1, 1, 1, 1, 1, 1, 1];
     for (parts, least) in [(even, 0.99), (skewed, 0.97)] {
@@ -330,7 +330,7 @@ fn ten_nodes_use_the_whole_share() {
 
 /// A guard share's spent units stay spent, whatever happens to the limit and the process.
 #[test]
-fn a_guard_share_is_not_spent_anew_when_a_limit_was_lowered_and_is_raised() {
+fn a_spent_guard_share_stays_spent_if_its_limit_is_lowered_and_raised() {
     // A node's guard share of one unit a second is a twentieth.
     let earned = 302_u64.div_ceil(20);
     type Spec = fn(u64) -> LimitSpec;
@@ -366,7 +366,7 @@ fn a_guard_share_is_not_spent_anew_when_a_limit_was_lowered_and_is_raised() {
 
 /// Classes of consumers use what nodes hold of a pool in the same way as a single bucket.
 #[test]
-fn classes_leave_others_what_is_theirs_of_a_pool_that_nodes_share() {
+fn class_reserves_hold_in_a_pool_that_nodes_share() {
     let classes = r#"{"entry": "plan", "shared": {"gold": "0%", "free": "60%"}}"#;
     let classes: ClassesSpec = serde_json::from_str(classes).expect("classes");
     for spec in [window("w", 1_000, "600s"), bucket("b", "60/h", 1_000), sliding("s", 1_000, "600s")] {
@@ -395,7 +395,7 @@ fn classes_leave_others_what_is_theirs_of_a_pool_that_nodes_share() {
 }
 
 #[test]
-fn a_new_region_has_all_from_the_beginning() {
+fn a_new_region_can_spend_its_whole_limit_at_once() {
     for spec in [window("w", 100, "1h"), bucket("b", "1/h", 100), sliding("s", 100, "1h")] {
         let name = spec.name.clone();
         let mut world = World::of_new(2, &[spec], GUARD);
@@ -434,7 +434,7 @@ fn use_up(world: &mut World) -> u64 {
 }
 
 #[test]
-fn what_a_node_took_of_a_window_is_known_to_the_processes_after_it() {
+fn withdrawals_from_a_window_survive_two_restarts_and_a_lost_store() {
     // Lost: guard shares, what each process had ready, and what its next two calls might have brought.
     // Without rows only 48 would pass.
     let passed = restarted();
@@ -459,7 +459,7 @@ fn restarted() -> u64 {
 }
 
 #[test]
-fn what_was_taken_under_a_limit_that_is_gone_keeps_no_pool_from_granting() {
+fn withdrawals_under_a_removed_limit_do_not_block_grants() {
     let mut world = taken_by_the_first();
     world.retired.clone_from(&world.specs);
     world.renumber(&[window("v", 100, "1h")]);
@@ -471,7 +471,7 @@ fn what_was_taken_under_a_limit_that_is_gone_keeps_no_pool_from_granting() {
 }
 
 #[test]
-fn a_restart_alone_takes_nothing_away() {
+fn a_restart_with_a_healthy_store_loses_few_units() {
     let mut world = taken_by_the_first();
     world.crash(0);
     let passed = use_up(&mut world);
@@ -479,7 +479,7 @@ fn a_restart_alone_takes_nothing_away() {
 }
 
 #[test]
-fn what_a_disk_cannot_keep_is_not_taken() {
+fn a_node_with_a_full_disk_withdraws_nothing() {
     unwritten();
 }
 
@@ -502,7 +502,7 @@ fn unwritten() {
 }
 
 #[test]
-fn what_nobody_told_a_new_server_is_told_by_the_process_that_follows() {
+fn unreported_withdrawals_are_reported_by_the_next_process() {
     untold();
 }
 
@@ -529,7 +529,7 @@ fn untold() {
 }
 
 #[test]
-fn what_nobody_knows_of_a_window_is_not_granted_again() {
+fn units_of_unrecorded_withdrawals_are_not_granted_again() {
     unknown();
 }
 
@@ -554,7 +554,7 @@ fn unknown() {
 }
 
 #[test]
-fn what_a_lost_store_was_not_told_is_told_before_it_grants() {
+fn after_a_store_loss_nodes_report_leases_before_the_pool_grants() {
     for (spec, pause) in [(bucket("k", "100/s", 100), 17), (sliding("k", 100, "20s"), 18)] {
         let mut world = settled(2, spec);
         // One node has nearly all of the pool.
@@ -733,7 +733,7 @@ fn leaky() -> LimitSpec {
 }
 
 #[test]
-fn whatever_breaks_no_unit_too_many_passes_and_pools_grant_again() {
+fn under_random_faults_no_limit_is_exceeded_and_pools_recover() {
     let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(5);
     let from = std::env::var("FROM").ok().and_then(|from| from.parse().ok()).unwrap_or(1);
     for seed in from..=seeds {
@@ -789,9 +789,9 @@ fn every_rule_is_needed() {
             Mutation::LeaseTakesUnwritten => |_| unwritten(),
             Mutation::LeaseForgetsWithdrawals => |_| assert!(restarted() > 0),
             Mutation::LeaseWithdrawalsToldEarly => |_| untold(),
-            Mutation::LeaseTakesAnyTime => |_| absent::beforehand(300),
+            Mutation::LeaseTakesAnyTime => |_| excluded::beforehand(300),
             Mutation::PoolBurnsNothing => |_| unknown(),
-            Mutation::PoolLeavesAllOut => |_| absent::stranded(),
+            Mutation::PoolLeavesAllOut => |_| excluded::stranded(),
             Mutation::RefundWhileShared => |_| shared::refunded(),
             Mutation::PoolBurnsNoAbsent => deserted,
             _ => history,
@@ -829,7 +829,7 @@ fn every_rule_is_needed() {
 
 /// A burst of requests for a key without earlier requests comes at one node, like a page load.
 #[test]
-fn what_comes_at_once_for_a_cold_key_passes() {
+fn a_burst_of_first_requests_for_a_key_passes() {
     for (spec, nodes) in [
         (window("w", 60, "60s"), 3),
         (bucket("b", "1/s", 60), 3),
@@ -858,7 +858,7 @@ fn what_comes_at_once_for_a_cold_key_passes() {
 /// More requests come at once than there are units. At least about half of the units pass, whatever each
 /// request costs.
 #[test]
-fn of_what_comes_at_once_half_of_what_there_is_passes() {
+fn a_burst_above_the_limit_gets_at_least_about_half_the_units() {
     for (spec, cost, least) in [
         (window("w", 20, "60s"), 1, 9),
         (bucket("b", "1/s", 20), 1, 9),
@@ -883,7 +883,7 @@ fn of_what_comes_at_once_half_of_what_there_is_passes() {
 
 /// A pool that may not grant yet has much left. Nodes must not ask such a pool again and again.
 #[test]
-fn a_pool_that_may_not_grant_is_left_alone() {
+fn a_pool_that_may_not_grant_yet_is_called_rarely() {
     for spec in [window("w", 200, "60s"), sliding("s", 200, "60s")] {
         let name = spec.name.clone();
         let mut world = settled(3, spec);

@@ -1,13 +1,13 @@
 //! Regions of several nodes: regions share through the catalogue, and the nodes of a region share through
 //! pools.
 
-mod lent;
+mod loans;
 
+use crate::pools::{Way, World};
 use crate::scene::{self, MS, S, bucket, sliding, window};
-use crate::siblings::{Way, World};
 use acequia_limits::limit::LimitSpec;
 use acequia_node::pool::GROUPS;
-use lent::{
+use loans::{
     given_once, lent_and_asked, lent_and_cut, lent_and_less_by_time, lent_and_ordered, lent_at_the_end,
     lent_by_one, lent_by_one_and_ordered, lent_by_one_that_crashes, lent_by_one_that_is_gone,
 };
@@ -62,7 +62,7 @@ fn a_node_without_a_catalogue_owns_nothing() {
 }
 
 #[test]
-fn one_node_gets_what_its_region_has() {
+fn one_busy_node_gets_nearly_all_units_of_all_regions() {
     for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10s")] {
         let name = spec.name.clone();
         let mut world = shared(spec, [3, 3, 1, 1]);
@@ -78,7 +78,7 @@ fn one_node_gets_what_its_region_has() {
 }
 
 #[test]
-fn weights_move_pools() {
+fn new_weights_change_what_each_region_may_spend() {
     for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
         let name = spec.name.clone();
         let mut world = shared(spec, [3, 3, 1, 1]);
@@ -98,7 +98,7 @@ fn weights_move_pools() {
 
 /// A region gains a node. The others wait for its report once it is a member, not before.
 #[test]
-fn a_node_that_joins_is_waited_for_when_it_is_a_member() {
+fn pools_wait_for_a_joining_node_once_it_is_a_member() {
     let mut world = World::among_regions(&[2, 2], &[window("w", 20_000, "1000s")], GUARD, 1);
     world.nodes[1].way = Way::CUT;
     world.pass(S);
@@ -124,7 +124,7 @@ fn a_node_that_joins_is_waited_for_when_it_is_a_member() {
 /// A region gains a node that has heard of nothing. What the region has in an open window, or has saved up,
 /// stays available.
 #[test]
-fn a_node_that_joins_costs_no_pool_anything() {
+fn a_node_that_joins_costs_the_pool_no_units() {
     for spec in [window("w", 2_000, "1000s"), bucket("b", "1/s", 2_000)] {
         let name = spec.name.clone();
         let mut world = World::among_regions(&[2, 2], &[spec], GUARD, 1);
@@ -181,7 +181,7 @@ fn joined_when_all_was_spent() {
 }
 
 #[test]
-fn a_node_that_joins_has_its_own_part_of_later_windows() {
+fn a_node_that_joins_has_its_own_part_only_of_later_windows() {
     joined_when_all_was_spent();
 }
 
@@ -213,7 +213,7 @@ fn moves_with_a_node_that_joins(spec: LimitSpec) -> [[u64; 2]; 2] {
 }
 
 #[test]
-fn what_moves_with_a_node_that_joins_is_used_by_who_had_it_until_windows_end() {
+fn a_share_moved_by_a_join_stays_usable_until_its_window_ends() {
     for spec in [window("w", 2_000, "1000s"), scene::staggered("w", 2_000, "1000s")] {
         let [open, next] = moves_with_a_node_that_joins(spec);
         println!("{open:?} of the open window, {next:?} of the next");
@@ -224,7 +224,7 @@ fn what_moves_with_a_node_that_joins_is_used_by_who_had_it_until_windows_end() {
 
 /// A node joins and is asked. Nobody has needed the pool before, so nobody has called it.
 #[test]
-fn a_node_that_joins_takes_of_pools_that_nobody_has_called() {
+fn a_node_that_joins_gets_units_of_a_pool_without_earlier_calls() {
     let mut world = World::among_regions(&[2, 2], &[window("w", 2_000, "1000s")], GUARD, 1);
     world.nodes[1].way = Way::CUT;
     world.pass(S);
@@ -250,7 +250,7 @@ fn a_node_that_joins_takes_of_pools_that_nobody_has_called() {
 /// Each node has one unit of a window, so pools are empty. With staggered cells, a node that joins has no
 /// unit of its own in windows that began before. In windows that began since, others give it some of theirs.
 #[test]
-fn a_node_that_joins_is_given_of_windows_that_began_since() {
+fn a_node_that_joins_gets_units_of_windows_that_began_later() {
     let mut world = World::among_regions(&[2, 2], &[scene::staggered("w", 4, "100s")], GUARD, 1);
     world.nodes[1].way = Way::CUT;
     world.pass(S);
@@ -282,7 +282,7 @@ fn a_node_that_joins_is_given_of_windows_that_began_since() {
 /// The node that knew what its region has of a window leaves. A node that joined since goes on by what that
 /// node reported.
 #[test]
-fn a_node_that_leaves_says_nothing_of_what_others_have() {
+fn a_node_that_leaves_costs_its_mates_no_units() {
     let mut world = World::among_regions(&[2, 2], &[window("w", 2_000, "1000s")], GUARD, 1);
     world.nodes[3].way = Way::CUT;
     world.pass(S);
@@ -332,13 +332,13 @@ fn said_of_a_limit_that_was_gone() {
 }
 
 #[test]
-fn nobody_goes_by_what_is_said_of_a_limit_that_is_gone() {
+fn reports_about_a_removed_limits_pool_do_not_count_when_it_returns() {
     said_of_a_limit_that_was_gone();
 }
 
 /// Possible spending by an earlier process counts once, however often the limit is lowered and raised.
 #[test]
-fn what_is_taken_after_a_restart_is_not_lost_where_limits_change() {
+fn units_leased_after_a_restart_survive_changes_of_the_limit() {
     let mut world = shared(window("w", 2_000, "1000s"), [1; 4]);
     passes(&mut world, &[0], 1);
     world.crash(0);
@@ -385,7 +385,7 @@ fn joined_at_a_server_that_was_replaced() {
 }
 
 #[test]
-fn a_node_hears_of_no_pool_before_it_counts() {
+fn a_joining_node_gets_nothing_from_a_replaced_server() {
     joined_at_a_server_that_was_replaced();
 }
 
@@ -405,7 +405,7 @@ fn left_and_forgotten() {
 }
 
 #[test]
-fn what_a_node_took_that_left_is_not_there_again() {
+fn units_withdrawn_by_a_node_that_left_are_not_granted_again() {
     left_and_forgotten();
 }
 
@@ -423,7 +423,7 @@ fn a_node_that_leaves_has_no_share() {
 }
 
 #[test]
-fn what_one_node_gives_up_no_other_takes_before_it_has_heard() {
+fn while_nodes_have_not_heard_of_lower_shares_no_limit_is_exceeded() {
     unheard();
     unheard_and_asked();
     granted_and_unheard();
@@ -503,7 +503,7 @@ fn hung_when_a_window_ends() {
 
 /// A node does not hear that shares have changed, and goes on calling. It blocks nobody: the pools go on.
 #[test]
-fn pools_go_on_when_shares_change() {
+fn pools_grant_while_a_node_has_not_heard_of_new_shares() {
     for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
         let name = spec.name.clone();
         let mut world = shared(spec, [1; 4]);
@@ -641,7 +641,7 @@ fn heal(mut world: World, seed: u64) {
 }
 
 #[test]
-fn whatever_is_ordered_and_breaks_no_unit_too_many_passes() {
+fn under_random_orders_and_faults_no_limit_is_exceeded() {
     let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(8);
     let from = std::env::var("FROM").ok().and_then(|from| from.parse().ok()).unwrap_or(1);
     (from..=seeds).for_each(history);
@@ -665,7 +665,7 @@ fn a_lender_whose_store_is_gone_conforms_when_its_loans_are_back() {
 /// A process gave away part of what it held of a window. Its successor must not withdraw the same units
 /// again, unused.
 #[test]
-fn what_an_earlier_process_gave_away_is_not_missed() {
+fn units_that_an_earlier_process_gave_away_are_not_withdrawn_again() {
     let mut world = shared(window("w", 1_000, "100s"), [1, 1, 3, 3]);
     world.pass(93 * S);
     // One region uses its own part and some of the other's. Then a node that gave units restarts, and is
@@ -730,7 +730,7 @@ fn calls_wait_for_a_disk_that_is_full() {
 /// A node restarts in an open window. Its guard shares count as spent, even for keys without requests; the
 /// pools' units stay available.
 #[test]
-fn a_node_that_begins_again_has_what_pools_have_of_open_windows() {
+fn a_restarted_node_gets_units_of_open_windows_from_the_pool() {
     let mut world = shared(window("w", 1_000, "1000s"), [1; 4]);
     world.crash(0);
     world.pass(10 * S);
@@ -743,13 +743,13 @@ fn a_node_that_begins_again_has_what_pools_have_of_open_windows() {
 }
 
 #[test]
-fn what_is_in_pools_is_given_and_lent_to_other_regions() {
+fn pooled_units_given_or_lent_to_a_region_count_once() {
     given_once();
 }
 
 /// A region of one node receives what another region's pools have, and the other way round.
 #[test]
-fn a_region_of_one_node_has_what_is_in_pools() {
+fn a_region_of_one_node_gets_units_of_another_regions_pool() {
     for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
         let name = spec.name.clone();
         let mut world = World::among_regions(&[2, 1], &[spec], GUARD, 1);
@@ -780,7 +780,7 @@ fn without_stores() -> World {
 /// Each node keeps a unit of a small limit if there are enough; else some keep none. Without the stores, a
 /// node that has units gives them where requests come.
 #[test]
-fn guard_shares_go_where_they_are_asked_for_without_a_store() {
+fn without_stores_guard_units_go_to_the_node_with_requests() {
     let mut world = without_stores();
     let passed = (0..2_000).filter(|_| {
         let passed = world.ask(1, "k", 1);
@@ -793,7 +793,7 @@ fn guard_shares_go_where_they_are_asked_for_without_a_store() {
 
 /// One denial suffices, although no pool can be called to report that it is empty.
 #[test]
-fn one_denial_asks_other_regions_where_the_store_is_gone() {
+fn without_its_store_a_region_asks_others_after_one_denial() {
     let mut world = without_stores();
     let passed: Vec<bool> = (0..5).map(|_| world.ask(1, "k", 1)).collect();
     assert_eq!(passed, [true, true, true, true, false]);
@@ -802,14 +802,14 @@ fn one_denial_asks_other_regions_where_the_store_is_gone() {
 }
 
 #[test]
-fn what_is_lent_of_a_pool_ends_before_the_lease() {
+fn a_loan_of_pooled_units_ends_before_the_lenders_lease() {
     lent_and_cut();
     lent_at_the_end();
     lent_and_less_by_time();
 }
 
 #[test]
-fn shares_change_and_nodes_restart_while_what_pools_have_is_lent() {
+fn no_limit_is_exceeded_if_shares_change_and_lenders_crash() {
     lent_and_ordered();
     lent_by_one_and_ordered();
     lent_by_one_that_crashes();

@@ -52,7 +52,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_flood_gives_a_key_more_than_its_limit(
+    fn a_flood_of_keys_gives_no_key_more_than_its_limit(
         (spec, hourly) in six(),
         durable in any::<bool>(),
         before in vec(step(), 0..20),
@@ -134,7 +134,7 @@ impl Crowd {
 }
 
 #[test]
-fn hundreds_of_thousands_of_keys_take_no_more_memory_than_there_is() {
+fn hundreds_of_thousands_of_keys_stay_within_the_memory_bound() {
     let node = scene::small_node(&[scene::bucket("b", "1/m", 10)], false, START);
     let mut asker = node.asker();
     for key in 0..100 {
@@ -176,7 +176,7 @@ fn idle_cells_make_room_before_any_cell_is_shared() {
 }
 
 #[test]
-fn charges_with_names_leave_other_domains_their_places() {
+fn charges_with_ids_leave_other_domains_room_for_cells() {
     let other = LimitSpec { domain: "bank".into(), ..scene::bucket("other", "1/m", 10) };
     let node = scene::small_node(&[scene::bucket("flooded", "1/m", 10), other], false, START);
     let mut asker = node.asker();
@@ -200,7 +200,7 @@ fn charges_with_names_leave_other_domains_their_places() {
 }
 
 #[test]
-fn what_was_spent_together_is_not_spent_again_alone() {
+fn units_spent_through_a_shared_cell_are_not_spent_again_alone() {
     let node = scene::small_node(&[scene::bucket("b", "1/m", 10)], false, START);
     scene::flood(&node, "flood", START);
     // The flood has spent the shared cell. The cell is refilled, and other keys spend from it.
@@ -223,7 +223,7 @@ fn what_was_spent_together_is_not_spent_again_alone() {
 }
 
 #[test]
-fn new_keys_in_one_request_start_with_what_new_keys_have_spent() {
+fn new_keys_in_one_request_start_with_the_shared_cells_debt() {
     let node = scene::small_node(&[scene::window("w", 10, "1h")], false, START);
     scene::flood(&node, "flood", START);
     scene::apply(&node, &[scene::window("w", 12, "1h")], START);
@@ -241,7 +241,7 @@ fn new_keys_in_one_request_start_with_what_new_keys_have_spent() {
 }
 
 #[test]
-fn staggered_windows_that_share_a_cell_end_when_the_last_of_them_does() {
+fn staggered_windows_in_a_shared_cell_end_with_the_last_of_them() {
     let node = scene::small_node(&[scene::staggered("w", 10, "1m")], false, START);
     scene::flood(&node, "flood", START);
     let mut asker = node.asker();
@@ -270,7 +270,7 @@ fn staggered_windows_that_share_a_cell_end_when_the_last_of_them_does() {
 /// A thread reads its clock. Another thread with a later clock then forgets idle cells. The first thread's
 /// request must count at the later time.
 #[test]
-fn what_was_forgotten_by_a_later_clock_is_not_given_by_an_earlier_one() {
+fn a_cell_dropped_by_a_later_clock_charges_an_older_clock_at_that_time() {
     for spec in [
         scene::sliding("s", 10, "1m"),
         scene::slots("s", 10, "1m", 4),
@@ -330,7 +330,7 @@ fn spend_shared_by(node: &Arc<Node>, name: &str, wanted: u64, now: Now) -> Strin
 }
 
 #[test]
-fn an_override_that_ends_does_not_forget_what_its_keys_spent_together() {
+fn an_override_that_ends_keeps_the_debt_of_its_shared_cell() {
     let plain = scene::window("w", 10, "1h");
     let until = START.later(MINUTE);
     let node = scene::small_node(&[with_override(plain.clone(), "20", Some(until))], false, START);
@@ -341,7 +341,7 @@ fn an_override_that_ends_does_not_forget_what_its_keys_spent_together() {
 }
 
 #[test]
-fn an_override_that_is_removed_does_not_forget_what_its_keys_spent_together() {
+fn an_override_that_is_removed_keeps_the_debt_of_its_shared_cell() {
     let with = |limit| with_override(scene::window("w", limit, "1h"), "20", None);
     let node = scene::small_node(&[with(10)], false, START);
     scene::apply(&node, &[with(11)], START);
@@ -354,7 +354,7 @@ fn an_override_that_is_removed_does_not_forget_what_its_keys_spent_together() {
 }
 
 #[test]
-fn an_override_that_is_added_does_not_forget_what_its_keys_spent_before() {
+fn an_override_that_is_added_keeps_the_shared_debt_of_its_keys() {
     let plain = scene::window("w", 10, "1h");
     let node = scene::small_node(&[plain], false, START);
     scene::flood(&node, "flood", START);
@@ -366,7 +366,7 @@ fn an_override_that_is_added_does_not_forget_what_its_keys_spent_before() {
 }
 
 #[test]
-fn of_several_cells_that_new_keys_shared_the_one_that_owes_most_counts() {
+fn of_several_shared_cells_the_one_that_owes_most_counts() {
     let with = |limit, big| with_override(scene::window("w", limit, "1h"), big, None);
     let node = scene::small_node(&[with(2, "3")], false, START);
     scene::flood(&node, "flood", START);
@@ -379,7 +379,7 @@ fn of_several_cells_that_new_keys_shared_the_one_that_owes_most_counts() {
 }
 
 #[test]
-fn an_override_that_is_added_does_not_forget_what_its_keys_spent_though_others_ask_first() {
+fn an_added_override_keeps_shared_debt_even_if_other_keys_ask_first() {
     let plain = || scene::window("w", 30, "1h");
     let node = scene::small_node(&[scene::window("w", 10, "1h")], false, START);
     scene::flood(&node, "flood", START);
@@ -392,7 +392,7 @@ fn an_override_that_is_added_does_not_forget_what_its_keys_spent_though_others_a
 }
 
 #[test]
-fn an_override_that_ends_does_not_forget_what_its_keys_spent_though_others_share_a_cell() {
+fn an_ended_override_keeps_shared_debt_even_if_other_keys_share_a_cell() {
     let until = START.later(MINUTE);
     let with = |limit| with_override(scene::window("w", limit, "1h"), "20", Some(until));
     let node = scene::small_node(&[with(10)], false, START);
@@ -408,7 +408,7 @@ fn an_override_that_ends_does_not_forget_what_its_keys_spent_though_others_share
 /// One thread may have read its clock just before an override ended, while another thread or a reload has
 /// found the override ended.
 #[test]
-fn no_clock_is_gone_by_that_reads_less_than_when_an_override_ended() {
+fn a_clock_read_before_an_override_ended_gives_its_keys_nothing_more() {
     let (until, before) = (START.later(MINUTE), START.later(MINUTE - 1));
     let with = |limit| with_override(scene::window("w", limit, "1h"), "20", Some(until));
     let full = || {
@@ -432,7 +432,7 @@ fn no_clock_is_gone_by_that_reads_less_than_when_an_override_ended() {
 }
 
 #[test]
-fn a_window_that_was_shared_and_forgotten_is_not_opened_again() {
+fn a_forgotten_shared_window_is_not_reopened_by_an_older_clock() {
     // Only shared cells are forgotten.
     let node = scene::small_node(&[scene::window("d", 100_000, "1000h")], true, START);
     let (mut journal, edge) = (scene::Journal::default(), START.later(HOUR - START.wall_ns % HOUR));
@@ -451,7 +451,7 @@ fn a_window_that_was_shared_and_forgotten_is_not_opened_again() {
 
 /// Variants are numbered anew by each process, and so are the disk's names of shared cells.
 #[test]
-fn what_new_keys_spent_together_is_on_the_disk_through_two_crashes() {
+fn the_debt_of_a_shared_cell_survives_two_crashes() {
     let bucket = |burst| scene::bucket("b", "1/h", burst);
     let spec = || {
         let fields = scene::fields(&[("key", &["big-*"]), ("rate", &["6000/m"])]);
@@ -511,7 +511,7 @@ proptest! {
 
     /// While nothing is earned, a key receives at most the largest number that any of its variants allowed.
     #[test]
-    fn whatever_numbers_come_and_go_keys_without_room_have_no_more(
+    fn keys_without_room_never_get_more_than_their_largest_variant(
         kind in 0..4_usize,
         durable in any::<bool>(),
         turns in vec(turn(), 1..80),
@@ -569,7 +569,7 @@ proptest! {
 /// Each key spent six units, and the node crashed. It restarts with a limit of three or six units, and then
 /// has six.
 #[test]
-fn what_a_crash_forgot_is_not_given_back_through_a_shared_cell() {
+fn a_shared_cell_gives_back_no_units_that_a_crash_forgot() {
     let bucket = |units| scene::bucket("b", "60/h", units);
     let window = |units| scene::staggered("w", units, "1m");
     let log = |units| scene::sliding("s", units, "1m");
@@ -611,7 +611,7 @@ fn what_a_crash_forgot_is_not_given_back_through_a_shared_cell() {
 }
 
 #[test]
-fn logs_that_grow_stay_within_memory() {
+fn growing_sliding_logs_stay_within_the_memory_bound() {
     let node = scene::small_node(&[scene::sliding("s", 64, "1m")], false, START);
     let mut asker = node.asker();
     for round in 0..64 {
@@ -624,7 +624,7 @@ fn logs_that_grow_stay_within_memory() {
 }
 
 #[test]
-fn what_is_forgotten_is_not_counted_any_more() {
+fn memory_of_dropped_cells_is_not_counted_any_more() {
     let node = scene::small_node(&[scene::window("w", 6_400, "1m")], true, START);
     let (mut asker, mut journal) = (node.asker(), scene::Journal::default());
     let mut now = START;

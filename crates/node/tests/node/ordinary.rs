@@ -7,8 +7,8 @@
 use acequia_limits::limit::{LimitSpec, SharingSpec};
 
 use crate::{
+    pools::{Decided, World},
     scene::{MINUTE, MS, S, bucket, sliding, window},
-    siblings::{Decided, World},
 };
 
 /// Whether every bar must hold: `tests/soak ordinary` sets this.
@@ -128,7 +128,7 @@ impl Case<'_> {
 
 /// The store is healthy, and the nodes of one region are asked round robin.
 #[test]
-fn a_region_gives_all_that_its_limit_has() {
+fn a_region_passes_nearly_its_whole_limit() {
     println!("one region, round robin: the most that was left at a denial, and what passed");
     println!("{:<22} nodes asks/s    how          left at denial        passed", "limit");
     let mut table = Table::default();
@@ -171,7 +171,7 @@ fn a_region_gives_all_that_its_limit_has() {
 
 /// Three regions. All demand is in one of them, from a key's first request.
 #[test]
-fn a_key_that_lives_in_one_region_has_the_whole_limit() {
+fn a_key_used_in_one_region_gets_the_whole_limit() {
     println!(
         "three regions, 80 ms there and back; one is asked for up to 95 % of the limit, from the first request on"
     );
@@ -253,7 +253,7 @@ fn all_at_once(nodes: u64) -> u64 {
 
 /// The headers' remaining units never exceed what is left, and rise only by what is earned.
 #[test]
-fn what_remains_falls_with_what_is_spent() {
+fn the_remaining_units_in_answers_fall_as_units_are_spent() {
     println!(
         "one region, a fresh window: how often `remaining` rose or said more than there was, and how far two nodes were apart"
     );
@@ -285,7 +285,7 @@ fn what_remains_falls_with_what_is_spent() {
 
 /// Traffic between nodes of several regions, by the number of nodes in a region.
 #[test]
-fn more_nodes_a_region_send_little_more() {
+fn more_nodes_in_a_region_send_few_more_frames() {
     println!("three regions, two cells of 200/s, 200 requests a second: frames a second between regions");
     println!("nodes a region   with entries   times one node's   without, a pair of nodes");
     let mut table = Table::default();

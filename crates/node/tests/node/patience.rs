@@ -20,7 +20,7 @@ fn waiting(spec: LimitSpec, wait: &str) -> LimitSpec {
 }
 
 #[test]
-fn of_fewer_units_than_regions_the_first_request_passes_anywhere_after_a_round_trip() {
+fn a_limit_below_the_region_count_passes_anywhere_after_a_round_trip() {
     for spec in
         [regions::window("w", 1, "1h"), regions::sliding("s", 2, "1h"), regions::bucket("b", "1/h", 1)]
     {
@@ -39,7 +39,7 @@ fn of_fewer_units_than_regions_the_first_request_passes_anywhere_after_a_round_t
 }
 
 #[test]
-fn nobody_waits_long_for_what_is_spent() {
+fn requests_do_not_wait_for_a_limit_that_is_known_to_be_spent() {
     for spec in
         [regions::window("w", 1, "1h"), regions::sliding("s", 1, "1h"), regions::bucket("b", "1/h", 1)]
     {
@@ -62,7 +62,7 @@ fn nobody_waits_long_for_what_is_spent() {
 }
 
 #[test]
-fn who_was_charged_by_another_limit_does_not_wait() {
+fn a_request_that_another_limit_charged_does_not_wait() {
     let each = LimitSpec { charge: Charge::Each, ..regions::window("each", 1_000, "1h") };
     let mut world = World::new(3, &[regions::window("w", 1, "1h"), each], ROUND / 2);
     world.run(2 * S, |_, _| 0);
@@ -73,7 +73,7 @@ fn who_was_charged_by_another_limit_does_not_wait() {
 }
 
 #[test]
-fn nobody_waits_in_a_region_that_is_cut_off() {
+fn requests_do_not_wait_in_a_region_that_is_cut_off() {
     let mut world = world(regions::window("w", 1, "1h"));
     world.cut = vec![(2, 0), (2, 1), (0, 2), (1, 2)];
     world.run(5 * S, |_, _| 0);
@@ -101,7 +101,7 @@ fn a_limit_says_how_long_its_requests_wait() {
 }
 
 #[test]
-fn a_denial_says_to_come_back_soon_only_where_units_may_come() {
+fn a_denial_says_to_retry_soon_only_if_units_may_come() {
     // Units that a crash forgot count as spent until the window ends, whatever other regions have.
     let mut world = world(regions::window("w", 30, "50s"));
     world.restart(1, None, regions::incarnation(1));

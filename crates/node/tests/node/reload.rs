@@ -218,7 +218,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_sequence_of_changes_mints_anything(
+    fn no_sequence_of_limit_changes_mints_a_unit(
         base in base(),
         version in version(),
         steps in vec(step(), 1..60),
@@ -244,7 +244,7 @@ fn the_same_limits_applied_again_change_nothing() {
 }
 
 #[test]
-fn raising_a_limit_gives_the_difference() {
+fn raising_a_limit_adds_exactly_the_difference() {
     for with in [
         |units| scene::bucket("l", "1/h", units),
         |units| scene::window("l", units, "1h"),
@@ -261,7 +261,7 @@ fn raising_a_limit_gives_the_difference() {
 }
 
 #[test]
-fn lowering_a_burst_and_raising_it_again_mints_nothing() {
+fn lowering_a_burst_and_raising_it_again_mints_no_unit() {
     let node = scene::node(&[scene::bucket("b", "1/s", 100)], START);
     let mut asker = node.asker();
     assert_eq!(scene::drain(&mut asker, "k", START), 100);
@@ -272,7 +272,7 @@ fn lowering_a_burst_and_raising_it_again_mints_nothing() {
 }
 
 #[test]
-fn a_lower_rate_holds_for_cells_that_nobody_asked_for_since() {
+fn a_lower_rate_holds_for_cells_without_later_requests() {
     let node = scene::node(&[scene::bucket("b", "100/s", 100)], START);
     let mut asker = node.asker();
     assert_eq!(scene::drain(&mut asker, "k", START), 100);
@@ -296,7 +296,7 @@ fn with_overrides(overrides: &[BTreeMap<String, ValueSpec>]) -> LimitSpec {
 }
 
 #[test]
-fn overrides_in_another_order_mint_nothing() {
+fn overrides_in_another_order_mint_no_unit() {
     let narrow = override_of("big", 100, "1/s", None);
     let wide = override_of("b*", 100, "2/s", None);
     let node = scene::node(&[with_overrides(&[narrow.clone(), wide.clone()])], START);
@@ -311,7 +311,7 @@ fn overrides_in_another_order_mint_nothing() {
 }
 
 #[test]
-fn an_override_for_more_keys_keeps_the_debt_of_those_it_had() {
+fn an_override_that_matches_more_keys_keeps_the_debt_of_earlier_ones() {
     let node = scene::node(&[with_overrides(&[override_of("big", 100, "1/s", None)])], START);
     let mut asker = node.asker();
     assert_eq!(scene::drain(&mut asker, "big", START), 100);
@@ -322,7 +322,7 @@ fn an_override_for_more_keys_keeps_the_debt_of_those_it_had() {
 /// A key comes twice, and an override fits one of its values. Such requests have a separate cell under the
 /// base variant.
 #[test]
-fn a_cell_apart_keeps_its_debt() {
+fn a_request_with_two_values_of_a_key_keeps_its_debt_in_its_own_cell() {
     let big = || override_of("big", 100, "1/s", None);
     let node = scene::node(&[with_overrides(&[big()])], START);
     let mut asker = node.asker();
@@ -344,7 +344,7 @@ fn a_cell_apart_keeps_its_debt() {
 }
 
 #[test]
-fn an_override_that_has_ended_by_the_clock_of_one_thread_has_ended_for_all() {
+fn an_override_that_ended_by_one_threads_clock_has_ended_for_all() {
     let until = START.later(S);
     let node = scene::node(&[with_overrides(&[override_of("big", 100, "1/h", Some(until))])], START);
     let (mut ahead, mut behind) = (node.asker(), node.asker());
@@ -357,7 +357,7 @@ fn an_override_that_has_ended_by_the_clock_of_one_thread_has_ended_for_all() {
 }
 
 #[test]
-fn an_override_that_ended_and_is_then_removed_mints_nothing() {
+fn an_ended_override_that_is_removed_mints_no_unit() {
     let until = START.later(S);
     let node = scene::node(&[with_overrides(&[override_of("big", 100, "100/s", Some(until))])], START);
     let mut asker = node.asker();
@@ -368,7 +368,7 @@ fn an_override_that_ended_and_is_then_removed_mints_nothing() {
 }
 
 #[test]
-fn overrides_that_end_one_after_the_other_each_count_for_their_time() {
+fn overrides_that_end_in_turn_each_apply_for_their_time() {
     let (first, second) = (START.later(S), START.later(HOUR));
     let node = scene::node(
         &[LimitSpec {
@@ -388,7 +388,7 @@ fn overrides_that_end_one_after_the_other_each_count_for_their_time() {
 }
 
 #[test]
-fn a_wall_clock_that_steps_over_the_end_of_an_override_mints_nothing() {
+fn a_wall_clock_that_steps_past_an_overrides_end_mints_no_unit() {
     let until = START.later(2 * HOUR);
     let node = scene::node(
         &[LimitSpec {
@@ -407,7 +407,7 @@ fn a_wall_clock_that_steps_over_the_end_of_an_override_mints_nothing() {
 }
 
 #[test]
-fn a_window_that_was_swept_is_not_opened_again_by_a_clock_that_steps_back() {
+fn a_swept_window_is_not_reopened_by_a_clock_that_steps_back() {
     let node = scene::node(&[scene::window("w", 10, "1m")], START);
     let mut asker = node.asker();
     assert_eq!(scene::drain(&mut asker, "k", START.later(30 * S)), 10);
@@ -433,7 +433,7 @@ fn succeed(node: &Node, spec: &LimitSpec, now: Now) -> Now {
 }
 
 #[test]
-fn another_window_begins_when_the_old_one_has_ended() {
+fn a_new_window_length_applies_when_the_old_window_has_ended() {
     let (hourly, tenth) = (scene::window("w", 10, "1h"), scene::window("w", 10, "6m"));
     let node = scene::node(std::slice::from_ref(&hourly), START);
     let mut asker = node.asker();
@@ -449,7 +449,7 @@ fn another_window_begins_when_the_old_one_has_ended() {
 }
 
 #[test]
-fn all_shapes_that_were_removed_hold_beside_a_new_one() {
+fn removed_shapes_of_a_limit_hold_beside_a_new_one_until_their_end() {
     let by_key = scene::window("w", 100, "1h");
     let by_all = LimitSpec { by: vec![], ..scene::window("w", 10, "1h") };
     let other = LimitSpec { when: scene::fields(&[("key", &["*"])]), ..by_all.clone() };
@@ -464,7 +464,7 @@ fn all_shapes_that_were_removed_hold_beside_a_new_one() {
 }
 
 #[test]
-fn another_shape_counts_at_once() {
+fn a_new_shape_of_a_limit_counts_at_once() {
     let by_key = scene::window("w", 10, "1h");
     let by_all = LimitSpec { by: vec![], ..scene::window("w", 15, "1h") };
     let node = scene::node(std::slice::from_ref(&by_key), START);
@@ -477,7 +477,7 @@ fn another_shape_counts_at_once() {
 }
 
 #[test]
-fn a_change_that_is_taken_back_in_time_never_was() {
+fn a_limit_change_undone_before_its_turn_has_no_effect() {
     let (hourly, by_all) = (scene::window("w", 10, "1h"), scene::window("w", 10, "1h"));
     let by_all = LimitSpec { by: vec![], ..by_all };
     let node = scene::node(std::slice::from_ref(&hourly), START);
@@ -493,7 +493,7 @@ fn a_change_that_is_taken_back_in_time_never_was() {
 }
 
 #[test]
-fn a_bucket_that_is_succeeded_is_not_spent_twice_at_the_turn() {
+fn a_bucket_replaced_by_another_shape_is_not_spent_twice_at_the_turn() {
     for other in [scene::sliding("b", 60, "1m"), LimitSpec { cost: Some(1), ..scene::window("b", 60, "1h") }]
     {
         let node = scene::node(&[scene::bucket("b", "60/m", 60)], START);
@@ -506,7 +506,7 @@ fn a_bucket_that_is_succeeded_is_not_spent_twice_at_the_turn() {
 }
 
 #[test]
-fn a_limit_is_succeeded_when_its_overrides_have_come_back_too() {
+fn a_limit_is_replaced_only_when_its_overrides_have_refilled() {
     let slow = override_of("big", 100, "100/h", None);
     let spec = LimitSpec { overrides: vec![slow], ..scene::bucket("b", "10/s", 10) };
     let node = scene::node(std::slice::from_ref(&spec), START);

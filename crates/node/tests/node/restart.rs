@@ -295,7 +295,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_crash_gives_anything_back(
+    fn no_crash_gives_spent_units_back(
         long in long(),
         short in short(),
         both in any::<bool>(),
@@ -308,7 +308,7 @@ proptest! {
     }
 
     #[test]
-    fn a_short_limit_alone_is_empty_after_a_crash(
+    fn a_limit_too_short_for_the_journal_is_empty_after_a_crash(
         short in short(),
         steps in vec(step(), 1..100),
     ) {
@@ -318,7 +318,7 @@ proptest! {
     }
 
     #[test]
-    fn a_crash_wastes_a_chunk_and_a_clean_stop_nothing(
+    fn a_crash_wastes_one_chunk_and_a_clean_stop_no_unit(
         (spec, terms) in prop_oneof![long(), short()],
         costs in vec(1..30u64, 1..12),
         crash in any::<bool>(),
@@ -371,7 +371,7 @@ fn stop(node: &Node, disk: &mut Journal, now: Now) {
 }
 
 #[test]
-fn while_the_disk_fails_only_what_it_holds_is_spent() {
+fn while_the_disk_fails_only_units_reserved_on_it_are_spent() {
     // The node reserves as much as was charged in the last second: one unit.
     let (node, mut disk) = durable(&[scene::bucket("b", "640/h", 640)]);
     let mut asker = node.asker();
@@ -409,7 +409,7 @@ fn a_clean_stop_soon_after_a_crash_remembers_what_the_crash_forgot() {
 }
 
 #[test]
-fn what_was_swept_does_not_come_back_from_the_disk() {
+fn swept_cells_do_not_come_back_from_the_disk() {
     let specs = [scene::window("w", 64, "1m")];
     let (node, mut disk) = durable(&specs);
     let mut asker = node.asker();
@@ -429,7 +429,7 @@ fn what_was_swept_does_not_come_back_from_the_disk() {
 }
 
 #[test]
-fn rows_of_cells_that_were_renumbered_are_forgotten_with_them() {
+fn rows_of_cells_under_a_changed_limit_are_deleted_with_the_cells() {
     let (node, mut disk) = durable(&[scene::window("w", 64, "1m")]);
     let mut asker = node.asker();
     for key in 0..50 {
@@ -479,7 +479,7 @@ fn a_lower_rate_holds_for_cells_on_disk() {
 }
 
 #[test]
-fn a_limit_that_becomes_long_has_cells_that_no_disk_knows() {
+fn spending_stays_after_a_crash_if_a_limit_became_long_enough_to_journal() {
     let (node, mut disk) = durable(&[scene::bucket("b", "10/s", 10)]);
     assert_eq!(scene::drain(&mut node.asker(), "k", START), 10);
     let long = [scene::bucket("b", "10/h", 10)];
@@ -490,7 +490,7 @@ fn a_limit_that_becomes_long_has_cells_that_no_disk_knows() {
 }
 
 #[test]
-fn a_limit_that_becomes_short_has_rows_that_are_out_of_date() {
+fn old_rows_give_nothing_back_if_a_limit_became_too_short_to_journal() {
     let (node, mut disk) = durable(&[scene::bucket("b", "10/h", 10)]);
     let mut asker = node.asker();
     assert!(scene::passes(&mut asker, "k", 1, START));
@@ -504,7 +504,7 @@ fn a_limit_that_becomes_short_has_rows_that_are_out_of_date() {
 }
 
 #[test]
-fn a_clock_that_was_set_back_does_not_shut_a_limit_for_longer_than_it_lasts() {
+fn a_clock_that_was_set_back_closes_a_limit_only_for_its_own_length() {
     for spec in [
         scene::bucket("l", "600/h", 10),
         scene::sliding("l", 10, "1m"),
@@ -524,7 +524,7 @@ fn a_clock_that_was_set_back_does_not_shut_a_limit_for_longer_than_it_lasts() {
 }
 
 #[test]
-fn a_window_whose_row_is_gone_is_not_opened_again_by_a_clock_that_was_set_back() {
+fn a_window_without_a_row_is_not_reopened_by_a_clock_that_was_set_back() {
     let specs = [scene::window("w", 64, "1m")];
     let (node, mut disk) = durable(&specs);
     assert_eq!(scene::drain(&mut node.asker(), "k", START.later(30 * S)), 64);
@@ -556,7 +556,7 @@ fn fill(node: &Arc<Node>, disk: &mut Journal, now: Now) {
 }
 
 #[test]
-fn the_shared_cell_survives_under_the_numbers_it_had_last() {
+fn the_shared_cell_survives_a_restart_under_its_last_variant() {
     let (node, mut disk) = durable(&[scene::window("w", 64, "1h")]);
     fill(&node, &mut disk, START);
     let raised = [scene::window("w", 200, "1h")];
@@ -570,7 +570,7 @@ fn the_shared_cell_survives_under_the_numbers_it_had_last() {
 }
 
 #[test]
-fn the_shared_cell_of_an_override_survives_as_such() {
+fn the_shared_cell_of_an_override_survives_a_restart() {
     let spec = LimitSpec {
         overrides: vec![scene::fields(&[("key", &["big-*"]), ("limit", &["128"])])],
         ..scene::window("w", 64, "1h")
@@ -585,7 +585,7 @@ fn the_shared_cell_of_an_override_survives_as_such() {
 }
 
 #[test]
-fn the_shared_cell_of_a_limit_that_comes_back_with_other_numbers_is_found() {
+fn the_shared_cell_of_a_limit_that_returns_with_another_variant_is_found() {
     let (node, mut disk) = durable(&[scene::bucket("b", "64/d", 64)]);
     fill(&node, &mut disk, START);
     scene::apply(&node, &[scene::bucket("b", "64/d", 128)], START);
@@ -600,7 +600,7 @@ fn the_shared_cell_of_a_limit_that_comes_back_with_other_numbers_is_found() {
 }
 
 #[test]
-fn a_lowered_burst_is_owed_whole_after_a_restart_too() {
+fn debt_above_a_lowered_burst_is_owed_whole_after_a_restart() {
     let with = |burst| [scene::bucket("b", "60/h", burst)];
     for clean in [true, false] {
         let (node, mut disk) = durable(&with(100));
@@ -626,7 +626,7 @@ fn a_lowered_burst_is_owed_whole_after_a_restart_too() {
 }
 
 #[test]
-fn what_a_clean_stop_left_is_true_once() {
+fn rows_of_a_clean_stop_are_used_by_one_start_only() {
     let specs = [scene::window("short", 10, "30s")];
     let (node, mut disk) = durable(&specs);
     assert!(scene::passes(&mut node.asker(), "k", 1, START));
@@ -642,7 +642,7 @@ fn what_a_clean_stop_left_is_true_once() {
 }
 
 #[test]
-fn a_start_that_did_not_begin_has_taken_nothing_from_the_disk() {
+fn a_start_that_failed_has_changed_nothing_on_the_disk() {
     let specs = [scene::window("short", 10, "30s")];
     let (node, mut disk) = durable(&specs);
     assert_eq!(scene::drain(&mut node.asker(), "k", START), 10);
@@ -662,7 +662,7 @@ fn a_start_that_did_not_begin_has_taken_nothing_from_the_disk() {
 }
 
 #[test]
-fn a_debt_beyond_what_a_crash_presumes_outlasts_a_clean_stop_and_two_crashes() {
+fn a_debt_above_the_burst_survives_a_clean_stop_and_two_crashes() {
     let (large, small) = ([scene::bucket("b", "600/m", 300)], [scene::bucket("b", "10/m", 3)]);
     let (mut node, mut disk) = durable(&large);
     assert_eq!(scene::drain(&mut node.asker(), "k", START), 300);
@@ -683,7 +683,7 @@ fn a_debt_beyond_what_a_crash_presumes_outlasts_a_clean_stop_and_two_crashes() {
 /// A spent limit is removed, and returns in another shape while the node is down. It still waits for its
 /// window.
 #[test]
-fn a_limit_that_comes_back_in_another_shape_after_a_restart_gives_nothing_back() {
+fn a_limit_that_returns_in_another_shape_after_a_restart_stays_spent() {
     let (node, mut disk) = durable(&[scene::window("w", 5, "1h")]);
     assert_eq!(scene::drain(&mut node.asker(), "k", START), 5);
     scene::apply(&node, &[], START.later(S));

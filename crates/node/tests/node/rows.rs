@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::pools::{Way, World};
 use crate::scene::{MS, S, bucket, sliding, window};
-use crate::siblings::{Way, World};
 use acequia_limits::limit::LimitSpec;
 
 /// A third of a table's rows, or all rows if `ACEQUIA_ALL_ROWS` is set, as by `tests/soak rows`.
@@ -103,7 +103,7 @@ fn few(seed: u64, nodes: u64, (units, load_percent): (u64, u64), is_moving: bool
 
 /// With forwards between nodes, a region of several nodes passes nearly what a region of one node does.
 #[test]
-fn what_few_units_there_are_is_found_by_all_nodes_of_all_regions() {
+fn more_nodes_in_a_region_pass_nearly_as_much_of_a_small_limit() {
     println!(
         "three regions share four cells, of which all or half is asked for, nine tenths in one region after the other or alike in all"
     );
@@ -204,7 +204,7 @@ impl Load {
 /// less than two in a minute without any store, however few units there are. If random demand is below half
 /// of the limit, few requests are denied.
 #[test]
-fn few_units_are_there_without_the_stores() {
+fn at_low_demand_few_requests_of_small_limits_are_denied_without_stores() {
     println!(
         "sixteen cells, at two nodes of each of three regions: what passed of 1000, with the stores, and in a minute without"
     );
@@ -244,7 +244,7 @@ fn few_units_are_there_without_the_stores() {
 
 /// So does a region that has all of a limit, with two units a node or more: it denies few requests.
 #[test]
-fn a_region_alone_is_served_without_its_store() {
+fn at_low_demand_a_single_region_denies_few_requests_without_its_store() {
     println!(
         "sixteen cells of a region alone, below half of what it has: what passed of 1000, with the store, and in a minute without"
     );
@@ -301,7 +301,7 @@ fn at_one(nodes: u64, spec: &LimitSpec, (units, seconds): (u64, u64)) -> u64 {
 
 /// A node that is asked finds what all nodes of all regions have, by the end of the window or after a minute.
 #[test]
-fn one_node_finds_what_all_have() {
+fn one_busy_node_obtains_units_of_all_nodes_of_all_regions() {
     println!("three regions share forty cells; all is asked for at one node");
     println!("units        passed of 1000, with 1, 2 and 4 nodes a region");
     for (spec, units, [least, of_four]) in some_of([
@@ -326,7 +326,7 @@ fn one_node_finds_what_all_have() {
 /// A row has one writer, so each change is sent once, by the row's own node. More nodes mean more rows, and
 /// more links between them.
 #[test]
-fn what_rows_of_nodes_cost() {
+fn traffic_between_regions_stays_bounded_with_four_nodes_in_each() {
     println!(
         "three regions share two cells of 200/s; most is asked for in one region after the other, for 20 s each"
     );
@@ -346,7 +346,7 @@ fn what_rows_of_nodes_cost() {
 
 /// A region needs no new representative when a node dies: its other nodes are heard, ask and receive as before.
 #[test]
-fn a_region_is_heard_while_one_of_its_nodes_is_dead() {
+fn a_region_borrows_while_one_of_its_nodes_is_dead() {
     let mut world = three(2, window("w", 600, "1000s"));
     world.nodes[0].is_hung = true;
     // The other node is asked at once for more than the region has.

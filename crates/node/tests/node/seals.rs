@@ -178,7 +178,7 @@ fn told(version: &Version, seal: Option<Seal>) -> Entry {
 }
 
 #[test]
-fn what_is_signed_is_passed_on() {
+fn signed_versions_and_acknowledgements_are_passed_on() {
     let mut scene = Scene::new();
     // The link between 0 and 2 is cut. Region 2 hears the version and the acknowledgements through region 1.
     scene.world.cut = vec![(0, 2), (2, 0)];
@@ -195,7 +195,7 @@ fn what_is_signed_is_passed_on() {
 }
 
 #[test]
-fn a_process_that_begins_anew_can_pass_on_what_it_has() {
+fn a_restarted_process_passes_on_the_version_on_its_disk() {
     let mut scene = Scene::new();
     scene.world.cut = vec![(0, 2), (2, 0), (1, 2), (2, 1)];
     let version = scene.order(3);
@@ -210,7 +210,7 @@ fn a_process_that_begins_anew_can_pass_on_what_it_has() {
 }
 
 #[test]
-fn no_member_makes_versions_in_the_name_of_the_authority_or_its_own() {
+fn no_member_makes_versions_in_its_own_or_the_authoritys_name() {
     let mut scene = Scene::new();
     let keys = scene.keys(HOSTILE);
     let current = scene.version(0);
@@ -287,7 +287,7 @@ fn no_member_acknowledges_for_another() {
 }
 
 #[test]
-fn a_revoked_certificate_is_worth_nothing_and_what_was_adopted_by_it_stays() {
+fn a_revoked_certificate_signs_nothing_new_and_its_old_version_stays() {
     let mut scene = Scene::new();
     let version = scene.order(3);
     scene.world.run(2 * S, |_, _| 0);
@@ -300,7 +300,7 @@ fn a_revoked_certificate_is_worth_nothing_and_what_was_adopted_by_it_stays() {
 }
 
 #[test]
-fn no_version_takes_so_many_marks_that_few_are_left() {
+fn a_version_whose_id_is_far_ahead_is_refused() {
     let mut scene = Scene::new();
     let keys = scene.keys(1);
     let current = scene.version(0);
@@ -369,7 +369,7 @@ impl Scene {
 }
 
 #[test]
-fn nobody_gives_more_than_stands_for_it() {
+fn a_lying_member_is_believed_gifts_up_to_its_share_only() {
     let spec = window("w", 300, "1h");
     let mut scene = Scene::of(&spec);
     (0..HOSTILE).for_each(|region| assert!(scene.world.ask(region, "k"), "it is asked for"));
@@ -388,7 +388,7 @@ fn nobody_gives_more_than_stands_for_it() {
 }
 
 #[test]
-fn nobody_lends_more_than_stands_for_it() {
+fn a_lying_member_is_believed_loans_up_to_its_share_only() {
     let spec = bucket("b", "3/h", 300);
     let mut scene = Scene::of(&spec);
     (0..HOSTILE).for_each(|region| assert!(scene.world.ask(region, "k"), "it is asked for"));
@@ -582,7 +582,7 @@ fn passed_beside_a_liar(spec: &LimitSpec, seed: u64) -> u64 {
 /// Whatever the certificate of one of three regions signs, the others pass at most the limit plus that
 /// region's part, because they cannot know that both received the part. Not one unit more passes.
 #[test]
-fn whatever_one_region_sends_the_others_pass_its_part_once_more_at_most() {
+fn a_lying_region_makes_the_others_exceed_the_limit_by_its_part_at_most() {
     let specs = [window("w", 300, "1h"), bucket("b", "3/h", 300), regions::sliding("s", 300, "1h")];
     for spec in specs {
         let passed: Vec<u64> = (0..30).map(|seed| passed_beside_a_liar(&spec, seed)).collect();

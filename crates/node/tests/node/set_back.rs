@@ -34,7 +34,7 @@ fn shop() -> [LimitSpec; 1] {
 }
 
 #[test]
-fn a_window_that_was_left_is_closed_and_one_that_was_skipped_is_open() {
+fn a_clock_set_back_reopens_no_left_window_and_may_use_a_skipped_one() {
     let node = scene::node(&shop(), START);
     let mut asker = node.asker();
     assert_eq!(passed(&mut asker, 20, at(10 * S, 0)), 10);
@@ -62,7 +62,7 @@ fn a_window_that_was_left_is_closed_and_one_that_was_skipped_is_open() {
 }
 
 #[test]
-fn what_was_spent_under_a_wall_that_was_ahead_counts_in_the_window_that_is_open() {
+fn charges_by_a_clock_that_was_ahead_count_in_the_open_window() {
     let node = scene::node(&shop(), at(0, DAY));
     let mut asker = node.asker();
     assert_eq!(passed(&mut asker, 8, at(10 * S, DAY)), 8);
@@ -72,7 +72,7 @@ fn what_was_spent_under_a_wall_that_was_ahead_counts_in_the_window_that_is_open(
 }
 
 #[test]
-fn a_bucket_does_not_notice() {
+fn a_bucket_ignores_steps_of_the_wall_clock() {
     let node = scene::node(&[scene::bucket("b", "1/s", 10)], START);
     let mut asker = node.asker();
     assert_eq!(passed(&mut asker, 20, at(10 * S, DAY)), 10);
@@ -91,7 +91,7 @@ fn durable(empty_handed: Option<Now>) -> Arc<Node> {
 }
 
 #[test]
-fn a_node_that_began_a_year_ahead_is_whole_within_a_window_of_its_next_start() {
+fn a_node_started_a_year_ahead_recovers_within_a_window_of_a_restart() {
     for (name, sweeps) in [("stopped at once", false), ("swept before", true)] {
         let mut journal = Journal::default();
         let node = durable(None);
@@ -147,7 +147,7 @@ fn right_server(ahead_ns: u64) -> ServerClock {
 }
 
 #[test]
-fn a_wall_that_is_set_while_a_node_runs_is_gone_by_when_a_server_of_the_store_agrees() {
+fn a_wall_clock_set_at_run_time_is_followed_once_a_store_server_agrees() {
     let node = of_a_store();
     scene::apply(&node, &shop(), START);
     let wall_s = |now: Now| (node.corrected(now).wall_ns - START.wall_ns) / S;
@@ -178,10 +178,10 @@ fn a_wall_that_is_set_while_a_node_runs_is_gone_by_when_a_server_of_the_store_ag
 /// Without the rule, the first story must fail.
 #[cfg(feature = "mutations")]
 #[test]
-fn every_rule_that_is_left_out_is_missed() {
+fn every_rule_of_clocks_set_back_is_needed() {
     use acequia_rights::mutation::{Mutation, break_rule};
     break_rule(Some(Mutation::WallReopensWindows));
-    let missed = std::panic::catch_unwind(a_window_that_was_left_is_closed_and_one_that_was_skipped_is_open);
+    let missed = std::panic::catch_unwind(a_clock_set_back_reopens_no_left_window_and_may_use_a_skipped_one);
     break_rule(None);
     assert!(missed.is_err());
     println!("WallReopensWindows 1");

@@ -8,7 +8,7 @@ use acequia_limits::{
 use acequia_rights::MemberId;
 
 #[test]
-fn a_hot_region_borrows_what_the_others_do_not_use() {
+fn a_hot_region_borrows_units_that_others_do_not_use() {
     let mut world = World::new(3, &[regions::bucket("b", "1000/s", 300)], 40 * MS);
     world.run(2 * S, |_, _| 0);
     assert!(world.all_settled(), "{:#?}", world.memberships());
@@ -22,7 +22,7 @@ fn a_hot_region_borrows_what_the_others_do_not_use() {
 }
 
 #[test]
-fn rights_of_a_window_go_where_they_are_asked_for() {
+fn rights_of_a_window_move_to_the_region_with_demand() {
     let mut world = World::new(3, &[regions::window("w", 30_000, "1h")], 40 * MS);
     world.run(2 * S, |_, _| 0);
     let before = world.admitted();
@@ -34,7 +34,7 @@ fn rights_of_a_window_go_where_they_are_asked_for() {
 }
 
 #[test]
-fn a_key_with_numbers_of_its_own_borrows_by_them() {
+fn a_key_with_an_override_borrows_by_its_own_variant() {
     let mut spec = regions::bucket("b", "10/s", 3);
     spec.overrides =
         serde_json::from_str(r#"[{"key": "big", "rate": "1000/s", "burst": "300"}]"#).expect("overrides");
@@ -62,7 +62,7 @@ fn a_key_with_numbers_of_its_own_borrows_by_them() {
 }
 
 #[test]
-fn what_nobody_knows_of_a_cell_is_no_more_than_the_least_that_it_may_have() {
+fn holdings_of_an_unknown_key_are_reported_by_the_smallest_variant() {
     // There are fewer units than regions. The cell decides which region has a unit.
     let mut spec = regions::window("w", 2, "1h");
     spec.overrides = serde_json::from_str(r#"[{"key": "small", "limit": "1"}]"#).expect("overrides");
@@ -80,7 +80,7 @@ fn what_nobody_knows_of_a_cell_is_no_more_than_the_least_that_it_may_have() {
 }
 
 #[test]
-fn a_few_units_for_one_key_leave_the_others_what_they_have() {
+fn an_override_of_few_units_does_not_reduce_other_keys() {
     let mut spec = regions::window("w", 30_000, "1h");
     spec.overrides = serde_json::from_str(r#"[{"key": "small", "limit": "1"}]"#).expect("overrides");
     let mut world = World::new(3, &[spec], 40 * MS);
@@ -94,7 +94,7 @@ fn a_few_units_for_one_key_leave_the_others_what_they_have() {
 }
 
 #[test]
-fn who_comes_first_is_served_first_and_a_floor_is_kept() {
+fn a_priority_region_is_served_first_and_floors_are_kept() {
     // In this world regions have the numbers 0, 1 and 2.
     let first =
         (0..).map(|n| format!("r{n}")).find(|name| MemberId::named(name) == MemberId(0)).expect("a name");
@@ -126,7 +126,7 @@ fn who_comes_first_is_served_first_and_a_floor_is_kept() {
 }
 
 #[test]
-fn where_all_ask_for_more_than_there_is_each_keeps_about_its_own_part() {
+fn under_overload_each_region_keeps_about_its_own_part() {
     // Forty a second and sixty at once, for three regions that start one after the other.
     let mut world = World::new(3, &[regions::bucket("b", "40/s", 60)], 40 * MS);
     world.run(2 * S, |_, _| 0);
@@ -155,7 +155,7 @@ fn where_all_ask_for_more_than_there_is_each_keeps_about_its_own_part() {
 }
 
 #[test]
-fn who_was_idle_for_a_moment_keeps_its_burst() {
+fn a_region_that_was_idle_for_a_moment_keeps_its_burst() {
     let mut world = World::new(3, &[regions::bucket("b", "40/s", 60)], 40 * MS);
     world.run(2 * S, |_, _| 0);
     world.run(S, |_, ms| u64::from(ms % 25 == 0));
@@ -173,7 +173,7 @@ fn who_was_idle_for_a_moment_keeps_its_burst() {
 }
 
 #[test]
-fn a_link_that_was_slow_for_a_while_is_not_kept_slow_by_what_is_said_again() {
+fn repeated_entries_do_not_keep_a_recovered_link_slow() {
     let mut world = World::new(3, &[regions::bucket("b", "9/s", 10)], 40 * MS);
     world.run(2 * S, |_, _| 0);
     // Many keys at once, on links that can hardly carry their traffic.
@@ -206,7 +206,7 @@ fn a_link_that_was_slow_for_a_while_is_not_kept_slow_by_what_is_said_again() {
 }
 
 #[test]
-fn of_cells_that_nobody_asks_for_nothing_is_said_wherever_they_were_asked_for_last() {
+fn regions_send_nothing_about_idle_cells() {
     let limits = [regions::bucket("b", "9/s", 10), regions::window("w", 3_000, "1d")];
     let mut world = World::new(3, &limits, 40 * MS);
     world.run(2 * S, |_, _| 0);
@@ -235,7 +235,7 @@ fn of_cells_that_nobody_asks_for_nothing_is_said_wherever_they_were_asked_for_la
 }
 
 #[test]
-fn rights_of_a_day_are_given_after_hours_of_silence() {
+fn rights_of_a_day_window_are_given_after_minutes_without_messages() {
     let mut world = World::new(3, &[regions::window("w", 3_000, "1d")], 40 * MS);
     world.run(2 * S, |_, _| 0);
     let passed = (0..900).filter(|_| world.ask(2, "k")).count();
@@ -251,7 +251,7 @@ fn rights_of_a_day_are_given_after_hours_of_silence() {
 }
 
 #[test]
-fn a_version_that_waits_for_a_region_is_written_once() {
+fn a_version_that_waits_for_a_cut_off_region_is_written_once() {
     let mut world = World::new(3, &[regions::bucket("b", "9/s", 10)], 40 * MS);
     world.run(2 * S, |_, _| 0);
     world.cut = vec![(0, 2), (2, 0), (1, 2), (2, 1)];
@@ -269,7 +269,7 @@ fn a_version_that_waits_for_a_region_is_written_once() {
 }
 
 #[test]
-fn costs_that_no_part_can_hold_pass_in_one_region() {
+fn requests_above_every_regions_share_still_pass_in_some_region() {
     // Each region has two units, and every request needs four.
     let mut world = World::new(3, &[regions::bucket("b", "6/s", 6)], 40 * MS);
     world.run(2 * S, |_, _| 0);
@@ -312,7 +312,7 @@ fn a_catalogue_of_another_cluster_is_not_adopted() {
 /// wall clock beyond that edge, and is then corrected. The old shape and its debts must hold from then until
 /// the edge.
 #[test]
-fn a_limit_that_seemed_to_be_over_holds_when_the_wall_is_corrected() {
+fn an_old_shape_that_seemed_over_holds_when_the_clock_is_corrected() {
     let mut world = World::new(2, &[window("w", 300, "1h")], 20 * MS);
     world.run(2 * S, |_, _| 0);
     let to_edge_ns = 3_600 * S - world.now % (3_600 * S);
@@ -334,7 +334,7 @@ fn a_limit_that_seemed_to_be_over_holds_when_the_wall_is_corrected() {
 /// One region obtains what all others have, and then another region is asked. What the second does not accept
 /// from the first arrives through the regions that had the units.
 #[test]
-fn what_one_region_drew_goes_on_to_another_by_way_of_those_who_had_it() {
+fn borrowed_rights_reach_a_third_region_through_their_givers() {
     let mut world = World::new(5, &[window("w", 5_000, "1d")], 20 * MS);
     world.run(2 * S, |_, _| 0);
     let passed = (0..900).filter(|_| world.ask(4, "k")).count();

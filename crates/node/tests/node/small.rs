@@ -1,8 +1,8 @@
 //! Limits with fewer units than there are nodes: what passes at once, what passes on a retry, and what passes
 //! without the store.
 
+use crate::pools::{Way, World};
 use crate::scene::{MS, S, bucket, sliding, window};
-use crate::siblings::{Way, World};
 use acequia_limits::limit::LimitSpec;
 
 /// How many cells are asked for.
@@ -45,7 +45,7 @@ fn alone(spec: LimitSpec, percent: u8, has_store: bool) -> World {
 /// find that unit. A cell with few units is therefore exact, and passes nothing without the store. With four
 /// units or more, a guard node keeps one, and few requests are denied at first.
 #[test]
-fn a_guard_unit_costs_the_answer_at_once_and_gives_one_without_the_store() {
+fn a_guard_unit_of_a_tiny_limit_delays_answers_and_serves_store_outages() {
     println!("of four nodes, in percent      with the store       without");
     println!("units  with the guard node    at once  in a second  in a second");
     let row = |units: u64, percent: u8| {
@@ -98,7 +98,7 @@ fn used(spec: &LimitSpec, (nodes, a_second): (u64, u64), load_percent: u64) -> (
 /// If a pool has few units a node, no node holds units it does not use. Requests at every node find what
 /// there is.
 #[test]
-fn what_few_units_there_are_is_found_at_every_node() {
+fn few_units_of_a_pool_can_be_spent_at_every_node() {
     println!(
         "ten cells at ten nodes, by how much of them is asked for: what passed of that, and calls a request"
     );
@@ -121,7 +121,7 @@ fn what_few_units_there_are_is_found_at_every_node() {
 /// A request needs two units at a node that holds one. The call returns this unit, and the reply brings both,
 /// so the request passes on a retry.
 #[test]
-fn what_needs_two_units_of_a_scarce_pool_has_them() {
+fn a_request_for_two_units_of_a_scarce_pool_passes_soon() {
     for cell in 0..4 {
         let mut world = World::new(10, &[bucket("l", "20/s", 20)], 10, 1);
         world.is_prompt = true;

@@ -23,7 +23,7 @@ fn told(node: &Node) -> Vec<(u8, u64)> {
 }
 
 #[test]
-fn each_threshold_is_told_once_a_window() {
+fn each_threshold_warns_once_a_window() {
     for spec in
         [window("w", 10, "1h"), quota("w", 10, "day"), sliding("w", 10, "1h"), bucket("w", "10/h", 10)]
     {
@@ -50,7 +50,7 @@ fn each_threshold_is_told_once_a_window() {
 }
 
 #[test]
-fn what_comes_back_and_is_spent_again_is_not_told_again() {
+fn a_threshold_reached_again_after_a_refund_does_not_warn_again() {
     let node = node(&[warned(window("w", 10, "1h"), &[50])], START);
     let mut asker = node.asker();
     let recording =
@@ -65,7 +65,7 @@ fn what_comes_back_and_is_spent_again_is_not_told_again() {
 }
 
 #[test]
-fn ids_of_warnings_are_of_the_threshold_the_cell_and_the_window() {
+fn a_warnings_id_depends_on_its_threshold_cell_and_window() {
     let ids = |now: Now, key: &str| -> Vec<String> {
         let node = node(&[warned(window("w", 10, "1h"), &[50, 80])], START);
         passes(&mut node.asker(), key, 9, now);
@@ -79,7 +79,7 @@ fn ids_of_warnings_are_of_the_threshold_the_cell_and_the_window() {
 }
 
 #[test]
-fn nobody_is_told_of_what_was_reached_before_a_restart() {
+fn a_threshold_reached_before_a_crash_does_not_warn_again() {
     let spec = warned(window("w", 10, "1h"), &[50, 80]);
     let config = |crashed| acequia_node::Config {
         key: scene::KEY,
@@ -103,7 +103,7 @@ fn nobody_is_told_of_what_was_reached_before_a_restart() {
 }
 
 #[test]
-fn a_throttle_slows_before_the_window_is_shut() {
+fn a_throttle_delays_requests_before_the_window_is_spent() {
     let node = node(&[throttled(window("w", 100, "1h"), 90, "5/s")], START);
     let mut asker = node.asker();
     assert!(passes(&mut asker, "k", 90, START));
@@ -130,7 +130,7 @@ fn a_throttle_slows_before_the_window_is_shut() {
 }
 
 #[test]
-fn regions_judge_the_whole_limit() {
+fn regions_warn_by_the_use_of_the_whole_limit() {
     let spec = warned(regions::window("w", 3_000, "1h"), &[80]);
     let mut world = regions::World::new(3, &[spec], 40 * regions::MS);
     world.run(2 * regions::S, |_, _| 0);
@@ -155,7 +155,7 @@ fn regions_judge_the_whole_limit() {
 }
 
 #[test]
-fn a_flood_of_cells_that_are_used_up_has_a_bound() {
+fn warnings_for_a_flood_of_spent_cells_are_bounded() {
     let node = node(&[warned(window("w", 1, "1h"), &[100])], START);
     let mut asker = node.asker();
     let mut all = 0;

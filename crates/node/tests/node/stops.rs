@@ -1,7 +1,7 @@
 //! Nodes of one region that are stopped and restart. Only what they could not give back is lost.
 
+use crate::pools::{Way, World};
 use crate::scene::{self, MS, S, bucket, sliding, slots, window};
-use crate::siblings::{Way, World};
 use acequia_limits::{Request, limit::LimitSpec};
 use acequia_node::{Ask, MEMORY_BYTES_MIN};
 
@@ -22,7 +22,7 @@ fn algorithms() -> [LimitSpec; 4] {
 
 /// A node that has only its guard share. What is left at a stop is left after the restart, and no more.
 #[test]
-fn a_guard_share_is_what_it_was_before_a_stop() {
+fn a_guard_share_is_the_same_before_and_after_a_clean_stop() {
     for spec in algorithms() {
         let mut world = World::of_new(2, std::slice::from_ref(&spec), GUARD);
         world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
@@ -67,7 +67,7 @@ fn restarted_one_by_one(spec: &LimitSpec, way: Way) -> u64 {
 }
 
 #[test]
-fn nodes_that_are_stopped_one_by_one_lose_nothing() {
+fn nodes_that_are_stopped_one_by_one_lose_few_units() {
     for spec in [window("l", 1_000, "1000s"), bucket("l", "1/h", 1_000)] {
         let all = restarted_one_by_one(&spec, Way::GOOD);
         assert_eq!(all, 1_000, "{spec:?}");
@@ -80,7 +80,7 @@ fn nodes_that_are_stopped_one_by_one_lose_nothing() {
 
 /// The store is out of reach when the nodes stop. The window loses what they held of the pool, and no more.
 #[test]
-fn what_is_not_given_back_is_lost() {
+fn nodes_stopped_without_the_store_lose_only_units_they_held() {
     let all = restarted_one_by_one(&window("l", 1_000, "1000s"), Way::CUT);
     assert!((700..=1_000).contains(&all), "{all}");
 }
@@ -105,7 +105,7 @@ fn spent_beside_the_pool(seed: u64) {
 }
 
 #[test]
-fn what_was_given_back_counts_as_spent_of_the_own_share() {
+fn units_returned_at_a_stop_are_not_spent_again_by_the_node() {
     (1..=20).for_each(spent_beside_the_pool);
 }
 
@@ -144,7 +144,7 @@ fn stopped_and_crashed() {
 }
 
 #[test]
-fn what_a_stop_has_written_is_true_once() {
+fn rows_of_a_clean_stop_count_for_one_start_only() {
     stopped_and_crashed();
 }
 
@@ -167,7 +167,7 @@ fn crashed_and_stopped(change: impl Fn(&mut World)) {
 }
 
 #[test]
-fn what_a_crash_forgot_counts_as_spent_whatever_is_stopped_after_it() {
+fn a_guard_share_forgotten_by_a_crash_stays_spent_after_clean_stops() {
     crashed_and_stopped(|world| world.stop(0, (S, S)));
     // Two stops; then also limits that are lowered and raised between them.
     crashed_and_stopped(|world| {
@@ -211,7 +211,7 @@ fn what_a_crash_forgot_counts_as_spent_whatever_is_stopped_after_it() {
 /// Between a crash and a stop the node was not asked for a key. Its guard share denies the key, but the pool
 /// grants units.
 #[test]
-fn pools_are_open_to_who_was_stopped_after_a_crash() {
+fn a_node_stopped_after_a_crash_gets_units_of_the_pool() {
     let mut world = World::of_new(2, &[window("l", 1_000, "1000s")], GUARD);
     world.pass(S);
     world.crash(0);
@@ -227,7 +227,7 @@ fn pools_are_open_to_who_was_stopped_after_a_crash() {
 /// A node restarts with less memory than its cells need. An earlier process recorded window withdrawals on
 /// its disk. Mates and the group's other cells do not wait for reports on cells without room.
 #[test]
-fn a_node_without_room_for_what_it_took_before_keeps_nobody_waiting() {
+fn a_node_without_room_for_cells_with_withdrawals_blocks_no_mate() {
     let by = |name: &str, spec| LimitSpec { when: scene::fields(&[("key", &[&format!("{name}*")])]), ..spec };
     let specs = [by("k", window("w", 1_000, "1000s")), by("f", bucket("b", "1000/s", 1_000))];
     let mut world = World::kept(2, &specs, GUARD, 1);
@@ -265,7 +265,7 @@ fn a_node_without_room_for_what_it_took_before_keeps_nobody_waiting() {
 /// A node dies under load. The others obtain all of a window except the dead node's guard share and its
 /// unspent pool units.
 #[test]
-fn a_node_that_dies_takes_along_what_it_has_and_no_more() {
+fn a_node_that_dies_costs_only_the_units_that_it_held() {
     for (nodes, a_second) in [(2, 4), (3, 30), (5, 30)] {
         let mut world = World::of_new(nodes, &[window("w", 1_000, "1000s")], 10);
         world.pass(S);

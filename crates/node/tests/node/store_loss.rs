@@ -1,7 +1,7 @@
 //! Decisions of limits whose store does not answer.
 
+use crate::pools::{Way, World};
 use crate::scene::{self, MS, S, bucket, sliding, window};
-use crate::siblings::{Way, World};
 use acequia_limits::{
     Mode, Reason, Request,
     limit::{LimitSpec, OnStoreLoss},
@@ -66,7 +66,7 @@ fn exhaust(world: &mut World, key: &str, most: usize) -> (usize, Answer) {
 }
 
 #[test]
-fn a_cell_that_holds_nothing_is_decided_as_its_limit_says() {
+fn without_the_store_an_empty_cell_is_decided_by_on_store_loss() {
     for spec in MODES.iter().flat_map(|mode| hundred(*mode)) {
         let (name, on_store_loss) = (spec.name.clone(), spec.on_store_loss);
         let mut world = settled(2, &[spec]);
@@ -100,7 +100,7 @@ fn a_cell_that_holds_nothing_is_decided_as_its_limit_says() {
 
 /// Requests have ended, so most units would be returned; but the store is lost before any call to it.
 #[test]
-fn nothing_is_given_back_to_a_store_that_is_gone() {
+fn a_node_keeps_its_leases_while_the_store_is_gone() {
     for spec in [window("w", 2_000, "5m"), bucket("b", "400/m", 2_000), sliding("s", 2_000, "5m")] {
         let name = spec.name.clone();
         let mut world = settled(2, &[spec]);
@@ -123,7 +123,7 @@ fn nothing_is_given_back_to_a_store_that_is_gone() {
 }
 
 #[test]
-fn what_is_held_of_the_pool_is_spent_first() {
+fn without_the_store_leased_units_are_spent_first() {
     let mut of_modes: Vec<usize> = Vec::new();
     for spec in MODES.iter().flat_map(|mode| hundred(*mode)) {
         let (name, on_store_loss) = (spec.name.clone(), spec.on_store_loss);
@@ -165,7 +165,7 @@ fn what_is_held_of_the_pool_is_spent_first() {
 }
 
 #[test]
-fn a_store_that_is_back_is_as_it_was_and_nothing_open_was_charged() {
+fn requests_that_passed_openly_are_not_charged_when_the_store_is_back() {
     for spec in MODES.iter().flat_map(|mode| hundred(*mode)) {
         let (name, on_store_loss) = (spec.name.clone(), spec.on_store_loss);
         let mut world = settled(2, &[spec]);
@@ -191,7 +191,7 @@ fn a_store_that_is_back_is_as_it_was_and_nothing_open_was_charged() {
 }
 
 #[test]
-fn a_pool_that_answers_and_has_nothing_left_is_not_lost() {
+fn a_spent_pool_that_answers_does_not_count_as_lost() {
     for on_store_loss in [OnStoreLoss::Closed, OnStoreLoss::Open] {
         for spec in [window("w", 40, "2s"), bucket("b", "20/s", 40), sliding("s", 40, "2s")] {
             let mut world = settled(2, &[LimitSpec { on_store_loss, ..spec }]);
@@ -212,7 +212,7 @@ fn a_pool_that_answers_and_has_nothing_left_is_not_lost() {
 }
 
 #[test]
-fn a_store_that_is_away_for_a_moment_is_not_lost() {
+fn a_store_that_is_away_for_a_moment_does_not_count_as_lost() {
     for on_store_loss in [OnStoreLoss::Closed, OnStoreLoss::Open] {
         let mut world = settled(2, &hundred(on_store_loss)[..1]);
         let mut missed = 0;
@@ -233,7 +233,7 @@ fn a_store_that_is_away_for_a_moment_is_not_lost() {
 }
 
 #[test]
-fn a_node_that_never_heard_of_its_store_has_lost_it() {
+fn a_store_that_never_answered_counts_as_lost_in_time() {
     let mut world = World::new(1, &hundred(OnStoreLoss::Closed)[..1], GUARD, 1);
     cut(&mut world, Way::CUT);
     assert_eq!(ask(&mut world, 0, "k", 1).reason, Reason::WithinLimit);
@@ -245,7 +245,7 @@ fn a_node_that_never_heard_of_its_store_has_lost_it() {
 }
 
 #[test]
-fn one_limit_that_denies_denies_all_and_nothing_is_charged_or_counted() {
+fn without_the_store_one_denying_limit_denies_and_nothing_is_charged() {
     let of = |on_store_loss| hundred(on_store_loss).into_iter().next().expect("a limit");
     for strict in [OnStoreLoss::Guard, OnStoreLoss::Closed] {
         let named = |name: &str, on_store_loss| LimitSpec { name: name.into(), ..of(on_store_loss) };
@@ -264,7 +264,7 @@ fn one_limit_that_denies_denies_all_and_nothing_is_charged_or_counted() {
 }
 
 #[test]
-fn a_look_counts_nothing_and_a_limit_that_watches_gives_nothing_up() {
+fn peeks_and_shadow_limits_add_no_open_units() {
     let [spec, ..] = hundred(OnStoreLoss::Open);
     let mode = Mode::Shadow;
     for (spec, reason) in [(spec.clone(), Reason::Open), (LimitSpec { mode, ..spec }, Reason::WithinLimit)] {
@@ -285,7 +285,7 @@ fn a_look_counts_nothing_and_a_limit_that_watches_gives_nothing_up() {
 }
 
 #[test]
-fn what_is_decided_without_the_store_is_counted_and_nothing_else() {
+fn only_decisions_made_without_the_store_are_counted_as_such() {
     for spec in MODES.iter().flat_map(|mode| hundred(*mode)) {
         let (name, on_store_loss) = (spec.name.clone(), spec.on_store_loss);
         let mut world = settled(2, &[spec]);
@@ -312,7 +312,7 @@ fn what_is_decided_without_the_store_is_counted_and_nothing_else() {
 }
 
 #[test]
-fn each_limit_of_a_request_decides_without_the_store_unless_it_has_no_pool() {
+fn decisions_without_the_store_are_counted_for_each_enforced_limit() {
     let [spec, ..] = hundred(OnStoreLoss::Guard);
     let named = |name: &str, mode| LimitSpec { name: name.into(), mode, ..spec.clone() };
     let specs = [("k-1", Mode::Enforce), ("k-2", Mode::Enforce), ("k-3", Mode::Shadow)];
@@ -324,7 +324,7 @@ fn each_limit_of_a_request_decides_without_the_store_unless_it_has_no_pool() {
 }
 
 #[test]
-fn a_node_without_a_store_denies_as_ever() {
+fn on_store_loss_has_no_effect_on_a_node_without_a_store() {
     for spec in hundred(OnStoreLoss::Closed).into_iter().chain(hundred(OnStoreLoss::Open)) {
         let node = scene::node(std::slice::from_ref(&spec), scene::START);
         let mut asker = node.asker();
@@ -338,7 +338,7 @@ fn a_node_without_a_store_denies_as_ever() {
 /// The nodes' leases may amount to all of the lowered limit. Without the store they cannot hear of this, so
 /// each lowers its lease at once in proportion. Together they keep no more than there is.
 #[test]
-fn a_limit_that_is_lowered_without_the_store_is_lowered() {
+fn a_limit_lowered_without_the_store_applies_to_all_nodes_at_once() {
     for (large, small) in [
         (sliding("s", 1_000, "1s"), sliding("s", 100, "1s")),
         (bucket("b", "1000/s", 1_000), bucket("b", "100/s", 100)),

@@ -123,7 +123,7 @@ impl Race {
 }
 
 #[test]
-fn windows_hold_while_limits_change_under_them() {
+fn windows_stay_within_their_limit_while_limits_change() {
     let with = |limit| vec![scene::window("w", limit, "1h")];
     let race = Race::new(&with(1_000)).run(MS, &[with(1_000), with(600), vec![], with(900)]);
     let (hot, cold) = race.most();
@@ -132,7 +132,7 @@ fn windows_hold_while_limits_change_under_them() {
 }
 
 #[test]
-fn several_limits_are_charged_all_or_none_by_all_threads() {
+fn threads_charge_all_limits_of_a_request_or_none() {
     let all = || LimitSpec { by: vec![], ..scene::window("all", 4_000, "1h") };
     let each = || scene::sliding("each", 60, "1h");
     let turns =
@@ -147,7 +147,7 @@ fn several_limits_are_charged_all_or_none_by_all_threads() {
 }
 
 #[test]
-fn buckets_give_their_burst_and_their_rate_to_all_threads_together() {
+fn threads_together_get_at_most_a_buckets_burst_and_rate() {
     // No variant exceeds a burst of 500 and a rate of 10/s.
     let with = |rate: &str, burst| vec![scene::bucket("b", rate, burst)];
     let turns = [with("10/s", 500), with("1/s", 500), with("9/s", 500), with("10/s", 100), vec![]];
@@ -161,7 +161,7 @@ fn buckets_give_their_burst_and_their_rate_to_all_threads_together() {
 }
 
 #[test]
-fn keys_without_room_have_no_more_together_while_their_numbers_change() {
+fn keys_in_a_shared_cell_stay_within_its_limit_while_it_changes() {
     let with = |limit| vec![scene::window("w", limit, "1h")];
     // The flood is never denied, so no room is left anywhere.
     let race = Race::new(&with(1_000_000));

@@ -5,8 +5,8 @@
 //! `ACEQUIA_STEPS` sets the steps of the long runs. With the feature `mutations`, each rule is left out in
 //! turn, and the checks must notice.
 
+mod extremes;
 mod kills;
-mod numbers;
 pub(crate) mod random;
 mod rows;
 mod stories;

@@ -1,6 +1,6 @@
 //! Pools under random histories. An outside judge checks what all nodes admit, by true time.
 
-mod names;
+mod idempotency;
 mod stories;
 mod totals;
 mod windows;
@@ -656,7 +656,7 @@ fn history(seed: u64) -> Result<[u64; 3], String> {
 }
 
 #[test]
-fn no_history_takes_more_from_a_pool_than_there_is() {
+fn no_random_history_takes_more_from_a_pool_than_it_has() {
     let histories = std::env::var("HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(2_000);
     let mut admitted = [0; 3];
     for seed in 0..histories {
@@ -707,7 +707,7 @@ fn every_rule_is_needed() {
     for rule in Mutation::table(Check::Pools).filter(in_histories) {
         break_rule(Some(rule));
         let told = |seed| match of_names.contains(&rule) {
-            true => names::history(seed, true).err(),
+            true => idempotency::history(seed, true).err(),
             false => history(seed).err(),
         };
         let caught = (0..10_000).find_map(|seed| Some((seed + 1, told(seed)?)));

@@ -75,7 +75,7 @@ proptest! {
     }
 
     #[test]
-    fn units_that_come_one_by_one_go_to_one_region_each(weights in weights(), salt: u32) {
+    fn each_added_unit_goes_to_exactly_one_region(weights in weights(), salt: u32) {
         let split = split(&weights);
         let mut before = shares(&split, 0, salt);
         for total in 1..1_200 {
@@ -87,7 +87,7 @@ proptest! {
     }
 
     #[test]
-    fn everybody_has_one_where_there_are_enough(weights in weights(), more in 0..=900_u64, salt: u32) {
+    fn every_region_has_a_unit_if_there_are_enough(weights in weights(), more in 0..=900_u64, salt: u32) {
         let split = split(&weights);
         let count = weights.len() as u64;
         prop_assert!(shares(&split, count + more, salt).iter().all(|&units| units >= 1));
@@ -127,7 +127,7 @@ proptest! {
     }
 
     #[test]
-    fn few_values_over_all_salts(weights in weights(), total in total(), salts in prop::collection::vec(any::<u32>(), 20)) {
+    fn a_share_takes_only_few_values_over_all_salts(weights in weights(), total in total(), salts in prop::collection::vec(any::<u32>(), 20)) {
         let split = split(&weights);
         for region in split.regions() {
             let distinct = split.distinct(region, total);
@@ -141,7 +141,7 @@ proptest! {
 
     /// Compares the tables with the sequence: one rotation and one start explain every share.
     #[test]
-    fn shares_are_what_the_reference_counts(weights in prop::collection::vec(1..=12_u32, 1..=7), salt: u32) {
+    fn shares_agree_with_the_reference_sequence(weights in prop::collection::vec(1..=12_u32, 1..=7), salt: u32) {
         let split = split(&weights);
         let divisor = weights.iter().copied().fold(0, gcd);
         let who = period(&weights.iter().map(|weight| weight / divisor).collect::<Vec<_>>());
@@ -166,7 +166,7 @@ proptest! {
 
 /// Within a period nobody is a unit away from the proportion. The other bounds follow from this bound.
 #[test]
-fn the_sequence_is_never_a_unit_off() {
+fn the_sequence_is_always_within_a_unit_of_the_proportion() {
     let one_large = [50].into_iter().chain([1; 50]).collect();
     for weights in [vec![1; 64], one_large, vec![937, 3, 59, 1], vec![5, 3, 2]] {
         let sum: u32 = weights.iter().sum();
@@ -188,7 +188,7 @@ fn the_sequence_is_never_a_unit_off() {
 /// Webster's sequence gives a large region its first units in a row. If the sequence starts elsewhere, shares
 /// are not proportional.
 #[test]
-fn websters_sequence_would_be_far_off() {
+fn websters_sequence_is_far_from_the_proportion() {
     let weights: Vec<u32> = [50].into_iter().chain([1; 50]).collect();
     let mut taken = vec![0_u32; weights.len()];
     let mut furthest = 0.0_f64;
@@ -227,7 +227,7 @@ fn largest_remainder_has_the_alabama_paradox_and_the_sequence_has_not() {
 }
 
 #[test]
-fn salts_are_fair() {
+fn salts_give_each_region_its_fair_mean() {
     let weights = [5, 3, 2, 1];
     let split = split(&weights);
     let cells = 100_000;
@@ -248,7 +248,7 @@ fn salts_are_fair() {
 }
 
 #[test]
-fn impossible_weights_are_refused_with_a_way_out() {
+fn impossible_weights_are_refused_with_a_suggestion() {
     assert_eq!(Split::new(&[]), Err(SplitFault::Regions(0)));
     assert_eq!(Split::new(&numbered(&[1; 65])), Err(SplitFault::Regions(65)));
     assert_eq!(Split::new(&[(MemberId(4), 1), (MemberId(4), 1)]), Err(SplitFault::Twice(4)));
@@ -266,7 +266,7 @@ fn impossible_weights_are_refused_with_a_way_out() {
 }
 
 #[test]
-fn whoever_has_no_part_has_nothing() {
+fn a_member_outside_the_split_has_no_share() {
     let split = split(&[1, 2]);
     let stranger = MemberId(99);
     assert_eq!((split.units(stranger, 1_000, 7), split.rate(stranger), split.weight(stranger)), (0, 0, 0));
@@ -274,7 +274,7 @@ fn whoever_has_no_part_has_nothing() {
 }
 
 #[test]
-fn the_slowest_part_is_slower_than_all_others() {
+fn no_part_refills_more_slowly_than_the_slowest_part() {
     let split = split(&[600, 1, 1]);
     let slowest = split.slowest(100);
     for region in split.regions() {
@@ -289,7 +289,7 @@ fn the_slowest_part_is_slower_than_all_others() {
 
 /// A split is sent and stored as its weights.
 #[test]
-fn a_split_comes_back_from_its_weights() {
+fn a_split_can_be_rebuilt_from_its_weights() {
     let split = split(&[30, 20, 10]);
     let weights: Vec<(MemberId, u32)> = split.clone().into();
     assert_eq!(weights, numbered(&[30, 20, 10]));

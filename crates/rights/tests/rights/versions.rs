@@ -26,7 +26,7 @@ fn histories(otherwise: u64) -> u64 {
 }
 
 #[test]
-fn no_history_gives_away_more_than_the_budget_and_all_recover() {
+fn shares_never_exceed_the_budget_in_random_histories_that_heal() {
     let histories = histories(400);
     let mut seen = world::Seen::default();
     for seed in 0..histories {
@@ -40,7 +40,7 @@ fn no_history_gives_away_more_than_the_budget_and_all_recover() {
 }
 
 #[test]
-fn a_seed_replays_its_history() {
+fn a_seed_replays_the_same_history_of_versions() {
     let trace = |seed| history(seed).map(|world| world.trace).map_err(|caught| caught.to_string());
     assert_eq!(trace(11), trace(11));
     assert_ne!(trace(11), trace(12));

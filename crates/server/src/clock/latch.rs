@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_finds_a_line_that_was_written_whole() {
+    fn a_reader_never_sees_a_half_written_line() {
         let line =
             |n: u64| Line { from: n, steady_ns: n, scale: n, counts: n, offset_ns: n as i64, generation: n };
         let (latch, ends) = (Latch::new(line(0)), AtomicBool::new(false));

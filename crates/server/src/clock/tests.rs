@@ -158,7 +158,7 @@ impl Process {
 }
 
 #[test]
-fn steady_time_is_that_of_the_system_from_the_first_second_on_whatever_the_counter_says() {
+fn steady_time_agrees_with_the_system_at_any_counter_rate() {
     // Counts in a millisecond: 3 GHz, the same give or take a thousandth, a slow counter and a very quick
     // one.
     for (seed, counts) in (0..).zip([3_000_000, 2_997_000, 3_003_000, 24_000, 9_999_999]) {
@@ -189,7 +189,7 @@ fn steady_time_is_that_of_the_system_from_the_first_second_on_whatever_the_count
 }
 
 #[test]
-fn a_thread_that_is_preempted_moves_nothing() {
+fn a_preempted_thread_does_not_shift_the_clock() {
     for seed in 0..40 {
         let machine = Fake::machine(seed);
         let mut process = Process::on(&machine);
@@ -235,7 +235,7 @@ fn an_unstable_counter_is_noticed_and_no_longer_used() {
 }
 
 #[test]
-fn time_asleep_counts_though_the_counter_stood_still() {
+fn time_asleep_counts_even_if_the_counter_stood_still() {
     let machine = Fake::machine(1);
     let mut process = Process::on(&machine);
     let awake = process.read_for(2 * S, 200 * US);
@@ -249,7 +249,7 @@ fn time_asleep_counts_though_the_counter_stood_still() {
 }
 
 #[test]
-fn a_process_that_reads_seldom_reads_right() {
+fn a_process_that_rarely_reads_the_clock_reads_the_right_time() {
     let machine = Fake::machine(1);
     machine.hands().counts = 2_990_000;
     let mut process = Process::on(&machine);
@@ -262,7 +262,7 @@ fn a_process_that_reads_seldom_reads_right() {
 }
 
 #[test]
-fn a_wall_that_is_set_ahead_is_followed_at_once() {
+fn a_wall_clock_set_ahead_is_followed_at_once() {
     let machine = Fake::machine(1);
     let mut process = Process::on(&machine);
     process.read_for(S, MS);
@@ -273,7 +273,7 @@ fn a_wall_that_is_set_ahead_is_followed_at_once() {
 }
 
 #[test]
-fn a_wall_that_is_set_back_a_little_is_slewed_until_both_agree_and_never_goes_back() {
+fn a_wall_clock_set_back_a_little_is_slewed_and_never_goes_back() {
     for back_ns in [2 * MS, 200 * MS, 2_999 * MS] {
         let machine = Fake::machine(1);
         let mut process = Process::on(&machine);
@@ -294,7 +294,7 @@ fn a_wall_that_is_set_back_a_little_is_slewed_until_both_agree_and_never_goes_ba
 }
 
 #[test]
-fn a_wall_that_is_set_back_far_is_followed_at_once_each_time() {
+fn a_wall_clock_set_back_far_is_followed_at_once() {
     let machine = Fake::machine(1);
     let mut process = Process::on(&machine);
     for (times, back_ns) in (1..).zip([3_001 * MS, HOUR, 24 * HOUR, 10 * S]) {
@@ -309,7 +309,7 @@ fn a_wall_that_is_set_back_far_is_followed_at_once_each_time() {
 }
 
 #[test]
-fn a_wall_that_cannot_be_is_not_believed() {
+fn an_impossible_wall_clock_is_refused_or_ignored() {
     let machine = Fake::machine(1);
     let right = machine.hands().wall_less_boot_ns;
     for wall_ns in [0, 1_000_000_000 * S, WALL_NS_MAX + 1, u64::MAX] {

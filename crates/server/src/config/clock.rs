@@ -72,7 +72,7 @@ mod tests {
     use crate::config::tests::{accepted, with};
 
     #[test]
-    fn clocks_are_as_good_as_they_are_said_to_be() {
+    fn the_error_and_drift_of_a_clock_are_read() {
         let clock = |text: &str| {
             accepted(&with("clock: { error: 20ms, drift: 5e-4 }", text)).regions.expect("regions").clock
         };

@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn watched_files_change_when_what_they_hold_does() {
+    fn a_watched_file_has_changed_only_if_its_content_has() {
         let folder = tempfile::tempdir().expect("a folder");
         let [a, b] = ["a", "b"].map(|name| folder.path().join(name));
         let mut watched = Watched::default();

@@ -176,7 +176,7 @@ mod tests {
     use crate::config::tests::{SHARED, accepted, refused_once, with};
 
     #[test]
-    fn windows_are_much_longer_than_clocks_are_wrong() {
+    fn a_window_too_short_for_the_clock_error_is_refused() {
         let limits = |clock: &str, algorithm: &str| {
             let limit = format!("limits:\n  - name: a\n    domain: shop\n    {algorithm}\n");
             format!("{}{limit}", with("error: 20ms", clock))
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn only_regions_come_first() {
+    fn a_priority_that_names_no_region_is_refused() {
         let limits = |sharing: &str| {
             format!(
                 "{SHARED}limits:\n  - name: a\n    domain: shop\n    token_bucket: {{ rate: 1/s, burst: 9 }}\n    sharing:\n      \
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_store_does_is_one_of_three() {
+    fn on_store_loss_is_guard_closed_or_open() {
         let limits = |word: &str| {
             format!(
                 "region: eu\nnode: a\nlimits:\n  - name: a\n    domain: shop\n    token_bucket: {{ rate: 1/s, burst: 9 }}\n    \
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_have_a_live_limit_in_their_domain() {
+    fn a_candidate_needs_an_enforced_limit_in_its_domain() {
         let limits = |mode: &str, domain: &str, live: &str| {
             format!(
                 "region: eu\nnode: a\nlimits:\n  - {{ name: old, domain: shop, mode: {mode}, token_bucket: {{ rate: 1/s, burst: 9 }} }}\n  \
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_travel_in_one_message() {
+    fn limits_that_do_not_fit_in_one_message_are_refused() {
         let limits = |count: usize| {
             let long = "v".repeat(1_000);
             let limit = |n| {

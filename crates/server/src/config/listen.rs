@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn an_admin_service_is_on_loopback_or_guarded() {
+    fn an_admin_port_is_accepted_on_loopback_or_with_authentication() {
         for address in ["127.0.0.1:8082", "127.9.9.9:8082", "[::1]:8082", "[::ffff:127.0.0.1]:8082"] {
             let config = accepted(&format!("{HEAD}listen: {{ admin: \"{address}\" }}\n"));
             let port =
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_has_certificates_and_callers() {
+    fn the_certificates_and_callers_of_a_port_are_read() {
         let config = accepted(&format!(
             "{HEAD}listen:\n  grpc:\n    address: 0.0.0.0:1\n    tls: {{ cert: tls.crt, key: tls.key, client_ca: ca.crt }}\n    \
              allow:\n    - {{ name: spiffe://shop/envoy, domains: [shop, \"edge/*\"], may: [check, peek] }}\n    \
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn free_ports_and_different_hosts_are_no_clash() {
+    fn port_zero_and_different_hosts_do_not_clash() {
         accepted(&format!(
             "{HEAD}listen: {{ grpc: \"127.0.0.1:0\", http: \"127.0.0.1:0\", admin: \"127.0.0.1:0\" }}\n"
         ));

@@ -183,7 +183,7 @@ memory: 1
 ";
 
     #[test]
-    fn each_limit_and_each_other_field_is_a_part() {
+    fn each_limit_and_each_other_field_of_a_file_is_a_part() {
         let parts = parts(TEXT);
         let written: Vec<&str> = parts.iter().map(|part| &TEXT[part.place.clone()]).collect();
         let expected = [
@@ -200,7 +200,7 @@ memory: 1
     }
 
     #[test]
-    fn what_is_left_out_leaves_the_lines_of_the_rest() {
+    fn a_part_that_is_removed_leaves_other_line_numbers_unchanged() {
         for (number, part) in parts(TEXT).into_iter().enumerate() {
             let text = part.left_out(TEXT);
             assert_eq!(text.lines().count(), TEXT.lines().count(), "{number}");

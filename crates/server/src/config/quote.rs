@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_yaml_would_read_as_another_value_is_quoted() {
+    fn values_that_yaml_would_misread_are_quoted() {
         for (text, written) in [
             ("a: NO\nb: [1.10, 01234, x]\n", "a: 'NO'\nb: ['1.10', '01234', x]\n"),
             ("{a: 0x1F, b: yes, c: \"on\", d: 'off'}", "{a: '0x1F', b: 'yes', c: \"on\", d: 'off'}"),

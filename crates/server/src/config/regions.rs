@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_regions_need_is_asked_for() {
+    fn a_missing_setting_that_regions_need_is_named() {
         for (line, setting) in [
             ("data: ./data", "`data`"),
             ("tls: ./certs", "`tls`"),
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_s_weight_is_cut_in_even_parts() {
+    fn a_regions_weight_is_divided_evenly_among_its_nodes() {
         let us = "us-1: \"us-1.example.net:7202\"";
         let three = format!("{us}, us-2: \"127.0.0.1:7204\", us-3: \"127.0.0.1:7205\"");
         let regions = accepted(&with(us, &three)).regions.expect("regions");
@@ -569,7 +569,7 @@ limits:
     }
 
     #[test]
-    fn two_names_that_make_one_number_are_refused() {
+    fn two_region_names_with_one_number_are_refused() {
         let mut numbers: BTreeMap<MemberId, String> = BTreeMap::new();
         let twins = (0..).map(|n| format!("r{n}")).find_map(|name| {
             let first = numbers.insert(MemberId::named(&name), name.clone())?;

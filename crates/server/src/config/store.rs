@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_share_a_cluster() {
+    fn a_redis_cluster_shared_by_nodes_is_read() {
         let found = store(STORE);
         assert_eq!((found.guard_percent, found.nodes.len(), found.numbers().len()), (10, 2, 2));
         assert_eq!((found.redis.prefix.as_str(), found.redis.connections), ("acequia:eu", 2));
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_reached_in_three_ways_with_a_name_and_certificates() {
+    fn sentinel_and_shards_with_credentials_and_tls_are_read() {
         let found = store(
             "data: d\nclock: { error: 5ms }\nstore:\n  redis:\n    sentinel: { hosts: [\"[::1]:26379\"], shards: [one, two], password_file: s.txt }\n    username: limiter\n    password_file: p.txt\n    tls: { ca: ca.pem, cert: c.pem, key: c.key, server_name: redis }\n    prefix: shop\n    connections: 4\n  nodes: [eu-1]\n  guard: 25%\n  key_file: cells.key\n",
         );
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_named_with_its_line() {
+    fn faults_of_a_store_name_their_line() {
         let with = |from: &str, to: &str| {
             assert_eq!(STORE.matches(from).count(), 1, "{from}");
             format!("{HEAD}{}", STORE.replace(from, to))
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_that_clocks_cannot_tell_apart_are_refused() {
+    fn a_window_too_short_for_nodes_to_share_is_refused() {
         let limit = "limits:\n  - { name: a, domain: s, fixed_window: { limit: 100, window: 100ms } }\n";
         refused_once(&format!("{HEAD}{STORE}{limit}"), 9, "cannot share a window");
     }

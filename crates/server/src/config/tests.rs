@@ -82,7 +82,7 @@ fn every_fault_of_every_limit_is_named() {
 }
 
 #[test]
-fn the_newcomers_limits_are_read() {
+fn limits_of_every_kind_are_read() {
     let text = format!(
         r#"{HEAD}limits:
   - name: per-key
@@ -177,7 +177,7 @@ fn values_are_text_as_written() {
 }
 
 #[test]
-fn what_is_sound_and_surely_not_meant_is_noted() {
+fn valid_settings_that_look_like_mistakes_are_noted() {
     let notes = |text: &str| accepted(text).notes(0);
     let bucket = "token_bucket: { rate: 1/s, burst: 9 }";
     let limits = |more: &str| {
@@ -262,7 +262,7 @@ memory: 64MB
 }
 
 #[test]
-fn numbers_are_decimal_digits_in_thousands_or_millions() {
+fn a_number_is_decimal_digits_with_an_optional_k_or_m() {
     let text = |number: &str| {
         format!(
             "{HEAD}limits:\n  - {{ name: a, domain: shop, fixed_window: {{ limit: {number}, window: 1h }} }}\n"
@@ -280,7 +280,7 @@ fn numbers_are_decimal_digits_in_thousands_or_millions() {
 }
 
 #[test]
-fn what_needs_a_restart_is_named() {
+fn settings_that_need_a_restart_are_named() {
     let old = accepted(SHARED);
     for (from, to, names) in [
         ("weight: 2", "weight: 3", &["regions"][..]),

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn only_loopback_is_told_in_the_clear() {
+    fn a_plain_http_webhook_is_accepted_only_on_loopback() {
         for url in [
             "http://127.0.0.1/x",
             "http://127.9.9.9:8080",
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn sixteen_webhooks_are_served_and_one_more_is_not() {
+    fn sixteen_webhooks_are_accepted_and_one_more_is_refused() {
         let text = |count: usize| {
             let hook = |n| format!("  - {{ url: \"https://ops.example/{n}\", secret_file: key }}\n");
             format!("{HEAD}webhooks:\n{}", (0..count).map(hook).collect::<String>())

@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_of_what_a_caller_allows_is_waited() {
+    fn a_request_waits_at_most_half_of_its_callers_timeout() {
         let patience = |written: &'static str| {
             CallerPatience::of(&HeaderMap::from_iter([(
                 HeaderName::from_static("grpc-timeout"),

@@ -181,7 +181,7 @@ mod tests {
 
     /// An error would let the request through. For another status, Envoy's config can use the metadata.
     #[test]
-    fn when_nobody_decides_the_answer_is_a_denial_that_says_so() {
+    fn a_denial_for_a_lost_store_tells_envoy_the_reason() {
         for (on_store_loss, code, reason) in [
             (OnStoreLoss::Guard, Code::OverLimit, Some("over-limit")),
             (OnStoreLoss::Closed, Code::OverLimit, Some("unavailable")),

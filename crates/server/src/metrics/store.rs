@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_are_shown() {
+    fn metrics_show_pools() {
         let text = text_of(|out| {
             let counts = LeaseCounts {
                 calls: 1,
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_shown_of_every_limit() {
+    fn metrics_show_the_leased_units_of_every_limit() {
         let some = text_of(|out| {
             let (_, catalogue) = answer(OnStoreLoss::Guard);
             let slot = catalogue.limits[0].slot();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_are_shown() {
+    fn metrics_show_the_shards_of_the_store() {
         let text = text_of(|out| {
             let shard = |name: &str, round_trips| ShardView {
                 name: name.to_owned(),

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_there_after_a_crash_in_the_middle_of_one() {
+    fn audit_entries_survive_a_crash_in_the_middle_of_one() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut audit = Audit::open(folder.path()).expect("a log");
         audit.append(&entry(1)).expect("written");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_callers_text_is_one_short_line() {
+    fn an_operators_text_is_kept_as_one_short_line() {
         assert_eq!(clean("a\nb\u{7}c"), "a b c");
         let long = "ä".repeat(TEXT_BYTES_MAX);
         assert_eq!(clean(&long).len(), TEXT_BYTES_MAX);

@@ -737,7 +737,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_takes_the_weights_that_a_config_takes() {
+    fn an_order_accepts_the_same_weights_as_a_config() {
         assert!(check_weight(1).is_ok() && check_weight(WEIGHT_MAX).is_ok());
         for weight in [0, WEIGHT_MAX + 1] {
             let fault = check_weight(weight).expect_err("no weight").to_string();

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_changes_what_changed_in_it_and_nothing_else() {
+    fn an_edited_file_changes_only_the_limits_edited_in_it() {
         let applied = [bucket("a", 1), bucket("b", 1), bucket("c", 1)];
         let file = [bucket("a", 1), bucket("b", 2), bucket("d", 1)];
         // Meanwhile an operator has set the budgets of a and of c.

@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_set_by_their_names() {
+    fn an_order_sets_the_values_that_it_names() {
         let numbers = map(&[("rate", "100/s"), ("burst", "200")]);
         let after = with_numbers(&bucket(), &map(&[]), &numbers).expect("sound");
         let (changes, warnings) = compare(&[bucket()], std::slice::from_ref(&after));
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_lowered_is_warned_of() {
+    fn an_order_that_lowers_anything_warns() {
         let low = map(&[("rate", "1/s"), ("burst", "1")]);
         let high = map(&[("rate", "99/s"), ("burst", "999")]);
         let key = map(&[("api_key", "k1")]);
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_has_one_override() {
+    fn an_order_for_a_key_changes_its_one_override() {
         let numbers = map(&[("rate", "5/s"), ("burst", "7")]);
         let once = with_numbers(&bucket(), &map(&[("api_key", "k1")]), &numbers).expect("sound");
         let twice = with_numbers(&once, &map(&[("api_key", "k1")]), &map(&[("rate", "9/s")])).expect("sound");
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_grants_what_is_known_to_be_used_and_says_so() {
+    fn a_reset_grants_the_units_known_to_be_used() {
         const NOW_NS: u64 = 1_000_000_000_000;
         const ABOUT: About<'_> = About { until_ns: None, why: "why", author: "ana" };
         let used = |units: u64| {
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn only_cells_have_numbers_that_end() {
+    fn only_an_override_of_a_cell_may_have_an_end() {
         let about = About { until_ns: Some(9), ..About::default() };
         let numbers = map(&[("rate", "9/s")]);
         let fault = super::with_numbers(&bucket(), &map(&[]), &numbers, about).expect_err("no end");
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_numbers_are_refused_with_what_would_do() {
+    fn impossible_values_in_an_order_are_refused_with_a_suggestion() {
         for (key, numbers, why) in [
             (map(&[]), map(&[]), "rate=100/s"),
             (map(&[]), map(&[("queue", "7")]), "it has burst, rate"),

@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_is_on_top_of_what_the_cell_has_until_it_ends() {
+    fn a_grant_adds_to_a_cells_limit_until_it_ends() {
         let after = grant(&quota(), &key("big-co"), 50, DAY_NS, ana()).expect("sound");
         assert_eq!(units(&after, "big-co", DAY_NS - 1), 550);
         assert_eq!(
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn grants_add_up_and_end_one_after_the_other() {
+    fn grants_add_up_and_each_ends_at_its_time() {
         let once = grant(&quota(), &key("a"), 10, 2 * DAY_NS, ana()).expect("sound");
         let twice = grant(&once, &key("a"), 5, DAY_NS, ana()).expect("sound");
         let thrice = grant(&twice, &key("a"), 1, DAY_NS, ana()).expect("sound");
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_stands_on_new_numbers_when_there_are_some() {
+    fn a_grant_adds_to_a_changed_limit() {
         let numbers = |limit: &str| [("limit".to_owned(), limit.to_owned())].into();
         let granted = grant(&quota(), &key("a"), 10, 2 * DAY_NS, ana()).expect("sound");
         let after = set(&granted, &key("a"), &numbers("200"), About { until_ns: Some(DAY_NS), ..ana() });
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn grants_outlast_an_edited_file_where_they_can() {
+    fn grants_survive_an_edited_file_if_the_key_still_exists() {
         let granted = grant(&quota(), &key("a"), 10, DAY_NS, ana()).expect("sound");
         let mut file = quota();
         file.overrides.clear();
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_one_cell_is_written_so_that_it_is_one() {
+    fn a_grant_for_one_cell_is_escaped_to_match_only_that_cell() {
         for value in ["!x", "\\x", "\\!x", "plain", "", "ünïcode"] {
             let after = grant(&quota(), &key(value), 10, DAY_NS, ana()).expect(value);
             assert_eq!(units(&after, value, 0), 110, "{value}");
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_said_a_line_each() {
+    fn each_change_of_an_override_is_reported_on_one_line() {
         let after = grant(&quota(), &key("big-co"), 50, DAY_NS, ana()).expect("sound");
         let line = "tenant=big-co has limit 550 (50 granted) until 1970-01-02T00:00:00Z: a launch, by ana";
         assert_eq!(changes(&quota(), &after), [format!("shop/credits: {line}")]);

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_speaks_for_its_own_node_alone() {
+    fn a_certificate_signs_only_for_its_own_node() {
         let identity = Identity::new("eu", "eu-1");
         let incarnation = |region: &str, node: &str| Incarnation {
             member: MemberId::named(region),

@@ -117,7 +117,7 @@ mod tests {
     use crate::webhooks::tests::event;
 
     #[test]
-    fn an_event_is_told_as_it_is_documented() {
+    fn an_event_has_the_documented_json() {
         let told = serde_json::to_value(event("w-1")).expect("JSON");
         let documented = json!({
             "id": "w-1",
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_can_stand_in_a_header_and_is_the_same_each_time() {
+    fn an_events_id_is_a_valid_header_value_and_always_the_same() {
         let id = |id: &str| event(id).bounded().id;
         assert_eq!(id("w-5f_0"), "w-5f_0");
         let long = "x".repeat(ID_BYTES_MAX + 1);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_callers_chose_is_cut_between_characters() {
+    fn long_keys_of_callers_are_cut_between_characters() {
         let by =
             vec![("k".repeat(5_000), "é".repeat(5_000)), ("key".to_owned(), format!("x{}", "é".repeat(512)))];
         let by = Event { by, ..event("w") }.bounded().by;

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_grow_to_their_bound_and_are_anything_below() {
+    fn waits_between_tries_grow_to_a_bound_and_are_random() {
         let longest = [1, 4, 16, 64, 256, 300, 300];
         for (tries, longest_s) in (1..TRIES_MAX).zip(longest) {
             let longest = Duration::from_secs(longest_s);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_say_what_becomes_of_an_event() {
+    fn the_status_of_a_reply_decides_whether_to_try_again() {
         for status in [200, 201, 202, 204, 299] {
             assert_eq!(of(status), Verdict::Delivered, "{status}");
         }
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_may_ask_for_a_wait_and_not_for_a_long_one() {
+    fn a_webhooks_retry_after_is_obeyed_up_to_a_bound() {
         let wait = |text: &str| {
             let value = HeaderValue::from_bytes(text.as_bytes()).expect("a value");
             let headers = HeaderMap::from_iter([(RETRY_AFTER, value)]);

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_make_room() {
+    fn the_oldest_events_make_room_in_a_full_queue() {
         let (mut queue, now) = (Queue::default(), Instant::now());
         for number in 0..LETTERS_MAX as u64 {
             assert_eq!(put(&mut queue, letter(number, now, 10)), 0);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn long_ones_make_room_for_each_other() {
+    fn long_events_make_room_within_the_byte_bound() {
         let (mut queue, now) = (Queue::default(), Instant::now());
         for number in 0..4 {
             assert_eq!(put(&mut queue, letter(number, now, BYTES_MAX / 4)), 0);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_first_is_taken_first() {
+    fn the_event_that_is_due_first_is_taken_first() {
         let (mut queue, now) = (Queue::default(), Instant::now());
         let later = now + Duration::from_secs(1);
         for (number, due) in [(0, later), (1, now), (2, later), (3, now)] {

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signatures_are_those_of_the_reference_implementations() {
+    fn signatures_agree_with_the_reference_implementation() {
         let secret = Secret::new(b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").expect("a secret");
         let signature =
             secret.sign("msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, br#"{"test": 2432232314}"#);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_a_text_or_what_is_encoded_in_it() {
+    fn a_secret_is_plain_text_or_base64_after_a_prefix() {
         let sign = |text: &str| Secret::new(text.as_bytes()).expect(text).sign("id", 1, b"{}");
         let plain = "a plain key of 24 bytes!";
         assert_eq!(plain.len(), SECRET_BYTES_MIN);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_said_without_saying_it() {
+    fn a_bad_secret_is_refused_without_quoting_it() {
         let short = format!("{ENCODED}{}", STANDARD.encode("only 23 bytes in there."));
         for (text, word) in [
             ("", "0 bytes"),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_used_is_named() {
+    fn a_secret_file_that_cannot_be_used_is_named() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("webhook.key");
         let fault = Secret::read(&path).expect_err("no file").to_string();

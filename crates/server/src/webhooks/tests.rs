@@ -1,7 +1,7 @@
 //! Tests of whole webhooks: in time that a test lets pass, and with real receivers on loopback.
 
-mod passing_time;
 mod receivers;
+mod retries;
 
 use super::*;
 

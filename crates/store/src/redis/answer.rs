@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_mean_what_servers_mean_by_them() {
+    fn errors_of_servers_are_told_apart() {
         assert!(matches!(fault("-ERR Function not found\r\n"), Fault::NoFunction));
         assert!(
             matches!(fault("-MOVED 3999 127.0.0.1:6381\r\n"), Fault::Elsewhere(text) if text.contains("3999"))
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_says_what_to_do() {
+    fn a_missed_call_says_what_to_assume() {
         assert!(Missed::not_sent("no connection").to_string().contains("Nothing was executed"));
         assert!(Missed::unknown("too late").to_string().contains("count what it asked for as spent"));
         assert!(Missed::Refused("OOM".to_owned()).to_string().contains("OOM"));

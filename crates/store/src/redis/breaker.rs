@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn it_opens_after_misses_in_a_row() {
+    fn the_breaker_opens_after_misses_in_a_row() {
         let mut story = Story::closed();
         story.misses(MISSED_MAX - 1);
         assert!(story.breaker.admits(story.now));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_in_between_starts_the_count_again() {
+    fn an_answer_restarts_the_breakers_count_of_misses() {
         let mut story = Story::closed();
         for _ in 0..100 {
             story.misses(MISSED_MAX - 1);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_pause_one_call_tries_and_a_miss_opens_it_again() {
+    fn after_a_pause_the_breaker_lets_one_call_try() {
         let mut story = Story::closed();
         story.misses(MISSED_MAX);
         for _ in 0..5 {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_is_back_is_asked_more_and_more_often() {
+    fn the_breaker_lets_more_and_more_calls_to_a_shard_that_is_back() {
         let mut story = Story::closed();
         story.misses(MISSED_MAX);
         story.now += PAUSE;
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_is_well_is_fully_used_within_a_quarter_of_a_second() {
+    fn the_breaker_closes_within_250_ms_if_the_shard_answers() {
         let mut story = Story::closed();
         story.misses(MISSED_MAX);
         story.now += PAUSE;
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_connection_opens_it_at_once_and_a_new_one_lets_calls_in_slowly() {
+    fn a_lost_connection_opens_the_breaker_and_a_new_one_half_opens_it() {
         let mut story = Story::closed();
         story.breaker.lost();
         assert!(!story.breaker.admits(story.now + PAUSE * 100));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn late_news_of_old_calls_changes_nothing_while_it_is_open() {
+    fn results_of_old_calls_do_not_change_an_open_breaker() {
         let mut story = Story::closed();
         story.breaker.lost();
         story.misses(100);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_connection_does_not_end_a_pause() {
+    fn a_second_connection_does_not_end_the_breakers_pause() {
         let mut story = Story::closed();
         story.misses(MISSED_MAX);
         story.breaker.connected(story.now);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn two_nodes_do_not_come_back_at_one_moment() {
+    fn the_breakers_of_two_nodes_try_at_different_moments() {
         let first_try = |seed| {
             let mut story = Story::closed();
             story.breaker.random = Random::from_state(seed);

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_agree_that_are_as_close_as_right_ones() {
+    fn clocks_agree_if_they_differ_by_no_more_than_their_errors() {
         // A tenth of a second has passed since the reading. That adds an uncertainty of 0.1 ms for drift and
         // of 1 ms for the way.
         for (off_ms, agrees) in
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_reads_it_knows_which_is_ahead() {
+    fn a_clock_objection_says_which_clock_is_ahead() {
         let words = |compared: Compared| compared.objection().map(ToOwned::to_owned).unwrap_or_default();
         let ahead = words(compared(T - 100 * MS + 3_600_000 * MS, 0));
         assert!(ahead.contains("3600.000 s ahead of this node's") && ahead.contains("20 ms"), "{ahead}");
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_calls_who_has_not_compared() {
+    fn a_shard_is_not_called_before_its_clock_was_compared() {
         assert!(Compared::Unread.objection().is_some());
         assert!(Compared::default().objection().is_none(), "where that is asked of nobody");
     }

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_counts_is_read() {
+    fn the_command_counts_of_a_server_are_read() {
         let of = |counts: &str| {
             Executed::read(&format!(
                 "# Commandstats\r\ncmdstat_fcall_ro:calls=3,usec=9\r\ncmdstat_fcall:{counts}\r\n\
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_is_of_what_was_executed_since_the_last_look() {
+    fn the_mean_execution_time_covers_calls_since_the_last_reading() {
         let mut executing = Executing::default();
         let mut see = |server: &str, executed| {
             executing.see(server, executed);

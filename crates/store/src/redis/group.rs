@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_those_of_the_specification() {
+    fn slots_of_groups_follow_the_redis_specification() {
         assert_eq!(crc16(b"123456789"), 0x31c3);
         assert_eq!(Group(17).key("acequia", "w:1"), "acequia:{17}:w:1");
     }

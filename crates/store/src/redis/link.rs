@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_known_by_its_operation() {
+    fn an_answer_is_matched_by_its_operation_number() {
         let answer = |first| redis::Value::Array(vec![first, redis::Value::Int(7)]);
         let text = redis::Value::BulkString(b"12".to_vec());
         assert_eq!(reply(&answer(text.clone()), 12), Some(&[redis::Value::Int(7)][..]));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_operations_have_one_number() {
+    fn operations_have_different_numbers() {
         let first = operation();
         assert!(operation() > first);
     }

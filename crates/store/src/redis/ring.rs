@@ -86,7 +86,7 @@ mod tests {
 
     /// The data in Redis were placed by this function, so it must not change with a compiler or a library.
     #[test]
-    fn groups_stay_where_they_are() {
+    fn the_placement_of_groups_on_shards_never_changes() {
         let placed = placed(&names(4));
         let first: Vec<usize> = placed.iter().take(12).flatten().copied().collect();
         assert_eq!(first, PLACED);
@@ -95,7 +95,7 @@ mod tests {
     const PLACED: [usize; 12] = [2, 2, 1, 3, 3, 0, 1, 2, 3, 0, 1, 3];
 
     #[test]
-    fn nothing_is_placed_on_no_shard() {
+    fn without_shards_no_group_is_placed() {
         assert!(placed(&[]).iter().all(Option::is_none));
     }
 }

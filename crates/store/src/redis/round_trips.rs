@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_rise() {
+    fn the_round_trip_bounds_rise() {
         assert!(ROUND_TRIP_BOUNDS_US.is_sorted_by(|a, b| a < b));
     }
 }

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_a_primary_again_is_another_one() {
+    fn a_process_that_is_primary_again_has_another_identity() {
         assert_ne!(server("fedc", "0000").incarnation(), Server::read(INFO).incarnation());
     }
 }

@@ -294,13 +294,13 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_in_their_ranges() {
+    fn default_settings_are_in_their_ranges() {
         let place = Place::Cluster { seeds: vec![address("localhost:6379")] };
         assert_eq!(Settings::new(place).check(), Ok(()));
     }
 
     #[test]
-    fn what_is_out_of_range_is_named() {
+    fn settings_out_of_range_are_named() {
         let one = address("localhost:6379");
         let sound = Settings::new(Place::Shards { addresses: vec![one.clone()] });
         let said = |settings: Settings| settings.check().expect_err("out of range").to_string();

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_their_bound_and_begin_again() {
+    fn reconnect_pauses_grow_to_their_bound_and_can_be_reset() {
         let ms = Duration::from_millis;
         let (mut random, mut pause) = (Random::from_state(1), Pause::new(ms(50), ms(2_000)));
         let pauses: Vec<_> = (0..8).map(|_| pause.next(&mut random)).collect();

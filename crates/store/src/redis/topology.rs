@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_a_name_is_called_by_the_one_it_was_asked_by() {
+    fn a_node_without_a_host_name_gets_the_one_it_was_asked_by() {
         let answer = Value::Array(vec![Value::Array(vec![
             Value::Int(0),
             Value::Int(5),
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn those_with_old_news_are_outvoted() {
+    fn servers_with_an_older_topology_are_outvoted() {
         let old = || told(&slots(8_192, 1, 2));
         let new = || told(&slots(8_192, 3, 2));
         let layout = voted(&[old(), new(), new()]);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_answer() {
+    fn a_malformed_topology_is_ignored() {
         let asked = "asked:1".parse().expect("an address");
         for answer in [Value::Nil, Value::Array(vec![Value::Int(1)]), slots(20_000, 1, 2)] {
             assert!(Told::read(&answer, &asked).is_none(), "{answer:?}");
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sentinels_tell_is_read() {
+    fn the_answer_of_a_sentinel_is_read() {
         let words = ["name", "mine", "ip", "10.0.0.1", "port", "6379", "config-epoch", "4"];
         let answer = Value::Array(words.map(bulk).to_vec());
         let address = "10.0.0.1:6379".parse().expect("an address");

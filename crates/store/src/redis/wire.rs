@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_cannot_have_us_hold_an_answer_that_never_ends() {
+    async fn an_endless_answer_of_a_server_is_cut_at_a_bound() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address =
             Address { host: "127.0.0.1".to_owned(), port: listener.local_addr().expect("bound").port() };

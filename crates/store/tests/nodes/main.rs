@@ -1,13 +1,13 @@
 //! Three nodes share limits through a Redis Cluster under load, while the cluster breaks. The results are
 //! counted from outside.
 
+mod faults;
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of calls")]
 #[path = "../redis/scene.rs"]
 mod scene;
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of calls")]
 #[path = "../redis/servers.rs"]
 mod servers;
-mod while_it_breaks;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

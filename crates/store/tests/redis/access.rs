@@ -20,7 +20,7 @@ const RULES: [&str; 7] =
     ["resetchannels", "~acequia:*", "+fcall", "+function|load", "+info", "+time", "+cluster|slots"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_with_the_least_rights_is_enough() {
+async fn a_redis_user_with_the_documented_rights_is_enough() {
     let server = Server::start(&["--requirepass", "the operator's"]);
     let rules = [&["ACL", "SETUSER", "limiter", "on", ">first"][..], &RULES].concat();
     let with_password: Vec<&str> = ["-a", "the operator's"].into_iter().chain(rules).collect();
@@ -44,7 +44,7 @@ async fn a_user_with_the_least_rights_is_enough() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_who_may_not_see_what_a_server_counts_is_served_all_the_same() {
+async fn a_redis_user_without_access_to_statistics_is_served() {
     let server = Server::start(&[]);
     let sections = ["+info|server", "+info|replication", "+info|memory"];
     server.cli(&[&["ACL", "SETUSER", "default", "-info"][..], &sections].concat());
@@ -61,7 +61,7 @@ async fn a_user_who_may_not_see_what_a_server_counts_is_served_all_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_who_may_not_load_functions_is_told() {
+async fn a_redis_user_without_the_right_to_load_functions_is_reported() {
     let server = Server::start(&[]);
     server.cli(&["ACL", "SETUSER", "default", "-function"]);
     let redis = Redis::open(scene::shards(std::slice::from_ref(&server))).expect("sound settings");
@@ -76,7 +76,7 @@ async fn a_user_who_may_not_load_functions_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_are_encrypted_and_both_sides_known() {
+async fn connections_use_tls_with_certificates_of_both_sides() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     certificates(folder.path());

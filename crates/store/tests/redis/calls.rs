@@ -64,7 +64,7 @@ async fn a_function_that_is_gone_is_loaded_again_within_the_call() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_calls_at_once_get_each_its_own_answer() {
+async fn many_calls_at_once_each_get_their_own_answer() {
     let servers = [Server::start(&[])];
     let redis = opened(scene::shards(&servers)).await;
     closed_breaker(&redis).await;
@@ -147,7 +147,7 @@ async fn a_server_that_was_restarted_is_another_process() {
 /// This is the same process in another life. It may have forgotten what only it knew, so it is told a new
 /// identity.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_that_was_a_replica_meanwhile_is_told_another_name() {
+async fn a_primary_that_was_a_replica_meanwhile_gets_a_new_identity() {
     let servers = [Server::start(&[])];
     let other = Server::start(&[]);
     let redis = opened(scene::shards(&servers)).await;
@@ -197,7 +197,7 @@ async fn a_server_that_begins_to_evict_is_not_called_any_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_whose_memory_is_full_is_still_there() {
+async fn a_server_whose_memory_is_full_is_still_called() {
     let servers = [Server::start(&[])];
     let redis = opened(scene::shards(&servers)).await;
     servers[0].cli(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -227,7 +227,7 @@ async fn every_answer_is_counted_by_how_long_it_took() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn how_long_a_server_executes_a_function_is_known_after_two_looks() {
+async fn the_execution_time_of_functions_is_known_after_two_readings() {
     let servers = [Server::start(&[])];
     let redis = opened(scene::shards(&servers)).await;
     let known = async || {
@@ -261,7 +261,7 @@ async fn connections_end_with_the_last_handle() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_at_home_is_no_reason_to_wait() {
+async fn a_call_without_a_reachable_server_fails_at_once() {
     let mut server = Server::start(&[]);
     server.kill();
     let redis = Redis::open(scene::shards(std::slice::from_ref(&server))).expect("sound settings");

@@ -25,12 +25,12 @@ enum Fate {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_of_a_cluster_dies() {
+async fn calls_reach_the_successor_when_a_cluster_primary_dies() {
     a_primary_of_a_cluster(Fate::Dies).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_of_a_cluster_hangs() {
+async fn calls_reach_the_successor_when_a_cluster_primary_hangs() {
     a_primary_of_a_cluster(Fate::Hangs).await;
 }
 
@@ -64,7 +64,7 @@ async fn a_primary_of_a_cluster(fate: Fate) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_under_a_sentinel_dies() {
+async fn calls_reach_the_successor_when_a_sentinel_primary_dies() {
     let mut sentinel = Sentinel::start();
     let redis = opened(scene::sentinel(&sentinel)).await;
     sentinel.primary.kill();
@@ -74,7 +74,7 @@ async fn a_primary_under_a_sentinel_dies() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_under_a_sentinel_hangs() {
+async fn calls_reach_the_successor_when_a_sentinel_primary_hangs() {
     let sentinel = Sentinel::start();
     let redis = opened(scene::sentinel(&sentinel)).await;
     sentinel.primary.hang();
@@ -84,7 +84,7 @@ async fn a_primary_under_a_sentinel_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_function_is_found_after_a_failover_that_lost_it() {
+async fn functions_are_loaded_again_after_a_failover_that_lost_them() {
     let mut cluster = Cluster::start();
     let redis = opened(scene::cluster(&cluster)).await;
     let ours = redis.shard(group(0)).expect("a shard").address;
@@ -101,7 +101,7 @@ async fn a_function_is_found_after_a_failover_that_lost_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_planned_failover_is_followed() {
+async fn calls_reach_the_successor_after_a_planned_failover() {
     let cluster = Cluster::start();
     let redis = opened(scene::cluster(&cluster)).await;
     let ours = redis.shard(group(0)).expect("a shard").address;

@@ -2,10 +2,10 @@
 
 mod access;
 mod calls;
+mod deleted_keys;
 mod failover;
-mod forgetful;
-mod middle;
 mod pools;
+mod proxy;
 mod scene;
 #[allow(dead_code, reason = "shared with the tests of nodes")]
 mod servers;

@@ -314,7 +314,7 @@ impl Seen {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn memory_journal_and_redis_answer_alike() {
+async fn pools_in_memory_a_journal_and_redis_answer_alike() {
     /// Allocations among regions of the callers. Some are later than those that other callers had adopted.
     const TERMS: [u64; 15] = [0, 1, 0, 1, 2, 9, 10, 9, 10, 10, 11, 1, 99, u64::MAX - 1, 0];
     let servers = [Server::start(&[])];
@@ -351,7 +351,7 @@ async fn memory_journal_and_redis_answer_alike() {
 
 /// Names and letters have bounds, which are the same in a journal and in Redis.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_to_go_make_room_for_names_and_letters_wait_in_a_bounded_number() {
+async fn ids_that_expire_first_make_room_and_letters_are_bounded() {
     async fn fill(pools: &impl Pools) -> (Vec<NameState>, usize) {
         let generation = begun(pools, START_US).await;
         let at = |cell| At {
@@ -466,7 +466,7 @@ async fn drops(pools: &impl Pools) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_says_nothing_is_dropped() {
+async fn empty_pool_records_are_dropped() {
     let servers = [Server::start(&[])];
     let redis = RedisPools::new(opened(shards(&servers)).await, 0);
     drops(&KeptPools::new(Arc::new(MemoryStore::default()), "here")).await;
@@ -480,7 +480,7 @@ async fn what_says_nothing_is_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_deleted_is_unknown_and_not_fresh() {
+async fn a_deleted_pool_is_unknown_and_counts_as_spent() {
     let servers = [Server::start(&[])];
     let redis = RedisPools::new(opened(shards(&servers)).await, 0);
     let generation = begun(&redis, START_US).await;

@@ -297,7 +297,7 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     #[test]
-    fn a_bucket_counts_from_the_lowering() {
+    fn the_judge_counts_a_lowered_bucket_from_the_lowering_on() {
         let mut bucket = Bucket::new(10, 1e-9, 0);
         assert_eq!(bucket.admit(10, (0, 0)), None);
         bucket.change(4, 1e-9, 0);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_allows_for_the_budgets_since_it_began() {
+    fn the_judge_allows_a_window_its_largest_budget_since_it_began() {
         let mut labels = Labels::new(4, 10 * S);
         labels.change(1, 15 * S);
         assert_eq!(labels.admit(4, 20 * S), None, "rights may have moved before the lowering");
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_promised_before_a_lowering_does_not_count_against_it() {
+    fn the_judge_excuses_units_leased_before_a_lowering() {
         let mut bucket = Bucket::new(10, 1e-9, 0);
         bucket.change(4, 1e-9, S);
         assert_eq!(bucket.admit(6, (0, 2 * S)), None, "leased before");
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_is_of_its_own_charge() {
+    fn the_judge_takes_a_refund_from_its_own_charge() {
         let mut trailing = Trailing::new(10, 8 * S, 0);
         assert_eq!(trailing.admit(1, (0, S)), None, "of a lease");
         assert_eq!(trailing.admit(3, (S, S)), None);
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn every_stretch_is_counted() {
+    fn the_judge_counts_every_trailing_interval() {
         let mut trailing = Trailing::new(3, S, 0);
         assert_eq!(trailing.admit(3, (10, 10)), None);
         assert!(trailing.admit(1, (S + 9, S + 9)).is_some());

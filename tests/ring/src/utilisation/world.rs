@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rounds_have_the_mean_that_is_said() {
+    fn the_round_trips_have_the_documented_mean() {
         let all: Vec<u64> = (0..5).flat_map(|a| (a + 1..5).map(move |b| ROUNDS_MS[a][b])).collect();
         assert_eq!(all.iter().sum::<u64>(), 1_630);
         assert!((0..5).all(|a| (0..5).all(|b| ROUNDS_MS[a][b] == ROUNDS_MS[b][a])));

@@ -75,7 +75,7 @@ mod tests {
     };
 
     #[test]
-    fn every_peer_that_is_not_reached_has_a_paragraph() {
+    fn every_unreached_peer_has_a_paragraph() {
         assert_eq!(
             cuts(&status()),
             [
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_paragraph_says_no_more_than_is_known() {
+    fn a_paragraph_on_a_cut_says_only_what_is_known() {
         let never = Peer { heard_ms_ago: None, is_member: false, lent: 0, borrowed: 0, ..us() };
         let status = NodeStatus { peers: vec![never], limits: Vec::new(), ..status() };
         assert_eq!(
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_reached_needs_no_words() {
+    fn a_reached_peer_has_no_paragraph() {
         let mut status = status();
         status.peers[1].reached = true;
         assert!(cuts(&status).is_empty());

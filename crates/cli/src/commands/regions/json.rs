@@ -218,7 +218,7 @@ mod tests {
     use crate::commands::json_line;
 
     #[test]
-    fn every_field_is_there_and_null_stands_for_what_is_absent() {
+    fn the_json_of_regions_has_every_field_and_null_if_absent() {
         assert_eq!(
             json_line(&StatusJson::new(&examples::cut())),
             concat!(

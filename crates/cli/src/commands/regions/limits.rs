@@ -95,7 +95,7 @@ mod tests {
     };
 
     #[test]
-    fn every_limit_has_a_line_and_what_ends_a_sentence() {
+    fn every_limit_has_a_line_and_each_end_a_sentence() {
         let mut status = cut();
         status.limits.push(LimitStatus {
             name: "search".to_owned(),
@@ -123,7 +123,7 @@ shop/exports: the window ends in 20 min 40 s, and what is left then is gone
     }
 
     #[test]
-    fn a_window_that_has_ended_is_said_to() {
+    fn a_window_that_has_ended_is_shown_as_ended() {
         let sentences = |wall_ns: u64| ends(&exports(), wall_ns).collect::<Vec<_>>();
         let end = exports().window_end_ns;
         assert_eq!(
@@ -136,7 +136,7 @@ shop/exports: the window ends in 20 min 40 s, and what is left then is gone
     }
 
     #[test]
-    fn parts_are_written_as_they_are_lent() {
+    fn a_part_is_written_as_a_rate_and_units() {
         let holding = |rate_milli, units| Some(Holding { rate_milli, units });
         for (kind, holding, text) in [
             (Kind::Rate, holding(300_000, 100), "300/s + 100"),

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_become_orders() {
+    fn arguments_become_orders_about_regions() {
         for (line, change, weight, is_fenced, caution) in [
             ("add us", Change::Add, 1, false, Caution::Warned),
             ("add us --weight 3", Change::Add, 3, false, Caution::Warned),
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_evicted_without_a_fence() {
+    fn an_eviction_without_a_fence_is_refused() {
         let order = read("evict us").expect("words").order.expect("an order");
         let fault = order.order().map(drop).expect_err("no fence").to_string();
         assert!(fault.contains("--fenced"), "{fault}");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_lines_are_refused() {
+    fn wrong_arguments_about_regions_are_refused() {
         for line in
             ["add", "add us --weight 0", "weight us", "weight us 0", "evict", "us", "add us --timeout 5s"]
         {

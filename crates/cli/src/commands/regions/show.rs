@@ -307,7 +307,7 @@ mod tests {
     use super::{examples::*, *};
 
     #[test]
-    fn everything_is_said_in_order() {
+    fn the_status_of_regions_is_shown_in_order() {
         let text = for_people(&cut(), Paint::OFF);
         let blocks: Vec<_> = text.split("\n\n").collect();
         assert_eq!(
@@ -336,7 +336,7 @@ us      us-1       2  down       12 s ago             -        -  1.7     3     
     }
 
     #[test]
-    fn a_node_alone_says_only_what_there_is() {
+    fn a_node_without_regions_shows_only_itself() {
         let alone = NodeStatus {
             region: "eu".to_owned(),
             node: "eu-1".to_owned(),
@@ -355,7 +355,7 @@ catalogue  none: the node stands alone, or has not heard from the authority yet
     }
 
     #[test]
-    fn a_clock_that_is_suspect_is_said_to_be() {
+    fn a_suspect_clock_is_shown() {
         let said = |wall: &str, wall_corrected_us| {
             let status = NodeStatus { wall: wall.to_owned(), wall_corrected_us, ..cut() };
             for_people(&status, Paint::OFF)
@@ -372,14 +372,14 @@ catalogue  none: the node stands alone, or has not heard from the authority yet
     }
 
     #[test]
-    fn a_journal_that_is_down_is_said_to_be() {
+    fn a_journal_that_cannot_be_written_is_shown() {
         let status = NodeStatus { ready: true, journal_is_down: true, ..cut() };
         let said = "\nready      yes\njournal    cannot be written: nothing new is reserved or lent until ";
         assert!(for_people(&status, Paint::OFF).contains(said));
     }
 
     #[test]
-    fn links_have_a_word_each() {
+    fn each_state_of_a_link_has_its_own_word() {
         for (reached, connected, word) in [
             (true, true, "reached"),
             (true, false, "just lost"),
@@ -395,7 +395,7 @@ catalogue  none: the node stands alone, or has not heard from the authority yet
     }
 
     #[test]
-    fn a_lost_disk_is_told_from_a_new_region() {
+    fn a_node_that_may_have_lost_its_disk_is_named_with_the_remedy() {
         let mut status = cut();
         status.peers[0].is_member = true;
         status.peers[1].is_member = false;

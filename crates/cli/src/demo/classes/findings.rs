@@ -180,19 +180,19 @@ mod tests {
     }
 
     #[test]
-    fn under_one_load_all_is_seen_but_that_bursts_pass_alike() {
+    fn by_default_every_finding_is_seen_except_equal_bursts() {
         assert_eq!(not_seen(&[]), ["Whatever its class, as much of a burst passes."]);
         assert_eq!(seen(&[]).len(), 9);
     }
 
     #[test]
-    fn with_buckets_of_one_size_and_rate_bursts_pass_alike() {
+    fn with_equal_buckets_the_finding_of_equal_bursts_is_seen() {
         let alike = ["--sizes", "600,600,600", "--refill", "333,333,333"];
         assert_eq!(not_seen(&alike), [""; 0]);
     }
 
     #[test]
-    fn where_nobody_lacks_anything_no_class_is_squeezed() {
+    fn at_low_load_no_class_is_squeezed() {
         let missing = not_seen(&["--asked", "300"]);
         assert!(missing.contains(&"Classes below the one that bursts are admitted less."), "{missing:?}");
         assert!(!missing.contains(&"No class loses by the burst of another."), "{missing:?}");

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_together_ask_for_as_much_in_every_second_whoever_bursts() {
+    fn the_total_load_is_the_same_in_every_second() {
         for bursts in [None, Some(0), Some(1), Some(2)] {
             let load = Load { asked: 1_350, peak: 80, bursts };
             for second in 0..2 * PERIOD_MS / 1_000 {
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_that_bursts_asks_for_its_part_and_the_others_halve_the_rest() {
+    fn the_bursting_class_has_its_part_of_the_load_and_others_halve_the_rest() {
         let load = Load { asked: 1_000, peak: 80, bursts: Some(1) };
         let asked = |class| -> u64 {
             (PERIOD_MS..2 * PERIOD_MS).filter(|ms| is_burst(*ms)).map(|ms| load.asked_in(class, ms)).sum()

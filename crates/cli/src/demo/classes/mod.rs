@@ -277,7 +277,7 @@ mod tests {
     use super::{parameters::tests::parameters, *};
 
     #[test]
-    fn all_methods_are_asked_for_the_same_and_none_admits_more_than_the_limit() {
+    fn all_methods_get_one_load_and_none_exceeds_the_limit() {
         let parameters = parameters(&[]);
         let studies = Studies::new(&parameters).expect("sound limits");
         for study in studies.methods() {
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn with_both_the_lowest_class_keeps_more_under_the_bursts_of_others() {
+    fn the_combined_method_leaves_the_lowest_class_more_in_bursts() {
         let studies = Studies::new(&parameters(&[])).expect("sound limits");
         for bursting in [GOLD, SILVER] {
             let free = |study: &Study| study.bursts[bursting].in_bursts[FREE].of(1_000);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refill_rate_is_the_classes_own() {
+    fn each_separate_class_has_its_own_refill_rate() {
         let slow = parameters(&["--refill", "500,100,400"]);
         let study = Study::new(separate(&slow), &slow).expect("sound limits");
         let [_, silver, free] = study.even.in_all;
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_get_all_that_was_counted_on_one_line() {
+    fn the_json_of_a_study_is_one_line() {
         let line = json_line(&parameters(&["--asked", "900", "--leaves", "0,10,20"])).expect("sound limits");
         assert_eq!(line.matches('\n').count(), 1);
         let said: Value = serde_json::from_str(&line).expect("JSON");

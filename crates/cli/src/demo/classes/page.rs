@@ -132,7 +132,7 @@ mod tests {
     use super::{super::parameters::tests::parameters, *};
 
     #[test]
-    fn a_page_fits_a_terminal_and_shows_every_way_and_load() {
+    fn a_page_fits_a_terminal_and_shows_every_method_and_load() {
         let page = super::super::page(&parameters(&[])).expect("sound limits");
         for line in page.lines() {
             assert!(line.chars().count() <= 80, "{line}");
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_and_charts_are_as_long_as_what_they_stand_for() {
+    fn bars_and_charts_have_lengths_in_proportion() {
         let part = |asked, admitted| Part { asked, admitted };
         let run = Run { in_bursts: [part(8, 8), part(8, 4), part(8, 0)], ..Run::default() };
         assert_eq!(

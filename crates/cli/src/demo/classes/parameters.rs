@@ -155,7 +155,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_refused_with_a_reason() {
+    fn parameters_that_cannot_be_compared_are_refused() {
         assert_eq!(parameters(&[]).check().map_err(|fault| fault.to_string()), Ok(()));
         for (arguments, words) in [
             (["--sizes", "1000,600,401"], "at most --burst, which is 2000: they have 2001"),
@@ -169,7 +169,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn three_numbers_are_read_and_nothing_else() {
+    fn only_three_numbers_are_read() {
         assert_eq!("5, 3,2".parse(), Ok(EachClass { gold: 5, silver: 3, free: 2 }));
         for text in ["", "1,2", "1,2,3,4", "a,b,c", "-1,2,3"] {
             assert!(text.parse::<EachClass>().is_err(), "{text}");

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lends_again_and_again_brings_no_more_than_its_part_gives() {
+    fn tokens_believed_from_a_lender_are_bounded_by_its_part() {
         let bucket = algorithm(r#""token_bucket":{"rate":"10/s","burst":100}"#);
         let brought = brings(&bucket, 100, false);
         // The giver's tokens, and what came back to it in 100 s.
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_back_is_there_to_be_lent_again() {
+    fn tokens_given_back_to_a_lender_are_believed_again() {
         let bucket = algorithm(r#""token_bucket":{"rate":"10/h","burst":100}"#);
         let mut believed = Believed::default();
         for second in 1..100 {

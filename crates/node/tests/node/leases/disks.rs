@@ -2,12 +2,12 @@
 
 use super::GUARD;
 use crate::{
+    pools::{Way, World},
     scene::{MS, S, bucket, window},
-    siblings::{Way, World},
 };
 
 #[test]
-fn a_node_that_lost_its_disk_is_not_new() {
+fn spent_units_stay_spent_if_a_node_loses_its_disk_and_the_store_its_state() {
     lost();
 }
 
@@ -54,7 +54,7 @@ fn two_come_back(apart_ns: u64, begins_again: bool) -> u64 {
 }
 
 #[test]
-fn two_that_lose_their_disks_cost_no_pool_anything() {
+fn two_nodes_that_lose_their_disks_cost_pools_only_their_guard_shares() {
     for apart_ns in [0, 5 * MS, 100 * MS, 10 * S] {
         // Except for the guard shares of the two: nobody knows whether they were used.
         let passed = two_come_back(apart_ns, false);
@@ -63,7 +63,7 @@ fn two_that_lose_their_disks_cost_no_pool_anything() {
 }
 
 #[test]
-fn who_begins_again_while_others_come_back_knows_what_it_had_heard_of() {
+fn a_restarted_node_still_confirms_the_pool_when_mates_lose_disks() {
     for apart_ns in [5 * MS, 100 * MS, 10 * S] {
         // Except for its guard share, and what its last two calls might have brought.
         let passed = two_come_back(apart_ns, true);
@@ -72,7 +72,7 @@ fn who_begins_again_while_others_come_back_knows_what_it_had_heard_of() {
 }
 
 #[test]
-fn a_node_that_lost_its_disk_takes_no_server_for_new_on_which_its_region_was_begun() {
+fn a_node_that_lost_its_disk_gets_nothing_again_from_the_first_server() {
     for is_left_behind in [true, false] {
         begun_elsewhere(is_left_behind);
     }
@@ -107,7 +107,7 @@ fn begun_elsewhere(is_left_behind: bool) {
 }
 
 #[test]
-fn where_one_node_is_new_what_it_took_before_counts() {
+fn spent_units_stay_spent_if_a_node_without_a_disk_starts_an_empty_store() {
     lost_where_all_was_begun();
 }
 
@@ -132,7 +132,7 @@ pub(super) fn lost_where_all_was_begun() {
 }
 
 #[test]
-fn pools_grant_again_when_all_disks_are_gone() {
+fn pools_grant_again_after_all_disks_are_lost() {
     for forgets in [false, true] {
         let mut world = World::of_new(3, &[window("w", 300, "10s")], GUARD);
         world.pass(6 * S);
@@ -152,7 +152,7 @@ fn pools_grant_again_when_all_disks_are_gone() {
 /// meanwhile. With few units nothing is withdrawn in advance, so a call that does not state a shortage brings
 /// nothing.
 #[test]
-fn whoever_waits_for_the_first_of_a_window_has_it_when_the_disk_knows() {
+fn the_first_request_of_a_window_passes_once_its_row_is_on_disk() {
     let mut world = World::kept(3, &[window("w", 8, "10s")], GUARD, 1);
     world.is_prompt = true;
     (0..3).for_each(|place| while world.ask(place, "k", 1) {});

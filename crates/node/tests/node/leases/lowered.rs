@@ -6,13 +6,13 @@ use acequia_node::pool::{Call, PoolRequest};
 
 use super::{bucket, settled, sliding, window};
 use crate::{
+    pools::{Way, World},
     scene,
     scene::{MS, S},
-    siblings::{Way, World},
 };
 
 #[test]
-fn what_was_taken_of_a_larger_pool_goes_back_when_the_limit_is_lowered() {
+fn units_leased_under_a_larger_limit_return_when_it_is_lowered() {
     let numbers = [
         (window("l", 1_000, "10s"), window("l", 20, "10s")),
         (bucket("l", "100/s", 1_000), bucket("l", "100/s", 20)),
@@ -37,7 +37,7 @@ fn what_was_taken_of_a_larger_pool_goes_back_when_the_limit_is_lowered() {
 }
 
 #[test]
-fn an_answer_that_was_under_way_when_a_limit_was_lowered_brings_no_more_than_there_is_now() {
+fn a_grant_under_way_while_a_limit_is_lowered_exceeds_no_lower_limit() {
     under_way();
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn under_way() {
 }
 
 #[test]
-fn an_answer_that_was_lost_before_a_limit_was_lowered_brings_no_more_than_there_is_now() {
+fn a_grant_lost_before_a_limit_was_lowered_exceeds_no_lower_limit() {
     lost_before();
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn lost_before() {
 /// A node asks for units of the next window, and the grant is lost. Then no requests come for so long that
 /// the node would drop a cell without units. The limit is lowered, and the window opens.
 #[test]
-fn what_was_asked_for_and_not_heard_of_is_not_forgotten_where_nobody_asks() {
+fn a_cell_with_an_unanswered_withdrawal_is_kept_without_requests() {
     for again in [false, true] {
         let mut world = settled(2, window("l", 1_000, "60s"));
         let is_ahead = |call: &Call| match &call.question {
@@ -153,7 +153,7 @@ fn what_was_asked_for_and_not_heard_of_is_not_forgotten_where_nobody_asks() {
 
 /// A sliding window's part that was cut and not used may be held again at once.
 #[test]
-fn what_is_cut_and_was_not_used_is_not_missed() {
+fn unused_units_cut_from_a_sliding_window_can_be_leased_again_at_once() {
     for units in [400, 100] {
         cut_to(units);
     }
@@ -216,7 +216,7 @@ pub(crate) fn one_after_the_other() {
 }
 
 #[test]
-fn a_limit_may_be_raised_on_one_node_and_put_back() {
+fn a_limit_can_be_raised_on_some_nodes_and_put_back() {
     for ([large, small], _) in larger_and_smaller() {
         let mut world = settled(4, small.clone());
         saturate(&mut world, 10 * S);
@@ -238,7 +238,7 @@ fn a_limit_may_be_raised_on_one_node_and_put_back() {
 }
 
 #[test]
-fn an_override_ends_when_it_says() {
+fn an_override_of_a_pooled_limit_ends_at_its_time() {
     ends_by_itself();
 }
 
@@ -307,7 +307,7 @@ fn saturate(world: &mut World, for_ns: u64) {
 /// one rate. This holds if nodes with the larger burst ask only as often as their guard shares give, and if
 /// all ask for all.
 #[test]
-fn while_files_say_otherwise_of_a_burst_no_more_than_the_rate_comes_back() {
+fn while_nodes_disagree_on_a_burst_they_earn_only_the_one_rate() {
     for (small, large, every) in [(3, 400, 350), (3, 40, 350), (12, 40, 350), (3, 400, 1), (12, 40, 1)] {
         let mut world = settled(4, bucket("b", "60/s", small));
         for place in 1..4 {
@@ -330,7 +330,7 @@ fn while_files_say_otherwise_of_a_burst_no_more_than_the_rate_comes_back() {
 }
 
 #[test]
-fn a_node_that_is_cut_off_shrinks_with_its_limit() {
+fn a_node_cut_off_from_the_store_lowers_its_lease_with_the_limit() {
     let mut world = settled(3, sliding("l", 1_000, "10s"));
     for number in 0..1_500 {
         world.ask((number % 3) as usize, "k", 1);

@@ -2,22 +2,22 @@
 
 use super::{bucket, settled, sliding, window};
 use crate::{
+    pools::{Way, World},
     scene::{MS, S},
-    siblings::{Way, World},
 };
 
 #[test]
-fn a_node_that_begins_again_uses_no_server_that_was_replaced() {
+fn a_restarted_node_gets_nothing_from_a_replaced_server() {
     begun_again(false, World::crash);
 }
 
 #[test]
-fn what_cannot_be_written_down_is_not_used() {
+fn a_node_with_a_full_disk_gets_nothing_from_a_replaced_server() {
     begun_again(true, World::crash);
 }
 
 #[test]
-fn a_node_that_lost_its_disk_uses_no_server_that_was_replaced() {
+fn a_node_that_lost_its_disk_gets_nothing_from_a_replaced_server() {
     begun_again(false, World::lose_disk);
 }
 
@@ -85,6 +85,6 @@ pub(crate) fn renewed_elsewhere() {
 }
 
 #[test]
-fn no_lease_is_renewed_by_a_generation_that_does_not_grant() {
+fn a_generation_that_does_not_grant_renews_no_lease() {
     renewed_elsewhere();
 }

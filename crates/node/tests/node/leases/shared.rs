@@ -58,13 +58,13 @@ pub(super) fn refunded() {
 }
 
 #[test]
-fn a_charge_that_other_nodes_answer_by_is_given_back_when_its_name_has_ended() {
+fn a_shared_charge_is_refunded_once_its_id_has_ended() {
     refunded();
 }
 
 /// Nobody repeats a reservation's answer after the reservation lapses, by any clock.
 #[test]
-fn a_reservation_is_known_to_others_for_less_long_than_it_lasts() {
+fn a_mate_repeats_a_reservation_for_less_time_than_it_lasts() {
     let mut world = settled(2, window("w", 100, "600s"));
     world.pass(600 * S);
     let now = world.now(0);
@@ -95,7 +95,7 @@ fn a_reservation_is_known_to_others_for_less_long_than_it_lasts() {
 /// A reservation's real cost is not forgotten, even if its name could not be ended before the reservation
 /// lapsed.
 #[test]
-fn what_was_said_of_a_reservation_counts_when_it_lapses() {
+fn the_real_cost_of_a_shared_reservation_counts_when_it_lapses() {
     let mut world = settled(2, window("w", 100, "600s"));
     world.pass(600 * S);
     let reserve = Some(Reserve { ttl_ns: 60 * S, keeps: false, at_most: false });

@@ -28,7 +28,7 @@ fn callers_that_break_a_rule_are_caught() {
 
 #[cfg(feature = "mutations")]
 #[test]
-fn broken_rules_are_caught() {
+fn every_broken_rule_of_loans_is_caught() {
     use acequia_rights::mutation::{Check, Mutation, break_rule};
 
     use super::{stories, windows};

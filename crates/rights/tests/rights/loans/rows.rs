@@ -12,7 +12,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn rows_count_what_counters_count(
+    fn rows_agree_with_a_model_of_grow_only_counters(
         steps in proptest::collection::vec((0..WRITERS, 0..WRITERS, 0_u8..3, 1_u64..20), 1..200),
     ) {
         // What each writer knows about all writers.

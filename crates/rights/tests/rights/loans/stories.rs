@@ -117,7 +117,7 @@ fn a_loan_that_ended_unseen_is_not_revived_by_the_next_renewal() {
 }
 
 #[test]
-fn a_frozen_loan_stays_frozen_when_it_is_listed_no_more() {
+fn a_frozen_loan_stays_frozen_after_renewals_stop_listing_it() {
     let mut pair = Pair::new();
     pair.heartbeat(100 * S);
     let (frozen, kept) = (pair.lend(PIECE, 100 * S), pair.lend(PIECE, 100 * S));
@@ -186,7 +186,7 @@ fn a_frozen_loan_whose_grant_is_very_late_is_not_renewed() {
 }
 
 #[test]
-fn reordered_renewals_only_lengthen_by_newer_beats() {
+fn reordered_renewals_lengthen_a_loan_only_by_newer_heartbeats() {
     let mut pair = Pair::new();
     pair.heartbeat(100 * S);
     let grant = pair.lend(PIECE, 100 * S);
@@ -204,7 +204,7 @@ fn reordered_renewals_only_lengthen_by_newer_beats() {
 }
 
 #[test]
-fn a_restarted_giver_renews_only_what_it_lent_since() {
+fn a_restarted_giver_renews_only_loans_given_since() {
     let mut pair = Pair::new();
     pair.heartbeat(100 * S);
     let before = pair.lend(PIECE, 100 * S);
@@ -229,7 +229,7 @@ fn a_restarted_giver_renews_only_what_it_lent_since() {
 }
 
 #[test]
-fn a_restarted_holder_frees_its_giver() {
+fn a_restarted_holder_does_not_keep_old_loans_renewed() {
     let mut pair = Pair::new();
     pair.heartbeat(100 * S);
     let grant = pair.lend(PIECE, 100 * S);
@@ -247,7 +247,7 @@ fn a_restarted_holder_frees_its_giver() {
 }
 
 #[test]
-fn what_was_given_back_is_not_revived_and_not_credited_twice() {
+fn a_returned_loan_is_not_revived_and_is_taken_back_once() {
     let mut pair = Pair::new();
     pair.heartbeat(100 * S);
     let grant = pair.lend(PIECE, 100 * S);
@@ -282,7 +282,7 @@ pub(super) fn a_cell_that_lent_its_rate_is_lowered() -> Result<(), String> {
 }
 
 #[test]
-fn a_lower_share_is_acknowledged_when_nothing_above_it_is_owed_or_lent() {
+fn a_lower_share_is_acknowledged_once_debt_and_loans_fit_in_it() {
     a_cell_that_lent_its_rate_is_lowered().expect("no more than the limit");
     let mut pair = Pair::new();
     pair.heartbeat(100 * S);
@@ -297,7 +297,7 @@ fn a_lower_share_is_acknowledged_when_nothing_above_it_is_owed_or_lent() {
 
 /// The list of frozen loans is full, so a refusal of an unknown loan must wait. (History 10015991.)
 #[test]
-fn a_refusal_that_cannot_be_told_yet_is_not_forgotten() {
+fn a_refusal_that_must_wait_for_room_is_not_forgotten() {
     let mut pair = Pair::new();
     pair.heartbeat(S);
     let mut cells = vec![Book::default(); 5];

@@ -386,7 +386,7 @@ fn no_window_is_used_beyond_its_limit() {
 }
 
 #[test]
-fn sums_out_of_range_are_refused() {
+fn transfers_whose_sum_is_out_of_range_are_refused() {
     let mut transfers = Transfers::new(1);
     assert_eq!(transfers.receive(id(1), u64::MAX, u64::MAX), Err(Refusal::Malformed));
     assert_eq!(transfers.receive(id(1), UNITS_MAX, UNITS_MAX), Ok(UNITS_MAX));

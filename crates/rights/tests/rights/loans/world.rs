@@ -1014,7 +1014,7 @@ fn steps() -> u64 {
 }
 
 #[test]
-fn no_history_admits_too_much() {
+fn no_random_history_of_loans_exceeds_the_limit() {
     const EACH: u64 = 5_000;
     let (mut all, start) = (Seen::default(), std::time::Instant::now());
     let histories = steps() / EACH;
@@ -1040,7 +1040,7 @@ fn no_history_admits_too_much() {
 }
 
 #[test]
-fn a_seed_replays_its_history() {
+fn a_seed_replays_the_same_history_of_loans() {
     let once = format!("{:?}", run(7, 5_000, None));
     assert_eq!(once, format!("{:?}", run(7, 5_000, None)));
 }

@@ -91,7 +91,7 @@ pub(super) fn two_walls_at_one_instant() -> u64 {
 
 /// A hundred nodes come and go, each with its own name. Each withdraws from a pool, and returns everything.
 #[test]
-fn nodes_that_are_gone_make_room_for_others_in_a_pool() {
+fn nodes_that_are_gone_make_room_for_new_ones_in_a_pool() {
     let mut pool = Pool::new();
     let unit = Part { rate: 0, units: 1 };
     for node in 1..=100 {
@@ -117,7 +117,7 @@ fn nodes_that_are_gone_make_room_for_others_in_a_pool() {
 }
 
 #[test]
-fn two_walls_do_not_make_time() {
+fn two_nodes_with_different_clocks_earn_nothing_extra() {
     assert_eq!(two_walls_at_one_instant(), UNITS);
 }
 
@@ -148,13 +148,13 @@ pub(super) fn a_part_that_comes_and_goes() -> u64 {
 }
 
 #[test]
-fn a_part_drains_at_one_place_at_a_time() {
+fn a_part_that_moves_between_clocks_drains_only_once() {
     let admitted = a_part_that_comes_and_goes();
     assert!(admitted <= MOST, "{admitted} of {MOST}");
 }
 
 #[test]
-fn what_is_not_asked_for_by_others_is_all_for_one() {
+fn one_node_may_lease_everything_that_others_do_not_want() {
     let mut pool = Pool::new();
     let all = pool.call(1, 0, (NOTHING, 0), ALL).expect("an answer");
     assert_eq!((all.part, all.owed, all.fair), (ALL, 0, RATE_PARTS));
@@ -169,7 +169,7 @@ fn what_is_not_asked_for_by_others_is_all_for_one() {
 }
 
 #[test]
-fn a_lease_that_ends_is_owed_whole() {
+fn the_units_of_an_ended_lease_are_owed_whole() {
     let mut pool = Pool::new();
     pool.call(1, 0, (NOTHING, 0), ALL).expect("an answer");
     let at_its_end = pool.call(2, 1_000 * MS, (NOTHING, 0), ALL).expect("an answer");
@@ -181,7 +181,7 @@ fn a_lease_that_ends_is_owed_whole() {
 }
 
 #[test]
-fn a_call_that_comes_after_a_later_one_does_nothing() {
+fn a_call_that_arrives_after_a_later_one_has_no_effect() {
     let mut pool = Pool::new();
     pool.call(1, 0, (NOTHING, 0), ALL).expect("an answer");
     pool.calls -= 1;
@@ -190,7 +190,7 @@ fn a_call_that_comes_after_a_later_one_does_nothing() {
 }
 
 #[test]
-fn a_call_that_was_long_under_way_does_nothing() {
+fn a_call_that_was_long_under_way_has_no_effect() {
     let mut pool = Pool::new();
     pool.call(1, 100 * MS, (NOTHING, 0), NOTHING).expect("an answer");
     assert_eq!(pool.call(2, 0, (NOTHING, 0), ALL), Err(Refused::Late));
@@ -224,17 +224,17 @@ pub(super) fn an_answer_after_the_end() -> u64 {
 }
 
 #[test]
-fn what_is_over_does_not_come_back_with_an_answer_that_kept_it() {
+fn an_ended_lease_is_not_revived_by_a_late_answer() {
     assert_eq!(an_answer_after_the_end(), 0);
 }
 
 #[test]
-fn a_lease_is_dated_from_when_the_call_was_sent() {
+fn a_lease_is_timed_from_when_its_call_was_sent() {
     assert_eq!(the_end_of_a_lease(), 1_000);
 }
 
 #[test]
-fn terms_give_no_more_than_the_limit() {
+fn bucket_params_give_no_more_than_the_limit() {
     for (rate, units) in [
         ("1/s", 1),
         ("7/m", 100_000),
@@ -320,12 +320,12 @@ pub(super) fn a_caller_of_an_earlier_distribution() -> u64 {
 }
 
 #[test]
-fn an_earlier_distribution_does_not_change_what_is_part_of_a_later_one() {
+fn a_call_under_an_earlier_allocation_changes_no_later_state() {
     assert_eq!(a_caller_of_an_earlier_distribution(), 0);
 }
 
 #[test]
-fn pools_go_on_under_a_later_distribution_as_they_are() {
+fn reports_and_grants_stay_valid_under_a_later_allocation() {
     let server =
         |run: &str, terms| ServerIdentity { run: run.to_owned(), config_fingerprint: 0, allocation: terms };
     let by = |call| Taker { node: 1, process_number: 1, call };
@@ -354,7 +354,7 @@ fn pools_go_on_under_a_later_distribution_as_they_are() {
 }
 
 #[test]
-fn what_was_spent_before_all_had_told_is_owed_whoever_called_before() {
+fn units_spent_before_the_last_report_are_owed_despite_earlier_calls() {
     assert_eq!(called_before_all_had_told(), 0);
     assert_eq!(called_when_all_had_told(), 0);
 }
@@ -379,12 +379,12 @@ pub(super) fn owed_of_fewer_and_of_more() -> u64 {
 }
 
 #[test]
-fn what_is_owed_is_owed_however_few_units_there_are() {
+fn debt_stays_owed_after_the_limit_was_lower_for_a_moment() {
     assert_eq!(owed_of_fewer_and_of_more(), 0);
 }
 
 #[test]
-fn what_was_spent_of_more_units_is_owed_when_there_are_more_again() {
+fn debt_under_a_higher_limit_is_owed_when_the_limit_is_raised_again() {
     let mut pool = Pool::of(MANY);
     let all = Part { rate: RATE_PARTS, units: MANY };
     let many = pool.params;
@@ -458,7 +458,7 @@ fn goes_on_with(before: Option<Generation>) -> (GroupStatus, u64, u64) {
 }
 
 #[test]
-fn a_node_without_a_disk_costs_no_pool_what_another_knows() {
+fn a_pool_keeps_its_units_if_another_node_confirms_its_state() {
     let (known, of_window, of_bucket) = goes_on_with(None);
     assert!(known.grants && known.generation.number == 3 && known.since.number == 1, "{known:?}");
     assert_eq!(of_window, 1);
@@ -473,7 +473,7 @@ fn a_node_without_a_disk_costs_no_pool_what_another_knows() {
 }
 
 #[test]
-fn one_that_told_and_is_gone_keeps_no_generation_from_ending() {
+fn a_node_that_reported_and_is_gone_does_not_block_a_generation() {
     let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, allocation: 0 };
     let by = |node, call| Taker { node, process_number: 1, call };
     let mut group = PoolGroup::default();
@@ -525,7 +525,7 @@ fn burned_where(is_new: [bool; 2], absent: &[u16]) -> (u64, bool) {
 }
 
 #[test]
-fn a_region_is_new_where_all_its_nodes_are() {
+fn a_region_is_new_only_if_all_its_nodes_are_new() {
     assert_eq!(burned_where([true, true], &[]), (0, true));
     // Nobody knows whether some went to another server before the first generation granted here.
     assert_eq!(burned_where([false, true], &[]), (START_US, false));
@@ -605,7 +605,7 @@ pub(super) fn who_comes_later_takes_before_anybody_is_in_the_window() -> u64 {
 }
 
 #[test]
-fn who_comes_later_goes_by_what_was_said_last_in_the_window() {
+fn a_later_caller_takes_by_the_latest_total_stated_in_the_window() {
     use window::Total::{AsSaid, Open};
     assert_eq!(who_comes_later_takes_before_anybody_is_in_the_window(), 0);
     let as_said = AsSaid(UNITS);
@@ -647,11 +647,11 @@ pub(super) fn a_call_of_more_comes_late() -> u64 {
 }
 
 #[test]
-fn a_call_of_a_window_that_comes_after_a_later_one_is_granted_nothing() {
+fn a_window_call_that_arrives_after_a_later_one_gets_nothing() {
     assert_eq!(a_call_of_more_comes_late(), 0);
 }
 
 #[test]
-fn who_has_lost_all_does_not_trust_a_server_that_hung() {
+fn nodes_without_disks_get_nothing_from_a_server_that_hung() {
     assert_eq!(two_without_disks(), 0);
 }

@@ -162,7 +162,7 @@ pub(super) fn counted_in_parts() -> u64 {
 }
 
 #[test]
-fn whoever_reads_other_numbers_and_when_all_hold_one_pool_at_most() {
+fn nodes_that_disagree_on_the_limit_hold_at_most_one_pool() {
     for kind in [Kind::Bucket, Kind::Sliding, Kind::Ahead] {
         assert_eq!(beyond(kind), 0, "{kind:?}");
     }

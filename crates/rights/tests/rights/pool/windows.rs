@@ -74,7 +74,7 @@ fn play(seed: u64, weights: [u64; NODES as usize]) -> Use {
 }
 
 #[test]
-fn a_window_is_used_by_many_nodes_in_few_calls() {
+fn many_nodes_use_nearly_a_whole_window_in_few_calls() {
     let even = play(1, [1; NODES as usize]);
     let mut weights = [1; NODES as usize];
     weights[0] = 81;

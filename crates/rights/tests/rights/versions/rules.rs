@@ -94,7 +94,7 @@ fn a_single_region_is_its_own_authority_at_once() {
 }
 
 #[test]
-fn a_raise_waits_for_everybody_and_then_for_what_is_owed() {
+fn a_raised_share_waits_for_every_member_and_then_for_old_debt() {
     let (mut nodes, _) = scene(2);
     let weights = [(incarnation(0, 0), 3), (incarnation(1, 0), 1)];
     let second = nodes[0].propose(draft(&weights), AT.wall_ns).expect("a version");
@@ -129,7 +129,7 @@ fn a_raise_waits_for_everybody_and_then_for_what_is_owed() {
 /// In windows that were open, moved shares stay with their old owners, and no new share applies. From the
 /// next window on, the agreed shares apply.
 #[test]
-fn windows_that_were_open_are_used_as_before() {
+fn open_windows_keep_the_shares_of_before() {
     let (mut nodes, _) = scene(2);
     nodes.iter_mut().for_each(|node| node.counts_for(windows_of(3_600 * SECOND)));
     let weights = [(incarnation(0, 0), 3), (incarnation(1, 0), 1)];
@@ -161,7 +161,7 @@ fn windows_that_were_open_are_used_as_before() {
 /// The version that begins an allocation knows of short windows only, so a node that agrees to it soon
 /// forgets the allocation before. The next version knows of longer windows.
 #[test]
-fn who_hears_of_a_later_version_first_uses_no_window_as_before() {
+fn a_node_that_skipped_a_version_keeps_no_old_share_of_open_windows() {
     let (mut nodes, _) = scene(3);
     let weights = [(incarnation(0, 0), 3), (incarnation(1, 0), 1), (incarnation(2, 0), 2)];
     let second = nodes[0].propose(draft(&weights), AT.wall_ns).expect("a version");
@@ -184,7 +184,7 @@ fn who_hears_of_a_later_version_first_uses_no_window_as_before() {
 
 /// (Histories 10008676 and 20015954.)
 #[test]
-fn a_limit_that_was_removed_keeps_the_terms_it_was_used_under() {
+fn the_allocations_a_removed_limit_was_used_under_are_kept() {
     let (mut nodes, _) = scene(2);
     nodes.iter_mut().for_each(|node| node.counts_for(windows_of(3_600 * SECOND)));
     let weights = [(incarnation(0, 0), 3), (incarnation(1, 0), 1)];
@@ -207,7 +207,7 @@ fn a_limit_that_was_removed_keeps_the_terms_it_was_used_under() {
 
 /// (History 36000180.)
 #[test]
-fn a_region_that_joins_waits_for_limits_that_it_never_heard_of() {
+fn a_joining_region_waits_for_limits_it_never_heard_of() {
     let (mut nodes, _) = scene(2);
     // There was an hourly limit, but none when the third region joins.
     nodes.iter_mut().for_each(|node| node.counts_for(windows_of(3_600 * SECOND)));
@@ -232,7 +232,7 @@ fn a_region_that_joins_waits_for_limits_that_it_never_heard_of() {
 }
 
 #[test]
-fn a_change_of_budgets_only_makes_no_term() {
+fn a_change_of_budgets_alone_begins_no_allocation() {
     let (mut nodes, first) = scene(2);
     let wanted = Draft { limits: vec![9], ..draft(&[(incarnation(0, 0), 1), (incarnation(1, 0), 1)]) };
     let second = nodes[0].propose(wanted, AT.wall_ns).expect("a version");
@@ -243,7 +243,7 @@ fn a_change_of_budgets_only_makes_no_term() {
 }
 
 #[test]
-fn what_contradicts_is_refused_and_nothing_changes() {
+fn a_version_that_contradicts_another_is_refused_without_effect() {
     let (mut nodes, first) = scene(2);
     let weights = [(incarnation(0, 0), 3), (incarnation(1, 0), 1)];
     let second = nodes[0].propose(draft(&weights), AT.wall_ns).expect("a version");
@@ -271,7 +271,7 @@ fn what_contradicts_is_refused_and_nothing_changes() {
 }
 
 #[test]
-fn the_authority_moves_with_an_epoch_and_the_old_one_is_refused_for_ever() {
+fn versions_of_an_old_authority_are_refused_after_it_moved() {
     let (mut nodes, first) = scene(3);
     let weights: Vec<(Incarnation, u32)> = (0..3).map(|region| (incarnation(region, 0), 1)).collect();
     assert_eq!(nodes[1].propose(draft(&weights), AT.wall_ns), Err(Refused::Authority(first.version_id)));
@@ -285,7 +285,7 @@ fn the_authority_moves_with_an_epoch_and_the_old_one_is_refused_for_ever() {
 }
 
 #[test]
-fn a_later_incarnation_has_nothing_until_it_is_named_and_all_agree() {
+fn a_new_incarnation_has_no_share_until_named_and_acknowledged() {
     let (mut nodes, _) = scene(2);
     let (old, new) = (incarnation(1, 0), incarnation(1, 1));
     nodes[1] = Versions::new(new);
@@ -309,7 +309,7 @@ fn a_later_incarnation_has_nothing_until_it_is_named_and_all_agree() {
 
 /// The fault in asking only the members that an allocation lowers: see "Why not less" in `versions.rs`.
 #[test]
-fn a_skipped_version_raises_nobody_twice() {
+fn a_skipped_version_raises_no_shares_above_the_total() {
     let (mut nodes, _) = scene(3);
     let term = |x, z, b| [(incarnation(0, 0), x), (incarnation(1, 0), z), (incarnation(2, 0), b)];
     let second = nodes[0].propose(draft(&term(12, 8, 10)), AT.wall_ns).expect("a version");
@@ -329,7 +329,7 @@ fn a_skipped_version_raises_nobody_twice() {
 }
 
 #[test]
-fn nothing_is_said_before_it_is_on_disk() {
+fn an_acknowledgement_is_sent_only_once_it_is_on_disk() {
     let (mut nodes, _) = scene(2);
     let node = &mut nodes[1];
     let before = node.revision();
@@ -350,7 +350,7 @@ fn nothing_is_said_before_it_is_on_disk() {
 }
 
 #[test]
-fn late_and_repeated_acknowledgements_only_grow() {
+fn an_acknowledgement_is_only_replaced_by_a_later_one() {
     let (mut nodes, _) = scene(3);
     let first = ack(&mut nodes[1], AT);
     let who = incarnation(1, 0);
@@ -364,7 +364,7 @@ fn late_and_repeated_acknowledgements_only_grow() {
 }
 
 #[test]
-fn a_full_chain_owns_nothing_until_the_newest_is_agreed() {
+fn a_node_with_too_many_allocations_owns_nothing_until_agreement() {
     let (mut nodes, _) = scene(2);
     let weights = |step: usize| [(incarnation(0, 0), 1 + step as u32 % 2), (incarnation(1, 0), 1)];
     let mut step = 1;

@@ -205,7 +205,7 @@ async fn an_event_arrives_as_json_and_its_signature_verifies() {
 }
 
 #[tokio::test]
-async fn what_is_delivered_reaches_the_hooks_of_the_node() {
+async fn events_of_the_node_reach_its_webhooks() {
     let mut receiver = Receiver::start(ok).await;
     let sender = Sender::start(&[&receiver.url()]);
     deliver(Some(&sender.webhooks), events(3));
@@ -215,7 +215,7 @@ async fn what_is_delivered_reaches_the_hooks_of_the_node() {
 }
 
 #[tokio::test]
-async fn a_hook_that_hangs_holds_up_nobody_but_itself() {
+async fn a_webhook_that_hangs_does_not_hold_up_others() {
     let mut hanging = Receiver::start(|_| None).await;
     let mut working = Receiver::start(ok).await;
     let sender = Sender::start(&[&hanging.url(), &working.url()]);
@@ -228,7 +228,7 @@ async fn a_hook_that_hangs_holds_up_nobody_but_itself() {
 }
 
 #[tokio::test]
-async fn a_hook_that_hangs_is_cut_off_and_asked_again() {
+async fn a_webhook_that_hangs_is_cut_off_and_tried_again() {
     let mut receiver = Receiver::start(|times| match times {
         0 => None,
         // A head, and then nothing for ever: the head alone counts.
@@ -253,7 +253,7 @@ async fn a_hook_that_hangs_is_cut_off_and_asked_again() {
 }
 
 #[tokio::test]
-async fn a_fault_is_followed_by_the_same_id_and_a_fresh_time() {
+async fn after_a_fault_an_event_keeps_its_id_and_gets_a_new_time() {
     let mut receiver = Receiver::start(|times| match times {
         0 => Some((StatusCode::INTERNAL_SERVER_ERROR, [("retry-after", "2")]).into_response()),
         _ => ok(times),
@@ -273,7 +273,7 @@ async fn a_fault_is_followed_by_the_same_id_and_a_fresh_time() {
 }
 
 #[tokio::test]
-async fn who_wants_no_more_is_not_asked_again_and_redirects_lead_nowhere() {
+async fn after_gone_or_a_redirect_an_event_is_not_sent_again() {
     let elsewhere = Receiver::start(ok).await;
     let location = elsewhere.url();
     let mut receiver = Receiver::start(move |times| match times {
@@ -293,7 +293,7 @@ async fn who_wants_no_more_is_not_asked_again_and_redirects_lead_nowhere() {
 }
 
 #[tokio::test]
-async fn a_flood_loses_its_oldest() {
+async fn a_flood_drops_its_oldest_events() {
     let mut receiver = Receiver::start(|_| None).await;
     let sender = Sender::start(&[&receiver.url()]);
     sender.webhooks.offer(event("first"));
@@ -319,7 +319,7 @@ async fn an_answer_without_end_is_not_read_to_its_end() {
 }
 
 #[tokio::test]
-async fn who_does_not_speak_http_is_tried_again() {
+async fn a_receiver_that_does_not_speak_http_is_tried_again() {
     for begin in [&b"SSH-2.0-OpenSSH_9.6\r\n"[..], b"HTTP/1.1 200 OK\r\n"] {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}/", listener.local_addr().expect("an address"));
@@ -350,7 +350,7 @@ async fn a_refused_connection_is_tried_again() {
 }
 
 #[tokio::test]
-async fn who_cannot_prove_its_name_is_told_nothing() {
+async fn a_receiver_without_a_trusted_certificate_gets_no_event() {
     let (serving, received) = Serving::new(ok);
     let (address, certificate) = serve_tls(serving).await;
     let mut receiver = Receiver { address, received };
@@ -397,7 +397,7 @@ async fn serve_tls(serving: Serving) -> (SocketAddr, rustls::pki_types::Certific
 }
 
 #[tokio::test]
-async fn a_stopping_node_tells_what_it_can() {
+async fn a_stopping_node_delivers_its_waiting_events() {
     let mut receiver = Receiver::start(ok).await;
     let sender = Sender::start(&[&receiver.url()]);
     events(20).for_each(|event| sender.webhooks.offer(event));
@@ -410,7 +410,7 @@ async fn a_stopping_node_tells_what_it_can() {
 }
 
 #[tokio::test]
-async fn a_stopping_node_does_not_wait_for_who_hangs() {
+async fn a_stopping_node_does_not_wait_for_a_webhook_that_hangs() {
     let mut receiver = Receiver::start(|_| None).await;
     let sender = Sender::start(&[&receiver.url()]);
     sender.webhooks.offer(event("w-1"));
@@ -422,7 +422,7 @@ async fn a_stopping_node_does_not_wait_for_who_hangs() {
 }
 
 #[tokio::test]
-async fn what_is_taken_out_of_the_config_ends() {
+async fn a_webhook_removed_from_the_config_gets_no_more_events() {
     let mut hanging = Receiver::start(|_| None).await;
     let mut working = Receiver::start(ok).await;
     let sender = Sender::start(&[&hanging.url()]);
@@ -438,7 +438,7 @@ async fn what_is_taken_out_of_the_config_ends() {
 }
 
 #[test]
-fn hooks_whose_secret_is_missing_or_short_are_not_begun() {
+fn a_webhook_whose_secret_is_missing_or_short_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("webhook.key");
     let hooks = [hook("http://127.0.0.1:9/", path.clone())];
@@ -462,7 +462,7 @@ fn the_log_names_a_cell_by_its_id_alone() {
 }
 
 #[test]
-fn a_flood_of_events_is_a_line_in_the_log() {
+fn further_events_of_a_flood_are_one_line_in_the_log() {
     let said = logged("info", events(LOGGED_MAX + 7));
     assert_eq!(said.lines().count(), LOGGED_MAX + 1);
     assert!(said.lines().last().is_some_and(|line| line.contains("more=7")), "{said}");

@@ -16,7 +16,7 @@ fn primary_of(fleet: &Fleet) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_that_is_killed_lets_no_unit_too_many_pass() {
+async fn no_limit_is_exceeded_when_a_primary_is_killed() {
     survives("a primary is killed", async |fleet| {
         let primary = primary_of(fleet);
         fleet.cluster.nodes[primary].kill();
@@ -25,7 +25,7 @@ async fn a_primary_that_is_killed_lets_no_unit_too_many_pass() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_and_a_node_that_die_together_let_no_unit_too_many_pass() {
+async fn no_limit_is_exceeded_when_a_primary_and_a_node_die_together() {
     survives("a primary and a node die", async |fleet| {
         let primary = primary_of(fleet);
         fleet.cluster.nodes[primary].kill();
@@ -35,7 +35,7 @@ async fn a_primary_and_a_node_that_die_together_let_no_unit_too_many_pass() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn walls_that_are_set_within_the_promise_let_no_unit_too_many_pass() {
+async fn no_limit_is_exceeded_while_wall_clocks_differ_within_their_bound() {
     let lasts = Duration::from_secs(6);
     survives_for(lasts, "walls are set", async |fleet| {
         // The wall moves to and fro by 9 ms, of the 10 ms that are promised, sometimes at the edges of
@@ -52,7 +52,7 @@ async fn walls_that_are_set_within_the_promise_let_no_unit_too_many_pass() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn servers_whose_walls_are_set_let_no_unit_too_many_pass() {
+async fn no_limit_is_exceeded_while_server_clocks_are_set() {
     let _alone = ALONE.lock().await;
     let fleet = Fleet::start_on(Cluster::with_walls(), 3).await;
     let lasts = Duration::from_secs(6);
@@ -74,7 +74,7 @@ async fn servers_whose_walls_are_set_let_no_unit_too_many_pass() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_deleted_is_not_given_again() {
+async fn units_are_not_granted_again_after_all_keys_are_deleted() {
     survives("FLUSHALL", async |fleet| {
         for primary in fleet.cluster.primaries() {
             fleet.cluster.nodes[primary].cli(&["FLUSHALL"]);
@@ -84,7 +84,7 @@ async fn what_is_deleted_is_not_given_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn functions_that_are_gone_are_loaded_again_under_load() {
+async fn deleted_functions_are_loaded_again_under_load() {
     survives("FUNCTION FLUSH", async |fleet| {
         for primary in fleet.cluster.primaries() {
             fleet.cluster.nodes[primary].cli(&["FUNCTION", "FLUSH"]);
@@ -95,7 +95,7 @@ async fn functions_that_are_gone_are_loaded_again_under_load() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_that_starts_anew_gives_nothing_again() {
+async fn units_are_not_granted_again_after_all_servers_restart() {
     survives("all servers start anew", async |fleet| {
         fleet.cluster.nodes.iter_mut().for_each(crate::servers::Server::kill);
         fleet.cluster.nodes.iter_mut().for_each(crate::servers::Server::restart);
@@ -104,7 +104,7 @@ async fn a_cluster_that_starts_anew_gives_nothing_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replica_that_takes_over_without_its_primary_lets_no_unit_too_many_pass() {
+async fn no_limit_is_exceeded_when_a_stale_replica_takes_over() {
     survives("a replica takes over, with the link to its primary cut", async |fleet| {
         let primary = primary_of(fleet);
         let port = fleet.cluster.nodes[primary].port().to_string();
@@ -127,7 +127,7 @@ async fn a_replica_that_takes_over_without_its_primary_lets_no_unit_too_many_pas
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_that_hangs_for_long_lets_no_unit_too_many_pass() {
+async fn no_limit_is_exceeded_when_a_primary_hangs_for_long() {
     let lasts = Duration::from_secs(20);
     survives_for(lasts, "a primary hangs for 20 s", async |fleet| {
         let primary = primary_of(fleet);
@@ -139,7 +139,7 @@ async fn a_primary_that_hangs_for_long_lets_no_unit_too_many_pass() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_minute_without_servers_is_not_noticed_where_demand_is_low() {
+async fn at_low_demand_few_requests_are_denied_in_a_minute_without_servers() {
     let _alone = ALONE.lock().await;
     let mut fleet = Fleet::start(3).await;
     fleet.load(LITTLE, Duration::from_secs(20)).await.expect("callers");

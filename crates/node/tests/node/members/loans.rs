@@ -4,8 +4,8 @@ use acequia_limits::limit::LimitSpec;
 
 use super::{all, cut, passes, shared, shared_by};
 use crate::{
+    pools::{Way, World},
     scene::{self, MS, S, bucket, sliding, window},
-    siblings::{Way, World},
 };
 
 /// One node is asked for more than its region has, and receives what is in the other region's pool. Then the

@@ -33,7 +33,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_overflows_and_a_refusal_changes_nothing(
+    fn extreme_loans_do_not_overflow_and_a_refusal_changes_nothing(
         (rate, units, tokens, ttl_ns) in (rates(), edges(), edges(), edges()),
         (number, available, drift_ppm) in (edges(), edges(), any::<u32>()),
         (standing_rate, standing_units) in (rates(), edges()),
@@ -123,7 +123,7 @@ fn a_stretch_covers_the_drift_and_saturates() {
 }
 
 #[test]
-fn beats_are_remembered_within_bounds() {
+fn only_the_latest_sent_heartbeats_are_remembered() {
     let mut beats = SentHeartbeats::new(3, 1_000_000);
     let all: Vec<Heartbeat> = (0..300).map(|at| beats.next(at)).collect();
     assert_eq!(beats.sent_at(all[43]), None);
@@ -137,7 +137,7 @@ fn beats_are_remembered_within_bounds() {
 }
 
 #[test]
-fn books_are_bounded() {
+fn a_book_holds_a_bounded_number_of_loans() {
     let (mut giver, mut session) = (Book::default(), Session::new(1_000));
     session.hear(Heartbeat { process_number: 1, number: 1 }, NOW);
     let standing = Part { rate: 100, units: 100 };

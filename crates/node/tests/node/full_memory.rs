@@ -1,8 +1,8 @@
 //! Nodes that share a limit. One node has no room for more cells for a while, so new cells of a limit share
 //! one cell there.
 
+use crate::pools::World;
 use crate::scene::{self, MS, S, staggered};
-use crate::siblings::World;
 use acequia_node::MEMORY_BYTES_MIN;
 
 /// Restarts a node with the minimum memory, so that cells share one as soon as a shard is full: see
@@ -77,7 +77,7 @@ fn shared_by_its_own_window() {
 }
 
 #[test]
-fn a_cell_that_shared_another_goes_by_windows_of_its_own() {
+fn a_cell_that_leaves_a_shared_cell_has_windows_of_its_own() {
     pooled_by_its_own_window();
     shared_by_its_own_window();
 }
@@ -130,7 +130,7 @@ fn history(seed: u64) {
 }
 
 #[test]
-fn whatever_is_asked_of_crowded_nodes_no_unit_too_many_passes() {
+fn nodes_with_full_memory_never_exceed_a_limit_in_random_histories() {
     let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(10);
     let from = std::env::var("FROM").ok().and_then(|from| from.parse().ok()).unwrap_or(1);
     (from..=seeds).for_each(history);
@@ -138,7 +138,7 @@ fn whatever_is_asked_of_crowded_nodes_no_unit_too_many_passes() {
 
 #[cfg(feature = "mutations")]
 #[test]
-fn every_rule_of_crowded_nodes_is_needed() {
+fn every_rule_of_nodes_with_full_memory_is_needed() {
     use acequia_rights::mutation::{Mutation, break_rule};
     std::panic::set_hook(Box::new(|_| ()));
     let random = || (1..=10).for_each(history);

@@ -133,9 +133,9 @@ macro_rules! renumbered {
 renumbered! {
     a_token_bucket_keeps_its_debt: terms::token_bucket(), check_bucket;
     a_leaky_bucket_keeps_its_queue: terms::leaky_bucket(), check_bucket;
-    a_fixed_window_keeps_what_was_used: terms::fixed_window(), check_window;
-    a_staggered_window_keeps_what_was_used: terms::staggered_window(), check_window;
-    a_calendar_quota_keeps_what_was_used: terms::calendar_quota(), check_window;
+    a_fixed_window_keeps_its_used_units: terms::fixed_window(), check_window;
+    a_staggered_window_keeps_its_used_units: terms::staggered_window(), check_window;
+    a_calendar_quota_keeps_its_used_units: terms::calendar_quota(), check_window;
     an_approximate_window_keeps_both_counters: terms::approximate(), check_counters;
     a_sliding_window_keeps_its_charges: sliding(), check_sliding;
     a_rolling_quota_keeps_its_charges: terms::rolling_quota(), check_sliding;
@@ -152,7 +152,7 @@ fn check_counters(history: &History, numbers: &Terms) -> TestCaseResult {
 }
 
 #[test]
-fn a_window_of_fewer_units_says_when_the_surplus_is_gone() {
+fn a_lowered_sliding_window_tells_when_its_surplus_is_gone() {
     const S: u64 = 1_000_000_000;
     let now = acequia_limits::Now::at(1_800_000_000 * S);
     let numbers = |limit, slots| Terms::Sliding { limit, window_ns: 10 * S, slots, quota: false }.algorithm();

@@ -6,8 +6,8 @@ use acequia_node::pool::{ABSENT_NS_MAX, GROUPS, NotLeftOut};
 
 use super::{GUARD, settled};
 use crate::{
+    pools::{Way, World},
     scene::{S, bucket, sliding, window},
-    siblings::{Way, World},
 };
 
 /// A node of three is gone when the server forgets, and nobody has excluded it yet. The node goes on spending
@@ -34,7 +34,7 @@ fn passes_in(world: &mut World, seconds: u64) -> u64 {
 }
 
 #[test]
-fn a_node_that_is_gone_is_waited_for_until_somebody_says_so() {
+fn pools_wait_for_a_gone_node_until_an_operator_excludes_it() {
     for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10s")] {
         let name = spec.name.clone();
         let mut world = bereft(spec);
@@ -73,7 +73,7 @@ fn a_node_that_is_gone_is_waited_for_until_somebody_says_so() {
 }
 
 #[test]
-fn the_word_that_a_node_is_gone_has_an_end() {
+fn the_exclusion_of_a_node_ends_in_time() {
     let mut world = bereft(bucket("b", "100/s", 1_000));
     world.nodes[0].node.leave_out(3, 20 * S, world.now(0)).expect("a node of the region");
     passes_in(&mut world, 25);
@@ -89,7 +89,7 @@ fn the_word_that_a_node_is_gone_has_an_end() {
 }
 
 #[test]
-fn who_is_not_named_is_waited_for() {
+fn pools_wait_for_a_node_that_is_not_excluded() {
     stranded();
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn stranded() {
 }
 
 #[test]
-fn who_is_left_out_may_spend_what_it_took_beforehand() {
+fn an_excluded_node_may_spend_its_earlier_withdrawals() {
     for length_s in [2, 10, 60, 300] {
         beforehand(length_s);
     }

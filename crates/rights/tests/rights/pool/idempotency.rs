@@ -222,7 +222,7 @@ pub(super) fn history(seed: u64, ends_where_it_counts: bool) -> Result<(u64, u64
 }
 
 #[test]
-fn nobody_passes_by_an_answer_whose_charge_was_given_back() {
+fn no_request_passes_by_an_answer_whose_charge_was_refunded() {
     let histories = std::env::var("HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(4_000);
     let (mut passed, mut given_back) = (0, 0);
     for seed in 0..histories {
@@ -236,7 +236,7 @@ fn nobody_passes_by_an_answer_whose_charge_was_given_back() {
 }
 
 #[test]
-fn a_name_that_is_ended_where_not_all_have_heard_of_it_was_not_ended() {
+fn a_history_fails_if_ids_end_in_a_generation_that_does_not_count() {
     assert!((0..40_000).any(|seed| history(seed, false).is_err()), "nobody noticed");
 }
 
@@ -261,7 +261,7 @@ fn act(name: &mut Name, call: u64, what: What, at: (u64, u64)) -> NameState {
 }
 
 #[test]
-fn a_name_is_whose_claim_came_first_until_that_is_given_up_or_over() {
+fn an_id_belongs_to_the_first_claim_until_it_is_dropped_or_expires() {
     let mut name = Name::default();
     let kept = || What::Keep(b"yes".to_vec());
     assert_eq!(act(&mut name, 1, What::Claim, (1, 0)), NameState::Claimed(by(1)));
@@ -282,7 +282,7 @@ fn a_name_is_whose_claim_came_first_until_that_is_given_up_or_over() {
 }
 
 #[test]
-fn a_letter_waits_until_whoever_it_is_for_has_had_it() {
+fn a_letter_waits_until_its_recipient_has_received_it() {
     let mut letters = Letters::default();
     let letter = |id, cost| Letter { id, cost };
     assert!(

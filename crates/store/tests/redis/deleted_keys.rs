@@ -38,7 +38,7 @@ async fn a_cell_that_was_deleted_is_unknown_and_so_is_its_group() {
 /// Any key of a group may be evicted or deleted. As long as the group's record is there, missing cells are
 /// noticed.
 #[tokio::test(flavor = "multi_thread")]
-async fn whichever_keys_of_a_group_are_deleted_its_pools_are_unknown() {
+async fn a_pool_whose_keys_are_deleted_is_unknown_or_wholly_owed() {
     let servers = [Server::start(&[])];
     let redis = RedisPools::new(opened(shards(&servers)).await, 0);
     let mut generation = begun(&redis, START_US).await;
@@ -67,7 +67,7 @@ async fn whichever_keys_of_a_group_are_deleted_its_pools_are_unknown() {
 /// The process and the connection are the same, and no look happens meanwhile. The group's record comes back
 /// with the copy.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_that_took_its_successors_state_grants_nothing_by_that() {
+async fn a_primary_that_copied_its_successors_state_grants_nothing() {
     let (ours, successor) = (Server::start(&[]), Server::start(&[]));
     let timings = Timings {
         ping_every: Duration::from_secs(10),

@@ -88,7 +88,7 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, wish: Option<watc
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_never_comes_to_another_question() {
+async fn an_answer_never_reaches_another_call() {
     let server = Server::start(&[]);
     let middle = Middle::before(&server).await;
     let redis = opened(scene::settings(Place::Shards { addresses: vec![middle.address.clone()] })).await;
@@ -105,7 +105,7 @@ async fn an_answer_never_comes_to_another_question() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_is_cut_leaves_a_call_unknown() {
+async fn a_call_on_a_cut_connection_has_an_unknown_result() {
     let server = Server::start(&[]);
     let middle = Middle::before(&server).await;
     let redis = opened(scene::settings(Place::Shards { addresses: vec![middle.address.clone()] })).await;
@@ -128,7 +128,7 @@ async fn a_connection_that_is_cut_leaves_a_call_unknown() {
 /// A call that is given up before its deadline says nothing about the server: other calls wait longer, and
 /// are answered.
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_that_are_left_in_time_do_not_make_a_slow_server_a_lost_one() {
+async fn calls_given_up_early_do_not_mark_a_slow_server_as_lost() {
     let server = Server::start(&[]);
     let middle = Middle::before(&server).await;
     let redis = opened(scene::settings(Place::Shards { addresses: vec![middle.address.clone()] })).await;
@@ -143,7 +143,7 @@ async fn calls_that_are_left_in_time_do_not_make_a_slow_server_a_lost_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_whose_answers_are_lost_hangs() {
+async fn a_server_whose_answers_are_lost_is_shown_as_hung() {
     let server = Server::start(&[]);
     let middle = Middle::before(&server).await;
     let redis = opened(scene::settings(Place::Shards { addresses: vec![middle.address.clone()] })).await;

@@ -111,7 +111,7 @@ fn settings(limits: &str) -> Settings {
 }
 
 #[test]
-fn what_fails_is_sent_again_under_its_id_after_longer_and_longer_waits() {
+fn a_failed_event_is_sent_again_after_longer_and_longer_waits() {
     let mut story = Story::begin(|_, times| [Answer::Status(500), Answer::Fault, Answer::Status(204)][times]);
     story.offer("w-1");
     story.pass(HOUR_S);
@@ -120,7 +120,7 @@ fn what_fails_is_sent_again_under_its_id_after_longer_and_longer_waits() {
 }
 
 #[test]
-fn eight_tries_are_enough() {
+fn an_event_is_dropped_after_eight_failed_tries() {
     let mut story = Story::begin(|_, _| Answer::Fault);
     story.offer("w-1");
     story.pass(HOUR_S);
@@ -129,7 +129,7 @@ fn eight_tries_are_enough() {
 }
 
 #[test]
-fn nobody_is_warned_of_what_is_long_past() {
+fn an_event_older_than_half_an_hour_is_dropped() {
     let mut story = Story::begin(|_, _| Answer::Later(503, "299"));
     story.offer("w-1");
     story.pass(HOUR_S);
@@ -139,7 +139,7 @@ fn nobody_is_warned_of_what_is_long_past() {
 }
 
 #[test]
-fn what_waited_behind_others_for_too_long_is_given_up_unsent() {
+fn an_event_that_waited_too_long_behind_others_is_dropped_unsent() {
     let mut story = Story::begin(|_, _| Answer::Hang);
     for number in 0..LETTERS_MAX {
         story.offer(&format!("w-{number}"));
@@ -153,7 +153,7 @@ fn what_waited_behind_others_for_too_long_is_given_up_unsent() {
 }
 
 #[test]
-fn a_hook_that_asks_for_quiet_has_it() {
+fn a_webhook_that_asks_for_a_pause_gets_no_event_meanwhile() {
     let mut story = Story::begin(|id, times| match (id, times) {
         ("w-1", 0) => Answer::Later(429, "60"),
         _ => Answer::Status(200),
@@ -167,7 +167,7 @@ fn a_hook_that_asks_for_quiet_has_it() {
 }
 
 #[test]
-fn a_long_quiet_is_a_short_one() {
+fn a_long_pause_that_a_webhook_asks_for_is_cut_to_five_minutes() {
     let mut story = Story::begin(|_, times| [Answer::Later(503, "86400"), Answer::Status(200)][times]);
     story.offer("w-1");
     story.pass(HOUR_S);
@@ -175,7 +175,7 @@ fn a_long_quiet_is_a_short_one() {
 }
 
 #[test]
-fn an_event_that_a_hook_chokes_on_does_not_hold_up_others() {
+fn an_event_that_a_webhook_fails_on_does_not_hold_up_others() {
     let mut story = Story::begin(|id, _| Answer::Status(if id == "bad" { 500 } else { 200 }));
     story.offer("bad");
     story.offer("good");
@@ -185,7 +185,7 @@ fn an_event_that_a_hook_chokes_on_does_not_hold_up_others() {
 }
 
 #[test]
-fn what_is_refused_is_sent_once() {
+fn a_refused_event_is_sent_only_once() {
     for status in [301, 307, 400, 401, 404, 410, 413] {
         let mut story = Story::begin(move |_, _| Answer::Status(status));
         story.offer("w-1");
@@ -196,7 +196,7 @@ fn what_is_refused_is_sent_once() {
 }
 
 #[test]
-fn a_flood_loses_its_oldest_and_says_how_many() {
+fn a_flood_drops_its_oldest_events_and_counts_them() {
     let mut story = Story::begin(|_, _| Answer::Status(200));
     story.offer("first");
     let Next::Send(first) = story.hook.next(story.now) else { panic!("it is due") };
@@ -212,7 +212,7 @@ fn a_flood_loses_its_oldest_and_says_how_many() {
 }
 
 #[test]
-fn a_stopping_node_tries_everything_once_more() {
+fn a_stopping_node_tries_every_waiting_event_once_more() {
     let mut story = Story::begin(|id, times| match (id, times) {
         ("luck", 0) => Answer::Later(503, "300"),
         ("bad", _) => Answer::Status(500),
@@ -234,7 +234,7 @@ fn a_stopping_node_tries_everything_once_more() {
 }
 
 #[test]
-fn a_try_that_was_on_its_way_when_the_node_began_to_stop_is_not_the_last() {
+fn a_try_under_way_when_a_node_stops_is_not_the_last_one() {
     let mut story = Story::begin(|_, _| Answer::Status(200));
     story.offer("w-1");
     let Next::Send(letter) = story.hook.next(story.now) else { panic!("it is due") };
@@ -245,7 +245,7 @@ fn a_try_that_was_on_its_way_when_the_node_began_to_stop_is_not_the_last() {
 }
 
 #[test]
-fn what_is_left_at_the_end_is_counted() {
+fn events_left_at_the_end_are_counted_as_dropped() {
     let story = Story::begin(|_, _| Answer::Hang);
     story.offer("w-1");
     story.offer("w-2");
@@ -256,7 +256,7 @@ fn what_is_left_at_the_end_is_counted() {
 }
 
 #[test]
-fn a_hook_hears_of_the_limits_that_it_names() {
+fn a_webhook_gets_events_of_the_limits_it_names() {
     let story = Story::begin(|_, _| Answer::Hang);
     assert_eq!((story.hook.wants("shop/a"), story.hook.wants("bank/a")), (true, false));
     story.hook.set(settings("bank/*"));
