@@ -56,6 +56,7 @@ use smallvec::SmallVec;
 
 pub(crate) use self::remote_charge::{Lack, RemoteCharge, Source};
 use self::{marks::Marks, mates::LiveMates, shortages::Shortages};
+use crate::settings::SETTINGS;
 use crate::{
     Active, Answer, Catalogue, LimitAnswer, Node, Outcome, cell::CellKey, journal_tag, lock,
     regions::wire::Whole,
@@ -64,39 +65,10 @@ use crate::{
 /// A remote charge must pass a request within this time after the forward was asked for; later it passes
 /// nobody.
 pub const FORWARD_NS: u64 = 50_000_000;
-/// The longest wait for one forward: an answer that comes at the last moment must still pass a request. A
-/// request that waits longer forwards again.
-const ASK_NS: u64 = 40_000_000;
 /// How long a request waits for its forward, unless its limit sets a wait. The owner may have to ask the
 /// region's pool first, and all three are near each other. Timers are up to a millisecond late, and the whole
 /// wait should not be much longer than three milliseconds.
 pub const FORWARD_WAIT_NS: u64 = 2_500_000;
-/// The owner stops charging this long before the mate gives up, since the answer takes time, too.
-const BACK_NS: u64 = 750_000;
-/// A limit has few units if its budget and its units a second are both below this number times the number of
-/// the catalogue's members. Up to here a forward is worth a message and a wait for nearly every request at a
-/// mate (see the tables in tests/bench/README.md).
-const FEW: u64 = 16;
-/// Bounds: unanswered forwards plus unused remote charges of all cells; and unanswered forwards of one cell.
-const ASKED_MAX: usize = 1_024;
-const ASKED_OF_CELL_MAX: usize = 16;
-/// Bounds on forwards of mates that wait here for units: in all, of one mate, and of one cell.
-const HELD_MAX: usize = 512;
-const HELD_OF_PEER_MAX: usize = 128;
-const HELD_OF_CELL_MAX: usize = 32;
-/// After `SILENT_MAX` useless forwards in a row, a node counts as *far*: for `FAR_NS` it only gets probes for
-/// zero units, and after that until one probe is answered in time. Then a single useless forward makes the
-/// node far again, for twice as long each time in a row, up to `FAR_NS_MAX`.
-const SILENT_MAX: u32 = 4;
-const FAR_NS: u64 = 1_000_000_000;
-const FAR_NS_MAX: u64 = 32_000_000_000;
-/// How often every other node of the region is probed with a forward of zero units. The probe tells both ends
-/// whether an answer can come in time, and costs no units.
-const PROBE_NS: u64 = 1_000_000_000;
-/// A cell counts as forwarded for this long after a mate's last forward: its owner then holds enough of the
-/// pool for all mates. Limits without a rate add twice their period, up to `FORWARDED_NS_MAX`.
-pub(crate) const FORWARDED_NS: u64 = 75_000_000_000;
-pub(crate) const FORWARDED_NS_MAX: u64 = 600_000_000_000;
 /// How many forward numbers one process has: its numbers begin after those of every earlier process.
 const NUMBERS: u64 = 1 << 40;
 /// The key of a probe, which is about no cell.
@@ -406,8 +378,9 @@ impl Forwards {
         let mut state = lock(&self.state);
         let of_peer = state.held.iter().filter(|other| other.from == held.from).count();
         let of_cell = state.held.iter().filter(|other| other.key == held.key).count();
-        let has_room =
-            state.held.len() < HELD_MAX && of_peer < HELD_OF_PEER_MAX && of_cell < HELD_OF_CELL_MAX;
+        let has_room = state.held.len() < SETTINGS.forward.held_max
+            && of_peer < SETTINGS.forward.held_of_peer_max
+            && of_cell < SETTINGS.forward.held_of_cell_max;
         if has_room {
             state.held.push_back(held);
             self.answer_ns.store(state.answer_ns(), Ordering::Release);
@@ -440,7 +413,7 @@ impl Forwards {
             return false;
         };
         state.forget_asked(number);
-        let is_late = now.steady_ns >= until_ns + BACK_NS;
+        let is_late = now.steady_ns >= until_ns + SETTINGS.forward.back_ns;
         if units.is_none_or(|units| units == 0) && !is_late {
             // The node could have answered with units in time. If units came, `pass` or `expire` tells
             // whether they were of use.
@@ -528,10 +501,10 @@ impl Forwards {
         }
     }
 
-    /// Probes the other nodes of the region with forwards of zero units, once each `PROBE_NS`.
+    /// Probes the other nodes of the region with forwards of zero units, once each `SETTINGS.forward.probe_ns`.
     fn probe_mates(&self, own: MemberId, heard: &[MemberId], now: Now) {
         let mut state = lock(&self.state);
-        if now.steady_ns < state.probed_ns + PROBE_NS {
+        if now.steady_ns < state.probed_ns + SETTINGS.forward.probe_ns {
             return;
         }
         state.probed_ns = now.steady_ns;
@@ -543,7 +516,7 @@ impl Forwards {
                 whole: Whole { units: 0, rate: None },
                 units: 0,
                 at_ns: now.steady_ns,
-                until_ns: now.steady_ns + FORWARD_WAIT_NS - BACK_NS,
+                until_ns: now.steady_ns + FORWARD_WAIT_NS - SETTINGS.forward.back_ns,
                 is_sent: false,
             };
             state.ask(probe, LimitId(0), false);
@@ -564,7 +537,8 @@ impl State {
 
     fn has_room(&self, key: CellKey) -> bool {
         let of_cell = self.asked_of.get(&key).copied().unwrap_or(0);
-        self.asked.len() + self.remote_charges.len() < ASKED_MAX && of_cell < ASKED_OF_CELL_MAX
+        self.asked.len() + self.remote_charges.len() < SETTINGS.forward.asked_max
+            && of_cell < SETTINGS.forward.asked_of_cell_max
     }
 
     /// Queues a forward of a cell under this limit; returns its number.
@@ -651,7 +625,7 @@ pub(crate) fn may_be_forwarded(active: &Active) -> bool {
         && limit.classes.is_none()
         && active.other_numbers.is_empty()
         && limit.soft.is_none()
-        && limit.sharing.wait_ns.is_none_or(|wait_ns| wait_ns >= BACK_NS * 2)
+        && limit.sharing.wait_ns.is_none_or(|wait_ns| wait_ns >= SETTINGS.forward.back_ns * 2)
         && !active.durable
         && active.live.is_none()
         && !matches!(limit.algorithm, Algorithm::LeakyBucket(_))
@@ -678,7 +652,7 @@ impl Node {
         now: Now,
     ) -> Option<Forward> {
         let Waiter { since_ns, patience_ns, is_again } = waiter;
-        if patience_ns <= BACK_NS || !self.may_forward(answer) {
+        if patience_ns <= SETTINGS.forward.back_ns || !self.may_forward(answer) {
             return None;
         }
         let now = self.not_before(now);
@@ -694,7 +668,7 @@ impl Node {
                 whole: Whole::of(&active.algorithm),
                 units: limit.units,
                 at_ns: now.steady_ns,
-                until_ns: now.steady_ns + patience_ns.min(ASK_NS) - BACK_NS,
+                until_ns: now.steady_ns + patience_ns.min(SETTINGS.forward.ask_ns) - SETTINGS.forward.back_ns,
                 is_sent: false,
             };
             // A node that asks a mate has told its need itself.

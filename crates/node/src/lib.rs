@@ -32,6 +32,7 @@ pub mod pool;
 mod region;
 pub mod regions;
 mod restore;
+mod settings;
 mod views;
 mod wait;
 
@@ -43,6 +44,7 @@ use std::{
 use acequia_limits::{CellTag, HashKey, Limit, LimitId, Mode, Now};
 use acequia_rights::Versions;
 
+use crate::settings::SETTINGS;
 pub use crate::{
     catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, LIMITS_MAX, NUMBERS_MAX, Scheduled},
     cell::record::CellRecord,
@@ -150,9 +152,6 @@ struct Warnings {
     waiting: VecDeque<Warning>,
     dropped: u64,
 }
-
-/// The most warnings that wait to be taken: the caller takes them every second or so.
-const WARNINGS_WAITING_MAX: usize = 4_096;
 
 /// What a node holds, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -345,7 +344,7 @@ impl Node {
 
     fn warn(&self, warning: Warning) {
         let mut warnings = lock(&self.warnings);
-        if warnings.waiting.len() < WARNINGS_WAITING_MAX {
+        if warnings.waiting.len() < SETTINGS.decide.warnings_max {
             warnings.waiting.push_back(warning);
         } else {
             warnings.dropped += 1;

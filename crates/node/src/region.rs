@@ -19,6 +19,7 @@ use acequia_rights::{
     versions::{self, Adopted, Draft, Refused},
 };
 
+use crate::settings::SETTINGS;
 use crate::{
     CatalogueFault, CellRecord, ChargeId, Node, Row, Scheduled,
     catalogue::Allocations,
@@ -29,9 +30,6 @@ use crate::{
         AdoptFault, CellKey, FrameFault, Membership, Memory, Seal, SealFault, Seals, Sharing, Traffic,
     },
 };
-
-/// The wait that a denial reports if nothing else is known: units are asked for within about this time.
-const ASK_AGAIN_NS: u64 = 250_000_000;
 
 /// What cells need of the dealings with other regions, so that no decision waits for those.
 #[derive(Debug)]
@@ -559,7 +557,7 @@ impl Node {
 
     /// The wait that a denial reports if nothing else is known.
     pub(crate) const fn ask_again_ns(&self) -> u64 {
-        ASK_AGAIN_NS
+        SETTINGS.decide.ask_again_ns
     }
 
     /// Whether others are told what is charged here and given back: otherwise nobody takes these sums.

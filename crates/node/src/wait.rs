@@ -15,12 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use acequia_limits::{CellTag, Charge, limit::WAIT_NS_MAX};
 
-use crate::{
-    Answer, Catalogue, Node, Outcome, cell::account::ExpectedWait, forwards::FORWARD_WAIT_NS, pool::WAIT_NS,
-};
-
-/// Time for a rebalance at both ends and for the other end's disk, beside the round trip.
-const REBALANCE_NS: u64 = 50_000_000;
+use crate::settings::SETTINGS;
+use crate::{Answer, Catalogue, Node, Outcome, cell::account::ExpectedWait, forwards::FORWARD_WAIT_NS};
 
 /// What is known about units elsewhere, for requests that wait.
 #[derive(Debug, Default)]
@@ -63,9 +59,9 @@ impl RemoteSupply {
     pub(crate) fn expected_wait(&self) -> ExpectedWait {
         let of_regions_ns = match self.round_ns.load(Ordering::Relaxed) {
             0 => 0,
-            round_ns => round_ns.saturating_mul(2).saturating_add(REBALANCE_NS),
+            round_ns => round_ns.saturating_mul(2).saturating_add(SETTINGS.decide.rebalance_ns),
         };
-        let of_pools_ns = if self.do_pools_answer() { WAIT_NS } else { 0 };
+        let of_pools_ns = if self.do_pools_answer() { SETTINGS.pool.wait_ns } else { 0 };
         let lasts_ns = of_regions_ns.max(of_pools_ns);
         ExpectedWait { lasts_ns, met_ns: self.met_ns.load(Ordering::Relaxed) }
     }
@@ -108,10 +104,10 @@ impl Node {
                     Some(wait_ns) => wait_ns,
                     // One round trip, with room for a slow one.
                     None if limit.budget < regions && to_regions_ns > 0 => {
-                        to_regions_ns + to_regions_ns / 4 + REBALANCE_NS
+                        to_regions_ns + to_regions_ns / 4 + SETTINGS.decide.rebalance_ns
                     }
                     None if limit.forwarded_to.is_some() => FORWARD_WAIT_NS.saturating_sub(waited_ns),
-                    None if do_pools_answer => WAIT_NS.saturating_sub(waited_ns),
+                    None if do_pools_answer => SETTINGS.pool.wait_ns.saturating_sub(waited_ns),
                     None => 0,
                 };
                 patience_ns = patience_ns.min(wait_ns).min(limit.expected_wait_ns);

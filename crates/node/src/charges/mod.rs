@@ -30,12 +30,11 @@ pub use self::{
     settle::{Refunded, Settled},
     shared::{KeptAt, SharedAnswer},
 };
+use crate::settings::SETTINGS;
 use crate::{CellRecord, Node, Row, journal::CHARGES, lock};
 
 /// Locks over the records: requests with names rarely wait for each other.
 const SHARDS: usize = 16;
-/// Records may take one byte in `MEMORY_PART` of the memory for cells, and open reservations as much again.
-const MEMORY_PART: usize = 8;
 /// The default time that a record is kept, in nanoseconds: longer than any caller retries.
 pub const KEEP_NS: u64 = 600 * 1_000_000_000;
 /// The default number of records: a few hundred bytes each.
@@ -97,10 +96,6 @@ struct Owned {
     reserved: usize,
 }
 
-/// One owner may hold up to this many times as many reservations as there are free places: 7/8 of all if it
-/// is alone (dynamic thresholds, Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
-const RESERVED_PARTS: usize = 7;
-
 /// A node's records of charges, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChargesView {
@@ -116,7 +111,7 @@ impl Charges {
     /// `memory_bytes`: the memory that records share with the cells.
     pub(crate) fn new(keep: Keep, memory_bytes: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        let bytes_max = memory_bytes / MEMORY_PART / SHARDS;
+        let bytes_max = memory_bytes / SETTINGS.charges.memory_part / SHARDS;
         Self { keep, bytes_max, shards, turn: AtomicUsize::new(0), later: Mutex::default() }
     }
 
@@ -205,7 +200,7 @@ impl Records {
     /// Whether no more reservations of an owner can be remembered.
     pub(crate) fn is_full_of_reservations(&self, owner: u32, records_max: usize) -> bool {
         let own = self.owners.get(&owner).map_or(0, |owned| owned.reserved);
-        own >= RESERVED_PARTS * records_max.saturating_sub(self.lapses.len())
+        own >= SETTINGS.charges.reserved_parts * records_max.saturating_sub(self.lapses.len())
     }
 
     /// Notes the batch in which a record goes to the disk.

@@ -15,10 +15,8 @@ use acequia_rights::{
 use serde::{Deserialize, Serialize};
 
 use super::{ChargeId, record::Record};
+use crate::settings::SETTINGS;
 use crate::{Node, lock, pool::group_of};
-
-/// The most settlements that wait for their names to be ended.
-const LATER_MAX: usize = 4_096;
 
 /// Where something is kept in the region's store, as far as this node knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +131,7 @@ impl Node {
         if let super::Settled::Shared { .. } = self.settle(id, cost, now) {
             let mut later = lock(&self.charges.later);
             // Units that are not given back stay charged.
-            if later.len() < LATER_MAX {
+            if later.len() < SETTINGS.charges.settlements_max {
                 later.push_back((id, cost));
             }
         }

@@ -4,13 +4,11 @@ use acequia_limits::{CellTag, Mode, Reason, Verdict};
 use smallvec::SmallVec;
 
 use super::HITS_INLINE;
+use crate::settings::SETTINGS;
 use crate::{
     Catalogue, ChargeId,
     forwards::{RemoteCharge, Source},
 };
-
-/// Nanoseconds to wait while the journal cannot be written: the write is retried about as often.
-pub(super) const JOURNAL_RETRY_NS: u64 = 1_000_000_000;
 
 /// The node's answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,7 +114,7 @@ impl Answer {
         self.allowed = false;
         self.reason = reason;
         self.decisive = None;
-        self.retry_after_ns = JOURNAL_RETRY_NS;
+        self.retry_after_ns = SETTINGS.decide.journal_retry_ns;
         self.delay_ns = 0;
     }
 
@@ -130,7 +128,7 @@ impl Answer {
             if is_kept && limit.outcome == Outcome::Allow && active.limit.spec.mode == Mode::Enforce {
                 limit.outcome = Outcome::Deny;
                 limit.reason = Reason::Journal;
-                limit.verdict = denied(limit.verdict, 0, JOURNAL_RETRY_NS);
+                limit.verdict = denied(limit.verdict, 0, SETTINGS.decide.journal_retry_ns);
             }
         }
         self.charge = None;

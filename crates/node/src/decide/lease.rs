@@ -21,13 +21,11 @@ use super::{
     Answer, Check,
     hit::{CellSource, Hit},
 };
+use crate::settings::SETTINGS;
 use crate::{
     Catalogue,
     cell::shard::{Cells, NewCell},
 };
-
-/// A lease of a sliding window lives for at most one part in this many of the window.
-const SLIDING_PART: u64 = 8;
 
 /// Nanoseconds after which a lease of the answer's charges must have ended: the shortest time over its
 /// limits.
@@ -44,7 +42,7 @@ pub(super) fn longest_ns(answer: &Answer, catalogue: &Catalogue, margin_ns: u64,
                 ends_in_ns.min(limit.verdict.reset_after_ns.saturating_sub(2 * margin_ns))
             }
             Algorithm::TokenBucket(_) | Algorithm::LeakyBucket(_) => of.algorithm.horizon_ns(),
-            _ => of.algorithm.horizon_ns() / SLIDING_PART,
+            _ => of.algorithm.horizon_ns() / SETTINGS.decide.sliding_lease_part,
         })
     });
     longest.min().unwrap_or(u64::MAX)
@@ -53,7 +51,7 @@ pub(super) fn longest_ns(answer: &Answer, catalogue: &Catalogue, margin_ns: u64,
 /// How long units admitted by a sliding window of this length may count, in nanoseconds: leased units are
 /// spent later.
 pub(crate) const fn spent_for_ns(horizon_ns: u64) -> u64 {
-    horizon_ns.saturating_add(horizon_ns / SLIDING_PART)
+    horizon_ns.saturating_add(horizon_ns / SETTINGS.decide.sliding_lease_part)
 }
 
 /// Whether a lease's units of such a cell are set apart, rather than charged.

@@ -24,6 +24,7 @@ use self::{
     answer::{decide, decide_one},
     hit::{Called, CellSource, Hit},
 };
+use crate::settings::SETTINGS;
 use crate::{
     Active, Catalogue, Node,
     catalogue::{VariantKey, local::Local},
@@ -41,12 +42,6 @@ use crate::{
 const HITS_INLINE: usize = 4;
 /// The most descriptors in a request: their set is kept in one word.
 pub const DESCRIPTORS_MAX: usize = 64;
-
-/// One limit may take this many times as much memory for new cells as is free: 7/8 of all if it is alone. See
-/// [`Cells::has_its_part`].
-const PARTS_OF_LIMIT: usize = 7;
-/// The factor for all limits of one domain together: 15/16 of all memory if the domain is alone.
-const PARTS_OF_DOMAIN: usize = 15;
 
 /// How a request is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -530,8 +525,8 @@ impl<'a> Check<'a, '_> {
     fn has_its_part(&self, hit: &Hit, cells: &Cells, bytes_max: usize) -> bool {
         let of = |slot: u32| Some(&self.catalogue.active_of(slot)?.limit.spec.domain);
         let own = self.limit(hit);
-        cells.has_its_part(PARTS_OF_LIMIT, bytes_max, hit.tag, |cell| cell.slot() == own.slot)
-            || cells.has_its_part(PARTS_OF_DOMAIN, bytes_max, hit.tag, |cell| {
+        cells.has_its_part(SETTINGS.decide.parts_of_limit, bytes_max, hit.tag, |cell| cell.slot() == own.slot)
+            || cells.has_its_part(SETTINGS.decide.parts_of_domain, bytes_max, hit.tag, |cell| {
                 cell.slot() == own.slot || of(cell.slot()) == Some(&own.limit.spec.domain)
             })
     }

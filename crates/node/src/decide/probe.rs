@@ -12,10 +12,11 @@ use acequia_rights::MemberId;
 
 use super::{
     Check, Forwarding,
-    answer::{Answer, JOURNAL_RETRY_NS, LimitAnswer, Outcome, denied, is_short},
+    answer::{Answer, LimitAnswer, Outcome, denied, is_short},
     classed::ProbedCell,
     hit::{Called, CellSource, Hit},
 };
+use crate::settings::SETTINGS;
 use crate::{
     Active, FORWARD_NS, FORWARD_WAIT_NS,
     cell::{account::Account, overflow::Overflow, shard::Cells},
@@ -24,11 +25,6 @@ use crate::{
     regions::wire::Whole,
 };
 
-/// The longest wait that a denial reports if a region lacks what is its own, or never had any units: loans
-/// end, and units are asked for anew, in about this time.
-const ASK_SELDOM_NS: u64 = 4_000_000_000;
-/// The longest wait that a denial reports during a store outage: the store is asked again about as often.
-const LOST_RETRY_NS: u64 = 1_000_000_000;
 /// The verdict on a request that the limit exempts.
 const UNLIMITED: Verdict =
     Verdict { allowed: true, remaining: u64::MAX, retry_after_ns: 0, delay_ns: 0, reset_after_ns: 0 };
@@ -163,11 +159,11 @@ impl Check<'_, '_> {
         let active = self.limit(hit);
         if hit.place == CellSource::Shared && self.ask.holds {
             // Nobody can hold a lease of the cell that new cells share.
-            (denied(verdict, hit.units, ASK_SELDOM_NS), Reason::Overflow)
+            (denied(verdict, hit.units, SETTINGS.decide.ask_seldom_ns), Reason::Overflow)
         } else if active.closes && self.is_guarded(hit, &verdict) {
-            (denied(verdict, hit.units, LOST_RETRY_NS), Reason::Unavailable)
+            (denied(verdict, hit.units, SETTINGS.decide.lost_retry_ns), Reason::Unavailable)
         } else if self.must_be_held(active) && !self.is_held(hit, cells) {
-            (denied(verdict, hit.units, JOURNAL_RETRY_NS), Reason::Journal)
+            (denied(verdict, hit.units, SETTINGS.decide.journal_retry_ns), Reason::Journal)
         } else if verdict.delay_ns > 0 && !self.ask.can_wait && active.limit.no_wait() == NoWait::Deny {
             (denied(verdict, hit.units, verdict.delay_ns), Reason::OverLimit)
         } else if let Some(soft) = &active.limit.soft
@@ -364,7 +360,7 @@ impl Check<'_, '_> {
             over
         };
         if let Some(reason) = self.without_store(hit, reason) {
-            let retry_after_ns = verdict.retry_after_ns.min(LOST_RETRY_NS);
+            let retry_after_ns = verdict.retry_after_ns.min(SETTINGS.decide.lost_retry_ns);
             return (Verdict { retry_after_ns, ..verdict }, reason);
         }
         // The request needs more than this region holds now, but not more than the limit. While other regions
@@ -375,8 +371,8 @@ impl Check<'_, '_> {
         let is_shared = self.is_short(reason) && hit.place != CellSource::Shared;
         let most_ns = match verdict.retry_after_ns {
             _ if is_shared && wait_ns > 0 => self.node.ask_again_ns(),
-            _ if is_shared && hit.has_lent => ASK_SELDOM_NS,
-            NEVER if is_shared => ASK_SELDOM_NS,
+            _ if is_shared && hit.has_lent => SETTINGS.decide.ask_seldom_ns,
+            NEVER if is_shared => SETTINGS.decide.ask_seldom_ns,
             NEVER => self.node.ask_again_ns(),
             known => known,
         };
@@ -457,7 +453,7 @@ impl Check<'_, '_> {
         let cell = ProbedCell { algorithm: &account.algorithm, words, leased: account.leased() };
         let mut verdict = hit.probe(&cell, hit.units, self.now);
         if self.is_leased(&account.algorithm) && !account.may_lease(hit.units) && verdict.allowed {
-            verdict = denied(verdict, hit.units, ASK_SELDOM_NS);
+            verdict = denied(verdict, hit.units, SETTINGS.decide.ask_seldom_ns);
         }
         // A limit that only watches moves no units, and neither does a peek.
         let counts = self.ask.is_demand()

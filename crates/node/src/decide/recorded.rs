@@ -6,14 +6,11 @@ use acequia_limits::{Mode, Now, Reason, Request};
 use acequia_rights::mutation::{Mutation, mutated};
 
 use super::{Answer, Ask, Asker, Charged, Forwarding, IdReused, Outcome, lease::longest_ns};
+use crate::settings::SETTINGS;
 use crate::{
     ChargeId, Keep, Node, Recording,
     charges::{Record, Records, SharedRecord},
 };
-
-/// If less than the requested cost will do, one part in this many of what is left is reserved at a time:
-/// others cannot use what one caller holds in advance.
-const SPARED: u64 = 10;
 
 impl Asker {
     /// Decides whether the request may pass, and remembers the charge: a repeated request under the same name
@@ -153,7 +150,7 @@ impl Asker {
         });
         let spared = enforced.map(|limit| {
             let weight = self.catalogue.limits[limit.limit as usize].limit.cost.max(1);
-            limit.verdict.remaining / weight / SPARED
+            limit.verdict.remaining / weight / SETTINGS.decide.reserved_part
         });
         let cost = spared.min().unwrap_or(request.cost).clamp(1, request.cost.max(1));
         let most = Request { cost, ..request.clone() };

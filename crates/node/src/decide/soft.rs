@@ -20,9 +20,7 @@ use super::{
     hit::{CellSource, Hit},
 };
 use crate::cell::shard::{Cells, SoftState};
-
-/// The most bytes of a value that a warning carries.
-const VALUE_BYTES_MAX: usize = 256;
+use crate::settings::SETTINGS;
 
 /// A warning that a cell's use has reached a threshold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,7 +171,7 @@ impl Check<'_, '_> {
         let descriptor = self.request.descriptors().nth(first);
         let by = limit.by.iter().filter_map(|by| {
             let value = descriptor.as_ref()?.value(by.key.as_bytes())?;
-            let value = &value[..value.len().min(VALUE_BYTES_MAX)];
+            let value = &value[..value.len().min(SETTINGS.decide.warning_value_bytes_max)];
             Some((by.key.clone(), String::from_utf8_lossy(value).into_owned()))
         });
         // A limit without edges uses stretches of time as long as its period.

@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::shortages::CELLS_MAX;
 use crate::cell::CellKey;
+use crate::settings::SETTINGS;
 
-/// Bits of the filter: few other cells share a bit while [`CELLS_MAX`] cells are remembered.
-const MARKS: u64 = CELLS_MAX as u64 * 8;
+/// Bits of the filter: few other cells share a bit while `SETTINGS.forward.cells_max` cells are remembered.
+const MARKS: u64 = SETTINGS.forward.cells_max as u64 * 8;
 
 /// A set of cells that may wrongly report others, too.
 #[derive(Debug)]

@@ -12,7 +12,8 @@ use acequia_limits::{Algorithm, CellTag, Now};
 use acequia_rights::{MemberId, pool::NODES_MAX};
 use smallvec::SmallVec;
 
-use super::{FAR_NS, FAR_NS_MAX, FEW, SILENT_MAX, marks::mixed};
+use super::marks::mixed;
+use crate::settings::SETTINGS;
 use crate::{journal_tag, lock};
 
 /// The nodes of a region. Decisions read them without a lock. Safety does not depend on which node is the
@@ -87,7 +88,7 @@ impl LiveMates {
         self.own.store(own.0, Ordering::Relaxed);
         self.count.store(live.len(), Ordering::Relaxed);
         self.has_far.store(live.len() < heard.len(), Ordering::Relaxed);
-        let few = if live.len() > 1 { FEW.saturating_mul(members as u64) } else { 0 };
+        let few = if live.len() > 1 { SETTINGS.forward.few.saturating_mul(members as u64) } else { 0 };
         self.few.store(few, Ordering::Relaxed);
     }
 
@@ -157,7 +158,9 @@ impl LiveMates {
         let distance = heard.entry(from).or_default();
         match distance.reach {
             Reach::Far { until_ns } if now.steady_ns < until_ns => {}
-            _ if now.steady_ns >= distance.useless_ns + FAR_NS_MAX => *distance = Distance::default(),
+            _ if now.steady_ns >= distance.useless_ns + SETTINGS.forward.far_ns_max => {
+                *distance = Distance::default()
+            }
             _ => distance.reach = Reach::Near { useless: 0 },
         }
     }
@@ -169,8 +172,9 @@ impl LiveMates {
         distance.useless_ns = now.steady_ns;
         let Reach::Near { useless } = &mut distance.reach else { return };
         *useless += 1;
-        if *useless >= SILENT_MAX || distance.far_times > 0 {
-            let until_ns = now.steady_ns + (FAR_NS << distance.far_times.min(8)).min(FAR_NS_MAX);
+        if *useless >= SETTINGS.forward.silent_max || distance.far_times > 0 {
+            let until_ns = now.steady_ns
+                + (SETTINGS.forward.far_ns << distance.far_times.min(8)).min(SETTINGS.forward.far_ns_max);
             distance.reach = Reach::Far { until_ns };
             distance.far_times += 1;
         }

@@ -8,27 +8,7 @@ use smallvec::SmallVec;
 
 use super::marks::Marks;
 use crate::cell::CellKey;
-
-/// After a cell's owner had nothing, no more is forwarded for `EMPTY_NS`. The time doubles with each miss in
-/// a row, up to `EMPTY_NS_MAX`.
-pub(super) const EMPTY_NS: u64 = 4_000_000;
-const EMPTY_NS_MAX: u64 = 32_000_000;
-/// The most cells to remember whose owner had nothing; the same bound holds for the cells that this node
-/// deals with alone, and for those with nodes that had too little.
-pub(super) const CELLS_MAX: usize = 16_384;
-/// When a cell's owner says that it cannot get units, or has had none for `MISSED_NS`, this node deals with
-/// other regions and the pool itself for `ALONE_NS`, as if there were no forwards. Then it asks the owner
-/// again.
-pub(super) const MISSED_NS: u64 = 2_000_000_000;
-pub(super) const ALONE_NS: u64 = 2_000_000_000;
-/// If the owner then has nothing for this long, this node deals with the cell alone again.
-pub(super) const AGAIN_NS: u64 = 250_000_000;
-/// A node that had too few units of a cell is not asked for as many again for this long.
-pub(super) const TRIED_NS: u64 = 250_000_000;
-/// If the owner was not asked for this long, it may have had units meanwhile.
-pub(super) const UNASKED_NS: u64 = 500_000_000;
-/// How often expired records are swept.
-const SWEEP_NS: u64 = 250_000_000;
+use crate::settings::SETTINGS;
 
 /// The cells of which other nodes had too little. The filters [`super::Forwards::alone_marks`] and
 /// [`super::Forwards::tried_marks`] belong to it.
@@ -64,7 +44,7 @@ struct Tried {
 impl EmptyOwner {
     /// Whether the owner was asked again soon after it had nothing.
     const fn was_asked(&self, now: Now) -> bool {
-        now.steady_ns < self.until_ns + UNASKED_NS
+        now.steady_ns < self.until_ns + SETTINGS.forward.unasked_ns
     }
 
     const fn backs_off(&self, now: Now) -> bool {
@@ -106,15 +86,18 @@ impl Shortages {
         }
         let asked_before = before.filter(|owner| owner.was_asked(now));
         let since_ns = asked_before.map_or(now.steady_ns, |owner| owner.since_ns);
-        if now.steady_ns >= since_ns + MISSED_NS {
+        if now.steady_ns >= since_ns + SETTINGS.forward.missed_ns {
             self.leave_alone(key, now, alone_marks);
-            let since_ns = now.steady_ns + ALONE_NS + AGAIN_NS - MISSED_NS;
-            let until_ns = now.steady_ns + ALONE_NS;
+            let since_ns = now.steady_ns + SETTINGS.forward.alone_ns + SETTINGS.forward.again_ns
+                - SETTINGS.forward.missed_ns;
+            let until_ns = now.steady_ns + SETTINGS.forward.alone_ns;
             self.empty_owners.insert(key, EmptyOwner { times: 0, until_ns, since_ns });
-        } else if before.is_some() || self.empty_owners.len() < CELLS_MAX {
-            let in_a_row = before.filter(|owner| now.steady_ns < owner.until_ns + EMPTY_NS_MAX);
+        } else if before.is_some() || self.empty_owners.len() < SETTINGS.forward.cells_max {
+            let in_a_row =
+                before.filter(|owner| now.steady_ns < owner.until_ns + SETTINGS.forward.empty_ns_max);
             let times = in_a_row.map_or(0, |owner| owner.times);
-            let until_ns = now.steady_ns + (EMPTY_NS << times.min(8)).min(EMPTY_NS_MAX);
+            let until_ns = now.steady_ns
+                + (SETTINGS.forward.empty_ns << times.min(8)).min(SETTINGS.forward.empty_ns_max);
             self.empty_owners.insert(key, EmptyOwner { times: times + 1, until_ns, since_ns });
         }
     }
@@ -122,8 +105,8 @@ impl Shortages {
     /// Notes that a cell's owner is of no use for now: this node deals with the cell itself.
     pub(super) fn leave_alone(&mut self, key: CellKey, now: Now, alone_marks: &Marks) {
         self.empty_owners.remove(&key);
-        if self.alone.len() < CELLS_MAX {
-            self.alone.insert(key, now.steady_ns + ALONE_NS);
+        if self.alone.len() < SETTINGS.forward.cells_max {
+            self.alone.insert(key, now.steady_ns + SETTINGS.forward.alone_ns);
             alone_marks.set(key);
         }
     }
@@ -148,14 +131,14 @@ impl Shortages {
         node: MemberId,
         now: Now,
     ) -> Option<&[(MemberId, u64)]> {
-        let has_room = self.tried.len() < CELLS_MAX;
+        let has_room = self.tried.len() < SETTINGS.forward.cells_max;
         let tried = match self.tried.entry(key) {
             Entry::Occupied(tried) => tried.into_mut(),
             Entry::Vacant(_) if !has_room => return None,
             Entry::Vacant(place) => place.insert(Tried { nodes: SmallVec::new(), until_ns: 0 }),
         };
         if now.steady_ns >= tried.until_ns {
-            *tried = Tried { nodes: SmallVec::new(), until_ns: now.steady_ns + TRIED_NS };
+            *tried = Tried { nodes: SmallVec::new(), until_ns: now.steady_ns + SETTINGS.forward.tried_ns };
         }
         match tried.nodes.iter_mut().find(|(tried, _)| *tried == node) {
             Some((_, least)) => *least = units.min(*least),
@@ -164,7 +147,7 @@ impl Shortages {
         Some(&tried.nodes)
     }
 
-    /// Drops expired records every [`SWEEP_NS`], and fills the filters anew. `are_all` says whether no other
+    /// Drops expired records every `SETTINGS.forward.sweep_ns`, and fills the filters anew. `are_all` says whether no other
     /// node is left to ask.
     pub(super) fn sweep(
         &mut self,
@@ -173,14 +156,16 @@ impl Shortages {
         tried_marks: &Marks,
         are_all: impl Fn(CellKey, &[(MemberId, u64)]) -> bool,
     ) {
-        if now.steady_ns < self.swept_ns + SWEEP_NS {
+        if now.steady_ns < self.swept_ns + SETTINGS.forward.sweep_ns {
             return;
         }
         self.swept_ns = now.steady_ns;
         self.tried.retain(|_, tried| now.steady_ns < tried.until_ns);
         let is_none = |(key, tried): &(&CellKey, &Tried)| are_all(**key, &tried.nodes);
         tried_marks.set_all(self.tried.iter().filter(is_none).map(|(key, _)| key));
-        self.empty_owners.retain(|_, owner| now.steady_ns < owner.until_ns + ALONE_NS + MISSED_NS);
+        self.empty_owners.retain(|_, owner| {
+            now.steady_ns < owner.until_ns + SETTINGS.forward.alone_ns + SETTINGS.forward.missed_ns
+        });
         let before = self.alone.len();
         self.alone.retain(|_, until_ns| now.steady_ns < *until_ns);
         if self.alone.len() < before {

@@ -1,10 +1,8 @@
 //! What a node remembers of forwards: whom it asked, what came, and which cells have nothing.
 
-use super::{
-    marks::mixed,
-    shortages::{AGAIN_NS, ALONE_NS, CELLS_MAX, EMPTY_NS, MISSED_NS, TRIED_NS, UNASKED_NS},
-    *,
-};
+use super::{ marks::mixed, *};
+
+use crate::settings::SETTINGS;
 
 const MATE: MemberId = MemberId(2);
 const KEY: CellKey = (1, CellTag(7));
@@ -66,16 +64,21 @@ fn forwards_that_fail_together_count_as_one_failure() {
     let now = Now::at(1_000);
     let forwards = sent(now, 8);
     (1..=8).for_each(|number| assert!(forwards.came(MATE, number, Some(0), now)));
-    assert_eq!(forwards.expects_since(KEY, now.later(EMPTY_NS - 1)), None);
-    assert_eq!(forwards.expects_since(KEY, now.later(EMPTY_NS)), Some(now.steady_ns), "since it had nothing");
-    let long = now.later(EMPTY_NS + UNASKED_NS);
+    assert_eq!(forwards.expects_since(KEY, now.later(SETTINGS.forward.empty_ns - 1)), None);
+    assert_eq!(
+        forwards.expects_since(KEY, now.later(SETTINGS.forward.empty_ns)),
+        Some(now.steady_ns),
+        "since it had nothing"
+    );
+    let long = now.later(SETTINGS.forward.empty_ns + SETTINGS.forward.unasked_ns);
     assert_eq!(forwards.expects_since(KEY, long), Some(long.steady_ns), "nobody knows");
 }
 
 #[test]
 fn a_mate_whose_forwarded_charges_come_too_late_counts_as_far() {
     let now = Now::at(1_000);
-    let (forwards, max) = (sent(now, u64::from(SILENT_MAX)), u64::from(SILENT_MAX));
+    let (forwards, max) =
+        (sent(now, u64::from(SETTINGS.forward.silent_max)), u64::from(SETTINGS.forward.silent_max));
     assert!(forwards.mates.is_far(MATE), "it is not known yet");
     forwards.mates.note_near(MATE, now);
     (1..=max).for_each(|number| assert!(forwards.came(MATE, number, Some(1), now.later(8_000_000))));
@@ -87,12 +90,12 @@ fn a_mate_whose_forwarded_charges_come_too_late_counts_as_far() {
     // After the back-off, an answer in time makes the node near. Then one useless forward makes it far again,
     // and one remote charge that is used restores it.
     let asked = |number, now: Now, (answered, after_ns)| {
-        let until_ns = now.steady_ns + FORWARD_WAIT_NS - BACK_NS;
+        let until_ns = now.steady_ns + FORWARD_WAIT_NS - SETTINGS.forward.back_ns;
         let asked = asked_at(now, until_ns);
         lock(&forwards.state).note_asked(number, asked);
         assert!(forwards.came(MATE, number, Some(answered), now.later(after_ns)));
     };
-    let again = end.later(FAR_NS);
+    let again = end.later(SETTINGS.forward.far_ns);
     asked(max + 1, end, (0, 0));
     asked(max + 2, again, (0, FORWARD_WAIT_NS));
     assert!(forwards.mates.is_far(MATE));
@@ -105,9 +108,9 @@ fn a_mate_whose_forwarded_charges_come_too_late_counts_as_far() {
     let end = again.later(FORWARD_NS);
     forwards.expire(end);
     assert!(forwards.mates.is_far(MATE));
-    asked(max + 6, end.later(FAR_NS), (0, 0));
+    asked(max + 6, end.later(SETTINGS.forward.far_ns), (0, 0));
     assert!(forwards.mates.is_far(MATE), "for longer");
-    let again = end.later(FAR_NS * 2);
+    let again = end.later(SETTINGS.forward.far_ns * 2);
     asked(max + 7, again, (0, 0));
     asked(max + 8, again, (1, 0));
     forwards.pass(forwards.take(&lack(WHOLE, 0), again).expect("it came"));
@@ -121,8 +124,11 @@ fn forwards_of_a_cell_pause_while_its_owner_has_nothing() {
     let now = Now::at(1_000);
     let forwards = sent(now, 1);
     assert!(forwards.came(MATE, 1, None, now));
-    assert!(forwards.is_alone(KEY, now.later(ALONE_NS - 1)) && !forwards.is_alone(KEY, now.later(ALONE_NS)));
-    forwards.expire(now.later(ALONE_NS));
+    assert!(
+        forwards.is_alone(KEY, now.later(SETTINGS.forward.alone_ns - 1))
+            && !forwards.is_alone(KEY, now.later(SETTINGS.forward.alone_ns))
+    );
+    forwards.expire(now.later(SETTINGS.forward.alone_ns));
     let forwards = sent(now, 0);
     let mut times = Vec::new();
     for number in 1..=200 {
@@ -135,8 +141,11 @@ fn forwards_of_a_cell_pause_while_its_owner_has_nothing() {
         }
     }
     let [first, second, ..] = times[..] else { panic!("{times:?}") };
-    assert!((MISSED_NS..MISSED_NS + 100_000_000).contains(&first), "{first}");
-    let again = first + ALONE_NS + AGAIN_NS;
+    assert!(
+        (SETTINGS.forward.missed_ns..SETTINGS.forward.missed_ns + 100_000_000).contains(&first),
+        "{first}"
+    );
+    let again = first + SETTINGS.forward.alone_ns + SETTINGS.forward.again_ns;
     assert!((again..again + 100_000_000).contains(&second), "{second}, after {first}");
 }
 
@@ -145,13 +154,13 @@ fn few_cells_without_paused_forwards_need_a_lookup() {
     let now = Now::at(1_000);
     let forwards = sent(now, 0);
     let key = |number: u64| (1, CellTag(u128::from(mixed(number)) << 64));
-    for number in 0..CELLS_MAX as u64 {
+    for number in 0..SETTINGS.forward.cells_max as u64 {
         lock(&forwards.state).shortages.leave_alone(key(number), now, &forwards.alone_marks);
     }
-    assert!((0..CELLS_MAX as u64).all(|number| forwards.is_alone(key(number), now)));
+    assert!((0..SETTINGS.forward.cells_max as u64).all(|number| forwards.is_alone(key(number), now)));
     let others = (100_000..110_000).filter(|number| forwards.alone_marks.may_have(key(*number))).count();
     assert!(others < 1_500, "{others}");
-    forwards.expire(now.later(ALONE_NS));
+    forwards.expire(now.later(SETTINGS.forward.alone_ns));
     assert!(forwards.alone_marks.is_empty());
 }
 
@@ -173,21 +182,21 @@ fn a_mate_with_too_few_units_is_not_asked_for_as_many_again_soon() {
     assert_eq!(forwards.next_mate(KEY, 3, now), None);
     note(1, second, now);
     assert_eq!(forwards.next_mate(KEY, 1, now), None);
-    forwards.expire(now.later(TRIED_NS));
-    assert_eq!(forwards.next_mate(KEY, 3, now.later(TRIED_NS)), Some(first), "again");
+    forwards.expire(now.later(SETTINGS.forward.tried_ns));
+    assert_eq!(forwards.next_mate(KEY, 3, now.later(SETTINGS.forward.tried_ns)), Some(first), "again");
     // If there is no room to remember the node, nobody is asked.
-    for number in 0..CELLS_MAX as u64 {
+    for number in 0..SETTINGS.forward.cells_max as u64 {
         let key = (2, CellTag(u128::from(mixed(number)) << 64));
-        lock(&forwards.state).shortages.note_tried(key, 1, first, now.later(TRIED_NS));
+        lock(&forwards.state).shortages.note_tried(key, 1, first, now.later(SETTINGS.forward.tried_ns));
     }
-    note(1, first, now.later(TRIED_NS));
-    assert_eq!(forwards.next_mate(KEY, 1, now.later(TRIED_NS)), None);
+    note(1, first, now.later(SETTINGS.forward.tried_ns));
+    assert_eq!(forwards.next_mate(KEY, 1, now.later(SETTINGS.forward.tried_ns)), None);
 }
 
 #[test]
 fn forwards_under_way_for_a_cell_are_bounded() {
     let now = Now::at(1_000);
-    let forwards = sent(now, ASKED_OF_CELL_MAX as u64);
+    let forwards = sent(now, SETTINGS.forward.asked_of_cell_max as u64);
     assert!(!lock(&forwards.state).may_ask(Source::Owner(MATE), KEY, now));
     assert!(forwards.expects_since(KEY, now).is_some(), "whoever comes waits for room");
     assert!(forwards.came(MATE, 3, Some(1), now));

@@ -20,26 +20,14 @@ use self::{
 };
 pub(super) use self::{
     inputs::LeaseInputs,
-    wants::{AHEAD_NS, RateWant, WindowWant},
+    wants::{RateWant, WindowWant},
 };
 use super::withdrawals::Withdrawals;
+use crate::settings::SETTINGS;
 use crate::{
     cell::account::{Account, CellContext, Offered, Withdrawn},
     regions::{Demand, rebalance_after_ns},
 };
-
-/// A cell without requests gives everything back after `IDLE_NS`. While there are few cells, the time is
-/// `IDLE_ALONE_NS` for a sliding window, and for a window's pool of which no other node takes.
-const IDLE_NS: u64 = 10_000_000_000;
-const IDLE_ALONE_NS: u64 = 75_000_000_000;
-/// A cell of which earlier processes took is given up if there is no room for it for this long.
-const ROOM_NS: u64 = 10_000_000_000;
-/// A cell that waits for a word from the store is rebalanced again after this long.
-const WORD_NS: u64 = 50_000_000;
-/// A call that waits for the disk is made at most this long after the row is there.
-const DISK_NS: u64 = 1_000_000;
-/// A large pool that gives less than this fraction of all its units has little left.
-const LITTLE_PART: u64 = 1_024;
 
 /// A cell that leases from its pool.
 #[derive(Debug)]
@@ -104,7 +92,7 @@ struct Bounds {
 
 impl Idleness {
     const fn since(now_ns: u64) -> Self {
-        Self { busy_ns: now_ns, idle_after_ns: IDLE_NS, tight_ns: now_ns, half_until_ns: 0 }
+        Self { busy_ns: now_ns, idle_after_ns: SETTINGS.lease.idle_ns, tight_ns: now_ns, half_until_ns: 0 }
     }
 
     /// Whether no request has come for long.
@@ -212,8 +200,11 @@ impl CellLease {
         let most = u64::from(events).saturating_mul(inputs.budget);
         self.demand.observe(units.min(most), events.into(), now.steady_ns);
         self.rebalanced_ns = now.steady_ns;
-        self.idleness.idle_after_ns =
-            if inputs.lasts && (inputs.is_alone() || inputs.slides) { IDLE_ALONE_NS } else { IDLE_NS };
+        self.idleness.idle_after_ns = if inputs.lasts && (inputs.is_alone() || inputs.slides) {
+            SETTINGS.lease.idle_alone_ns
+        } else {
+            SETTINGS.lease.idle_ns
+        };
         if events > 0 {
             self.idleness.busy_ns = now.steady_ns;
         } else if self.is_idle(now) && self.demand.units_milli() > 0 {
@@ -243,19 +234,19 @@ impl CellLease {
     pub(super) const fn is_out_of_room(&self, now: Now) -> bool {
         self.rebalanced_ns == 0
             && !self.is_calling()
-            && now.steady_ns.saturating_sub(self.idleness.busy_ns) > ROOM_NS
+            && now.steady_ns.saturating_sub(self.idleness.busy_ns) > SETTINGS.lease.room_ns
     }
 
     /// After how long the cell is rebalanced again.
     pub(super) fn rebalance_after_ns(&self) -> u64 {
         if self.waits_for_disk {
-            return DISK_NS;
+            return SETTINGS.lease.disk_ns;
         }
         if self.wants_word {
-            return WORD_NS;
+            return SETTINGS.lease.word_ns;
         }
         let events_milli = self.demand.events_milli();
-        let is_busy = self.rebalanced_ns.saturating_sub(self.idleness.busy_ns) < IDLE_NS;
+        let is_busy = self.rebalanced_ns.saturating_sub(self.idleness.busy_ns) < SETTINGS.lease.idle_ns;
         let is_supplied = self.supply.times_in_vain() == 0;
         rebalance_after_ns(events_milli, is_busy && is_supplied && events_milli > 0)
     }
@@ -332,7 +323,8 @@ impl CellLease {
         } else if units > 0 {
             // A large pool gives little by little from the beginning: small grants alone are no reason to
             // wait.
-            let is_little = units < self.soon() / 4 && units <= self.bounds.pool.units / LITTLE_PART;
+            let is_little =
+                units < self.soon() / 4 && units <= self.bounds.pool.units / SETTINGS.lease.little_part;
             self.supply.gave(units, is_little, now_ns);
             if units > asked.needed {
                 self.supply.gives_ahead();

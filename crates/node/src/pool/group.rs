@@ -19,27 +19,7 @@ use acequia_rights::{
 use serde::{Deserialize, Serialize};
 
 use crate::regions::CellKey;
-
-/// A group that does not answer is asked again after `RETRY_NS`; the time doubles each time, up to
-/// `RETRY_NS_MAX`.
-const RETRY_NS: u64 = 20_000_000;
-const RETRY_NS_MAX: u64 = 500_000_000;
-/// After `ASK_NS` the group is asked again whether the other nodes have told all; the time doubles each time,
-/// up to `ASK_NS_MAX`, or to `ASK_NS_LONGEST` if nothing is held of the group.
-const ASK_NS: u64 = 5_000_000;
-const ASK_NS_MAX: u64 = 500_000_000;
-const ASK_NS_LONGEST: u64 = 4_000_000_000;
-/// If others begin a group again and again, this node begins it at once `BEGUN_AT_ONCE` times. Then it waits
-/// `BEGIN_NS`, and twice as long each time, up to `BEGIN_NS_MAX`.
-const BEGUN_AT_ONCE: u32 = 3;
-const BEGIN_NS: u64 = 10_000_000;
-const BEGIN_NS_MAX: u64 = 500_000_000;
-/// A store counts as lost after calls for this long without an answer: at least two that were given up one
-/// after the other ([`super::CALL_NS`]). Leases bridge a shorter silence, as of a slow store or one that
-/// moves to another server.
-const LOST_AFTER_NS: u64 = 500_000_000;
-/// This long after its last word a store may be lost.
-const QUIET_NS: u64 = 250_000_000;
+use crate::settings::SETTINGS;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
@@ -148,7 +128,7 @@ impl GroupCalls {
 
     fn miss(&mut self, id: u64, now_ns: u64) {
         self.answered(id);
-        let wait_ns = (RETRY_NS << self.failed.min(8)).min(RETRY_NS_MAX);
+        let wait_ns = (SETTINGS.pool.retry_ns << self.failed.min(8)).min(SETTINGS.pool.retry_ns_max);
         self.failed = self.failed.saturating_add(1);
         self.retry_ns = now_ns + wait_ns;
     }
@@ -160,18 +140,21 @@ impl GroupCalls {
 
     /// The other nodes have not told yet: the group is asked again later, the less is held of it the later.
     fn ask_later(&mut self, holds_nothing: bool, now_ns: u64) {
-        let most_ns = if holds_nothing { ASK_NS_LONGEST } else { ASK_NS_MAX };
-        self.retry_ns = now_ns + (ASK_NS << self.asked.min(10)).min(most_ns);
+        let most_ns = if holds_nothing { SETTINGS.pool.told_ns_longest } else { SETTINGS.pool.told_ns_max };
+        self.retry_ns = now_ns + (SETTINGS.pool.told_ns << self.asked.min(10)).min(most_ns);
         self.asked = self.asked.saturating_add(1);
     }
 
     /// The group must be begun. Nodes with other allocations begin other generations. Until they agree, these
     /// must not fill the store.
     fn begin_later(&mut self, now_ns: u64) {
-        let wait_ns =
-            if self.begun < BEGUN_AT_ONCE { 0 } else { BEGIN_NS << (self.begun - BEGUN_AT_ONCE).min(8) };
+        let wait_ns = if self.begun < SETTINGS.pool.begun_at_once {
+            0
+        } else {
+            SETTINGS.pool.begin_ns << (self.begun - SETTINGS.pool.begun_at_once).min(8)
+        };
         self.begun = self.begun.saturating_add(1);
-        self.retry_ns = now_ns + wait_ns.min(BEGIN_NS_MAX);
+        self.retry_ns = now_ns + wait_ns.min(SETTINGS.pool.begin_ns_max);
     }
 }
 
@@ -406,12 +389,14 @@ impl GroupView {
 
     /// Whether the group has not answered lately, and may be lost.
     pub(super) const fn is_quiet(&self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.contact.spoke_ns) > QUIET_NS
+        now_ns.saturating_sub(self.contact.spoke_ns) > SETTINGS.pool.quiet_ns
     }
 
     /// Whether the group has been silent for so long that its store counts as lost.
     pub(super) fn is_lost(&self, now_ns: u64) -> bool {
-        self.contact.silent_since_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= LOST_AFTER_NS)
+        self.contact
+            .silent_since_ns
+            .is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= SETTINGS.pool.lost_after_ns)
     }
 
     /// Whether a silent group is asked again now. A group without a known generation cannot be asked.

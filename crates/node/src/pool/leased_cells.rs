@@ -4,11 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_limits::Now;
 
-use super::{
-    APART_IN_VAIN_NS, APART_NS, CELLS_MAX, REBALANCES_MAX, cell::CellLease, held::HeldByLimit,
-    withdrawals::Withdrawals,
-};
+use super::{cell::CellLease, held::HeldByLimit, withdrawals::Withdrawals};
 use crate::regions::CellKey;
+use crate::settings::SETTINGS;
 
 /// The leases by cell. A cell that is being rebalanced, or has an answer, is taken out meanwhile.
 #[derive(Debug, Default)]
@@ -71,11 +69,12 @@ impl LeasedCells {
     /// A cell calls: it is rebalanced now, or soon if that was done just before.
     pub(super) fn wake(&mut self, key: CellKey, now_ns: u64) {
         if let Some(lease) = self.leases.get(&key) {
-            let apart_ns = if lease.is_quiet(now_ns) { APART_IN_VAIN_NS } else { APART_NS };
+            let apart_ns =
+                if lease.is_quiet(now_ns) { SETTINGS.pool.apart_in_vain_ns } else { SETTINGS.pool.apart_ns };
             let due_ns = (lease.rebalanced_ns + apart_ns).clamp(now_ns, lease.due_ns.max(now_ns));
             return self.rebalance_at(key, due_ns);
         }
-        if self.leases.len() < CELLS_MAX {
+        if self.leases.len() < SETTINGS.pool.cells_max {
             self.leases.insert(key, CellLease::new(now_ns));
             self.due.insert((now_ns, key));
         }
@@ -104,7 +103,7 @@ impl LeasedCells {
 
     /// Other regions may have what a cell's pool has not.
     pub(super) fn note_dry(&mut self, key: CellKey) {
-        if self.dry.len() < REBALANCES_MAX {
+        if self.dry.len() < SETTINGS.pool.rebalances_max {
             self.dry.insert(key);
         }
     }

@@ -66,6 +66,7 @@ use self::{
     region_nodes::RegionNodes,
 };
 
+use crate::settings::SETTINGS;
 use crate::{
     Catalogue, Config, Keep, KeptAt, Node,
     catalogue::{Allocations, local::Guard},
@@ -95,28 +96,6 @@ pub const LATE_NS: u64 = 20_000_000;
 pub const CALL_NS: u64 = 200_000_000;
 /// An answer counts no more this long after the call.
 const LOST_NS: u64 = 5 * CALL_NS;
-/// How long a decision waits for a pool. Timers are up to a millisecond late, and the whole wait must be at
-/// most three milliseconds.
-pub(crate) const WAIT_NS: u64 = 2_000_000;
-/// The most cells with leases: further cells stay with the guard share.
-const CELLS_MAX: usize = 1 << 20;
-/// From this many leases on, cells without requests give back early: each takes a kilobyte and is rebalanced
-/// now and then.
-const LASTING_MAX: usize = 1 << 14;
-/// The most rebalances in one tick.
-const REBALANCES_MAX: usize = 4_096;
-/// A cell that could not be rebalanced is tried again after this long.
-const LATER_NS: u64 = 10_000_000;
-/// The least time between two rebalances of a cell that calls for them: far less than a decision waits. It is
-/// longer while the cell's pool cannot be asked anyway.
-const APART_NS: u64 = 500_000;
-const APART_IN_VAIN_NS: u64 = 2_000_000;
-/// The most groups to ask for the first time in one tick.
-const FIRST_MAX: usize = 128;
-/// The most cells to drop when a group is asked for its state.
-const SWEEP_MAX: u32 = 64;
-/// The most calls under way, with those that wait to be made.
-const CALLS_MAX: usize = 1_024;
 
 /// Counts of calls to pools since the start, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -232,7 +211,7 @@ impl Leases {
         self.keep_silent(node, now);
         self.keep_groups(now);
         let catalogue = node.catalogue();
-        for _ in 0..REBALANCES_MAX {
+        for _ in 0..SETTINGS.pool.rebalances_max {
             let Some(key) = self.cells.pop_due(now) else { break };
             self.rebalance(node, &catalogue, key, now);
         }
@@ -350,7 +329,7 @@ impl Leases {
             heard: group.generation(),
             since: group.remembers_since(),
             store: self.groups.store_state(number, now.steady_ns),
-            lasts: self.cells.len() < LASTING_MAX,
+            lasts: self.cells.len() < SETTINGS.pool.lasting_max,
             is_leaving: self.cells.are_leaving(),
         })
     }
@@ -375,7 +354,7 @@ impl Leases {
             self.know_nothing_of(node, catalogue, key, lease);
             return self.drop_cell(key);
         }
-        self.cells.put_back_for(key, lease, LATER_NS, now);
+        self.cells.put_back_for(key, lease, SETTINGS.pool.later_ns, now);
     }
 
     /// Makes the call that a cell's rebalance asks for, and notes what else the cell needs.

@@ -8,7 +8,8 @@ use acequia_rights::{
     pool::{Generation, Taker},
 };
 
-use super::{CALLS_MAX, Call, GROUPS, LOST_NS, LeaseCounts, PoolReply, PoolRequest, Siblings};
+use super::{Call, GROUPS, LOST_NS, LeaseCounts, PoolReply, PoolRequest, Siblings};
+use crate::settings::SETTINGS;
 use crate::{cell::account::CellContext, regions::CellKey};
 
 /// A call without an answer.
@@ -123,7 +124,7 @@ impl Calls {
 
     /// Whether so many calls have no answer that cells make no more.
     pub(super) fn are_full(&self) -> bool {
-        self.pending.len() >= CALLS_MAX
+        self.pending.len() >= SETTINGS.pool.calls_max
     }
 
     /// Puts a call in line. Returns its number, or `None` if there is no room.
@@ -134,7 +135,7 @@ impl Calls {
         call: Pending,
         now: Now,
     ) -> Option<u64> {
-        if self.pending.len().max(self.waiting.len()) >= CALLS_MAX + usize::from(GROUPS) {
+        if self.pending.len().max(self.waiting.len()) >= SETTINGS.pool.calls_max + usize::from(GROUPS) {
             return None;
         }
         let id = self.next_id();

@@ -9,13 +9,14 @@ use smallvec::SmallVec;
 
 use super::{
     LATE_NS, LEASE_NS, PoolName, PoolRequest,
-    cell::{AHEAD_NS, CellLease, LeaseInputs, RateWant, WindowWant},
+    cell::{CellLease, LeaseInputs, RateWant, WindowWant},
     clock_promise::ClockPromise,
     groups::StoreState,
     held::held_of,
     pending::{About, CellCall, PoolCall, Subject},
     withdrawals::{self, Record},
 };
+use crate::settings::SETTINGS;
 use crate::{
     Node,
     cell::account::{Account, CellContext, LeaseStatement, Rebalancer},
@@ -23,13 +24,6 @@ use crate::{
     journal::HeapCell,
     regions::CellKey,
 };
-
-/// The most windows after the open one that are taken of before they open.
-const WINDOWS_MAX: usize = 64;
-/// A window's pool is kept this long after the window's end: then it is over by every wall.
-const KEPT_NS: u64 = 300 * 1_000_000_000;
-/// Units of windows at least this long may be held for long without requests.
-const LASTING_NS_MIN: u64 = 10_000_000_000;
 
 /// What a cell's rebalance goes by, beside the cell itself.
 #[derive(Clone, Copy, Debug)]
@@ -162,7 +156,7 @@ impl Rebalance<'_> {
             // calls.
             lasts: self.pool.lasts
                 && !context.global.has_rate()
-                && context.global.period_ns() >= LASTING_NS_MIN,
+                && context.global.period_ns() >= SETTINGS.lease.lasting_ns_min,
             slides: !context.global.has_rate() && !matches!(context.global, Algorithm::FixedWindow(_)),
             for_others: self.account.take_for_others(),
             lent: self.account.book().lent_total(),
@@ -385,7 +379,9 @@ impl Rebalance<'_> {
         let (context, now) = (self.context, self.now);
         let end_after = |end_ns: u64| window.end_after(end_ns, context.salt);
         let length_ns = end_after(open_ns) - open_ns;
-        let ahead = usize::try_from(AHEAD_NS / length_ns.max(1)).unwrap_or(usize::MAX).clamp(1, WINDOWS_MAX);
+        let ahead = usize::try_from(SETTINGS.lease.ahead_ns / length_ns.max(1))
+            .unwrap_or(usize::MAX)
+            .clamp(1, SETTINGS.lease.windows_max);
         let begins = std::iter::successors(Some(open_ns), |begins_ns| Some(end_after(*begins_ns)));
         let soon = begins.take(ahead).take_while(|begins_ns| may_be_withdrawn_of(*begins_ns, now));
         soon.map(end_after).find_map(|end_ns| {
@@ -442,7 +438,7 @@ impl Rebalance<'_> {
             reserved: 0,
             total: self.total(end_ns, begins_ns),
             begins_us: begins_ns / 1_000,
-            drops_us: end_ns.saturating_add(KEPT_NS) / 1_000,
+            drops_us: end_ns.saturating_add(SETTINGS.lease.kept_ns) / 1_000,
         };
         let wants_more = want.wanted > 0;
         if wants_more {
@@ -499,7 +495,7 @@ impl Rebalance<'_> {
 /// A node takes only of windows that begin soon: a node that excludes this one relies on it having taken of
 /// no later window.
 fn may_be_withdrawn_of(begins_ns: u64, now: Now) -> bool {
-    begins_ns.saturating_sub(now.wall_ns) <= AHEAD_NS || mutated(Mutation::LeaseTakesAnyTime)
+    begins_ns.saturating_sub(now.wall_ns) <= SETTINGS.lease.ahead_ns || mutated(Mutation::LeaseTakesAnyTime)
 }
 
 /// A call for more of a window leaves when the disk covers what the call may bring.

@@ -11,22 +11,13 @@ use acequia_limits::Now;
 use acequia_rights::pool::group::Begin;
 
 use super::{
-    FIRST_MAX, GROUPS, Leases, PoolRequest, SWEEP_MAX,
+    GROUPS, Leases, PoolRequest,
     group::Need,
     groups::Groups,
     pending::{About, Pending, PoolCall},
 };
 use crate::Node;
-
-/// How often every group is asked for its state, even if this node holds nothing of it. A generation grants
-/// only when all nodes have told what they hold, and nobody tells a node that another has begun one.
-const WATCH_NS: u64 = 64_000_000_000;
-/// How often the due groups are asked, together in one round trip.
-const TOGETHER_NS: u64 = 1_000_000_000;
-/// How often one of the lost groups is asked, while there are any.
-const PROBE_NS: u64 = 100_000_000;
-/// The least time between two rounds in which all groups are asked at once.
-const DOUBT_NS: u64 = 4_000_000_000;
+use crate::settings::SETTINGS;
 
 /// The groups to ask for their state, and when. All times are of the steady clock.
 #[derive(Debug, Default)]
@@ -54,7 +45,7 @@ impl Watch {
 
     /// A group has dropped this many cells. If that is the most of one call, there are more to drop.
     pub(super) fn hears_swept(&mut self, group: u16, dropped: u64) {
-        if dropped >= u64::from(SWEEP_MAX) {
+        if dropped >= u64::from(SETTINGS.pool.sweep_max) {
             self.soon.insert(group);
         }
     }
@@ -91,7 +82,7 @@ impl Groups {
 
     /// Notes all groups to ask at once, if all are doubted and that was not done just before.
     fn ask_doubted(&mut self, now: Now) {
-        if self.watch.is_doubted && now.steady_ns >= self.watch.doubted_ns + DOUBT_NS {
+        if self.watch.is_doubted && now.steady_ns >= self.watch.doubted_ns + SETTINGS.pool.doubt_ns {
             (self.watch.is_doubted, self.watch.doubted_ns) = (false, now.steady_ns);
             self.watch.soon = (0..GROUPS).filter(|number| !self.lost.contains(number)).collect();
         }
@@ -125,7 +116,7 @@ impl Leases {
     /// Asks the groups that are to be asked at once, some at a time. Returns how many were asked.
     fn ask_soon(&mut self, now: Now) -> usize {
         let mut asked = 0;
-        while asked < FIRST_MAX
+        while asked < SETTINGS.pool.first_max
             && let Some(number) = self.groups.watch.soon.pop_first()
         {
             if self.groups.of(number).may_be_watched() && !self.groups.silent.contains(&number) {
@@ -138,7 +129,7 @@ impl Leases {
 
     /// Asks one lost group, now and then.
     fn probe_lost(&mut self, now: Now) {
-        if now.steady_ns >= self.groups.watch.probed_ns + PROBE_NS
+        if now.steady_ns >= self.groups.watch.probed_ns + SETTINGS.pool.probe_ns
             && let Some(number) = self.groups.next_lost()
         {
             (self.groups.watch.probed, self.groups.watch.probed_ns) = (number, now.steady_ns);
@@ -154,7 +145,7 @@ impl Leases {
             let group = self.groups.of(number);
             if !self.groups.is_lost(number) || !group.grants() {
                 self.groups.watch.sought.remove(&number);
-            } else if group.may_be_watched() && asked < FIRST_MAX {
+            } else if group.may_be_watched() && asked < SETTINGS.pool.first_max {
                 asked += 1;
                 self.groups.watch.sought.remove(&number);
                 self.ask_state(number, now);
@@ -175,7 +166,7 @@ impl Leases {
             }
             let request = match group.need(now.steady_ns) {
                 None => continue,
-                Some(Need::Begin { .. }) if begun >= FIRST_MAX => continue,
+                Some(Need::Begin { .. }) if begun >= SETTINGS.pool.first_max => continue,
                 Some(Need::Assert) if group.remembers_nothing() && self.awaits_loans(now) => continue,
                 Some(Need::Begin { above, goes_on }) => {
                     begun += 1;
@@ -189,12 +180,12 @@ impl Leases {
 
     /// Asks groups that grant for their state, some at a time, in turn.
     fn watch_groups(&mut self, now: Now) {
-        let each_ns = WATCH_NS / u64::from(GROUPS);
+        let each_ns = SETTINGS.pool.watch_ns / u64::from(GROUPS);
         let Watch { last: mut number, last_ns, .. } = self.groups.watch;
-        if now.steady_ns < last_ns + TOGETHER_NS {
+        if now.steady_ns < last_ns + SETTINGS.pool.together_ns {
             return;
         }
-        let mut at_ns = last_ns.max(now.steady_ns.saturating_sub(WATCH_NS));
+        let mut at_ns = last_ns.max(now.steady_ns.saturating_sub(SETTINGS.pool.watch_ns));
         while at_ns + each_ns <= now.steady_ns {
             at_ns += each_ns;
             number = (number + 1) % GROUPS;
@@ -207,7 +198,7 @@ impl Leases {
 
     /// Asks a group for its state. It drops some of its cells by the way.
     pub(super) fn ask_state(&mut self, number: u16, now: Now) {
-        self.call_group(number, PoolRequest::Sweep(SWEEP_MAX), now);
+        self.call_group(number, PoolRequest::Sweep(SETTINGS.pool.sweep_max), now);
     }
 
     fn call_group(&mut self, number: u16, request: PoolRequest, now: Now) {

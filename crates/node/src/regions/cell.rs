@@ -12,12 +12,8 @@ use super::{
     wire::Rough,
 };
 
-/// A cell gives everything back if no region is known to have been asked for it for this long.
-const IDLE_NS: u64 = 10_000_000_000;
-/// A region that was not asked for a cell for this long is assumed to have no use for it.
-const UNASKED_NS: u64 = 60_000_000_000;
-/// A view of another region that is older than this is ignored.
-const VIEW_NS: u64 = 10 * 1_000_000_000;
+use crate::settings::SETTINGS;
+
 /// The value of `left` for a region that has said nothing about the open window.
 const UNKNOWN: Rough = Rough(u16::MAX);
 /// The most units, or parts of a rate, that a region is believed to have. No honest peer advertises more, and
@@ -261,8 +257,11 @@ impl ActiveCell {
     /// Whether no region is known to have been asked for long. Regions see this within a message's time of
     /// each other, so none forgets a cell about which another goes on to speak.
     pub(crate) fn is_idle(&self, now_ns: u64) -> bool {
-        let asks = |view: &View| view.said.demand.get() > 0 && now_ns.saturating_sub(view.at_ns) < VIEW_NS;
-        now_ns.saturating_sub(self.activity.busy_ns) > IDLE_NS && !self.views.iter().any(asks)
+        let asks = |view: &View| {
+            view.said.demand.get() > 0 && now_ns.saturating_sub(view.at_ns) < SETTINGS.sharing.view_ns
+        };
+        now_ns.saturating_sub(self.activity.busy_ns) > SETTINGS.sharing.idle_ns
+            && !self.views.iter().any(asks)
     }
 
     /// The units that a request needs at once and that this region cannot hold; 0 if there is none.
@@ -284,7 +283,11 @@ impl ActiveCell {
     /// The demand that the others hear of. Once nobody has asked for long, a mean that falls slowly counts as
     /// zero: otherwise regions would take each other's memories for requests.
     pub(crate) fn told_demand_milli(&self, resource: &Resource, now_ns: u64) -> u64 {
-        if self.activity.is_unasked(now_ns, IDLE_NS) { 0 } else { self.demand_milli(resource) }
+        if self.activity.is_unasked(now_ns, SETTINGS.sharing.idle_ns) {
+            0
+        } else {
+            self.demand_milli(resource)
+        }
     }
 
     /// Units of the open window, or of a sliding one, that the others reported as used.
@@ -299,7 +302,7 @@ impl ActiveCell {
 
     pub(crate) fn view(&self, region: MemberId, now_ns: u64) -> Option<&View> {
         let found = self.views.iter().find(|view| view.of == region);
-        found.filter(|view| now_ns.saturating_sub(view.at_ns) < VIEW_NS)
+        found.filter(|view| now_ns.saturating_sub(view.at_ns) < SETTINGS.sharing.view_ns)
     }
 
     pub(crate) fn view_mut(&mut self, region: MemberId) -> &mut View {
@@ -426,7 +429,7 @@ impl Resource {
             Self::Units { window_ns, .. } => u128::from(*window_ns),
             Self::Rights => return want,
         };
-        if active_cell.activity.is_unasked(now_ns, UNASKED_NS) {
+        if active_cell.activity.is_unasked(now_ns, SETTINGS.sharing.unasked_ns) {
             return want;
         }
         if u128::from(demand.age_ns()) >= fills_ns.min(LONGEST_NS) {

@@ -10,10 +10,7 @@ use super::{
     slots::{CellKey, Slots},
 };
 
-/// The most active cells: beyond them, cells keep to their own part.
-pub(super) const ACTIVE_MAX: usize = 4 << 20;
-/// The least time between two rebalances of a cell that calls.
-const CALLS_NS: u64 = 5_000_000;
+use crate::settings::SETTINGS;
 
 /// The active cells. Each is called, is due at a time, or is being rebalanced.
 #[derive(Debug, Default)]
@@ -64,7 +61,7 @@ impl ActiveCells {
     /// Makes a cell active and has the next tick rebalance it. `None` if too many cells are active.
     pub(super) fn wake(&mut self, key: CellKey, now_ns: u64) -> Option<&mut ActiveCell> {
         let slot = match self.slots.slot(key) {
-            None if self.slots.len() >= ACTIVE_MAX => return None,
+            None if self.slots.len() >= SETTINGS.sharing.active_cells_max => return None,
             None => {
                 self.called.push_back(key);
                 self.slots.slot_or_insert(key, || Some(Box::new(ActiveCell::called(now_ns))))
@@ -85,8 +82,8 @@ impl ActiveCells {
         let slot = self.slots.slot(key);
         let active_cell = slot.and_then(|slot| Some((slot, self.slots.at_mut(slot)?.as_deref_mut()?)));
         match active_cell {
-            Some((slot, active_cell)) if now_ns < active_cell.rebalanced_ns + CALLS_NS => {
-                let sooner_ns = nonzero(active_cell.rebalanced_ns + CALLS_NS);
+            Some((slot, active_cell)) if now_ns < active_cell.rebalanced_ns + SETTINGS.sharing.calls_ns => {
+                let sooner_ns = nonzero(active_cell.rebalanced_ns + SETTINGS.sharing.calls_ns);
                 if let NextRebalance::At(due_ns) = active_cell.next
                     && sooner_ns < due_ns
                 {

@@ -7,20 +7,9 @@
 //!
 //! The mean steers who lends to whom, and nothing else: no promise depends on it.
 
-const S: u64 = 1_000_000_000;
+use crate::settings::SETTINGS;
 
-/// How many events are compared with the expected number: with more, the older ones would hide a change.
-const EVENTS: u64 = 32;
-/// A difference of this many deviations plus this many events is no chance (Poisson). One rebalance in many
-/// thousands begins a new mean for nothing, and is right again after some dozen events.
-const DEVIATIONS: u64 = 4;
-/// The most events that the mean is taken over: it is then within three in a hundred of the truth.
-const EVENTS_MEAN: u64 = 512;
-/// The shortest and the longest time that the mean is taken over, if demand stays as it is.
-const TAU_NS_MIN: u64 = 250_000_000;
-const TAU_NS_MAX: u64 = 30 * S;
-/// The shortest span for a first mean: a shorter one says little about a rate.
-const FIRST_NS: u64 = 20_000_000;
+const S: u64 = 1_000_000_000;
 
 /// The mean of what is asked for: units and requests a second, in thousandths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,34 +76,34 @@ impl Demand {
         }
         self.since_ns = now_ns;
         if self.events_milli == 0 && self.recent.events == 0 {
-            self.age_ns = self.age_ns.saturating_add(dt).min(TAU_NS_MAX);
+            self.age_ns = self.age_ns.saturating_add(dt).min(SETTINGS.demand.mean_ns_max);
             self.recent = Recent::from(now_ns);
             return;
         }
         if self.events_milli == 0 {
-            let span = (now_ns - self.recent.from_ns).max(FIRST_NS);
+            let span = (now_ns - self.recent.from_ns).max(SETTINGS.demand.first_ns);
             self.begin(self.recent.units, self.recent.events, span, now_ns);
             return;
         }
         let expected_all = expected(self.events_milli, now_ns - self.recent.from_ns);
         let got = self.recent.events;
-        let chance = DEVIATIONS * expected_all.isqrt() + DEVIATIONS;
+        let chance = SETTINGS.demand.deviations * expected_all.isqrt() + SETTINGS.demand.deviations;
         if got.abs_diff(expected_all) > chance {
             // The events since the last call are the newest, if they are enough to go by.
-            if events.max(expected(self.events_milli, dt)) >= EVENTS / 4 {
+            if events.max(expected(self.events_milli, dt)) >= SETTINGS.demand.events / 4 {
                 self.begin(units, events, dt, now_ns);
             } else {
                 self.begin(self.recent.units, got, now_ns - self.recent.from_ns, now_ns);
             }
             return;
         }
-        let tau =
-            (u128::from(EVENTS_MEAN) * 1_000 * u128::from(S) / u128::from(self.events_milli.max(1))) as u64;
-        let tau = tau.clamp(TAU_NS_MIN, TAU_NS_MAX);
+        let tau = (u128::from(SETTINGS.demand.events_mean) * 1_000 * u128::from(S)
+            / u128::from(self.events_milli.max(1))) as u64;
+        let tau = tau.clamp(SETTINGS.demand.mean_ns_min, SETTINGS.demand.mean_ns_max);
         self.age_ns = self.age_ns.saturating_add(dt).min(tau).max(dt);
         self.units_milli = blend(self.units_milli, per_second_milli(units, dt), dt, self.age_ns);
         self.events_milli = blend(self.events_milli, per_second_milli(events, dt), dt, self.age_ns);
-        if got.max(expected_all) >= EVENTS {
+        if got.max(expected_all) >= SETTINGS.demand.events {
             self.recent = Recent::from(now_ns);
         }
     }

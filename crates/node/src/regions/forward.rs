@@ -10,10 +10,11 @@ use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 use super::{
-    CellKey, REACH_NS, Sharing,
+    CellKey, Sharing,
     outbox::Topic,
     wire::{Entry, Header, Whole},
 };
+use crate::settings::SETTINGS;
 use crate::{
     Catalogue, Node,
     catalogue::local::Guard,
@@ -69,8 +70,10 @@ impl Sharing {
     /// Queues this node's forwards, and charges those of mates that wait here, if there are units by now.
     pub(super) fn serve_forwards(&mut self, node: &Node, now: Now) {
         for Asking { number, to, limit, tag, whole, units, is_again } in node.forwards.take_out() {
-            if let Some(peer) =
-                self.peers.get_mut(&to).filter(|peer| peer.is_reached(now.steady_ns, REACH_NS))
+            if let Some(peer) = self
+                .peers
+                .get_mut(&to)
+                .filter(|peer| peer.is_reached(now.steady_ns, SETTINGS.sharing.reach_ns))
             {
                 // Filled in when the entry is sent.
                 let within_us = 0;

@@ -6,11 +6,9 @@ use acequia_limits::Now;
 use acequia_rights::mutation::{Mutation, mutated};
 use smallvec::SmallVec;
 
-use super::{PULSE_NS, REACH_NS, Sharing, outbox::Topic, slots::CellKey, wire::Entry};
+use super::{Sharing, outbox::Topic, slots::CellKey, wire::Entry};
+use crate::settings::SETTINGS;
 use crate::{Catalogue, Node, cell::locked_cell::LockedCell, journal::HeapCell};
-
-/// Loan numbers that are reserved on disk at once: a restart skips up to this many.
-const NUMBERS_AHEAD: u64 = 4_096;
 
 /// What this node has lent.
 #[derive(Debug, Default)]
@@ -54,7 +52,7 @@ impl LoanNumbers {
     pub(super) fn take(&mut self, node: &Node) -> u64 {
         self.next += 1;
         if self.next > self.reserved {
-            self.reserved = self.next + NUMBERS_AHEAD;
+            self.reserved = self.next + SETTINGS.sharing.loan_numbers_ahead;
             node.remember(|memory| memory.loans = self.reserved);
         }
         self.next
@@ -92,8 +90,10 @@ impl Sharing {
         }
         let mut sessions = node.sessions_mut();
         for peer in self.peers.values_mut() {
-            let is_early = now.steady_ns < peer.renewed_ns + PULSE_NS;
-            if is_early || !peer.is_reached(now.steady_ns, REACH_NS) || self.versions.closed(peer.incarnation)
+            let is_early = now.steady_ns < peer.renewed_ns + SETTINGS.sharing.pulse_ns;
+            if is_early
+                || !peer.is_reached(now.steady_ns, SETTINGS.sharing.reach_ns)
+                || self.versions.closed(peer.incarnation)
             {
                 continue;
             }

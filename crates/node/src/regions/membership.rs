@@ -13,6 +13,7 @@ use acequia_rights::{
 use super::{
     CellKey, Entry, Sharing, Topic, Wall, exchange::Offered, peer::Peer, seal::Proof, wire::ShortId,
 };
+use crate::settings::SETTINGS;
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
     cell::{
@@ -25,10 +26,6 @@ use crate::{
     pool::{ClockPromise, Leases},
     region::ResumeFault,
 };
-
-/// How far the wall of requests since the last tick may be ahead of that tick's reading, beyond the clock's
-/// error: the drift of a steady clock in between.
-const GLIMPSE_NS: u64 = 1_000_000;
 
 /// Why a version was not adopted.
 #[derive(Debug, thiserror::Error)]
@@ -468,7 +465,7 @@ impl Sharing {
         }
         // Between two ticks the wall may have been set a little ahead and back, and a request may have gone
         // by it.
-        let high_ns = now.wall_ns.max(node.wall_high_ns()).saturating_add(GLIMPSE_NS);
+        let high_ns = now.wall_ns.max(node.wall_high_ns()).saturating_add(SETTINGS.clocks.glimpse_ns);
         self.ack_wait.wall_high_ns = self.ack_wait.wall_high_ns.max(high_ns);
         let catalogue = node.catalogue();
         let keys: Vec<CellKey> = self.lending.over_lent.iter().copied().collect();
@@ -517,7 +514,8 @@ impl Sharing {
 
     /// How this node stands among the regions, for operators.
     pub(crate) fn membership(&self, now: Now) -> Membership {
-        let reached = self.peers.iter().filter(|(_, peer)| peer.is_reached(now.steady_ns, super::REACH_NS));
+        let reached =
+            self.peers.iter().filter(|(_, peer)| peer.is_reached(now.steady_ns, SETTINGS.sharing.reach_ns));
         Membership {
             incarnation: self.me(),
             progress: self.versions.progress(),

@@ -50,6 +50,7 @@ use self::{
     wire::{Entry, Garbled, Header},
 };
 use crate::Node;
+use crate::settings::SETTINGS;
 
 pub(crate) use cell::rebalance_after_ns;
 pub(crate) use demand::Demand;
@@ -62,17 +63,8 @@ pub(crate) use timekeeper::{Bounds, Carried, Reading, Timekeeper};
 
 /// How long a loan lasts after the heartbeat that it is dated from, unless a config says otherwise.
 pub const LOAN_TTL_NS: u64 = 3_000_000_000;
-/// Heartbeats are at most this far apart.
-const PULSE_NS: u64 = 400_000_000;
-/// A peer that was not heard for this long is not asked, and gets no loans.
-const REACH_NS: u64 = 1_500_000_000;
-/// The most rebalances in one tick.
-const REBALANCES_MAX: usize = 16_384;
 /// The slot of a limit that is unknown here.
 const NO_SLOT: u32 = 0;
-/// A reading of a peer's clock that may be off by more than this is ignored, since its frame may have waited
-/// for long. While the node's own wall is not believed, every reading counts.
-const UNSURE_NS_MAX: u64 = 500_000_000;
 
 /// A node's place among the regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,7 +235,7 @@ impl Sharing {
         for key in calls {
             self.cells.wake_for_call(key, now.steady_ns);
         }
-        for _ in 0..REBALANCES_MAX {
+        for _ in 0..SETTINGS.sharing.rebalances_max {
             let Some(slot) = self.cells.next(now.steady_ns) else { break };
             self.rebalance(node, &catalogue, slot, now);
         }
@@ -295,7 +287,9 @@ impl Sharing {
         let journal_ns = node.clock.journal_wall_ns();
         let is_urgent = !self.time.is_believed();
         let mut reached = 0;
-        for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {
+        for peer in
+            self.peers.values_mut().filter(|peer| peer.is_reached(now.steady_ns, SETTINGS.sharing.reach_ns))
+        {
             reached += 1;
             if peer.is_to_be_pinged(now.steady_ns, is_urgent) {
                 peer.outbox.tell(Topic::Ping, Entry::Ping, 0);
@@ -303,8 +297,10 @@ impl Sharing {
         }
         let bounds =
             timekeeper::Bounds { error_ns, drift_ppm, has_peers, is_alone: reached == 0, journal_ns };
-        let reached = self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS));
-        let is_sure = |reading: &timekeeper::Reading| is_urgent || reading.unsure_ns <= UNSURE_NS_MAX;
+        let reached =
+            self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, SETTINGS.sharing.reach_ns));
+        let is_sure =
+            |reading: &timekeeper::Reading| is_urgent || reading.unsure_ns <= SETTINGS.clocks.unsure_ns_max;
         let readings: SmallVec<[timekeeper::Reading; 8]> =
             reached.filter_map(|peer| peer.reading(now, drift_ppm)).filter(is_sure).collect();
         self.time.observe(now.steady_ns, now.wall_ns, &bounds, &readings);

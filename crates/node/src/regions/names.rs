@@ -12,8 +12,8 @@ use super::{
     wire::ShortId,
 };
 
-/// The most numbers of a peer that are remembered: beyond it all are forgotten, and asked for again.
-const THEIRS_MAX: usize = 4 << 20;
+use crate::settings::SETTINGS;
+
 /// No number: this end begins with 2, and the peer's numbers are kept with their lowest bit set.
 const NONE: ShortId = ShortId(0);
 
@@ -75,7 +75,7 @@ impl Names {
         if id.0 & 1 == 1 {
             return;
         }
-        if self.theirs >= THEIRS_MAX {
+        if self.theirs >= SETTINGS.links.peer_names_max {
             self.forget_theirs();
         }
         let theirs = ShortId(id.0 | 1);

@@ -20,21 +20,7 @@ use super::{
     wire::{Entry, FrameWriter, Header, ReceivedFrames, ShortId},
 };
 use crate::FORWARD_NS;
-
-/// The most frames on their way to one peer.
-const FRAMES_MAX: usize = 16;
-/// A frame counts as lost if a confirmed frame has a number more than this beyond its own.
-const REORDERED_MAX: u64 = 3;
-
-/// The most frames that were given up and may still be confirmed: a peer reports on as many.
-const GIVEN_UP_MAX: usize = 64;
-
-/// The most settlements that wait for one peer.
-const SETTLE_MAX: usize = 1_024;
-
-/// The most answers to forwards that wait for one peer or were sent a moment ago. Beyond that the oldest is
-/// not sent, and its charge passes nobody.
-const REPLIES_MAX: usize = 1_024;
+use crate::settings::SETTINGS;
 
 /// The topic of a fact: a later fact about the same topic takes its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -174,7 +160,7 @@ impl Outbox {
     /// Queues the settlement of a charge. Returns whether there was room.
     pub(crate) fn settle(&mut self, id: u128, cost: Option<u64>) -> bool {
         let waiting = self.waiting.range(Topic::Settle(0)..=Topic::Settle(u128::MAX)).count();
-        let has_room = waiting < SETTLE_MAX;
+        let has_room = waiting < SETTINGS.links.settlements_max;
         if has_room {
             // The first settlement counts, as at the node that made the charge.
             let fact = self.fact(Entry::Settle { id, cost }, 0);
@@ -185,7 +171,7 @@ impl Outbox {
 
     /// Queues the answer to a forward.
     pub(crate) fn tell_forward_reply(&mut self, number: u64, units: Option<u64>, now_ns: u64) {
-        if self.forward_replies.len() >= REPLIES_MAX
+        if self.forward_replies.len() >= SETTINGS.links.replies_max
             && let Some((oldest, _)) = self.forward_replies.pop_front()
         {
             self.waiting.remove(&Topic::ForwardReply(oldest));
@@ -216,7 +202,8 @@ impl Outbox {
 
     /// Whether anything could be sent, given what is on disk.
     pub(crate) fn is_ready(&self, committed: u64) -> bool {
-        self.under_way.len() < FRAMES_MAX && self.waiting.values().any(|fact| fact.after_batch <= committed)
+        self.under_way.len() < SETTINGS.links.frames_max
+            && self.waiting.values().any(|fact| fact.after_batch <= committed)
     }
 
     /// How many facts wait.
@@ -248,7 +235,7 @@ impl Outbox {
         let mut frame = FrameWriter::new(header);
         let (mut introduced, mut facts) = (Vec::new(), Vec::new());
         let mut described = BTreeSet::new();
-        if self.under_way.len() < FRAMES_MAX {
+        if self.under_way.len() < SETTINGS.links.frames_max {
             let mut ready = self.waiting.extract_if(.., |_, fact| fact.after_batch <= committed);
             while !frame.is_full()
                 && let Some((topic, mut fact)) = ready.next()
@@ -298,7 +285,7 @@ impl Outbox {
                 newest_ns = Some(now_ns.saturating_sub(sent.at_ns));
                 longest_ns = longest_ns.max(newest_ns);
                 sent.introduced.into_iter().for_each(|id| self.names.learned(id));
-            } else if sent.number + REORDERED_MAX < received.highest {
+            } else if sent.number + SETTINGS.links.reordered_max < received.highest {
                 lost.push(sent);
             } else {
                 self.under_way.push_back(sent);
@@ -356,7 +343,7 @@ impl Outbox {
     fn again(&mut self, sent: Sent) {
         let Sent { number, at_ns, facts, .. } = sent;
         // Frames before this one are too old to be confirmed.
-        let oldest = number.saturating_sub(GIVEN_UP_MAX as u64);
+        let oldest = number.saturating_sub(SETTINGS.links.given_up_max as u64);
         for (topic, mut fact) in facts.into_iter().filter(|(topic, _)| !topic.is_for_now()) {
             fact.given_up_in.retain(|before| *before >= oldest);
             fact.given_up_in.push(number);
@@ -368,7 +355,7 @@ impl Outbox {
                 MapEntry::Occupied(_) => {}
             }
         }
-        if self.given_up.len() >= GIVEN_UP_MAX {
+        if self.given_up.len() >= SETTINGS.links.given_up_max {
             self.given_up.pop_front();
         }
         self.given_up.push_back((number, at_ns));
@@ -459,12 +446,12 @@ mod tests {
     #[test]
     fn waiting_forward_replies_are_bounded_and_expire() {
         let mut outbox = Outbox::default();
-        for number in 1..=REPLIES_MAX as u64 + 10 {
+        for number in 1..=SETTINGS.links.replies_max as u64 + 10 {
             outbox.tell_forward_reply(number, Some(1), number);
         }
-        assert_eq!(outbox.len(), REPLIES_MAX, "the oldest are not said");
+        assert_eq!(outbox.len(), SETTINGS.links.replies_max, "the oldest are not said");
         outbox.forget_forward_replies(FORWARD_NS + 20);
-        assert_eq!(outbox.len(), REPLIES_MAX - 10, "nor those that nobody waits for");
+        assert_eq!(outbox.len(), SETTINGS.links.replies_max - 10, "nor those that nobody waits for");
         // The process that waited for them is gone. With an old disk, the next process has the same numbers.
         outbox.restart();
         outbox.tell_forward_reply(30, Some(1), FORWARD_NS);
@@ -488,7 +475,7 @@ mod tests {
             (frames, all) = (frames + 1, all + others);
         }
         assert_eq!(all, 10_000);
-        assert!((2..FRAMES_MAX).contains(&frames), "{frames}");
+        assert!((2..SETTINGS.links.frames_max).contains(&frames), "{frames}");
     }
 
     #[test]

@@ -4,30 +4,16 @@ use acequia_limits::{Now, time::CLOCK_END};
 use acequia_rights::{Incarnation, VersionId};
 
 use super::{
-    PULSE_NS,
     outbox::{Outbox, Rounds},
     resync::Resync,
     timekeeper::{Reading, drifted},
     wire::{Header, ReceivedFrames},
 };
 
-/// A frame is answered within this time, so that the sender learns how far away it is.
-const REPLY_NS: u64 = 15_000_000;
-/// A frame that is not confirmed within two round trips, and this much more, counts as lost.
-const RESEND_NS: u64 = 250_000_000;
-/// A frame counts as lost after this long in any case: one that the mesh takes longer to carry does not
-/// arrive.
-const PATIENCE_NS_MAX: u64 = 10_000_000_000;
+use crate::settings::SETTINGS;
+
 /// How many round-trip times are remembered: the shortest of them counts, since the others include waits.
 const ROUNDS: usize = 8;
-/// After this long, even a less sure sighting of a peer's clock replaces the old one: clocks may be set.
-const SIGHTING_NS: u64 = 2_000_000_000;
-
-/// How old the sighting of a peer's clock gets, about, while the peer is reached: even if there is nothing to
-/// say.
-const SIGHTED_NS: u64 = 20_000_000_000;
-/// How soon a node with whose clock nobody has agreed pings a peer again.
-const PING_SOON_NS: u64 = 100_000_000;
 
 #[derive(Debug)]
 pub(crate) struct Peer {
@@ -129,7 +115,9 @@ impl Peer {
     pub(crate) fn is_frame_due(&self, committed: u64, now_ns: u64) -> bool {
         let Some(sent_ns) = self.sent_ns else { return true };
         let quiet_ns = now_ns.saturating_sub(sent_ns);
-        quiet_ns >= PULSE_NS || self.owes_reply && quiet_ns >= REPLY_NS || self.outbox.is_ready(committed)
+        quiet_ns >= SETTINGS.sharing.pulse_ns
+            || self.owes_reply && quiet_ns >= SETTINGS.links.reply_ns
+            || self.outbox.is_ready(committed)
     }
 
     /// Notes that a frame leaves.
@@ -156,7 +144,10 @@ impl Peer {
     /// a narrow link, the shortest round trip says how long a frame takes without the others.
     pub(crate) fn patience_ns(&self) -> u64 {
         let round_ns = self.rounds.slow_ns.max(self.round_ns());
-        round_ns.saturating_mul(2).saturating_add(RESEND_NS).min(PATIENCE_NS_MAX)
+        round_ns
+            .saturating_mul(2)
+            .saturating_add(SETTINGS.links.resend_ns)
+            .min(SETTINGS.links.patience_ns_max)
     }
 
     /// The round-trip time in nanoseconds; a tenth of a second while it is unknown.
@@ -203,7 +194,7 @@ impl PeerClock {
         let unsure_ns = round_ns.div_ceil(2);
         let better = |old: &Sighting| {
             unsure_ns <= old.unsure_ns.saturating_mul(2)
-                || steady_ns >= old.steady_ns.saturating_add(SIGHTING_NS)
+                || steady_ns >= old.steady_ns.saturating_add(SETTINGS.clocks.sighting_ns)
         };
         if self.sighting.as_ref().is_none_or(better) {
             self.sighting = Some(Sighting {
@@ -220,8 +211,11 @@ impl PeerClock {
 
     /// See [`Peer::is_to_be_pinged`].
     fn is_to_be_pinged(&mut self, now_ns: u64, is_urgent: bool) -> bool {
-        let (old_ns, again_ns) =
-            if is_urgent { (SIGHTING_NS, PING_SOON_NS) } else { (SIGHTED_NS, SIGHTING_NS) };
+        let (old_ns, again_ns) = if is_urgent {
+            (SETTINGS.clocks.sighting_ns, SETTINGS.clocks.ping_soon_ns)
+        } else {
+            (SETTINGS.clocks.sighted_ns, SETTINGS.clocks.sighting_ns)
+        };
         let is_old = |sighting: &Sighting| now_ns >= sighting.steady_ns.saturating_add(old_ns);
         let is_due =
             self.sighting.as_ref().is_none_or(is_old) && now_ns >= self.pinged_ns.saturating_add(again_ns);

@@ -16,13 +16,7 @@ use smallvec::SmallVec;
 
 use super::target::{Claim, water_fill};
 
-/// A need below one part in this many of the fair part is left alone.
-const DEAD_BAND: u64 = 20;
-/// A piece below one part in this many of the whole is not worth a loan.
-const QUANTUM: u64 = 128;
-/// A region keeps up to this many units, as many as it is asked for in a second. Requests come close together
-/// by chance, and a bucket with fewer units denies some that its rate has room for.
-const UNITS_KEPT: u64 = 8;
+use crate::settings::SETTINGS;
 
 /// A region's place in a cell, as one node sees it.
 #[derive(Clone, Copy, Debug)]
@@ -111,8 +105,8 @@ pub(crate) fn plan(flow: &RateView<'_>) -> Plan {
     let total: u64 = seats.iter().map(|seat| seat.standing).sum();
     let targets = targets(total, &seats, flow.is_rate);
     let fair = total / seats.len() as u64;
-    let quantum = (total / QUANTUM).max(1);
-    let band = (fair / DEAD_BAND).max(quantum);
+    let quantum = (total / SETTINGS.sharing.quantum).max(1);
+    let band = (fair / SETTINGS.sharing.dead_band).max(quantum);
     // A region that misses at least `band` of what it wants gets all that its target allows.
     let missing = |seat: &Seat, target: u64| {
         let need = seat.want.min(target).saturating_sub(seat.holds);
@@ -342,7 +336,7 @@ fn units_kept(flow: &RateView<'_>) -> u64 {
         return for_first;
     }
     let for_dear = flow.requests.cost_milli.saturating_mul(2).div_ceil(1_000);
-    flow.requests.units.min(UNITS_KEPT).max(for_dear).max(for_first)
+    flow.requests.units.min(SETTINGS.sharing.units_kept).max(for_dear).max(for_first)
 }
 
 /// Lends units to regions that must be able to hold more at once than they can. If needed, everything is
@@ -411,14 +405,6 @@ pub(crate) struct WindowView {
     pub(crate) likely: u64,
 }
 
-/// How far ahead units are asked for at most: more would have to come back when demand moves.
-const AHEAD_NS: u64 = 10 * 1_000_000_000;
-/// The least units that are asked for, if they are needed: a region with one request a minute wants a unit at
-/// hand.
-const UNITS_FEW: u64 = 4;
-/// A region does not ask while it misses no more than one part in this many of what it needs.
-const NEED_BAND: u64 = 16;
-
 impl WindowView {
     /// Units that a region needs until the window ends, or its part of what is left after the classes that
     /// are served first, if that is less. At least its floor, as far as it wants that, and one unit if there
@@ -449,11 +435,12 @@ impl WindowView {
     /// Below this many units it is time to ask. That is half of what is asked for at once, so that an answer
     /// comes long before nothing is left; and at least twice what is used until an answer can come.
     pub(crate) fn low_water(&self) -> u64 {
-        let early_ns = (AHEAD_NS / 2).max(self.round_ns.saturating_mul(2)).min(self.time_left_ns);
-        let few = if self.own.demand_milli > 0 { UNITS_FEW / 2 } else { 0 };
+        let early_ns =
+            (SETTINGS.sharing.ahead_ns / 2).max(self.round_ns.saturating_mul(2)).min(self.time_left_ns);
+        let few = if self.own.demand_milli > 0 { SETTINGS.sharing.units_few / 2 } else { 0 };
         let early = units_in(self.own.demand_milli, early_ns).max(few);
         let need = self.need(self.own);
-        early.min(need - need / NEED_BAND).max(self.denied.min(need))
+        early.min(need - need / SETTINGS.sharing.need_band).max(self.denied.min(need))
     }
 
     /// Whom to ask for how much: the regions that have most beyond their need, in proportion.
@@ -463,7 +450,8 @@ impl WindowView {
         if self.own.left >= self.low_water() && denied == 0 {
             return asks;
         }
-        let ahead = units_in(self.own.demand_milli, self.time_left_ns.min(AHEAD_NS)).max(UNITS_FEW);
+        let ahead = units_in(self.own.demand_milli, self.time_left_ns.min(SETTINGS.sharing.ahead_ns))
+            .max(SETTINGS.sharing.units_few);
         let wanted = ahead.min(self.need(self.own)).max(denied).saturating_sub(self.own.left);
         let more =
             |(region, stake): &(MemberId, Stake)| (stake.left.saturating_sub(self.kept(*stake)), *region);

@@ -8,8 +8,7 @@ use acequia_rights::{
 
 use super::{Home, wire::Header};
 
-/// Frames sent within this time carry one heartbeat, dated from the first frame, which is safe.
-const FRESH_NS: u64 = 20_000_000;
+use crate::settings::SETTINGS;
 
 /// This node's present process.
 #[derive(Debug)]
@@ -70,7 +69,7 @@ impl OwnProcess {
 impl Heartbeats {
     /// Makes a new heartbeat, unless one was made a moment ago.
     pub(super) fn beat(&mut self, now_ns: u64) {
-        if self.made_ns.is_none_or(|made_ns| now_ns >= made_ns + FRESH_NS) {
+        if self.made_ns.is_none_or(|made_ns| now_ns >= made_ns + SETTINGS.links.fresh_ns) {
             self.newest = self.sent.next(now_ns);
             self.made_ns = Some(now_ns);
         }

@@ -12,7 +12,7 @@ use acequia_rights::{
 };
 
 use super::{
-    CellKey, REACH_NS, Sharing,
+    CellKey, Sharing,
     cell::{ActiveCell, Resource, rebalance_after_ns},
     demand::Demand,
     membership,
@@ -20,6 +20,7 @@ use super::{
     peer::Peer,
     wire::{Entry, ShortId},
 };
+use crate::settings::SETTINGS;
 use crate::{
     Catalogue, Node,
     catalogue::{local::Guard, preference::Preference},
@@ -31,14 +32,6 @@ use crate::{
     journal::HeapCell,
     lock,
 };
-
-/// The demand of a bucket's cell is hardly known at first. So the cell is rebalanced every `NEW_REBALANCE_NS` for
-/// `NEW_REBALANCES_NS`.
-const NEW_REBALANCE_NS: u64 = 30_000_000;
-const NEW_REBALANCES_NS: u64 = 200_000_000;
-/// Units that must first be taken from the region's pool are there soon, or not at all. Meanwhile the cell is
-/// rebalanced this often.
-const POOL_NS: u64 = 20_000_000;
 
 /// One rebalance of a cell: what it goes by.
 struct Round<'a> {
@@ -194,10 +187,13 @@ impl Sharing {
         }
         let mut after_ns = rebalance_after_ns(active_cell.demand.events_milli(), is_scarce);
         let is_rate = matches!(round.resource, Resource::Rate { .. });
-        if is_rate && active_cell.activity.is_new(now_ns, NEW_REBALANCES_NS) && offered.events > 0 {
-            after_ns = after_ns.min(NEW_REBALANCE_NS);
+        if is_rate
+            && active_cell.activity.is_new(now_ns, SETTINGS.sharing.new_rebalances_ns)
+            && offered.events > 0
+        {
+            after_ns = after_ns.min(SETTINGS.sharing.new_rebalance_ns);
         }
-        Some(if effects.wants_pool { after_ns.min(POOL_NS) } else { after_ns })
+        Some(if effects.wants_pool { after_ns.min(SETTINGS.sharing.pool_ns) } else { after_ns })
     }
 
     /// Has the cell introduced again if its variant is news to the others. Peers that are not asked for the
@@ -231,7 +227,7 @@ impl Sharing {
 
     /// Whether a peer can be lent to and asked now: it was heard, and the catalogue names it.
     pub(super) fn is_partner(&self, peer: &Peer, now: Now) -> bool {
-        peer.is_reached(now.steady_ns, REACH_NS) && self.versions.owns(peer.incarnation)
+        peer.is_reached(now.steady_ns, SETTINGS.sharing.reach_ns) && self.versions.owns(peer.incarnation)
     }
 
     /// The standing part that this node speaks for.

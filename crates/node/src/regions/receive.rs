@@ -11,13 +11,13 @@ use acequia_rights::{
 use smallvec::SmallVec;
 
 use super::{
-    CellKey, FrameFault, NO_SLOT, REACH_NS, Sharing,
+    CellKey, FrameFault, NO_SLOT, Sharing,
     cell::{Advertised, AskedRights, View},
-    cells::ACTIVE_MAX,
     outbox::Topic,
     peer::Peer,
     wire::{self, Entry, Frame, Header, Rough, ShortId},
 };
+use crate::settings::SETTINGS;
 use crate::{
     Catalogue, ChargeId, Node,
     cell::{
@@ -122,7 +122,7 @@ impl Sharing {
         if sender != peer.incarnation
             && named(peer.incarnation)
             && !named(sender)
-            && peer.is_reached(raw.steady_ns, REACH_NS)
+            && peer.is_reached(raw.steady_ns, SETTINGS.sharing.reach_ns)
         {
             return Err(FrameFault::Unnamed(sender));
         }
@@ -165,7 +165,7 @@ impl Sharing {
             self.process.restored_disk = true;
         }
         let adopted = header.version_id > peer.version_id;
-        if adopted || began_anew || !peer.is_reached(raw.steady_ns, REACH_NS) {
+        if adopted || began_anew || !peer.is_reached(raw.steady_ns, SETTINGS.sharing.reach_ns) {
             peer.resync.begin();
         }
         peer.hear(header, self.process.is_answered_by(header), raw);
@@ -202,7 +202,7 @@ impl Sharing {
                 if let Some(slot) = slot
                     && let Some(variant) = *which
                     && same_catalogue
-                    && self.variants.len() < ACTIVE_MAX
+                    && self.variants.len() < SETTINGS.sharing.active_cells_max
                 {
                     self.variants.insert((slot, tag), variant);
                 }

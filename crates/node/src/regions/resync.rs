@@ -14,12 +14,8 @@ use acequia_rights::{
 };
 
 use super::{CellKey, Entry, Sharing, Topic};
+use crate::settings::SETTINGS;
 use crate::{Catalogue, Node, cell::locked_cell::LockedCell};
-
-/// The most cells that one tick walks over.
-const CELLS_MAX: u32 = 4_096;
-/// While more facts than this wait for a peer, nothing is sent to it again.
-const WAITING_MAX: usize = 8_192;
 
 /// The comparison with one peer.
 #[derive(Debug, Default)]
@@ -146,7 +142,7 @@ impl Sharing {
                 walk.digest.add(limit.0, [0, units]);
             }
         }
-        let end = self.cells.end().min(walk.next.saturating_add(CELLS_MAX));
+        let end = self.cells.end().min(walk.next.saturating_add(SETTINGS.links.resync_cells_max));
         for key in (walk.next..end).filter_map(|slot| self.cells.key(slot)) {
             let Some(limit) = catalogue.id(key.0) else { continue };
             self.moved(node, catalogue, key, statements, now, |says| {
@@ -194,10 +190,14 @@ impl Sharing {
         now: Now,
     ) -> Option<Again> {
         let Again { buckets, next } = again;
-        if self.peers.get(&to.member).is_some_and(|peer| peer.outbox.len() > WAITING_MAX) {
+        if self
+            .peers
+            .get(&to.member)
+            .is_some_and(|peer| peer.outbox.len() > SETTINGS.links.resync_waiting_max)
+        {
             return Some(again);
         }
-        let end = self.cells.end().min(next.saturating_add(CELLS_MAX));
+        let end = self.cells.end().min(next.saturating_add(SETTINGS.links.resync_cells_max));
         for slot in next..end {
             let Some(key) = self.cells.key(slot) else { continue };
             if !catalogue.id(key.0).is_some_and(|limit| buckets.have(row_of(limit, key.1))) {

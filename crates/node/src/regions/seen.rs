@@ -2,7 +2,8 @@
 
 use acequia_limits::{Now, Part, RATE_PARTS};
 
-use super::{CellKey, REACH_NS, Sharing, cell::View, peer::Peer};
+use super::{CellKey, Sharing, cell::View, peer::Peer};
+use crate::settings::SETTINGS;
 use crate::views::inspect::{PeerView, WordView};
 
 impl Sharing {
@@ -37,7 +38,7 @@ impl Sharing {
             version_id: peer.version_id,
             heard_ns: peer.heard_ns,
             round_ns: peer.measured_ns(),
-            is_reached: peer.is_reached(now.steady_ns, REACH_NS),
+            is_reached: peer.is_reached(now.steady_ns, SETTINGS.sharing.reach_ns),
             wall_ahead_ns: peer.reading(now, drift_ppm).map(|reading| (reading.ahead_ns, reading.unsure_ns)),
             lent: 0,
             borrowed: 0,

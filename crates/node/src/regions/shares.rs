@@ -13,16 +13,12 @@ use super::{
     Sharing,
     membership::{keep_mates, lasts},
 };
+use crate::settings::SETTINGS;
 use crate::{
     Node,
     catalogue::{Allocations, OwnAllocation},
     lock,
 };
-
-/// How often to check whether a wait is over, while shares are being distributed anew.
-const RESHARE_NS: u64 = 100_000_000;
-/// How long a doubt about the clock lasts at least.
-const DOUBT_NS: u64 = 20_000_000_000;
 
 /// The shares that this node goes by.
 #[derive(Debug, Default)]
@@ -50,7 +46,7 @@ pub(super) struct ShareInputs {
 }
 
 /// How far the wall clock may be off beyond the catalogue's clock error. This doubt grows in steps, and falls
-/// at most once in [`DOUBT_NS`]: every change makes new variants of every limit.
+/// at most once in `SETTINGS.clocks.doubt_ns`: every change makes new variants of every limit.
 #[derive(Debug, Default)]
 pub(super) struct Doubt {
     ns: u64,
@@ -75,7 +71,7 @@ impl Doubt {
         };
         if doubt_ns > self.ns || now_ns >= self.until_ns {
             if doubt_ns != self.ns {
-                self.until_ns = now_ns.saturating_add(DOUBT_NS);
+                self.until_ns = now_ns.saturating_add(SETTINGS.clocks.doubt_ns);
             }
             self.ns = doubt_ns;
         }
@@ -160,7 +156,7 @@ impl Sharing {
         if self.shares.made_of == Some(self.share_inputs()) && !is_due {
             return;
         }
-        self.shares.due_ns = now.steady_ns + RESHARE_NS;
+        self.shares.due_ns = now.steady_ns + SETTINGS.clocks.reshare_ns;
         if self.time.is_believed() {
             self.versions.settle(lasts(node), now);
         }

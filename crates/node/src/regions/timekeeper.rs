@@ -28,14 +28,7 @@ use acequia_rights::mutation::{Mutation, mutated};
 use smallvec::SmallVec;
 
 use crate::pool::ServerClock;
-
-/// The least time between two comparisons of a clock with itself and with the peers' clocks.
-const COMPARE_NS: u64 = 100_000_000;
-/// A wall moves if it departs from the steady clock by more than this between two comparisons, beyond the
-/// drift.
-const STILL_NS: u64 = 1_000_000;
-/// A node that has reached nobody for this long since its start is alone, and asks its journal instead.
-const ALONE_NS: u64 = 5_000_000_000;
+use crate::settings::SETTINGS;
 
 /// A reading of a peer's clock.
 #[derive(Clone, Copy, Debug)]
@@ -157,7 +150,8 @@ impl Timekeeper {
         let trusted: SmallVec<[Reading; 8]> =
             peers.iter().filter(|peer| peer.trusts_its_own(bounds)).copied().collect();
         let peers = &trusted[..];
-        let due_ns = self.compared.map_or(0, |before| before.steady_ns.saturating_add(COMPARE_NS));
+        let due_ns =
+            self.compared.map_or(0, |before| before.steady_ns.saturating_add(SETTINGS.clocks.compare_ns));
         if steady_ns < due_ns {
             return;
         }
@@ -166,7 +160,7 @@ impl Timekeeper {
             return;
         }
         let step_ns = self.stepped_ns(steady_ns, wall_ns, bounds);
-        let has_waited = steady_ns.saturating_sub(begun_ns) >= ALONE_NS;
+        let has_waited = steady_ns.saturating_sub(begun_ns) >= SETTINGS.clocks.alone_ns;
         // The own wall is a witness if it has moved along with the steady clock since it was confirmed. A
         // wall that began just now is none until it has waited: two nodes that just began and disagree wait
         // for a third.
@@ -225,7 +219,8 @@ impl Timekeeper {
         let Some(before) = self.read.replace(Now { steady_ns, wall_ns }) else { return false };
         let passed_ns = steady_ns.saturating_sub(before.steady_ns);
         let moved_ns = signed(wall_ns) - signed(before.wall_ns.saturating_add(passed_ns));
-        moved_ns.unsigned_abs() > STILL_NS.saturating_add(drifted(passed_ns, bounds.drift_ppm))
+        moved_ns.unsigned_abs()
+            > SETTINGS.clocks.still_ns.saturating_add(drifted(passed_ns, bounds.drift_ppm))
     }
 
     /// Carries the last wall on by the steady clock, unless most peers contradict that. Returns whether it

@@ -11,10 +11,8 @@ use crdts::{
 };
 
 use super::{Sharing, outbox::Topic, wire::Entry};
+use crate::settings::SETTINGS;
 use crate::{Catalogue, Node};
-
-/// How often usage is counted and sent.
-const USAGE_NS: u64 = 1_000_000_000;
 
 /// What incarnations have charged and given back.
 #[derive(Debug, Default)]
@@ -93,7 +91,7 @@ impl Sharing {
         if now.steady_ns < self.usage.count_ns {
             return;
         }
-        self.usage.count_ns = now.steady_ns + USAGE_NS;
+        self.usage.count_ns = now.steady_ns + SETTINGS.sharing.usage_ns;
         let me = self.me();
         let mut changed = Vec::new();
         for (slot, spent, returned) in node.take_spent() {

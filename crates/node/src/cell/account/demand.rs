@@ -6,8 +6,7 @@ use acequia_limits::{Now, Part, Verdict};
 
 use super::Account;
 
-/// After this long without missing units, the next missed units start a new period of waiting.
-const MISSED_NS: u64 = 10 * 1_000_000_000;
+use crate::settings::SETTINGS;
 
 /// How long it is worth waiting for units from other regions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,7 +90,7 @@ impl Demand {
     /// Notes that units are missed.
     fn miss(&mut self, now: Now) {
         let last_ns = now.steady_ns;
-        let goes_on = |missed: &Missed| last_ns.saturating_sub(missed.last_ns) <= MISSED_NS;
+        let goes_on = |missed: &Missed| last_ns.saturating_sub(missed.last_ns) <= SETTINGS.decide.missed_ns;
         let since_ns = self.missed.filter(goes_on).map(|missed| missed.since_ns);
         let since_ns = since_ns.or(NonZeroU64::new(last_ns));
         self.missed = since_ns.map(|since_ns| Missed { since_ns, last_ns });

@@ -10,7 +10,8 @@ use acequia_rights::{
 use smallvec::SmallVec;
 
 use super::{Account, CellContext, Withdrawn, demand::Offered, lease::HeldLease, lowered::Lowered};
-use crate::forwards::{FORWARDED_NS, FORWARDED_NS_MAX};
+
+use crate::settings::SETTINGS;
 
 /// Transfers of the open window and of the next one; and what is held of the region's pool.
 #[derive(Debug, Default)]
@@ -278,8 +279,12 @@ impl Account {
     pub(crate) fn is_forwarded(&self, now: Now) -> bool {
         let Some(forwarded_ns) = self.windows().forwarded_ns else { return false };
         let lasts_ns = match &self.algorithm {
-            algorithm if algorithm.has_rate() => FORWARDED_NS,
-            algorithm => FORWARDED_NS.saturating_add(2 * algorithm.period_ns()).min(FORWARDED_NS_MAX),
+            algorithm if algorithm.has_rate() => SETTINGS.forward.forwarded_ns,
+            algorithm => SETTINGS
+                .forward
+                .forwarded_ns
+                .saturating_add(2 * algorithm.period_ns())
+                .min(SETTINGS.forward.forwarded_ns_max),
         };
         now.steady_ns < forwarded_ns.get() + lasts_ns
     }

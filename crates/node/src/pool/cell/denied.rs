@@ -3,9 +3,7 @@
 use acequia_limits::Now;
 
 use crate::cell::account::Offered;
-
-/// A request that was denied this long ago waits no more.
-const WAITS_NS: u64 = 5_000_000;
+use crate::settings::SETTINGS;
 
 /// Denied requests.
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,7 +58,7 @@ impl Denied {
     }
 
     const fn still_waits(self, now: Now) -> bool {
-        self.units > 0 && now.steady_ns < self.since_ns + WAITS_NS
+        self.units > 0 && now.steady_ns < self.since_ns + SETTINGS.lease.waits_ns
     }
 
     /// These requests, and others that were denied later.

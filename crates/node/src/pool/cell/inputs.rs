@@ -3,11 +3,7 @@
 use acequia_limits::Part;
 
 use crate::cell::account::Offered;
-
-/// A pool is *scarce* if its units, and its units a second, are below this number for each node: other nodes
-/// need what one holds and does not use. So of a scarce pool a node holds no unit ahead of need beyond those
-/// that it uses while the pool fills once. It gives units back soon, and asks for each further one.
-const SCARCE: u64 = 8;
+use crate::settings::SETTINGS;
 
 /// The state of a cell, and what was asked of it since the last rebalance.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +35,7 @@ impl LeaseInputs {
     /// Whether other nodes need what this node holds and does not use, of a pool that gives `a_second_milli`
     /// thousandths of a unit a second.
     pub(super) const fn is_scarce(&self, a_second_milli: u64) -> bool {
-        let few = SCARCE * self.nodes;
+        let few = SETTINGS.lease.scarce * self.nodes;
         self.nodes > 1 && self.pool.units < few && a_second_milli < few * 1_000
     }
 

@@ -4,19 +4,7 @@ use std::cmp::Ordering;
 
 use acequia_limits::Now;
 
-/// A pool that had nothing is asked again after `VAIN_NS`; the time doubles with each miss in a row, up to
-/// `VAIN_NS_MAX`.
-const VAIN_NS: u64 = 4_000_000;
-const VAIN_NS_MAX: u64 = 500_000_000;
-/// A window's pool of few units gives none ahead of need: it is asked again for those after this long.
-const SCANT_NS: u64 = 4_000_000_000;
-/// A large pool that gives less than a fraction of all its units has little left, and is asked no more often
-/// than each `LITTLE_NS`.
-const LITTLE_NS: u64 = 15_000_000;
-/// A pool that had nothing may have something after this long.
-const DRY_NS: u64 = 1_000_000_000;
-/// How often units are asked for that are only wanted later.
-pub(super) const LATER_NS: u64 = 1_000_000_000;
+use crate::settings::SETTINGS;
 
 /// What the last call for more brought: of the open window, or of a pool without edges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,7 +82,11 @@ impl Supply {
     /// A call brought these units.
     pub(super) const fn gave(&mut self, units: u64, is_little: bool, now_ns: u64) {
         self.chunk = units;
-        self.last = if is_little { Yield::Little { ask_from_ns: now_ns + LITTLE_NS } } else { Yield::Enough };
+        self.last = if is_little {
+            Yield::Little { ask_from_ns: now_ns + SETTINGS.lease.little_ns }
+        } else {
+            Yield::Enough
+        };
     }
 
     /// The pool gives more than what is needed.
@@ -112,13 +104,13 @@ impl Supply {
         let times = self.times_in_vain();
         self.last = Yield::Nothing {
             times: times.saturating_add(1),
-            ask_from_ns: now_ns + (VAIN_NS << times.min(8)).min(VAIN_NS_MAX),
+            ask_from_ns: now_ns + (SETTINGS.lease.vain_ns << times.min(8)).min(SETTINGS.lease.vain_ns_max),
         };
     }
 
     /// The pool of a later window gave these units. That says nothing about the open window.
     pub(super) const fn gave_of_later(&mut self, units: u64, now_ns: u64) {
-        self.later_from_ns = now_ns + if units > 0 { 0 } else { LATER_NS };
+        self.later_from_ns = now_ns + if units > 0 { 0 } else { SETTINGS.lease.later_ns };
     }
 
     /// How many calls in a row brought nothing.
@@ -143,7 +135,7 @@ impl Supply {
 
     /// Whether the pool may be asked for units ahead of need.
     pub(super) fn may_be_asked_ahead(&self, now_ns: u64) -> bool {
-        self.scant_since_ns.is_none_or(|since_ns| now_ns >= since_ns + SCANT_NS)
+        self.scant_since_ns.is_none_or(|since_ns| now_ns >= since_ns + SETTINGS.lease.scant_ns)
     }
 
     /// Whether the pool of a later window may be asked.
@@ -153,8 +145,10 @@ impl Supply {
 
     /// Whether the pool is known to have nothing, or nothing beyond need.
     pub(super) fn is_dry(&self, now: Now) -> bool {
-        let has_nothing = self.times_in_vain() > 0 && now.steady_ns < self.ask_from_ns() + DRY_NS;
-        has_nothing || self.scant_since_ns.is_some_and(|since_ns| now.steady_ns < since_ns + DRY_NS)
+        let has_nothing =
+            self.times_in_vain() > 0 && now.steady_ns < self.ask_from_ns() + SETTINGS.lease.dry_ns;
+        has_nothing
+            || self.scant_since_ns.is_some_and(|since_ns| now.steady_ns < since_ns + SETTINGS.lease.dry_ns)
     }
 }
 
@@ -167,11 +161,15 @@ mod tests {
         let mut supply = Supply::default();
         assert!(supply.may_be_asked(0) && !supply.is_dry(Now::at(0)));
         supply.gave_nothing(0);
-        assert!(!supply.may_be_asked(VAIN_NS - 1) && supply.may_be_asked(VAIN_NS));
+        assert!(
+            !supply.may_be_asked(SETTINGS.lease.vain_ns - 1) && supply.may_be_asked(SETTINGS.lease.vain_ns)
+        );
         supply.gave_nothing(0);
-        assert!(!supply.may_be_asked(VAIN_NS) && supply.is_dry(Now::at(DRY_NS)));
+        assert!(
+            !supply.may_be_asked(SETTINGS.lease.vain_ns) && supply.is_dry(Now::at(SETTINGS.lease.dry_ns))
+        );
         (0..100).for_each(|_| supply.gave_nothing(0));
-        assert!(supply.may_be_asked(VAIN_NS_MAX));
+        assert!(supply.may_be_asked(SETTINGS.lease.vain_ns_max));
         supply.gave(7, false, 5);
         assert!(supply.may_be_asked(5) && !supply.is_dry(Now::at(5)));
     }

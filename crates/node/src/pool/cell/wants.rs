@@ -4,32 +4,14 @@ use acequia_limits::{Now, Part, RATE_PARTS};
 use acequia_rights::pool::window::PART;
 
 use super::{
-    CellLease, IDLE_ALONE_NS, IDLE_NS, LeaseInputs,
+    CellLease, LeaseInputs,
     denied::{Missing, Purpose},
-    supply::LATER_NS,
 };
+use crate::settings::SETTINGS;
 use crate::{
     cell::account::{Offered, Withdrawn},
     regions::units_in,
 };
-
-/// The held units last at least this long by demand when the next call is made.
-const SOON_NS: u64 = 60_000_000;
-/// Demand is met this far ahead, if the pool has enough: so long the held units last without the pool.
-pub(in super::super) const AHEAD_NS: u64 = 70_000_000_000;
-/// Units to hold beyond demand, if other nodes can spare them: requests come in bunches, and the held units
-/// are to last while the pool cannot be reached.
-const BUNCH: u64 = 3;
-/// Units that are not used for this long go back: to a scarce pool sooner.
-const SPARE_NS: u64 = 1_000_000_000;
-const SCARCE_SPARE_NS: u64 = 100_000_000;
-/// Units that were taken of a window before it opened are kept for this fraction of the window, and at most
-/// for `IDLE_NS`.
-const OPENS_PART: u64 = 6;
-/// How often a lease is renewed.
-const RENEW_NS: u64 = 5_000_000_000;
-/// The pool may have more by now than it said this long ago.
-const LEFT_NS: u64 = 1_000_000_000;
 
 /// What a cell wants of a window's pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,7 +58,9 @@ impl CellLease {
         if self.supply.open_ns() < open.end_ns {
             self.supply.opens(open.end_ns);
             // Units that were taken of it before it opened are for the requests that come now.
-            self.idleness.tight_ns = now.steady_ns.saturating_add((time_left_ns / OPENS_PART).min(IDLE_NS));
+            self.idleness.tight_ns = now
+                .steady_ns
+                .saturating_add((time_left_ns / SETTINGS.lease.opens_part).min(SETTINGS.lease.idle_ns));
         }
         // Ahead of need no node holds more than its own part of what is left, or others would have to ask for
         // it back.
@@ -84,14 +68,16 @@ impl CellLease {
         let part = inputs.pool.units / inputs.nodes;
         let most = (left / inputs.nodes + by_chance(part)).min(left);
         let with_own = if inputs.is_alone() { inputs.available } else { 0 };
-        let ahead = self.ample_in(time_left_ns.min(AHEAD_NS)).min((most + with_own).max(self.soon()));
+        let ahead =
+            self.ample_in(time_left_ns.min(SETTINGS.lease.ahead_ns)).min((most + with_own).max(self.soon()));
         let needed = self.needed(inputs, now).saturating_add(inputs.for_others.units);
         if ahead > inputs.available || needed > 0 {
             self.idleness.tight_ns = self.idleness.tight_ns.max(now.steady_ns);
         }
         // Beyond need, the pool gives only a fraction of what it has: little by little, so that no node has
         // units idle that others need.
-        let is_short = inputs.available < ahead / 2 || self.is_later(inputs.available, ahead, LATER_NS, now);
+        let is_short = inputs.available < ahead / 2
+            || self.is_later(inputs.available, ahead, SETTINGS.lease.later_ns, now);
         let is_low = needed > 0 || (is_short && self.supply.may_be_asked_ahead(now.steady_ns));
         if is_low && self.may_ask(now) {
             let wanted =
@@ -106,7 +92,11 @@ impl CellLease {
         let held = open.units();
         let spare = inputs.available.saturating_sub(ahead + ahead / 2).min(held);
         // Units that no other node takes can be asked for again.
-        let spare_ns = if inputs.is_alone() && inputs.lasts { IDLE_ALONE_NS } else { SPARE_NS };
+        let spare_ns = if inputs.is_alone() && inputs.lasts {
+            SETTINGS.lease.idle_alone_ns
+        } else {
+            SETTINGS.lease.spare_ns
+        };
         let goes_back = self.idleness.is_spare(spare_ns, now) && spare > held / 8;
         goes_back.then_some(WindowWant { returns: spare, ..WindowWant::default() })
     }
@@ -130,8 +120,8 @@ impl CellLease {
         // Half of this node's part, and as many more as may come by chance.
         let part = pool_units / inputs.nodes;
         let most = if inputs.is_alone() { left } else { part.min(part / 2 + by_chance(part)) };
-        let ahead = self.ample_in(length_ns.min(AHEAD_NS)).min(most);
-        let every_ns = LATER_NS.min(length_ns / 8);
+        let ahead = self.ample_in(length_ns.min(SETTINGS.lease.ahead_ns)).min(most);
+        let every_ns = SETTINGS.lease.later_ns.min(length_ns / 8);
         let is_low = ahead > u64::from(!inputs.is_alone()) && self.is_later(held, ahead, every_ns, now);
         if !is_low || !self.may_ask(now) {
             return None;
@@ -158,7 +148,9 @@ impl CellLease {
         if needed > 0 || is_low {
             self.idleness.tight_ns = now.steady_ns;
         }
-        let is_spare = self.idleness.is_spare(if is_scarce { SCARCE_SPARE_NS } else { SPARE_NS }, now);
+        let is_spare = self
+            .idleness
+            .is_spare(if is_scarce { SETTINGS.lease.scarce_spare_ns } else { SETTINGS.lease.spare_ns }, now);
         let mut want = RateWant::keeping(held);
         if self.is_idle(now) {
             want.keeps = Part { rate: held.rate.min(liked.rate), units: held.units.min(liked.units) };
@@ -236,7 +228,11 @@ impl CellLease {
         if needed > 0 || aim > held {
             self.idleness.tight_ns = now.steady_ns;
         }
-        let spare_ns = if is_scarce { SCARCE_SPARE_NS } else { SPARE_NS.max(window_ns / 4) };
+        let spare_ns = if is_scarce {
+            SETTINGS.lease.scarce_spare_ns
+        } else {
+            SETTINGS.lease.spare_ns.max(window_ns / 4)
+        };
         let is_spare = self.idleness.is_spare(spare_ns, now);
         let part = |units| Part { rate: 0, units };
         let half = self.half_that_stays(inputs, aim, now);
@@ -265,12 +261,12 @@ impl CellLease {
     }
 
     /// Half of this node's part of a sliding window, which other nodes do not need. The half stays for
-    /// `IDLE_ALONE_NS` after half of it was last wanted: rare requests alone do not keep it. Then 0.
+    /// `SETTINGS.lease.idle_alone_ns` after half of it was last wanted: rare requests alone do not keep it. Then 0.
     fn half_that_stays(&mut self, inputs: &LeaseInputs, aim: u64, now: Now) -> u64 {
         let own = inputs.pool.units / inputs.nodes;
         let half = if inputs.lasts { own.min(own / 2 + 2 * by_chance(own)) } else { 0 };
         if aim >= half / 2 {
-            self.idleness.half_until_ns = now.steady_ns.saturating_add(IDLE_ALONE_NS);
+            self.idleness.half_until_ns = now.steady_ns.saturating_add(SETTINGS.lease.idle_alone_ns);
         }
         if now.steady_ns < self.idleness.half_until_ns { half } else { 0 }
     }
@@ -311,7 +307,9 @@ impl CellLease {
     }
 
     fn is_renewal_due(&self, held: Part, now: Now) -> bool {
-        held != Part::default() && now.steady_ns >= self.renewed_ns + RENEW_NS && self.may_ask(now)
+        held != Part::default()
+            && now.steady_ns >= self.renewed_ns + SETTINGS.lease.renew_ns
+            && self.may_ask(now)
     }
 
     /// Units that the denied requests need: all of them, since they may wait. But at most half of what the
@@ -319,7 +317,7 @@ impl CellLease {
     fn needed(&mut self, inputs: &LeaseInputs, now: Now) -> u64 {
         let Offered { denied, missed, .. } = inputs.offered;
         let least = if denied <= inputs.budget { denied.saturating_sub(inputs.available) } else { 0 };
-        let left = self.left().filter(|_| now.steady_ns < self.renewed_ns + LEFT_NS);
+        let left = self.left().filter(|_| now.steady_ns < self.renewed_ns + SETTINGS.lease.left_ns);
         let half = left.unwrap_or(inputs.pool.units).div_ceil(2);
         let all = u64::from(missed).saturating_sub(inputs.available);
         let needed = if least > 0 { all.min(half).max(least) } else { 0 };
@@ -334,13 +332,13 @@ impl CellLease {
     }
 
     /// Units for the demand of a time with a margin for bunches: the root of the number of units, and
-    /// [`BUNCH`].
+    /// `SETTINGS.lease.bunch`.
     fn ample_in(&self, ns: u64) -> u64 {
         if self.demand.events_milli() == 0 {
             return 0;
         }
         let wanted = self.wanted_in(ns);
-        wanted.saturating_add(wanted.isqrt()).saturating_add(BUNCH)
+        wanted.saturating_add(wanted.isqrt()).saturating_add(SETTINGS.lease.bunch)
     }
 
     /// The part of the rate that belongs to a bunch of units.
@@ -349,12 +347,12 @@ impl CellLease {
             return 0;
         }
         // At most the pool's.
-        (u64::from(pool.rate) * BUNCH.min(pool.units) / pool.units.max(1)) as u32
+        (u64::from(pool.rate) * SETTINGS.lease.bunch.min(pool.units) / pool.units.max(1)) as u32
     }
 
     /// Units for the demand until the next call has an answer.
     pub(super) fn soon(&self) -> u64 {
-        units_in(self.demand.units_milli(), SOON_NS)
+        units_in(self.demand.units_milli(), SETTINGS.lease.soon_ns)
     }
 
     /// The part of the rate that would be used: a tenth more than the demand.

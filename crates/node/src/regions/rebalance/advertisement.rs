@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        REACH_NS, Sharing,
+        Sharing,
         cell::{ActiveCell, Advertised, LastAdvertisement, Resource},
         outbox::Topic,
         policy::units_in,
@@ -10,12 +10,8 @@ use super::{
     },
     Round,
 };
+use crate::settings::SETTINGS;
 use crate::{forwards::Owner, journal::HeapCell};
-
-/// How old the advertisement of a cell in use gets.
-const REFRESH_NS: u64 = 4_000_000_000;
-/// Advertisements of a cell are at least this far apart.
-const APART_NS: u64 = 15_000_000;
 
 /// How a cell is doing, in exact numbers.
 struct News {
@@ -45,10 +41,11 @@ impl News {
     /// Whether the others should hear of this, given what they were told last.
     fn is_due(&self, last: LastAdvertisement, now_ns: u64) -> bool {
         let age_ns = now_ns.saturating_sub(last.at_ns);
-        let refresh_ns = if self.is_scarce { REFRESH_NS / 4 } else { REFRESH_NS };
+        let refresh_ns =
+            if self.is_scarce { SETTINGS.sharing.refresh_ns / 4 } else { SETTINGS.sharing.refresh_ns };
         // An idle cell needs no advertisements, until some region is asked for it and says so.
         let is_old = age_ns >= refresh_ns && !self.is_idle;
-        (age_ns >= APART_NS && self.differs(last.said, age_ns)) || is_old
+        (age_ns >= SETTINGS.sharing.advertised_apart_ns && self.differs(last.said, age_ns)) || is_old
     }
 
     /// Whether this differs much from what was said `age_ns` ago.
@@ -94,7 +91,8 @@ impl Sharing {
         let said = news.to_advertised();
         active_cell.advertised = Some(LastAdvertisement { said, at_ns: now_ns });
         let short = active_cell.short();
-        for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now_ns, REACH_NS)) {
+        for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now_ns, SETTINGS.sharing.reach_ns))
+        {
             let id = ShortId::default();
             let Advertised { demand, holds, left, stands } = said;
             let entry = Entry::Advertisement { id, demand, holds, left, stands };

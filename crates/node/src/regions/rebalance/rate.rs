@@ -20,24 +20,13 @@ use super::{
     },
     Effects, Round,
 };
+use crate::settings::SETTINGS;
 use crate::{
     catalogue::preference::Preference,
     cell::account::{Account, LoanId, Offered},
     forwards::Owner,
     journal::HeapCell,
 };
-
-/// A request for more than a region can hold counts for this long after it was last repeated.
-const SHORT_NS: u64 = 3_000_000_000;
-/// Units borrowed for such a request, if they are enough, are kept for this long after the last one.
-const SPARE_SHORT_NS: u64 = 10_000_000_000;
-/// A pause says little about the demand of a cell that became active less than this ago.
-const NEW_NS: u64 = 1_000_000_000;
-/// How often loans that go both ways between two regions are ended. While demand moves, they come and go by
-/// themselves.
-const NET_NS: u64 = 5_000_000_000;
-/// If the pool does not give all at once, one part in this many of a planned loan is worth lending.
-const PIECES: u64 = 4;
 
 /// An account whose loans change, with the sessions that bound them.
 struct Loans<'a> {
@@ -124,7 +113,8 @@ impl Sharing {
             floor: floor_of(round.preference, standing),
             held: &held,
             lent: &lent,
-            nets: active_cell.rebalanced_ns / NET_NS != now.steady_ns / NET_NS,
+            nets: active_cell.rebalanced_ns / SETTINGS.sharing.net_ns
+                != now.steady_ns / SETTINGS.sharing.net_ns,
             units_total: budget,
             units: effective.units,
             requests: Requests {
@@ -135,7 +125,7 @@ impl Sharing {
             is_rate: matches!(resource, Resource::Rate { .. }),
             left: left.saturating_add(reach.units),
             is_mate: matches!(round.owner, Owner::Mate(_)),
-            is_new: active_cell.activity.is_new(now.steady_ns, NEW_NS),
+            is_new: active_cell.activity.is_new(now.steady_ns, SETTINGS.sharing.new_ns),
         };
         let mut plan = plan(&view);
         // Nothing is lent of a limit that is not in force. If nobody asks for the cell any more, the regions
@@ -200,7 +190,8 @@ impl Sharing {
             if part != wanted {
                 missing.rate = missing.rate.saturating_add(wanted.rate);
                 missing.units = missing.units.saturating_add(wanted.units);
-                let is_worth_it = round.resource.weigh(part) >= round.resource.weigh(wanted) / PIECES;
+                let is_worth_it =
+                    round.resource.weigh(part) >= round.resource.weigh(wanted) / SETTINGS.sharing.pieces;
                 if !is_worth_it || part.units == 0 {
                     continue;
                 }
@@ -304,7 +295,11 @@ fn note_short(active_cell: &mut ActiveCell, account: &Account, offered: &Offered
     let borrowed: u64 = held.filter(is_alone).map(|part| part.units).sum();
     let is_short = offered.largest > units.saturating_sub(borrowed) && offered.largest <= budget;
     let is_over = |shortage: &Shortage| {
-        let lasts_ns = if shortage.units.get() > units { SHORT_NS } else { SPARE_SHORT_NS };
+        let lasts_ns = if shortage.units.get() > units {
+            SETTINGS.sharing.short_ns
+        } else {
+            SETTINGS.sharing.spare_short_ns
+        };
         now.steady_ns.saturating_sub(shortage.at_ns) > lasts_ns
     };
     let before = active_cell.shortage.take();

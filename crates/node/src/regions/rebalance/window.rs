@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{
     super::{
-        REACH_NS, Sharing,
+        Sharing,
         cell::{ActiveCell, AskedRights, WindowState, time_left_ns},
         outbox::Topic,
         peer::Peer,
@@ -15,19 +15,8 @@ use super::{
     },
     Effects, Round,
 };
+use crate::settings::SETTINGS;
 use crate::{cell::account::Account, forwards::Owner, journal::HeapCell};
-
-/// The first wait before rights are asked for again. It doubles each time asking brought nothing.
-const ASK_NS: u64 = 250_000_000;
-const ASK_NS_MAX: u64 = 4_000_000_000;
-/// A request of another region waits no longer than this for units that must first be taken from the region's
-/// pool.
-const POOL_NS_MAX: u64 = 1_000_000_000;
-/// How often a window's pool is told what it has, for nodes that joined since the window began: it may have
-/// forgotten.
-const REPORT_NS: u64 = 60_000_000_000;
-/// The most peers that are asked at once.
-const ASKED_MAX: usize = 3;
 
 /// The open window of a cell during a rebalance.
 struct OpenWindow<'a> {
@@ -106,7 +95,8 @@ impl Sharing {
             (region, place(region, standing, stake))
         };
         let pooled = round.within_reach(account).units;
-        let reached = || self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS));
+        let reached =
+            || self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, SETTINGS.sharing.reach_ns));
         let (mut others, mut mates) = (SmallVec::new(), SmallVec::new());
         for peer in reached() {
             if !round.speaks_for(peer) {
@@ -157,7 +147,7 @@ impl Sharing {
             let give = could.min(window.in_hand);
             let missing = could - give;
             let waited_ns = round.now.steady_ns.saturating_sub(asked.at_ns);
-            if missing > 0 && waited_ns < POOL_NS_MAX {
+            if missing > 0 && waited_ns < SETTINGS.sharing.pool_ns_max {
                 for_others += missing;
                 active_cell.window.asked.push(AskedRights { units: missing, ..asked });
             }
@@ -236,7 +226,7 @@ impl Sharing {
         if now_ns < state.quiet_until_ns || !takes || !moves {
             return true;
         }
-        let asks = view.ask(ASKED_MAX);
+        let asks = view.ask(SETTINGS.sharing.asked_max);
         for (region, units) in &asks {
             if let Some(peer) = self.peers.get_mut(region) {
                 let entry = Entry::Ask { id: ShortId::default(), end_ns, units: *units };
@@ -245,9 +235,10 @@ impl Sharing {
         }
         if !asks.is_empty() {
             // The next request waits until the answers can be here.
-            let wait_ns = ASK_NS.max(view.round_ns + view.round_ns / 4) << state.asked_in_vain.min(6);
+            let wait_ns =
+                SETTINGS.sharing.ask_ns.max(view.round_ns + view.round_ns / 4) << state.asked_in_vain.min(6);
             state.asked_in_vain = state.asked_in_vain.saturating_add(1);
-            state.quiet_until_ns = now_ns + wait_ns.min(ASK_NS_MAX);
+            state.quiet_until_ns = now_ns + wait_ns.min(SETTINGS.sharing.ask_ns_max);
         }
         true
     }
@@ -289,7 +280,7 @@ fn is_report_due(round: &Round<'_>, state: &mut WindowState, view: &WindowView) 
         && round.now.steady_ns >= state.reports_after_ns
         && view.others.iter().any(|(_, stake)| stake.demand_milli > 0);
     if is_due {
-        state.reports_after_ns = round.now.steady_ns + REPORT_NS;
+        state.reports_after_ns = round.now.steady_ns + SETTINGS.sharing.report_ns;
     }
     is_due
 }
