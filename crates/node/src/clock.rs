@@ -1,7 +1,7 @@
 //! The time as a node uses it: which wall clock counts, and behind which times no clock goes back.
 //!
 //! **No thread uses a time before one at which cells were dropped**, unless the wall clock was set back
-//! ([`crate::left`]): an earlier clock would take a dropped cell for a new one, or open its window again.
+//! ([`crate::left`]). An earlier clock would take a dropped cell for a new one, or open its window again.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 

@@ -57,18 +57,12 @@ use smallvec::SmallVec;
 pub(crate) use self::remote_charge::{Lack, RemoteCharge, Source};
 use self::{marks::Marks, mates::LiveMates, shortages::Shortages};
 use crate::settings::SETTINGS;
+pub use crate::settings::{FORWARD_NS, FORWARD_WAIT_NS};
 use crate::{
     Active, Answer, Catalogue, LimitAnswer, Node, Outcome, cell::CellKey, journal_tag, lock,
     regions::wire::Whole,
 };
 
-/// A remote charge must pass a request within this time after the forward was asked for; later it passes
-/// nobody.
-pub const FORWARD_NS: u64 = 50_000_000;
-/// How long a request waits for its forward, unless its limit sets a wait. The owner may have to ask the
-/// region's pool first, and all three are near each other. Timers are up to a millisecond late, and the whole
-/// wait should not be much longer than three milliseconds.
-pub const FORWARD_WAIT_NS: u64 = 2_500_000;
 /// How many forward numbers one process has: its numbers begin after those of every earlier process.
 const NUMBERS: u64 = 1 << 40;
 /// The key of a probe, which is about no cell.

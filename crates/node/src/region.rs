@@ -19,7 +19,6 @@ use acequia_rights::{
     versions::{self, Adopted, Draft, Refused},
 };
 
-use crate::settings::SETTINGS;
 use crate::{
     CatalogueFault, CellRecord, ChargeId, Node, Row, Scheduled,
     catalogue::Allocations,
@@ -29,6 +28,7 @@ use crate::{
     regions::{
         AdoptFault, CellKey, FrameFault, Membership, Memory, Seal, SealFault, Seals, Sharing, Traffic,
     },
+    settings::SETTINGS,
 };
 
 /// What cells need of the dealings with other regions, so that no decision waits for those.

@@ -1,6 +1,6 @@
 //! How a node behaves where no rule says it: its times, bounds and preferences, in one place.
 //!
-//! No promise depends on one of these numbers alone; the assertions at the end state how they relate. Numbers that a proof
+//! The constants with names of their own are contracts with the node's driver, its mates and its peers. No promise depends on one of these numbers alone; the assertions at the end state how they relate. Numbers that a proof
 //! needs stand beside the proof, and sizes of data structures beside the structure. What an operator may set is in
 //! [`Config`](crate::Config) and in the catalogue.
 
@@ -8,6 +8,24 @@
 const MS: u64 = 1_000_000;
 /// Nanoseconds of a second.
 const S: u64 = 1_000_000_000;
+
+/// How long a loan lasts after the heartbeat that it is dated from, unless a config says otherwise.
+pub const LOAN_TTL_NS: u64 = 3_000_000_000;
+/// How long a lease lasts after the call that last renewed it: through a minute in which the pool cannot be
+/// reached. What a dead node held stays unused for so long.
+pub const LEASE_NS: u64 = 75_000_000_000;
+/// A grant must be taken up within this time after its call was sent. A bucket's pool adds the time to its
+/// slack, since it may count units as drained that much too soon.
+pub const LATE_NS: u64 = 20_000_000;
+/// A call without an answer is given up after this long.
+pub const CALL_NS: u64 = 200_000_000;
+/// A remote charge must pass a request within this time after the forward was asked for; later it passes
+/// nobody.
+pub const FORWARD_NS: u64 = 50_000_000;
+/// How long a request waits for its forward, unless its limit sets a wait. The owner may have to ask the
+/// region's pool first, and all three are near each other. Timers are up to a millisecond late, and the whole
+/// wait should not be much longer than three milliseconds.
+pub const FORWARD_WAIT_NS: u64 = 2_500_000;
 
 /// The settings that every node runs with.
 pub(crate) const SETTINGS: Settings = Settings {
@@ -422,7 +440,7 @@ pub(crate) struct PoolSettings {
     /// The longest such wait.
     pub(crate) begin_ns_max: u64,
     /// A store counts as lost after calls for this long without an answer: at least two that were given up one
-    /// after the other ([`CALL_NS`](crate::pool::CALL_NS)). Leases bridge a shorter silence, as of a slow store or one that
+    /// after the other ([`CALL_NS`]). Leases bridge a shorter silence, as of a slow store or one that
     /// moves to another server.
     pub(crate) lost_after_ns: u64,
     /// This long after its last word a store may be lost.
@@ -447,7 +465,7 @@ pub(crate) struct LeaseSettings {
     pub(crate) ahead_ns: u64,
     /// A cell without requests gives everything back after this long.
     pub(crate) idle_ns: u64,
-    /// The same time while there are few cells, for a sliding window and for a window's pool of which no other node takes.
+    /// That time while there are few cells, for a sliding window and for a window's pool of which no other node takes.
     pub(crate) idle_alone_ns: u64,
     /// Units to hold beyond demand, if other nodes can spare them: requests come in bunches, and the held units
     /// are to last while the pool cannot be reached.
@@ -501,7 +519,7 @@ pub(crate) struct LeaseSettings {
 /// Forwards between nodes of a region.
 pub(crate) struct ForwardSettings {
     /// The longest wait for one forward: an answer that comes at the last moment must still pass a request. A
-    /// request that waits longer forwards again. Below [`FORWARD_NS`](crate::forwards::FORWARD_NS).
+    /// request that waits longer forwards again. Below [`FORWARD_NS`].
     pub(crate) ask_ns: u64,
     /// The owner stops charging this long before the mate gives up, since the answer takes time, too.
     pub(crate) back_ns: u64,
@@ -560,11 +578,6 @@ pub(crate) struct ForwardSettings {
 
 // How the settings relate, and how they relate to the contracts.
 const _: () = {
-    use crate::{
-        forwards::FORWARD_NS,
-        pool::{CALL_NS, LEASE_NS},
-        regions::LOAN_TTL_NS,
-    };
     let Settings { decide, sharing, demand, links, clocks, pool, lease, forward, .. } = SETTINGS;
     assert!(decide.parts_of_limit < decide.parts_of_domain);
     // A loan survives a lost heartbeat, and a peer is given up before its loans end.

@@ -15,8 +15,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use acequia_limits::{CellTag, Charge, limit::WAIT_NS_MAX};
 
-use crate::settings::SETTINGS;
-use crate::{Answer, Catalogue, Node, Outcome, cell::account::ExpectedWait, forwards::FORWARD_WAIT_NS};
+use crate::{
+    Answer, Catalogue, Node, Outcome, cell::account::ExpectedWait, forwards::FORWARD_WAIT_NS,
+    settings::SETTINGS,
+};
 
 /// What is known about units elsewhere, for requests that wait.
 #[derive(Debug, Default)]

@@ -8,8 +8,7 @@ use acequia_rights::{
     versions::{Kind, Spared, Until},
 };
 
-use crate::settings::SETTINGS;
-use crate::{catalogue::local::Guard, decide::spent_for_ns};
+use crate::{catalogue::local::Guard, decide::spent_for_ns, settings::SETTINGS};
 
 /// How a region shares its limits. The region uses the least share of all allocations that count.
 #[derive(Clone, Debug)]

@@ -30,8 +30,7 @@ pub use self::{
     settle::{Refunded, Settled},
     shared::{KeptAt, SharedAnswer},
 };
-use crate::settings::SETTINGS;
-use crate::{CellRecord, Node, Row, journal::CHARGES, lock};
+use crate::{CellRecord, Node, Row, journal::CHARGES, lock, settings::SETTINGS};
 
 /// Locks over the records: requests with names rarely wait for each other.
 const SHARDS: usize = 16;

@@ -15,8 +15,7 @@ use acequia_rights::{
 use serde::{Deserialize, Serialize};
 
 use super::{ChargeId, record::Record};
-use crate::settings::SETTINGS;
-use crate::{Node, lock, pool::group_of};
+use crate::{Node, lock, pool::group_of, settings::SETTINGS};
 
 /// Where something is kept in the region's store, as far as this node knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,10 +4,10 @@ use acequia_limits::{CellTag, Mode, Reason, Verdict};
 use smallvec::SmallVec;
 
 use super::HITS_INLINE;
-use crate::settings::SETTINGS;
 use crate::{
     Catalogue, ChargeId,
     forwards::{RemoteCharge, Source},
+    settings::SETTINGS,
 };
 
 /// The node's answer to a request.

@@ -21,10 +21,10 @@ use super::{
     Answer, Check,
     hit::{CellSource, Hit},
 };
-use crate::settings::SETTINGS;
 use crate::{
     Catalogue,
     cell::shard::{Cells, NewCell},
+    settings::SETTINGS,
 };
 
 /// Nanoseconds after which a lease of the answer's charges must have ended: the shortest time over its

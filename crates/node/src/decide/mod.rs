@@ -24,7 +24,6 @@ use self::{
     answer::{decide, decide_one},
     hit::{Called, CellSource, Hit},
 };
-use crate::settings::SETTINGS;
 use crate::{
     Active, Catalogue, Node,
     catalogue::{VariantKey, local::Local},
@@ -35,7 +34,9 @@ use crate::{
         shard::{Cells, NewCell},
     },
     journal::HeapCell,
-    journal_tag, shard_of,
+    journal_tag,
+    settings::SETTINGS,
+    shard_of,
 };
 
 /// How many limits may match a request before memory is allocated.

@@ -16,13 +16,13 @@ use super::{
     classed::ProbedCell,
     hit::{Called, CellSource, Hit},
 };
-use crate::settings::SETTINGS;
 use crate::{
     Active, FORWARD_NS, FORWARD_WAIT_NS,
     cell::{account::Account, overflow::Overflow, shard::Cells},
     forwards::{Lack, Owner, RemoteCharge, Source, may_be_forwarded},
     journal_tag,
     regions::wire::Whole,
+    settings::SETTINGS,
 };
 
 /// The verdict on a request that the limit exempts.

@@ -6,10 +6,10 @@ use acequia_limits::{Mode, Now, Reason, Request};
 use acequia_rights::mutation::{Mutation, mutated};
 
 use super::{Answer, Ask, Asker, Charged, Forwarding, IdReused, Outcome, lease::longest_ns};
-use crate::settings::SETTINGS;
 use crate::{
     ChargeId, Keep, Node, Recording,
     charges::{Record, Records, SharedRecord},
+    settings::SETTINGS,
 };
 
 impl Asker {

@@ -19,8 +19,10 @@ use super::{
     answer::denied,
     hit::{CellSource, Hit},
 };
-use crate::cell::shard::{Cells, SoftState};
-use crate::settings::SETTINGS;
+use crate::{
+    cell::shard::{Cells, SoftState},
+    settings::SETTINGS,
+};
 
 /// A warning that a cell's use has reached a threshold.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,8 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cell::CellKey;
-use crate::settings::SETTINGS;
+use crate::{cell::CellKey, settings::SETTINGS};
 
 /// Bits of the filter: few other cells share a bit while `SETTINGS.forward.cells_max` cells are remembered.
 const MARKS: u64 = SETTINGS.forward.cells_max as u64 * 8;

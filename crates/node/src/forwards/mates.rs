@@ -13,8 +13,7 @@ use acequia_rights::{MemberId, pool::NODES_MAX};
 use smallvec::SmallVec;
 
 use super::marks::mixed;
-use crate::settings::SETTINGS;
-use crate::{journal_tag, lock};
+use crate::{journal_tag, lock, settings::SETTINGS};
 
 /// The nodes of a region. Decisions read them without a lock. Safety does not depend on which node is the
 /// owner, so a read during a change does no harm.

@@ -7,8 +7,7 @@ use acequia_rights::MemberId;
 use smallvec::SmallVec;
 
 use super::marks::Marks;
-use crate::cell::CellKey;
-use crate::settings::SETTINGS;
+use crate::{cell::CellKey, settings::SETTINGS};
 
 /// The cells of which other nodes had too little. The filters [`super::Forwards::alone_marks`] and
 /// [`super::Forwards::tried_marks`] belong to it.

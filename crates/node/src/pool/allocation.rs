@@ -24,12 +24,13 @@ use acequia_rights::{
 use super::{Admission, ClockPromise, LEASE_NS, Leases, Siblings};
 use crate::{
     Catalogue, Node,
+    cell::CellKey,
     cell::{
         account::{Account, CellContext, Withdrawn, charged},
         locked_cell::LockedCell,
     },
     journal::HeapCell,
-    regions::{CellKey, LOAN_TTL_NS},
+    settings::LOAN_TTL_NS,
 };
 
 /// Numbers of generations are microseconds, rounded up, and a few above the last one heard of: allow this

@@ -10,6 +10,12 @@ use acequia_rights::pool::{
 /// The number of groups of cells: the pools of a group lie in one place, and are lost together.
 pub const GROUPS: u16 = 1_024;
 
+/// The group of a cell.
+pub(crate) fn group_of(tag: CellTag) -> u16 {
+    // Less than `GROUPS`.
+    (tag.0 % u128::from(GROUPS)) as u16
+}
+
 /// A call to a pool's server. The carrier makes it once and reports the reply ([`crate::Node::answer_call`]),
 /// or [`PoolReply::Nothing`] when [`super::CALL_NS`] are over without one.
 #[derive(Clone, Debug, PartialEq, Eq)]

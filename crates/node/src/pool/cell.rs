@@ -23,10 +23,10 @@ pub(super) use self::{
     wants::{RateWant, WindowWant},
 };
 use super::withdrawals::Withdrawals;
-use crate::settings::SETTINGS;
 use crate::{
     cell::account::{Account, CellContext, Offered, Withdrawn},
     regions::{Demand, rebalance_after_ns},
+    settings::SETTINGS,
 };
 
 /// A cell that leases from its pool.
@@ -59,7 +59,7 @@ pub(super) struct CellLease {
     pub(super) wants_word: bool,
 }
 
-/// Since when a cell needs less than it holds. All times are of the steady clock.
+/// How long a cell has needed less than it holds. All times are of the steady clock.
 #[derive(Debug)]
 struct Idleness {
     /// When a request last came.

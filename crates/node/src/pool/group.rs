@@ -18,8 +18,7 @@ use acequia_rights::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::regions::CellKey;
-use crate::settings::SETTINGS;
+use crate::{regions::CellKey, settings::SETTINGS};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use acequia_limits::Now;
 
 use super::{cell::CellLease, held::HeldByLimit, withdrawals::Withdrawals};
-use crate::regions::CellKey;
-use crate::settings::SETTINGS;
+use crate::{regions::CellKey, settings::SETTINGS};
 
 /// The leases by cell. A cell that is being rebalanced, or has an answer, is taken out meanwhile.
 #[derive(Debug, Default)]

@@ -45,7 +45,7 @@ use std::{
     sync::Mutex,
 };
 
-use acequia_limits::{CellTag, Now};
+use acequia_limits::Now;
 use acequia_rights::{
     MemberId,
     mutation::{Mutation, mutated},
@@ -66,13 +66,13 @@ use self::{
     region_nodes::RegionNodes,
 };
 
-use crate::settings::SETTINGS;
 use crate::{
     Catalogue, Config, Keep, KeptAt, Node,
     catalogue::{Allocations, local::Guard},
     cell::locked_cell::LockedCell,
     lock,
     regions::{Bounds, CellKey, Reading, Timekeeper},
+    settings::SETTINGS,
 };
 
 pub use self::{
@@ -82,18 +82,13 @@ pub use self::{
     siblings::{ServerClock, Siblings},
     view::PoolView,
 };
+pub(crate) use call::group_of;
 pub(crate) use clock_promise::ClockPromise;
 pub(crate) use outage::StoreOutages;
 pub(crate) use places::{Places, RegionStore};
 
-/// How long a lease lasts after the call that last renewed it: through a minute in which the pool cannot be
-/// reached. What a dead node held stays unused for so long.
-pub const LEASE_NS: u64 = 75_000_000_000;
-/// A grant must be taken up within this time after its call was sent. A bucket's pool adds the time to its
-/// slack, since it may count units as drained that much too soon.
-pub const LATE_NS: u64 = 20_000_000;
-/// A call without an answer is given up after this long.
-pub const CALL_NS: u64 = 200_000_000;
+pub use crate::settings::{CALL_NS, LATE_NS, LEASE_NS};
+
 /// An answer counts no more this long after the call.
 const LOST_NS: u64 = 5 * CALL_NS;
 
@@ -427,12 +422,6 @@ fn earlier_loans_count() -> bool {
 /// A pool that could be called, and need not be, was told all that the cell holds.
 fn is_told(pool: &PoolContext) -> bool {
     pool.generation.is_some() || mutated(Mutation::LeaseAssertedEarly)
-}
-
-/// The group of a cell.
-pub(crate) fn group_of(tag: CellTag) -> u16 {
-    // Less than `GROUPS`.
-    (tag.0 % u128::from(GROUPS)) as u16
 }
 
 impl Node {

@@ -9,8 +9,7 @@ use acequia_rights::{
 };
 
 use super::{Call, GROUPS, LOST_NS, LeaseCounts, PoolReply, PoolRequest, Siblings};
-use crate::settings::SETTINGS;
-use crate::{cell::account::CellContext, regions::CellKey};
+use crate::{cell::account::CellContext, regions::CellKey, settings::SETTINGS};
 
 /// A call without an answer.
 #[derive(Clone, Copy, Debug)]

@@ -16,13 +16,13 @@ use super::{
     pending::{About, CellCall, PoolCall, Subject},
     withdrawals::{self, Record},
 };
-use crate::settings::SETTINGS;
 use crate::{
     Node,
     cell::account::{Account, CellContext, LeaseStatement, Rebalancer},
     forwards::Owner,
     journal::HeapCell,
     regions::CellKey,
+    settings::SETTINGS,
 };
 
 /// What a cell's rebalance goes by, beside the cell itself.

@@ -16,8 +16,7 @@ use super::{
     groups::Groups,
     pending::{About, Pending, PoolCall},
 };
-use crate::Node;
-use crate::settings::SETTINGS;
+use crate::{Node, settings::SETTINGS};
 
 /// The groups to ask for their state, and when. All times are of the steady clock.
 #[derive(Debug, Default)]

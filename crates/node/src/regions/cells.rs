@@ -6,8 +6,9 @@ use std::{
 };
 
 use super::{
+    CellKey,
     cell::{ActiveCell, NextRebalance},
-    slots::{CellKey, Slots},
+    slots::Slots,
 };
 
 use crate::settings::SETTINGS;

@@ -14,7 +14,6 @@ use super::{
     outbox::Topic,
     wire::{Entry, Header, Whole},
 };
-use crate::settings::SETTINGS;
 use crate::{
     Catalogue, Node,
     catalogue::local::Guard,
@@ -24,6 +23,7 @@ use crate::{
     },
     forwards::{Asking, PendingForward, may_be_forwarded},
     journal::HeapCell,
+    settings::SETTINGS,
     shard_of,
 };
 

@@ -6,9 +6,8 @@ use acequia_limits::Now;
 use acequia_rights::mutation::{Mutation, mutated};
 use smallvec::SmallVec;
 
-use super::{Sharing, outbox::Topic, slots::CellKey, wire::Entry};
-use crate::settings::SETTINGS;
-use crate::{Catalogue, Node, cell::locked_cell::LockedCell, journal::HeapCell};
+use super::{CellKey, Sharing, outbox::Topic, wire::Entry};
+use crate::{Catalogue, Node, cell::locked_cell::LockedCell, journal::HeapCell, settings::SETTINGS};
 
 /// What this node has lent.
 #[derive(Debug, Default)]

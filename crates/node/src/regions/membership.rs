@@ -13,7 +13,6 @@ use acequia_rights::{
 use super::{
     CellKey, Entry, Sharing, Topic, Wall, exchange::Offered, peer::Peer, seal::Proof, wire::ShortId,
 };
-use crate::settings::SETTINGS;
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
     cell::{
@@ -25,6 +24,7 @@ use crate::{
     lock,
     pool::{ClockPromise, Leases},
     region::ResumeFault,
+    settings::SETTINGS,
 };
 
 /// Why a version was not adopted.

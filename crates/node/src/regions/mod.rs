@@ -49,20 +49,18 @@ use self::{
     usage::Usage,
     wire::{Entry, Garbled, Header},
 };
-use crate::Node;
-use crate::settings::SETTINGS;
+use crate::{Node, settings::SETTINGS};
 
+pub(crate) use crate::cell::CellKey;
+pub use crate::settings::LOAN_TTL_NS;
 pub(crate) use cell::rebalance_after_ns;
 pub(crate) use demand::Demand;
 pub use membership::{AdoptFault, Membership, Ownership, limits_from_bytes, limits_to_bytes};
 pub(crate) use policy::units_in;
 pub use seal::{Role, Seal, SealFault, Seals};
-pub(crate) use slots::CellKey;
 pub use timekeeper::Wall;
 pub(crate) use timekeeper::{Bounds, Carried, Reading, Timekeeper};
 
-/// How long a loan lasts after the heartbeat that it is dated from, unless a config says otherwise.
-pub const LOAN_TTL_NS: u64 = 3_000_000_000;
 /// The slot of a limit that is unknown here.
 const NO_SLOT: u32 = 0;
 

@@ -7,10 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    slots::{CellKey, Slots},
-    wire::ShortId,
-};
+use super::{CellKey, slots::Slots, wire::ShortId};
 
 use crate::settings::SETTINGS;
 

@@ -15,12 +15,11 @@ use acequia_rights::Incarnation;
 use smallvec::SmallVec;
 
 use super::{
+    CellKey,
     names::Names,
-    slots::CellKey,
     wire::{Entry, FrameWriter, Header, ReceivedFrames, ShortId},
 };
-use crate::FORWARD_NS;
-use crate::settings::SETTINGS;
+use crate::{FORWARD_NS, settings::SETTINGS};
 
 /// The topic of a fact: a later fact about the same topic takes its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -53,9 +53,9 @@ impl OwnProcess {
         (received.incarnation, received.process_number) == (self.home.incarnation.number, self.number())
     }
 
-    /// A peer that has seen what this node's disk does not know proves that the disk is an old one: a later
-    /// process of this node, loans that this node never gave, or frames that this process never sent, since
-    /// another process had its number.
+    /// A peer that has seen what this node's disk does not know proves that the disk is an old one. Such
+    /// things are a later process of this node, loans that this node never gave, and frames that this process never
+    /// sent, since another process had its number.
     pub(super) fn is_older_than(&self, header: &Header, last_frame: u64, loans_reserved: u64) -> bool {
         let received = &header.received;
         let is_ahead = received.process_number > self.number() || header.loan_max > loans_reserved;

@@ -20,7 +20,6 @@ use super::{
     peer::Peer,
     wire::{Entry, ShortId},
 };
-use crate::settings::SETTINGS;
 use crate::{
     Catalogue, Node,
     catalogue::{local::Guard, preference::Preference},
@@ -31,6 +30,7 @@ use crate::{
     forwards::Owner,
     journal::HeapCell,
     lock,
+    settings::SETTINGS,
 };
 
 /// One rebalance of a cell: what it goes by.

@@ -17,7 +17,6 @@ use super::{
     peer::Peer,
     wire::{self, Entry, Frame, Header, Rough, ShortId},
 };
-use crate::settings::SETTINGS;
 use crate::{
     Catalogue, ChargeId, Node,
     cell::{
@@ -25,6 +24,7 @@ use crate::{
         locked_cell::LockedCell,
     },
     journal::HeapCell,
+    settings::SETTINGS,
 };
 
 /// The cells that a frame's entries are about.
@@ -228,7 +228,7 @@ impl Sharing {
         cells
     }
 
-    /// Takes the entries of a frame that is not confirmed, if they mend what is in its way: this node does
+    /// Takes the entries of a frame that is not confirmed, if they mend what is in its way. This node does
     /// not know a limit yet, forgot a number, or has no wall that it believes. The frame comes again.
     /// Without this, two such frames could wait for each other for ever.
     fn take_mending(&mut self, node: &Node, header: &Header, entries: Vec<Entry>, now: Now) {

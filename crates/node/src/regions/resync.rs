@@ -14,8 +14,7 @@ use acequia_rights::{
 };
 
 use super::{CellKey, Entry, Sharing, Topic};
-use crate::settings::SETTINGS;
-use crate::{Catalogue, Node, cell::locked_cell::LockedCell};
+use crate::{Catalogue, Node, cell::locked_cell::LockedCell, settings::SETTINGS};
 
 /// The comparison with one peer.
 #[derive(Debug, Default)]

@@ -3,8 +3,10 @@
 use acequia_limits::{Now, Part, RATE_PARTS};
 
 use super::{CellKey, Sharing, cell::View, peer::Peer};
-use crate::settings::SETTINGS;
-use crate::views::inspect::{PeerView, WordView};
+use crate::{
+    settings::SETTINGS,
+    views::inspect::{PeerView, WordView},
+};
 
 impl Sharing {
     /// The demand for a cell here, and what the others said about it. `has_rate`: they hold parts of a rate.

@@ -13,11 +13,11 @@ use super::{
     Sharing,
     membership::{keep_mates, lasts},
 };
-use crate::settings::SETTINGS;
 use crate::{
     Node,
     catalogue::{Allocations, OwnAllocation},
     lock,
+    settings::SETTINGS,
 };
 
 /// The shares that this node goes by.

@@ -8,8 +8,7 @@
 use acequia_limits::CellTag;
 use hashbrown::HashTable;
 
-/// A cell: the catalogue's slot of its limit, and its tag.
-pub(crate) type CellKey = (u32, CellTag);
+use crate::cell::CellKey;
 
 /// Values by cell.
 #[derive(Debug)]

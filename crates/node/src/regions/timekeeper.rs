@@ -27,8 +27,7 @@ use acequia_limits::Now;
 use acequia_rights::mutation::{Mutation, mutated};
 use smallvec::SmallVec;
 
-use crate::pool::ServerClock;
-use crate::settings::SETTINGS;
+use crate::{pool::ServerClock, settings::SETTINGS};
 
 /// A reading of a peer's clock.
 #[derive(Clone, Copy, Debug)]

@@ -11,8 +11,7 @@ use crdts::{
 };
 
 use super::{Sharing, outbox::Topic, wire::Entry};
-use crate::settings::SETTINGS;
-use crate::{Catalogue, Node};
+use crate::{Catalogue, Node, settings::SETTINGS};
 
 /// What incarnations have charged and given back.
 #[derive(Debug, Default)]

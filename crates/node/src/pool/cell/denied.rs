@@ -2,8 +2,7 @@
 
 use acequia_limits::Now;
 
-use crate::cell::account::Offered;
-use crate::settings::SETTINGS;
+use crate::{cell::account::Offered, settings::SETTINGS};
 
 /// Denied requests.
 #[derive(Clone, Copy, Debug, Default)]

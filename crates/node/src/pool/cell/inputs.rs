@@ -2,8 +2,7 @@
 
 use acequia_limits::Part;
 
-use crate::cell::account::Offered;
-use crate::settings::SETTINGS;
+use crate::{cell::account::Offered, settings::SETTINGS};
 
 /// The state of a cell, and what was asked of it since the last rebalance.
 #[derive(Clone, Copy, Debug)]

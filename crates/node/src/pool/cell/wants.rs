@@ -7,10 +7,10 @@ use super::{
     CellLease, LeaseInputs,
     denied::{Missing, Purpose},
 };
-use crate::settings::SETTINGS;
 use crate::{
     cell::account::{Offered, Withdrawn},
     regions::units_in,
+    settings::SETTINGS,
 };
 
 /// What a cell wants of a window's pool.

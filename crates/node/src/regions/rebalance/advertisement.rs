@@ -10,8 +10,7 @@ use super::{
     },
     Round,
 };
-use crate::settings::SETTINGS;
-use crate::{forwards::Owner, journal::HeapCell};
+use crate::{forwards::Owner, journal::HeapCell, settings::SETTINGS};
 
 /// How a cell is doing, in exact numbers.
 struct News {

@@ -20,12 +20,12 @@ use super::{
     },
     Effects, Round,
 };
-use crate::settings::SETTINGS;
 use crate::{
     catalogue::preference::Preference,
     cell::account::{Account, LoanId, Offered},
     forwards::Owner,
     journal::HeapCell,
+    settings::SETTINGS,
 };
 
 /// An account whose loans change, with the sessions that bound them.

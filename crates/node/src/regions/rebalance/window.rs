@@ -15,8 +15,7 @@ use super::{
     },
     Effects, Round,
 };
-use crate::settings::SETTINGS;
-use crate::{cell::account::Account, forwards::Owner, journal::HeapCell};
+use crate::{cell::account::Account, forwards::Owner, journal::HeapCell, settings::SETTINGS};
 
 /// The open window of a cell during a rebalance.
 struct OpenWindow<'a> {
