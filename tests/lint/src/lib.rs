@@ -1,11 +1,14 @@
 //! A page of documentation, taken apart: its sentences, its links, its fenced blocks, the places that links may lead to.
 //!
-//! `cargo run -p acequia-lint` holds every page and every comment to its rules ([`rules`], [`comments`]). The end-to-end tests run the blocks.
+//! `cargo run -p acequia-lint` holds every page, every comment and the structure of the code to their rules ([`rules`],
+//! [`comments`], [`structure`]). The end-to-end tests run the blocks.
 
 pub mod cargo;
 pub mod comments;
 pub mod metrics;
+pub mod modules;
 pub mod rules;
+pub mod structure;
 
 use std::collections::BTreeSet;
 

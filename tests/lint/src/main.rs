@@ -1,13 +1,14 @@
-//! Says what is wrong with pages and comments; exits with 1 if anything is.
+//! Says what is wrong with pages, comments and structure; exits with 1 if anything is.
 
 use std::{path::Path, process::ExitCode};
 
-use acequia_lint::{comments, rules};
+use acequia_lint::{comments, rules, structure};
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let found = rules::faults(&root).and_then(|mut faults| {
         faults.extend(comments::faults(&root)?);
+        faults.extend(structure::faults(&root)?);
         Ok(faults)
     });
     let faults = match found {
