@@ -8,7 +8,10 @@ use acequia_rights::{
     versions::{Kind, Spared, Until},
 };
 
-use crate::{catalogue::local::Guard, decide::spent_for_ns, settings::SETTINGS};
+use crate::{
+    catalogue::local::{Guard, first_later},
+    decide::spent_for_ns,
+};
 
 /// How a region shares its limits. The region uses the least share of all allocations that count.
 #[derive(Clone, Debug)]
@@ -85,7 +88,7 @@ impl Allocations {
         if let Some(window_ns) = self.staggers(limit) {
             let pools = pools_of(&all, limit, window_ns, now.wall_ns);
             let mut allocations: Vec<&OwnAllocation> = Vec::new();
-            let first = pools.len().saturating_sub(SETTINGS.charges.settlements_max).max(1);
+            let first = first_later(pools.len());
             for allocation in pools.iter().take(first).flat_map(|(_, allocations)| allocations) {
                 if !allocations.iter().any(|other| std::ptr::eq(*other, *allocation)) {
                     allocations.push(*allocation);

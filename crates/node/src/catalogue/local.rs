@@ -76,7 +76,13 @@ const HALF_UP_TO: u64 = 8;
 const VARIANTS_MAX: usize = 255;
 /// The most allocations by which later windows go, if cells have edges of their own: a change of shares makes
 /// two or three at a time.
-pub(crate) const LATER_MAX: usize = 2;
+const LATER_MAX: usize = 2;
+/// Where the groups begin that later windows go by, of so many. All windows of the groups before go by every
+/// allocation of these.
+pub(super) fn first_later(groups: usize) -> usize {
+    groups.saturating_sub(LATER_MAX).max(1)
+}
+
 /// The standing units of a cell, and those in later windows.
 type StandingUnits = (u64, SmallVec<[Later; LATER_MAX]>);
 
@@ -237,7 +243,7 @@ impl Shares {
     /// If cells have edges of their own: the last allocations of their windows, ascending by the end of
     /// windows.
     fn later(&self) -> &[PoolSplits] {
-        let first = self.pools.len().saturating_sub(LATER_MAX).max(1);
+        let first = first_later(self.pools.len());
         if self.until_ns == u64::MAX { self.pools.get(first..).unwrap_or_default() } else { &[] }
     }
 
