@@ -11,11 +11,11 @@
 //! if it had passed at the owner when the owner charged it. So the promise of the owner's cell is kept. The
 //! reasons:
 //!
-//! - The owner charges before it answers ([`crate::regions`]), once each time it receives a forward. If a
-//!   forward is delivered twice, the owner charges more than passes, never less.
+//! - The node that is asked charges before it answers (`regions/forward.rs`). It ignores a frame that it has seen; only
+//!   a restart in between lets it charge a forward twice. That is more than passes, never less.
 //! - The owner charges only if its limit has the same variant as at the mate. While catalogues or files
 //!   differ, it refuses. If the mate's limit has changed by the time the answer comes, nobody passes.
-//! - A forward has a number that no process of the node has used before. An answer counts once: from the node
+//! - A forward has a number that no process of this incarnation has used before. An answer counts once: from the node
 //!   that was asked, in a frame that was meant for this process. The answer then is a *remote charge*, which
 //!   one request takes (`Forwards::take`).
 //! - A request takes a remote charge only if the request began to wait before the forward was asked for, and

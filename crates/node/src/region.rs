@@ -339,8 +339,8 @@ impl Node {
 
     /// Asks the node of another region, once it is reached, to settle a charge that it made. Says whether
     /// there is such a region, and room to wait. A restart of this node forgets waiting settlements.
-    pub fn forward(&self, to: MemberId, id: ChargeId, cost: Option<u64>) -> bool {
-        self.lock_sharing().is_some_and(|mut sharing| sharing.forward(to, id, cost))
+    pub fn pass_settlement_on(&self, to: MemberId, id: ChargeId, cost: Option<u64>) -> bool {
+        self.lock_sharing().is_some_and(|mut sharing| sharing.pass_settlement_on(to, id, cost))
     }
 
     /// This node's standing among the regions.

@@ -114,7 +114,7 @@ impl Node {
                 };
                 patience_ns = patience_ns.min(wait_ns).min(limit.expected_wait_ns);
             } else if limit.is_forwarded {
-                // The owner charges it when the request passes.
+                // Another node has charged it already.
             } else if of.spec.charge == Charge::Each || limit.is_charged {
                 return 0;
             }

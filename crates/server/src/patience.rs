@@ -15,7 +15,7 @@ use tokio::{
 const WAITING_MAX: usize = 256;
 /// How often a longer wait with a forward is interrupted to ask again: by now there may be units, or room for
 /// a forward.
-const DRAW_AGAIN: Duration = Duration::from_millis(10);
+const ASK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Where requests wait.
 #[derive(Debug)]
@@ -31,12 +31,12 @@ pub(crate) struct Waiting {
 #[derive(Debug)]
 struct Forwarded {
     node: Arc<Node>,
-    draw: Forward,
+    forward: Forward,
 }
 
 impl Drop for Forwarded {
     fn drop(&mut self) {
-        self.node.cancel_forward(&self.draw);
+        self.node.cancel_forward(&self.forward);
     }
 }
 
@@ -48,8 +48,8 @@ pub(crate) struct Patience {
     until: Instant,
     news: watch::Receiver<u64>,
     /// Whether what the request lacks may be forwarded; and, below, the forward itself.
-    may_draw: bool,
-    drawn: Option<Forwarded>,
+    may_forward: bool,
+    forwarded: Option<Forwarded>,
     /// When the request began to wait: steady clock.
     since_ns: u64,
     _room: OwnedSemaphorePermit,
@@ -71,7 +71,7 @@ impl Waiting {
     pub(crate) fn patience(&self, longest: Duration, denied: u64, since_ns: u64) -> Option<Patience> {
         let room = Arc::clone(&self.room).try_acquire_owned().ok()?;
         let (until, news) = (Instant::now() + longest, self.news.subscribe());
-        Some(Patience { denied, until, news, may_draw: false, drawn: None, since_ns, _room: room })
+        Some(Patience { denied, until, news, may_forward: false, forwarded: None, since_ns, _room: room })
     }
 
     /// Says that there are frames to send at once.
@@ -94,42 +94,44 @@ impl Patience {
     /// Waits for news, or until the time is over. While a forward is under way and none of its units has
     /// come, news are for others. The sender of news outlives every waiter.
     pub(crate) async fn wait(&mut self) {
-        let until = if self.may_draw { self.until.min(Instant::now() + DRAW_AGAIN) } else { self.until };
-        while timeout_at(until, self.news.changed()).await.is_ok() && self.is_drawing() {}
+        let until = if self.may_forward { self.until.min(Instant::now() + ASK_AGAIN) } else { self.until };
+        while timeout_at(until, self.news.changed()).await.is_ok() && self.is_forwarding() {}
     }
 
-    fn is_drawing(&self) -> bool {
-        self.drawn.as_ref().is_some_and(|Forwarded { node, draw }| node.is_forwarding(draw))
+    fn is_forwarding(&self) -> bool {
+        self.forwarded.as_ref().is_some_and(|Forwarded { node, forward }| node.is_forwarding(forward))
     }
 
     /// Forwards the charge that was just denied, where that may be done and no earlier forward is under way.
     /// Says whether there are frames to send.
-    pub(crate) fn draw(&mut self, node: &Arc<Node>, asker: &Asker, now: Now) -> bool {
+    pub(crate) fn forward(&mut self, node: &Arc<Node>, asker: &Asker, now: Now) -> bool {
         let (answer, catalogue) = asker.last();
-        self.may_draw |= node.may_forward(answer);
-        if self.drawn.as_ref().is_some_and(|drawn| !node.is_answered(&drawn.draw)) {
+        self.may_forward |= node.may_forward(answer);
+        if self.forwarded.as_ref().is_some_and(|forwarded| !node.is_answered(&forwarded.forward)) {
             return false;
         }
         let left = self.until.saturating_duration_since(Instant::now());
         let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
-        let (since_ns, is_again) = (self.since_ns, self.drawn.is_some());
+        let (since_ns, is_again) = (self.since_ns, self.forwarded.is_some());
         let waiter = Waiter { since_ns, patience_ns: left_ns, is_again };
-        let draw = node.forward_charge(answer, catalogue, waiter, now);
-        let draws = draw.is_some();
-        if let Some(draw) = draw {
-            self.drawn = Some(Forwarded { node: Arc::clone(node), draw });
+        let forward = node.forward_charge(answer, catalogue, waiter, now);
+        let is_sent = forward.is_some();
+        if let Some(forward) = forward {
+            self.forwarded = Some(Forwarded { node: Arc::clone(node), forward });
         }
-        draws
+        is_sent
     }
 
     /// How the request is asked again, if its charge may be forwarded.
     pub(crate) fn forwarding(&self) -> Forwarding {
-        self.drawn.as_ref().map_or(Forwarding::May, |drawn| Forwarding::Since(drawn.draw.since_ns()))
+        self.forwarded
+            .as_ref()
+            .map_or(Forwarding::May, |forwarded| Forwarding::Since(forwarded.forward.since_ns()))
     }
 
     /// Whether a request that is denied again goes on waiting, by the limits that deny it now.
     pub(crate) fn goes_on(&self, denied: u64) -> bool {
-        goes_on(self.denied, denied, self.may_draw)
+        goes_on(self.denied, denied, self.may_forward)
     }
 
     /// This wait, cut to at most `left` from now; `None` if its time is over.
@@ -143,8 +145,8 @@ impl Patience {
 /// A limit that denies only now was asked of nobody, so the wait ends. With forwards, some of the limits that
 /// denied before may have their units by now, while others still wait. If no limit denies any more, something
 /// else denies the request, and no wait mends that.
-const fn goes_on(before: u64, now: u64, may_draw: bool) -> bool {
-    if may_draw { now != 0 && now & !before == 0 } else { now == before }
+const fn goes_on(before: u64, now: u64, may_forward: bool) -> bool {
+    if may_forward { now != 0 && now & !before == 0 } else { now == before }
 }
 
 #[cfg(test)]
@@ -154,7 +156,7 @@ mod tests {
     #[test]
     fn a_request_waits_on_only_while_no_new_limit_denies_it() {
         assert!(goes_on(0b11, 0b11, false) && goes_on(0b11, 0b11, true));
-        assert!(goes_on(0b11, 0b01, true), "the other one has what was drawn");
+        assert!(goes_on(0b11, 0b01, true), "the other one has been forwarded");
         assert!(!goes_on(0b11, 0b01, false), "nothing was");
         assert!(!goes_on(0b01, 0b11, true) && !goes_on(0b01, 0b11, false), "nobody asked for the other");
         assert!(!goes_on(0b01, 0, true) && !goes_on(0b01, 0, false), "no limit denies it");

@@ -1,4 +1,5 @@
-//! Numbers of a node's processes. The numbers only increase, even if the node loses its disk.
+//! Numbers of a node's processes towards its region's pools. They only increase, even if the node loses its disk.
+//! Peers count processes by another number, which begins anew with each incarnation (`acequia_node::Home`).
 //!
 //! A process that begins after another one has a higher number. The disk holds the last number that was used.
 //! If the disk is lost, the wall clock gives a number: each quarter of a second has its own. So no process

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// A caller that waits for less has no charges forwarded.
-const DRAW_WAIT: Duration = Duration::from_nanos(FORWARD_WAIT_NS);
+const FORWARD_WAIT: Duration = Duration::from_nanos(FORWARD_WAIT_NS);
 
 /// One thread's way to ask. Its lock is its own: only a look at the counts takes it besides.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl How {
 
     /// Whether another node may make the charge. Not if the charge must be known here, to be given back or
     /// spent later.
-    const fn may_draw(&self) -> bool {
+    const fn may_forward(&self) -> bool {
         self.recording.is_none() && self.ask.charge && !self.ask.holds
     }
 }
@@ -245,15 +245,16 @@ impl Held<'_> {
         how: How,
         respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
     ) -> Asked<R> {
-        let may_draw = how.may_draw() && how.longest >= DRAW_WAIT && !self.worker.shared.is_draining();
-        let forwarding = if may_draw { Forwarding::May } else { Forwarding::Never };
+        let may_forward =
+            how.may_forward() && how.longest >= FORWARD_WAIT && !self.worker.shared.is_draining();
+        let forwarding = if may_forward { Forwarding::May } else { Forwarding::Never };
         if self.decide(request, How { ask: how.ask.forwarding(forwarding), ..how }).is_err() {
             return Asked::Reused;
         }
         if !self.state.asker.last().0.allowed
             && let Some(mut patience) = self.patience(how)
         {
-            self.draw(&mut patience);
+            self.forward(&mut patience);
             return Asked::Waits(patience);
         }
         self.asked(request, how.ask, respond)
@@ -288,7 +289,7 @@ impl Held<'_> {
         patience: Patience,
         respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
     ) -> Asked<R> {
-        let forwarding = if how.may_draw() { patience.forwarding() } else { Forwarding::Never };
+        let forwarding = if how.may_forward() { patience.forwarding() } else { Forwarding::Never };
         let ask = how.ask.again().forwarding(forwarding);
         if self.decide(request, How { ask, ..how }).is_err() {
             return Asked::Reused;
@@ -299,7 +300,7 @@ impl Held<'_> {
             let left =
                 Duration::from_nanos(self.worker.shared.node.patience_ns(answer, catalogue, u64::MAX, 0));
             if let Some(mut patience) = patience.shorten(left) {
-                self.draw(&mut patience);
+                self.forward(&mut patience);
                 return Asked::Waits(patience);
             }
         }
@@ -308,9 +309,9 @@ impl Held<'_> {
     }
 
     /// Forwards the charge of a request that was just denied and goes on waiting.
-    fn draw(&self, patience: &mut Patience) {
+    fn forward(&self, patience: &mut Patience) {
         let shared = &self.worker.shared;
-        if patience.draw(&shared.node, &self.state.asker, self.now) {
+        if patience.forward(&shared.node, &self.state.asker, self.now) {
             shared.waiting.call();
         }
     }

@@ -427,7 +427,7 @@ impl Sharing {
     }
 
     /// Has a peer settle a charge that the peer made. Returns whether there was room to queue this.
-    pub(crate) fn forward(&mut self, to: MemberId, id: ChargeId, cost: Option<u64>) -> bool {
+    pub(crate) fn pass_settlement_on(&mut self, to: MemberId, id: ChargeId, cost: Option<u64>) -> bool {
         self.peers.get_mut(&to).is_some_and(|peer| peer.outbox.settle(id.0, cost))
     }
 

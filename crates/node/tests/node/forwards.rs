@@ -44,12 +44,12 @@ fn passes(world: &mut World, places: &[usize], a_second: u64, seconds: u64) -> u
 }
 
 /// A key for which this node has forwarded a request, because a mate is the owner.
-fn key_drawn_at(world: &mut World, place: usize) -> String {
-    key_drawn_after(world, place, 1)
+fn key_forwarded_by(world: &mut World, place: usize) -> String {
+    key_forwarded_after(world, place, 1)
 }
 
-/// Like `key_drawn_at`, if `requests - 1` requests use up what the node keeps for itself.
-fn key_drawn_after(world: &mut World, place: usize, requests: u64) -> String {
+/// Like `key_forwarded_by`, if `requests - 1` requests use up what the node keeps for itself.
+fn key_forwarded_after(world: &mut World, place: usize, requests: u64) -> String {
     let asked = |world: &World| world.nodes[place].node.forward_counts().asked;
     for number in 0..64 {
         let (key, before) = (format!("x{number}"), asked(world));
@@ -62,7 +62,7 @@ fn key_drawn_after(world: &mut World, place: usize, requests: u64) -> String {
             return key;
         }
     }
-    panic!("node {place} is the speaker of every cell")
+    panic!("node {place} is the owner of every cell")
 }
 
 fn counts(world: &World) -> ForwardCounts {
@@ -166,7 +166,7 @@ fn without_the_store_an_empty_mate_is_asked_only_a_few_times_a_second() {
     let asked = counts(&world).asked - before;
     // Three keys, at three nodes, of two mates each, four times a second for two seconds; plus forwards to
     // owners that report units.
-    assert!(asked <= 3 * 3 * 2 * 4 * 2 + 200, "{asked} draws");
+    assert!(asked <= 3 * 3 * 2 * 4 * 2 + 200, "{asked} forwards");
 }
 
 /// A silent owner keeps nobody waiting for long.
@@ -178,7 +178,7 @@ fn requests_stop_waiting_for_a_silent_owner() {
     let before = counts(&world).asked;
     passes(&mut world, &[0, 1], 1_000, 1);
     let asked = counts(&world).asked - before;
-    assert!(asked < 60, "{asked} draws of a node that does not answer");
+    assert!(asked < 60, "{asked} forwards of a node that does not answer");
 }
 
 /// Frames within a region are so slow that callers are gone when a forwarded charge arrives. Nothing is
@@ -194,17 +194,17 @@ fn nothing_is_forwarded_to_mates_that_are_too_slow() {
             None => [("limit", &["30"][..])].to_vec(),
         };
         // A limit whose override gives another key another variant is never forwarded.
-        let undrawn = with_override(spec.clone(), "k9", &of_other);
+        let unforwarded = with_override(spec.clone(), "k9", &of_other);
         for a_second in [20, 60, 400] {
-            let [passed, without] = [&spec, &undrawn].map(|spec| {
+            let [passed, without] = [&spec, &unforwarded].map(|spec| {
                 let mut world = of_limits_near(std::slice::from_ref(spec), 1, Some((3 * MS, 8 * MS)));
                 passes(&mut world, &places, a_second, 5);
                 let passed = passes(&mut world, &places, a_second, 20);
                 assert_eq!(counts(&world), ForwardCounts::default());
                 passed
             });
-            println!("{name}: of {a_second} a second {passed} % passed, {without} without draws");
-            assert!(passed + 8 >= without, "{name}: {passed} % passed, {without} without draws");
+            println!("{name}: of {a_second} a second {passed} % passed, {without} without forwards");
+            assert!(passed + 8 >= without, "{name}: {passed} % passed, {without} without forwards");
             all = [all[0] + passed, all[1] + without];
         }
     }
@@ -238,7 +238,7 @@ fn a_stopped_node_charges_nothing_for_its_mates() {
     passes(&mut world, &[0, 1], 20, 5);
     let charged = |world: &World| world.nodes[0].node.forward_counts().charged;
     let before = charged(&world);
-    assert!(before > 0, "of some cell it is the speaker");
+    assert!(before > 0, "of some cell it is the owner");
     world.nodes[0].node.close(world.now(0), |_| ());
     passes(&mut world, &[1], 20, 5);
     assert_eq!(charged(&world), before);
@@ -316,8 +316,8 @@ fn a_request_that_waits_long_is_forwarded_again() {
     for spec in [window("w", 14, "10s"), bucket("b", "1/s", 14), sliding("s", 14, "10s")] {
         let units = if spec.token_bucket.is_some() { "burst" } else { "limit" };
         let spec = LimitSpec { sharing: Some(wait.clone()), ..spec };
-        let undrawn = with_override(spec.clone(), "k9", &[(units, &["30"])]);
-        let [drawn, undrawn] = [spec, undrawn].map(|spec| {
+        let unforwarded = with_override(spec.clone(), "k9", &[(units, &["30"])]);
+        let [forwarded, unforwarded] = [spec, unforwarded].map(|spec| {
             let mut world = shared(spec, 1);
             world.regions.as_mut().expect("regions").delay_ns = (30 * MS, 35 * MS);
             world.pass(25 * S);
@@ -334,10 +334,13 @@ fn a_request_that_waits_long_is_forwarded_again() {
             passed += world.passed_late - late;
             (passed, counts(&world).used)
         });
-        println!("{drawn:?} of 360 passed, {undrawn:?} without draws");
+        println!("{forwarded:?} of 360 passed, {unforwarded:?} without forwards");
         assert!(
-            drawn.0 * 100 >= undrawn.0 * 92 && drawn.0 >= 330 && undrawn.0 >= 230 && drawn.1 > 100,
-            "{drawn:?} of 360 passed, {undrawn:?} without draws"
+            forwarded.0 * 100 >= unforwarded.0 * 92
+                && forwarded.0 >= 330
+                && unforwarded.0 >= 230
+                && forwarded.1 > 100,
+            "{forwarded:?} of 360 passed, {unforwarded:?} without forwards"
         );
     }
 }
@@ -346,7 +349,7 @@ fn a_request_that_waits_long_is_forwarded_again() {
 #[test]
 fn a_request_beyond_the_bound_of_forwards_waits_for_a_place() {
     let mut world = shared(bucket("b", "60/s", 60), 1);
-    let key = key_drawn_after(&mut world, 0, 3);
+    let key = key_forwarded_after(&mut world, 0, 3);
     // Afterwards the owner holds some units.
     (0..3).for_each(|_| {
         world.ask_or_wait(0, &key, 4);
@@ -366,7 +369,7 @@ fn a_request_beyond_the_bound_of_forwards_waits_for_a_place() {
 fn a_large_request_holds_up_no_small_ones() {
     let wait = SharingSpec { wait: Some("1s".into()), floor: None, priority: Vec::new() };
     let mut world = shared(LimitSpec { sharing: Some(wait), ..bucket("b", "100/s", 100) }, 1);
-    let key = key_drawn_after(&mut world, 0, 3);
+    let key = key_forwarded_after(&mut world, 0, 3);
     // The owner's units are spent. Then one comes back every 35 ms.
     while world.ask(1, &key, 1) {}
     assert!(!world.ask_or_wait(0, &key, 90));
@@ -445,7 +448,7 @@ fn a_cell_charged_by_a_forward_is_forgotten_like_any_other() {
 fn a_request_for_units_that_cannot_come_stops_waiting_early() {
     let wait = SharingSpec { wait: Some("1s".into()), floor: None, priority: Vec::new() };
     let mut world = shared(LimitSpec { sharing: Some(wait), ..bucket("b", "1/s", 5) }, 1);
-    let key = key_drawn_at(&mut world, 0);
+    let key = key_forwarded_by(&mut world, 0);
     for _ in 0..64 {
         world.ask(1, &key, 1);
         world.pass(20 * MS);
@@ -486,7 +489,7 @@ fn one_request_can_be_forwarded_for_two_limits() {
 /// More requests wait at one node than their owner has units for. Each charge lets one of them pass.
 fn more_wait_than_there_is() {
     let mut world = shared(bucket("b", "20/s", 20), 1);
-    let key = key_drawn_at(&mut world, 0);
+    let key = key_forwarded_by(&mut world, 0);
     let mut was_some = false;
     for _ in 0..8 {
         let (late, before) = (world.passed_late, counts(&world));
@@ -504,7 +507,7 @@ fn more_wait_than_there_is() {
 /// and must not use the charge.
 fn one_comes_when_another_has_given_up() {
     let mut world = shared(bucket("b", "20/s", 20), 1);
-    let key = key_drawn_at(&mut world, 0);
+    let key = key_forwarded_by(&mut world, 0);
     world.regions.as_mut().expect("regions").near_ns = (3 * MS, 3 * MS + 1);
     let before = counts(&world);
     assert!(!world.ask_or_wait(0, &key, 1));
@@ -516,28 +519,25 @@ fn one_comes_when_another_has_given_up() {
 }
 
 /// Node 0, as the sender or as the owner, hears of a new variant while a forward is under way.
-fn numbers_change_while_a_draw_is_under_way() {
-    for drawer in [0, 1] {
+fn change_while_a_forward_is_under_way() {
+    for asker in [0, 1] {
         let mut world = shared(bucket("b", "20/s", 20), 1);
-        let key = key_drawn_at(&mut world, drawer);
+        let key = key_forwarded_by(&mut world, asker);
         world.regions.as_mut().expect("regions").near_ns = (MS / 2, MS / 2 + 1);
         let before = counts(&world);
         let late = world.passed_late;
-        assert!(!world.ask_or_wait(drawer, &key, 1));
+        assert!(!world.ask_or_wait(asker, &key, 1));
         // Node 0 as the sender: node 1 has charged, and the reply is on its way. Node 0 as the owner: the
         // forward is on its way.
-        world.pass(if drawer == 0 { MS + MS / 10 } else { MS / 4 });
-        assert_eq!(counts(&world).charged - before.charged, u64::from(drawer == 0));
+        world.pass(if asker == 0 { MS + MS / 10 } else { MS / 4 });
+        assert_eq!(counts(&world).charged - before.charged, u64::from(asker == 0));
         world.specs = vec![bucket("b", "22/s", 22)];
         assert!(world.order(&(0..7).map(|place| (place, 1)).collect::<Vec<_>>()));
         world.pass(100 * MS);
         // If nothing was charged, the request may pass by units of the new variant.
-        assert!(
-            drawer == 1 || world.passed_late == late,
-            "it passes by other numbers than it was charged by"
-        );
+        assert!(asker == 1 || world.passed_late == late, "it passes by other numbers than it was charged by");
         assert_eq!(counts(&world).used, before.used, "it passes by other numbers than it was charged by");
-        assert_eq!(counts(&world).charged - before.charged, u64::from(drawer == 0));
+        assert_eq!(counts(&world).charged - before.charged, u64::from(asker == 0));
     }
 }
 
@@ -545,7 +545,7 @@ fn numbers_change_while_a_draw_is_under_way() {
 fn a_forward_is_charged_once_and_lets_one_waiting_request_pass() {
     more_wait_than_there_is();
     one_comes_when_another_has_given_up();
-    numbers_change_while_a_draw_is_under_way();
+    change_while_a_forward_is_under_way();
 }
 
 /// All nodes are asked for more than there is.
@@ -557,7 +557,7 @@ fn asked_for_too_much() {
 }
 
 /// Frames within a region are so slow that callers are gone when their forwarded charges arrive.
-fn drawn_too_late() {
+fn forwarded_too_late() {
     for spec in limits() {
         let mut world = shared(spec, 1);
         world.regions.as_mut().expect("regions").near_ns = (2 * MS, 5 * MS);
@@ -630,7 +630,7 @@ fn history(seed: u64) {
 #[test]
 fn no_request_passes_by_a_forward_charged_before_or_after_its_wait() {
     asked_for_too_much();
-    drawn_too_late();
+    forwarded_too_late();
 }
 
 #[test]
@@ -647,7 +647,7 @@ fn every_rule_is_needed() {
         (Mutation::ForwardUncharged, more_wait_than_there_is),
         (Mutation::ForwardUsedTwice, more_wait_than_there_is),
         (Mutation::ForwardUsedByAnybody, one_comes_when_another_has_given_up),
-        (Mutation::ForwardOfAnotherVariant, numbers_change_while_a_draw_is_under_way),
+        (Mutation::ForwardOfAnotherVariant, change_while_a_forward_is_under_way),
     ];
     std::panic::set_hook(Box::new(|_| ()));
     let found = stories.map(|(rule, story)| {

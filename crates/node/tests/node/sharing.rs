@@ -340,8 +340,8 @@ fn borrowed_rights_reach_a_third_region_through_their_givers() {
     let passed = (0..900).filter(|_| world.ask(4, "k")).count();
     assert_eq!(passed, 900);
     world.run(300 * S, |_, _| 0);
-    let drawn = world.peek(4, "k").0.effective.units;
-    assert!(drawn > 2_500, "it drew of the others: {drawn}");
+    let borrowed = world.peek(4, "k").0.effective.units;
+    assert!(borrowed > 2_500, "it borrowed of the others: {borrowed}");
     let before = world.admitted();
     world.run(60 * S, |region, ms| u64::from(region == 0 && ms % 10 == 0));
     let passed = world.admitted() - before;

@@ -269,7 +269,7 @@ impl Regions {
     pub(crate) fn forward(&self, node: &str, id: ChargeId, cost: Option<u64>) -> bool {
         let identity = node.split_once('/').map(|(region, node)| MeshIdentity::new(region, node));
         let number = identity.and_then(|identity| self.names.region_of(&identity));
-        number.is_some_and(|number| self.node.forward(number, id, cost))
+        number.is_some_and(|number| self.node.pass_settlement_on(number, id, cost))
     }
 
     /// The shares of this region in the cells that a request hits, and what it knows of the other regions'.
