@@ -6,6 +6,8 @@
 //! - `x-ratelimit`, `x-ratelimit-epoch`: these three under older names; `Reset` is seconds to go, or the
 //!   time of day as seconds since the epoch.
 //!
+//! All but `draft-11` tell of one limit: the one that decided ([`Answer::decisive`]).
+//!
 //! `Retry-After` (RFC 9110, section 10.2.3) goes with every denial that a wait can mend.
 
 use acequia_limits::{Mode, Now, time::seconds_rounded_up, verdict::NEVER};
@@ -65,7 +67,7 @@ fn draft_11(answer: &Answer, catalogue: &Catalogue, now: Now) -> [Header; 2] {
     [("ratelimit-policy", policies.join(", ")), ("ratelimit", limits.join(", "))]
 }
 
-/// Seconds until the request may come again, or until everything is back.
+/// Seconds until a denied request may come again. For an allowed one, and if no wait helps: until everything is back.
 fn wait_s(limit: &LimitAnswer) -> u64 {
     seconds_rounded_up(wait_ns(limit))
 }

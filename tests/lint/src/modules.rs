@@ -135,7 +135,7 @@ impl Crate {
                 parent.truncate(parent.len().saturating_sub(more));
                 (parent, &rest[more..])
             }
-            (first, _) if self.files.contains_key(&[module, &[first.clone()]].concat()) => {
+            (first, _) if self.files.contains_key(&[module, std::slice::from_ref(first)].concat()) => {
                 (module.to_vec(), path)
             }
             _ => return None,

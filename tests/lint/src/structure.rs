@@ -220,7 +220,8 @@ mod tests {
             .map(|entry| entry.file_name().display().to_string())
             .collect();
         let mut named = CRATES.map(|(name, _)| name.to_string()).to_vec();
-        (found.sort(), named.sort());
+        found.sort();
+        named.sort();
         assert_eq!(found, named);
     }
 }

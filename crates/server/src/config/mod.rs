@@ -144,7 +144,8 @@ impl Headers {
     }
 }
 
-/// A way to write limits in headers; see `headers.rs`.
+/// A way to write limits in headers; see `headers.rs`. The fault for an unknown word lists the variants: serde makes
+/// that list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dialect {
