@@ -180,8 +180,7 @@ impl History {
             let (answer, catalogue) = asker.last();
             if !is_allowed {
                 let since_ns = self.waits_since.unwrap_or(self.now.steady_ns);
-                let waiter =
-                    Waiter { since_ns, patience_ns: 40 * MS, is_again: self.waits_since.is_some() };
+                let waiter = Waiter { since_ns, patience_ns: 40 * MS, is_again: self.waits_since.is_some() };
                 if self.place.node.forward_charge(answer, catalogue, waiter, self.now).is_some() {
                     self.waits_since = Some(since_ns);
                 }

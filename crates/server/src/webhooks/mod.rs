@@ -1,6 +1,6 @@
 //! Reports events to operators, in the log and by webhooks. No decision ever waits for this.
 //!
-//! [`deliver`] takes events, logs each, and offers them to every hook of the config. Each hook has a bounded
+//! `deliver` takes events, logs each, and offers them to every hook of the config. Each hook has a bounded
 //! queue that loses its oldest events ([`Counts`] says how many). A task sends one event at a time, signed as
 //! the Standard Webhooks specification says, within the hook's timeout. Where a retry may help, it tries
 //! again after longer and longer waits. All hooks together have one thread, so that they delay no worker.
