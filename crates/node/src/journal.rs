@@ -6,6 +6,10 @@
 //! there. A chunk is what was charged in the last second, so a crash wastes no more than that. A busy cell
 //! asks when half of its chunk is left, and so hardly ever waits.
 
+mod close;
+pub(crate) mod forgotten;
+pub(crate) mod restore;
+
 use std::sync::{
     Mutex,
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},

@@ -23,10 +23,10 @@ use crate::{
     Catalogue, CellWrite, Node, Row,
     catalogue::{Registry, VariantKey, local::Local},
     cell::record::CellRecord,
-    forgotten::more_than_forgotten,
+    journal::forgotten::more_than_forgotten,
+    journal::restore::RestoredLimit,
     journal::{HeapCell, overflow_tag, wall_row},
     lock,
-    restore::RestoredLimit,
 };
 
 impl VariantKey {

@@ -12,7 +12,7 @@ use crate::{
         record::{is_forgotten_debt_kept, may_be_overdrawn},
         shard::NewCell,
     },
-    forgotten::more_than_forgotten,
+    journal::forgotten::more_than_forgotten,
     journal::{self, FORGOTTEN, HeapCell, is_overflow},
     lock, shard_of,
 };
