@@ -87,7 +87,8 @@ pub fn parse_duration_ns(text: &str) -> Result<u64, String> {
     Ok(total)
 }
 
-/// A duration as [`parse_duration_ns`] reads it, with at most two units.
+/// A duration as [`parse_duration_ns`] reads it, with at most two units. Smaller units are cut off, so this is for people
+/// to read, not for callers to wait by.
 pub fn format_duration_ns(ns: u64) -> String {
     const UNITS: [(&str, u64); 7] =
         [("d", D), ("h", H), ("m", M), ("s", S), ("ms", MS), ("us", US), ("ns", NS)];

@@ -280,7 +280,7 @@ pub(crate) struct SharingSettings {
     /// The demand of a bucket's cell is hardly known at first. So the cell is rebalanced this often, for
     /// `new_rebalances_ns`.
     pub(crate) new_rebalance_ns: u64,
-    /// How long a bucket's cell counts as new in that sense.
+    /// How long a bucket's cell is rebalanced that often.
     pub(crate) new_rebalances_ns: u64,
     /// A pause says little about the demand of a cell that became active less than this ago.
     pub(crate) new_ns: u64,
@@ -433,9 +433,9 @@ pub(crate) struct PoolSettings {
     pub(crate) told_ns_max: u64,
     /// The longest such time if nothing is held of the group.
     pub(crate) told_ns_longest: u64,
-    /// If others begin a group again and again, this node begins it at once so many times.
+    /// How many times this node begins a group at once if others begin the group again and again.
     pub(crate) begun_at_once: u32,
-    /// After that it waits this long, and twice as long each time.
+    /// After those, the node waits this long before it begins the group, and twice as long each time.
     pub(crate) begin_ns: u64,
     /// The longest such wait.
     pub(crate) begin_ns_max: u64,
@@ -465,7 +465,7 @@ pub(crate) struct LeaseSettings {
     pub(crate) ahead_ns: u64,
     /// A cell without requests gives everything back after this long.
     pub(crate) idle_ns: u64,
-    /// That time while there are few cells, for a sliding window and for a window's pool of which no other node takes.
+    /// The time after which it does so while there are few cells, for a sliding window and for a window's pool of which no other node takes.
     pub(crate) idle_alone_ns: u64,
     /// Units to hold beyond demand, if other nodes can spare them: requests come in bunches, and the held units
     /// are to last while the pool cannot be reached.
@@ -531,11 +531,11 @@ pub(crate) struct ForwardSettings {
     pub(crate) asked_max: usize,
     /// Bound on unanswered forwards of one cell.
     pub(crate) asked_of_cell_max: usize,
-    /// Bound on forwards of mates that wait here for units.
+    /// Bound on forwards of all mates that wait here for units.
     pub(crate) held_max: usize,
-    /// The bound on those of one mate.
+    /// Bound on such forwards of one mate.
     pub(crate) held_of_peer_max: usize,
-    /// The bound on those of one cell.
+    /// Bound on such forwards of one cell.
     pub(crate) held_of_cell_max: usize,
     /// After a cell's owner had nothing, no more is forwarded for this long. The time doubles with each miss in a row.
     pub(crate) empty_ns: u64,

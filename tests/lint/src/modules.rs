@@ -2,8 +2,8 @@
 //!
 //! Paths that begin with `crate`, `self`, `super` or a child module are followed to the file that defines what they
 //! name, through re-exports. Three things are no edge: what a file re-exports without using it, tests, and what a file
-//! uses of the files of the folders around it. Those hold what a folder's files share, such as the structure that each of them
-//! has a part of the methods of.
+//! uses of the files of the folders around it. Those files hold what the folder shares, such as a structure whose methods are
+//! spread over its files.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
