@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::loans::random::Random;
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
-    Bucket, BucketBalance, Generation, PoolGroup, Sliding, Taker, Window, bucket,
+    Bucket, BucketBalance, CallContext, Generation, PoolGroup, Sliding, Taker, Window, bucket,
     group::{Assertion, Begin, GroupStatus, ServerIdentity},
     keep_us, slack_us, sliding, window,
 };
@@ -640,6 +640,18 @@ impl World {
             n if n <= count => self.copies[n as usize - 1].clone(),
             _ => self.server.clone(),
         };
+    }
+}
+
+/// What a call counts by in a generation that grants, and of which nothing is unknown.
+fn granting(generation: Generation, wall_us: u64) -> CallContext {
+    CallContext {
+        wall_us,
+        generation,
+        since: generation,
+        grants: true,
+        unknown_until_us: 0,
+        forfeited_before_us: 0,
     }
 }
 

@@ -10,6 +10,7 @@ use acequia_rights::pool::{
     name::{ANSWER_BYTES_MAX, Act, NameState, What},
 };
 
+use super::granting;
 use crate::loans::random::Random;
 
 const NODES: usize = 3;
@@ -242,14 +243,7 @@ fn a_history_fails_if_ids_end_in_a_generation_that_does_not_count() {
 
 fn context(number: u64, wall_us: u64) -> acequia_rights::pool::CallContext {
     let generation = Generation { number, by: Taker { node: 1, process_number: 1, call: number } };
-    acequia_rights::pool::CallContext {
-        wall_us,
-        generation,
-        since: generation,
-        grants: true,
-        unknown_until_us: 0,
-        forfeited_before_us: 0,
-    }
+    granting(generation, wall_us)
 }
 
 fn by(call: u64) -> Taker {

@@ -10,6 +10,8 @@ use acequia_rights::pool::{
     slack_us, window,
 };
 
+use super::granting;
+
 pub(super) const UNITS: u64 = 10;
 const MS: u64 = 1_000;
 const START_US: u64 = 1_700_000_000_000_000;
@@ -618,14 +620,8 @@ fn a_later_caller_takes_by_the_latest_total_stated_in_the_window() {
 /// A window call was made when the limit was larger, and arrives after a later call under the smaller limit.
 /// Returns what the node then has.
 pub(super) fn a_call_of_more_comes_late() -> u64 {
-    let context = CallContext {
-        wall_us: START_US,
-        generation: Generation { number: 1, by: Taker { node: 1, process_number: 1, call: 1 } },
-        since: Generation { number: 1, by: Taker { node: 1, process_number: 1, call: 1 } },
-        grants: true,
-        unknown_until_us: 0,
-        forfeited_before_us: 0,
-    };
+    let context =
+        granting(Generation { number: 1, by: Taker { node: 1, process_number: 1, call: 1 } }, START_US);
     let mut window = Window::default();
     let mut take = |call, wanted, total| {
         let take = window::Take {

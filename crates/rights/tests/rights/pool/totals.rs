@@ -2,12 +2,13 @@
 
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
-    Bucket, CallContext, Generation, Sliding, Taker, Window,
+    Bucket, Generation, Sliding, Taker, Window,
     bucket::{self, BucketParams},
     sliding,
     window::{self, Total},
 };
 
+use super::granting;
 use crate::loans::random::Random;
 
 /// The limits in use.
@@ -63,14 +64,7 @@ impl Pools {
         let taker = Taker { node: number, process_number: 1, call: self.calls };
         let generation = Generation { number: 1, by: Taker { node: 1, process_number: 1, call: 1 } };
         let wall_us = START_US + self.calls * 10 * SLACK_US;
-        let context = CallContext {
-            wall_us,
-            generation,
-            since: generation,
-            grants: true,
-            unknown_until_us: 0,
-            forfeited_before_us: 0,
-        };
+        let context = granting(generation, wall_us);
         let back = random.below(node.holds.units + 1) * random.below(2);
         let keeps = Part { units: node.holds.units - back, ..node.holds };
         let most = random.pick(&[30, 300, 3_000]);

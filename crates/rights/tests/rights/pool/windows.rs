@@ -1,10 +1,11 @@
 //! A window of 200 000 units and ten nodes: how much is used, and how many calls this takes.
 
 use acequia_rights::pool::{
-    CallContext, Generation, Taker, Window,
+    Generation, Taker, Window,
     window::{Take, Total, WindowBalance},
 };
 
+use super::granting;
 use crate::loans::random::Random;
 
 const TOTAL: u64 = 200_000;
@@ -50,15 +51,7 @@ fn play(seed: u64, weights: [u64; NODES as usize]) -> Use {
                 begins_us: 0,
                 drops_us: u64::MAX,
             };
-            let context = CallContext {
-                wall_us: 0,
-                generation: Generation::default(),
-                since: Generation::default(),
-                grants: true,
-                unknown_until_us: 0,
-                forfeited_before_us: 0,
-            };
-            let took = pool.take(&take, &context).expect("an answer");
+            let took = pool.take(&take, &granting(Generation::default(), 0)).expect("an answer");
             *chunk = took.taken - balance.taken();
             balance.took(took.taken);
             // A node that was told that nothing is left does not ask again.
