@@ -285,7 +285,7 @@ impl StartCorrection<'_> {
         for place in cells.table.places() {
             let cell = *cells.table.at(place);
             let salt = whole_tag(shard, &cell).salt();
-            let Some(local) = self.catalogue.local(cell.slot(), cell.numbers()) else { continue };
+            let Some(local) = self.catalogue.local(cell.slot(), cell.variant()) else { continue };
             let algorithm = cells.account(place).map_or(local.at(salt), |account| &account.algorithm);
             let words = cells.words(&cell);
             let dated = self.dated_anew(algorithm, words, Some(salt));
@@ -295,7 +295,7 @@ impl StartCorrection<'_> {
                 algorithm.join(spent.words(), words, self.now)
             });
             if let Some(state) = spent.or(dated) {
-                cells.rewrite(place, cell.numbers(), state);
+                cells.rewrite(place, cell.variant(), state);
             }
         }
     }

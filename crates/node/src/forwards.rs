@@ -617,7 +617,7 @@ pub(crate) fn may_be_forwarded(active: &Active) -> bool {
     limit.spec.mode == Mode::Enforce
         && limit.spec.on_store_loss == OnStoreLoss::Guard
         && limit.classes.is_none()
-        && active.other_numbers.is_empty()
+        && active.other_variants.is_empty()
         && limit.soft.is_none()
         && limit.sharing.wait_ns.is_none_or(|wait_ns| wait_ns >= SETTINGS.forward.back_ns * 2)
         && !active.durable

@@ -67,8 +67,8 @@ impl Row {
 }
 
 /// The tag of an overflow cell in the journal: the last of all tags, one for each variant.
-pub(crate) const fn overflow_tag(numbers: u16) -> CellTag {
-    CellTag(u128::MAX - numbers as u128)
+pub(crate) const fn overflow_tag(variant: u16) -> CellTag {
+    CellTag(u128::MAX - variant as u128)
 }
 
 /// The journal's tag for a bucket's unknown cells: the debt that an earlier crash forgot.
@@ -296,9 +296,9 @@ impl HeapCell {
     }
 
     /// Discards the held state if loans have changed its meaning.
-    pub(crate) fn forget_held_if_renumbered(&mut self) {
-        let renumbered = self.account.as_deref_mut().is_some_and(Account::take_renumbered);
-        if renumbered && !mutated(Mutation::CoverByAnotherRate) {
+    pub(crate) fn forget_held_if_variant_changed(&mut self) {
+        let has_changed = self.account.as_deref_mut().is_some_and(Account::take_variant_changed);
+        if has_changed && !mutated(Mutation::CoverByAnotherRate) {
             self.forget_held();
         }
     }

@@ -43,7 +43,7 @@ use acequia_rights::Versions;
 
 use crate::settings::SETTINGS;
 pub use crate::{
-    catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, LIMITS_MAX, NUMBERS_MAX, Scheduled},
+    catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, LIMITS_MAX, Scheduled, VARIANTS_MAX},
     cell::record::CellRecord,
     charges::{
         ChargeId, ChargesView, KEEP_NS, Keep, KeptAt, RECORDS, RESERVE_NS_MAX, Recording, Refunded, Reserve,
@@ -411,9 +411,9 @@ impl Node {
     fn write_cell(&self, write: CellWrite<'_>, cells: &mut Cells, shard: usize, place: usize) {
         let CellWrite { catalogue, now, .. } = write;
         let tag = whole_tag(shard, cells.table.at(place));
-        renumber_bucket(catalogue, cells, place, tag.salt(), now);
+        change_variant_of_bucket(catalogue, cells, place, tag.salt(), now);
         let cell = *cells.table.at(place);
-        let Some(local) = catalogue.local(cell.slot(), cell.numbers()) else { return };
+        let Some(local) = catalogue.local(cell.slot(), cell.variant()) else { return };
         let Some(limit) = catalogue.id(cell.slot()) else { return };
         let algorithm = local.at(tag.salt());
         if algorithm.has_rate() {
@@ -454,7 +454,7 @@ impl Node {
 /// Whether a cell's state means the same as an absent cell. Cells under variants that this snapshot does not
 /// know yet are kept.
 fn is_idle(catalogue: &Catalogue, cell: &Cell, tag: CellTag, heap: &HeapCells<'_>, now: Now) -> bool {
-    catalogue.is_idle(cell.slot(), cell.numbers(), tag.salt(), heap.words(cell), now)
+    catalogue.is_idle(cell.slot(), cell.variant(), tag.salt(), heap.words(cell), now)
 }
 
 /// What is needed to write cells because variants changed.
@@ -475,11 +475,11 @@ impl CellWrite<'_> {
 
 /// Brings a bucket without loans to its limit's new variant when the variant begins, so that its row is
 /// written under that variant. A cell that owes nothing stays as it is.
-fn renumber_bucket(catalogue: &Catalogue, cells: &mut Cells, place: usize, salt: u32, now: Now) {
-    let (slot, numbers) = (cells.table.at(place).slot(), cells.table.at(place).numbers());
+fn change_variant_of_bucket(catalogue: &Catalogue, cells: &mut Cells, place: usize, salt: u32, now: Now) {
+    let (slot, variant) = (cells.table.at(place).slot(), cells.table.at(place).variant());
     let heir = catalogue.heir(slot, cells.table.at(place), salt, now);
-    let Some((heir, is_guess)) = heir.filter(|(heir, _)| *heir != numbers) else { return };
-    let (Some(old), Some(new)) = (catalogue.local(slot, numbers), catalogue.local(slot, heir)) else {
+    let Some((heir, is_guess)) = heir.filter(|(heir, _)| *heir != variant) else { return };
+    let (Some(old), Some(new)) = (catalogue.local(slot, variant), catalogue.local(slot, heir)) else {
         return;
     };
     let (old, new) = (old.at(salt), new.at(salt));

@@ -392,7 +392,7 @@ impl Node {
 
     /// Queues a cell with its loans and transfers for the disk; returns its batch.
     pub(crate) fn write_account(&self, (slot, tag): CellKey, cell: &mut HeapCell, now: Now) -> u64 {
-        cell.forget_held_if_renumbered();
+        cell.forget_held_if_variant_changed();
         let catalogue = self.catalogue();
         let (Some(limit), Some(account)) = (catalogue.id(slot), cell.account.take()) else { return 0 };
         let pledge = account.pledge();
@@ -472,14 +472,14 @@ impl Node {
 
     /// Lets nothing pass until a restart, which numbers variants anew. To other nodes, this node looks as if
     /// it had crashed.
-    pub(crate) fn stop_for_want_of_numbers(&self) {
+    pub(crate) fn stop_for_want_of_variants(&self) {
         self.limits.run_out_of_variants();
         self.forwards.close();
     }
 
-    /// Whether [`Node::stop_for_want_of_numbers`] was called.
+    /// Whether [`Node::stop_for_want_of_variants`] was called.
     #[inline]
-    pub(crate) fn is_out_of_numbers(&self) -> bool {
+    pub(crate) fn is_out_of_variants(&self) -> bool {
         self.limits.is_out_of_variants()
     }
 
@@ -487,7 +487,7 @@ impl Node {
     /// variants that they need.
     #[inline]
     pub(crate) fn may_decide(&self) -> bool {
-        self.is_wall_believed() && !self.is_out_of_numbers()
+        self.is_wall_believed() && !self.is_out_of_variants()
     }
 
     pub(crate) fn set_owns_nothing(&self, reason: Option<Reason>) {
@@ -502,7 +502,7 @@ impl Node {
     pub(crate) fn has_room_for_accounts(&self, cells: &mut Cells, now: Now) -> bool {
         let (catalogue, evicted) = (self.catalogue(), cells.evicted);
         let has_room = cells.make_room(1, self.shard_bytes_max(), false, now.steady_ns, |cell, heap| {
-            let idle = || catalogue.is_idle(cell.slot(), cell.numbers(), cell.salt(), heap.words(cell), now);
+            let idle = || catalogue.is_idle(cell.slot(), cell.variant(), cell.salt(), heap.words(cell), now);
             heap.is_unwritten(cell) && !heap.is_shared(cell) && idle() && self.is_wall_believed()
         });
         if cells.evicted > evicted {
@@ -609,7 +609,7 @@ mod tests {
         assert_eq!(faults, [[false; 7].as_slice(), &[true; 2]].concat(), "8 times 1001 of 8192");
         node.clock.believe_wall();
         assert!(node.may_decide());
-        node.stop_for_want_of_numbers();
+        node.stop_for_want_of_variants();
         let mut asker = node.asker();
         let answer = asker.check(&Request::new("shop", &[("key", "k0")]), Now::at(1), Ask::CHECK);
         assert_eq!((answer.allowed, answer.reason), (false, Reason::NoCatalogue));

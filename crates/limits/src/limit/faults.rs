@@ -626,7 +626,7 @@ mod tests {
         let one = |fields: &[(&str, &str)]| LimitSpec { by: vec![], ..override_with(fields) };
         let limit = Limit::new(one(&[("burst", "9"), ("until", "2027-01-01")])).expect("a limit");
         let any = Descriptor::new(&[], None);
-        let indexes = [0, u64::MAX].map(|wall_ns| limit.numbers_for(&any, wall_ns).index());
+        let indexes = [0, u64::MAX].map(|wall_ns| limit.variant_for(&any, wall_ns).index());
         assert_eq!(indexes, [Some(0), None]);
         refused(one(&[("burst", "9")]), "overrides", "needs an `until`");
     }

@@ -116,7 +116,7 @@ pub struct Limit {
 
 /// One variant: an algorithm that some cells of a limit have.
 #[derive(Clone, Debug, PartialEq)]
-pub struct NumberSet<'a> {
+pub struct LimitVariant<'a> {
     /// The variant's algorithm.
     pub algorithm: Cow<'a, Algorithm>,
     /// The conditions of the variant's cells. All must hold. Empty for the limit's own variant.
@@ -217,10 +217,14 @@ impl Limit {
 
     /// Every variant that cells may have: the limit's own, then one for each override. If classes have
     /// cells of their own, each of these becomes one variant a role, in the order of [`Classes::roles`].
-    pub fn number_sets(&self) -> Vec<NumberSet<'_>> {
-        let own =
-            NumberSet { algorithm: Cow::Borrowed(&self.algorithm), whose: &[], until_ns: None, role: None };
-        let others = self.overrides.iter().map(|o| NumberSet {
+    pub fn variants(&self) -> Vec<LimitVariant<'_>> {
+        let own = LimitVariant {
+            algorithm: Cow::Borrowed(&self.algorithm),
+            whose: &[],
+            until_ns: None,
+            role: None,
+        };
+        let others = self.overrides.iter().map(|o| LimitVariant {
             algorithm: Cow::Borrowed(&o.algorithm),
             whose: &o.when,
             until_ns: o.until_ns,
@@ -228,18 +232,18 @@ impl Limit {
         });
         let whole = std::iter::once(own).chain(others);
         let Some(classes) = self.separate() else { return whole.collect() };
-        let mut sets = Vec::new();
+        let mut variants = Vec::new();
         for whole in whole {
             for role in &classes.roles {
                 let algorithm = Cow::Owned(classes.piece(*role, &whole.algorithm));
-                sets.push(NumberSet { algorithm, role: Some(*role), ..whole.clone() });
+                variants.push(LimitVariant { algorithm, role: Some(*role), ..whole.clone() });
             }
         }
-        sets
+        variants
     }
 
     /// The number of variants for each override.
-    pub fn sets_each(&self) -> usize {
+    pub fn variants_each(&self) -> usize {
         self.separate().map_or(1, |classes| classes.roles.len())
     }
 
@@ -278,7 +282,7 @@ impl Limit {
 
     /// The variant for a descriptor at a wall clock time, in nanoseconds.
     #[inline]
-    pub fn numbers_for(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> VariantChoice {
+    pub fn variant_for(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> VariantChoice {
         if self.overrides.is_empty() { VariantChoice::Own } else { self.overridden(descriptor, wall_ns) }
     }
 
@@ -302,8 +306,8 @@ impl Limit {
         let whole_ns = whole.map(Algorithm::horizon_ns).fold(0, u64::max);
         let Some(_) = self.separate() else { return whole_ns };
         // A piece's rate may be rounded down, which makes the piece slower.
-        let pieces = self.number_sets();
-        pieces.iter().map(|set| set.algorithm.horizon_ns()).fold(whole_ns, u64::max)
+        let variants = self.variants();
+        variants.iter().map(|variant| variant.algorithm.horizon_ns()).fold(whole_ns, u64::max)
     }
 
     /// The answer for callers that cannot wait, when there would be a delay.
@@ -437,18 +441,18 @@ mod tests {
         let entries = [(&b"api_key"[..], &b"big-co"[..])];
         let big = Descriptor::new(&entries, None);
         let until = limit.overrides[0].until_ns.expect("an end");
-        assert_eq!(limit.numbers_for(&big, until - 1), VariantChoice::Override(0));
-        assert_eq!(limit.numbers_for(&big, until), VariantChoice::Own);
-        let numbers_of = |values: &[&str]| {
+        assert_eq!(limit.variant_for(&big, until - 1), VariantChoice::Override(0));
+        assert_eq!(limit.variant_for(&big, until), VariantChoice::Own);
+        let variant_of = |values: &[&str]| {
             let entries: Vec<(&[u8], &[u8])> =
                 values.iter().map(|value| (&b"api_key"[..], value.as_bytes())).collect();
-            limit.numbers_for(&Descriptor::new(&entries, None), 0)
+            limit.variant_for(&Descriptor::new(&entries, None), 0)
         };
-        assert_eq!(numbers_of(&["x"]), VariantChoice::Own);
+        assert_eq!(variant_of(&["x"]), VariantChoice::Own);
         // A client may choose one of the values.
-        assert_eq!(numbers_of(&["x", "big-co"]), VariantChoice::Own);
-        assert_eq!(numbers_of(&["big-co", "x"]), VariantChoice::OwnApart);
-        assert_eq!(numbers_of(&["big-co", "big-one"]), VariantChoice::Override(0));
+        assert_eq!(variant_of(&["x", "big-co"]), VariantChoice::Own);
+        assert_eq!(variant_of(&["big-co", "x"]), VariantChoice::OwnApart);
+        assert_eq!(variant_of(&["big-co", "big-one"]), VariantChoice::Override(0));
         assert_eq!(
             limit.overrides[0].algorithm,
             Algorithm::TokenBucket(Meter::new(Rate::parse("600/s").expect("a rate"), 120))

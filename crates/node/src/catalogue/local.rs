@@ -1,8 +1,8 @@
-//! A limit's variants: its numbers as one region, or one node, enforces them.
+//! A limit's variants, as one region or one node enforces them.
 //!
 //! Regions share a limit by whole units, cell by cell ([`acequia_rights::standing`]). So the numbers differ
-//! between cells, but only by a few values. An algorithm is made for each value beforehand, and a cell finds
-//! its own by its salt.
+//! between cells, but only by a few values. An algorithm, a *piece*, is made for each value beforehand, and a
+//! cell finds its own by its salt.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -72,8 +72,8 @@ const SLIDING_GUARDED_FROM: u64 = 2;
 /// for as long.
 const HALF_UP_TO: u64 = 8;
 
-/// The most variants of a limit, by the units of present and later windows.
-const VARIANTS_MAX: usize = 255;
+/// The most pieces of a variant, by the units of present and later windows.
+const PIECES_MAX: usize = 255;
 /// The most allocations by which later windows go, if cells have edges of their own: a change of shares makes
 /// two or three at a time.
 const LATER_MAX: usize = 2;
@@ -205,14 +205,14 @@ fn least_of((units, later): &StandingUnits) -> u64 {
     later.iter().map(|later| later.limit).fold(*units, u64::min)
 }
 
-/// The shares by which a region's variants are made out of a limit.
+/// The shares by which a region's pieces are made out of a limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares {
     /// The member that owns the shares.
     pub(crate) region: MemberId,
     /// The splits in force: the least of them counts. None means that the region owns nothing.
     pub(crate) splits: Vec<Arc<Split>>,
-    /// When the variants must be made anew, at an edge of windows: wall clock, nanoseconds. `u64::MAX` if
+    /// When the pieces must be made anew, at an edge of windows: wall clock, nanoseconds. `u64::MAX` if
     /// windows that begin later go by the same shares.
     pub(crate) until_ns: u64,
     /// The splits of pools, ascending by the end of windows; the last is for all later ones. If cells have
@@ -332,17 +332,17 @@ impl Shares {
         self.splits.is_empty() && !has_all
     }
 
-    /// A region's variant of a limit.
+    /// A region's piece of a limit.
     fn piece(&self, algorithm: &Algorithm, part: Part) -> Algorithm {
         algorithm.local(part, self.drift_ppm, self.margin_ns).after(self.left_ns).until(self.ends_ns())
     }
 
-    /// Variants give nothing of a window that ends later: it goes by shares of its own.
+    /// Pieces give nothing of a window that ends later: it goes by shares of its own.
     fn ends_ns(&self) -> u64 {
         if mutated(Mutation::OpenSharesLast) { u64::MAX } else { self.until_ns }
     }
 
-    /// Whether both make the same variants. The windows that were left under one margin need no comparison:
+    /// Whether both make the same pieces. The windows that were left under one margin need no comparison:
     /// the wall does not go back, so while the margin is the same no clock is in such a window.
     fn is_same(&self, others: &Self) -> bool {
         let is_one = |(own, other): (&Arc<Split>, &Arc<Split>)| Arc::ptr_eq(own, other);
@@ -379,7 +379,7 @@ pub(crate) fn drains_ns(all: &[&Algorithm]) -> u64 {
     all.iter().map(slowest).max().unwrap_or(0)
 }
 
-/// A limit's variants in one region.
+/// One variant of a limit, as one region or one node enforces it.
 #[derive(Clone, Debug)]
 pub(crate) struct Local {
     shares: Option<Arc<Shares>>,
@@ -387,8 +387,8 @@ pub(crate) struct Local {
     refill: Refill,
     rate: u32,
     /// By units now and in later windows, ascending. One entry if nothing is shared.
-    variants: Arc<[(StandingUnits, Algorithm)]>,
-    /// The variant of the fewest units above 0, without later windows.
+    pieces: Arc<[(StandingUnits, Algorithm)]>,
+    /// The piece of the fewest units above 0, without later windows.
     least: Arc<Algorithm>,
 }
 
@@ -397,11 +397,11 @@ impl Local {
     pub(crate) fn whole(algorithm: &Algorithm) -> Self {
         let total = algorithm.budget();
         let refill = Refill::of(algorithm);
-        let variants = Arc::new([((total, SmallVec::new()), algorithm.clone())]);
-        Self { shares: None, total, refill, rate: 0, variants, least: Arc::new(algorithm.clone()) }
+        let pieces = Arc::new([((total, SmallVec::new()), algorithm.clone())]);
+        Self { shares: None, total, refill, rate: 0, pieces, least: Arc::new(algorithm.clone()) }
     }
 
-    /// A region's variants.
+    /// A region's pieces of a variant.
     pub(crate) fn shared(algorithm: &Algorithm, shares: &Arc<Shares>) -> Self {
         let total = algorithm.budget();
         let refill = Refill::of(algorithm);
@@ -413,10 +413,10 @@ impl Local {
             let part = Part { rate, units: if shares.can_tell(algorithm) { units } else { 0 } };
             ((units, SmallVec::new()), shares.piece(algorithm, part))
         };
-        let mut variants: Vec<(StandingUnits, Algorithm)> = all.into_iter().map(made).collect();
+        let mut pieces: Vec<(StandingUnits, Algorithm)> = all.into_iter().map(made).collect();
         let is_later = refill == Refill::Edges && shares.can_tell(algorithm) && !shares.later().is_empty();
         if is_later {
-            // Every allocation adds a few variants.
+            // Every allocation adds a few pieces.
             for of in shares.later() {
                 let all = shares.distinct(&of.splits, total, refill);
                 let after_ns = shares.after_ns(of);
@@ -428,9 +428,9 @@ impl Local {
                     };
                     all.iter().copied().map(more).collect::<Vec<_>>()
                 };
-                variants = variants.into_iter().flat_map(with).take(VARIANTS_MAX).collect();
+                pieces = pieces.into_iter().flat_map(with).take(PIECES_MAX).collect();
             }
-            for ((_, later), piece) in &mut variants {
+            for ((_, later), piece) in &mut pieces {
                 *piece = piece.clone().later(later);
             }
         }
@@ -441,23 +441,23 @@ impl Local {
             && let [only] = split.distinct(shares.region, total).as_slice()
         {
             let only = *only;
-            variants.retain(|((units, _), _)| *units == only);
+            pieces.retain(|((units, _), _)| *units == only);
         } else if !is_later && shares.owns_nothing() {
-            variants.truncate(1);
+            pieces.truncate(1);
         }
         // The first of several may have no units in any window.
-        let some = variants.iter().filter(|(standing, _)| least_of(standing) > 0);
-        let least = some.min_by_key(|(standing, _)| least_of(standing)).or(variants.first());
+        let some = pieces.iter().filter(|(standing, _)| least_of(standing) > 0);
+        let least = some.min_by_key(|(standing, _)| least_of(standing)).or(pieces.first());
         let (standing, piece) = least.expect("there is always one");
         let least = match standing.1.is_empty() {
             true => piece.clone(),
             false => made(least_of(standing)).1,
         };
         let (shares, least) = (Some(Arc::clone(shares)), Arc::new(least));
-        Self { shares, total, refill, rate, variants: variants.into(), least }
+        Self { shares, total, refill, rate, pieces: pieces.into(), least }
     }
 
-    /// Whether such shares make these variants.
+    /// Whether such shares make these pieces.
     pub(crate) fn is_of(&self, shares: Option<&Arc<Shares>>) -> bool {
         match (&self.shares, shares) {
             (None, None) => true,
@@ -488,8 +488,8 @@ impl Local {
         self.shares.as_ref().is_some_and(|shares| shares.pools.len() > 1)
     }
 
-    /// Whether these variants give anything of a window, by the window's end. A window that begins later
-    /// waits for the variants that are made then.
+    /// Whether these pieces give anything of a window, by the window's end. A window that begins later waits
+    /// for the pieces that are made then.
     pub(crate) fn gives_in(&self, end_ns: u64) -> bool {
         self.shares.as_ref().is_none_or(|shares| end_ns <= shares.until_ns)
     }
@@ -515,22 +515,22 @@ impl Local {
         Part { rate: (u64::from(pool.rate) / nodes) as u32, units: pool.units / nodes }
     }
 
-    /// The variant of a cell.
+    /// The piece of a cell.
     #[inline]
     pub(crate) fn at(&self, salt: u32) -> &Algorithm {
-        self.in_place(self.place_of(salt))
+        self.piece(self.piece_of(salt))
     }
 
-    /// The place of a cell's variant: found once in a decision, since that takes a few divisions.
+    /// The number of a cell's piece: found once in a decision, since that takes a few divisions.
     #[inline]
-    pub(crate) fn place_of(&self, salt: u32) -> u8 {
-        if self.variants.len() == 1 { 0 } else { self.find(salt) }
+    pub(crate) fn piece_of(&self, salt: u32) -> u8 {
+        if self.pieces.len() == 1 { 0 } else { self.find(salt) }
     }
 
-    /// The variant at a place.
+    /// A piece, by its number.
     #[inline]
-    pub(crate) fn in_place(&self, place: u8) -> &Algorithm {
-        &self.variants[usize::from(place)].1
+    pub(crate) fn piece(&self, number: u8) -> &Algorithm {
+        &self.pieces[usize::from(number)].1
     }
 
     /// Whether the clock is good enough to tell the limit's windows apart: if not, nothing of them is spent.
@@ -570,27 +570,27 @@ impl Local {
         (self.units(salt), later.collect())
     }
 
-    /// The variant of a cell that shares one with other cells, by the cell's own place: in every window the
-    /// least units of any cell that has some.
+    /// The piece of a cell that shares one with other cells, by the number of the cell's own piece: in every
+    /// window the least units of any cell that has some.
     #[cold]
-    pub(crate) fn in_place_shared(&self, place: u8) -> &Algorithm {
-        let (standing, own) = &self.variants[usize::from(place)];
+    pub(crate) fn shared_piece(&self, number: u8) -> &Algorithm {
+        let (standing, own) = &self.pieces[usize::from(number)];
         match least_of(standing) {
             // If a cell has units in some windows and not in all, it gets them once it no longer shares.
-            0 if !standing.1.is_empty() => &self.variants[0].1,
+            0 if !standing.1.is_empty() => &self.pieces[0].1,
             0 => own,
             _ => &self.least,
         }
     }
 
-    /// The smallest variant with units, by which cells that share one are counted.
+    /// The smallest piece with units, by which cells that share one are counted.
     pub(crate) fn least(&self) -> &Algorithm {
         &self.least
     }
 
-    /// The largest variant of the standing parts.
+    /// The largest piece of the standing parts.
     pub(crate) fn most(&self) -> &Algorithm {
-        &self.variants.last().expect("there is always one").1
+        &self.pieces.last().expect("there is always one").1
     }
 
     /// The limit with another part than the standing one.
@@ -616,9 +616,9 @@ impl Local {
 
     fn find(&self, salt: u32) -> u8 {
         let standing = self.standing(salt);
-        // There is a variant for every share, with a few for each allocation that counts. The first has the
+        // There is a piece for every share, with a few for each allocation that counts. The first has the
         // fewest units, now and later.
-        let found = self.variants.iter().position(|(variant, _)| *variant == standing);
+        let found = self.pieces.iter().position(|(of, _)| *of == standing);
         found.and_then(|place| u8::try_from(place).ok()).unwrap_or(0)
     }
 
@@ -718,7 +718,7 @@ mod tests {
 
         /// Cells have windows with edges of their own, which began before a change of shares, while both
         /// allocations counted, or after it. In each window the standing parts and the pool sum to the limit,
-        /// by the window's own allocation, and a cell's variant says so.
+        /// by the window's own allocation, and a cell's piece says so.
         #[test]
         fn parts_of_each_window_sum_to_the_limit(
             total in totals(), more in 0..50_u64, percent in 0..=100_u8, salt: u32, has_guard: bool,
@@ -753,13 +753,13 @@ mod tests {
                     prop_assert!(local.part_of(salt, end_ns).units <= larger.part_of(salt, end_ns).units);
                     let part = local.part_of(salt, end_ns).units;
                     let piece = local.at(salt);
-                    let Algorithm::FixedWindow(numbers) = piece else { unreachable!("a window") };
-                    let mut later = numbers.later.iter().flat_map(|later| later.iter());
-                    let says = later.rfind(|later| end_ns > later.after_ns).map_or(numbers.limit, |later| later.limit);
+                    let Algorithm::FixedWindow(of_piece) = piece else { unreachable!("a window") };
+                    let mut later = of_piece.later.iter().flat_map(|later| later.iter());
+                    let says = later.rfind(|later| end_ns > later.after_ns).map_or(of_piece.limit, |later| later.limit);
                     prop_assert_eq!(says, part);
-                    prop_assert!(local.in_place_shared(local.place_of(salt)).budget() <= part);
+                    prop_assert!(local.shared_piece(local.piece_of(salt)).budget() <= part);
                     prop_assert!(local.part_of(salt, 0).units <= part);
-                    prop_assert_eq!(local.variants[0].1.budget(), 0);
+                    prop_assert_eq!(local.pieces[0].1.budget(), 0);
                     all += part;
                     if *region == members[0] {
                         all += local.pool_of(&window, salt, end_ns).map_or(0, |pool| pool.units);
@@ -815,9 +815,9 @@ mod tests {
             prop_assert!(guard.kept(part, refill) >= half);
         }
 
-        /// A cell has the variant of its part, and nobody can spend a refill without a unit.
+        /// A cell has the piece of its part, and nobody can spend a refill without a unit.
         #[test]
-        fn a_cell_has_the_variant_of_its_part(
+        fn a_cell_has_the_piece_of_its_part(
             total in 1..200_u64, percent in 0..=100_u8, nodes in 1..=64_u16, salt: u32,
         ) {
             let bucket = meter(total);
@@ -827,7 +827,7 @@ mod tests {
                 prop_assert!(part.rate >= 1);
                 prop_assert_eq!(local.at(salt), &bucket.local(part, 0, 0));
                 prop_assert_eq!(local.with(&bucket, part), bucket.local(part, 0, 0));
-                let shared = local.in_place_shared(local.place_of(salt)).budget();
+                let shared = local.shared_piece(local.piece_of(salt)).budget();
                 prop_assert!(shared <= part.units);
                 prop_assert_eq!(shared > 0, part.units > 0);
                 let none = Part { rate: RATE_MIN, units: 0 };

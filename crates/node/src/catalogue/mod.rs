@@ -33,7 +33,7 @@ pub(crate) use self::{
     in_force::InForce,
     registry::{Live, Registry, Unwritten},
 };
-pub use crate::cell::table::NUMBERS_MAX;
+pub use crate::cell::table::VARIANTS_MAX;
 use crate::{
     catalogue::{index::Index, local::Local, preference::Preference},
     cell::table::{Cell, SLOT_MAX},
@@ -90,9 +90,10 @@ pub struct Active {
     pub live: Option<u32>,
     pub(crate) slot: u32,
     pub(crate) tagger: Tagger,
-    pub(crate) numbers: u16,
-    /// The further variants, in the order of [`Limit::number_sets`].
-    pub(crate) other_numbers: Vec<u16>,
+    /// The limit's own variant.
+    pub(crate) variant: u16,
+    /// The further variants, in the order of [`Limit::variants`].
+    pub(crate) other_variants: Vec<u16>,
     /// The variants that end by themselves.
     pub(crate) expiring: Vec<u16>,
     /// The limit's own variant, as this region enforces it.
@@ -121,24 +122,24 @@ impl Active {
         self.until_ns.is_none_or(|until| wall_ns < until)
     }
 
-    /// Every variant that the limit's cells may have, in the order of [`Limit::number_sets`].
-    pub(crate) fn all_numbers(&self) -> impl Iterator<Item = u16> {
-        std::iter::once(self.numbers).chain(self.other_numbers.iter().copied())
+    /// Every variant that the limit's cells may have, in the order of [`Limit::variants`].
+    pub(crate) fn all_variants(&self) -> impl Iterator<Item = u16> {
+        std::iter::once(self.variant).chain(self.other_variants.iter().copied())
     }
 
     /// The variant of a cell with this override, or none, and with this role, if classes have cells of their
     /// own.
     #[inline]
-    pub(crate) fn numbers_of(&self, number: Option<usize>, role: usize) -> u16 {
-        if number.is_none() && role == 0 { self.numbers } else { self.numbers_beside(number, role) }
+    pub(crate) fn variant_of(&self, number: Option<usize>, role: usize) -> u16 {
+        if number.is_none() && role == 0 { self.variant } else { self.variant_beside(number, role) }
     }
 
     #[cold]
-    fn numbers_beside(&self, number: Option<usize>, role: usize) -> u16 {
-        let each = if self.limit.classes.is_none() { 1 } else { self.limit.sets_each() };
+    fn variant_beside(&self, number: Option<usize>, role: usize) -> u16 {
+        let each = if self.limit.classes.is_none() { 1 } else { self.limit.variants_each() };
         match number.map_or(0, |number| number + 1) * each + role {
-            0 => self.numbers,
-            other => self.other_numbers[other - 1],
+            0 => self.variant,
+            other => self.other_variants[other - 1],
         }
     }
 
@@ -272,13 +273,13 @@ pub enum CatalogueFault {
     TooManyLimits,
     /// One limit has too many overrides and classes.
     #[error(
-        "{0} has more than {NUMBERS_MAX} sets of numbers, one for each class of each override: leave some out, or split \
+        "{0} has more than {VARIANTS_MAX} sets of numbers, one for each class of each override: leave some out, or split \
          the limit"
     )]
-    TooManySets(String),
+    TooManyVariants(String),
     /// One limit had too many changes since the start.
-    #[error("{0} has had more than {NUMBERS_MAX} sets of numbers since the start: restart the node")]
-    TooManyNumbers(String),
+    #[error("{0} has had more than {VARIANTS_MAX} sets of numbers since the start: restart the node")]
+    VariantsUsedUp(String),
 }
 
 impl Catalogue {
@@ -325,7 +326,7 @@ impl Catalogue {
 
     /// The least variant that a cell may have if nothing else is known of the cell. Each region then uses no
     /// more than its part of the cell's real variant, so all regions together use no more than the whole.
-    pub(crate) fn newest_numbers(&self, slot: u32, salt: u32) -> Option<u16> {
+    pub(crate) fn newest_variant(&self, slot: u32, salt: u32) -> Option<u16> {
         self.least_of_today(slot, salt, None)
     }
 
@@ -360,7 +361,7 @@ impl Catalogue {
         if is_variant_unknown(cell) {
             return Some((self.least_of_today(slot, salt, None)?, true));
         }
-        let variant = cell.numbers();
+        let variant = cell.variant();
         let all = self.variants(slot)?;
         let own = all.get(usize::from(variant))?;
         if !self.is_over(slot, variant, now) {
@@ -394,13 +395,13 @@ impl Catalogue {
     }
 
     /// Whether a limit has several variants today.
-    pub(crate) fn has_several_numbers(&self, slot: u32) -> bool {
+    pub(crate) fn has_several_variants(&self, slot: u32) -> bool {
         let Some(all) = self.variants(slot) else { return false };
         all.iter().filter(|variant| variant.ended.is_none()).nth(1).is_some()
     }
 
     /// The inverse of [`Catalogue::which`] for today's variants; `None` if the variant's override is over.
-    pub(crate) fn numbers_of(&self, slot: u32, which: u16, now: Now) -> Option<u16> {
+    pub(crate) fn variant_at(&self, slot: u32, which: u16, now: Now) -> Option<u16> {
         let all = self.variants(slot)?;
         let mut live = (0..all.len() as u16).filter(|variant| all[usize::from(*variant)].ended.is_none());
         live.nth(usize::from(which)).filter(|variant| !self.is_over(slot, *variant, now))

@@ -9,7 +9,7 @@ use acequia_limits::{
     Algorithm, HashKey, Limit, LimitId, Mode, Now, Part,
     algorithm::{Inline, State},
     cell::Tagger,
-    limit::{NumberSet, OnStoreLoss},
+    limit::{LimitVariant, OnStoreLoss},
 };
 use acequia_rights::{
     Split,
@@ -17,8 +17,8 @@ use acequia_rights::{
 };
 
 use super::{
-    Active, Allocations, Catalogue, CatalogueFault, Change, ChangeKind, Domain, LIMITS_MAX, NUMBERS_MAX,
-    OwnAllocation, Scheduled, Slot, Variant, VariantKey, fastest,
+    Active, Allocations, Catalogue, CatalogueFault, Change, ChangeKind, Domain, LIMITS_MAX, OwnAllocation,
+    Scheduled, Slot, VARIANTS_MAX, Variant, VariantKey, fastest,
 };
 use crate::{
     catalogue::{
@@ -222,10 +222,10 @@ impl Registry {
     /// any limit did.
     pub(crate) fn share(&mut self, allocations: Allocations, now: Now) -> Result<bool, CatalogueFault> {
         self.sharing = Some(allocations);
-        let before: Vec<u16> = self.active.iter().map(|active| active.numbers).collect();
+        let before: Vec<u16> = self.active.iter().map(|active| active.variant).collect();
         let schedule: Vec<Scheduled> = self.active.iter().map(Active::scheduled).collect();
         self.active = schedule.into_iter().map(|s| self.activate(s, now)).collect::<Result<_, _>>()?;
-        Ok(self.active.iter().map(|active| active.numbers).ne(before))
+        Ok(self.active.iter().map(|active| active.variant).ne(before))
     }
 
     /// How long units spent under any variant that this process knows may count ([`drains_ns`]).
@@ -331,7 +331,7 @@ impl Registry {
     /// The variants that a limit's cells have now, the limit's own first.
     pub(crate) fn live_variants(&self, active: &Active) -> Vec<Live> {
         let all = &self.slots[active.slot as usize].variants;
-        let live = active.all_numbers().map(|number| {
+        let live = active.all_variants().map(|number| {
             let variant = &all[usize::from(number)];
             Live { number, global: variant.algorithm.clone(), local: variant.local.clone() }
         });
@@ -428,16 +428,16 @@ impl Registry {
             if !names.insert(limit.path()) {
                 return Err(CatalogueFault::Twice(limit.path()));
             }
-            let sets = (1 + limit.overrides.len()) * limit.sets_each();
-            if sets > NUMBERS_MAX {
-                return Err(CatalogueFault::TooManySets(limit.path()));
+            let variants = (1 + limit.overrides.len()) * limit.variants_each();
+            if variants > VARIANTS_MAX {
+                return Err(CatalogueFault::TooManyVariants(limit.path()));
             }
             match self.by_id.get(&limit.id) {
                 None => fresh += 1,
                 Some(slot) => {
                     let had = self.slots[*slot as usize].variants.len();
-                    if had + sets > NUMBERS_MAX {
-                        return Err(CatalogueFault::TooManyNumbers(limit.path()));
+                    if had + variants > VARIANTS_MAX {
+                        return Err(CatalogueFault::VariantsUsedUp(limit.path()));
                     }
                 }
             }
@@ -470,7 +470,7 @@ impl Registry {
         Ok(slot)
     }
 
-    /// Puts a limit in force. It keeps its variants if its numbers and shares are unchanged.
+    /// Puts a limit in force. It keeps its variants if its algorithms and shares are unchanged.
     fn activate(&mut self, scheduled: Scheduled, now: Now) -> Result<Active, CatalogueFault> {
         let Scheduled { limit, until_ns } = scheduled;
         let slot = self.slot(&limit)?;
@@ -481,7 +481,7 @@ impl Registry {
         let variants = if self.slots[slot as usize].are_as_wanted(&live, &limit, shares.as_ref()) {
             live
         } else {
-            self.renumber(slot, &live, &limit, shares.as_ref(), now)?
+            self.begin_variants(slot, &live, &limit, shares.as_ref(), now)?
         };
         let has_store = self.sharing.as_ref().is_some_and(|allocations| allocations.guard.is_some());
         let of_slot = &mut self.slots[slot as usize];
@@ -496,8 +496,8 @@ impl Registry {
             live: None,
             slot,
             tagger: Tagger::new(&self.key, limit.id),
-            numbers: variants[0],
-            other_numbers: variants[1..].to_vec(),
+            variant: variants[0],
+            other_variants: variants[1..].to_vec(),
             expiring: variants.iter().filter(ends).copied().collect(),
             local: of_slot.variants[usize::from(variants[0])].local.clone(),
             closes: has_store && limit.spec.on_store_loss == OnStoreLoss::Closed,
@@ -508,7 +508,7 @@ impl Registry {
 
     /// Begins new variants of a limit instead of `live`, and returns them. All variants begin anew, so that
     /// the time of the change is known for every cell.
-    fn renumber(
+    fn begin_variants(
         &mut self,
         slot: u32,
         live: &[u16],
@@ -518,17 +518,17 @@ impl Registry {
     ) -> Result<Vec<u16>, CatalogueFault> {
         let durable = self.is_durable(limit);
         let Slot { variants: all, was_served_before, .. } = &mut self.slots[slot as usize];
-        let wanted = limit.number_sets();
-        if all.len() + wanted.len() > NUMBERS_MAX {
-            return Err(CatalogueFault::TooManyNumbers(limit.path()));
+        let wanted = limit.variants();
+        if all.len() + wanted.len() > VARIANTS_MAX {
+            return Err(CatalogueFault::VariantsUsedUp(limit.path()));
         }
         let may_be_spent = *was_served_before || (self.sharing.is_some() && !durable);
         let spent = self.after_crash.filter(|_| may_be_spent);
         let generation = all.iter().map(|variant| variant.generation).max().map_or(1, |last| last + 1);
         let begun: Vec<u16> = (all.len()..all.len() + wanted.len()).map(|number| number as u16).collect();
-        for set in wanted {
-            let role = role_of(limit, &set);
-            let NumberSet { algorithm, whose, until_ns, .. } = set;
+        for variant in wanted {
+            let role = role_of(limit, &variant);
+            let LimitVariant { algorithm, whose, until_ns, .. } = variant;
             let (algorithm, whose) = (algorithm.into_owned(), whose.to_vec());
             let local = localise(&algorithm, shares);
             let before = live.iter().map(|number| &all[usize::from(*number)]);
@@ -551,7 +551,7 @@ impl Registry {
                 self.unwritten.slowed.push(limit.id);
             }
             if self.durable {
-                self.unwritten.renumbered(slot, durable, all, live, &begun);
+                self.unwritten.note_new_variants(slot, durable, all, live, &begun);
             }
         }
         for number in live {
@@ -564,14 +564,14 @@ impl Registry {
 impl Slot {
     /// The variants that have not been replaced.
     fn live(&self) -> Vec<u16> {
-        let numbers = 0..self.variants.len() as u16;
-        numbers.filter(|number| self.variants[usize::from(*number)].ended.is_none()).collect()
+        let all = 0..self.variants.len() as u16;
+        all.filter(|number| self.variants[usize::from(*number)].ended.is_none()).collect()
     }
 
     /// Whether the live variants are those that the limit needs with these shares.
     fn are_as_wanted(&self, live: &[u16], limit: &Limit, shares: Option<&Arc<Shares>>) -> bool {
-        let wanted = limit.number_sets();
-        let is_same = |(number, wanted): (&u16, &NumberSet<'_>)| {
+        let wanted = limit.variants();
+        let is_same = |(number, wanted): (&u16, &LimitVariant<'_>)| {
             let variant = &self.variants[usize::from(*number)];
             variant.algorithm == *wanted.algorithm
                 && variant.until_ns == wanted.until_ns
@@ -589,15 +589,15 @@ impl Slot {
     }
 }
 
-/// The role of the cells of a set of numbers, if classes have cells of their own.
-fn role_of(limit: &Limit, set: &NumberSet<'_>) -> Option<Box<str>> {
-    Some(limit.classes.as_ref()?.role_name(set.role?).into())
+/// The role of the cells of a variant, if classes have cells of their own.
+fn role_of(limit: &Limit, variant: &LimitVariant<'_>) -> Option<Box<str>> {
+    Some(limit.classes.as_ref()?.role_name(variant.role?).into())
 }
 
 /// Whether a limit's rate is lower from now on. The variant of an earlier process, or of an earlier limit of
 /// this name, is not known, and counts as faster.
 fn is_slowed(all: &[Variant], live: &[u16], begun: &[u16]) -> bool {
-    let of = |numbers: &[u16]| fastest(numbers.iter().map(|number| &all[usize::from(*number)]));
+    let of = |variants: &[u16]| fastest(variants.iter().map(|number| &all[usize::from(*number)]));
     of(begun).is_some_and(|new| of(live).is_none_or(|old| new.is_slower(old)))
 }
 
@@ -666,7 +666,7 @@ impl Unwritten {
     }
 
     /// A bucket has the new variants `begun` instead of `live`.
-    fn renumbered(&mut self, slot: u32, durable: bool, all: &[Variant], live: &[u16], begun: &[u16]) {
+    fn note_new_variants(&mut self, slot: u32, durable: bool, all: &[Variant], live: &[u16], begun: &[u16]) {
         let most = |number: &u16| all[usize::from(*number)].local.most();
         let pairs = || begun.iter().zip(live);
         let is_slowed = begun.len() != live.len() || pairs().any(|(new, old)| most(new).is_slower(most(old)));

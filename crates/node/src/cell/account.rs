@@ -65,7 +65,7 @@ pub(crate) struct Account {
     unwritten: bool,
     /// Whether a bucket's variant changed, so that its state on the disk would mean something else under the
     /// new variant.
-    renumbered: bool,
+    variant_changed: bool,
     /// Facts about loans that the book does not hold; `None` if there were no loans.
     loans: Option<Box<Loans>>,
 }
@@ -129,7 +129,7 @@ impl Account {
             is_flagged: false,
             rebalancers: [false; 2],
             unwritten: false,
-            renumbered: false,
+            variant_changed: false,
             loans: None,
         }
     }
@@ -218,8 +218,8 @@ impl Account {
     }
 
     /// Whether a bucket's variant changed since this was last asked.
-    pub(crate) const fn take_renumbered(&mut self) -> bool {
-        std::mem::replace(&mut self.renumbered, false)
+    pub(crate) const fn take_variant_changed(&mut self) -> bool {
+        std::mem::replace(&mut self.variant_changed, false)
     }
 
     /// Whether no movement between regions still counts.
@@ -256,7 +256,7 @@ impl Account {
     fn apply(&mut self, words: &mut Vec<u64>, context: &CellContext<'_>, change: Change, at: Now) {
         let old = std::mem::replace(&mut self.algorithm, context.global.clone());
         self.rebuild(context);
-        self.renumbered |= self.algorithm.has_rate() && self.algorithm != old;
+        self.variant_changed |= self.algorithm.has_rate() && self.algorithm != old;
         set(words, self.resized(&old, words, at));
         self.algorithm.owe(words, at, change.owe);
         self.algorithm.forgive(words, at, change.shed);
@@ -287,7 +287,7 @@ impl Account {
     /// have begun any time before now.
     ///
     /// Afterwards the debt is as of now, so what comes back counts from now, too.
-    pub(crate) fn renumber(
+    pub(crate) fn change_variant(
         &mut self,
         words: &mut Vec<u64>,
         change: &VariantChange<'_>,

@@ -41,10 +41,10 @@ impl LockedCell<'_> {
         let mut cells = self.node.shards[shard_of(tag)].lock();
         // The time must not be before one at which cells were brought to other variants.
         let at = Now { wall_ns: self.now.wall_ns.max(self.node.wall_high_ns()), ..self.now };
-        let told = self.which.and_then(|which| self.catalogue.numbers_of(slot, which, at));
+        let told = self.which.and_then(|which| self.catalogue.variant_at(slot, which, at));
         let newest = match told {
             Some(told) => told,
-            None => self.catalogue.newest_numbers(slot, tag.salt())?,
+            None => self.catalogue.newest_variant(slot, tag.salt())?,
         };
         let place = match cells.table.find(tag, slot) {
             Some(place) => place,
@@ -85,7 +85,7 @@ impl LockedCell<'_> {
     ) -> Option<CellContext<'_>> {
         let (slot, tag) = self.key;
         let salt = tag.salt();
-        let from = cells.table.at(place).numbers();
+        let from = cells.table.at(place).variant();
         // Only requests that hit the cell, and peers that they hit, know which override it has. A cell under
         // a replaced variant uses the least of today's variants until it is hit, or a peer reports its
         // variant.
@@ -103,7 +103,7 @@ impl LockedCell<'_> {
         };
         if from == heir {
             if !is_guess {
-                cells.table.at_mut(place).set_numbers(heir);
+                cells.table.at_mut(place).set_variant(heir);
             }
             return Some(context);
         }
@@ -113,7 +113,7 @@ impl LockedCell<'_> {
             let state = self.under_variant(cells, place, heir, context.local.at(salt))?;
             cells.rewrite(place, heir, state);
         } else {
-            self.renumber_shared(cells, place, heir, &context);
+            self.change_variant_of_shared(cells, place, heir, &context);
         }
         if is_guess {
             cells.table.at_mut(place).guess();
@@ -126,7 +126,7 @@ impl LockedCell<'_> {
     fn under_variant(&self, cells: &Cells, place: usize, to: u16, algorithm: &Algorithm) -> Option<State> {
         let (slot, salt) = (self.key.0, self.key.1.salt());
         let cell = cells.table.at(place);
-        let (words, old) = (cells.words(cell), self.catalogue.local(slot, cell.numbers())?.at(salt));
+        let (words, old) = (cells.words(cell), self.catalogue.local(slot, cell.variant())?.at(salt));
         let began = self.catalogue.began(slot, to).unwrap_or(self.now).min(self.now);
         let (late, early) = (algorithm.resize(old, words, self.now), algorithm.resize(old, words, began));
         let covers = algorithm.covers(early.words(), late.words(), self.now);
@@ -134,20 +134,20 @@ impl LockedCell<'_> {
     }
 
     /// Brings a cell with an account to another variant, with its loans.
-    fn renumber_shared(&self, cells: &mut Cells, place: usize, to: u16, context: &CellContext<'_>) {
+    fn change_variant_of_shared(&self, cells: &mut Cells, place: usize, to: u16, context: &CellContext<'_>) {
         if mutated(Mutation::ReshareWithoutRenumber) {
             return;
         }
-        let from = cells.table.at(place).numbers();
+        let from = cells.table.at(place).variant();
         if let Some(cell) = cells.shared_mut(place) {
-            self.renumber(cell, from, to, context);
+            self.change_variant(cell, from, to, context);
         }
-        cells.table.at_mut(place).set_numbers(to);
+        cells.table.at_mut(place).set_variant(to);
     }
 
     /// Brings a cell with an account to another variant. If the variant began earlier and that leaves a
     /// larger debt, the larger debt counts.
-    pub(crate) fn renumber(&self, cell: &mut HeapCell, from: u16, to: u16, context: &CellContext<'_>) {
+    pub(crate) fn change_variant(&self, cell: &mut HeapCell, from: u16, to: u16, context: &CellContext<'_>) {
         let HeapCell { account: Some(account), words, .. } = &mut *cell else {
             unreachable!("a shared cell")
         };
@@ -157,7 +157,7 @@ impl LockedCell<'_> {
         let before = old.map(|(global, local)| CellContext { global, local, ..*context });
         let free = before.as_ref().map(|before| account.free_of_pool(words, before, self.now));
         let change = VariantChange { before: before.as_ref(), context, began, now: self.now };
-        account.renumber(words, &change, &*self.node.sessions());
+        account.change_variant(words, &change, &*self.node.sessions());
         if shrinks_with_pool() {
             let since_ns = self.catalogue.over_at(slot, from, self.now).unwrap_or(self.now).wall_ns;
             account.keep_part(words, context, since_ns, free, self.now);

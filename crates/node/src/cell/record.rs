@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 /// A state and the variant that gives it its meaning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CellRecord {
-    numbers: RecordedAlgorithm,
+    algorithm: RecordedAlgorithm,
     words: Vec<u64>,
     /// The steady clock when the record was written.
     written_ns: u64,
@@ -67,7 +67,7 @@ enum RecordedAlgorithm {
 impl CellRecord {
     /// The record of a cell's state under `algorithm`.
     pub fn new(algorithm: &Algorithm, words: &[u64], now: Now) -> Self {
-        let numbers = match algorithm {
+        let algorithm = match algorithm {
             Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => RecordedAlgorithm::Meter(*meter),
             Algorithm::FixedWindow(window) => RecordedAlgorithm::Window(window.margin_ns),
             Algorithm::SlidingLog(log) => RecordedAlgorithm::Log(*log),
@@ -76,7 +76,7 @@ impl CellRecord {
         };
         let (pledge, record) = (Pledge::default(), Vec::new());
         let Now { steady_ns: written_ns, wall_ns: written_wall_ns } = now;
-        Self { numbers, words: words.to_vec(), written_ns, written_wall_ns, pledge, record }
+        Self { algorithm, words: words.to_vec(), written_ns, written_wall_ns, pledge, record }
     }
 
     /// Adds the loans and transfers that were given away.
@@ -98,7 +98,7 @@ impl CellRecord {
     /// A record of something that the node remembers of itself.
     pub(crate) fn of_record(record: Vec<u8>) -> Self {
         Self {
-            numbers: RecordedAlgorithm::Window(0),
+            algorithm: RecordedAlgorithm::Window(0),
             words: Vec::new(),
             written_ns: 0,
             written_wall_ns: 0,
@@ -131,7 +131,7 @@ impl CellRecord {
     /// the two do not match or the variant is impossible: then no node of ours wrote the file.
     pub(crate) fn algorithm(&self, like: &Algorithm) -> Option<Algorithm> {
         let sliding = matches!(like, Algorithm::SlidingLog(_) | Algorithm::SlidingSlots(_));
-        let algorithm = match (self.numbers, like) {
+        let algorithm = match (self.algorithm, like) {
             (RecordedAlgorithm::Meter(meter), Algorithm::TokenBucket(_)) => Algorithm::TokenBucket(meter),
             (RecordedAlgorithm::Meter(meter), Algorithm::LeakyBucket(_)) => Algorithm::LeakyBucket(meter),
             (RecordedAlgorithm::Window(margin_ns), Algorithm::FixedWindow(window))

@@ -236,7 +236,7 @@ impl Cells {
     }
 
     /// Replaces a cell's state by one under another variant.
-    pub(crate) fn rewrite(&mut self, place: usize, numbers: u16, state: State) {
+    pub(crate) fn rewrite(&mut self, place: usize, variant: u16, state: State) {
         let heap = self.table.at(place).heap_place();
         match (heap, state) {
             (Some(at), state) => {
@@ -253,7 +253,7 @@ impl Cells {
                 self.table.at_mut(place).set_heap_place(at);
             }
         }
-        self.table.at_mut(place).set_numbers(numbers);
+        self.table.at_mut(place).set_variant(variant);
     }
 
     /// Moves a state out of its cell, because its limit is kept in the journal from now on.
@@ -264,10 +264,10 @@ impl Cells {
     }
 
     /// Adds a cell for which room was made.
-    pub(crate) fn insert(&mut self, tag: CellTag, slot: u32, numbers: u16, state: NewCell) -> usize {
+    pub(crate) fn insert(&mut self, tag: CellTag, slot: u32, variant: u16, state: NewCell) -> usize {
         let cell = match state {
-            NewCell::Inline(words) => Cell::inline(tag, slot, numbers, words),
-            NewCell::Heap(state) => Cell::heap(tag, slot, numbers, self.add_to_heap(state)),
+            NewCell::Inline(words) => Cell::inline(tag, slot, variant, words),
+            NewCell::Heap(state) => Cell::heap(tag, slot, variant, self.add_to_heap(state)),
         };
         self.table.insert(cell)
     }

@@ -18,7 +18,7 @@ const SAMPLE: usize = 128;
 /// The highest slot of a limit: the bits that a cell has for one.
 pub(crate) const SLOT_MAX: u32 = (1 << 17) - 1;
 /// The most variants of one limit that can be told apart: the bits that a cell has for them.
-pub const NUMBERS_MAX: usize = 1 << (SLOT_SHIFT - 2);
+pub const VARIANTS_MAX: usize = 1 << (SLOT_SHIFT - 2);
 
 /// The contents of a place.
 #[derive(Clone, Copy, Debug)]
@@ -38,18 +38,18 @@ pub(crate) struct Cell {
 const SLOT_SHIFT: u32 = SLOT_MAX.leading_zeros();
 const HEAP: u32 = 1 << (SLOT_SHIFT - 1);
 const GUESS: u32 = 1 << (SLOT_SHIFT - 2);
-const NUMBERS: u32 = GUESS - 1;
+const VARIANT: u32 = GUESS - 1;
 const EMPTY: Cell = Cell { tag: [0; 3], packed: 0, words: [0; 2] };
 
 impl Cell {
     /// A cell whose state is in the cell itself.
-    pub(crate) fn inline(tag: CellTag, slot: u32, numbers: u16, words: Inline) -> Self {
-        Self { tag: short(tag), packed: pack(slot, numbers), words }
+    pub(crate) fn inline(tag: CellTag, slot: u32, variant: u16, words: Inline) -> Self {
+        Self { tag: short(tag), packed: pack(slot, variant), words }
     }
 
     /// A cell whose state is at a place on the heap.
-    pub(crate) fn heap(tag: CellTag, slot: u32, numbers: u16, place: usize) -> Self {
-        Self { tag: short(tag), packed: pack(slot, numbers) | HEAP, words: [place as u64, 0] }
+    pub(crate) fn heap(tag: CellTag, slot: u32, variant: u16, place: usize) -> Self {
+        Self { tag: short(tag), packed: pack(slot, variant) | HEAP, words: [place as u64, 0] }
     }
 
     /// The limit's slot in the catalogue, from 1.
@@ -58,14 +58,14 @@ impl Cell {
         self.packed >> SLOT_SHIFT
     }
 
-    pub(crate) const fn numbers(&self) -> u16 {
-        (self.packed & NUMBERS) as u16
+    pub(crate) const fn variant(&self) -> u16 {
+        (self.packed & VARIANT) as u16
     }
 
     /// Whether the cell is known to have this variant.
     #[inline]
-    pub(crate) fn is_under(&self, numbers: u16) -> bool {
-        self.packed & (GUESS | NUMBERS) == u32::from(numbers)
+    pub(crate) fn is_under(&self, variant: u16) -> bool {
+        self.packed & (GUESS | VARIANT) == u32::from(variant)
     }
 
     /// Whether the cell's variant is a guess.
@@ -73,8 +73,8 @@ impl Cell {
         self.packed & GUESS != 0
     }
 
-    pub(crate) fn set_numbers(&mut self, numbers: u16) {
-        self.packed = pack(self.slot(), numbers) | self.packed & HEAP;
+    pub(crate) fn set_variant(&mut self, variant: u16) {
+        self.packed = pack(self.slot(), variant) | self.packed & HEAP;
     }
 
     /// Marks the variant as a guess, until a request or a peer tells which it is.
@@ -118,9 +118,9 @@ fn order_of(tag: [u32; 3]) -> u64 {
 }
 
 /// A slot and a variant in the bits that a cell has for them: neither is larger (`Registry` ensures that).
-fn pack(slot: u32, numbers: u16) -> u32 {
-    debug_assert!(slot <= SLOT_MAX && usize::from(numbers) < NUMBERS_MAX, "slot {slot}, numbers {numbers}");
-    slot << SLOT_SHIFT | u32::from(numbers)
+fn pack(slot: u32, variant: u16) -> u32 {
+    debug_assert!(slot <= SLOT_MAX && usize::from(variant) < VARIANTS_MAX, "slot {slot}, variant {variant}");
+    slot << SLOT_SHIFT | u32::from(variant)
 }
 
 fn short(tag: CellTag) -> [u32; 3] {
@@ -351,7 +351,7 @@ mod tests {
             for (n, count) in map {
                 let place = table.find(tag(n), 1).expect("every cell is found");
                 prop_assert_eq!(table.at(place).words, [n, count]);
-                prop_assert_eq!(table.at(place).numbers(), 3);
+                prop_assert_eq!(table.at(place).variant(), 3);
             }
         }
     }
@@ -386,16 +386,16 @@ mod tests {
 
     #[test]
     fn the_largest_slot_and_variant_fit_in_a_cell_beside_its_flags() {
-        let numbers = (NUMBERS_MAX - 1) as u16;
-        let mut cell = Cell::inline(tag(1), SLOT_MAX, numbers, [3, 4]);
-        assert!(!cell.is_guess() && cell.is_under(numbers));
+        let variant = (VARIANTS_MAX - 1) as u16;
+        let mut cell = Cell::inline(tag(1), SLOT_MAX, variant, [3, 4]);
+        assert!(!cell.is_guess() && cell.is_under(variant));
         cell.guess();
         cell.set_heap_place(7);
-        assert!(cell.is_guess() && !cell.is_under(numbers));
-        assert_eq!((cell.slot(), cell.numbers(), cell.heap_place()), (SLOT_MAX, numbers, Some(7)));
-        cell.set_numbers(0);
+        assert!(cell.is_guess() && !cell.is_under(variant));
+        assert_eq!((cell.slot(), cell.variant(), cell.heap_place()), (SLOT_MAX, variant, Some(7)));
+        cell.set_variant(0);
         assert!(!cell.is_guess() && cell.is_under(0));
-        assert_eq!((cell.slot(), cell.numbers(), cell.heap_place()), (SLOT_MAX, 0, Some(7)));
+        assert_eq!((cell.slot(), cell.variant(), cell.heap_place()), (SLOT_MAX, 0, Some(7)));
         assert!(!Cell::inline(tag(1), 1, 0, [0; 2]).is_empty());
     }
 

@@ -90,7 +90,7 @@ pub(super) struct Limit {
     class: Option<u8>,
     allowed: bool,
     is_over: bool,
-    numbers: VerdictNumbers,
+    verdict: VerdictNumbers,
     descriptors: u64,
     budget: u64,
 }
@@ -340,7 +340,7 @@ impl Limit {
             class,
             allowed: verdict.allowed,
             is_over: limit.reason != Reason::WithinLimit,
-            numbers: VerdictNumbers {
+            verdict: VerdictNumbers {
                 remaining: verdict.remaining,
                 retry_after_ns: verdict.retry_after_ns,
                 delay_ns: verdict.delay_ns,
@@ -360,7 +360,7 @@ impl Limit {
             _ if self.is_over || (outcome == Outcome::Deny && is_enforced) => Reason::OverLimit,
             _ => Reason::WithinLimit,
         };
-        let VerdictNumbers { remaining, retry_after_ns, delay_ns, reset_after_ns } = self.numbers;
+        let VerdictNumbers { remaining, retry_after_ns, delay_ns, reset_after_ns } = self.verdict;
         LimitAnswer {
             limit: number,
             tag: self.tag,
@@ -375,7 +375,7 @@ impl Limit {
             is_charged: false,
             forwarded_to: None,
             is_forwarded: false,
-            numbers: 0,
+            variant: 0,
         }
     }
 }

@@ -218,16 +218,16 @@ impl Node {
             let place = match cells.table.find(tag, slot) {
                 Some(place) => place,
                 None => {
-                    let Some(numbers) = catalogue.newest_numbers(slot, salt) else { continue };
-                    let Some(local) = catalogue.local(slot, numbers) else { continue };
+                    let Some(variant) = catalogue.newest_variant(slot, salt) else { continue };
+                    let Some(local) = catalogue.local(slot, variant) else { continue };
                     let algorithm = local.at(salt);
-                    let key = VariantKey { slot, variant: numbers };
+                    let key = VariantKey { slot, variant };
                     let state = self.initial(&catalogue, key, algorithm, salt, now);
                     while !cells.table.has_room(1) {
                         cells.table.grow(usize::MAX);
                     }
                     let new = NewCell::new(state, algorithm, catalogue.is_durable(slot));
-                    let place = cells.insert(tag, slot, numbers, new);
+                    let place = cells.insert(tag, slot, variant, new);
                     cells.table.at_mut(place).guess();
                     place
                 }

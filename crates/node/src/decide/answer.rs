@@ -92,7 +92,7 @@ pub struct LimitAnswer {
     /// The class of consumers, as an index into [`acequia_limits::Limit::classes`], if the limit has classes.
     pub class: Option<u8>,
     /// The variant of the limit that this cell has.
-    pub(crate) numbers: u16,
+    pub(crate) variant: u16,
 }
 
 /// What a limit's verdict means for the request.

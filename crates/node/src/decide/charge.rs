@@ -57,7 +57,7 @@ impl Check<'_, '_> {
         }
         let charged = Charged { units: hit.units, left, salt };
         let on_heap = |cell: &mut HeapCell, tag: CellTag| {
-            cell.forget_held_if_renumbered();
+            cell.forget_held_if_variant_changed();
             let account = cell.account.take();
             let algorithm = account.as_ref().map_or(algorithm, |account| &account.algorithm);
             algorithm.charge_heap(&mut cell.words, self.now, hit.units, salt);
@@ -96,18 +96,18 @@ impl Check<'_, '_> {
                     }
                     NewCell::Heap(cell) => on_heap(cell, journal_tag(hit.tag)),
                 };
-                cells.insert(hit.tag, active.slot, hit.numbers, new);
+                cells.insert(hit.tag, active.slot, hit.variant, new);
                 batch
             }
             CellSource::Shared => {
                 let Some(shared) = shared else { unreachable!("locked for every shared hit") };
                 self.node.overflow.note_any();
-                let key = VariantKey { slot: active.slot, variant: hit.numbers };
+                let key = VariantKey { slot: active.slot, variant: hit.variant };
                 let cell = shared.entry(key).or_insert_with(|| {
                     let state = state.unwrap_or_else(|| algorithm.fresh());
                     HeapCell::new(state.words().to_vec())
                 });
-                on_heap(cell, overflow_tag(hit.numbers))
+                on_heap(cell, overflow_tag(hit.variant))
             }
         }
     }

@@ -170,13 +170,13 @@ impl Check<'_, '_> {
             let hit = Hit { classed: classed(Of::All, leaves_percent), ..found.hit() };
             return merge_seldom(hits, hit, descriptors);
         }
-        let whose = active.limit.numbers_for(descriptor, self.now.wall_ns);
+        let whose = active.limit.variant_for(descriptor, self.now.wall_ns);
         let of_role = |role: usize, classed, units| {
             let tag = tag_of_role(active, descriptor, classes.role_name(classes.roles[role]))?;
             let tag = if whose.is_apart() { active.tagger.apart(tag) } else { tag };
-            let numbers = active.numbers_of(whose.index(), role);
-            let variant = self.local(active, numbers).place_of(tag.salt());
-            Some(Hit { tag, numbers, variant, classed, units, ..found.hit() })
+            let variant = active.variant_of(whose.index(), role);
+            let piece = self.local(active, variant).piece_of(tag.salt());
+            Some(Hit { tag, variant, piece, classed, units, ..found.hit() })
         };
         let mut remainder = None;
         if let Some(role) = classes.remainder() {

@@ -15,9 +15,10 @@ pub(super) struct Hit {
     /// Whether any descriptor charges the cell, rather than peeks.
     pub(super) charges: bool,
     pub(super) exempt: bool,
-    pub(super) numbers: u16,
-    /// The cell's place among the variants of this region's share.
-    pub(super) variant: u8,
+    /// The variant of the limit that the cell has.
+    pub(super) variant: u16,
+    /// Which of the variant's pieces the cell has at this node.
+    pub(super) piece: u8,
     pub(super) descriptors: u64,
     pub(super) place: CellSource,
     /// Whether the cell has an account, and whether the account calls for a rebalance.
@@ -56,23 +57,23 @@ pub(super) struct Found {
     pub(super) units: u64,
     charges: bool,
     pub(super) exempt: bool,
-    numbers: u16,
-    variant: u8,
+    variant: u16,
+    piece: u8,
     descriptors: u64,
 }
 
 impl Found {
     #[inline(always)]
     pub(super) fn hit(self) -> Hit {
-        let Self { limit, tag, units, charges, exempt, numbers, variant, descriptors } = self;
+        let Self { limit, tag, units, charges, exempt, variant, piece, descriptors } = self;
         Hit {
             limit,
             tag,
             units,
             charges,
             exempt,
-            numbers,
             variant,
+            piece,
             descriptors,
             place: CellSource::Absent,
             account: Called::None,
@@ -151,10 +152,10 @@ impl Check<'_, '_> {
             }
         };
         let cost = descriptor.cost.unwrap_or(cost);
-        let whose = limit.numbers_for(descriptor, self.now.wall_ns);
+        let whose = limit.variant_for(descriptor, self.now.wall_ns);
         let tag = if whose.is_apart() { active.tagger.apart(tag) } else { tag };
-        let numbers = active.numbers_of(whose.index(), 0);
-        let variant = self.local(active, numbers).place_of(tag.salt());
+        let variant = active.variant_of(whose.index(), 0);
+        let piece = self.local(active, variant).piece_of(tag.salt());
         let found = Found {
             limit: number,
             tag,
@@ -162,8 +163,8 @@ impl Check<'_, '_> {
             units: limit.units(cost.max(1)),
             charges: cost > 0,
             exempt: limit.unlimited.iter().any(|c| c.holds_for_all(descriptor)),
-            numbers,
             variant,
+            piece,
             descriptors: bit,
         };
         if limit.classes.is_none() {

@@ -75,7 +75,7 @@ impl Check<'_, '_> {
                 let (active, algorithm) = (self.limit(hit), self.algorithm(hit));
                 let state = state.unwrap_or_else(|| algorithm.fresh());
                 let new = NewCell::new(state, algorithm, active.durable);
-                cells.insert(hit.tag, active.slot, hit.numbers, new)
+                cells.insert(hit.tag, active.slot, hit.variant, new)
             }
             CellSource::Shared => unreachable!("denied before"),
         };

@@ -339,7 +339,7 @@ impl<'a> Check<'a, '_> {
                 let active = self.limit(hit);
                 let algorithm = self.algorithm(hit);
                 let cell = NewCell::new(self.initial(hit), algorithm, active.durable);
-                cells.insert(hit.tag, active.slot, hit.numbers, cell)
+                cells.insert(hit.tag, active.slot, hit.variant, cell)
             }
             None => return false,
         };
@@ -453,7 +453,7 @@ impl<'a> Check<'a, '_> {
     fn lock_overflow(&self, hits: &[Hit]) -> Result<MutexGuard<'a, Overflow>, Stale> {
         let shared = self.node.overflow.lock();
         let left = Now { wall_ns: self.node.wall_high_ns(), ..self.now };
-        let has_ended = |hit: &Hit| self.catalogue.is_over(self.limit(hit).slot, hit.numbers, left);
+        let has_ended = |hit: &Hit| self.catalogue.is_over(self.limit(hit).slot, hit.variant, left);
         if !self.node.limits.is_latest(self.catalogue) || hits.iter().any(has_ended) {
             return Err(Stale);
         }
@@ -505,7 +505,7 @@ impl<'a> Check<'a, '_> {
         // Only `Node::sweep` drops a cell that is in the journal, since the sweep also writes that down.
         let roomy = cells.make_room(more, bytes_max, is_crowded, self.now.steady_ns, |cell, heap| {
             let idle =
-                |salt| self.catalogue.is_idle(cell.slot(), cell.numbers(), salt, heap.words(cell), self.now);
+                |salt| self.catalogue.is_idle(cell.slot(), cell.variant(), salt, heap.words(cell), self.now);
             let is_over = heap.is_unwritten(cell) && !heap.is_shared(cell) && idle(cell.salt());
             is_over && self.node.is_wall_believed()
         });
@@ -537,28 +537,28 @@ impl<'a> Check<'a, '_> {
     fn refresh(&self, hit: &Hit, cells: &mut Cells, place: usize) -> Result<(), Stale> {
         let active = self.limit(hit);
         let cell = cells.table.at(place);
-        if !cell.is_under(hit.numbers) && follows_its_limit(cells, place) {
-            let numbers = cell.numbers();
-            if self.catalogue.local(active.slot, numbers).is_none() {
+        if !cell.is_under(hit.variant) && follows_its_limit(cells, place) {
+            let variant = cell.variant();
+            if self.catalogue.local(active.slot, variant).is_none() {
                 return Err(Stale);
             }
-            if numbers == hit.numbers {
+            if variant == hit.variant {
                 // The cell's guessed variant was right.
-                cells.table.at_mut(place).set_numbers(numbers);
+                cells.table.at_mut(place).set_variant(variant);
             } else if self.now.wall_ns < self.node.wall_high_ns() {
                 // A thread with a later clock may have brought the cell to its variant: by that clock, an
                 // override has ended that has not ended here.
                 return Err(Stale);
             } else if let Some(cell) = cells.shared_mut(place) {
                 self.node.leave_behind(self.now);
-                self.renumber(hit, numbers, cell);
-                cells.table.at_mut(place).set_numbers(hit.numbers);
+                self.change_variant(hit, variant, cell);
+                cells.table.at_mut(place).set_variant(hit.variant);
             } else {
                 self.node.leave_behind(self.now);
                 let words = cells.words(cells.table.at(place));
-                let state = self.carry(hit, numbers, words);
+                let state = self.carry(hit, variant, words);
                 let state = self.not_less_than_forgotten(hit, self.algorithm(hit), state);
-                cells.rewrite(place, hit.numbers, state);
+                cells.rewrite(place, hit.variant, state);
             }
         }
         if self.node.clock.left.any() {
@@ -578,7 +578,7 @@ impl<'a> Check<'a, '_> {
         }
         let words = cells.words(cells.table.at(place));
         if let Some(state) = self.algorithm(hit).after_set_back(words, self.now, Some(hit.tag.salt())) {
-            cells.rewrite(place, hit.numbers, state);
+            cells.rewrite(place, hit.variant, state);
         }
     }
 
@@ -588,11 +588,11 @@ impl<'a> Check<'a, '_> {
         let first = hit.descriptors.trailing_zeros() as usize;
         let descriptor = self.request.descriptors().nth(first).expect("a hit has a descriptor");
         let active = self.limit(hit);
-        let is_apart = active.limit.numbers_for(&descriptor, self.now.wall_ns).is_apart();
+        let is_apart = active.limit.variant_for(&descriptor, self.now.wall_ns).is_apart();
         // A cell that is kept apart never has the variant of an override.
         let whose = if is_apart { Descriptor::new(&[], None) } else { descriptor };
         let key = VariantKey { slot: active.slot, variant: from };
-        self.catalogue.carry(key, hit.numbers, words, self.now, &whose, hit.tag.salt())
+        self.catalogue.carry(key, hit.variant, words, self.now, &whose, hit.tag.salt())
     }
 
     /// Units that earlier hits of the request take from the cell that this hit shares with them.
@@ -601,7 +601,7 @@ impl<'a> Check<'a, '_> {
         let shares = |h: &&Hit| {
             h.place == CellSource::Shared
                 && h.charges
-                && h.numbers == hit.numbers
+                && h.variant == hit.variant
                 && self.limit(h).slot == slot
         };
         let units = earlier.iter().filter(shares).map(|h| h.units);
@@ -610,16 +610,16 @@ impl<'a> Check<'a, '_> {
 
     /// Brings a cell with an account to its limit's present variant.
     #[cold]
-    fn renumber(&self, hit: &Hit, numbers: u16, cell: &mut HeapCell) {
+    fn change_variant(&self, hit: &Hit, from: u16, cell: &mut HeapCell) {
         let (key, which) = ((self.limit(hit).slot, hit.tag), None);
         let locked_cell =
             LockedCell { node: self.node, catalogue: self.catalogue, key, now: self.now, which };
-        locked_cell.renumber(cell, numbers, hit.numbers, &self.context(hit));
+        locked_cell.change_variant(cell, from, hit.variant, &self.context(hit));
     }
 
     /// The state of a cell that was never charged since the start.
     fn initial(&self, hit: &Hit) -> State {
-        let key = VariantKey { slot: self.limit(hit).slot, variant: hit.numbers };
+        let key = VariantKey { slot: self.limit(hit).slot, variant: hit.variant };
         self.node.initial(self.catalogue, key, self.algorithm(hit), hit.tag.salt(), self.now)
     }
 
@@ -647,14 +647,14 @@ impl<'a> Check<'a, '_> {
     }
 
     fn not_less_than_forgotten(&self, hit: &Hit, algorithm: &Algorithm, state: State) -> State {
-        let key = VariantKey { slot: self.limit(hit).slot, variant: hit.numbers };
+        let key = VariantKey { slot: self.limit(hit).slot, variant: hit.variant };
         let salt = hit.tag.salt();
         self.node.not_less_than_forgotten(self.catalogue, key, algorithm, salt, self.now, state)
     }
 
     /// Whether the cell is presumed to owe something that a restart forgot.
     fn is_forgotten(&self, hit: &Hit) -> bool {
-        let key = VariantKey { slot: self.limit(hit).slot, variant: hit.numbers };
+        let key = VariantKey { slot: self.limit(hit).slot, variant: hit.variant };
         self.node.is_forgotten(self.catalogue, key, self.algorithm(hit), self.now)
     }
 
@@ -662,15 +662,15 @@ impl<'a> Check<'a, '_> {
     fn shared_cell<'s>(&self, hit: &Hit, shared: &'s mut Overflow) -> Option<&'s HeapCell> {
         let slot = self.limit(hit).slot;
         let left = Now { wall_ns: self.node.wall_high_ns(), ..self.now };
-        let ended = |numbers: &u16| {
-            self.catalogue.is_over(slot, *numbers, self.now)
-                && (shared.contains_key(&VariantKey { slot, variant: *numbers })
-                    || !self.catalogue.is_over(slot, *numbers, left))
+        let ended = |variant: &u16| {
+            self.catalogue.is_over(slot, *variant, self.now)
+                && (shared.contains_key(&VariantKey { slot, variant: *variant })
+                    || !self.catalogue.is_over(slot, *variant, left))
         };
         if self.limit(hit).expiring.iter().any(ended) {
             self.node.end_overrides(self.catalogue, shared, slot, self.now);
         }
-        shared.get(&VariantKey { slot, variant: hit.numbers })
+        shared.get(&VariantKey { slot, variant: hit.variant })
     }
 
     fn limit(&self, hit: &Hit) -> &'a Active {
@@ -679,15 +679,15 @@ impl<'a> Check<'a, '_> {
 
     /// The whole limit's algorithm, of all regions together.
     fn global(&self, hit: &Hit) -> &'a Algorithm {
-        let own = self.catalogue.global(self.limit(hit).slot, hit.numbers);
-        own.expect("a catalogue has the numbers of its own limits")
+        let own = self.catalogue.global(self.limit(hit).slot, hit.variant);
+        own.expect("a catalogue has the variants of its own limits")
     }
 
     fn context(&self, hit: &Hit) -> CellContext<'a> {
-        let which = self.catalogue.which(self.limit(hit).slot, hit.numbers);
+        let which = self.catalogue.which(self.limit(hit).slot, hit.variant);
         CellContext {
             global: self.global(hit),
-            local: self.local(self.limit(hit), hit.numbers),
+            local: self.local(self.limit(hit), hit.variant),
             salt: hit.tag.salt(),
             which,
             in_force: true,
@@ -696,23 +696,23 @@ impl<'a> Check<'a, '_> {
 
     /// The variant as this region enforces it.
     #[inline]
-    fn local(&self, active: &'a Active, numbers: u16) -> &'a Local {
-        if numbers == active.numbers {
+    fn local(&self, active: &'a Active, variant: u16) -> &'a Local {
+        if variant == active.variant {
             return &active.local;
         }
-        let own = self.catalogue.local(active.slot, numbers);
-        own.expect("a catalogue has the numbers of its own limits")
+        let own = self.catalogue.local(active.slot, variant);
+        own.expect("a catalogue has the variants of its own limits")
     }
 
     /// The algorithm of a cell without loans; for a cell that new cells share, the least.
     #[inline(always)]
     fn algorithm(&self, hit: &Hit) -> &'a Algorithm {
-        let local = self.local(self.limit(hit), hit.numbers);
+        let local = self.local(self.limit(hit), hit.variant);
         // If a limit has only a few units, a region may have none: then nothing may pass there by the shared
         // cell either.
         match hit.place {
-            CellSource::Shared => local.in_place_shared(hit.variant),
-            _ => local.in_place(hit.variant),
+            CellSource::Shared => local.shared_piece(hit.piece),
+            _ => local.piece(hit.piece),
         }
     }
 }

@@ -228,7 +228,7 @@ impl Check<'_, '_> {
             is_charged: false,
             forwarded_to: judged.source,
             is_forwarded: judged.is_forwarded,
-            numbers: hit.numbers,
+            variant: hit.variant,
         }
     }
 
@@ -352,7 +352,7 @@ impl Check<'_, '_> {
         }
         let reason = if let Some(reason) = self.node.owns_nothing() {
             reason
-        } else if !self.local(self.limit(hit), hit.numbers).can_tell() {
+        } else if !self.local(self.limit(hit), hit.variant).can_tell() {
             Reason::Clock
         } else if self.is_forgotten(hit) {
             Reason::Restarted
@@ -409,7 +409,7 @@ impl Check<'_, '_> {
     }
 
     fn guard_units(&self, hit: &Hit) -> u64 {
-        let (local, salt) = (self.local(self.limit(hit), hit.numbers), hit.tag.salt());
+        let (local, salt) = (self.local(self.limit(hit), hit.variant), hit.tag.salt());
         let end_ns = match local.at(salt) {
             Algorithm::FixedWindow(window) => window.first_end(self.now.wall_ns, salt),
             _ => 0,
@@ -496,7 +496,7 @@ impl Check<'_, '_> {
         let Some(at) = cells.table.at(place).heap_place() else { return false };
         let progress = self.node.progress();
         cells.with_heap_cell(at, |cell| {
-            cell.forget_held_if_renumbered();
+            cell.forget_held_if_variant_changed();
             let account = cell.account.take();
             let algorithm = account.as_ref().map_or(algorithm, |account| &account.algorithm);
             let held = cell.would_hold(algorithm, self.now, hit.units, hit.tag.salt(), progress);

@@ -40,7 +40,7 @@ fn a_forward_reply_counts_once_and_only_from_the_node_that_was_asked() {
     assert!(forwards.take(&lack(WHOLE, 0), now).is_none());
     assert!(forwards.came(MATE, 1, Some(1), now));
     assert!(!forwards.came(MATE, 1, Some(1), now), "once");
-    assert!(forwards.take(&lack(Whole { units: 21, ..WHOLE }, 0), now).is_none(), "other numbers");
+    assert!(forwards.take(&lack(Whole { units: 21, ..WHOLE }, 0), now).is_none(), "another variant");
     assert!(forwards.take(&lack(WHOLE, 1_001), now).is_none(), "it came later");
     assert!(forwards.take(&lack(WHOLE, 1_000), now.later(FORWARD_NS)).is_none(), "too late");
     assert!(forwards.take(&lack(WHOLE, 1_000), now).is_some());

@@ -33,7 +33,7 @@ impl Node {
             let all: Vec<Cell> = cells.table.iter().copied().collect();
             for cell in all {
                 let tag = whole_tag(at, &cell);
-                let local = catalogue.local(cell.slot(), cell.numbers());
+                let local = catalogue.local(cell.slot(), cell.variant());
                 let (Some(limit), Some(local)) = (catalogue.id(cell.slot()), local) else { continue };
                 let words = cells.words(&cell);
                 let state = match cells.account_of(&cell) {
@@ -81,7 +81,7 @@ impl Node {
             !active.durable && catalogue.was_served_before(active.slot) && !active.limit.algorithm.has_rate()
         };
         for active in catalogue.limits.iter().filter(is_forgotten) {
-            for variant in active.all_numbers() {
+            for variant in active.all_variants() {
                 let Some(local) = catalogue.local(active.slot, variant) else { continue };
                 let key = VariantKey { slot: active.slot, variant };
                 spent.insert(key, self.spent(local.least(), crashed, None));
@@ -99,8 +99,8 @@ impl Node {
         salt: u32,
         now: Now,
     ) -> Option<CellRecord> {
-        let (slot, numbers) = (cell.slot(), cell.numbers());
-        let (global, local) = catalogue.global(slot, numbers).zip(catalogue.local(slot, numbers))?;
+        let (slot, variant) = (cell.slot(), cell.variant());
+        let (global, local) = catalogue.global(slot, variant).zip(catalogue.local(slot, variant))?;
         let context = CellContext { global, local, salt, which: None, in_force: catalogue.is_active(slot) };
         let sessions = self.sessions();
         cells.with_heap_cell(cell.heap_place()?, |cell| {

@@ -143,7 +143,7 @@ impl Leases {
                 if context.local.spares() {
                     lease.statements.untell(account.window());
                 }
-                cell.forget_held_if_renumbered();
+                cell.forget_held_if_variant_changed();
             });
         }
         for key in self.cells.keys() {
@@ -173,7 +173,7 @@ impl Leases {
             }
             account.goes_by_pool(context);
             let most = account.most_of_pool();
-            cell.forget_held_if_renumbered();
+            cell.forget_held_if_variant_changed();
             let later =
                 context.local.pool_of(context.global, context.salt, u64::MAX).filter(|_| context.in_force);
             (Part { units: later.unwrap_or_default().units, ..pool }, most)

@@ -129,7 +129,7 @@ impl Leases {
             if units.is_some_and(|units| units > 0) {
                 account.expect_units_anew();
             }
-            cell.forget_held_if_renumbered();
+            cell.forget_held_if_variant_changed();
             units
         });
         came.flatten()

@@ -92,7 +92,7 @@ pub(super) fn rebalance_cell(
         node.push_row(withdrawals::removed(pool.limit, pool.key.1));
     }
     if is_alone {
-        cell.forget_held_if_renumbered();
+        cell.forget_held_if_variant_changed();
         cell.account = None;
     }
     if is_over { Rebalanced::Over } else { Rebalanced::GoesOn(call) }

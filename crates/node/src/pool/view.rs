@@ -33,8 +33,8 @@ impl Node {
     pub fn pool_view(&self, answer: &LimitAnswer, of: &Catalogue, now: Now) -> Option<PoolView> {
         let active = of.limits.get(answer.limit as usize)?;
         let (slot, tag) = (active.slot(), answer.tag);
-        let global = of.global(slot, answer.numbers)?;
-        let pool = of.local(slot, answer.numbers)?.pool(global, tag.salt())?;
+        let global = of.global(slot, answer.variant)?;
+        let pool = of.local(slot, answer.variant)?.pool(global, tag.salt())?;
         let number = group_of(tag);
         let (generation, grants, is_lost, left) = {
             let leases = lock(self.leases.as_ref()?);

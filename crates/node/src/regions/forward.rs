@@ -135,9 +135,10 @@ impl Sharing {
         let (slot, tag) = key;
         let active = catalogue.active_of(slot).filter(|active| active.is_in_force(now.wall_ns));
         let owns_nothing = self.owns_nothing().is_some() || node.owns_nothing().is_some();
-        let numbers = active.filter(|active| may_be_forwarded(active)).map(|active| &active.limit.algorithm);
+        let algorithm =
+            active.filter(|active| may_be_forwarded(active)).map(|active| &active.limit.algorithm);
         let may_give = |global: &Algorithm| is_of_variant(global, whole) && units <= global.budget();
-        if owns_nothing || node.forwards.is_closed() || !numbers.is_some_and(may_give) {
+        if owns_nothing || node.forwards.is_closed() || !algorithm.is_some_and(may_give) {
             return Charge::Never;
         }
         // A cell that is missing may have been dropped by a clock that reads more.
@@ -150,7 +151,7 @@ impl Sharing {
         let is_first = !std::mem::replace(&mut held.is_told, true);
         let locked_cell = LockedCell { node, catalogue, key, now, which: None };
         let charged = locked_cell.at(true, |context, cell| {
-            cell.forget_held_if_renumbered();
+            cell.forget_held_if_variant_changed();
             let HeapCell { account: Some(account), words, .. } = cell else { return (Charge::Never, false) };
             let is_new = account.calls_first();
             // Callers may spend the units that they lease without asking.
@@ -283,7 +284,7 @@ impl Sharing {
         let catalogue = node.catalogue();
         let locked_cell = LockedCell { node, catalogue: &catalogue, key, now, which: None };
         let calls = locked_cell.at(true, |context, cell| {
-            cell.forget_held_if_renumbered();
+            cell.forget_held_if_variant_changed();
             let HeapCell { account: Some(account), words, .. } = cell else { return false };
             account.settle(words, context, now, &*node.sessions());
             let verdict = account.algorithm.probe(words, now, units, context.salt);

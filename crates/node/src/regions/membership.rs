@@ -271,7 +271,7 @@ impl Sharing {
         node.set_key(key);
         node.set_allocations(self.allocations(node));
         let applied = node.apply_limits(limits, now, |id| found.remove(&id).unwrap_or_default());
-        let (_, taken) = applied.inspect_err(|_| node.stop_for_want_of_numbers())?;
+        let (_, taken) = applied.inspect_err(|_| node.stop_for_want_of_variants())?;
         let pledged = node.take_found();
         if let Some(leases) = &mut leases {
             let until_ns = loans_end_ns(node, &pledged, now);

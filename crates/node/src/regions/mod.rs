@@ -211,11 +211,11 @@ impl Sharing {
     pub(crate) fn tick(&mut self, node: &Node, raw: Now, calls: Vec<CellKey>) {
         self.note_stored(node, raw);
         let now = self.keep_wall(node, raw);
-        if !node.is_out_of_numbers() {
+        if !node.is_out_of_variants() {
             self.process.heartbeats.beat(now.steady_ns);
             self.keep_shares(node, now);
         }
-        if node.is_out_of_numbers() {
+        if node.is_out_of_variants() {
             return;
         }
         let catalogue = node.catalogue();

@@ -180,7 +180,7 @@ impl Sharing {
         let account = cell.account.as_deref_mut()?;
         if active_cell.is_idle(now_ns) && account.is_at_home(round.now) {
             if account.leave_alone(Rebalancer::Regions) && account.is_empty(round.now) {
-                cell.forget_held_if_renumbered();
+                cell.forget_held_if_variant_changed();
                 cell.account = None;
             }
             return None;
@@ -200,7 +200,7 @@ impl Sharing {
     /// cell cannot know the variant, and would give the cell no more than the least variant gives.
     fn introduce_variant(&mut self, round: &Round<'_>, active_cell: &mut ActiveCell) {
         // A guess is not sent: others would take it for known.
-        let has_several = round.node.catalogue().has_several_numbers(round.key.0);
+        let has_several = round.node.catalogue().has_several_variants(round.key.0);
         let variant = round.context.which.filter(|_| has_several);
         if active_cell.variant.tell(variant, self.version_id()) {
             self.peers.values_mut().for_each(|peer| peer.outbox.names.forget(round.key));

@@ -165,7 +165,7 @@ impl Sharing {
         match node.reshare(allocations, now) {
             Ok(true) => self.settle_accounts(node, &[], now),
             Ok(false) => {}
-            Err(_) => return node.stop_for_want_of_numbers(),
+            Err(_) => return node.stop_for_want_of_variants(),
         }
         if self.exchange.kept < Some(self.versions.revision()) {
             self.keep(node);

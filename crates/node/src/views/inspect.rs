@@ -181,8 +181,8 @@ impl Node {
         let (slot, now) = (self.slot_of(limit)?, self.not_before(now));
         let catalogue = self.catalogue();
         let active = catalogue.active_of(slot)?;
-        let numbers = active.numbers_of(active.limit.numbers_for(values, now.wall_ns).index(), role);
-        self.holding_of((slot, tag), Some(numbers), now)
+        let variant = active.variant_of(active.limit.variant_for(values, now.wall_ns).index(), role);
+        self.holding_of((slot, tag), Some(variant), now)
     }
 
     /// As [`Node::holding`], for the cell that counts these values of a limit's `by`. `None` if a value is
@@ -191,8 +191,8 @@ impl Node {
         let catalogue = self.catalogue();
         let now = self.not_before(now);
         let active = catalogue.active_named(limit)?;
-        let (tag, numbers) = active.cell_of(values, now)?;
-        self.holding_of((active.slot, tag), Some(numbers), now)
+        let (tag, variant) = active.cell_of(values, now)?;
+        self.holding_of((active.slot, tag), Some(variant), now)
     }
 
     /// What a region has of a cell; if the cell does not exist, by the variant `absent`.
@@ -210,14 +210,14 @@ impl Node {
         let cells = self.shards[shard_of(tag)].lock();
         let salt = tag.salt();
         let place = cells.table.find(tag, slot);
-        let numbers = match place {
+        let variant = match place {
             Some(place) => catalogue.heir(slot, cells.table.at(place), salt, now)?.0,
-            None => absent.or_else(|| catalogue.newest_numbers(slot, salt))?,
+            None => absent.or_else(|| catalogue.newest_variant(slot, salt))?,
         };
         let cell = InspectedCell {
             node: self,
-            global: catalogue.global(slot, numbers)?,
-            local: catalogue.local(slot, numbers)?,
+            global: catalogue.global(slot, variant)?,
+            local: catalogue.local(slot, variant)?,
             salt,
             words: place.map_or(&[], |place| cells.words(cells.table.at(place))),
             leased: place.map_or(0, |place| cells.leased(place)),
@@ -232,7 +232,7 @@ impl Node {
         } else if place.is_some() {
             cell.left_of(cell.local.at(salt))
         } else {
-            self.left_of_new(&catalogue, (slot, tag), numbers, cell.local.at(salt), now)
+            self.left_of_new(&catalogue, (slot, tag), variant, cell.local.at(salt), now)
         };
         let window_ns = cell.window_ns();
         Some(Holding { standing, effective: standing, window_ns, left, ..Holding::default() })
@@ -244,11 +244,11 @@ impl Node {
         &self,
         catalogue: &Catalogue,
         (slot, tag): CellKey,
-        numbers: u16,
+        variant: u16,
         algorithm: &Algorithm,
         now: Now,
     ) -> u64 {
-        let (key, salt) = (VariantKey { slot, variant: numbers }, tag.salt());
+        let (key, salt) = (VariantKey { slot, variant }, tag.salt());
         let state = self.initial(catalogue, key, algorithm, salt, now);
         let own = algorithm.available(state.words(), now, salt);
         let shared = self.overflow.lock();
@@ -366,9 +366,9 @@ impl Active {
             // Each class has its own cell.
             return None;
         }
-        let whose = self.limit.numbers_for(values, now.wall_ns);
+        let whose = self.limit.variant_for(values, now.wall_ns);
         let tag = if whose.is_apart() { self.tagger.apart(tag) } else { tag };
-        Some((tag, self.numbers_of(whose.index(), 0)))
+        Some((tag, self.variant_of(whose.index(), 0)))
     }
 }
 
@@ -376,10 +376,10 @@ impl Catalogue {
     /// The override whose variant the answer's cell has; `None` if the cell has the limit's own variant.
     pub fn override_of(&self, answer: &LimitAnswer) -> Option<&Override> {
         let active = &self.limits[answer.limit as usize];
-        let set = active.all_numbers().position(|numbers| numbers == answer.numbers)?;
+        let place = active.all_variants().position(|variant| variant == answer.variant)?;
         // The limit's own variants come first.
-        let place = (set / active.limit.sets_each()).checked_sub(1)?;
-        active.limit.overrides.get(place)
+        let number = (place / active.limit.variants_each()).checked_sub(1)?;
+        active.limit.overrides.get(number)
     }
 }
 
@@ -397,7 +397,7 @@ impl Node {
     /// limit is not in force any more.
     pub fn cell(&self, answer: &LimitAnswer, of: &Catalogue, now: Now) -> Option<CellView> {
         let slot = of.limits[answer.limit as usize].slot;
-        self.view_of((slot, answer.tag), answer.numbers, of, now)
+        self.view_of((slot, answer.tag), answer.variant, of, now)
     }
 
     /// As [`Node::cell`], for the cell that counts these values of a limit's `by`. `None` if the limit is not
@@ -406,8 +406,8 @@ impl Node {
         let catalogue = self.catalogue();
         let now = self.not_before(now);
         let active = catalogue.active_named(limit).filter(|active| active.is_in_force(now.wall_ns))?;
-        let (tag, numbers) = active.cell_of(values, now)?;
-        let view = self.view_of((active.slot, tag), numbers, &catalogue, now)?;
+        let (tag, variant) = active.cell_of(values, now)?;
+        let view = self.view_of((active.slot, tag), variant, &catalogue, now)?;
         let window_ends_ns = match &view.algorithm {
             Algorithm::FixedWindow(window) => window.end_after(now.wall_ns, tag.salt()),
             _ => 0,
@@ -415,10 +415,10 @@ impl Node {
         Some(NamedCell { view, window_ends_ns })
     }
 
-    fn view_of(&self, (slot, tag): CellKey, numbers: u16, of: &Catalogue, now: Now) -> Option<CellView> {
-        let algorithm = of.global(slot, numbers)?.clone();
+    fn view_of(&self, (slot, tag): CellKey, variant: u16, of: &Catalogue, now: Now) -> Option<CellView> {
+        let algorithm = of.global(slot, variant)?.clone();
         let has_rate = algorithm.has_rate();
-        let holding = self.holding_of((slot, tag), Some(numbers), now)?;
+        let holding = self.holding_of((slot, tag), Some(variant), now)?;
         let (demand_milli, loans, words) = Default::default();
         let mut view = CellView { algorithm, holding, demand_milli, loans, words };
         if let Some(sharing) = self.lock_sharing() {

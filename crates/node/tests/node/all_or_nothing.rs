@@ -155,7 +155,7 @@ struct Reference {
 
 /// A state, and the override under which it was written.
 struct ReferenceCell {
-    numbers: Option<usize>,
+    variant: Option<usize>,
     state: State,
 }
 
@@ -163,7 +163,7 @@ struct ReferenceHit {
     limit: usize,
     values: Vec<Vec<u8>>,
     exempt: bool,
-    numbers: Option<usize>,
+    variant: Option<usize>,
     units: u64,
     charges: bool,
     descriptors: u64,
@@ -322,24 +322,24 @@ impl Reference {
         let is_over = |number: usize| {
             self.limits[limit].overrides[number].until_ns.is_some_and(|until| now.wall_ns >= until)
         };
-        let first = (0..spec.overrides.len()).find(|number| !is_over(*number) && fits(*number, has_numbers));
+        let first = (0..spec.overrides.len()).find(|number| !is_over(*number) && fits(*number, has_variant));
         // If a key comes twice, every value must fit. Otherwise the request counts in a separate cell, by the
         // limit's base variant.
-        let numbers = first.filter(|number| fits(*number, is_exempt));
-        values.extend((first != numbers).then(|| b"apart".to_vec()));
+        let variant = first.filter(|number| fits(*number, is_exempt));
+        values.extend((first != variant).then(|| b"apart".to_vec()));
         Some(ReferenceHit {
             limit,
             values,
             exempt: spec.unlimited.iter().any(|(key, any)| is_exempt(key, any, descriptor)),
-            numbers,
+            variant,
             units: cost.max(1).saturating_mul(spec.cost.unwrap_or(1)),
             charges: cost > 0,
             descriptors: bit,
         })
     }
 
-    fn algorithm(&self, limit: usize, numbers: Option<usize>) -> &Algorithm {
-        match numbers {
+    fn algorithm(&self, limit: usize, variant: Option<usize>) -> &Algorithm {
+        match variant {
             Some(number) => &self.limits[limit].overrides[number].algorithm,
             None => &self.limits[limit].algorithm,
         }
@@ -348,10 +348,10 @@ impl Reference {
     /// The state of a hit's cell under today's variant. An override that ended handed the state over at its
     /// end.
     fn state(&self, hit: &ReferenceHit, now: Now) -> State {
-        let today = self.algorithm(hit.limit, hit.numbers);
+        let today = self.algorithm(hit.limit, hit.variant);
         let Some(cell) = self.cells.get(&(hit.limit, hit.values.clone())) else { return today.fresh() };
-        match cell.numbers {
-            numbers if numbers == hit.numbers => cell.state.clone(),
+        match cell.variant {
+            variant if variant == hit.variant => cell.state.clone(),
             Some(ended) => {
                 let until =
                     self.limits[hit.limit].overrides[ended].until_ns.expect("only time ends one here");
@@ -364,7 +364,7 @@ impl Reference {
 
     fn say(&self, hit: &ReferenceHit, salt: u32, now: Now, how: Ask) -> Said {
         let spec = &self.specs[hit.limit];
-        let algorithm = self.algorithm(hit.limit, hit.numbers);
+        let algorithm = self.algorithm(hit.limit, hit.variant);
         let said = |outcome, reason, verdict| Said {
             limit: hit.limit,
             descriptors: hit.descriptors,
@@ -414,7 +414,7 @@ impl Reference {
     /// Reports an uncharged cell's remaining units.
     fn leave(&self, hit: &ReferenceHit, salt: u32, now: Now, said: &mut Said) {
         if !hit.exempt {
-            let algorithm = self.algorithm(hit.limit, hit.numbers);
+            let algorithm = self.algorithm(hit.limit, hit.variant);
             let untouched = algorithm.probe(self.state(hit, now).words(), now, 0, salt);
             said.verdict.remaining = untouched.remaining;
             said.verdict.reset_after_ns = untouched.reset_after_ns;
@@ -423,12 +423,12 @@ impl Reference {
 
     fn charge(&mut self, hit: &ReferenceHit, salt: u32, now: Now) {
         let mut state = self.state(hit, now);
-        let algorithm = self.algorithm(hit.limit, hit.numbers);
+        let algorithm = self.algorithm(hit.limit, hit.variant);
         match &mut state {
             State::Inline(words) => algorithm.charge_inline(words, now, hit.units, salt),
             State::Heap(words) => algorithm.charge_heap(words, now, hit.units, salt),
         }
-        self.cells.insert((hit.limit, hit.values.clone()), ReferenceCell { numbers: hit.numbers, state });
+        self.cells.insert((hit.limit, hit.values.clone()), ReferenceCell { variant: hit.variant, state });
     }
 }
 
@@ -492,7 +492,7 @@ fn is_exempt(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> bo
 }
 
 /// Whether a cell has an override's variant: the first value, by which the cell is counted, must fit.
-fn has_numbers(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> bool {
+fn has_variant(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> bool {
     said_of(key, patterns, descriptor).first() == Some(&(true, false))
 }
 

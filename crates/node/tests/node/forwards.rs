@@ -535,8 +535,11 @@ fn change_while_a_forward_is_under_way() {
         assert!(world.order(&(0..7).map(|place| (place, 1)).collect::<Vec<_>>()));
         world.pass(100 * MS);
         // If nothing was charged, the request may pass by units of the new variant.
-        assert!(asker == 1 || world.passed_late == late, "it passes by other numbers than it was charged by");
-        assert_eq!(counts(&world).used, before.used, "it passes by other numbers than it was charged by");
+        assert!(
+            asker == 1 || world.passed_late == late,
+            "it passes by another variant than it was charged by"
+        );
+        assert_eq!(counts(&world).used, before.used, "it passes by another variant than it was charged by");
         assert_eq!(counts(&world).charged - before.charged, u64::from(asker == 0));
     }
 }

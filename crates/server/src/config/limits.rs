@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use acequia_limits::{Fault, Limit, Mode, limit::LimitSpec, notation::format_duration_ns};
-use acequia_node::{LIMITS_MAX, NUMBERS_MAX, regions::limits_to_bytes};
+use acequia_node::{LIMITS_MAX, VARIANTS_MAX, regions::limits_to_bytes};
 use acequia_rights::versions::LIMITS_BYTES_MAX;
 use serde_saphyr::Spanned;
 
@@ -44,11 +44,11 @@ pub(super) fn read(specs: Vec<Spanned<LimitSpec>>, faults: &mut Faults<'_>) -> V
                     );
                     faults.add(begin, what);
                 }
-                let sets = (1 + limit.overrides.len()) * limit.sets_each();
-                if sets > NUMBERS_MAX {
+                let sets = (1 + limit.overrides.len()) * limit.variants_each();
+                if sets > VARIANTS_MAX {
                     let what = format!(
                         "limit {name}: {sets} sets of numbers, one for each class of each override: at most \
-                         {NUMBERS_MAX}; leave some out, or split the limit"
+                         {VARIANTS_MAX}; leave some out, or split the limit"
                     );
                     faults.add(faults.line_of("overrides", begin, end), what);
                 }

@@ -138,7 +138,7 @@ fn written(limit: &Limit, key: &Key, grants: &[Grant]) -> Result<Vec<Fields>, Or
     let mut all: Vec<Fields> = Vec::new();
     for end_ns in ends {
         let mut fields: Fields = key.iter().map(|(name, value)| (name.clone(), one(value))).collect();
-        let (units, base) = match limit.numbers_for(&cell, end_ns.saturating_sub(1)).index() {
+        let (units, base) = match limit.variant_for(&cell, end_ns.saturating_sub(1)).index() {
             Some(place) => (limit.overrides[place].algorithm.budget(), Some(&spec.overrides[place])),
             None => (limit.algorithm.budget(), None),
         };
@@ -436,7 +436,7 @@ mod tests {
     fn units(spec: &LimitSpec, tenant: &str, wall_ns: u64) -> u64 {
         let limit = read(spec).expect("a limit");
         let entries = [(&b"tenant"[..], tenant.as_bytes())];
-        let found = limit.numbers_for(&Descriptor::new(&entries, None), wall_ns).index();
+        let found = limit.variant_for(&Descriptor::new(&entries, None), wall_ns).index();
         found.map_or_else(|| limit.algorithm.budget(), |place| limit.overrides[place].algorithm.budget())
     }
 
