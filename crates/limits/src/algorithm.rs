@@ -1,4 +1,4 @@
-//! How one limit decides, and the state words that it keeps in a cell.
+//! How one limit decides, and the state that it keeps in a cell.
 
 use crate::{
     DRIFT_PPM_MAX, Now, Part,
@@ -39,11 +39,11 @@ pub enum State {
 }
 
 impl State {
-    /// The state's words, wherever they are kept.
-    pub fn words(&self) -> &[u64] {
+    /// The state, wherever it is kept.
+    pub fn as_slice(&self) -> &[u64] {
         match self {
-            Self::Inline(words) => words,
-            Self::Heap(words) => words,
+            Self::Inline(state) => state,
+            Self::Heap(state) => state,
         }
     }
 }
@@ -66,63 +66,63 @@ impl Algorithm {
 
     /// Whether `cost` fits, without a charge. `salt` is the cell's own number, which staggers windows.
     #[inline]
-    pub fn probe(&self, words: &[u64], now: Now, cost: u64, salt: u32) -> Verdict {
+    pub fn probe(&self, state: &[u64], now: Now, cost: u64, salt: u32) -> Verdict {
         match self {
-            Self::TokenBucket(meter) => meter.probe(tat(words), now.steady_ns, cost),
+            Self::TokenBucket(meter) => meter.probe(tat(state), now.steady_ns, cost),
             Self::LeakyBucket(meter) => {
-                let verdict = meter.probe(tat(words), now.steady_ns, cost);
-                let wait = if verdict.allowed { meter.delay_ns(tat(words), now.steady_ns) } else { 0 };
+                let verdict = meter.probe(tat(state), now.steady_ns, cost);
+                let wait = if verdict.allowed { meter.delay_ns(tat(state), now.steady_ns) } else { 0 };
                 Verdict { delay_ns: wait, ..verdict }
             }
-            Self::FixedWindow(window) => window.probe(Usage::of(words), now.wall_ns, cost, salt),
-            Self::SlidingLog(log) => log.probe(words, now.steady_ns, cost),
-            Self::SlidingSlots(slots) => slots.probe(words, now.steady_ns, cost),
-            Self::SlidingApproximate(pair) => pair.probe(inline(words), now.steady_ns, cost),
+            Self::FixedWindow(window) => window.probe(Usage::of(state), now.wall_ns, cost, salt),
+            Self::SlidingLog(log) => log.probe(state, now.steady_ns, cost),
+            Self::SlidingSlots(slots) => slots.probe(state, now.steady_ns, cost),
+            Self::SlidingApproximate(pair) => pair.probe(inline(state), now.steady_ns, cost),
         }
     }
 
     /// Charges a cost that [`Algorithm::probe`] allowed at the same `now`. The state is inline.
     #[inline]
-    pub fn charge_inline(&self, words: &mut Inline, now: Now, cost: u64, salt: u32) {
+    pub fn charge_inline(&self, state: &mut Inline, now: Now, cost: u64, salt: u32) {
         if cost == 0 {
             return;
         }
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
-                *words = split(meter.charge(tat(words), now.steady_ns, cost));
+                *state = split(meter.charge(tat(state), now.steady_ns, cost));
             }
             Self::FixedWindow(window) => {
                 assert!(window.margin_ns == 0, "kept on the heap");
-                let Usage { end_ns, used, .. } = window.charge(Usage::of(words), now.wall_ns, cost, salt);
-                *words = [end_ns, used];
+                let Usage { end_ns, used, .. } = window.charge(Usage::of(state), now.wall_ns, cost, salt);
+                *state = [end_ns, used];
             }
-            Self::SlidingApproximate(pair) => *words = pair.charge(*words, now.steady_ns, cost),
+            Self::SlidingApproximate(pair) => *state = pair.charge(*state, now.steady_ns, cost),
             Self::SlidingLog(_) | Self::SlidingSlots(_) => unreachable!("kept on the heap"),
         }
     }
 
     /// Charges a cost that [`Algorithm::probe`] allowed at the same `now`. The state is on the heap.
-    pub fn charge_heap(&self, words: &mut Vec<u64>, now: Now, cost: u64, salt: u32) {
+    pub fn charge_heap(&self, state: &mut Vec<u64>, now: Now, cost: u64, salt: u32) {
         if cost == 0 {
             return;
         }
         match self {
-            Self::SlidingLog(log) => log.charge(words, now.steady_ns, cost),
-            Self::SlidingSlots(slots) => slots.charge(words, now.steady_ns, cost),
+            Self::SlidingLog(log) => log.charge(state, now.steady_ns, cost),
+            Self::SlidingSlots(slots) => slots.charge(state, now.steady_ns, cost),
             Self::FixedWindow(window) if window.margin_ns > 0 => {
-                let usage = window.charge(Usage::of(words), now.wall_ns, cost, salt);
-                rewrite(words, &usage.words());
+                let usage = window.charge(Usage::of(state), now.wall_ns, cost, salt);
+                rewrite(state, &usage.to_state());
             }
             Self::TokenBucket(_)
             | Self::LeakyBucket(_)
             | Self::FixedWindow(_)
             | Self::SlidingApproximate(_) => {
-                if let Ok(words) = <&mut Inline>::try_from(words.as_mut_slice()) {
-                    return self.charge_inline(words, now, cost, salt);
+                if let Ok(state) = <&mut Inline>::try_from(state.as_mut_slice()) {
+                    return self.charge_inline(state, now, cost, salt);
                 }
-                let mut kept = inline(words);
+                let mut kept = inline(state);
                 self.charge_inline(&mut kept, now, cost, salt);
-                rewrite(words, &kept);
+                rewrite(state, &kept);
             }
         }
     }
@@ -247,51 +247,51 @@ impl Algorithm {
     }
 
     /// Units that a bucket owes, rounded up. 0 for algorithms without a rate.
-    pub fn owed(&self, words: &[u64], now: Now) -> u64 {
+    pub fn owed(&self, state: &[u64], now: Now) -> u64 {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
-                meter.owed_at_most(tat(words), now.steady_ns)
+                meter.owed_at_most(tat(state), now.steady_ns)
             }
             _ => 0,
         }
     }
 
     /// Units that could be charged now. 0 if more is owed than the limit holds.
-    pub fn available(&self, words: &[u64], now: Now, salt: u32) -> u64 {
-        self.probe(words, now, 0, salt).remaining
+    pub fn available(&self, state: &[u64], now: Now, salt: u32) -> u64 {
+        self.probe(state, now, 0, salt).remaining
     }
 
     /// Grows a bucket's debt by `units`, whether they fit or not: a piece arrived with its debt. Other
     /// algorithms do nothing, because their pieces arrive unused.
-    pub fn owe(&self, words: &mut Vec<u64>, now: Now, units: u64) {
+    pub fn owe(&self, state: &mut Vec<u64>, now: Now, units: u64) {
         if self.has_rate() {
-            let mut kept = inline(words);
+            let mut kept = inline(state);
             self.owe_inline(&mut kept, now, units);
-            rewrite(words, &kept);
+            rewrite(state, &kept);
         }
     }
 
     /// As [`Algorithm::owe`], for a state kept inline.
-    pub fn owe_inline(&self, words: &mut Inline, now: Now, units: u64) {
+    pub fn owe_inline(&self, state: &mut Inline, now: Now, units: u64) {
         if let Self::TokenBucket(meter) | Self::LeakyBucket(meter) = self {
-            *words = split(meter.owe(tat(words), now.steady_ns, units));
+            *state = split(meter.owe(tat(state), now.steady_ns, units));
         }
     }
 
     /// Shrinks a bucket's debt by `units`, down to none: the debt left with a piece. Other algorithms do
     /// nothing.
-    pub fn forgive(&self, words: &mut Vec<u64>, now: Now, units: u64) {
+    pub fn forgive(&self, state: &mut Vec<u64>, now: Now, units: u64) {
         if self.has_rate() {
-            let mut kept = inline(words);
+            let mut kept = inline(state);
             self.forgive_inline(&mut kept, now, units);
-            rewrite(words, &kept);
+            rewrite(state, &kept);
         }
     }
 
     /// As [`Algorithm::forgive`], for a state kept inline.
-    pub fn forgive_inline(&self, words: &mut Inline, now: Now, units: u64) {
+    pub fn forgive_inline(&self, state: &mut Inline, now: Now, units: u64) {
         if let Self::TokenBucket(meter) | Self::LeakyBucket(meter) = self {
-            *words = split(meter.forgive(tat(words), now.steady_ns, units));
+            *state = split(meter.forgive(tat(state), now.steady_ns, units));
         }
     }
 
@@ -302,7 +302,7 @@ impl Algorithm {
     /// If the charge may no longer count, nothing comes back.
     pub fn refund(
         &self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         charged: Now,
         units: u64,
         now: Now,
@@ -310,13 +310,13 @@ impl Algorithm {
         salt: u32,
     ) -> u64 {
         match self {
-            Self::SlidingLog(log) => log.refund(words, charged.steady_ns, units, now.steady_ns),
-            Self::SlidingSlots(slots) => slots.refund(words, charged.steady_ns, units, now.steady_ns),
+            Self::SlidingLog(log) => log.refund(state, charged.steady_ns, units, now.steady_ns),
+            Self::SlidingSlots(slots) => slots.refund(state, charged.steady_ns, units, now.steady_ns),
             Self::FixedWindow(window) if window.margin_ns > 0 => {
-                let usage = Usage::of(words);
+                let usage = Usage::of(state);
                 let (usage, back) = window.refund(usage, charged.wall_ns, units, now.wall_ns, salt);
                 if back > 0 {
-                    rewrite(words, &usage.words());
+                    rewrite(state, &usage.to_state());
                 }
                 back
             }
@@ -324,10 +324,10 @@ impl Algorithm {
             | Self::LeakyBucket(_)
             | Self::FixedWindow(_)
             | Self::SlidingApproximate(_) => {
-                let mut kept = inline(words);
+                let mut kept = inline(state);
                 let back = self.refund_inline(&mut kept, charged, units, now, global, salt);
                 if back > 0 {
-                    rewrite(words, &kept);
+                    rewrite(state, &kept);
                 }
                 back
             }
@@ -337,7 +337,7 @@ impl Algorithm {
     /// As [`Algorithm::refund`], for a state kept inline.
     pub fn refund_inline(
         &self,
-        words: &mut Inline,
+        state: &mut Inline,
         charged: Now,
         units: u64,
         now: Now,
@@ -349,24 +349,24 @@ impl Algorithm {
                 let (Self::TokenBucket(whole) | Self::LeakyBucket(whole)) = global else { return 0 };
                 // A clock that is behind the charge cannot tell how much has come back since.
                 let Some(elapsed_ns) = now.steady_ns.checked_sub(charged.steady_ns) else { return 0 };
-                let owed = meter.owed(tat(words), now.steady_ns);
+                let owed = meter.owed(tat(state), now.steady_ns);
                 let back = whole.outlasting(units, elapsed_ns).min(owed);
-                self.forgive_inline(words, now, back);
+                self.forgive_inline(state, now, back);
                 back
             }
             Self::FixedWindow(window) => {
                 assert!(window.margin_ns == 0, "kept on the heap");
-                let usage = Usage::of(words);
+                let usage = Usage::of(state);
                 let (Usage { end_ns, used, .. }, back) =
                     window.refund(usage, charged.wall_ns, units, now.wall_ns, salt);
                 if back > 0 {
-                    *words = [end_ns, used];
+                    *state = [end_ns, used];
                 }
                 back
             }
             Self::SlidingApproximate(pair) => {
-                let (state, back) = pair.refund(*words, charged.steady_ns, units, now.steady_ns);
-                *words = state;
+                let (after, back) = pair.refund(*state, charged.steady_ns, units, now.steady_ns);
+                *state = after;
                 back
             }
             Self::SlidingLog(_) | Self::SlidingSlots(_) => unreachable!("kept on the heap"),
@@ -374,13 +374,13 @@ impl Algorithm {
     }
 
     /// Whether the state equals an absent cell, so that it may be forgotten.
-    pub fn is_idle(&self, words: &[u64], now: Now) -> bool {
+    pub fn is_idle(&self, state: &[u64], now: Now) -> bool {
         match self {
-            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => meter.is_idle(tat(words), now.steady_ns),
-            Self::FixedWindow(window) => window.is_idle(Usage::of(words), now.wall_ns),
-            Self::SlidingLog(log) => log.is_idle(words, now.steady_ns),
-            Self::SlidingSlots(slots) => slots.is_idle(words, now.steady_ns),
-            Self::SlidingApproximate(pair) => pair.is_idle(inline(words), now.steady_ns),
+            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => meter.is_idle(tat(state), now.steady_ns),
+            Self::FixedWindow(window) => window.is_idle(Usage::of(state), now.wall_ns),
+            Self::SlidingLog(log) => log.is_idle(state, now.steady_ns),
+            Self::SlidingSlots(slots) => slots.is_idle(state, now.steady_ns),
+            Self::SlidingApproximate(pair) => pair.is_idle(inline(state), now.steady_ns),
         }
     }
 
@@ -395,9 +395,9 @@ impl Algorithm {
             Self::SlidingApproximate(pair) => State::Inline(pair.charge([0, 0], then.steady_ns, pair.limit)),
             Self::SlidingLog(log) => State::Heap(vec![then.steady_ns, log.limit]),
             Self::SlidingSlots(slots) => {
-                let mut words = Vec::new();
-                slots.charge(&mut words, then.steady_ns, slots.limit);
-                State::Heap(words)
+                let mut state = Vec::new();
+                slots.charge(&mut state, then.steady_ns, slots.limit);
+                State::Heap(state)
             }
         }
     }
@@ -411,30 +411,30 @@ impl Algorithm {
         }
     }
 
-    /// The state after a charge of everything that `words` leave. No cell can owe more, given `words` and
+    /// The state after a charge of everything that `state` leaves. No cell can owe more, given `state` and
     /// any unknown charges up to `then`. Sliding windows are charged at `then`, other algorithms now.
-    pub fn used_up(&self, words: &[u64], then: Now, now: Now, salt: u32) -> State {
-        let left = self.available(words, now, salt);
+    pub fn used_up(&self, state: &[u64], then: Now, now: Now, salt: u32) -> State {
+        let left = self.available(state, now, salt);
         match self {
             Self::SlidingLog(_) | Self::SlidingSlots(_) => {
-                let mut charges = self.charges(words, now);
+                let mut charges = self.charges(state, now);
                 charges.push((then.min(now).steady_ns, left));
                 charges.sort_unstable();
-                let mut state = Vec::new();
+                let mut spent = Vec::new();
                 for (steady_ns, units) in charges {
-                    self.charge_heap(&mut state, Now { steady_ns, ..now }, units, salt);
+                    self.charge_heap(&mut spent, Now { steady_ns, ..now }, units, salt);
                 }
-                State::Heap(state)
+                State::Heap(spent)
             }
             Self::FixedWindow(window) if window.margin_ns > 0 => {
-                let mut state = words.to_vec();
-                self.charge_heap(&mut state, now, left, salt);
-                State::Heap(state)
+                let mut spent = state.to_vec();
+                self.charge_heap(&mut spent, now, left, salt);
+                State::Heap(spent)
             }
             _ => {
-                let mut state = inline(words);
-                self.charge_inline(&mut state, now, left, salt);
-                State::Inline(state)
+                let mut spent = inline(state);
+                self.charge_inline(&mut spent, now, left, salt);
+                State::Inline(spent)
             }
         }
     }
@@ -472,7 +472,7 @@ impl Algorithm {
     }
 
     /// The largest number of words in a state.
-    pub const fn words_max(&self) -> usize {
+    pub const fn state_words_max(&self) -> usize {
         match self {
             // The limit is at most LOG_UNITS_MAX, and the slots are at most SLOTS_MAX.
             Self::SlidingLog(log) => 2 * log.limit as usize,
@@ -493,77 +493,77 @@ impl Algorithm {
         }
     }
 
-    /// Converts `words`, a state under `old`, to the state under this algorithm that owes as much at
+    /// Converts `state`, a state under `old`, to the state under this algorithm that owes as much at
     /// `then`. A change of the limit's parameters mints nothing. Both algorithms belong to one limit, so
     /// they are of one kind.
-    pub fn convert(&self, old: &Self, words: &[u64], then: Now) -> State {
+    pub fn convert(&self, old: &Self, state: &[u64], then: Now) -> State {
         match (self, old) {
             (
                 Self::TokenBucket(new) | Self::LeakyBucket(new),
                 Self::TokenBucket(old) | Self::LeakyBucket(old),
-            ) => State::Inline(split(new.convert(old, tat(words), then.steady_ns))),
+            ) => State::Inline(split(new.convert(old, tat(state), then.steady_ns))),
             (Self::FixedWindow(window), Self::FixedWindow(old)) => {
-                self.state_of(window.adopt(old.margin_ns, words, then.wall_ns))
+                self.state_of(window.adopt(old.margin_ns, state, then.wall_ns))
             }
             (Self::SlidingApproximate(pair), Self::SlidingApproximate(old)) => {
-                State::Inline(pair.adopt(old, inline(words), then.steady_ns))
+                State::Inline(pair.adopt(old, inline(state), then.steady_ns))
             }
-            (Self::FixedWindow(_), _) | (Self::SlidingApproximate(_), _) => State::Inline(inline(words)),
+            (Self::FixedWindow(_), _) | (Self::SlidingApproximate(_), _) => State::Inline(inline(state)),
             _ => {
-                let mut state = Vec::new();
-                for (at_ns, units) in old.charges(words, then) {
+                let mut converted = Vec::new();
+                for (at_ns, units) in old.charges(state, then) {
                     let at = Now { steady_ns: at_ns, ..then };
-                    self.charge_heap(&mut state, at, units, 0);
+                    self.charge_heap(&mut converted, at, units, 0);
                 }
-                State::Heap(state)
+                State::Heap(converted)
             }
         }
     }
 
-    /// Converts `words`, a state under the piece `old`, to the state under this piece of the same limit.
+    /// Converts `state`, a state under the piece `old`, to the state under this piece of the same limit.
     /// Spent units stay spent, even if they exceed this piece.
-    pub fn resize(&self, old: &Self, words: &[u64], now: Now) -> State {
+    pub fn resize(&self, old: &Self, state: &[u64], now: Now) -> State {
         match (self, old) {
             (Self::SlidingSlots(new), Self::SlidingSlots(old))
                 if (new.window_ns, new.slots) == (old.window_ns, old.slots) =>
             {
-                State::Heap(words.to_vec())
+                State::Heap(state.to_vec())
             }
             (Self::SlidingLog(new), Self::SlidingLog(old)) if new.window_ns == old.window_ns => {
-                State::Heap(words.to_vec())
+                State::Heap(state.to_vec())
             }
-            _ => self.convert(old, words, now),
+            _ => self.convert(old, state, now),
         }
     }
 
     /// As [`Algorithm::convert`], if the parameters changed at an unknown time between the state's first
     /// charge and `now`. The larger debt counts.
-    pub fn convert_sometime(&self, old: &Self, words: &[u64], now: Now) -> State {
-        let late = self.convert(old, words, now);
+    pub fn convert_sometime(&self, old: &Self, state: &[u64], now: Now) -> State {
+        let late = self.convert(old, state, now);
         let (Self::TokenBucket(meter) | Self::LeakyBucket(meter)) = old else { return late };
-        let since = Now { steady_ns: meter.spent_since_ns(tat(words)), ..now };
-        let early = self.convert(old, words, since.min(now));
-        if self.covers(early.words(), late.words(), now) { early } else { late }
+        let since = Now { steady_ns: meter.spent_since_ns(tat(state)), ..now };
+        let early = self.convert(old, state, since.min(now));
+        if self.covers(early.as_slice(), late.as_slice(), now) { early } else { late }
     }
 
     /// The state if every charge had been made `by_ns` later on the steady clock. A steady clock that is
     /// anchored anew may be ahead of the clock that wrote the state. Windows with edges do not use the
     /// steady clock.
-    pub fn delayed(&self, words: &[u64], by_ns: u64) -> State {
+    pub fn delayed(&self, state: &[u64], by_ns: u64) -> State {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
-                State::Inline(split(meter.delayed(tat(words), by_ns)))
+                State::Inline(split(meter.delayed(tat(state), by_ns)))
             }
             Self::SlidingLog(_) => {
                 let later = |(place, word): (usize, &u64)| {
                     if place % 2 == 0 { word.saturating_add(by_ns) } else { *word }
                 };
-                State::Heap(words.iter().enumerate().map(later).collect())
+                State::Heap(state.iter().enumerate().map(later).collect())
             }
-            Self::SlidingSlots(slots) => State::Heap(slots.delayed(words, by_ns)),
-            Self::FixedWindow(_) => self.state_of(Usage::of(words)),
+            Self::SlidingSlots(slots) => State::Heap(slots.delayed(state, by_ns)),
+            Self::FixedWindow(_) => self.state_of(Usage::of(state)),
             Self::SlidingApproximate(pair) => {
-                let [number, counts] = inline(words);
+                let [number, counts] = inline(state);
                 State::Inline([number + by_ns.div_ceil(pair.window_ns), counts])
             }
         }
@@ -571,14 +571,14 @@ impl Algorithm {
 
     /// As [`Algorithm::delayed`], for a state whose age is unknown. No charge is dated later than now. A
     /// bucket owes no more than if everything had been spent now, unless it owed more anyway.
-    pub fn later_than_said(&self, words: &[u64], by_ns: u64, now: Now) -> State {
-        let later = self.delayed(words, by_ns);
+    pub fn later_than_said(&self, state: &[u64], by_ns: u64, now: Now) -> State {
+        let later = self.delayed(state, by_ns);
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
-                let most = meter.spent_at(now.steady_ns).max(tat(words));
-                State::Inline(split(tat(later.words()).min(most)))
+                let most = meter.spent_at(now.steady_ns).max(tat(state));
+                State::Inline(split(tat(later.as_slice()).min(most)))
             }
-            _ => self.redated(later.words(), CLOCK_END, now),
+            _ => self.redated(later.as_slice(), CLOCK_END, now),
         }
     }
 
@@ -586,40 +586,40 @@ impl Algorithm {
     /// state was written. The cell owes what it owed then, and no more. On clocks that were not set back,
     /// nothing is forgotten unless it is idle by now. The time that has really passed is
     /// [`Algorithm::delayed`]'s concern.
-    pub fn redated(&self, words: &[u64], written_ns: u64, now: Now) -> State {
+    pub fn redated(&self, state: &[u64], written_ns: u64, now: Now) -> State {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
-                State::Inline(split(meter.redated(tat(words), written_ns, now.steady_ns)))
+                State::Inline(split(meter.redated(tat(state), written_ns, now.steady_ns)))
             }
             Self::SlidingLog(log) => {
-                let mut state = Vec::new();
-                for charge in words.chunks_exact(2) {
-                    log.charge(&mut state, charge[0].min(now.steady_ns), charge[1]);
+                let mut redated = Vec::new();
+                for charge in state.chunks_exact(2) {
+                    log.charge(&mut redated, charge[0].min(now.steady_ns), charge[1]);
                 }
-                State::Heap(state)
+                State::Heap(redated)
             }
             Self::SlidingApproximate(pair) => {
-                let [number, counts] = inline(words);
+                let [number, counts] = inline(state);
                 State::Inline([number.min(now.steady_ns / pair.window_ns), counts])
             }
-            Self::SlidingSlots(_) if now.steady_ns >= written_ns => State::Heap(words.to_vec()),
+            Self::SlidingSlots(_) if now.steady_ns >= written_ns => State::Heap(state.to_vec()),
             Self::SlidingSlots(slots) => {
-                let mut state = Vec::new();
-                for (at_ns, units) in self.charges(words, now) {
-                    slots.charge(&mut state, at_ns.min(now.steady_ns), units);
+                let mut redated = Vec::new();
+                for (at_ns, units) in self.charges(state, now) {
+                    slots.charge(&mut redated, at_ns.min(now.steady_ns), units);
                 }
-                State::Heap(state)
+                State::Heap(redated)
             }
-            Self::FixedWindow(_) => self.convert(self, words, now),
+            Self::FixedWindow(_) => self.convert(self, state, now),
         }
     }
 
     /// The state of a window after the wall clock was set back: units in a later window count in the open
     /// one ([`FixedWindow::after_set_back`]). `None` if nothing changes. Without a salt, the state is one
     /// that any cells share.
-    pub fn after_set_back(&self, words: &[u64], now: Now, salt: Option<u32>) -> Option<State> {
+    pub fn after_set_back(&self, state: &[u64], now: Now, salt: Option<u32>) -> Option<State> {
         let Self::FixedWindow(window) = self else { return None };
-        let usage = Usage::of(words);
+        let usage = Usage::of(state);
         let counted = window.after_set_back(usage, now.wall_ns, salt.unwrap_or(0));
         if counted == usage {
             return None;
@@ -631,39 +631,39 @@ impl Algorithm {
         Some(self.state_of(Usage { end_ns, ..counted }))
     }
 
-    /// Whether `words`, read from a disk, can be a state of this algorithm: no time is beyond every clock,
+    /// Whether `state`, read from a disk, can be a state of this algorithm: no time is beyond every clock,
     /// and the counts can be added up.
-    pub fn is_sound(&self, words: &[u64]) -> bool {
+    pub fn is_sound(&self, state: &[u64]) -> bool {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
-                meter.is_sound() && inline(words)[0] <= CLOCK_END
+                meter.is_sound() && inline(state)[0] <= CLOCK_END
             }
-            Self::FixedWindow(_) => words.iter().all(|word| *word < CLOCK_END),
-            Self::SlidingLog(log) => log.is_sound(words),
-            Self::SlidingSlots(slots) => slots.is_sound(words),
-            Self::SlidingApproximate(pair) => pair.is_sound(inline(words)),
+            Self::FixedWindow(_) => state.iter().all(|word| *word < CLOCK_END),
+            Self::SlidingLog(log) => log.is_sound(state),
+            Self::SlidingSlots(slots) => slots.is_sound(state),
+            Self::SlidingApproximate(pair) => pair.is_sound(inline(state)),
         }
     }
 
-    /// Whether `reserved`, which is on disk, owes at least what `words` owe, now and later. A restart that
+    /// Whether `reserved`, which is on disk, owes at least what `state` owes, now and later. A restart that
     /// reads `reserved` then gives nothing back.
-    pub fn covers(&self, reserved: &[u64], words: &[u64], now: Now) -> bool {
+    pub fn covers(&self, reserved: &[u64], state: &[u64], now: Now) -> bool {
         match self {
-            Self::TokenBucket(_) | Self::LeakyBucket(_) => tat(reserved) >= tat(words),
+            Self::TokenBucket(_) | Self::LeakyBucket(_) => tat(reserved) >= tat(state),
             Self::FixedWindow(_) => {
-                let (reserved, actual) = (Usage::of(reserved), Usage::of(words));
+                let (reserved, actual) = (Usage::of(reserved), Usage::of(state));
                 reserved.end_ns == actual.end_ns
                     && reserved.used >= actual.used
                     && reserved.ahead >= actual.ahead
             }
             Self::SlidingApproximate(_) => {
-                let ([at, counts], [number, used]) = (inline(reserved), inline(words));
+                let ([at, counts], [number, used]) = (inline(reserved), inline(state));
                 at == number
                     && counts >> 32 >= used >> 32
                     && counts & u64::from(u32::MAX) >= used & u64::from(u32::MAX)
             }
-            Self::SlidingLog(_) => reserved == words,
-            Self::SlidingSlots(slots) => slots.live(words, now.steady_ns).all(|(slot, units)| {
+            Self::SlidingLog(_) => reserved == state,
+            Self::SlidingSlots(slots) => slots.live(state, now.steady_ns).all(|(slot, units)| {
                 slots.live(reserved, now.steady_ns).any(|(at, held)| at == slot && held >= units)
             }),
         }
@@ -674,7 +674,7 @@ impl Algorithm {
     pub fn apart(&self, shared: State, now: Now, salt: u32) -> State {
         match self {
             Self::FixedWindow(window) => {
-                self.state_of(window.apart(Usage::of(shared.words()), now.wall_ns, salt))
+                self.state_of(window.apart(Usage::of(shared.as_slice()), now.wall_ns, salt))
             }
             _ => shared,
         }
@@ -762,22 +762,22 @@ impl Algorithm {
 
     /// A window's state.
     fn state_of(&self, usage: Usage) -> State {
-        let [end_ns, used, _] = usage.words();
-        if self.is_inline() { State::Inline([end_ns, used]) } else { State::Heap(usage.words().to_vec()) }
+        let [end_ns, used, _] = usage.to_state();
+        if self.is_inline() { State::Inline([end_ns, used]) } else { State::Heap(usage.to_state().to_vec()) }
     }
 
     /// The charges that a sliding state still holds: steady time and units, oldest first. Each has the
     /// latest time at which it can have happened. The time is `now` at most, unless the state is dated
     /// later.
-    fn charges(&self, words: &[u64], now: Now) -> Vec<(u64, u64)> {
+    fn charges(&self, state: &[u64], now: Now) -> Vec<(u64, u64)> {
         match self {
-            Self::SlidingLog(_) => words.chunks_exact(2).map(|charge| (charge[0], charge[1])).collect(),
+            Self::SlidingLog(_) => state.chunks_exact(2).map(|charge| (charge[0], charge[1])).collect(),
             Self::SlidingSlots(slots) => {
                 let latest_ns = |slot: u64| {
                     let begins_ns = slot * slots.slot_ns();
                     (begins_ns + slots.slot_ns() - 1).min(now.steady_ns.max(begins_ns))
                 };
-                slots.live(words, now.steady_ns).map(|(slot, units)| (latest_ns(slot), units)).collect()
+                slots.live(state, now.steady_ns).map(|(slot, units)| (latest_ns(slot), units)).collect()
             }
             _ => Vec::new(),
         }
@@ -812,15 +812,15 @@ fn joined(a: &[(u64, u64)], b: &[(u64, u64)]) -> Vec<(u64, u64)> {
     charges
 }
 
-fn inline(words: &[u64]) -> Inline {
-    match words {
+fn inline(state: &[u64]) -> Inline {
+    match state {
         [a, b, ..] => [*a, *b],
         _ => [0, 0],
     }
 }
 
-fn tat(words: &[u64]) -> u128 {
-    let [high, low] = inline(words);
+fn tat(state: &[u64]) -> u128 {
+    let [high, low] = inline(state);
     u128::from(high) << 64 | u128::from(low)
 }
 
@@ -829,9 +829,9 @@ fn split(tat: u128) -> Inline {
     [(tat >> 64) as u64, tat as u64]
 }
 
-fn rewrite(words: &mut Vec<u64>, with: &[u64]) {
-    words.clear();
-    words.extend_from_slice(with);
+fn rewrite(state: &mut Vec<u64>, with: &[u64]) {
+    state.clear();
+    state.extend_from_slice(with);
 }
 
 /// The longest time that a clock gaining `drift_ppm` on true time shows after `ns` true nanoseconds.

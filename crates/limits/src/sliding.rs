@@ -134,10 +134,10 @@ pub struct SlidingSlots {
 
 impl SlidingSlots {
     /// Whether `cost` fits beside the charges in every slot that the last window touches.
-    pub fn probe(&self, words: &[u64], steady_ns: u64, cost: u64) -> Verdict {
-        let used: u64 = self.live(words, steady_ns).map(|(_, units)| units).sum();
+    pub fn probe(&self, state: &[u64], steady_ns: u64, cost: u64) -> Verdict {
+        let used: u64 = self.live(state, steady_ns).map(|(_, units)| units).sum();
         let left = self.limit.saturating_sub(used);
-        let newest = self.live(words, steady_ns).map(|(slot, _)| slot).last();
+        let newest = self.live(state, steady_ns).map(|(slot, _)| slot).last();
         let now_slot = steady_ns / self.slot_ns();
         if cost <= left {
             let newest = if cost > 0 { Some(now_slot) } else { newest };
@@ -152,7 +152,7 @@ impl SlidingSlots {
         let mut retry_after_ns = NEVER;
         if cost <= self.limit {
             let mut surplus = used + cost - self.limit;
-            for (slot, units) in self.live(words, steady_ns) {
+            for (slot, units) in self.live(state, steady_ns) {
                 surplus = surplus.saturating_sub(units);
                 if surplus == 0 {
                     retry_after_ns = self.gone_at(slot) - steady_ns;
@@ -170,67 +170,67 @@ impl SlidingSlots {
     }
 
     /// Adds a charge that [`SlidingSlots::probe`] allowed.
-    pub fn charge(&self, words: &mut Vec<u64>, steady_ns: u64, cost: u64) {
+    pub fn charge(&self, state: &mut Vec<u64>, steady_ns: u64, cost: u64) {
         let places = u64::from(self.slots) + 1;
-        words.resize(1 + self.places(), 0);
+        state.resize(1 + self.places(), 0);
         let slot = steady_ns / self.slot_ns();
-        let newest = words[0];
+        let newest = state[0];
         if slot > newest {
             if slot - newest >= places {
-                words[1..].fill(0);
+                state[1..].fill(0);
             } else {
                 for passed in newest + 1..=slot {
-                    words[place(passed, places)] = 0;
+                    state[place(passed, places)] = 0;
                 }
             }
-            words[0] = slot;
+            state[0] = slot;
         }
         // If the clock went back over a restart, the newest slot is in the future. That slot takes the
         // charge: a later slot is safe.
-        words[place(slot.max(newest), places)] += cost;
+        state[place(slot.max(newest), places)] += cost;
     }
 
     /// Takes `units` back from the slot of a charge made at `charged_ns`, while the slot counts. Returns
     /// the number of units that came back. If a later slot took the charge because the clock had gone back,
     /// units of an earlier slot come back, which would have left first anyway.
-    pub fn refund(&self, words: &mut [u64], charged_ns: u64, units: u64, steady_ns: u64) -> u64 {
+    pub fn refund(&self, state: &mut [u64], charged_ns: u64, units: u64, steady_ns: u64) -> u64 {
         let charged_slot = charged_ns / self.slot_ns();
-        let Some((slot, held)) = self.live(words, steady_ns).find(|(slot, _)| *slot == charged_slot) else {
+        let Some((slot, held)) = self.live(state, steady_ns).find(|(slot, _)| *slot == charged_slot) else {
             return 0;
         };
         let back = units.min(held);
-        words[place(slot, u64::from(self.slots) + 1)] -= back;
+        state[place(slot, u64::from(self.slots) + 1)] -= back;
         back
     }
 
     /// Whether every slot with a charge has left the window.
-    pub fn is_idle(&self, words: &[u64], steady_ns: u64) -> bool {
-        self.live(words, steady_ns).next().is_none()
+    pub fn is_idle(&self, state: &[u64], steady_ns: u64) -> bool {
+        self.live(state, steady_ns).next().is_none()
     }
 
     /// The slots with charges that the window touches, oldest first, with their units.
-    pub fn live<'a>(&self, words: &'a [u64], steady_ns: u64) -> impl Iterator<Item = (u64, u64)> + 'a {
+    pub fn live<'a>(&self, state: &'a [u64], steady_ns: u64) -> impl Iterator<Item = (u64, u64)> + 'a {
         let places = u64::from(self.slots) + 1;
         let now_slot = steady_ns / self.slot_ns();
-        let newest = words.first().copied().unwrap_or(0);
+        let newest = state.first().copied().unwrap_or(0);
         let oldest = now_slot.saturating_sub(places - 1).max(newest.saturating_sub(places - 1));
-        let counted = if words.is_empty() { 0..0 } else { oldest..newest + 1 };
-        counted.map(move |slot| (slot, words[place(slot, places)])).filter(|(_, units)| *units > 0)
+        let counted = if state.is_empty() { 0..0 } else { oldest..newest + 1 };
+        counted.map(move |slot| (slot, state[place(slot, places)])).filter(|(_, units)| *units > 0)
     }
 
-    /// Whether `words`, read from a disk, can be a state of this window.
-    pub fn is_sound(&self, words: &[u64]) -> bool {
+    /// Whether `state`, read from a disk, can be a state of this window.
+    pub fn is_sound(&self, state: &[u64]) -> bool {
         is_sound(self.limit, self.window_ns)
             && (1..=SLOTS_MAX).contains(&self.slots)
-            && (words.is_empty() || words.len() == 1 + self.places())
-            && words.first().is_none_or(|slot| *slot <= CLOCK_END / self.slot_ns())
-            && can_be_added(words.iter().skip(1))
+            && (state.is_empty() || state.len() == 1 + self.places())
+            && state.first().is_none_or(|slot| *slot <= CLOCK_END / self.slot_ns())
+            && can_be_added(state.iter().skip(1))
     }
 
     /// The state if every charge had been made `by_ns` later, in whole slots, rounded up.
-    pub(crate) fn delayed(&self, words: &[u64], by_ns: u64) -> Vec<u64> {
+    pub(crate) fn delayed(&self, state: &[u64], by_ns: u64) -> Vec<u64> {
         let (slots, places) = (by_ns.div_ceil(self.slot_ns()), u64::from(self.slots) + 1);
-        let Some((newest, counts)) = words.split_first() else { return Vec::new() };
+        let Some((newest, counts)) = state.split_first() else { return Vec::new() };
         let mut counts = counts.to_vec();
         counts.rotate_right((slots % places) as usize);
         std::iter::once(newest.saturating_add(slots)).chain(counts).collect()
@@ -400,15 +400,15 @@ mod tests {
     fn impossible_states_of_a_sliding_window_are_refused() {
         let log = SlidingLog { limit: 30, window_ns: 10_000_000_000 };
         assert!(log.is_sound(&[5, 1, 7, 2]));
-        for words in [&[5, 1, 7][..], &[7, 1, 5, 1], &[u64::MAX, 1], &[5, u64::MAX, 7, u64::MAX]] {
-            assert!(!log.is_sound(words), "{words:?}");
+        for state in [&[5, 1, 7][..], &[7, 1, 5, 1], &[u64::MAX, 1], &[5, u64::MAX, 7, u64::MAX]] {
+            assert!(!log.is_sound(state), "{state:?}");
         }
         assert!(!SlidingLog { window_ns: u64::MAX, ..log }.is_sound(&[5, 1]));
 
         let slots = SlidingSlots { limit: 30, window_ns: 10_000_000_000, slots: 2 };
         assert!(slots.is_sound(&[]) && slots.is_sound(&[7, 1, 2, 3]));
-        for words in [&[7, 1, 2][..], &[u64::MAX, 1, 2, 3], &[7, u64::MAX, 2, 3]] {
-            assert!(!slots.is_sound(words), "{words:?}");
+        for state in [&[7, 1, 2][..], &[u64::MAX, 1, 2, 3], &[7, u64::MAX, 2, 3]] {
+            assert!(!slots.is_sound(state), "{state:?}");
         }
         assert!(!SlidingSlots { slots: 0, ..slots }.is_sound(&[]));
 
@@ -423,31 +423,31 @@ mod tests {
     #[test]
     fn the_log_frees_units_one_window_after_they_were_spent() {
         let log = SlidingLog { limit: 3, window_ns: 10 * S };
-        let mut words = Vec::new();
-        log.charge(&mut words, 100 * S, 2);
-        log.charge(&mut words, 104 * S, 1);
-        let v = log.probe(&words, 105 * S, 1);
+        let mut state = Vec::new();
+        log.charge(&mut state, 100 * S, 2);
+        log.charge(&mut state, 104 * S, 1);
+        let v = log.probe(&state, 105 * S, 1);
         assert_eq!((v.allowed, v.remaining, v.retry_after_ns), (false, 0, 5 * S));
-        assert_eq!(log.probe(&words, 105 * S, 3).retry_after_ns, 9 * S);
-        assert!(!log.probe(&words, 110 * S - 1, 1).allowed);
-        assert!(log.probe(&words, 110 * S, 2).allowed);
-        assert!(log.is_idle(&words, 114 * S) && !log.is_idle(&words, 114 * S - 1));
+        assert_eq!(log.probe(&state, 105 * S, 3).retry_after_ns, 9 * S);
+        assert!(!log.probe(&state, 110 * S - 1, 1).allowed);
+        assert!(log.probe(&state, 110 * S, 2).allowed);
+        assert!(log.is_idle(&state, 114 * S) && !log.is_idle(&state, 114 * S - 1));
     }
 
     #[test]
     fn slots_hold_back_at_most_one_slot_too_long() {
         let slots = SlidingSlots { limit: 10, window_ns: 10 * S, slots: 5 };
-        let mut words = Vec::new();
-        slots.charge(&mut words, 101 * S, 10);
-        let v = slots.probe(&words, 101 * S, 1);
+        let mut state = Vec::new();
+        slots.charge(&mut state, 101 * S, 10);
+        let v = slots.probe(&state, 101 * S, 1);
         // The units were spent in the slot 100..102, which has left the window at 112.
         assert_eq!(v.retry_after_ns, 11 * S);
-        assert!(!slots.probe(&words, 112 * S - 1, 1).allowed);
-        assert!(slots.probe(&words, 112 * S, 10).allowed);
-        slots.charge(&mut words, 112 * S, 10);
-        assert_eq!(slots.probe(&words, 113 * S, 1).remaining, 0);
-        slots.charge(&mut words, 500 * S, 1);
-        assert_eq!(slots.probe(&words, 500 * S, 1).remaining, 8);
+        assert!(!slots.probe(&state, 112 * S - 1, 1).allowed);
+        assert!(slots.probe(&state, 112 * S, 10).allowed);
+        slots.charge(&mut state, 112 * S, 10);
+        assert_eq!(slots.probe(&state, 113 * S, 1).remaining, 0);
+        slots.charge(&mut state, 500 * S, 1);
+        assert_eq!(slots.probe(&state, 500 * S, 1).remaining, 8);
     }
 
     #[test]

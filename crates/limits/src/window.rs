@@ -92,10 +92,10 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// The usage in a cell's state words.
+    /// The usage in a cell's state.
     #[inline]
-    pub fn of(words: &[u64]) -> Self {
-        match *words {
+    pub fn of(state: &[u64]) -> Self {
+        match *state {
             [end_ns, used, ahead, ..] => Self { end_ns, used, ahead },
             [end_ns, used] => Self { end_ns, used, ahead: 0 },
             _ => Self::default(),
@@ -115,8 +115,8 @@ impl Usage {
         Self { end_ns, used: most, ahead: most }
     }
 
-    /// The state words of a cell with a margin.
-    pub const fn words(self) -> [u64; 3] {
+    /// The state of a cell with a margin.
+    pub const fn to_state(self) -> [u64; 3] {
         [self.end_ns, self.used, self.ahead]
     }
 }
@@ -274,8 +274,8 @@ impl FixedWindow {
 
     /// The end of the older window that counts a charge at `wall_ns`. Rights in windows are named by this
     /// end.
-    pub fn older_end(&self, words: &[u64], wall_ns: u64, salt: u32) -> u64 {
-        self.open(Usage::of(words), wall_ns, salt).end_ns
+    pub fn older_end(&self, state: &[u64], wall_ns: u64, salt: u32) -> u64 {
+        self.open(Usage::of(state), wall_ns, salt).end_ns
     }
 
     /// Whether `end_ns` is an end of this cell's windows, rather than of another cell's.
@@ -343,12 +343,12 @@ impl FixedWindow {
         Usage { end_ns, ..Usage::default() }
     }
 
-    /// Converts `words`, a state under another margin, to a usage under this margin, at `wall_ns`. Near an
+    /// Converts `state`, a state under another margin, to a usage under this margin, at `wall_ns`. Near an
     /// edge, units that a smaller margin did not charge ahead count as charged ahead. Without a margin
     /// there is no word for units ahead, so they count in one long window.
-    pub(crate) fn adopt(&self, margin_ns: u64, words: &[u64], wall_ns: u64) -> Usage {
-        let usage = Usage::of(words);
-        let margin_ns = if words.len() < 3 { 0 } else { margin_ns };
+    pub(crate) fn adopt(&self, margin_ns: u64, state: &[u64], wall_ns: u64) -> Usage {
+        let usage = Usage::of(state);
+        let margin_ns = if state.len() < 3 { 0 } else { margin_ns };
         let is_near = self.is_ahead(usage.end_ns, wall_ns) && wall_ns < usage.end_ns + self.margin_ns;
         if self.margin_ns > margin_ns && is_near {
             return Usage { ahead: usage.ahead.max(usage.used), ..usage };

@@ -144,10 +144,10 @@ impl Clock {
         if !self.is_wall_believed() {
             return state;
         }
-        let Some(counted) = algorithm.after_set_back(state.words(), now, salt) else { return state };
+        let Some(counted) = algorithm.after_set_back(state.as_slice(), now, salt) else { return state };
         if let Algorithm::FixedWindow(edges) = algorithm {
             // If the wall clock is wrong now, it will come to that window.
-            let end_ns = window::Usage::of(state.words()).end_ns;
+            let end_ns = window::Usage::of(state.as_slice()).end_ns;
             self.left.visited(edges.begins(end_ns, salt.unwrap_or(0)), end_ns);
         }
         counted
@@ -287,15 +287,15 @@ impl StartCorrection<'_> {
             let salt = whole_tag(shard, &cell).salt();
             let Some(local) = self.catalogue.local(cell.slot(), cell.variant()) else { continue };
             let algorithm = cells.account(place).map_or(local.at(salt), |account| &account.algorithm);
-            let words = cells.words(&cell);
-            let dated = self.dated_anew(algorithm, words, Some(salt));
+            let state = cells.state(&cell);
+            let dated = self.dated_anew(algorithm, state, Some(salt));
             let spent = self.spent_at_crash(cell.slot(), algorithm, salt);
             let spent = spent.map(|spent| {
-                let words = dated.as_ref().map_or(words, State::words);
-                algorithm.join(spent.words(), words, self.now)
+                let state = dated.as_ref().map_or(state, State::as_slice);
+                algorithm.join(spent.as_slice(), state, self.now)
             });
-            if let Some(state) = spent.or(dated) {
-                cells.rewrite(place, cell.variant(), state);
+            if let Some(corrected) = spent.or(dated) {
+                cells.rewrite(place, cell.variant(), corrected);
             }
         }
     }
@@ -303,19 +303,19 @@ impl StartCorrection<'_> {
     fn correct_shared_cells(&self) {
         for (key, cell) in self.node.overflow.lock().iter_mut() {
             if let Some(local) = self.catalogue.local(key.slot, key.variant)
-                && let Some(state) = self.dated_anew(local.least(), &cell.words, None)
+                && let Some(state) = self.dated_anew(local.least(), &cell.state, None)
             {
-                cell.rewrite(state.words().to_vec());
+                cell.rewrite(state.as_slice().to_vec());
             }
         }
     }
 
     /// The state by the right clocks, if it differs.
-    fn dated_anew(&self, algorithm: &Algorithm, words: &[u64], salt: Option<u32>) -> Option<State> {
+    fn dated_anew(&self, algorithm: &Algorithm, state: &[u64], salt: Option<u32>) -> Option<State> {
         let ahead_ns = self.by_ns.min(0).unsigned_abs();
-        let later = (ahead_ns > 0).then(|| algorithm.later_than_said(words, ahead_ns, self.now));
-        let words = later.as_ref().map_or(words, State::words);
-        algorithm.after_set_back(words, self.now, salt).or(later)
+        let later = (ahead_ns > 0).then(|| algorithm.later_than_said(state, ahead_ns, self.now));
+        let state = later.as_ref().map_or(state, State::as_slice);
+        algorithm.after_set_back(state, self.now, salt).or(later)
     }
 
     /// Units that a crash forgot were spent in the windows that were open then, by the right wall clock.

@@ -178,7 +178,7 @@ impl Journal {
 #[derive(Debug, Default)]
 pub(crate) struct HeapCell {
     /// The state.
-    pub(crate) words: Vec<u64>,
+    pub(crate) state: Vec<u64>,
     /// A state that is surely on disk; empty if there is none.
     held: Vec<u64>,
     /// A state on its way to the disk, and its batch; 0 if there is none.
@@ -249,21 +249,21 @@ pub(crate) struct Progress {
 }
 
 impl HeapCell {
-    pub(crate) fn new(words: Vec<u64>) -> Self {
-        Self { words, ..Self::default() }
+    pub(crate) fn new(state: Vec<u64>) -> Self {
+        Self { state, ..Self::default() }
     }
 
     /// A cell that may grow to as many words as the algorithm ever needs. If it is journalled, the two states
     /// for the journal take as much again, each.
-    pub(crate) fn sized(words: Vec<u64>, algorithm: &Algorithm, durable: bool) -> Self {
+    pub(crate) fn sized(state: Vec<u64>, algorithm: &Algorithm, durable: bool) -> Self {
         let states = if durable { 3 } else { 1 };
-        let bytes_max = size_of::<Self>() + states * allocated(algorithm.words_max());
-        Self { words, bytes_max, ..Self::default() }
+        let bytes_max = size_of::<Self>() + states * allocated(algorithm.state_words_max());
+        Self { state, bytes_max, ..Self::default() }
     }
 
     /// A cell that was read from the journal.
-    pub(crate) fn restored(words: Vec<u64>) -> Self {
-        Self { held: words.clone(), words, written: true, ..Self::default() }
+    pub(crate) fn restored(state: Vec<u64>) -> Self {
+        Self { held: state.clone(), state, written: true, ..Self::default() }
     }
 
     /// Units that callers may spend until their leases end.
@@ -282,10 +282,10 @@ impl HeapCell {
 
     /// Bytes that the cell takes, with its vectors.
     pub(crate) fn bytes(&self) -> usize {
-        let states = [&self.words, &self.held, &self.asked];
-        let words: usize = states.iter().map(|state| allocated(state.capacity())).sum();
+        let states = [&self.state, &self.held, &self.asked];
+        let bytes: usize = states.iter().map(|state| allocated(state.capacity())).sum();
         let account = self.account.as_ref().map_or(0, |account| account.bytes());
-        (size_of::<Self>() + words).max(self.bytes_max) + account
+        (size_of::<Self>() + bytes).max(self.bytes_max) + account
     }
 
     /// Discards the held state, which was written under another variant: the next charge writes anew.
@@ -318,34 +318,33 @@ impl HeapCell {
 
     /// The state to write: one that covers the cell's state and, if possible, one that the disk has or will
     /// have, so that charges which that state covers need not wait.
-    pub(crate) fn words_to_write(&mut self, algorithm: &Algorithm, now: Now) -> Vec<u64> {
-        let covers = |words: &Vec<u64>| !words.is_empty() && algorithm.covers(words, &self.words, now);
+    pub(crate) fn state_to_write(&mut self, algorithm: &Algorithm, now: Now) -> Vec<u64> {
+        let covers = |state: &Vec<u64>| !state.is_empty() && algorithm.covers(state, &self.state, now);
         if self.asked_in > 0 && covers(&self.asked) {
             self.asked.clone()
         } else if covers(&self.held) {
             self.held.clone()
         } else {
-            self.words.clone()
+            self.state.clone()
         }
     }
 
     /// Notes a state on its way to the disk.
-    pub(crate) fn ask(&mut self, words: Vec<u64>, batch: u64) {
-        self.asked = words;
+    pub(crate) fn ask(&mut self, state: Vec<u64>, batch: u64) {
+        self.asked = state;
         self.sent_in(batch);
     }
 
     /// The states that the disk may have: a restart counts their units as spent.
     pub(crate) fn reserved(&self) -> impl Iterator<Item = &[u64]> {
-        [self.held.as_slice(), self.asked.as_slice()].into_iter().filter(|words| !words.is_empty())
+        [self.held.as_slice(), self.asked.as_slice()].into_iter().filter(|state| !state.is_empty())
     }
 
-    /// Replaces the state and discards the held state: the variant changed, and with it the meaning of the
-    /// words.
-    pub(crate) fn rewrite(&mut self, words: Vec<u64>) {
+    /// Replaces the state and discards the held state: the variant changed, and with it the state's meaning.
+    pub(crate) fn rewrite(&mut self, state: Vec<u64>) {
         let account = self.account.take();
         let Self { written, bytes_max, bytes_counted, leased, recent, .. } = *self;
-        *self = Self { written, bytes_max, bytes_counted, account, leased, recent, ..Self::new(words) };
+        *self = Self { written, bytes_max, bytes_counted, account, leased, recent, ..Self::new(state) };
     }
 
     /// Whether no row of the cell is, or will be, on disk.
@@ -363,7 +362,7 @@ impl HeapCell {
         progress: Progress,
     ) -> bool {
         self.learn(progress);
-        let mut after = self.words.clone();
+        let mut after = self.state.clone();
         algorithm.charge_heap(&mut after, now, units, salt);
         algorithm.covers(&self.held, &after, now)
     }
@@ -382,13 +381,13 @@ impl HeapCell {
         let Charged { units, left, salt } = charged;
         let chunk = algorithm.chunk_max().min(self.recent.count(units, now)).min(left);
         let ahead = |units: u64| {
-            let mut words = self.words.clone();
+            let mut state = self.state.clone();
             if units > 0 {
-                algorithm.charge_heap(&mut words, now, units, salt);
+                algorithm.charge_heap(&mut state, now, units, salt);
             }
-            words
+            state
         };
-        let held = algorithm.covers(&self.held, &self.words, now);
+        let held = algorithm.covers(&self.held, &self.state, now);
         if held {
             let plenty = chunk == 0
                 || self.asked_in > 0
@@ -396,19 +395,19 @@ impl HeapCell {
             if plenty {
                 return 0;
             }
-        } else if self.asked_in > 0 && algorithm.covers(&self.asked, &self.words, now) {
+        } else if self.asked_in > 0 && algorithm.covers(&self.asked, &self.state, now) {
             return self.asked_in;
         }
-        let words = ahead(chunk);
-        ask(&words);
-        self.asked = words;
+        let state = ahead(chunk);
+        ask(&state);
+        self.asked = state;
         self.asked_in = progress.open;
         if held { 0 } else { progress.open }
     }
 
     /// Notes that the present state was written in a batch.
     pub(crate) fn ask_as_is(&mut self, batch: u64) {
-        self.asked.clone_from(&self.words);
+        self.asked.clone_from(&self.state);
         self.sent_in(batch);
     }
 
@@ -440,8 +439,8 @@ mod tests {
     /// Charges one unit; returns the batch that the reply waits for, and whether a row was written.
     fn charge(cell: &mut HeapCell, now: Now, progress: Progress) -> (u64, bool) {
         let algorithm = bucket();
-        let left = algorithm.probe(&cell.words, now, 1, 0).remaining;
-        algorithm.charge_heap(&mut cell.words, now, 1, 0);
+        let left = algorithm.probe(&cell.state, now, 1, 0).remaining;
+        algorithm.charge_heap(&mut cell.state, now, 1, 0);
         let mut written = false;
         let charged = Charged { units: 1, left, salt: 0 };
         let wait = cell.settle(&algorithm, now, charged, progress, |_| written = true);
@@ -475,9 +474,9 @@ mod tests {
             let now = Now::at((1 << 60) + charges * 5 * SECOND_NS);
             let (wait, written) = charge(&mut cell, now, Progress { committed: charges, open: charges + 1 });
             assert_eq!((wait > 0, written), (charges == 0, true));
-            let owed = |words: &[u64]| 640 - bucket().probe(words, now, 1, 0).remaining;
+            let owed = |state: &[u64]| 640 - bucket().probe(state, now, 1, 0).remaining;
             let most = cell.reserved().map(owed).max();
-            assert_eq!(most, Some(owed(&cell.words) + 1), "a crash wastes one unit");
+            assert_eq!(most, Some(owed(&cell.state) + 1), "a crash wastes one unit");
         }
     }
 

@@ -59,7 +59,7 @@ pub use crate::{
     views::difference,
     views::{
         explain::Unmatched,
-        inspect::{CellView, Holding, LimitView, LoanView, NamedCell, Overview, PeerView, WordView},
+        inspect::{CellView, Holding, LimitView, LoanView, NamedCell, Overview, PeerView, ReportView},
     },
 };
 use crate::{
@@ -386,10 +386,10 @@ impl Node {
         }
         let catalogue = &*self.catalogue();
         for slot in &forgotten {
-            if let (Some(limit), Some((most, words))) =
+            if let (Some(limit), Some((most, state))) =
                 (catalogue.id(*slot), catalogue.most_forgotten(*slot, now))
             {
-                self.push_row(Row { limit, tag: FORGOTTEN, state: Some(CellRecord::new(most, &words, now)) });
+                self.push_row(Row { limit, tag: FORGOTTEN, state: Some(CellRecord::new(most, &state, now)) });
             }
         }
         let mut slots = kept;
@@ -418,7 +418,7 @@ impl Node {
         let algorithm = local.at(tag.salt());
         if algorithm.has_rate() {
             let account = cells.account_of(&cell).map(|account| &account.algorithm);
-            let owed = account.unwrap_or(algorithm).owed(cells.words(&cell), now);
+            let owed = account.unwrap_or(algorithm).owed(cells.state(&cell), now);
             if owed <= write.presumed(cell.slot(), tag.salt()) {
                 return;
             }
@@ -427,15 +427,15 @@ impl Node {
             cells.move_to_heap(place);
         }
         let Some(heap) = cells.table.at(place).heap_place() else { return };
-        cells.with_heap_cell(heap, |state| {
-            let account = state.account.as_deref();
+        cells.with_heap_cell(heap, |heap_cell| {
+            let account = heap_cell.account.as_deref();
             let pledge = account.map_or_else(Pledge::default, Account::pledge);
             let algorithm = account.map_or(algorithm, |account| &account.algorithm);
-            let kept = Some(CellRecord::new(algorithm, &state.words, now).with_pledge(pledge));
+            let kept = Some(CellRecord::new(algorithm, &heap_cell.state, now).with_pledge(pledge));
             let batch = self.push_row(Row { limit, tag, state: kept });
             // The disk does not have the reserve ahead of use any more.
-            state.forget_held();
-            state.ask_as_is(batch);
+            heap_cell.forget_held();
+            heap_cell.ask_as_is(batch);
         });
     }
 
@@ -454,7 +454,7 @@ impl Node {
 /// Whether a cell's state means the same as an absent cell. Cells under variants that this snapshot does not
 /// know yet are kept.
 fn is_idle(catalogue: &Catalogue, cell: &Cell, tag: CellTag, heap: &HeapCells<'_>, now: Now) -> bool {
-    catalogue.is_idle(cell.slot(), cell.variant(), tag.salt(), heap.words(cell), now)
+    catalogue.is_idle(cell.slot(), cell.variant(), tag.salt(), heap.state(cell), now)
 }
 
 /// What is needed to write cells because variants changed.
@@ -483,12 +483,12 @@ fn change_variant_of_bucket(catalogue: &Catalogue, cells: &mut Cells, place: usi
         return;
     };
     let (old, new) = (old.at(salt), new.at(salt));
-    let words = cells.words(cells.table.at(place));
-    if !old.has_rate() || cells.account(place).is_some() || old.is_idle(words, now) {
+    let state = cells.state(cells.table.at(place));
+    if !old.has_rate() || cells.account(place).is_some() || old.is_idle(state, now) {
         return;
     }
-    let state = new.resize(old, words, now);
-    cells.rewrite(place, heir, state);
+    let resized = new.resize(old, state, now);
+    cells.rewrite(place, heir, resized);
     if is_guess {
         cells.table.at_mut(place).guess();
     }

@@ -399,7 +399,7 @@ impl Node {
         // For an unjournalled bucket, a crash presumes the largest debt that is allowed; only a larger debt
         // must be written.
         let is_overdrawn = may_be_overdrawn(&account.algorithm)
-            && account.algorithm.owed(&cell.words, now) > account.effective().units;
+            && account.algorithm.owed(&cell.state, now) > account.effective().units;
         let kept = catalogue.is_durable(slot) || is_overdrawn;
         let tag = journal_tag(tag);
         let batch = if !kept && pledge.is_empty() && cell.is_unwritten() {
@@ -409,10 +409,10 @@ impl Node {
             cell.forget_written();
             self.push_row(Row { limit, tag, state: None })
         } else {
-            let words = cell.words_to_write(&account.algorithm, now);
-            let state = Some(CellRecord::new(&account.algorithm, &words, now).with_pledge(pledge));
-            let batch = self.push_row(Row { limit, tag, state });
-            cell.ask(words, batch);
+            let state = cell.state_to_write(&account.algorithm, now);
+            let record = Some(CellRecord::new(&account.algorithm, &state, now).with_pledge(pledge));
+            let batch = self.push_row(Row { limit, tag, state: record });
+            cell.ask(state, batch);
             batch
         };
         cell.account = Some(account);
@@ -502,7 +502,7 @@ impl Node {
     pub(crate) fn has_room_for_accounts(&self, cells: &mut Cells, now: Now) -> bool {
         let (catalogue, evicted) = (self.catalogue(), cells.evicted);
         let has_room = cells.make_room(1, self.shard_bytes_max(), false, now.steady_ns, |cell, heap| {
-            let idle = || catalogue.is_idle(cell.slot(), cell.variant(), cell.salt(), heap.words(cell), now);
+            let idle = || catalogue.is_idle(cell.slot(), cell.variant(), cell.salt(), heap.state(cell), now);
             heap.is_unwritten(cell) && !heap.is_shared(cell) && idle() && self.is_wall_believed()
         });
         if cells.evicted > evicted {

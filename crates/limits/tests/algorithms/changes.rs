@@ -17,7 +17,7 @@ fn renumber(history: &History, numbers: &Terms) -> (Walk, Walk) {
     let terms = history.terms.renumbered(numbers);
     let mut new = Walk::new(&History { terms: terms.clone(), ..half });
     new.now = old.now;
-    new.state = new.algorithm.convert(&old.algorithm, old.state.words(), old.now);
+    new.state = new.algorithm.convert(&old.algorithm, old.state.as_slice(), old.now);
     new.reference = Reference { terms, ..old.reference.clone() };
     (old, new)
 }
@@ -65,21 +65,21 @@ fn check_bucket(history: &History, numbers: &Terms) -> TestCaseResult {
         let now = now.later(wait.min(acequia_limits::PERIOD_NS_MAX));
         let back = u128::from(units) * u128::from(now.steady_ns - from) / u128::from(period_ns);
         let least = (debt / u128::from(old_period)).saturating_sub(back + 1).min(u128::from(capacity));
-        let remaining = new.algorithm.probe(new.state.words(), now, 0, new.salt).remaining;
+        let remaining = new.algorithm.probe(new.state.as_slice(), now, 0, new.salt).remaining;
         prop_assert!(u128::from(capacity - remaining) >= least, "minted after {} ns", wait);
     }
     let reset_after_ns = new.probe(0).reset_after_ns;
     if reset_after_ns <= acequia_limits::PERIOD_NS_MAX {
-        prop_assert!(new.algorithm.is_idle(new.state.words(), new.now.later(reset_after_ns)));
+        prop_assert!(new.algorithm.is_idle(new.state.as_slice(), new.now.later(reset_after_ns)));
     }
     // Unchanged parameters change nothing.
-    let same = old.algorithm.convert(&old.algorithm, old.state.words(), old.now);
+    let same = old.algorithm.convert(&old.algorithm, old.state.as_slice(), old.now);
     for wait in [0, 1, period_ns] {
         let now = old.now.later(wait);
         for cost in [0, 1, old.algorithm.budget()] {
             prop_assert_eq!(
-                old.algorithm.probe(same.words(), now, cost, old.salt),
-                old.algorithm.probe(old.state.words(), now, cost, old.salt)
+                old.algorithm.probe(same.as_slice(), now, cost, old.salt),
+                old.algorithm.probe(old.state.as_slice(), now, cost, old.salt)
             );
         }
     }
@@ -91,7 +91,7 @@ fn check_bucket(history: &History, numbers: &Terms) -> TestCaseResult {
 fn check_sliding(history: &History, numbers: &Terms) -> TestCaseResult {
     let (old, new) = renumber(history, numbers);
     let horizon = new.now.later(new.algorithm.horizon_ns());
-    prop_assert!(new.algorithm.is_idle(new.state.words(), horizon));
+    prop_assert!(new.algorithm.is_idle(new.state.as_slice(), horizon));
     if old.reference.terms.slots() == new.reference.terms.slots() {
         return go_on(new, history, check_exact);
     }
@@ -157,18 +157,18 @@ fn a_lowered_sliding_window_tells_when_its_surplus_is_gone() {
     let now = acequia_limits::Now::at(1_800_000_000 * S);
     let numbers = |limit, slots| Terms::Sliding { limit, window_ns: 10 * S, slots, quota: false }.algorithm();
     let (log, slots) = (numbers(50, None), numbers(50, Some(5)));
-    let mut words = Vec::new();
-    log.charge_heap(&mut words, now, 30, 0);
-    log.charge_heap(&mut words, now.later(4 * S), 20, 0);
+    let mut state = Vec::new();
+    log.charge_heap(&mut state, now, 30, 0);
+    log.charge_heap(&mut state, now.later(4 * S), 20, 0);
     let now = now.later(5 * S);
     // 50 units were spent and 20 are allowed: all of the first charge must go, and some of the second.
     for (new, first_ns) in [(numbers(20, None), 9 * S), (numbers(20, Some(10)), 10 * S)] {
-        let State::Heap(words) = new.convert(&log, &words, now) else { panic!("kept on the heap") };
-        let verdict = new.probe(&words, now, 1, 0);
+        let State::Heap(state) = new.convert(&log, &state, now) else { panic!("kept on the heap") };
+        let verdict = new.probe(&state, now, 1, 0);
         assert_eq!((verdict.allowed, verdict.remaining, verdict.retry_after_ns), (false, 0, first_ns));
     }
     // There and back again through slots of two seconds: a charge may seem that much younger.
-    let State::Heap(coarse) = slots.convert(&log, &words, now) else { panic!("kept on the heap") };
+    let State::Heap(coarse) = slots.convert(&log, &state, now) else { panic!("kept on the heap") };
     let State::Heap(back) = log.convert(&slots, &coarse, now) else { panic!("kept on the heap") };
     assert_eq!(log.probe(&back, now, 1, 0).retry_after_ns, 7 * S - 1);
 }

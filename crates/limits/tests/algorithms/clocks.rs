@@ -47,8 +47,8 @@ fn check_steadiness(history: &History) -> TestCaseResult {
         prop_assert_eq!(set.ask(cost), unset.ask(cost));
         prop_assert_eq!(&set.state, &unset.state);
         prop_assert_eq!(
-            set.algorithm.is_idle(set.state.words(), set.now),
-            unset.algorithm.is_idle(unset.state.words(), unset.now)
+            set.algorithm.is_idle(set.state.as_slice(), set.now),
+            unset.algorithm.is_idle(unset.state.as_slice(), unset.now)
         );
     }
     Ok(())
@@ -62,7 +62,7 @@ fn check_wall(history: &History) -> TestCaseResult {
         walk.set_clock(step);
         let elsewhere = acequia_limits::Now { steady_ns: 0, ..walk.now };
         prop_assert_eq!(
-            walk.algorithm.probe(walk.state.words(), elsewhere, cost, walk.salt),
+            walk.algorithm.probe(walk.state.as_slice(), elsewhere, cost, walk.salt),
             walk.probe(cost)
         );
         walk.ask(cost);

@@ -127,7 +127,7 @@ impl Walk {
     }
 
     pub(crate) fn probe(&self, cost: u64) -> Verdict {
-        self.algorithm.probe(self.state.words(), self.now, cost, self.salt)
+        self.algorithm.probe(self.state.as_slice(), self.now, cost, self.salt)
     }
 
     /// Asks for a cost, and charges it to both if it is allowed.
@@ -147,8 +147,8 @@ impl Walk {
 pub(crate) fn charge(algorithm: &Algorithm, state: &mut State, now: Now, cost: u64, salt: u32) {
     match state {
         _ if cost == 0 => {}
-        State::Inline(words) => algorithm.charge_inline(words, now, cost, salt),
-        State::Heap(words) => algorithm.charge_heap(words, now, cost, salt),
+        State::Inline(state) => algorithm.charge_inline(state, now, cost, salt),
+        State::Heap(state) => algorithm.charge_heap(state, now, cost, salt),
     }
 }
 

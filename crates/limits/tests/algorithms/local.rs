@@ -34,19 +34,21 @@ for_every_algorithm!(a_used_up_cell_has_no_units_left_and_keeps_its_debt, 48, su
 
 fn check_used_up(history: &History) -> TestCaseResult {
     let walk = Walk::through(history);
-    let (algorithm, now, salt, words) = (&walk.algorithm, walk.now, walk.salt, walk.state.words());
+    let (algorithm, now, salt, state) = (&walk.algorithm, walk.now, walk.salt, walk.state.as_slice());
     for ago_ns in [0, 1, algorithm.period_ns() / 2] {
         let ago = Now {
             steady_ns: now.steady_ns.saturating_sub(ago_ns),
             wall_ns: now.wall_ns.saturating_sub(ago_ns),
         };
-        let up = algorithm.used_up(words, ago, now, salt);
-        prop_assert!(algorithm.is_sound(up.words()));
-        prop_assert_eq!(algorithm.available(up.words(), now, salt), 0);
+        let up = algorithm.used_up(state, ago, now, salt);
+        prop_assert!(algorithm.is_sound(up.as_slice()));
+        prop_assert_eq!(algorithm.available(up.as_slice(), now, salt), 0);
         // Each debt also lasts for as long as before.
         for later in [1, S, algorithm.period_ns() / 2, algorithm.period_ns()] {
             let now = now.later(later);
-            prop_assert!(algorithm.available(up.words(), now, salt) <= algorithm.available(words, now, salt));
+            prop_assert!(
+                algorithm.available(up.as_slice(), now, salt) <= algorithm.available(state, now, salt)
+            );
         }
     }
     Ok(())
@@ -59,25 +61,25 @@ fn check_nothing(history: &History) -> TestCaseResult {
     let (whole, now, salt) = (&walk.algorithm, walk.now, walk.salt);
     let margin_ns = if history.salt.is_multiple_of(2) { 0 } else { 1_000 };
     let nothing = whole.local(part(whole, 1 + history.salt % 7, 0), history.salt % 1_000, margin_ns);
-    let kept = nothing.convert(whole, walk.state.words(), now);
-    let resized = nothing.resize(whole, walk.state.words(), now);
-    let redated = nothing.redated(kept.words(), now.steady_ns, now);
+    let kept = nothing.convert(whole, walk.state.as_slice(), now);
+    let resized = nothing.resize(whole, walk.state.as_slice(), now);
+    let redated = nothing.redated(kept.as_slice(), now.steady_ns, now);
     for mut state in [nothing.fresh(), kept, resized, redated, nothing.spent_at(now, salt)] {
         for later in [0, 1, S, whole.period_ns()] {
             let now = now.later(later);
             for cost in [1, 2, UNITS_MAX, u64::MAX] {
-                let verdict = nothing.probe(state.words(), now, cost, salt);
+                let verdict = nothing.probe(state.as_slice(), now, cost, salt);
                 prop_assert!(!verdict.allowed);
                 prop_assert_eq!((verdict.remaining, verdict.retry_after_ns), (0, NEVER));
             }
-            prop_assert_eq!(nothing.available(state.words(), now, salt), 0);
-            nothing.probe(state.words(), now, 0, salt);
-            nothing.is_idle(state.words(), now);
+            prop_assert_eq!(nothing.available(state.as_slice(), now, salt), 0);
+            nothing.probe(state.as_slice(), now, 0, salt);
+            nothing.is_idle(state.as_slice(), now);
             nothing.succession_at(now);
         }
         refund(&nothing, &mut state, now, 3, now, whole, salt);
         // A millionth of a slow rate may take longer than clocks last.
-        prop_assert!(nothing.covers(state.words(), state.words(), now));
+        prop_assert!(nothing.covers(state.as_slice(), state.as_slice(), now));
     }
     prop_assert_eq!((nothing.chunk_max(), nothing.budget()), (0, 0));
     nothing.horizon_ns();
@@ -91,7 +93,7 @@ fn check_waits(history: &History) -> TestCaseResult {
     for step in &history.steps {
         let cost = walk.arrive(step);
         for cost in [cost, 1, walk.units(Cost::Budget(0))] {
-            let at = |ns| walk.algorithm.probe(walk.state.words(), walk.now.later(ns), cost, walk.salt);
+            let at = |ns| walk.algorithm.probe(walk.state.as_slice(), walk.now.later(ns), cost, walk.salt);
             let told = at(0).retry_after_ns;
             if told == NEVER {
                 // The cost may also fit only after clocks have ended.
@@ -135,7 +137,7 @@ fn check_lingering(history: &History) -> TestCaseResult {
             prop_assert_eq!(lingers_ns, 0);
         } else {
             let after = walk.now.later(lingers_ns);
-            prop_assert!(walk.algorithm.is_idle(walk.state.words(), after));
+            prop_assert!(walk.algorithm.is_idle(walk.state.as_slice(), after));
         }
     }
     Ok(())
@@ -152,16 +154,16 @@ fn check_resize(history: &History) -> TestCaseResult {
     for step in &history.steps {
         let cost = walk.arrive(step);
         charge_all(&mut walk, cost);
-        let left = |state: &State| large.available(state.words(), walk.now, walk.salt);
-        let shrunk = small.resize(&large, walk.state.words(), walk.now);
+        let left = |state: &State| large.available(state.as_slice(), walk.now, walk.salt);
+        let shrunk = small.resize(&large, walk.state.as_slice(), walk.now);
         let used = large.budget() - left(&walk.state);
         if !matches!(history.terms, Terms::Approximate { .. }) {
             prop_assert_eq!(
-                small.available(shrunk.words(), walk.now, walk.salt),
+                small.available(shrunk.as_slice(), walk.now, walk.salt),
                 small.budget().saturating_sub(used)
             );
         }
-        let back = large.resize(&small, shrunk.words(), walk.now);
+        let back = large.resize(&small, shrunk.as_slice(), walk.now);
         prop_assert!(left(&back) <= left(&walk.state));
         if large.has_rate() {
             prop_assert!(left(&walk.state) - left(&back) <= 1, "a conversion rounds up");
@@ -182,15 +184,15 @@ fn check_debt(history: &History) -> TestCaseResult {
     for (place, step) in history.steps.iter().enumerate() {
         let before = walk.now.steady_ns;
         let units = walk.arrive(step).min(UNITS_MAX);
-        let mut words = walk.state.words().to_vec();
-        let kept = words.clone();
+        let mut state = walk.state.as_slice().to_vec();
+        let kept = state.clone();
         if place % 2 == 0 {
-            walk.algorithm.owe(&mut words, walk.now, units);
+            walk.algorithm.owe(&mut state, walk.now, units);
         } else {
-            walk.algorithm.forgive(&mut words, walk.now, units);
+            walk.algorithm.forgive(&mut state, walk.now, units);
         }
         let Terms::Bucket { units: rate, period_ns, capacity, .. } = history.terms else {
-            prop_assert_eq!(words, kept);
+            prop_assert_eq!(state, kept);
             walk.ask(units);
             continue;
         };
@@ -199,17 +201,17 @@ fn check_debt(history: &History) -> TestCaseResult {
         debt = if place % 2 == 0 { debt + ticks } else { debt.saturating_sub(ticks) };
         let full = u128::from(capacity) * u128::from(period_ns);
         prop_assert_eq!(
-            u128::from(walk.algorithm.available(&words, walk.now, 0)),
+            u128::from(walk.algorithm.available(&state, walk.now, 0)),
             full.saturating_sub(debt) / u128::from(period_ns)
         );
-        prop_assert_eq!(walk.algorithm.is_idle(&words, walk.now), debt == 0);
+        prop_assert_eq!(walk.algorithm.is_idle(&state, walk.now), debt == 0);
         let mut inline = [kept[0], kept[1]];
         if place % 2 == 0 {
             walk.algorithm.owe_inline(&mut inline, walk.now, units);
         } else {
             walk.algorithm.forgive_inline(&mut inline, walk.now, units);
         }
-        prop_assert_eq!(&inline[..], &words[..]);
+        prop_assert_eq!(&inline[..], &state[..]);
         walk.state = State::Inline(inline);
     }
     Ok(())
@@ -221,18 +223,18 @@ fn an_unbounded_debt_is_never_forgotten() {
     let piece = whole.local(Part { rate: 1, units: UNITS_MAX }, 999, 0);
     let now = Now::at((1 << 63) - 1 - PERIOD_NS_MAX);
     for algorithm in [&whole, &piece] {
-        let mut words = Vec::new();
+        let mut state = Vec::new();
         for _ in 0..10_000 {
-            algorithm.owe(&mut words, now, u64::MAX);
+            algorithm.owe(&mut state, now, u64::MAX);
         }
         for later in [0, PERIOD_NS_MAX] {
-            assert!(!algorithm.probe(&words, now.later(later), 0, 0).allowed);
-            assert!(!algorithm.probe(&words, now.later(later), UNITS_MAX, 0).allowed);
-            assert_eq!(algorithm.available(&words, now.later(later), 0), 0);
+            assert!(!algorithm.probe(&state, now.later(later), 0, 0).allowed);
+            assert!(!algorithm.probe(&state, now.later(later), UNITS_MAX, 0).allowed);
+            assert_eq!(algorithm.available(&state, now.later(later), 0), 0);
         }
         for other in [&whole, &piece] {
-            let state = other.convert(algorithm, &words, now);
-            assert_eq!(other.available(state.words(), now, 0), 0);
+            let converted = other.convert(algorithm, &state, now);
+            assert_eq!(other.available(converted.as_slice(), now, 0), 0);
         }
     }
 }
@@ -310,7 +312,7 @@ proptest! {
                 break;
             }
             let (algorithm, state) = (&pieces[step.who], &mut states[step.who]);
-            let left = algorithm.available(state.words(), now, 0);
+            let left = algorithm.available(state.as_slice(), now, 0);
             let cost = match step.cost {
                 Cost::Units(units) => units.min(left),
                 Cost::Part(part) => (u128::from(left) * u128::from(part) / 600) as u64,
@@ -350,7 +352,7 @@ proptest! {
         let old = Walk::through(&history);
         let units = old.algorithm.budget();
         let new = old.algorithm.local(Part { rate: 0, units }, drift_ppm, 0);
-        let state = new.convert(&old.algorithm, old.state.words(), old.now);
+        let state = new.convert(&old.algorithm, old.state.as_slice(), old.now);
         for thousandths in [0, 1, 10, 100, 300, 600, 990, 999, 1_000, 1_500, 1_990] {
             let now = old.now.later(old.algorithm.period_ns() / 1_000 * thousandths);
             let most = match history.terms {
@@ -359,12 +361,12 @@ proptest! {
                     let recent = |charge: &&Charge| now.steady_ns - charge.at.steady_ns < window_ns;
                     units - old.reference.charges.iter().filter(recent).map(|c| c.units).sum::<u64>()
                 }
-                _ => old.algorithm.available(old.state.words(), now, 0),
+                _ => old.algorithm.available(old.state.as_slice(), now, 0),
             };
-            let left = new.available(state.words(), now, 0);
+            let left = new.available(state.as_slice(), now, 0);
             prop_assert!(left <= most, "minted after {} thousandths", thousandths);
         }
-        prop_assert!(new.is_idle(state.words(), old.now.later(2 * new.horizon_ns())));
+        prop_assert!(new.is_idle(state.as_slice(), old.now.later(2 * new.horizon_ns())));
     }
 }
 
@@ -377,12 +379,12 @@ fn without_the_drift_allowance_a_fast_clock_admits_too_much() {
     let (start, end) = (Now::at(S), Now::at(2 * S + 200_000));
     for (drift_ppm, over) in [(0, 200), (200, 0)] {
         let piece = whole.local(Part { rate: RATE_PARTS, units: 100 }, drift_ppm, 0);
-        let mut words = Vec::new();
+        let mut state = Vec::new();
         let mut admitted = 0;
         let mut now = start;
         while now <= end {
-            let left = piece.available(&words, now, 0);
-            piece.charge_heap(&mut words, now, left, 0);
+            let left = piece.available(&state, now, 0);
+            piece.charge_heap(&mut state, now, left, 0);
             admitted += left;
             now = now.later(10_000);
         }
@@ -406,8 +408,8 @@ fn half_of_a_bucket_equals_a_bucket_of_half_the_size() {
 fn a_rounded_third_of_a_rate_waits_a_little_longer() {
     let whole = Terms::Bucket { leaky: true, units: 3, period_ns: S, capacity: 9 }.algorithm();
     let piece = whole.local(Part { rate: RATE_PARTS / 3, units: 3 }, 0, 0);
-    let mut words = Vec::new();
-    piece.charge_heap(&mut words, Now::at(S), 3, 0);
+    let mut state = Vec::new();
+    piece.charge_heap(&mut state, Now::at(S), 3, 0);
     // One part in 2^20 is missing.
-    assert_eq!(piece.probe(&words, Now::at(S), 1, 0).retry_after_ns, 1_000_000_954);
+    assert_eq!(piece.probe(&state, Now::at(S), 1, 0).retry_after_ns, 1_000_000_954);
 }

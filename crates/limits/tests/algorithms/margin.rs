@@ -167,10 +167,10 @@ proptest! {
                 prop_assert_eq!(walk.probe(cost), expected, "cost {} at {:?}", cost, walk.now);
             }
             let Algorithm::FixedWindow(window) = &walk.algorithm else { panic!("a window") };
-            let named = window.older_end(walk.state.words(), walk.now.wall_ns, walk.salt);
+            let named = window.older_end(walk.state.as_slice(), walk.now.wall_ns, walk.salt);
             prop_assert_eq!(named, both.windows(walk.now.wall_ns)[0]);
             prop_assert_eq!(
-                walk.algorithm.available(walk.state.words(), walk.now, walk.salt),
+                walk.algorithm.available(walk.state.as_slice(), walk.now, walk.salt),
                 both.left(walk.now.wall_ns)
             );
             ask(&mut walk, &mut both, cost);
@@ -203,12 +203,12 @@ proptest! {
         let (mut walk, mut both) = walk(&history, margin_ns);
         for (place, step) in history.steps.iter().enumerate() {
             let cost = arrive(&mut walk, &both, step, place);
-            let words = walk.state.words();
-            if walk.algorithm.is_idle(words, walk.now) {
+            let state = walk.state.as_slice();
+            if walk.algorithm.is_idle(state, walk.now) {
                 for later in instants(&walk, margin_ns) {
                     for cost in [cost, 0, 1, both.limit] {
                         prop_assert_eq!(
-                            walk.algorithm.probe(words, walk.now.later(later), cost, walk.salt),
+                            walk.algorithm.probe(state, walk.now.later(later), cost, walk.salt),
                             walk.algorithm.probe(&[], walk.now.later(later), cost, walk.salt)
                         );
                     }
@@ -219,9 +219,9 @@ proptest! {
             }
             ask(&mut walk, &mut both, cost);
             let horizon = walk.now.later(walk.algorithm.horizon_ns());
-            prop_assert!(walk.algorithm.is_idle(walk.state.words(), horizon));
+            prop_assert!(walk.algorithm.is_idle(walk.state.as_slice(), horizon));
             let at = walk.algorithm.succession_at(walk.now);
-            prop_assert!(walk.algorithm.is_idle(walk.state.words(), walk.now.later(at - walk.now.wall_ns)));
+            prop_assert!(walk.algorithm.is_idle(walk.state.as_slice(), walk.now.later(at - walk.now.wall_ns)));
         }
     }
 
@@ -235,35 +235,35 @@ proptest! {
             let cost = arrive(&mut walk, &both, step, place);
             let charged = ask(&mut walk, &mut both, cost.max(1));
             let spent = walk.algorithm.spent_at(walk.now, walk.salt);
-            prop_assert!(!walk.algorithm.probe(spent.words(), walk.now, 1, walk.salt).allowed);
+            prop_assert!(!walk.algorithm.probe(spent.as_slice(), walk.now, 1, walk.salt).allowed);
             check_owes_at_least(&walk, &spent, margin_ns)?;
-            if walk.algorithm.covers(reserved.words(), walk.state.words(), walk.now) {
+            if walk.algorithm.covers(reserved.as_slice(), walk.state.as_slice(), walk.now) {
                 check_owes_at_least(&walk, &reserved, margin_ns)?;
             }
             if charged {
                 reserved = walk.state.clone();
                 let ahead = walk.units(Cost::Part(part)).min(walk.probe(0).remaining);
                 charge(&walk.algorithm, &mut reserved, walk.now, ahead, walk.salt);
-                prop_assert!(walk.algorithm.covers(reserved.words(), walk.state.words(), walk.now));
+                prop_assert!(walk.algorithm.covers(reserved.as_slice(), walk.state.as_slice(), walk.now));
             }
             // A usage under a smaller margin counts for no less under this one.
             let small = local(&both.terms, both.limit, margin_ns * smaller / 1_000);
             let mut old = small.fresh();
             charge(&small, &mut old, walk.now, both.limit, walk.salt);
-            let new = walk.algorithm.convert(&small, old.words(), walk.now);
-            prop_assert_eq!(walk.algorithm.probe(new.words(), walk.now, 0, walk.salt).remaining, 0);
+            let new = walk.algorithm.convert(&small, old.as_slice(), walk.now);
+            prop_assert_eq!(walk.algorithm.probe(new.as_slice(), walk.now, 0, walk.salt).remaining, 0);
             prop_assert!(matches!(new, State::Heap(_)));
             let ends = |wall_ns: u64| both.terms.end_after(wall_ns, walk.salt);
             let (older, small_ns) = (ends(walk.now.wall_ns - margin_ns), margin_ns * smaller / 1_000);
             if ends(walk.now.wall_ns - small_ns) == older && ends(walk.now.wall_ns + margin_ns) > older {
                 let left = Now { wall_ns: older + margin_ns, ..walk.now };
-                prop_assert_eq!(walk.algorithm.available(new.words(), left, walk.salt), 0);
+                prop_assert_eq!(walk.algorithm.available(new.as_slice(), left, walk.salt), 0);
             }
             let single = local(&both.terms, both.limit, 0);
-            let back = single.convert(&walk.algorithm, walk.state.words(), walk.now);
+            let back = single.convert(&walk.algorithm, walk.state.as_slice(), walk.now);
             prop_assert!(matches!(back, State::Inline(_)));
             prop_assert!(
-                single.probe(back.words(), walk.now, 0, walk.salt).remaining <= walk.probe(0).remaining
+                single.probe(back.as_slice(), walk.now, 0, walk.salt).remaining <= walk.probe(0).remaining
                     || both.terms.end_after(walk.now.wall_ns, walk.salt) > both.windows(walk.now.wall_ns)[0]
             );
         }
@@ -312,7 +312,8 @@ fn instants(walk: &Walk, margin_ns: u64) -> Vec<u64> {
 
 fn check_owes_at_least(walk: &Walk, strict: &State, margin_ns: u64) -> TestCaseResult {
     for later in instants(walk, margin_ns) {
-        let left = |state: &State| walk.algorithm.available(state.words(), walk.now.later(later), walk.salt);
+        let left =
+            |state: &State| walk.algorithm.available(state.as_slice(), walk.now.later(later), walk.salt);
         prop_assert!(left(strict) <= left(&walk.state), "given back after {} ns", later);
     }
     Ok(())
@@ -367,13 +368,13 @@ fn most_in_a_window(
         let off = step.off * (error_ns as i64 / 1_000);
         let now = Now::at(true_ns.saturating_add_signed(off));
         let (algorithm, state) = (&algorithms[step.who], &mut states[step.who]);
-        let left = algorithm.available(state.words(), now, salt);
+        let left = algorithm.available(state.as_slice(), now, salt);
         let cost = match step.cost {
             Cost::Units(units) => units.min(left),
             Cost::Part(part) => (u128::from(left) * u128::from(part) / 600) as u64,
             _ => left,
         };
-        if algorithm.probe(state.words(), now, cost, salt).allowed {
+        if algorithm.probe(state.as_slice(), now, cost, salt).allowed {
             charge(algorithm, state, now, cost, salt);
             *in_window.entry(terms.end_after(true_ns, salt)).or_default() += u128::from(cost);
         }
@@ -435,26 +436,26 @@ fn minutely(limit: u64) -> FixedWindow {
 fn near_an_edge_a_charge_counts_in_both_windows() {
     let algorithm = Algorithm::FixedWindow(minutely(10));
     let edge_ns = 600 * S;
-    let mut words = Vec::new();
-    algorithm.charge_heap(&mut words, Now::at(edge_ns - S - 1), 3, 0);
-    assert_eq!(words, [edge_ns, 3, 0]);
-    algorithm.charge_heap(&mut words, Now::at(edge_ns - S), 2, 0);
-    assert_eq!(words, [edge_ns, 5, 2]);
-    algorithm.charge_heap(&mut words, Now::at(edge_ns + S - 1), 4, 0);
-    assert_eq!(words, [edge_ns, 9, 6]);
-    let verdict = algorithm.probe(&words, Now::at(edge_ns + S - 1), 2, 0);
+    let mut state = Vec::new();
+    algorithm.charge_heap(&mut state, Now::at(edge_ns - S - 1), 3, 0);
+    assert_eq!(state, [edge_ns, 3, 0]);
+    algorithm.charge_heap(&mut state, Now::at(edge_ns - S), 2, 0);
+    assert_eq!(state, [edge_ns, 5, 2]);
+    algorithm.charge_heap(&mut state, Now::at(edge_ns + S - 1), 4, 0);
+    assert_eq!(state, [edge_ns, 9, 6]);
+    let verdict = algorithm.probe(&state, Now::at(edge_ns + S - 1), 2, 0);
     assert_eq!((verdict.allowed, verdict.remaining, verdict.retry_after_ns), (false, 1, 1));
     // The window is left one margin after its end. Units charged ahead are in the next window.
-    algorithm.charge_heap(&mut words, Now::at(edge_ns + S), 1, 0);
-    assert_eq!(words, [edge_ns + 60 * S, 7, 0]);
+    algorithm.charge_heap(&mut state, Now::at(edge_ns + S), 1, 0);
+    assert_eq!(state, [edge_ns + 60 * S, 7, 0]);
     // A clock that goes back finds the later window.
-    algorithm.charge_heap(&mut words, Now::at(edge_ns - S), 1, 0);
-    assert_eq!(words, [edge_ns + 60 * S, 8, 0]);
+    algorithm.charge_heap(&mut state, Now::at(edge_ns - S), 1, 0);
+    assert_eq!(state, [edge_ns + 60 * S, 8, 0]);
     // A charge at the end counts in both windows. When both are over, nothing is carried on.
-    algorithm.charge_heap(&mut words, Now::at(edge_ns + 60 * S), 1, 0);
-    assert_eq!(words, [edge_ns + 60 * S, 9, 1]);
-    algorithm.charge_heap(&mut words, Now::at(edge_ns + 121 * S), 1, 0);
-    assert_eq!(words, [edge_ns + 180 * S, 1, 0]);
+    algorithm.charge_heap(&mut state, Now::at(edge_ns + 60 * S), 1, 0);
+    assert_eq!(state, [edge_ns + 60 * S, 9, 1]);
+    algorithm.charge_heap(&mut state, Now::at(edge_ns + 121 * S), 1, 0);
+    assert_eq!(state, [edge_ns + 180 * S, 1, 0]);
 }
 
 #[test]
@@ -464,11 +465,11 @@ fn a_larger_margin_does_not_reopen_a_left_window() {
     let grown = FixedWindow { margin_ns: 10 * S, ..minutely(10) };
     let (open, left) = (grown.clone(), grown.after(edge_ns));
     // Ten units were charged in the window that is over, and three in the window that is open since.
-    let words = [edge_ns, 10, 3];
+    let state = [edge_ns, 10, 3];
     let (open, left) = (Algorithm::FixedWindow(open), Algorithm::FixedWindow(left));
-    assert_eq!(open.probe(&words, now, 1, 0).remaining, 0, "it may be open, by the clock alone");
-    assert_eq!(left.probe(&words, now, 1, 0).remaining, 6);
-    let mut charged = words.to_vec();
+    assert_eq!(open.probe(&state, now, 1, 0).remaining, 0, "it may be open, by the clock alone");
+    assert_eq!(left.probe(&state, now, 1, 0).remaining, 6);
+    let mut charged = state.to_vec();
     left.charge_heap(&mut charged, now, 7, 0);
     assert_eq!(charged, [edge_ns + 60 * S, 10, 0]);
     // An unknown cell is not in the window that was left, either.
@@ -478,9 +479,9 @@ fn a_larger_margin_does_not_reopen_a_left_window() {
     assert!(left.is_idle(&[edge_ns, 10, 0], now) && !open.is_idle(&[edge_ns, 10, 0], now));
     // Units spent at an earlier time count in the windows that were open then.
     let spent = left.spent_at(Now::at(edge_ns - S), 0);
-    assert_eq!(left.probe(spent.words(), now, 1, 0).remaining, 0);
+    assert_eq!(left.probe(spent.as_slice(), now, 1, 0).remaining, 0);
     let earlier = left.spent_at(Now::at(edge_ns - 20 * S), 0);
-    assert_eq!(left.probe(earlier.words(), now, 1, 0).remaining, 9);
+    assert_eq!(left.probe(earlier.as_slice(), now, 1, 0).remaining, 9);
     // The next edge is unchanged.
     let next = Now::at(edge_ns + 55 * S);
     assert_eq!(left.probe(&charged, next, 1, 0), open.probe(&charged, next, 1, 0));
@@ -490,11 +491,11 @@ fn a_larger_margin_does_not_reopen_a_left_window() {
 fn if_the_next_window_is_full_too_the_retry_time_is_its_end() {
     let algorithm = Algorithm::FixedWindow(minutely(10));
     let edge = Now::at(600 * S);
-    let mut words = Vec::new();
-    algorithm.charge_heap(&mut words, edge, 10, 0);
-    let verdict = algorithm.probe(&words, edge, 1, 0);
+    let mut state = Vec::new();
+    algorithm.charge_heap(&mut state, edge, 10, 0);
+    let verdict = algorithm.probe(&state, edge, 1, 0);
     assert_eq!((verdict.retry_after_ns, verdict.reset_after_ns), (61 * S, 61 * S));
-    assert_eq!(algorithm.probe(&words, edge, 11, 0).retry_after_ns, NEVER);
+    assert_eq!(algorithm.probe(&state, edge, 11, 0).retry_after_ns, NEVER);
 }
 
 proptest! {
@@ -509,15 +510,15 @@ proptest! {
         let edges = Edges::Every { window_ns: 60 * S, stagger: true };
         let window = FixedWindow { margin_ns, ..FixedWindow::new(10, edges) };
         let algorithm = Algorithm::FixedWindow(window.clone());
-        let mut words = Vec::new();
+        let mut state = Vec::new();
         let mut charged: BTreeMap<(u32, u64), u64> = BTreeMap::new();
         let mut now = Now::at(6_000 * S);
         for (quarter, pause, cost) in steps {
             now = now.later(pause);
             let salt = quarter << 30;
-            let left = algorithm.available(&words, now, salt);
+            let left = algorithm.available(&state, now, salt);
             let cost = if let Cost::Units(units) = cost { units.min(left) } else { left };
-            algorithm.charge_heap(&mut words, now, cost, salt);
+            algorithm.charge_heap(&mut state, now, cost, salt);
             let older = window.end_after(now.wall_ns - margin_ns, salt);
             let newer = window.end_after(now.wall_ns + margin_ns, salt);
             for end_ns in (older..=newer).step_by(60_000_000_000) {

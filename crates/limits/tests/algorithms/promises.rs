@@ -65,13 +65,13 @@ fn the_approximate_window_can_exceed_its_limit() {
     // units each second.
     let last_moment = Now::at(1_800_000_010 * S - 1);
     for (algorithm, over) in [(pair, 90), (exact, 0)] {
-        let mut words = Vec::new();
-        algorithm.charge_heap(&mut words, last_moment, 100, 0);
+        let mut state = Vec::new();
+        algorithm.charge_heap(&mut state, last_moment, 100, 0);
         let mut admitted = 0;
         for second in 1..10 {
             let now = last_moment.later(second * S + 1);
-            if algorithm.probe(&words, now, 10, 0).allowed {
-                algorithm.charge_heap(&mut words, now, 10, 0);
+            if algorithm.probe(&state, now, 10, 0).allowed {
+                algorithm.charge_heap(&mut state, now, 10, 0);
                 admitted += 10;
             }
         }

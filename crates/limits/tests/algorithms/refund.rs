@@ -22,8 +22,8 @@ pub(crate) fn refund(
     salt: u32,
 ) -> u64 {
     match state {
-        State::Inline(words) => algorithm.refund_inline(words, charged, units, now, global, salt),
-        State::Heap(words) => algorithm.refund(words, charged, units, now, global, salt),
+        State::Inline(state) => algorithm.refund_inline(state, charged, units, now, global, salt),
+        State::Heap(state) => algorithm.refund(state, charged, units, now, global, salt),
     }
 }
 
@@ -102,7 +102,7 @@ fn check_gone(history: &History) -> TestCaseResult {
     let mut fresh = walk.algorithm.fresh();
     let fresh_back = refund(&global, &mut fresh, walk.now, 5, walk.now, &global, walk.salt);
     prop_assert_eq!(fresh_back, 0);
-    prop_assert!(walk.algorithm.is_idle(fresh.words(), walk.now));
+    prop_assert!(walk.algorithm.is_idle(fresh.as_slice(), walk.now));
     Ok(())
 }
 
@@ -111,30 +111,30 @@ fn check_gone(history: &History) -> TestCaseResult {
 #[test]
 fn a_full_refund_of_a_refilled_charge_would_be_spent_twice() {
     let bucket = Terms::Bucket { leaky: false, units: 10, period_ns: S, capacity: 100 }.algorithm();
-    let spend = |words: &mut Vec<u64>, now: Now| {
-        let left = bucket.available(words, now, 0);
-        bucket.charge_heap(words, now, left, 0);
+    let spend = |state: &mut Vec<u64>, now: Now| {
+        let left = bucket.available(state, now, 0);
+        bucket.charge_heap(state, now, left, 0);
         left
     };
     let first = Now::at(1_800_000_000 * S);
     let later = first.later(10 * S);
     for (naive, at_once) in [(true, 200), (false, 100)] {
-        let mut words = Vec::new();
-        assert_eq!(spend(&mut words, first), 100);
-        let mut spent = spend(&mut words, later);
+        let mut state = Vec::new();
+        assert_eq!(spend(&mut state, first), 100);
+        let mut spent = spend(&mut state, later);
         if naive {
-            bucket.forgive(&mut words, later, 100);
+            bucket.forgive(&mut state, later, 100);
         } else {
-            assert_eq!(bucket.refund(&mut words, first, 100, later, &bucket, 0), 0);
+            assert_eq!(bucket.refund(&mut state, first, 100, later, &bucket, 0), 0);
         }
-        spent += spend(&mut words, later);
+        spent += spend(&mut state, later);
         assert_eq!(spent, at_once, "naive: {naive}");
     }
     // Soon after the charge, a refund gives the units that the rate has not given back yet.
-    let mut words = Vec::new();
-    bucket.charge_heap(&mut words, first, 50, 0);
-    assert_eq!(bucket.refund(&mut words, first, 50, first.later(S), &bucket, 0), 40);
-    assert_eq!(bucket.available(&words, first.later(S), 0), 100);
+    let mut state = Vec::new();
+    bucket.charge_heap(&mut state, first, 50, 0);
+    assert_eq!(bucket.refund(&mut state, first, 50, first.later(S), &bucket, 0), 40);
+    assert_eq!(bucket.available(&state, first.later(S), 0), 100);
 }
 
 /// The rate of the whole limit counts: a slow piece's charge may have moved on to faster pieces.
@@ -143,9 +143,9 @@ fn a_part_of_a_bucket_refunds_as_much_as_the_whole_would() {
     let whole = Terms::Bucket { leaky: false, units: 10, period_ns: S, capacity: 100 }.algorithm();
     let piece = whole.local(acequia_limits::Part { rate: 1 << 18, units: 40 }, 0, 0);
     let start = Now::at(1_800_000_000 * S);
-    let mut words = Vec::new();
-    piece.charge_heap(&mut words, start, 40, 0);
+    let mut state = Vec::new();
+    piece.charge_heap(&mut state, start, 40, 0);
     // 5 units have come back to the piece; 20 would have come back to the whole.
-    assert_eq!(piece.refund(&mut words, start, 40, start.later(2 * S), &whole, 0), 20);
-    assert_eq!(piece.available(&words, start.later(2 * S), 0), 25);
+    assert_eq!(piece.refund(&mut state, start, 40, start.later(2 * S), &whole, 0), 20);
+    assert_eq!(piece.available(&state, start.later(2 * S), 0), 25);
 }

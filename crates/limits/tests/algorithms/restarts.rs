@@ -18,24 +18,24 @@ fn check_idle(history: &History) -> TestCaseResult {
     let mut walk = Walk::new(history);
     for step in &history.steps {
         let cost = walk.arrive(step);
-        let idle = walk.algorithm.is_idle(walk.state.words(), walk.now);
+        let idle = walk.algorithm.is_idle(walk.state.as_slice(), walk.now);
         prop_assert_eq!(idle, walk.reference.owes_nothing(walk.now), "at {:?}", walk.now);
         if idle {
-            for later in instants(&walk.algorithm, walk.state.words(), &[], walk.now, walk.salt) {
-                let (words, now, salt) = (walk.state.words(), walk.now.later(later), walk.salt);
-                prop_assert!(walk.algorithm.is_idle(words, now));
+            for later in instants(&walk.algorithm, walk.state.as_slice(), &[], walk.now, walk.salt) {
+                let (state, now, salt) = (walk.state.as_slice(), walk.now.later(later), walk.salt);
+                prop_assert!(walk.algorithm.is_idle(state, now));
                 let fresh = walk.algorithm.fresh();
                 for cost in [cost, 0, 1, walk.algorithm.budget()] {
                     prop_assert_eq!(
-                        walk.algorithm.probe(words, now, cost, salt),
-                        walk.algorithm.probe(fresh.words(), now, cost, salt)
+                        walk.algorithm.probe(state, now, cost, salt),
+                        walk.algorithm.probe(fresh.as_slice(), now, cost, salt)
                     );
                 }
             }
         }
         walk.ask(cost);
         let horizon = walk.now.later(walk.algorithm.horizon_ns());
-        prop_assert!(walk.algorithm.is_idle(walk.state.words(), horizon), "idle after the horizon");
+        prop_assert!(walk.algorithm.is_idle(walk.state.as_slice(), horizon), "idle after the horizon");
     }
     Ok(())
 }
@@ -53,15 +53,15 @@ fn check_join(history: &History) -> TestCaseResult {
             other.ask(cost)
         };
         let (algorithm, salt) = (&one.algorithm, one.salt);
-        let (a, b) = (one.state.words(), other.state.words());
+        let (a, b) = (one.state.as_slice(), other.state.as_slice());
         let both = algorithm.join(a, b, one.now);
-        prop_assert!(algorithm.is_sound(both.words()));
-        let left = |words: &[u64], now: Now| algorithm.available(words, now, salt);
+        prop_assert!(algorithm.is_sound(both.as_slice()));
+        let left = |state: &[u64], now: Now| algorithm.available(state, now, salt);
         for later in instants(algorithm, a, b, one.now, salt).into_iter().chain([0]) {
             let now = one.now.later(later);
-            prop_assert!(left(both.words(), now) <= left(a, now).min(left(b, now)), "{:?} later", later);
+            prop_assert!(left(both.as_slice(), now) <= left(a, now).min(left(b, now)), "{:?} later", later);
             let twice = algorithm.join(a, a, one.now);
-            prop_assert_eq!(left(twice.words(), now), left(a, now));
+            prop_assert_eq!(left(twice.as_slice(), now), left(a, now));
         }
     }
     Ok(())
@@ -77,7 +77,7 @@ fn check_succession(history: &History) -> TestCaseResult {
         let at = walk.algorithm.succession_at(walk.now);
         prop_assert!(at > walk.now.wall_ns);
         prop_assert!(
-            walk.algorithm.is_idle(walk.state.words(), walk.now.later(at - walk.now.wall_ns)),
+            walk.algorithm.is_idle(walk.state.as_slice(), walk.now.later(at - walk.now.wall_ns)),
             "something is still spent when the successor begins"
         );
     }
@@ -94,10 +94,10 @@ fn check_spent(history: &History) -> TestCaseResult {
         let (algorithm, then, salt) = (&walk.algorithm, walk.now, walk.salt);
         let spent = algorithm.spent_at(then, salt);
         for cost in [cost.max(1), 1, u64::MAX] {
-            prop_assert!(!algorithm.probe(spent.words(), then, cost, salt).allowed);
+            prop_assert!(!algorithm.probe(spent.as_slice(), then, cost, salt).allowed);
         }
-        prop_assert_eq!(algorithm.probe(spent.words(), then, 0, salt).remaining, 0);
-        check_owes_at_least(algorithm, spent.words(), walk.state.words(), then, salt)?;
+        prop_assert_eq!(algorithm.probe(spent.as_slice(), then, 0, salt).remaining, 0);
+        check_owes_at_least(algorithm, spent.as_slice(), walk.state.as_slice(), then, salt)?;
     }
     Ok(())
 }
@@ -118,7 +118,7 @@ fn check_cover(history: &History) -> TestCaseResult {
         if charged != walk.algorithm.fresh()
             && walk.reference.charges.last().is_some_and(|c| c.at == walk.now)
         {
-            prop_assert!(walk.algorithm.covers(reserved.words(), walk.state.words(), walk.now));
+            prop_assert!(walk.algorithm.covers(reserved.as_slice(), walk.state.as_slice(), walk.now));
         }
         check_covered(&walk, &reserved)?;
         for (place, pause) in
@@ -146,8 +146,14 @@ fn reserve(walk: &Walk, chunk: Cost) -> State {
 }
 
 fn check_covered(walk: &Walk, reserved: &State) -> TestCaseResult {
-    if walk.algorithm.covers(reserved.words(), walk.state.words(), walk.now) {
-        check_owes_at_least(&walk.algorithm, reserved.words(), walk.state.words(), walk.now, walk.salt)?;
+    if walk.algorithm.covers(reserved.as_slice(), walk.state.as_slice(), walk.now) {
+        check_owes_at_least(
+            &walk.algorithm,
+            reserved.as_slice(),
+            walk.state.as_slice(),
+            walk.now,
+            walk.salt,
+        )?;
     }
     Ok(())
 }
@@ -213,9 +219,9 @@ fn instants(algorithm: &Algorithm, strict: &[u64], lax: &[u64], now: Now, salt: 
     let budget = algorithm.budget();
     let period = algorithm.period_ns();
     let mut instants = vec![0, 1, period / 3, period / 2, period - 1, period, period + 1, 2 * period];
-    for words in [strict, lax] {
+    for state in [strict, lax] {
         for cost in [0, 1, budget / 7, budget / 2, budget] {
-            let verdict = algorithm.probe(words, now, cost, salt);
+            let verdict = algorithm.probe(state, now, cost, salt);
             for ns in [verdict.retry_after_ns, verdict.reset_after_ns] {
                 if !is_never(ns) {
                     instants.extend([ns.saturating_sub(1), ns, ns + 1]);

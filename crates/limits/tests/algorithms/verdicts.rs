@@ -15,9 +15,9 @@ use crate::{
 
 const S: u64 = 1_000_000_000;
 
-for_every_algorithm!(verdicts_agree_with_the_reference, 48, super::check_words);
+for_every_algorithm!(verdicts_agree_with_the_reference, 48, super::check_verdicts);
 
-fn check_words(history: &History) -> TestCaseResult {
+fn check_verdicts(history: &History) -> TestCaseResult {
     let mut walk = Walk::new(history);
     for step in &history.steps {
         let cost = walk.arrive(step);
@@ -38,7 +38,7 @@ fn check_waits(history: &History) -> TestCaseResult {
         let cost = walk.arrive(step);
         let now = walk.now;
         for cost in [cost, 1, walk.units(Cost::Budget(0)), walk.units(Cost::Part(500))] {
-            let at = |now| walk.algorithm.probe(walk.state.words(), now, cost, walk.salt);
+            let at = |now| walk.algorithm.probe(walk.state.as_slice(), now, cost, walk.salt);
             let told = at(now).retry_after_ns;
             if is_never(told) {
                 prop_assert!(cost > walk.algorithm.budget());
@@ -67,20 +67,20 @@ fn check_looks(history: &History) -> TestCaseResult {
     for step in &history.steps {
         let cost = walk.arrive(step);
         for cost in [cost, 0, 1] {
-            let verdict = walk.algorithm.probe(looked_at.words(), walk.now, cost, walk.salt);
+            let verdict = walk.algorithm.probe(looked_at.as_slice(), walk.now, cost, walk.salt);
             prop_assert_eq!(verdict, walk.probe(cost), "cost {} at {:?}", cost, walk.now);
         }
         prop_assert_eq!(
-            walk.algorithm.is_idle(looked_at.words(), walk.now),
-            walk.algorithm.is_idle(walk.state.words(), walk.now)
+            walk.algorithm.is_idle(looked_at.as_slice(), walk.now),
+            walk.algorithm.is_idle(walk.state.as_slice(), walk.now)
         );
         if walk.ask(cost).allowed {
             charge(&walk.algorithm, &mut looked_at, walk.now, cost, walk.salt);
         }
         if walk.probe(0).allowed {
             match &mut looked_at {
-                State::Inline(words) => walk.algorithm.charge_inline(words, walk.now, 0, walk.salt),
-                State::Heap(words) => walk.algorithm.charge_heap(words, walk.now, 0, walk.salt),
+                State::Inline(state) => walk.algorithm.charge_inline(state, walk.now, 0, walk.salt),
+                State::Heap(state) => walk.algorithm.charge_heap(state, walk.now, 0, walk.salt),
             }
         }
     }
@@ -98,14 +98,14 @@ fn check_places(history: &History) -> TestCaseResult {
         prop_assert_eq!(walk.algorithm.probe(&heap, walk.now, cost, walk.salt), walk.probe(cost));
         if walk.ask(cost).allowed && cost > 0 {
             walk.algorithm.charge_heap(&mut heap, walk.now, cost, walk.salt);
-            prop_assert_eq!(heap.as_slice(), walk.state.words());
+            prop_assert_eq!(heap.as_slice(), walk.state.as_slice());
         }
-        let zeros = vec![0; walk.state.words().len()];
+        let zeros = vec![0; walk.state.as_slice().len()];
         let fresh = walk.algorithm.fresh();
-        for words in [&zeros[..], &[]] {
+        for state in [&zeros[..], &[]] {
             prop_assert_eq!(
-                walk.algorithm.probe(words, walk.now, cost, walk.salt),
-                walk.algorithm.probe(fresh.words(), walk.now, cost, walk.salt)
+                walk.algorithm.probe(state, walk.now, cost, walk.salt),
+                walk.algorithm.probe(fresh.as_slice(), walk.now, cost, walk.salt)
             );
         }
     }
@@ -118,9 +118,9 @@ fn costs_above_the_largest_burst_never_pass() {
         let algorithm = Terms::Bucket { leaky, units: 1, period_ns: 1, capacity: UNITS_MAX }.algorithm();
         let now = Now::at(1_800_000_000 * S);
         let fresh = algorithm.fresh();
-        assert!(algorithm.probe(fresh.words(), now, UNITS_MAX, 0).allowed);
+        assert!(algorithm.probe(fresh.as_slice(), now, UNITS_MAX, 0).allowed);
         for cost in [UNITS_MAX + 1, u64::MAX] {
-            let Verdict { allowed, retry_after_ns, .. } = algorithm.probe(fresh.words(), now, cost, 0);
+            let Verdict { allowed, retry_after_ns, .. } = algorithm.probe(fresh.as_slice(), now, cost, 0);
             assert_eq!((allowed, retry_after_ns), (false, NEVER), "a cost of {cost}");
         }
     }
@@ -130,14 +130,14 @@ fn costs_above_the_largest_burst_never_pass() {
 fn peeks_leave_no_trace_in_a_sliding_log() {
     let log = Terms::Sliding { limit: 2, window_ns: 10 * S, slots: None, quota: false }.algorithm();
     let start = Now::at(1_800_000_000 * S);
-    let mut words = Vec::new();
-    log.charge_heap(&mut words, start, 1, 0);
+    let mut state = Vec::new();
+    log.charge_heap(&mut state, start, 1, 0);
     for second in 1..=5 {
-        log.charge_heap(&mut words, start.later(second * S), 0, 0);
+        log.charge_heap(&mut state, start.later(second * S), 0, 0);
     }
-    assert_eq!(words.len(), 2, "one charge was made");
-    assert_eq!(log.probe(&words, start.later(5 * S), 2, 0).reset_after_ns, 5 * S);
-    assert!(log.is_idle(&words, start.later(10 * S)));
+    assert_eq!(state.len(), 2, "one charge was made");
+    assert_eq!(log.probe(&state, start.later(5 * S), 2, 0).reset_after_ns, 5 * S);
+    assert!(log.is_idle(&state, start.later(10 * S)));
 }
 
 /// The window's last second belongs to the window, and the next second to the next window.

@@ -485,16 +485,16 @@ impl Catalogue {
     pub(crate) fn most_forgotten(&self, slot: u32, now: Now) -> Option<(&Algorithm, Inline)> {
         let live = self.variants(slot)?.iter().filter(|variant| variant.ended.is_none());
         let all = live.map(|variant| (variant.local.most(), variant.forgotten));
-        all.max_by_key(|(most, words)| most.owed(words, now))
-            .filter(|(most, words)| most.owed(words, now) > 0)
+        all.max_by_key(|(most, state)| most.owed(state, now))
+            .filter(|(most, state)| most.owed(state, now) > 0)
     }
 
     /// All debts of buckets that a crash forgot and that are not over, by limit, including limits that were
     /// removed.
     pub(crate) fn all_forgotten(&self, now: Now) -> impl Iterator<Item = (LimitId, &Algorithm, Inline)> {
         let of = move |slot: usize| {
-            let (most, words) = self.most_forgotten(slot as u32, now)?;
-            Some((self.slots[slot].id, most, words))
+            let (most, state) = self.most_forgotten(slot as u32, now)?;
+            Some((self.slots[slot].id, most, state))
         };
         (0..self.slots.len()).filter_map(of)
     }
@@ -520,31 +520,31 @@ impl Catalogue {
         &self,
         from: VariantKey,
         to: u16,
-        words: &[u64],
+        state: &[u64],
         now: Now,
         descriptor: &Descriptor<'_>,
         salt: u32,
     ) -> State {
         let all = &self.slots[from.slot as usize].variants;
-        let (mut at, mut words, mut since) = (from.variant, words.to_vec(), Now::at(0));
+        let (mut at, mut state, mut since) = (from.variant, state.to_vec(), Now::at(0));
         loop {
             let old = &all[usize::from(at)];
             let (then, next) = next_variant(all, old, to, now, descriptor);
             let (algorithm, written) = (all[usize::from(next)].local.at(salt), old.local.at(salt));
             let then = then.max(since).min(now);
-            let mut state = algorithm.convert(written, &words, then);
+            let mut carried = algorithm.convert(written, &state, then);
             if old.ended.is_none() && old.expired(now).is_none() {
                 // The clock went back, or the cell has two names: the time of the change is unknown.
                 let began = all[usize::from(next)].began.min(now);
-                let early = algorithm.convert(written, &words, began);
-                if algorithm.covers(early.words(), state.words(), now) {
-                    state = early;
+                let early = algorithm.convert(written, &state, began);
+                if algorithm.covers(early.as_slice(), carried.as_slice(), now) {
+                    carried = early;
                 }
             }
             if next == to {
-                return state;
+                return carried;
             }
-            words = state.words().to_vec();
+            state = carried.as_slice().to_vec();
             since = then;
             at = next;
         }
@@ -552,13 +552,13 @@ impl Catalogue {
 
     /// Whether a cell's state means the same as an absent cell, under the variant it was written under and
     /// under every variant that came after.
-    pub(crate) fn is_idle(&self, slot: u32, variant: u16, salt: u32, words: &[u64], now: Now) -> bool {
-        self.is_idle_as(slot, variant, |local| local.at(salt), words, now)
+    pub(crate) fn is_idle(&self, slot: u32, variant: u16, salt: u32, state: &[u64], now: Now) -> bool {
+        self.is_idle_as(slot, variant, |local| local.at(salt), state, now)
     }
 
     /// As [`Catalogue::is_idle`], for a cell that new cells share.
-    pub(crate) fn is_idle_shared(&self, slot: u32, variant: u16, words: &[u64], now: Now) -> bool {
-        self.is_idle_as(slot, variant, Local::least, words, now)
+    pub(crate) fn is_idle_shared(&self, slot: u32, variant: u16, state: &[u64], now: Now) -> bool {
+        self.is_idle_as(slot, variant, Local::least, state, now)
     }
 
     fn is_idle_as(
@@ -566,13 +566,13 @@ impl Catalogue {
         slot: u32,
         variant: u16,
         of: impl Fn(&Local) -> &Algorithm,
-        words: &[u64],
+        state: &[u64],
         now: Now,
     ) -> bool {
         let Some(all) = self.variants(slot) else { return false };
         let Some(own) = all.get(usize::from(variant)) else { return false };
         let written = of(&own.local);
-        let idle = written.is_idle(words, now);
+        let idle = written.is_idle(state, now);
         if !idle || !self.is_over(slot, variant, now) {
             return idle;
         }
@@ -582,11 +582,11 @@ impl Catalogue {
             (Some(then), None) | (None, Some(then)) => then,
             (None, None) => now,
         };
-        written.is_idle(words, over)
+        written.is_idle(state, over)
             || all.iter().filter(|other| other.generation >= own.generation).all(|other| {
                 let later = of(&other.local);
-                let state = later.convert(written, words, over);
-                later.is_idle(state.words(), now)
+                let converted = later.convert(written, state, over);
+                later.is_idle(converted.as_slice(), now)
             })
     }
 }

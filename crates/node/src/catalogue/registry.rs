@@ -353,13 +353,13 @@ impl Registry {
         std::mem::take(&mut self.unwritten)
     }
 
-    /// A cell of which nothing is known owes at least as much as `words` did under `written`. An earlier
+    /// A cell of which nothing is known owes at least as much as `state` did under `written`. An earlier
     /// process wrote this debt, which a crash before it forgot.
-    pub(crate) fn learn_forgotten(&mut self, slot: u32, written: &Algorithm, words: &[u64], now: Now) {
+    pub(crate) fn learn_forgotten(&mut self, slot: u32, written: &Algorithm, state: &[u64], now: Now) {
         let live = self.slots[slot as usize].variants.iter_mut().filter(|variant| variant.ended.is_none());
         for variant in live {
             let most = variant.local.most();
-            let known = most.convert_sometime(written, words, now);
+            let known = most.convert_sometime(written, state, now);
             variant.forgotten = larger(most, [State::Inline(variant.forgotten), known], now);
         }
     }
@@ -378,9 +378,9 @@ impl Registry {
             if most.has_rate()
                 && by_ns > 0
                 && variant.forgotten != [0, 0]
-                && let State::Inline(words) = most.later_than_said(&variant.forgotten, by_ns, now)
+                && let State::Inline(state) = most.later_than_said(&variant.forgotten, by_ns, now)
             {
-                variant.forgotten = words;
+                variant.forgotten = state;
             }
         }
     }
@@ -706,11 +706,11 @@ fn forgotten_by<'n>(
 fn larger(meter: &Algorithm, states: impl IntoIterator<Item = State>, now: Now) -> Inline {
     let mut largest = [0, 0];
     for state in states {
-        if let State::Inline(words) = state
-            && !meter.is_idle(&words, now)
-            && meter.covers(&words, &largest, now)
+        if let State::Inline(state) = state
+            && !meter.is_idle(&state, now)
+            && meter.covers(&state, &largest, now)
         {
-            largest = words;
+            largest = state;
         }
     }
     largest

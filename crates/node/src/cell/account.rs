@@ -237,36 +237,36 @@ impl Account {
     /// whether anything changed.
     pub(crate) fn settle(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         now: Now,
         sessions: &impl Sessions,
     ) -> bool {
-        let mut changed = self.end_loans(words, context, 0, now, sessions);
-        changed |= self.end_lease(words, context, now);
-        self.cut_what_is_back(words, context, now);
+        let mut changed = self.end_loans(state, context, 0, now, sessions);
+        changed |= self.end_lease(state, context, now);
+        self.cut_what_is_back(state, context, now);
         self.due_ns = self.book.next_expiry(sessions).unwrap_or(u64::MAX).min(self.pooled_until_ns());
         if self.rolled.is_over(now) {
-            changed |= self.roll(words, context, now);
+            changed |= self.roll(state, context, now);
         }
         changed
     }
 
     /// Changes what the cell has, and moves the debt with it.
-    fn apply(&mut self, words: &mut Vec<u64>, context: &CellContext<'_>, change: Change, at: Now) {
+    fn apply(&mut self, state: &mut Vec<u64>, context: &CellContext<'_>, change: Change, at: Now) {
         let old = std::mem::replace(&mut self.algorithm, context.global.clone());
         self.rebuild(context);
         self.variant_changed |= self.algorithm.has_rate() && self.algorithm != old;
-        set(words, self.resized(&old, words, at));
-        self.algorithm.owe(words, at, change.owe);
-        self.algorithm.forgive(words, at, change.shed);
+        set(state, self.resized(&old, state, at));
+        self.algorithm.owe(state, at, change.owe);
+        self.algorithm.forgive(state, at, change.shed);
     }
 
     /// The state with another part: the debt stays.
-    fn resized(&self, old: &Algorithm, words: &[u64], at: Now) -> State {
+    fn resized(&self, old: &Algorithm, state: &[u64], at: Now) -> State {
         match mutated(Mutation::RebuildForgetsDebt) {
             true => self.algorithm.fresh(),
-            false => self.algorithm.resize(old, words, at),
+            false => self.algorithm.resize(old, state, at),
         }
     }
 
@@ -289,46 +289,46 @@ impl Account {
     /// Afterwards the debt is as of now, so what comes back counts from now, too.
     pub(crate) fn change_variant(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         change: &VariantChange<'_>,
         sessions: &impl Sessions,
     ) {
         let VariantChange { before, context, began, now } = *change;
         let ends_before = ends_by_old_variant();
         if let Some(before) = before.filter(|_| ends_before) {
-            self.end_loans(words, before, 0, began.min(now), sessions);
-            self.end_lease(words, before, began.min(now));
+            self.end_loans(state, before, 0, began.min(now), sessions);
+            self.end_lease(state, before, began.min(now));
         }
         let old = self.algorithm.clone();
         self.standing = context.standing(self.window());
         self.algorithm = context.global.clone();
         self.rebuild(context);
-        let late = self.algorithm.resize(&old, words, now);
-        let early = self.algorithm.resize(&old, words, began.min(now));
-        let larger = if self.algorithm.covers(early.words(), late.words(), now) { early } else { late };
-        set(words, larger);
+        let late = self.algorithm.resize(&old, state, now);
+        let early = self.algorithm.resize(&old, state, began.min(now));
+        let larger = if self.algorithm.covers(early.as_slice(), late.as_slice(), now) { early } else { late };
+        set(state, larger);
         self.unwritten |= self.algorithm.has_rate() && is_debt_rewritten();
         self.rolled.over_ns = 0;
-        self.end_loans(words, context, if ends_before { now.steady_ns } else { 0 }, now, sessions);
-        self.settle(words, context, now, sessions);
+        self.end_loans(state, context, if ends_before { now.steady_ns } else { 0 }, now, sessions);
+        self.settle(state, context, now, sessions);
     }
 
     /// Under a new variant, too, the cell owes what a restart forgot.
-    pub(crate) fn owe_forgotten(&self, words: &mut Vec<u64>, owe: impl FnOnce(&Algorithm, State) -> State) {
-        let state = owe(&self.algorithm, State::Heap(words.clone()));
-        set(words, state);
+    pub(crate) fn owe_forgotten(&self, state: &mut Vec<u64>, owe: impl FnOnce(&Algorithm, State) -> State) {
+        let owed = owe(&self.algorithm, State::Heap(state.clone()));
+        set(state, owed);
     }
 
     /// Units that could be charged now. For a window that is kept on disk, only units that the disk does not
     /// yet count as spent.
     pub(crate) fn available<'r>(
         &self,
-        words: &[u64],
+        state: &[u64],
         reserved: impl Iterator<Item = &'r [u64]>,
         now: Now,
         salt: u32,
     ) -> u64 {
-        let free = self.algorithm.available(words, now, salt);
+        let free = self.algorithm.available(state, now, salt);
         let windows = matches!(self.algorithm, Algorithm::FixedWindow(_));
         reserved
             .filter(|_| windows)
@@ -337,8 +337,8 @@ impl Account {
     }
 
     /// Units that could be charged now, without those that are leased.
-    pub(crate) fn unleased(&self, words: &[u64], now: Now, salt: u32) -> u64 {
-        self.algorithm.available(words, now, salt).saturating_sub(self.leased)
+    pub(crate) fn unleased(&self, state: &[u64], now: Now, salt: u32) -> u64 {
+        self.algorithm.available(state, now, salt).saturating_sub(self.leased)
     }
 }
 
@@ -348,13 +348,13 @@ fn ends_by_old_variant() -> bool {
     !mutated(Mutation::EndLoansByNewNumbers)
 }
 
-/// Replaces the words by those of a state.
-fn set(words: &mut Vec<u64>, state: State) {
-    match state {
-        State::Heap(new) => *words = new,
+/// Replaces a state by a new one.
+fn set(state: &mut Vec<u64>, new: State) {
+    match new {
+        State::Heap(new) => *state = new,
         State::Inline(new) => {
-            words.clear();
-            words.extend(new);
+            state.clear();
+            state.extend(new);
         }
     }
 }

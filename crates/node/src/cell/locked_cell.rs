@@ -126,10 +126,10 @@ impl LockedCell<'_> {
     fn under_variant(&self, cells: &Cells, place: usize, to: u16, algorithm: &Algorithm) -> Option<State> {
         let (slot, salt) = (self.key.0, self.key.1.salt());
         let cell = cells.table.at(place);
-        let (words, old) = (cells.words(cell), self.catalogue.local(slot, cell.variant())?.at(salt));
+        let (state, old) = (cells.state(cell), self.catalogue.local(slot, cell.variant())?.at(salt));
         let began = self.catalogue.began(slot, to).unwrap_or(self.now).min(self.now);
-        let (late, early) = (algorithm.resize(old, words, self.now), algorithm.resize(old, words, began));
-        let covers = algorithm.covers(early.words(), late.words(), self.now);
+        let (late, early) = (algorithm.resize(old, state, self.now), algorithm.resize(old, state, began));
+        let covers = algorithm.covers(early.as_slice(), late.as_slice(), self.now);
         Some(self.not_less_than_forgotten(to, algorithm, salt, if covers { early } else { late }))
     }
 
@@ -148,19 +148,19 @@ impl LockedCell<'_> {
     /// Brings a cell with an account to another variant. If the variant began earlier and that leaves a
     /// larger debt, the larger debt counts.
     pub(crate) fn change_variant(&self, cell: &mut HeapCell, from: u16, to: u16, context: &CellContext<'_>) {
-        let HeapCell { account: Some(account), words, .. } = &mut *cell else {
+        let HeapCell { account: Some(account), state, .. } = &mut *cell else {
             unreachable!("a shared cell")
         };
         let (slot, salt) = (self.key.0, context.salt);
         let began = self.catalogue.began(slot, to).unwrap_or(self.now);
         let old = self.catalogue.global(slot, from).zip(self.catalogue.local(slot, from));
         let before = old.map(|(global, local)| CellContext { global, local, ..*context });
-        let free = before.as_ref().map(|before| account.free_of_pool(words, before, self.now));
+        let free = before.as_ref().map(|before| account.free_of_pool(state, before, self.now));
         let change = VariantChange { before: before.as_ref(), context, began, now: self.now };
-        account.change_variant(words, &change, &*self.node.sessions());
+        account.change_variant(state, &change, &*self.node.sessions());
         if shrinks_with_pool() {
             let since_ns = self.catalogue.over_at(slot, from, self.now).unwrap_or(self.now).wall_ns;
-            account.keep_part(words, context, since_ns, free, self.now);
+            account.keep_part(state, context, since_ns, free, self.now);
         }
         let local = context.local.at(salt);
         match (local, before) {
@@ -171,7 +171,7 @@ impl LockedCell<'_> {
                 let (before, now) = (stands(&before), stands(context));
                 let more = account.stands_more(before, now);
                 let then = self.node.spent_before_start(self.catalogue, slot, local, self.now);
-                account.owe_forgotten(words, |_, state| {
+                account.owe_forgotten(state, |_, state| {
                     let state = match then {
                         Some(then) => owed_beside(state, &window.spent_at(then.wall_ns, salt), more),
                         None => state,
@@ -179,7 +179,7 @@ impl LockedCell<'_> {
                     self.not_less_than_forgotten(to, local, salt, state)
                 });
             }
-            _ => account.owe_forgotten(words, |algorithm, state| {
+            _ => account.owe_forgotten(state, |algorithm, state| {
                 self.not_less_than_forgotten(to, algorithm, salt, state)
             }),
         }
@@ -194,9 +194,9 @@ impl LockedCell<'_> {
 
 /// Adds `units` to a window's state, in the windows that were open when `spent` was.
 fn owed_beside(state: State, spent: &Usage, units: u64) -> State {
-    let State::Heap(mut words) = state else { return state };
+    let State::Heap(mut state) = state else { return state };
     // With a single clock nothing is charged ahead.
-    if let [end_ns, used, ahead @ ..] = &mut words[..] {
+    if let [end_ns, used, ahead @ ..] = &mut state[..] {
         let is_next = *end_ns > spent.end_ns && spent.ahead > 0;
         if *end_ns == spent.end_ns || is_next {
             *used = used.saturating_add(units);
@@ -208,5 +208,5 @@ fn owed_beside(state: State, spent: &Usage, units: u64) -> State {
             *ahead = ahead.saturating_add(units);
         }
     }
-    State::Heap(words)
+    State::Heap(state)
 }

@@ -150,10 +150,10 @@ impl Node {
                 None => Some(state),
             });
             if let Some(state) = joined {
-                let mut cell = HeapCell::new(state.words().to_vec());
+                let mut cell = HeapCell::new(state.as_slice().to_vec());
                 if is_kept {
                     let tag = overflow_tag(key.variant);
-                    let state = Some(CellRecord::new(algorithm, &cell.words, limit.now));
+                    let state = Some(CellRecord::new(algorithm, &cell.state, limit.now));
                     cell.ask_as_is(self.push_row(Row { limit: limit.id, tag, state }));
                     rows.push(tag);
                 }
@@ -179,9 +179,9 @@ impl Node {
             let old = kept.algorithm(algorithm)?;
             let state = kept.state(&old, limit.error_ns, now);
             let state = self.clock.after_set_back(&old, state, None, now);
-            Some(algorithm.convert_sometime(&old, state.words(), now))
+            Some(algorithm.convert_sometime(&old, state.as_slice(), now))
         });
-        states.reduce(|first, state| algorithm.join(first.words(), state.words(), now))
+        states.reduce(|first, state| algorithm.join(first.as_slice(), state.as_slice(), now))
     }
 
     /// Queues the shared cells of these sorted slots for the journal, unless a crash presumes at least as
@@ -193,11 +193,11 @@ impl Node {
             let Some(local) = catalogue.local(key.slot, key.variant) else { continue };
             let algorithm = local.least();
             let is_presumed =
-                algorithm.has_rate() && algorithm.owed(&cell.words, now) <= write.presumed(key.slot, 0);
-            if is_presumed || algorithm.is_idle(&cell.words, now) {
+                algorithm.has_rate() && algorithm.owed(&cell.state, now) <= write.presumed(key.slot, 0);
+            if is_presumed || algorithm.is_idle(&cell.state, now) {
                 continue;
             }
-            if let Some(row) = key.row(catalogue, Some(CellRecord::new(algorithm, &cell.words, now))) {
+            if let Some(row) = key.row(catalogue, Some(CellRecord::new(algorithm, &cell.state, now))) {
                 let batch = self.push_row(row);
                 cell.forget_held();
                 cell.ask_as_is(batch);
@@ -211,7 +211,7 @@ impl Node {
         let before = shared.len();
         let mut rows = Vec::new();
         shared.retain(|key, cell| {
-            let idle = catalogue.is_idle_shared(key.slot, key.variant, &cell.words, now);
+            let idle = catalogue.is_idle_shared(key.slot, key.variant, &cell.state, now);
             if idle && !cell.is_unwritten() {
                 rows.extend(key.row(catalogue, None));
             }
@@ -263,28 +263,28 @@ impl CarryPass<'_> {
                 let state = match made.iter().find(|(other, _)| other.means_as(own)) {
                     Some((_, state)) => state.clone(),
                     None => {
-                        let at = [then, now].map(|at| own.convert(written_under, state.words(), at));
-                        let state = own.join(at[0].words(), at[1].words(), now);
+                        let at = [then, now].map(|at| own.convert(written_under, state.as_slice(), at));
+                        let state = own.join(at[0].as_slice(), at[1].as_slice(), now);
                         made.push((own, state.clone()));
                         state
                     }
                 };
                 let key = VariantKey { slot, variant };
                 let all = match self.shared.get(&key) {
-                    Some(there) => own.join(&there.words, state.words(), now),
+                    Some(there) => own.join(&there.state, state.as_slice(), now),
                     None => state,
                 };
                 let cell = self.shared.entry(key).or_default();
                 if is_written || !cell.is_unwritten() {
                     self.written.insert(key);
                 }
-                cell.rewrite(self.node.and_forgotten(catalogue, key, own, all, now).words().to_vec());
+                cell.rewrite(self.node.and_forgotten(catalogue, key, own, all, now).as_slice().to_vec());
             }
         }
     }
 
-    /// Joins the cells whose variants give words the same meaning. There may be a thousand cells, and nearly
-    /// all have the same meaning for the same words.
+    /// Joins the cells whose variants give the same meaning to a state. There may be a thousand cells, and
+    /// nearly all variants give the same meaning.
     fn joined(&self, slot: u32, cells: &[(u16, HeapCell)]) -> Vec<(u16, State)> {
         let catalogue = self.catalogue;
         let least = |variant: u16| catalogue.local(slot, variant).map(Local::least);
@@ -296,8 +296,8 @@ impl CarryPass<'_> {
                     && least(*other).is_some_and(|other| other.means_as(own))
             });
             match same {
-                Some((_, all)) => *all = own.join(all.words(), &cell.words, self.now),
-                None => joined.push((*variant, State::Heap(cell.words.clone()))),
+                Some((_, all)) => *all = own.join(all.as_slice(), &cell.state, self.now),
+                None => joined.push((*variant, State::Heap(cell.state.clone()))),
             }
         }
         joined
@@ -309,7 +309,7 @@ impl CarryPass<'_> {
             if let (Some(cell), Some(local)) =
                 (self.shared.get_mut(&key), self.catalogue.local(key.slot, key.variant))
                 && let Some(row) =
-                    key.row(self.catalogue, Some(CellRecord::new(local.least(), &cell.words, self.now)))
+                    key.row(self.catalogue, Some(CellRecord::new(local.least(), &cell.state, self.now)))
             {
                 cell.ask_as_is(self.node.push_row(row));
             }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CellRecord {
     algorithm: RecordedAlgorithm,
-    words: Vec<u64>,
+    state: Vec<u64>,
     /// The steady clock when the record was written.
     written_ns: u64,
     /// The wall clock at that time: a steady clock is anchored to the wall clock at every start.
@@ -66,7 +66,7 @@ enum RecordedAlgorithm {
 
 impl CellRecord {
     /// The record of a cell's state under `algorithm`.
-    pub fn new(algorithm: &Algorithm, words: &[u64], now: Now) -> Self {
+    pub fn new(algorithm: &Algorithm, state: &[u64], now: Now) -> Self {
         let algorithm = match algorithm {
             Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => RecordedAlgorithm::Meter(*meter),
             Algorithm::FixedWindow(window) => RecordedAlgorithm::Window(window.margin_ns),
@@ -76,7 +76,7 @@ impl CellRecord {
         };
         let (pledge, record) = (Pledge::default(), Vec::new());
         let Now { steady_ns: written_ns, wall_ns: written_wall_ns } = now;
-        Self { algorithm, words: words.to_vec(), written_ns, written_wall_ns, pledge, record }
+        Self { algorithm, state: state.to_vec(), written_ns, written_wall_ns, pledge, record }
     }
 
     /// Adds the loans and transfers that were given away.
@@ -99,7 +99,7 @@ impl CellRecord {
     pub(crate) fn of_record(record: Vec<u8>) -> Self {
         Self {
             algorithm: RecordedAlgorithm::Window(0),
-            words: Vec::new(),
+            state: Vec::new(),
             written_ns: 0,
             written_wall_ns: 0,
             pledge: Pledge::default(),
@@ -119,12 +119,12 @@ impl CellRecord {
 
     /// A time, kept as the end of an unused window.
     pub(crate) fn of_wall(wall_ns: u64) -> Self {
-        Self { words: vec![wall_ns, 0], ..Self::of_record(Vec::new()) }
+        Self { state: vec![wall_ns, 0], ..Self::of_record(Vec::new()) }
     }
 
     /// The time in [`CellRecord::of_wall`], if a clock can have shown it.
     pub(crate) fn wall_ns(&self) -> Option<u64> {
-        self.words.first().copied().filter(|wall_ns| *wall_ns < CLOCK_END)
+        self.state.first().copied().filter(|wall_ns| *wall_ns < CLOCK_END)
     }
 
     /// The variant that the record was written under, as an algorithm of the same limit as `like`. `None` if
@@ -147,7 +147,7 @@ impl CellRecord {
             _ => return None,
         };
         let is_sound =
-            self.written_ns < CLOCK_END && self.pledge.is_sound() && algorithm.is_sound(&self.words);
+            self.written_ns < CLOCK_END && self.pledge.is_sound() && algorithm.is_sound(&self.state);
         is_sound.then_some(algorithm)
     }
 
@@ -158,12 +158,12 @@ impl CellRecord {
     /// wall clocks prove. The old steady clock drifted from the wall clock as long as its process lived, and
     /// today's was anchored to the wall clock anew: their difference proves less.
     pub(crate) fn state(&self, algorithm: &Algorithm, error_ns: Option<u64>, now: Now) -> State {
-        let state = algorithm.redated(&self.words, self.written_ns, now);
+        let state = algorithm.redated(&self.state, self.written_ns, now);
         let Some(error_ns) = error_ns.filter(|_| is_anchor_doubted()) else { return state };
         let surely_ns = now.wall_ns.saturating_sub(self.written_wall_ns).saturating_sub(2 * error_ns);
         let by_clock_ns = now.steady_ns.saturating_sub(self.written_ns);
         let ahead_ns = by_clock_ns.saturating_sub(surely_ns);
-        if ahead_ns == 0 { state } else { algorithm.delayed(state.words(), ahead_ns) }
+        if ahead_ns == 0 { state } else { algorithm.delayed(state.as_slice(), ahead_ns) }
     }
 }
 
@@ -215,13 +215,13 @@ mod tests {
         for algorithm in [bucket, slots, log] {
             // The steady clock was behind by an hour; two seconds pass.
             let (written, error_ns) = (Now { steady_ns: 100_000 * S, wall_ns: 103_600 * S }, 10_000_000);
-            let mut words = Vec::new();
-            algorithm.charge_heap(&mut words, written, limit, 0);
-            let kept = CellRecord::new(&algorithm, &words, written);
+            let mut charged = Vec::new();
+            algorithm.charge_heap(&mut charged, written, limit, 0);
+            let kept = CellRecord::new(&algorithm, &charged, written);
             let now = Now::at(103_602 * S);
             let state = kept.state(&algorithm, Some(error_ns), now);
-            assert_eq!(algorithm.available(state.words(), now, 0), 0, "{algorithm:?}");
-            assert!(algorithm.is_idle(state.words(), now.later(120 * S)), "{algorithm:?}");
+            assert_eq!(algorithm.available(state.as_slice(), now, 0), 0, "{algorithm:?}");
+            assert!(algorithm.is_idle(state.as_slice(), now.later(120 * S)), "{algorithm:?}");
         }
     }
 
@@ -238,7 +238,7 @@ mod tests {
             (&bucket, [1 << 40, 3], [u64::MAX, 3]),
         ] {
             let read =
-                |words: &[u64], ns| CellRecord::new(algorithm, words, Now::at(ns)).algorithm(algorithm);
+                |state: &[u64], ns| CellRecord::new(algorithm, state, Now::at(ns)).algorithm(algorithm);
             assert_eq!(read(&sound, window_ns).as_ref(), Some(algorithm));
             assert_eq!(read(&impossible, window_ns), None, "{impossible:?}");
             assert_eq!(read(&sound, u64::MAX), None, "written at the end of time");

@@ -114,12 +114,12 @@ impl Shard {
 }
 
 impl Cells {
-    /// The words of a cell's state.
+    /// A cell's state.
     #[inline]
-    pub(crate) fn words<'a>(&'a self, cell: &'a Cell) -> &'a [u64] {
+    pub(crate) fn state<'a>(&'a self, cell: &'a Cell) -> &'a [u64] {
         match cell.heap_place() {
-            Some(place) => &self.heap[place].words,
-            None => &cell.words,
+            Some(place) => &self.heap[place].state,
+            None => &cell.state,
         }
     }
 
@@ -240,16 +240,16 @@ impl Cells {
         let heap = self.table.at(place).heap_place();
         match (heap, state) {
             (Some(at), state) => {
-                let words = match state {
-                    State::Heap(words) => words,
-                    State::Inline(words) => words.to_vec(),
+                let state = match state {
+                    State::Heap(state) => state,
+                    State::Inline(state) => state.to_vec(),
                 };
-                self.with_heap_cell(at, |cell| cell.rewrite(words));
+                self.with_heap_cell(at, |cell| cell.rewrite(state));
             }
-            (None, State::Inline(words)) => self.table.at_mut(place).words = words,
+            (None, State::Inline(state)) => self.table.at_mut(place).state = state,
             // A clock is uncertain now: windows then keep an additional word for the next window.
-            (None, State::Heap(words)) => {
-                let at = self.add_to_heap(HeapCell::new(words));
+            (None, State::Heap(state)) => {
+                let at = self.add_to_heap(HeapCell::new(state));
                 self.table.at_mut(place).set_heap_place(at);
             }
         }
@@ -258,16 +258,16 @@ impl Cells {
 
     /// Moves a state out of its cell, because its limit is kept in the journal from now on.
     pub(crate) fn move_to_heap(&mut self, place: usize) {
-        let words = self.table.at(place).words.to_vec();
-        let at = self.add_to_heap(HeapCell::new(words));
+        let state = self.table.at(place).state.to_vec();
+        let at = self.add_to_heap(HeapCell::new(state));
         self.table.at_mut(place).set_heap_place(at);
     }
 
     /// Adds a cell for which room was made.
-    pub(crate) fn insert(&mut self, tag: CellTag, slot: u32, variant: u16, state: NewCell) -> usize {
-        let cell = match state {
-            NewCell::Inline(words) => Cell::inline(tag, slot, variant, words),
-            NewCell::Heap(state) => Cell::heap(tag, slot, variant, self.add_to_heap(state)),
+    pub(crate) fn insert(&mut self, tag: CellTag, slot: u32, variant: u16, new: NewCell) -> usize {
+        let cell = match new {
+            NewCell::Inline(state) => Cell::inline(tag, slot, variant, state),
+            NewCell::Heap(cell) => Cell::heap(tag, slot, variant, self.add_to_heap(cell)),
         };
         self.table.insert(cell)
     }
@@ -445,11 +445,11 @@ impl HeapCells<'_> {
         cell.heap_place().is_some_and(|place| is_kept(&self.0[place]))
     }
 
-    /// The words of a cell's state.
-    pub(crate) fn words<'a>(&'a self, cell: &'a Cell) -> &'a [u64] {
+    /// A cell's state.
+    pub(crate) fn state<'a>(&'a self, cell: &'a Cell) -> &'a [u64] {
         match cell.heap_place() {
-            Some(place) => &self.0[place].words,
-            None => &cell.words,
+            Some(place) => &self.0[place].state,
+            None => &cell.state,
         }
     }
 
@@ -472,9 +472,9 @@ impl NewCell {
     /// Puts the state on the heap if the algorithm or the journal needs it.
     pub(crate) fn new(state: State, algorithm: &Algorithm, durable: bool) -> Self {
         match state {
-            State::Inline(words) if durable => Self::Heap(HeapCell::sized(words.to_vec(), algorithm, true)),
-            State::Inline(words) => Self::Inline(words),
-            State::Heap(words) => Self::Heap(HeapCell::sized(words, algorithm, durable)),
+            State::Inline(state) if durable => Self::Heap(HeapCell::sized(state.to_vec(), algorithm, true)),
+            State::Inline(state) => Self::Inline(state),
+            State::Heap(state) => Self::Heap(HeapCell::sized(state, algorithm, durable)),
         }
     }
 }

@@ -26,12 +26,12 @@ pub const VARIANTS_MAX: usize = 1 << (SLOT_SHIFT - 2);
 pub(crate) struct Cell {
     /// The tag's low 96 bits; the shard supplies the rest.
     tag: [u32; 3],
-    /// From the highest bit on: the limit's slot in the catalogue, whether `words` lie on the heap, whether
-    /// the variant is a guess, and the variant under which `words` were written. All bits are 0 in an empty
-    /// place.
+    /// From the highest bit on: the limit's slot in the catalogue, whether the state lies on the heap,
+    /// whether the variant is a guess, and the variant under which the state was written. All bits are 0 in
+    /// an empty place.
     packed: u32,
     /// The state itself, or its place on the heap in the first word.
-    pub(crate) words: Inline,
+    pub(crate) state: Inline,
 }
 
 /// The bits below the slot: two flags and the variant.
@@ -39,17 +39,17 @@ const SLOT_SHIFT: u32 = SLOT_MAX.leading_zeros();
 const HEAP: u32 = 1 << (SLOT_SHIFT - 1);
 const GUESS: u32 = 1 << (SLOT_SHIFT - 2);
 const VARIANT: u32 = GUESS - 1;
-const EMPTY: Cell = Cell { tag: [0; 3], packed: 0, words: [0; 2] };
+const EMPTY: Cell = Cell { tag: [0; 3], packed: 0, state: [0; 2] };
 
 impl Cell {
     /// A cell whose state is in the cell itself.
-    pub(crate) fn inline(tag: CellTag, slot: u32, variant: u16, words: Inline) -> Self {
-        Self { tag: short(tag), packed: pack(slot, variant), words }
+    pub(crate) fn inline(tag: CellTag, slot: u32, variant: u16, state: Inline) -> Self {
+        Self { tag: short(tag), packed: pack(slot, variant), state }
     }
 
     /// A cell whose state is at a place on the heap.
     pub(crate) fn heap(tag: CellTag, slot: u32, variant: u16, place: usize) -> Self {
-        Self { tag: short(tag), packed: pack(slot, variant) | HEAP, words: [place as u64, 0] }
+        Self { tag: short(tag), packed: pack(slot, variant) | HEAP, state: [place as u64, 0] }
     }
 
     /// The limit's slot in the catalogue, from 1.
@@ -84,12 +84,12 @@ impl Cell {
 
     /// The state's place on the heap, if it is there.
     pub(crate) fn heap_place(&self) -> Option<usize> {
-        (self.packed & HEAP != 0).then_some(self.words[0] as usize)
+        (self.packed & HEAP != 0).then_some(self.state[0] as usize)
     }
 
     pub(crate) fn set_heap_place(&mut self, place: usize) {
         self.packed |= HEAP;
-        self.words = [place as u64, 0];
+        self.state = [place as u64, 0];
     }
 
     /// The low 96 bits of the tag.
@@ -329,7 +329,7 @@ mod tests {
                             assert!(table.grow(usize::MAX));
                         }
                         match table.find(tag(n), 1) {
-                            Some(place) => table.at_mut(place).words[1] += 1,
+                            Some(place) => table.at_mut(place).state[1] += 1,
                             None => {
                                 table.insert(Cell::inline(tag(n), 1, 3, [n, 1]));
                             }
@@ -337,20 +337,20 @@ mod tests {
                         *map.entry(n).or_insert(0) += 1;
                     }
                     2 => {
-                        table.remove_if(|cell| cell.words[0] % 5 == n % 5);
+                        table.remove_if(|cell| cell.state[0] % 5 == n % 5);
                         map.retain(|m, _| m % 5 != n % 5);
                     }
                     _ => {}
                 }
                 prop_assert_eq!(table.len(), map.len());
-                let found = table.find(tag(n), 1).map(|place| table.at(place).words);
+                let found = table.find(tag(n), 1).map(|place| table.at(place).state);
                 prop_assert_eq!(found, map.get(&n).map(|count| [n, *count]));
                 prop_assert_eq!(table.find(tag(n), 2), None);
             }
             prop_assert_eq!(table.iter().count(), map.len());
             for (n, count) in map {
                 let place = table.find(tag(n), 1).expect("every cell is found");
-                prop_assert_eq!(table.at(place).words, [n, count]);
+                prop_assert_eq!(table.at(place).state, [n, count]);
                 prop_assert_eq!(table.at(place).variant(), 3);
             }
         }
@@ -368,7 +368,7 @@ mod tests {
                 table.insert(Cell::inline(unlike(n), 1, 3, [n, 1]));
                 if n == 3_000 {
                     let before = table.bytes();
-                    table.remove_if(|cell| cell.words[0] >= kept);
+                    table.remove_if(|cell| cell.state[0] >= kept);
                     assert!(table.bytes() <= before / 2, "{kept} kept in {} bytes", table.bytes());
                 }
             }

@@ -188,8 +188,8 @@ impl Node {
             let algorithm = context.local.at(salt);
             if let Some(at) = cells.table.at(place).heap_place().filter(|_| spent > 0) {
                 cells.with_heap_cell(at, |cell| {
-                    let (algorithm, words) = self.settled(cell, &context, now);
-                    algorithm.charge_heap(words, now, spent, salt);
+                    let (algorithm, state) = self.settled(cell, &context, now);
+                    algorithm.charge_heap(state, now, spent, salt);
                 });
                 if self.counts_usage() {
                     cells.count_spent(slot, spent);
@@ -266,12 +266,12 @@ impl Node {
         let made = made.refunded_to(algorithm, now);
         let back = match cells.table.at(place).heap_place() {
             None => {
-                let words = &mut cells.table.at_mut(place).words;
-                algorithm.refund_inline(words, made, units, now, whole, salt)
+                let state = &mut cells.table.at_mut(place).state;
+                algorithm.refund_inline(state, made, units, now, whole, salt)
             }
             Some(at) => cells.with_heap_cell(at, |cell| {
-                let (algorithm, words) = self.settled(cell, &context, now);
-                algorithm.refund(words, made, units, now, whole, salt)
+                let (algorithm, state) = self.settled(cell, &context, now);
+                algorithm.refund(state, made, units, now, whole, salt)
             }),
         };
         if back > 0 {
@@ -292,10 +292,10 @@ impl Node {
         context: &CellContext<'c>,
         now: Now,
     ) -> (&'c Algorithm, &'c mut Vec<u64>) {
-        let HeapCell { account, words, .. } = cell;
-        let Some(account) = account else { return (context.local.at(context.salt), words) };
-        account.settle(words, context, now, &*self.sessions());
-        (&account.algorithm, words)
+        let HeapCell { account, state, .. } = cell;
+        let Some(account) = account else { return (context.local.at(context.salt), state) };
+        account.settle(state, context, now, &*self.sessions());
+        (&account.algorithm, state)
     }
 
     /// Writes the cell anew: the disk counts as spent what has come back, or does not know what was spent.
@@ -316,7 +316,7 @@ impl Node {
             let account = cell.account.as_deref();
             let pledge = account.map_or_else(Pledge::default, Account::pledge);
             let algorithm = account.map_or(algorithm, |account| &account.algorithm);
-            let state = Some(CellRecord::new(algorithm, &cell.words, settled.now).with_pledge(pledge));
+            let state = Some(CellRecord::new(algorithm, &cell.state, settled.now).with_pledge(pledge));
             let batch = self.push_row(Row { limit: id, tag: journal_tag(tag), state });
             cell.forget_held();
             cell.ask_as_is(batch);

@@ -42,14 +42,14 @@ impl Check<'_, '_> {
     pub(super) fn charge(
         &self,
         hit: &Hit,
-        state: Option<State>,
+        initial: Option<State>,
         left: u64,
         cells: &mut Cells,
         shared: Option<&mut Overflow>,
     ) -> u64 {
         let (algorithm, salt, active) = (self.algorithm(hit), hit.tag.salt(), self.limit(hit));
         if self.is_leased(algorithm) {
-            self.lease(hit, state, cells);
+            self.lease(hit, initial, cells);
             return 0;
         }
         if self.node.counts_usage() {
@@ -60,7 +60,7 @@ impl Check<'_, '_> {
             cell.forget_held_if_variant_changed();
             let account = cell.account.take();
             let algorithm = account.as_ref().map_or(algorithm, |account| &account.algorithm);
-            algorithm.charge_heap(&mut cell.words, self.now, hit.units, salt);
+            algorithm.charge_heap(&mut cell.state, self.now, hit.units, salt);
             // A cell that the journal has must be written even if this thread does not know yet that the
             // limit is journalled.
             let kept = active.durable || (!cell.is_unwritten() && account.is_none());
@@ -73,25 +73,25 @@ impl Check<'_, '_> {
             CellSource::At(place) => match cells.table.at(place).heap_place() {
                 // A bucket's state does not grow, and no charge of this cell waits for a disk.
                 Some(at) if hit.account != Called::None && !active.durable && algorithm.has_rate() => {
-                    let HeapCell { account: Some(account), words, .. } = cells.heap_mut(at) else {
+                    let HeapCell { account: Some(account), state, .. } = cells.heap_mut(at) else {
                         unreachable!("a shared cell")
                     };
-                    account.algorithm.charge_heap(words, self.now, hit.units, salt);
+                    account.algorithm.charge_heap(state, self.now, hit.units, salt);
                     0
                 }
                 Some(at) => cells.with_heap_cell(at, |cell| on_heap(cell, journal_tag(hit.tag))),
                 None => {
-                    let words = &mut cells.table.at_mut(place).words;
-                    algorithm.charge_inline(words, self.now, hit.units, salt);
+                    let state = &mut cells.table.at_mut(place).state;
+                    algorithm.charge_inline(state, self.now, hit.units, salt);
                     0
                 }
             },
             CellSource::Absent => {
                 let mut new =
-                    NewCell::new(state.unwrap_or_else(|| algorithm.fresh()), algorithm, active.durable);
+                    NewCell::new(initial.unwrap_or_else(|| algorithm.fresh()), algorithm, active.durable);
                 let batch = match &mut new {
-                    NewCell::Inline(words) => {
-                        algorithm.charge_inline(words, self.now, hit.units, salt);
+                    NewCell::Inline(state) => {
+                        algorithm.charge_inline(state, self.now, hit.units, salt);
                         0
                     }
                     NewCell::Heap(cell) => on_heap(cell, journal_tag(hit.tag)),
@@ -104,8 +104,8 @@ impl Check<'_, '_> {
                 self.node.overflow.note_any();
                 let key = VariantKey { slot: active.slot, variant: hit.variant };
                 let cell = shared.entry(key).or_insert_with(|| {
-                    let state = state.unwrap_or_else(|| algorithm.fresh());
-                    HeapCell::new(state.words().to_vec())
+                    let state = initial.unwrap_or_else(|| algorithm.fresh());
+                    HeapCell::new(state.as_slice().to_vec())
                 });
                 on_heap(cell, overflow_tag(hit.variant))
             }
@@ -123,9 +123,9 @@ impl Check<'_, '_> {
     ) -> u64 {
         let mut rows = None;
         let progress = self.node.progress();
-        let wait = cell.settle(algorithm, self.now, charged, progress, |words| {
-            let state = Some(CellRecord::new(algorithm, words, self.now).with_pledge(pledge()));
-            rows = Some(Row { limit: active.limit.id, tag, state });
+        let wait = cell.settle(algorithm, self.now, charged, progress, |state| {
+            let record = Some(CellRecord::new(algorithm, state, self.now).with_pledge(pledge()));
+            rows = Some(Row { limit: active.limit.id, tag, state: record });
         });
         let wait = match rows {
             Some(row) => {

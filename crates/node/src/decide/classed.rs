@@ -110,7 +110,7 @@ impl Hit {
     /// The verdict on `units` of a cell for this hit.
     #[inline]
     pub(super) fn probe(&mut self, cell: &ProbedCell<'_>, units: u64, now: Now) -> Verdict {
-        let verdict = cell.algorithm.probe(cell.words, now, units, self.tag.salt());
+        let verdict = cell.algorithm.probe(cell.state, now, units, self.tag.salt());
         if self.classed.leaves_some() || cell.leased != 0 {
             return self.leave_to_others(cell, units, verdict, now);
         }
@@ -126,7 +126,7 @@ impl Hit {
         verdict: Verdict,
         now: Now,
     ) -> Verdict {
-        let ProbedCell { algorithm, words, leased } = *cell;
+        let ProbedCell { algorithm, state, leased } = *cell;
         let leaves = self.leaves(algorithm.budget()).saturating_add(leased);
         if verdict.allowed && verdict.remaining >= leaves {
             return Verdict { remaining: verdict.remaining - leaves, ..verdict };
@@ -136,7 +136,7 @@ impl Hit {
         }
         self.classed.is_kept_back = verdict.allowed && verdict.remaining >= leased;
         let left = if verdict.allowed { verdict.remaining + units } else { verdict.remaining };
-        let both = algorithm.probe(words, now, units.saturating_add(leaves), self.tag.salt());
+        let both = algorithm.probe(state, now, units.saturating_add(leaves), self.tag.salt());
         Verdict { allowed: false, remaining: left.saturating_sub(leaves), delay_ns: 0, ..both }
     }
 }
@@ -146,7 +146,7 @@ impl Hit {
 pub(super) struct ProbedCell<'a> {
     pub(super) algorithm: &'a Algorithm,
     /// The cell's state.
-    pub(super) words: &'a [u64],
+    pub(super) state: &'a [u64],
     /// Units that others may spend until their leases end.
     pub(super) leased: u64,
 }

@@ -505,7 +505,7 @@ impl<'a> Check<'a, '_> {
         // Only `Node::sweep` drops a cell that is in the journal, since the sweep also writes that down.
         let roomy = cells.make_room(more, bytes_max, is_crowded, self.now.steady_ns, |cell, heap| {
             let idle =
-                |salt| self.catalogue.is_idle(cell.slot(), cell.variant(), salt, heap.words(cell), self.now);
+                |salt| self.catalogue.is_idle(cell.slot(), cell.variant(), salt, heap.state(cell), self.now);
             let is_over = heap.is_unwritten(cell) && !heap.is_shared(cell) && idle(cell.salt());
             is_over && self.node.is_wall_believed()
         });
@@ -555,8 +555,8 @@ impl<'a> Check<'a, '_> {
                 cells.table.at_mut(place).set_variant(hit.variant);
             } else {
                 self.node.leave_behind(self.now);
-                let words = cells.words(cells.table.at(place));
-                let state = self.carry(hit, variant, words);
+                let state = cells.state(cells.table.at(place));
+                let state = self.carry(hit, variant, state);
                 let state = self.not_less_than_forgotten(hit, self.algorithm(hit), state);
                 cells.rewrite(place, hit.variant, state);
             }
@@ -576,15 +576,15 @@ impl<'a> Check<'a, '_> {
         if self.node.is_shared() {
             return;
         }
-        let words = cells.words(cells.table.at(place));
-        if let Some(state) = self.algorithm(hit).after_set_back(words, self.now, Some(hit.tag.salt())) {
-            cells.rewrite(place, hit.variant, state);
+        let state = cells.state(cells.table.at(place));
+        if let Some(counted) = self.algorithm(hit).after_set_back(state, self.now, Some(hit.tag.salt())) {
+            cells.rewrite(place, hit.variant, counted);
         }
     }
 
     /// Carries a state over to the hit's variant.
     #[cold]
-    fn carry(&self, hit: &Hit, from: u16, words: &[u64]) -> State {
+    fn carry(&self, hit: &Hit, from: u16, state: &[u64]) -> State {
         let first = hit.descriptors.trailing_zeros() as usize;
         let descriptor = self.request.descriptors().nth(first).expect("a hit has a descriptor");
         let active = self.limit(hit);
@@ -592,7 +592,7 @@ impl<'a> Check<'a, '_> {
         // A cell that is kept apart never has the variant of an override.
         let whose = if is_apart { Descriptor::new(&[], None) } else { descriptor };
         let key = VariantKey { slot: active.slot, variant: from };
-        self.catalogue.carry(key, hit.variant, words, self.now, &whose, hit.tag.salt())
+        self.catalogue.carry(key, hit.variant, state, self.now, &whose, hit.tag.salt())
     }
 
     /// Units that earlier hits of the request take from the cell that this hit shares with them.
@@ -630,8 +630,8 @@ impl<'a> Check<'a, '_> {
     fn state_beside(&self, hit: &Hit, shared: &HeapCell) -> State {
         let algorithm = self.algorithm(hit);
         let state = match algorithm.is_inline() {
-            true => State::Inline([shared.words[0], shared.words[1]]),
-            false => State::Heap(shared.words.clone()),
+            true => State::Inline([shared.state[0], shared.state[1]]),
+            false => State::Heap(shared.state.clone()),
         };
         let state = match counts_in_own_window(hit) {
             true => algorithm.apart(state, self.now, hit.tag.salt()),
@@ -641,7 +641,9 @@ impl<'a> Check<'a, '_> {
             // A shared bucket began with the largest debt that its own variant allows, and keeps counting by
             // that variant.
             _ if hit.place == CellSource::Shared && algorithm.has_rate() => state,
-            Algorithm::FixedWindow(_) => algorithm.join(self.initial(hit).words(), state.words(), self.now),
+            Algorithm::FixedWindow(_) => {
+                algorithm.join(self.initial(hit).as_slice(), state.as_slice(), self.now)
+            }
             _ => self.not_less_than_forgotten(hit, algorithm, state),
         }
     }

@@ -117,15 +117,15 @@ impl Check<'_, '_> {
         let mut leased = 0;
         let cell = cells.table.at(place);
         let verdict = match cell.heap_place() {
-            None => algorithm.probe(&cell.words, self.now, hit.units, salt),
+            None => algorithm.probe(&cell.state, self.now, hit.units, salt),
             Some(at) => {
                 let cell = cells.heap_mut(at);
                 match cell.account.as_deref_mut() {
                     None => {
                         leased = cell.leased();
-                        algorithm.probe(&cell.words, self.now, hit.units, salt)
+                        algorithm.probe(&cell.state, self.now, hit.units, salt)
                     }
-                    Some(account) => self.probe_shared(hit, account, &mut cell.words),
+                    Some(account) => self.probe_shared(hit, account, &mut cell.state),
                 }
             }
         };
@@ -140,15 +140,15 @@ impl Check<'_, '_> {
             None => (self.initial(hit), Reason::OverLimit),
         };
         let units = hit.units.saturating_add(before);
-        let verdict = self.algorithm(hit).probe(state.words(), self.now, units, hit.tag.salt());
+        let verdict = self.algorithm(hit).probe(state.as_slice(), self.now, units, hit.tag.salt());
         Probed { verdict, over, leased: 0, state: Some(state) }
     }
 
     /// Leaves some of the cell to others. `before`: as in [`Check::probe`].
     #[cold]
     fn keep_back(&self, hit: &mut Hit, before: u64, probed: &mut Probed, cells: &Cells) {
-        let Some(words) = words_of(hit, probed.state.as_ref(), cells) else { return };
-        let cell = ProbedCell { algorithm: self.algorithm(hit), words, leased: probed.leased };
+        let Some(state) = state_of(hit, probed.state.as_ref(), cells) else { return };
+        let cell = ProbedCell { algorithm: self.algorithm(hit), state, leased: probed.leased };
         let units = hit.units.saturating_add(before);
         probed.verdict = hit.leave_to_others(&cell, units, probed.verdict, self.now);
     }
@@ -446,11 +446,11 @@ impl Check<'_, '_> {
 
     /// The verdict of a cell that is shared with other regions: its loans are settled first.
     #[inline]
-    fn probe_shared(&self, hit: &mut Hit, account: &mut Account, words: &mut Vec<u64>) -> Verdict {
+    fn probe_shared(&self, hit: &mut Hit, account: &mut Account, state: &mut Vec<u64>) -> Verdict {
         if account.is_due(self.now) {
-            self.settle_account(hit, account, words);
+            self.settle_account(hit, account, state);
         }
-        let cell = ProbedCell { algorithm: &account.algorithm, words, leased: account.leased() };
+        let cell = ProbedCell { algorithm: &account.algorithm, state, leased: account.leased() };
         let mut verdict = hit.probe(&cell, hit.units, self.now);
         if self.is_leased(&account.algorithm) && !account.may_lease(hit.units) && verdict.allowed {
             verdict = denied(verdict, hit.units, SETTINGS.decide.ask_seldom_ns);
@@ -479,9 +479,9 @@ impl Check<'_, '_> {
     }
 
     #[cold]
-    fn settle_account(&self, hit: &Hit, account: &mut Account, words: &mut Vec<u64>) {
+    fn settle_account(&self, hit: &Hit, account: &mut Account, state: &mut Vec<u64>) {
         let context = self.context(hit);
-        account.settle(words, &context, self.now, &*self.node.sessions());
+        account.settle(state, &context, self.now, &*self.node.sessions());
     }
 
     /// While the journal cannot be written, only what the journal already holds may be spent.
@@ -506,14 +506,14 @@ impl Check<'_, '_> {
     }
 
     /// Reports what is left if nothing was charged.
-    pub(super) fn leave(&self, hit: &Hit, state: Option<&State>, cells: &Cells, limit: &mut LimitAnswer) {
-        let Some(words) = words_of(hit, state, cells) else { return };
+    pub(super) fn leave(&self, hit: &Hit, initial: Option<&State>, cells: &Cells, limit: &mut LimitAnswer) {
+        let Some(state) = state_of(hit, initial, cells) else { return };
         let account = match hit.place {
             CellSource::At(place) => cells.account(place),
             CellSource::Absent | CellSource::Shared => None,
         };
         let algorithm = account.map_or(self.algorithm(hit), |account| &account.algorithm);
-        let untouched = algorithm.probe(words, self.now, 0, hit.tag.salt());
+        let untouched = algorithm.probe(state, self.now, 0, hit.tag.salt());
         let leased = match hit.place {
             CellSource::At(place) => cells.leased(place),
             CellSource::Absent | CellSource::Shared => 0,
@@ -525,11 +525,11 @@ impl Check<'_, '_> {
     }
 }
 
-/// The words of a hit's cell, or of the state that it would begin with.
-fn words_of<'c>(hit: &Hit, state: Option<&'c State>, cells: &'c Cells) -> Option<&'c [u64]> {
-    match (state, hit.place) {
-        (Some(state), _) => Some(state.words()),
-        (None, CellSource::At(place)) => Some(cells.words(cells.table.at(place))),
+/// The state of a hit's cell, or the state that it would begin with.
+fn state_of<'c>(hit: &Hit, initial: Option<&'c State>, cells: &'c Cells) -> Option<&'c [u64]> {
+    match (initial, hit.place) {
+        (Some(state), _) => Some(state.as_slice()),
+        (None, CellSource::At(place)) => Some(cells.state(cells.table.at(place))),
         (None, CellSource::Absent | CellSource::Shared) => None,
     }
 }

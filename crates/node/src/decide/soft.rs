@@ -85,12 +85,12 @@ impl Check<'_, '_> {
         let effective = algorithm.budget();
         let here = effective.saturating_sub(left.saturating_add(hit.leaves(effective)));
         let everywhere = here.saturating_add(account.map_or(0, |account| account.elsewhere())).min(budget);
-        let words: &[u64] = match hit.place {
-            CellSource::At(place) => cells.words(cells.table.at(place)),
+        let state: &[u64] = match hit.place {
+            CellSource::At(place) => cells.state(cells.table.at(place)),
             CellSource::Absent | CellSource::Shared => &[],
         };
         let window = match algorithm {
-            Algorithm::FixedWindow(window) => window.older_end(words, self.now.wall_ns, hit.tag.salt()),
+            Algorithm::FixedWindow(window) => window.older_end(state, self.now.wall_ns, hit.tag.salt()),
             _ => 0,
         };
         Used { here, everywhere, budget, effective, window }

@@ -21,8 +21,8 @@ impl Node {
         self.call_no_more();
         self.forwards.close();
         self.close_cells(&catalogue, now, &mut write);
-        for (limit, most, words) in catalogue.all_forgotten(now) {
-            write(Row { limit, tag: FORGOTTEN, state: Some(CellRecord::new(most, &words, now)) });
+        for (limit, most, state) in catalogue.all_forgotten(now) {
+            write(Row { limit, tag: FORGOTTEN, state: Some(CellRecord::new(most, &state, now)) });
         }
         self.close_shared_cells(&catalogue, now, &mut write);
     }
@@ -35,17 +35,17 @@ impl Node {
                 let tag = whole_tag(at, &cell);
                 let local = catalogue.local(cell.slot(), cell.variant());
                 let (Some(limit), Some(local)) = (catalogue.id(cell.slot()), local) else { continue };
-                let words = cells.words(&cell);
-                let state = match cells.account_of(&cell) {
+                let state = cells.state(&cell);
+                let record = match cells.account_of(&cell) {
                     Some(_) if self.leases.is_some() => {
                         self.stopped(catalogue, &mut cells, &cell, tag.salt(), now)
                     }
                     Some(account) => {
-                        Some(CellRecord::new(&account.algorithm, words, now).with_pledge(account.pledge()))
+                        Some(CellRecord::new(&account.algorithm, state, now).with_pledge(account.pledge()))
                     }
-                    None => Some(CellRecord::new(local.at(tag.salt()), words, now)),
+                    None => Some(CellRecord::new(local.at(tag.salt()), state, now)),
                 };
-                write(Row { limit, tag, state });
+                write(Row { limit, tag, state: record });
             }
         }
     }
@@ -53,21 +53,23 @@ impl Node {
     /// Writes the cells that new cells share. They owe, too, what a crash forgot of cells that are not known
     /// yet.
     fn close_shared_cells(&self, catalogue: &Catalogue, now: Now, write: &mut impl FnMut(Row)) {
-        let mut write = |key: VariantKey, words: &[u64]| {
+        let mut write = |key: VariantKey, state: &[u64]| {
             if let Some(local) = catalogue.local(key.slot, key.variant) {
-                key.row(catalogue, Some(CellRecord::new(local.least(), words, now))).map(&mut *write);
+                key.row(catalogue, Some(CellRecord::new(local.least(), state, now))).map(&mut *write);
             }
         };
         let mut spent = self.spent_of_unknown_cells(catalogue);
         for (key, cell) in self.overflow.lock().iter() {
             let least = catalogue.local(key.slot, key.variant).map(Local::least);
             match spent.remove(key).zip(least) {
-                None => write(*key, &cell.words),
-                Some((spent, least)) => write(*key, least.join(&cell.words, spent.words(), now).words()),
+                None => write(*key, &cell.state),
+                Some((spent, least)) => {
+                    write(*key, least.join(&cell.state, spent.as_slice(), now).as_slice())
+                }
             }
         }
         for (key, spent) in spent {
-            write(key, spent.words());
+            write(key, spent.as_slice());
         }
     }
 
@@ -104,8 +106,8 @@ impl Node {
         let context = CellContext { global, local, salt, which: None, in_force: catalogue.is_active(slot) };
         let sessions = self.sessions();
         cells.with_heap_cell(cell.heap_place()?, |cell| {
-            let HeapCell { account: Some(account), words, .. } = cell else { return None };
-            Some(account.stopped(words, &context, now, &*sessions))
+            let HeapCell { account: Some(account), state, .. } = cell else { return None };
+            Some(account.stopped(state, &context, now, &*sessions))
         })
     }
 

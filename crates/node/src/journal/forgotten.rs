@@ -28,15 +28,15 @@ pub(crate) fn more_than_forgotten(
     now: Now,
 ) -> Result<State, State> {
     let (most, presumed) = registry.forgotten(key);
-    let is_more = !most.covers(&presumed, state.words(), now) && !most.is_idle(state.words(), now);
+    let is_more = !most.covers(&presumed, state.as_slice(), now) && !most.is_idle(state.as_slice(), now);
     if is_more { Ok(state) } else { Err(State::Inline(presumed)) }
 }
 
 /// The debt of a bucket's cell of which nothing is known, if a crash forgot it and it is not idle by now.
 fn forgotten(catalogue: &Catalogue, key: VariantKey, algorithm: &Algorithm, now: Now) -> Option<State> {
-    let (most, words) = catalogue.forgotten(key)?;
-    let is_idle = words == [0, 0] || most.is_idle(&words, now);
-    (!is_idle).then(|| algorithm.convert(most, &words, now))
+    let (most, state) = catalogue.forgotten(key)?;
+    let is_idle = state == [0, 0] || most.is_idle(&state, now);
+    (!is_idle).then(|| algorithm.convert(most, &state, now))
 }
 
 impl Node {
@@ -116,16 +116,16 @@ impl Node {
         let all = of_any_size.as_ref().unwrap_or(algorithm);
         if algorithm.has_rate() {
             let is_forgotten = forgotten(catalogue, key, algorithm, now).is_some();
-            return if is_forgotten { all.used_up(state.words(), now, now, salt) } else { state };
+            return if is_forgotten { all.used_up(state.as_slice(), now, now, salt) } else { state };
         }
         let Some(then) = self.spent_before_start(catalogue, key.slot, algorithm, now) else { return state };
         match algorithm {
             // Nothing is left to be spent in a window that is over.
             Algorithm::FixedWindow(_) => {
                 let spent = self.spent(algorithm, then, Some(salt));
-                if algorithm.covers(spent.words(), state.words(), now) { spent } else { state }
+                if algorithm.covers(spent.as_slice(), state.as_slice(), now) { spent } else { state }
             }
-            _ => all.used_up(state.words(), then, now, salt),
+            _ => all.used_up(state.as_slice(), then, now, salt),
         }
     }
 

@@ -46,9 +46,9 @@ impl RestoredLimit<'_> {
     }
 
     /// Whether a bucket's cell owes more than a crash presumes of an unjournalled cell.
-    fn is_overdrawn(&self, algorithm: &Algorithm, words: &[u64], salt: u32) -> bool {
+    fn is_overdrawn(&self, algorithm: &Algorithm, state: &[u64], salt: u32) -> bool {
         let units = self.all.iter().map(|live| live.local.part(salt).units).min().unwrap_or(0);
-        may_be_overdrawn(algorithm) && algorithm.owed(words, self.now) > units
+        may_be_overdrawn(algorithm) && algorithm.owed(state, self.now) > units
     }
 
     /// As [`RestoredLimit::is_overdrawn`], for a row of a cell that new cells shared, under the variant that
@@ -57,7 +57,7 @@ impl RestoredLimit<'_> {
         let algorithm = kept.algorithm(self.like).filter(Algorithm::has_rate);
         algorithm.is_some_and(|algorithm| {
             let state = kept.state(&algorithm, self.error_ns, self.now);
-            self.is_overdrawn(&algorithm, state.words(), 0)
+            self.is_overdrawn(&algorithm, state.as_slice(), 0)
         })
     }
 }
@@ -127,11 +127,11 @@ impl Node {
     fn restore_forgotten(&self, registry: &mut Registry, limit: &RestoredLimit<'_>, row: Row) {
         let Some(kept) = row.state else { return };
         let Some(written) = kept.algorithm(limit.like).filter(Algorithm::has_rate) else { return };
-        let words = kept.state(&written, limit.error_ns, limit.now);
-        if written.is_idle(words.words(), limit.now) {
+        let state = kept.state(&written, limit.error_ns, limit.now);
+        if written.is_idle(state.as_slice(), limit.now) {
             self.push_row(Row { state: None, ..row });
         } else if is_forgotten_debt_kept() {
-            registry.learn_forgotten(limit.slot, &written, words.words(), limit.now);
+            registry.learn_forgotten(limit.slot, &written, state.as_slice(), limit.now);
         }
     }
 
@@ -189,7 +189,7 @@ impl Node {
                 }
             }
         };
-        let is_overdrawn = !limit.durable && limit.is_overdrawn(live.local.at(salt), state.words(), salt);
+        let is_overdrawn = !limit.durable && limit.is_overdrawn(live.local.at(salt), state.as_slice(), salt);
         let mut cells = self.shards[shard_of(tag)].lock();
         if cells.table.find(tag, slot).is_some() {
             return is_overdrawn;
@@ -203,10 +203,10 @@ impl Node {
             let cell = self.with_restored_account(limit, tag, kept, live.local.at(salt), &state);
             (least.number, NewCell::Heap(cell))
         } else if limit.durable {
-            (live.number, NewCell::Heap(HeapCell::restored(state.words().to_vec())))
+            (live.number, NewCell::Heap(HeapCell::restored(state.as_slice().to_vec())))
         } else if is_overdrawn {
-            let state_now = Some(CellRecord::new(live.local.at(salt), state.words(), now));
-            let mut cell = HeapCell::new(state.words().to_vec());
+            let state_now = Some(CellRecord::new(live.local.at(salt), state.as_slice(), now));
+            let mut cell = HeapCell::new(state.as_slice().to_vec());
             cell.ask_as_is(self.push_row(Row { limit: limit.id, tag, state: state_now }));
             (live.number, NewCell::Heap(cell))
         } else {
@@ -235,7 +235,7 @@ impl Node {
             return (live, state);
         }
         let live = if self.is_shared() { limit.least(salt) } else { &limit.all[0] };
-        (live, live.local.at(salt).convert_sometime(algorithm, state.words(), limit.now))
+        (live, live.local.at(salt).convert_sometime(algorithm, state.as_slice(), limit.now))
     }
 
     /// A cell of which something is given away, with its account. `state` is a state under `algorithm`.
@@ -257,11 +257,11 @@ impl Node {
         };
         let is_forgotten = limit.lost.is_some();
         let mut account = Account::restored(&context, kept.pledge(), limit.now, is_forgotten);
-        let state = account.algorithm.resize(algorithm, state.words(), limit.now);
+        let state = account.algorithm.resize(algorithm, state.as_slice(), limit.now);
         if self.leases.is_some() {
-            account.count_given_before(state.words(), &context, is_forgotten);
+            account.count_given_before(state.as_slice(), &context, is_forgotten);
         }
-        let mut cell = HeapCell::restored(state.words().to_vec());
+        let mut cell = HeapCell::restored(state.as_slice().to_vec());
         cell.forget_held();
         cell.account = Some(Box::new(account));
         self.calls.note_found((limit.slot, tag));

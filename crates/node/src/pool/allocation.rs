@@ -136,9 +136,9 @@ impl Leases {
     pub(crate) fn shrink_all(&mut self, node: &Node, catalogue: &Catalogue, now: Now) {
         for (key, lease) in self.cells.iter_mut() {
             LockedCell { node, catalogue, key, now, which: None }.at(false, |context, cell| {
-                let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
-                account.settle(words, context, now, &*node.sessions());
-                account.keep_part(words, context, now.wall_ns, None, now);
+                let HeapCell { account: Some(account), state, .. } = &mut *cell else { return };
+                account.settle(state, context, now, &*node.sessions());
+                account.keep_part(state, context, now.wall_ns, None, now);
                 // Other nodes may still go by what was told before.
                 if context.local.spares() {
                     lease.statements.untell(account.window());
@@ -164,12 +164,12 @@ impl Leases {
             // A limit that was removed may come back.
             let pool = context.local.pool(context.global, context.salt).filter(|_| context.in_force);
             let pool = pool.unwrap_or_default();
-            let HeapCell { account: Some(account), words, .. } = &mut *cell else { return (pool, None) };
-            account.settle(words, context, now, &*node.sessions());
+            let HeapCell { account: Some(account), state, .. } = &mut *cell else { return (pool, None) };
+            account.settle(state, context, now, &*node.sessions());
             let even = Part { rate: (u64::from(pool.rate) / nodes) as u32, units: pool.units / nodes };
             match context.global {
-                Algorithm::FixedWindow(_) => cut_windows(account, words, context, nodes, now),
-                _ => account.cut_pool(words, context, even, now),
+                Algorithm::FixedWindow(_) => cut_windows(account, state, context, nodes, now),
+                _ => account.cut_pool(state, context, even, now),
             }
             account.goes_by_pool(context);
             let most = account.most_of_pool();
@@ -185,7 +185,7 @@ impl Leases {
 
 /// Cuts the leases of windows that have not begun by this node's wall. Other regions count on nothing that
 /// this one has of a window that has begun. Near its beginning a window may have been charged already.
-fn cut_windows(account: &mut Account, words: &[u64], context: &CellContext<'_>, nodes: u64, now: Now) {
+fn cut_windows(account: &mut Account, state: &[u64], context: &CellContext<'_>, nodes: u64, now: Now) {
     let Algorithm::FixedWindow(window) = context.global else { return };
     let pool =
         |end_ns| context.local.pool_of(context.global, context.salt, end_ns).filter(|_| context.in_force);
@@ -193,7 +193,7 @@ fn cut_windows(account: &mut Account, words: &[u64], context: &CellContext<'_>, 
         let held = taken - returned;
         if window.begins(end_ns, context.salt) > now.wall_ns {
             let even = pool(end_ns).unwrap_or_default().units / nodes;
-            let keeps = even.max(charged(words, context, end_ns));
+            let keeps = even.max(charged(state, context, end_ns));
             account.return_to_pool(context, end_ns, held.saturating_sub(keeps), held);
         }
     }

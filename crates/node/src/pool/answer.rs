@@ -118,13 +118,13 @@ impl Leases {
         let catalogue = node.catalogue();
         let locked_cell = LockedCell { node, catalogue: &catalogue, key: call.key, now, which: None };
         let came = locked_cell.at(false, |context, cell| {
-            let HeapCell { account: Some(account), words, .. } = cell else { return None };
-            account.settle(words, context, now, &*node.sessions());
-            account.keep_part(words, context, now.wall_ns, None, now);
+            let HeapCell { account: Some(account), state, .. } = cell else { return None };
+            account.settle(state, context, now, &*node.sessions());
+            account.keep_part(state, context, now.wall_ns, None, now);
             let pool = context.local.pool_of(context.global, context.salt, u64::MAX).unwrap_or_default();
             lease.follow(account, context, pool);
             let (group, clocks) = (self.groups.of(group), self.adopted.clocks);
-            let units = Grant { lease, account, words, context, group, clocks, now }.take_up(call, reply);
+            let units = Grant { lease, account, state, context, group, clocks, now }.take_up(call, reply);
             account.goes_by_pool(context);
             if units.is_some_and(|units| units > 0) {
                 account.expect_units_anew();
@@ -140,7 +140,7 @@ impl Leases {
 struct Grant<'a> {
     lease: &'a mut CellLease,
     account: &'a mut Account,
-    words: &'a mut Vec<u64>,
+    state: &'a mut Vec<u64>,
     context: &'a CellContext<'a>,
     group: &'a GroupView,
     clocks: ClockPromise,
@@ -187,7 +187,7 @@ impl Grant<'_> {
             return None;
         }
         let times = LeaseTimes { ttl_ns: LEASE_NS, late_ns: LATE_NS };
-        self.account.exchanged(self.words, self.context, number, answer, times, self.now)
+        self.account.exchanged(self.state, self.context, number, answer, times, self.now)
     }
 
     fn slid(&mut self, number: u64, answer: &sliding::Exchanged) -> Option<u64> {
@@ -195,7 +195,7 @@ impl Grant<'_> {
         if !may_be_renewed(self.group, answer.units > self.account.pooled().units) {
             return None;
         }
-        self.account.slid(self.words, self.context, number, answer.units, LEASE_NS, self.now)
+        self.account.slid(self.state, self.context, number, answer.units, LEASE_NS, self.now)
     }
 }
 

@@ -33,14 +33,14 @@ impl HeldByLimit {
 /// Units of its pool that a cell holds. For windows, open or later: units that were taken, and neither given
 /// back nor charged. For buckets and sliding windows: the leased part, in which charged units come back with
 /// time.
-pub(super) fn held_of(account: &Account, words: &[u64], context: &CellContext<'_>) -> u64 {
+pub(super) fn held_of(account: &Account, state: &[u64], context: &CellContext<'_>) -> u64 {
     if !matches!(context.global, Algorithm::FixedWindow(_)) {
         return account.pooled().units;
     }
     let open_ns = account.window();
     let lasting = account.withdrawn().iter().filter(|withdrawn| withdrawn.end_ns >= open_ns);
     let unspent =
-        lasting.map(|withdrawn| withdrawn.units().saturating_sub(charged(words, context, withdrawn.end_ns)));
+        lasting.map(|withdrawn| withdrawn.units().saturating_sub(charged(state, context, withdrawn.end_ns)));
     unspent.fold(0, u64::saturating_add)
 }
 

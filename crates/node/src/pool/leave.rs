@@ -16,7 +16,7 @@ impl Rebalance<'_> {
     /// What a node that stops gives back of a part with an end: all of `held` but what it has lent and, of a
     /// sliding window, what was used.
     pub(super) fn leaves_part(&self, held: Part) -> Option<RateWant> {
-        let kept = self.account.kept_of_pool(self.words, self.context, self.now);
+        let kept = self.account.kept_of_pool(self.state, self.context, self.now);
         let is_more = held.rate > kept.rate || held.units > kept.units;
         is_more.then_some(RateWant::keeping(kept))
     }

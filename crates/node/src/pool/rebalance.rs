@@ -72,8 +72,8 @@ pub(super) fn rebalance_cell(
     now: Now,
 ) -> Rebalanced {
     lease.held = 0;
-    let HeapCell { account: Some(account), words, .. } = &mut *cell else { return Rebalanced::Over };
-    let mut rebalance = Rebalance { pool, lease, account, words, context, node, now };
+    let HeapCell { account: Some(account), state, .. } = &mut *cell else { return Rebalanced::Over };
+    let mut rebalance = Rebalance { pool, lease, account, state, context, node, now };
     rebalance.forget_what_is_over();
     let Some(inputs) = rebalance.inputs() else {
         let must_be_told = lease.withdrawals.has_before();
@@ -103,7 +103,7 @@ pub(super) struct Rebalance<'a> {
     pub(super) pool: &'a PoolContext,
     pub(super) lease: &'a mut CellLease,
     pub(super) account: &'a mut Account,
-    pub(super) words: &'a mut Vec<u64>,
+    pub(super) state: &'a mut Vec<u64>,
     pub(super) context: &'a CellContext<'a>,
     pub(super) node: &'a Node,
     pub(super) now: Now,
@@ -135,14 +135,14 @@ impl Rebalance<'_> {
     fn inputs(&mut self) -> Option<LeaseInputs> {
         let (context, now) = (self.context, self.now);
         let pool = context.local.pool(context.global, context.salt)?;
-        self.account.settle(self.words, context, now, &*self.node.sessions());
-        self.account.keep_part(self.words, context, now.wall_ns, None, now);
+        self.account.settle(self.state, context, now, &*self.node.sessions());
+        self.account.keep_part(self.state, context, now.wall_ns, None, now);
         // The pool may have less of a window that began after the variants were made.
         let pool = context.local.pool_of(context.global, context.salt, self.account.window()).unwrap_or(pool);
         let offered = self.account.take_offered(Rebalancer::Pools);
         Some(LeaseInputs {
             offered: self.lease.with_unasked(offered, now),
-            available: self.account.unleased(self.words, now, context.salt),
+            available: self.account.unleased(self.state, now, context.salt),
             standing: self.account.standing(),
             pool,
             budget: context.global.budget(),
@@ -160,7 +160,7 @@ impl Rebalance<'_> {
             slides: !context.global.has_rate() && !matches!(context.global, Algorithm::FixedWindow(_)),
             for_others: self.account.take_for_others(),
             lent: self.account.book().lent_total(),
-            kept: self.account.kept_of_pool(self.words, context, now),
+            kept: self.account.kept_of_pool(self.state, context, now),
         })
     }
 
@@ -190,7 +190,7 @@ impl Rebalance<'_> {
         if self.lease.waits_for_disk || self.pool.generation.is_none() {
             self.lease.leave_unasked();
         }
-        self.lease.held = held_of(self.account, self.words, self.context);
+        self.lease.held = held_of(self.account, self.state, self.context);
         let can_call = self.pool.generation.is_some() || self.lease.is_calling();
         let within_reach = if can_call && self.pool.store != StoreState::Lost {
             self.lease.within_reach(inputs, self.account.pooled(), self.now)
@@ -281,7 +281,7 @@ impl Rebalance<'_> {
                 return None;
             }
         }
-        let kept = self.account.ask_pool(self.words, self.context, want.keeps, self.now)?;
+        let kept = self.account.ask_pool(self.state, self.context, want.keeps, self.now)?;
         Some(Exchange { kept, want })
     }
 

@@ -152,7 +152,7 @@ impl Sharing {
         let locked_cell = LockedCell { node, catalogue, key, now, which: None };
         let charged = locked_cell.at(true, |context, cell| {
             cell.forget_held_if_variant_changed();
-            let HeapCell { account: Some(account), words, .. } = cell else { return (Charge::Never, false) };
+            let HeapCell { account: Some(account), state, .. } = cell else { return (Charge::Never, false) };
             let is_new = account.calls_first();
             // Callers may spend the units that they lease without asking.
             let is_free = account.leased() == 0 && context.in_force;
@@ -163,7 +163,7 @@ impl Sharing {
             if node.is_behind(now) {
                 return (Charge::Later, is_new);
             }
-            account.settle(words, context, now, &*node.sessions());
+            account.settle(state, context, now, &*node.sessions());
             let end_ns = account.window();
             if context.local.owns_nothing_of(end_ns) || node.is_closed(context, end_ns) {
                 return (Charge::Never, is_new);
@@ -171,14 +171,14 @@ impl Sharing {
             if is_owner {
                 account.note_forwarded(now);
             }
-            let verdict = account.algorithm.probe(words, now, units, context.salt);
+            let verdict = account.algorithm.probe(state, now, units, context.salt);
             let is_there = verdict.allowed && verdict.delay_ns == 0;
             if !is_there && !may_come {
                 return (Charge::Never, is_new);
             }
             let calls = (is_first && account.offer(units, units, &verdict, now)) || is_new;
             if is_there {
-                charge(account, words, units, context, now);
+                charge(account, state, units, context, now);
             }
             (if is_there { Charge::Done } else { Charge::Later }, calls)
         });
@@ -285,9 +285,9 @@ impl Sharing {
         let locked_cell = LockedCell { node, catalogue: &catalogue, key, now, which: None };
         let calls = locked_cell.at(true, |context, cell| {
             cell.forget_held_if_variant_changed();
-            let HeapCell { account: Some(account), words, .. } = cell else { return false };
-            account.settle(words, context, now, &*node.sessions());
-            let verdict = account.algorithm.probe(words, now, units, context.salt);
+            let HeapCell { account: Some(account), state, .. } = cell else { return false };
+            account.settle(state, context, now, &*node.sessions());
+            let verdict = account.algorithm.probe(state, now, units, context.salt);
             let is_new = account.calls_first();
             account.offer(units, units, &verdict, now) || is_new
         });
@@ -317,8 +317,8 @@ fn is_of_variant(global: &Algorithm, whole: Whole) -> bool {
 }
 
 /// Charges a forward: this comes before the answer that lets the mate's request pass.
-fn charge(account: &mut Account, words: &mut Vec<u64>, units: u64, context: &CellContext<'_>, now: Now) {
+fn charge(account: &mut Account, state: &mut Vec<u64>, units: u64, context: &CellContext<'_>, now: Now) {
     if !mutated(Mutation::ForwardUncharged) {
-        account.algorithm.charge_heap(words, now, units, context.salt);
+        account.algorithm.charge_heap(state, now, units, context.salt);
     }
 }

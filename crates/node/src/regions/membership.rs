@@ -378,8 +378,8 @@ impl Sharing {
         for key in self.cells.keys() {
             let locked_cell = LockedCell { node, catalogue: &catalogue, key, now, which: None };
             let conforms = locked_cell.at(false, |_, cell| {
-                let HeapCell { account: Some(account), words, .. } = cell else { return true };
-                account.conforms(words, now)
+                let HeapCell { account: Some(account), state, .. } = cell else { return true };
+                account.conforms(state, now)
             });
             if conforms == Some(false) {
                 self.lending.over_lent.insert(key);
@@ -442,9 +442,9 @@ impl Sharing {
             let over = LockedCell { node, catalogue: &catalogue, key, now, which: None }.at(
                 false,
                 |context, cell| {
-                    let HeapCell { account: Some(account), words, .. } = &mut *cell else { return false };
-                    forfeit_from(closed, account, words, context, now);
-                    let conforms = account.conforms(words, now);
+                    let HeapCell { account: Some(account), state, .. } = &mut *cell else { return false };
+                    forfeit_from(closed, account, state, context, now);
+                    let conforms = account.conforms(state, now);
                     if account.take_unwritten() {
                         node.write_account(key, cell, now);
                     }
@@ -495,15 +495,15 @@ impl Sharing {
     fn recall(&mut self, node: &Node, catalogue: &crate::Catalogue, key: CellKey, now: Now) -> bool {
         let peers = &mut self.peers;
         let over = LockedCell { node, catalogue, key, now, which: None }.at(false, |context, cell| {
-            let HeapCell { account: Some(account), words, .. } = cell else { return false };
-            account.settle(words, context, now, &*node.sessions());
+            let HeapCell { account: Some(account), state, .. } = cell else { return false };
+            account.settle(state, context, now, &*node.sessions());
             for LoanId { peer: from, number } in account.tell_ended(&mut node.sessions_mut()) {
                 if let Some(peer) = peers.get_mut(&from.member) {
                     let entry = Entry::Refused { id: ShortId::default(), number };
                     peer.outbox.tell(Topic::Refused(key, number), entry, 0);
                 }
             }
-            if account.conforms(words, now) {
+            if account.conforms(state, now) {
                 return false;
             }
             ask_back(account, peers, key, node);
@@ -541,7 +541,7 @@ impl Sharing {
 fn forfeit_from(
     closed: &[Incarnation],
     account: &mut Account,
-    words: &mut Vec<u64>,
+    state: &mut Vec<u64>,
     context: &CellContext<'_>,
     now: Now,
 ) {
@@ -549,7 +549,7 @@ fn forfeit_from(
         return;
     }
     for incarnation in closed {
-        account.forfeit(words, context, Some(*incarnation), now);
+        account.forfeit(state, context, Some(*incarnation), now);
     }
 }
 

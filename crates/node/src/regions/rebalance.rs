@@ -269,9 +269,9 @@ impl Sharing {
 /// Brings the account up to date, and ends what is over. Returns what was asked of it since the last
 /// rebalance.
 fn settle(round: &Round<'_>, cell: &mut HeapCell, effects: &mut Effects) -> Option<Offered> {
-    let HeapCell { account, words, .. } = cell;
+    let HeapCell { account, state, .. } = cell;
     let account = account.as_deref_mut()?;
-    account.settle(words, round.context, round.now, &*round.node.sessions());
+    account.settle(state, round.context, round.now, &*round.node.sessions());
     let mut sessions = round.node.sessions_mut();
     for LoanId { peer: from, number } in account.tell_ended(&mut sessions) {
         let entry = Entry::Refused { id: ShortId::default(), number };

@@ -427,23 +427,23 @@ impl Sharing {
         entry: Entry,
     ) -> Result<(), Refusal> {
         let RightsEntry { node, from, key, now, .. } = *at;
-        let HeapCell { account: Some(account), words, .. } = &mut *cell else {
+        let HeapCell { account: Some(account), state, .. } = &mut *cell else {
             return Err(Refusal::Unknown(0));
         };
-        account.settle(words, context, now, &*node.sessions());
+        account.settle(state, context, now, &*node.sessions());
         let mut sessions = node.sessions_mut();
         let session = sessions.get_mut(&from).ok_or(Refusal::Unheard)?;
         let brings_units = brings_units(&entry);
         let mut back = None;
         match entry {
-            Entry::Grant { grant, .. } => self.accept(at, context, account, words, &grant, session)?,
+            Entry::Grant { grant, .. } => self.accept(at, context, account, state, &grant, session)?,
             Entry::Return { back, .. } => {
-                account.take_return(words, context, from, &back, session, now)?;
+                account.take_return(state, context, from, &back, session, now)?;
             }
             Entry::Recall { number, .. } => {
                 let durable = at.catalogue.is_durable(key.0);
                 back = Some(account.give_back(
-                    words,
+                    state,
                     context,
                     LoanId { peer: from, number },
                     session,
@@ -481,7 +481,7 @@ impl Sharing {
         at: &RightsEntry<'_>,
         context: &CellContext<'_>,
         account: &mut Account,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         grant: &Grant,
         session: &mut Session,
     ) -> Result<(), Refusal> {
@@ -490,7 +490,7 @@ impl Sharing {
         }
         let (from, beats) = (at.from, &self.process.heartbeats.sent);
         let stands = self.stands_for_region_of(from, context);
-        account.accept(words, context, Giver { from, stands, beats }, grant, session, at.now)
+        account.accept(state, context, Giver { from, stands, beats }, grant, session, at.now)
     }
 
     /// Takes rights that a member gave in a window, and confirms them.

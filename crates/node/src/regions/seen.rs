@@ -5,23 +5,23 @@ use acequia_limits::{Now, Part, RATE_PARTS};
 use super::{CellKey, Sharing, cell::View, peer::Peer};
 use crate::{
     settings::SETTINGS,
-    views::inspect::{PeerView, WordView},
+    views::inspect::{PeerView, ReportView},
 };
 
 impl Sharing {
     /// The demand for a cell here, and what the others said about it. `has_rate`: they hold parts of a rate.
-    pub(crate) fn words_of(&self, key: CellKey, has_rate: bool, now: Now) -> (u64, Vec<WordView>) {
+    pub(crate) fn reports_of(&self, key: CellKey, has_rate: bool, now: Now) -> (u64, Vec<ReportView>) {
         let Some(active_cell) = self.cells.get(key) else {
             return Default::default();
         };
-        let fresh = active_cell
+        let known = active_cell
             .views
             .iter()
             .filter(|view| active_cell.view(view.of, now.steady_ns).is_some() && view.at_ns > 0);
-        let word = |view: &View| {
+        let report = |view: &View| {
             let holds = view.said.holds.get();
             let rate = u32::try_from(holds.min(u64::from(RATE_PARTS))).unwrap_or(RATE_PARTS);
-            WordView {
+            ReportView {
                 of: view.of,
                 said_ns: view.at_ns,
                 holds: if has_rate { Part { rate, units: 0 } } else { Part { rate: 0, units: holds } },
@@ -29,7 +29,7 @@ impl Sharing {
                 demand_milli: view.said.demand.get(),
             }
         };
-        (active_cell.demand.units_milli(), fresh.map(word).collect())
+        (active_cell.demand.units_milli(), known.map(report).collect())
     }
 
     /// Other members; shared cells with their demand, at most `cells_max`; and how many more cells there are.

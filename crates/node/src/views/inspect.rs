@@ -82,7 +82,7 @@ pub struct CellView {
     /// The loans that the region gave and holds.
     pub loans: Vec<LoanView>,
     /// The last reports of other regions on the cell.
-    pub words: Vec<WordView>,
+    pub reports: Vec<ReportView>,
 }
 
 /// A loan that has not ended.
@@ -100,7 +100,7 @@ pub struct LoanView {
 
 /// A region's last report on a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WordView {
+pub struct ReportView {
     /// The region.
     pub of: MemberId,
     /// When the report was made: steady clock.
@@ -219,7 +219,7 @@ impl Node {
             global: catalogue.global(slot, variant)?,
             local: catalogue.local(slot, variant)?,
             salt,
-            words: place.map_or(&[], |place| cells.words(cells.table.at(place))),
+            state: place.map_or(&[], |place| cells.state(cells.table.at(place))),
             leased: place.map_or(0, |place| cells.leased(place)),
             now,
         };
@@ -250,10 +250,10 @@ impl Node {
     ) -> u64 {
         let (key, salt) = (VariantKey { slot, variant }, tag.salt());
         let state = self.initial(catalogue, key, algorithm, salt, now);
-        let own = algorithm.available(state.words(), now, salt);
+        let own = algorithm.available(state.as_slice(), now, salt);
         let shared = self.overflow.lock();
         let shared = shared.get(&key);
-        let theirs = |cell: &HeapCell| algorithm.available(&cell.words, now, salt);
+        let theirs = |cell: &HeapCell| algorithm.available(&cell.state, now, salt);
         shared.map_or(own, |cell| own.min(theirs(cell)))
     }
 }
@@ -267,7 +267,7 @@ struct InspectedCell<'a> {
     local: &'a Local,
     salt: u32,
     /// The cell's state; empty if there is no cell.
-    words: &'a [u64],
+    state: &'a [u64],
     leased: u64,
     now: Now,
 }
@@ -276,7 +276,7 @@ impl InspectedCell<'_> {
     /// The end of the open window; 0 if there is none.
     fn window_ns(&self) -> u64 {
         match self.local.at(self.salt) {
-            Algorithm::FixedWindow(window) => window.older_end(self.words, self.now.wall_ns, self.salt),
+            Algorithm::FixedWindow(window) => window.older_end(self.state, self.now.wall_ns, self.salt),
             _ => 0,
         }
     }
@@ -297,7 +297,7 @@ impl InspectedCell<'_> {
 
     /// Units that could be charged now.
     fn left_of(&self, algorithm: &Algorithm) -> u64 {
-        algorithm.available(self.words, self.now, self.salt).saturating_sub(self.leased)
+        algorithm.available(self.state, self.now, self.salt).saturating_sub(self.leased)
     }
 
     /// What the region has of a cell that has an account.
@@ -419,10 +419,10 @@ impl Node {
         let algorithm = of.global(slot, variant)?.clone();
         let has_rate = algorithm.has_rate();
         let holding = self.holding_of((slot, tag), Some(variant), now)?;
-        let (demand_milli, loans, words) = Default::default();
-        let mut view = CellView { algorithm, holding, demand_milli, loans, words };
+        let (demand_milli, loans, reports) = Default::default();
+        let mut view = CellView { algorithm, holding, demand_milli, loans, reports };
         if let Some(sharing) = self.lock_sharing() {
-            (view.demand_milli, view.words) = sharing.words_of((slot, journal_tag(tag)), has_rate, now);
+            (view.demand_milli, view.reports) = sharing.reports_of((slot, journal_tag(tag)), has_rate, now);
         }
         let cells = self.shards[shard_of(tag)].lock();
         let place = cells.table.find(tag, slot);

@@ -356,7 +356,7 @@ impl Reference {
                 let until =
                     self.limits[hit.limit].overrides[ended].until_ns.expect("only time ends one here");
                 assert!(until <= now.wall_ns);
-                today.convert(self.algorithm(hit.limit, Some(ended)), cell.state.words(), Now::at(until))
+                today.convert(self.algorithm(hit.limit, Some(ended)), cell.state.as_slice(), Now::at(until))
             }
             None => unreachable!("no override begins here"),
         }
@@ -384,7 +384,7 @@ impl Reference {
             };
             return said(Outcome::Unlimited, Reason::Unlimited, verdict);
         }
-        let verdict = algorithm.probe(self.state(hit, now).words(), now, hit.units, salt);
+        let verdict = algorithm.probe(self.state(hit, now).as_slice(), now, hit.units, salt);
         let must_not_wait =
             !how.can_wait && spec.leaky_bucket.as_ref().is_some_and(|leaky| leaky.no_wait == NoWait::Deny);
         let verdict = if verdict.allowed && verdict.delay_ns > 0 && must_not_wait {
@@ -415,7 +415,7 @@ impl Reference {
     fn leave(&self, hit: &ReferenceHit, salt: u32, now: Now, said: &mut Said) {
         if !hit.exempt {
             let algorithm = self.algorithm(hit.limit, hit.variant);
-            let untouched = algorithm.probe(self.state(hit, now).words(), now, 0, salt);
+            let untouched = algorithm.probe(self.state(hit, now).as_slice(), now, 0, salt);
             said.verdict.remaining = untouched.remaining;
             said.verdict.reset_after_ns = untouched.reset_after_ns;
         }
@@ -425,8 +425,8 @@ impl Reference {
         let mut state = self.state(hit, now);
         let algorithm = self.algorithm(hit.limit, hit.variant);
         match &mut state {
-            State::Inline(words) => algorithm.charge_inline(words, now, hit.units, salt),
-            State::Heap(words) => algorithm.charge_heap(words, now, hit.units, salt),
+            State::Inline(state) => algorithm.charge_inline(state, now, hit.units, salt),
+            State::Heap(state) => algorithm.charge_heap(state, now, hit.units, salt),
         }
         self.cells.insert((hit.limit, hit.values.clone()), ReferenceCell { variant: hit.variant, state });
     }

@@ -44,7 +44,7 @@ fn a_key_with_an_override_borrows_by_its_own_variant() {
     for (key, budget, own) in [("big", 300, 100), ("small", 3, 1)] {
         let cell = world.cell(0, key);
         assert_eq!((cell.algorithm.budget(), cell.holding.standing.units), (budget, own), "{key}");
-        assert!(cell.loans.is_empty() && cell.words.is_empty(), "{cell:?}");
+        assert!(cell.loans.is_empty() && cell.reports.is_empty(), "{cell:?}");
     }
     let mut admitted = 0;
     for _ in 0..10_000 {
@@ -57,7 +57,7 @@ fn a_key_with_an_override_borrows_by_its_own_variant() {
     let held: u64 =
         cell.loans.iter().filter(|loan| !loan.is_lent).map(|loan| u64::from(loan.part.rate)).sum();
     assert_eq!(held, u64::from(cell.holding.held.rate), "{cell:?}");
-    assert!(held > 0 && cell.words.len() == 2 && cell.demand_milli > 900_000, "{cell:?}");
+    assert!(held > 0 && cell.reports.len() == 2 && cell.demand_milli > 900_000, "{cell:?}");
     assert!(cell.loans.iter().all(|loan| loan.ends_ns > world.now), "{cell:?}");
 }
 

@@ -394,17 +394,17 @@ impl Regions {
         let mut units = own;
         for region in version.members.keys().filter(|region| **region != self.me.member) {
             let name = self.names.of_region(*region, Some(version));
-            let word = view.words.iter().find(|word| word.of == *region);
-            words.push(match word.and_then(|word| Some((word, word.left?))) {
-                Some((word, left)) => {
+            let report = view.reports.iter().find(|report| report.of == *region);
+            words.push(match report.and_then(|report| Some((report, report.left?))) {
+                Some((report, left)) => {
                     // A region has the same part of a bucket's burst as of its rate.
                     let holds = match view.algorithm.has_rate() {
-                        true => u128::from(burst) * u128::from(word.holds.rate) / u128::from(RATE_PARTS),
-                        false => u128::from(word.holds.units),
+                        true => u128::from(burst) * u128::from(report.holds.rate) / u128::from(RATE_PARTS),
+                        false => u128::from(report.holds.units),
                     };
                     let used = u64::try_from(holds).unwrap_or(u64::MAX).saturating_sub(left);
                     units = units.saturating_add(used);
-                    let ago_ms = now.steady_ns.saturating_sub(word.said_ns) / 1_000_000;
+                    let ago_ms = now.steady_ns.saturating_sub(report.said_ns) / 1_000_000;
                     format!("{name} {used}, said {ago_ms} ms ago")
                 }
                 None => format!("{name} said nothing"),

@@ -231,17 +231,17 @@ pub(crate) fn shares(regions: &Regions, answer: &Answer, catalogue: &Catalogue, 
             version.as_ref().is_none_or(|version| version.members.contains_key(&peer.incarnation.member))
         };
         let peers = seen.iter().filter(is_member).map(|peer| {
-            let word = cell.words.iter().find(|word| word.of == peer.incarnation.member);
+            let report = cell.reports.iter().find(|report| report.of == peer.incarnation.member);
             api::PeerShare {
                 region: regions.names.of_region(peer.incarnation.member, version.as_ref()),
                 reached: peer.is_reached,
                 heard_ms_ago: peer.heard_ns.map(ms_since),
                 round_trip_us: peer.round_ns.map(|ns| ns / 1_000),
-                word: word.map(|word| api::PeerWord {
-                    said_ms_ago: ms_since(word.said_ns),
-                    holds: holding(word.holds, rate),
-                    left: word.left,
-                    demand_milli: word.demand_milli,
+                word: report.map(|report| api::PeerWord {
+                    said_ms_ago: ms_since(report.said_ns),
+                    holds: holding(report.holds, rate),
+                    left: report.left,
+                    demand_milli: report.demand_milli,
                 }),
             }
         });

@@ -131,7 +131,7 @@ impl Account {
     }
 
     /// Ends a hold that is over, at its instant.
-    pub(super) fn end_lease(&mut self, words: &mut Vec<u64>, context: &CellContext<'_>, now: Now) -> bool {
+    pub(super) fn end_lease(&mut self, state: &mut Vec<u64>, context: &CellContext<'_>, now: Now) -> bool {
         if !self.is_lease_over(now) {
             return false;
         }
@@ -145,7 +145,7 @@ impl Account {
             None => None,
         };
         self.windows_mut().lowered.cut_unspent = 0;
-        let is_over = change.map(|change| self.apply(words, context, change, at)).is_some();
+        let is_over = change.map(|change| self.apply(state, context, change, at)).is_some();
         self.note_cut();
         is_over
     }
@@ -154,13 +154,13 @@ impl Account {
     /// windows with edges.
     pub(crate) fn ask_pool(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         keeps: Part,
         now: Now,
     ) -> Option<LeaseStatement> {
         let keeps = self.not_lent_twice(keeps);
-        let available = self.unused(words, context, now);
+        let available = self.unused(state, context, now);
         let own_units = self.standing.units;
         let cut_unspent = std::mem::take(&mut self.windows_mut().lowered.cut_unspent);
         let lease = &mut self.windows_mut().lease;
@@ -190,7 +190,7 @@ impl Account {
             HeldLease::Sliding(balance) => (balance.ask(back, now.steady_ns).0, Change::default()),
         };
         if keeps != held {
-            self.apply(words, context, change, now);
+            self.apply(state, context, change, now);
         }
         self.note_cut();
         Some(LeaseStatement { number, part: keeps, unspent: unspent.saturating_add(cut_unspent) })
@@ -209,7 +209,7 @@ impl Account {
     /// nothing is lent meanwhile. `free` units of the hold were unspent.
     pub(super) fn bound_pool(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         most: Part,
         free: u64,
@@ -220,7 +220,7 @@ impl Account {
         }
         self.set_most(most);
         self.note_cut();
-        self.cut_to_most(words, context, free, now);
+        self.cut_to_most(state, context, free, now);
     }
 
     /// Bounds the hold: the cell does not conform while it holds more because it has lent that.
@@ -231,8 +231,8 @@ impl Account {
     }
 
     /// Unspent units of the hold on the pool, which could be given back.
-    pub(crate) fn free_of_pool(&self, words: &[u64], context: &CellContext<'_>, now: Now) -> u64 {
-        let free = self.unused(words, context, now);
+    pub(crate) fn free_of_pool(&self, state: &[u64], context: &CellContext<'_>, now: Now) -> u64 {
+        let free = self.unused(state, context, now);
         // The own part's tokens stay.
         if self.algorithm.has_rate() { free.saturating_sub(self.standing.units) } else { free }
     }
@@ -251,36 +251,36 @@ impl Account {
     }
 
     /// Cuts any excess over the bound on the hold, as far as the excess is not lent.
-    pub(super) fn cut_what_is_back(&mut self, words: &mut Vec<u64>, context: &CellContext<'_>, now: Now) {
+    pub(super) fn cut_what_is_back(&mut self, state: &mut Vec<u64>, context: &CellContext<'_>, now: Now) {
         if self.windows().most.is_some() {
-            self.cut_to_most(words, context, self.free_of_pool(words, context, now), now);
+            self.cut_to_most(state, context, self.free_of_pool(state, context, now), now);
         }
     }
 
-    fn cut_to_most(&mut self, words: &mut Vec<u64>, context: &CellContext<'_>, free: u64, now: Now) {
+    fn cut_to_most(&mut self, state: &mut Vec<u64>, context: &CellContext<'_>, free: u64, now: Now) {
         let Some(most) = self.windows().most else { return };
         if self.usable_pool() == self.pooled() {
             return self.note_cut();
         }
-        self.cut_to(words, context, most, Some(free), now);
+        self.cut_to(state, context, most, Some(free), now);
     }
 
     /// The part of the hold that cannot be given back now: what is lent, and, for a sliding window, what was
     /// used.
-    pub(crate) fn kept_of_pool(&self, words: &[u64], context: &CellContext<'_>, now: Now) -> Part {
+    pub(crate) fn kept_of_pool(&self, state: &[u64], context: &CellContext<'_>, now: Now) -> Part {
         let lent = self.lent_of_pool();
         if context.global.has_rate() {
             return lent;
         }
         let held = self.pooled().units;
-        let used = held.saturating_sub(self.unused(words, context, now));
+        let used = held.saturating_sub(self.unused(state, context, now));
         Part { units: lent.units.max(used), ..lent }
     }
 
     /// Units that could be charged now. For a sliding window, also units beyond the limit as this node knows
     /// it, which are not used here and may go back.
-    fn unused(&self, words: &[u64], context: &CellContext<'_>, now: Now) -> u64 {
-        let available = self.unleased(words, now, context.salt);
+    fn unused(&self, state: &[u64], context: &CellContext<'_>, now: Now) -> u64 {
+        let available = self.unleased(state, now, context.salt);
         if available == 0 || self.algorithm.has_rate() {
             return available;
         }
@@ -302,14 +302,14 @@ impl Account {
 
     /// Keeps at most `most` of a bucket's or a sliding window's pool, and tells nobody: nothing is given
     /// back. A lent part is kept until it is back. The answer to an earlier call is not taken up.
-    pub(crate) fn cut_pool(&mut self, words: &mut Vec<u64>, context: &CellContext<'_>, most: Part, now: Now) {
-        self.cut_to(words, context, most, None, now);
+    pub(crate) fn cut_pool(&mut self, state: &mut Vec<u64>, context: &CellContext<'_>, most: Part, now: Now) {
+        self.cut_to(state, context, most, None, now);
     }
 
     /// Cuts the hold. If `free` is given, the next call reports how many of the cut units were unspent.
     fn cut_to(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         most: Part,
         free: Option<u64>,
@@ -335,14 +335,14 @@ impl Account {
         };
         windows.lowered.cut_unspent =
             if free.is_some() { windows.lowered.cut_unspent.saturating_add(unspent) } else { 0 };
-        self.apply(words, context, change, now);
+        self.apply(state, context, change, now);
         self.note_cut();
     }
 
     /// Applies the answer to a bucket's call. Returns what came; `None` if the answer does not count.
     pub(crate) fn exchanged(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         number: u64,
         answer: &bucket::Exchanged,
@@ -355,7 +355,7 @@ impl Account {
         let units = balance.part().units.saturating_sub(before.units);
         let gained = units.saturating_sub(change.owe);
         if self.pooled() != before {
-            self.apply(words, context, change, now);
+            self.apply(state, context, change, now);
         }
         self.due_ns = self.due_ns.min(self.pooled_until_ns());
         Some(gained)
@@ -365,7 +365,7 @@ impl Account {
     /// not count.
     pub(crate) fn slid(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         number: u64,
         units: u64,
@@ -379,7 +379,7 @@ impl Account {
         }
         let gained = self.pooled().units.saturating_sub(before.units);
         if gained > 0 {
-            self.apply(words, context, Change::default(), now);
+            self.apply(state, context, Change::default(), now);
         }
         self.due_ns = self.due_ns.min(self.pooled_until_ns());
         Some(gained)

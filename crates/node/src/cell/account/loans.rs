@@ -75,9 +75,9 @@ impl Account {
     }
 
     /// Whether the cell keeps to its own part: if not, the newest version cannot be acknowledged yet.
-    pub(crate) fn conforms(&self, words: &[u64], now: Now) -> bool {
+    pub(crate) fn conforms(&self, state: &[u64], now: Now) -> bool {
         let nothing_moves = self.book.lent().is_empty() && self.book.held().is_empty();
-        let owed = self.algorithm.owed(words, now).saturating_add(self.leased);
+        let owed = self.algorithm.owed(state, now).saturating_add(self.leased);
         let is_cut = self.windows().most.is_none();
         is_cut && (nothing_moves || self.book.conforms(self.own(), owed))
     }
@@ -106,14 +106,14 @@ impl Account {
     /// Lends. The grant may leave once the account is on disk.
     pub(crate) fn lend(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         offer: &Offer,
         session: &mut Session,
         now: Now,
     ) -> Result<Grant, Refusal> {
         // Leased units may still be spent, so neither the units nor their capacity can be lent.
-        let available = self.unleased(words, now, context.salt);
+        let available = self.unleased(state, now, context.salt);
         let spare = self.spare(stretch(offer.ttl_ns, session.drift_ppm()), now);
         if offer.part.units > spare.units || offer.part.rate > spare.rate {
             return Err(Refusal::NotSpare { asked: offer.part, spare });
@@ -121,7 +121,7 @@ impl Account {
         let kind = self.kind();
         let lent = self.book.lend(self.own(), available, kind, offer, session, now.steady_ns);
         let (grant, change) = lent?;
-        self.apply(words, context, change, now);
+        self.apply(state, context, change, now);
         // This loan may end before all others.
         let due_ns = self.book.lent().last().map_or(u64::MAX, |lent| session.reclaim_end(lent));
         self.due_ns = self.due_ns.min(due_ns);
@@ -132,7 +132,7 @@ impl Account {
     /// Takes up a loan, unless all loans of its giver together exceed the giver's standing share.
     pub(crate) fn accept(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         giver: Giver<'_>,
         grant: &Grant,
@@ -154,7 +154,7 @@ impl Account {
         let believed = &mut self.loans.get_or_insert_default().believed;
         let believed = believed.take(from.member, stands, grant.tokens, context.global, now.steady_ns);
         change.owe += grant.tokens - believed;
-        self.apply(words, context, change, now);
+        self.apply(state, context, change, now);
         let due_ns = self.book.held().last().map_or(u64::MAX, |held| session.end_of(held));
         self.due_ns = self.due_ns.min(due_ns);
         Ok(())
@@ -164,7 +164,7 @@ impl Account {
     /// own part repaid debt. `durable`: whether the disk keeps the debt.
     pub(crate) fn give_back(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         loan: LoanId,
         session: &mut Session,
@@ -172,7 +172,7 @@ impl Account {
         now: Now,
     ) -> Result<Return, Refusal> {
         let LoanId { peer: from, number } = loan;
-        let mut available = self.algorithm.available(words, now, context.salt);
+        let mut available = self.algorithm.available(state, now, context.salt);
         if available > 0 && !self.algorithm.has_rate() {
             // Units beyond the limit, as this node knows the limit, are not used here and may go back.
             available += self.effective().units.saturating_sub(self.algorithm.budget());
@@ -183,7 +183,7 @@ impl Account {
             loans.believed.give_back(from.member, back.tokens, now.steady_ns);
         }
         session.let_go(number);
-        self.apply(words, context, change, now);
+        self.apply(state, context, change, now);
         self.unwritten |= durable && self.returns_after_disk();
         Ok(back)
     }
@@ -197,7 +197,7 @@ impl Account {
     /// Takes back a loan that its holder no longer needs.
     pub(crate) fn take_return(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         from: Incarnation,
         back: &Return,
@@ -205,7 +205,7 @@ impl Account {
         now: Now,
     ) -> Result<(), Refusal> {
         let change = self.book.take_return(from, back, session)?;
-        self.apply(words, context, change, now);
+        self.apply(state, context, change, now);
         self.unwritten = true;
         Ok(())
     }
@@ -214,7 +214,7 @@ impl Account {
     /// `lent_from_ns`.
     pub(super) fn end_loans(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         lent_from_ns: u64,
         now: Now,
@@ -225,7 +225,7 @@ impl Account {
             let Expired { at_ns, peer, number, comes_back, change } = expired;
             let from_ns = if comes_back { lent_from_ns } else { 0 };
             let at = Now { steady_ns: at_ns.max(from_ns).min(now.steady_ns), ..now };
-            self.apply(words, context, change, at);
+            self.apply(state, context, change, at);
             self.unwritten |= comes_back;
             let ended = Ended { loan: LoanId { peer, number }, comes_back };
             self.loans.get_or_insert_default().ended.push(ended);
@@ -280,14 +280,14 @@ impl Account {
     /// Drops what is held from an incarnation that may lend no more, or from all if `from` is `None`.
     pub(crate) fn forfeit(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         from: Option<Incarnation>,
         now: Now,
     ) {
         let change = self.book.forfeit(from, now.steady_ns);
         if change != Change::default() {
-            self.apply(words, context, change, now);
+            self.apply(state, context, change, now);
         }
     }
 }

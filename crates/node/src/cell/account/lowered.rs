@@ -44,7 +44,7 @@ impl Account {
     /// were unspent.
     pub(crate) fn keep_part(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         since_ns: u64,
         free: Option<u64>,
@@ -61,14 +61,14 @@ impl Account {
         }
         if let Algorithm::FixedWindow(window) = context.global {
             windows.lowered.since_ns = Some(unseen_ns.map_or(since_ns, |unseen_ns| unseen_ns.min(since_ns)));
-            return self.keep_part_of_later(window, words, context, pool.units, under.units);
+            return self.keep_part_of_later(window, state, context, pool.units, under.units);
         }
         let (held, most) = (self.pooled(), self.windows().most.unwrap_or(self.pooled()));
         let rate = share_of(held.rate.min(most.rate).into(), pool.rate.into(), under.rate.into());
         let units = share_of(held.units.min(most.units), pool.units, under.units);
-        let free = free.unwrap_or_else(|| self.free_of_pool(words, context, now));
+        let free = free.unwrap_or_else(|| self.free_of_pool(state, context, now));
         // The result is no more than the old rate, so it fits 32 bits.
-        self.bound_pool(words, context, Part { rate: rate as u32, units }, free, now);
+        self.bound_pool(state, context, Part { rate: rate as u32, units }, free, now);
     }
 
     /// Does the same for windows that count by the new variant: `units` are in their pools now, and `under`
@@ -76,7 +76,7 @@ impl Account {
     fn keep_part_of_later(
         &mut self,
         window: &FixedWindow,
-        words: &[u64],
+        state: &[u64],
         context: &CellContext<'_>,
         units: u64,
         under: u64,
@@ -85,7 +85,7 @@ impl Account {
             if self.is_later(window, withdrawn.end_ns, context.salt) {
                 let held = withdrawn.units();
                 // Within the clock margin at its beginning, a window may have been charged already.
-                let keeps = share_of(held, units, under).max(charged(words, context, withdrawn.end_ns));
+                let keeps = share_of(held, units, under).max(charged(state, context, withdrawn.end_ns));
                 self.return_to_pool(context, withdrawn.end_ns, held.saturating_sub(keeps), held);
             }
         }
@@ -133,9 +133,9 @@ fn pool_of(context: &CellContext<'_>) -> Part {
 }
 
 /// Units charged in the window that ends at `end_ns`: the open window, or the next.
-pub(crate) fn charged(words: &[u64], context: &CellContext<'_>, end_ns: u64) -> u64 {
+pub(crate) fn charged(state: &[u64], context: &CellContext<'_>, end_ns: u64) -> u64 {
     let Algorithm::FixedWindow(window) = context.global else { return 0 };
-    let charged = Usage::of(words);
+    let charged = Usage::of(state);
     match end_ns {
         _ if end_ns == charged.end_ns => charged.used,
         _ if end_ns == window.end_after(charged.end_ns, context.salt) => charged.ahead,

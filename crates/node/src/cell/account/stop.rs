@@ -23,17 +23,17 @@ impl Account {
     /// The record to keep of the cell. Afterwards nothing of the cell may be charged or told to a pool.
     pub(crate) fn stopped(
         &mut self,
-        words: &mut Vec<u64>,
+        state: &mut Vec<u64>,
         context: &CellContext<'_>,
         now: Now,
         sessions: &impl Sessions,
     ) -> CellRecord {
-        self.settle(words, context, now, sessions);
+        self.settle(state, context, now, sessions);
         let Algorithm::FixedWindow(window) = &self.algorithm else {
-            self.cut_pool(words, context, Part::default(), now);
-            return CellRecord::new(&self.algorithm, words, now).with_pledge(self.pledge());
+            self.cut_pool(state, context, Part::default(), now);
+            return CellRecord::new(&self.algorithm, state, now).with_pledge(self.pledge());
         };
-        let Usage { end_ns, used, ahead } = Usage::of(words);
+        let Usage { end_ns, used, ahead } = Usage::of(state);
         let given = self.transfers_of(end_ns).map_or(0, Transfers::given_total);
         let before = self.windows().given_before.of(end_ns);
         let of_pool = units_of_pool(self.withdrawn_of(end_ns));
@@ -41,8 +41,8 @@ impl Account {
         let next_ns = window.end_after(end_ns, context.salt);
         let ahead = ahead.saturating_sub(units_of_pool(self.withdrawn_of(next_ns)));
         // With a single clock nothing is charged ahead.
-        let owed = Usage { end_ns, used, ahead }.words();
-        CellRecord::new(&self.algorithm, &owed[..words.len().min(owed.len())], now).with_pledge(self.pledge())
+        let owed = Usage { end_ns, used, ahead }.to_state();
+        CellRecord::new(&self.algorithm, &owed[..state.len().min(owed.len())], now).with_pledge(self.pledge())
     }
 }
 

@@ -170,12 +170,12 @@ impl Account {
     }
 
     /// Moves on to the window that is open now.
-    pub(super) fn roll(&mut self, words: &[u64], context: &CellContext<'_>, now: Now) -> bool {
+    pub(super) fn roll(&mut self, state: &[u64], context: &CellContext<'_>, now: Now) -> bool {
         let Algorithm::FixedWindow(window) = &self.algorithm else {
             self.rolled.over_ns = u64::MAX;
             return false;
         };
-        let end_ns = window.older_end(words, now.wall_ns, context.salt);
+        let end_ns = window.older_end(state, now.wall_ns, context.salt);
         let margin_ns = window.margin_ns;
         let changed = self.open().end_ns != end_ns && !(self.open().is_empty() && self.next().is_empty());
         self.went_back = is_over_for_good(end_ns, self.open().end_ns);
@@ -289,20 +289,20 @@ impl Account {
         now.steady_ns < forwarded_ns.get() + lasts_ns
     }
 
-    /// Counts what earlier processes gave away, at a node that shares its region's pools. `words` is the
+    /// Counts what earlier processes gave away, at a node that shares its region's pools. `state` is the
     /// restored state. The whole window of those processes counts as spent: the standing share here, the rest
     /// in the pool. After a clean stop, what they spent of the own part is known, and includes what they gave
     /// ([`super::stop`]).
     pub(crate) fn count_given_before(
         &mut self,
-        words: &[u64],
+        state: &[u64],
         context: &CellContext<'_>,
         is_forgotten: bool,
     ) {
         if !matches!(context.global, Algorithm::FixedWindow(_)) {
             return;
         }
-        let (usage, open) = (Usage::of(words), self.open());
+        let (usage, open) = (Usage::of(state), self.open());
         let counts = usage.used >= self.standing.units || !is_forgotten;
         if usage.end_ns == open.end_ns && counts {
             let given = open.given_total();

@@ -73,7 +73,7 @@ impl Sharing {
         let now_ns = round.now.steady_ns;
         let more = round.resource.weigh(round.within_reach(account));
         let beside = self.kept_by_mates(round, account);
-        let left = account.unleased(&cell.words, round.now, round.context.salt);
+        let left = account.unleased(&cell.state, round.now, round.context.salt);
         let speaks = (round.owner != Owner::Each).then(|| self.standing_for(round, account));
         let news = News {
             demand: active_cell.told_demand_milli(&round.resource, now_ns),

@@ -31,7 +31,7 @@ use crate::{
 /// An account whose loans change, with the sessions that bound them.
 struct Loans<'a> {
     account: &'a mut Account,
-    words: &'a mut Vec<u64>,
+    state: &'a mut Vec<u64>,
     sessions: &'a mut BTreeMap<Incarnation, Session>,
     is_durable: bool,
 }
@@ -46,8 +46,8 @@ impl Sharing {
         offered: &Offered,
         effects: &mut Effects,
     ) -> bool {
-        let HeapCell { account: Some(account), words, .. } = cell else { return false };
-        let plan = self.plan_rate(round, active_cell, account, words, offered);
+        let HeapCell { account: Some(account), state, .. } = cell else { return false };
+        let plan = self.plan_rate(round, active_cell, account, state, offered);
         let is_scarce = plan.is_scarce;
         let missing = self.carry_out(round, plan, active_cell, cell, effects);
         if let HeapCell { account: Some(account), .. } = cell
@@ -66,11 +66,11 @@ impl Sharing {
         round: &Round<'_>,
         active_cell: &mut ActiveCell,
         account: &Account,
-        words: &[u64],
+        state: &[u64],
         offered: &Offered,
     ) -> Plan {
         let (now, resource, budget) = (round.now, &round.resource, round.budget());
-        let left = account.unleased(words, now, round.context.salt);
+        let left = account.unleased(state, now, round.context.salt);
         let effective = account.effective();
         if active_cell.advertised.is_none() && (left < effective.units || self.process.number() > 1) {
             // Units are gone, so this region was asked. After a restart this is unknown, and counts as asked.
@@ -174,10 +174,10 @@ impl Sharing {
         effects: &mut Effects,
     ) -> Part {
         let mut missing = Part::default();
-        let HeapCell { account: Some(account), words, .. } = cell else { return missing };
+        let HeapCell { account: Some(account), state, .. } = cell else { return missing };
         let is_durable = round.node.catalogue().is_durable(round.key.0);
         let sessions = &mut round.node.sessions_mut();
-        let mut loans = Loans { account, words, sessions, is_durable };
+        let mut loans = Loans { account, state, sessions, is_durable };
         for (region, number) in plan.give_back {
             give_back(round, &mut loans, region, number, effects);
         }
@@ -222,7 +222,7 @@ impl Sharing {
         let spare = account.spare(self.lent_for_ns(), round.now);
         let mut units = spare.units;
         if !account.algorithm.has_rate() {
-            units = units.min(account.unleased(loans.words, round.now, round.context.salt));
+            units = units.min(account.unleased(loans.state, round.now, round.context.salt));
         }
         Part { rate: wanted.rate.min(spare.rate), units: wanted.units.min(units) }
     }
@@ -235,16 +235,16 @@ impl Sharing {
         to: Incarnation,
         part: Part,
     ) -> Option<Grant> {
-        let Loans { account, words, sessions, .. } = loans;
+        let Loans { account, state, sessions, .. } = loans;
         let with_peer = account.book().lent().iter().filter(|lent| lent.to == to).count();
         if with_peer >= LOANS_PER_PEER_MAX {
             return None;
         }
         let session = sessions.get_mut(&to)?;
-        let tokens = part.units.min(account.unleased(words, round.now, round.context.salt));
+        let tokens = part.units.min(account.unleased(state, round.now, round.context.salt));
         let number = self.lending.numbers.take(round.node);
         let offer = Offer { number, to, part, tokens, ttl_ns: self.process.home.loan_ttl_ns };
-        let grant = account.lend(words, round.context, &offer, session, round.now).ok()?;
+        let grant = account.lend(state, round.context, &offer, session, round.now).ok()?;
         self.traffic.lent += 1;
         let count = (account.book().lent().len() + account.book().held().len()) as u64;
         self.traffic.loans_max = self.traffic.loans_max.max(count);
@@ -259,13 +259,13 @@ impl Sharing {
 
 /// Gives a loan back that this region holds.
 fn give_back(round: &Round<'_>, loans: &mut Loans<'_>, region: MemberId, number: u64, effects: &mut Effects) {
-    let Loans { account, words, sessions, is_durable } = loans;
+    let Loans { account, state, sessions, is_durable } = loans;
     let mut held = account.book().held().iter();
     let Some(held) = held.find(|held| held.number == number && held.from.member == region) else { return };
     let from = held.from;
     let Some(session) = sessions.get_mut(&from) else { return };
     if let Ok(back) = account.give_back(
-        words,
+        state,
         round.context,
         LoanId { peer: from, number },
         session,

@@ -41,7 +41,7 @@ impl Sharing {
     ) -> bool {
         let now_ns = round.now.steady_ns;
         let Some(account) = cell.account.as_deref() else { return false };
-        let in_hand = account.available(&cell.words, cell.reserved(), round.now, round.context.salt);
+        let in_hand = account.available(&cell.state, cell.reserved(), round.now, round.context.salt);
         let Some(account) = cell.account.as_deref_mut() else { return false };
         let end_ns = account.window();
         active_cell.enter(end_ns);
