@@ -36,6 +36,7 @@ mod marks;
 mod mates;
 mod remote_charge;
 mod shortages;
+mod stages;
 #[cfg(test)]
 mod tests;
 
@@ -49,13 +50,17 @@ use std::{
 
 use acequia_limits::{Algorithm, CellTag, LimitId, Mode, Now, limit::OnStoreLoss};
 use acequia_rights::{
-    Incarnation, MemberId,
+    MemberId,
     mutation::{Mutation, mutated},
 };
 use smallvec::SmallVec;
 
-pub(crate) use self::remote_charge::{Lack, RemoteCharge, Source};
-use self::{marks::Marks, mates::LiveMates, shortages::Shortages};
+pub use self::stages::{ForwardedRequest, Waiter};
+use self::{marks::Marks, mates::LiveMates, shortages::Shortages, stages::AwaitedForward};
+pub(crate) use self::{
+    remote_charge::{Lack, RemoteCharge, Source},
+    stages::{OutgoingForward, ReceivedForward},
+};
 use crate::settings::SETTINGS;
 pub use crate::settings::{FORWARD_NS, FORWARD_WAIT_NS};
 use crate::{
@@ -68,31 +73,6 @@ const NUMBERS: u64 = 1 << 40;
 /// The key of a probe, which is about no cell.
 const NO_CELL: CellKey = (u32::MAX, CellTag(0));
 
-/// A denied request that waits, for [`Node::forward_charge`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiter {
-    /// When the request was first asked: steady clock.
-    pub since_ns: u64,
-    /// How long the request goes on waiting at most, in nanoseconds.
-    pub patience_ns: u64,
-    /// Whether the request was forwarded before.
-    pub is_again: bool,
-}
-
-/// A waiting request and its forwards ([`Node::forward_charge`]).
-#[derive(Debug)]
-pub struct Forward {
-    numbers: SmallVec<[u64; 1]>,
-    since_ns: u64,
-}
-
-impl Forward {
-    /// When the request began to wait: steady clock, for [`crate::Forwarding::Since`].
-    pub const fn since_ns(&self) -> u64 {
-        self.since_ns
-    }
-}
-
 /// Counts of forwards since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ForwardCounts {
@@ -104,36 +84,6 @@ pub struct ForwardCounts {
     pub used: u64,
     /// Forwards that were charged at another node and passed nobody here.
     pub wasted: u64,
-}
-
-/// A forward to be sent.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asking {
-    pub(crate) number: u64,
-    pub(crate) to: MemberId,
-    pub(crate) limit: LimitId,
-    pub(crate) tag: CellTag,
-    pub(crate) whole: Whole,
-    pub(crate) units: u64,
-    /// Whether the demand is known already: the request was forwarded before, or this node has told its need
-    /// itself.
-    pub(crate) is_again: bool,
-}
-
-/// A forward of a mate.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PendingForward {
-    /// The mate that asks, and the process number of that mate.
-    pub(crate) from: Incarnation,
-    pub(crate) process_number: u32,
-    pub(crate) number: u64,
-    pub(crate) key: CellKey,
-    pub(crate) whole: Whole,
-    pub(crate) units: u64,
-    /// The last moment at which a charge is of use: steady clock.
-    pub(crate) until_ns: u64,
-    /// Whether the request was counted as demand.
-    pub(crate) is_told: bool,
 }
 
 /// This node's forwards to other nodes, and the forwards of mates that wait here.
@@ -158,31 +108,20 @@ pub(crate) struct Forwards {
 
 #[derive(Debug, Default)]
 struct State {
+    /// The number of the last forward.
     next: u64,
-    asked: BTreeMap<u64, SentForward>,
+    /// The forwards of this process that are not answered, by number.
+    asked: BTreeMap<u64, AwaitedForward>,
     /// How many of `asked` are of each cell.
     asked_of: BTreeMap<CellKey, usize>,
     remote_charges: BTreeMap<(CellKey, u64), RemoteCharge>,
     shortages: Shortages,
     /// When the other nodes were last probed: steady clock.
     probed_ns: u64,
-    out: Vec<Asking>,
-    held: VecDeque<PendingForward>,
+    out: Vec<OutgoingForward>,
+    /// The forwards of mates that wait here.
+    held: VecDeque<ReceivedForward>,
     counts: ForwardCounts,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct SentForward {
-    key: CellKey,
-    to: MemberId,
-    /// As what the node is asked for units; `None` if this is a probe.
-    source: Option<Source>,
-    whole: Whole,
-    units: u64,
-    at_ns: u64,
-    /// The last moment at which a charge is of use: steady clock.
-    until_ns: u64,
-    is_sent: bool,
 }
 
 impl Forwards {
@@ -335,7 +274,7 @@ impl Forwards {
     }
 
     /// The forwards to be sent.
-    pub(crate) fn take_out(&self) -> Vec<Asking> {
+    pub(crate) fn take_out(&self) -> Vec<OutgoingForward> {
         self.is_due.store(false, Ordering::Release);
         std::mem::take(&mut lock(&self.state).out)
     }
@@ -357,18 +296,18 @@ impl Forwards {
     }
 
     /// Takes the forwards that wait here for units; the caller puts back those that go on waiting.
-    pub(crate) fn take_held(&self) -> VecDeque<PendingForward> {
+    pub(crate) fn take_held(&self) -> VecDeque<ReceivedForward> {
         std::mem::take(&mut lock(&self.state).held)
     }
 
-    pub(crate) fn put_held(&self, held: VecDeque<PendingForward>) {
+    pub(crate) fn put_held(&self, held: VecDeque<ReceivedForward>) {
         let mut state = lock(&self.state);
         state.held = held;
         self.answer_ns.store(state.answer_ns(), Ordering::Release);
     }
 
     /// Holds a mate's forward until units come. Returns whether there is room.
-    pub(crate) fn hold(&self, held: PendingForward) -> bool {
+    pub(crate) fn hold(&self, held: ReceivedForward) -> bool {
         let mut state = lock(&self.state);
         let of_peer = state.held.iter().filter(|other| other.from == held.from).count();
         let of_cell = state.held.iter().filter(|other| other.key == held.key).count();
@@ -397,10 +336,10 @@ impl Forwards {
     /// ever. Returns whether the answer was waited for.
     pub(crate) fn came(&self, from: MemberId, number: u64, units: Option<u64>, now: Now) -> bool {
         let mut state = lock(&self.state);
-        let answers = |asked: &&SentForward| {
+        let answers = |asked: &&AwaitedForward| {
             asked.is_sent && asked.to == from && units.is_none_or(|units| units == 0 || units == asked.units)
         };
-        let Some(SentForward { key, source, whole, units: wanted, at_ns, until_ns, .. }) =
+        let Some(AwaitedForward { key, source, whole, units: wanted, at_ns, until_ns, .. }) =
             state.asked.get(&number).filter(answers).copied()
         else {
             state.counts.wasted += u64::from(units.is_some_and(|units| units > 0));
@@ -455,7 +394,7 @@ impl Forwards {
     fn give_up(&self, state: &mut State, late: &[u64], now: Now) -> SmallVec<[CellKey; 4]> {
         let mut silent = SmallVec::new();
         for number in late {
-            let Some(SentForward { key, to, source, units, is_sent, .. }) = state.forget_asked(*number)
+            let Some(AwaitedForward { key, to, source, units, is_sent, .. }) = state.forget_asked(*number)
             else {
                 continue;
             };
@@ -503,7 +442,7 @@ impl Forwards {
         }
         state.probed_ns = now.steady_ns;
         for to in heard.iter().copied().filter(|region| *region != own) {
-            let probe = SentForward {
+            let probe = AwaitedForward {
                 key: NO_CELL,
                 to,
                 source: None,
@@ -536,21 +475,21 @@ impl State {
     }
 
     /// Queues a forward of a cell under this limit; returns its number.
-    fn ask(&mut self, forward: SentForward, limit: LimitId, is_again: bool) -> u64 {
+    fn ask(&mut self, forward: AwaitedForward, limit: LimitId, is_again: bool) -> u64 {
         self.next += 1;
-        let SentForward { key, to, whole, units, .. } = forward;
-        self.out.push(Asking { number: self.next, to, limit, tag: key.1, whole, units, is_again });
+        let AwaitedForward { key, to, whole, units, .. } = forward;
+        self.out.push(OutgoingForward { number: self.next, to, limit, tag: key.1, whole, units, is_again });
         self.note_asked(self.next, forward);
         self.next
     }
 
-    fn note_asked(&mut self, number: u64, asked: SentForward) {
+    fn note_asked(&mut self, number: u64, asked: AwaitedForward) {
         *self.asked_of.entry(asked.key).or_default() += 1;
         self.asked.insert(number, asked);
     }
 
     /// Removes a forward that is not waited for any more.
-    fn forget_asked(&mut self, number: u64) -> Option<SentForward> {
+    fn forget_asked(&mut self, number: u64) -> Option<AwaitedForward> {
         let asked = self.asked.remove(&number)?;
         if let Entry::Occupied(mut of_cell) = self.asked_of.entry(asked.key) {
             *of_cell.get_mut() -= 1;
@@ -644,7 +583,7 @@ impl Node {
         catalogue: &Catalogue,
         waiter: Waiter,
         now: Now,
-    ) -> Option<Forward> {
+    ) -> Option<ForwardedRequest> {
         let Waiter { since_ns, patience_ns, is_again } = waiter;
         if patience_ns <= SETTINGS.forward.back_ns || !self.may_forward(answer) {
             return None;
@@ -655,7 +594,7 @@ impl Node {
         for limit in state.to_forward(answer, catalogue, now)? {
             let Some(source) = limit.forwarded_to else { continue };
             let active = &catalogue.limits[limit.limit as usize].limit;
-            let forward = SentForward {
+            let forward = AwaitedForward {
                 key: key_of(limit, catalogue),
                 to: source.node(),
                 source: Some(source),
@@ -671,29 +610,29 @@ impl Node {
         }
         drop(state);
         self.forwards.is_due.store(true, Ordering::Release);
-        Some(Forward { numbers, since_ns })
+        Some(ForwardedRequest { numbers, since_ns })
     }
 
     /// Whether no forward of a request was answered yet.
-    pub fn is_forwarding(&self, forward: &Forward) -> bool {
+    pub fn is_forwarding(&self, request: &ForwardedRequest) -> bool {
         let state = lock(&self.forwards.state);
-        forward.numbers.iter().all(|number| state.asked.contains_key(number))
+        request.numbers.iter().all(|number| state.asked.contains_key(number))
     }
 
     /// Whether all forwards of a request are over: a request that goes on waiting may forward again.
-    pub fn is_answered(&self, forward: &Forward) -> bool {
+    pub fn is_answered(&self, request: &ForwardedRequest) -> bool {
         let state = lock(&self.forwards.state);
-        !forward.numbers.iter().any(|number| state.asked.contains_key(number))
+        !request.numbers.iter().any(|number| state.asked.contains_key(number))
     }
 
     /// The request stops waiting. Its unsent forwards are dropped; its sent ones may serve another request
     /// that waits.
-    pub fn cancel_forward(&self, forward: &Forward) {
+    pub fn cancel_forward(&self, request: &ForwardedRequest) {
         let mut state = lock(&self.forwards.state);
-        for number in &forward.numbers {
+        for number in &request.numbers {
             if state.asked.get(number).is_some_and(|asked| !asked.is_sent) {
                 state.forget_asked(*number);
-                state.out.retain(|asking| asking.number != *number);
+                state.out.retain(|outgoing| outgoing.number != *number);
             }
         }
     }

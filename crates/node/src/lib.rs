@@ -52,7 +52,7 @@ pub use crate::{
     decide::{
         Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Forwarding, IdReused, LimitAnswer, Outcome, Warning,
     },
-    forwards::{FORWARD_NS, FORWARD_WAIT_NS, Forward, ForwardCounts, Waiter},
+    forwards::{FORWARD_NS, FORWARD_WAIT_NS, ForwardCounts, ForwardedRequest, Waiter},
     journal::{CHARGES, Row, TAKINGS, WALL},
     region::ResumeFault,
     regions::{Home, Membership},

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use acequia_limits::Now;
-use acequia_node::{Asker, Forward, Forwarding, Node, Waiter};
+use acequia_node::{Asker, ForwardedRequest, Forwarding, Node, Waiter};
 use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, timeout_at},
@@ -31,12 +31,12 @@ pub(crate) struct Waiting {
 #[derive(Debug)]
 struct Forwarded {
     node: Arc<Node>,
-    forward: Forward,
+    request: ForwardedRequest,
 }
 
 impl Drop for Forwarded {
     fn drop(&mut self) {
-        self.node.cancel_forward(&self.forward);
+        self.node.cancel_forward(&self.request);
     }
 }
 
@@ -99,7 +99,7 @@ impl Patience {
     }
 
     fn is_forwarding(&self) -> bool {
-        self.forwarded.as_ref().is_some_and(|Forwarded { node, forward }| node.is_forwarding(forward))
+        self.forwarded.as_ref().is_some_and(|Forwarded { node, request }| node.is_forwarding(request))
     }
 
     /// Forwards the charge that was just denied, where that may be done and no earlier forward is under way.
@@ -107,17 +107,17 @@ impl Patience {
     pub(crate) fn forward(&mut self, node: &Arc<Node>, asker: &Asker, now: Now) -> bool {
         let (answer, catalogue) = asker.last();
         self.may_forward |= node.may_forward(answer);
-        if self.forwarded.as_ref().is_some_and(|forwarded| !node.is_answered(&forwarded.forward)) {
+        if self.forwarded.as_ref().is_some_and(|forwarded| !node.is_answered(&forwarded.request)) {
             return false;
         }
         let left = self.until.saturating_duration_since(Instant::now());
         let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
         let (since_ns, is_again) = (self.since_ns, self.forwarded.is_some());
         let waiter = Waiter { since_ns, patience_ns: left_ns, is_again };
-        let forward = node.forward_charge(answer, catalogue, waiter, now);
-        let is_sent = forward.is_some();
-        if let Some(forward) = forward {
-            self.forwarded = Some(Forwarded { node: Arc::clone(node), forward });
+        let request = node.forward_charge(answer, catalogue, waiter, now);
+        let is_sent = request.is_some();
+        if let Some(request) = request {
+            self.forwarded = Some(Forwarded { node: Arc::clone(node), request });
         }
         is_sent
     }
@@ -126,7 +126,7 @@ impl Patience {
     pub(crate) fn forwarding(&self) -> Forwarding {
         self.forwarded
             .as_ref()
-            .map_or(Forwarding::May, |forwarded| Forwarding::Since(forwarded.forward.since_ns()))
+            .map_or(Forwarding::May, |forwarded| Forwarding::Since(forwarded.request.since_ns()))
     }
 
     /// Whether a request that is denied again goes on waiting, by the limits that deny it now.

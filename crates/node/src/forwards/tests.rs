@@ -9,9 +9,9 @@ const KEY: CellKey = (1, CellTag(7));
 const WHOLE: Whole = Whole { units: 20, rate: None };
 
 /// A forward that was sent now, and may be charged until `until_ns`.
-fn asked_at(now: Now, until_ns: u64) -> SentForward {
+fn asked_at(now: Now, until_ns: u64) -> AwaitedForward {
     let (at_ns, units, source, is_sent) = (now.steady_ns, 1, Some(Source::Owner(MATE)), true);
-    SentForward { key: KEY, to: MATE, source, whole: WHOLE, units, at_ns, until_ns, is_sent }
+    AwaitedForward { key: KEY, to: MATE, source, whole: WHOLE, units, at_ns, until_ns, is_sent }
 }
 
 /// One unit, for a request that waits.

@@ -21,7 +21,7 @@ use crate::{
         account::{Account, CellContext},
         locked_cell::LockedCell,
     },
-    forwards::{Asking, PendingForward, may_be_forwarded},
+    forwards::{OutgoingForward, ReceivedForward, may_be_forwarded},
     journal::HeapCell,
     settings::SETTINGS,
     shard_of,
@@ -69,7 +69,7 @@ impl Sharing {
 
     /// Queues this node's forwards, and charges those of mates that wait here, if there are units by now.
     pub(super) fn serve_forwards(&mut self, node: &Node, now: Now) {
-        for Asking { number, to, limit, tag, whole, units, is_again } in node.forwards.take_out() {
+        for OutgoingForward { number, to, limit, tag, whole, units, is_again } in node.forwards.take_out() {
             if let Some(peer) = self
                 .peers
                 .get_mut(&to)
@@ -102,8 +102,8 @@ impl Sharing {
 
     /// Answers a forward if there are units, if none can come, or if it is too late. Returns whether it is
     /// answered, or nobody waits for it any more.
-    fn serve(&mut self, node: &Node, catalogue: &Catalogue, held: &mut PendingForward, now: Now) -> bool {
-        let PendingForward { from, process_number, number, units, .. } = *held;
+    fn serve(&mut self, node: &Node, catalogue: &Catalogue, held: &mut ReceivedForward, now: Now) -> bool {
+        let ReceivedForward { from, process_number, number, units, .. } = *held;
         let Some(peer) = self.peers.get(&from.member) else { return true };
         if (peer.incarnation, peer.process_number) != (from, process_number) {
             return true;
@@ -128,10 +128,10 @@ impl Sharing {
         &self,
         node: &Node,
         catalogue: &Catalogue,
-        held: &mut PendingForward,
+        held: &mut ReceivedForward,
         now: Now,
     ) -> Charge {
-        let PendingForward { key, whole, units, .. } = *held;
+        let ReceivedForward { key, whole, units, .. } = *held;
         let (slot, tag) = key;
         let active = catalogue.active_of(slot).filter(|active| active.is_in_force(now.wall_ns));
         let owns_nothing = self.owns_nothing().is_some() || node.owns_nothing().is_some();
@@ -222,7 +222,7 @@ impl Sharing {
             return Err(Refusal::Unknown(number));
         };
         let within_ns = (u64::from(within_us) * 1_000).min(crate::FORWARD_NS);
-        let mut held = PendingForward {
+        let mut held = ReceivedForward {
             from,
             process_number: header.process_number,
             number,

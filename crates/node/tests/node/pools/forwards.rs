@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_limits::{Algorithm, CellTag, LimitId};
 use acequia_node::{
-    Ask, FORWARD_NS, Forward, Forwarding, Waiter,
+    Ask, FORWARD_NS, ForwardedRequest, Forwarding, Waiter,
     regions::wire::{Entry, Whole, read},
 };
 
@@ -13,7 +13,7 @@ use super::{World, named};
 use crate::scene::MS;
 
 /// How often a waiting request that may be forwarded is tried again.
-pub(super) const DRAW_AGAIN_NS: u64 = 10 * MS;
+pub(super) const FORWARD_AGAIN_NS: u64 = 10 * MS;
 
 /// A request that waits at a node.
 pub(super) struct Waiting {
@@ -29,15 +29,15 @@ pub(super) struct Waiting {
     pub(super) again_ns: u64,
     /// The node's news counter when the request was last tried.
     pub(super) news: u64,
-    pub(super) draw: Option<Forward>,
+    pub(super) forwarded: Option<ForwardedRequest>,
 }
 
 /// A cell, as frames name it.
 pub(super) type CellName = (LimitId, CellTag);
 /// A forward: the sending node, its process number, the receiving node, and the forward's number.
-pub(super) type DrawName = (usize, u32, usize, u64);
+pub(super) type ForwardName = (usize, u32, usize, u64);
 /// A node, its process number, and a cell: the requests that may use a charge.
-pub(super) type Drawer = (usize, u32, CellName);
+pub(super) type Forwarder = (usize, u32, CellName);
 
 /// Units that were charged for another node.
 #[derive(Clone, Copy)]
@@ -54,32 +54,32 @@ pub(super) struct Charged {
 pub(super) struct Charges {
     /// The limit, key and budget of a cell that received a forward.
     pub(super) cells: BTreeMap<CellName, (usize, String, u64)>,
-    pub(super) drawn: BTreeMap<DrawName, (CellName, Whole)>,
+    pub(super) forwarded: BTreeMap<ForwardName, (CellName, Whole)>,
     /// The process that used a forward number at a node.
     pub(super) numbers: BTreeMap<(usize, u64), u32>,
-    pub(super) answered: BTreeSet<DrawName>,
+    pub(super) answered: BTreeSet<ForwardName>,
     /// Whole limits at each node before its last frame or rebalance.
     pub(super) gave: BTreeMap<(usize, LimitId), Whole>,
     /// Charges that no request has used yet.
-    pub(super) unused: BTreeMap<Drawer, Vec<Charged>>,
+    pub(super) unused: BTreeMap<Forwarder, Vec<Charged>>,
 }
 
 impl World {
     /// Makes the node forward a request that it just denied and that goes on waiting.
-    pub(super) fn draw(&mut self, waiting: &mut Waiting) {
+    pub(super) fn forward(&mut self, waiting: &mut Waiting) {
         let now = self.now(waiting.place);
         let at = &self.nodes[waiting.place];
-        if waiting.draw.as_ref().is_some_and(|draw| !at.node.is_answered(draw)) {
+        if waiting.forwarded.as_ref().is_some_and(|request| !at.node.is_answered(request)) {
             return;
         }
         let (answer, catalogue) = at.asker.last();
         let waiter = Waiter {
             since_ns: waiting.since_ns,
             patience_ns: waiting.until_ns.saturating_sub(self.true_ns),
-            is_again: waiting.draw.is_some(),
+            is_again: waiting.forwarded.is_some(),
         };
-        if let Some(draw) = at.node.forward_charge(answer, catalogue, waiter, now) {
-            waiting.draw = Some(draw);
+        if let Some(request) = at.node.forward_charge(answer, catalogue, waiter, now) {
+            waiting.forwarded = Some(request);
             for limit in &answer.limits {
                 let cell = (catalogue.limits[limit.limit as usize].limit.id, named(limit));
                 self.charges.cells.insert(cell, (limit.limit as usize, waiting.key.clone(), limit.budget));
@@ -89,15 +89,18 @@ impl World {
 
     /// Records the forwards that a frame within a region requests, and those it reports as charged. Charged
     /// units count as admitted.
-    pub(super) fn note_draws(&mut self, from: usize, to: usize, frame: &[u8]) {
+    pub(super) fn note_forwards(&mut self, from: usize, to: usize, frame: &[u8]) {
         let frame = read(frame).expect("a frame of ours");
         for entry in frame.entries {
             match entry {
                 Entry::Forward { limit, tag, whole, number, .. } => {
                     let name = (from, frame.header.process_number, to, number);
                     let first = *self.charges.numbers.entry((from, number)).or_insert(name.1);
-                    assert_eq!(first, name.1, "two processes of node {from} drew by the number {number}");
-                    self.charges.drawn.insert(name, ((limit, tag), whole));
+                    assert_eq!(
+                        first, name.1,
+                        "two processes of node {from} forwarded by the number {number}"
+                    );
+                    self.charges.forwarded.insert(name, ((limit, tag), whole));
                 }
                 Entry::ForwardReply { number, units: Some(units @ 1..) } => {
                     let process_number = frame.header.received.process_number;
@@ -105,7 +108,7 @@ impl World {
                     if !self.charges.answered.insert(name) {
                         continue;
                     }
-                    let (cell, whole) = self.charges.drawn[&name];
+                    let (cell, whole) = self.charges.forwarded[&name];
                     let (limit, key, budget) = self.charges.cells[&cell].clone();
                     let gave = self.charges.gave.get(&(from, cell.0)).copied();
                     let gives = [self.gives(from, cell.0), gave];
@@ -124,7 +127,7 @@ impl World {
 
     /// Records a node's whole limits before an event that may change them, since the node may have charged by
     /// the old ones.
-    pub(super) fn note_numbers(&mut self, place: usize) {
+    pub(super) fn note_wholes(&mut self, place: usize) {
         let limits: Vec<_> = self.nodes[place].node.catalogue().limits.iter().map(|of| of.limit.id).collect();
         for limit in limits {
             match self.gives(place, limit) {
@@ -171,18 +174,21 @@ impl World {
                 continue;
             }
             // Servers do the same.
-            let is_drawing = waiting.draw.as_ref().is_some_and(|draw| at.node.is_forwarding(draw));
-            let is_news = news != waiting.news && !is_drawing;
+            let is_forwarding =
+                waiting.forwarded.as_ref().is_some_and(|request| at.node.is_forwarding(request));
+            let is_news = news != waiting.news && !is_forwarding;
             let at_ns = waiting.until_ns.min(waiting.again_ns);
             if !is_news && self.true_ns < at_ns {
                 self.waiting.push(waiting);
                 continue;
             }
-            waiting.again_ns = self.true_ns + DRAW_AGAIN_NS;
+            waiting.again_ns = self.true_ns + FORWARD_AGAIN_NS;
             let Waiting { place, cost, came_ns, .. } = waiting;
             waiting.news = news;
-            let forwarding =
-                waiting.draw.as_ref().map_or(Forwarding::May, |draw| Forwarding::Since(draw.since_ns()));
+            let forwarding = waiting
+                .forwarded
+                .as_ref()
+                .map_or(Forwarding::May, |request| Forwarding::Since(request.since_ns()));
             let ask = Ask::CHECK.again().forwarding(forwarding);
             let is_allowed = self.ask_since(place, &waiting.key, cost, (ask, came_ns)).0;
             self.passed_late += u64::from(is_allowed);
@@ -190,10 +196,10 @@ impl World {
                 self.note_decided(place, came_ns, is_allowed);
             }
             if !is_allowed && self.true_ns < waiting.until_ns {
-                self.draw(&mut waiting);
+                self.forward(&mut waiting);
                 self.waiting.push(waiting);
-            } else if let Some(draw) = waiting.draw {
-                self.nodes[place].node.cancel_forward(&draw);
+            } else if let Some(request) = waiting.forwarded {
+                self.nodes[place].node.cancel_forward(&request);
             }
         }
     }

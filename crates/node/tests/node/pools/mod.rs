@@ -26,7 +26,7 @@ use acequia_rights::{
     versions::{CellKey, Draft, Fence, Member},
 };
 
-use forwards::{Charges, DRAW_AGAIN_NS, Waiting};
+use forwards::{Charges, FORWARD_AGAIN_NS, Waiting};
 
 use crate::scene::{
     self, KEY, MS, ROOMY, S, START,
@@ -61,8 +61,8 @@ impl Server {
         self.run = run;
     }
 
-    fn server(&self, terms: u64) -> ServerIdentity {
-        ServerIdentity { run: self.run.to_string(), config_fingerprint: 0, allocation: terms }
+    fn server(&self, allocation: u64) -> ServerIdentity {
+        ServerIdentity { run: self.run.to_string(), config_fingerprint: 0, allocation }
     }
 
     fn serve(&mut self, call: &Call) -> PoolReply {
@@ -527,8 +527,8 @@ impl World {
         } else {
             let (came_ns, since_ns, at) = (self.true_ns, self.now(place).steady_ns, &self.nodes[place]);
             let (process_number, news, until_ns) = (at.process_number, at.node.news(), came_ns + patience_ns);
-            let (key, draw) = (key.to_owned(), None);
-            let again_ns = came_ns + DRAW_AGAIN_NS;
+            let (key, forwarded) = (key.to_owned(), None);
+            let again_ns = came_ns + FORWARD_AGAIN_NS;
             let mut waiting = Waiting {
                 place,
                 process_number,
@@ -539,9 +539,9 @@ impl World {
                 until_ns,
                 again_ns,
                 news,
-                draw,
+                forwarded,
             };
-            self.draw(&mut waiting);
+            self.forward(&mut waiting);
             self.waiting.push(waiting);
         }
         is_allowed
@@ -668,9 +668,9 @@ impl World {
             let ticking = self.nodes.iter().filter(|at| !at.is_hung);
             let tick = ticking.map(|at| at.ticked_ns + 10 * MS).min();
             let waiting = self.waiting.iter().map(|waiting| waiting.until_ns).min();
-            let look = self.next_look_ns();
+            let rebalance = self.next_rebalance_ns();
             let next_ns =
-                [message, give_up, tick, waiting, look].into_iter().flatten().min().unwrap_or(end_ns);
+                [message, give_up, tick, waiting, rebalance].into_iter().flatten().min().unwrap_or(end_ns);
             if next_ns > end_ns {
                 break;
             }
@@ -682,8 +682,8 @@ impl World {
         self.wake_waiting();
     }
 
-    /// When the next cell is due to be processed, in prompt worlds.
-    fn next_look_ns(&self) -> Option<u64> {
+    /// When the next cell is due to be rebalanced, in prompt worlds.
+    fn next_rebalance_ns(&self) -> Option<u64> {
         let prompt = (0..self.nodes.len()).filter(|place| self.is_prompt && !self.nodes[*place].is_hung);
         let due_ns = prompt.filter_map(|place| {
             let after_ns = self.nodes[place].node.leases_due_ns()?.saturating_sub(self.now(place).steady_ns);
@@ -703,7 +703,7 @@ impl World {
             let is_due = due_ns.is_some_and(|due_ns| due_ns <= now.steady_ns);
             if at.ticked_ns == 0 || self.true_ns >= at.ticked_ns + 10 * MS || at.node.calls() || is_due {
                 if self.regions.is_some() {
-                    self.note_numbers(place);
+                    self.note_wholes(place);
                     let at = &self.nodes[place];
                     let adopted = at.node.tick(now, |id| Some(rows_of(&at.rows, id)));
                     adopted.expect("a version that fits");
@@ -783,7 +783,7 @@ impl World {
                 regions.pulses += 1;
             }
         } else {
-            self.note_draws(from, to, &frame);
+            self.note_forwards(from, to, &frame);
         }
         let Some(regions) = &self.regions else { return };
         if !regions.cut.contains(&from) && !regions.cut.contains(&to) {
@@ -865,7 +865,7 @@ impl World {
                     }
                 }
                 Message::Frame(from, to, frame) => {
-                    self.note_numbers(to);
+                    self.note_wholes(to);
                     let now = self.now(to);
                     // The node refuses frames of an ended process.
                     let _ = self.nodes[to].node.handle(incarnation(from).member, &frame, now);
