@@ -88,7 +88,7 @@ pub const RULES: &[Rule] = rules![
     // Versions.
     RaiseBeforeAck in [ORDERS], true;
     ConformAtOnce in [ORDERS], true;
-    ReshareWithoutRenumber in [ORDERS], true;
+    ReshareWithoutNewVariant in [ORDERS], true;
     RebuildForgetsDebt in [ORDERS], true;
     // Members.
     TrustUnnamedIncarnation in ["lost-disk"], true;

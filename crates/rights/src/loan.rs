@@ -331,7 +331,7 @@ pub enum Refusal {
     TooManyFrozen,
     /// This process did not send the heartbeat, or has forgotten it.
     #[error("an echo of a heartbeat that this process did not send, or long ago")]
-    UnknownBeat,
+    UnknownHeartbeat,
     /// The loan has ended already.
     #[error("it ended before it came")]
     Ended,
@@ -547,20 +547,20 @@ impl Book {
         from: Incarnation,
         grant: &Grant,
         kind: Kind,
-        beats: &SentHeartbeats,
+        heartbeats: &SentHeartbeats,
         session: &mut Session,
         now_ns: u64,
     ) -> Result<Change, Refusal> {
         let Grant { number, part, tokens, ttl_ns, echo } = *grant;
         check_part(part, kind)?;
         check_ttl(ttl_ns)?;
-        if ttl_ns > beats.keep_ns() {
+        if ttl_ns > heartbeats.keep_ns() {
             return Err(Refusal::Ttl(ttl_ns));
         }
         if tokens > part.units {
             return Err(Refusal::Malformed);
         }
-        let sent_ns = beats.sent_at(echo).ok_or(Refusal::UnknownBeat)?;
+        let sent_ns = heartbeats.sent_at(echo).ok_or(Refusal::UnknownHeartbeat)?;
         let end_ns = counts_from(sent_ns, now_ns).saturating_add(ttl_ns);
         if is_over(end_ns, now_ns) {
             return Err(Refusal::Ended);

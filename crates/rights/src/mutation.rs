@@ -97,7 +97,7 @@ mutations! {
     /// A refusal is forgotten if it comes while no more loans can be frozen.
     RefusalForgotten: Ring;
     /// A holder takes a heartbeat of its earlier process for its own.
-    BeatsWithoutBoot: Loans RingPatient;
+    HeartbeatsOfAnyProcess: Loans RingPatient;
     /// A holder counts a loan from the arrival of its grant.
     DateFromReceipt: Loans Ring Sim;
     /// A grant is accepted after its end.
@@ -216,9 +216,9 @@ mutations! {
     /// A loan is given back before the remaining debt is on disk.
     ReturnBeforeDurable: RingPatient;
     /// A loan that ended before the variant changed ends by the new variant.
-    EndLoansByNewNumbers: Ring;
+    EndLoansByNewVariant: Ring;
     /// The first frames of a process carry a heartbeat that it sends later.
-    BeatBeforeSent: RingPatient;
+    HeartbeatBeforeSent: RingPatient;
     /// A transfer leaves before it is on disk.
     GiveBeforeDurable: Ring Sim;
     /// A restart forgets units that were given away.
@@ -230,11 +230,11 @@ mutations! {
     /// A cell is charged before its ended loans are gone.
     SettleLate: Ring;
     /// A new variant leaves a cell with loans unchanged.
-    ReshareWithoutRenumber: Ring Sim;
+    ReshareWithoutNewVariant: Ring Sim;
     /// A cell's debt is forgotten when its variant changes.
     RebuildForgetsDebt: Ring Sim;
     /// A node goes on hearing an earlier process of a peer.
-    TrustOldBoot: Ring;
+    TrustOldProcess: Ring;
     /// Near an edge only one window is charged.
     NoMargin: Ring Sim;
     /// A node goes on though it knows that its disk is an old one.
@@ -311,20 +311,20 @@ mutations! {
     PoolBeginsFull: Pools Node;
     /// A node with an earlier allocation among regions moves the pools back to it, and units that others hold
     /// are not counted in proportion.
-    PoolHearsOldTerms: Pools Node;
+    PoolHearsOldAllocation: Pools Node;
     /// A generation that goes on trusts the pools' knowledge without a witness: a node that used it and knows
     /// of nothing later.
     PoolGoesOnUnwitnessed: Pools;
     /// A pool with far fewer units than before forgets the debt that ticks cannot count.
     PoolForgetsBeyond: Pools;
     /// A bucket's pool that was called before all nodes had told takes earlier spending as known.
-    PoolForgetsFresh: Pools;
+    PoolForgetsUnknown: Pools;
     /// An answer under a name counts in every generation.
     NameOutlivesGeneration: Pools;
     /// An answer is kept under a name without the claim.
     NameKeptUnclaimed: Pools;
     /// Spending is unknown only up to the first node's statement of what it holds.
-    PoolFreshFromFirst: Pools;
+    PoolKnowsFromFirst: Pools;
     /// No window is forfeited, even if a node lost its record of what it had taken.
     PoolBurnsNothing: Pools Node;
     /// Units that an earlier process of a node took from a window are forgotten.
@@ -373,7 +373,7 @@ mutations! {
     /// were lost.
     LeaseForgetsWhoLeft: Node;
     /// Nodes keep their whole leases when the pools become part of another allocation among regions.
-    LeaseOutlivesTerms: Node;
+    LeaseOutlivesAllocation: Node;
     /// Units that a node took from a window's pool and gave to another region may be used as well.
     LeaseGivesTwice: Node;
     /// A node lends from a lease for longer than the lease lasts.
@@ -385,7 +385,7 @@ mutations! {
     /// A node acknowledges a smaller lease while it has lent more.
     LeaseConformsWhileLent: Node;
     /// If a node may lease less than it has lent, it does not ask the loans back.
-    LeaseLendsBeyondLess: Node;
+    LeaseLendsBeyondLowered: Node;
     /// A process calls pools while loans are out that rest on leases of an earlier process.
     LeaseForgetsLoans: Node;
     /// A node does not tell the withdrawals of its earlier processes from windows.

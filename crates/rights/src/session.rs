@@ -149,7 +149,7 @@ impl SentHeartbeats {
 
     /// Only heartbeats of this very process count: an earlier process may have held loans by its own.
     fn is_own(&self, heartbeat: Heartbeat) -> bool {
-        heartbeat.process_number == self.process_number || mutated(Mutation::BeatsWithoutBoot)
+        heartbeat.process_number == self.process_number || mutated(Mutation::HeartbeatsOfAnyProcess)
     }
 }
 
@@ -412,8 +412,13 @@ impl Session {
 
     /// Takes a renewal, if it echoes a newer heartbeat of this process than the last renewal did. Changes no
     /// cell.
-    pub fn take_renew(&mut self, renew: &Renew, beats: &SentHeartbeats, now_ns: u64) -> Result<(), Refusal> {
-        let sent_ns = beats.sent_at(renew.echo).ok_or(Refusal::UnknownBeat)?;
+    pub fn take_renew(
+        &mut self,
+        renew: &Renew,
+        heartbeats: &SentHeartbeats,
+        now_ns: u64,
+    ) -> Result<(), Refusal> {
+        let sent_ns = heartbeats.sent_at(renew.echo).ok_or(Refusal::UnknownHeartbeat)?;
         if renew.from > renew.up_to
             || renew.except.len() > FROZEN_MAX
             || renew.except.windows(2).any(|pair| pair[0] >= pair[1])
@@ -428,7 +433,7 @@ impl Session {
                 return Err(Refusal::Backwards);
             }
         }
-        let excepted = self.excepted_by(renew, beats, now_ns)?;
+        let excepted = self.excepted_by(renew, heartbeats, now_ns)?;
         let before = match &self.last_taken {
             Some(last) if renew.from > last.from => Some((last.from, self.taken.at_ns)),
             Some(last) => last.before,
@@ -496,14 +501,14 @@ impl Session {
     fn excepted_by(
         &self,
         renew: &Renew,
-        beats: &SentHeartbeats,
+        heartbeats: &SentHeartbeats,
         now_ns: u64,
     ) -> Result<SmallVec<[Excepted; 1]>, Refusal> {
         let mut all = self.excepted.clone();
         all.retain(|excepted| stays_excepted(excepted, renew));
         // No loan lasts longer than heartbeats are kept. So every loan that the last renewal included has
         // lapsed. A grant under way of a frozen loan echoes a heartbeat that is too old.
-        let is_over = |ns: u64| ns.saturating_add(beats.keep_ns) <= now_ns;
+        let is_over = |ns: u64| ns.saturating_add(heartbeats.keep_ns) <= now_ns;
         if self.taken.at_ns.is_some_and(is_over) {
             all.retain(|excepted| !is_over(excepted.told_ns));
         }

@@ -345,7 +345,7 @@ impl Account {
 /// Loans that ended before a variant began ended under the variant before: the debt drained by its rate until
 /// then, and must not be computed back by the new rate.
 fn ends_by_old_variant() -> bool {
-    !mutated(Mutation::EndLoansByNewNumbers)
+    !mutated(Mutation::EndLoansByNewVariant)
 }
 
 /// Replaces a state by a new one.

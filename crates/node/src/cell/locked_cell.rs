@@ -135,7 +135,7 @@ impl LockedCell<'_> {
 
     /// Brings a cell with an account to another variant, with its loans.
     fn change_variant_of_shared(&self, cells: &mut Cells, place: usize, to: u16, context: &CellContext<'_>) {
-        if mutated(Mutation::ReshareWithoutRenumber) {
+        if mutated(Mutation::ReshareWithoutNewVariant) {
             return;
         }
         let from = cells.table.at(place).variant();

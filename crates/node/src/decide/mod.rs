@@ -722,7 +722,7 @@ impl<'a> Check<'a, '_> {
 /// A cell gets the new variant of its limit, even if the cell has loans.
 #[inline]
 fn follows_its_limit(cells: &Cells, place: usize) -> bool {
-    !mutated(Mutation::ReshareWithoutRenumber) || cells.account(place).is_none()
+    !mutated(Mutation::ReshareWithoutNewVariant) || cells.account(place).is_none()
 }
 
 /// A cell beside the one that new cells share counts in its own window.

@@ -201,7 +201,7 @@ fn cut_windows(account: &mut Account, state: &[u64], context: &CellContext<'_>, 
 
 /// Leases go by the allocation that the node has adopted.
 fn leases_follow_allocations() -> bool {
-    !mutated(Mutation::LeaseOutlivesTerms)
+    !mutated(Mutation::LeaseOutlivesAllocation)
 }
 
 /// The number of an allocation, different for each.

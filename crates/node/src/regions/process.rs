@@ -77,7 +77,7 @@ impl Heartbeats {
 
     /// A frame may leave before the first tick. Its heartbeat is made no later than the frame.
     pub(super) fn beat_before_frame(&mut self, now_ns: u64) {
-        if self.made_ns.is_none() && !mutated(Mutation::BeatBeforeSent) {
+        if self.made_ns.is_none() && !mutated(Mutation::HeartbeatBeforeSent) {
             self.beat(now_ns);
         }
     }

@@ -543,7 +543,7 @@ fn end_loan(node: &Node, to: Incarnation, key: CellKey, number: u64, now: Now) {
 /// A frame of an earlier process or incarnation of its sender counts no more.
 fn is_of_earlier_process(header: &Header, peer: &Peer) -> bool {
     (header.incarnation, header.process_number) < (peer.incarnation, peer.process_number)
-        && !mutated(Mutation::TrustOldBoot)
+        && !mutated(Mutation::TrustOldProcess)
 }
 
 /// Whether an entry may be lost: advertisements and questions are sent again, and rights are not.

@@ -302,7 +302,7 @@ impl Bucket {
     /// this was known, whatever its clock said.
     fn has_unknown_before(&self, unknown_until_us: u64) -> bool {
         self.unknown_until_us < unknown_until_us
-            && (self.at_us < unknown_until_us || !mutated(Mutation::PoolForgetsFresh))
+            && (self.at_us < unknown_until_us || !mutated(Mutation::PoolForgetsUnknown))
     }
 
     /// A pool that may have forgotten something owes all that it does not know.

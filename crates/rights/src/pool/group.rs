@@ -122,7 +122,7 @@ impl ServerIdentity {
     fn has_moved_on_from(&self, caller: &Self) -> bool {
         self.is_process_of(caller)
             && self.allocation > caller.allocation
-            && !mutated(Mutation::PoolHearsOldTerms)
+            && !mutated(Mutation::PoolHearsOldAllocation)
     }
 }
 
@@ -330,7 +330,7 @@ impl PoolGroup {
     /// Nothing is granted before all have told, so spending is known from the last node's statement on.
     fn unknown_until_us(&self, assertion: &Assertion) -> u64 {
         let is_first = self.asserted.len() == 1;
-        if is_first || !mutated(Mutation::PoolFreshFromFirst) { assertion.wall_us } else { 0 }
+        if is_first || !mutated(Mutation::PoolKnowsFromFirst) { assertion.wall_us } else { 0 }
     }
 
     /// A generation waits for every node of the region.

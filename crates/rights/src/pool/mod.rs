@@ -178,7 +178,7 @@ const fn is_past(end_us: u64, at_us: u64, context: &CallContext, slack_us: u64) 
 
 /// Units of a larger or a smaller pool count as a part of it.
 fn count_in_proportion() -> bool {
-    !(mutated(Mutation::PoolCountsUnitsAlike) || mutated(Mutation::PoolHearsOldTerms))
+    !(mutated(Mutation::PoolCountsUnitsAlike) || mutated(Mutation::PoolHearsOldAllocation))
 }
 
 /// Converts `units` of a pool of `of` units to a pool of `total` units: as large a part, rounded up.

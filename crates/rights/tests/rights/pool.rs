@@ -151,7 +151,7 @@ impl World {
             Rate::parse(["10/s", "40/s", "200/s", "7/m", "999/s"][random.below(5) as usize]).expect("a rate");
         let meter = Meter::new(rate, units);
         let part = Part { rate: RATE_PARTS, units };
-        let params = bucket::BucketParams::of(&meter, part, slack_us(ERROR_NS, LATE_NS)).expect("terms");
+        let params = bucket::BucketParams::of(&meter, part, slack_us(ERROR_NS, LATE_NS)).expect("parameters");
         let off =
             |random: &mut Random| random.below(2 * ERROR_NS / 1_000 + 1) as i64 - (ERROR_NS / 1_000) as i64;
         let now_us = 1_700_000_000_000_000;
@@ -698,10 +698,10 @@ fn every_rule_is_needed() {
         (Mutation::BalanceDatesFromAnswer, stories::the_end_of_a_lease, 1_000),
         (Mutation::PoolGrantsUnsure, stories::two_walls_at_one_instant, stories::UNITS),
         (Mutation::PoolDrainsEarly, stories::a_part_that_comes_and_goes, stories::MOST),
-        (Mutation::PoolHearsOldTerms, stories::a_caller_of_an_earlier_distribution, 0),
+        (Mutation::PoolHearsOldAllocation, stories::calls_under_an_earlier_allocation, 0),
         (Mutation::PoolRemembersAhead, stories::who_comes_later_takes_before_anybody_is_in_the_window, 0),
-        (Mutation::PoolForgetsFresh, stories::called_before_all_had_told, 0),
-        (Mutation::PoolFreshFromFirst, stories::called_when_all_had_told, 0),
+        (Mutation::PoolForgetsUnknown, stories::called_before_all_had_told, 0),
+        (Mutation::PoolKnowsFromFirst, stories::called_when_all_had_told, 0),
     ];
     let mut missed = Vec::new();
     println!("{:<26}{:>9}", "rule left out", "histories");

@@ -89,7 +89,7 @@ pub(super) fn a_return_with_more_than_came() -> Option<Finding> {
 
 /// A loan ends before its cell is settled. The next settlement is under another version, with a faster rate.
 /// (History 7012401.)
-pub(super) fn a_loan_that_ended_before_new_numbers() -> Option<Finding> {
+pub(super) fn a_loan_that_ended_before_a_new_variant() -> Option<Finding> {
     let mut world = three(TOKEN, 30, 3);
     lend_to(&mut world, 1, 3 * S);
     drain_all(&mut world);

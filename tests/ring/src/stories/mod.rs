@@ -41,7 +41,7 @@ pub const ALL: &[(&str, Story)] = &[
     ("two who take over at once", versions::two_who_take_over_at_once),
     ("a loan that the disk does not know", disks::a_loan_that_the_disk_does_not_know),
     ("a return with more than came", loans::a_return_with_more_than_came),
-    ("a loan that ended before new numbers", loans::a_loan_that_ended_before_new_numbers),
+    ("a loan that ended before a new variant", loans::a_loan_that_ended_before_a_new_variant),
     ("a frame before the first tick", disks::a_frame_before_the_first_tick),
     ("a limit that comes back after a restart", versions::a_limit_that_comes_back_after_a_restart),
     ("a lowering before a restart", versions::a_lowering_before_a_restart),
@@ -76,7 +76,7 @@ pub const ALL: &[(&str, Story)] = &[
     ("a crash after a refund to a window", charges::a_crash_after_a_refund_to_a_window),
     ("a refund after a rate was higher", charges::a_refund_after_a_rate_was_higher),
     ("leases that are spent at their end", charges::leases_that_are_spent_at_their_end),
-    ("a guess at a cell's numbers", versions::a_guess_at_a_cells_numbers),
+    ("a guess at a cell's variant", versions::a_guess_at_a_cells_variant),
 ];
 
 /// Three equal regions with one limit.

@@ -335,11 +335,11 @@ pub(super) fn a_word_that_a_third_passes_on() -> Option<Finding> {
     found(world)
 }
 
-/// A cell has no more requests when another key gets its own numbers. Those are the smallest, so each region
-/// guesses that they apply to the cell. Then they are raised, and the limit's own are lowered. The guess must
-/// not bind the cell to the other key's numbers: a region may lend all that it goes by. (Histories 2100000725
+/// A cell has no more requests when another key gets its own variant. That variant is the smallest, so each
+/// region guesses that the cell has it. Then it is raised, and the limit's own is lowered. The guess must
+/// not bind the cell to the other key's variant: a region may lend all that it goes by. (Histories 2100000725
 /// and 2100001490.)
-pub(super) fn a_guess_at_a_cells_numbers() -> Option<Finding> {
+pub(super) fn a_guess_at_a_cells_variant() -> Option<Finding> {
     let limits = vec![Measured::new(0, TOKEN, Budget { units: 300, rate: 100 }, 2)];
     let mut world = World::new(Plan { limits, ..plan(TOKEN, 300, 100) }, 1);
     quiet(&mut world, 2 * S);

@@ -215,7 +215,7 @@ impl Account {
         free: u64,
         now: Now,
     ) {
-        if mutated(Mutation::LeaseLendsBeyondLess) {
+        if mutated(Mutation::LeaseLendsBeyondLowered) {
             return;
         }
         self.set_most(most);

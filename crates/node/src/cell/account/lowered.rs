@@ -115,7 +115,7 @@ impl Account {
 
 /// A hold shrinks with its pool.
 fn is_lowered(pool: Part, under: Part) -> bool {
-    (pool.units < under.units || pool.rate < under.rate) && !mutated(Mutation::LeaseOutlivesTerms)
+    (pool.units < under.units || pool.rate < under.rate) && !mutated(Mutation::LeaseOutlivesAllocation)
 }
 
 /// A hold shrinks in the step that brings the cell to its new variant, not at the next call to the pool.

@@ -37,15 +37,15 @@ proptest! {
         (rate, units, tokens, ttl_ns) in (rates(), edges(), edges(), edges()),
         (number, available, drift_ppm) in (edges(), edges(), any::<u32>()),
         (standing_rate, standing_units) in (rates(), edges()),
-        (process_number, beat, sliding, lingers_ns) in (0_u32..3, 0_u64..4, any::<bool>(), edges()),
+        (process_number, heartbeat, sliding, lingers_ns) in (0_u32..3, 0_u64..4, any::<bool>(), edges()),
     ) {
         let kind = if sliding { Kind::Sliding { lingers_ns } } else { Kind::Bucket };
         let part = Part { rate, units };
         let standing = Part { rate: standing_rate, units: standing_units };
         let (mut giver, mut holder) = (Book::default(), Book::default());
         let mut session = Session::new(drift_ppm);
-        let mut beats = SentHeartbeats::new(1, TTL_NS_MAX);
-        let heard = beats.next(NOW);
+        let mut heartbeats = SentHeartbeats::new(1, TTL_NS_MAX);
+        let heard = heartbeats.next(NOW);
         session.hear(heard, NOW);
         let offer = Offer { number, to: PEER, part, tokens, ttl_ns };
         match giver.lend(standing, available, kind, &offer, &mut session, NOW) {
@@ -69,17 +69,17 @@ proptest! {
                 prop_assert!(giver.is_empty(0) && !refusal.to_string().is_empty());
             }
         }
-        let grant = Grant { number, part, tokens, ttl_ns, echo: Heartbeat { process_number, number: beat } };
-        match holder.accept(PEER, &grant, kind, &beats, &mut session, NOW) {
+        let grant = Grant { number, part, tokens, ttl_ns, echo: Heartbeat { process_number, number: heartbeat } };
+        match holder.accept(PEER, &grant, kind, &heartbeats, &mut session, NOW) {
             Ok(change) => {
-                prop_assert!((process_number, beat) == (1, 0) && tokens <= units && units <= UNITS_MAX);
+                prop_assert!((process_number, heartbeat) == (1, 0) && tokens <= units && units <= UNITS_MAX);
                 prop_assert_eq!(change.units, units as i64);
                 let all = holder.effective(standing);
                 prop_assert!(all.units <= UNITS_MAX && all.rate <= RATE_PARTS);
                 prop_assert!(holder.give_back(number, STRANGER, available, NOW).is_err());
                 prop_assert_eq!(holder.held().len(), 1);
                 let full = Grant { number: number ^ 1, part: Part { rate: 0, units: UNITS_MAX }, tokens: 0, ..grant };
-                let again = holder.accept(PEER, &full, kind, &beats, &mut session, NOW);
+                let again = holder.accept(PEER, &full, kind, &heartbeats, &mut session, NOW);
                 prop_assert!(again.is_ok() == (units == 0));
             }
             Err(refusal) => {
@@ -90,21 +90,21 @@ proptest! {
 
     #[test]
     fn renewals_out_of_order_or_range_change_nothing(
-        (from, up_to, process_number, beat) in (edges(), edges(), 0_u32..3, 0_u64..5),
+        (from, up_to, process_number, heartbeat) in (edges(), edges(), 0_u32..3, 0_u64..5),
         except in proptest::collection::vec(edges(), 0..80),
     ) {
         let mut session = Session::new(1_000);
-        let mut beats = SentHeartbeats::new(1, TTL_NS_MAX);
-        let (old, _) = (beats.next(NOW), beats.next(NOW + 5));
+        let mut heartbeats = SentHeartbeats::new(1, TTL_NS_MAX);
+        let (old, _) = (heartbeats.next(NOW), heartbeats.next(NOW + 5));
         let grant = Grant { number: 7, part: Part { rate: 1, units: 1 }, tokens: 0, ttl_ns: 100, echo: old };
         let mut book = Book::default();
-        let _ = book.accept(PEER, &grant, Kind::Bucket, &beats, &mut session, NOW).expect("in time");
+        let _ = book.accept(PEER, &grant, Kind::Bucket, &heartbeats, &mut session, NOW).expect("in time");
         let held = book.held()[0];
-        let renew = Renew { echo: Heartbeat { process_number, number: beat }, from, up_to, except: except.clone().into() };
-        match session.take_renew(&renew, &beats, NOW + 10) {
+        let renew = Renew { echo: Heartbeat { process_number, number: heartbeat }, from, up_to, except: except.clone().into() };
+        match session.take_renew(&renew, &heartbeats, NOW + 10) {
             Ok(()) => {
                 let covered = (from..=up_to).contains(&7) && !except.contains(&7);
-                let sent_ns = beats.sent_at(renew.echo).expect("was sent");
+                let sent_ns = heartbeats.sent_at(renew.echo).expect("was sent");
                 prop_assert_eq!(session.end_of(&held), if covered { sent_ns + 100 } else { NOW + 100 });
             }
             Err(_) => prop_assert_eq!(session.end_of(&held), NOW + 100),
@@ -124,16 +124,16 @@ fn a_stretch_covers_the_drift_and_saturates() {
 
 #[test]
 fn only_the_latest_sent_heartbeats_are_remembered() {
-    let mut beats = SentHeartbeats::new(3, 1_000_000);
-    let all: Vec<Heartbeat> = (0..300).map(|at| beats.next(at)).collect();
-    assert_eq!(beats.sent_at(all[43]), None);
-    assert_eq!(beats.sent_at(all[44]), Some(44));
-    assert_eq!(beats.sent_at(all[299]), Some(299));
-    assert_eq!(beats.sent_at(Heartbeat { process_number: 3, number: 300 }), None);
-    assert_eq!(beats.sent_at(Heartbeat { process_number: 2, number: 299 }), None);
-    assert_eq!(beats.sent_at(Heartbeat { process_number: 3, number: u64::MAX }), None);
-    let last = beats.next(2_000_000);
-    assert_eq!((beats.sent_at(all[299]), beats.sent_at(last)), (None, Some(2_000_000)));
+    let mut heartbeats = SentHeartbeats::new(3, 1_000_000);
+    let all: Vec<Heartbeat> = (0..300).map(|at| heartbeats.next(at)).collect();
+    assert_eq!(heartbeats.sent_at(all[43]), None);
+    assert_eq!(heartbeats.sent_at(all[44]), Some(44));
+    assert_eq!(heartbeats.sent_at(all[299]), Some(299));
+    assert_eq!(heartbeats.sent_at(Heartbeat { process_number: 3, number: 300 }), None);
+    assert_eq!(heartbeats.sent_at(Heartbeat { process_number: 2, number: 299 }), None);
+    assert_eq!(heartbeats.sent_at(Heartbeat { process_number: 3, number: u64::MAX }), None);
+    let last = heartbeats.next(2_000_000);
+    assert_eq!((heartbeats.sent_at(all[299]), heartbeats.sent_at(last)), (None, Some(2_000_000)));
 }
 
 #[test]
@@ -150,5 +150,5 @@ fn a_book_holds_a_bounded_number_of_loans() {
     let used = giver.lend(standing, 0, Kind::Bucket, &offer(3), &mut session, NOW);
     assert_eq!(used.map(|_| ()), Err(Refusal::NumberUsed(3)));
     let late = giver.lend(standing, 0, Kind::Bucket, &offer(100), &mut session, NOW + 10);
-    assert!(late.is_err(), "the beat is too old");
+    assert!(late.is_err(), "the heartbeat is too old");
 }

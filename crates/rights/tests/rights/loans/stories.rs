@@ -21,7 +21,7 @@ struct Pair {
     holder: Book,
     to_holder: BTreeMap<Incarnation, Session>,
     to_giver: BTreeMap<Incarnation, Session>,
-    beats: SentHeartbeats,
+    heartbeats: SentHeartbeats,
     number: u64,
 }
 
@@ -34,13 +34,13 @@ impl Pair {
             holder: Book::default(),
             to_holder: BTreeMap::from([(incarnation(1), Session::new(DRIFT_PPM))]),
             to_giver: BTreeMap::from([(incarnation(0), Session::new(DRIFT_PPM))]),
-            beats: SentHeartbeats::new(1, 60 * S),
+            heartbeats: SentHeartbeats::new(1, 60 * S),
             number: 0,
         }
     }
 
     fn heartbeat(&mut self, now_ns: u64) -> Heartbeat {
-        let heartbeat = self.beats.next(now_ns);
+        let heartbeat = self.heartbeats.next(now_ns);
         self.holder_session().hear(heartbeat, now_ns);
         heartbeat
     }
@@ -62,7 +62,7 @@ impl Pair {
 
     fn accept(&mut self, grant: &Grant, now_ns: u64) -> Result<Change, Refusal> {
         let session = self.to_giver.get_mut(&incarnation(0)).expect("a session");
-        self.holder.accept(incarnation(0), grant, Kind::Bucket, &self.beats, session, now_ns)
+        self.holder.accept(incarnation(0), grant, Kind::Bucket, &self.heartbeats, session, now_ns)
     }
 
     fn renew(&mut self, now_ns: u64) -> Option<Renew> {
@@ -71,7 +71,7 @@ impl Pair {
 
     fn take_renew(&mut self, renew: &Renew, now_ns: u64) -> Result<(), Refusal> {
         let session = self.to_giver.get_mut(&incarnation(0)).expect("a session");
-        session.take_renew(renew, &self.beats, now_ns)
+        session.take_renew(renew, &self.heartbeats, now_ns)
     }
 
     fn freeze(&mut self, number: u64) {
@@ -233,9 +233,9 @@ fn a_restarted_holder_does_not_keep_old_loans_renewed() {
     let mut pair = Pair::new();
     pair.heartbeat(100 * S);
     let grant = pair.lend(PIECE, 100 * S);
-    pair.beats = SentHeartbeats::new(2, 60 * S);
+    pair.heartbeats = SentHeartbeats::new(2, 60 * S);
     pair.to_giver = BTreeMap::from([(incarnation(0), Session::new(DRIFT_PPM))]);
-    assert_eq!(pair.accept(&grant, 101 * S), Err(Refusal::UnknownBeat));
+    assert_eq!(pair.accept(&grant, 101 * S), Err(Refusal::UnknownHeartbeat));
     for at_s in 101..110 {
         pair.heartbeat(at_s * S);
         pair.lend(Part { rate: 0, units: 1 }, at_s * S);

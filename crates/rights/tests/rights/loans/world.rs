@@ -91,12 +91,12 @@ enum Event {
     Pause,
     Cut,
     Heal,
-    Look,
+    Settle,
 }
 
 use Event::{
     Admit, AdmitEverywhere, ChangeBudget, Crash, Cut, Deliver, Drift, Forfeit, Freeze, GiveBack, Heal,
-    Heartbeats, Lend, Look, NewTtl, Pause, Shift, Sleep, Tell,
+    Heartbeats, Lend, NewTtl, Pause, Settle, Shift, Sleep, Tell,
 };
 
 /// Weights of events in four moods: loans spread; buckets fill; everything happens at once; all regions are
@@ -110,7 +110,7 @@ const MOODS: [&[(Event, u64)]; 4] = [
         (Event::Renew, 150),
         (Tell, 30),
         (Heal, 30),
-        (Look, 30),
+        (Settle, 30),
     ],
     &[
         (Deliver, 450),
@@ -119,7 +119,7 @@ const MOODS: [&[(Event, u64)]; 4] = [
         (Freeze, 30),
         (Tell, 50),
         (Heal, 30),
-        (Look, 30),
+        (Settle, 30),
     ],
     &[
         (Deliver, 420),
@@ -141,7 +141,7 @@ const MOODS: [&[(Event, u64)]; 4] = [
         (Pause, 10),
         (Cut, 5),
         (Heal, 10),
-        (Look, 40),
+        (Settle, 40),
     ],
     &[
         (Deliver, 300),
@@ -158,7 +158,7 @@ const TOTALS: [u64; 4] = [1_020, 910, 1_165, 750];
 
 #[derive(Clone, Debug)]
 enum Message {
-    Beat(Heartbeat),
+    Heartbeat(Heartbeat),
     Grant(Grant),
     Renew(Renew),
     Return(Return),
@@ -210,7 +210,7 @@ struct Actor {
     process_number: u32,
     book: Book,
     // Volatile.
-    beats: SentHeartbeats,
+    heartbeats: SentHeartbeats,
     peers: Peers,
     debt: i64,
     settled_ns: u64,
@@ -292,7 +292,7 @@ impl World {
                     number: 0,
                     process_number: 1,
                     book: Book::default(),
-                    beats: SentHeartbeats::new(1, TTLS_NS[2]),
+                    heartbeats: SentHeartbeats::new(1, TTLS_NS[2]),
                     peers: Peers(vec![Session::new(DRIFT_PPM); REGIONS]),
                     debt: 0,
                     settled_ns: clock_ns,
@@ -435,7 +435,7 @@ impl World {
     }
 
     /// Settles a region's cell: every expired loan ends at its own instant.
-    fn look(&mut self, i: usize) {
+    fn settle(&mut self, i: usize) {
         let now_ns = self.actors[i].clock_ns;
         loop {
             let due = {
@@ -476,7 +476,7 @@ impl World {
     }
 
     fn admit(&mut self, i: usize, tenths: u64) {
-        self.look(i);
+        self.settle(i);
         let mut available = self.available(i);
         if let Some(stale) = self.actors[i].stale.take()
             && self.is_careless(Careless::DecidesOnAStaleClock)
@@ -512,9 +512,9 @@ impl World {
 
     fn heartbeat(&mut self, i: usize) {
         let a = &mut self.actors[i];
-        let heartbeat = a.beats.next(a.clock_ns);
+        let heartbeat = a.heartbeats.next(a.clock_ns);
         for to in (0..REGIONS).filter(|to| *to != i) {
-            self.send(i, to, Message::Beat(heartbeat));
+            self.send(i, to, Message::Heartbeat(heartbeat));
         }
     }
 
@@ -523,7 +523,7 @@ impl World {
             return;
         }
         let to = (i + 1 + self.random.index(REGIONS - 1)) % REGIONS;
-        self.look(i);
+        self.settle(i);
         let (standing, available, kind) = (self.standing(i), self.available(i), self.kind());
         let spare = self.actors[i].book.spare(standing);
         let part = Part {
@@ -582,7 +582,7 @@ impl World {
     }
 
     fn give_back(&mut self, i: usize) {
-        self.look(i);
+        self.settle(i);
         if self.actors[i].book.held().is_empty() {
             return;
         }
@@ -602,7 +602,7 @@ impl World {
     }
 
     fn forfeit(&mut self, i: usize) {
-        self.look(i);
+        self.settle(i);
         let now_ns = self.actors[i].clock_ns;
         let from =
             if self.random.chance(5_000) { None } else { Some(incarnation(self.random.index(REGIONS))) };
@@ -616,7 +616,7 @@ impl World {
 
     fn crash(&mut self, i: usize) {
         self.seen.crashes += 1;
-        self.look(i);
+        self.settle(i);
         let held: Vec<HeldLoan> = self.actors[i].book.held().to_vec();
         let clock_ns = 1_000 * MS + self.random.below(100_000 * MS);
         let a = &mut self.actors[i];
@@ -624,7 +624,7 @@ impl World {
         // A new process: old clock readings are void.
         a.clock_ns = clock_ns;
         a.settled_ns = clock_ns;
-        a.beats = SentHeartbeats::new(a.process_number, TTLS_NS[2]);
+        a.heartbeats = SentHeartbeats::new(a.process_number, TTLS_NS[2]);
         a.peers = Peers(vec![Session::new(DRIFT_PPM); REGIONS]);
         a.stale = None;
         let disk: Vec<LentLoan> = a
@@ -713,7 +713,7 @@ impl World {
     }
 
     fn adopt(&mut self, i: usize, version: usize) {
-        self.look(i);
+        self.settle(i);
         if version > self.actors[i].version {
             self.actors[i].version = version;
             if self.is_careless(Careless::AcksOverLent) {
@@ -776,22 +776,22 @@ impl World {
                 }
             }
             Message::Version(version) => self.adopt(to, version),
-            Message::Beat(heartbeat) => {
+            Message::Heartbeat(heartbeat) => {
                 let a = &mut self.actors[to];
                 a.peers.0[from].hear(heartbeat, a.clock_ns);
             }
             Message::Renew(renew) => {
                 // Renewals settle no cell.
                 let a = &mut self.actors[to];
-                let _ = a.peers.0[from].take_renew(&renew, &a.beats, a.clock_ns);
+                let _ = a.peers.0[from].take_renew(&renew, &a.heartbeats, a.clock_ns);
             }
             Message::Grant(grant) => {
-                self.look(to);
+                self.settle(to);
                 let kind = self.kind();
                 let a = &mut self.actors[to];
                 let session = &mut a.peers.0[from];
                 if let Ok(change) =
-                    a.book.accept(incarnation(from), &grant, kind, &a.beats, session, a.clock_ns)
+                    a.book.accept(incarnation(from), &grant, kind, &a.heartbeats, session, a.clock_ns)
                 {
                     self.seen.accepted += 1;
                     self.apply(to, change);
@@ -799,7 +799,7 @@ impl World {
                 }
             }
             Message::Return(back) => {
-                self.look(to);
+                self.settle(to);
                 let a = &mut self.actors[to];
                 if let Ok(change) = a.book.take_return(incarnation(from), &back, &mut a.peers.0[from]) {
                     self.apply(to, change);
@@ -878,7 +878,7 @@ impl World {
         let i = self.random.index(REGIONS);
         let awake = !self.is_asleep(i);
         let mut x = self.random.below(TOTALS[self.mood]);
-        let mut event = Look;
+        let mut event = Settle;
         for (candidate, weight) in MOODS[self.mood] {
             event = *candidate;
             if x < *weight {
@@ -926,7 +926,7 @@ impl World {
             Cut => self.cut.push((i, (i + 1 + self.random.index(REGIONS - 1)) % REGIONS)),
             Heal => self.cut.clear(),
             Crash => self.crash(i),
-            Look if awake => audited = true,
+            Settle if awake => audited = true,
             GiveBack if awake => self.give_back(i),
             Forfeit if awake => self.forfeit(i),
             Admit if awake => {
@@ -943,11 +943,11 @@ impl World {
                 audited = true;
             }
             Sleep if awake => {
-                self.look(i);
+                self.settle(i);
                 self.actors[i].stale = Some(self.level(i));
                 self.actors[i].asleep_until_ns = self.now_ns + 200 * MS + self.random.below(1_800 * MS);
             }
-            Look | GiveBack | Forfeit | Admit | Sleep => {}
+            Settle | GiveBack | Forfeit | Admit | Sleep => {}
         }
         if self.net.len() > 60 {
             self.net.drain(..30);
@@ -972,7 +972,7 @@ impl World {
         let (mut could, mut owned, mut parts) = (0, 0, 0);
         for i in 0..REGIONS {
             if !self.is_asleep(i) {
-                self.look(i);
+                self.settle(i);
                 could += self.level(i).max(0);
                 let effective = self.actors[i].book.effective(self.standing(i));
                 owned += effective.units;

@@ -25,7 +25,7 @@ struct Server {
 }
 
 #[derive(Clone, Debug)]
-enum Question {
+enum Request {
     Begin,
     Assert,
     Act(What),
@@ -40,11 +40,11 @@ struct Call {
     grants: bool,
     wall_us: u64,
     by: Taker,
-    question: Question,
+    request: Request,
 }
 
 #[derive(Clone, Debug)]
-enum Said {
+enum Reply {
     Known(GroupStatus),
     Standing(NameState),
 }
@@ -75,7 +75,7 @@ struct World {
     servers: Vec<Server>,
     nodes: Vec<Node>,
     calls: Vec<Call>,
-    answers: Vec<(u64, Call, Said)>,
+    answers: Vec<(u64, Call, Reply)>,
     sent: u64,
     /// Requests that passed by another node's answer.
     passed: u64,
@@ -83,24 +83,24 @@ struct World {
 }
 
 impl World {
-    fn send(&mut self, node: usize, question: Question) {
+    fn send(&mut self, node: usize, request: Request) {
         self.sent += 1;
         let Node { server, generation, grants, .. } = self.nodes[node];
         let by = Taker { node: node as u16, process_number: 1, call: self.sent };
         let arrives = self.now + self.random.below(30);
         let wall_us = self.now;
-        self.calls.push(Call { arrives, node, server, generation, grants, wall_us, by, question });
+        self.calls.push(Call { arrives, node, server, generation, grants, wall_us, by, request });
     }
 
     fn serve(&mut self, call: Call) {
         let server = &mut self.servers[call.server];
         let identity = ServerIdentity { run: server.run.clone(), config_fingerprint: 0, allocation: 0 };
-        let said = match &call.question {
-            Question::Begin => {
+        let reply = match &call.request {
+            Request::Begin => {
                 let (heard, by) = (call.generation.number, call.by);
-                Said::Known(server.group.begin(&identity, &Begin { heard, by, goes_on: false }))
+                Reply::Known(server.group.begin(&identity, &Begin { heard, by, goes_on: false }))
             }
-            Question::Assert => {
+            Request::Assert => {
                 let told = Assertion {
                     node: call.node as u16,
                     generation: call.generation,
@@ -111,25 +111,25 @@ impl World {
                     wall_us: call.wall_us,
                     slack_us: 0,
                 };
-                Said::Known(server.group.assert(&identity, &told))
+                Reply::Known(server.group.assert(&identity, &told))
             }
-            Question::Act(what) => match server.group.context(&identity, call.generation, call.wall_us) {
-                None => Said::Known(server.group.known(&identity)),
+            Request::Act(what) => match server.group.context(&identity, call.generation, call.wall_us) {
+                None => Reply::Known(server.group.known(&identity)),
                 Some(context) => {
                     let act = Act { by: call.by, what: what.clone(), drops_us: call.wall_us + KEEP_US };
-                    Said::Standing(server.name.act(&act, &context))
+                    Reply::Standing(server.name.act(&act, &context))
                 }
             },
         };
         if self.random.below(8) > 0 {
-            self.answers.push((self.now + self.random.below(30), call, said));
+            self.answers.push((self.now + self.random.below(30), call, reply));
         }
     }
 
-    fn hear(&mut self, call: &Call, said: Said) -> Result<(), String> {
+    fn hear(&mut self, call: &Call, reply: Reply) -> Result<(), String> {
         let node = &mut self.nodes[call.node];
-        let standing = match said {
-            Said::Known(known) => {
+        let standing = match reply {
+            Reply::Known(known) => {
                 if known.generation.number > node.generation.number {
                     (node.generation, node.grants) = (known.generation, false);
                 }
@@ -138,19 +138,18 @@ impl World {
                 }
                 return Ok(());
             }
-            Said::Standing(standing) => standing,
+            Reply::Standing(standing) => standing,
         };
-        match (&call.question, standing) {
-            (Question::Act(What::Claim), NameState::Claimed(by))
+        match (&call.request, standing) {
+            (Request::Act(What::Claim), NameState::Claimed(by))
                 if by == call.by && node.charge == Charge::None =>
             {
                 node.charge = Charge::Stands(Some(call.generation));
                 // The claim was granted to this call.
-                let keep =
-                    Call { question: Question::Act(What::Keep(vec![call.node as u8])), ..call.clone() };
+                let keep = Call { request: Request::Act(What::Keep(vec![call.node as u8])), ..call.clone() };
                 self.calls.push(Call { arrives: self.now + self.random.below(60), ..keep });
             }
-            (Question::Act(What::Claim), NameState::Kept(answer)) => {
+            (Request::Act(What::Claim), NameState::Kept(answer)) => {
                 let charged = usize::from(answer[0]);
                 self.passed += u64::from(charged != call.node);
                 // A request from before the refund might have been answered earlier, so it may pass.
@@ -161,7 +160,7 @@ impl World {
                     ));
                 }
             }
-            (Question::Act(What::End), NameState::Ended) => {
+            (Request::Act(What::End), NameState::Ended) => {
                 let counts = |kept: Option<Generation>| {
                     kept == Some(call.generation) || call.grants || !self.ends_where_it_counts
                 };
@@ -187,10 +186,10 @@ impl World {
                 self.servers.push(Server { run, ..self.servers[copy].clone() });
             }
             1..4 => self.nodes[node].server = self.servers.len() - 1,
-            4..8 => self.send(node, Question::Begin),
-            8..16 => self.send(node, Question::Assert),
-            16..28 => self.send(node, Question::Act(What::Claim)),
-            28..31 if self.nodes[node].charge != Charge::None => self.send(node, Question::Act(What::End)),
+            4..8 => self.send(node, Request::Begin),
+            8..16 => self.send(node, Request::Assert),
+            16..28 => self.send(node, Request::Act(What::Claim)),
+            28..31 if self.nodes[node].charge != Charge::None => self.send(node, Request::Act(What::End)),
             _ => {}
         }
         let is_due = |call: &mut Call| call.arrives <= self.now;
@@ -198,7 +197,7 @@ impl World {
         due.into_iter().for_each(|call| self.serve(call));
         let now = self.now;
         let heard: Vec<_> = self.answers.extract_if(.., |(at, ..)| *at <= now).collect();
-        heard.into_iter().try_for_each(|(_, call, said)| self.hear(&call, said))
+        heard.into_iter().try_for_each(|(_, call, reply)| self.hear(&call, reply))
     }
 }
 

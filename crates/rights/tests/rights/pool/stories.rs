@@ -35,7 +35,7 @@ impl Pool {
     fn of(units: u64) -> Self {
         let meter = Meter::new(Rate::parse("1000/s").expect("a rate"), units);
         let part = Part { rate: RATE_PARTS, units };
-        let params = BucketParams::of(&meter, part, slack_us(ERROR_US * 1_000, 0)).expect("terms");
+        let params = BucketParams::of(&meter, part, slack_us(ERROR_US * 1_000, 0)).expect("parameters");
         Self { bucket: Bucket::default(), params, calls: 0 }
     }
 
@@ -246,7 +246,7 @@ fn bucket_params_give_no_more_than_the_limit() {
         ("3000000000/s", 9),
     ] {
         let meter = Meter::new(Rate::parse(rate).expect("a rate"), units);
-        let params = BucketParams::of(&meter, Part { rate: RATE_PARTS, units }, 0).expect("terms");
+        let params = BucketParams::of(&meter, Part { rate: RATE_PARTS, units }, 0).expect("parameters");
         let (n, p) = meter.terms();
         // Ticks a second, in units.
         let given = u128::from(params.gives) * u128::from(RATE_PARTS) * 1_000_000_000 * u128::from(p);
@@ -292,15 +292,15 @@ pub(super) fn called_when_all_had_told() -> u64 {
     }
     let context = group.context(&server, generation, last_us).expect("the same generation");
     let mut pool = Pool::new();
-    let fresh = (context.grants, context.unknown_until_us);
-    let first = pool.call_in(1, 100 * MS, (NOTHING, 0), ALL, fresh).expect("an answer");
+    let granting = (context.grants, context.unknown_until_us);
+    let first = pool.call_in(1, 100 * MS, (NOTHING, 0), ALL, granting).expect("an answer");
     first.part.units - first.owed
 }
 
 /// How often a call under an earlier allocation changes the state of a later one.
-pub(super) fn a_caller_of_an_earlier_distribution() -> u64 {
+pub(super) fn calls_under_an_earlier_allocation() -> u64 {
     let by = |call| Taker { node: 1, process_number: 1, call };
-    let server = |terms| ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, allocation: terms };
+    let server = |allocation| ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, allocation };
     let mut group = PoolGroup::default();
     let known = group.begin(&server(1), &above(0, by(1)));
     // The group's pools go on under the next allocation, and only under this one.
@@ -323,16 +323,16 @@ pub(super) fn a_caller_of_an_earlier_distribution() -> u64 {
 
 #[test]
 fn a_call_under_an_earlier_allocation_changes_no_later_state() {
-    assert_eq!(a_caller_of_an_earlier_distribution(), 0);
+    assert_eq!(calls_under_an_earlier_allocation(), 0);
 }
 
 #[test]
 fn reports_and_grants_stay_valid_under_a_later_allocation() {
     let server =
-        |run: &str, terms| ServerIdentity { run: run.to_owned(), config_fingerprint: 0, allocation: terms };
+        |run: &str, allocation| ServerIdentity { run: run.to_owned(), config_fingerprint: 0, allocation };
     let by = |call| Taker { node: 1, process_number: 1, call };
-    let told = |group: &PoolGroup, node, terms| {
-        let generation = group.known(&server("1", terms)).generation;
+    let told = |group: &PoolGroup, node, allocation| {
+        let generation = group.known(&server("1", allocation)).generation;
         let (nodes, wall_us) = (BTreeSet::from([1, 2]), START_US);
         let (before, knows_from_us) = (Generation::default(), START_US);
         Assertion { node, generation, nodes, knows_from_us, is_new: false, before, wall_us, slack_us: 0 }
@@ -366,7 +366,7 @@ pub(super) fn owed_of_fewer_and_of_more() -> u64 {
     let meter = Meter::new(Rate::parse("1000/d").expect("a rate"), 1_000);
     let params = |units| {
         let part = Part { rate: RATE_PARTS / 1_000 * units as u32, units };
-        BucketParams::of(&meter, part, slack_us(ERROR_US * 1_000, 0)).expect("terms")
+        BucketParams::of(&meter, part, slack_us(ERROR_US * 1_000, 0)).expect("parameters")
     };
     let all = |units| Part { rate: 0, units };
     let mut pool = Pool::of(810);
@@ -391,12 +391,12 @@ fn debt_under_a_higher_limit_is_owed_when_the_limit_is_raised_again() {
     let all = Part { rate: RATE_PARTS, units: MANY };
     let many = pool.params;
     let meter = Meter::new(Rate::parse("1000/s").expect("a rate"), UNITS);
-    pool.params = BucketParams::of(&meter, ALL, slack_us(ERROR_US * 1_000, 0)).expect("terms");
-    let fresh = (true, START_US);
-    let few = pool.call_in(1, MS, (NOTHING, 0), NOTHING, fresh).expect("an answer");
+    pool.params = BucketParams::of(&meter, ALL, slack_us(ERROR_US * 1_000, 0)).expect("parameters");
+    let granting = (true, START_US);
+    let few = pool.call_in(1, MS, (NOTHING, 0), NOTHING, granting).expect("an answer");
     assert_eq!(few.left, 0);
     pool.params = many;
-    let more = pool.call_in(1, 20 * MS, (NOTHING, 0), all, fresh).expect("an answer");
+    let more = pool.call_in(1, 20 * MS, (NOTHING, 0), all, granting).expect("an answer");
     // 20 ms earn 20 units.
     assert!(more.part.units - more.owed <= 20, "{more:?}");
 }

@@ -73,7 +73,7 @@ impl Pools {
         match kind {
             Kind::Bucket => {
                 let meter = Meter::new(Rate::parse("1000/s").expect("a rate"), node.whole.units);
-                let params = BucketParams::of(&meter, node.whole, slack_us).expect("terms");
+                let params = BucketParams::of(&meter, node.whole, slack_us).expect("parameters");
                 let exchange =
                     bucket::Exchange { taker, keeps, tokens: back, wanted, needed, reserved, keep_us };
                 let answer = self.bucket.exchange(&exchange, &params, &context).expect("an answer");

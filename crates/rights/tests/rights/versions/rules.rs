@@ -311,12 +311,12 @@ fn a_new_incarnation_has_no_share_until_named_and_acknowledged() {
 #[test]
 fn a_skipped_version_raises_no_shares_above_the_total() {
     let (mut nodes, _) = scene(3);
-    let term = |x, z, b| [(incarnation(0, 0), x), (incarnation(1, 0), z), (incarnation(2, 0), b)];
-    let second = nodes[0].propose(draft(&term(12, 8, 10)), AT.wall_ns).expect("a version");
+    let weights = |x, z, b| [(incarnation(0, 0), x), (incarnation(1, 0), z), (incarnation(2, 0), b)];
+    let second = nodes[0].propose(draft(&weights(12, 8, 10)), AT.wall_ns).expect("a version");
     for node in &mut nodes[..2] {
         node.adopt(second.clone(), AT).expect("adopted");
     }
-    let third = nodes[0].propose(draft(&term(10, 8, 12)), AT.wall_ns).expect("a version");
+    let third = nodes[0].propose(draft(&weights(10, 8, 12)), AT.wall_ns).expect("a version");
     for node in &mut nodes[1..] {
         node.adopt(third.clone(), AT).expect("adopted");
     }

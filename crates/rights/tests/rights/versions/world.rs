@@ -693,7 +693,7 @@ impl World {
             }
             versions.settle(lasts(versions), now);
             if versions.allocations().len() != 1 {
-                return stuck(&format!("{incarnation:?} has {} terms", versions.allocations().len()));
+                return stuck(&format!("{incarnation:?} has {} allocations", versions.allocations().len()));
             }
             let kind = Kind::Window { start_wall_ns: now.wall_ns, lasts_ns: WINDOWS_NS[1] };
             sum += versions.share(incarnation, limits_of(&last).0, SALTS[0], kind).units;
