@@ -28,23 +28,25 @@ fn main() -> ExitCode {
     for node in [&alone, &shared] {
         let mut asker = node.asker();
         for key in &keys {
-            // Each cell owes enough never to be idle, and little enough not to be warm.
+            // Each cell owes enough never to be idle, and little enough not to be active.
             let request = Request { cost: 1_000, ..Request::new("bench", &[("api_key", key)]) };
             assert!(asker.check(&request, Now::at(START), Ask::CHECK).allowed);
         }
-        // One cell is warm: more than half of this region's part is used.
-        let request = Request { cost: 60_000_000, ..Request::new("bench", &[("api_key", "warm")]) };
+        // One cell is active: more than half of this region's part is used.
+        let request = Request { cost: 60_000_000, ..Request::new("bench", &[("api_key", "active")]) };
         assert!(asker.check(&request, Now::at(START), Ask::CHECK).allowed);
         node.tick(Now::at(START + 1), |_| Some(Vec::new())).unwrap();
     }
-    assert_eq!(shared.membership(Now::at(START)).unwrap().warm_cells, 1);
+    assert_eq!(shared.membership(Now::at(START)).unwrap().active_cells, 1);
     println!("ns a check, median of {ROUNDS} interleaved rounds:");
     println!("{:<34}{:>8}{:>14}{:>8}", "cells drawn", "alone", "of 3 regions", "ratio");
     let all: Vec<&str> = keys.iter().map(String::as_str).collect();
     let mut met = true;
-    for (name, keys) in
-        [("1 000 000 uniform", &all[..]), ("1 hot, cold to others", &["hot"]), ("1 hot and warm", &["warm"])]
-    {
+    for (name, keys) in [
+        ("1 000 000 uniform", &all[..]),
+        ("1 hot, cold to others", &["hot"]),
+        ("1 hot and active", &["active"]),
+    ] {
         let rounds: Vec<[f64; 2]> = (0..ROUNDS)
             .map(|round| {
                 // The two nodes take turns at going first.

@@ -48,7 +48,7 @@ pub const USAGE: LimitId = LimitId(3);
 /// See [`MEMORY`]: charges that may be repeated, or given back, by their names.
 pub const CHARGES: LimitId = LimitId(4);
 /// See [`MEMORY`]: what a node that shares its region's pools withdrew from the pools of windows.
-pub const TAKINGS: LimitId = LimitId(5);
+pub const WITHDRAWALS: LimitId = LimitId(5);
 /// See [`MEMORY`]: the nodes of this node's region, by the catalogue.
 pub(crate) const MATES: LimitId = LimitId(6);
 /// See [`MEMORY`]: the seals of what this node passes on.

@@ -10,13 +10,13 @@
 //! none. `catalogue` has the rules for changes of limits, and [`journal`] for crashes.
 //!
 //! If regions share a limit, this region's own part decides a cell (`local`), without messages, until the
-//! cell is *warm*: half of the part is used, something was denied, or another region asked for it. A warm
-//! cell gets an `account`: its effective part, with loans and transfers, by the rules of `acequia-rights`. A
-//! request settles what ended in the meantime, and the account decides. A request never waits for another
-//! region: it notes the demand and calls for a rebalance. [`Node::tick`] then visits the cells that called
-//! (`locked_cell`: one cell under its lock), decides who should have what (`regions`), and queues frames.
-//! [`Node::handle`] takes incoming frames. [`Node::poll`] returns the frames that may leave, each once the
-//! facts it reports are on disk. A region without a share denies, and says why.
+//! cell is *active*: half of the part is used, something was denied, or another region asked for it. An
+//! active cell gets an `account`: its effective part, with loans and transfers, by the rules of
+//! `acequia-rights`. A request settles what ended in the meantime, and the account decides. A request never
+//! waits for another region: it notes the demand and calls for a rebalance. [`Node::tick`] then visits the
+//! cells that called (`locked_cell`: one cell under its lock), decides who should have what (`regions`), and
+//! queues frames. [`Node::handle`] takes incoming frames. [`Node::poll`] returns the frames that may leave,
+//! each once the facts it reports are on disk. A region without a share denies, and says why.
 
 mod catalogue;
 mod cell;
@@ -53,7 +53,7 @@ pub use crate::{
         Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Forwarding, IdReused, LimitAnswer, Outcome, Warning,
     },
     forwards::{FORWARD_NS, FORWARD_WAIT_NS, ForwardCounts, ForwardedRequest, Waiter},
-    journal::{CHARGES, Row, TAKINGS, WALL},
+    journal::{CHARGES, Row, WALL, WITHDRAWALS},
     region::ResumeFault,
     regions::{Home, Membership},
     views::difference,

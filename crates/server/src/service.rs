@@ -12,7 +12,7 @@ use acequia_limits::{HashKey, Limit, LimitId, Now};
 use acequia_mesh::MeshError;
 use acequia_node::{
     CatalogueFault, Change, ChangeKind, Config as NodeConfig, Node, ResumeFault, Row, SHARDS, Scheduled,
-    TAKINGS,
+    WITHDRAWALS,
 };
 use acequia_rights::Incarnation as Identity;
 use acequia_store::{Journal, Store, StoreError};
@@ -396,7 +396,7 @@ impl Service {
             node.resume(both, now)?;
             node.restore_all(now, |id| reading.rows(&*store, id));
         }
-        let taken = store.rows(TAKINGS)?;
+        let taken = store.rows(WITHDRAWALS)?;
         let writer = Some(Arc::new(Writer::new(Arc::clone(&node), Arc::clone(&store))));
         // Names use the region's key, which all nodes of the region share, whatever key names the cells.
         let names = Names::new(&config.region, &config.node, &home.key, chance.draw("names")?);

@@ -157,7 +157,7 @@ impl Budgets {
     fn learn(&mut self, world: &World, place: Place) -> bool {
         let region = &world.regions()[place];
         let Some(process) = region.process() else { return false };
-        let (adopted, acked) = process.node.marks();
+        let (adopted, acked) = process.node.version_ids();
         let floor = self.floors[place];
         if (region.processes(), adopted) == (floor.processes, floor.adopted) && acked <= floor.acked {
             return false;

@@ -33,7 +33,7 @@ impl OneWord {
         let is_doubtful = world.done().iter().filter(|done| is_takeover(&done.fault)).count() > 1;
         for (place, region) in world.regions().iter().enumerate() {
             let Some(process) = region.process() else { continue };
-            let (processes, now) = (region.processes(), process.node.marks().0);
+            let (processes, now) = (region.processes(), process.node.version_ids().0);
             let (compared_processes, before) = self.compared[place];
             if (compared_processes, before) == (processes, now) {
                 continue;

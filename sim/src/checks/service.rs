@@ -88,7 +88,7 @@ impl Check for ServiceResumes {
             .iter()
             .enumerate()
             .filter(|(place, _)| !self.barred.contains(place) && !self.gone.contains(place));
-        let versions = stay.filter_map(|(_, region)| Some(region.process()?.node.marks().0));
+        let versions = stay.filter_map(|(_, region)| Some(region.process()?.node.version_ids().0));
         let versions: std::collections::BTreeSet<_> = versions.collect();
         if versions.len() > 1 {
             Err(format!("regions go by different versions: {versions:?}"))

@@ -128,9 +128,9 @@ impl Check for NobodyWaits {
     }
 
     fn rest(&mut self, world: &World) -> Result<(), String> {
-        let newest = in_of(world, &self.out).map(|(_, process)| process.node.marks().0).max();
+        let newest = in_of(world, &self.out).map(|(_, process)| process.node.version_ids().0).max();
         for (name, process) in in_of(world, &self.out) {
-            let (version_id, _) = process.node.marks();
+            let (version_id, _) = process.node.version_ids();
             let Some(membership) = process.node.membership(process.clock.now()) else { continue };
             let progress = membership.progress.ok_or_else(|| format!("{name} has no version"))?;
             let waits = progress.effective != progress.requested || !progress.pending.is_empty();

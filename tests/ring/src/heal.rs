@@ -178,7 +178,7 @@ fn unsettled(world: &World) -> Option<String> {
                         place.state,
                         place.incarnation.number,
                         place.owner,
-                        place.node().map(|node| node.marks()),
+                        place.node().map(|node| node.version_ids()),
                     )
                 })
                 .collect();

@@ -125,7 +125,7 @@ impl Place {
     /// Reads the version that the process goes by. Returns whether anything changed.
     pub fn learn_version(&mut self) -> bool {
         let Some(node) = self.process.as_ref().map(|process| &process.node) else { return false };
-        let (version_id, acked) = node.marks();
+        let (version_id, acked) = node.version_ids();
         let mut changed = false;
         if version_id != self.version_id {
             self.version_id = version_id;

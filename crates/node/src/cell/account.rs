@@ -1,8 +1,9 @@
 //! One cell's dealings with other regions: loans, transfers, and the demand since the last rebalance.
 //!
-//! A cell gets an account when it becomes *warm*, or when another region asks for it. A cell is warm when a
-//! region has used half of its own part or has denied something. The account lives until nothing is lent,
-//! borrowed or asked for. All other cells are decided by the region's own variant and never cost a message.
+//! A cell becomes *active*, and gets an account, when a region has used half of its own part or has denied
+//! something. Another region that asks for the cell makes it active, too. The account lives until nothing is
+//! lent, borrowed or asked for. All other cells are decided by the region's own variant and never cost a
+//! message.
 //!
 //! The account keeps the cell's *effective* algorithm: the limit's algorithm with the standing share, plus
 //! loans held, minus loans out. The effective algorithm changes only here, and the matching debt always moves

@@ -295,10 +295,10 @@ impl<'a> Check<'a, '_> {
         let calls = match hit.place {
             CellSource::At(_) if hit.account != Called::None => hit.account == Called::Calls,
             CellSource::At(place) => {
-                self.is_warm(hit, limit) && self.open_account(hit, Some(place), verdict, cells)
+                self.becomes_active(hit, limit) && self.open_account(hit, Some(place), verdict, cells)
             }
             CellSource::Absent => {
-                self.is_warm(hit, limit) && {
+                self.becomes_active(hit, limit) && {
                     let place = cells.table.find(hit.tag, active.slot);
                     self.open_account(hit, place, verdict, cells)
                 }
@@ -316,7 +316,7 @@ impl<'a> Check<'a, '_> {
     /// is used. If the region has a pool, the account comes one unit later: at exactly half, a call to the
     /// pool would not pay.
     #[inline]
-    fn is_warm(&self, hit: &Hit, limit: &LimitAnswer) -> bool {
+    fn becomes_active(&self, hit: &Hit, limit: &LimitAnswer) -> bool {
         if limit.verdict.allowed {
             let half = self.algorithm(hit).budget() / 2;
             limit.verdict.remaining < half + u64::from(self.node.leases.is_none())

@@ -189,8 +189,8 @@ fn cut_windows(account: &mut Account, state: &[u64], context: &CellContext<'_>, 
     let Algorithm::FixedWindow(window) = context.global else { return };
     let pool =
         |end_ns| context.local.pool_of(context.global, context.salt, end_ns).filter(|_| context.in_force);
-    for Withdrawn { end_ns, withdrawn: taken, returned } in account.withdrawn().to_vec() {
-        let held = taken - returned;
+    for Withdrawn { end_ns, withdrawn, returned } in account.withdrawn().to_vec() {
+        let held = withdrawn - returned;
         if window.begins(end_ns, context.salt) > now.wall_ns {
             let even = pool(end_ns).unwrap_or_default().units / nodes;
             let keeps = even.max(charged(state, context, end_ns));

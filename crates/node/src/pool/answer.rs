@@ -167,7 +167,7 @@ impl Grant<'_> {
         }
         self.lease.hears_left(end_ns, took.left);
         let before = self.lease.withdrawals.before(end_ns, self.group.remembers_since());
-        let came = self.account.took(self.context, end_ns, took.taken.saturating_sub(before));
+        let came = self.account.withdrew(self.context, end_ns, took.taken.saturating_sub(before));
         // Units that were taken of a window that was open at the change stay.
         if !self.lease.statements.is_answered(end_ns) {
             return Some(came);

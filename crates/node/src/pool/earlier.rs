@@ -89,7 +89,7 @@ impl Leases {
 }
 
 impl Node {
-    /// Takes the rows that are kept under [`TAKINGS`](crate::journal::TAKINGS): the withdrawals of earlier
+    /// Takes the rows kept under [`WITHDRAWALS`](crate::journal::WITHDRAWALS): the withdrawals of earlier
     /// processes. To be called once, when the limits are in force, and before any call is made. Returns
     /// whether all rows can be read. If not, neither this process nor later ones know what those rows said of
     /// open windows: [`Siblings::knows_from_us`](super::Siblings::knows_from_us) is `begun_us` from then on,

@@ -17,7 +17,7 @@ use acequia_rights::pool::Generation;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::{Row, cell::record::CellRecord, journal::TAKINGS};
+use crate::{Row, cell::record::CellRecord, journal::WITHDRAWALS};
 
 /// The most that a node may have of a window's pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,7 +82,7 @@ impl Record {
 /// The row that removes a cell's record.
 pub(super) const fn removed(limit: LimitId, tag: CellTag) -> Row {
     // Both are hashes.
-    Row { limit: TAKINGS, tag: CellTag(limit.0 ^ tag.0), state: None }
+    Row { limit: WITHDRAWALS, tag: CellTag(limit.0 ^ tag.0), state: None }
 }
 
 impl Withdrawals {
@@ -246,7 +246,7 @@ mod tests {
         let windows = vec![Withdrawal { end_ns: u64::MAX, units: 7, told_in: generation(3) }];
         let record = Record { limit: LimitId(9), tag: CellTag(12), windows };
         let row = record.row();
-        assert_eq!((row.limit, row.tag), (TAKINGS, CellTag(9 ^ 12)));
+        assert_eq!((row.limit, row.tag), (WITHDRAWALS, CellTag(9 ^ 12)));
         assert_eq!(Record::read(&row), Some(record));
         let garbage = Row { state: Some(CellRecord::of_record(vec![255; 40])), ..row };
         assert_eq!(Record::read(&garbage), None);

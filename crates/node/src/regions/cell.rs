@@ -27,7 +27,7 @@ pub(crate) struct Advertised {
     pub(crate) demand: Rough,
     pub(crate) holds: Rough,
     pub(crate) left: Rough,
-    /// The standing part that the member speaks for, if that is not its own.
+    /// The standing part that the member acts for, if that is not its own.
     pub(crate) stands: Option<Rough>,
 }
 
@@ -269,9 +269,9 @@ impl ActiveCell {
         self.shortage.map_or(0, |shortage| shortage.units.get())
     }
 
-    /// The demand here for a flow or for rights, in thousandths of a unit a second. If units come back long
-    /// after they were used, or never, a few requests prove no demand: what was lent for it would be missed
-    /// elsewhere.
+    /// The demand here for a rate, for units or for rights, in thousandths of a unit a second. If units come
+    /// back long after they were used, or never, a few requests prove no demand: what was lent for it would
+    /// be missed elsewhere.
     pub(crate) fn demand_milli(&self, resource: &Resource) -> u64 {
         match resource {
             Resource::Rate { .. } => self.demand.units_milli(),

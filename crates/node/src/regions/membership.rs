@@ -87,7 +87,7 @@ pub struct Membership {
     /// Members that were heard lately, each with the round-trip time in nanoseconds.
     pub reached: Vec<(MemberId, u64)>,
     /// Cells that are shared actively.
-    pub warm_cells: usize,
+    pub active_cells: usize,
     /// A later incarnation of this node that others have heard, so that they refuse this one. The later one's
     /// clock was further ahead when it began.
     pub later: Option<u32>,
@@ -531,7 +531,7 @@ impl Sharing {
             corrected_ns: self.time.correction_ns(),
             unsure_ns: self.time.unsure_ns(),
             reached: reached.map(|(region, peer)| (*region, peer.round_ns())).collect(),
-            warm_cells: self.cells.len(),
+            active_cells: self.cells.len(),
             later: self.process.later,
         }
     }

@@ -212,7 +212,7 @@ impl Sharing {
         self.note_stored(node, raw);
         let now = self.keep_wall(node, raw);
         if !node.is_out_of_variants() {
-            self.process.heartbeats.beat(now.steady_ns);
+            self.process.heartbeats.make(now.steady_ns);
             self.keep_shares(node, now);
         }
         if node.is_out_of_variants() {
@@ -324,7 +324,7 @@ impl Sharing {
         if committed < self.process.born_in {
             return None;
         }
-        self.process.heartbeats.beat_before_frame(now.steady_ns);
+        self.process.heartbeats.make_before_frame(now.steady_ns);
         let is_over = |at_ns| now.steady_ns >= at_ns;
         if node.forwards.is_due() || node.forwards.answer_ns().is_some_and(is_over) {
             self.serve_forwards(node, node.not_before(now));

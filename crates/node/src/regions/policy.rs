@@ -4,10 +4,10 @@
 //! view of another region wastes some of a limit and admits nothing. So this file may be changed freely: its
 //! worth is measured, not proven.
 //!
-//! *Flows* (rates, and the capacity of sliding windows) are pushed. Every region sees the same demands and
+//! *Rates*, and the capacity of sliding windows, are pushed. Every region sees the same demands and
 //! computes the same fair targets. A region with more than its target gives the others what they miss: first
 //! what it borrowed from them, then its own. Burst goes along in proportion. Units alone are lent for
-//! requests that need more at once than a region can hold. *Stocks* (the rights of a window) are pulled: a
+//! requests that need more at once than a region can hold. The *rights of a window* are pulled: a
 //! region that is about to run dry asks those that have most.
 
 use acequia_limits::{Part, RATE_PARTS};
@@ -57,7 +57,7 @@ pub(crate) struct Requests {
     pub(crate) least_short: Option<u64>,
 }
 
-/// One node's knowledge of a flow.
+/// One node's knowledge of a cell's rate, or of its capacity in a sliding window.
 #[derive(Debug)]
 pub(crate) struct RateView<'a> {
     pub(crate) own: Seat,
@@ -78,7 +78,7 @@ pub(crate) struct RateView<'a> {
     /// Units that this region can hold now.
     pub(crate) units: u64,
     pub(crate) requests: Requests,
-    /// Whether the flow is a rate; if not, it is units of a sliding window.
+    /// Whether this is a rate; if not, it is units of a sliding window.
     pub(crate) is_rate: bool,
     /// Units that could be charged now: of a sliding window only these may move.
     pub(crate) left: u64,
@@ -98,12 +98,12 @@ pub(crate) struct Plan {
     pub(crate) is_scarce: bool,
 }
 
-/// Decides about a flow.
-pub(crate) fn plan(flow: &RateView<'_>) -> Plan {
+/// Decides about a cell's rate, or about its capacity in a sliding window.
+pub(crate) fn plan(view: &RateView<'_>) -> Plan {
     let mut plan = Plan::default();
-    let seats: SmallVec<[Seat; 8]> = std::iter::once(flow.own).chain(flow.others.iter().copied()).collect();
+    let seats: SmallVec<[Seat; 8]> = std::iter::once(view.own).chain(view.others.iter().copied()).collect();
     let total: u64 = seats.iter().map(|seat| seat.standing).sum();
-    let targets = targets(total, &seats, flow.is_rate);
+    let targets = targets(total, &seats, view.is_rate);
     let fair = total / seats.len() as u64;
     let quantum = (total / SETTINGS.sharing.quantum).max(1);
     let band = (fair / SETTINGS.sharing.dead_band).max(quantum);
@@ -116,19 +116,19 @@ pub(crate) fn plan(flow: &RateView<'_>) -> Plan {
         seats.iter().zip(&targets).map(|(seat, target)| missing(seat, *target)).collect();
     let deficit: u64 = deficits[1..].iter().sum();
     plan.is_scarce = deficits.iter().any(|d| *d > 0) || seats.iter().any(|seat| seat.short > 0);
-    lend_units(flow, &mut plan);
-    if flow.nets && deficits.iter().all(|missed| *missed == 0) {
-        net(flow, &mut plan);
+    lend_units(view, &mut plan);
+    if view.nets && deficits.iter().all(|missed| *missed == 0) {
+        net(view, &mut plan);
     }
-    if flow.is_rate {
-        give_units_back(flow, &mut plan);
+    if view.is_rate {
+        give_units_back(view, &mut plan);
     }
     if deficits[0] > 0 {
         return plan;
     }
     // A floor is kept even if nobody asks for it.
     let more = |seat: &Seat, target: u64| seat.holds.saturating_sub(target.max(seat.floor));
-    let surplus = more(&flow.own, targets[0]);
+    let surplus = more(&view.own, targets[0]);
     let surplus_all: u64 = seats.iter().zip(&targets).map(|(seat, target)| more(seat, *target)).sum();
     // Each region with a surplus gives its part of what is missing, rounded up. Rounded down, regions with a
     // unit each would all give nothing.
@@ -138,12 +138,12 @@ pub(crate) fn plan(flow: &RateView<'_>) -> Plan {
         (d, s) => u64::try_from((u128::from(surplus) * u128::from(d)).div_ceil(u128::from(s))).unwrap_or(0),
     };
     // Borrowed units far beyond the want go back unasked, so that their giver can lend them on.
-    let unused = !flow.is_new && flow.own.holds > flow.own.want.saturating_mul(2);
-    let back = if unused { flow.own.holds.saturating_sub(flow.own.want + flow.own.want / 4) } else { give };
-    let returned = give_back(flow, &deficits, back, &mut plan);
+    let unused = !view.is_new && view.own.holds > view.own.want.saturating_mul(2);
+    let back = if unused { view.own.holds.saturating_sub(view.own.want + view.own.want / 4) } else { give };
+    let returned = give_back(view, &deficits, back, &mut plan);
     give = give.saturating_sub(returned);
     if give >= quantum && deficit > 0 {
-        lend_flow(flow, &deficits, give.min(deficit), quantum, &mut plan);
+        lend_own(view, &deficits, give.min(deficit), quantum, &mut plan);
     }
     plan
 }
@@ -184,11 +184,11 @@ fn targets(total: u64, seats: &[Seat], is_rate: bool) -> SmallVec<[u64; 8]> {
 
 /// Gives back units that were borrowed alone, if no request here needs them, or if they are enough for a
 /// request that waits at their giver.
-fn give_units_back(flow: &RateView<'_>, plan: &mut Plan) {
-    for loan in flow.held.iter().filter(|loan| loan.part.rate == 0) {
-        let owner = flow.others.iter().find(|seat| seat.region == loan.from);
+fn give_units_back(view: &RateView<'_>, plan: &mut Plan) {
+    for loan in view.held.iter().filter(|loan| loan.part.rate == 0) {
+        let owner = view.others.iter().find(|seat| seat.region == loan.from);
         let is_missed = owner.is_some_and(|owner| (1..=loan.part.units).contains(&owner.short));
-        if is_missed || flow.requests.least_short.is_none() {
+        if is_missed || view.requests.least_short.is_none() {
             plan.give_back.push((loan.from, loan.number));
         }
     }
@@ -196,16 +196,16 @@ fn give_units_back(flow: &RateView<'_>, plan: &mut Plan) {
 
 /// Gives back a loan from a region that has borrowed as much. That region does the same, or is asked for no
 /// more than it has left. Two loans that meet are of no use, and each of them may end alone.
-fn net(flow: &RateView<'_>, plan: &mut Plan) {
-    let mut left = flow.left;
-    for seat in flow.others {
-        let mut lent = total(flow.lent.iter().filter(|(to, _)| *to == seat.region).map(|(_, part)| *part));
+fn net(view: &RateView<'_>, plan: &mut Plan) {
+    let mut left = view.left;
+    for seat in view.others {
+        let mut lent = total(view.lent.iter().filter(|(to, _)| *to == seat.region).map(|(_, part)| *part));
         let mut held: SmallVec<[Borrowed; 8]> =
-            flow.held.iter().copied().filter(|loan| loan.from == seat.region).collect();
-        held.retain(|loan| !flow.is_rate || loan.part.rate > 0);
+            view.held.iter().copied().filter(|loan| loan.from == seat.region).collect();
+        held.retain(|loan| !view.is_rate || loan.part.rate > 0);
         held.sort_by_key(|loan| (loan.part.rate, loan.part.units, loan.number));
         for loan in held {
-            let is_met = if flow.is_rate {
+            let is_met = if view.is_rate {
                 lent.rate >= loan.part.rate
             } else {
                 lent.units.min(left) >= loan.part.units
@@ -231,21 +231,21 @@ fn total(parts: impl Iterator<Item = Part>) -> Part {
 /// Gives whole loans back, up to `most`: first to regions that miss something. Such a region may also get a
 /// loan that is up to twice as large as the rest of `most`, and lends the excess again. Otherwise it would
 /// get a loan of the own part, while its own loan stays here.
-fn give_back(flow: &RateView<'_>, deficits: &[u64], most: u64, plan: &mut Plan) -> u64 {
-    let weigh = |part: Part| if flow.is_rate { u64::from(part.rate) } else { part.units };
+fn give_back(view: &RateView<'_>, deficits: &[u64], most: u64, plan: &mut Plan) -> u64 {
+    let weigh = |part: Part| if view.is_rate { u64::from(part.rate) } else { part.units };
     let misses = |region: MemberId| {
-        let at = flow.others.iter().position(|seat| seat.region == region);
+        let at = view.others.iter().position(|seat| seat.region == region);
         at.map_or(0, |at| deficits[at + 1])
     };
-    let mut held: SmallVec<[Borrowed; 8]> = flow.held.iter().copied().collect();
+    let mut held: SmallVec<[Borrowed; 8]> = view.held.iter().copied().collect();
     held.retain(|loan| !plan.give_back.contains(&(loan.from, loan.number)));
     held.sort_by_key(|loan| {
         (std::cmp::Reverse(misses(loan.from)), std::cmp::Reverse(weigh(loan.part)), loan.number)
     });
-    let (mut rest, mut left) = (most, flow.left);
+    let (mut rest, mut left) = (most, view.left);
     for loan in &held {
         let weight = weigh(loan.part);
-        if weight > rest || weight == 0 || (!flow.is_rate && loan.part.units > left) {
+        if weight > rest || weight == 0 || (!view.is_rate && loan.part.units > left) {
             continue;
         }
         rest -= weight;
@@ -255,7 +255,7 @@ fn give_back(flow: &RateView<'_>, deficits: &[u64], most: u64, plan: &mut Plan) 
     let larger = held.iter().filter(|loan| {
         let twice = rest.min(misses(loan.from)).saturating_mul(2);
         (rest + 1..=twice).contains(&weigh(loan.part))
-            && (flow.is_rate || loan.part.units <= left)
+            && (view.is_rate || loan.part.units <= left)
             && !plan.give_back.contains(&(loan.from, loan.number))
     });
     if let Some(loan) = larger.min_by_key(|loan| weigh(loan.part)) {
@@ -267,19 +267,19 @@ fn give_back(flow: &RateView<'_>, deficits: &[u64], most: u64, plan: &mut Plan) 
 
 /// Lends of the own standing part to regions that miss something, in proportion. The remainder goes to the
 /// one that misses most.
-fn lend_flow(flow: &RateView<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &mut Plan) {
+fn lend_own(view: &RateView<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &mut Plan) {
     let lent_units: u64 = plan.lend.iter().map(|(_, part)| part.units).sum();
-    let kept = units_kept(flow).max(flow.floor.units);
-    let mut units_left = flow.spare.units.saturating_sub(lent_units).saturating_sub(kept);
-    let mut rate_left = flow.spare.rate.saturating_sub(flow.floor.rate);
-    if !flow.is_rate {
-        units_left = units_left.min(flow.left.saturating_sub(lent_units));
+    let kept = units_kept(view).max(view.floor.units);
+    let mut units_left = view.spare.units.saturating_sub(lent_units).saturating_sub(kept);
+    let mut rate_left = view.spare.rate.saturating_sub(view.floor.rate);
+    if !view.is_rate {
+        units_left = units_left.min(view.left.saturating_sub(lent_units));
     }
-    let most = if flow.is_rate { u64::from(rate_left) } else { units_left };
+    let most = if view.is_rate { u64::from(rate_left) } else { units_left };
     let give = give.min(most);
     let deficit: u128 = deficits[1..].iter().map(|missed| u128::from(*missed)).sum();
     let mut by_need: SmallVec<[(u64, MemberId); 8]> =
-        deficits[1..].iter().copied().zip(flow.others.iter().map(|seat| seat.region)).collect();
+        deficits[1..].iter().copied().zip(view.others.iter().map(|seat| seat.region)).collect();
     by_need.sort_by_key(|(missed, _)| std::cmp::Reverse(*missed));
     let share = |missed: u64| {
         let share = u128::from(give) * u128::from(missed) / deficit.max(1);
@@ -295,9 +295,9 @@ fn lend_flow(flow: &RateView<'_>, deficits: &[u64], give: u64, quantum: u64, pla
         }
         piece += more;
         odd -= more;
-        let part = if flow.is_rate {
+        let part = if view.is_rate {
             let rate = u32::try_from(piece).unwrap_or(u32::MAX).min(rate_left);
-            let units = units_with(flow, region, rate).min(units_left);
+            let units = units_with(view, region, rate).min(units_left);
             rate_left -= rate;
             units_left -= units;
             Part { rate, units }
@@ -316,12 +316,12 @@ fn lend_flow(flow: &RateView<'_>, deficits: &[u64], give: u64, quantum: u64, pla
 /// little burst could never be used. It goes in proportion, since a region that takes more leaves others with
 /// too little. The proportion counts all that was lent both ways: of many small pieces, none is worth a unit
 /// alone.
-fn units_with(flow: &RateView<'_>, region: MemberId, rate: u32) -> u64 {
-    let out = total(flow.lent.iter().filter(|(to, _)| *to == region).map(|(_, part)| *part));
-    let back = total(flow.held.iter().filter(|loan| loan.from == region).map(|loan| loan.part));
+fn units_with(view: &RateView<'_>, region: MemberId, rate: u32) -> u64 {
+    let out = total(view.lent.iter().filter(|(to, _)| *to == region).map(|(_, part)| *part));
+    let back = total(view.held.iter().filter(|loan| loan.from == region).map(|loan| loan.part));
     let rate = (u64::from(out.rate) + u64::from(rate)).saturating_sub(u64::from(back.rate));
     let whole = u128::from(RATE_PARTS);
-    let due = (u128::from(rate) * u128::from(flow.units_total) + whole / 2) / whole;
+    let due = (u128::from(rate) * u128::from(view.units_total) + whole / 2) / whole;
     u64::try_from(due).unwrap_or(u64::MAX).saturating_add(back.units).saturating_sub(out.units)
 }
 
@@ -329,36 +329,36 @@ fn units_with(flow: &RateView<'_>, region: MemberId, rate: u32) -> u64 {
 /// some of its rate's units for chance, and enough for a request of twice the mean cost. A silent region
 /// keeps one, so that a first request is answered at once; but none if that would leave half of the limit in
 /// silent regions. For a sliding window, only that one is kept, and none if a mate is the cell's owner.
-fn units_kept(flow: &RateView<'_>) -> u64 {
-    let regions = flow.others.len() as u64 + 1;
-    let for_first = u64::from(flow.units_total >= 2 * regions && (flow.is_rate || !flow.is_mate));
-    if !flow.is_rate {
+fn units_kept(view: &RateView<'_>) -> u64 {
+    let regions = view.others.len() as u64 + 1;
+    let for_first = u64::from(view.units_total >= 2 * regions && (view.is_rate || !view.is_mate));
+    if !view.is_rate {
         return for_first;
     }
-    let for_dear = flow.requests.cost_milli.saturating_mul(2).div_ceil(1_000);
-    flow.requests.units.min(SETTINGS.sharing.units_kept).max(for_dear).max(for_first)
+    let for_dear = view.requests.cost_milli.saturating_mul(2).div_ceil(1_000);
+    view.requests.units.min(SETTINGS.sharing.units_kept).max(for_dear).max(for_first)
 }
 
 /// Lends units to regions that must be able to hold more at once than they can. If needed, everything is
 /// lent, even the floor, since no smaller part would let such a request pass. But units are kept that a rate
 /// in use here needs. If this region is short, too, the first of all short regions gets the units: otherwise
 /// all would hand each other what is of use to none.
-fn lend_units(flow: &RateView<'_>, plan: &mut Plan) {
+fn lend_units(view: &RateView<'_>, plan: &mut Plan) {
     // Only the unused units of a sliding window can move.
-    let mut spare = if flow.is_rate { flow.spare.units } else { flow.spare.units.min(flow.left) };
+    let mut spare = if view.is_rate { view.spare.units } else { view.spare.units.min(view.left) };
     let is_of_use =
-        flow.requests.units > 0 && flow.requests.least_short.is_none_or(|least| least <= flow.units);
-    if flow.is_rate && is_of_use {
-        spare = spare.saturating_sub(units_kept(flow));
+        view.requests.units > 0 && view.requests.least_short.is_none_or(|least| least <= view.units);
+    if view.is_rate && is_of_use {
+        spare = spare.saturating_sub(units_kept(view));
     }
-    let short = || flow.others.iter().filter(|seat| seat.short > 0);
+    let short = || view.others.iter().filter(|seat| seat.short > 0);
     let first = short().map(|seat| seat.region).min();
     for seat in short() {
-        if flow.own.short > 0 && (first != Some(seat.region) || flow.own.region < seat.region) {
+        if view.own.short > 0 && (first != Some(seat.region) || view.own.region < seat.region) {
             continue;
         }
         // Units that were lent to it alone already.
-        let lent = flow.lent.iter().filter(|(to, part)| flow.is_rate && part.rate == 0 && *to == seat.region);
+        let lent = view.lent.iter().filter(|(to, part)| view.is_rate && part.rate == 0 && *to == seat.region);
         let lent = total(lent.map(|(_, part)| *part)).units;
         let units = seat.short.saturating_sub(lent).min(spare);
         if units > 0 {
@@ -368,7 +368,7 @@ fn lend_units(flow: &RateView<'_>, plan: &mut Plan) {
     }
 }
 
-/// A region's place in a stock.
+/// A region's part in the rights of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stake {
     /// Units that could be charged there now.
@@ -381,7 +381,7 @@ pub(crate) struct Stake {
     pub(crate) floor: u64,
 }
 
-/// One node's knowledge of a stock: the rights of the open window.
+/// One node's knowledge of the rights of the open window.
 ///
 /// The remaining rights are best used if all regions run dry at the same time: from then on every denial is a
 /// true one. So a region *needs* what it is asked for until the window ends, or its part of what is left, if
@@ -391,7 +391,7 @@ pub(crate) struct WindowView {
     pub(crate) own: Stake,
     /// The regions that can be reached.
     pub(crate) others: SmallVec<[(MemberId, Stake); 8]>,
-    /// Mates for which this node speaks, if the region's pool has nothing: what each has by itself, to be
+    /// Mates for which this node acts, if the region's pool has nothing: what each has by itself, to be
     /// asked for when the other regions have nothing.
     pub(crate) mates: SmallVec<[(MemberId, Stake); 8]>,
     /// The time until the window ends.
@@ -517,7 +517,7 @@ mod tests {
     }
 
     /// A bucket of a thousand units among five regions, of which this is the first.
-    fn flow<'a>(own: Seat, others: &'a [Seat], held: &'a [Borrowed]) -> RateView<'a> {
+    fn rate_view<'a>(own: Seat, others: &'a [Seat], held: &'a [Borrowed]) -> RateView<'a> {
         RateView {
             own,
             others,
@@ -544,7 +544,7 @@ mod tests {
             seat(3, 50_000, 200_000),
             seat(4, 50_000, 200_000),
         ];
-        let plan = plan(&flow(seat(0, 50_000, 200_000), &others, &[]));
+        let plan = plan(&rate_view(seat(0, 50_000, 200_000), &others, &[]));
         assert!(plan.is_scarce && plan.give_back.is_empty());
         let [(region, part)] = plan.lend[..] else { panic!("one loan: {plan:?}") };
         assert_eq!(region, MemberId(1));
@@ -568,14 +568,15 @@ mod tests {
 
     #[test]
     fn a_region_that_asks_ahead_gets_only_units_not_likely_needed_here() {
-        let of = |left| WindowView { likely: 2, ..stock((3, 0), [(left, 0), (0, 0), (0, 0), (0, 0)], 20) };
+        let of =
+            |left| WindowView { likely: 2, ..window_view((3, 0), [(left, 0), (0, 0), (0, 0), (0, 0)], 20) };
         assert_eq!((of(1).give(MemberId(1), 5), of(0).give(MemberId(1), 5)), (1, 3));
     }
 
     #[test]
     fn small_differences_move_no_loan() {
         let others = [seat(1, 209_000, 200_000), seat(2, 150_000, 200_000)];
-        assert_eq!(plan(&flow(seat(0, 150_000, 200_000), &others, &[])), Plan::default());
+        assert_eq!(plan(&rate_view(seat(0, 150_000, 200_000), &others, &[])), Plan::default());
     }
 
     #[test]
@@ -584,26 +585,26 @@ mod tests {
         let held =
             [1, 2, 3, 4].map(|region| Borrowed { from: MemberId(region), number: u64::from(region), part });
         let others = [1, 2, 3, 4].map(|region| seat(region, 75_000, 75_000));
-        let back = plan(&flow(seat(0, 75_000, 700_000), &others, &held)).give_back;
+        let back = plan(&rate_view(seat(0, 75_000, 700_000), &others, &held)).give_back;
         assert_eq!(back.len(), 4, "{back:?}");
         // While they are used, loans first go back to regions that miss something.
         let others = [seat(1, 75_000, 75_000), seat(2, 300_000, 75_000), seat(3, 75_000, 75_000)];
-        let back = plan(&flow(seat(0, 500_000, 650_000), &others, &held)).give_back;
+        let back = plan(&rate_view(seat(0, 500_000, 650_000), &others, &held)).give_back;
         assert_eq!(back.as_slice(), [(MemberId(2), 2)]);
     }
 
     #[test]
     fn a_silent_region_keeps_a_unit_unless_units_are_as_few_as_regions() {
         let others = [seat(1, 800_000, 200_000), seat(2, 0, 200_000)];
-        let mut flow = flow(seat(0, 0, 200_000), &others, &[]);
-        (flow.requests.units, flow.requests.cost_milli) = (0, 0);
-        flow.spare.units = 3;
-        let units = |flow: &RateView<'_>| plan(flow).lend.iter().map(|(_, part)| part.units).sum::<u64>();
-        flow.units_total = 10;
-        assert_eq!(units(&flow), 2);
-        flow.units_total = 3;
-        flow.spare.units = 1;
-        assert_eq!(units(&flow), 1);
+        let mut view = rate_view(seat(0, 0, 200_000), &others, &[]);
+        (view.requests.units, view.requests.cost_milli) = (0, 0);
+        view.spare.units = 3;
+        let units = |view: &RateView<'_>| plan(view).lend.iter().map(|(_, part)| part.units).sum::<u64>();
+        view.units_total = 10;
+        assert_eq!(units(&view), 2);
+        view.units_total = 3;
+        view.spare.units = 1;
+        assert_eq!(units(&view), 1);
     }
 
     #[test]
@@ -611,15 +612,15 @@ mod tests {
         let unit = |region, want, holds| Seat { standing: 1, ..seat(region, want, holds) };
         let others = [unit(1, 4, 1), unit(2, 0, 1), unit(3, 0, 1), unit(4, 0, 1)];
         let own = unit(0, 0, 1);
-        let flow = RateView {
+        let view = RateView {
             spare: Part { rate: 0, units: 1 },
             units_total: 5,
             requests: Requests { cost_milli: 1_000, ..Requests::default() },
             is_rate: false,
             left: 1,
-            ..flow(own, &others, &[])
+            ..rate_view(own, &others, &[])
         };
-        assert_eq!(plan(&flow).lend.as_slice(), [(MemberId(1), Part { rate: 0, units: 1 })]);
+        assert_eq!(plan(&view).lend.as_slice(), [(MemberId(1), Part { rate: 0, units: 1 })]);
     }
 
     #[test]
@@ -633,15 +634,15 @@ mod tests {
         let others = [seat(1, 250_000, 200_000), seat(2, 250_000, 200_000)];
         let lent = [(MemberId(1), part), (MemberId(2), part)];
         let own = seat(0, 250_000, 200_000);
-        let mut flow = RateView { lent: &lent, ..flow(own, &others, &held) };
-        assert_eq!(plan(&flow), Plan::default(), "while demand moves they may be of use");
-        flow.nets = true;
-        assert_eq!(plan(&flow).give_back.as_slice(), [(MemberId(1), 7)]);
+        let mut view = RateView { lent: &lent, ..rate_view(own, &others, &held) };
+        assert_eq!(plan(&view), Plan::default(), "while demand moves they may be of use");
+        view.nets = true;
+        assert_eq!(plan(&view).give_back.as_slice(), [(MemberId(1), 7)]);
         // Five thousandths of the rate are worth the first of two hundred units.
         let lent = [(MemberId(1), Part { rate: RATE_PARTS / 1_000, units: 0 }); 4];
         let units = |lent| {
             units_with(
-                &RateView { lent, held: &[], units_total: 200, ..flow },
+                &RateView { lent, held: &[], units_total: 200, ..view },
                 MemberId(1),
                 RATE_PARTS / 1_000,
             )
@@ -654,13 +655,13 @@ mod tests {
         let short = |region| Seat { short: 4, ..seat(region, 200_000, 200_000) };
         let others = [short(1), short(2)];
         let few = |own: Seat, least, units| {
-            let flow = RateView {
+            let view = RateView {
                 units_total: 6,
                 requests: Requests { units: 100, cost_milli: 4_000, least_short: Some(least) },
                 units,
-                ..flow(own, &[], &[])
+                ..rate_view(own, &[], &[])
             };
-            plan(&RateView { spare: Part { rate: 199_999, units }, others: &others, ..flow }).lend
+            plan(&RateView { spare: Part { rate: 199_999, units }, others: &others, ..view }).lend
         };
         let two = Part { rate: 0, units: 2 };
         assert_eq!(few(short(3), 4, 2).as_slice(), [(MemberId(1), two)]);
@@ -668,7 +669,7 @@ mod tests {
         assert!(few(short(3), 2, 2).is_empty(), "what is of use here stays");
     }
 
-    fn stock(own: (u64, u64), others: [(u64, u64); 4], seconds_left: u64) -> WindowView {
+    fn window_view(own: (u64, u64), others: [(u64, u64); 4], seconds_left: u64) -> WindowView {
         let stake =
             |(left, per_s): (u64, u64)| Stake { left, demand_milli: per_s * 1_000, ..Stake::default() };
         WindowView {
@@ -684,14 +685,14 @@ mod tests {
 
     #[test]
     fn a_region_asks_for_no_units_while_it_has_plenty() {
-        let plenty = stock((10_000, 1_000), [(20_000, 50); 4], 40);
+        let plenty = window_view((10_000, 1_000), [(20_000, 50); 4], 40);
         assert!(plenty.ask(3).is_empty());
         assert!(plenty.own.left >= plenty.low_water());
     }
 
     #[test]
     fn a_region_that_runs_low_asks_regions_with_surplus_in_proportion() {
-        let low = stock((4_000, 1_000), [(20_000, 0), (10_000, 0), (500, 50), (0, 0)], 40);
+        let low = window_view((4_000, 1_000), [(20_000, 0), (10_000, 0), (500, 50), (0, 0)], 40);
         let asks: SmallVec<[(MemberId, u64); 4]> = smallvec![(MemberId(1), 4_000), (MemberId(2), 2_000)];
         assert_eq!(low.ask(3), asks, "ten seconds' worth in all");
     }
@@ -699,38 +700,39 @@ mod tests {
     #[test]
     fn near_the_end_of_a_window_each_region_keeps_its_part() {
         // 3 000 left and 1 200 a second asked for: two and a half seconds' worth for each.
-        let hot = stock((1_500, 1_000), [(375, 50); 4], 20);
+        let hot = window_view((1_500, 1_000), [(375, 50); 4], 20);
         assert_eq!(hot.ask(4).iter().map(|(_, units)| units).sum::<u64>(), 1_000);
-        let mild = stock((375, 50), [(1_500, 1_000), (375, 50), (375, 50), (375, 50)], 20);
+        let mild = window_view((375, 50), [(1_500, 1_000), (375, 50), (375, 50), (375, 50)], 20);
         assert_eq!(mild.give(MemberId(1), 10_000), 250);
         assert!(mild.ask(3).is_empty());
         // Once all have their parts nothing moves.
-        let fair = stock((2_500, 1_000), [(125, 50); 4], 20);
+        let fair = window_view((2_500, 1_000), [(125, 50); 4], 20);
         assert!(fair.ask(3).is_empty());
         assert_eq!(
-            stock((125, 50), [(2_500, 1_000), (125, 50), (125, 50), (125, 50)], 20).give(MemberId(1), 100),
+            window_view((125, 50), [(2_500, 1_000), (125, 50), (125, 50), (125, 50)], 20)
+                .give(MemberId(1), 100),
             0
         );
     }
 
     #[test]
     fn a_silent_region_gives_all_and_a_large_cost_is_asked_for_in_full() {
-        assert_eq!(stock((1, 0), [(0, 1), (1, 0), (1, 0), (1, 0)], 20).give(MemberId(1), 5), 1);
-        let mut dear = stock((10, 0), [(30, 0), (30, 0), (0, 0), (0, 0)], 20);
+        assert_eq!(window_view((1, 0), [(0, 1), (1, 0), (1, 0), (1, 0)], 20).give(MemberId(1), 5), 1);
+        let mut dear = window_view((10, 0), [(30, 0), (30, 0), (0, 0), (0, 0)], 20);
         dear.denied = 50;
         assert_eq!(dear.ask(3).iter().map(|(_, units)| units).sum::<u64>(), 40);
     }
 
     #[test]
     fn a_node_asks_its_mates_when_no_other_region_has_units() {
-        let mut stock = stock((0, 1), [(2, 0), (0, 0), (0, 0), (0, 0)], 20);
-        stock.mates = smallvec![(MemberId(7), Stake { left: 1, ..Stake::default() })];
-        assert!(stock.ask(3).iter().all(|(region, _)| *region == MemberId(1)));
-        stock.others[0].1.left = 0;
-        assert_eq!(stock.ask(3).as_slice(), [(MemberId(7), 1)], "what is needed first");
+        let mut view = window_view((0, 1), [(2, 0), (0, 0), (0, 0), (0, 0)], 20);
+        view.mates = smallvec![(MemberId(7), Stake { left: 1, ..Stake::default() })];
+        assert!(view.ask(3).iter().all(|(region, _)| *region == MemberId(1)));
+        view.others[0].1.left = 0;
+        assert_eq!(view.ask(3).as_slice(), [(MemberId(7), 1)], "what is needed first");
         // A mate keeps what it is asked for itself.
-        stock.mates[0].1.demand_milli = 100;
-        assert!(stock.ask(3).is_empty());
+        view.mates[0].1.demand_milli = 100;
+        assert!(view.ask(3).is_empty());
     }
 
     #[test]
@@ -745,8 +747,8 @@ mod tests {
         let own = Seat { class: 1, floor: 50_000, ..seat(0, 0, 200_000) };
         let floor = Part { rate: 50_000, units: 50 };
         let requests = Requests { cost_milli: 1_000, ..Requests::default() };
-        let flow = RateView { requests, floor, ..flow(own, &others, &[]) };
-        let lent = plan(&flow).lend;
+        let view = RateView { requests, floor, ..rate_view(own, &others, &[]) };
+        let lent = plan(&view).lend;
         let of = |region| {
             lent.iter().filter(|(to, _)| *to == MemberId(region)).map(|(_, part)| part.rate).sum::<u32>()
         };
@@ -757,43 +759,43 @@ mod tests {
         // The first wants everything. This one wants much, too, and its floor comes before that.
         let others = [seat(1, 0, 0), seat(2, 1_000_000, 200_000), seat(3, 0, 0), seat(4, 0, 0)];
         let own = Seat { class: 1, floor: 50_000, ..seat(0, 600_000, 50_000) };
-        assert!(plan(&RateView { floor, ..self::flow(own, &others, &[]) }).lend.is_empty());
+        assert!(plan(&RateView { floor, ..rate_view(own, &others, &[]) }).lend.is_empty());
         let own = Seat { holds: 200_000, ..own };
-        let lent = plan(&RateView { floor, ..self::flow(own, &others, &[]) }).lend;
+        let lent = plan(&RateView { floor, ..rate_view(own, &others, &[]) }).lend;
         assert!(matches!(lent[..], [(MemberId(2), Part { rate: 140_000..=149_999, .. })]), "{lent:?}");
     }
 
     #[test]
     fn a_priority_region_gets_the_window_units_it_wants_and_floors_hold() {
         // 4 000 left; the first wants 3 000 until the end, and so does another.
-        let mut stock = stock((1_000, 0), [(1_000, 150), (1_000, 150), (1_000, 0), (0, 0)], 20);
-        stock.others[1].1.class = 1;
-        stock.others[2].1.class = 1;
-        stock.own.class = 1;
-        assert_eq!(stock.need(stock.others[0].1), 3_000);
-        assert_eq!(stock.need(stock.others[1].1), 1_000);
-        stock.others[1].1.class = 0;
-        assert_eq!(stock.need(stock.others[0].1), 2_000, "of one class they have parts");
-        stock.own.floor = 300;
-        assert_eq!(stock.give(MemberId(1), 5_000), 700);
-        stock.own.floor = 2_000;
-        assert_eq!(stock.give(MemberId(1), 5_000), 0);
+        let mut view = window_view((1_000, 0), [(1_000, 150), (1_000, 150), (1_000, 0), (0, 0)], 20);
+        view.others[1].1.class = 1;
+        view.others[2].1.class = 1;
+        view.own.class = 1;
+        assert_eq!(view.need(view.others[0].1), 3_000);
+        assert_eq!(view.need(view.others[1].1), 1_000);
+        view.others[1].1.class = 0;
+        assert_eq!(view.need(view.others[0].1), 2_000, "of one class they have parts");
+        view.own.floor = 300;
+        assert_eq!(view.give(MemberId(1), 5_000), 700);
+        view.own.floor = 2_000;
+        assert_eq!(view.give(MemberId(1), 5_000), 0);
         // Units that the first region misses are not given to another.
-        (stock.own.floor, stock.others[1].1.class) = (0, 1);
-        assert_eq!(stock.give(MemberId(1), 5_000), 1_000);
-        assert_eq!(stock.give(MemberId(2), 5_000), 0);
+        (view.own.floor, view.others[1].1.class) = (0, 1);
+        assert_eq!(view.give(MemberId(1), 5_000), 1_000);
+        assert_eq!(view.give(MemberId(2), 5_000), 0);
     }
 
     #[test]
     fn an_extreme_demand_does_not_overflow() {
         // One request may cost as much as a number can say.
         let endless = Stake { left: u64::MAX, demand_milli: u64::MAX, ..Stake::default() };
-        let mut stock = stock((0, 0), [(0, 0); 4], 20);
-        stock.own.demand_milli = u64::MAX;
-        stock.others.iter_mut().for_each(|(_, stake)| *stake = endless);
-        assert!(stock.low_water() > 0);
-        assert!(!stock.ask(3).is_empty());
-        stock.own.left = u64::MAX;
-        stock.give(MemberId(1), u64::MAX);
+        let mut view = window_view((0, 0), [(0, 0); 4], 20);
+        view.own.demand_milli = u64::MAX;
+        view.others.iter_mut().for_each(|(_, stake)| *stake = endless);
+        assert!(view.low_water() > 0);
+        assert!(!view.ask(3).is_empty());
+        view.own.left = u64::MAX;
+        view.give(MemberId(1), u64::MAX);
     }
 }

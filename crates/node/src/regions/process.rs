@@ -68,7 +68,7 @@ impl OwnProcess {
 
 impl Heartbeats {
     /// Makes a new heartbeat, unless one was made a moment ago.
-    pub(super) fn beat(&mut self, now_ns: u64) {
+    pub(super) fn make(&mut self, now_ns: u64) {
         if self.made_ns.is_none_or(|made_ns| now_ns >= made_ns + SETTINGS.links.fresh_ns) {
             self.newest = self.sent.next(now_ns);
             self.made_ns = Some(now_ns);
@@ -76,9 +76,9 @@ impl Heartbeats {
     }
 
     /// A frame may leave before the first tick. Its heartbeat is made no later than the frame.
-    pub(super) fn beat_before_frame(&mut self, now_ns: u64) {
+    pub(super) fn make_before_frame(&mut self, now_ns: u64) {
         if self.made_ns.is_none() && !mutated(Mutation::HeartbeatBeforeSent) {
-            self.beat(now_ns);
+            self.make(now_ns);
         }
     }
 }

@@ -85,8 +85,8 @@ impl Round<'_> {
         }
     }
 
-    /// Whether this node speaks for a peer about the cell.
-    fn speaks_for(&self, peer: &Peer) -> bool {
+    /// Whether this node owns the cell and acts for a peer, its mate.
+    fn acts_for(&self, peer: &Peer) -> bool {
         let guard = self.node.setup.guard.as_ref();
         let is_mate = || guard.is_some_and(|guard| guard.members().contains(&peer.incarnation.member));
         self.owner == Owner::Own && is_mate()
@@ -230,11 +230,11 @@ impl Sharing {
         peer.is_reached(now.steady_ns, SETTINGS.sharing.reach_ns) && self.versions.owns(peer.incarnation)
     }
 
-    /// The standing part that this node speaks for.
+    /// The standing part that this node acts for.
     fn standing_for(&self, round: &Round<'_>, account: &Account) -> Part {
         match round.owner {
             Owner::Each => return self.standing_of(self.me(), round),
-            // The rest is in the pool, and the owner speaks for it.
+            // The rest is in the pool, and the owner acts for it.
             Owner::Mate(_) => return account.standing(),
             Owner::Own => {}
         }

@@ -488,9 +488,9 @@ impl Sharing {
         if !at.owned || !context.in_force {
             return Err(Refusal::Unheard);
         }
-        let (from, beats) = (at.from, &self.process.heartbeats.sent);
+        let (from, heartbeats) = (at.from, &self.process.heartbeats.sent);
         let stands = self.stands_for_region_of(from, context);
-        account.accept(state, context, Giver { from, stands, beats }, grant, session, at.now)
+        account.accept(state, context, Giver { from, stands, heartbeats }, grant, session, at.now)
     }
 
     /// Takes rights that a member gave in a window, and confirms them.

@@ -135,8 +135,8 @@ pub enum Entry {
         holds: Rough,
         /// Units that could be charged now.
         left: Rough,
-        /// The standing part that the sender speaks for, counted as `holds`, if it is not the sender's own. A
-        /// cell's owner speaks for its region, and its mates speak for less than they have.
+        /// The standing part that the sender acts for, counted as `holds`, if it is not the sender's own. A
+        /// cell's owner acts for its region, and its mates act for less than they have.
         stands: Option<Rough>,
     },
     /// A request needs more units at once than the sender's region can hold.

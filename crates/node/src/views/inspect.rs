@@ -130,7 +130,7 @@ const OVERVIEW_CELLS_MAX: usize = 4_096;
 impl Node {
     /// The version id of the catalogue that this node uses, and the last one that it has acknowledged on its
     /// disk.
-    pub fn marks(&self) -> (VersionId, VersionId) {
+    pub fn version_ids(&self) -> (VersionId, VersionId) {
         let Some(sharing) = self.lock_sharing() else { return Default::default() };
         (sharing.version_id(), sharing.acked())
     }

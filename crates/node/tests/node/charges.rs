@@ -664,8 +664,8 @@ fn a_lease_ends_with_its_window_even_if_the_next_window_is_charged_too() {
     assert!(units > 0 && lasts_ns < ends_in_ns, "{lasts_ns} of {ends_in_ns}");
 }
 
-fn config(durable: bool, empty_handed: Option<Now>) -> Config {
-    Config { key: KEY, memory_bytes: ROOMY, durable, after_crash: empty_handed, home: None }
+fn config(durable: bool, after_crash: Option<Now>) -> Config {
+    Config { key: KEY, memory_bytes: ROOMY, durable, after_crash, home: None }
 }
 
 /// A node that starts from a disk: after a crash at `crashed`, or after a clean stop.

@@ -455,7 +455,7 @@ fn a_request_for_units_that_cannot_come_stops_waiting_early() {
     }
     world.ask_or_wait(0, &key, 20);
     world.ask_or_wait(0, &key, 5);
-    assert_eq!(world.waiting(), 1, "of what is no more than the limit there is hope");
+    assert_eq!(world.waiting(), 1, "units within the limit may still come");
     world.pass(200 * MS);
     assert_eq!(world.waiting(), 0);
 }

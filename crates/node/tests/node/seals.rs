@@ -215,9 +215,9 @@ fn no_member_makes_versions_in_its_own_or_the_authoritys_name() {
     let keys = scene.keys(HOSTILE);
     let current = scene.version(0);
     let next = |by: Incarnation, epoch: u32| {
-        let mark = VersionId { epoch, number: current.version_id.number + 1 };
-        let term = if epoch == current.version_id.epoch { current.allocation } else { mark };
-        Version { version_id: mark, allocation: term, authority: by, ..current.clone() }
+        let version_id = VersionId { epoch, number: current.version_id.number + 1 };
+        let allocation = if epoch == current.version_id.epoch { current.allocation } else { version_id };
+        Version { version_id, allocation, authority: by, ..current.clone() }
     };
     let own = |version: &Version| told(version, Some(keys.seal(&said_of_version(version)).expect("sealed")));
     let as_authority = next(incarnation(0), 1);
@@ -250,8 +250,8 @@ fn no_member_acknowledges_for_another() {
     scene.world.run(2 * S, |_, _| 0);
     let [first, second] = [VersionId::FIRST, version.version_id];
     assert_eq!((scene.version_id(1), scene.version_id(0), scene.effective(0)), (first, second, first));
-    let Version { version_id: mark, allocation: term, authority, .. } = version;
-    let ack = Ack { version_id: mark, allocation: term, from_wall_ns: scene.world.now, authority };
+    let Version { version_id, allocation, authority, .. } = version;
+    let ack = Ack { version_id, allocation, from_wall_ns: scene.world.now, authority };
     let of = |seal: Option<Seal>| Entry::Acked { incarnation: incarnation(1), ack, seal: seal.map(Box::new) };
     let said = said_of_ack(incarnation(1), ack, &version);
     let by_itself = scene.keys(HOSTILE).seal(&said).expect("sealed");
@@ -306,8 +306,8 @@ fn a_version_whose_id_is_far_ahead_is_refused() {
     let current = scene.version(0);
     let VersionId { epoch, number } = current.version_id;
     let at = |epoch: u32, number: u64| {
-        let mark = VersionId { epoch, number };
-        Version { version_id: mark, allocation: mark, authority: incarnation(1), ..current.clone() }
+        let version_id = VersionId { epoch, number };
+        Version { version_id, allocation: version_id, authority: incarnation(1), ..current.clone() }
     };
     for (version, is_far) in [
         (at(u32::MAX, number + 1), true),

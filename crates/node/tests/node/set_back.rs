@@ -80,14 +80,8 @@ fn a_bucket_ignores_steps_of_the_wall_clock() {
     assert_eq!(passed(&mut asker, 20, at(20 * S, HOUR)), 5);
 }
 
-fn durable(empty_handed: Option<Now>) -> Arc<Node> {
-    Arc::new(Node::new(Config {
-        key: KEY,
-        memory_bytes: ROOMY,
-        durable: true,
-        after_crash: empty_handed,
-        home: None,
-    }))
+fn durable(after_crash: Option<Now>) -> Arc<Node> {
+    Arc::new(Node::new(Config { key: KEY, memory_bytes: ROOMY, durable: true, after_crash, home: None }))
 }
 
 #[test]

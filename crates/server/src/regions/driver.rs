@@ -160,7 +160,7 @@ impl Turn {
     /// down already.
     fn note_adopted(&mut self, regions: &Regions, now: Now) {
         let before = self.adopted.as_ref().map_or_else(VersionId::default, |version| version.version_id);
-        if regions.node.marks().0 == before {
+        if regions.node.version_ids().0 == before {
             return;
         }
         let Some(version) = regions.node.version() else { return };
@@ -175,7 +175,7 @@ impl Turn {
 
     /// Writes the schedule in force down for the next start, if it has changed.
     fn keep_schedule(&mut self, regions: &Regions, now: Now) {
-        let (version_id, _) = regions.node.marks();
+        let (version_id, _) = regions.node.version_ids();
         // If the journal is down, the writer tries again.
         let is_down = regions.node.is_journal_down();
         if self.kept == Some(version_id) || version_id == VersionId::default() || is_down {

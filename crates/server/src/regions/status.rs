@@ -75,7 +75,7 @@ pub(super) fn fill_in(regions: &Regions, status: &mut api::NodeStatus, peers: &[
     status.clock_is_suspect = membership.clock_is_suspect;
     status.wall = membership.wall.as_str().to_owned();
     status.wall_corrected_us = membership.corrected_ns / 1_000;
-    status.warm_cells = membership.warm_cells as u64;
+    status.warm_cells = membership.active_cells as u64;
     status.catalogue = version.as_ref().map(|version| catalogue_of(regions, version, &membership, now));
     status.members = version.iter().flat_map(members).collect();
     status.peers = peers_of(regions, peers, version.as_ref(), now);

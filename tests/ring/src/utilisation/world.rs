@@ -265,7 +265,7 @@ impl World {
     pub fn warm_cells(&self) -> usize {
         let now = Now::at(self.now);
         let all = self.places.iter().filter_map(|place| place.node.membership(now));
-        all.map(|membership| membership.warm_cells).sum()
+        all.map(|membership| membership.active_cells).sum()
     }
 }
 

@@ -385,15 +385,15 @@ impl Account {
         Some(gained)
     }
 
-    /// Applies the answer to a window's call: `taken` is the total withdrawn. Returns the units that came.
-    pub(crate) fn took(&mut self, context: &CellContext<'_>, end_ns: u64, taken: u64) -> u64 {
+    /// Applies the answer to a window's call: `withdrawn` is the total. Returns the units that came.
+    pub(crate) fn withdrew(&mut self, context: &CellContext<'_>, end_ns: u64, withdrawn: u64) -> u64 {
         if end_ns < self.window() {
             return 0;
         }
         let known = self.withdrawn_of(end_ns);
-        self.set_withdrawn(Withdrawn { withdrawn: taken.max(known.withdrawn), ..known });
+        self.set_withdrawn(Withdrawn { withdrawn: withdrawn.max(known.withdrawn), ..known });
         self.rebuild(context);
-        taken.saturating_sub(known.withdrawn)
+        withdrawn.saturating_sub(known.withdrawn)
     }
 
     /// Prepares a call: gives back units of a window, at most `available` of them. Returns how many.

@@ -42,7 +42,7 @@ pub(crate) struct Giver<'a> {
     /// The standing share of the giver's region.
     pub(crate) stands: Part,
     /// The heartbeats that were sent to the giver.
-    pub(crate) beats: &'a SentHeartbeats,
+    pub(crate) heartbeats: &'a SentHeartbeats,
 }
 
 impl Account {
@@ -139,7 +139,7 @@ impl Account {
         session: &mut Session,
         now: Now,
     ) -> Result<(), Refusal> {
-        let Giver { from, stands, beats } = giver;
+        let Giver { from, stands, heartbeats } = giver;
         let kind = self.kind();
         let held = self.book.held();
         // A repeated grant is not another loan.
@@ -150,7 +150,7 @@ impl Account {
         if !is_held && (units > stands.units || rate > stands.rate) {
             return Err(Refusal::TooMuch { said: units, most: stands.units });
         }
-        let mut change = self.book.accept(from, grant, kind, beats, session, now.steady_ns)?;
+        let mut change = self.book.accept(from, grant, kind, heartbeats, session, now.steady_ns)?;
         let believed = &mut self.loans.get_or_insert_default().believed;
         let believed = believed.take(from.member, stands, grant.tokens, context.global, now.steady_ns);
         change.owe += grant.tokens - believed;

@@ -13,11 +13,11 @@ use super::{
 use crate::{forwards::Owner, journal::HeapCell, settings::SETTINGS};
 
 /// How a cell is doing, in exact numbers.
-struct News {
+struct CellStatus {
     demand: u64,
     holds: u64,
     left: u64,
-    /// The standing part that this node speaks for, if that is not its own.
+    /// The standing part that this node acts for, if that is not its own.
     stands: Option<Rough>,
     /// Whether some region has less than it wants: then small changes matter.
     is_scarce: bool,
@@ -27,7 +27,7 @@ struct News {
     is_idle: bool,
 }
 
-impl News {
+impl CellStatus {
     fn to_advertised(&self) -> Advertised {
         Advertised {
             demand: Rough::new(self.demand),
@@ -74,20 +74,20 @@ impl Sharing {
         let more = round.resource.weigh(round.within_reach(account));
         let beside = self.kept_by_mates(round, account);
         let left = account.unleased(&cell.state, round.now, round.context.salt);
-        let speaks = (round.owner != Owner::Each).then(|| self.standing_for(round, account));
-        let news = News {
+        let acts_for = (round.owner != Owner::Each).then(|| self.standing_for(round, account));
+        let status = CellStatus {
             demand: active_cell.told_demand_milli(&round.resource, now_ns),
             holds: round.resource.weigh(account.effective()).saturating_add(more).saturating_add(beside),
             left: left.saturating_add(more),
-            stands: speaks.map(|part| Rough::new(round.resource.weigh(part))),
+            stands: acts_for.map(|part| Rough::new(round.resource.weigh(part))),
             is_scarce,
             counts_left: round.resource == Resource::Rights,
             is_idle: active_cell.is_idle(now_ns),
         };
-        if active_cell.advertised.is_some_and(|last| !news.is_due(last, now_ns)) {
+        if active_cell.advertised.is_some_and(|last| !status.is_due(last, now_ns)) {
             return;
         }
-        let said = news.to_advertised();
+        let said = status.to_advertised();
         active_cell.advertised = Some(LastAdvertisement { said, at_ns: now_ns });
         let short = active_cell.short();
         for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now_ns, SETTINGS.sharing.reach_ns))

@@ -141,7 +141,7 @@ impl Sharing {
     fn seats_of_others(&self, round: &Round<'_>, active_cell: &mut ActiveCell) -> SmallVec<[Seat; 8]> {
         let mut seats = SmallVec::new();
         for peer in self.peers.values().filter(|peer| self.is_partner(peer, round.now)) {
-            if round.speaks_for(peer) {
+            if round.acts_for(peer) {
                 continue;
             }
             let standing = self.standing_of(peer.incarnation, round);
@@ -154,7 +154,7 @@ impl Sharing {
             );
             let is_less = Rough::new(round.resource.weigh(standing)) > Rough::new(seat.standing);
             if is_less && seat.want == 0 && seat.short == 0 {
-                // Another node of the peer's region speaks for the peer.
+                // Another node of the peer's region acts for the peer.
                 continue;
             }
             seat.class = round.preference.class(seat.region);

@@ -98,7 +98,7 @@ impl Sharing {
             || self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, SETTINGS.sharing.reach_ns));
         let (mut others, mut mates) = (SmallVec::new(), SmallVec::new());
         for peer in reached() {
-            if !round.speaks_for(peer) {
+            if !round.acts_for(peer) {
                 others.push(place_of(peer));
             } else if pooled == 0 {
                 mates.push(place_of(peer));

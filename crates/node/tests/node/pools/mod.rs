@@ -13,7 +13,7 @@ use acequia_limits::{
     limit::{LimitSpec, ValueSpec},
 };
 use acequia_node::{
-    Ask, Asker, Config, Forwarding, Holding, Home, Keep, LimitAnswer, Node, Row, TAKINGS,
+    Ask, Asker, Config, Forwarding, Holding, Home, Keep, LimitAnswer, Node, Row, WITHDRAWALS,
     pool::{CALL_NS, Call, GROUPS, Heard, PoolName, PoolReply, PoolRequest, Siblings},
     regions,
 };
@@ -397,7 +397,7 @@ impl World {
         if self.regions.is_none() {
             scene::apply(&node, &self.specs, now);
         }
-        let rows = self.nodes.get(place).map_or_else(Vec::new, |at| rows_of(&at.rows, TAKINGS));
+        let rows = self.nodes.get(place).map_or_else(Vec::new, |at| rows_of(&at.rows, WITHDRAWALS));
         node.restore_withdrawals(rows, now);
         let asker = node.asker();
         (node, asker)
