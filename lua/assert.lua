@@ -4,7 +4,7 @@
 -- arguments  6 the node, 7 all nodes of the region, with spaces between
 --            8 since when it knows what it took from windows, with all earlier processes of it: wall clock, in microseconds
 --            9 the slack in microseconds
---            10 nodes that are left out, with spaces between; 11 how long leases of theirs may last, in microseconds
+--            10 excluded nodes, with spaces between; 11 how long leases of theirs may last, in microseconds
 --            12 the last generation that it had heard of before this one, but for those that went on here and that it has not heard to grant
 --            13 whether it is new: no process of it has held or spent anything, as far as it knows; 0 or 1
 -- results    2 `unknown`: 3 the generation that is known here, 4 how it is (see pool.lua), 5 the one since which its pools remember
@@ -18,17 +18,17 @@ register('acequia_assert' .. version, function(keys, arguments)
     group.first = group.first and arguments[13] == '1'
     doubts.burned, doubts.fresh = max(doubts.burned, knows + slack), max(doubts.fresh, wall)
     group.doubts, group.unsure = doubts, group.unsure or {}
-    local absent, told, told_or_absent, is_node, unsure = {}, true, true, false, true
+    local excluded, told, told_or_excluded, is_node, unsure = {}, true, true, false, true
     for other in string.gmatch(arguments[10], '%d+') do
-      absent[other] = true
+      excluded[other] = true
     end
     for other in string.gmatch(arguments[7], '%d+') do
       local has_told = group.asserted[other] == true
-      told, told_or_absent = told and has_told, told_or_absent and (has_told or absent[other] == true)
+      told, told_or_excluded = told and has_told, told_or_excluded and (has_told or excluded[other] == true)
       is_node = is_node or other == node
-      unsure = unsure and (not has_told or absent[other] == true or other == node or group.unsure[other] == true)
+      unsure = unsure and (not has_told or excluded[other] == true or other == node or group.unsure[other] == true)
     end
-    if told_or_absent then
+    if told_or_excluded then
       group.first = group.first and told
       if group.before == NEVER then
         if not group.first then

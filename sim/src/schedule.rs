@@ -61,7 +61,7 @@ pub enum Fault {
     /// A fault of the store that nodes of one region share.
     Store(StoreFault),
     /// At the first node, an operator excludes the second one for this many seconds, unless that node runs.
-    LeaveOut(Place, Place, u64),
+    Exclude(Place, Place, u64),
     /// Every link is mended, the store is back, every disk takes writes, no crash is due, and every node that
     /// is down begins again. Clocks and the contents of disks stay as they are.
     Heal,
@@ -97,7 +97,7 @@ impl Fault {
             | Self::Release(a, b)
             | Self::Slow(a, b, _)
             | Self::Lose(a, b, _)
-            | Self::LeaveOut(a, b, _) => vec![*a, *b],
+            | Self::Exclude(a, b, _) => vec![*a, *b],
             Self::Sleep(at)
             | Self::Wake(at)
             | Self::Crash(at, _)
@@ -302,8 +302,8 @@ impl fmt::Display for Fault {
             Self::Counter(at, ms) => write!(f, "let the counter of {} jump by {ms:+} ms", name(at)),
             Self::Order(at, command) => write!(f, "at {}: {command}", name(at)),
             Self::Store(fault) => fault.fmt(f),
-            Self::LeaveOut(at, of, s) => {
-                write!(f, "at {}: store leave-out {} --for {s}s", name(at), name(of))
+            Self::Exclude(at, of, s) => {
+                write!(f, "at {}: store exclude {} --for {s}s", name(at), name(of))
             }
             Self::Heal => f.write_str("heal"),
         }

@@ -250,12 +250,12 @@ fn a_region_goes_on_when_an_operator_excludes_a_node_that_is_gone() {
     }
     // Nobody can tell what the other node held.
     eventually("the loss is known", || order(alive, &["store"]).0 == Some(1));
-    let (code, said) = order(alive, &["store", "leave-out", "eu-1", "--yes"]);
+    let (code, said) = order(alive, &["store", "exclude", "eu-1", "--yes"]);
     assert!(code == Some(2) && said.contains("this is that node"), "{said}");
-    let (code, said) = order(alive, &["store", "leave-out", "eu-2"]);
+    let (code, said) = order(alive, &["store", "exclude", "eu-2"]);
     assert!(code == Some(2) && said.contains("--yes"), "{said}");
-    let (code, said) = order(alive, &["store", "leave-out", "eu-2", "--yes", "--reason", "gone for good"]);
-    assert!(code == Some(0) && said.contains("eu-2 is left out for"), "{said}");
+    let (code, said) = order(alive, &["store", "exclude", "eu-2", "--yes", "--reason", "gone for good"]);
+    assert!(code == Some(0) && said.contains("eu-2 is excluded for"), "{said}");
     eventually("all pools grant", || order(alive, &["store"]).0 == Some(0));
     let metrics = Http::connect(alive).get("/metrics").body;
     assert!(metrics.contains("acequia_region_nodes_left_out 1"), "{metrics}");
@@ -263,7 +263,7 @@ fn a_region_goes_on_when_an_operator_excludes_a_node_that_is_gone() {
     let after = use_up(std::slice::from_ref(alive), "w", "one");
     assert!(before + after <= 200, "{before} and {after} of 200");
     let (code, said) = order(alive, &["store", "wait-for", "eu-2"]);
-    assert!(code == Some(0) && !said.contains("left out"), "{said}");
+    assert!(code == Some(0) && !said.contains("excluded"), "{said}");
 
     // The other node is back. Nobody is excluded when the store forgets again.
     gone.start_again();

@@ -304,9 +304,9 @@ mutations! {
     /// A generation grants when the first node has told what it holds.
     PoolAsksOneNode: Pools Node Sim;
     /// If one node is excluded, all nodes that have told nothing are.
-    PoolLeavesAllOut: Node;
+    PoolExcludesAll: Node;
     /// Units that an excluded node may hold count as nothing.
-    PoolBurnsNoAbsent: Node;
+    PoolForfeitsNoExcluded: Node;
     /// A pool that forgot begins full.
     PoolBeginsFull: Pools Node;
     /// A node with an earlier allocation among regions moves the pools back to it, and units that others hold

@@ -22,7 +22,7 @@ use acequia_api::acequia::v1 as api;
 use acequia_limits::{HashKey, Now};
 use acequia_node::{
     Answer, Catalogue, Config as NodeConfig, Keep, LimitAnswer, Node, Outcome,
-    pool::{GROUPS, Heard, NotLeftOut, Siblings as Place},
+    pool::{GROUPS, Heard, NotExcluded, Siblings as Place},
 };
 use acequia_rights::{
     MemberId, node_named,
@@ -178,10 +178,10 @@ impl Siblings {
 
     /// The state of the store, as a node sees it.
     pub(crate) fn status(&self, node: &Node, now: Now) -> api::StoreStatus {
-        let (counts, left_out) = (node.lease_counts(), node.left_out(now));
-        let left_out = self.nodes.iter().filter_map(|name| {
-            let left_ns = left_out.get(&node_named(name))?;
-            Some(api::LeftOut { node: name.clone(), left_ms: left_ns.div_ceil(1_000_000) })
+        let (counts, excluded) = (node.lease_counts(), node.excluded(now));
+        let excluded = self.nodes.iter().filter_map(|name| {
+            let left_ns = excluded.get(&node_named(name))?;
+            Some(api::ExcludedNode { node: name.clone(), left_ms: left_ns.div_ceil(1_000_000) })
         });
         let number = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
         api::StoreStatus {
@@ -189,7 +189,7 @@ impl Siblings {
             groups: GROUPS.into(),
             granting: number(counts.granting),
             lost: number(counts.lost),
-            left_out: left_out.collect(),
+            excluded: excluded.collect(),
         }
     }
 
@@ -198,9 +198,9 @@ impl Siblings {
         self.nodes.contains(name).then(|| node_named(name))
     }
 
-    /// Excludes a node, by its name ([`Node::leave_out`]).
-    pub(crate) fn leave_out(&self, node: &Node, name: &str, for_ns: u64, now: Now) -> Result<(), NotLeftOut> {
-        node.leave_out(self.number(name).ok_or(NotLeftOut::Unknown)?, for_ns, now)
+    /// Excludes a node, by its name ([`Node::exclude`]).
+    pub(crate) fn exclude(&self, node: &Node, name: &str, for_ns: u64, now: Now) -> Result<(), NotExcluded> {
+        node.exclude(self.number(name).ok_or(NotExcluded::Unknown)?, for_ns, now)
     }
 
     /// This node's holdings in the cells that a request hits, and the places of their pools.

@@ -178,7 +178,7 @@ pub(super) fn moments(faults: &[(Duration, Fault)]) -> Vec<Moment> {
         Fault::Wall(at, ms) if *ms != 0 => Some(format!("clock of {} {ms:+} ms", NAMES[*at])),
         Fault::LoseDisk(at) => Some(format!("{} loses its disk", NAMES[*at])),
         Fault::Store(fault @ (StoreFault::Forgets | StoreFault::FailsOver(None))) => Some(fault.to_string()),
-        Fault::LeaveOut(_, of, _) => Some(format!("{} left out", NAMES[*of])),
+        Fault::Exclude(_, of, _) => Some(format!("{} excluded", NAMES[*of])),
         Fault::RestoreDisk(at) => Some(format!("{} gets an old disk", NAMES[*at])),
         Fault::Order(_, Command::Budget { limit, numbers }) => {
             let numbers = numbers.iter().map(|(name, value)| format!("{name} {value}"));

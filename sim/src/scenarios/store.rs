@@ -101,7 +101,7 @@ pub(super) const NODE_GONE: Scenario = Scenario {
         let word_ms = random.between(gone_ms + 1, forgets_ms + 4_000);
         schedule.at(ms(gone_ms), Fault::Crash(of, random.pick(&LEFTOVERS)));
         schedule.at(ms(forgets_ms), store(StoreFault::Forgets));
-        schedule.at(ms(word_ms), Fault::LeaveOut(told, of, 60));
+        schedule.at(ms(word_ms), Fault::Exclude(told, of, 60));
         Plan { gone: vec![of], ..without_heal(schedule) }
     },
 };

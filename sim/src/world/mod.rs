@@ -365,7 +365,7 @@ impl World {
             Fault::Smear(at, ppm) => self.regions[*at].machine.smear(*ppm),
             Fault::Counter(at, ms) => self.regions[*at].machine.jump(*ms),
             Fault::Order(..) => {}
-            Fault::LeaveOut(at, of, seconds) => self.exclude(*at, *of, *seconds),
+            Fault::Exclude(at, of, seconds) => self.exclude(*at, *of, *seconds),
             Fault::Store(fault) => {
                 // The other regions keep their stores.
                 if let Some(store) = self.stores.first() {
@@ -431,10 +431,10 @@ impl World {
         } else {
             let outcome = self.regions[at].process().map(|process| {
                 let for_ns = seconds.saturating_mul(1_000_000_000);
-                process.node.leave_out(node_named(NAMES[of]), for_ns, process.clock.now())
+                process.node.exclude(node_named(NAMES[of]), for_ns, process.clock.now())
             });
             match outcome {
-                Some(Ok(())) => format!("{} is left out", NAMES[of]),
+                Some(Ok(())) => format!("{} is excluded", NAMES[of]),
                 Some(Err(fault)) => format!("refused: {fault}"),
                 None => "nobody there to take an order".to_owned(),
             }

@@ -9,7 +9,7 @@ use std::{
 
 use acequia_rights::pool::{
     Letter, bucket,
-    group::{Absent, Assertion, Begin, GroupStatus},
+    group::{Assertion, Begin, Excluded, GroupStatus},
     name, sliding, window,
 };
 use acequia_store::{
@@ -211,9 +211,9 @@ impl Pools for StoreLink {
         &self,
         at: &At<'_>,
         assertion: &Assertion,
-        absent: Option<&Absent>,
+        excluded: Option<&Excluded>,
     ) -> Result<GroupStatus, Missed> {
-        self.call(at, async |pools| pools.assert(at, assertion, absent).await).await
+        self.call(at, async |pools| pools.assert(at, assertion, excluded).await).await
     }
 
     async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<Answer<window::Took>, Missed> {

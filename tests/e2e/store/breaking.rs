@@ -135,8 +135,8 @@ fn a_store_and_a_node_die_under_load_and_the_rest_of_the_region_goes_on() {
         scene.until_answered(2, 150);
         // Nobody else can tell what the dead node held.
         assert_eq!(order(&alive[0], &["store"]).0, Some(1), "nothing is granted without {}", NODES[GONE]);
-        let (code, said) = order(&alive[0], &["store", "leave-out", NODES[GONE], "--yes"]);
-        assert!(code == Some(0) && said.contains("eu-3 is left out for"), "{said}");
+        let (code, said) = order(&alive[0], &["store", "exclude", NODES[GONE], "--yes"]);
+        assert!(code == Some(0) && said.contains("eu-3 is excluded for"), "{said}");
         until_pools_grant(alive);
         scene.until_answered(2, 300);
     });

@@ -222,10 +222,10 @@ pub struct StoreStatus {
     pub lost: u32,
     /// Nodes that are not waited for, on an operator's word to this node.
     #[prost(message, repeated, tag = "5")]
-    pub left_out: ::prost::alloc::vec::Vec<LeftOut>,
+    pub excluded: ::prost::alloc::vec::Vec<ExcludedNode>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct LeftOut {
+pub struct ExcludedNode {
     #[prost(string, tag = "1")]
     pub node: ::prost::alloc::string::String,
     /// Milliseconds until it is waited for again.
@@ -233,7 +233,7 @@ pub struct LeftOut {
     pub left_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct LeaveOutRequest {
+pub struct ExcludeRequest {
     /// Another node of the region.
     #[prost(string, tag = "1")]
     pub node: ::prost::alloc::string::String,
@@ -1152,13 +1152,13 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("acequia.v1.Admin", "ListAudit"));
             self.inner.unary(req, path, codec).await
         }
-        /// Leaves another node of the region out: after the store that they share has forgotten something, it grants without that node's
+        /// Excludes another node of the region: after the store that they share has forgotten something, it grants without that node's
         /// having told what it holds, and what it may hold counts as spent. The caller's word is that no process of that node runs, or
         /// that it reaches no other server of the store than the others do, until it has heard that the store forgot. Any node that runs may
         /// be asked.
-        pub async fn leave_out(
+        pub async fn exclude(
             &mut self,
-            request: impl tonic::IntoRequest<super::LeaveOutRequest>,
+            request: impl tonic::IntoRequest<super::ExcludeRequest>,
         ) -> std::result::Result<tonic::Response<super::StoreStatus>, tonic::Status> {
             self.inner
                 .ready()
@@ -1169,11 +1169,9 @@ pub mod admin_client {
                     )
                 })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/acequia.v1.Admin/LeaveOut",
-            );
+            let path = http::uri::PathAndQuery::from_static("/acequia.v1.Admin/Exclude");
             let mut req = request.into_request();
-            req.extensions_mut().insert(GrpcMethod::new("acequia.v1.Admin", "LeaveOut"));
+            req.extensions_mut().insert(GrpcMethod::new("acequia.v1.Admin", "Exclude"));
             self.inner.unary(req, path, codec).await
         }
     }
@@ -1262,13 +1260,13 @@ pub mod admin_server {
             tonic::Response<super::ListAuditResponse>,
             tonic::Status,
         >;
-        /// Leaves another node of the region out: after the store that they share has forgotten something, it grants without that node's
+        /// Excludes another node of the region: after the store that they share has forgotten something, it grants without that node's
         /// having told what it holds, and what it may hold counts as spent. The caller's word is that no process of that node runs, or
         /// that it reaches no other server of the store than the others do, until it has heard that the store forgot. Any node that runs may
         /// be asked.
-        async fn leave_out(
+        async fn exclude(
             &self,
-            request: tonic::Request<super::LeaveOutRequest>,
+            request: tonic::Request<super::ExcludeRequest>,
         ) -> std::result::Result<tonic::Response<super::StoreStatus>, tonic::Status>;
     }
     #[derive(Debug)]
@@ -1827,11 +1825,11 @@ pub mod admin_server {
                     };
                     Box::pin(fut)
                 }
-                "/acequia.v1.Admin/LeaveOut" => {
+                "/acequia.v1.Admin/Exclude" => {
                     #[allow(non_camel_case_types)]
-                    struct LeaveOutSvc<T: Admin>(pub Arc<T>);
-                    impl<T: Admin> tonic::server::UnaryService<super::LeaveOutRequest>
-                    for LeaveOutSvc<T> {
+                    struct ExcludeSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::ExcludeRequest>
+                    for ExcludeSvc<T> {
                         type Response = super::StoreStatus;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
@@ -1839,11 +1837,11 @@ pub mod admin_server {
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::LeaveOutRequest>,
+                            request: tonic::Request<super::ExcludeRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as Admin>::leave_out(&inner, request).await
+                                <T as Admin>::exclude(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -1854,7 +1852,7 @@ pub mod admin_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = LeaveOutSvc(inner);
+                        let method = ExcludeSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

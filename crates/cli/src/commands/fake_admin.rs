@@ -8,7 +8,7 @@ use std::{
 
 use acequia_api::acequia::v1::{
     AuditEntry, Budget, CandidateReport, Catalogue, CatalogueChange, CellCount, ChangeRegionRequest,
-    CompareCandidateRequest, GrantRequest, LeaveOutRequest, LeftOut, LimitStatus, ListAuditRequest,
+    CompareCandidateRequest, ExcludeRequest, ExcludedNode, GrantRequest, LimitStatus, ListAuditRequest,
     ListAuditResponse, ListBudgetsRequest, ListBudgetsResponse, ListCellsRequest, ListCellsResponse,
     NodeStatus, ResetRequest, SetBudgetRequest, StatusRequest, StoreStatus, TakeOverRequest, WatchRequest,
     admin_server::{Admin, AdminServer},
@@ -36,7 +36,7 @@ pub(super) enum Asked {
     Reset(ResetRequest),
     Region(ChangeRegionRequest),
     TakeOver(TakeOverRequest),
-    LeaveOut(LeaveOutRequest),
+    Exclude(ExcludeRequest),
 }
 
 /// The authority's node eu-1, at version 1.7.
@@ -85,7 +85,7 @@ impl FakeAdmin {
             Asked::Reset(request) => !request.dry_run,
             Asked::Region(request) => !request.dry_run,
             Asked::TakeOver(request) => !request.dry_run,
-            Asked::LeaveOut(_) => true,
+            Asked::Exclude(_) => true,
             Asked::Status | Asked::Budgets | Asked::Audit(_) | Asked::Cells(_) | Asked::Candidate(_) => false,
         });
         orders.count() as u64
@@ -231,14 +231,14 @@ impl Admin for FakeAdmin {
         self.change(dry_run)
     }
 
-    async fn leave_out(&self, request: Request<LeaveOutRequest>) -> Result<Response<StoreStatus>, Status> {
-        let LeaveOutRequest { node, for_ms, .. } = request.get_ref().clone();
-        self.take(request, Asked::LeaveOut)?;
+    async fn exclude(&self, request: Request<ExcludeRequest>) -> Result<Response<StoreStatus>, Status> {
+        let ExcludeRequest { node, for_ms, .. } = request.get_ref().clone();
+        self.take(request, Asked::Exclude)?;
         if let Some(refusal) = &self.refusal {
             return Err(refusal.clone());
         }
-        let left_out = Some(LeftOut { node, left_ms: for_ms }).filter(|_| for_ms > 0);
-        Ok(Response::new(StoreStatus { left_out: left_out.into_iter().collect(), ..store() }))
+        let excluded = Some(ExcludedNode { node, left_ms: for_ms }).filter(|_| for_ms > 0);
+        Ok(Response::new(StoreStatus { excluded: excluded.into_iter().collect(), ..store() }))
     }
 
     async fn list_cells(
@@ -285,5 +285,5 @@ impl Admin for FakeAdmin {
 /// A store of three nodes. One node has not told what it holds of a few groups.
 pub(super) fn store() -> StoreStatus {
     let nodes = ["eu-1", "eu-2", "eu-3"].map(str::to_owned).to_vec();
-    StoreStatus { nodes, groups: 1_024, granting: 1_000, lost: 0, left_out: Vec::new() }
+    StoreStatus { nodes, groups: 1_024, granting: 1_000, lost: 0, excluded: Vec::new() }
 }

@@ -3,7 +3,7 @@
 use std::{error::Error as _, fmt, path::PathBuf, process::ExitCode, time::Duration};
 
 use acequia_api::acequia::v1::{
-    AuditEntry, CandidateReport, CompareCandidateRequest, LeaveOutRequest, ListAuditRequest,
+    AuditEntry, CandidateReport, CompareCandidateRequest, ExcludeRequest, ListAuditRequest,
     ListBudgetsRequest, ListBudgetsResponse, ListCellsRequest, ListCellsResponse, NodeStatus, StatusRequest,
     StoreStatus, admin_client::AdminClient,
 };
@@ -140,8 +140,8 @@ impl Admin {
     }
 
     /// Excludes another node, or ends its exclusion.
-    pub(super) async fn leave_out(&mut self, request: LeaveOutRequest) -> Result<StoreStatus, Fault> {
-        wait(&self.address, self.deadline, self.client.leave_out(request)).await
+    pub(super) async fn exclude(&mut self, request: ExcludeRequest) -> Result<StoreStatus, Fault> {
+        wait(&self.address, self.deadline, self.client.exclude(request)).await
     }
 
     /// The node's address, and the longest wait for an answer.

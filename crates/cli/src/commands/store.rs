@@ -3,7 +3,7 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use acequia_api::acequia::v1::{LeaveOutRequest, StoreStatus};
+use acequia_api::acequia::v1::{ExcludeRequest, StoreStatus};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -26,7 +26,7 @@ use super::{
     args_conflicts_with_subcommands = true,
     after_help = "Examples:
   acequia store                                               how it is, as one node sees it
-  acequia store leave-out eu-3 --for 10m --reason 'its host burned down'
+  acequia store exclude eu-3 --for 10m --reason 'its host burned down'
   acequia store wait-for eu-3                                 eu-3 is back"
 )]
 pub struct Store {
@@ -57,13 +57,14 @@ enum Command {
     /// node. The exclusion lasts until its time is over, or the asked node restarts. When the excluded node
     /// comes back, it must not reach a replaced store server that still runs. That server would grant it
     /// units that others have by then.
-    LeaveOut(LeaveOut),
+    #[command(alias = "leave-out")]
+    Exclude(Exclude),
     /// Wait again for a node that was excluded.
     WaitFor(WaitFor),
 }
 
 #[derive(Args, Clone, Debug)]
-struct LeaveOut {
+struct Exclude {
     /// The node that is gone.
     #[arg(value_name = "NODE")]
     node: String,
@@ -121,13 +122,13 @@ impl Store {
                 })?;
                 self.shown.tell(&store, console)
             }
-            Some(Command::LeaveOut(leave_out)) => leave_out.carry_out(console).await,
+            Some(Command::Exclude(exclude)) => exclude.carry_out(console).await,
             Some(Command::WaitFor(WaitFor { node, said })) => said.tell(node, 0, console).await,
         }
     }
 }
 
-impl LeaveOut {
+impl Exclude {
     async fn carry_out(&self, console: &mut Console<'_>) -> Result<u8, Fault> {
         let node = plain(&self.node);
         if !self.yes {
@@ -152,8 +153,8 @@ impl LeaveOut {
 impl Said {
     async fn tell(&self, node: &str, for_ms: u64, console: &mut Console<'_>) -> Result<u8, Fault> {
         let (author, reason) = (self.author.clone(), self.reason.clone());
-        let request = LeaveOutRequest { node: node.to_owned(), for_ms, author, reason };
-        let store = self.shown.address.connect()?.leave_out(request).await?;
+        let request = ExcludeRequest { node: node.to_owned(), for_ms, author, reason };
+        let store = self.shown.address.connect()?.exclude(request).await?;
         self.shown.tell(&store, console)?;
         Ok(SUCCESS)
     }
@@ -169,7 +170,7 @@ impl Shown {
 }
 
 fn for_people(store: &StoreStatus, paint: Paint) -> String {
-    let StoreStatus { nodes, groups, granting, lost, left_out } = store;
+    let StoreStatus { nodes, groups, granting, lost, excluded } = store;
     let nodes = nodes.iter().map(|node| plain(node)).collect::<Vec<_>>().join(", ");
     let mut text = format!("shared by {nodes}\n");
     if *lost > 0 {
@@ -186,15 +187,15 @@ fn for_people(store: &StoreStatus, paint: Paint) -> String {
         }
     } else {
         let waits = format!("{granting} of {groups} groups of pools grant");
-        let why = "the others do when every node has told what it holds of them: a node that is gone for good is left out with \
-                   `acequia store leave-out`";
+        let why = "the others do when every node has told what it holds of them: a node that is gone for good is excluded with \
+                   `acequia store exclude`";
         format!("{}; {why}", paint.word(Colour::Yellow, &waits))
     };
     text.push_str(&state);
     text.push('\n');
-    for out in left_out {
-        let (node, left) = (plain(&out.node), duration(out.left_ms));
-        text.push_str(&format!("{node} is left out for {left} more\n"));
+    for gone in excluded {
+        let (node, left) = (plain(&gone.node), duration(gone.left_ms));
+        text.push_str(&format!("{node} is excluded for {left} more\n"));
     }
     text
 }
@@ -205,21 +206,22 @@ struct StoreJson<'a> {
     groups: u32,
     granting: u32,
     lost: u32,
-    left_out: Vec<LeftOutJson<'a>>,
+    excluded: Vec<ExcludedJson<'a>>,
 }
 
 #[derive(Serialize)]
-struct LeftOutJson<'a> {
+struct ExcludedJson<'a> {
     node: &'a str,
     left_ms: u64,
 }
 
 impl<'a> StoreJson<'a> {
     fn new(store: &'a StoreStatus) -> Self {
-        let left_out = store.left_out.iter();
-        let left_out = left_out.map(|out| LeftOutJson { node: &out.node, left_ms: out.left_ms }).collect();
+        let excluded = store.excluded.iter();
+        let excluded =
+            excluded.map(|gone| ExcludedJson { node: &gone.node, left_ms: gone.left_ms }).collect();
         let StoreStatus { nodes, groups, granting, lost, .. } = store;
-        Self { nodes, groups: *groups, granting: *granting, lost: *lost, left_out }
+        Self { nodes, groups: *groups, granting: *granting, lost: *lost, excluded }
     }
 }
 

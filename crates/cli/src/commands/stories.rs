@@ -3,7 +3,7 @@
 use std::{collections::HashMap, net::SocketAddr};
 
 use acequia_api::acequia::v1::{
-    ChangeRegionRequest, CompareCandidateRequest, GrantRequest, LeaveOutRequest, ResetRequest,
+    ChangeRegionRequest, CompareCandidateRequest, ExcludeRequest, GrantRequest, ResetRequest,
     SetBudgetRequest, TakeOverRequest, change_region_request::Change,
 };
 use clap::{Parser, Subcommand};
@@ -490,26 +490,26 @@ async fn an_unreachable_node_is_reported_with_a_remedy() {
 #[tokio::test]
 async fn a_node_is_excluded_only_after_its_name_is_typed() {
     let (address, node) = FakeAdmin::default().serve(None).await;
-    let left = run(address, "store leave-out eu-3 --author ana", Some("y\neu-2\n")).await;
+    let left = run(address, "store exclude eu-3 --author ana", Some("y\neu-2\n")).await;
     assert_eq!((left.code, node.asked().len()), (1, 0), "another name was typed: {left:?}");
-    let left = run(address, "store leave-out eu-3", None).await;
+    let left = run(address, "store exclude eu-3", None).await;
     assert!(left.code == 2 && left.remarks.contains("--yes"), "{left:?}");
     assert_eq!(node.asked().len(), 0);
 
-    let left = run(address, "store leave-out eu-3 --author ana --reason fire", Some("y\neu-3\n")).await;
+    let left = run(address, "store exclude eu-3 --author ana --reason fire", Some("y\neu-3\n")).await;
     assert!(left.remarks.contains("its process has ended"), "{left:?}");
     assert!(left.answers.contains("1000 of 1024 groups of pools grant"), "{left:?}");
-    assert!(left.answers.contains("eu-3 is left out for 10 min more"), "{left:?}");
+    assert!(left.answers.contains("eu-3 is excluded for 10 min more"), "{left:?}");
     let asked = |for_ms, reason: &str| {
         let (node, author, reason) = ("eu-3".to_owned(), "ana".to_owned(), reason.to_owned());
-        Asked::LeaveOut(LeaveOutRequest { node, for_ms, author, reason })
+        Asked::Exclude(ExcludeRequest { node, for_ms, author, reason })
     };
-    let line = "store leave-out eu-3 --for 2h --yes --json --author ana";
+    let line = "store exclude eu-3 --for 2h --yes --json --author ana";
     let left = run(address, line, None).await;
-    let json = r#""groups":1024,"granting":1000,"lost":0,"left_out":[{"node":"eu-3","left_ms":7200000}]}"#;
+    let json = r#""groups":1024,"granting":1000,"lost":0,"excluded":[{"node":"eu-3","left_ms":7200000}]}"#;
     assert!(left.code == 0 && left.answers.contains(json), "{left:?}");
     let left = run(address, "store wait-for eu-3 --author ana", None).await;
-    assert!(left.code == 0 && !left.answers.contains("left out for"), "{left:?}");
+    assert!(left.code == 0 && !left.answers.contains("excluded for"), "{left:?}");
     assert_eq!(node.asked(), [asked(600_000, "fire"), asked(7_200_000, ""), asked(0, "")]);
 }
 

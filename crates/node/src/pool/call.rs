@@ -3,7 +3,7 @@
 use acequia_limits::{CellTag, LimitId};
 use acequia_rights::pool::{
     Generation, Refused, bucket,
-    group::{Absent, Assertion, Begin, GroupStatus},
+    group::{Assertion, Begin, Excluded, GroupStatus},
     sliding, window,
 };
 
@@ -41,7 +41,7 @@ pub enum PoolRequest {
     /// Begins a generation of the group above those that this node has heard of, unless somebody has.
     Begin(Begin),
     /// Says that this node has told all that it holds of the group, and which nodes are excluded.
-    Assert(Assertion, Option<Absent>),
+    Assert(Assertion, Option<Excluded>),
     /// Drops up to this many cells of the group whose records say no more than an absent record would.
     Sweep(u32),
     /// Takes units of a window.

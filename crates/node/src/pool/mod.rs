@@ -77,7 +77,7 @@ use crate::{
 
 pub use self::{
     call::{Call, GROUPS, PoolName, PoolReply, PoolRequest},
-    excluded::{ABSENT_NS_MAX, NotLeftOut},
+    excluded::{EXCLUDED_NS_MAX, NotExcluded},
     group::Heard,
     siblings::{ServerClock, Siblings},
     view::PoolView,

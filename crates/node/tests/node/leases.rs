@@ -710,7 +710,7 @@ fn without(world: &mut World, gone: usize, nodes: usize) {
     let told = (gone + 1) % nodes;
     let long = S + world.below(100 * S);
     let node = world.nodes[told].node.clone();
-    node.leave_out(gone as u16 + 1, long, world.now(told)).expect("a node of the region");
+    node.exclude(gone as u16 + 1, long, world.now(told)).expect("a node of the region");
     let (until_ns, forgets) = (world.true_ns + long, world.below(2) == 0);
     if forgets {
         world.server.restart(None);
@@ -724,7 +724,7 @@ fn without(world: &mut World, gone: usize, nodes: usize) {
         world.pass(pause);
     }
     // The exclusion may last a little longer by the mate's own clock.
-    node.leave_out(gone as u16 + 1, 0, world.now(told)).expect("a node of the region");
+    node.exclude(gone as u16 + 1, 0, world.now(told)).expect("a node of the region");
     world.nodes[gone].way = way;
 }
 
@@ -769,8 +769,8 @@ fn every_rule_is_needed() {
         Mutation::PoolBeginsFull,
         Mutation::PoolBurnsNothing,
         Mutation::PoolNewToOne,
-        Mutation::PoolLeavesAllOut,
-        Mutation::PoolBurnsNoAbsent,
+        Mutation::PoolExcludesAll,
+        Mutation::PoolForfeitsNoExcluded,
         Mutation::RefundWhileShared,
     ];
     std::panic::set_hook(Box::new(|_| ()));
@@ -791,9 +791,9 @@ fn every_rule_is_needed() {
             Mutation::LeaseWithdrawalsToldEarly => |_| untold(),
             Mutation::LeaseTakesAnyTime => |_| excluded::beforehand(300),
             Mutation::PoolBurnsNothing => |_| unknown(),
-            Mutation::PoolLeavesAllOut => |_| excluded::stranded(),
+            Mutation::PoolExcludesAll => |_| excluded::stranded(),
             Mutation::RefundWhileShared => |_| shared::refunded(),
-            Mutation::PoolBurnsNoAbsent => deserted,
+            Mutation::PoolForfeitsNoExcluded => deserted,
             _ => history,
         };
         (1..=150).find(|seed| {

@@ -201,7 +201,7 @@ pub struct Assertion {
 
 /// Excluded nodes: the caller is sure that they call no other process of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Absent {
+pub struct Excluded {
     /// The excluded nodes.
     pub nodes: BTreeSet<u16>,
     /// After so long, in microseconds, the excluded nodes' leases are over, and windows begin from which they
@@ -295,7 +295,7 @@ impl PoolGroup {
 
     /// Notes that a node has told what it holds. Returns the group's state.
     pub fn assert(&mut self, server: &ServerIdentity, assertion: &Assertion) -> GroupStatus {
-        let nobody = Absent { nodes: BTreeSet::new(), keep_us: 0 };
+        let nobody = Excluded { nodes: BTreeSet::new(), keep_us: 0 };
         self.assert_without(server, assertion, &nobody)
     }
 
@@ -305,7 +305,7 @@ impl PoolGroup {
         &mut self,
         server: &ServerIdentity,
         assertion: &Assertion,
-        absent: &Absent,
+        excluded: &Excluded,
     ) -> GroupStatus {
         let GroupStatus { generation, grants, .. } = self.known(server);
         if generation != assertion.generation || generation.number == 0 || grants {
@@ -317,11 +317,11 @@ impl PoolGroup {
         let knows_us = assertion.knows_from_us.saturating_add(assertion.slack_us);
         self.doubts.raise(Marks { unknown_until_us, forfeited_before_us: knows_us });
         let all_told = self.have_all_told(assertion);
-        if all_told || self.have_the_others_told(assertion, absent) {
+        if all_told || self.have_the_others_told(assertion, excluded) {
             self.is_first &= all_told;
-            self.all_told(assertion, &absent.nodes);
+            self.all_told(assertion, &excluded.nodes);
             if self.grants && !all_told {
-                self.forfeit_of_excluded(assertion, absent);
+                self.forfeit_of_excluded(assertion, excluded);
             }
         }
         self.known(server)
@@ -339,17 +339,17 @@ impl PoolGroup {
     }
 
     /// A generation goes without the excluded nodes, and without no others.
-    fn have_the_others_told(&self, assertion: &Assertion, absent: &Absent) -> bool {
-        let is_excluded = |node: &u16| absent.nodes.contains(node) || mutated(Mutation::PoolLeavesAllOut);
+    fn have_the_others_told(&self, assertion: &Assertion, excluded: &Excluded) -> bool {
+        let is_excluded = |node: &u16| excluded.nodes.contains(node) || mutated(Mutation::PoolExcludesAll);
         let mut silent = assertion.nodes.difference(&self.asserted);
-        !absent.nodes.is_empty() && silent.all(is_excluded)
+        !excluded.nodes.is_empty() && silent.all(is_excluded)
     }
 
     /// All that an excluded node may hold counts as spent until its leases are over. The windows that it may
     /// have taken from are forfeited.
-    fn forfeit_of_excluded(&mut self, assertion: &Assertion, absent: &Absent) {
-        if !mutated(Mutation::PoolBurnsNoAbsent) {
-            let over_us = assertion.wall_us.saturating_add(absent.keep_us.max(assertion.slack_us));
+    fn forfeit_of_excluded(&mut self, assertion: &Assertion, excluded: &Excluded) {
+        if !mutated(Mutation::PoolForfeitsNoExcluded) {
+            let over_us = assertion.wall_us.saturating_add(excluded.keep_us.max(assertion.slack_us));
             self.marks.raise(Marks { unknown_until_us: over_us, forfeited_before_us: over_us });
         }
     }
@@ -357,7 +357,7 @@ impl PoolGroup {
     /// All but the excluded nodes have told, and this node says so. The generation grants, unless it goes on
     /// with what is known and this node cannot say that nothing was forgotten. When no node can say so, the
     /// record is dropped.
-    fn all_told(&mut self, assertion: &Assertion, absent: &BTreeSet<u16>) {
+    fn all_told(&mut self, assertion: &Assertion, excluded: &BTreeSet<u16>) {
         let Assertion { node, nodes, .. } = assertion;
         if self.before.number == 0 {
             if !self.is_first {
@@ -369,7 +369,7 @@ impl PoolGroup {
         } else {
             self.unproven.insert(*node);
             // An excluded node says nothing any more.
-            let mut told = nodes.intersection(&self.asserted).filter(|node| !absent.contains(node));
+            let mut told = nodes.intersection(&self.asserted).filter(|node| !excluded.contains(node));
             if told.all(|node| self.unproven.contains(node)) {
                 self.server = None;
             }

@@ -77,8 +77,8 @@ impl Collector for Counts {
             regions::regions(&mut out, shared, regions)?;
         }
         if let Some(siblings) = siblings {
-            let left_out = shared.node.left_out(shared.clock.now()).len() as u64;
-            store::siblings(&mut out, left_out, siblings)?;
+            let excluded = shared.node.excluded(shared.clock.now()).len() as u64;
+            store::siblings(&mut out, excluded, siblings)?;
             store::pools(&mut out, &shared.node.lease_counts())?;
             store::held(&mut out, &shared.node.units_held(), &catalogue)?;
             store::shards(&mut out, &siblings.shards())?;

@@ -59,13 +59,13 @@ const SHARD_SECONDS: [GaugeOf<ShardView, f64>; 3] = [
 ];
 
 /// The nodes that share limits with this one, and the names of charges that they share.
-pub(super) fn siblings(out: &mut Out<'_>, left_out: u64, siblings: &Siblings) -> fmt::Result {
+pub(super) fn siblings(out: &mut Out<'_>, excluded: u64, siblings: &Siblings) -> fmt::Result {
     let nodes = siblings.nodes.len() as u64;
     out.gauge("acequia_region_nodes", "Nodes of this region, by the config.", nodes)?;
     out.gauge(
         "acequia_region_nodes_left_out",
-        "Nodes of this region that are not waited for, on an operator's word to this node.",
-        left_out,
+        "Nodes of this region that are excluded, on an operator's word to this node.",
+        excluded,
     )?;
     let names = &siblings.names.counts;
     let counted = |count: &AtomicU64| count.load(Ordering::Relaxed);

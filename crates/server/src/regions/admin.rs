@@ -8,7 +8,7 @@ use acequia_api::acequia::v1::{
     change_region_request::Change,
 };
 use acequia_limits::limit::parse_instant_ns;
-use acequia_node::{Active, Catalogue, pool::NotLeftOut};
+use acequia_node::{Active, Catalogue, pool::NotExcluded};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::{mpsc, watch},
@@ -427,25 +427,25 @@ impl Admin for Service {
         Ok(Response::new(api::ListAuditResponse { entries: entries.collect() }))
     }
 
-    async fn leave_out(
+    async fn exclude(
         &self,
-        request: Request<api::LeaveOutRequest>,
+        request: Request<api::ExcludeRequest>,
     ) -> Result<Response<api::StoreStatus>, Status> {
         let from = request.remote_addr();
-        let api::LeaveOutRequest { node, for_ms, author, reason } = request.into_inner();
+        let api::ExcludeRequest { node, for_ms, author, reason } = request.into_inner();
         let Some(siblings) = self.shared.siblings.get() else {
-            return Err(Status::failed_precondition(NotLeftOut::Alone.to_string()));
+            return Err(Status::failed_precondition(NotExcluded::Alone.to_string()));
         };
         let now = self.shared.clock.now();
         let for_ns = for_ms.saturating_mul(1_000_000);
-        siblings.leave_out(&self.shared.node, &node, for_ns, now).map_err(|why| match why {
-            NotLeftOut::Unknown => Status::not_found(why.to_string()),
-            NotLeftOut::Alone | NotLeftOut::Itself => Status::failed_precondition(why.to_string()),
-            NotLeftOut::TooLong => Status::invalid_argument(why.to_string()),
+        siblings.exclude(&self.shared.node, &node, for_ns, now).map_err(|why| match why {
+            NotExcluded::Unknown => Status::not_found(why.to_string()),
+            NotExcluded::Alone | NotExcluded::Itself => Status::failed_precondition(why.to_string()),
+            NotExcluded::TooLong => Status::invalid_argument(why.to_string()),
         })?;
         let author = ordered(author, String::new(), false, from).author;
         if for_ms > 0 {
-            warn!(node, for_ms, author, reason, "left out: the store grants without what this node has told");
+            warn!(node, for_ms, author, reason, "excluded: the store grants without what this node has told");
         } else {
             warn!(node, author, reason, "waited for again");
         }

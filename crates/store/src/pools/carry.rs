@@ -210,8 +210,8 @@ pub async fn carry(pools: &impl Pools, call: &Call) -> PoolReply {
     let at = |cell| At { group, allocation: terms, cell, generation, wall_us, deadline };
     let said = match &call.question {
         PoolRequest::Begin(begin) => pools.begin(&at(""), begin).await.map(PoolReply::Known),
-        PoolRequest::Assert(assertion, absent) => {
-            pools.assert(&at(""), assertion, absent.as_ref()).await.map(PoolReply::Known)
+        PoolRequest::Assert(assertion, excluded) => {
+            pools.assert(&at(""), assertion, excluded.as_ref()).await.map(PoolReply::Known)
         }
         PoolRequest::Sweep(most) => read(pools.sweep(&at(""), *most).await, PoolReply::Swept),
         PoolRequest::Take(pool, take) => read(pools.take(&at(&name(pool)), take).await, PoolReply::Took),

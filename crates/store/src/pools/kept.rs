@@ -7,7 +7,7 @@ use std::{
 
 use acequia_rights::pool::{
     self, AGREEMENT, Bucket, CallContext, Letter, Letters, Name, Refused, Sliding, Window, bucket,
-    group::{Absent, Assertion, Begin, GroupStatus, ServerIdentity},
+    group::{Assertion, Begin, Excluded, GroupStatus, ServerIdentity},
     name::{self, NAMES_MAX, NameState},
     sliding, window,
 };
@@ -146,10 +146,10 @@ impl Pools for KeptPools {
         &self,
         at: &At<'_>,
         assertion: &Assertion,
-        absent: Option<&Absent>,
+        excluded: Option<&Excluded>,
     ) -> Result<GroupStatus, Missed> {
-        self.with_group(at, |kept, server| match absent {
-            Some(absent) => kept.assert_without(server, assertion, absent),
+        self.with_group(at, |kept, server| match excluded {
+            Some(excluded) => kept.assert_without(server, assertion, excluded),
             None => kept.assert(server, assertion),
         })
     }

@@ -16,7 +16,7 @@ use acequia_limits::Now;
 use acequia_node::Node;
 use acequia_rights::pool::{
     Generation, Letter, Refused, bucket,
-    group::{Absent, Assertion, Begin, GroupStatus},
+    group::{Assertion, Begin, Excluded, GroupStatus},
     name, sliding, window,
 };
 
@@ -80,7 +80,7 @@ pub trait Pools: Debug + Send + Sync {
         &self,
         at: &At<'_>,
         assertion: &Assertion,
-        absent: Option<&Absent>,
+        excluded: Option<&Excluded>,
     ) -> impl Future<Output = Result<GroupStatus, Missed>> + Send;
 
     /// Takes units from a window.

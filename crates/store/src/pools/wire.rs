@@ -6,7 +6,7 @@ use acequia_limits::{Now, Part};
 use acequia_node::Node;
 use acequia_rights::pool::{
     AGREEMENT, Generation, Letter, Refused, Taker, bucket,
-    group::{Absent, Assertion, Begin, GroupStatus},
+    group::{Assertion, Begin, Excluded, GroupStatus},
     name::{self, NameState},
     sliding, window,
 };
@@ -184,22 +184,22 @@ impl Pools for RedisPools {
         &self,
         at: &At<'_>,
         assertion: &Assertion,
-        absent: Option<&Absent>,
+        excluded: Option<&Excluded>,
     ) -> Result<GroupStatus, Missed> {
         let Assertion { node, generation, nodes, knows_from_us, is_new, before, wall_us, slack_us } =
             assertion;
         let before = generation_text(before);
         let listed =
             |nodes: &BTreeSet<u16>| nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-        let (nodes, excluded) =
-            (listed(nodes), absent.map_or_else(String::new, |absent| listed(&absent.nodes)));
+        let (nodes, excluded_nodes) =
+            (listed(nodes), excluded.map_or_else(String::new, |excluded| listed(&excluded.nodes)));
         let own = [
             int(u64::from(*node)),
             Arg::Bytes(nodes.as_bytes()),
             int(*knows_from_us),
             int(*slack_us),
-            Arg::Bytes(excluded.as_bytes()),
-            int(absent.map_or(0, |absent| absent.keep_us)),
+            Arg::Bytes(excluded_nodes.as_bytes()),
+            int(excluded.map_or(0, |excluded| excluded.keep_us)),
             Arg::Bytes(before.as_bytes()),
             int(u64::from(*is_new)),
         ];

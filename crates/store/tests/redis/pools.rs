@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
     Generation, Letter, Taker, bucket,
-    group::{Absent, Assertion, Begin, GroupStatus},
+    group::{Assertion, Begin, Excluded, GroupStatus},
     name::{self, NAMES_MAX, NameState},
     sliding, window,
 };
@@ -41,7 +41,7 @@ impl Random {
 #[derive(Clone, Debug)]
 enum Call {
     Begin(Begin),
-    Assert(Assertion, Option<Absent>),
+    Assert(Assertion, Option<Excluded>),
     Take(window::Take),
     Exchange(bucket::Exchange, bucket::BucketParams),
     Slide(sliding::Exchange),
@@ -65,7 +65,9 @@ enum Came {
 async fn call(pools: &impl Pools, at: &At<'_>, call: &Call) -> Result<Came, Missed> {
     Ok(match call {
         Call::Begin(begin) => Came::Known(pools.begin(at, begin).await?),
-        Call::Assert(assertion, absent) => Came::Known(pools.assert(at, assertion, absent.as_ref()).await?),
+        Call::Assert(assertion, excluded) => {
+            Came::Known(pools.assert(at, assertion, excluded.as_ref()).await?)
+        }
         Call::Take(take) => Came::Took(pools.take(at, take).await?),
         Call::Exchange(exchange, params) => Came::Exchanged(pools.exchange(at, exchange, params).await?),
         Call::Slide(exchange) => Came::Slid(pools.exchange_sliding(at, exchange).await?),
@@ -150,8 +152,8 @@ impl Caller {
                     wall_us,
                     slack_us: 20_000,
                 };
-                let absent = (self.random.below(3) == 0).then(|| self.absent());
-                (String::new(), Call::Assert(assertion, absent))
+                let excluded = (self.random.below(3) == 0).then(|| self.excluded());
+                (String::new(), Call::Assert(assertion, excluded))
             }
             3..15 => (format!("w{cell}"), Call::Take(self.take(taker))),
             15..28 => (format!("b{cell}"), self.exchange(taker, cell as usize)),
@@ -162,9 +164,9 @@ impl Caller {
         (group(place as u16 * 500), cell, wall_us, call)
     }
 
-    fn absent(&mut self) -> Absent {
+    fn excluded(&mut self) -> Excluded {
         let nodes = (1..=3).filter(|_| self.random.below(2) == 0).collect();
-        Absent { nodes, keep_us: self.random.below(3_000_000) }
+        Excluded { nodes, keep_us: self.random.below(3_000_000) }
     }
 
     fn act(&mut self, taker: Taker) -> name::Act {

@@ -2,7 +2,7 @@
 //! name it.
 
 use acequia_limits::limit::LimitSpec;
-use acequia_node::pool::{ABSENT_NS_MAX, GROUPS, NotLeftOut};
+use acequia_node::pool::{EXCLUDED_NS_MAX, GROUPS, NotExcluded};
 
 use super::{GUARD, settled};
 use crate::{
@@ -47,11 +47,11 @@ fn pools_wait_for_a_gone_node_until_an_operator_excludes_it() {
 
         let third = 3;
         let node = &world.nodes[0].node;
-        assert_eq!(node.leave_out(1, S, world.now(0)), Err(NotLeftOut::Itself));
-        assert_eq!(node.leave_out(9, S, world.now(0)), Err(NotLeftOut::Unknown));
-        assert_eq!(node.leave_out(third, ABSENT_NS_MAX + 1, world.now(0)), Err(NotLeftOut::TooLong));
-        node.leave_out(third, 600 * S, world.now(0)).expect("a node of the region");
-        assert_eq!(node.left_out(world.now(0)).into_keys().collect::<Vec<_>>(), [third]);
+        assert_eq!(node.exclude(1, S, world.now(0)), Err(NotExcluded::Itself));
+        assert_eq!(node.exclude(9, S, world.now(0)), Err(NotExcluded::Unknown));
+        assert_eq!(node.exclude(third, EXCLUDED_NS_MAX + 1, world.now(0)), Err(NotExcluded::TooLong));
+        node.exclude(third, 600 * S, world.now(0)).expect("a node of the region");
+        assert_eq!(node.excluded(world.now(0)).into_keys().collect::<Vec<_>>(), [third]);
         // Until the third node's leases end, pools grant nothing from buckets, and nothing more from windows
         // that had begun.
         passes_in(&mut world, 80);
@@ -63,7 +63,7 @@ fn pools_wait_for_a_gone_node_until_an_operator_excludes_it() {
         // The third node was only cut off, and returns. Then nobody is excluded, and the server forgets
         // again.
         world.nodes[2].way = Way::GOOD;
-        world.nodes[0].node.leave_out(third, 0, world.now(0)).expect("a node of the region");
+        world.nodes[0].node.exclude(third, 0, world.now(0)).expect("a node of the region");
         passes_in(&mut world, 20);
         world.server.restart(None);
         passes_in(&mut world, 20);
@@ -75,9 +75,9 @@ fn pools_wait_for_a_gone_node_until_an_operator_excludes_it() {
 #[test]
 fn the_exclusion_of_a_node_ends_in_time() {
     let mut world = bereft(bucket("b", "100/s", 1_000));
-    world.nodes[0].node.leave_out(3, 20 * S, world.now(0)).expect("a node of the region");
+    world.nodes[0].node.exclude(3, 20 * S, world.now(0)).expect("a node of the region");
     passes_in(&mut world, 25);
-    assert!(world.nodes[0].node.left_out(world.now(0)).is_empty());
+    assert!(world.nodes[0].node.excluded(world.now(0)).is_empty());
     assert_eq!(
         world.nodes[0].node.lease_counts().granting,
         u64::from(GROUPS),
@@ -102,7 +102,7 @@ pub(crate) fn stranded() {
     world.old = Some(replaced);
     world.nodes[1].is_left_behind = true;
     world.nodes[2].way = Way::CUT;
-    world.nodes[0].node.leave_out(3, 600 * S, world.now(0)).expect("a node of the region");
+    world.nodes[0].node.exclude(3, 600 * S, world.now(0)).expect("a node of the region");
     // One unit too many is a panic.
     passes_in(&mut world, 150);
     world.nodes[1].is_left_behind = false;
@@ -135,7 +135,7 @@ pub(crate) fn beforehand(length_s: u64) {
     world.nodes[2].way = Way::CUT;
     world.pass(S / 2);
     world.server.restart(None);
-    world.nodes[0].node.leave_out(3, 600 * S, world.now(0)).expect("a node of the region");
+    world.nodes[0].node.exclude(3, 600 * S, world.now(0)).expect("a node of the region");
     let ask_all = |world: &mut World, seconds: u64| {
         let before = world.admitted(0, "k");
         for _ in 0..seconds * 50 {

@@ -6,7 +6,7 @@ use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
     Bucket, BucketBalance, CallContext, Generation, PoolGroup, Refused, Taker, Window,
     bucket::{BucketParams, Exchange, Exchanged},
-    group::{Absent, Assertion, Begin, GroupStatus, ServerIdentity},
+    group::{Assertion, Begin, Excluded, GroupStatus, ServerIdentity},
     slack_us, window,
 };
 
@@ -494,7 +494,7 @@ fn a_node_that_reported_and_is_gone_does_not_block_a_generation() {
     assert!(!group.assert(&server, &stranger).grants);
     // The first node is gone before it repeats its report.
     assert_eq!(group.assert(&server, &stranger).generation, second);
-    let gone = Absent { nodes: BTreeSet::from([1]), keep_us: MS };
+    let gone = Excluded { nodes: BTreeSet::from([1]), keep_us: MS };
     assert_eq!(group.assert_without(&server, &stranger, &gone).generation.number, 0);
     let third = group.begin(&server, &above(second.number, by(2, 2))).generation;
     assert!(group.assert_without(&server, &told(2, third, second), &gone).grants);
@@ -502,7 +502,7 @@ fn a_node_that_reported_and_is_gone_does_not_block_a_generation() {
 
 /// Two nodes, or only the second, report whether they are new. Returns until when windows are forfeited, and
 /// whether the generation is a first.
-fn burned_where(is_new: [bool; 2], absent: &[u16]) -> (u64, bool) {
+fn burned_where(is_new: [bool; 2], excluded: &[u16]) -> (u64, bool) {
     let server = ServerIdentity { run: "1".to_owned(), config_fingerprint: 0, allocation: 0 };
     let by = |node, call| Taker { node, process_number: 1, call };
     let mut group = PoolGroup::default();
@@ -510,15 +510,15 @@ fn burned_where(is_new: [bool; 2], absent: &[u16]) -> (u64, bool) {
     // The second node accepts no generation that began before the node did.
     let known = group.begin(&server, &Begin { heard: 9, by: by(2, 1), goes_on: true });
     assert!(known.is_first && known.since == known.generation, "{known:?}");
-    let absent = Absent { nodes: absent.iter().copied().collect(), keep_us: 0 };
-    for (node, is_new) in [1, 2].into_iter().zip(is_new).filter(|(node, _)| !absent.nodes.contains(node)) {
+    let excluded = Excluded { nodes: excluded.iter().copied().collect(), keep_us: 0 };
+    for (node, is_new) in [1, 2].into_iter().zip(is_new).filter(|(node, _)| !excluded.nodes.contains(node)) {
         let (generation, nodes, before) = (known.generation, BTreeSet::from([1, 2]), Generation::default());
         // The second node has lost its earlier withdrawals.
         let knows_from_us = if node == 1 { 0 } else { START_US };
         let wall_us = START_US;
         let assertion =
             Assertion { node, generation, nodes, knows_from_us, is_new, before, wall_us, slack_us: 0 };
-        group.assert_without(&server, &assertion, &absent);
+        group.assert_without(&server, &assertion, &excluded);
     }
     let known = group.known(&server);
     let context = group.context(&server, known.generation, START_US).expect("it is known");
