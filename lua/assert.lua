@@ -10,7 +10,7 @@
 -- results    2 `unknown`: 3 the generation that is known here, 4 how it is (see pool.lua), 5 the one since which its pools remember
 -- atomic     all of it
 register('acequia_assert' .. version, function(keys, arguments)
-  local group, wall = ground(keys, arguments)
+  local group, wall = context(keys, arguments)
   if group and not group.grants then
     local node, knows, slack = arguments[6], tonumber(arguments[8]), tonumber(arguments[9])
     local doubts = group.doubts or { fresh = 0, burned = 0 }

@@ -20,66 +20,66 @@ local function lent(cell)
 end
 
 -- The same in proportion, of a pool that has so much.
-local function lent_of(cell, terms)
+local function lent_of(cell, params)
   local rate, units = 0, 0
   for _, lease in pairs(cell.nodes) do
-    rate = min(rate + in_proportion(lease.rate, terms.rate, lease.of_rate or terms.rate), POOL_MAX)
-    units = min(units + in_proportion(lease.units, terms.units, lease.of_units or terms.units), POOL_MAX)
+    rate = min(rate + in_proportion(lease.rate, params.rate, lease.of_rate or params.rate), POOL_MAX)
+    units = min(units + in_proportion(lease.units, params.units, lease.of_units or params.units), POOL_MAX)
   end
   return rate, units
 end
 
 -- What parts of the rate give in a time, in ticks: at least what they do.
-local function gives_in(terms, rate, us)
-  return min(quotient_up(us, terms.step) * (terms.gives * rate), WEIGHT_MAX)
+local function gives_in(params, rate, us)
+  return min(quotient_up(us, params.step) * (params.gives * rate), WEIGHT_MAX)
 end
 
 -- What ticks cannot count is owed besides, in units.
-local function owe_units(cell, terms, units)
+local function owe_units(cell, params, units)
   if units > 0 then
-    local counted = min(units, quotient(POOL_MAX - cell.debt, terms.weight))
-    cell.debt = cell.debt + counted * terms.weight
+    local counted = min(units, quotient(POOL_MAX - cell.debt, params.weight))
+    cell.debt = cell.debt + counted * params.weight
     cell.beyond, cell.idle = min((cell.beyond or 0) + units - counted, POOL_MAX), 0
   end
 end
 
 -- Parts of the rate come back that may have drained elsewhere until the slack ago.
-local function owe_late(cell, terms, rate)
-  local ticks = gives_in(terms, rate, terms.slack)
+local function owe_late(cell, params, rate)
+  local ticks = gives_in(params, rate, params.slack)
   if ticks > POOL_MAX - cell.debt then
-    owe_units(cell, terms, quotient_up(ticks, terms.weight))
+    owe_units(cell, params, quotient_up(ticks, params.weight))
   elseif ticks > 0 then
     cell.debt, cell.idle = cell.debt + ticks, 0
   end
 end
 
-local function drain(cell, terms, now)
-  local steps = quotient(less(now, cell.at), terms.step)
-  cell.at = cell.at + steps * terms.step
-  local gives = terms.gives * less(terms.rate, (lent(cell)))
+local function drain(cell, params, now)
+  local steps = quotient(less(now, cell.at), params.step)
+  cell.at = cell.at + steps * params.step
+  local gives = params.gives * less(params.rate, (lent(cell)))
   local needed = 0
   if cell.debt > 0 then
     needed = gives == 0 and math.huge or quotient_up(cell.debt, gives)
   end
   if steps >= needed then
-    cell.debt, cell.idle = 0, min((steps - needed) * terms.step + cell.idle, terms.slack)
+    cell.debt, cell.idle = 0, min((steps - needed) * params.step + cell.idle, params.slack)
   else
     cell.debt = cell.debt - steps * gives
   end
   -- At most as much as this holds drains between two calls.
   local beyond = cell.beyond or 0
   cell.beyond = 0
-  owe_units(cell, terms, beyond)
+  owe_units(cell, params, beyond)
 end
 
--- Debts under other terms are as many units, rounded up.
-local function convert(cell, terms)
-  if cell.weight ~= terms.weight or cell.gives ~= terms.gives or cell.step ~= terms.step then
+-- Debts under other parameters are as many units, rounded up.
+local function convert(cell, params)
+  if cell.weight ~= params.weight or cell.gives ~= params.gives or cell.step ~= params.step then
     local units = cell.debt == 0 and 0 or quotient(cell.debt, cell.weight) + 1
     local owed = units + (cell.beyond or 0)
     cell.debt, cell.beyond = 0, 0
-    cell.weight, cell.gives, cell.step = terms.weight, terms.gives, terms.step
-    owe_units(cell, terms, owed)
+    cell.weight, cell.gives, cell.step = params.weight, params.gives, params.step
+    owe_units(cell, params, owed)
   end
 end
 
@@ -89,8 +89,8 @@ local function is_held(lease)
 end
 
 -- Lets time pass until now.
-local function settle(cell, terms, group, now)
-  convert(cell, terms)
+local function settle(cell, params, group, now)
+  convert(cell, params)
   -- A call may have come before it was known until when nothing is, whatever its clock said.
   if (cell.fresh or 0) < group.fresh then
     cell.fresh, cell.unknown, cell.at = group.fresh, 0, max(cell.at, group.fresh)
@@ -100,14 +100,14 @@ local function settle(cell, terms, group, now)
     if cell.unknown == 0 then
       -- No more than is lent can be elsewhere, and no more than is a part of these.
       local _, all = lent(cell)
-      local _, part = lent_of(cell, terms)
+      local _, part = lent_of(cell, params)
       local units = min(all, part)
-      cell.debt = max(cell.debt, min(less(terms.units, units) * terms.weight, WEIGHT_MAX))
+      cell.debt = max(cell.debt, min(less(params.units, units) * params.weight, WEIGHT_MAX))
       cell.idle = 0
     else
-      owe_units(cell, terms, less(terms.units, cell.unknown))
+      owe_units(cell, params, less(params.units, cell.unknown))
     end
-    cell.unknown = max(cell.unknown, terms.units)
+    cell.unknown = max(cell.unknown, params.units)
   end
   while true do
     local ends = math.huge
@@ -119,7 +119,7 @@ local function settle(cell, terms, group, now)
     if ends == math.huge then
       break
     end
-    drain(cell, terms, ends)
+    drain(cell, params, ends)
     local rate, units = 0, 0
     for _, lease in pairs(cell.nodes) do
       if lease.ends <= ends then
@@ -127,15 +127,15 @@ local function settle(cell, terms, group, now)
         lease.rate, lease.units, lease.wanted = 0, 0, 0
       end
     end
-    owe_units(cell, terms, units)
-    owe_late(cell, terms, rate)
+    owe_units(cell, params, units)
+    owe_late(cell, params, rate)
   end
-  drain(cell, terms, now)
+  drain(cell, params, now)
 end
 
 -- When a cell surely says no more than an absent one.
-local function over(cell, terms, group)
-  if terms.rate == 0 or (cell.beyond or 0) > 0 then
+local function over(cell, params, group)
+  if params.rate == 0 or (cell.beyond or 0) > 0 then
     return TIME_MAX
   end
   local latest = max(cell.at, group.fresh)
@@ -145,23 +145,23 @@ local function over(cell, terms, group)
     end
   end
   local _, units = lent(cell)
-  local owed = 2 * min(max(units, terms.units) * terms.weight, WEIGHT_MAX)
-  local ticks = cell.debt + owed + gives_in(terms, terms.rate, terms.slack)
-  local refill = quotient_up(ticks, terms.gives * terms.rate) * terms.step
-  return min(latest + refill + 2 * terms.slack, TIME_MAX)
+  local owed = 2 * min(max(units, params.units) * params.weight, WEIGHT_MAX)
+  local ticks = cell.debt + owed + gives_in(params, params.rate, params.slack)
+  local refill = quotient_up(ticks, params.gives * params.rate) * params.step
+  return min(latest + refill + 2 * params.slack, TIME_MAX)
 end
 
 register('acequia_bucket' .. version, function(keys, arguments)
-  local group, wall = ground(keys, arguments)
+  local group, wall = context(keys, arguments)
   if not group then
     return how_it_is(keys, arguments, 'unknown')
   end
-  local node, boot, call = arguments[6], tonumber(arguments[7]), tonumber(arguments[8])
+  local node, process, call = arguments[6], tonumber(arguments[7]), tonumber(arguments[8])
   local rate, units = min(tonumber(arguments[9]), RATE_PARTS), min(tonumber(arguments[10]), POOL_MAX)
   local tokens = tonumber(arguments[11])
   local wanted_rate, wanted_units = tonumber(arguments[12]), tonumber(arguments[13])
   local needed, reserved, keep = tonumber(arguments[14]), tonumber(arguments[15]), tonumber(arguments[16])
-  local terms = {
+  local params = {
     weight = tonumber(arguments[17]),
     gives = tonumber(arguments[18]),
     step = tonumber(arguments[19]),
@@ -173,39 +173,39 @@ register('acequia_bucket' .. version, function(keys, arguments)
   if not cell then
     return how_it_is(keys, arguments, 'unknown')
   end
-  if is_late(cell, group, wall, terms.slack) then
+  if is_late(cell, group, wall, params.slack) then
     return { arguments[2], 'late' }
   end
   local now = max(cell.at, wall)
-  local record, why = record_of(cell, node, boot, call, function(lease)
-    return not is_held(lease) and is_past(lease.ends, cell, group, terms.slack)
+  local record, why = record_of(cell, node, process, call, function(lease)
+    return not is_held(lease) and is_past(lease.ends, cell, group, params.slack)
   end)
   if not record then
     return { arguments[2], why }
   end
-  settle(cell, terms, group, now)
+  settle(cell, params, group, now)
 
   -- Of an earlier process everything comes back, and all of it is owed.
-  if boot > record.boot then
+  if process > record.boot then
     tokens = 0
   end
   local back, slower = less(record.units or 0, units), less(record.rate or 0, rate)
-  owe_units(cell, terms, less(back, tokens))
-  owe_late(cell, terms, slower)
+  owe_units(cell, params, less(back, tokens))
+  owe_late(cell, params, slower)
   cell.nodes[node] = nil
 
-  local lent_rate, lent_units = lent_of(cell, terms)
-  local spare_rate = less(terms.rate, lent_rate + rate)
-  local spare_units = less(terms.units, lent_units + units)
-  local unsure = gives_in(terms, terms.rate, less(terms.slack, cell.idle))
-  local ticks = min(spare_units * terms.weight, WEIGHT_MAX)
-  local level = quotient(less(less(ticks, cell.debt), unsure), terms.weight)
+  local lent_rate, lent_units = lent_of(cell, params)
+  local spare_rate = less(params.rate, lent_rate + rate)
+  local spare_units = less(params.units, lent_units + units)
+  local unsure = gives_in(params, params.rate, less(params.slack, cell.idle))
+  local ticks = min(spare_units * params.weight, WEIGHT_MAX)
+  local level = quotient(less(less(ticks, cell.debt), unsure), params.weight)
   local liked = min(rate + wanted_rate, RATE_PARTS)
   local all = liked
   for _, lease in pairs(cell.nodes) do
     all = all + lease.wanted
   end
-  local fair = all <= terms.rate and liked or quotient(liked * terms.rate, all)
+  local fair = all <= params.rate and liked or quotient(liked * params.rate, all)
   local owed, left = 0, level
   if group.grants and wall >= group.fresh then
     rate = rate + min(less(fair, rate), spare_rate)
@@ -213,23 +213,23 @@ register('acequia_bucket' .. version, function(keys, arguments)
     local granted = min(less(level, reserved), wanted)
     if granted >= needed then
       -- Units go with the debt that there is for them.
-      local gained = min(wanted, granted + quotient(cell.debt, terms.weight))
+      local gained = min(wanted, granted + quotient(cell.debt, params.weight))
       owed = gained - granted
-      cell.debt = less(cell.debt, owed * terms.weight)
+      cell.debt = less(cell.debt, owed * params.weight)
       units, left = units + gained, left - granted
     end
   end
   cell.nodes[node] = {
-    boot = boot,
+    boot = process,
     call = call,
     rate = rate,
     units = units,
-    of_rate = terms.rate,
-    of_units = terms.units,
+    of_rate = params.rate,
+    of_units = params.units,
     ends = min(cell.at + keep, TIME_MAX),
     wanted = liked,
   }
   cell.seen = wall
-  write(keys, cell, over(cell, terms, group))
+  write(keys, cell, over(cell, params, group))
   return { arguments[2], 'done', rate, units, owed, left, fair }
 end)

@@ -9,7 +9,7 @@
 local LETTERS_MAX = 256
 
 register('acequia_letters' .. version, function(keys, arguments)
-  local group, wall = ground(keys, arguments)
+  local group, wall = context(keys, arguments)
   if not group then
     return how_it_is(keys, arguments, 'unknown')
   end

@@ -1,7 +1,7 @@
 -- The name of one charge, where all nodes of a region know it: crates/rights/src/pool/name.rs.
 --
 -- keys       see pool.lua; 2 the name, 3 a sorted set of the group's names by wall clock, in microseconds
--- arguments  6 whose claim it is about, as `node:boot:call`
+-- arguments  6 whose claim it is about, as `node:process:call`
 --            7 what is done: `claim`, `keep`, `leave` or `end`
 --            8 when nobody asks for it any more: wall clock, in microseconds
 --            9 the answer, where one is kept
@@ -11,7 +11,7 @@ local NAMES_MAX = 256
 local ANSWER_BYTES_MAX = 16384
 
 register('acequia_name' .. version, function(keys, arguments)
-  local group, wall = ground(keys, arguments)
+  local group, wall = context(keys, arguments)
   if not group then
     return how_it_is(keys, arguments, 'unknown')
   end

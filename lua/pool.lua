@@ -8,10 +8,10 @@
 --            2 the cell, where there is one
 --            3 when cells may be dropped: a sorted set of their keys by wall clock, in microseconds; and a mark that it is the one that
 --              was there when the group's pools began to remember
--- arguments  1 what the caller was told of this server when it connected: the place
+-- arguments  1 what the caller was told of this server when it connected: its identity
 --            2 the operation's id
---            3 the map: what all nodes must go by, and after an `@` the distribution among regions that groups are part of, if they are
---            4 the generation that the caller knows, as `number:node:boot:call`
+--            3 the fingerprint of the config, and after an `@` the allocation among regions that groups are part of, if they are
+--            4 the generation that the caller knows, as `number:node:process:call`
 --            5 the caller's wall clock when it sent the call, in microseconds
 --            6 and more: each function's own
 -- results    1 the operation's id
@@ -101,7 +101,7 @@ local function number_of(generation)
   return tonumber(string.match(generation, '^(%d+):'))
 end
 
--- How a group is for whoever is answered by this place: its record, its generation, and whether that grants.
+-- How a group is for whoever is answered by this server: its record, its generation, and whether that grants.
 local function known(keys, arguments)
   local group = read(keys[1]) or { generation = NEVER, fresh = 0, burned = 0, asserted = {} }
   -- Records that were made before generations could go on say neither.
@@ -121,7 +121,7 @@ local function how_it_is(keys, arguments, status)
 end
 
 -- The group's record and the caller's wall clock, if the generation is the one that the caller knows.
-local function ground(keys, arguments)
+local function context(keys, arguments)
   local group, generation = known(keys, arguments)
   if generation == arguments[4] and number_of(generation) > 0 then
     return group, tonumber(arguments[5])
@@ -174,10 +174,10 @@ local function is_past(ends, cell, group, slack)
 end
 
 -- A node's record in a cell, if a call of it may count: else why not. Where there are too many, those that are over make room.
-local function record_of(cell, node, boot, call, is_over)
+local function record_of(cell, node, process, call, is_over)
   local record = cell.nodes[node]
   if record then
-    if boot < record.boot or (boot == record.boot and call <= record.call) then
+    if process < record.boot or (process == record.boot and call <= record.call) then
       return nil, 'stale'
     end
     return record

@@ -33,11 +33,11 @@ local function out(cell, total)
 end
 
 register('acequia_sliding' .. version, function(keys, arguments)
-  local group, wall = ground(keys, arguments)
+  local group, wall = context(keys, arguments)
   if not group then
     return how_it_is(keys, arguments, 'unknown')
   end
-  local node, boot, call = arguments[6], tonumber(arguments[7]), tonumber(arguments[8])
+  local node, process, call = arguments[6], tonumber(arguments[7]), tonumber(arguments[8])
   local units, unused = min(tonumber(arguments[9]), POOL_MAX), tonumber(arguments[10])
   local wanted, needed, reserved = tonumber(arguments[11]), tonumber(arguments[12]), tonumber(arguments[13])
   local keep, lingers = tonumber(arguments[14]), tonumber(arguments[15])
@@ -49,7 +49,7 @@ register('acequia_sliding' .. version, function(keys, arguments)
   if is_late(cell, group, wall, slack) then
     return { arguments[2], 'late' }
   end
-  local record, why = record_of(cell, node, boot, call, function(lease)
+  local record, why = record_of(cell, node, process, call, function(lease)
     return lease.units == 0 and is_past(lease.ends, cell, group, slack)
   end)
   if not record then
@@ -70,7 +70,7 @@ register('acequia_sliding' .. version, function(keys, arguments)
   end
 
   -- Of an earlier process everything may have been used.
-  if boot > record.boot then
+  if process > record.boot then
     unused = 0
   end
   linger(cell, less(less(record.units or 0, units), unused), cell.at, lingers)
@@ -85,7 +85,7 @@ register('acequia_sliding' .. version, function(keys, arguments)
     end
   end
   cell.nodes[node] = {
-    boot = boot,
+    boot = process,
     call = call,
     units = units,
     total = total,

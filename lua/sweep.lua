@@ -5,7 +5,7 @@
 -- results    3 how many were dropped
 -- atomic     all of it
 register('acequia_sweep' .. version, function(keys, arguments)
-  local group = ground(keys, arguments)
+  local group = context(keys, arguments)
   if not group then
     return how_it_is(keys, arguments, 'unknown')
   end

@@ -14,11 +14,11 @@
 local PART = 10
 
 register('acequia_window' .. version, function(keys, arguments)
-  local group, wall = ground(keys, arguments)
+  local group, wall = context(keys, arguments)
   if not group then
     return how_it_is(keys, arguments, 'unknown')
   end
-  local node, boot = arguments[6], tonumber(arguments[7])
+  local node, process = arguments[6], tonumber(arguments[7])
   local said_taken, said_returned = tonumber(arguments[8]), tonumber(arguments[9])
   local wanted, needed = tonumber(arguments[10]), tonumber(arguments[11])
   local reserved, total = tonumber(arguments[12]), min(tonumber(arguments[13]), POOL_MAX)
@@ -32,20 +32,20 @@ register('acequia_window' .. version, function(keys, arguments)
     return how_it_is(keys, arguments, 'unknown')
   end
   -- What is said needs no number of the call: it only grows.
-  local record, why = record_of(cell, node, boot, 1, function(taken)
+  local record, why = record_of(cell, node, process, 1, function(taken)
     return taken.taken == taken.returned
   end)
   if not record then
     return { arguments[2], why }
   end
-  if boot > record.boot then
+  if process > record.boot then
     local taken, returned = record.taken or 0, record.returned or 0
     if said_taken < taken then
       cell.spent = min(cell.spent + taken - returned, POOL_MAX)
       taken, returned = 0, 0
     end
     -- A process that knows what those before it took goes on with their numbers.
-    record = { boot = boot, call = 0, taken = taken, returned = returned }
+    record = { boot = process, call = 0, taken = taken, returned = returned }
     cell.nodes[node] = record
   end
   record.taken = max(record.taken, min(said_taken, POOL_MAX))

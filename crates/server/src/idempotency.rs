@@ -241,9 +241,9 @@ const fn drops_us(now: Now, for_us: u64) -> u64 {
 /// The target of a call, dated by the node's corrected clock. The deadline is the store's own, however short
 /// a caller waits: a store too slow for one decision is not down.
 fn at<'a>(kept: &KeptAt, cell: &'a str, now: Now) -> Option<At<'a>> {
-    let KeptAt { group, allocation: terms, generation, .. } = *kept;
+    let KeptAt { group, allocation, generation, .. } = *kept;
     let (group, wall_us) = (Group::new(group)?, now.wall_ns / 1_000);
-    Some(At { group, allocation: terms, cell, generation, wall_us, deadline: PATIENT })
+    Some(At { group, allocation, cell, generation, wall_us, deadline: PATIENT })
 }
 
 /// A claim while its request is decided. The outcome is kept even if the caller goes away meanwhile.

@@ -142,28 +142,28 @@ impl PoolClient {
 /// Carries a node's calls until the future is dropped.
 pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut process: impl Process) {
     let mut calls = JoinSet::new();
-    let (mut looked, mut keep_at) = (Instant::now(), Instant::now());
+    let (mut rebalanced, mut keep_at) = (Instant::now(), Instant::now());
     loop {
         let now_ns = process.now().steady_ns;
         let due_in = node.leases_due_ns().map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(now_ns)));
-        let due = due_in.map_or(looked + TICK, |due_in| Instant::now() + due_in);
-        let next = due.clamp(looked + LOOK, looked + TICK);
+        let due = due_in.map_or(rebalanced + TICK, |due_in| Instant::now() + due_in);
+        let next = due.clamp(rebalanced + LOOK, rebalanced + TICK);
         tokio::select! {
             biased;
             Some(answered) = calls.join_next() => {
-                hear(&node, &mut process, answered);
+                receive(&node, &mut process, answered);
                 // Other answers that have come are taken, too, so that the generations of many groups are
                 // written down at once.
                 while let Some(answered) = calls.try_join_next() {
-                    hear(&node, &mut process, answered);
+                    receive(&node, &mut process, answered);
                 }
             }
-            () = called(&node, looked + LOOK) => {}
+            () = called(&node, rebalanced + LOOK) => {}
             () = sleep_until(next) => {}
         }
         let is_due = |due_ns| due_ns <= process.now().steady_ns;
-        if node.calls() || looked.elapsed() >= TICK || node.leases_due_ns().is_some_and(is_due) {
-            looked = Instant::now();
+        if node.calls() || rebalanced.elapsed() >= TICK || node.leases_due_ns().is_some_and(is_due) {
+            rebalanced = Instant::now();
             pools.compare_clocks(&node, &|| process.now());
             node.tick_leases(process.now());
             if node.leases_want_disk() {
@@ -184,14 +184,14 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
     }
 }
 
-/// Waits until a cell calls for a look, and at least until `not_before`.
+/// Waits until a cell calls to be rebalanced, and at least until `not_before`.
 async fn called(node: &Node, not_before: Instant) {
     poll_fn(|context| node.poll_calls(context)).await;
     sleep_until(not_before).await;
 }
 
 /// Takes the answer to a call.
-fn hear(node: &Node, process: &mut impl Process, answered: Result<(u64, PoolReply), JoinError>) {
+fn receive(node: &Node, process: &mut impl Process, answered: Result<(u64, PoolReply), JoinError>) {
     match answered {
         Ok((id, said)) => {
             node.answer_call(id, &said, process.now());
@@ -206,8 +206,8 @@ pub async fn carry(pools: &impl Pools, call: &Call) -> PoolReply {
     let Some(group) = Group::new(call.group) else { return PoolReply::Nothing };
     let deadline = Duration::from_nanos(CALL_NS);
     let name = |name: &PoolName| name.to_string();
-    let Call { allocation: terms, generation, wall_us, .. } = *call;
-    let at = |cell| At { group, allocation: terms, cell, generation, wall_us, deadline };
+    let Call { allocation, generation, wall_us, .. } = *call;
+    let at = |cell| At { group, allocation, cell, generation, wall_us, deadline };
     let said = match &call.question {
         PoolRequest::Begin(begin) => pools.begin(&at(""), begin).await.map(PoolReply::Known),
         PoolRequest::Assert(assertion, excluded) => {

@@ -73,7 +73,7 @@ impl KeptPools {
     ) -> Result<GroupStatus, Missed> {
         let held = self.server();
         let mut kept: pool::PoolGroup = self.read(&group_name(at))?;
-        let known = work(&mut kept, &of_terms(&held, at));
+        let known = work(&mut kept, &in_allocation(&held, at));
         self.write(&[(&group_name(at), Some(&bytes_of(&kept)))])?;
         Ok(known)
     }
@@ -95,7 +95,7 @@ impl KeptPools {
         work: impl FnOnce(&mut C, &CallContext) -> Result<(T, u64), Refused>,
     ) -> Result<Answer<T>, Missed> {
         let held = self.server();
-        let context = match self.context(&of_terms(&held, at), at)? {
+        let context = match self.context(&in_allocation(&held, at), at)? {
             Ok(context) => context,
             Err(known) => return Ok(Answer::Unknown(known)),
         };
@@ -116,7 +116,7 @@ impl KeptPools {
 }
 
 /// The identity of the server for pools that are part of an allocation.
-fn of_terms(server: &ServerIdentity, at: &At<'_>) -> ServerIdentity {
+fn in_allocation(server: &ServerIdentity, at: &At<'_>) -> ServerIdentity {
     ServerIdentity { run: server.run.clone(), config_fingerprint: 0, allocation: at.allocation }
 }
 
@@ -183,7 +183,7 @@ impl Pools for KeptPools {
 
     async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<NameState>, Missed> {
         let held = self.server();
-        let context = match self.context(&of_terms(&held, at), at)? {
+        let context = match self.context(&in_allocation(&held, at), at)? {
             Ok(context) => context,
             Err(known) => return Ok(Answer::Unknown(known)),
         };
@@ -227,7 +227,7 @@ impl Pools for KeptPools {
 
     async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
         let held = self.server();
-        if let Err(known) = self.context(&of_terms(&held, at), at)? {
+        if let Err(known) = self.context(&in_allocation(&held, at), at)? {
             return Ok(Answer::Unknown(known));
         }
         let mut due: Due = self.read(&due_name(at))?;

@@ -28,16 +28,17 @@ const RULES: u64 = 3;
 #[derive(Clone, Debug)]
 pub struct RedisPools {
     redis: Redis,
-    map: String,
+    config_fingerprint: String,
 }
 
 impl RedisPools {
-    /// Pools of nodes with equal settings. `terms` is a hash of everything that must be alike on each node,
-    /// such as the list of nodes and their guard shares. Withdrawals by nodes with another hash belong to
-    /// another generation.
+    /// Pools of nodes with equal settings. `config_fingerprint` is a hash of everything that must be alike on
+    /// each node, such as the list of nodes and their guard shares. Withdrawals by nodes with another hash
+    /// belong to another generation.
     #[must_use]
-    pub fn new(redis: Redis, terms: u64) -> Self {
-        Self { redis, map: terms.wrapping_add(RULES).to_string() }
+    pub fn new(redis: Redis, config_fingerprint: u64) -> Self {
+        let config_fingerprint = config_fingerprint.wrapping_add(RULES).to_string();
+        Self { redis, config_fingerprint }
     }
 
     /// The Redis of the pools.
@@ -55,18 +56,18 @@ impl RedisPools {
         wall_us: u64,
         own: &[Arg<'_>],
     ) -> Result<Vec<Value>, Missed> {
-        let mut map = Cow::Borrowed(&self.map);
+        let mut config_fingerprint = Cow::Borrowed(&self.config_fingerprint);
         let [group_key, due_key] = match at.allocation {
             0 => [GROUP, DUE],
             AGREEMENT => AGREED,
             allocation => {
-                map.to_mut().push_str(&format!("@{allocation}"));
+                config_fingerprint.to_mut().push_str(&format!("@{allocation}"));
                 [GROUP, DUE]
             }
         };
         let due_key = if function == Function::Name { NAMES } else { due_key };
         let mut args = Vec::with_capacity(3 + own.len());
-        args.extend([Arg::Bytes(map.as_bytes()), Arg::Bytes(known.as_bytes()), int(wall_us)]);
+        args.extend([Arg::Bytes(config_fingerprint.as_bytes()), Arg::Bytes(known.as_bytes()), int(wall_us)]);
         args.extend(own);
         // Functions without a cell get a key that names none.
         let cell = format!("cell:{}", at.cell);

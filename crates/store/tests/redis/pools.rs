@@ -103,7 +103,7 @@ impl Caller {
             let rate_parts = [RATE_PARTS, RATE_PARTS, 0, 1 + random.below(u64::from(RATE_PARTS)) as u32];
             let part = Part { rate: rate_parts[random.below(4) as usize], units };
             let slack_us = [0, 20_000, 20_000, 5_000_000][random.below(4) as usize];
-            bucket::BucketParams::of(&Meter::new(rate, units), part, slack_us).expect("terms")
+            bucket::BucketParams::of(&Meter::new(rate, units), part, slack_us).expect("parameters")
         });
         let params = params.collect();
         Self {
@@ -318,7 +318,7 @@ impl Seen {
 #[tokio::test(flavor = "multi_thread")]
 async fn pools_in_memory_a_journal_and_redis_answer_alike() {
     /// Allocations among regions of the callers. Some are later than those that other callers had adopted.
-    const TERMS: [u64; 15] = [0, 1, 0, 1, 2, 9, 10, 9, 10, 10, 11, 1, 99, u64::MAX - 1, 0];
+    const ALLOCATIONS: [u64; 15] = [0, 1, 0, 1, 2, 9, 10, 9, 10, 10, 11, 1, 99, u64::MAX - 1, 0];
     let servers = [Server::start(&[])];
     let redis = RedisPools::new(opened(shards(&servers)).await, 0);
     let mut seen = Seen::default();
@@ -334,8 +334,8 @@ async fn pools_in_memory_a_journal_and_redis_answer_alike() {
         for step in 0..1_500 {
             let (group, cell, wall_us, what) = caller.draw();
             let generation = caller.generations[usize::from(group.number() > 0)];
-            let terms = if seed % 2 == 1 { TERMS[step / 100 % TERMS.len()] } else { 0 };
-            let at = At { group, allocation: terms, cell: &cell, generation, wall_us, deadline: DEADLINE };
+            let allocation = if seed % 2 == 1 { ALLOCATIONS[step / 100 % ALLOCATIONS.len()] } else { 0 };
+            let at = At { group, allocation, cell: &cell, generation, wall_us, deadline: DEADLINE };
             let expected = call(&memory, &at, &what).await.expect("memory");
             let came = call(&redis, &at, &what).await.expect("an answer");
             assert_eq!(came, expected, "seed {seed}, step {step}: {at:?} {what:?}");
@@ -418,7 +418,7 @@ pub(super) async fn ask_at(
 ) -> Result<Answer<bucket::Exchanged>, Missed> {
     let whole = Meter::new(Rate::parse("1000/s").expect("a rate"), 10);
     let params =
-        bucket::BucketParams::of(&whole, Part { rate: RATE_PARTS, units: 10 }, 20_000).expect("terms");
+        bucket::BucketParams::of(&whole, Part { rate: RATE_PARTS, units: 10 }, 20_000).expect("parameters");
     let exchange = bucket::Exchange {
         taker: Taker { node: 1, process_number: 1, call },
         keeps: Part::default(),
