@@ -137,7 +137,7 @@ pub struct Node {
 #[derive(Debug)]
 struct Setup {
     config: Config,
-    /// Limits whose journalled cells can be trusted after a crash: [`pool::Siblings::rows_hold`].
+    /// Limits whose journalled cells can be trusted after a crash: [`pool::RegionSetup::rows_hold`].
     rows_hold: BTreeSet<LimitId>,
     /// How the nodes of this region share its part, if the region has several.
     guard: Option<Guard>,

@@ -30,10 +30,10 @@ pub struct Names {
     node: String,
     tagger: Tagger,
     /// Drawn at the start: names that no caller chose are those of one process.
-    boot: [u8; 16],
+    process: [u8; 16],
     next: AtomicU64,
-    /// The nodes of the region that share a store, as `region/node`, by number.
-    siblings: BTreeMap<u16, String>,
+    /// The mates, as `region/node`, by number.
+    mates: BTreeMap<u16, String>,
 }
 
 /// What a node and its region are called.
@@ -85,17 +85,17 @@ pub(crate) enum Stranger {
 
 impl Names {
     /// For a node, with its secret and the bytes that were drawn at its start.
-    pub fn new(region: &str, node: &str, key: &HashKey, boot: [u8; 16]) -> Self {
+    pub fn new(region: &str, node: &str, key: &HashKey, process: [u8; 16]) -> Self {
         let tagger = Tagger::new(key, CHARGES);
-        let (node, siblings) = (format!("{region}/{node}"), BTreeMap::new());
-        Self { node, tagger, boot, next: AtomicU64::new(0), siblings }
+        let (node, mates) = (format!("{region}/{node}"), BTreeMap::new());
+        Self { node, tagger, process, next: AtomicU64::new(0), mates }
     }
 
     /// Adds the other nodes of the region, where they share a store and with it the secret.
     pub(crate) fn among<'a>(self, nodes: impl Iterator<Item = (u16, &'a str)>) -> Self {
         let region = self.node().region.to_owned();
-        let siblings = nodes.map(|(number, name)| (number, format!("{region}/{name}"))).collect();
-        Self { siblings, ..self }
+        let mates = nodes.map(|(number, name)| (number, format!("{region}/{name}"))).collect();
+        Self { mates, ..self }
     }
 
     /// How a request's charge is to be remembered; `None` if the caller does not ask for that.
@@ -117,7 +117,7 @@ impl Names {
         let reserve = reserve.map(|reserve| read_reserve(request, reserve)).transpose()?;
         let name = if id.is_empty() {
             let number = self.next.fetch_add(1, Ordering::Relaxed).to_le_bytes();
-            self.tagger.all([&b"fresh"[..], &self.boot, &number].into_iter())
+            self.tagger.all([&b"fresh"[..], &self.process, &number].into_iter())
         } else {
             self.tagger.all([&b"id"[..], request.domain, id].into_iter())
         };
@@ -158,7 +158,7 @@ impl Names {
 
     /// A charge's name as callers know it.
     pub(crate) fn text(&self, charged: Charged) -> String {
-        let by = charged.by.and_then(|number| self.siblings.get(&number)).unwrap_or(&self.node);
+        let by = charged.by.and_then(|number| self.mates.get(&number)).unwrap_or(&self.node);
         format!("{by}:{}", charged.id.to_text())
     }
 

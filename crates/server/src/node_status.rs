@@ -48,7 +48,7 @@ pub(crate) fn of(shared: &Shared) -> api::NodeStatus {
         }),
         journal_is_down: shared.node.is_journal_down(),
         uptime_ns: now.steady_ns.saturating_sub(shared.begun.steady_ns),
-        store: shared.siblings.get().map(|siblings| siblings.status(&shared.node, now)),
+        store: shared.own_region.get().map(|region| region.status(&shared.node, now)),
         ..api::NodeStatus::default()
     };
     if let Some(regions) = shared.regions() {

@@ -21,14 +21,14 @@ const EACH: u32 = 2;
 
 /// A process of a node, among all its processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Boot {
+pub(crate) struct ProcessNumber {
     /// Its first number.
     pub(crate) number: u32,
     /// How long the process waits, by its steady clock, before it uses that number.
     pub(crate) wait: Duration,
 }
 
-impl Boot {
+impl ProcessNumber {
     /// The process that follows the one with the number `last`, or the first on an empty disk, at a time of
     /// its wall. `None` once all numbers are used up.
     pub(crate) fn after(last: Option<u32>, wall_ns: u64, clock: ClockConfig) -> Option<Self> {
@@ -53,8 +53,8 @@ mod tests {
     const DRIFT_PPM: u32 = 1_000;
     const START_NS: u64 = 1_790_000_000_000_000_000;
 
-    fn after(last: Option<u32>, wall_ns: u64) -> Boot {
-        Boot::after(last, wall_ns, ClockConfig { error_ns: ERROR_NS, drift_ppm: DRIFT_PPM })
+    fn after(last: Option<u32>, wall_ns: u64) -> ProcessNumber {
+        ProcessNumber::after(last, wall_ns, ClockConfig { error_ns: ERROR_NS, drift_ppm: DRIFT_PPM })
             .expect("there are numbers left")
     }
 
@@ -82,17 +82,17 @@ mod tests {
                 if random() % 4 == 0 {
                     disk = None;
                 }
-                let boot = after(disk, wall_ns);
-                assert!(boot.number > used, "start {start}: {} after {used}", boot.number);
+                let process = after(disk, wall_ns);
+                assert!(process.number > used, "start {start}: {} after {used}", process.number);
                 // A steady clock that is fast.
-                let wait_ns = boot.wait.as_nanos() as u64;
+                let wait_ns = process.wait.as_nanos() as u64;
                 let waited_ns = wait_ns - wait_ns / 1_001;
                 if random() % 3 == 0 {
                     // The process ends before it has used any number.
                     true_ns += random() % (waited_ns + 1);
                     continue;
                 }
-                used = boot.number + (random() % 2) as u32;
+                used = process.number + (random() % 2) as u32;
                 disk = Some(used);
                 true_ns += waited_ns + random() % 20_000_000;
             }

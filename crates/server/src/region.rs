@@ -22,7 +22,7 @@ use acequia_api::acequia::v1 as api;
 use acequia_limits::{HashKey, Now};
 use acequia_node::{
     Answer, Catalogue, Config as NodeConfig, Keep, LimitAnswer, Node, Outcome,
-    pool::{GROUPS, Heard, NotExcluded, Siblings as Place},
+    pool::{GROUPS, Heard, NotExcluded, RegionSetup},
 };
 use acequia_rights::{
     MemberId, node_named,
@@ -48,19 +48,19 @@ use crate::{
     holdings::{holding, rate_milli},
     idempotency::SharedNames,
     patience::Waiting,
-    process_number::Boot,
+    process_number::ProcessNumber,
     writer::Writer,
 };
 
 /// The journal's named values: the process number, since when withdrawals from windows are recorded, the
 /// settings that all mates last agreed on, and the generations that were heard of.
-const BOOT: &str = "boot";
+const PROCESS_NUMBER: &str = "boot";
 const KNOWS_FROM: &str = "takings-from";
-pub(crate) const TERMS: &str = "siblings";
+pub(crate) const AGREED: &str = "siblings";
 const GENERATIONS: &str = "generations";
 
-/// The settings' hash when no agreement is on the disk: no node's settings hash to it.
-const NO_TERMS: u64 = 0;
+/// The fingerprint when no agreement is on the disk: no node's settings have it.
+const NOT_AGREED: u64 = 0;
 
 /// How often the node looks whether all mates have said the same, and how often it logs that they have not.
 const LOOK: Duration = Duration::from_millis(20);
@@ -81,7 +81,7 @@ const KEY_BYTES_MAX: usize = 1 << 16;
 
 /// Why a node cannot take its place among those of its region.
 #[derive(Debug, thiserror::Error)]
-pub enum SiblingsError {
+pub enum RegionError {
     /// The secret of the cells' names cannot be used.
     #[error(
         "cannot use {path}, `key_file` of the store: {cause}. Put {KEY_BYTES_MIN} random bytes or more into it, the same on every node"
@@ -116,15 +116,16 @@ pub enum SiblingsError {
 /// The state that a node must know before it can begin.
 #[derive(Debug)]
 pub(crate) struct Home {
-    pub(crate) place: Place,
+    pub(crate) setup: RegionSetup,
     /// How long the node waits before it may use its process number.
     wait: Duration,
     /// The key that names the cells.
     pub(crate) key: HashKey,
     /// A hash of all settings that must be alike on every node while it shares a pool.
-    pub(crate) allocation: u64,
-    /// A hash of the same settings and of the list of nodes. A new node must have heard this from all others.
-    all_terms: u64,
+    pub(crate) fingerprint: u64,
+    /// A hash of these settings and of the list of nodes. A new node must have heard this hash from all
+    /// others.
+    fingerprint_with_nodes: u64,
     /// Whether all mates were heard to have the same settings; and, below, whether earlier settings were
     /// others.
     is_agreed: bool,
@@ -160,9 +161,9 @@ impl PoolEndpoint {
     }
 }
 
-/// A node's place among the nodes of its region.
+/// A node's own region, where its nodes share a store.
 #[derive(Debug)]
-pub struct Siblings {
+pub struct OwnRegion {
     way: PoolEndpoint,
     /// The names of the nodes.
     pub(crate) nodes: BTreeSet<String>,
@@ -170,7 +171,7 @@ pub struct Siblings {
     pub(crate) names: Arc<SharedNames>,
 }
 
-impl Siblings {
+impl OwnRegion {
     /// How the store's shards are.
     pub(crate) fn shards(&self) -> Vec<ShardView> {
         self.way.shards()
@@ -284,28 +285,30 @@ impl Home {
         store: &dyn Store,
         chance: &Chance,
         now: Now,
-    ) -> Result<Self, SiblingsError> {
+    ) -> Result<Self, RegionError> {
         let key = cells_key(&config.region, settings.key_file.as_deref())?;
         let members = config.regions.as_ref().map_or_else(BTreeMap::new, |all| all.mates(&config.region));
-        let all_terms = terms_of(settings, Some(&members), &key);
+        let fingerprint_with_nodes = fingerprint_of(settings, Some(&members), &key);
         // Among regions the catalogue says which nodes there are.
-        let terms = if members.is_empty() { all_terms } else { terms_of(settings, None, &key) };
-        let known = value(store, TERMS)?;
-        let before = value(store, BOOT)?.map(u32::from_be_bytes);
-        let Boot { number: boot, wait } =
-            Boot::after(before, now.wall_ns, settings.clock).ok_or(SiblingsError::Value(BOOT))?;
+        let fingerprint =
+            if members.is_empty() { fingerprint_with_nodes } else { fingerprint_of(settings, None, &key) };
+        let known = value(store, AGREED)?;
+        let before = value(store, PROCESS_NUMBER)?.map(u32::from_be_bytes);
+        let ProcessNumber { number: process_number, wait } =
+            ProcessNumber::after(before, now.wall_ns, settings.clock)
+                .ok_or(RegionError::Value(PROCESS_NUMBER))?;
         let now_us = now.wall_ns / 1_000;
         // The value counts only if the last process wrote it: a process of an older version did not record
         // its withdrawals.
-        let said = value(store, KNOWS_FROM)?.map(of_boot).filter(|(boot, _)| Some(*boot) == before);
+        let said = value(store, KNOWS_FROM)?.map(of_begun).filter(|(number, _)| Some(*number) == before);
         let knows_from_us = said.map_or(now_us, |(_, from_us)| from_us);
         let generations = match store.value(GENERATIONS)? {
-            Some(bytes) => serde_json::from_slice(&bytes).map_err(|_| SiblingsError::Value(GENERATIONS))?,
+            Some(bytes) => serde_json::from_slice(&bytes).map_err(|_| RegionError::Value(GENERATIONS))?,
             None => Vec::new(),
         };
-        let place = Place {
+        let setup = RegionSetup {
             node: node_named(&config.node),
-            process_number: boot,
+            process_number,
             nodes: settings.numbers(),
             members,
             allocation: 0,
@@ -321,20 +324,20 @@ impl Home {
         let mut redis = settings.redis.clone();
         redis.seed = u64::from_be_bytes(chance.draw("redis")?);
         redis.clock_error = compared(config, settings);
-        let is_agreed = known.map(u64::from_be_bytes) == Some(terms);
+        let is_agreed = known.map(u64::from_be_bytes) == Some(fingerprint);
         let was_other = known.is_some() && !is_agreed;
         let nodes = settings.nodes.clone();
         // A node that was here before has heard of some generation, so that a new one is never its first.
-        let by = Taker { node: place.node, process_number: boot, call: 1 };
-        let agreement = if place.is_new { 0 } else { usize::from(GROUPS) };
+        let by = Taker { node: setup.node, process_number, call: 1 };
+        let agreement = if setup.is_new { 0 } else { usize::from(GROUPS) };
         let generation = Generation { number: 1, by };
         let agreement = vec![Heard { generation, ..Heard::default() }; agreement];
         Ok(Self {
-            place,
+            setup,
             wait,
             key,
-            allocation: terms,
-            all_terms,
+            fingerprint,
+            fingerprint_with_nodes,
             is_agreed,
             was_other,
             is_new: false,
@@ -351,29 +354,29 @@ impl Home {
     /// The journal cannot be written.
     pub(crate) async fn begin(&self, store: &dyn Store) -> Result<(), StoreError> {
         sleep(self.wait).await;
-        begin(store, self.place.process_number, self.place.knows_from_us.unwrap_or(self.place.begun_us))
+        begin(store, self.setup.process_number, self.setup.knows_from_us.unwrap_or(self.setup.begun_us))
     }
 
     /// Notes that withdrawals from windows that are open now are unknown, to this process and to later ones.
     ///
     /// # Errors
     /// The journal cannot be written.
-    pub(crate) fn doubt_takings(&self, store: &dyn Store) -> Result<(), StoreError> {
+    pub(crate) fn doubt_withdrawals(&self, store: &dyn Store) -> Result<(), StoreError> {
         warn!(
             "what this node took of windows cannot be read in its journal: after the next loss of the store, nothing more of \
              those that are open now is given"
         );
-        begin(store, self.place.process_number, self.place.begun_us)
+        begin(store, self.setup.process_number, self.setup.begun_us)
     }
 
     /// The way to the pools that the config names, for the runtime of the caller.
     ///
     /// # Errors
     /// The settings are out of their ranges.
-    pub(crate) fn way(&self) -> Result<PoolEndpoint, SiblingsError> {
+    pub(crate) fn way(&self) -> Result<PoolEndpoint, RegionError> {
         let redis = Redis::open(self.redis.clone())?;
-        let carrier = PoolClient::to(RedisPools::new(redis.clone(), self.allocation));
-        let agreement = PoolClient::to(RedisPools::new(redis.clone(), self.all_terms));
+        let carrier = PoolClient::to(RedisPools::new(redis.clone(), self.fingerprint));
+        let agreement = PoolClient::to(RedisPools::new(redis.clone(), self.fingerprint_with_nodes));
         Ok(PoolEndpoint { carrier, agreement, redis: Some(redis) })
     }
 
@@ -398,10 +401,10 @@ impl Home {
         store: &Arc<dyn Store>,
         clock: &Arc<dyn Clock>,
         way: &PoolEndpoint,
-    ) -> Result<Self, SiblingsError> {
+    ) -> Result<Self, RegionError> {
         if self.was_other {
             // The earlier settings do not hold any more, however this wait ends.
-            store.commit(&[], &[(TERMS, Some(&NO_TERMS.to_be_bytes()))])?;
+            store.commit(&[], &[(AGREED, Some(&NOT_AGREED.to_be_bytes()))])?;
         }
         let node = self.agreeing();
         let carrier = if self.is_among_regions() {
@@ -410,7 +413,7 @@ impl Home {
             let process = Disk { store: Arc::clone(store), clock: Arc::clone(clock) };
             tokio::spawn(way.carrier.carry(Arc::clone(&node), process))
         };
-        let nodes = self.place.nodes.len();
+        let nodes = self.setup.nodes.len();
         info!(nodes, "waiting until every node of the region goes by the same");
         let mut told = Instant::now();
         while node.lease_counts().granting < u64::from(GROUPS) {
@@ -434,30 +437,31 @@ impl Home {
         let _aborted = carrier.await;
         // The wait may have been long, and somebody may have set the wall.
         if let Some(redis) = way.redis.as_ref().filter(|_| self.redis.clock_error.is_some()) {
-            confirm_wall(redis, &**clock, self.place.clock_error_ns).await;
+            confirm_wall(redis, &**clock, self.setup.clock_error_ns).await;
         }
-        let boot = self.place.process_number.checked_add(1).ok_or(SiblingsError::Value(BOOT))?;
+        let process_number =
+            self.setup.process_number.checked_add(1).ok_or(RegionError::Value(PROCESS_NUMBER))?;
         let heard = node.generations();
         let (generations, agreement) = match self.is_among_regions() {
-            true => (self.place.generations.clone(), heard),
+            true => (self.setup.generations.clone(), heard),
             false => (heard, self.agreement),
         };
         // If nothing was ever withdrawn, no earlier process withdrew anything. Withdrawals under other
         // settings cannot be told to anybody.
-        let is_new = self.place.is_new && node.is_first_of_all();
+        let is_new = self.setup.is_new && node.is_first_of_all();
         let begun_us = if is_new { 0 } else { clock.now().wall_ns / 1_000 };
-        begin(&**store, boot, begun_us)?;
+        begin(&**store, process_number, begun_us)?;
         info!(is_new, "every node of the region goes by the same");
         let knows_from_us = Some(begun_us);
-        let place =
-            Place { process_number: boot, generations, begun_us, knows_from_us, is_new: false, ..self.place };
-        Ok(Self { place, is_new, agreement, ..self })
+        let setup =
+            RegionSetup { process_number, generations, begun_us, knows_from_us, is_new: false, ..self.setup };
+        Ok(Self { setup, is_new, agreement, ..self })
     }
 
     /// Whether the region shares its limits with other regions. Then pools are part of the catalogue, and
     /// nodes agree by groups apart from those of the pools.
     fn is_among_regions(&self) -> bool {
-        !self.place.members.is_empty()
+        !self.setup.members.is_empty()
     }
 
     /// A node without limits that says which settings this one has, and hears whether the others have the
@@ -470,12 +474,12 @@ impl Home {
             after_crash: None,
             home: None,
         };
-        let mut place = self.place.clone();
+        let mut setup = self.setup.clone();
         if self.is_among_regions() {
-            place.allocation = AGREEMENT;
-            place.generations.clone_from(&self.agreement);
+            setup.allocation = AGREEMENT;
+            setup.generations.clone_from(&self.agreement);
         }
-        Arc::new(Node::among(config, Keep::default(), place))
+        Arc::new(Node::among(config, Keep::default(), setup))
     }
 
     /// Takes the way to the pools. The future that it returns carries the node's calls until `stopping`.
@@ -484,9 +488,9 @@ impl Home {
         way: PoolEndpoint,
         process: Running,
         mut stopping: watch::Receiver<bool>,
-    ) -> (Siblings, impl Future<Output = ()> + Send + use<>) {
+    ) -> (OwnRegion, impl Future<Output = ()> + Send + use<>) {
         let (node, clock) = (Arc::clone(&process.node), Arc::clone(&process.clock));
-        let me = Taker { node: self.place.node, process_number: self.place.process_number, call: 0 };
+        let me = Taker { node: self.setup.node, process_number: self.setup.process_number, call: 0 };
         let names = SharedNames::new(Arc::clone(&node), Arc::clone(&clock), way.carrier.clone(), me);
         // A mate that starts while this node runs must find its settings.
         let agreeing = self
@@ -523,7 +527,7 @@ impl Home {
                 }
             }
         };
-        (Siblings { way, nodes: self.nodes, names: Arc::new(names) }, carried)
+        (OwnRegion { way, nodes: self.nodes, names: Arc::new(names) }, carried)
     }
 }
 
@@ -538,7 +542,7 @@ fn compared(config: &Config, settings: &StoreConfig) -> Option<Duration> {
 ///
 /// # Errors
 /// The settings are out of their ranges.
-pub(crate) fn clocks_of(config: &Config, settings: &StoreConfig) -> Result<Option<Redis>, SiblingsError> {
+pub(crate) fn clocks_of(config: &Config, settings: &StoreConfig) -> Result<Option<Redis>, RegionError> {
     let Some(error) = compared(config, settings) else { return Ok(None) };
     let redis = Settings { clock_error: Some(error), ..settings.redis.clone() };
     Ok(Some(Redis::open(redis)?))
@@ -641,33 +645,36 @@ const fn breaker_word(breaker: BreakerState) -> &'static str {
 }
 
 /// Writes down that a process begins, and since when withdrawals from windows are recorded.
-fn begin(store: &dyn Store, boot: u32, knows_from_us: u64) -> Result<(), StoreError> {
-    let knows_from = [&boot.to_be_bytes()[..], &knows_from_us.to_be_bytes()].concat();
-    store.commit(&[], &[(BOOT, Some(&boot.to_be_bytes())), (KNOWS_FROM, Some(&knows_from))])
+fn begin(store: &dyn Store, process_number: u32, knows_from_us: u64) -> Result<(), StoreError> {
+    let knows_from = [&process_number.to_be_bytes()[..], &knows_from_us.to_be_bytes()].concat();
+    store.commit(
+        &[],
+        &[(PROCESS_NUMBER, Some(&process_number.to_be_bytes())), (KNOWS_FROM, Some(&knows_from))],
+    )
 }
 
 /// The process number in a value of the journal, and the time that the process wrote.
-fn of_boot(bytes: [u8; 12]) -> (u32, u64) {
+fn of_begun(bytes: [u8; 12]) -> (u32, u64) {
     let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
-    let (boot, from_us) = bytes.split_at(4);
+    let (process_number, from_us) = bytes.split_at(4);
     // The number has four bytes.
-    (number(boot) as u32, number(from_us))
+    (number(process_number) as u32, number(from_us))
 }
 
-fn value<const N: usize>(store: &dyn Store, name: &'static str) -> Result<Option<[u8; N]>, SiblingsError> {
+fn value<const N: usize>(store: &dyn Store, name: &'static str) -> Result<Option<[u8; N]>, RegionError> {
     let bytes = store.value(name)?;
-    let read = bytes.map(|bytes| <[u8; N]>::try_from(&bytes[..]).map_err(|_| SiblingsError::Value(name)));
+    let read = bytes.map(|bytes| <[u8; N]>::try_from(&bytes[..]).map_err(|_| RegionError::Value(name)));
     read.transpose()
 }
 
 /// The key that names the cells of a region, the same on every node of it.
-fn cells_key(region: &str, file: Option<&Path>) -> Result<HashKey, SiblingsError> {
+fn cells_key(region: &str, file: Option<&Path>) -> Result<HashKey, RegionError> {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(b"acequia cells of ");
     context.update(&(region.len() as u64).to_be_bytes());
     context.update(region.as_bytes());
     if let Some(path) = file {
-        let fault = |cause: String| SiblingsError::KeyFile { path: path.display().to_string(), cause };
+        let fault = |cause: String| RegionError::KeyFile { path: path.display().to_string(), cause };
         let bytes = fs::read(path).map_err(|cause| fault(cause.to_string()))?;
         if !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&bytes.len()) {
             return Err(fault(format!("it has {} bytes", bytes.len())));
@@ -680,7 +687,7 @@ fn cells_key(region: &str, file: Option<&Path>) -> Result<HashKey, SiblingsError
 
 /// A hash of all settings that must be alike on every node, and of the list of nodes where `members` are
 /// given.
-fn terms_of(config: &StoreConfig, members: Option<&BTreeMap<u16, MemberId>>, key: &HashKey) -> u64 {
+fn fingerprint_of(config: &StoreConfig, members: Option<&BTreeMap<u16, MemberId>>, key: &HashKey) -> u64 {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(b"acequia siblings 5");
     context.update(&key.0);
@@ -697,5 +704,5 @@ fn terms_of(config: &StoreConfig, members: Option<&BTreeMap<u16, MemberId>>, key
         }
     }
     let digest = context.finish();
-    u64::from_be_bytes(digest.as_ref()[..8].try_into().expect("a digest has 32 bytes")).max(NO_TERMS + 1)
+    u64::from_be_bytes(digest.as_ref()[..8].try_into().expect("a digest has 32 bytes")).max(NOT_AGREED + 1)
 }

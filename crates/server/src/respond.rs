@@ -148,7 +148,7 @@ pub(crate) mod lost {
     };
     use acequia_node::{
         Answer, Ask, Catalogue, Config, Keep, Node,
-        pool::{PoolReply, Siblings},
+        pool::{PoolReply, RegionSetup},
     };
 
     pub(crate) const NOW: Now = Now::at(1_800_000_000_000_000_000);
@@ -157,7 +157,7 @@ pub(crate) mod lost {
     pub(crate) fn answer(on_store_loss: OnStoreLoss) -> (Answer, Arc<Catalogue>) {
         let spec = r#"{"name": "per-key", "domain": "shop", "token_bucket": {"rate": "1/s", "burst": 3}}"#;
         let spec = LimitSpec { on_store_loss, ..serde_json::from_str(spec).expect("a limit") };
-        let siblings = Siblings {
+        let region = RegionSetup {
             node: 1,
             process_number: 1,
             nodes: [1, 2].into(),
@@ -174,7 +174,7 @@ pub(crate) mod lost {
         };
         let key = HashKey([7; 16]);
         let config = Config { key, memory_bytes: 1 << 20, durable: false, after_crash: None, home: None };
-        let node = Arc::new(Node::among(config, Keep::default(), siblings));
+        let node = Arc::new(Node::among(config, Keep::default(), region));
         node.apply(vec![Limit::new(spec).expect("a limit")], NOW, |_| Vec::new()).expect("a catalogue");
         // Nothing answers for a second.
         let at = |ms: u64| Now {

@@ -27,7 +27,7 @@ use crate::{
     gate::{Gate, GateFault, warn_of_open_ports},
     idempotency,
     incarnation::INCARNATION,
-    region::{self, PoolEndpoint, SiblingsError},
+    region::{self, PoolEndpoint, RegionError},
     regions::{self, Alone, AlonePlace, Audit, Connected, Joining, OrderFault, Place, Regions, RegionsError},
     schedule::{self, SCHEDULE, ValueFault},
     shared::Shared,
@@ -99,7 +99,7 @@ pub enum StartError {
     NotAmong,
     /// The node cannot take its place among those of its region.
     #[error(transparent)]
-    Siblings(#[from] SiblingsError),
+    Region(#[from] RegionError),
     /// The journal is not this node's.
     #[error(transparent)]
     Resume(#[from] ResumeFault),
@@ -138,9 +138,9 @@ pub struct Service {
     me: Option<Identity>,
     /// Its place among its mates, until the place is taken; and the way to their pools, if the caller brought
     /// one.
-    siblings: Option<(region::Home, Option<PoolEndpoint>)>,
+    home: Option<(region::Home, Option<PoolEndpoint>)>,
     /// A hash of the settings that the nodes of the region share, if there are several.
-    terms: Option<u64>,
+    fingerprint: Option<u64>,
     /// When it began after a crash, if it has mates.
     crashed: Option<Now>,
     /// The certificates of the `tls` folder.
@@ -193,7 +193,7 @@ impl Service {
                 if let Some(redis) = region::clocks_of(&config, &settings)? {
                     region::confirm_wall(&redis, &*clock, settings.clock.error_ns).await;
                 }
-                Ok::<_, SiblingsError>(())
+                Ok::<_, RegionError>(())
             })?;
             let (mut home, store) = Self::home_among(&config, &settings, store, &chance, &*clock)?;
             home = runtime.block_on(async {
@@ -206,7 +206,7 @@ impl Service {
             })?;
             return Self::among(config, home, store, clock, chance, None);
         }
-        if store_ref.map(|store| store.value(region::TERMS)).transpose()?.flatten().is_some() {
+        if store_ref.map(|store| store.value(region::AGREED)).transpose()?.flatten().is_some() {
             return Err(StartError::NotAmong);
         }
         let key = hash_key(store_ref, &chance)?;
@@ -217,12 +217,12 @@ impl Service {
             _ => None,
         };
         let served = schedule.is_some() || home.is_some_and(|(_, was_here)| was_here);
-        let empty_handed = (served && !stopped).then_some(now);
+        let after_crash = (served && !stopped).then_some(now);
         let node_config = NodeConfig {
             key,
             memory_bytes: config.memory().cells,
             durable: store.is_some(),
-            after_crash: empty_handed,
+            after_crash,
             home: home.map(|(home, _)| home),
         };
         let node = Arc::new(Node::keeping(node_config, config.charges));
@@ -235,7 +235,7 @@ impl Service {
                 let is_new = home.is_some_and(|(_, was_here)| !was_here);
                 let schedule = schedule.filter(|_| !is_new).unwrap_or_default();
                 node.resume_home(schedule, now, |id| reading.rows(store, id))?;
-                if empty_handed.is_some() {
+                if after_crash.is_some() {
                     info!("the node did not stop cleanly: what was reserved and not used counts as spent");
                 }
             }
@@ -244,7 +244,7 @@ impl Service {
                     node.resume(schedule, now)?;
                     node.restore_all(now, |id| reading.rows(store, id));
                 }
-                if empty_handed.is_some() {
+                if after_crash.is_some() {
                     info!("the node did not stop cleanly: what was reserved and not used counts as spent");
                 }
             }
@@ -284,8 +284,8 @@ impl Service {
             chance,
             key,
             me,
-            siblings: None,
-            terms: None,
+            home: None,
+            fingerprint: None,
             crashed: None,
             certificates: Watched::default(),
             gates: Vec::new(),
@@ -325,14 +325,14 @@ impl Service {
         clock: &dyn Clock,
     ) -> Result<(region::Home, Arc<dyn Store>), StartError> {
         // A config with a store that nodes share and without `data` is refused.
-        let store = store.ok_or(SiblingsError::Value(SCHEDULE))?;
+        let store = store.ok_or(RegionError::Value(SCHEDULE))?;
         let (was_served, was_shared) =
-            (store.value(SCHEDULE)?.is_some(), store.value(region::TERMS)?.is_some());
+            (store.value(SCHEDULE)?.is_some(), store.value(region::AGREED)?.is_some());
         let was_member = store.value(INCARNATION)?.is_some();
         match (&config.regions, was_member) {
             (None, true) if was_shared => return Err(StartError::NotAlone),
-            (Some(_), false) if was_served => return Err(SiblingsError::NotShared.into()),
-            _ if (was_served || was_member) && !was_shared => return Err(SiblingsError::NotShared.into()),
+            (Some(_), false) if was_served => return Err(RegionError::NotShared.into()),
+            _ if (was_served || was_member) && !was_shared => return Err(RegionError::NotShared.into()),
             _ => {}
         }
         let home = region::Home::read(config, settings, &*store, chance, clock.now())?;
@@ -352,7 +352,7 @@ impl Service {
     ) -> Result<Self, StartError> {
         let schedule = read_schedule(&*store)?;
         let now = clock.now();
-        let terms = home.allocation;
+        let fingerprint = home.fingerprint;
         let member = match &config.regions {
             Some(_) => Some(regions::identity(&config, &*store, now)?),
             None => None,
@@ -361,12 +361,12 @@ impl Service {
         // catalogue.
         let key = if member.is_some() { hash_key(Some(&*store), &chance)? } else { home.key };
         let is_new = member.map_or(home.is_new, |(_, was_here)| !was_here);
-        let went_by = store.value(region::TERMS)?;
-        let is_same = went_by.is_some_and(|bytes| bytes[..] == terms.to_be_bytes());
+        let went_by = store.value(region::AGREED)?;
+        let is_same = went_by.is_some_and(|bytes| bytes[..] == fingerprint.to_be_bytes());
         let stopped = is_same && store.value(STOPPED)?.is_some();
         let crashed = match store.value(CRASHED)? {
             _ if is_new => None,
-            Some(bytes) if stopped => Some(crash(&bytes, home.place.clock_error_ns, now)?),
+            Some(bytes) if stopped => Some(crash(&bytes, home.setup.clock_error_ns, now)?),
             None if stopped => None,
             _ => {
                 info!("the node did not stop cleanly: its guard shares of what is open count as spent");
@@ -384,8 +384,8 @@ impl Service {
             Some(bytes) if stopped => known(&bytes)?,
             _ => BTreeSet::new(),
         };
-        let place = acequia_node::pool::Siblings { rows_hold, ..home.place.clone() };
-        let node = Arc::new(Node::among(node_config, config.charges, place));
+        let setup = acequia_node::pool::RegionSetup { rows_hold, ..home.setup.clone() };
+        let node = Arc::new(Node::among(node_config, config.charges, setup));
         let mut reading = Reading::default();
         if member.is_some() {
             let schedule = schedule.filter(|_| !is_new).unwrap_or_default();
@@ -407,13 +407,13 @@ impl Service {
         }
         reading.done()?;
         if !shared.node.restore_withdrawals(taken, now) {
-            home.doubt_takings(&*store)?;
+            home.doubt_withdrawals(&*store)?;
         }
         shared.apply(&config.live);
         if let Some((webhooks, hooks)) = prepare_webhooks(&shared, &config.live.webhooks)? {
             webhooks.replace(hooks);
         }
-        let (siblings, terms) = (Some((home, way)), Some(terms));
+        let (home, fingerprint) = (Some((home, way)), Some(fingerprint));
         let crashed = crashed.filter(|_| !stopped);
         let read = without_limits(&config);
         Ok(Self {
@@ -423,8 +423,8 @@ impl Service {
             chance,
             key,
             me: member.map(|(home, _)| home.incarnation),
-            siblings,
-            terms,
+            home,
+            fingerprint,
             crashed,
             certificates: Watched::default(),
             gates: Vec::new(),
@@ -441,7 +441,7 @@ impl Service {
         &mut self,
         stopping: watch::Receiver<bool>,
     ) -> Result<Option<impl Future<Output = ()> + Send + use<>>, StartError> {
-        let (Some((home, way)), Some(writer)) = (self.siblings.take(), self.shared.writer.clone()) else {
+        let (Some((home, way)), Some(writer)) = (self.home.take(), self.shared.writer.clone()) else {
             return Ok(None);
         };
         let way = match way {
@@ -454,10 +454,10 @@ impl Service {
             clock: Arc::clone(&self.shared.clock),
             waiting: Arc::clone(&self.shared.waiting),
         };
-        let (siblings, carried) = home.take(way, process, stopping.clone());
-        let delivered = idempotency::deliver(Arc::clone(&siblings.names), stopping);
+        let (region, carried) = home.take(way, process, stopping.clone());
+        let delivered = idempotency::deliver(Arc::clone(&region.names), stopping);
         // The call sets the value: a service takes its place once.
-        let _ = self.shared.siblings.set(siblings);
+        let _ = self.shared.own_region.set(region);
         Ok(Some(async {
             let ((), ()) = tokio::join!(carried, delivered);
         }))
@@ -475,8 +475,8 @@ impl Service {
         let incarnation = self.me.map(|me| me.number.to_be_bytes());
         let mut values = vec![(SCHEDULE, Some(&schedule[..])), (STOPPED, None)];
         values.extend(incarnation.as_ref().map(|bytes| (INCARNATION, Some(&bytes[..]))));
-        let terms = self.terms.map(u64::to_be_bytes);
-        values.extend(terms.as_ref().map(|bytes| (region::TERMS, Some(&bytes[..]))));
+        let fingerprint = self.fingerprint.map(u64::to_be_bytes);
+        values.extend(fingerprint.as_ref().map(|bytes| (region::AGREED, Some(&bytes[..]))));
         let crashed = self
             .crashed
             .map(|Now { steady_ns, wall_ns }| [steady_ns.to_be_bytes(), wall_ns.to_be_bytes()].concat());
@@ -685,7 +685,7 @@ impl Service {
         }
         let knew = self.shared.node.known_limits();
         let knew: Vec<u8> = knew.iter().flat_map(|id| id.0.to_be_bytes()).collect();
-        let knew = self.terms.is_some().then_some((KNEW, Some(&knew[..])));
+        let knew = self.fingerprint.is_some().then_some((KNEW, Some(&knew[..])));
         let values: Vec<_> = knew.into_iter().chain([(STOPPED, Some(&b"cleanly"[..]))]).collect();
         if let Err(fault) = writer.close(now, &values) {
             error!(%fault, "stopped without writing the journal: the next start is as after a crash");

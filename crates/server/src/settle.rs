@@ -57,7 +57,7 @@ pub(crate) async fn settle(
         }
         Err(Stranger::Other(node, id)) => {
             let is_sent = shared.regions().is_some_and(|regions| regions.forward(&node, id, cost));
-            let word = if is_sent || tell_sibling(shared, &node, id, cost).await? {
+            let word = if is_sent || tell_mate(shared, &node, id, cost).await? {
                 Word::Forwarded
             } else {
                 Word::Unknown
@@ -66,7 +66,7 @@ pub(crate) async fn settle(
             return Ok(Settlement { word, refunded: Vec::new() });
         }
     };
-    let names = shared.siblings.get().map(|siblings| &*siblings.names);
+    let names = shared.own_region.get().map(|region| &*region.names);
     let settled = idempotency::settle(&shared.node, &*shared.clock, names, id, cost).await;
     let settled = settled.ok_or(SettleFault::Unheard)?;
     let (word, refunded, batch) = match settled {
@@ -91,17 +91,17 @@ pub(crate) async fn settle(
 
 /// Has another node of the region, `region/node`, settle a charge that it made. Says whether there is such a
 /// node.
-async fn tell_sibling(
+async fn tell_mate(
     shared: &Shared,
     node: &str,
     id: ChargeId,
     cost: Option<u64>,
 ) -> Result<bool, SettleFault> {
     let name = node.strip_prefix(shared.names.node().region).and_then(|node| node.strip_prefix('/'));
-    let Some((siblings, name)) = shared.siblings.get().zip(name) else { return Ok(false) };
-    let Some(number) = siblings.number(name) else { return Ok(false) };
+    let Some((region, name)) = shared.own_region.get().zip(name) else { return Ok(false) };
+    let Some(number) = region.number(name) else { return Ok(false) };
     let letter = Letter { id: id.0, cost };
-    match siblings.names.post(number, letter, shared.clock.now()).await {
+    match region.names.post(number, letter, shared.clock.now()).await {
         true => Ok(true),
         false => Err(SettleFault::Unheard),
     }

@@ -18,7 +18,7 @@ use crate::{
     hints,
     patience::Waiting,
     refused::Refused,
-    region::Siblings,
+    region::OwnRegion,
     regions::{Alone, Regions},
     unmatched::{self, NoMatches},
     warnings::Warned,
@@ -54,8 +54,8 @@ pub struct Shared {
     pub(crate) warned: Warned,
     /// Requests that wait for units of other regions, of the region's pools, or of its other nodes.
     pub(crate) waiting: Arc<Waiting>,
-    /// This node's place among the nodes of its region, where they share a store.
-    pub(crate) siblings: OnceLock<Siblings>,
+    /// This node's region, where its nodes share a store.
+    pub(crate) own_region: OnceLock<OwnRegion>,
     /// The connections that callers have open, and the bytes that they make the node hold.
     pub(crate) connections: Arc<AllConnections>,
     /// Callers that were turned away.
@@ -97,7 +97,7 @@ impl Shared {
             webhooks: OnceLock::new(),
             warned: Warned::default(),
             waiting: Arc::default(),
-            siblings: OnceLock::new(),
+            own_region: OnceLock::new(),
             clock,
             key,
             workers: Workers::default(),

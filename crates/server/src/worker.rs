@@ -157,9 +157,9 @@ impl Worker {
     /// The name of a question, if other nodes of the region may have answered it and this one has not.
     pub(crate) fn shared_name(&self, how: How) -> Option<(Recording, &Arc<SharedNames>)> {
         let recording = how.recording.filter(|recording| recording.is_repeatable && how.ask.charge)?;
-        let siblings = self.shared.siblings.get()?;
+        let region = self.shared.own_region.get()?;
         let is_known = self.shared.node.remembers(recording.id, self.shared.clock.now());
-        (!is_known).then_some((recording, &siblings.names))
+        (!is_known).then_some((recording, &region.names))
     }
 
     /// Waits for what an answer waits for: units from elsewhere, or the disk. The disk gets the time that the

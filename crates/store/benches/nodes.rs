@@ -19,7 +19,7 @@ use std::{
 use acequia_limits::{CellTag, HashKey, Limit, LimitId, Now, Request, limit::LimitSpec};
 use acequia_node::{
     Ask, Config, Keep, Node,
-    pool::{GROUPS, Heard, PoolName, Siblings},
+    pool::{GROUPS, Heard, PoolName, RegionSetup},
 };
 use acequia_rights::pool::{
     Taker,
@@ -141,7 +141,7 @@ fn tell(by_lease: f64, by_call: f64) -> f64 {
 
 /// The only node of a new region.
 fn node(clock: Clock) -> Arc<Node> {
-    let siblings = Siblings {
+    let region = RegionSetup {
         node: 1,
         process_number: 1,
         nodes: BTreeSet::from([1]),
@@ -163,7 +163,7 @@ fn node(clock: Clock) -> Arc<Node> {
         after_crash: None,
         home: None,
     };
-    let node = Arc::new(Node::among(config, Keep::default(), siblings));
+    let node = Arc::new(Node::among(config, Keep::default(), region));
     let spec = |name: &str, limit: u64| {
         let text = format!(
             r#"{{"name":"{name}","domain":"{name}","by":["key"],"fixed_window":{{"limit":{limit},"window":"1h"}}}}"#

@@ -48,7 +48,7 @@ struct Peer {
     incarnation: Incarnation,
     process_number: u32,
     number: u64,
-    beat: u64,
+    heartbeat: u64,
     loan: u64,
     ids: u32,
     /// The node's last header.
@@ -105,7 +105,7 @@ impl History {
             incarnation: place::incarnation(region),
             process_number: 1,
             number: 0,
-            beat: 0,
+            heartbeat: 0,
             loan: 0,
             ids: 0,
             heard: None,
@@ -308,13 +308,13 @@ impl History {
             self.place.node.version().map_or_else(VersionId::default, |version| version.version_id);
         let peer = &mut self.peers[peer];
         peer.number += 1;
-        peer.beat += 1;
+        peer.heartbeat += 1;
         let header = Header {
             incarnation: peer.incarnation,
             process_number: peer.process_number,
             number: peer.number,
             received: peer.received,
-            heartbeat: peer.beat,
+            heartbeat: peer.heartbeat,
             wall_ns: self.now.wall_ns,
             corrected_ns: 0,
             is_believed: true,

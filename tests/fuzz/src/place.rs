@@ -8,7 +8,7 @@ use std::{
 use acequia_limits::{CellTag, HashKey, LimitId, Now, Request, limit::LimitSpec};
 use acequia_node::{
     Ask, Asker, CellRecord, Config, Home, Keep, Node, Row,
-    pool::Siblings,
+    pool::RegionSetup,
     regions::{self, wire},
 };
 use acequia_rights::{
@@ -82,7 +82,7 @@ impl Place {
 
     /// A node that shares its region's limits with a mate. Their store is out of reach.
     pub fn beside(mate: u16, region: u16, now: Now) -> Self {
-        let siblings = Siblings {
+        let setup = RegionSetup {
             node: 1,
             process_number: 1,
             nodes: BTreeSet::from([1, 2]),
@@ -97,7 +97,7 @@ impl Place {
             rows_hold: BTreeSet::new(),
             generations: Vec::new(),
         };
-        Self::begin(Node::among(config(Some(region), None), Keep::default(), siblings), now)
+        Self::begin(Node::among(config(Some(region), None), Keep::default(), setup), now)
     }
 
     fn begin(node: Node, now: Now) -> Self {

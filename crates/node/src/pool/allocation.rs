@@ -21,7 +21,7 @@ use acequia_rights::{
     mutation::{Mutation, mutated},
 };
 
-use super::{Admission, ClockPromise, LEASE_NS, Leases, Siblings};
+use super::{Admission, ClockPromise, LEASE_NS, Leases, RegionSetup};
 use crate::{
     Catalogue, Node,
     cell::CellKey,
@@ -46,13 +46,13 @@ pub(super) struct Adopted {
     pub(super) versions: u64,
     /// No call leaves before this batch is on the disk, with the version of the catalogue that calls go by.
     pub(super) after_batch: u64,
-    /// The promise about clocks: of [`Siblings`] or of the catalogue, whichever is worse.
+    /// The promise about clocks: of [`RegionSetup`] or of the catalogue, whichever is worse.
     pub(super) clocks: ClockPromise,
 }
 
 impl Adopted {
     /// What calls go by at first.
-    pub(super) const fn first(home: &Siblings) -> Self {
+    pub(super) const fn first(home: &RegionSetup) -> Self {
         Self { allocation: home.allocation, versions: 0, after_batch: 0, clocks: home.clocks() }
     }
 }

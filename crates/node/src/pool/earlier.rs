@@ -92,7 +92,7 @@ impl Node {
     /// Takes the rows kept under [`WITHDRAWALS`](crate::journal::WITHDRAWALS): the withdrawals of earlier
     /// processes. To be called once, when the limits are in force, and before any call is made. Returns
     /// whether all rows can be read. If not, neither this process nor later ones know what those rows said of
-    /// open windows: [`Siblings::knows_from_us`](super::Siblings::knows_from_us) is `begun_us` from then on,
+    /// open windows: [`RegionSetup::knows_from_us`](super::RegionSetup::knows_from_us) is `begun_us` from then on,
     /// and must be on the disk before any row is.
     pub fn restore_withdrawals(&self, rows: Vec<Row>, now: Now) -> bool {
         let Some(leases) = &self.leases else { return true };

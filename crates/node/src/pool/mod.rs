@@ -35,7 +35,7 @@ mod pending;
 mod places;
 mod rebalance;
 mod region_nodes;
-mod siblings;
+mod region_setup;
 mod view;
 mod watch;
 mod withdrawals;
@@ -79,7 +79,7 @@ pub use self::{
     call::{Call, GROUPS, PoolName, PoolReply, PoolRequest},
     excluded::{EXCLUDED_NS_MAX, NotExcluded},
     group::Heard,
-    siblings::{ServerClock, Siblings},
+    region_setup::{RegionSetup, ServerClock},
     view::PoolView,
 };
 pub(crate) use call::group_of;
@@ -124,7 +124,7 @@ pub struct LeaseCounts {
 /// The state of a node's leases on the pools of its region.
 #[derive(Debug)]
 pub(crate) struct Leases {
-    home: Siblings,
+    home: RegionSetup,
     adopted: Adopted,
     groups: Groups,
     cells: LeasedCells,
@@ -153,7 +153,7 @@ enum Admission {
 }
 
 impl Leases {
-    pub(crate) fn new(home: Siblings) -> Self {
+    pub(crate) fn new(home: RegionSetup) -> Self {
         Self {
             adopted: Adopted::first(&home),
             groups: Groups::since(&home.generations),
@@ -426,21 +426,21 @@ fn is_told(pool: &PoolContext) -> bool {
 
 impl Node {
     /// A node that shares its limits with other nodes of its region, and with other regions if `config` has a
-    /// home. In that case `siblings` names the members of the region among all regions' nodes, this one
+    /// home. In that case `region` names the members of the region among all regions' nodes, this one
     /// included.
     ///
     /// # Panics
-    /// If `siblings` names no nodes, or more than there may be.
-    pub fn among(config: Config, keep: Keep, siblings: Siblings) -> Self {
+    /// If `region` names no nodes, or more than there may be.
+    pub fn among(config: Config, keep: Keep, region: RegionSetup) -> Self {
         let mut node = Self::keeping(config, keep);
         match config.home {
             Some(_) => {
                 node.setup.guard =
-                    Some(Guard::of_parts(siblings.members.values().copied(), siblings.guard_percent));
+                    Some(Guard::of_parts(region.members.values().copied(), region.guard_percent));
             }
             None => {
-                let guard = Guard::new(siblings.node, &siblings.nodes, siblings.guard_percent);
-                let (drift_ppm, margin_ns) = (siblings.drift_ppm, siblings.clock_error_ns);
+                let guard = Guard::new(region.node, &region.nodes, region.guard_percent);
+                let (drift_ppm, margin_ns) = (region.drift_ppm, region.clock_error_ns);
                 let allocations = Allocations {
                     guard: Some(guard),
                     drift_ppm,
@@ -450,8 +450,8 @@ impl Node {
                 lock(&node.limits.registry).set_allocations(allocations);
             }
         }
-        node.setup.rows_hold.clone_from(&siblings.rows_hold);
-        let leases = Leases::new(siblings);
+        node.setup.rows_hold.clone_from(&region.rows_hold);
+        let leases = Leases::new(region);
         node.store.places = Places::of(leases.who());
         node.leases = Some(Mutex::new(leases));
         node
@@ -519,7 +519,7 @@ impl Node {
     }
 
     /// The last generation of each group that this node has heard of, if one changed: for
-    /// [`Siblings::generations`] of later processes. Nothing is taken of those groups before
+    /// [`RegionSetup::generations`] of later processes. Nothing is taken of those groups before
     /// [`Node::generations_kept`].
     pub fn unkept_generations(&self) -> Option<Vec<Heard>> {
         lock(self.leases.as_ref()?).groups.unkept()

@@ -8,7 +8,7 @@ use acequia_rights::{
     pool::{Generation, Taker},
 };
 
-use super::{Call, GROUPS, LOST_NS, LeaseCounts, PoolReply, PoolRequest, Siblings};
+use super::{Call, GROUPS, LOST_NS, LeaseCounts, PoolReply, PoolRequest, RegionSetup};
 use crate::{cell::account::CellContext, regions::CellKey, settings::SETTINGS};
 
 /// A call without an answer.
@@ -117,7 +117,7 @@ impl Calls {
     }
 
     /// The caller of a call, with a number of its own.
-    pub(super) const fn taker(&mut self, home: &Siblings) -> Taker {
+    pub(super) const fn taker(&mut self, home: &RegionSetup) -> Taker {
         Taker { node: home.node, process_number: home.process_number, call: self.next_id() }
     }
 

@@ -10,7 +10,7 @@ use crate::scene::{self, HOUR, Journal, KEY, MINUTE, MS, ROOMY, S, START, ask};
 use acequia_limits::{Now, Reason, limit::LimitSpec};
 use acequia_node::{
     Asker, Config, Keep, Node, SHARDS,
-    pool::{ServerClock, Siblings},
+    pool::{RegionSetup, ServerClock},
 };
 
 const DAY: u64 = 24 * HOUR;
@@ -117,7 +117,7 @@ fn a_node_started_a_year_ahead_recovers_within_a_window_of_a_restart() {
 /// One of two nodes that share a store. The node hears of no clocks except the servers'.
 fn of_a_store() -> Arc<Node> {
     let config = Config { key: KEY, memory_bytes: ROOMY, durable: false, after_crash: None, home: None };
-    let place = Siblings {
+    let place = RegionSetup {
         node: 1,
         process_number: 1,
         nodes: [1, 2].into(),

@@ -103,8 +103,8 @@ pub(super) fn peek(by: &By, message: &[u8]) -> Result<Bytes, Status> {
     if let Some(regions) = worker.shared.regions.get() {
         response.shares = regions.shares(&answer, &catalogue, now);
     }
-    if let Some(siblings) = worker.shared.siblings.get() {
-        response.pools = siblings.pools(&worker.shared.node, &answer, &catalogue, now);
+    if let Some(region) = worker.shared.own_region.get() {
+        response.pools = region.pools(&worker.shared.node, &answer, &catalogue, now);
     }
     // Encoding cannot fail, because a vector grows as needed.
     Ok(framed(response.encoded_len(), |out| response.encode_raw(out)))

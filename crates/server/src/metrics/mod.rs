@@ -47,7 +47,7 @@ impl Collector for Counts {
         let (tally, hottest) = (shared.workers.tally(), shared.workers.hottest(now));
         let catalogue = shared.node.catalogue();
         let regions = shared.regions();
-        let siblings = shared.siblings.get();
+        let own_region = shared.own_region.get();
         let mut out = Out(encoder);
         process::build(&mut out)?;
         process::process(&mut out, &Process::look())?;
@@ -59,10 +59,10 @@ impl Collector for Counts {
         requests::verdicts(&mut out, &tally, &catalogue)?;
         requests::faulty(&mut out, &tally, shared.expired.load(Ordering::Relaxed))?;
         process::connections(&mut out, &shared.connections, &shared.refused)?;
-        if regions.is_some() || siblings.is_some() {
+        if regions.is_some() || own_region.is_some() {
             requests::waits(&mut out, &tally)?;
         }
-        if regions.is_some() && siblings.is_some() {
+        if regions.is_some() && own_region.is_some() {
             requests::forwards(&mut out, shared.node.forward_counts())?;
         }
         process::clock(&mut out, shared.clock.health())?;
@@ -76,12 +76,12 @@ impl Collector for Counts {
         if let Some(regions) = regions {
             regions::regions(&mut out, shared, regions)?;
         }
-        if let Some(siblings) = siblings {
+        if let Some(own_region) = own_region {
             let excluded = shared.node.excluded(shared.clock.now()).len() as u64;
-            store::siblings(&mut out, excluded, siblings)?;
+            store::own_region(&mut out, excluded, own_region)?;
             store::pools(&mut out, &shared.node.lease_counts())?;
             store::held(&mut out, &shared.node.units_held(), &catalogue)?;
-            store::shards(&mut out, &siblings.shards())?;
+            store::shards(&mut out, &own_region.shards())?;
         }
         if let Some(webhooks) = shared.webhooks.get() {
             process::webhooks(&mut out, &webhooks.counts())?;

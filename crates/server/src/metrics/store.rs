@@ -14,7 +14,7 @@ use acequia_store::redis::{BreakerState, ROUND_TRIP_BOUNDS_US, ShardState, Shard
 use prometheus_client::registry::Unit;
 
 use super::out::{GaugeOf, Out, by_path, labelled, signed};
-use crate::{histogram::Histogram, region::Siblings};
+use crate::{histogram::Histogram, region::OwnRegion};
 
 const SHARD_GAUGES: [GaugeOf<ShardView, i64>; 3] = [
     GaugeOf {
@@ -59,15 +59,15 @@ const SHARD_SECONDS: [GaugeOf<ShardView, f64>; 3] = [
 ];
 
 /// The nodes that share limits with this one, and the names of charges that they share.
-pub(super) fn siblings(out: &mut Out<'_>, excluded: u64, siblings: &Siblings) -> fmt::Result {
-    let nodes = siblings.nodes.len() as u64;
+pub(super) fn own_region(out: &mut Out<'_>, excluded: u64, region: &OwnRegion) -> fmt::Result {
+    let nodes = region.nodes.len() as u64;
     out.gauge("acequia_region_nodes", "Nodes of this region, by the config.", nodes)?;
     out.gauge(
         "acequia_region_nodes_left_out",
         "Nodes of this region that are excluded, on an operator's word to this node.",
         excluded,
     )?;
-    let names = &siblings.names.counts;
+    let names = &region.names.counts;
     let counted = |count: &AtomicU64| count.load(Ordering::Relaxed);
     out.counters(
         "acequia_shared_names",

@@ -140,7 +140,7 @@ impl Service {
     /// Versions are written to the disk, so not on the thread that answers others.
     async fn order(&self, order: Order, ordered: Ordered) -> Result<Response<api::CatalogueChange>, Status> {
         let (regions, shared) = (self.regions(), Arc::clone(&self.shared));
-        if regions.is_none() && shared.siblings.get().is_some() {
+        if regions.is_none() && shared.own_region.get().is_some() {
             // Each of these nodes follows its own file.
             let what = "nodes that share a store go by their config files: change the limit in all of them, or add `regions`";
             return Err(refusal(OrderFault::NotYet(what.to_owned())));
@@ -433,12 +433,12 @@ impl Admin for Service {
     ) -> Result<Response<api::StoreStatus>, Status> {
         let from = request.remote_addr();
         let api::ExcludeRequest { node, for_ms, author, reason } = request.into_inner();
-        let Some(siblings) = self.shared.siblings.get() else {
+        let Some(region) = self.shared.own_region.get() else {
             return Err(Status::failed_precondition(NotExcluded::Alone.to_string()));
         };
         let now = self.shared.clock.now();
         let for_ns = for_ms.saturating_mul(1_000_000);
-        siblings.exclude(&self.shared.node, &node, for_ns, now).map_err(|why| match why {
+        region.exclude(&self.shared.node, &node, for_ns, now).map_err(|why| match why {
             NotExcluded::Unknown => Status::not_found(why.to_string()),
             NotExcluded::Alone | NotExcluded::Itself => Status::failed_precondition(why.to_string()),
             NotExcluded::TooLong => Status::invalid_argument(why.to_string()),
@@ -449,6 +449,6 @@ impl Admin for Service {
         } else {
             warn!(node, author, reason, "waited for again");
         }
-        Ok(Response::new(siblings.status(&self.shared.node, now)))
+        Ok(Response::new(region.status(&self.shared.node, now)))
     }
 }

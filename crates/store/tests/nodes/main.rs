@@ -21,7 +21,7 @@ use std::{
 use acequia_limits::{HashKey, Limit, Now, Request, limit::LimitSpec};
 use acequia_node::{
     Ask, Asker, Config, Keep, Node, Scheduled,
-    pool::{GROUPS, Heard, LeaseCounts, Siblings},
+    pool::{GROUPS, Heard, LeaseCounts, RegionSetup},
 };
 use acequia_store::pools::{Process, RedisPools, share};
 use tokio::{
@@ -205,7 +205,7 @@ impl Fleet {
 
     fn node(&self, number: u16, nodes: u16, process_number: u32, heard: Arc<Mutex<Vec<Heard>>>) -> Place {
         let now = self.clock.now();
-        let siblings = Siblings {
+        let region = RegionSetup {
             node: number,
             process_number,
             nodes: (1..=nodes).collect::<BTreeSet<u16>>(),
@@ -227,7 +227,7 @@ impl Fleet {
             after_crash: (process_number > 1).then_some(now),
             home: None,
         };
-        let node = Arc::new(Node::among(config, Keep::default(), siblings));
+        let node = Arc::new(Node::among(config, Keep::default(), region));
         if process_number > 1 {
             let kept = limits().into_iter().map(|limit| Scheduled { limit, until_ns: None });
             node.resume(kept.collect(), now).expect("the same limits");

@@ -79,7 +79,7 @@ pub(super) fn an_old_disk_knows_itself() -> Option<Finding> {
 }
 
 /// A process restarts, and frames to and from its predecessor keep arriving.
-pub(super) fn frames_of_an_earlier_boot() -> Option<Finding> {
+pub(super) fn frames_of_an_earlier_process() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 100);
     world.network.weather.kept = 500_000;
     for round in 0..8 {

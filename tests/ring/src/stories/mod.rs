@@ -30,7 +30,7 @@ pub const ALL: &[(&str, Story)] = &[
     ("a lowering while lent out", versions::a_lowering_while_lent_out),
     ("a limit that comes back", versions::a_limit_that_comes_back),
     ("a version that was skipped", versions::a_version_that_was_skipped),
-    ("frames of an earlier boot", disks::frames_of_an_earlier_boot),
+    ("frames of an earlier process", disks::frames_of_an_earlier_process),
     ("a lost disk that nobody named", versions::a_lost_disk_that_nobody_named),
     ("an eviction of a giver", versions::an_eviction_of_a_giver),
     ("a lowering after an eviction", versions::a_lowering_after_an_eviction),

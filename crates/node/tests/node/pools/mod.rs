@@ -14,7 +14,7 @@ use acequia_limits::{
 };
 use acequia_node::{
     Ask, Asker, Config, Forwarding, Holding, Home, Keep, LimitAnswer, Node, Row, WITHDRAWALS,
-    pool::{CALL_NS, Call, GROUPS, Heard, PoolName, PoolReply, PoolRequest, Siblings},
+    pool::{CALL_NS, Call, GROUPS, Heard, PoolName, PoolReply, PoolRequest, RegionSetup},
     regions,
 };
 use acequia_rights::{
@@ -351,7 +351,7 @@ impl World {
         };
         let all: BTreeSet<u16> = (1..=nodes as u16).filter(is_mate).collect();
         let now = if self.nodes.len() > place { self.now(place) } else { START };
-        let siblings = Siblings {
+        let region = RegionSetup {
             node: number,
             process_number,
             members: all
@@ -376,7 +376,7 @@ impl World {
             Config { key: KEY, memory_bytes: self.memory_bytes, durable: false, after_crash: crashed, home };
         let node = Arc::new(match &self.regions {
             Some(regions) if !regions.have_stores => Node::new(config),
-            _ => Node::among(config, Keep::default(), siblings),
+            _ => Node::among(config, Keep::default(), region),
         });
         if self.regions.is_some() {
             let disk = self.nodes.get(place).map(|at| &at.rows);

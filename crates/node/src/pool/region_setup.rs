@@ -11,7 +11,7 @@ use super::{ClockPromise, Heard};
 /// key of [`crate::Config`] are the same on every node. The caller sees to that: in the store it keeps nodes apart
 /// that differ in one of them, and starts no node before the others have confirmed that they agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Siblings {
+pub struct RegionSetup {
     /// This node's number, among `nodes`.
     pub node: u16,
     /// The process number: counts up durably with each process of the node. At least 1.
@@ -53,7 +53,7 @@ pub struct Siblings {
     pub generations: Vec<Heard>,
 }
 
-impl Siblings {
+impl RegionSetup {
     /// What is promised of the clocks of the region's nodes.
     pub(super) const fn clocks(&self) -> ClockPromise {
         ClockPromise { error_ns: self.clock_error_ns, drift_ppm: self.drift_ppm }
