@@ -197,7 +197,7 @@ fn rate_milli(status: &NodeStatus) -> u64 {
 
 fn numbers(status: &NodeStatus) -> (u64, u64, usize) {
     let catalogue = status.catalogue.clone().unwrap_or_default();
-    let number = |id: Option<acequia_api::acequia::v1::Mark>| id.map_or(0, |id| id.number);
+    let number = |id: Option<acequia_api::acequia::v1::VersionId>| id.map_or(0, |id| id.number);
     (number(catalogue.requested), number(catalogue.effective), catalogue.pending.len())
 }
 

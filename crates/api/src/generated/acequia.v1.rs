@@ -247,7 +247,7 @@ pub struct ExcludeRequest {
     pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Mark {
+pub struct VersionId {
     #[prost(uint32, tag = "1")]
     pub epoch: u32,
     #[prost(uint64, tag = "2")]
@@ -262,10 +262,10 @@ pub struct Catalogue {
     pub is_authority: bool,
     /// The version that this node has.
     #[prost(message, optional, tag = "3")]
-    pub requested: ::core::option::Option<Mark>,
+    pub requested: ::core::option::Option<VersionId>,
     /// Every region conforms to the budgets of the versions up to this.
     #[prost(message, optional, tag = "4")]
-    pub effective: ::core::option::Option<Mark>,
+    pub effective: ::core::option::Option<VersionId>,
     /// Who has not acknowledged the requested version yet.
     #[prost(message, repeated, tag = "5")]
     pub pending: ::prost::alloc::vec::Vec<Pending>,
@@ -325,7 +325,7 @@ pub struct Peer {
     pub round_trip_us: ::core::option::Option<u64>,
     /// The version of the catalogue that it said it has.
     #[prost(message, optional, tag = "8")]
-    pub has: ::core::option::Option<Mark>,
+    pub has: ::core::option::Option<VersionId>,
     /// Whether the catalogue names it.
     #[prost(bool, tag = "9")]
     pub is_member: bool,
@@ -681,9 +681,9 @@ pub struct TakeOverRequest {
 pub struct CatalogueChange {
     /// The version before, and after (the same for a dry run).
     #[prost(message, optional, tag = "1")]
-    pub before: ::core::option::Option<Mark>,
+    pub before: ::core::option::Option<VersionId>,
     #[prost(message, optional, tag = "2")]
-    pub after: ::core::option::Option<Mark>,
+    pub after: ::core::option::Option<VersionId>,
     /// What changes, a line each, in words.
     #[prost(string, repeated, tag = "3")]
     pub changes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
@@ -795,9 +795,9 @@ pub struct AuditEntry {
     #[prost(string, tag = "4")]
     pub what: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "5")]
-    pub before: ::core::option::Option<Mark>,
+    pub before: ::core::option::Option<VersionId>,
     #[prost(message, optional, tag = "6")]
-    pub after: ::core::option::Option<Mark>,
+    pub after: ::core::option::Option<VersionId>,
     #[prost(string, repeated, tag = "7")]
     pub changes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }

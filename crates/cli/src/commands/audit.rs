@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{
     SUCCESS,
-    catalogue::{MarkJson, version},
+    catalogue::{VersionIdJson, version},
     console::Console,
     json_line,
     operator::{AdminAddress, Fault, operate},
@@ -86,8 +86,8 @@ struct AuditJson<'a> {
     author: &'a str,
     reason: &'a str,
     what: &'a str,
-    before: Option<MarkJson>,
-    after: Option<MarkJson>,
+    before: Option<VersionIdJson>,
+    after: Option<VersionIdJson>,
     changes: &'a [String],
 }
 
@@ -99,8 +99,8 @@ impl<'a> AuditJson<'a> {
             author: &entry.author,
             reason: &entry.reason,
             what: &entry.what,
-            before: MarkJson::new(entry.before),
-            after: MarkJson::new(entry.after),
+            before: VersionIdJson::new(entry.before),
+            after: VersionIdJson::new(entry.after),
             changes: &entry.changes,
         }
     }
@@ -108,7 +108,7 @@ impl<'a> AuditJson<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::catalogue::examples::mark, *};
+    use super::{super::catalogue::examples::version_id, *};
 
     fn entry() -> AuditEntry {
         AuditEntry {
@@ -116,8 +116,8 @@ mod tests {
             author: "ana@127.0.0.1:52100".to_owned(),
             reason: "launch".to_owned(),
             what: "budget set shop/per-key rate=100/s".to_owned(),
-            before: Some(mark(7)),
-            after: Some(mark(8)),
+            before: Some(version_id(7)),
+            after: Some(version_id(8)),
             changes: vec!["shop/per-key: rate 60/s -> 100/s".to_owned()],
         }
     }

@@ -1,18 +1,18 @@
 //! The state of the catalogue, in words and as JSON.
 
-use acequia_api::acequia::v1::{Catalogue, Mark, Pending};
+use acequia_api::acequia::v1::{Catalogue, Pending, VersionId};
 use serde::Serialize;
 
 use super::people::{Align, Cell, Colour, Paint, at, table};
 
 /// A version as people write it: `1.7` is number 7 of epoch 1.
-pub(super) fn version(mark: Option<Mark>) -> String {
-    mark.map_or("none".to_owned(), |Mark { epoch, number }| format!("{epoch}.{number}"))
+pub(super) fn version(id: Option<VersionId>) -> String {
+    id.map_or("none".to_owned(), |VersionId { epoch, number }| format!("{epoch}.{number}"))
 }
 
 /// Whether this version is effective in every region.
-pub(super) fn is_effective(catalogue: &Catalogue, wanted: Mark) -> bool {
-    let key = |mark: Mark| (mark.epoch, mark.number);
+pub(super) fn is_effective(catalogue: &Catalogue, wanted: VersionId) -> bool {
+    let key = |id: VersionId| (id.epoch, id.number);
     catalogue.effective.is_some_and(|effective| key(effective) >= key(wanted))
 }
 
@@ -58,7 +58,7 @@ pub(super) fn standing(catalogue: Option<&Catalogue>) -> Vec<Line> {
 fn versions(catalogue: &Catalogue) -> String {
     let requested = version(catalogue.requested);
     match catalogue.requested {
-        Some(mark) if is_effective(catalogue, mark) => format!("{requested}, {}", everywhere(catalogue)),
+        Some(id) if is_effective(catalogue, id) => format!("{requested}, {}", everywhere(catalogue)),
         _ => format!("{requested} requested, {} effective everywhere", version(catalogue.effective)),
     }
 }
@@ -84,14 +84,14 @@ pub(super) fn waiting(pending: &Pending) -> String {
 
 /// A version as JSON: null if there is none.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct MarkJson {
+pub(super) struct VersionIdJson {
     epoch: u32,
     number: u64,
 }
 
-impl MarkJson {
-    pub(super) fn new(mark: Option<Mark>) -> Option<Self> {
-        mark.map(|Mark { epoch, number }| Self { epoch, number })
+impl VersionIdJson {
+    pub(super) fn new(id: Option<VersionId>) -> Option<Self> {
+        id.map(|VersionId { epoch, number }| Self { epoch, number })
     }
 }
 
@@ -101,8 +101,8 @@ pub(super) struct CatalogueJson<'a> {
     /// The authority, as region/node.
     authority: &'a str,
     is_authority: bool,
-    requested: Option<MarkJson>,
-    effective: Option<MarkJson>,
+    requested: Option<VersionIdJson>,
+    effective: Option<VersionIdJson>,
     pending: Vec<PendingJson<'a>>,
     differences: &'a [String],
     clock_error_ns: u64,
@@ -124,8 +124,8 @@ impl<'a> CatalogueJson<'a> {
         Some(Self {
             authority: &catalogue.authority,
             is_authority: catalogue.is_authority,
-            requested: MarkJson::new(catalogue.requested),
-            effective: MarkJson::new(catalogue.effective),
+            requested: VersionIdJson::new(catalogue.requested),
+            effective: VersionIdJson::new(catalogue.effective),
             pending: pending.map(|Pending { region, waiting }| PendingJson { region, waiting }).collect(),
             differences: &catalogue.differences,
             clock_error_ns: catalogue.clock_error_ns,
@@ -141,8 +141,8 @@ impl<'a> CatalogueJson<'a> {
 pub(super) mod examples {
     use super::*;
 
-    pub(in crate::commands) fn mark(number: u64) -> Mark {
-        Mark { epoch: 1, number }
+    pub(in crate::commands) fn version_id(number: u64) -> VersionId {
+        VersionId { epoch: 1, number }
     }
 
     /// Version 1.7 is effective everywhere.
@@ -150,8 +150,8 @@ pub(super) mod examples {
         Catalogue {
             authority: "eu/eu-1".to_owned(),
             is_authority: true,
-            requested: Some(mark(7)),
-            effective: Some(mark(7)),
+            requested: Some(version_id(7)),
+            effective: Some(version_id(7)),
             clock_error_ns: 10_000_000,
             drift_ppm: 1_000,
             ..Catalogue::default()
@@ -164,14 +164,14 @@ pub(super) mod examples {
             region: "us".to_owned(),
             waiting: "not heard for 12 s; it goes on when us is heard, or is evicted".to_owned(),
         };
-        Catalogue { requested: Some(mark(8)), pending: vec![us], ..settled() }
+        Catalogue { requested: Some(version_id(8)), pending: vec![us], ..settled() }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        examples::{mark, pending, settled},
+        examples::{pending, settled, version_id},
         *,
     };
     use crate::commands::json_line;
@@ -179,11 +179,11 @@ mod tests {
     #[test]
     fn a_version_is_effective_if_it_or_a_later_one_is() {
         let catalogue = settled();
-        assert!(is_effective(&catalogue, mark(6)) && is_effective(&catalogue, mark(7)));
-        assert!(!is_effective(&catalogue, mark(8)));
-        assert!(!is_effective(&catalogue, Mark { epoch: 2, number: 1 }), "the epoch comes first");
-        assert!(is_effective(&catalogue, Mark { epoch: 0, number: 9 }), "the epoch comes first");
-        assert!(!is_effective(&Catalogue::default(), mark(0)), "nothing is known to be effective");
+        assert!(is_effective(&catalogue, version_id(6)) && is_effective(&catalogue, version_id(7)));
+        assert!(!is_effective(&catalogue, version_id(8)));
+        assert!(!is_effective(&catalogue, VersionId { epoch: 2, number: 1 }), "the epoch comes first");
+        assert!(is_effective(&catalogue, VersionId { epoch: 0, number: 9 }), "the epoch comes first");
+        assert!(!is_effective(&Catalogue::default(), version_id(0)), "nothing is known to be effective");
     }
 
     #[test]

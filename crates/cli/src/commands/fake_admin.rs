@@ -21,7 +21,7 @@ use tonic::{
     transport::{Identity, Server, ServerTlsConfig},
 };
 
-use super::catalogue::examples::{mark, pending, settled};
+use super::catalogue::examples::{pending, settled, version_id};
 
 /// A request to the node; requests are kept in order.
 #[derive(Clone, Debug, PartialEq)]
@@ -112,8 +112,8 @@ impl FakeAdmin {
             return Err(refusal.clone());
         }
         Ok(Response::new(CatalogueChange {
-            before: Some(mark(7)),
-            after: Some(mark(if dry_run { 7 } else { 8 })),
+            before: Some(version_id(7)),
+            after: Some(version_id(if dry_run { 7 } else { 8 })),
             changes: vec!["as ordered".to_owned()],
             warnings: self.warnings.clone(),
         }))
@@ -123,7 +123,7 @@ impl FakeAdmin {
         match self.orders() {
             0 => settled(),
             _ if self.looks() >= self.looks_until_effective => {
-                Catalogue { requested: Some(mark(8)), effective: Some(mark(8)), ..settled() }
+                Catalogue { requested: Some(version_id(8)), effective: Some(version_id(8)), ..settled() }
             }
             _ => pending(),
         }
@@ -274,8 +274,8 @@ impl Admin for FakeAdmin {
             wall_ns: 1_795_305_353_000_000_000,
             author: "ana@127.0.0.1".to_owned(),
             what: "budget set shop/per-key rate=100/s".to_owned(),
-            before: Some(mark(6)),
-            after: Some(mark(7)),
+            before: Some(version_id(6)),
+            after: Some(version_id(7)),
             ..AuditEntry::default()
         };
         Ok(Response::new(ListAuditResponse { entries: vec![entry] }))

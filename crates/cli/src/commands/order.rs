@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use acequia_api::acequia::v1::{
-    Catalogue, CatalogueChange, ChangeRegionRequest, GrantRequest, Mark, ResetRequest, SetBudgetRequest,
-    TakeOverRequest,
+    Catalogue, CatalogueChange, ChangeRegionRequest, GrantRequest, ResetRequest, SetBudgetRequest,
+    TakeOverRequest, VersionId,
 };
 use clap::Args;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     NOT_DONE, SUCCESS,
-    catalogue::{CatalogueJson, MarkJson, everywhere, is_effective, version, waiting},
+    catalogue::{CatalogueJson, VersionIdJson, everywhere, is_effective, version, waiting},
     console::Console,
     json_line,
     operator::{Admin, Fault, wait},
@@ -214,7 +214,8 @@ impl Admin {
                 }
             }
             let catalogue = reach.catalogue.as_ref();
-            let everywhere = |after: Mark| catalogue.is_some_and(|catalogue| is_effective(catalogue, after));
+            let everywhere =
+                |after: VersionId| catalogue.is_some_and(|catalogue| is_effective(catalogue, after));
             reach.is_effective = change.after.is_some_and(everywhere);
             if reach.is_effective || is_last {
                 return Ok(reach);
@@ -285,8 +286,8 @@ fn result(change: &CatalogueChange, reach: &Reach) -> String {
 #[derive(Debug, Serialize)]
 struct OrderJson<'a> {
     dry_run: bool,
-    before: Option<MarkJson>,
-    after: Option<MarkJson>,
+    before: Option<VersionIdJson>,
+    after: Option<VersionIdJson>,
     changes: &'a [String],
     warnings: &'a [String],
     /// Null for a dry run.
@@ -299,8 +300,8 @@ impl<'a> OrderJson<'a> {
     fn new(change: &'a CatalogueChange, reach: Option<&'a Reach>) -> Self {
         Self {
             dry_run: reach.is_none(),
-            before: MarkJson::new(change.before),
-            after: MarkJson::new(change.after),
+            before: VersionIdJson::new(change.before),
+            after: VersionIdJson::new(change.after),
             changes: &change.changes,
             warnings: &change.warnings,
             effective: reach.map(|reach| reach.is_effective),
@@ -312,15 +313,15 @@ impl<'a> OrderJson<'a> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::catalogue::examples::{mark, pending, settled},
+        super::catalogue::examples::{pending, settled, version_id},
         *,
     };
 
     fn change(changes: &[&str], warnings: &[&str]) -> CatalogueChange {
         let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
         CatalogueChange {
-            before: Some(mark(7)),
-            after: Some(mark(8)),
+            before: Some(version_id(7)),
+            after: Some(version_id(8)),
             changes: texts(changes),
             warnings: texts(warnings),
         }

@@ -4,7 +4,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use acequia_api::acequia::v1::{Mark, NodeStatus};
+use acequia_api::acequia::v1::{NodeStatus, VersionId};
 
 use super::{
     ledger::KINDS,
@@ -54,7 +54,7 @@ pub struct InForce {
 #[derive(Clone, Copy, Debug)]
 struct Version {
     /// The first version of the catalogue that has them.
-    mark: (u32, u64),
+    id: (u32, u64),
     numbers: AllNumbers,
     /// The largest numbers of any cell: operators may give a user, or a tenant, more than the limit.
     most: AllNumbers,
@@ -64,7 +64,7 @@ struct Version {
 
 impl Default for InForce {
     fn default() -> Self {
-        let first = Version { mark: (0, 0), numbers: AT_START, most: AT_START, since: Duration::ZERO };
+        let first = Version { id: (0, 0), numbers: AT_START, most: AT_START, since: Duration::ZERO };
         Self { versions: VecDeque::from([first]), newest: (0, 0) }
     }
 }
@@ -86,18 +86,18 @@ impl InForce {
     }
 
     /// Whether a node has reported this version of the catalogue, or a later one.
-    pub fn has_reached(&self, mark: Mark) -> bool {
-        self.newest >= (mark.epoch, mark.number)
+    pub fn has_reached(&self, id: VersionId) -> bool {
+        self.newest >= (id.epoch, id.number)
     }
 
     /// Takes in the numbers that a node goes by. Returns the numbers before, if these are new.
     pub fn report(&mut self, at: Duration, status: &NodeStatus) -> Option<AllNumbers> {
-        let mark = status.catalogue.as_ref()?.requested?;
-        let mark = (mark.epoch, mark.number);
-        if mark < self.newest {
+        let id = status.catalogue.as_ref()?.requested?;
+        let id = (id.epoch, id.number);
+        if id < self.newest {
             return None;
         }
-        self.newest = mark;
+        self.newest = id;
         let before = self.newest();
         let (mut numbers, mut most) = (before, before);
         for limit in status.limits.iter().filter(|limit| limit.domain == DOMAIN) {
@@ -111,11 +111,10 @@ impl InForce {
         // An override ends a little later on a node whose clock is behind. It counts until there is another
         // version.
         let is_known = |last: &Version| last.numbers == numbers && larger(last.most, most) == last.most;
-        if self.versions.back().is_some_and(|last| is_known(last) && (last.mark == mark || last.most == most))
-        {
+        if self.versions.back().is_some_and(|last| is_known(last) && (last.id == id || last.most == most)) {
             return None;
         }
-        self.versions.push_back(Version { mark, numbers, most, since: at });
+        self.versions.push_back(Version { id, numbers, most, since: at });
         if self.versions.len() > VERSIONS_MAX
             && let Some(oldest) = self.versions.pop_front()
             && let Some(next) = self.versions.front_mut()
@@ -130,9 +129,9 @@ impl InForce {
     /// took.
     pub fn acknowledge(&mut self, at: Duration, status: &NodeStatus) -> Option<Duration> {
         let catalogue = status.catalogue.as_ref().filter(|catalogue| catalogue.is_authority)?;
-        let effective = catalogue.effective.map(|mark| (mark.epoch, mark.number))?;
+        let effective = catalogue.effective.map(|id| (id.epoch, id.number))?;
         let before = self.versions.len();
-        while self.versions.get(1).is_some_and(|next| next.mark <= effective) {
+        while self.versions.get(1).is_some_and(|next| next.id <= effective) {
             self.versions.pop_front();
         }
         let is_news = self.versions.len() == 1 && before > 1;
@@ -155,8 +154,8 @@ mod tests {
         let mut status = status(0, [333, 0, 0]);
         (status.limits[0].rate_milli, status.limits[0].units) = (budget.rate * 1_000, budget.units);
         let catalogue = status.catalogue.as_mut().expect("one");
-        catalogue.requested = Some(Mark { epoch: 1, number });
-        catalogue.effective = Some(Mark { epoch: 1, number: effective });
+        catalogue.requested = Some(VersionId { epoch: 1, number });
+        catalogue.effective = Some(VersionId { epoch: 1, number: effective });
         status
     }
 

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use acequia_api::acequia::v1::{Mark, SetBudgetRequest};
+use acequia_api::acequia::v1::{SetBudgetRequest, VersionId};
 use acequia_mesh::{Identity, certs};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -65,7 +65,7 @@ pub struct Stage {
 }
 
 /// The version of the catalogue that an order made, or the reason for its failure.
-type OrderAnswer = Result<Mark, String>;
+type OrderAnswer = Result<VersionId, String>;
 
 impl Stage {
     /// Makes certificates and configs, and starts the nodes. Progress goes to standard error.
@@ -379,7 +379,7 @@ fn admin(ports: Ports) -> Result<Admin, DemoError> {
     admin.map_err(|fault| DemoError::Address(fault.to_string()))
 }
 
-async fn set_budget(mut admin: Admin, budget: u64) -> Result<Mark, String> {
+async fn set_budget(mut admin: Admin, budget: u64) -> Result<VersionId, String> {
     let numbers = [("rate", format!("{budget}/s")), ("burst", budget.to_string())];
     let request = SetBudgetRequest {
         domain: DOMAIN.to_owned(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use acequia_api::acequia::v1::{Mark, NodeStatus};
+use acequia_api::acequia::v1::{NodeStatus, VersionId};
 
 use super::{
     in_force::{InForce, Numbers},
@@ -36,7 +36,7 @@ enum Ordered {
     /// The authority has not answered yet.
     Sent,
     /// No node has reported this version of the catalogue yet.
-    Answered(Mark),
+    Answered(VersionId),
 }
 
 /// The state of the demonstration.
@@ -200,7 +200,7 @@ impl State {
     }
 
     /// Takes in the outcome of an order: the version that has the new budget, or an error.
-    pub fn budget_answered(&mut self, at: Duration, answer: Result<Mark, String>) {
+    pub fn budget_answered(&mut self, at: Duration, answer: Result<VersionId, String>) {
         match answer {
             Ok(version) if self.in_force.has_reached(version) => self.ordered = Ordered::Done,
             Ok(version) => self.ordered = Ordered::Answered(version),
@@ -344,8 +344,8 @@ pub(super) mod tests {
             limits: vec![limit],
             peers: (0..REGIONS).filter(|place| *place != region).map(peer).collect(),
             catalogue: Some(Catalogue {
-                requested: Some(Mark { epoch: 1, number: 4 }),
-                effective: Some(Mark { epoch: 1, number: 4 }),
+                requested: Some(VersionId { epoch: 1, number: 4 }),
+                effective: Some(VersionId { epoch: 1, number: 4 }),
                 is_authority: region == AUTHORITY,
                 ..Catalogue::default()
             }),
@@ -362,8 +362,8 @@ pub(super) mod tests {
         let mut status = status(AUTHORITY, [333, 0, 0]);
         (status.limits[0].rate_milli, status.limits[0].units) = (rate * 1_000, rate);
         let catalogue = status.catalogue.as_mut().expect("one");
-        catalogue.requested = Some(Mark { epoch: 1, number });
-        catalogue.effective = Some(Mark { epoch: 1, number: effective });
+        catalogue.requested = Some(VersionId { epoch: 1, number });
+        catalogue.effective = Some(VersionId { epoch: 1, number: effective });
         status
     }
 
@@ -390,7 +390,7 @@ pub(super) mod tests {
         for (is_more, end) in [(false, BUDGET_MIN), (true, BUDGET_MAX)] {
             while let Some(budget) = state.order_budget(is_more) {
                 number += 1;
-                state.budget_answered(at(0), Ok(Mark { epoch: 1, number }));
+                state.budget_answered(at(0), Ok(VersionId { epoch: 1, number }));
                 hear(&mut state, 0, at_version(number, budget, number));
             }
             assert_eq!(state.in_force.newest()[0].rate, end);
@@ -405,7 +405,7 @@ pub(super) mod tests {
         state.budget_answered(at(2), Err("no authority\nand more".to_owned()));
         assert_eq!(told(&state), ["the budget was not set: no authority"]);
         assert_eq!(state.order_budget(true), Some(1_100));
-        state.budget_answered(at(3), Ok(Mark { epoch: 1, number: 5 }));
+        state.budget_answered(at(3), Ok(VersionId { epoch: 1, number: 5 }));
         assert_eq!(state.order_budget(true), None, "no node has reported it");
         hear(&mut state, 3, at_version(5, 1_100, 5));
         assert_eq!(state.order_budget(true), Some(1_200));

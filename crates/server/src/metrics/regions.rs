@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use acequia_api::acequia::v1::{Holding, LimitStatus, Mark, NodeStatus, Peer};
+use acequia_api::acequia::v1::{Holding, LimitStatus, NodeStatus, Peer, VersionId};
 use prometheus_client::registry::Unit;
 
 use super::out::{GaugeOf, Out, signed};
@@ -70,7 +70,7 @@ fn peers(out: &mut Out<'_>, peers: &[Peer]) -> fmt::Result {
 
 /// The catalogue's version, and the clock that this node goes by.
 fn catalogue(out: &mut Out<'_>, status: &NodeStatus) -> fmt::Result {
-    let number = |mark: Option<Mark>| mark.map_or(0, |mark| mark.number);
+    let number = |id: Option<VersionId>| id.map_or(0, |id| id.number);
     if let Some(catalogue) = &status.catalogue {
         out.gauges(
             "acequia_catalogue_version",

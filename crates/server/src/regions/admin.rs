@@ -154,8 +154,8 @@ impl Service {
         let outcome = done.map_err(|fault| Status::internal(fault.to_string()))?.map_err(refusal)?;
         let Outcome { before, after, changes, warnings } = outcome;
         Ok(Response::new(api::CatalogueChange {
-            before: status::api_mark(before),
-            after: status::api_mark(after),
+            before: status::api_version_id(before),
+            after: status::api_version_id(after),
             changes,
             warnings,
         }))
@@ -414,14 +414,14 @@ impl Admin for Service {
         let entries = read
             .map_err(|fault| Status::internal(fault.to_string()))?
             .map_err(|fault| Status::unavailable(format!("the audit log cannot be read: {fault}")))?;
-        let mark = |(epoch, number)| Some(api::Mark { epoch, number });
+        let version_id = |(epoch, number)| Some(api::VersionId { epoch, number });
         let entries = entries.into_iter().map(|entry| api::AuditEntry {
             wall_ns: entry.wall_ns,
             author: entry.author,
             reason: entry.reason,
             what: entry.what,
-            before: mark(entry.before),
-            after: mark(entry.after),
+            before: version_id(entry.before),
+            after: version_id(entry.after),
             changes: entry.changes,
         });
         Ok(Response::new(api::ListAuditResponse { entries: entries.collect() }))

@@ -23,7 +23,7 @@ use super::{
     limits::{bytes_of, changed, merged, specs_of},
     order::{Order, OrderFault, Outcome, Use, compare, ordered_limit},
     overrides::About,
-    status::{differences_of, of_mark},
+    status::{differences_of, version_text},
 };
 use crate::{
     config::MemberConfig,
@@ -151,7 +151,7 @@ impl Regions {
         let begun = self.begin(&mut authority, "the first catalogue", &ordered, now);
         match begun {
             Ok(outcome) => {
-                info!(version = %of_mark(outcome.after), "every region was heard: the catalogue begins")
+                info!(version = %version_text(outcome.after), "every region was heard: the catalogue begins")
             }
             Err(fault) => tracing::warn!(%fault, "the first catalogue cannot be made"),
         }
@@ -295,7 +295,7 @@ impl Regions {
         let ordered = Ordered { author: "the config file".to_owned(), ..Ordered::default() };
         let outcome = self.order(&Order::File(changed), &ordered)?;
         for change in &outcome.changes {
-            info!(change, version = %of_mark(outcome.after), "budget changed by the file");
+            info!(change, version = %version_text(outcome.after), "budget changed by the file");
         }
         self.keep_applied(&mut self.authority(), file)
     }
@@ -631,7 +631,7 @@ impl Regions {
         let certificate = certificate.map_or_else(|| "unknown".to_owned(), |one| one.to_string());
         let changes = changed_between(before, version, now.wall_ns);
         tracing::warn!(
-            version = %of_mark(version.version_id), %authority, %certificate, changes = changes.join("; "),
+            version = %version_text(version.version_id), %authority, %certificate, changes = changes.join("; "),
             "a version of the catalogue that another node made is in force"
         );
         let before = before.map_or_else(VersionId::default, |before| before.version_id);
@@ -639,7 +639,7 @@ impl Regions {
             wall_ns: now.wall_ns,
             author: format!("{authority}, by certificate {certificate}"),
             reason: String::new(),
-            what: format!("version {} adopted", of_mark(version.version_id)),
+            what: format!("version {} adopted", version_text(version.version_id)),
             before: (before.epoch, before.number),
             after: (version.version_id.epoch, version.version_id.number),
             changes,

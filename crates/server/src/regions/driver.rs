@@ -184,7 +184,7 @@ impl Turn {
         match regions.keep_schedule() {
             Ok(()) => {
                 if self.kept.is_some() || regions.node.version().is_some_and(|v| v.authority != regions.me) {
-                    info!(version = %super::status::of_mark(version_id), "catalogue in force");
+                    info!(version = %super::status::version_text(version_id), "catalogue in force");
                 }
                 self.kept = Some(version_id);
             }

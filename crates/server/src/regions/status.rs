@@ -85,12 +85,12 @@ pub(super) fn fill_in(regions: &Regions, status: &mut api::NodeStatus, peers: &[
 }
 
 /// A version, as people read it: `epoch.number`.
-pub(super) fn of_mark(mark: VersionId) -> String {
-    format!("{}.{}", mark.epoch, mark.number)
+pub(super) fn version_text(id: VersionId) -> String {
+    format!("{}.{}", id.epoch, id.number)
 }
 
-pub(super) fn api_mark(mark: VersionId) -> Option<api::Mark> {
-    Some(api::Mark { epoch: mark.epoch, number: mark.number })
+pub(super) fn api_version_id(id: VersionId) -> Option<api::VersionId> {
+    Some(api::VersionId { epoch: id.epoch, number: id.number })
 }
 
 /// Changes of shares spare windows that begin while the change is acknowledged. Such a delay is shorter than
@@ -110,8 +110,8 @@ pub(super) fn catalogue_of(
         older_until_ns: older_until_ns.unwrap_or(0),
         authority: regions.names.of_writer(version.authority, Some(version)),
         is_authority: version.authority == regions.me,
-        requested: api_mark(version.version_id),
-        effective: api_mark(progress.map_or(VersionId::default(), |progress| progress.effective)),
+        requested: api_version_id(version.version_id),
+        effective: api_version_id(progress.map_or(VersionId::default(), |progress| progress.effective)),
         pending: progress.map_or_else(Vec::new, |progress| pending(regions, version, progress)),
         differences: differences_of(regions, version, now),
         clock_error_ns: version.clock_error_ns,
@@ -125,15 +125,15 @@ fn pending(regions: &Regions, version: &Version, progress: &Progress) -> Vec<api
         region: regions.names.of_region(writer.member, Some(version)),
         waiting: match waiting {
             Waiting::Silent => "was never heard to acknowledge anything: reach it, or evict it".to_owned(),
-            Waiting::At(mark) => {
+            Waiting::At(id) => {
                 format!(
                     "has not acknowledged it yet, and goes by version {} until it is reached and its loans have ended, or it is \
                      evicted",
-                    of_mark(*mark)
+                    version_text(*id)
                 )
             }
-            Waiting::Ahead(mark) => {
-                format!("has version {}, which this node has not heard of yet", of_mark(*mark))
+            Waiting::Ahead(id) => {
+                format!("has version {}, which this node has not heard of yet", version_text(*id))
             }
         },
     });
@@ -195,7 +195,7 @@ fn peers_of(regions: &Regions, seen: &[PeerView], version: Option<&Version>, now
             reached: seen.is_some_and(|peer| peer.is_reached),
             heard_ms_ago: heard.map(|heard| now.steady_ns.saturating_sub(heard) / 1_000_000),
             round_trip_us: seen.and_then(|peer| peer.round_ns).map(|ns| ns / 1_000),
-            has: seen.and_then(|peer| api_mark(peer.version_id)),
+            has: seen.and_then(|peer| api_version_id(peer.version_id)),
             is_member,
             refused: link.map_or(0, |link| link.refused),
             last_error: link.map_or_else(String::new, |link| link.last_error.clone()),

@@ -5,7 +5,7 @@ use acequia_api::acequia::v1::{LimitStatus, Member, NodeStatus, Peer, Traffic, l
 use serde::Serialize;
 
 use crate::commands::{
-    catalogue::{CatalogueJson, MarkJson},
+    catalogue::{CatalogueJson, VersionIdJson},
     shares::HoldingJson,
 };
 
@@ -87,7 +87,7 @@ struct PeerJson<'a> {
     reached: bool,
     heard_ms_ago: Option<u64>,
     round_trip_us: Option<u64>,
-    has: Option<MarkJson>,
+    has: Option<VersionIdJson>,
     is_member: bool,
     refused: u64,
     last_error: &'a str,
@@ -108,7 +108,7 @@ impl<'a> PeerJson<'a> {
             reached: peer.reached,
             heard_ms_ago: peer.heard_ms_ago,
             round_trip_us: peer.round_trip_us,
-            has: MarkJson::new(peer.has),
+            has: VersionIdJson::new(peer.has),
             is_member: peer.is_member,
             refused: peer.refused,
             last_error: &peer.last_error,

@@ -201,7 +201,7 @@ pub(super) mod examples {
     use acequia_api::acequia::v1::{Holding, LimitStatus, limit_status::Kind};
 
     use super::*;
-    use crate::commands::catalogue::examples::{mark, pending};
+    use crate::commands::catalogue::examples::{pending, version_id};
 
     pub(in crate::commands::regions) fn member(region: &str, weight: u32) -> Member {
         Member { region: region.to_owned(), node: format!("{region}-1"), weight, incarnation: 1 }
@@ -214,7 +214,7 @@ pub(super) mod examples {
             node: "us-1".to_owned(),
             address: "10.0.2.1:7201".to_owned(),
             heard_ms_ago: Some(12_000),
-            has: Some(mark(7)),
+            has: Some(version_id(7)),
             is_member: true,
             refused: 3,
             last_error: "timed out".to_owned(),
@@ -236,7 +236,7 @@ pub(super) mod examples {
             round_trip_us: Some(34_280),
             wall_ahead_us: Some(-240),
             wall_unsure_us: Some(17_140),
-            has: Some(mark(8)),
+            has: Some(version_id(8)),
             ..Peer::default()
         }
     }
