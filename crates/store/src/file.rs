@@ -16,8 +16,7 @@ use std::{
 
 use redb::{BackendError, StorageBackend};
 
-/// How many bytes are written again at a time.
-const PIECE_BYTES: usize = 1 << 20;
+use crate::settings::SETTINGS;
 
 /// A file that remembers, beyond its own life, that a sync has failed.
 #[derive(Debug)]
@@ -41,10 +40,11 @@ impl Watched {
             return Err(io::Error::other("another node uses it"));
         }
         let end = self.file.len()?;
-        let mut piece = vec![0; PIECE_BYTES];
+        let piece_bytes = SETTINGS.journal.rewritten_bytes;
+        let mut piece = vec![0; piece_bytes];
         let mut from = 0;
         while from < end {
-            let length = usize::try_from(end - from).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+            let length = usize::try_from(end - from).map_or(piece_bytes, |left| left.min(piece_bytes));
             self.file.read(from, &mut piece[..length])?;
             self.file.write(from, &piece[..length])?;
             from += length as u64;

@@ -18,12 +18,10 @@ use redb::{
     TableError, backends::FileBackend,
 };
 
-use crate::{Store, StoreError, file::Watched, private};
+use crate::{Store, StoreError, file::Watched, private, settings::SETTINGS};
 
 /// The file in the `data` folder.
 const FILE: &str = "journal.redb";
-/// The default memory for parts of the file.
-const CACHE_BYTES: usize = 16 << 20;
 /// The file's name until it is complete.
 const UNFINISHED: &str = "journal.redb.unfinished";
 /// The number of bytes by which redb knows its files.
@@ -77,7 +75,7 @@ impl Journal {
     /// The folder cannot be written, another process has the journal open, or this version cannot read the
     /// file.
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
-        Self::open_within(folder, CACHE_BYTES)
+        Self::open_within(folder, SETTINGS.journal.cache_bytes)
     }
 
     /// Opens the journal with `cache_bytes` of memory for parts of the file, including parts that wait to be
@@ -126,7 +124,7 @@ impl Journal {
     pub fn open_on(
         reach: impl Fn() -> io::Result<Box<dyn StorageBackend>> + Send + Sync + 'static,
     ) -> Result<Self, StoreError> {
-        let journal = Self::over(Box::new(move || Ok(reach()?)), CACHE_BYTES);
+        let journal = Self::over(Box::new(move || Ok(reach()?)), SETTINGS.journal.cache_bytes);
         journal.begin_anew(|magic| magic.iter().all(|byte| *byte == 0))?;
         journal.first_opened("given by the caller")
     }
@@ -378,7 +376,8 @@ mod tests {
 
         fn journal(&self) -> Journal {
             let handle = self.clone();
-            let journal = Journal::over(Box::new(move || Ok(Box::new(handle.clone()))), CACHE_BYTES);
+            let journal =
+                Journal::over(Box::new(move || Ok(Box::new(handle.clone()))), SETTINGS.journal.cache_bytes);
             let database = journal.opened().expect("a disk that is sound");
             commit(&database, &[], &[(FORMAT_NAME, Some(FORMAT))]).expect("a commit");
             *journal.database() = Some(database);

@@ -14,6 +14,7 @@ mod memory;
 pub mod pools;
 pub mod private;
 pub mod redis;
+mod settings;
 
 use std::fmt::Debug;
 

@@ -15,15 +15,10 @@ use tokio::{
 use tracing::error;
 
 use super::{Answer, At, Pools};
-use crate::redis::{Group, Missed};
-
-/// The shortest time between two looks at cells that call for one. A decision waits for a pool a few times as
-/// long.
-const LOOK: Duration = Duration::from_millis(1);
-/// The longest time between two ticks of a node.
-const TICK: Duration = Duration::from_millis(10);
-/// The pause until a failed write is tried again.
-const KEEP_AGAIN: Duration = Duration::from_millis(250);
+use crate::{
+    redis::{Group, Missed},
+    settings::SETTINGS,
+};
 
 /// The process that makes a node's calls.
 pub trait Process: Send {
@@ -146,8 +141,8 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
     loop {
         let now_ns = process.now().steady_ns;
         let due_in = node.leases_due_ns().map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(now_ns)));
-        let due = due_in.map_or(rebalanced + TICK, |due_in| Instant::now() + due_in);
-        let next = due.clamp(rebalanced + LOOK, rebalanced + TICK);
+        let due = due_in.map_or(rebalanced + SETTINGS.carry.tick, |due_in| Instant::now() + due_in);
+        let next = due.clamp(rebalanced + SETTINGS.carry.look, rebalanced + SETTINGS.carry.tick);
         tokio::select! {
             biased;
             Some(answered) = calls.join_next() => {
@@ -158,11 +153,12 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
                     receive(&node, &mut process, answered);
                 }
             }
-            () = called(&node, rebalanced + LOOK) => {}
+            () = called(&node, rebalanced + SETTINGS.carry.look) => {}
             () = sleep_until(next) => {}
         }
         let is_due = |due_ns| due_ns <= process.now().steady_ns;
-        if node.calls() || rebalanced.elapsed() >= TICK || node.leases_due_ns().is_some_and(is_due) {
+        if node.calls() || rebalanced.elapsed() >= SETTINGS.carry.tick || node.leases_due_ns().is_some_and(is_due)
+        {
             rebalanced = Instant::now();
             pools.compare_clocks(&node, &|| process.now());
             node.tick_leases(process.now());
@@ -175,7 +171,7 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
         {
             let is_kept = process.keep(&generations);
             node.generations_kept(if is_kept { &generations } else { &[] }, process.now());
-            keep_at = Instant::now() + if is_kept { Duration::ZERO } else { KEEP_AGAIN };
+            keep_at = Instant::now() + if is_kept { Duration::ZERO } else { SETTINGS.carry.keep_again };
         }
         while let Some(call) = node.poll_call() {
             let pools = pools.clone();

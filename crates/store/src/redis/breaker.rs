@@ -3,21 +3,11 @@
 //!
 //! There is no clock here: the caller passes the time of every step.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use acequia_rights::splitmix::Random;
 
-/// Unanswered calls in a row that open the breaker. Several calls may be in flight when a server stops for
-/// some milliseconds, so a lower number would open it for nothing. A higher number would keep callers waiting
-/// for a dead server.
-const MISSED_MAX: u32 = 10;
-/// Answers in a row that close the breaker again.
-const ANSWERED_MIN: u32 = 8;
-/// The longest time that an open breaker stops all calls; the shortest is half of it.
-const PAUSE: Duration = Duration::from_millis(200);
-/// The time between the first calls after a pause. Each answer halves it, so that the last gap is under half
-/// a millisecond. A healthy shard is fully used a quarter of a second after the first call.
-const GAP: Duration = Duration::from_millis(100);
+use crate::settings::SETTINGS;
 
 /// The state of a breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +67,7 @@ impl Breaker {
             State::Open { .. } => false,
             State::HalfOpen { next, .. } if now < *next => false,
             State::HalfOpen { answered, next } => {
-                *next = now + self.random.jittered(GAP / (1 << *answered));
+                *next = now + self.random.jittered(SETTINGS.breaker.gap / (1 << *answered));
                 true
             }
         }
@@ -91,10 +81,10 @@ impl Breaker {
             State::Open { .. } => {}
             State::HalfOpen { answered, next } => {
                 *answered += 1;
-                if *answered >= ANSWERED_MIN {
+                if *answered >= SETTINGS.breaker.answered_min {
                     self.state = State::Closed { missed: 0 };
                 } else {
-                    *next = (*next).min(now + self.random.jittered(GAP / (1 << *answered)));
+                    *next = (*next).min(now + self.random.jittered(SETTINGS.breaker.gap / (1 << *answered)));
                 }
             }
         }
@@ -105,13 +95,13 @@ impl Breaker {
         let opens = match &mut self.state {
             State::Closed { missed } => {
                 *missed += 1;
-                *missed >= MISSED_MAX
+                *missed >= SETTINGS.breaker.missed_max
             }
             State::HalfOpen { .. } => true,
             State::Open { .. } => false,
         };
         if opens {
-            self.state = State::Open { until: Some(now + self.random.jittered(PAUSE)) };
+            self.state = State::Open { until: Some(now + self.random.jittered(SETTINGS.breaker.pause)) };
         }
     }
 
@@ -130,6 +120,8 @@ impl Breaker {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
@@ -181,7 +173,7 @@ mod tests {
     #[test]
     fn the_breaker_opens_after_misses_in_a_row() {
         let mut story = Story::closed();
-        story.misses(MISSED_MAX - 1);
+        story.misses(SETTINGS.breaker.missed_max - 1);
         assert!(story.breaker.admits(story.now));
         story.misses(1);
         assert!(!story.breaker.admits(story.now));
@@ -192,7 +184,7 @@ mod tests {
     fn an_answer_restarts_the_breakers_count_of_misses() {
         let mut story = Story::closed();
         for _ in 0..100 {
-            story.misses(MISSED_MAX - 1);
+            story.misses(SETTINGS.breaker.missed_max - 1);
             story.breaker.answered(story.now);
         }
         assert_eq!(story.breaker.state(), BreakerState::Closed);
@@ -201,10 +193,10 @@ mod tests {
     #[test]
     fn after_a_pause_the_breaker_lets_one_call_try() {
         let mut story = Story::closed();
-        story.misses(MISSED_MAX);
+        story.misses(SETTINGS.breaker.missed_max);
         for _ in 0..5 {
-            assert!(!story.breaker.admits(story.now + PAUSE / 2 - MS), "it came too early");
-            story.now += PAUSE;
+            assert!(!story.breaker.admits(story.now + SETTINGS.breaker.pause / 2 - MS), "it came too early");
+            story.now += SETTINGS.breaker.pause;
             assert!(story.breaker.admits(story.now));
             assert!(!story.breaker.admits(story.now), "a second one came along");
             story.misses(1);
@@ -215,8 +207,8 @@ mod tests {
     #[test]
     fn the_breaker_lets_more_and_more_calls_to_a_shard_that_is_back() {
         let mut story = Story::closed();
-        story.misses(MISSED_MAX);
-        story.now += PAUSE;
+        story.misses(SETTINGS.breaker.missed_max);
+        story.now += SETTINGS.breaker.pause;
         let mut gaps = Vec::new();
         let mut last = story.now;
         while story.breaker.state() != BreakerState::Closed {
@@ -227,7 +219,7 @@ mod tests {
                 story.breaker.answered(story.now);
             }
         }
-        assert_eq!(gaps.len(), ANSWERED_MIN as usize);
+        assert_eq!(gaps.len(), SETTINGS.breaker.answered_min as usize);
         assert!(gaps[1..].is_sorted_by(|one, next| *next <= *one + MS / 10), "{gaps:?}");
         assert!(story.breaker.admits(story.now) && story.breaker.admits(story.now), "closed, and still slow");
     }
@@ -235,10 +227,10 @@ mod tests {
     #[test]
     fn the_breaker_closes_within_250_ms_if_the_shard_answers() {
         let mut story = Story::closed();
-        story.misses(MISSED_MAX);
-        story.now += PAUSE;
+        story.misses(SETTINGS.breaker.missed_max);
+        story.now += SETTINGS.breaker.pause;
         let (through, took) = story.recovers();
-        assert_eq!(through, ANSWERED_MIN);
+        assert_eq!(through, SETTINGS.breaker.answered_min);
         assert!(took <= 250 * MS, "{took:?}");
     }
 
@@ -246,8 +238,8 @@ mod tests {
     fn a_lost_connection_opens_the_breaker_and_a_new_one_half_opens_it() {
         let mut story = Story::closed();
         story.breaker.lost();
-        assert!(!story.breaker.admits(story.now + PAUSE * 100));
-        story.now += PAUSE;
+        assert!(!story.breaker.admits(story.now + SETTINGS.breaker.pause * 100));
+        story.now += SETTINGS.breaker.pause;
         story.breaker.connected(story.now);
         assert!(story.breaker.admits(story.now));
         assert!(!story.breaker.admits(story.now));
@@ -266,7 +258,7 @@ mod tests {
     #[test]
     fn a_second_connection_does_not_end_the_breakers_pause() {
         let mut story = Story::closed();
-        story.misses(MISSED_MAX);
+        story.misses(SETTINGS.breaker.missed_max);
         story.breaker.connected(story.now);
         assert!(!story.breaker.admits(story.now));
     }
@@ -276,7 +268,7 @@ mod tests {
         let first_try = |seed| {
             let mut story = Story::closed();
             story.breaker.random = Random::from_state(seed);
-            story.misses(MISSED_MAX);
+            story.misses(SETTINGS.breaker.missed_max);
             let opened = story.now;
             while !story.breaker.admits(story.now) {
                 story.now += MS / 10;

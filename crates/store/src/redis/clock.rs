@@ -10,12 +10,11 @@ use std::time::Instant;
 
 use acequia_node::pool::ServerClock;
 
+use crate::settings::SETTINGS;
+
 /// How far our steady clock may drift since a server told the time, in parts per million. The time since then
 /// is short.
 const DRIFT_PPM: u64 = 1_000;
-
-/// A reading with a larger uncertainty, in nanoseconds, is discarded: its round trip took twice as long.
-const UNSURE_NS_MAX: u64 = 50_000_000;
 
 /// A reading of a server's clock.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +76,7 @@ impl Told {
 
     /// Whether the reading is certain enough to be used.
     pub(super) const fn is_sure(&self) -> bool {
-        self.unsure_ns <= UNSURE_NS_MAX
+        self.unsure_ns <= SETTINGS.servers.clock_unsure_ns_max
     }
 
     /// When the clock was read.

@@ -1,7 +1,7 @@
 //! Finds out in the background which server has which groups, and tends the shards, as long as a handle of
 //! the client exists.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use acequia_rights::splitmix::Random;
 use arc_swap::ArcSwap;
@@ -20,15 +20,7 @@ use super::{
     topology::{Layout, Scout},
     wire::Access,
 };
-
-/// The shortest time between two looks. A call that is refused asks for a look, and there may be many such
-/// calls.
-const LOOK_GAP: Duration = Duration::from_millis(50);
-/// The longest time between looks while a shard is down: a successor is found within it. Looks of many nodes
-/// must not burden the servers that have to agree on the successor.
-const LOOK_GAP_MAX: Duration = Duration::from_millis(500);
-/// How many shards are asked when all is calm. The second one may correct old news of the first.
-const CALM_ASKED: usize = 2;
+use crate::settings::SETTINGS;
 
 /// The shard of each group.
 #[derive(Debug, Default)]
@@ -55,7 +47,7 @@ impl Map {
         let mut shards = self.shards.clone();
         random.shuffle(&mut shards);
         let link = |shard: &Arc<Shard>| Some((shard.address.clone(), shard.any_link()?));
-        shards.iter().filter_map(link).take(CALM_ASKED).collect()
+        shards.iter().filter_map(link).take(SETTINGS.layout.calm_asked).collect()
     }
 }
 
@@ -69,7 +61,7 @@ struct Tended {
 /// Looks and tends until the task is aborted.
 pub(super) async fn keep(settings: Settings, map: Arc<ArcSwap<Map>>, refresh: Arc<Notify>) {
     let mut keeper = Keeper::new(settings, map, refresh);
-    let mut pause = Pause::new(LOOK_GAP, LOOK_GAP_MAX);
+    let mut pause = Pause::new(SETTINGS.layout.look_gap, SETTINGS.layout.look_gap_max);
     let mut is_calm = false;
     loop {
         keeper.look(is_calm).await;

@@ -25,19 +25,7 @@ use super::{
     round_trips::{Counted, RoundTrips},
     settings::{Address, Settings},
 };
-
-/// The most calls in flight to one shard. One core of Redis executes about 50 000 functions a second, so each
-/// of these calls is answered within some 5 ms.
-pub(super) const IN_FLIGHT_MAX: usize = 256;
-
-/// The longest time that further calls wait for a place, in order: a node that asks all groups at once must
-/// not lose later calls. A call also waits for at most half of its deadline. A bucket's grant is of use for
-/// 20 ms after the call.
-const PLACE_WAIT_MAX: Duration = Duration::from_millis(10);
-
-/// A connection that was not tried for this many periods of pings is not used for calls. A server that does
-/// not answer is given up earlier, so this only matters after our own process was held up.
-const DOUBT_MAX_PINGS: u32 = 4;
+use crate::settings::SETTINGS;
 
 /// A call before its connection is chosen.
 #[derive(Debug)]
@@ -168,7 +156,7 @@ impl Shard {
             executing: Executing::default(),
             turn: 0,
         };
-        let doubt_max = settings.timings.ping_every * DOUBT_MAX_PINGS;
+        let doubt_max = settings.timings.ping_every * SETTINGS.servers.doubt_pings_max;
         let clock_error_ns =
             settings.clock_error.map(|error| u64::try_from(error.as_nanos()).unwrap_or(u64::MAX));
         Self { name, address, tally, doubt_max, clock_error_ns, standing: Mutex::new(standing), refresh }
@@ -207,7 +195,11 @@ impl Shard {
         if let Ok(place) = places.try_acquire() {
             return Ok(place);
         }
-        let wait = if self.standing().answers() { longest.min(PLACE_WAIT_MAX) } else { Duration::ZERO };
+        let wait = if self.standing().answers() {
+            longest.min(SETTINGS.calls.place_wait_max)
+        } else {
+            Duration::ZERO
+        };
         let waited = timeout(wait, places.acquire()).await.ok().and_then(Result::ok);
         waited.ok_or_else(|| Missed::not_sent("too many calls to its shard are in flight"))
     }
@@ -516,12 +508,12 @@ struct Places(Semaphore);
 
 impl Default for Places {
     fn default() -> Self {
-        Self(Semaphore::new(IN_FLIGHT_MAX))
+        Self(Semaphore::new(SETTINGS.calls.in_flight_max))
     }
 }
 
 impl Places {
     fn taken(&self) -> usize {
-        IN_FLIGHT_MAX - self.0.available_permits()
+        SETTINGS.calls.in_flight_max - self.0.available_permits()
     }
 }

@@ -12,9 +12,7 @@ use super::{
     shard::{Shard, Slot},
     wire::{Access, Wire},
 };
-
-/// Unanswered pings in a row after which a server counts as hung.
-const SILENT_MAX: u32 = 3;
+use crate::settings::SETTINGS;
 
 /// Tends the connection until the task is aborted.
 pub(super) async fn tend(shard: Arc<Shard>, index: usize, access: Access, timings: Timings, seed: u64) {
@@ -96,7 +94,7 @@ async fn watched(
             }
             Pong::Silent => {
                 (silent, rest) = (silent + 1, Duration::ZERO);
-                if silent == SILENT_MAX {
+                if silent == SETTINGS.servers.silent_pings_max {
                     return Slot::Hung;
                 }
                 continue;

@@ -20,10 +20,7 @@ use super::{
     settings::{Address, Place},
     wire::{Access, Wire, ask},
 };
-
-/// How many servers are asked at one time. A majority of seven outvotes those with old news, and one that
-/// hangs costs one of seven answers.
-const ASKED_MAX: usize = 7;
+use crate::settings::SETTINGS;
 
 /// The shards, and the shard of each group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +56,7 @@ impl Scout {
     }
 
     /// Asks for the layout again. `calm`: connections to ask over if all seems well. Without them, or if they
-    /// disagree, up to [`ASKED_MAX`] of all servers that may know the layout are asked.
+    /// disagree, up to `asked_max` of all servers that may know the layout are asked.
     ///
     /// # Errors
     /// No server answered; the faults in words.
@@ -89,7 +86,7 @@ impl Scout {
             // This comes after the shuffle, so that neither the seeds nor the other nodes are always left
             // out.
             let mut asked = BTreeSet::new();
-            nodes.retain(|node| asked.len() < ASKED_MAX && asked.insert(node.clone()));
+            nodes.retain(|node| asked.len() < SETTINGS.layout.asked_max && asked.insert(node.clone()));
             let questions = vec![command("CLUSTER", &["SLOTS"])];
             for (node, answer) in asked_all(nodes, &self.servers, &questions).await {
                 match answer {
@@ -108,7 +105,7 @@ impl Scout {
     async fn sentinels(&mut self, hosts: &[Address], shards: &[String]) -> Result<Layout, String> {
         let mut hosts = hosts.to_vec();
         self.random.shuffle(&mut hosts);
-        hosts.truncate(ASKED_MAX);
+        hosts.truncate(SETTINGS.layout.asked_max);
         let questions: Vec<Cmd> =
             shards.iter().map(|shard| command("SENTINEL", &["MASTER", shard])).collect();
         let (mut latest, mut faults) = (BTreeMap::new(), Vec::new());

@@ -29,14 +29,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::settings::{Address, Credentials, Tls};
-
-/// The most requests that wait to be written: as many as calls in flight, so that no call waits for a place
-/// here.
-const WRITES_MAX: usize = super::shard::IN_FLIGHT_MAX;
-
-/// The most bytes that a server may send without answering anything: some ten times the description of a
-/// thousand shards. Beyond this the connection ends, since the other side could make us hold any amount.
-const UNANSWERED_BYTES_MAX: usize = 4 << 20;
+use crate::settings::SETTINGS;
 
 /// The way into a server.
 #[derive(Clone, Debug)]
@@ -61,7 +54,7 @@ pub(super) struct Line {
     unanswered: Arc<AtomicUsize>,
 }
 
-/// A stream that fails once more than [`UNANSWERED_BYTES_MAX`] were read without an answer to a question.
+/// A stream that fails once more than `unanswered_bytes_max` were read without an answer to a question.
 struct Bounded<S> {
     stream: S,
     unanswered: Arc<AtomicUsize>,
@@ -89,10 +82,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Bounded<S> {
         let before = into.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
         let read = into.filled().len() - before;
-        if self.unanswered.fetch_add(read, Ordering::Relaxed) + read > UNANSWERED_BYTES_MAX {
-            let what = format!(
-                "the server sent more than {UNANSWERED_BYTES_MAX} bytes that answer nothing: is it a Redis?"
-            );
+        let bytes_max = SETTINGS.calls.unanswered_bytes_max;
+        if self.unanswered.fetch_add(read, Ordering::Relaxed) + read > bytes_max {
+            let what =
+                format!("the server sent more than {bytes_max} bytes that answer nothing: is it a Redis?");
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, what)));
         }
         Poll::Ready(Ok(()))
@@ -159,8 +152,9 @@ impl Wire {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let config =
-            AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(WRITES_MAX);
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(SETTINGS.calls.writes_max);
         let unanswered = Arc::<AtomicUsize>::default();
         let stream = Bounded { stream, unanswered: Arc::clone(&unanswered) };
         let made = MultiplexedConnection::new_with_config(login, stream, config).await;
@@ -290,6 +284,6 @@ mod tests {
         assert!(!fault.is_timeout(), "{fault}");
         drop(wire);
         let sent = server.await.expect("no panic");
-        assert!(sent <= UNANSWERED_BYTES_MAX + BUFFERS_MAX, "{sent} bytes");
+        assert!(sent <= SETTINGS.calls.unanswered_bytes_max + BUFFERS_MAX, "{sent} bytes");
     }
 }
