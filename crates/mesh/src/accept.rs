@@ -14,19 +14,9 @@ use crate::{
     frame::{self, NoFrame},
     node::Node,
     peer::Peer,
+    settings::SETTINGS,
 };
 
-/// The most handshakes at once.
-const HANDSHAKES_MAX: usize = 64;
-/// From this many handshakes on, a newcomer must first prove that it receives packets at its address. A
-/// sender of made-up addresses then cannot take the places of others.
-const HANDSHAKES_UNPROVEN_MAX: usize = 16;
-
-/// How often a newcomer is asked for that proof: a request may be lost, so more than once. But a dialler
-/// that has given up an attempt says so in a packet that looks like a first one. The dialler repeats that
-/// packet after every answer (RFC 9000 section 10.2.1). If the dialler were asked each time, both sides
-/// would talk at full link speed for as long as the dialler remembers.
-const ASKED_MAX: u8 = 2;
 /// Requests for a proof are counted by the connection ID that the newcomer chose, which nobody can foresee.
 /// The counts are in this many sets of a few IDs each, so that a dialler's attempts hardly ever displace
 /// each other.
@@ -55,12 +45,12 @@ pub(crate) async fn accept(node: Arc<Node>, events: mpsc::Sender<Event>) {
 
 /// Returns the connection if it may begin a handshake now.
 fn look_at(node: &Node, incoming: Incoming, handshakes: usize, asked: &mut Asked) -> Option<Incoming> {
-    if handshakes >= HANDSHAKES_MAX {
+    if handshakes >= SETTINGS.accept.handshakes_max {
         node.refusals.count(Refusal::Crowded, None, &format!("{handshakes} handshakes at once"));
         incoming.ignore();
         return None;
     }
-    if handshakes >= HANDSHAKES_UNPROVEN_MAX && incoming.may_retry() {
+    if handshakes >= SETTINGS.accept.handshakes_unproven_max && incoming.may_retry() {
         if !asked.may_ask(&incoming.orig_dst_cid()) {
             incoming.ignore();
         } else if incoming.retry().is_err() {
@@ -94,7 +84,7 @@ impl Asked {
         });
         let asked = &mut set[place].1;
         *asked = asked.saturating_add(1);
-        *asked <= ASKED_MAX
+        *asked <= SETTINGS.accept.asked_max
     }
 }
 

@@ -17,11 +17,8 @@ use crate::{
     lock::lock,
     node::Node,
     peer::{Outgoing, Peer, REPLACED, clean},
-    tls::STREAMS_IN_MAX,
+    settings::SETTINGS,
 };
-
-/// The most frames that are refused on one connection before it is closed.
-const REFUSED_FRAMES_MAX: u32 = 8;
 
 /// The state of the other side's hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,14 +177,14 @@ impl Receiving<'_> {
         let mut reading = FuturesUnordered::new();
         let mut refused = 0;
         loop {
-            let may_begin = reading.len() < STREAMS_IN_MAX as usize && self.held.has_room();
+            let may_begin = reading.len() < SETTINGS.frames.streams_in_max as usize && self.held.has_room();
             tokio::select! {
                 biased;
                 Some(end) = reading.next() => {
                     let Err(NoFrame::Refused(refusal)) = end else { continue };
                     self.count(refusal);
                     refused += 1;
-                    if refused >= REFUSED_FRAMES_MAX {
+                    if refused >= SETTINGS.frames.refused_max {
                         return Refusal::Misbehaved;
                     }
                 }

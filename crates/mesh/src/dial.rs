@@ -4,7 +4,7 @@
 //! sends its first packet at once. So the first attempt after a cut is mended gets through, whatever the
 //! pauses are in which a single attempt repeats its packets. The first attempt that completes wins.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc};
 
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use quinn::{Connection, ConnectionError};
@@ -22,15 +22,8 @@ use crate::{
     node::Node,
     peer::Peer,
     random::Random,
+    settings::SETTINGS,
 };
-
-/// The most pending attempts of one peer.
-const ATTEMPTS_MAX: usize = 16;
-/// The most addresses of a name that are tried in turn.
-const ADDRESSES_MAX: usize = 16;
-/// How long a peer that took a newer connection is left alone. Otherwise two nodes of one name would end
-/// each other's connections as fast as they can.
-const AFTER_REPLACED: Duration = Duration::from_secs(1);
 
 /// Dials a peer forever.
 pub(crate) async fn keep(node: Arc<Node>, events: mpsc::Sender<Event>, peer: Arc<Peer>, random: Random) {
@@ -60,7 +53,7 @@ impl<'a> Dialler<'a> {
     async fn dial(&mut self) -> Connection {
         let mut attempts = FuturesUnordered::<BoxFuture<'_, Result<Connection, String>>>::new();
         loop {
-            let may_begin = attempts.len() < ATTEMPTS_MAX;
+            let may_begin = attempts.len() < SETTINGS.dial.attempts_max;
             tokio::select! {
                 biased;
                 Some(attempt) = attempts.next() => match attempt {
@@ -140,7 +133,7 @@ impl Pace {
         let now = Instant::now();
         if ended.was_up {
             self.down_since = now;
-            self.next = if ended.is_replaced { now + AFTER_REPLACED } else { now };
+            self.next = if ended.is_replaced { now + SETTINGS.dial.after_replaced } else { now };
         }
     }
 
@@ -190,6 +183,7 @@ impl Addresses {
 
 async fn look_up(name: String, only_ipv4: bool) -> Result<Vec<SocketAddr>, String> {
     let found = lookup_host(&name).await.map_err(|error| format!("cannot look up {name}: {error}"))?;
-    let found: Vec<_> = found.filter(|address| address.is_ipv4() || !only_ipv4).take(ADDRESSES_MAX).collect();
+    let found: Vec<_> =
+        found.filter(|address| address.is_ipv4() || !only_ipv4).take(SETTINGS.dial.addresses_max).collect();
     if found.is_empty() { Err(format!("{name} has no address that this node can reach")) } else { Ok(found) }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use bytes::Bytes;
 use quinn::{Connection, ReadError, ReadExactError, RecvStream};
 
-use crate::Refusal;
+use crate::{Refusal, settings::SETTINGS};
 
 /// The most bytes of a frame: the largest frame of the layer above, 4 MiB, and room for its wrapping.
 pub const FRAME_BYTES_MAX: usize = (4 << 20) + 64;
@@ -18,9 +18,16 @@ pub(crate) const HEAD_BYTES: usize = 4;
 const HELLO: u8 = 1;
 /// The most bytes of a hello. Later versions may say more after the first byte.
 const HELLO_BYTES_MAX: usize = 64;
-/// A further frame is refused if it makes one connection hold more bytes of frames than this. A node has 1
-/// MiB or one frame in flight, and no frame is begun while half of this is held.
-const HELD_BYTES_MAX: usize = 16 << 20;
+
+// How a frame's length and the settings relate.
+const _: () = {
+    let frames = SETTINGS.frames;
+    // No frame is begun while half of the bound is held. The other half takes what a node has in flight.
+    assert!(FRAME_BYTES_MAX <= frames.held_bytes_max / 2);
+    assert!(frames.unacknowledged_bytes_max <= frames.held_bytes_max / 2);
+    // A whole frame may be sent before any of it is read or acknowledged.
+    assert!(FRAME_BYTES_MAX + HEAD_BYTES <= frames.window_bytes as usize);
+};
 
 /// Why there is no frame.
 #[derive(Debug)]
@@ -44,7 +51,7 @@ pub(crate) struct Held(AtomicUsize);
 impl Held {
     /// Whether another frame may be begun.
     pub(crate) fn has_room(&self) -> bool {
-        self.0.load(Relaxed) < HELD_BYTES_MAX / 2
+        self.0.load(Relaxed) < SETTINGS.frames.held_bytes_max / 2
     }
 }
 
@@ -63,7 +70,7 @@ impl<'a> Hold<'a> {
     fn grow(&mut self, bytes: usize) -> Result<(), Refusal> {
         self.bytes += bytes;
         let held = self.held.0.fetch_add(bytes, Relaxed) + bytes;
-        if held > HELD_BYTES_MAX { Err(Refusal::FramesTooMany) } else { Ok(()) }
+        if held > SETTINGS.frames.held_bytes_max { Err(Refusal::FramesTooMany) } else { Ok(()) }
     }
 }
 

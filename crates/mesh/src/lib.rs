@@ -74,6 +74,7 @@ mod random;
 mod refusal;
 pub mod relay;
 mod seal;
+mod settings;
 mod tls;
 
 pub use crate::{

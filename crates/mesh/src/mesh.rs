@@ -5,7 +5,6 @@ use std::{
     io,
     net::{SocketAddr, UdpSocket},
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use quinn::{AsyncUdpSocket, Endpoint, Runtime, TokioRuntime, VarInt};
@@ -20,17 +19,9 @@ use crate::{
     peer::Peer,
     random::Random,
     refusal::Ledger,
+    settings::SETTINGS,
     tls::{self, Secured},
 };
-
-/// The most events that wait to be taken. A frame among them may have
-/// [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX) bytes, though hardly any has. When the queue is full,
-/// nothing more is read from any peer.
-const EVENTS_MAX: usize = 32;
-/// The most peers of one node.
-const PEERS_MAX: usize = 256;
-/// How long [`Mesh::close`] waits for goodbyes to leave.
-const CLOSE_TIME_MAX: Duration = Duration::from_millis(500);
 
 /// Why a mesh cannot start, or cannot change its credentials.
 #[derive(Debug, thiserror::Error)]
@@ -109,7 +100,7 @@ impl Mesh {
             client: Mutex::new(secured.client),
             revoked: Mutex::default(),
         });
-        let (events, taken) = mpsc::channel(EVENTS_MAX);
+        let (events, taken) = mpsc::channel(SETTINGS.frames.events_max);
         let tasks = Mutex::new(start_tasks(&node, &events, config.rng_seed));
         Ok((Self { node, reset_key: config.reset_key, local, tasks }, taken))
     }
@@ -176,7 +167,7 @@ impl Mesh {
         self.node.endpoint.close(VarInt::from_u32(0), b"goodbye");
         lock(&self.tasks).abort_all();
         // No peer needs a goodbye that is not sent by then: the peer would notice by itself.
-        let _ = timeout(CLOSE_TIME_MAX, self.node.endpoint.wait_idle()).await;
+        let _ = timeout(SETTINGS.peers.close_time_max, self.node.endpoint.wait_idle()).await;
     }
 }
 
@@ -226,8 +217,9 @@ fn peers(config: &Config) -> Result<BTreeMap<Identity, Arc<Peer>>, MeshError> {
             return Err(MeshError::Peers(format!("{identity} is twice among the peers: leave one out")));
         }
     }
-    if peers.len() > PEERS_MAX {
-        return Err(MeshError::Peers(format!("{} peers: {PEERS_MAX} at most", peers.len())));
+    if peers.len() > SETTINGS.peers.peers_max {
+        let most = SETTINGS.peers.peers_max;
+        return Err(MeshError::Peers(format!("{} peers: {most} at most", peers.len())));
     }
     Ok(peers)
 }

@@ -11,17 +11,12 @@ use std::{
 use quinn::{Connection, VarInt};
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::{FRAME_BYTES_MAX, Fingerprint, Identity, Refusal, chain::fingerprint, lock::lock};
+use crate::{
+    FRAME_BYTES_MAX, Fingerprint, Identity, Refusal, chain::fingerprint, lock::lock, settings::SETTINGS,
+};
 
-/// The most frames in flight to one peer.
-pub(crate) const FRAMES_UNACKNOWLEDGED_MAX: usize = 16;
-/// The most bytes of those frames. A single frame may be longer if nothing else is in flight. More would
-/// only delay newer frames: after a cut, all unacknowledged bytes are repeated first.
-const BYTES_UNACKNOWLEDGED_MAX: usize = 1 << 20;
 /// The close code of a connection that a newer one replaces. (0 is goodbye.)
 pub(crate) const REPLACED: VarInt = VarInt::from_u32(1);
-/// The most bytes of an error that are kept.
-const ERROR_BYTES_MAX: usize = 512;
 
 /// Why a frame was not taken. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -152,7 +147,7 @@ impl Peer {
 
     /// Opens the way out. The caller, which runs the connection, gets the other end.
     pub(crate) fn open(&self, connection: &Connection) -> mpsc::Receiver<Outgoing> {
-        let (frames, outgoing) = mpsc::channel(FRAMES_UNACKNOWLEDGED_MAX);
+        let (frames, outgoing) = mpsc::channel(SETTINGS.frames.unacknowledged_max);
         let out = Out { connection: connection.clone(), frames, room: Arc::default() };
         lock(&self.state).out = Some(out);
         outgoing
@@ -223,7 +218,7 @@ impl Peer {
 pub(crate) fn clean(why: &str) -> String {
     let mut clean = String::new();
     for letter in why.chars().filter(|letter| !letter.is_control()) {
-        if clean.len() + letter.len_utf8() > ERROR_BYTES_MAX {
+        if clean.len() + letter.len_utf8() > SETTINGS.peers.error_bytes_max {
             break;
         }
         clean.push(letter);
@@ -245,7 +240,8 @@ impl Room {
     /// Whether a frame no longer than the remaining room would fit.
     fn has_some(&self) -> bool {
         let under_way = lock(&self.0);
-        under_way.frames < FRAMES_UNACKNOWLEDGED_MAX && under_way.bytes < BYTES_UNACKNOWLEDGED_MAX
+        under_way.frames < SETTINGS.frames.unacknowledged_max
+            && under_way.bytes < SETTINGS.frames.unacknowledged_bytes_max
     }
 }
 
@@ -259,8 +255,8 @@ pub(crate) struct Place {
 impl Place {
     fn take(room: &Arc<Room>, bytes: usize) -> Option<Self> {
         let mut under_way = lock(&room.0);
-        let fits = under_way.frames < FRAMES_UNACKNOWLEDGED_MAX
-            && (under_way.frames == 0 || under_way.bytes + bytes <= BYTES_UNACKNOWLEDGED_MAX);
+        let fits = under_way.frames < SETTINGS.frames.unacknowledged_max
+            && (under_way.frames == 0 || under_way.bytes + bytes <= SETTINGS.frames.unacknowledged_bytes_max);
         if !fits {
             return None;
         }
@@ -291,7 +287,7 @@ mod tests {
         assert!(Place::take(&room, 0).is_none());
         places.clear();
 
-        let most = Place::take(&room, BYTES_UNACKNOWLEDGED_MAX - 10);
+        let most = Place::take(&room, SETTINGS.frames.unacknowledged_bytes_max - 10);
         assert!(most.is_some() && room.has_some());
         assert!(Place::take(&room, 11).is_none());
         assert!(Place::take(&room, 10).is_some());
@@ -312,7 +308,7 @@ mod tests {
     #[test]
     fn an_error_from_outside_is_cut_and_cleaned() {
         let kept = clean(&format!("\x1b[2Jbad\n{}", "ü".repeat(1000)));
-        assert!(kept.starts_with("[2Jbadü") && kept.len() <= ERROR_BYTES_MAX);
+        assert!(kept.starts_with("[2Jbadü") && kept.len() <= SETTINGS.peers.error_bytes_max);
         assert!(!kept.chars().any(char::is_control));
     }
 }

@@ -7,16 +7,13 @@ use std::{
         Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 use quinn::VarInt;
 use tokio::time::Instant;
 
-use crate::{Identity, lock::lock};
+use crate::{Identity, lock::lock, settings::SETTINGS};
 
-/// Each kind of refusal of one peer is logged once in this time.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
 /// The first close code of a refusal. Lower codes are nobody's fault.
 const CODES_FROM: u32 = 16;
 
@@ -167,7 +164,7 @@ impl Ledger {
         let now = Instant::now();
         let key = (refusal, peer.cloned());
         let mut told = lock(&self.told);
-        if told.get(&key).is_some_and(|at| now.duration_since(*at) < TOLD_EVERY) {
+        if told.get(&key).is_some_and(|at| now.duration_since(*at) < SETTINGS.peers.told_every) {
             return;
         }
         told.insert(key, now);

@@ -23,13 +23,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{lock::lock, random::Random};
+use crate::{lock::lock, random::Random, settings::SETTINGS};
 
-/// The most packets on their way in one direction. Further packets are lost, as in any router.
-const QUEUE_MAX: usize = 4096;
-/// The most addresses that a link answers to. For a further address, the one that was quiet the longest is
-/// forgotten.
-const FLOWS_MAX: usize = 64;
 /// The most bytes of a UDP packet.
 const PACKET_BYTES_MAX: usize = 65_535;
 
@@ -113,7 +108,7 @@ impl Link {
 
         let mut tasks = JoinSet::new();
         let mut lane = |direction| {
-            let (packets, waiting) = mpsc::channel(QUEUE_MAX);
+            let (packets, waiting) = mpsc::channel(SETTINGS.relay.queue_max);
             tasks.spawn(deliver(direction, waiting, watched.clone(), Arc::clone(&forwarded)));
             Lane { direction, packets, weather: watched.clone(), lots: Arc::clone(&lots) }
         };
@@ -250,7 +245,7 @@ impl Front {
             flow.used = used;
             return Ok(Arc::clone(&flow.socket));
         }
-        if self.flows.len() >= FLOWS_MAX
+        if self.flows.len() >= SETTINGS.relay.flows_max
             && let Some(quietest) =
                 self.flows.iter().min_by_key(|(_, flow)| flow.used).map(|(source, _)| *source)
         {
@@ -408,7 +403,7 @@ mod tests {
     #[tokio::test]
     async fn answers_reach_the_newest_of_more_senders_than_the_bound() {
         let scene = Scene::new(Weather::default()).await;
-        for number in 0..FLOWS_MAX as u32 + 10 {
+        for number in 0..SETTINGS.relay.flows_max as u32 + 10 {
             let client = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
             client.send_to(&number.to_be_bytes(), scene.link.address()).await.expect("sent");
             let (came, back) = take(&scene.target, SOON).await.expect("a packet");

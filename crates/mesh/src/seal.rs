@@ -24,12 +24,8 @@ use rustls::{
 use crate::{
     Credentials, Identity,
     certs::{Facts, facts, now_unix_s, provider, roots},
+    settings::SETTINGS,
 };
-
-/// The most certificates beside a signature, and the most bytes of all of them and of a signature.
-const CHAIN_MAX: usize = 8;
-const CHAIN_BYTES_MAX: usize = 32 << 10;
-const SIGNATURE_BYTES_MAX: usize = 1 << 10;
 
 /// The schemes in the order of preference: each is a scheme of TLS 1.3 (RFC 8446 section 4.2.3).
 const SCHEMES: [SignatureScheme; 6] = [
@@ -192,10 +188,10 @@ impl Notary {
     /// Why the signature proves no signer.
     pub fn check(&self, said: &[u8], signed: &Signed) -> Result<Signer, SealFault> {
         let bytes: usize = signed.chain.iter().map(Vec::len).sum();
-        if signed.chain.len() > CHAIN_MAX || bytes > CHAIN_BYTES_MAX {
+        if signed.chain.len() > SETTINGS.seals.chain_max || bytes > SETTINGS.seals.chain_bytes_max {
             return Err(SealFault::Malformed("too many certificates"));
         }
-        if signed.signature.len() > SIGNATURE_BYTES_MAX {
+        if signed.signature.len() > SETTINGS.seals.signature_bytes_max {
             return Err(SealFault::Malformed("too long a signature"));
         }
         let chain: Vec<CertificateDer<'_>> =

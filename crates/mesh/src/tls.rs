@@ -1,6 +1,6 @@
 //! Configures TLS and QUIC: who is accepted, and what a peer may make this node hold.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use quinn::{
     ConnectionIdGenerator, EndpointConfig, IdleTimeout, TransportConfig, VarInt,
@@ -14,24 +14,11 @@ use crate::{
     certs::{provider, roots},
     frame::HEAD_BYTES,
     ids::Ids,
+    settings::SETTINGS,
 };
 
 /// The protocol name that both sides announce. The format of frames has its own versions, above this crate.
 const PROTOCOL: &[u8] = b"acequia/1";
-/// The most frames that a peer may have in flight to this node: twice as many as a node of this version
-/// sends.
-pub(crate) const STREAMS_IN_MAX: u32 = 32;
-/// The most bytes that a peer may send on one connection before any of them is read.
-const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
-/// The round trip that a new connection expects. A lost first packet is repeated after three times this.
-const FIRST_ROUND_TRIP: Duration = Duration::from_millis(100);
-/// The longest time that a token proves an address.
-const RETRY_TOKEN_LIFETIME: Duration = Duration::from_secs(5);
-/// The most first packets that wait for this crate to look at them.
-const INCOMING_MAX: usize = 128;
-/// The most bytes that may arrive for each of those first packets meanwhile. A dialler says nothing more
-/// before it is answered.
-const INCOMING_BYTES_MAX: u64 = 8 << 10;
 
 /// The configuration of new connections.
 pub(crate) struct Secured {
@@ -57,10 +44,12 @@ impl Secured {
         server
             .transport_config(transport)
             .migration(false)
-            .retry_token_lifetime(RETRY_TOKEN_LIFETIME)
-            .max_incoming(INCOMING_MAX)
-            .incoming_buffer_size(INCOMING_BYTES_MAX)
-            .incoming_buffer_size_total(INCOMING_MAX as u64 * INCOMING_BYTES_MAX);
+            .retry_token_lifetime(SETTINGS.accept.proof_lifetime)
+            .max_incoming(SETTINGS.accept.incoming_max)
+            .incoming_buffer_size(SETTINGS.accept.incoming_bytes_max)
+            .incoming_buffer_size_total(
+                SETTINGS.accept.incoming_max as u64 * SETTINGS.accept.incoming_bytes_max,
+            );
         Ok(Self { client, server })
     }
 }
@@ -109,17 +98,17 @@ fn transport(timing: &Timing) -> Result<TransportConfig, String> {
     let idle = IdleTimeout::try_from(timing.idle).map_err(|_| "an idle time of centuries".to_owned())?;
     let mut transport = TransportConfig::default();
     transport
-        .max_concurrent_uni_streams(VarInt::from_u32(STREAMS_IN_MAX))
+        .max_concurrent_uni_streams(VarInt::from_u32(SETTINGS.frames.streams_in_max))
         .max_concurrent_bidi_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None)
         .stream_receive_window(VarInt::from_u32((FRAME_BYTES_MAX + HEAD_BYTES) as u32))
-        .receive_window(VarInt::from_u32(CONNECTION_WINDOW_BYTES))
-        .send_window(u64::from(CONNECTION_WINDOW_BYTES))
+        .receive_window(VarInt::from_u32(SETTINGS.frames.window_bytes))
+        .send_window(u64::from(SETTINGS.frames.window_bytes))
         // A frame is useful only when it is complete, so the first frame goes first.
         .send_fairness(false)
         .max_idle_timeout(Some(idle))
         .keep_alive_interval(Some(timing.keep_alive))
-        .initial_rtt(FIRST_ROUND_TRIP)
+        .initial_rtt(SETTINGS.dial.first_round_trip)
         // Larger packets would save little here. A path that drops larger packets would cost seconds.
         .mtu_discovery_config(None);
     Ok(transport)

@@ -15,15 +15,8 @@ use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use time::OffsetDateTime;
 
 use super::{AUTHORITY_URI, CertFault, SERVER_NAME, date, facts, now_unix_s, path_of};
-use crate::Identity;
+use crate::{Identity, settings::SETTINGS};
 
-const DAY_S: i64 = 24 * 60 * 60;
-/// How long a node's certificate is valid.
-const NODE_VALID_S: i64 = 365 * DAY_S;
-/// How long an authority is valid.
-const AUTHORITY_VALID_S: i64 = 3650 * DAY_S;
-/// Certificates begin this far in the past, so that a node whose clock is behind accepts them.
-const SLOW_CLOCK_S: i64 = 60 * 60;
 /// The file name of an authority's certificate. No node may have this name.
 const AUTHORITY: &str = "ca";
 
@@ -136,7 +129,7 @@ impl Workshop<'_> {
     }
 
     fn new_authority(&mut self) -> Result<Authority, CertFault> {
-        let until_unix_s = self.now_unix_s.saturating_add(AUTHORITY_VALID_S);
+        let until_unix_s = self.now_unix_s.saturating_add(SETTINGS.certs.authority_valid_s);
         let mut parameters = CertificateParams::default();
         parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         parameters.distinguished_name.push(DnType::CommonName, "Acequia development authority");
@@ -174,7 +167,8 @@ impl Workshop<'_> {
         parameters.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         parameters.use_authority_key_identifier_extension = true;
-        let until_unix_s = self.now_unix_s.saturating_add(NODE_VALID_S).min(authority.until_unix_s);
+        let until_unix_s =
+            self.now_unix_s.saturating_add(SETTINGS.certs.node_valid_s).min(authority.until_unix_s);
         self.set_dates(&mut parameters, until_unix_s)?;
 
         let key = KeyPair::generate_for(&PKCS_ED25519).map_err(|error| unmade(&error))?;
@@ -190,7 +184,7 @@ impl Workshop<'_> {
                 cause: format!("this machine's clock cannot be right: {error}"),
             })
         };
-        parameters.not_before = at(self.now_unix_s.saturating_sub(SLOW_CLOCK_S))?;
+        parameters.not_before = at(self.now_unix_s.saturating_sub(SETTINGS.certs.slow_clock_s))?;
         parameters.not_after = at(until_unix_s)?;
         Ok(())
     }

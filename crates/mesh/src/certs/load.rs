@@ -12,10 +12,7 @@ use rustls::{
 };
 
 use super::{CertFault, Credentials, Facts, SERVER_NAME, date, facts, now_unix_s, path_of, recipe};
-use crate::Identity;
-
-/// The most bytes read from a file: certificates are a few kilobytes.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+use crate::{Identity, settings::SETTINGS};
 
 /// Reads and checks the certificates of a node. The files must be there, and the certificate must name the
 /// node and its region. The key must belong to the certificate, `ca.pem` must vouch for it, and both must
@@ -149,7 +146,7 @@ impl Files<'_> {
     fn read(&self, file: &str) -> Result<Vec<u8>, CertFault> {
         let path = self.folder.join(file);
         let size = std::fs::metadata(&path).map_err(|error| self.unread(file, &error))?.len();
-        if size > FILE_BYTES_MAX {
+        if size > SETTINGS.certs.file_bytes_max {
             return Err(self.unusable(file, format!("it has {size} bytes")));
         }
         std::fs::read(&path).map_err(|error| self.unread(file, &error))
