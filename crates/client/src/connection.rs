@@ -21,12 +21,10 @@ use tonic::{
     transport::{Channel, Error},
 };
 
-use crate::target::{Bearer, Target, settings};
-
-/// The longest time to make a successor in the background. No call waits for it.
-const REPLACE_TIME_MAX: Duration = Duration::from_secs(5);
-/// After this part of its age, a connection tries again if its successor could not be made.
-const RETRY_SHARE: u32 = 10;
+use crate::{
+    settings::SETTINGS,
+    target::{Bearer, Target, settings},
+};
 
 type Dialling = Pin<Box<dyn Future<Output = Result<Channel, Error>> + Send>>;
 /// The channel that calls go through.
@@ -113,12 +111,12 @@ impl Connection {
     }
 
     async fn replace(self: Arc<Self>) {
-        let successor = match timeout(REPLACE_TIME_MAX, (self.dial)()).await {
+        let successor = match timeout(SETTINGS.connection.replace_max, (self.dial)()).await {
             Ok(Ok(channel)) => Current::of(channel, self.bearer.clone(), self.age),
             // An old connection is better than none.
             Ok(Err(_)) | Err(_) => {
                 let channel = self.current.load().channel.clone();
-                Current::until(channel, jittered(self.age / RETRY_SHARE))
+                Current::until(channel, jittered(self.age / SETTINGS.connection.retry_part))
             }
         };
         self.current.store(Arc::new(successor));

@@ -6,14 +6,12 @@ use http::{HeaderValue, Response, StatusCode, header::RETRY_AFTER};
 use tonic::{Code, Status, metadata::MetadataValue};
 use tonic_types::{ErrorDetails, QuotaViolation, StatusExt as _};
 
-use crate::{CheckResponse, LimitResult, Outcome, Reason};
+use crate::{CheckResponse, LimitResult, Outcome, Reason, settings::SETTINGS};
 
 /// The metadata that tells a gRPC client when to retry (gRFC A6): milliseconds as text, or -1 for never.
 const PUSHBACK: &str = "grpc-retry-pushback-ms";
 /// The largest value that a client reads there.
 const PUSHBACK_MS_MAX: u64 = i32::MAX as u64;
-/// The most limits that a status names. The details are a header, and many clients take only 8 KiB of it.
-const VIOLATIONS_MAX: usize = 8;
 
 /// A denial as a gRPC status, for a handler that asks by itself: `RESOURCE_EXHAUSTED`. The status has
 /// `google.rpc.RetryInfo` if waiting helps, and `google.rpc.QuotaFailure` with the limits that deny (eight
@@ -85,7 +83,11 @@ pub(crate) fn push_back(status: &mut Status, retry_after: Option<Duration>) {
 }
 
 fn violations(answer: &CheckResponse) -> Vec<QuotaViolation> {
-    let denying = answer.limits.iter().filter(|limit| limit.outcome() == Outcome::Deny).take(VIOLATIONS_MAX);
+    let denying = answer
+        .limits
+        .iter()
+        .filter(|limit| limit.outcome() == Outcome::Deny)
+        .take(SETTINGS.answer.violations_max);
     let mut violations: Vec<_> = denying.map(violation).collect();
     if violations.is_empty() && !answer.limit.is_empty() {
         violations.push(QuotaViolation::new(&answer.limit, in_words(answer.reason())));
@@ -235,7 +237,7 @@ mod tests {
         assert_eq!(pushback(&status), i32::MAX.to_string());
         assert_eq!(
             status.get_details_quota_failure().expect("QuotaFailure").violations.len(),
-            VIOLATIONS_MAX
+            SETTINGS.answer.violations_max
         );
     }
 

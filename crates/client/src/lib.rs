@@ -39,6 +39,7 @@ mod layer;
 mod lease;
 mod question;
 mod refunds;
+mod settings;
 mod stream;
 mod target;
 

@@ -1,24 +1,17 @@
 //! Gives charges back in the background.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use tokio::{runtime::Handle, sync::Semaphore, time::sleep};
 
-use crate::{Client, ClientError, SettleResponse, Settled};
+use crate::{Client, ClientError, SettleResponse, Settled, settings::SETTINGS};
 
 /// The most refunds that a layer has in flight. This covers the failures during one answer of a node at
 /// some thousand requests a second. Refunds beyond this number are not made.
 pub const REFUNDS_IN_FLIGHT_MAX: usize = 256;
-/// How often a settlement is sent. Sending it again is safe, because a charge is settled once.
-const TRIES: usize = 3;
-/// The wait before a settlement is sent again. A lost connection is made again in this time.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// Gives charges back, a bounded number at once.
 #[derive(Debug)]
@@ -86,11 +79,11 @@ where
     F: Future<Output = Result<SettleResponse, ClientError>>,
 {
     let mut settled = settle().await;
-    for _ in 1..TRIES {
+    for _ in 1..SETTINGS.settlement.tries {
         if matches!(settled, Ok(_) | Err(ClientError::Refused { .. })) {
             break;
         }
-        sleep(PAUSE).await;
+        sleep(SETTINGS.settlement.pause).await;
         settled = settle().await;
     }
     settled

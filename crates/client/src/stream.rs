@@ -1,6 +1,6 @@
 //! A stream with many questions in flight.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc};
 
 use acequia_api::{
     acequia::v1::{CheckBatch, CheckBatchResult, CheckRequest, CheckResponse},
@@ -24,6 +24,7 @@ use tonic_prost::ProstCodec;
 use crate::{
     ClientError, Peer, Question,
     connection::{Connection, Current},
+    settings::SETTINGS,
 };
 
 /// The most unanswered batches on a stream: enough to fill a link of 100 ms with a batch every 2 ms. More
@@ -31,11 +32,6 @@ use crate::{
 pub const BATCHES_IN_FLIGHT_MAX: usize = 64;
 /// The most questions in one batch. A node refuses more.
 pub const QUESTIONS_IN_BATCH_MAX: usize = MAX_CHECKS;
-/// The most connections in a row that nodes may end without an answer. The stream passes by nodes that
-/// stop, and gives up on a node that always ends it.
-const MOVES_MAX: u32 = 4;
-/// The wait before another move, if the last move brought no answer.
-const MOVE_AGAIN: Duration = Duration::from_millis(10);
 
 /// A stream of batches of questions. The answers come in the order of the batches.
 ///
@@ -184,7 +180,9 @@ impl CheckStream {
                     Ok(Some(message)) => Ok(Some(message)),
                     Ok(None) => Err(self.peer.unreachable("it closed the stream")),
                     Err(status) if !is_rest_undecided(&status) => Err(self.peer.failed(&status)),
-                    Err(status) if self.moves >= MOVES_MAX => Err(self.peer.failed(&status)),
+                    Err(status) if self.moves >= SETTINGS.connection.moves_max => {
+                        Err(self.peer.failed(&status))
+                    }
                     Err(_) => {
                         self.has_rest_undecided = true;
                         self.move_on().await.map(|()| None)
@@ -218,7 +216,7 @@ impl CheckStream {
     /// No question is lost if this future is dropped.
     async fn move_on(&mut self) -> Result<(), ClientError> {
         if self.moves > 0 {
-            sleep(MOVE_AGAIN).await;
+            sleep(SETTINGS.connection.move_again).await;
         }
         let successor = self.connection.after(&self.current).await;
         let successor = successor.map_err(|fault| self.peer.failed(&Status::from_error(fault.into())))?;
@@ -264,6 +262,8 @@ async fn begin(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{
         Options,

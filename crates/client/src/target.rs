@@ -5,7 +5,6 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use arc_swap::ArcSwapOption;
@@ -31,10 +30,8 @@ use tonic::{
 
 use tower::ServiceExt as _;
 
-use crate::ClientError;
+use crate::{ClientError, settings::SETTINGS};
 
-/// The longest file of certificates, a key or a token, in bytes. A longer file is some other file.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The protocol of gRPC, as ALPN names it (RFC 9113, section 3.1).
 const H2: &[u8] = b"h2";
 
@@ -153,7 +150,7 @@ impl Target {
             uri,
             credentials,
             token: ArcSwapOption::empty(),
-            read_again: Mutex::new(Instant::now() + LOOK_AT_TOKEN),
+            read_again: Mutex::new(Instant::now() + SETTINGS.connection.token_look),
         }));
         target.read_token().map_err(refused)?;
         if target.is_tls() {
@@ -202,7 +199,7 @@ impl Target {
                 // 8305).
                 let mut tcp = HttpConnector::new();
                 tcp.set_nodelay(true);
-                tcp.set_connect_timeout(Some(CONNECT_TIME_MAX));
+                tcp.set_connect_timeout(Some(SETTINGS.connection.connect_max));
                 let uri =
                     Uri::builder().scheme("http").authority(format!("{host}:{port}")).path_and_query("/");
                 let uri = uri.build().map_err(io::Error::other)?;
@@ -252,7 +249,7 @@ impl Target {
         let Ok(mut read_again) = self.0.read_again.try_lock() else { return };
         let now = Instant::now();
         if now >= *read_again {
-            *read_again = now + LOOK_AT_TOKEN;
+            *read_again = now + SETTINGS.connection.token_look;
             let _ = self.read_token();
         }
     }
@@ -329,24 +326,12 @@ fn connecting(fault: impl std::error::Error + Send + Sync + 'static) -> io::Erro
     io::Error::other(fault)
 }
 
-/// The longest time to make a connection. This time is longer than any round trip on this planet with one
-/// packet lost. A caller rarely waits so long, because the deadline is shorter.
-const CONNECT_TIME_MAX: Duration = Duration::from_secs(1);
-/// The interval between reads of the token's file.
-const LOOK_AT_TOKEN: Duration = Duration::from_secs(1);
-
 /// The settings of callers' connections.
 pub(crate) fn settings(endpoint: Endpoint) -> Endpoint {
-    /// How long a connection may be quiet before the client asks whether the node is still there. The
-    /// client asks even without calls. So the first call after a quiet hour does not find that a firewall
-    /// has dropped the connection.
-    const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-    /// How long the node may take to answer before the connection is given up.
-    const KEEP_ALIVE_TIME_MAX: Duration = Duration::from_secs(5);
     endpoint
-        .connect_timeout(CONNECT_TIME_MAX)
-        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
-        .keep_alive_timeout(KEEP_ALIVE_TIME_MAX)
+        .connect_timeout(SETTINGS.connection.connect_max)
+        .http2_keep_alive_interval(SETTINGS.connection.keep_alive_interval)
+        .keep_alive_timeout(SETTINGS.connection.keep_alive_answer)
         .keep_alive_while_idle(true)
 }
 
@@ -408,7 +393,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>, String> {
     use std::io::Read as _;
     let mut bytes = Vec::new();
     std::fs::File::open(path)
-        .and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes))
+        .and_then(|file| file.take(SETTINGS.connection.file_bytes_max).read_to_end(&mut bytes))
         .map_err(|cause| format!("cannot read {}: {cause}", path.display()))?;
     Ok(bytes)
 }

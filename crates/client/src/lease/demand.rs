@@ -5,12 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::LeaseOptions;
-
-/// Headroom above the demand, in tenths of it. Demand that grows by less than this finds enough units.
-const HEADROOM_TENTHS: u128 = 5;
-/// The shortest time that demand is measured over, as a part of a refresh. If it were shorter, a single
-/// burst would count as steady demand.
-const REFRESH_PARTS: u32 = 16;
+use crate::settings::SETTINGS;
 
 /// The recent demand, which predicts the demand until the next refresh.
 #[derive(Debug)]
@@ -31,10 +26,11 @@ impl Demand {
     /// The number of units to ask for, if `wanted` units were wanted since the last call. When demand
     /// falls, the estimate falls by half at most in each refresh.
     pub(super) fn units(&mut self, wanted: u64, now: Instant) -> u64 {
-        let passed = now.saturating_duration_since(self.since).max(self.refresh / REFRESH_PARTS);
+        let passed =
+            now.saturating_duration_since(self.since).max(self.refresh / SETTINGS.lease.refresh_parts);
         self.since = now;
         let in_refresh = u128::from(wanted) * self.refresh.as_nanos() / passed.as_nanos().max(1);
-        let expected = in_refresh + in_refresh * HEADROOM_TENTHS / 10;
+        let expected = in_refresh + in_refresh * SETTINGS.lease.headroom_tenths / 10;
         let halvings = u32::try_from(passed.as_nanos() / self.refresh.as_nanos().max(1)).unwrap_or(u32::MAX);
         let before = self.expected.checked_shr(halvings).unwrap_or(0);
         let expected = u64::try_from(expected).unwrap_or(u64::MAX).max(before);

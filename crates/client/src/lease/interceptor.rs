@@ -1,6 +1,6 @@
 //! Decides where no call may wait.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tonic::{Request, Status, service::Interceptor};
 
@@ -9,11 +9,8 @@ use crate::{
     Decision, Fallback, Unasked,
     denial::{denied_status, guarded_status, push_back, unavailable_status},
     fallback::Local,
+    settings::SETTINGS,
 };
-
-/// The retry time while units are on their way: somewhat more than a node in the same region takes to
-/// answer.
-const SOON: Duration = Duration::from_millis(10);
 
 /// Lets a gRPC call through if a [`Lease`] allows a cost of 1.
 ///
@@ -51,7 +48,7 @@ impl LeaseInterceptor {
             },
             Take::Empty => {
                 let mut status = Status::unavailable("the rate limiter is being asked");
-                push_back(&mut status, Some(SOON));
+                push_back(&mut status, Some(SETTINGS.lease.soon));
                 Err(status)
             }
         }

@@ -15,26 +15,8 @@ use super::{Denial, FOREVER, LeaseOptions, Shared, demand::Demand};
 use crate::{
     CheckResponse, Client, ClientError, LimitResult, Outcome, Question, Reason,
     refunds::{insist, is_settled},
+    settings::SETTINGS,
 };
-
-/// The part of the ttl by which units expire here before they expire at the node. Clocks may drift apart,
-/// and the rest has to be given back in time. A node allows for a drift of a thousandth.
-const MARGIN_PART: u32 = 32;
-/// How long before the end of a window its units expire here. Windows end by the wall clock, and wall
-/// clocks differ.
-const WINDOW_MARGIN: Duration = Duration::from_millis(20);
-/// A lease asks for more units when less than this part of them is left.
-const LOW_PART: u64 = 3;
-/// The pause after a call that no node answered.
-const UNANSWERED_PAUSE: Duration = Duration::from_millis(100);
-/// The pause after an answer that a lease cannot use, or after a denial without a time to come back.
-const UNSURE_PAUSE: Duration = Duration::from_secs(1);
-/// The longest time that a denial is repeated before the node is asked again: a budget may have been raised
-/// meanwhile.
-const DENIAL_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// The most settlements in flight. Each belongs to units that were replaced a few deadlines ago at most. A
-/// settlement beyond this number is not made, and its units count as spent.
-const SETTLEMENTS_MAX: usize = 16;
 
 /// The background task of a lease.
 pub(super) struct Keeper {
@@ -175,7 +157,7 @@ impl Keeper {
         if is_unanswered {
             // The question may have been charged. Asking again tells, and lets the units be given back, so
             // they are still wanted.
-            self.not_before = now + UNANSWERED_PAUSE;
+            self.not_before = now + SETTINGS.lease.unanswered_pause;
             self.pending = Some(pending);
             return;
         }
@@ -184,7 +166,7 @@ impl Keeper {
         match answer {
             Ok(answer) if answer.allowed => self.granted(&pending, &answer, now),
             Ok(answer) => self.denied(answer, now),
-            Err(_) => self.not_before = now + UNSURE_PAUSE,
+            Err(_) => self.not_before = now + SETTINGS.lease.unsure_pause,
         }
     }
 
@@ -223,7 +205,8 @@ impl Keeper {
         }
         // Units that cannot be spent yet, or no longer, are given back at once.
         if is_paced(answer) || units == 0 || now >= expires {
-            let pause = if now >= expires { WINDOW_MARGIN } else { UNSURE_PAUSE };
+            let pause =
+                if now >= expires { SETTINGS.lease.window_margin } else { SETTINGS.lease.unsure_pause };
             self.not_before = now + pause;
             self.settle(new, 0);
             return;
@@ -237,7 +220,7 @@ impl Keeper {
             self.settle(new, 0);
             return;
         }
-        let left = self.shared.balance.fill(units, expires, units.div_ceil(LOW_PART));
+        let left = self.shared.balance.fill(units, expires, units.div_ceil(SETTINGS.lease.low_part));
         self.release(left);
         let lead = (self.options.refresh / 2).min((expires - now) / 4);
         self.held = Some(Held { renew: Some(expires - lead), ..new });
@@ -246,7 +229,8 @@ impl Keeper {
     fn denied(&mut self, answer: CheckResponse, now: Instant) {
         let wait = answer.retry_after_ms.map(|wait_ms| Duration::from_millis(wait_ms).min(FOREVER));
         let back = wait.map(|wait| now + wait);
-        self.not_before = now + wait.unwrap_or(UNSURE_PAUSE).min(DENIAL_PAUSE_MAX);
+        self.not_before =
+            now + wait.unwrap_or(SETTINGS.lease.unsure_pause).min(SETTINGS.lease.denial_pause_max);
         let until = back.unwrap_or(self.not_before);
         self.shared.denial.store(Some(Arc::new(Denial { answer, back, until })));
     }
@@ -259,10 +243,12 @@ impl Keeper {
             ms => Duration::from_millis(ms),
         };
         let ttl = self.options.ttl.min(allowed);
-        let life = ttl - ttl / MARGIN_PART;
+        let life = ttl - ttl / SETTINGS.lease.margin_part;
         let window = answer.limits.iter().filter(|limit| ends(limit)).map(|limit| limit.reset_after_ms).min();
         match window {
-            Some(window_ms) => life.min(Duration::from_millis(window_ms).saturating_sub(WINDOW_MARGIN)),
+            Some(window_ms) => {
+                life.min(Duration::from_millis(window_ms).saturating_sub(SETTINGS.lease.window_margin))
+            }
             None => life,
         }
     }
@@ -282,7 +268,7 @@ impl Keeper {
         if held.charge_id.is_empty() {
             return;
         }
-        if self.settlements.len() >= SETTLEMENTS_MAX {
+        if self.settlements.len() >= SETTINGS.lease.settlements_max {
             self.shared.settlements_lost.fetch_add(1, Ordering::Relaxed);
             return;
         }

@@ -25,13 +25,7 @@ use self::{
     balance::{Draw, FOREVER, LeaseBalance, UNITS_MAX},
     keeper::Keeper,
 };
-use crate::{CheckResponse, Client, ClientError, Question, Reason, denial::whole_ms};
-
-/// The shortest [`LeaseOptions::refresh`]. With a shorter one a lease would ask about as often as its
-/// caller.
-const REFRESH_MIN: Duration = Duration::from_millis(10);
-/// The longest [`LeaseOptions::ttl`]: the longest that a node allows for a reservation.
-const TTL_MAX: Duration = Duration::from_secs(3_600);
+use crate::{CheckResponse, Client, ClientError, Question, Reason, denial::whole_ms, settings::SETTINGS};
 
 /// The size and the lifetime of a [`Lease`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -179,9 +173,10 @@ impl LeaseOptions {
     fn validate(&self) -> Result<(), ClientError> {
         let refused = |what: String| Err(ClientError::Refused { what });
         let Self { refresh, ttl, units_min, units_max } = *self;
-        if refresh < REFRESH_MIN || ttl > TTL_MAX || ttl / 2 < refresh {
+        let (refresh_min, ttl_max) = (SETTINGS.lease.refresh_min, SETTINGS.lease.ttl_max);
+        if refresh < refresh_min || ttl > ttl_max || ttl / 2 < refresh {
             return refused(format!(
-                "a lease's refresh of {refresh:?} and ttl of {ttl:?} do not fit: the refresh is at least {REFRESH_MIN:?}, the ttl at least twice the refresh and at most {TTL_MAX:?}"
+                "a lease's refresh of {refresh:?} and ttl of {ttl:?} do not fit: the refresh is at least {refresh_min:?}, the ttl at least twice the refresh and at most {ttl_max:?}"
             ));
         }
         if units_min == 0 || units_min > units_max || units_max > LEASE_UNITS_MAX {

@@ -8,6 +8,7 @@ use super::*;
 use crate::{
     Fallback, Guard, LimitResult, Options, Outcome, Settled,
     fake::{Mode, Node},
+    settings::SETTINGS,
 };
 
 const DEADLINE: Options = Options { deadline: Duration::from_millis(20) };
@@ -535,7 +536,8 @@ fn threads_together_take_exactly_the_units_charged() {
     let (node, lease) = runtime.block_on(async {
         let node = Node::of(BUDGET);
         // A thread that sleeps past an expiry may lose the units it took, but not within an hour.
-        let options = LeaseOptions { units_max: 1_000, ttl: TTL_MAX, ..LeaseOptions::default() };
+        let options =
+            LeaseOptions { units_max: 1_000, ttl: SETTINGS.lease.ttl_max, ..LeaseOptions::default() };
         let lease = node.client(Options { deadline: Duration::from_secs(60) }).lease(question(), options);
         (node, lease.expect("a lease"))
     });
