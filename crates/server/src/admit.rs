@@ -11,11 +11,9 @@ use crate::{
     callers::Caller,
     connections::{Life, Place},
     refused::{Origin, Refused, Why},
+    settings::SETTINGS,
     tls,
 };
-
-/// Encrypted bytes that may wait on a connection for a slow reader.
-const SEND_BYTES_MAX: usize = 32 << 10;
 
 /// A stream in the clear, or encrypted.
 pub(crate) type MaybeTls<S> = Either<S, Box<TlsStream<S>>>;
@@ -41,7 +39,9 @@ pub(crate) async fn admit<S: AsyncRead + AsyncWrite + Unpin>(
     life.belongs_to(gate.caller(None, from).owner());
     let Some(tls) = gate.tls() else { return Some(admitted(Either::Left(stream), None)) };
     let under_way = place.begin_handshake();
-    let bounded = |connection: &mut ServerConnection| connection.set_buffer_limit(Some(SEND_BYTES_MAX));
+    let bounded = |connection: &mut ServerConnection| {
+        connection.set_buffer_limit(Some(SETTINGS.connections.tls_send_bytes_max))
+    };
     // A handshake that takes too long is cut like a connection without a call.
     let handshake = tokio::select! {
         biased;

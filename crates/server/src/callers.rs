@@ -18,11 +18,8 @@ use tracing::error;
 use crate::{
     config::{Allowed, May, Who},
     refused::{Origin, TurnedAway},
+    settings::SETTINGS,
 };
-
-/// The shortest token, and the longest file of one, in bytes.
-const TOKEN_BYTES_MIN: usize = 16;
-const TOKEN_FILE_BYTES_MAX: u64 = 4_096;
 
 /// Why a file gives no token.
 #[derive(Debug, thiserror::Error)]
@@ -282,11 +279,11 @@ fn read_token(path: &Path) -> Result<Vec<u8>, TokenFault> {
     let file = |cause| TokenFault::File { path: path.to_owned(), cause };
     let mut text = Vec::new();
     std::fs::File::open(path)
-        .and_then(|file| file.take(TOKEN_FILE_BYTES_MAX + 1).read_to_end(&mut text))
+        .and_then(|file| file.take(SETTINGS.secrets.token_file_bytes_max + 1).read_to_end(&mut text))
         .map_err(file)?;
     let token = text.trim_ascii();
-    let is_token = token.len() >= TOKEN_BYTES_MIN
-        && text.len() as u64 <= TOKEN_FILE_BYTES_MAX
+    let is_token = token.len() >= SETTINGS.secrets.token_bytes_min
+        && text.len() as u64 <= SETTINGS.secrets.token_file_bytes_max
         && token.iter().all(u8::is_ascii_graphic);
     if is_token { Ok(token.to_vec()) } else { Err(TokenFault::Token { path: path.to_owned() }) }
 }

@@ -4,10 +4,10 @@
 use acequia_limits::{CellTag, Limit, Now, Request, limit::LimitSpec};
 use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome};
 
-use crate::sketch::{CellKeyText, Sketch};
-
-/// Counts are halved each time this passes, so that they show who asks now.
-pub(crate) const HALF_LIFE_NS: u64 = 60 * 1_000_000_000;
+use crate::{
+    settings::SETTINGS,
+    sketch::{CellKeyText, Sketch},
+};
 
 /// The cells of every limit, by the limit's slot.
 #[derive(Clone, Debug, Default)]
@@ -20,7 +20,7 @@ pub(crate) struct Cells {
 /// The cells of one limit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LimitCells {
-    /// The cells that were hit, from one request in [`crate::tally::SAMPLE`].
+    /// The cells that were hit, from one request in `counts.sample` of the settings.
     pub(crate) hottest: Sketch,
     /// The cells of every request that the limit denied, or would deny if it did not only watch.
     pub(crate) offenders: Sketch,
@@ -124,13 +124,14 @@ impl Cells {
 
     #[cold]
     fn halve(&mut self, now: Now) {
+        let half_life_ns = SETTINGS.counts.half_life_ns;
         // The first counts stay whole for a half-life.
         if self.limits.is_empty() {
-            self.cools_ns = now.steady_ns.saturating_add(HALF_LIFE_NS);
+            self.cools_ns = now.steady_ns.saturating_add(half_life_ns);
             return;
         }
-        let times = (now.steady_ns - self.cools_ns) / HALF_LIFE_NS + 1;
-        self.cools_ns = now.steady_ns - (now.steady_ns - self.cools_ns) % HALF_LIFE_NS + HALF_LIFE_NS;
+        let times = (now.steady_ns - self.cools_ns) / half_life_ns + 1;
+        self.cools_ns = now.steady_ns - (now.steady_ns - self.cools_ns) % half_life_ns + half_life_ns;
         for cells in &mut self.limits {
             cells.hottest.halve(u32::try_from(times).unwrap_or(u32::MAX));
             cells.offenders.halve(u32::try_from(times).unwrap_or(u32::MAX));

@@ -26,43 +26,10 @@ use tokio::{
 };
 use tracing::warn;
 
-use crate::{gate::Gate, port::Port};
+use crate::{gate::Gate, port::Port, settings::SETTINGS};
 
-/// A message up to this size is never refused because other messages are unfinished.
-pub(crate) const SMALL_BYTES: usize = 16 << 10;
-/// The bytes of larger messages that one connection may hold. A larger bound lets one caller send more large
-/// messages at once; a smaller one bounds what a stranger takes.
-const LARGE_BYTES_MAX: usize = 3 * ((1 << 20) + 5);
-/// The bytes of unfinished messages that all connections together may hold, and the same amount again for
-/// answers that are not read.
-const ALL_BYTES_MAX: usize = 64 << 20;
-/// When that is exceeded, connections are cut until this much is left.
-const LEFT_BYTES: usize = ALL_BYTES_MAX / 8 * 7;
-/// Handshakes at one time on a port: each may hold 64 KiB of an unfinished message.
-const HANDSHAKES_MAX: usize = 256;
-/// The time between two warnings that connections were cut for their bytes.
-const WARN_EVERY: Duration = Duration::from_secs(1);
-/// An answer up to this size is not counted: its call takes about as much.
-const SHORT_BYTES: usize = 1 << 10;
 /// The bytes that a waiting call takes beside its message: its stream, its task, its buffers.
 const CALL_BYTES: usize = 2 << 10;
-/// How often connections are checked, and so how exact all these times are.
-pub(crate) const SWEEP: Duration = Duration::from_secs(1);
-/// Streams at one time on a connection, together with calls that tonic answers. Each may have answers waiting
-/// for a slow reader.
-const STREAMS_MAX: usize = 64;
-/// How long a connection may be without a call, if none is under way. A longer time saves callers a handshake
-/// after a quiet time; a shorter one frees places sooner. HTTP/1 connections end earlier: hyper waits for the
-/// next head no longer than for the first.
-const IDLE_MAX: Duration = Duration::from_secs(300);
-/// How long a connection that was told to end may go on with calls that have begun.
-const GRACE: Duration = Duration::from_secs(300);
-/// How long a connection without a call under way may take to end, once it was told to.
-const IDLE_GRACE: Duration = Duration::from_secs(2);
-/// A connection that was silent for less is not asked to make room.
-const SILENT: Duration = Duration::from_secs(1);
-/// When a port is full, this percentage of its connections make room at once, and at least one does.
-const ROOM_PERCENT: usize = 1;
 
 /// The stages of a connection.
 const OPEN: u8 = 0;
@@ -85,7 +52,7 @@ pub(crate) struct Life {
     /// Calls under way that could not be answered at once.
     busy: AtomicUsize,
     /// Bytes that the connection makes the node hold, by [`Kind`]; and, below, the bytes of messages above
-    /// [`SMALL_BYTES`].
+    /// `held.small_bytes` of the settings.
     held: [AtomicUsize; 2],
     large: AtomicUsize,
     /// Open streams, and calls that tonic answers.
@@ -109,7 +76,10 @@ impl Drop for Handshake {
 
 /// A connection has too many streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this connection has {STREAMS_MAX} streams: end some first, or open another connection")]
+#[error(
+    "this connection has {} streams: end some first, or open another connection",
+    SETTINGS.connections.streams_max
+)]
 pub(crate) struct TooManyStreams;
 
 /// The purpose of held bytes.
@@ -135,7 +105,8 @@ pub(crate) enum Stage {
 /// Why a message is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "this connection has more than {LARGE_BYTES_MAX} bytes of unfinished messages: finish some first, or send smaller ones"
+    "this connection has more than {} bytes of unfinished messages: finish some first, or send smaller ones",
+    SETTINGS.held.large_bytes_max
 )]
 pub(crate) struct TooMuchHeld;
 
@@ -296,7 +267,7 @@ impl Life {
     /// A place for one more stream.
     pub(crate) fn stream(self: &Arc<Self>) -> Result<StreamPlace, TooManyStreams> {
         let place = StreamPlace(Arc::clone(self));
-        if self.streams.fetch_add(1, Ordering::Relaxed) < STREAMS_MAX {
+        if self.streams.fetch_add(1, Ordering::Relaxed) < SETTINGS.connections.streams_max {
             Ok(place)
         } else {
             Err(TooManyStreams)
@@ -378,7 +349,7 @@ impl Life {
 
     /// An answer whose bytes count until it is written, if it is long enough to matter.
     pub(crate) fn held_answer(self: &Arc<Self>, answer: Bytes) -> Bytes {
-        if answer.len() <= SHORT_BYTES {
+        if answer.len() <= SETTINGS.held.short_bytes {
             return answer;
         }
         let mut hold = self.hold();
@@ -394,10 +365,10 @@ impl Hold {
     /// The message is large, and the connection holds too many bytes of large messages. Then the call holds
     /// what it held before.
     pub(crate) fn holds(&mut self, bytes: usize, message: usize) -> Result<(), TooMuchHeld> {
-        let large = if message > SMALL_BYTES { bytes } else { 0 };
+        let large = if message > SETTINGS.held.small_bytes { bytes } else { 0 };
         if large > self.large {
             let more = large - self.large;
-            if self.life.large.load(Ordering::Relaxed) + more > LARGE_BYTES_MAX {
+            if self.life.large.load(Ordering::Relaxed) + more > SETTINGS.held.large_bytes_max {
                 return Err(TooMuchHeld);
             }
             self.life.large.fetch_add(more, Ordering::Relaxed);
@@ -424,7 +395,7 @@ impl Hold {
         let (life, node, of) = (&self.life, &self.life.node, kind as usize);
         self.bytes[of] += more;
         life.held[of].fetch_add(more, Ordering::Relaxed);
-        if node.held[of].fetch_add(more, Ordering::Relaxed) + more > ALL_BYTES_MAX {
+        if node.held[of].fetch_add(more, Ordering::Relaxed) + more > SETTINGS.held.all_bytes_max {
             node.cut_largest(kind);
         }
     }
@@ -483,13 +454,13 @@ impl AllConnections {
                 }
             }
         }
-        if left <= ALL_BYTES_MAX {
+        if left <= SETTINGS.held.all_bytes_max {
             return;
         }
         all.sort_by_key(|(held, ..)| std::cmp::Reverse(*held));
         let mut cut = 0_u64;
         for (held, port, life) in all {
-            if left <= LEFT_BYTES {
+            if left <= SETTINGS.held.left_bytes {
                 break;
             }
             life.go_to(CUT);
@@ -498,7 +469,7 @@ impl AllConnections {
         }
         let now = Instant::now();
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
-        if warned.is_none_or(|last| now - last >= WARN_EVERY) {
+        if warned.is_none_or(|last| now - last >= SETTINGS.held.warn_every) {
             *warned = Some(now);
             warn!(
                 cut,
@@ -570,9 +541,10 @@ impl Connections {
     }
 
     fn make_room(&self, open: &mut Open, now: Instant) {
-        let wanted = (self.max * ROOM_PERCENT / 100).max(1);
+        let wanted = (self.max * SETTINGS.connections.room_percent / 100).max(1);
         // Connections that end by their age may take minutes, and so do not count here.
-        let is_going = |entry: &&Entry| entry.cut_at.is_some_and(|at| at <= now + IDLE_GRACE);
+        let is_going =
+            |entry: &&Entry| entry.cut_at.is_some_and(|at| at <= now + SETTINGS.connections.idle_grace);
         let going = open.entries.values().filter(is_going).count();
         if going >= wanted {
             return;
@@ -583,7 +555,7 @@ impl Connections {
             .filter(|entry| entry.cut_at.is_none())
             .filter_map(|entry| {
                 entry.look(now);
-                (entry.calls_seen == 0 || now - entry.active >= SILENT).then_some(entry)
+                (entry.calls_seen == 0 || now - entry.active >= SETTINGS.connections.silent).then_some(entry)
             })
             .collect();
         // Connections without any call go first: anybody can open those.
@@ -591,7 +563,7 @@ impl Connections {
         for entry in silent.into_iter().take(wanted - going) {
             self.ended.crowded.fetch_add(1, Ordering::Relaxed);
             // A connection that never called has no call under way.
-            let grace = if entry.calls_seen == 0 { Duration::ZERO } else { IDLE_GRACE };
+            let grace = if entry.calls_seen == 0 { Duration::ZERO } else { SETTINGS.connections.idle_grace };
             entry.end(now, grace);
         }
     }
@@ -609,16 +581,18 @@ impl Connections {
                 }
             } else if all_end {
                 self.ended.changed.fetch_add(1, Ordering::Relaxed);
-                entry.end(now, GRACE);
+                entry.end(now, SETTINGS.connections.grace);
             } else if entry.calls_seen == 0 && now - entry.opened >= self.port().first_call() {
                 self.ended.silent.fetch_add(1, Ordering::Relaxed);
                 entry.end(now, Duration::ZERO);
-            } else if now - entry.active >= IDLE_MAX && entry.life.busy.load(Ordering::Relaxed) == 0 {
+            } else if now - entry.active >= SETTINGS.connections.idle_max
+                && entry.life.busy.load(Ordering::Relaxed) == 0
+            {
                 self.ended.idle.fetch_add(1, Ordering::Relaxed);
-                entry.end(now, IDLE_GRACE);
+                entry.end(now, SETTINGS.connections.idle_grace);
             } else if ages && now - entry.opened >= spread(self.max_age, *number) {
                 self.ended.old.fetch_add(1, Ordering::Relaxed);
-                entry.end(now, GRACE);
+                entry.end(now, SETTINGS.connections.grace);
             }
         }
     }
@@ -659,7 +633,7 @@ impl Place {
             .retain(|life| life.upgrade().is_some_and(|life| life.is_in_handshake.load(Ordering::Relaxed)));
         life.is_in_handshake.store(true, Ordering::Relaxed);
         handshakes.push_back(Arc::downgrade(life));
-        if handshakes.len() > HANDSHAKES_MAX {
+        if handshakes.len() > SETTINGS.connections.handshakes_max {
             let all: Vec<_> = handshakes.iter().filter_map(Weak::upgrade).collect();
             let mut owners = BTreeMap::<u32, usize>::new();
             all.iter().for_each(|life| *owners.entry(life.owner()).or_default() += 1);
@@ -761,14 +735,17 @@ mod tests {
         let place = connections.place(Instant::now()).expect("a place");
         let mut small: Vec<_> = (0..400).map(|_| place.life.hold()).collect();
         for hold in &mut small {
-            hold.holds(SMALL_BYTES + 5, SMALL_BYTES).expect("a small one");
+            hold.holds(SETTINGS.held.small_bytes + 5, SETTINGS.held.small_bytes).expect("a small one");
         }
         let mut large = [0; 4].map(|_| place.life.hold());
         for hold in &mut large[..3] {
             hold.holds(MIB + 5, MIB).expect("room");
         }
-        assert_eq!(large[3].holds(SMALL_BYTES + 1, SMALL_BYTES + 1), Err(TooMuchHeld));
-        large[3].holds(SMALL_BYTES, SMALL_BYTES).expect("small still");
+        assert_eq!(
+            large[3].holds(SETTINGS.held.small_bytes + 1, SETTINGS.held.small_bytes + 1),
+            Err(TooMuchHeld)
+        );
+        large[3].holds(SETTINGS.held.small_bytes, SETTINGS.held.small_bytes).expect("small still");
         large[0].holds(0, 0).expect("less");
         large[3].holds(MIB, MIB).expect("room again");
         drop((small, large));
@@ -788,14 +765,14 @@ mod tests {
         for place in &places[1..] {
             for _ in 0..90 {
                 let mut hold = place.life.hold();
-                hold.holds(SMALL_BYTES, SMALL_BYTES).expect("small");
+                hold.holds(SETTINGS.held.small_bytes, SETTINGS.held.small_bytes).expect("small");
                 holds.push(hold);
             }
         }
         let cut = places.iter().filter(|place| stage(place) == CUT).count();
         let held = |place: &&Place| place.life.held[0].load(Ordering::Relaxed);
         let left: usize = places.iter().filter(|place| stage(place) != CUT).map(|place| held(&place)).sum();
-        assert!(left <= ALL_BYTES_MAX && (50..70).contains(&cut), "{left} bytes, {cut} cut");
+        assert!(left <= SETTINGS.held.all_bytes_max && (50..70).contains(&cut), "{left} bytes, {cut} cut");
         assert_eq!(
             stage(&places[0]),
             OPEN,
@@ -822,11 +799,11 @@ mod tests {
 
     #[test]
     fn the_oldest_of_too_many_handshakes_is_cut() {
-        let connections = port(2 * HANDSHAKES_MAX);
+        let connections = port(2 * SETTINGS.connections.handshakes_max);
         let place = || connections.place(Instant::now()).expect("a place");
         let done = place();
         drop(done.begin_handshake());
-        let under_way: Vec<_> = (0..=HANDSHAKES_MAX).map(|_| place()).collect();
+        let under_way: Vec<_> = (0..=SETTINGS.connections.handshakes_max).map(|_| place()).collect();
         let handshakes: Vec<_> = under_way.iter().map(Place::begin_handshake).collect();
         assert_eq!((stage(&done), stage(&under_way[0]), stage(&under_way[1])), (OPEN, CUT, OPEN));
         drop(handshakes);
@@ -837,7 +814,7 @@ mod tests {
 
     #[test]
     fn the_caller_with_most_unfinished_handshakes_loses_one() {
-        let connections = port(2 * HANDSHAKES_MAX);
+        let connections = port(2 * SETTINGS.connections.handshakes_max);
         let of = |owner: u32| {
             let place = connections.place(Instant::now()).expect("a place");
             place.life.belongs_to(owner);
@@ -845,7 +822,7 @@ mod tests {
         };
         let honest = of(1);
         let _handshake = honest.begin_handshake();
-        let hostile: Vec<_> = (0..HANDSHAKES_MAX + 100).map(|_| of(2)).collect();
+        let hostile: Vec<_> = (0..SETTINGS.connections.handshakes_max + 100).map(|_| of(2)).collect();
         let _handshakes: Vec<_> = hostile.iter().map(Place::begin_handshake).collect();
         assert_eq!(stage(&honest), OPEN);
         assert_eq!(hostile.iter().filter(|place| stage(place) == CUT).count(), 101);
@@ -878,9 +855,9 @@ mod tests {
         old.life.called();
         silent.life.called();
         let later = begun + HOUR * 2;
-        connections.lock().entries.get_mut(&0).expect("there").end(later, GRACE);
+        connections.lock().entries.get_mut(&0).expect("there").end(later, SETTINGS.connections.grace);
         connections.sweep(later);
-        assert!(connections.place(later + SILENT).is_none());
+        assert!(connections.place(later + SETTINGS.connections.silent).is_none());
         assert_ne!(stage(&silent), OPEN, "the silent one makes room, whatever the old one does");
         drop(old);
     }

@@ -5,10 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use acequia_limits::verdict::{NEVER, Reason};
 use acequia_node::{Answer, Catalogue};
 
-use crate::{histogram::Histogram, labels::FirstLabels};
+use crate::{histogram::Histogram, labels::FirstLabels, settings::SETTINGS};
 
-/// The most pairs of a limit and a reason that are counted by name. Further limits are counted together.
-const PAIRS_MAX: usize = 200;
 /// Upper bounds of the buckets, in seconds.
 pub(crate) const HINT_SECONDS: [f64; 12] =
     [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3_600.0, 21_600.0, 86_400.0];
@@ -91,7 +89,7 @@ pub(crate) type Pairs = FirstLabels<(u32, Reason)>;
 
 /// No pairs yet.
 pub(crate) const fn pairs() -> Pairs {
-    FirstLabels::new(PAIRS_MAX)
+    FirstLabels::new(SETTINGS.counts.hint_pairs_max)
 }
 
 #[cfg(test)]
@@ -115,7 +113,7 @@ mod tests {
         all.add(&second);
         let counted = |decider, reason| all.0.get(&(decider, reason)).map(|waits| waits.buckets[5]);
         let named = all.0.keys().filter(|(decider, _)| decider.slot().is_some()).count();
-        assert_eq!(named, PAIRS_MAX);
+        assert_eq!(named, SETTINGS.counts.hint_pairs_max);
         assert_eq!(counted(Decider::Limit(100), Reason::Throttled), Some(2));
         assert_eq!(counted(Decider::Limit(101), Reason::OverLimit), None);
         assert_eq!(counted(Decider::Other, Reason::OverLimit), Some(2 * 50));

@@ -6,7 +6,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use acequia_api::wire::WireRecord;
@@ -40,30 +39,19 @@ use crate::{
     callers::{CallRights, may, may_ask_for, origin, owner},
     charges::{Names, WrittenReserve, settled_word},
     config::May,
-    connections::{Hold, Life, SMALL_BYTES, Stage, TooMuchHeld},
+    connections::{Hold, Life, Stage, TooMuchHeld},
     headers::{Header, headers},
     json::JsonDescriptor,
     port::Port,
-    question::{BadRequest, UNMATCHED_MAX, check_request, check_sizes},
+    question::{BadRequest, check_request, check_sizes},
     refused::{Origin, TurnedAway},
     respond::{class, members, name, outcome_word, retry_after_ms, status},
+    settings::SETTINGS,
     settle::{SettleFault, Settlement, settle},
     shared::Shared,
     worker::{How, Worker},
     writer::DOWN,
 };
-
-/// Bytes of a body.
-const BODY_BYTES_MAX: usize = 1 << 20;
-/// How long a request may take to arrive.
-const READ_MAX: Duration = Duration::from_secs(10);
-/// Bytes of a request's head: two of the longest values fit, so that a proxy which forwards all headers is
-/// answered.
-const HEADER_BYTES_MAX: u32 = 128 << 10;
-/// Requests at one time on a connection of HTTP/2.
-const STREAMS_MAX: u32 = 128;
-/// Bytes that a caller of HTTP/2 may send ahead of what is read, and that may wait for it.
-const WINDOW_BYTES: u32 = 64 << 10;
 
 /// Paths that need neither certificate nor token: a health checker has none.
 const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];
@@ -97,18 +85,18 @@ pub(crate) async fn serve(
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(READ_MAX)
-        .max_buf_size(HEADER_BYTES_MAX as usize);
+        .header_read_timeout(SETTINGS.http.read_max)
+        .max_buf_size(SETTINGS.http.header_bytes_max as usize);
     builder
         .http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(READ_MAX)
-        .keep_alive_timeout(READ_MAX)
-        .max_header_list_size(HEADER_BYTES_MAX)
-        .max_send_buf_size(WINDOW_BYTES as usize)
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
-        .max_concurrent_streams(STREAMS_MAX);
+        .keep_alive_interval(SETTINGS.http.read_max)
+        .keep_alive_timeout(SETTINGS.http.read_max)
+        .max_header_list_size(SETTINGS.http.header_bytes_max)
+        .max_send_buf_size(SETTINGS.http.window_bytes as usize)
+        .initial_stream_window_size(SETTINGS.http.window_bytes)
+        .initial_connection_window_size(SETTINGS.http.window_bytes)
+        .max_concurrent_streams(SETTINGS.http.streams_max);
     let calls = Arc::clone(&life);
     let service = TowerToHyperService::new(router);
     let service = hyper::service::service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
@@ -157,7 +145,7 @@ pub(crate) async fn serve(
 /// may take that for a fault.
 async fn read_small(mut body: hyper::body::Incoming) {
     let read = async {
-        let mut left = SMALL_BYTES;
+        let mut left = SETTINGS.held.small_bytes;
         while let Some(Ok(frame)) = body.frame().await {
             left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
             if left == 0 {
@@ -166,7 +154,7 @@ async fn read_small(mut body: hyper::body::Incoming) {
         }
     };
     // A caller that sends slowly is not waited for.
-    let _ = tokio::time::timeout(READ_MAX, read).await;
+    let _ = tokio::time::timeout(SETTINGS.http.read_max, read).await;
 }
 
 /// Answers a caller that is not allowed to ask.
@@ -296,9 +284,11 @@ async fn read_json<T: DeserializeOwned>(
     what: &str,
 ) -> Result<(T, Hold), Response> {
     let mut hold = life.hold();
-    let read = match tokio::time::timeout(READ_MAX, collect(body, &mut hold)).await {
+    let read = match tokio::time::timeout(SETTINGS.http.read_max, collect(body, &mut hold)).await {
         Ok(Err(Unread::Held(fault))) => return Err(busy(fault)),
-        Ok(Err(Unread::Cut)) => Err(format!("the body is cut off, or above {BODY_BYTES_MAX} bytes")),
+        Ok(Err(Unread::Cut)) => {
+            Err(format!("the body is cut off, or above {} bytes", SETTINGS.http.body_bytes_max))
+        }
         Ok(Ok(body)) => {
             serde_json::from_slice(&body).map_err(|fault| format!("the body is no {what}: {fault}"))
         }
@@ -319,7 +309,7 @@ async fn collect(mut body: Body, hold: &mut Hold) -> Result<Vec<u8>, Unread> {
         let Ok(frame) = frame else { return Err(Unread::Cut) };
         let Ok(data) = frame.into_data() else { continue };
         let length = all.len() + data.len();
-        if length > BODY_BYTES_MAX {
+        if length > SETTINGS.http.body_bytes_max {
             return Err(Unread::Cut);
         }
         hold.holds(length, length).map_err(Unread::Held)?;
@@ -406,7 +396,7 @@ async fn peek(
         Err(fault) => return refuse(&worker, &fault.to_string()),
     };
     let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
-        let unmatched = catalogue.unmatched(&request, UNMATCHED_MAX, now.wall_ns);
+        let unmatched = catalogue.unmatched(&request, SETTINGS.requests.unmatched_max, now.wall_ns);
         let unmatched = unmatched.iter().map(|one| UnmatchedJson {
             name: &catalogue.limits[one.limit as usize].limit.spec.name,
             why: &one.why,
@@ -597,7 +587,7 @@ impl http_body::Body for HeldText {
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         // The text leaves in parts. A connection takes one at a time.
-        let part = self.text.len().min(WINDOW_BYTES as usize);
+        let part = self.text.len().min(SETTINGS.http.window_bytes as usize);
         let part = self.text.split_to(part);
         Poll::Ready((!part.is_empty()).then(|| Ok(Frame::data(part))))
     }

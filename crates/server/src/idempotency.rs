@@ -35,28 +35,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::clock::Clock;
-
-/// How long a decision waits for the store's answer about a name, and for another node that has claimed the
-/// name. The other node waits no longer for the store either, and mostly began before. It may wait for other
-/// regions, or the store may be too far away for a second look: then this node decides alone.
-pub(crate) const WAIT: Duration = Duration::from_millis(3);
-/// How long after another node's claim this node looks for the answer again: no timer is finer.
-const LOOK: Duration = Duration::from_millis(1);
-/// How long a settlement waits for the store: longer than a decision.
-const PATIENT: Duration = Duration::from_millis(200);
-/// How long a claim lasts without an answer, in microseconds. After that, the node that claimed the name is
-/// gone.
-const CLAIM_US: u64 = 5_000_000;
-/// How long the store knows that a name is ended, and how long a letter waits, in microseconds. This is the
-/// default time for which charges are remembered.
-const KEEP_US: u64 = acequia_node::KEEP_NS / 1_000;
-/// How often letters are collected.
-const COLLECT: Duration = Duration::from_millis(250);
-/// Calls about names at one time: half of the calls that may be in flight to one shard.
-const CALLS_MAX: usize = 128;
-/// The most settlements that are tried again.
-const OWED_MAX: usize = 4_096;
+use crate::{clock::Clock, settings::SETTINGS};
 
 /// The way to the names that the nodes of a region share.
 #[derive(Debug)]
@@ -122,7 +101,7 @@ pub(crate) struct Claim {
 impl SharedNames {
     /// The names of `node`'s region. `me` is this node's process.
     pub(crate) fn new(node: Arc<Node>, clock: Arc<dyn Clock>, carrier: PoolClient, me: Taker) -> Self {
-        let room = Semaphore::new(CALLS_MAX);
+        let room = Semaphore::new(SETTINGS.names.calls_max);
         Self { node, clock, carrier, me, calls: AtomicU64::new(0), room, counts: Counts::default() }
     }
 
@@ -134,7 +113,7 @@ impl SharedNames {
     /// Looks for a name, and claims it if no node has it. Takes no longer than `allowed`.
     pub(crate) async fn claim(&self, id: ChargeId, allowed: Duration) -> Named {
         let begun = Instant::now();
-        let longest = allowed.min(WAIT);
+        let longest = allowed.min(SETTINGS.names.wait);
         let by = self.next_call();
         let named = loop {
             let Some(at) = self.node.kept_at(id) else { break Named::Alone };
@@ -142,12 +121,12 @@ impl SharedNames {
             let now = self.node.corrected(self.clock.now());
             let called = Instant::now();
             let claim = Claim { id, by, at };
-            let acted = self.act(claim, What::Claim, drops_us(now, CLAIM_US), now, left).await;
+            let acted = self.act(claim, What::Claim, drops_us(now, SETTINGS.names.claim_us), now, left).await;
             match acted {
                 Acted::Done(NameState::Claimed(holder)) if holder == by => break Named::Claimed(claim),
                 // Another node is deciding now.
-                Acted::Done(NameState::Claimed(_)) if begun.elapsed() + LOOK < longest => {
-                    sleep(LOOK.saturating_sub(called.elapsed())).await;
+                Acted::Done(NameState::Claimed(_)) if begun.elapsed() + SETTINGS.names.look < longest => {
+                    sleep(SETTINGS.names.look.saturating_sub(called.elapsed())).await;
                 }
                 Acted::Done(NameState::Claimed(_)) => break Named::Alone,
                 Acted::Done(NameState::Kept(bytes)) => break Named::Kept(bytes),
@@ -174,7 +153,7 @@ impl SharedNames {
             Some(shared) => (What::Keep(shared.bytes), shared.drops_us.max(at_once_us)),
             None => (What::Leave, at_once_us),
         };
-        self.act(claim, what, drops_us, now, PATIENT).await;
+        self.act(claim, what, drops_us, now, SETTINGS.names.patient).await;
     }
 
     /// Ends a name, so that no node answers by it from now on; says whether that is certain. `kept`: the
@@ -186,7 +165,8 @@ impl SharedNames {
             return false;
         }
         let call = Claim { id, by: self.next_call(), at };
-        let standing = self.act(call, What::End, drops_us(now, KEEP_US), now, PATIENT).await;
+        let (drops_us, patient) = (drops_us(now, SETTINGS.names.keep_us), SETTINGS.names.patient);
+        let standing = self.act(call, What::End, drops_us, now, patient).await;
         matches!(standing, Acted::Done(NameState::Ended))
     }
 
@@ -212,7 +192,8 @@ impl SharedNames {
         let Some(kept) = self.node.kept_in(to % GROUPS) else { return false };
         let (cell, now) = (letters_of(to), self.node.corrected(now));
         let Some(at) = at(&kept, &cell, now) else { return false };
-        let posted = timeout(PATIENT, self.carrier.post(at, letter, drops_us(now, KEEP_US))).await;
+        let drops_us = drops_us(now, SETTINGS.names.keep_us);
+        let posted = timeout(SETTINGS.names.patient, self.carrier.post(at, letter, drops_us)).await;
         matches!(posted, Ok(Ok(Answer::Done(true))))
     }
 
@@ -222,7 +203,7 @@ impl SharedNames {
         let kept = self.node.kept_in(self.me.node % GROUPS)?;
         let cell = letters_of(self.me.node);
         let at = at(&kept, &cell, self.node.corrected(now))?;
-        match timeout(PATIENT, self.carrier.collect(at, had)).await {
+        match timeout(SETTINGS.names.patient, self.carrier.collect(at, had)).await {
             Ok(Ok(Answer::Done(letters))) => Some(letters),
             _ => None,
         }
@@ -243,7 +224,7 @@ const fn drops_us(now: Now, for_us: u64) -> u64 {
 fn at<'a>(kept: &KeptAt, cell: &'a str, now: Now) -> Option<At<'a>> {
     let KeptAt { group, allocation, generation, .. } = *kept;
     let (group, wall_us) = (Group::new(group)?, now.wall_ns / 1_000);
-    Some(At { group, allocation, cell, generation, wall_us, deadline: PATIENT })
+    Some(At { group, allocation, cell, generation, wall_us, deadline: SETTINGS.names.patient })
 }
 
 /// A claim while its request is decided. The outcome is kept even if the caller goes away meanwhile.
@@ -316,7 +297,7 @@ pub(crate) async fn deliver(names: Arc<SharedNames>, mut stopping: watch::Receiv
         let mut owed: VecDeque<Owed> = VecDeque::new();
         let mut had: Vec<u128> = Vec::new();
         loop {
-            sleep(COLLECT).await;
+            sleep(SETTINGS.names.collect).await;
             let since = Instant::now();
             let told = names.node.take_settlements();
             owed.extend(told.into_iter().map(|(id, cost)| Owed { since, id, cost }));
@@ -325,10 +306,10 @@ pub(crate) async fn deliver(names: Arc<SharedNames>, mut stopping: watch::Receiv
                 let charge = |letter: &Letter| Owed { since, id: ChargeId(letter.id), cost: letter.cost };
                 owed.extend(letters.iter().map(charge));
             }
-            owed.truncate(OWED_MAX);
+            owed.truncate(SETTINGS.names.owed_max);
             for Owed { since, id, cost } in std::mem::take(&mut owed) {
                 let settled = settle(&names.node, &*names.clock, Some(&names), id, cost).await;
-                if settled.is_none() && since.elapsed() < Duration::from_micros(KEEP_US) {
+                if settled.is_none() && since.elapsed() < Duration::from_micros(SETTINGS.names.keep_us) {
                     owed.push_back(Owed { since, id, cost });
                 }
             }

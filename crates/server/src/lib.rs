@@ -46,6 +46,7 @@ pub mod run;
 mod schedule;
 pub mod serve;
 pub mod service;
+mod settings;
 mod settle;
 pub mod shared;
 mod sketch;

@@ -9,14 +9,11 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
-    time::Duration,
 };
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
-/// How long the other side may take to close. Longer loses less over slow links; shorter ends a stopping node
-/// sooner.
-const LINGER: Duration = Duration::from_secs(1);
+use crate::settings::SETTINGS;
 
 /// A stream that is left in a shared place when this is dropped.
 #[derive(Debug)]
@@ -53,7 +50,7 @@ pub(crate) async fn close<S: AsyncRead + AsyncWrite + Unpin>(left: Left<S>) {
         }
     };
     // A peer that does not close is not waited for.
-    let _ = tokio::time::timeout(LINGER, until_closed).await;
+    let _ = tokio::time::timeout(SETTINGS.connections.linger, until_closed).await;
 }
 
 impl<S: Unpin> Borrowed<S> {
@@ -115,6 +112,9 @@ mod tests {
         caller.read_to_end(&mut answer).await.expect("no reset");
         assert_eq!(answer, b"the last answer");
         drop(caller);
-        tokio::time::timeout(LINGER / 2, closing).await.expect("at once").expect("no panic");
+        tokio::time::timeout(SETTINGS.connections.linger / 2, closing)
+            .await
+            .expect("at once")
+            .expect("no panic");
     }
 }

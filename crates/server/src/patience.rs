@@ -10,12 +10,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-/// Requests that wait at one time. Beyond them a denial counts at once: a flood of one limit must not take
-/// the node's memory, nor all streams of a proxy's connection.
-const WAITING_MAX: usize = 256;
-/// How often a longer wait with a forward is interrupted to ask again: by now there may be units, or room for
-/// a forward.
-const ASK_AGAIN: Duration = Duration::from_millis(10);
+use crate::settings::SETTINGS;
 
 /// Where requests wait.
 #[derive(Debug)]
@@ -60,7 +55,7 @@ impl Default for Waiting {
         Self {
             news: watch::Sender::new(0),
             frames: Notify::new(),
-            room: Arc::new(Semaphore::new(WAITING_MAX)),
+            room: Arc::new(Semaphore::new(SETTINGS.requests.waiting_max)),
         }
     }
 }
@@ -94,7 +89,11 @@ impl Patience {
     /// Waits for news, or until the time is over. While a forward is under way and none of its units has
     /// come, news are for others. The sender of news outlives every waiter.
     pub(crate) async fn wait(&mut self) {
-        let until = if self.may_forward { self.until.min(Instant::now() + ASK_AGAIN) } else { self.until };
+        let until = if self.may_forward {
+            self.until.min(Instant::now() + SETTINGS.requests.ask_again)
+        } else {
+            self.until
+        };
         while timeout_at(until, self.news.changed()).await.is_ok() && self.is_forwarding() {}
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::settings::SETTINGS;
+
 /// The service that a connection came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Port {
@@ -27,8 +29,8 @@ impl Port {
     /// anything to ask.
     pub(crate) const fn first_call(self) -> Duration {
         match self {
-            Self::Grpc => Duration::from_secs(30),
-            Self::Http | Self::Admin => Duration::from_secs(10),
+            Self::Grpc => SETTINGS.connections.first_call_grpc,
+            Self::Http | Self::Admin => SETTINGS.connections.first_call_http,
         }
     }
 }

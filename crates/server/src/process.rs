@@ -11,11 +11,10 @@ use std::{
 
 use rustix::process::{Resource, getrlimit};
 
+use crate::settings::SETTINGS;
+
 /// Ticks a second in the times of `/proc`, on every machine; the kernel's own ticks may differ.
 const TICKS_PER_SECOND: f64 = 100.0;
-/// How much of a file is read. Most of `/proc/stat` are counts of interrupts, and the time of the boot comes
-/// after them.
-const FILE_MAX: u64 = 1 << 20;
 /// Places of fields in `/proc/self/stat`, counted after the command's name, which may hold any text.
 const USER_TICKS: usize = 11;
 const SYSTEM_TICKS: usize = 12;
@@ -92,7 +91,9 @@ fn open_fds() -> Option<u64> {
 /// A file of the kernel; empty if it cannot be read.
 fn read(path: &str) -> String {
     let mut text = String::new();
-    match File::open(path).and_then(|file| file.take(FILE_MAX).read_to_string(&mut text)) {
+    match File::open(path)
+        .and_then(|file| file.take(SETTINGS.counts.proc_bytes_max).read_to_string(&mut text))
+    {
         Ok(_) => text,
         Err(_) => String::new(),
     }

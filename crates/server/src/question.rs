@@ -8,9 +8,6 @@ use acequia_node::DESCRIPTORS_MAX;
 /// request together: a caller must not be able to make its own header too long to be limited.
 pub const VALUE_BYTES_MAX: usize = 64 << 10;
 
-/// The most limits for which a peek says why they do not match: an answer has a bound.
-pub(crate) const UNMATCHED_MAX: usize = 1_000;
-
 /// The fault of a request, for the caller to mend. Nothing was charged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRequest {

@@ -9,16 +9,12 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::port::Port;
-
-/// The time between two warnings of a port for one reason.
-const WARN_EVERY: Duration = Duration::from_secs(1);
+use crate::{port::Port, settings::SETTINGS};
 
 /// Why a caller was turned away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +100,7 @@ impl Refused {
         let now = Instant::now();
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         let last = &mut warned[port as usize][why as usize];
-        if last.is_some_and(|last| now - last < WARN_EVERY) {
+        if last.is_some_and(|last| now - last < SETTINGS.counts.refused_warn_every) {
             return;
         }
         *last = Some(now);

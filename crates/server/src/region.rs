@@ -49,6 +49,7 @@ use crate::{
     idempotency::SharedNames,
     patience::Waiting,
     process_number::ProcessNumber,
+    settings::SETTINGS,
     writer::Writer,
 };
 
@@ -62,29 +63,16 @@ const GENERATIONS: &str = "generations";
 /// The fingerprint when no agreement is on the disk: no node's settings have it.
 const NOT_AGREED: u64 = 0;
 
-/// How often the node looks whether all mates have said the same, and how often it logs that they have not.
-const LOOK: Duration = Duration::from_millis(20);
-const TELL: Duration = Duration::from_secs(10);
-/// How long a starting node waits for any server of the store to tell the time; and, once one has, for the
-/// others.
-const ALONE: Duration = Duration::from_secs(5);
-const ALL_TELL: Duration = Duration::from_secs(1);
-/// How long a stopping node gives back what it holds, at most, and how often it looks whether all is given
-/// back.
-const LEAVE: Duration = Duration::from_secs(1);
-const LEAVE_LOOK: Duration = Duration::from_millis(1);
 /// Memory of a node that answers nobody.
 const MEMORY_BYTES: usize = acequia_node::MEMORY_BYTES_MIN;
-/// The shortest and the longest secret for the names of cells.
-const KEY_BYTES_MIN: usize = 16;
-const KEY_BYTES_MAX: usize = 1 << 16;
 
 /// Why a node cannot take its place among those of its region.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
     /// The secret of the cells' names cannot be used.
     #[error(
-        "cannot use {path}, `key_file` of the store: {cause}. Put {KEY_BYTES_MIN} random bytes or more into it, the same on every node"
+        "cannot use {path}, `key_file` of the store: {cause}. Put {} random bytes or more into it, the same on every node",
+        SETTINGS.secrets.key_bytes_min
     )]
     KeyFile {
         /// The file.
@@ -255,13 +243,13 @@ pub(crate) async fn confirm_wall(redis: &Redis, clock: &dyn Clock, error_ns: u64
         let clocks = redis.clocks(&read);
         is_alone &= clocks.is_empty();
         let agreeing = clocks.iter().filter(|clock| clock.agrees(error_ns)).count();
-        let are_all = clocks.len() >= redis.shards().len() || begun.elapsed() > ALL_TELL;
+        let are_all = clocks.len() >= redis.shards().len() || begun.elapsed() > SETTINGS.region.all_tell;
         let is_confirmed = are_all && agreeing > 0 && 2 * agreeing >= clocks.len();
-        if is_confirmed || is_alone && begun.elapsed() > ALONE {
+        if is_confirmed || is_alone && begun.elapsed() > SETTINGS.region.alone {
             return;
         }
         let off = clocks.iter().find(|clock| !clock.agrees(error_ns));
-        if let Some(off) = off.filter(|_| told.is_none_or(|told| told.elapsed() > TELL)) {
+        if let Some(off) = off.filter(|_| told.is_none_or(|told| told.elapsed() > SETTINGS.region.tell)) {
             told = Some(Instant::now());
             warn!(
                 store_ahead_s = off.ahead_ns as f64 / 1e9,
@@ -270,7 +258,7 @@ pub(crate) async fn confirm_wall(redis: &Redis, clock: &dyn Clock, error_ns: u64
                  and let NTP keep both"
             );
         }
-        sleep(LOOK).await;
+        sleep(SETTINGS.region.look).await;
     }
 }
 
@@ -417,8 +405,8 @@ impl Home {
         info!(nodes, "waiting until every node of the region goes by the same");
         let mut told = Instant::now();
         while node.lease_counts().granting < u64::from(GROUPS) {
-            sleep(LOOK).await;
-            if told.elapsed() > TELL {
+            sleep(SETTINGS.region.look).await;
+            if told.elapsed() > SETTINGS.region.tell {
                 told = Instant::now();
                 let granting = node.lease_counts().granting;
                 let words = |shard: &ShardView| format!("{}: {}", shard.name, state_words(shard));
@@ -515,12 +503,12 @@ impl Home {
             node.leave_pools(clock.now());
             let left = async {
                 while !node.has_left_pools() {
-                    sleep(LEAVE_LOOK).await;
+                    sleep(SETTINGS.region.leave_look).await;
                 }
             };
             tokio::select! {
                 () = carrying => {}
-                left = timeout(LEAVE, left) => {
+                left = timeout(SETTINGS.region.leave, left) => {
                     if left.is_err() {
                         warn!("the store has not taken back all that this node held: it counts as held, or spent, until it ends");
                     }
@@ -676,7 +664,7 @@ fn cells_key(region: &str, file: Option<&Path>) -> Result<HashKey, RegionError> 
     if let Some(path) = file {
         let fault = |cause: String| RegionError::KeyFile { path: path.display().to_string(), cause };
         let bytes = fs::read(path).map_err(|cause| fault(cause.to_string()))?;
-        if !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&bytes.len()) {
+        if !(SETTINGS.secrets.key_bytes_min..=SETTINGS.secrets.key_bytes_max).contains(&bytes.len()) {
             return Err(fault(format!("it has {} bytes", bytes.len())));
         }
         context.update(&bytes);

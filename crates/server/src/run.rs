@@ -30,15 +30,11 @@ use crate::{
     port::Port,
     region,
     regions::{Audit, Joining, admin},
-    serve::{HANDOVER_MAX, Hand, Rounds, accept, work},
+    serve::{Hand, Rounds, accept, work},
+    settings::SETTINGS,
     shared::Shared,
     socket::{Accepted, Socket},
 };
-
-/// File descriptors for everything except callers: journal, peers, Redis, threads.
-const DESCRIPTORS_OWN: usize = 256;
-/// File descriptors for each worker's runtime.
-const DESCRIPTORS_A_WORKER: usize = 4;
 
 /// Where a node listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -223,8 +219,8 @@ async fn serve(
     let mut accepting =
         vec![accept(grpc, workers.hands.clone(), max), accept(http, workers.hands.clone(), max)];
     let operators = operators.map(|Operators { way_in, door }| {
-        let (hand, hands) = mpsc::channel(HANDOVER_MAX);
-        accepting.push(accept(way_in, vec![hand], admin::CONNECTIONS_MAX));
+        let (hand, hands) = mpsc::channel(SETTINGS.sockets.handover_max);
+        accepting.push(accept(way_in, vec![hand], SETTINGS.admin.connections_max));
         tokio::spawn(door.open(hands, stopping.clone()))
     });
     let writing = service.shared.writer.clone().map(|writer| std::thread::spawn(move || writer.run()));
@@ -339,7 +335,9 @@ fn connections_max(config: &Config) -> usize {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, ..limits });
     let Some(found) = getrlimit(Resource::Nofile).current else { return wanted };
     let found = usize::try_from(found).unwrap_or(usize::MAX);
-    let own = DESCRIPTORS_OWN + DESCRIPTORS_A_WORKER * config.workers() + admin::CONNECTIONS_MAX;
+    let own = SETTINGS.sockets.descriptors_own
+        + SETTINGS.sockets.descriptors_of_worker * config.workers()
+        + SETTINGS.admin.connections_max;
     let max = wanted.min(found.saturating_sub(own) / 2).max(1);
     if max < wanted {
         let needed = 2 * wanted + own;
@@ -385,7 +383,7 @@ impl Workers {
     ) -> Result<Self, StartError> {
         let mut workers = Self { hands: Vec::new(), open: Arc::default(), threads: Vec::new() };
         for number in 0..count {
-            let (hand, hands) = mpsc::channel(HANDOVER_MAX);
+            let (hand, hands) = mpsc::channel(SETTINGS.sockets.handover_max);
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let (shared, open) = (Arc::clone(shared), Arc::clone(&workers.open));
             let stopping = stopping.clone();

@@ -9,7 +9,6 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use tokio::{
@@ -22,22 +21,14 @@ use tracing::{error, warn};
 use crate::{
     admit::admit,
     clock::Health,
-    connections::{Connections, Place, SWEEP as LOOK},
+    connections::{Connections, Place},
     grpc, http, metrics,
     port::Port,
+    settings::SETTINGS,
     shared::Shared,
     unmatched::Told,
     worker::Worker,
 };
-
-/// The time between two sweeps of a shard. All shards are swept in about five seconds.
-const SWEEP: Duration = Duration::from_millis(20);
-/// How often the node checks for news to log, and for changes of the config file.
-const WATCH: Duration = Duration::from_secs(1);
-/// The most accepted connections that wait for their worker.
-pub(crate) const HANDOVER_MAX: usize = 1_024;
-/// The pause after a connection could not be accepted.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Where connections come from.
 pub trait Listener: Send + 'static {
@@ -119,7 +110,7 @@ pub(crate) async fn accept<L: Listener>(
     connections: Arc<Connections>,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let mut look = tokio::time::interval(LOOK);
+    let mut look = tokio::time::interval(SETTINGS.connections.sweep);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut turn, mut came) = (0, None);
     loop {
@@ -132,7 +123,7 @@ pub(crate) async fn accept<L: Listener>(
                 Err(fault) => {
                     // Most likely the process is out of descriptors: open connections will end.
                     warn!(%fault, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    tokio::time::sleep(SETTINGS.sockets.accept_again).await;
                 }
             },
             () = connections.freed(), if came.is_some() => {}
@@ -172,7 +163,8 @@ pub(crate) struct Rounds {
 
 impl Rounds {
     pub(crate) fn begin() -> Self {
-        let (sweep, watch) = (tokio::time::interval(SWEEP), tokio::time::interval(WATCH));
+        let (sweep, watch) =
+            (tokio::time::interval(SETTINGS.rounds.sweep), tokio::time::interval(SETTINGS.rounds.watch));
         Self { sweep, watch, shard: 0, clock: Health::default(), unmatched: Told::new() }
     }
 

@@ -4,7 +4,10 @@ use acequia_api::acequia::v1::Settled as Word;
 use acequia_node::{ChargeId, Refunded, Settled};
 use acequia_rights::pool::Letter;
 
-use crate::{charges::Stranger, idempotency, shared::Shared, worker::Worker, writer::REPLY_WAIT_MAX};
+use crate::{
+    charges::Stranger, idempotency, settings::SETTINGS, shared::Shared, worker::Worker,
+    writer::REPLY_WAIT_MAX,
+};
 
 /// The outcome of a settlement, and the units that came back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,9 +43,6 @@ pub(crate) enum SettleFault {
     Unheard,
 }
 
-/// How many characters of a text that is no charge id are shown to its sender.
-const SHOWN_MAX: usize = 80;
-
 /// Gives a charge back, or settles it with its real cost, and waits until that is certain.
 pub(crate) async fn settle(
     worker: &Worker,
@@ -53,7 +53,9 @@ pub(crate) async fn settle(
     let id = match shared.names.read(charge_id) {
         Ok(id) => id,
         Err(Stranger::Malformed) => {
-            return Err(SettleFault::Malformed(charge_id.chars().take(SHOWN_MAX).collect()));
+            return Err(SettleFault::Malformed(
+                charge_id.chars().take(SETTINGS.requests.shown_chars_max).collect(),
+            ));
         }
         Err(Stranger::Other(node, id)) => {
             let is_sent = shared.regions().is_some_and(|regions| regions.forward(&node, id, cost));

@@ -9,11 +9,7 @@ use std::fmt::Write as _;
 
 use acequia_limits::{CellTag, Descriptor, Limit, selector::Canonical};
 
-/// The most cells that are followed. A miss looks at all of them, so more cost time; fewer find only the
-/// worst.
-pub(crate) const CELLS_MAX: usize = 16;
-/// The most bytes of a cell's values that are kept, as they are written: a key can be 64 KiB long.
-pub(crate) const KEY_BYTES_MAX: usize = 256;
+use crate::settings::SETTINGS;
 
 /// The cells that came most often.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +37,7 @@ pub(crate) struct Counted {
 /// The values that a cell counts, as in the brackets of a limit's path: `tenant=big-co,ip=10.0.0.1`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CellKeyText {
-    /// At most [`KEY_BYTES_MAX`].
+    /// At most `hot_key_bytes_max` of the settings.
     pub(crate) text: String,
     /// Whether the text was cut.
     pub(crate) is_cut: bool,
@@ -68,7 +64,7 @@ impl Sketch {
     /// Begins to follow a cell. If there is no room, it takes the place of the cell that came least.
     #[inline(never)]
     fn enter(&mut self, tag: CellTag, remaining: u64, name: impl FnOnce(&mut CellKeyText)) {
-        if self.cells.len() < CELLS_MAX {
+        if self.cells.len() < SETTINGS.counts.hot_cells_max {
             let mut cell = Counted { count: 1, remaining, ..Counted::default() };
             name(cell.key.insert(CellKeyText::default()));
             self.tags.push(tag);
@@ -83,13 +79,13 @@ impl Sketch {
 
     /// The most that a missing cell may have been counted.
     fn least(&self) -> u64 {
-        let full = self.cells.len() >= CELLS_MAX;
+        let full = self.cells.len() >= SETTINGS.counts.hot_cells_max;
         let own = if full { self.cells.iter().map(|cell| cell.count).min().unwrap_or(0) } else { 0 };
         own.max(self.merged_least)
     }
 
     /// Adds the counts of another sketch. If only one of the two follows a cell, the other may have counted
-    /// it as often as its least count. The result may exceed [`CELLS_MAX`]: it is for display, not for
+    /// it as often as its least count. The result may exceed `hot_cells_max`: it is for display, not for
     /// counting on.
     pub(crate) fn merge(&mut self, other: &Self) {
         let (ours, theirs) = (self.least(), other.least());
@@ -166,7 +162,7 @@ impl CellKeyText {
 
     fn push_encoded(&mut self, bytes: &[u8]) {
         // No more could fit, with the key in front. A character that is cut in two here is never written.
-        let (bytes, rest) = bytes.split_at(bytes.len().min(KEY_BYTES_MAX));
+        let (bytes, rest) = bytes.split_at(bytes.len().min(SETTINGS.counts.hot_key_bytes_max));
         for chunk in bytes.utf8_chunks() {
             let mut buffer = [0; 4];
             for c in chunk.valid().chars() {
@@ -193,7 +189,7 @@ impl CellKeyText {
 
     /// Writes whole pieces only, so that the text can be read.
     fn push(&mut self, piece: &str) {
-        if self.is_cut || self.text.len() + piece.len() > KEY_BYTES_MAX {
+        if self.is_cut || self.text.len() + piece.len() > SETTINGS.counts.hot_key_bytes_max {
             self.is_cut = true;
         } else {
             self.text.push_str(piece);
@@ -238,7 +234,10 @@ mod tests {
         for (number, real) in counts {
             let is_there = sketch.tags.contains(&CellTag(*number));
             assert!(is_there || *real <= sketch.least(), "{number} came {real} times");
-            assert!(is_there || *real <= all / CELLS_MAX as u64, "{number} came {real} times of {all}");
+            assert!(
+                is_there || *real <= all / SETTINGS.counts.hot_cells_max as u64,
+                "{number} came {real} times of {all}"
+            );
         }
     }
 
@@ -250,7 +249,7 @@ mod tests {
             *counts.entry(cell).or_default() += 1;
         }
         check(&sketch, &counts);
-        assert_eq!(sketch.cells.len(), CELLS_MAX);
+        assert_eq!(sketch.cells.len(), SETTINGS.counts.hot_cells_max);
         let hottest = sketch.sorted()[0];
         assert_eq!(hottest.key.as_ref().map(|key| key.text.as_str()), Some("0"));
     }
@@ -305,7 +304,11 @@ mod tests {
         for letter in ["ä", "%", "\u{ff}", "x"] {
             let long = letter.repeat(40_000);
             let key = written(BY, &[(b"ip", b"::1"), (b"k", long.as_bytes())]);
-            assert!(key.is_cut && key.text.len() <= KEY_BYTES_MAX && key.text.len() > KEY_BYTES_MAX - 4);
+            assert!(
+                key.is_cut
+                    && key.text.len() <= SETTINGS.counts.hot_key_bytes_max
+                    && key.text.len() > SETTINGS.counts.hot_key_bytes_max - 4
+            );
             assert!(!key.text.contains("ip"), "what is behind the cut is not there either");
         }
         let bytes = [0xff; 300];

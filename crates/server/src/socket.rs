@@ -6,7 +6,6 @@ use std::{
     net::SocketAddr,
     os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use socket2::{Domain, Type};
@@ -16,10 +15,8 @@ use tokio_util::either::Either;
 use crate::{
     config::Address,
     serve::{Connection, Listener},
+    settings::SETTINGS,
 };
-
-/// The connections that the system accepts before the node does.
-const BACKLOG: i32 = 1_024;
 
 /// Where callers connect.
 #[derive(Debug)]
@@ -58,7 +55,7 @@ impl Socket {
                 let socket = socket2::Socket::new(Domain::for_address(*address), Type::STREAM, None)?;
                 socket.set_reuse_address(true)?;
                 socket.bind(&(*address).into())?;
-                socket.listen(BACKLOG)?;
+                socket.listen(SETTINGS.sockets.backlog)?;
                 socket.set_nonblocking(true)?;
                 Ok(Self::Tcp(TcpListener::from_std(socket.into())?))
             }
@@ -71,7 +68,7 @@ impl Socket {
                 let file = SocketFile { path: path.clone(), inode: inode(path)? };
                 // The umask may have removed some of the rights.
                 fs::set_permissions(path, fs::Permissions::from_mode(*mode))?;
-                socket.listen(BACKLOG)?;
+                socket.listen(SETTINGS.sockets.backlog)?;
                 socket.set_nonblocking(true)?;
                 Ok(Self::Unix(file, UnixListener::from_std(socket.into())?))
             }
@@ -165,8 +162,11 @@ impl Connection for Accepted {
     }
 }
 
-/// A peer is gone if it is silent for 25 s and does not answer three probes.
+/// When a silent peer counts as gone.
 fn keep_alive() -> socket2::TcpKeepalive {
-    let (quiet, between) = (Duration::from_secs(10), Duration::from_secs(5));
-    socket2::TcpKeepalive::new().with_time(quiet).with_interval(between).with_retries(3)
+    let settings = SETTINGS.sockets;
+    socket2::TcpKeepalive::new()
+        .with_time(settings.keep_alive_quiet)
+        .with_interval(settings.keep_alive_apart)
+        .with_retries(settings.keep_alive_probes)
 }

@@ -11,8 +11,9 @@ use crate::{
     gate::Gate,
     port::Port,
     regions::Audit,
-    serve::{HANDOVER_MAX, Listener, Rounds, accept, work},
+    serve::{Listener, Rounds, accept, work},
     service::{Service, StartError},
+    settings::SETTINGS,
 };
 
 /// The surroundings of a service that does not run on a machine of its own, besides its store, clock and
@@ -82,7 +83,7 @@ impl Service {
         let (leave, leaving) = watch::channel(false);
         let carrying = self.share_store(leaving)?.map(tokio::spawn);
         let shared = Arc::clone(&self.shared);
-        let (hand, hands) = mpsc::channel(HANDOVER_MAX);
+        let (hand, hands) = mpsc::channel(SETTINGS.sockets.handover_max);
         let working = tokio::spawn(work(Arc::clone(&shared), hands, Arc::default(), stopping.clone()));
         let (max, max_age) = (self.config.connections_max, self.config.max_age);
         let connections = |port: Port| Connections::new(Gate::open(port), max, max_age, &shared.connections);

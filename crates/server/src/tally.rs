@@ -6,14 +6,13 @@ use acequia_node::{Answer, Catalogue, Outcome, Refunded};
 use crate::{
     hints::{Hints, Pairs},
     histogram::Histogram,
+    settings::SETTINGS,
     unmatched,
 };
 
 /// Upper bounds of the buckets for the time that a decision takes, in seconds.
 pub(crate) const DECISION_SECONDS: [f64; 12] =
     [2.5e-7, 5e-7, 1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1];
-/// One decision in so many is timed and sampled for hot cells.
-pub(crate) const SAMPLE: u64 = 64;
 
 /// Everything that one worker has counted since it started.
 #[derive(Clone, Debug, Default)]
@@ -74,7 +73,7 @@ impl Tally {
     /// Whether the next decision is timed.
     #[inline]
     pub(crate) fn is_sampled(&self) -> bool {
-        self.seen.is_multiple_of(SAMPLE)
+        self.seen.is_multiple_of(SETTINGS.counts.sample)
     }
 
     /// Counts an answer. `pairs` are the pairs that all workers count by name.

@@ -1,21 +1,17 @@
 //! Requests that no limit matches: whether they pass, how many each domain has, and a line in the log for an
 //! operator who misspelt a name.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use acequia_limits::limit::NAME_BYTES_MAX;
 use serde::Deserialize;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::labels::FirstLabels;
+use crate::{labels::FirstLabels, settings::SETTINGS};
 
-/// Domains that are counted by name; all others together are [`OTHER`].
-const DOMAINS_MAX: usize = 100;
 /// The label of all other domains.
 const OTHER: &str = "other";
-/// The time between two lines in the log.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// The verdict on a request that no limit matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -98,7 +94,7 @@ pub(crate) type Names = FirstLabels<Vec<u8>>;
 
 /// No domains yet.
 pub(crate) const fn names() -> Names {
-    FirstLabels::new(DOMAINS_MAX)
+    FirstLabels::new(SETTINGS.counts.domains_max)
 }
 
 /// Whether a domain can be counted by name. No limit has a longer domain, and [`OTHER`] means all others.
@@ -119,7 +115,7 @@ impl Told {
         Self { counts: Counts::default(), next: Instant::now() }
     }
 
-    /// Logs a line if there were such requests since the last line, at most once in [`TOLD_EVERY`]. `count`
+    /// Logs a line if there were such requests since the last line, at most once in `unmatched_told_every`. `count`
     /// says what all workers have counted.
     pub(crate) fn tell(&mut self, count: impl FnOnce() -> Counts) {
         let now = Instant::now();
@@ -128,7 +124,7 @@ impl Told {
         }
         let counts = count();
         let Some((most, domain)) = counts.grown_most_since(&self.counts) else { return };
-        self.next = now + TOLD_EVERY;
+        self.next = now + SETTINGS.counts.unmatched_told_every;
         self.counts = counts;
         warn!(domain, requests = most, "no limit is about some requests: `acequia explain` says why");
     }
@@ -150,11 +146,13 @@ mod tests {
         let [mut all, second] = workers;
         all.add(&second);
         let by_domain: Vec<_> = all.by_domain().collect();
-        assert_eq!(by_domain.len(), DOMAINS_MAX + 1);
+        assert_eq!(by_domain.len(), SETTINGS.counts.domains_max + 1);
         assert!(
-            by_domain[..DOMAINS_MAX].iter().all(|(domain, count)| domain.starts_with('d') && *count == 2)
+            by_domain[..SETTINGS.counts.domains_max]
+                .iter()
+                .all(|(domain, count)| domain.starts_with('d') && *count == 2)
         );
-        assert_eq!(by_domain[DOMAINS_MAX], (OTHER.to_owned(), 102));
+        assert_eq!(by_domain[SETTINGS.counts.domains_max], (OTHER.to_owned(), 102));
     }
 
     #[test]

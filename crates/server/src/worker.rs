@@ -14,8 +14,9 @@ use tokio::time::Instant;
 use tracing::{debug, debug_span, enabled};
 
 use crate::{
-    idempotency::{self, Deciding, Named, SharedNames},
+    idempotency::{Deciding, Named, SharedNames},
     patience::Patience,
+    settings::SETTINGS,
     shared::Shared,
     tally::DECISION_SECONDS,
     unmatched::NoMatch,
@@ -131,7 +132,7 @@ impl Worker {
             match names.claim(recording.id, how.longest).await {
                 Named::Claimed(claimed) => {
                     claim = Some(Deciding::new(names, claimed));
-                    keep_wait = idempotency::WAIT.min(how.longest);
+                    keep_wait = SETTINGS.names.wait.min(how.longest);
                 }
                 Named::Unsure(claimed) => claim = Some(Deciding::new(names, claimed)),
                 Named::Ended => return Err(IdReused),
@@ -414,12 +415,6 @@ impl Held<'_> {
     }
 }
 
-/// A caller that waits for the edge of a window is told to come back up to this much later: all keys of a
-/// limit wait for the same edge.
-const SPREAD_NS_MAX: u64 = 5_000_000_000;
-/// The delay is at most this part of the window, too.
-const SPREAD_PART: u64 = 16;
-
 /// How much later a denied caller may be told to come back, in nanoseconds; `None` if nobody else waits for
 /// the same moment.
 #[inline]
@@ -429,7 +424,7 @@ fn spread_ns(answer: &Answer, catalogue: &Catalogue) -> Option<u64> {
     }
     let decisive = &answer.limits[answer.decisive?];
     let algorithm = &catalogue.limits[decisive.limit as usize].limit.algorithm;
-    let most_ns = SPREAD_NS_MAX.min(algorithm.period_ns() / SPREAD_PART);
+    let most_ns = SETTINGS.requests.spread_ns_max.min(algorithm.period_ns() / SETTINGS.requests.spread_part);
     (algorithm.has_common_edges() && most_ns > 0).then_some(most_ns)
 }
 

@@ -18,17 +18,13 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// How long rows are queued if no task waits for them: those that are reserved ahead of use.
-const LINGER: Duration = Duration::from_millis(5);
+use crate::settings::SETTINGS;
+
 /// How long a reply waits for the disk before it is turned into a denial.
 pub const REPLY_WAIT_MAX: Duration = Duration::from_secs(1);
 /// A node's report that its journal is down, with what to do.
 pub const DOWN: &str =
     "cannot be written: nothing new is reserved or lent until there is room on the disk, or it is mended";
-/// The pause until a failed commit is tried again: the first one and, below, the longest. Each try opens the
-/// journal anew, which reads all of it.
-const RETRY: Duration = Duration::from_millis(250);
-const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// The number of a batch, and its rows.
 type Batch = (u64, Vec<Row>);
@@ -105,7 +101,7 @@ impl Writer {
         let mut retry = None;
         while !self.stopping.load(Ordering::Acquire) {
             let guard = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-            let wait = retry.unwrap_or(LINGER);
+            let wait = retry.unwrap_or(SETTINGS.journal.linger);
             let is_over =
                 |wanted: &mut bool| self.stopping.load(Ordering::Acquire) || (retry.is_none() && *wanted);
             let waited = self.wake.wait_timeout_while(guard, wait, |wanted| !is_over(wanted));
@@ -122,7 +118,7 @@ impl Writer {
             match retry {
                 Some(retry) => tokio::time::sleep(retry).await,
                 // A task asks for a commit, or the rows have lingered.
-                None => drop(timeout(LINGER, self.wake_task.notified()).await),
+                None => drop(timeout(SETTINGS.journal.linger, self.wake_task.notified()).await),
             }
             if take_in_hand(&mut self.in_hand(), &self.node) {
                 tokio::time::sleep(latency()).await;
@@ -143,9 +139,9 @@ impl Writer {
             }
             (Err(fault), None) => {
                 warn!(%fault, "nothing new can be reserved, and nothing is lent");
-                Some(RETRY)
+                Some(SETTINGS.journal.retry)
             }
-            (Err(_), Some(waited)) => Some((waited * 2).min(RETRY_MAX)),
+            (Err(_), Some(waited)) => Some((waited * 2).min(SETTINGS.journal.retry_max)),
         }
     }
 

@@ -7,22 +7,7 @@
 use acequia_rights::mutation::{Mutation, mutated};
 
 use super::{latch::Line, raw::RawClocks};
-
-/// How long the counter is read alone, in nanoseconds. A longer time means fewer looks and a larger error.
-const ALONE_NS: u64 = 1_000_000;
-/// A look that took longer is useless, since the thread was preempted in it: the look is tried again.
-const NARROW_NS: u64 = 20_000;
-const TRIES: usize = 3;
-/// The rate of the counter is measured over at least this time, and at most over twice this time. Only at the
-/// start it is less.
-const BASELINE_NS: u64 = 1_000_000_000;
-/// The counter is used as soon as its rate is known to a thousandth: then it is off by a microsecond from
-/// look to look.
-const RATE_PARTS: u64 = 1_000;
-/// A counter is unstable if it is off by more than this plus a tenth of the time between two looks. A tenth,
-/// because the system's own clock may change its rate by almost that much while it is slewed.
-const STEP_NS: u64 = 100_000;
-const RATE_CHANGE_PARTS: u64 = 10;
+use crate::settings::SETTINGS;
 
 /// How the processor's counter is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,8 +63,8 @@ impl Steady {
             Sight { counter, boot_ns: (before_ns, raw.boot_ns()) }
         };
         let mut best = one();
-        for _ in 1..TRIES {
-            if best.width_ns() <= NARROW_NS {
+        for _ in 1..SETTINGS.clock.tries {
+            if best.width_ns() <= SETTINGS.clock.narrow_ns {
                 break;
             }
             let next = one();
@@ -93,13 +78,15 @@ impl Steady {
     /// The line that readers of the counter use from now on. `anchor_ns` turns the system's time into steady
     /// time.
     pub(super) fn line(&mut self, sight: &Sight, anchor_ns: u64) -> Line {
-        let is_narrow = sight.width_ns() <= NARROW_NS;
+        let is_narrow = sight.width_ns() <= SETTINGS.clock.narrow_ns;
         if is_narrow && self.counter != Counter::Unstable {
             self.learn(sight);
         }
         let counts = match self.counter {
             Counter::Used if mutated(Mutation::CounterTrusted) => u64::MAX,
-            Counter::Used if is_narrow => ((u128::from(ALONE_NS) << 32) / u128::from(self.scale)) as u64,
+            Counter::Used if is_narrow => {
+                ((u128::from(SETTINGS.clock.alone_ns) << 32) / u128::from(self.scale)) as u64
+            }
             _ => 0,
         };
         Line {
@@ -120,17 +107,17 @@ impl Steady {
             return;
         }
         let candidate = *self.candidate.get_or_insert(*sight);
-        if sight.boot_ns.0.saturating_sub(candidate.boot_ns.1) >= BASELINE_NS {
+        if sight.boot_ns.0.saturating_sub(candidate.boot_ns.1) >= SETTINGS.clock.baseline_ns {
             self.reference = self.candidate.replace(*sight);
         }
         let reference = *self.reference.get_or_insert(*sight);
         let passed_ns = sight.middle_ns().saturating_sub(reference.middle_ns());
         let counts = sight.counter.wrapping_sub(reference.counter);
-        if passed_ns < ALONE_NS / 2 || counts == 0 {
+        if passed_ns < SETTINGS.clock.alone_ns / 2 || counts == 0 {
             return;
         }
         let unsure_ns = sight.width_ns() + reference.width_ns();
-        if self.counter == Counter::Used || unsure_ns.saturating_mul(RATE_PARTS) <= passed_ns {
+        if self.counter == Counter::Used || unsure_ns.saturating_mul(SETTINGS.clock.rate_parts) <= passed_ns {
             let scale = (u128::from(passed_ns) << 32) / u128::from(counts);
             self.scale = u64::try_from(scale).unwrap_or(u64::MAX).max(1);
             self.counter = Counter::Used;
@@ -146,7 +133,10 @@ impl Steady {
         let counts = sight.counter.wrapping_sub(last.counter);
         let counted_ns = (u128::from(counts) * u128::from(self.scale)) >> 32;
         let passed_ns = sight.middle_ns().saturating_sub(last.middle_ns());
-        let most_ns = STEP_NS + passed_ns / RATE_CHANGE_PARTS + sight.width_ns() + last.width_ns();
+        let most_ns = SETTINGS.clock.counter_step_ns
+            + passed_ns / SETTINGS.clock.rate_change_parts
+            + sight.width_ns()
+            + last.width_ns();
         counted_ns.abs_diff(u128::from(passed_ns)) <= u128::from(most_ns)
     }
 }

@@ -7,13 +7,7 @@ use super::{
     Health,
     raw::{WALL_NS_MAX, WALL_NS_MIN},
 };
-
-/// A wall that is ahead by more goes back at once. A smaller lead is slewed away.
-const STEP_NS: u64 = 3_000_000_000;
-/// A slewed wall loses one part in so many: 6.25 % of the time that passes.
-const SLEW_PARTS: u64 = 16;
-/// A smaller difference is noise, and is not reported.
-const NOTABLE_NS: u64 = 1_000_000;
+use crate::settings::SETTINGS;
 
 #[derive(Debug)]
 pub(super) struct Wall {
@@ -66,7 +60,7 @@ impl Wall {
             return;
         }
         let ahead_ns = self.offset_ns.saturating_sub(most_ns).max(0).cast_unsigned();
-        if ahead_ns > STEP_NS {
+        if ahead_ns > SETTINGS.clock.wall_step_ns {
             self.generation += 1;
             self.health.steps_back += 1;
             self.health.stepped_back_ns = ahead_ns;
@@ -74,12 +68,12 @@ impl Wall {
             self.health.ahead_ns = 0;
             return;
         }
-        self.health.slews += u64::from(ahead_ns >= NOTABLE_NS && self.health.ahead_ns == 0);
-        let slewed_ns = ahead_ns.min(passed_ns / SLEW_PARTS);
+        self.health.slews += u64::from(ahead_ns >= SETTINGS.clock.notable_ns && self.health.ahead_ns == 0);
+        let slewed_ns = ahead_ns.min(passed_ns / SETTINGS.clock.slew_parts);
         self.offset_ns = self.offset_ns.saturating_sub_unsigned(slewed_ns).max(least_ns);
         let left_ns = ahead_ns - slewed_ns;
         // Noise is not reported; a lead that is slewed is reported to its end.
-        let is_told = left_ns >= NOTABLE_NS || (left_ns > 0 && self.health.ahead_ns > 0);
+        let is_told = left_ns >= SETTINGS.clock.notable_ns || (left_ns > 0 && self.health.ahead_ns > 0);
         self.health.ahead_ns = if is_told { left_ns } else { 0 };
     }
 }

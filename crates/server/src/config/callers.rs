@@ -7,11 +7,7 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::faults::Faults;
-
-/// The most callers that a port names: each call with a token is compared with all of them.
-const CALLERS_MAX: usize = 256;
-/// The most domains that one caller may name.
-const DOMAINS_MAX: usize = 64;
+use crate::settings::SETTINGS;
 
 /// The certificates of a port, in PEM files. The files are read again when they change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,8 +103,9 @@ pub(super) fn read(
     faults: &mut Faults<'_>,
 ) -> Vec<Allowed> {
     let callers = &written.value;
-    if callers.is_empty() || callers.len() > CALLERS_MAX {
-        let what = format!("{port}.allow names 1 to {CALLERS_MAX} callers: leave it out to let everybody in");
+    if callers.is_empty() || callers.len() > SETTINGS.bounds.callers_max {
+        let max = SETTINGS.bounds.callers_max;
+        let what = format!("{port}.allow names 1 to {max} callers: leave it out to let everybody in");
         faults.at(written, what);
     }
     for (place, caller) in callers.iter().enumerate() {
@@ -141,8 +138,9 @@ fn allowed(port: &str, written: &WrittenAllowed, knows_names: bool) -> Result<Al
     };
     let domains = match &written.domains {
         None => None,
-        Some(domains) if domains.is_empty() || domains.len() > DOMAINS_MAX => {
-            return Err(format!("a caller has 1 to {DOMAINS_MAX} domains: leave them out for all"));
+        Some(domains) if domains.is_empty() || domains.len() > SETTINGS.bounds.domains_max => {
+            let max = SETTINGS.bounds.domains_max;
+            return Err(format!("a caller has 1 to {max} domains: leave them out for all"));
         }
         Some(domains) => Some(Condition::new("domain", domains.iter().map(String::as_str))),
     };

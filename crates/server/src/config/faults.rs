@@ -3,9 +3,7 @@
 use serde_saphyr::Spanned;
 
 use super::ConfigFault;
-
-/// The most names that a fault lists.
-const LISTED_MAX: usize = 8;
+use crate::settings::SETTINGS;
 
 /// Gathers every fault of a file, so that an operator mends them in one go.
 pub(super) struct Faults<'a> {
@@ -76,8 +74,8 @@ pub(super) fn line<T>(place: &Spanned<T>) -> u64 {
 
 /// A short list of names, however many there are.
 pub(super) fn listed<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
-    let more = names.len().saturating_sub(LISTED_MAX);
-    let list = names.take(LISTED_MAX).collect::<Vec<_>>().join(", ");
+    let more = names.len().saturating_sub(SETTINGS.reading.listed_max);
+    let list = names.take(SETTINGS.reading.listed_max).collect::<Vec<_>>().join(", ");
     if more > 0 { format!("{list} and {more} more") } else { list }
 }
 

@@ -12,12 +12,7 @@ use std::{
 use ring::digest::{Context, Digest, SHA256};
 
 use super::FILE_BYTES_MAX;
-
-/// Within this time a file may be written twice with one time of change.
-const SETTLES: Duration = Duration::from_secs(2);
-
-/// The most that is read of a file of certificates or tokens.
-const WATCHED_BYTES_MAX: u64 = 1 << 20;
+use crate::settings::SETTINGS;
 
 /// A config file, and what it last held.
 #[derive(Debug)]
@@ -53,7 +48,7 @@ impl Stamp {
     fn settled(self, now: SystemTime) -> Option<Self> {
         let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let changed = Duration::from_secs(u64::try_from(self.changed.0).unwrap_or(0));
-        (now >= changed + SETTLES).then_some(self)
+        (now >= changed + SETTINGS.reading.settles).then_some(self)
     }
 }
 
@@ -98,7 +93,8 @@ impl Watched {
         let mut all = Context::new(&SHA256);
         for path in files {
             let mut bytes = Vec::new();
-            let read = File::open(path).and_then(|file| file.take(WATCHED_BYTES_MAX).read_to_end(&mut bytes));
+            let read = File::open(path)
+                .and_then(|file| file.take(SETTINGS.reading.watched_bytes_max).read_to_end(&mut bytes));
             // A file that cannot be read is not the same as an empty file.
             all.update(&read.map_or(u64::MAX, |length| length as u64).to_be_bytes());
             all.update(&bytes);
@@ -266,7 +262,7 @@ mod tests {
         let mut file = ConfigFile::open(&path).expect("read");
         let now = Stamp::of(&fs::metadata(&path).expect("there"));
         assert_eq!(now.settled(SystemTime::now()), None, "it may be written again within its time");
-        assert_eq!(now.settled(SystemTime::now() + 2 * SETTLES), Some(now));
+        assert_eq!(now.settled(SystemTime::now() + 2 * SETTINGS.reading.settles), Some(now));
         // As if it had been read long after it was written.
         file.stamp = Some(now);
         file.text = "what a reading would show as changed".to_owned();

@@ -11,11 +11,7 @@ use super::{
     ClockConfig,
     faults::{Faults, line, listed},
 };
-
-/// How many times the clock error a shared window lasts at least. Around each edge, a region that is late and
-/// one that is early by the error may disagree about the window. The time of doubt must be a small part of
-/// the window.
-const WINDOW_CLOCK_ERRORS_MIN: u64 = 20;
+use crate::settings::SETTINGS;
 
 /// A limit, and where it stands in the file.
 pub(super) struct Placed {
@@ -66,7 +62,7 @@ pub(super) fn read(specs: Vec<Spanned<LimitSpec>>, faults: &mut Faults<'_>) -> V
 
 /// Notes windows that are too short for regions to agree by their clocks which window it is.
 pub(super) fn check_windows(limits: &[Placed], clock: ClockConfig, faults: &mut Faults<'_>) {
-    let window_ns_min = clock.error_ns.saturating_mul(WINDOW_CLOCK_ERRORS_MIN);
+    let window_ns_min = clock.error_ns.saturating_mul(SETTINGS.bounds.window_clock_errors_min);
     for Placed { limit, begin, end } in limits {
         let window_ns = limit.algorithm.period_ns();
         if limit.algorithm.has_rate() || window_ns >= window_ns_min {
@@ -74,10 +70,11 @@ pub(super) fn check_windows(limits: &[Placed], clock: ClockConfig, faults: &mut 
         }
         let what = format!(
             "limit {}: regions and nodes cannot share a window of {}, which is shorter than \
-             {WINDOW_CLOCK_ERRORS_MIN} times the clock error of {}: make it {} or longer, use a \
+             {} times the clock error of {}: make it {} or longer, use a \
              token_bucket, or lower clock.error if all clocks are better",
             limit.spec.name,
             format_duration_ns(window_ns),
+            SETTINGS.bounds.window_clock_errors_min,
             format_duration_ns(clock.error_ns),
             format_duration_ns(window_ns_min),
         );

@@ -18,6 +18,7 @@ use super::{
     faults::{Faults, line},
     spanned::unplaced,
 };
+use crate::settings::SETTINGS;
 
 /// Where a port is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,8 +147,6 @@ fn http_default() -> Spanned<WrittenPort> {
 
 /// The most bytes in the path of a socket (`sun_path`, unix(7)), with the zero behind it.
 const SOCKET_PATH_MAX: usize = 107;
-/// Who may connect to a socket in the file system: its owner and its group.
-const SOCKET_MODE: u32 = 0o660;
 
 impl WrittenPort {
     fn address(&self) -> &str {
@@ -252,7 +251,7 @@ fn address(name: &str, text: &str, mode: Option<&str>) -> Result<Address, String
         ));
     }
     let mode = match mode {
-        None => SOCKET_MODE,
+        None => SETTINGS.defaults.socket_mode,
         Some(digits) => {
             let mode = u32::from_str_radix(digits, 8).ok().filter(|mode| *mode <= 0o777);
             mode.ok_or_else(|| {

@@ -34,6 +34,7 @@ pub(crate) use self::file::{ConfigFile, Reloads, Watched};
 use self::{faults::Faults, written::Written};
 use crate::{
     port::Port,
+    settings::SETTINGS,
     unmatched::{NoMatch, NoMatches},
 };
 
@@ -48,9 +49,6 @@ pub use self::{
 
 /// The largest config, 16 MiB: a hundred thousand limits fit.
 pub const FILE_BYTES_MAX: usize = 16 << 20;
-/// The most keys, values and lists in a config: forty for each of a hundred thousand limits. Each of them
-/// takes some hundred bytes while the file is read.
-const NODES_MAX: usize = 4_000_000;
 
 /// How a node runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -168,9 +166,6 @@ pub(crate) struct Memory {
     /// The cache of the journal's file.
     pub(crate) journal: usize,
 }
-
-/// More memory does not help the journal.
-const JOURNAL_BYTES_MAX: usize = 64 << 20;
 
 /// All faults of a config.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -330,7 +325,7 @@ impl Config {
     /// How its memory is divided.
     pub(crate) fn memory(&self) -> Memory {
         let journal = match self.data {
-            Some(_) => (self.memory_bytes / 8).min(JOURNAL_BYTES_MAX),
+            Some(_) => (self.memory_bytes / 8).min(SETTINGS.bounds.journal_bytes_max),
             None => 0,
         };
         Memory { cells: self.memory_bytes - journal, journal }
@@ -389,7 +384,7 @@ fn keys_like_others(limits: &[Limit]) -> Vec<String> {
     let mut notes = Vec::new();
     for keys in by_domain.values() {
         let others = keys.iter().filter(|(_, by)| by.len() > 1).map(|(key, _)| *key);
-        let others: Vec<&str> = others.take(KEYS_COMPARED).collect();
+        let others: Vec<&str> = others.take(SETTINGS.reading.keys_compared).collect();
         for (key, by) in keys.iter().filter(|(_, by)| by.len() == 1) {
             if let Some(other) = others.iter().find(|other| is_close(key, other)) {
                 notes.push(format!(
@@ -401,9 +396,6 @@ fn keys_like_others(limits: &[Limit]) -> Vec<String> {
     }
     notes
 }
-
-/// The most keys that a key is compared with.
-const KEYS_COMPARED: usize = 1_000;
 
 /// Whether two keys differ by one letter (changed, missing or added), or by two letters that changed places.
 fn is_close(one: &str, other: &str) -> bool {
@@ -421,10 +413,6 @@ fn is_close(one: &str, other: &str) -> bool {
     }
 }
 
-/// The most parts of a file that are reported as unreadable at once: each of them costs one more reading of
-/// the file.
-const PARTS_MAX: usize = 20;
-
 /// A file that was read.
 struct Read {
     written: Written,
@@ -437,9 +425,10 @@ struct Read {
 fn read(text: &str, faults: &mut Faults<'_>) -> Option<Read> {
     let mut rest = quote::quoted(text);
     let mut is_whole = true;
-    for _ in 0..PARTS_MAX {
+    let nodes_max = SETTINGS.reading.nodes_max;
+    for _ in 0..SETTINGS.reading.parts_max {
         let options = serde_saphyr::options! {
-            budget: serde_saphyr::budget! { max_nodes: NODES_MAX, max_events: 2 * NODES_MAX },
+            budget: serde_saphyr::budget! { max_nodes: nodes_max, max_events: 2 * nodes_max },
         };
         let fault = match serde_saphyr::from_str_with_options(&rest, options) {
             Ok(written) => return Some(Read { written, is_whole }),

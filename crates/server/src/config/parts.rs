@@ -5,8 +5,7 @@ use std::ops::Range;
 
 use granit_parser::{Event, Parser, Span, StructureStyle};
 
-/// The deepest nesting that is followed: no config has nearly as much.
-const DEPTH_MAX: usize = 32;
+use crate::settings::SETTINGS;
 
 /// A part of a config.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +96,7 @@ impl Node {
         events: &mut impl Iterator<Item = (Event<'t>, Span)>,
         depth: usize,
     ) -> Option<Self> {
-        if depth > DEPTH_MAX {
+        if depth > SETTINGS.reading.depth_max {
             return None;
         }
         let lines = span.start.line() as u64..span.end.line() as u64 + 1;

@@ -19,11 +19,7 @@ use super::{
     ClockConfig,
     faults::{Faults, line, listed},
 };
-
-/// The part that nodes keep out of the pools if the file does not say.
-const GUARD_DEFAULT: u8 = 10;
-/// The largest such part: guard shares do not follow demand.
-const GUARD_MAX: u8 = 90;
+use crate::settings::SETTINGS;
 
 /// A store that the nodes of a region share.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,8 +156,10 @@ impl StoreScene<'_> {
         }
         let nodes = self.nodes(shared, store_line, faults);
         let guard_percent = match &shared.guard {
-            None => GUARD_DEFAULT,
-            Some(text) => faults.take(guard_percent(&text.value), text).unwrap_or(GUARD_DEFAULT),
+            None => SETTINGS.defaults.guard_percent,
+            Some(text) => {
+                faults.take(guard_percent(&text.value), text).unwrap_or(SETTINGS.defaults.guard_percent)
+            }
         };
         let redis = shared.redis.value.settings(&self.region.value, line(&shared.redis), faults)?;
         let key_file = shared.key_file.clone();
@@ -310,9 +308,10 @@ fn credentials(
 /// Reads `10%`.
 fn guard_percent(text: &str) -> Result<u8, String> {
     let number = text.strip_suffix('%').and_then(|digits| digits.trim_end().parse::<u8>().ok());
+    let max = SETTINGS.bounds.guard_percent_max;
     number
-        .filter(|percent| (1..=GUARD_MAX).contains(percent))
-        .ok_or_else(|| format!("a guard is 1% to {GUARD_MAX}% of every limit, such as 10%, not {text:?}"))
+        .filter(|percent| (1..=max).contains(percent))
+        .ok_or_else(|| format!("a guard is 1% to {max}% of every limit, such as 10%, not {text:?}"))
 }
 
 #[cfg(test)]

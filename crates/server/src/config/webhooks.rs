@@ -16,21 +16,7 @@ use super::{
     faults::{Faults, line},
     listen::is_host_name,
 };
-
-/// The most webhooks of a node: each takes memory for its queue, and has to be served. More receivers need a
-/// relay.
-const WEBHOOKS_MAX: usize = 16;
-/// The longest URL, in bytes, that every receiver takes (RFC 9110, section 4.1, asks for 8,000; alerts need
-/// less).
-const URL_BYTES_MAX: usize = 2_048;
-/// The most patterns of limits for one hook.
-const PATTERNS_MAX: usize = 64;
-/// How long a try may take if the file does not say.
-const TIMEOUT_DEFAULT: Duration = Duration::from_secs(5);
-/// The shortest and the longest such time. Below, a far receiver is never reached; above, a receiver that
-/// hangs keeps its other events waiting.
-const TIMEOUT_MIN: Duration = Duration::from_secs(1);
-const TIMEOUT_MAX: Duration = Duration::from_secs(30);
+use crate::settings::SETTINGS;
 
 /// A receiver of events.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,10 +48,11 @@ pub(super) struct WrittenWebhook {
 /// The webhooks. A hook whose URL or timeout cannot be read is left out.
 pub(super) fn read(written: &Spanned<Vec<WrittenWebhook>>, faults: &mut Faults<'_>) -> Vec<WebhookConfig> {
     let hooks = &written.value;
-    if hooks.len() > WEBHOOKS_MAX {
+    if hooks.len() > SETTINGS.bounds.webhooks_max {
         let what = format!(
-            "{} webhooks: at most {WEBHOOKS_MAX}. Name a relay that hands events on, or leave some out",
-            hooks.len()
+            "{} webhooks: at most {}. Name a relay that hands events on, or leave some out",
+            hooks.len(),
+            SETTINGS.bounds.webhooks_max
         );
         faults.add(faults.line_above("webhooks", line(written)), what);
     }
@@ -88,7 +75,7 @@ pub(super) fn read(written: &Spanned<Vec<WrittenWebhook>>, faults: &mut Faults<'
         let limits = hook.limits.as_ref().map(|limits| patterns(limits, faults)).unwrap_or_default();
         let limits = Condition::new("limit", limits.iter().map(String::as_str));
         let timeout = match &hook.timeout {
-            None => Some(TIMEOUT_DEFAULT),
+            None => Some(SETTINGS.defaults.timeout),
             Some(text) => faults.take(parse_timeout(&text.value), text),
         };
         if let (Some(url), Some(timeout)) = (url, timeout) {
@@ -101,15 +88,17 @@ pub(super) fn read(written: &Spanned<Vec<WrittenWebhook>>, faults: &mut Faults<'
 /// The patterns of a hook's limits; notes their faults.
 fn patterns(limits: &Spanned<Vec<Spanned<String>>>, faults: &mut Faults<'_>) -> Vec<String> {
     let count = limits.value.len();
-    if count == 0 || count > PATTERNS_MAX {
+    let max = SETTINGS.bounds.patterns_max;
+    if count == 0 || count > max {
         let what = format!(
-            "{count} patterns: `limits` names 1 to {PATTERNS_MAX}, such as [\"shop/*\"]; leave it out to hear of all"
+            "{count} patterns: `limits` names 1 to {max}, such as [\"shop/*\"]; leave it out to hear of all"
         );
         faults.at(limits, what);
     }
     for pattern in &limits.value {
         let text = &pattern.value;
-        let is_sound = (text.contains('/') || text.contains('*')) && text.len() <= URL_BYTES_MAX;
+        let is_sound =
+            (text.contains('/') || text.contains('*')) && text.len() <= SETTINGS.bounds.url_bytes_max;
         if !is_sound {
             let what = format!(
                 "{:?} names no limit: write it as domain/name, such as \"shop/per-key\" or \"shop/*\"",
@@ -124,8 +113,8 @@ fn patterns(limits: &Spanned<Vec<Spanned<String>>>, faults: &mut Faults<'_>) -> 
 /// Reads a URL. Faults do not quote the URL, since it may be secret.
 fn parse_url(text: &str) -> Result<Uri, String> {
     let fault = |what: &str| Err(format!("{what}: write the webhook's `url` as https://ops.example/acequia"));
-    if text.len() > URL_BYTES_MAX {
-        return fault(&format!("a URL of more than {URL_BYTES_MAX} bytes"));
+    if text.len() > SETTINGS.bounds.url_bytes_max {
+        return fault(&format!("a URL of more than {} bytes", SETTINGS.bounds.url_bytes_max));
     }
     if text.contains('#') {
         return fault("a URL with a fragment, which is never sent");
@@ -178,8 +167,9 @@ fn ip(host: &str) -> Option<IpAddr> {
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {
     let timeout = Duration::from_nanos(parse_duration_ns(text)?);
-    if !(TIMEOUT_MIN..=TIMEOUT_MAX).contains(&timeout) {
-        return Err(format!("a webhook's timeout is {TIMEOUT_MIN:?} to {TIMEOUT_MAX:?}, not {text}"));
+    let (min, max) = (SETTINGS.bounds.timeout_min, SETTINGS.bounds.timeout_max);
+    if !(min..=max).contains(&timeout) {
+        return Err(format!("a webhook's timeout is {min:?} to {max:?}, not {text}"));
     }
     Ok(timeout)
 }
@@ -213,7 +203,7 @@ mod tests {
         for (path, hears) in [("shop/per-key", true), ("shop/tiny", false), ("bank/per-key", false)] {
             assert_eq!(first.limits.accepts(path.as_bytes()), hears, "{path}");
         }
-        assert_eq!(second.timeout, TIMEOUT_DEFAULT);
+        assert_eq!(second.timeout, SETTINGS.defaults.timeout);
         assert!(second.limits.accepts(b"any/limit"));
         assert!(config.to_string().contains(", 2 webhooks"), "{config}");
         assert!(hooks(&accepted(&format!("{HEAD}webhooks: []\n"))).is_empty());

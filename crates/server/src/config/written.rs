@@ -18,24 +18,7 @@ use super::{
     store::{StoreScene, WrittenStore},
     webhooks::{self, WrittenWebhook},
 };
-
-/// Memory for cells where the file sets none: some four million plain cells.
-const MEMORY_DEFAULT: &str = "256MiB";
-/// Connections where the file sets none.
-const CONNECTIONS_DEFAULT: usize = 10_000;
-/// The shortest and the longest time for which charges may be remembered: long enough to try again, and not
-/// for ever.
-const KEEP_NS_MIN: u64 = 1_000_000_000;
-const KEEP_NS_MAX: u64 = 7 * 86_400 * 1_000_000_000;
-/// The fewest and the most charges: a few hundred bytes each, up to some gigabytes.
-const RECORDS_MIN: usize = 16;
-const RECORDS_MAX: usize = 10_000_000;
-/// How long connections last if the file does not say, and the shortest time: each connection costs a
-/// handshake.
-const MAX_AGE_DEFAULT: Duration = Duration::from_secs(3_600);
-const MAX_AGE_MIN: Duration = Duration::from_secs(1);
-/// How long to drain if the file does not say.
-const DRAIN_DEFAULT: Duration = Duration::from_secs(10);
+use crate::settings::{BoundSettings, SETTINGS};
 
 /// The file's own structure.
 #[derive(Deserialize)]
@@ -100,7 +83,7 @@ impl Written {
         let listen = self.listen.validate(beside, faults);
         self.check_together(faults);
         self.check_numbers(faults);
-        let memory = self.memory.clone().unwrap_or_else(|| unplaced(MEMORY_DEFAULT.to_owned()));
+        let memory = self.memory.clone().unwrap_or_else(|| unplaced(SETTINGS.defaults.memory.to_owned()));
         let memory_bytes = faults.take(parse_bytes(&memory.value), &memory).unwrap_or_default();
         let mut time = |text: &Option<Spanned<String>>, default: Duration, least: Duration| match text {
             None => default,
@@ -113,8 +96,8 @@ impl Written {
                 faults.take(time, text).unwrap_or_default()
             }
         };
-        let drain = time(&self.drain, DRAIN_DEFAULT, Duration::ZERO);
-        let max_age = time(&self.max_age, MAX_AGE_DEFAULT, MAX_AGE_MIN);
+        let drain = time(&self.drain, SETTINGS.defaults.drain, Duration::ZERO);
+        let max_age = time(&self.max_age, SETTINGS.defaults.max_age, SETTINGS.bounds.max_age_min);
         let charges = self.charges(faults);
         let clock = self.clock.as_ref().map(|clock| clock.value.validate(faults)).unwrap_or_default();
         let regions = self.regions(clock, faults);
@@ -138,7 +121,7 @@ impl Written {
             workers: self.workers.map(|workers| workers.value),
             charges,
             incarnation: None,
-            connections_max: self.connections.map_or(CONNECTIONS_DEFAULT, |c| c.value),
+            connections_max: self.connections.map_or(SETTINGS.defaults.connections, |c| c.value),
             max_age,
             drain,
             live: Live {
@@ -206,8 +189,9 @@ impl Written {
 
     /// Notes numbers that are out of range.
     fn check_numbers(&self, faults: &mut Faults<'_>) {
+        let BoundSettings { workers_max, connections_max, .. } = SETTINGS.bounds;
         for (name, number, max) in
-            [("workers", &self.workers, 1_024), ("connections", &self.connections, 1_000_000)]
+            [("workers", &self.workers, workers_max), ("connections", &self.connections, connections_max)]
         {
             if let Some(number) = number.as_ref().filter(|number| !(1..=max).contains(&number.value)) {
                 faults.at(number, format!("{name} is 1 to {max}, not {}", number.value));
@@ -219,16 +203,17 @@ impl Written {
     fn charges(&self, faults: &mut Faults<'_>) -> Keep {
         let mut keep = Keep::default();
         let Some(written) = &self.charges else { return keep };
+        let BoundSettings { keep_ns_min, keep_ns_max, records_min, records_max, .. } = SETTINGS.bounds;
         if let Some(text) = &written.value.keep {
             match parse_duration_ns(text) {
-                Ok(ns) if (KEEP_NS_MIN..=KEEP_NS_MAX).contains(&ns) => keep.keep_ns = ns,
+                Ok(ns) if (keep_ns_min..=keep_ns_max).contains(&ns) => keep.keep_ns = ns,
                 Ok(_) => faults.at(written, format!("charges are kept for 1s to 7d, not {text}")),
                 Err(what) => faults.at(written, what),
             }
         }
         if let Some(records) = written.value.records {
-            if !(RECORDS_MIN..=RECORDS_MAX).contains(&records) {
-                let what = format!("{RECORDS_MIN} to {RECORDS_MAX} charges are remembered, not {records}");
+            if !(records_min..=records_max).contains(&records) {
+                let what = format!("{records_min} to {records_max} charges are remembered, not {records}");
                 faults.at(written, what);
             }
             keep.records = records;

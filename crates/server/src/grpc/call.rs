@@ -23,7 +23,7 @@ use super::{
     answer_by_tonic,
     body::{GrpcBody, HeldBody},
     envoy, limiter,
-    message::{READ_MAX, Status, message_of, read_rest},
+    message::{Status, message_of, read_rest},
     reply::{By, Reply},
     stream::CheckStream,
 };
@@ -32,6 +32,7 @@ use crate::{
     connections::Life,
     port::Port,
     refused::{Origin, TurnedAway},
+    settings::SETTINGS,
     worker::Worker,
 };
 
@@ -75,7 +76,7 @@ impl Call {
             // A health checker may have neither certificate nor token. Its calls do not keep the connection
             // open.
             Err(_) if request.uri().path() == HEALTH => {
-                let answered = answer_by_tonic(request, routes.clone(), life, READ_MAX);
+                let answered = answer_by_tonic(request, routes.clone(), life, SETTINGS.grpc.read_max);
                 return Self::OfStranger(Box::pin(async move {
                     answered.await.unwrap_or_else(|never| match never {})
                 }));
@@ -93,7 +94,7 @@ impl Call {
             limiter::COMMIT => Some(Method::Commit),
             limiter::CHECK_STREAM => None,
             _ => {
-                let answered = answer_by_tonic(request, routes.clone(), life, READ_MAX);
+                let answered = answer_by_tonic(request, routes.clone(), life, SETTINGS.grpc.read_max);
                 return Self::Waiting(Box::pin(async move {
                     answered.await.unwrap_or_else(|never| match never {})
                 }));
@@ -262,9 +263,6 @@ pub(super) struct CallerPatience {
     allows: Option<Duration>,
 }
 
-/// The shortest time in which any call is answered: a caller with a shorter deadline has given up.
-const SOONEST: Duration = Duration::from_micros(10);
-
 impl CallerPatience {
     /// Reads the deadline of a call whose head has just come.
     fn of(headers: &HeaderMap) -> Self {
@@ -280,7 +278,7 @@ impl CallerPatience {
 
     /// Whether the caller has given up, so long after the call's head came: a charge would be for nothing.
     fn is_over(self, since: Duration) -> bool {
-        self.allows.is_some_and(|allows| since.max(SOONEST) >= allows)
+        self.allows.is_some_and(|allows| since.max(SETTINGS.grpc.soonest) >= allows)
     }
 }
 

@@ -18,8 +18,9 @@ use super::{
 use crate::{
     cells::{BothSides, both_sides},
     config::May,
-    question::{UNMATCHED_MAX, from_check},
+    question::from_check,
     respond::with_check_out,
+    settings::SETTINGS,
     settle::{SettleFault, Settlement, settle},
     worker::{How, Worker},
 };
@@ -78,7 +79,7 @@ pub(super) fn peek(by: &By, message: &[u8]) -> Result<Bytes, Status> {
     let mut held = worker.hold();
     let now = held.now;
     let ((mut response, answer, catalogue), _) = held.ask(&request, Ask::PEEK, |answer, catalogue| {
-        let unmatched = catalogue.unmatched(&request, UNMATCHED_MAX, now.wall_ns);
+        let unmatched = catalogue.unmatched(&request, SETTINGS.requests.unmatched_max, now.wall_ns);
         let unmatched = unmatched.into_iter().map(|unmatched| api::Unmatched {
             name: catalogue.limits[unmatched.limit as usize].limit.spec.name.clone(),
             why: unmatched.why,

@@ -1,7 +1,7 @@
 //! gRPC's framing over HTTP/2: a byte that says whether a message is compressed, four bytes for its length,
 //! the message. The status is in trailers.
 
-use std::{fmt::Write as _, time::Duration};
+use std::fmt::Write as _;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -14,14 +14,11 @@ use crate::{
     connections::{Hold, TooManyStreams, TooMuchHeld},
     question::BadRequest,
     refused::TurnedAway,
+    settings::SETTINGS,
 };
 
-/// The largest message: a request with several values of the greatest length.
-pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Bytes in front of a message.
 pub(super) const PREFIX: usize = 5;
-/// How long the rest of a message may take once it has begun.
-pub(super) const READ_MAX: Duration = Duration::from_secs(10);
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -123,7 +120,7 @@ pub(super) fn message_of(bytes: &Bytes) -> Result<Bytes, Status> {
 /// Reads the rest of a unary call, and returns its message. The bytes that came are held as long as `hold`
 /// is.
 pub(super) async fn read_rest(first: Bytes, body: Incoming, hold: &mut Hold) -> Result<Bytes, Status> {
-    match tokio::time::timeout(READ_MAX, collect(first, body, hold)).await {
+    match tokio::time::timeout(SETTINGS.grpc.read_max, collect(first, body, hold)).await {
         Ok(bytes) => message_of(&bytes?),
         Err(_) => Err(late()),
     }
@@ -152,7 +149,7 @@ async fn collect(first: Bytes, mut body: Incoming, hold: &mut Hold) -> Result<By
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| Status::new(Code::Cancelled, e.to_string()))?;
         let Ok(data) = frame.into_data() else { continue };
-        if all.len() + data.len() > PREFIX + MESSAGE_BYTES_MAX {
+        if all.len() + data.len() > PREFIX + SETTINGS.grpc.message_bytes_max {
             return Err(too_large());
         }
         all.extend_from_slice(&data);
@@ -172,13 +169,16 @@ pub(super) fn message_length(bytes: &[u8]) -> Result<Option<usize>, Status> {
         return Err(Status::new(Code::Unimplemented, "compressed messages are not served: send them plain"));
     }
     let length = u32::from_be_bytes(length) as usize;
-    if length > MESSAGE_BYTES_MAX { Err(too_large()) } else { Ok(Some(length)) }
+    if length > SETTINGS.grpc.message_bytes_max { Err(too_large()) } else { Ok(Some(length)) }
 }
 
 fn too_large() -> Status {
     Status::new(
         Code::ResourceExhausted,
-        format!("the message is larger than {MESSAGE_BYTES_MAX} bytes: send fewer or shorter descriptors"),
+        format!(
+            "the message is larger than {} bytes: send fewer or shorter descriptors",
+            SETTINGS.grpc.message_bytes_max
+        ),
     )
     .too_large_if(true)
 }

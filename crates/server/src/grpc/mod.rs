@@ -36,25 +36,12 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use self::{body::GrpcBody, call::Call};
 use crate::{
     admit::Admitted,
-    connections::{Life, SMALL_BYTES, Stage},
+    connections::{Life, Stage},
     linger::{self, Borrowed},
     refused::TurnedAway,
+    settings::SETTINGS,
     worker::Worker,
 };
-
-/// Calls at one time on a connection. A larger bound lets one proxy have more under way; a smaller one bounds
-/// what one caller can make the node hold. A proxy that needs more opens another connection.
-const STREAMS_MAX: u32 = 256;
-/// Bytes of headers in a request.
-const HEADER_BYTES_MAX: u32 = 16 << 10;
-/// Bytes of a response that may wait in a stream for a slow reader.
-const SEND_BYTES_MAX: usize = 32 << 10;
-/// Bytes that a caller may send ahead of what is read, for all calls of a connection together and for each
-/// call.
-const WINDOW_BYTES: u32 = 128 << 10;
-/// The silence of a caller after which the node pings it; and, below, how long the caller may take to answer.
-const PING_EVERY: Duration = Duration::from_secs(20);
-const PING_ANSWER: Duration = Duration::from_secs(10);
 
 /// The answer to a call that tonic answers.
 pub(crate) type Answered = BoxFuture<'static, Result<http::Response<GrpcBody>, Infallible>>;
@@ -89,9 +76,9 @@ pub fn routes() -> Result<(Routes, HealthReporter), tonic_reflection::server::Er
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     // The bound matters because tonic makes room for a message as soon as it knows the length.
-    let routes = Routes::new(health.max_decoding_message_size(SMALL_BYTES))
-        .add_service(reflection().build_v1()?.max_decoding_message_size(SMALL_BYTES))
-        .add_service(reflection().build_v1alpha()?.max_decoding_message_size(SMALL_BYTES))
+    let routes = Routes::new(health.max_decoding_message_size(SETTINGS.held.small_bytes))
+        .add_service(reflection().build_v1()?.max_decoding_message_size(SETTINGS.held.small_bytes))
+        .add_service(reflection().build_v1alpha()?.max_decoding_message_size(SETTINGS.held.small_bytes))
         .prepare();
     Ok((routes, reporter))
 }
@@ -128,7 +115,7 @@ pub(crate) async fn serve(
         }
         call
     };
-    serve_calls(stream, answer, STREAMS_MAX, &life, stopping).await;
+    serve_calls(stream, answer, SETTINGS.grpc.streams_max, &life, stopping).await;
 }
 
 /// Serves a connection with `answer`, with at most `calls_max` calls at one time. `answer` tells the
@@ -148,13 +135,13 @@ pub(crate) async fn serve_calls<F, B>(
     let mut builder = hyper::server::conn::http2::Builder::new(arrived.clone());
     builder
         .timer(life.ping_timer())
-        .keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_ANSWER)
+        .keep_alive_interval(SETTINGS.grpc.ping_every)
+        .keep_alive_timeout(SETTINGS.grpc.ping_answer)
         .max_concurrent_streams(calls_max)
-        .max_header_list_size(HEADER_BYTES_MAX)
-        .max_send_buf_size(SEND_BYTES_MAX)
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
+        .max_header_list_size(SETTINGS.grpc.header_bytes_max)
+        .max_send_buf_size(SETTINGS.grpc.send_bytes_max)
+        .initial_stream_window_size(SETTINGS.grpc.window_bytes)
+        .initial_connection_window_size(SETTINGS.grpc.window_bytes)
         .auto_date_header(false);
     let (io, left) = Borrowed::new(io);
     let mut connection = Box::pin(builder.serve_connection(TokioIo::new(io), service));
@@ -191,7 +178,7 @@ pub(crate) async fn serve_calls<F, B>(
     }
 }
 
-/// The calls of a connection that were not polled yet: at most [`STREAMS_MAX`].
+/// The calls of a connection that were not polled yet: at most as many as it may have at one time.
 #[derive(Clone, Default)]
 struct Arrived(Arc<Mutex<Vec<Task>>>);
 

@@ -29,14 +29,15 @@ use tokio::{
 
 use super::{
     limiter::{self, Wanted},
-    message::{PREFIX, READ_MAX, Status, expect, finish, late as late_status, message_length, ok},
+    message::{PREFIX, Status, expect, finish, late as late_status, message_length, ok},
     reply::By,
 };
 use crate::{
     config::May,
-    connections::{Hold, SMALL_BYTES, StreamPlace},
+    connections::{Hold, StreamPlace},
     question::BadRequest,
     respond::with_check_out,
+    settings::SETTINGS,
     worker::{Unwritten, Worker},
     writer::REPLY_WAIT_MAX,
 };
@@ -141,7 +142,7 @@ impl CheckStream {
             match message_length(&self.received)? {
                 Some(length) if self.received.len() >= PREFIX + length => {
                     let message = self.received.split_to(PREFIX + length).freeze();
-                    if length > SMALL_BYTES {
+                    if length > SETTINGS.held.small_bytes {
                         // Otherwise the rest would keep the large message's buffer.
                         self.received = BytesMut::from(&self.received[..]);
                     }
@@ -180,7 +181,7 @@ impl CheckStream {
                         return Poll::Pending;
                     }
                     Poll::Pending => {
-                        let late = self.late.get_or_insert_with(|| Box::pin(sleep(READ_MAX)));
+                        let late = self.late.get_or_insert_with(|| Box::pin(sleep(SETTINGS.grpc.read_max)));
                         ready!(late.as_mut().poll(cx));
                         return Poll::Ready(Err(late_status().into()));
                     }

@@ -20,33 +20,15 @@ use tracing::warn;
 use super::{Order, OrderFault, Outcome, Regions, authority::Ordered, limits::specs_of, order::End, status};
 use crate::{
     admit::{Admitted, admit},
-    cells::HALF_LIFE_NS,
     grpc::{Answered, answer_by_tonic, serve_calls, turn_away},
     node_status,
     port::Port,
     refused::Origin,
     serve::{Connection, Hand},
+    settings::SETTINGS,
     shared::Shared,
     sketch::{Counted, Sketch},
-    tally::SAMPLE,
 };
-
-/// The shortest and the longest time between two answers of a watch, in milliseconds.
-const EVERY_MS: std::ops::RangeInclusive<u32> = 50..=60_000;
-/// The time if the caller does not say.
-const EVERY_MS_DEFAULT: u32 = 1_000;
-/// Connections at one time.
-pub(crate) const CONNECTIONS_MAX: usize = 256;
-/// Calls at one time on a connection; and, below, how long one may take.
-const CALLS_MAX: u32 = 32;
-const CALL_MAX: Duration = Duration::from_secs(10);
-/// Watches at one time: each looks at the node as often as its caller asked.
-const WATCHES_MAX: usize = 64;
-/// Cells of each kind if the caller does not say; and, below, at most.
-const CELLS_DEFAULT: u32 = 10;
-const CELLS_MOST: u32 = 64;
-/// Entries of the audit log if the caller does not say.
-const AUDIT_DEFAULT: u32 = 100;
 
 /// The service of one node.
 #[derive(Clone, Debug)]
@@ -64,7 +46,7 @@ pub(crate) struct Door {
 impl Door {
     /// The listener of a node.
     pub(crate) fn new(shared: &Arc<Shared>) -> Self {
-        let watches = Arc::new(tokio::sync::Semaphore::new(WATCHES_MAX));
+        let watches = Arc::new(tokio::sync::Semaphore::new(SETTINGS.admin.watches_max));
         let service = Service { shared: Arc::clone(shared), watches };
         let routes = Routes::new(AdminServer::new(service)).prepare();
         Self { routes, shared: Arc::clone(shared) }
@@ -104,9 +86,9 @@ impl Door {
             }
             of_calls.called();
             request.extensions_mut().insert(TcpConnectInfo { local_addr: None, remote_addr: caller.from });
-            answer_by_tonic(request, door.routes.clone(), &of_calls, CALL_MAX)
+            answer_by_tonic(request, door.routes.clone(), &of_calls, SETTINGS.admin.call_max)
         };
-        serve_calls(stream, answer, CALLS_MAX, &life, stopping).await;
+        serve_calls(stream, answer, SETTINGS.admin.calls_max, &life, stopping).await;
     }
 }
 
@@ -225,11 +207,12 @@ impl Admin for Service {
         request: Request<api::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let every = match request.into_inner().every_ms {
-            0 => EVERY_MS_DEFAULT,
-            every => every.clamp(*EVERY_MS.start(), *EVERY_MS.end()),
+            0 => SETTINGS.admin.every_ms_default,
+            every => every.clamp(SETTINGS.admin.every_ms_min, SETTINGS.admin.every_ms_max),
         };
         let permit = Arc::clone(&self.watches).try_acquire_owned().map_err(|_| {
-            Status::resource_exhausted(format!("{WATCHES_MAX} watches are open: end one, or ask again later"))
+            let max = SETTINGS.admin.watches_max;
+            Status::resource_exhausted(format!("{max} watches are open: end one, or ask again later"))
         })?;
         let service = self.clone();
         let turns = IntervalStream::new(tokio::time::interval(Duration::from_millis(u64::from(every))));
@@ -350,14 +333,15 @@ impl Admin for Service {
         request: Request<api::ListCellsRequest>,
     ) -> Result<Response<api::ListCellsResponse>, Status> {
         let api::ListCellsRequest { domain, name, most } = request.into_inner();
-        let most = if most == 0 { CELLS_DEFAULT } else { most.min(CELLS_MOST) } as usize;
+        let most = if most == 0 { SETTINGS.admin.cells_default } else { most.min(SETTINGS.admin.cells_max) }
+            as usize;
         let slot = self.of_limit(&domain, &name, |_, active| active.slot())?;
         let cells = self.shared.cells_of(slot);
         Ok(Response::new(api::ListCellsResponse {
-            hottest: counts(&cells.hottest, most, SAMPLE),
+            hottest: counts(&cells.hottest, most, SETTINGS.counts.sample),
             offenders: counts(&cells.offenders, most, 1),
-            sample: SAMPLE as u32,
-            half_life_ms: HALF_LIFE_NS / 1_000_000,
+            sample: SETTINGS.counts.sample as u32,
+            half_life_ms: SETTINGS.counts.half_life_ns / 1_000_000,
         }))
     }
 
@@ -391,8 +375,9 @@ impl Admin for Service {
             only_candidate_denies,
             only_live_denies,
             both_deny,
-            denied: compared
-                .map_or_else(Vec::new, |compared| counts(&compared.denied, CELLS_DEFAULT as usize, 1)),
+            denied: compared.map_or_else(Vec::new, |compared| {
+                counts(&compared.denied, SETTINGS.admin.cells_default as usize, 1)
+            }),
         }))
     }
 
@@ -401,7 +386,7 @@ impl Admin for Service {
         request: Request<api::ListAuditRequest>,
     ) -> Result<Response<api::ListAuditResponse>, Status> {
         let newest = match request.into_inner().newest {
-            0 => AUDIT_DEFAULT,
+            0 => SETTINGS.admin.audit_default,
             newest => newest,
         };
         let (regions, shared) = (self.regions(), Arc::clone(&self.shared));

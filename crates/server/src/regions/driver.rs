@@ -14,19 +14,7 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use super::Regions;
-
-/// The time between two turns of the loop, if nothing else wakes it.
-const TURN: Duration = Duration::from_millis(5);
-/// The time between two ticks of the node, if nothing calls for one.
-const TICK_NS: u64 = 10_000_000;
-/// The most events in one turn.
-const EVENTS_MAX: usize = 256;
-/// The most frames that are sent in one turn.
-const FRAMES_MAX: usize = 1_024;
-/// The time between two log lines about one kind of fault.
-const QUIET_NS: u64 = 60 * 1_000_000_000;
-/// How often the loop tries to make a first catalogue, and to write a schedule that could not be written.
-const SELDOM_NS: u64 = 100_000_000;
+use crate::settings::SETTINGS;
 
 /// The state of the loop.
 #[derive(Debug, Default)]
@@ -49,7 +37,7 @@ pub(super) async fn drive(
     mut events: mpsc::Receiver<Event>,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let mut turns = tokio::time::interval(TURN);
+    let mut turns = tokio::time::interval(SETTINGS.driver.turn);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut turn = Turn { adopted: regions.node.version(), ..Turn::default() };
     loop {
@@ -65,7 +53,7 @@ pub(super) async fn drive(
             () = regions.waiting.called() => {}
             _ = turns.tick() => {}
         }
-        for _ in 0..EVENTS_MAX {
+        for _ in 0..SETTINGS.driver.events_max {
             let Ok(event) = events.try_recv() else { break };
             turn.take(regions, event);
         }
@@ -116,7 +104,7 @@ impl Turn {
     /// Lets time pass, and sends.
     fn end(&mut self, regions: &Regions) {
         let now = regions.clock.now();
-        if regions.node.calls() || now.steady_ns >= self.ticked_ns + TICK_NS {
+        if regions.node.calls() || now.steady_ns >= self.ticked_ns + SETTINGS.driver.tick_ns {
             self.ticked_ns = now.steady_ns;
             if let Err(fault) = regions.node.tick(now, |limit| regions.rows(limit))
                 && self.may_log(regions.me.member, "version", now)
@@ -133,7 +121,7 @@ impl Turn {
         }
         regions.waiting.tell(regions.node.news());
         if now.steady_ns >= self.seldom_ns {
-            self.seldom_ns = now.steady_ns + SELDOM_NS;
+            self.seldom_ns = now.steady_ns + SETTINGS.driver.seldom_ns;
             regions.begin_catalogue(now);
             let is_due = regions.node.is_wall_believed() && regions.file_waits.swap(false, Ordering::AcqRel);
             if is_due && let Err(fault) = regions.order_file() {
@@ -147,7 +135,7 @@ impl Turn {
         let may_send = |region| {
             regions.names.identity(region).is_some_and(|identity| regions.mesh.is_writable(identity))
         };
-        for _ in 0..FRAMES_MAX {
+        for _ in 0..SETTINGS.driver.frames_max {
             let Some((region, frame)) = regions.node.poll_to(regions.clock.now(), may_send) else { break };
             if let Some(identity) = regions.names.identity(region) {
                 // If the connection has ended meanwhile, the content is sent again on the next one.
@@ -249,7 +237,7 @@ impl Turn {
 
     fn may_log(&mut self, region: MemberId, what: &'static str, now: Now) -> bool {
         let last = self.logged.get(&(region, what));
-        let due = last.is_none_or(|last| now.steady_ns.saturating_sub(*last) >= QUIET_NS);
+        let due = last.is_none_or(|last| now.steady_ns.saturating_sub(*last) >= SETTINGS.driver.quiet_ns);
         if due {
             self.logged.insert((region, what), now.steady_ns);
         }

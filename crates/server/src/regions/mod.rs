@@ -50,6 +50,7 @@ use crate::{
     config,
     incarnation::{self, INCARNATION},
     patience::Waiting,
+    settings::SETTINGS,
     writer::Writer,
 };
 
@@ -134,9 +135,6 @@ struct Differences {
     of: VersionId,
     at_ns: u64,
 }
-
-/// Differences are counted again after this time, in nanoseconds, because overrides end by themselves.
-const DIFFERENCES_NS: u64 = 60 * 1_000_000_000;
 
 /// The parts that a node needs to take its place.
 #[derive(Debug)]
@@ -331,7 +329,8 @@ impl Regions {
         let Some(version) = self.node.version() else { return 0 };
         let mut known = self.differences.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = |known: &Differences| {
-            known.of == version.version_id && now.steady_ns.saturating_sub(known.at_ns) < DIFFERENCES_NS
+            known.of == version.version_id
+                && now.steady_ns.saturating_sub(known.at_ns) < SETTINGS.orders.differences_ns
         };
         if let Some(known) = known.filter(is_new) {
             return known.count;

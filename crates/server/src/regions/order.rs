@@ -12,7 +12,7 @@ use acequia_node::difference::{Difference, differences};
 use acequia_rights::{VersionId, versions::Refused};
 
 use super::overrides::{self, About, Key, brackets, instant};
-use crate::holdings::rate_milli;
+use crate::{holdings::rate_milli, settings::SETTINGS};
 
 /// An order to change the catalogue.
 #[derive(Clone, Debug, PartialEq)]
@@ -277,9 +277,6 @@ pub(super) struct Said {
     pub(super) warnings: Vec<String>,
 }
 
-/// How long a grant should last at least, so that distant regions get a part of it.
-const GRANT_NS_MIN: u64 = 2_000_000_000;
-
 /// A limit after an order about its numbers, and the words about the order. Overrides that have ended are
 /// dropped.
 pub(super) fn ordered_limit(
@@ -337,7 +334,7 @@ pub(super) fn ordered_limit(
             units
         }
     };
-    if until_ns.saturating_sub(wall_ns) < GRANT_NS_MIN {
+    if until_ns.saturating_sub(wall_ns) < SETTINGS.orders.grant_ns_min {
         said.warnings
             .push(format!("it ends at {}: other regions may hear of it too late", instant(until_ns)));
     }

@@ -18,10 +18,8 @@ use acequia_limits::{
 use jiff::Timestamp;
 
 use super::{audit::clean, order::OrderFault};
+use crate::settings::SETTINGS;
 
-/// The longest reason and name in an override, in bytes: every region keeps them, in a catalogue of a
-/// mebibyte.
-const WORDS_BYTES_MAX: usize = 256;
 /// The fields of an override that are neither numbers nor a key.
 const ABOUT: [&str; 4] = ["until", "why", "author", "granted"];
 
@@ -323,7 +321,8 @@ fn said(spec: &LimitSpec, about: About<'_>) -> Vec<(String, ValueSpec)> {
 
 fn short(text: &str) -> String {
     let text = text.trim();
-    let end = (0..=WORDS_BYTES_MAX.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
+    let end =
+        (0..=SETTINGS.orders.about_bytes_max.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     text[..end.unwrap_or(0)].to_owned()
 }
 
@@ -534,8 +533,8 @@ mod tests {
         let line = "tenant=big-co has limit 550 (50 granted) until 1970-01-02T00:00:00Z: a launch, by ana";
         assert_eq!(changes(&quota(), &after), [format!("shop/credits: {line}")]);
         assert_eq!(changes(&after, &quota()), [format!("shop/credits: no longer {line}")]);
-        let long = About { why: &"ä".repeat(WORDS_BYTES_MAX), ..ana() };
+        let long = About { why: &"ä".repeat(SETTINGS.orders.about_bytes_max), ..ana() };
         let after = grant(&quota(), &key("a"), 50, DAY_NS, long).expect("sound");
-        assert_eq!(text_of(&after.overrides[0], "why").map(str::len), Some(WORDS_BYTES_MAX));
+        assert_eq!(text_of(&after.overrides[0], "why").map(str::len), Some(SETTINGS.orders.about_bytes_max));
     }
 }

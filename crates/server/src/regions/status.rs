@@ -14,7 +14,10 @@ use acequia_rights::{
 };
 
 use super::{Regions, limits::specs_of, overrides::lasting};
-use crate::holdings::{holding, rate_milli};
+use crate::{
+    holdings::{holding, rate_milli},
+    settings::SETTINGS,
+};
 
 /// Whether a node among regions has what it needs to decide; if not, why, and what to do.
 pub(super) fn ready(regions: &Regions, now: Now) -> Result<(), String> {
@@ -93,10 +96,6 @@ pub(super) fn api_version_id(id: VersionId) -> Option<api::VersionId> {
     Some(api::VersionId { epoch: id.epoch, number: id.number })
 }
 
-/// Changes of shares spare windows that begin while the change is acknowledged. Such a delay is shorter than
-/// this time, and is not shown.
-const TOLD_AHEAD_NS: u64 = 1_000_000_000;
-
 pub(super) fn catalogue_of(
     regions: &Regions,
     version: &Version,
@@ -104,7 +103,7 @@ pub(super) fn catalogue_of(
     now: Now,
 ) -> api::Catalogue {
     let progress = membership.progress.as_ref();
-    let is_to_come = |at_ns: &u64| *at_ns > now.wall_ns.saturating_add(TOLD_AHEAD_NS);
+    let is_to_come = |at_ns: &u64| *at_ns > now.wall_ns.saturating_add(SETTINGS.orders.told_ahead_ns);
     let older_until_ns = progress.map(|progress| progress.older_until_ns).filter(is_to_come);
     api::Catalogue {
         older_until_ns: older_until_ns.unwrap_or(0),

@@ -2,7 +2,7 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::time::{sleep_until, timeout};
@@ -13,9 +13,7 @@ use super::{
     post::{self, Message},
     queue::Letter,
 };
-
-/// How long the courier waits for the rest of an answer, once the head has said all that counts.
-const REST_WAIT: Duration = Duration::from_secs(1);
+use crate::settings::SETTINGS;
 
 /// Runs until the hook has ended.
 pub(super) async fn carry(hook: Arc<Hook>) {
@@ -52,7 +50,7 @@ async fn send(letter: &Letter, settings: &Settings) -> Outcome {
             let (status, verdict) =
                 (answer.status(), verdict(answer.status(), answer.headers(), SystemTime::now()));
             // If the answer is cut short, the next try opens another connection.
-            let _ = timeout(REST_WAIT, post::discard(answer.into_body())).await;
+            let _ = timeout(SETTINGS.webhooks.rest_wait, post::discard(answer.into_body())).await;
             Outcome::Answered(status, verdict)
         }
         Ok(Err(why)) => Outcome::Failed(why),

@@ -5,11 +5,7 @@ use std::fmt::Write as _;
 use ring::digest::{SHA256, digest};
 use serde::Serialize;
 
-/// The most bytes of a key or a value in an event. Callers choose values; a longer text is cut there and ends
-/// with `…`.
-const TEXT_BYTES_MAX: usize = 1_024;
-/// The longest id, in bytes.
-const ID_BYTES_MAX: usize = 128;
+use crate::settings::SETTINGS;
 
 /// A cell has used as much of its budget as a threshold of its limit says. There is one event for each
 /// threshold and window.
@@ -82,7 +78,8 @@ impl Event {
     pub(super) fn bounded(mut self) -> Self {
         let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
         // A dot would look like the dots between the parts that are signed.
-        if self.id.is_empty() || self.id.len() > ID_BYTES_MAX || !self.id.bytes().all(fits) {
+        if self.id.is_empty() || self.id.len() > SETTINGS.webhooks.id_bytes_max || !self.id.bytes().all(fits)
+        {
             self.id = hex(digest(&SHA256, self.id.as_bytes()).as_ref());
         }
         for (key, value) in &mut self.by {
@@ -94,8 +91,9 @@ impl Event {
 }
 
 fn cut(text: &mut String) {
-    if text.len() > TEXT_BYTES_MAX {
-        let end = (0..=TEXT_BYTES_MAX).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+    if text.len() > SETTINGS.webhooks.text_bytes_max {
+        let end =
+            (0..=SETTINGS.webhooks.text_bytes_max).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
         text.truncate(end);
         text.push('…');
     }
@@ -142,7 +140,7 @@ mod tests {
     fn an_events_id_is_a_valid_header_value_and_always_the_same() {
         let id = |id: &str| event(id).bounded().id;
         assert_eq!(id("w-5f_0"), "w-5f_0");
-        let long = "x".repeat(ID_BYTES_MAX + 1);
+        let long = "x".repeat(SETTINGS.webhooks.id_bytes_max + 1);
         for text in ["", "a.b", "a b", "a\r\nx-evil: 1", "é", &long] {
             assert_eq!(id(text).len(), 64, "{text:?}");
             assert_eq!(id(text), id(text));
@@ -156,7 +154,10 @@ mod tests {
         let by =
             vec![("k".repeat(5_000), "é".repeat(5_000)), ("key".to_owned(), format!("x{}", "é".repeat(512)))];
         let by = Event { by, ..event("w") }.bounded().by;
-        assert_eq!((by[0].0.len(), by[0].1.len()), (TEXT_BYTES_MAX + 3, TEXT_BYTES_MAX + 3));
+        assert_eq!(
+            (by[0].0.len(), by[0].1.len()),
+            (SETTINGS.webhooks.text_bytes_max + 3, SETTINGS.webhooks.text_bytes_max + 3)
+        );
         assert_eq!(by[0].1, format!("{}…", "é".repeat(512)));
         assert_eq!(by[1].1, format!("x{}…", "é".repeat(511)));
     }

@@ -16,11 +16,12 @@ use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use super::{
-    pace::{AGE_MAX, TRIES_MAX, Verdict, backoff},
+    pace::{Verdict, backoff},
     post::Post,
     queue::{Letter, Queue},
     signature::Secret,
 };
+use crate::settings::SETTINGS;
 
 /// The settings that may change while a hook is in use.
 #[derive(Debug)]
@@ -171,7 +172,7 @@ impl Hook {
                 return Next::Wait(Some(at));
             }
             let Some(mut letter) = state.queue.take() else { return Next::Wait(None) };
-            if now.duration_since(letter.offered) > AGE_MAX {
+            if now.duration_since(letter.offered) > SETTINGS.webhooks.age_max {
                 self.lose(state, &[letter], "it waited for too long");
                 continue;
             }
@@ -211,7 +212,8 @@ impl Hook {
             state.quiet_until = Some(now + asked);
         }
         letter.due = now + backoff(letter.tries, random).max(asked.unwrap_or_default());
-        let is_over = letter.tries >= TRIES_MAX || letter.due > letter.offered + AGE_MAX;
+        let is_over = letter.tries >= SETTINGS.webhooks.tries_max
+            || letter.due > letter.offered + SETTINGS.webhooks.age_max;
         if letter.is_last || is_over {
             return self.lose(state, &[letter], &why);
         }

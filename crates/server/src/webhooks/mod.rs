@@ -41,11 +41,8 @@ use self::{
     post::Post,
     signature::Secret,
 };
-use crate::config::WebhookConfig;
+use crate::{config::WebhookConfig, settings::SETTINGS};
 
-/// The most lines in the log for the events of one [`deliver`]: in a flood, the other events are only
-/// counted.
-const LOGGED_MAX: usize = 64;
 /// From this percentage on denials follow a threshold.
 const PERCENT_FULL: u8 = 100;
 
@@ -71,7 +68,7 @@ pub(crate) fn deliver(webhooks: Option<&Webhooks>, events: impl Iterator<Item = 
     let mut count = 0;
     for event in events {
         let event = event.bounded();
-        if count < LOGGED_MAX {
+        if count < SETTINGS.webhooks.logged_max {
             log(&event);
         }
         count += 1;
@@ -79,7 +76,7 @@ pub(crate) fn deliver(webhooks: Option<&Webhooks>, events: impl Iterator<Item = 
             webhooks.offer_bounded(&event);
         }
     }
-    if let Some(more) = count.checked_sub(LOGGED_MAX).filter(|more| *more > 0) {
+    if let Some(more) = count.checked_sub(SETTINGS.webhooks.logged_max).filter(|more| *more > 0) {
         warn!(more, "more cells have passed thresholds of their limits than the log shows");
     }
 }

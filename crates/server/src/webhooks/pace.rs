@@ -4,16 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 
-/// How often an event is sent at most, including the first time.
-pub(super) const TRIES_MAX: u32 = 8;
-/// How long after its offer an event is still sent: a later warning is of no use.
-pub(super) const AGE_MAX: Duration = Duration::from_secs(30 * 60);
-/// The longest wait before the first retry; and, below, the factor for each further retry. Eight tries take
-/// some eight minutes, which is a receiver's deployment.
-const WAIT_FIRST: Duration = Duration::from_secs(1);
-const WAIT_FACTOR: u32 = 4;
-/// The longest wait of all, even if a hook asks for more.
-pub(super) const WAIT_MAX: Duration = Duration::from_secs(5 * 60);
+use crate::settings::{SETTINGS, WebhookSettings};
 
 /// The meaning of an answer for the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +31,7 @@ pub(super) fn verdict(status: StatusCode, headers: &HeaderMap, now: SystemTime) 
     }
 }
 
-/// The wait that a hook asks for (RFC 9110, section 10.2.3), at most [`WAIT_MAX`].
+/// The wait that a hook asks for (RFC 9110, section 10.2.3), at most `wait_max` of the settings.
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
@@ -50,15 +41,16 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     } else {
         httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default()
     };
-    Some(wait.min(WAIT_MAX))
+    Some(wait.min(SETTINGS.webhooks.wait_max))
 }
 
 /// The wait after some failed tries. Any time up to the bound is equally likely, so that many nodes do not
 /// come back at once (<https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/>).
 pub(super) fn backoff(tries: u32, random: u64) -> Duration {
-    let longest = WAIT_FACTOR
+    let WebhookSettings { wait_first, wait_factor, wait_max, .. } = SETTINGS.webhooks;
+    let longest = wait_factor
         .checked_pow(tries.saturating_sub(1))
-        .map_or(WAIT_MAX, |times| WAIT_FIRST.saturating_mul(times).min(WAIT_MAX));
+        .map_or(wait_max, |times| wait_first.saturating_mul(times).min(wait_max));
     longest.mul_f64(random as f64 / u64::MAX as f64)
 }
 
@@ -77,14 +69,17 @@ mod tests {
     #[test]
     fn waits_between_tries_grow_to_a_bound_and_are_random() {
         let longest = [1, 4, 16, 64, 256, 300, 300];
-        for (tries, longest_s) in (1..TRIES_MAX).zip(longest) {
+        for (tries, longest_s) in (1..SETTINGS.webhooks.tries_max).zip(longest) {
             let longest = Duration::from_secs(longest_s);
             assert_eq!(backoff(tries, u64::MAX), longest);
             assert_eq!(backoff(tries, 0), Duration::ZERO);
             assert!(backoff(tries, u64::MAX / 2).abs_diff(longest / 2) < Duration::from_millis(1));
         }
-        assert_eq!(backoff(u32::MAX, u64::MAX), WAIT_MAX);
-        assert!(Duration::from_secs(longest.iter().sum()) < AGE_MAX, "the tries fit into the age");
+        assert_eq!(backoff(u32::MAX, u64::MAX), SETTINGS.webhooks.wait_max);
+        assert!(
+            Duration::from_secs(longest.iter().sum()) < SETTINGS.webhooks.age_max,
+            "the tries fit into the age"
+        );
     }
 
     #[test]

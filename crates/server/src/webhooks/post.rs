@@ -19,15 +19,7 @@ use hyper_util::{
 use rustls::{ClientConfig, RootCertStore, crypto::ring::default_provider};
 
 use super::WebhooksError;
-
-/// The most bytes of an answer that are read. A longer answer costs the connection.
-const ANSWER_BYTES_MAX: usize = 4_096;
-/// The most bytes of an answer's head.
-const HEAD_BYTES_MAX: usize = 16_384;
-/// The most characters of a fault that are reported: a certificate may name many hosts.
-const WHY_CHARS_MAX: usize = 300;
-/// How long an unused connection stays open.
-const IDLE: Duration = Duration::from_secs(30);
+use crate::settings::SETTINGS;
 
 const USER_AGENT: &str = concat!("acequia/", env!("CARGO_PKG_VERSION"));
 
@@ -63,9 +55,9 @@ impl Post {
             .wrap_connector(http);
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
+            .pool_idle_timeout(SETTINGS.webhooks.idle)
             .pool_max_idle_per_host(1)
-            .http1_max_buf_size(HEAD_BYTES_MAX)
+            .http1_max_buf_size(SETTINGS.webhooks.head_bytes_max)
             .build(https);
         Self { url, client }
     }
@@ -94,7 +86,7 @@ impl Post {
 /// Reads and forgets the rest of an answer, up to a bound. Then the connection can be used again.
 pub(super) async fn discard(body: Incoming) {
     // A fault in the answer, or too long an answer, ends the connection.
-    let _ = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+    let _ = Limited::new(body, SETTINGS.webhooks.answer_bytes_max).collect().await;
 }
 
 /// Trusts the root certificates of this machine.
@@ -129,5 +121,5 @@ fn why(fault: &hyper_util::client::legacy::Error) -> String {
         }
         inner = cause.source();
     }
-    words.chars().take(WHY_CHARS_MAX).collect()
+    words.chars().take(SETTINGS.webhooks.why_chars_max).collect()
 }

@@ -4,10 +4,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use bytes::Bytes;
 
-/// The most events that wait for a hook. More are a flood, and the latest events say most about it.
-pub(super) const LETTERS_MAX: usize = 1_024;
-/// The most bytes of all these events, 4 MiB: a thousand events with long values fit.
-pub(super) const BYTES_MAX: usize = 4 << 20;
+use crate::settings::SETTINGS;
 
 /// An event on its way to a hook.
 #[derive(Clone, Debug)]
@@ -42,13 +39,15 @@ impl Queue {
     /// Adds a letter at its place. Returns the letters that had to leave, which are the oldest and may
     /// include this one.
     pub(super) fn put(&mut self, letter: Letter) -> Vec<Letter> {
-        if letter.body.len() > BYTES_MAX {
+        if letter.body.len() > SETTINGS.webhooks.letters_bytes_max {
             return vec![letter];
         }
         self.bytes += letter.body.len();
         self.letters.insert(letter.number, letter);
         let mut left = Vec::new();
-        while self.letters.len() > LETTERS_MAX || self.bytes > BYTES_MAX {
+        while self.letters.len() > SETTINGS.webhooks.letters_max
+            || self.bytes > SETTINGS.webhooks.letters_bytes_max
+        {
             let Some((_, oldest)) = self.letters.pop_first() else { break };
             self.bytes -= oldest.body.len();
             left.push(oldest);
@@ -99,7 +98,7 @@ mod tests {
     #[test]
     fn the_oldest_events_make_room_in_a_full_queue() {
         let (mut queue, now) = (Queue::default(), Instant::now());
-        for number in 0..LETTERS_MAX as u64 {
+        for number in 0..SETTINGS.webhooks.letters_max as u64 {
             assert_eq!(put(&mut queue, letter(number, now, 10)), 0);
         }
         assert_eq!(put(&mut queue, letter(5_000, now, 10)), 1);
@@ -108,9 +107,12 @@ mod tests {
             1,
             "an old one that comes back has no place any more"
         );
-        assert_eq!(queue.len(), LETTERS_MAX);
+        assert_eq!(queue.len(), SETTINGS.webhooks.letters_max);
         let left = numbers(&mut queue);
-        assert_eq!((left[0], left[LETTERS_MAX - 1], left.len()), (1, 5_000, LETTERS_MAX));
+        assert_eq!(
+            (left[0], left[SETTINGS.webhooks.letters_max - 1], left.len()),
+            (1, 5_000, SETTINGS.webhooks.letters_max)
+        );
         assert_eq!((queue.len(), queue.bytes), (0, 0));
     }
 
@@ -118,10 +120,14 @@ mod tests {
     fn long_events_make_room_within_the_byte_bound() {
         let (mut queue, now) = (Queue::default(), Instant::now());
         for number in 0..4 {
-            assert_eq!(put(&mut queue, letter(number, now, BYTES_MAX / 4)), 0);
+            assert_eq!(put(&mut queue, letter(number, now, SETTINGS.webhooks.letters_bytes_max / 4)), 0);
         }
-        assert_eq!(put(&mut queue, letter(4, now, BYTES_MAX / 2)), 2);
-        assert_eq!(put(&mut queue, letter(5, now, BYTES_MAX + 1)), 1, "what never fits takes nobody's place");
+        assert_eq!(put(&mut queue, letter(4, now, SETTINGS.webhooks.letters_bytes_max / 2)), 2);
+        assert_eq!(
+            put(&mut queue, letter(5, now, SETTINGS.webhooks.letters_bytes_max + 1)),
+            1,
+            "what never fits takes nobody's place"
+        );
         assert_eq!(numbers(&mut queue), [2, 3, 4]);
         assert_eq!(queue.bytes, 0);
     }

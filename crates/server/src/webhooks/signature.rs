@@ -11,10 +11,10 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ring::hmac;
 
+use crate::settings::SETTINGS;
+
 /// The shortest key in the specification, in bytes.
 const SECRET_BYTES_MIN: usize = 24;
-/// The longest file. A file longer than this is not a key.
-const FILE_BYTES_MAX: u64 = 4_096;
 /// The prefix of a key in base64.
 const ENCODED: &str = "whsec_";
 
@@ -55,14 +55,18 @@ impl Secret {
     pub(super) fn read(path: &Path) -> Result<Self, SecretFault> {
         let file = |cause| SecretFault::File { path: path.to_owned(), cause };
         let mut bytes = Vec::new();
-        File::open(path).map_err(file)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(file)?;
+        File::open(path)
+            .map_err(file)?
+            .take(SETTINGS.secrets.webhook_file_bytes_max + 1)
+            .read_to_end(&mut bytes)
+            .map_err(file)?;
         Self::new(&bytes).map_err(|what| SecretFault::Key { path: path.to_owned(), what })
     }
 
     /// The key in a text: after `whsec_` in base64, or else the text itself.
     pub(super) fn new(text: &[u8]) -> Result<Self, String> {
-        if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(format!("it is longer than {FILE_BYTES_MAX} bytes"));
+        if text.len() as u64 > SETTINGS.secrets.webhook_file_bytes_max {
+            return Err(format!("it is longer than {} bytes", SETTINGS.secrets.webhook_file_bytes_max));
         }
         let text = text.trim_ascii();
         let decoded = match text.strip_prefix(ENCODED.as_bytes()) {

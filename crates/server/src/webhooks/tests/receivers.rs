@@ -26,7 +26,6 @@ use tokio::{
 use tracing_subscriber::{Layer as _, filter::Targets, fmt, layer::SubscriberExt as _, registry};
 
 use super::*;
-use crate::webhooks::queue::LETTERS_MAX;
 
 /// How long anything may take that happens by itself. Only a failing test waits so long.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -298,8 +297,11 @@ async fn a_flood_drops_its_oldest_events() {
     let sender = Sender::start(&[&receiver.url()]);
     sender.webhooks.offer(event("first"));
     receiver.next().await;
-    events(LETTERS_MAX + 10).for_each(|event| sender.webhooks.offer(event));
-    assert_eq!(sender.counts(), Counts { dropped: 10, queue: LETTERS_MAX as u64 + 1, ..Counts::default() });
+    events(SETTINGS.webhooks.letters_max + 10).for_each(|event| sender.webhooks.offer(event));
+    assert_eq!(
+        sender.counts(),
+        Counts { dropped: 10, queue: SETTINGS.webhooks.letters_max as u64 + 1, ..Counts::default() }
+    );
 }
 
 #[tokio::test]
@@ -463,8 +465,8 @@ fn the_log_names_a_cell_by_its_id_alone() {
 
 #[test]
 fn further_events_of_a_flood_are_one_line_in_the_log() {
-    let said = logged("info", events(LOGGED_MAX + 7));
-    assert_eq!(said.lines().count(), LOGGED_MAX + 1);
+    let said = logged("info", events(SETTINGS.webhooks.logged_max + 7));
+    assert_eq!(said.lines().count(), SETTINGS.webhooks.logged_max + 1);
     assert!(said.lines().last().is_some_and(|line| line.contains("more=7")), "{said}");
 }
 

@@ -9,7 +9,6 @@ use super::*;
 use crate::webhooks::{
     hook::{Next, Outcome},
     pace::verdict,
-    queue::LETTERS_MAX,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -141,12 +140,12 @@ fn an_event_older_than_half_an_hour_is_dropped() {
 #[test]
 fn an_event_that_waited_too_long_behind_others_is_dropped_unsent() {
     let mut story = Story::begin(|_, _| Answer::Hang);
-    for number in 0..LETTERS_MAX {
+    for number in 0..SETTINGS.webhooks.letters_max {
         story.offer(&format!("w-{number}"));
     }
     story.pass(HOUR_S);
     let counts = story.hook.counts();
-    assert_eq!((counts.queue, counts.dropped), (0, LETTERS_MAX as u64));
+    assert_eq!((counts.queue, counts.dropped), (0, SETTINGS.webhooks.letters_max as u64));
     let last = 1_800;
     assert_eq!(story.seen.len() as u64, last / TIMEOUT.as_secs() + 1, "one at a time");
     assert_eq!(story.seen_at().last(), Some(&last));
@@ -200,15 +199,19 @@ fn a_flood_drops_its_oldest_events_and_counts_them() {
     let mut story = Story::begin(|_, _| Answer::Status(200));
     story.offer("first");
     let Next::Send(first) = story.hook.next(story.now) else { panic!("it is due") };
-    for number in 0..LETTERS_MAX + 10 {
+    for number in 0..SETTINGS.webhooks.letters_max + 10 {
         story.offer(&format!("w-{number}"));
     }
     let counts = story.hook.counts();
-    assert_eq!((counts.dropped, counts.queue), (10, LETTERS_MAX as u64 + 1), "one is on its way");
+    assert_eq!(
+        (counts.dropped, counts.queue),
+        (10, SETTINGS.webhooks.letters_max as u64 + 1),
+        "one is on its way"
+    );
     story.hook.settle(first, Outcome::Failed("too late".to_owned()), u64::MAX, story.now);
     assert_eq!(story.hook.counts().dropped, 11, "what came back finds no place");
     story.pass(HOUR_S);
-    assert_eq!((story.ids()[0], story.seen.len()), ("w-10", LETTERS_MAX));
+    assert_eq!((story.ids()[0], story.seen.len()), ("w-10", SETTINGS.webhooks.letters_max));
 }
 
 #[test]
