@@ -9,7 +9,7 @@ use acequia_node::{
     regions::wire::{Entry, Whole, read},
 };
 
-use super::{World, named};
+use super::{World, asking::named};
 use crate::scene::MS;
 
 /// How often a waiting request that may be forwarded is tried again.
