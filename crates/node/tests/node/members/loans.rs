@@ -136,3 +136,83 @@ pub(crate) fn lent_and_less_by_time() {
     world.forget_counts();
     passes(&mut world, &[0, 1], 30);
 }
+
+/// A lender's store is gone while shares change. It conforms once its loans are back, without asking the
+/// store.
+#[test]
+fn a_lender_whose_store_is_gone_conforms_when_its_loans_are_back() {
+    let mut world = lent_by_one();
+    cut(&mut world, &[]);
+    passes(&mut world, &[1], 1);
+    world.nodes[2].way = Way::CUT;
+    assert!(world.order(&all([10, 10, 90, 91])));
+    passes(&mut world, &[1], 8);
+    let membership = world.nodes[0].node.membership(world.now(0)).expect("regions");
+    let progress = membership.progress.expect("a version");
+    assert!(progress.pending.is_empty(), "{progress:?}");
+}
+
+/// A process gave away part of what it held of a window. Its successor must not withdraw the same units
+/// again, unused.
+#[test]
+fn units_that_an_earlier_process_gave_away_are_not_withdrawn_again() {
+    let mut world = shared(window("w", 1_000, "100s"), [1, 1, 3, 3]);
+    world.pass(93 * S);
+    // One region uses its own part and some of the other's. Then a node that gave units restarts, and is
+    // asked for the rest of its region's part.
+    let ask = |world: &mut World, place: usize, times: u64| {
+        let passes = |_: &u64| {
+            let passed = world.ask(place, "k", 1);
+            world.pass(50 * MS);
+            passed
+        };
+        (0..times).filter(passes).count()
+    };
+    let used = ask(&mut world, 0, 320);
+    assert!(used >= 310, "{used}");
+    world.crash(2);
+    let rest = ask(&mut world, 2, 600);
+    // Spent: guard shares, and units that node 3 withdrew and did not give away.
+    assert!(rest >= 180, "{used} and {rest}");
+}
+
+/// Lenders lose power, and restart while their loans are out. The pool's server may also forget what they
+/// held.
+fn lent_and_crashed() {
+    let specs = [bucket("b", "100/s", 20), sliding("s", 1_000, "10s"), window("w", 1_000, "10s")];
+    for (spec, is_forgotten) in specs.iter().cloned().flat_map(|spec| [(spec.clone(), false), (spec, true)]) {
+        let mut world = lent_and_asked(spec);
+        for crashed in [&[2][..], &[3], &[2, 3], &[3, 0]] {
+            // The borrower hears nothing of this.
+            cut(&mut world, &[0]);
+            crashed.iter().for_each(|place| world.crash(*place));
+            if is_forgotten {
+                world.regions.as_mut().expect("regions").servers[0].restart(None);
+            }
+            passes(&mut world, &[0, 5 - crashed[0]], 10);
+            cut(&mut world, &[]);
+            passes(&mut world, &[0], 24);
+        }
+    }
+}
+
+#[test]
+fn pooled_units_given_or_lent_to_a_region_count_once() {
+    given_once();
+}
+
+#[test]
+fn a_loan_of_pooled_units_ends_before_the_lenders_lease() {
+    lent_and_cut();
+    lent_at_the_end();
+    lent_and_less_by_time();
+}
+
+#[test]
+fn no_limit_is_exceeded_if_shares_change_and_lenders_crash() {
+    lent_and_ordered();
+    lent_by_one_and_ordered();
+    lent_by_one_that_crashes();
+    lent_by_one_that_is_gone();
+    lent_and_crashed();
+}
