@@ -11,7 +11,7 @@ use crate::{
         account::{Account, CellContext, VariantChange, shrinks_with_pool},
         shard::{Cells, NewCell},
     },
-    journal::HeapCell,
+    journal::{HeapCell, forgotten::MaybeForgotten},
     regions::CellKey,
     shard_of,
 };
@@ -52,8 +52,7 @@ impl LockedCell<'_> {
             None => {
                 let local = self.catalogue.local(slot, newest)?;
                 let (algorithm, salt) = (local.at(tag.salt()), tag.salt());
-                let key = VariantKey { slot, variant: newest };
-                let state = self.node.initial(self.catalogue, key, algorithm, salt, self.now);
+                let state = self.node.initial(&self.maybe_forgotten(newest, algorithm, salt));
                 let durable = self.catalogue.is_durable(slot);
                 let place = cells.insert(tag, slot, newest, NewCell::new(state, algorithm, durable));
                 if told.is_none() {
@@ -187,8 +186,18 @@ impl LockedCell<'_> {
     }
 
     fn not_less_than_forgotten(&self, to: u16, algorithm: &Algorithm, salt: u32, state: State) -> State {
-        let key = VariantKey { slot: self.key.0, variant: to };
-        self.node.not_less_than_forgotten(self.catalogue, key, algorithm, salt, self.now, state)
+        self.node.not_less_than_forgotten(&self.maybe_forgotten(to, algorithm, salt), state)
+    }
+
+    /// The cell as a variant counts it, whose state a crash may have forgotten.
+    fn maybe_forgotten<'a>(
+        &'a self,
+        variant: u16,
+        algorithm: &'a Algorithm,
+        salt: u32,
+    ) -> MaybeForgotten<'a> {
+        let key = VariantKey { slot: self.key.0, variant };
+        MaybeForgotten { catalogue: self.catalogue, key, algorithm, salt, now: self.now }
     }
 }
 

@@ -23,9 +23,13 @@ use crate::{
     Catalogue, CellWrite, Node, Row,
     catalogue::{Registry, VariantKey, local::Local},
     cell::record::CellRecord,
-    journal::forgotten::more_than_forgotten,
-    journal::restore::RestoredLimit,
-    journal::{HeapCell, overflow_tag, wall_row},
+    journal::{
+        HeapCell,
+        forgotten::{MaybeForgotten, more_than_forgotten},
+        overflow_tag,
+        restore::RestoredLimit,
+        wall_row,
+    },
     lock,
 };
 
@@ -126,7 +130,10 @@ impl Node {
         now: Now,
     ) -> State {
         match least.has_rate() {
-            true => self.not_less_than_forgotten(catalogue, key, least, 0, now, state),
+            true => {
+                let cell = MaybeForgotten { catalogue, key, algorithm: least, salt: 0, now };
+                self.not_less_than_forgotten(&cell, state)
+            }
             false => state,
         }
     }

@@ -32,7 +32,7 @@ use crate::{
         record::Pledge,
         shard::{Cells, NewCell},
     },
-    journal::HeapCell,
+    journal::{HeapCell, forgotten::MaybeForgotten},
     journal_tag, shard_of,
 };
 
@@ -222,7 +222,8 @@ impl Node {
                     let Some(local) = catalogue.local(slot, variant) else { continue };
                     let algorithm = local.at(salt);
                     let key = VariantKey { slot, variant };
-                    let state = self.initial(&catalogue, key, algorithm, salt, now);
+                    let cell = MaybeForgotten { catalogue: &catalogue, key, algorithm, salt, now };
+                    let state = self.initial(&cell);
                     while !cells.table.has_room(1) {
                         cells.table.grow(usize::MAX);
                     }

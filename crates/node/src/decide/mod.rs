@@ -33,7 +33,7 @@ use crate::{
         overflow::Overflow,
         shard::{Cells, NewCell},
     },
-    journal::HeapCell,
+    journal::{HeapCell, forgotten::MaybeForgotten},
     journal_tag,
     settings::SETTINGS,
     shard_of,
@@ -619,8 +619,13 @@ impl<'a> Check<'a, '_> {
 
     /// The state of a cell that was never charged since the start.
     fn initial(&self, hit: &Hit) -> State {
+        self.node.initial(&self.maybe_forgotten(hit, self.algorithm(hit)))
+    }
+
+    /// The hit's cell, whose state a crash may have forgotten.
+    fn maybe_forgotten<'c>(&'c self, hit: &Hit, algorithm: &'c Algorithm) -> MaybeForgotten<'c> {
         let key = VariantKey { slot: self.limit(hit).slot, variant: hit.variant };
-        self.node.initial(self.catalogue, key, self.algorithm(hit), hit.tag.salt(), self.now)
+        MaybeForgotten { catalogue: self.catalogue, key, algorithm, salt: hit.tag.salt(), now: self.now }
     }
 
     /// The state of a cell beside one that new cells share: the shared state, and whatever a restart forgot
@@ -649,15 +654,12 @@ impl<'a> Check<'a, '_> {
     }
 
     fn not_less_than_forgotten(&self, hit: &Hit, algorithm: &Algorithm, state: State) -> State {
-        let key = VariantKey { slot: self.limit(hit).slot, variant: hit.variant };
-        let salt = hit.tag.salt();
-        self.node.not_less_than_forgotten(self.catalogue, key, algorithm, salt, self.now, state)
+        self.node.not_less_than_forgotten(&self.maybe_forgotten(hit, algorithm), state)
     }
 
     /// Whether the cell is presumed to owe something that a restart forgot.
     fn is_forgotten(&self, hit: &Hit) -> bool {
-        let key = VariantKey { slot: self.limit(hit).slot, variant: hit.variant };
-        self.node.is_forgotten(self.catalogue, key, self.algorithm(hit), self.now)
+        self.node.is_forgotten(&self.maybe_forgotten(hit, self.algorithm(hit)))
     }
 
     /// The cell that new cells of the hit's limit share, if it has been charged.

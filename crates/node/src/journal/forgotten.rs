@@ -32,11 +32,25 @@ pub(crate) fn more_than_forgotten(
     if is_more { Ok(state) } else { Err(State::Inline(presumed)) }
 }
 
-/// The debt of a bucket's cell of which nothing is known, if a crash forgot it and it is not idle by now.
-fn forgotten(catalogue: &Catalogue, key: VariantKey, algorithm: &Algorithm, now: Now) -> Option<State> {
-    let (most, state) = catalogue.forgotten(key)?;
-    let is_idle = state == [0, 0] || most.is_idle(&state, now);
-    (!is_idle).then(|| algorithm.convert(most, &state, now))
+/// A cell whose state a crash may have forgotten, as one of its limit's variants counts it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MaybeForgotten<'a> {
+    pub(crate) catalogue: &'a Catalogue,
+    pub(crate) key: VariantKey,
+    /// How the cell is counted by that variant, or by a share of it.
+    pub(crate) algorithm: &'a Algorithm,
+    /// The salt of the cell's tag: it staggers the cell's windows.
+    pub(crate) salt: u32,
+    pub(crate) now: Now,
+}
+
+impl MaybeForgotten<'_> {
+    /// The debt of a bucket's cell of which nothing is known, if a crash forgot it and it is not idle by now.
+    fn debt(&self) -> Option<State> {
+        let (most, state) = self.catalogue.forgotten(self.key)?;
+        let is_idle = state == [0, 0] || most.is_idle(&state, self.now);
+        (!is_idle).then(|| self.algorithm.convert(most, &state, self.now))
+    }
 }
 
 impl Node {
@@ -46,16 +60,10 @@ impl Node {
     }
 
     /// The state of a cell that was never charged since the start.
-    pub(crate) fn initial(
-        &self,
-        catalogue: &Catalogue,
-        key: VariantKey,
-        algorithm: &Algorithm,
-        salt: u32,
-        now: Now,
-    ) -> State {
+    pub(crate) fn initial(&self, cell: &MaybeForgotten<'_>) -> State {
+        let MaybeForgotten { catalogue, key, algorithm, salt, now } = *cell;
         if algorithm.has_rate() {
-            return forgotten(catalogue, key, algorithm, now).unwrap_or(algorithm.fresh());
+            return cell.debt().unwrap_or(algorithm.fresh());
         }
         match self.spent_before_start(catalogue, key.slot, algorithm, now) {
             Some(then) => self.spent(algorithm, then, Some(salt)),
@@ -103,20 +111,12 @@ impl Node {
 
     /// Ensures that a new variant does not give back what a restart forgot: all of it counts as spent, as in
     /// an absent cell. Later charges come on top of it, so nothing is left.
-    pub(crate) fn not_less_than_forgotten(
-        &self,
-        catalogue: &Catalogue,
-        key: VariantKey,
-        algorithm: &Algorithm,
-        salt: u32,
-        now: Now,
-        state: State,
-    ) -> State {
+    pub(crate) fn not_less_than_forgotten(&self, cell: &MaybeForgotten<'_>, state: State) -> State {
+        let MaybeForgotten { catalogue, key, algorithm, salt, now } = *cell;
         let of_any_size = self.of_any_size(algorithm);
         let all = of_any_size.as_ref().unwrap_or(algorithm);
         if algorithm.has_rate() {
-            let is_forgotten = forgotten(catalogue, key, algorithm, now).is_some();
-            return if is_forgotten { all.used_up(state.as_slice(), now, now, salt) } else { state };
+            return if cell.debt().is_some() { all.used_up(state.as_slice(), now, now, salt) } else { state };
         }
         let Some(then) = self.spent_before_start(catalogue, key.slot, algorithm, now) else { return state };
         match algorithm {
@@ -130,15 +130,10 @@ impl Node {
     }
 
     /// Whether an absent cell is presumed to owe something because a crash forgot its debt.
-    pub(crate) fn is_forgotten(
-        &self,
-        catalogue: &Catalogue,
-        key: VariantKey,
-        algorithm: &Algorithm,
-        now: Now,
-    ) -> bool {
+    pub(crate) fn is_forgotten(&self, cell: &MaybeForgotten<'_>) -> bool {
+        let MaybeForgotten { catalogue, key, algorithm, now, .. } = *cell;
         match algorithm.has_rate() {
-            true => forgotten(catalogue, key, algorithm, now).is_some(),
+            true => cell.debt().is_some(),
             false => self.spent_before_start(catalogue, key.slot, algorithm, now).is_some(),
         }
     }

@@ -7,7 +7,7 @@ use crate::{
     Active, Catalogue, LimitAnswer, Node,
     catalogue::{VariantKey, local::Local},
     cell::{CellKey, account::Account},
-    journal::HeapCell,
+    journal::{HeapCell, forgotten::MaybeForgotten},
     journal_tag, shard_of,
 };
 
@@ -249,7 +249,7 @@ impl Node {
         now: Now,
     ) -> u64 {
         let (key, salt) = (VariantKey { slot, variant }, tag.salt());
-        let state = self.initial(catalogue, key, algorithm, salt, now);
+        let state = self.initial(&MaybeForgotten { catalogue, key, algorithm, salt, now });
         let own = algorithm.available(state.as_slice(), now, salt);
         let shared = self.overflow.lock();
         let shared = shared.get(&key);
