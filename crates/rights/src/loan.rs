@@ -49,18 +49,25 @@
 //! This file knows no clock, no limit and no policy. The caller decides what to ask for, whom to lend to and
 //! when to give back.
 
+mod record;
+mod refusal;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use thiserror::Error;
 
 use acequia_limits::{Part, RATE_PARTS, UNITS_MAX};
 
+use self::record::Returned;
+pub use self::{
+    record::{Change, Expired, HeldLoan, LentLoan},
+    refusal::Refusal,
+};
 use crate::{
     Incarnation,
     mutation::{Mutation, mutated},
-    session::{EXCEPTED_MAX, FROZEN_MAX, Heartbeat, SentHeartbeats, Session, Sessions, stretch},
+    session::{Heartbeat, SentHeartbeats, Session, Sessions, stretch},
 };
 
 /// The most loans that a cell may have lent, and the most that it may hold.
@@ -145,234 +152,6 @@ pub struct Return {
     pub number: u64,
     /// Units of the part that are not owed.
     pub tokens: u64,
-}
-
-/// A loan, as its giver keeps it: on disk before the grant leaves, and until the loan is back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LentLoan {
-    /// Unique among all loans of this node.
-    pub number: u64,
-    /// The holder.
-    pub to: Incarnation,
-    /// The lent part.
-    pub part: Part,
-    /// The tokens, as granted.
-    pub tokens: u64,
-    /// The ttl, as granted.
-    pub ttl_ns: u64,
-    /// The ttl, stretched by the drift bound.
-    pub wait_ns: u64,
-    /// The kind, with `lingers_ns` stretched by the drift bound.
-    pub kind: Kind,
-    /// The echoed heartbeat, as granted.
-    pub echo: Heartbeat,
-    /// The loan's end unless it is renewed, on this process's clock, so never stored. A loan read from a disk
-    /// has no end until [`Book::restart`] gives it one.
-    #[serde(skip, default = "never_ns")]
-    pub end_ns: u64,
-    /// Whether the session's renewals include the loan.
-    #[serde(skip)]
-    pub renewing: bool,
-    /// Whether the holder said that it does not hold the loan: see [`Book::refused`].
-    #[serde(skip)]
-    pub refused: bool,
-}
-
-const fn never_ns() -> u64 {
-    u64::MAX
-}
-
-impl LentLoan {
-    /// The grant, to be sent again.
-    pub const fn grant(&self) -> Grant {
-        Grant {
-            number: self.number,
-            part: self.part,
-            tokens: self.tokens,
-            ttl_ns: self.ttl_ns,
-            echo: self.echo,
-        }
-    }
-
-    /// The end of a loan to a peer of which nothing is known: a renewed loan is never over.
-    pub const fn end_without_session(&self) -> u64 {
-        if self.renewing { u64::MAX } else { self.end_ns.saturating_add(self.kind.lingers_ns()) }
-    }
-
-    /// A refused loan is frozen as soon as there is room: it would never come back if it were renewed.
-    fn awaits_freezing(&self) -> bool {
-        self.refused && self.renewing && !mutated(Mutation::RefusalForgotten)
-    }
-
-    /// A loan outlives the giver's process: the holder goes on counting on the loan.
-    fn outlives_process(&self) -> bool {
-        !mutated(Mutation::RestartForgetsLoans)
-    }
-
-    /// A restarted giver waits as long as if the holder's heartbeat had come just now.
-    fn end_after_restart(&self, now_ns: u64) -> u64 {
-        if mutated(Mutation::RestartWaitsForNothing) { now_ns } else { now_ns.saturating_add(self.wait_ns) }
-    }
-
-    /// Everything is owed of a loan that ends at its giver: the holder may have spent all of it.
-    fn ends_here(&self) -> Change {
-        let owed = if mutated(Mutation::OweNothingOnReclaim) { 0 } else { self.part.units };
-        Change::gain(self.part, self.kind.debt_of(owed))
-    }
-}
-
-/// A loan, as its holder keeps it: in memory only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeldLoan {
-    /// Unique among all loans of the giver.
-    pub number: u64,
-    /// The giver.
-    pub from: Incarnation,
-    /// The held part.
-    pub part: Part,
-    /// How long the loan lasts after a heartbeat that a renewal echoes.
-    pub ttl_ns: u64,
-    /// The kind of cell that the loan is a part of.
-    pub kind: Kind,
-    /// The loan's end unless it is renewed, on this process's clock.
-    pub end_ns: u64,
-}
-
-impl HeldLoan {
-    fn is(&self, from: Incarnation, number: u64) -> bool {
-        self.from == from && self.number == number
-    }
-
-    /// The cell sheds no more debt at a holder's end than the giver will owe.
-    fn ends_here(&self) -> Change {
-        let units = if mutated(Mutation::ShedMoreThanOwed) { 2 * self.part.units } else { self.part.units };
-        Change::lose(self.part, self.kind.debt_of(units))
-    }
-}
-
-/// A loan that was given back: a duplicate of its grant must not revive it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Returned {
-    number: u64,
-    from: Incarnation,
-    /// The granted end: from then on a duplicate is refused by its age.
-    end_ns: u64,
-}
-
-/// The effect of a step on a cell. Apply the debt to the state as it is at the step's instant, then the new
-/// capacity.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[must_use = "the cell's debt must follow its loans"]
-pub struct Change {
-    /// Change of the capacity, in parts of the rate.
-    pub rate: i64,
-    /// Change of the capacity, in units.
-    pub units: i64,
-    /// Units that the cell's debt grows by.
-    pub owe: u64,
-    /// Units that the cell's debt falls by, to no less than 0.
-    pub shed: u64,
-}
-
-impl Change {
-    pub(crate) fn gain(part: Part, owe: u64) -> Self {
-        Self { rate: i64::from(part.rate), units: part.units.cast_signed(), owe, shed: 0 }
-    }
-
-    pub(crate) fn lose(part: Part, shed: u64) -> Self {
-        Self { rate: -i64::from(part.rate), units: -part.units.cast_signed(), owe: 0, shed }
-    }
-}
-
-/// The reason why a step did not happen. Nothing changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Refusal {
-    /// The part is empty.
-    #[error("an empty part")]
-    Empty,
-    /// The message has numbers that no honest peer sends.
-    #[error("numbers out of range or out of order")]
-    Malformed,
-    /// The ttl is out of range.
-    #[error(
-        "a ttl of {0} ns: it is 1 ns to {TTL_NS_MAX} ns, and to what the holder keeps its heartbeats for"
-    )]
-    Ttl(u64),
-    /// The part has a rate, and a window has none.
-    #[error("a part of the rate of a limit without a rate")]
-    Rate,
-    /// More than the giver's own part, minus its loans.
-    #[error("{asked:?} of a spare {spare:?}")]
-    NotSpare {
-        /// The offered part.
-        asked: Part,
-        /// The part that could be lent.
-        spare: Part,
-    },
-    /// More tokens, or more of a window, than are available.
-    #[error("{asked} units where {available} are available")]
-    NotAvailable {
-        /// The units asked for.
-        asked: u64,
-        /// The units available.
-        available: u64,
-    },
-    /// The peer has not been heard, or not recently enough.
-    #[error("no heartbeat of the peer is recent enough")]
-    Unheard,
-    /// The loan's number is not above those before.
-    #[error("loan number {0} is not above those before")]
-    NumberUsed(u64),
-    /// The cell has as many loans as it may have.
-    #[error("as many loans as a cell may have: {LOANS_PER_PEER_MAX} a peer, {LOANS_MAX} in all")]
-    TooManyLoans,
-    /// As many loans are frozen as a peer is told of, or remembers.
-    #[error("as many frozen loans as a peer is told of ({FROZEN_MAX}), or remembers ({EXCEPTED_MAX})")]
-    TooManyFrozen,
-    /// This process did not send the heartbeat, or has forgotten it.
-    #[error("an echo of a heartbeat that this process did not send, or long ago")]
-    UnknownHeartbeat,
-    /// The loan has ended already.
-    #[error("it ended before it came")]
-    Ended,
-    /// The loan is held already.
-    #[error("loan {0} is held already")]
-    Duplicate(u64),
-    /// The loan was given back.
-    #[error("loan {0} was given back")]
-    GivenBack(u64),
-    /// There is no such loan with that peer.
-    #[error("no loan {0} with that peer")]
-    Unknown(u64),
-    /// The units are more than the peer can have.
-    #[error("{said} units of one that can have {most}")]
-    TooMuch {
-        /// Units that the peer says that it gave or lent, in all.
-        said: u64,
-        /// The most that the peer can have.
-        most: u64,
-    },
-    /// The message is older than one that came before.
-    #[error("older than what came before")]
-    Stale,
-    /// The message is newer than one that came before, and says less.
-    #[error("newer than what came before, and says less: the peer's disk may have been restored")]
-    Backwards,
-    /// A peer remembers more than this node: this node's disk is an old one.
-    #[error(
-        "{to:?} has received {received} units of this window, where {given} were given: the disk was restored"
-    )]
-    RestoredDisk {
-        /// The peer.
-        to: crate::MemberId,
-        /// Units that the peer says it received.
-        received: u64,
-        /// Units that this node knows it gave.
-        given: u64,
-    },
-    /// There are as many members as a catalogue may have.
-    #[error("more regions than a catalogue has")]
-    TooManyRegions,
 }
 
 /// The loans of one cell.
@@ -754,21 +533,6 @@ impl Book {
             self.closed_until_ns = self.closed_until_ns.max(held.end_ns);
         }
     }
-}
-
-/// A loan that came to its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Expired {
-    /// The loan's own end, at or before now.
-    pub at_ns: u64,
-    /// The loan's number.
-    pub number: u64,
-    /// The other side of the loan.
-    pub peer: Incarnation,
-    /// Whether the loan was lent and comes back, or was held and leaves.
-    pub comes_back: bool,
-    /// The effect on the cell.
-    pub change: Change,
 }
 
 /// The last part of a rate is never lent: a meter needs one.
