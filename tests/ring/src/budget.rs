@@ -36,6 +36,24 @@ static VALUES: LazyLock<Vec<String>> = LazyLock::new(|| {
     ["x", "y", "z"].map(ToOwned::to_owned).into_iter().chain(more).collect()
 });
 
+/// A key of a limit: the places of both in their lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitKey {
+    /// Among the limits of a history.
+    pub limit: usize,
+    /// Among the keys of the limit.
+    pub key: usize,
+}
+
+/// A cell of a key: the places of both in their lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyCell {
+    /// Among the keys of a limit.
+    pub key: usize,
+    /// Among the cells of the key.
+    pub cell: usize,
+}
+
 /// The numbers of a limit, which an operator raises and lowers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
@@ -208,7 +226,8 @@ impl Measured {
     }
 
     /// A region's holding of a key's cell.
-    pub fn holding(&self, place: &Place, (key, cell): (usize, usize), true_ns: u64) -> Option<Holding> {
+    pub fn holding(&self, place: &Place, cell: KeyCell, true_ns: u64) -> Option<Holding> {
+        let KeyCell { key, cell } = cell;
         let key = &self.keys[key];
         let entries = [(self.name.as_bytes(), key.value.as_bytes())];
         let values = Descriptor::new(&entries, None);

@@ -5,7 +5,12 @@ use acequia_limits::Request;
 use acequia_node::{Ask, ChargeId, KEEP_NS, Recording, Reserve, Settled};
 use acequia_rights::Incarnation;
 
-use crate::{budget::MS, trace::Event, world::World};
+use crate::{
+    budget::{LimitKey, MS},
+    oracle::{Admission, Refund, Returned, Times},
+    trace::Event,
+    world::World,
+};
 
 /// The most callers that are remembered. The oldest without leases are dropped first.
 const CALLERS_MAX: usize = 48;
@@ -16,7 +21,7 @@ const LEFT_UNUSED: u64 = 32;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller {
     place: usize,
-    cell: (usize, usize),
+    key: LimitKey,
     id: u128,
     question: Question,
     /// The incarnation with the charge's record, if the record will be on disk.
@@ -44,16 +49,16 @@ struct Question {
 
 impl World {
     /// A request whose charge is remembered. Returns whether the request passed.
-    pub fn charge(&mut self, place: usize, cell: (usize, usize), cost: u64) -> bool {
+    pub fn charge(&mut self, place: usize, key: LimitKey, cost: u64) -> bool {
         let id = self.new_id();
-        self.ask_by_name(place, cell, Question { cost, reserve: None }, id, None)
+        self.ask_by_name(place, key, Question { cost, reserve: None }, id, None)
     }
 
     /// A lease of at most `cost` units.
-    pub fn lease(&mut self, place: usize, cell: (usize, usize), cost: u64, ttl_ns: u64) -> bool {
+    pub fn lease(&mut self, place: usize, key: LimitKey, cost: u64, ttl_ns: u64) -> bool {
         let reserve = Some(Reserve { ttl_ns, keeps: true, at_most: true });
         let id = self.new_id();
-        self.ask_by_name(place, cell, Question { cost, reserve }, id, None)
+        self.ask_by_name(place, key, Question { cost, reserve }, id, None)
     }
 
     /// A random caller repeats its request under the same name, mostly at the same place.
@@ -73,7 +78,7 @@ impl World {
         if before.until_ns.is_some() && !self.must_know(place, &before) {
             return false;
         }
-        self.ask_by_name(place, before.cell, before.question, before.id, Some(before))
+        self.ask_by_name(place, before.key, before.question, before.id, Some(before))
     }
 
     /// A name that is as spread as a hash.
@@ -93,7 +98,7 @@ impl World {
     fn ask_by_name(
         &mut self,
         place: usize,
-        (limit, key): (usize, usize),
+        key: LimitKey,
         question: Question,
         id: u128,
         before: Option<Caller>,
@@ -104,8 +109,8 @@ impl World {
         let Question { cost, reserve } = question;
         let must_know = before.is_some_and(|before| self.must_know(place, &before));
         let now = self.clock(place);
-        let measured = &self.limits[limit];
-        let entries = measured.entries(measured.keys[key].value, cost);
+        let measured = &self.limits[key.limit];
+        let entries = measured.entries(measured.keys[key.key].value, cost);
         let mut request = Request::new("shop", &entries);
         request.cost = cost;
         let at = &mut self.places[place];
@@ -151,7 +156,8 @@ impl World {
             _ => None,
         };
         if until_ns.is_none() {
-            self.oracle.admit((limit, key), (self.now, label_ns), cost, (place, batch));
+            let times = Times { made_ns: self.now, at_ns: self.now };
+            self.oracle.admit(key, Admission { times, cost, label_ns, place, batch });
         }
         // The name now means the new charge.
         self.callers.retain(|caller| (caller.place, caller.id) != (place, id));
@@ -161,10 +167,9 @@ impl World {
             self.callers.remove(oldest);
         }
         let made_ns = self.now;
-        let cell = (limit, key);
         self.callers.push(Caller {
             place,
-            cell,
+            key,
             id,
             question,
             kept_by,
@@ -176,7 +181,7 @@ impl World {
             batch,
             until_ns,
         });
-        self.note(Event::Ask(place, limit, key, cost, true));
+        self.note(Event::Ask(place, key.limit, key.key, cost, true));
         true
     }
 
@@ -185,12 +190,12 @@ impl World {
         let Some(caller) = self.callers.get(which).copied().filter(|caller| caller.batch == 0) else {
             return;
         };
-        let Caller { place, cell, id, cost: charged, until_ns, made_ns, .. } = caller;
+        let Caller { place, key, id, cost: charged, until_ns, made_ns, .. } = caller;
         let cost = cost.unwrap_or(0).min(charged);
         if until_ns.is_some() {
             // Spending stops here, whether or not the node hears of this.
             self.callers.remove(which);
-            self.oracle.spend(cell, (made_ns, self.now), cost, place);
+            self.oracle.spend(key, Times { made_ns, at_ns: self.now }, cost, place);
         }
         if !self.places[place].is_awake(self.now) {
             return;
@@ -198,7 +203,7 @@ impl World {
         let now = self.clock(place);
         let Some(node) = self.places[place].node() else { return };
         let settled = node.settle(ChargeId(id), Some(cost), now);
-        self.note(Event::Settle(place, cell.0, cost));
+        self.note(Event::Settle(place, key.limit, cost));
         if let (Settled::Done { refunded, .. }, None) = (settled, until_ns) {
             let back: u64 = refunded.iter().map(|refunded| refunded.units).sum();
             if back > charged - cost {
@@ -209,7 +214,9 @@ impl World {
             let more = back.saturating_sub(caller.returned);
             caller.returned += more;
             let Caller { made_ns, label_ns, .. } = *caller;
-            self.oracle.give_back(cell, (made_ns, self.now), (charged, more), label_ns);
+            let times = Times { made_ns, at_ns: self.now };
+            let refund = Refund { cost: charged, units: more };
+            self.oracle.give_back(key, Returned { times, refund, label_ns });
         }
     }
 
@@ -223,7 +230,8 @@ impl World {
             self.now = self.now.max(until_ns);
             // A lease whose answer never arrived belongs to nobody.
             if caller.batch == 0 {
-                self.oracle.spend(caller.cell, (caller.made_ns, self.now), caller.cost, caller.place);
+                let times = Times { made_ns: caller.made_ns, at_ns: self.now };
+                self.oracle.spend(caller.key, times, caller.cost, caller.place);
             }
         }
     }

@@ -5,7 +5,7 @@ use acequia_node::regions::Wall;
 use acequia_rights::versions::{Member, Progress};
 
 use crate::{
-    budget::{MS, S},
+    budget::{KeyCell, MS, S},
     network::Weather,
     oracle::Finding,
     place::{Place, State},
@@ -215,7 +215,7 @@ fn still_lent(world: &World) -> Option<String> {
                 .iter()
                 .enumerate()
                 .filter_map(|(number, place)| {
-                    let holding = limit.holding(place, (key, cell), world.now)?;
+                    let holding = limit.holding(place, KeyCell { key, cell }, world.now)?;
                     let moved = holding.lent != Default::default() || holding.held != Default::default();
                     moved
                         .then(|| format!("region {number} lent {:?}, holds {:?}", holding.lent, holding.held))

@@ -1,7 +1,7 @@
 //! A history: a seed and its mix, run until a finding or the end.
 
 use crate::{
-    budget::{Budget, MS, Measured, Own, S, Shape, slowest},
+    budget::{Budget, LimitKey, MS, Measured, Own, S, Shape, slowest},
     heal,
     mix::{Mix, Step},
     oracle::Finding,
@@ -43,7 +43,7 @@ pub fn watched(seed: u64, steps: u64, mut look: impl FnMut(&World)) -> Ended {
     let start = mix.plan.start;
     let mut world = World::new(mix.plan.clone(), random.next());
     world.crash_after_send = mix.crash_after_send;
-    let mut history = History { world, mix, hot: (0, 0, 0) };
+    let mut history = History { world, mix, hot: (0, LimitKey { limit: 0, key: 0 }) };
     let mut done = 0;
     while done < steps && history.world.oracle.finding.is_none() {
         history.step(done);
@@ -67,7 +67,7 @@ struct History {
     world: World,
     mix: Mix,
     /// Where most requests come: place, limit, key.
-    hot: (usize, usize, usize),
+    hot: (usize, LimitKey),
 }
 
 impl History {
@@ -78,8 +78,7 @@ impl History {
             self.weigh();
         }
         if number.is_multiple_of(512) {
-            let (place, (limit, key)) = (self.any_place(), self.any_cell());
-            self.hot = (place, limit, key);
+            self.hot = (self.any_place(), self.any_key());
         }
     }
 
@@ -96,10 +95,10 @@ impl History {
         self.world.random.index(places)
     }
 
-    fn any_cell(&mut self) -> (usize, usize) {
+    fn any_key(&mut self) -> LimitKey {
         let limit = self.world.random.index(self.world.limits.len());
         let key = self.world.random.index(self.world.limits[limit].keys.len());
-        (limit, key)
+        LimitKey { limit, key }
     }
 
     fn usual(&mut self, step: Step) {
@@ -107,8 +106,8 @@ impl History {
         match step {
             Step::Ask => self.ask(),
             Step::Drain => {
-                let (place, cell) = (self.any_place(), self.any_cell());
-                self.world.drain(place, cell);
+                let (place, key) = (self.any_place(), self.any_key());
+                self.world.drain(place, key);
             }
             Step::Deliver => {
                 if !world.deliver() {
@@ -144,32 +143,32 @@ impl History {
 
     /// Steps of callers that come back.
     fn come_back(&mut self, step: Step) {
-        let (place, cell) = (self.any_place(), self.any_cell());
+        let (place, key) = (self.any_place(), self.any_key());
         let world = &mut self.world;
-        let units = world.oracle.in_force(cell.0, cell.1).units;
+        let units = world.oracle.in_force(key.limit, key.key).units;
         match step {
             Step::Settle => world.settle_any(),
             Step::Repeat => world.repeat_any(place),
             Step::Lease => {
                 let cost = world.random.spread(1, units.max(2));
                 let ttl_ns = world.any_ttl_ns();
-                world.lease(place, cell, cost, ttl_ns);
+                world.lease(place, key, cost, ttl_ns);
             }
             _ => {
                 let cost =
                     if world.random.chance(500_000) { 1 } else { world.random.spread(1, units.max(2)) };
-                world.charge(place, cell, cost);
+                world.charge(place, key, cost);
             }
         }
     }
 
     fn ask(&mut self) {
-        let (mut place, mut cell) = (self.any_place(), self.any_cell());
+        let (mut place, mut key) = (self.any_place(), self.any_key());
         if self.mix.hot && self.world.random.chance(700_000) {
-            (place, cell) = (self.hot.0, (self.hot.1, self.hot.2));
+            (place, key) = self.hot;
         }
         let (world, large) = (&mut self.world, self.mix.large_costs);
-        let units = world.oracle.in_force(cell.0, cell.1).units;
+        let units = world.oracle.in_force(key.limit, key.key).units;
         let requests = 1 + world.random.below(3);
         for _ in 0..requests {
             let cost = match world.random.chance(large) {
@@ -181,14 +180,14 @@ impl History {
                     _ => units,
                 },
             };
-            world.ask(place, cell, cost);
+            world.ask(place, key, cost);
         }
     }
 
     /// Passes time to shortly before or after a change: a window's edge or, without fixed windows, the end of
     /// a loan made now.
     fn pass_to(&mut self) {
-        let (limit, key) = self.any_cell();
+        let LimitKey { limit, key } = self.any_key();
         let world = &mut self.world;
         let near = world.random.pick(&[0, 1, MS, 9 * MS, 11 * MS, 60 * MS, 300 * MS]);
         let measured: &Measured = &world.limits[limit];
@@ -292,7 +291,7 @@ impl History {
 
     /// Steps of the operator.
     fn order(&mut self, step: Step, place: usize) {
-        let (limit, _) = self.any_cell();
+        let limit = self.any_key().limit;
         let world = &mut self.world;
         let draw = world.random.next();
         match step {

@@ -5,11 +5,11 @@ use acequia_node::{Ask, regions::AdoptFault};
 use acequia_rights::{Incarnation, MemberId, VersionId, versions::Refused};
 
 use crate::{
-    budget::Measured,
+    budget::{KeyCell, LimitKey, Measured},
     callers::Caller,
     network::{Flying, Network, Weather},
     operator::Operator,
-    oracle::Oracle,
+    oracle::{Admission, Oracle, Times},
     place::{Place, State, rows_of},
     random::Random,
     trace::{Event, Trace},
@@ -332,13 +332,14 @@ impl World {
     // Requests.
 
     /// Sends a request. Returns whether it may pass, and what is left.
-    pub fn ask(&mut self, place: usize, (limit, key): (usize, usize), cost: u64) -> (bool, u64) {
+    pub fn ask(&mut self, place: usize, key: LimitKey, cost: u64) -> (bool, u64) {
+        let limit = key.limit;
         if !self.places[place].is_awake(self.now) {
             return (false, 0);
         }
         let now = self.clock(place);
         let measured = &self.limits[limit];
-        let asked = &measured.keys[key];
+        let asked = &measured.keys[key.key];
         let entries = measured.entries(asked.value, cost);
         let mut request = Request::new("shop", &entries);
         request.cost = cost;
@@ -356,7 +357,8 @@ impl World {
                 label_ns = process.node.holding(measured.id, tag, now).map_or(0, |holding| holding.window_ns);
             }
             let batch = if batch > 0 && process.node.is_committed(batch) { 0 } else { batch };
-            self.oracle.admit((limit, key), (self.now, label_ns), cost, (place, batch));
+            let times = Times { made_ns: self.now, at_ns: self.now };
+            self.oracle.admit(key, Admission { times, cost, label_ns, place, batch });
             // A leaving region may still use what it holds from others.
             if !owner && !self.oracle.void {
                 let holding = process.node.holding(measured.id, tag, now).unwrap_or_default();
@@ -369,17 +371,17 @@ impl World {
                 }
             }
         }
-        self.note(Event::Ask(place, limit, key, cost, allowed));
+        self.note(Event::Ask(place, limit, key.key, cost, allowed));
         (allowed, left)
     }
 
     /// Takes all that a region has of a cell. Returns the units.
-    pub fn drain(&mut self, place: usize, cell: (usize, usize)) -> u64 {
-        let (allowed, left) = self.ask(place, cell, 1);
+    pub fn drain(&mut self, place: usize, key: LimitKey) -> u64 {
+        let (allowed, left) = self.ask(place, key, 1);
         if !allowed {
             return 0;
         }
-        if left > 0 && self.ask(place, cell, left).0 { left + 1 } else { 1 }
+        if left > 0 && self.ask(place, key, left).0 { left + 1 } else { 1 }
     }
 
     /// Compares the sum of a cell's parts that regions may use with what is in force.
@@ -401,7 +403,9 @@ impl World {
         for cell in 0..measured.keys[key].cells.len() {
             let mut rate_of_cell = 0;
             for place in &self.places {
-                let Some(holding) = measured.holding(place, (key, cell), self.now) else { continue };
+                let Some(holding) = measured.holding(place, KeyCell { key, cell }, self.now) else {
+                    continue;
+                };
                 rate_of_cell += u64::from(holding.effective.rate);
                 if holding.window_ns > 0 {
                     add(holding.window_ns, holding.effective.units);

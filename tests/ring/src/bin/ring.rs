@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use acequia_ring::{
+    budget::KeyCell,
     history::{self, STEPS},
     stories,
     trace::Event,
@@ -36,7 +37,9 @@ fn watch(seed: u64, limit: usize, key: usize) {
         }
         let cells = &measured.keys[key].cells;
         let holding = |place: &acequia_ring::place::Place| -> Vec<_> {
-            (0..cells.len()).filter_map(|cell| measured.holding(place, (key, cell), world.now)).collect()
+            (0..cells.len())
+                .filter_map(|cell| measured.holding(place, KeyCell { key, cell }, world.now))
+                .collect()
         };
         let all: Vec<_> = world.places.iter().map(holding).collect();
         let skipped = world.trace.events - seen;

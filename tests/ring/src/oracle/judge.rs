@@ -20,6 +20,24 @@ pub struct Excess {
     pub bound: u64,
 }
 
+/// When units were promised or admitted, and when they were admitted or refunded.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// The promise of a lease; the admission that a refund takes back.
+    pub made_ns: u64,
+    /// The admission or the refund. It is the time of the promise unless units were leased.
+    pub at_ns: u64,
+}
+
+/// A refund of an admission.
+#[derive(Clone, Copy, Debug)]
+pub struct Refund {
+    /// The admitted units.
+    pub cost: u64,
+    /// The refunded units.
+    pub units: u64,
+}
+
 /// An account: since `at_ns` no budget was above `bound`.
 #[derive(Clone, Copy, Debug)]
 struct Since {
@@ -67,10 +85,11 @@ impl Bucket {
 
     /// Refunds units of an earlier cost, at most those that the rate has not returned since, on clocks that
     /// may be a little slow.
-    pub fn give_back(&mut self, (cost, units): (u64, u64), (made_ns, at_ns): (u64, u64)) {
+    pub fn give_back(&mut self, refund: Refund, times: Times) {
+        let Times { made_ns, at_ns } = times;
         self.drain(at_ns);
         let since = (self.flowed(at_ns) - self.flowed(made_ns)) * 0.94;
-        let back = (cost as f64 - since).max(0.0).min(units as f64);
+        let back = (refund.cost as f64 - since).max(0.0).min(refund.units as f64);
         self.times.iter_mut().for_each(|time| time.debt = (time.debt - back).max(0.0));
     }
 
@@ -90,8 +109,9 @@ impl Bucket {
         change(&mut self.times, units, at_ns);
     }
 
-    /// Admits units that were promised at `made_ns`. The two times differ only for a lease.
-    pub fn admit(&mut self, cost: u64, (made_ns, at_ns): (u64, u64)) -> Option<Excess> {
+    /// Admits units. The two times differ only for a lease.
+    pub fn admit(&mut self, cost: u64, times: Times) -> Option<Excess> {
+        let Times { made_ns, at_ns } = times;
         self.drain(at_ns);
         let mut excess = None;
         let promised = |since: &&mut Since| made_ns == at_ns || since.at_ns <= made_ns;
@@ -152,8 +172,9 @@ impl Trailing {
         change(&mut self.times, units, at_ns);
     }
 
-    /// Admits units that were promised at `made_ns`. The two times differ only for a lease.
-    pub fn admit(&mut self, cost: u64, (made_ns, at_ns): (u64, u64)) -> Option<Excess> {
+    /// Admits units. The two times differ only for a lease.
+    pub fn admit(&mut self, cost: u64, times: Times) -> Option<Excess> {
+        let Times { made_ns, at_ns } = times;
         while let Some((_, gone, _)) = self.admitted.pop_front_if(|(at, ..)| *at + self.window_ns <= at_ns) {
             self.sum -= gone;
         }
@@ -197,10 +218,10 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Refunds units that were admitted at `made_ns`, if their window is open.
-    pub fn give_back(&mut self, units: u64, (made_ns, at_ns): (u64, u64)) {
-        self.open(at_ns);
-        if self.window.end_after(made_ns, self.salt) == self.end_ns {
+    /// Refunds units of an admission, if their window is open.
+    pub fn give_back(&mut self, units: u64, times: Times) {
+        self.open(times.at_ns);
+        if self.window.end_after(times.made_ns, self.salt) == self.end_ns {
             self.sum = self.sum.saturating_sub(units);
         }
     }
@@ -296,18 +317,22 @@ mod tests {
 
     const S: u64 = 1_000_000_000;
 
+    fn times(made_ns: u64, at_ns: u64) -> Times {
+        Times { made_ns, at_ns }
+    }
+
     #[test]
     fn the_judge_counts_a_lowered_bucket_from_the_lowering_on() {
         let mut bucket = Bucket::new(10, 1e-9, 0);
-        assert_eq!(bucket.admit(10, (0, 0)), None);
+        assert_eq!(bucket.admit(10, times(0, 0)), None);
         bucket.change(4, 1e-9, 0);
-        assert_eq!(bucket.admit(1, (S, S)), None);
-        assert!(bucket.admit(4, (S, S)).is_some(), "five after the lowering");
+        assert_eq!(bucket.admit(1, times(S, S)), None);
+        assert!(bucket.admit(4, times(S, S)).is_some(), "five after the lowering");
         let mut bucket = Bucket::new(10, 1e-9, 0);
         bucket.change(4, 1e-9, S);
         bucket.change(8, 1e-9, S);
-        assert_eq!(bucket.admit(8, (2 * S, 2 * S)), None);
-        assert!(bucket.admit(1, (2 * S, 2 * S)).is_some());
+        assert_eq!(bucket.admit(8, times(2 * S, 2 * S)), None);
+        assert!(bucket.admit(1, times(2 * S, 2 * S)).is_some());
     }
 
     #[test]
@@ -324,38 +349,38 @@ mod tests {
     fn the_judge_excuses_units_leased_before_a_lowering() {
         let mut bucket = Bucket::new(10, 1e-9, 0);
         bucket.change(4, 1e-9, S);
-        assert_eq!(bucket.admit(6, (0, 2 * S)), None, "leased before");
-        assert_eq!(bucket.admit(4, (2 * S, 2 * S)), None);
-        assert!(bucket.admit(1, (2 * S, 2 * S)).is_some());
+        assert_eq!(bucket.admit(6, times(0, 2 * S)), None, "leased before");
+        assert_eq!(bucket.admit(4, times(2 * S, 2 * S)), None);
+        assert!(bucket.admit(1, times(2 * S, 2 * S)).is_some());
         let mut bucket = Bucket::new(10, 1e-9, 0);
         bucket.change(4, 1e-9, S);
-        assert!(bucket.admit(5, (S, 2 * S)).is_some(), "leased after");
+        assert!(bucket.admit(5, times(S, 2 * S)).is_some(), "leased after");
         let mut trailing = Trailing::new(10, 8 * S, 0);
         trailing.change(4, S);
-        assert_eq!(trailing.admit(6, (0, 2 * S)), None);
-        assert_eq!(trailing.admit(4, (9 * S, 9 * S)), None);
-        assert!(trailing.admit(1, (9 * S, 9 * S)).is_some());
+        assert_eq!(trailing.admit(6, times(0, 2 * S)), None);
+        assert_eq!(trailing.admit(4, times(9 * S, 9 * S)), None);
+        assert!(trailing.admit(1, times(9 * S, 9 * S)).is_some());
     }
 
     #[test]
     fn the_judge_takes_a_refund_from_its_own_charge() {
         let mut trailing = Trailing::new(10, 8 * S, 0);
-        assert_eq!(trailing.admit(1, (0, S)), None, "of a lease");
-        assert_eq!(trailing.admit(3, (S, S)), None);
-        assert_eq!(trailing.admit(1, (0, S)), None);
-        assert_eq!(trailing.admit(4, (S, S)), None);
+        assert_eq!(trailing.admit(1, times(0, S)), None, "of a lease");
+        assert_eq!(trailing.admit(3, times(S, S)), None);
+        assert_eq!(trailing.admit(1, times(0, S)), None);
+        assert_eq!(trailing.admit(4, times(S, S)), None);
         trailing.give_back(7, S);
-        assert_eq!(trailing.admit(8, (2 * S, 2 * S)), None);
-        assert!(trailing.admit(1, (2 * S, 2 * S)).is_some());
+        assert_eq!(trailing.admit(8, times(2 * S, 2 * S)), None);
+        assert!(trailing.admit(1, times(2 * S, 2 * S)).is_some());
     }
 
     #[test]
     fn the_judge_counts_every_trailing_interval() {
         let mut trailing = Trailing::new(3, S, 0);
-        assert_eq!(trailing.admit(3, (10, 10)), None);
-        assert!(trailing.admit(1, (S + 9, S + 9)).is_some());
+        assert_eq!(trailing.admit(3, times(10, 10)), None);
+        assert!(trailing.admit(1, times(S + 9, S + 9)).is_some());
         let mut trailing = Trailing::new(3, S, 0);
-        assert_eq!(trailing.admit(3, (10, 10)), None);
-        assert_eq!(trailing.admit(3, (S + 10, S + 10)), None);
+        assert_eq!(trailing.admit(3, times(10, 10)), None);
+        assert_eq!(trailing.admit(3, times(S + 10, S + 10)), None);
     }
 }

@@ -11,36 +11,36 @@ use std::collections::VecDeque;
 use acequia_limits::Algorithm;
 use acequia_rights::VersionId;
 
-pub use self::judge::{Bucket, Excess, Labels, Trailing, Windows};
+pub use self::judge::{Bucket, Excess, Labels, Refund, Times, Trailing, Windows};
 use crate::{
-    budget::{Budget, Measured, Own, Shape},
+    budget::{Budget, LimitKey, Measured, Own, Shape},
     world::Plan,
 };
 
 /// An admission at a cell.
 #[derive(Clone, Copy, Debug)]
-struct Admission {
-    at_ns: u64,
-    /// When the units were promised: earlier than `at_ns` if they were leased.
-    made_ns: u64,
-    cost: u64,
+pub struct Admission {
+    /// When the units were promised, and when they were admitted: later if they were leased.
+    pub times: Times,
+    /// The admitted units.
+    pub cost: u64,
     /// The window's end, as the region named it.
-    label_ns: u64,
-    /// The admitting place, and the batch that the admission waits for; 0 once it is known.
-    place: usize,
-    batch: u64,
+    pub label_ns: u64,
+    /// The admitting place.
+    pub place: usize,
+    /// The batch that the admission waits for; 0 once it is known.
+    pub batch: u64,
 }
 
 /// Units of an admission that were refunded.
 #[derive(Clone, Copy, Debug)]
-struct Returned {
+pub struct Returned {
     /// When the units were admitted, and when they were refunded.
-    made_ns: u64,
-    at_ns: u64,
+    pub times: Times,
     /// The admitted cost, and the refunded units.
-    cost: u64,
-    units: u64,
-    label_ns: u64,
+    pub refund: Refund,
+    /// The window's end, as the region named it.
+    pub label_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -202,39 +202,19 @@ impl Oracle {
         }
     }
 
-    /// A region admits units, if `batch` is 0, or will have admitted them once its disk has the batch.
-    pub fn admit(
-        &mut self,
-        (limit, key): (usize, usize),
-        (at_ns, label_ns): (u64, u64),
-        cost: u64,
-        (place, batch): (usize, u64),
-    ) {
-        let made_ns = at_ns;
-        self.happen(limit, key, Event::Admitted(Admission { at_ns, made_ns, cost, label_ns, place, batch }));
+    /// A region admits units, if the batch is 0, or will have admitted them once its disk has the batch.
+    pub fn admit(&mut self, key: LimitKey, admission: Admission) {
+        self.happen(key.limit, key.key, Event::Admitted(admission));
     }
 
     /// A region spends part of a lease that it gave earlier.
-    pub fn spend(
-        &mut self,
-        (limit, key): (usize, usize),
-        (made_ns, at_ns): (u64, u64),
-        cost: u64,
-        place: usize,
-    ) {
-        let spent = Admission { at_ns, made_ns, cost, label_ns: 0, place, batch: 0 };
-        self.happen(limit, key, Event::Admitted(spent));
+    pub fn spend(&mut self, key: LimitKey, times: Times, cost: u64, place: usize) {
+        self.admit(key, Admission { times, cost, label_ns: 0, place, batch: 0 });
     }
 
     /// Units of an admission are refunded. From then on the admission counts as smaller.
-    pub fn give_back(
-        &mut self,
-        (limit, key): (usize, usize),
-        (made_ns, at_ns): (u64, u64),
-        (cost, units): (u64, u64),
-        label_ns: u64,
-    ) {
-        self.happen(limit, key, Event::Returned(Returned { made_ns, at_ns, cost, units, label_ns }));
+    pub fn give_back(&mut self, key: LimitKey, returned: Returned) {
+        self.happen(key.limit, key.key, Event::Returned(returned));
     }
 
     /// A region's disk has everything up to a batch.
@@ -294,12 +274,12 @@ impl Oracle {
         let judge = &mut self.cells[limit][key].judge;
         match event {
             Event::Forgotten => {}
-            Event::Returned(Returned { made_ns, at_ns, cost, units, label_ns }) => match judge {
-                Judge::Bucket(bucket) => bucket.give_back((cost, units), (made_ns, at_ns)),
-                Judge::Trailing(trailing) => trailing.give_back(units, made_ns),
+            Event::Returned(Returned { times, refund, label_ns }) => match judge {
+                Judge::Bucket(bucket) => bucket.give_back(refund, times),
+                Judge::Trailing(trailing) => trailing.give_back(refund.units, times.made_ns),
                 Judge::Windows(windows, labels) => {
-                    windows.give_back(units, (made_ns, at_ns));
-                    labels.give_back(units, label_ns);
+                    windows.give_back(refund.units, times);
+                    labels.give_back(refund.units, label_ns);
                 }
             },
             Event::InForce(at_ns, budget) => match judge {
@@ -310,14 +290,14 @@ impl Oracle {
                     labels.change(budget.units, at_ns);
                 }
             },
-            Event::Admitted(Admission { at_ns, made_ns, cost, label_ns, place, .. }) => {
+            Event::Admitted(Admission { times, cost, label_ns, place, .. }) => {
                 self.admitted += cost;
                 let (check, excess) = match judge {
-                    Judge::Bucket(bucket) => ("bucket", bucket.admit(cost, (made_ns, at_ns))),
-                    Judge::Trailing(trailing) => ("trailing", trailing.admit(cost, (made_ns, at_ns))),
+                    Judge::Bucket(bucket) => ("bucket", bucket.admit(cost, times)),
+                    Judge::Trailing(trailing) => ("trailing", trailing.admit(cost, times)),
                     Judge::Windows(windows, labels) => {
                         let by_name = labels.admit(cost, label_ns);
-                        match windows.admit(cost, at_ns) {
+                        match windows.admit(cost, times.at_ns) {
                             Some(excess) if self.true_windows => ("window", Some(excess)),
                             _ => ("label", by_name),
                         }

@@ -2,7 +2,7 @@
 
 use super::{CELL, TOKEN, drain_all, found, lend_to, plan, three};
 use crate::{
-    budget::{Budget, MS, Measured, S, Shape},
+    budget::{Budget, LimitKey, MS, Measured, S, Shape},
     heal::{heal, quiet},
     oracle::Finding,
     place::TTL_NS,
@@ -113,7 +113,7 @@ pub(super) fn more_refusals_than_can_be_told() -> Option<Finding> {
         for _ in 0..ns / (50 * MS) {
             for (limit, keys) in keys.into_iter().enumerate() {
                 for request in 0..5 * keys {
-                    world.ask(2, (limit, request % keys), 1);
+                    world.ask(2, LimitKey { limit, key: request % keys }, 1);
                 }
             }
             quiet(world, 50 * MS);

@@ -7,7 +7,7 @@ mod loans;
 mod versions;
 
 use crate::{
-    budget::{Budget, MS, Measured, S, Shape},
+    budget::{Budget, LimitKey, MS, Measured, S, Shape},
     heal::{confirm, quiet},
     network::Weather,
     oracle::Finding,
@@ -104,7 +104,7 @@ fn three(shape: Shape, units: u64, rate: u64) -> World {
 }
 
 const TOKEN: Shape = Shape::Token("s", S);
-const CELL: (usize, usize) = (0, 0);
+const CELL: LimitKey = LimitKey { limit: 0, key: 0 };
 
 /// One region asks for much for some time, so that the others lend what they have.
 fn lend_to(world: &mut World, place: usize, ns: u64) {

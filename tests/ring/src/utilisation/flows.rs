@@ -6,7 +6,7 @@ use super::{
     demand::{Dice, HotSpot, hot_after},
     oracle::Oracle,
     spec,
-    table::{Bar, Cost, Table},
+    table::{Bar, Cost, Figure, Table},
     world::{MEAN_ROUND_S, MS, S, START, World},
 };
 
@@ -147,11 +147,11 @@ pub fn buckets(table: &mut Table, quick: bool, seed: u64) {
         };
         let outcome = run(&Flow::bucket(rate), shift_s * S, shifts, seed);
         let name = format!("bucket {rate}/s, hot spot moves every {shift_s} s");
-        table.add(&name, ("used of the limit", outcome.used, ""), bar, Some(outcome.cost));
+        table.add(&name, Figure::new("used of the limit", outcome.used, ""), bar, Some(outcome.cost));
         if rate == 10_000 {
             let bar = Bar::AtMost(4.0 * MEAN_ROUND_S + 0.1);
             let bar = if shift_s == 20 { bar } else { Bar::None };
-            table.add(&name, ("back to 95 % after", outcome.back_s, "s"), bar, None);
+            table.add(&name, Figure::new("back to 95 % after", outcome.back_s, "s"), bar, None);
         }
     }
 }
@@ -168,8 +168,8 @@ pub fn windows(table: &mut Table, quick: bool, seed: u64) {
     for (name, flow, bar) in all {
         let outcome = run(&flow, 20 * S, if quick { 2 } else { 10 }, seed);
         let name = format!("{name}, moves every 20 s");
-        table.add(&name, ("used of the limit", outcome.used, ""), bar, Some(outcome.cost));
-        table.add(&name, ("static shares would", outcome.fixed, ""), Bar::None, None);
+        table.add(&name, Figure::new("used of the limit", outcome.used, ""), bar, Some(outcome.cost));
+        table.add(&name, Figure::new("static shares would", outcome.fixed, ""), Bar::None, None);
     }
 }
 
@@ -181,12 +181,12 @@ pub fn small(table: &mut Table, quick: bool, seed: u64) {
         flow.spec.token_bucket = Some(TokenBucketSpec { rate: format!("{rate}/s"), burst });
         let (used, cost) = alone(&flow, quick, seed);
         let name = format!("bucket {rate}/s, burst {burst}, five regions, one user");
-        table.add(&name, ("of one region's limit", used, ""), Bar::AtLeast(0.95), Some(cost));
+        table.add(&name, Figure::new("of one region's limit", used, ""), Bar::AtLeast(0.95), Some(cost));
     }
     for (limit, seconds) in [(3, 10), (5, 10)] {
         let (used, cost) = alone(&Flow::sliding(limit, seconds, None), quick, seed);
         let name = format!("sliding {limit} in {seconds} s, five regions, one user");
-        table.add(&name, ("of one region's limit", used, ""), Bar::AtLeast(0.95), Some(cost));
+        table.add(&name, Figure::new("of one region's limit", used, ""), Bar::AtLeast(0.95), Some(cost));
     }
 }
 

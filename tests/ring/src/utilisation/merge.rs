@@ -12,7 +12,7 @@ use acequia_rights::{
 
 use super::{
     spec,
-    table::{Bar, Table},
+    table::{Bar, Figure, Table},
     world::{MS, S, START},
 };
 
@@ -70,9 +70,9 @@ pub fn merge(table: &mut Table, quick: bool) {
     }
     let name = format!("news of {CELLS} cells, one core");
     let merged = news as f64 / handled_s / 1e6;
-    table.add(&name, ("merged, million a second", merged, "M/s"), Bar::AtLeast(1.0), None);
+    table.add(&name, Figure::new("merged, million a second", merged, "M/s"), Bar::AtLeast(1.0), None);
     let looked = news as f64 / (handled_s + looked_s) / 1e6;
-    table.add(&name, ("with a look at each", looked, "M/s"), Bar::None, None);
+    table.add(&name, Figure::new("with a look at each", looked, "M/s"), Bar::None, None);
 }
 
 /// Exchanges heartbeats half a second apart.

@@ -5,7 +5,7 @@ use super::{
     flows::Flow,
     oracle::Oracle,
     quotas::quota,
-    table::{Bar, Cost, Table},
+    table::{Bar, Cost, Figure, Table},
     world::{S, START, World},
 };
 
@@ -22,7 +22,8 @@ pub fn partitions(table: &mut Table, quick: bool, seed: u64) {
             let seconds = if quick { 10 } else { 60 };
             let world = World::new(REGIONS, std::slice::from_ref(&flow.spec), 64 << 20);
             // Five seconds without a cut, and ten until loans have ended and both sides have settled.
-            let (used, cost) = run(world, flow.oracle, &demand, hot, (5, 10, seconds), seed);
+            let phases = Phases { whole: 5, settling: 10, counted: seconds };
+            let (used, cost) = run(world, flow.oracle, &demand, hot, phases, seed);
             let name = format!("bucket {rate}/s, cut 2+3, hot {side}");
             judge(table, name, used / (rate * seconds) as f64, rate as f64, &demand, hot, cost);
         }
@@ -33,7 +34,8 @@ pub fn partitions(table: &mut Table, quick: bool, seed: u64) {
             // The cut comes in the middle of a window. Counting starts with the next window.
             let minutes = if quick { 1 } else { 3 };
             let oracle = Oracle::window(limit, 60 * S);
-            let (used, cost) = run(world, oracle, &demand, hot, (30, 30, 60 * minutes), seed);
+            let phases = Phases { whole: 30, settling: 30, counted: 60 * minutes };
+            let (used, cost) = run(world, oracle, &demand, hot, phases, seed);
             let name = format!("quota {limit} a minute, cut 2+3, hot {side}");
             judge(table, name, used / (limit * minutes) as f64, per_s, &demand, hot, cost);
         }
@@ -48,20 +50,31 @@ fn judge(table: &mut Table, name: String, used: f64, per_s: f64, demand: &HotSpo
         regions.map(|region| demand.per_s_in(hot, region)).sum::<f64>().min(rights)
     };
     let best = (side(true) + side(false)) / per_s.min(demand.per_s);
-    table.add(name.clone(), ("used of the limit", used, ""), Bar::None, Some(cost));
-    table.add(name, ("less than the sides can", best - used, ""), Bar::AtMost(0.05), None);
+    table.add(name.clone(), Figure::new("used of the limit", used, ""), Bar::None, Some(cost));
+    table.add(name, Figure::new("less than the sides can", best - used, ""), Bar::AtMost(0.05), None);
 }
 
-/// Runs three phases, in seconds: whole, cut, and cut with counting. Returns what was admitted in the last
-/// phase.
+/// The phases of a run, in seconds.
+#[derive(Clone, Copy, Debug)]
+struct Phases {
+    /// Without a cut.
+    whole: u64,
+    /// With the cut, until both sides have settled.
+    settling: u64,
+    /// With the cut: what is admitted then counts.
+    counted: u64,
+}
+
+/// Runs three phases. Returns what was admitted in the last one.
 fn run(
     mut world: World,
     mut oracle: Oracle,
     demand: &HotSpot,
     hot: usize,
-    (whole, settling, counted): (u64, u64, u64),
+    phases: Phases,
     seed: u64,
 ) -> (f64, Cost) {
+    let Phases { whole, settling, counted } = phases;
     let mut dice = Dice::new(seed);
     let (mut admitted, mut over) = (0_u64, 0);
     let mut before = world.sent();

@@ -6,7 +6,7 @@ use super::{
     demand::{Dice, HotSpot, hot_after},
     oracle::Oracle,
     spec,
-    table::{Bar, Cost, Table},
+    table::{Bar, Cost, Figure, Table},
     world::{S, World},
 };
 
@@ -90,20 +90,20 @@ pub fn quotas(table: &mut Table, quick: bool, seed: u64) {
         let demand = HotSpot { per_s: limit as f64 * 1.3 / WINDOW_S as f64, hot: 0.8, regions: REGIONS };
         let outcome = run(limit, demand, windows, shift_s, seed);
         let name = format!("quota {limit} a minute, moves every {shift_s} s");
-        table.add(&name, ("used of the limit", outcome.used, ""), used, Some(outcome.cost));
-        table.add(&name, ("denied falsely", outcome.denied_falsely, ""), falsely, None);
+        table.add(&name, Figure::new("used of the limit", outcome.used, ""), used, Some(outcome.cost));
+        table.add(&name, Figure::new("denied falsely", outcome.denied_falsely, ""), falsely, None);
         let gifts = outcome.cost.sent.given as f64 / windows as f64;
-        table.add(&name, ("gifts a window", gifts, ""), Bar::None, None);
+        table.add(&name, Figure::new("gifts a window", gifts, ""), Bar::None, None);
     }
     // A user alone, with a limit that leaves a region one unit or none.
     for limit in [3, 5] {
         let demand = HotSpot { per_s: limit as f64 * 1.3 / WINDOW_S as f64, hot: 1.0, regions: REGIONS };
         let outcome = run(limit, demand, if quick { 2 } else { 10 }, 600, seed);
         let name = format!("quota {limit} a minute, one user");
-        let figure = ("of one region's limit", outcome.of_best, "");
+        let figure = Figure::new("of one region's limit", outcome.of_best, "");
         // If there are fewer units than regions, a region without a unit denies while it asks for one.
         let bar = if limit < REGIONS as u64 { Bar::None } else { Bar::AtLeast(0.95) };
         table.add(&name, figure, bar, Some(outcome.cost));
-        table.add(&name, ("denied falsely", outcome.denied_falsely, ""), Bar::None, None);
+        table.add(&name, Figure::new("denied falsely", outcome.denied_falsely, ""), Bar::None, None);
     }
 }

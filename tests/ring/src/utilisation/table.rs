@@ -28,6 +28,21 @@ pub struct Cost {
     pub over: u64,
 }
 
+/// A measured value.
+#[derive(Clone, Copy, Debug)]
+pub struct Figure {
+    what: &'static str,
+    value: f64,
+    unit: &'static str,
+}
+
+impl Figure {
+    /// What was measured, the value, and its unit.
+    pub const fn new(what: &'static str, value: f64, unit: &'static str) -> Self {
+        Self { what, value, unit }
+    }
+}
+
 /// A line of the table.
 #[derive(Clone, Debug)]
 struct Line {
@@ -47,14 +62,9 @@ pub struct Table {
 
 impl Table {
     /// Adds a figure.
-    pub fn add(
-        &mut self,
-        scenario: impl Into<String>,
-        (what, figure, unit): (&'static str, f64, &'static str),
-        bar: Bar,
-        cost: Option<Cost>,
-    ) {
-        self.lines.push(Line { scenario: scenario.into(), what, figure, unit, bar, cost });
+    pub fn add(&mut self, scenario: impl Into<String>, figure: Figure, bar: Bar, cost: Option<Cost>) {
+        let Figure { what, value, unit } = figure;
+        self.lines.push(Line { scenario: scenario.into(), what, figure: value, unit, bar, cost });
         if let Some(line) = self.lines.last() {
             println!("{}", line.text());
         }

@@ -6,7 +6,7 @@ use super::{
     demand::Dice,
     oracle::Oracle,
     spec,
-    table::{Bar, Cost, Table},
+    table::{Bar, Cost, Figure, Table},
     world::{S, START, Sent, World},
 };
 
@@ -126,8 +126,13 @@ pub fn users(table: &mut Table, quick: bool, seed: u64) {
         let outcome = run(users, 1 << 30, seed);
         let how = if evenly { "evenly" } else { "Poisson" };
         let name = format!("{warm} users, 8/s of 10/s each, {how}");
-        table.add(&name, ("admitted of asked", outcome.admitted, ""), Bar::AtLeast(0.95), Some(outcome.cost));
-        table.add(&name, ("first request allowed", outcome.first, ""), Bar::AtLeast(1.0), None);
+        table.add(
+            &name,
+            Figure::new("admitted of asked", outcome.admitted, ""),
+            Bar::AtLeast(0.95),
+            Some(outcome.cost),
+        );
+        table.add(&name, Figure::new("first request allowed", outcome.first, ""), Bar::AtLeast(1.0), None);
         let cells = warm as f64 * seconds as f64;
         let sent = outcome.cost.sent;
         let entries: u64 = sent.entries.iter().sum();
@@ -136,26 +141,36 @@ pub fn users(table: &mut Table, quick: bool, seed: u64) {
             ("entries a cell and s", entries as f64 / cells, ""),
             ("bytes a cell and s", sent.bytes as f64 / cells, "B"),
         ];
-        for figure in per_cell {
-            table.add(&name, figure, Bar::None, None);
+        for (what, value, unit) in per_cell {
+            table.add(&name, Figure::new(what, value, unit), Bar::None, None);
         }
         if !evenly {
             let news = outcome.sent;
             let per_news = news.news_bytes as f64 / news.entries[0].max(1) as f64;
             let per_introduction = news.introduced_bytes as f64 / news.entries[1].max(1) as f64;
-            table.add(&name, ("bytes a changed cell", per_news, "B"), Bar::AtMost(16.0), None);
-            table.add(&name, ("bytes a first mention", per_introduction, "B"), Bar::None, None);
+            table.add(&name, Figure::new("bytes a changed cell", per_news, "B"), Bar::AtMost(16.0), None);
+            table.add(&name, Figure::new("bytes a first mention", per_introduction, "B"), Bar::None, None);
         }
     }
     let (warm, cold, seconds) = if quick { (100, 10_000, 5) } else { (1_000, 100_000, 20) };
     let alone = run(Users { warm, cold: 0, evenly: true, seconds }, 1 << 30, seed);
     let among = run(Users { warm, cold, evenly: true, seconds }, 1 << 30, seed);
     let name = format!("{warm} warm cells");
-    table.add(&name, ("warm in all regions", alone.warm_cells as f64, ""), Bar::None, Some(alone.cost));
+    table.add(
+        &name,
+        Figure::new("warm in all regions", alone.warm_cells as f64, ""),
+        Bar::None,
+        Some(alone.cost),
+    );
     let name = format!("{warm} warm cells among {cold} cold");
-    table.add(&name, ("warm in all regions", among.warm_cells as f64, ""), Bar::None, Some(among.cost));
+    table.add(
+        &name,
+        Figure::new("warm in all regions", among.warm_cells as f64, ""),
+        Bar::None,
+        Some(among.cost),
+    );
     let more = among.cost.sent.bytes as f64 / alone.cost.sent.bytes.max(1) as f64;
-    table.add(&name, ("bytes, against without", more, ""), Bar::AtMost(1.02), None);
+    table.add(&name, Figure::new("bytes, against without", more, ""), Bar::AtMost(1.02), None);
 }
 
 /// A large number of users. This is an option, because a million need much time and memory.
@@ -163,18 +178,23 @@ pub fn many(table: &mut Table, warm: usize, seed: u64) {
     let seconds = 5;
     let outcome = run(Users { warm, cold: 0, evenly: true, seconds }, 8 << 30, seed);
     let name = format!("{warm} users, 8/s of 10/s each, evenly");
-    table.add(&name, ("admitted of asked", outcome.admitted, ""), Bar::AtLeast(0.95), Some(outcome.cost));
-    table.add(&name, ("first request allowed", outcome.first, ""), Bar::AtLeast(1.0), None);
+    table.add(
+        &name,
+        Figure::new("admitted of asked", outcome.admitted, ""),
+        Bar::AtLeast(0.95),
+        Some(outcome.cost),
+    );
+    table.add(&name, Figure::new("first request allowed", outcome.first, ""), Bar::AtLeast(1.0), None);
     let (cells, sent) = (outcome.warm_cells.max(1) as f64, outcome.cost.sent);
     let cell_seconds = cells * seconds as f64;
-    for (what, figure, unit) in [
+    for (what, value, unit) in [
         ("warm in all regions", outcome.warm_cells as f64, ""),
         ("frames a cell and s", sent.frames as f64 / cell_seconds, ""),
         ("bytes a cell and s", sent.bytes as f64 / cell_seconds, "B"),
         ("resident memory", resident_bytes() / MIB, "MiB"),
         ("memory a cell", resident_bytes() / cells, "B"),
     ] {
-        table.add(&name, (what, figure, unit), Bar::None, None);
+        table.add(&name, Figure::new(what, value, unit), Bar::None, None);
     }
 }
 
