@@ -58,10 +58,10 @@ async fn compare() {
     let (mut by_lease, mut by_call, mut a_trip) = (Vec::new(), Vec::new(), 0);
     for round in 0..ROUNDS {
         let at = |kind: &str| format!("{kind}{round}");
-        let (rate, calls) = lease(&pools, (group, generation), &at("lease")).await;
+        let (rate, calls) = lease(&pools, group, generation, &at("lease")).await;
         a_trip = TOTAL / calls;
         by_lease.push(rate);
-        by_call.push(one_by_one(&pools, (group, generation), &at("call")).await);
+        by_call.push(one_by_one(&pools, group, generation, &at("call")).await);
     }
     let (lease, call) = (median(by_lease), median(by_call));
     println!("a hot window of {TOTAL}, {ROUNDS} rounds, the median:");
@@ -151,7 +151,7 @@ fn take(balance: &WindowBalance, wanted: u64, needed: u64) -> Take {
 
 /// One node spends the window, and asks for more when half of its last grant is left. Returns decisions a
 /// second, and calls.
-async fn lease(pools: &RedisPools, (group, generation): (Group, Generation), cell: &str) -> (f64, u64) {
+async fn lease(pools: &RedisPools, group: Group, generation: Generation, cell: &str) -> (f64, u64) {
     let begun = Instant::now();
     let (balance, calls) = (Arc::new(Mutex::new(WindowBalance::default())), Arc::new(AtomicU64::new(0)));
     let (mut chunk, mut spent) = (0, 0);
@@ -191,7 +191,7 @@ async fn lease(pools: &RedisPools, (group, generation): (Group, Generation), cel
 
 /// Each decision is one call. Each caller has a cell of its own, since otherwise calls of one node would
 /// overtake each other. Returns decisions a second.
-async fn one_by_one(pools: &RedisPools, (group, generation): (Group, Generation), cell: &str) -> f64 {
+async fn one_by_one(pools: &RedisPools, group: Group, generation: Generation, cell: &str) -> f64 {
     // A tenth of the window is enough to measure the speed.
     let each = TOTAL / 10 / CALLERS;
     let begun = Instant::now();

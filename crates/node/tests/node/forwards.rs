@@ -1,5 +1,7 @@
 //! Forwards: a request that waits at one node of a region is charged at another, the owner of its cell.
 
+use std::ops::Range;
+
 use crate::pools::{Way, World};
 use crate::scene::{self, MS, S, bucket, fields, ledger::Terms, sliding, window};
 use acequia_limits::limit::{LimitSpec, SharingSpec};
@@ -15,11 +17,11 @@ fn of_limits(specs: &[LimitSpec], seed: u64) -> World {
 }
 
 /// Like `of_limits`, with the given frame delays within a region.
-fn of_limits_near(specs: &[LimitSpec], seed: u64, near_ns: Option<(u64, u64)>) -> World {
+fn of_limits_near(specs: &[LimitSpec], seed: u64, near_ns: Option<Range<u64>>) -> World {
     let mut world = World::among_regions(&[2, 2, 3], specs, 10, seed);
     world.is_prompt = true;
     if let Some(near_ns) = near_ns {
-        world.regions.as_mut().expect("regions").near_ns = near_ns;
+        world.regions.as_mut().expect("regions").near_ns = (near_ns.start, near_ns.end);
     }
     world.pass(S);
     assert!(world.order(&(0..7).map(|place| (place, 1)).collect::<Vec<_>>()));
@@ -133,7 +135,7 @@ fn another_node_takes_over_from_an_owner_that_is_gone() {
 #[test]
 fn without_the_store_guard_units_can_be_spent_at_each_node() {
     for spec in [window("w", 42, "1000s"), sliding("s", 42, "1000s")] {
-        let mut world = of_limits_near(std::slice::from_ref(&spec), 2, Some((MS / 20, MS / 5)));
+        let mut world = of_limits_near(std::slice::from_ref(&spec), 2, Some(MS / 20..MS / 5));
         world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
         world.regions.as_mut().expect("regions").cut.extend([0, 1, 2, 3]);
         world.pass(100 * S);
@@ -197,7 +199,7 @@ fn nothing_is_forwarded_to_mates_that_are_too_slow() {
         let unforwarded = with_override(spec.clone(), "k9", &of_other);
         for a_second in [20, 60, 400] {
             let [passed, without] = [&spec, &unforwarded].map(|spec| {
-                let mut world = of_limits_near(std::slice::from_ref(spec), 1, Some((3 * MS, 8 * MS)));
+                let mut world = of_limits_near(std::slice::from_ref(spec), 1, Some(3 * MS..8 * MS));
                 passes(&mut world, &places, a_second, 5);
                 let passed = passes(&mut world, &places, a_second, 20);
                 assert_eq!(counts(&world), ForwardCounts::default());

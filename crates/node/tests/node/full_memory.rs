@@ -1,7 +1,7 @@
 //! Nodes that share a limit. One node has no room for more cells for a while, so new cells of a limit share
 //! one cell there.
 
-use crate::pools::World;
+use crate::pools::{Stop, World};
 use crate::scene::{self, MS, S, staggered};
 use acequia_node::MEMORY_BYTES_MIN;
 
@@ -9,7 +9,7 @@ use acequia_node::MEMORY_BYTES_MIN;
 /// [`crowd`].
 fn with_little_memory(world: &mut World, place: usize) {
     world.memory_bytes = MEMORY_BYTES_MIN;
-    world.stop(place, (S, S));
+    world.stop(place, Stop::CALM);
     world.pass(5 * S);
 }
 

@@ -79,10 +79,17 @@ fn asked_in_turn(nodes: &[usize], spec: &LimitSpec, a_second: u64, asks: u64) ->
     world.decided.take().expect("it is kept")
 }
 
+/// What was found of a limit: the most that was left at a denial, and how many requests passed.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    left: u64,
+    passed: u64,
+}
+
 /// The most units that a central store would have had left at a denial, and how many requests passed.
 ///
 /// `holds` returns the store's units at a time, given the times when earlier requests passed.
-fn left_at_denials(decided: &[Decided], holds: impl Fn(&[u64], u64) -> u64) -> (u64, u64) {
+fn left_at_denials(decided: &[Decided], holds: impl Fn(&[u64], u64) -> u64) -> Found {
     let (mut passed, mut left) = (Vec::new(), 0);
     for one in decided {
         if one.is_allowed {
@@ -91,7 +98,7 @@ fn left_at_denials(decided: &[Decided], holds: impl Fn(&[u64], u64) -> u64) -> (
             left = left.max(holds(&passed, one.at_ns));
         }
     }
-    (left, passed.len() as u64)
+    Found { left, passed: passed.len() as u64 }
 }
 
 /// Whether one node of the region decides the cells of a limit with this many units for the others.
@@ -118,7 +125,8 @@ impl Case<'_> {
     }
 
     /// The row for units left at denials and passed requests. `due` is the number that must pass.
-    fn exact(&self, table: &mut Table, (left, passed): (u64, u64), due: Option<u64>) {
+    fn exact(&self, table: &mut Table, found: Found, due: Option<u64>) {
+        let Found { left, passed } = found;
         let most = if is_forwarded(self.units, self.nodes) { 0 } else { self.nodes };
         let is_met = left <= most && due.is_none_or(|due| passed == due);
         let of_due = due.map_or_else(String::new, |due| format!(" of {due}"));

@@ -74,10 +74,21 @@ fn moving_by(seed: u64, nodes: u64, a_second: u64) -> Cost {
     Cost { frames: frames / SECONDS, bytes: bytes / SECONDS, passed: 1_000 * passed / asked }
 }
 
-/// Four cells of `units` a second, at a load in percent. Nine of ten requests come in one region at a time,
-/// 20 s each; or all regions have equal load. Nodes of a region have equal load. Returns how many of a
-/// thousand requests passed, and frames a second between regions.
-fn few(seed: u64, nodes: u64, (units, load_percent): (u64, u64), is_moving: bool) -> (u64, u64) {
+/// The demand on four cells.
+#[derive(Clone, Copy)]
+struct Demand {
+    /// Units of each cell, a second.
+    units: u64,
+    /// How much of all units is asked for.
+    load_percent: u64,
+    /// Nine of ten requests come in one region at a time, 20 s each. Otherwise all regions have equal load.
+    is_moving: bool,
+}
+
+/// Asks for four cells. Nodes of a region have equal load. Returns how many of a thousand requests passed, and
+/// frames a second between regions.
+fn few(seed: u64, nodes: u64, demand: Demand) -> (u64, u64) {
+    let Demand { units, load_percent, is_moving } = demand;
     const CELLS: u64 = 4;
     const SECONDS: u64 = 60;
     let mut world = three_by(seed, nodes as usize, bucket("b", &format!("{units}/s"), units));
@@ -112,7 +123,7 @@ fn more_nodes_in_a_region_pass_nearly_as_much_of_a_small_limit() {
     let rows = [20, 60].into_iter().flat_map(|units| loads.map(|load| (units, load)));
     for (units, (load_percent, is_moving, less)) in some_of(rows) {
         let all = [1, 2, 4].map(|nodes| {
-            let [a, b] = [1, 2].map(|seed| few(seed, nodes, (units, load_percent), is_moving));
+            let [a, b] = [1, 2].map(|seed| few(seed, nodes, Demand { units, load_percent, is_moving }));
             (u64::midpoint(a.0, b.0), u64::midpoint(a.1, b.1))
         });
         let place = if is_moving { "moving" } else { "alike" };
@@ -120,6 +131,13 @@ fn more_nodes_in_a_region_pass_nearly_as_much_of_a_small_limit() {
         let [(one, _), rest @ ..] = all;
         assert!(rest.iter().all(|(passed, _)| passed + less >= one), "{units}/s: {all:?}");
     }
+}
+
+/// Units in a time.
+#[derive(Clone, Copy)]
+struct Pace {
+    units: u64,
+    per_ns: u64,
 }
 
 /// A region's caller for one cell, who never asks for more than half of the region's share.
@@ -130,14 +148,14 @@ struct Half {
 }
 
 impl Half {
-    /// Whether one more unit keeps within `half` in each `per_ns`: in the window that began at `began_ns`, or
-    /// else in any interval of that length.
-    fn may_ask(&mut self, (half, per_ns): (u64, u64), began_ns: Option<u64>, now_ns: u64) -> bool {
-        let since_ns = began_ns.unwrap_or_else(|| now_ns.saturating_sub(per_ns));
+    /// Whether one more unit keeps within `half`: in the window that began at `began_ns`, or else in any
+    /// interval of a window's length.
+    fn may_ask(&mut self, half: Pace, began_ns: Option<u64>, now_ns: u64) -> bool {
+        let since_ns = began_ns.unwrap_or_else(|| now_ns.saturating_sub(half.per_ns));
         while self.asked_ns.front().is_some_and(|asked_ns| *asked_ns < since_ns) {
             self.asked_ns.pop_front();
         }
-        let may = (self.asked_ns.len() as u64) < half;
+        let may = (self.asked_ns.len() as u64) < half.units;
         if may {
             self.asked_ns.push_back(now_ns);
         }
@@ -162,7 +180,8 @@ impl Load {
     }
 
     /// Passed and sent requests, evenly at all nodes: first with the stores, then in a minute without them.
-    fn without_stores(&self, seed: u64, spec: &LimitSpec, (units, per_ns): (u64, u64)) -> [(u64, u64); 2] {
+    fn without_stores(&self, seed: u64, spec: &LimitSpec, pace: Pace) -> [(u64, u64); 2] {
+        let Pace { units, per_ns } = pace;
         const CELLS: u64 = 16;
         let mut world = regions_by(seed, &vec![self.nodes as usize; self.regions as usize], spec.clone());
         world.is_prompt = true;
@@ -176,7 +195,7 @@ impl Load {
                 let wall_ns = world.now(0).wall_ns;
                 let began_ns = spec.fixed_window.is_some().then(|| wall_ns - wall_ns % per_ns);
                 let caller = callers.entry((place / self.nodes, cell)).or_default();
-                let half = (units / 2 / self.regions, per_ns);
+                let half = Pace { units: units / 2 / self.regions, per_ns };
                 if !self.is_below_half || caller.may_ask(half, began_ns, wall_ns) {
                     passed += u64::from(world.ask_or_wait(place as usize, &format!("k{cell}"), 1));
                     asked += 1;
@@ -191,8 +210,8 @@ impl Load {
     }
 
     /// How many of a thousand requests passed, over the given number of worlds.
-    fn thousandths(&self, worlds: u64, spec: &LimitSpec, of: (u64, u64)) -> [u64; 2] {
-        let counts: Vec<_> = (1..=worlds).map(|seed| self.without_stores(seed, spec, of)).collect();
+    fn thousandths(&self, worlds: u64, spec: &LimitSpec, pace: Pace) -> [u64; 2] {
+        let counts: Vec<_> = (1..=worlds).map(|seed| self.without_stores(seed, spec, pace)).collect();
         [0, 1].map(|at| {
             let sum = |of: fn((u64, u64)) -> u64| counts.iter().map(|all| of(all[at])).sum::<u64>();
             1_000 * sum(|(passed, _)| passed) / sum(|(_, asked)| asked).max(1)
@@ -231,7 +250,7 @@ fn at_low_demand_few_requests_of_small_limits_are_denied_without_stores() {
             2
         };
         let all = [30, 45, 90].map(|percent| {
-            Load::of_three(percent, percent == 90).thousandths(worlds, &spec, (units, per_ns))
+            Load::of_three(percent, percent == 90).thousandths(worlds, &spec, Pace { units, per_ns })
         });
         let name = format!("{} {units} in {} s", spec.name, per_ns / S);
         let [some, half, below] = all;
@@ -271,7 +290,7 @@ fn at_low_demand_a_single_region_denies_few_requests_without_its_store() {
         let worlds = if per_ns >= 60 * S { 200_u64.div_ceil(units).min(4) } else { 1 };
         let all = [2, 4].map(|nodes| {
             let load = Load { regions: 1, nodes, percent: 90, is_below_half: true };
-            load.thousandths(worlds, &spec, (units, per_ns))
+            load.thousandths(worlds, &spec, Pace { units, per_ns })
         });
         let name = format!("{} {units} in {} s", spec.name, per_ns / S);
         println!("{name:<21} {all:?}");
@@ -280,10 +299,11 @@ fn at_low_demand_a_single_region_denies_few_requests_without_its_store() {
     }
 }
 
-/// For `seconds`, one node of three regions is asked for 110 % of the units of forty cells. Returns how many
-/// of a thousand units passed.
-fn at_one(nodes: u64, spec: &LimitSpec, (units, seconds): (u64, u64)) -> u64 {
+/// For 50 s, one node of three regions is asked for 110 % of the units of forty cells. Returns how many of a
+/// thousand units passed.
+fn at_one(nodes: u64, spec: &LimitSpec, units: u64) -> u64 {
     const CELLS: u64 = 40;
+    const SECONDS: u64 = 50;
     let mut world = three(nodes as usize, spec.clone());
     world.is_prompt = true;
     // Begin with a new window.
@@ -293,7 +313,7 @@ fn at_one(nodes: u64, spec: &LimitSpec, (units, seconds): (u64, u64)) -> u64 {
     let mut passed = 0;
     for number in 0..asked {
         passed += u64::from(world.ask_or_wait(0, &format!("k{}", number % CELLS), 1));
-        world.pass(seconds * S / asked);
+        world.pass(SECONDS * S / asked);
     }
     world.pass(S);
     1_000 * (passed + world.passed_late) / (CELLS * units)
@@ -315,7 +335,7 @@ fn one_busy_node_obtains_units_of_all_nodes_of_all_regions() {
         (bucket("b", "30/m", 5), 30, [710, 710]),
         (bucket("b", "120/m", 20), 120, [810, 810]),
     ]) {
-        let passed = [1, 2, 4].map(|nodes| at_one(nodes, &spec, (units, 50)));
+        let passed = [1, 2, 4].map(|nodes| at_one(nodes, &spec, units));
         let name = format!("{} {units} a minute", spec.name);
         println!("{name:<16} {passed:?}");
         let [one, two, four] = passed;

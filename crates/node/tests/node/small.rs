@@ -76,16 +76,17 @@ fn a_guard_unit_of_a_tiny_limit_delays_answers_and_serves_store_outages() {
 
 /// Asks for this percentage of the units of ten cells, at random nodes for half a minute. Callers wait for
 /// pools. Returns the part that passed of what could have, and calls a request.
-fn used(spec: &LimitSpec, (nodes, a_second): (u64, u64), load_percent: u64) -> (f64, f64) {
+fn used(spec: &LimitSpec, a_second: u64, load_percent: u64) -> (f64, f64) {
+    const NODES: u64 = 10;
     const CELLS: u64 = 10;
     const SECONDS: u64 = 30;
-    let mut world = World::new(nodes as usize, std::slice::from_ref(spec), 10, 1);
+    let mut world = World::new(NODES as usize, std::slice::from_ref(spec), 10, 1);
     world.is_prompt = true;
     world.pass(60 * S);
     let mean_ns = S * 100 / (a_second * CELLS * load_percent);
     let (mut asked, mut passed, calls, begun_ns) = (0, 0, world.calls, world.true_ns);
     while world.true_ns < begun_ns + SECONDS * S {
-        let (place, cell) = (world.below(nodes) as usize, world.below(CELLS));
+        let (place, cell) = (world.below(NODES) as usize, world.below(CELLS));
         asked += 1;
         passed += u64::from(world.ask_and_wait(place, &format!("l{cell}"), 1));
         let pause_ns = world.below(2 * mean_ns);
@@ -108,7 +109,7 @@ fn few_units_of_a_pool_can_be_spent_at_every_node() {
         ("20 in any second", sliding("l", 20, "1s"), 20, [0.97, 0.95, 0.65]),
         ("20 in 10 seconds", window("l", 20, "10s"), 2, [0.97, 0.95, 0.85]),
     ] {
-        let all = [25, 50, 100].map(|load| used(&spec, (10, a_second), load));
+        let all = [25, 50, 100].map(|load| used(&spec, a_second, load));
         print!("{name:<25}");
         all.iter().for_each(|(part, calls)| print!("{part:.3} ({calls:.1})     "));
         println!();

@@ -1,6 +1,6 @@
 //! Nodes of one region that are stopped and restart. Only what they could not give back is lost.
 
-use crate::pools::{Way, World};
+use crate::pools::{Stop, Way, World};
 use crate::scene::{self, MS, S, bucket, sliding, slots, window};
 use acequia_limits::{Request, limit::LimitSpec};
 use acequia_node::{Ask, MEMORY_BYTES_MIN};
@@ -32,14 +32,14 @@ fn a_guard_share_is_the_same_before_and_after_a_clean_stop() {
                 assert!(world.ask(0, "k", 1), "{spec:?}: after {before}");
             }
             assert_eq!(world.admitted(0, "k"), part * SHARE / 4, "{spec:?}");
-            world.stop(0, (S, S));
+            world.stop(0, Stop::CALM);
             world.pass(2 * S);
         }
         // Slots reserve a little more than was asked for. The bucket has earned less than a unit.
         assert!(!world.ask(0, "k", 1), "{spec:?}: {}", world.admitted(0, "k"));
         // A crash forgets, and so does the stop after it. Cells that were not asked for count as spent, too.
         world.crash(0);
-        world.stop(0, (S, S));
+        world.stop(0, Stop::CALM);
         assert!(!world.ask(0, "k", 1) && !world.ask(0, "another", 1), "{spec:?}");
     }
 }
@@ -57,7 +57,7 @@ fn restarted_one_by_one(spec: &LimitSpec, way: Way) -> u64 {
     passes(&mut world, 400);
     for place in [0, 1] {
         world.nodes[place].way = way;
-        world.stop(place, (S, S));
+        world.stop(place, Stop::CALM);
         world.nodes[place].way = Way::GOOD;
         passes(&mut world, 100);
     }
@@ -96,7 +96,7 @@ fn spent_beside_the_pool(seed: u64) {
             let pause = world.below(100 * MS);
             world.pass(pause);
         }
-        world.stop(0, ((seed + round) % 3 * 100 * MS, 0));
+        world.stop(0, Stop { gives_ns: (seed + round) % 3 * 100 * MS, pause_ns: 0 });
     }
     for number in 0..200 {
         world.ask_patiently(number % 2, "k", 1);
@@ -135,10 +135,10 @@ fn stopped_and_crashed() {
     let mut world = World::of_new(2, &[window("l", 1_000, "1000s")], GUARD);
     world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
     (0..SHARE / 2).for_each(|_| assert!(world.ask(0, "k", 1)));
-    world.stop(0, (0, 0));
+    world.stop(0, Stop::AT_ONCE);
     while world.ask(0, "k", 1) {}
     world.crash(0);
-    world.stop(0, (0, 0));
+    world.stop(0, Stop::AT_ONCE);
     while world.ask(0, "k", 1) {}
     assert!(world.admitted(0, "k") <= SHARE, "{}", world.admitted(0, "k"));
 }
@@ -168,11 +168,11 @@ fn crashed_and_stopped(change: impl Fn(&mut World)) {
 
 #[test]
 fn a_guard_share_forgotten_by_a_crash_stays_spent_after_clean_stops() {
-    crashed_and_stopped(|world| world.stop(0, (S, S)));
+    crashed_and_stopped(|world| world.stop(0, Stop::CALM));
     // Two stops; then also limits that are lowered and raised between them.
     crashed_and_stopped(|world| {
-        world.stop(0, (S, S));
-        world.stop(0, (S, S));
+        world.stop(0, Stop::CALM);
+        world.stop(0, Stop::CALM);
     });
     crashed_and_stopped(|world| {
         let specs = world.specs.clone();
@@ -185,17 +185,17 @@ fn a_guard_share_forgotten_by_a_crash_stays_spent_after_clean_stops() {
         };
         world.renumber(&specs.iter().map(half).collect::<Vec<_>>());
         world.ask(0, "k", 1);
-        world.stop(0, (S, S));
+        world.stop(0, Stop::CALM);
         world.renumber(&specs);
     });
     // The rows of a removed limit are older than the crash.
     crashed_and_stopped(|world| {
         let specs = world.specs.clone();
-        world.stop(0, (S, S));
+        world.stop(0, Stop::CALM);
         world.renumber(&[]);
         world.pass(S);
         world.crash(0);
-        world.stop(0, (S, S));
+        world.stop(0, Stop::CALM);
         world.renumber(&specs);
     });
     // The limit is not in force when the node stops.
@@ -203,7 +203,7 @@ fn a_guard_share_forgotten_by_a_crash_stays_spent_after_clean_stops() {
         let specs = world.specs.clone();
         world.renumber(&[]);
         world.pass(S);
-        world.stop(0, (S, S));
+        world.stop(0, Stop::CALM);
         world.renumber(&specs);
     });
 }
@@ -215,7 +215,7 @@ fn a_node_stopped_after_a_crash_gets_units_of_the_pool() {
     let mut world = World::of_new(2, &[window("l", 1_000, "1000s")], GUARD);
     world.pass(S);
     world.crash(0);
-    world.stop(0, (S, S));
+    world.stop(0, Stop::CALM);
     world.pass(S);
     (0..400).for_each(|_| {
         world.ask_patiently(0, "k", 1);

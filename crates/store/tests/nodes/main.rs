@@ -104,6 +104,13 @@ static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 /// wall.
 type Passed = BTreeMap<(usize, u64), Vec<Now>>;
 
+/// What a caller asks for.
+#[derive(Clone, Copy)]
+struct CallerKey {
+    domain: usize,
+    key: u64,
+}
+
 /// A node, the asker for its callers, and its clocks.
 type Way = (Arc<Node>, Arc<Mutex<Asker>>, NodeClock);
 
@@ -269,7 +276,7 @@ impl Fleet {
     /// own sends them, since it keeps time better than a runtime's timers.
     fn load(&self, demand: Demand, lasts: Duration) -> JoinHandle<Fared> {
         let (nodes, passed, runtime) = (Arc::clone(&self.asked), Arc::clone(&self.passed), Handle::current());
-        let asked = tokio::task::spawn_blocking(move || load(&nodes, &passed, (demand, lasts), &runtime));
+        let asked = tokio::task::spawn_blocking(move || load(&nodes, &passed, demand, lasts, &runtime));
         tokio::spawn(async move {
             let mut fared = Fared::default();
             for request in asked.await.expect("callers").join_all().await {
@@ -346,7 +353,8 @@ fn asked(place: &Place) -> Way {
 fn load(
     nodes: &Arc<Mutex<Vec<Way>>>,
     passed: &Arc<Mutex<Passed>>,
-    (demand, lasts): (Demand, Duration),
+    demand: Demand,
+    lasts: Duration,
     runtime: &Handle,
 ) -> JoinSet<Asked> {
     let (begun, mut asked) = (Instant::now(), JoinSet::new());
@@ -373,7 +381,7 @@ fn load(
                 let nodes = nodes.lock().expect("no panic");
                 nodes[number as usize % nodes.len()].clone()
             };
-            let is_allowed = ask(&node, &asker, &clock, (domain, key), &passed).await;
+            let is_allowed = ask(&node, &asker, &clock, CallerKey { domain, key }, &passed).await;
             Asked::Somebody(due.elapsed(), is_allowed)
         };
         asked.spawn_on(request, runtime);
@@ -386,9 +394,10 @@ async fn ask(
     node: &Node,
     asker: &Mutex<Asker>,
     clock: &NodeClock,
-    (domain, key): (usize, u64),
+    key: CallerKey,
     passed: &Mutex<Passed>,
 ) -> bool {
+    let CallerKey { domain, key } = key;
     let text = key.to_string();
     let begun = Instant::now();
     loop {

@@ -28,6 +28,17 @@ pub(crate) struct Decided {
     pub(crate) remaining: u64,
 }
 
+/// A cell that a node charged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChargedCell<'a> {
+    /// The limit's place in [`World::specs`].
+    pub(super) limit: usize,
+    pub(super) key: &'a str,
+    /// The limit's budget, as the node that charged knows it.
+    pub(super) budget: u64,
+    pub(super) tag: CellTag,
+}
+
 impl World {
     /// Requests units of a key under the limit whose name is the key's first letter. Returns whether the
     /// request passed, and counts what passed.
@@ -93,7 +104,7 @@ impl World {
 
     /// Also returns how long the caller may wait.
     fn ask_as(&mut self, place: usize, key: &str, cost: u64, ask: Ask) -> (bool, u64) {
-        self.ask_since(place, key, cost, (ask, self.true_ns))
+        self.ask_since(place, key, cost, ask, self.true_ns)
     }
 
     /// Like `ask_as`, for a request that came at the given time.
@@ -102,7 +113,8 @@ impl World {
         place: usize,
         key: &str,
         cost: u64,
-        (ask, came_ns): (Ask, u64),
+        ask: Ask,
+        came_ns: u64,
     ) -> (bool, u64) {
         let now = self.now(place);
         let node = Arc::clone(&self.nodes[place].node);
@@ -114,12 +126,9 @@ impl World {
                 let id = node.catalogue().limits[limit.limit as usize].limit.id;
                 self.use_charge(place, (id, named(limit)), limit.units, came_ns);
             } else {
-                self.admit(
-                    (limit.limit as usize, key, limit.budget),
-                    limit.tag,
-                    limit.units,
-                    &place.to_string(),
-                );
+                let cell =
+                    ChargedCell { limit: limit.limit as usize, key, budget: limit.budget, tag: limit.tag };
+                self.admit(cell, limit.units, &place.to_string());
             }
         }
         (is_allowed, patience_ns)
@@ -132,13 +141,8 @@ impl World {
 
     /// Counts what a node charged.
     #[track_caller]
-    pub(super) fn admit(
-        &mut self,
-        (limit, key, budget): (usize, &str, u64),
-        tag: CellTag,
-        units: u64,
-        node: &str,
-    ) {
+    pub(super) fn admit(&mut self, cell: ChargedCell<'_>, units: u64, node: &str) {
+        let ChargedCell { limit, key, budget, tag } = cell;
         let now = self.true_now();
         let spec = &self.specs[limit];
         let terms = self.most.unwrap_or(Terms { limit: budget, hourly: hourly_of(spec, key) });

@@ -9,7 +9,10 @@ use acequia_node::{
     regions::wire::{Entry, Whole, read},
 };
 
-use super::{World, asking::named};
+use super::{
+    World,
+    asking::{ChargedCell, named},
+};
 use crate::scene::MS;
 
 /// How often a waiting request that may be forwarded is tried again.
@@ -118,7 +121,8 @@ impl World {
                     );
                     let charged = Charged { at_ns: self.true_ns, units, whole };
                     self.charges.unused.entry((to, process_number, cell)).or_default().push(charged);
-                    self.admit((limit, &key, budget), cell.1, units, &format!("{from} for {to}"));
+                    let of = ChargedCell { limit, key: &key, budget, tag: cell.1 };
+                    self.admit(of, units, &format!("{from} for {to}"));
                 }
                 _ => {}
             }
@@ -190,7 +194,7 @@ impl World {
                 .as_ref()
                 .map_or(Forwarding::May, |request| Forwarding::Since(request.since_ns()));
             let ask = Ask::CHECK.again().forwarding(forwarding);
-            let is_allowed = self.ask_since(place, &waiting.key, cost, (ask, came_ns)).0;
+            let is_allowed = self.ask_since(place, &waiting.key, cost, ask, came_ns).0;
             self.passed_late += u64::from(is_allowed);
             if is_allowed || self.true_ns >= waiting.until_ns {
                 self.note_decided(place, came_ns, is_allowed);

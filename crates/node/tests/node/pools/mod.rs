@@ -27,6 +27,7 @@ pub(crate) use asking::Decided;
 use forwards::{Charges, Waiting};
 use network::Message;
 pub(crate) use network::Way;
+pub(crate) use nodes::Stop;
 pub(crate) use server::Server;
 
 use crate::scene::{
@@ -58,6 +59,14 @@ pub(crate) struct Place1 {
     pub(crate) drift_ppm: i64,
     pub(crate) way: Way,
     ticked_ns: u64,
+}
+
+/// The disks of the nodes of a new world.
+#[derive(Clone, Copy, Debug)]
+struct Disks {
+    are_new: bool,
+    /// They have the nodes' withdrawals from windows.
+    are_kept: bool,
 }
 
 /// Several regions, each with its own server. Their nodes share the limits by a catalogue.
@@ -135,19 +144,26 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(nodes: usize, specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
-        Self::begun(nodes, specs, percent, seed, (false, false), None)
+        Self::begun(nodes, specs, percent, seed, Disks { are_new: false, are_kept: false }, None)
     }
 
     /// Several regions with the given numbers of nodes. No node has a share before [`World::order`].
     pub(crate) fn among_regions(nodes: &[usize], specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
         let regions = Self::regions_of(nodes);
-        Self::begun(nodes.iter().sum(), specs, percent, seed, (true, true), Some(regions))
+        Self::begun(
+            nodes.iter().sum(),
+            specs,
+            percent,
+            seed,
+            Disks { are_new: true, are_kept: true },
+            Some(regions),
+        )
     }
 
     /// Several regions of one node each, without stores.
     pub(crate) fn among_lone(count: usize, specs: &[LimitSpec], seed: u64) -> Self {
         let regions = Regions { have_stores: false, ..Self::regions_of(&vec![1; count]) };
-        Self::begun(count, specs, 100, seed, (true, true), Some(regions))
+        Self::begun(count, specs, 100, seed, Disks { are_new: true, are_kept: true }, Some(regions))
     }
 
     fn regions_of(nodes: &[usize]) -> Regions {
@@ -167,12 +183,12 @@ impl World {
 
     /// Like [`World::new`], but nodes record their withdrawals from windows.
     pub(crate) fn kept(nodes: usize, specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
-        Self::begun(nodes, specs, percent, seed, (false, true), None)
+        Self::begun(nodes, specs, percent, seed, Disks { are_new: false, are_kept: true }, None)
     }
 
     /// A region in which nothing has ever been spent.
     pub(crate) fn of_new(nodes: usize, specs: &[LimitSpec], percent: u8) -> Self {
-        Self::begun(nodes, specs, percent, 1, (true, true), None)
+        Self::begun(nodes, specs, percent, 1, Disks { are_new: true, are_kept: true }, None)
     }
 
     fn begun(
@@ -180,7 +196,7 @@ impl World {
         specs: &[LimitSpec],
         percent: u8,
         seed: u64,
-        (is_new, is_kept): (bool, bool),
+        disks: Disks,
         regions: Option<Regions>,
     ) -> Self {
         let mut world = Self {
@@ -195,8 +211,8 @@ impl World {
             drift_ppm: 1_000,
             percent,
             memory_bytes: ROOMY,
-            is_new,
-            is_kept,
+            is_new: disks.are_new,
+            is_kept: disks.are_kept,
             messages: BTreeMap::new(),
             open: BTreeSet::new(),
             sent: 0,
@@ -215,7 +231,7 @@ impl World {
             is_prompt: false,
         };
         for number in 1..=nodes as u16 {
-            let (node, asker) = world.started(number, nodes, 1, (None, BTreeSet::new()));
+            let (node, asker) = world.started(number, nodes, 1, None, BTreeSet::new());
             let way = Way::GOOD;
             world.nodes.push(Place1 {
                 node,
@@ -224,7 +240,7 @@ impl World {
                 crashed: None,
                 generations: Vec::new(),
                 rows: BTreeMap::new(),
-                knows_from_us: if is_new { 0 } else { START.wall_ns / 1_000 },
+                knows_from_us: if disks.are_new { 0 } else { START.wall_ns / 1_000 },
                 is_disk_full: false,
                 is_hung: false,
                 is_left_behind: false,

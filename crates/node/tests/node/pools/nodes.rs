@@ -7,7 +7,22 @@ use acequia_node::{Asker, Config, Home, Keep, Node, WITHDRAWALS, pool::RegionSet
 use acequia_rights::MemberId;
 
 use super::{World, incarnation, rows_of};
-use crate::scene::{self, KEY, MS, START};
+use crate::scene::{self, KEY, MS, S, START};
+
+/// How long a stop takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stop {
+    /// How long the node gives back what it holds.
+    pub(crate) gives_ns: u64,
+    /// The time between the end of the process and the start of the next one.
+    pub(crate) pause_ns: u64,
+}
+
+impl Stop {
+    /// A second for each.
+    pub(crate) const CALM: Self = Self { gives_ns: S, pause_ns: S };
+    pub(crate) const AT_ONCE: Self = Self { gives_ns: 0, pause_ns: 0 };
+}
 
 impl World {
     pub(super) fn started(
@@ -15,7 +30,8 @@ impl World {
         number: u16,
         nodes: usize,
         process_number: u32,
-        (crashed, rows_hold): (Option<Now>, BTreeSet<LimitId>),
+        crashed: Option<Now>,
+        rows_hold: BTreeSet<LimitId>,
     ) -> (Arc<Node>, Asker) {
         let place = usize::from(number) - 1;
         let is_mate = |other: &u16| {
@@ -89,22 +105,22 @@ impl World {
 
     fn start(&mut self, place: usize, rows_hold: BTreeSet<LimitId>) {
         let process_number = self.nodes[place].process_number + 1;
-        let crashed = (self.nodes[place].crashed, rows_hold);
-        let (node, asker) = self.started(place as u16 + 1, self.nodes.len(), process_number, crashed);
+        let crashed = self.nodes[place].crashed;
+        let (number, nodes) = (place as u16 + 1, self.nodes.len());
+        let (node, asker) = self.started(number, nodes, process_number, crashed, rows_hold);
         let at = &mut self.nodes[place];
         (at.node, at.asker, at.process_number, at.ticked_ns) = (node, asker, process_number, 0);
         // Write before any request comes.
         self.write(place);
     }
 
-    /// Stops a node: it gives back what it holds for `gives_ns`, pauses for `pause_ns`, and restarts with
-    /// what it has written.
-    pub(crate) fn stop(&mut self, place: usize, (gives_ns, pause_ns): (u64, u64)) {
+    /// Stops a node: it gives back what it holds, pauses, and restarts with what it has written.
+    pub(crate) fn stop(&mut self, place: usize, stop: Stop) {
         let is_cut = self.regions.as_mut().is_some_and(|regions| !regions.cut.insert(place));
         // The node answers no more callers.
         self.waiting.retain(|waiting| waiting.place != place);
         self.nodes[place].node.leave_pools(self.now(place));
-        self.pass(gives_ns);
+        self.pass(stop.gives_ns);
         self.write(place);
         let (at, now) = (&self.nodes[place], self.now(place));
         let (node, is_disk_full) = (Arc::clone(&at.node), at.is_disk_full);
@@ -113,7 +129,7 @@ impl World {
             node.close(now, |row| drop(disk.insert((row.limit, row.tag), row)));
         }
         self.nodes[place].is_hung = true;
-        self.pass(pause_ns);
+        self.pass(stop.pause_ns);
         self.nodes[place].is_hung = false;
         if let Some(regions) = self.regions.as_mut().filter(|_| !is_cut) {
             regions.cut.remove(&place);
@@ -128,7 +144,7 @@ impl World {
     pub(crate) fn stop_at_random(&mut self, place: usize) {
         let (gives_ns, pause_ns) =
             (self.below(4) * self.below(300 * MS), self.below(2) * self.below(4_000 * MS));
-        self.stop(place, (gives_ns, pause_ns));
+        self.stop(place, Stop { gives_ns, pause_ns });
     }
 
     /// A node loses power and its disk.

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use acequia_rights::pool::{
-    Generation, Letter, Letters, Name, PoolGroup, Taker,
+    CallContext, Generation, Letter, Letters, Name, PoolGroup, Taker,
     group::{Assertion, Begin, GroupStatus, ServerIdentity},
     letters::LETTERS_MAX,
     name::{ANSWER_BYTES_MAX, Act, NameState, What},
@@ -240,7 +240,7 @@ fn a_history_fails_if_ids_end_in_a_generation_that_does_not_count() {
     assert!((0..40_000).any(|seed| history(seed, false).is_err()), "nobody noticed");
 }
 
-fn context(number: u64, wall_us: u64) -> acequia_rights::pool::CallContext {
+fn context(number: u64, wall_us: u64) -> CallContext {
     let generation = Generation { number, by: Taker { node: 1, process_number: 1, call: number } };
     granting(generation, wall_us)
 }
@@ -249,29 +249,37 @@ fn by(call: u64) -> Taker {
     Taker { node: 1, process_number: 1, call }
 }
 
-fn act(name: &mut Name, call: u64, what: What, at: (u64, u64)) -> NameState {
-    name.act(&Act { by: by(call), what, drops_us: at.1 + KEEP_US }, &context(at.0, at.1))
+fn act(name: &mut Name, call: u64, what: What, context: &CallContext) -> NameState {
+    name.act(&Act { by: by(call), what, drops_us: context.wall_us + KEEP_US }, context)
 }
 
 #[test]
 fn an_id_belongs_to_the_first_claim_until_it_is_dropped_or_expires() {
     let mut name = Name::default();
     let kept = || What::Keep(b"yes".to_vec());
-    assert_eq!(act(&mut name, 1, What::Claim, (1, 0)), NameState::Claimed(by(1)));
-    assert_eq!(act(&mut name, 2, What::Claim, (1, 5)), NameState::Claimed(by(1)));
-    assert_eq!(act(&mut name, 2, What::Leave, (1, 5)), NameState::Claimed(by(1)));
-    assert_eq!(act(&mut name, 2, kept(), (1, 5)), NameState::Claimed(by(1)));
-    assert_eq!(act(&mut name, 1, What::Leave, (1, 6)), NameState::Free);
-    assert_eq!(act(&mut name, 3, What::Claim, (1, 7)), NameState::Claimed(by(3)));
+    assert_eq!(act(&mut name, 1, What::Claim, &context(1, 0)), NameState::Claimed(by(1)));
+    assert_eq!(act(&mut name, 2, What::Claim, &context(1, 5)), NameState::Claimed(by(1)));
+    assert_eq!(act(&mut name, 2, What::Leave, &context(1, 5)), NameState::Claimed(by(1)));
+    assert_eq!(act(&mut name, 2, kept(), &context(1, 5)), NameState::Claimed(by(1)));
+    assert_eq!(act(&mut name, 1, What::Leave, &context(1, 6)), NameState::Free);
+    assert_eq!(act(&mut name, 3, What::Claim, &context(1, 7)), NameState::Claimed(by(3)));
     let long = What::Keep(vec![0; ANSWER_BYTES_MAX + 1]);
-    assert_eq!(act(&mut name, 3, long, (1, 8)), NameState::Claimed(by(3)), "as if it had not been kept");
+    assert_eq!(
+        act(&mut name, 3, long, &context(1, 8)),
+        NameState::Claimed(by(3)),
+        "as if it had not been kept"
+    );
     // The node that claimed the name is gone.
-    assert_eq!(act(&mut name, 4, What::Claim, (1, 7 + KEEP_US)), NameState::Claimed(by(4)));
-    assert_eq!(act(&mut name, 4, kept(), (1, 1_010)), NameState::Kept(b"yes".to_vec()));
-    assert_eq!(act(&mut name, 5, What::Claim, (1, 1_011)), NameState::Kept(b"yes".to_vec()));
-    assert_eq!(act(&mut name, 6, What::End, (1, 1_012)), NameState::Ended);
-    assert_eq!(act(&mut name, 7, What::Claim, (1, 1_013)), NameState::Ended);
-    assert_eq!(act(&mut name, 8, What::Claim, (2, 1_014)), NameState::Claimed(by(8)), "another generation");
+    assert_eq!(act(&mut name, 4, What::Claim, &context(1, 7 + KEEP_US)), NameState::Claimed(by(4)));
+    assert_eq!(act(&mut name, 4, kept(), &context(1, 1_010)), NameState::Kept(b"yes".to_vec()));
+    assert_eq!(act(&mut name, 5, What::Claim, &context(1, 1_011)), NameState::Kept(b"yes".to_vec()));
+    assert_eq!(act(&mut name, 6, What::End, &context(1, 1_012)), NameState::Ended);
+    assert_eq!(act(&mut name, 7, What::Claim, &context(1, 1_013)), NameState::Ended);
+    assert_eq!(
+        act(&mut name, 8, What::Claim, &context(2, 1_014)),
+        NameState::Claimed(by(8)),
+        "another generation"
+    );
 }
 
 #[test]

@@ -18,6 +18,23 @@ const START_US: u64 = 1_700_000_000_000_000;
 const ERROR_US: u64 = 5 * MS;
 const ALL: Part = Part { rate: RATE_PARTS, units: UNITS };
 const NOTHING: Part = Part { rate: 0, units: 0 };
+const KEEPS_NOTHING: Kept = Kept { part: NOTHING, tokens: 0 };
+
+/// What a node keeps of a pool, by its call.
+#[derive(Clone, Copy)]
+struct Kept {
+    part: Part,
+    /// Units of a part that the call gives back without debt.
+    tokens: u64,
+}
+
+/// What a generation of a pool may do.
+#[derive(Clone, Copy)]
+struct Granting {
+    grants: bool,
+    /// The generation knows nothing of spending before this time.
+    unknown_until_us: u64,
+}
 
 /// A pool of 1000/s and a burst of 10 that has been idle for long. The callers' wall clocks are up to 5 ms
 /// off.
@@ -39,27 +56,28 @@ impl Pool {
         Self { bucket: Bucket::default(), params, calls: 0 }
     }
 
-    fn call(
-        &mut self,
-        node: u16,
-        wall_us: u64,
-        kept: (Part, u64),
-        wanted: Part,
-    ) -> Result<Exchanged, Refused> {
-        self.call_in(node, wall_us, kept, wanted, (true, START_US - 100_000 * MS))
+    fn call(&mut self, node: u16, wall_us: u64, kept: Kept, wanted: Part) -> Result<Exchanged, Refused> {
+        self.call_in(
+            node,
+            wall_us,
+            kept,
+            wanted,
+            Granting { grants: true, unknown_until_us: START_US - 100_000 * MS },
+        )
     }
 
-    /// A call in a generation that knows nothing of spending before `unknown_until_us`, and may or may not grant.
+    /// A call in a generation.
     fn call_in(
         &mut self,
         node: u16,
         wall_us: u64,
-        (keeps, tokens): (Part, u64),
+        kept: Kept,
         wanted: Part,
-        (grants, unknown_until_us): (bool, u64),
+        granting: Granting,
     ) -> Result<Exchanged, Refused> {
         self.calls += 1;
         let taker = Taker { node, process_number: 1, call: self.calls };
+        let Kept { part: keeps, tokens } = kept;
         let exchange = Exchange { taker, keeps, tokens, wanted, needed: 0, reserved: 0, keep_us: 1_000 * MS };
         let generation = Generation { number: 1, by: Taker { node: 1, process_number: 1, call: 1 } };
         let wall_us = START_US + wall_us;
@@ -67,8 +85,8 @@ impl Pool {
             wall_us,
             generation,
             since: generation,
-            grants,
-            unknown_until_us,
+            grants: granting.grants,
+            unknown_until_us: granting.unknown_until_us,
             forfeited_before_us: 0,
         };
         self.bucket.exchange(&exchange, &self.params, &context)
@@ -83,11 +101,11 @@ const fn above(heard: u64, by: Taker) -> Begin {
 pub(super) fn two_walls_at_one_instant() -> u64 {
     let mut pool = Pool::new();
     let units = Part { rate: 0, units: UNITS };
-    let first = pool.call(1, 100 * MS - ERROR_US, (NOTHING, 0), units).expect("an answer");
+    let first = pool.call(1, 100 * MS - ERROR_US, KEEPS_NOTHING, units).expect("an answer");
     let tokens = first.part.units - first.owed;
     // The first node returns the units as debt, which drains in the pool from then on.
-    pool.call(1, 100 * MS - ERROR_US, (NOTHING, 0), NOTHING).expect("an answer");
-    let second = pool.call(2, 100 * MS + ERROR_US, (NOTHING, 0), units).expect("an answer");
+    pool.call(1, 100 * MS - ERROR_US, KEEPS_NOTHING, NOTHING).expect("an answer");
+    let second = pool.call(2, 100 * MS + ERROR_US, KEEPS_NOTHING, units).expect("an answer");
     tokens + second.part.units - second.owed
 }
 
@@ -98,21 +116,21 @@ fn nodes_that_are_gone_make_room_for_new_ones_in_a_pool() {
     let unit = Part { rate: 0, units: 1 };
     for node in 1..=100 {
         let now = u64::from(node) * 100 * MS;
-        pool.call(node, now, (NOTHING, 0), unit).expect("room");
-        pool.call(node, now, (NOTHING, 1), NOTHING).expect("room");
+        pool.call(node, now, KEEPS_NOTHING, unit).expect("room");
+        pool.call(node, now, Kept { part: NOTHING, tokens: 1 }, NOTHING).expect("room");
     }
     // A node stays known while calls from before its last one might still count.
     let mut pool = Pool::new();
     for node in 1..=64 {
-        pool.call(node, 0, (NOTHING, 0), NOTHING).expect("room");
+        pool.call(node, 0, KEEPS_NOTHING, NOTHING).expect("room");
     }
     let slack = 2 * ERROR_US;
     // Each node's grant lasts for a second.
     for (after_us, is_room) in
         [(1_000 * MS, false), (1_000 * MS + slack, false), (1_000 * MS + 2 * slack, true)]
     {
-        pool.call(1, after_us, (NOTHING, 0), NOTHING).expect("it is known");
-        let came = pool.call(99, after_us, (NOTHING, 0), unit);
+        pool.call(1, after_us, KEEPS_NOTHING, NOTHING).expect("it is known");
+        let came = pool.call(99, after_us, KEEPS_NOTHING, unit);
         assert_eq!(came.is_ok(), is_room, "{after_us} us later");
         assert!(is_room || came == Err(Refused::TooManyNodes));
     }
@@ -135,17 +153,18 @@ pub(super) fn a_part_that_comes_and_goes() -> u64 {
     let mut pool = Pool::of(MANY);
     let all = Part { rate: RATE_PARTS, units: MANY };
     let mut now = 100 * MS;
-    let first = pool.call(1, now, (NOTHING, 0), all).expect("an answer");
+    let first = pool.call(1, now, KEEPS_NOTHING, all).expect("an answer");
     let admitted = first.part.units - first.owed;
-    pool.call(1, now, (NOTHING, 0), NOTHING).expect("an answer");
+    pool.call(1, now, KEEPS_NOTHING, NOTHING).expect("an answer");
     for _ in 0..ROUNDS {
-        let held = pool.call(1, now + ERROR_US, (NOTHING, 0), all).expect("an answer");
+        let held = pool.call(1, now + ERROR_US, KEEPS_NOTHING, all).expect("an answer");
         // A unit drains in each millisecond at the holder.
         now += 10 * MS;
         let debt = held.owed.saturating_sub(10 * u64::from(held.part.rate) / u64::from(RATE_PARTS));
-        pool.call(1, now - ERROR_US, (NOTHING, held.part.units - debt), NOTHING).expect("an answer");
+        pool.call(1, now - ERROR_US, Kept { part: NOTHING, tokens: held.part.units - debt }, NOTHING)
+            .expect("an answer");
     }
-    let last = pool.call(1, now + ERROR_US, (NOTHING, 0), all).expect("an answer");
+    let last = pool.call(1, now + ERROR_US, KEEPS_NOTHING, all).expect("an answer");
     admitted + last.part.units - last.owed
 }
 
@@ -158,44 +177,44 @@ fn a_part_that_moves_between_clocks_drains_only_once() {
 #[test]
 fn one_node_may_lease_everything_that_others_do_not_want() {
     let mut pool = Pool::new();
-    let all = pool.call(1, 0, (NOTHING, 0), ALL).expect("an answer");
+    let all = pool.call(1, 0, KEEPS_NOTHING, ALL).expect("an answer");
     assert_eq!((all.part, all.owed, all.fair), (ALL, 0, RATE_PARTS));
     // Another node asks for as much. Each may have half, once the first returns it.
-    let none = pool.call(2, MS, (NOTHING, 0), ALL).expect("an answer");
+    let none = pool.call(2, MS, KEEPS_NOTHING, ALL).expect("an answer");
     assert_eq!((none.part, none.fair), (NOTHING, RATE_PARTS / 2));
     let half = Part { rate: RATE_PARTS / 2, units: UNITS / 2 };
-    let kept = pool.call(1, 2 * MS, (half, UNITS / 2), NOTHING).expect("an answer");
+    let kept = pool.call(1, 2 * MS, Kept { part: half, tokens: UNITS / 2 }, NOTHING).expect("an answer");
     assert_eq!(kept.part, half);
-    let other = pool.call(2, 100 * MS, (NOTHING, 0), ALL).expect("an answer");
+    let other = pool.call(2, 100 * MS, KEEPS_NOTHING, ALL).expect("an answer");
     assert_eq!(other.part.units, UNITS / 2);
 }
 
 #[test]
 fn the_units_of_an_ended_lease_are_owed_whole() {
     let mut pool = Pool::new();
-    pool.call(1, 0, (NOTHING, 0), ALL).expect("an answer");
-    let at_its_end = pool.call(2, 1_000 * MS, (NOTHING, 0), ALL).expect("an answer");
+    pool.call(1, 0, KEEPS_NOTHING, ALL).expect("an answer");
+    let at_its_end = pool.call(2, 1_000 * MS, KEEPS_NOTHING, ALL).expect("an answer");
     assert_eq!(at_its_end.owed, at_its_end.part.units, "nothing of it is left");
     let mut pool = Pool::new();
-    pool.call(1, 0, (NOTHING, 0), ALL).expect("an answer");
-    let later = pool.call(2, 1_100 * MS, (NOTHING, 0), ALL).expect("an answer");
+    pool.call(1, 0, KEEPS_NOTHING, ALL).expect("an answer");
+    let later = pool.call(2, 1_100 * MS, KEEPS_NOTHING, ALL).expect("an answer");
     assert_eq!((later.part, later.owed), (ALL, 0));
 }
 
 #[test]
 fn a_call_that_arrives_after_a_later_one_has_no_effect() {
     let mut pool = Pool::new();
-    pool.call(1, 0, (NOTHING, 0), ALL).expect("an answer");
+    pool.call(1, 0, KEEPS_NOTHING, ALL).expect("an answer");
     pool.calls -= 1;
-    assert_eq!(pool.call(1, 0, (NOTHING, 0), NOTHING), Err(Refused::Stale));
-    assert_eq!(pool.call(2, 0, (NOTHING, 0), ALL).expect("an answer").part.units, 0);
+    assert_eq!(pool.call(1, 0, KEEPS_NOTHING, NOTHING), Err(Refused::Stale));
+    assert_eq!(pool.call(2, 0, KEEPS_NOTHING, ALL).expect("an answer").part.units, 0);
 }
 
 #[test]
 fn a_call_that_was_long_under_way_has_no_effect() {
     let mut pool = Pool::new();
-    pool.call(1, 100 * MS, (NOTHING, 0), NOTHING).expect("an answer");
-    assert_eq!(pool.call(2, 0, (NOTHING, 0), ALL), Err(Refused::Late));
+    pool.call(1, 100 * MS, KEEPS_NOTHING, NOTHING).expect("an answer");
+    assert_eq!(pool.call(2, 0, KEEPS_NOTHING, ALL), Err(Refused::Late));
 }
 
 /// When a one-second lease ends whose answer took 300 ms, in milliseconds after the call was sent.
@@ -263,8 +282,11 @@ fn bucket_params_give_no_more_than_the_limit() {
 /// other's. Returns the units that the node then receives.
 pub(super) fn called_before_all_had_told() -> u64 {
     let mut pool = Pool::new();
-    pool.call_in(1, 2 * MS, (NOTHING, 0), ALL, (false, 0)).expect("an answer");
-    let first = pool.call_in(1, 3 * MS, (NOTHING, 0), ALL, (true, START_US + MS)).expect("an answer");
+    pool.call_in(1, 2 * MS, KEEPS_NOTHING, ALL, Granting { grants: false, unknown_until_us: 0 })
+        .expect("an answer");
+    let first = pool
+        .call_in(1, 3 * MS, KEEPS_NOTHING, ALL, Granting { grants: true, unknown_until_us: START_US + MS })
+        .expect("an answer");
     first.part.units - first.owed
 }
 
@@ -292,8 +314,8 @@ pub(super) fn called_when_all_had_told() -> u64 {
     }
     let context = group.context(&server, generation, last_us).expect("the same generation");
     let mut pool = Pool::new();
-    let granting = (context.grants, context.unknown_until_us);
-    let first = pool.call_in(1, 100 * MS, (NOTHING, 0), ALL, granting).expect("an answer");
+    let granting = Granting { grants: context.grants, unknown_until_us: context.unknown_until_us };
+    let first = pool.call_in(1, 100 * MS, KEEPS_NOTHING, ALL, granting).expect("an answer");
     first.part.units - first.owed
 }
 
@@ -370,13 +392,13 @@ pub(super) fn owed_of_fewer_and_of_more() -> u64 {
     };
     let all = |units| Part { rate: 0, units };
     let mut pool = Pool::of(810);
-    let calls = [(810, (NOTHING, 0), all(810)), (810, (NOTHING, 0), NOTHING), (1, (NOTHING, 0), all(1))];
+    let calls = [(810, KEEPS_NOTHING, all(810)), (810, KEEPS_NOTHING, NOTHING), (1, KEEPS_NOTHING, all(1))];
     for (number, (units, keeps, wanted)) in (1..).zip(calls) {
         pool.params = params(units);
         pool.call(1, number * MS, keeps, wanted).expect("an answer");
     }
     pool.params = params(810);
-    let got = pool.call(1, 10 * MS, (NOTHING, 0), all(810)).expect("an answer");
+    let got = pool.call(1, 10 * MS, KEEPS_NOTHING, all(810)).expect("an answer");
     got.part.units - got.owed
 }
 
@@ -392,11 +414,11 @@ fn debt_under_a_higher_limit_is_owed_when_the_limit_is_raised_again() {
     let many = pool.params;
     let meter = Meter::new(Rate::parse("1000/s").expect("a rate"), UNITS);
     pool.params = BucketParams::of(&meter, ALL, slack_us(ERROR_US * 1_000, 0)).expect("parameters");
-    let granting = (true, START_US);
-    let few = pool.call_in(1, MS, (NOTHING, 0), NOTHING, granting).expect("an answer");
+    let granting = Granting { grants: true, unknown_until_us: START_US };
+    let few = pool.call_in(1, MS, KEEPS_NOTHING, NOTHING, granting).expect("an answer");
     assert_eq!(few.left, 0);
     pool.params = many;
-    let more = pool.call_in(1, 20 * MS, (NOTHING, 0), all, granting).expect("an answer");
+    let more = pool.call_in(1, 20 * MS, KEEPS_NOTHING, all, granting).expect("an answer");
     // 20 ms earn 20 units.
     assert!(more.part.units - more.owed <= 20, "{more:?}");
 }
