@@ -9,8 +9,13 @@ const STRETCH_NS: u64 = 1_000_000_000;
 /// Most reports that are kept; older ones than the stretch are not needed.
 const REPORTS_MAX: usize = 64;
 
-/// A limit's counters at one node: units admitted, and requests denied.
-type Counters = (u64, u64);
+/// A limit's counters at one node.
+#[derive(Clone, Copy, Debug)]
+struct Counters {
+    admitted_units: u64,
+    /// Denied requests.
+    denied: u64,
+}
 
 /// The reports of one node within the last second.
 #[derive(Clone, Debug, Default)]
@@ -35,10 +40,10 @@ impl Gauge {
         if self.reports.back().is_some_and(|(last_ns, _)| *last_ns >= now_ns) {
             self.reports.clear();
         }
-        let counters = status
-            .limits
-            .iter()
-            .map(|limit| (format!("{}/{}", limit.domain, limit.name), (limit.admitted_units, limit.denied)));
+        let counters = status.limits.iter().map(|limit| {
+            let counters = Counters { admitted_units: limit.admitted_units, denied: limit.denied };
+            (format!("{}/{}", limit.domain, limit.name), counters)
+        });
         self.reports.push_back((now_ns, counters.collect()));
         // The oldest report that is kept is a whole stretch old, or a little more.
         while self.reports.len() > REPORTS_MAX
@@ -62,7 +67,7 @@ impl Gauge {
             let rate = u128::from(to.saturating_sub(from)) * 1_000_000_000 / u128::from(elapsed_ns);
             u64::try_from(rate).unwrap_or(u64::MAX)
         };
-        Rates { admitted: rate(from.0, to.0), denied: rate(from.1, to.1) }
+        Rates { admitted: rate(from.admitted_units, to.admitted_units), denied: rate(from.denied, to.denied) }
     }
 }
 
