@@ -26,8 +26,12 @@ pub const REPLY_WAIT_MAX: Duration = Duration::from_secs(1);
 pub const DOWN: &str =
     "cannot be written: nothing new is reserved or lent until there is room on the disk, or it is mended";
 
-/// The number of a batch, and its rows.
-type Batch = (u64, Vec<Row>);
+/// Rows that are written together.
+#[derive(Debug)]
+struct Batch {
+    number: u64,
+    rows: Vec<Row>,
+}
 
 /// The progress of the writer.
 #[derive(Clone, Copy, Debug, Default)]
@@ -163,7 +167,7 @@ impl Writer {
         if !is_queued && rows.is_empty() && values.is_empty() && !is_down {
             return Ok(());
         }
-        let (batch, queued) = in_hand.as_ref().map_or((0, &[][..]), |(batch, queued)| (*batch, &queued[..]));
+        let (number, queued) = in_hand.as_ref().map_or((0, &[][..]), |batch| (batch.number, &batch.rows[..]));
         let begun = Instant::now();
         let done = if rows.is_empty() {
             self.store.commit(queued, values)
@@ -180,8 +184,8 @@ impl Writer {
         self.rows.fetch_add((queued.len() + rows.len()) as u64, Ordering::Relaxed);
         let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.commit_ns.fetch_add(took, Ordering::Relaxed);
-        self.node.committed(batch);
-        self.progress.send_modify(|progress| progress.committed = batch.max(progress.committed));
+        self.node.committed(number);
+        self.progress.send_modify(|progress| progress.committed = number.max(progress.committed));
         *in_hand = None;
         Ok(())
     }
@@ -210,7 +214,7 @@ impl Writer {
 /// Takes the node's queued rows, unless an older batch is in hand. Says whether a batch is in hand now.
 fn take_in_hand(in_hand: &mut Option<Batch>, node: &Node) -> bool {
     if in_hand.is_none() {
-        *in_hand = node.take_rows();
+        *in_hand = node.take_rows().map(|(number, rows)| Batch { number, rows });
     }
     in_hand.is_some()
 }
