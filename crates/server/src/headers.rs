@@ -15,14 +15,21 @@ use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome};
 
 use crate::{config::Dialect, respond::name};
 
-/// A header's name, in lower case, and its value.
-pub type Header = (&'static str, String);
+/// A header of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// In lower case.
+    pub name: &'static str,
+    /// Visible ASCII.
+    pub value: String,
+}
 
 /// `Retry-After` and the limits in each dialect.
 pub fn headers(dialects: &[Dialect], answer: &Answer, catalogue: &Catalogue, now: Now) -> Vec<Header> {
     let mut headers = Vec::new();
     if !answer.allowed && answer.retry_after_ns != NEVER {
-        headers.push(("retry-after", seconds_rounded_up(answer.retry_after_ns).to_string()));
+        let value = seconds_rounded_up(answer.retry_after_ns).to_string();
+        headers.push(Header { name: "retry-after", value });
     }
     let Some(decisive) = answer.decisive.map(|number| &answer.limits[number]) else { return headers };
     for dialect in dialects {
@@ -47,7 +54,7 @@ const X_RATELIMIT: [&str; 3] = ["x-ratelimit-limit", "x-ratelimit-remaining", "x
 
 fn triple(names: [&'static str; 3], limit: &LimitAnswer, reset: u64) -> [Header; 3] {
     let values = [limit.budget, limit.verdict.remaining, reset];
-    std::array::from_fn(|i| (names[i], values[i].to_string()))
+    std::array::from_fn(|i| Header { name: names[i], value: values[i].to_string() })
 }
 
 fn draft_11(answer: &Answer, catalogue: &Catalogue, now: Now) -> [Header; 2] {
@@ -64,7 +71,10 @@ fn draft_11(answer: &Answer, catalogue: &Catalogue, now: Now) -> [Header; 2] {
         policies.push(format!("\"{name}\";q={};w={window}", limit.budget));
         limits.push(format!("\"{name}\";r={};t={}", limit.verdict.remaining, wait_s(limit)));
     }
-    [("ratelimit-policy", policies.join(", ")), ("ratelimit", limits.join(", "))]
+    [
+        Header { name: "ratelimit-policy", value: policies.join(", ") },
+        Header { name: "ratelimit", value: limits.join(", ") },
+    ]
 }
 
 /// Seconds until a denied request may come again. For an allowed one, and if no wait helps: until everything is back.

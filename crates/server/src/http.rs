@@ -619,7 +619,7 @@ fn refuse(worker: &Worker, what: &str) -> Response {
 }
 
 fn with_headers(mut response: Response, headers: Vec<Header>) -> Response {
-    for (name, value) in headers {
+    for Header { name, value } in headers {
         // Names of limits are visible ASCII, so every value is one for a header.
         if let Ok(value) = HeaderValue::try_from(value) {
             response.headers_mut().insert(HeaderName::from_static(name), value);

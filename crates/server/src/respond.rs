@@ -201,7 +201,7 @@ mod tests {
         lost::{NOW, answer},
         *,
     };
-    use crate::headers::headers;
+    use crate::headers::{Header, headers};
 
     #[test]
     fn a_denial_for_a_lost_store_has_status_503() {
@@ -212,7 +212,10 @@ mod tests {
             assert_eq!(of(OnStoreLoss::Open), StatusCode::OK);
         }
         let (answer, catalogue) = answer(OnStoreLoss::Closed);
-        assert_eq!(headers(&[], &answer, &catalogue, NOW), [("retry-after", "1".to_owned())]);
+        assert_eq!(
+            headers(&[], &answer, &catalogue, NOW),
+            [Header { name: "retry-after", value: "1".to_owned() }]
+        );
     }
 
     #[test]

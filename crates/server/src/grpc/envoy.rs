@@ -26,7 +26,7 @@ use super::{
     reply::{By, Reply, reply},
 };
 use crate::{
-    headers::headers,
+    headers::{Header, headers},
     question::from_envoy,
     respond::name,
     shared::Settings,
@@ -77,8 +77,8 @@ fn write(
     }
     let dialects = settings.headers.of_envoy(answer.allowed);
     if !dialects.is_empty() {
-        for (key, value) in headers(dialects, answer, catalogue, now) {
-            writer.response_header(&HeaderOut { key, value: &value });
+        for Header { name, value } in headers(dialects, answer, catalogue, now) {
+            writer.response_header(&HeaderOut { key: name, value: &value });
         }
     }
     if let Some(limit) = answer.decisive.map(|number| &answer.limits[number]).filter(|_| !answer.allowed) {
