@@ -29,7 +29,7 @@ use crate::{
     gate::{Gate, warn_of_open_ports},
     port::Port,
     region,
-    regions::{Audit, Joining, admin},
+    regions::{Audit, Connected, Joining, admin},
     serve::{Hand, Rounds, accept, work},
     settings::SETTINGS,
     shared::Shared,
@@ -171,7 +171,8 @@ impl Opened {
             let fault = |cause| StartError::Listen { address: Address::Tcp(address), cause };
             let socket = UdpSocket::bind(address).map_err(fault)?;
             let _entered = mesh_runtime.enter();
-            Ok(Mesh::start(config, socket)?)
+            let (mesh, events) = Mesh::start(config, socket)?;
+            Ok(Connected { mesh, events })
         };
         let mesh = service.prepare(Audit::open, connect)?;
         let mesh = mesh.map(|joining| MeshPlace { joining, runtime: mesh_runtime });

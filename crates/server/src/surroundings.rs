@@ -10,7 +10,7 @@ use crate::{
     connections::Connections,
     gate::Gate,
     port::Port,
-    regions::Audit,
+    regions::{Audit, Connected},
     serve::{Listener, Rounds, accept, work},
     service::{Service, StartError},
     settings::SETTINGS,
@@ -71,7 +71,13 @@ impl Service {
     ) -> Result<(), StartError> {
         let Surroundings { grpc, http, mesh: MeshSurroundings { audit, connect }, disk_latency } =
             surroundings;
-        let joining = self.prepare(|_| Ok(audit), |_, config| Ok(connect(config)?))?;
+        let joining = self.prepare(
+            |_| Ok(audit),
+            |_, config| {
+                let (mesh, events) = connect(config)?;
+                Ok(Connected { mesh, events })
+            },
+        )?;
         self.begin()?;
         let (part, parting) = watch::channel(false);
         let sharing = joining.map(|joining| {

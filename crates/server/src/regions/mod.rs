@@ -125,8 +125,12 @@ pub struct Regions {
     differences: Mutex<Option<Differences>>,
 }
 
-/// A mesh that has started, and what happens on it.
-pub(crate) type Connected = (Mesh, mpsc::Receiver<Event>);
+/// A mesh that has started.
+pub(crate) struct Connected {
+    pub(crate) mesh: Mesh,
+    /// What happens on the mesh.
+    pub(crate) events: mpsc::Receiver<Event>,
+}
 
 /// The last count of the differences between the file and the catalogue.
 #[derive(Clone, Copy, Debug)]
@@ -214,7 +218,7 @@ impl Regions {
         let rng_seed = chance.mesh_seed().map_err(RegionsError::System)?;
         let timing = Timing::default();
         let mesh = acequia_mesh::Config { identity, credentials, peers, reset_key, rng_seed, timing };
-        let (mesh, events) = connect(mesh)?;
+        let Connected { mesh, events } = connect(mesh)?;
         let authority = Authority::new(audit, &*store).map_err(RegionsError::Store)?;
         let kept = node.version();
         let file = config.live.limits.iter().map(|limit| limit.spec.clone()).collect();
