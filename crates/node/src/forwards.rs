@@ -71,7 +71,7 @@ use crate::{
 /// How many forward numbers one process has: its numbers begin after those of every earlier process.
 const NUMBERS: u64 = 1 << 40;
 /// The key of a probe, which is about no cell.
-const NO_CELL: CellKey = (u32::MAX, CellTag(0));
+const NO_CELL: CellKey = CellKey { slot: u32::MAX, tag: CellTag(0) };
 
 /// Counts of forwards since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -143,7 +143,9 @@ impl Forwards {
         match self.mates.owner(tag) {
             None if self.mates.has_far() => Owner::Each,
             None => Owner::Own,
-            Some(_) if self.is_alone((active.slot, journal_tag(tag)), now) => Owner::Each,
+            Some(_) if self.is_alone(CellKey { slot: active.slot, tag: journal_tag(tag) }, now) => {
+                Owner::Each
+            }
             Some(owner) => Owner::Mate(owner),
         }
     }
@@ -158,7 +160,7 @@ impl Forwards {
     /// finds none in the pool.
     pub(crate) fn mate(&self, tag: CellTag, active: &Active, units: u64, now: Now) -> Option<MemberId> {
         if self.are_forwarded(active) {
-            self.next_mate((active.slot, journal_tag(tag)), units, now)
+            self.next_mate(CellKey { slot: active.slot, tag: journal_tag(tag) }, units, now)
         } else {
             None
         }
@@ -170,7 +172,7 @@ impl Forwards {
         if self.tried_marks.may_have(key) {
             return None;
         }
-        self.mates.next(key.1, units, lock(&self.state).shortages.tried(key, now))
+        self.mates.next(key.tag, units, lock(&self.state).shortages.tried(key, now))
     }
 
     /// Whether a forward of a cell is under way.
@@ -192,7 +194,7 @@ impl Forwards {
 
     /// Whether no node is left to ask for a cell but those that were tried.
     fn have_all_tried(&self, key: CellKey, tried: &[(MemberId, u64)]) -> bool {
-        self.mates.next(key.1, 1, tried).is_none()
+        self.mates.next(key.tag, 1, tried).is_none()
     }
 
     #[inline]
@@ -478,7 +480,7 @@ impl State {
     fn ask(&mut self, forward: AwaitedForward, limit: LimitId, is_again: bool) -> u64 {
         self.next += 1;
         let AwaitedForward { key, to, whole, units, .. } = forward;
-        self.out.push(OutgoingForward { number: self.next, to, limit, tag: key.1, whole, units, is_again });
+        self.out.push(OutgoingForward { number: self.next, to, limit, tag: key.tag, whole, units, is_again });
         self.note_asked(self.next, forward);
         self.next
     }
@@ -658,5 +660,5 @@ fn is_lacked(limit: &&LimitAnswer) -> bool {
 }
 
 fn key_of(limit: &LimitAnswer, catalogue: &Catalogue) -> CellKey {
-    (catalogue.limits[limit.limit as usize].slot, journal_tag(limit.tag))
+    CellKey { slot: catalogue.limits[limit.limit as usize].slot, tag: journal_tag(limit.tag) }
 }

@@ -391,7 +391,7 @@ impl Node {
     }
 
     /// Queues a cell with its loans and transfers for the disk; returns its batch.
-    pub(crate) fn write_account(&self, (slot, tag): CellKey, cell: &mut HeapCell, now: Now) -> u64 {
+    pub(crate) fn write_account(&self, CellKey { slot, tag }: CellKey, cell: &mut HeapCell, now: Now) -> u64 {
         cell.forget_held_if_variant_changed();
         let catalogue = self.catalogue();
         let (Some(limit), Some(account)) = (catalogue.id(slot), cell.account.take()) else { return 0 };
@@ -495,7 +495,7 @@ impl Node {
     }
 
     /// Whether there is a cell, with an account or without.
-    pub(crate) fn has_cell(&self, (slot, tag): CellKey) -> bool {
+    pub(crate) fn has_cell(&self, CellKey { slot, tag }: CellKey) -> bool {
         self.shards[crate::shard_of(tag)].lock().table.find(tag, slot).is_some()
     }
 

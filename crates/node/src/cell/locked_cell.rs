@@ -37,7 +37,7 @@ impl LockedCell<'_> {
         open: bool,
         act: impl FnOnce(&CellContext<'_>, &mut HeapCell) -> R,
     ) -> Option<R> {
-        let (slot, tag) = self.key;
+        let CellKey { slot, tag } = self.key;
         let mut cells = self.node.shards[shard_of(tag)].lock();
         // The time must not be before one at which cells were brought to other variants.
         let at = Now { wall_ns: self.now.wall_ns.max(self.node.wall_high_ns()), ..self.now };
@@ -82,7 +82,7 @@ impl LockedCell<'_> {
         place: usize,
         told: Option<u16>,
     ) -> Option<CellContext<'_>> {
-        let (slot, tag) = self.key;
+        let CellKey { slot, tag } = self.key;
         let salt = tag.salt();
         let from = cells.table.at(place).variant();
         // Only requests that hit the cell, and peers that they hit, know which override it has. A cell under
@@ -123,7 +123,7 @@ impl LockedCell<'_> {
     /// The state of a cell without an account under another variant, `algorithm`. If the variant began
     /// earlier and that leaves a larger debt, the larger debt counts.
     fn under_variant(&self, cells: &Cells, place: usize, to: u16, algorithm: &Algorithm) -> Option<State> {
-        let (slot, salt) = (self.key.0, self.key.1.salt());
+        let (slot, salt) = (self.key.slot, self.key.tag.salt());
         let cell = cells.table.at(place);
         let (state, old) = (cells.state(cell), self.catalogue.local(slot, cell.variant())?.at(salt));
         let began = self.catalogue.began(slot, to).unwrap_or(self.now).min(self.now);
@@ -150,7 +150,7 @@ impl LockedCell<'_> {
         let HeapCell { account: Some(account), state, .. } = &mut *cell else {
             unreachable!("a shared cell")
         };
-        let (slot, salt) = (self.key.0, context.salt);
+        let (slot, salt) = (self.key.slot, context.salt);
         let began = self.catalogue.began(slot, to).unwrap_or(self.now);
         let old = self.catalogue.global(slot, from).zip(self.catalogue.local(slot, from));
         let before = old.map(|(global, local)| CellContext { global, local, ..*context });
@@ -196,7 +196,7 @@ impl LockedCell<'_> {
         algorithm: &'a Algorithm,
         salt: u32,
     ) -> MaybeForgotten<'a> {
-        let key = VariantKey { slot: self.key.0, variant };
+        let key = VariantKey { slot: self.key.slot, variant };
         MaybeForgotten { catalogue: self.catalogue, key, algorithm, salt, now: self.now }
     }
 }

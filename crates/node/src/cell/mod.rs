@@ -14,5 +14,10 @@ pub(crate) mod table;
 
 use acequia_limits::CellTag;
 
-/// A cell: the catalogue's slot of its limit, and its tag.
-pub(crate) type CellKey = (u32, CellTag);
+/// A cell. Cells are in order of their limits' slots, then of their tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct CellKey {
+    /// The slot of the cell's limit in the catalogue.
+    pub(crate) slot: u32,
+    pub(crate) tag: CellTag,
+}

@@ -12,6 +12,7 @@ use acequia_limits::{Algorithm, CellTag, Now, algorithm::State};
 
 use crate::{
     cell::{
+        CellKey,
         account::Account,
         pages::Pages,
         table::{Cell, Table},
@@ -45,12 +46,12 @@ pub(crate) struct Cells {
     heap_bytes: usize,
     sweep_again_ns: u64,
     /// Cells with accounts that the sharing with other regions must rebalance.
-    attention: Vec<(u32, CellTag)>,
+    attention: Vec<CellKey>,
     /// Units charged, and units given back, since they were last taken.
     spent: Sums,
     refunded: Sums,
     /// Cells of soft limits that are nearly used up.
-    soft: BTreeMap<(u32, CellTag), SoftState>,
+    soft: BTreeMap<CellKey, SoftState>,
     /// Idle cells dropped since the start.
     pub(crate) evicted: u64,
 }
@@ -172,18 +173,18 @@ impl Cells {
 
     /// Asks the sharing with other regions to rebalance a cell soon. Each cell with an account is in the list
     /// at most once: the account remembers.
-    pub(crate) fn attend(&mut self, slot: u32, tag: CellTag) {
-        self.attention.push((slot, tag));
+    pub(crate) fn attend(&mut self, key: CellKey) {
+        self.attention.push(key);
     }
 
     /// The state kept for a cell of a soft limit.
     pub(crate) fn soft(&self, slot: u32, tag: CellTag) -> Option<&SoftState> {
-        self.soft.get(&(slot, tag))
+        self.soft.get(&CellKey { slot, tag })
     }
 
     /// Keeps the state of a cell of a soft limit; says whether there is room.
     pub(crate) fn keep_soft(&mut self, slot: u32, tag: CellTag, state: SoftState, now: Now) -> bool {
-        let key = (slot, tag);
+        let key = CellKey { slot, tag };
         if self.soft.len() >= SOFT_MAX && !self.soft.contains_key(&key) {
             self.soft.retain(|_, state| now.steady_ns < state.ends_ns);
         }
@@ -221,7 +222,7 @@ impl Cells {
     }
 
     /// The cells that must be rebalanced.
-    pub(crate) fn take_attention(&mut self) -> Vec<(u32, CellTag)> {
+    pub(crate) fn take_attention(&mut self) -> Vec<CellKey> {
         std::mem::take(&mut self.attention)
     }
 

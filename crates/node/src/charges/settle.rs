@@ -27,6 +27,7 @@ use crate::{
     Catalogue, CellRecord, Node, Row,
     catalogue::VariantKey,
     cell::{
+        CellKey,
         account::{Account, CellContext},
         locked_cell::LockedCell,
         record::Pledge,
@@ -182,8 +183,13 @@ impl Node {
             let catalogue = self.catalogue();
             let Some(place) = cells.table.find(limit.tag, slot) else { continue };
             cells.lease(place, |leased| leased.saturating_sub(limit.units));
-            let locked_cell =
-                LockedCell { node: self, catalogue: &catalogue, key: (slot, limit.tag), now, which: None };
+            let locked_cell = LockedCell {
+                node: self,
+                catalogue: &catalogue,
+                key: CellKey { slot, tag: limit.tag },
+                now,
+                which: None,
+            };
             let Some(context) = locked_cell.renew(&mut cells, place, None) else { continue };
             let algorithm = context.local.at(salt);
             if let Some(at) = cells.table.at(place).heap_place().filter(|_| spent > 0) {
@@ -259,7 +265,7 @@ impl Node {
         // A cell that is gone owed nothing; and the cell that new cells share belongs to no single key.
         let Some(place) = cells.table.find(tag, slot) else { return 0 };
         let locked_cell =
-            LockedCell { node: self, catalogue: &catalogue, key: (slot, tag), now, which: None };
+            LockedCell { node: self, catalogue: &catalogue, key: CellKey { slot, tag }, now, which: None };
         let Some(context) = locked_cell.renew(&mut cells, place, None) else { return 0 };
         let Some(fastest) = catalogue.fastest(slot) else { return 0 };
         let whole = &*restoring(fastest);
@@ -307,7 +313,7 @@ impl Node {
         place: usize,
         algorithm: &Algorithm,
     ) {
-        let (slot, tag) = settled.key;
+        let CellKey { slot, tag } = settled.key;
         let Some(id) = settled.catalogue.id(slot) else { return };
         if cells.table.at(place).heap_place().is_none() {
             cells.move_to_heap(place);

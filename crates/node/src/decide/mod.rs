@@ -28,6 +28,7 @@ use crate::{
     Active, Catalogue, Node,
     catalogue::{VariantKey, local::Local},
     cell::{
+        CellKey,
         account::{Account, CellContext},
         locked_cell::LockedCell,
         overflow::Overflow,
@@ -307,7 +308,7 @@ impl<'a> Check<'a, '_> {
         };
         if calls {
             // The tag in the journal, by which a restart finds the cell.
-            cells.attend(active.slot, journal_tag(hit.tag));
+            cells.attend(CellKey { slot: active.slot, tag: journal_tag(hit.tag) });
             self.node.call(shard_of(hit.tag));
         }
     }
@@ -611,7 +612,7 @@ impl<'a> Check<'a, '_> {
     /// Brings a cell with an account to its limit's present variant.
     #[cold]
     fn change_variant(&self, hit: &Hit, from: u16, cell: &mut HeapCell) {
-        let (key, which) = ((self.limit(hit).slot, hit.tag), None);
+        let (key, which) = (CellKey { slot: self.limit(hit).slot, tag: hit.tag }, None);
         let locked_cell =
             LockedCell { node: self.node, catalogue: self.catalogue, key, now: self.now, which };
         locked_cell.change_variant(cell, from, hit.variant, &self.context(hit));

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Active, FORWARD_NS, FORWARD_WAIT_NS,
-    cell::{account::Account, overflow::Overflow, shard::Cells},
+    cell::{CellKey, account::Account, overflow::Overflow, shard::Cells},
     forwards::{Lack, Owner, RemoteCharge, Source, may_be_forwarded},
     journal_tag,
     regions::wire::Whole,
@@ -266,7 +266,7 @@ impl Check<'_, '_> {
             && self.is_short(reason)
             && may_be_forwarded(active);
         let lack = Lack {
-            key: (active.slot, journal_tag(hit.tag)),
+            key: CellKey { slot: active.slot, tag: journal_tag(hit.tag) },
             whole: Whole::of(self.global(hit)),
             units: hit.units,
             since_ns,
@@ -289,7 +289,7 @@ impl Check<'_, '_> {
     /// may, from when there were none. A request that has not been forwarded waits only if the owner was not
     /// empty a moment ago. Only the owner knows whether it has units now, so the wait allows for asking it.
     fn forwards_wait_ns(&self, hit: &Hit) -> u64 {
-        let key = (self.limit(hit).slot, journal_tag(hit.tag));
+        let key = CellKey { slot: self.limit(hit).slot, tag: journal_tag(hit.tag) };
         let lasts_ns = self.node.remote_supply.expected_wait().lasts_ns.max(FORWARD_NS);
         match self.ask.forwarding {
             Forwarding::Since(since_ns) => {

@@ -18,7 +18,7 @@ impl Default for Marks {
 }
 
 impl Marks {
-    fn place(&self, (slot, tag): CellKey) -> (usize, u64) {
+    fn place(&self, CellKey { slot, tag }: CellKey) -> (usize, u64) {
         let tag = tag.0 ^ u128::from(slot);
         let place = mixed(tag as u64 ^ mixed((tag >> 64) as u64)) % MARKS;
         ((place / 64) as usize, 1 << (place % 64))

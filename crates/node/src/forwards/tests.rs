@@ -5,7 +5,7 @@ use super::{marks::mixed, *};
 use crate::settings::SETTINGS;
 
 const MATE: MemberId = MemberId(2);
-const KEY: CellKey = (1, CellTag(7));
+const KEY: CellKey = CellKey { slot: 1, tag: CellTag(7) };
 const WHOLE: Whole = Whole { units: 20, rate: None };
 
 /// A forward that was sent now, and may be charged until `until_ns`.
@@ -153,7 +153,7 @@ fn forwards_of_a_cell_pause_while_its_owner_has_nothing() {
 fn few_cells_without_paused_forwards_need_a_lookup() {
     let now = Now::at(1_000);
     let forwards = sent(now, 0);
-    let key = |number: u64| (1, CellTag(u128::from(mixed(number)) << 64));
+    let key = |number: u64| CellKey { slot: 1, tag: CellTag(u128::from(mixed(number)) << 64) };
     for number in 0..SETTINGS.forward.cells_max as u64 {
         lock(&forwards.state).shortages.leave_alone(key(number), now, &forwards.alone_marks);
     }
@@ -186,7 +186,7 @@ fn a_mate_with_too_few_units_is_not_asked_for_as_many_again_soon() {
     assert_eq!(forwards.next_mate(KEY, 3, now.later(SETTINGS.forward.tried_ns)), Some(first), "again");
     // If there is no room to remember the node, nobody is asked.
     for number in 0..SETTINGS.forward.cells_max as u64 {
-        let key = (2, CellTag(u128::from(mixed(number)) << 64));
+        let key = CellKey { slot: 2, tag: CellTag(u128::from(mixed(number)) << 64) };
         lock(&forwards.state).shortages.note_tried(key, 1, first, now.later(SETTINGS.forward.tried_ns));
     }
     note(1, first, now.later(SETTINGS.forward.tried_ns));

@@ -8,6 +8,7 @@ use crate::{
     CellRecord, Node, Row,
     catalogue::{Live, Registry, VariantKey},
     cell::{
+        CellKey,
         account::{Account, CellContext},
         record::{is_forgotten_debt_kept, may_be_overdrawn},
         shard::NewCell,
@@ -264,7 +265,7 @@ impl Node {
         let mut cell = HeapCell::restored(state.as_slice().to_vec());
         cell.forget_held();
         cell.account = Some(Box::new(account));
-        self.calls.note_found((limit.slot, tag));
+        self.calls.note_found(CellKey { slot: limit.slot, tag });
         cell
     }
 }

@@ -57,7 +57,7 @@ impl Leases {
                 self.earlier.of_no_lease.insert((limit, tag), withdrawals);
                 continue;
             };
-            let key = (slot, tag);
+            let key = CellKey { slot, tag };
             self.groups.of_mut(group_of(tag)).cells.insert(key);
             self.cells.restore(key, withdrawals, now);
         }
@@ -78,12 +78,12 @@ impl Leases {
         key: CellKey,
         lease: CellLease,
     ) {
-        let (limit, withdrawals) = (catalogue.id(key.0), lease.withdrawals);
+        let (limit, withdrawals) = (catalogue.id(key.slot), lease.withdrawals);
         if withdrawals.has_before() {
             self.earlier.known_from_us = self.home.begun_us;
-            self.earlier.of_no_lease.extend(limit.map(|limit| ((limit, key.1), withdrawals)));
+            self.earlier.of_no_lease.extend(limit.map(|limit| ((limit, key.tag), withdrawals)));
         } else if let Some(limit) = limit.filter(|_| withdrawals.has_row()) {
-            node.push_row(withdrawals::removed(limit, key.1));
+            node.push_row(withdrawals::removed(limit, key.tag));
         }
     }
 }

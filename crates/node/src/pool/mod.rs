@@ -278,7 +278,7 @@ impl Leases {
         let Some(mut lease) = self.cells.take(key) else { return };
         let pool = self.pool_context(node, catalogue, key, &lease, now);
         if let Some(pool) = &pool
-            && let Some(withdrawals) = self.earlier.take(pool.limit, key.1)
+            && let Some(withdrawals) = self.earlier.take(pool.limit, key.tag)
         {
             lease.withdrawals = withdrawals;
         }
@@ -290,7 +290,7 @@ impl Leases {
                 .at(true, |context, cell| rebalance_cell(&pool, &mut lease, context, cell, node, now))?;
             Some((pool, rebalanced))
         });
-        self.cells.held.change(key.0, held, lease.held);
+        self.cells.held.change(key.slot, held, lease.held);
         match rebalanced {
             Some((_, Rebalanced::Over)) => self.drop_cell(key),
             Some((pool, Rebalanced::GoesOn(call))) => self.go_on(lease, &pool, call, now),
@@ -308,10 +308,10 @@ impl Leases {
         now: Now,
     ) -> Option<PoolContext> {
         let taker = self.calls.taker(&self.home);
-        let number = group_of(key.1);
+        let number = group_of(key.tag);
         let group = self.groups.of(number);
         let may_call = group.is_heard() && !lease.is_calling() && !self.calls.are_full();
-        let limit = catalogue.id(key.0)?;
+        let limit = catalogue.id(key.slot)?;
         Some(PoolContext {
             clocks: self.adopted.clocks,
             nodes: self.home.nodes.len() as u64,
@@ -319,7 +319,7 @@ impl Leases {
             taker,
             limit,
             key,
-            owner: node.forwards.owner(key.1, catalogue.active_of(key.0), now),
+            owner: node.forwards.owner(key.tag, catalogue.active_of(key.slot), now),
             generation: may_call.then(|| group.generation()),
             heard: group.generation(),
             since: group.remembers_since(),
@@ -332,7 +332,7 @@ impl Leases {
     /// A cell holds nothing, and needs nothing of its pool.
     fn drop_cell(&mut self, key: CellKey) {
         self.cells.left(key);
-        self.groups.of_mut(group_of(key.1)).forget(key);
+        self.groups.of_mut(group_of(key.tag)).forget(key);
     }
 
     /// There is no room for the cell now, or its variant is just changing: it may hold units.
@@ -354,7 +354,7 @@ impl Leases {
 
     /// Makes the call that a cell's rebalance asks for, and notes what else the cell needs.
     fn go_on(&mut self, mut lease: CellLease, pool: &PoolContext, call: Option<PoolCall>, now: Now) {
-        let (key, number) = (pool.key, group_of(pool.key.1));
+        let (key, number) = (pool.key, group_of(pool.key.tag));
         let group = self.groups.of_mut(number);
         group.cells.insert(key);
         if call.is_none() && is_told(pool) {

@@ -89,7 +89,7 @@ pub(super) fn rebalance_cell(
         node.write_account(pool.key, cell, now);
     }
     if is_over && lease.withdrawals.has_row() {
-        node.push_row(withdrawals::removed(pool.limit, pool.key.1));
+        node.push_row(withdrawals::removed(pool.limit, pool.key.tag));
     }
     if is_alone {
         cell.forget_held_if_variant_changed();
@@ -217,7 +217,7 @@ impl Rebalance<'_> {
     }
 
     fn name(&self, end_ns: u64) -> PoolName {
-        PoolName { limit: self.pool.limit, tag: self.pool.key.1, end_ns }
+        PoolName { limit: self.pool.limit, tag: self.pool.key.tag, end_ns }
     }
 }
 
@@ -480,7 +480,7 @@ impl Rebalance<'_> {
         let since = self.pool.since;
         let told_in = |end_ns| if untold.contains(&end_ns) { Generation::default() } else { since };
         if let Some(windows) = self.lease.withdrawals.next(told_in) {
-            let record = Record { limit: self.pool.limit, tag: self.pool.key.1, windows };
+            let record = Record { limit: self.pool.limit, tag: self.pool.key.tag, windows };
             let batch = self.node.push_row(record.row());
             self.lease.withdrawals.goes(&record.windows, batch, self.node.progress().committed);
         }

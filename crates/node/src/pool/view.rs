@@ -3,7 +3,7 @@
 use acequia_limits::{Algorithm, Now, Part};
 
 use super::{cell::CellLease, group_of};
-use crate::{Catalogue, LimitAnswer, Node, lock, shard_of};
+use crate::{Catalogue, LimitAnswer, Node, cell::CellKey, lock, shard_of};
 
 /// What a node holds of a cell's pool, and the state of the pool's group. The view changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Node {
         let (generation, grants, is_lost, left) = {
             let leases = lock(self.leases.as_ref()?);
             let group = leases.groups.of(number);
-            let left = leases.cells.get((slot, tag)).and_then(CellLease::left);
+            let left = leases.cells.get(CellKey { slot, tag }).and_then(CellLease::left);
             (group.generation().number, group.grants(), leases.groups.is_lost(number), left)
         };
         let (leased, leased_until_ns) = self.leased_of(answer, global, slot, now);

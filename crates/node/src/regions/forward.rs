@@ -132,7 +132,7 @@ impl Sharing {
         now: Now,
     ) -> Charge {
         let ReceivedForward { key, whole, units, .. } = *held;
-        let (slot, tag) = key;
+        let CellKey { slot, tag } = key;
         let active = catalogue.active_of(slot).filter(|active| active.is_in_force(now.wall_ns));
         let owns_nothing = self.owns_nothing().is_some() || node.owns_nothing().is_some();
         let algorithm =
@@ -189,7 +189,7 @@ impl Sharing {
                 cells.count_spent(slot, units);
             }
             if calls {
-                cells.attend(slot, tag);
+                cells.attend(key);
                 drop(cells);
                 node.call(shard_of(tag));
             }
@@ -226,7 +226,7 @@ impl Sharing {
             from,
             process_number: header.process_number,
             number,
-            key: (slot, crate::journal_tag(tag)),
+            key: CellKey { slot, tag: crate::journal_tag(tag) },
             whole,
             units,
             until_ns: now.steady_ns + within_ns,
@@ -297,9 +297,9 @@ impl Sharing {
     }
 
     /// Calls for a rebalance of a cell.
-    fn call_here(node: &Node, (slot, tag): CellKey) {
-        node.shards[shard_of(tag)].lock().attend(slot, tag);
-        node.call(shard_of(tag));
+    fn call_here(node: &Node, key: CellKey) {
+        node.shards[shard_of(key.tag)].lock().attend(key);
+        node.call(shard_of(key.tag));
     }
 
     /// Whether an incarnation is another node of this region, and the catalogue names it.

@@ -355,7 +355,7 @@ impl Sharing {
         let cells = &self.cells;
         let name = |key: CellKey| {
             let variant = cells.get(key).and_then(|active_cell| active_cell.variant.told());
-            catalogue.id(key.0).map(|limit| (limit, variant))
+            catalogue.id(key.slot).map(|limit| (limit, variant))
         };
         let forward = |number| node.forwards.send(number, now.steady_ns);
         let bytes = peer.outbox.fill(&header, committed, now.steady_ns, name, forward);

@@ -158,8 +158,8 @@ mod tests {
 
     use super::*;
 
-    const A: CellKey = (1, CellTag(7));
-    const B: CellKey = (1, CellTag(8));
+    const A: CellKey = CellKey { slot: 1, tag: CellTag(7) };
+    const B: CellKey = CellKey { slot: 1, tag: CellTag(8) };
 
     #[test]
     fn a_short_id_that_one_end_gave_serves_both() {
@@ -178,7 +178,7 @@ mod tests {
     fn short_ids_are_forgotten_with_their_cells_on_both_sides() {
         let (mut here, mut there) = (Names::default(), Names::default());
         for n in 0..1_000 {
-            let cell = (1, CellTag(n));
+            let cell = CellKey { slot: 1, tag: CellTag(n) };
             let (id, _) = here.number(cell);
             there.introduce(id, cell);
             here.forget(cell);
@@ -224,8 +224,8 @@ mod tests {
         // Once all numbers were given, those in use are passed over, and so is `NONE`.
         names.newest = u32::MAX - 3;
         assert_eq!(names.number(A).0, ShortId(u32::MAX - 1));
-        assert_eq!(names.number((1, CellTag(9))).0, ShortId(2));
-        assert_eq!(names.number((1, CellTag(10))).0, ShortId(6), "{second:?} is in use");
+        assert_eq!(names.number(CellKey { slot: 1, tag: CellTag(9) }).0, ShortId(2));
+        assert_eq!(names.number(CellKey { slot: 1, tag: CellTag(10) }).0, ShortId(6), "{second:?} is in use");
     }
 
     #[test]

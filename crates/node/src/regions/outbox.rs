@@ -244,7 +244,7 @@ impl Outbox {
                     let (id, known) = self.names.number(cell);
                     // One introduction in a frame is enough.
                     if !known && described.insert(id) {
-                        frame.push(&Entry::Introduce { id, limit, tag: cell.1, which });
+                        frame.push(&Entry::Introduce { id, limit, tag: cell.tag, which });
                         introduced.push(id);
                     }
                     set_id(&mut fact.entry, id);
@@ -430,7 +430,7 @@ mod tests {
             left: rough,
             stands: None,
         };
-        outbox.tell(Topic::Advertisement((1, CellTag(tag))), entry, 0);
+        outbox.tell(Topic::Advertisement(CellKey { slot: 1, tag: CellTag(tag) }), entry, 0);
     }
 
     /// The next frame: how many introductions it has, and how many other entries.
@@ -517,7 +517,7 @@ mod tests {
         let mut outbox = Outbox::default();
         let tell = |outbox: &mut Outbox, cost| {
             outbox.tell(
-                Topic::Short((1, CellTag(7))),
+                Topic::Short(CellKey { slot: 1, tag: CellTag(7) }),
                 Entry::Short { id: ShortId::default(), units: cost },
                 0,
             );
@@ -542,7 +542,7 @@ mod tests {
         let short = |outbox: &mut Outbox| {
             tell_news(outbox, 7);
             let entry = Entry::Short { id: ShortId::default(), units: 1 };
-            outbox.tell(Topic::Short((1, CellTag(7))), entry, 0);
+            outbox.tell(Topic::Short(CellKey { slot: 1, tag: CellTag(7) }), entry, 0);
         };
         short(&mut outbox);
         assert_eq!(next(&mut outbox), (1, 2));
@@ -551,7 +551,7 @@ mod tests {
         outbox.confirmed(&ReceivedFrames { highest: 2, mask: 1, ..ReceivedFrames::default() }, 2);
         short(&mut outbox);
         assert_eq!(next(&mut outbox), (0, 2));
-        outbox.names.forget((1, CellTag(7)));
+        outbox.names.forget(CellKey { slot: 1, tag: CellTag(7) });
         short(&mut outbox);
         assert_eq!(next(&mut outbox), (1, 2));
     }

@@ -80,7 +80,7 @@ impl Round<'_> {
         match self.owner {
             // The owner gives it away.
             Owner::Mate(_) => Part::default(),
-            _ if !self.node.has_pool(self.key.1) => Part::default(),
+            _ if !self.node.has_pool(self.key.tag) => Part::default(),
             _ => account.within_reach().unwrap_or_else(unknown),
         }
     }
@@ -118,8 +118,8 @@ impl Sharing {
         let which = self.variant_told(key, Some(&active_cell));
         let locked_cell = LockedCell { node, catalogue, key, now, which };
         let none = Preference::default();
-        let preference = catalogue.preference(key.0).unwrap_or(&none);
-        let owner = node.forwards.owner(key.1, catalogue.active_of(key.0), now);
+        let preference = catalogue.preference(key.slot).unwrap_or(&none);
+        let owner = node.forwards.owner(key.tag, catalogue.active_of(key.slot), now);
         let mut effects = Effects::default();
         let after_ns = locked_cell.at(owned, |context, cell| {
             let resource = Resource::of(context.global);
@@ -200,7 +200,7 @@ impl Sharing {
     /// cell cannot know the variant, and would give the cell no more than the least variant gives.
     fn introduce_variant(&mut self, round: &Round<'_>, active_cell: &mut ActiveCell) {
         // A guess is not sent: others would take it for known.
-        let has_several = round.node.catalogue().has_several_variants(round.key.0);
+        let has_several = round.node.catalogue().has_several_variants(round.key.slot);
         let variant = round.context.which.filter(|_| has_several);
         if active_cell.variant.tell(variant, self.version_id()) {
             self.peers.values_mut().for_each(|peer| peer.outbox.names.forget(round.key));

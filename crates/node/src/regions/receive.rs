@@ -198,13 +198,13 @@ impl Sharing {
                 // A limit that was never in force here has no slot: entries about its cells are refused.
                 let slot = node.slot_of(*limit);
                 let tag = crate::journal_tag(*tag);
-                peer.outbox.names.introduce(*id, (slot.unwrap_or(NO_SLOT), tag));
+                peer.outbox.names.introduce(*id, CellKey { slot: slot.unwrap_or(NO_SLOT), tag });
                 if let Some(slot) = slot
                     && let Some(variant) = *which
                     && same_catalogue
                     && self.variants.len() < SETTINGS.sharing.active_cells_max
                 {
-                    self.variants.insert((slot, tag), variant);
+                    self.variants.insert(CellKey { slot, tag }, variant);
                 }
             } else if let Some(id) = entry.cell() {
                 key = peer.outbox.names.cell(id).filter(|_| id.0 & 1 == 0 || knows_ours);
@@ -216,11 +216,11 @@ impl Sharing {
                         strangers.push(id);
                     }
                     // The cell shall be introduced again: the limit may be known by then.
-                    Some((NO_SLOT, _)) => unnamed.push(id),
+                    Some(CellKey { slot: NO_SLOT, .. }) => unnamed.push(id),
                     Some(_) => {}
                 }
             }
-            cells.keys.push(key.filter(|key| key.0 != NO_SLOT));
+            cells.keys.push(key.filter(|key| key.slot != NO_SLOT));
         }
         for id in strangers.into_iter().chain(unnamed) {
             peer.outbox.tell(Topic::Unknown(id), Entry::Unknown { id }, 0);
@@ -441,7 +441,7 @@ impl Sharing {
                 account.take_return(state, context, from, &back, session, now)?;
             }
             Entry::Recall { number, .. } => {
-                let durable = at.catalogue.is_durable(key.0);
+                let durable = at.catalogue.is_durable(key.slot);
                 back = Some(account.give_back(
                     state,
                     context,
@@ -506,7 +506,7 @@ impl Sharing {
         if !owned || context.local.owns_nothing_of(end_ns) || node.is_closed(context, end_ns) {
             return Err(Refusal::Unheard);
         }
-        let forgotten = node.spent_before_start(catalogue, key.0, &account.algorithm, now);
+        let forgotten = node.spent_before_start(catalogue, key.slot, &account.algorithm, now);
         let stands = self.stands_for_region_of(from, context).units;
         let received =
             account.receive(context, Gift { from: from.member, end_ns, cumulative, stands }, forgotten);

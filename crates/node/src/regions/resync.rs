@@ -143,9 +143,9 @@ impl Sharing {
         }
         let end = self.cells.end().min(walk.next.saturating_add(SETTINGS.links.resync_cells_max));
         for key in (walk.next..end).filter_map(|slot| self.cells.key(slot)) {
-            let Some(limit) = catalogue.id(key.0) else { continue };
+            let Some(limit) = catalogue.id(key.slot) else { continue };
             self.moved(node, catalogue, key, statements, now, |says| {
-                walk.digest.add(row_of(limit, key.1), says);
+                walk.digest.add(row_of(limit, key.tag), says);
             });
         }
         walk.next = end;
@@ -199,7 +199,7 @@ impl Sharing {
         let end = self.cells.end().min(next.saturating_add(SETTINGS.links.resync_cells_max));
         for slot in next..end {
             let Some(key) = self.cells.key(slot) else { continue };
-            if !catalogue.id(key.0).is_some_and(|limit| buckets.have(row_of(limit, key.1))) {
+            if !catalogue.id(key.slot).is_some_and(|limit| buckets.have(row_of(limit, key.tag))) {
                 continue;
             }
             let mut gave = false;

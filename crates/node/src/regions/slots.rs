@@ -27,13 +27,13 @@ struct Packed {
 }
 
 impl Packed {
-    fn new((limit, tag): CellKey) -> Self {
+    fn new(CellKey { slot: limit, tag }: CellKey) -> Self {
         Self { tag: [tag.0 as u32, (tag.0 >> 32) as u32, (tag.0 >> 64) as u32, (tag.0 >> 96) as u32], limit }
     }
 
     fn key(self) -> CellKey {
         let [a, b, c, d] = self.tag.map(u128::from);
-        (self.limit, CellTag(a | b << 32 | c << 64 | d << 96))
+        CellKey { slot: self.limit, tag: CellTag(a | b << 32 | c << 64 | d << 96) }
     }
 
     /// A hash in which all bits count; tags are hashes already, as a rule.
@@ -159,7 +159,7 @@ mod tests {
         fn slots_agree_with_a_map(steps in prop::collection::vec((0..3u8, 0..40u128, any::<u16>()), 1..300)) {
             let (mut slots, mut map) = (Slots::default(), BTreeMap::new());
             for (step, n, value) in steps {
-                let key = ((n % 3) as u32, CellTag(n << (n % 100)));
+                let key = CellKey { slot: (n % 3) as u32, tag: CellTag(n << (n % 100)) };
                 match step {
                     0 => {
                         let slot = slots.slot_or_insert(key, || value);
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_slot_keeps_its_number_and_a_free_number_is_reused() {
-        let (a, b, c) = ((1, CellTag(1)), (1, CellTag(2)), (2, CellTag(1)));
+        let [a, b, c] = [(1, 1), (1, 2), (2, 1)].map(|(slot, tag)| CellKey { slot, tag: CellTag(tag) });
         let mut slots = Slots::default();
         let [first, second] = [a, b].map(|key| slots.slot_or_insert(key, || key));
         assert_eq!(slots.slot_or_insert(a, || b), first, "it was there");

@@ -164,7 +164,7 @@ impl Node {
     /// What this region has of a cell. `None` if the limit is not in force here. If the cell does not exist,
     /// the result is the least that it may have.
     pub fn holding(&self, limit: LimitId, tag: CellTag, now: Now) -> Option<Holding> {
-        self.holding_of((self.slot_of(limit)?, tag), None, now)
+        self.holding_of(CellKey { slot: self.slot_of(limit)?, tag }, None, now)
     }
 
     /// As [`Node::holding`], for the cell that these values have in a role
@@ -182,7 +182,7 @@ impl Node {
         let catalogue = self.catalogue();
         let active = catalogue.active_of(slot)?;
         let variant = active.variant_of(active.limit.variant_for(values, now.wall_ns).index(), role);
-        self.holding_of((slot, tag), Some(variant), now)
+        self.holding_of(CellKey { slot, tag }, Some(variant), now)
     }
 
     /// As [`Node::holding`], for the cell that counts these values of a limit's `by`. `None` if a value is
@@ -192,7 +192,7 @@ impl Node {
         let now = self.not_before(now);
         let active = catalogue.active_named(limit)?;
         let (tag, variant) = active.cell_of(values, now)?;
-        self.holding_of((active.slot, tag), Some(variant), now)
+        self.holding_of(CellKey { slot: active.slot, tag }, Some(variant), now)
     }
 
     /// What a region has of a cell; if the cell does not exist, by the variant `absent`.
@@ -203,7 +203,12 @@ impl Node {
     }
 
     /// What a region has of a cell by this wall clock, even if no other clock has agreed with it.
-    fn holding_by_wall(&self, (slot, tag): CellKey, absent: Option<u16>, now: Now) -> Option<Holding> {
+    fn holding_by_wall(
+        &self,
+        CellKey { slot, tag }: CellKey,
+        absent: Option<u16>,
+        now: Now,
+    ) -> Option<Holding> {
         let catalogue = self.catalogue();
         catalogue.active_of(slot)?;
         let now = self.not_before(now);
@@ -232,7 +237,7 @@ impl Node {
         } else if place.is_some() {
             cell.left_of(cell.local.at(salt))
         } else {
-            self.left_of_new(&catalogue, (slot, tag), variant, cell.local.at(salt), now)
+            self.left_of_new(&catalogue, CellKey { slot, tag }, variant, cell.local.at(salt), now)
         };
         let window_ns = cell.window_ns();
         Some(Holding { standing, effective: standing, window_ns, left, ..Holding::default() })
@@ -243,7 +248,7 @@ impl Node {
     fn left_of_new(
         &self,
         catalogue: &Catalogue,
-        (slot, tag): CellKey,
+        CellKey { slot, tag }: CellKey,
         variant: u16,
         algorithm: &Algorithm,
         now: Now,
@@ -397,7 +402,7 @@ impl Node {
     /// limit is not in force any more.
     pub fn cell(&self, answer: &LimitAnswer, of: &Catalogue, now: Now) -> Option<CellView> {
         let slot = of.limits[answer.limit as usize].slot;
-        self.view_of((slot, answer.tag), answer.variant, of, now)
+        self.view_of(CellKey { slot, tag: answer.tag }, answer.variant, of, now)
     }
 
     /// As [`Node::cell`], for the cell that counts these values of a limit's `by`. `None` if the limit is not
@@ -407,7 +412,7 @@ impl Node {
         let now = self.not_before(now);
         let active = catalogue.active_named(limit).filter(|active| active.is_in_force(now.wall_ns))?;
         let (tag, variant) = active.cell_of(values, now)?;
-        let view = self.view_of((active.slot, tag), variant, &catalogue, now)?;
+        let view = self.view_of(CellKey { slot: active.slot, tag }, variant, &catalogue, now)?;
         let window_ends_ns = match &view.algorithm {
             Algorithm::FixedWindow(window) => window.end_after(now.wall_ns, tag.salt()),
             _ => 0,
@@ -415,14 +420,21 @@ impl Node {
         Some(NamedCell { view, window_ends_ns })
     }
 
-    fn view_of(&self, (slot, tag): CellKey, variant: u16, of: &Catalogue, now: Now) -> Option<CellView> {
+    fn view_of(
+        &self,
+        CellKey { slot, tag }: CellKey,
+        variant: u16,
+        of: &Catalogue,
+        now: Now,
+    ) -> Option<CellView> {
         let algorithm = of.global(slot, variant)?.clone();
         let has_rate = algorithm.has_rate();
-        let holding = self.holding_of((slot, tag), Some(variant), now)?;
+        let holding = self.holding_of(CellKey { slot, tag }, Some(variant), now)?;
         let (demand_milli, loans, reports) = Default::default();
         let mut view = CellView { algorithm, holding, demand_milli, loans, reports };
         if let Some(sharing) = self.lock_sharing() {
-            (view.demand_milli, view.reports) = sharing.reports_of((slot, journal_tag(tag)), has_rate, now);
+            (view.demand_milli, view.reports) =
+                sharing.reports_of(CellKey { slot, tag: journal_tag(tag) }, has_rate, now);
         }
         let cells = self.shards[shard_of(tag)].lock();
         let place = cells.table.find(tag, slot);
@@ -460,7 +472,7 @@ impl Node {
         let view = |limit| LimitView { limit, cells: 0, total: Holding::default(), demand_milli: 0 };
         let mut limits: Vec<LimitView> = (0..catalogue.limits.len()).map(view).collect();
         for (key, demand_milli) in &cells {
-            let place = catalogue.id(key.0).and_then(|id| catalogue.place_of(id));
+            let place = catalogue.id(key.slot).and_then(|id| catalogue.place_of(id));
             let Some(view) = place.map(|at| &mut limits[at as usize]) else { continue };
             self.add_cell(view, &catalogue, *key, now);
             view.demand_milli = view.demand_milli.saturating_add(*demand_milli);
@@ -471,13 +483,19 @@ impl Node {
             let active = &catalogue.limits[view.limit];
             if active.limit.by.is_empty() {
                 let tag = active.tagger.all(std::iter::empty::<&[u8]>());
-                self.add_cell(view, &catalogue, (active.slot, tag), now);
+                self.add_cell(view, &catalogue, CellKey { slot: active.slot, tag }, now);
             }
         }
         Overview { peers, limits, skipped }
     }
 
-    fn add_cell(&self, view: &mut LimitView, catalogue: &Catalogue, (slot, tag): CellKey, now: Now) {
+    fn add_cell(
+        &self,
+        view: &mut LimitView,
+        catalogue: &Catalogue,
+        CellKey { slot, tag }: CellKey,
+        now: Now,
+    ) {
         let holding = catalogue.id(slot).and_then(|limit| self.holding(limit, tag, now));
         let Some(holding) = holding else { return };
         let sum = |a: Part, b: Part| Part {
@@ -500,7 +518,7 @@ impl Node {
         }
     }
 
-    fn count_loans(&self, peers: &mut [PeerView], (slot, tag): CellKey) {
+    fn count_loans(&self, peers: &mut [PeerView], CellKey { slot, tag }: CellKey) {
         let cells = self.shards[shard_of(tag)].lock();
         let place = cells.table.find(tag, slot);
         let Some(account) = place.and_then(|place| cells.account(place)) else { return };

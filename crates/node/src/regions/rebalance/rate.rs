@@ -175,7 +175,7 @@ impl Sharing {
     ) -> Part {
         let mut missing = Part::default();
         let HeapCell { account: Some(account), state, .. } = cell else { return missing };
-        let is_durable = round.node.catalogue().is_durable(round.key.0);
+        let is_durable = round.node.catalogue().is_durable(round.key.slot);
         let sessions = &mut round.node.sessions_mut();
         let mut loans = Loans { account, state, sessions, is_durable };
         for (region, number) in plan.give_back {

@@ -250,7 +250,7 @@ fn units_at_mates(round: &Round<'_>, account: &Account, view: &WindowView, denie
     // A mate with less than a request needs has nothing for it.
     let least = denied.max(1);
     let finds = round.owner == Owner::Own
-        && !round.node.has_pool(round.key.1)
+        && !round.node.has_pool(round.key.tag)
         && (denied == 0 || account.is_forwarded(round.now) || forwards.is_asking(round.key))
         && forwards.next_mate(round.key, least, round.now).is_some();
     let lefts = view.mates.iter().map(|(_, stake)| stake.left).filter(|left| *left >= least);
