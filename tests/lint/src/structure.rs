@@ -9,7 +9,10 @@ use syn::{
     visit::{self, Visit},
 };
 
-use crate::modules::{Crate, is_of_tests};
+use crate::{
+    modules::{Crate, is_of_tests},
+    rules::files_below,
+};
 
 /// The crates, lowest first, and which of them are pure. A crate uses crates above it in this list only.
 const CRATES: [(&str, bool); 9] = [
@@ -23,6 +26,8 @@ const CRATES: [(&str, bool); 9] = [
     ("server", false),
     ("cli", false),
 ];
+/// Folders of tests beside the crates.
+const TESTS: [&str; 2] = ["sim", "tests"];
 /// So many files may lead to each other in a circle.
 const CIRCLE_MAX: usize = 4;
 /// Lines of a function of a pure crate.
@@ -50,6 +55,27 @@ pub fn faults(root: &Path) -> io::Result<Vec<String>> {
         let Some(main) = main.iter().find(|path| path.exists()) else { continue };
         let read = Crate::read(main)?;
         faults.extend(of_crate(&read, is_pure).into_iter().map(|fault| format!("crates/{name}/src/{fault}")));
+        let tests = ["tests", "benches"].map(|tests| folder.join(tests));
+        for tests in tests.iter().filter(|tests| tests.exists()) {
+            faults.extend(tuples_below(root, tests)?);
+        }
+    }
+    for tests in TESTS {
+        faults.extend(tuples_below(root, &root.join(tests))?);
+    }
+    Ok(faults)
+}
+
+/// The tuples among the parameters of all functions below a folder of tests: a line each.
+fn tuples_below(root: &Path, folder: &Path) -> io::Result<Vec<String>> {
+    let mut faults = Vec::new();
+    for path in files_below(folder, ".rs")? {
+        let name = path.strip_prefix(root).unwrap_or(&path).display();
+        let parsed = syn::parse_file(&fs::read_to_string(&path)?)
+            .map_err(|cause| io::Error::other(format!("{name}: {cause}")))?;
+        let mut sizes = Sizes { of: Kind::Tests, faults: Vec::new() };
+        parsed.items.iter().for_each(|item| sizes.visit_item(item));
+        faults.extend(sizes.faults.into_iter().map(|fault| format!("{name}: {fault}")));
     }
     Ok(faults)
 }
@@ -79,16 +105,28 @@ fn of_crate(read: &Crate, is_pure: bool) -> Vec<String> {
         ));
     }
     for file in read.files.values() {
-        let mut sizes = Sizes { is_pure, faults: Vec::new() };
+        let of = if is_pure { Kind::Pure } else { Kind::Shell };
+        let mut sizes = Sizes { of, faults: Vec::new() };
         file.items.iter().for_each(|item| sizes.visit_item(item));
         faults.extend(sizes.faults.into_iter().map(|fault| format!("{}: {fault}", file.path.display())));
     }
     faults
 }
 
+/// The code that a file belongs to. It says which rules the file is held to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A pure crate is held to all rules.
+    Pure,
+    /// Another crate is held to the rules about tuples.
+    Shell,
+    /// Tests are held to the rule about tuples as parameters.
+    Tests,
+}
+
 /// What is too large, or has no name, in one file.
 struct Sizes {
-    is_pure: bool,
+    of: Kind,
     faults: Vec<String>,
 }
 
@@ -99,7 +137,7 @@ impl Sizes {
         if signature.inputs.iter().any(is_tuple) {
             self.faults.push(format!("{name} takes a tuple: give its parts names"));
         }
-        if !self.is_pure {
+        if self.of != Kind::Pure {
             return;
         }
         if lines > LINES_MAX {
@@ -137,10 +175,18 @@ impl<'ast> Visit<'ast> for Sizes {
     fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
         let (name, fields) = (item.ident.to_string(), item.fields.len());
         let is_settings = ["Settings", "Config", "Spec"].iter().any(|end| name.ends_with(end));
-        if self.is_pure && fields > FIELDS_MAX && !is_settings {
+        if self.of == Kind::Pure && fields > FIELDS_MAX && !is_settings {
             self.faults.push(format!("{name} has {fields} fields, at most {FIELDS_MAX}"));
         }
         visit::visit_item_struct(self, item);
+    }
+
+    /// A tuple behind a name is one all the same: its parts have none.
+    fn visit_item_type(&mut self, item: &'ast syn::ItemType) {
+        if self.of != Kind::Tests && matches!(&*item.ty, Type::Tuple(tuple) if tuple.elems.len() > 1) {
+            self.faults.push(format!("{} is a tuple: make it a structure", item.ident));
+        }
+        visit::visit_item_type(self, item);
     }
 }
 
@@ -167,9 +213,9 @@ fn lines_of(signature: &Signature, end: &impl Spanned) -> usize {
 mod tests {
     use super::*;
 
-    fn faults_in(text: &str, is_pure: bool) -> Vec<String> {
+    fn faults_in(text: &str, of: Kind) -> Vec<String> {
         let file = syn::parse_file(text).expect("Rust");
-        let mut sizes = Sizes { is_pure, faults: Vec::new() };
+        let mut sizes = Sizes { of, faults: Vec::new() };
         file.items.iter().for_each(|item| sizes.visit_item(item));
         sizes.faults
     }
@@ -184,7 +230,7 @@ mod tests {
 
     #[test]
     fn parameters_have_names() {
-        let named = |text: &str| faults_in(text, false);
+        let named = |text: &str| faults_in(text, Kind::Tests);
         for tuple in ["(u64, u64)", "&(u64, u64)", "Option<(u64, u64)>", "&mut (u64, u64)"] {
             let fault = "f takes a tuple: give its parts names";
             assert_eq!(named(&format!("fn f(pair: {tuple}) {{}}")), [fault]);
@@ -196,19 +242,31 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_a_tuple_have_names() {
+        let fault = "Pair is a tuple: make it a structure";
+        assert_eq!(faults_in("type Pair = (u64, u64);", Kind::Shell), [fault]);
+        assert_eq!(faults_in("mod a { pub type Pair<'a> = (&'a str, u64); }", Kind::Pure), [fault]);
+        assert_eq!(faults_in("type Pair = (u64, u64);", Kind::Tests), [""; 0]);
+        assert_eq!(faults_in("type Pairs = Vec<(u64, u64)>; type Nothing = ();", Kind::Shell), [""; 0]);
+    }
+
+    #[test]
     fn functions_and_structures_of_pure_crates_have_a_bound() {
         let lines = |count: usize| format!("/// Text.\nfn f() {{{}}}", "\n".repeat(count - 1));
-        assert_eq!(faults_in(&lines(LINES_MAX), true), [""; 0]);
-        assert_eq!(faults_in(&lines(LINES_MAX + 1), true), ["f has 81 lines, at most 80"]);
-        assert_eq!(faults_in(&lines(LINES_MAX + 1), false), [""; 0]);
+        assert_eq!(faults_in(&lines(LINES_MAX), Kind::Pure), [""; 0]);
+        assert_eq!(faults_in(&lines(LINES_MAX + 1), Kind::Pure), ["f has 81 lines, at most 80"]);
+        assert_eq!(faults_in(&lines(LINES_MAX + 1), Kind::Shell), [""; 0]);
         let list =
             |count: usize| (0..count).map(|place| format!("a{place}: u8")).collect::<Vec<_>>().join(", ");
         let (few, many) = (list(ARGUMENTS_MAX), list(ARGUMENTS_MAX + 1));
-        assert_eq!(faults_in(&format!("fn f({few}) {{}}"), true), [""; 0]);
-        assert_eq!(faults_in(&format!("fn f({many}) {{}}"), true), ["f takes 8 arguments, at most 7"]);
+        assert_eq!(faults_in(&format!("fn f({few}) {{}}"), Kind::Pure), [""; 0]);
+        assert_eq!(faults_in(&format!("fn f({many}) {{}}"), Kind::Pure), ["f takes 8 arguments, at most 7"]);
         let (few, many) = (list(FIELDS_MAX), list(FIELDS_MAX + 1));
-        assert_eq!(faults_in(&format!("struct F {{ {few} }} struct Settings {{ {many} }}"), true), [""; 0]);
-        assert_eq!(faults_in(&format!("struct F {{ {many} }}"), true), ["F has 16 fields, at most 15"]);
+        assert_eq!(
+            faults_in(&format!("struct F {{ {few} }} struct Settings {{ {many} }}"), Kind::Pure),
+            [""; 0]
+        );
+        assert_eq!(faults_in(&format!("struct F {{ {many} }}"), Kind::Pure), ["F has 16 fields, at most 15"]);
     }
 
     #[test]
