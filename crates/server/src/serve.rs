@@ -57,7 +57,11 @@ pub trait Connection: Send + 'static {
 }
 
 /// A connection on its way to a worker, and its place among those of its port.
-pub(crate) type Hand<C> = (C, Place);
+#[derive(Debug)]
+pub(crate) struct Hand<C> {
+    pub(crate) connection: C,
+    pub(crate) place: Place,
+}
 
 /// Answers on the connections that are handed over, until no more can come and all have ended.
 pub(crate) async fn work<C: Connection>(
@@ -74,7 +78,7 @@ pub(crate) async fn work<C: Connection>(
     };
     tokio::spawn(grpc::report_health(reporter, stopping.clone()));
     let mut connections = tokio::task::JoinSet::new();
-    while let Some((connection, place)) = hands.recv().await {
+    while let Some(Hand { connection, place }) = hands.recv().await {
         while connections.try_join_next().is_some() {}
         let from = connection.from();
         let Ok(stream) = connection.open() else { continue };
@@ -135,7 +139,7 @@ pub(crate) async fn accept<L: Listener>(
         };
         let hand = &hands[turn % hands.len()];
         turn += 1;
-        if hand.send((connection, place)).await.is_err() {
+        if hand.send(Hand { connection, place }).await.is_err() {
             return;
         }
     }

@@ -181,9 +181,15 @@ impl<'ast> Visit<'ast> for Sizes {
         visit::visit_item_struct(self, item);
     }
 
-    /// A tuple behind a name is one all the same: its parts have none.
+    /// A tuple behind a name is one all the same: its parts have none. A key with its value, both borrowed, is
+    /// what callers write as a pair.
     fn visit_item_type(&mut self, item: &'ast syn::ItemType) {
-        if self.of != Kind::Tests && matches!(&*item.ty, Type::Tuple(tuple) if tuple.elems.len() > 1) {
+        let is_borrowed = |part: &Type| matches!(part, Type::Reference(_));
+        let is_refused = match &*item.ty {
+            Type::Tuple(tuple) => tuple.elems.len() > 1 && !tuple.elems.iter().all(is_borrowed),
+            _ => false,
+        };
+        if self.of != Kind::Tests && is_refused {
             self.faults.push(format!("{} is a tuple: make it a structure", item.ident));
         }
         visit::visit_item_type(self, item);

@@ -83,8 +83,26 @@ pub(super) fn first_later(groups: usize) -> usize {
     groups.saturating_sub(LATER_MAX).max(1)
 }
 
-/// The standing units of a cell, and those in later windows.
-type StandingUnits = (u64, SmallVec<[Later; LATER_MAX]>);
+/// The standing units of a cell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct StandingUnits {
+    /// Units in the present windows.
+    present: u64,
+    /// Units in later windows.
+    later: SmallVec<[Later; LATER_MAX]>,
+}
+
+impl StandingUnits {
+    /// Units that are the same in every window.
+    const fn of(present: u64) -> Self {
+        Self { present, later: SmallVec::new_const() }
+    }
+
+    /// The fewest units in any window.
+    fn least(&self) -> u64 {
+        self.later.iter().map(|later| later.limit).fold(self.present, u64::min)
+    }
+}
 
 /// How units come back: this decides how few of them are worth keeping, and is part of a limit's identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,11 +216,6 @@ pub(crate) struct PoolSplits {
     pub(crate) splits: Vec<Arc<Split>>,
     /// Whether the node joined after they began, and so owns nothing of them itself.
     pub(crate) has_joined_since: bool,
-}
-
-/// The fewest units that a cell has standing in any window.
-fn least_of((units, later): &StandingUnits) -> u64 {
-    later.iter().map(|later| later.limit).fold(*units, u64::min)
 }
 
 /// The shares by which a region's pieces are made out of a limit.
@@ -397,7 +410,7 @@ impl Local {
     pub(crate) fn whole(algorithm: &Algorithm) -> Self {
         let total = algorithm.budget();
         let refill = Refill::of(algorithm);
-        let pieces = Arc::new([((total, SmallVec::new()), algorithm.clone())]);
+        let pieces = Arc::new([(StandingUnits::of(total), algorithm.clone())]);
         Self { shares: None, total, refill, rate: 0, pieces, least: Arc::new(algorithm.clone()) }
     }
 
@@ -411,7 +424,7 @@ impl Local {
             // A meter needs a rate, and one of a region without any rate holds no unit anyway.
             let rate = if algorithm.has_rate() { rate.max(RATE_MIN) } else { 0 };
             let part = Part { rate, units: if shares.can_tell(algorithm) { units } else { 0 } };
-            ((units, SmallVec::new()), shares.piece(algorithm, part))
+            (StandingUnits::of(units), shares.piece(algorithm, part))
         };
         let mut pieces: Vec<(StandingUnits, Algorithm)> = all.into_iter().map(made).collect();
         let is_later = refill == Refill::Edges && shares.can_tell(algorithm) && !shares.later().is_empty();
@@ -420,18 +433,18 @@ impl Local {
             for of in shares.later() {
                 let all = shares.distinct(&of.splits, total, refill);
                 let after_ns = shares.after_ns(of);
-                let with = |((units, later), piece): (StandingUnits, Algorithm)| {
+                let with = |(standing, piece): (StandingUnits, Algorithm)| {
                     let more = |limit: u64| {
-                        let mut later = later.clone();
-                        later.push(Later { after_ns, limit });
-                        ((units, later), piece.clone())
+                        let mut standing = standing.clone();
+                        standing.later.push(Later { after_ns, limit });
+                        (standing, piece.clone())
                     };
                     all.iter().copied().map(more).collect::<Vec<_>>()
                 };
                 pieces = pieces.into_iter().flat_map(with).take(PIECES_MAX).collect();
             }
-            for ((_, later), piece) in &mut pieces {
-                *piece = piece.clone().later(later);
+            for (standing, piece) in &mut pieces {
+                *piece = piece.clone().later(&standing.later);
             }
         }
         // The usual case: every cell has the same units, and needs no look at its salt.
@@ -441,17 +454,17 @@ impl Local {
             && let [only] = split.distinct(shares.region, total).as_slice()
         {
             let only = *only;
-            pieces.retain(|((units, _), _)| *units == only);
+            pieces.retain(|(standing, _)| standing.present == only);
         } else if !is_later && shares.owns_nothing() {
             pieces.truncate(1);
         }
         // The first of several may have no units in any window.
-        let some = pieces.iter().filter(|(standing, _)| least_of(standing) > 0);
-        let least = some.min_by_key(|(standing, _)| least_of(standing)).or(pieces.first());
+        let some = pieces.iter().filter(|(standing, _)| standing.least() > 0);
+        let least = some.min_by_key(|(standing, _)| standing.least()).or(pieces.first());
         let (standing, piece) = least.expect("there is always one");
-        let least = match standing.1.is_empty() {
+        let least = match standing.later.is_empty() {
             true => piece.clone(),
-            false => made(least_of(standing)).1,
+            false => made(standing.least()).1,
         };
         let (shares, least) = (Some(Arc::clone(shares)), Arc::new(least));
         Self { shares, total, refill, rate, pieces: pieces.into(), least }
@@ -547,7 +560,7 @@ impl Local {
     /// that is not known: the result then is the least of all windows.
     pub(crate) fn part_of(&self, salt: u32, end_ns: u64) -> Part {
         if end_ns == 0 {
-            return Part { rate: self.rate, units: least_of(&self.standing(salt)) };
+            return Part { rate: self.rate, units: self.standing(salt).least() };
         }
         let shares = self.shares.as_deref().filter(|_| self.refill == Refill::Edges);
         let last = shares.and_then(|shares| {
@@ -567,7 +580,7 @@ impl Local {
                 limit: shares.units(&of.splits, self.total, self.refill, salt),
             })
         });
-        (self.units(salt), later.collect())
+        StandingUnits { present: self.units(salt), later: later.collect() }
     }
 
     /// The piece of a cell that shares one with other cells, by the number of the cell's own piece: in every
@@ -575,9 +588,9 @@ impl Local {
     #[cold]
     pub(crate) fn shared_piece(&self, number: u8) -> &Algorithm {
         let (standing, own) = &self.pieces[usize::from(number)];
-        match least_of(standing) {
+        match standing.least() {
             // If a cell has units in some windows and not in all, it gets them once it no longer shares.
-            0 if !standing.1.is_empty() => &self.pieces[0].1,
+            0 if !standing.later.is_empty() => &self.pieces[0].1,
             0 => own,
             _ => &self.least,
         }

@@ -59,7 +59,7 @@ impl Door {
         mut hands: mpsc::Receiver<Hand<C>>,
         stopping: watch::Receiver<bool>,
     ) {
-        while let Some((connection, place)) = hands.recv().await {
+        while let Some(Hand { connection, place }) = hands.recv().await {
             let from = connection.from();
             let Ok(stream) = connection.open() else { continue };
             let (door, stopping) = (Arc::clone(&self), stopping.clone());

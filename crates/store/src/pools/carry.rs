@@ -157,7 +157,9 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
             () = sleep_until(next) => {}
         }
         let is_due = |due_ns| due_ns <= process.now().steady_ns;
-        if node.calls() || rebalanced.elapsed() >= SETTINGS.carry.tick || node.leases_due_ns().is_some_and(is_due)
+        if node.calls()
+            || rebalanced.elapsed() >= SETTINGS.carry.tick
+            || node.leases_due_ns().is_some_and(is_due)
         {
             rebalanced = Instant::now();
             pools.compare_clocks(&node, &|| process.now());

@@ -31,7 +31,7 @@ enum Event {
 
 use Event::{
     Admit, AdmitEverywhere, ChangeBudget, Crash, Cut, Deliver, Drift, Forfeit, Freeze, GiveBack, Heal,
-    Heartbeats, Lend, Settle, NewTtl, Pause, Shift, Sleep, Tell,
+    Heartbeats, Lend, NewTtl, Pause, Settle, Shift, Sleep, Tell,
 };
 
 /// Weights of events in four moods: loans spread; buckets fill; everything happens at once; all regions are
