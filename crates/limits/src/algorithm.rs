@@ -812,14 +812,14 @@ fn joined(a: &[(u64, u64)], b: &[(u64, u64)]) -> Vec<(u64, u64)> {
     charges
 }
 
-fn inline(state: &[u64]) -> Inline {
+pub(crate) fn inline(state: &[u64]) -> Inline {
     match state {
         [a, b, ..] => [*a, *b],
         _ => [0, 0],
     }
 }
 
-fn tat(state: &[u64]) -> u128 {
+pub(crate) fn tat(state: &[u64]) -> u128 {
     let [high, low] = inline(state);
     u128::from(high) << 64 | u128::from(low)
 }

@@ -17,6 +17,7 @@ pub mod algorithm;
 pub mod calendar;
 pub mod cell;
 pub mod classes;
+pub mod debt;
 pub mod descriptor;
 pub mod limit;
 pub mod meter;

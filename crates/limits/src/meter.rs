@@ -200,6 +200,15 @@ impl Meter {
         divide(owed, self.p).saturating_add(u64::from(remainder(owed, self.p) > 0)).min(UNITS_MAX)
     }
 
+    /// Units that are owed beyond the capacity, rounded up, at most [`UNITS_MAX`].
+    pub fn debt(&self, tat: u128, steady_ns: u64) -> u64 {
+        let debt = tat.saturating_sub(self.tick(steady_ns)).saturating_sub(self.ticks(self.capacity));
+        if debt == 0 {
+            return 0;
+        }
+        divide(debt, self.p).saturating_add(u64::from(remainder(debt, self.p) > 0)).min(UNITS_MAX)
+    }
+
     /// The rest of `units` after the rate has given units back for `ns` nanoseconds, rounded down.
     pub fn outlasting(&self, units: u64, ns: u64) -> u64 {
         divide(self.ticks(units.min(UNITS_MAX)).saturating_sub(self.tick(ns)), self.p)

@@ -22,6 +22,10 @@ use crate::{
 /// KiB, four times as much as 32 slots.
 pub const LOG_UNITS_MAX: u64 = 64;
 
+/// The most charges in an exact log. A limit of [`LOG_UNITS_MAX`] never has more than half as many, unless
+/// it owes units.
+pub const LOG_CHARGES_MAX: usize = 2 * LOG_UNITS_MAX as usize;
+
 /// The number of slots if the config sets none. A cell takes 8 bytes a slot. Under constant load about `1 /
 /// (slots + 1)` of the limit is held back.
 pub const SLOTS_DEFAULT: u32 = 32;
@@ -73,13 +77,25 @@ impl SlidingLog {
         Verdict { allowed: false, remaining: left, retry_after_ns, delay_ns: 0, reset_after_ns }
     }
 
-    /// Adds a charge that [`SlidingLog::probe`] allowed, and drops the charges that left the window.
+    /// Adds a charge, and drops the charges that left the window. Charges that [`SlidingLog::probe`] allowed
+    /// are all remembered. The log keeps [`LOG_CHARGES_MAX`] charges: after them, the last one is dated now,
+    /// and takes the others up. Only a window that owes has so many.
     pub fn charge(&self, log: &mut Vec<u64>, steady_ns: u64, cost: u64) {
         log.drain(..self.expired(log, steady_ns));
         match log.len().checked_sub(2) {
             Some(last) if log[last] >= steady_ns => log[last + 1] += cost,
+            Some(last) if log.len() / 2 >= LOG_CHARGES_MAX => {
+                log[last] = steady_ns;
+                log[last + 1] += cost;
+            }
             _ => log.extend([steady_ns, cost]),
         }
+    }
+
+    /// Units in the window beyond the limit.
+    pub fn debt(&self, log: &[u64], steady_ns: u64) -> u64 {
+        let live = &log[self.expired(log, steady_ns)..];
+        live.chunks_exact(2).map(|charge| charge[1]).sum::<u64>().saturating_sub(self.limit)
     }
 
     /// Takes `units` back from the charge made at `charged_ns`, if it is still in the window. Returns the
@@ -190,6 +206,11 @@ impl SlidingSlots {
         state[place(slot.max(newest), places)] += cost;
     }
 
+    /// Units in the window beyond the limit.
+    pub fn debt(&self, state: &[u64], steady_ns: u64) -> u64 {
+        self.live(state, steady_ns).map(|(_, units)| units).sum::<u64>().saturating_sub(self.limit)
+    }
+
     /// Takes `units` back from the slot of a charge made at `charged_ns`, while the slot counts. Returns
     /// the number of units that came back. If a later slot took the charge because the clock had gone back,
     /// units of an earlier slot come back, which would have left first anyway.
@@ -291,8 +312,7 @@ impl SlidingApproximate {
         let (older, current) = self.counters(state, steady_ns);
         let window = u128::from(self.window_ns);
         let elapsed = steady_ns % self.window_ns;
-        let estimate =
-            u128::from(older) * u128::from(self.window_ns - elapsed) + u128::from(current) * window;
+        let estimate = self.estimate(state, steady_ns);
         let limit = u128::from(self.limit) * window;
         let left = u64::try_from(limit.saturating_sub(estimate) / window).unwrap_or(0);
         let allowed = cost <= left;
@@ -314,6 +334,21 @@ impl SlidingApproximate {
         };
         let remaining = if allowed { left - cost } else { left };
         Verdict { allowed, remaining, retry_after_ns, delay_ns: 0, reset_after_ns }
+    }
+
+    /// The estimated usage, in units times the window's nanoseconds.
+    fn estimate(&self, state: [u64; 2], steady_ns: u64) -> u128 {
+        let (older, current) = self.counters(state, steady_ns);
+        let left_ns = self.window_ns - steady_ns % self.window_ns;
+        u128::from(older) * u128::from(left_ns) + u128::from(current) * u128::from(self.window_ns)
+    }
+
+    /// Units of the estimated usage beyond the limit, rounded up.
+    pub fn debt(&self, state: [u64; 2], steady_ns: u64) -> u64 {
+        let window = u128::from(self.window_ns);
+        let limit = u128::from(self.limit) * window;
+        let debt = self.estimate(state, steady_ns).saturating_sub(limit).div_ceil(window);
+        u64::try_from(debt).unwrap_or(u64::MAX)
     }
 
     /// The state after a charge that [`SlidingApproximate::probe`] allowed.

@@ -225,6 +225,16 @@ impl FixedWindow {
         Usage { end_ns, used: used + cost, ahead: ahead + if both { cost } else { 0 } }
     }
 
+    /// Units that the open window was charged beyond its limit. Within a margin of the window's end, the units
+    /// of the next window count too, if they are more.
+    pub fn debt(&self, usage: Usage, wall_ns: u64, salt: u32) -> u64 {
+        let open = self.open(usage, wall_ns, salt);
+        let (limit, next_limit) = self.limits(open.end_ns, wall_ns, salt);
+        let both = self.margin_ns > 0 && self.is_both(open.end_ns, wall_ns, salt);
+        let ahead = if both { open.ahead.saturating_sub(next_limit) } else { 0 };
+        open.used.saturating_sub(limit).max(ahead)
+    }
+
     /// Takes back `units` that were charged at `charged_ns`. Returns the usage, and how many units came
     /// back: none if the window of that charge is no longer open.
     pub fn refund(&self, usage: Usage, charged_ns: u64, units: u64, wall_ns: u64, salt: u32) -> (Usage, u64) {

@@ -165,6 +165,7 @@ fn limit(name: &str, by: &str, route: Option<String>) -> Limit {
         mode: Mode::Enforce,
         candidate_for: None,
         charge: Charge::Together,
+        debt: None,
         sharing: None,
         on_store_loss: OnStoreLoss::Guard,
         classes: None,

@@ -21,6 +21,7 @@ pub(super) fn bucket(rate: &str, burst: u64) -> LimitSpec {
         mode: Mode::Enforce,
         candidate_for: None,
         charge: Charge::Together,
+        debt: None,
         sharing: None,
         on_store_loss: OnStoreLoss::Guard,
         classes: None,

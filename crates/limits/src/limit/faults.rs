@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    AddressSpec, BySpec, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSpec, NAME_BYTES_MAX, NETWORKS_MAX,
-    NetworksSpec, Override, PATTERNS_MAX, PRIORITIES_MAX, QuotaSpec, Sharing, SharingSpec, SlidingWindowSpec,
-    Soft, Throttle, ThrottleSpec, TokenBucketSpec, ValueSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN,
-    parse_instant_ns,
+    AddressSpec, BySpec, Charge, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSpec, NAME_BYTES_MAX,
+    NETWORKS_MAX, NetworksSpec, OnStoreLoss, Override, PATTERNS_MAX, PRIORITIES_MAX, QuotaSpec, Sharing,
+    SharingSpec, SlidingWindowSpec, Soft, Throttle, ThrottleSpec, TokenBucketSpec, ValueSpec, WAIT_NS_MAX,
+    WARNINGS_MAX, WINDOW_NS_MIN, parse_instant_ns,
 };
 use crate::{
     Algorithm, PERIOD_NS_MAX, UNITS_MAX,
@@ -80,6 +80,20 @@ impl Faults {
         }
         let floor_percent = floor_percent.unwrap_or(0);
         Sharing { wait_ns, floor_percent, priority: spec.priority.clone() }
+    }
+
+    /// The most units that a cell of `algorithm` may owe.
+    pub(super) fn debt(&mut self, spec: &LimitSpec) {
+        if spec.debt.is_some_and(|debt| debt > UNITS_MAX) {
+            self.add("debt", format!("a debt is 0 to {UNITS_MAX} units: lower it"));
+        }
+        if spec.charge == Charge::Always && spec.on_store_loss == OnStoreLoss::Open {
+            self.add(
+                "charge",
+                "`always` records what passes, and `on_store_loss: open` lets it pass unrecorded: leave one out"
+                    .to_owned(),
+            );
+        }
     }
 
     pub(super) fn classes(

@@ -46,6 +46,8 @@ pub const WAIT_NS_MAX: u64 = 1_000_000_000;
 pub const PRIORITIES_MAX: usize = 64;
 /// The shortest window, 10 ms. In shorter windows the clock's own steps show.
 pub const WINDOW_NS_MIN: u64 = 10_000_000;
+/// A cell may owe this many times its budget, unless the limit says how much.
+pub const DEBT_PARTS: u64 = 10;
 /// The most warning levels of one limit.
 pub const WARNINGS_MAX: usize = 8;
 /// Cells that need at least this long to become idle survive a crash.
@@ -192,6 +194,7 @@ impl Limit {
                 );
             }
         }
+        faults.debt(&spec);
         let sharing = spec.sharing.as_ref().map_or_else(Sharing::default, |spec| faults.sharing(spec));
         let mut overrides = Vec::new();
         if spec.overrides.len() > OVERRIDES_MAX {
@@ -278,6 +281,11 @@ impl Limit {
     /// every limit is denied.
     pub fn units(&self, cost: u64) -> u64 {
         cost.saturating_mul(self.cost)
+    }
+
+    /// The most units that a cell with a budget of `budget` may owe: 0 to [`UNITS_MAX`].
+    pub fn debt_max(&self, budget: u64) -> u64 {
+        self.spec.debt.unwrap_or_else(|| budget.saturating_mul(DEBT_PARTS)).min(UNITS_MAX)
     }
 
     /// The variant for a descriptor at a wall clock time, in nanoseconds.

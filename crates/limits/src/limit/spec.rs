@@ -55,9 +55,13 @@ pub struct LimitSpec {
     /// with that limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub candidate_for: Option<String>,
-    /// The charge when another limit denies the request.
+    /// The charge of a hit that this limit, or another one, denies.
     #[serde(default)]
     pub charge: Charge,
+    /// The most units that a cell may owe, because they were spent before they were asked for: 0 to
+    /// [`UNITS_MAX`](crate::UNITS_MAX). Ten times the limit, the burst or the queue if absent.
+    #[serde(default, deserialize_with = "some_units", skip_serializing_if = "Option::is_none")]
+    pub debt: Option<u64>,
     /// How regions share the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<SharingSpec>,
@@ -324,15 +328,18 @@ pub enum Mode {
     Off,
 }
 
-/// The charge of a limit when another limit denies the request.
+/// The charge of a limit when the request is denied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Charge {
     /// Nothing: either all limits are charged or none.
     #[default]
     Together,
-    /// The full charge, as if the limit were alone.
+    /// The full charge if it fits, as if the limit were alone.
     Each,
+    /// The full charge, whether it fits or not: what does not fit is owed. For costs that are known only
+    /// once they were spent.
+    Always,
 }
 
 /// Who decides while the store that the nodes of a region share does not answer. A node first spends what

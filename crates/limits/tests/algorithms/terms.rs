@@ -121,6 +121,7 @@ pub(crate) fn nothing_limited() -> LimitSpec {
         mode: Mode::Enforce,
         candidate_for: None,
         charge: Charge::Together,
+        debt: None,
         sharing: None,
         on_store_loss: OnStoreLoss::Guard,
         classes: None,

@@ -44,6 +44,7 @@ fn nothing(name: &str) -> LimitSpec {
         mode: Mode::Enforce,
         candidate_for: None,
         charge: Charge::Together,
+        debt: None,
         sharing: None,
         on_store_loss: OnStoreLoss::Guard,
         classes: None,
