@@ -50,7 +50,8 @@ pub use crate::{
         Settled, SharedAnswer,
     },
     decide::{
-        Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Forwarding, IdReused, LimitAnswer, Outcome, Warning,
+        Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Debt, Forwarding, IdReused, LimitAnswer, Outcome,
+        Overdraft, Warning,
     },
     forwards::{FORWARD_NS, FORWARD_WAIT_NS, ForwardCounts, ForwardedRequest, Waiter},
     journal::{CHARGES, Row, WALL, WITHDRAWALS},

@@ -568,7 +568,7 @@ impl Node {
 
     /// Whether limits are shared with other regions, or with other nodes of this region.
     #[inline]
-    pub(crate) const fn is_shared(&self) -> bool {
+    pub const fn is_shared(&self) -> bool {
         self.sharing.is_some() || self.leases.is_some()
     }
 }

@@ -22,16 +22,6 @@ pub(crate) enum SettleFault {
     /// The text is no charge id.
     #[error("{0:?} is no charge_id: give back what the answer to the check said, as it was")]
     Malformed(String),
-    /// The real cost is above the charge.
-    #[error(
-        "a real cost of {cost} is above the {charged} that were charged: commit at most those, and check the rest"
-    )]
-    TooMuch {
-        /// The real cost, as the caller gave it.
-        cost: u64,
-        /// The charge.
-        charged: u64,
-    },
     /// The disk is too slow, or full.
     #[error("the journal cannot be written, so the settlement is not certain: say it again later")]
     Unwritten,
@@ -77,9 +67,6 @@ pub(crate) async fn settle(
         Settled::Lapsed => (Word::Lapsed, Vec::new(), 0),
         // The node does not share this charge with others any more.
         Settled::Unknown | Settled::Shared { .. } => (Word::Unknown, Vec::new(), 0),
-        Settled::TooMuch { charged } => {
-            return Err(SettleFault::TooMuch { cost: cost.unwrap_or(0), charged });
-        }
     };
     worker.count_settled(word, &refunded);
     if batch > 0

@@ -103,6 +103,8 @@ pub struct Active {
     pub(crate) closes: bool,
     /// Units that passed during store outages although this node did not have them.
     pub(crate) opened: Arc<AtomicU64>,
+    /// Units that were spent before they were asked for, and that the cells did not have.
+    pub(crate) overdrawn: Arc<AtomicU64>,
 }
 
 impl Active {
@@ -115,6 +117,12 @@ impl Active {
     /// is [`OnStoreLoss::Open`](acequia_limits::limit::OnStoreLoss).
     pub fn open_units(&self) -> u64 {
         self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Units that this node's cells did not have when they were reported as spent, since the start: recorded as
+    /// debt, or beyond the largest debt ([`Limit::debt_max`]).
+    pub fn overdrawn_units(&self) -> u64 {
+        self.overdrawn.load(Ordering::Relaxed)
     }
 
     /// Whether the limit counts now.
@@ -161,6 +169,8 @@ struct Slot {
     preference: Arc<Preference>,
     /// As [`Active::opened`].
     opened: Arc<AtomicU64>,
+    /// As [`Active::overdrawn`].
+    overdrawn: Arc<AtomicU64>,
 }
 
 impl Slot {
@@ -172,6 +182,7 @@ impl Slot {
             durable: false,
             preference: Arc::default(),
             opened: Arc::default(),
+            overdrawn: Arc::default(),
         }
     }
 }

@@ -502,6 +502,7 @@ impl Registry {
             local: of_slot.variants[usize::from(variants[0])].local.clone(),
             closes: has_store && limit.spec.on_store_loss == OnStoreLoss::Closed,
             opened: Arc::clone(&of_slot.opened),
+            overdrawn: Arc::clone(&of_slot.overdrawn),
             limit,
         })
     }

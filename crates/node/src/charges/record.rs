@@ -7,7 +7,7 @@ use acequia_rights::pool::Generation;
 use serde::{Deserialize, Serialize};
 
 use super::{Keep, RESERVE_NS_MAX, Recording, Reserve};
-use crate::{Active, Answer, Catalogue, Charged, LimitAnswer, Mode, Outcome, decide::is_set_apart};
+use crate::{Active, Answer, Catalogue, Charged, Debt, LimitAnswer, Mode, Outcome, decide::is_set_apart};
 
 /// What was charged, and the answer. The bytes of a record are those of its fields in their order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,7 +92,7 @@ pub(super) struct Limit {
     is_over: bool,
     verdict: VerdictNumbers,
     descriptors: u64,
-    budget: u64,
+    pub(super) budget: u64,
 }
 
 /// The numbers of a limit's verdict.
@@ -327,12 +327,12 @@ impl Record {
 impl Limit {
     /// The record of a limit's answer. `is_lease`: whether the caller may spend the units later.
     fn new(limit: &LimitAnswer, active: &Active, is_lease: bool) -> Self {
-        let LimitAnswer { verdict, tag, units, is_charged, class, descriptors, budget, .. } = *limit;
+        let LimitAnswer { verdict, tag, is_charged, class, descriptors, budget, .. } = *limit;
         let outcome = OUTCOMES.iter().position(|outcome| *outcome == limit.outcome).unwrap_or(0);
         Self {
             id: active.limit.id,
             tag,
-            units,
+            units: limit.units - limit.debt.unrecorded,
             is_charged,
             is_leased: is_lease && is_set_apart(&active.limit.algorithm),
             is_durable: active.durable,
@@ -369,6 +369,7 @@ impl Limit {
             reason,
             descriptors: self.descriptors,
             units: self.units,
+            debt: Debt::default(),
             budget: self.budget,
             expected_wait_ns: 0,
             class: self.class,

@@ -1,4 +1,4 @@
-//! Gives a charge back: all of it, or what exceeds the real cost.
+//! Settles a charge: gives it back, all of it or what exceeds the real cost, or records what it lacks.
 //!
 //! Units go back once, into the cell and the window that were charged. A fixed window takes units back while
 //! it is open, and a sliding window while the charge is in it. A bucket takes back only what the rate of the
@@ -11,9 +11,9 @@
 //! for both. For an unjournalled cell, a crash presumes that everything is spent, and a record from before
 //! the crash gives nothing back to the cell.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::atomic::Ordering};
 
-use acequia_limits::{Algorithm, Now};
+use acequia_limits::{Algorithm, CellTag, Now};
 use acequia_rights::{
     mutation::{Mutation, mutated},
     pool::Generation,
@@ -64,11 +64,6 @@ pub enum Settled {
     Lapsed,
     /// There is no such record, or none any more; nothing has changed.
     Unknown,
-    /// The real cost exceeds the charge; nothing has changed.
-    TooMuch {
-        /// The cost that was charged.
-        charged: u64,
-    },
 }
 
 /// The units that came back to one limit.
@@ -83,8 +78,9 @@ pub struct Refunded {
 }
 
 impl Node {
-    /// Gives a charge back, down to its real `cost` in the units of the request; all of it if there is no
-    /// cost.
+    /// Settles a charge with its real `cost`, in the units of the request; 0 if there is none. What was charged
+    /// beyond the cost comes back. What the cost is above the charge is recorded now, whatever is left
+    /// ([`acequia_limits::debt`]).
     pub fn settle(&self, id: ChargeId, cost: Option<u64>, now: Now) -> Settled {
         let now = self.not_before(now);
         let mut records = self.charges.lock(id);
@@ -107,21 +103,18 @@ impl Node {
             State::Lapsed => return Settled::Lapsed,
         }
         let charged = record.cost();
-        let cost = cost.unwrap_or(0);
-        if cost > charged {
-            return Settled::TooMuch { charged };
-        }
-        let spent = Spent { cost, charged };
+        let spent = Spent { cost: cost.unwrap_or(0), charged };
         if let Some(generation) = ends_first(record, spent) {
             // When a reservation lapses, no node answers by it any more: then the cost that was reported
             // first counts.
             if let Some(record) = records.all.get_mut(&id.0) {
-                record.memory.said = record.memory.said.or(Some(cost));
+                record.memory.said = record.memory.said.or(Some(spent.cost));
             }
             return Settled::Shared { generation };
         }
         let record = record.clone();
         let mut refunded = self.end_leases(&record, spent, now);
+        self.overdraw(&record, spent, now);
         let after_batch = self.mark(records, id, State::Settled, spent.leaves_some(), now);
         refunded.extend(self.give_back(&record, spent, now));
         Settled::Done { refunded, after_batch }
@@ -168,6 +161,53 @@ impl Node {
             }
         }
         refunded
+    }
+
+    /// Records what the real cost is above the charge, on every limit that was charged.
+    fn overdraw(&self, record: &Record, spent: Spent, now: Now) {
+        if spent.cost <= spent.charged {
+            return;
+        }
+        for limit in record.charged() {
+            if let Some(slot) = self.slot_of(limit.id) {
+                self.overdraw_cell(slot, limit, spent.above(limit.units), now);
+            }
+        }
+    }
+
+    fn overdraw_cell(&self, slot: u32, limit: &Limit, units: u64, now: Now) {
+        let (tag, salt) = (limit.tag, limit.tag.salt());
+        let mut cells = self.shards[shard_of(tag)].lock();
+        // Loaded under the lock, so no older than the cell's variant.
+        let catalogue = self.catalogue();
+        let Some(active) = catalogue.active_of(slot) else { return };
+        let Some(place) = self.place_of(&catalogue, slot, tag, &mut cells, now) else { return };
+        let locked_cell =
+            LockedCell { node: self, catalogue: &catalogue, key: CellKey { slot, tag }, now, which: None };
+        let Some(context) = locked_cell.renew(&mut cells, place, None) else { return };
+        let (algorithm, debt_max) = (context.local.at(salt), active.limit.debt_max(limit.budget));
+        let spent = match cells.table.at(place).heap_place() {
+            None => {
+                let state = &mut cells.table.at_mut(place).state;
+                let spent = algorithm.spend(state, now, units, salt, debt_max);
+                algorithm.charge_inline(state, now, spent.recorded, salt);
+                spent
+            }
+            Some(at) => cells.with_heap_cell(at, |cell| {
+                let (algorithm, state) = self.settled(cell, &context, now);
+                let spent = algorithm.spend(state, now, units, salt, debt_max);
+                algorithm.charge_heap(state, now, spent.recorded, salt);
+                spent
+            }),
+        };
+        active.overdrawn.fetch_add(spent.overdrawn, Ordering::Relaxed);
+        if self.counts_usage() {
+            cells.count_spent(slot, spent.recorded);
+        }
+        // Rows that nobody waits for must not pile up while the disk fails.
+        if catalogue.is_durable(slot) && !self.is_journal_down() {
+            self.write_settled(&locked_cell, &mut cells, place, algorithm);
+        }
     }
 
     /// Ends a lease of units that were set apart. Units spent count from now on, the latest time at which
@@ -219,28 +259,37 @@ impl Node {
         let catalogue = self.catalogue();
         for limit in record.charged().filter(|limit| limit.is_leased) {
             let Some(slot) = self.slot_of(limit.id) else { continue };
-            let (tag, salt) = (limit.tag, limit.tag.salt());
+            let tag = limit.tag;
             let mut cells = self.shards[shard_of(tag)].lock();
-            let place = match cells.table.find(tag, slot) {
-                Some(place) => place,
-                None => {
-                    let Some(variant) = catalogue.newest_variant(slot, salt) else { continue };
-                    let Some(local) = catalogue.local(slot, variant) else { continue };
-                    let algorithm = local.at(salt);
-                    let key = VariantKey { slot, variant };
-                    let cell = MaybeForgotten { catalogue: &catalogue, key, algorithm, salt, now };
-                    let state = self.initial(&cell);
-                    while !cells.table.has_room(1) {
-                        cells.table.grow(usize::MAX);
-                    }
-                    let new = NewCell::new(state, algorithm, catalogue.is_durable(slot));
-                    let place = cells.insert(tag, slot, variant, new);
-                    cells.table.at_mut(place).guess();
-                    place
-                }
-            };
+            let Some(place) = self.place_of(&catalogue, slot, tag, &mut cells, now) else { continue };
             cells.lease(place, |leased| leased.saturating_add(limit.units));
         }
+    }
+
+    /// The place of a charge's cell, which is made if there is none. `None` if the limit is gone.
+    fn place_of(
+        &self,
+        catalogue: &Catalogue,
+        slot: u32,
+        tag: CellTag,
+        cells: &mut Cells,
+        now: Now,
+    ) -> Option<usize> {
+        if let Some(place) = cells.table.find(tag, slot) {
+            return Some(place);
+        }
+        let salt = tag.salt();
+        let variant = catalogue.newest_variant(slot, salt)?;
+        let algorithm = catalogue.local(slot, variant)?.at(salt);
+        let key = VariantKey { slot, variant };
+        let state = self.initial(&MaybeForgotten { catalogue, key, algorithm, salt, now });
+        while !cells.table.has_room(1) {
+            cells.table.grow(usize::MAX);
+        }
+        let place =
+            cells.insert(tag, slot, variant, NewCell::new(state, algorithm, catalogue.is_durable(slot)));
+        cells.table.at_mut(place).guess();
+        Some(place)
     }
 
     /// When a charge was made, as far as known.
@@ -349,8 +398,17 @@ impl Spent {
     /// Scales `units` from the charged cost to the real cost, rounded up, so that no more comes back than was
     /// overcharged.
     fn of(self, units: u64) -> u64 {
+        self.scaled(units).min(units)
+    }
+
+    /// Units of the real cost beyond the `units` that were charged.
+    fn above(self, units: u64) -> u64 {
+        self.scaled(units).saturating_sub(units)
+    }
+
+    fn scaled(self, units: u64) -> u64 {
         let spent = (u128::from(units) * u128::from(self.cost)).div_ceil(u128::from(self.charged.max(1)));
-        u64::try_from(spent).unwrap_or(u64::MAX).min(units)
+        u64::try_from(spent).unwrap_or(u64::MAX)
     }
 }
 

@@ -77,6 +77,8 @@ pub struct LimitAnswer {
     pub descriptors: u64,
     /// Units asked for, over all those descriptors.
     pub units: u64,
+    /// What was spent before it was asked for, and did not fit.
+    pub debt: Debt,
     /// The budget of this cell, from its override if there is one.
     pub budget: u64,
     /// How long the units that were missing may still come from other regions, in nanoseconds; 0 for not at
@@ -93,6 +95,16 @@ pub struct LimitAnswer {
     pub class: Option<u8>,
     /// The variant of the limit that this cell has.
     pub(crate) variant: u16,
+}
+
+/// Units that were spent before they were asked for, and that a cell did not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Debt {
+    /// Units that the cell owes after the request; 0 while any are left.
+    pub owed: u64,
+    /// Units of the request that the cell does not record: it would owe too much
+    /// ([`acequia_limits::Limit::debt_max`]).
+    pub unrecorded: u64,
 }
 
 /// What a limit's verdict means for the request.

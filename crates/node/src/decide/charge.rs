@@ -3,7 +3,7 @@
 use acequia_limits::{Algorithm, CellTag, Charge, Mode, algorithm::State};
 
 use super::{
-    Check,
+    Check, Overdraft,
     answer::{Answer, denied_only_by},
     hit::{Called, CellSource, Hit},
 };
@@ -34,14 +34,19 @@ impl Check<'_, '_> {
     /// known of it.
     fn is_due_anyway(&self, hit: &Hit, answer: &Answer) -> bool {
         let active = self.limit(hit);
-        active.limit.spec.charge == Charge::Each
-            || active.live.is_some_and(|live| denied_only_by(answer, live))
+        let is_charged = match (active.limit.spec.charge, self.ask.overdraft) {
+            (_, Overdraft::Spent) | (Charge::Each, _) => true,
+            (Charge::Always, overdraft) => overdraft == Overdraft::Always,
+            (Charge::Together, _) => false,
+        };
+        is_charged || active.live.is_some_and(|live| denied_only_by(answer, live))
     }
 
-    /// Charges one hit; returns the batch that must be on disk first, or 0.
+    /// Charges `units` of one hit; returns the batch that must be on disk first, or 0.
     pub(super) fn charge(
         &self,
         hit: &Hit,
+        units: u64,
         initial: Option<State>,
         left: u64,
         cells: &mut Cells,
@@ -53,14 +58,14 @@ impl Check<'_, '_> {
             return 0;
         }
         if self.node.counts_usage() {
-            cells.count_spent(active.slot, hit.units);
+            cells.count_spent(active.slot, units);
         }
-        let charged = Charged { units: hit.units, left, salt };
+        let charged = Charged { units, left, salt };
         let on_heap = |cell: &mut HeapCell, tag: CellTag| {
             cell.forget_held_if_variant_changed();
             let account = cell.account.take();
             let algorithm = account.as_ref().map_or(algorithm, |account| &account.algorithm);
-            algorithm.charge_heap(&mut cell.state, self.now, hit.units, salt);
+            algorithm.charge_heap(&mut cell.state, self.now, units, salt);
             // A cell that the journal has must be written even if this thread does not know yet that the
             // limit is journalled.
             let kept = active.durable || (!cell.is_unwritten() && account.is_none());
@@ -76,13 +81,13 @@ impl Check<'_, '_> {
                     let HeapCell { account: Some(account), state, .. } = cells.heap_mut(at) else {
                         unreachable!("a shared cell")
                     };
-                    account.algorithm.charge_heap(state, self.now, hit.units, salt);
+                    account.algorithm.charge_heap(state, self.now, units, salt);
                     0
                 }
                 Some(at) => cells.with_heap_cell(at, |cell| on_heap(cell, journal_tag(hit.tag))),
                 None => {
                     let state = &mut cells.table.at_mut(place).state;
-                    algorithm.charge_inline(state, self.now, hit.units, salt);
+                    algorithm.charge_inline(state, self.now, units, salt);
                     0
                 }
             },
@@ -91,7 +96,7 @@ impl Check<'_, '_> {
                     NewCell::new(initial.unwrap_or_else(|| algorithm.fresh()), algorithm, active.durable);
                 let batch = match &mut new {
                     NewCell::Inline(state) => {
-                        algorithm.charge_inline(state, self.now, hit.units, salt);
+                        algorithm.charge_inline(state, self.now, units, salt);
                         0
                     }
                     NewCell::Heap(cell) => on_heap(cell, journal_tag(hit.tag)),

@@ -5,6 +5,7 @@ mod charge;
 mod classed;
 mod hit;
 mod lease;
+mod overdraw;
 mod probe;
 mod recorded;
 mod soft;
@@ -17,7 +18,7 @@ use smallvec::SmallVec;
 
 pub(crate) use self::lease::{is_set_apart, spent_for_ns};
 pub use self::{
-    answer::{Answer, Charged, IdReused, LimitAnswer, Outcome},
+    answer::{Answer, Charged, Debt, IdReused, LimitAnswer, Outcome},
     soft::Warning,
 };
 use self::{
@@ -59,6 +60,19 @@ pub struct Ask {
     pub holds: bool,
     /// Whether the charge may be forwarded to another node of the region.
     pub forwarding: Forwarding,
+    /// What is recorded though it does not fit.
+    pub overdraft: Overdraft,
+}
+
+/// What a request records on limits that have too little left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overdraft {
+    /// Nothing, while the request is denied: it may wait, and is asked again.
+    Later,
+    /// The hits of limits that say `charge: always`.
+    Always,
+    /// Every hit: the cost was spent.
+    Spent,
 }
 
 /// Whether a request's charge may be forwarded to the node of its region that has the units
@@ -87,17 +101,31 @@ impl Forwarding {
 
 impl Ask {
     /// Charges, and can wait.
-    pub const CHECK: Self =
-        Self { charge: true, can_wait: true, is_again: false, holds: false, forwarding: Forwarding::Never };
+    pub const CHECK: Self = Self {
+        charge: true,
+        can_wait: true,
+        is_again: false,
+        holds: false,
+        forwarding: Forwarding::Never,
+        overdraft: Overdraft::Always,
+    };
     /// Charges, and cannot wait.
     pub const CHECK_NOW: Self = Self { can_wait: false, ..Self::CHECK };
     /// Peeks.
     pub const PEEK: Self = Self { charge: false, ..Self::CHECK };
+    /// Records what was spent, on every limit.
+    pub const REPORT: Self = Self { overdraft: Overdraft::Spent, ..Self::CHECK };
 
     /// Marks a request that was denied a moment ago: see [`Node::patience_ns`].
     #[must_use]
     pub const fn again(self) -> Self {
         Self { is_again: true, ..self }
+    }
+
+    /// Says what is recorded though it does not fit.
+    #[must_use]
+    pub const fn overdraft(self, overdraft: Overdraft) -> Self {
+        Self { overdraft, ..self }
     }
 
     /// Says whether the request's charge may be forwarded.
@@ -260,10 +288,14 @@ impl<'a> Check<'a, '_> {
         if self.is_due(hit, answer, 0) {
             let left = answer.limits[0].verdict.remaining;
             answer.limits[0].is_charged = true;
-            answer.after_batch = self.charge(hit, state, left, &mut cells, shared.as_deref_mut());
+            answer.after_batch = self.charge(hit, hit.units, state, left, &mut cells, shared.as_deref_mut());
             if let Some(soft) = &self.limit(hit).limit.soft {
                 self.note_use(hit, soft, left, &mut cells);
             }
+        } else if self.is_overdrawn(hit, answer, 0) {
+            answer.after_batch =
+                self.overdraw(hit, state, &mut cells, shared.as_deref_mut(), &mut answer.limits[0]);
+            decide_one(answer, self.catalogue);
         } else {
             self.leave(hit, state.as_ref(), &cells, &mut answer.limits[0]);
             if answer.limits[0].reason == Reason::Open {
@@ -394,17 +426,24 @@ impl<'a> Check<'a, '_> {
         }
         decide(answer, self.catalogue);
         self.use_remote_charges(answer);
+        let mut overdrawn = false;
         for (number, (hit, state)) in hits.iter().zip(states).enumerate() {
             if self.is_due(hit, answer, number) {
                 let left = answer.limits[number].verdict.remaining;
                 answer.limits[number].is_charged = true;
                 // Adding a cell leaves all other cells in their places.
                 let cells = cells_of(&mut guards, hit.tag);
-                let batch = self.charge(hit, state, left, cells, shared.as_deref_mut());
+                let batch = self.charge(hit, hit.units, state, left, cells, shared.as_deref_mut());
                 answer.after_batch = answer.after_batch.max(batch);
                 if let Some(soft) = &self.limit(hit).limit.soft {
                     self.note_use(hit, soft, left, cells_of(&mut guards, hit.tag));
                 }
+            } else if self.is_overdrawn(hit, answer, number) {
+                let cells = cells_of(&mut guards, hit.tag);
+                let limit = &mut answer.limits[number];
+                let batch = self.overdraw(hit, state, cells, shared.as_deref_mut(), limit);
+                answer.after_batch = answer.after_batch.max(batch);
+                overdrawn = true;
             } else if !hit.exempt {
                 let cells = cells_of(&mut guards, hit.tag);
                 self.leave(hit, state.as_ref(), cells, &mut answer.limits[number]);
@@ -412,6 +451,10 @@ impl<'a> Check<'a, '_> {
                     self.pass_open(hit, answer);
                 }
             }
+        }
+        if overdrawn {
+            // What is owed changes when the request fits again.
+            decide(answer, self.catalogue);
         }
         if self.node.is_shared() {
             for (hit, limit) in hits.iter().zip(&answer.limits) {

@@ -12,7 +12,7 @@ use acequia_rights::MemberId;
 
 use super::{
     Check, Forwarding,
-    answer::{Answer, LimitAnswer, Outcome, denied, is_short},
+    answer::{Answer, Debt, LimitAnswer, Outcome, denied, is_short},
     classed::ProbedCell,
     hit::{Called, CellSource, Hit},
 };
@@ -222,6 +222,7 @@ impl Check<'_, '_> {
             reason: judged.reason,
             descriptors: hit.descriptors,
             units: hit.units,
+            debt: Debt::default(),
             budget: self.global(hit).budget(),
             expected_wait_ns: judged.expected_wait_ns,
             class: hit.class(),
@@ -505,15 +506,28 @@ impl Check<'_, '_> {
         })
     }
 
-    /// Reports what is left if nothing was charged.
-    pub(super) fn leave(&self, hit: &Hit, initial: Option<&State>, cells: &Cells, limit: &mut LimitAnswer) {
-        let Some(state) = state_of(hit, initial, cells) else { return };
+    /// The algorithm and the state of a hit's cell, or of the state that it would begin with.
+    pub(super) fn seen<'s>(
+        &'s self,
+        hit: &Hit,
+        initial: Option<&'s State>,
+        cells: &'s Cells,
+    ) -> Option<(&'s Algorithm, &'s [u64])> {
         let account = match hit.place {
             CellSource::At(place) => cells.account(place),
             CellSource::Absent | CellSource::Shared => None,
         };
         let algorithm = account.map_or(self.algorithm(hit), |account| &account.algorithm);
+        Some((algorithm, state_of(hit, initial, cells)?))
+    }
+
+    /// Reports what is left if nothing was charged.
+    pub(super) fn leave(&self, hit: &Hit, initial: Option<&State>, cells: &Cells, limit: &mut LimitAnswer) {
+        let Some((algorithm, state)) = self.seen(hit, initial, cells) else { return };
         let untouched = algorithm.probe(state, self.now, 0, hit.tag.salt());
+        if untouched.remaining == 0 {
+            limit.debt.owed = algorithm.debt(state, self.now, hit.tag.salt());
+        }
         let leased = match hit.place {
             CellSource::At(place) => cells.leased(place),
             CellSource::Absent | CellSource::Shared => 0,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use acequia_limits::{Mode, Now, Reason, Request};
 use acequia_rights::mutation::{Mutation, mutated};
 
-use super::{Answer, Ask, Asker, Charged, Forwarding, IdReused, Outcome, lease::longest_ns};
+use super::{Answer, Ask, Asker, Charged, Forwarding, IdReused, Outcome, Overdraft, lease::longest_ns};
 use crate::{
     ChargeId, Keep, Node, Recording,
     charges::{Record, Records, SharedRecord},
@@ -51,8 +51,9 @@ impl Asker {
         } else {
             self.check_seldom(request, now, ask);
         }
-        // Charges of a denied request are not part of an answer that may be repeated.
-        if self.answer.allowed && self.answer.limits.iter().any(|limit| limit.is_charged) {
+        // Charges of a denied request are not part of an answer that may be repeated, unless they were spent.
+        let stands = self.answer.allowed || ask.overdraft == Overdraft::Spent;
+        if stands && self.answer.limits.iter().any(|limit| limit.is_charged) {
             self.remember(&mut records, recording, cost, has_disk);
         }
         Ok(&self.answer)

@@ -12,6 +12,7 @@ mod leases;
 mod members;
 mod memory;
 mod ordinary;
+mod overdraft;
 mod patience;
 mod pools;
 mod regions;

@@ -133,7 +133,7 @@ fn settle_later(worker: &Arc<Worker>, charge_id: String, cost: Option<u64>) -> R
             SettleFault::Unwritten | SettleFault::Unheard => {
                 Status::new(tonic::Code::Unavailable, fault.to_string())
             }
-            SettleFault::Malformed(_) | SettleFault::TooMuch { .. } => {
+            SettleFault::Malformed(_) => {
                 worker.refuse(&fault);
                 Status::new(tonic::Code::InvalidArgument, fault.to_string())
             }

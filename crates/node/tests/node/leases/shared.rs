@@ -46,8 +46,6 @@ pub(super) fn refunded() {
 
     let now = world.now(0);
     assert_eq!(one.settle(ChargeId(7), None, now), Settled::Shared { generation: kept.generation });
-    let too_much = Settled::TooMuch { charged: 2 };
-    assert_eq!(one.settle(ChargeId(7), Some(3), now), too_much);
     one.ended(ChargeId(7), Generation::default());
     assert!(matches!(one.settle(ChargeId(7), None, now), Settled::Shared { .. }), "another one");
     let other = Generation { number: kept.generation.number + 1, ..kept.generation };

@@ -156,6 +156,15 @@ impl World {
         place.asker.check(&request, now, Ask::CHECK).allowed
     }
 
+    /// Records units that were spent already. Returns how many of them the region did not have.
+    pub(crate) fn report(&mut self, region: usize, key: &str, cost: u64) -> u64 {
+        let now = self.now_of(region);
+        let place = &mut self.places[region];
+        let entries = [("key", key)];
+        let request = Request { cost, ..Request::new("shop", &entries) };
+        place.asker.check(&request, now, Ask::REPORT).limits[0].debt.owed
+    }
+
     pub(crate) fn ask_entries(&mut self, region: usize, entries: &[(&str, &str)]) -> bool {
         let now = self.now_of(region);
         let place = &mut self.places[region];

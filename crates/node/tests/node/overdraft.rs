@@ -1,0 +1,285 @@
+//! Costs that were spent before they were asked for: reports, and limits that say `charge: always`.
+
+use std::sync::Arc;
+
+use acequia_limits::{
+    Charge, Mode, Now, Reason, Request,
+    classes::ClassesSpec,
+    limit::{LimitSpec, NoWait},
+};
+use acequia_node::{Answer, Ask, Asker, ChargeId, Config, Node, Overdraft, Recording, Reserve, Settled};
+
+use crate::regions;
+use crate::scene::{
+    self, HOUR, Journal, KEY, MINUTE, MS, ROOMY, S, START, approximate, ask, ask_as, bucket, flood, leaky,
+    node, quota, sliding, slots, window,
+};
+
+/// A limit that records every hit.
+fn always(spec: LimitSpec) -> LimitSpec {
+    LimitSpec { charge: Charge::Always, ..spec }
+}
+
+/// One limit of 100 units for each way to count. A bucket gives one unit a second.
+fn hundreds() -> [LimitSpec; 7] {
+    [
+        bucket("l", "1/s", 100),
+        leaky("l", "1/s", 100, NoWait::Allow),
+        window("l", 100, "1h"),
+        quota("l", 100, "day"),
+        sliding("l", 100, "1h"),
+        slots("l", 100, "1h", 4),
+        approximate("l", 100, "1h"),
+    ]
+}
+
+fn report<'a>(asker: &'a mut Asker, key: &str, cost: u64, now: Now) -> &'a Answer {
+    ask_as(asker, key, cost, now, Ask::REPORT)
+}
+
+/// What is left for a key, and what it owes.
+fn stand(asker: &mut Asker, now: Now) -> (u64, u64) {
+    let limit = ask_as(asker, "k", 1, now, Ask::PEEK).limits[0];
+    (limit.verdict.remaining, limit.debt.owed)
+}
+
+fn overdrawn(node: &Node) -> u64 {
+    node.catalogue().limits[0].overdrawn_units()
+}
+
+#[test]
+fn a_report_that_does_not_fit_is_owed_and_nothing_passes_until_it_is_paid() {
+    for spec in hundreds() {
+        let node = node(std::slice::from_ref(&spec), START);
+        let mut asker = node.asker();
+        assert!(ask(&mut asker, "k", 60, START).allowed);
+        let answer = report(&mut asker, "k", 70, START);
+        let limit = answer.limits[0];
+        assert_eq!((answer.allowed, limit.is_charged, limit.debt.owed), (false, true, 30), "{spec:?}");
+        let back = START.later(answer.retry_after_ns);
+        assert_eq!(stand(&mut asker, START), (0, 30), "{spec:?}");
+        assert!(!ask(&mut asker, "k", 1, START).allowed && !ask(&mut asker, "k", 1, START.later(S)).allowed);
+        assert_eq!(overdrawn(&node), 30, "{spec:?}");
+        // The answer said when a report of 70 fits again.
+        assert!(ask(&mut asker, "k", 70, back).allowed, "{spec:?}");
+    }
+}
+
+#[test]
+fn a_limit_that_charges_always_records_a_hit_that_it_denies() {
+    for spec in hundreds() {
+        let node = node(&[always(spec.clone())], START);
+        let mut asker = node.asker();
+        assert!(ask(&mut asker, "k", 60, START).allowed);
+        assert!(!ask(&mut asker, "k", 70, START).allowed);
+        assert_eq!(stand(&mut asker, START), (0, 30), "{spec:?}");
+        // Without that word, a hit that does not fit is forgotten.
+        let node = scene::node(std::slice::from_ref(&spec), START);
+        let mut asker = node.asker();
+        assert!(ask(&mut asker, "k", 60, START).allowed && !ask(&mut asker, "k", 70, START).allowed);
+        assert_eq!(stand(&mut asker, START), (40, 0), "{spec:?}");
+    }
+}
+
+#[test]
+fn a_cell_owes_at_most_the_limits_debt_and_the_rest_is_only_counted() {
+    for spec in hundreds() {
+        for (debt, owed) in [(None, 1_000), (Some(50), 50), (Some(0), 0)] {
+            let node = node(&[always(LimitSpec { debt, ..spec.clone() })], START);
+            let mut asker = node.asker();
+            let answer = report(&mut asker, "k", u64::MAX, START);
+            assert_eq!(
+                (answer.limits[0].debt.owed, answer.limits[0].debt.unrecorded),
+                (owed, u64::MAX - 100 - owed)
+            );
+            assert_eq!((stand(&mut asker, START), overdrawn(&node)), ((0, owed), u64::MAX - 100), "{spec:?}");
+            report(&mut asker, "k", 7, START);
+            assert_eq!(stand(&mut asker, START), (0, owed), "{spec:?}");
+        }
+    }
+}
+
+#[test]
+fn a_denied_request_charges_the_limits_that_charge_always_and_no_others() {
+    let small = always(window("small", 10, "1h"));
+    let (large, other) = (always(window("large", 100, "1h")), window("other", 100, "1h"));
+    let node = node(&[small, large, other], START);
+    let mut asker = node.asker();
+    let answer = ask(&mut asker, "k", 30, START);
+    assert!(!answer.allowed);
+    let by_name = |answer: &Answer, asker: &Asker| -> Vec<_> {
+        let catalogue = asker.catalogue();
+        let name = |limit: u32| catalogue.limits[limit as usize].limit.spec.name.clone();
+        answer.limits.iter().map(|l| (name(l.limit), l.verdict.remaining, l.debt.owed)).collect()
+    };
+    let answer = answer.clone();
+    let expected = [("small", 0, 20), ("large", 70, 0), ("other", 100, 0)];
+    let expected = expected.map(|(name, left, owed)| (name.to_owned(), left, owed));
+    assert_eq!(by_name(&answer, &asker), expected);
+    let answer = ask_as(&mut asker, "k", 1, START, Ask::PEEK).clone();
+    let lefts: Vec<_> =
+        answer.limits.iter().map(|limit| (limit.verdict.remaining, limit.debt.owed)).collect();
+    assert_eq!(lefts, [(0, 20), (70, 0), (100, 0)]);
+    // A report charges every limit.
+    report(&mut asker, "k", 30, START);
+    let answer = ask_as(&mut asker, "k", 1, START, Ask::PEEK).clone();
+    let lefts: Vec<_> =
+        answer.limits.iter().map(|limit| (limit.verdict.remaining, limit.debt.owed)).collect();
+    assert_eq!(lefts, [(0, 50), (40, 0), (70, 0)]);
+}
+
+#[test]
+fn a_look_records_nothing_and_a_limit_that_only_watches_records_all() {
+    let node = node(&[LimitSpec { mode: Mode::Shadow, ..always(window("w", 10, "1h")) }], START);
+    let mut asker = node.asker();
+    ask_as(&mut asker, "k", 30, START, Ask::PEEK);
+    let mut zero = Request::new("shop", &[("key", "k")]);
+    zero.cost = 0;
+    asker.check(&zero, START, Ask::CHECK);
+    asker.check(&zero, START, Ask::REPORT);
+    assert_eq!(stand(&mut asker, START), (10, 0));
+    let answer = ask(&mut asker, "k", 30, START);
+    assert!(answer.allowed && answer.limits[0].is_charged);
+    assert_eq!(stand(&mut asker, START), (0, 20));
+}
+
+#[test]
+fn a_request_that_may_wait_records_its_hit_once_when_it_is_denied_for_good() {
+    let node = node(&[always(window("w", 10, "1h"))], START);
+    let mut asker = node.asker();
+    let later = Ask::CHECK.overdraft(Overdraft::Later);
+    for n in 1..=3 {
+        assert!(!ask_as(&mut asker, "k", 30, START.later(n), later).allowed);
+        assert_eq!(stand(&mut asker, START.later(n)), (10, 0));
+    }
+    assert!(!ask_as(&mut asker, "k", 30, START.later(4), Ask::CHECK.again()).allowed);
+    assert_eq!(stand(&mut asker, START.later(4)), (0, 20));
+}
+
+#[test]
+fn a_commit_above_the_reservation_is_recorded_beyond_what_is_left() {
+    for spec in hundreds() {
+        let node = node(std::slice::from_ref(&spec), START);
+        let mut asker = node.asker();
+        let reserve = Some(Reserve { ttl_ns: 30 * S, keeps: false, at_most: false });
+        let recording = Recording { id: ChargeId(1), fingerprint: 1, is_repeatable: true, reserve, owner: 0 };
+        let mut request = Request::new("shop", &[("key", "k")]);
+        request.cost = 60;
+        assert!(asker.check_recorded(&request, START, Ask::CHECK, &recording).expect("new").allowed);
+        let settled = node.settle(ChargeId(1), Some(130), START);
+        assert!(matches!(&settled, Settled::Done { refunded, .. } if refunded.is_empty()), "{settled:?}");
+        assert_eq!((stand(&mut asker, START), overdrawn(&node)), ((0, 30), 30), "{spec:?}");
+        assert_eq!(node.settle(ChargeId(1), Some(130), START), Settled::Before { after_batch: 0 });
+        assert_eq!(stand(&mut asker, START), (0, 30), "{spec:?}");
+    }
+}
+
+#[test]
+fn a_report_with_an_id_is_recorded_once() {
+    let node = node(&[window("w", 100, "1h")], START);
+    let mut asker = node.asker();
+    let recording =
+        Recording { id: ChargeId(1), fingerprint: 1, is_repeatable: true, reserve: None, owner: 0 };
+    let mut request = Request::new("shop", &[("key", "k")]);
+    request.cost = 130;
+    for repeat in [false, true, true] {
+        let answer = asker.check_recorded(&request, START, Ask::REPORT, &recording).expect("the same report");
+        assert_eq!(answer.charge.map(|charge| charge.is_repeat), Some(repeat));
+    }
+    assert_eq!(stand(&mut asker, START), (0, 30));
+    // What is given back is what was recorded.
+    let node = scene::node(&[LimitSpec { debt: Some(10), ..window("w", 100, "1h") }], START);
+    let mut asker = node.asker();
+    asker.check_recorded(&request, START, Ask::REPORT, &recording).expect("a new report");
+    assert_eq!(stand(&mut asker, START), (0, 10));
+    let Settled::Done { refunded, .. } = node.settle(ChargeId(1), None, START) else { panic!("not settled") };
+    assert_eq!(refunded[0].units, 110);
+    assert_eq!(stand(&mut asker, START), (100, 0));
+}
+
+#[test]
+fn a_classs_own_cell_owes_what_neither_it_nor_the_remainder_has() {
+    let json =
+        r#"{"entry": "plan", "separate": {"gold": 30, "free": 10}, "shared": {"gold": "0%", "free": "50%"}}"#;
+    let classes: ClassesSpec = serde_json::from_str(json).expect("classes");
+    let node = node(&[LimitSpec { classes: Some(classes), ..window("l", 100, "1h") }], START);
+    let mut asker = node.asker();
+    let mut ask = |plan: &str, cost: u64, ask: Ask| {
+        let mut request = Request::new("shop", &[("key", "k"), ("plan", plan)]);
+        request.cost = cost;
+        let answer = asker.check(&request, START, ask);
+        assert_eq!(answer.limits.len(), 1, "one cell speaks");
+        (answer.allowed, answer.limits[0].debt.owed)
+    };
+    assert_eq!(ask("free", 70, Ask::REPORT), (false, 60));
+    assert!(
+        ask("free", 30, Ask::CHECK).0,
+        "the remainder is untouched: it has 60, of which the class leaves half"
+    );
+    assert_eq!(ask("gold", 30, Ask::CHECK), (true, 0), "and so is another class");
+}
+
+#[test]
+fn a_throttled_limit_and_its_warnings_count_what_was_reported() {
+    let node = node(&[LimitSpec { warn_at: vec![50, 100], ..always(window("w", 100, "1h")) }], START);
+    let mut asker = node.asker();
+    report(&mut asker, "k", 130, START);
+    let warned: Vec<_> = node.take_warnings().0.iter().map(|warning| warning.percent).collect();
+    assert_eq!(warned, [50, 100]);
+}
+
+#[test]
+fn a_report_of_a_new_key_leaves_no_debt_with_others_while_memory_is_full() {
+    let node = scene::small_node(&[always(window("w", 100, "1h"))], false, START);
+    flood(&node, "flood", START);
+    let mut asker = node.asker();
+    report(&mut asker, "another new key", 500, START);
+    let limit = ask_as(&mut asker, "a third key", 1, START, Ask::PEEK).limits[0];
+    assert_eq!((limit.reason, limit.debt.owed), (Reason::Overflow, 0));
+}
+
+#[test]
+fn a_journalled_debt_survives_a_crash() {
+    let config =
+        |after_crash| Config { key: KEY, memory_bytes: ROOMY, durable: true, after_crash, home: None };
+    let spec = always(LimitSpec { debt: Some(500), ..window("w", 100, "1h") });
+    let node = scene::node_of(config(None), std::slice::from_ref(&spec), START);
+    let mut journal = Journal::default();
+    let answer = report(&mut node.asker(), "k", 130, START).clone();
+    assert!(answer.after_batch > 0, "the answer waits for the disk");
+    journal.flush(&node);
+    let after = START.later(MINUTE);
+    let restarted = Arc::new(Node::new(config(Some(after))));
+    restarted.resume(node.schedule(), after).expect("a schedule that fits");
+    restarted.restore_all(after, |limit| journal.rows(limit));
+    restarted.apply(scene::limits(&[spec]), after, |limit| journal.rows(limit)).expect("a set that fits");
+    let mut asker = restarted.asker();
+    assert_eq!(stand(&mut asker, after), (0, 30));
+    assert!(!ask(&mut asker, "k", 1, after).allowed && ask(&mut asker, "k", 100, START.later(HOUR)).allowed);
+}
+
+/// Three regions share 300 units. One reports 200 units, of which it had 100.
+#[test]
+fn a_report_in_one_region_lets_no_region_pass_more_than_the_limit() {
+    for spec in
+        [regions::window("l", 300, "1h"), regions::bucket("l", "1/s", 300), regions::sliding("l", 300, "1h")]
+    {
+        for is_cut in [false, true] {
+            let mut world = regions::World::new(3, std::slice::from_ref(&spec), 40 * MS);
+            world.run(2 * S, |_, _| 0);
+            assert_eq!(world.report(0, "k", 200), 100, "{spec:?}");
+            if is_cut {
+                world.cut = vec![(0, 1), (1, 0), (0, 2), (2, 0)];
+            }
+            assert!(!world.ask(0, "k"), "the region owes {spec:?}");
+            world.run(5 * S, |_, _| 1);
+            let refilled = if spec.token_bucket.is_some() { 8 } else { 0 };
+            let (admitted, recorded, overdrawn) = (world.admitted(), 200, 100);
+            assert!(admitted + recorded <= 300 + overdrawn + refilled, "{admitted} passed {spec:?}");
+            if is_cut {
+                assert_eq!(world.places[0].admitted, 0, "nothing passes where the debt is: {spec:?}");
+                assert!(admitted >= 198, "others go on with what they own: {admitted} {spec:?}");
+            }
+        }
+    }
+}
