@@ -44,6 +44,8 @@ pub enum Command {
     Refund(commands::Refund),
     /// End a reservation with its real cost.
     Commit(commands::Commit),
+    /// Record a cost that was spent already, whatever is left.
+    Report(commands::Report),
     /// Check a config file: every fault with its line.
     Validate(commands::Validate),
     /// The global budgets: list them, look at one, change one.

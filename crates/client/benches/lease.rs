@@ -112,6 +112,10 @@ impl Limiter for Generous {
         Ok(Response::new(SettleResponse { settled: Settled::Done.into(), refunded: Vec::new() }))
     }
 
+    async fn report(&self, _: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+        Err(Status::unimplemented("report"))
+    }
+
     async fn peek(&self, _: Request<CheckRequest>) -> Result<Response<PeekResponse>, Status> {
         Err(Status::unimplemented("peek"))
     }

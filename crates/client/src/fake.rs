@@ -323,6 +323,10 @@ impl Limiter for Node {
         .await
     }
 
+    async fn report(&self, _: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+        Err(Status::unimplemented("report"))
+    }
+
     async fn peek(&self, _: Request<CheckRequest>) -> Result<Response<PeekResponse>, Status> {
         Err(Status::unimplemented("peek"))
     }

@@ -196,6 +196,18 @@ impl Client {
         self.peer.wait(limiter.commit(self.peer.request(request))).await
     }
 
+    /// Records a cost that was spent already, whatever is left: what a limit does not have is owed
+    /// ([`LimitResult::owed`]), and until the debt is gone nothing passes. The cost may be 0. The answer's
+    /// [`CheckResponse::allowed`] says whether the cost fitted. Under an [id](Question::id), a report is
+    /// recorded once.
+    ///
+    /// # Errors
+    /// No node answered, or the question is wrong, for example because it reserves: see [`ClientError`].
+    pub async fn report(&self, question: Question) -> Result<CheckResponse, ClientError> {
+        let mut limiter = self.connection.limiter();
+        self.peer.wait(limiter.report(self.peer.request(CheckRequest::from(question)))).await
+    }
+
     /// Opens a stream for many questions at once: by far the cheapest way to ask more than a few thousand
     /// questions a second. The stream moves to another connection when the node wants to end the present
     /// one.
@@ -460,6 +472,10 @@ mod tests {
             let CommitRequest { charge_id: name, cost: units } = request.into_inner();
             let refunded = vec![Refunded { name, units }];
             Ok(Response::new(SettleResponse { settled: Settled::Done.into(), refunded }))
+        }
+
+        async fn report(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+            answer(request.into_inner()).await.map(Response::new)
         }
 
         async fn peek(&self, request: Request<CheckRequest>) -> Result<Response<PeekResponse>, Status> {

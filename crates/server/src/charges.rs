@@ -23,6 +23,23 @@ use crate::question::BadRequest;
 pub const ID_BYTES_MAX: usize = 128;
 const MS_NS: u64 = 1_000_000;
 
+/// What a request with an id is. The ids of checks and of reports are apart: a gateway may use one id for a
+/// request, and for the report of its real cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChargeKind {
+    Check,
+    Report,
+}
+
+impl ChargeKind {
+    const fn prefix(self) -> &'static [u8] {
+        match self {
+            Self::Check => b"id",
+            Self::Report => b"report",
+        }
+    }
+}
+
 /// Makes names.
 #[derive(Debug)]
 pub struct Names {
@@ -106,8 +123,12 @@ impl Names {
         &self,
         request: &Request<'_>,
         record: &WireRecord<'_>,
+        kind: ChargeKind,
     ) -> Result<Option<Recording>, BadRequest> {
         let WireRecord { id, refundable, reserve } = *record;
+        if kind == ChargeKind::Report && (refundable || reserve.is_some()) {
+            return Err(BadRequest::ReportSettles);
+        }
         if id.is_empty() && !refundable && reserve.is_none() {
             return Ok(None);
         }
@@ -119,7 +140,7 @@ impl Names {
             let number = self.next.fetch_add(1, Ordering::Relaxed).to_le_bytes();
             self.tagger.all([&b"fresh"[..], &self.process, &number].into_iter())
         } else {
-            self.tagger.all([&b"id"[..], request.domain, id].into_iter())
+            self.tagger.all([kind.prefix(), request.domain, id].into_iter())
         };
         let fingerprint = self.fingerprint(request, reserve);
         let is_repeatable = !id.is_empty();
@@ -203,7 +224,7 @@ mod tests {
     }
 
     fn recording(record: &WireRecord<'_>) -> Result<Option<Recording>, BadRequest> {
-        names().recording(&Request::new("shop", &[("api_key", "k1")]), record)
+        names().recording(&Request::new("shop", &[("api_key", "k1")]), record, ChargeKind::Check)
     }
 
     #[test]
@@ -217,7 +238,7 @@ mod tests {
         let names = names();
         let of = |domain, id: &WireRecord<'_>| {
             let request = Request::new(domain, &[("api_key", "k1")]);
-            names.recording(&request, id).expect("sound").expect("asked for")
+            names.recording(&request, id, ChargeKind::Check).expect("sound").expect("asked for")
         };
         assert_eq!(of("shop", &id), of("shop", &id));
         assert_ne!(of("shop", &id).id, of("other", &id).id);
@@ -226,7 +247,7 @@ mod tests {
         assert!(of("shop", &id).is_repeatable && !of("shop", &fresh).is_repeatable);
         let mut dearer = Request::new("shop", &[("api_key", "k1")]);
         dearer.cost = 2;
-        let dearer = names.recording(&dearer, &id).expect("sound").expect("asked for");
+        let dearer = names.recording(&dearer, &id, ChargeKind::Check).expect("sound").expect("asked for");
         assert!(dearer.id == of("shop", &id).id && dearer.fingerprint != of("shop", &id).fingerprint);
     }
 

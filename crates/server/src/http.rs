@@ -37,7 +37,7 @@ use crate::{
     admit::Admitted,
     authz::Question,
     callers::{CallRights, may, may_ask_for, origin, owner},
-    charges::{Names, WrittenReserve, settled_word},
+    charges::{ChargeKind, Names, WrittenReserve, settled_word},
     config::May,
     connections::{Hold, Life, Stage, TooMuchHeld},
     headers::{Header, headers},
@@ -66,6 +66,7 @@ pub fn router(worker: Arc<Worker>, metrics_text: MetricsText) -> Router {
         .route("/v1/peek", post(peek))
         .route("/v1/refund", post(refund))
         .route("/v1/commit", post(commit))
+        .route("/v1/report", post(report))
         .route("/v1/authz", get(authz))
         .route("/metrics", get(metrics).layer(Extension(metrics_text)))
         .route("/healthz", get(|| async { "ok\n" }))
@@ -201,6 +202,16 @@ struct PeekBody {
     cost: Option<u64>,
 }
 
+/// The body of `POST /v1/report`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an object with `domain`, `descriptors` and `cost`")]
+struct ReportBody {
+    domain: String,
+    descriptors: Vec<JsonDescriptor>,
+    cost: Option<u64>,
+    id: Option<String>,
+}
+
 /// The answer to `POST /v1/peek`.
 #[derive(Debug, Serialize)]
 struct PeekAnswer<'a> {
@@ -274,6 +285,9 @@ struct LimitJson<'a> {
     /// Units that passed beyond what this node held, in a store outage.
     #[serde(skip_serializing_if = "Option::is_none")]
     open_units: Option<u64>,
+    /// Units that were spent beyond what the cell had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owed: Option<u64>,
 }
 
 /// Reads a body of JSON, and counts its bytes until the answer; or returns the fault as an answer.
@@ -369,11 +383,17 @@ fn asked<'b>(
     if cost == Some(0) {
         return Err(BadRequest::ZeroCost);
     }
+    let request = written(domain, descriptors, cost);
+    check_request(&request).map(|()| request)
+}
+
+/// The request that a body has written, unchecked.
+fn written<'b>(domain: &'b str, descriptors: &'b [JsonDescriptor], cost: Option<u64>) -> Request<'b> {
     let mut request = Request { domain: domain.as_bytes(), cost: cost.unwrap_or(1), ..Request::default() };
     for descriptor in descriptors {
         request.push(descriptor.0.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())), None);
     }
-    check_request(&request).map(|()| request)
+    request
 }
 
 /// `POST /v1/peek`: how a check would be answered, and why other limits of the domain do not match the
@@ -425,7 +445,42 @@ fn recording(worker: &Worker, request: &Request<'_>, body: &CheckBody) -> Result
     }
     let reserve = body.reserve.as_ref().map(WrittenReserve::wire).transpose()?;
     let record = WireRecord { id: id.unwrap_or("").as_bytes(), refundable: body.refundable, reserve };
-    worker.shared.names.recording(request, &record).map_err(|fault| fault.to_string())
+    worker.shared.names.recording(request, &record, ChargeKind::Check).map_err(|fault| fault.to_string())
+}
+
+/// `POST /v1/report`: records a cost that was spent already, whatever is left. The status is 200 whether it
+/// fitted or not.
+async fn report(
+    State(worker): State<Arc<Worker>>,
+    Extension(life): Extension<Arc<Life>>,
+    Extension(rights): Extension<CallRights>,
+    body: Body,
+) -> Response {
+    let (body, _hold): (ReportBody, _) = match read_json(&worker, &life, body, "report").await {
+        Ok(body) => body,
+        Err(refusal) => return refusal,
+    };
+    if let Some(refusal) = forbidden(&worker, &rights, May::Report, Some(&body.domain)) {
+        return refusal;
+    }
+    let request = written(&body.domain, &body.descriptors, body.cost);
+    if let Err(fault) = check_request(&request) {
+        return refuse(&worker, &fault.to_string());
+    }
+    let id = body.id.as_deref();
+    let record = WireRecord { id: id.unwrap_or("").as_bytes(), ..WireRecord::default() };
+    let recording = match worker.shared.names.recording(&request, &record, ChargeKind::Report) {
+        Ok(_) if id == Some("") => return refuse(&worker, &BadRequest::Id.to_string()),
+        Ok(recording) => recording.map(|one| Recording { owner: owner(&rights, life.owner()), ..one }),
+        Err(fault) => return refuse(&worker, &fault.to_string()),
+    };
+    let respond = |answer: &Answer, catalogue: &Catalogue, _: Now| {
+        Json(check_answer(answer, catalogue, &worker.shared.names)).into_response()
+    };
+    match worker.ask(&request, How::new(Ask::REPORT, recording), respond).await {
+        Ok(response) => response,
+        Err(IdReused) => refuse(&worker, &BadRequest::IdReused.to_string()),
+    }
 }
 
 async fn refund(
@@ -493,6 +548,7 @@ fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue, names: &Names) ->
         descriptors: members(limit.descriptors).to_vec(),
         class: class(limit, catalogue),
         open_units: Some(catalogue.limits[limit.limit as usize].open_units()).filter(|units| *units > 0),
+        owed: Some(limit.debt.owed).filter(|units| *units > 0),
     });
     CheckAnswer {
         allowed: answer.allowed,

@@ -72,6 +72,9 @@ pub enum BadRequest {
     /// The cost is 0.
     #[error("a cost of 0 charges nothing: leave it out for 1, or ask Peek")]
     ZeroCost,
+    /// A report is meant to be settled later.
+    #[error("a report is final: leave out `reserve` and `refundable`")]
+    ReportSettles,
 }
 
 impl BadRequest {
@@ -97,6 +100,13 @@ pub fn from_check<'a>(wire: WireRequest<'a>) -> Result<Request<'a>, BadRequest> 
         Some(0) => Err(BadRequest::ZeroCost),
         cost => Ok(cost.unwrap_or(1)),
     })?;
+    check_request(&request)?;
+    Ok(request)
+}
+
+/// Checks a report. A cost of 0 records nothing.
+pub fn from_report<'a>(wire: WireRequest<'a>) -> Result<Request<'a>, BadRequest> {
+    let request = request(wire, |cost| Ok(cost.unwrap_or(1)))?;
     check_request(&request)?;
     Ok(request)
 }

@@ -79,6 +79,7 @@ fn limit_out<'a>(limit: &LimitAnswer, descriptors: &'a [u32], catalogue: &'a Cat
         algorithm: active.algorithm.name(),
         class: class(limit, catalogue).unwrap_or(""),
         open_units: catalogue.limits[limit.limit as usize].open_units(),
+        owed: limit.debt.owed,
     }
 }
 

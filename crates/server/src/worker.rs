@@ -6,14 +6,18 @@ use std::{
 };
 
 use acequia_api::acequia::v1::Settled as Word;
-use acequia_limits::{LimitId, Now, Reason, Request, algorithm::is_never, cell::Tagger, time::ms_rounded_up};
+use acequia_limits::{
+    Charge, LimitId, Now, Reason, Request, algorithm::is_never, cell::Tagger, time::ms_rounded_up,
+};
 use acequia_node::{
-    Answer, Ask, Catalogue, FORWARD_WAIT_NS, Forwarding, IdReused, Outcome, Recording, Refunded,
+    Answer, Ask, Catalogue, FORWARD_WAIT_NS, Forwarding, IdReused, LimitAnswer, Outcome, Overdraft,
+    Recording, Refunded,
 };
 use tokio::time::Instant;
 use tracing::{debug, debug_span, enabled};
 
 use crate::{
+    config::May,
     idempotency::{Deciding, Named, SharedNames},
     patience::Patience,
     settings::SETTINGS,
@@ -65,15 +69,24 @@ impl How {
         Self { longest, ..self }
     }
 
-    /// Whether the request reserves: its charge is settled later.
-    pub(crate) fn reserves(&self) -> bool {
-        self.recording.is_some_and(|recording| recording.reserve.is_some())
+    /// What the caller must be allowed to do.
+    pub(crate) fn action(&self) -> May {
+        match self.recording.is_some_and(|recording| recording.reserve.is_some()) {
+            _ if self.is_report() => May::Report,
+            true => May::Reserve,
+            false => May::Check,
+        }
     }
 
     /// Whether another node may make the charge. Not if the charge must be known here, to be given back or
     /// spent later.
-    const fn may_forward(&self) -> bool {
-        self.recording.is_none() && self.ask.charge && !self.ask.holds
+    fn may_forward(&self) -> bool {
+        self.recording.is_none() && self.ask.charge && !self.ask.holds && !self.is_report()
+    }
+
+    /// Whether the cost was spent already: a report waits for no units.
+    fn is_report(&self) -> bool {
+        self.ask.overdraft == Overdraft::Spent
     }
 }
 
@@ -249,16 +262,32 @@ impl Held<'_> {
         let may_forward =
             how.may_forward() && how.longest >= FORWARD_WAIT && !self.worker.shared.is_draining();
         let forwarding = if may_forward { Forwarding::May } else { Forwarding::Never };
-        if self.decide(request, How { ask: how.ask.forwarding(forwarding), ..how }).is_err() {
+        let may_wait = self.worker.shared.node.is_shared() && !how.is_report();
+        let ask = if may_wait { how.ask.overdraft(Overdraft::Later) } else { how.ask };
+        if self.decide(request, How { ask: ask.forwarding(forwarding), ..how }).is_err() {
             return Asked::Reused;
         }
-        if !self.state.asker.last().0.allowed
-            && let Some(mut patience) = self.patience(how)
-        {
-            self.forward(&mut patience);
-            return Asked::Waits(patience);
+        if may_wait && !self.state.asker.last().0.allowed {
+            if let Some(mut patience) = self.patience(how) {
+                self.forward(&mut patience);
+                return Asked::Waits(patience);
+            }
+            if self.overdraw(request, how).is_err() {
+                return Asked::Reused;
+            }
         }
         self.asked(request, how.ask, respond)
+    }
+
+    /// Asks a denied request for the last time: limits that say `charge: always` record it.
+    fn overdraw(&mut self, request: &Request<'_>, how: How) -> Result<(), IdReused> {
+        let (answer, catalogue) = self.state.asker.last();
+        let is_always =
+            |limit: &LimitAnswer| catalogue.limits[limit.limit as usize].limit.spec.charge == Charge::Always;
+        if answer.allowed || !how.ask.charge || !answer.limits.iter().any(is_always) {
+            return Ok(());
+        }
+        self.decide(request, How { ask: how.ask.again(), ..how })
     }
 
     /// Repeats the answer that another node gave under the same name; `None` if the kept answer cannot be
@@ -292,7 +321,7 @@ impl Held<'_> {
     ) -> Asked<R> {
         let forwarding = if how.may_forward() { patience.forwarding() } else { Forwarding::Never };
         let ask = how.ask.again().forwarding(forwarding);
-        if self.decide(request, How { ask, ..how }).is_err() {
+        if self.decide(request, How { ask: ask.overdraft(Overdraft::Later), ..how }).is_err() {
             return Asked::Reused;
         }
         let (answer, catalogue) = self.state.asker.last();
@@ -306,6 +335,9 @@ impl Held<'_> {
             }
         }
         self.state.tally.waited[usize::from(!allowed)] += 1;
+        if self.overdraw(request, how).is_err() {
+            return Asked::Reused;
+        }
         self.asked(request, ask, respond)
     }
 

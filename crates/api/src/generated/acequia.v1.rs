@@ -2071,6 +2071,9 @@ pub struct LimitResult {
     /// over the region's nodes is what the limit may have been exceeded by.
     #[prost(uint64, tag = "13")]
     pub open_units: u64,
+    /// Units that were spent beyond what the cell had, and that have not come back: until they have, nothing passes.
+    #[prost(uint64, tag = "14")]
+    pub owed: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CheckBatch {
@@ -2544,6 +2547,29 @@ pub mod limiter_client {
             req.extensions_mut().insert(GrpcMethod::new("acequia.v1.Limiter", "Commit"));
             self.inner.unary(req, path, codec).await
         }
+        /// Records a cost that was spent already, on every limit that matches, whatever they have left: what they do not have
+        /// is owed (LimitResult.owed). Answers as Check does; `allowed` says whether the cost fitted. A request that reserves or is
+        /// refundable is refused.
+        pub async fn report(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CheckRequest>,
+        ) -> std::result::Result<tonic::Response<super::CheckResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/acequia.v1.Limiter/Report",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("acequia.v1.Limiter", "Report"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2598,6 +2624,13 @@ pub mod limiter_server {
             &self,
             request: tonic::Request<super::CommitRequest>,
         ) -> std::result::Result<tonic::Response<super::SettleResponse>, tonic::Status>;
+        /// Records a cost that was spent already, on every limit that matches, whatever they have left: what they do not have
+        /// is owed (LimitResult.owed). Answers as Check does; `allowed` says whether the cost fitted. A request that reserves or is
+        /// refundable is refused.
+        async fn report(
+            &self,
+            request: tonic::Request<super::CheckRequest>,
+        ) -> std::result::Result<tonic::Response<super::CheckResponse>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct LimiterServer<T> {
@@ -2876,6 +2909,49 @@ pub mod limiter_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CommitSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/acequia.v1.Limiter/Report" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReportSvc<T: Limiter>(pub Arc<T>);
+                    impl<T: Limiter> tonic::server::UnaryService<super::CheckRequest>
+                    for ReportSvc<T> {
+                        type Response = super::CheckResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CheckRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Limiter>::report(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReportSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -171,6 +171,8 @@ pub struct LimitOut<'a> {
     pub class: &'a str,
     /// Units that passed though this node did not have them.
     pub open_units: u64,
+    /// Units that were spent beyond what the cell had.
+    pub owed: u64,
 }
 
 /// The longest `google.protobuf.Duration`, about ten thousand years.
@@ -339,6 +341,7 @@ impl Body for LimitOut<'_> {
             + bytes_len(self.algorithm.as_bytes())
             + bytes_len(self.class.as_bytes())
             + uint_len(self.open_units)
+            + uint_len(self.owed)
     }
 
     fn write(&self, out: &mut impl BufMut) {
@@ -355,6 +358,7 @@ impl Body for LimitOut<'_> {
         put_bytes(out, 11, self.algorithm.as_bytes());
         put_bytes(out, 12, self.class.as_bytes());
         put_uint(out, 13, self.open_units);
+        put_uint(out, 14, self.owed);
     }
 }
 
@@ -612,6 +616,7 @@ mod tests {
             algorithm: &limit.algorithm,
             class: &limit.class,
             open_units: limit.open_units,
+            owed: limit.owed,
         }
     }
 
@@ -697,7 +702,8 @@ mod tests {
     prop_compose! {
         fn limit_result()(
             (name, algorithm, class) in (text(), text(), text()),
-            (budget, remaining, cost, open_units) in (integer(), integer(), integer(), integer()),
+            (budget, remaining, cost) in (integer(), integer(), integer()),
+            (open_units, owed) in (integer(), integer()),
             retry_after_ms in option::of(integer()),
             (reset_after_ms, delay_ms) in (integer(), integer()),
             outcome in 0..=4,
@@ -718,6 +724,7 @@ mod tests {
                 algorithm,
                 class,
                 open_units,
+                owed,
             }
         }
     }

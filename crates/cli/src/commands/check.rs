@@ -146,7 +146,7 @@ fn for_people(verdict: &CheckResponse, charging: &Charging, verbose: bool, paint
     text
 }
 
-fn row(limit: &LimitResult) -> [Cell; 3] {
+pub(super) fn row(limit: &LimitResult) -> [Cell; 3] {
     let outcome = limit.outcome();
     let verdict = Cell::new(outcome_word(outcome)).coloured(outcome_colour(outcome));
     [Cell::new(&limit.name), verdict, Cell::new(says(limit))]
@@ -161,6 +161,9 @@ fn says(limit: &LimitResult) -> String {
     }
     if limit.cost != 1 {
         says.push_str(&format!(", costs {}", limit.cost));
+    }
+    if limit.owed > 0 {
+        says.push_str(&format!(", owes {}", limit.owed));
     }
     match limit.outcome() {
         Outcome::Deny | Outcome::ShadowDeny => {

@@ -47,6 +47,8 @@ struct LimitJson<'a> {
     class: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     open_units: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owed: Option<u64>,
 }
 
 impl<'a> VerdictJson<'a> {
@@ -83,6 +85,7 @@ impl<'a> LimitJson<'a> {
             descriptors: &limit.descriptors,
             class: class(limit),
             open_units: Some(limit.open_units).filter(|units| *units > 0),
+            owed: Some(limit.owed).filter(|units| *units > 0),
         }
     }
 }

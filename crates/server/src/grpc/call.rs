@@ -61,6 +61,7 @@ pub(super) enum Method {
     Peek,
     Refund,
     Commit,
+    Report,
 }
 
 impl Call {
@@ -92,6 +93,7 @@ impl Call {
             limiter::PEEK => Some(Method::Peek),
             limiter::REFUND => Some(Method::Refund),
             limiter::COMMIT => Some(Method::Commit),
+            limiter::REPORT => Some(Method::Report),
             limiter::CHECK_STREAM => None,
             _ => {
                 let answered = answer_by_tonic(request, routes.clone(), life, SETTINGS.grpc.read_max);
@@ -250,6 +252,7 @@ fn answer(
         Method::Peek => limiter::peek(by, message).map(Reply::Now),
         Method::Refund => limiter::refund(by, message),
         Method::Commit => limiter::commit(by, message),
+        Method::Report => limiter::report(by, message, longest),
     }
 }
 

@@ -17,8 +17,9 @@ use super::{
 };
 use crate::{
     cells::{BothSides, both_sides},
+    charges::ChargeKind,
     config::May,
-    question::from_check,
+    question::{from_check, from_report},
     respond::with_check_out,
     settings::SETTINGS,
     settle::{SettleFault, Settlement, settle},
@@ -31,6 +32,7 @@ pub(super) const CHECK_STREAM: &str = "/acequia.v1.Limiter/CheckStream";
 pub(super) const PEEK: &str = "/acequia.v1.Limiter/Peek";
 pub(super) const REFUND: &str = "/acequia.v1.Limiter/Refund";
 pub(super) const COMMIT: &str = "/acequia.v1.Limiter/Commit";
+pub(super) const REPORT: &str = "/acequia.v1.Limiter/Report";
 
 /// Bytes of a response without details.
 const RESPONSE_BYTES: usize = 64;
@@ -46,29 +48,54 @@ pub(super) struct Wanted {
 
 /// Reads a check.
 pub(super) fn read<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a>, Wanted), Status> {
+    read_as(ChargeKind::Check, worker, message)
+}
+
+/// Reads a report.
+fn read_report<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a>, Wanted), Status> {
+    read_as(ChargeKind::Report, worker, message)
+}
+
+fn read_as<'a>(
+    kind: ChargeKind,
+    worker: &Worker,
+    message: &'a [u8],
+) -> Result<(Request<'a>, Wanted), Status> {
     let mut wire = WireRequest::default();
     read_check_request(message, &mut wire)
         .inspect_err(|fault| worker.refuse(fault))
         .map_err(Status::malformed)?;
     let (detail, record) = (wire.detail, wire.record);
-    let request = from_check(wire).inspect_err(|fault| worker.refuse(fault))?;
+    let request = match kind {
+        ChargeKind::Check => from_check(wire),
+        ChargeKind::Report => from_report(wire),
+    };
+    let request = request.inspect_err(|fault| worker.refuse(fault))?;
     let recording = match record == WireRecord::default() {
         true => None,
         false => {
-            worker.shared.names.recording(&request, &record).inspect_err(|fault| worker.refuse(fault))?
+            let recording = worker.shared.names.recording(&request, &record, kind);
+            recording.inspect_err(|fault| worker.refuse(fault))?
         }
     };
     Ok((request, Wanted { detail, recording }))
 }
 
 pub(super) fn check(by: &By, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
-    let respond = |worker: &Worker, wanted: Wanted, answer: &Answer, catalogue: &Catalogue, _: Now| {
-        with_check_out(answer, catalogue, wanted.detail, &worker.shared.names, |check| {
-            framed(RESPONSE_BYTES, |out| write_check_response(out, check))
-        })
-    };
     let how = |wanted: Wanted| How::new(Ask::CHECK, wanted.recording).within(longest);
     reply(by, message, how, read, respond)
+}
+
+/// Records a cost that was spent already.
+pub(super) fn report(by: &By, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
+    let how = |wanted: Wanted| How::new(Ask::REPORT, wanted.recording).within(longest);
+    reply(by, message, how, read_report, respond)
+}
+
+fn respond(worker: &Worker, wanted: Wanted, answer: &Answer, catalogue: &Catalogue, _: Now) -> Bytes {
+    with_check_out(answer, catalogue, wanted.detail, &worker.shared.names, |check| {
+        framed(RESPONSE_BYTES, |out| write_check_response(out, check))
+    })
 }
 
 pub(super) fn peek(by: &By, message: &[u8]) -> Result<Bytes, Status> {
@@ -192,6 +219,7 @@ fn owned(check: &CheckOut<'_>) -> api::CheckResponse {
                 outcome: limit.outcome.into(),
                 reason: limit.reason.into(),
                 open_units: limit.open_units,
+                owed: limit.owed,
                 descriptors: limit.descriptors.to_vec(),
                 cost: limit.cost,
                 algorithm: limit.algorithm.to_owned(),

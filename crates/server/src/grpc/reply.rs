@@ -72,7 +72,7 @@ pub(super) fn reply<P: Copy + Send + Sync + 'static>(
     if let Some(recording) = &mut how.recording {
         recording.owner = owner(&by.rights, by.life.owner());
     }
-    by.may(if how.reserves() { May::Reserve } else { May::Check })?;
+    by.may(how.action())?;
     by.may_ask_for(request.domain)?;
     // If other nodes may know the name, the store is asked first.
     let asked = worker.shared_name(how).is_none().then(|| {

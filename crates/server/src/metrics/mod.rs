@@ -56,6 +56,7 @@ impl Collector for Counts {
             requests::candidates(&mut out, &catalogue, |slot| shared.cells_of(slot))?;
         }
         requests::open_units(&mut out, &catalogue)?;
+        requests::overdrawn_units(&mut out, &catalogue)?;
         requests::verdicts(&mut out, &tally, &catalogue)?;
         requests::faulty(&mut out, &tally, shared.expired.load(Ordering::Relaxed))?;
         process::connections(&mut out, &shared.connections, &shared.refused)?;

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, fmt};
 
-use acequia_limits::limit::OnStoreLoss;
+use acequia_limits::{Charge, limit::OnStoreLoss};
 use acequia_node::{Active, Catalogue, ChargesView, ForwardCounts};
 
 use super::out::{Out, by_path, labelled};
@@ -78,6 +78,19 @@ pub(super) fn open_units(out: &mut Out<'_>, catalogue: &Catalogue) -> fmt::Resul
     }
     let help = "Units that passed while the store was lost, though this node did not have them.";
     out.counters("acequia_open_units", help, labelled(&open))
+}
+
+/// The units that limits did not have when they were reported as spent.
+pub(super) fn overdrawn_units(out: &mut Out<'_>, catalogue: &Catalogue) -> fmt::Result {
+    let is_of_interest =
+        |active: &&Active| active.limit.spec.charge == Charge::Always || active.overdrawn_units() > 0;
+    let overdrawn =
+        by_path(catalogue.limits.iter().filter(is_of_interest), |active| Some([active.overdrawn_units()]));
+    if overdrawn.is_empty() {
+        return Ok(());
+    }
+    let help = "Units that were spent before they were asked for, and that this node did not have: owed, or beyond `debt`.";
+    out.counters("acequia_overdrawn_units", help, labelled(&overdrawn))
 }
 
 /// The verdicts on requests, the waits that denied ones were told, and how long decisions take.
