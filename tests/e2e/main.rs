@@ -25,6 +25,7 @@ mod pages;
 mod proxies;
 mod recipes;
 mod regions;
+mod reports;
 mod restart;
 mod settlements;
 mod store;

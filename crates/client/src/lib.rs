@@ -183,12 +183,12 @@ impl Client {
         self.peer.wait(limiter.refund(self.peer.request(request))).await
     }
 
-    /// Ends a reservation ([`Question::reserve`]) with its real cost: 0 to the reserved cost, in the
-    /// question's units. The rest is given back. A commit whose answer is lost may be repeated, like a
+    /// Ends a reservation ([`Question::reserve`]) with its real cost, in the question's units. The
+    /// rest is given back. A cost above the reservation is recorded, too, whatever is left. A commit whose answer is lost may be repeated, like a
     /// refund.
     ///
     /// # Errors
-    /// No node answered, the id is not valid, or the cost is too high: see [`ClientError`]. A reservation
+    /// No node answered, or the id is not valid: see [`ClientError`]. A reservation
     /// that is not committed lapses after its `ttl`.
     pub async fn commit(&self, charge_id: &str, cost: u64) -> Result<SettleResponse, ClientError> {
         let mut limiter = self.connection.limiter();

@@ -2014,7 +2014,7 @@ pub struct RefundRequest {
 pub struct CommitRequest {
     #[prost(string, tag = "1")]
     pub charge_id: ::prost::alloc::string::String,
-    /// The real cost, in the same units as the request's cost: 0 to what was reserved.
+    /// The real cost, in the same units as the request's cost. What is above the reservation is recorded too.
     #[prost(uint64, tag = "2")]
     pub cost: u64,
 }

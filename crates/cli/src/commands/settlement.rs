@@ -32,7 +32,7 @@ pub struct Refund {
 /// End a reservation with its real cost; the rest is given back.
 ///
 /// May be repeated: a reservation ends once. Exits with 0 if it has ended, now or before. Exits with 1 if it
-/// is not known (any more) or has lapsed, 2 if nobody could be asked or the cost is above the reservation.
+/// is not known (any more) or has lapsed, 2 if nobody could be asked.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia check --domain shop --reserve 5m --cost 60 tenant=t1    says the charge_id
@@ -41,7 +41,7 @@ pub struct Commit {
     #[command(flatten)]
     settling: Settling,
 
-    /// The real cost, in the units of the check: 0 to what was reserved.
+    /// The real cost, in the units of the check. What is above the reservation is recorded, too.
     #[arg(value_name = "COST")]
     cost: u64,
 }
