@@ -26,7 +26,7 @@ use prost::Message;
 #[derive(Arbitrary, Debug)]
 struct Limit<'a> {
     name: &'a str,
-    numbers: [u64; 5],
+    numbers: [u64; 6],
     retry_after_ms: Option<u64>,
     outcome: u8,
     reason: u8,
@@ -121,6 +121,7 @@ fn write_check(check: &Check<'_>) {
             algorithm: limit.algorithm,
             class: limit.algorithm,
             open_units: limit.numbers[4],
+            owed: limit.numbers[5],
         })
         .collect();
     let out = CheckOut {
@@ -155,6 +156,7 @@ fn write_check(check: &Check<'_>) {
         algorithm: limit.algorithm.to_owned(),
         class: limit.class.to_owned(),
         open_units: limit.open_units,
+        owed: limit.owed,
     };
     let expected = CheckResponse {
         allowed: out.allowed,
