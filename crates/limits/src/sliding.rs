@@ -30,6 +30,10 @@ pub const LOG_CHARGES_MAX: usize = 2 * LOG_UNITS_MAX as usize;
 /// (slots + 1)` of the limit is held back.
 pub const SLOTS_DEFAULT: u32 = 32;
 
+/// The slots in which a large limit on requests under way counts: a slot whose holder is gone is free at most 1 /
+/// 128 of its time to live too late. A cell takes 1 KiB.
+pub const CONCURRENT_SLOTS: u32 = 128;
+
 /// The most slots that a config may ask for: a cell with more costs more than the precision is worth.
 pub const SLOTS_MAX: u32 = 1_024;
 

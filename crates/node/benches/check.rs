@@ -162,6 +162,7 @@ fn limit(name: &str, by: &str, route: Option<String>) -> Limit {
         fixed_window: None,
         sliding_window: None,
         quota: None,
+        concurrent: None,
         mode: Mode::Enforce,
         candidate_for: None,
         charge: Charge::Together,

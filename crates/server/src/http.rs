@@ -536,7 +536,7 @@ fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue, names: &Names) ->
     let decisive = answer.decisive.map(|number| &answer.limits[number]);
     let limits = answer.limits.iter().map(|limit| LimitJson {
         name: name(limit, catalogue),
-        algorithm: catalogue.limits[limit.limit as usize].limit.algorithm.name(),
+        algorithm: catalogue.limits[limit.limit as usize].limit.kind(),
         budget: limit.budget,
         remaining: Some(limit.verdict.remaining).filter(|remaining| *remaining != u64::MAX),
         retry_after_ms: retry_after_ms(limit.verdict.allowed, limit.verdict.retry_after_ns),

@@ -76,7 +76,7 @@ fn limit_out<'a>(limit: &LimitAnswer, descriptors: &'a [u32], catalogue: &'a Cat
         reason: reason(limit.reason),
         descriptors,
         cost: limit.units,
-        algorithm: active.algorithm.name(),
+        algorithm: active.kind(),
         class: class(limit, catalogue).unwrap_or(""),
         open_units: catalogue.limits[limit.limit as usize].open_units(),
         owed: limit.debt.owed,

@@ -18,6 +18,7 @@ pub(super) fn bucket(rate: &str, burst: u64) -> LimitSpec {
         fixed_window: None,
         sliding_window: None,
         quota: None,
+        concurrent: None,
         mode: Mode::Enforce,
         candidate_for: None,
         charge: Charge::Together,

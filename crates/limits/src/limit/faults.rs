@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    AddressSpec, BySpec, Charge, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSpec, NAME_BYTES_MAX,
-    NETWORKS_MAX, NetworksSpec, OnStoreLoss, Override, PATTERNS_MAX, PRIORITIES_MAX, QuotaSpec, Sharing,
-    SharingSpec, SlidingWindowSpec, Soft, Throttle, ThrottleSpec, TokenBucketSpec, ValueSpec, WAIT_NS_MAX,
-    WARNINGS_MAX, WINDOW_NS_MIN, parse_instant_ns,
+    AddressSpec, BySpec, Charge, ConcurrentSpec, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSpec,
+    NAME_BYTES_MAX, NETWORKS_MAX, NetworksSpec, OnStoreLoss, Override, PATTERNS_MAX, PRIORITIES_MAX,
+    QuotaSpec, Sharing, SharingSpec, SlidingWindowSpec, Soft, TTL_NS_MAX, TTL_NS_MIN, Throttle, ThrottleSpec,
+    TokenBucketSpec, ValueSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN, parse_instant_ns,
 };
 use crate::{
     Algorithm, PERIOD_NS_MAX, UNITS_MAX,
@@ -16,8 +16,8 @@ use crate::{
     notation::{Rate, format_duration_ns, parse_duration_ns, parse_units},
     selector::{By, Condition, Prefix},
     sliding::{
-        APPROXIMATE_UNITS_MAX, LOG_UNITS_MAX, SLOTS_DEFAULT, SLOTS_MAX, SlidingApproximate, SlidingLog,
-        SlidingSlots,
+        APPROXIMATE_UNITS_MAX, CONCURRENT_SLOTS, LOG_UNITS_MAX, SLOTS_DEFAULT, SLOTS_MAX, SlidingApproximate,
+        SlidingLog, SlidingSlots,
     },
     window::{Edges, FixedWindow},
 };
@@ -286,11 +286,14 @@ impl Faults {
         if let Some(s) = &spec.quota {
             found.push(("quota", self.quota(s)));
         }
+        if let Some(s) = &spec.concurrent {
+            found.push(("concurrent", self.concurrent(s)));
+        }
         match found.len() {
             0 => {
                 self.add(
                     "name",
-                    "no algorithm: add one of token_bucket, leaky_bucket, fixed_window, sliding_window, quota"
+                    "no algorithm: add one of token_bucket, leaky_bucket, fixed_window, sliding_window, quota, concurrent"
                         .to_owned(),
                 );
                 None
@@ -402,6 +405,42 @@ impl Faults {
         let zone = spec.time_zone.as_deref().unwrap_or("UTC");
         let calendar = self.take("time_zone", Calendar::new(period, zone))?;
         Some(Algorithm::FixedWindow(FixedWindow::new(limit, Edges::Calendar(calendar))))
+    }
+
+    /// Slots are units of a sliding window as long as their time to live.
+    fn concurrent(&mut self, spec: &ConcurrentSpec) -> Option<Algorithm> {
+        let ttl_ns = self.take("ttl", parse_duration_ns(&spec.ttl))?;
+        if !(TTL_NS_MIN..=TTL_NS_MAX).contains(&ttl_ns) {
+            let (least, most) = (format_duration_ns(TTL_NS_MIN), format_duration_ns(TTL_NS_MAX));
+            let ttl = &spec.ttl;
+            self.add("ttl", format!("a slot lives for {least} to {most} unless it is renewed, not {ttl}"));
+            return None;
+        }
+        self.limit(spec.limit)?;
+        let slots = (spec.limit > LOG_UNITS_MAX).then_some(CONCURRENT_SLOTS);
+        Some(sliding(spec.limit, ttl_ns, slots))
+    }
+
+    /// What makes no sense for requests under way.
+    pub(super) fn of_concurrent(&mut self, spec: &LimitSpec) {
+        if spec.concurrent.is_none() {
+            return;
+        }
+        if spec.charge != Charge::Together {
+            self.add(
+                "charge",
+                "a denied request is not under way, so it takes no slot: leave `charge` out".to_owned(),
+            );
+        }
+        if spec.debt.is_some() {
+            self.add("debt", "no report takes a slot, so a cell owes none: leave `debt` out".to_owned());
+        }
+        if spec.throttle.is_some() {
+            self.add(
+                "throttle",
+                "a throttle slows what is spent over time, not what is under way: leave it out".to_owned(),
+            );
+        }
     }
 
     fn window(&mut self, text: &str) -> Option<u64> {
@@ -547,6 +586,38 @@ mod tests {
         refused(quota("fortnight", None), "per", "30d");
         refused(quota("30d", Some("UTC")), "time_zone", "rolls");
         refused(quota("day", Some("Mars/Olympus")), "time_zone", "IANA");
+    }
+
+    #[test]
+    fn a_limit_on_requests_under_way_has_slots_that_live_for_a_second_to_an_hour() {
+        let concurrent = |limit, ttl: &str| LimitSpec {
+            token_bucket: None,
+            concurrent: Some(ConcurrentSpec { limit, ttl: ttl.into() }),
+            ..bucket("1/s", 1)
+        };
+        let ids = [3, 1_000].map(|limit| Limit::new(concurrent(limit, "10m")).expect("a limit").id);
+        assert_eq!(ids[0], ids[1], "more slots are the same limit");
+        let limit = Limit::new(concurrent(1_000, "10m")).expect("a limit");
+        assert!(limit.is_concurrent() && limit.kind() == "concurrent");
+        assert_eq!(limit.spec.numbers(), "1000 at one time, each for 10m");
+        let window = LimitSpec {
+            token_bucket: None,
+            sliding_window: Some(SlidingWindowSpec {
+                limit: 1_000,
+                window: "10m".into(),
+                slots: None,
+                approximate: false,
+            }),
+            ..bucket("1/s", 1)
+        };
+        assert_ne!(limit.id, Limit::new(window).expect("a limit").id);
+        for ttl in ["999ms", "61m", "365d"] {
+            refused(concurrent(3, ttl), "ttl", "1s to 1h");
+        }
+        refused(concurrent(3, "soon"), "ttl", "duration");
+        refused(concurrent(u64::MAX, "10s"), "limit", "at most");
+        refused(LimitSpec { charge: Charge::Always, ..concurrent(3, "10s") }, "charge", "takes no slot");
+        refused(LimitSpec { debt: Some(1), ..concurrent(3, "10s") }, "debt", "owes none");
     }
 
     #[test]

@@ -15,9 +15,9 @@ pub(crate) use self::spec::units;
 pub use self::{
     faults::Fault,
     spec::{
-        AbsentSpec, AddressSpec, BySpec, Charge, Descriptors, FixedWindowSpec, LeakyBucketSpec, LimitSpec,
-        Mode, NetworksSpec, NoWait, OnStoreLoss, QuotaSpec, SharingSpec, SlidingWindowSpec, ThrottleSpec,
-        TokenBucketSpec, ValueSpec, parse_instant_ns,
+        AbsentSpec, AddressSpec, BySpec, Charge, ConcurrentSpec, Descriptors, FixedWindowSpec,
+        LeakyBucketSpec, LimitSpec, Mode, NetworksSpec, NoWait, OnStoreLoss, QuotaSpec, SharingSpec,
+        SlidingWindowSpec, ThrottleSpec, TokenBucketSpec, ValueSpec, parse_instant_ns,
     },
 };
 use crate::{
@@ -46,6 +46,10 @@ pub const WAIT_NS_MAX: u64 = 1_000_000_000;
 pub const PRIORITIES_MAX: usize = 64;
 /// The shortest window, 10 ms. In shorter windows the clock's own steps show.
 pub const WINDOW_NS_MIN: u64 = 10_000_000;
+/// The shortest time to live of a slot: 1 s. Callers need time to renew.
+pub const TTL_NS_MIN: u64 = 1_000_000_000;
+/// The longest time to live of a slot: 1 h. A holder that needs more renews.
+pub const TTL_NS_MAX: u64 = 3_600 * 1_000_000_000;
 /// A cell may owe this many times its budget, unless the limit says how much.
 pub const DEBT_PARTS: u64 = 10;
 /// The most warning levels of one limit.
@@ -195,6 +199,7 @@ impl Limit {
             }
         }
         faults.debt(&spec);
+        faults.of_concurrent(&spec);
         let sharing = spec.sharing.as_ref().map_or_else(Sharing::default, |spec| faults.sharing(spec));
         let mut overrides = Vec::new();
         if spec.overrides.len() > OVERRIDES_MAX {
@@ -288,6 +293,16 @@ impl Limit {
         self.spec.debt.unwrap_or_else(|| budget.saturating_mul(DEBT_PARTS)).min(UNITS_MAX)
     }
 
+    /// Whether the limit counts requests that are under way.
+    pub const fn is_concurrent(&self) -> bool {
+        self.spec.concurrent.is_some()
+    }
+
+    /// The name of the limit's kind in a config, such as `token_bucket`.
+    pub const fn kind(&self) -> &'static str {
+        if self.is_concurrent() { "concurrent" } else { self.algorithm.name() }
+    }
+
     /// The variant for a descriptor at a wall clock time, in nanoseconds.
     #[inline]
     pub fn variant_for(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> VariantChoice {
@@ -363,7 +378,11 @@ impl LimitId {
         fn length(hasher: &mut SipHasher13, length: usize) {
             hasher.write(&(length as u64).to_le_bytes());
         }
-        for part in [&spec.domain, &spec.name, &shape(algorithm)] {
+        let shape = match spec.concurrent {
+            Some(_) => format!("concurrent {}", algorithm.period_ns()),
+            None => shape(algorithm),
+        };
+        for part in [&spec.domain, &spec.name, &shape] {
             text(&mut hasher, part);
         }
         // Units that move between classes could be spent twice, so the sizes are part of the id: see

@@ -48,6 +48,9 @@ pub struct LimitSpec {
     /// A number of units in a calendar period, or in every stretch of some days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<QuotaSpec>,
+    /// A number of requests under way at one time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub concurrent: Option<ConcurrentSpec>,
     /// Enforce, watch, or neither.
     #[serde(default)]
     pub mode: Mode,
@@ -184,6 +187,19 @@ pub struct QuotaSpec {
     /// The time zone of the days, such as `Europe/Berlin`; UTC if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_zone: Option<String>,
+}
+
+/// `concurrent: { limit, ttl }`: requests that are under way at one time. Each takes a slot when it begins, and
+/// gives the slot back when it ends.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConcurrentSpec {
+    /// Slots; 0 denies everything.
+    #[serde(deserialize_with = "units")]
+    pub limit: u64,
+    /// How long a slot is taken at most, unless its holder renews it, such as `10m`:
+    /// [`TTL_NS_MIN`](super::TTL_NS_MIN) to [`TTL_NS_MAX`](super::TTL_NS_MAX).
+    pub ttl: String,
 }
 
 /// An entry of `by`: a key, or `{ ip: key, v4: bits, v6: bits, trust: N }`.
@@ -424,12 +440,15 @@ impl LimitSpec {
             },
             "burst" => self.token_bucket.as_mut().map(|spec| Number::Units(&mut spec.burst)),
             "queue" => self.leaky_bucket.as_mut().map(|spec| Number::Units(&mut spec.queue)),
-            "limit" => match (&mut self.fixed_window, &mut self.sliding_window, &mut self.quota) {
-                (Some(spec), ..) => Some(Number::Units(&mut spec.limit)),
-                (_, Some(spec), _) => Some(Number::Units(&mut spec.limit)),
-                (.., Some(spec)) => Some(Number::Units(&mut spec.limit)),
-                _ => None,
-            },
+            "limit" => {
+                let limits = [
+                    self.fixed_window.as_mut().map(|spec| &mut spec.limit),
+                    self.sliding_window.as_mut().map(|spec| &mut spec.limit),
+                    self.quota.as_mut().map(|spec| &mut spec.limit),
+                    self.concurrent.as_mut().map(|spec| &mut spec.limit),
+                ];
+                limits.into_iter().flatten().next().map(Number::Units)
+            }
             _ => None,
         }
     }
@@ -455,6 +474,8 @@ impl LimitSpec {
                 Ok(ns) => format!("{} in any {}", s.limit, format_duration_ns(ns)),
                 Err(_) => format!("{} a {}", s.limit, s.per),
             }
+        } else if let Some(s) = &self.concurrent {
+            format!("{} at one time, each for {}", s.limit, s.ttl)
         } else {
             String::new()
         }

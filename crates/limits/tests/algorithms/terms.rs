@@ -118,6 +118,7 @@ pub(crate) fn nothing_limited() -> LimitSpec {
         fixed_window: None,
         sliding_window: None,
         quota: None,
+        concurrent: None,
         mode: Mode::Enforce,
         candidate_for: None,
         charge: Charge::Together,

@@ -244,7 +244,8 @@ pub(super) fn with_numbers(
 }
 
 fn own_numbers(spec: &LimitSpec, numbers: &BTreeMap<String, String>) -> Result<LimitSpec, OrderFault> {
-    const ALGORITHMS: [&str; 5] = ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "quota"];
+    const ALGORITHMS: [&str; 6] =
+        ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "quota", "concurrent"];
     let invalid = |what: String| OrderFault::Invalid(what);
     let mut value = serde_json::to_value(spec).map_err(|fault| invalid(fault.to_string()))?;
     let found = ALGORITHMS.into_iter().find(|name| value.get(name).is_some_and(|v| v.is_object()));

@@ -41,6 +41,7 @@ fn nothing(name: &str) -> LimitSpec {
         fixed_window: None,
         sliding_window: None,
         quota: None,
+        concurrent: None,
         mode: Mode::Enforce,
         candidate_for: None,
         charge: Charge::Together,
