@@ -184,8 +184,8 @@ impl Client {
     }
 
     /// Ends a reservation ([`Question::reserve`]) with its real cost, in the question's units. The
-    /// rest is given back. A cost above the reservation is recorded, too, whatever is left. A commit whose answer is lost may be repeated, like a
-    /// refund.
+    /// rest is given back. A cost above the reservation is recorded, too, whatever is left. A commit
+    /// whose answer is lost may be repeated, like a refund.
     ///
     /// # Errors
     /// No node answered, or the id is not valid: see [`ClientError`]. A reservation

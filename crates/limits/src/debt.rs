@@ -4,6 +4,10 @@
 //! and what the cell did not have is *owed*. **A cell that owes admits nothing** until the debt is gone: the
 //! rate has given it back, the window is over, or other regions have sent units.
 //!
+//! Regions tell each other what they owe. Each region that hears of a debt keeps units back for it, by how much each
+//! has left. So while more is owed than is left, no region that can be heard admits anything. A region that is cut
+//! off goes on with what it owns.
+//!
 //! **Bound.** A report takes nothing from anybody else: it only adds to what its own cell has spent. So what
 //! all regions admit is at most the limit, and the reports are at most what was reported beyond it. A cell
 //! owes at most [`Limit::debt_max`](crate::Limit::debt_max), so one absurd report cannot shut a cell for ever.

@@ -90,6 +90,9 @@ pub struct PeerWord {
     /// Asked for a second there, in thousandths of a unit.
     #[prost(uint64, tag = "4")]
     pub demand_milli: u64,
+    /// Units that were spent there before they were asked for, and that it did not have. Other regions keep as many back.
+    #[prost(uint64, tag = "5")]
+    pub owed: u64,
 }
 /// What a node has of one cell that the nodes of its region share through a store.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -63,14 +63,19 @@ fn peer_line(peer: &PeerShare) -> String {
     };
     let word = match &peer.word {
         None => "said nothing of this cell".to_owned(),
-        Some(PeerWord { said_ms_ago, holds, left, demand_milli }) => {
+        Some(PeerWord { said_ms_ago, holds, left, demand_milli, owed }) => {
             let left = left.map_or(String::new(), |left| format!(", {left} left"));
             let holds = match holds.unwrap_or_default() {
                 Holding { rate_milli: 0, units } => units.to_string(),
                 Holding { rate_milli, .. } => a_second(rate_milli),
             };
             let ago = duration(*said_ms_ago);
-            format!("said {ago} ago: may use {holds}{left}, asked for {}", a_second(*demand_milli))
+            let asked = a_second(*demand_milli);
+            let owes = match owed {
+                0 => String::new(),
+                owed => format!(", owes {owed}, so that other regions keep {owed} back"),
+            };
+            format!("said {ago} ago: may use {holds}{left}, asked for {asked}{owes}")
         }
     };
     format!("  {:<9}  {heard}; {word}", peer.region)
@@ -164,6 +169,7 @@ struct WordJson {
     holds: HoldingJson,
     left: Option<u64>,
     demand_milli: u64,
+    owed: u64,
 }
 
 impl<'a> ShareJson<'a> {
@@ -205,6 +211,7 @@ impl<'a> PeerJson<'a> {
             holds: HoldingJson::new(word.holds),
             left: word.left,
             demand_milli: word.demand_milli,
+            owed: word.owed,
         });
         Self {
             region: &peer.region,
@@ -240,7 +247,8 @@ pub(super) mod tests {
 
     /// eu holds loans of both others, and has lent to ap.
     pub(in crate::commands) fn bucket() -> Share {
-        let word = PeerWord { said_ms_ago: 210, holds: rate(12, 0), left: Some(4), demand_milli: 3_500 };
+        let word =
+            PeerWord { said_ms_ago: 210, holds: rate(12, 0), left: Some(4), demand_milli: 3_500, owed: 0 };
         Share {
             limit: 0,
             region: "eu".to_owned(),

@@ -51,6 +51,8 @@ pub(crate) struct Account {
     /// Units that callers may spend until their leases end. Leased units always belong to the own part: see
     /// `lease`.
     leased: u64,
+    /// Units that are not admitted, because other regions owe as many: see [`acequia_limits::debt`].
+    kept_for_debts: u64,
     /// When the first loan ends, if none is renewed: steady clock.
     due_ns: u64,
     rolled: Rolled,
@@ -123,6 +125,7 @@ impl Account {
             book,
             windows: None,
             leased: 0,
+            kept_for_debts: 0,
             due_ns: u64::MAX,
             rolled: Rolled::default(),
             went_back: false,
@@ -149,10 +152,21 @@ impl Account {
         (now.steady_ns >= self.due_ns || self.rolled.is_over(now)) && !mutated(Mutation::SettleLate)
     }
 
-    /// Units that callers may spend until their leases end.
+    /// Units that this cell may not spend now: callers spend them until their leases end, or other regions owe
+    /// as many.
     #[inline]
-    pub(crate) const fn leased(&self) -> u64 {
-        self.leased
+    pub(crate) const fn kept_back(&self) -> u64 {
+        self.leased.saturating_add(self.kept_for_debts)
+    }
+
+    /// Keeps units back, because other regions owe as many.
+    pub(crate) const fn keep_for_debts(&mut self, units: u64) {
+        self.kept_for_debts = units;
+    }
+
+    /// Units that the cell owes.
+    pub(crate) fn debt(&self, state: &[u64], now: Now, salt: u32) -> u64 {
+        self.algorithm.debt(state, now, salt)
     }
 
     pub(crate) const fn lease(&mut self, leased: u64) {

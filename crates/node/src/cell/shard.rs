@@ -142,6 +142,11 @@ impl Cells {
         self.table.at(place).heap_place().map_or(0, |at| self.heap[at].leased())
     }
 
+    /// Units of a cell that may not be charged now: leased ones, and those kept for what other regions owe.
+    pub(crate) fn kept_back(&self, place: usize) -> u64 {
+        self.account(place).map_or_else(|| self.leased(place), Account::kept_back)
+    }
+
     /// Changes the number of leased units of a cell.
     pub(crate) fn lease(&mut self, place: usize, change: impl FnOnce(u64) -> u64) {
         if self.table.at(place).heap_place().is_none() {

@@ -204,9 +204,15 @@ impl Node {
         if self.counts_usage() {
             cells.count_spent(slot, spent.recorded);
         }
-        // Rows that nobody waits for must not pile up while the disk fails.
+        // Rows that nobody waits for must not pile up while the disk fails. The next charge writes the cell.
         if catalogue.is_durable(slot) && !self.is_journal_down() {
             self.write_settled(&locked_cell, &mut cells, place, algorithm);
+        }
+        if spent.overdrawn > 0 && self.is_shared() {
+            // The others hear of the debt.
+            cells.attend(CellKey { slot, tag: journal_tag(tag) });
+            drop(cells);
+            self.call(shard_of(tag));
         }
     }
 

@@ -354,7 +354,8 @@ impl<'a> Check<'a, '_> {
             let half = self.algorithm(hit).budget() / 2;
             limit.verdict.remaining < half + u64::from(self.node.leases.is_none())
         } else {
-            self.is_short(limit.reason)
+            // The others hear of a debt, however large the report was.
+            self.is_short(limit.reason) || limit.debt.owed > 0
         }
     }
 

@@ -11,7 +11,7 @@ use acequia_limits::{
 use acequia_rights::MemberId;
 
 use super::{
-    Check, Forwarding,
+    Check, Forwarding, Overdraft,
     answer::{Answer, Debt, LimitAnswer, Outcome, denied, is_short},
     classed::ProbedCell,
     hit::{Called, CellSource, Hit},
@@ -451,7 +451,7 @@ impl Check<'_, '_> {
         if account.is_due(self.now) {
             self.settle_account(hit, account, state);
         }
-        let cell = ProbedCell { algorithm: &account.algorithm, state, leased: account.leased() };
+        let cell = ProbedCell { algorithm: &account.algorithm, state, leased: account.kept_back() };
         let mut verdict = hit.probe(&cell, hit.units, self.now);
         if self.is_leased(&account.algorithm) && !account.may_lease(hit.units) && verdict.allowed {
             verdict = denied(verdict, hit.units, SETTINGS.decide.ask_seldom_ns);
@@ -460,8 +460,8 @@ impl Check<'_, '_> {
         let counts = self.ask.is_demand()
             && hit.charges
             && hit.forwarded_to.is_none()
-            // Nobody is asked for what no cell could ever give.
-            && hit.units <= self.global(hit).budget()
+            // Nobody is asked for what no cell could ever give. What was spent is owed, though.
+            && (hit.units <= self.global(hit).budget() || self.ask.overdraft == Overdraft::Spent)
             && self.limit(hit).limit.spec.mode == Mode::Enforce;
         let calls = counts && {
             // The units that a class leaves to others must be there too.
@@ -528,12 +528,12 @@ impl Check<'_, '_> {
         if untouched.remaining == 0 {
             limit.debt.owed = algorithm.debt(state, self.now, hit.tag.salt());
         }
-        let leased = match hit.place {
-            CellSource::At(place) => cells.leased(place),
+        let kept_back = match hit.place {
+            CellSource::At(place) => cells.kept_back(place),
             CellSource::Absent | CellSource::Shared => 0,
         };
         let guard = if limit.reason == Reason::Unavailable { self.guard_units(hit) } else { 0 };
-        let kept = hit.leaves(algorithm.budget()).saturating_add(leased).saturating_add(guard);
+        let kept = hit.leaves(algorithm.budget()).saturating_add(kept_back).saturating_add(guard);
         limit.verdict.remaining = untouched.remaining.saturating_sub(kept);
         limit.verdict.reset_after_ns = untouched.reset_after_ns;
     }

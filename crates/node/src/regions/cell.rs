@@ -29,6 +29,8 @@ pub(crate) struct Advertised {
     pub(crate) left: Rough,
     /// The standing part that the member acts for, if that is not its own.
     pub(crate) stands: Option<Rough>,
+    /// Units that the member's cell owes ([`acequia_limits::debt`]).
+    pub(crate) owed: Rough,
 }
 
 /// One member's statements about a cell.
@@ -52,6 +54,16 @@ impl View {
     /// The view of a member that has said nothing.
     fn silent(of: MemberId) -> Self {
         Self { of, said: Advertised::default(), short: 0, short_frame: 0, at_ns: 0, frame: 0 }
+    }
+
+    /// Whether the statements still count.
+    fn is_fresh(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.at_ns) < SETTINGS.sharing.view_ns
+    }
+
+    /// The units that the member owes.
+    pub(crate) fn owed(&self) -> u64 {
+        self.said.owed.get().min(SAID_MAX)
     }
 
     /// The units that the member had left, if it said so about the open window.
@@ -257,9 +269,8 @@ impl ActiveCell {
     /// Whether no region is known to have been asked for long. Regions see this within a message's time of
     /// each other, so none forgets a cell about which another goes on to speak.
     pub(crate) fn is_idle(&self, now_ns: u64) -> bool {
-        let asks = |view: &View| {
-            view.said.demand.get() > 0 && now_ns.saturating_sub(view.at_ns) < SETTINGS.sharing.view_ns
-        };
+        let asks =
+            |view: &View| (view.said.demand.get() > 0 || view.said.owed.get() > 0) && view.is_fresh(now_ns);
         now_ns.saturating_sub(self.activity.busy_ns) > SETTINGS.sharing.idle_ns
             && !self.views.iter().any(asks)
     }
@@ -296,13 +307,30 @@ impl ActiveCell {
             // A bucket's debt is over before a report of it arrives.
             return 0;
         }
-        let used = |view: &View| Some(view.said.holds.get().saturating_sub(view.known_left()?));
+        let used = |view: &View| {
+            let held_and_owed = view.said.holds.get().saturating_add(view.owed());
+            Some(held_and_owed.saturating_sub(view.known_left()?))
+        };
         self.views.iter().filter_map(used).fold(0, u64::saturating_add)
     }
 
     pub(crate) fn view(&self, region: MemberId, now_ns: u64) -> Option<&View> {
         let found = self.views.iter().find(|view| view.of == region);
-        found.filter(|view| now_ns.saturating_sub(view.at_ns) < SETTINGS.sharing.view_ns)
+        found.filter(|view| view.is_fresh(now_ns))
+    }
+
+    /// Units to keep back of the `left` units here, because other regions owe units that they do not have: this
+    /// region's part of those debts, by how much each region has left. Nothing is kept back for a region that
+    /// cannot be heard.
+    pub(crate) fn kept_for_debts(&self, left: u64, now_ns: u64) -> u64 {
+        let (mut owed, mut all) = (0_u128, u128::from(left));
+        for view in self.views.iter().filter(|view| view.is_fresh(now_ns)) {
+            owed += u128::from(view.owed());
+            let used_since = units_in(view.said.demand.get(), now_ns.saturating_sub(view.at_ns));
+            all += u128::from(view.known_left().unwrap_or(0).saturating_sub(used_since));
+        }
+        let kept = (owed * u128::from(left)).div_ceil(all.max(1));
+        u64::try_from(kept).unwrap_or(u64::MAX).min(left)
     }
 
     pub(crate) fn view_mut(&mut self, region: MemberId) -> &mut View {
@@ -316,12 +344,18 @@ impl ActiveCell {
         &mut self.views[at]
     }
 
-    /// Moves on to a window: what regions reported as left belongs to another one.
+    /// Moves on to a window: what regions reported as left, and as owed, belongs to another one.
     pub(crate) fn enter(&mut self, end_ns: u64) {
         if self.window.end_ns != end_ns {
+            let was_in_another = self.window.end_ns != 0;
             self.window.end_ns = end_ns;
             self.window.received = 0;
-            self.views.iter_mut().for_each(|view| view.said.left = UNKNOWN);
+            for view in &mut self.views {
+                view.said.left = UNKNOWN;
+                if was_in_another {
+                    view.said.owed = Rough::default();
+                }
+            }
         }
     }
 

@@ -154,8 +154,8 @@ impl Sharing {
             cell.forget_held_if_variant_changed();
             let HeapCell { account: Some(account), state, .. } = cell else { return (Charge::Never, false) };
             let is_new = account.calls_first();
-            // Callers may spend the units that they lease without asking.
-            let is_free = account.leased() == 0 && context.in_force;
+            // Callers may spend the units that they lease without asking, and other regions may owe units.
+            let is_free = account.kept_back() == 0 && context.in_force;
             if !may_give(context.global) || !is_free || node.forwards.is_closed() {
                 return (Charge::Never, is_new);
             }

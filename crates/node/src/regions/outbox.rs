@@ -429,6 +429,7 @@ mod tests {
             holds: rough,
             left: rough,
             stands: None,
+            owed: Rough::default(),
         };
         outbox.tell(Topic::Advertisement(CellKey { slot: 1, tag: CellTag(tag) }), entry, 0);
     }

@@ -169,8 +169,13 @@ impl Sharing {
             }
         }
         observe(active_cell, &offered, round.budget(), now_ns);
+        let owed = settle_debts(round, active_cell, cell);
         let is_scarce = match round.resource {
-            Resource::Rights => self.rebalance_window(round, active_cell, cell, offered.denied, effects),
+            // A debt is paid by units of other regions, as far as they do not need them.
+            Resource::Rights => {
+                let missed = offered.denied.max(owed.min(round.budget()));
+                self.rebalance_window(round, active_cell, cell, missed, effects)
+            }
             Resource::Rate { .. } | Resource::Units { .. } => {
                 self.rebalance_rate(round, active_cell, cell, &offered, effects)
             }
@@ -279,6 +284,23 @@ fn settle(round: &Round<'_>, cell: &mut HeapCell, effects: &mut Effects) -> Opti
     }
     account.freeze_refused(&mut sessions);
     Some(account.take_offered(Rebalancer::Regions))
+}
+
+/// Keeps units back for what other regions owe. Returns what this region owes itself: the cell then stays active
+/// until the debt is paid, so that the others know of it.
+fn settle_debts(round: &Round<'_>, active_cell: &mut ActiveCell, cell: &mut HeapCell) -> u64 {
+    let HeapCell { account: Some(account), state, .. } = cell else { return 0 };
+    let salt = round.context.salt;
+    if round.resource == Resource::Rights {
+        active_cell.enter(account.window());
+    }
+    let left = account.unleased(state, round.now, salt).saturating_add(round.within_reach(account).units);
+    account.keep_for_debts(active_cell.kept_for_debts(left, round.now.steady_ns));
+    let owed = account.debt(state, round.now, salt);
+    if owed > 0 {
+        active_cell.activity.note_busy(round.now.steady_ns);
+    }
+    owed
 }
 
 /// Notes what was asked for here since the last rebalance.

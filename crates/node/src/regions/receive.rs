@@ -269,8 +269,8 @@ impl Sharing {
                     peer.outbox.names.unknown(id);
                 }
             }
-            (Entry::Advertisement { demand, holds, left, stands, .. }, Some(key)) => {
-                let said = Advertised { demand, holds, left, stands };
+            (Entry::Advertisement { demand, holds, left, stands, owed, .. }, Some(key)) => {
+                let said = Advertised { demand, holds, left, stands, owed };
                 return self.hear_advertisement(header, key, said, now);
             }
             (Entry::Short { units, .. }, Some(key)) => self.hear_short(header, key, units, now),
@@ -327,8 +327,8 @@ impl Sharing {
         said: Advertised,
         now: Now,
     ) -> Result<(), Refusal> {
-        if said.demand == Rough::default() && !self.cells.is_active(key) {
-            // Nobody asks for the cell there, and nobody has asked for it here.
+        let nobody_asks = said.demand == Rough::default() && said.owed == Rough::default();
+        if nobody_asks && !self.cells.is_active(key) {
             return Ok(());
         }
         let at_ns = now.steady_ns;
@@ -338,7 +338,7 @@ impl Sharing {
         if header.number < view.frame {
             return Err(Refusal::Stale);
         }
-        let is_more = said.demand > view.said.demand;
+        let is_more = said.demand > view.said.demand || said.owed > view.said.owed;
         let short = if view.short_frame == header.number { view.short } else { 0 };
         *view = View { said, short, at_ns, frame: header.number, ..*view };
         if is_more {

@@ -27,6 +27,7 @@ impl Sharing {
                 holds: if has_rate { Part { rate, units: 0 } } else { Part { rate: 0, units: holds } },
                 left: view.known_left(),
                 demand_milli: view.said.demand.get(),
+                owed: view.owed(),
             }
         };
         (active_cell.demand.units_milli(), known.map(report).collect())

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::seal::Seal;
 
 /// The first byte of a frame. A node refuses frames of any other version.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 /// The most bytes in a frame, a catalogue's version included.
 pub const FRAME_BYTES_MAX: usize = 4 << 20;
 /// The most entries in a frame.
@@ -138,6 +138,9 @@ pub enum Entry {
         /// The standing part that the sender acts for, counted as `holds`, if it is not the sender's own. A
         /// cell's owner acts for its region, and its mates act for less than they have.
         stands: Option<Rough>,
+        /// Units that were spent before they were asked for, and that the region does not have: the others keep
+        /// as many back.
+        owed: Rough,
     },
     /// A request needs more units at once than the sender's region can hold.
     Short {

@@ -111,6 +111,8 @@ pub struct ReportView {
     pub left: Option<u64>,
     /// Units asked for per second, in thousandths.
     pub demand_milli: u64,
+    /// Units that the region owes: the others keep as many back.
+    pub owed: u64,
 }
 
 /// The result of [`Node::overview`].

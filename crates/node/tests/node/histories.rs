@@ -313,7 +313,7 @@ fn extreme_values_from_a_dishonest_peer_are_handled() {
             let id = ShortId(2);
             let entries = [
                 Entry::Introduce { id, limit, tag: CellTag(7), which: None },
-                Entry::Advertisement { id, demand, holds: most, left, stands: Some(most) },
+                Entry::Advertisement { id, demand, holds: most, left, stands: Some(most), owed: most },
                 Entry::Short { id, units: u64::MAX },
                 Entry::Forward {
                     limit,

@@ -283,3 +283,76 @@ fn a_report_in_one_region_lets_no_region_pass_more_than_the_limit() {
         }
     }
 }
+
+/// Three regions share 300 units, and none of them has any left before the others hear of a debt.
+fn three_regions(spec: &LimitSpec) -> regions::World {
+    let mut world = regions::World::new(3, std::slice::from_ref(spec), 40 * MS);
+    world.run(2 * S, |_, _| 0);
+    world
+}
+
+#[test]
+fn while_more_is_owed_than_is_left_no_region_that_hears_of_it_admits_anything() {
+    for spec in
+        [regions::window("l", 300, "1h"), regions::bucket("l", "1/m", 300), regions::sliding("l", 300, "1h")]
+    {
+        let mut world = three_regions(&spec);
+        // The debt is 800, and the others have 200 left.
+        assert_eq!(world.report(0, "k", 900), 800, "{spec:?}");
+        // A round trip, and the time between two rebalances.
+        world.run(150 * MS, |_, _| 0);
+        world.run(20 * S, |_, _| 1);
+        assert_eq!(world.admitted(), 0, "{spec:?}");
+        let (_, verdict) = world.peek(1, "k");
+        // A bucket fills up a little between two rebalances.
+        assert!(!verdict.allowed && verdict.remaining <= 1, "{verdict:?} {spec:?}");
+        assert!((1..=2 * 3_600 * S).contains(&verdict.retry_after_ns), "{verdict:?} {spec:?}");
+    }
+}
+
+#[test]
+fn while_more_is_left_than_is_owed_the_regions_admit_the_difference() {
+    for spec in [regions::window("l", 300, "1h"), regions::sliding("l", 300, "1h")] {
+        let mut world = three_regions(&spec);
+        assert_eq!(world.report(0, "k", 200), 100, "{spec:?}");
+        world.run(150 * MS, |_, _| 0);
+        world.run(20 * S, |region, _| u64::from(region != 0));
+        let admitted = world.admitted();
+        assert!((95..=100).contains(&admitted), "{admitted} of 100 passed {spec:?}");
+    }
+}
+
+#[test]
+fn a_debt_draws_units_of_other_regions_until_it_is_paid() {
+    for spec in [regions::window("l", 300, "1h"), regions::sliding("l", 300, "1h")] {
+        let mut world = three_regions(&spec);
+        assert_eq!(world.report(0, "k", 150), 50, "{spec:?}");
+        world.run(5 * S, |_, _| 0);
+        assert!(world.ask(0, "k"), "the region has units again: {spec:?}");
+        world.run(20 * S, |_, _| 1);
+        assert!((145..=150).contains(&world.admitted()), "{} of 150 passed {spec:?}", world.admitted());
+    }
+}
+
+#[test]
+fn a_region_that_is_cut_off_from_a_debt_goes_on_with_what_it_owns() {
+    let mut world = three_regions(&regions::sliding("l", 300, "1h"));
+    world.report(0, "k", 900);
+    world.run(S, |_, _| 0);
+    assert!(!world.ask(1, "k"));
+    world.cut = vec![(0, 1), (1, 0), (0, 2), (2, 0)];
+    world.run(20 * S, |region, _| u64::from(region != 0));
+    assert!((190..=200).contains(&world.admitted()), "{} of 200 passed", world.admitted());
+    world.cut = Vec::new();
+    world.run(S, |_, _| 0);
+    assert!(!world.ask(1, "k"), "the region has heard of the debt again");
+}
+
+#[test]
+fn a_commit_above_its_reservation_is_heard_of_by_other_regions() {
+    let mut world = three_regions(&regions::window("l", 300, "1h"));
+    world.reserve_and_commit(0, "k", 10, 900);
+    world.run(150 * MS, |_, _| 0);
+    world.run(5 * S, |_, _| 1);
+    assert_eq!(world.admitted(), 0);
+}

@@ -496,7 +496,8 @@ impl Liar {
             12 => {
                 let rough = |value| wire::Rough::new(value);
                 let (demand, holds, left) = (rough(units), rough(units), rough(self.units()));
-                Entry::Advertisement { id, demand, holds, left, stands: Some(rough(units)) }
+                let owed = rough(self.below(2) * units);
+                Entry::Advertisement { id, demand, holds, left, stands: Some(rough(units)), owed }
             }
             13 => {
                 let mut version = self.version.clone();

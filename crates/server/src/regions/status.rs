@@ -241,6 +241,7 @@ pub(crate) fn shares(regions: &Regions, answer: &Answer, catalogue: &Catalogue, 
                     holds: holding(report.holds, rate),
                     left: report.left,
                     demand_milli: report.demand_milli,
+                    owed: report.owed,
                 }),
             }
         });

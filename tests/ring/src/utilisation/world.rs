@@ -221,8 +221,8 @@ impl World {
         use wire::Entry;
         for entry in wire::read(bytes).expect("a frame that reads").entries {
             let kind = match entry {
-                Entry::Advertisement { id, demand, holds, left, stands } => {
-                    let numbers = [demand, holds, left].into_iter().chain(stands);
+                Entry::Advertisement { id, demand, holds, left, stands, owed } => {
+                    let numbers = [demand, holds, left, owed].into_iter().chain(stands);
                     let words: u64 = numbers.map(|rough| varint_bytes(u64::from(rough.0))).sum();
                     self.sent.news_bytes += 2 + varint_bytes(u64::from(id.0)) + words;
                     0

@@ -17,6 +17,7 @@ struct CellStatus {
     demand: u64,
     holds: u64,
     left: u64,
+    owed: u64,
     /// The standing part that this node acts for, if that is not its own.
     stands: Option<Rough>,
     /// Whether some region has less than it wants: then small changes matter.
@@ -34,6 +35,7 @@ impl CellStatus {
             holds: Rough::new(self.holds),
             left: Rough::new(self.left),
             stands: self.stands,
+            owed: Rough::new(self.owed),
         }
     }
 
@@ -57,6 +59,7 @@ impl CellStatus {
             || differs(said.demand, self.demand, if self.is_scarce { 8 } else { 3 })
             || differs(said.holds, self.holds, 32)
             || (self.counts_left && differs(left_by_now, self.left, 8))
+            || differs(said.owed, self.owed, 8)
     }
 }
 
@@ -79,6 +82,7 @@ impl Sharing {
             demand: active_cell.told_demand_milli(&round.resource, now_ns),
             holds: round.resource.weigh(account.effective()).saturating_add(more).saturating_add(beside),
             left: left.saturating_add(more),
+            owed: account.debt(&cell.state, round.now, round.context.salt),
             stands: acts_for.map(|part| Rough::new(round.resource.weigh(part))),
             is_scarce,
             counts_left: round.resource == Resource::Rights,
@@ -93,8 +97,8 @@ impl Sharing {
         for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now_ns, SETTINGS.sharing.reach_ns))
         {
             let id = ShortId::default();
-            let Advertised { demand, holds, left, stands } = said;
-            let entry = Entry::Advertisement { id, demand, holds, left, stands };
+            let Advertised { demand, holds, left, stands, owed } = said;
+            let entry = Entry::Advertisement { id, demand, holds, left, stands, owed };
             peer.outbox.tell(Topic::Advertisement(round.key), entry, 0);
             if short > account.effective().units {
                 peer.outbox.tell(Topic::Short(round.key), Entry::Short { id, units: short }, 0);

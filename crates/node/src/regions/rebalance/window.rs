@@ -44,7 +44,6 @@ impl Sharing {
         let in_hand = account.available(&cell.state, cell.reserved(), round.now, round.context.salt);
         let Some(account) = cell.account.as_deref_mut() else { return false };
         let end_ns = account.window();
-        active_cell.enter(end_ns);
         let view = self.window_view(round, active_cell, account, in_hand, denied);
         let at_mates = units_at_mates(round, account, &view, denied);
         let received = account.open().received().iter().map(|(_, units)| units).sum();

@@ -5,7 +5,10 @@ use acequia_limits::{
     CellTag, HashKey, Limit, LimitId, Now, Request, Verdict,
     limit::{FixedWindowSpec, LimitSpec, TokenBucketSpec},
 };
-use acequia_node::{Ask, Asker, CellRecord, CellView, Config, Holding, Home, Membership, Node, Row, regions};
+use acequia_node::{
+    Ask, Asker, CellRecord, CellView, ChargeId, Config, Holding, Home, Membership, Node, Recording, Reserve,
+    Row, Settled, regions,
+};
 use acequia_rights::{
     Incarnation, MemberId,
     versions::{CellKey, Draft, Member},
@@ -163,6 +166,20 @@ impl World {
         let entries = [("key", key)];
         let request = Request { cost, ..Request::new("shop", &entries) };
         place.asker.check(&request, now, Ask::REPORT).limits[0].debt.owed
+    }
+
+    /// Reserves some units, and says at once that the work cost more.
+    pub(crate) fn reserve_and_commit(&mut self, region: usize, key: &str, reserved: u64, cost: u64) {
+        let now = self.now_of(region);
+        let place = &mut self.places[region];
+        let entries = [("key", key)];
+        let request = Request { cost: reserved, ..Request::new("shop", &entries) };
+        let reserve = Some(Reserve { ttl_ns: 60 * S, keeps: false, at_most: false });
+        let id = ChargeId(1);
+        let recording = Recording { id, fingerprint: 1, is_repeatable: false, reserve, owner: 0 };
+        let answer = place.asker.check_recorded(&request, now, Ask::CHECK, &recording).expect("a new id");
+        assert!(answer.allowed);
+        assert!(matches!(place.node.settle(id, Some(cost), now), Settled::Done { .. }));
     }
 
     pub(crate) fn ask_entries(&mut self, region: usize, entries: &[(&str, &str)]) -> bool {
