@@ -157,6 +157,7 @@ fn limit(name: &str, by: &str, route: Option<String>) -> Limit {
         exact: false,
         descriptors: Descriptors::Sum,
         cost: None,
+        unit: None,
         token_bucket: Some(TokenBucketSpec { rate: "10/s".to_owned(), burst: 300_000_000 }),
         leaky_bucket: None,
         fixed_window: None,

@@ -13,6 +13,7 @@ pub(super) fn bucket(rate: &str, burst: u64) -> LimitSpec {
         by: vec![BySpec::Key("api_key".into())],
         descriptors: Descriptors::Sum,
         cost: None,
+        unit: None,
         token_bucket: Some(TokenBucketSpec { rate: rate.into(), burst }),
         leaky_bucket: None,
         fixed_window: None,

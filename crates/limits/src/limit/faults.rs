@@ -6,7 +6,7 @@ use super::{
     AddressSpec, BySpec, Charge, ConcurrentSpec, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSpec,
     NAME_BYTES_MAX, NETWORKS_MAX, NetworksSpec, OnStoreLoss, Override, PATTERNS_MAX, PRIORITIES_MAX,
     QuotaSpec, Sharing, SharingSpec, SlidingWindowSpec, Soft, TTL_NS_MAX, TTL_NS_MIN, Throttle, ThrottleSpec,
-    TokenBucketSpec, ValueSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN, parse_instant_ns,
+    TokenBucketSpec, UNIT_BYTES_MAX, ValueSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN, parse_instant_ns,
 };
 use crate::{
     Algorithm, PERIOD_NS_MAX, UNITS_MAX,
@@ -59,6 +59,23 @@ impl Faults {
             );
         } else if field == "name" && text.contains('/') {
             self.add(field, format!("a name has no slash, which ends the domain in shop/{text}"));
+        }
+    }
+
+    /// A unit is a token of structured fields (RFC 9651, section 3.3.4), so that a header needs no escapes.
+    pub(super) fn unit(&mut self, unit: Option<&str>) {
+        let Some(unit) = unit else { return };
+        let is_first = |b: u8| b.is_ascii_alphabetic() || b == b'*';
+        let fits = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~:/".contains(&b);
+        let is_token = unit.bytes().next().is_some_and(is_first) && unit.bytes().all(fits);
+        if !is_token || unit.len() > UNIT_BYTES_MAX {
+            self.add(
+                "unit",
+                format!(
+                    "a unit is a word of 1 to {UNIT_BYTES_MAX} letters, digits and signs that begins with a letter, such as tokens \
+                     or usd-micro: {unit:?}"
+                ),
+            );
         }
     }
 
@@ -566,6 +583,38 @@ mod tests {
             faults.iter().any(|fault| fault.field == field && fault.what.contains(word)),
             "no fault in {field} that says {word}: {faults:?}"
         );
+    }
+
+    #[test]
+    fn a_unit_is_a_token_that_needs_no_escape_in_a_header() {
+        let of = |unit: &str| LimitSpec { unit: Some(unit.into()), ..bucket("1/s", 1) };
+        let longest = "x".repeat(UNIT_BYTES_MAX);
+        for unit in
+            ["tokens", "requests", "usd-micro", "content-bytes", "*", "a:b/c", "GB!#$%&'*+-.^_`|~9", &longest]
+        {
+            assert_eq!(Limit::new(of(unit)).expect(unit).unit(), Some(unit));
+        }
+        let long = "x".repeat(UNIT_BYTES_MAX + 1);
+        for unit in [
+            "",
+            " ",
+            "two words",
+            "9s",
+            "-a",
+            "a\"",
+            "a\\",
+            "a,b",
+            "a;b",
+            "a=b",
+            "a[b",
+            "a@b",
+            "µs",
+            "a\r\nb",
+            &long,
+        ] {
+            refused(of(unit), "unit", "such as tokens");
+        }
+        assert_eq!(Limit::new(bucket("1/s", 1)).expect("a limit").unit(), None);
     }
 
     #[test]

@@ -31,6 +31,8 @@ use crate::{
 
 /// The most bytes in a limit's name or domain. Both are metric labels and header values.
 pub const NAME_BYTES_MAX: usize = 128;
+/// The most bytes in the name of what a limit counts. It is a metric label and a header value, too.
+pub const UNIT_BYTES_MAX: usize = 32;
 /// The most entries that a limit may count by, and the most keys in its `when`.
 pub const KEYS_MAX: usize = 16;
 /// The most patterns in one list, so that a check has a bound.
@@ -166,6 +168,7 @@ impl Limit {
         let mut faults = Faults::default();
         faults.name("name", &spec.name);
         faults.name("domain", &spec.domain);
+        faults.unit(spec.unit.as_deref());
         let when = faults.conditions("when", &spec.when, &spec.by);
         let unlimited = faults.conditions("unlimited", &spec.unlimited, &spec.by);
         let by = faults.by(&spec.by);
@@ -280,6 +283,11 @@ impl Limit {
     /// `domain/name`.
     pub fn path(&self) -> String {
         format!("{}/{}", self.spec.domain, self.spec.name)
+    }
+
+    /// The name of what the limit counts; `None` if the operator gave none.
+    pub fn unit(&self) -> Option<&str> {
+        self.spec.unit.as_deref()
     }
 
     /// The units that a request of `cost` weighs under this limit. The product saturates: a weight above

@@ -33,6 +33,10 @@ pub struct LimitSpec {
     /// The weight of each unit of a request's cost under this limit; 1 if absent.
     #[serde(default, deserialize_with = "some_units", skip_serializing_if = "Option::is_none")]
     pub cost: Option<u64>,
+    /// The name of what the limit counts, such as `tokens`, for people and programs that read answers: a token
+    /// of RFC 9651 of at most [`UNIT_BYTES_MAX`](super::UNIT_BYTES_MAX). No decision depends on the name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
     /// A bucket that refills at a rate, up to a burst.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_bucket: Option<TokenBucketSpec>,
@@ -688,6 +692,16 @@ mod tests {
         let guarded = serde_json::to_string(&of(OnStoreLoss::Open)).expect("text");
         let fault = serde_json::from_str::<LimitSpec>(&guarded.replace("\"open\"", "\"ajar\"")).unwrap_err();
         assert!(fault.to_string().contains("expected one of `guard`, `closed`, `open`"), "{fault}");
+    }
+
+    #[test]
+    fn a_unit_is_left_out_when_absent_so_that_older_nodes_read_the_limit() {
+        let of = |unit: Option<&str>| LimitSpec { unit: unit.map(str::to_owned), ..bucket("60/s", 120) };
+        for (unit, is_written) in [(None, false), (Some("tokens"), true)] {
+            let json = serde_json::to_string(&of(unit)).expect("text");
+            assert_eq!(json.contains("unit"), is_written, "{json}");
+            assert_eq!(serde_json::from_str::<LimitSpec>(&json).expect("a limit"), of(unit));
+        }
     }
 
     #[test]

@@ -95,6 +95,7 @@ fn fields_that_do_not_change_what_is_counted_keep_a_limits_id() {
         LimitSpec { mode: Mode::Off, ..hourly() },
         LimitSpec { charge: Charge::Each, ..hourly() },
         LimitSpec { cost: Some(5), ..hourly() },
+        LimitSpec { unit: Some("tokens".to_owned()), ..hourly() },
         LimitSpec { unlimited: conditions(&[("api_key", &["internal-*"])]), ..hourly() },
         LimitSpec { overrides: vec![big_co], ..hourly() },
     ] {

@@ -113,6 +113,7 @@ pub(crate) fn nothing_limited() -> LimitSpec {
         exact: false,
         descriptors: Descriptors::Sum,
         cost: None,
+        unit: None,
         token_bucket: None,
         leaky_bucket: None,
         fixed_window: None,

@@ -36,6 +36,7 @@ fn nothing(name: &str) -> LimitSpec {
         exact: false,
         descriptors: Descriptors::Sum,
         cost: None,
+        unit: None,
         token_bucket: None,
         leaky_bucket: None,
         fixed_window: None,
