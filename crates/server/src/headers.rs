@@ -1,7 +1,8 @@
 //! Limits in headers, in the dialects that clients know.
 //!
 //! - `draft-11`: draft-ietf-httpapi-ratelimit-headers-11 (May 2026), structured fields (RFC 9651):
-//!   every enforced limit, with `r` what is left here and `t` the seconds until more is.
+//!   every enforced limit, with `r` what is left here and `t` the seconds until more is. `qu` is the limit's
+//!   `unit`.
 //! - `triple`: `RateLimit-Limit`, `-Remaining`, `-Reset`, as drafts up to 06 had them.
 //! - `x-ratelimit`, `x-ratelimit-epoch`: these three under older names; `Reset` is seconds to go, or the
 //!   time of day as seconds since the epoch.
@@ -10,7 +11,7 @@
 //!
 //! `Retry-After` (RFC 9110, section 10.2.3) goes with every denial that a wait can mend.
 
-use acequia_limits::{Mode, Now, time::seconds_rounded_up, verdict::NEVER};
+use acequia_limits::{Limit, Mode, Now, time::seconds_rounded_up, verdict::NEVER};
 use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome};
 
 use crate::{config::Dialect, respond::name};
@@ -66,15 +67,26 @@ fn draft_11(answer: &Answer, catalogue: &Catalogue, now: Now) -> [Header; 2] {
     for limit in enforced {
         // Names have no quotes and no backslashes, so they are structured strings as they stand.
         let name = name(limit, catalogue);
-        let algorithm = &catalogue.limits[limit.limit as usize].limit.algorithm;
-        let window = seconds_rounded_up(algorithm.open_period_ns(now.wall_ns)).max(1);
-        policies.push(format!("\"{name}\";q={};w={window}", limit.budget));
+        let active = &catalogue.limits[limit.limit as usize].limit;
+        let window = seconds_rounded_up(active.algorithm.open_period_ns(now.wall_ns)).max(1);
+        // Units are tokens of structured fields, so they have no quotes and no backslashes either.
+        let unit = quota_unit(active).map(|unit| format!(";qu=\"{unit}\"")).unwrap_or_default();
+        policies.push(format!("\"{name}\";q={}{unit};w={window}", limit.budget));
         limits.push(format!("\"{name}\";r={};t={}", limit.verdict.remaining, wait_s(limit)));
     }
     [
         Header { name: "ratelimit-policy", value: policies.join(", ") },
         Header { name: "ratelimit", value: limits.join(", ") },
     ]
+}
+
+/// The quota unit in the words of the draft, which registers `requests`, `content-bytes` and
+/// `concurrent-requests`; `None` for its default, `requests`.
+fn quota_unit(limit: &Limit) -> Option<&str> {
+    match limit.unit() {
+        Some("requests") | None => limit.is_concurrent().then_some("concurrent-requests"),
+        unit => unit,
+    }
 }
 
 /// Seconds until a denied request may come again. For an allowed one, and if no wait helps: until everything is back.
@@ -86,4 +98,29 @@ fn wait_ns(limit: &LimitAnswer) -> u64 {
     let verdict = &limit.verdict;
     let retry = !verdict.allowed && verdict.retry_after_ns != NEVER;
     if retry { verdict.retry_after_ns } else { verdict.reset_after_ns }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limits_unit_is_the_drafts_quota_unit() {
+        let bucket = r#""token_bucket": {"rate": "1/s", "burst": 3}"#;
+        let slots = r#""concurrent": {"limit": 3, "ttl": "10s"}"#;
+        for (counts, unit, written) in [
+            (bucket, None, None),
+            (bucket, Some("requests"), None),
+            (bucket, Some("content-bytes"), Some("content-bytes")),
+            (bucket, Some("usd-micro"), Some("usd-micro")),
+            (slots, None, Some("concurrent-requests")),
+            (slots, Some("requests"), Some("concurrent-requests")),
+            (slots, Some("gpus"), Some("gpus")),
+        ] {
+            let unit = unit.map(|unit| format!(r#""unit": "{unit}", "#)).unwrap_or_default();
+            let spec = format!(r#"{{"name": "l", "domain": "shop", {unit}{counts}}}"#);
+            let limit = Limit::new(serde_json::from_str(&spec).expect("a spec")).expect("a limit");
+            assert_eq!(quota_unit(&limit), written, "{spec}");
+        }
+    }
 }

@@ -270,6 +270,9 @@ struct LimitJson<'a> {
     name: &'a str,
     algorithm: &'static str,
     budget: u64,
+    /// What the limit counts, if the config names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unit: Option<&'a str>,
     /// Null where the limit exempts the request.
     remaining: Option<u64>,
     retry_after_ms: Option<u64>,
@@ -538,6 +541,7 @@ fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue, names: &Names) ->
         name: name(limit, catalogue),
         algorithm: catalogue.limits[limit.limit as usize].limit.kind(),
         budget: limit.budget,
+        unit: catalogue.limits[limit.limit as usize].limit.unit(),
         remaining: Some(limit.verdict.remaining).filter(|remaining| *remaining != u64::MAX),
         retry_after_ms: retry_after_ms(limit.verdict.allowed, limit.verdict.retry_after_ns),
         reset_after_ms: ms_rounded_up(limit.verdict.reset_after_ns),

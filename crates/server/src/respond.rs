@@ -80,6 +80,7 @@ fn limit_out<'a>(limit: &LimitAnswer, descriptors: &'a [u32], catalogue: &'a Cat
         class: class(limit, catalogue).unwrap_or(""),
         open_units: catalogue.limits[limit.limit as usize].open_units(),
         owed: limit.debt.owed,
+        unit: active.unit().unwrap_or(""),
     }
 }
 

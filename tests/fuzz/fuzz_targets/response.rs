@@ -122,6 +122,7 @@ fn write_check(check: &Check<'_>) {
             class: limit.algorithm,
             open_units: limit.numbers[4],
             owed: limit.numbers[5],
+            unit: limit.name,
         })
         .collect();
     let out = CheckOut {
@@ -157,6 +158,7 @@ fn write_check(check: &Check<'_>) {
         class: limit.class.to_owned(),
         open_units: limit.open_units,
         owed: limit.owed,
+        unit: limit.unit.to_owned(),
     };
     let expected = CheckResponse {
         allowed: out.allowed,

@@ -2077,6 +2077,10 @@ pub struct LimitResult {
     /// Units that were spent beyond what the cell had, and that have not come back: until they have, nothing passes.
     #[prost(uint64, tag = "14")]
     pub owed: u64,
+    /// The name of what the limit counts, as the config has it in `unit`, such as "tokens": at most 32 bytes of visible ASCII. Empty
+    /// where the config names none.
+    #[prost(string, tag = "15")]
+    pub unit: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CheckBatch {

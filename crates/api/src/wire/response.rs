@@ -173,6 +173,8 @@ pub struct LimitOut<'a> {
     pub open_units: u64,
     /// Units that were spent beyond what the cell had.
     pub owed: u64,
+    /// The name of what the limit counts; empty if the config names none.
+    pub unit: &'a str,
 }
 
 /// The longest `google.protobuf.Duration`, about ten thousand years.
@@ -342,6 +344,7 @@ impl Body for LimitOut<'_> {
             + bytes_len(self.class.as_bytes())
             + uint_len(self.open_units)
             + uint_len(self.owed)
+            + bytes_len(self.unit.as_bytes())
     }
 
     fn write(&self, out: &mut impl BufMut) {
@@ -359,6 +362,7 @@ impl Body for LimitOut<'_> {
         put_bytes(out, 12, self.class.as_bytes());
         put_uint(out, 13, self.open_units);
         put_uint(out, 14, self.owed);
+        put_bytes(out, 15, self.unit.as_bytes());
     }
 }
 
@@ -617,6 +621,7 @@ mod tests {
             class: &limit.class,
             open_units: limit.open_units,
             owed: limit.owed,
+            unit: &limit.unit,
         }
     }
 
@@ -701,7 +706,7 @@ mod tests {
 
     prop_compose! {
         fn limit_result()(
-            (name, algorithm, class) in (text(), text(), text()),
+            (name, algorithm, class, unit) in (text(), text(), text(), text()),
             (budget, remaining, cost) in (integer(), integer(), integer()),
             (open_units, owed) in (integer(), integer()),
             retry_after_ms in option::of(integer()),
@@ -725,6 +730,7 @@ mod tests {
                 class,
                 open_units,
                 owed,
+                unit,
             }
         }
     }

@@ -10,8 +10,8 @@ use super::{
     people::{Align, Cell, Paint, duration, table},
     read_duration,
     verdict::{
-        VerdictJson, charge_id, class, come_back, headline, left, line, outcome_colour, outcome_word,
-        reason_word,
+        VerdictJson, charge_id, class, come_back, counted, headline, left, line, outcome_colour,
+        outcome_word, reason_word,
     },
 };
 
@@ -155,7 +155,7 @@ pub(super) fn row(limit: &LimitResult) -> [Cell; 3] {
 /// One limit's verdict in words.
 fn says(limit: &LimitResult) -> String {
     let Some(left) = left(limit) else { return "exempt".to_owned() };
-    let mut says = format!("{left} of {} left", limit.budget);
+    let mut says = format!("{left} of {} left", counted(limit.budget, Some(limit)));
     if let Some(class) = class(limit) {
         says.push_str(&format!(", class {class}"));
     }
@@ -249,6 +249,13 @@ allowed  59 left in per-key
     #[test]
     fn the_class_of_a_request_is_shown_with_its_limit() {
         assert_eq!(says(&plans()), "0 of 10 left, class free, come back in 840 ms (class-reserve)");
+    }
+
+    #[test]
+    fn the_unit_of_a_limit_is_shown_with_its_numbers_and_moves_no_cursor() {
+        let of = |unit: &str| LimitResult { unit: unit.to_owned(), ..per_key() };
+        assert_eq!(says(&of("tokens")), "59 of 120 tokens left");
+        assert_eq!(says(&of("\x1b[2J")), "59 of 120 \\u{1b}[2J left");
     }
 
     #[test]

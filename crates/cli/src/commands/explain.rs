@@ -14,7 +14,9 @@ use super::{
     people::{Align, Cell, Colour, Paint, at, duration, plain, table},
     pools::{self, PoolJson},
     shares::{self, ShareJson},
-    verdict::{VerdictJson, class, come_back, headline, left, outcome_colour, outcome_word, reason_word},
+    verdict::{
+        VerdictJson, class, come_back, counted, headline, left, outcome_colour, outcome_word, reason_word,
+    },
 };
 
 /// Why would this request pass or not? Charges nothing.
@@ -235,7 +237,7 @@ fn row(limit: &LimitResult) -> [Cell; 8] {
     [
         Cell::new(&limit.name),
         Cell::new(&limit.algorithm),
-        Cell::new(limit.budget.to_string()),
+        Cell::new(counted(limit.budget, Some(limit))),
         Cell::new(left.map_or("-".to_owned(), |units| units.to_string())),
         Cell::new(limit.cost.to_string()),
         Cell::new(full_again),
@@ -391,6 +393,23 @@ Do not apply, of the limits of shop:
     fn the_class_of_a_request_is_explained() {
         assert_eq!(why(&plans()), "class free, class-reserve, come back in 840 ms");
         assert_eq!(why(&LimitResult { class: "gold".to_owned(), ..per_key() }), "class gold, within-limit");
+    }
+
+    #[test]
+    fn the_unit_of_a_limit_stands_beside_its_budget() {
+        let tokens = LimitResult { unit: "tokens".to_owned(), budget: 9_000, ..search() };
+        let verdict = CheckResponse { limits: vec![per_key(), tokens], ..denied() };
+        let text = for_people("shop", &verdict, &PeekResponse::default(), Paint::OFF);
+        assert_eq!(
+            text,
+            "\
+denied   by search: 0 tokens left, come back in 840 ms (over-limit)
+
+limit    algorithm            budget  left  cost  full again in  verdict  why
+per-key  token_bucket            120    59     1  1.1 s          allow    within-limit
+search   sliding_window  9000 tokens     0     1  990 ms         deny     over-limit, come back in 840 ms
+"
+        );
     }
 
     #[test]

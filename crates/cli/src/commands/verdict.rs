@@ -34,6 +34,8 @@ struct LimitJson<'a> {
     name: &'a str,
     algorithm: &'a str,
     budget: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unit: Option<&'a str>,
     /// Null if the limit exempts the request.
     remaining: Option<u64>,
     retry_after_ms: Option<u64>,
@@ -75,6 +77,7 @@ impl<'a> LimitJson<'a> {
             name: &limit.name,
             algorithm: &limit.algorithm,
             budget: limit.budget,
+            unit: unit(limit),
             remaining: left(limit),
             retry_after_ms: limit.retry_after_ms,
             reset_after_ms: limit.reset_after_ms,
@@ -111,7 +114,9 @@ pub(super) fn line(more: &str) -> String {
 
 fn decision(verdict: &CheckResponse) -> String {
     let reason = reason_word(verdict.reason());
-    let remaining = verdict.remaining.unwrap_or(0);
+    // An answer without details does not have the limit, and so not its unit.
+    let limit = decisive(verdict).and_then(|name| verdict.limits.iter().find(|limit| limit.name == name));
+    let remaining = counted(verdict.remaining.unwrap_or(0), limit);
     match (verdict.allowed, decisive(verdict)) {
         (true, Some(limit)) => format!("{remaining} left in {limit}"),
         (true, None) if verdict.reason() == Reason::NoMatch => format!("no limit matches ({reason})"),
@@ -142,6 +147,19 @@ pub(super) fn charge_id(verdict: &CheckResponse) -> Option<&str> {
 /// The class of consumers that the request counts in, where the limit has classes.
 pub(super) fn class(limit: &LimitResult) -> Option<&str> {
     Some(limit.class.as_str()).filter(|class| !class.is_empty())
+}
+
+/// The name of what a limit counts, where the config has one.
+pub(super) fn unit(limit: &LimitResult) -> Option<&str> {
+    Some(limit.unit.as_str()).filter(|unit| !unit.is_empty())
+}
+
+/// A number of units, with the name of what the limit counts.
+pub(super) fn counted(units: u64, limit: Option<&LimitResult>) -> String {
+    match limit.and_then(unit) {
+        Some(unit) => format!("{units} {}", plain(unit)),
+        None => units.to_string(),
+    }
 }
 
 /// What is left in a limit; `None` if the limit exempts the request, since then there is no bound.
@@ -403,6 +421,19 @@ mod tests {
         let line = json_line(&VerdictJson::new(&verdict));
         assert!(line.starts_with(r#"{"allowed":true,"limit":null,"remaining":null,"#), "{line}");
         assert!(line.contains(r#""budget":120,"remaining":null,"#), "{line}");
+    }
+
+    #[test]
+    fn a_verdict_names_the_unit_of_the_limit_that_decided() {
+        let tokens = LimitResult { unit: "tokens".to_owned(), ..examples::search() };
+        let verdict = CheckResponse { limits: vec![examples::per_key(), tokens], ..denied() };
+        assert_eq!(
+            headline(&verdict, Paint::OFF),
+            "denied   by search: 0 tokens left, come back in 840 ms (over-limit)\n"
+        );
+        let line = json_line(&VerdictJson::new(&verdict));
+        assert!(line.contains(r#""budget":10,"unit":"tokens","remaining":0,"#), "{line}");
+        assert_eq!(line.matches("unit").count(), 1, "{line}");
     }
 
     #[test]

@@ -224,6 +224,7 @@ fn owned(check: &CheckOut<'_>) -> api::CheckResponse {
                 cost: limit.cost,
                 algorithm: limit.algorithm.to_owned(),
                 class: limit.class.to_owned(),
+                unit: limit.unit.to_owned(),
             })
             .collect(),
         charge_id: check.charge.map_or_else(String::new, |charge| charge.charge_id.to_owned()),
