@@ -51,6 +51,7 @@ impl Collector for Counts {
         let mut out = Out(encoder);
         process::build(&mut out)?;
         process::process(&mut out, &Process::look())?;
+        requests::about(&mut out, &catalogue)?;
         requests::limits(&mut out, &tally, &hottest, &catalogue)?;
         if catalogue.has_candidates {
             requests::candidates(&mut out, &catalogue, |slot| shared.cells_of(slot))?;

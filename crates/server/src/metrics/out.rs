@@ -40,7 +40,21 @@ impl Out<'_> {
         help: &str,
         labels: [(&str, &str); N],
     ) -> fmt::Result {
-        self.begin(name, help, None, MetricType::Info)?.encode_info(&labels)
+        self.infos(name, help, [labels])
+    }
+
+    /// Text about each of several things, as labels.
+    pub(super) fn infos<'l, const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        all: impl IntoIterator<Item = [(&'l str, &'l str); N]>,
+    ) -> fmt::Result {
+        let mut metric = self.begin(name, help, None, MetricType::Info)?;
+        for labels in all {
+            metric.encode_info(&labels)?;
+        }
+        Ok(())
     }
 
     /// A counter without labels.

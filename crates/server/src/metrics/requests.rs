@@ -19,6 +19,21 @@ const HOT_SHOWN: usize = 5;
 /// Their ranks, as labels.
 const RANKS: [&str; HOT_SHOWN] = ["1", "2", "3", "4", "5"];
 
+/// What kind each limit is, and what it counts: labels to join other series with.
+pub(super) fn about(out: &mut Out<'_>, catalogue: &Catalogue) -> fmt::Result {
+    // A limit comes after those of its path that it has replaced, so the newest one tells. Two rows would make
+    // joins ambiguous.
+    let by_path: BTreeMap<String, [&str; 2]> = catalogue
+        .limits
+        .iter()
+        .map(|active| (active.limit.path(), [active.limit.kind(), active.limit.unit().unwrap_or("")]))
+        .collect();
+    let all = by_path
+        .iter()
+        .map(|(path, [kind, unit])| [("limit", path.as_str()), ("kind", *kind), ("unit", *unit)]);
+    out.infos("acequia_limit", "What kind a limit is, and what it counts if the config says so.", all)
+}
+
 /// What limits said, and what their hottest cells have left.
 pub(super) fn limits(
     out: &mut Out<'_>,
