@@ -48,7 +48,7 @@ impl Warned {
 }
 
 fn event(warning: Warning, NodeName { region, node }: NodeName<'_>) -> Event {
-    let Warning { id, domain, name, percent, used, budget, by, window_ends_ns, at } = warning;
+    let Warning { id, domain, name, percent, used, budget, unit, by, window_ends_ns, at } = warning;
     Event {
         id,
         kind: Kind::LimitWarning,
@@ -59,6 +59,7 @@ fn event(warning: Warning, NodeName { region, node }: NodeName<'_>) -> Event {
         percent,
         used,
         budget,
+        unit,
         by,
         window_ends_ms: window_ends_ns.map(|ns| ns / 1_000_000),
         at_ms: at.wall_ns / 1_000_000,

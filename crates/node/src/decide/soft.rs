@@ -40,6 +40,8 @@ pub struct Warning {
     pub used: u64,
     /// The budget of the cell.
     pub budget: u64,
+    /// The name of what the limit counts; `None` if it has none.
+    pub unit: Option<String>,
     /// The cell: its keys and values.
     pub by: Vec<(String, String)>,
     /// When the cell's window ends: wall clock, nanoseconds; `None` if there are no edges.
@@ -188,6 +190,7 @@ impl Check<'_, '_> {
             percent,
             used: used.everywhere,
             budget: used.budget,
+            unit: limit.spec.unit.clone(),
             by: by.collect(),
             window_ends_ns: (used.window > 0).then_some(used.window),
             at: self.now,

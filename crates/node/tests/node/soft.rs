@@ -28,14 +28,16 @@ fn each_threshold_warns_once_a_window() {
         [window("w", 10, "1h"), quota("w", 10, "day"), sliding("w", 10, "1h"), bucket("w", "10/h", 10)]
     {
         let is_quota = spec.quota.is_some();
-        let node = node(&[warned(spec, &[50, 80, 100])], START);
+        let spec = LimitSpec { unit: Some("tokens".into()), ..warned(spec, &[50, 80, 100]) };
+        let node = node(&[spec], START);
         let mut asker = node.asker();
         for (key, n) in [("a", 5), ("b", 4)] {
             (0..n).for_each(|_| assert!(passes(&mut asker, key, 1, START)));
         }
         let (warnings, dropped) = node.take_warnings();
         assert_eq!((warnings.len(), dropped), (1, 0));
-        let Warning { domain, name, percent, used, budget, by, .. } = &warnings[0];
+        let Warning { domain, name, percent, used, budget, unit, by, .. } = &warnings[0];
+        assert_eq!(unit.as_deref(), Some("tokens"));
         assert_eq!((domain.as_str(), name.as_str(), *percent, *used, *budget), ("shop", "w", 50, 5, 10));
         assert_eq!(by, &[("key".to_owned(), "a".to_owned())]);
         // One charge reaches two thresholds. A denial reports nothing.

@@ -23,6 +23,7 @@ use crate::settings::SETTINGS;
 ///   "percent": 80,
 ///   "used": 80000,
 ///   "budget": 100000,
+///   "unit": "credits",
 ///   "by": [["tenant", "big-co"]],
 ///   "window_ends_ms": 1767225600000,
 ///   "at_ms": 1766998800123
@@ -52,6 +53,8 @@ pub struct Event {
     pub used: u64,
     /// The whole budget, in units.
     pub budget: u64,
+    /// The name of what the limit counts, as the config has it in `unit`; `None` if it has none.
+    pub unit: Option<String>,
     /// The keys that the cell counts by, and its values, in the limit's order. Each is cut after 1,024 bytes.
     pub by: Vec<(String, String)>,
     /// When the window ends, in milliseconds since 1970; `None` if the limit has no windows.
@@ -127,13 +130,15 @@ mod tests {
             "percent": 80,
             "used": 80_000,
             "budget": 100_000,
+            "unit": "credits",
             "by": [["tenant", "big-co"]],
             "window_ends_ms": 1_767_225_600_000_u64,
             "at_ms": 1_766_998_800_123_u64,
         });
         assert_eq!(told, documented);
-        let endless = Event { window_ends_ms: None, ..event("w-1") };
-        assert_eq!(serde_json::to_value(endless).expect("JSON")["window_ends_ms"], json!(null));
+        let bare = Event { window_ends_ms: None, unit: None, ..event("w-1") };
+        let told = serde_json::to_value(bare).expect("JSON");
+        assert_eq!((&told["window_ends_ms"], &told["unit"]), (&json!(null), &json!(null)));
     }
 
     #[test]

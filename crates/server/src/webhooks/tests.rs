@@ -20,6 +20,7 @@ pub(super) fn event(id: &str) -> Event {
         percent: 80,
         used: 80_000,
         budget: 100_000,
+        unit: Some("credits".to_owned()),
         by: vec![("tenant".to_owned(), "big-co".to_owned())],
         window_ends_ms: Some(1_767_225_600_000),
         at_ms: 1_766_998_800_123,
