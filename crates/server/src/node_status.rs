@@ -100,6 +100,7 @@ fn limit(
         loans_end_ms,
         most_rate_milli: all().map(rate_milli).max().unwrap_or(rate),
         most_units: all().map(Algorithm::budget).max().unwrap_or_default(),
+        unit: active.limit.unit().unwrap_or_default().to_owned(),
     }
 }
 
@@ -111,24 +112,30 @@ fn kind(algorithm: &Algorithm) -> api::limit_status::Kind {
     }
 }
 
-/// A limit's numbers, in the words of the config.
+/// A limit's numbers in the words of the config, and what they count if the config names it.
 pub(crate) fn budget(active: &Active) -> String {
     let spec = &active.limit.spec;
+    let units = |units: u64| match &spec.unit {
+        Some(unit) => format!("{units} {unit}"),
+        None => units.to_string(),
+    };
     if let Some(bucket) = &spec.token_bucket {
-        format!("token_bucket {} burst {}", bucket.rate, bucket.burst)
+        format!("token_bucket {} burst {}", bucket.rate, units(bucket.burst))
     } else if let Some(bucket) = &spec.leaky_bucket {
-        format!("leaky_bucket {} queue {}", bucket.rate, bucket.queue)
+        format!("leaky_bucket {} queue {}", bucket.rate, units(bucket.queue))
     } else if let Some(window) = &spec.fixed_window {
-        format!("fixed_window {} in {}", window.limit, window.window)
+        format!("fixed_window {} in {}", units(window.limit), window.window)
     } else if let Some(window) = &spec.sliding_window {
-        format!("sliding_window {} in {}", window.limit, window.window)
+        format!("sliding_window {} in {}", units(window.limit), window.window)
     } else {
         match &spec.quota {
             Some(quota) if ["day", "week", "month", "year"].contains(&quota.per.as_str()) => {
-                format!("quota {} a {}", quota.limit, quota.per)
+                format!("quota {} a {}", units(quota.limit), quota.per)
             }
-            Some(quota) => format!("quota {} in {}", quota.limit, quota.per),
-            None => format!("{} units", active.limit.algorithm.budget()),
+            Some(quota) => format!("quota {} in {}", units(quota.limit), quota.per),
+            None => {
+                format!("{} {}", active.limit.algorithm.budget(), spec.unit.as_deref().unwrap_or("units"))
+            }
         }
     }
 }

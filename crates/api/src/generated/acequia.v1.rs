@@ -381,7 +381,7 @@ pub struct LimitStatus {
     pub domain: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
-    /// As it is written in a config, such as "token_bucket 1000/s burst 1000".
+    /// As it is written in a config, such as "token_bucket 1000/s burst 1000", with `unit` after the units.
     #[prost(string, tag = "3")]
     pub budget: ::prost::alloc::string::String,
     /// What kind of resource it is.
@@ -432,6 +432,9 @@ pub struct LimitStatus {
     pub most_rate_milli: u64,
     #[prost(uint64, tag = "21")]
     pub most_units: u64,
+    /// As LimitResult.unit: the name of what the limit counts; empty where the config names none.
+    #[prost(string, tag = "22")]
+    pub unit: ::prost::alloc::string::String,
 }
 /// Nested message and enum types in `LimitStatus`.
 pub mod limit_status {

@@ -165,6 +165,7 @@ impl Admin for FakeAdmin {
                 kind: limit_status::Kind::Rate.into(),
                 rate_milli: 60_000,
                 admitted_units: 1_000 + 4 * tenth,
+                unit: "tokens".to_owned(),
                 ..LimitStatus::default()
             }],
             ..NodeStatus::default()

@@ -298,6 +298,9 @@ struct TopJson<'a> {
     /// The limit that regions and cells are about.
     limit: &'a str,
     budget: &'a str,
+    /// What the limit counts, if the config names it.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    unit: &'a str,
     regions: Vec<RegionJson<'a>>,
     limits: Vec<LimitJson<'a>>,
     cells: Option<CellsJson<'a>>,
@@ -321,6 +324,8 @@ struct RegionJson<'a> {
 struct LimitJson<'a> {
     limit: &'a str,
     budget: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    unit: &'a str,
     admitted: u64,
     denied: u64,
 }
@@ -340,12 +345,15 @@ impl<'a> TopJson<'a> {
         let limit = |row: &'a Row| LimitJson {
             limit: &row.name,
             budget: &row.budget,
+            unit: &row.unit,
             admitted: row.admitted,
             denied: row.denied,
         };
+        let chosen = picture.chosen_limit.and_then(|place| picture.limits.get(place));
         Self {
             limit: &picture.budget.name,
             budget: &picture.budget.words,
+            unit: chosen.map_or("", |row| row.unit.as_str()),
             regions: picture.regions.iter().map(region).collect(),
             limits: picture.limits.iter().map(limit).collect(),
             cells: picture.cells.as_ref().map(|cells| CellsJson::new(&picture.budget.name, cells)),
@@ -411,7 +419,8 @@ mod tests {
         picture.cells = Some(cells::ask(&mut [admin()], "shop/per-key").await);
         let json: serde_json::Value =
             serde_json::from_str(&json_line(&TopJson::new(&picture))).expect("JSON");
-        assert_eq!(json["limit"], "shop/per-key");
+        assert_eq!((&json["limit"], &json["unit"]), (&"shop/per-key".into(), &"tokens".into()));
+        assert_eq!(json["limits"][0]["unit"], "tokens");
         assert_eq!(
             json["cells"]["offenders"][0],
             serde_json::json!({"key": "api_key=k3", "is_cut": false, "count": 7, "error": 1})

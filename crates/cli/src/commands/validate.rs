@@ -126,7 +126,7 @@ fn compared(file: &[Limit], running: &[Budget]) -> Vec<String> {
                  beside it until what was spent under that is over; both may deny"
             )),
             Some(Some(running)) if running.spec != limit.spec => {
-                lines.push(format!("note: {path} has other numbers there"));
+                lines.push(format!("note: {path} has other numbers or fields there"));
             }
             Some(Some(_)) => {}
         }

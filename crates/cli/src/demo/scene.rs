@@ -107,6 +107,7 @@ fn row(state: &State, second: &Bin, kind: usize) -> Row {
         budget: words(state, kind),
         admitted: (0..REGIONS).map(|place| second.admitted_per_second(kind, place)).sum(),
         denied: (0..REGIONS).map(|place| second.denied_per_second(kind, place)).sum(),
+        ..Row::default()
     }
 }
 

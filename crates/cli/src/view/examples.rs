@@ -32,7 +32,7 @@ fn history(columns: usize) -> Vec<Column> {
 }
 
 fn row(name: &str, budget: &str, admitted: u64, denied: u64) -> Row {
-    Row { name: name.to_owned(), budget: budget.to_owned(), admitted, denied }
+    Row { name: name.to_owned(), budget: budget.to_owned(), admitted, denied, ..Row::default() }
 }
 
 fn event(seconds: u64, tone: Tone, words: &str) -> Event {

@@ -106,6 +106,7 @@ fn rows(nodes: &[Asked]) -> Vec<Row> {
             let row = rows.entry(name.clone()).or_insert_with(|| Row {
                 name: name.clone(),
                 budget: limit.budget.clone(),
+                unit: limit.unit.clone(),
                 ..Row::default()
             });
             if node.fault.is_empty() {

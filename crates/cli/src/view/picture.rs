@@ -176,6 +176,8 @@ pub struct Row {
     pub name: String,
     /// As it is written in a config.
     pub budget: String,
+    /// The name of what the limit counts; empty if it has none.
+    pub unit: String,
     /// Units a second, in all regions that answer.
     pub admitted: u64,
     /// Requests a second.

@@ -126,6 +126,8 @@ struct LimitJson<'a> {
     domain: &'a str,
     name: &'a str,
     budget: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    unit: &'a str,
     /// "rate", "window", "sliding", or "unknown".
     kind: &'static str,
     rate_milli: u64,
@@ -152,6 +154,7 @@ impl<'a> LimitJson<'a> {
             domain: &limit.domain,
             name: &limit.name,
             budget: &limit.budget,
+            unit: &limit.unit,
             kind: kind_word(limit.kind()),
             rate_milli: limit.rate_milli,
             units: limit.units,
