@@ -30,5 +30,6 @@ mod restart;
 mod settlements;
 mod store;
 mod strangers;
+mod units;
 mod values;
 mod webhooks;

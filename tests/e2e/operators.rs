@@ -208,7 +208,7 @@ fn an_override_in_a_file_may_have_an_end_and_an_author() {
 }
 
 /// A node that stands alone and has an admin service.
-fn alone(limits: &str) -> Node {
+pub(crate) fn alone(limits: &str) -> Node {
     Node::start_whole(&config_alone(limits))
 }
 
