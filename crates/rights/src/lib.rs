@@ -27,6 +27,12 @@
 //!    unused, and is used again only after the holder's spending has left the window ([`loan`], Theorem 4). A
 //!    window's rights move only while unused, and never back. ∎
 //!
+//! **Reports.** A member may record units that were spent before they were asked for, though it does not have
+//! them ([`acequia_limits::debt`]). A report adds to what its own cell has spent, and to nothing else: it makes no
+//! share, loan or transfer larger, and parts still move only while unused. So the four sums above hold for what is
+//! *admitted*, and `admitted + reported <= B + r·(t − s) + (what was reported beyond)`. What one member owes makes
+//! others admit less ("keep back"). That steers, and no sum rests on it.
+//!
 //! The nodes of one region may share a part: they take leases from pools on a server that may forget.
 //! [`pool`] makes the same promise one level below, with its own theorems.
 //!
