@@ -102,19 +102,29 @@ impl SlidingLog {
         live.chunks_exact(2).map(|charge| charge[1]).sum::<u64>().saturating_sub(self.limit)
     }
 
-    /// Takes `units` back from the charge made at `charged_ns`, if it is still in the window. Returns the
-    /// number of units that came back.
+    /// Takes `units` back of a charge made at `charged_ns`, if it is still in the window. Returns the number
+    /// of units that came back.
+    ///
+    /// The log may date the charge later than it was made: a thread with a later clock came first, or a
+    /// restart dated all charges later. So the first charges dated at `charged_ns` or later give the units.
+    /// Those would leave the window first: each charge that stays is still dated no earlier than it was made.
     pub fn refund(&self, log: &mut Vec<u64>, charged_ns: u64, units: u64, steady_ns: u64) -> u64 {
-        let from = self.expired(log, steady_ns);
-        let Some(place) = (from..log.len()).step_by(2).find(|place| log[*place] == charged_ns) else {
+        if charged_ns.saturating_add(self.window_ns) <= steady_ns {
             return 0;
-        };
-        let back = units.min(log[place + 1]);
-        log[place + 1] -= back;
-        if log[place + 1] == 0 {
-            log.drain(place..place + 2);
         }
-        back
+        let from = log.chunks_exact(2).take_while(|charge| charge[0] < charged_ns).count() * 2;
+        let mut left = units;
+        for charge in log[from..].chunks_exact_mut(2) {
+            let back = left.min(charge[1]);
+            charge[1] -= back;
+            left -= back;
+            if left == 0 {
+                break;
+            }
+        }
+        let empty = log[from..].chunks_exact(2).take_while(|charge| charge[1] == 0).count() * 2;
+        log.drain(from..from + empty);
+        units - left
     }
 
     /// Whether every charge has left the window.
@@ -215,17 +225,27 @@ impl SlidingSlots {
         self.live(state, steady_ns).map(|(_, units)| units).sum::<u64>().saturating_sub(self.limit)
     }
 
-    /// Takes `units` back from the slot of a charge made at `charged_ns`, while the slot counts. Returns
-    /// the number of units that came back. If a later slot took the charge because the clock had gone back,
-    /// units of an earlier slot come back, which would have left first anyway.
+    /// Takes `units` back of a charge made at `charged_ns`, while its slot counts. Returns the number of
+    /// units that came back. A later slot may have taken the charge, so the first slots at `charged_ns` or
+    /// later give the units, as in [`SlidingLog::refund`].
     pub fn refund(&self, state: &mut [u64], charged_ns: u64, units: u64, steady_ns: u64) -> u64 {
-        let charged_slot = charged_ns / self.slot_ns();
-        let Some((slot, held)) = self.live(state, steady_ns).find(|(slot, _)| *slot == charged_slot) else {
+        let (charged_slot, places) = (charged_ns / self.slot_ns(), u64::from(self.slots) + 1);
+        let Some(newest) = state.first().copied() else { return 0 };
+        let now_slot = steady_ns / self.slot_ns();
+        if charged_slot.saturating_add(places) <= now_slot.max(newest) {
             return 0;
-        };
-        let back = units.min(held);
-        state[place(slot, u64::from(self.slots) + 1)] -= back;
-        back
+        }
+        let mut left = units;
+        for slot in charged_slot..=newest {
+            let held = &mut state[place(slot, places)];
+            let back = left.min(*held);
+            *held -= back;
+            left -= back;
+            if left == 0 {
+                break;
+            }
+        }
+        units - left
     }
 
     /// Whether every slot with a charge has left the window.

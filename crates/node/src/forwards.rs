@@ -551,8 +551,8 @@ pub(crate) enum Owner {
 }
 
 /// Whether requests under a limit may be forwarded. The decision must need no more than the limit's variant,
-/// the charge must not wait for a disk, and the limit's wait must be long enough for an answer. All cells
-/// must have the same variant, since the node that is asked cannot tell the variant of a cell.
+/// the charge must not wait for a disk, and the limit's wait must be long enough for an answer. The charge of a request
+/// under way must be known here, to be given back. All cells must have the same variant, since the node that is asked cannot tell the variant of a cell.
 pub(crate) fn may_be_forwarded(active: &Active) -> bool {
     let limit = &active.limit;
     limit.spec.mode == Mode::Enforce
@@ -562,6 +562,7 @@ pub(crate) fn may_be_forwarded(active: &Active) -> bool {
         && limit.soft.is_none()
         && limit.sharing.wait_ns.is_none_or(|wait_ns| wait_ns >= SETTINGS.forward.back_ns * 2)
         && !active.durable
+        && !limit.is_concurrent()
         && active.live.is_none()
         && !matches!(limit.algorithm, Algorithm::LeakyBucket(_))
 }

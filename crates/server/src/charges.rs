@@ -14,7 +14,7 @@ use acequia_api::{
     wire::{WireRecord, WireReserve},
 };
 use acequia_limits::{HashKey, Request, cell::Tagger};
-use acequia_node::{CHARGES, ChargeId, Charged, RESERVE_NS_MAX, Recording, Reserve};
+use acequia_node::{CHARGES, ChargeId, Charged, RESERVE_NS_MAX, Recording, Remember, Reserve};
 use serde::Deserialize;
 
 use crate::question::BadRequest;
@@ -144,7 +144,14 @@ impl Names {
         };
         let fingerprint = self.fingerprint(request, reserve);
         let is_repeatable = !id.is_empty();
-        Ok(Some(Recording { id: ChargeId(name.0), fingerprint, is_repeatable, reserve, owner: 0 }))
+        Ok(Some(Recording {
+            id: ChargeId(name.0),
+            fingerprint,
+            is_repeatable,
+            reserve,
+            owner: 0,
+            remember: Remember::Always,
+        }))
     }
 
     /// A hash of the whole question.

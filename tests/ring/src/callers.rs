@@ -2,7 +2,7 @@
 //! that they spend at the last moment.
 
 use acequia_limits::Request;
-use acequia_node::{Ask, ChargeId, KEEP_NS, Recording, Reserve, Settled};
+use acequia_node::{Ask, ChargeId, KEEP_NS, Recording, Remember, Reserve, Settled};
 use acequia_rights::Incarnation;
 
 use crate::{
@@ -116,8 +116,14 @@ impl World {
         let at = &mut self.places[place];
         let incarnation = at.incarnation;
         let Some(process) = &mut at.process else { return false };
-        let recording =
-            Recording { id: ChargeId(id), fingerprint: id, is_repeatable: true, reserve, owner: 0 };
+        let recording = Recording {
+            id: ChargeId(id),
+            fingerprint: id,
+            is_repeatable: true,
+            reserve,
+            owner: 0,
+            remember: Remember::Always,
+        };
         let Ok(answer) = process.asker.check_recorded(&request, now, Ask::CHECK, &recording) else {
             if before.is_none_or(|before| must_know && !before.is_lowered && before.until_ns.is_none()) {
                 let what = format!("a question was refused, as if its name were another's: {before:?}");

@@ -49,6 +49,8 @@ pub struct Catalogue {
     pub limits: Vec<Active>,
     /// Whether any of the limits is a candidate.
     pub has_candidates: bool,
+    /// Whether any of the limits counts requests under way.
+    pub has_slots: bool,
     /// Grows with every change.
     pub(crate) version: u64,
     domains: BTreeMap<Box<[u8]>, Domain>,
@@ -73,6 +75,8 @@ pub(crate) struct Domain {
     pub(crate) index: Index,
     /// All limits of the domain, including those that are off or not yet in force.
     pub(crate) limits: Vec<u32>,
+    /// Whether any of them counts requests under way.
+    has_slots: bool,
 }
 
 /// A limit in a catalogue.
@@ -306,6 +310,11 @@ impl Catalogue {
     /// The sum of [`Active::open_units`] over all limits since the start.
     pub(crate) fn open_units(&self) -> u64 {
         self.slots.iter().map(|slot| slot.opened.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Whether a limit of the domain counts requests under way: an answer then may take a slot.
+    pub fn holds(&self, domain: &[u8]) -> bool {
+        self.has_slots && self.domains.get(domain).is_some_and(|domain| domain.has_slots)
     }
 
     /// The limits of a domain, as indexes into [`Catalogue::limits`].

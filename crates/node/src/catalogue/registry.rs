@@ -279,7 +279,8 @@ impl Registry {
                 .iter()
                 .map(|number| (*number, &self.active[*number as usize].limit))
                 .filter(|(_, limit)| limit.spec.mode != Mode::Off);
-            (domain.as_bytes().into(), Domain { index: Index::new(on), limits: limits.clone() })
+            let has_slots = on.clone().any(|(_, limit)| limit.is_concurrent());
+            (domain.as_bytes().into(), Domain { index: Index::new(on), limits: limits.clone(), has_slots })
         });
         let mut limits = self.active.clone();
         let mut live: BTreeMap<Name<'_>, u32> = BTreeMap::new();
@@ -299,6 +300,7 @@ impl Registry {
             version,
             domains: domains.collect(),
             has_candidates: limits.iter().any(|active| active.live.is_some()),
+            has_slots: limits.iter().any(|active| active.limit.is_concurrent()),
             limits,
             active: (0..).zip(&self.active).map(|(place, active)| (active.slot, place)).collect(),
             by_id: (0..).zip(&self.active).map(|(place, active)| (active.limit.id, place)).collect(),

@@ -26,7 +26,7 @@ use acequia_rights::mutation::{Mutation, mutated};
 
 pub(crate) use self::{record::Record, shared::SharedRecord};
 pub use self::{
-    recording::{ChargeId, Recording, Reserve},
+    recording::{ChargeId, Recording, Remember, Reserve},
     settle::{Refunded, Settled},
     shared::{KeptAt, SharedAnswer},
 };
@@ -369,6 +369,11 @@ impl Node {
         for row in gone {
             self.push_charge(row);
         }
+    }
+
+    /// Whether there is a journal, and it can be written.
+    pub(crate) fn has_disk(&self) -> bool {
+        self.setup.config.durable && !self.is_journal_down()
     }
 
     /// Queues a record for the journal, if there is one; returns the batch, or 0.

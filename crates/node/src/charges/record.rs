@@ -28,9 +28,26 @@ pub(crate) struct Record {
 
 /// When a charge was made, on both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Made {
+pub(super) struct Made {
     steady_ns: u64,
     wall_ns: u64,
+}
+
+impl Made {
+    const fn at(now: Now) -> Self {
+        Self { steady_ns: now.steady_ns, wall_ns: now.wall_ns }
+    }
+
+    pub(super) const fn now(self) -> Now {
+        Now { steady_ns: self.steady_ns, wall_ns: self.wall_ns }
+    }
+
+    /// How long to wait, from `now`, until `ttl_ns` have surely passed since then. The steady clock was
+    /// anchored to the wall clock anew, and clocks are at most `error_ns` off.
+    fn left_ns(self, ttl_ns: u64, error_ns: u64, now: Now) -> u64 {
+        let surely_ns = now.wall_ns.saturating_sub(self.wall_ns).saturating_sub(error_ns.saturating_mul(2));
+        ttl_ns.saturating_sub(surely_ns)
+    }
 }
 
 /// What only this process knows of a record: nobody reads it from the disk.
@@ -72,6 +89,21 @@ pub(super) enum State {
     Settled,
     /// Nobody reported the real cost in time.
     Lapsed,
+    /// The charge takes slots.
+    Held(Hold),
+}
+
+/// How long slots are taken. All times are of the steady clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Hold {
+    /// When the slots lapse, unless they are renewed.
+    pub(super) until_ns: u64,
+    /// The time to which the slots' charges are dated: when they were taken, or last renewed.
+    pub(super) since: Made,
+    /// How long slots are taken, from then.
+    pub(super) ttl_ns: u64,
+    /// Whether other charges of the request stay when the slots lapse.
+    keeps: bool,
 }
 
 /// One limit's answer and charge.
@@ -85,7 +117,7 @@ pub(super) struct Limit {
     pub(super) is_leased: bool,
     /// Whether the limit's cells were kept in the journal at the charge.
     is_durable: bool,
-    /// The place among [`OUTCOMES`].
+    /// The place among [`OUTCOMES`]; with [`SLOT`] for a limit on requests under way.
     outcome: u8,
     class: Option<u8>,
     allowed: bool,
@@ -105,6 +137,8 @@ struct VerdictNumbers {
 }
 
 const OUTCOMES: [Outcome; 4] = [Outcome::Allow, Outcome::Deny, Outcome::ShadowDeny, Outcome::Unlimited];
+/// Marks the outcome of a limit on requests under way: its units are slots.
+const SLOT: u8 = 1 << 7;
 
 impl Record {
     /// The record of an answer that charged something, for a request of this cost.
@@ -115,11 +149,16 @@ impl Record {
         cost: u64,
         now: Now,
     ) -> Self {
-        let state = match recording.reserve {
-            None => State::Charged,
-            Some(Reserve { ttl_ns, keeps, .. }) => {
-                let until_ns = now.steady_ns.saturating_add(ttl_ns.min(RESERVE_NS_MAX));
-                State::Reserved { until_ns, keeps }
+        let lapses_ns = |ttl_ns: u64| now.steady_ns.saturating_add(ttl_ns);
+        let state = match (recording.reserve, slots_ttl_ns(answer, catalogue)) {
+            (None, None) => State::Charged,
+            (Some(Reserve { ttl_ns, keeps, .. }), None) => {
+                State::Reserved { until_ns: lapses_ns(ttl_ns.min(RESERVE_NS_MAX)), keeps }
+            }
+            (reserve, Some(ttl_ns)) => {
+                let ttl_ns = reserve.map_or(ttl_ns, |reserve| reserve.ttl_ns.min(ttl_ns));
+                let keeps = reserve.is_none_or(|reserve| reserve.keeps);
+                State::Held(Hold { until_ns: lapses_ns(ttl_ns), since: Made::at(now), ttl_ns, keeps })
             }
         };
         let limits = answer.limits.iter();
@@ -127,7 +166,7 @@ impl Record {
             .map(|limit| Limit::new(limit, &catalogue.limits[limit.limit as usize], recording.is_lease()));
         Self {
             fingerprint: recording.fingerprint,
-            made: Made { steady_ns: now.steady_ns, wall_ns: now.wall_ns },
+            made: Made::at(now),
             cost,
             state,
             memory: InMemory { owner: recording.owner, ..InMemory::default() },
@@ -165,26 +204,36 @@ impl Record {
 
     /// Whether a decoded record is valid.
     pub(super) fn is_sound(&self) -> bool {
-        self.answer.limits.iter().all(|limit| usize::from(limit.outcome) < OUTCOMES.len())
+        self.answer.limits.iter().all(|limit| usize::from(limit.outcome & !SLOT) < OUTCOMES.len())
     }
 
     /// Whether the record is neither settled nor lapsed.
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.state, State::Charged | State::Reserved { .. })
+        matches!(self.state, State::Charged | State::Reserved { .. } | State::Held(_))
     }
 
     /// The record as an earlier process left it. The steady clock was anchored to the wall clock anew, and
     /// the clocks are at most `error_ns` off. So a reservation ends no sooner than it would have by any of
-    /// the clocks.
+    /// the clocks. No charge is dated later than now: a cell that was restored dates none later.
     pub(super) fn restored(mut self, error_ns: u64, now: Now) -> Self {
         self.memory.is_restored = true;
-        if let State::Reserved { until_ns, .. } = &mut self.state {
-            let ttl_ns = until_ns.saturating_sub(self.made.steady_ns).min(RESERVE_NS_MAX);
-            let surely_ns =
-                now.wall_ns.saturating_sub(self.made.wall_ns).saturating_sub(error_ns.saturating_mul(2));
-            let by_wall_ns = now.steady_ns.saturating_add(ttl_ns.saturating_sub(surely_ns));
-            *until_ns = (*until_ns).min(now.steady_ns.saturating_add(ttl_ns)).max(by_wall_ns);
+        let ends_ns = |until_ns: u64, since: Made, ttl_ns: u64| {
+            let by_wall_ns = now.steady_ns.saturating_add(since.left_ns(ttl_ns, error_ns, now));
+            until_ns.min(now.steady_ns.saturating_add(ttl_ns)).max(by_wall_ns)
+        };
+        match &mut self.state {
+            State::Reserved { until_ns, .. } => {
+                let ttl_ns = until_ns.saturating_sub(self.made.steady_ns).min(RESERVE_NS_MAX);
+                *until_ns = ends_ns(*until_ns, self.made, ttl_ns);
+            }
+            State::Held(hold) => {
+                hold.ttl_ns = hold.ttl_ns.min(RESERVE_NS_MAX);
+                hold.until_ns = ends_ns(hold.until_ns, hold.since, hold.ttl_ns);
+                hold.since.steady_ns = hold.since.steady_ns.min(now.steady_ns);
+            }
+            State::Charged | State::Settled | State::Lapsed => {}
         }
+        self.made.steady_ns = self.made.steady_ns.min(now.steady_ns);
         self
     }
 
@@ -230,7 +279,23 @@ impl Record {
     /// When the reservation ends; `None` if the charge is not a reservation, or is settled.
     pub(super) fn lapses_ns(&self) -> Option<u64> {
         match self.state {
-            State::Reserved { until_ns, .. } => Some(until_ns),
+            State::Reserved { until_ns, .. } | State::Held(Hold { until_ns, .. }) => Some(until_ns),
+            State::Charged | State::Settled | State::Lapsed => None,
+        }
+    }
+
+    /// Whether charges other than slots stay when nobody settles the record in time.
+    pub(super) fn keeps(&self) -> bool {
+        match self.state {
+            State::Reserved { keeps, .. } | State::Held(Hold { keeps, .. }) => keeps,
+            State::Charged | State::Settled | State::Lapsed => true,
+        }
+    }
+
+    /// How long the record's slots are taken; `None` if there are none.
+    pub(super) fn hold(&self) -> Option<Hold> {
+        match self.state {
+            State::Held(hold) => Some(hold),
             _ => None,
         }
     }
@@ -324,7 +389,20 @@ impl Record {
     }
 }
 
+/// How long the slots that an answer took may be taken: the shortest time over its limits. `None` if it took
+/// none.
+fn slots_ttl_ns(answer: &Answer, catalogue: &Catalogue) -> Option<u64> {
+    let charged = answer.limits.iter().filter(|limit| limit.is_charged);
+    let limits = charged.map(|limit| &catalogue.limits[limit.limit as usize].limit);
+    limits.filter(|limit| limit.is_concurrent()).map(|limit| limit.algorithm.period_ns()).min()
+}
+
 impl Limit {
+    /// Whether the units are slots of requests under way.
+    pub(super) const fn is_slot(&self) -> bool {
+        self.outcome & SLOT != 0
+    }
+
     /// The record of a limit's answer. `is_lease`: whether the caller may spend the units later.
     fn new(limit: &LimitAnswer, active: &Active, is_lease: bool) -> Self {
         let LimitAnswer { verdict, tag, is_charged, class, descriptors, budget, .. } = *limit;
@@ -336,7 +414,7 @@ impl Limit {
             is_charged,
             is_leased: is_lease && is_set_apart(&active.limit.algorithm),
             is_durable: active.durable,
-            outcome: outcome as u8,
+            outcome: outcome as u8 | if active.limit.is_concurrent() { SLOT } else { 0 },
             class,
             allowed: verdict.allowed,
             is_over: limit.reason != Reason::WithinLimit,
@@ -353,7 +431,7 @@ impl Limit {
 
     /// The limit's answer again; `number` is the limit's place in the catalogue now.
     fn answer(&self, number: u32, catalogue: &Catalogue) -> LimitAnswer {
-        let outcome = OUTCOMES[usize::from(self.outcome)];
+        let outcome = OUTCOMES[usize::from(self.outcome & !SLOT)];
         let is_enforced = catalogue.limits[number as usize].limit.spec.mode == Mode::Enforce;
         let reason = match outcome {
             Outcome::Unlimited => Reason::Unlimited,

@@ -17,6 +17,16 @@ impl ChargeId {
     }
 }
 
+/// Which answers are remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remember {
+    /// Every answer that charges something: the caller asked for that.
+    Always,
+    /// Only an answer that takes a slot ([`acequia_limits::Limit::is_concurrent`]), so that the slot can be
+    /// released. No caller may know the name beforehand.
+    IfHeld,
+}
+
 /// How a charge is to be remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recording {
@@ -31,12 +41,14 @@ pub struct Recording {
     /// The owner, by any number; 0 for no particular owner. If there are too many records, the owner with the
     /// most loses its oldest.
     pub owner: u32,
+    /// Which answers are remembered.
+    pub remember: Remember,
 }
 
 impl Recording {
     /// Whether the caller spends the reserved units without asking again.
     pub(crate) fn is_lease(&self) -> bool {
-        self.reserve.is_some_and(|reserve| reserve.at_most)
+        self.remember == Remember::Always && self.reserve.is_some_and(|reserve| reserve.at_most)
     }
 }
 

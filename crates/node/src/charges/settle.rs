@@ -89,17 +89,17 @@ impl Node {
 
     fn settle_in(&self, records: &mut Records, id: ChargeId, cost: Option<u64>, now: Now) -> Settled {
         let Some(record) = records.get(id, self.charges.keep, now) else { return Settled::Unknown };
+        if record.lapses_ns().is_some_and(|until_ns| until_ns <= now.steady_ns) {
+            let was_said = record.memory.said.is_some();
+            self.lapse(records, id, now);
+            return if was_said { Settled::Before { after_batch: 0 } } else { Settled::Lapsed };
+        }
         match record.state {
-            State::Reserved { until_ns, .. } if until_ns <= now.steady_ns => {
-                let was_said = record.memory.said.is_some();
-                self.lapse(records, id, now);
-                return if was_said { Settled::Before { after_batch: 0 } } else { Settled::Lapsed };
-            }
             State::Settled if settles_once() => {
                 let batch = record.batch();
                 return Settled::Before { after_batch: if self.is_committed(batch) { 0 } else { batch } };
             }
-            State::Charged | State::Reserved { .. } | State::Settled => {}
+            State::Charged | State::Reserved { .. } | State::Held(_) | State::Settled => {}
             State::Lapsed => return Settled::Lapsed,
         }
         let charged = record.cost();
@@ -115,7 +115,7 @@ impl Node {
         let record = record.clone();
         let mut refunded = self.end_leases(&record, spent, now);
         self.overdraw(&record, spent, now);
-        let after_batch = self.mark(records, id, State::Settled, spent.leaves_some(), now);
+        let after_batch = self.mark(records, id, State::Settled, comes_back(&record, spent), now);
         refunded.extend(self.give_back(&record, spent, now));
         Settled::Done { refunded, after_batch }
     }
@@ -127,16 +127,22 @@ impl Node {
         if let Some(cost) = record.memory.said {
             let spent = Spent { cost, charged };
             self.end_leases(&record, spent, now);
-            self.mark(records, id, State::Settled, spent.leaves_some(), now);
+            self.mark(records, id, State::Settled, comes_back(&record, spent), now);
             self.give_back(&record, spent, now);
             return;
         }
         self.end_leases(&record, Spent { cost: charged, charged }, now);
-        let keeps = !matches!(record.state, State::Reserved { keeps: false, .. });
-        self.mark(records, id, State::Lapsed, !keeps, now);
-        if !keeps {
-            self.give_back(&record, Spent { cost: 0, charged }, now);
+        let spent = Spent { cost: if record.keeps() { charged } else { 0 }, charged };
+        let comes_back = !record.keeps() || record.hold().is_some();
+        self.mark(records, id, State::Lapsed, comes_back, now);
+        if comes_back {
+            self.give_back(&record, spent, now);
         }
+    }
+
+    /// Gives everything back that a request was just charged: it cannot be remembered.
+    pub(crate) fn undo(&self, record: &Record, now: Now) {
+        self.give_back(record, Spent { cost: 0, charged: record.cost() }, now);
     }
 
     /// Records the end of a charge. Returns the batch in which the record goes to the disk, or 0.
@@ -147,14 +153,18 @@ impl Node {
         batch
     }
 
-    /// Gives back what was charged beyond the real cost.
+    /// Gives back what was charged beyond the real cost, and all slots: the request is under way no longer,
+    /// whatever it cost.
     fn give_back(&self, record: &Record, spent: Spent, now: Now) -> Vec<Refunded> {
         // The call locks the registry, so it comes before any cell is locked.
         let made = self.charged_at(record, now);
         let mut refunded = Vec::new();
         for limit in record.charged().filter(|limit| !limit.is_leased) {
             let Some(slot) = self.slot_of(limit.id) else { continue };
-            let units = limit.units.saturating_sub(spent.of(limit.units));
+            let (units, made) = match record.hold() {
+                Some(hold) if limit.is_slot() => (limit.units, ChargedAt::exactly(hold.since.now())),
+                _ => (limit.units.saturating_sub(spent.of(limit.units)), made),
+            };
             let back = self.refund_cell(slot, limit, &made, units, now);
             if back > 0 {
                 refunded.push(refunded_of(&self.catalogue(), slot, back));
@@ -168,7 +178,8 @@ impl Node {
         if spent.cost <= spent.charged {
             return;
         }
-        for limit in record.charged() {
+        // A request takes no more slots because it cost more.
+        for limit in record.charged().filter(|limit| !limit.is_slot()) {
             if let Some(slot) = self.slot_of(limit.id) {
                 self.overdraw_cell(slot, limit, spent.above(limit.units), now);
             }
@@ -302,7 +313,7 @@ impl Node {
     fn charged_at(&self, record: &Record, now: Now) -> ChargedAt {
         let made = record.made();
         if !record.memory.is_restored {
-            return ChargedAt { exact: made, earliest: made };
+            return ChargedAt::exactly(made);
         }
         let error_ns = self.clock_error_ns().saturating_mul(2);
         let by_steady = now.steady_ns.saturating_sub(made.steady_ns);
@@ -428,6 +439,10 @@ struct ChargedAt {
 }
 
 impl ChargedAt {
+    const fn exactly(made: Now) -> Self {
+        Self { exact: made, earliest: made }
+    }
+
     /// The time to which a cell's refund is dated. Units go back only into the window that was charged, and
     /// into a bucket only what the rate has not restored since the earliest time.
     fn refunded_to(&self, algorithm: &Algorithm, now: Now) -> Now {
@@ -449,7 +464,12 @@ fn settles_once() -> bool {
 /// ended there.
 fn ends_first(record: &Record, spent: Spent) -> Option<Generation> {
     let generation = record.memory.shared?;
-    (spent.leaves_some() && !mutated(Mutation::RefundWhileShared)).then_some(generation)
+    (comes_back(record, spent) && !mutated(Mutation::RefundWhileShared)).then_some(generation)
+}
+
+/// Whether a settlement gives anything back: the record then does not stand for its answer any more.
+fn comes_back(record: &Record, spent: Spent) -> bool {
+    spent.leaves_some() || record.hold().is_some()
 }
 
 /// By this algorithm, the fastest of the whole limit, a bucket has restored units since the charge: those do

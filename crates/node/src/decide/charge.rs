@@ -34,6 +34,10 @@ impl Check<'_, '_> {
     /// known of it.
     fn is_due_anyway(&self, hit: &Hit, answer: &Answer) -> bool {
         let active = self.limit(hit);
+        if active.limit.is_concurrent() {
+            // A denied request is not under way.
+            return false;
+        }
         let is_charged = match (active.limit.spec.charge, self.ask.overdraft) {
             (_, Overdraft::Spent) | (Charge::Each, _) => true,
             (Charge::Always, overdraft) => overdraft == Overdraft::Always,

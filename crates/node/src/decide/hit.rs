@@ -1,10 +1,10 @@
 //! The cells that a request hits, each once.
 
-use acequia_limits::{CellTag, Descriptor, Request, limit::Descriptors, selector::Canonical};
+use acequia_limits::{CellTag, Descriptor, Limit, Request, limit::Descriptors, selector::Canonical};
 use acequia_rights::MemberId;
 use smallvec::SmallVec;
 
-use super::{Check, DESCRIPTORS_MAX, HITS_INLINE, classed::Classed};
+use super::{Check, DESCRIPTORS_MAX, HITS_INLINE, Overdraft, classed::Classed};
 
 /// A cell that the request hits.
 #[derive(Debug)]
@@ -125,6 +125,12 @@ impl Check<'_, '_> {
         unmatched
     }
 
+    /// Whether a report says what a request has cost, and the limit counts requests under way.
+    #[inline(always)]
+    fn is_past_counting(&self, limit: &Limit) -> bool {
+        self.ask.overdraft == Overdraft::Spent && limit.is_concurrent()
+    }
+
     /// Adds the cell that the request hits under a limit by one descriptor of this cost, whose bit among the
     /// descriptors this is. `None` if the limit does not apply.
     #[inline]
@@ -162,7 +168,8 @@ impl Check<'_, '_> {
             // A peek asks whether the smallest request would pass.
             units: limit.units(cost.max(1)),
             charges: cost > 0,
-            exempt: limit.unlimited.iter().any(|c| c.holds_for_all(descriptor)),
+            exempt: self.is_past_counting(limit)
+                || limit.unlimited.iter().any(|c| c.holds_for_all(descriptor)),
             variant,
             piece,
             descriptors: bit,

@@ -7,7 +7,7 @@ use acequia_rights::mutation::{Mutation, mutated};
 
 use super::{Answer, Ask, Asker, Charged, Forwarding, IdReused, Outcome, Overdraft, lease::longest_ns};
 use crate::{
-    ChargeId, Keep, Node, Recording,
+    ChargeId, Keep, Node, Recording, Remember,
     charges::{Record, Records, SharedRecord},
     settings::SETTINGS,
 };
@@ -26,6 +26,13 @@ impl Asker {
         ask: Ask,
         recording: &Recording,
     ) -> Result<&Answer, IdReused> {
+        if recording.remember == Remember::IfHeld {
+            self.may_decide = self.node.may_decide();
+            let now = self.node.not_before(now);
+            self.check_seldom(request, now, ask);
+            self.remember_slots(request.cost, recording);
+            return Ok(&self.answer);
+        }
         let node = Arc::clone(&self.node);
         self.may_decide = node.may_decide();
         let now = node.not_before(now);
@@ -36,9 +43,13 @@ impl Asker {
         if let Some(record) = record_of_repeat(&records, recording.id, node.charges.keep(), now) {
             return self.answer_repeat(record, recording, now);
         }
-        let has_disk = node.setup.config.durable && !node.is_journal_down();
+        let has_disk = node.has_disk();
         if let Some(reason) = cannot_remember(&node, &records, recording, has_disk) {
             self.check_seldom(request, now, Ask { charge: false, ..ask });
+            self.answer.deny_for_now(reason);
+            return Ok(&self.answer);
+        }
+        if let Some(reason) = self.cannot_hold(&node, &records, request, now, recording) {
             self.answer.deny_for_now(reason);
             return Ok(&self.answer);
         }
@@ -74,6 +85,61 @@ impl Asker {
         let is_written = self.node.is_committed(record.batch()) || !recording.is_repeatable;
         self.answer.after_batch = if is_written { 0 } else { record.batch() };
         Ok(&self.answer)
+    }
+
+    /// Why the slots that a request would take cannot be remembered, or not as they must be; `None` if they
+    /// can, or if the request takes none.
+    fn cannot_hold(
+        &mut self,
+        node: &Node,
+        records: &Records,
+        request: &Request<'_>,
+        now: Now,
+        recording: &Recording,
+    ) -> Option<Reason> {
+        self.load_catalogue();
+        let records_max = node.charges.records_max(records);
+        let is_full = || records.is_full_of_reservations(recording.owner, records_max);
+        if !self.catalogue.holds(request.domain) || !(recording.is_lease() || is_full()) {
+            return None;
+        }
+        // The requests that a lease lets pass would be under way, and nobody would know of them.
+        self.counts_under_way(request, now).then_some(Reason::Overflow)
+    }
+
+    /// Whether the request would take slots, if it passes.
+    pub fn counts_under_way(&mut self, request: &Request<'_>, now: Now) -> bool {
+        self.check_seldom(request, now, Ask::PEEK);
+        let limits = self.answer.limits.iter().filter(|limit| limit.outcome != Outcome::Unlimited);
+        limits.into_iter().any(|limit| self.catalogue.limits[limit.limit as usize].limit.is_concurrent())
+    }
+
+    /// Whether the last answer took slots.
+    #[inline]
+    pub fn took_slots(&self) -> bool {
+        self.catalogue.has_slots
+            && self.answer.limits.iter().any(|limit| {
+                limit.is_charged && self.catalogue.limits[limit.limit as usize].limit.is_concurrent()
+            })
+    }
+
+    /// Remembers the slots that the last answer took, for a request of this cost, under a name that no caller
+    /// knows yet. If there is no room to remember them, everything is given back and the request is denied:
+    /// slots that nobody can release would be taken until they lapse.
+    pub fn remember_slots(&mut self, cost: u64, recording: &Recording) {
+        if !self.took_slots() {
+            return;
+        }
+        let (node, now) = (Arc::clone(&self.node), self.went_by);
+        let mut records = node.charges.lock(recording.id);
+        let records_max = node.charges.records_max(&records);
+        if records.is_full_of_reservations(recording.owner, records_max) {
+            node.undo(&Record::new(recording, &self.answer, &self.catalogue, cost, now), now);
+            self.answer.limits.iter_mut().for_each(|limit| limit.is_charged = false);
+            self.answer.deny_for_now(Reason::Overflow);
+            return;
+        }
+        self.remember(&mut records, recording, cost, node.has_disk());
     }
 
     /// Remembers the charge that was just made for a request of this cost. Without a disk, a reply does not

@@ -10,12 +10,19 @@ mod restarts;
 use std::sync::Arc;
 
 use acequia_limits::{Charge, Mode, Now, Request, limit::LimitSpec};
-use acequia_node::{Ask, Asker, ChargeId, Config, IdReused, Node, Recording, Reserve, Settled};
+use acequia_node::{Ask, Asker, ChargeId, Config, IdReused, Node, Recording, Remember, Reserve, Settled};
 
 use crate::scene::{self, HOUR, Journal, KEY, MINUTE, ROOMY, S, START, node, passes};
 
 fn named(id: u128) -> Recording {
-    Recording { id: ChargeId(id), fingerprint: 7, is_repeatable: true, reserve: None, owner: 0 }
+    Recording {
+        id: ChargeId(id),
+        fingerprint: 7,
+        is_repeatable: true,
+        reserve: None,
+        owner: 0,
+        remember: Remember::Always,
+    }
 }
 
 fn reserved(id: u128, ttl_ns: u64, keeps: bool) -> Recording {

@@ -11,7 +11,7 @@ use acequia_limits::{
     Now, Reason, Request,
     limit::{LimitSpec, NoWait},
 };
-use acequia_node::{Ask, Asker, ChargeId, Config, MEMORY_BYTES_MIN, Node, Recording, SHARDS};
+use acequia_node::{Ask, Asker, ChargeId, Config, MEMORY_BYTES_MIN, Node, Recording, Remember, SHARDS};
 use proptest::{collection::vec, prelude::*, sample::select};
 
 #[derive(Clone, Debug)]
@@ -184,8 +184,14 @@ fn charges_with_ids_leave_other_domains_room_for_cells() {
     assert_eq!(node.usage().overflowing, 1);
     let known = Request::new("shop", &[("key", "flood-0")]);
     for id in 0..100 {
-        let recording =
-            Recording { id: ChargeId(id), fingerprint: id, is_repeatable: true, reserve: None, owner: 0 };
+        let recording = Recording {
+            id: ChargeId(id),
+            fingerprint: id,
+            is_repeatable: true,
+            reserve: None,
+            owner: 0,
+            remember: Remember::Always,
+        };
         asker.check_recorded(&known, START, Ask::CHECK, &recording).expect("a name");
     }
     // The tables had their largest size, and must shrink.

@@ -7,7 +7,9 @@ use acequia_limits::{
     classes::ClassesSpec,
     limit::{LimitSpec, NoWait},
 };
-use acequia_node::{Answer, Ask, Asker, ChargeId, Config, Node, Overdraft, Recording, Reserve, Settled};
+use acequia_node::{
+    Answer, Ask, Asker, ChargeId, Config, Node, Overdraft, Recording, Remember, Reserve, Settled,
+};
 
 use crate::regions;
 use crate::scene::{
@@ -162,7 +164,14 @@ fn a_commit_above_the_reservation_is_recorded_beyond_what_is_left() {
         let node = node(std::slice::from_ref(&spec), START);
         let mut asker = node.asker();
         let reserve = Some(Reserve { ttl_ns: 30 * S, keeps: false, at_most: false });
-        let recording = Recording { id: ChargeId(1), fingerprint: 1, is_repeatable: true, reserve, owner: 0 };
+        let recording = Recording {
+            id: ChargeId(1),
+            fingerprint: 1,
+            is_repeatable: true,
+            reserve,
+            owner: 0,
+            remember: Remember::Always,
+        };
         let mut request = Request::new("shop", &[("key", "k")]);
         request.cost = 60;
         assert!(asker.check_recorded(&request, START, Ask::CHECK, &recording).expect("new").allowed);
@@ -178,8 +187,14 @@ fn a_commit_above_the_reservation_is_recorded_beyond_what_is_left() {
 fn a_report_with_an_id_is_recorded_once() {
     let node = node(&[window("w", 100, "1h")], START);
     let mut asker = node.asker();
-    let recording =
-        Recording { id: ChargeId(1), fingerprint: 1, is_repeatable: true, reserve: None, owner: 0 };
+    let recording = Recording {
+        id: ChargeId(1),
+        fingerprint: 1,
+        is_repeatable: true,
+        reserve: None,
+        owner: 0,
+        remember: Remember::Always,
+    };
     let mut request = Request::new("shop", &[("key", "k")]);
     request.cost = 130;
     for repeat in [false, true, true] {

@@ -8,7 +8,7 @@ use acequia_limits::{
     Limit, Now, Reason, Request,
     limit::{LimitSpec, ThrottleSpec},
 };
-use acequia_node::{Ask, ChargeId, Node, Recording, Warning};
+use acequia_node::{Ask, ChargeId, Node, Recording, Remember, Warning};
 
 fn warned(spec: LimitSpec, warn_at: &[u8]) -> LimitSpec {
     LimitSpec { warn_at: warn_at.to_vec(), ..spec }
@@ -55,8 +55,14 @@ fn each_threshold_warns_once_a_window() {
 fn a_threshold_reached_again_after_a_refund_does_not_warn_again() {
     let node = node(&[warned(window("w", 10, "1h"), &[50])], START);
     let mut asker = node.asker();
-    let recording =
-        Recording { id: ChargeId(1), fingerprint: 1, is_repeatable: false, reserve: None, owner: 0 };
+    let recording = Recording {
+        id: ChargeId(1),
+        fingerprint: 1,
+        is_repeatable: false,
+        reserve: None,
+        owner: 0,
+        remember: Remember::Always,
+    };
     let mut request = Request::new("shop", &[("key", "a")]);
     request.cost = 6;
     asker.check_recorded(&request, START, Ask::CHECK, &recording).expect("a new name");

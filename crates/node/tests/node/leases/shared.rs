@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use acequia_limits::Request;
-use acequia_node::{Ask, ChargeId, IdReused, Recording, Reserve, Settled};
+use acequia_node::{Ask, ChargeId, IdReused, Recording, Remember, Reserve, Settled};
 use acequia_rights::pool::Generation;
 
 use super::settled;
@@ -19,6 +19,7 @@ pub(super) fn refunded() {
         is_repeatable: true,
         reserve: None,
         owner: 0,
+        remember: Remember::Always,
     };
     let now = world.now(0);
     let mut request = Request::new("shop", &[("key", "k")]);
@@ -68,8 +69,14 @@ fn a_mate_repeats_a_reservation_for_less_time_than_it_lasts() {
     let now = world.now(0);
     for (id, ttl_ns, stands_us) in [(1, 60 * S, Some(60_000_000)), (2, 20 * MS, None)] {
         let reserve = Some(Reserve { ttl_ns, keeps: false, at_most: false });
-        let recording =
-            Recording { id: ChargeId(id), fingerprint: 1, is_repeatable: true, reserve, owner: 0 };
+        let recording = Recording {
+            id: ChargeId(id),
+            fingerprint: 1,
+            is_repeatable: true,
+            reserve,
+            owner: 0,
+            remember: Remember::Always,
+        };
         let request = Request::new("shop", &[("key", "k")]);
         let reserved = world.nodes[0].asker.check_recorded(&request, now, Ask::CHECK, &recording);
         assert!(reserved.is_ok_and(|answer| answer.charge.is_some()));
@@ -99,8 +106,14 @@ fn the_real_cost_of_a_shared_reservation_counts_when_it_lapses() {
     let reserve = Some(Reserve { ttl_ns: 60 * S, keeps: false, at_most: false });
     for (id, said) in [(1, Some(1)), (2, None)] {
         let now = world.now(0);
-        let recording =
-            Recording { id: ChargeId(id), fingerprint: 1, is_repeatable: true, reserve, owner: 0 };
+        let recording = Recording {
+            id: ChargeId(id),
+            fingerprint: 1,
+            is_repeatable: true,
+            reserve,
+            owner: 0,
+            remember: Remember::Always,
+        };
         let mut request = Request::new("shop", &[("key", "k")]);
         request.cost = 2;
         let asker = &mut world.nodes[0].asker;
