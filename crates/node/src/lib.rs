@@ -47,7 +47,7 @@ pub use crate::{
     cell::record::CellRecord,
     charges::{
         ChargeId, ChargesView, KEEP_NS, Keep, KeptAt, RECORDS, RESERVE_NS_MAX, Recording, Refunded, Remember,
-        Reserve, Settled, SharedAnswer,
+        Renewed, Reserve, Settled, SharedAnswer,
     },
     decide::{
         Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Debt, Forwarding, IdReused, LimitAnswer, Outcome,

@@ -276,6 +276,12 @@ mutations! {
     RefundAfterSlowing: Ring;
     /// A charge is given back while other nodes answer by it.
     RefundWhileShared: Node;
+    /// Slots are renewed though their node has fewer than are taken.
+    RenewBeyondPart: Node;
+    /// Slots of which a crash forgot the charge are renewed.
+    RenewForgotten: Node;
+    /// A renewal is told before it is on disk.
+    RenewBeforeDurable: Node;
     /// A repeated request with one name is charged each time.
     RepeatChargesAgain: Ring;
     /// The least variant that a cell may have is taken for its known variant.

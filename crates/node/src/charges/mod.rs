@@ -10,6 +10,7 @@
 
 mod record;
 mod recording;
+mod renew;
 mod settle;
 mod shared;
 
@@ -27,6 +28,7 @@ use acequia_rights::mutation::{Mutation, mutated};
 pub(crate) use self::{record::Record, shared::SharedRecord};
 pub use self::{
     recording::{ChargeId, Recording, Remember, Reserve},
+    renew::Renewed,
     settle::{Refunded, Settled},
     shared::{KeptAt, SharedAnswer},
 };

@@ -33,6 +33,13 @@ pub(super) struct Made {
     wall_ns: u64,
 }
 
+impl Hold {
+    /// Whether all charges are known, so that they can be moved to a later time.
+    pub(super) const fn is_renewable(self) -> bool {
+        self.ttl_ns > 0
+    }
+}
+
 impl Made {
     const fn at(now: Now) -> Self {
         Self { steady_ns: now.steady_ns, wall_ns: now.wall_ns }
@@ -100,7 +107,7 @@ pub(super) struct Hold {
     pub(super) until_ns: u64,
     /// The time to which the slots' charges are dated: when they were taken, or last renewed.
     pub(super) since: Made,
-    /// How long slots are taken, from then.
+    /// How long slots are taken, from then; 0 if they cannot be renewed.
     pub(super) ttl_ns: u64,
     /// Whether other charges of the request stay when the slots lapse.
     keeps: bool,
@@ -247,6 +254,11 @@ impl Record {
         for limit in self.answer.limits.iter_mut().filter(forgotten) {
             limit.is_charged = false;
             any = true;
+            if let State::Held(hold) = &mut self.state
+                && limit.is_slot()
+            {
+                hold.ttl_ns = 0;
+            }
         }
         any
     }
@@ -290,6 +302,19 @@ impl Record {
             State::Reserved { keeps, .. } | State::Held(Hold { keeps, .. }) => keeps,
             State::Charged | State::Settled | State::Lapsed => true,
         }
+    }
+
+    /// Notes that the slots are taken anew.
+    pub(super) fn renew(&mut self, now: Now) {
+        if let State::Held(hold) = &mut self.state {
+            hold.since = Made::at(now);
+            hold.until_ns = now.steady_ns.saturating_add(hold.ttl_ns);
+        }
+    }
+
+    /// Whether the record is of a request that took slots, taken or not by now.
+    pub(super) fn had_slots(&self) -> bool {
+        self.answer.limits.iter().any(Limit::is_slot)
     }
 
     /// How long the record's slots are taken; `None` if there are none.

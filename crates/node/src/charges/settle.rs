@@ -359,7 +359,7 @@ impl Node {
     }
 
     /// The algorithm that a cell uses now, and its state. Loans that ended before now are settled first.
-    fn settled<'c>(
+    pub(super) fn settled<'c>(
         &self,
         cell: &'c mut HeapCell,
         context: &CellContext<'c>,
@@ -372,19 +372,20 @@ impl Node {
     }
 
     /// Writes the cell anew: the disk counts as spent what has come back, or does not know what was spent.
-    fn write_settled(
+    /// Returns the batch.
+    pub(super) fn write_settled(
         &self,
         settled: &LockedCell<'_>,
         cells: &mut Cells,
         place: usize,
         algorithm: &Algorithm,
-    ) {
+    ) -> u64 {
         let CellKey { slot, tag } = settled.key;
-        let Some(id) = settled.catalogue.id(slot) else { return };
+        let Some(id) = settled.catalogue.id(slot) else { return 0 };
         if cells.table.at(place).heap_place().is_none() {
             cells.move_to_heap(place);
         }
-        let Some(at) = cells.table.at(place).heap_place() else { return };
+        let Some(at) = cells.table.at(place).heap_place() else { return 0 };
         cells.with_heap_cell(at, |cell| {
             let account = cell.account.as_deref();
             let pledge = account.map_or_else(Pledge::default, Account::pledge);
@@ -393,7 +394,8 @@ impl Node {
             let batch = self.push_row(Row { limit: id, tag: journal_tag(tag), state });
             cell.forget_held();
             cell.ask_as_is(batch);
-        });
+            batch
+        })
     }
 }
 

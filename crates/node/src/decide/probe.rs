@@ -375,6 +375,8 @@ impl Check<'_, '_> {
             _ if is_shared && hit.has_lent => SETTINGS.decide.ask_seldom_ns,
             NEVER if is_shared => SETTINGS.decide.ask_seldom_ns,
             NEVER => self.node.ask_again_ns(),
+            // Requests under way may end at any time.
+            known if self.limit(hit).limit.is_concurrent() => known.min(SETTINGS.decide.ask_seldom_ns),
             known => known,
         };
         (Verdict { retry_after_ns: verdict.retry_after_ns.min(most_ns), ..verdict }, reason)

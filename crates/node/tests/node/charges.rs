@@ -67,7 +67,7 @@ fn config(durable: bool, after_crash: Option<Now>) -> Config {
 }
 
 /// A node that starts from a disk: after a crash at `crashed`, or after a clean stop.
-fn start(spec: &LimitSpec, journal: &Journal, crashed: Option<Now>, now: Now) -> Arc<Node> {
+pub(crate) fn start(spec: &LimitSpec, journal: &Journal, crashed: Option<Now>, now: Now) -> Arc<Node> {
     let node = Arc::new(Node::new(config(true, crashed)));
     let schedule = scene::node(std::slice::from_ref(spec), now).schedule();
     node.resume(schedule, now).expect("a limit");
@@ -75,7 +75,7 @@ fn start(spec: &LimitSpec, journal: &Journal, crashed: Option<Now>, now: Now) ->
     node
 }
 
-fn stop(node: &Node, journal: &mut Journal, now: Now) {
+pub(crate) fn stop(node: &Node, journal: &mut Journal, now: Now) {
     journal.flush(node);
     let mut rows = Vec::new();
     node.close(now, |row| rows.push(row));

@@ -23,6 +23,7 @@ mod scene;
 mod seals;
 mod set_back;
 mod sharing;
+mod slots;
 mod small;
 mod soft;
 mod split_brain;

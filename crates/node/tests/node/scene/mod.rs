@@ -7,8 +7,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use acequia_limits::{
     CellTag, Charge, HashKey, Limit, LimitId, Mode, Now, Request,
     limit::{
-        BySpec, Descriptors, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait, OnStoreLoss, QuotaSpec,
-        SlidingWindowSpec, TokenBucketSpec, ValueSpec,
+        BySpec, ConcurrentSpec, Descriptors, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait,
+        OnStoreLoss, QuotaSpec, SlidingWindowSpec, TokenBucketSpec, ValueSpec,
     },
 };
 use acequia_node::{Answer, Ask, Asker, Config, MEMORY_BYTES_MIN, Node, Row, SHARDS, WALL};
@@ -93,6 +93,11 @@ pub(crate) fn slots(name: &str, limit: u64, window: &str, slots: u32) -> LimitSp
 pub(crate) fn approximate(name: &str, limit: u64, window: &str) -> LimitSpec {
     let spec = SlidingWindowSpec { limit, window: window.into(), slots: None, approximate: true };
     LimitSpec { sliding_window: Some(spec), ..nothing(name) }
+}
+
+/// A limit on requests under way: a log if it has few slots.
+pub(crate) fn concurrent(name: &str, limit: u64, ttl: &str) -> LimitSpec {
+    LimitSpec { concurrent: Some(ConcurrentSpec { limit, ttl: ttl.into() }), ..nothing(name) }
 }
 
 /// Builds `when`, `unlimited`, or an override from keys and their values.
