@@ -127,6 +127,23 @@ impl SlidingLog {
         units - left
     }
 
+    /// Takes `units` back from the oldest charges in the window. Returns the number of units that came back.
+    pub(crate) fn give_back(&self, log: &mut Vec<u64>, units: u64, steady_ns: u64) -> u64 {
+        let from = self.expired(log, steady_ns);
+        let (mut back, mut end) = (0, from);
+        for charge in log[from..].chunks_exact_mut(2) {
+            let taken = charge[1].min(units - back);
+            charge[1] -= taken;
+            back += taken;
+            if charge[1] > 0 {
+                break;
+            }
+            end += 2;
+        }
+        log.drain(from..end);
+        back
+    }
+
     /// Whether every charge has left the window.
     pub fn is_idle(&self, log: &[u64], steady_ns: u64) -> bool {
         self.expired(log, steady_ns) == log.len()
@@ -244,6 +261,18 @@ impl SlidingSlots {
             if left == 0 {
                 break;
             }
+        }
+        units - left
+    }
+
+    /// Takes `units` back from the oldest slots in the window. Returns the number of units that came back.
+    pub(crate) fn give_back(&self, state: &mut [u64], units: u64, steady_ns: u64) -> u64 {
+        let charged: Vec<(u64, u64)> = self.live(state, steady_ns).collect();
+        let mut left = units;
+        for (slot, held) in charged {
+            let taken = held.min(left);
+            state[place(slot, u64::from(self.slots) + 1)] -= taken;
+            left -= taken;
         }
         units - left
     }

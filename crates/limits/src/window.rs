@@ -256,6 +256,18 @@ impl FixedWindow {
         (open, back)
     }
 
+    /// Takes back `units` of the open window, whenever they were charged in it, but none that count in the next
+    /// window too. Returns the usage, and how many units came back.
+    pub(crate) fn give_back(&self, usage: Usage, units: u64, wall_ns: u64, salt: u32) -> (Usage, u64) {
+        let mut open = self.open(usage, wall_ns, salt);
+        let back = units.min(open.used.saturating_sub(open.ahead));
+        if back == 0 {
+            return (usage, 0);
+        }
+        open.used -= back;
+        (open, back)
+    }
+
     /// The usage of a cell that has spent every window that is open at `wall_ns`.
     pub fn spent_at(&self, wall_ns: u64, salt: u32) -> Usage {
         let end_ns = self.first_end(wall_ns, salt);

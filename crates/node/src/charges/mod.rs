@@ -8,6 +8,7 @@
 //! Dropping a record, because it is old or there are too many, changes nothing: its units stay charged. The
 //! charges of a node whose disk is lost stay charged, too.
 
+mod give_back;
 mod record;
 mod recording;
 mod renew;

@@ -488,7 +488,7 @@ fn is_refund_written(catalogue: &Catalogue, slot: u32) -> bool {
     catalogue.is_durable(slot) && !mutated(Mutation::RefundBeforeDurable)
 }
 
-fn refunded_of(catalogue: &Catalogue, slot: u32, units: u64) -> Refunded {
+pub(super) fn refunded_of(catalogue: &Catalogue, slot: u32, units: u64) -> Refunded {
     let active = catalogue.active_of(slot);
     let name = active.map_or_else(String::new, |active| active.limit.spec.name.clone());
     Refunded { name, slot, units }

@@ -14,7 +14,7 @@ use acequia_rights::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{ChargeId, record::Record};
+use super::{ChargeId, Settled, record::Record};
 use crate::{Node, lock, pool::group_of, settings::SETTINGS};
 
 /// Where something is kept in the region's store, as far as this node knows.
@@ -125,15 +125,17 @@ impl Node {
         }
     }
 
-    /// Settles a charge now or later, when nobody waits for the result.
-    pub(crate) fn settle_sometime(&self, id: ChargeId, cost: Option<u64>, now: Now) {
-        if let super::Settled::Shared { .. } = self.settle(id, cost, now) {
+    /// Settles a charge now or, if other nodes may answer by it, later: nobody waits for the result.
+    pub fn settle_sometime(&self, id: ChargeId, cost: Option<u64>, now: Now) -> Settled {
+        let settled = self.settle(id, cost, now);
+        if let Settled::Shared { .. } = settled {
             let mut later = lock(&self.charges.later);
             // Units that are not given back stay charged.
             if later.len() < SETTINGS.charges.settlements_max {
                 later.push_back((id, cost));
             }
         }
+        settled
     }
 
     /// Takes the settlements of charges by which other nodes answer, for the caller that ends names.

@@ -3,6 +3,7 @@
 mod answer;
 mod charge;
 mod classed;
+mod give_back;
 mod hit;
 mod lease;
 mod overdraw;

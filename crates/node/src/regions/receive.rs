@@ -297,7 +297,10 @@ impl Sharing {
                 self.usage.learn(incarnation, limit, spent, refunded);
             }
             // The caller was told that the settlement is on its way, and nobody waits for the result.
-            (Entry::Settle { id, cost }, _) => node.settle_sometime(ChargeId(id), cost, now),
+            (Entry::Settle { id, cost }, _) => {
+                // Nobody waits for the outcome.
+                node.settle_sometime(ChargeId(id), cost, now);
+            }
             (entry @ Entry::Forward { .. }, _) => self.take_forward(node, header, &entry, now)?,
             (Entry::ForwardReply { number, units }, _) => {
                 self.take_forward_reply(node, header, number, units, now)?;

@@ -7,6 +7,7 @@ mod charges;
 mod classes;
 mod forwards;
 mod full_memory;
+mod give_back;
 mod histories;
 mod leases;
 mod members;
