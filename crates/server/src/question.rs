@@ -84,8 +84,11 @@ impl BadRequest {
     }
 }
 
-/// Checks a request of Envoy's. A cost of 0 in a descriptor looks without charging.
-pub fn from_envoy<'a>(wire: WireRequest<'a>) -> Result<Request<'a>, BadRequest> {
+/// Checks a request of Envoy's. A cost of 0 in a descriptor looks without charging. If all descriptors have
+/// costs of their own, the largest is the cost of the request, which a commit is measured by.
+pub fn from_envoy<'a>(mut wire: WireRequest<'a>) -> Result<Request<'a>, BadRequest> {
+    let mut own = wire.descriptors.iter().map(|descriptor| descriptor.cost);
+    wire.cost = own.try_fold(0, |most, own| own.map(|own| most.max(own))).or(wire.cost);
     let request = request(wire, |hits| Ok(hits.filter(|hits| *hits > 0).unwrap_or(1)))?;
     check_sizes(&request)?;
     Ok(request)
@@ -227,6 +230,24 @@ mod tests {
         request.cost = None;
         request.descriptors[0].cost = Some(0);
         assert_eq!(from_check(request.clone()), Err(BadRequest::ZeroCost));
-        assert_eq!(from_envoy(request).map(|r| r.spans[0].cost), Ok(Some(0)));
+        assert_eq!(from_envoy(request).map(|r| (r.spans[0].cost, r.cost)), Ok((Some(0), 1)));
+    }
+
+    #[test]
+    fn a_request_costs_the_most_of_its_descriptors_if_all_have_costs() {
+        for (own, all, cost) in [
+            ([Some(600), Some(3)], None, 600),
+            ([Some(600), Some(3)], Some(7), 600),
+            ([Some(600), None], Some(7), 7),
+            ([None, Some(600)], None, 1),
+        ] {
+            let mut request = wire(&[(b"k", b"v")]);
+            request.cost = all;
+            request.descriptors = own
+                .map(|cost| WireDescriptor { cost, ..request.descriptors[0] })
+                .into_iter()
+                .collect();
+            assert_eq!(from_envoy(request).map(|request| request.cost), Ok(cost), "{own:?} {all:?}");
+        }
     }
 }

@@ -761,8 +761,7 @@ fn known(bytes: &[u8]) -> Result<BTreeSet<LimitId>, StartError> {
 }
 
 fn without_limits(config: &Config) -> Config {
-    let Live { headers, trace_key, no_match, webhooks, limits: _ } = config.live.clone();
-    Config { live: Live { limits: Vec::new(), headers, trace_key, no_match, webhooks }, ..config.clone() }
+    Config { live: Live { limits: Vec::new(), ..config.live.clone() }, ..config.clone() }
 }
 
 fn hash_key(store: Option<&dyn Store>, chance: &Chance) -> Result<HashKey, StartError> {

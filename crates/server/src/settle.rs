@@ -3,10 +3,11 @@
 use acequia_api::acequia::v1::Settled as Word;
 use acequia_node::{ChargeId, Refunded, Settled};
 use acequia_rights::pool::Letter;
+use futures::future::join_all;
 
 use crate::{
-    charges::Stranger, idempotency, settings::SETTINGS, shared::Shared, worker::Worker,
-    writer::REPLY_WAIT_MAX,
+    charges::Stranger, idempotency, settings::SETTINGS, shared::Shared, tally::Ignored,
+    worker::Worker, writer::REPLY_WAIT_MAX,
 };
 
 /// The outcome of a settlement, and the units that came back.
@@ -76,6 +77,58 @@ pub(crate) async fn settle(
         return Err(SettleFault::Unwritten);
     }
     Ok(Settlement { word, refunded })
+}
+
+/// A settlement that a letter in the store must carry to another node of the region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unsent {
+    node: String,
+    id: ChargeId,
+    cost: Option<u64>,
+}
+
+/// Settles a charge for a proxy, which waits for no outcome: as [`settle`], but nothing is waited for, and every
+/// fault is only counted. Returns what [`send`] has to do.
+pub(crate) fn settle_at_once(worker: &Worker, charge_id: &[u8], cost: Option<u64>) -> Option<Unsent> {
+    let shared = &worker.shared;
+    let read = std::str::from_utf8(charge_id).map_err(|_| Stranger::Malformed);
+    match read.and_then(|text| shared.names.read(text)) {
+        Ok(id) => {
+            let (word, refunded) = match shared.node.settle_sometime(id, cost, shared.clock.now()) {
+                Settled::Done { refunded, .. } => (Word::Done, refunded),
+                Settled::Before { .. } => (Word::Before, Vec::new()),
+                Settled::Shared { .. } => (Word::Forwarded, Vec::new()),
+                Settled::Lapsed => (Word::Lapsed, Vec::new()),
+                Settled::Unknown => (Word::Unknown, Vec::new()),
+            };
+            worker.count_settled(word, &refunded);
+            None
+        }
+        Err(Stranger::Malformed) => {
+            worker.count_ignored(Ignored::Malformed, 1);
+            None
+        }
+        Err(Stranger::Other(node, id)) => {
+            if shared.regions().is_some_and(|regions| regions.forward(&node, id, cost)) {
+                worker.count_settled(Word::Forwarded, &[]);
+                return None;
+            }
+            Some(Unsent { node, id, cost })
+        }
+    }
+}
+
+/// Tells other nodes of the region of settlements, all at one time.
+pub(crate) async fn send(worker: &Worker, unsent: Vec<Unsent>) {
+    let sends = unsent.into_iter().map(async |Unsent { node, id, cost }| {
+        match tell_mate(&worker.shared, &node, id, cost).await {
+            Ok(true) => worker.count_settled(Word::Forwarded, &[]),
+            Ok(false) => worker.count_settled(Word::Unknown, &[]),
+            // The units stay charged, or come back when their time is over.
+            Err(_) => worker.count_ignored(Ignored::Untold, 1),
+        }
+    });
+    join_all(sends).await;
 }
 
 /// Has another node of the region, `region/node`, settle a charge that it made. Says whether there is such a

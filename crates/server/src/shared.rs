@@ -1,8 +1,11 @@
 //! What all tasks of a server share: the node, its journal and clocks, its place among others, and counts.
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use acequia_limits::{HashKey, Now};
@@ -76,6 +79,7 @@ pub(crate) struct Settings {
     pub(crate) headers: Headers,
     pub(crate) trace_key: Option<String>,
     pub(crate) no_match: NoMatches,
+    pub(crate) negative_hits: BTreeSet<String>,
 }
 
 impl Shared {
@@ -118,6 +122,7 @@ impl Shared {
             headers: live.headers.clone(),
             trace_key: live.trace_key.clone(),
             no_match: live.no_match.clone(),
+            negative_hits: live.negative_hits.clone(),
         };
         self.live.store(Arc::new(settings));
     }

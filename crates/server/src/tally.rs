@@ -39,7 +39,35 @@ pub(crate) struct Tally {
     pub(crate) repeats: u64,
     /// Outcomes of settlements, in the order of [`SETTLED`].
     pub(crate) settled: [u64; 5],
+    /// What proxies said of charges that changed nothing, in the order of [`Ignored::ALL`].
+    pub(crate) ignored: [u64; 3],
     seen: u64,
+}
+
+/// Why something that a proxy said of a charge changed nothing. The proxy is told nothing: a client may have
+/// chosen the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ignored {
+    /// The text is no id of a charge.
+    Malformed,
+    /// The node that made the charge could not be told.
+    Untold,
+    /// Hits came back without an id, and nothing takes such hits.
+    Nameless,
+}
+
+impl Ignored {
+    /// Every reason.
+    pub(crate) const ALL: [Self; 3] = [Self::Malformed, Self::Untold, Self::Nameless];
+
+    /// The reason in metrics.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::Untold => "untold",
+            Self::Nameless => "nameless",
+        }
+    }
 }
 
 /// Outcomes of the requests that a limit matched.
@@ -105,6 +133,11 @@ impl Tally {
         if let Some(place) = SETTLED.iter().position(|settled| *settled == word) {
             self.settled[place] += 1;
         }
+        self.refund(refunded);
+    }
+
+    /// Counts units that came back.
+    pub(crate) fn refund(&mut self, refunded: &[Refunded]) {
         for Refunded { slot, units, .. } in refunded {
             let slot = *slot as usize;
             if self.limits.len() <= slot {
@@ -137,5 +170,6 @@ impl Tally {
         self.crowded += other.crowded;
         self.repeats += other.repeats;
         self.settled.iter_mut().zip(other.settled).for_each(|(ours, theirs)| *ours += theirs);
+        self.ignored.iter_mut().zip(other.ignored).for_each(|(ours, theirs)| *ours += theirs);
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     patience::Patience,
     settings::SETTINGS,
     shared::Shared,
-    tally::DECISION_SECONDS,
+    tally::{DECISION_SECONDS, Ignored},
     unmatched::NoMatch,
     workers::{SharedState, WorkerState, lock},
 };
@@ -226,6 +226,11 @@ impl Worker {
     pub(crate) fn count_settled(&self, word: Word, refunded: &[Refunded]) {
         lock(&self.state).tally.settle(word, refunded);
     }
+
+    /// Counts what a proxy said in vain.
+    pub(crate) fn count_ignored(&self, why: Ignored, times: usize) {
+        lock(&self.state).tally.ignored[why as usize] += times as u64;
+    }
 }
 
 impl Unwritten {
@@ -277,6 +282,13 @@ impl Held<'_> {
             }
         }
         self.asked(request, how.ask, respond)
+    }
+
+    /// Gives back the costs of a request's descriptors; says whether anything came back.
+    pub(crate) fn give_back(&mut self, request: &Request<'_>) -> bool {
+        let refunded = self.state.asker.give_back(request, self.now);
+        self.state.tally.refund(&refunded);
+        !refunded.is_empty()
     }
 
     /// Asks a denied request for the last time: limits that say `charge: always` record it.

@@ -118,6 +118,8 @@ pub struct Live {
     pub trace_key: Option<String>,
     /// The verdicts on requests that no limit matches.
     pub no_match: NoMatches,
+    /// The domains in which Envoy may give hits back without the name of a charge.
+    pub negative_hits: BTreeSet<String>,
     /// The receivers of events. Their URLs differ.
     pub webhooks: Vec<WebhookConfig>,
 }
@@ -251,7 +253,9 @@ impl Config {
         notes.extend(self.forgotten_at_a_crash());
         notes.extend(keys_like_others(&self.live.limits));
         let has_limits = |domain: &str| self.live.limits.iter().any(|limit| limit.spec.domain == *domain);
-        let unknown = self.live.no_match.domains.keys().filter(|domain| !has_limits(domain));
+        let named: BTreeSet<&String> =
+            self.live.no_match.domains.keys().chain(&self.live.negative_hits).collect();
+        let unknown = named.into_iter().filter(|domain| !has_limits(domain));
         notes.extend(unknown.map(|domain| format!("note: `domains` names {domain}, which no limit has")));
         notes
     }

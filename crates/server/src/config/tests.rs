@@ -208,6 +208,7 @@ fn valid_settings_that_look_like_mistakes_are_noted() {
             "{ ip: 10.0.0.0/8 }",
         ),
         ("domains: { shpo: { no_match: deny } }\n", "shpo, which no limit has"),
+        ("domains: { shpo: { negative_hits: true } }\n", "shpo, which no limit has"),
     ] {
         let found = notes(&limits(more));
         assert!(found.len() == 1 && found[0].contains(word), "{more}: {found:?}");

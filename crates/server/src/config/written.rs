@@ -60,11 +60,13 @@ struct WrittenCharges {
     records: Option<usize>,
 }
 
-/// `domains: { shop: { no_match } }`
+/// `domains: { shop: { no_match, negative_hits } }`
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenDomain {
-    no_match: NoMatch,
+    no_match: Option<NoMatch>,
+    #[serde(default)]
+    negative_hits: bool,
 }
 
 #[derive(Deserialize)]
@@ -106,7 +108,9 @@ impl Written {
         let clock = (regions.is_some() || store.is_some()).then_some(clock);
         let limits = read_limits(self.limits, regions.as_ref(), clock, faults);
         let (http, envoy) = self.headers.map_or((None, None), |headers| (headers.http, headers.envoy));
-        let domains = self.domains.into_iter().map(|(domain, written)| (domain, written.no_match)).collect();
+        let with_hits = self.domains.iter().filter(|(_, written)| written.negative_hits);
+        let negative_hits = with_hits.map(|(domain, _)| domain.clone()).collect();
+        let named = self.domains.into_iter().filter_map(|(domain, written)| Some((domain, written.no_match?)));
         let headers = Headers { http: http.unwrap_or_else(|| vec![Dialect::Draft11]), envoy };
         Config {
             region: self.region.value,
@@ -128,7 +132,8 @@ impl Written {
                 limits,
                 headers,
                 trace_key: self.trace_key,
-                no_match: NoMatches { unknown_domain: self.unknown_domain, domains },
+                no_match: NoMatches { unknown_domain: self.unknown_domain, domains: named.collect() },
+                negative_hits,
                 webhooks: webhooks.unwrap_or_default(),
             },
         }

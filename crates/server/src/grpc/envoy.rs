@@ -22,8 +22,9 @@ use acequia_node::{Answer, Ask, Catalogue, LimitAnswer, Outcome};
 use bytes::Bytes;
 
 use super::{
+    done,
     message::{Status, framed},
-    reply::{By, Reply, reply},
+    reply::{By, Reply, reply_to},
 };
 use crate::{
     headers::{Header, headers},
@@ -39,16 +40,39 @@ pub(super) const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimi
 /// Bytes of a response with one descriptor.
 const RESPONSE_BYTES: usize = 96;
 
-pub(super) fn should_rate_limit(by: &By, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
-    let respond = |worker: &Worker, descriptors: usize, answer: &Answer, catalogue: &Catalogue, now: Now| {
-        let settings = worker.shared.settings();
-        framed(RESPONSE_BYTES, |out| write(out, descriptors, answer, catalogue, now, &settings))
-    };
-    reply(by, message, |_| How::from(Ask::CHECK_NOW).within(longest), read, respond)
+/// The descriptors of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) descriptors: usize,
+    /// Those that settle charges and ask nothing, as a set of bits.
+    pub(super) settled: u64,
 }
 
-/// Reads a request; says how many descriptors it has.
-fn read<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a>, usize), Status> {
+pub(super) fn should_rate_limit(by: &By, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
+    let worker = &by.worker;
+    let wire = parse(worker, message)?;
+    if done::is_done(&wire) {
+        return done::reply(by, message, wire, longest);
+    }
+    let seen = Seen { descriptors: wire.descriptors.len(), settled: 0 };
+    let (request, seen) = read_on(worker, wire, seen)?;
+    reply_to(by, message, request, seen, how(longest), read, respond)
+}
+
+/// How a proxy asks: it waits for no delay.
+pub(super) fn how(longest: Duration) -> How {
+    How::from(Ask::CHECK_NOW).within(longest)
+}
+
+/// Reads what a request asks.
+pub(super) fn read<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a>, Seen), Status> {
+    let mut wire = parse(worker, message)?;
+    let descriptors = wire.descriptors.len();
+    let settled = if done::is_done(&wire) { done::take_out(&mut wire) } else { 0 };
+    read_on(worker, wire, Seen { descriptors, settled })
+}
+
+fn parse<'a>(worker: &Worker, message: &'a [u8]) -> Result<WireRequest<'a>, Status> {
     let mut wire = WireRequest::default();
     read_rate_limit_request(message, &mut wire).inspect_err(|fault| worker.refuse(fault)).map_err(
         |fault| {
@@ -57,23 +81,50 @@ fn read<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a>, usize), 
             Status::malformed(fault).too_large_if(is_too_large)
         },
     )?;
+    Ok(wire)
+}
+
+/// Checks what is left of a request.
+pub(super) fn read_on<'a>(
+    worker: &Worker,
+    wire: WireRequest<'a>,
+    seen: Seen,
+) -> Result<(Request<'a>, Seen), Status> {
     let request = from_envoy(wire).inspect_err(|fault| worker.refuse(fault))?;
-    let descriptors = request.spans.len();
-    Ok((request, descriptors))
+    Ok((request, seen))
+}
+
+pub(super) fn respond(
+    worker: &Worker,
+    seen: Seen,
+    answer: &Answer,
+    catalogue: &Catalogue,
+    now: Now,
+) -> Bytes {
+    let settings = worker.shared.settings();
+    let charge = answer.charge.map(|charge| worker.shared.names.text(charge));
+    framed(RESPONSE_BYTES, |out| write(out, seen, answer, catalogue, now, &settings, charge.as_deref()))
 }
 
 fn write(
     out: &mut Vec<u8>,
-    descriptors: usize,
+    seen: Seen,
     answer: &Answer,
     catalogue: &Catalogue,
     now: Now,
     settings: &Settings,
+    charge: Option<&str>,
 ) {
     let overall = if answer.allowed { Code::Ok } else { Code::OverLimit };
     let mut writer = RateLimitResponseWriter::new(out, overall);
-    for descriptor in 0..descriptors {
-        writer.status(&status(descriptor, answer, catalogue));
+    let mut asked = 0;
+    for descriptor in 0..seen.descriptors {
+        if seen.settled >> descriptor & 1 == 1 {
+            writer.status(&NOTHING);
+            continue;
+        }
+        writer.status(&status(asked, answer, catalogue));
+        asked += 1;
     }
     let dialects = settings.headers.of_envoy(answer.allowed);
     if !dialects.is_empty() {
@@ -87,8 +138,23 @@ fn write(
             MetadataOut { key: "limit", value: MetadataValue::String(name(limit, catalogue)) },
             MetadataOut { key: "reason", value: MetadataValue::String(limit.reason.as_str()) },
         ]);
+    } else if let Some(charge) = charge {
+        // The proxy brings the id back when the stream is done.
+        writer.dynamic_metadata(&[MetadataOut { key: "charge", value: MetadataValue::String(charge) }]);
     }
 }
+
+/// The answer to a request whose descriptors all settle charges.
+pub(super) fn all_settled(seen: Seen) -> Bytes {
+    framed(RESPONSE_BYTES, |out| {
+        let mut writer = RateLimitResponseWriter::new(out, Code::Ok);
+        (0..seen.descriptors).for_each(|_| writer.status(&NOTHING));
+    })
+}
+
+/// The status of a descriptor that no limit counts.
+const NOTHING: StatusOut<'static> =
+    StatusOut { code: Code::Ok, current_limit: None, limit_remaining: 0, duration_until_reset: None };
 
 /// The answer to a request that is too large to be looked at.
 pub(super) fn too_large() -> Bytes {
@@ -110,14 +176,7 @@ fn status<'c>(descriptor: usize, answer: &Answer, catalogue: &'c Catalogue) -> S
             decisive = Some(limit);
         }
     }
-    let Some(limit) = decisive else {
-        return StatusOut {
-            code: Code::Ok,
-            current_limit: None,
-            limit_remaining: 0,
-            duration_until_reset: None,
-        };
-    };
+    let Some(limit) = decisive else { return NOTHING };
     let LimitAnswer { verdict, outcome, .. } = limit;
     let denied = *outcome == Outcome::Deny;
     let unlimited = *outcome == Outcome::Unlimited;
@@ -157,6 +216,8 @@ fn current_limit<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> CurrentLi
         Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => {
             UNITS.iter().find_map(|(unit, seconds)| Some((meter.units_in(seconds * 1_000_000_000)?, *unit)))
         }
+        // Slots are counted at one time, and not in a time.
+        _ if active.is_concurrent() => None,
         window => UNITS
             .iter()
             .find(|(_, seconds)| window.period_ns() == seconds * 1_000_000_000)
@@ -190,10 +251,12 @@ mod tests {
             let (answer, catalogue) = answer(on_store_loss);
             let mut out = Vec::new();
             let settings = Settings::default();
-            write(&mut out, 1, &answer, &catalogue, NOW, &settings);
+            let seen = Seen { descriptors: 2, settled: 0b01 };
+            write(&mut out, seen, &answer, &catalogue, NOW, &settings, None);
             let response = RateLimitResponse::decode(&out[..]).expect("a response");
             assert_eq!(response.overall_code(), code);
-            assert_eq!(response.statuses[0].code(), code);
+            let codes: Vec<Code> = response.statuses.iter().map(|status| status.code()).collect();
+            assert_eq!(codes, [Code::Ok, code], "the first descriptor settled a charge");
             let said = response.dynamic_metadata.map(|metadata| format!("{:?}", metadata.fields["reason"]));
             let quoted = |reason: &str| format!("{reason:?}");
             match (said, reason) {

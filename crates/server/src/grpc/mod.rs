@@ -6,6 +6,7 @@
 
 mod body;
 mod call;
+mod done;
 mod envoy;
 mod limiter;
 mod message;

@@ -66,9 +66,22 @@ pub(super) fn reply<P: Copy + Send + Sync + 'static>(
     read: impl for<'a> Fn(&Worker, &'a [u8]) -> Result<(Request<'a>, P), Status> + Send + Sync + 'static,
     respond: impl Fn(&Worker, P, &Answer, &Catalogue, Now) -> Bytes + Send + Sync + 'static,
 ) -> Result<Reply, Status> {
+    let (request, with) = read(&by.worker, message)?;
+    reply_to(by, message, request, with, how(with), read, respond)
+}
+
+/// As [`reply`], for a message that was read already.
+#[inline]
+pub(super) fn reply_to<P: Copy + Send + Sync + 'static>(
+    by: &By,
+    message: &Bytes,
+    request: Request<'_>,
+    with: P,
+    mut how: How,
+    read: impl for<'a> Fn(&Worker, &'a [u8]) -> Result<(Request<'a>, P), Status> + Send + Sync + 'static,
+    respond: impl Fn(&Worker, P, &Answer, &Catalogue, Now) -> Bytes + Send + Sync + 'static,
+) -> Result<Reply, Status> {
     let worker = &by.worker;
-    let (request, with) = read(worker, message)?;
-    let mut how = how(with);
     if let Some(recording) = &mut how.recording {
         recording.owner = owner(&by.rights, by.life.owner());
     }

@@ -10,7 +10,7 @@ use crate::{
     cells::{Hottest, LimitCells, VERDICTS},
     charges::settled_word,
     hints::HINT_SECONDS,
-    tally::{DECISION_SECONDS, OUTCOMES, SETTLED, Tally},
+    tally::{DECISION_SECONDS, Ignored, OUTCOMES, SETTLED, Tally},
     warnings::WarningCounts,
 };
 
@@ -177,7 +177,11 @@ pub(super) fn charges(out: &mut Out<'_>, view: ChargesView, tally: &Tally) -> fm
     out.counter("acequia_repeats", help, tally.repeats)?;
     let settled = SETTLED.into_iter().zip(tally.settled);
     let settled = settled.map(|(settled, count)| ([("outcome", settled_word(settled))], count));
-    out.counters("acequia_settled", "Refunds and commits, by what became of them.", settled)
+    out.counters("acequia_settled", "Refunds and commits, by what became of them.", settled)?;
+    let ignored = Ignored::ALL.into_iter().zip(tally.ignored);
+    let ignored = ignored.map(|(why, count)| ([("why", why.word())], count));
+    let help = "What proxies said of charges that changed nothing, by why.";
+    out.counters("acequia_settlements_ignored", help, ignored)
 }
 
 /// The warnings of soft limits.
