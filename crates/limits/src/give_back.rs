@@ -100,7 +100,11 @@ mod tests {
     fn what_comes_back_can_be_spent_again_and_no_more() {
         for algorithm in all() {
             let mut state = algorithm.fresh().as_slice().to_vec();
-            assert_eq!(algorithm.give_back(&mut state, 5, at(0), SALT), 0, "{algorithm:?}: nothing was spent");
+            assert_eq!(
+                algorithm.give_back(&mut state, 5, at(0), SALT),
+                0,
+                "{algorithm:?}: nothing was spent"
+            );
             charged(&algorithm, &mut state, 30, at(0));
             charged(&algorithm, &mut state, 10, at(0));
             assert_eq!(algorithm.give_back(&mut state, 35, at(0), SALT), 35, "{algorithm:?}");

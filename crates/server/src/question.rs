@@ -243,10 +243,8 @@ mod tests {
         ] {
             let mut request = wire(&[(b"k", b"v")]);
             request.cost = all;
-            request.descriptors = own
-                .map(|cost| WireDescriptor { cost, ..request.descriptors[0] })
-                .into_iter()
-                .collect();
+            request.descriptors =
+                own.map(|cost| WireDescriptor { cost, ..request.descriptors[0] }).into_iter().collect();
             assert_eq!(from_envoy(request).map(|request| request.cost), Ok(cost), "{own:?} {all:?}");
         }
     }

@@ -6,8 +6,8 @@ use acequia_rights::pool::Letter;
 use futures::future::join_all;
 
 use crate::{
-    charges::Stranger, idempotency, settings::SETTINGS, shared::Shared, tally::Ignored,
-    worker::Worker, writer::REPLY_WAIT_MAX,
+    charges::Stranger, idempotency, settings::SETTINGS, shared::Shared, tally::Ignored, worker::Worker,
+    writer::REPLY_WAIT_MAX,
 };
 
 /// The outcome of a settlement, and the units that came back.

@@ -97,7 +97,8 @@ fn a_descriptor_without_hits_gives_nothing_back() {
 
 #[test]
 fn what_came_back_of_a_journalled_cell_is_on_disk_before_it_is_spent() {
-    let config = |after_crash| Config { key: KEY, memory_bytes: ROOMY, durable: true, after_crash, home: None };
+    let config =
+        |after_crash| Config { key: KEY, memory_bytes: ROOMY, durable: true, after_crash, home: None };
     let spec = quota("l", 100, "day");
     let node = scene::node_of(config(None), std::slice::from_ref(&spec), START);
     let mut asker = node.asker();

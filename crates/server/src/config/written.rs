@@ -110,7 +110,8 @@ impl Written {
         let (http, envoy) = self.headers.map_or((None, None), |headers| (headers.http, headers.envoy));
         let with_hits = self.domains.iter().filter(|(_, written)| written.negative_hits);
         let negative_hits = with_hits.map(|(domain, _)| domain.clone()).collect();
-        let named = self.domains.into_iter().filter_map(|(domain, written)| Some((domain, written.no_match?)));
+        let named =
+            self.domains.into_iter().filter_map(|(domain, written)| Some((domain, written.no_match?)));
         let headers = Headers { http: http.unwrap_or_else(|| vec![Dialect::Draft11]), envoy };
         Config {
             region: self.region.value,
