@@ -30,6 +30,7 @@ mod restart;
 mod settlements;
 mod store;
 mod strangers;
+mod streams;
 mod units;
 mod values;
 mod webhooks;

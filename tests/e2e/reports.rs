@@ -152,10 +152,10 @@ fn contradictions_about_debt_are_refused_in_words() {
     }
 }
 
-/// Envoy, which looks before a stream and reports 600 tokens when the stream is done.
-struct Gateway {
+/// The real Envoy.
+pub(crate) struct Gateway {
     envoy: Child,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     _folder: tempfile::TempDir,
 }
 
@@ -168,10 +168,17 @@ impl Drop for Gateway {
 }
 
 impl Gateway {
+    /// Envoy looks before a stream and reports 600 tokens when the stream is done.
     fn start(node: &Node) -> Self {
-        let (folder, port) = (tempfile::tempdir().expect("a folder"), free_port());
+        let port = free_port();
+        Self::run(port, &config(port, node))
+    }
+
+    /// Starts Envoy with a config, and waits until it answers on this port.
+    pub(crate) fn run(port: u16, config: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("envoy.yaml");
-        fs::write(&path, config(port, node)).expect("a file");
+        fs::write(&path, config).expect("a file");
         let log = fs::File::create(folder.path().join("log")).expect("a file");
         let envoy = Command::new(format!("{ROOT}/target/tools/envoy/_bin/envoy"))
             .args(["--concurrency", "1", "--log-level", "error", "--use-dynamic-base-id", "-c"])
