@@ -17,7 +17,7 @@ use acequia_node::regions::{
 };
 use acequia_rights::{
     Incarnation, MemberId, Version, VersionId, node_named,
-    versions::{Ack, CellKey, Lasts, Member},
+    versions::{Ack, CellSecret, Lasts, Member},
 };
 use acequia_tests::{
     PATIENCE,
@@ -303,7 +303,7 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
         fenced: Vec::new(),
         clock_error_ns: 2_000_000,
         drift_ppm: 200,
-        key: CellKey([7; 16]),
+        key: CellSecret([7; 16]),
         lasts: Lasts::default(),
         limits: b"[]".to_vec(),
         revoked: Default::default(),

@@ -12,7 +12,7 @@ use acequia_limits::{HashKey, Limit, Now, Request, limit::LimitSpec};
 use acequia_node::{Ask, Config, Home, Node, regions};
 use acequia_rights::{
     Incarnation, MemberId,
-    versions::{CellKey, Draft, Member},
+    versions::{CellSecret, Draft, Member},
 };
 
 const CELLS: usize = 1_000_000;
@@ -105,7 +105,7 @@ fn node(shared: bool) -> Arc<Node> {
             fenced: Vec::new(),
             clock_error_ns: 10_000_000,
             drift_ppm: 1_000,
-            key: CellKey(*b"a bench, no more"),
+            key: CellSecret(*b"a bench, no more"),
             limits: regions::limits_to_bytes(&specs()).unwrap(),
             revoked: Default::default(),
         };

@@ -424,12 +424,12 @@ impl Node {
     }
 
     /// Whether cells of this node can be tagged with a catalogue's key.
-    pub(crate) fn takes_key(&self, key: versions::CellKey) -> bool {
+    pub(crate) fn takes_key(&self, key: versions::CellSecret) -> bool {
         lock(&self.limits.registry).takes_key(&HashKey(key.0))
     }
 
     /// Tags cells with a catalogue's key from now on.
-    pub(crate) fn set_key(&self, key: versions::CellKey) {
+    pub(crate) fn set_key(&self, key: versions::CellSecret) {
         lock(&self.limits.registry).set_key(&HashKey(key.0));
     }
 
@@ -652,7 +652,7 @@ mod tests {
             fenced: Vec::new(),
             clock_error_ns: 1,
             drift_ppm: 1,
-            key: versions::CellKey([7; 16]),
+            key: versions::CellSecret([7; 16]),
             limits: b"[]".to_vec(),
             revoked: std::collections::BTreeSet::new(),
         };

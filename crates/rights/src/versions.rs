@@ -114,7 +114,7 @@ pub use self::{
     before::KeptBefore,
     progress::{Progress, Waiting},
     version::{
-        CLOCK_ERROR_NS_MAX, CellKey, DRIFT_PPM_MAX, Fence, GONE_MAX, LIMITS_BYTES_MAX, Member,
+        CLOCK_ERROR_NS_MAX, CellSecret, DRIFT_PPM_MAX, Fence, GONE_MAX, LIMITS_BYTES_MAX, Member,
         NAME_BYTES_MAX, REVOKED_MAX, Version, VersionId,
     },
 };

@@ -13,7 +13,7 @@ use acequia_node::{
 };
 use acequia_rights::{
     Ack, Incarnation, MemberId,
-    versions::{CellKey, Draft, Member},
+    versions::{CellSecret, Draft, Member},
 };
 
 pub const MS: u64 = 1_000_000;
@@ -153,7 +153,7 @@ pub fn draft(limits: Vec<u8>) -> Draft {
         fenced: Vec::new(),
         clock_error_ns: 5 * MS,
         drift_ppm: 1_000,
-        key: CellKey(KEY),
+        key: CellSecret(KEY),
         limits,
         revoked: Default::default(),
     }

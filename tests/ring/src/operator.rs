@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use acequia_node::regions;
 use acequia_rights::{
     Incarnation, MemberId, Version, VersionId,
-    versions::{CellKey, Draft, Fence, Member},
+    versions::{CellSecret, Draft, Fence, Member},
 };
 
 use crate::{
@@ -93,7 +93,7 @@ impl Operator {
             fenced,
             clock_error_ns: self.clock_error_ns,
             drift_ppm: self.drift_ppm,
-            key: CellKey(KEY),
+            key: CellSecret(KEY),
             limits: regions::limits_to_bytes(&specs).expect("limits"),
             revoked: Default::default(),
         }

@@ -11,7 +11,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use acequia_rights::{Ack, Incarnation, Version, VersionId, versions::CellKey as CatalogueKey};
+use acequia_rights::{Ack, Incarnation, Version, VersionId, versions::CellSecret};
 use serde::{Deserialize, Serialize};
 
 /// A signature, with the certificates that prove whose it is.
@@ -73,7 +73,7 @@ fn of_version(version: &Version) -> Vec<u8> {
     postcard::to_extend(version, b"acequia version\0".to_vec()).unwrap_or_default()
 }
 
-fn of_ack(writer: Incarnation, ack: Ack, key: CatalogueKey) -> Vec<u8> {
+fn of_ack(writer: Incarnation, ack: Ack, key: CellSecret) -> Vec<u8> {
     postcard::to_extend(&(writer, ack, key), b"acequia acknowledgement\0".to_vec()).unwrap_or_default()
 }
 
@@ -127,7 +127,7 @@ impl SealStore {
     }
 
     /// Signs what this node acknowledged.
-    pub(crate) fn sign_ack(&mut self, me: Incarnation, ack: Ack, key: CatalogueKey) {
+    pub(crate) fn sign_ack(&mut self, me: Incarnation, ack: Ack, key: CellSecret) {
         let signed = self.seals.as_ref().and_then(|seals| seals.seal(&of_ack(me, ack, key)).ok());
         if let Some(seal) = signed {
             self.kept.acks.insert(me, (ack, Box::new(seal)));
@@ -144,7 +144,7 @@ impl SealStore {
         &mut self,
         incarnation: Incarnation,
         ack: Ack,
-        key: CatalogueKey,
+        key: CellSecret,
         proof: Option<&Seal>,
     ) -> Result<(), ()> {
         self.check(incarnation, Role::Member, proof, || of_ack(incarnation, ack, key))

@@ -297,7 +297,7 @@ fn a_catalogue_of_another_cluster_is_not_adopted() {
     let mut world = World::new(2, &[regions::bucket("b", "10/s", 3)], 40 * MS);
     world.run(2 * S, |_, _| 0);
     let version = world.places[0].node.version().expect("a version");
-    let key = acequia_rights::versions::CellKey([8; 16]);
+    let key = acequia_rights::versions::CellSecret([8; 16]);
     let version_id = acequia_rights::VersionId {
         epoch: version.version_id.epoch + 1,
         number: version.version_id.number + 1,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    ALLOCATIONS_MAX, Allocation, CLOCK_ERROR_NS_MAX, CellKey, Fence, Member, Refused, Version, VersionId,
+    ALLOCATIONS_MAX, Allocation, CLOCK_ERROR_NS_MAX, CellSecret, Fence, Member, Refused, Version, VersionId,
     Versions,
 };
 use crate::{
@@ -23,7 +23,7 @@ pub struct Draft {
     /// See [`Version::drift_ppm`].
     pub drift_ppm: u32,
     /// See [`Version::key`].
-    pub key: CellKey,
+    pub key: CellSecret,
     /// See [`Version::limits`].
     pub limits: Vec<u8>,
     /// See [`Version::revoked`].

@@ -6,7 +6,7 @@ use crdts::LWWReg;
 use serde::Deserialize;
 
 use super::{
-    Ack, Allocation, CellKey, Fence, Incarnation, Lasts, Member, MemberId, Spared, Version, VersionId,
+    Ack, Allocation, CellSecret, Fence, Incarnation, Lasts, Member, MemberId, Spared, Version, VersionId,
     VersionsRecord,
 };
 
@@ -33,7 +33,7 @@ struct VersionBefore {
     fenced: Vec<Fence>,
     clock_error_ns: u64,
     drift_ppm: u32,
-    key: CellKey,
+    key: CellSecret,
     lasts: Lasts,
     limits: Vec<u8>,
 }

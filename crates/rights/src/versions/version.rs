@@ -67,11 +67,11 @@ pub struct Fence {
 /// The secret that makes the tags and salts of cells. The key never changes: with another key a cell's units
 /// would begin at another member, and two nodes could both have the first unit.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CellKey(pub [u8; 16]);
+pub struct CellSecret(pub [u8; 16]);
 
-impl std::fmt::Debug for CellKey {
+impl std::fmt::Debug for CellSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("CellKey(secret)")
+        f.write_str("CellSecret(...)")
     }
 }
 
@@ -96,7 +96,7 @@ pub struct Version {
     /// No clock runs faster or slower than true time by more than this: D.
     pub drift_ppm: u32,
     /// The key of the cells' tags and salts, equal in all versions.
-    pub key: CellKey,
+    pub key: CellSecret,
     /// How long spending before this version may count, under any limit that the authority knew. A node that
     /// joins has not heard of removed limits, and such limits may come back.
     pub lasts: Lasts,

@@ -12,7 +12,7 @@ use acequia_node::NamedCell;
 use acequia_rights::{
     Incarnation, MemberId, Version, VersionId, node_named,
     standing::WEIGHT_MAX,
-    versions::{CellKey, Draft, Fence, Member, REVOKED_MAX},
+    versions::{CellSecret, Draft, Fence, Member, REVOKED_MAX},
 };
 use acequia_store::{Store, StoreError};
 use tracing::info;
@@ -228,7 +228,7 @@ impl Regions {
             fenced: Vec::new(),
             clock_error_ns: self.settings.clock.error_ns,
             drift_ppm: self.settings.clock.drift_ppm,
-            key: CellKey(self.key),
+            key: CellSecret(self.key),
             limits: bytes_of(&file)?,
             revoked: BTreeSet::new(),
         };

@@ -7,7 +7,7 @@ use acequia_limits::{
 use acequia_node::{Config, Home, Node, regions};
 use acequia_rights::{
     Incarnation, MemberId,
-    versions::{CellKey, Draft, Member},
+    versions::{CellSecret, Draft, Member},
 };
 
 use super::{
@@ -122,7 +122,7 @@ fn node(region: u16) -> std::sync::Arc<Node> {
         fenced: Vec::new(),
         clock_error_ns: 0,
         drift_ppm: 200,
-        key: CellKey([7; 16]),
+        key: CellSecret([7; 16]),
         limits: regions::limits_to_bytes(&[LimitSpec { token_bucket: Some(bucket), ..spec("user") }])
             .expect("limits"),
         revoked: Default::default(),

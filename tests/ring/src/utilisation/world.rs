@@ -13,7 +13,7 @@ use acequia_node::{
 };
 use acequia_rights::{
     Incarnation, MemberId,
-    versions::{CellKey, Draft, Member},
+    versions::{CellSecret, Draft, Member},
 };
 
 /// A millisecond.
@@ -143,7 +143,7 @@ impl World {
             fenced: Vec::new(),
             clock_error_ns: 2 * MS,
             drift_ppm: 200,
-            key: CellKey([7; 16]),
+            key: CellSecret([7; 16]),
             limits: regions::limits_to_bytes(specs).expect("limits"),
             revoked: Default::default(),
         };

@@ -20,7 +20,7 @@ use acequia_node::{
 };
 use acequia_rights::{
     Incarnation, MemberId,
-    versions::{CellKey, Draft, Fence, Member},
+    versions::{CellSecret, Draft, Fence, Member},
 };
 
 pub(crate) use asking::Decided;
@@ -329,7 +329,7 @@ impl World {
                 .collect(),
             clock_error_ns: self.error_ns,
             drift_ppm: self.drift_ppm,
-            key: CellKey(KEY.0),
+            key: CellSecret(KEY.0),
             limits: regions::limits_to_bytes(specs).expect("limits"),
             revoked: Default::default(),
         };

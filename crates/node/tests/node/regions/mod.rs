@@ -11,7 +11,7 @@ use acequia_node::{
 };
 use acequia_rights::{
     Incarnation, MemberId,
-    versions::{CellKey, Draft, Member},
+    versions::{CellSecret, Draft, Member},
 };
 
 pub(crate) const MS: u64 = 1_000_000;
@@ -115,7 +115,7 @@ impl World {
             fenced: Vec::new(),
             clock_error_ns: 0,
             drift_ppm: 1_000,
-            key: CellKey([7; 16]),
+            key: CellSecret([7; 16]),
             limits: regions::limits_to_bytes(specs).expect("limits"),
             revoked: Default::default(),
         };
@@ -353,7 +353,7 @@ impl World {
                 .collect(),
             clock_error_ns: error_ns,
             drift_ppm: 1_000,
-            key: CellKey([7; 16]),
+            key: CellSecret([7; 16]),
             limits: regions::limits_to_bytes(specs).expect("limits"),
             revoked: Default::default(),
         };

@@ -6,7 +6,7 @@ use acequia_limits::Now;
 use acequia_rights::{
     Ack, Incarnation, MemberId, Version, VersionId, Versions,
     versions::{
-        ALLOCATIONS_MAX, Adopted, CellKey, Draft, Fence, Kind, Lasts, Learned, Member, Refused, Waiting,
+        ALLOCATIONS_MAX, Adopted, CellSecret, Draft, Fence, Kind, Lasts, Learned, Member, Refused, Waiting,
         stretched,
     },
 };
@@ -33,7 +33,7 @@ fn draft(incarnations: &[(Incarnation, u32)]) -> Draft {
         fenced: Vec::new(),
         clock_error_ns: 0,
         drift_ppm: 1_000,
-        key: CellKey([1; 16]),
+        key: CellSecret([1; 16]),
         limits: Vec::new(),
         revoked: Default::default(),
     }
@@ -256,7 +256,7 @@ fn a_version_that_contradicts_another_is_refused_without_effect() {
     let renamed =
         Version { members: members(&[(incarnation(0, 0), 4), (incarnation(1, 0), 1)]), ..next.clone() };
     let rival = Version { authority: incarnation(1, 0), ..next.clone() };
-    let rekeyed = Version { key: CellKey([2; 16]), ..next.clone() };
+    let rekeyed = Version { key: CellSecret([2; 16]), ..next.clone() };
     let orphan = Version { authority: incarnation(9, 0), ..next.clone() };
     let both = Version { leaving: [incarnation(1, 0)].into(), ..next.clone() };
     let stray = Version { allocation: VersionId { epoch: 2, number: 1 }, ..next };

@@ -8,7 +8,7 @@ use std::{
 use acequia_limits::{Now, RATE_PARTS};
 use acequia_rights::{
     Ack, Incarnation, MemberId, Version, VersionId, Versions, splitmix,
-    versions::{Adopted, CellKey, Draft, Fence, Kind, Lasts, Member, VersionsRecord},
+    versions::{Adopted, CellSecret, Draft, Fence, Kind, Lasts, Member, VersionsRecord},
 };
 
 const MS: u64 = 1_000_000;
@@ -711,7 +711,7 @@ fn draft(members: BTreeMap<MemberId, Member>, fenced: Vec<Fence>, limits: Limits
         fenced,
         clock_error_ns: ERROR_NS,
         drift_ppm: DRIFT_PPM,
-        key: CellKey([7; 16]),
+        key: CellSecret([7; 16]),
         limits: (limits.0 << 1 | u64::from(limits.1)).to_le_bytes().to_vec(),
         revoked: Default::default(),
     }
