@@ -16,7 +16,7 @@ use std::{
 use acequia_limits::{CellTag, HashKey, Limit, LimitId, Now, Reason};
 use acequia_rights::{
     Incarnation, MemberId, Session, Version, Versions,
-    versions::{self, Adopted, Draft, Refused},
+    versions::{self, Adopted, Draft, VersionRefused},
 };
 
 use crate::{
@@ -253,8 +253,8 @@ impl Node {
     ///
     /// # Errors
     /// Why this node may not make it.
-    pub fn propose(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
-        let sharing = self.lock_sharing().ok_or(Refused::Impossible("this node has no regions"))?;
+    pub fn propose(&self, draft: Draft, wall_ns: u64) -> Result<Version, VersionRefused> {
+        let sharing = self.lock_sharing().ok_or(VersionRefused::Impossible("this node has no regions"))?;
         sharing.propose(draft, wall_ns)
     }
 
@@ -262,8 +262,8 @@ impl Node {
     ///
     /// # Errors
     /// Why this node may not make it.
-    pub fn take_over(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
-        let sharing = self.lock_sharing().ok_or(Refused::Impossible("this node has no regions"))?;
+    pub fn take_over(&self, draft: Draft, wall_ns: u64) -> Result<Version, VersionRefused> {
+        let sharing = self.lock_sharing().ok_or(VersionRefused::Impossible("this node has no regions"))?;
         sharing.take_over(draft, wall_ns)
     }
 

@@ -89,8 +89,8 @@ pub mod splitmix;
 pub mod mutation;
 
 pub use identity::{Incarnation, MemberId, node_named};
-pub use loan::{Book, Change, Expired, Grant, HeldLoan, Kind, LentLoan, Offer, Refusal, Return};
+pub use loan::{Book, CellChange, Expired, Grant, HeldLoan, LentLoan, LoanKind, Offer, Refusal, Return};
 pub use session::{Heartbeat, Renew, SentHeartbeats, Session, Sessions, stretch};
 pub use standing::Split;
-pub use transfer::{Row, Transfers};
+pub use transfer::{Transfers, UsageRow};
 pub use versions::{Ack, Version, VersionId, Versions};

@@ -33,7 +33,7 @@
 //!
 //! **Theorem 4 (sliding windows).** Capacity moves only while it is not used: `β <= available` to lend and to
 //! give back. A holder's end leaves up to β used beyond its capacity. This use leaves the window within one
-//! horizon, and so long the giver waits (stretched: [`Kind::Sliding`]). Hence at every instant
+//! horizon, and so long the giver waits (stretched: [`LoanKind::Sliding`]). Hence at every instant
 //! `Σ used in the last window <= Σ capacity + what lingers <= L`.
 //!
 //! **A cell lends only its own part**, never what it borrowed. So a loan rests on nothing that can end before
@@ -61,7 +61,7 @@ use acequia_limits::{Part, RATE_PARTS, UNITS_MAX};
 
 use self::record::Returned;
 pub use self::{
-    record::{Change, Expired, HeldLoan, LentLoan},
+    record::{CellChange, Expired, HeldLoan, LentLoan},
     refusal::Refusal,
 };
 use crate::{
@@ -85,7 +85,7 @@ pub const TTL_NS_MAX: u64 = 86_400 * 1_000_000_000;
 
 /// The kind of cell that a loan is a part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
+pub enum LoanKind {
     /// A token or leaky bucket: debt moves with the capacity.
     Bucket,
     /// A sliding window: only unused capacity moves.
@@ -95,7 +95,7 @@ pub enum Kind {
     },
 }
 
-impl Kind {
+impl LoanKind {
     /// The debt that moves with so many units of a part. Only unused capacity of a sliding window moves, so
     /// none does there.
     const fn debt_of(self, units: u64) -> u64 {
@@ -261,15 +261,15 @@ impl Book {
         &mut self,
         standing: Part,
         available: u64,
-        kind: Kind,
+        kind: LoanKind,
         offer: &Offer,
         session: &mut Session,
         now_ns: u64,
-    ) -> Result<(Grant, Change), Refusal> {
+    ) -> Result<(Grant, CellChange), Refusal> {
         let Offer { number, to, part, mut tokens, ttl_ns } = *offer;
         check_part(part, kind)?;
         check_ttl(ttl_ns)?;
-        if let Kind::Sliding { .. } = kind {
+        if let LoanKind::Sliding { .. } = kind {
             tokens = part.units;
         }
         let spare = self.spare(standing);
@@ -296,9 +296,9 @@ impl Book {
             return Err(Refusal::Unheard);
         }
         let kind = match kind {
-            Kind::Bucket => Kind::Bucket,
-            Kind::Sliding { lingers_ns } => {
-                Kind::Sliding { lingers_ns: stretch(lingers_ns, session.drift_ppm()) }
+            LoanKind::Bucket => LoanKind::Bucket,
+            LoanKind::Sliding { lingers_ns } => {
+                LoanKind::Sliding { lingers_ns: stretch(lingers_ns, session.drift_ppm()) }
             }
         };
         let lent = LentLoan {
@@ -316,7 +316,7 @@ impl Book {
         };
         self.lent.push(lent);
         session.lends(number, wait_ns);
-        Ok((lent.grant(), Change::lose(part, kind.debt_of(shed_by_lending(part, tokens)))))
+        Ok((lent.grant(), CellChange::lose(part, kind.debt_of(shed_by_lending(part, tokens)))))
     }
 
     /// Accepts a grant, if it echoes a heartbeat of this very process, is not over, and is neither held nor
@@ -325,11 +325,11 @@ impl Book {
         &mut self,
         from: Incarnation,
         grant: &Grant,
-        kind: Kind,
+        kind: LoanKind,
         heartbeats: &SentHeartbeats,
         session: &mut Session,
         now_ns: u64,
-    ) -> Result<Change, Refusal> {
+    ) -> Result<CellChange, Refusal> {
         let Grant { number, part, tokens, ttl_ns, echo } = *grant;
         check_part(part, kind)?;
         check_ttl(ttl_ns)?;
@@ -364,7 +364,7 @@ impl Book {
         self.held.reserve_exact(1);
         self.held.push(HeldLoan { number, from, part, ttl_ns, kind, end_ns });
         session.accepts(number, ttl_ns);
-        Ok(Change::gain(part, kind.debt_of(owed_by_accepting(part, tokens))))
+        Ok(CellChange::gain(part, kind.debt_of(owed_by_accepting(part, tokens))))
     }
 
     /// A loan is held once, however often its grant comes.
@@ -380,19 +380,19 @@ impl Book {
         from: Incarnation,
         available: u64,
         now_ns: u64,
-    ) -> Result<(Return, Change), Refusal> {
+    ) -> Result<(Return, CellChange), Refusal> {
         let place =
             self.held.iter().position(|held| held.is(from, number)).ok_or(Refusal::Unknown(number))?;
         let held = self.held[place];
         let units = held.part.units;
         let tokens = match held.kind {
-            Kind::Bucket => returned_tokens(units, available),
-            Kind::Sliding { .. } if is_unused(units, available) => units,
-            Kind::Sliding { .. } => return Err(Refusal::NotAvailable { asked: units, available }),
+            LoanKind::Bucket => returned_tokens(units, available),
+            LoanKind::Sliding { .. } if is_unused(units, available) => units,
+            LoanKind::Sliding { .. } => return Err(Refusal::NotAvailable { asked: units, available }),
         };
         self.stop_holding(place);
         self.remember_returned(held, now_ns);
-        Ok((Return { number, tokens }, Change::lose(held.part, held.kind.debt_of(units - tokens))))
+        Ok((Return { number, tokens }, CellChange::lose(held.part, held.kind.debt_of(units - tokens))))
     }
 
     /// The holder stops counting on a loan before it says that the loan ended.
@@ -416,7 +416,7 @@ impl Book {
         from: Incarnation,
         returned: &Return,
         session: &mut Session,
-    ) -> Result<Change, Refusal> {
+    ) -> Result<CellChange, Refusal> {
         let Return { number, tokens } = *returned;
         let place = self
             .lent
@@ -429,7 +429,7 @@ impl Book {
         }
         self.lent.remove(place);
         session.came_back(number);
-        Ok(Change::gain(lent.part, lent.kind.debt_of(lent.part.units - tokens)))
+        Ok(CellChange::gain(lent.part, lent.kind.debt_of(lent.part.units - tokens)))
     }
 
     /// Stops renewing a lent loan, so that it ends by itself.
@@ -499,8 +499,8 @@ impl Book {
 
     /// Drops the held loans of one giver or of all, as if they had ended now: the giver is evicted, or the
     /// clock cannot be trusted. Duplicates of the grants are refused.
-    pub fn forfeit(&mut self, from: Option<Incarnation>, now_ns: u64) -> Change {
-        let mut change = Change::default();
+    pub fn forfeit(&mut self, from: Option<Incarnation>, now_ns: u64) -> CellChange {
+        let mut change = CellChange::default();
         let (dropped, kept) = self.held.drain(..).partition(|held| from.is_none_or(|from| held.from == from));
         self.held = kept;
         let dropped: Vec<HeldLoan> = dropped;
@@ -541,11 +541,11 @@ fn kept_rate() -> u32 {
 }
 
 /// Only what is there moves: tokens of a bucket, unused capacity of a sliding window.
-fn are_there(tokens: u64, available: u64, kind: Kind) -> bool {
+fn are_there(tokens: u64, available: u64, kind: LoanKind) -> bool {
     tokens <= available
         || match kind {
-            Kind::Bucket => mutated(Mutation::LendTokensNotThere),
-            Kind::Sliding { .. } => mutated(Mutation::LendUsedCapacity),
+            LoanKind::Bucket => mutated(Mutation::LendTokensNotThere),
+            LoanKind::Sliding { .. } => mutated(Mutation::LendUsedCapacity),
         }
 }
 
@@ -587,12 +587,12 @@ fn total(parts: impl Iterator<Item = Part>) -> Part {
     })
 }
 
-const fn check_part(part: Part, kind: Kind) -> Result<(), Refusal> {
+const fn check_part(part: Part, kind: LoanKind) -> Result<(), Refusal> {
     match kind {
         _ if part.rate == 0 && part.units == 0 => Err(Refusal::Empty),
         _ if part.rate > RATE_PARTS || part.units > UNITS_MAX => Err(Refusal::Malformed),
-        Kind::Sliding { .. } if part.rate > 0 => Err(Refusal::Rate),
-        Kind::Sliding { .. } | Kind::Bucket => Ok(()),
+        LoanKind::Sliding { .. } if part.rate > 0 => Err(Refusal::Rate),
+        LoanKind::Sliding { .. } | LoanKind::Bucket => Ok(()),
     }
 }
 

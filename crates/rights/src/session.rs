@@ -51,7 +51,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Incarnation,
-    loan::{HeldLoan, Kind, LentLoan, Refusal},
+    loan::{HeldLoan, LentLoan, LoanKind, Refusal},
     mutation::{Mutation, mutated},
 };
 
@@ -532,7 +532,7 @@ fn first_of_process(from: u64) -> u64 {
 }
 
 /// A holder's charges in a sliding window may count for one horizon after its end.
-fn counts_after_end_ns(kind: Kind) -> u64 {
+fn counts_after_end_ns(kind: LoanKind) -> u64 {
     if mutated(Mutation::ReclaimWithoutLinger) { 0 } else { kind.lingers_ns() }
 }
 

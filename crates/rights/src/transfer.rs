@@ -153,12 +153,12 @@ impl Transfers {
 
 /// The units of a cell that one incarnation has used: they only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Row {
+pub struct UsageRow {
     spent: u64,
     refunded: u64,
 }
 
-impl Row {
+impl UsageRow {
     /// A row that was received or read, if the numbers are possible.
     pub const fn new(spent: u64, refunded: u64) -> Result<Self, Refusal> {
         if refunded > spent { Err(Refusal::Malformed) } else { Ok(Self { spent, refunded }) }

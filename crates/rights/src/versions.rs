@@ -109,10 +109,10 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     acks::{ACK_AHEAD_NS_MAX, Ack, Learned},
-    allocation::{Allocation, Kind, Lasts, Spared, Until, stretched},
+    allocation::{Allocation, Lasts, ShareKind, Spared, Until, stretched},
     authority::Draft,
     before::KeptBefore,
-    progress::{Progress, Waiting},
+    progress::{Progress, WaitReason},
     version::{
         CLOCK_ERROR_NS_MAX, CellSecret, DRIFT_PPM_MAX, Fence, GONE_MAX, LIMITS_BYTES_MAX, Member,
         NAME_BYTES_MAX, REVOKED_MAX, Version, VersionId,
@@ -154,7 +154,7 @@ pub enum Adopted {
 
 /// A version that was not adopted or not made. Nothing changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum VersionRefused {
     /// The version is not above the node's own: normal where messages are late.
     #[error("version {0:?} is not above {1:?}, which this node has")]
     Older(VersionId, VersionId),
@@ -284,7 +284,7 @@ impl Versions {
     ///
     /// # Errors
     /// The reason for the refusal. Nothing changed.
-    pub fn adopt(&mut self, version: Version, now: Now) -> Result<Adopted, Refused> {
+    pub fn adopt(&mut self, version: Version, now: Now) -> Result<Adopted, VersionRefused> {
         version.check()?;
         self.check_near(version.version_id)?;
         let allocation = Allocation::of(&version)?;
@@ -293,21 +293,23 @@ impl Versions {
                 return Ok(Adopted::Known);
             }
             if version.version_id == held.version_id {
-                return Err(Refused::Conflict(version.version_id));
+                return Err(VersionRefused::Conflict(version.version_id));
             }
             check_later(&version, held)?;
             if version.key != held.key {
-                return Err(Refused::Impossible("another key: cells would be shared in another order"));
+                return Err(VersionRefused::Impossible(
+                    "another key: cells would be shared in another order",
+                ));
             }
         }
         let known = self.kept.chain.iter().find(|known| known.version_id == allocation.version_id);
         if known.is_some_and(|known| !known.same_distribution(&allocation)) {
-            return Err(Refused::Impossible("a distribution that changed without a new name"));
+            return Err(VersionRefused::Impossible("a distribution that changed without a new name"));
         }
         let redistributes = known.is_none();
         let closed = self.closed_by(&version);
         if self.kept.closed.len() + closed.len() > CLOSED_MAX {
-            return Err(Refused::Impossible("more writers than can be remembered are gone"));
+            return Err(VersionRefused::Impossible("more writers than can be remembered are gone"));
         }
 
         if redistributes {
@@ -329,11 +331,11 @@ impl Versions {
     }
 
     /// Refuses an id that is further above this node's own than any authority gets.
-    fn check_near(&self, version_id: VersionId) -> Result<(), Refused> {
+    fn check_near(&self, version_id: VersionId) -> Result<(), VersionRefused> {
         let held = self.version().map_or_else(VersionId::default, |held| held.version_id);
         let is_far = version_id.epoch.saturating_sub(held.epoch) > EPOCHS_AHEAD_MAX
             || version_id.number.saturating_sub(held.number) > NUMBERS_AHEAD_MAX;
-        if is_far { Err(Refused::Far(version_id, held)) } else { Ok(()) }
+        if is_far { Err(VersionRefused::Far(version_id, held)) } else { Ok(()) }
     }
 
     /// Appends an allocation to the chain, which spares the windows that are open.
@@ -452,18 +454,18 @@ fn wait_from_restart(since_ns: u64, now: Now) -> u64 {
 
 /// A node adopts only later versions: of its authority or of a later epoch, and of no earlier allocation
 /// (rule 1).
-fn check_later(version: &Version, held: &Version) -> Result<(), Refused> {
+fn check_later(version: &Version, held: &Version) -> Result<(), VersionRefused> {
     if mutated(Mutation::AdoptOlderVersion) {
         return Ok(());
     }
     if version.version_id < held.version_id {
-        return Err(Refused::Older(version.version_id, held.version_id));
+        return Err(VersionRefused::Older(version.version_id, held.version_id));
     }
     if version.authority != held.authority && version.version_id.epoch == held.version_id.epoch {
-        return Err(Refused::Authority(version.version_id));
+        return Err(VersionRefused::Authority(version.version_id));
     }
     if version.allocation < held.allocation {
-        return Err(Refused::Impossible("a later version of an earlier distribution"));
+        return Err(VersionRefused::Impossible("a later version of an earlier distribution"));
     }
     Ok(())
 }

@@ -232,8 +232,8 @@ impl Pools for StoreLink {
     async fn exchange_sliding(
         &self,
         at: &At<'_>,
-        exchange: &sliding::Exchange,
-    ) -> Result<Answer<sliding::Exchanged>, Missed> {
+        exchange: &sliding::Slide,
+    ) -> Result<Answer<sliding::Slid>, Missed> {
         self.call(at, async |pools| pools.exchange_sliding(at, exchange).await).await
     }
 

@@ -2,7 +2,7 @@
 
 use acequia_limits::{Now, Request};
 use acequia_node::{Ask, regions::AdoptFault};
-use acequia_rights::{Incarnation, MemberId, VersionId, versions::Refused};
+use acequia_rights::{Incarnation, MemberId, VersionId, versions::VersionRefused};
 
 use crate::{
     budget::{KeyCell, LimitKey, Measured},
@@ -261,8 +261,10 @@ impl World {
         let Some(node) = at.node() else { return };
         if let Err(fault) = node.tick(now, rows_of(&at.disk)) {
             self.trace.mix(fault.to_string().len() as u64);
-            self.two_authorities |=
-                matches!(fault, AdoptFault::Refused(Refused::Authority(_) | Refused::Conflict(_)));
+            self.two_authorities |= matches!(
+                fault,
+                AdoptFault::Refused(VersionRefused::Authority(_) | VersionRefused::Conflict(_))
+            );
         }
         self.learn(place);
         self.send(place);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use acequia_limits::{Algorithm, Limit, Now, RATE_PARTS, window::Edges};
 use acequia_rights::{
     MemberId, Split,
-    versions::{Kind, Spared, Until},
+    versions::{ShareKind, Spared, Until},
 };
 
 use crate::{
@@ -159,23 +159,23 @@ impl Allocations {
 
     /// The kind of share that a limit without fixed windows wants. `drains_ns`: how long units spent under
     /// earlier variants may count.
-    fn kind_of(&self, limit: &Limit, drains_ns: u64, now: Now) -> Kind {
+    fn kind_of(&self, limit: &Limit, drains_ns: u64, now: Now) -> ShareKind {
         let horizon_ns = limit.horizon_ns().max(limit.algorithm.lingers_ns()).max(drains_ns);
         if limit.algorithm.has_rate() {
             let slowest =
                 u128::from(horizon_ns) * u128::from(RATE_PARTS) / u128::from(self.least_rate.max(1));
             let horizon_ns = u64::try_from(slowest).unwrap_or(u64::MAX);
-            Kind::Bucket { steady_ns: now.steady_ns, horizon_ns }
+            ShareKind::Bucket { steady_ns: now.steady_ns, horizon_ns }
         } else {
-            Kind::Sliding { steady_ns: now.steady_ns, horizon_ns: spent_for_ns(horizon_ns) }
+            ShareKind::Sliding { steady_ns: now.steady_ns, horizon_ns: spent_for_ns(horizon_ns) }
         }
     }
 }
 
 /// The kind of share that a limit's window wants if the window begins then.
-fn window_kind(limit: &Limit, start_wall_ns: u64) -> Kind {
+fn window_kind(limit: &Limit, start_wall_ns: u64) -> ShareKind {
     let lasts_ns = spent_for_ns(limit.horizon_ns().max(limit.algorithm.lingers_ns()));
-    Kind::Window { start_wall_ns, lasts_ns }
+    ShareKind::Window { start_wall_ns, lasts_ns }
 }
 
 /// The allocations that count for windows of that length, grouped by the latest end of the windows. An

@@ -20,7 +20,7 @@ mod windows;
 
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS, UNITS_MAX, algorithm::State};
 use acequia_rights::{
-    Book, Change, Sessions, Transfers,
+    Book, CellChange, Sessions, Transfers,
     mutation::{Mutation, mutated},
 };
 
@@ -268,7 +268,7 @@ impl Account {
     }
 
     /// Changes what the cell has, and moves the debt with it.
-    fn apply(&mut self, state: &mut Vec<u64>, context: &CellContext<'_>, change: Change, at: Now) {
+    fn apply(&mut self, state: &mut Vec<u64>, context: &CellContext<'_>, change: CellChange, at: Now) {
         let old = std::mem::replace(&mut self.algorithm, context.global.clone());
         self.rebuild(context);
         self.variant_changed |= self.algorithm.has_rate() && self.algorithm != old;

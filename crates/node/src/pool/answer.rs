@@ -3,7 +3,7 @@
 use acequia_limits::Now;
 use acequia_rights::{
     mutation::{Mutation, mutated},
-    pool::{Refused, bucket, group::GroupStatus, sliding, window},
+    pool::{PoolRefused, bucket, group::GroupStatus, sliding, window},
 };
 
 use super::{
@@ -37,7 +37,7 @@ impl Leases {
         // If the catalogue has changed since the call, its grant is not taken up, and its report of the group
         // does not count.
         let counts = pending.adopted == self.adopted.versions || *reply == PoolReply::Nothing;
-        let reply = if counts { reply } else { &PoolReply::Refused(Refused::Stale) };
+        let reply = if counts { reply } else { &PoolReply::Refused(PoolRefused::Stale) };
         self.calls.count(reply, now);
         if let PoolReply::Known(known) | PoolReply::Unknown(known) = reply {
             self.hear(pending.group, known, id, now);
@@ -190,7 +190,7 @@ impl Grant<'_> {
         self.account.exchanged(self.state, self.context, number, answer, times, self.now)
     }
 
-    fn slid(&mut self, number: u64, answer: &sliding::Exchanged) -> Option<u64> {
+    fn slid(&mut self, number: u64, answer: &sliding::Slid) -> Option<u64> {
         self.lease.hears_left_in_all(answer.left);
         if !may_be_renewed(self.group, answer.units > self.account.pooled().units) {
             return None;

@@ -2,7 +2,7 @@
 
 use acequia_limits::{CellTag, LimitId};
 use acequia_rights::pool::{
-    Generation, Refused, bucket,
+    Generation, PoolRefused, bucket,
     group::{Assertion, Begin, Excluded, GroupStatus},
     sliding, window,
 };
@@ -49,7 +49,7 @@ pub enum PoolRequest {
     /// Exchanges a lease on a bucket.
     Exchange(PoolName, bucket::Exchange, bucket::BucketParams),
     /// Exchanges a lease on a sliding window.
-    Slide(PoolName, sliding::Exchange),
+    Slide(PoolName, sliding::Slide),
 }
 
 /// The name of a pool, unique among pools of its kind.
@@ -81,11 +81,11 @@ pub enum PoolReply {
     /// To [`PoolRequest::Exchange`].
     Exchanged(bucket::Exchanged),
     /// To [`PoolRequest::Slide`].
-    Slid(sliding::Exchanged),
+    Slid(sliding::Slid),
     /// To [`PoolRequest::Sweep`]: how many cells were dropped.
     Swept(u64),
     /// The request was refused, and changed nothing.
-    Refused(Refused),
+    Refused(PoolRefused),
     /// The group is of another generation, and nothing changed.
     Unknown(GroupStatus),
     /// No reply: the request may have taken effect or not.

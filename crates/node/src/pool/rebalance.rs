@@ -248,7 +248,7 @@ impl Rebalance<'_> {
         let held = self.account.pooled().units;
         let want = self.lease.sliding(inputs, held, sliding.period_ns(), self.now);
         let exchange = self.exchange(want)?;
-        let request = sliding::Exchange {
+        let request = sliding::Slide {
             taker: self.pool.taker,
             keeps: exchange.kept.part.units,
             unused: exchange.kept.unspent,

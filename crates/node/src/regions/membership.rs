@@ -7,7 +7,7 @@ use acequia_limits::{Algorithm, Limit, LimitId, Now, RATE_PARTS, limit::LimitSpe
 use acequia_rights::{
     Incarnation, MemberId, Split, Version, VersionId,
     mutation::{Mutation, mutated},
-    versions::{Adopted, Draft, Kind, Lasts, Progress, Refused},
+    versions::{Adopted, Draft, Lasts, Progress, ShareKind, VersionRefused},
 };
 
 use super::{
@@ -35,7 +35,7 @@ pub enum AdoptFault {
     Alone,
     /// The version contradicts itself, or other known facts.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] VersionRefused),
     /// The version's limits cannot be read.
     #[error(
         "the limits of version {version_id:?} cannot be read: {why}. Is this node older than the authority?"
@@ -105,7 +105,7 @@ pub enum Ownership {
 }
 
 /// The kind of share that a limit needs, with its times as of `now`.
-pub(crate) fn kind_of(global: &Algorithm, now: Now) -> Kind {
+pub(crate) fn kind_of(global: &Algorithm, now: Now) -> ShareKind {
     match global {
         Algorithm::FixedWindow(window) => {
             // Not after the window's true start, so that an older allocation counts for as long as it may
@@ -116,12 +116,12 @@ pub(crate) fn kind_of(global: &Algorithm, now: Now) -> Kind {
                 Edges::Calendar(_) => window.begins(end_ns, 0),
             };
             let start_wall_ns = start_wall_ns.min(now.wall_ns);
-            Kind::Window { start_wall_ns, lasts_ns: spent_for_ns(global.horizon_ns()) }
+            ShareKind::Window { start_wall_ns, lasts_ns: spent_for_ns(global.horizon_ns()) }
         }
         Algorithm::TokenBucket(_) | Algorithm::LeakyBucket(_) => {
-            Kind::Bucket { steady_ns: now.steady_ns, horizon_ns: global.horizon_ns() }
+            ShareKind::Bucket { steady_ns: now.steady_ns, horizon_ns: global.horizon_ns() }
         }
-        _ => Kind::Sliding {
+        _ => ShareKind::Sliding {
             steady_ns: now.steady_ns,
             horizon_ns: spent_for_ns(global.horizon_ns().max(global.lingers_ns())),
         },
@@ -210,12 +210,12 @@ impl Sharing {
     }
 
     /// The next version, if this node is the authority or becomes it by that version.
-    pub(crate) fn propose(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
+    pub(crate) fn propose(&self, draft: Draft, wall_ns: u64) -> Result<Version, VersionRefused> {
         self.versions.propose(draft, wall_ns)
     }
 
     /// The next version, which makes this node the authority.
-    pub(crate) fn take_over(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
+    pub(crate) fn take_over(&self, draft: Draft, wall_ns: u64) -> Result<Version, VersionRefused> {
         self.versions.take_over(draft, wall_ns)
     }
 

@@ -14,7 +14,7 @@ use acequia_node::regions::{
 };
 use acequia_rights::{
     Ack, Grant, Heartbeat, Incarnation, MemberId, Renew, Return, Version, VersionId,
-    versions::{Draft, EPOCHS_AHEAD_MAX, NUMBERS_AHEAD_MAX, Refused},
+    versions::{Draft, EPOCHS_AHEAD_MAX, NUMBERS_AHEAD_MAX, VersionRefused},
 };
 use smallvec::SmallVec;
 
@@ -322,7 +322,7 @@ fn a_version_whose_id_is_far_ahead_is_refused() {
         let adopted = node.tick(Now::at(scene.world.now), |_| Some(Vec::new()));
         match is_far {
             true => assert!(
-                matches!(adopted, Err(AdoptFault::Refused(Refused::Far(..)))),
+                matches!(adopted, Err(AdoptFault::Refused(VersionRefused::Far(..)))),
                 "{:?}: {adopted:?}",
                 version.version_id
             ),

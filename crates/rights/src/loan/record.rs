@@ -3,7 +3,7 @@
 use acequia_limits::Part;
 use serde::{Deserialize, Serialize};
 
-use super::{Grant, Kind};
+use super::{Grant, LoanKind};
 use crate::{
     Incarnation,
     mutation::{Mutation, mutated},
@@ -26,7 +26,7 @@ pub struct LentLoan {
     /// The ttl, stretched by the drift bound.
     pub wait_ns: u64,
     /// The kind, with `lingers_ns` stretched by the drift bound.
-    pub kind: Kind,
+    pub kind: LoanKind,
     /// The echoed heartbeat, as granted.
     pub echo: Heartbeat,
     /// The loan's end unless it is renewed, on this process's clock, so never stored. A loan read from a disk
@@ -78,9 +78,9 @@ impl LentLoan {
     }
 
     /// Everything is owed of a loan that ends at its giver: the holder may have spent all of it.
-    pub(super) fn ends_here(&self) -> Change {
+    pub(super) fn ends_here(&self) -> CellChange {
         let owed = if mutated(Mutation::OweNothingOnReclaim) { 0 } else { self.part.units };
-        Change::gain(self.part, self.kind.debt_of(owed))
+        CellChange::gain(self.part, self.kind.debt_of(owed))
     }
 }
 
@@ -96,7 +96,7 @@ pub struct HeldLoan {
     /// How long the loan lasts after a heartbeat that a renewal echoes.
     pub ttl_ns: u64,
     /// The kind of cell that the loan is a part of.
-    pub kind: Kind,
+    pub kind: LoanKind,
     /// The loan's end unless it is renewed, on this process's clock.
     pub end_ns: u64,
 }
@@ -107,9 +107,9 @@ impl HeldLoan {
     }
 
     /// The cell sheds no more debt at a holder's end than the giver will owe.
-    pub(super) fn ends_here(&self) -> Change {
+    pub(super) fn ends_here(&self) -> CellChange {
         let units = if mutated(Mutation::ShedMoreThanOwed) { 2 * self.part.units } else { self.part.units };
-        Change::lose(self.part, self.kind.debt_of(units))
+        CellChange::lose(self.part, self.kind.debt_of(units))
     }
 }
 
@@ -126,7 +126,7 @@ pub(super) struct Returned {
 /// capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use = "the cell's debt must follow its loans"]
-pub struct Change {
+pub struct CellChange {
     /// Change of the capacity, in parts of the rate.
     pub rate: i64,
     /// Change of the capacity, in units.
@@ -137,7 +137,7 @@ pub struct Change {
     pub shed: u64,
 }
 
-impl Change {
+impl CellChange {
     pub(crate) fn gain(part: Part, owe: u64) -> Self {
         Self { rate: i64::from(part.rate), units: part.units.cast_signed(), owe, shed: 0 }
     }
@@ -159,5 +159,5 @@ pub struct Expired {
     /// Whether the loan was lent and comes back, or was held and leaves.
     pub comes_back: bool,
     /// The effect on the cell.
-    pub change: Change,
+    pub change: CellChange,
 }

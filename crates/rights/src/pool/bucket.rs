@@ -30,10 +30,11 @@ use acequia_limits::{Part, RATE_PARTS, meter::Meter};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CallContext, Generation, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, in_proportion, is_past, time_at,
+    CallContext, Generation, NODES_MAX, POOL_MAX, PoolRefused, TIME_MAX, Taker, in_proportion, is_past,
+    time_at,
 };
 use crate::{
-    loan::Change,
+    loan::CellChange,
     mutation::{Mutation, mutated},
 };
 
@@ -201,7 +202,7 @@ impl Bucket {
         ask: &Exchange,
         params: &BucketParams,
         context: &CallContext,
-    ) -> Result<Exchanged, Refused> {
+    ) -> Result<Exchanged, PoolRefused> {
         let Taker { node, process_number, call } = ask.taker;
         if self.since != context.since {
             *self = Self { since: context.since, ..Self::default() };
@@ -209,7 +210,7 @@ impl Bucket {
         let now_us = time_at(self.at_us, context, params.slack_us)?;
         let known = self.nodes.get(&node).copied().unwrap_or_default();
         if !ask.taker.comes_after(known.process_number, known.call) {
-            return Err(Refused::Stale);
+            return Err(PoolRefused::Stale);
         }
         if known.process_number == 0 && self.nodes.len() >= NODES_MAX {
             let is_over = |lease: &BucketLease| {
@@ -217,7 +218,7 @@ impl Bucket {
             };
             self.nodes.retain(|_, lease| !is_over(lease));
             if self.nodes.len() >= NODES_MAX {
-                return Err(Refused::TooManyNodes);
+                return Err(PoolRefused::TooManyNodes);
             }
         }
         self.settle(now_us, params, context);
@@ -475,7 +476,7 @@ impl BucketBalance {
 
     /// Prepares a call: gives back what is not kept, `tokens` of its units unspent. Returns the number of the
     /// call.
-    pub fn ask(&mut self, keeps: Part, tokens: u64, now_ns: u64) -> (u64, Change) {
+    pub fn ask(&mut self, keeps: Part, tokens: u64, now_ns: u64) -> (u64, CellChange) {
         let back = Part {
             rate: self.part.rate.saturating_sub(keeps.rate),
             units: self.part.units.saturating_sub(keeps.units),
@@ -483,7 +484,7 @@ impl BucketBalance {
         self.stop_using(back);
         self.call += 1;
         self.sent_ns = Some(now_ns);
-        (self.call, Change::lose(back, back.units.saturating_sub(tokens)))
+        (self.call, CellChange::lose(back, back.units.saturating_sub(tokens)))
     }
 
     /// A node gives parts back before the call that says so leaves.
@@ -504,7 +505,7 @@ impl BucketBalance {
         ttl_ns: u64,
         late_ns: u64,
         now_ns: u64,
-    ) -> Option<Change> {
+    ) -> Option<CellChange> {
         let sent_ns = self.sent_ns.filter(|_| self.is_latest(call))?;
         self.sent_ns = None;
         let end_ns = holds_from(sent_ns, now_ns).saturating_add(ttl_ns);
@@ -513,7 +514,7 @@ impl BucketBalance {
         }
         if now_ns > sent_ns.saturating_add(late_ns) {
             self.end_ns = end_ns;
-            return Some(Change::default());
+            return Some(CellChange::default());
         }
         let gained = Part {
             rate: answer.part.rate.saturating_sub(self.part.rate),
@@ -521,7 +522,7 @@ impl BucketBalance {
         };
         self.part = Part { rate: self.part.rate + gained.rate, units: self.part.units + gained.units };
         self.end_ns = end_ns;
-        Some(Change::gain(gained, answer.owed))
+        Some(CellChange::gain(gained, answer.owed))
     }
 
     /// Only the answer to the latest call counts.
@@ -530,12 +531,12 @@ impl BucketBalance {
     }
 
     /// Ends the holding, if it is time.
-    pub fn settle(&mut self, now_ns: u64) -> Option<Change> {
+    pub fn settle(&mut self, now_ns: u64) -> Option<CellChange> {
         let over = now_ns >= self.end_ns && self.part != Part::default();
         over.then(|| {
             self.stop_waiting();
             let part = std::mem::take(&mut self.part);
-            Change::lose(part, part.units)
+            CellChange::lose(part, part.units)
         })
     }
 

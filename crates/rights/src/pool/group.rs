@@ -139,9 +139,9 @@ pub struct PoolGroup {
     unproven: BTreeSet<u16>,
     server: Option<ServerIdentity>,
     grants: bool,
-    marks: Marks,
+    marks: ForgottenTimes,
     /// The marks that count when the generation grants, unless it goes on with all that was known.
-    doubts: Marks,
+    doubts: ForgottenTimes,
     asserted: BTreeSet<u16>,
     /// See [`GroupStatus::is_first`].
     is_first: bool,
@@ -149,12 +149,12 @@ pub struct PoolGroup {
 
 /// The times up to which something may have been forgotten: wall clock, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Marks {
+struct ForgottenTimes {
     unknown_until_us: u64,
     forfeited_before_us: u64,
 }
 
-impl Marks {
+impl ForgottenTimes {
     fn raise(&mut self, to: Self) {
         self.unknown_until_us = self.unknown_until_us.max(to.unknown_until_us);
         self.forfeited_before_us = self.forfeited_before_us.max(to.forfeited_before_us);
@@ -251,7 +251,7 @@ impl PoolGroup {
         wall_us: u64,
     ) -> Option<CallContext> {
         let GroupStatus { generation: known, grants, since, .. } = self.known(server);
-        let Marks { unknown_until_us, forfeited_before_us } = self.marks;
+        let ForgottenTimes { unknown_until_us, forfeited_before_us } = self.marks;
         (known == generation && known.number > 0).then_some(CallContext {
             wall_us,
             generation,
@@ -287,7 +287,7 @@ impl PoolGroup {
             self.server = Some(server.clone());
             (self.before, self.grants) = (before, false);
             self.unproven.clear();
-            self.doubts = Marks::default();
+            self.doubts = ForgottenTimes::default();
             self.asserted.clear();
         }
         self.known(server)
@@ -315,7 +315,7 @@ impl PoolGroup {
         self.is_first &= is_new_to_all(assertion);
         let unknown_until_us = self.unknown_until_us(assertion);
         let knows_us = assertion.knows_from_us.saturating_add(assertion.slack_us);
-        self.doubts.raise(Marks { unknown_until_us, forfeited_before_us: knows_us });
+        self.doubts.raise(ForgottenTimes { unknown_until_us, forfeited_before_us: knows_us });
         let all_told = self.have_all_told(assertion);
         if all_told || self.have_the_others_told(assertion, excluded) {
             self.is_first &= all_told;
@@ -350,7 +350,7 @@ impl PoolGroup {
     fn forfeit_of_excluded(&mut self, assertion: &Assertion, excluded: &Excluded) {
         if !mutated(Mutation::PoolForfeitsNoExcluded) {
             let over_us = assertion.wall_us.saturating_add(excluded.keep_us.max(assertion.slack_us));
-            self.marks.raise(Marks { unknown_until_us: over_us, forfeited_before_us: over_us });
+            self.marks.raise(ForgottenTimes { unknown_until_us: over_us, forfeited_before_us: over_us });
         }
     }
 

@@ -63,7 +63,7 @@ pub use self::{
     bucket::{Bucket, BucketBalance},
     group::PoolGroup,
     letters::{Letter, Letters},
-    name::Name,
+    name::NameRecord,
     sliding::Sliding,
     window::Window,
 };
@@ -142,7 +142,7 @@ impl CallContext {
 
 /// The reason why a pool did nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Refused {
+pub enum PoolRefused {
     /// The pool has already heard a later process of the node, or a later call of the process.
     #[error("a later call of this node came first: nothing was changed")]
     Stale,
@@ -197,7 +197,7 @@ fn in_proportion(units: u64, total: u64, of: u64) -> u64 {
 /// A wall that is behind by more than the slack is refused: the call was under way too long to be of use, or
 /// one of two walls is wrong by more than is promised. A pool may also be ahead because it grants nothing
 /// until then (`unknown_until_us`); then the wall is accepted.
-fn time_at(at_us: u64, context: &CallContext, slack_us: u64) -> Result<u64, Refused> {
+fn time_at(at_us: u64, context: &CallContext, slack_us: u64) -> Result<u64, PoolRefused> {
     let is_late = at_us > context.wall_us.saturating_add(slack_us) && at_us > context.unknown_until_us;
-    if is_late { Err(Refused::Late) } else { Ok(at_us.max(context.wall_us)) }
+    if is_late { Err(PoolRefused::Late) } else { Ok(at_us.max(context.wall_us)) }
 }

@@ -28,7 +28,7 @@ pub const ANSWER_BYTES_MAX: usize = 1 << 14;
 
 /// The record of a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Name {
+pub struct NameRecord {
     generation: Generation,
     standing: NameState,
     drops_us: u64,
@@ -72,7 +72,7 @@ pub enum What {
     End,
 }
 
-impl Name {
+impl NameRecord {
     /// Does what a call says, and returns the state of the name after that.
     pub fn act(&mut self, act: &Act, context: &CallContext) -> NameState {
         if self.is_forgotten(context) || context.wall_us >= self.drops_us {

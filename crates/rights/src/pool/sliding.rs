@@ -5,7 +5,7 @@
 //! *Proof.* As for Theorem 4. A node holds at most what the pool records for it, admits no more than that in
 //! any window, and gives back only what it has not used in the last window. Other units are taken back from a
 //! process that is gone, at a lease's end, or of an answer that was lost. These may be used up to that
-//! instant, and leave the window one window after it. So long they *linger* ([`Exchange::lingers_us`]): the
+//! instant, and leave the window one window after it. So long they *linger* ([`Slide::lingers_us`]): the
 //! window, stretched by the drift bound, and 2ε, since the pool may count 2ε too much. So the units that are
 //! granted, held, or lingering are at most the pool's units. ∎
 //!
@@ -17,7 +17,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CallContext, Generation, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, in_proportion, is_past, time_at,
+    CallContext, Generation, NODES_MAX, POOL_MAX, PoolRefused, TIME_MAX, Taker, in_proportion, is_past,
+    time_at,
 };
 use crate::mutation::{Mutation, mutated};
 
@@ -56,7 +57,7 @@ pub struct Sliding {
 
 /// A call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exchange {
+pub struct Slide {
     /// Who calls.
     pub taker: Taker,
     /// Units that the node holds, and keeps.
@@ -81,7 +82,7 @@ pub struct Exchange {
 
 /// The answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exchanged {
+pub struct Slid {
     /// Units that the node may hold.
     pub units: u64,
     /// Units that nobody has.
@@ -93,7 +94,7 @@ impl Sliding {
     ///
     /// # Errors
     /// The pool refused the call, and changed nothing that counts.
-    pub fn exchange(&mut self, ask: &Exchange, context: &CallContext) -> Result<Exchanged, Refused> {
+    pub fn exchange(&mut self, ask: &Slide, context: &CallContext) -> Result<Slid, PoolRefused> {
         let Taker { node, process_number, call } = ask.taker;
         if self.since != context.since {
             *self = Self { since: context.since, ..Self::default() };
@@ -101,7 +102,7 @@ impl Sliding {
         let now_us = time_at(self.at_us, context, ask.slack_us)?;
         let known = self.nodes.get(&node).copied().unwrap_or_default();
         if !ask.taker.comes_after(known.process_number, known.call) {
-            return Err(Refused::Stale);
+            return Err(PoolRefused::Stale);
         }
         if known.process_number == 0 && self.nodes.len() >= NODES_MAX {
             let is_over = |lease: &SlidingLease| {
@@ -109,7 +110,7 @@ impl Sliding {
             };
             self.nodes.retain(|_, lease| !is_over(lease));
             if self.nodes.len() >= NODES_MAX {
-                return Err(Refused::TooManyNodes);
+                return Err(PoolRefused::TooManyNodes);
             }
         }
         self.settle(now_us);
@@ -135,11 +136,11 @@ impl Sliding {
             .insert(node, SlidingLease { process_number, call, units, end_us, lingers_us: ask.lingers_us });
         self.totals.insert(node, total);
         self.totals.retain(|node, _| self.nodes.contains_key(node));
-        Ok(Exchanged { units, left })
+        Ok(Slid { units, left })
     }
 
     /// When the record surely says no more than an absent one, by the wall clock in microseconds.
-    pub fn over_us(&self, ask: &Exchange, context: &CallContext) -> u64 {
+    pub fn over_us(&self, ask: &Slide, context: &CallContext) -> u64 {
         let ends = self.nodes.values().filter(|lease| lease.units > 0).map(|lease| lease.end_us);
         let latest_us = ends.fold(self.at_us.max(context.unknown_until_us), u64::max);
         latest_us.saturating_add(2 * ask.lingers_us).saturating_add(ask.slack_us).min(TIME_MAX)

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CallContext, Generation, NODES_MAX, POOL_MAX, Refused, Taker, in_proportion};
+use super::{CallContext, Generation, NODES_MAX, POOL_MAX, PoolRefused, Taker, in_proportion};
 use crate::mutation::{Mutation, mutated};
 
 /// A node may take one part in so many of what is left at once, divided by the number of nodes that take,
@@ -123,17 +123,17 @@ impl Window {
     ///
     /// # Errors
     /// The pool refused the call, which did nothing.
-    pub fn take(&mut self, take: &Take, context: &CallContext) -> Result<Took, Refused> {
+    pub fn take(&mut self, take: &Take, context: &CallContext) -> Result<Took, PoolRefused> {
         let Taker { node, process_number, call } = take.taker;
         if context.wall_us >= take.drops_us {
-            return Err(Refused::Late);
+            return Err(PoolRefused::Late);
         }
         if self.since != context.since {
             *self = Self { since: context.since, ..Self::default() };
         }
         let known = self.nodes.get(&node).copied().unwrap_or_default();
         if process_number < known.process_number {
-            return Err(Refused::Stale);
+            return Err(PoolRefused::Stale);
         }
         if known.process_number == 0 {
             self.make_room()?;
@@ -159,13 +159,13 @@ impl Window {
     }
 
     /// Makes room for the record of another node.
-    fn make_room(&mut self) -> Result<(), Refused> {
+    fn make_room(&mut self) -> Result<(), PoolRefused> {
         if self.nodes.len() >= NODES_MAX {
             // A late call of a dropped node would record old holdings again, which nobody may spend: that is
             // safe.
             self.nodes.retain(|_, node| node.taken > node.returned);
         }
-        if self.nodes.len() >= NODES_MAX { Err(Refused::TooManyNodes) } else { Ok(()) }
+        if self.nodes.len() >= NODES_MAX { Err(PoolRefused::TooManyNodes) } else { Ok(()) }
     }
 
     /// Records what a node says that it took and returned.

@@ -14,7 +14,7 @@ use crate::{
 
 /// The algorithm and time that a share is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ShareKind {
     /// A fixed window or a calendar period.
     Window {
         /// When it starts, by the wall.
@@ -56,15 +56,15 @@ pub enum Until {
 impl Until {
     /// Whether the allocation still applies. `drift_ppm` stretches the horizon.
     #[inline]
-    pub fn applies(self, kind: Kind, drift_ppm: u32) -> bool {
+    pub fn applies(self, kind: ShareKind, drift_ppm: u32) -> bool {
         match (self, kind) {
             (Self::Agreed, _) => true,
-            (Self::Superseded { windows_wall_ns, .. }, Kind::Window { start_wall_ns, .. }) => {
+            (Self::Superseded { windows_wall_ns, .. }, ShareKind::Window { start_wall_ns, .. }) => {
                 is_window_of_older_shares(start_wall_ns, windows_wall_ns)
             }
             (
                 Self::Superseded { steady_ns: since_ns, .. },
-                Kind::Sliding { steady_ns, horizon_ns } | Kind::Bucket { steady_ns, horizon_ns },
+                ShareKind::Sliding { steady_ns, horizon_ns } | ShareKind::Bucket { steady_ns, horizon_ns },
             ) => is_within_horizon(since_ns, stretched(horizon_ns, drift_ppm), steady_ns),
         }
     }
@@ -96,8 +96,8 @@ pub struct Spared {
 impl Spared {
     /// Whether the allocation spares this kind of share.
     #[inline]
-    pub fn spares(self, kind: Kind) -> bool {
-        let Kind::Window { start_wall_ns, lasts_ns } = kind else { return false };
+    pub fn spares(self, kind: ShareKind) -> bool {
+        let ShareKind::Window { start_wall_ns, lasts_ns } = kind else { return false };
         self.is_heard_of(lasts_ns) && self.has_begun(start_wall_ns)
     }
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    ALLOCATIONS_MAX, Allocation, CLOCK_ERROR_NS_MAX, CellSecret, Fence, Member, Refused, Version, VersionId,
-    Versions,
+    ALLOCATIONS_MAX, Allocation, CLOCK_ERROR_NS_MAX, CellSecret, Fence, Member, Version, VersionId,
+    VersionRefused, Versions,
 };
 use crate::{
     identity::{Incarnation, MemberId},
@@ -36,7 +36,7 @@ impl Versions {
     ///
     /// # Errors
     /// The reason for the refusal. Nothing changes in any case.
-    pub fn propose(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
+    pub fn propose(&self, draft: Draft, wall_ns: u64) -> Result<Version, VersionRefused> {
         self.make(draft, wall_ns, false)
     }
 
@@ -46,11 +46,11 @@ impl Versions {
     ///
     /// # Errors
     /// The reason for the refusal. Nothing changes in any case.
-    pub fn take_over(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
+    pub fn take_over(&self, draft: Draft, wall_ns: u64) -> Result<Version, VersionRefused> {
         self.make(draft, wall_ns, true)
     }
 
-    fn make(&self, draft: Draft, wall_ns: u64, takes_over: bool) -> Result<Version, Refused> {
+    fn make(&self, draft: Draft, wall_ns: u64, takes_over: bool) -> Result<Version, VersionRefused> {
         let fences = draft.fenced.clone();
         let mut version = Version {
             version_id: VersionId::FIRST,
@@ -72,7 +72,7 @@ impl Versions {
         // Allows for two clocks, each with the largest error.
         let latest = wall_ns.saturating_add(2 * version.clock_error_ns.min(CLOCK_ERROR_NS_MAX));
         if fences.iter().any(|fence| fence.wall_ns > latest) {
-            return Err(Refused::Impossible("a fence in the future: what it says must be so already"));
+            return Err(VersionRefused::Impossible("a fence in the future: what it says must be so already"));
         }
         version.check()?;
         Allocation::of(&version)?;
@@ -80,24 +80,26 @@ impl Versions {
     }
 
     /// Fills in the fields that follow from the version before.
-    fn follow(&self, held: &Version, version: &mut Version, takes_over: bool) -> Result<(), Refused> {
+    fn follow(&self, held: &Version, version: &mut Version, takes_over: bool) -> Result<(), VersionRefused> {
         let me = self.kept.me;
         if !self.owns(me) {
-            return Err(Refused::Impossible("an authority that is no member"));
+            return Err(VersionRefused::Impossible("an authority that is no member"));
         }
         if version.members.values().any(|member| self.closed(member.incarnation)) {
-            return Err(Refused::Impossible("a member that is closed: it comes back as a later incarnation"));
+            return Err(VersionRefused::Impossible(
+                "a member that is closed: it comes back as a later incarnation",
+            ));
         }
         if version.key != held.key {
-            return Err(Refused::Impossible("another key: cells would be shared in another order"));
+            return Err(VersionRefused::Impossible("another key: cells would be shared in another order"));
         }
         if held.authority != me && !takes_over {
-            return Err(Refused::Authority(held.version_id));
+            return Err(VersionRefused::Authority(held.version_id));
         }
         let next =
             (held.version_id.epoch.checked_add(u32::from(takes_over)), held.version_id.number.checked_add(1));
         let (Some(epoch), Some(number)) = next else {
-            return Err(Refused::Impossible("version ids have run out"));
+            return Err(VersionRefused::Impossible("version ids have run out"));
         };
         version.version_id = VersionId { epoch, number };
 
@@ -111,7 +113,7 @@ impl Versions {
             return Ok(());
         }
         if self.kept.chain.len() >= ALLOCATIONS_MAX {
-            return Err(Refused::Busy);
+            return Err(VersionRefused::Busy);
         }
         version.allocation = version.version_id;
         version.leaving = self.leavers(held, version);

@@ -7,7 +7,7 @@ use crate::identity::Incarnation;
 
 /// Why a node waits for an incarnation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
+pub enum WaitReason {
     /// The incarnation never acknowledged anything.
     Silent,
     /// The incarnation acknowledged an earlier version: it lends or uses more than it may now, or has not
@@ -29,7 +29,7 @@ pub struct Progress {
     /// The newest agreed allocation, to which shares are raised.
     pub allocation_effective: VersionId,
     /// The incarnations that have not acknowledged the adopted version, and how far each is.
-    pub pending: Vec<(Incarnation, Waiting)>,
+    pub pending: Vec<(Incarnation, WaitReason)>,
     /// Leavers that have not yet acknowledged an allocation that does not name them.
     pub leavers: BTreeSet<Incarnation>,
     /// Superseded shares still limit windows that begin before this wall time: the latest time at which any
@@ -47,12 +47,12 @@ impl Versions {
         });
         let pending = newest.asked().filter_map(|incarnation| {
             let waiting = match self.kept.acks.get(&incarnation) {
-                None => Waiting::Silent,
-                Some(ack) if ack.version_id > version.version_id => Waiting::Ahead(ack.version_id),
+                None => WaitReason::Silent,
+                Some(ack) if ack.version_id > version.version_id => WaitReason::Ahead(ack.version_id),
                 Some(ack)
                     if ack.version_id < version.version_id || !newest.acked.contains_key(&incarnation) =>
                 {
-                    Waiting::At(ack.version_id)
+                    WaitReason::At(ack.version_id)
                 }
                 Some(_) => return None,
             };

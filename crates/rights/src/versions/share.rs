@@ -2,7 +2,7 @@
 
 use acequia_limits::Part;
 
-use super::{Kind, Member, Versions};
+use super::{Member, ShareKind, Versions};
 use crate::{
     identity::{Incarnation, MemberId},
     mutation::{Mutation, mutated},
@@ -11,12 +11,12 @@ use crate::{
 
 impl Versions {
     /// An incarnation's part of a cell: the least over all allocations that apply, rate and units each.
-    pub fn share(&self, incarnation: Incarnation, total: u64, salt: u32, kind: Kind) -> Part {
+    pub fn share(&self, incarnation: Incarnation, total: u64, salt: u32, kind: ShareKind) -> Part {
         if !self.owns(incarnation) {
             return Part::default();
         }
         let drift_ppm = self.version().map_or(0, |version| version.drift_ppm);
-        let has_rate = matches!(kind, Kind::Bucket { .. });
+        let has_rate = matches!(kind, ShareKind::Bucket { .. });
         let mut is_oldest = true;
         let applying = self.kept.chain.iter().filter(|allocation| {
             let spares = !is_oldest && self.spared(allocation).spares(kind);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Lasts, Refused};
+use super::{Lasts, VersionRefused};
 use crate::identity::{Incarnation, MemberId};
 
 /// The most leavers, and the most fences, in a version.
@@ -117,7 +117,7 @@ impl Version {
     }
 
     /// Whether the version makes sense by itself.
-    pub(super) fn check(&self) -> Result<(), Refused> {
+    pub(super) fn check(&self) -> Result<(), VersionRefused> {
         let named = |incarnation: &Incarnation| self.names(incarnation);
         let fenced: BTreeSet<Incarnation> = self.fenced().collect();
         let faults = [
@@ -154,7 +154,7 @@ impl Version {
             (self.revoked.len() > REVOKED_MAX, "more certificates are revoked than can be remembered"),
         ];
         match faults.into_iter().find(|(is_so, _)| *is_so) {
-            Some((_, fault)) => Err(Refused::Impossible(fault)),
+            Some((_, fault)) => Err(VersionRefused::Impossible(fault)),
             None => Ok(()),
         }
     }

@@ -35,7 +35,7 @@ struct Server {
 #[derive(Clone, Debug)]
 enum Message {
     Bucket(bucket::Exchange),
-    Sliding(sliding::Exchange),
+    Sliding(sliding::Slide),
     Window(u64, window::Take),
     Begin {
         heard: u64,
@@ -421,7 +421,7 @@ impl World {
         let node = &self.nodes[at as usize];
         let unused = self.random.below(self.unused(node) + 1);
         let (call, keeps) = self.nodes[at as usize].sliding.ask(unused, self.now_us * 1_000);
-        let exchange = sliding::Exchange {
+        let exchange = sliding::Slide {
             taker: self.taker(at, call),
             keeps,
             unused,

@@ -9,7 +9,7 @@ use acequia_limits::{
     selector::Condition,
 };
 use acequia_node::difference::{Difference, differences};
-use acequia_rights::{VersionId, versions::Refused};
+use acequia_rights::{VersionId, versions::VersionRefused};
 
 use super::overrides::{self, About, Key, brackets, instant};
 use crate::{holdings::rate_milli, settings::SETTINGS};
@@ -180,7 +180,7 @@ pub enum OrderFault {
     NotYet(String),
     /// The catalogue's rules forbid the version.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] VersionRefused),
     /// The version cannot be put in force.
     #[error("the version cannot be put in force: {0}")]
     Adopt(String),

@@ -10,7 +10,7 @@ use acequia_node::{
 };
 use acequia_rights::{
     Version, VersionId,
-    versions::{Progress, Waiting},
+    versions::{Progress, WaitReason},
 };
 
 use super::{Regions, limits::specs_of, overrides::lasting};
@@ -123,15 +123,15 @@ fn pending(regions: &Regions, version: &Version, progress: &Progress) -> Vec<api
     let waits = progress.pending.iter().map(|(writer, waiting)| api::Pending {
         region: regions.names.of_region(writer.member, Some(version)),
         waiting: match waiting {
-            Waiting::Silent => "was never heard to acknowledge anything: reach it, or evict it".to_owned(),
-            Waiting::At(id) => {
+            WaitReason::Silent => "was never heard to acknowledge anything: reach it, or evict it".to_owned(),
+            WaitReason::At(id) => {
                 format!(
                     "has not acknowledged it yet, and goes by version {} until it is reached and its loans have ended, or it is \
                      evicted",
                     version_text(*id)
                 )
             }
-            Waiting::Ahead(id) => {
+            WaitReason::Ahead(id) => {
                 format!("has version {}, which this node has not heard of yet", version_text(*id))
             }
         },

@@ -6,7 +6,7 @@ use std::{
 };
 
 use acequia_rights::pool::{
-    self, AGREEMENT, Bucket, CallContext, Letter, Letters, Name, Refused, Sliding, Window, bucket,
+    self, AGREEMENT, Bucket, CallContext, Letter, Letters, NameRecord, PoolRefused, Sliding, Window, bucket,
     group::{Assertion, Begin, Excluded, GroupStatus, ServerIdentity},
     name::{self, NAMES_MAX, NameState},
     sliding, window,
@@ -92,7 +92,7 @@ impl KeptPools {
     fn with_cell<C: Serialize + DeserializeOwned + Default, T>(
         &self,
         at: &At<'_>,
-        work: impl FnOnce(&mut C, &CallContext) -> Result<(T, u64), Refused>,
+        work: impl FnOnce(&mut C, &CallContext) -> Result<(T, u64), PoolRefused>,
     ) -> Result<Answer<T>, Missed> {
         let held = self.server();
         let context = match self.context(&in_allocation(&held, at), at)? {
@@ -173,8 +173,8 @@ impl Pools for KeptPools {
     async fn exchange_sliding(
         &self,
         at: &At<'_>,
-        exchange: &sliding::Exchange,
-    ) -> Result<Answer<sliding::Exchanged>, Missed> {
+        exchange: &sliding::Slide,
+    ) -> Result<Answer<sliding::Slid>, Missed> {
         self.with_cell(at, |cell: &mut Sliding, context| {
             let exchanged = cell.exchange(exchange, context)?;
             Ok((exchanged, cell.over_us(exchange, context)))
@@ -193,7 +193,7 @@ impl Pools for KeptPools {
         due.retain(|name| !gone.contains(name));
         let key = cell_name(at.group, at.cell);
         let is_there = due.iter().any(|(_, name)| name == at.cell);
-        let mut name: Name = if is_there { self.read(&key)? } else { Name::default() };
+        let mut name: NameRecord = if is_there { self.read(&key)? } else { NameRecord::default() };
         let standing = name.act(act, &context);
         due.retain(|(_, other)| other != at.cell);
         if standing == NameState::Free {

@@ -15,7 +15,7 @@ use std::{fmt::Debug, future::Future, time::Duration};
 use acequia_limits::Now;
 use acequia_node::Node;
 use acequia_rights::pool::{
-    Generation, Letter, Refused, bucket,
+    Generation, Letter, PoolRefused, bucket,
     group::{Assertion, Begin, Excluded, GroupStatus},
     name, sliding, window,
 };
@@ -52,7 +52,7 @@ pub enum Answer<T> {
     /// The call was executed.
     Done(T),
     /// The call changed nothing.
-    Refused(Refused),
+    Refused(PoolRefused),
     /// The call changed nothing, since the group's generation is not the one that the caller knows. If the
     /// group has no generation, begin one. Then tell the pools what the node holds.
     Unknown(GroupStatus),
@@ -111,8 +111,8 @@ pub trait Pools: Debug + Send + Sync {
     fn exchange_sliding(
         &self,
         at: &At<'_>,
-        exchange: &sliding::Exchange,
-    ) -> impl Future<Output = Result<Answer<sliding::Exchanged>, Missed>> + Send;
+        exchange: &sliding::Slide,
+    ) -> impl Future<Output = Result<Answer<sliding::Slid>, Missed>> + Send;
 
     /// Does something to the name of a charge. The name is the cell of `at`, in the group of the charge.
     ///

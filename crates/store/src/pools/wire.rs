@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::BTreeSet, time::Instant};
 use acequia_limits::{Now, Part};
 use acequia_node::Node;
 use acequia_rights::pool::{
-    AGREEMENT, Generation, Letter, Refused, Taker, bucket,
+    AGREEMENT, Generation, Letter, PoolRefused, Taker, bucket,
     group::{Assertion, Begin, Excluded, GroupStatus},
     name::{self, NameState},
     sliding, window,
@@ -98,9 +98,9 @@ impl RedisPools {
         let status = answer.first().and_then(Value::text);
         let read = match status {
             Some("done") => done(&answer[1..]).map(Answer::Done),
-            Some("stale") => Some(Answer::Refused(Refused::Stale)),
-            Some("late") => Some(Answer::Refused(Refused::Late)),
-            Some("full") => Some(Answer::Refused(Refused::TooManyNodes)),
+            Some("stale") => Some(Answer::Refused(PoolRefused::Stale)),
+            Some("late") => Some(Answer::Refused(PoolRefused::Late)),
+            Some("full") => Some(Answer::Refused(PoolRefused::TooManyNodes)),
             _ => read_known(&answer).map(Answer::Unknown),
         };
         read.ok_or_else(|| garbled(&answer))
@@ -274,8 +274,8 @@ impl Pools for RedisPools {
     async fn exchange_sliding(
         &self,
         at: &At<'_>,
-        exchange: &sliding::Exchange,
-    ) -> Result<Answer<sliding::Exchanged>, Missed> {
+        exchange: &sliding::Slide,
+    ) -> Result<Answer<sliding::Slid>, Missed> {
         let own = [
             int(u64::from(exchange.taker.node)),
             int(u64::from(exchange.taker.process_number)),
@@ -291,7 +291,7 @@ impl Pools for RedisPools {
             int(exchange.slack_us),
         ];
         let done = |numbers: &[u64]| match *numbers {
-            [units, left] => Some(sliding::Exchanged { units, left }),
+            [units, left] => Some(sliding::Slid { units, left }),
             _ => None,
         };
         self.call_cell(at, Function::Sliding, &own, done).await

@@ -44,7 +44,7 @@ enum Call {
     Assert(Assertion, Option<Excluded>),
     Take(window::Take),
     Exchange(bucket::Exchange, bucket::BucketParams),
-    Slide(sliding::Exchange),
+    Slide(sliding::Slide),
     Name(name::Act),
     Post(Letter, u64),
     Collect(Vec<u128>),
@@ -56,7 +56,7 @@ enum Came {
     Known(GroupStatus),
     Took(Answer<window::Took>),
     Exchanged(Answer<bucket::Exchanged>),
-    Slid(Answer<sliding::Exchanged>),
+    Slid(Answer<sliding::Slid>),
     Named(Answer<NameState>),
     Posted(Answer<bool>),
     Collected(Answer<Vec<Letter>>),
@@ -243,10 +243,10 @@ impl Caller {
         Call::Exchange(exchange, params)
     }
 
-    fn slide(&mut self, taker: Taker) -> sliding::Exchange {
+    fn slide(&mut self, taker: Taker) -> sliding::Slide {
         let total = self.random.up_to(1 << 50);
         let wanted = self.random.up_to(total);
-        sliding::Exchange {
+        sliding::Slide {
             taker,
             keeps: self.random.up_to(total) * self.random.below(2),
             unused: self.random.up_to(total),

@@ -7,7 +7,7 @@
 
 use acequia_limits::{Algorithm, Now, Part};
 use acequia_rights::{
-    Change,
+    CellChange,
     mutation::{Mutation, mutated},
     pool::{bucket, sliding},
 };
@@ -140,7 +140,7 @@ impl Account {
             Some(HeldLease::Bucket(balance)) => balance.settle(now.steady_ns),
             Some(HeldLease::Sliding(balance)) => {
                 balance.end();
-                Some(Change::default())
+                Some(CellChange::default())
             }
             None => None,
         };
@@ -187,7 +187,7 @@ impl Account {
         let keeps = Part { rate: keeps.rate.min(held.rate), units: held.units - back };
         let (number, change) = match lease {
             HeldLease::Bucket(balance) => balance.ask(keeps, unspent, now.steady_ns),
-            HeldLease::Sliding(balance) => (balance.ask(back, now.steady_ns).0, Change::default()),
+            HeldLease::Sliding(balance) => (balance.ask(back, now.steady_ns).0, CellChange::default()),
         };
         if keeps != held {
             self.apply(state, context, change, now);
@@ -329,7 +329,7 @@ impl Account {
             Some(HeldLease::Bucket(balance)) => balance.ask(keeps, unspent, now.steady_ns).1,
             Some(HeldLease::Sliding(balance)) => {
                 balance.ask(back, now.steady_ns);
-                Change::default()
+                CellChange::default()
             }
             None => return,
         };
@@ -379,7 +379,7 @@ impl Account {
         }
         let gained = self.pooled().units.saturating_sub(before.units);
         if gained > 0 {
-            self.apply(state, context, Change::default(), now);
+            self.apply(state, context, CellChange::default(), now);
         }
         self.due_ns = self.due_ns.min(self.pooled_until_ns());
         Some(gained)

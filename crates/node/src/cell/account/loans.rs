@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use acequia_limits::{Algorithm, Now, Part};
 use acequia_rights::{
-    Change, Expired, Grant, Incarnation, Kind, Offer, Refusal, Return, SentHeartbeats, Session, Sessions,
+    CellChange, Expired, Grant, Incarnation, LoanKind, Offer, Refusal, Return, SentHeartbeats, Session,
+    Sessions,
     mutation::{Mutation, mutated},
     session::stretch,
 };
@@ -96,10 +97,10 @@ impl Account {
         lasts || mutated(Mutation::LeaseLendsForLonger)
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> LoanKind {
         match &self.algorithm {
-            Algorithm::TokenBucket(_) | Algorithm::LeakyBucket(_) => Kind::Bucket,
-            other => Kind::Sliding { lingers_ns: other.lingers_ns() },
+            Algorithm::TokenBucket(_) | Algorithm::LeakyBucket(_) => LoanKind::Bucket,
+            other => LoanKind::Sliding { lingers_ns: other.lingers_ns() },
         }
     }
 
@@ -286,7 +287,7 @@ impl Account {
         now: Now,
     ) {
         let change = self.book.forfeit(from, now.steady_ns);
-        if change != Change::default() {
+        if change != CellChange::default() {
             self.apply(state, context, change, now);
         }
     }

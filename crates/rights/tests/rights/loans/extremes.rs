@@ -2,7 +2,7 @@
 
 use acequia_limits::{Part, RATE_PARTS, UNITS_MAX};
 use acequia_rights::{
-    Book, Grant, Heartbeat, Incarnation, Kind, Offer, Refusal, Renew, Return, SentHeartbeats, Session,
+    Book, Grant, Heartbeat, Incarnation, LoanKind, Offer, Refusal, Renew, Return, SentHeartbeats, Session,
     identity::MemberId,
     loan::{LOANS_PER_PEER_MAX, TTL_NS_MAX},
     stretch,
@@ -39,7 +39,7 @@ proptest! {
         (standing_rate, standing_units) in (rates(), edges()),
         (process_number, heartbeat, sliding, lingers_ns) in (0_u32..3, 0_u64..4, any::<bool>(), edges()),
     ) {
-        let kind = if sliding { Kind::Sliding { lingers_ns } } else { Kind::Bucket };
+        let kind = if sliding { LoanKind::Sliding { lingers_ns } } else { LoanKind::Bucket };
         let part = Part { rate, units };
         let standing = Part { rate: standing_rate, units: standing_units };
         let (mut giver, mut holder) = (Book::default(), Book::default());
@@ -98,7 +98,7 @@ proptest! {
         let (old, _) = (heartbeats.next(NOW), heartbeats.next(NOW + 5));
         let grant = Grant { number: 7, part: Part { rate: 1, units: 1 }, tokens: 0, ttl_ns: 100, echo: old };
         let mut book = Book::default();
-        let _ = book.accept(PEER, &grant, Kind::Bucket, &heartbeats, &mut session, NOW).expect("in time");
+        let _ = book.accept(PEER, &grant, LoanKind::Bucket, &heartbeats, &mut session, NOW).expect("in time");
         let held = book.held()[0];
         let renew = Renew { echo: Heartbeat { process_number, number: heartbeat }, from, up_to, except: except.clone().into() };
         match session.take_renew(&renew, &heartbeats, NOW + 10) {
@@ -143,12 +143,12 @@ fn a_book_holds_a_bounded_number_of_loans() {
     let standing = Part { rate: 100, units: 100 };
     let offer = |number| Offer { number, to: PEER, part: Part { rate: 1, units: 1 }, tokens: 0, ttl_ns: 9 };
     for number in 1..=LOANS_PER_PEER_MAX as u64 {
-        let _ = giver.lend(standing, 0, Kind::Bucket, &offer(number), &mut session, NOW).expect("room");
+        let _ = giver.lend(standing, 0, LoanKind::Bucket, &offer(number), &mut session, NOW).expect("room");
     }
-    let more = giver.lend(standing, 0, Kind::Bucket, &offer(99), &mut session, NOW);
+    let more = giver.lend(standing, 0, LoanKind::Bucket, &offer(99), &mut session, NOW);
     assert_eq!(more.map(|_| ()), Err(Refusal::TooManyLoans));
-    let used = giver.lend(standing, 0, Kind::Bucket, &offer(3), &mut session, NOW);
+    let used = giver.lend(standing, 0, LoanKind::Bucket, &offer(3), &mut session, NOW);
     assert_eq!(used.map(|_| ()), Err(Refusal::NumberUsed(3)));
-    let late = giver.lend(standing, 0, Kind::Bucket, &offer(100), &mut session, NOW + 10);
+    let late = giver.lend(standing, 0, LoanKind::Bucket, &offer(100), &mut session, NOW + 10);
     assert!(late.is_err(), "the heartbeat is too old");
 }

@@ -2,7 +2,7 @@
 //! whose entries are summed, and a `PNCounter` is two. (The counters themselves use big integers, behind a
 //! feature that we do not enable.)
 
-use acequia_rights::Row;
+use acequia_rights::UsageRow;
 use crdts::{CmRDT, CvRDT, Dot, VClock};
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ proptest! {
         steps in proptest::collection::vec((0..WRITERS, 0..WRITERS, 0_u8..3, 1_u64..20), 1..200),
     ) {
         // What each writer knows about all writers.
-        let mut rows = [[Row::default(); WRITERS]; WRITERS];
+        let mut rows = [[UsageRow::default(); WRITERS]; WRITERS];
         let mut up: [VClock<usize>; WRITERS] = Default::default();
         let mut down: [VClock<usize>; WRITERS] = Default::default();
         let grow = |clock: &mut VClock<usize>, at: usize, units: u64| {
@@ -58,8 +58,8 @@ proptest! {
 
 #[test]
 fn no_row_refunds_more_than_it_spent() {
-    assert!(Row::new(3, 4).is_err());
-    let mut row = Row::new(u64::MAX - 2, 5).expect("a row");
+    assert!(UsageRow::new(3, 4).is_err());
+    let mut row = UsageRow::new(u64::MAX - 2, 5).expect("a row");
     assert!(row.spend(3, u64::MAX).is_err(), "a grow-only number does not wrap");
     row.spend(2, u64::MAX).expect("room");
     assert_eq!((row.spent(), row.used()), (u64::MAX, u64::MAX - 5));

@@ -2,8 +2,8 @@
 
 use acequia_limits::{Part, RATE_PARTS};
 use acequia_rights::{
-    Book, Change, Grant, Heartbeat, Incarnation, Kind, Offer, Refusal, Renew, SentHeartbeats, Session,
-    identity::MemberId, session::FROZEN_MAX, stretch,
+    Book, CellChange, Grant, Heartbeat, Incarnation, LoanKind, Offer, Refusal, Renew, SentHeartbeats,
+    Session, identity::MemberId, session::FROZEN_MAX, stretch,
 };
 use std::collections::BTreeMap;
 
@@ -57,12 +57,12 @@ impl Pair {
         self.number += 1;
         let offer = Offer { number: self.number, to: incarnation(1), part, tokens: 0, ttl_ns: TTL };
         let session = self.to_holder.get_mut(&incarnation(1)).expect("a session");
-        self.giver.lend(STANDING, 0, Kind::Bucket, &offer, session, now_ns).expect("spare").0
+        self.giver.lend(STANDING, 0, LoanKind::Bucket, &offer, session, now_ns).expect("spare").0
     }
 
-    fn accept(&mut self, grant: &Grant, now_ns: u64) -> Result<Change, Refusal> {
+    fn accept(&mut self, grant: &Grant, now_ns: u64) -> Result<CellChange, Refusal> {
         let session = self.to_giver.get_mut(&incarnation(0)).expect("a session");
-        self.holder.accept(incarnation(0), grant, Kind::Bucket, &self.heartbeats, session, now_ns)
+        self.holder.accept(incarnation(0), grant, LoanKind::Bucket, &self.heartbeats, session, now_ns)
     }
 
     fn renew(&mut self, now_ns: u64) -> Option<Renew> {
@@ -167,8 +167,8 @@ fn a_frozen_loan_whose_grant_is_very_late_is_not_renewed() {
     let short = Offer { number: 1, to: incarnation(1), part: PIECE, tokens: 0, ttl_ns: 2 * S };
     let long = Offer { number: 2, ttl_ns: 20 * S, ..short };
     let session = pair.to_holder.get_mut(&incarnation(1)).expect("a session");
-    let (short, _) = pair.giver.lend(STANDING, 0, Kind::Bucket, &short, session, 100 * S).expect("spare");
-    let (long, _) = pair.giver.lend(STANDING, 0, Kind::Bucket, &long, session, 100 * S).expect("spare");
+    let (short, _) = pair.giver.lend(STANDING, 0, LoanKind::Bucket, &short, session, 100 * S).expect("spare");
+    let (long, _) = pair.giver.lend(STANDING, 0, LoanKind::Bucket, &long, session, 100 * S).expect("spare");
     let _ = pair.accept(&short, 100 * S).expect("in time");
     pair.freeze(long.number);
     for at_s in [101, 110] {
@@ -251,17 +251,17 @@ fn a_returned_loan_is_not_revived_and_is_taken_back_once() {
     let mut pair = Pair::new();
     pair.heartbeat(100 * S);
     let grant = pair.lend(PIECE, 100 * S);
-    assert_eq!(pair.accept(&grant, 100 * S), Ok(Change { rate: 1_000, units: 5, owe: 5, shed: 0 }));
+    assert_eq!(pair.accept(&grant, 100 * S), Ok(CellChange { rate: 1_000, units: 5, owe: 5, shed: 0 }));
     assert_eq!(pair.accept(&grant, 100 * S), Err(Refusal::Duplicate(1)));
     let (back, change) = pair.holder.give_back(1, incarnation(0), 3, 101 * S).expect("held");
-    assert_eq!((back.tokens, change), (3, Change { rate: -1_000, units: -5, owe: 0, shed: 2 }));
+    assert_eq!((back.tokens, change), (3, CellChange { rate: -1_000, units: -5, owe: 0, shed: 2 }));
     assert_eq!(pair.accept(&grant, 101 * S), Err(Refusal::GivenBack(1)));
     assert!(!pair.holder.is_empty(109 * S) && pair.holder.is_empty(110 * S));
     assert_eq!(pair.accept(&grant, 110 * S), Err(Refusal::Ended));
     let session = pair.to_holder.get_mut(&incarnation(1)).expect("a session");
     assert_eq!(
         pair.giver.take_return(incarnation(1), &back, session),
-        Ok(Change { rate: 1_000, units: 5, owe: 2, shed: 0 })
+        Ok(CellChange { rate: 1_000, units: 5, owe: 2, shed: 0 })
     );
     assert_eq!(pair.giver.take_return(incarnation(1), &back, session), Err(Refusal::Unknown(1)));
 }
@@ -305,7 +305,7 @@ fn a_refusal_that_must_wait_for_room_is_not_forgotten() {
         let part = Part { rate: 0, units: 1 };
         let offer = Offer { number, to: incarnation(1), part, tokens: 0, ttl_ns: TTL };
         let session = pair.holder_session();
-        let (_, change) = cells[cell].lend(STANDING, 0, Kind::Bucket, &offer, session, S).expect("spare");
+        let (_, change) = cells[cell].lend(STANDING, 0, LoanKind::Bucket, &offer, session, S).expect("spare");
         assert_eq!((change.units, change.shed), (-1, 1));
     }
     for (cell, number) in (0..FROZEN_MAX).map(|loan| (loan % 5, loan as u64 + 1)) {

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use acequia_limits::UNITS_MAX;
-use acequia_rights::{Refusal, Row, Transfers, identity::MemberId};
+use acequia_rights::{Refusal, Transfers, UsageRow, identity::MemberId};
 
 use super::random::Random;
 
@@ -22,7 +22,7 @@ const SKEW: u64 = 80;
 struct Cell {
     transfers: Transfers,
     /// Reserved on disk: a crash counts this as spent.
-    row: Row,
+    row: UsageRow,
     /// True spending and refunds. Spending never exceeds the reservation.
     spent: u64,
 }

@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 
 use acequia_limits::RATE_PARTS;
 use acequia_rights::{
-    Book, HeldLoan, Incarnation, Kind, LentLoan, SentHeartbeats, Session, Sessions,
+    Book, HeldLoan, Incarnation, LentLoan, LoanKind, SentHeartbeats, Session, Sessions,
     identity::MemberId as RegionId,
 };
 use network::Message;
@@ -245,8 +245,8 @@ impl World {
         self.careless == Some(rule)
     }
 
-    fn kind(&self) -> Kind {
-        if self.sliding { Kind::Sliding { lingers_ns: WINDOW_NS } } else { Kind::Bucket }
+    fn kind(&self) -> LoanKind {
+        if self.sliding { LoanKind::Sliding { lingers_ns: WINDOW_NS } } else { LoanKind::Bucket }
     }
 
     fn is_asleep(&self, i: usize) -> bool {

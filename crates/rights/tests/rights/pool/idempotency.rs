@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use acequia_rights::pool::{
-    CallContext, Generation, Letter, Letters, Name, PoolGroup, Taker,
+    CallContext, Generation, Letter, Letters, NameRecord, PoolGroup, Taker,
     group::{Assertion, Begin, GroupStatus, ServerIdentity},
     letters::LETTERS_MAX,
     name::{ANSWER_BYTES_MAX, Act, NameState, What},
@@ -21,7 +21,7 @@ const KEEP_US: u64 = 1_000;
 struct Server {
     run: String,
     group: PoolGroup,
-    name: Name,
+    name: NameRecord,
 }
 
 #[derive(Clone, Debug)]
@@ -249,13 +249,13 @@ fn by(call: u64) -> Taker {
     Taker { node: 1, process_number: 1, call }
 }
 
-fn act(name: &mut Name, call: u64, what: What, context: &CallContext) -> NameState {
+fn act(name: &mut NameRecord, call: u64, what: What, context: &CallContext) -> NameState {
     name.act(&Act { by: by(call), what, drops_us: context.wall_us + KEEP_US }, context)
 }
 
 #[test]
 fn an_id_belongs_to_the_first_claim_until_it_is_dropped_or_expires() {
-    let mut name = Name::default();
+    let mut name = NameRecord::default();
     let kept = || What::Keep(b"yes".to_vec());
     assert_eq!(act(&mut name, 1, What::Claim, &context(1, 0)), NameState::Claimed(by(1)));
     assert_eq!(act(&mut name, 2, What::Claim, &context(1, 5)), NameState::Claimed(by(1)));

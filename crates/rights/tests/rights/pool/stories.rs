@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
-    Bucket, BucketBalance, CallContext, Generation, PoolGroup, Refused, Taker, Window,
+    Bucket, BucketBalance, CallContext, Generation, PoolGroup, PoolRefused, Taker, Window,
     bucket::{BucketParams, Exchange, Exchanged},
     group::{Assertion, Begin, Excluded, GroupStatus, ServerIdentity},
     slack_us, window,
@@ -56,7 +56,7 @@ impl Pool {
         Self { bucket: Bucket::default(), params, calls: 0 }
     }
 
-    fn call(&mut self, node: u16, wall_us: u64, kept: Kept, wanted: Part) -> Result<Exchanged, Refused> {
+    fn call(&mut self, node: u16, wall_us: u64, kept: Kept, wanted: Part) -> Result<Exchanged, PoolRefused> {
         self.call_in(
             node,
             wall_us,
@@ -74,7 +74,7 @@ impl Pool {
         kept: Kept,
         wanted: Part,
         granting: Granting,
-    ) -> Result<Exchanged, Refused> {
+    ) -> Result<Exchanged, PoolRefused> {
         self.calls += 1;
         let taker = Taker { node, process_number: 1, call: self.calls };
         let Kept { part: keeps, tokens } = kept;
@@ -132,7 +132,7 @@ fn nodes_that_are_gone_make_room_for_new_ones_in_a_pool() {
         pool.call(1, after_us, KEEPS_NOTHING, NOTHING).expect("it is known");
         let came = pool.call(99, after_us, KEEPS_NOTHING, unit);
         assert_eq!(came.is_ok(), is_room, "{after_us} us later");
-        assert!(is_room || came == Err(Refused::TooManyNodes));
+        assert!(is_room || came == Err(PoolRefused::TooManyNodes));
     }
 }
 
@@ -206,7 +206,7 @@ fn a_call_that_arrives_after_a_later_one_has_no_effect() {
     let mut pool = Pool::new();
     pool.call(1, 0, KEEPS_NOTHING, ALL).expect("an answer");
     pool.calls -= 1;
-    assert_eq!(pool.call(1, 0, KEEPS_NOTHING, NOTHING), Err(Refused::Stale));
+    assert_eq!(pool.call(1, 0, KEEPS_NOTHING, NOTHING), Err(PoolRefused::Stale));
     assert_eq!(pool.call(2, 0, KEEPS_NOTHING, ALL).expect("an answer").part.units, 0);
 }
 
@@ -214,7 +214,7 @@ fn a_call_that_arrives_after_a_later_one_has_no_effect() {
 fn a_call_that_was_long_under_way_has_no_effect() {
     let mut pool = Pool::new();
     pool.call(1, 100 * MS, KEEPS_NOTHING, NOTHING).expect("an answer");
-    assert_eq!(pool.call(2, 0, KEEPS_NOTHING, ALL), Err(Refused::Late));
+    assert_eq!(pool.call(2, 0, KEEPS_NOTHING, ALL), Err(PoolRefused::Late));
 }
 
 /// When a one-second lease ends whose answer took 300 ms, in milliseconds after the call was sent.

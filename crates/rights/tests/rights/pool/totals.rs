@@ -81,7 +81,7 @@ impl Pools {
             }
             Kind::Sliding => {
                 let (wanted, total) = (wanted.units, node.whole.units);
-                let exchange = sliding::Exchange {
+                let exchange = sliding::Slide {
                     taker,
                     keeps: keeps.units,
                     unused: back,

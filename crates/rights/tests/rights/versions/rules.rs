@@ -6,8 +6,8 @@ use acequia_limits::Now;
 use acequia_rights::{
     Ack, Incarnation, MemberId, Version, VersionId, Versions,
     versions::{
-        ALLOCATIONS_MAX, Adopted, CellSecret, Draft, Fence, Kind, Lasts, Learned, Member, Refused, Waiting,
-        stretched,
+        ALLOCATIONS_MAX, Adopted, CellSecret, Draft, Fence, Lasts, Learned, Member, ShareKind,
+        VersionRefused, WaitReason, stretched,
     },
 };
 
@@ -67,12 +67,12 @@ fn tell_all(nodes: &mut [Versions], from: usize, now: Now) {
     }
 }
 
-fn share(node: &Versions, kind: Kind) -> u64 {
+fn share(node: &Versions, kind: ShareKind) -> u64 {
     node.share(node.me(), TOTAL, 7, kind).units
 }
 
-fn bucket(now: Now) -> Kind {
-    Kind::Bucket { steady_ns: now.steady_ns, horizon_ns: SECOND }
+fn bucket(now: Now) -> ShareKind {
+    ShareKind::Bucket { steady_ns: now.steady_ns, horizon_ns: SECOND }
 }
 
 /// Windows of this length, and no buckets.
@@ -105,7 +105,7 @@ fn a_raised_share_waits_for_every_member_and_then_for_old_debt() {
     tell_all(&mut nodes, 0, AT);
     assert_eq!(share(&nodes[0], bucket(AT)), 51);
     let pending = nodes[0].progress().expect("a version").pending;
-    assert_eq!(pending, [(incarnation(1, 0), Waiting::Silent)]);
+    assert_eq!(pending, [(incarnation(1, 0), WaitReason::Silent)]);
 
     let heard = AT.later(SECOND);
     tell_all(&mut nodes, 1, heard);
@@ -114,8 +114,8 @@ fn a_raised_share_waits_for_every_member_and_then_for_old_debt() {
     assert_eq!(share(&nodes[0], bucket(heard.later(horizon - 1))), 51);
     assert_eq!(share(&nodes[0], bucket(heard.later(horizon))), 76);
     let from = nodes[1].own_ack().expect("said").from_wall_ns;
-    assert_eq!(share(&nodes[0], Kind::Window { start_wall_ns: from - 1, lasts_ns: SECOND }), 51);
-    assert_eq!(share(&nodes[0], Kind::Window { start_wall_ns: from, lasts_ns: SECOND }), 76);
+    assert_eq!(share(&nodes[0], ShareKind::Window { start_wall_ns: from - 1, lasts_ns: SECOND }), 51);
+    assert_eq!(share(&nodes[0], ShareKind::Window { start_wall_ns: from, lasts_ns: SECOND }), 76);
     let older_until = |node: &Versions| node.progress().expect("a version").older_until_ns;
     assert_eq!(older_until(&nodes[0]), from, "what is shown is what holds");
 
@@ -137,7 +137,7 @@ fn open_windows_keep_the_shares_of_before() {
     let later = AT.later(SECOND);
     nodes[0].adopt(second.clone(), AT).expect("adopted");
     nodes[1].adopt(second, later).expect("adopted");
-    let of = |start_wall_ns: u64, lasts_ns: u64| Kind::Window { start_wall_ns, lasts_ns };
+    let of = |start_wall_ns: u64, lasts_ns: u64| ShareKind::Window { start_wall_ns, lasts_ns };
     let hour = 3_600 * SECOND;
     assert_eq!(share(&nodes[1], of(later.wall_ns - 1, hour)), 51);
     assert_eq!(share(&nodes[1], of(later.wall_ns, hour)), 26, "it begins afterwards");
@@ -172,7 +172,7 @@ fn a_node_that_skipped_a_version_keeps_no_old_share_of_open_windows() {
     let third = nodes[0].propose(wanted, AT.wall_ns).expect("a version");
     assert_eq!((third.version_id == third.allocation, third.lasts.windows_ns), (false, 3_600 * SECOND));
     nodes[1].adopt(third, AT).expect("adopted");
-    let open = Kind::Window { start_wall_ns: AT.wall_ns - 1, lasts_ns: 3_600 * SECOND };
+    let open = ShareKind::Window { start_wall_ns: AT.wall_ns - 1, lasts_ns: 3_600 * SECOND };
     assert!(share(&nodes[1], open) <= 18, "a sixth, and not a third");
     (0..3).for_each(|from| tell_all(&mut nodes, from, AT));
     let later = AT.later(5 * SECOND);
@@ -221,7 +221,8 @@ fn a_joining_region_waits_for_limits_it_never_heard_of() {
     (0..3).for_each(|from| tell_all(&mut nodes, from, AT));
     let third = &mut nodes[2];
     third.settle(windows_of(SECOND), AT.later(3_000 * SECOND));
-    let hourly = Kind::Sliding { steady_ns: AT.later(3_000 * SECOND).steady_ns, horizon_ns: 3_600 * SECOND };
+    let hourly =
+        ShareKind::Sliding { steady_ns: AT.later(3_000 * SECOND).steady_ns, horizon_ns: 3_600 * SECOND };
     assert_eq!(
         (third.allocations().len(), share(third, hourly)),
         (2, 0),
@@ -261,11 +262,14 @@ fn a_version_that_contradicts_another_is_refused_without_effect() {
     let both = Version { leaving: [incarnation(1, 0)].into(), ..next.clone() };
     let stray = Version { allocation: VersionId { epoch: 2, number: 1 }, ..next };
     assert_eq!(node.adopt(second.clone(), AT), Ok(Adopted::Known));
-    assert_eq!(node.adopt(first.clone(), AT), Err(Refused::Older(first.version_id, second.version_id)));
-    assert_eq!(node.adopt(other, AT), Err(Refused::Conflict(second.version_id)));
-    assert_eq!(node.adopt(rival, AT), Err(Refused::Authority(VersionId { epoch: 1, number: 3 })));
+    assert_eq!(
+        node.adopt(first.clone(), AT),
+        Err(VersionRefused::Older(first.version_id, second.version_id))
+    );
+    assert_eq!(node.adopt(other, AT), Err(VersionRefused::Conflict(second.version_id)));
+    assert_eq!(node.adopt(rival, AT), Err(VersionRefused::Authority(VersionId { epoch: 1, number: 3 })));
     for impossible in [renamed, rekeyed, orphan, both, stray] {
-        assert!(matches!(node.adopt(impossible, AT), Err(Refused::Impossible(_))));
+        assert!(matches!(node.adopt(impossible, AT), Err(VersionRefused::Impossible(_))));
     }
     assert_eq!((node.kept(), node.revision()), (&kept, revision));
 }
@@ -274,14 +278,20 @@ fn a_version_that_contradicts_another_is_refused_without_effect() {
 fn versions_of_an_old_authority_are_refused_after_it_moved() {
     let (mut nodes, first) = scene(3);
     let weights: Vec<(Incarnation, u32)> = (0..3).map(|region| (incarnation(region, 0), 1)).collect();
-    assert_eq!(nodes[1].propose(draft(&weights), AT.wall_ns), Err(Refused::Authority(first.version_id)));
+    assert_eq!(
+        nodes[1].propose(draft(&weights), AT.wall_ns),
+        Err(VersionRefused::Authority(first.version_id))
+    );
     let taken = nodes[1].take_over(draft(&weights), AT.wall_ns).expect("a version");
     assert_eq!((taken.version_id.epoch, taken.allocation), (2, taken.version_id));
     let late = nodes[0]
         .propose(draft(&[(incarnation(0, 0), 9), (incarnation(1, 0), 1)]), AT.wall_ns)
         .expect("a version");
     nodes[2].adopt(taken.clone(), AT).expect("adopted");
-    assert_eq!(nodes[2].adopt(late.clone(), AT), Err(Refused::Older(late.version_id, taken.version_id)));
+    assert_eq!(
+        nodes[2].adopt(late.clone(), AT),
+        Err(VersionRefused::Older(late.version_id, taken.version_id))
+    );
 }
 
 #[test]
@@ -292,7 +302,7 @@ fn a_new_incarnation_has_no_share_until_named_and_acknowledged() {
     let fence = Fence { incarnation: old, wall_ns: AT.wall_ns };
     let early = Fence { wall_ns: AT.wall_ns + 1, ..fence };
     let wanted = Draft { fenced: vec![early], ..draft(&[(incarnation(0, 0), 1), (new, 1)]) };
-    assert!(matches!(nodes[0].propose(wanted, AT.wall_ns), Err(Refused::Impossible(_))));
+    assert!(matches!(nodes[0].propose(wanted, AT.wall_ns), Err(VersionRefused::Impossible(_))));
     let wanted = Draft { fenced: vec![fence], ..draft(&[(incarnation(0, 0), 1), (new, 1)]) };
     let second = nodes[0].propose(wanted, AT.wall_ns).expect("a version");
     let adopted = nodes[0].adopt(second.clone(), AT);
@@ -304,7 +314,7 @@ fn a_new_incarnation_has_no_share_until_named_and_acknowledged() {
     tell_all(&mut nodes, 1, AT);
     assert_eq!(share(&nodes[1], bucket(AT.later(2 * SECOND))), 51);
     let back = Draft { fenced: vec![], ..draft(&[(incarnation(0, 0), 1), (old, 1)]) };
-    assert!(matches!(nodes[0].propose(back, AT.wall_ns), Err(Refused::Impossible(_))));
+    assert!(matches!(nodes[0].propose(back, AT.wall_ns), Err(VersionRefused::Impossible(_))));
 }
 
 /// The fault in asking only the members that an allocation lowers: see "Why not less" in `versions.rs`.
@@ -375,7 +385,7 @@ fn a_node_with_too_many_allocations_owns_nothing_until_agreement() {
         }
         step += 1;
     };
-    assert_eq!((refused, step), (Refused::Busy, ALLOCATIONS_MAX));
+    assert_eq!((refused, step), (VersionRefused::Busy, ALLOCATIONS_MAX));
     // Another authority, which heard of fewer versions, may still make one.
     let held = nodes[1].version().expect("a version").clone();
     let version_id = VersionId { epoch: 2, number: held.version_id.number + 1 };

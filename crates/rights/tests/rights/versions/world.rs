@@ -8,7 +8,7 @@ use std::{
 use acequia_limits::{Now, RATE_PARTS};
 use acequia_rights::{
     Ack, Incarnation, MemberId, Version, VersionId, Versions, splitmix,
-    versions::{Adopted, CellSecret, Draft, Fence, Kind, Lasts, Member, VersionsRecord},
+    versions::{Adopted, CellSecret, Draft, Fence, Lasts, Member, ShareKind, VersionsRecord},
 };
 
 const MS: u64 = 1_000_000;
@@ -541,7 +541,7 @@ impl World {
             let ((budget, has_long), now) = (limits_of(version), node.now(true_ns));
             node.knew_long |= has_long;
             for salt in SALTS {
-                let kind = Kind::Bucket { steady_ns: now.steady_ns, horizon_ns: HORIZON_NS };
+                let kind = ShareKind::Bucket { steady_ns: now.steady_ns, horizon_ns: HORIZON_NS };
                 let part = versions.share(incarnation, budget, salt, kind);
                 if part.units > 0 || part.rate > 0 {
                     let (units, rate) = (part.units, part.rate);
@@ -551,7 +551,7 @@ impl World {
                     let window_ns = *window_ns;
                     let stagger = u64::from(salt) % window_ns;
                     let start_wall_ns = (now.wall_ns - stagger) / window_ns * window_ns + stagger;
-                    let kind = Kind::Window { start_wall_ns, lasts_ns: window_ns };
+                    let kind = ShareKind::Window { start_wall_ns, lasts_ns: window_ns };
                     let units = versions.share(incarnation, budget, salt, kind).units;
                     if units > 0 {
                         let used = self.windows.entry((window_ns, salt, start_wall_ns)).or_default();
@@ -695,7 +695,7 @@ impl World {
             if versions.allocations().len() != 1 {
                 return stuck(&format!("{incarnation:?} has {} allocations", versions.allocations().len()));
             }
-            let kind = Kind::Window { start_wall_ns: now.wall_ns, lasts_ns: WINDOWS_NS[1] };
+            let kind = ShareKind::Window { start_wall_ns: now.wall_ns, lasts_ns: WINDOWS_NS[1] };
             sum += versions.share(incarnation, limits_of(&last).0, SALTS[0], kind).units;
         }
         if last.version_id < VersionId::FIRST || sum != limits_of(&last).0 {

@@ -1,7 +1,7 @@
 //! What a region may spend, and what it spends: its share, its cell's level, and debts on the way.
 
 use acequia_limits::{Part, RATE_PARTS};
-use acequia_rights::Change;
+use acequia_rights::CellChange;
 
 use super::{Actor, Careless, REGIONS, UNIT, WINDOW_NS, World};
 
@@ -56,7 +56,7 @@ impl World {
         self.ledger += i128::from(drained);
     }
 
-    pub(super) fn apply(&mut self, i: usize, change: Change) {
+    pub(super) fn apply(&mut self, i: usize, change: CellChange) {
         if self.sliding {
             assert_eq!((change.owe, change.shed), (0, 0), "no debt moves with a window");
             return;
