@@ -13,7 +13,7 @@ use acequia_api::acequia::v1::NodeStatus;
 use acequia_mesh::{FRAME_BYTES_MAX, Identity, Notary, certs};
 use acequia_node::regions::{
     Seal,
-    wire::{Entry, Header, ReceivedFrames, VERSION},
+    wire::{FrameEntry, FrameHeader, ReceivedFrames, VERSION},
 };
 use acequia_rights::{
     Incarnation, MemberId, Version, VersionId, node_named,
@@ -223,7 +223,7 @@ fn streams_that_break_the_rules_are_refused_and_counted_and_change_nothing() {
 fn frames_that_nobody_may_send_are_refused_and_counted_and_change_nothing() {
     let mut scene = Scene::new();
     let (to, folder) = (scene.mesh(), scene.cluster.certs());
-    let header = |writer| Header {
+    let header = |writer| FrameHeader {
         incarnation: writer,
         process_number: u32::MAX,
         number: 1,
@@ -235,7 +235,7 @@ fn frames_that_nobody_may_send_are_refused_and_counted_and_change_nothing() {
         loan_max: u64::MAX,
         version_id: VersionId { epoch: u32::MAX, number: u64::MAX },
     };
-    let of = |version: u8, header: &Header| {
+    let of = |version: u8, header: &FrameHeader| {
         [&[version], &postcard::to_stdvec(header).expect("postcard")[..]].concat()
     };
     let ap = scene.ap;
@@ -249,7 +249,7 @@ fn frames_that_nobody_may_send_are_refused_and_counted_and_change_nothing() {
         // process.
         of(VERSION, &header(us)),
         of(VERSION, &header(Incarnation { member: MemberId::named("eu"), node: node_named("eu-1"), ..ap })),
-        of(VERSION, &Header { process_number: 0, ..header(ap) }),
+        of(VERSION, &FrameHeader { process_number: 0, ..header(ap) }),
         // A frame that ends in its header, and a frame with an invalid entry.
         of(VERSION, &header(ap))[..9].to_vec(),
         [of(VERSION, &header(ap)), vec![0xff; 3]].concat(),
@@ -310,7 +310,7 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
     };
     let signed = |version: Version| {
         let said = postcard::to_extend(&version, b"acequia version\0".to_vec()).expect("bytes");
-        Entry::Version(Box::new(version), seal(&said))
+        FrameEntry::Version(Box::new(version), seal(&said))
     };
     let after = VersionId { number: requested.number + 1, ..requested };
     let ack = Ack { version_id: after, allocation: after, from_wall_ns: scene.before.wall_ns, authority: eu };
@@ -321,14 +321,14 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
         signed(version(eu, after)),
         signed(version(ap, VersionId { epoch: requested.epoch + 1, number: requested.number + 1 })),
         signed(version(ap, VersionId { epoch: u32::MAX, number: u64::MAX })),
-        Entry::Version(Box::new(version(eu, after)), None),
+        FrameEntry::Version(Box::new(version(eu, after)), None),
         // Acknowledgements for another region.
-        Entry::Acked { incarnation: us, ack, seal: seal(b"acequia acknowledgement\0") },
-        Entry::Acked { incarnation: us, ack, seal: None },
+        FrameEntry::Acked { incarnation: us, ack, seal: seal(b"acequia acknowledgement\0") },
+        FrameEntry::Acked { incarnation: us, ack, seal: None },
     ];
     let insider = scene.runtime.block_on(insider(&folder, to));
     for (number, entry) in (1..).zip(&hostile) {
-        let header = Header {
+        let header = FrameHeader {
             incarnation: ap,
             process_number: 1_000,
             number,

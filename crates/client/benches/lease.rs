@@ -19,7 +19,7 @@ use acequia_api::acequia::v1::{
     Settled,
     limiter_server::{Limiter, LimiterServer},
 };
-use acequia_client::{CheckResponse, Client, LeaseOptions, Options, Question, Take};
+use acequia_client::{CheckResponse, Client, LeaseOptions, LeaseTake, Options, Question};
 use tokio_stream::{Stream, wrappers::TcpListenerStream};
 use tonic::{Request, Response, Status, Streaming, transport::Server};
 
@@ -56,9 +56,9 @@ fn main() -> ExitCode {
             while begun.elapsed() < ROUND {
                 for _ in 0..BATCH {
                     match black_box(lease.try_take(black_box(1))) {
-                        Take::Taken => taken += 1,
-                        Take::Empty => empty += 1,
-                        Take::Denied { .. } => unreachable!("the node never denies"),
+                        LeaseTake::Taken => taken += 1,
+                        LeaseTake::Empty => empty += 1,
+                        LeaseTake::Denied { .. } => unreachable!("the node never denies"),
                     }
                 }
             }

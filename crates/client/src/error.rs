@@ -4,7 +4,7 @@ use std::{error::Error as _, time::Duration};
 
 use tonic::{Code, Status};
 
-use crate::Peer;
+use crate::AskedNode;
 
 /// The reason why there is no answer. A denial is not an error: a denial is an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,7 +48,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    pub(crate) fn from_status(status: &Status, peer: &Peer) -> Self {
+    pub(crate) fn from_status(status: &Status, peer: &AskedNode) -> Self {
         match status.code() {
             // An id that names another question, or a cost above the reservation. `ResourceExhausted` means
             // a message that is too large: a spent limit gives an answer, not an error.
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_refusal_of_a_wrong_request_counts_as_an_answer() {
-        let peer = Peer { address: "node:8081".to_owned(), deadline: Duration::from_secs(1) };
+        let peer = AskedNode { address: "node:8081".to_owned(), deadline: Duration::from_secs(1) };
         for (code, is_answer) in [
             (Code::InvalidArgument, true),
             (Code::AlreadyExists, true),

@@ -28,7 +28,7 @@ use tonic::{
     transport::{Channel, Endpoint, Error, Server, Uri},
 };
 
-use crate::{Client, Options, Peer, connection::Connection};
+use crate::{AskedNode, Client, Options, connection::Connection};
 
 /// The node's behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +147,7 @@ impl Node {
                 Arc::new(dial),
                 crate::CONNECTION_AGE,
             )),
-            peer: Peer { address: "node:8081".to_owned(), deadline: options.deadline },
+            peer: AskedNode { address: "node:8081".to_owned(), deadline: options.deadline },
         }
     }
 

@@ -64,7 +64,7 @@ pub struct Guard {
 #[derive(Clone, Debug)]
 pub struct Decider {
     client: Client,
-    local: Arc<Local>,
+    local: Arc<LocalFallback>,
 }
 
 /// The decision about a request.
@@ -97,7 +97,7 @@ pub struct Unasked {
 impl Decider {
     /// Asks `client`, and uses `fallback` if the client gets no answer.
     pub fn new(client: Client, fallback: Fallback) -> Self {
-        Self { client, local: Arc::new(Local::new(fallback)) }
+        Self { client, local: Arc::new(LocalFallback::new(fallback)) }
     }
 
     /// May it pass? Takes no longer than the client's [`Options::deadline`](crate::Options::deadline).
@@ -129,17 +129,17 @@ impl Decider {
 }
 
 /// A fallback at work, with its counts.
-pub(crate) struct Local {
+pub(crate) struct LocalFallback {
     fallback: Fallback,
     /// The lock costs little beside the question to the node, which comes first and takes up to
     /// [`Options::deadline`](crate::Options::deadline).
-    bucket: Mutex<Bucket>,
+    bucket: Mutex<TokenBucket>,
     allowed: AtomicU64,
     denied: AtomicU64,
     unavailable: AtomicU64,
 }
 
-impl Local {
+impl LocalFallback {
     pub(crate) fn new(fallback: Fallback) -> Self {
         let guard = match fallback {
             Fallback::Guard(guard) => guard,
@@ -147,7 +147,7 @@ impl Local {
         };
         Self {
             fallback,
-            bucket: Mutex::new(Bucket::full(guard, Instant::now())),
+            bucket: Mutex::new(TokenBucket::full(guard, Instant::now())),
             allowed: AtomicU64::new(0),
             denied: AtomicU64::new(0),
             unavailable: AtomicU64::new(0),
@@ -179,7 +179,7 @@ impl Local {
     }
 }
 
-impl fmt::Debug for Local {
+impl fmt::Debug for LocalFallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (fallback, unasked) = (&self.fallback, self.unasked());
         f.debug_struct("Local").field("fallback", fallback).field("unasked", &unasked).finish_non_exhaustive()
@@ -191,13 +191,13 @@ impl fmt::Debug for Local {
 const BILLIONTHS: u128 = 1_000_000_000;
 
 /// Lets at most `burst + rate * t` pass in any interval of length t.
-struct Bucket {
+struct TokenBucket {
     guard: Guard,
     left: u128,
     at: Instant,
 }
 
-impl Bucket {
+impl TokenBucket {
     fn full(guard: Guard, now: Instant) -> Self {
         Self { guard, left: u128::from(guard.burst) * BILLIONTHS, at: now }
     }
@@ -329,7 +329,7 @@ mod tests {
             steps in prop::collection::vec((1..150_u64, 0..3_000_000_000_u64), 1..100),
         ) {
             let begun = Instant::now();
-            let mut bucket = Bucket::full(Guard { units_per_second, burst }, begun);
+            let mut bucket = TokenBucket::full(Guard { units_per_second, burst }, begun);
             let (mut now, mut passed) = (begun, 0_u128);
             for (units, wait) in steps {
                 now += Duration::from_nanos(wait);

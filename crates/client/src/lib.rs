@@ -60,7 +60,7 @@ pub use crate::{
     error::ClientError,
     fallback::{Decider, Decision, Fallback, Guard, Unasked},
     layer::{DELAY_MAX, LimitLayer, LimitService},
-    lease::{LEASE_UNITS_MAX, Lease, LeaseInterceptor, LeaseOptions, Take},
+    lease::{LEASE_UNITS_MAX, Lease, LeaseInterceptor, LeaseOptions, LeaseTake},
     question::Question,
     refunds::REFUNDS_IN_FLIGHT_MAX,
     stream::{BATCHES_IN_FLIGHT_MAX, CheckStream, QUESTIONS_IN_BATCH_MAX},
@@ -98,12 +98,12 @@ impl Default for Options {
 #[derive(Clone, Debug)]
 pub struct Client {
     connection: Arc<Connection>,
-    peer: Peer,
+    peer: AskedNode,
 }
 
 /// The node that a client asks, and the deadline.
 #[derive(Clone, Debug)]
-struct Peer {
+struct AskedNode {
     address: String,
     deadline: Duration,
 }
@@ -136,7 +136,7 @@ impl Client {
         credentials: Credentials,
     ) -> Result<Self, ClientError> {
         let target = Target::new(address, credentials)?;
-        let peer = Peer { address: address.to_owned(), deadline: options.deadline };
+        let peer = AskedNode { address: address.to_owned(), deadline: options.deadline };
         Ok(Self { connection: Arc::new(Connection::of(target, CONNECTION_AGE)), peer })
     }
 
@@ -219,7 +219,7 @@ impl Client {
     }
 }
 
-impl Peer {
+impl AskedNode {
     /// A request that carries its deadline. The node lets the request wait for units of other regions no
     /// longer than the deadline allows.
     fn request<T>(&self, message: T) -> Request<T> {

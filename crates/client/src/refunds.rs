@@ -23,7 +23,7 @@ pub(crate) struct Refunds {
 
 /// A charge that is given back when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Charge {
+pub(crate) struct RefundableCharge {
     refunds: Arc<Refunds>,
     id: String,
 }
@@ -34,8 +34,8 @@ impl Refunds {
     }
 
     /// The charge with this id. An empty id makes a charge that does nothing.
-    pub(crate) fn charge(self: &Arc<Self>, id: String) -> Charge {
-        Charge { refunds: Arc::clone(self), id }
+    pub(crate) fn charge(self: &Arc<Self>, id: String) -> RefundableCharge {
+        RefundableCharge { refunds: Arc::clone(self), id }
     }
 
     pub(crate) fn lost(&self) -> u64 {
@@ -58,14 +58,14 @@ impl Refunds {
     }
 }
 
-impl Charge {
+impl RefundableCharge {
     /// Keeps the charge. Returns its id, so that the caller can still give the charge back later.
     pub(crate) fn keep(mut self) -> String {
         std::mem::take(&mut self.id)
     }
 }
 
-impl Drop for Charge {
+impl Drop for RefundableCharge {
     fn drop(&mut self) {
         if !self.id.is_empty() {
             Arc::clone(&self.refunds).refund(std::mem::take(&mut self.id));

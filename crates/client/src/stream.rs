@@ -22,7 +22,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use crate::{
-    ClientError, Peer, Question,
+    AskedNode, ClientError, Question,
     connection::{Connection, Current},
     settings::SETTINGS,
 };
@@ -69,7 +69,7 @@ pub struct CheckStream {
     moves: u32,
     /// Whether the node has ended the stream and decided none of the unanswered questions.
     has_rest_undecided: bool,
-    peer: Peer,
+    peer: AskedNode,
     is_ended: bool,
 }
 
@@ -112,7 +112,7 @@ impl Encoder for Encoded {
 }
 
 impl CheckStream {
-    pub(crate) async fn open(connection: Arc<Connection>, peer: Peer) -> Result<Self, ClientError> {
+    pub(crate) async fn open(connection: Arc<Connection>, peer: AskedNode) -> Result<Self, ClientError> {
         let current = connection.current();
         let (batches, answers) = peer.wait(begin(&current)).await?;
         let in_flight = VecDeque::new();

@@ -66,7 +66,7 @@ pub struct Target(Arc<Inner>);
 struct Inner {
     /// The address as it was given.
     address: String,
-    place: Place,
+    place: NodeAddress,
     /// The URI that requests are addressed to.
     uri: Uri,
     credentials: Credentials,
@@ -76,7 +76,7 @@ struct Inner {
 }
 
 #[derive(Debug)]
-enum Place {
+enum NodeAddress {
     Tcp { host: String, port: u16, tls: Option<ServerName<'static>> },
     Unix(PathBuf),
 }
@@ -107,7 +107,7 @@ impl From<SocketAddr> for Target {
     /// A node that does not authenticate its clients, without encryption.
     fn from(address: SocketAddr) -> Self {
         let uri = Uri::builder().scheme("http").authority(address.to_string()).path_and_query("/").build();
-        let place = Place::Tcp { host: address.ip().to_string(), port: address.port(), tls: None };
+        let place = NodeAddress::Tcp { host: address.ip().to_string(), port: address.port(), tls: None };
         Self(Arc::new(Inner {
             address: address.to_string(),
             place,
@@ -135,8 +135,8 @@ impl Target {
     pub fn new(address: &str, credentials: Credentials) -> Result<Self, ClientError> {
         let (place, uri) = read_address(address, &credentials)?;
         let is_safe = match &place {
-            Place::Tcp { host, tls, .. } => tls.is_some() || is_loopback(host),
-            Place::Unix(_) => true,
+            NodeAddress::Tcp { host, tls, .. } => tls.is_some() || is_loopback(host),
+            NodeAddress::Unix(_) => true,
         };
         if credentials.token_file.is_some() && !is_safe {
             return Err(refused(format!(
@@ -166,7 +166,7 @@ impl Target {
 
     /// Whether connections are encrypted.
     pub fn is_tls(&self) -> bool {
-        matches!(self.0.place, Place::Tcp { tls: Some(_), .. })
+        matches!(self.0.place, NodeAddress::Tcp { tls: Some(_), .. })
     }
 
     /// The node's name in requests: `host:port`.
@@ -193,8 +193,8 @@ impl Target {
     pub async fn connect(&self) -> io::Result<Stream> {
         self.read_token().map_err(io::Error::other)?;
         match &self.0.place {
-            Place::Unix(path) => Ok(Box::new(UnixStream::connect(path).await?)),
-            Place::Tcp { host, port, tls } => {
+            NodeAddress::Unix(path) => Ok(Box::new(UnixStream::connect(path).await?)),
+            NodeAddress::Tcp { host, port, tls } => {
                 // If the host has several addresses and one is slow, this connector tries the next (RFC
                 // 8305).
                 let mut tcp = HttpConnector::new();
@@ -339,7 +339,7 @@ fn refused(what: String) -> ClientError {
     ClientError::Refused { what }
 }
 
-fn read_address(address: &str, credentials: &Credentials) -> Result<(Place, Uri), ClientError> {
+fn read_address(address: &str, credentials: &Credentials) -> Result<(NodeAddress, Uri), ClientError> {
     let wrong = |why: &str| {
         refused(format!(
             "{address:?} is no address ({why}): write it as 127.0.0.1:8081, [::1]:8081, node:8081, https://node:8081 or unix:/path"
@@ -354,7 +354,7 @@ fn read_address(address: &str, credentials: &Credentials) -> Result<(Place, Uri)
         }
         let path = if path.starts_with("//") { path.trim_start_matches("//") } else { path };
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
-        return Ok((Place::Unix(path.into()), Uri::from_static("http://localhost/")));
+        return Ok((NodeAddress::Unix(path.into()), Uri::from_static("http://localhost/")));
     }
     let scheme = if credentials.asks_for_tls() { "https" } else { "http" };
     let has_scheme = address.contains("://");
@@ -381,7 +381,7 @@ fn read_address(address: &str, credentials: &Credentials) -> Result<(Place, Uri)
             Some(ServerName::try_from(name).map_err(|fault| wrong(&fault.to_string()))?)
         }
     };
-    Ok((Place::Tcp { host, port, tls }, uri))
+    Ok((NodeAddress::Tcp { host, port, tls }, uri))
 }
 
 fn is_loopback(host: &str) -> bool {
@@ -429,8 +429,8 @@ mod tests {
             let (place, uri) = read_address(address, &credentials).expect(address);
             assert_eq!(uri.authority().expect("one").as_str(), authority);
             match place {
-                Place::Unix(path) => assert_eq!(path, Path::new("/run/acequia.sock")),
-                Place::Tcp { tls, .. } => {
+                NodeAddress::Unix(path) => assert_eq!(path, Path::new("/run/acequia.sock")),
+                NodeAddress::Tcp { tls, .. } => {
                     let is_tls = address.starts_with("https") || credentials != none();
                     assert_eq!(tls.is_some(), is_tls, "{address}");
                 }

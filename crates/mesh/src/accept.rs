@@ -9,7 +9,7 @@ use quinn::{Connection, ConnectionError, Incoming};
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 
 use crate::{
-    Event, Refusal,
+    Event, MeshRefusal,
     connection::{self, Hello},
     frame::{self, NoFrame},
     node::Node,
@@ -46,7 +46,7 @@ pub(crate) async fn accept(node: Arc<Node>, events: mpsc::Sender<Event>) {
 /// Returns the connection if it may begin a handshake now.
 fn look_at(node: &Node, incoming: Incoming, handshakes: usize, asked: &mut Asked) -> Option<Incoming> {
     if handshakes >= SETTINGS.accept.handshakes_max {
-        node.refusals.count(Refusal::Crowded, None, &format!("{handshakes} handshakes at once"));
+        node.refusals.count(MeshRefusal::Crowded, None, &format!("{handshakes} handshakes at once"));
         incoming.ignore();
         return None;
     }
@@ -54,7 +54,7 @@ fn look_at(node: &Node, incoming: Incoming, handshakes: usize, asked: &mut Asked
         if !asked.may_ask(&incoming.orig_dst_cid()) {
             incoming.ignore();
         } else if incoming.retry().is_err() {
-            node.refusals.count(Refusal::Crowded, None, "an address that is proven already");
+            node.refusals.count(MeshRefusal::Crowded, None, "an address that is proven already");
         }
         return None;
     }
@@ -118,13 +118,13 @@ async fn welcome(node: Arc<Node>, events: mpsc::Sender<Event>, incoming: Incomin
         Ok(Err(Some((refusal, what)))) => node.refusals.count(refusal, None, &format!("{from}: {what}")),
         Err(_) => {
             let what = "the other side began a handshake and did not go on";
-            node.refusals.count(Refusal::Unfinished, None, &format!("{from}: {what}"));
+            node.refusals.count(MeshRefusal::Unfinished, None, &format!("{from}: {what}"));
         }
     }
 }
 
 /// Why a connection was not accepted. `None` if the other side ended it.
-type NotLetIn = Option<(Refusal, String)>;
+type NotLetIn = Option<(MeshRefusal, String)>;
 
 /// Shakes hands with a peer, and waits for its hello. When a cut is mended, a dialler completes several
 /// attempts at once. The dialler says hello on the attempt that it keeps.
@@ -151,10 +151,10 @@ async fn greet(node: &Node, incoming: Incoming) -> Result<(Arc<Peer>, Connection
 
 fn handshake_failed(error: &ConnectionError) -> NotLetIn {
     match error {
-        ConnectionError::TransportError(_) => Some((Refusal::Handshake, error.to_string())),
+        ConnectionError::TransportError(_) => Some((MeshRefusal::Handshake, error.to_string())),
         // A TLS alert: the other side did not accept this node's certificate.
         ConnectionError::ConnectionClosed(close) if is_alert(u64::from(close.error_code)) => {
-            Some((Refusal::Handshake, connection::ended(error).why))
+            Some((MeshRefusal::Handshake, connection::ended(error).why))
         }
         _ => None,
     }
@@ -166,17 +166,17 @@ const fn is_alert(code: u64) -> bool {
 }
 
 /// The peer that the certificate names, if it is one that must dial this node.
-fn admit(node: &Node, connection: &Connection) -> Result<Arc<Peer>, (Refusal, String)> {
+fn admit(node: &Node, connection: &Connection) -> Result<Arc<Peer>, (MeshRefusal, String)> {
     let named = connection::named(node, connection)?;
     if named == node.identity {
-        return Err((Refusal::OwnName, named.to_string()));
+        return Err((MeshRefusal::OwnName, named.to_string()));
     }
     let Some(peer) = node.peers.get(&named) else {
-        return Err((Refusal::Stranger, named.to_string()));
+        return Err((MeshRefusal::Stranger, named.to_string()));
     };
     if node.dials(peer) {
         peer.count_refusal();
-        return Err((Refusal::WrongDirection, named.to_string()));
+        return Err((MeshRefusal::WrongDirection, named.to_string()));
     }
     Ok(Arc::clone(peer))
 }

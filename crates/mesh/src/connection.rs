@@ -10,10 +10,10 @@ use tokio::{
 };
 
 use crate::{
-    Event, Fingerprint, Identity, Refusal,
+    Event, Fingerprint, Identity, MeshRefusal,
     certs::facts,
     chain::chain,
-    frame::{self, Held, Hold, NoFrame, Sent},
+    frame::{self, FrameOutcome, Held, Hold, NoFrame},
     lock::lock,
     node::Node,
     peer::{Outgoing, Peer, REPLACED, clean},
@@ -31,7 +31,7 @@ pub(crate) enum Hello {
 
 /// How a connection ended, for people.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct ConnectionEnd {
     /// The reason, in a sentence.
     pub(crate) why: String,
     /// Whether a newer connection of the same peer replaced this one.
@@ -40,21 +40,21 @@ pub(crate) struct Ended {
     pub(crate) was_up: bool,
 }
 
-impl Ended {
-    pub(crate) fn by(refusal: Refusal) -> Self {
+impl ConnectionEnd {
+    pub(crate) fn by(refusal: MeshRefusal) -> Self {
         Self { why: format!("refused here: {}", refusal.reason()), is_replaced: false, was_up: false }
     }
 }
 
 /// The node that the other side's certificate names.
-pub(crate) fn named(node: &Node, connection: &Connection) -> Result<Identity, (Refusal, String)> {
+pub(crate) fn named(node: &Node, connection: &Connection) -> Result<Identity, (MeshRefusal, String)> {
     let chain = chain(connection);
-    let stranger = |what: String| (Refusal::Stranger, what);
+    let stranger = |what: String| (MeshRefusal::Stranger, what);
     let own = chain.first().ok_or_else(|| stranger("no certificate".to_owned()))?;
     let named = facts(own).and_then(|facts| facts.identity).map_err(stranger)?;
     match is_revoked(node, connection) {
         false => Ok(named),
-        true => Err((Refusal::Revoked, format!("{named}, by the certificate {}", Fingerprint::of(own)))),
+        true => Err((MeshRefusal::Revoked, format!("{named}, by the certificate {}", Fingerprint::of(own)))),
     }
 }
 
@@ -72,7 +72,7 @@ pub(crate) async fn run(
     peer: &Peer,
     connection: &Connection,
     hello: Hello,
-) -> Ended {
+) -> ConnectionEnd {
     // A connection that is replaced while it waits gives way. So only one waits, however often peers dial.
     let _turn = tokio::select! {
         biased;
@@ -80,12 +80,12 @@ pub(crate) async fn run(
         turn = peer.take_turn(connection) => turn,
     };
     if connection.close_reason().is_none() && !say_hello(node, connection).await {
-        connection.close(Refusal::Unfinished.code(), Refusal::Unfinished.reason().as_bytes());
+        connection.close(MeshRefusal::Unfinished.code(), MeshRefusal::Unfinished.reason().as_bytes());
     }
     let outgoing = peer.open(connection);
     // The certificate may have been revoked since the handshake.
     if is_revoked(node, connection) {
-        connection.close(Refusal::Revoked.code(), Refusal::Revoked.reason().as_bytes());
+        connection.close(MeshRefusal::Revoked.code(), MeshRefusal::Revoked.reason().as_bytes());
     }
     let receiving = Receiving { node, events, peer, connection, held: Held::default() };
     let mut ended = tokio::select! {
@@ -94,9 +94,9 @@ pub(crate) async fn run(
         refusal = receiving.run(hello) => {
             receiving.count(refusal);
             connection.close(refusal.code(), refusal.reason().as_bytes());
-            Ended::by(refusal)
+            ConnectionEnd::by(refusal)
         }
-        () = send_all(peer, connection, outgoing) => Ended::by(Refusal::Unfinished),
+        () = send_all(peer, connection, outgoing) => ConnectionEnd::by(MeshRefusal::Unfinished),
     };
     ended.was_up = peer.set_down(&ended.why);
     if ended.was_up {
@@ -128,14 +128,14 @@ async fn send(peer: &Peer, connection: &Connection, outgoing: Outgoing) {
     let Outgoing { frame, place } = outgoing;
     let bytes = frame.len() as u64;
     match frame::write(connection, frame).await {
-        Sent::Acknowledged => {
+        FrameOutcome::Acknowledged => {
             peer.counts.frames_out.fetch_add(1, Relaxed);
             peer.counts.bytes_out.fetch_add(bytes, Relaxed);
         }
-        Sent::Refused => {
+        FrameOutcome::Refused => {
             peer.counts.refused_by_peer.fetch_add(1, Relaxed);
         }
-        Sent::Lost => {}
+        FrameOutcome::Lost => {}
     }
     drop(place);
 }
@@ -150,13 +150,13 @@ struct Receiving<'a> {
 
 impl Receiving<'_> {
     /// Delivers frames until the other side has broken the rules too often.
-    async fn run(&self, hello: Hello) -> Refusal {
+    async fn run(&self, hello: Hello) -> MeshRefusal {
         if hello == Hello::Awaited {
             match timeout(self.node.timing.attempt, frame::read_hello(self.connection)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(NoFrame::Refused(refusal))) => return refusal,
                 Ok(Err(NoFrame::Lost)) => return future::pending().await,
-                Err(_) => return Refusal::Unfinished,
+                Err(_) => return MeshRefusal::Unfinished,
             }
         }
         self.say_up().await;
@@ -173,7 +173,7 @@ impl Receiving<'_> {
         }
     }
 
-    async fn read_all(&self) -> Refusal {
+    async fn read_all(&self) -> MeshRefusal {
         let mut reading = FuturesUnordered::new();
         let mut refused = 0;
         loop {
@@ -185,7 +185,7 @@ impl Receiving<'_> {
                     self.count(refusal);
                     refused += 1;
                     if refused >= SETTINGS.frames.refused_max {
-                        return Refusal::Misbehaved;
+                        return MeshRefusal::Misbehaved;
                     }
                 }
                 stream = self.connection.accept_uni(), if may_begin => match stream {
@@ -204,7 +204,7 @@ impl Receiving<'_> {
         let read = tokio::select! {
             biased;
             read = frame::read(&mut stream, &mut hold) => read,
-            () = self.too_late() => Err(Refusal::FrameStalled.into()),
+            () = self.too_late() => Err(MeshRefusal::FrameStalled.into()),
         };
         if let Err(NoFrame::Refused(refusal)) = &read {
             // Stopping has no effect on a stream that has ended by itself.
@@ -230,14 +230,14 @@ impl Receiving<'_> {
         }
     }
 
-    fn count(&self, refusal: Refusal) {
+    fn count(&self, refusal: MeshRefusal) {
         self.peer.count_refusal();
         self.node.refusals.count(refusal, Some(&self.peer.identity), refusal.reason());
     }
 }
 
 /// The end of a connection, as text.
-pub(crate) fn ended(error: &ConnectionError) -> Ended {
+pub(crate) fn ended(error: &ConnectionError) -> ConnectionEnd {
     let why = match error {
         ConnectionError::TimedOut => "nothing was heard of it for too long".to_owned(),
         ConnectionError::Reset => "it has restarted".to_owned(),
@@ -256,5 +256,5 @@ pub(crate) fn ended(error: &ConnectionError) -> Ended {
     };
     let is_replaced =
         matches!(error, ConnectionError::ApplicationClosed(close) if close.error_code == REPLACED);
-    Ended { why: clean(&why), is_replaced, was_up: false }
+    ConnectionEnd { why: clean(&why), is_replaced, was_up: false }
 }

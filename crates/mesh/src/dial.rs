@@ -16,9 +16,9 @@ use tokio::{
 };
 
 use crate::{
-    Event, Refusal, Timing,
+    Event, MeshRefusal, Timing,
     certs::SERVER_NAME,
-    connection::{self, Ended, Hello},
+    connection::{self, ConnectionEnd, Hello},
     node::Node,
     peer::Peer,
     random::Random,
@@ -93,9 +93,9 @@ async fn attempt(node: &Node, peer: &Peer, address: SocketAddr) -> Result<Connec
         Ok(named) if named == peer.identity => Ok(connection),
         named => {
             let (refusal, named) = match named {
-                Err((Refusal::Revoked, what)) => (Refusal::Revoked, what),
-                Err((_, what)) => (Refusal::WrongPeer, what),
-                Ok(named) => (Refusal::WrongPeer, named.to_string()),
+                Err((MeshRefusal::Revoked, what)) => (MeshRefusal::Revoked, what),
+                Err((_, what)) => (MeshRefusal::WrongPeer, what),
+                Ok(named) => (MeshRefusal::WrongPeer, named.to_string()),
             };
             connection.close(refusal.code(), refusal.reason().as_bytes());
             let why = format!("{} expected at {address}, found: {named} ({refusal})", peer.identity);
@@ -110,7 +110,7 @@ fn handshake_failed(node: &Node, peer: &Peer, error: &ConnectionError) -> String
     let why = connection::ended(error).why;
     if matches!(error, ConnectionError::TransportError(_) | ConnectionError::ConnectionClosed(_)) {
         peer.count_refusal();
-        node.refusals.count(Refusal::Handshake, Some(&peer.identity), &why);
+        node.refusals.count(MeshRefusal::Handshake, Some(&peer.identity), &why);
     }
     why
 }
@@ -129,7 +129,7 @@ impl Pace {
         Self { timing: timing.clone(), random, down_since: now, next: now }
     }
 
-    fn connection_ended(&mut self, ended: &Ended) {
+    fn connection_ended(&mut self, ended: &ConnectionEnd) {
         let now = Instant::now();
         if ended.was_up {
             self.down_since = now;

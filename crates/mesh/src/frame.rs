@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use bytes::Bytes;
 use quinn::{Connection, ReadError, ReadExactError, RecvStream};
 
-use crate::{Refusal, settings::SETTINGS};
+use crate::{MeshRefusal, settings::SETTINGS};
 
 /// The most bytes of a frame: the largest frame of the layer above, 4 MiB, and room for its wrapping.
 pub const FRAME_BYTES_MAX: usize = (4 << 20) + 64;
@@ -33,13 +33,13 @@ const _: () = {
 #[derive(Debug)]
 pub(crate) enum NoFrame {
     /// The frame was refused.
-    Refused(Refusal),
+    Refused(MeshRefusal),
     /// The connection ended first.
     Lost,
 }
 
-impl From<Refusal> for NoFrame {
-    fn from(refusal: Refusal) -> Self {
+impl From<MeshRefusal> for NoFrame {
+    fn from(refusal: MeshRefusal) -> Self {
         Self::Refused(refusal)
     }
 }
@@ -67,10 +67,10 @@ impl<'a> Hold<'a> {
         Self { held, bytes: 0 }
     }
 
-    fn grow(&mut self, bytes: usize) -> Result<(), Refusal> {
+    fn grow(&mut self, bytes: usize) -> Result<(), MeshRefusal> {
         self.bytes += bytes;
         let held = self.held.0.fetch_add(bytes, Relaxed) + bytes;
-        if held > SETTINGS.frames.held_bytes_max { Err(Refusal::FramesTooMany) } else { Ok(()) }
+        if held > SETTINGS.frames.held_bytes_max { Err(MeshRefusal::FramesTooMany) } else { Ok(()) }
     }
 }
 
@@ -84,34 +84,34 @@ impl Drop for Hold<'_> {
 pub(crate) async fn read(stream: &mut RecvStream, hold: &mut Hold<'_>) -> Result<Vec<u8>, NoFrame> {
     let mut head = [0; HEAD_BYTES];
     stream.read_exact(&mut head).await.map_err(|error| match error {
-        ReadExactError::FinishedEarly(_) => NoFrame::Refused(Refusal::FrameCutShort),
+        ReadExactError::FinishedEarly(_) => NoFrame::Refused(MeshRefusal::FrameCutShort),
         ReadExactError::ReadError(error) => unread(&error),
     })?;
     let length = u32::from_be_bytes(head) as usize;
     if length > FRAME_BYTES_MAX {
-        return Err(Refusal::FrameTooLong.into());
+        return Err(MeshRefusal::FrameTooLong.into());
     }
     let mut frame = Vec::new();
     while let Some(chunk) = stream.read_chunk(length + 1, true).await.map_err(|error| unread(&error))? {
         if frame.len() + chunk.bytes.len() > length {
-            return Err(Refusal::FrameTooLong.into());
+            return Err(MeshRefusal::FrameTooLong.into());
         }
         hold.grow(chunk.bytes.len())?;
         frame.extend_from_slice(&chunk.bytes);
     }
-    if frame.len() == length { Ok(frame) } else { Err(Refusal::FrameCutShort.into()) }
+    if frame.len() == length { Ok(frame) } else { Err(MeshRefusal::FrameCutShort.into()) }
 }
 
 fn unread(error: &ReadError) -> NoFrame {
     match error {
-        ReadError::Reset(_) => NoFrame::Refused(Refusal::FrameCutShort),
+        ReadError::Reset(_) => NoFrame::Refused(MeshRefusal::FrameCutShort),
         _ => NoFrame::Lost,
     }
 }
 
 /// How the sending of a frame ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
+pub(crate) enum FrameOutcome {
     /// The other side's machine has the whole frame.
     Acknowledged,
     /// The other side refused the frame.
@@ -121,26 +121,26 @@ pub(crate) enum Sent {
 }
 
 /// Sends one frame and waits until all of it is acknowledged.
-pub(crate) async fn write(connection: &Connection, frame: Vec<u8>) -> Sent {
-    let Ok(length) = u32::try_from(frame.len()) else { return Sent::Refused };
-    let Ok(mut stream) = connection.open_uni().await else { return Sent::Lost };
+pub(crate) async fn write(connection: &Connection, frame: Vec<u8>) -> FrameOutcome {
+    let Ok(length) = u32::try_from(frame.len()) else { return FrameOutcome::Refused };
+    let Ok(mut stream) = connection.open_uni().await else { return FrameOutcome::Lost };
     let mut chunks = [Bytes::copy_from_slice(&length.to_be_bytes()), Bytes::from(frame)];
     // If the other side stopped the stream, the code below sees that.
     let _ = stream.write_all_chunks(&mut chunks).await;
     let _ = stream.finish();
     match stream.stopped().await {
-        Ok(None) => Sent::Acknowledged,
-        Ok(Some(_)) => Sent::Refused,
-        Err(_) => Sent::Lost,
+        Ok(None) => FrameOutcome::Acknowledged,
+        Ok(Some(_)) => FrameOutcome::Refused,
+        Err(_) => FrameOutcome::Lost,
     }
 }
 
 /// Says hello, on the first stream of either side. Before the hello, the other side cannot know whether its
 /// certificate was accepted: in TLS 1.3 a dialler is done before the other side has checked it.
-pub(crate) async fn write_hello(connection: &Connection) -> Result<(), Sent> {
-    let mut stream = connection.open_uni().await.map_err(|_| Sent::Lost)?;
-    stream.write_all(&[HELLO]).await.map_err(|_| Sent::Lost)?;
-    stream.finish().map_err(|_| Sent::Lost)
+pub(crate) async fn write_hello(connection: &Connection) -> Result<(), FrameOutcome> {
+    let mut stream = connection.open_uni().await.map_err(|_| FrameOutcome::Lost)?;
+    stream.write_all(&[HELLO]).await.map_err(|_| FrameOutcome::Lost)?;
+    stream.finish().map_err(|_| FrameOutcome::Lost)
 }
 
 /// Reads the other side's hello. Streams are accepted in the order in which they were opened, so frames
@@ -149,7 +149,7 @@ pub(crate) async fn read_hello(connection: &Connection) -> Result<(), NoFrame> {
     let mut stream = connection.accept_uni().await.map_err(|_| NoFrame::Lost)?;
     let hello = stream.read_to_end(HELLO_BYTES_MAX).await.map_err(|error| match error {
         quinn::ReadToEndError::Read(error) if !matches!(error, ReadError::Reset(_)) => NoFrame::Lost,
-        _ => NoFrame::Refused(Refusal::Hello),
+        _ => NoFrame::Refused(MeshRefusal::Hello),
     })?;
-    if hello.first() == Some(&HELLO) { Ok(()) } else { Err(Refusal::Hello.into()) }
+    if hello.first() == Some(&HELLO) { Ok(()) } else { Err(MeshRefusal::Hello.into()) }
 }

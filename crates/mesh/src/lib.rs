@@ -85,6 +85,6 @@ pub use crate::{
     identity::{Identity, NotAnIdentity},
     mesh::{Mesh, MeshError},
     peer::{NotSent, PeerStatus},
-    refusal::{Refusal, Refusals},
-    seal::{Fingerprint, Notary, SealFault, Signed, Signer},
+    refusal::{MeshRefusal, Refusals},
+    seal::{Fingerprint, Notary, SignatureFault, Signed, Signer},
 };

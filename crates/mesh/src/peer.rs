@@ -12,7 +12,7 @@ use quinn::{Connection, VarInt};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
-    FRAME_BYTES_MAX, Fingerprint, Identity, Refusal, chain::fingerprint, lock::lock, settings::SETTINGS,
+    FRAME_BYTES_MAX, Fingerprint, Identity, MeshRefusal, chain::fingerprint, lock::lock, settings::SETTINGS,
 };
 
 /// The close code of a connection that a newer one replaces. (0 is goodbye.)
@@ -108,7 +108,7 @@ pub(crate) struct Counts {
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) frame: Vec<u8>,
-    pub(crate) place: Place,
+    pub(crate) place: FramePlace,
 }
 
 impl Peer {
@@ -124,7 +124,7 @@ impl Peer {
         }
         let state = lock(&self.state);
         let out = state.out.as_ref().ok_or(NotSent::NotConnected)?;
-        let place = Place::take(&out.room, frame.len()).ok_or(NotSent::Full)?;
+        let place = FramePlace::take(&out.room, frame.len()).ok_or(NotSent::Full)?;
         match out.frames.try_send(Outgoing { frame, place }) {
             Ok(()) => Ok(()),
             Err(mpsc::error::TrySendError::Full(_)) => Err(NotSent::Full),
@@ -189,7 +189,7 @@ impl Peer {
         let state = lock(&self.state);
         let out = state.out.as_ref().map(|out| &out.connection);
         for connection in state.newest.iter().chain(out).filter(|connection| is_revoked(connection)) {
-            connection.close(Refusal::Revoked.code(), Refusal::Revoked.reason().as_bytes());
+            connection.close(MeshRefusal::Revoked.code(), MeshRefusal::Revoked.reason().as_bytes());
         }
     }
 
@@ -247,12 +247,12 @@ impl Room {
 
 /// The place of one frame in a [`Room`]. The frame has it until the place is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct FramePlace {
     room: Arc<Room>,
     bytes: usize,
 }
 
-impl Place {
+impl FramePlace {
     fn take(room: &Arc<Room>, bytes: usize) -> Option<Self> {
         let mut under_way = lock(&room.0);
         let fits = under_way.frames < SETTINGS.frames.unacknowledged_max
@@ -266,7 +266,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for FramePlace {
     fn drop(&mut self) {
         let mut under_way = lock(&self.room.0);
         under_way.frames -= 1;
@@ -281,28 +281,28 @@ mod tests {
     #[test]
     fn at_most_sixteen_frames_or_a_mebibyte_are_under_way() {
         let room = Arc::<Room>::default();
-        let mut places: Vec<_> = (0..16).map(|_| Place::take(&room, 10)).collect();
+        let mut places: Vec<_> = (0..16).map(|_| FramePlace::take(&room, 10)).collect();
         assert!(places.iter().all(Option::is_some));
         assert!(!room.has_some());
-        assert!(Place::take(&room, 0).is_none());
+        assert!(FramePlace::take(&room, 0).is_none());
         places.clear();
 
-        let most = Place::take(&room, SETTINGS.frames.unacknowledged_bytes_max - 10);
+        let most = FramePlace::take(&room, SETTINGS.frames.unacknowledged_bytes_max - 10);
         assert!(most.is_some() && room.has_some());
-        assert!(Place::take(&room, 11).is_none());
-        assert!(Place::take(&room, 10).is_some());
+        assert!(FramePlace::take(&room, 11).is_none());
+        assert!(FramePlace::take(&room, 10).is_some());
     }
 
     #[test]
     fn a_long_frame_goes_alone() {
         let room = Arc::<Room>::default();
-        let short = Place::take(&room, 1);
+        let short = FramePlace::take(&room, 1);
         assert!(short.is_some());
-        assert!(Place::take(&room, FRAME_BYTES_MAX).is_none());
+        assert!(FramePlace::take(&room, FRAME_BYTES_MAX).is_none());
         drop(short);
-        let long = Place::take(&room, FRAME_BYTES_MAX);
+        let long = FramePlace::take(&room, FRAME_BYTES_MAX);
         assert!(long.is_some());
-        assert!(!room.has_some() && Place::take(&room, 0).is_none());
+        assert!(!room.has_some() && FramePlace::take(&room, 0).is_none());
     }
 
     #[test]

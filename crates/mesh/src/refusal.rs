@@ -19,7 +19,7 @@ const CODES_FROM: u32 = 16;
 
 /// Why a message, a connection or a node was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Refusal {
+pub enum MeshRefusal {
     /// The handshake failed: another authority, no certificate, an expired certificate, or another
     /// protocol. This kind also counts handshakes that the other side refused.
     Handshake,
@@ -53,7 +53,7 @@ pub enum Refusal {
     Revoked,
 }
 
-impl Refusal {
+impl MeshRefusal {
     /// All kinds.
     pub const ALL: [Self; 14] = [
         Self::Handshake,
@@ -119,7 +119,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for MeshRefusal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name())
     }
@@ -127,18 +127,18 @@ impl fmt::Display for Refusal {
 
 /// The number of refusals since the start, by kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusals([u64; Refusal::ALL.len()]);
+pub struct Refusals([u64; MeshRefusal::ALL.len()]);
 
 impl Refusals {
     /// The number of refusals of this kind.
     #[must_use]
-    pub const fn of(&self, refusal: Refusal) -> u64 {
+    pub const fn of(&self, refusal: MeshRefusal) -> u64 {
         self.0[refusal as usize]
     }
 
     /// Every kind, with its number.
-    pub fn iter(&self) -> impl Iterator<Item = (Refusal, u64)> + '_ {
-        Refusal::ALL.into_iter().map(|refusal| (refusal, self.of(refusal)))
+    pub fn iter(&self) -> impl Iterator<Item = (MeshRefusal, u64)> + '_ {
+        MeshRefusal::ALL.into_iter().map(|refusal| (refusal, self.of(refusal)))
     }
 
     /// The number of all refusals.
@@ -151,15 +151,15 @@ impl Refusals {
 /// Counts refusals, and logs each kind of each peer at most once a minute.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    counts: [AtomicU64; Refusal::ALL.len()],
+    counts: [AtomicU64; MeshRefusal::ALL.len()],
     /// Strangers have no entries of their own, so there are at most as many entries as kinds times peers
     /// and one.
-    told: Mutex<BTreeMap<(Refusal, Option<Identity>), Instant>>,
+    told: Mutex<BTreeMap<(MeshRefusal, Option<Identity>), Instant>>,
 }
 
 impl Ledger {
     /// Counts a refusal of a peer, or of an unknown node, and logs `what` with it at most once a minute.
-    pub(crate) fn count(&self, refusal: Refusal, peer: Option<&Identity>, what: &str) {
+    pub(crate) fn count(&self, refusal: MeshRefusal, peer: Option<&Identity>, what: &str) {
         self.counts[refusal as usize].fetch_add(1, Relaxed);
         let now = Instant::now();
         let key = (refusal, peer.cloned());
@@ -184,21 +184,24 @@ mod tests {
 
     #[test]
     fn every_kind_of_refusal_has_its_own_number_and_name() {
-        for (place, refusal) in Refusal::ALL.into_iter().enumerate() {
+        for (place, refusal) in MeshRefusal::ALL.into_iter().enumerate() {
             assert_eq!(refusal as usize, place);
         }
-        let names: std::collections::BTreeSet<_> = Refusal::ALL.map(Refusal::name).into();
-        assert_eq!(names.len(), Refusal::ALL.len());
+        let names: std::collections::BTreeSet<_> = MeshRefusal::ALL.map(MeshRefusal::name).into();
+        assert_eq!(names.len(), MeshRefusal::ALL.len());
     }
 
     #[tokio::test]
     async fn a_refusal_is_counted_each_time() {
         let ledger = Ledger::default();
-        ledger.count(Refusal::Stranger, None, "");
-        ledger.count(Refusal::Stranger, None, "");
-        ledger.count(Refusal::Hello, Some(&Identity::new("eu", "1")), "");
+        ledger.count(MeshRefusal::Stranger, None, "");
+        ledger.count(MeshRefusal::Stranger, None, "");
+        ledger.count(MeshRefusal::Hello, Some(&Identity::new("eu", "1")), "");
         let counts = ledger.counts();
-        assert_eq!((counts.of(Refusal::Stranger), counts.of(Refusal::Hello), counts.total()), (2, 1, 3));
+        assert_eq!(
+            (counts.of(MeshRefusal::Stranger), counts.of(MeshRefusal::Hello), counts.total()),
+            (2, 1, 3)
+        );
         assert_eq!(counts.iter().map(|(_, count)| count).sum::<u64>(), 3);
     }
 }

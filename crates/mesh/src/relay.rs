@@ -217,11 +217,11 @@ struct Front {
     target: SocketAddr,
     to_target: Lane,
     back: Lane,
-    flows: BTreeMap<SocketAddr, Flow>,
+    flows: BTreeMap<SocketAddr, SenderFlow>,
 }
 
 /// The traffic of one sending address, both ways.
-struct Flow {
+struct SenderFlow {
     socket: Arc<UdpSocket>,
     used: Instant,
     _answers: JoinSet<()>,
@@ -260,7 +260,7 @@ impl Front {
             Arc::clone(&self.socket),
             source,
         ));
-        self.flows.insert(source, Flow { socket: Arc::clone(&socket), used, _answers: answers });
+        self.flows.insert(source, SenderFlow { socket: Arc::clone(&socket), used, _answers: answers });
         Ok(socket)
     }
 }

@@ -87,7 +87,7 @@ pub struct Signer {
 
 /// Why a signature proves nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SealFault {
+pub enum SignatureFault {
     /// The signature or a certificate cannot be read, or is too large.
     #[error("what should prove it cannot be read: {0}")]
     Malformed(&'static str),
@@ -104,18 +104,18 @@ pub enum SealFault {
 
 /// Signs with a node's key, and checks the signatures of others.
 pub struct Notary {
-    held: RwLock<Held>,
+    held: RwLock<NodeKey>,
     revoked: RwLock<BTreeSet<Fingerprint>>,
 }
 
-struct Held {
+struct NodeKey {
     key: Arc<dyn SigningKey>,
     chain: Vec<Vec<u8>>,
     is_authority: bool,
     verifier: Arc<dyn ClientCertVerifier>,
 }
 
-impl Held {
+impl NodeKey {
     fn new(credentials: &Credentials) -> Result<Self, String> {
         let provider = provider();
         let key = provider.key_provider.load_private_key(credentials.key.clone_key());
@@ -142,7 +142,7 @@ impl Notary {
     /// # Errors
     /// The fault in the credentials, as text.
     pub fn new(credentials: &Credentials) -> Result<Self, String> {
-        let held = RwLock::new(Held::new(credentials)?);
+        let held = RwLock::new(NodeKey::new(credentials)?);
         Ok(Self { held, revoked: RwLock::default() })
     }
 
@@ -151,7 +151,7 @@ impl Notary {
     /// # Errors
     /// The fault in the credentials, as text. The earlier credentials stay in use.
     pub fn replace(&self, credentials: &Credentials) -> Result<(), String> {
-        let held = Held::new(credentials)?;
+        let held = NodeKey::new(credentials)?;
         *self.held.write().unwrap_or_else(PoisonError::into_inner) = held;
         Ok(())
     }
@@ -186,52 +186,52 @@ impl Notary {
     ///
     /// # Errors
     /// Why the signature proves no signer.
-    pub fn check(&self, said: &[u8], signed: &Signed) -> Result<Signer, SealFault> {
+    pub fn check(&self, said: &[u8], signed: &Signed) -> Result<Signer, SignatureFault> {
         let bytes: usize = signed.chain.iter().map(Vec::len).sum();
         if signed.chain.len() > SETTINGS.seals.chain_max || bytes > SETTINGS.seals.chain_bytes_max {
-            return Err(SealFault::Malformed("too many certificates"));
+            return Err(SignatureFault::Malformed("too many certificates"));
         }
         if signed.signature.len() > SETTINGS.seals.signature_bytes_max {
-            return Err(SealFault::Malformed("too long a signature"));
+            return Err(SignatureFault::Malformed("too long a signature"));
         }
         let chain: Vec<CertificateDer<'_>> =
             signed.chain.iter().map(|certificate| CertificateDer::from(&certificate[..])).collect();
-        let (own, between) = chain.split_first().ok_or(SealFault::Malformed("no certificate"))?;
+        let (own, between) = chain.split_first().ok_or(SignatureFault::Malformed("no certificate"))?;
         let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(
             u64::try_from(now_unix_s()).unwrap_or_default(),
         ));
         let verified = self.held().verifier.verify_client_cert(own, between, now);
-        verified.map_err(|error| SealFault::Untrusted(error.to_string()))?;
+        verified.map_err(|error| SignatureFault::Untrusted(error.to_string()))?;
         {
             let revoked = self.revoked.read().unwrap_or_else(PoisonError::into_inner);
             let of_chain = chain.iter().map(|certificate| Fingerprint::of(certificate));
             if let Some(found) = of_chain.into_iter().find(|found| revoked.contains(found)) {
-                return Err(SealFault::Revoked(found));
+                return Err(SignatureFault::Revoked(found));
             }
         }
         check_signature(said, signed, own)?;
-        let Facts { identity, is_authority, .. } = facts(own).map_err(SealFault::Untrusted)?;
-        let identity = identity.map_err(SealFault::Untrusted)?;
+        let Facts { identity, is_authority, .. } = facts(own).map_err(SignatureFault::Untrusted)?;
+        let identity = identity.map_err(SignatureFault::Untrusted)?;
         Ok(Signer { identity, is_authority, fingerprint: Fingerprint::of(own) })
     }
 
-    fn held(&self) -> RwLockReadGuard<'_, Held> {
+    fn held(&self) -> RwLockReadGuard<'_, NodeKey> {
         self.held.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn check_signature(said: &[u8], signed: &Signed, own: &CertificateDer<'_>) -> Result<(), SealFault> {
+fn check_signature(said: &[u8], signed: &Signed, own: &CertificateDer<'_>) -> Result<(), SignatureFault> {
     let scheme = SignatureScheme::from(signed.scheme);
     if !SCHEMES.contains(&scheme) {
-        return Err(SealFault::Malformed("an algorithm that this version does not know"));
+        return Err(SignatureFault::Malformed("an algorithm that this version does not know"));
     }
     let own =
-        webpki::EndEntityCert::try_from(own).map_err(|error| SealFault::Untrusted(error.to_string()))?;
+        webpki::EndEntityCert::try_from(own).map_err(|error| SignatureFault::Untrusted(error.to_string()))?;
     let known = provider().signature_verification_algorithms.mapping;
     let algorithms = known.iter().find(|(of, _)| *of == scheme).map_or(&[][..], |(_, algorithms)| algorithms);
     // One scheme may have several algorithms, because a certificate may or may not name the key's curve.
     let is_valid = |algorithm| own.verify_signature(algorithm, said, &signed.signature).is_ok();
-    if algorithms.iter().any(|algorithm| is_valid(*algorithm)) { Ok(()) } else { Err(SealFault::Forged) }
+    if algorithms.iter().any(|algorithm| is_valid(*algorithm)) { Ok(()) } else { Err(SignatureFault::Forged) }
 }
 
 #[cfg(test)]
@@ -287,29 +287,29 @@ mod tests {
         let by_us = super::tests::notary(&folder, &us()).sign(SAID).expect("signed");
         let check = |said: &[u8], signed: Signed| notary.check(said, &signed).expect_err("a fault");
 
-        assert_eq!(check(b"acequia test\0 eleven units", signed.clone()), SealFault::Forged);
-        assert!(matches!(check(SAID, stranger.clone()), SealFault::Untrusted(_)));
+        assert_eq!(check(b"acequia test\0 eleven units", signed.clone()), SignatureFault::Forged);
+        assert!(matches!(check(SAID, stranger.clone()), SignatureFault::Untrusted(_)));
         let swapped = Signed { chain: signed.chain.clone(), ..by_us.clone() };
-        assert_eq!(check(SAID, swapped), SealFault::Forged);
+        assert_eq!(check(SAID, swapped), SignatureFault::Forged);
         let of_stranger = Signed { chain: signed.chain.clone(), ..stranger };
-        assert_eq!(check(SAID, of_stranger), SealFault::Forged);
+        assert_eq!(check(SAID, of_stranger), SignatureFault::Forged);
         for bytes in [0, 1, 63, 65, 2_000] {
             let fault = check(SAID, Signed { signature: vec![0; bytes], ..signed.clone() });
-            assert!(matches!(fault, SealFault::Forged | SealFault::Malformed(_)), "{fault}");
+            assert!(matches!(fault, SignatureFault::Forged | SignatureFault::Malformed(_)), "{fault}");
         }
         for scheme in [0, 0x0401, 0x0403, 0x0804, u16::MAX] {
             let fault = check(SAID, Signed { scheme, ..signed.clone() });
-            assert!(matches!(fault, SealFault::Forged | SealFault::Malformed(_)), "{fault}");
+            assert!(matches!(fault, SignatureFault::Forged | SignatureFault::Malformed(_)), "{fault}");
         }
         let own = signed.chain[0].clone();
         for chain in
             [vec![], vec![own.clone(); 9], vec![vec![0; 40_000]], vec![own[1..].to_vec()], vec![vec![]]]
         {
             let fault = check(SAID, Signed { chain, ..signed.clone() });
-            assert!(matches!(fault, SealFault::Untrusted(_) | SealFault::Malformed(_)), "{fault}");
+            assert!(matches!(fault, SignatureFault::Untrusted(_) | SignatureFault::Malformed(_)), "{fault}");
         }
         notary.revoke([Fingerprint::of(&own)].into());
-        assert_eq!(check(SAID, signed), SealFault::Revoked(Fingerprint::of(&own)));
+        assert_eq!(check(SAID, signed), SignatureFault::Revoked(Fingerprint::of(&own)));
         assert!(notary.check(SAID, &by_us).is_ok(), "the others need no new ones");
     }
 
@@ -351,7 +351,7 @@ mod tests {
                 let found = notary.check(SAID, &signed);
                 match holds {
                     true => assert!(found.expect("known").is_authority),
-                    false => assert!(matches!(found, Err(SealFault::Untrusted(_))), "{found:?}"),
+                    false => assert!(matches!(found, Err(SignatureFault::Untrusted(_))), "{found:?}"),
                 }
             }
         }

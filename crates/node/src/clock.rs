@@ -26,7 +26,7 @@ use crate::{
 
 /// The bounds of a node's clocks.
 #[derive(Debug)]
-pub(crate) struct Clock {
+pub(crate) struct ClockBounds {
     /// Windows that the wall clock left before it was set back.
     pub(crate) left: Left,
     /// Whether the wall clock may date durable or shared state.
@@ -54,7 +54,7 @@ pub(crate) struct Clock {
     drift_ppm: AtomicU32,
 }
 
-impl Clock {
+impl ClockBounds {
     /// A clock that is believed from the start if there is no other clock.
     pub(crate) fn new(is_wall_believed: bool) -> Self {
         Self {

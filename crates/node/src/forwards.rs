@@ -32,7 +32,7 @@
 //! node charges what it has. An owner that has nothing and can get nothing says so. Then its mates deal with
 //! the cell themselves for a while (`Forwards::is_alone`).
 
-mod marks;
+mod filter;
 mod mates;
 mod remote_charge;
 mod shortages;
@@ -56,7 +56,7 @@ use acequia_rights::{
 use smallvec::SmallVec;
 
 pub use self::stages::{ForwardedRequest, Waiter};
-use self::{marks::Marks, mates::LiveMates, shortages::Shortages, stages::AwaitedForward};
+use self::{filter::CellFilter, mates::LiveMates, shortages::Shortages, stages::AwaitedForward};
 pub(crate) use self::{
     remote_charge::{Lack, RemoteCharge, Source},
     stages::{OutgoingForward, ReceivedForward},
@@ -98,16 +98,16 @@ pub(crate) struct Forwards {
     answer_ns: AtomicU64,
     /// A filter for the cells that this node deals with alone: most checks need not lock the state. It may
     /// hold other cells, too.
-    alone_marks: Marks,
+    alone_marks: CellFilter,
     /// A filter for cells of which no other node has a unit: most denials need not lock the state. It may
     /// hold other cells, too.
-    tried_marks: Marks,
+    tried_marks: CellFilter,
     /// Locked after any shard.
-    state: Mutex<State>,
+    state: Mutex<ForwardState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ForwardState {
     /// The number of the last forward.
     next: u64,
     /// The forwards of this process that are not answered, by number.
@@ -182,7 +182,7 @@ impl Forwards {
 
     /// Notes that a node has fewer than these units of a cell. If there is no room to remember the node, no
     /// node is asked for as long.
-    fn note_tried(&self, state: &mut State, key: CellKey, units: u64, node: MemberId, now: Now) {
+    fn note_tried(&self, state: &mut ForwardState, key: CellKey, units: u64, node: MemberId, now: Now) {
         let is_none = match state.shortages.note_tried(key, units, node, now) {
             Some(tried) => self.have_all_tried(key, tried),
             None => true,
@@ -393,7 +393,7 @@ impl Forwards {
 
     /// Gives up forwards that were not answered. Returns the cells of those to nodes that were not asked as
     /// the owner.
-    fn give_up(&self, state: &mut State, late: &[u64], now: Now) -> SmallVec<[CellKey; 4]> {
+    fn give_up(&self, state: &mut ForwardState, late: &[u64], now: Now) -> SmallVec<[CellKey; 4]> {
         let mut silent = SmallVec::new();
         for number in late {
             let Some(AwaitedForward { key, to, source, units, is_sent, .. }) = state.forget_asked(*number)
@@ -420,7 +420,7 @@ impl Forwards {
     /// Drops remote charges that have passed nobody in time. If the answer of a remote charge came late, that
     /// counts like no answer: an owner whose answers are always late would be charged for nobody, again and
     /// again. If the answer came in time, the request had hung up or passed by other units.
-    fn drop_unused(&self, state: &mut State, now: Now) {
+    fn drop_unused(&self, state: &mut ForwardState, now: Now) {
         let unused: SmallVec<[RemoteCharge; 4]> = state
             .remote_charges
             .extract_if(.., |_, remote_charge| now.steady_ns >= remote_charge.asked_ns + FORWARD_NS)
@@ -465,7 +465,7 @@ impl Forwards {
     }
 }
 
-impl State {
+impl ForwardState {
     fn answer_ns(&self) -> u64 {
         self.held.iter().map(|held| held.until_ns).min().unwrap_or(0)
     }

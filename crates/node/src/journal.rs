@@ -155,8 +155,8 @@ impl Journal {
         self.is_down.load(Ordering::Acquire)
     }
 
-    pub(crate) fn progress(&self) -> Progress {
-        Progress {
+    pub(crate) fn progress(&self) -> JournalProgress {
+        JournalProgress {
             committed: self.committed_batch.load(Ordering::Acquire),
             open: self.open_batch.load(Ordering::Acquire),
         }
@@ -194,12 +194,12 @@ pub(crate) struct HeapCell {
     pub(crate) account: Option<Box<Account>>,
     /// Units that callers may spend until their leases end: see `lease`.
     leased: u64,
-    recent: Recent,
+    recent: RecentUnits,
 }
 
 /// Units charged in the last second, from a count for this second and one for the second before. Saturates.
 #[derive(Clone, Copy, Debug, Default)]
-struct Recent {
+struct RecentUnits {
     /// The second of the steady clock that `this` counts.
     second: u32,
     this: u32,
@@ -209,7 +209,7 @@ struct Recent {
 /// A second, in nanoseconds.
 const SECOND_NS: u64 = 1_000_000_000;
 
-impl Recent {
+impl RecentUnits {
     /// Counts a charge, and returns the units charged in the last second, including this charge.
     fn count(&mut self, units: u64, now: Now) -> u64 {
         // Only the difference of two seconds matters, so the number may wrap.
@@ -227,7 +227,7 @@ impl Recent {
 
 /// What was just charged to a cell.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Charged {
+pub(crate) struct CellCharge {
     pub(crate) units: u64,
     /// Units that are left: no more than these are reserved.
     pub(crate) left: u64,
@@ -241,7 +241,7 @@ const fn allocated(words: usize) -> usize {
 
 /// The journal's progress.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Progress {
+pub(crate) struct JournalProgress {
     /// The last batch that is surely on disk.
     pub(crate) committed: u64,
     /// The batch that rows join now.
@@ -359,7 +359,7 @@ impl HeapCell {
         now: Now,
         units: u64,
         salt: u32,
-        progress: Progress,
+        progress: JournalProgress,
     ) -> bool {
         self.learn(progress);
         let mut after = self.state.clone();
@@ -373,12 +373,12 @@ impl HeapCell {
         &mut self,
         algorithm: &Algorithm,
         now: Now,
-        charged: Charged,
-        progress: Progress,
+        charged: CellCharge,
+        progress: JournalProgress,
         ask: impl FnOnce(&[u64]),
     ) -> u64 {
         self.learn(progress);
-        let Charged { units, left, salt } = charged;
+        let CellCharge { units, left, salt } = charged;
         let chunk = algorithm.chunk_max().min(self.recent.count(units, now)).min(left);
         let ahead = |units: u64| {
             let mut state = self.state.clone();
@@ -417,7 +417,7 @@ impl HeapCell {
         self.written = true;
     }
 
-    fn learn(&mut self, progress: Progress) {
+    fn learn(&mut self, progress: JournalProgress) {
         if self.asked_in > 0 && self.asked_in <= progress.committed {
             self.held = std::mem::take(&mut self.asked);
             self.asked_in = 0;
@@ -437,12 +437,12 @@ mod tests {
     }
 
     /// Charges one unit; returns the batch that the reply waits for, and whether a row was written.
-    fn charge(cell: &mut HeapCell, now: Now, progress: Progress) -> (u64, bool) {
+    fn charge(cell: &mut HeapCell, now: Now, progress: JournalProgress) -> (u64, bool) {
         let algorithm = bucket();
         let left = algorithm.probe(&cell.state, now, 1, 0).remaining;
         algorithm.charge_heap(&mut cell.state, now, 1, 0);
         let mut written = false;
-        let charged = Charged { units: 1, left, salt: 0 };
+        let charged = CellCharge { units: 1, left, salt: 0 };
         let wait = cell.settle(&algorithm, now, charged, progress, |_| written = true);
         (wait, written)
     }
@@ -453,14 +453,15 @@ mod tests {
         let now = Now::at(1 << 60);
         // The first charge waits for the disk and reserves as much again. Charges that come before the row is
         // on disk wait, too.
-        assert_eq!(charge(&mut cell, now, Progress { committed: 0, open: 1 }), (1, true));
-        assert_eq!(charge(&mut cell, now, Progress { committed: 0, open: 1 }), (1, false));
-        assert_eq!(charge(&mut cell, now, Progress { committed: 0, open: 1 }), (1, true));
+        assert_eq!(charge(&mut cell, now, JournalProgress { committed: 0, open: 1 }), (1, true));
+        assert_eq!(charge(&mut cell, now, JournalProgress { committed: 0, open: 1 }), (1, false));
+        assert_eq!(charge(&mut cell, now, JournalProgress { committed: 0, open: 1 }), (1, true));
         // The more is charged, the more is reserved, up to the 64th part of the limit. So fewer and fewer
         // charges wait, and then none.
         let (mut waits, mut writes) = (0, 0);
         for batch in 1..=50 {
-            let (wait, written) = charge(&mut cell, now, Progress { committed: batch, open: batch + 1 });
+            let (wait, written) =
+                charge(&mut cell, now, JournalProgress { committed: batch, open: batch + 1 });
             waits += u64::from(wait > 0);
             writes += u64::from(written);
         }
@@ -472,7 +473,8 @@ mod tests {
         let mut cell = HeapCell::default();
         for charges in 0..20 {
             let now = Now::at((1 << 60) + charges * 5 * SECOND_NS);
-            let (wait, written) = charge(&mut cell, now, Progress { committed: charges, open: charges + 1 });
+            let (wait, written) =
+                charge(&mut cell, now, JournalProgress { committed: charges, open: charges + 1 });
             assert_eq!((wait > 0, written), (charges == 0, true));
             let owed = |state: &[u64]| 640 - bucket().probe(state, now, 1, 0).remaining;
             let most = cell.reserved().map(owed).max();
@@ -482,7 +484,7 @@ mod tests {
 
     #[test]
     fn units_of_the_last_second_are_counted_in_two_halves() {
-        let mut recent = Recent::default();
+        let mut recent = RecentUnits::default();
         let at = |ms: u64| Now::at((1 << 60) / SECOND_NS * SECOND_NS + ms * 1_000_000);
         for (ms, units, charged) in [
             (0, 3, 3),
@@ -501,11 +503,11 @@ mod tests {
     fn units_that_are_not_on_disk_are_not_covered() {
         let mut cell = HeapCell::default();
         let now = Now::at(1 << 60);
-        let progress = Progress { committed: 0, open: 1 };
+        let progress = JournalProgress { committed: 0, open: 1 };
         assert!(!cell.would_hold(&bucket(), now, 1, 0, progress));
         charge(&mut cell, now, progress);
         assert!(!cell.would_hold(&bucket(), now, 1, 0, progress), "asked is not held");
-        assert!(cell.would_hold(&bucket(), now, 1, 0, Progress { committed: 1, open: 2 }));
-        assert!(!cell.would_hold(&bucket(), now, 2, 0, Progress { committed: 1, open: 2 }));
+        assert!(cell.would_hold(&bucket(), now, 1, 0, JournalProgress { committed: 1, open: 2 }));
+        assert!(!cell.would_hold(&bucket(), now, 2, 0, JournalProgress { committed: 1, open: 2 }));
     }
 }

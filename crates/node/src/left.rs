@@ -30,7 +30,7 @@ const UNREAD: i64 = i64::MIN;
 
 /// A span of wall time in which the node was, both ends included, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Span {
+struct WallSpan {
     from_ns: u64,
     to_ns: u64,
 }
@@ -52,15 +52,15 @@ struct Spans {
     /// When the present span began.
     begun_ns: u64,
     /// Earlier spans, in order. An earlier span may touch the present one.
-    past: SmallVec<[Span; 2]>,
+    past: SmallVec<[WallSpan; 2]>,
 }
 
 impl Spans {
     /// Adds an earlier span, and joins spans that touch.
-    fn add(&mut self, span: Span) {
+    fn add(&mut self, span: WallSpan) {
         self.past.push(span);
         self.past.sort_unstable_by_key(|span| span.from_ns);
-        let mut merged: SmallVec<[Span; 2]> = SmallVec::new();
+        let mut merged: SmallVec<[WallSpan; 2]> = SmallVec::new();
         let too_many = self.past.len() > SPANS_MAX;
         for span in self.past.drain(..) {
             let is_first = merged.len() == 1;
@@ -121,11 +121,11 @@ impl Left {
         let to_ns = now.steady_ns.saturating_add_signed(before_ns);
         let from_ns = spans.begun_ns.min(to_ns);
         spans.begun_ns = now.wall_ns;
-        self.close(&mut spans, Span { from_ns, to_ns });
+        self.close(&mut spans, WallSpan { from_ns, to_ns });
         if now.wall_ns < to_ns {
             // An earlier process may have dropped what it had spent by its last row.
             let journal_ns = journal_ns.load(Ordering::Acquire);
-            self.close(&mut spans, Span { from_ns: journal_ns, to_ns: journal_ns });
+            self.close(&mut spans, WallSpan { from_ns: journal_ns, to_ns: journal_ns });
             forgotten_ns.store(now.wall_ns, Ordering::Release);
         }
         // The closed spans are known before any thread uses the new wall clock without noticing the step.
@@ -147,13 +147,13 @@ impl Left {
     /// was, so all windows that have begun by now are closed.
     pub(crate) fn restart(&self, now: Now, latest_ns: u64) {
         let mut spans = lock(&self.spans);
-        self.close(&mut spans, Span { from_ns: 0, to_ns: now.wall_ns });
-        self.close(&mut spans, Span { from_ns: latest_ns, to_ns: latest_ns });
+        self.close(&mut spans, WallSpan { from_ns: 0, to_ns: now.wall_ns });
+        self.close(&mut spans, WallSpan { from_ns: latest_ns, to_ns: latest_ns });
     }
 
     /// Closes a window in which an earlier process was, if the wall clock is far before it.
     pub(crate) fn visited(&self, from_ns: u64, to_ns: u64) {
-        self.close(&mut lock(&self.spans), Span { from_ns, to_ns });
+        self.close(&mut lock(&self.spans), WallSpan { from_ns, to_ns });
     }
 
     /// Whether the wall clock was ever set back.
@@ -172,7 +172,7 @@ impl Left {
     }
 
     /// Closes the windows of a span for good.
-    fn close(&self, spans: &mut Spans, span: Span) {
+    fn close(&self, spans: &mut Spans, span: WallSpan) {
         if !mutated(Mutation::WallReopensWindows) {
             spans.add(span);
             self.may_be_closed.store(true, Ordering::Release);

@@ -64,7 +64,7 @@ pub use crate::{
     },
 };
 use crate::{
-    catalogue::{Allocations, InForce, Registry, Unwritten, local::Guard},
+    catalogue::{Allocations, InForce, Registry, Unwritten, local::GuardShare},
     cell::{
         account::Account,
         overflow::SharedCells,
@@ -73,12 +73,12 @@ use crate::{
         table::Cell,
     },
     charges::Charges,
-    clock::Clock,
+    clock::ClockBounds,
     forwards::Forwards,
-    journal::{FORGOTTEN, Journal, Progress},
+    journal::{FORGOTTEN, Journal, JournalProgress},
     pool::{Leases, RegionStore},
-    region::{Calls, Standing},
-    regions::{Memory, Sharing},
+    region::{RebalanceCalls, RegionFacts},
+    regions::{NodeMemory, Sharing},
     wait::RemoteSupply,
 };
 
@@ -115,12 +115,12 @@ pub struct Node {
     /// The cells that new cells share when memory is full. Locked after any shard.
     overflow: SharedCells,
     journal: Journal,
-    clock: Clock,
+    clock: ClockBounds,
     /// The node's dealings with other regions. Locked before everything else.
     sharing: Option<Mutex<Sharing>>,
-    standing: Standing,
+    standing: RegionFacts,
     /// What calls for a rebalance between regions.
-    calls: Calls,
+    calls: RebalanceCalls,
     /// The units that other regions, or the region's pools, may have.
     remote_supply: RemoteSupply,
     /// Charges forwarded to other nodes of the region, and by them.
@@ -141,7 +141,7 @@ struct Setup {
     /// Limits whose journalled cells can be trusted after a crash: [`pool::RegionSetup::rows_hold`].
     rows_hold: BTreeSet<LimitId>,
     /// How the nodes of this region share its part, if the region has several.
-    guard: Option<Guard>,
+    guard: Option<GuardShare>,
 }
 
 /// Warnings of soft limits, and how many were dropped for lack of room.
@@ -153,7 +153,7 @@ struct Warnings {
 
 /// What a node holds, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct MemoryUsage {
     /// Cells in memory.
     pub cells: u64,
     /// Bytes that the cells take.
@@ -175,7 +175,7 @@ impl Node {
     /// As [`Node::new`], with bounds on the records of charges.
     pub fn keeping(config: Config, keep: Keep) -> Self {
         let allocations = config.home.map(|home| Allocations::none(home.incarnation.member));
-        let memory = Memory { process_number: 1, ..Memory::default() };
+        let memory = NodeMemory { process_number: 1, ..NodeMemory::default() };
         let sharing = config.home.map(|home| Sharing::new(home, Versions::new(home.incarnation), memory, 0));
         let registry = Registry::new(&config.key, config.durable, allocations, config.after_crash);
         Self {
@@ -184,10 +184,10 @@ impl Node {
             limits: InForce::new(registry),
             overflow: SharedCells::default(),
             journal: Journal::default(),
-            clock: Clock::new(config.home.is_none()),
+            clock: ClockBounds::new(config.home.is_none()),
             sharing: sharing.map(Mutex::new),
-            standing: Standing::new(memory, config.home.is_some()),
-            calls: Calls::default(),
+            standing: RegionFacts::new(memory, config.home.is_some()),
+            calls: RebalanceCalls::default(),
             remote_supply: RemoteSupply::default(),
             forwards: Forwards::default(),
             leases: None,
@@ -355,11 +355,11 @@ impl Node {
     }
 
     /// The memory and number of cells, for metrics.
-    pub fn usage(&self) -> Usage {
-        let mut usage = Usage {
+    pub fn usage(&self) -> MemoryUsage {
+        let mut usage = MemoryUsage {
             overflowing: self.overflow.lock().len() as u64,
             bytes_beside: self.journal.beside_bytes() as u64,
-            ..Usage::default()
+            ..MemoryUsage::default()
         };
         for shard in &self.shards {
             let cells = shard.lock();
@@ -440,7 +440,7 @@ impl Node {
         });
     }
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> JournalProgress {
         self.journal.progress()
     }
 

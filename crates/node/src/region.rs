@@ -26,18 +26,18 @@ use crate::{
     journal::{HeapCell, MATES, MEMORY, SEALS, USAGE, VERSIONS},
     journal_tag, lock,
     regions::{
-        AdoptFault, CellKey, FrameFault, Membership, Memory, Seal, SealFault, Seals, Sharing, Traffic,
+        AdoptFault, CellKey, FrameFault, Membership, NodeMemory, Seal, SealFault, Seals, Sharing, Traffic,
     },
     settings::SETTINGS,
 };
 
 /// What cells need of the dealings with other regions, so that no decision waits for those.
 #[derive(Debug)]
-pub(crate) struct Standing {
+pub(crate) struct RegionFacts {
     /// Sessions, which date loans. Locked after any shard.
     sessions: RwLock<BTreeMap<Incarnation, Session>>,
     /// What the node remembers of itself.
-    memory: Mutex<Memory>,
+    memory: Mutex<NodeMemory>,
     /// Why this region owns nothing: a code.
     owns_nothing: AtomicU8,
 }
@@ -46,9 +46,9 @@ pub(crate) struct Standing {
 const NO_CATALOGUE: u8 = 1;
 const RESTORED_DISK: u8 = 2;
 
-impl Standing {
+impl RegionFacts {
     /// A node among regions owns nothing until it has a catalogue.
-    pub(crate) fn new(memory: Memory, is_among_regions: bool) -> Self {
+    pub(crate) fn new(memory: NodeMemory, is_among_regions: bool) -> Self {
         Self {
             sessions: RwLock::default(),
             memory: Mutex::new(memory),
@@ -77,7 +77,7 @@ impl Standing {
 
 /// What calls for a rebalance between regions.
 #[derive(Debug, Default)]
-pub(crate) struct Calls {
+pub(crate) struct RebalanceCalls {
     /// Whether any cell calls.
     any: AtomicBool,
     /// The task that waits for a call.
@@ -86,7 +86,7 @@ pub(crate) struct Calls {
     found: Mutex<Vec<CellKey>>,
 }
 
-impl Calls {
+impl RebalanceCalls {
     fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
@@ -170,7 +170,7 @@ impl Node {
         let read = |of: LimitId, rows: &mut dyn FnMut(LimitId) -> Vec<Row>| {
             rows(of).into_iter().find_map(|row| row.state).map(|kept| kept.record().to_vec())
         };
-        let mut memory = Memory::default();
+        let mut memory = NodeMemory::default();
         if let Some(bytes) = read(MEMORY, &mut rows) {
             memory = postcard::from_bytes(&bytes).map_err(|_| ResumeFault::Unreadable("memory"))?;
         }
@@ -378,7 +378,7 @@ impl Node {
     }
 
     /// Changes what the node remembers of itself; returns the batch with the change.
-    pub(crate) fn remember(&self, change: impl FnOnce(&mut Memory)) -> u64 {
+    pub(crate) fn remember(&self, change: impl FnOnce(&mut NodeMemory)) -> u64 {
         let mut memory = lock(&self.standing.memory);
         change(&mut memory);
         let bytes = postcard::to_allocvec(&*memory).unwrap_or_default();
@@ -627,7 +627,7 @@ mod tests {
             home: Some(Home { incarnation, loan_ttl_ns: LOAN_TTL_NS }),
         };
         let resumed = |process_number, loans| {
-            let record = postcard::to_allocvec(&Memory { process_number, loans }).expect("bytes");
+            let record = postcard::to_allocvec(&NodeMemory { process_number, loans }).expect("bytes");
             let row = Row { limit: MEMORY, tag: CellTag(0), state: Some(CellRecord::of_record(record)) };
             let rows = |limit| if limit == MEMORY { vec![row.clone()] } else { Vec::new() };
             Node::new(config).resume_home(Vec::new(), Now::at(1), rows)

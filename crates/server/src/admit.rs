@@ -9,7 +9,7 @@ use tokio_util::either::Either;
 
 use crate::{
     callers::Caller,
-    connections::{Life, Place},
+    connections::{ConnectionPlace, Life},
     refused::{Origin, Refused, Why},
     settings::SETTINGS,
     tls,
@@ -30,7 +30,7 @@ pub(crate) struct Admitted<S> {
 pub(crate) async fn admit<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     from: Option<SocketAddr>,
-    place: &Place,
+    place: &ConnectionPlace,
     refused: &Refused,
 ) -> Option<Admitted<S>> {
     let (gate, life) = (place.gate(), &place.life);

@@ -241,7 +241,7 @@ struct Entry {
 
 /// A connection's place on its port. Dropping it frees the place.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ConnectionPlace {
     connections: Arc<Connections>,
     number: u64,
     pub(crate) life: Arc<Life>,
@@ -521,7 +521,7 @@ impl Connections {
 
     /// A place for a connection that was just accepted, if there is one. If not, the connections that were
     /// silent longest are told to make room.
-    pub(crate) fn place(self: &Arc<Self>, now: Instant) -> Option<Place> {
+    pub(crate) fn place(self: &Arc<Self>, now: Instant) -> Option<ConnectionPlace> {
         let mut open = self.lock();
         if open.entries.len() >= self.max {
             self.make_room(&mut open, now);
@@ -532,7 +532,7 @@ impl Connections {
         let life = Arc::new(Life::new(Arc::clone(&self.node)));
         let entry = Entry { life: Arc::clone(&life), opened: now, calls_seen: 0, active: now, cut_at: None };
         open.entries.insert(number, entry);
-        Some(Place { connections: Arc::clone(self), number, life })
+        Some(ConnectionPlace { connections: Arc::clone(self), number, life })
     }
 
     /// Returns when a place may have become free.
@@ -623,7 +623,7 @@ fn spread(age: Duration, number: u64) -> Duration {
     age / 10 * 9 + age / 5 * u32::try_from(spread >> 16).unwrap_or(0) / (1 << 16)
 }
 
-impl Place {
+impl ConnectionPlace {
     /// Marks the connection as in a handshake until the result is dropped. If a port has too many handshakes,
     /// the oldest one of the owner with the most is cut: strangers may leave handshakes unfinished.
     pub(crate) fn begin_handshake(&self) -> Handshake {
@@ -652,7 +652,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         self.connections.lock().entries.remove(&self.number);
         self.connections.freed.notify_one();
@@ -669,7 +669,7 @@ mod tests {
         Connections::new(Gate::open(Port::Http), max, HOUR, &Arc::default())
     }
 
-    fn stage(place: &Place) -> u8 {
+    fn stage(place: &ConnectionPlace) -> u8 {
         place.life.stage.load(Ordering::Relaxed)
     }
 
@@ -770,7 +770,7 @@ mod tests {
             }
         }
         let cut = places.iter().filter(|place| stage(place) == CUT).count();
-        let held = |place: &&Place| place.life.held[0].load(Ordering::Relaxed);
+        let held = |place: &&ConnectionPlace| place.life.held[0].load(Ordering::Relaxed);
         let left: usize = places.iter().filter(|place| stage(place) != CUT).map(|place| held(&place)).sum();
         assert!(left <= SETTINGS.held.all_bytes_max && (50..70).contains(&cut), "{left} bytes, {cut} cut");
         assert_eq!(
@@ -804,7 +804,7 @@ mod tests {
         let done = place();
         drop(done.begin_handshake());
         let under_way: Vec<_> = (0..=SETTINGS.connections.handshakes_max).map(|_| place()).collect();
-        let handshakes: Vec<_> = under_way.iter().map(Place::begin_handshake).collect();
+        let handshakes: Vec<_> = under_way.iter().map(ConnectionPlace::begin_handshake).collect();
         assert_eq!((stage(&done), stage(&under_way[0]), stage(&under_way[1])), (OPEN, CUT, OPEN));
         drop(handshakes);
         let new = place();
@@ -823,7 +823,7 @@ mod tests {
         let honest = of(1);
         let _handshake = honest.begin_handshake();
         let hostile: Vec<_> = (0..SETTINGS.connections.handshakes_max + 100).map(|_| of(2)).collect();
-        let _handshakes: Vec<_> = hostile.iter().map(Place::begin_handshake).collect();
+        let _handshakes: Vec<_> = hostile.iter().map(ConnectionPlace::begin_handshake).collect();
         assert_eq!(stage(&honest), OPEN);
         assert_eq!(hostile.iter().filter(|place| stage(place) == CUT).count(), 101);
     }

@@ -25,7 +25,7 @@ use acequia_rights::pool::{
     name::{Act, NameState, What},
 };
 use acequia_store::{
-    pools::{Answer, At, PoolClient},
+    pools::{At, CallAnswer, PoolClient},
     redis::{Group, Missed},
 };
 use tokio::{
@@ -181,7 +181,7 @@ impl SharedNames {
         }
         let act = Act { by: call.by, what, drops_us };
         match timeout(longest, self.carrier.name(at, &act)).await {
-            Ok(Ok(Answer::Done(standing))) => Acted::Done(standing),
+            Ok(Ok(CallAnswer::Done(standing))) => Acted::Done(standing),
             Ok(Ok(_) | Err(Missed::NotSent(_) | Missed::Refused(_))) => Acted::Not,
             Ok(Err(Missed::Unknown(_))) | Err(_) => Acted::Unsure,
         }
@@ -194,7 +194,7 @@ impl SharedNames {
         let Some(at) = at(&kept, &cell, now) else { return false };
         let drops_us = drops_us(now, SETTINGS.names.keep_us);
         let posted = timeout(SETTINGS.names.patient, self.carrier.post(at, letter, drops_us)).await;
-        matches!(posted, Ok(Ok(Answer::Done(true))))
+        matches!(posted, Ok(Ok(CallAnswer::Done(true))))
     }
 
     /// The letters that wait for this node, except about charges of which it already has letters.
@@ -204,7 +204,7 @@ impl SharedNames {
         let cell = letters_of(self.me.node);
         let at = at(&kept, &cell, self.node.corrected(now))?;
         match timeout(SETTINGS.names.patient, self.carrier.collect(at, had)).await {
-            Ok(Ok(Answer::Done(letters))) => Some(letters),
+            Ok(Ok(CallAnswer::Done(letters))) => Some(letters),
             _ => None,
         }
     }

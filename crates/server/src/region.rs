@@ -103,7 +103,7 @@ pub enum RegionError {
 
 /// The state that a node must know before it can begin.
 #[derive(Debug)]
-pub(crate) struct Home {
+pub(crate) struct RegionHome {
     pub(crate) setup: RegionSetup,
     /// How long the node waits before it may use its process number.
     wait: Duration,
@@ -262,8 +262,8 @@ pub(crate) async fn confirm_wall(redis: &Redis, clock: &dyn Clock, error_ns: u64
     }
 }
 
-impl Home {
-    /// Reads who this node is. The identity counts once [`Home::begin`] has written the start down.
+impl RegionHome {
+    /// Reads who this node is. The identity counts once [`RegionHome::begin`] has written the start down.
     ///
     /// # Errors
     /// The journal or the file of the secret cannot be read.

@@ -21,12 +21,12 @@ use tracing::{error, warn};
 use crate::{
     admit::admit,
     clock::Health,
-    connections::{Connections, Place},
+    connections::{ConnectionPlace, Connections},
     grpc, http, metrics,
     port::Port,
     settings::SETTINGS,
     shared::Shared,
-    unmatched::Told,
+    unmatched::ToldUnmatched,
     worker::Worker,
 };
 
@@ -60,7 +60,7 @@ pub trait Connection: Send + 'static {
 #[derive(Debug)]
 pub(crate) struct Hand<C> {
     pub(crate) connection: C,
-    pub(crate) place: Place,
+    pub(crate) place: ConnectionPlace,
 }
 
 /// Answers on the connections that are handed over, until no more can come and all have ended.
@@ -162,14 +162,14 @@ pub(crate) struct Rounds {
     watch: Interval,
     shard: usize,
     clock: Health,
-    unmatched: Told,
+    unmatched: ToldUnmatched,
 }
 
 impl Rounds {
     pub(crate) fn begin() -> Self {
         let (sweep, watch) =
             (tokio::time::interval(SETTINGS.rounds.sweep), tokio::time::interval(SETTINGS.rounds.watch));
-        Self { sweep, watch, shard: 0, clock: Health::default(), unmatched: Told::new() }
+        Self { sweep, watch, shard: 0, clock: Health::default(), unmatched: ToldUnmatched::new() }
     }
 
     /// Sweeps for a second, and then reports what is new. Dropping the future loses nothing.

@@ -28,7 +28,9 @@ use crate::{
     idempotency,
     incarnation::INCARNATION,
     region::{self, PoolEndpoint, RegionError},
-    regions::{self, Alone, AlonePlace, Audit, Connected, Joining, OrderFault, Place, Regions, RegionsError},
+    regions::{
+        self, Alone, AloneParts, Audit, Connected, Joining, OrderFault, Regions, RegionsError, RegionsParts,
+    },
     schedule::{self, SCHEDULE, ValueFault},
     shared::Shared,
     webhooks::{Prepared, Webhooks, WebhooksError},
@@ -138,7 +140,7 @@ pub struct Service {
     me: Option<Identity>,
     /// Its place among its mates, until the place is taken; and the way to their pools, if the caller brought
     /// one.
-    home: Option<(region::Home, Option<PoolEndpoint>)>,
+    home: Option<(region::RegionHome, Option<PoolEndpoint>)>,
     /// A hash of the settings that the nodes of the region share, if there are several.
     fingerprint: Option<u64>,
     /// When it began after a crash, if it has mates.
@@ -256,7 +258,7 @@ impl Service {
         let names = Names::new(&config.region, &config.node, &key, chance.draw("names")?);
         let shared = Arc::new(Shared::new(node, writer, clock, key, names));
         if home.is_none() {
-            let place = AlonePlace {
+            let place = AloneParts {
                 node: Arc::clone(&shared.node),
                 writer: shared.writer.clone(),
                 clock: Arc::clone(&shared.clock),
@@ -323,7 +325,7 @@ impl Service {
         store: Option<Arc<dyn Store>>,
         chance: &Chance,
         clock: &dyn Clock,
-    ) -> Result<(region::Home, Arc<dyn Store>), StartError> {
+    ) -> Result<(region::RegionHome, Arc<dyn Store>), StartError> {
         // A config with a store that nodes share and without `data` is refused.
         let store = store.ok_or(RegionError::Value(SCHEDULE))?;
         let (was_served, was_shared) =
@@ -335,7 +337,7 @@ impl Service {
             _ if (was_served || was_member) && !was_shared => return Err(RegionError::NotShared.into()),
             _ => {}
         }
-        let home = region::Home::read(config, settings, &*store, chance, clock.now())?;
+        let home = region::RegionHome::read(config, settings, &*store, chance, clock.now())?;
         Ok((home, store))
     }
 
@@ -344,7 +346,7 @@ impl Service {
     /// So do those of a process with other settings: its shares were others.
     fn among(
         config: Config,
-        home: region::Home,
+        home: region::RegionHome,
         store: Arc<dyn Store>,
         clock: Arc<dyn Clock>,
         chance: Chance,
@@ -624,7 +626,7 @@ impl Service {
         let audit = audit(&folder).map_err(RegionsError::Audit)?;
         // The files' stamps are taken before the files are read: a change in between is read again.
         self.have_certificates_changed();
-        let place = Place {
+        let place = RegionsParts {
             config: &self.config,
             settings,
             me,

@@ -104,12 +104,12 @@ fn can_be_named(domain: &[u8]) -> bool {
 
 /// The counts and the time of the last line in the log.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct ToldUnmatched {
     counts: Counts,
     next: Instant,
 }
 
-impl Told {
+impl ToldUnmatched {
     /// Nothing was logged yet.
     pub(crate) fn new() -> Self {
         Self { counts: Counts::default(), next: Instant::now() }

@@ -35,7 +35,7 @@ struct Batch {
 
 /// The progress of the writer.
 #[derive(Clone, Copy, Debug, Default)]
-struct Progress {
+struct WriterProgress {
     /// The last batch on disk.
     committed: u64,
     /// Commits that failed.
@@ -47,7 +47,7 @@ struct Progress {
 pub struct Writer {
     node: Arc<Node>,
     store: Arc<dyn Store>,
-    progress: watch::Sender<Progress>,
+    progress: watch::Sender<WriterProgress>,
     wanted: Mutex<bool>,
     wake: Condvar,
     /// As `wake`, for [`Writer::run_on`].

@@ -26,8 +26,8 @@ use acequia_rights::pool::{
     window::{Take, Total},
 };
 use acequia_store::{
-    pools::{Answer, At, Pools, Process, RedisPools, share},
-    redis::{Address, Group, Place, Redis, Settings},
+    pools::{At, CallAnswer, Pools, Process, RedisPools, share},
+    redis::{Address, Group, Redis, RedisServers, Settings},
 };
 
 const TOTAL: u64 = 200_000;
@@ -78,7 +78,7 @@ fn main() {
     let cluster = servers::Cluster::start();
     let seeds =
         cluster.nodes.iter().take(2).map(|node| node.address().parse::<Address>().expect("an address"));
-    let settings = Settings::new(Place::Cluster { seeds: seeds.collect() });
+    let settings = Settings::new(RedisServers::Cluster { seeds: seeds.collect() });
     let clock = Clock(Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970"));
     let node = node(clock);
     let pools = {
@@ -241,7 +241,7 @@ async fn by_calls(node: &Arc<Node>, pools: &RedisPools, clock: Clock, cell: impl
                     drops_us: u64::MAX >> 12,
                 };
                 match pools.take(&at, &take).await {
-                    Ok(Answer::Done(_)) => {}
+                    Ok(CallAnswer::Done(_)) => {}
                     other => panic!("{other:?}"),
                 }
             }

@@ -24,8 +24,8 @@ use acequia_rights::pool::{
     window::{Take, Total, WindowBalance},
 };
 use acequia_store::{
-    pools::{Answer, At, Pools, RedisPools},
-    redis::{Address, BreakerState, Function, Group, Place, Redis, Settings},
+    pools::{At, CallAnswer, Pools, RedisPools},
+    redis::{Address, BreakerState, Function, Group, Redis, RedisServers, Settings},
 };
 
 const TOTAL: u64 = 200_000;
@@ -50,7 +50,7 @@ async fn compare() {
     let seeds =
         cluster.nodes.iter().take(2).map(|node| node.address().parse::<Address>().expect("an address"));
     let redis =
-        Redis::open(Settings::new(Place::Cluster { seeds: seeds.collect() })).expect("sound settings");
+        Redis::open(Settings::new(RedisServers::Cluster { seeds: seeds.collect() })).expect("sound settings");
     let pools = RedisPools::new(redis, 0);
     let group = Group::new(17).expect("a group");
     let generation = begun(&pools, group).await;
@@ -172,7 +172,7 @@ async fn lease(pools: &RedisPools, group: Group, generation: Generation, cell: &
                     deadline: DEADLINE,
                 };
                 match pools.take(&at, &ask).await {
-                    Ok(Answer::Done(took)) => took.taken,
+                    Ok(CallAnswer::Done(took)) => took.taken,
                     other => panic!("{other:?}"),
                 }
             }));
@@ -209,7 +209,7 @@ async fn one_by_one(pools: &RedisPools, group: Group, generation: Generation, ce
                     deadline: DEADLINE,
                 };
                 match pools.take(&at, &take(&balance, 1, 1)).await {
-                    Ok(Answer::Done(took)) => balance.took(took.taken),
+                    Ok(CallAnswer::Done(took)) => balance.took(took.taken),
                     other => panic!("{other:?}"),
                 }
                 assert!(balance.spend(1));

@@ -14,7 +14,7 @@ use acequia_rights::pool::{
 };
 use acequia_store::{
     MemoryStore,
-    pools::{Answer, At, KeptPools, Pools},
+    pools::{At, CallAnswer, KeptPools, Pools},
     redis::Missed,
 };
 use tokio::time::{Instant, sleep};
@@ -216,7 +216,7 @@ impl Pools for StoreLink {
         self.call(at, async |pools| pools.assert(at, assertion, excluded).await).await
     }
 
-    async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<Answer<window::Took>, Missed> {
+    async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<CallAnswer<window::Took>, Missed> {
         self.call(at, async |pools| pools.take(at, take).await).await
     }
 
@@ -225,7 +225,7 @@ impl Pools for StoreLink {
         at: &At<'_>,
         exchange: &bucket::Exchange,
         params: &bucket::BucketParams,
-    ) -> Result<Answer<bucket::Exchanged>, Missed> {
+    ) -> Result<CallAnswer<bucket::Exchanged>, Missed> {
         self.call(at, async |pools| pools.exchange(at, exchange, params).await).await
     }
 
@@ -233,23 +233,23 @@ impl Pools for StoreLink {
         &self,
         at: &At<'_>,
         exchange: &sliding::Slide,
-    ) -> Result<Answer<sliding::Slid>, Missed> {
+    ) -> Result<CallAnswer<sliding::Slid>, Missed> {
         self.call(at, async |pools| pools.exchange_sliding(at, exchange).await).await
     }
 
-    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<name::NameState>, Missed> {
+    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<CallAnswer<name::NameState>, Missed> {
         self.call(at, async |pools| pools.name(at, act).await).await
     }
 
-    async fn post(&self, at: &At<'_>, letter: Letter, drops_us: u64) -> Result<Answer<bool>, Missed> {
+    async fn post(&self, at: &At<'_>, letter: Letter, drops_us: u64) -> Result<CallAnswer<bool>, Missed> {
         self.call(at, async |pools| pools.post(at, letter, drops_us).await).await
     }
 
-    async fn collect(&self, at: &At<'_>, had: &[u128]) -> Result<Answer<Vec<Letter>>, Missed> {
+    async fn collect(&self, at: &At<'_>, had: &[u128]) -> Result<CallAnswer<Vec<Letter>>, Missed> {
         self.call(at, async |pools| pools.collect(at, had).await).await
     }
 
-    async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
+    async fn sweep(&self, at: &At<'_>, most: u32) -> Result<CallAnswer<u64>, Missed> {
         self.call(at, async |pools| pools.sweep(at, most).await).await
     }
 }

@@ -13,7 +13,7 @@ use acequia_fuzz::{
 use acequia_limits::{CellTag, LimitId, Now, Part, Request};
 use acequia_node::{
     Ask, Forwarding, LimitAnswer, Outcome, Waiter,
-    regions::wire::{self, Entry, Header, ReceivedFrames, Rough, ShortId, Whole},
+    regions::wire::{self, FrameEntry, FrameHeader, ReceivedFrames, Rough, ShortId, Whole},
 };
 use acequia_rights::{
     Ack, Grant, Heartbeat, Incarnation, MemberId, Renew, Return, Version, VersionId,
@@ -52,7 +52,7 @@ struct Peer {
     loan: u64,
     ids: u32,
     /// The node's last header.
-    heard: Option<Header>,
+    heard: Option<FrameHeader>,
     received: ReceivedFrames,
     /// Loans that the node granted to the peer, and the windows in which the node asked.
     grants: Vec<Grant>,
@@ -155,7 +155,7 @@ impl History {
             for peer in 0..2 {
                 let incarnation = self.peers[peer].incarnation;
                 let acked = place::ack_of(&self.place.node, self.now.wall_ns);
-                let entries = acked.map(|ack| Entry::Acked { incarnation, ack, seal: None });
+                let entries = acked.map(|ack| FrameEntry::Acked { incarnation, ack, seal: None });
                 let frame = self.written(peer, &entries.into_iter().collect::<Vec<_>>());
                 self.place.node.handle(incarnation.member, &frame, self.now).expect("a frame that reads");
             }
@@ -223,12 +223,12 @@ impl History {
             let Some(peer) = self.peers.iter_mut().find(|peer| peer.incarnation.member == to) else {
                 continue;
             };
-            let Header { incarnation, process_number, number, .. } = frame.header;
+            let FrameHeader { incarnation, process_number, number, .. } = frame.header;
             let highest = number.max(peer.received.highest);
             peer.received =
                 ReceivedFrames { incarnation: incarnation.number, process_number, highest, mask: u64::MAX };
             for entry in frame.entries {
-                if let Entry::Grant { grant, .. } = entry {
+                if let FrameEntry::Grant { grant, .. } = entry {
                     peer.grants.push(grant);
                 }
             }
@@ -281,8 +281,8 @@ impl History {
         let mut entries = Vec::new();
         for _ in 0..count {
             let entry = self.entry(peer, u)?;
-            if let Entry::Grant { grant: Grant { part: Part { units, .. }, .. }, .. }
-            | Entry::Give { cumulative: units, .. } = &entry
+            if let FrameEntry::Grant { grant: Grant { part: Part { units, .. }, .. }, .. }
+            | FrameEntry::Give { cumulative: units, .. } = &entry
             {
                 self.told = self.told.saturating_add(*units);
             }
@@ -303,13 +303,13 @@ impl History {
         Ok(frame)
     }
 
-    fn written(&mut self, peer: usize, entries: &[Entry]) -> Vec<u8> {
+    fn written(&mut self, peer: usize, entries: &[FrameEntry]) -> Vec<u8> {
         let version_id =
             self.place.node.version().map_or_else(VersionId::default, |version| version.version_id);
         let peer = &mut self.peers[peer];
         peer.number += 1;
         peer.heartbeat += 1;
-        let header = Header {
+        let header = FrameHeader {
             incarnation: peer.incarnation,
             process_number: peer.process_number,
             number: peer.number,
@@ -341,55 +341,55 @@ impl History {
         }))
     }
 
-    fn entry(&mut self, peer: usize, u: &mut Unstructured<'_>) -> Result<Entry> {
+    fn entry(&mut self, peer: usize, u: &mut Unstructured<'_>) -> Result<FrameEntry> {
         let id = self.id(peer, u)?;
         Ok(match u.int_in_range(0..=23)? {
             0..=2 => {
                 let (limit, tag) = self.cell(u)?;
                 self.peers[peer].ids = (self.peers[peer].ids + 2) % 64;
                 let which = if u.ratio(1, 4)? { Some(u.arbitrary()?) } else { None };
-                Entry::Introduce { id: ShortId(self.peers[peer].ids), limit, tag, which }
+                FrameEntry::Introduce { id: ShortId(self.peers[peer].ids), limit, tag, which }
             }
-            3 => Entry::Unknown { id },
+            3 => FrameEntry::Unknown { id },
             4 => {
                 let mut rough = || Ok(Rough(if u.ratio(1, 4)? { u16::MAX } else { u.arbitrary()? }));
                 let (demand, holds, left, stands) = (rough()?, rough()?, rough()?, rough()?);
-                Entry::Advertisement { id, demand, holds, left, stands: (stands.0 % 4 > 0).then_some(stands) }
+                FrameEntry::Advertisement { id, demand, holds, left, stands: (stands.0 % 4 > 0).then_some(stands) }
             }
-            5 => Entry::Short { id, units: number(u)? },
+            5 => FrameEntry::Short { id, units: number(u)? },
             6..=8 => {
                 self.peers[peer].loan += 1;
                 let number = if u.ratio(1, 8)? { number(u)? } else { self.peers[peer].loan };
                 let part = Part { rate: small(u, 1 << 20)? as u32, units: small(u, 1_000)? };
                 let tokens = part.units.min(small(u, 1_000)?);
                 let ttl_ns = if u.ratio(1, 8)? { u.arbitrary()? } else { 3 * S };
-                Entry::Grant { id, grant: Grant { number, part, tokens, ttl_ns, echo: self.echo(peer, u)? } }
+                FrameEntry::Grant { id, grant: Grant { number, part, tokens, ttl_ns, echo: self.echo(peer, u)? } }
             }
             9 => {
                 let back = match u.choose_iter(self.peers[peer].grants.clone()) {
                     Ok(grant) => Return { number: grant.number, tokens: small(u, grant.part.units)? },
                     Err(_) => Return { number: number(u)?, tokens: number(u)? },
                 };
-                Entry::Return { id, back }
+                FrameEntry::Return { id, back }
             }
-            10 => Entry::Recall { id, number: small(u, self.peers[peer].loan)? },
+            10 => FrameEntry::Recall { id, number: small(u, self.peers[peer].loan)? },
             11 => {
                 let number = match u.choose_iter(self.peers[peer].grants.clone()) {
                     Ok(grant) => grant.number,
                     Err(_) => number(u)?,
                 };
-                Entry::Refused { id, number }
+                FrameEntry::Refused { id, number }
             }
             12 => {
                 let (from, up_to) = (small(u, 4)?, small(u, self.peers[peer].loan + 2)?);
                 let except =
                     (0..u.int_in_range(0..=6)?).map(|_| small(u, up_to.max(1))).collect::<Result<_>>()?;
-                Entry::Renew(Renew { echo: self.echo(peer, u)?, from, up_to, except })
+                FrameEntry::Renew(Renew { echo: self.echo(peer, u)?, from, up_to, except })
             }
-            13 => Entry::Ask { id, end_ns: self.window(u)?, units: number(u)? },
-            14 | 15 => Entry::Give { id, end_ns: self.window(u)?, cumulative: number(u)? },
-            16 => Entry::Got { id, end_ns: self.window(u)?, cumulative: number(u)? },
-            17 => Entry::Version(Box::new(self.version(u)?), None),
+            13 => FrameEntry::Ask { id, end_ns: self.window(u)?, units: number(u)? },
+            14 | 15 => FrameEntry::Give { id, end_ns: self.window(u)?, cumulative: number(u)? },
+            16 => FrameEntry::Got { id, end_ns: self.window(u)?, cumulative: number(u)? },
+            17 => FrameEntry::Version(Box::new(self.version(u)?), None),
             18 => {
                 let incarnation =
                     if u.arbitrary()? { self.peers[peer].incarnation } else { self.incarnation(u)? };
@@ -402,7 +402,7 @@ impl History {
                         authority: self.incarnation(u)?,
                     },
                 };
-                Entry::Acked { incarnation, ack, seal: None }
+                FrameEntry::Acked { incarnation, ack, seal: None }
             }
             19 => {
                 let (limit, tag) = self.cell(u)?;
@@ -412,7 +412,7 @@ impl History {
                     true => Whole { units: 30, rate: None },
                     false => Whole { units: number(u)?, rate },
                 };
-                Entry::Forward {
+                FrameEntry::Forward {
                     limit,
                     tag,
                     whole,
@@ -422,8 +422,8 @@ impl History {
                     is_again: u.arbitrary()?,
                 }
             }
-            21 => Entry::Ping,
-            20 => Entry::ForwardReply {
+            21 => FrameEntry::Ping,
+            20 => FrameEntry::ForwardReply {
                 // The node's forward numbers, which begin at one of two values.
                 number: (u64::from(u.arbitrary::<bool>()?) << 40).saturating_add(small(u, 8)?),
                 units: if u.arbitrary()? { Some(small(u, 4)?) } else { None },
@@ -432,7 +432,7 @@ impl History {
                 let incarnation =
                     if u.ratio(7, 8)? { self.peers[peer].incarnation } else { self.incarnation(u)? };
                 let (limit, _) = self.cell(u)?;
-                Entry::Usage { limit, incarnation, spent: number(u)?, refunded: small(u, 2)? }
+                FrameEntry::Usage { limit, incarnation, spent: number(u)?, refunded: small(u, 2)? }
             }
         })
     }

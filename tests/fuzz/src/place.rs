@@ -201,6 +201,6 @@ pub fn history() -> (Vec<Place>, Vec<Vec<u8>>) {
 }
 
 /// The header of a frame, if the bytes are a frame.
-pub fn header_of(frame: &[u8]) -> Option<wire::Header> {
+pub fn header_of(frame: &[u8]) -> Option<wire::FrameHeader> {
     wire::read(frame).ok().map(|frame| frame.header)
 }

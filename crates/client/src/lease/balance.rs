@@ -37,7 +37,7 @@ pub(super) struct LeaseBalance {
 
 /// The result of taking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Draw {
+pub(super) enum TakeResult {
     /// The units are the caller's.
     Taken,
     /// The units are the caller's, and now few are left.
@@ -59,12 +59,12 @@ impl LeaseBalance {
     /// Takes units unless they have expired when the clock is read. Otherwise takes nothing; in a race with
     /// the end of the filling, the units are lost. Expired units are never handed out.
     #[inline]
-    pub(super) fn take(&self, units: u64, clock: impl FnOnce() -> Instant) -> Draw {
+    pub(super) fn take(&self, units: u64, clock: impl FnOnce() -> Instant) -> TakeResult {
         let mut state = self.state.load(Ordering::Acquire);
         let (before, expires) = loop {
             let left = state & UNITS_MAX;
             if left < units {
-                return Draw::Short;
+                return TakeResult::Short;
             }
             let parity = (state >> UNITS_BITS & 1) as usize;
             let expires = self.expires[parity].load(Ordering::Acquire);
@@ -76,10 +76,10 @@ impl LeaseBalance {
         };
         if self.nanoseconds(clock()) >= expires {
             self.put_back(state >> UNITS_BITS, units);
-            return Draw::Short;
+            return TakeResult::Short;
         }
         let low = self.low.load(Ordering::Relaxed);
-        if before >= low && before - units < low { Draw::TakenAndLow } else { Draw::Taken }
+        if before >= low && before - units < low { TakeResult::TakenAndLow } else { TakeResult::Taken }
     }
 
     /// Gives units back to their filling, unless the filling has ended.
@@ -140,16 +140,16 @@ mod tests {
     fn units_of_a_balance_are_taken_once() {
         let now = Instant::now();
         let balance = LeaseBalance::empty(now);
-        assert_eq!(balance.take(1, || now), Draw::Short);
+        assert_eq!(balance.take(1, || now), TakeResult::Short);
         assert_eq!(balance.fill(10, now + FOREVER, 4), 0);
-        assert_eq!(balance.take(11, || now), Draw::Short);
-        assert_eq!(balance.take(6, || now), Draw::Taken);
-        assert_eq!(balance.take(1, || now), Draw::TakenAndLow);
-        assert_eq!(balance.take(1, || now), Draw::Taken, "said once");
-        assert_eq!(balance.take(3, || now), Draw::Short);
+        assert_eq!(balance.take(11, || now), TakeResult::Short);
+        assert_eq!(balance.take(6, || now), TakeResult::Taken);
+        assert_eq!(balance.take(1, || now), TakeResult::TakenAndLow);
+        assert_eq!(balance.take(1, || now), TakeResult::Taken, "said once");
+        assert_eq!(balance.take(3, || now), TakeResult::Short);
         assert_eq!(balance.fill(5, now + FOREVER, 0), 2);
         assert_eq!(balance.drain(), 5);
-        assert_eq!(balance.take(1, || now), Draw::Short);
+        assert_eq!(balance.take(1, || now), TakeResult::Short);
     }
 
     #[test]
@@ -158,9 +158,9 @@ mod tests {
         let balance = LeaseBalance::empty(now);
         let expires = now + Duration::from_secs(1);
         balance.fill(10, expires, 0);
-        assert_eq!(balance.take(1, || expires - Duration::from_nanos(1)), Draw::Taken);
+        assert_eq!(balance.take(1, || expires - Duration::from_nanos(1)), TakeResult::Taken);
         for late in [expires, expires + FOREVER] {
-            assert_eq!(balance.take(1, || late), Draw::Short);
+            assert_eq!(balance.take(1, || late), TakeResult::Short);
         }
         assert_eq!(balance.drain(), 9);
     }
@@ -176,7 +176,7 @@ mod tests {
             assert_eq!(balance.fill(3, now + FOREVER, 0), 6, "its units are counted as spent");
             expires
         });
-        assert_eq!(taken, Draw::Short, "by the expiry of its own filling");
+        assert_eq!(taken, TakeResult::Short, "by the expiry of its own filling");
         assert_eq!(balance.units_left(), 3, "and nothing is put where it was not taken");
     }
 
@@ -189,7 +189,7 @@ mod tests {
             assert_eq!(balance.drain(), 6);
             now
         });
-        assert_eq!(taken, Draw::Taken);
+        assert_eq!(taken, TakeResult::Taken);
     }
 
     #[test]
@@ -197,8 +197,8 @@ mod tests {
         let now = Instant::now();
         let balance = LeaseBalance::empty(now);
         balance.fill(UNITS_MAX, now + FOREVER, 0);
-        assert_eq!(balance.take(u64::MAX, || now), Draw::Short);
-        assert_eq!(balance.take(UNITS_MAX, || now), Draw::Taken);
+        assert_eq!(balance.take(u64::MAX, || now), TakeResult::Short);
+        assert_eq!(balance.take(UNITS_MAX, || now), TakeResult::Taken);
         assert_eq!(balance.drain(), 0);
     }
 
@@ -225,7 +225,7 @@ mod tests {
                     (left, expires) = (units, now + Duration::from_millis(30));
                 } else {
                     let fits = units <= left && now < expires;
-                    prop_assert_eq!(balance.take(units, || now) == Draw::Taken, fits);
+                    prop_assert_eq!(balance.take(units, || now) == TakeResult::Taken, fits);
                     left -= if fits { units } else { 0 };
                 }
             }
@@ -252,7 +252,7 @@ mod tests {
                         turn += 1;
                         // Every seventh reading of the clock is too late for any filling.
                         let clock = || if turn.is_multiple_of(7) { begun + FOREVER * 2 } else { begun };
-                        if balance.take(units, clock) != Draw::Short {
+                        if balance.take(units, clock) != TakeResult::Short {
                             taken += units;
                         }
                     }
@@ -292,7 +292,7 @@ mod tests {
                 thread::spawn(move || {
                     let mut taken = 0;
                     while !is_over.load(Ordering::Relaxed) {
-                        taken += u64::from(balance.take(1, || begun) != Draw::Short);
+                        taken += u64::from(balance.take(1, || begun) != TakeResult::Short);
                     }
                     taken
                 })

@@ -9,7 +9,7 @@ use crate::settings::SETTINGS;
 
 /// The recent demand, which predicts the demand until the next refresh.
 #[derive(Debug)]
-pub(super) struct Demand {
+pub(super) struct RecentDemand {
     refresh: Duration,
     units_min: u64,
     units_max: u64,
@@ -17,7 +17,7 @@ pub(super) struct Demand {
     expected: u64,
 }
 
-impl Demand {
+impl RecentDemand {
     pub(super) fn new(options: &LeaseOptions, now: Instant) -> Self {
         let LeaseOptions { refresh, units_min, units_max, .. } = *options;
         Self { refresh, units_min, units_max, since: now, expected: 0 }
@@ -45,14 +45,14 @@ mod tests {
 
     use super::*;
 
-    fn demand(now: Instant) -> Demand {
+    fn demand(now: Instant) -> RecentDemand {
         let options = LeaseOptions {
             units_min: 10,
             units_max: 100_000,
             refresh: Duration::from_secs(1),
             ..LeaseOptions::default()
         };
-        Demand::new(&options, now)
+        RecentDemand::new(&options, now)
     }
 
     #[test]

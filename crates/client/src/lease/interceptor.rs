@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use tonic::{Request, Status, service::Interceptor};
 
-use super::{Lease, Take};
+use super::{Lease, LeaseTake};
 use crate::{
     Decision, Fallback, Unasked,
     denial::{denied_status, guarded_status, push_back, unavailable_status},
-    fallback::Local,
+    fallback::LocalFallback,
     settings::SETTINGS,
 };
 
@@ -23,13 +23,13 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct LeaseInterceptor {
     lease: Lease,
-    local: Arc<Local>,
+    local: Arc<LocalFallback>,
 }
 
 impl LeaseInterceptor {
     /// Decides by `lease`, and by `fallback` while no node answers the lease.
     pub fn new(lease: Lease, fallback: Fallback) -> Self {
-        Self { lease, local: Arc::new(Local::new(fallback)) }
+        Self { lease, local: Arc::new(LocalFallback::new(fallback)) }
     }
 
     /// How often the fallback decided.
@@ -39,14 +39,14 @@ impl LeaseInterceptor {
 
     fn decide(&self) -> Result<(), Status> {
         match self.lease.try_take(1) {
-            Take::Taken => Ok(()),
-            Take::Denied { retry_after } => Err(denied_status(&self.lease.shared.denied(retry_after))),
-            Take::Empty if self.lease.is_unanswered() => match self.local.decide(1) {
+            LeaseTake::Taken => Ok(()),
+            LeaseTake::Denied { retry_after } => Err(denied_status(&self.lease.shared.denied(retry_after))),
+            LeaseTake::Empty if self.lease.is_unanswered() => match self.local.decide(1) {
                 Decision::AllowedUnasked => Ok(()),
                 Decision::DeniedUnasked { retry_after } => Err(guarded_status(retry_after)),
                 Decision::Unavailable | Decision::Answered(_) => Err(unavailable_status()),
             },
-            Take::Empty => {
+            LeaseTake::Empty => {
                 let mut status = Status::unavailable("the rate limiter is being asked");
                 push_back(&mut status, Some(SETTINGS.lease.soon));
                 Err(status)

@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Denial, FOREVER, LeaseOptions, Shared, demand::Demand};
+use super::{Denial, FOREVER, LeaseOptions, Shared, demand::RecentDemand};
 use crate::{
     CheckResponse, Client, ClientError, LimitResult, Outcome, Question, Reason,
     refunds::{insist, is_settled},
@@ -24,10 +24,10 @@ pub(super) struct Keeper {
     question: Question,
     options: LeaseOptions,
     shared: Arc<Shared>,
-    demand: Demand,
-    held: Option<Held>,
+    demand: RecentDemand,
+    held: Option<HeldUnits>,
     /// The question that was sent and perhaps charged, but not answered.
-    pending: Option<Pending>,
+    pending: Option<PendingQuestion>,
     not_before: Instant,
     /// Units spent since demand was last measured, from fillings that have ended.
     spent: u64,
@@ -38,7 +38,7 @@ pub(super) struct Keeper {
 }
 
 /// The units in the lease balance.
-struct Held {
+struct HeldUnits {
     /// Empty if no limit counts the units.
     charge_id: String,
     units: u64,
@@ -50,7 +50,7 @@ struct Held {
 }
 
 /// A question that is repeated unchanged until it is answered: the first try may have been charged.
-struct Pending {
+struct PendingQuestion {
     id: String,
     units: u64,
     /// When the question was first sent.
@@ -75,7 +75,7 @@ impl Keeper {
             client,
             question,
             shared,
-            demand: Demand::new(&options, now),
+            demand: RecentDemand::new(&options, now),
             options,
             held: None,
             pending: None,
@@ -170,7 +170,7 @@ impl Keeper {
         }
     }
 
-    fn question_of(&mut self, now: Instant) -> Pending {
+    fn question_of(&mut self, now: Instant) -> PendingQuestion {
         let mut wanted = std::mem::take(&mut self.spent);
         if let Some(held) = &mut self.held {
             let left = self.shared.balance.units_left();
@@ -180,10 +180,10 @@ impl Keeper {
         let missed = self.shared.missed.swap(0, Ordering::Relaxed);
         let units = self.demand.units(wanted.saturating_add(missed), now);
         self.asked += 1;
-        Pending { id: format!("lease-{:032x}-{}", self.nonce, self.asked), units, sent: now }
+        PendingQuestion { id: format!("lease-{:032x}-{}", self.nonce, self.asked), units, sent: now }
     }
 
-    fn granted(&mut self, pending: &Pending, answer: &CheckResponse, now: Instant) {
+    fn granted(&mut self, pending: &PendingQuestion, answer: &CheckResponse, now: Instant) {
         let is_unlimited = matches!(answer.reason(), Reason::NoMatch | Reason::Unlimited);
         let is_counted = !answer.charge_id.is_empty();
         // A node hands out no more than the lease asked for. If a node did, the surplus would be given
@@ -194,7 +194,8 @@ impl Keeper {
             (false, false) => 0,
         };
         let expires = pending.sent + self.life(answer);
-        let new = Held { units, uncounted: units, charge_id: answer.charge_id.clone(), renew: None, expires };
+        let new =
+            HeldUnits { units, uncounted: units, charge_id: answer.charge_id.clone(), renew: None, expires };
         // An older charge may belong to a window that has ended since, and the answer does not say. Such a
         // charge is given back, and new units are asked for if a caller waits.
         if answer.is_repeat {
@@ -223,7 +224,7 @@ impl Keeper {
         let left = self.shared.balance.fill(units, expires, units.div_ceil(SETTINGS.lease.low_part));
         self.release(left);
         let lead = (self.options.refresh / 2).min((expires - now) / 4);
-        self.held = Some(Held { renew: Some(expires - lead), ..new });
+        self.held = Some(HeldUnits { renew: Some(expires - lead), ..new });
     }
 
     fn denied(&mut self, answer: CheckResponse, now: Instant) {
@@ -263,7 +264,7 @@ impl Keeper {
     }
 
     /// Commits the spent units. The node reserves capacity for all the units until then.
-    fn settle(&mut self, held: Held, spent: u64) {
+    fn settle(&mut self, held: HeldUnits, spent: u64) {
         while self.settlements.try_join_next().is_some() {}
         if held.charge_id.is_empty() {
             return;
@@ -289,7 +290,7 @@ impl Keeper {
             let question = self.question.clone().at_most(pending.units, self.options.ttl).id(&pending.id);
             // A charge whose answer was lost is found by its id.
             if let Ok(answer) = self.client.check(question).await {
-                let held = Held {
+                let held = HeldUnits {
                     charge_id: answer.charge_id,
                     units: answer.charged,
                     uncounted: 0,

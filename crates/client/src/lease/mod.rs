@@ -22,7 +22,7 @@ use tokio::{
 
 pub use self::interceptor::LeaseInterceptor;
 use self::{
-    balance::{Draw, FOREVER, LeaseBalance, UNITS_MAX},
+    balance::{FOREVER, LeaseBalance, TakeResult, UNITS_MAX},
     keeper::Keeper,
 };
 use crate::{CheckResponse, Client, ClientError, Question, Reason, denial::whole_ms, settings::SETTINGS};
@@ -62,7 +62,7 @@ impl Default for LeaseOptions {
 
 /// A lease's answer from memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Take {
+pub enum LeaseTake {
     /// The request may pass. Its units were charged in advance.
     Taken,
     /// The request may not pass, by a recent answer of a node.
@@ -192,17 +192,17 @@ impl Lease {
     /// May a request of this cost pass? Decided at once, in memory, from any thread and without a lock: for
     /// the hot path. A cost of 0 counts as 1.
     ///
-    /// After a quiet time the lease holds nothing, so the first answer is [`Take::Empty`].
+    /// After a quiet time the lease holds nothing, so the first answer is [`LeaseTake::Empty`].
     #[inline]
-    pub fn try_take(&self, cost: u64) -> Take {
+    pub fn try_take(&self, cost: u64) -> LeaseTake {
         let cost = cost.max(1);
         match self.shared.balance.take(cost, Instant::now) {
-            Draw::Taken => Take::Taken,
-            Draw::TakenAndLow => {
+            TakeResult::Taken => LeaseTake::Taken,
+            TakeResult::TakenAndLow => {
                 self.shared.want();
-                Take::Taken
+                LeaseTake::Taken
             }
-            Draw::Short => self.shared.fall_short(cost),
+            TakeResult::Short => self.shared.fall_short(cost),
         }
     }
 
@@ -215,12 +215,12 @@ impl Lease {
     /// As for [`Client::check`], if the node was asked.
     pub async fn check(&self, cost: u64) -> Result<CheckResponse, ClientError> {
         match self.try_take(cost) {
-            Take::Taken => {
+            LeaseTake::Taken => {
                 let reason = Reason::WithinLimit.into();
                 Ok(CheckResponse { allowed: true, reason, ..CheckResponse::default() })
             }
-            Take::Denied { retry_after } => Ok(self.shared.denied(retry_after)),
-            Take::Empty => self.client.check(self.question.clone().cost(cost.max(1))).await,
+            LeaseTake::Denied { retry_after } => Ok(self.shared.denied(retry_after)),
+            LeaseTake::Empty => self.client.check(self.question.clone().cost(cost.max(1))).await,
         }
     }
 
@@ -268,7 +268,7 @@ impl Shared {
     }
 
     #[cold]
-    fn fall_short(&self, cost: u64) -> Take {
+    fn fall_short(&self, cost: u64) -> LeaseTake {
         let now = Instant::now();
         if let Some(denial) = &*self.denial.load()
             && now < denial.until
@@ -276,14 +276,14 @@ impl Shared {
             // The keeper knows when to ask again.
             self.want();
             let retry_after = denial.back.map(|back| back.saturating_duration_since(now));
-            return Take::Denied { retry_after };
+            return LeaseTake::Denied { retry_after };
         }
         if cost <= self.units_max {
             let add = |missed: u64| Some(missed.saturating_add(cost));
             let _ = self.missed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
             self.want();
         }
-        Take::Empty
+        LeaseTake::Empty
     }
 
     /// The node's last denial, with the time to come back counted from now.

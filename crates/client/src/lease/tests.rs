@@ -28,14 +28,14 @@ fn lease(node: &Node) -> Lease {
 /// A lease that holds its first 10 units.
 async fn filled(node: &Node) -> Lease {
     let lease = lease(node);
-    assert_eq!(lease.try_take(1), Take::Empty, "nothing is held before it is wanted");
+    assert_eq!(lease.try_take(1), LeaseTake::Empty, "nothing is held before it is wanted");
     sleep(A_MOMENT).await;
     assert!(lease.units_left() >= 10, "{lease:?}");
     lease
 }
 
 fn take(lease: &Lease, times: u64) -> u64 {
-    (0..times).filter(|_| lease.try_take(1) == Take::Taken).count() as u64
+    (0..times).filter(|_| lease.try_take(1) == LeaseTake::Taken).count() as u64
 }
 
 #[tokio::test(start_paused = true)]
@@ -52,7 +52,7 @@ async fn leased_units_are_handed_out_and_the_rest_is_refunded() {
     lease.close().await;
     assert_eq!(node.charged(), 3);
     assert_eq!(node.books().commits, [(3, Settled::Done)]);
-    assert_eq!(clone.try_take(1), Take::Empty, "it has ended for all");
+    assert_eq!(clone.try_take(1), LeaseTake::Empty, "it has ended for all");
     clone.close().await;
 }
 
@@ -77,10 +77,10 @@ async fn at_steady_demand_a_lease_is_never_empty_and_refills_once_a_refresh() {
     let (mut taken, mut empty_late) = (0, 0);
     for millisecond in 0..20_000 {
         match lease.try_take(1) {
-            Take::Taken => taken += 1,
+            LeaseTake::Taken => taken += 1,
             // The lease learns the demand in the first second.
-            Take::Empty => empty_late += u64::from(millisecond > 1_000),
-            Take::Denied { .. } => panic!("there is plenty"),
+            LeaseTake::Empty => empty_late += u64::from(millisecond > 1_000),
+            LeaseTake::Denied { .. } => panic!("there is plenty"),
         }
         sleep(A_MOMENT).await;
     }
@@ -119,9 +119,9 @@ async fn no_unit_is_handed_out_later_than_the_ttl_after_its_request() {
     // Held units stay valid without a node, until they expire.
     let expires = sent + TTL - TTL / 32;
     tokio::time::sleep_until(expires - Duration::from_millis(2)).await;
-    assert_eq!(lease.try_take(1), Take::Taken);
+    assert_eq!(lease.try_take(1), LeaseTake::Taken);
     tokio::time::sleep_until(expires + A_MOMENT).await;
-    assert_eq!(lease.try_take(1), Take::Empty);
+    assert_eq!(lease.try_take(1), LeaseTake::Empty);
     assert_eq!(lease.units_left(), 0);
     sleep(TTL).await;
     assert_eq!(lease.settlements_lost(), 1);
@@ -135,7 +135,7 @@ async fn expired_units_are_not_handed_out_even_if_no_task_runs() {
     let held = lease.units_left();
     // The clock moves, and no task runs before the next await.
     let late = Instant::now() + TTL;
-    assert_eq!(lease.shared.balance.take(1, || late), Draw::Short);
+    assert_eq!(lease.shared.balance.take(1, || late), TakeResult::Short);
     assert_eq!(lease.units_left(), held);
 }
 
@@ -146,13 +146,13 @@ async fn a_denial_is_repeated_locally_until_its_retry_time() {
     node.set(Mode::Denies(Some(2_000)));
     let held = lease.units_left();
     assert_eq!(take(&lease, held), held, "what is held is handed out all the same");
-    assert_eq!(lease.try_take(1), Take::Empty, "a node has yet to say no");
+    assert_eq!(lease.try_take(1), LeaseTake::Empty, "a node has yet to say no");
     sleep(A_MOMENT).await;
-    let Take::Denied { retry_after: Some(first) } = lease.try_take(1) else { panic!("denied") };
+    let LeaseTake::Denied { retry_after: Some(first) } = lease.try_take(1) else { panic!("denied") };
     assert!(first <= Duration::from_secs(2) && first > Duration::from_millis(1_900), "{first:?}");
     let checks = node.books().checks;
     sleep(Duration::from_secs(1)).await;
-    let Take::Denied { retry_after: Some(second) } = lease.try_take(1) else { panic!("denied") };
+    let LeaseTake::Denied { retry_after: Some(second) } = lease.try_take(1) else { panic!("denied") };
     assert!(second < first);
     let answer = lease.check(1).await.expect("in memory");
     assert!(!answer.allowed);
@@ -162,7 +162,11 @@ async fn a_denial_is_repeated_locally_until_its_retry_time() {
 
     node.set(Mode::Answers);
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(lease.try_take(1), Take::Taken, "it was wanted, so it was asked for when the wait was over");
+    assert_eq!(
+        lease.try_take(1),
+        LeaseTake::Taken,
+        "it was wanted, so it was asked for when the wait was over"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -172,10 +176,10 @@ async fn a_long_denial_is_checked_early_while_units_are_wanted() {
     let lease = lease(&node);
     lease.try_take(1);
     sleep(A_MOMENT).await;
-    assert!(matches!(lease.try_take(1), Take::Denied { retry_after: Some(_) }));
+    assert!(matches!(lease.try_take(1), LeaseTake::Denied { retry_after: Some(_) }));
     node.set(Mode::Answers);
     sleep(Duration::from_secs(6)).await;
-    assert_eq!(lease.try_take(1), Take::Taken);
+    assert_eq!(lease.try_take(1), LeaseTake::Taken);
 }
 
 #[tokio::test(start_paused = true)]
@@ -185,7 +189,7 @@ async fn a_denial_without_a_retry_time_is_checked_again_after_a_while() {
     lease.try_take(1);
     for _ in 0..10 {
         sleep(A_MOMENT).await;
-        assert_eq!(lease.try_take(1), Take::Denied { retry_after: None });
+        assert_eq!(lease.try_take(1), LeaseTake::Denied { retry_after: None });
     }
     assert_eq!(node.books().checks, 1);
     sleep(Duration::from_secs(2)).await;
@@ -234,7 +238,7 @@ async fn a_reservation_whose_answer_is_lost_is_charged_once_and_found_again() {
     sleep(Duration::from_secs(1)).await;
     assert_eq!(node.books().commits[0], (0, Settled::Done), "it may be of a window that has ended since");
     assert_eq!(node.charged(), lease.units_left(), "and who waits gets others");
-    assert_eq!(lease.try_take(1), Take::Taken);
+    assert_eq!(lease.try_take(1), LeaseTake::Taken);
     lease.close().await;
     assert_eq!(node.charged(), 1);
 }
@@ -292,7 +296,7 @@ async fn a_silent_node_is_called_only_while_units_are_wanted() {
         let node = Node::of(1_000);
         node.set(mode);
         let lease = lease(&node);
-        assert_eq!(lease.try_take(1), Take::Empty);
+        assert_eq!(lease.try_take(1), LeaseTake::Empty);
         let error = lease.check(1).await.expect_err("nobody answers");
         assert!(matches!(error, ClientError::Unreachable { .. } | ClientError::Deadline { .. }), "{error}");
         sleep(TTL * 3).await;
@@ -302,7 +306,7 @@ async fn a_silent_node_is_called_only_while_units_are_wanted() {
         node.set(Mode::Answers);
         lease.try_take(1);
         sleep(Duration::from_secs(1)).await;
-        assert_eq!(lease.try_take(1), Take::Taken, "service resumes");
+        assert_eq!(lease.try_take(1), LeaseTake::Taken, "service resumes");
         assert!(!lease.is_unanswered());
     }
 }
@@ -326,11 +330,11 @@ async fn a_zero_cost_counts_as_one_and_a_huge_cost_is_checked_at_the_node() {
     let node = Node::of(1_000_000);
     let lease = filled(&node).await;
     let held = lease.units_left();
-    assert_eq!(lease.try_take(0), Take::Taken);
+    assert_eq!(lease.try_take(0), LeaseTake::Taken);
     assert_eq!(lease.units_left(), held - 1, "nothing costs one");
     assert!(lease.check(0).await.expect("in memory").allowed);
     for cost in [100_001, u64::MAX] {
-        assert_eq!(lease.try_take(cost), Take::Empty, "{cost}");
+        assert_eq!(lease.try_take(cost), LeaseTake::Empty, "{cost}");
     }
     sleep(Duration::from_secs(1)).await;
     assert_eq!(node.books().checks, 1, "no lease is asked for what it may not hold");
@@ -339,9 +343,9 @@ async fn a_zero_cost_counts_as_one_and_a_huge_cost_is_checked_at_the_node() {
     assert_eq!(node.books().checks, 3);
 
     // The lease asks for units that it may hold but does not.
-    assert_eq!(lease.try_take(50_000), Take::Empty);
+    assert_eq!(lease.try_take(50_000), LeaseTake::Empty);
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(lease.try_take(50_000), Take::Taken);
+    assert_eq!(lease.try_take(50_000), LeaseTake::Taken);
 }
 
 #[tokio::test(start_paused = true)]
@@ -356,7 +360,7 @@ async fn a_nearly_spent_cell_is_spent_exactly_to_its_last_unit() {
         assert!(taken <= node.charged());
     }
     assert_eq!(taken, 100);
-    assert!(matches!(lease.try_take(1), Take::Denied { .. }));
+    assert!(matches!(lease.try_take(1), LeaseTake::Denied { .. }));
 }
 
 #[tokio::test(start_paused = true)]
@@ -390,10 +394,10 @@ async fn units_of_a_window_are_not_spent_after_its_end() {
     ];
     let lease = filled(&node).await;
     sleep(Duration::from_millis(1_970)).await;
-    assert_eq!(lease.try_take(1), Take::Taken);
+    assert_eq!(lease.try_take(1), LeaseTake::Taken);
     node.set(Mode::Gone);
     sleep(Duration::from_millis(10)).await;
-    assert_eq!(lease.try_take(1), Take::Empty);
+    assert_eq!(lease.try_take(1), LeaseTake::Empty);
 }
 
 #[tokio::test(start_paused = true)]
@@ -404,7 +408,7 @@ async fn a_window_that_ends_now_is_not_leased_or_requested_in_a_loop() {
     node.books().template.limits = vec![limit];
     let lease = lease(&node);
     for _ in 0..100 {
-        assert_eq!(lease.try_take(1), Take::Empty);
+        assert_eq!(lease.try_take(1), LeaseTake::Empty);
         sleep(A_MOMENT).await;
     }
     assert!(node.books().checks <= 7, "{}", node.books().checks);
@@ -437,7 +441,7 @@ async fn units_that_no_limit_counts_are_handed_out_and_not_settled() {
     let node = Node::of(1_000);
     node.books().template.reason = Reason::NoMatch.into();
     let lease = filled(&node).await;
-    assert_eq!(lease.try_take(10), Take::Taken);
+    assert_eq!(lease.try_take(10), LeaseTake::Taken);
     lease.close().await;
     assert!(node.books().commits.is_empty());
     assert_eq!(node.charged(), 0);
@@ -504,7 +508,7 @@ async fn an_interceptor_uses_the_lease_and_else_the_fallback() {
     assert!(call().is_ok());
 
     node.set(Mode::Denies(Some(100)));
-    while lease.try_take(1) == Take::Taken {}
+    while lease.try_take(1) == LeaseTake::Taken {}
     sleep(A_MOMENT).await;
     let denied = call().expect_err("denied");
     assert_eq!(denied.code(), Code::ResourceExhausted);
@@ -550,9 +554,9 @@ fn threads_together_take_exactly_the_units_charged() {
                     // The loop ends when the node has nothing more: it never gets more units.
                     loop {
                         match lease.try_take(1) {
-                            Take::Taken => taken += 1,
-                            Take::Empty => thread::yield_now(),
-                            Take::Denied { .. } => break,
+                            LeaseTake::Taken => taken += 1,
+                            LeaseTake::Empty => thread::yield_now(),
+                            LeaseTake::Denied { .. } => break,
                         }
                     }
                     done.fetch_add(1, Ordering::Relaxed);
@@ -616,7 +620,7 @@ proptest! {
                 match step {
                     Step::Take { cost, times } => {
                         for _ in 0..times {
-                            if lease.try_take(cost) == Take::Taken {
+                            if lease.try_take(cost) == LeaseTake::Taken {
                                 taken += cost.max(1);
                             }
                         }

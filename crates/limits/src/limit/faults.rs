@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     AddressSpec, BySpec, Charge, ConcurrentSpec, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSpec,
     NAME_BYTES_MAX, NETWORKS_MAX, NetworksSpec, OnStoreLoss, Override, PATTERNS_MAX, PRIORITIES_MAX,
-    QuotaSpec, Sharing, SharingSpec, SlidingWindowSpec, Soft, TTL_NS_MAX, TTL_NS_MIN, Throttle, ThrottleSpec,
+    QuotaSpec, LimitSharing, SharingSpec, SlidingWindowSpec, Soft, TTL_NS_MAX, TTL_NS_MIN, Throttle, ThrottleSpec,
     TokenBucketSpec, UNIT_BYTES_MAX, ValueSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN, parse_instant_ns,
 };
 use crate::{
@@ -79,7 +79,7 @@ impl Faults {
         }
     }
 
-    pub(super) fn sharing(&mut self, spec: &SharingSpec) -> Sharing {
+    pub(super) fn sharing(&mut self, spec: &SharingSpec) -> LimitSharing {
         let wait_ns = spec.wait.as_deref().and_then(|text| self.wait(text));
         let part = |text: &str| {
             percent(text)
@@ -96,7 +96,7 @@ impl Faults {
             }
         }
         let floor_percent = floor_percent.unwrap_or(0);
-        Sharing { wait_ns, floor_percent, priority: spec.priority.clone() }
+        LimitSharing { wait_ns, floor_percent, priority: spec.priority.clone() }
     }
 
     /// The most units that a cell of `algorithm` may owe.
@@ -680,12 +680,12 @@ mod tests {
             ..bucket("1/s", 1)
         };
         let read = |spec| Limit::new(spec).expect("a limit").sharing;
-        assert_eq!(read(sharing(None, None, &[])), Sharing::default());
+        assert_eq!(read(sharing(None, None, &[])), LimitSharing::default());
         assert_eq!(read(sharing(Some("0s"), None, &[])).wait_ns, Some(0));
         let priority = vec!["eu".to_owned(), "us".to_owned()];
         assert_eq!(
             read(sharing(Some("50ms"), Some("20%"), &["eu", "us"])),
-            Sharing { wait_ns: Some(50_000_000), floor_percent: 20, priority }
+            LimitSharing { wait_ns: Some(50_000_000), floor_percent: 20, priority }
         );
         refused(sharing(Some("2s"), None, &[]), "wait", "at most 1s");
         refused(sharing(Some("soon"), None, &[]), "wait", "duration");

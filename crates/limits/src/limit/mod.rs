@@ -61,7 +61,7 @@ pub const DURABLE_FROM_NS: u64 = 60 * 1_000_000_000;
 
 /// How regions share a limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sharing {
+pub struct LimitSharing {
     /// How long a denied request may wait for units of other regions, in nanoseconds: 0 to [`WAIT_NS_MAX`].
     /// `None` if the number of units decides.
     pub wait_ns: Option<u64>,
@@ -109,7 +109,7 @@ pub struct Limit {
     /// The weight of one unit of a request's cost.
     pub cost: u64,
     /// How regions share the limit.
-    pub sharing: Sharing,
+    pub sharing: LimitSharing,
     /// Classes of consumers.
     pub classes: Option<Classes>,
     /// Warnings and throttling before the limit is reached. `None` for most limits.
@@ -203,7 +203,7 @@ impl Limit {
         }
         faults.debt(&spec);
         faults.of_concurrent(&spec);
-        let sharing = spec.sharing.as_ref().map_or_else(Sharing::default, |spec| faults.sharing(spec));
+        let sharing = spec.sharing.as_ref().map_or_else(LimitSharing::default, |spec| faults.sharing(spec));
         let mut overrides = Vec::new();
         if spec.overrides.len() > OVERRIDES_MAX {
             faults.add("overrides", format!("more than {OVERRIDES_MAX} overrides: split the limit"));

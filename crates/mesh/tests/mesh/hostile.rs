@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use crate::mask::{Mask, begin, closed, frame, write};
 use crate::scene::{Node, PATIENCE, certificates, config, identity, pair, peer, socket};
-use acequia_mesh::{Config, FRAME_BYTES_MAX, Mesh, Refusal, certs};
+use acequia_mesh::{Config, FRAME_BYTES_MAX, Mesh, MeshRefusal, certs};
 use quinn::{Connection, ConnectionError, VarInt};
 use tokio::time::timeout;
 
@@ -50,7 +50,7 @@ impl Scene {
         connection
     }
 
-    async fn until_refused(&self, refusal: Refusal, count: u64) {
+    async fn until_refused(&self, refusal: MeshRefusal, count: u64) {
         self.eu.until(refusal.name(), |mesh| mesh.refused().of(refusal) >= count).await;
         assert_eq!(self.eu.mesh.refused().of(refusal), count);
     }
@@ -77,24 +77,26 @@ async fn a_peer_without_a_valid_certificate_is_refused() {
     std::fs::copy(scene.folder.path().join("ca.pem"), other.path().join("ca.pem")).expect("copied");
     let error = Mask::of(other.path(), "am-1").refused(scene.at).await;
     assert!(error.to_string().contains("certificate"), "{error}");
-    scene.until_refused(Refusal::Handshake, 1).await;
+    scene.until_refused(MeshRefusal::Handshake, 1).await;
 
     let error = Mask { node: None, ..Mask::of(scene.folder.path(), "am-1") }.refused(scene.at).await;
     assert!(error.to_string().contains("certificate"), "{error}");
-    scene.until_refused(Refusal::Handshake, 2).await;
+    scene.until_refused(MeshRefusal::Handshake, 2).await;
 
     let error = Mask { protocol: b"h3", ..Mask::of(scene.folder.path(), "am-1") }.refused(scene.at).await;
     assert!(error.to_string().contains("protocol"), "{error}");
-    scene.until_refused(Refusal::Handshake, 3).await;
+    scene.until_refused(MeshRefusal::Handshake, 3).await;
     scene.expect_good_peer().await;
 }
 
 #[tokio::test]
 async fn a_peer_with_the_wrong_name_is_told_the_reason() {
     let mut scene = Scene::new().await;
-    for (node, refusal) in
-        [("zz-1", Refusal::Stranger), ("eu-1", Refusal::OwnName), ("us-1", Refusal::WrongDirection)]
-    {
+    for (node, refusal) in [
+        ("zz-1", MeshRefusal::Stranger),
+        ("eu-1", MeshRefusal::OwnName),
+        ("us-1", MeshRefusal::WrongDirection),
+    ] {
         let error = Mask::of(scene.folder.path(), node).refused(scene.at).await;
         assert_eq!(code(&error), Some(16 + refusal as u64), "{node}: {error}");
         scene.until_refused(refusal, 1).await;
@@ -109,7 +111,7 @@ async fn a_dialler_that_reaches_another_node_disconnects() {
     // By its configuration, `us` is at the address of `eu`.
     let at = eu.mesh.local_addr();
     let aa = Node::start(config(folder.path(), "ap", vec![peer("us", at)]), socket());
-    aa.until("refused", |mesh| mesh.refused().of(Refusal::WrongPeer) > 0).await;
+    aa.until("refused", |mesh| mesh.refused().of(MeshRefusal::WrongPeer) > 0).await;
     aa.until("told", |mesh| mesh.status()[0].last_error.contains("us/us-1 expected")).await;
     assert!(!aa.mesh.status()[0].connected);
 }
@@ -122,12 +124,12 @@ async fn a_peer_without_a_valid_hello_is_never_up() {
     for (place, hello) in [&[2u8][..], &[], &[1; 100]].into_iter().enumerate() {
         let connection = mask.connect(scene.at).await.expect("a handshake");
         write(&connection, hello).await;
-        assert_eq!(code(&closed(&connection).await), Some(16 + Refusal::Hello as u64));
-        scene.until_refused(Refusal::Hello, place as u64 + 1).await;
+        assert_eq!(code(&closed(&connection).await), Some(16 + MeshRefusal::Hello as u64));
+        scene.until_refused(MeshRefusal::Hello, place as u64 + 1).await;
     }
     let silent = mask.connect(scene.at).await.expect("a handshake");
     closed(&silent).await;
-    scene.until_refused(Refusal::Unfinished, 1).await;
+    scene.until_refused(MeshRefusal::Unfinished, 1).await;
     scene.expect_good_peer().await;
 }
 
@@ -138,22 +140,22 @@ async fn frames_that_break_the_rules_are_refused_and_counted() {
     let long = FRAME_BYTES_MAX + 1;
 
     let announced_too_long = begin(&insider, &frame(long, b"")).await;
-    scene.until_refused(Refusal::FrameTooLong, 1).await;
+    scene.until_refused(MeshRefusal::FrameTooLong, 1).await;
     let stopped = timeout(PATIENCE, announced_too_long.stopped()).await.expect("in time");
-    assert_eq!(stopped.expect("connected"), Some(VarInt::from_u32(16 + Refusal::FrameTooLong as u32)));
+    assert_eq!(stopped.expect("connected"), Some(VarInt::from_u32(16 + MeshRefusal::FrameTooLong as u32)));
     let _longer_than_it_says = begin(&insider, &frame(3, b"four")).await;
-    scene.until_refused(Refusal::FrameTooLong, 2).await;
+    scene.until_refused(MeshRefusal::FrameTooLong, 2).await;
 
     for (place, bytes) in [&frame(5, b"four")[..], b"abc", b""].into_iter().enumerate() {
         write(&insider, bytes).await;
-        scene.until_refused(Refusal::FrameCutShort, place as u64 + 1).await;
+        scene.until_refused(MeshRefusal::FrameCutShort, place as u64 + 1).await;
     }
     let mut taken_back = begin(&insider, &frame(5, b"four")).await;
     taken_back.reset(VarInt::from_u32(9)).expect("reset");
-    scene.until_refused(Refusal::FrameCutShort, 4).await;
+    scene.until_refused(MeshRefusal::FrameCutShort, 4).await;
 
     let _stalled = begin(&insider, &frame(5, b"four")).await;
-    scene.until_refused(Refusal::FrameStalled, 1).await;
+    scene.until_refused(MeshRefusal::FrameStalled, 1).await;
 
     // The insider is still a peer, and its good frames still arrive.
     write(&insider, &frame(4, b"four")).await;
@@ -162,10 +164,10 @@ async fn frames_that_break_the_rules_are_refused_and_counted() {
 
     // One more bad frame is one too many.
     write(&insider, b"").await;
-    assert_eq!(code(&closed(&insider).await), Some(16 + Refusal::Misbehaved as u64));
+    assert_eq!(code(&closed(&insider).await), Some(16 + MeshRefusal::Misbehaved as u64));
     let why = scene.eu.expect_down("am").await;
     assert!(why.contains("refused"), "{why}");
-    scene.until_refused(Refusal::Misbehaved, 1).await;
+    scene.until_refused(MeshRefusal::Misbehaved, 1).await;
     let of_am = scene.eu.mesh.status().into_iter().find(|peer| peer.identity == identity("am"));
     assert_eq!(of_am.map(|peer| (peer.refused, peer.frames_in)), Some((9, 1)));
     scene.expect_good_peer().await;
@@ -180,7 +182,11 @@ async fn an_endless_stream_ends() {
     timeout(PATIENCE, endless).await.expect("stopped in time");
     let refused = scene.eu.mesh.refused();
     // The frame may also have been too slow for the time limit here.
-    assert_eq!(refused.of(Refusal::FrameTooLong) + refused.of(Refusal::FrameStalled), 1, "{refused:?}");
+    assert_eq!(
+        refused.of(MeshRefusal::FrameTooLong) + refused.of(MeshRefusal::FrameStalled),
+        1,
+        "{refused:?}"
+    );
     scene.expect_good_peer().await;
 }
 
@@ -204,7 +210,7 @@ async fn a_peer_has_at_most_thirty_two_open_streams() {
             break;
         }
     }
-    assert_eq!(code(&closed(&insider).await), Some(16 + Refusal::Misbehaved as u64));
+    assert_eq!(code(&closed(&insider).await), Some(16 + MeshRefusal::Misbehaved as u64));
     scene.eu.expect_down("am").await;
     scene.expect_good_peer().await;
 
@@ -251,8 +257,8 @@ async fn more_unfinished_frames_than_any_node_sends_are_refused() {
     let written = timeout(PATIENCE, futures::future::join_all(floods)).await.expect("an end in time");
     scene.eu.until("refused", |mesh| mesh.refused().total() > 0).await;
     let refused = scene.eu.mesh.refused();
-    assert!((1..=5).contains(&refused.of(Refusal::FramesTooMany)), "{refused:?}");
-    assert_eq!(refused.total(), refused.of(Refusal::FramesTooMany), "{refused:?}");
+    assert!((1..=5).contains(&refused.of(MeshRefusal::FramesTooMany)), "{refused:?}");
+    assert_eq!(refused.total(), refused.of(MeshRefusal::FramesTooMany), "{refused:?}");
 
     // Only the surplus frames are refused: the others can end, and the connection goes on.
     let mut ended = 0;
@@ -265,7 +271,7 @@ async fn more_unfinished_frames_than_any_node_sends_are_refused() {
         assert_eq!(scene.eu.expect_frame("am").await.len(), FRAME_BYTES_MAX);
     }
     let refused = scene.eu.mesh.refused();
-    assert_eq!((ended + refused.total(), refused.total()), (8, refused.of(Refusal::FramesTooMany)));
+    assert_eq!((ended + refused.total(), refused.total()), (8, refused.of(MeshRefusal::FramesTooMany)));
     write(&insider, &frame(4, b"four")).await;
     assert_eq!(scene.eu.expect_frame("am").await, b"four");
     scene.expect_good_peer().await;
@@ -302,7 +308,7 @@ async fn a_crowd_of_unfinished_connections_keeps_no_peer_out_for_long() {
             drop((endpoint, connection));
         }));
     }
-    scene.eu.until("crowded", |mesh| mesh.refused().of(Refusal::Crowded) > 0).await;
+    scene.eu.until("crowded", |mesh| mesh.refused().of(MeshRefusal::Crowded) > 0).await;
     scene.expect_good_peer().await;
     let insider = async {
         loop {

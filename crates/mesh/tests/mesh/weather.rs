@@ -9,7 +9,7 @@ use std::{
 
 use crate::scene::{self, Node, PATIENCE, certificates, config, identity, peer, socket};
 use acequia_mesh::{
-    Config, Event, NotSent, PeerConfig, Refusal,
+    Config, Event, MeshRefusal, NotSent, PeerConfig,
     relay::{Cut, Link, Weather},
 };
 use tokio::time::{Instant, timeout};
@@ -101,7 +101,7 @@ async fn a_cut_in_one_direction_takes_both_sides_down() {
     }
     // Both directions work, so nobody was at fault.
     let refused = scene.eu.mesh.refused();
-    assert_eq!(refused.total(), refused.of(Refusal::Unfinished), "{refused:?}");
+    assert_eq!(refused.total(), refused.of(MeshRefusal::Unfinished), "{refused:?}");
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use acequia_rights::{
 };
 
 use crate::{
-    catalogue::local::{Guard, first_later},
+    catalogue::local::{GuardShare, first_later},
     decide::spent_for_ns,
 };
 
@@ -19,7 +19,7 @@ pub(crate) struct Allocations {
     pub(crate) region: MemberId,
     pub(crate) allocations: Vec<OwnAllocation>,
     /// How the nodes of the region share limits, if they do; `allocations` is empty then.
-    pub(crate) guard: Option<Guard>,
+    pub(crate) guard: Option<GuardShare>,
     pub(crate) drift_ppm: u32,
     pub(crate) margin_ns: u64,
     /// Windows that ended by this time were left under an earlier margin: wall clock, nanoseconds.

@@ -22,15 +22,15 @@ use smallvec::SmallVec;
 /// and the rest is in the cell's pool. **For every cell, the sum of what all nodes keep and what is in the
 /// pool is at most what the nodes share.**
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Guard {
-    of: Shared,
+pub(crate) struct GuardShare {
+    of: GuardScope,
     /// How much they keep, in percent: at most 100.
     percent: u64,
 }
 
 /// What the nodes share.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Shared {
+enum GuardScope {
     /// The whole limit. The guard's units are whole. If they do not go round, a cell's salt says which nodes
     /// have one more, by the formula by which regions split limits. So over many cells all nodes have equally
     /// much.
@@ -135,7 +135,7 @@ const UNITS_AS_LONG: u64 = 100 / UNIT_FROM_PERCENT + 1;
 /// that.
 const RATE_MIN: u32 = 1;
 
-impl Guard {
+impl GuardShare {
     /// A node's guard in a region that has the limit to itself.
     ///
     /// # Panics
@@ -144,29 +144,29 @@ impl Guard {
         const { assert!(NODES_MAX <= REGIONS_MAX, "nodes are split by as regions are") };
         let alike: Vec<(MemberId, u32)> = nodes.iter().map(|node| (MemberId(*node), 1)).collect();
         let split = Split::new(&alike).expect("a region has 1 to 64 nodes");
-        let of = Shared::Limit { node: MemberId(node), split: Arc::new(split) };
+        let of = GuardScope::Limit { node: MemberId(node), split: Arc::new(split) };
         Self { of, percent: percent.min(100).into() }
     }
 
     /// A node's guard where these members have parts of the limit among the nodes of several regions.
     pub(crate) fn of_parts(members: impl IntoIterator<Item = MemberId>, percent: u8) -> Self {
-        Self { of: Shared::Parts(members.into_iter().collect()), percent: percent.min(100).into() }
+        Self { of: GuardScope::Parts(members.into_iter().collect()), percent: percent.min(100).into() }
     }
 
     /// The region's nodes as members among those of all regions; none if the region has every limit to
     /// itself.
     pub(crate) fn members(&self) -> &[MemberId] {
         match &self.of {
-            Shared::Limit { .. } => &[],
-            Shared::Parts(members) => members,
+            GuardScope::Limit { .. } => &[],
+            GuardScope::Parts(members) => members,
         }
     }
 
     /// How many nodes there are in the region.
     fn nodes(&self) -> u64 {
         match &self.of {
-            Shared::Limit { split, .. } => split.regions().len() as u64,
-            Shared::Parts(members) => members.len().max(1) as u64,
+            GuardScope::Limit { split, .. } => split.regions().len() as u64,
+            GuardScope::Parts(members) => members.len().max(1) as u64,
         }
     }
 
@@ -175,14 +175,16 @@ impl Guard {
         // At most the total.
         let part = (u128::from(total) * u128::from(self.percent) / 100) as u64;
         let (percent, least) = match (&self.of, refill) {
-            (Shared::Limit { .. }, _) => (1, GUARDED_FROM),
-            (Shared::Parts(_), Refill::Rate) => (UNIT_FROM_PERCENT, GUARDED_FROM),
-            (Shared::Parts(_), Refill::Edges) => (1, WINDOW_GUARDED_FROM),
-            (Shared::Parts(_), Refill::Slides) => (1, SLIDING_GUARDED_FROM),
+            (GuardScope::Limit { .. }, _) => (1, GUARDED_FROM),
+            (GuardScope::Parts(_), Refill::Rate) => (UNIT_FROM_PERCENT, GUARDED_FROM),
+            (GuardScope::Parts(_), Refill::Edges) => (1, WINDOW_GUARDED_FROM),
+            (GuardScope::Parts(_), Refill::Slides) => (1, SLIDING_GUARDED_FROM),
         };
         let few = match (&self.of, refill) {
-            (Shared::Limit { .. }, _) | (_, Refill::Rate) => 1,
-            (Shared::Parts(_), _) => total.min(HALF_UP_TO).div_ceil(2).min(total.saturating_sub(least) + 1),
+            (GuardScope::Limit { .. }, _) | (_, Refill::Rate) => 1,
+            (GuardScope::Parts(_), _) => {
+                total.min(HALF_UP_TO).div_ceil(2).min(total.saturating_sub(least) + 1)
+            }
         };
         part.max(if self.percent >= percent && total >= least { few } else { 0 })
     }
@@ -232,7 +234,7 @@ pub(crate) struct Shares {
     /// edges of their own, splits of one time may be older than others.
     pub(crate) pools: Vec<PoolSplits>,
     /// How the region's nodes share them, if they do.
-    pub(crate) guard: Option<Guard>,
+    pub(crate) guard: Option<GuardShare>,
     /// How far steady clocks may drift, in parts per million: rates are slowed by that much.
     pub(crate) drift_ppm: u32,
     /// How far wall clocks may differ, in nanoseconds.
@@ -277,8 +279,8 @@ impl Shares {
         match &self.guard {
             None => least(&|units| units),
             Some(guard) => match &guard.of {
-                Shared::Limit { node, split } => split.units(*node, guard.kept(total, refill), salt),
-                Shared::Parts(_) => least(&|units| guard.kept(units, refill)),
+                GuardScope::Limit { node, split } => split.units(*node, guard.kept(total, refill), salt),
+                GuardScope::Parts(_) => least(&|units| guard.kept(units, refill)),
             },
         }
     }
@@ -289,8 +291,10 @@ impl Shares {
         let mut all: Vec<u64> = match &self.guard {
             None => of_splits().collect(),
             Some(guard) => match &guard.of {
-                Shared::Limit { node, split } => split.distinct(*node, guard.kept(total, refill)).to_vec(),
-                Shared::Parts(_) => of_splits().map(|units| guard.kept(units, refill)).collect(),
+                GuardScope::Limit { node, split } => {
+                    split.distinct(*node, guard.kept(total, refill)).to_vec()
+                }
+                GuardScope::Parts(_) => of_splits().map(|units| guard.kept(units, refill)).collect(),
             },
         };
         all.sort_unstable();
@@ -304,8 +308,8 @@ impl Shares {
         match &self.guard {
             None => least(),
             Some(guard) => match &guard.of {
-                Shared::Limit { split, .. } => guard.kept_rate(RATE_PARTS / split.regions().len() as u32),
-                Shared::Parts(_) => guard.kept_rate(least()),
+                GuardScope::Limit { split, .. } => guard.kept_rate(RATE_PARTS / split.regions().len() as u32),
+                GuardScope::Parts(_) => guard.kept_rate(least()),
             },
         }
     }
@@ -315,7 +319,7 @@ impl Shares {
         let guard = self.guard.as_ref()?;
         let rate = |rest: u64| if refill == Refill::Rate { rest as u32 } else { 0 };
         Some(match &guard.of {
-            Shared::Limit { split, .. } => {
+            GuardScope::Limit { split, .. } => {
                 // Each node has at most an even part of the whole.
                 let rates = split.regions().len() as u64 * u64::from(self.rate());
                 Part {
@@ -323,7 +327,7 @@ impl Shares {
                     units: guard.pooled(total, refill),
                 }
             }
-            Shared::Parts(members) => {
+            GuardScope::Parts(members) => {
                 let by_split = |split: &Arc<Split>| {
                     let parts = members.iter().map(|member| split.part(*member, total, salt, true));
                     parts.fold(Part::default(), |all, part| Part {
@@ -341,7 +345,7 @@ impl Shares {
 
     /// Whether the region has nothing by an allocation that counts.
     fn owns_nothing(&self) -> bool {
-        let has_all = self.guard.as_ref().is_some_and(|guard| matches!(guard.of, Shared::Limit { .. }));
+        let has_all = self.guard.as_ref().is_some_and(|guard| matches!(guard.of, GuardScope::Limit { .. }));
         self.splits.is_empty() && !has_all
     }
 
@@ -522,7 +526,8 @@ impl Local {
 
     /// The part of a cell's pool for each node, if all took alike; nothing if there is no pool.
     pub(crate) fn each_of_pool(&self, global: &Algorithm, salt: u32) -> Part {
-        let nodes = self.shares.as_ref().and_then(|shares| shares.guard.as_ref()).map_or(1, Guard::nodes);
+        let nodes =
+            self.shares.as_ref().and_then(|shares| shares.guard.as_ref()).map_or(1, GuardShare::nodes);
         let pool = self.pool(global, salt).unwrap_or_default();
         // At most the rate.
         Part { rate: (u64::from(pool.rate) / nodes) as u32, units: pool.units / nodes }
@@ -649,7 +654,7 @@ mod tests {
 
     use super::*;
 
-    fn shares(region: MemberId, splits: Vec<Arc<Split>>, guard: Option<Guard>) -> Shares {
+    fn shares(region: MemberId, splits: Vec<Arc<Split>>, guard: Option<GuardShare>) -> Shares {
         let until_ns = u64::MAX;
         let pools = vec![PoolSplits { until_ns, splits: splits.clone(), has_joined_since: false }];
         Shares { region, splits, until_ns, pools, guard, drift_ppm: 0, margin_ns: 0, left_ns: 0 }
@@ -657,7 +662,7 @@ mod tests {
 
     fn guards(nodes: u16, percent: u8) -> Vec<Shares> {
         let all: BTreeSet<u16> = (1..=nodes).map(|node| node * 3).collect();
-        let guards = all.iter().map(|node| Guard::new(*node, &all, percent));
+        let guards = all.iter().map(|node| GuardShare::new(*node, &all, percent));
         guards.map(|guard| shares(MemberId(0), Vec::new(), Some(guard))).collect()
     }
 
@@ -708,7 +713,7 @@ mod tests {
             for (chain, (units, rates)) in chains.iter().zip(&mut of_chains) {
                 for region in 0..regions {
                     let nodes = || (0..weights.len()).filter(|node| region_of(*node) == region);
-                    let guard = Guard::of_parts(nodes().map(|node| MemberId(node as u16 + 1)), percent);
+                    let guard = GuardShare::of_parts(nodes().map(|node| MemberId(node as u16 + 1)), percent);
                     let each = nodes().map(|node| shares(MemberId(node as u16 + 1), chain.clone(), Some(guard.clone())));
                     let mut pool = None;
                     for of_node in each {
@@ -754,7 +759,7 @@ mod tests {
             let of = |total: u64| Algorithm::FixedWindow(FixedWindow::new(total, edges.clone()));
             let (window, larger) = (of(total), of((total + more).min(UNITS_MAX)));
             let members: Vec<MemberId> = (1..=weights.len() as u16).map(MemberId).collect();
-            let guard = has_guard.then(|| Guard::of_parts(members.clone(), percent));
+            let guard = has_guard.then(|| GuardShare::of_parts(members.clone(), percent));
             for (at, end_ns) in [END_NS, END_NS + 1, 2 * END_NS, 2 * END_NS + 1].into_iter().enumerate() {
                 let mut all = 0;
                 for region in &members {
@@ -795,7 +800,7 @@ mod tests {
             let split = Arc::new(Split::new(&named).expect("weights"));
             let least_rate = named.iter().map(|(member, _)| split.rate(*member)).min().expect("one");
             let counts_ns = u128::from(drains_ns(&[&bucket])) * u128::from(RATE_PARTS) / u128::from(least_rate);
-            let guard = Guard::of_parts(named.iter().map(|(member, _)| *member), percent);
+            let guard = GuardShare::of_parts(named.iter().map(|(member, _)| *member), percent);
             for (member, _) in &named {
                 let local = local(&bucket, shares(*member, vec![Arc::clone(&split)], Some(guard.clone())));
                 let kept = local.at(salt);
@@ -812,8 +817,8 @@ mod tests {
             total in prop_oneof![0..100_u64, 0..UNITS_MAX], percent in 0..=100_u8, refill in refills(), is_parts: bool,
         ) {
             let guard = match is_parts {
-                true => Guard::of_parts([MemberId(1)], percent),
-                false => Guard::new(1, &BTreeSet::from([1]), percent),
+                true => GuardShare::of_parts([MemberId(1)], percent),
+                false => GuardShare::new(1, &BTreeSet::from([1]), percent),
             };
             let (kept, more) = (guard.kept(total, refill), guard.kept(total + 1, refill));
             prop_assert!(kept <= total && (kept..=kept + 1).contains(&more), "{} of {}, then {}", kept, total, more);
@@ -822,7 +827,7 @@ mod tests {
         /// In a store outage, a node has half of its part of a window of few units.
         #[test]
         fn the_guard_keeps_half_of_a_part_of_few_units(part in 0..=8_u64, percent in 1..=100_u8, slides: bool) {
-            let guard = Guard::of_parts([MemberId(1)], percent);
+            let guard = GuardShare::of_parts([MemberId(1)], percent);
             let refill = if slides { Refill::Slides } else { Refill::Edges };
             let half = if slides { part / 2 } else { part.div_ceil(2) };
             prop_assert!(guard.kept(part, refill) >= half);

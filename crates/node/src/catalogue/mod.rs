@@ -31,7 +31,7 @@ use acequia_rights::mutation::{Mutation, mutated};
 pub(crate) use self::{
     allocations::{Allocations, OwnAllocation},
     in_force::InForce,
-    registry::{Live, Registry, Unwritten},
+    registry::{LiveVariant, Registry, Unwritten},
 };
 pub use crate::cell::table::VARIANTS_MAX;
 use crate::{

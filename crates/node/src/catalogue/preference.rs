@@ -1,6 +1,6 @@
 //! Which region is served first of a shared limit, and what each region keeps.
 
-use acequia_limits::limit::Sharing;
+use acequia_limits::limit::LimitSharing;
 use acequia_rights::MemberId;
 
 /// A limit's rules for sharing among regions.
@@ -11,7 +11,7 @@ pub(crate) struct Preference {
 }
 
 impl Preference {
-    pub(crate) fn new(sharing: &Sharing) -> Self {
+    pub(crate) fn new(sharing: &LimitSharing) -> Self {
         let first = sharing.priority.iter().map(|name| MemberId::named(name)).collect();
         Self { floor_percent: sharing.floor_percent.min(100), first }
     }

@@ -68,14 +68,14 @@ pub(crate) struct Unwritten {
 
 /// A variant that a limit's cells have now.
 #[derive(Debug)]
-pub(crate) struct Live {
+pub(crate) struct LiveVariant {
     /// Its number among all variants of the slot.
     pub(crate) number: u16,
     pub(crate) global: Algorithm,
     pub(crate) local: Local,
 }
 
-impl Live {
+impl LiveVariant {
     /// What a variant gives a cell, for finding the least. Variants with equal standing shares may differ in
     /// later windows, so they are ordered by the whole limit's budget.
     pub(crate) fn order(&self, salt: u32) -> (Part, u64) {
@@ -283,7 +283,7 @@ impl Registry {
             (domain.as_bytes().into(), Domain { index: Index::new(on), limits: limits.clone(), has_slots })
         });
         let mut limits = self.active.clone();
-        let mut live: BTreeMap<Name<'_>, u32> = BTreeMap::new();
+        let mut live: BTreeMap<LimitName<'_>, u32> = BTreeMap::new();
         for (place, active) in (0..).zip(&self.active) {
             // A limit that ends soon has a successor, which goes on after it.
             if active.limit.spec.mode == Mode::Enforce && active.until_ns.is_none() {
@@ -331,11 +331,11 @@ impl Registry {
     }
 
     /// The variants that a limit's cells have now, the limit's own first.
-    pub(crate) fn live_variants(&self, active: &Active) -> Vec<Live> {
+    pub(crate) fn live_variants(&self, active: &Active) -> Vec<LiveVariant> {
         let all = &self.slots[active.slot as usize].variants;
         let live = active.all_variants().map(|number| {
             let variant = &all[usize::from(number)];
-            Live { number, global: variant.algorithm.clone(), local: variant.local.clone() }
+            LiveVariant { number, global: variant.algorithm.clone(), local: variant.local.clone() }
         });
         live.collect()
     }
@@ -615,15 +615,15 @@ fn drains_by_earlier_variants(limit: &Limit) -> bool {
 }
 
 /// The name by which operators know a limit: its domain and its name.
-type Name<'a> = (&'a str, &'a str);
+type LimitName<'a> = (&'a str, &'a str);
 
-fn name(limit: &Limit) -> Name<'_> {
+fn name(limit: &Limit) -> LimitName<'_> {
     (&limit.spec.domain, &limit.spec.name)
 }
 
 /// Groups everything by its limit's name, in the original order within a name.
-fn by_name<T>(all: &[T], limit: impl Fn(&T) -> &Limit) -> BTreeMap<Name<'_>, Vec<&T>> {
-    let mut named: BTreeMap<Name<'_>, Vec<&T>> = BTreeMap::new();
+fn by_name<T>(all: &[T], limit: impl Fn(&T) -> &Limit) -> BTreeMap<LimitName<'_>, Vec<&T>> {
+    let mut named: BTreeMap<LimitName<'_>, Vec<&T>> = BTreeMap::new();
     for one in all {
         named.entry(name(limit(one))).or_default().push(one);
     }
@@ -631,7 +631,7 @@ fn by_name<T>(all: &[T], limit: impl Fn(&T) -> &Limit) -> BTreeMap<Name<'_>, Vec
 }
 
 /// Everything that has the name of `limit`.
-fn all_named<'a, T>(all: &'a BTreeMap<Name<'a>, Vec<&'a T>>, limit: &'a Limit) -> &'a [&'a T] {
+fn all_named<'a, T>(all: &'a BTreeMap<LimitName<'a>, Vec<&'a T>>, limit: &'a Limit) -> &'a [&'a T] {
     all.get(&name(limit)).map_or(&[], Vec::as_slice)
 }
 

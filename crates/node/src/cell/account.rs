@@ -33,7 +33,7 @@ pub(crate) use self::{
     windows::Gift,
 };
 use self::{
-    demand::Demand,
+    demand::AccountDemand,
     loans::Loans,
     windows::{NO_WINDOWS, Rolled, Windows},
 };
@@ -59,7 +59,7 @@ pub(crate) struct Account {
     /// Whether the clock went back to before the open window. Nobody remembers what was given away of the
     /// window that the clock shows now, so nothing of that window may be used.
     went_back: bool,
-    demand: Demand,
+    demand: AccountDemand,
     /// Whether a rebalance is waiting.
     is_flagged: bool,
     /// Who rebalances the cell, indexed by [`Rebalancer`].
@@ -129,7 +129,7 @@ impl Account {
             due_ns: u64::MAX,
             rolled: Rolled::default(),
             went_back: false,
-            demand: Demand::default(),
+            demand: AccountDemand::default(),
             is_flagged: false,
             rebalancers: [false; 2],
             unwritten: false,

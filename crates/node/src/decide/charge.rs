@@ -3,7 +3,7 @@
 use acequia_limits::{Algorithm, CellTag, Charge, Mode, algorithm::State};
 
 use super::{
-    Check, Overdraft,
+    Overdraft, RequestCheck,
     answer::{Answer, denied_only_by},
     hit::{Called, CellSource, Hit},
 };
@@ -15,11 +15,11 @@ use crate::{
         record::Pledge,
         shard::{Cells, NewCell},
     },
-    journal::{Charged, HeapCell, overflow_tag},
+    journal::{CellCharge, HeapCell, overflow_tag},
     journal_tag,
 };
 
-impl Check<'_, '_> {
+impl RequestCheck<'_, '_> {
     /// Whether a hit must be charged.
     pub(super) fn is_due(&self, hit: &Hit, answer: &Answer, number: usize) -> bool {
         self.ask.charge
@@ -64,7 +64,7 @@ impl Check<'_, '_> {
         if self.node.counts_usage() {
             cells.count_spent(active.slot, units);
         }
-        let charged = Charged { units, left, salt };
+        let charged = CellCharge { units, left, salt };
         let on_heap = |cell: &mut HeapCell, tag: CellTag| {
             cell.forget_held_if_variant_changed();
             let account = cell.account.take();
@@ -127,7 +127,7 @@ impl Check<'_, '_> {
         active: &Active,
         algorithm: &Algorithm,
         tag: CellTag,
-        charged: Charged,
+        charged: CellCharge,
         pledge: impl Fn() -> Pledge,
     ) -> u64 {
         let mut rows = None;

@@ -11,7 +11,7 @@ use acequia_limits::{
 use smallvec::SmallVec;
 
 use super::{
-    Answer, Check, Guards, HITS_INLINE, cells_of,
+    Answer, Guards, HITS_INLINE, RequestCheck, cells_of,
     hit::{Called, Found, Hit, merge},
 };
 use crate::Active;
@@ -151,7 +151,7 @@ pub(super) struct ProbedCell<'a> {
     pub(super) leased: u64,
 }
 
-impl Check<'_, '_> {
+impl RequestCheck<'_, '_> {
     /// Adds a hit of a limit that has classes.
     #[cold]
     pub(super) fn merge_classed(&self, hits: &mut Vec<Hit>, found: Found, descriptor: &Descriptor<'_>) {

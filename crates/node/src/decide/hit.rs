@@ -4,7 +4,7 @@ use acequia_limits::{CellTag, Descriptor, Limit, Request, limit::Descriptors, se
 use acequia_rights::MemberId;
 use smallvec::SmallVec;
 
-use super::{Check, DESCRIPTORS_MAX, HITS_INLINE, Overdraft, classed::Classed};
+use super::{RequestCheck, DESCRIPTORS_MAX, HITS_INLINE, Overdraft, classed::Classed};
 
 /// A cell that the request hits.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ pub(super) enum CellSource {
     Shared,
 }
 
-impl Check<'_, '_> {
+impl RequestCheck<'_, '_> {
     /// Gathers every cell that the request hits, once; returns the descriptors that hit none.
     pub(super) fn gather(&self, request: &Request<'_>, hits: &mut Vec<Hit>) -> u64 {
         hits.clear();

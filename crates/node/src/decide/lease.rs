@@ -18,7 +18,7 @@ use acequia_limits::{Algorithm, Mode, Now, algorithm::State};
 use acequia_rights::mutation::{Mutation, mutated};
 
 use super::{
-    Answer, Check,
+    Answer, RequestCheck,
     hit::{CellSource, Hit},
 };
 use crate::{
@@ -59,7 +59,7 @@ pub(crate) fn is_set_apart(algorithm: &Algorithm) -> bool {
     !matches!(algorithm, Algorithm::FixedWindow(_)) && !mutated(Mutation::LeaseNotSetApart)
 }
 
-impl Check<'_, '_> {
+impl RequestCheck<'_, '_> {
     /// Whether the units charged to such a cell are set apart.
     #[inline]
     pub(super) fn is_leased(&self, algorithm: &Algorithm) -> bool {

@@ -214,7 +214,8 @@ impl Asker {
         loop {
             self.load_catalogue();
             let may_decide = self.may_decide;
-            let check = Check { node: &self.node, catalogue: &self.catalogue, request, now, ask, may_decide };
+            let check =
+                RequestCheck { node: &self.node, catalogue: &self.catalogue, request, now, ask, may_decide };
             match check.answer(&mut self.hits, &mut self.answer) {
                 Ok(()) => {
                     self.went_by = now;
@@ -235,7 +236,7 @@ struct Stale;
 type Guards<'a> = SmallVec<[(usize, MutexGuard<'a, Cells>); HITS_INLINE]>;
 
 /// One request.
-struct Check<'a, 'r> {
+struct RequestCheck<'a, 'r> {
     node: &'a Node,
     catalogue: &'a Catalogue,
     request: &'a Request<'r>,
@@ -244,7 +245,7 @@ struct Check<'a, 'r> {
     may_decide: bool,
 }
 
-impl<'a> Check<'a, '_> {
+impl<'a> RequestCheck<'a, '_> {
     #[inline(always)]
     fn answer(&self, hits: &mut Vec<Hit>, answer: &mut Answer) -> Result<(), Stale> {
         answer.unmatched = self.gather(self.request, hits);

@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering;
 use acequia_limits::{Charge, Reason, Verdict, algorithm::State};
 
 use super::{
-    Check, Overdraft,
+    Overdraft, RequestCheck,
     answer::{Answer, LimitAnswer},
     hit::{CellSource, Hit},
 };
 use crate::cell::{overflow::Overflow, shard::Cells};
 
-impl Check<'_, '_> {
+impl RequestCheck<'_, '_> {
     /// Whether a hit is recorded though its limit denies it. Never for a lease.
     #[inline]
     pub(super) fn is_overdrawn(&self, hit: &Hit, answer: &Answer, number: usize) -> bool {

@@ -11,7 +11,7 @@ use acequia_limits::{
 use acequia_rights::MemberId;
 
 use super::{
-    Check, Forwarding, Overdraft,
+    RequestCheck, Forwarding, Overdraft,
     answer::{Answer, Debt, LimitAnswer, Outcome, denied, is_short},
     classed::ProbedCell,
     hit::{Called, CellSource, Hit},
@@ -61,7 +61,7 @@ impl Judged {
     }
 }
 
-impl Check<'_, '_> {
+impl RequestCheck<'_, '_> {
     /// Adds the limit's answer; returns the state of a cell that does not exist yet. `before`: units that the
     /// request already takes from the same shared cell.
     #[inline]
@@ -144,7 +144,7 @@ impl Check<'_, '_> {
         Probed { verdict, over, leased: 0, state: Some(state) }
     }
 
-    /// Leaves some of the cell to others. `before`: as in [`Check::probe`].
+    /// Leaves some of the cell to others. `before`: as in [`RequestCheck::probe`].
     #[cold]
     fn keep_back(&self, hit: &mut Hit, before: u64, probed: &mut Probed, cells: &Cells) {
         let Some(state) = state_of(hit, probed.state.as_ref(), cells) else { return };

@@ -15,7 +15,7 @@ use acequia_limits::{
 };
 
 use super::{
-    Ask, Check,
+    Ask, RequestCheck,
     answer::denied,
     hit::{CellSource, Hit},
 };
@@ -52,7 +52,7 @@ pub struct Warning {
 
 /// How much of a limit one cell has used.
 #[derive(Clone, Copy, Debug)]
-struct Used {
+struct SoftUse {
     here: u64,
     everywhere: u64,
     budget: u64,
@@ -62,7 +62,7 @@ struct Used {
     window: u64,
 }
 
-impl Used {
+impl SoftUse {
     fn percent(units: u64, budget: u64) -> u8 {
         let percent = u128::from(units) * 100 / u128::from(budget.max(1));
         u8::try_from(percent).unwrap_or(u8::MAX)
@@ -75,9 +75,9 @@ impl Used {
     }
 }
 
-impl Check<'_, '_> {
+impl RequestCheck<'_, '_> {
     /// The use when `left` units are left to the hit's class.
-    fn used(&self, hit: &Hit, left: u64, cells: &Cells) -> Used {
+    fn used(&self, hit: &Hit, left: u64, cells: &Cells) -> SoftUse {
         let budget = self.global(hit).budget();
         let account = match hit.place {
             CellSource::At(place) => cells.account(place),
@@ -95,7 +95,7 @@ impl Check<'_, '_> {
             Algorithm::FixedWindow(window) => window.older_end(state, self.now.wall_ns, hit.tag.salt()),
             _ => 0,
         };
-        Used { here, everywhere, budget, effective, window }
+        SoftUse { here, everywhere, budget, effective, window }
     }
 
     /// The throttle's verdict on a hit that would otherwise pass; `None` while the limit does not throttle.
@@ -109,7 +109,7 @@ impl Check<'_, '_> {
     ) -> Option<(Verdict, Reason)> {
         let throttle = soft.throttle.as_ref()?;
         let used = self.used(hit, verdict.remaining.saturating_add(hit.units), cells);
-        if Used::percent(used.everywhere, used.budget) < throttle.from_percent {
+        if SoftUse::percent(used.everywhere, used.budget) < throttle.from_percent {
             return None;
         }
         let meter = local(throttle, &used);
@@ -135,8 +135,8 @@ impl Check<'_, '_> {
         let used = self.used(hit, left, cells);
         let before = used.everywhere.saturating_sub(hit.units);
         let from = soft.throttle.as_ref().map_or(u8::MAX, |throttle| throttle.from_percent);
-        let is_slowed = Used::percent(before, used.budget) >= from;
-        let reached = Used::reached(used.everywhere, used.budget, &soft.warn_at);
+        let is_slowed = SoftUse::percent(before, used.budget) >= from;
+        let reached = SoftUse::reached(used.everywhere, used.budget, &soft.warn_at);
         if reached == 0 && !is_slowed {
             return;
         }
@@ -145,7 +145,7 @@ impl Check<'_, '_> {
             Some(state) => *state,
             None => {
                 // The process that saw this region's earlier use has sent its warnings.
-                let told = Used::reached(used.here.saturating_sub(hit.units), used.budget, &soft.warn_at);
+                let told = SoftUse::reached(used.here.saturating_sub(hit.units), used.budget, &soft.warn_at);
                 let ends_ns = self.now.steady_ns.saturating_add(self.global(hit).period_ns());
                 SoftState::new(used.window, ends_ns, told)
             }
@@ -161,7 +161,7 @@ impl Check<'_, '_> {
         // one charge passes.
         let is_kept = cells.keep_soft(slot, tag, state, self.now);
         let passed = |percent: u8| {
-            let is_crossed = is_kept || percent > Used::percent(before, used.budget);
+            let is_crossed = is_kept || percent > SoftUse::percent(before, used.budget);
             percent > told && percent <= reached && is_crossed
         };
         for percent in soft.warn_at.iter().copied().filter(|percent| passed(*percent)) {
@@ -169,7 +169,7 @@ impl Check<'_, '_> {
         }
     }
 
-    fn warning(&self, hit: &Hit, percent: u8, used: &Used) -> Warning {
+    fn warning(&self, hit: &Hit, percent: u8, used: &SoftUse) -> Warning {
         let limit = &self.limit(hit).limit;
         let first = hit.descriptors.trailing_zeros() as usize;
         let descriptor = self.request.descriptors().nth(first);
@@ -199,7 +199,7 @@ impl Check<'_, '_> {
 }
 
 /// The throttle, scaled to this region's part of the cell.
-fn local(throttle: &Throttle, used: &Used) -> Meter {
+fn local(throttle: &Throttle, used: &SoftUse) -> Meter {
     if used.effective >= used.budget {
         return throttle.meter;
     }

@@ -12,7 +12,7 @@ use acequia_limits::{Algorithm, CellTag, Now};
 use acequia_rights::{MemberId, pool::NODES_MAX};
 use smallvec::SmallVec;
 
-use super::marks::mixed;
+use super::filter::mixed;
 use crate::{journal_tag, lock, settings::SETTINGS};
 
 /// The nodes of a region. Decisions read them without a lock. Safety does not depend on which node is the
@@ -34,7 +34,7 @@ pub(super) struct LiveMates {
 /// How far away a node is, by its answers to forwards.
 #[derive(Clone, Copy, Debug)]
 struct Distance {
-    reach: Reach,
+    reach: MateReach,
     /// How often in a row the node counted as far.
     far_times: u32,
     /// When a forward was last useless: steady clock.
@@ -42,7 +42,7 @@ struct Distance {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Reach {
+enum MateReach {
     /// Answers come in time, but for so many forwards in a row that were useless: not answered, or too late
     /// for the request.
     Near { useless: u32 },
@@ -53,7 +53,7 @@ enum Reach {
 
 impl Default for Distance {
     fn default() -> Self {
-        Self { reach: Reach::Near { useless: 0 }, far_times: 0, useless_ns: 0 }
+        Self { reach: MateReach::Near { useless: 0 }, far_times: 0, useless_ns: 0 }
     }
 }
 
@@ -143,7 +143,7 @@ impl LiveMates {
 
     /// Whether a node is far: its last answers came late or not at all, or none has come yet.
     pub(super) fn is_far(&self, node: MemberId) -> bool {
-        lock(&self.heard).get(&node).is_none_or(|distance| matches!(distance.reach, Reach::Far { .. }))
+        lock(&self.heard).get(&node).is_none_or(|distance| matches!(distance.reach, MateReach::Far { .. }))
     }
 
     /// A node's remote charge passed a request, so the node is near enough.
@@ -156,11 +156,11 @@ impl LiveMates {
         let mut heard = lock(&self.heard);
         let distance = heard.entry(from).or_default();
         match distance.reach {
-            Reach::Far { until_ns } if now.steady_ns < until_ns => {}
+            MateReach::Far { until_ns } if now.steady_ns < until_ns => {}
             _ if now.steady_ns >= distance.useless_ns + SETTINGS.forward.far_ns_max => {
                 *distance = Distance::default()
             }
-            _ => distance.reach = Reach::Near { useless: 0 },
+            _ => distance.reach = MateReach::Near { useless: 0 },
         }
     }
 
@@ -169,12 +169,12 @@ impl LiveMates {
         let mut heard = lock(&self.heard);
         let Some(distance) = heard.get_mut(&to) else { return };
         distance.useless_ns = now.steady_ns;
-        let Reach::Near { useless } = &mut distance.reach else { return };
+        let MateReach::Near { useless } = &mut distance.reach else { return };
         *useless += 1;
         if *useless >= SETTINGS.forward.silent_max || distance.far_times > 0 {
             let until_ns = now.steady_ns
                 + (SETTINGS.forward.far_ns << distance.far_times.min(8)).min(SETTINGS.forward.far_ns_max);
-            distance.reach = Reach::Far { until_ns };
+            distance.reach = MateReach::Far { until_ns };
             distance.far_times += 1;
         }
     }

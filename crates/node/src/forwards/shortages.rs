@@ -6,7 +6,7 @@ use acequia_limits::Now;
 use acequia_rights::MemberId;
 use smallvec::SmallVec;
 
-use super::marks::Marks;
+use super::filter::CellFilter;
 use crate::{cell::CellKey, settings::SETTINGS};
 
 /// The cells of which other nodes had too little. The filters [`super::Forwards::alone_marks`] and
@@ -78,7 +78,7 @@ impl Shortages {
     }
 
     /// Notes that a cell's owner had nothing. If several forwards miss together, one counts.
-    pub(super) fn owner_had_none(&mut self, key: CellKey, now: Now, alone_marks: &Marks) {
+    pub(super) fn owner_had_none(&mut self, key: CellKey, now: Now, alone_marks: &CellFilter) {
         let before = self.empty_owners.get(&key).copied();
         if before.is_some_and(|owner| owner.backs_off(now)) {
             return;
@@ -102,7 +102,7 @@ impl Shortages {
     }
 
     /// Notes that a cell's owner is of no use for now: this node deals with the cell itself.
-    pub(super) fn leave_alone(&mut self, key: CellKey, now: Now, alone_marks: &Marks) {
+    pub(super) fn leave_alone(&mut self, key: CellKey, now: Now, alone_marks: &CellFilter) {
         self.empty_owners.remove(&key);
         if self.alone.len() < SETTINGS.forward.cells_max {
             self.alone.insert(key, now.steady_ns + SETTINGS.forward.alone_ns);
@@ -151,8 +151,8 @@ impl Shortages {
     pub(super) fn sweep(
         &mut self,
         now: Now,
-        alone_marks: &Marks,
-        tried_marks: &Marks,
+        alone_marks: &CellFilter,
+        tried_marks: &CellFilter,
         are_all: impl Fn(CellKey, &[(MemberId, u64)]) -> bool,
     ) {
         if now.steady_ns < self.swept_ns + SETTINGS.forward.sweep_ns {

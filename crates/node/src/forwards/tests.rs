@@ -1,6 +1,6 @@
 //! What a node remembers of forwards: whom it asked, what came, and which cells have nothing.
 
-use super::{marks::mixed, *};
+use super::{filter::mixed, *};
 
 use crate::settings::SETTINGS;
 

@@ -6,7 +6,7 @@ use acequia_limits::{Algorithm, CellTag, LimitId, Now, algorithm::State};
 
 use crate::{
     CellRecord, Node, Row,
-    catalogue::{Live, Registry, VariantKey},
+    catalogue::{LiveVariant, Registry, VariantKey},
     cell::{
         CellKey,
         account::{Account, CellContext},
@@ -30,14 +30,14 @@ pub(crate) struct RestoredLimit<'a> {
     /// When a crash forgot unjournalled cells, if it did.
     pub(crate) lost: Option<Now>,
     /// The variants that the limit's cells have now.
-    pub(crate) all: &'a [Live],
+    pub(crate) all: &'a [LiveVariant],
     pub(crate) error_ns: Option<u64>,
     pub(crate) now: Now,
 }
 
 impl RestoredLimit<'_> {
     /// The least variant of a cell.
-    fn least(&self, salt: u32) -> &Live {
+    fn least(&self, salt: u32) -> &LiveVariant {
         self.all.iter().min_by_key(|live| live.order(salt)).unwrap_or(&self.all[0])
     }
 
@@ -231,7 +231,7 @@ impl Node {
         algorithm: &Algorithm,
         state: State,
         salt: u32,
-    ) -> (&'l Live, State) {
+    ) -> (&'l LiveVariant, State) {
         if let Some(live) = limit.all.iter().find(|live| live.local.at(salt) == algorithm) {
             return (live, state);
         }

@@ -39,7 +39,7 @@ const ROUNDED_NS: u64 = 10_000;
 
 /// What calls to pools go by: it changes with the catalogue.
 #[derive(Debug)]
-pub(super) struct Adopted {
+pub(super) struct CallBasis {
     /// The allocation among regions that the pools are part of: 0 for none.
     pub(super) allocation: u64,
     /// How many versions of the catalogue were adopted.
@@ -50,7 +50,7 @@ pub(super) struct Adopted {
     pub(super) clocks: ClockPromise,
 }
 
-impl Adopted {
+impl CallBasis {
     /// What calls go by at first.
     pub(super) const fn first(home: &RegionSetup) -> Self {
         Self { allocation: home.allocation, versions: 0, after_batch: 0, clocks: home.clocks() }

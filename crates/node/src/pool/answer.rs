@@ -11,7 +11,7 @@ use super::{
     cell::CellLease,
     clock_promise::ClockPromise,
     group::GroupView,
-    pending::{About, CellCall, Pending, Subject},
+    pending::{About, CellCall, PendingCall, Subject},
 };
 use crate::{
     Node,
@@ -74,7 +74,7 @@ impl Leases {
     fn answer_about_cell(
         &mut self,
         node: &Node,
-        pending: &Pending,
+        pending: &PendingCall,
         call: CellCall,
         reply: &PoolReply,
         now: Now,
@@ -124,7 +124,7 @@ impl Leases {
             let pool = context.local.pool_of(context.global, context.salt, u64::MAX).unwrap_or_default();
             lease.follow(account, context, pool);
             let (group, clocks) = (self.groups.of(group), self.adopted.clocks);
-            let units = Grant { lease, account, state, context, group, clocks, now }.take_up(call, reply);
+            let units = PoolGrant { lease, account, state, context, group, clocks, now }.take_up(call, reply);
             account.goes_by_pool(context);
             if units.is_some_and(|units| units > 0) {
                 account.expect_units_anew();
@@ -137,7 +137,7 @@ impl Leases {
 }
 
 /// What a pool has granted to a cell.
-struct Grant<'a> {
+struct PoolGrant<'a> {
     lease: &'a mut CellLease,
     account: &'a mut Account,
     state: &'a mut Vec<u64>,
@@ -147,7 +147,7 @@ struct Grant<'a> {
     now: Now,
 }
 
-impl Grant<'_> {
+impl PoolGrant<'_> {
     /// Takes it up. Returns the units that came, if the answer counts.
     fn take_up(&mut self, call: CellCall, reply: &PoolReply) -> Option<u64> {
         match (call.subject, reply) {

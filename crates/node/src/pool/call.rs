@@ -19,7 +19,7 @@ pub(crate) fn group_of(tag: CellTag) -> u16 {
 /// A call to a pool's server. The carrier makes it once and reports the reply ([`crate::Node::answer_call`]),
 /// or [`PoolReply::Nothing`] when [`super::CALL_NS`] are over without one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct PoolCall {
     /// The number by which the reply is matched.
     pub id: u64,
     /// The group that the call is about: below [`GROUPS`].

@@ -47,7 +47,7 @@ pub(super) struct CellLease {
     /// all.
     unasked: Denied,
     supply: Supply,
-    bounds: Bounds,
+    bounds: VariantBounds,
     pub(super) statements: Statements,
     /// Withdrawals from windows by all processes, as the disk has them.
     pub(super) withdrawals: Withdrawals,
@@ -83,7 +83,7 @@ pub(super) struct CallUnderWay {
 
 /// What this node's variant gives the cell of its pool.
 #[derive(Debug, Default)]
-struct Bounds {
+struct VariantBounds {
     /// What the pool has in all.
     pool: Part,
     /// The most that may be held, if that is less than what is held.
@@ -123,7 +123,7 @@ impl CellLease {
             missing: Missing::default(),
             unasked: Denied::default(),
             supply: Supply::default(),
-            bounds: Bounds::default(),
+            bounds: VariantBounds::default(),
             statements: Statements::default(),
             withdrawals,
             held: 0,
@@ -135,7 +135,7 @@ impl CellLease {
     /// Follows what the pool has, and how much of it may be held. If that has changed, the pool is told again
     /// all that is held. Calls without an answer may have been granted when the pool had more.
     pub(super) fn follow(&mut self, account: &mut Account, context: &CellContext<'_>, pool: Part) {
-        self.bounds = Bounds { pool, most: account.most_of_pool() };
+        self.bounds = VariantBounds { pool, most: account.most_of_pool() };
         if !account.take_told_of_other() {
             return;
         }
@@ -151,7 +151,7 @@ impl CellLease {
     /// The lease is, or soon will be, at the most that may be held of a pool that has this in all. The pool
     /// does not know that yet.
     pub(super) fn goes_by(&mut self, pool: Part, most: Option<Part>) {
-        self.bounds = Bounds { pool, most };
+        self.bounds = VariantBounds { pool, most };
         (self.supply.left, self.supply.fair) = (None, None);
         self.statements.untell_all();
     }

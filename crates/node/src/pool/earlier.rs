@@ -10,7 +10,7 @@ use super::{
     Leases,
     cell::CellLease,
     group_of,
-    withdrawals::{self, Record, Withdrawals},
+    withdrawals::{self, WithdrawalRow, Withdrawals},
 };
 use crate::{Catalogue, Node, Row, lock, regions::CellKey};
 
@@ -40,7 +40,7 @@ impl Leases {
     fn restore(&mut self, node: &Node, rows: Vec<Row>, now: Now) -> bool {
         let (mut knows_all, mut reads_all) = (true, true);
         for row in rows {
-            let Some(Record { limit, tag, windows }) = Record::read(&row) else {
+            let Some(WithdrawalRow { limit, tag, windows }) = WithdrawalRow::read(&row) else {
                 reads_all = false;
                 node.push_row(Row { state: None, ..row });
                 continue;

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::{regions::CellKey, settings::SETTINGS};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Stage {
+enum GroupStage {
     /// The generation is not known.
     #[default]
     Unheard,
@@ -68,7 +68,7 @@ pub(super) struct GroupView {
     counted: CountedFrom,
     /// A generation that this node begins gets a number above this one.
     above: u64,
-    stage: Stage,
+    stage: GroupStage,
     /// Whether no generation has granted before this one, and all nodes that have told in it are new. If it
     /// grants, all nodes of the region are.
     is_first: bool,
@@ -193,7 +193,7 @@ impl GroupView {
 
     /// Whether its pools can be called.
     pub(super) fn is_heard(&self) -> bool {
-        self.stage != Stage::Unheard && self.may_be_used()
+        self.stage != GroupStage::Unheard && self.may_be_used()
     }
 
     /// The record that must be on the disk.
@@ -221,12 +221,12 @@ impl GroupView {
     }
 
     pub(super) fn grants(&self) -> bool {
-        self.stage == Stage::Grants
+        self.stage == GroupStage::Grants
     }
 
     /// Whether the group's state may be asked for.
     pub(super) fn may_be_watched(&self) -> bool {
-        self.calls.under_way.is_none() && self.stage == Stage::Grants
+        self.calls.under_way.is_none() && self.stage == GroupStage::Grants
     }
 
     /// Whether the generation is a first: none has granted before it, and all nodes that have told in it are
@@ -255,20 +255,20 @@ impl GroupView {
         match self.stage {
             // A stranger cannot know whether the generation it finds is the last: the other nodes have to say
             // so of a new one.
-            Stage::Unheard if self.is_stranger() => {
+            GroupStage::Unheard if self.is_stranger() => {
                 Some(Need::Begin { above: self.above.max(self.counted.most_us), goes_on: true })
             }
-            Stage::Unheard => Some(Need::Begin { above: self.above, goes_on: false }),
-            Stage::Telling if self.untold.is_empty() && (self.may_be_used() || !self.is_proven) => {
+            GroupStage::Unheard => Some(Need::Begin { above: self.above, goes_on: false }),
+            GroupStage::Telling if self.untold.is_empty() && (self.may_be_used() || !self.is_proven) => {
                 Some(Need::Assert)
             }
-            Stage::Telling | Stage::Grants => None,
+            GroupStage::Telling | GroupStage::Grants => None,
         }
     }
 
     /// The group is asked again at once whether all nodes have told.
     pub(super) fn ask_now(&mut self, now_ns: u64) {
-        if self.stage == Stage::Telling {
+        if self.stage == GroupStage::Telling {
             self.calls.ask_anew(self.calls.retry_ns.min(now_ns));
         }
     }
@@ -276,7 +276,7 @@ impl GroupView {
     /// The pools are part of another allocation from now on. Earlier calls do not count.
     pub(super) fn begin_anew(&mut self, now_ns: u64) {
         self.above = self.above.max(self.generation().number);
-        (self.stage, self.is_first) = (Stage::Unheard, false);
+        (self.stage, self.is_first) = (GroupStage::Unheard, false);
         (self.calls.under_way, self.calls.retry_ns) = (None, now_ns);
     }
 
@@ -303,9 +303,9 @@ impl GroupView {
         self.calls.failed = 0;
         self.above = self.above.max(known.generation.number);
         let is_other = self.generation() != known.generation;
-        if is_other || self.stage == Stage::Unheard {
+        if is_other || self.stage == GroupStage::Unheard {
             self.begin_telling(known, now_ns);
-        } else if self.stage == Stage::Telling {
+        } else if self.stage == GroupStage::Telling {
             self.calls.ask_later(self.cells.is_empty(), now_ns);
         }
         self.is_first &= known.is_first;
@@ -332,7 +332,7 @@ impl GroupView {
     /// Another generation must be begun, above this number.
     fn begin_above(&mut self, number: u64) {
         self.above = self.above.max(number);
-        self.stage = Stage::Unheard;
+        self.stage = GroupStage::Unheard;
     }
 
     /// All cells must be told in this generation.
@@ -346,7 +346,7 @@ impl GroupView {
             self.heard.before = self.to_keep().generation;
         }
         (self.heard.generation, self.heard.since) = (generation, since);
-        self.stage = Stage::Telling;
+        self.stage = GroupStage::Telling;
         // If no generation was used, nothing is held.
         self.untold = if self.is_proven { self.cells.clone() } else { BTreeSet::new() };
         self.calls.ask_anew(now_ns);
@@ -361,7 +361,7 @@ impl GroupView {
         }
         self.heard.before = Generation::default();
         if self.untold.is_empty() && self.may_be_used() {
-            (self.stage, self.calls.begun) = (Stage::Grants, 0);
+            (self.stage, self.calls.begun) = (GroupStage::Grants, 0);
         }
     }
 

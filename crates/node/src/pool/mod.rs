@@ -54,13 +54,13 @@ use acequia_rights::{
 use smallvec::SmallVec;
 
 use self::{
-    allocation::Adopted,
+    allocation::CallBasis,
     cell::CellLease,
     earlier::EarlierWithdrawals,
     group::GroupView,
     groups::{Groups, StoreState},
     leased_cells::LeasedCells,
-    pending::{Calls, Pending, PoolCall},
+    pending::{NewCall, PendingCall, PendingCalls},
     places::Who,
     rebalance::{PoolContext, Rebalanced, rebalance_cell},
     region_nodes::RegionNodes,
@@ -68,15 +68,15 @@ use self::{
 
 use crate::{
     Catalogue, Config, Keep, KeptAt, Node,
-    catalogue::{Allocations, local::Guard},
+    catalogue::{Allocations, local::GuardShare},
     cell::locked_cell::LockedCell,
     lock,
-    regions::{Bounds, CellKey, Reading, Timekeeper},
+    regions::{CellKey, ClockReading, Timekeeper, WallBounds},
     settings::SETTINGS,
 };
 
 pub use self::{
-    call::{Call, GROUPS, PoolName, PoolReply, PoolRequest},
+    call::{GROUPS, PoolCall, PoolName, PoolReply, PoolRequest},
     excluded::{EXCLUDED_NS_MAX, NotExcluded},
     group::Heard,
     region_setup::{RegionSetup, ServerClock},
@@ -85,7 +85,7 @@ pub use self::{
 pub(crate) use call::group_of;
 pub(crate) use clock_promise::ClockPromise;
 pub(crate) use outage::StoreOutages;
-pub(crate) use places::{Places, RegionStore};
+pub(crate) use places::{NamePlaces, RegionStore};
 
 pub use crate::settings::{CALL_NS, LATE_NS, LEASE_NS};
 
@@ -125,10 +125,10 @@ pub struct LeaseCounts {
 #[derive(Debug)]
 pub(crate) struct Leases {
     home: RegionSetup,
-    adopted: Adopted,
+    adopted: CallBasis,
     groups: Groups,
     cells: LeasedCells,
-    calls: Calls,
+    calls: PendingCalls,
     earlier: EarlierWithdrawals,
     /// The wall that this node goes by, if it hears of no clocks but the servers'.
     time: Timekeeper,
@@ -155,10 +155,10 @@ enum Admission {
 impl Leases {
     pub(crate) fn new(home: RegionSetup) -> Self {
         Self {
-            adopted: Adopted::first(&home),
+            adopted: CallBasis::first(&home),
             groups: Groups::since(&home.generations),
             cells: LeasedCells::default(),
-            calls: Calls::default(),
+            calls: PendingCalls::default(),
             earlier: EarlierWithdrawals::unknown_before(home.begun_us),
             time: Timekeeper::default(),
             mates: RegionNodes::new(home.members.clone()),
@@ -353,7 +353,7 @@ impl Leases {
     }
 
     /// Makes the call that a cell's rebalance asks for, and notes what else the cell needs.
-    fn go_on(&mut self, mut lease: CellLease, pool: &PoolContext, call: Option<PoolCall>, now: Now) {
+    fn go_on(&mut self, mut lease: CellLease, pool: &PoolContext, call: Option<NewCall>, now: Now) {
         let (key, number) = (pool.key, group_of(pool.key.tag));
         let group = self.groups.of_mut(number);
         group.cells.insert(key);
@@ -384,9 +384,9 @@ impl Leases {
     }
 
     /// Puts a call in line. Returns its number, or `None` if there is no room.
-    fn call(&mut self, group: u16, call: PoolCall, now: Now) -> Option<u64> {
-        let PoolCall { about, request } = call;
-        let pending = Pending {
+    fn call(&mut self, group: u16, call: NewCall, now: Now) -> Option<u64> {
+        let NewCall { about, request } = call;
+        let pending = PendingCall {
             adopted: self.adopted.versions,
             group,
             generation: self.groups.of(group).generation(),
@@ -436,10 +436,10 @@ impl Node {
         match config.home {
             Some(_) => {
                 node.setup.guard =
-                    Some(Guard::of_parts(region.members.values().copied(), region.guard_percent));
+                    Some(GuardShare::of_parts(region.members.values().copied(), region.guard_percent));
             }
             None => {
-                let guard = Guard::new(region.node, &region.nodes, region.guard_percent);
+                let guard = GuardShare::new(region.node, &region.nodes, region.guard_percent);
                 let (drift_ppm, margin_ns) = (region.drift_ppm, region.clock_error_ns);
                 let allocations = Allocations {
                     guard: Some(guard),
@@ -452,7 +452,7 @@ impl Node {
         }
         node.setup.rows_hold.clone_from(&region.rows_hold);
         let leases = Leases::new(region);
-        node.store.places = Places::of(leases.who());
+        node.store.places = NamePlaces::of(leases.who());
         node.leases = Some(Mutex::new(leases));
         node
     }
@@ -476,7 +476,7 @@ impl Node {
     pub fn compare_wall(&self, raw: Now, servers: &[ServerClock]) {
         let Some(leases) = self.leases.as_ref().filter(|_| self.sharing.is_none()) else { return };
         let mut leases = lock(leases);
-        let bounds = Bounds {
+        let bounds = WallBounds {
             error_ns: leases.adopted.clocks.error_ns,
             drift_ppm: leases.adopted.clocks.drift_ppm,
             has_peers: true,
@@ -484,9 +484,9 @@ impl Node {
             journal_ns: self.clock.journal_wall_ns(),
         };
         let (steady_ns, wall_ns) = (raw.steady_ns, raw.wall_ns);
-        let is_witness = |clock: &Reading| leases.time.is_witness(steady_ns, wall_ns, &bounds, clock);
-        let readings: SmallVec<[Reading; 8]> =
-            servers.iter().map(Reading::of_server).filter(is_witness).collect();
+        let is_witness = |clock: &ClockReading| leases.time.is_witness(steady_ns, wall_ns, &bounds, clock);
+        let readings: SmallVec<[ClockReading; 8]> =
+            servers.iter().map(ClockReading::of_server).filter(is_witness).collect();
         leases.time.observe(raw.steady_ns, raw.wall_ns, &bounds, &readings);
         self.set_wall(&leases.time, bounds.error_ns, bounds.drift_ppm);
     }
@@ -500,7 +500,7 @@ impl Node {
     }
 
     /// The next call to make of a pool.
-    pub fn poll_call(&self) -> Option<Call> {
+    pub fn poll_call(&self) -> Option<PoolCall> {
         let mut leases = lock(self.leases.as_ref()?);
         let may_leave = self.progress().committed >= leases.adopted.after_batch;
         if may_leave { leases.calls.next() } else { None }

@@ -8,12 +8,12 @@ use acequia_rights::{
     pool::{Generation, Taker},
 };
 
-use super::{Call, GROUPS, LOST_NS, LeaseCounts, PoolReply, PoolRequest, RegionSetup};
+use super::{GROUPS, LOST_NS, LeaseCounts, PoolCall, PoolReply, PoolRequest, RegionSetup};
 use crate::{cell::account::CellContext, regions::CellKey, settings::SETTINGS};
 
 /// A call without an answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingCall {
     /// How many versions of the catalogue had been adopted when the call was made.
     pub(super) adopted: u64,
     pub(super) group: u16,
@@ -73,16 +73,16 @@ pub(super) fn is_of_more(pool_had_more: bool) -> bool {
 
 /// A call that is to be made.
 #[derive(Clone, Debug)]
-pub(super) struct PoolCall {
+pub(super) struct NewCall {
     pub(super) about: About,
     pub(super) request: PoolRequest,
 }
 
 /// Calls that wait to be made, or for an answer.
 #[derive(Debug, Default)]
-pub(super) struct Calls {
-    waiting: VecDeque<Call>,
-    pending: BTreeMap<u64, Pending>,
+pub(super) struct PendingCalls {
+    waiting: VecDeque<PoolCall>,
+    pending: BTreeMap<u64, PendingCall>,
     last_id: u64,
     /// No pool is called before this time: steady clock. Until then loans of an earlier process may be out,
     /// which rest on its leases.
@@ -95,7 +95,7 @@ pub(super) struct Calls {
     pub(super) counts: LeaseCounts,
 }
 
-impl Calls {
+impl PendingCalls {
     /// No pool is called before this time: steady clock.
     pub(super) fn begin_after(&mut self, at_ns: u64) {
         self.begins_ns = self.begins_ns.max(at_ns);
@@ -131,7 +131,7 @@ impl Calls {
         &mut self,
         allocation: u64,
         request: PoolRequest,
-        call: Pending,
+        call: PendingCall,
         now: Now,
     ) -> Option<u64> {
         if self.pending.len().max(self.waiting.len()) >= SETTINGS.pool.calls_max + usize::from(GROUPS) {
@@ -139,7 +139,7 @@ impl Calls {
         }
         let id = self.next_id();
         self.counts.assertions += u64::from(matches!(request, PoolRequest::Assert(..)));
-        self.waiting.push_back(Call {
+        self.waiting.push_back(PoolCall {
             id,
             allocation,
             group: call.group,
@@ -153,7 +153,7 @@ impl Calls {
     }
 
     /// The next call to make. A call that waited for the disk until it was given up is dropped.
-    pub(super) fn next(&mut self) -> Option<Call> {
+    pub(super) fn next(&mut self) -> Option<PoolCall> {
         while let Some(call) = self.waiting.pop_front() {
             if self.pending.contains_key(&call.id) {
                 return Some(call);
@@ -169,7 +169,7 @@ impl Calls {
     }
 
     /// A call has an answer, or is given up.
-    pub(super) fn end_call(&mut self, id: u64) -> Option<Pending> {
+    pub(super) fn end_call(&mut self, id: u64) -> Option<PendingCall> {
         self.pending.remove(&id)
     }
 

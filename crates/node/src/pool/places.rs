@@ -12,12 +12,12 @@ pub(crate) struct RegionStore {
     /// The store outages, by the cells whose pools are affected.
     pub(crate) outages: StoreOutages,
     /// The places in the store where names of charges are kept.
-    pub(crate) places: Places,
+    pub(crate) places: NamePlaces,
 }
 
 /// What is known of each group, and this node's identity.
 #[derive(Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct NamePlaces {
     groups: Box<[Mutex<Option<KeptAt>>]>,
     who: Mutex<Who>,
 }
@@ -32,7 +32,7 @@ pub(crate) struct Who {
     pub(crate) drift_ppm: u32,
 }
 
-impl Places {
+impl NamePlaces {
     /// The places of a node that shares its limits with other nodes of its region.
     pub(super) fn of(who: Who) -> Self {
         Self { groups: (0..GROUPS).map(|_| Mutex::default()).collect(), who: Mutex::new(who) }

@@ -13,8 +13,8 @@ use super::{
     clock_promise::ClockPromise,
     groups::StoreState,
     held::held_of,
-    pending::{About, CellCall, PoolCall, Subject},
-    withdrawals::{self, Record},
+    pending::{About, CellCall, NewCall, Subject},
+    withdrawals::{self, WithdrawalRow},
 };
 use crate::{
     Node,
@@ -59,7 +59,7 @@ pub(super) enum Rebalanced {
     /// The cell holds nothing and needs nothing of its pool.
     Over,
     /// The cell goes on taking from its pool, with this call.
-    GoesOn(Option<PoolCall>),
+    GoesOn(Option<NewCall>),
 }
 
 /// Rebalances a cell.
@@ -117,7 +117,7 @@ pub(super) struct WindowAsk {
 }
 
 /// What to exchange with the pool of a bucket or a sliding window.
-struct Exchange {
+struct RateExchange {
     kept: LeaseStatement,
     want: RateWant,
 }
@@ -172,7 +172,7 @@ impl Rebalance<'_> {
     }
 
     /// The call of the cell's pool, if one is to be made.
-    fn call(&mut self, inputs: &LeaseInputs) -> Option<PoolCall> {
+    fn call(&mut self, inputs: &LeaseInputs) -> Option<NewCall> {
         let context = self.context;
         match context.global {
             Algorithm::FixedWindow(window) => {
@@ -224,7 +224,7 @@ impl Rebalance<'_> {
 /// Buckets and sliding windows.
 impl Rebalance<'_> {
     /// The call about a bucket, if one is to be made.
-    fn ask_bucket(&mut self, inputs: &LeaseInputs, meter: &Meter) -> Option<PoolCall> {
+    fn ask_bucket(&mut self, inputs: &LeaseInputs, meter: &Meter) -> Option<NewCall> {
         let clocks = self.pool.clocks;
         let params = bucket::BucketParams::of(meter, inputs.pool, clocks.slack_us(LATE_NS))?;
         let want = self.lease.bucket(inputs, self.account.pooled(), meter.rate_milli(), self.now);
@@ -239,11 +239,11 @@ impl Rebalance<'_> {
             keep_us: clocks.pool_keeps_us(LEASE_NS),
         };
         let request = PoolRequest::Exchange(self.name(0), request, params);
-        Some(PoolCall { about: self.about_part(&exchange, inputs.pool), request })
+        Some(NewCall { about: self.about_part(&exchange, inputs.pool), request })
     }
 
     /// The call about a sliding window, if one is to be made.
-    fn ask_sliding(&mut self, inputs: &LeaseInputs, sliding: &Algorithm) -> Option<PoolCall> {
+    fn ask_sliding(&mut self, inputs: &LeaseInputs, sliding: &Algorithm) -> Option<NewCall> {
         let clocks = self.pool.clocks;
         let held = self.account.pooled().units;
         let want = self.lease.sliding(inputs, held, sliding.period_ns(), self.now);
@@ -261,11 +261,11 @@ impl Rebalance<'_> {
             slack_us: clocks.slack_us(LATE_NS),
         };
         let request = PoolRequest::Slide(self.name(0), request);
-        Some(PoolCall { about: self.about_part(&exchange, inputs.pool), request })
+        Some(NewCall { about: self.about_part(&exchange, inputs.pool), request })
     }
 
     /// What to exchange with the pool, if a call is to be made.
-    fn exchange(&mut self, want: Option<RateWant>) -> Option<Exchange> {
+    fn exchange(&mut self, want: Option<RateWant>) -> Option<RateExchange> {
         let generation = self.pool.generation?;
         let held = self.account.pooled();
         let want = if self.pool.is_leaving { self.leaves_part(held) } else { want };
@@ -282,11 +282,11 @@ impl Rebalance<'_> {
             }
         }
         let kept = self.account.ask_pool(self.state, self.context, want.keeps, self.now)?;
-        Some(Exchange { kept, want })
+        Some(RateExchange { kept, want })
     }
 
     /// What a call is about that makes this exchange with a pool that has `pool` in all.
-    fn about_part(&self, exchange: &Exchange, pool: Part) -> About {
+    fn about_part(&self, exchange: &RateExchange, pool: Part) -> About {
         About::Cell(CellCall {
             key: self.pool.key,
             wants_more: exchange.want.wanted != Part::default(),
@@ -298,7 +298,7 @@ impl Rebalance<'_> {
 /// Windows with edges.
 impl Rebalance<'_> {
     /// The call about the open window or a later one, if one is to be made.
-    fn ask_window(&mut self, inputs: &LeaseInputs, window: &FixedWindow) -> Option<PoolCall> {
+    fn ask_window(&mut self, inputs: &LeaseInputs, window: &FixedWindow) -> Option<NewCall> {
         let open_ns = self.account.window();
         // Units that count in a window of another cell belong to no pool.
         let is_open = !self.is_over_soon(open_ns) && self.context.is_own(open_ns);
@@ -423,7 +423,7 @@ impl Rebalance<'_> {
     }
 
     /// The call that asks for this.
-    fn take(&mut self, window: &FixedWindow, ask: WindowAsk) -> PoolCall {
+    fn take(&mut self, window: &FixedWindow, ask: WindowAsk) -> NewCall {
         let WindowAsk { end_ns, want } = ask;
         if want.returns > 0 {
             self.account.return_to_pool(self.context, end_ns, want.returns, want.returns);
@@ -445,7 +445,7 @@ impl Rebalance<'_> {
             self.lease.statements.asks_of(end_ns);
         }
         let subject = Subject::Window { end_ns };
-        PoolCall {
+        NewCall {
             about: About::Cell(CellCall { key: self.pool.key, wants_more, subject }),
             request: PoolRequest::Take(self.name(end_ns), take),
         }
@@ -480,7 +480,7 @@ impl Rebalance<'_> {
         let since = self.pool.since;
         let told_in = |end_ns| if untold.contains(&end_ns) { Generation::default() } else { since };
         if let Some(windows) = self.lease.withdrawals.next(told_in) {
-            let record = Record { limit: self.pool.limit, tag: self.pool.key.tag, windows };
+            let record = WithdrawalRow { limit: self.pool.limit, tag: self.pool.key.tag, windows };
             let batch = self.node.push_row(record.row());
             self.lease.withdrawals.goes(&record.windows, batch, self.node.progress().committed);
         }

@@ -14,7 +14,7 @@ use super::{
     GROUPS, Leases, PoolRequest,
     group::Need,
     groups::Groups,
-    pending::{About, Pending, PoolCall},
+    pending::{About, NewCall, PendingCall},
 };
 use crate::{Node, settings::SETTINGS};
 
@@ -52,7 +52,7 @@ impl Watch {
 
 impl Groups {
     /// Notes whether anybody answered a call.
-    pub(super) fn note_silence(&mut self, node: &Node, call: &Pending, is_answered: bool, now: Now) {
+    pub(super) fn note_silence(&mut self, node: &Node, call: &PendingCall, is_answered: bool, now: Now) {
         let number = call.group;
         if !is_answered {
             let is_silent = self.of_mut(number).is_silent(call.sent_ns, now.steady_ns);
@@ -201,7 +201,7 @@ impl Leases {
     }
 
     fn call_group(&mut self, number: u16, request: PoolRequest, now: Now) {
-        if let Some(id) = self.call(number, PoolCall { about: About::Group, request }, now) {
+        if let Some(id) = self.call(number, NewCall { about: About::Group, request }, now) {
             self.groups.of_mut(number).note_call(id);
         }
     }

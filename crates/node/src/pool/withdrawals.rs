@@ -33,7 +33,7 @@ pub(super) struct Withdrawal {
 
 /// A cell's row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Record {
+pub(super) struct WithdrawalRow {
     pub(super) limit: LimitId,
     pub(super) tag: CellTag,
     pub(super) windows: Vec<Withdrawal>,
@@ -67,7 +67,7 @@ pub(super) struct Withdrawals {
     has_row: bool,
 }
 
-impl Record {
+impl WithdrawalRow {
     /// The row of this record.
     pub(super) fn row(&self) -> Row {
         let bytes = postcard::to_allocvec(self).expect("numbers can be written");
@@ -244,11 +244,11 @@ mod tests {
     #[test]
     fn a_withdrawal_record_reads_back_as_written_and_garbage_is_refused() {
         let windows = vec![Withdrawal { end_ns: u64::MAX, units: 7, told_in: generation(3) }];
-        let record = Record { limit: LimitId(9), tag: CellTag(12), windows };
+        let record = WithdrawalRow { limit: LimitId(9), tag: CellTag(12), windows };
         let row = record.row();
         assert_eq!((row.limit, row.tag), (WITHDRAWALS, CellTag(9 ^ 12)));
-        assert_eq!(Record::read(&row), Some(record));
+        assert_eq!(WithdrawalRow::read(&row), Some(record));
         let garbage = Row { state: Some(CellRecord::of_record(vec![255; 40])), ..row };
-        assert_eq!(Record::read(&garbage), None);
+        assert_eq!(WithdrawalRow::read(&garbage), None);
     }
 }

@@ -20,12 +20,12 @@ pub(crate) struct Demand {
     age_ns: u64,
     /// When demand was last observed: steady clock.
     since_ns: u64,
-    recent: Recent,
+    recent: RecentEvents,
 }
 
 /// The last few events, to be compared with the mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Recent {
+struct RecentEvents {
     units: u64,
     events: u64,
     from_ns: u64,
@@ -34,7 +34,7 @@ struct Recent {
 impl Demand {
     /// Demand that begins now, with nothing asked for yet.
     pub(crate) fn since(now_ns: u64) -> Self {
-        Self { since_ns: now_ns, recent: Recent::from(now_ns), ..Self::default() }
+        Self { since_ns: now_ns, recent: RecentEvents::from(now_ns), ..Self::default() }
     }
 
     /// Units a second, in thousandths.
@@ -77,7 +77,7 @@ impl Demand {
         self.since_ns = now_ns;
         if self.events_milli == 0 && self.recent.events == 0 {
             self.age_ns = self.age_ns.saturating_add(dt).min(SETTINGS.demand.mean_ns_max);
-            self.recent = Recent::from(now_ns);
+            self.recent = RecentEvents::from(now_ns);
             return;
         }
         if self.events_milli == 0 {
@@ -104,7 +104,7 @@ impl Demand {
         self.units_milli = blend(self.units_milli, per_second_milli(units, dt), dt, self.age_ns);
         self.events_milli = blend(self.events_milli, per_second_milli(events, dt), dt, self.age_ns);
         if got.max(expected_all) >= SETTINGS.demand.events {
-            self.recent = Recent::from(now_ns);
+            self.recent = RecentEvents::from(now_ns);
         }
     }
 
@@ -113,11 +113,11 @@ impl Demand {
         self.units_milli = per_second_milli(units, dt);
         self.events_milli = per_second_milli(events, dt);
         self.age_ns = dt;
-        self.recent = Recent::from(now_ns);
+        self.recent = RecentEvents::from(now_ns);
     }
 }
 
-impl Recent {
+impl RecentEvents {
     fn from(now_ns: u64) -> Self {
         Self { from_ns: now_ns, ..Self::default() }
     }

@@ -9,7 +9,7 @@ use super::{
     Seal, SealFault, Seals, Sharing,
     outbox::Topic,
     seal::{Proof, SealStore},
-    wire::{Entry, Header},
+    wire::{FrameEntry, FrameHeader},
 };
 use crate::Node;
 
@@ -23,7 +23,7 @@ pub(super) struct VersionExchange {
     /// The newest version that is on the disk: frames name no later one.
     pub(super) stored: VersionId,
     /// A version that a peer sent and that this node has not adopted yet.
-    pub(super) offered: Option<Offered>,
+    pub(super) offered: Option<OfferedVersion>,
     /// The seals of versions and acknowledgements that are passed on.
     pub(super) seals: SealStore,
 }
@@ -38,7 +38,7 @@ struct Storing {
 
 /// A version that a peer sent, with the seal that proves its maker.
 #[derive(Clone, Debug)]
-pub(super) struct Offered {
+pub(super) struct OfferedVersion {
     pub(super) version: Version,
     pub(super) proof: Proof,
 }
@@ -89,7 +89,7 @@ impl Sharing {
     }
 
     /// The version that a peer sent, if it is still newer than this node's.
-    pub(super) fn take_offered(&mut self) -> Option<Offered> {
+    pub(super) fn take_offered(&mut self) -> Option<OfferedVersion> {
         let offered = self.exchange.offered.take()?;
         (offered.version.version_id > self.version_id()).then_some(offered)
     }
@@ -112,7 +112,7 @@ impl Sharing {
             // Peers that refused the version by its earlier seal are sent it once more.
             self.peers.values_mut().for_each(|peer| peer.told = VersionId::default());
         } else {
-            self.exchange.offered = Some(Offered { version, proof });
+            self.exchange.offered = Some(OfferedVersion { version, proof });
         }
         Ok(())
     }
@@ -145,7 +145,7 @@ impl Sharing {
     }
 
     /// Sends the version that this node has to a peer that is behind.
-    pub(super) fn compare_versions(&mut self, header: &Header, from: MemberId) {
+    pub(super) fn compare_versions(&mut self, header: &FrameHeader, from: MemberId) {
         let own = self.version_id();
         if header.version_id >= own {
             return;
@@ -156,7 +156,7 @@ impl Sharing {
             && peer.told < own
         {
             peer.told = own;
-            let entry = Entry::Version(Box::new(version.clone()), proof);
+            let entry = FrameEntry::Version(Box::new(version.clone()), proof);
             peer.outbox.tell(Topic::Version, entry, self.exchange.batch());
         }
     }
@@ -169,7 +169,7 @@ impl Sharing {
         let Some(proof) = self.exchange.seals.proof_of(version_id) else { return };
         for peer in self.peers.values_mut().filter(|peer| peer.version_id < version_id) {
             peer.told = version_id;
-            let entry = Entry::Version(Box::new(version.clone()), proof.clone());
+            let entry = FrameEntry::Version(Box::new(version.clone()), proof.clone());
             peer.outbox.tell(Topic::Version, entry, self.exchange.batch());
         }
     }
@@ -181,7 +181,7 @@ impl Sharing {
         self.exchange.seals.sign_ack(me, ack, version.key);
         let Some((ack, seal)) = self.exchange.seals.ack_of(me, ack) else { return };
         for peer in self.peers.values_mut() {
-            let entry = Entry::Acked { incarnation: me, ack, seal: seal.clone() };
+            let entry = FrameEntry::Acked { incarnation: me, ack, seal: seal.clone() };
             peer.outbox.tell(Topic::Acked(me), entry, 0);
         }
     }
@@ -215,7 +215,7 @@ impl Sharing {
             && let Some(proof) = self.exchange.seals.proof_of(version.version_id)
         {
             for peer in self.peers.values_mut() {
-                let entry = Entry::Version(Box::new(version.clone()), proof.clone());
+                let entry = FrameEntry::Version(Box::new(version.clone()), proof.clone());
                 peer.outbox.tell(Topic::Version, entry, self.exchange.batch());
             }
         }
@@ -250,7 +250,7 @@ impl Sharing {
         for peer in
             self.peers.values_mut().filter(|peer| peer.incarnation != incarnation && peer.incarnation != by)
         {
-            let entry = Entry::Acked { incarnation, ack, seal: seal.clone() };
+            let entry = FrameEntry::Acked { incarnation, ack, seal: seal.clone() };
             peer.outbox.tell(Topic::Acked(incarnation), entry, 0);
         }
     }
@@ -262,7 +262,7 @@ impl Sharing {
         if let Some(peer) = self.peers.get_mut(&to) {
             for (incarnation, ack) in all {
                 let Some((ack, seal)) = self.exchange.seals.ack_of(incarnation, ack) else { continue };
-                peer.outbox.tell(Topic::Acked(incarnation), Entry::Acked { incarnation, ack, seal }, 0);
+                peer.outbox.tell(Topic::Acked(incarnation), FrameEntry::Acked { incarnation, ack, seal }, 0);
             }
         }
     }

@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 use super::{
     CellKey, Sharing,
     outbox::Topic,
-    wire::{Entry, Header, Whole},
+    wire::{FrameEntry, FrameHeader, Whole},
 };
 use crate::{
     Catalogue, Node,
-    catalogue::local::Guard,
+    catalogue::local::GuardShare,
     cell::{
         account::{Account, CellContext},
         locked_cell::LockedCell,
@@ -29,7 +29,7 @@ use crate::{
 
 /// The result of a forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Charge {
+enum ForwardResult {
     Done,
     /// There are no units now, and some may come.
     Later,
@@ -77,7 +77,7 @@ impl Sharing {
             {
                 // Filled in when the entry is sent.
                 let within_us = 0;
-                let entry = Entry::Forward { limit, tag, whole, number, units, within_us, is_again };
+                let entry = FrameEntry::Forward { limit, tag, whole, number, units, within_us, is_again };
                 peer.outbox.tell(Topic::Forward(number), entry, 0);
             }
         }
@@ -109,15 +109,16 @@ impl Sharing {
             return true;
         }
         let is_late = now.steady_ns >= held.until_ns;
-        let charge = if is_late { Charge::Later } else { self.charge_forward(node, catalogue, held, now) };
+        let charge =
+            if is_late { ForwardResult::Later } else { self.charge_forward(node, catalogue, held, now) };
         let units = match charge {
-            Charge::Done => {
+            ForwardResult::Done => {
                 node.forwards.count_charged();
                 Some(units)
             }
-            Charge::Later if is_late => Some(0),
-            Charge::Later => return false,
-            Charge::Never => None,
+            ForwardResult::Later if is_late => Some(0),
+            ForwardResult::Later => return false,
+            ForwardResult::Never => None,
         };
         self.answer(from, number, units, now);
         true
@@ -130,7 +131,7 @@ impl Sharing {
         catalogue: &Catalogue,
         held: &mut ReceivedForward,
         now: Now,
-    ) -> Charge {
+    ) -> ForwardResult {
         let ReceivedForward { key, whole, units, .. } = *held;
         let CellKey { slot, tag } = key;
         let active = catalogue.active_of(slot).filter(|active| active.is_in_force(now.wall_ns));
@@ -139,7 +140,7 @@ impl Sharing {
             active.filter(|active| may_be_forwarded(active)).map(|active| &active.limit.algorithm);
         let may_give = |global: &Algorithm| is_of_variant(global, whole) && units <= global.budget();
         if owns_nothing || node.forwards.is_closed() || !algorithm.is_some_and(may_give) {
-            return Charge::Never;
+            return ForwardResult::Never;
         }
         // A cell that is missing may have been dropped by a clock that reads more.
         let now = node.not_behind(now);
@@ -152,21 +153,23 @@ impl Sharing {
         let locked_cell = LockedCell { node, catalogue, key, now, which: None };
         let charged = locked_cell.at(true, |context, cell| {
             cell.forget_held_if_variant_changed();
-            let HeapCell { account: Some(account), state, .. } = cell else { return (Charge::Never, false) };
+            let HeapCell { account: Some(account), state, .. } = cell else {
+                return (ForwardResult::Never, false);
+            };
             let is_new = account.calls_first();
             // Callers may spend the units that they lease without asking, and other regions may owe units.
             let is_free = account.kept_back() == 0 && context.in_force;
             if !may_give(context.global) || !is_free || node.forwards.is_closed() {
-                return (Charge::Never, is_new);
+                return (ForwardResult::Never, is_new);
             }
             // While the lock was waited for, cells may have been dropped by a later clock.
             if node.is_behind(now) {
-                return (Charge::Later, is_new);
+                return (ForwardResult::Later, is_new);
             }
             account.settle(state, context, now, &*node.sessions());
             let end_ns = account.window();
             if context.local.owns_nothing_of(end_ns) || node.is_closed(context, end_ns) {
-                return (Charge::Never, is_new);
+                return (ForwardResult::Never, is_new);
             }
             if is_owner {
                 account.note_forwarded(now);
@@ -174,18 +177,18 @@ impl Sharing {
             let verdict = account.algorithm.probe(state, now, units, context.salt);
             let is_there = verdict.allowed && verdict.delay_ns == 0;
             if !is_there && !may_come {
-                return (Charge::Never, is_new);
+                return (ForwardResult::Never, is_new);
             }
             let calls = (is_first && account.offer(units, units, &verdict, now)) || is_new;
             if is_there {
                 charge(account, state, units, context, now);
             }
-            (if is_there { Charge::Done } else { Charge::Later }, calls)
+            (if is_there { ForwardResult::Done } else { ForwardResult::Later }, calls)
         });
-        let (charge, calls) = charged.unwrap_or((Charge::Never, false));
-        if charge == Charge::Done || calls {
+        let (charge, calls) = charged.unwrap_or((ForwardResult::Never, false));
+        if charge == ForwardResult::Done || calls {
             let mut cells = node.shards[shard_of(tag)].lock();
-            if charge == Charge::Done {
+            if charge == ForwardResult::Done {
                 cells.count_spent(slot, units);
             }
             if calls {
@@ -201,11 +204,11 @@ impl Sharing {
     pub(super) fn take_forward(
         &mut self,
         node: &Node,
-        header: &Header,
-        entry: &Entry,
+        header: &FrameHeader,
+        entry: &FrameEntry,
         now: Now,
     ) -> Result<(), Refusal> {
-        let Entry::Forward { limit, tag, whole, number, units, within_us, is_again } = *entry else {
+        let FrameEntry::Forward { limit, tag, whole, number, units, within_us, is_again } = *entry else {
             return Err(Refusal::Malformed);
         };
         let from = header.incarnation;
@@ -249,7 +252,7 @@ impl Sharing {
     pub(super) fn take_forward_reply(
         &self,
         node: &Node,
-        header: &Header,
+        header: &FrameHeader,
         number: u64,
         units: Option<u64>,
         now: Now,
@@ -304,7 +307,7 @@ impl Sharing {
 
     /// Whether an incarnation is another node of this region, and the catalogue names it.
     fn is_mate(&self, node: &Node, incarnation: Incarnation) -> bool {
-        let members = node.setup.guard.as_ref().map_or(&[][..], Guard::members);
+        let members = node.setup.guard.as_ref().map_or(&[][..], GuardShare::members);
         members.contains(&incarnation.member)
             && incarnation.member != self.me().member
             && self.versions.owns(incarnation)

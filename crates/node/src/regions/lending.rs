@@ -6,7 +6,7 @@ use acequia_limits::Now;
 use acequia_rights::mutation::{Mutation, mutated};
 use smallvec::SmallVec;
 
-use super::{CellKey, Sharing, outbox::Topic, wire::Entry};
+use super::{CellKey, Sharing, outbox::Topic, wire::FrameEntry};
 use crate::{Catalogue, Node, cell::locked_cell::LockedCell, journal::HeapCell, settings::SETTINGS};
 
 /// What this node has lent.
@@ -100,7 +100,7 @@ impl Sharing {
                 && let Some(renew) = session.renew(now.steady_ns)
             {
                 peer.renewed_ns = now.steady_ns;
-                peer.outbox.tell(Topic::Renew, Entry::Renew(renew), 0);
+                peer.outbox.tell(Topic::Renew, FrameEntry::Renew(renew), 0);
             }
         }
     }

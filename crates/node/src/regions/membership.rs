@@ -11,7 +11,8 @@ use acequia_rights::{
 };
 
 use super::{
-    CellKey, Entry, Sharing, Topic, Wall, exchange::Offered, peer::Peer, seal::Proof, wire::ShortId,
+    CellKey, FrameEntry, Sharing, Topic, Wall, exchange::OfferedVersion, peer::Peer, seal::Proof,
+    wire::ShortId,
 };
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
@@ -231,10 +232,10 @@ impl Sharing {
         if !self.time.is_believed() {
             return Ok(());
         }
-        let Some(Offered { version, proof }) = self.take_offered() else { return Ok(()) };
+        let Some(OfferedVersion { version, proof }) = self.take_offered() else { return Ok(()) };
         let adopted = self.adopt(node, version.clone(), proof.clone(), now, rows);
         if let Err(AdoptFault::Journal { .. }) = adopted {
-            self.exchange.offered = Some(Offered { version, proof });
+            self.exchange.offered = Some(OfferedVersion { version, proof });
         }
         adopted.map(|_| ())
     }
@@ -499,7 +500,7 @@ impl Sharing {
             account.settle(state, context, now, &*node.sessions());
             for LoanId { peer: from, number } in account.tell_ended(&mut node.sessions_mut()) {
                 if let Some(peer) = peers.get_mut(&from.member) {
-                    let entry = Entry::Refused { id: ShortId::default(), number };
+                    let entry = FrameEntry::Refused { id: ShortId::default(), number };
                     peer.outbox.tell(Topic::Refused(key, number), entry, 0);
                 }
             }
@@ -557,7 +558,7 @@ fn forfeit_from(
 fn ask_back(account: &mut Account, peers: &mut BTreeMap<MemberId, Peer>, key: CellKey, node: &Node) {
     for LoanId { peer: to, number } in account.freeze_all(&mut node.sessions_mut()) {
         if let Some(peer) = peers.get_mut(&to.member) {
-            let entry = Entry::Recall { id: ShortId::default(), number };
+            let entry = FrameEntry::Recall { id: ShortId::default(), number };
             peer.outbox.tell(Topic::Recall(key, number), entry, 0);
         }
     }

@@ -45,9 +45,9 @@ use self::{
     outbox::Topic,
     peer::Peer,
     process::OwnProcess,
-    shares::{Doubt, Shares},
-    usage::Usage,
-    wire::{Entry, Garbled, Header},
+    shares::{Doubt, NodeShares},
+    usage::ChargeTotals,
+    wire::{FrameEntry, FrameHeader, Garbled},
 };
 use crate::{Node, settings::SETTINGS};
 
@@ -57,9 +57,9 @@ pub(crate) use cell::rebalance_after_ns;
 pub(crate) use demand::Demand;
 pub use membership::{AdoptFault, Membership, Ownership, limits_from_bytes, limits_to_bytes};
 pub(crate) use policy::units_in;
-pub use seal::{Role, Seal, SealFault, Seals};
+pub use seal::{Seal, SealFault, Seals, SignerRole};
 pub use timekeeper::Wall;
-pub(crate) use timekeeper::{Bounds, Carried, Reading, Timekeeper};
+pub(crate) use timekeeper::{Carried, ClockReading, Timekeeper, WallBounds};
 
 /// The slot of a limit that is unknown here.
 const NO_SLOT: u32 = 0;
@@ -137,7 +137,7 @@ pub(crate) struct Sharing {
     process: OwnProcess,
     versions: Versions,
     exchange: VersionExchange,
-    shares: Shares,
+    shares: NodeShares,
     ack_wait: AckWait,
     time: Timekeeper,
     doubt: Doubt,
@@ -148,20 +148,20 @@ pub(crate) struct Sharing {
     /// The variant of each cell, as reported by peers that have the same version.
     variants: BTreeMap<CellKey, u16>,
     lending: Lending,
-    usage: Usage,
+    usage: ChargeTotals,
     traffic: Traffic,
 }
 
 /// Facts that a node remembers about itself across restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Memory {
+pub(crate) struct NodeMemory {
     /// The process number: how often the node was started.
     pub(crate) process_number: u32,
     /// Loan numbers up to this one are reserved.
     pub(crate) loans: u64,
 }
 
-impl Memory {
+impl NodeMemory {
     /// The memory of the next process; `None` if the numbers are higher than any node can count.
     pub(crate) fn next_start(self) -> Option<Self> {
         let process_number = self.process_number.checked_add(1)?;
@@ -170,13 +170,13 @@ impl Memory {
 }
 
 impl Sharing {
-    pub(crate) fn new(home: Home, versions: Versions, memory: Memory, born_in: u64) -> Self {
+    pub(crate) fn new(home: Home, versions: Versions, memory: NodeMemory, born_in: u64) -> Self {
         let stored = versions.version().map_or_else(VersionId::default, |version| version.version_id);
         Self {
             process: OwnProcess::new(home, memory.process_number, born_in),
             versions,
             exchange: VersionExchange::new(stored),
-            shares: Shares::default(),
+            shares: NodeShares::default(),
             ack_wait: AckWait::default(),
             time: Timekeeper::default(),
             doubt: Doubt::default(),
@@ -185,7 +185,7 @@ impl Sharing {
             cells: ActiveCells::default(),
             variants: BTreeMap::new(),
             lending: Lending::new(memory.loans),
-            usage: Usage::default(),
+            usage: ChargeTotals::default(),
             traffic: Traffic::default(),
         }
     }
@@ -290,16 +290,17 @@ impl Sharing {
         {
             reached += 1;
             if peer.is_to_be_pinged(now.steady_ns, is_urgent) {
-                peer.outbox.tell(Topic::Ping, Entry::Ping, 0);
+                peer.outbox.tell(Topic::Ping, FrameEntry::Ping, 0);
             }
         }
         let bounds =
-            timekeeper::Bounds { error_ns, drift_ppm, has_peers, is_alone: reached == 0, journal_ns };
+            timekeeper::WallBounds { error_ns, drift_ppm, has_peers, is_alone: reached == 0, journal_ns };
         let reached =
             self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, SETTINGS.sharing.reach_ns));
-        let is_sure =
-            |reading: &timekeeper::Reading| is_urgent || reading.unsure_ns <= SETTINGS.clocks.unsure_ns_max;
-        let readings: SmallVec<[timekeeper::Reading; 8]> =
+        let is_sure = |reading: &timekeeper::ClockReading| {
+            is_urgent || reading.unsure_ns <= SETTINGS.clocks.unsure_ns_max
+        };
+        let readings: SmallVec<[timekeeper::ClockReading; 8]> =
             reached.filter_map(|peer| peer.reading(now, drift_ppm)).filter(is_sure).collect();
         self.time.observe(now.steady_ns, now.wall_ns, &bounds, &readings);
     }
@@ -340,7 +341,7 @@ impl Sharing {
         let catalogue = node.catalogue();
         let (incarnation, heartbeat) = (self.me(), self.process.heartbeats.newest);
         let peer = self.peers.get_mut(&region)?;
-        let header = Header {
+        let header = FrameHeader {
             incarnation,
             process_number: heartbeat.process_number,
             number: peer.outbox.number(),

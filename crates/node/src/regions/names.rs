@@ -1,7 +1,7 @@
 //! The numbers by which the two ends of a connection call their cells: of four bytes, given by either end.
 //!
 //! Each end forgets a number together with its cell, without telling the other. An end that receives a number
-//! that it has forgotten says so ([`super::wire::Entry::Unknown`]), and hears the cell's whole name again.
+//! that it has forgotten says so ([`super::wire::FrameEntry::Unknown`]), and hears the cell's whole name again.
 //! Numbers of this end count up and are not given again soon, so a late frame cannot mean another cell than
 //! it did.
 
@@ -16,8 +16,8 @@ const NONE: ShortId = ShortId(0);
 
 /// The numbers of one connection.
 #[derive(Debug, Default)]
-pub(crate) struct Names {
-    cells: Slots<Name>,
+pub(crate) struct ConnectionNumbers {
+    cells: Slots<CellNumbers>,
     /// The slots of the cells, by numbers as they are written to the peer: the peer's own have the lowest bit
     /// set.
     numbered: BTreeMap<ShortId, u32>,
@@ -28,18 +28,18 @@ pub(crate) struct Names {
 
 /// The numbers of one cell: at least one is given.
 #[derive(Clone, Copy, Debug, Default)]
-struct Name {
+struct CellNumbers {
     own: ShortId,
     /// Whether the peer is known to know this end's number.
     known: bool,
     theirs: ShortId,
 }
 
-impl Names {
+impl ConnectionNumbers {
     /// The number to write for a cell, and whether the peer knows it. A number that the peer gave serves as
     /// well as one of this end.
     pub(crate) fn number(&mut self, cell: CellKey) -> (ShortId, bool) {
-        let slot = self.cells.slot_or_insert(cell, Name::default);
+        let slot = self.cells.slot_or_insert(cell, CellNumbers::default);
         let Some(name) = self.cells.at_mut(slot) else { return (NONE, false) };
         if name.theirs != NONE {
             return (name.theirs, true);
@@ -49,7 +49,7 @@ impl Names {
             while self.newest == NONE.0 || self.numbered.contains_key(&ShortId(self.newest)) {
                 self.newest = self.newest.wrapping_add(2);
             }
-            *name = Name { own: ShortId(self.newest), known: false, ..*name };
+            *name = CellNumbers { own: ShortId(self.newest), known: false, ..*name };
             self.numbered.insert(name.own, slot);
         }
         (name.own, name.known)
@@ -77,7 +77,7 @@ impl Names {
         }
         let theirs = ShortId(id.0 | 1);
         self.drop_theirs(theirs);
-        let slot = self.cells.slot_or_insert(cell, Name::default);
+        let slot = self.cells.slot_or_insert(cell, CellNumbers::default);
         let Some(name) = self.cells.at_mut(slot) else { return };
         let before = std::mem::replace(&mut name.theirs, theirs);
         if before != NONE {
@@ -134,7 +134,7 @@ impl Names {
         }
     }
 
-    fn named(&mut self, id: ShortId) -> Option<&mut Name> {
+    fn named(&mut self, id: ShortId) -> Option<&mut CellNumbers> {
         self.cells.at_mut(*self.numbered.get(&id)?)
     }
 
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_short_id_that_one_end_gave_serves_both() {
-        let (mut here, mut there) = (Names::default(), Names::default());
+        let (mut here, mut there) = (ConnectionNumbers::default(), ConnectionNumbers::default());
         let (id, known) = here.number(A);
         assert!(!known, "it must be introduced");
         there.introduce(id, A);
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn short_ids_are_forgotten_with_their_cells_on_both_sides() {
-        let (mut here, mut there) = (Names::default(), Names::default());
+        let (mut here, mut there) = (ConnectionNumbers::default(), ConnectionNumbers::default());
         for n in 0..1_000 {
             let cell = CellKey { slot: 1, tag: CellTag(n) };
             let (id, _) = here.number(cell);
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_forgotten_cell_that_the_peer_still_uses_is_introduced_again() {
-        let (mut here, mut there) = (Names::default(), Names::default());
+        let (mut here, mut there) = (ConnectionNumbers::default(), ConnectionNumbers::default());
         let (id, _) = here.number(A);
         there.introduce(id, A);
         here.learned(id);
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_short_id_is_not_reused_soon() {
-        let mut names = Names::default();
+        let mut names = ConnectionNumbers::default();
         let (first, _) = names.number(A);
         names.forget(A);
         let (second, _) = names.number(B);
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_peer_may_change_the_short_id_of_a_cell_and_reuse_it() {
-        let mut names = Names::default();
+        let mut names = ConnectionNumbers::default();
         names.introduce(ShortId(4), A);
         names.introduce(ShortId(6), A);
         assert_eq!((names.cell(ShortId(4)), names.cell(ShortId(6))), (None, Some(A)));

@@ -16,8 +16,8 @@ use smallvec::SmallVec;
 
 use super::{
     CellKey,
-    names::Names,
-    wire::{Entry, FrameWriter, Header, ReceivedFrames, ShortId},
+    names::ConnectionNumbers,
+    wire::{FrameEntry, FrameHeader, FrameWriter, ReceivedFrames, ShortId},
 };
 use crate::{FORWARD_NS, settings::SETTINGS};
 
@@ -97,9 +97,9 @@ impl Topic {
 
 /// A fact that waits.
 #[derive(Clone, Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingFact {
     /// The entry; the cell's number is filled in when the entry is sent.
-    pub(crate) entry: Entry,
+    pub(crate) entry: FrameEntry,
     /// The batch that must be on disk before the fact leaves; 0 for none.
     pub(crate) after_batch: u64,
     /// The fact's place among all facts: of two about the same topic, the greater is the later.
@@ -118,19 +118,19 @@ pub(crate) struct Rounds {
 }
 
 #[derive(Debug)]
-struct Sent {
+struct SentFrame {
     number: u64,
     at_ns: u64,
     /// Numbers of this end that the frame introduces.
     introduced: Vec<ShortId>,
-    facts: Vec<(Topic, Waiting)>,
+    facts: Vec<(Topic, WaitingFact)>,
 }
 
 /// The facts on their way to one peer.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
-    waiting: BTreeMap<Topic, Waiting>,
-    under_way: VecDeque<Sent>,
+    waiting: BTreeMap<Topic, WaitingFact>,
+    under_way: VecDeque<SentFrame>,
     /// Frames that count as lost: each frame's number, and when it was sent.
     given_up: VecDeque<(u64, u64)>,
     /// Answers to forwards: each forward's number, and when the answer was queued: steady clock.
@@ -138,7 +138,7 @@ pub(crate) struct Outbox {
     next_number: u64,
     /// How many facts were queued so far.
     told: u64,
-    pub(crate) names: Names,
+    pub(crate) names: ConnectionNumbers,
     /// Bytes and entries sent since the start.
     pub(crate) bytes: u64,
     pub(crate) entries: u64,
@@ -146,14 +146,14 @@ pub(crate) struct Outbox {
 
 impl Outbox {
     /// Queues a fact.
-    pub(crate) fn tell(&mut self, topic: Topic, entry: Entry, after_batch: u64) {
+    pub(crate) fn tell(&mut self, topic: Topic, entry: FrameEntry, after_batch: u64) {
         let fact = self.fact(entry, after_batch);
         self.waiting.insert(topic, fact);
     }
 
-    fn fact(&mut self, entry: Entry, after_batch: u64) -> Waiting {
+    fn fact(&mut self, entry: FrameEntry, after_batch: u64) -> WaitingFact {
         self.told += 1;
-        Waiting { entry, after_batch, told: self.told, given_up_in: SmallVec::new() }
+        WaitingFact { entry, after_batch, told: self.told, given_up_in: SmallVec::new() }
     }
 
     /// Queues the settlement of a charge. Returns whether there was room.
@@ -162,7 +162,7 @@ impl Outbox {
         let has_room = waiting < SETTINGS.links.settlements_max;
         if has_room {
             // The first settlement counts, as at the node that made the charge.
-            let fact = self.fact(Entry::Settle { id, cost }, 0);
+            let fact = self.fact(FrameEntry::Settle { id, cost }, 0);
             self.waiting.entry(Topic::Settle(id)).or_insert(fact);
         }
         has_room
@@ -176,7 +176,7 @@ impl Outbox {
             self.waiting.remove(&Topic::ForwardReply(oldest));
         }
         self.forward_replies.push_back((number, now_ns));
-        self.tell(Topic::ForwardReply(number), Entry::ForwardReply { number, units }, 0);
+        self.tell(Topic::ForwardReply(number), FrameEntry::ForwardReply { number, units }, 0);
     }
 
     /// Forgets answers that were queued so long ago that nobody waits for them: if not sent yet, they never
@@ -225,7 +225,7 @@ impl Outbox {
     /// `None` for none.
     pub(crate) fn fill(
         &mut self,
-        header: &Header,
+        header: &FrameHeader,
         committed: u64,
         now_ns: u64,
         name: impl Fn(CellKey) -> Option<(LimitId, Option<u16>)>,
@@ -244,23 +244,23 @@ impl Outbox {
                     let (id, known) = self.names.number(cell);
                     // One introduction in a frame is enough.
                     if !known && described.insert(id) {
-                        frame.push(&Entry::Introduce { id, limit, tag: cell.tag, which });
+                        frame.push(&FrameEntry::Introduce { id, limit, tag: cell.tag, which });
                         introduced.push(id);
                     }
                     set_id(&mut fact.entry, id);
                 }
-                if let Entry::Forward { number, within_us, .. } = &mut fact.entry {
+                if let FrameEntry::Forward { number, within_us, .. } = &mut fact.entry {
                     let Some(left_us) = forward(*number) else { continue };
                     *within_us = left_us;
                 }
                 frame.push(&fact.entry);
                 // A ping states no fact, so it does not count.
-                self.entries += u64::from(!matches!(fact.entry, Entry::Ping));
+                self.entries += u64::from(!matches!(fact.entry, FrameEntry::Ping));
                 facts.push((topic, fact));
             }
         }
         if !facts.is_empty() {
-            self.under_way.push_back(Sent { number: header.number, at_ns: now_ns, introduced, facts });
+            self.under_way.push_back(SentFrame { number: header.number, at_ns: now_ns, introduced, facts });
         }
         let bytes = frame.finish();
         self.bytes += bytes.len() as u64;
@@ -301,7 +301,8 @@ impl Outbox {
             self.given_up.iter().copied().filter(|(number, _)| received.has(*number)).collect();
         self.given_up.retain(|(number, _)| !came.contains_key(number));
         if !came.is_empty() {
-            let is_said = |fact: &Waiting| fact.given_up_in.iter().any(|number| came.contains_key(number));
+            let is_said =
+                |fact: &WaitingFact| fact.given_up_in.iter().any(|number| came.contains_key(number));
             self.waiting.retain(|_, fact| !is_said(fact));
             self.under_way.iter_mut().for_each(|sent| sent.facts.retain(|(_, fact)| !is_said(fact)));
         }
@@ -339,8 +340,8 @@ impl Outbox {
 
     /// Queues the facts of a lost frame again, unless a later fact about the same topic waits. Frames are
     /// given up in any order, and two of them may carry facts about one topic: the later fact stays.
-    fn again(&mut self, sent: Sent) {
-        let Sent { number, at_ns, facts, .. } = sent;
+    fn again(&mut self, sent: SentFrame) {
+        let SentFrame { number, at_ns, facts, .. } = sent;
         // Frames before this one are too old to be confirmed.
         let oldest = number.saturating_sub(SETTINGS.links.given_up_max as u64);
         for (topic, mut fact) in facts.into_iter().filter(|(topic, _)| !topic.is_for_now()) {
@@ -362,7 +363,7 @@ impl Outbox {
 }
 
 /// Whether `one` is sent rather than `other`, of two facts about the same topic.
-const fn is_rather_said(topic: Topic, one: &Waiting, other: &Waiting) -> bool {
+const fn is_rather_said(topic: Topic, one: &WaitingFact, other: &WaitingFact) -> bool {
     match topic {
         // The first settlement counts, as at the node that made the charge.
         Topic::Settle(_) => one.told < other.told,
@@ -370,29 +371,29 @@ const fn is_rather_said(topic: Topic, one: &Waiting, other: &Waiting) -> bool {
     }
 }
 
-fn set_id(entry: &mut Entry, number: ShortId) {
+fn set_id(entry: &mut FrameEntry, number: ShortId) {
     match entry {
-        Entry::Introduce { id, .. }
-        | Entry::Unknown { id }
-        | Entry::Advertisement { id, .. }
-        | Entry::Short { id, .. }
-        | Entry::Grant { id, .. }
-        | Entry::Return { id, .. }
-        | Entry::Recall { id, .. }
-        | Entry::Refused { id, .. }
-        | Entry::Ask { id, .. }
-        | Entry::Give { id, .. }
-        | Entry::Got { id, .. } => *id = number,
-        Entry::Renew(_)
-        | Entry::Version(..)
-        | Entry::Acked { .. }
-        | Entry::Usage { .. }
-        | Entry::Digest(_)
-        | Entry::Differs(_)
-        | Entry::Settle { .. }
-        | Entry::Forward { .. }
-        | Entry::ForwardReply { .. }
-        | Entry::Ping => {}
+        FrameEntry::Introduce { id, .. }
+        | FrameEntry::Unknown { id }
+        | FrameEntry::Advertisement { id, .. }
+        | FrameEntry::Short { id, .. }
+        | FrameEntry::Grant { id, .. }
+        | FrameEntry::Return { id, .. }
+        | FrameEntry::Recall { id, .. }
+        | FrameEntry::Refused { id, .. }
+        | FrameEntry::Ask { id, .. }
+        | FrameEntry::Give { id, .. }
+        | FrameEntry::Got { id, .. } => *id = number,
+        FrameEntry::Renew(_)
+        | FrameEntry::Version(..)
+        | FrameEntry::Acked { .. }
+        | FrameEntry::Usage { .. }
+        | FrameEntry::Digest(_)
+        | FrameEntry::Differs(_)
+        | FrameEntry::Settle { .. }
+        | FrameEntry::Forward { .. }
+        | FrameEntry::ForwardReply { .. }
+        | FrameEntry::Ping => {}
     }
 }
 
@@ -406,8 +407,8 @@ mod tests {
         *,
     };
 
-    fn header(outbox: &mut Outbox) -> Header {
-        Header {
+    fn header(outbox: &mut Outbox) -> FrameHeader {
+        FrameHeader {
             incarnation: Incarnation { member: MemberId(0), node: 0, number: 1 },
             process_number: 1,
             number: outbox.number(),
@@ -423,7 +424,7 @@ mod tests {
 
     fn tell_news(outbox: &mut Outbox, tag: u128) {
         let rough = Rough::new(1);
-        let entry = Entry::Advertisement {
+        let entry = FrameEntry::Advertisement {
             id: ShortId::default(),
             demand: rough,
             holds: rough,
@@ -439,7 +440,7 @@ mod tests {
         let header = header(outbox);
         let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)), |_| Some(1));
         let entries = read(&bytes).expect("a frame").entries;
-        let introduced = entries.iter().filter(|entry| matches!(entry, Entry::Introduce { .. })).count();
+        let introduced = entries.iter().filter(|entry| matches!(entry, FrameEntry::Introduce { .. })).count();
         (introduced, entries.len() - introduced)
     }
 
@@ -519,7 +520,7 @@ mod tests {
         let tell = |outbox: &mut Outbox, cost| {
             outbox.tell(
                 Topic::Short(CellKey { slot: 1, tag: CellTag(7) }),
-                Entry::Short { id: ShortId::default(), units: cost },
+                FrameEntry::Short { id: ShortId::default(), units: cost },
                 0,
             );
             assert!(outbox.settle(9, Some(cost)), "there is room");
@@ -532,8 +533,11 @@ mod tests {
         let header = header(&mut outbox);
         let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)), |_| Some(1));
         let said = read(&bytes).expect("a frame").entries;
-        assert!(said.iter().any(|entry| matches!(entry, Entry::Short { units: 2, .. })), "{said:?}");
-        assert!(said.iter().any(|entry| matches!(entry, Entry::Settle { cost: Some(1), .. })), "{said:?}");
+        assert!(said.iter().any(|entry| matches!(entry, FrameEntry::Short { units: 2, .. })), "{said:?}");
+        assert!(
+            said.iter().any(|entry| matches!(entry, FrameEntry::Settle { cost: Some(1), .. })),
+            "{said:?}"
+        );
         assert_eq!(said.len(), 3, "each once, and the cell's name");
     }
 
@@ -542,7 +546,7 @@ mod tests {
         let mut outbox = Outbox::default();
         let short = |outbox: &mut Outbox| {
             tell_news(outbox, 7);
-            let entry = Entry::Short { id: ShortId::default(), units: 1 };
+            let entry = FrameEntry::Short { id: ShortId::default(), units: 1 };
             outbox.tell(Topic::Short(CellKey { slot: 1, tag: CellTag(7) }), entry, 0);
         };
         short(&mut outbox);

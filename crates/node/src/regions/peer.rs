@@ -6,8 +6,8 @@ use acequia_rights::{Incarnation, VersionId};
 use super::{
     outbox::{Outbox, Rounds},
     resync::Resync,
-    timekeeper::{Reading, drifted},
-    wire::{Header, ReceivedFrames},
+    timekeeper::{ClockReading, drifted},
+    wire::{FrameHeader, ReceivedFrames},
 };
 
 use crate::settings::SETTINGS;
@@ -33,13 +33,13 @@ pub(crate) struct Peer {
     pub(crate) told: VersionId,
     /// The comparison with the peer after it was away.
     pub(crate) resync: Resync,
-    rounds: RoundTrips,
+    rounds: FrameRoundTrips,
     clock: PeerClock,
 }
 
 /// How long frames to a peer and their confirmations took.
 #[derive(Debug)]
-struct RoundTrips {
+struct FrameRoundTrips {
     last_ns: [u64; ROUNDS],
     count: usize,
     /// How long slow frames took lately: falls by an eighth with each frame that took less.
@@ -78,7 +78,7 @@ impl Peer {
             version_id: VersionId::default(),
             told: VersionId::default(),
             resync: Resync::default(),
-            rounds: RoundTrips { last_ns: [u64::MAX; ROUNDS], count: 0, slow_ns: 0 },
+            rounds: FrameRoundTrips { last_ns: [u64::MAX; ROUNDS], count: 0, slow_ns: 0 },
             clock: PeerClock::default(),
         }
     }
@@ -127,7 +127,7 @@ impl Peer {
     }
 
     /// A frame of the peer came. `is_answer`: it confirms frames of this node's present process.
-    pub(crate) fn hear(&mut self, header: &Header, is_answer: bool, now: Now) {
+    pub(crate) fn hear(&mut self, header: &FrameHeader, is_answer: bool, now: Now) {
         self.heard_ns = Some(now.steady_ns);
         if self.version_id != header.version_id {
             // The peer may have other variants of the limit now, so it shall hear again which one a cell has.
@@ -171,12 +171,12 @@ impl Peer {
     }
 
     /// The peer's clock against ours, as far as is known.
-    pub(crate) fn reading(&self, now: Now, drift_ppm: u32) -> Option<Reading> {
+    pub(crate) fn reading(&self, now: Now, drift_ppm: u32) -> Option<ClockReading> {
         self.clock.reading(now, drift_ppm)
     }
 }
 
-impl RoundTrips {
+impl FrameRoundTrips {
     fn note(&mut self, rounds: Rounds) {
         let Rounds { newest_ns, longest_ns } = rounds;
         self.last_ns[self.count % ROUNDS] = newest_ns;
@@ -189,8 +189,8 @@ impl PeerClock {
     /// Notes the clock's reading in a frame that was written after one of ours came. The frame came
     /// `round_ns` after ours was sent, and the peer's clock read this in between. However late the frame is,
     /// nothing more is assumed.
-    fn sight(&mut self, header: &Header, round_ns: u64, steady_ns: u64) {
-        let Header { wall_ns, corrected_ns, is_believed, .. } = *header;
+    fn sight(&mut self, header: &FrameHeader, round_ns: u64, steady_ns: u64) {
+        let FrameHeader { wall_ns, corrected_ns, is_believed, .. } = *header;
         let unsure_ns = round_ns.div_ceil(2);
         let better = |old: &Sighting| {
             unsure_ns <= old.unsure_ns.saturating_mul(2)
@@ -226,7 +226,7 @@ impl PeerClock {
     }
 
     /// See [`Peer::reading`].
-    fn reading(&self, now: Now, drift_ppm: u32) -> Option<Reading> {
+    fn reading(&self, now: Now, drift_ppm: u32) -> Option<ClockReading> {
         let Sighting { wall_ns, corrected_ns, is_believed, unsure_ns, steady_ns } = self.sighting?;
         // No real clock reads that much. The sums below must stay before the end of all clocks.
         if wall_ns >= CLOCK_END / 2 {
@@ -238,7 +238,7 @@ impl PeerClock {
         // The round trip, too, was counted by a clock that drifts.
         let counted_ns = passed_ns.saturating_add(unsure_ns.saturating_mul(2));
         let unsure_ns = unsure_ns.saturating_add(drifted(counted_ns, drift_ppm));
-        Some(Reading { ahead_ns: theirs.saturating_sub(ours), corrected_ns, is_believed, unsure_ns })
+        Some(ClockReading { ahead_ns: theirs.saturating_sub(ours), corrected_ns, is_believed, unsure_ns })
     }
 }
 
@@ -256,7 +256,7 @@ mod tests {
         // peer read its wall at the very end, and it is right.
         let now = Now::at(3_000 * S);
         let true_ns = now.wall_ns + 2 * S;
-        let header = Header {
+        let header = FrameHeader {
             incarnation: peer.incarnation,
             process_number: 1,
             number: 1,
@@ -269,7 +269,7 @@ mod tests {
             version_id: VersionId::default(),
         };
         peer.clock.sight(&header, 2_000 * S, now.steady_ns);
-        let Reading { ahead_ns, unsure_ns, .. } =
+        let ClockReading { ahead_ns, unsure_ns, .. } =
             peer.reading(Now { wall_ns: true_ns, ..now }, 1_000).expect("a reading");
         assert_eq!(ahead_ns, 1_000 * S as i64);
         assert!(unsure_ns >= 1_002 * S, "{unsure_ns}");

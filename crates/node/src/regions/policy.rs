@@ -14,7 +14,7 @@ use acequia_limits::{Part, RATE_PARTS};
 use acequia_rights::MemberId;
 use smallvec::SmallVec;
 
-use super::target::{Claim, water_fill};
+use super::target::{ResourceClaim, water_fill};
 
 use crate::settings::SETTINGS;
 
@@ -91,7 +91,7 @@ pub(crate) struct RateView<'a> {
 
 /// The decisions about a cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct RebalancePlan {
     pub(crate) lend: SmallVec<[(MemberId, Part); 4]>,
     pub(crate) give_back: SmallVec<[(MemberId, u64); 4]>,
     /// Whether this region, or one that it sees, has less than it wants: worth another rebalance soon.
@@ -99,8 +99,8 @@ pub(crate) struct Plan {
 }
 
 /// Decides about a cell's rate, or about its capacity in a sliding window.
-pub(crate) fn plan(view: &RateView<'_>) -> Plan {
-    let mut plan = Plan::default();
+pub(crate) fn plan(view: &RateView<'_>) -> RebalancePlan {
+    let mut plan = RebalancePlan::default();
     let seats: SmallVec<[Seat; 8]> = std::iter::once(view.own).chain(view.others.iter().copied()).collect();
     let total: u64 = seats.iter().map(|seat| seat.standing).sum();
     let targets = targets(total, &seats, view.is_rate);
@@ -154,9 +154,9 @@ pub(crate) fn plan(view: &RateView<'_>) -> Plan {
 /// were used. If they are few, chance decides who was asked for some in that time. So the rest of a sliding
 /// window first fills each seat up to its standing part.
 fn targets(total: u64, seats: &[Seat], is_rate: bool) -> SmallVec<[u64; 8]> {
-    let claims: SmallVec<[Claim; 8]> = seats
+    let claims: SmallVec<[ResourceClaim; 8]> = seats
         .iter()
-        .map(|s| Claim { want: s.want, floor: s.floor, weight: s.weight, class: s.class })
+        .map(|s| ResourceClaim { want: s.want, floor: s.floor, weight: s.weight, class: s.class })
         .collect();
     let mut targets = water_fill(total, &claims);
     let mut rest = total - targets.iter().sum::<u64>();
@@ -184,7 +184,7 @@ fn targets(total: u64, seats: &[Seat], is_rate: bool) -> SmallVec<[u64; 8]> {
 
 /// Gives back units that were borrowed alone, if no request here needs them, or if they are enough for a
 /// request that waits at their giver.
-fn give_units_back(view: &RateView<'_>, plan: &mut Plan) {
+fn give_units_back(view: &RateView<'_>, plan: &mut RebalancePlan) {
     for loan in view.held.iter().filter(|loan| loan.part.rate == 0) {
         let owner = view.others.iter().find(|seat| seat.region == loan.from);
         let is_missed = owner.is_some_and(|owner| (1..=loan.part.units).contains(&owner.short));
@@ -196,7 +196,7 @@ fn give_units_back(view: &RateView<'_>, plan: &mut Plan) {
 
 /// Gives back a loan from a region that has borrowed as much. That region does the same, or is asked for no
 /// more than it has left. Two loans that meet are of no use, and each of them may end alone.
-fn net(view: &RateView<'_>, plan: &mut Plan) {
+fn net(view: &RateView<'_>, plan: &mut RebalancePlan) {
     let mut left = view.left;
     for seat in view.others {
         let mut lent = total(view.lent.iter().filter(|(to, _)| *to == seat.region).map(|(_, part)| *part));
@@ -231,7 +231,7 @@ fn total(parts: impl Iterator<Item = Part>) -> Part {
 /// Gives whole loans back, up to `most`: first to regions that miss something. Such a region may also get a
 /// loan that is up to twice as large as the rest of `most`, and lends the excess again. Otherwise it would
 /// get a loan of the own part, while its own loan stays here.
-fn give_back(view: &RateView<'_>, deficits: &[u64], most: u64, plan: &mut Plan) -> u64 {
+fn give_back(view: &RateView<'_>, deficits: &[u64], most: u64, plan: &mut RebalancePlan) -> u64 {
     let weigh = |part: Part| if view.is_rate { u64::from(part.rate) } else { part.units };
     let misses = |region: MemberId| {
         let at = view.others.iter().position(|seat| seat.region == region);
@@ -267,7 +267,7 @@ fn give_back(view: &RateView<'_>, deficits: &[u64], most: u64, plan: &mut Plan) 
 
 /// Lends of the own standing part to regions that miss something, in proportion. The remainder goes to the
 /// one that misses most.
-fn lend_own(view: &RateView<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &mut Plan) {
+fn lend_own(view: &RateView<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &mut RebalancePlan) {
     let lent_units: u64 = plan.lend.iter().map(|(_, part)| part.units).sum();
     let kept = units_kept(view).max(view.floor.units);
     let mut units_left = view.spare.units.saturating_sub(lent_units).saturating_sub(kept);
@@ -343,7 +343,7 @@ fn units_kept(view: &RateView<'_>) -> u64 {
 /// lent, even the floor, since no smaller part would let such a request pass. But units are kept that a rate
 /// in use here needs. If this region is short, too, the first of all short regions gets the units: otherwise
 /// all would hand each other what is of use to none.
-fn lend_units(view: &RateView<'_>, plan: &mut Plan) {
+fn lend_units(view: &RateView<'_>, plan: &mut RebalancePlan) {
     // Only the unused units of a sliding window can move.
     let mut spare = if view.is_rate { view.spare.units } else { view.spare.units.min(view.left) };
     let is_of_use =
@@ -576,7 +576,7 @@ mod tests {
     #[test]
     fn small_differences_move_no_loan() {
         let others = [seat(1, 209_000, 200_000), seat(2, 150_000, 200_000)];
-        assert_eq!(plan(&rate_view(seat(0, 150_000, 200_000), &others, &[])), Plan::default());
+        assert_eq!(plan(&rate_view(seat(0, 150_000, 200_000), &others, &[])), RebalancePlan::default());
     }
 
     #[test]
@@ -635,7 +635,7 @@ mod tests {
         let lent = [(MemberId(1), part), (MemberId(2), part)];
         let own = seat(0, 250_000, 200_000);
         let mut view = RateView { lent: &lent, ..rate_view(own, &others, &held) };
-        assert_eq!(plan(&view), Plan::default(), "while demand moves they may be of use");
+        assert_eq!(plan(&view), RebalancePlan::default(), "while demand moves they may be of use");
         view.nets = true;
         assert_eq!(plan(&view).give_back.as_slice(), [(MemberId(1), 7)]);
         // Five thousandths of the rate are worth the first of two hundred units.

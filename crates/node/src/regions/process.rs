@@ -6,7 +6,7 @@ use acequia_rights::{
     session::Heartbeat,
 };
 
-use super::{Home, wire::Header};
+use super::{Home, wire::FrameHeader};
 
 use crate::settings::SETTINGS;
 
@@ -48,7 +48,7 @@ impl OwnProcess {
 
     /// Whether a frame confirms frames of this process, and uses its numbers of cells: not those of an
     /// earlier one.
-    pub(super) fn is_answered_by(&self, header: &Header) -> bool {
+    pub(super) fn is_answered_by(&self, header: &FrameHeader) -> bool {
         let received = &header.received;
         (received.incarnation, received.process_number) == (self.home.incarnation.number, self.number())
     }
@@ -56,7 +56,7 @@ impl OwnProcess {
     /// A peer that has seen what this node's disk does not know proves that the disk is an old one. Such
     /// things are a later process of this node, loans that this node never gave, and frames that this process never
     /// sent, since another process had its number.
-    pub(super) fn is_older_than(&self, header: &Header, last_frame: u64, loans_reserved: u64) -> bool {
+    pub(super) fn is_older_than(&self, header: &FrameHeader, last_frame: u64, loans_reserved: u64) -> bool {
         let received = &header.received;
         let is_ahead = received.process_number > self.number() || header.loan_max > loans_reserved;
         let is_twice = received.process_number == self.number() && received.highest > last_frame;

@@ -18,11 +18,11 @@ use super::{
     membership,
     outbox::Topic,
     peer::Peer,
-    wire::{Entry, ShortId},
+    wire::{FrameEntry, ShortId},
 };
 use crate::{
     Catalogue, Node,
-    catalogue::{local::Guard, preference::Preference},
+    catalogue::{local::GuardShare, preference::Preference},
     cell::{
         account::{Account, CellContext, LoanId, Offered, Rebalancer},
         locked_cell::LockedCell,
@@ -60,7 +60,7 @@ struct Effects {
 struct Tell {
     to: MemberId,
     topic: Topic,
-    entry: Entry,
+    entry: FrameEntry,
 }
 
 impl Round<'_> {
@@ -95,7 +95,7 @@ impl Round<'_> {
 
 impl Effects {
     /// Has an entry sent once the cell's changes are on disk.
-    fn tell(&mut self, to: MemberId, topic: Topic, entry: Entry) {
+    fn tell(&mut self, to: MemberId, topic: Topic, entry: FrameEntry) {
         self.tells.push(Tell { to, topic, entry });
     }
 }
@@ -243,7 +243,7 @@ impl Sharing {
             Owner::Mate(_) => return account.standing(),
             Owner::Own => {}
         }
-        let members = round.node.setup.guard.as_ref().map_or(&[][..], Guard::members);
+        let members = round.node.setup.guard.as_ref().map_or(&[][..], GuardShare::members);
         let others = members.iter().filter_map(|region| self.peers.get(region)).map(|peer| peer.incarnation);
         let parts =
             std::iter::once(self.me()).chain(others).map(|incarnation| self.standing_of(incarnation, round));
@@ -279,7 +279,7 @@ fn settle(round: &Round<'_>, cell: &mut HeapCell, effects: &mut Effects) -> Opti
     account.settle(state, round.context, round.now, &*round.node.sessions());
     let mut sessions = round.node.sessions_mut();
     for LoanId { peer: from, number } in account.tell_ended(&mut sessions) {
-        let entry = Entry::Refused { id: ShortId::default(), number };
+        let entry = FrameEntry::Refused { id: ShortId::default(), number };
         effects.tell(from.member, Topic::Refused(round.key, number), entry);
     }
     account.freeze_refused(&mut sessions);

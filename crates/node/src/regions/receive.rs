@@ -15,7 +15,7 @@ use super::{
     cell::{Advertised, AskedRights, View},
     outbox::Topic,
     peer::Peer,
-    wire::{self, Entry, Frame, Header, Rough, ShortId},
+    wire::{self, Frame, FrameEntry, FrameHeader, Rough, ShortId},
 };
 use crate::{
     Catalogue, ChargeId, Node,
@@ -79,7 +79,7 @@ impl Sharing {
         let cells = self.name_cells(node, &header, &entries);
         let Some(peer) = self.peers.get_mut(&from) else { return Ok(()) };
         // While the wall is not believed, no cell is changed: entries about cells come again.
-        let is_early = !node.is_wall_believed() && !entries.iter().all(Entry::is_of_no_cell);
+        let is_early = !node.is_wall_believed() && !entries.iter().all(FrameEntry::is_of_no_cell);
         if cells.is_lost || is_early {
             peer.owes_reply |= is_early;
             self.take_mending(node, &header, entries, now);
@@ -99,7 +99,7 @@ impl Sharing {
 
     /// Refuses a sender that is not who it says, that is closed, or that another process or incarnation
     /// replaced.
-    fn admit(&mut self, from: MemberId, header: &Header, raw: Now) -> Result<(), FrameFault> {
+    fn admit(&mut self, from: MemberId, header: &FrameHeader, raw: Now) -> Result<(), FrameFault> {
         let sender = header.incarnation;
         if sender.member != from || from == self.me().member {
             return Err(FrameFault::Impostor { region: from, said: sender });
@@ -130,7 +130,7 @@ impl Sharing {
     }
 
     /// Hears the sender's process, which may be a new one. Returns whether it is.
-    fn hear_process(&mut self, node: &Node, header: &Header, now: Now) -> bool {
+    fn hear_process(&mut self, node: &Node, header: &FrameHeader, now: Now) -> bool {
         let sender = header.incarnation;
         let drift_ppm = self.drift_ppm();
         let Some(peer) = self.peers.get_mut(&sender.member) else { return false };
@@ -157,7 +157,7 @@ impl Sharing {
     }
 
     /// Takes what a frame states about its sender.
-    fn hear_header(&mut self, header: &Header, began_anew: bool, raw: Now) {
+    fn hear_header(&mut self, header: &FrameHeader, began_anew: bool, raw: Now) {
         let from = header.incarnation.member;
         let Some(peer) = self.peers.get_mut(&from) else { return };
         let last_frame = peer.outbox.last_number();
@@ -184,7 +184,7 @@ impl Sharing {
     }
 
     /// Finds the cells that the entries of a frame are about, and asks for the names of unknown ones.
-    fn name_cells(&mut self, node: &Node, header: &Header, entries: &[Entry]) -> EntryCells {
+    fn name_cells(&mut self, node: &Node, header: &FrameHeader, entries: &[FrameEntry]) -> EntryCells {
         let mut cells = EntryCells { keys: Vec::with_capacity(entries.len()), is_lost: false };
         let same_catalogue = header.version_id == self.version_id();
         // A number that an earlier process of this node gave may mean another cell by now.
@@ -194,7 +194,7 @@ impl Sharing {
         let mut unnamed: SmallVec<[ShortId; 4]> = SmallVec::new();
         for entry in entries {
             let mut key = None;
-            if let Entry::Introduce { id, limit, tag, which } = entry {
+            if let FrameEntry::Introduce { id, limit, tag, which } = entry {
                 // A limit that was never in force here has no slot: entries about its cells are refused.
                 let slot = node.slot_of(*limit);
                 let tag = crate::journal_tag(*tag);
@@ -223,7 +223,7 @@ impl Sharing {
             cells.keys.push(key.filter(|key| key.slot != NO_SLOT));
         }
         for id in strangers.into_iter().chain(unnamed) {
-            peer.outbox.tell(Topic::Unknown(id), Entry::Unknown { id }, 0);
+            peer.outbox.tell(Topic::Unknown(id), FrameEntry::Unknown { id }, 0);
         }
         cells
     }
@@ -231,10 +231,15 @@ impl Sharing {
     /// Takes the entries of a frame that is not confirmed, if they mend what is in its way. This node does
     /// not know a limit yet, forgot a number, or has no wall that it believes. The frame comes again.
     /// Without this, two such frames could wait for each other for ever.
-    fn take_mending(&mut self, node: &Node, header: &Header, entries: Vec<Entry>, now: Now) {
+    fn take_mending(&mut self, node: &Node, header: &FrameHeader, entries: Vec<FrameEntry>, now: Now) {
         for entry in entries {
-            if matches!(entry, Entry::Version(..) | Entry::Acked { .. } | Entry::Unknown { .. } | Entry::Ping)
-            {
+            if matches!(
+                entry,
+                FrameEntry::Version(..)
+                    | FrameEntry::Acked { .. }
+                    | FrameEntry::Unknown { .. }
+                    | FrameEntry::Ping
+            ) {
                 let _known = self.take_entry(node, header, None, entry, now);
             }
         }
@@ -243,9 +248,9 @@ impl Sharing {
     fn take_entry(
         &mut self,
         node: &Node,
-        header: &Header,
+        header: &FrameHeader,
         key: Option<CellKey>,
-        entry: Entry,
+        entry: FrameEntry,
         now: Now,
     ) -> Result<(), Refusal> {
         let region = header.incarnation.member;
@@ -253,64 +258,64 @@ impl Sharing {
         // transfers are refused.
         let goes_on = matches!(
             entry,
-            Entry::Introduce { .. }
-                | Entry::Unknown { .. }
-                | Entry::Acked { .. }
-                | Entry::Version(..)
-                | Entry::Return { .. }
+            FrameEntry::Introduce { .. }
+                | FrameEntry::Unknown { .. }
+                | FrameEntry::Acked { .. }
+                | FrameEntry::Version(..)
+                | FrameEntry::Return { .. }
         );
         if self.versions.closed(header.incarnation) && !goes_on {
             return Err(Refusal::Stale);
         }
         match (entry, key) {
-            (Entry::Introduce { .. } | Entry::Ping, _) => {}
-            (Entry::Unknown { id }, _) => {
+            (FrameEntry::Introduce { .. } | FrameEntry::Ping, _) => {}
+            (FrameEntry::Unknown { id }, _) => {
                 if let Some(peer) = self.peers.get_mut(&region) {
                     peer.outbox.names.unknown(id);
                 }
             }
-            (Entry::Advertisement { demand, holds, left, stands, owed, .. }, Some(key)) => {
+            (FrameEntry::Advertisement { demand, holds, left, stands, owed, .. }, Some(key)) => {
                 let said = Advertised { demand, holds, left, stands, owed };
                 return self.hear_advertisement(header, key, said, now);
             }
-            (Entry::Short { units, .. }, Some(key)) => self.hear_short(header, key, units, now),
-            (Entry::Ask { end_ns, units, .. }, Some(key)) => {
+            (FrameEntry::Short { units, .. }, Some(key)) => self.hear_short(header, key, units, now),
+            (FrameEntry::Ask { end_ns, units, .. }, Some(key)) => {
                 let asked = AskedRights { by: region, end_ns, units, at_ns: now.steady_ns };
                 self.hear_ask(key, asked);
             }
-            (Entry::Refused { number, .. }, Some(key)) => {
+            (FrameEntry::Refused { number, .. }, Some(key)) => {
                 end_loan(node, header.incarnation, key, number, now);
             }
-            (Entry::Renew(renew), _) => {
+            (FrameEntry::Renew(renew), _) => {
                 let mut sessions = node.sessions_mut();
                 let session = sessions.get_mut(&header.incarnation).ok_or(Refusal::Unheard)?;
                 session.take_renew(&renew, &self.process.heartbeats.sent, now.steady_ns)?;
             }
-            (Entry::Version(version, seal), _) => self.hear_version(*version, seal)?,
-            (Entry::Acked { incarnation, ack, seal }, _) => {
+            (FrameEntry::Version(version, seal), _) => self.hear_version(*version, seal)?,
+            (FrameEntry::Acked { incarnation, ack, seal }, _) => {
                 self.hear_ack(incarnation, ack, seal, header.incarnation, now)?;
             }
-            (Entry::Usage { limit, incarnation, spent, refunded }, _) => {
+            (FrameEntry::Usage { limit, incarnation, spent, refunded }, _) => {
                 if incarnation != header.incarnation || refunded > spent || node.slot_of(limit).is_none() {
                     return Err(Refusal::Malformed);
                 }
                 self.usage.learn(incarnation, limit, spent, refunded);
             }
             // The caller was told that the settlement is on its way, and nobody waits for the result.
-            (Entry::Settle { id, cost }, _) => {
+            (FrameEntry::Settle { id, cost }, _) => {
                 // Nobody waits for the outcome.
                 node.settle_sometime(ChargeId(id), cost, now);
             }
-            (entry @ Entry::Forward { .. }, _) => self.take_forward(node, header, &entry, now)?,
-            (Entry::ForwardReply { number, units }, _) => {
+            (entry @ FrameEntry::Forward { .. }, _) => self.take_forward(node, header, &entry, now)?,
+            (FrameEntry::ForwardReply { number, units }, _) => {
                 self.take_forward_reply(node, header, number, units, now)?;
             }
-            (Entry::Digest(digest), _) => {
+            (FrameEntry::Digest(digest), _) => {
                 if let Some(peer) = self.peers.get_mut(&region) {
                     peer.resync.compare(*digest);
                 }
             }
-            (Entry::Differs(buckets), _) => {
+            (FrameEntry::Differs(buckets), _) => {
                 if let Some(peer) = self.peers.get_mut(&region) {
                     peer.resync.tell_again(buckets);
                 }
@@ -325,7 +330,7 @@ impl Sharing {
     /// Notes how a cell is doing at the sender.
     fn hear_advertisement(
         &mut self,
-        header: &Header,
+        header: &FrameHeader,
         key: CellKey,
         said: Advertised,
         now: Now,
@@ -355,7 +360,7 @@ impl Sharing {
     }
 
     /// Notes that a request at the sender needs more units at once than it can hold.
-    fn hear_short(&mut self, header: &Header, key: CellKey, units: u64, now: Now) {
+    fn hear_short(&mut self, header: &FrameHeader, key: CellKey, units: u64, now: Now) {
         let Some(active_cell) = self.cells.wake(key, now.steady_ns) else { return };
         let view = active_cell.view_mut(header.incarnation.member);
         if header.number >= view.frame.max(view.short_frame) {
@@ -379,19 +384,19 @@ impl Sharing {
     fn take_right(
         &mut self,
         node: &Node,
-        header: &Header,
+        header: &FrameHeader,
         key: CellKey,
-        entry: Entry,
+        entry: FrameEntry,
         now: Now,
     ) -> Result<(), Refusal> {
         let from = header.incarnation;
         // A member without a share has nothing to give or to lend.
-        let moves_rights = matches!(entry, Entry::Grant { .. } | Entry::Give { .. });
+        let moves_rights = matches!(entry, FrameEntry::Grant { .. } | FrameEntry::Give { .. });
         let owned = self.owns_nothing().is_none() && (!moves_rights || self.versions.owns(from));
         let catalogue = node.catalogue();
         let which = self.variant_told(key, self.cells.get(key));
         let locked_cell = LockedCell { node, catalogue: &catalogue, key, now, which };
-        let granted = if let Entry::Grant { grant, .. } = &entry { Some(grant.number) } else { None };
+        let granted = if let FrameEntry::Grant { grant, .. } = &entry { Some(grant.number) } else { None };
         let brings_units = brings_units(&entry);
         let at = RightsEntry { node, catalogue: &catalogue, from, key, owned, now };
         let result = locked_cell.at(owned, |context, cell| self.move_rights(&at, context, cell, entry));
@@ -400,7 +405,7 @@ impl Sharing {
             && result.is_err_and(|refusal| refusal != Refusal::Duplicate(number))
             && let Some(peer) = self.peers.get_mut(&from.member)
         {
-            let entry = Entry::Refused { id: ShortId::default(), number };
+            let entry = FrameEntry::Refused { id: ShortId::default(), number };
             peer.outbox.tell(Topic::Refused(key, number), entry, 0);
         }
         match &result {
@@ -427,7 +432,7 @@ impl Sharing {
         at: &RightsEntry<'_>,
         context: &CellContext<'_>,
         cell: &mut HeapCell,
-        entry: Entry,
+        entry: FrameEntry,
     ) -> Result<(), Refusal> {
         let RightsEntry { node, from, key, now, .. } = *at;
         let HeapCell { account: Some(account), state, .. } = &mut *cell else {
@@ -439,11 +444,11 @@ impl Sharing {
         let brings_units = brings_units(&entry);
         let mut back = None;
         match entry {
-            Entry::Grant { grant, .. } => self.accept(at, context, account, state, &grant, session)?,
-            Entry::Return { back, .. } => {
+            FrameEntry::Grant { grant, .. } => self.accept(at, context, account, state, &grant, session)?,
+            FrameEntry::Return { back, .. } => {
                 account.take_return(state, context, from, &back, session, now)?;
             }
-            Entry::Recall { number, .. } => {
+            FrameEntry::Recall { number, .. } => {
                 let durable = at.catalogue.is_durable(key.slot);
                 back = Some(account.give_back(
                     state,
@@ -454,13 +459,13 @@ impl Sharing {
                     now,
                 )?);
             }
-            Entry::Give { end_ns, cumulative, .. } => {
+            FrameEntry::Give { end_ns, cumulative, .. } => {
                 self.receive(at, context, account, end_ns, cumulative)?;
             }
-            Entry::Got { end_ns, cumulative, .. } if end_ns == account.window() => {
+            FrameEntry::Got { end_ns, cumulative, .. } if end_ns == account.window() => {
                 account.open().own_echo(from.member, cumulative)?;
             }
-            Entry::Got { .. } => {}
+            FrameEntry::Got { .. } => {}
             _ => return Err(Refusal::Malformed),
         }
         if brings_units {
@@ -472,7 +477,7 @@ impl Sharing {
         if let Some(back) = back
             && let Some(peer) = self.peers.get_mut(&from.member)
         {
-            let entry = Entry::Return { id: ShortId::default(), back };
+            let entry = FrameEntry::Return { id: ShortId::default(), back };
             peer.outbox.tell(Topic::Return(key, back.number), entry, batch);
         }
         Ok(())
@@ -517,7 +522,7 @@ impl Sharing {
             // All units that ever came are confirmed, not only those of this entry: so a giver learns that
             // its disk is an old one.
             let cumulative = account.received(from.member, end_ns).max(cumulative);
-            let entry = Entry::Got { id: ShortId::default(), end_ns, cumulative };
+            let entry = FrameEntry::Got { id: ShortId::default(), end_ns, cumulative };
             peer.outbox.tell(Topic::Got(key, end_ns), entry, 0);
         }
         received.map(|_| ())
@@ -544,22 +549,22 @@ fn end_loan(node: &Node, to: Incarnation, key: CellKey, number: u64, now: Now) {
 }
 
 /// A frame of an earlier process or incarnation of its sender counts no more.
-fn is_of_earlier_process(header: &Header, peer: &Peer) -> bool {
+fn is_of_earlier_process(header: &FrameHeader, peer: &Peer) -> bool {
     (header.incarnation, header.process_number) < (peer.incarnation, peer.process_number)
         && !mutated(Mutation::TrustOldProcess)
 }
 
 /// Whether an entry may be lost: advertisements and questions are sent again, and rights are not.
-const fn is_news(entry: &Entry) -> bool {
-    matches!(entry, Entry::Advertisement { .. } | Entry::Short { .. } | Entry::Ask { .. })
+const fn is_news(entry: &FrameEntry) -> bool {
+    matches!(entry, FrameEntry::Advertisement { .. } | FrameEntry::Short { .. } | FrameEntry::Ask { .. })
 }
 
 /// Whether an entry brings units. Nobody waits for capacity that comes with no units in it.
-const fn brings_units(entry: &Entry) -> bool {
+const fn brings_units(entry: &FrameEntry) -> bool {
     match entry {
-        Entry::Grant { grant, .. } => grant.tokens > 0,
-        Entry::Return { back, .. } => back.tokens > 0,
-        Entry::Give { .. } => true,
+        FrameEntry::Grant { grant, .. } => grant.tokens > 0,
+        FrameEntry::Return { back, .. } => back.tokens > 0,
+        FrameEntry::Give { .. } => true,
         _ => false,
     }
 }

@@ -13,7 +13,7 @@ use acequia_rights::{
     digest::{Buckets, Digest},
 };
 
-use super::{CellKey, Entry, Sharing, Topic};
+use super::{CellKey, FrameEntry, Sharing, Topic};
 use crate::{Catalogue, Node, cell::locked_cell::LockedCell, settings::SETTINGS};
 
 /// The comparison with one peer.
@@ -50,7 +50,7 @@ struct Walk {
 
 /// The statements that are added up, between this node and a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Statements {
+enum SummedStatements {
     ToldTo(Incarnation),
     HeardFrom(Incarnation),
 }
@@ -91,18 +91,18 @@ impl Sharing {
             let Resync { telling, comparing, again } = std::mem::take(&mut peer.resync);
             let mut left = Resync::default();
             if let Some(mut walk) = telling {
-                if self.walk(node, catalogue, Statements::ToldTo(incarnation), &mut walk, now) {
-                    self.tell(region, Topic::Digest, Entry::Digest(Box::new(walk.digest)));
+                if self.walk(node, catalogue, SummedStatements::ToldTo(incarnation), &mut walk, now) {
+                    self.tell(region, Topic::Digest, FrameEntry::Digest(Box::new(walk.digest)));
                 } else {
                     left.telling = Some(walk);
                 }
             }
             if let Some(Comparing { theirs, mut walk }) = comparing {
-                if self.walk(node, catalogue, Statements::HeardFrom(incarnation), &mut walk, now) {
+                if self.walk(node, catalogue, SummedStatements::HeardFrom(incarnation), &mut walk, now) {
                     let buckets = walk.digest.differing(&theirs);
                     if !buckets.is_empty() {
                         self.traffic.resyncs += 1;
-                        self.tell(region, Topic::Differs, Entry::Differs(buckets));
+                        self.tell(region, Topic::Differs, FrameEntry::Differs(buckets));
                     }
                 } else {
                     left.comparing = Some(Comparing { theirs, walk });
@@ -117,7 +117,7 @@ impl Sharing {
         }
     }
 
-    fn tell(&mut self, region: MemberId, topic: Topic, entry: Entry) {
+    fn tell(&mut self, region: MemberId, topic: Topic, entry: FrameEntry) {
         if let Some(peer) = self.peers.get_mut(&region) {
             peer.outbox.tell(topic, entry, 0);
         }
@@ -128,14 +128,14 @@ impl Sharing {
         &self,
         node: &Node,
         catalogue: &Catalogue,
-        statements: Statements,
+        statements: SummedStatements,
         walk: &mut Walk,
         now: Now,
     ) -> bool {
         if walk.next == 0 {
             let whose = match statements {
-                Statements::ToldTo(_) => self.me(),
-                Statements::HeardFrom(peer) => peer,
+                SummedStatements::ToldTo(_) => self.me(),
+                SummedStatements::HeardFrom(peer) => peer,
             };
             for (limit, units) in self.usage.charged_by(whose).filter(|(_, units)| *units > 0) {
                 walk.digest.add(limit.0, [0, units]);
@@ -159,7 +159,7 @@ impl Sharing {
         node: &Node,
         catalogue: &Catalogue,
         key: CellKey,
-        statements: Statements,
+        statements: SummedStatements,
         now: Now,
         mut row: impl FnMut([u64; 2]),
     ) {
@@ -170,8 +170,8 @@ impl Sharing {
                     continue;
                 };
                 let (all, peer) = match statements {
-                    Statements::ToldTo(peer) => (window.given(), peer),
-                    Statements::HeardFrom(peer) => (window.received(), peer),
+                    SummedStatements::ToldTo(peer) => (window.given(), peer),
+                    SummedStatements::HeardFrom(peer) => (window.received(), peer),
                 };
                 let units = all.iter().filter(|(of, units)| *of == peer.member && *units > 0);
                 units.for_each(|(_, units)| row([end_ns, *units]));
@@ -203,7 +203,7 @@ impl Sharing {
                 continue;
             }
             let mut gave = false;
-            self.moved(node, catalogue, key, Statements::ToldTo(to), now, |_| gave = true);
+            self.moved(node, catalogue, key, SummedStatements::ToldTo(to), now, |_| gave = true);
             if gave && let Some(active_cell) = self.cells.wake(key, now.steady_ns) {
                 active_cell.window.tells_again = true;
             }

@@ -27,7 +27,7 @@ pub struct Seal {
 
 /// The role that a certificate must allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum SignerRole {
     /// To speak for its own node.
     Member,
     /// To make versions of the catalogue, too.
@@ -66,7 +66,7 @@ pub trait Seals: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Why not.
-    fn check(&self, said: &[u8], seal: &Seal, by: Incarnation, role: Role) -> Result<(), SealFault>;
+    fn check(&self, said: &[u8], seal: &Seal, by: Incarnation, role: SignerRole) -> Result<(), SealFault>;
 }
 
 fn of_version(version: &Version) -> Vec<u8> {
@@ -136,7 +136,7 @@ impl SealStore {
 
     /// Whether the seal proves that a version is its authority's.
     pub(crate) fn check_version(&mut self, version: &Version, proof: Option<&Seal>) -> Result<(), ()> {
-        self.check(version.authority, Role::Authority, proof, || of_version(version))
+        self.check(version.authority, SignerRole::Authority, proof, || of_version(version))
     }
 
     /// Whether the seal proves that an acknowledgement is its maker's.
@@ -147,13 +147,13 @@ impl SealStore {
         key: CellSecret,
         proof: Option<&Seal>,
     ) -> Result<(), ()> {
-        self.check(incarnation, Role::Member, proof, || of_ack(incarnation, ack, key))
+        self.check(incarnation, SignerRole::Member, proof, || of_ack(incarnation, ack, key))
     }
 
     fn check(
         &mut self,
         by: Incarnation,
-        role: Role,
+        role: SignerRole,
         proof: Option<&Seal>,
         said: impl Fn() -> Vec<u8>,
     ) -> Result<(), ()> {

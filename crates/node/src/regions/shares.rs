@@ -22,7 +22,7 @@ use crate::{
 
 /// The shares that this node goes by.
 #[derive(Debug, Default)]
-pub(super) struct Shares {
+pub(super) struct NodeShares {
     /// The split of each allocation, kept for as long as the allocation counts.
     splits: BTreeMap<VersionId, Arc<Split>>,
     /// What the present shares were made of, if they still count.
@@ -54,7 +54,7 @@ pub(super) struct Doubt {
     until_ns: u64,
 }
 
-impl Shares {
+impl NodeShares {
     /// Forgets what was made under a wall that was not believed: the windows that it left do not count as
     /// left.
     pub(super) fn forget_left(&mut self) {

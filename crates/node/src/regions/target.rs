@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 /// One region's claim to a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Claim {
+pub(crate) struct ResourceClaim {
     /// How much the region could use.
     pub(crate) want: u64,
     /// How much it gets before anybody gets more, if it wants that.
@@ -21,7 +21,7 @@ pub(crate) type Targets = SmallVec<[u64; 8]>;
 
 /// Cuts `total` among the claims: floors first, then class by class, so that in a class nobody has
 /// less than its weighted part unless it wants no more. Nobody gets more than it wants.
-pub(crate) fn water_fill(total: u64, claims: &[Claim]) -> Targets {
+pub(crate) fn water_fill(total: u64, claims: &[ResourceClaim]) -> Targets {
     let mut targets: Targets = SmallVec::new();
     let mut rest = total;
     for claim in claims {
@@ -39,7 +39,7 @@ pub(crate) fn water_fill(total: u64, claims: &[Claim]) -> Targets {
 }
 
 /// Serves one class; returns what is left.
-fn fill_class(mut rest: u64, class: u8, claims: &[Claim], targets: &mut Targets) -> u64 {
+fn fill_class(mut rest: u64, class: u8, claims: &[ResourceClaim], targets: &mut Targets) -> u64 {
     loop {
         let short: SmallVec<[usize; 8]> = (0..claims.len())
             .filter(|i| claims[*i].class == class && targets[*i] < claims[*i].want)
@@ -82,8 +82,8 @@ mod tests {
 
     use super::*;
 
-    fn claim(want: u64, weight: u32) -> Claim {
-        Claim { want, floor: 0, weight, class: 0 }
+    fn claim(want: u64, weight: u32) -> ResourceClaim {
+        ResourceClaim { want, floor: 0, weight, class: 0 }
     }
 
     #[test]
@@ -97,8 +97,8 @@ mod tests {
     #[test]
     fn floors_are_met_first_and_then_classes_in_order() {
         let all = [
-            Claim { want: 90, floor: 0, weight: 1, class: 0 },
-            Claim { want: 90, floor: 20, weight: 1, class: 1 },
+            ResourceClaim { want: 90, floor: 0, weight: 1, class: 0 },
+            ResourceClaim { want: 90, floor: 20, weight: 1, class: 1 },
         ];
         assert_eq!(water_fill(100, &all).as_slice(), [80, 20]);
     }
@@ -109,9 +109,9 @@ mod tests {
             total in 0..1_000u64,
             all in prop::collection::vec((0..500u64, 0..50u64, 1..5u32, 0..3u8), 1..8),
         ) {
-            let claims: Vec<Claim> = all
+            let claims: Vec<ResourceClaim> = all
                 .iter()
-                .map(|(want, floor, weight, class)| Claim { want: *want, floor: *floor, weight: *weight, class: *class })
+                .map(|(want, floor, weight, class)| ResourceClaim { want: *want, floor: *floor, weight: *weight, class: *class })
                 .collect();
             let targets = water_fill(total, &claims);
             let wanted: u64 = claims.iter().map(|c| c.want).sum();

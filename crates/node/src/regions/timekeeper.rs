@@ -31,7 +31,7 @@ use crate::{pool::ServerClock, settings::SETTINGS};
 
 /// A reading of a peer's clock.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reading {
+pub(crate) struct ClockReading {
     /// How far its system's wall is ahead of ours, in nanoseconds, with half of the round trip allowed for.
     pub(crate) ahead_ns: i64,
     /// How far the wall that the peer goes by is ahead of its system's wall, in nanoseconds.
@@ -44,7 +44,7 @@ pub(crate) struct Reading {
 
 /// The bounds by which walls are compared.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct WallBounds {
     /// The clock error of the catalogue: ε.
     pub(crate) error_ns: u64,
     /// How far steady clocks may drift, in parts per million.
@@ -137,16 +137,28 @@ impl Timekeeper {
 
     /// Whether a clock that belongs to no node may be heard. It must agree with the wall as it reads, or as
     /// it would read had nobody set it. A clock that agrees with neither is wrong itself, and leads nobody.
-    pub(crate) fn is_witness(&self, steady_ns: u64, wall_ns: u64, bounds: &Bounds, clock: &Reading) -> bool {
+    pub(crate) fn is_witness(
+        &self,
+        steady_ns: u64,
+        wall_ns: u64,
+        bounds: &WallBounds,
+        clock: &ClockReading,
+    ) -> bool {
         let carried_ns = self.carried_ns(steady_ns, wall_ns);
         clock.agrees(0, bounds) || carried_ns.is_some_and(|carried_ns| clock.agrees(carried_ns, bounds))
     }
 
     /// Takes a reading of the system's wall, and those of the peers that are reached.
-    pub(crate) fn observe(&mut self, steady_ns: u64, wall_ns: u64, bounds: &Bounds, peers: &[Reading]) {
+    pub(crate) fn observe(
+        &mut self,
+        steady_ns: u64,
+        wall_ns: u64,
+        bounds: &WallBounds,
+        peers: &[ClockReading],
+    ) {
         let begun_ns = *self.begun_ns.get_or_insert(steady_ns);
         // A peer that knows its own system's wall to be wrong is no witness.
-        let trusted: SmallVec<[Reading; 8]> =
+        let trusted: SmallVec<[ClockReading; 8]> =
             peers.iter().filter(|peer| peer.trusts_its_own(bounds)).copied().collect();
         let peers = &trusted[..];
         let due_ns =
@@ -189,7 +201,7 @@ impl Timekeeper {
             // If as many contradict as agree, the wall that the others go by may be right.
             let is_tie = against > 0 && 2 * against >= peers.len() + own;
             let differing = peers.iter().filter(|peer| is_tie && !peer.agrees_as_gone_by(bounds));
-            self.unsure_ns = differing.map(Reading::differs_by_ns).max().unwrap_or(0);
+            self.unsure_ns = differing.map(ClockReading::differs_by_ns).max().unwrap_or(0);
             // While nobody is reached, the wall may wander off by a little at a time.
             if !peers.is_empty() || !bounds.has_peers || self.good.is_none() {
                 self.good = self.compared;
@@ -204,7 +216,7 @@ impl Timekeeper {
         let Some(good) = self.good else { return };
         self.go_by(Wall::Carried, steady_ns, wall_ns, step_ns.map_or(0, |step_ns| -step_ns));
         let wandered_ns = drifted(steady_ns.saturating_sub(good.steady_ns), bounds.drift_ppm);
-        let mut off_ns: SmallVec<[u64; 8]> = peers.iter().map(Reading::differs_by_ns).collect();
+        let mut off_ns: SmallVec<[u64; 8]> = peers.iter().map(ClockReading::differs_by_ns).collect();
         off_ns.sort_unstable();
         // If the wall was set, the step is known. If peers contradict it and each other, it may be as wrong
         // as they say.
@@ -214,7 +226,7 @@ impl Timekeeper {
 
     /// Whether the system's wall moves faster or slower than the steady clock: it was set just now, or is
     /// being slewed.
-    fn is_moving(&mut self, steady_ns: u64, wall_ns: u64, bounds: &Bounds) -> bool {
+    fn is_moving(&mut self, steady_ns: u64, wall_ns: u64, bounds: &WallBounds) -> bool {
         let Some(before) = self.read.replace(Now { steady_ns, wall_ns }) else { return false };
         let passed_ns = steady_ns.saturating_sub(before.steady_ns);
         let moved_ns = signed(wall_ns) - signed(before.wall_ns.saturating_add(passed_ns));
@@ -224,7 +236,7 @@ impl Timekeeper {
 
     /// Carries the last wall on by the steady clock, unless most peers contradict that. Returns whether it
     /// does.
-    fn carry(&mut self, steady_ns: u64, wall_ns: u64, bounds: &Bounds, peers: &[Reading]) -> bool {
+    fn carry(&mut self, steady_ns: u64, wall_ns: u64, bounds: &WallBounds, peers: &[ClockReading]) -> bool {
         let Some(correction_ns) = self.carried_ns(steady_ns, wall_ns) else { return false };
         let Some(good) = self.good else { return false };
         let against = peers.iter().filter(|peer| !peer.agrees(correction_ns, bounds)).count();
@@ -247,7 +259,7 @@ impl Timekeeper {
 
     /// By how much the wall was set since it was confirmed; `None` if the clocks' errors explain the
     /// difference.
-    fn stepped_ns(&self, steady_ns: u64, wall_ns: u64, bounds: &Bounds) -> Option<i64> {
+    fn stepped_ns(&self, steady_ns: u64, wall_ns: u64, bounds: &WallBounds) -> Option<i64> {
         let good = self.good?;
         let passed_ns = steady_ns.saturating_sub(good.steady_ns);
         let step_ns = signed(wall_ns) - signed(good.wall_ns.saturating_add(passed_ns));
@@ -256,7 +268,7 @@ impl Timekeeper {
     }
 
     /// Whether a node that reaches nobody may go by its wall, which nobody has confirmed yet.
-    fn agrees_alone(&self, wall_ns: u64, has_waited: bool, bounds: &Bounds) -> bool {
+    fn agrees_alone(&self, wall_ns: u64, has_waited: bool, bounds: &WallBounds) -> bool {
         let is_alone = !bounds.has_peers || (bounds.is_alone && has_waited);
         let journal_ns = bounds.journal_ns.saturating_sub(bounds.error_ns.saturating_mul(2));
         // A wall that was set since it was confirmed contradicts the steady clock, which knows better than
@@ -275,8 +287,8 @@ impl Timekeeper {
         &self,
         steady_ns: u64,
         wall_ns: u64,
-        bounds: &Bounds,
-        peers: &[Reading],
+        bounds: &WallBounds,
+        peers: &[ClockReading],
     ) -> Option<(i64, u64)> {
         let is_backed = |correction_ns| is_backed(correction_ns, bounds, peers);
         let found = surest_first(peers).into_iter().find(|peer| is_backed(peer.ahead_ns))?;
@@ -292,25 +304,25 @@ impl Timekeeper {
     }
 }
 
-impl Reading {
+impl ClockReading {
     /// The reading of a server that has no other clock to go by, and with which nobody has agreed.
     pub(crate) const fn of_server(clock: &ServerClock) -> Self {
         Self { ahead_ns: clock.ahead_ns, corrected_ns: 0, is_believed: false, unsure_ns: clock.unsure_ns }
     }
 
     /// Whether our wall, so corrected, and the peer's are as close as two right ones are.
-    fn agrees(&self, correction_ns: i64, bounds: &Bounds) -> bool {
+    fn agrees(&self, correction_ns: i64, bounds: &WallBounds) -> bool {
         let by_ns = self.ahead_ns.saturating_sub(correction_ns).unsigned_abs();
         by_ns <= bounds.error_ns.saturating_mul(2).saturating_add(self.unsure_ns)
     }
 
     /// Whether the peer goes by what its system reads.
-    fn trusts_its_own(&self, bounds: &Bounds) -> bool {
+    fn trusts_its_own(&self, bounds: &WallBounds) -> bool {
         let most_ns = bounds.error_ns.saturating_mul(2).saturating_add(self.unsure_ns);
         self.corrected_ns.unsigned_abs() <= most_ns || mutated(Mutation::OneOutvotes)
     }
 
-    fn agrees_as_gone_by(&self, bounds: &Bounds) -> bool {
+    fn agrees_as_gone_by(&self, bounds: &WallBounds) -> bool {
         Self { ahead_ns: self.ahead_ns.saturating_add(self.corrected_ns), ..*self }.agrees(0, bounds)
     }
 
@@ -342,14 +354,14 @@ fn goes_by_consensus() -> bool {
 }
 
 /// A wall that is not the own one counts only if most peers agree with it.
-fn is_backed(correction_ns: i64, bounds: &Bounds, peers: &[Reading]) -> bool {
+fn is_backed(correction_ns: i64, bounds: &WallBounds, peers: &[ClockReading]) -> bool {
     let agree = peers.iter().filter(|peer| peer.agrees(correction_ns, bounds)).count();
     2 * agree > peers.len() || mutated(Mutation::OneOutvotes)
 }
 
 /// The surest reading counts first, not the one that differs most.
-fn surest_first(peers: &[Reading]) -> SmallVec<[&Reading; 8]> {
-    let mut all: SmallVec<[&Reading; 8]> = peers.iter().collect();
+fn surest_first(peers: &[ClockReading]) -> SmallVec<[&ClockReading; 8]> {
+    let mut all: SmallVec<[&ClockReading; 8]> = peers.iter().collect();
     all.sort_by_key(|peer| (peer.unsure_ns, peer.ahead_ns));
     if mutated(Mutation::OneOutvotes) {
         all.sort_by_key(|peer| std::cmp::Reverse(peer.ahead_ns.unsigned_abs()));
@@ -444,12 +456,17 @@ mod tests {
     /// When these stories begin: wall clock.
     const T: u64 = 1_800_000_000 * S;
 
-    fn peer(ahead_ms: i64) -> Reading {
-        Reading { ahead_ns: ahead_ms * MS as i64, corrected_ns: 0, is_believed: true, unsure_ns: 40 * MS }
+    fn peer(ahead_ms: i64) -> ClockReading {
+        ClockReading {
+            ahead_ns: ahead_ms * MS as i64,
+            corrected_ns: 0,
+            is_believed: true,
+            unsure_ns: 40 * MS,
+        }
     }
 
-    const fn bounds() -> Bounds {
-        Bounds { error_ns: 10 * MS, drift_ppm: 1_000, has_peers: true, is_alone: true, journal_ns: 0 }
+    const fn bounds() -> WallBounds {
+        WallBounds { error_ns: 10 * MS, drift_ppm: 1_000, has_peers: true, is_alone: true, journal_ns: 0 }
     }
 
     /// A node whose wall was confirmed, and is right.
@@ -483,11 +500,11 @@ mod tests {
 
     #[test]
     fn two_starting_nodes_with_different_clocks_wait_for_a_third() {
-        let other = Reading { is_believed: false, ..peer(5_000) };
+        let other = ClockReading { is_believed: false, ..peer(5_000) };
         let mut keeper = Timekeeper::default();
         keeper.observe(0, T, &bounds(), &[other]);
         assert_eq!(keeper.wall(), Wall::Unconfirmed);
-        keeper.observe(S, T + S, &bounds(), &[other, Reading { is_believed: false, ..peer(3) }]);
+        keeper.observe(S, T + S, &bounds(), &[other, ClockReading { is_believed: false, ..peer(3) }]);
         assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Own, 0));
         // If there is no third one, each goes by its own wall, and doubts it.
         let mut keeper = Timekeeper::default();
@@ -501,7 +518,7 @@ mod tests {
     fn a_node_alone_trusts_a_clock_not_behind_its_journal() {
         for (journal_ns, is_believed) in [(0, true), (T - HOUR, true), (T + HOUR, false)] {
             let mut keeper = Timekeeper::default();
-            let bounds = Bounds { journal_ns, ..bounds() };
+            let bounds = WallBounds { journal_ns, ..bounds() };
             keeper.observe(0, T, &bounds, &[]);
             assert!(!keeper.is_believed(), "somebody may be reached yet");
             keeper.observe(6 * S, T + 6 * S, &bounds, &[]);
@@ -509,7 +526,7 @@ mod tests {
         }
         // A node that has no peers waits for nobody.
         let mut keeper = Timekeeper::default();
-        keeper.observe(0, T, &Bounds { has_peers: false, journal_ns: T + HOUR, ..bounds() }, &[]);
+        keeper.observe(0, T, &WallBounds { has_peers: false, journal_ns: T + HOUR, ..bounds() }, &[]);
         assert!(keeper.is_believed());
     }
 
@@ -546,9 +563,11 @@ mod tests {
             for tenth in 1..=100 {
                 let passed_ns = tenth * S / 10;
                 let behind_ns = (passed_ns / 10).min(S / 2);
-                let ahead =
-                    |peer: &Reading| Reading { ahead_ns: peer.ahead_ns + behind_ns.cast_signed(), ..*peer };
-                let peers: Vec<Reading> = peers.iter().map(ahead).collect();
+                let ahead = |peer: &ClockReading| ClockReading {
+                    ahead_ns: peer.ahead_ns + behind_ns.cast_signed(),
+                    ..*peer
+                };
+                let peers: Vec<ClockReading> = peers.iter().map(ahead).collect();
                 keeper.observe(passed_ns, T + passed_ns - behind_ns, &bounds(), &peers);
                 let gone_by = (T + passed_ns - behind_ns).saturating_add_signed(keeper.correction_ns());
                 assert!(
@@ -583,7 +602,7 @@ mod tests {
         assert_eq!(keeper.wall(), Wall::Own);
         assert!(keeper.unsure_ns() > 5 * S, "edges within the difference are charged twice");
         // The other node knows that its wall is wrong, and goes by this one's.
-        let corrected = Reading { corrected_ns: -5_000 * MS as i64, ..peer(5_000) };
+        let corrected = ClockReading { corrected_ns: -5_000 * MS as i64, ..peer(5_000) };
         keeper.observe(2 * S, T + 2 * S, &bounds(), &[corrected]);
         assert_eq!((keeper.wall(), keeper.unsure_ns()), (Wall::Own, 0));
         // Such a peer leads no node that begins.
@@ -617,7 +636,7 @@ mod tests {
     #[test]
     fn a_slow_steady_clock_is_not_taken_for_a_step_of_the_wall_clock() {
         let bounds =
-            Bounds { error_ns: 0, drift_ppm: 20_000, has_peers: false, is_alone: true, journal_ns: 0 };
+            WallBounds { error_ns: 0, drift_ppm: 20_000, has_peers: false, is_alone: true, journal_ns: 0 };
         let mut keeper = Timekeeper::default();
         keeper.observe(0, T, &bounds, &[]);
         // After a long sleep: an hour passed, of which the steady clock missed two in a hundred.

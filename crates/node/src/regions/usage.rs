@@ -10,12 +10,12 @@ use crdts::{
     pncounter::{Dir, Op},
 };
 
-use super::{Sharing, outbox::Topic, wire::Entry};
+use super::{Sharing, outbox::Topic, wire::FrameEntry};
 use crate::{Catalogue, Node, settings::SETTINGS};
 
 /// What incarnations have charged and given back.
 #[derive(Debug, Default)]
-pub(super) struct Usage {
+pub(super) struct ChargeTotals {
     counters: BTreeMap<LimitId, PNCounter<Incarnation>>,
     /// When to count next: steady clock.
     count_ns: u64,
@@ -28,7 +28,7 @@ pub(super) struct Usage {
     charged_in: u64,
 }
 
-impl Usage {
+impl ChargeTotals {
     /// Counts what this node charged under a limit since the last time, and what it gave back.
     fn count(&mut self, me: Incarnation, limit: LimitId, spent: u64, returned: u64) {
         let counter = self.counters.entry(limit).or_default();
@@ -119,7 +119,7 @@ impl Sharing {
         let Some(spent) = self.usage.charged(incarnation, limit) else { return };
         let refunded = self.usage.returned(limit);
         for (_, peer) in self.peers.iter_mut().filter(|(region, _)| to.is_none_or(|to| to == **region)) {
-            let entry = Entry::Usage { limit, incarnation, spent, refunded };
+            let entry = FrameEntry::Usage { limit, incarnation, spent, refunded };
             peer.outbox.tell(Topic::Usage(limit, incarnation), entry, after_batch);
         }
     }

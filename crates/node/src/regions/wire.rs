@@ -27,7 +27,7 @@ pub(crate) const FRAME_BYTES_FULL: usize = 48 << 10;
 
 /// Facts that every frame states about its sender.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Header {
+pub struct FrameHeader {
     /// The sender's incarnation.
     pub incarnation: Incarnation,
     /// The sender's process number: it counts up with every start.
@@ -107,7 +107,7 @@ pub struct ShortId(pub u32);
 
 /// One fact, or one question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Entry {
+pub enum FrameEntry {
     /// From now on the sender calls this cell by this number.
     Introduce {
         /// The number, its lowest bit 0.
@@ -273,7 +273,7 @@ pub enum Entry {
     Ping,
 }
 
-impl Entry {
+impl FrameEntry {
     /// Whether the entry changes no cell.
     pub(crate) const fn is_of_no_cell(&self) -> bool {
         matches!(
@@ -373,9 +373,9 @@ impl Rough {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// The sender's header.
-    pub header: Header,
+    pub header: FrameHeader,
     /// In the order they were written.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<FrameEntry>,
 }
 
 /// Why a frame was not read.
@@ -403,7 +403,7 @@ pub(crate) struct FrameWriter {
 }
 
 impl FrameWriter {
-    pub(crate) fn new(header: &Header) -> Self {
+    pub(crate) fn new(header: &FrameHeader) -> Self {
         let mut writer = Self { bytes: vec![VERSION], entries: 0 };
         writer.append(header);
         writer
@@ -413,7 +413,7 @@ impl FrameWriter {
         self.bytes.len() >= FRAME_BYTES_FULL || self.entries >= ENTRIES_MAX - 1
     }
 
-    pub(crate) fn push(&mut self, entry: &Entry) {
+    pub(crate) fn push(&mut self, entry: &FrameEntry) {
         self.entries += 1;
         self.append(entry);
     }
@@ -441,13 +441,13 @@ pub fn read(bytes: &[u8]) -> Result<Frame, Garbled> {
     if *version != VERSION {
         return Err(Garbled::Version(*version));
     }
-    let (header, mut rest) = postcard::take_from_bytes::<Header>(rest).map_err(|_| Garbled::Shape)?;
+    let (header, mut rest) = postcard::take_from_bytes::<FrameHeader>(rest).map_err(|_| Garbled::Shape)?;
     let mut entries = Vec::new();
     while !rest.is_empty() {
         if entries.len() == ENTRIES_MAX {
             return Err(Garbled::TooMany);
         }
-        let (entry, after) = postcard::take_from_bytes::<Entry>(rest).map_err(|_| Garbled::Shape)?;
+        let (entry, after) = postcard::take_from_bytes::<FrameEntry>(rest).map_err(|_| Garbled::Shape)?;
         entries.push(entry);
         rest = after;
     }

@@ -288,7 +288,9 @@ fn a_restarted_giver_does_not_conform_while_its_loans_exceed_its_share() {
 #[test]
 fn extreme_values_from_a_dishonest_peer_are_handled() {
     use acequia_limits::CellTag;
-    use acequia_node::regions::wire::{Entry, Header, ReceivedFrames, Rough, ShortId, VERSION, Whole};
+    use acequia_node::regions::wire::{
+        FrameEntry, FrameHeader, ReceivedFrames, Rough, ShortId, VERSION, Whole,
+    };
     for spec in [bucket("b", "1000/s", 100), sliding("s", 100_000, "1h"), window("w", 100, "1h")] {
         let mut world = World::new(3, &[spec], 20 * MS);
         world.run(S, |_, _| 0);
@@ -298,7 +300,7 @@ fn extreme_values_from_a_dishonest_peer_are_handled() {
         let largest = Rough(u16::MAX - 1);
         let end_ns = (world.now / (3_600 * S) + 1) * 3_600 * S;
         for (from, left, demand) in [(1, most, most), (2, largest, Rough::new(1))] {
-            let header = Header {
+            let header = FrameHeader {
                 incarnation: incarnation(from),
                 process_number: 1,
                 number: 1 << 40,
@@ -312,10 +314,10 @@ fn extreme_values_from_a_dishonest_peer_are_handled() {
             };
             let id = ShortId(2);
             let entries = [
-                Entry::Introduce { id, limit, tag: CellTag(7), which: None },
-                Entry::Advertisement { id, demand, holds: most, left, stands: Some(most), owed: most },
-                Entry::Short { id, units: u64::MAX },
-                Entry::Forward {
+                FrameEntry::Introduce { id, limit, tag: CellTag(7), which: None },
+                FrameEntry::Advertisement { id, demand, holds: most, left, stands: Some(most), owed: most },
+                FrameEntry::Short { id, units: u64::MAX },
+                FrameEntry::Forward {
                     limit,
                     tag: CellTag(7),
                     whole: Whole { units: u64::MAX, rate: Some((u64::MAX, 0)) },
@@ -324,12 +326,12 @@ fn extreme_values_from_a_dishonest_peer_are_handled() {
                     within_us: u32::MAX,
                     is_again: false,
                 },
-                Entry::ForwardReply { number: u64::MAX, units: Some(u64::MAX) },
-                Entry::Ask { id, end_ns: u64::MAX, units: u64::MAX },
-                Entry::Ask { id, end_ns, units: u64::MAX },
-                Entry::Give { id, end_ns: u64::MAX, cumulative: u64::MAX },
-                Entry::Give { id, end_ns: u64::MAX, cumulative: 1 },
-                Entry::Got { id, end_ns: 0, cumulative: u64::MAX },
+                FrameEntry::ForwardReply { number: u64::MAX, units: Some(u64::MAX) },
+                FrameEntry::Ask { id, end_ns: u64::MAX, units: u64::MAX },
+                FrameEntry::Ask { id, end_ns, units: u64::MAX },
+                FrameEntry::Give { id, end_ns: u64::MAX, cumulative: u64::MAX },
+                FrameEntry::Give { id, end_ns: u64::MAX, cumulative: 1 },
+                FrameEntry::Got { id, end_ns: 0, cumulative: u64::MAX },
             ];
             let mut frame = vec![VERSION];
             frame.extend(postcard::to_allocvec(&header).expect("a header"));

@@ -9,8 +9,8 @@ use std::{
 use crate::regions::{self, MS, S, World, bucket, incarnation, window};
 use acequia_limits::{Now, Part, limit::LimitSpec};
 use acequia_node::regions::{
-    AdoptFault, Role, Seal, SealFault, Seals,
-    wire::{self, Entry, Header, ReceivedFrames, ShortId},
+    AdoptFault, Seal, SealFault, Seals, SignerRole,
+    wire::{self, FrameEntry, FrameHeader, ReceivedFrames, ShortId},
 };
 use acequia_rights::{
     Ack, Grant, Heartbeat, Incarnation, MemberId, Renew, Return, Version, VersionId,
@@ -38,7 +38,7 @@ impl Seals for Keys {
         Ok(Seal { scheme: 0, signature: digest(said, self.region), chain })
     }
 
-    fn check(&self, said: &[u8], seal: &Seal, by: Incarnation, role: Role) -> Result<(), SealFault> {
+    fn check(&self, said: &[u8], seal: &Seal, by: Incarnation, role: SignerRole) -> Result<(), SealFault> {
         let bytes = seal.chain.first().and_then(|own| <[u8; 2]>::try_from(&own[..]).ok());
         let bytes = bytes.ok_or_else(|| SealFault::Worthless("no certificate".to_owned()))?;
         let signer = MemberId(u16::from_be_bytes(bytes));
@@ -51,7 +51,7 @@ impl Seals for Keys {
         if signer != by.member {
             return Err(SealFault::AnotherWriter(format!("{signer:?}")));
         }
-        if role == Role::Authority && !self.authorities.contains(&signer) {
+        if role == SignerRole::Authority && !self.authorities.contains(&signer) {
             return Err(SealFault::NotAuthority(format!("{signer:?}")));
         }
         Ok(())
@@ -117,13 +117,13 @@ impl Scene {
     }
 
     /// The hostile region sends an entry to both others.
-    fn say(&mut self, entry: &Entry) {
+    fn say(&mut self, entry: &FrameEntry) {
         (0..HOSTILE).for_each(|to| self.say_to(to, std::slice::from_ref(entry)));
     }
 
-    fn say_to(&mut self, to: usize, entries: &[Entry]) {
+    fn say_to(&mut self, to: usize, entries: &[FrameEntry]) {
         self.sent += 1;
-        let mut header = Header {
+        let mut header = FrameHeader {
             incarnation: incarnation(HOSTILE),
             process_number: 1,
             number: self.sent,
@@ -145,7 +145,7 @@ impl Scene {
     }
 
     /// Asserts that both others refuse the entry for this reason, and adopt no version.
-    fn is_refused(&mut self, entry: &Entry, why: &SealFault) {
+    fn is_refused(&mut self, entry: &FrameEntry, why: &SealFault) {
         let before =
             [0, 1].map(|region| (self.version_id(region), self.effective(region), self.refused(region)));
         self.say(entry);
@@ -173,8 +173,8 @@ fn said_of_ack(writer: Incarnation, ack: Ack, version: &Version) -> Vec<u8> {
     postcard::to_extend(&(writer, ack, version.key), b"acequia acknowledgement\0".to_vec()).expect("bytes")
 }
 
-fn told(version: &Version, seal: Option<Seal>) -> Entry {
-    Entry::Version(Box::new(version.clone()), seal.map(Box::new))
+fn told(version: &Version, seal: Option<Seal>) -> FrameEntry {
+    FrameEntry::Version(Box::new(version.clone()), seal.map(Box::new))
 }
 
 #[test]
@@ -252,7 +252,8 @@ fn no_member_acknowledges_for_another() {
     assert_eq!((scene.version_id(1), scene.version_id(0), scene.effective(0)), (first, second, first));
     let Version { version_id, allocation, authority, .. } = version;
     let ack = Ack { version_id, allocation, from_wall_ns: scene.world.now, authority };
-    let of = |seal: Option<Seal>| Entry::Acked { incarnation: incarnation(1), ack, seal: seal.map(Box::new) };
+    let of =
+        |seal: Option<Seal>| FrameEntry::Acked { incarnation: incarnation(1), ack, seal: seal.map(Box::new) };
     let said = said_of_ack(incarnation(1), ack, &version);
     let by_itself = scene.keys(HOSTILE).seal(&said).expect("sealed");
     for (seal, why) in [
@@ -333,7 +334,7 @@ fn a_version_whose_id_is_far_ahead_is_refused() {
 
 /// A cell that the hostile region talks about, at one of the others.
 struct Cell {
-    introduced: Entry,
+    introduced: FrameEntry,
     id: ShortId,
     end_ns: u64,
 }
@@ -352,7 +353,7 @@ impl Scene {
         let (limit, tag) = self.world.name_of(0, "k");
         let (holding, _) = self.world.peek(0, "k");
         let id = ShortId(1 << 20);
-        let introduced = Entry::Introduce { id, limit, tag, which: None };
+        let introduced = FrameEntry::Introduce { id, limit, tag, which: None };
         Cell { introduced, id, end_ns: holding.window_ns }
     }
 
@@ -375,13 +376,13 @@ fn a_lying_member_is_believed_gifts_up_to_its_share_only() {
     (0..HOSTILE).for_each(|region| assert!(scene.world.ask(region, "k"), "it is asked for"));
     let Cell { introduced, id, end_ns } = scene.cell();
     for cumulative in [1_000_000, u64::MAX, 101] {
-        let give = Entry::Give { id, end_ns, cumulative };
+        let give = FrameEntry::Give { id, end_ns, cumulative };
         (0..HOSTILE).for_each(|to| scene.say_to(to, &[introduced.clone(), give.clone()]));
     }
     // Its share is believed. The others cannot know that it gives this share twice, and believe no more than
     // the share.
     assert_eq!(scene.drained(), 198 + 200, "what stands for both, of which two are spent, and for it, twice");
-    let give = Entry::Give { id, end_ns, cumulative: 2_000_000 };
+    let give = FrameEntry::Give { id, end_ns, cumulative: 2_000_000 };
     (0..HOSTILE).for_each(|to| scene.say_to(to, &[introduced.clone(), give.clone()]));
     assert_eq!(scene.drained(), 0);
     assert!((0..HOSTILE).all(|to| scene.world.places[to].node.traffic().entries_refused > 0));
@@ -405,7 +406,7 @@ fn a_lying_member_is_believed_loans_up_to_its_share_only() {
     };
     let grant = |to: usize, number: u64, units: u64, rate: u32| {
         let part = Part { rate, units };
-        Entry::Grant { id, grant: Grant { number, part, tokens: units, ttl_ns: 9 * S, echo: echo(to) } }
+        FrameEntry::Grant { id, grant: Grant { number, part, tokens: units, ttl_ns: 9 * S, echo: echo(to) } }
     };
     let third = acequia_limits::RATE_PARTS / 3;
     for to in 0..HOSTILE {
@@ -430,7 +431,7 @@ fn a_lying_member_is_believed_loans_up_to_its_share_only() {
         .iter()
         .filter(|(from, to, _)| *from != HOSTILE && *to == HOSTILE)
         .flat_map(|(_, _, bytes)| wire::read(bytes).expect("a frame that reads").entries)
-        .filter_map(|entry| if let Entry::Refused { number, .. } = entry { Some(number) } else { None })
+        .filter_map(|entry| if let FrameEntry::Refused { number, .. } = entry { Some(number) } else { None })
         .collect();
     assert_eq!(refused, [1, 2, 3, 5].into(), "the first loans, and the second of the later ones");
 }
@@ -467,13 +468,13 @@ impl Liar {
     }
 
     /// Any entry that its certificate can sign, or that needs no signature.
-    fn entry(&mut self, to: usize) -> Entry {
+    fn entry(&mut self, to: usize) -> FrameEntry {
         let (id, end_ns) = (self.cell.id, self.cell.end_ns);
         let units = self.units();
         match self.below(16) {
             0..=3 => {
                 let end_ns = if self.below(8) == 0 { end_ns + 3_600 * S } else { end_ns };
-                Entry::Give { id, end_ns, cumulative: units }
+                FrameEntry::Give { id, end_ns, cumulative: units }
             }
             4..=7 => {
                 self.loans += 1;
@@ -482,22 +483,22 @@ impl Liar {
                 let part = Part { rate: self.below(thirds + 2) as u32, units: units.min(1 << 50) };
                 let tokens = if self.below(4) == 0 { self.below(part.units + 1) } else { part.units };
                 let ttl_ns = [S / 2, 3 * S, 9 * S][self.below(3) as usize];
-                Entry::Grant { id, grant: Grant { number, part, tokens, ttl_ns, echo: self.echoes[to] } }
+                FrameEntry::Grant { id, grant: Grant { number, part, tokens, ttl_ns, echo: self.echoes[to] } }
             }
-            8 => Entry::Ask { id, end_ns, units },
-            9 => Entry::Got { id, end_ns, cumulative: units.min(self.below(3)) },
+            8 => FrameEntry::Ask { id, end_ns, units },
+            9 => FrameEntry::Got { id, end_ns, cumulative: units.min(self.below(3)) },
             10 => match self.granted.pop() {
                 Some(grant) => {
-                    Entry::Return { id, back: Return { number: grant.number, tokens: grant.part.units } }
+                    FrameEntry::Return { id, back: Return { number: grant.number, tokens: grant.part.units } }
                 }
-                None => Entry::Short { id, units },
+                None => FrameEntry::Short { id, units },
             },
-            11 => Entry::Recall { id, number: self.below(self.loans + 1) },
+            11 => FrameEntry::Recall { id, number: self.below(self.loans + 1) },
             12 => {
                 let rough = |value| wire::Rough::new(value);
                 let (demand, holds, left) = (rough(units), rough(units), rough(self.units()));
                 let owed = rough(self.below(2) * units);
-                Entry::Advertisement { id, demand, holds, left, stands: Some(rough(units)), owed }
+                FrameEntry::Advertisement { id, demand, holds, left, stands: Some(rough(units)), owed }
             }
             13 => {
                 let mut version = self.version.clone();
@@ -517,9 +518,9 @@ impl Liar {
                     authority: version.authority,
                 };
                 let seal = self.keys.seal(&said_of_ack(who, ack, version)).expect("it has keys");
-                Entry::Acked { incarnation: who, ack, seal: Some(Box::new(seal)) }
+                FrameEntry::Acked { incarnation: who, ack, seal: Some(Box::new(seal)) }
             }
-            _ => Entry::Renew(Renew {
+            _ => FrameEntry::Renew(Renew {
                 echo: self.echoes[to],
                 from: self.below(3),
                 up_to: self.below(self.loans + 2),
@@ -538,7 +539,7 @@ impl Liar {
             self.echoes[from] =
                 Heartbeat { process_number: frame.header.process_number, number: frame.header.heartbeat };
             self.granted.extend(frame.entries.into_iter().filter_map(|entry| match entry {
-                Entry::Grant { grant, .. } => Some(grant),
+                FrameEntry::Grant { grant, .. } => Some(grant),
                 _ => None,
             }));
         }

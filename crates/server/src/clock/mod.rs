@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use self::{
     latch::{Latch, Line},
     steady::Steady,
-    wall::Wall,
+    wall::WallClock,
 };
 pub use self::{
     raw::{RawClocks, System, WALL_NS_MAX, WALL_NS_MIN},
@@ -113,7 +113,7 @@ pub struct DisciplinedClock<R> {
 #[derive(Debug)]
 struct Look {
     steady: Steady,
-    wall: Wall,
+    wall: WallClock,
     told: Health,
 }
 
@@ -153,7 +153,7 @@ impl<R: RawClocks> DisciplinedClock<R> {
             return Err(ClockFault { seconds: wall_ns / 1_000_000_000 });
         }
         let anchor_ns = wall_ns.wrapping_sub(boot_ns);
-        let wall = Wall::starting_at(anchor_ns.cast_signed(), boot_ns);
+        let wall = WallClock::starting_at(anchor_ns.cast_signed(), boot_ns);
         let line =
             Latch::new(Line { offset_ns: wall.offset_ns() - anchor_ns.cast_signed(), ..Line::default() });
         let latest = Latest {

@@ -10,7 +10,7 @@ use super::{
 use crate::settings::SETTINGS;
 
 #[derive(Debug)]
-pub(super) struct Wall {
+pub(super) struct WallClock {
     offset_ns: i64,
     /// When the wall was last looked at: the system's clock.
     looked_ns: u64,
@@ -18,7 +18,7 @@ pub(super) struct Wall {
     health: Health,
 }
 
-impl Wall {
+impl WallClock {
     pub(super) const fn starting_at(offset_ns: i64, looked_ns: u64) -> Self {
         let health = Health {
             counter: super::Counter::Calibrating,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use acequia_rights::{node_named, pool::NODES_MAX};
-use acequia_store::redis::{Address, ClientCertificate, Credentials, Place, Settings, Tls};
+use acequia_store::redis::{Address, ClientCertificate, Credentials, RedisServers, Settings, Tls};
 use serde::{
     Deserialize, Deserializer,
     de::{self, value::MapAccessDeserializer},
@@ -222,9 +222,9 @@ impl StoreScene<'_> {
 impl WrittenRedis {
     fn settings(&self, region: &str, redis_line: u64, faults: &mut Faults<'_>) -> Option<Settings> {
         let place = match (&self.cluster, &self.shards, &self.sentinel) {
-            (Some(seeds), None, None) => Place::Cluster { seeds: addresses(seeds, faults) },
-            (None, Some(shards), None) => Place::Shards { addresses: addresses(shards, faults) },
-            (None, None, Some(sentinel)) => Place::Sentinel {
+            (Some(seeds), None, None) => RedisServers::Cluster { seeds: addresses(seeds, faults) },
+            (None, Some(shards), None) => RedisServers::Shards { addresses: addresses(shards, faults) },
+            (None, None, Some(sentinel)) => RedisServers::Sentinel {
                 hosts: addresses(&sentinel.hosts, faults),
                 shards: sentinel.shards.iter().map(|name| name.value.clone()).collect(),
                 credentials: credentials(&sentinel.username, &sentinel.password_file, faults),
@@ -330,7 +330,7 @@ mod tests {
         let found = store(STORE);
         assert_eq!((found.guard_percent, found.nodes.len(), found.numbers().len()), (10, 2, 2));
         assert_eq!((found.redis.prefix.as_str(), found.redis.connections), ("acequia:eu", 2));
-        assert!(matches!(&found.redis.place, Place::Cluster { seeds } if seeds.len() == 2));
+        assert!(matches!(&found.redis.place, RedisServers::Cluster { seeds } if seeds.len() == 2));
         assert_eq!(found.clock, ClockConfig::default());
         assert_eq!(accepted(&format!("{HEAD}store: memory\n")).store, None);
     }
@@ -341,7 +341,7 @@ mod tests {
             "data: d\nclock: { error: 5ms }\nstore:\n  redis:\n    sentinel: { hosts: [\"[::1]:26379\"], shards: [one, two], password_file: s.txt }\n    username: limiter\n    password_file: p.txt\n    tls: { ca: ca.pem, cert: c.pem, key: c.key, server_name: redis }\n    prefix: shop\n    connections: 4\n  nodes: [eu-1]\n  guard: 25%\n  key_file: cells.key\n",
         );
         let Settings { place, credentials, tls, prefix, connections, .. } = found.redis;
-        assert!(matches!(place, Place::Sentinel { hosts, shards, credentials: Some(_) }
+        assert!(matches!(place, RedisServers::Sentinel { hosts, shards, credentials: Some(_) }
             if hosts.len() == 1 && shards == ["one", "two"]));
         assert_eq!(credentials.expect("a password").username.as_deref(), Some("limiter"));
         assert!(tls.expect("tls").client.is_some());
@@ -349,7 +349,7 @@ mod tests {
         assert_eq!((found.guard_percent, found.clock.error_ns), (25, 5_000_000));
         assert!(found.key_file.is_some());
         let shards = store("data: d\nstore: { redis: { shards: [\"a:1\", \"b:2\"] }, nodes: [eu-1] }\n");
-        assert!(matches!(shards.redis.place, Place::Shards { addresses } if addresses.len() == 2));
+        assert!(matches!(shards.redis.place, RedisServers::Shards { addresses } if addresses.len() == 2));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use acequia_node::Usage;
+use acequia_node::MemoryUsage;
 use prometheus_client::registry::Unit;
 
 use super::out::{Out, signed};
@@ -100,7 +100,7 @@ pub(super) fn clock(out: &mut Out<'_>, health: Health) -> fmt::Result {
 }
 
 /// The cells in memory, and what `memory` is used for. `journal_bytes`: the cache of the journal's file.
-pub(super) fn memory(out: &mut Out<'_>, usage: &Usage, journal_bytes: u64) -> fmt::Result {
+pub(super) fn memory(out: &mut Out<'_>, usage: &MemoryUsage, journal_bytes: u64) -> fmt::Result {
     out.gauge("acequia_cells", "Cells in memory.", usage.cells)?;
     out.gauges(
         "acequia_memory_bytes",

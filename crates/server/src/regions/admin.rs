@@ -17,7 +17,9 @@ use tokio_stream::{Stream, StreamExt as _, wrappers::IntervalStream};
 use tonic::{Request, Response, Status, service::Routes, transport::server::TcpConnectInfo};
 use tracing::warn;
 
-use super::{Order, OrderFault, Outcome, Regions, authority::Ordered, limits::specs_of, order::End, status};
+use super::{
+    Order, OrderFault, OrderOutcome, Regions, authority::Ordered, limits::specs_of, order::End, status,
+};
 use crate::{
     admit::{Admitted, admit},
     grpc::{Answered, answer_by_tonic, serve_calls, turn_away},
@@ -134,7 +136,7 @@ impl Service {
         })
         .await;
         let outcome = done.map_err(|fault| Status::internal(fault.to_string()))?.map_err(refusal)?;
-        let Outcome { before, after, changes, warnings } = outcome;
+        let OrderOutcome { before, after, changes, warnings } = outcome;
         Ok(Response::new(api::CatalogueChange {
             before: status::api_version_id(before),
             after: status::api_version_id(after),

@@ -22,7 +22,7 @@ use super::{
     audit::{Audit, AuditEntry, clean},
     authority::Ordered,
     limits::{changed, merged},
-    order::{Order, OrderFault, Outcome, Use, compare, ordered_limit},
+    order::{Order, OrderFault, OrderOutcome, Use, compare, ordered_limit},
     status::differences_in_words,
 };
 use crate::{
@@ -37,7 +37,7 @@ const ORDERED: &str = "ordered_limits";
 /// The orders to a node that stands alone.
 #[derive(Debug)]
 pub(crate) struct Alone {
-    place: AlonePlace,
+    place: AloneParts,
     /// The folder of the audit log; `None` if nothing survives a restart.
     folder: Option<PathBuf>,
     /// Locked while limits are put in force and written down: orders and changes of the file come one after
@@ -49,7 +49,7 @@ pub(crate) struct Alone {
 
 /// The parts of the node that orders are carried out on.
 #[derive(Debug)]
-pub(crate) struct AlonePlace {
+pub(crate) struct AloneParts {
     pub(crate) node: Arc<Node>,
     /// The journal, where there is one.
     pub(crate) writer: Option<Arc<Writer>>,
@@ -138,7 +138,7 @@ impl Alone {
     /// # Errors
     /// The journal cannot be read.
     pub(crate) fn read(
-        place: AlonePlace,
+        place: AloneParts,
         store: Option<&dyn Store>,
         folder: Option<PathBuf>,
         file: &[Limit],
@@ -231,7 +231,7 @@ impl Alone {
     ///
     /// # Errors
     /// Why not. Then nothing has changed.
-    pub(crate) fn order(&self, order: &Order, ordered: &Ordered) -> Result<Outcome, OrderFault> {
+    pub(crate) fn order(&self, order: &Order, ordered: &Ordered) -> Result<OrderOutcome, OrderFault> {
         let (Order::Budget { domain, name, .. }
         | Order::Grant { domain, name, .. }
         | Order::Reset { domain, name, .. }) = order
@@ -260,7 +260,7 @@ impl Alone {
         let version_id = |number| VersionId { epoch: 0, number };
         let (before, after) = (version_id(kept.number), version_id(new.number));
         if ordered.is_dry {
-            return Ok(Outcome { before, after: before, changes, warnings });
+            return Ok(OrderOutcome { before, after: before, changes, warnings });
         }
         let limits: Vec<Limit> = new.in_force.iter().map(super::overrides::read).collect::<Result<_, _>>()?;
         if super::overrides::read(&kept.in_force[place])?.id != limits[place].id {
@@ -293,7 +293,7 @@ impl Alone {
         self.place.write_schedule();
         *kept = new;
         self.show(&kept, now.wall_ns);
-        Ok(Outcome { before, after, changes, warnings })
+        Ok(OrderOutcome { before, after, changes, warnings })
     }
 
     /// The newest orders, oldest first.
@@ -306,7 +306,7 @@ impl Alone {
     }
 }
 
-impl AlonePlace {
+impl AloneParts {
     fn write(&self, kept: &Kept) -> Result<(), OrderFault> {
         let Some(writer) = &self.writer else { return Ok(()) };
         let written = writer.write(&[], &[(ORDERED, kept.bytes().as_deref())]);

@@ -21,7 +21,7 @@ use super::{
     Regions,
     audit::{Audit, AuditEntry, clean},
     limits::{bytes_of, changed, merged, specs_of},
-    order::{Order, OrderFault, Outcome, Use, compare, ordered_limit},
+    order::{Order, OrderFault, OrderOutcome, Use, compare, ordered_limit},
     overrides::About,
     status::{differences_of, version_text},
 };
@@ -98,7 +98,7 @@ impl Regions {
     ///
     /// # Errors
     /// Why not. Then nothing has changed.
-    pub fn order(&self, order: &Order, ordered: &Ordered) -> Result<Outcome, OrderFault> {
+    pub fn order(&self, order: &Order, ordered: &Ordered) -> Result<OrderOutcome, OrderFault> {
         let mut authority = self.authority();
         let now = self.clock.now();
         let makes_versions = self.node.version().is_none_or(|version| version.authority == self.me);
@@ -179,7 +179,7 @@ impl Regions {
         order: &Order,
         ordered: &Ordered,
         now: Now,
-    ) -> Result<Outcome, OrderFault> {
+    ) -> Result<OrderOutcome, OrderFault> {
         let waits = self.strangers(now).join(", ");
         let Order::TakeOver { is_fenced } = order else {
             return Err(OrderFault::NoCatalogue(format!(
@@ -202,7 +202,7 @@ impl Regions {
         what: &str,
         ordered: &Ordered,
         now: Now,
-    ) -> Result<Outcome, OrderFault> {
+    ) -> Result<OrderOutcome, OrderFault> {
         let heard = self.node.overview(now).peers;
         let mut members = BTreeMap::new();
         for MemberConfig { number, weight, .. } in self.settings.all() {
@@ -593,14 +593,14 @@ impl Regions {
         what: &str,
         ordered: &Ordered,
         now: Now,
-    ) -> Result<Outcome, OrderFault> {
+    ) -> Result<OrderOutcome, OrderFault> {
         let Plan { before, draft, takes_over, changes, warnings } = plan;
         let version = match takes_over {
             true => self.node.take_over(draft, now.wall_ns)?,
             false => self.node.propose(draft, now.wall_ns)?,
         };
         if ordered.is_dry {
-            return Ok(Outcome { before, after: before, changes, warnings });
+            return Ok(OrderOutcome { before, after: before, changes, warnings });
         }
         let after = version.version_id;
         let entry = AuditEntry {
@@ -615,7 +615,7 @@ impl Regions {
         authority.audit.append(&entry).map_err(OrderFault::Audit)?;
         let adopted = self.node.adopt(version, now, |limit| self.rows(limit));
         adopted.map_err(|fault| OrderFault::Adopt(fault.to_string()))?;
-        Ok(Outcome { before, after, changes, warnings })
+        Ok(OrderOutcome { before, after, changes, warnings })
     }
 
     /// Writes down a version that another node made, and shows it to operators.

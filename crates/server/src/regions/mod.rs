@@ -37,11 +37,11 @@ use acequia_store::{Store, StoreError};
 use tokio::sync::{mpsc, watch};
 use tracing::debug;
 
-pub(crate) use self::alone::{Alone, AlonePlace};
+pub(crate) use self::alone::{Alone, AloneParts};
 pub use self::{
     audit::{Audit, AuditEntry, AuditFile},
     authority::Ordered,
-    order::{Order, OrderFault, Outcome},
+    order::{Order, OrderFault, OrderOutcome},
 };
 use self::{authority::Authority, names::Names};
 use crate::{
@@ -142,7 +142,7 @@ struct Differences {
 
 /// The parts that a node needs to take its place.
 #[derive(Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct RegionsParts<'a> {
     pub(crate) config: &'a config::Config,
     pub(crate) settings: config::Regions,
     pub(crate) me: Identity,
@@ -202,10 +202,11 @@ impl Regions {
     /// # Errors
     /// The certificates, the journal or the system.
     pub(crate) fn prepare<E: From<RegionsError>>(
-        place: Place<'_>,
+        place: RegionsParts<'_>,
         connect: impl FnOnce(acequia_mesh::Config) -> Result<Connected, E>,
     ) -> Result<Joining, E> {
-        let Place { config, settings, me, node, clock, store, writer, key, chance, audit, waiting } = place;
+        let RegionsParts { config, settings, me, node, clock, store, writer, key, chance, audit, waiting } =
+            place;
         let names = Names::new(&settings);
         node.expect_of_clocks(settings.clock.error_ns, settings.clock.drift_ppm);
         let reset_key = reset_key(&*store, chance)?;

@@ -144,7 +144,7 @@ pub(super) type Used<'a> = dyn Fn(&Limit, &Descriptor<'_>) -> Option<Use> + 'a;
 
 /// The effects of an order, carried out or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct OrderOutcome {
     /// The version before.
     pub before: VersionId,
     /// The version after; equal to the version before if nothing was done.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use acequia_mesh::{Identity, Notary, Signed};
-use acequia_node::regions::{Role, Seal, SealFault, Seals};
+use acequia_node::regions::{Seal, SealFault, Seals, SignerRole};
 use acequia_rights::{Incarnation, MemberId, node_named};
 
 /// Signs and checks for the node: the name in a certificate must be that of the writer.
@@ -23,14 +23,14 @@ impl Seals for Certified {
         Ok(Seal { scheme, signature, chain })
     }
 
-    fn check(&self, said: &[u8], seal: &Seal, by: Incarnation, role: Role) -> Result<(), SealFault> {
+    fn check(&self, said: &[u8], seal: &Seal, by: Incarnation, role: SignerRole) -> Result<(), SealFault> {
         let Seal { scheme, signature, chain } = seal.clone();
         let signer = self.0.check(said, &Signed { scheme, signature, chain });
         let signer = signer.map_err(|fault| SealFault::Worthless(fault.to_string()))?;
         if !speaks_for(&signer.identity, by) {
             return Err(SealFault::AnotherWriter(signer.identity.to_string()));
         }
-        if role == Role::Authority && !signer.is_authority {
+        if role == SignerRole::Authority && !signer.is_authority {
             return Err(SealFault::NotAuthority(signer.identity.to_string()));
         }
         Ok(())

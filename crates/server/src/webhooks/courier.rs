@@ -8,7 +8,7 @@ use std::{
 use tokio::time::{sleep_until, timeout};
 
 use super::{
-    hook::{Hook, Next, Outcome, Settings},
+    hook::{Hook, Next, Settings, TryOutcome},
     pace::verdict,
     post::{self, Message},
     queue::Letter,
@@ -38,7 +38,7 @@ pub(super) async fn carry(hook: Arc<Hook>) {
     }
 }
 
-async fn send(letter: &Letter, settings: &Settings) -> Outcome {
+async fn send(letter: &Letter, settings: &Settings) -> TryOutcome {
     let Settings { secret, timeout: patience, post, .. } = settings;
     // The time of this try, since receivers refuse signatures that are too old. It is the system's time and
     // not the node's clock, which does not go back where the wall does: receivers compare with true time.
@@ -51,9 +51,9 @@ async fn send(letter: &Letter, settings: &Settings) -> Outcome {
                 (answer.status(), verdict(answer.status(), answer.headers(), SystemTime::now()));
             // If the answer is cut short, the next try opens another connection.
             let _ = timeout(SETTINGS.webhooks.rest_wait, post::discard(answer.into_body())).await;
-            Outcome::Answered(status, verdict)
+            TryOutcome::Answered(status, verdict)
         }
-        Ok(Err(why)) => Outcome::Failed(why),
-        Err(_) => Outcome::Failed(format!("it does not answer within {patience:?}")),
+        Ok(Err(why)) => TryOutcome::Failed(why),
+        Err(_) => TryOutcome::Failed(format!("it does not answer within {patience:?}")),
     }
 }

@@ -104,7 +104,7 @@ pub(super) enum Next {
 
 /// The outcome of a try.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(super) enum TryOutcome {
     Answered(StatusCode, Verdict),
     /// There was no answer.
     Failed(String),
@@ -184,11 +184,11 @@ impl Hook {
 
     /// Takes back a letter that was sent. `random` decides how long the letter waits if it is to be sent
     /// again.
-    pub(super) fn settle(&self, mut letter: Letter, outcome: Outcome, random: u64, now: Instant) {
+    pub(super) fn settle(&self, mut letter: Letter, outcome: TryOutcome, random: u64, now: Instant) {
         let mut state = self.state();
         state.is_sending = false;
         let (asked, why) = match outcome {
-            Outcome::Answered(_, Verdict::Delivered) => {
+            TryOutcome::Answered(_, Verdict::Delivered) => {
                 self.delivered.fetch_add(1, Ordering::Relaxed);
                 state.quiet_until = None;
                 let trouble = state.trouble.take();
@@ -198,14 +198,14 @@ impl Hook {
                 }
                 return debug!(hook = self.host(), id = letter.id, "event delivered");
             }
-            Outcome::Answered(status, Verdict::Refused) => {
+            TryOutcome::Answered(status, Verdict::Refused) => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
                 return self.suffer(state, 1, &letter.id, &refusal(status));
             }
-            Outcome::Answered(status, Verdict::Again(asked)) => {
+            TryOutcome::Answered(status, Verdict::Again(asked)) => {
                 (asked, format!("it answers {}", status.as_u16()))
             }
-            Outcome::Failed(why) => (None, why),
+            TryOutcome::Failed(why) => (None, why),
         };
         letter.tries += 1;
         if let Some(asked) = asked {

@@ -5,7 +5,7 @@ use std::{fmt, future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 use acequia_limits::Now;
 use acequia_node::{
     Node,
-    pool::{CALL_NS, Call, Heard, PoolName, PoolReply, PoolRequest},
+    pool::{CALL_NS, Heard, PoolCall, PoolName, PoolReply, PoolRequest},
 };
 use acequia_rights::pool::{Letter, name};
 use tokio::{
@@ -14,7 +14,7 @@ use tokio::{
 };
 use tracing::error;
 
-use super::{Answer, At, Pools};
+use super::{At, CallAnswer, Pools};
 use crate::{
     redis::{Group, Missed},
     settings::SETTINGS,
@@ -72,7 +72,7 @@ trait Carry: Send + Sync {
 
 type Carrying = Boxed<'static, ()>;
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
-type Answered<'a, T> = Boxed<'a, Result<Answer<T>, Missed>>;
+type Answered<'a, T> = Boxed<'a, Result<CallAnswer<T>, Missed>>;
 
 impl<P: Pools + Clone + 'static> Carry for P {
     fn share(&self, node: Arc<Node>, process: Box<dyn Process>) -> Carrying {
@@ -113,7 +113,7 @@ impl PoolClient {
     ///
     /// # Errors
     /// There is no answer: the call may have been executed or not.
-    pub async fn name(&self, at: At<'_>, act: &name::Act) -> Result<Answer<name::NameState>, Missed> {
+    pub async fn name(&self, at: At<'_>, act: &name::Act) -> Result<CallAnswer<name::NameState>, Missed> {
         self.0.name(at, act).await
     }
 
@@ -121,7 +121,7 @@ impl PoolClient {
     ///
     /// # Errors
     /// There is no answer: the letter may be there or not.
-    pub async fn post(&self, at: At<'_>, letter: Letter, drops_us: u64) -> Result<Answer<bool>, Missed> {
+    pub async fn post(&self, at: At<'_>, letter: Letter, drops_us: u64) -> Result<CallAnswer<bool>, Missed> {
         self.0.post(at, letter, drops_us).await
     }
 
@@ -129,7 +129,7 @@ impl PoolClient {
     ///
     /// # Errors
     /// There is no answer: the letters are still there.
-    pub async fn collect(&self, at: At<'_>, had: &[u128]) -> Result<Answer<Vec<Letter>>, Missed> {
+    pub async fn collect(&self, at: At<'_>, had: &[u128]) -> Result<CallAnswer<Vec<Letter>>, Missed> {
         self.0.collect(at, had).await
     }
 }
@@ -200,11 +200,11 @@ fn receive(node: &Node, process: &mut impl Process, answered: Result<(u64, PoolR
 }
 
 /// Makes a call once, and returns its reply.
-pub async fn carry(pools: &impl Pools, call: &Call) -> PoolReply {
+pub async fn carry(pools: &impl Pools, call: &PoolCall) -> PoolReply {
     let Some(group) = Group::new(call.group) else { return PoolReply::Nothing };
     let deadline = Duration::from_nanos(CALL_NS);
     let name = |name: &PoolName| name.to_string();
-    let Call { allocation, generation, wall_us, .. } = *call;
+    let PoolCall { allocation, generation, wall_us, .. } = *call;
     let at = |cell| At { group, allocation, cell, generation, wall_us, deadline };
     let said = match &call.question {
         PoolRequest::Begin(begin) => pools.begin(&at(""), begin).await.map(PoolReply::Known),
@@ -224,12 +224,12 @@ pub async fn carry(pools: &impl Pools, call: &Call) -> PoolReply {
 }
 
 fn read<T>(
-    answer: Result<Answer<T>, Missed>,
+    answer: Result<CallAnswer<T>, Missed>,
     done: impl FnOnce(T) -> PoolReply,
 ) -> Result<PoolReply, Missed> {
     Ok(match answer? {
-        Answer::Done(came) => done(came),
-        Answer::Refused(why) => PoolReply::Refused(why),
-        Answer::Unknown(known) => PoolReply::Unknown(known),
+        CallAnswer::Done(came) => done(came),
+        CallAnswer::Refused(why) => PoolReply::Refused(why),
+        CallAnswer::Unknown(known) => PoolReply::Unknown(known),
     })
 }

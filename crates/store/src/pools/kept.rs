@@ -13,7 +13,7 @@ use acequia_rights::pool::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{Answer, At, Pools};
+use super::{At, CallAnswer, Pools};
 use crate::{
     Store,
     redis::{Group, Missed},
@@ -93,11 +93,11 @@ impl KeptPools {
         &self,
         at: &At<'_>,
         work: impl FnOnce(&mut C, &CallContext) -> Result<(T, u64), PoolRefused>,
-    ) -> Result<Answer<T>, Missed> {
+    ) -> Result<CallAnswer<T>, Missed> {
         let held = self.server();
         let context = match self.context(&in_allocation(&held, at), at)? {
             Ok(context) => context,
-            Err(known) => return Ok(Answer::Unknown(known)),
+            Err(known) => return Ok(CallAnswer::Unknown(known)),
         };
         let name = cell_name(at.group, at.cell);
         let mut cell: C = self.read(&name)?;
@@ -108,9 +108,9 @@ impl KeptPools {
                 due.insert((due_us, at.cell.to_owned()));
                 let (cell, due) = (bytes_of(&cell), bytes_of(&due));
                 self.write(&[(&name, Some(&cell)), (&due_name(at), Some(&due))])?;
-                Ok(Answer::Done(answer))
+                Ok(CallAnswer::Done(answer))
             }
-            Err(refused) => Ok(Answer::Refused(refused)),
+            Err(refused) => Ok(CallAnswer::Refused(refused)),
         }
     }
 }
@@ -154,7 +154,7 @@ impl Pools for KeptPools {
         })
     }
 
-    async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<Answer<window::Took>, Missed> {
+    async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<CallAnswer<window::Took>, Missed> {
         self.with_cell(at, |cell: &mut Window, context| Ok((cell.take(take, context)?, take.drops_us)))
     }
 
@@ -163,7 +163,7 @@ impl Pools for KeptPools {
         at: &At<'_>,
         exchange: &bucket::Exchange,
         params: &bucket::BucketParams,
-    ) -> Result<Answer<bucket::Exchanged>, Missed> {
+    ) -> Result<CallAnswer<bucket::Exchanged>, Missed> {
         self.with_cell(at, |cell: &mut Bucket, context| {
             let exchanged = cell.exchange(exchange, params, context)?;
             Ok((exchanged, cell.over_us(params, context)))
@@ -174,18 +174,18 @@ impl Pools for KeptPools {
         &self,
         at: &At<'_>,
         exchange: &sliding::Slide,
-    ) -> Result<Answer<sliding::Slid>, Missed> {
+    ) -> Result<CallAnswer<sliding::Slid>, Missed> {
         self.with_cell(at, |cell: &mut Sliding, context| {
             let exchanged = cell.exchange(exchange, context)?;
             Ok((exchanged, cell.over_us(exchange, context)))
         })
     }
 
-    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<NameState>, Missed> {
+    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<CallAnswer<NameState>, Missed> {
         let held = self.server();
         let context = match self.context(&in_allocation(&held, at), at)? {
             Ok(context) => context,
-            Err(known) => return Ok(Answer::Unknown(known)),
+            Err(known) => return Ok(CallAnswer::Unknown(known)),
         };
         let names = format!("{}/names", group_name(at));
         let mut due: Due = self.read(&names)?;
@@ -211,24 +211,24 @@ impl Pools for KeptPools {
         let mut values: Vec<(&str, Option<&[u8]>)> = vec![(&names, Some(&due)), (&key, Some(&bytes))];
         values.extend(gone.iter().map(|name| (name.as_str(), None)));
         self.write(&values)?;
-        Ok(Answer::Done(standing))
+        Ok(CallAnswer::Done(standing))
     }
 
-    async fn post(&self, at: &At<'_>, letter: Letter, drops_us: u64) -> Result<Answer<bool>, Missed> {
+    async fn post(&self, at: &At<'_>, letter: Letter, drops_us: u64) -> Result<CallAnswer<bool>, Missed> {
         self.with_cell(at, |cell: &mut Letters, context| {
             let is_there = cell.post(letter, drops_us, context);
             Ok((is_there, cell.drops_us()))
         })
     }
 
-    async fn collect(&self, at: &At<'_>, had: &[u128]) -> Result<Answer<Vec<Letter>>, Missed> {
+    async fn collect(&self, at: &At<'_>, had: &[u128]) -> Result<CallAnswer<Vec<Letter>>, Missed> {
         self.with_cell(at, |cell: &mut Letters, context| Ok((cell.collect(had, context), cell.drops_us())))
     }
 
-    async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
+    async fn sweep(&self, at: &At<'_>, most: u32) -> Result<CallAnswer<u64>, Missed> {
         let held = self.server();
         if let Err(known) = self.context(&in_allocation(&held, at), at)? {
-            return Ok(Answer::Unknown(known));
+            return Ok(CallAnswer::Unknown(known));
         }
         let mut due: Due = self.read(&due_name(at))?;
         let over = due.iter().take_while(|(due_us, _)| *due_us <= at.wall_us).take(most as usize);
@@ -240,6 +240,6 @@ impl Pools for KeptPools {
         let mut values: Vec<(&str, Option<&[u8]>)> = names.iter().map(|name| (name.as_str(), None)).collect();
         values.push((&due_name, Some(&due)));
         self.write(&values)?;
-        Ok(Answer::Done(over.len() as u64))
+        Ok(CallAnswer::Done(over.len() as u64))
     }
 }

@@ -48,7 +48,7 @@ pub struct At<'a> {
 
 /// The answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer<T> {
+pub enum CallAnswer<T> {
     /// The call was executed.
     Done(T),
     /// The call changed nothing.
@@ -91,7 +91,7 @@ pub trait Pools: Debug + Send + Sync {
         &self,
         at: &At<'_>,
         take: &window::Take,
-    ) -> impl Future<Output = Result<Answer<window::Took>, Missed>> + Send;
+    ) -> impl Future<Output = Result<CallAnswer<window::Took>, Missed>> + Send;
 
     /// Exchanges the units that a node holds of a bucket.
     ///
@@ -102,7 +102,7 @@ pub trait Pools: Debug + Send + Sync {
         at: &At<'_>,
         exchange: &bucket::Exchange,
         params: &bucket::BucketParams,
-    ) -> impl Future<Output = Result<Answer<bucket::Exchanged>, Missed>> + Send;
+    ) -> impl Future<Output = Result<CallAnswer<bucket::Exchanged>, Missed>> + Send;
 
     /// Exchanges the units that a node holds of a sliding window.
     ///
@@ -112,7 +112,7 @@ pub trait Pools: Debug + Send + Sync {
         &self,
         at: &At<'_>,
         exchange: &sliding::Slide,
-    ) -> impl Future<Output = Result<Answer<sliding::Slid>, Missed>> + Send;
+    ) -> impl Future<Output = Result<CallAnswer<sliding::Slid>, Missed>> + Send;
 
     /// Does something to the name of a charge. The name is the cell of `at`, in the group of the charge.
     ///
@@ -122,7 +122,7 @@ pub trait Pools: Debug + Send + Sync {
         &self,
         at: &At<'_>,
         act: &name::Act,
-    ) -> impl Future<Output = Result<Answer<name::NameState>, Missed>> + Send;
+    ) -> impl Future<Output = Result<CallAnswer<name::NameState>, Missed>> + Send;
 
     /// Leaves a letter for a node until `drops_us`: wall clock, in microseconds. The cell of `at` has the
     /// letters of that node. Says whether the letter is there.
@@ -134,7 +134,7 @@ pub trait Pools: Debug + Send + Sync {
         at: &At<'_>,
         letter: Letter,
         drops_us: u64,
-    ) -> impl Future<Output = Result<Answer<bool>, Missed>> + Send;
+    ) -> impl Future<Output = Result<CallAnswer<bool>, Missed>> + Send;
 
     /// The letters that wait for a node, except about charges of which it `had` letters.
     ///
@@ -144,12 +144,12 @@ pub trait Pools: Debug + Send + Sync {
         &self,
         at: &At<'_>,
         had: &[u128],
-    ) -> impl Future<Output = Result<Answer<Vec<Letter>>, Missed>> + Send;
+    ) -> impl Future<Output = Result<CallAnswer<Vec<Letter>>, Missed>> + Send;
 
     /// Drops cells of a group that say no more than absent cells, at most `most`. Returns how many there
     /// were. The cell of `at` has no meaning here.
     ///
     /// # Errors
     /// There is no answer: the cells may be dropped or not.
-    fn sweep(&self, at: &At<'_>, most: u32) -> impl Future<Output = Result<Answer<u64>, Missed>> + Send;
+    fn sweep(&self, at: &At<'_>, most: u32) -> impl Future<Output = Result<CallAnswer<u64>, Missed>> + Send;
 }

@@ -11,7 +11,7 @@ use acequia_rights::pool::{
     sliding, window,
 };
 
-use super::{Answer, At, Pools};
+use super::{At, CallAnswer, Pools};
 use crate::redis::{Arg, Function, Missed, Redis, Value, WallRead};
 
 /// The suffixes of keys that each group has.
@@ -81,7 +81,7 @@ impl RedisPools {
         function: Function,
         own: &[Arg<'_>],
         done: impl FnOnce(&[u64]) -> Option<T>,
-    ) -> Result<Answer<T>, Missed> {
+    ) -> Result<CallAnswer<T>, Missed> {
         let numbers = |values: &[Value]| values.iter().map(number).collect::<Option<Vec<u64>>>();
         self.call_values(at, function, own, |values| numbers(values).and_then(|numbers| done(&numbers))).await
     }
@@ -92,16 +92,16 @@ impl RedisPools {
         function: Function,
         own: &[Arg<'_>],
         done: impl FnOnce(&[Value]) -> Option<T>,
-    ) -> Result<Answer<T>, Missed> {
+    ) -> Result<CallAnswer<T>, Missed> {
         let generation = generation_text(&at.generation);
         let answer = self.call(at, function, &generation, at.wall_us, own).await?;
         let status = answer.first().and_then(Value::text);
         let read = match status {
-            Some("done") => done(&answer[1..]).map(Answer::Done),
-            Some("stale") => Some(Answer::Refused(PoolRefused::Stale)),
-            Some("late") => Some(Answer::Refused(PoolRefused::Late)),
-            Some("full") => Some(Answer::Refused(PoolRefused::TooManyNodes)),
-            _ => read_known(&answer).map(Answer::Unknown),
+            Some("done") => done(&answer[1..]).map(CallAnswer::Done),
+            Some("stale") => Some(CallAnswer::Refused(PoolRefused::Stale)),
+            Some("late") => Some(CallAnswer::Refused(PoolRefused::Late)),
+            Some("full") => Some(CallAnswer::Refused(PoolRefused::TooManyNodes)),
+            _ => read_known(&answer).map(CallAnswer::Unknown),
         };
         read.ok_or_else(|| garbled(&answer))
     }
@@ -209,7 +209,7 @@ impl Pools for RedisPools {
         read_known(&answer).ok_or_else(|| garbled(&answer))
     }
 
-    async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<Answer<window::Took>, Missed> {
+    async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<CallAnswer<window::Took>, Missed> {
         let (total, how) = match take.total {
             window::Total::Ahead(units) => (units, 0),
             window::Total::Open(units) => (units, 1),
@@ -241,7 +241,7 @@ impl Pools for RedisPools {
         at: &At<'_>,
         exchange: &bucket::Exchange,
         params: &bucket::BucketParams,
-    ) -> Result<Answer<bucket::Exchanged>, Missed> {
+    ) -> Result<CallAnswer<bucket::Exchanged>, Missed> {
         let own = [
             int(u64::from(exchange.taker.node)),
             int(u64::from(exchange.taker.process_number)),
@@ -275,7 +275,7 @@ impl Pools for RedisPools {
         &self,
         at: &At<'_>,
         exchange: &sliding::Slide,
-    ) -> Result<Answer<sliding::Slid>, Missed> {
+    ) -> Result<CallAnswer<sliding::Slid>, Missed> {
         let own = [
             int(u64::from(exchange.taker.node)),
             int(u64::from(exchange.taker.process_number)),
@@ -297,7 +297,7 @@ impl Pools for RedisPools {
         self.call_cell(at, Function::Sliding, &own, done).await
     }
 
-    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<NameState>, Missed> {
+    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<CallAnswer<NameState>, Missed> {
         let (what, answer): (&str, &[u8]) = match &act.what {
             name::What::Claim => ("claim", &[]),
             name::What::Keep(answer) => ("keep", answer),
@@ -310,7 +310,7 @@ impl Pools for RedisPools {
         self.call_values(at, Function::Name, &own, read_standing).await
     }
 
-    async fn post(&self, at: &At<'_>, letter: Letter, drops_us: u64) -> Result<Answer<bool>, Missed> {
+    async fn post(&self, at: &At<'_>, letter: Letter, drops_us: u64) -> Result<CallAnswer<bool>, Missed> {
         let (id, cost) = (id_text(&letter.id), letter.cost.map_or_else(String::new, |cost| cost.to_string()));
         let own = [Arg::Bytes(b""), Arg::Bytes(id.as_bytes()), Arg::Bytes(cost.as_bytes()), int(drops_us)];
         let done = |numbers: &[u64]| match *numbers {
@@ -320,7 +320,7 @@ impl Pools for RedisPools {
         self.call_cell(at, Function::Letters, &own, done).await
     }
 
-    async fn collect(&self, at: &At<'_>, had: &[u128]) -> Result<Answer<Vec<Letter>>, Missed> {
+    async fn collect(&self, at: &At<'_>, had: &[u128]) -> Result<CallAnswer<Vec<Letter>>, Missed> {
         let had = had.iter().map(id_text).collect::<Vec<_>>().join(" ");
         let own = [Arg::Bytes(had.as_bytes()), Arg::Bytes(b""), Arg::Bytes(b""), int(0)];
         let letters = |values: &[Value]| {
@@ -331,7 +331,7 @@ impl Pools for RedisPools {
         self.call_values(at, Function::Letters, &own, letters).await
     }
 
-    async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
+    async fn sweep(&self, at: &At<'_>, most: u32) -> Result<CallAnswer<u64>, Missed> {
         let done = |numbers: &[u64]| match *numbers {
             [dropped] => Some(dropped),
             _ => None,

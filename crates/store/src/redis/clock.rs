@@ -18,7 +18,7 @@ const DRIFT_PPM: u64 = 1_000;
 
 /// A reading of a server's clock.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Told {
+pub(super) struct ClockReading {
     /// Nanoseconds since 1970.
     wall_ns: u64,
     /// When the server read its clock: half of the round trip after the question.
@@ -53,7 +53,7 @@ pub(super) enum Compared {
     Differs(String),
 }
 
-impl Told {
+impl ClockReading {
     /// A server's reading, from the times of the question and of the answer.
     pub(super) fn new(wall_ns: u64, asked: Instant, answered: Instant) -> Self {
         let half = answered.saturating_duration_since(asked) / 2;
@@ -126,7 +126,7 @@ mod tests {
 
     fn compared(server_ns: u64, corrected_ns: i64) -> Compared {
         let asked = Instant::now();
-        let told = Told::new(server_ns, asked, asked + Duration::from_millis(2));
+        let told = ClockReading::new(server_ns, asked, asked + Duration::from_millis(2));
         let at = asked + Duration::from_millis(101);
         let read = WallRead { wall_ns: T, corrected_ns, from: at, until: at };
         Compared::of(told.compared(&read), &read, 10 * MS)

@@ -14,7 +14,7 @@ use tokio::{
 use super::{
     group::Group,
     link::Link,
-    settings::{Address, Place, SHARDS_MAX, Settings},
+    settings::{Address, RedisServers, SHARDS_MAX, Settings},
     shard::{Shard, Tally},
     tend::{Pause, tend},
     topology::{Layout, Scout},
@@ -65,7 +65,7 @@ pub(super) async fn keep(settings: Settings, map: Arc<ArcSwap<Map>>, refresh: Ar
     let mut is_calm = false;
     loop {
         keeper.look(is_calm).await;
-        if matches!(keeper.settings.place, Place::Shards { .. }) {
+        if matches!(keeper.settings.place, RedisServers::Shards { .. }) {
             // Nothing can change: the shards are those of the settings.
             std::future::pending::<()>().await;
         }

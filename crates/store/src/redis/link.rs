@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, Notify};
 
 use super::{
     answer::Fault,
-    clock::Told,
+    clock::ClockReading,
     executed::Executed,
     library::{Function, LIBRARY},
     server::{NO_EVICTION, Server},
@@ -40,7 +40,7 @@ pub(super) struct Link {
     /// after `opened`.
     proved_us: AtomicU64,
     /// The last reading of the server's clock.
-    told: SyncMutex<Option<Told>>,
+    told: SyncMutex<Option<ClockReading>>,
     /// Whether the server was set to evict keys at the last look.
     evicted: AtomicBool,
     /// How often the library was loaded over this link.
@@ -241,7 +241,7 @@ impl Link {
             if let (Some(seconds), Some(micros)) = (number(seconds), number(micros)) {
                 let wall_ns =
                     seconds.saturating_mul(1_000_000_000).saturating_add(micros.saturating_mul(1_000));
-                let told = Told::new(wall_ns, begun, Instant::now());
+                let told = ClockReading::new(wall_ns, begun, Instant::now());
                 if told.is_sure() {
                     *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
                 }
@@ -254,7 +254,7 @@ impl Link {
     }
 
     /// The last reading of the server's clock; `None` if there is none.
-    pub(super) fn told(&self) -> Option<Told> {
+    pub(super) fn told(&self) -> Option<ClockReading> {
         *self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -52,14 +52,14 @@ pub use self::{
     library::Function,
     round_trips::{ROUND_TRIP_BOUNDS_US, RoundTrips},
     settings::{
-        Address, CALL_DEADLINE, CONNECTIONS_MAX, ClientCertificate, Credentials, Place, SHARDS_MAX, Settings,
-        SettingsError, Timings, Tls,
+        Address, CALL_DEADLINE, CONNECTIONS_MAX, ClientCertificate, Credentials, RedisServers, SHARDS_MAX,
+        Settings, SettingsError, Timings, Tls,
     },
     shard::{ShardState, ShardView},
 };
 use self::{
     keeper::{Map, keep},
-    shard::Call,
+    shard::RedisCall,
 };
 
 /// A region's Redis. Cheap to clone. Any thread whose runtime has timers may call it. Dropping the last clone
@@ -116,7 +116,7 @@ impl Redis {
         let shard =
             shard.ok_or_else(|| Missed::not_sent("nobody has told yet which shard serves its group"))?;
         let keys: Vec<String> = suffixes.iter().map(|suffix| group.key(&self.0.prefix, suffix)).collect();
-        shard.call(&Call { function, keys: &keys, args, deadline }).await
+        shard.call(&RedisCall { function, keys: &keys, args, deadline }).await
     }
 
     /// Whether clocks are compared: [`Settings::clock_error`].

@@ -21,7 +21,7 @@ const PREFIX_MAX: usize = 80;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The servers.
-    pub place: Place,
+    pub place: RedisServers,
     /// Our user and password. `None` if the servers ask for no password.
     pub credentials: Option<Credentials>,
     /// How connections are encrypted, those to sentinels too. `None` for plain TCP.
@@ -46,7 +46,7 @@ impl Settings {
     /// The files that hold passwords and keys.
     pub fn secret_files(&self) -> Vec<PathBuf> {
         let sentinels = match &self.place {
-            Place::Sentinel { credentials, .. } => credentials.as_ref(),
+            RedisServers::Sentinel { credentials, .. } => credentials.as_ref(),
             _ => None,
         };
         let passwords = self.credentials.iter().chain(sentinels).map(|found| found.password_file.clone());
@@ -56,7 +56,7 @@ impl Settings {
 
     /// Settings with the defaults for all fields except the servers.
     #[must_use]
-    pub fn new(place: Place) -> Self {
+    pub fn new(place: RedisServers) -> Self {
         Self {
             place,
             credentials: None,
@@ -75,9 +75,9 @@ impl Settings {
     /// The first field that is out of range.
     pub fn check(&self) -> Result<(), SettingsError> {
         let (field, count, twice) = match &self.place {
-            Place::Cluster { seeds } => ("seeds", seeds.len(), has_twice(seeds)),
-            Place::Shards { addresses } => ("addresses", addresses.len(), has_twice(addresses)),
-            Place::Sentinel { hosts, shards, .. } => {
+            RedisServers::Cluster { seeds } => ("seeds", seeds.len(), has_twice(seeds)),
+            RedisServers::Shards { addresses } => ("addresses", addresses.len(), has_twice(addresses)),
+            RedisServers::Sentinel { hosts, shards, .. } => {
                 within("hosts", hosts.len(), 1, SHARDS_MAX)?;
                 ("shards", shards.len(), has_twice(shards))
             }
@@ -101,7 +101,7 @@ fn has_twice<T: Ord>(list: &[T]) -> bool {
 
 /// The servers, and how to find out which of them has which groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum RedisServers {
     /// A Redis Cluster, which knows its own layout.
     Cluster {
         /// Some of its nodes, 1 to 1024. At least one of them must answer at our start.
@@ -295,14 +295,14 @@ mod tests {
 
     #[test]
     fn default_settings_are_in_their_ranges() {
-        let place = Place::Cluster { seeds: vec![address("localhost:6379")] };
+        let place = RedisServers::Cluster { seeds: vec![address("localhost:6379")] };
         assert_eq!(Settings::new(place).check(), Ok(()));
     }
 
     #[test]
     fn settings_out_of_range_are_named() {
         let one = address("localhost:6379");
-        let sound = Settings::new(Place::Shards { addresses: vec![one.clone()] });
+        let sound = Settings::new(RedisServers::Shards { addresses: vec![one.clone()] });
         let said = |settings: Settings| settings.check().expect_err("out of range").to_string();
         assert!(
             said(Settings { connections: 1, ..sound.clone() }).contains("connections is 1: give 2 to 16")
@@ -312,11 +312,12 @@ mod tests {
         }
         let timings = Timings { reconnect_max: Duration::from_millis(1), ..Timings::default() };
         assert!(said(Settings { timings, ..sound.clone() }).contains("reconnect_max (ms) is 1: give 50"));
-        let place = Place::Shards { addresses: vec![one.clone(), one.clone()] };
+        let place = RedisServers::Shards { addresses: vec![one.clone(), one.clone()] };
         assert!(said(Settings { place, ..sound.clone() }).contains("addresses names one of them twice"));
-        let place = Place::Sentinel { hosts: vec![], shards: vec!["one".to_owned()], credentials: None };
+        let place =
+            RedisServers::Sentinel { hosts: vec![], shards: vec!["one".to_owned()], credentials: None };
         assert!(said(Settings { place, ..sound.clone() }).contains("hosts is 0"));
-        let place = Place::Sentinel { hosts: vec![one], shards: vec![], credentials: None };
+        let place = RedisServers::Sentinel { hosts: vec![one], shards: vec![], credentials: None };
         assert!(said(Settings { place, ..sound }).contains("shards is 0"));
     }
 }

@@ -18,7 +18,7 @@ use tokio::{
 use super::{
     answer::{Arg, Fault, Missed, Value},
     breaker::{Breaker, BreakerState},
-    clock::{Compared, Told, WallRead},
+    clock::{ClockReading, Compared, WallRead},
     executed::{Executed, Executing},
     library::Function,
     link::{Link, operation, reply},
@@ -29,7 +29,7 @@ use crate::settings::SETTINGS;
 
 /// A call before its connection is chosen.
 #[derive(Debug)]
-pub(super) struct Call<'a> {
+pub(super) struct RedisCall<'a> {
     pub(super) function: Function,
     pub(super) keys: &'a [String],
     pub(super) args: &'a [Arg<'a>],
@@ -45,7 +45,7 @@ pub(super) struct Shard {
     /// How far the server's clock and ours may be from true time, in nanoseconds; `None` if they are not
     /// compared.
     clock_error_ns: Option<u64>,
-    standing: Mutex<Standing>,
+    standing: Mutex<DecisionState>,
     /// Notified when the layout should be looked up again.
     refresh: Arc<Notify>,
 }
@@ -55,15 +55,15 @@ pub(super) struct Shard {
 pub(super) struct Tally {
     calls: AtomicU64,
     missed: AtomicU64,
-    places: Places,
+    places: CallPlaces,
     /// The round trips of answered calls and pings.
     round_trips: Counted,
 }
 
 /// The state that decides about calls. One lock covers all of it, so that a call never meets half a change.
 #[derive(Debug)]
-struct Standing {
-    slots: Vec<Slot>,
+struct DecisionState {
+    slots: Vec<ConnectionSlot>,
     unfit: Option<String>,
     clock: Compared,
     clock_ahead_ns: Option<i64>,
@@ -75,7 +75,7 @@ struct Standing {
 
 /// The slot of one connection.
 #[derive(Clone, Debug)]
-pub(super) enum Slot {
+pub(super) enum ConnectionSlot {
     /// There was no connection yet.
     Connecting,
     Open(Arc<Link>),
@@ -147,8 +147,8 @@ impl Shard {
         tally: Arc<Tally>,
         refresh: Arc<Notify>,
     ) -> Self {
-        let standing = Standing {
-            slots: vec![Slot::Connecting; settings.connections],
+        let standing = DecisionState {
+            slots: vec![ConnectionSlot::Connecting; settings.connections],
             unfit: None,
             clock: Compared::default(),
             clock_ahead_ns: None,
@@ -166,7 +166,7 @@ impl Shard {
     ///
     /// # Errors
     /// Why there is no answer.
-    pub(super) async fn call(&self, call: &Call<'_>) -> Result<Vec<Value>, Missed> {
+    pub(super) async fn call(&self, call: &RedisCall<'_>) -> Result<Vec<Value>, Missed> {
         self.tally.calls.fetch_add(1, Ordering::Relaxed);
         let answer = self.asked(call).await;
         if matches!(answer, Err(Missed::NotSent(_) | Missed::Unknown(_))) {
@@ -175,7 +175,7 @@ impl Shard {
         answer
     }
 
-    async fn asked(&self, call: &Call<'_>) -> Result<Vec<Value>, Missed> {
+    async fn asked(&self, call: &RedisCall<'_>) -> Result<Vec<Value>, Missed> {
         let until = tokio::time::Instant::now() + call.deadline;
         let _place = self.place(call.deadline / 2).await?;
         let link = self.standing().link(Instant::now(), self.doubt_max)?;
@@ -205,7 +205,7 @@ impl Shard {
     }
 
     /// Sends the call, and sends it again if the function was missing.
-    async fn tried(&self, link: &Link, call: &Call<'_>) -> Result<Vec<Value>, Missed> {
+    async fn tried(&self, link: &Link, call: &RedisCall<'_>) -> Result<Vec<Value>, Missed> {
         let operation = operation();
         let mut question = link.question(call.function, call.keys, operation);
         for arg in call.args {
@@ -270,8 +270,8 @@ impl Shard {
         let mut standing = self.standing();
         standing.breaker.missed(now);
         for slot in &mut standing.slots {
-            if matches!(slot, Slot::Open(open) if std::ptr::eq(&raw const **open, link)) {
-                *slot = Slot::Lost("an answer came to another question".to_owned());
+            if matches!(slot, ConnectionSlot::Open(open) if std::ptr::eq(&raw const **open, link)) {
+                *slot = ConnectionSlot::Lost("an answer came to another question".to_owned());
             }
         }
         link.broke.notify_one();
@@ -283,11 +283,11 @@ impl Shard {
         let mut standing = self.standing();
         let mut is_news = false;
         for slot in &mut standing.slots {
-            if let Slot::Open(link) = slot
+            if let ConnectionSlot::Open(link) = slot
                 && link.was_told_as(of)
             {
                 link.broke.notify_one();
-                *slot = Slot::Lost(Fault::Changed.to_string());
+                *slot = ConnectionSlot::Lost(Fault::Changed.to_string());
                 is_news = true;
             }
         }
@@ -309,14 +309,14 @@ impl Shard {
     }
 
     /// Sets a slot, for a new connection or the end of one.
-    pub(super) fn put(&self, index: usize, slot: Slot) {
+    pub(super) fn put(&self, index: usize, slot: ConnectionSlot) {
         let now = Instant::now();
         let mut standing = self.standing();
         let was_open = standing.is_open();
         standing.slots[index] = slot.clone();
         let is_open = standing.is_open();
         // The connection may lead to another server.
-        if matches!(slot, Slot::Open(_)) && self.clock_error_ns.is_some() {
+        if matches!(slot, ConnectionSlot::Open(_)) && self.clock_error_ns.is_some() {
             (standing.clock, standing.clock_ahead_ns) = (Compared::Unread, None);
         }
         if is_open {
@@ -327,14 +327,14 @@ impl Shard {
         drop(standing);
         let (shard, address) = (&self.name, &self.address);
         match slot {
-            Slot::Open(link) if !was_open => {
+            ConnectionSlot::Open(link) if !was_open => {
                 tracing::info!(%shard, %address, run_id = link.server.run_id, "connected to Redis");
             }
-            Slot::Hung if was_open && !is_open => {
+            ConnectionSlot::Hung if was_open && !is_open => {
                 tracing::warn!(%shard, %address, "Redis stopped answering: looking for another primary");
                 self.refresh.notify_one();
             }
-            Slot::Lost(why) if was_open && !is_open => {
+            ConnectionSlot::Lost(why) if was_open && !is_open => {
                 tracing::warn!(%shard, %address, why, "lost Redis");
                 self.refresh.notify_one();
             }
@@ -361,8 +361,8 @@ impl Shard {
     }
 
     /// The latest reading of the server's clock over any connection.
-    fn told(&self) -> Option<Told> {
-        self.standing().links().filter_map(|link| link.told()).max_by_key(Told::at)
+    fn told(&self) -> Option<ClockReading> {
+        self.standing().links().filter_map(|link| link.told()).max_by_key(ClockReading::at)
     }
 
     /// How the server's clock compares with a wall; `None` if that is unknown or not compared.
@@ -406,7 +406,7 @@ impl Shard {
 
     /// Whether the server stopped answering over this connection, and has not answered since.
     pub(super) fn is_hung(&self, index: usize) -> bool {
-        matches!(self.standing().slots[index], Slot::Hung)
+        matches!(self.standing().slots[index], ConnectionSlot::Hung)
     }
 
     /// Whether the shard serves, as far as is known.
@@ -423,11 +423,11 @@ impl Shard {
     pub(super) fn view(&self) -> ShardView {
         let standing = self.standing();
         let lost = standing.slots.iter().find_map(|slot| match slot {
-            Slot::Lost(why) => Some(ShardState::Lost { why: why.clone() }),
+            ConnectionSlot::Lost(why) => Some(ShardState::Lost { why: why.clone() }),
             _ => None,
         });
         let state = if !standing.is_open() {
-            let is_hung = standing.slots.iter().any(|slot| matches!(slot, Slot::Hung));
+            let is_hung = standing.slots.iter().any(|slot| matches!(slot, ConnectionSlot::Hung));
             if is_hung { ShardState::Hung } else { lost.unwrap_or(ShardState::Connecting) }
         } else if let Some(why) = standing.unfit.as_deref().or(standing.clock.objection()) {
             ShardState::Unsafe { why: why.to_owned() }
@@ -450,12 +450,12 @@ impl Shard {
         }
     }
 
-    fn standing(&self) -> MutexGuard<'_, Standing> {
+    fn standing(&self) -> MutexGuard<'_, DecisionState> {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Standing {
+impl DecisionState {
     /// The connection for the next call, if the call may go.
     fn link(&mut self, now: Instant, doubt_max: Duration) -> Result<Arc<Link>, Missed> {
         self.turn = self.turn.wrapping_add(1);
@@ -489,7 +489,9 @@ impl Standing {
     }
 
     fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
-        self.slots.iter().filter_map(|slot| if let Slot::Open(link) = slot { Some(link) } else { None })
+        self.slots
+            .iter()
+            .filter_map(|slot| if let ConnectionSlot::Open(link) = slot { Some(link) } else { None })
     }
 
     fn is_open(&self) -> bool {
@@ -504,15 +506,15 @@ impl Standing {
 
 /// The places of calls in flight. Places are given in the order of the requests.
 #[derive(Debug)]
-struct Places(Semaphore);
+struct CallPlaces(Semaphore);
 
-impl Default for Places {
+impl Default for CallPlaces {
     fn default() -> Self {
         Self(Semaphore::new(SETTINGS.calls.in_flight_max))
     }
 }
 
-impl Places {
+impl CallPlaces {
     fn taken(&self) -> usize {
         SETTINGS.calls.in_flight_max - self.0.available_permits()
     }

@@ -9,7 +9,7 @@ use super::{
     answer::Fault,
     link::{Link, Pong},
     settings::Timings,
-    shard::{Shard, Slot},
+    shard::{ConnectionSlot, Shard},
     wire::{Access, Wire},
 };
 use crate::settings::SETTINGS;
@@ -25,11 +25,11 @@ pub(super) async fn tend(shard: Arc<Shard>, index: usize, access: Access, timing
                 // A server that hangs accepts connections and says nothing.
                 let still_hangs = shard.is_hung(index) && begun.elapsed() >= access.timeout;
                 if !still_hangs {
-                    shard.put(index, Slot::Lost(why));
+                    shard.put(index, ConnectionSlot::Lost(why));
                 }
             }
             Ok((link, mut wire)) => {
-                shard.put(index, Slot::Open(Arc::clone(&link)));
+                shard.put(index, ConnectionSlot::Open(Arc::clone(&link)));
                 let end = watched(&shard, &link, &mut wire, &timings, &mut random).await;
                 shard.put(index, end);
                 // A connection that is closed at once is made again as rarely as one that fails.
@@ -65,7 +65,7 @@ async fn watched(
     wire: &mut Wire,
     timings: &Timings,
     random: &mut Random,
-) -> Slot {
+) -> ConnectionSlot {
     let mut silent = 0;
     // The random part keeps connections and nodes from pinging at one moment.
     let mut rest = timings.ping_every.mul_f64(random.fraction());
@@ -73,13 +73,13 @@ async fn watched(
     loop {
         tokio::select! {
             biased;
-            () = wire.closed() => return Slot::Lost("the connection was closed".to_owned()),
-            () = link.broke.notified() => return Slot::Lost("it was given up".to_owned()),
+            () = wire.closed() => return ConnectionSlot::Lost("the connection was closed".to_owned()),
+            () = link.broke.notified() => return ConnectionSlot::Lost("it was given up".to_owned()),
             () = sleep(rest) => {}
         }
         let pong = tokio::select! {
             biased;
-            () = wire.closed() => return Slot::Lost("the connection was closed".to_owned()),
+            () = wire.closed() => return ConnectionSlot::Lost("the connection was closed".to_owned()),
             // The third unanswered ping ends before the fourth period does.
             pong = link.ping(timings.ping_every * 3 / 4) => pong,
         };
@@ -95,15 +95,15 @@ async fn watched(
             Pong::Silent => {
                 (silent, rest) = (silent + 1, Duration::ZERO);
                 if silent == SETTINGS.servers.silent_pings_max {
-                    return Slot::Hung;
+                    return ConnectionSlot::Hung;
                 }
                 continue;
             }
             Pong::Changed => {
                 shard.forget(link);
-                return Slot::Lost(Fault::Changed.to_string());
+                return ConnectionSlot::Lost(Fault::Changed.to_string());
             }
-            Pong::Broken(why) => return Slot::Lost(why),
+            Pong::Broken(why) => return ConnectionSlot::Lost(why),
         }
         if Instant::now() >= look_at {
             look_at = Instant::now() + random.jittered(timings.refresh_every);
@@ -114,7 +114,7 @@ async fn watched(
                 }
                 Err(Fault::Changed) => {
                     shard.forget(link);
-                    return Slot::Lost(Fault::Changed.to_string());
+                    return ConnectionSlot::Lost(Fault::Changed.to_string());
                 }
                 // The server did not answer: the next pings show why.
                 Err(_) => {}

@@ -17,7 +17,7 @@ use super::{
     group::{Group, SLOTS},
     link::{Link, command},
     ring,
-    settings::{Address, Place},
+    settings::{Address, RedisServers},
     wire::{Access, Wire, ask},
 };
 use crate::settings::SETTINGS;
@@ -34,7 +34,7 @@ pub(super) struct Layout {
 /// Asks servers for the layout.
 #[derive(Debug)]
 pub(super) struct Scout {
-    place: Place,
+    place: RedisServers,
     servers: Access,
     sentinels: Access,
     random: Random,
@@ -45,11 +45,11 @@ pub(super) struct Scout {
 }
 
 impl Scout {
-    pub(super) fn new(place: Place, servers: Access, seed: u64) -> Self {
+    pub(super) fn new(place: RedisServers, servers: Access, seed: u64) -> Self {
         let (ring, credentials) = match &place {
-            Place::Cluster { .. } => (Vec::new(), None),
-            Place::Shards { addresses } => (ring::placed(&names(addresses)), None),
-            Place::Sentinel { shards, credentials, .. } => (ring::placed(shards), credentials.clone()),
+            RedisServers::Cluster { .. } => (Vec::new(), None),
+            RedisServers::Shards { addresses } => (ring::placed(&names(addresses)), None),
+            RedisServers::Sentinel { shards, credentials, .. } => (ring::placed(shards), credentials.clone()),
         };
         let sentinels = Access { credentials, ..servers.clone() };
         Self { place, servers, sentinels, random: Random::from_state(seed), known: BTreeSet::new(), ring }
@@ -62,13 +62,13 @@ impl Scout {
     /// No server answered; the faults in words.
     pub(super) async fn look(&mut self, calm: &[(Address, Arc<Link>)]) -> Result<Layout, String> {
         match self.place.clone() {
-            Place::Cluster { seeds } => self.cluster(&seeds, calm).await,
-            Place::Shards { addresses } => {
+            RedisServers::Cluster { seeds } => self.cluster(&seeds, calm).await,
+            RedisServers::Shards { addresses } => {
                 let names = names(&addresses).into_iter();
                 let shards = names.zip(addresses.into_iter().map(Some)).collect();
                 Ok(Layout { shards, places: self.ring.clone() })
             }
-            Place::Sentinel { hosts, shards, .. } => self.sentinels(&hosts, &shards).await,
+            RedisServers::Sentinel { hosts, shards, .. } => self.sentinels(&hosts, &shards).await,
         }
     }
 
@@ -76,7 +76,7 @@ impl Scout {
         let mut told = Vec::new();
         for (address, link) in calm {
             let answer = link.ask(&command("CLUSTER", &["SLOTS"])).await;
-            told.extend(answer.ok().and_then(|answer| Told::read(&answer, address)));
+            told.extend(answer.ok().and_then(|answer| ToldLayout::read(&answer, address)));
         }
         let agree = told.windows(2).all(|pair| pair[0].slots == pair[1].slots);
         let mut faults = Vec::new();
@@ -90,7 +90,9 @@ impl Scout {
             let questions = vec![command("CLUSTER", &["SLOTS"])];
             for (node, answer) in asked_all(nodes, &self.servers, &questions).await {
                 match answer {
-                    Ok(answers) => told.extend(answers.first().and_then(|answer| Told::read(answer, &node))),
+                    Ok(answers) => {
+                        told.extend(answers.first().and_then(|answer| ToldLayout::read(answer, &node)))
+                    }
                     Err(fault) => faults.push(format!("{node}: {fault}")),
                 }
             }
@@ -187,14 +189,14 @@ pub(super) fn names(addresses: &[Address]) -> Vec<String> {
 
 /// The layout, as one node of a cluster describes it.
 #[derive(Debug)]
-struct Told {
+struct ToldLayout {
     /// Each range of slots, first and last, and its primary.
     slots: BTreeMap<(u16, u16), Address>,
     /// All nodes, replicas too.
     nodes: BTreeSet<Address>,
 }
 
-impl Told {
+impl ToldLayout {
     /// Reads an answer to `CLUSTER SLOTS`.
     fn read(answer: &Value, asked: &Address) -> Option<Self> {
         let mut told = Self { slots: BTreeMap::new(), nodes: BTreeSet::new() };
@@ -218,7 +220,7 @@ impl Told {
 }
 
 /// For each group, the primary that most nodes name.
-fn voted(told: &[Told]) -> Layout {
+fn voted(told: &[ToldLayout]) -> Layout {
     let places: Vec<Option<&Address>> = Group::all()
         .map(|group| {
             let mut votes: BTreeMap<&Address, usize> = BTreeMap::new();
@@ -298,8 +300,8 @@ mod tests {
         Value::Array(vec![range(0, border - 1, first), range(border, 16_383, second)])
     }
 
-    fn told(answer: &Value) -> Told {
-        Told::read(answer, &"asked:1".parse().expect("an address")).expect("slots")
+    fn told(answer: &Value) -> ToldLayout {
+        ToldLayout::read(answer, &"asked:1".parse().expect("an address")).expect("slots")
     }
 
     #[test]
@@ -340,7 +342,7 @@ mod tests {
     fn a_malformed_topology_is_ignored() {
         let asked = "asked:1".parse().expect("an address");
         for answer in [Value::Nil, Value::Array(vec![Value::Int(1)]), slots(20_000, 1, 2)] {
-            assert!(Told::read(&answer, &asked).is_none(), "{answer:?}");
+            assert!(ToldLayout::read(&answer, &asked).is_none(), "{answer:?}");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use acequia_store::{
-    pools::{Answer, RedisPools},
+    pools::{CallAnswer, RedisPools},
     redis::{Settings, Timings},
 };
 use tokio::time::sleep;
@@ -20,19 +20,19 @@ async fn a_cell_that_was_deleted_is_unknown_and_so_is_its_group() {
     let redis = RedisPools::new(opened(shards(&servers)).await, 0);
     let generation = begun(&redis, START_US).await;
     let later = START_US + 1_000_000;
-    assert!(matches!(ask(&redis, generation, 1, later).await, Answer::Done(got) if got.part.units == 10));
+    assert!(matches!(ask(&redis, generation, 1, later).await, CallAnswer::Done(got) if got.part.units == 10));
     let cell = servers[0].cli(&["--raw", "KEYS", "*:b"]);
     assert_eq!(servers[0].cli(&["DEL", &cell]), "1", "the cell, {cell}");
     // Once the loss is noticed, the group is unknown for calls about any cell.
     for call in 2..4 {
         let unknown = ask(&redis, generation, call, later).await;
-        assert!(matches!(unknown, Answer::Unknown(known) if known.generation.number == 0), "{unknown:?}");
+        assert!(matches!(unknown, CallAnswer::Unknown(known) if known.generation.number == 0), "{unknown:?}");
     }
     let again = begun(&redis, later).await;
     let empty = ask(&redis, again, 4, later + 1).await;
-    assert!(matches!(empty, Answer::Done(got) if got.part.units == 0), "{empty:?}");
+    assert!(matches!(empty, CallAnswer::Done(got) if got.part.units == 0), "{empty:?}");
     let full = ask(&redis, again, 5, later + 1_000_000).await;
-    assert!(matches!(full, Answer::Done(got) if got.part.units == 10), "{full:?}");
+    assert!(matches!(full, CallAnswer::Done(got) if got.part.units == 10), "{full:?}");
 }
 
 /// Any key of a group may be evicted or deleted. As long as the group's record is there, missing cells are
@@ -47,7 +47,7 @@ async fn a_pool_whose_keys_are_deleted_is_unknown_or_wholly_owed() {
         // A bucket of ten a second fills.
         (call, later) = (call + 1, later + 10_000_000);
         let whole = ask(&redis, generation, call, later).await;
-        assert!(matches!(whole, Answer::Done(got) if got.part.units == 10), "{whole:?}");
+        assert!(matches!(whole, CallAnswer::Done(got) if got.part.units == 10), "{whole:?}");
         for pattern in lost {
             let key = servers[0].cli(&["--raw", "KEYS", pattern]);
             assert_eq!(servers[0].cli(&["DEL", key.trim()]).trim(), "1", "{pattern}: {key}");
@@ -55,11 +55,11 @@ async fn a_pool_whose_keys_are_deleted_is_unknown_or_wholly_owed() {
         call += 1;
         let after = ask(&redis, generation, call, later).await;
         if lost.contains(&"*:b") {
-            assert!(matches!(after, Answer::Unknown(_)), "{lost:?}: {after:?}");
+            assert!(matches!(after, CallAnswer::Unknown(_)), "{lost:?}: {after:?}");
             generation = begun(&redis, later).await;
         } else {
             // The cell is there, and says what was spent.
-            assert!(matches!(after, Answer::Done(got) if got.owed == got.part.units), "{after:?}");
+            assert!(matches!(after, CallAnswer::Done(got) if got.owed == got.part.units), "{after:?}");
         }
     }
 }
@@ -87,11 +87,11 @@ async fn a_primary_that_copied_its_successors_state_grants_nothing() {
     let generation = begun(&redis, START_US).await;
     let later = START_US + 1_000_000;
     // The successor does not hear of the last withdrawal.
-    assert!(matches!(ask_at(&redis, "before", generation, 1, later).await, Ok(Answer::Done(_))));
+    assert!(matches!(ask_at(&redis, "before", generation, 1, later).await, Ok(CallAnswer::Done(_))));
     wait_for("what was spent before", || successor.cli(&["DBSIZE"]) == "3");
     successor.cli(&["REPLICAOF", "NO", "ONE"]);
     let spent = ask(&redis, generation, 2, later).await;
-    assert!(matches!(spent, Answer::Done(got) if got.part.units == 10), "{spent:?}");
+    assert!(matches!(spent, CallAnswer::Done(got) if got.part.units == 10), "{spent:?}");
     copies(&successor, ours);
     ours.cli(&["REPLICAOF", "NO", "ONE"]);
     let (run_id, is_primary) = (ours.run_id(), ours.info("role") == "master");
@@ -106,6 +106,6 @@ async fn a_primary_that_copied_its_successors_state_grants_nothing() {
         sleep(Duration::from_millis(5)).await;
         answer = ask_at(&redis, "b", generation, 3, later).await;
     }
-    assert!(matches!(&answer, Ok(Answer::Unknown(known)) if known.generation.number == 0), "{answer:?}");
+    assert!(matches!(&answer, Ok(CallAnswer::Unknown(known)) if known.generation.number == 0), "{answer:?}");
     assert_eq!(ours.run_id(), run_id);
 }

@@ -11,7 +11,7 @@ use acequia_rights::pool::{
 };
 use acequia_store::{
     Journal, MemoryStore,
-    pools::{Answer, At, KeptPools, Pools, RedisPools},
+    pools::{At, CallAnswer, KeptPools, Pools, RedisPools},
     redis::{Group, Missed},
 };
 
@@ -54,12 +54,12 @@ enum Call {
 #[derive(Clone, Debug, PartialEq)]
 enum Came {
     Known(GroupStatus),
-    Took(Answer<window::Took>),
-    Exchanged(Answer<bucket::Exchanged>),
-    Slid(Answer<sliding::Slid>),
-    Named(Answer<NameState>),
-    Posted(Answer<bool>),
-    Collected(Answer<Vec<Letter>>),
+    Took(CallAnswer<window::Took>),
+    Exchanged(CallAnswer<bucket::Exchanged>),
+    Slid(CallAnswer<sliding::Slid>),
+    Named(CallAnswer<NameState>),
+    Posted(CallAnswer<bool>),
+    Collected(CallAnswer<Vec<Letter>>),
 }
 
 async fn call(pools: &impl Pools, at: &At<'_>, call: &Call) -> Result<Came, Missed> {
@@ -263,12 +263,12 @@ impl Caller {
     fn heard(&mut self, of: Group, came: &Came) {
         let known = match came {
             Came::Known(known) => Some(*known),
-            Came::Took(Answer::Unknown(known))
-            | Came::Exchanged(Answer::Unknown(known))
-            | Came::Slid(Answer::Unknown(known))
-            | Came::Named(Answer::Unknown(known))
-            | Came::Posted(Answer::Unknown(known))
-            | Came::Collected(Answer::Unknown(known)) => Some(*known),
+            Came::Took(CallAnswer::Unknown(known))
+            | Came::Exchanged(CallAnswer::Unknown(known))
+            | Came::Slid(CallAnswer::Unknown(known))
+            | Came::Named(CallAnswer::Unknown(known))
+            | Came::Posted(CallAnswer::Unknown(known))
+            | Came::Collected(CallAnswer::Unknown(known)) => Some(*known),
             _ => None,
         };
         if let Some(known) = known {
@@ -292,11 +292,11 @@ struct Seen {
 
 impl Seen {
     fn count(&mut self, came: &Came) {
-        fn of<T>(answer: &Answer<T>, granted: impl Fn(&T) -> bool) -> [u64; 4] {
+        fn of<T>(answer: &CallAnswer<T>, granted: impl Fn(&T) -> bool) -> [u64; 4] {
             match answer {
-                Answer::Done(done) => [1, u64::from(granted(done)), 0, 0],
-                Answer::Refused(_) => [0, 0, 1, 0],
-                Answer::Unknown(_) => [0, 0, 0, 1],
+                CallAnswer::Done(done) => [1, u64::from(granted(done)), 0, 0],
+                CallAnswer::Refused(_) => [0, 0, 1, 0],
+                CallAnswer::Unknown(_) => [0, 0, 0, 1],
             }
         }
         let [done, granted, refused, unknown] = match came {
@@ -376,14 +376,14 @@ async fn ids_that_expire_first_make_room_and_letters_are_bounded() {
             let leave =
                 name::Act { by: Taker { node: 2, ..by }, what: name::What::Leave, drops_us: START_US };
             match pools.name(&at(name), &leave).await.expect("an answer") {
-                Answer::Done(standing) => standings.push(standing),
+                CallAnswer::Done(standing) => standings.push(standing),
                 other => panic!("{other:?}"),
             }
         }
         let mut room = 0;
         for id in 0..300 {
             let posted = pools.post(&at("letters"), Letter { id, cost: None }, START_US + 1_000_000).await;
-            room += usize::from(posted.expect("an answer") == Answer::Done(true));
+            room += usize::from(posted.expect("an answer") == CallAnswer::Done(true));
         }
         (standings, room)
     }
@@ -404,7 +404,7 @@ pub(super) async fn ask(
     generation: Generation,
     call: u64,
     wall_us: u64,
-) -> Answer<bucket::Exchanged> {
+) -> CallAnswer<bucket::Exchanged> {
     ask_at(pools, "b", generation, call, wall_us).await.expect("an answer")
 }
 
@@ -415,7 +415,7 @@ pub(super) async fn ask_at(
     generation: Generation,
     call: u64,
     wall_us: u64,
-) -> Result<Answer<bucket::Exchanged>, Missed> {
+) -> Result<CallAnswer<bucket::Exchanged>, Missed> {
     let whole = Meter::new(Rate::parse("1000/s").expect("a rate"), 10);
     let params =
         bucket::BucketParams::of(&whole, Part { rate: RATE_PARTS, units: 10 }, 20_000).expect("parameters");
@@ -458,12 +458,12 @@ async fn drops(pools: &impl Pools) {
     let generation = begun(pools, START_US).await;
     let later = START_US + 1_000_000;
     let full = ask(pools, generation, 1, later).await;
-    assert!(matches!(full, Answer::Done(exchanged) if exchanged.part.units == 10 && exchanged.owed == 0));
+    assert!(matches!(full, CallAnswer::Done(exchanged) if exchanged.part.units == 10 && exchanged.owed == 0));
     let at =
         |wall_us| At { group: group(3), allocation: 0, cell: "", generation, wall_us, deadline: DEADLINE };
-    assert_eq!(pools.sweep(&at(later), 10).await.expect("swept"), Answer::Done(0));
-    assert_eq!(pools.sweep(&at(later + 10_000_000), 10).await.expect("swept"), Answer::Done(1));
-    assert_eq!(pools.sweep(&at(later + 10_000_000), 10).await.expect("swept"), Answer::Done(0));
+    assert_eq!(pools.sweep(&at(later), 10).await.expect("swept"), CallAnswer::Done(0));
+    assert_eq!(pools.sweep(&at(later + 10_000_000), 10).await.expect("swept"), CallAnswer::Done(1));
+    assert_eq!(pools.sweep(&at(later + 10_000_000), 10).await.expect("swept"), CallAnswer::Done(0));
     assert_eq!(ask(pools, generation, 2, later + 10_000_000).await, full);
 }
 
@@ -488,15 +488,15 @@ async fn a_deleted_pool_is_unknown_and_counts_as_spent() {
     let generation = begun(&redis, START_US).await;
     let later = START_US + 1_000_000;
     assert!(
-        matches!(ask(&redis, generation, 1, later).await, Answer::Done(exchanged) if exchanged.owed == 0)
+        matches!(ask(&redis, generation, 1, later).await, CallAnswer::Done(exchanged) if exchanged.owed == 0)
     );
     servers[0].cli(&["FLUSHALL"]);
     let unknown = ask(&redis, generation, 2, later).await;
-    assert!(matches!(unknown, Answer::Unknown(known) if known.generation.number == 0), "{unknown:?}");
+    assert!(matches!(unknown, CallAnswer::Unknown(known) if known.generation.number == 0), "{unknown:?}");
     let again = begun(&redis, later).await;
     // When the loss was noticed, all units counted as spent.
     let empty = ask(&redis, again, 3, later + 1).await;
-    assert!(matches!(empty, Answer::Done(exchanged) if exchanged.part.units == 0), "{empty:?}");
+    assert!(matches!(empty, CallAnswer::Done(exchanged) if exchanged.part.units == 0), "{empty:?}");
     let full = ask(&redis, again, 4, later + 1_000_000).await;
-    assert!(matches!(full, Answer::Done(exchanged) if exchanged.part.units == 10), "{full:?}");
+    assert!(matches!(full, CallAnswer::Done(exchanged) if exchanged.part.units == 10), "{full:?}");
 }

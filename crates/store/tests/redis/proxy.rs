@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use acequia_store::redis::{Address, Missed, Place, ShardState};
+use acequia_store::redis::{Address, Missed, RedisServers, ShardState};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{
@@ -91,7 +91,8 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, wish: Option<watc
 async fn an_answer_never_reaches_another_call() {
     let server = Server::start(&[]);
     let middle = Middle::before(&server).await;
-    let redis = opened(scene::settings(Place::Shards { addresses: vec![middle.address.clone()] })).await;
+    let redis =
+        opened(scene::settings(RedisServers::Shards { addresses: vec![middle.address.clone()] })).await;
     let before = middle.connections.load(Ordering::Relaxed);
     middle.mischief.send_replace(Mischief::Shifts);
     // Each call has its own answer or none, and the connections are given up.
@@ -108,7 +109,8 @@ async fn an_answer_never_reaches_another_call() {
 async fn a_call_on_a_cut_connection_has_an_unknown_result() {
     let server = Server::start(&[]);
     let middle = Middle::before(&server).await;
-    let redis = opened(scene::settings(Place::Shards { addresses: vec![middle.address.clone()] })).await;
+    let redis =
+        opened(scene::settings(RedisServers::Shards { addresses: vec![middle.address.clone()] })).await;
     middle.mischief.send_replace(Mischief::Cuts);
     let begun = Instant::now();
     let mut unknown = false;
@@ -131,7 +133,8 @@ async fn a_call_on_a_cut_connection_has_an_unknown_result() {
 async fn calls_given_up_early_do_not_mark_a_slow_server_as_lost() {
     let server = Server::start(&[]);
     let middle = Middle::before(&server).await;
-    let redis = opened(scene::settings(Place::Shards { addresses: vec![middle.address.clone()] })).await;
+    let redis =
+        opened(scene::settings(RedisServers::Shards { addresses: vec![middle.address.clone()] })).await;
     closed_breaker(&redis).await;
     middle.mischief.send_replace(Mischief::Slows(Duration::from_millis(30)));
     for _ in 0..30 {
@@ -146,7 +149,8 @@ async fn calls_given_up_early_do_not_mark_a_slow_server_as_lost() {
 async fn a_server_whose_answers_are_lost_is_shown_as_hung() {
     let server = Server::start(&[]);
     let middle = Middle::before(&server).await;
-    let redis = opened(scene::settings(Place::Shards { addresses: vec![middle.address.clone()] })).await;
+    let redis =
+        opened(scene::settings(RedisServers::Shards { addresses: vec![middle.address.clone()] })).await;
     middle.mischief.send_replace(Mischief::Swallows);
     let missed = called(&redis, group(1), Duration::from_millis(20)).await.expect_err("it was swallowed");
     assert!(matches!(missed, Missed::Unknown(_)), "{missed}");

@@ -6,7 +6,7 @@ use std::{
 };
 
 use acequia_store::redis::{
-    Address, Function, Group, Missed, Place, Redis, Settings, ShardState, ShardView, Timings, Value,
+    Address, Function, Group, Missed, Redis, RedisServers, Settings, ShardState, ShardView, Timings, Value,
 };
 use tokio::time::sleep;
 
@@ -26,7 +26,7 @@ pub(crate) fn group(number: u16) -> Group {
 }
 
 /// The usual settings, with patience for a busy machine where no time is promised.
-pub(crate) fn settings(place: Place) -> Settings {
+pub(crate) fn settings(place: RedisServers) -> Settings {
     let timings = Timings {
         connect_timeout: Duration::from_secs(1),
         refresh_every: Duration::from_millis(500),
@@ -36,18 +36,20 @@ pub(crate) fn settings(place: Place) -> Settings {
 }
 
 pub(crate) fn shards(servers: &[Server]) -> Settings {
-    settings(Place::Shards { addresses: servers.iter().map(|server| address(&server.address())).collect() })
+    settings(RedisServers::Shards {
+        addresses: servers.iter().map(|server| address(&server.address())).collect(),
+    })
 }
 
 pub(crate) fn cluster(cluster: &Cluster) -> Settings {
     // Only two of the six are named: the client must find the others.
     let seeds = cluster.nodes.iter().take(2).map(|node| address(&node.address())).collect();
-    settings(Place::Cluster { seeds })
+    settings(RedisServers::Cluster { seeds })
 }
 
 pub(crate) fn sentinel(sentinel: &Sentinel) -> Settings {
     let hosts = vec![address(&sentinel.sentinel.address())];
-    settings(Place::Sentinel { hosts, shards: vec![Sentinel::NAME.to_owned()], credentials: None })
+    settings(RedisServers::Sentinel { hosts, shards: vec![Sentinel::NAME.to_owned()], credentials: None })
 }
 
 /// Opens a Redis, and waits until every group has an answer.

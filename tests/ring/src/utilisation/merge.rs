@@ -98,7 +98,8 @@ fn frames(node: &Node, now: u64) -> Vec<Vec<u8>> {
 
 fn news_in(frame: &[u8]) -> u64 {
     let entries = regions::wire::read(frame).expect("a frame").entries;
-    entries.iter().filter(|entry| matches!(entry, regions::wire::Entry::Advertisement { .. })).count() as u64
+    entries.iter().filter(|entry| matches!(entry, regions::wire::FrameEntry::Advertisement { .. })).count()
+        as u64
 }
 
 fn node(region: u16) -> std::sync::Arc<Node> {

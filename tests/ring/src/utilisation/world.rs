@@ -218,25 +218,25 @@ impl World {
     }
 
     fn read(&mut self, bytes: &[u8]) {
-        use wire::Entry;
+        use wire::FrameEntry;
         for entry in wire::read(bytes).expect("a frame that reads").entries {
             let kind = match entry {
-                Entry::Advertisement { id, demand, holds, left, stands, owed } => {
+                FrameEntry::Advertisement { id, demand, holds, left, stands, owed } => {
                     let numbers = [demand, holds, left, owed].into_iter().chain(stands);
                     let words: u64 = numbers.map(|rough| varint_bytes(u64::from(rough.0))).sum();
                     self.sent.news_bytes += 2 + varint_bytes(u64::from(id.0)) + words;
                     0
                 }
-                Entry::Introduce { id, limit, tag, .. } => {
+                FrameEntry::Introduce { id, limit, tag, .. } => {
                     self.sent.introduced_bytes +=
                         1 + varint_bytes(u64::from(id.0)) + varint_wide(limit.0) + varint_wide(tag.0) + 1;
                     1
                 }
-                Entry::Grant { .. } => 2,
-                Entry::Return { .. } => 3,
-                Entry::Ask { .. } => 4,
-                Entry::Give { .. } => 5,
-                Entry::Got { .. } => 6,
+                FrameEntry::Grant { .. } => 2,
+                FrameEntry::Return { .. } => 3,
+                FrameEntry::Ask { .. } => 4,
+                FrameEntry::Give { .. } => 5,
+                FrameEntry::Got { .. } => 6,
                 _ => 7,
             };
             self.sent.entries[kind] += 1;

@@ -72,28 +72,29 @@ impl Offered {
 
 /// The demand since the last rebalance, and when units were missed.
 #[derive(Debug, Default)]
-pub(super) struct Demand {
+pub(super) struct AccountDemand {
     offered: Offered,
     /// If fewer units than this remain, a rebalance is worthwhile at once.
     low_water: u64,
-    missed: Option<Missed>,
+    missed: Option<MissedTimes>,
 }
 
 /// When units were missed: steady clock.
 #[derive(Clone, Copy, Debug)]
-struct Missed {
+struct MissedTimes {
     since_ns: NonZeroU64,
     last_ns: u64,
 }
 
-impl Demand {
+impl AccountDemand {
     /// Notes that units are missed.
     fn miss(&mut self, now: Now) {
         let last_ns = now.steady_ns;
-        let goes_on = |missed: &Missed| last_ns.saturating_sub(missed.last_ns) <= SETTINGS.decide.missed_ns;
+        let goes_on =
+            |missed: &MissedTimes| last_ns.saturating_sub(missed.last_ns) <= SETTINGS.decide.missed_ns;
         let since_ns = self.missed.filter(goes_on).map(|missed| missed.since_ns);
         let since_ns = since_ns.or(NonZeroU64::new(last_ns));
-        self.missed = since_ns.map(|since_ns| Missed { since_ns, last_ns });
+        self.missed = since_ns.map(|since_ns| MissedTimes { since_ns, last_ns });
     }
 }
 
@@ -102,7 +103,7 @@ impl Account {
     /// rebalance is due.
     #[inline]
     pub(crate) fn offer(&mut self, units: u64, needed: u64, verdict: &Verdict, now: Now) -> bool {
-        let Demand { offered, low_water, .. } = &mut self.demand;
+        let AccountDemand { offered, low_water, .. } = &mut self.demand;
         offered.units = offered.units.saturating_add(units);
         let is_first = offered.events == 0;
         offered.smallest = if is_first { needed } else { offered.smallest.min(needed) };

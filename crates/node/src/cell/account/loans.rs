@@ -19,7 +19,7 @@ pub(super) struct Loans {
     /// How much each region's loans are believed to have brought.
     pub(super) believed: Believed,
     /// Loans that ended, for the sessions to forget.
-    ended: Vec<Ended>,
+    ended: Vec<EndedLoan>,
 }
 
 /// A loan between this node and a peer, by the giver's number.
@@ -31,7 +31,7 @@ pub(crate) struct LoanId {
 
 /// A loan that ended on time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ended {
+struct EndedLoan {
     loan: LoanId,
     comes_back: bool,
 }
@@ -228,7 +228,7 @@ impl Account {
             let at = Now { steady_ns: at_ns.max(from_ns).min(now.steady_ns), ..now };
             self.apply(state, context, change, at);
             self.unwritten |= comes_back;
-            let ended = Ended { loan: LoanId { peer, number }, comes_back };
+            let ended = EndedLoan { loan: LoanId { peer, number }, comes_back };
             self.loans.get_or_insert_default().ended.push(ended);
             changed = true;
         }
@@ -242,7 +242,7 @@ impl Account {
         sessions: &mut BTreeMap<Incarnation, Session>,
     ) -> SmallVec<[LoanId; 1]> {
         let mut held = SmallVec::new();
-        for Ended { loan, comes_back } in self.loans.iter_mut().flat_map(|loans| loans.ended.drain(..)) {
+        for EndedLoan { loan, comes_back } in self.loans.iter_mut().flat_map(|loans| loans.ended.drain(..)) {
             if !comes_back {
                 held.push(loan);
             }

@@ -11,7 +11,7 @@ use super::super::pending::is_of_more;
 
 /// The generation in which the pool of a window was last told what is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Told {
+struct ToldGeneration {
     end_ns: u64,
     generation: Generation,
 }
@@ -27,7 +27,7 @@ struct Unanswered {
 /// What the pool knows of this node, and what this node does not know of the pool.
 #[derive(Debug, Default)]
 pub(in super::super) struct Statements {
-    told: SmallVec<[Told; 2]>,
+    told: SmallVec<[ToldGeneration; 2]>,
     unanswered: SmallVec<[Unanswered; 2]>,
     /// The window of the last call, if this node stops and nobody answered.
     pub(in super::super) unheard: Option<u64>,
@@ -36,7 +36,7 @@ pub(in super::super) struct Statements {
 impl Statements {
     /// The pool of a generation knows what is held.
     pub(super) fn tell(&mut self, end_ns: u64, generation: Generation) {
-        self.told.push(Told { end_ns, generation });
+        self.told.push(ToldGeneration { end_ns, generation });
     }
 
     /// The pool was told something else than what is held of a window.
@@ -56,7 +56,7 @@ impl Statements {
 
     /// Whether the pool of this generation knows what is held.
     pub(in super::super) fn was_told(&self, end_ns: u64, generation: Generation) -> bool {
-        self.told.contains(&Told { end_ns, generation }) || mutated(Mutation::LeaseUntold)
+        self.told.contains(&ToldGeneration { end_ns, generation }) || mutated(Mutation::LeaseUntold)
     }
 
     /// Marks unanswered calls of such windows as granted when the pool had more.

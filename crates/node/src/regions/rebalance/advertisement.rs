@@ -6,7 +6,7 @@ use super::{
         cell::{ActiveCell, Advertised, LastAdvertisement, Resource},
         outbox::Topic,
         policy::units_in,
-        wire::{Entry, Rough, ShortId},
+        wire::{FrameEntry, Rough, ShortId},
     },
     Round,
 };
@@ -98,10 +98,10 @@ impl Sharing {
         {
             let id = ShortId::default();
             let Advertised { demand, holds, left, stands, owed } = said;
-            let entry = Entry::Advertisement { id, demand, holds, left, stands, owed };
+            let entry = FrameEntry::Advertisement { id, demand, holds, left, stands, owed };
             peer.outbox.tell(Topic::Advertisement(round.key), entry, 0);
             if short > account.effective().units {
-                peer.outbox.tell(Topic::Short(round.key), Entry::Short { id, units: short }, 0);
+                peer.outbox.tell(Topic::Short(round.key), FrameEntry::Short { id, units: short }, 0);
             }
         }
     }

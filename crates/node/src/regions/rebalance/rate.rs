@@ -15,8 +15,8 @@ use super::{
         Sharing,
         cell::{ActiveCell, Piece, Resource, Shortage},
         outbox::Topic,
-        policy::{Borrowed, Plan, RateView, Requests, Seat, plan},
-        wire::{Entry, Rough, ShortId},
+        policy::{Borrowed, RateView, RebalancePlan, Requests, Seat, plan},
+        wire::{FrameEntry, Rough, ShortId},
     },
     Effects, Round,
 };
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// An account whose loans change, with the sessions that bound them.
-struct Loans<'a> {
+struct LendingAccount<'a> {
     account: &'a mut Account,
     state: &'a mut Vec<u64>,
     sessions: &'a mut BTreeMap<Incarnation, Session>,
@@ -68,7 +68,7 @@ impl Sharing {
         account: &Account,
         state: &[u64],
         offered: &Offered,
-    ) -> Plan {
+    ) -> RebalancePlan {
         let (now, resource, budget) = (round.now, &round.resource, round.budget());
         let left = account.unleased(state, now, round.context.salt);
         let effective = account.effective();
@@ -168,7 +168,7 @@ impl Sharing {
     fn carry_out(
         &mut self,
         round: &Round<'_>,
-        plan: Plan,
+        plan: RebalancePlan,
         active_cell: &mut ActiveCell,
         cell: &mut HeapCell,
         effects: &mut Effects,
@@ -177,7 +177,7 @@ impl Sharing {
         let HeapCell { account: Some(account), state, .. } = cell else { return missing };
         let is_durable = round.node.catalogue().is_durable(round.key.slot);
         let sessions = &mut round.node.sessions_mut();
-        let mut loans = Loans { account, state, sessions, is_durable };
+        let mut loans = LendingAccount { account, state, sessions, is_durable };
         for (region, number) in plan.give_back {
             give_back(round, &mut loans, region, number, effects);
         }
@@ -202,7 +202,7 @@ impl Sharing {
             let weight = round.resource.weigh(part);
             active_cell.pieces.push(Piece { to: region, weight, at_ns: round.now.steady_ns });
             let topic = Topic::Grant(round.key, grant.number);
-            effects.tell(region, topic, Entry::Grant { id: ShortId::default(), grant });
+            effects.tell(region, topic, FrameEntry::Grant { id: ShortId::default(), grant });
         }
         missing
     }
@@ -214,7 +214,7 @@ impl Sharing {
     }
 
     /// How much of a planned loan can be lent now. Units to lend are taken from the pool first.
-    fn lendable(&self, round: &Round<'_>, loans: &Loans<'_>, wanted: Part) -> Part {
+    fn lendable(&self, round: &Round<'_>, loans: &LendingAccount<'_>, wanted: Part) -> Part {
         if round.node.leases.is_none() {
             return wanted;
         }
@@ -231,11 +231,11 @@ impl Sharing {
     fn lend(
         &mut self,
         round: &Round<'_>,
-        loans: &mut Loans<'_>,
+        loans: &mut LendingAccount<'_>,
         to: Incarnation,
         part: Part,
     ) -> Option<Grant> {
-        let Loans { account, state, sessions, .. } = loans;
+        let LendingAccount { account, state, sessions, .. } = loans;
         let with_peer = account.book().lent().iter().filter(|lent| lent.to == to).count();
         if with_peer >= LOANS_PER_PEER_MAX {
             return None;
@@ -258,8 +258,14 @@ impl Sharing {
 }
 
 /// Gives a loan back that this region holds.
-fn give_back(round: &Round<'_>, loans: &mut Loans<'_>, region: MemberId, number: u64, effects: &mut Effects) {
-    let Loans { account, state, sessions, is_durable } = loans;
+fn give_back(
+    round: &Round<'_>,
+    loans: &mut LendingAccount<'_>,
+    region: MemberId,
+    number: u64,
+    effects: &mut Effects,
+) {
+    let LendingAccount { account, state, sessions, is_durable } = loans;
     let mut held = account.book().held().iter();
     let Some(held) = held.find(|held| held.number == number && held.from.member == region) else { return };
     let from = held.from;
@@ -272,7 +278,7 @@ fn give_back(round: &Round<'_>, loans: &mut Loans<'_>, region: MemberId, number:
         *is_durable,
         round.now,
     ) {
-        let entry = Entry::Return { id: ShortId::default(), back };
+        let entry = FrameEntry::Return { id: ShortId::default(), back };
         effects.tell(region, Topic::Return(round.key, number), entry);
     }
 }

@@ -11,7 +11,7 @@ use super::{
         outbox::Topic,
         peer::Peer,
         policy::{Stake, WindowView},
-        wire::{Entry, ShortId},
+        wire::{FrameEntry, ShortId},
     },
     Effects, Round,
 };
@@ -227,7 +227,7 @@ impl Sharing {
         let asks = view.ask(SETTINGS.sharing.asked_max);
         for (region, units) in &asks {
             if let Some(peer) = self.peers.get_mut(region) {
-                let entry = Entry::Ask { id: ShortId::default(), end_ns, units: *units };
+                let entry = FrameEntry::Ask { id: ShortId::default(), end_ns, units: *units };
                 peer.outbox.tell(Topic::Ask(round.key, end_ns), entry, 0);
             }
         }
@@ -267,7 +267,7 @@ fn tell_gifts_again(round: &Round<'_>, account: &mut Account, end_ns: u64, effec
 }
 
 fn tell_gift(round: &Round<'_>, to: MemberId, end_ns: u64, cumulative: u64, effects: &mut Effects) {
-    let entry = Entry::Give { id: ShortId::default(), end_ns, cumulative };
+    let entry = FrameEntry::Give { id: ShortId::default(), end_ns, cumulative };
     effects.tell(to, Topic::Give(round.key, end_ns), entry);
 }
 

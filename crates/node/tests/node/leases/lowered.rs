@@ -2,7 +2,7 @@
 //! that differ between nodes.
 
 use acequia_limits::limit::LimitSpec;
-use acequia_node::pool::{Call, PoolRequest};
+use acequia_node::pool::{PoolCall, PoolRequest};
 
 use super::{bucket, settled, sliding, window};
 use crate::{
@@ -60,7 +60,7 @@ pub(crate) fn under_way() {
             };
             demand(&mut world, 2_000 + moment * 53);
             // A call has just left that may bring units; for windows, those of a later window.
-            let brings = |call: &Call| match &call.question {
+            let brings = |call: &PoolCall| match &call.question {
                 PoolRequest::Take(name, take) => {
                     take.wanted > 0 && name.end_ns > call.wall_us * 1_000 + 1_050 * MS
                 }
@@ -120,7 +120,7 @@ pub(crate) fn lost_before() {
 fn a_cell_with_an_unanswered_withdrawal_is_kept_without_requests() {
     for again in [false, true] {
         let mut world = settled(2, window("l", 1_000, "60s"));
-        let is_ahead = |call: &Call| match &call.question {
+        let is_ahead = |call: &PoolCall| match &call.question {
             PoolRequest::Take(name, take) => take.wanted > 0 && name.end_ns > call.wall_us * 1_000 + 60 * S,
             _ => false,
         };

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use acequia_limits::{Algorithm, CellTag, LimitId};
 use acequia_node::{
     Ask, FORWARD_NS, ForwardedRequest, Forwarding, Waiter,
-    regions::wire::{Entry, Whole, read},
+    regions::wire::{FrameEntry, Whole, read},
 };
 
 use super::{
@@ -96,7 +96,7 @@ impl World {
         let frame = read(frame).expect("a frame of ours");
         for entry in frame.entries {
             match entry {
-                Entry::Forward { limit, tag, whole, number, .. } => {
+                FrameEntry::Forward { limit, tag, whole, number, .. } => {
                     let name = (from, frame.header.process_number, to, number);
                     let first = *self.charges.numbers.entry((from, number)).or_insert(name.1);
                     assert_eq!(
@@ -105,7 +105,7 @@ impl World {
                     );
                     self.charges.forwarded.insert(name, ((limit, tag), whole));
                 }
-                Entry::ForwardReply { number, units: Some(units @ 1..) } => {
+                FrameEntry::ForwardReply { number, units: Some(units @ 1..) } => {
                     let process_number = frame.header.received.process_number;
                     let name = (to, process_number, from, number);
                     if !self.charges.answered.insert(name) {

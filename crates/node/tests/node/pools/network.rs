@@ -1,7 +1,7 @@
 //! The network between nodes and servers, and time, which passes from one message to the next.
 
 use acequia_node::{
-    pool::{CALL_NS, Call, PoolReply, PoolRequest},
+    pool::{CALL_NS, PoolCall, PoolReply, PoolRequest},
     regions,
 };
 
@@ -23,7 +23,7 @@ impl Way {
 }
 
 pub(super) enum Message {
-    Call(u64, usize, u32, Call),
+    Call(u64, usize, u32, PoolCall),
     Answer(u64, usize, u32, u64, PoolReply),
     /// From one node to another of any region.
     Frame(usize, usize, Vec<u8>),
@@ -208,7 +208,7 @@ impl World {
     }
 
     /// Whether a call that satisfies the predicate is on its way to a server.
-    pub(crate) fn is_under_way(&self, is_such: impl Fn(&Call) -> bool) -> bool {
+    pub(crate) fn is_under_way(&self, is_such: impl Fn(&PoolCall) -> bool) -> bool {
         self.messages.values().any(|message| matches!(message, Message::Call(_, _, _, call) if is_such(call)))
     }
 }

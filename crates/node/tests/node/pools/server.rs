@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use acequia_node::pool::{Call, PoolName, PoolReply, PoolRequest};
+use acequia_node::pool::{PoolCall, PoolName, PoolReply, PoolRequest};
 use acequia_rights::pool::{
     Bucket, PoolGroup, Sliding, Window,
     group::{GroupStatus, ServerIdentity},
@@ -40,7 +40,7 @@ impl Server {
         ServerIdentity { run: self.run.to_string(), config_fingerprint: 0, allocation }
     }
 
-    pub(super) fn serve(&mut self, call: &Call) -> PoolReply {
+    pub(super) fn serve(&mut self, call: &PoolCall) -> PoolReply {
         let server = self.server(call.allocation);
         let group = self.groups.entry(call.group).or_default();
         match &call.question {

@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header::RETRY_AFTER};
 
 use super::*;
 use crate::webhooks::{
-    hook::{Next, Outcome},
+    hook::{Next, TryOutcome},
     pace::verdict,
 };
 
@@ -69,22 +69,22 @@ impl Story {
         self.now = self.now.max(end);
     }
 
-    fn send(&mut self, id: &str) -> Outcome {
+    fn send(&mut self, id: &str) -> TryOutcome {
         let times = self.seen.iter().filter(|(_, seen)| seen == id).count();
         self.seen.push((self.now.duration_since(self.begun).as_secs(), id.to_owned()));
         let answered = |status: u16, headers: HeaderMap| {
             let status = StatusCode::from_u16(status).expect("a status");
-            Outcome::Answered(status, verdict(status, &headers, SystemTime::UNIX_EPOCH))
+            TryOutcome::Answered(status, verdict(status, &headers, SystemTime::UNIX_EPOCH))
         };
         match (self.rule)(id, times) {
             Answer::Status(status) => answered(status, HeaderMap::new()),
             Answer::Later(status, wait) => {
                 answered(status, HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static(wait))]))
             }
-            Answer::Fault => Outcome::Failed("connection refused".to_owned()),
+            Answer::Fault => TryOutcome::Failed("connection refused".to_owned()),
             Answer::Hang => {
                 self.now += TIMEOUT;
-                Outcome::Failed("it does not answer".to_owned())
+                TryOutcome::Failed("it does not answer".to_owned())
             }
         }
     }
@@ -208,7 +208,7 @@ fn a_flood_drops_its_oldest_events_and_counts_them() {
         (10, SETTINGS.webhooks.letters_max as u64 + 1),
         "one is on its way"
     );
-    story.hook.settle(first, Outcome::Failed("too late".to_owned()), u64::MAX, story.now);
+    story.hook.settle(first, TryOutcome::Failed("too late".to_owned()), u64::MAX, story.now);
     assert_eq!(story.hook.counts().dropped, 11, "what came back finds no place");
     story.pass(HOUR_S);
     assert_eq!((story.ids()[0], story.seen.len()), ("w-10", SETTINGS.webhooks.letters_max));
@@ -242,7 +242,7 @@ fn a_try_under_way_when_a_node_stops_is_not_the_last_one() {
     story.offer("w-1");
     let Next::Send(letter) = story.hook.next(story.now) else { panic!("it is due") };
     story.hook.drain();
-    story.hook.settle(letter, Outcome::Failed("too slow".to_owned()), u64::MAX, story.now);
+    story.hook.settle(letter, TryOutcome::Failed("too slow".to_owned()), u64::MAX, story.now);
     story.pass(0);
     assert_eq!(story.hook.counts(), Counts { delivered: 1, retried: 1, ..Counts::default() });
 }

@@ -5,22 +5,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::{cell::CellKey, settings::SETTINGS};
 
 /// Bits of the filter: few other cells share a bit while `SETTINGS.forward.cells_max` cells are remembered.
-const MARKS: u64 = SETTINGS.forward.cells_max as u64 * 8;
+const FILTER_BITS: u64 = SETTINGS.forward.cells_max as u64 * 8;
 
 /// A set of cells that may wrongly report others, too.
 #[derive(Debug)]
-pub(super) struct Marks(Box<[AtomicU64]>);
+pub(super) struct CellFilter(Box<[AtomicU64]>);
 
-impl Default for Marks {
+impl Default for CellFilter {
     fn default() -> Self {
-        Self((0..MARKS / 64).map(|_| AtomicU64::new(0)).collect())
+        Self((0..FILTER_BITS / 64).map(|_| AtomicU64::new(0)).collect())
     }
 }
 
-impl Marks {
+impl CellFilter {
     fn place(&self, CellKey { slot, tag }: CellKey) -> (usize, u64) {
         let tag = tag.0 ^ u128::from(slot);
-        let place = mixed(tag as u64 ^ mixed((tag >> 64) as u64)) % MARKS;
+        let place = mixed(tag as u64 ^ mixed((tag >> 64) as u64)) % FILTER_BITS;
         ((place / 64) as usize, 1 << (place % 64))
     }
 
