@@ -29,7 +29,8 @@ use crate::{
     incarnation::INCARNATION,
     region::{self, PoolEndpoint, RegionError},
     regions::{
-        self, Alone, AloneParts, Audit, Connected, Joining, OrderFault, Regions, RegionsError, RegionsParts,
+        self, Alone, AloneParts, Audit, Connected, Identified, Joining, OrderFault, Regions, RegionsError,
+        RegionsParts,
     },
     schedule::{self, SCHEDULE, ValueFault},
     shared::Shared,
@@ -186,66 +187,27 @@ impl Service {
         chance: Chance,
     ) -> Result<Self, StartError> {
         let now = clock.now();
-        let store_ref = store.as_deref();
-        let schedule = store_ref.map(read_schedule).transpose()?.flatten();
-        let stopped = store_ref.map(|store| store.value(STOPPED)).transpose()?.flatten().is_some();
+        let journal = store.as_deref();
+        let last = LastProcess::read(journal)?;
         if let Some(settings) = config.store.clone() {
-            let runtime = region::runtime()?;
-            runtime.block_on(async {
-                if let Some(redis) = region::clocks_of(&config, &settings)? {
-                    region::confirm_wall(&redis, &*clock, settings.clock.error_ns).await;
-                }
-                Ok::<_, RegionError>(())
-            })?;
-            let (mut home, store) = Self::home_among(&config, &settings, store, &chance, &*clock)?;
-            home = runtime.block_on(async {
-                home.begin(&*store).await?;
-                if home.is_agreed() {
-                    return Ok(home);
-                }
-                let way = home.way()?;
-                home.agree(&store, &clock, &way).await
-            })?;
-            return Self::among(config, home, store, clock, chance, None);
+            return Self::agree_and_start(config, &settings, store, clock, chance);
         }
-        if store_ref.map(|store| store.value(region::AGREED)).transpose()?.flatten().is_some() {
-            return Err(StartError::NotAmong);
-        }
-        let key = hash_key(store_ref, &chance)?;
-        // A config with regions and without `data` is refused.
-        let home = match store_ref {
-            Some(store) if config.regions.is_some() => Some(regions::identity(&config, store, now)?),
-            Some(store) if store.value(INCARNATION)?.is_some() => return Err(StartError::NotAlone),
-            _ => None,
-        };
-        let served = schedule.is_some() || home.is_some_and(|(_, was_here)| was_here);
-        let after_crash = (served && !stopped).then_some(now);
+        refuse_the_journal_of_a_mate(journal)?;
+        let key = hash_key(journal, &chance)?;
+        let member = member_of_regions(&config, journal, now)?;
+        let after_crash = last.has_crashed(member.as_ref()).then_some(now);
         let node_config = NodeConfig {
             key,
             memory_bytes: config.memory().cells,
             durable: store.is_some(),
             after_crash,
-            home: home.map(|(home, _)| home),
+            home: member.as_ref().map(|member| member.home),
         };
         let node = Arc::new(Node::keeping(node_config, config.charges));
-        let mut reading = Reading::default();
-        match store_ref {
-            Some(store) if home.is_some() => {
-                // The limits that the node had alone are not the catalogue's, which may tag cells with
-                // another key. If the limit and the key are the same, the rows are read when the limit is
-                // adopted.
-                let is_new = home.is_some_and(|(_, was_here)| !was_here);
-                let schedule = schedule.filter(|_| !is_new).unwrap_or_default();
-                node.resume_home(schedule, now, |id| reading.rows(store, id))?;
-                if after_crash.is_some() {
-                    info!("the node did not stop cleanly: what was reserved and not used counts as spent");
-                }
-            }
+        let mut rows = RowReader::default();
+        match journal {
             Some(store) => {
-                if let Some(schedule) = schedule {
-                    node.resume(schedule, now)?;
-                    node.restore_all(now, |id| reading.rows(store, id));
-                }
+                resume(&node, last.schedule, member.as_ref(), now, |id| rows.rows(store, id))?;
                 if after_crash.is_some() {
                     info!("the node did not stop cleanly: what was reserved and not used counts as spent");
                 }
@@ -257,27 +219,12 @@ impl Service {
         let writer = store.clone().map(|store| Arc::new(Writer::new(Arc::clone(&node), store)));
         let names = Names::new(&config.region, &config.node, &key, chance.draw("names")?);
         let shared = Arc::new(Shared::new(node, writer, clock, key, names));
-        if home.is_none() {
-            let place = AloneParts {
-                node: Arc::clone(&shared.node),
-                writer: shared.writer.clone(),
-                clock: Arc::clone(&shared.clock),
-            };
-            let (alone, limits) = Alone::read(place, store_ref, config.data.clone(), &config.live.limits)?;
-            let changes = shared
-                .node
-                .apply(limits, now, |id| store_ref.map_or_else(Vec::new, |store| reading.rows(store, id)))?;
-            debug!(changes = changes.len(), "limits in force");
-            alone.look();
-            // The call sets the value: nobody else has the service yet.
-            let _ = shared.alone.set(alone);
+        if member.is_none() {
+            put_file_and_orders_in_force(&shared, &config, journal, now, &mut rows)?;
         }
         shared.apply(&config.live);
-        reading.done()?;
-        if let Some((webhooks, hooks)) = prepare_webhooks(&shared, &config.live.webhooks)? {
-            webhooks.replace(hooks);
-        }
-        let me = home.map(|(home, _)| home.incarnation);
+        rows.done()?;
+        put_webhooks_in_force(&shared, &config.live.webhooks)?;
         let read = without_limits(&config);
         Ok(Self {
             config,
@@ -285,7 +232,7 @@ impl Service {
             store,
             chance,
             key,
-            me,
+            me: member.map(|member| member.home.incarnation),
             home: None,
             fingerprint: None,
             crashed: None,
@@ -293,6 +240,34 @@ impl Service {
             gates: Vec::new(),
             read,
         })
+    }
+
+    /// Starts a node whose config names a shared store. In a runtime that ends with the start, the node
+    /// compares its wall with the store's and waits until all nodes have the same settings.
+    fn agree_and_start(
+        config: Config,
+        settings: &StoreConfig,
+        store: Option<Arc<dyn Store>>,
+        clock: Arc<dyn Clock>,
+        chance: Chance,
+    ) -> Result<Self, StartError> {
+        let runtime = region::runtime()?;
+        runtime.block_on(async {
+            if let Some(redis) = region::clocks_of(&config, settings)? {
+                region::confirm_wall(&redis, &*clock, settings.clock.error_ns).await;
+            }
+            Ok::<_, RegionError>(())
+        })?;
+        let (mut home, store) = Self::home_among(&config, settings, store, &chance, &*clock)?;
+        home = runtime.block_on(async {
+            home.begin(&*store).await?;
+            if home.is_agreed() {
+                return Ok(home);
+            }
+            let way = home.way()?;
+            home.agree(&store, &clock, &way).await
+        })?;
+        Self::among(config, home, store, clock, chance, None)
     }
 
     /// As [`Service::start_with`], for a config with a shared store, on pools that the caller brought in
@@ -362,25 +337,22 @@ impl Service {
         // Among regions the catalogue's key names the cells. It is the key of the node that makes the first
         // catalogue.
         let key = if member.is_some() { hash_key(Some(&*store), &chance)? } else { home.key };
-        let is_new = member.map_or(home.is_new, |(_, was_here)| !was_here);
+        let is_new = member.as_ref().map_or(home.is_new, |member| !member.was_here);
         let went_by = store.value(region::AGREED)?;
         let is_same = went_by.is_some_and(|bytes| bytes[..] == fingerprint.to_be_bytes());
         let stopped = is_same && store.value(STOPPED)?.is_some();
-        let crashed = match store.value(CRASHED)? {
-            _ if is_new => None,
-            Some(bytes) if stopped => Some(crash(&bytes, home.setup.clock_error_ns, now)?),
-            None if stopped => None,
-            _ => {
-                info!("the node did not stop cleanly: its guard shares of what is open count as spent");
-                Some(now)
-            }
+        let last_crash = store.value(CRASHED)?;
+        let crashed = if is_new {
+            None
+        } else {
+            last_start_after_crash(last_crash.as_deref(), stopped, home.setup.clock_error_ns, now)?
         };
         let node_config = NodeConfig {
             key,
             memory_bytes: config.memory().cells,
             durable: false,
             after_crash: crashed,
-            home: member.map(|(home, _)| home),
+            home: member.as_ref().map(|member| member.home),
         };
         let rows_hold = match store.value(KNEW)? {
             Some(bytes) if stopped => known(&bytes)?,
@@ -388,16 +360,14 @@ impl Service {
         };
         let setup = acequia_node::pool::RegionSetup { rows_hold, ..home.setup.clone() };
         let node = Arc::new(Node::among(node_config, config.charges, setup));
-        let mut reading = Reading::default();
-        if member.is_some() {
-            let schedule = schedule.filter(|_| !is_new).unwrap_or_default();
-            node.resume_home(schedule, now, |id| reading.rows(&*store, id))?;
-        } else if !is_new {
-            let mut both = schedule.unwrap_or_default();
-            both.extend(unknown(&both, &config.live.limits));
-            node.resume(both, now)?;
-            node.restore_all(now, |id| reading.rows(&*store, id));
-        }
+        let mut rows = RowReader::default();
+        let schedule = match &member {
+            Some(_) => schedule,
+            None if is_new => None,
+            // The journal may have rows of a limit that is new in the file.
+            None => Some(with_unknown(schedule.unwrap_or_default(), &config.live.limits)),
+        };
+        resume(&node, schedule, member.as_ref(), now, |id| rows.rows(&*store, id))?;
         let taken = store.rows(WITHDRAWALS)?;
         let writer = Some(Arc::new(Writer::new(Arc::clone(&node), Arc::clone(&store))));
         // Names use the region's key, which all nodes of the region share, whatever key names the cells.
@@ -405,16 +375,14 @@ impl Service {
         let names = names.among(home.names());
         let shared = Arc::new(Shared::new(node, writer, clock, key, names));
         if member.is_none() {
-            shared.node.apply(config.live.limits.clone(), now, |id| reading.rows(&*store, id))?;
+            shared.node.apply(config.live.limits.clone(), now, |id| rows.rows(&*store, id))?;
         }
-        reading.done()?;
+        rows.done()?;
         if !shared.node.restore_withdrawals(taken, now) {
             home.doubt_withdrawals(&*store)?;
         }
         shared.apply(&config.live);
-        if let Some((webhooks, hooks)) = prepare_webhooks(&shared, &config.live.webhooks)? {
-            webhooks.replace(hooks);
-        }
+        put_webhooks_in_force(&shared, &config.live.webhooks)?;
         let (home, fingerprint) = (Some((home, way)), Some(fingerprint));
         let crashed = crashed.filter(|_| !stopped);
         let read = without_limits(&config);
@@ -424,7 +392,7 @@ impl Service {
             store: Some(store),
             chance,
             key,
-            me: member.map(|(home, _)| home.incarnation),
+            me: member.map(|member| member.home.incarnation),
             home,
             fingerprint,
             crashed,
@@ -572,7 +540,7 @@ impl Service {
         let now = self.shared.clock.now();
         let node = &self.shared.node;
         let before = node.schedule();
-        let mut reading = Reading::default();
+        let mut reader = RowReader::default();
         let store = self.store.as_deref();
         if let Some(writer) = &self.shared.writer {
             // A crash must find what is about to be served, so that is written down beforehand.
@@ -587,10 +555,10 @@ impl Service {
         let known: BTreeSet<LimitId> = node.known_limits().into_iter().collect();
         let unknown = limits.iter().map(|limit| limit.id).filter(|id| !known.contains(id));
         let mut rows: BTreeMap<LimitId, Vec<Row>> = match store {
-            Some(store) => unknown.map(|id| (id, reading.rows(store, id))).collect(),
+            Some(store) => unknown.map(|id| (id, reader.rows(store, id))).collect(),
             None => BTreeMap::new(),
         };
-        reading.done()?;
+        reader.done()?;
         let changes = node.apply(limits, now, |id| rows.remove(&id).unwrap_or_default())?;
         let written: Result<(), StartError> = match &self.shared.writer {
             Some(writer) => schedule::to_bytes(&node.schedule())
@@ -695,6 +663,124 @@ impl Service {
     }
 }
 
+/// What the last process left in the journal.
+struct LastProcess {
+    /// The limits that it enforced; `None` if the journal is new.
+    schedule: Option<Vec<Scheduled>>,
+    /// Whether it stopped cleanly.
+    stopped: bool,
+}
+
+impl LastProcess {
+    fn read(journal: Option<&dyn Store>) -> Result<Self, StartError> {
+        let schedule = journal.map(read_schedule).transpose()?.flatten();
+        let stopped = journal.map(|store| store.value(STOPPED)).transpose()?.flatten().is_some();
+        Ok(Self { schedule, stopped })
+    }
+
+    /// Whether a process answered here, and ended otherwise than by a clean stop.
+    fn has_crashed(&self, member: Option<&Identified>) -> bool {
+        (self.schedule.is_some() || member.is_some_and(|member| member.was_here)) && !self.stopped
+    }
+}
+
+/// Refuses the journal of a node that shared its limits with mates: their guard shares count on it.
+fn refuse_the_journal_of_a_mate(journal: Option<&dyn Store>) -> Result<(), StartError> {
+    let agreed = journal.map(|store| store.value(region::AGREED)).transpose()?.flatten();
+    if agreed.is_some() { Err(StartError::NotAmong) } else { Ok(()) }
+}
+
+/// Who this node is among the regions; `None` if it stands alone.
+fn member_of_regions(
+    config: &Config,
+    journal: Option<&dyn Store>,
+    now: Now,
+) -> Result<Option<Identified>, StartError> {
+    // A config with regions and without `data` is refused.
+    match journal {
+        Some(store) if config.regions.is_some() => Ok(Some(regions::identity(config, store, now)?)),
+        Some(store) if store.value(INCARNATION)?.is_some() => Err(StartError::NotAlone),
+        _ => Ok(None),
+    }
+}
+
+/// Takes over what the last process had in force, and the cells of these limits.
+fn resume(
+    node: &Node,
+    schedule: Option<Vec<Scheduled>>,
+    member: Option<&Identified>,
+    now: Now,
+    rows: impl FnMut(LimitId) -> Vec<Row>,
+) -> Result<(), StartError> {
+    match (member, schedule) {
+        (Some(member), schedule) => {
+            // The limits that the node had alone are not the catalogue's, which may tag cells with another
+            // key. If the limit and the key are the same, the rows are read when the limit is adopted.
+            let schedule = schedule.filter(|_| member.was_here).unwrap_or_default();
+            node.resume_home(schedule, now, rows)?;
+        }
+        (None, Some(schedule)) => {
+            node.resume(schedule, now)?;
+            node.restore_all(now, rows);
+        }
+        (None, None) => {}
+    }
+    Ok(())
+}
+
+/// Puts the limits of the file in force, with the orders that the journal keeps.
+fn put_file_and_orders_in_force(
+    shared: &Shared,
+    config: &Config,
+    journal: Option<&dyn Store>,
+    now: Now,
+    rows: &mut RowReader,
+) -> Result<(), StartError> {
+    let parts = AloneParts {
+        node: Arc::clone(&shared.node),
+        writer: shared.writer.clone(),
+        clock: Arc::clone(&shared.clock),
+    };
+    let (alone, limits) = Alone::read(parts, journal, config.data.clone(), &config.live.limits)?;
+    let changes =
+        shared.node.apply(limits, now, |id| journal.map_or_else(Vec::new, |store| rows.rows(store, id)))?;
+    debug!(changes = changes.len(), "limits in force");
+    alone.look();
+    // The call sets the value: nobody else has the service yet.
+    let _ = shared.alone.set(alone);
+    Ok(())
+}
+
+/// Puts the hooks of a config in force, if there are any.
+fn put_webhooks_in_force(shared: &Shared, hooks: &[WebhookConfig]) -> Result<(), WebhooksError> {
+    if let Some((webhooks, hooks)) = prepare_webhooks(shared, hooks)? {
+        webhooks.replace(hooks);
+    }
+    Ok(())
+}
+
+/// The last start after a crash of a node with mates: what was spent of guard shares before is unknown. `None`
+/// if there was none, or all of that is over. It is this start if the last process did not stop cleanly;
+/// otherwise the value [`CRASHED`] tells.
+fn last_start_after_crash(
+    last_crash: Option<&[u8]>,
+    stopped: bool,
+    clock_error_ns: u64,
+    now: Now,
+) -> Result<Option<Now>, StartError> {
+    if !stopped {
+        info!("the node did not stop cleanly: its guard shares of what is open count as spent");
+        return Ok(Some(now));
+    }
+    last_crash.map(|bytes| crash(bytes, clock_error_ns, now)).transpose()
+}
+
+/// A schedule, followed by the limits that it does not have.
+fn with_unknown(mut schedule: Vec<Scheduled>, limits: &[Limit]) -> Vec<Scheduled> {
+    schedule.extend(unknown(&schedule, limits));
+    schedule
+}
+
 /// The limits that a schedule does not have, as if they were in force for good.
 fn unknown(schedule: &[Scheduled], limits: &[Limit]) -> Vec<Scheduled> {
     let known: BTreeSet<LimitId> = schedule.iter().map(|scheduled| scheduled.limit.id).collect();
@@ -717,11 +803,11 @@ fn prepare_webhooks<'a>(
 
 /// Reads the journal's rows of limits, and keeps the first fault.
 #[derive(Default)]
-struct Reading {
+struct RowReader {
     fault: Option<StoreError>,
 }
 
-impl Reading {
+impl RowReader {
     fn rows(&mut self, store: &dyn Store, id: LimitId) -> Vec<Row> {
         store.rows(id).unwrap_or_else(|fault| {
             self.fault.get_or_insert(fault);

@@ -163,8 +163,14 @@ pub(crate) struct Joining {
     events: mpsc::Receiver<Event>,
 }
 
-/// Reads this node's identity, and whether the node was here before: then its incarnation is in the journal.
-/// A new node gets an incarnation, which the journal has once the node begins.
+/// Who a node among regions is.
+pub(crate) struct Identified {
+    pub(crate) home: Home,
+    /// Whether the node was here before: its incarnation is in the journal.
+    pub(crate) was_here: bool,
+}
+
+/// Reads this node's identity. A new node gets an incarnation, which the journal has once the node begins.
 ///
 /// # Errors
 /// The journal cannot be read.
@@ -172,7 +178,7 @@ pub(crate) fn identity(
     config: &config::Config,
     store: &dyn Store,
     now: Now,
-) -> Result<(Home, bool), RegionsError> {
+) -> Result<Identified, RegionsError> {
     let kept = store.value(INCARNATION)?;
     let incarnation = match &kept {
         Some(bytes) => {
@@ -183,7 +189,7 @@ pub(crate) fn identity(
     };
     let (region, node) = config.numbers();
     let incarnation = Identity { member: region, node, number: incarnation };
-    Ok((Home { incarnation, loan_ttl_ns: LOAN_TTL_NS }, kept.is_some()))
+    Ok(Identified { home: Home { incarnation, loan_ttl_ns: LOAN_TTL_NS }, was_here: kept.is_some() })
 }
 
 fn reset_key(store: &dyn Store, chance: &Chance) -> Result<[u8; 32], RegionsError> {
