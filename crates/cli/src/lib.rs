@@ -10,5 +10,6 @@ pub mod commands;
 pub mod demo;
 pub mod load;
 mod screen;
+mod settings;
 pub mod view;
 mod watching;

@@ -7,7 +7,6 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
-    time::Duration,
 };
 
 use ratatui::{
@@ -19,12 +18,10 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::view::{draw, picture::Picture};
-
-/// How long the keyboard waits for a key before it checks whether keys are still wanted.
-const KEY_WAIT: Duration = Duration::from_millis(100);
-/// Keys that may wait: more than a person types between two frames.
-const KEYS_MAX: usize = 64;
+use crate::{
+    settings::SETTINGS,
+    view::{draw, picture::Picture},
+};
 
 /// A terminal in full-screen mode. Dropping it, or a panic, restores the terminal.
 #[derive(Debug)]
@@ -76,7 +73,7 @@ impl Keyboard {
     /// # Errors
     /// No thread can be started.
     pub(crate) fn open() -> io::Result<Self> {
-        let (sender, keys) = mpsc::channel(KEYS_MAX);
+        let (sender, keys) = mpsc::channel(SETTINGS.screen.keys_max);
         let is_done = Arc::new(AtomicBool::new(false));
         let done = Arc::clone(&is_done);
         let thread = std::thread::Builder::new()
@@ -93,7 +90,7 @@ impl Keyboard {
 
 /// Passes on one key, if one comes soon.
 fn read(sender: &mpsc::Sender<KeyEvent>) -> io::Result<()> {
-    if event::poll(KEY_WAIT)?
+    if event::poll(SETTINGS.screen.key_wait)?
         && let Event::Key(key) = event::read()?
         && key.kind != KeyEventKind::Release
     {

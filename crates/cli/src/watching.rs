@@ -6,12 +6,7 @@ use acequia_api::acequia::v1::{NodeStatus, WatchRequest};
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use tonic::Status;
 
-use crate::commands::operator::Admin;
-
-/// How long after the interval a silent node counts as gone.
-const SILENCE_MAX: Duration = Duration::from_secs(2);
-/// How long to wait before a node that does not answer is asked again.
-const RETRY: Duration = Duration::from_millis(200);
+use crate::{commands::operator::Admin, settings::SETTINGS};
 
 /// What is known of a node.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +35,7 @@ impl Watcher {
             loop {
                 let why = follow(&mut admin, every, &sender).await;
                 sender.send_modify(|sight| sight.fault = why);
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(SETTINGS.watch.retry).await;
             }
         });
         Self { address, sight, task }
@@ -71,13 +66,13 @@ impl Drop for Watcher {
 /// Takes in a node's reports until they stop, and returns the reason.
 async fn follow(admin: &mut Admin, every: Duration, sender: &watch::Sender<Sight>) -> String {
     let request = WatchRequest { every_ms: u32::try_from(every.as_millis()).unwrap_or(u32::MAX) };
-    let mut statuses = match timeout(SILENCE_MAX, admin.client.watch(request)).await {
+    let mut statuses = match timeout(SETTINGS.watch.silence_max, admin.client.watch(request)).await {
         Ok(Ok(response)) => response.into_inner(),
         Ok(Err(status)) => return why(&status),
         Err(_) => return "it does not answer".to_owned(),
     };
     loop {
-        match timeout(every + SILENCE_MAX, statuses.message()).await {
+        match timeout(every + SETTINGS.watch.silence_max, statuses.message()).await {
             Ok(Ok(Some(status))) => {
                 sender.send_replace(Sight { status: Some(status), fault: String::new() });
             }

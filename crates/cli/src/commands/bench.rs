@@ -20,17 +20,13 @@ use super::{
     entries::{Word, groups, read_word},
     json_line, mend, note,
 };
-use crate::load::{
-    Bound, CONNECTIONS_MAX, IN_FLIGHT_MAX, Load, LoadError, Payloads, Report, Work, check_batch_decisions,
-    check_verdict, drive, rate_limit_verdict,
+use crate::{
+    load::{
+        Bound, CONNECTIONS_MAX, IN_FLIGHT_MAX, Load, LoadError, Payloads, Report, Work,
+        check_batch_decisions, check_verdict, drive, rate_limit_verdict,
+    },
+    settings::SETTINGS,
 };
-
-/// Every key has its own messages in memory: some hundred megabytes at this number.
-const KEYS_MAX: u64 = 1_000_000;
-/// Longer runs belong to a monitoring tool.
-const SECONDS_MAX: u64 = 86_400;
-/// Deadline of the single question before a run.
-const FIRST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Load a running node, and print throughput and latency.
 ///
@@ -62,7 +58,7 @@ pub struct Bench {
     batch: usize,
 
     /// How long to measure, in seconds.
-    #[arg(long, default_value_t = 10, value_name = "N", value_parser = value_parser!(u64).range(1..=SECONDS_MAX))]
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = value_parser!(u64).range(1..=SETTINGS.load.seconds_max))]
     seconds: u64,
 
     /// The domain to ask for.
@@ -70,7 +66,7 @@ pub struct Bench {
     domain: String,
 
     /// How many values the first KEY=VALUE takes, in turn: VALUE-0, VALUE-1 and so on.
-    #[arg(long, default_value_t = 100_000, value_name = "N", value_parser = value_parser!(u64).range(1..=KEYS_MAX))]
+    #[arg(long, default_value_t = 100_000, value_name = "N", value_parser = value_parser!(u64).range(1..=SETTINGS.load.keys_max))]
     keys: u64,
 
     /// Print one JSON object.
@@ -123,7 +119,7 @@ impl Bench {
     /// Asks one question before the run. It reports a wrong question or address at once instead of counting
     /// errors.
     async fn ask_once(&self, questions: &Questions<'_>) -> Result<(), ClientError> {
-        let client = self.address.client(FIRST_DEADLINE)?;
+        let client = self.address.client(SETTINGS.load.first_deadline)?;
         match client.peek(questions.question(0)).await {
             // Any server of Envoy's protocol can be measured, and other servers have no Peek.
             Err(ClientError::Unreachable { .. }) if self.mode == Mode::Rls => Ok(()),

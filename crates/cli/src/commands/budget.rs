@@ -20,9 +20,7 @@ use super::{
     people::{Align, Cell, Colour, Paint, plain, table},
     read_duration,
 };
-
-/// How many limits are named when the requested one does not exist.
-const NAMES_MAX: usize = 20;
+use crate::settings::SETTINGS;
 
 /// The global budgets: list them, look at one, change one.
 ///
@@ -148,8 +146,9 @@ fn find<'a>(budgets: &'a [Listed], limit: &LimitPath) -> Result<&'a Listed, Faul
     if let Some(found) = budgets.iter().find(|listed| listed.domain == *domain && listed.name == *name) {
         return Ok(found);
     }
-    let names: Vec<_> = budgets.iter().take(NAMES_MAX).map(path).collect();
-    let more = if budgets.len() > NAMES_MAX { " and more (acequia budget list)" } else { "" };
+    let names: Vec<_> = budgets.iter().take(SETTINGS.commands.names_max).map(path).collect();
+    let more =
+        if budgets.len() > SETTINGS.commands.names_max { " and more (acequia budget list)" } else { "" };
     Err(Fault::new(match names.as_slice() {
         [] => format!("there is no limit {domain}/{name}: the node has no limits"),
         names => format!("there is no limit {domain}/{name}. There are {}{more}", names.join(", ")),

@@ -1,7 +1,5 @@
 //! The most frequent cells of a limit, over all asked nodes.
 
-use std::time::Duration;
-
 use acequia_api::acequia::v1::{CellCount, ListCellsResponse};
 use futures::future::join_all;
 use serde::Serialize;
@@ -15,12 +13,10 @@ use super::{
     limit_path::read_limit_path,
     operator::{Admin, Fault},
 };
-use crate::view::picture::{CellRow, Cells};
-
-/// How often nodes are asked for their hottest cells.
-const EVERY: Duration = Duration::from_secs(1);
-/// Cells of each kind to show.
-const SHOWN: usize = 20;
+use crate::{
+    settings::SETTINGS,
+    view::picture::{CellRow, Cells},
+};
 
 /// Asks all nodes, and sums their counts of each cell. A node that does not list a cell adds nothing to its
 /// count.
@@ -54,7 +50,7 @@ fn merged(answers: Vec<Result<ListCellsResponse, Fault>>) -> Cells {
     }
     for rows in [&mut cells.hottest, &mut cells.offenders] {
         rows.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.key.cmp(&b.key)));
-        rows.truncate(SHOWN);
+        rows.truncate(SETTINGS.commands.cells_shown);
     }
     cells
 }
@@ -83,7 +79,7 @@ impl CellsWatch {
         let (wanted, mut limit) = watch::channel(None::<String>);
         let (tell, seen) = watch::channel(None);
         let task = tokio::spawn(async move {
-            let mut turns = interval(EVERY);
+            let mut turns = interval(SETTINGS.commands.cells_every);
             turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 tokio::select! {

@@ -6,11 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use acequia_server::clock::{Clock, Counter, RawClocks, System, SystemClock};
 use clap::Args;
 use serde::Serialize;
 
 use super::{NOT_DONE, Output, SUCCESS, complain, json_line, read_duration};
-use acequia_server::clock::{Clock, Counter, RawClocks, System, SystemClock};
+use crate::settings::SETTINGS;
 
 /// Compare the clocks that a node would have on this machine with the system's clocks. Steady time is
 /// compared with CLOCK_BOOTTIME over its second second, and the wall with CLOCK_REALTIME at the end.
@@ -28,16 +29,6 @@ pub struct ClockCheck {
     json: bool,
 }
 
-/// The largest accepted error of steady time, in parts per million.
-const DRIFT_PPM_MAX: f64 = 100.0;
-/// The largest accepted error of the wall, in nanoseconds.
-const WALL_OFF_NS_MAX: u64 = 1_000_000;
-/// The longest time between a node's looks at its clocks.
-const LOOK: Duration = Duration::from_millis(20);
-/// Number of pairs of readings, of which the closest counts. A pair says nothing if its thread was preempted
-/// in between.
-const TRIES: u32 = 200;
-
 /// The result of a comparison.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Found {
@@ -54,7 +45,8 @@ struct Found {
 impl Found {
     /// Whether all errors are acceptable.
     fn is_good(&self) -> bool {
-        self.drift_ppm.abs() <= DRIFT_PPM_MAX + self.unsure_ppm && self.wall_off_ns <= WALL_OFF_NS_MAX
+        self.drift_ppm.abs() <= SETTINGS.clock.drift_ppm_max + self.unsure_ppm
+            && self.wall_off_ns <= SETTINGS.clock.wall_off_ns_max
     }
 }
 
@@ -75,7 +67,7 @@ impl Pair {
             Self { steady_ns, boot_ns: before_ns + wide_ns / 2, wide_ns }
         };
         let first = once();
-        (1..TRIES)
+        (1..SETTINGS.clock.tries)
             .map(|_| once())
             .fold(first, |best, next| if next.wide_ns < best.wide_ns { next } else { best })
     }
@@ -97,7 +89,7 @@ fn wall_off_ns(clock: &impl Clock, raw: &impl RawClocks) -> u64 {
         let after_ns = raw.wall_ns();
         before_ns.saturating_sub(wall_ns).max(wall_ns.saturating_sub(after_ns))
     };
-    (0..TRIES).map(|_| once()).min().unwrap_or(0)
+    (0..SETTINGS.clock.tries).map(|_| once()).min().unwrap_or(0)
 }
 
 impl ClockCheck {
@@ -117,7 +109,7 @@ impl ClockCheck {
         let until = |at: Duration| {
             while begun.elapsed() < at {
                 clock.look();
-                thread::sleep(LOOK.min(at.saturating_sub(begun.elapsed())));
+                thread::sleep(SETTINGS.clock.look.min(at.saturating_sub(begun.elapsed())));
             }
         };
         until(Duration::from_secs(1));

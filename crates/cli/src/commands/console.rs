@@ -7,9 +7,7 @@ use super::{
     operator::Fault,
     people::{Paint, plain},
 };
-
-/// Longest answer to a question.
-const LINE_BYTES_MAX: u64 = 1024;
+use crate::settings::SETTINGS;
 
 /// Where a command prints answers and remarks, and asks for confirmation.
 pub(super) struct Console<'a> {
@@ -76,7 +74,7 @@ impl<'a> Console<'a> {
     fn ask(&mut self, question: &str) -> Result<String, Fault> {
         self.remark(question);
         let mut line = String::new();
-        match self.input.take(LINE_BYTES_MAX).read_line(&mut line) {
+        match self.input.take(SETTINGS.commands.line_bytes_max).read_line(&mut line) {
             Ok(_) => Ok(line.trim().to_owned()),
             Err(fault) => Err(Fault::new(format!("cannot read the answer, nothing was changed: {fault}"))),
         }

@@ -12,11 +12,10 @@ use clap::Args;
 use tonic::{Code, Response, Status, service::interceptor::InterceptedService, transport::Channel};
 
 use super::{complain, console::Console, limit_path::LimitPath, people::plain, read_duration, refusal};
+use crate::settings::SETTINGS;
 
 /// The name in every node's certificate, whatever its address.
 const SERVER_NAME: &str = "acequia.internal";
-/// Enough for ten thousand entries of an audit log, each with a thousand changes, and more than any status.
-const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// Which node operators ask, and their credentials.
 #[derive(Args, Clone, Debug)]
@@ -91,7 +90,7 @@ impl Credentials {
         let target = Target::new(address, credentials).map_err(|fault| Fault::new(refusal(fault)))?;
         let channel = target.channel(|endpoint| endpoint.connect_timeout(self.deadline));
         let client = AdminClient::with_interceptor(channel, target.bearer())
-            .max_decoding_message_size(MESSAGE_BYTES_MAX);
+            .max_decoding_message_size(SETTINGS.commands.answer_bytes_max);
         Ok(Admin { client, address: address.to_owned(), deadline: self.deadline })
     }
 }

@@ -19,9 +19,7 @@ use super::{
     people::{Colour, Paint, duration, plain},
     read_duration,
 };
-
-/// Time between two looks at a version's progress. Neither a person nor a node notices the delay.
-const POLL_INTERVAL: Duration = Duration::from_millis(200);
+use crate::settings::SETTINGS;
 
 /// The arguments of every order.
 #[derive(Args, Clone, Debug)]
@@ -201,7 +199,7 @@ impl Admin {
             waited: arguments.wait.then_some(arguments.timeout),
         };
         loop {
-            let again = Instant::now() + POLL_INTERVAL;
+            let again = Instant::now() + SETTINGS.commands.poll_every;
             let is_last = end.is_none_or(|end| again >= end);
             match self.status().await {
                 Ok(status) => reach.catalogue = status.catalogue,

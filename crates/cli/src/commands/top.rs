@@ -3,7 +3,7 @@
 use std::{
     io::{self, IsTerminal as _},
     process::ExitCode,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use clap::Args;
@@ -21,26 +21,14 @@ use super::{
 };
 use crate::{
     screen::{Interrupts, Keyboard, Screen},
+    settings::SETTINGS,
     view::{
         overview::{self, Asked},
-        picture::{Column, Condition, HISTORY_MAX, Picture, Region, Row},
+        picture::{Column, Condition, Picture, Region, Row},
         snapshot,
     },
     watching::Watcher,
 };
-
-/// How often nodes report.
-const REPORTS_EVERY: Duration = Duration::from_millis(250);
-/// How often the screen is drawn.
-const FRAMES_EVERY: Duration = Duration::from_millis(125);
-/// The time that a column of the chart covers.
-const COLUMN: Duration = Duration::from_millis(500);
-/// How long a snapshot watches, so that it has rates to print.
-const SNAPSHOT_TIME: Duration = Duration::from_millis(1_100);
-/// How long a snapshot waits for the first node that answers.
-const FIRST_ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
-/// Nodes that can be watched at once.
-const ADDRESSES_MAX: usize = 64;
 
 /// Show the regions of a cluster, live: shares, loans, admissions and denials by region.
 ///
@@ -84,8 +72,11 @@ fn read_whole_limit(text: &str) -> Result<String, String> {
 impl Top {
     /// Shows the cluster until the user quits, and returns the exit code.
     pub async fn run(self) -> ExitCode {
-        if self.address.len() > ADDRESSES_MAX {
-            return complain(&format!("at most {ADDRESSES_MAX} nodes can be watched at once: name fewer"));
+        if self.address.len() > SETTINGS.top.addresses_max {
+            return complain(&format!(
+                "at most {} nodes can be watched at once: name fewer",
+                SETTINGS.top.addresses_max
+            ));
         }
         let connect = || {
             let admins = self.address.iter().map(|address| self.credentials.connect(address));
@@ -95,7 +86,8 @@ impl Top {
             (Ok(watched), Ok(asked)) => (watched, asked),
             (Err(fault), _) | (_, Err(fault)) => return complain(&fault.to_string()),
         };
-        let watchers = watched.into_iter().map(|admin| Watcher::start(admin, REPORTS_EVERY)).collect();
+        let watchers =
+            watched.into_iter().map(|admin| Watcher::start(admin, SETTINGS.top.reports_every)).collect();
         let mut cluster = Cluster::new(watchers, self.limit);
         if self.json || !io::stdout().is_terminal() {
             return cluster.snapshot(asked, self.json).await;
@@ -132,7 +124,7 @@ impl Cluster {
             nodes: watchers.iter().map(node).collect(),
             watchers,
             history: Vec::new(),
-            columns_until: began + COLUMN,
+            columns_until: began + SETTINGS.top.column,
             began,
             chosen,
             is_paused: false,
@@ -161,7 +153,7 @@ impl Cluster {
         picture.subtitle = self.subtitle();
         picture.elapsed = self.began.elapsed();
         picture.history = self.history.clone();
-        picture.column = COLUMN;
+        picture.column = SETTINGS.top.column;
         picture.keys =
             vec![("↑/↓", "limit"), ("b", "busiest"), ("c", "cells"), ("space", "pause"), ("q", "quit")];
         if let Some(cells) = self.cells.as_ref().filter(|_| self.shows_cells) {
@@ -183,8 +175,8 @@ impl Cluster {
     /// Adds the columns that are due to the chart.
     fn record(&mut self, picture: &Picture) {
         while Instant::now() >= self.columns_until {
-            self.columns_until += COLUMN;
-            if self.history.len() == HISTORY_MAX {
+            self.columns_until += SETTINGS.top.column;
+            if self.history.len() == SETTINGS.view.columns_max {
                 self.history.remove(0);
             }
             let admitted = picture.regions.iter().map(|region| region.admitted).collect();
@@ -199,7 +191,7 @@ impl Cluster {
         let mut interrupts = Interrupts::open()?;
         let mut screen = Screen::open()?;
         let mut keyboard = Keyboard::open()?;
-        let mut frames = interval(FRAMES_EVERY);
+        let mut frames = interval(SETTINGS.top.frames_every);
         frames.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut picture = self.picture();
         loop {
@@ -257,7 +249,7 @@ impl Cluster {
 
     /// Prints one snapshot.
     async fn snapshot(&mut self, mut admins: Vec<Admin>, is_json: bool) -> ExitCode {
-        let answered = timeout(FIRST_ANSWER_TIME_MAX, async {
+        let answered = timeout(SETTINGS.top.first_answer_max, async {
             loop {
                 self.listen();
                 if self.nodes.iter().any(|node| node.status.is_some()) {
@@ -270,8 +262,8 @@ impl Cluster {
         if answered.await.is_err() {
             return complain(&format!("{}.\n{ANOTHER_NODE}", self.subtitle()));
         }
-        let until = tokio::time::Instant::now() + SNAPSHOT_TIME;
-        let mut looks = interval(FRAMES_EVERY);
+        let until = tokio::time::Instant::now() + SETTINGS.top.snapshot;
+        let mut looks = interval(SETTINGS.top.frames_every);
         while tokio::time::Instant::now() < until {
             looks.tick().await;
             self.listen();
@@ -366,6 +358,8 @@ const ANOTHER_NODE: &str = "Is `acequia serve` running there, and is this its ad
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::{
         super::fake_admin::{Asked, FakeAdmin},
         *,
@@ -374,9 +368,9 @@ mod tests {
     /// Listens until every node has answered or failed.
     async fn heard(addresses: &[String]) -> Cluster {
         let credentials = Credentials::none(Duration::from_secs(60));
-        let watchers = addresses
-            .iter()
-            .map(|address| Watcher::start(credentials.connect(address).expect("an address"), REPORTS_EVERY));
+        let watchers = addresses.iter().map(|address| {
+            Watcher::start(credentials.connect(address).expect("an address"), SETTINGS.top.reports_every)
+        });
         let mut cluster = Cluster::new(watchers.collect(), None);
         for place in 0..addresses.len() {
             cluster.watchers[place].changed().await;

@@ -10,9 +10,7 @@ use super::{
     ledger::KINDS,
     plan::{BUDGET, DOMAIN, EXPORTS, LIMITS, USER_BURST, USER_RATE},
 };
-
-/// Versions that are kept apart. If more are under way, the oldest two count as one.
-const VERSIONS_MAX: usize = 64;
+use crate::settings::SETTINGS;
 
 /// The numbers of one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +113,7 @@ impl InForce {
             return None;
         }
         self.versions.push_back(Version { id, numbers, most, since: at });
-        if self.versions.len() > VERSIONS_MAX
+        if self.versions.len() > SETTINGS.stage.versions_max
             && let Some(oldest) = self.versions.pop_front()
             && let Some(next) = self.versions.front_mut()
         {
@@ -216,7 +214,7 @@ mod tests {
         for number in 6..500 {
             in_force.report(at(1), &report(number, budget(number, 1), 4));
         }
-        assert_eq!(in_force.versions.len(), VERSIONS_MAX);
+        assert_eq!(in_force.versions.len(), SETTINGS.stage.versions_max);
         assert_eq!(in_force.highest()[0], budget(7_000, 1_000));
     }
 }

@@ -11,7 +11,7 @@ use super::{
     in_force::{AllNumbers, larger},
     plan::{EXPORTS, REGIONS, USERS},
 };
-use crate::view::picture::HISTORY_MAX;
+use crate::settings::SETTINGS;
 
 /// How long a bin is.
 pub const BIN: Duration = Duration::from_millis(100);
@@ -19,8 +19,6 @@ pub const BIN: Duration = Duration::from_millis(100);
 pub const BINS_IN_COLUMN: usize = 5;
 /// Bins in a second.
 const BINS_IN_SECOND: usize = 10;
-/// How far apart the walls of two processes on one machine may be, although they read the same clock.
-const CLOCK_ERROR_NS: u64 = 10_000_000;
 
 /// The limit that a question is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +65,7 @@ impl Instants {
     /// is never later than the true instant.
     #[must_use]
     pub fn surely_before(self, wall_ns: u64) -> Self {
-        let ago_ns = self.wall_ns.saturating_sub(wall_ns).saturating_add(CLOCK_ERROR_NS);
+        let ago_ns = self.wall_ns.saturating_sub(wall_ns).saturating_add(SETTINGS.stage.clock_error_ns);
         Self {
             steady_ns: self.steady_ns.saturating_sub(ago_ns),
             wall_ns: self.wall_ns.saturating_sub(ago_ns),
@@ -182,7 +180,7 @@ impl Ledger {
         Self {
             budget: BucketOracle::new(budget.rate, budget.units),
             users: vec![BucketOracle::new(user.rate, user.units); USERS.len()],
-            exports: WindowOracle::new(exports.units, EXPORTS.window_ns, CLOCK_ERROR_NS),
+            exports: WindowOracle::new(exports.units, EXPORTS.window_ns, SETTINGS.stage.clock_error_ns),
             waiting: VecDeque::new(),
             changes: VecDeque::new(),
             judged_by: numbers,
@@ -271,7 +269,7 @@ impl Ledger {
         let next = Bin { budget: self.open.budget, ..Bin::default() };
         self.bins.push_back(std::mem::replace(&mut self.open, next));
         self.closed += 1;
-        if self.bins.len() > HISTORY_MAX * BINS_IN_COLUMN {
+        if self.bins.len() > SETTINGS.view.columns_max * BINS_IN_COLUMN {
             self.bins.pop_front();
         }
     }
@@ -454,7 +452,7 @@ mod tests {
     #[test]
     fn columns_keep_their_bins_when_the_oldest_are_dropped() {
         let mut ledger = Ledger::new(AT_START);
-        let bins = HISTORY_MAX * BINS_IN_COLUMN + 7;
+        let bins = SETTINGS.view.columns_max * BINS_IN_COLUMN + 7;
         for number in 0..bins {
             ledger.answer(answer(0, Subject::Budget, number as u64 * 100, (number / BINS_IN_COLUMN) as u64));
             if number == bins - 3 {
@@ -464,7 +462,7 @@ mod tests {
         }
         let columns: Vec<Bin> = ledger.columns().collect();
         let last = (bins / BINS_IN_COLUMN - 1) as u64;
-        assert!(columns.len() >= HISTORY_MAX - 1);
+        assert!(columns.len() >= SETTINGS.view.columns_max - 1);
         assert_eq!(columns.last().map(|bin| bin.admitted[0][0]), Some(last * BINS_IN_COLUMN as u64));
         assert_eq!(columns.last().map(|bin| bin.mark), Some("cut"));
     }

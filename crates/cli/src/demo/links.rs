@@ -5,14 +5,7 @@ use std::{io, net::SocketAddr, time::Duration};
 use acequia_mesh::relay::{Cut, Link, Weather};
 
 use super::plan::{NAMES, PAIRS, REGIONS, dials};
-use crate::view::picture::Flow;
-
-/// Delay one way, at the start: a round trip takes 80 ms, as between Europe and the east of America.
-const DELAY: Duration = Duration::from_millis(40);
-/// The change of the delay for each key press.
-const DELAY_STEP: Duration = Duration::from_millis(10);
-/// Largest delay one way. A round trip of 400 ms is longer than between any two places on this planet.
-const DELAY_MAX: Duration = Duration::from_millis(200);
+use crate::{settings::SETTINGS, view::picture::Flow};
 
 /// What passes between each pair of regions, and the delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +17,7 @@ pub struct Links {
 
 impl Default for Links {
     fn default() -> Self {
-        Self { flows: [Flow::Open; PAIRS.len()], delay: DELAY }
+        Self { flows: [Flow::Open; PAIRS.len()], delay: SETTINGS.stage.delay }
     }
 }
 
@@ -66,8 +59,8 @@ impl Links {
     /// Makes the delay of all links longer or shorter.
     pub fn delay(&mut self, is_longer: bool) {
         self.delay = match is_longer {
-            true => (self.delay + DELAY_STEP).min(DELAY_MAX),
-            false => self.delay.saturating_sub(DELAY_STEP),
+            true => (self.delay + SETTINGS.stage.delay_step).min(SETTINGS.stage.delay_max),
+            false => self.delay.saturating_sub(SETTINGS.stage.delay_step),
         };
     }
 
@@ -214,7 +207,7 @@ mod tests {
         assert_eq!(links.weather(2).cut, Cut { to_target: true, back: false });
         links.set(1, Flow::Cut);
         assert_eq!(links.weather(1).cut, Cut::BOTH);
-        assert_eq!(links.weather(1).delay, DELAY);
+        assert_eq!(links.weather(1).delay, SETTINGS.stage.delay);
     }
 
     #[test]
@@ -223,7 +216,7 @@ mod tests {
         for _ in 0..100 {
             links.delay(true);
         }
-        assert_eq!(links.round_trip(), DELAY_MAX * 2);
+        assert_eq!(links.round_trip(), SETTINGS.stage.delay_max * 2);
         for _ in 0..100 {
             links.delay(false);
         }

@@ -11,9 +11,7 @@ use super::{
     DemoError,
     plan::{NAMES, REGIONS},
 };
-
-/// Bytes shown from the end of a log if a node could not start.
-const LOG_SHOWN: usize = 2_000;
+use crate::settings::SETTINGS;
 
 /// A region's node, running or not. Dropping it kills it.
 #[derive(Debug)]
@@ -116,9 +114,9 @@ fn end_of(path: &Path) -> String {
         use std::io::{Read as _, Seek as _, SeekFrom};
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(LOG_SHOWN as u64)))?;
+        file.seek(SeekFrom::Start(length.saturating_sub(SETTINGS.stage.log_bytes_shown as u64)))?;
         let mut end = Vec::new();
-        file.take(LOG_SHOWN as u64).read_to_end(&mut end)?;
+        file.take(SETTINGS.stage.log_bytes_shown as u64).read_to_end(&mut end)?;
         Ok(String::from_utf8_lossy(&end).into_owned())
     };
     read().unwrap_or_default()

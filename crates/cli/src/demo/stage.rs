@@ -25,22 +25,10 @@ use super::{
 };
 use crate::{
     commands::operator::{Admin, Credentials},
+    settings::SETTINGS,
     view::picture::{Flow, Tone},
     watching::Watcher,
 };
-
-/// How often the nodes report.
-const REPORTS_EVERY: Duration = Duration::from_millis(100);
-/// How long all nodes together may take to be ready. On an idle machine they take a fraction of a second.
-const START_TIME_MAX: Duration = Duration::from_secs(30);
-/// How often the nodes are checked while something is waited for.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How long an answer waits for the nodes' reports about its time. Then it is judged by the known numbers.
-const REPORT_TIME_MAX: Duration = Duration::from_secs(3);
-/// How long the last answers wait for such reports.
-const LAST_REPORT_TIME_MAX: Duration = Duration::from_secs(1);
-/// How long the authority may take to answer an order.
-const ORDER_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Everything that runs. Dropping the stage ends all of it.
 #[derive(Debug)]
@@ -96,7 +84,7 @@ impl Stage {
             say(&format!("starting {name}-1"));
             node.start()?;
         }
-        let watch = |place: usize| Ok(Watcher::start(admin(ports[place])?, REPORTS_EVERY));
+        let watch = |place: usize| Ok(Watcher::start(admin(ports[place])?, SETTINGS.stage.reports_every));
         let watchers = [watch(0)?, watch(1)?, watch(2)?];
         Ok(Self {
             state,
@@ -120,7 +108,7 @@ impl Stage {
     /// A node has ended, or takes too long; its log is kept.
     pub async fn ready(&mut self) -> Result<(), DemoError> {
         say("waiting until every node has the catalogue and hears the others");
-        let until = Instant::now() + START_TIME_MAX;
+        let until = Instant::now() + SETTINGS.stage.start_max;
         while let Some((place, why)) = self.not_ready() {
             if let Some(status) = self.nodes[place].ended() {
                 return Err(self.failure(place, &format!("it ended by itself ({status})")));
@@ -128,7 +116,7 @@ impl Stage {
             if Instant::now() > until {
                 return Err(self.failure(place, &format!("it is not ready: {why}")));
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(SETTINGS.stage.look_every).await;
             self.listen();
         }
         // Time counts from here on.
@@ -239,7 +227,8 @@ impl Stage {
     /// Until when the nodes' numbers are known: every running node has reported since.
     fn known_until(&self) -> Instants {
         let now = Instants::now(self.began);
-        let at_least = now.surely_before(now.wall_ns.saturating_sub(REPORT_TIME_MAX.as_nanos() as u64));
+        let at_least =
+            now.surely_before(now.wall_ns.saturating_sub(SETTINGS.stage.report_max.as_nanos() as u64));
         let alive = (0..REGIONS).filter(|place| self.state.is_alive[*place]);
         let known = alive.map(|place| self.reported[place]).min_by_key(|instants| instants.steady_ns);
         known.filter(|known| known.steady_ns > at_least.steady_ns).unwrap_or(at_least)
@@ -251,9 +240,9 @@ impl Stage {
         self.traffic = None;
         let end = self.elapsed();
         while self.known_until().steady_ns < end.as_nanos() as u64
-            && self.elapsed() < end + LAST_REPORT_TIME_MAX
+            && self.elapsed() < end + SETTINGS.stage.last_report_max
         {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(SETTINGS.stage.look_every).await;
             self.listen();
         }
         self.ledger().judge(u64::MAX);
@@ -375,7 +364,7 @@ impl Stage {
 
 /// The admin service of a node of this machine.
 fn admin(ports: Ports) -> Result<Admin, DemoError> {
-    let admin = Credentials::none(ORDER_TIME_MAX).connect(&ports.admin.to_string());
+    let admin = Credentials::none(SETTINGS.stage.order_max).connect(&ports.admin.to_string());
     admin.map_err(|fault| DemoError::Address(fault.to_string()))
 }
 
@@ -389,7 +378,7 @@ async fn set_budget(mut admin: Admin, budget: u64) -> Result<VersionId, String> 
         reason: "a key was pressed".to_owned(),
         ..SetBudgetRequest::default()
     };
-    let answer = tokio::time::timeout(ORDER_TIME_MAX, admin.client.set_budget(request)).await;
+    let answer = tokio::time::timeout(SETTINGS.stage.order_max, admin.client.set_budget(request)).await;
     let late = |_| "the authority does not answer".to_owned();
     let change = answer.map_err(late)?.map_err(|status| status.message().to_owned())?.into_inner();
     Ok(change.after.unwrap_or_default())

@@ -11,22 +11,13 @@ use super::{
     story::Story,
     traffic::demands,
 };
-use crate::view::{
-    overview::{self, Asked},
-    picture::{Flow, Share, Tone},
+use crate::{
+    settings::SETTINGS,
+    view::{
+        overview::{self, Asked},
+        picture::{Flow, Share, Tone},
+    },
 };
-
-/// The change of the budget for each key press, and its range. Thirds of a smaller budget are too small to
-/// watch.
-const BUDGET_STEP: u64 = 100;
-const BUDGET_MIN: u64 = 100;
-const BUDGET_MAX: u64 = 5_000;
-/// How long a region stays hot, while nothing is broken.
-const HEAT_STAYS: Duration = Duration::from_secs(10);
-/// The percentage of the standing share from which on borrowing is told. Borrowing ends below half of this.
-const BORROWED_PERCENT: u64 = 20;
-/// How long a change must last before it is told. Loans that move end and begin within a round trip.
-const NEWS_AFTER: Duration = Duration::from_millis(400);
 
 /// The progress of the last budget order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +81,7 @@ impl Default for State {
             story: Story::default(),
             nodes: Default::default(),
             ordered: Ordered::Done,
-            heat_until: HEAT_STAYS,
+            heat_until: SETTINGS.story.heat_stays,
             borrowing: Default::default(),
         }
     }
@@ -164,14 +155,14 @@ impl State {
     fn whole_again(&mut self, at: Duration, cause: &str) {
         if self.is_whole() {
             self.story.heal(at, cause);
-            self.heat_until = at + HEAT_STAYS;
+            self.heat_until = at + SETTINGS.story.heat_stays;
         }
     }
 
     /// Moves the heat to the next region.
     pub fn heat(&mut self, at: Duration) {
         self.hot = (self.hot + 1) % REGIONS;
-        self.heat_until = at + HEAT_STAYS;
+        self.heat_until = at + SETTINGS.story.heat_stays;
         self.story.tell(at, Tone::Plain, format!("most is asked in {} now", NAMES[self.hot]));
     }
 
@@ -179,7 +170,7 @@ impl State {
     /// effect of the fault can be seen.
     pub fn heat_is_due(&mut self, at: Duration) -> bool {
         if !self.is_whole() {
-            self.heat_until = self.heat_until.max(at + HEAT_STAYS / 2);
+            self.heat_until = self.heat_until.max(at + SETTINGS.story.heat_stays / 2);
         }
         at >= self.heat_until
     }
@@ -188,10 +179,10 @@ impl State {
     pub fn order_budget(&mut self, is_more: bool) -> Option<u64> {
         let now = self.in_force.newest()[0].rate;
         let next = match is_more {
-            true => now.saturating_add(BUDGET_STEP),
-            false => now.saturating_sub(BUDGET_STEP),
+            true => now.saturating_add(SETTINGS.story.budget_step),
+            false => now.saturating_sub(SETTINGS.story.budget_step),
         };
-        let next = next.clamp(BUDGET_MIN, BUDGET_MAX);
+        let next = next.clamp(SETTINGS.story.budget_min, SETTINGS.story.budget_max);
         if next == now || self.ordered != Ordered::Done {
             return None;
         }
@@ -250,14 +241,14 @@ impl State {
     /// Tells when a region has begun to borrow, or has ended.
     fn look_at_loans(&mut self, at: Duration, region: usize) {
         let Share { standing, borrowed, .. } = self.share(region);
-        let least = standing * BORROWED_PERCENT / 100;
+        let least = standing * SETTINGS.story.borrowed_percent / 100;
         let news = &mut self.borrowing[region];
         let is_borrowing = if news.is_told { borrowed >= least / 2 } else { borrowed > least };
         if is_borrowing == news.is_told {
             news.is_otherwise_since = None;
             return;
         }
-        if at.saturating_sub(*news.is_otherwise_since.get_or_insert(at)) < NEWS_AFTER {
+        if at.saturating_sub(*news.is_otherwise_since.get_or_insert(at)) < SETTINGS.story.news_after {
             return;
         }
         *news = Borrowing { is_told: is_borrowing, is_otherwise_since: None };
@@ -387,7 +378,7 @@ pub(super) mod tests {
     fn the_keys_keep_the_budget_in_its_range() {
         let mut state = State::default();
         let mut number = 4;
-        for (is_more, end) in [(false, BUDGET_MIN), (true, BUDGET_MAX)] {
+        for (is_more, end) in [(false, SETTINGS.story.budget_min), (true, SETTINGS.story.budget_max)] {
             while let Some(budget) = state.order_budget(is_more) {
                 number += 1;
                 state.budget_answered(at(0), Ok(VersionId { epoch: 1, number }));

@@ -3,14 +3,10 @@
 use std::{collections::VecDeque, time::Duration};
 
 use super::{ledger::Ledger, plan::REGIONS};
-use crate::view::picture::{Event, Tone};
-
-/// Events that are kept.
-const EVENTS_MAX: usize = 200;
-/// Bins in a row that must be good before the system counts as healed.
-const GOOD_BINS: usize = 3;
-/// The percentage of the usable units that must be used in good bins.
-const GOOD_PERCENT: u64 = 95;
+use crate::{
+    settings::SETTINGS,
+    view::picture::{Event, Tone},
+};
 
 /// How long something took to heal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +32,7 @@ pub struct Story {
 impl Story {
     /// Adds an event.
     pub fn tell(&mut self, at: Duration, tone: Tone, words: impl Into<String>) {
-        if self.events.len() == EVENTS_MAX {
+        if self.events.len() == SETTINGS.story.events_max {
             self.events.pop_front();
         }
         self.told += 1;
@@ -87,15 +83,19 @@ impl Story {
         }
         let Some(healing) = self.healings.last_mut().filter(|healing| healing.took.is_none()) else { return };
         let took = at.saturating_sub(healing.since);
-        let last = ledger.last(GOOD_BINS);
+        let last = ledger.last(SETTINGS.story.good_bins);
         let stretch = last.length;
         let used: u64 = (0..REGIONS).map(|region| last.admitted_per_second(0, region)).sum();
-        let enough = usable.saturating_mul(GOOD_PERCENT) / 100;
+        let enough = usable.saturating_mul(SETTINGS.story.good_percent) / 100;
         if took >= stretch && used >= enough {
             // The bins were good from the beginning of the stretch on.
             let took = took - stretch;
             healing.took = Some(took);
-            let words = format!("{GOOD_PERCENT} % used again after {}", crate::view::words::short(took));
+            let words = format!(
+                "{} % used again after {}",
+                SETTINGS.story.good_percent,
+                crate::view::words::short(took)
+            );
             self.tell(at, Tone::Good, words);
         }
     }
@@ -171,10 +171,10 @@ mod tests {
     fn old_events_are_dropped_and_not_reported_again() {
         let mut story = Story::default();
         let mut told = 0;
-        for number in 0..EVENTS_MAX + 50 {
+        for number in 0..SETTINGS.story.events_max + 50 {
             story.tell(at(0), Tone::Plain, number.to_string());
         }
-        assert_eq!(story.news(&mut told).count(), EVENTS_MAX);
-        assert_eq!(told, EVENTS_MAX + 50);
+        assert_eq!(story.news(&mut told).count(), SETTINGS.story.events_max);
+        assert_eq!(told, SETTINGS.story.events_max + 50);
     }
 }

@@ -20,28 +20,12 @@ use super::{
     ledger::{Answer, Instants, KINDS, Ledger, Subject},
     plan::{DOMAIN, NAMES, REGIONS, USERS},
 };
-
-/// The demand of all regions together, in percent of the budget.
-const DEMAND_PERCENT: u64 = 150;
-/// The largest budget that demand follows, since this process has to send and read all of it.
-const DEMAND_OF_MAX: u64 = 5_000;
-/// The percentage of the demand that goes to the hot region.
-const HOT_PERCENT: u64 = 80;
-/// Exports that are asked for in each region, a second. All regions together ask for more in a minute than
-/// they may have.
-const EXPORTS_ASKED: u64 = 4;
-/// Time between two messages to a region. It is short compared to a round trip between regions, so that
-/// demand is smooth.
-const MESSAGE_INTERVAL: Duration = Duration::from_millis(20);
-/// How long an answer may take before the stream is given up. The nodes answer from memory.
-const DEADLINE: Duration = Duration::from_secs(1);
-/// How long to wait before a region that does not answer is asked again.
-const RETRY: Duration = Duration::from_millis(100);
+use crate::settings::SETTINGS;
 
 /// Requests a second about the budget, for each region.
 pub fn demands(budget: u64, hot: usize) -> [u64; REGIONS] {
-    let all = budget.min(DEMAND_OF_MAX) * DEMAND_PERCENT / 100;
-    let hottest = all * HOT_PERCENT / 100;
+    let all = budget.min(SETTINGS.traffic.budget_max) * SETTINGS.traffic.demand_percent / 100;
+    let hottest = all * SETTINGS.traffic.hot_percent / 100;
     let other = (all - hottest) / (REGIONS as u64 - 1);
     std::array::from_fn(|place| if place == hot { hottest } else { other })
 }
@@ -68,7 +52,10 @@ impl Traffic {
         for (place, address) in addresses.into_iter().enumerate() {
             let asker = Asker {
                 region: place,
-                client: Client::connect(&address.to_string(), Options { deadline: DEADLINE })?,
+                client: Client::connect(
+                    &address.to_string(),
+                    Options { deadline: SETTINGS.traffic.deadline },
+                )?,
                 ledger: Arc::clone(ledger),
                 demand: Arc::clone(&demands[place]),
                 began,
@@ -138,13 +125,13 @@ impl Asker {
                 let why = self.ask(stream).await;
                 tracing::debug!(region = NAMES[self.region], %why, "the stream has ended");
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(SETTINGS.traffic.retry).await;
         }
     }
 
     /// Asks until the stream ends, and returns the reason.
     async fn ask(&mut self, mut stream: CheckStream) -> ClientError {
-        let mut ticks = tokio::time::interval(MESSAGE_INTERVAL);
+        let mut ticks = tokio::time::interval(SETTINGS.traffic.message_interval);
         // A late tick asks in one message for the time that it missed.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut last = Instant::now();
@@ -183,7 +170,7 @@ impl Asker {
     fn due(&mut self, elapsed: Duration) -> [usize; SUBJECTS] {
         const WHOLE: u64 = 1_000_000_000;
         // A stall is not made up for: callers that could not ask are gone.
-        let elapsed_ns = elapsed.min(MESSAGE_INTERVAL * 10).as_nanos() as u64;
+        let elapsed_ns = elapsed.min(SETTINGS.traffic.message_interval * 10).as_nanos() as u64;
         let most = (acequia_client::QUESTIONS_IN_BATCH_MAX / SUBJECTS) as u64;
         let mut room = acequia_client::QUESTIONS_IN_BATCH_MAX as u64;
         let mut counts = [0; SUBJECTS];
@@ -192,7 +179,7 @@ impl Asker {
                 Subject::Budget => self.demand.load(Ordering::Relaxed),
                 Subject::User(user) if USERS[user].1 == self.region => USERS[user].2,
                 Subject::User(_) => 0,
-                Subject::Exports => EXPORTS_ASKED,
+                Subject::Exports => SETTINGS.traffic.exports_asked,
             };
             let owed = self.owed[number].saturating_add(rate.saturating_mul(elapsed_ns));
             let most = if subject == Subject::Budget { room } else { most };

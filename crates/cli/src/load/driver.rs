@@ -23,20 +23,7 @@ use super::{
     streaming::Streaming,
     unary::Unary,
 };
-
-/// If more bytes wait to be written, no request is started, since it would only wait here.
-pub(super) const OUT_BYTES_HIGH: usize = 256 << 10;
-/// If more bytes wait to be written, nothing is read. A server may make us owe it PING and SETTINGS
-/// acknowledgements, but not without end.
-const OUT_BYTES_MAX: usize = 4 << 20;
-/// The most bytes that one read takes.
-const INBOX_BYTES: usize = 256 << 10;
-/// How often an idle connection checks the clock.
-const TICK: Duration = Duration::from_millis(100);
-/// Timers are as coarse as a millisecond. At a fixed pace, the last two milliseconds are spent polling.
-const POLLED_NS: u64 = 2_000_000;
-/// How long closing a connection may take.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+use crate::settings::SETTINGS;
 
 /// The messages of one connection. An exchange decides, and the driver acts.
 pub(super) trait Exchange: Send + 'static {
@@ -176,7 +163,7 @@ impl Socket {
     ) -> Result<End, LoadError> {
         let Self { stream, link, inbox } = self;
         let (mut reader, mut writer) = tokio::io::split(stream);
-        let mut tick = interval(TICK);
+        let mut tick = interval(SETTINGS.load.tick);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut quiet = Quiet { since: Instant::now(), total: 0 };
         let mut written = 0;
@@ -200,7 +187,7 @@ impl Socket {
                     writer.shutdown().await
                 };
                 // All answers are here, so it does not matter whether the server hears the goodbye.
-                let _ = timeout(CLOSE_TIMEOUT, goodbye).await;
+                let _ = timeout(SETTINGS.load.close_max, goodbye).await;
                 return Ok(End::Over);
             }
             if waiting.unanswered == 0 && link.is_closing() {
@@ -221,7 +208,7 @@ impl Socket {
                         written = 0;
                     }
                 }
-                received = reader.read(inbox.space()), if link.out.len() < OUT_BYTES_MAX => match received {
+                received = reader.read(inbox.space()), if link.out.len() < SETTINGS.load.out_bytes_max => match received {
                     Ok(bytes) if bytes > 0 => inbox.end += bytes,
                     _ if link.is_closing() => exchange.lose(0, now_ns),
                     received => return Err(closed(load, received.err().or(write_error), waiting)),
@@ -235,7 +222,7 @@ impl Socket {
 
 /// Waits until shortly before something is due in `due_in_ns` nanoseconds.
 async fn pause(due_in_ns: u64) {
-    match due_in_ns.saturating_sub(POLLED_NS) {
+    match due_in_ns.saturating_sub(SETTINGS.load.polled_ns) {
         0 => tokio::task::yield_now().await,
         early_ns => sleep(Duration::from_nanos(early_ns)).await,
     }
@@ -293,7 +280,7 @@ struct Inbox {
 
 impl Inbox {
     fn new() -> Self {
-        Self { bytes: vec![0; INBOX_BYTES].into_boxed_slice(), start: 0, end: 0 }
+        Self { bytes: vec![0; SETTINGS.load.inbox_bytes].into_boxed_slice(), start: 0, end: 0 }
     }
 
     fn unread(&self) -> &[u8] {

@@ -5,10 +5,7 @@ use std::{fmt, time::Duration};
 use hdrhistogram::Histogram as Counts;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-/// Digits kept of a duration: a quantile is off by at most a thousandth.
-const DIGITS: u8 = 3;
-/// The longest duration that is distinguished from longer ones: an hour.
-const LONGEST_NS: u64 = 3_600_000_000_000;
+use crate::settings::SETTINGS;
 
 /// Counts of durations in nanoseconds, up to an hour; longer ones count as an hour.
 #[derive(Clone)]
@@ -17,7 +14,10 @@ pub struct Histogram(Counts<u64>);
 impl Histogram {
     /// An empty histogram.
     pub fn new() -> Self {
-        Self(Counts::new_with_max(LONGEST_NS, DIGITS).expect("bounds that HdrHistogram takes"))
+        Self(
+            Counts::new_with_max(SETTINGS.load.longest_ns, SETTINGS.load.digits)
+                .expect("bounds that HdrHistogram takes"),
+        )
     }
 
     /// Counts one duration, in nanoseconds.
@@ -115,6 +115,6 @@ mod tests {
         assert_eq!((histogram.quantile_ns(0.99), histogram.max_ns(), histogram.mean_ns()), (0, 0, 0));
 
         histogram.record(u64::MAX);
-        assert!(histogram.max_ns() >= LONGEST_NS);
+        assert!(histogram.max_ns() >= SETTINGS.load.longest_ns);
     }
 }

@@ -4,11 +4,7 @@
 //! The sent frames never exceed the windows, the frame size and the number of streams that the server grants.
 
 use super::frames::{self, FRAME_BYTES_MAX, HEAD_BYTES, Head, LAST_STREAM, PREFACE, WINDOW_DEFAULT};
-
-/// What the server may send ahead on a connection, and on a stream. The windows are generous, so that answers
-/// never wait for us. They are above the largest message, which would otherwise be cut short.
-const CONNECTION_WINDOW: u32 = 32 << 20;
-const STREAM_WINDOW: u32 = 8 << 20;
+use crate::settings::SETTINGS;
 
 /// A connection's state.
 #[derive(Debug)]
@@ -74,7 +70,7 @@ impl Link {
         let mut out = PREFACE.to_vec();
         let mut settings = Vec::new();
         frames::put_setting(&mut settings, frames::SETTINGS_ENABLE_PUSH, 0);
-        frames::put_setting(&mut settings, frames::SETTINGS_INITIAL_WINDOW_SIZE, STREAM_WINDOW);
+        frames::put_setting(&mut settings, frames::SETTINGS_INITIAL_WINDOW_SIZE, SETTINGS.load.stream_window);
         Head { length: settings.len(), kind: frames::SETTINGS, flags: 0, stream: 0 }.put(&mut out);
         out.extend_from_slice(&settings);
 
@@ -90,7 +86,7 @@ impl Link {
             streams_max: usize::MAX,
             received: 0,
         };
-        link.grant(0, CONNECTION_WINDOW - WINDOW_DEFAULT as u32);
+        link.grant(0, SETTINGS.load.connection_window - WINDOW_DEFAULT as u32);
         link
     }
 
@@ -170,7 +166,7 @@ impl Link {
     /// Takes note of DATA on a stream that goes on. `received` counts the bytes that are not granted again,
     /// and they are granted when it is time.
     pub(super) fn replenish(&mut self, stream: u32, received: &mut u32) {
-        if *received >= STREAM_WINDOW / 2 {
+        if *received >= SETTINGS.load.stream_window / 2 {
             self.grant(stream, std::mem::take(received));
         }
     }
@@ -196,7 +192,7 @@ impl Link {
             frames::DATA => {
                 let flow = payload.len() as u32;
                 self.received += flow;
-                if self.received >= CONNECTION_WINDOW / 2 {
+                if self.received >= SETTINGS.load.connection_window / 2 {
                     let received = std::mem::take(&mut self.received);
                     self.grant(0, received);
                 }

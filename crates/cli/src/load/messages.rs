@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-/// Larger messages are refused in both directions, as most gRPC servers do.
-pub(super) const MESSAGE_BYTES_MAX: usize = 4 << 20;
+use crate::settings::SETTINGS;
+
 /// A flag (1 if compressed) and a length.
 const PREFIX_BYTES: usize = 5;
 
@@ -91,7 +91,7 @@ fn split(bytes: &[u8], mut each: impl FnMut(&[u8])) -> Result<usize, Unreadable>
     let mut used = 0;
     while let Some(&[flag, l0, l1, l2, l3]) = bytes[used..].first_chunk::<PREFIX_BYTES>() {
         let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
-        if flag != 0 || length > MESSAGE_BYTES_MAX {
+        if flag != 0 || length > SETTINGS.load.message_bytes_max {
             return Err(Unreadable);
         }
         let start = used + PREFIX_BYTES;

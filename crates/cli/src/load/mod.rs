@@ -34,6 +34,8 @@ pub use self::{
     report::{Faults, Report},
 };
 
+use crate::settings::SETTINGS;
+
 /// More connections would be a mistake: one client machine has not enough ports for them.
 pub const CONNECTIONS_MAX: usize = 10_000;
 /// Requests in flight on a connection, streams of a connection, or messages in flight on a stream.
@@ -195,10 +197,10 @@ impl Load {
         if self.payloads.is_empty() {
             return Err(LoadError::Invalid("there is no message to send".to_owned()));
         }
-        if self.payloads.longest() > messages::MESSAGE_BYTES_MAX {
+        if self.payloads.longest() > SETTINGS.load.message_bytes_max {
             return Err(LoadError::Invalid(format!(
                 "a message is above {} bytes",
-                messages::MESSAGE_BYTES_MAX
+                SETTINGS.load.message_bytes_max
             )));
         }
         if let Pace::Fixed { requests_per_s } = self.pace

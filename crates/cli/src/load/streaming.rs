@@ -8,13 +8,14 @@ use std::{
 
 use super::{
     Decisions, Load, Payloads,
-    driver::{Exchange, OUT_BYTES_HIGH, Waiting},
+    driver::{Exchange, Waiting},
     link::{Event, Link},
     messages::Splitter,
     order::Picker,
     pace::{Pacer, Plan},
     report::{Fault, Score},
 };
+use crate::settings::SETTINGS;
 
 /// The streams of one connection.
 #[derive(Debug)]
@@ -78,7 +79,7 @@ impl Streaming {
     /// Sends what one stream may send.
     fn fill_stream(&mut self, link: &mut Link, index: usize, now_ns: u64) {
         let stream = &mut self.streams[index];
-        while link.out.len() < OUT_BYTES_HIGH {
+        while link.out.len() < SETTINGS.load.out_bytes_high {
             if let (Some((payload, sent)), Some(id)) = (stream.sending, stream.id) {
                 let rest = &self.payloads.framed(payload)[sent..];
                 let more = link.send(id, &mut stream.window, rest, false);

@@ -4,17 +4,14 @@ use std::{collections::VecDeque, sync::Arc};
 
 use super::{
     Decisions, Load, Payloads, Verdict,
-    driver::{Exchange, OUT_BYTES_HIGH, Waiting},
+    driver::{Exchange, Waiting},
     link::{Event, Link},
     messages::Splitter,
     order::Picker,
     pace::{Pacer, Plan},
     report::{Fault, Score},
 };
-
-/// How many streams may be opened after one that is still open. A request that is overtaken this often gets
-/// no answer any more, since the table of open requests must not grow for ever.
-const OVERTAKEN_MAX: usize = 1 << 20;
+use crate::settings::SETTINGS;
 
 /// The requests of one connection.
 #[derive(Debug)]
@@ -160,8 +157,11 @@ impl Exchange for Unary {
     fn fill(&mut self, link: &mut Link, now_ns: u64) {
         self.send_blocked(link);
         self.starved = false;
-        while self.open < self.in_flight_max && link.out.len() < OUT_BYTES_HIGH {
-            if !link.has_window() || self.requests.len() >= OVERTAKEN_MAX || !link.can_open(self.open) {
+        while self.open < self.in_flight_max && link.out.len() < SETTINGS.load.out_bytes_high {
+            if !link.has_window()
+                || self.requests.len() >= SETTINGS.load.overtaken_max
+                || !link.can_open(self.open)
+            {
                 self.starved = !self.pacer.is_over(now_ns);
                 break;
             }

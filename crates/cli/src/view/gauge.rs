@@ -4,10 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use acequia_api::acequia::v1::NodeStatus;
 
-/// The stretch of time for rates: long enough to be calm, short enough to show a cut at once.
-const STRETCH_NS: u64 = 1_000_000_000;
-/// Most reports that are kept; older ones than the stretch are not needed.
-const REPORTS_MAX: usize = 64;
+use crate::settings::SETTINGS;
 
 /// A limit's counters at one node.
 #[derive(Clone, Copy, Debug)]
@@ -46,8 +43,8 @@ impl Gauge {
         });
         self.reports.push_back((now_ns, counters.collect()));
         // The oldest report that is kept is a whole stretch old, or a little more.
-        while self.reports.len() > REPORTS_MAX
-            || self.reports.get(1).is_some_and(|(at_ns, _)| at_ns + STRETCH_NS <= now_ns)
+        while self.reports.len() > SETTINGS.watch.reports_max
+            || self.reports.get(1).is_some_and(|(at_ns, _)| at_ns + SETTINGS.watch.stretch_ns <= now_ns)
         {
             self.reports.pop_front();
         }

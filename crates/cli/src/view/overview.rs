@@ -11,11 +11,7 @@ use super::{
     gauge::Gauge,
     picture::{Budget, Condition, Flow, Link, Picture, Region, Row, Share},
 };
-
-/// The most regions that are drawn; a cluster has a handful.
-pub const REGIONS_MAX: usize = 64;
-/// The most limits that are listed: the busiest ones.
-const LIMITS_MAX: usize = 200;
+use crate::settings::SETTINGS;
 
 /// A node that is asked, and its report.
 #[derive(Clone, Debug, Default)]
@@ -118,7 +114,7 @@ fn rows(nodes: &[Asked]) -> Vec<Row> {
     }
     let mut rows: Vec<Row> = rows.into_values().collect();
     rows.sort_by_key(|row| std::cmp::Reverse((row.denied, row.admitted)));
-    rows.truncate(LIMITS_MAX);
+    rows.truncate(SETTINGS.view.limits_max);
     rows
 }
 
@@ -139,7 +135,7 @@ fn regions(nodes: &[Asked], limit: &str) -> Vec<Region> {
             ..Region::default()
         });
     }
-    let mut regions: Vec<Region> = regions.into_values().take(REGIONS_MAX).collect();
+    let mut regions: Vec<Region> = regions.into_values().take(SETTINGS.view.regions_max).collect();
     let hottest = regions.iter().filter_map(|region| region.demand).max().filter(|demand| *demand > 0);
     let mut hot = regions.iter_mut().filter(|region| hottest.is_some() && region.demand == hottest);
     if let (Some(hottest), None) = (hot.next(), hot.next()) {

@@ -5,9 +5,6 @@
 
 use std::time::Duration;
 
-/// Columns of history that are kept: as many as in the widest likely terminal.
-pub const HISTORY_MAX: usize = 512;
-
 /// Everything that a frame shows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Picture {
@@ -25,7 +22,7 @@ pub struct Picture {
     pub regions: Vec<Region>,
     /// The links between the regions.
     pub links: Vec<Link>,
-    /// The history, oldest first; at most [`HISTORY_MAX`] columns.
+    /// The history, oldest first: a bounded number of columns.
     pub history: Vec<Column>,
     /// The time that a column of the history covers.
     pub column: Duration,

@@ -5,11 +5,10 @@
 use serde::Serialize;
 
 use super::{FREE, GOLD, NAMES, Part, SILVER, Study, load::PERIOD_MS, parameters::Parameters};
+use crate::settings::SETTINGS;
 
 /// Shares are compared in thousandths.
 const THOUSAND: u64 = 1_000;
-/// How far shares may differ and still count as equal, in thousandths. Bursts begin inside a millisecond.
-const ALIKE: u64 = 20;
 
 /// An expectation, and the counted result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -58,7 +57,7 @@ fn percent(shares: [u64; 3]) -> String {
 }
 
 fn keeps_the_limit(method: &'static str, parameters: &Parameters, study: &Study) -> Finding {
-    let given = parameters.rate() * super::PERIODS * PERIOD_MS / 1_000;
+    let given = parameters.rate() * SETTINGS.classes.periods * PERIOD_MS / 1_000;
     let sums = study.runs().map(|(_, run)| run.in_all.iter().map(|part| part.admitted).sum::<u64>());
     let (least, most) = sums.fold((u64::MAX, 0), |(least, most), sum| (least.min(sum), most.max(sum)));
     let percent = |units: u64| units * 100 / given.max(1);
@@ -104,7 +103,7 @@ fn none_above_feels_it(shared: &Study) -> Finding {
     Finding {
         method: "shared",
         claim: "Classes above the one that bursts lose nothing.",
-        is_seen: above().all(|(_, _, even, then)| then + ALIKE >= even),
+        is_seen: above().all(|(_, _, even, then)| then + SETTINGS.classes.alike >= even),
         figures: pairs(above()),
     }
 }
@@ -114,7 +113,7 @@ fn those_below_do(shared: &Study) -> Finding {
     Finding {
         method: "shared",
         claim: "Classes below the one that bursts are admitted less.",
-        is_seen: below().all(|(_, _, even, then)| then + ALIKE < even),
+        is_seen: below().all(|(_, _, even, then)| then + SETTINGS.classes.alike < even),
         figures: pairs(below()),
     }
 }
@@ -124,7 +123,8 @@ fn higher_bursts_pass(shared: &Study) -> Finding {
     Finding {
         method: "shared",
         claim: "The higher its class, the more of a burst passes.",
-        is_seen: own[GOLD] > own[SILVER] + ALIKE && own[SILVER] > own[FREE] + ALIKE,
+        is_seen: own[GOLD] > own[SILVER] + SETTINGS.classes.alike
+            && own[SILVER] > own[FREE] + SETTINGS.classes.alike,
         figures: percent(own),
     }
 }
@@ -133,7 +133,7 @@ fn others_keep_theirs(separate: &Study) -> Finding {
     Finding {
         method: "separate",
         claim: "No class loses by the burst of another.",
-        is_seen: others(separate).all(|(_, _, even, then)| then + ALIKE >= even),
+        is_seen: others(separate).all(|(_, _, even, then)| then + SETTINGS.classes.alike >= even),
         figures: pairs(others(separate).filter(|(bursting, ..)| *bursting == GOLD)),
     }
 }
@@ -144,7 +144,7 @@ fn bursts_pass_alike(separate: &Study) -> Finding {
     Finding {
         method: "separate",
         claim: "Whatever its class, as much of a burst passes.",
-        is_seen: apart <= ALIKE,
+        is_seen: apart <= SETTINGS.classes.alike,
         figures: percent(own),
     }
 }
@@ -156,7 +156,7 @@ fn lowest_keeps_more(shared: &Study, separate: &Study) -> Finding {
     Finding {
         method: "compared",
         claim: "While gold bursts, the lowest class keeps more of a bucket of its own.",
-        is_seen: separate > shared + ALIKE,
+        is_seen: separate > shared + SETTINGS.classes.alike,
         figures: format!("{} % shared, {} % separate", figures[0], figures[1]),
     }
 }

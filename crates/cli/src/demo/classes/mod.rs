@@ -24,6 +24,7 @@ use self::{
     load::{BEGINS_MS, Load, PERIOD_MS, is_burst},
     parameters::Parameters,
 };
+use crate::settings::SETTINGS;
 
 /// The class that draws first comes first.
 const NAMES: [&str; 3] = ["gold", "silver", "free"];
@@ -31,17 +32,12 @@ const GOLD: usize = 0;
 const SILVER: usize = 1;
 const FREE: usize = 2;
 
-/// The percentage of the burst in each class's own bucket, in the way in which all classes share the rest.
-const OWN_PERCENT: u64 = 15;
-
-/// Periods that are counted, after one period that uses up the full buckets of the beginning.
-const PERIODS: u64 = 6;
 /// Columns of a chart.
 const BINS: usize = 20;
 const BIN_MS: u64 = PERIOD_MS / BINS as u64;
 /// Where charts begin, in the last period but one: shortly before its burst, so that the time after the burst
 /// is shown as well.
-const CHART_MS: u64 = (PERIODS - 2) * PERIOD_MS + BEGINS_MS - 4 * BIN_MS;
+const CHART_MS: u64 = (SETTINGS.classes.periods - 2) * PERIOD_MS + BEGINS_MS - 4 * BIN_MS;
 const MS_NS: u64 = 1_000_000;
 
 /// Why the study cannot be made.
@@ -145,7 +141,7 @@ fn separate(parameters: &Parameters) -> Way {
 }
 
 fn hybrid(parameters: &Parameters) -> Way {
-    let own = (parameters.burst() * OWN_PERCENT / 100).max(1);
+    let own = (parameters.burst() * SETTINGS.classes.own_percent / 100).max(1);
     let separate: BTreeMap<_, _> = NAMES.into_iter().map(|name| (name, own)).collect();
     let classes = json!({ "entry": "plan", "separate": separate, "shared": leaves(parameters) });
     let title = "both (not in the paper): a bucket for each class, and one for what it lacks";
@@ -229,7 +225,7 @@ impl Way {
         node.apply(self.limits()?, start, |_| Vec::new()).map_err(|fault| Unsound(fault.to_string()))?;
         let mut asker = node.asker();
         let mut run = Run::default();
-        for ms in 0..(1 + PERIODS) * PERIOD_MS {
+        for ms in 0..(1 + SETTINGS.classes.periods) * PERIOD_MS {
             let now = start.later(ms * MS_NS);
             // Each millisecond begins with another class, so that only its class gives a request an
             // advantage.
@@ -286,9 +282,12 @@ mod tests {
                 let (_, shared) = studies.shared.runs().nth(place).expect("as many");
                 assert_eq!(asked(run), asked(shared), "{}", study.way.name);
                 let sum: u64 = asked(run).iter().sum();
-                assert!(sum.abs_diff(1_350 * PERIODS * PERIOD_MS / 1_000) <= 3, "{sum}");
+                assert!(sum.abs_diff(1_350 * SETTINGS.classes.periods * PERIOD_MS / 1_000) <= 3, "{sum}");
                 let admitted: u64 = run.in_all.iter().map(|part| part.admitted).sum();
-                assert!(admitted <= 1_000 * PERIODS * PERIOD_MS / 1_000 + 2_000, "{admitted}");
+                assert!(
+                    admitted <= 1_000 * SETTINGS.classes.periods * PERIOD_MS / 1_000 + 2_000,
+                    "{admitted}"
+                );
             }
         }
     }
@@ -308,8 +307,11 @@ mod tests {
         let slow = parameters(&["--refill", "500,100,400"]);
         let study = Study::new(separate(&slow), &slow).expect("sound limits");
         let [_, silver, free] = study.even.in_all;
-        assert!(silver.admitted.abs_diff(100 * PERIODS * PERIOD_MS / 1_000) <= 1, "{silver:?}");
-        assert!(free.admitted.abs_diff(400 * PERIODS * PERIOD_MS / 1_000) <= 1, "{free:?}");
+        assert!(
+            silver.admitted.abs_diff(100 * SETTINGS.classes.periods * PERIOD_MS / 1_000) <= 1,
+            "{silver:?}"
+        );
+        assert!(free.admitted.abs_diff(400 * SETTINGS.classes.periods * PERIOD_MS / 1_000) <= 1, "{free:?}");
     }
 
     #[test]

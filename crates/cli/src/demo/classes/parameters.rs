@@ -6,11 +6,7 @@ use clap::{Args, value_parser};
 use serde::Serialize;
 
 use super::{NAMES, Unsound};
-
-/// The largest demand in units a second. With more, the study takes longer than a person waits.
-const ASKED_MAX: u64 = 20_000;
-/// The largest rate in units a second, and the largest bucket.
-const UNITS_MAX: u64 = 1_000_000;
+use crate::settings::SETTINGS;
 
 /// A number for each class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -45,17 +41,17 @@ impl FromStr for EachClass {
 pub(in super::super) struct Parameters {
     /// The limit: units a second.
     #[arg(long, requires = "classes", default_value_t = 1_000, value_name = "UNITS",
-          value_parser = value_parser!(u64).range(1..=UNITS_MAX))]
+          value_parser = value_parser!(u64).range(1..=SETTINGS.classes.units_max))]
     rate: u64,
 
     /// The limit: units in the full bucket.
     #[arg(long, requires = "classes", default_value_t = 2_000, value_name = "UNITS",
-          value_parser = value_parser!(u64).range(1..=UNITS_MAX))]
+          value_parser = value_parser!(u64).range(1..=SETTINGS.classes.units_max))]
     burst: u64,
 
     /// Units a second that all classes together ask for, at every time.
     #[arg(long, requires = "classes", default_value_t = 1_350, value_name = "UNITS",
-          value_parser = value_parser!(u64).range(3..=ASKED_MAX))]
+          value_parser = value_parser!(u64).range(3..=SETTINGS.classes.asked_max))]
     asked: u64,
 
     /// Percent of them that the bursting class asks for; the two others halve the rest.
