@@ -79,11 +79,14 @@ fn ignored(node: &Node, why: &str) -> f64 {
     metric(node, "acequia_settlements_ignored_total", &[("why", why)])
 }
 
+/// Makes the request of a done stream for a charge.
+type Saying = fn(&str) -> RateLimitRequest;
+
 #[tokio::test]
 async fn a_done_stream_settles_its_charge_once() {
     let node = Node::start(&budget(&windows::long()));
     // Hits commit; none, or negative ones, release. What comes second changes nothing.
-    let says: [(fn(&str) -> RateLimitRequest, u64); 5] = [
+    let says: [(Saying, u64); 5] = [
         (|id| done(id, Some(25)), 25),
         (|id| RateLimitRequest { hits_addend: 25, ..done(id, None) }, 25),
         (|id| done(id, Some(0)), 0),

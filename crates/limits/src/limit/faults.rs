@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    AddressSpec, BySpec, Charge, ConcurrentSpec, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSpec,
-    NAME_BYTES_MAX, NETWORKS_MAX, NetworksSpec, OnStoreLoss, Override, PATTERNS_MAX, PRIORITIES_MAX,
-    QuotaSpec, LimitSharing, SharingSpec, SlidingWindowSpec, Soft, TTL_NS_MAX, TTL_NS_MIN, Throttle, ThrottleSpec,
-    TokenBucketSpec, UNIT_BYTES_MAX, ValueSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN, parse_instant_ns,
+    AddressSpec, BySpec, Charge, ConcurrentSpec, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSharing,
+    LimitSpec, NAME_BYTES_MAX, NETWORKS_MAX, NetworksSpec, OnStoreLoss, Override, PATTERNS_MAX,
+    PRIORITIES_MAX, QuotaSpec, SharingSpec, SlidingWindowSpec, Soft, TTL_NS_MAX, TTL_NS_MIN, Throttle,
+    ThrottleSpec, TokenBucketSpec, UNIT_BYTES_MAX, ValueSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN,
+    parse_instant_ns,
 };
 use crate::{
     Algorithm, PERIOD_NS_MAX, UNITS_MAX,

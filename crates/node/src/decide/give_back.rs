@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use acequia_limits::{Now, Request};
 
-use super::{Ask, Asker, Check, hit::Hit};
+use super::{Ask, Asker, RequestCheck, hit::Hit};
 use crate::{Refunded, cell::CellKey};
 
 impl Asker {
@@ -21,7 +21,7 @@ impl Asker {
         let now = node.not_before(now);
         self.load_catalogue();
         let catalogue = &self.catalogue;
-        let check = Check { node: &node, catalogue, request, now, ask: Ask::PEEK, may_decide: true };
+        let check = RequestCheck { node: &node, catalogue, request, now, ask: Ask::PEEK, may_decide: true };
         check.gather(request, &mut self.hits);
         let of_hit = |hit: &Hit| {
             let active = &catalogue.limits[hit.limit as usize];

@@ -4,7 +4,7 @@ use acequia_limits::{CellTag, Descriptor, Limit, Request, limit::Descriptors, se
 use acequia_rights::MemberId;
 use smallvec::SmallVec;
 
-use super::{RequestCheck, DESCRIPTORS_MAX, HITS_INLINE, Overdraft, classed::Classed};
+use super::{DESCRIPTORS_MAX, HITS_INLINE, Overdraft, RequestCheck, classed::Classed};
 
 /// A cell that the request hits.
 #[derive(Debug)]

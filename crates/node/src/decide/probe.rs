@@ -11,7 +11,7 @@ use acequia_limits::{
 use acequia_rights::MemberId;
 
 use super::{
-    RequestCheck, Forwarding, Overdraft,
+    Forwarding, Overdraft, RequestCheck,
     answer::{Answer, Debt, LimitAnswer, Outcome, denied, is_short},
     classed::ProbedCell,
     hit::{Called, CellSource, Hit},

@@ -6,8 +6,8 @@ use acequia_limits::{
     limit::{FixedWindowSpec, LimitSpec, TokenBucketSpec},
 };
 use acequia_node::{
-    Ask, Asker, CellRecord, CellView, ChargeId, Config, Holding, Home, Membership, Node, Recording, Reserve,
-    Row, Settled, regions,
+    Ask, Asker, CellRecord, CellView, ChargeId, Config, Holding, Home, Membership, Node, Recording, Remember,
+    Reserve, Row, Settled, regions,
 };
 use acequia_rights::{
     Incarnation, MemberId,
@@ -176,7 +176,14 @@ impl World {
         let request = Request { cost: reserved, ..Request::new("shop", &entries) };
         let reserve = Some(Reserve { ttl_ns: 60 * S, keeps: false, at_most: false });
         let id = ChargeId(1);
-        let recording = Recording { id, fingerprint: 1, is_repeatable: false, reserve, owner: 0 };
+        let recording = Recording {
+            id,
+            fingerprint: 1,
+            is_repeatable: false,
+            reserve,
+            owner: 0,
+            remember: Remember::Always,
+        };
         let answer = place.asker.check_recorded(&request, now, Ask::CHECK, &recording).expect("a new id");
         assert!(answer.allowed);
         assert!(matches!(place.node.settle(id, Some(cost), now), Settled::Done { .. }));
