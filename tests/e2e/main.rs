@@ -28,6 +28,7 @@ mod regions;
 mod reports;
 mod restart;
 mod settlements;
+mod slots;
 mod store;
 mod strangers;
 mod streams;

@@ -199,7 +199,14 @@ const LIMIT: usize = 10;
 /// An application that answers when its gate is open, and counts the requests under way.
 struct App {
     address: SocketAddr,
-    shared: Arc<(Mutex<Gate>, Condvar)>,
+    shared: Arc<Shared>,
+}
+
+/// The gate, and who waits for it.
+#[derive(Debug, Default)]
+struct Shared {
+    gate: Mutex<Gate>,
+    opens: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -225,12 +232,12 @@ impl App {
     }
 
     fn gate(&self) -> MutexGuard<'_, Gate> {
-        locked(&self.shared.0)
+        locked(&self.shared.gate)
     }
 
     fn open(&self, is_open: bool) {
         self.gate().is_open = is_open;
-        self.shared.1.notify_all();
+        self.shared.opens.notify_all();
     }
 }
 
@@ -239,17 +246,17 @@ fn locked(gate: &Mutex<Gate>) -> MutexGuard<'_, Gate> {
 }
 
 /// Answers the requests of one connection. Requests for `/` pass the gate.
-fn answer_all(stream: &TcpStream, shared: &(Mutex<Gate>, Condvar)) -> Option<()> {
+fn answer_all(stream: &TcpStream, shared: &Shared) -> Option<()> {
     let mut lines = BufReader::new(stream).lines();
     loop {
         let first = lines.next()?.ok()?;
         while !lines.next()?.ok()?.is_empty() {}
         if first.contains(" /work ") {
-            let mut gate = locked(&shared.0);
+            let mut gate = locked(&shared.gate);
             gate.under_way += 1;
             gate.most = gate.most.max(gate.under_way);
             while !gate.is_open {
-                gate = shared.1.wait(gate).unwrap_or_else(PoisonError::into_inner);
+                gate = shared.opens.wait(gate).unwrap_or_else(PoisonError::into_inner);
             }
             gate.under_way -= 1;
         }

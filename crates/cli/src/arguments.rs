@@ -44,6 +44,8 @@ pub enum Command {
     Refund(commands::Refund),
     /// End a reservation with its real cost.
     Commit(commands::Commit),
+    /// Renew the slots of a request that is still under way.
+    Renew(commands::Renew),
     /// Record a cost that was spent already, whatever is left.
     Report(commands::Report),
     /// Check a config file: every fault with its line.

@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Command::Explain(explain) => wait_for(explain.run()),
         Command::Refund(refund) => wait_for(refund.run()),
         Command::Commit(commit) => wait_for(commit.run()),
+        Command::Renew(renew) => wait_for(renew.run()),
         Command::Report(report) => wait_for(report.run()),
         Command::Validate(validate) => wait_for(validate.run()),
         Command::Budget(budget) => wait_for(budget.run()),

@@ -15,8 +15,8 @@ use std::{
 };
 
 use acequia_api::acequia::v1::{
-    CheckBatch, CheckBatchResult, CheckRequest, CommitRequest, PeekResponse, RefundRequest, SettleResponse,
-    Settled,
+    CheckBatch, CheckBatchResult, CheckRequest, CommitRequest, PeekResponse, RefundRequest, RenewRequest,
+    RenewResponse, SettleResponse, Settled,
     limiter_server::{Limiter, LimiterServer},
 };
 use acequia_client::{CheckResponse, Client, LeaseOptions, LeaseTake, Options, Question};
@@ -110,6 +110,10 @@ impl Limiter for Generous {
 
     async fn commit(&self, _: Request<CommitRequest>) -> Result<Response<SettleResponse>, Status> {
         Ok(Response::new(SettleResponse { settled: Settled::Done.into(), refunded: Vec::new() }))
+    }
+
+    async fn renew(&self, _: Request<RenewRequest>) -> Result<Response<RenewResponse>, Status> {
+        Err(Status::unimplemented("renew"))
     }
 
     async fn report(&self, _: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {

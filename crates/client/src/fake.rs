@@ -11,7 +11,7 @@ use std::{
 
 use acequia_api::acequia::v1::{
     CheckBatch, CheckBatchResult, CheckRequest, CheckResponse, CommitRequest, PeekResponse, Reason,
-    RefundRequest, SettleResponse, Settled,
+    RefundRequest, RenewRequest, RenewResponse, Renewed, SettleResponse, Settled,
     limiter_server::{Limiter, LimiterServer},
 };
 use acequia_api::wire::REST_UNDECIDED;
@@ -64,6 +64,9 @@ pub(crate) struct Books {
     /// Every commit received: the cost and the result.
     pub(crate) commits: Vec<(u64, Settled)>,
     pub(crate) refunds: Vec<Settled>,
+    /// How long slots live, if the cell's units are slots.
+    pub(crate) slots_live: Option<Duration>,
+    pub(crate) renewals: u64,
     mode: Mode,
     charges: BTreeMap<String, Charge>,
     answers: BTreeMap<String, CheckResponse>,
@@ -108,6 +111,8 @@ impl Node {
             reserves: Vec::new(),
             commits: Vec::new(),
             refunds: Vec::new(),
+            slots_live: None,
+            renewals: 0,
             mode: Mode::Answers,
             charges: BTreeMap::new(),
             answers: BTreeMap::new(),
@@ -168,6 +173,11 @@ impl Node {
     /// Units that are charged and not given back.
     pub(crate) fn charged(&self) -> u64 {
         self.shared.budget - self.books().left
+    }
+
+    /// Forgets all charges.
+    pub(crate) fn forget(&self) {
+        self.books().charges.clear();
     }
 
     pub(crate) fn refuse_connections(&self, is_refusing: bool) {
@@ -242,10 +252,12 @@ impl Books {
         if !is_unlimited {
             self.left -= most;
             answer.charged = if request.reserve.is_some() { most } else { 0 };
-            if request.refundable || request.reserve.is_some() || !request.id.is_empty() {
+            let is_named = request.refundable || request.reserve.is_some() || !request.id.is_empty();
+            if is_named || self.slots_live.is_some() {
                 answer.charge_id = format!("charge-{}", self.charges.len());
-                let lapses =
-                    request.reserve.map(|reserve| Instant::now() + Duration::from_millis(reserve.ttl_ms));
+                let reserved = request.reserve.map(|reserve| Duration::from_millis(reserve.ttl_ms));
+                let lapses = self.slots_live.or(reserved).map(|time| Instant::now() + time);
+                answer.lapses_in_ms = self.slots_live.map_or(0, |time| time.as_millis() as u64);
                 self.charges.insert(answer.charge_id.clone(), Charge { units: most, is_open: true, lapses });
             }
             if !request.id.is_empty() {
@@ -319,6 +331,23 @@ impl Limiter for Node {
             let settled = books.settle(&charge_id, cost)?;
             books.commits.push((cost, settled));
             Ok(SettleResponse { settled: settled.into(), refunded: Vec::new() })
+        })
+        .await
+    }
+
+    async fn renew(&self, request: Request<RenewRequest>) -> Result<Response<RenewResponse>, Status> {
+        self.answer(|books| {
+            let charge = books.charges.get_mut(&request.into_inner().charge_id);
+            let is_taken = |lapses: Instant| Instant::now() < lapses;
+            let Some(charge) = charge.filter(|charge| charge.is_open && charge.lapses.is_some_and(is_taken))
+            else {
+                return Ok(RenewResponse { renewed: Renewed::Unknown.into(), lapses_in_ms: 0 });
+            };
+            let time = books.slots_live.unwrap_or_default();
+            charge.lapses = Some(Instant::now() + time);
+            books.renewals += 1;
+            let lapses_in_ms = time.as_millis() as u64;
+            Ok(RenewResponse { renewed: Renewed::Done.into(), lapses_in_ms })
         })
         .await
     }

@@ -40,6 +40,7 @@ mod lease;
 mod question;
 mod refunds;
 mod settings;
+mod slot;
 mod stream;
 mod target;
 
@@ -47,9 +48,10 @@ use std::{sync::Arc, time::Duration};
 
 pub use acequia_api::acequia::v1::{
     CandidateVerdict, CellOverride, CheckResponse, Holding, Lapse, LimitResult, Loan, Outcome, PeekResponse,
-    PeerShare, PeerWord, Pool, Reason, Refunded, SettleResponse, Settled, Share, Unmatched,
+    PeerShare, PeerWord, Pool, Reason, Refunded, RenewResponse, Renewed, SettleResponse, Settled, Share,
+    Unmatched,
 };
-use acequia_api::acequia::v1::{CheckRequest, CommitRequest, RefundRequest};
+use acequia_api::acequia::v1::{CheckRequest, CommitRequest, RefundRequest, RenewRequest};
 use tokio::time::{Instant, timeout};
 use tonic::{Code, Request, Response, Status};
 
@@ -63,6 +65,7 @@ pub use crate::{
     lease::{LEASE_UNITS_MAX, Lease, LeaseInterceptor, LeaseOptions, LeaseTake},
     question::Question,
     refunds::REFUNDS_IN_FLIGHT_MAX,
+    slot::{Acquired, Slot},
     stream::{BATCHES_IN_FLIGHT_MAX, CheckStream, QUESTIONS_IN_BATCH_MAX},
     target::{Bearer, Credentials, Stream, Target, Transport},
 };
@@ -194,6 +197,17 @@ impl Client {
         let mut limiter = self.connection.limiter();
         let request = CommitRequest { charge_id: charge_id.to_owned(), cost };
         self.peer.wait(limiter.commit(self.peer.request(request))).await
+    }
+
+    /// Renews the slots of a request that is still under way: they lapse as long from now as they would have
+    /// lapsed from when they were taken. A [`Slot`] does so by itself.
+    ///
+    /// # Errors
+    /// No node answered, or the id is not valid: see [`ClientError`]. Slots that are not renewed lapse.
+    pub async fn renew(&self, charge_id: &str) -> Result<RenewResponse, ClientError> {
+        let mut limiter = self.connection.limiter();
+        let request = RenewRequest { charge_id: charge_id.to_owned() };
+        self.peer.wait(limiter.renew(self.peer.request(request))).await
     }
 
     /// Records a cost that was spent already, whatever is left: what a limit does not have is owed
@@ -472,6 +486,11 @@ mod tests {
             let CommitRequest { charge_id: name, cost: units } = request.into_inner();
             let refunded = vec![Refunded { name, units }];
             Ok(Response::new(SettleResponse { settled: Settled::Done.into(), refunded }))
+        }
+
+        async fn renew(&self, request: Request<RenewRequest>) -> Result<Response<RenewResponse>, Status> {
+            let lapses_in_ms = request.into_inner().charge_id.len() as u64;
+            Ok(Response::new(RenewResponse { renewed: Renewed::Done.into(), lapses_in_ms }))
         }
 
         async fn report(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {

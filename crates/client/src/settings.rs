@@ -22,6 +22,7 @@ pub(crate) const SETTINGS: Settings = Settings {
     },
     answer: AnswerSettings { violations_max: 8 },
     settlement: SettlementSettings { tries: 3, pause: Duration::from_millis(50) },
+    slot: SlotSettings { renew_part: 3 },
     lease: LeaseSettings {
         refresh_min: Duration::from_millis(10),
         ttl_max: Duration::from_secs(3_600),
@@ -43,6 +44,7 @@ pub(crate) struct Settings {
     pub(crate) connection: ConnectionSettings,
     pub(crate) answer: AnswerSettings,
     pub(crate) settlement: SettlementSettings,
+    pub(crate) slot: SlotSettings,
     pub(crate) lease: LeaseSettings,
 }
 
@@ -85,6 +87,13 @@ pub(crate) struct SettlementSettings {
     pub(crate) tries: usize,
     /// The wait before a settlement is sent again. A lost connection is made again in this time.
     pub(crate) pause: Duration,
+}
+
+/// Slots of requests under way.
+pub(crate) struct SlotSettings {
+    /// Slots are renewed after one part in this many of their time. Larger: more renewals may fail before they are lost,
+    /// and nodes have more to do.
+    pub(crate) renew_part: u32,
 }
 
 /// Units that are charged in advance.
@@ -130,7 +139,8 @@ const fn is_below(shorter: Duration, longer: Duration) -> bool {
 
 // How the settings relate.
 const _: () = {
-    let Settings { connection, answer, settlement, lease } = SETTINGS;
+    let Settings { connection, answer, settlement, slot, lease } = SETTINGS;
+    assert!(slot.renew_part > 1);
     assert!(is_below(connection.connect_max, connection.replace_max) && connection.retry_part > 1);
     assert!(connection.moves_max > 0 && answer.violations_max > 0 && settlement.tries > 0);
     // The bounds leave a ttl of two refreshes.

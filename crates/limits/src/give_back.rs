@@ -1,9 +1,9 @@
 //! Units that come back without the name of their charge: the caller says only how many.
 //!
 //! **A cell gives back at most what it counts as spent now.** So what a cell admits, less what it gave back, is
-//! at most its limit, whatever callers say. Nobody knows when the units were charged, so the choice is the one
-//! that frees least: a sliding window gives up its oldest charges, and a window near its edge keeps what counts
-//! in the next window too.
+//! at most its limit, whatever callers say. Nobody knows when the units were charged, so as little as
+//! possible becomes free. A sliding window gives up its oldest charges. A window near its edge keeps what counts in
+//! the next window too.
 
 use crate::{Algorithm, Now, algorithm::Inline, window::Usage};
 

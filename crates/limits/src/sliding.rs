@@ -179,15 +179,20 @@ pub struct SlidingSlots {
     pub slots: u32,
 }
 
+/// The counts of adjacent slots, oldest first. They are in two runs, since places are used again.
+struct Counted<'a> {
+    oldest: u64,
+    runs: [&'a [u64]; 2],
+}
+
 impl SlidingSlots {
     /// Whether `cost` fits beside the charges in every slot that the last window touches.
     pub fn probe(&self, state: &[u64], steady_ns: u64, cost: u64) -> Verdict {
-        let used: u64 = self.live(state, steady_ns).map(|(_, units)| units).sum();
+        let used = self.used(state, steady_ns);
         let left = self.limit.saturating_sub(used);
-        let newest = self.live(state, steady_ns).map(|(slot, _)| slot).last();
         let now_slot = steady_ns / self.slot_ns();
         if cost <= left {
-            let newest = if cost > 0 { Some(now_slot) } else { newest };
+            let newest = if cost > 0 { Some(now_slot) } else { self.newest(state, steady_ns) };
             return Verdict {
                 allowed: true,
                 remaining: left - cost,
@@ -212,7 +217,7 @@ impl SlidingSlots {
             remaining: left,
             retry_after_ns,
             delay_ns: 0,
-            reset_after_ns: newest.map_or(0, |slot| self.gone_at(slot) - steady_ns),
+            reset_after_ns: self.newest(state, steady_ns).map_or(0, |slot| self.gone_at(slot) - steady_ns),
         }
     }
 
@@ -239,7 +244,7 @@ impl SlidingSlots {
 
     /// Units in the window beyond the limit.
     pub fn debt(&self, state: &[u64], steady_ns: u64) -> u64 {
-        self.live(state, steady_ns).map(|(_, units)| units).sum::<u64>().saturating_sub(self.limit)
+        self.used(state, steady_ns).saturating_sub(self.limit)
     }
 
     /// Takes `units` back of a charge made at `charged_ns`, while its slot counts. Returns the number of
@@ -284,12 +289,36 @@ impl SlidingSlots {
 
     /// The slots with charges that the window touches, oldest first, with their units.
     pub fn live<'a>(&self, state: &'a [u64], steady_ns: u64) -> impl Iterator<Item = (u64, u64)> + 'a {
-        let places = u64::from(self.slots) + 1;
+        let Counted { oldest, runs: [first, second] } = self.counted(state, steady_ns);
+        (oldest..).zip(first.iter().chain(second).copied()).filter(|(_, units)| *units > 0)
+    }
+
+    /// Units in the window.
+    fn used(&self, state: &[u64], steady_ns: u64) -> u64 {
+        self.counted(state, steady_ns).runs.iter().map(|run| run.iter().sum::<u64>()).sum()
+    }
+
+    /// The newest slot with charges that the window touches.
+    fn newest(&self, state: &[u64], steady_ns: u64) -> Option<u64> {
+        let Counted { oldest, runs: [first, second] } = self.counted(state, steady_ns);
+        let last = |run: &[u64]| run.iter().rposition(|units| *units > 0);
+        let number = last(second).map(|number| first.len() + number).or_else(|| last(first))?;
+        Some(oldest + number as u64)
+    }
+
+    /// The slots that the window touches.
+    fn counted<'a>(&self, state: &'a [u64], steady_ns: u64) -> Counted<'a> {
+        let Some((newest, ring)) = state.split_first() else {
+            return Counted { oldest: 0, runs: [&[], &[]] };
+        };
+        let others = u64::from(self.slots);
         let now_slot = steady_ns / self.slot_ns();
-        let newest = state.first().copied().unwrap_or(0);
-        let oldest = now_slot.saturating_sub(places - 1).max(newest.saturating_sub(places - 1));
-        let counted = if state.is_empty() { 0..0 } else { oldest..newest + 1 };
-        counted.map(move |slot| (slot, state[place(slot, places)])).filter(|(_, units)| *units > 0)
+        let oldest = now_slot.saturating_sub(others).max(newest.saturating_sub(others));
+        // At most as many as there are places.
+        let count = (newest + 1).saturating_sub(oldest) as usize;
+        let begin = (oldest % (others + 1)) as usize;
+        let in_first = count.min(ring.len() - begin);
+        Counted { oldest, runs: [&ring[begin..begin + in_first], &ring[..count - in_first]] }
     }
 
     /// Whether `state`, read from a disk, can be a state of this window.

@@ -13,17 +13,33 @@ use acequia_limits::{
     HashKey, Limit, Now, Request,
     limit::{LimitSpec, ValueSpec},
 };
-use acequia_node::{Ask, Asker, Config, Node};
+use acequia_node::{Ask, Asker, ChargeId, Config, Node, Recording, Remember};
 
 /// Checks of the shorter and of the longer run.
 const COUNTED: [u64; 2] = [2_000, 12_000];
-const KINDS: [&str; 7] =
-    ["one hot cell", "a thousand cells", "two limits", "denied", "a window", "an address", "10 000 networks"];
+const KINDS: [&str; 13] = [
+    "one hot cell",
+    "a thousand cells",
+    "two limits",
+    "denied",
+    "a window",
+    "an address",
+    "10 000 networks",
+    "refundable",
+    "refunded",
+    "a slot of few",
+    "few, released",
+    "a slot of many",
+    "many, released",
+];
 
 const BUCKET: &str =
     r#"{"name":"b","domain":"shop","by":["key"],"token_bucket":{"rate":"10/s","burst":300000000}}"#;
 const OTHER: &str =
     r#"{"name":"o","domain":"shop","by":["route"],"token_bucket":{"rate":"10/s","burst":300000000}}"#;
+const FEW: &str = r#"{"name":"c","domain":"shop","by":["key"],"concurrent":{"limit":64,"ttl":"10m"}}"#;
+const MANY: &str =
+    r#"{"name":"c","domain":"shop","by":["key"],"concurrent":{"limit":300000000,"ttl":"10m"}}"#;
 const EMPTY: &str = r#"{"name":"e","domain":"shop","by":["key"],"token_bucket":{"rate":"1/h","burst":1}}"#;
 const WINDOW: &str =
     r#"{"name":"w","domain":"shop","by":["key"],"fixed_window":{"limit":300000000,"window":"1s"}}"#;
@@ -63,6 +79,8 @@ fn run(kind: &str, checks: u64) {
         "denied" => &[EMPTY],
         "a window" => &[WINDOW],
         "an address" | "10 000 networks" => &[ADDRESS],
+        "a slot of few" | "few, released" => &[FEW],
+        "a slot of many" | "many, released" => &[MANY],
         _ => &[BUCKET],
     };
     let networks = if kind == "10 000 networks" { NETWORKS } else { 0 };
@@ -81,13 +99,29 @@ fn run(kind: &str, checks: u64) {
     node.apply(limits.collect(), now, |_| Vec::new()).unwrap();
     let mut asker: Asker = node.asker();
     let keys: Vec<String> = (0..1_000).map(|number| format!("customer-{number:08}")).collect();
-    let cells = if kind == "a thousand cells" { keys.len() } else { 1 };
+    let cells = if kind == "a thousand cells" || KINDS[7..].contains(&kind) { keys.len() } else { 1 };
+    let remember = match kind {
+        "refundable" | "refunded" => Some(Remember::Always),
+        _ if KINDS[7..].contains(&kind) => Some(Remember::IfHeld),
+        _ => None,
+    };
     // The first check of a cell makes it.
     for number in 0..checks as usize + 2 * cells {
         now = now.later(100);
         let entries = [("key", keys[number % cells].as_str()), ("route", "/search"), ("ip", "203.0.113.7")];
         let entries = if specs == [ADDRESS] { &entries[..] } else { &entries[..2] };
         let request = Request::new("shop", entries);
-        black_box(asker.check(black_box(&request), now, Ask::CHECK));
+        let Some(remember) = remember else {
+            black_box(asker.check(black_box(&request), now, Ask::CHECK));
+            continue;
+        };
+        // Names are hashes.
+        let id = ChargeId((number as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835));
+        let recording =
+            Recording { id, fingerprint: 1, is_repeatable: false, reserve: None, owner: 1, remember };
+        black_box(asker.check_recorded(black_box(&request), now, Ask::CHECK, &recording)).unwrap();
+        if kind.ends_with("ed") {
+            black_box(node.settle(id, None, now));
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use acequia_api::{
-    acequia::v1::{Lapse, Settled as Word},
+    acequia::v1::{Lapse, Renewed, Settled as Word},
     wire::{WireRecord, WireReserve},
 };
 use acequia_limits::{HashKey, Request, cell::Tagger};
@@ -136,22 +136,27 @@ impl Names {
             return Err(BadRequest::Id);
         }
         let reserve = reserve.map(|reserve| read_reserve(request, reserve)).transpose()?;
-        let name = if id.is_empty() {
-            let number = self.next.fetch_add(1, Ordering::Relaxed).to_le_bytes();
-            self.tagger.all([&b"fresh"[..], &self.process, &number].into_iter())
-        } else {
-            self.tagger.all([kind.prefix(), request.domain, id].into_iter())
+        let is_repeatable = !id.is_empty();
+        let id = match is_repeatable {
+            true => ChargeId(self.tagger.all([kind.prefix(), request.domain, id].into_iter()).0),
+            false => self.fresh(),
         };
         let fingerprint = self.fingerprint(request, reserve);
-        let is_repeatable = !id.is_empty();
-        Ok(Some(Recording {
-            id: ChargeId(name.0),
-            fingerprint,
-            is_repeatable,
-            reserve,
-            owner: 0,
-            remember: Remember::Always,
-        }))
+        let remember = Remember::Always;
+        Ok(Some(Recording { id, fingerprint, is_repeatable, reserve, owner: 0, remember }))
+    }
+
+    /// How the slots of a request are remembered whose caller asked for nothing.
+    pub(crate) fn slots(&self, owner: u32) -> Recording {
+        // Nobody can ask under a fresh name, so no other request is compared with this one.
+        let (id, fingerprint, remember) = (self.fresh(), 0, Remember::IfHeld);
+        Recording { id, fingerprint, is_repeatable: false, reserve: None, owner, remember }
+    }
+
+    /// A name that was never given.
+    fn fresh(&self) -> ChargeId {
+        let number = self.next.fetch_add(1, Ordering::Relaxed).to_le_bytes();
+        ChargeId(self.tagger.all([&b"fresh"[..], &self.process, &number].into_iter()).0)
     }
 
     /// A hash of the whole question.
@@ -219,6 +224,17 @@ pub const fn settled_word(word: Word) -> &'static str {
         Word::Before => "before",
         Word::Lapsed => "lapsed",
         Word::Forwarded => "forwarded",
+    }
+}
+
+/// The word for the outcome of a renewal in JSON.
+pub const fn renewed_word(word: Renewed) -> &'static str {
+    match word {
+        Renewed::Unspecified | Renewed::Unknown => "unknown",
+        Renewed::Done => "done",
+        Renewed::Denied => "denied",
+        Renewed::Lapsed => "lapsed",
+        Renewed::Elsewhere => "elsewhere",
     }
 }
 

@@ -68,10 +68,16 @@ fn draft_11(answer: &Answer, catalogue: &Catalogue, now: Now) -> [Header; 2] {
         // Names have no quotes and no backslashes, so they are structured strings as they stand.
         let name = name(limit, catalogue);
         let active = &catalogue.limits[limit.limit as usize].limit;
-        let window = seconds_rounded_up(active.algorithm.open_period_ns(now.wall_ns)).max(1);
+        let window = match active.is_concurrent() {
+            true => String::new(),
+            false => {
+                let period_ns = active.algorithm.open_period_ns(now.wall_ns);
+                format!(";w={}", seconds_rounded_up(period_ns).max(1))
+            }
+        };
         // Units are tokens of structured fields, so they have no quotes and no backslashes either.
         let unit = quota_unit(active).map(|unit| format!(";qu=\"{unit}\"")).unwrap_or_default();
-        policies.push(format!("\"{name}\";q={}{unit};w={window}", limit.budget));
+        policies.push(format!("\"{name}\";q={}{unit}{window}", limit.budget));
         limits.push(format!("\"{name}\";r={};t={}", limit.verdict.remaining, wait_s(limit)));
     }
     [

@@ -37,7 +37,7 @@ use crate::{
     admit::Admitted,
     authz::Question,
     callers::{CallRights, may, may_ask_for, origin, owner},
-    charges::{ChargeKind, Names, WrittenReserve, settled_word},
+    charges::{ChargeKind, Names, WrittenReserve, renewed_word, settled_word},
     config::May,
     connections::{Hold, Life, Stage, TooMuchHeld},
     headers::{Header, headers},
@@ -47,7 +47,7 @@ use crate::{
     refused::{Origin, TurnedAway},
     respond::{class, members, name, outcome_word, retry_after_ms, status},
     settings::SETTINGS,
-    settle::{SettleFault, Settlement, settle},
+    settle::{self, Renewal, SettleFault, Settlement, settle},
     shared::Shared,
     worker::{How, Worker},
     writer::DOWN,
@@ -67,6 +67,7 @@ pub fn router(worker: Arc<Worker>, metrics_text: MetricsText) -> Router {
         .route("/v1/refund", post(refund))
         .route("/v1/commit", post(commit))
         .route("/v1/report", post(report))
+        .route("/v1/renew", post(renew))
         .route("/v1/authz", get(authz))
         .route("/metrics", get(metrics).layer(Extension(metrics_text)))
         .route("/healthz", get(|| async { "ok\n" }))
@@ -229,7 +230,7 @@ struct UnmatchedJson<'a> {
     why: &'a str,
 }
 
-/// The bodies of `POST /v1/refund` and `/v1/commit`.
+/// The bodies of `POST /v1/refund` and `/v1/renew`, and of `/v1/commit`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object with `charge_id`")]
 struct RefundBody {
@@ -251,7 +252,7 @@ struct CheckAnswer<'a> {
     remaining: Option<u64>,
     retry_after_ms: Option<u64>,
     delay_ms: u64,
-    /// The id by which the charge can be settled; null unless the caller asked for that.
+    /// The id by which the charge can be settled; null unless the caller asked for that, or it took slots.
     charge_id: Option<String>,
     /// Whether this id was answered before.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -361,9 +362,13 @@ async fn check(
         Err(fault) => return refuse(&worker, &fault.to_string()),
     };
     let recording = match recording(&worker, &request, &body) {
-        Ok(recording) => recording.map(|one| Recording { owner: owner(&rights, life.owner()), ..one }),
+        Ok(recording) => recording,
         Err(fault) => return refuse(&worker, &fault),
     };
+    let how = How::new(Ask::CHECK, recording).of(owner(&rights, life.owner()));
+    if let Err(fault) = worker.may_lease(&request, how) {
+        return refuse(&worker, &fault.to_string());
+    }
     let settings = worker.shared.settings();
     let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
         // Both verdicts are answers with status 200, except when nobody can decide.
@@ -371,7 +376,7 @@ async fn check(
         let json = Json(check_answer(answer, catalogue, &worker.shared.names));
         with_headers((status, json).into_response(), headers(&settings.headers.http, answer, catalogue, now))
     };
-    match worker.ask(&request, How::new(Ask::CHECK, recording), respond).await {
+    match worker.ask(&request, how, respond).await {
         Ok(response) => response,
         Err(IdReused) => refuse(&worker, &BadRequest::IdReused.to_string()),
     }
@@ -474,13 +479,14 @@ async fn report(
     let record = WireRecord { id: id.unwrap_or("").as_bytes(), ..WireRecord::default() };
     let recording = match worker.shared.names.recording(&request, &record, ChargeKind::Report) {
         Ok(_) if id == Some("") => return refuse(&worker, &BadRequest::Id.to_string()),
-        Ok(recording) => recording.map(|one| Recording { owner: owner(&rights, life.owner()), ..one }),
+        Ok(recording) => recording,
         Err(fault) => return refuse(&worker, &fault.to_string()),
     };
+    let how = How::new(Ask::REPORT, recording).of(owner(&rights, life.owner()));
     let respond = |answer: &Answer, catalogue: &Catalogue, _: Now| {
         Json(check_answer(answer, catalogue, &worker.shared.names)).into_response()
     };
-    match worker.ask(&request, How::new(Ask::REPORT, recording), respond).await {
+    match worker.ask(&request, how, respond).await {
         Ok(response) => response,
         Err(IdReused) => refuse(&worker, &BadRequest::IdReused.to_string()),
     }
@@ -516,6 +522,28 @@ async fn commit(
     }
 }
 
+async fn renew(
+    State(worker): State<Arc<Worker>>,
+    Extension(life): Extension<Arc<Life>>,
+    Extension(rights): Extension<CallRights>,
+    body: Body,
+) -> Response {
+    let (body, _hold) = match read_json::<RefundBody>(&worker, &life, body, "renewal").await {
+        Ok(read) => read,
+        Err(refusal) => return refusal,
+    };
+    if let Some(refusal) = forbidden(&worker, &rights, May::Refund, None) {
+        return refusal;
+    }
+    match settle::renew(&worker, &body.charge_id).await {
+        Ok(Renewal { word, lapses_in_ms }) => {
+            let json = serde_json::json!({ "renewed": renewed_word(word), "lapses_in_ms": lapses_in_ms });
+            Json(json).into_response()
+        }
+        Err(fault) => unsettled(&worker, &fault),
+    }
+}
+
 /// Settles a charge; the answer is `{"settled": "done", "refunded": [{"name": "per-key", "units": 3}]}`.
 async fn settled(worker: &Worker, charge_id: &str, cost: Option<u64>) -> Response {
     match settle(worker, charge_id, cost).await {
@@ -527,11 +555,18 @@ async fn settled(worker: &Worker, charge_id: &str, cost: Option<u64>) -> Respons
             let json = serde_json::json!({ "settled": settled_word(word), "refunded": refunded });
             Json(json).into_response()
         }
-        Err(fault @ (SettleFault::Unwritten | SettleFault::Unheard)) => {
+        Err(fault) => unsettled(worker, &fault),
+    }
+}
+
+/// The answer to a settlement or a renewal that was refused.
+fn unsettled(worker: &Worker, fault: &SettleFault) -> Response {
+    match fault {
+        SettleFault::Unwritten | SettleFault::Unheard => {
             let json = serde_json::json!({ "error": fault.to_string() });
             (StatusCode::SERVICE_UNAVAILABLE, Json(json)).into_response()
         }
-        Err(fault) => refuse(worker, &fault.to_string()),
+        SettleFault::Malformed(_) => refuse(worker, &fault.to_string()),
     }
 }
 

@@ -127,6 +127,8 @@ pub(crate) fn budget(active: &Active) -> String {
         format!("fixed_window {} in {}", units(window.limit), window.window)
     } else if let Some(window) = &spec.sliding_window {
         format!("sliding_window {} in {}", units(window.limit), window.window)
+    } else if let Some(slots) = &spec.concurrent {
+        format!("concurrent {} at one time", units(slots.limit))
     } else {
         match &spec.quota {
             Some(quota) if ["day", "week", "month", "year"].contains(&quota.per.as_str()) => {

@@ -61,6 +61,11 @@ pub enum BadRequest {
     /// Descriptors have costs of their own.
     #[error("a reservation of at most a cost has one cost: leave out those of descriptors")]
     AtMost,
+    /// The cost is leased, and a limit counts requests under way.
+    #[error(
+        "a limit counts requests under way, so `at_most` leases none of them: ask Check for each request"
+    )]
+    LeaseOfSlots,
     /// Another question had this id, or its charge was given back.
     #[error(
         "this id was used for another request, or was refunded, committed with less or lapsed: such a request needs another id"

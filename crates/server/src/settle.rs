@@ -1,7 +1,7 @@
-//! Settlements: a caller gives a charge back, or says its real cost.
+//! Settlements: a caller gives a charge back, or says its real cost. Renewals: a request is still under way.
 
-use acequia_api::acequia::v1::Settled as Word;
-use acequia_node::{ChargeId, Refunded, Settled};
+use acequia_api::acequia::v1::{Renewed as RenewedWord, Settled as Word};
+use acequia_node::{ChargeId, Refunded, Renewed, Settled};
 use acequia_rights::pool::Letter;
 use futures::future::join_all;
 
@@ -10,6 +10,8 @@ use crate::{
     writer::REPLY_WAIT_MAX,
 };
 
+const MS_NS: u64 = 1_000_000;
+
 /// The outcome of a settlement, and the units that came back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settlement {
@@ -17,14 +19,21 @@ pub(crate) struct Settlement {
     pub(crate) refunded: Vec<Refunded>,
 }
 
-/// Why a settlement was refused.
+/// The outcome of a renewal, and how long the slots are taken from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Renewal {
+    pub(crate) word: RenewedWord,
+    pub(crate) lapses_in_ms: u64,
+}
+
+/// Why a settlement or a renewal was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SettleFault {
     /// The text is no charge id.
     #[error("{0:?} is no charge_id: give back what the answer to the check said, as it was")]
     Malformed(String),
     /// The disk is too slow, or full.
-    #[error("the journal cannot be written, so the settlement is not certain: say it again later")]
+    #[error("the journal cannot be written, so what was asked is not certain: say it again later")]
     Unwritten,
     /// The store that the nodes of the region share does not answer.
     #[error(
@@ -32,6 +41,12 @@ pub(crate) enum SettleFault {
          back, say it again later"
     )]
     Unheard,
+}
+
+impl SettleFault {
+    fn malformed(charge_id: &str) -> Self {
+        Self::Malformed(charge_id.chars().take(SETTINGS.requests.shown_chars_max).collect())
+    }
 }
 
 /// Gives a charge back, or settles it with its real cost, and waits until that is certain.
@@ -43,11 +58,7 @@ pub(crate) async fn settle(
     let shared = &worker.shared;
     let id = match shared.names.read(charge_id) {
         Ok(id) => id,
-        Err(Stranger::Malformed) => {
-            return Err(SettleFault::Malformed(
-                charge_id.chars().take(SETTINGS.requests.shown_chars_max).collect(),
-            ));
-        }
+        Err(Stranger::Malformed) => return Err(SettleFault::malformed(charge_id)),
         Err(Stranger::Other(node, id)) => {
             let is_sent = shared.regions().is_some_and(|regions| regions.forward(&node, id, cost));
             let word = if is_sent || tell_mate(shared, &node, id, cost).await? {
@@ -70,12 +81,7 @@ pub(crate) async fn settle(
         Settled::Unknown | Settled::Shared { .. } => (Word::Unknown, Vec::new(), 0),
     };
     worker.count_settled(word, &refunded);
-    if batch > 0
-        && let Some(writer) = &shared.writer
-        && !writer.wait_for(batch, REPLY_WAIT_MAX).await
-    {
-        return Err(SettleFault::Unwritten);
-    }
+    written(shared, batch).await?;
     Ok(Settlement { word, refunded })
 }
 
@@ -129,6 +135,37 @@ pub(crate) async fn send(worker: &Worker, unsent: Vec<Unsent>) {
         }
     });
     join_all(sends).await;
+}
+
+/// Renews the slots of a request under way, and waits until that is certain.
+pub(crate) async fn renew(worker: &Worker, charge_id: &str) -> Result<Renewal, SettleFault> {
+    let shared = &worker.shared;
+    let id = match shared.names.read(charge_id) {
+        Ok(id) => id,
+        Err(Stranger::Malformed) => return Err(SettleFault::malformed(charge_id)),
+        // The other node's answer could not be waited for: nodes tell each other of settlements, and answer none.
+        Err(Stranger::Other(..)) => {
+            return Ok(Renewal { word: RenewedWord::Elsewhere, lapses_in_ms: 0 });
+        }
+    };
+    let (word, lapses_in_ns, batch) = match shared.node.renew(id, shared.clock.now()) {
+        Renewed::Done { lapses_in_ns, after_batch } => (RenewedWord::Done, lapses_in_ns, after_batch),
+        Renewed::Denied { lapses_in_ns } => (RenewedWord::Denied, lapses_in_ns, 0),
+        Renewed::Lapsed => (RenewedWord::Lapsed, 0, 0),
+        Renewed::Unknown => (RenewedWord::Unknown, 0, 0),
+    };
+    written(shared, batch).await?;
+    Ok(Renewal { word, lapses_in_ms: lapses_in_ns / MS_NS })
+}
+
+/// Waits until a batch is on disk; 0 for none.
+async fn written(shared: &Shared, batch: u64) -> Result<(), SettleFault> {
+    match &shared.writer {
+        Some(writer) if batch > 0 && !writer.wait_for(batch, REPLY_WAIT_MAX).await => {
+            Err(SettleFault::Unwritten)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Has another node of the region, `region/node`, settle a charge that it made. Says whether there is such a

@@ -20,6 +20,7 @@ use crate::{
     config::May,
     idempotency::{Deciding, Named, SharedNames},
     patience::Patience,
+    question::BadRequest,
     settings::SETTINGS,
     shared::Shared,
     tally::{DECISION_SECONDS, Ignored},
@@ -51,6 +52,8 @@ pub struct Held<'a> {
 pub(crate) struct How {
     pub(crate) ask: Ask,
     pub(crate) recording: Option<Recording>,
+    /// The owner of what is remembered; 0 for no particular owner.
+    owner: u32,
     /// How long the caller waits at most.
     longest: Duration,
     /// How long the request has waited already, for the store or for another node that decided the same id.
@@ -61,7 +64,16 @@ impl How {
     /// A way to ask, with what remembers the charge, if anything does. The caller waits for as long as it
     /// takes.
     pub(crate) const fn new(ask: Ask, recording: Option<Recording>) -> Self {
-        Self { ask, recording, longest: Duration::MAX, waited: Duration::ZERO }
+        Self { ask, recording, owner: 0, longest: Duration::MAX, waited: Duration::ZERO }
+    }
+
+    /// This way, with the owner of what is remembered.
+    pub(crate) fn of(mut self, owner: u32) -> Self {
+        self.owner = owner;
+        if let Some(recording) = &mut self.recording {
+            recording.owner = owner;
+        }
+        self
     }
 
     /// This way, for a caller that waits for `longest` at most.
@@ -82,6 +94,11 @@ impl How {
     /// spent later.
     fn may_forward(&self) -> bool {
         self.recording.is_none() && self.ask.charge && !self.ask.holds && !self.is_report()
+    }
+
+    /// Whether the caller spends what is charged without asking again.
+    fn is_lease(&self) -> bool {
+        self.recording.and_then(|recording| recording.reserve).is_some_and(|reserve| reserve.at_most)
     }
 
     /// Whether the cost was spent already: a report waits for no units.
@@ -168,6 +185,18 @@ impl Worker {
         answer
     }
 
+    /// Checks that the request is no lease of slots: nobody would know of the requests that take them.
+    ///
+    /// # Errors
+    /// The request leases slots.
+    pub(crate) fn may_lease(&self, request: &Request<'_>, how: How) -> Result<(), BadRequest> {
+        if !how.is_lease() || !self.hold().counts_under_way(request) {
+            return Ok(());
+        }
+        self.refuse(&BadRequest::LeaseOfSlots);
+        Err(BadRequest::LeaseOfSlots)
+    }
+
     /// The name of a question, if other nodes of the region may have answered it and this one has not.
     pub(crate) fn shared_name(&self, how: How) -> Option<(Recording, &Arc<SharedNames>)> {
         let recording = how.recording.filter(|recording| recording.is_repeatable && how.ask.charge)?;
@@ -251,9 +280,26 @@ impl Held<'_> {
         ask: Ask,
         respond: impl FnOnce(&Answer, &Arc<Catalogue>) -> R,
     ) -> (R, Option<Unwritten>) {
+        self.ask_as(request, ask.into(), respond)
+    }
+
+    /// As [`Held::ask`], for a request whose caller asks for no record.
+    #[inline]
+    pub(crate) fn ask_as<R>(
+        &mut self,
+        request: &Request<'_>,
+        how: How,
+        respond: impl FnOnce(&Answer, &Arc<Catalogue>) -> R,
+    ) -> (R, Option<Unwritten>) {
         // Without a name, no other question can have had the same name.
-        let _ = self.decide(request, ask.into());
-        self.answer(request, ask, respond)
+        let _ = self.decide(request, how);
+        self.answer(request, how.ask, respond)
+    }
+
+    /// Whether the request would take slots of requests under way.
+    fn counts_under_way(&mut self, request: &Request<'_>) -> bool {
+        let now = self.now;
+        self.state.asker.counts_under_way(request, now)
     }
 
     /// As [`Held::ask`], for a request that may wait for units from elsewhere, if its limits let it.
@@ -384,6 +430,10 @@ impl Held<'_> {
         match &how.recording {
             None => {
                 asker.check(request, self.now, how.ask);
+                if asker.took_slots() {
+                    let names = &self.worker.shared.names;
+                    asker.remember_slots(request.cost, &names.slots(how.owner));
+                }
             }
             Some(recording) => {
                 asker.check_recorded(request, self.now, how.ask, recording)?;

@@ -1992,8 +1992,9 @@ pub struct CheckResponse {
     /// How long to wait before going on (leaky buckets); 0 means at once.
     #[prost(uint64, tag = "5")]
     pub delay_ms: u64,
-    /// By which this charge can be settled while the node remembers it; empty unless it was asked for and something was
-    /// charged.
+    /// By which this charge can be settled while the node remembers it; empty unless something was charged, and it was asked
+    /// for or took a slot of a limit that says `concurrent`. Such a request ends with Refund or Commit, of any cost: its slots
+    /// are free then.
     #[prost(string, tag = "6")]
     pub charge_id: ::prost::alloc::string::String,
     #[prost(enumeration = "Reason", tag = "7")]
@@ -2006,7 +2007,7 @@ pub struct CheckResponse {
     /// With `reserve`: the cost that was charged for the time being.
     #[prost(uint64, tag = "10")]
     pub charged: u64,
-    /// With `reserve`: milliseconds until it lapses, rounded down. Less than was asked for where `at_most` was: a lease ends with
+    /// With `reserve`, or with slots: milliseconds until it lapses, rounded down. Slots are free then. Less than was asked for where `at_most` was: a lease ends with
     /// its window, and lives no longer than it takes the whole limit to come back.
     #[prost(uint64, tag = "11")]
     pub lapses_in_ms: u64,
@@ -2023,6 +2024,19 @@ pub struct CommitRequest {
     /// The real cost, in the same units as the request's cost. What is above the reservation is recorded too.
     #[prost(uint64, tag = "2")]
     pub cost: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RenewRequest {
+    #[prost(string, tag = "1")]
+    pub charge_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RenewResponse {
+    #[prost(enumeration = "Renewed", tag = "1")]
+    pub renewed: i32,
+    /// With DONE and DENIED: milliseconds until the slots lapse, rounded down.
+    #[prost(uint64, tag = "2")]
+    pub lapses_in_ms: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SettleResponse {
@@ -2187,6 +2201,50 @@ impl Lapse {
             "LAPSE_UNSPECIFIED" => Some(Self::Unspecified),
             "LAPSE_RELEASE" => Some(Self::Release),
             "LAPSE_KEEP" => Some(Self::Keep),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Renewed {
+    Unspecified = 0,
+    /// Their time to live has begun anew.
+    Done = 1,
+    /// They lapse as was said before: the node has fewer slots now than are taken, or cannot write that. It may be asked again
+    /// until then, and the request must end by then.
+    Denied = 2,
+    /// They were released, or have lapsed.
+    Lapsed = 3,
+    /// The node knows of no such charge, or the charge has no slots.
+    Unknown = 4,
+    /// Another node took them: ask the node that the charge_id begins with, as `region/node:`. Nothing has changed.
+    Elsewhere = 5,
+}
+impl Renewed {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "RENEWED_UNSPECIFIED",
+            Self::Done => "RENEWED_DONE",
+            Self::Denied => "RENEWED_DENIED",
+            Self::Lapsed => "RENEWED_LAPSED",
+            Self::Unknown => "RENEWED_UNKNOWN",
+            Self::Elsewhere => "RENEWED_ELSEWHERE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "RENEWED_UNSPECIFIED" => Some(Self::Unspecified),
+            "RENEWED_DONE" => Some(Self::Done),
+            "RENEWED_DENIED" => Some(Self::Denied),
+            "RENEWED_LAPSED" => Some(Self::Lapsed),
+            "RENEWED_UNKNOWN" => Some(Self::Unknown),
+            "RENEWED_ELSEWHERE" => Some(Self::Elsewhere),
             _ => None,
         }
     }
@@ -2580,6 +2638,26 @@ pub mod limiter_client {
             req.extensions_mut().insert(GrpcMethod::new("acequia.v1.Limiter", "Report"));
             self.inner.unary(req, path, codec).await
         }
+        /// Renews the slots that a request under way has of limits that say `concurrent`: their time to live begins anew. Ask well
+        /// before they lapse, such as at a third of their time.
+        pub async fn renew(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RenewRequest>,
+        ) -> std::result::Result<tonic::Response<super::RenewResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/acequia.v1.Limiter/Renew");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("acequia.v1.Limiter", "Renew"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2641,6 +2719,12 @@ pub mod limiter_server {
             &self,
             request: tonic::Request<super::CheckRequest>,
         ) -> std::result::Result<tonic::Response<super::CheckResponse>, tonic::Status>;
+        /// Renews the slots that a request under way has of limits that say `concurrent`: their time to live begins anew. Ask well
+        /// before they lapse, such as at a third of their time.
+        async fn renew(
+            &self,
+            request: tonic::Request<super::RenewRequest>,
+        ) -> std::result::Result<tonic::Response<super::RenewResponse>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct LimiterServer<T> {
@@ -2962,6 +3046,49 @@ pub mod limiter_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReportSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/acequia.v1.Limiter/Renew" => {
+                    #[allow(non_camel_case_types)]
+                    struct RenewSvc<T: Limiter>(pub Arc<T>);
+                    impl<T: Limiter> tonic::server::UnaryService<super::RenewRequest>
+                    for RenewSvc<T> {
+                        type Response = super::RenewResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RenewRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Limiter>::renew(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RenewSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -26,6 +26,7 @@ mod order;
 mod people;
 mod pools;
 mod regions;
+mod renew;
 mod report;
 mod settlement;
 mod shares;
@@ -51,7 +52,8 @@ use clap::{Args, value_parser};
 pub use self::{
     audit::Audit, authority::Authority, bench::Bench, budget::Budget, candidate::Candidate, certs::Certs,
     check::Check, clock::ClockCheck, explain::Explain, grant::Grant, grant::Reset, regions::Regions,
-    report::Report, settlement::Commit, settlement::Refund, store::Store, top::Top, validate::Validate,
+    renew::Renew, report::Report, settlement::Commit, settlement::Refund, store::Store, top::Top,
+    validate::Validate,
 };
 use self::{
     entries::{Word, groups, read_word},

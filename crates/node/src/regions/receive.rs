@@ -280,8 +280,7 @@ impl Sharing {
             }
             (FrameEntry::Short { units, .. }, Some(key)) => self.hear_short(header, key, units, now),
             (FrameEntry::Ask { end_ns, units, .. }, Some(key)) => {
-                let asked = AskedRights { by: region, end_ns, units, at_ns: now.steady_ns };
-                self.hear_ask(key, asked);
+                self.hear_ask(key, AskedRights { by: region, end_ns, units, at_ns: now.steady_ns });
             }
             (FrameEntry::Refused { number, .. }, Some(key)) => {
                 end_loan(node, header.incarnation, key, number, now);

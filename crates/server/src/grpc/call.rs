@@ -62,6 +62,7 @@ pub(super) enum Method {
     Refund,
     Commit,
     Report,
+    Renew,
 }
 
 impl Call {
@@ -94,6 +95,7 @@ impl Call {
             limiter::REFUND => Some(Method::Refund),
             limiter::COMMIT => Some(Method::Commit),
             limiter::REPORT => Some(Method::Report),
+            limiter::RENEW => Some(Method::Renew),
             limiter::CHECK_STREAM => None,
             _ => {
                 let answered = answer_by_tonic(request, routes.clone(), life, SETTINGS.grpc.read_max);
@@ -253,6 +255,7 @@ fn answer(
         Method::Refund => limiter::refund(by, message),
         Method::Commit => limiter::commit(by, message),
         Method::Report => limiter::report(by, message, longest),
+        Method::Renew => limiter::renew(by, message),
     }
 }
 

@@ -22,7 +22,7 @@ use crate::{
     question::{from_check, from_report},
     respond::with_check_out,
     settings::SETTINGS,
-    settle::{SettleFault, Settlement, settle},
+    settle::{self, Renewal, SettleFault, Settlement, settle},
     worker::{How, Worker},
 };
 
@@ -33,6 +33,7 @@ pub(super) const PEEK: &str = "/acequia.v1.Limiter/Peek";
 pub(super) const REFUND: &str = "/acequia.v1.Limiter/Refund";
 pub(super) const COMMIT: &str = "/acequia.v1.Limiter/Commit";
 pub(super) const REPORT: &str = "/acequia.v1.Limiter/Report";
+pub(super) const RENEW: &str = "/acequia.v1.Limiter/Renew";
 
 /// Bytes of a response without details.
 const RESPONSE_BYTES: usize = 64;
@@ -156,19 +157,37 @@ fn settle_later(worker: &Arc<Worker>, charge_id: String, cost: Option<u64>) -> R
     let worker = Arc::clone(worker);
     Reply::Later(Box::pin(async move {
         let settled = settle(&worker, &charge_id, cost).await;
-        let Settlement { word, refunded } = settled.map_err(|fault| match fault {
-            SettleFault::Unwritten | SettleFault::Unheard => {
-                Status::new(tonic::Code::Unavailable, fault.to_string())
-            }
-            SettleFault::Malformed(_) => {
-                worker.refuse(&fault);
-                Status::new(tonic::Code::InvalidArgument, fault.to_string())
-            }
-        })?;
+        let Settlement { word, refunded } = settled.map_err(|fault| unsettled(&worker, &fault))?;
         let refunded = refunded.into_iter().map(|one| api::Refunded { name: one.name, units: one.units });
         let response = api::SettleResponse { settled: word.into(), refunded: refunded.collect() };
         Ok(framed(response.encoded_len(), |out| response.encode_raw(out)))
     }))
+}
+
+/// Renews the slots of a request under way.
+pub(super) fn renew(by: &By, message: &[u8]) -> Result<Reply, Status> {
+    by.may(May::Refund)?;
+    let request = api::RenewRequest::decode(message).map_err(Status::malformed)?;
+    let worker = Arc::clone(&by.worker);
+    Ok(Reply::Later(Box::pin(async move {
+        let renewed = settle::renew(&worker, &request.charge_id).await;
+        let Renewal { word, lapses_in_ms } = renewed.map_err(|fault| unsettled(&worker, &fault))?;
+        let response = api::RenewResponse { renewed: word.into(), lapses_in_ms };
+        Ok(framed(response.encoded_len(), |out| response.encode_raw(out)))
+    })))
+}
+
+/// The status of a settlement or a renewal that was refused.
+fn unsettled(worker: &Worker, fault: &SettleFault) -> Status {
+    match fault {
+        SettleFault::Unwritten | SettleFault::Unheard => {
+            Status::new(tonic::Code::Unavailable, fault.to_string())
+        }
+        SettleFault::Malformed(_) => {
+            worker.refuse(fault);
+            Status::new(tonic::Code::InvalidArgument, fault.to_string())
+        }
+    }
 }
 
 /// The cells that have overrides, with the reasons.

@@ -77,16 +77,15 @@ pub(super) fn reply_to<P: Copy + Send + Sync + 'static>(
     message: &Bytes,
     request: Request<'_>,
     with: P,
-    mut how: How,
+    how: How,
     read: impl for<'a> Fn(&Worker, &'a [u8]) -> Result<(Request<'a>, P), Status> + Send + Sync + 'static,
     respond: impl Fn(&Worker, P, &Answer, &Catalogue, Now) -> Bytes + Send + Sync + 'static,
 ) -> Result<Reply, Status> {
     let worker = &by.worker;
-    if let Some(recording) = &mut how.recording {
-        recording.owner = owner(&by.rights, by.life.owner());
-    }
+    let how = how.of(owner(&by.rights, by.life.owner()));
     by.may(how.action())?;
     by.may_ask_for(request.domain)?;
+    worker.may_lease(&request, how)?;
     // If other nodes may know the name, the store is asked first.
     let asked = worker.shared_name(how).is_none().then(|| {
         worker.hold().ask_patiently(&request, how, |answer, catalogue, now| {

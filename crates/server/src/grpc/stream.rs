@@ -33,12 +33,13 @@ use super::{
     reply::By,
 };
 use crate::{
+    callers::owner,
     config::May,
     connections::{Hold, StreamPlace},
     question::BadRequest,
     respond::with_check_out,
     settings::SETTINGS,
-    worker::{Unwritten, Worker},
+    worker::{How, Unwritten, Worker},
     writer::REPLY_WAIT_MAX,
 };
 
@@ -210,9 +211,10 @@ fn decide(by: &By, message: &[u8]) -> Result<Decided, Status> {
     out.put_bytes(0, PREFIX);
     let mut unwritten = Vec::new();
     let mut held = worker.hold();
+    let how = How::from(Ask::CHECK).of(owner(&by.rights, by.life.owner()));
     for (request, detail) in &checks {
         let begin = out.len();
-        let ((), waits) = held.ask(request, Ask::CHECK, |answer, catalogue| {
+        let ((), waits) = held.ask_as(request, how, |answer, catalogue| {
             let names = &worker.shared.names;
             with_check_out(answer, catalogue, *detail, names, |check| write_check_result(&mut out, check));
         });

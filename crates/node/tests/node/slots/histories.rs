@@ -15,7 +15,7 @@ use crate::{
 #[derive(Clone, Debug)]
 enum Step {
     Acquire(u64),
-    /// Of the slots that were ever taken, by age.
+    /// A slot, by its age among those that were ever taken.
     Release(usize),
     Renew(usize),
     Wait(u64),
