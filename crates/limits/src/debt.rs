@@ -28,6 +28,13 @@ pub struct Spent {
     pub overdrawn: u64,
 }
 
+impl Spent {
+    /// Units that were recorded though they did not fit, of a cost of `cost`.
+    pub fn beyond(&self, cost: u64) -> u64 {
+        self.recorded.saturating_sub(cost.saturating_sub(self.overdrawn))
+    }
+}
+
 impl Algorithm {
     /// Units that the cell owes: spent beyond what the limit allows now. 0 while anything is left.
     pub fn debt(&self, state: &[u64], now: Now, salt: u32) -> u64 {

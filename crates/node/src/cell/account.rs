@@ -51,6 +51,9 @@ pub(crate) struct Account {
     /// Units that callers may spend until their leases end. Leased units always belong to the own part: see
     /// `lease`.
     leased: u64,
+    /// Units recorded though they did not fit, while the cell owes: what other regions hear of. A cell also owes
+    /// when a loan ends that it has spent, and nobody keeps units back for that.
+    overdrawn: u64,
     /// Units that are not admitted, because other regions owe as many: see [`acequia_limits::debt`].
     kept_for_debts: u64,
     /// When the first loan ends, if none is renewed: steady clock.
@@ -125,6 +128,7 @@ impl Account {
             book,
             windows: None,
             leased: 0,
+            overdrawn: 0,
             kept_for_debts: 0,
             due_ns: u64::MAX,
             rolled: Rolled::default(),
@@ -164,9 +168,20 @@ impl Account {
         self.kept_for_debts = units;
     }
 
-    /// Units that the cell owes.
-    pub(crate) fn debt(&self, state: &[u64], now: Now, salt: u32) -> u64 {
-        self.algorithm.debt(state, now, salt)
+    /// Notes units that were recorded though they did not fit.
+    pub(crate) const fn note_overdrawn(&mut self, units: u64) {
+        self.overdrawn = self.overdrawn.saturating_add(units);
+    }
+
+    /// Units that the cell owes because they were spent before they were asked for.
+    pub(crate) fn overdrawn(&self, state: &[u64], now: Now, salt: u32) -> u64 {
+        if self.overdrawn == 0 { 0 } else { self.overdrawn.min(self.algorithm.debt(state, now, salt)) }
+    }
+
+    /// Updates what the cell owes, which only becomes less until more is overdrawn.
+    pub(crate) fn settle_overdrawn(&mut self, state: &[u64], now: Now, salt: u32) -> u64 {
+        self.overdrawn = self.overdrawn(state, now, salt);
+        self.overdrawn
     }
 
     pub(crate) const fn lease(&mut self, leased: u64) {

@@ -157,7 +157,13 @@ impl Cells {
         }
     }
 
-    /// The account of a cell.
+    /// The account of a cell, to be changed.
+    pub(crate) fn account_mut(&mut self, place: usize) -> Option<&mut Account> {
+        let at = self.table.at(place).heap_place()?;
+        self.heap[at].account.as_deref_mut()
+    }
+
+    /// The account of a cell, if it has one.
     #[inline]
     pub(crate) fn account(&self, place: usize) -> Option<&Account> {
         self.heap[self.table.at(place).heap_place()?].account.as_deref()

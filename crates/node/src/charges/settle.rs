@@ -219,12 +219,23 @@ impl Node {
         if catalogue.is_durable(slot) && !self.is_journal_down() {
             self.write_settled(&locked_cell, &mut cells, place, algorithm);
         }
-        if spent.overdrawn > 0 && self.is_shared() {
-            // The others hear of the debt.
-            cells.attend(CellKey { slot, tag: journal_tag(tag) });
-            drop(cells);
-            self.call(shard_of(tag));
+        drop(cells);
+        let beyond = spent.beyond(units);
+        if beyond > 0 && self.is_shared() {
+            self.tell_overdrawn(&locked_cell, beyond);
         }
+    }
+
+    /// Has the others hear of a debt.
+    fn tell_overdrawn(&self, locked_cell: &LockedCell<'_>, units: u64) {
+        locked_cell.at(true, |_, cell| {
+            if let Some(account) = cell.account.as_deref_mut() {
+                account.note_overdrawn(units);
+            }
+        });
+        let CellKey { slot, tag } = locked_cell.key;
+        self.shards[shard_of(tag)].lock().attend(CellKey { slot, tag: journal_tag(tag) });
+        self.call(shard_of(tag));
     }
 
     /// Ends a lease of units that were set apart. Units spent count from now on, the latest time at which

@@ -13,7 +13,7 @@ mod soft;
 
 use std::sync::{Arc, MutexGuard};
 
-use acequia_limits::{Algorithm, CellTag, Descriptor, Mode, Now, Reason, Request, Verdict, algorithm::State};
+use acequia_limits::{Algorithm, CellTag, Descriptor, Mode, Now, Reason, Request, algorithm::State};
 use acequia_rights::mutation::{Mutation, mutated};
 use smallvec::SmallVec;
 
@@ -326,16 +326,15 @@ impl<'a> RequestCheck<'a, '_> {
         if hit.forwarded_to.is_some() {
             return;
         }
-        let verdict = &limit.verdict;
         let calls = match hit.place {
             CellSource::At(_) if hit.account != Called::None => hit.account == Called::Calls,
             CellSource::At(place) => {
-                self.becomes_active(hit, limit) && self.open_account(hit, Some(place), verdict, cells)
+                self.becomes_active(hit, limit) && self.open_account(hit, Some(place), limit, cells)
             }
             CellSource::Absent => {
                 self.becomes_active(hit, limit) && {
                     let place = cells.table.find(hit.tag, active.slot);
-                    self.open_account(hit, place, verdict, cells)
+                    self.open_account(hit, place, limit, cells)
                 }
             }
             CellSource::Shared => false,
@@ -362,7 +361,7 @@ impl<'a> RequestCheck<'a, '_> {
     }
 
     #[cold]
-    fn open_account(&self, hit: &Hit, place: Option<usize>, verdict: &Verdict, cells: &mut Cells) -> bool {
+    fn open_account(&self, hit: &Hit, place: Option<usize>, limit: &LimitAnswer, cells: &mut Cells) -> bool {
         let context = self.context(hit);
         let place = match place {
             Some(place) => place,
@@ -381,7 +380,8 @@ impl<'a> RequestCheck<'a, '_> {
         };
         let mut account = Box::new(Account::new(&context));
         let needed = hit.units.saturating_add(hit.leaves(account.algorithm.budget()));
-        account.offer(hit.units, needed, verdict, self.now);
+        account.offer(hit.units, needed, &limit.verdict, self.now);
+        account.note_overdrawn(limit.debt.owed);
         account.flag();
         cells.share(place, account);
         true

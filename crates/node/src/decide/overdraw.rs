@@ -78,6 +78,11 @@ impl RequestCheck<'_, '_> {
         }
         limit.is_charged = true;
         let batch = self.charge(hit, spent.recorded, initial, 0, cells, shared);
+        if let CellSource::At(place) = hit.place
+            && let Some(account) = cells.account_mut(place)
+        {
+            account.note_overdrawn(spent.beyond(hit.units));
+        }
         if let Some(soft) = &active.limit.soft {
             self.note_use(hit, soft, 0, cells);
         }

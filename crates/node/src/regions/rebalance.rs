@@ -296,7 +296,7 @@ fn settle_debts(round: &Round<'_>, active_cell: &mut ActiveCell, cell: &mut Heap
     }
     let left = account.unleased(state, round.now, salt).saturating_add(round.within_reach(account).units);
     account.keep_for_debts(active_cell.kept_for_debts(left, round.now.steady_ns));
-    let owed = account.debt(state, round.now, salt);
+    let owed = account.settle_overdrawn(state, round.now, salt);
     if owed > 0 {
         active_cell.activity.note_busy(round.now.steady_ns);
     }

@@ -82,7 +82,7 @@ impl Sharing {
             demand: active_cell.told_demand_milli(&round.resource, now_ns),
             holds: round.resource.weigh(account.effective()).saturating_add(more).saturating_add(beside),
             left: left.saturating_add(more),
-            owed: account.debt(&cell.state, round.now, round.context.salt),
+            owed: account.overdrawn(&cell.state, round.now, round.context.salt),
             stands: acts_for.map(|part| Rough::new(round.resource.weigh(part))),
             is_scarce,
             counts_left: round.resource == Resource::Rights,

@@ -128,11 +128,12 @@ fn at_no_instant_are_more_slots_taken_than_the_limit_has() {
             {
                 holders.release(&world, id);
             }
-            match random.below(400) {
-                0 => world.cut = vec![(0, 1), (1, 0)],
-                1 => world.cut = vec![(2, 0), (2, 1), (0, 2), (1, 2)],
-                2..=4 => world.cut.clear(),
-                5 => {
+            // After a crash a region counts all that it had as taken, for ten seconds.
+            match random.below(4_000) {
+                0..10 => world.cut = vec![(0, 1), (1, 0)],
+                10..20 => world.cut = vec![(2, 0), (2, 1), (0, 2), (1, 2)],
+                20..50 => world.cut.clear(),
+                50 => {
                     let region = random.below(3) as usize;
                     world.restart(region, None, crate::regions::incarnation(region));
                 }
@@ -143,6 +144,6 @@ fn at_no_instant_are_more_slots_taken_than_the_limit_has() {
             "seed {seed}: at most {} of {limit} taken, {} renewed, {} denied of {}",
             holders.most, holders.renewed, holders.denied, holders.named
         );
-        assert!(holders.most > limit / 2 && holders.renewed > 50, "{holders:?}");
+        assert!(holders.most > limit / 2 && holders.renewed > 20, "seed {seed}: {holders:?}");
     }
 }
