@@ -98,7 +98,7 @@ fn validate_says_what_a_file_would_change_on_a_running_node() {
     let path = path.to_str().expect("text");
     for (by, burst, word) in [
         ("key", 9, None),
-        ("key", 8, Some("note: shop/per-key has other numbers there")),
+        ("key", 8, Some("note: shop/per-key has other numbers or fields there")),
         ("user", 9, Some("warning: shop/per-key matches, counts or measures otherwise")),
     ] {
         std::fs::write(path, yaml(by, burst)).expect("a file");

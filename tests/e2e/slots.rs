@@ -196,9 +196,9 @@ async fn the_clients_slot_outlives_its_time_and_is_free_when_dropped() {
 fn a_slot_that_lives_for_no_time_or_for_a_year_is_refused_in_words() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("acequia.yaml");
-    for ttl in ["0s", "365d"] {
+    for (ttl, word) in [("0s", "duration"), ("500ms", "1s to 1h"), ("365d", "1s to 1h")] {
         std::fs::write(&path, format!("region: eu\nnode: eu-1\n{}", jobs(1, ttl))).expect("a file");
         let (code, text) = exit_and_text(&["validate", path.to_str().expect("a path")]);
-        assert!(code == Some(2) && text.contains("1s to 1h"), "{code:?} {text}");
+        assert!(code == Some(2) && text.contains(word), "{code:?} {text}");
     }
 }

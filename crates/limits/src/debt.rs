@@ -13,11 +13,14 @@
 //! owes at most [`Limit::debt_max`](crate::Limit::debt_max), so one absurd report cannot shut a cell for ever.
 
 use crate::{
-    Algorithm, Now,
+    Algorithm, Now, UNITS_MAX,
     algorithm::{inline, tat},
     sliding::APPROXIMATE_UNITS_MAX,
     window::Usage,
 };
+
+/// A cell owes less: after a crash that forgot what was spent, [`UNITS_MAX`] units of a window count as spent.
+const PRESUMED_MIN: u64 = UNITS_MAX / 2;
 
 /// What a cell takes up of a cost that was spent, whether it fits or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +40,15 @@ impl Spent {
 
 impl Algorithm {
     /// Units that the cell owes: spent beyond what the limit allows now. 0 while anything is left.
+    ///
+    /// A cell whose spending a crash forgot has nothing left, but it owes nothing.
     pub fn debt(&self, state: &[u64], now: Now, salt: u32) -> u64 {
+        let beyond = self.beyond(state, now, salt);
+        if beyond < PRESUMED_MIN { beyond } else { 0 }
+    }
+
+    /// Units that were spent beyond what the limit allows now, or are presumed to be.
+    fn beyond(&self, state: &[u64], now: Now, salt: u32) -> u64 {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => meter.debt(tat(state), now.steady_ns),
             Self::FixedWindow(window) => window.debt(Usage::of(state), now.wall_ns, salt),
@@ -56,7 +67,7 @@ impl Algorithm {
             _ => debt_max,
         };
         let left = self.available(state, now, salt);
-        let room = debt_max.saturating_sub(self.debt(state, now, salt));
+        let room = debt_max.saturating_sub(self.beyond(state, now, salt));
         Spent { recorded: cost.min(left.saturating_add(room)), overdrawn: cost.saturating_sub(left) }
     }
 }

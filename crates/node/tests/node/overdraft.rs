@@ -371,3 +371,17 @@ fn a_commit_above_its_reservation_is_heard_of_by_other_regions() {
     world.run(5 * S, |_, _| 1);
     assert_eq!(world.admitted(), 0);
 }
+
+#[test]
+fn what_a_crash_forgot_is_no_debt_for_which_others_keep_units_back() {
+    for spec in [regions::window("l", 300, "1h"), regions::sliding("l", 300, "1h")] {
+        let mut world = three_regions(&spec);
+        assert!(world.ask(0, "k"), "{spec:?}");
+        world.run(S, |_, _| 0);
+        world.restart(0, None, regions::incarnation(0));
+        assert!(!world.ask(0, "k"), "a crash forgets what was spent: {spec:?}");
+        world.run(5 * S, |_, _| 0);
+        let (_, verdict) = world.peek(1, "k");
+        assert!(verdict.remaining >= 90, "{verdict:?} {spec:?}");
+    }
+}
