@@ -15,6 +15,39 @@ pub struct Question {
     pub cost: u64,
     /// How long units are to be leased; `None` if the request is to pass at once.
     pub lease: Option<Duration>,
+    /// What the request really costs, if that is reported once it is known.
+    pub report: Option<Report>,
+}
+
+/// The real cost of a request, which its caller reports some time after it was allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The report's name among those of its caller.
+    pub number: u64,
+    /// The cost in units.
+    pub cost: u64,
+    /// How long after the answer it is reported.
+    pub after: Duration,
+    /// The second time that it is reported under its name, if there is one.
+    pub again: Option<Again>,
+}
+
+/// A report that is made a second time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Again {
+    /// How long after the first time.
+    pub after: Duration,
+    /// The node that is told: so many places after the one that was asked first.
+    pub places_on: usize,
+}
+
+/// What callers report of a kind of questions. They forget every sixth report, and make every third twice.
+#[derive(Clone, Copy, Debug)]
+pub struct Reports {
+    /// The highest cost that is reported; the lowest is 1.
+    pub cost_max: u64,
+    /// The longest time between an answer and its report, and between a report and its repetition.
+    pub latest: Duration,
 }
 
 /// What every caller asks.
@@ -52,12 +85,25 @@ pub struct Kind {
     pub cost_max: u64,
     /// The longest life of a lease to ask for; `None` if no lease is asked for.
     pub lease: Option<Duration>,
+    /// What is reported of allowed requests; `None` if they cost what they asked for.
+    pub reports: Option<Reports>,
+}
+
+impl Reports {
+    fn report(&self, random: &mut Random) -> Option<Report> {
+        let mut some_time = || self.latest * random.between(0, 100) as u32 / 100;
+        let (after, again_after) = (some_time(), some_time());
+        let again = (random.below(3) == 0)
+            .then(|| Again { after: again_after, places_on: if random.below(2) == 0 { 0 } else { 1 } });
+        let report = Report { number: random.next(), cost: random.between(1, self.cost_max), after, again };
+        (random.below(6) > 0).then_some(report)
+    }
 }
 
 impl Kind {
     /// Questions with one entry.
     pub fn of(key: &'static str, value: &'static str, cost_max: u64) -> Self {
-        Self { entries: vec![(key, value)], spread: None, hot: 0, cost_max, lease: None }
+        Self { entries: vec![(key, value)], spread: None, hot: 0, cost_max, lease: None, reports: None }
     }
 
     fn question(&self, random: &mut Random) -> Question {
@@ -70,7 +116,8 @@ impl Kind {
         }
         let cost = random.between(1, self.cost_max);
         let lease = self.lease.map(|longest| longest * random.between(1, 100) as u32 / 100);
-        Question { entries, cost, lease }
+        let report = self.reports.and_then(|reports| reports.report(random));
+        Question { entries, cost, lease, report }
     }
 }
 
@@ -106,9 +153,12 @@ impl Demand {
         })
     }
 
-    /// The longest life of a lease of these callers.
-    pub fn longest_lease(&self) -> Duration {
-        self.kinds.iter().filter_map(|(_, kind)| kind.lease).max().unwrap_or_default()
+    /// How long these callers may be busy with what an answer gave them: zero if they only ask.
+    pub fn longest_use(&self) -> Duration {
+        let uses = self.kinds.iter().flat_map(|(_, kind)| {
+            [kind.lease, kind.reports.map(|reports| reports.latest * 2)].into_iter().flatten()
+        });
+        uses.max().unwrap_or_default()
     }
 
     fn question(&self, random: &mut Random) -> Question {
@@ -120,7 +170,7 @@ impl Demand {
             is_it
         });
         let question = kind.map(|(_, kind)| kind.question(random));
-        question.unwrap_or(Question { entries: Vec::new(), cost: 1, lease: None })
+        question.unwrap_or(Question { entries: Vec::new(), cost: 1, lease: None, report: None })
     }
 }
 

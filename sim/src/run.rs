@@ -173,7 +173,7 @@ impl Counts {
     pub(crate) fn count(&mut self, answer: &Answer) {
         match answer.reply {
             Reply::Allowed(_) | Reply::Leased(_) => self.allowed += 1,
-            Reply::Spent(_) => {}
+            Reply::Spent(_) | Reply::Recorded { .. } => {}
             Reply::Denied(_) => self.denied += 1,
             Reply::Nothing(_) => self.silent += 1,
         }

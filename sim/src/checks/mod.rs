@@ -22,7 +22,10 @@
 //! | I17 | utilisation is as promised | [`UsedAsPromised`], where a plan promises any ([`Plan::used_min_percent`]); demand that moves, `tests/ring` (utilisation) |
 //! | I18 | donors keep their reserve | [`FloorsKept`], where a limit has a floor; what else they keep is policy, on which no bound rests: `crates/node`, `policy.rs` |
 //! | I19 | messages are bounded | [`MessagesBounded`]: packets, bytes and handshakes of each link, by active cells, until idle links are all but silent ([`MessagesBounded::until_idle`]) |
-//! | I20 | nothing is overdrawn | I1 and I7, which count what is above the limit: none |
+//! | I20 | nothing is overdrawn, except by reports | I1 and I7, which count what is above the limit: none. A report counts with what the limit had left |
+//! | I21 | what is admitted and recorded is within the limit and what reports overdraw | [`NeverOver`] by answers, [`NeverChargedOver`] by the nodes' counts |
+//! | I22 | who owes admits nothing | [`OwingAdmitsNothing`]; of a window, no region does while more is owed than is left and all hear of it. Nobody owes what no report overdrew |
+//! | I23 | a report is recorded once | [`RecordedOnce`], by each process; across crashes, `tests/ring` |
 //!
 //! Where all are nodes of one region that share a store, three things are checked. I1, I5, I7 and I9 are
 //! checked by what nodes hold and callers were told. Answers must come in time whatever the store does, and
@@ -38,8 +41,10 @@ mod judges;
 mod messages;
 mod never_over;
 mod one_word;
+mod owing;
 mod owner;
 mod pools;
+mod recorded_once;
 mod rows;
 mod service;
 mod settles;
@@ -59,8 +64,10 @@ pub use self::{
     messages::MessagesBounded,
     never_over::NeverOver,
     one_word::OneWord,
+    owing::OwingAdmitsNothing,
     owner::OnlyOwnersAdmit,
     pools::PoolsGrant,
+    recorded_once::RecordedOnce,
     rows::RowsGrow,
     service::ServiceResumes,
     settles::{AllSettles, NobodyWaits},
@@ -136,6 +143,8 @@ pub fn all(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn 
         Box::new(AllSettles::new(limits, plan)),
         Box::new(UsedAsPromised::new(limits, plan)),
         Box::new(FloorsKept::new(limits, plan)),
+        Box::new(OwingAdmitsNothing::new(limits, plan)),
+        Box::new(RecordedOnce::default()),
     ])
 }
 

@@ -1,6 +1,7 @@
 //! Never over: what all callers of all regions were allowed is within each limit, over every interval and in
 //! every window. This holds for every possible time of admission between a question and its answer. It would
-//! still hold if callers asked now for all that regions have left and spent all leases.
+//! still hold if callers asked now for all that regions have left and spent all leases. A
+//! reported cost counts with the units that the limit had left: they took what might have been allowed.
 
 use std::collections::BTreeMap;
 

@@ -114,10 +114,10 @@ impl UsedAsPromised {
             })
         };
         Self {
-            // A caller that leases asks for more than it may have.
+            // A caller that leases asks for more than it may have. Reports use what others might have had.
             min_percent: plan.used_min_percent.filter(|_| {
                 plan.schedule.faults().iter().all(|(_, fault)| is_of_links(fault))
-                    && plan.demand.longest_lease().is_zero()
+                    && plan.demand.longest_use().is_zero()
             }),
             until: plan.duration.saturating_sub(LATE),
             limits: limits.iter().filter_map(watched).collect(),

@@ -52,10 +52,10 @@ pub fn policies(case: &Case) -> Vec<Box<dyn Policy>> {
     ]
 }
 
-/// Whether the other policies can be asked the same questions. They know neither leases nor a store that
-/// nodes of one region share.
+/// Whether the other policies can be asked the same questions. They know no leases, no
+/// reports, and no store that nodes of one region share.
 fn is_comparable(plan: &Plan) -> bool {
-    plan.guard_percent.is_none() && plan.demand.longest_lease().is_zero()
+    plan.guard_percent.is_none() && plan.demand.longest_use().is_zero()
 }
 
 /// Runs a scenario, and plays it with every policy. `None` if the scenario has no limit that can be judged

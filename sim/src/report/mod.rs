@@ -160,8 +160,9 @@ fn verdict(record: &Record, series: &Series, cell: &CellSeries, noun: &str) -> S
 /// A description of what the page shows.
 fn introduction(page: &Page<'_>, cell: &CellSeries) -> String {
     let names = &NAMES[..page.regions];
-    let is_asked =
-        |answer: &&Answer| cell.is_asked(&answer.question) && !matches!(answer.reply, Reply::Spent(_));
+    let is_asked = |answer: &&Answer| {
+        cell.is_asked(&answer.question) && !matches!(answer.reply, Reply::Spent(_) | Reply::Recorded { .. })
+    };
     let asked: u64 = page.series.answers.iter().filter(is_asked).map(|answer| answer.question.cost).sum();
     let seconds = page.series.ended.as_secs_f64().max(1.0);
     let demand = format!("{:.0} units a second", asked as f64 / seconds);

@@ -12,6 +12,7 @@ mod orders;
 mod split_brain;
 mod store;
 mod storm;
+mod streams;
 mod swarm;
 mod window_roll;
 
@@ -76,7 +77,7 @@ pub struct Plan {
 }
 
 /// All scenarios.
-pub const ALL: [Scenario; 47] = [
+pub const ALL: [Scenario; 48] = [
     calm::CALM,
     split_brain::SPLIT_BRAIN,
     split_brain::SPLIT_IN_THREE,
@@ -115,6 +116,7 @@ pub const ALL: [Scenario; 47] = [
     load::CROWDED_WAKE,
     load::FLOORS,
     leases::LEASES,
+    streams::STREAMS,
     store::STORE_GONE,
     store::STORE_SLOW,
     store::STORE_FORGETS,

@@ -16,7 +16,7 @@ use tonic::transport::Channel;
 
 use super::{clock::elapsed, tcp};
 use crate::{
-    demand::{Demand, Question},
+    demand::{Again, Demand, Question, Report},
     random::Random,
     schedule::Place,
     trace::Trace,
@@ -35,7 +35,7 @@ const SPENT_IN: u64 = 3;
 /// The outcome of a question.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// The caller's region.
+    /// The region that was asked: the caller's own, except for some reports.
     pub place: Place,
     /// When the question was asked and when the answer came: true time since the start.
     pub asked: Duration,
@@ -56,6 +56,16 @@ pub enum Reply {
     Leased(Vec<(String, u64)>),
     /// No node was asked: the caller let these units pass from a lease.
     Spent(Vec<(String, u64)>),
+    /// The node has recorded a cost that was spent before.
+    Recorded {
+        /// The report's name.
+        id: String,
+        /// Whether the node says that it had recorded the report before.
+        is_repeat: bool,
+        /// The limits that have recorded it now, each with the units that it had left for it, as far as the answer
+        /// says so. The rest is owed.
+        fitted: Vec<(String, u64)>,
+    },
     /// The request may not pass, for this reason.
     Denied(&'static str),
     /// No answer, and the reason.
@@ -71,10 +81,13 @@ impl Reply {
         }
     }
 
-    /// Units that passed now, by limit.
+    /// Units that passed now, by limit. A report counts with the units that fitted: they took what might have
+    /// passed.
     pub fn passed(&self) -> Option<&[(String, u64)]> {
         match self {
-            Self::Allowed(limits) | Self::Spent(limits) => Some(limits),
+            Self::Allowed(limits) | Self::Spent(limits) | Self::Recorded { fitted: limits, .. } => {
+                Some(limits)
+            }
             _ => None,
         }
     }
@@ -85,7 +98,8 @@ impl Reply {
 pub(crate) struct Caller {
     pub(crate) place: Place,
     pub(crate) name: String,
-    pub(crate) node: SocketAddr,
+    /// The nodes of all places.
+    pub(crate) nodes: Vec<SocketAddr>,
     pub(crate) demand: Demand,
     pub(crate) seed: u64,
     pub(crate) answers: Answers,
@@ -126,7 +140,8 @@ impl Answers {
 impl Caller {
     /// Asks questions until the caller is hushed.
     pub(crate) async fn call(self) -> turmoil::Result {
-        let client = LimiterClient::new(tcp::channel(self.node, DEADLINE));
+        let client = |node: &SocketAddr| LimiterClient::new(tcp::channel(*node, DEADLINE));
+        let clients: Arc<[_]> = self.nodes.iter().map(client).collect();
         for (wait, question) in self.demand.questions(self.place, Random::of(self.seed, &self.name)) {
             if !wait.is_zero() {
                 tokio::time::sleep(wait).await;
@@ -134,36 +149,61 @@ impl Caller {
             if self.is_hushed.load(Ordering::Relaxed) {
                 break;
             }
-            tokio::spawn(self.clone().ask(client.clone(), question));
+            tokio::spawn(self.clone().ask(Arc::clone(&clients), question));
         }
-        // An answer may be under way, and a lease may still be spent.
-        tokio::time::sleep(2 * DEADLINE + self.demand.longest_lease()).await;
+        // An answer may be under way, and what it gave may still be used.
+        tokio::time::sleep(4 * DEADLINE + self.demand.longest_use()).await;
         Ok(())
     }
 
-    async fn ask(self, mut client: LimiterClient<Channel>, question: Question) {
+    async fn ask(self, clients: Arc<[LimiterClient<Channel>]>, question: Question) {
         let asked = elapsed(Duration::ZERO);
         // The channel's own deadline starts only when there is a connection.
-        let (reply, life) = match timeout(DEADLINE, client.check(request(&question))).await {
+        let mut client = clients[self.place].clone();
+        let (reply, life) = match timeout(DEADLINE, client.check(request(&question, String::new()))).await {
             Ok(answer) => reply_of(answer),
             Err(_) => (Reply::Nothing("too late".to_owned()), Duration::ZERO),
         };
         let leased = if let Reply::Leased(limits) = &reply { limits.clone() } else { Vec::new() };
-        self.put(asked, question.clone(), reply);
+        let report = question.report.filter(|_| matches!(reply, Reply::Allowed(_)));
+        self.put(self.place, asked, question.clone(), reply);
+        if let Some(report) = report {
+            self.report(&clients, &question, report).await;
+        }
         self.spend(Lease { question, leased, asked, life }).await;
     }
 
-    fn put(&self, asked: Duration, question: Question, reply: Reply) {
+    /// Reports what an allowed request has cost.
+    async fn report(&self, clients: &[LimiterClient<Channel>], question: &Question, report: Report) {
+        let question = Question { cost: report.cost, report: None, ..question.clone() };
+        let first = Again { after: report.after, places_on: 0 };
+        for Again { after, places_on } in [first].into_iter().chain(report.again) {
+            tokio::time::sleep(after).await;
+            let place = (self.place + places_on) % clients.len();
+            let (asked, id) = (elapsed(Duration::ZERO), format!("{}-{:x}", self.name, report.number));
+            let mut client = clients[place].clone();
+            let answer = timeout(DEADLINE, client.report(request(&question, id.clone()))).await;
+            let reply =
+                answer.map_or_else(|_| Reply::Nothing("too late".to_owned()), |answer| recorded(answer, id));
+            self.put(place, asked, question.clone(), reply);
+        }
+    }
+
+    fn put(&self, place: Place, asked: Duration, question: Question, reply: Reply) {
         let answered = elapsed(Duration::ZERO);
         let what = match &reply {
             Reply::Allowed(limits) => format!("allowed {limits:?}, asked at {asked:?}"),
             Reply::Leased(limits) => format!("leased {limits:?}, asked at {asked:?}"),
             Reply::Spent(limits) => format!("spent {limits:?} of a lease"),
+            Reply::Recorded { id, is_repeat, fitted } => {
+                let again = if *is_repeat { " before" } else { "" };
+                format!("{id} is recorded{again} at {place}, {fitted:?} fitted, reported at {asked:?}")
+            }
             Reply::Denied(reason) => format!("denied: {reason}, asked at {asked:?}"),
             Reply::Nothing(why) => format!("no answer: {why}, asked at {asked:?}"),
         };
         self.trace.tell(&self.name, answered, what);
-        self.answers.put(Answer { place: self.place, asked, answered, question, reply });
+        self.answers.put(Answer { place, asked, answered, question, reply });
     }
 
     /// Spends a lease: a part at once, a part in the middle, and the rest at the last moment. The lease lives
@@ -178,15 +218,15 @@ impl Caller {
             let at = asked + life * (SPENT_IN - part) as u32 / (SPENT_IN as u32 - 1);
             tokio::time::sleep(at.saturating_sub(elapsed(Duration::ZERO))).await;
             if spent.iter().any(|(_, units)| *units > 0) {
-                self.put(elapsed(Duration::ZERO), question.clone(), Reply::Spent(spent));
+                self.put(self.place, elapsed(Duration::ZERO), question.clone(), Reply::Spent(spent));
             }
         }
     }
 }
 
 /// A gRPC request that says how long the caller waits. A node may make it wait for other regions, but not for
-/// longer.
-fn request(question: &Question) -> tonic::Request<api::CheckRequest> {
+/// longer. A report has an id.
+fn request(question: &Question, id: String) -> tonic::Request<api::CheckRequest> {
     let entry = |(key, value): &(String, String)| api::Entry { key: key.clone(), value: value.clone() };
     let entries = question.entries.iter().map(entry).collect();
     let mut request = tonic::Request::new(api::CheckRequest {
@@ -194,6 +234,7 @@ fn request(question: &Question) -> tonic::Request<api::CheckRequest> {
         descriptors: vec![api::Descriptor { entries, cost: None }],
         cost: Some(question.cost),
         detail: true,
+        id,
         reserve: question.lease.map(|ttl| api::Reserve {
             ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
             on_lapse: api::Lapse::Keep.into(),
@@ -220,4 +261,32 @@ fn reply_of(answer: Result<tonic::Response<api::CheckResponse>, tonic::Status>) 
         Err(status) => Reply::Nothing(format!("{:?}: {}", status.code(), status.message())),
     };
     (reply, Duration::ZERO)
+}
+
+/// The node's answer to a report.
+fn recorded(answer: Result<tonic::Response<api::CheckResponse>, tonic::Status>, id: String) -> Reply {
+    match answer.map(tonic::Response::into_inner) {
+        Ok(answer) => {
+            // A node records nothing of a window before it believes its wall clock.
+            let is_recorded =
+                |limit: &&api::LimitResult| !answer.is_repeat && limit.reason() != api::Reason::Clock;
+            let limits = answer.limits.iter().filter(is_recorded);
+            let fitted = limits.map(|limit| (limit.name.clone(), fitted(limit))).collect();
+            Reply::Recorded { id, is_repeat: answer.is_repeat, fitted }
+        }
+        Err(status) => Reply::Nothing(format!("{:?}: {}", status.code(), status.message())),
+    }
+}
+
+/// The units of a report that a limit had left, so far as that is known. What the limit did not have is owed now,
+/// beside what was owed before: it is the smaller one of the cost and of what is owed.
+fn fitted(limit: &api::LimitResult) -> u64 {
+    match (limit.outcome(), limit.reason()) {
+        (api::Outcome::Allow, _) => limit.cost,
+        // The cost may not be recorded, for other reasons.
+        (_, api::Reason::OverLimit | api::Reason::CostTooHigh) if limit.owed > 0 => {
+            limit.cost.saturating_sub(limit.owed)
+        }
+        _ => 0,
+    }
 }

@@ -200,8 +200,9 @@ impl World {
         for (place, config) in configs.into_iter().enumerate() {
             world.add_region(place, config, setup)?;
         }
-        for (place, address) in addresses.into_iter().enumerate() {
-            world.add_caller(place, SocketAddr::new(address, GRPC_PORT), setup);
+        let nodes: Vec<_> = addresses.iter().map(|ip| SocketAddr::new(*ip, GRPC_PORT)).collect();
+        for place in 0..nodes.len() {
+            world.add_caller(place, &nodes, setup);
         }
         Ok(world)
     }
@@ -225,12 +226,12 @@ impl World {
     }
 
     /// Adds the host that asks a node.
-    fn add_caller(&mut self, place: Place, node: SocketAddr, setup: &Setup) {
+    fn add_caller(&mut self, place: Place, nodes: &[SocketAddr], setup: &Setup) {
         let host = format!("{}-caller", NAMES[place]);
         let caller = Caller {
             place,
             name: host.clone(),
-            node,
+            nodes: nodes.to_vec(),
             demand: setup.demand.clone(),
             seed: setup.seed,
             answers: self.answers.clone(),
