@@ -17,6 +17,38 @@ pub struct Question {
     pub lease: Option<Duration>,
     /// What the request really costs, if that is reported once it is known.
     pub report: Option<Report>,
+    /// How long the request goes on, if limits count it while it does.
+    pub stay: Option<Stay>,
+}
+
+/// A request that goes on for a while, and has slots of limits on requests under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stay {
+    /// How long it goes on, if its slots do not lapse before.
+    pub lasts: Duration,
+    /// How often its slots are renewed at most.
+    pub renewals: u32,
+    /// Whether its holder dies, and so never releases its slots.
+    pub dies: bool,
+}
+
+/// How long requests of a kind go on. Every fourth holder dies.
+#[derive(Clone, Copy, Debug)]
+pub struct Stays {
+    /// The longest.
+    pub longest: Duration,
+    /// How often slots are renewed at most.
+    pub renewals_max: u32,
+}
+
+impl Stays {
+    fn stay(self, random: &mut Random) -> Stay {
+        Stay {
+            lasts: self.longest * random.between(1, 100) as u32 / 100,
+            renewals: random.between(0, self.renewals_max.into()) as u32,
+            dies: random.below(4) == 0,
+        }
+    }
 }
 
 /// The real cost of a request, which its caller reports some time after it was allowed.
@@ -87,6 +119,8 @@ pub struct Kind {
     pub lease: Option<Duration>,
     /// What is reported of allowed requests; `None` if they cost what they asked for.
     pub reports: Option<Reports>,
+    /// How long requests go on; `None` if limits count no requests under way.
+    pub stays: Option<Stays>,
 }
 
 impl Reports {
@@ -103,7 +137,15 @@ impl Reports {
 impl Kind {
     /// Questions with one entry.
     pub fn of(key: &'static str, value: &'static str, cost_max: u64) -> Self {
-        Self { entries: vec![(key, value)], spread: None, hot: 0, cost_max, lease: None, reports: None }
+        Self {
+            entries: vec![(key, value)],
+            spread: None,
+            hot: 0,
+            cost_max,
+            lease: None,
+            reports: None,
+            stays: None,
+        }
     }
 
     fn question(&self, random: &mut Random) -> Question {
@@ -117,7 +159,8 @@ impl Kind {
         let cost = random.between(1, self.cost_max);
         let lease = self.lease.map(|longest| longest * random.between(1, 100) as u32 / 100);
         let report = self.reports.and_then(|reports| reports.report(random));
-        Question { entries, cost, lease, report }
+        let stay = self.stays.map(|stays| stays.stay(random));
+        Question { entries, cost, lease, report, stay }
     }
 }
 
@@ -156,7 +199,8 @@ impl Demand {
     /// How long these callers may be busy with what an answer gave them: zero if they only ask.
     pub fn longest_use(&self) -> Duration {
         let uses = self.kinds.iter().flat_map(|(_, kind)| {
-            [kind.lease, kind.reports.map(|reports| reports.latest * 2)].into_iter().flatten()
+            let reports = kind.reports.map(|reports| reports.latest * 2);
+            [kind.lease, reports, kind.stays.map(|stays| stays.longest)].into_iter().flatten()
         });
         uses.max().unwrap_or_default()
     }
@@ -170,7 +214,7 @@ impl Demand {
             is_it
         });
         let question = kind.map(|(_, kind)| kind.question(random));
-        question.unwrap_or(Question { entries: Vec::new(), cost: 1, lease: None, report: None })
+        question.unwrap_or(Question { entries: Vec::new(), cost: 1, lease: None, report: None, stay: None })
     }
 }
 

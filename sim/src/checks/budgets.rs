@@ -26,6 +26,8 @@ pub(crate) enum Numbers {
     Window { limit: u64, window_ns: u64 },
     /// Units in every stretch of this length.
     Sliding { limit: u64, window_ns: u64 },
+    /// Slots of requests under way.
+    Slots { limit: u64 },
 }
 
 /// The numbers of every limit over time. A raised limit counts as soon as it is ordered. A lowered limit
@@ -277,6 +279,9 @@ impl Numbers {
         if let Some(it) = spec.sliding_window.as_ref().filter(|it| !it.approximate) {
             return Ok(Self::Sliding { limit: it.limit, window_ns: parse_duration_ns(&it.window)? });
         }
+        if let Some(it) = &spec.concurrent {
+            return Ok(Self::Slots { limit: it.limit });
+        }
         // A day in UTC is a window with common edges.
         if let Some(it) = spec.quota.as_ref().filter(|it| it.per == "day" && it.time_zone.is_none()) {
             return Ok(Self::Window { limit: it.limit, window_ns: 86_400_000_000_000 });
@@ -305,6 +310,7 @@ impl Numbers {
             (Self::Sliding { limit, window_ns }, Self::Sliding { limit: other, .. }) => {
                 Self::Sliding { limit: limit.max(other), window_ns }
             }
+            (Self::Slots { limit }, Self::Slots { limit: other }) => Self::Slots { limit: limit.max(other) },
             (one, _) => one,
         }
     }
@@ -313,7 +319,7 @@ impl Numbers {
     pub(crate) fn capacity(self) -> u64 {
         match self {
             Self::Bucket { burst, .. } => burst,
-            Self::Window { limit, .. } | Self::Sliding { limit, .. } => limit,
+            Self::Window { limit, .. } | Self::Sliding { limit, .. } | Self::Slots { limit } => limit,
         }
     }
 }
@@ -330,6 +336,7 @@ impl fmt::Display for Numbers {
             }
             Self::Window { limit, window_ns } => write!(f, "{limit} in {:.0} s", seconds(window_ns)),
             Self::Sliding { limit, window_ns } => write!(f, "{limit} in any {:.0} s", seconds(window_ns)),
+            Self::Slots { limit } => write!(f, "{limit} at one time"),
         }
     }
 }

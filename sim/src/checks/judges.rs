@@ -23,9 +23,15 @@ const LABELS_MAX: usize = 16;
 /// Counts one cell's admissions.
 #[derive(Clone, Debug)]
 pub(crate) enum Judge {
-    Bucket { bucket: BucketOracle, parts: u64, rate: u64 },
+    Bucket {
+        bucket: BucketOracle,
+        parts: u64,
+        rate: u64,
+    },
     Window(Windows),
     Sliding(Trailing),
+    /// Slots are free again at times that only [`SlotsHeld`](super::SlotsHeld) knows.
+    Slots,
 }
 
 /// Units that were admitted at some time between two instants.
@@ -70,6 +76,7 @@ impl Judge {
             Numbers::Window { window_ns, .. } => {
                 Self::Window(Windows { window_ns, admitted: BTreeMap::new() })
             }
+            Numbers::Slots { .. } => Self::Slots,
             Numbers::Sliding { window_ns, .. } => Self::Sliding(Trailing {
                 window_ns,
                 admitted: VecDeque::new(),
@@ -106,6 +113,7 @@ impl Judge {
             }
             Self::Window(windows) => windows.admit(admitted, clocks.error_ns, most),
             Self::Sliding(trailing) => trailing.admit(admitted, clocks),
+            Self::Slots => 0,
         }
     }
 }

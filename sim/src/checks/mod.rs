@@ -24,8 +24,9 @@
 //! | I19 | messages are bounded | [`MessagesBounded`]: packets, bytes and handshakes of each link, by active cells, until idle links are all but silent ([`MessagesBounded::until_idle`]) |
 //! | I20 | nothing is overdrawn, except by reports | I1 and I7, which count what is above the limit: none. A report counts with what the limit had left |
 //! | I21 | what is admitted and recorded is within the limit and what reports overdraw | [`NeverOver`] by answers, [`NeverChargedOver`] by the nodes' counts |
-//! | I22 | who owes admits nothing | [`OwingAdmitsNothing`]; of a window, no region does while more is owed than is left and all hear of it. Nobody owes what no report overdrew |
+//! | I22 | who owes admits nothing | [`OwingAdmitsNothing`]; of a window, no region does while more is owed than is left and all hear of it. There, nobody owes what no report overdrew |
 //! | I23 | a report is recorded once | [`RecordedOnce`], by each process; across crashes, `tests/ring` |
+//! | I24 | at no instant are more slots taken than a limit on requests under way has | [`SlotsHeld`]: from the answer to the release, or to the end of a dead holder's slots |
 //!
 //! Where all are nodes of one region that share a store, three things are checked. I1, I5, I7 and I9 are
 //! checked by what nodes hold and callers were told. Answers must come in time whatever the store does, and
@@ -48,6 +49,7 @@ mod recorded_once;
 mod rows;
 mod service;
 mod settles;
+mod slots;
 mod used;
 
 use std::time::Duration;
@@ -71,6 +73,7 @@ pub use self::{
     rows::RowsGrow,
     service::ServiceResumes,
     settles::{AllSettles, NobodyWaits},
+    slots::SlotsHeld,
     used::UsedAsPromised,
 };
 use crate::{
@@ -145,6 +148,7 @@ pub fn all(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn 
         Box::new(FloorsKept::new(limits, plan)),
         Box::new(OwingAdmitsNothing::new(limits, plan)),
         Box::new(RecordedOnce::default()),
+        Box::new(SlotsHeld::new(limits)),
     ])
 }
 

@@ -198,6 +198,7 @@ impl Check for NeverOver {
                 Numbers::Bucket { units, period_ns, burst } => {
                     u128::from(units) * passed_ns / u128::from(period_ns) + u128::from(burst)
                 }
+                Numbers::Slots { .. } => return None,
                 Numbers::Window { limit, window_ns } | Numbers::Sliding { limit, window_ns } => {
                     u128::from(limit) * times(window_ns)
                 }

@@ -1,5 +1,5 @@
 //! Who owes admits nothing: neither the region whose cell owes, nor any region while all regions together owe more of a
-//! window than they have left, and all hear of that. And no region owes what no report overdrew.
+//! window than they have left, and all hear of that. And no region owes of a window what no report overdrew.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ const HEARD: Duration = Duration::from_millis(1_500);
 #[derive(Debug)]
 pub struct OwingAdmitsNothing {
     limits: Vec<Watched>,
-    /// Whether no order lowers a limit below what was spent of it.
+    /// Whether no order lowers a limit below what was spent of it, and no clock jumps to where less is left.
     is_steady: bool,
     /// When a fault was last applied, or a region was last seen that did not reach all others.
     hindered: Duration,
@@ -76,7 +76,11 @@ impl OwingAdmitsNothing {
         };
         Self {
             limits: limits.iter().map(watched).collect(),
-            is_steady: plan.schedule.faults().iter().all(|(_, fault)| !matches!(fault, Fault::Order(..))),
+            is_steady: plan
+                .schedule
+                .faults()
+                .iter()
+                .all(|(_, fault)| !matches!(fault, Fault::Order(..) | Fault::Wall(..) | Fault::Counter(..))),
             hindered: Duration::ZERO,
             processes: vec![0; plan.regions],
             read: FaultsRead::default(),
@@ -164,8 +168,10 @@ impl Watched {
     /// Sums what regions owe and have left of each cell of a window.
     ///
     /// # Errors
-    /// A region owes more than was ever overdrawn.
+    /// A region owes more of a window than was ever overdrawn.
     fn sum(&mut self, world: &World, is_steady: bool) -> Result<(), String> {
+        // A bucket whose loans end may owe what was spent of them, until its rate gives that back.
+        let is_window = matches!(self.limit.algorithm, Algorithm::FixedWindow(_));
         for (_, cell) in &mut self.cells {
             let (mut left, mut owed, mut window_ns) = (0, 0, None);
             let mut is_known = true;
@@ -175,7 +181,7 @@ impl Watched {
                     continue;
                 };
                 (left, owed) = (left + account.left, owed + account.owed);
-                if is_steady && account.owed > self.overdrawn_in_all {
+                if is_window && is_steady && account.owed > self.overdrawn_in_all {
                     let (name, units) = (&self.limit.spec.name, account.owed);
                     return Err(format!(
                         "limit {name}: {units} units are owed, and {} overdrawn",
@@ -185,7 +191,6 @@ impl Watched {
                 is_known &= *window_ns.get_or_insert(account.window_ns) == account.window_ns;
             }
             // Regions tell each other rounded numbers.
-            let is_window = matches!(self.limit.algorithm, Algorithm::FixedWindow(_));
             let is_owing = is_window && is_known && owed > left + owed / 16 + world.regions().len() as u64;
             let window_ns = window_ns.filter(|_| is_owing);
             cell.since = match (window_ns, cell.since) {

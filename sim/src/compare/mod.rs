@@ -53,7 +53,7 @@ pub fn policies(case: &Case) -> Vec<Box<dyn Policy>> {
 }
 
 /// Whether the other policies can be asked the same questions. They know no leases, no
-/// reports, and no store that nodes of one region share.
+/// reports, no requests under way, and no store that nodes of one region share.
 fn is_comparable(plan: &Plan) -> bool {
     plan.guard_percent.is_none() && plan.demand.longest_use().is_zero()
 }

@@ -393,11 +393,9 @@ impl Case {
         let decision = |answer: &&Answer| Decision {
             at_ns: ns(answer.answered),
             verdict: match answer.reply {
-                Reply::Allowed(_) | Reply::Leased(_) | Reply::Spent(_) | Reply::Recorded { .. } => {
-                    Verdict::Allowed
-                }
                 Reply::Denied(_) => Verdict::Denied,
                 Reply::Nothing(_) => Verdict::Silent,
+                _ => Verdict::Allowed,
             },
         };
         let played =

@@ -19,7 +19,7 @@ use crate::{
     scenarios::Scenario,
     series::{CellSeries, Series, cell_of},
     trace::Totals,
-    world::{Answer, Reply},
+    world::Answer,
 };
 
 const STYLE: &str = include_str!("style.css");
@@ -160,9 +160,7 @@ fn verdict(record: &Record, series: &Series, cell: &CellSeries, noun: &str) -> S
 /// A description of what the page shows.
 fn introduction(page: &Page<'_>, cell: &CellSeries) -> String {
     let names = &NAMES[..page.regions];
-    let is_asked = |answer: &&Answer| {
-        cell.is_asked(&answer.question) && !matches!(answer.reply, Reply::Spent(_) | Reply::Recorded { .. })
-    };
+    let is_asked = |answer: &&Answer| cell.is_asked(&answer.question) && answer.reply.is_of_check();
     let asked: u64 = page.series.answers.iter().filter(is_asked).map(|answer| answer.question.cost).sum();
     let seconds = page.series.ended.as_secs_f64().max(1.0);
     let demand = format!("{:.0} units a second", asked as f64 / seconds);

@@ -5,6 +5,7 @@ mod clocks;
 mod crashes;
 mod disks;
 mod drills;
+mod gateways;
 mod leases;
 mod links;
 mod load;
@@ -77,7 +78,7 @@ pub struct Plan {
 }
 
 /// All scenarios.
-pub const ALL: [Scenario; 48] = [
+pub const ALL: [Scenario; 49] = [
     calm::CALM,
     split_brain::SPLIT_BRAIN,
     split_brain::SPLIT_IN_THREE,
@@ -117,6 +118,7 @@ pub const ALL: [Scenario; 48] = [
     load::FLOORS,
     leases::LEASES,
     streams::STREAMS,
+    gateways::GATEWAYS,
     store::STORE_GONE,
     store::STORE_SLOW,
     store::STORE_FORGETS,

@@ -16,7 +16,7 @@ use tonic::transport::Channel;
 
 use super::{clock::elapsed, tcp};
 use crate::{
-    demand::{Again, Demand, Question, Report},
+    demand::{Again, Demand, Question, Report, Stay},
     random::Random,
     schedule::Place,
     trace::Trace,
@@ -66,6 +66,27 @@ pub enum Reply {
         /// says so. The rest is owed.
         fitted: Vec<(String, u64)>,
     },
+    /// The request is under way, and has slots.
+    Began {
+        /// The name by which its slots are renewed and released.
+        id: String,
+        /// When its holder takes them for lapsed: true time since the start.
+        until: Duration,
+        /// The slots, by limit.
+        slots: Vec<(String, u64)>,
+    },
+    /// The slots were renewed.
+    Renewed {
+        /// The name of the slots.
+        id: String,
+        /// As in [`Reply::Began`].
+        until: Duration,
+    },
+    /// The request is over. The node is asked for the first time to release the slots.
+    Ended {
+        /// The name of the slots.
+        id: String,
+    },
     /// The request may not pass, for this reason.
     Denied(&'static str),
     /// No answer, and the reason.
@@ -76,8 +97,18 @@ impl Reply {
     /// What the node charged with this answer, by limit.
     pub fn charged(&self) -> Option<&[(String, u64)]> {
         match self {
-            Self::Allowed(limits) | Self::Leased(limits) => Some(limits),
+            Self::Allowed(limits) | Self::Leased(limits) | Self::Began { slots: limits, .. } => Some(limits),
             _ => None,
+        }
+    }
+
+    /// Whether this is the answer to a question whether a request may pass.
+    pub fn is_of_check(&self) -> bool {
+        match self {
+            Self::Allowed(_) | Self::Leased(_) | Self::Began { .. } | Self::Denied(_) | Self::Nothing(_) => {
+                true
+            }
+            Self::Spent(_) | Self::Recorded { .. } | Self::Renewed { .. } | Self::Ended { .. } => false,
         }
     }
 
@@ -85,9 +116,10 @@ impl Reply {
     /// passed.
     pub fn passed(&self) -> Option<&[(String, u64)]> {
         match self {
-            Self::Allowed(limits) | Self::Spent(limits) | Self::Recorded { fitted: limits, .. } => {
-                Some(limits)
-            }
+            Self::Allowed(limits)
+            | Self::Spent(limits)
+            | Self::Recorded { fitted: limits, .. }
+            | Self::Began { slots: limits, .. } => Some(limits),
             _ => None,
         }
     }
@@ -118,6 +150,23 @@ struct Lease {
     asked: Duration,
     /// How long the units may be spent, counted from `asked`.
     life: Duration,
+}
+
+/// A request that has slots.
+#[derive(Debug)]
+struct UnderWay {
+    id: String,
+    stay: Stay,
+    /// When the slots were asked for, and when their holder takes them for lapsed.
+    from: Duration,
+    until: Duration,
+}
+
+impl UnderWay {
+    fn of(question: &Question, reply: &Reply, asked: Duration) -> Option<Self> {
+        let Reply::Began { id, until, .. } = reply else { return None };
+        Some(Self { id: id.clone(), stay: question.stay?, from: asked, until: *until })
+    }
 }
 
 /// The answers that callers have received.
@@ -160,17 +209,58 @@ impl Caller {
         let asked = elapsed(Duration::ZERO);
         // The channel's own deadline starts only when there is a connection.
         let mut client = clients[self.place].clone();
-        let (reply, life) = match timeout(DEADLINE, client.check(request(&question, String::new()))).await {
-            Ok(answer) => reply_of(answer),
+        let (mut reply, life) = match timeout(DEADLINE, client.check(request(&question, String::new()))).await
+        {
+            Ok(answer) => reply_of(answer, question.lease.is_some()),
             Err(_) => (Reply::Nothing("too late".to_owned()), Duration::ZERO),
         };
+        if let Reply::Began { until, .. } = &mut reply {
+            *until = asked + life;
+        }
+        let under_way = UnderWay::of(&question, &reply, asked);
         let leased = if let Reply::Leased(limits) = &reply { limits.clone() } else { Vec::new() };
         let report = question.report.filter(|_| matches!(reply, Reply::Allowed(_)));
         self.put(self.place, asked, question.clone(), reply);
         if let Some(report) = report {
             self.report(&clients, &question, report).await;
         }
+        if let Some(under_way) = under_way {
+            self.go_on(client, &question, under_way).await;
+        }
         self.spend(Lease { question, leased, asked, life }).await;
+    }
+
+    /// Goes on with a request: renews its slots halfway to their end, and releases them when it is over or when they
+    /// may lapse, unless its holder dies.
+    async fn go_on(&self, mut client: LimiterClient<Channel>, question: &Question, under_way: UnderWay) {
+        let UnderWay { id, stay, mut from, mut until } = under_way;
+        let ends = from + stay.lasts;
+        for _ in 0..stay.renewals {
+            let halfway = from + until.saturating_sub(from) / 2;
+            if halfway >= ends {
+                break;
+            }
+            tokio::time::sleep(halfway.saturating_sub(elapsed(Duration::ZERO))).await;
+            let asked = elapsed(Duration::ZERO);
+            let request = api::RenewRequest { charge_id: id.clone() };
+            let Ok(Ok(answer)) = timeout(DEADLINE, client.renew(request)).await else { break };
+            let answer = answer.into_inner();
+            // Slots whose renewal is told too late are not used.
+            if answer.renewed() != api::Renewed::Done || elapsed(Duration::ZERO) >= until {
+                break;
+            }
+            (from, until) = (asked, asked + surely(answer.lapses_in_ms));
+            self.put(self.place, asked, question.clone(), Reply::Renewed { id: id.clone(), until });
+        }
+        if stay.dies {
+            return;
+        }
+        let over = ends.min(until).saturating_sub(elapsed(Duration::ZERO));
+        tokio::time::sleep(over).await;
+        self.put(self.place, elapsed(Duration::ZERO), question.clone(), Reply::Ended { id: id.clone() });
+        let request = api::CommitRequest { charge_id: id, cost: 0 };
+        // Slots that no node was told about lapse.
+        let _ = timeout(DEADLINE, client.commit(request)).await;
     }
 
     /// Reports what an allowed request has cost.
@@ -199,6 +289,11 @@ impl Caller {
                 let again = if *is_repeat { " before" } else { "" };
                 format!("{id} is recorded{again} at {place}, {fitted:?} fitted, reported at {asked:?}")
             }
+            Reply::Began { id, until, slots } => {
+                format!("{id} has {slots:?} until {until:?}, asked at {asked:?}")
+            }
+            Reply::Renewed { id, until } => format!("{id} is renewed until {until:?}, asked at {asked:?}"),
+            Reply::Ended { id } => format!("{id} is over"),
             Reply::Denied(reason) => format!("denied: {reason}, asked at {asked:?}"),
             Reply::Nothing(why) => format!("no answer: {why}, asked at {asked:?}"),
         };
@@ -246,21 +341,32 @@ fn request(question: &Question, id: String) -> tonic::Request<api::CheckRequest>
     request
 }
 
-/// The node's answer, and how long it may be spent if it is a lease.
-fn reply_of(answer: Result<tonic::Response<api::CheckResponse>, tonic::Status>) -> (Reply, Duration) {
-    let reply = match answer.map(tonic::Response::into_inner) {
-        Ok(answer) if answer.allowed => {
-            let limits = answer.limits.into_iter().map(|limit| (limit.name, limit.cost)).collect();
-            if answer.lapses_in_ms > 0 {
-                let life = Duration::from_millis(answer.lapses_in_ms);
-                return (Reply::Leased(limits), life - life / LEFT_UNUSED);
-            }
-            Reply::Allowed(limits)
+/// The node's answer, and how long what it gave may be used.
+fn reply_of(
+    answer: Result<tonic::Response<api::CheckResponse>, tonic::Status>,
+    is_lease: bool,
+) -> (Reply, Duration) {
+    let answer = match answer.map(tonic::Response::into_inner) {
+        Ok(answer) if answer.allowed => answer,
+        Ok(answer) => return (Reply::Denied(answer.reason().as_str_name()), Duration::ZERO),
+        Err(status) => {
+            return (Reply::Nothing(format!("{:?}: {}", status.code(), status.message())), Duration::ZERO);
         }
-        Ok(answer) => Reply::Denied(answer.reason().as_str_name()),
-        Err(status) => Reply::Nothing(format!("{:?}: {}", status.code(), status.message())),
     };
-    (reply, Duration::ZERO)
+    let limits = answer.limits.into_iter().map(|limit| (limit.name, limit.cost)).collect();
+    let life = surely(answer.lapses_in_ms);
+    let reply = match (life.is_zero(), is_lease) {
+        (true, _) => Reply::Allowed(limits),
+        (false, true) => Reply::Leased(limits),
+        (false, false) => Reply::Began { id: answer.charge_id, until: life, slots: limits },
+    };
+    (reply, life)
+}
+
+/// How long something may be used that lapses after so many milliseconds, counted from when it was asked for.
+fn surely(lapses_in_ms: u64) -> Duration {
+    let life = Duration::from_millis(lapses_in_ms);
+    life - life / LEFT_UNUSED
 }
 
 /// The node's answer to a report.

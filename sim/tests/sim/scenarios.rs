@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use acequia_sim::{
-    checks::{Check as _, Clocks, FloorsKept, NeverOver, NobodyWaits},
+    checks::{Check as _, Clocks, FloorsKept, NeverOver, NobodyWaits, SlotsHeld},
     random::Random,
     run::{Record, run, run_plan, run_with},
     scenarios::{Plan, named},
@@ -175,4 +175,16 @@ fn a_donor_that_keeps_less_than_its_floor_is_found() {
     };
     assert!(found("api") || found("exports"), "{:?}", record.findings);
     assert_eq!(record.findings.len(), 1, "{:?}", record.findings);
+}
+
+#[test]
+fn more_requests_under_way_than_there_are_slots_are_found() {
+    let plan = named("gateways").expect("a scenario").plan_of(1);
+    let fewer = Plan { limits: plan.limits.replace("limit: 24", "limit: 12"), ..plan.clone() };
+    // The limits of a config with fewer slots, applied to regions with more.
+    let limits = World::new(&Setup::of(&fewer, 1), Trace::default()).expect("a world").limits();
+    let stricter: Box<dyn acequia_sim::checks::Check> = Box::new(SlotsHeld::new(&limits));
+    let record = run_with(plan, 1, &Trace::default(), vec![stricter]).expect("a world");
+    let found = |finding: &String| finding.starts_with("slots held: limit chats");
+    assert!(record.findings.iter().any(found), "{:?}", record.findings);
 }
