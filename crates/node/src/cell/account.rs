@@ -51,11 +51,7 @@ pub(crate) struct Account {
     /// Units that callers may spend until their leases end. Leased units always belong to the own part: see
     /// `lease`.
     leased: u64,
-    /// Units recorded though they did not fit, while the cell owes: what other regions hear of. A cell also owes
-    /// when a loan ends that it has spent, and nobody keeps units back for that.
-    overdrawn: u64,
-    /// Units that are not admitted, because other regions owe as many: see [`acequia_limits::debt`].
-    kept_for_debts: u64,
+    debts: Debts,
     /// When the first loan ends, if none is renewed: steady clock.
     due_ns: u64,
     rolled: Rolled,
@@ -74,6 +70,16 @@ pub(crate) struct Account {
     variant_changed: bool,
     /// Facts about loans that the book does not hold; `None` if there were no loans.
     loans: Option<Box<Loans>>,
+}
+
+/// Units that were spent before they were asked for ([`acequia_limits::debt`]).
+#[derive(Clone, Copy, Debug, Default)]
+struct Debts {
+    /// Units recorded here though they did not fit, while the cell owes: what other regions hear of. A cell also
+    /// owes when a loan ends that it has spent, and nobody keeps units back for that.
+    overdrawn: u64,
+    /// Units that are not admitted here, because other regions owe as many.
+    kept: u64,
 }
 
 /// A change of a limit's variant, for one cell.
@@ -128,8 +134,7 @@ impl Account {
             book,
             windows: None,
             leased: 0,
-            overdrawn: 0,
-            kept_for_debts: 0,
+            debts: Debts::default(),
             due_ns: u64::MAX,
             rolled: Rolled::default(),
             went_back: false,
@@ -160,28 +165,31 @@ impl Account {
     /// as many.
     #[inline]
     pub(crate) const fn kept_back(&self) -> u64 {
-        self.leased.saturating_add(self.kept_for_debts)
+        self.leased.saturating_add(self.debts.kept)
     }
 
     /// Keeps units back, because other regions owe as many.
     pub(crate) const fn keep_for_debts(&mut self, units: u64) {
-        self.kept_for_debts = units;
+        self.debts.kept = units;
     }
 
     /// Notes units that were recorded though they did not fit.
     pub(crate) const fn note_overdrawn(&mut self, units: u64) {
-        self.overdrawn = self.overdrawn.saturating_add(units);
+        self.debts.overdrawn = self.debts.overdrawn.saturating_add(units);
     }
 
     /// Units that the cell owes because they were spent before they were asked for.
     pub(crate) fn overdrawn(&self, state: &[u64], now: Now, salt: u32) -> u64 {
-        if self.overdrawn == 0 { 0 } else { self.overdrawn.min(self.algorithm.debt(state, now, salt)) }
+        match self.debts.overdrawn {
+            0 => 0,
+            overdrawn => overdrawn.min(self.algorithm.debt(state, now, salt)),
+        }
     }
 
     /// Updates what the cell owes, which only becomes less until more is overdrawn.
     pub(crate) fn settle_overdrawn(&mut self, state: &[u64], now: Now, salt: u32) -> u64 {
-        self.overdrawn = self.overdrawn(state, now, salt);
-        self.overdrawn
+        self.debts.overdrawn = self.overdrawn(state, now, salt);
+        self.debts.overdrawn
     }
 
     pub(crate) const fn lease(&mut self, leased: u64) {
