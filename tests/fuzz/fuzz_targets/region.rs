@@ -353,8 +353,10 @@ impl History {
             3 => FrameEntry::Unknown { id },
             4 => {
                 let mut rough = || Ok(Rough(if u.ratio(1, 4)? { u16::MAX } else { u.arbitrary()? }));
-                let (demand, holds, left, stands) = (rough()?, rough()?, rough()?, rough()?);
-                FrameEntry::Advertisement { id, demand, holds, left, stands: (stands.0 % 4 > 0).then_some(stands) }
+                let (demand, holds, left, stands, owed) = (rough()?, rough()?, rough()?, rough()?, rough()?);
+                let owed = if owed.0 % 4 > 0 { owed } else { Rough::default() };
+                let stands = (stands.0 % 4 > 0).then_some(stands);
+                FrameEntry::Advertisement { id, demand, holds, left, stands, owed }
             }
             5 => FrameEntry::Short { id, units: number(u)? },
             6..=8 => {
@@ -363,7 +365,10 @@ impl History {
                 let part = Part { rate: small(u, 1 << 20)? as u32, units: small(u, 1_000)? };
                 let tokens = part.units.min(small(u, 1_000)?);
                 let ttl_ns = if u.ratio(1, 8)? { u.arbitrary()? } else { 3 * S };
-                FrameEntry::Grant { id, grant: Grant { number, part, tokens, ttl_ns, echo: self.echo(peer, u)? } }
+                FrameEntry::Grant {
+                    id,
+                    grant: Grant { number, part, tokens, ttl_ns, echo: self.echo(peer, u)? },
+                }
             }
             9 => {
                 let back = match u.choose_iter(self.peers[peer].grants.clone()) {
