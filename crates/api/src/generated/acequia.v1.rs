@@ -2007,8 +2007,8 @@ pub struct CheckResponse {
     /// With `reserve`: the cost that was charged for the time being.
     #[prost(uint64, tag = "10")]
     pub charged: u64,
-    /// With `reserve`, or with slots: milliseconds until it lapses, rounded down. Slots are free then. Less than was asked for where `at_most` was: a lease ends with
-    /// its window, and lives no longer than it takes the whole limit to come back.
+    /// With `reserve`, or with slots: milliseconds until it lapses, rounded down. Slots are free then. A lease (`at_most`) may
+    /// lapse sooner than was asked for: it ends with its window, and lives no longer than it takes the whole limit to come back.
     #[prost(uint64, tag = "11")]
     pub lapses_in_ms: u64,
 }
