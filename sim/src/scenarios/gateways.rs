@@ -1,9 +1,5 @@
-use super::{Plan, Scenario, crashes::LEFTOVERS, ms, pair, seconds};
-use crate::{
-    demand::{Demand, Kind, Stays},
-    random::Random,
-    schedule::{Fault, Schedule},
-};
+use super::{Plan, Scenario, seconds, streams};
+use crate::demand::{Demand, Kind, Stays};
 
 pub(super) const GATEWAYS: Scenario = Scenario {
     name: "gateways",
@@ -24,7 +20,7 @@ pub(super) const GATEWAYS: Scenario = Scenario {
         Plan {
             limits: LIMITS.to_owned(),
             demand: Demand::of(kinds),
-            schedule: faults(random),
+            schedule: streams::faults(random),
             duration: seconds(34),
             ..Plan::default()
         }
@@ -49,22 +45,3 @@ const LIMITS: &str = "
     when: { route: /api }
     token_bucket: { rate: 40/s, burst: 60 }
 ";
-
-/// Some faults while requests are under way, between the fifth second and the twentieth.
-fn faults(random: &mut Random) -> Schedule {
-    let mut schedule = Schedule::default();
-    for _ in 0..random.between(2, 6) {
-        let (a, b) = pair(random, 3);
-        let at_ms = random.between(5_000, 19_000);
-        let (at, until) = (ms(at_ms), ms((at_ms + random.between(100, 5_000)).min(20_000)));
-        match random.below(6) {
-            0 => schedule.during(at, until, Fault::Cut(a, b), Fault::Mend(a, b)),
-            1 => schedule.split(at, until, &[&[a], &[b]]),
-            2 | 3 => schedule.during(at, until, Fault::Crash(a, random.pick(&LEFTOVERS)), Fault::Start(a)),
-            4 => schedule.during(at, until, Fault::Stop(a), Fault::Start(a)),
-            _ => schedule.during(at, until, Fault::Sleep(a), Fault::Wake(a)),
-        };
-    }
-    schedule.at(seconds(20), Fault::Heal);
-    schedule
-}

@@ -54,7 +54,7 @@ const LIMITS: &str = "
 ";
 
 /// Some faults while requests are under way, between the fifth second and the twentieth.
-fn faults(random: &mut Random) -> Schedule {
+pub(super) fn faults(random: &mut Random) -> Schedule {
     let mut schedule = Schedule::default();
     for _ in 0..random.between(2, 6) {
         let (a, b) = pair(random, 3);

@@ -1,6 +1,6 @@
 //! `acequia renew`: a request is still under way.
 
-use std::{process::ExitCode, time::Duration};
+use std::process::ExitCode;
 
 use acequia_client::{ClientError, RenewResponse, Renewed};
 use acequia_server::charges::renewed_word;
@@ -8,9 +8,9 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    Address, NOT_DONE, Output, SUCCESS, complain, json_line, mend,
+    NOT_DONE, Output, SUCCESS, complain, json_line, mend,
     people::{Colour, Paint},
-    read_duration,
+    settlement::AskedCharge,
 };
 
 /// Renew the slots that a request under way has taken: their time to live begins anew.
@@ -23,19 +23,7 @@ use super::{
   acequia refund eu/eu-1:5f0c7d2b9a8e41c6b3d2a1908f7e6d5c    when the request is over")]
 pub struct Renew {
     #[command(flatten)]
-    address: Address,
-
-    /// How long to wait for an answer, such as 250ms or 2s.
-    #[arg(long, default_value = "1s", value_name = "TIME", value_parser = read_duration)]
-    deadline: Duration,
-
-    /// Print one JSON object, with the fields of the HTTP API.
-    #[arg(long)]
-    json: bool,
-
-    /// The name that the check gave to its charge.
-    #[arg(value_name = "CHARGE_ID")]
-    charge_id: String,
+    asked: AskedCharge,
 }
 
 /// An answer with the fields of the HTTP API.
@@ -53,7 +41,7 @@ impl Renew {
             Err(error) => return complain(&mend(&error)),
         };
         let output = Output::new();
-        let text = if self.json {
+        let text = if self.asked.json {
             let RenewResponse { lapses_in_ms, .. } = answer;
             json_line(&RenewedJson { renewed: renewed_word(answer.renewed()), lapses_in_ms })
         } else {
@@ -63,7 +51,8 @@ impl Renew {
     }
 
     async fn renew(&self) -> Result<RenewResponse, ClientError> {
-        self.address.client(self.deadline)?.renew(&self.charge_id).await
+        let AskedCharge { address, deadline, charge_id, .. } = &self.asked;
+        address.client(*deadline)?.renew(charge_id).await
     }
 }
 

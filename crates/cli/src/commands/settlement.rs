@@ -26,7 +26,7 @@ const WORD_WIDTH: usize = 11;
   acequia refund eu/eu-1:5f0c7d2b9a8e41c6b3d2a1908f7e6d5c")]
 pub struct Refund {
     #[command(flatten)]
-    settling: Settling,
+    asked: AskedCharge,
 }
 
 /// End a reservation with its real cost; the rest is given back.
@@ -39,30 +39,30 @@ pub struct Refund {
   acequia commit eu/eu-1:5f0c7d2b9a8e41c6b3d2a1908f7e6d5c 25")]
 pub struct Commit {
     #[command(flatten)]
-    settling: Settling,
+    asked: AskedCharge,
 
     /// The real cost, in the units of the check. What is above the reservation is recorded, too.
     #[arg(value_name = "COST")]
     cost: u64,
 }
 
-/// The charge to settle, and the node to ask.
+/// A charge, and the node to ask.
 #[derive(Args, Clone, Debug)]
-struct Settling {
+pub(super) struct AskedCharge {
     #[command(flatten)]
-    address: Address,
+    pub(super) address: Address,
 
     /// How long to wait for an answer, such as 250ms or 2s.
     #[arg(long, default_value = "1s", value_name = "TIME", value_parser = read_duration)]
-    deadline: Duration,
+    pub(super) deadline: Duration,
 
     /// Print one JSON object, with the fields of the HTTP API.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 
     /// The name that the check gave to its charge.
     #[arg(value_name = "CHARGE_ID")]
-    charge_id: String,
+    pub(super) charge_id: String,
 }
 
 /// An answer with the fields of the HTTP API.
@@ -81,18 +81,18 @@ struct RefundedJson<'a> {
 impl Refund {
     /// Refunds, prints, and returns the exit code.
     pub async fn run(self) -> ExitCode {
-        self.settling.run(None).await
+        self.asked.run(None).await
     }
 }
 
 impl Commit {
     /// Commits, prints, and returns the exit code.
     pub async fn run(self) -> ExitCode {
-        self.settling.run(Some(self.cost)).await
+        self.asked.run(Some(self.cost)).await
     }
 }
 
-impl Settling {
+impl AskedCharge {
     async fn run(self, cost: Option<u64>) -> ExitCode {
         let answer = match self.settle(cost).await {
             Ok(answer) => answer,
