@@ -291,7 +291,8 @@ mod tests {
         tokio::time::sleep(2 * TTL).await;
         assert!(slot.is_held() && slot.answer().allowed);
         assert!(slot.release().await);
-        assert_eq!((node.books().renewals, node.charged()), (0, 1));
+        assert_eq!(node.books().renewals, 0);
+        assert_eq!(node.charged(), 1);
     }
 
     #[test]
