@@ -269,10 +269,14 @@ impl ActiveCell {
     /// Whether no region is known to have been asked for long. Regions see this within a message's time of
     /// each other, so none forgets a cell about which another goes on to speak.
     pub(crate) fn is_idle(&self, now_ns: u64) -> bool {
-        let asks =
-            |view: &View| (view.said.demand.get() > 0 || view.said.owed.get() > 0) && view.is_fresh(now_ns);
+        let asks = |view: &View| view.said.demand.get() > 0 && view.is_fresh(now_ns);
         now_ns.saturating_sub(self.activity.busy_ns) > SETTINGS.sharing.idle_ns
             && !self.views.iter().any(asks)
+    }
+
+    /// Whether any other region says that it owes units.
+    pub(crate) fn hears_of_debts(&self, now_ns: u64) -> bool {
+        self.views.iter().any(|view| view.owed() > 0 && view.is_fresh(now_ns))
     }
 
     /// The units that a request needs at once and that this region cannot hold; 0 if there is none.

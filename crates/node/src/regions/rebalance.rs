@@ -183,7 +183,9 @@ impl Sharing {
         self.write_and_tell(round, cell, effects)?;
         self.advertise(round, active_cell, cell, is_scarce);
         let account = cell.account.as_deref_mut()?;
-        if active_cell.is_idle(now_ns) && account.is_at_home(round.now) {
+        // While anybody owes, the others go on hearing of the debt, and know the cell.
+        let is_owing = owed > 0 || active_cell.hears_of_debts(now_ns);
+        if active_cell.is_idle(now_ns) && !is_owing && account.is_at_home(round.now) {
             if account.leave_alone(Rebalancer::Regions) && account.is_empty(round.now) {
                 cell.forget_held_if_variant_changed();
                 cell.account = None;
@@ -286,8 +288,7 @@ fn settle(round: &Round<'_>, cell: &mut HeapCell, effects: &mut Effects) -> Opti
     Some(account.take_offered(Rebalancer::Regions))
 }
 
-/// Keeps units back for what other regions owe. Returns what this region owes itself: the cell then stays active
-/// until the debt is paid, so that the others know of it.
+/// Keeps units back for what other regions owe. Returns what this region owes itself.
 fn settle_debts(round: &Round<'_>, active_cell: &mut ActiveCell, cell: &mut HeapCell) -> u64 {
     let HeapCell { account: Some(account), state, .. } = cell else { return 0 };
     let salt = round.context.salt;
@@ -296,11 +297,7 @@ fn settle_debts(round: &Round<'_>, active_cell: &mut ActiveCell, cell: &mut Heap
     }
     let left = account.unleased(state, round.now, salt).saturating_add(round.within_reach(account).units);
     account.keep_for_debts(active_cell.kept_for_debts(left, round.now.steady_ns));
-    let owed = account.settle_overdrawn(state, round.now, salt);
-    if owed > 0 {
-        active_cell.activity.note_busy(round.now.steady_ns);
-    }
-    owed
+    account.settle_overdrawn(state, round.now, salt)
 }
 
 /// Notes what was asked for here since the last rebalance.

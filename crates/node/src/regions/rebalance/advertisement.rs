@@ -24,7 +24,7 @@ struct CellStatus {
     is_scarce: bool,
     /// Whether what is left matters: the units of a fixed window are used up.
     counts_left: bool,
-    /// Whether nobody was asked for the cell for long.
+    /// Whether nobody was asked for the cell for long, and nothing is owed here.
     is_idle: bool,
 }
 
@@ -78,15 +78,16 @@ impl Sharing {
         let beside = self.kept_by_mates(round, account);
         let left = account.unleased(&cell.state, round.now, round.context.salt);
         let acts_for = (round.owner != Owner::Each).then(|| self.standing_for(round, account));
+        let owed = account.overdrawn(&cell.state, round.now, round.context.salt);
         let status = CellStatus {
             demand: active_cell.told_demand_milli(&round.resource, now_ns),
             holds: round.resource.weigh(account.effective()).saturating_add(more).saturating_add(beside),
             left: left.saturating_add(more),
-            owed: account.overdrawn(&cell.state, round.now, round.context.salt),
+            owed,
             stands: acts_for.map(|part| Rough::new(round.resource.weigh(part))),
             is_scarce,
             counts_left: round.resource == Resource::Rights,
-            is_idle: active_cell.is_idle(now_ns),
+            is_idle: active_cell.is_idle(now_ns) && owed == 0,
         };
         if active_cell.advertised.is_some_and(|last| !status.is_due(last, now_ns)) {
             return;
