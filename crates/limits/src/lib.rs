@@ -19,6 +19,7 @@ pub mod cell;
 pub mod classes;
 pub mod debt;
 pub mod descriptor;
+pub mod expect;
 mod give_back;
 pub mod limit;
 pub mod meter;

@@ -168,6 +168,7 @@ fn limit(name: &str, by: &str, route: Option<String>) -> Limit {
         candidate_for: None,
         charge: Charge::Together,
         debt: None,
+        expect: None,
         sharing: None,
         on_store_loss: OnStoreLoss::Guard,
         classes: None,

@@ -24,6 +24,7 @@ pub(super) fn bucket(rate: &str, burst: u64) -> LimitSpec {
         candidate_for: None,
         charge: Charge::Together,
         debt: None,
+        expect: None,
         sharing: None,
         on_store_loss: OnStoreLoss::Guard,
         classes: None,

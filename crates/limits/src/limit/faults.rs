@@ -13,6 +13,7 @@ use crate::{
     Algorithm, PERIOD_NS_MAX, UNITS_MAX,
     calendar::{Calendar, Period},
     classes::{Classes, percent},
+    expect::{CostSpec, Expect, ExpectSpec, ExpectedCost},
     meter::Meter,
     notation::{Rate, format_duration_ns, parse_duration_ns, parse_units},
     selector::{By, Condition, Prefix},
@@ -112,6 +113,47 @@ impl Faults {
                     .to_owned(),
             );
         }
+    }
+
+    /// What is set apart for requests of cost 0: at most `most`, in units of a request's cost.
+    pub(super) fn expect(&mut self, spec: &LimitSpec, expect: &ExpectSpec, most: u64) -> Option<Expect> {
+        if spec.concurrent.is_some() {
+            self.add("expect", "a request takes its slots at once: leave `expect` out".to_owned());
+        } else if spec.charge != Charge::Always {
+            self.add(
+                "expect",
+                "the real cost may be above the hold, and must be recorded: add `charge: always`".to_owned(),
+            );
+        }
+        if spec.classes.is_some() {
+            self.add(
+                "expect",
+                "the real cost does not say which class it belongs to: leave `expect` or `classes` out"
+                    .to_owned(),
+            );
+        }
+        let cost = match expect.cost {
+            CostSpec::Fixed(cost) => ExpectedCost::Fixed(cost),
+            CostSpec::Auto { auto } => {
+                if !(auto.quantile > 0.0 && auto.quantile <= 1.0) {
+                    self.add("expect", "a quantile is above 0 and at most 1, such as 0.9".to_owned());
+                }
+                if auto.floor == 0 || auto.floor > auto.cap {
+                    self.add("expect", "a floor is at least 1, and at most the cap".to_owned());
+                }
+                ExpectedCost::Auto(auto)
+            }
+        };
+        if cost.most() == 0 || cost.most() > most {
+            self.add("expect", format!("a hold is 1 to {most}, which is all that a cell has: change it"));
+        }
+        let within_ns = self.take("expect", parse_duration_ns(&expect.within))?;
+        if !(TTL_NS_MIN..=TTL_NS_MAX).contains(&within_ns) {
+            let (least, longest) = (format_duration_ns(TTL_NS_MIN), format_duration_ns(TTL_NS_MAX));
+            let within = &expect.within;
+            self.add("expect", format!("a report comes within {least} to {longest}, not {within}"));
+        }
+        Some(Expect { cost, within_ns })
     }
 
     pub(super) fn classes(
@@ -571,6 +613,7 @@ mod tests {
     use super::*;
     use crate::{
         Descriptor,
+        expect::AutoSpec,
         limit::{
             Limit, Mode,
             examples::{bucket, override_with},
@@ -636,6 +679,38 @@ mod tests {
         refused(quota("fortnight", None), "per", "30d");
         refused(quota("30d", Some("UTC")), "time_zone", "rolls");
         refused(quota("day", Some("Mars/Olympus")), "time_zone", "IANA");
+    }
+
+    #[test]
+    fn a_hold_fits_its_limit_and_is_reported_to() {
+        let holds = |cost: CostSpec, within: &str| LimitSpec {
+            charge: Charge::Always,
+            expect: Some(ExpectSpec { cost, within: within.into() }),
+            ..bucket("60/s", 120)
+        };
+        let auto = |quantile, floor, cap| CostSpec::Auto { auto: AutoSpec { quantile, floor, cap } };
+        let limit = Limit::new(holds(CostSpec::Fixed(120), "5m")).expect("a limit");
+        let expect = limit.expect.expect("holds");
+        assert_eq!((expect.cost.most(), expect.within_ns), (120, 300_000_000_000));
+        assert!(Limit::new(holds(auto(0.9, 1, 120), "1s")).is_ok());
+        for (cost, what) in [
+            (CostSpec::Fixed(0), "1 to 120"),
+            (CostSpec::Fixed(121), "1 to 120"),
+            (auto(0.9, 1, 121), "1 to 120"),
+            (auto(0.0, 1, 100), "quantile"),
+            (auto(1.1, 1, 100), "quantile"),
+            (auto(f64::NAN, 1, 100), "quantile"),
+            (auto(0.5, 0, 100), "floor"),
+            (auto(0.5, 101, 100), "floor"),
+        ] {
+            refused(holds(cost, "5m"), "expect", what);
+        }
+        for within in ["0s", "999ms", "2h", "365d"] {
+            refused(holds(CostSpec::Fixed(5), within), "expect", "");
+        }
+        let once = holds(CostSpec::Fixed(5), "5m");
+        refused(LimitSpec { charge: Charge::Each, ..once.clone() }, "expect", "charge: always");
+        refused(LimitSpec { cost: Some(30), ..holds(CostSpec::Fixed(5), "5m") }, "expect", "1 to 4");
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub use self::{
 use crate::{
     Algorithm, Descriptor, UNITS_MAX,
     classes::{Classes, Role},
+    expect::Expect,
     meter::Meter,
     selector::{By, Condition, Prefix},
     sliding::{SlidingApproximate, SlidingLog, SlidingSlots},
@@ -108,6 +109,8 @@ pub struct Limit {
     pub by: Vec<By>,
     /// The weight of one unit of a request's cost.
     pub cost: u64,
+    /// What is set apart for requests of cost 0. `None` for most limits.
+    pub expect: Option<Expect>,
     /// How regions share the limit.
     pub sharing: LimitSharing,
     /// Classes of consumers.
@@ -203,6 +206,8 @@ impl Limit {
         }
         faults.debt(&spec);
         faults.of_concurrent(&spec);
+        let most = algorithm.as_ref().map_or(UNITS_MAX, |algorithm| algorithm.budget() / cost.max(1));
+        let expect = spec.expect.as_ref().and_then(|expect| faults.expect(&spec, expect, most));
         let sharing = spec.sharing.as_ref().map_or_else(LimitSharing::default, |spec| faults.sharing(spec));
         let mut overrides = Vec::new();
         if spec.overrides.len() > OVERRIDES_MAX {
@@ -220,7 +225,20 @@ impl Limit {
         match (algorithm, faults.0.is_empty()) {
             (Some(algorithm), true) => {
                 let id = LimitId::new(&spec, &by, &when, &algorithm);
-                Ok(Self { id, spec, when, by, cost, sharing, classes, soft, unlimited, algorithm, overrides })
+                Ok(Self {
+                    id,
+                    spec,
+                    when,
+                    by,
+                    cost,
+                    expect,
+                    sharing,
+                    classes,
+                    soft,
+                    unlimited,
+                    algorithm,
+                    overrides,
+                })
             }
             _ => Err(faults.0),
         }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize, de};
 
 use crate::{
     classes::ClassesSpec,
+    expect::ExpectSpec,
     notation::{format_duration_ns, parse_duration_ns, parse_units},
 };
 
@@ -69,6 +70,9 @@ pub struct LimitSpec {
     /// [`UNITS_MAX`](crate::UNITS_MAX). Ten times the limit, the burst or the queue if absent.
     #[serde(default, deserialize_with = "some_units", skip_serializing_if = "Option::is_none")]
     pub debt: Option<u64>,
+    /// What a request of cost 0 is expected to cost: so much is set apart until its real cost is reported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expect: Option<ExpectSpec>,
     /// How regions share the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<SharingSpec>,

@@ -124,6 +124,7 @@ pub(crate) fn nothing_limited() -> LimitSpec {
         candidate_for: None,
         charge: Charge::Together,
         debt: None,
+        expect: None,
         sharing: None,
         on_store_loss: OnStoreLoss::Guard,
         classes: None,

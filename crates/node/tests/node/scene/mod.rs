@@ -47,6 +47,7 @@ fn nothing(name: &str) -> LimitSpec {
         candidate_for: None,
         charge: Charge::Together,
         debt: None,
+        expect: None,
         sharing: None,
         on_store_loss: OnStoreLoss::Guard,
         classes: None,
