@@ -552,7 +552,7 @@ pub(crate) enum Owner {
 
 /// Whether requests under a limit may be forwarded. The decision must need no more than the limit's variant,
 /// the charge must not wait for a disk, and the limit's wait must be long enough for an answer. The charge of a request
-/// under way must be known here, to be given back. All cells must have the same variant, since the node that is asked cannot tell the variant of a cell.
+/// under way, and a hold, must be known here, to be given back. All cells must have the same variant, since the node that is asked cannot tell the variant of a cell.
 pub(crate) fn may_be_forwarded(active: &Active) -> bool {
     let limit = &active.limit;
     limit.spec.mode == Mode::Enforce
@@ -563,6 +563,7 @@ pub(crate) fn may_be_forwarded(active: &Active) -> bool {
         && limit.sharing.wait_ns.is_none_or(|wait_ns| wait_ns >= SETTINGS.forward.back_ns * 2)
         && !active.durable
         && !limit.is_concurrent()
+        && limit.expect.is_none()
         && active.live.is_none()
         && !matches!(limit.algorithm, Algorithm::LeakyBucket(_))
 }

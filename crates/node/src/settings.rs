@@ -43,7 +43,12 @@ pub(crate) const SETTINGS: Settings = Settings {
         warnings_max: 4_096,
         missed_ns: 10 * S,
     },
-    charges: ChargeSettings { memory_part: 8, reserved_parts: 7, settlements_max: 4_096 },
+    charges: ChargeSettings {
+        memory_part: 8,
+        reserved_parts: 7,
+        settlements_max: 4_096,
+        known_costs_max: 16_384,
+    },
     sharing: SharingSettings {
         pulse_ns: 400 * MS,
         reach_ns: 1_500 * MS,
@@ -248,6 +253,9 @@ pub(crate) struct ChargeSettings {
     pub(crate) reserved_parts: usize,
     /// The most settlements that wait for their names to be ended.
     pub(crate) settlements_max: usize,
+    /// The most cells whose costs are known, at about 300 bytes each. Beyond, the cell that was known first is
+    /// forgotten, and its holds are of the largest size again.
+    pub(crate) known_costs_max: usize,
 }
 
 /// Sharing between members: when a cell is rebalanced, what it asks for and what it gives.

@@ -282,6 +282,10 @@ mutations! {
     RenewForgotten: Node;
     /// A renewal is told before it is on disk.
     RenewBeforeDurable: Node;
+    /// A request of cost 0 holds nothing.
+    HoldOfNothing: Node;
+    /// A report that names no charge settles a hold whose request has slots, too.
+    UnnamedReportFreesSlots: Node;
     /// A repeated request with one name is charged each time.
     RepeatChargesAgain: Ring;
     /// The least variant that a cell may have is taken for its known variant.

@@ -51,6 +51,8 @@ pub struct Catalogue {
     pub has_candidates: bool,
     /// Whether any of the limits counts requests under way.
     pub has_slots: bool,
+    /// Whether any of the limits holds units for requests of cost 0.
+    pub has_holds: bool,
     /// Grows with every change.
     pub(crate) version: u64,
     domains: BTreeMap<Box<[u8]>, Domain>,
@@ -109,9 +111,41 @@ pub struct Active {
     pub(crate) opened: Arc<AtomicU64>,
     /// Units that were spent before they were asked for, and that the cells did not have.
     pub(crate) overdrawn: Arc<AtomicU64>,
+    /// Holds that ended.
+    pub(crate) holds: Arc<EndedHolds>,
+}
+
+/// Holds of a limit that ended at this node since the start.
+#[derive(Debug, Default)]
+pub struct EndedHolds {
+    reported: AtomicU64,
+    lapsed: AtomicU64,
+}
+
+impl EndedHolds {
+    /// Counts a hold whose real cost was reported, or one that nobody reported in time.
+    pub(crate) fn count(&self, is_reported: bool) {
+        let counter = if is_reported { &self.reported } else { &self.lapsed };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Holds whose real cost was reported, or that were released.
+    pub fn reported(&self) -> u64 {
+        self.reported.load(Ordering::Relaxed)
+    }
+
+    /// Holds that nobody reported in time.
+    pub fn lapsed(&self) -> u64 {
+        self.lapsed.load(Ordering::Relaxed)
+    }
 }
 
 impl Active {
+    /// The holds that ended at this node.
+    pub fn ended_holds(&self) -> &EndedHolds {
+        &self.holds
+    }
+
     /// A number from 1 that the limit keeps as long as the node runs, through every reload.
     pub const fn slot(&self) -> u32 {
         self.slot
@@ -175,6 +209,8 @@ struct Slot {
     opened: Arc<AtomicU64>,
     /// As [`Active::overdrawn`].
     overdrawn: Arc<AtomicU64>,
+    /// As [`Active::holds`].
+    holds: Arc<EndedHolds>,
 }
 
 impl Slot {
@@ -187,6 +223,7 @@ impl Slot {
             preference: Arc::default(),
             opened: Arc::default(),
             overdrawn: Arc::default(),
+            holds: Arc::default(),
         }
     }
 }
@@ -313,7 +350,7 @@ impl Catalogue {
     }
 
     /// Whether a limit of the domain counts requests under way: an answer then may take a slot.
-    pub fn holds(&self, domain: &[u8]) -> bool {
+    pub fn takes_slots(&self, domain: &[u8]) -> bool {
         self.has_slots && self.domains.get(domain).is_some_and(|domain| domain.has_slots)
     }
 

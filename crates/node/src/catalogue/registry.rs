@@ -301,6 +301,7 @@ impl Registry {
             domains: domains.collect(),
             has_candidates: limits.iter().any(|active| active.live.is_some()),
             has_slots: limits.iter().any(|active| active.limit.is_concurrent()),
+            has_holds: limits.iter().any(|active| active.limit.expect.is_some()),
             limits,
             active: (0..).zip(&self.active).map(|(place, active)| (active.slot, place)).collect(),
             by_id: (0..).zip(&self.active).map(|(place, active)| (active.limit.id, place)).collect(),
@@ -505,6 +506,7 @@ impl Registry {
             closes: has_store && limit.spec.on_store_loss == OnStoreLoss::Closed,
             opened: Arc::clone(&of_slot.opened),
             overdrawn: Arc::clone(&of_slot.overdrawn),
+            holds: Arc::clone(&of_slot.holds),
             limit,
         })
     }

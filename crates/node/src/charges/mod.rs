@@ -9,6 +9,7 @@
 //! charges of a node whose disk is lost stay charged, too.
 
 mod give_back;
+mod holds;
 mod record;
 mod recording;
 mod renew;
@@ -26,7 +27,11 @@ use std::{
 use acequia_limits::{CellTag, LimitId, Now};
 use acequia_rights::mutation::{Mutation, mutated};
 
-pub(crate) use self::{record::Record, shared::SharedRecord};
+pub(crate) use self::{
+    holds::{HeldCells, KnownCosts},
+    record::Record,
+    shared::SharedRecord,
+};
 pub use self::{
     recording::{ChargeId, Recording, Remember, Reserve},
     renew::Renewed,
@@ -72,6 +77,8 @@ pub(crate) struct Charges {
     turn: AtomicUsize,
     /// Settlements that wait until no other node answers by the charge.
     later: Mutex<VecDeque<(ChargeId, Option<u64>)>>,
+    /// What requests cost lately, by cell, for limits that estimate.
+    pub(crate) costs: Mutex<KnownCosts>,
 }
 
 /// The records under one lock.
@@ -83,6 +90,8 @@ pub(crate) struct Records {
     owners: BTreeMap<u32, Owned>,
     /// Reservations by the time they lapse: steady clock.
     lapses: BTreeSet<(u64, u128)>,
+    /// Holds that a report may settle which names no charge, by the time they lapse.
+    holds: BTreeSet<(HeldCells, u64, u128)>,
 }
 
 /// The records of one owner.
@@ -114,7 +123,14 @@ impl Charges {
     pub(crate) fn new(keep: Keep, memory_bytes: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         let bytes_max = memory_bytes / SETTINGS.charges.memory_part / SHARDS;
-        Self { keep, bytes_max, shards, turn: AtomicUsize::new(0), later: Mutex::default() }
+        Self {
+            keep,
+            bytes_max,
+            shards,
+            turn: AtomicUsize::new(0),
+            later: Mutex::default(),
+            costs: Mutex::default(),
+        }
     }
 
     /// The records that contain this name, locked. This lock comes before the lock of any shard of cells.
@@ -171,6 +187,7 @@ impl Records {
         match record.lapses_ns() {
             Some(until_ns) => {
                 self.lapses.insert((until_ns, id));
+                self.holds.extend(record.unnamed_hold().map(|cells| (cells, until_ns, id)));
                 owned.reserved += 1;
             }
             None => {
@@ -188,6 +205,9 @@ impl Records {
         match record.lapses_ns() {
             Some(until_ns) => {
                 self.lapses.remove(&(until_ns, id));
+                if let Some(cells) = record.unnamed_hold() {
+                    self.holds.remove(&(cells, until_ns, id));
+                }
                 owned.reserved -= 1;
             }
             None => owned.kept -= 1,

@@ -3,10 +3,13 @@
 use std::collections::BTreeSet;
 
 use acequia_limits::{CellTag, LimitId, Now, Reason, Verdict};
-use acequia_rights::pool::Generation;
+use acequia_rights::{
+    mutation::{Mutation, mutated},
+    pool::Generation,
+};
 use serde::{Deserialize, Serialize};
 
-use super::{Keep, RESERVE_NS_MAX, Recording, Reserve};
+use super::{Keep, RESERVE_NS_MAX, Recording, Reserve, holds::HeldCells};
 use crate::{Active, Answer, Catalogue, Charged, Debt, LimitAnswer, Mode, Outcome, decide::is_set_apart};
 
 /// What was charged, and the answer. The bytes of a record are those of its fields in their order.
@@ -24,7 +27,12 @@ pub(crate) struct Record {
     /// Whether units came back then.
     came_back: bool,
     answer: RecordedAnswer,
+    /// [`VERSION`]: bytes of another version are not read, so what they charged stays charged.
+    version: u8,
 }
+
+/// The version of a record's bytes.
+const VERSION: u8 = 2;
 
 /// When a charge was made, on both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +41,7 @@ pub(super) struct Made {
     wall_ns: u64,
 }
 
-impl Hold {
+impl SlotTerm {
     /// Whether all charges are known, so that they can be moved to a later time.
     pub(super) const fn is_renewable(self) -> bool {
         self.ttl_ns > 0
@@ -97,12 +105,12 @@ pub(super) enum State {
     /// Nobody reported the real cost in time.
     Lapsed,
     /// The charge takes slots.
-    Held(Hold),
+    Slots(SlotTerm),
 }
 
 /// How long slots are taken. All times are of the steady clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Hold {
+pub(super) struct SlotTerm {
     /// When the slots lapse, unless they are renewed.
     pub(super) until_ns: u64,
     /// The time to which the slots' charges are dated: when they were taken, or last renewed.
@@ -126,6 +134,8 @@ pub(super) struct Limit {
     is_durable: bool,
     /// The place among [`OUTCOMES`]; with [`SLOT`] for a limit on requests under way.
     outcome: u8,
+    /// If the units are a hold, the cost that was expected; otherwise 0.
+    pub(super) expected: u64,
     class: Option<u8>,
     allowed: bool,
     is_over: bool,
@@ -158,14 +168,17 @@ impl Record {
     ) -> Self {
         let lapses_ns = |ttl_ns: u64| now.steady_ns.saturating_add(ttl_ns);
         let state = match (recording.reserve, slots_ttl_ns(answer, catalogue)) {
-            (None, None) => State::Charged,
+            (None, None) => match hold_ns(answer, catalogue) {
+                Some(within_ns) => State::Reserved { until_ns: lapses_ns(within_ns), keeps: false },
+                None => State::Charged,
+            },
             (Some(Reserve { ttl_ns, keeps, .. }), None) => {
                 State::Reserved { until_ns: lapses_ns(ttl_ns.min(RESERVE_NS_MAX)), keeps }
             }
             (reserve, Some(ttl_ns)) => {
                 let ttl_ns = reserve.map_or(ttl_ns, |reserve| reserve.ttl_ns.min(ttl_ns));
                 let keeps = reserve.is_none_or(|reserve| reserve.keeps);
-                State::Held(Hold { until_ns: lapses_ns(ttl_ns), since: Made::at(now), ttl_ns, keeps })
+                State::Slots(SlotTerm { until_ns: lapses_ns(ttl_ns), since: Made::at(now), ttl_ns, keeps })
             }
         };
         let limits = answer.limits.iter();
@@ -189,6 +202,7 @@ impl Record {
                 unmatched: answer.unmatched,
                 limits: limits.collect(),
             },
+            version: VERSION,
         }
     }
 
@@ -211,12 +225,27 @@ impl Record {
 
     /// Whether a decoded record is valid.
     pub(super) fn is_sound(&self) -> bool {
-        self.answer.limits.iter().all(|limit| usize::from(limit.outcome & !SLOT) < OUTCOMES.len())
+        let has_outcome = |limit: &Limit| usize::from(limit.outcome & !SLOT) < OUTCOMES.len();
+        self.version == VERSION && self.answer.limits.iter().all(has_outcome)
+    }
+
+    /// Whether any units were charged as a hold, given back or not by now.
+    pub(super) fn has_holds(&self) -> bool {
+        self.answer.limits.iter().any(Limit::is_hold)
+    }
+
+    /// The cells that an open record holds units of, if a report that names no charge may settle it: nobody
+    /// but the node chose its name, and it takes no slots, which whoever has no name may not have.
+    pub(super) fn unnamed_hold(&self) -> Option<HeldCells> {
+        let is_reserved = matches!(self.state, State::Reserved { .. });
+        let is_unnamed = self.fingerprint == 0 && (is_reserved || mutated(Mutation::UnnamedReportFreesSlots));
+        let held = self.answer.limits.iter().filter(|limit| is_unnamed && limit.is_hold());
+        HeldCells::of(held.map(|limit| limit.tag))
     }
 
     /// Whether the record is neither settled nor lapsed.
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.state, State::Charged | State::Reserved { .. } | State::Held(_))
+        matches!(self.state, State::Charged | State::Reserved { .. } | State::Slots(_))
     }
 
     /// The record as an earlier process left it. The steady clock was anchored to the wall clock anew, and
@@ -233,10 +262,10 @@ impl Record {
                 let ttl_ns = until_ns.saturating_sub(self.made.steady_ns).min(RESERVE_NS_MAX);
                 *until_ns = ends_ns(*until_ns, self.made, ttl_ns);
             }
-            State::Held(hold) => {
-                hold.ttl_ns = hold.ttl_ns.min(RESERVE_NS_MAX);
-                hold.until_ns = ends_ns(hold.until_ns, hold.since, hold.ttl_ns);
-                hold.since.steady_ns = hold.since.steady_ns.min(now.steady_ns);
+            State::Slots(term) => {
+                term.ttl_ns = term.ttl_ns.min(RESERVE_NS_MAX);
+                term.until_ns = ends_ns(term.until_ns, term.since, term.ttl_ns);
+                term.since.steady_ns = term.since.steady_ns.min(now.steady_ns);
             }
             State::Charged | State::Settled | State::Lapsed => {}
         }
@@ -254,10 +283,10 @@ impl Record {
         for limit in self.answer.limits.iter_mut().filter(forgotten) {
             limit.is_charged = false;
             any = true;
-            if let State::Held(hold) = &mut self.state
+            if let State::Slots(term) = &mut self.state
                 && limit.is_slot()
             {
-                hold.ttl_ns = 0;
+                term.ttl_ns = 0;
             }
         }
         any
@@ -291,7 +320,7 @@ impl Record {
     /// When the reservation ends; `None` if the charge is not a reservation, or is settled.
     pub(super) fn lapses_ns(&self) -> Option<u64> {
         match self.state {
-            State::Reserved { until_ns, .. } | State::Held(Hold { until_ns, .. }) => Some(until_ns),
+            State::Reserved { until_ns, .. } | State::Slots(SlotTerm { until_ns, .. }) => Some(until_ns),
             State::Charged | State::Settled | State::Lapsed => None,
         }
     }
@@ -299,16 +328,16 @@ impl Record {
     /// Whether charges other than slots stay when nobody settles the record in time.
     pub(super) fn keeps(&self) -> bool {
         match self.state {
-            State::Reserved { keeps, .. } | State::Held(Hold { keeps, .. }) => keeps,
+            State::Reserved { keeps, .. } | State::Slots(SlotTerm { keeps, .. }) => keeps,
             State::Charged | State::Settled | State::Lapsed => true,
         }
     }
 
     /// Notes that the slots are taken anew.
     pub(super) fn renew(&mut self, now: Now) {
-        if let State::Held(hold) = &mut self.state {
-            hold.since = Made::at(now);
-            hold.until_ns = now.steady_ns.saturating_add(hold.ttl_ns);
+        if let State::Slots(term) = &mut self.state {
+            term.since = Made::at(now);
+            term.until_ns = now.steady_ns.saturating_add(term.ttl_ns);
         }
     }
 
@@ -318,9 +347,9 @@ impl Record {
     }
 
     /// How long the record's slots are taken; `None` if there are none.
-    pub(super) fn hold(&self) -> Option<Hold> {
+    pub(super) fn slot_term(&self) -> Option<SlotTerm> {
         match self.state {
-            State::Held(hold) => Some(hold),
+            State::Slots(term) => Some(term),
             _ => None,
         }
     }
@@ -357,6 +386,12 @@ impl Record {
     /// The limits that were charged.
     pub(super) fn charged(&self) -> impl Iterator<Item = &Limit> {
         self.answer.limits.iter().filter(|limit| limit.is_charged)
+    }
+
+    /// The limits that were charged, also those to which nothing goes back any more: they still count what a hold
+    /// lacked.
+    pub(super) fn spent_from(&self) -> impl Iterator<Item = &Limit> {
+        self.answer.limits.iter().filter(|limit| limit.is_charged || limit.is_hold())
     }
 
     /// Whether any of these limits was charged.
@@ -422,7 +457,19 @@ fn slots_ttl_ns(answer: &Answer, catalogue: &Catalogue) -> Option<u64> {
     limits.filter(|limit| limit.is_concurrent()).map(|limit| limit.algorithm.period_ns()).min()
 }
 
+/// How long the holds of an answer wait for a report: the shortest time over its limits. `None` if there are none.
+fn hold_ns(answer: &Answer, catalogue: &Catalogue) -> Option<u64> {
+    let held = answer.limits.iter().filter(|limit| limit.is_charged && limit.expected > 0);
+    let expects = held.map(|limit| catalogue.limits[limit.limit as usize].limit.expect);
+    expects.flatten().map(|expect| expect.within_ns).min()
+}
+
 impl Limit {
+    /// Whether the units are a hold.
+    pub(super) const fn is_hold(&self) -> bool {
+        self.expected > 0
+    }
+
     /// Whether the units are slots of requests under way.
     pub(super) const fn is_slot(&self) -> bool {
         self.outcome & SLOT != 0
@@ -430,7 +477,7 @@ impl Limit {
 
     /// The record of a limit's answer. `is_lease`: whether the caller may spend the units later.
     fn new(limit: &LimitAnswer, active: &Active, is_lease: bool) -> Self {
-        let LimitAnswer { verdict, tag, is_charged, class, descriptors, budget, .. } = *limit;
+        let LimitAnswer { verdict, tag, is_charged, class, descriptors, budget, expected, .. } = *limit;
         let outcome = OUTCOMES.iter().position(|outcome| *outcome == limit.outcome).unwrap_or(0);
         Self {
             id: active.limit.id,
@@ -440,6 +487,7 @@ impl Limit {
             is_leased: is_lease && is_set_apart(&active.limit.algorithm),
             is_durable: active.durable,
             outcome: outcome as u8 | if active.limit.is_concurrent() { SLOT } else { 0 },
+            expected: if is_charged { expected } else { 0 },
             class,
             allowed: verdict.allowed,
             is_over: limit.reason != Reason::WithinLimit,
@@ -472,6 +520,7 @@ impl Limit {
             reason,
             descriptors: self.descriptors,
             units: self.units,
+            expected: self.expected,
             debt: Debt::default(),
             budget: self.budget,
             expected_wait_ns: 0,

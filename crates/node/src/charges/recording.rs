@@ -22,8 +22,8 @@ impl ChargeId {
 pub enum Remember {
     /// Every answer that charges something: the caller asked for that.
     Always,
-    /// Only an answer that takes a slot ([`acequia_limits::Limit::is_concurrent`]), so that the slot can be
-    /// released. No caller may know the name beforehand.
+    /// Only an answer that takes a slot ([`acequia_limits::Limit::is_concurrent`]) or a hold
+    /// ([`acequia_limits::Limit::expect`]), so that it can be released. No caller may know the name beforehand.
     IfHeld,
 }
 

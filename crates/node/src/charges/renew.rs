@@ -8,7 +8,7 @@
 //!   (`Algorithm::lingers_ns`). Charges that rested on the loan are dated before its end: they have left by then.
 //!   A charge that is renewed after the end must fit into what the cell has without the loan.
 //! - *A hold on the region's pool that shrank or ended*, and a limit that was lowered, are as loans that ended.
-//! - *Leases of clients*, whose units are set apart, never have slots (`Asker::cannot_hold`).
+//! - *Leases of clients*, whose units are set apart, never have slots (`Asker::cannot_take_slots`).
 //! - *A crash*: the journal gets the cell, then the record, and only then the holder is told. In between, the disk has
 //!   the charge for as long as the holder knows, or for longer.
 //! - *A charge that is not where it should be*, because memory was full or a crash forgot it, cannot be moved. Its
@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use super::{
     ChargeId,
-    record::{Hold, Limit},
+    record::{Limit, SlotTerm},
 };
 use crate::{
     Catalogue, Node,
@@ -92,10 +92,10 @@ impl Node {
         let now = self.not_before(now);
         let mut records = self.charges.lock(id);
         let Some(record) = records.get(id, self.charges.keep, now) else { return Renewed::Unknown };
-        let Some(hold) = record.hold() else {
+        let Some(term) = record.slot_term() else {
             return if record.had_slots() { Renewed::Lapsed } else { Renewed::Unknown };
         };
-        if hold.until_ns <= now.steady_ns {
+        if term.until_ns <= now.steady_ns {
             self.lapse(&mut records, id, now);
             return Renewed::Lapsed;
         }
@@ -103,26 +103,26 @@ impl Node {
             // They are released as soon as no other node answers by them.
             return Renewed::Lapsed;
         }
-        let denied = Renewed::Denied { lapses_in_ns: hold.until_ns - now.steady_ns };
+        let denied = Renewed::Denied { lapses_in_ns: term.until_ns - now.steady_ns };
         // Rows that nobody waits for must not pile up while the disk fails.
         let is_writable = !self.setup.config.durable || self.has_disk();
-        let is_known = hold.is_renewable() || mutated(Mutation::RenewForgotten);
+        let is_known = term.is_renewable() || mutated(Mutation::RenewForgotten);
         if !may_decide || !is_writable || !is_known {
             return denied;
         }
         let charged = record.charged().filter(|limit| limit.is_slot());
         let slots: Option<SmallVec<[Slot; 2]>> =
             charged.map(|limit| Some(Slot::of(self.slot_of(limit.id)?, limit))).collect();
-        let Some(batch) = slots.and_then(|slots| self.move_slots(&slots, hold, now)) else { return denied };
+        let Some(batch) = slots.and_then(|slots| self.move_slots(&slots, term, now)) else { return denied };
         let row = records.change(id, |record| record.renew(now));
         let after_batch = row.map_or(0, |row| self.push_charge(row));
         records.sent_in(id, after_batch);
         let after_batch = if is_told_before_disk() { 0 } else { after_batch.max(batch) };
-        Renewed::Done { lapses_in_ns: hold.ttl_ns, after_batch }
+        Renewed::Done { lapses_in_ns: term.ttl_ns, after_batch }
     }
 
     /// Moves all of these charges to now, or none. Returns the batch in which the cells go to the disk, or 0.
-    fn move_slots(&self, slots: &[Slot], hold: Hold, now: Now) -> Option<u64> {
+    fn move_slots(&self, slots: &[Slot], term: SlotTerm, now: Now) -> Option<u64> {
         let mut numbers: SmallVec<[usize; 2]> = slots.iter().map(|slot| shard_of(slot.tag)).collect();
         numbers.sort_unstable();
         numbers.dedup();
@@ -133,7 +133,7 @@ impl Node {
         let catalogue = self.catalogue();
         let mut all: SmallVec<[Moved; 2]> = SmallVec::new();
         for slot in slots {
-            all.push(self.moved(&catalogue, slot, hold, cells_of(&mut shards, slot.tag), now)?);
+            all.push(self.moved(&catalogue, slot, term, cells_of(&mut shards, slot.tag), now)?);
         }
         let mut batch = 0;
         for (slot, moved) in slots.iter().zip(all) {
@@ -156,7 +156,7 @@ impl Node {
         &self,
         catalogue: &Catalogue,
         slot: &Slot,
-        hold: Hold,
+        term: SlotTerm,
         cells: &mut Cells,
         now: Now,
     ) -> Option<Moved> {
@@ -169,7 +169,7 @@ impl Node {
         let moved = cells.with_heap_cell(at, |cell| {
             let (algorithm, state) = self.settled(cell, &context, now);
             let mut state = state.clone();
-            let back = algorithm.refund(&mut state, hold.since.now(), units, now, algorithm, salt);
+            let back = algorithm.refund(&mut state, term.since.now(), units, now, algorithm, salt);
             let verdict = algorithm.probe(&state, now, units, salt);
             let fits = verdict.allowed || mutated(Mutation::RenewBeyondPart);
             if back < units || !fits {

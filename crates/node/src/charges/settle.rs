@@ -87,7 +87,13 @@ impl Node {
         self.settle_in(&mut records, id, cost, now)
     }
 
-    fn settle_in(&self, records: &mut Records, id: ChargeId, cost: Option<u64>, now: Now) -> Settled {
+    pub(super) fn settle_in(
+        &self,
+        records: &mut Records,
+        id: ChargeId,
+        cost: Option<u64>,
+        now: Now,
+    ) -> Settled {
         let Some(record) = records.get(id, self.charges.keep, now) else { return Settled::Unknown };
         if record.lapses_ns().is_some_and(|until_ns| until_ns <= now.steady_ns) {
             let was_said = record.memory.said.is_some();
@@ -99,11 +105,12 @@ impl Node {
                 let batch = record.batch();
                 return Settled::Before { after_batch: if self.is_committed(batch) { 0 } else { batch } };
             }
-            State::Charged | State::Reserved { .. } | State::Held(_) | State::Settled => {}
+            State::Charged | State::Reserved { .. } | State::Slots(_) | State::Settled => {}
             State::Lapsed => return Settled::Lapsed,
         }
         let charged = record.cost();
-        let spent = Spent { cost: cost.unwrap_or(0), charged };
+        let cost = cost.unwrap_or(0);
+        let spent = Spent { cost, charged, held_cost: cost };
         if let Some(generation) = ends_first(record, spent) {
             // When a reservation lapses, no node answers by it any more: then the cost that was reported
             // first counts.
@@ -114,6 +121,7 @@ impl Node {
         }
         let record = record.clone();
         let mut refunded = self.end_leases(&record, spent, now);
+        self.end_holds(&record, Some(cost));
         self.overdraw(&record, spent, now);
         let after_batch = self.mark(records, id, State::Settled, comes_back(&record, spent), now);
         refunded.extend(self.give_back(&record, spent, now));
@@ -125,15 +133,17 @@ impl Node {
         let Some(record) = records.all.get(&id.0).cloned() else { return };
         let charged = record.cost();
         if let Some(cost) = record.memory.said {
-            let spent = Spent { cost, charged };
+            let spent = Spent { cost, charged, held_cost: cost };
             self.end_leases(&record, spent, now);
+            self.end_holds(&record, Some(cost));
             self.mark(records, id, State::Settled, comes_back(&record, spent), now);
             self.give_back(&record, spent, now);
             return;
         }
-        self.end_leases(&record, Spent { cost: charged, charged }, now);
-        let spent = Spent { cost: if record.keeps() { charged } else { 0 }, charged };
-        let comes_back = !record.keeps() || record.hold().is_some();
+        self.end_leases(&record, Spent { cost: charged, charged, held_cost: 0 }, now);
+        self.end_holds(&record, None);
+        let spent = Spent { cost: if record.keeps() { charged } else { 0 }, charged, held_cost: 0 };
+        let comes_back = !record.keeps() || record.slot_term().is_some() || record.has_holds();
         self.mark(records, id, State::Lapsed, comes_back, now);
         if comes_back {
             self.give_back(&record, spent, now);
@@ -142,7 +152,21 @@ impl Node {
 
     /// Gives everything back that a request was just charged: it cannot be remembered.
     pub(crate) fn undo(&self, record: &Record, now: Now) {
-        self.give_back(record, Spent { cost: 0, charged: record.cost() }, now);
+        for limit in record.charged().filter(|limit| !limit.is_leased) {
+            self.give_back_to_limit(limit, ChargedAt::exactly(record.made()), limit.units, now);
+        }
+    }
+
+    /// Counts the ends of holds; `cost` is the real cost, `None` if nobody reported it.
+    fn end_holds(&self, record: &Record, cost: Option<u64>) {
+        for limit in record.spent_from().filter(|limit| limit.is_hold()) {
+            let (Some(slot), catalogue) = (self.slot_of(limit.id), self.catalogue()) else { continue };
+            let Some(active) = catalogue.active_of(slot) else { continue };
+            active.holds.count(cost.is_some());
+            if let Some(cost) = cost.filter(|cost| *cost > 0) {
+                self.note_cost(active.limit.expect.as_ref(), CellKey { slot, tag: limit.tag }, cost);
+            }
+        }
     }
 
     /// Records the end of a charge. Returns the batch in which the record goes to the disk, or 0.
@@ -160,28 +184,29 @@ impl Node {
         let made = self.charged_at(record, now);
         let mut refunded = Vec::new();
         for limit in record.charged().filter(|limit| !limit.is_leased) {
-            let Some(slot) = self.slot_of(limit.id) else { continue };
-            let (units, made) = match record.hold() {
-                Some(hold) if limit.is_slot() => (limit.units, ChargedAt::exactly(hold.since.now())),
-                _ => (limit.units.saturating_sub(spent.of(limit.units)), made),
+            let (units, made) = match record.slot_term() {
+                Some(term) if limit.is_slot() => (limit.units, ChargedAt::exactly(term.since.now())),
+                _ => (limit.units.saturating_sub(spent.on(record, limit).of(limit.units)), made),
             };
-            let back = self.refund_cell(slot, limit, &made, units, now);
-            if back > 0 {
-                refunded.push(refunded_of(&self.catalogue(), slot, back));
-            }
+            refunded.extend(self.give_back_to_limit(limit, made, units, now));
         }
         refunded
     }
 
+    /// Gives units of one limit's charge back; returns what came back, if anything did.
+    fn give_back_to_limit(&self, limit: &Limit, made: ChargedAt, units: u64, now: Now) -> Option<Refunded> {
+        let slot = self.slot_of(limit.id)?;
+        let back = self.refund_cell(slot, limit, &made, units, now);
+        (back > 0).then(|| refunded_of(&self.catalogue(), slot, back))
+    }
+
     /// Records what the real cost is above the charge, on every limit that was charged.
     fn overdraw(&self, record: &Record, spent: Spent, now: Now) {
-        if spent.cost <= spent.charged {
-            return;
-        }
         // A request takes no more slots because it cost more.
-        for limit in record.charged().filter(|limit| !limit.is_slot()) {
-            if let Some(slot) = self.slot_of(limit.id) {
-                self.overdraw_cell(slot, limit, spent.above(limit.units), now);
+        for limit in record.spent_from().filter(|limit| !limit.is_slot()) {
+            let units = spent.on(record, limit).above(limit.units);
+            if let Some(slot) = self.slot_of(limit.id).filter(|_| units > 0) {
+                self.overdraw_cell(slot, limit, units, now);
             }
         }
     }
@@ -417,9 +442,21 @@ struct Spent {
     cost: u64,
     /// The cost that was charged.
     charged: u64,
+    /// The real cost, for holds: 0 if nobody reported it.
+    held_cost: u64,
 }
 
 impl Spent {
+    /// What was spent of one limit's charge. A request that holds units is of cost 0, so what it was charged for
+    /// beside its holds was the cost of single descriptors: that stays.
+    fn on(self, record: &Record, limit: &Limit) -> Self {
+        match (limit.is_hold(), record.has_holds()) {
+            (true, _) => Self { cost: self.held_cost, charged: limit.expected, ..self },
+            (false, true) => Self { cost: 1, charged: 1, ..self },
+            (false, false) => self,
+        }
+    }
+
     /// Whether less was spent than charged.
     const fn leaves_some(self) -> bool {
         self.cost < self.charged
@@ -482,7 +519,7 @@ fn ends_first(record: &Record, spent: Spent) -> Option<Generation> {
 
 /// Whether a settlement gives anything back: the record then does not stand for its answer any more.
 fn comes_back(record: &Record, spent: Spent) -> bool {
-    spent.leaves_some() || record.hold().is_some()
+    spent.leaves_some() || record.slot_term().is_some() || record.has_holds()
 }
 
 /// By this algorithm, the fastest of the whole limit, a bucket has restored units since the charge: those do

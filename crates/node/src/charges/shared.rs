@@ -40,7 +40,7 @@ pub struct SharedAnswer {
 }
 
 /// The version of the format: nodes that use another version charge anew.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// The form in which an answer is kept.
 #[derive(Debug, Serialize, Deserialize)]

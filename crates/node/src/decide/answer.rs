@@ -77,6 +77,8 @@ pub struct LimitAnswer {
     pub descriptors: u64,
     /// Units asked for, over all those descriptors.
     pub units: u64,
+    /// If those units are a hold, the cost that is expected, in units of a request's cost; otherwise 0.
+    pub expected: u64,
     /// What was spent before it was asked for, and did not fit.
     pub debt: Debt,
     /// The budget of this cell, from its override if there is one.

@@ -34,7 +34,7 @@ impl RequestCheck<'_, '_> {
     /// known of it.
     fn is_due_anyway(&self, hit: &Hit, answer: &Answer) -> bool {
         let active = self.limit(hit);
-        if active.limit.is_concurrent() {
+        if active.limit.is_concurrent() || hit.is_hold() {
             // A denied request is not under way.
             return false;
         }

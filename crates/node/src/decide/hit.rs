@@ -5,6 +5,7 @@ use acequia_rights::MemberId;
 use smallvec::SmallVec;
 
 use super::{DESCRIPTORS_MAX, HITS_INLINE, Overdraft, RequestCheck, classed::Classed};
+use crate::catalogue::VariantKey;
 
 /// A cell that the request hits.
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub(super) struct Hit {
     pub(super) limit: u32,
     pub(super) tag: CellTag,
     pub(super) units: u64,
+    /// If the units are a hold, the cost that is expected; otherwise 0.
+    pub(super) expected: u64,
     /// Whether any descriptor charges the cell, rather than peeks.
     pub(super) charges: bool,
     pub(super) exempt: bool,
@@ -55,6 +58,7 @@ pub(super) struct Found {
     pub(super) limit: u32,
     tag: CellTag,
     pub(super) units: u64,
+    expected: u64,
     charges: bool,
     pub(super) exempt: bool,
     variant: u16,
@@ -65,11 +69,12 @@ pub(super) struct Found {
 impl Found {
     #[inline(always)]
     pub(super) fn hit(self) -> Hit {
-        let Self { limit, tag, units, charges, exempt, variant, piece, descriptors } = self;
+        let Self { limit, tag, units, expected, charges, exempt, variant, piece, descriptors } = self;
         Hit {
             limit,
             tag,
             units,
+            expected,
             charges,
             exempt,
             variant,
@@ -162,11 +167,17 @@ impl RequestCheck<'_, '_> {
         let tag = if whose.is_apart() { active.tagger.apart(tag) } else { tag };
         let variant = active.variant_of(whose.index(), 0);
         let piece = self.local(active, variant).piece_of(tag.salt());
+        let (mut cost, mut expected) = (cost, 0);
+        if limit.expect.is_some() {
+            expected = self.expected(active, VariantKey { slot: active.slot, variant }, tag, cost);
+            cost = if self.ask.is_settled { 0 } else { cost.max(expected) };
+        }
         let found = Found {
             limit: number,
             tag,
             // A peek asks whether the smallest request would pass.
             units: limit.units(cost.max(1)),
+            expected,
             charges: cost > 0,
             exempt: self.is_past_counting(limit)
                 || limit.unlimited.iter().any(|c| c.holds_for_all(descriptor)),

@@ -4,6 +4,7 @@ mod answer;
 mod charge;
 mod classed;
 mod give_back;
+mod held;
 mod hit;
 mod lease;
 mod overdraw;
@@ -63,6 +64,9 @@ pub struct Ask {
     pub forwarding: Forwarding,
     /// What is recorded though it does not fit.
     pub overdraft: Overdraft,
+    /// Whether a hold was settled for the request's cost ([`Asker::settle_hold`]): limits with holds do not
+    /// count the cost again.
+    pub is_settled: bool,
 }
 
 /// What a request records on limits that have too little left.
@@ -109,6 +113,7 @@ impl Ask {
         holds: false,
         forwarding: Forwarding::Never,
         overdraft: Overdraft::Always,
+        is_settled: false,
     };
     /// Charges, and cannot wait.
     pub const CHECK_NOW: Self = Self { can_wait: false, ..Self::CHECK };

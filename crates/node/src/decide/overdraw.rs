@@ -31,7 +31,9 @@ impl RequestCheck<'_, '_> {
         };
         // What was spent of a window that the clock has left is not known.
         let is_known = answer.limits[number].reason != Reason::Clock;
-        is_asked && is_known && self.ask.charge && hit.charges && !hit.exempt && !self.ask.holds
+        // A denied request is not under way, so it holds nothing.
+        let is_spent = self.ask.charge && hit.charges && !hit.exempt && !self.ask.holds && !hit.is_hold();
+        is_asked && is_known && is_spent
     }
 
     /// Records a hit that does not fit. Returns the batch that must be on disk first, or 0.

@@ -222,6 +222,7 @@ impl RequestCheck<'_, '_> {
             reason: judged.reason,
             descriptors: hit.descriptors,
             units: hit.units,
+            expected: hit.expected,
             debt: Debt::default(),
             budget: self.global(hit).budget(),
             expected_wait_ns: judged.expected_wait_ns,

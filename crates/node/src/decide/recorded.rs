@@ -30,7 +30,7 @@ impl Asker {
             self.may_decide = self.node.may_decide();
             let now = self.node.not_before(now);
             self.check_seldom(request, now, ask);
-            self.remember_slots(request.cost, recording);
+            self.remember_held(request.cost, recording);
             return Ok(&self.answer);
         }
         let node = Arc::clone(&self.node);
@@ -49,7 +49,7 @@ impl Asker {
             self.answer.deny_for_now(reason);
             return Ok(&self.answer);
         }
-        if let Some(reason) = self.cannot_hold(&node, &records, request, now, recording) {
+        if let Some(reason) = self.cannot_take_slots(&node, &records, request, now, recording) {
             self.answer.deny_for_now(reason);
             return Ok(&self.answer);
         }
@@ -65,7 +65,11 @@ impl Asker {
         // Charges of a denied request are not part of an answer that may be repeated, unless they were spent.
         let stands = self.answer.allowed || ask.overdraft == Overdraft::Spent;
         if stands && self.answer.limits.iter().any(|limit| limit.is_charged) {
-            self.remember(&mut records, recording, cost, has_disk);
+            if self.holds_units() && is_full(&node, &records, recording) {
+                self.undo_held(cost, recording);
+            } else {
+                self.remember(&mut records, recording, cost, has_disk);
+            }
         }
         Ok(&self.answer)
     }
@@ -89,7 +93,7 @@ impl Asker {
 
     /// Why the slots that a request would take cannot be remembered, or not as they must be; `None` if they
     /// can, or if the request takes none.
-    fn cannot_hold(
+    fn cannot_take_slots(
         &mut self,
         node: &Node,
         records: &Records,
@@ -98,9 +102,8 @@ impl Asker {
         recording: &Recording,
     ) -> Option<Reason> {
         self.load_catalogue();
-        let records_max = node.charges.records_max(records);
-        let is_full = || records.is_full_of_reservations(recording.owner, records_max);
-        if !self.catalogue.holds(request.domain) || !(recording.is_lease() || is_full()) {
+        let is_full = || is_full(node, records, recording);
+        if !self.catalogue.takes_slots(request.domain) || !(recording.is_lease() || is_full()) {
             return None;
         }
         // The requests that a lease lets pass would be under way, and nobody would know of them.
@@ -114,37 +117,15 @@ impl Asker {
         limits.into_iter().any(|limit| self.catalogue.limits[limit.limit as usize].limit.is_concurrent())
     }
 
-    /// Whether the last answer took slots.
-    #[inline]
-    pub fn took_slots(&self) -> bool {
-        self.catalogue.has_slots
-            && self.answer.limits.iter().any(|limit| {
-                limit.is_charged && self.catalogue.limits[limit.limit as usize].limit.is_concurrent()
-            })
-    }
-
-    /// Remembers the slots that the last answer took, for a request of this cost, under a name that no caller
-    /// knows yet. If there is no room to remember them, everything is given back and the request is denied:
-    /// slots that nobody can release would be taken until they lapse.
-    pub fn remember_slots(&mut self, cost: u64, recording: &Recording) {
-        if !self.took_slots() {
-            return;
-        }
-        let (node, now) = (Arc::clone(&self.node), self.went_by);
-        let mut records = node.charges.lock(recording.id);
-        let records_max = node.charges.records_max(&records);
-        if records.is_full_of_reservations(recording.owner, records_max) {
-            node.undo(&Record::new(recording, &self.answer, &self.catalogue, cost, now), now);
-            self.answer.limits.iter_mut().for_each(|limit| limit.is_charged = false);
-            self.answer.deny_for_now(Reason::Overflow);
-            return;
-        }
-        self.remember(&mut records, recording, cost, node.has_disk());
-    }
-
     /// Remembers the charge that was just made for a request of this cost. Without a disk, a reply does not
     /// wait for its record.
-    fn remember(&mut self, records: &mut Records, recording: &Recording, cost: u64, has_disk: bool) {
+    pub(super) fn remember(
+        &mut self,
+        records: &mut Records,
+        recording: &Recording,
+        cost: u64,
+        has_disk: bool,
+    ) {
         let node = &self.node;
         // The charge was made at this time.
         let now = self.went_by;
@@ -238,10 +219,14 @@ fn record_of_repeat(records: &Records, id: ChargeId, keep: Keep, now: Now) -> Op
     records.get(id, keep, now).filter(|_| !mutated(Mutation::RepeatChargesAgain))
 }
 
+/// Whether there is no room for one more reservation.
+pub(super) fn is_full(node: &Node, records: &Records, recording: &Recording) -> bool {
+    records.is_full_of_reservations(recording.owner, node.charges.records_max(records))
+}
+
 /// Why a charge cannot be remembered now as it must be; `None` if it can.
 fn cannot_remember(node: &Node, records: &Records, recording: &Recording, has_disk: bool) -> Option<Reason> {
-    let records_max = node.charges.records_max(records);
-    if recording.reserve.is_some() && records.is_full_of_reservations(recording.owner, records_max) {
+    if recording.reserve.is_some() && is_full(node, records, recording) {
         return Some(Reason::Overflow);
     }
     // The record is all that a restart knows of a lease. Nodes that share a store write no records: after a

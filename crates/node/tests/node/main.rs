@@ -9,6 +9,7 @@ mod forwards;
 mod full_memory;
 mod give_back;
 mod histories;
+mod holds;
 mod leases;
 mod members;
 mod memory;

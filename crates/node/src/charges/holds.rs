@@ -1,0 +1,99 @@
+//! Holds: charges of requests whose cost is known only when they are done ([`acequia_limits::expect`]).
+//!
+//! **A hold is a reservation.** Its units are charged like any others, so every bound of charges holds for them, and
+//! shares, loans and restarts see no difference. The report of the real cost settles it (`settle`); otherwise it
+//! lapses and goes back. So what passes a limit is at most what requests cost beyond their holds.
+//!
+//! A report may name no charge, because the gateway cannot. It then settles the hold of its cells that lapses first.
+//! With a fixed cost all holds of the same cells are equal. So what stays held is never less, and never for shorter,
+//! than what is under way, whichever request the report was of.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use acequia_limits::{
+    CellTag, Now,
+    expect::{Costs, Expect},
+};
+use acequia_rights::mutation::{Mutation, mutated};
+
+use super::{ChargeId, Records, SHARDS, Settled};
+use crate::{Node, cell::CellKey, lock, settings::SETTINGS};
+
+/// The cells that a request holds units of, as one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct HeldCells(u128);
+
+impl HeldCells {
+    /// The number of these cells, in any order; `None` if there are none.
+    pub(crate) fn of(tags: impl Iterator<Item = CellTag>) -> Option<Self> {
+        // Tags are hashes, and no request holds units of a cell twice.
+        tags.map(|tag| tag.0).reduce(|all, tag| all ^ tag).map(Self)
+    }
+
+    /// A fresh name, changed so that its record is under the lock at which reports look for it.
+    pub(crate) fn name(self, fresh: ChargeId) -> ChargeId {
+        let shards = SHARDS as u128;
+        ChargeId(fresh.0 / shards * shards + self.0 % shards)
+    }
+}
+
+/// What requests cost lately, by cell.
+#[derive(Debug, Default)]
+pub(crate) struct KnownCosts {
+    cells: BTreeMap<CellKey, Costs>,
+    /// The cells in the order in which they came.
+    order: VecDeque<CellKey>,
+}
+
+impl KnownCosts {
+    fn note(&mut self, key: CellKey, cost: u64) {
+        if let Some(costs) = self.cells.get_mut(&key) {
+            return costs.note(cost);
+        }
+        if self.order.len() >= SETTINGS.charges.known_costs_max
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.cells.remove(&oldest);
+        }
+        self.order.push_back(key);
+        self.cells.entry(key).or_default().note(cost);
+    }
+}
+
+impl Records {
+    /// The hold of these cells that lapses first.
+    fn next_hold(&self, cells: HeldCells, now: Now) -> Option<ChargeId> {
+        let from = (cells, now.steady_ns.saturating_add(1), 0);
+        let (found, _, id) = self.holds.range(from..).next()?;
+        (*found == cells).then_some(ChargeId(*id))
+    }
+}
+
+impl Node {
+    /// What a request is expected to cost at a cell.
+    pub(crate) fn expected_cost(&self, expect: &Expect, key: CellKey) -> u64 {
+        if mutated(Mutation::HoldOfNothing) {
+            return 0;
+        }
+        match expect.cost {
+            acequia_limits::expect::ExpectedCost::Fixed(cost) => cost,
+            auto @ acequia_limits::expect::ExpectedCost::Auto(_) => {
+                let costs = lock(&self.charges.costs);
+                costs.cells.get(&key).map_or_else(|| auto.of(&Costs::default()), |known| auto.of(known))
+            }
+        }
+    }
+
+    /// Notes what a request has cost at a cell, if its limit estimates costs.
+    pub(crate) fn note_cost(&self, expect: Option<&Expect>, key: CellKey, cost: u64) {
+        let Some(Expect { cost: acequia_limits::expect::ExpectedCost::Auto(_), .. }) = expect else { return };
+        lock(&self.charges.costs).note(key, cost);
+    }
+
+    /// Settles the hold of these cells that lapses first with its real cost; says whether there was one.
+    pub(crate) fn settle_next_hold(&self, cells: HeldCells, cost: u64, now: Now) -> bool {
+        let mut records = self.charges.lock(ChargeId(cells.0));
+        let Some(id) = records.next_hold(cells, now) else { return false };
+        matches!(self.settle_in(&mut records, id, Some(cost), now), Settled::Done { .. })
+    }
+}
