@@ -15,6 +15,7 @@ mod config;
 mod demo;
 mod envoy;
 mod grpc;
+mod holds;
 mod hostile;
 mod http;
 mod memory;

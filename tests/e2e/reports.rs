@@ -195,7 +195,7 @@ impl Gateway {
         gateway
     }
 
-    fn passes(&self, tenant: &str) -> bool {
+    pub(crate) fn passes(&self, tenant: &str) -> bool {
         let reply = Http::to(self.address).ask("GET", "/", &[("x-tenant", tenant)], "").expect("an answer");
         assert!(matches!(reply.status, 200 | 429), "{}", reply.status);
         reply.status == 200
@@ -203,7 +203,7 @@ impl Gateway {
 }
 
 /// Streams go to the node's own HTTP port: Envoy asks about no direct response.
-fn config(port: u16, node: &Node) -> String {
+pub(crate) fn config(port: u16, node: &Node) -> String {
     let (node, app) = (node.grpc().port(), node.http().port());
     format!(
         r#"

@@ -146,8 +146,8 @@ impl Names {
         Ok(Some(Recording { id, fingerprint, is_repeatable, reserve, owner: 0, remember }))
     }
 
-    /// How the slots of a request are remembered whose caller asked for nothing.
-    pub(crate) fn slots(&self, owner: u32) -> Recording {
+    /// How the slots and holds of a request are remembered whose caller asked for nothing.
+    pub(crate) fn held(&self, owner: u32) -> Recording {
         // Nobody can ask under a fresh name, so no other request is compared with this one.
         let (id, fingerprint, remember) = (self.fresh(), 0, Remember::IfHeld);
         Recording { id, fingerprint, is_repeatable: false, reserve: None, owner, remember }

@@ -357,7 +357,7 @@ async fn check(
     if let Some(refusal) = forbidden(&worker, &rights, what, Some(&body.domain)) {
         return refusal;
     }
-    let request = match asked(&body.domain, &body.descriptors, body.cost) {
+    let request = match asked(&body.domain, &body.descriptors, body.cost, || worker.shared.has_holds()) {
         Ok(request) => request,
         Err(fault) => return refuse(&worker, &fault.to_string()),
     };
@@ -387,8 +387,9 @@ fn asked<'b>(
     domain: &'b str,
     descriptors: &'b [JsonDescriptor],
     cost: Option<u64>,
+    has_holds: impl Fn() -> bool,
 ) -> Result<Request<'b>, BadRequest> {
-    if cost == Some(0) {
+    if cost == Some(0) && !has_holds() {
         return Err(BadRequest::ZeroCost);
     }
     let request = written(domain, descriptors, cost);
@@ -419,7 +420,7 @@ async fn peek(
     if let Some(refusal) = forbidden(&worker, &rights, May::Peek, Some(&body.domain)) {
         return refusal;
     }
-    let request = match asked(&body.domain, &body.descriptors, body.cost) {
+    let request = match asked(&body.domain, &body.descriptors, body.cost, || worker.shared.has_holds()) {
         Ok(request) => request,
         Err(fault) => return refuse(&worker, &fault.to_string()),
     };

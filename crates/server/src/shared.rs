@@ -175,6 +175,11 @@ impl Shared {
         self.warned.tell(&self.node, self.names.node(), self.webhooks.get());
     }
 
+    /// Whether a cost of 0 may have a limit hold units.
+    pub(crate) fn has_holds(&self) -> bool {
+        self.node.catalogue().has_holds
+    }
+
     /// The settings in force.
     pub(crate) fn settings(&self) -> arc_swap::Guard<Arc<Settings>> {
         self.live.load()

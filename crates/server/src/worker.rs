@@ -291,6 +291,7 @@ impl Held<'_> {
         how: How,
         respond: impl FnOnce(&Answer, &Arc<Catalogue>) -> R,
     ) -> (R, Option<Unwritten>) {
+        let how = self.settle_hold(request, how);
         // Without a name, no other question can have had the same name.
         let _ = self.decide(request, how);
         self.answer(request, how.ask, respond)
@@ -313,7 +314,9 @@ impl Held<'_> {
         let may_forward =
             how.may_forward() && how.longest >= FORWARD_WAIT && !self.worker.shared.is_draining();
         let forwarding = if may_forward { Forwarding::May } else { Forwarding::Never };
-        let may_wait = self.worker.shared.node.is_shared() && !how.is_report();
+        let how = self.settle_hold(request, how);
+        let is_spent = how.is_report() || how.ask.is_settled;
+        let may_wait = self.worker.shared.node.is_shared() && !is_spent;
         let ask = if may_wait { how.ask.overdraft(Overdraft::Later) } else { how.ask };
         if self.decide(request, How { ask: ask.forwarding(forwarding), ..how }).is_err() {
             return Asked::Reused;
@@ -328,6 +331,16 @@ impl Held<'_> {
             }
         }
         self.asked(request, how.ask, respond)
+    }
+
+    /// Settles the hold that a request reports to without its name, if it does.
+    #[inline]
+    fn settle_hold(&mut self, request: &Request<'_>, how: How) -> How {
+        let is_unnamed = how.recording.is_none() && how.ask.charge;
+        if is_unnamed && self.state.asker.has_holds() && self.state.asker.settle_hold(request, self.now) {
+            return How { ask: Ask { is_settled: true, ..how.ask }, ..how };
+        }
+        how
     }
 
     /// Gives back the costs of a request's descriptors; says whether anything came back.
@@ -430,9 +443,9 @@ impl Held<'_> {
         match &how.recording {
             None => {
                 asker.check(request, self.now, how.ask);
-                if asker.took_slots() {
+                if asker.holds_units() {
                     let names = &self.worker.shared.names;
-                    asker.remember_slots(request.cost, &names.slots(how.owner));
+                    asker.remember_held(request.cost, &names.held(how.owner));
                 }
             }
             Some(recording) => {

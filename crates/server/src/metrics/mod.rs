@@ -58,6 +58,9 @@ impl Collector for Counts {
         }
         requests::open_units(&mut out, &catalogue)?;
         requests::overdrawn_units(&mut out, &catalogue)?;
+        if catalogue.has_holds {
+            requests::holds(&mut out, &catalogue)?;
+        }
         requests::verdicts(&mut out, &tally, &catalogue)?;
         requests::faulty(&mut out, &tally, shared.expired.load(Ordering::Relaxed))?;
         process::connections(&mut out, &shared.connections, &shared.refused)?;

@@ -108,6 +108,21 @@ pub(super) fn overdrawn_units(out: &mut Out<'_>, catalogue: &Catalogue) -> fmt::
     out.counters("acequia_overdrawn_units", help, labelled(&overdrawn))
 }
 
+/// How the holds of limits ended.
+pub(super) fn holds(out: &mut Out<'_>, catalogue: &Catalogue) -> fmt::Result {
+    let expects = catalogue.limits.iter().filter(|active| active.limit.expect.is_some());
+    let ended = by_path(expects, |active| {
+        let holds = active.ended_holds();
+        Some([holds.reported(), holds.lapsed()])
+    });
+    let all = ended.iter().flat_map(|(path, ends)| {
+        let labels = |outcome| [("limit", path.as_str()), ("outcome", outcome)];
+        ["reported", "lapsed"].into_iter().zip(ends).map(move |(outcome, count)| (labels(outcome), *count))
+    });
+    let help = "Holds that ended: their real cost was reported, or nobody reported it in time.";
+    out.counters("acequia_holds", help, all)
+}
+
 /// The verdicts on requests, the waits that denied ones were told, and how long decisions take.
 pub(super) fn verdicts(out: &mut Out<'_>, tally: &Tally, catalogue: &Catalogue) -> fmt::Result {
     let verdicts = [([("decision", "allow")], tally.allowed), ([("decision", "deny")], tally.denied)];
