@@ -58,8 +58,8 @@ impl Algorithm {
     pub const fn is_inline(&self) -> bool {
         match self {
             Self::TokenBucket(_) | Self::LeakyBucket(_) | Self::SlidingApproximate(_) => true,
-            // The units charged ahead take a third word.
-            Self::FixedWindow(window) => window.margin_ns == 0,
+            // The units charged ahead take a third word, and those owed a fourth.
+            Self::FixedWindow(window) => window.words() == 2,
             Self::SlidingLog(_) | Self::SlidingSlots(_) => false,
         }
     }
@@ -92,7 +92,7 @@ impl Algorithm {
                 *state = split(meter.charge(tat(state), now.steady_ns, cost));
             }
             Self::FixedWindow(window) => {
-                assert!(window.margin_ns == 0, "kept on the heap");
+                assert!(window.words() == 2, "kept on the heap");
                 let Usage { end_ns, used, .. } = window.charge(Usage::of(state), now.wall_ns, cost, salt);
                 *state = [end_ns, used];
             }
@@ -109,9 +109,9 @@ impl Algorithm {
         match self {
             Self::SlidingLog(log) => log.charge(state, now.steady_ns, cost),
             Self::SlidingSlots(slots) => slots.charge(state, now.steady_ns, cost),
-            Self::FixedWindow(window) if window.margin_ns > 0 => {
+            Self::FixedWindow(window) if !self.is_inline() => {
                 let usage = window.charge(Usage::of(state), now.wall_ns, cost, salt);
-                rewrite(state, &usage.to_state());
+                rewrite(state, &usage.to_state()[..window.words()]);
             }
             Self::TokenBucket(_)
             | Self::LeakyBucket(_)
@@ -212,7 +212,8 @@ impl Algorithm {
                 Self::TokenBucket(other) | Self::LeakyBucket(other),
             ) => own.has_rate_of(other),
             (Self::FixedWindow(own), Self::FixedWindow(other)) => {
-                (own.margin_ns, own.left_ns, &own.edges) == (other.margin_ns, other.left_ns, &other.edges)
+                (own.margin_ns, own.left_ns, own.carries, &own.edges)
+                    == (other.margin_ns, other.left_ns, other.carries, &other.edges)
             }
             (Self::SlidingLog(own), Self::SlidingLog(other)) => own.window_ns == other.window_ns,
             (Self::SlidingSlots(own), Self::SlidingSlots(other)) => {
@@ -312,11 +313,11 @@ impl Algorithm {
         match self {
             Self::SlidingLog(log) => log.refund(state, charged.steady_ns, units, now.steady_ns),
             Self::SlidingSlots(slots) => slots.refund(state, charged.steady_ns, units, now.steady_ns),
-            Self::FixedWindow(window) if window.margin_ns > 0 => {
+            Self::FixedWindow(window) if !self.is_inline() => {
                 let usage = Usage::of(state);
                 let (usage, back) = window.refund(usage, charged.wall_ns, units, now.wall_ns, salt);
                 if back > 0 {
-                    rewrite(state, &usage.to_state());
+                    rewrite(state, &usage.to_state()[..window.words()]);
                 }
                 back
             }
@@ -355,7 +356,7 @@ impl Algorithm {
                 back
             }
             Self::FixedWindow(window) => {
-                assert!(window.margin_ns == 0, "kept on the heap");
+                assert!(window.words() == 2, "kept on the heap");
                 let usage = Usage::of(state);
                 let (Usage { end_ns, used, .. }, back) =
                     window.refund(usage, charged.wall_ns, units, now.wall_ns, salt);
@@ -426,7 +427,7 @@ impl Algorithm {
                 }
                 State::Heap(spent)
             }
-            Self::FixedWindow(window) if window.margin_ns > 0 => {
+            Self::FixedWindow(_) if !self.is_inline() => {
                 let mut spent = state.to_vec();
                 self.charge_heap(&mut spent, now, left, salt);
                 State::Heap(spent)
@@ -477,7 +478,7 @@ impl Algorithm {
             // The limit is at most LOG_UNITS_MAX, and the slots are at most SLOTS_MAX.
             Self::SlidingLog(log) => 2 * log.limit as usize,
             Self::SlidingSlots(slots) => slots.slots as usize + 2,
-            Self::FixedWindow(window) if window.margin_ns > 0 => 3,
+            Self::FixedWindow(window) => window.words(),
             _ => 2,
         }
     }
@@ -650,11 +651,12 @@ impl Algorithm {
     pub fn covers(&self, reserved: &[u64], state: &[u64], now: Now) -> bool {
         match self {
             Self::TokenBucket(_) | Self::LeakyBucket(_) => tat(reserved) >= tat(state),
-            Self::FixedWindow(_) => {
+            Self::FixedWindow(window) => {
                 let (reserved, actual) = (Usage::of(reserved), Usage::of(state));
                 reserved.end_ns == actual.end_ns
                     && reserved.used >= actual.used
                     && reserved.ahead >= actual.ahead
+                    && (reserved.owed >= actual.owed || !window.carries)
             }
             Self::SlidingApproximate(_) => {
                 let ([at, counts], [number, used]) = (inline(reserved), inline(state));
@@ -761,9 +763,15 @@ impl Algorithm {
     }
 
     /// A window's state.
-    fn state_of(&self, usage: Usage) -> State {
-        let [end_ns, used, _] = usage.to_state();
-        if self.is_inline() { State::Inline([end_ns, used]) } else { State::Heap(usage.to_state().to_vec()) }
+    pub(crate) fn state_of(&self, usage: Usage) -> State {
+        let words = match self {
+            Self::FixedWindow(window) => window.words(),
+            _ => 2,
+        };
+        match words {
+            2 => State::Inline([usage.end_ns, usage.used]),
+            _ => State::Heap(usage.to_state()[..words].to_vec()),
+        }
     }
 
     /// The charges that a sliding state still holds: steady time and units, oldest first. Each has the

@@ -2,7 +2,8 @@
 //!
 //! The price of some work is known only when the work is done. A *report* of such a cost is recorded in full,
 //! and what the cell did not have is *owed*. **A cell that owes admits nothing** until the debt is gone: the
-//! rate has given it back, the window is over, or other regions have sent units.
+//! rate has given it back, the window is over, or other regions have sent units. A limit that carries its debts
+//! has the next windows pay them ([`crate::carry`]).
 //!
 //! Regions tell each other what they owe. Each region that hears of a debt keeps units back for it, by how much each
 //! has left. So while more is owed than is left, no region that can be heard admits anything. A region that is cut
@@ -146,6 +147,23 @@ mod tests {
             let spent = spend(&algorithm, &mut state, at(0), 100, 0);
             assert_eq!(spent, Spent { recorded: 60, overdrawn: 40 }, "{algorithm:?}");
             assert_eq!(algorithm.debt(&state, at(0), SALT), 0, "{algorithm:?}");
+        }
+    }
+
+    /// Near an edge nobody knows in which window the work was done, so the report counts in both.
+    #[test]
+    fn a_report_counts_in_each_window_that_is_open_when_it_comes() {
+        let edges = Edges::Every { window_ns: 60 * S, stagger: false };
+        let window = FixedWindow { margin_ns: 5 * S, ..FixedWindow::new(60, edges) };
+        let window = Algorithm::FixedWindow(window);
+        let edge = (0..60).map(at).find(|now| now.wall_ns.is_multiple_of(60 * S)).expect("an edge");
+        for (after_s, lefts) in [(54, (20, 60)), (57, (20, 20)), (62, (20, 20)), (66, (20, 20))] {
+            let now = edge.later(after_s * S);
+            let mut state = Vec::new();
+            spend(&window, &mut state, now, 40, 600);
+            let next = edge.later((after_s.max(60) + 6) * S);
+            let lefts_now = (window.available(&state, now, SALT), window.available(&state, next, SALT));
+            assert_eq!(lefts_now, lefts, "{after_s} s");
         }
     }
 

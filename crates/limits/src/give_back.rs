@@ -18,10 +18,10 @@ impl Algorithm {
         match self {
             Self::SlidingLog(log) => log.give_back(state, units, now.steady_ns),
             Self::SlidingSlots(slots) => slots.give_back(state, units, now.steady_ns),
-            Self::FixedWindow(window) if window.margin_ns > 0 => {
+            Self::FixedWindow(window) if !self.is_inline() => {
                 let (usage, back) = window.give_back(Usage::of(state), units, now.wall_ns, salt);
                 state.clear();
-                state.extend(usage.to_state());
+                state.extend(&usage.to_state()[..window.words()]);
                 back
             }
             Self::TokenBucket(_)
@@ -45,7 +45,7 @@ impl Algorithm {
                 self.refund_inline(state, now, units, now, self, salt)
             }
             Self::FixedWindow(window) => {
-                assert!(window.margin_ns == 0, "kept on the heap");
+                assert!(window.words() == 2, "kept on the heap");
                 let (Usage { end_ns, used, .. }, back) =
                     window.give_back(Usage::of(state), units, now.wall_ns, salt);
                 *state = [end_ns, used];

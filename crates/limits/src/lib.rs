@@ -15,6 +15,7 @@
 
 pub mod algorithm;
 pub mod calendar;
+pub mod carry;
 pub mod cell;
 pub mod classes;
 pub mod debt;

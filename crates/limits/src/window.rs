@@ -1,4 +1,5 @@
-//! Windows with fixed edges: each window has its own limit, and nothing is carried over.
+//! Windows with fixed edges: each window has its own limit, and nothing is carried over but debts, if the
+//! limit says so ([`crate::carry`]).
 //!
 //! A cell keeps the end of the window that it last charged, and the units charged in that window. Every
 //! later `now` before that end is in the same window, whatever the clock did in between. So **a window
@@ -67,7 +68,9 @@ pub struct FixedWindow {
     /// Limits by window end, for cells that have their own edges and windows whose limits differ. The times
     /// ascend. The last entry whose time is before a window's end counts for that window; `limit` counts if
     /// there is none.
-    pub later: Option<Arc<[Later]>>,
+    pub later: Option<Arc<Vec<Later>>>,
+    /// Whether units that are owed when a window ends count as spent in the next ([`crate::carry`]).
+    pub carries: bool,
 }
 
 /// The limit of windows that end after a time.
@@ -89,6 +92,9 @@ pub struct Usage {
     pub used: u64,
     /// Units charged in the window that begins at `end_ns`. 0 without a margin.
     pub ahead: u64,
+    /// Units charged in the window though they did not fit, and those carried into it. 0 if the limit carries
+    /// no debts. What is owed now may be less.
+    pub owed: u64,
 }
 
 impl Usage {
@@ -96,8 +102,9 @@ impl Usage {
     #[inline]
     pub fn of(state: &[u64]) -> Self {
         match *state {
-            [end_ns, used, ahead, ..] => Self { end_ns, used, ahead },
-            [end_ns, used] => Self { end_ns, used, ahead: 0 },
+            [end_ns, used, ahead, owed, ..] => Self { end_ns, used, ahead, owed },
+            [end_ns, used, ahead] => Self { end_ns, used, ahead, owed: 0 },
+            [end_ns, used] => Self { end_ns, used, ahead: 0, owed: 0 },
             _ => Self::default(),
         }
     }
@@ -106,25 +113,35 @@ impl Usage {
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         let (used, ahead) = (self.used.max(other.used), self.ahead.max(other.ahead));
-        let end_ns = self.end_ns.max(other.end_ns);
+        let (end_ns, owed) = (self.end_ns.max(other.end_ns), self.owed.max(other.owed));
         if self.end_ns == other.end_ns {
-            return Self { end_ns, used, ahead };
+            return Self { end_ns, used, ahead, owed };
         }
         // A unit that one cell counts in a window may be in the other cell's next window.
         let most = used.max(ahead);
-        Self { end_ns, used: most, ahead: most }
+        Self { end_ns, used: most, ahead: most, owed }
     }
 
-    /// The state of a cell with a margin.
-    pub const fn to_state(self) -> [u64; 3] {
-        [self.end_ns, self.used, self.ahead]
+    /// The state of a cell that carries debts. Other cells keep its first words ([`FixedWindow::words`]).
+    pub const fn to_state(self) -> [u64; 4] {
+        [self.end_ns, self.used, self.ahead, self.owed]
     }
 }
 
 impl FixedWindow {
     /// A limit for every window, on one clock.
     pub const fn new(limit: u64, edges: Edges) -> Self {
-        Self { limit, next_limit: limit, edges, margin_ns: 0, left_ns: 0, until_ns: u64::MAX, later: None }
+        let (left_ns, until_ns) = (0, u64::MAX);
+        Self { limit, next_limit: limit, edges, margin_ns: 0, left_ns, until_ns, later: None, carries: false }
+    }
+
+    /// The number of words in a state.
+    pub const fn words(&self) -> usize {
+        match (self.carries, self.margin_ns) {
+            (true, _) => 4,
+            (false, 0) => 2,
+            (false, _) => 3,
+        }
     }
 
     /// A piece of this limit, which one of several clocks enforces. All the clocks are at most `margin_ns`
@@ -132,7 +149,7 @@ impl FixedWindow {
     #[must_use]
     pub fn local(&self, units: u64, margin_ns: u64) -> Self {
         assert!(margin_ns <= MARGIN_NS_MAX, "no clock is as far off as {margin_ns} ns");
-        Self { margin_ns, ..Self::new(units, self.edges.clone()) }
+        Self { margin_ns, carries: self.carries, ..Self::new(units, self.edges.clone()) }
     }
 
     /// This limit with [`FixedWindow::left_ns`]: windows that ended by `left_ns` never reopen.
@@ -151,7 +168,7 @@ impl FixedWindow {
     /// This limit with [`FixedWindow::later`]: windows that end after the given times have other limits.
     #[must_use]
     pub fn later(self, later: &[Later]) -> Self {
-        Self { later: (!later.is_empty()).then(|| later.into()), ..self }
+        Self { later: (!later.is_empty()).then(|| Arc::new(later.to_vec())), ..self }
     }
 
     /// Whether `cost` fits in the window that is open for this cell. Within a margin of the window's end,
@@ -165,9 +182,13 @@ impl FixedWindow {
     }
 
     fn probe_one(&self, usage: Usage, wall_ns: u64, cost: u64, salt: u32) -> Verdict {
-        let Usage { end_ns, used, .. } = self.open_one(usage, wall_ns, salt);
+        let open = self.open_one(usage, wall_ns, salt);
+        let Usage { end_ns, used, owed, .. } = open;
         let limit = self.limits(end_ns, wall_ns, salt).0;
         let left = if end_ns <= self.until_ns { limit.saturating_sub(used) } else { 0 };
+        if owed > 0 && used > limit {
+            return self.probe_owing(open, wall_ns, cost);
+        }
         let reset_after_ns = end_ns - wall_ns;
         if cost <= left {
             Verdict { allowed: true, remaining: left - cost, retry_after_ns: 0, delay_ns: 0, reset_after_ns }
@@ -182,6 +203,9 @@ impl FixedWindow {
         let open = self.open_both(usage, wall_ns, salt);
         let both = self.is_both(open.end_ns, wall_ns, salt);
         let left = self.left(open, both, wall_ns, salt);
+        if open.owed > 0 && self.debt_of(open, wall_ns, salt) > 0 {
+            return self.probe_owing(open, wall_ns, cost);
+        }
         let allowed = cost <= left;
         let ahead = open.ahead + if allowed && both { cost } else { 0 };
         // How long until the cell leaves the open window, and the next one.
@@ -212,23 +236,32 @@ impl FixedWindow {
         if self.margin_ns > 0 {
             return self.charge_both(usage, wall_ns, cost, salt);
         }
-        let Usage { end_ns, used, .. } = self.open_one(usage, wall_ns, salt);
+        let open = self.open_one(usage, wall_ns, salt);
+        let charged = Usage { used: open.used + cost, ..open };
+        let owed = if self.carries { self.owed(open, charged, wall_ns, salt) } else { 0 };
         // Cells that have their own edges may share a usage, which counts until the last of their windows
         // ends.
-        Usage { end_ns: end_ns.max(self.end_after(wall_ns, salt)), used: used + cost, ahead: 0 }
+        Usage { end_ns: open.end_ns.max(self.end_after(wall_ns, salt)), owed, ..charged }
     }
 
     #[inline(never)]
     fn charge_both(&self, usage: Usage, wall_ns: u64, cost: u64, salt: u32) -> Usage {
-        let Usage { end_ns, used, ahead } = self.open_both(usage, wall_ns, salt);
-        let both = self.is_both(end_ns, wall_ns, salt);
-        Usage { end_ns, used: used + cost, ahead: ahead + if both { cost } else { 0 } }
+        let open = self.open_both(usage, wall_ns, salt);
+        let both = self.is_both(open.end_ns, wall_ns, salt);
+        let ahead = open.ahead + if both { cost } else { 0 };
+        let charged = Usage { used: open.used + cost, ahead, ..open };
+        let owed = if self.carries { self.owed(open, charged, wall_ns, salt) } else { 0 };
+        Usage { owed, ..charged }
     }
 
     /// Units that the open window was charged beyond its limit. Within a margin of the window's end, the units
     /// of the next window count too, if they are more.
     pub fn debt(&self, usage: Usage, wall_ns: u64, salt: u32) -> u64 {
-        let open = self.open(usage, wall_ns, salt);
+        self.debt_of(self.open(usage, wall_ns, salt), wall_ns, salt)
+    }
+
+    /// As [`FixedWindow::debt`], of a usage that is open.
+    pub(crate) fn debt_of(&self, open: Usage, wall_ns: u64, salt: u32) -> u64 {
         let (limit, next_limit) = self.limits(open.end_ns, wall_ns, salt);
         let both = self.margin_ns > 0 && self.is_both(open.end_ns, wall_ns, salt);
         let ahead = if both { open.ahead.saturating_sub(next_limit) } else { 0 };
@@ -273,7 +306,7 @@ impl FixedWindow {
         let end_ns = self.first_end(wall_ns, salt);
         let both = self.margin_ns > 0 && self.is_ahead(end_ns, wall_ns);
         let (limit, next_limit) = self.limits(end_ns, wall_ns, salt);
-        Usage { end_ns, used: limit, ahead: if both { next_limit } else { 0 } }
+        Usage { end_ns, used: limit, ahead: if both { next_limit } else { 0 }, owed: 0 }
     }
 
     /// The usage of cells that have their own edges and share it, if each has spent every window that is
@@ -282,16 +315,19 @@ impl FixedWindow {
         match self.edges {
             Edges::Every { window_ns, stagger: true } => {
                 let latest_ns = wall_ns + self.margin_ns;
-                Usage { end_ns: latest_ns + self.length_ns(window_ns), used: self.most(), ahead: 0 }
+                let end_ns = latest_ns + self.length_ns(window_ns);
+                Usage { end_ns, used: self.most(), ..Usage::default() }
             }
             _ => self.spent_at(wall_ns, 0),
         }
     }
 
-    /// Whether the cell's windows are over or unused.
+    /// Whether the cell's windows are over or unused, and nothing is carried into the window that is open.
     pub fn is_idle(&self, usage: Usage, wall_ns: u64) -> bool {
         let over = |end_ns: u64| !self.is_open(end_ns, wall_ns);
-        (usage.used == 0 || over(usage.end_ns)) && (usage.ahead == 0 || over(self.next_end(usage.end_ns)))
+        (usage.used == 0 || over(usage.end_ns))
+            && (usage.ahead == 0 || over(self.next_end(usage.end_ns)))
+            && (usage.owed == 0 || !over(usage.end_ns) || !self.is_carried(usage, wall_ns))
     }
 
     /// The end of the older window that counts a charge at `wall_ns`. Rights in windows are named by this
@@ -317,15 +353,15 @@ impl FixedWindow {
         if self.is_idle(shared, wall_ns) {
             return Usage::default();
         }
-        let Usage { end_ns, used, ahead } = shared;
+        let Usage { end_ns, ahead, .. } = shared;
         let first_ns = self.end_after(wall_ns.saturating_sub(self.margin_ns).max(self.left_ns), salt);
         // The last window of this cell that ends no later than the shared usage.
         let last_ns = self.end_after(end_ns, salt).saturating_sub(self.length_ns(window_ns));
         if last_ns < first_ns {
-            return Usage { end_ns: first_ns, used: ahead, ahead: 0 };
+            return Usage { end_ns: first_ns, used: ahead, ahead: 0, ..shared };
         }
         // A clock that was set back finds the window that it left.
-        Usage { end_ns: last_ns, used, ahead }
+        Usage { end_ns: last_ns, ..shared }
     }
 
     /// The usage at `wall_ns`, for the older of the windows that count a charge then.
@@ -339,10 +375,13 @@ impl FixedWindow {
     /// The usage at `wall_ns` without a margin, where one window counts a charge.
     #[inline]
     fn open_one(&self, usage: Usage, wall_ns: u64, salt: u32) -> Usage {
-        let is_open = wall_ns < usage.end_ns;
-        let (end_ns, used) =
-            if is_open { (usage.end_ns, usage.used) } else { (self.end_after(wall_ns, salt), 0) };
-        Usage { end_ns, used, ahead: 0 }
+        if wall_ns < usage.end_ns {
+            return Usage { ahead: 0, ..usage };
+        }
+        if usage.owed > 0 && self.carries {
+            return self.carried(usage, wall_ns, salt, None);
+        }
+        Usage { end_ns: self.end_after(wall_ns, salt), ..Usage::default() }
     }
 
     /// Cells that have their own edges may share a usage. So a window ends no earlier than this cell's own
@@ -356,10 +395,13 @@ impl FixedWindow {
         if is_open {
             return Usage { end_ns: usage.end_ns.max(end_ns), ..usage };
         }
+        if usage.owed > 0 && self.carries {
+            return self.carried(usage, wall_ns, salt, None);
+        }
         if usage.ahead > 0 {
             let next_end_ns = self.next_end(usage.end_ns);
             if self.is_open(next_end_ns, wall_ns) {
-                return Usage { end_ns: next_end_ns.max(end_ns), used: usage.ahead, ahead: 0 };
+                return Usage { end_ns: next_end_ns.max(end_ns), used: usage.ahead, ..Usage::default() };
             }
         }
         Usage { end_ns, ..Usage::default() }
@@ -369,7 +411,10 @@ impl FixedWindow {
     /// edge, units that a smaller margin did not charge ahead count as charged ahead. Without a margin
     /// there is no word for units ahead, so they count in one long window.
     pub(crate) fn adopt(&self, margin_ns: u64, state: &[u64], wall_ns: u64) -> Usage {
-        let usage = Usage::of(state);
+        let mut usage = Usage::of(state);
+        if !self.carries {
+            usage.owed = 0;
+        }
         let margin_ns = if state.len() < 3 { 0 } else { margin_ns };
         let is_near = self.is_ahead(usage.end_ns, wall_ns) && wall_ns < usage.end_ns + self.margin_ns;
         if self.margin_ns > margin_ns && is_near {
@@ -377,7 +422,7 @@ impl FixedWindow {
         }
         if self.margin_ns == 0 && usage.ahead > 0 {
             let used = if wall_ns < usage.end_ns { usage.used.max(usage.ahead) } else { usage.ahead };
-            return Usage { end_ns: self.next_end(usage.end_ns), used, ahead: 0 };
+            return Usage { end_ns: self.next_end(usage.end_ns), used, ahead: 0, ..usage };
         }
         usage
     }
@@ -447,11 +492,11 @@ impl FixedWindow {
         }
         let used = usage.used.max(usage.ahead);
         let both = self.margin_ns > 0 && self.is_ahead(end_ns, wall_ns);
-        Usage { end_ns, used, ahead: if both { used } else { 0 } }
+        Usage { end_ns, used, ahead: if both { used } else { 0 }, ..usage }
     }
 
     /// Whether a clock with this margin that shows `wall_ns` may be in a window that ends at `end_ns`.
-    const fn is_open(&self, end_ns: u64, wall_ns: u64) -> bool {
+    pub(crate) const fn is_open(&self, end_ns: u64, wall_ns: u64) -> bool {
         wall_ns < end_ns + self.margin_ns && end_ns > self.left_ns
     }
 
@@ -462,7 +507,7 @@ impl FixedWindow {
     }
 
     /// The end of the window that begins at `end_ns`.
-    fn next_end(&self, end_ns: u64) -> u64 {
+    pub(crate) fn next_end(&self, end_ns: u64) -> u64 {
         match &self.edges {
             Edges::Every { window_ns, .. } => end_ns + self.length_ns(*window_ns),
             Edges::Calendar(calendar) => calendar.end_after(end_ns),
@@ -503,17 +548,20 @@ impl FixedWindow {
     #[cold]
     fn limits_by(&self, later: &[Later], end_ns: u64, wall_ns: u64, salt: u32) -> (u64, u64) {
         let own_ns = self.end_after(wall_ns.saturating_sub(self.margin_ns).max(self.left_ns), salt);
-        let of = |end_ns: u64| {
-            let last = later.iter().rev().find(|later| end_ns > later.after_ns);
-            last.map_or(self.limit, |later| later.limit)
-        };
+        let of = |end_ns: u64| self.limit_by(later, end_ns);
         let [open, next] = [[end_ns, own_ns], [end_ns, own_ns].map(|end_ns| self.next_end(end_ns))]
             .map(|[counted, own]| of(counted).min(of(own)));
         (open, next)
     }
 
+    /// The limit of the window that ends at `end_ns`, by `later`.
+    pub(crate) fn limit_by(&self, later: &[Later], end_ns: u64) -> u64 {
+        let last = later.iter().rev().find(|later| end_ns > later.after_ns);
+        last.map_or(self.limit, |later| later.limit)
+    }
+
     /// The largest limit of any window that is open or follows an open one.
-    fn most(&self) -> u64 {
+    pub(crate) fn most(&self) -> u64 {
         match &self.later {
             None => self.next_limit,
             Some(later) => later.iter().map(|later| later.limit).fold(self.limit, u64::max),
@@ -531,7 +579,7 @@ impl FixedWindow {
     }
 
     /// The length of a window, or of as many windows as share one limit.
-    fn length_ns(&self, window_ns: u64) -> u64 {
+    pub(crate) fn length_ns(&self, window_ns: u64) -> u64 {
         if 2 * self.margin_ns <= window_ns { window_ns } else { self.joined_ns(window_ns) }
     }
 
@@ -581,15 +629,15 @@ mod tests {
             assert_eq!(spent, [5, 2, 9]);
             assert_eq!(w.spent_by_any_at(615 * S).used, 9);
             // A shared usage may count in a window that ends later than this cell's own.
-            let shared = Usage { end_ns: 780 * S, used: 1, ahead: 0 };
+            let shared = Usage { end_ns: 780 * S, used: 1, ..Usage::default() };
             assert_eq!([615, 666, 726].map(|at_s| left(shared, at_s)), [4, 1, 8]);
             // A clock that is behind does not bring back the limit of the window before.
-            let charged = Usage { end_ns: 720 * S, used: 2, ahead: 0 };
+            let charged = Usage { end_ns: 720 * S, used: 2, ..Usage::default() };
             assert_eq!(left(charged, 655), 0);
         }
         // Near an edge, a charge needs room in both windows.
         let w = FixedWindow { margin_ns: 5 * S, ..minutely(5, true) }.later(&[later(660, 2)]);
-        let usage = Usage { end_ns: 660 * S, used: 1, ahead: 1 };
+        let usage = Usage { end_ns: 660 * S, used: 1, ahead: 1, owed: 0 };
         assert_eq!(w.probe(usage, 654 * S, 0, 0).remaining, 4);
         assert_eq!(w.probe(usage, 656 * S, 0, 0).remaining, 1);
         let spent = w.spent_at(656 * S, 0);

@@ -10,6 +10,8 @@ mod history;
 #[path = "algorithms/terms.rs"]
 mod terms;
 
+#[path = "algorithms/carry.rs"]
+mod carry;
 #[path = "algorithms/changes.rs"]
 mod changes;
 #[path = "algorithms/clocks.rs"]

@@ -169,6 +169,7 @@ fn limit(name: &str, by: &str, route: Option<String>) -> Limit {
         charge: Charge::Together,
         debt: None,
         expect: None,
+        carry: false,
         sharing: None,
         on_store_loss: OnStoreLoss::Guard,
         classes: None,

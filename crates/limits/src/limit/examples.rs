@@ -25,6 +25,7 @@ pub(super) fn bucket(rate: &str, burst: u64) -> LimitSpec {
         charge: Charge::Together,
         debt: None,
         expect: None,
+        carry: false,
         sharing: None,
         on_store_loss: OnStoreLoss::Guard,
         classes: None,

@@ -156,6 +156,17 @@ impl Faults {
         Some(Expect { cost, within_ns })
     }
 
+    /// Whether debts can be carried from one window to the next.
+    pub(super) fn carry(&mut self, spec: &LimitSpec, algorithm: Option<&Algorithm>) {
+        if spec.concurrent.is_some() || !spec.carry {
+            return;
+        }
+        if let Some(algorithm) = algorithm.filter(|algorithm| !algorithm.carries()) {
+            let name = algorithm.name();
+            self.add("carry", format!("a {name} forgets no debt, but pays it off: leave `carry` out"));
+        }
+    }
+
     pub(super) fn classes(
         &mut self,
         spec: &LimitSpec,
@@ -358,7 +369,7 @@ impl Faults {
                 );
                 None
             }
-            1 => found.pop().and_then(|(_, algorithm)| algorithm),
+            1 => found.pop().and_then(|(_, algorithm)| algorithm).map(|it| it.carrying(spec.carry)),
             _ => {
                 let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
                 self.add(
@@ -495,6 +506,9 @@ impl Faults {
         if spec.debt.is_some() {
             self.add("debt", "no report takes a slot, so a cell owes none: leave `debt` out".to_owned());
         }
+        if spec.carry {
+            self.add("carry", "no report takes a slot, so no debt is carried: leave `carry` out".to_owned());
+        }
         if spec.throttle.is_some() {
             self.add(
                 "throttle",
@@ -615,7 +629,7 @@ mod tests {
         Descriptor,
         expect::AutoSpec,
         limit::{
-            Limit, Mode,
+            Limit, Mode, NoWait,
             examples::{bucket, override_with},
         },
     };
@@ -743,6 +757,34 @@ mod tests {
         refused(concurrent(u64::MAX, "10s"), "limit", "at most");
         refused(LimitSpec { charge: Charge::Always, ..concurrent(3, "10s") }, "charge", "takes no slot");
         refused(LimitSpec { debt: Some(1), ..concurrent(3, "10s") }, "debt", "owes none");
+        refused(LimitSpec { carry: true, ..concurrent(3, "10s") }, "carry", "takes a slot");
+    }
+
+    #[test]
+    fn only_windows_with_fixed_edges_carry_debts() {
+        let carries = |spec| LimitSpec { carry: true, token_bucket: None, ..spec };
+        let quota = |per: &str| {
+            let quota = QuotaSpec { limit: 9, per: per.into(), time_zone: None };
+            carries(LimitSpec { quota: Some(quota), ..bucket("1/s", 1) })
+        };
+        let window = FixedWindowSpec { limit: 9, window: "1s".into(), stagger: false };
+        let window = carries(LimitSpec { fixed_window: Some(window), ..bucket("1/s", 1) });
+        for spec in [window.clone(), quota("month")] {
+            let limit = Limit::new(spec.clone()).expect("a limit");
+            assert!(limit.algorithm.carries() && limit.is_durable());
+            let plain = Limit::new(LimitSpec { carry: false, ..spec }).expect("a limit");
+            assert_eq!((plain.id, plain.algorithm.carries()), (limit.id, false), "one limit");
+        }
+        refused(LimitSpec { carry: true, ..bucket("1/s", 1) }, "carry", "token_bucket forgets no debt");
+        refused(quota("30d"), "carry", "sliding_window forgets no debt");
+        let leaky = LeakyBucketSpec { rate: "1/s".into(), queue: 9, no_wait: NoWait::Allow };
+        let leaky = LimitSpec { leaky_bucket: Some(leaky), ..bucket("1/s", 1) };
+        refused(carries(leaky), "carry", "leaky_bucket forgets no debt");
+        for approximate in [false, true] {
+            let sliding = SlidingWindowSpec { limit: 9, window: "1s".into(), slots: None, approximate };
+            let sliding = carries(LimitSpec { sliding_window: Some(sliding), ..bucket("1/s", 1) });
+            refused(sliding, "carry", "sliding_window forgets no debt");
+        }
     }
 
     #[test]

@@ -205,6 +205,7 @@ impl Limit {
             }
         }
         faults.debt(&spec);
+        faults.carry(&spec, algorithm.as_ref());
         faults.of_concurrent(&spec);
         let most = algorithm.as_ref().map_or(UNITS_MAX, |algorithm| algorithm.budget() / cost.max(1));
         let expect = spec.expect.as_ref().and_then(|expect| faults.expect(&spec, expect, most));
@@ -344,9 +345,9 @@ impl Limit {
         if fits { VariantChoice::Override(index) } else { VariantChoice::OwnApart }
     }
 
-    /// Whether cells take so long to become idle that they must survive a crash.
+    /// Whether cells must survive a crash: they take long to become idle, or owe for long.
     pub fn is_durable(&self) -> bool {
-        self.horizon_ns() >= DURABLE_FROM_NS
+        self.horizon_ns() >= DURABLE_FROM_NS || self.algorithm.carries()
     }
 
     /// Nanoseconds after which every cell that is charged no more is surely idle.

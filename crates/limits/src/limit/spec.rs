@@ -73,6 +73,10 @@ pub struct LimitSpec {
     /// What a request of cost 0 is expected to cost: so much is set apart until its real cost is reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expect: Option<ExpectSpec>,
+    /// Whether what a cell owes when its window ends reduces the next windows, until it is paid. Only for windows
+    /// with fixed edges.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub carry: bool,
     /// How regions share the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<SharingSpec>,

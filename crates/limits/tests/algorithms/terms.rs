@@ -125,6 +125,7 @@ pub(crate) fn nothing_limited() -> LimitSpec {
         charge: Charge::Together,
         debt: None,
         expect: None,
+        carry: false,
         sharing: None,
         on_store_loss: OnStoreLoss::Guard,
         classes: None,

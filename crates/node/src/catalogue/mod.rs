@@ -589,6 +589,9 @@ impl Catalogue {
             let (then, next) = next_variant(all, old, to, now, descriptor);
             let (algorithm, written) = (all[usize::from(next)].local.at(salt), old.local.at(salt));
             let then = then.max(since).min(now);
+            if let Some(paid) = written.carried(&state, then, salt, algorithm) {
+                state = paid.as_slice().to_vec();
+            }
             let mut carried = algorithm.convert(written, &state, then);
             if old.ended.is_none() && old.expired(now).is_none() {
                 // The clock went back, or the cell has two names: the time of the change is unknown.

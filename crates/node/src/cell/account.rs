@@ -173,6 +173,16 @@ impl Account {
         self.debts.kept = units;
     }
 
+    /// Units that are kept back because other regions owe as many.
+    pub(crate) const fn kept_for_debts(&self) -> u64 {
+        self.debts.kept
+    }
+
+    /// Whether the cell owed units that were spent before they were asked for, when that was last settled.
+    pub(crate) const fn owes(&self) -> bool {
+        self.debts.overdrawn > 0
+    }
+
     /// Notes units that were recorded though they did not fit.
     pub(crate) const fn note_overdrawn(&mut self, units: u64) {
         self.debts.overdrawn = self.debts.overdrawn.saturating_add(units);
@@ -180,7 +190,8 @@ impl Account {
 
     /// Units that the cell owes because they were spent before they were asked for.
     pub(crate) fn overdrawn(&self, state: &[u64], now: Now, salt: u32) -> u64 {
-        match self.debts.overdrawn {
+        // What is carried from one window to the next is known from the state, after a restart too.
+        match self.debts.overdrawn.max(self.algorithm.overdrawn(state)) {
             0 => 0,
             overdrawn => overdrawn.min(self.algorithm.debt(state, now, salt)),
         }
@@ -341,6 +352,9 @@ impl Account {
         self.standing = context.standing(self.window());
         self.algorithm = context.global.clone();
         self.rebuild(context);
+        if let Some(carried) = old.carried(state, now, context.salt, &self.algorithm) {
+            set(state, carried);
+        }
         let late = self.algorithm.resize(&old, state, now);
         let early = self.algorithm.resize(&old, state, began.min(now));
         let larger = if self.algorithm.covers(early.as_slice(), late.as_slice(), now) { early } else { late };

@@ -126,6 +126,8 @@ impl LockedCell<'_> {
         let (slot, salt) = (self.key.slot, self.key.tag.salt());
         let cell = cells.table.at(place);
         let (state, old) = (cells.state(cell), self.catalogue.local(slot, cell.variant())?.at(salt));
+        let carried = old.carried(state, self.now, salt, algorithm);
+        let state = carried.as_ref().map_or(state, State::as_slice);
         let began = self.catalogue.began(slot, to).unwrap_or(self.now).min(self.now);
         let (late, early) = (algorithm.resize(old, state, self.now), algorithm.resize(old, state, began));
         let covers = algorithm.covers(early.as_slice(), late.as_slice(), self.now);

@@ -123,7 +123,10 @@ impl Node {
             // Nothing is left to be spent in a window that is over.
             Algorithm::FixedWindow(_) => {
                 let spent = self.spent(algorithm, then, Some(salt));
-                if algorithm.covers(spent.as_slice(), state.as_slice(), now) { spent } else { state }
+                // A debt of this process stays.
+                let plain = algorithm.clone().carrying(false);
+                let covers = plain.covers(spent.as_slice(), state.as_slice(), now);
+                if covers { algorithm.join(spent.as_slice(), state.as_slice(), now) } else { state }
             }
             _ => all.used_up(state.as_slice(), then, now, salt),
         }

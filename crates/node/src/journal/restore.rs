@@ -195,6 +195,10 @@ impl Node {
         if cells.table.find(tag, slot).is_some() {
             return is_overdrawn;
         }
+        if self.is_shared() && live.local.at(salt).overdrawn(state.as_slice()) > 0 {
+            // Other regions hear again of a debt that was carried.
+            self.calls.note_found(CellKey { slot, tag });
+        }
         while !cells.table.has_room(1) {
             cells.table.grow(usize::MAX);
         }

@@ -348,15 +348,22 @@ impl ActiveCell {
         &mut self.views[at]
     }
 
-    /// Moves on to a window: what regions reported as left, and as owed, belongs to another one.
-    pub(crate) fn enter(&mut self, end_ns: u64) {
+    /// Units that other regions owe, as far as they can be heard.
+    pub(crate) fn owed_elsewhere(&self, now_ns: u64) -> u64 {
+        let fresh = self.views.iter().filter(|view| view.is_fresh(now_ns));
+        fresh.map(View::owed).fold(0, u64::saturating_add)
+    }
+
+    /// Moves on to a window: what regions reported as left belongs to another one, and so does what they owe,
+    /// unless debts are carried.
+    pub(crate) fn enter(&mut self, end_ns: u64, carries: bool) {
         if self.window.end_ns != end_ns {
             let was_in_another = self.window.end_ns != 0;
             self.window.end_ns = end_ns;
             self.window.received = 0;
             for view in &mut self.views {
                 view.said.left = UNKNOWN;
-                if was_in_another {
+                if was_in_another && !carries {
                     view.said.owed = Rough::default();
                 }
             }

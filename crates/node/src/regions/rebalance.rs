@@ -293,10 +293,13 @@ fn settle_debts(round: &Round<'_>, active_cell: &mut ActiveCell, cell: &mut Heap
     let HeapCell { account: Some(account), state, .. } = cell else { return 0 };
     let salt = round.context.salt;
     if round.resource == Resource::Rights {
-        active_cell.enter(account.window());
+        active_cell.enter(account.window(), account.algorithm.carries());
     }
     let left = account.unleased(state, round.now, salt).saturating_add(round.within_reach(account).units);
     account.keep_for_debts(active_cell.kept_for_debts(left, round.now.steady_ns));
+    if account.algorithm.carries() {
+        account.hear_owed(active_cell.owed_elsewhere(round.now.steady_ns));
+    }
     account.settle_overdrawn(state, round.now, salt)
 }
 

@@ -11,11 +11,11 @@ use acequia_node::{
     Answer, Ask, Asker, ChargeId, Config, Node, Overdraft, Recording, Remember, Reserve, Settled,
 };
 
-use crate::regions;
 use crate::scene::{
     self, HOUR, Journal, KEY, MINUTE, MS, ROOMY, S, START, approximate, ask, ask_as, bucket, flood, leaky,
     node, quota, sliding, slots, window,
 };
+use crate::{pools, regions};
 
 /// A limit that records every hit.
 fn always(spec: LimitSpec) -> LimitSpec {
@@ -384,4 +384,194 @@ fn what_a_crash_forgot_is_no_debt_for_which_others_keep_units_back() {
         let (_, verdict) = world.peek(1, "k");
         assert!(verdict.remaining >= 90, "{verdict:?} {spec:?}");
     }
+}
+
+fn carries(spec: LimitSpec) -> LimitSpec {
+    LimitSpec { carry: true, ..spec }
+}
+
+#[test]
+fn a_debt_that_is_carried_is_paid_by_one_window_after_another() {
+    let day = 24 * HOUR;
+    for (spec, first_ns, length_ns) in
+        [(window("l", 100, "1h"), HOUR, HOUR), (quota("l", 100, "day"), 16 * HOUR, day)]
+    {
+        for spec in [spec.clone(), LimitSpec { mode: Mode::Shadow, ..spec }] {
+            let node = node(&[carries(spec.clone())], START);
+            let mut asker = node.asker();
+            let answer = report(&mut asker, "k", 350, START);
+            assert_eq!(answer.limits[0].debt.owed, 250, "{spec:?}");
+            // A report of 350 never fits, so the answer says when anything does.
+            assert_eq!(answer.limits[0].verdict.retry_after_ns, first_ns + 2 * length_ns, "{spec:?}");
+            for (windows, stands) in [(0, (0, 150)), (1, (0, 50)), (2, (50, 0)), (3, (100, 0))] {
+                let then = START.later(first_ns + windows * length_ns);
+                // A cell that owes is never dropped.
+                scene::sweep_all(&node, then);
+                assert_eq!(stand(&mut asker, then), stands, "{windows} {spec:?}");
+                assert_eq!(stand(&mut asker, then.later(length_ns - 1)), stands, "{windows} {spec:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_carried_debt_survives_a_crash_and_what_the_crash_forgot_is_none() {
+    let config =
+        |after_crash| Config { key: KEY, memory_bytes: ROOMY, durable: true, after_crash, home: None };
+    // Unjournalled without the word: too short.
+    let spec = carries(window("w", 100, "10s"));
+    let node = scene::node_of(config(None), std::slice::from_ref(&spec), START);
+    let mut journal = Journal::default();
+    assert!(report(&mut node.asker(), "k", 350, START).after_batch > 0, "the answer waits for the disk");
+    journal.flush(&node);
+    let after = START.later(11 * S);
+    let restarted = Arc::new(Node::new(config(Some(after))));
+    restarted.resume(node.schedule(), after).expect("a schedule that fits");
+    restarted.restore_all(after, |limit| journal.rows(limit));
+    restarted.apply(scene::limits(&[spec]), after, |limit| journal.rows(limit)).expect("a set that fits");
+    let mut asker = restarted.asker();
+    assert_eq!(stand(&mut asker, after), (0, 150));
+    assert!(ask(&mut asker, "other", 100, after).allowed, "journalled cells are known");
+    assert_eq!(stand(&mut asker, START.later(21 * S)), (0, 50));
+    assert_eq!(stand(&mut asker, START.later(30 * S)), (50, 0));
+}
+
+#[test]
+fn a_limit_that_begins_to_carry_carries_new_debts_and_one_that_ends_to_forgets_all() {
+    let plain = window("l", 100, "1h");
+    let node = node(std::slice::from_ref(&plain), START);
+    let mut asker = node.asker();
+    report(&mut asker, "k", 150, START);
+    scene::apply(&node, &[carries(plain.clone())], START.later(1));
+    assert_eq!(stand(&mut asker, START.later(2)), (0, 50));
+    report(&mut asker, "k", 30, START.later(2));
+    assert_eq!(stand(&mut asker, START.later(3)), (0, 80));
+    assert_eq!(stand(&mut asker, START.later(HOUR)), (70, 0), "30 were reported since");
+    report(&mut asker, "k", 500, START.later(HOUR));
+    // Of 530 units in this window 70 fitted. The others stay owed under a smaller limit.
+    scene::apply(&node, &[carries(window("l", 50, "1h"))], START.later(HOUR + 1));
+    assert_eq!(stand(&mut asker, START.later(HOUR + 2)), (0, 480));
+    assert_eq!(stand(&mut asker, START.later(2 * HOUR)), (0, 410));
+    scene::apply(&node, &[plain], START.later(2 * HOUR + 1));
+    assert_eq!(stand(&mut asker, START.later(2 * HOUR + 2)), (0, 360));
+    assert_eq!(stand(&mut asker, START.later(3 * HOUR)), (100, 0));
+}
+
+#[test]
+fn a_grant_in_the_window_of_a_debt_pays_it() {
+    let spec = carries(window("l", 100, "1h"));
+    let node = node(std::slice::from_ref(&spec), START);
+    let mut asker = node.asker();
+    report(&mut asker, "k", 350, START);
+    let until = scene::instant(START.wall_ns + HOUR);
+    let grant = scene::fields(&[("key", &["k"]), ("limit", &["330"]), ("until", &[&until])]);
+    scene::apply(&node, &[LimitSpec { overrides: vec![grant], ..spec }], START.later(1));
+    assert_eq!(stand(&mut asker, START.later(2)), (0, 20));
+    assert_eq!(stand(&mut asker, START.later(HOUR)), (80, 0));
+}
+
+/// The id was taken in a window that is over, so the window counts that is open on arrival. (Where two windows are
+/// open, a report counts in both: `acequia_limits::debt`.)
+#[test]
+fn a_commit_above_its_reservation_counts_in_the_window_that_is_open_when_it_comes() {
+    for carry in [false, true] {
+        let spec = LimitSpec { carry, ..window("l", 100, "1m") };
+        for (later_ns, stands, next) in
+            [(MINUTE - S, (0, 30), (if carry { 70 } else { 100 }, 0)), (MINUTE, (30, 0), (100, 0))]
+        {
+            let node = node(std::slice::from_ref(&spec), START);
+            let mut asker = node.asker();
+            let reserve = Some(Reserve { ttl_ns: 2 * MINUTE, keeps: false, at_most: false });
+            let recording = Recording {
+                id: ChargeId(1),
+                fingerprint: 1,
+                is_repeatable: true,
+                reserve,
+                owner: 0,
+                remember: Remember::Always,
+            };
+            let mut request = Request::new("shop", &[("key", "k")]);
+            request.cost = 60;
+            assert!(asker.check_recorded(&request, START, Ask::CHECK, &recording).expect("new").allowed);
+            let then = START.later(later_ns);
+            node.settle(ChargeId(1), Some(130), then);
+            assert_eq!(stand(&mut asker, then), stands, "{later_ns}");
+            assert_eq!(stand(&mut asker, START.later(MINUTE + later_ns)), next, "{later_ns} {carry}");
+        }
+    }
+}
+
+/// Two regions share 200 units a minute, and one reports 500: the minute of the report pays 200, and the next one
+/// too.
+fn two_regions_of_which_one_owes() -> regions::World {
+    let spec = carries(regions::window("l", 200, "1m"));
+    let mut world = regions::World::new(2, &[spec], 40 * MS);
+    world.run(2 * S, |_, _| 0);
+    assert_eq!(world.report(0, "k", 500), 400);
+    world.run(200 * MS, |_, _| 0);
+    world
+}
+
+/// Twenty requests a second in each of these regions.
+fn busy(regions: [u64; 2]) -> impl Fn(usize, u64) -> u64 {
+    move |region, ms| if ms % 50 == 0 { regions[region] } else { 0 }
+}
+
+#[test]
+fn neither_region_admits_anything_in_the_windows_that_pay_a_carried_debt() {
+    for demand in [[0, 1], [1, 1], [1, 0], [0, 0]] {
+        let mut world = two_regions_of_which_one_owes();
+        // The first edge is 40 s after the start.
+        world.run(37 * S + 800 * MS, busy(demand));
+        world.run(S, busy([1, 1]));
+        world.run(58 * S, busy(demand));
+        assert_eq!(world.admitted(), 0, "{demand:?}");
+        world.run(60 * S, busy([1, 1]));
+        let third = world.admitted();
+        assert!(
+            (80..=100).contains(&third),
+            "100 are left in the third window, and {third} passed: {demand:?}"
+        );
+        world.run(60 * S, busy([1, 1]));
+        let fourth = world.admitted() - third;
+        assert!((190..=200).contains(&fourth), "{fourth} {demand:?}");
+    }
+}
+
+#[test]
+fn a_carried_debt_is_heard_of_again_after_a_crash() {
+    let mut world = two_regions_of_which_one_owes();
+    world.run(39 * S, busy([0, 1]));
+    world.restart(0, None, regions::incarnation(0));
+    world.run(58 * S, busy([0, 1]));
+    assert_eq!(world.admitted(), 0);
+    world.run(180 * S, busy([1, 1]));
+    assert!((100..=500).contains(&world.admitted()), "{} passed once it was paid", world.admitted());
+}
+
+#[test]
+fn a_region_that_is_cut_off_from_a_carried_debt_goes_on_with_what_it_owns() {
+    let mut world = two_regions_of_which_one_owes();
+    world.run(S, |_, _| 0);
+    world.cut = vec![(0, 1), (1, 0)];
+    world.run(97 * S, busy([1, 1]));
+    assert_eq!(world.places[0].admitted, 0, "the region that owes pays alone");
+    assert!((50..=200).contains(&world.admitted()), "{} passed", world.admitted());
+}
+
+/// Each node of a pool pays what it owes itself: with its own part, and with what it takes of the pool.
+#[test]
+fn a_node_that_shares_a_pool_pays_a_carried_debt_and_then_admits_again() {
+    let mut world = pools::World::new(2, &[carries(window("w", 100, "10s"))], 20, 1);
+    world.pass(61 * S);
+    let now = world.now(0);
+    let owed = ask_as(&mut world.nodes[0].asker, "k", 300, now, Ask::REPORT).limits[0].debt.owed;
+    assert!((200..300).contains(&owed), "{owed}");
+    let mut passed = [0; 40];
+    for tenth in 0..4_000 {
+        passed[tenth / 100] += u64::from(world.ask(0, "k", 1));
+        world.pass(100 * MS);
+    }
+    assert_eq!(passed[..2], [0, 0], "no two windows pay 300");
+    assert!(passed[39] >= 80, "{passed:?}");
 }

@@ -33,7 +33,7 @@ impl Account {
             self.cut_pool(state, context, Part::default(), now);
             return CellRecord::new(&self.algorithm, state, now).with_pledge(self.pledge());
         };
-        let Usage { end_ns, used, ahead } = Usage::of(state);
+        let Usage { end_ns, used, ahead, owed } = Usage::of(state);
         let given = self.transfers_of(end_ns).map_or(0, Transfers::given_total);
         let before = self.windows().given_before.of(end_ns);
         let of_pool = units_of_pool(self.withdrawn_of(end_ns));
@@ -41,8 +41,8 @@ impl Account {
         let next_ns = window.end_after(end_ns, context.salt);
         let ahead = ahead.saturating_sub(units_of_pool(self.withdrawn_of(next_ns)));
         // With a single clock nothing is charged ahead.
-        let owed = Usage { end_ns, used, ahead }.to_state();
-        CellRecord::new(&self.algorithm, &owed[..state.len().min(owed.len())], now).with_pledge(self.pledge())
+        let left = Usage { end_ns, used, ahead, owed }.to_state();
+        CellRecord::new(&self.algorithm, &left[..state.len().min(left.len())], now).with_pledge(self.pledge())
     }
 }
 

@@ -9,7 +9,7 @@ use acequia_rights::{
 };
 use smallvec::SmallVec;
 
-use super::{Account, CellContext, Withdrawn, demand::Offered, lease::HeldLease, lowered::Lowered};
+use super::{Account, CellContext, Withdrawn, demand::Offered, lease::HeldLease, lowered::Lowered, set};
 
 use crate::settings::SETTINGS;
 
@@ -20,6 +20,8 @@ pub(super) struct Windows {
     pub(super) next: Transfers,
     /// Units that other regions reported as used of the cell in the open window.
     pub(super) elsewhere: u64,
+    /// Units that other regions owe, if the limit carries debts.
+    pub(super) owed_elsewhere: u64,
     /// What was withdrawn from the region's pools of the open window and of the next one.
     pub(super) withdrawn: SmallVec<[Withdrawn; 2]>,
     /// What is held of the region's pool, if the limit has no windows with edges.
@@ -71,6 +73,7 @@ pub(super) static NO_WINDOWS: Windows = Windows {
     open: Transfers::none(),
     next: Transfers::none(),
     elsewhere: 0,
+    owed_elsewhere: 0,
     withdrawn: SmallVec::new_const(),
     lease: None,
     within_reach: None,
@@ -170,7 +173,7 @@ impl Account {
     }
 
     /// Moves on to the window that is open now.
-    pub(super) fn roll(&mut self, state: &[u64], context: &CellContext<'_>, now: Now) -> bool {
+    pub(super) fn roll(&mut self, state: &mut Vec<u64>, context: &CellContext<'_>, now: Now) -> bool {
         let Algorithm::FixedWindow(window) = &self.algorithm else {
             self.rolled.over_ns = u64::MAX;
             return false;
@@ -181,6 +184,14 @@ impl Account {
         self.went_back = is_over_for_good(end_ns, self.open().end_ns);
         if self.open().end_ns != end_ns && !self.went_back {
             self.expect_units_anew();
+            // The window that is over pays a debt with all that it had, also with what came from others.
+            if let Some(carried) = self.algorithm.carried(state, now, context.salt, &self.algorithm) {
+                set(state, carried);
+            }
+            if self.algorithm.carries() {
+                // What the others owe they told of the window that is over: some of it may be left.
+                self.debts.kept = self.windows().owed_elsewhere;
+            }
             self.unwritten |= !self.open().given().is_empty();
             let Windows { open, next, elsewhere, withdrawn, .. } = self.windows_mut();
             *elsewhere = 0;
@@ -265,6 +276,13 @@ impl Account {
     pub(crate) fn hear_used(&mut self, units: u64) {
         if units != self.elsewhere() {
             self.windows_mut().elsewhere = units;
+        }
+    }
+
+    /// Other regions owe `units`, which may outlast the open window.
+    pub(crate) fn hear_owed(&mut self, units: u64) {
+        if units != self.windows().owed_elsewhere {
+            self.windows_mut().owed_elsewhere = units;
         }
     }
 

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::{
     super::{
         Sharing,
-        cell::{ActiveCell, AskedRights, WindowState, time_left_ns},
+        cell::{ActiveCell, AskedRights, View, WindowState, time_left_ns},
         outbox::Topic,
         peer::Peer,
         policy::{Stake, WindowView},
@@ -90,7 +90,10 @@ impl Sharing {
             let standing = self.standing_of(peer.incarnation, round).units;
             let region = peer.incarnation.member;
             let stake = active_cell.stake(region, standing, now.steady_ns, peer.round_ns());
-            (region, place(region, standing, stake))
+            let placed = place(region, standing, stake);
+            // What others keep back for a debt, they cannot use.
+            let unused = Stake { demand_milli: 0, floor: 0, ..placed };
+            (region, if account.owes() { unused } else { placed })
         };
         let pooled = round.within_reach(account).units;
         let reached =
@@ -139,8 +142,13 @@ impl Sharing {
         }
         let mut for_others = 0;
         let end_ns = window.end_ns;
+        let mut kept = window.account.kept_for_debts();
         for asked in asked.into_iter().filter(|asked| asked.end_ns == end_ns) {
-            let wanted = window.view.give(asked.by, asked.units);
+            // What is kept back for a debt goes to the region that owes.
+            let owed = active_cell.view(asked.by, round.now.steady_ns).map_or(0, View::owed);
+            let pays = owed.min(kept).min(asked.units);
+            kept -= pays;
+            let wanted = window.view.give(asked.by, asked.units).max(pays);
             let could = wanted.min(self.may_give(round, window, asked.by));
             let give = could.min(window.in_hand);
             let missing = could - give;

@@ -48,6 +48,7 @@ fn nothing(name: &str) -> LimitSpec {
         charge: Charge::Together,
         debt: None,
         expect: None,
+        carry: false,
         sharing: None,
         on_store_loss: OnStoreLoss::Guard,
         classes: None,
