@@ -138,6 +138,31 @@ async fn a_limit_that_charges_always_records_what_envoy_reports_by_asking() {
 }
 
 #[test]
+fn a_debt_that_is_carried_is_paid_by_the_next_windows() {
+    let window_s = 3;
+    let node = Node::start(&format!(
+        "limits: [{{ name: tokens, domain: shop, by: [tenant], carry: true, \
+         fixed_window: {{ limit: 1000, window: {window_s}s }} }}]"
+    ));
+    // The number of the window in which `ask` was answered, if no edge passed meanwhile.
+    let within = |ask: &dyn Fn() -> i64| {
+        let window = || windows::now_s() / window_s;
+        let (before, answer, after) = (window(), ask(), window());
+        (before == after).then_some((before, answer))
+    };
+    let owes = |n: u64| report(&node, &format!("t{n}"), 3_500)["limits"][0]["owed"].as_i64().unwrap_or(0);
+    let reported = (0..).find_map(|n| Some((n, within(&|| owes(n))?)));
+    let (n, (first, owed)) = reported.expect("a report within a window");
+    assert_eq!(owed, 2_500);
+    eventually("all is paid", || {
+        let Some((window, left)) = within(&|| stand(&node, &format!("t{n}"))) else { return false };
+        let spent = 3_500 - 1_000 * (window - first).cast_signed();
+        assert_eq!(left, 1_000 - spent.max(0), "{} windows later", window - first);
+        spent <= 0
+    });
+}
+
+#[test]
 fn contradictions_about_debt_are_refused_in_words() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("acequia.yaml");
