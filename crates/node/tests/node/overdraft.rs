@@ -448,7 +448,7 @@ fn a_limit_that_begins_to_carry_carries_new_debts_and_one_that_ends_to_forgets_a
     assert_eq!(stand(&mut asker, START.later(3)), (0, 80));
     assert_eq!(stand(&mut asker, START.later(HOUR)), (70, 0), "30 were reported since");
     report(&mut asker, "k", 500, START.later(HOUR));
-    // Of 530 units in this window 70 fitted. The others stay owed under a smaller limit.
+    // In this window 70 of 530 units fitted. The others stay owed under a smaller limit.
     scene::apply(&node, &[carries(window("l", 50, "1h"))], START.later(HOUR + 1));
     assert_eq!(stand(&mut asker, START.later(HOUR + 2)), (0, 480));
     assert_eq!(stand(&mut asker, START.later(2 * HOUR)), (0, 410));
