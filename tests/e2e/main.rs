@@ -24,6 +24,7 @@ mod moving;
 mod operators;
 mod pages;
 mod proxies;
+mod recipe_files;
 mod recipes;
 mod regions;
 mod reports;

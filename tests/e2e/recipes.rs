@@ -65,7 +65,7 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// One recipe.
 #[derive(Clone, Debug, Default)]
-struct Recipe {
+pub(crate) struct Recipe {
     title: String,
     yaml: String,
     lines: Vec<Line>,
@@ -87,7 +87,8 @@ fn recipes(page: &str) -> Vec<Recipe> {
 }
 
 impl Recipe {
-    fn read(text: &str) -> Self {
+    /// Reads a title, and the fenced blocks below it.
+    pub(crate) fn read(text: &str) -> Self {
         let (title, text) = text.split_once('\n').expect("a title");
         let mut recipe = Self { title: title.to_owned(), ..Self::default() };
         // Every other part is a fenced block.
@@ -141,7 +142,13 @@ impl Recipe {
         receiver.map_or(Ok(()), |receiver| self.compare_event(receiver))
     }
 
-    fn run_lines(&self, node: &Node) -> Result<(), String> {
+    /// How many commands the recipe shows.
+    pub(crate) const fn lines_shown(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Runs the commands. Returns a difference from what the recipe shows, if any.
+    pub(crate) fn run_lines(&self, node: &Node) -> Result<(), String> {
         let mut variables = BTreeMap::new();
         for line in &self.lines {
             let deadline = Instant::now() + PATIENCE;
