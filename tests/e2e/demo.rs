@@ -98,6 +98,9 @@ fn a_split_brain_and_a_kill_are_survived_without_a_unit_too_many() {
     for words in ["never over: ", "is cut off", "is killed", "healed: ", "   24 s  |"] {
         assert!(said.contains(words), "{words:?} is not said:\n{said}");
     }
+    for words in ["callers stream in eu: costs are known last", "tokens: streams wait", "eu owes nothing, "] {
+        assert!(said.contains(words), "{words:?} is not said:\n{said}");
+    }
     assert!(!said.contains("NOT HEALED"), "{said}");
 }
 

@@ -64,6 +64,13 @@ pub(crate) const SETTINGS: Settings = Settings {
         deadline: Duration::from_secs(1),
         retry: Duration::from_millis(100),
     },
+    streams: StreamSettings {
+        callers: 12,
+        begin_for: Duration::from_secs(8),
+        again: Duration::from_millis(250),
+        pay_max: Duration::from_secs(20),
+        reports_max: 40,
+    },
     stage: StageSettings {
         start_max: Duration::from_secs(30),
         log_bytes_shown: 2_000,
@@ -108,6 +115,7 @@ pub(crate) struct Settings {
     pub(crate) commands: CommandSettings,
     pub(crate) clock: ClockSettings,
     pub(crate) traffic: TrafficSettings,
+    pub(crate) streams: StreamSettings,
     pub(crate) stage: StageSettings,
     pub(crate) story: StorySettings,
     pub(crate) classes: ClassSettings,
@@ -251,6 +259,21 @@ pub(crate) struct TrafficSettings {
     pub(crate) deadline: Duration,
     /// How long to wait before a region that does not answer is asked again.
     pub(crate) retry: Duration,
+}
+
+/// The streams of the demonstration.
+pub(crate) struct StreamSettings {
+    /// Callers, each with one stream at a time. Together they want more tokens than the limit gives.
+    pub(crate) callers: u32,
+    /// How long they begin streams, so that a person sees a debt rise and fall.
+    pub(crate) begin_for: Duration,
+    /// The wait of a caller that was denied, or not answered.
+    pub(crate) again: Duration,
+    /// How long they wait after their last streams until nothing is owed. A cut-off region pays with its own part of the
+    /// rate alone.
+    pub(crate) pay_max: Duration,
+    /// How often a report is sent, if no node answers: as long as a killed node may take to start.
+    pub(crate) reports_max: u32,
 }
 
 /// The nodes and links of the demonstration, and how their answers are judged.

@@ -25,6 +25,8 @@ pub enum Order {
     Restart,
     /// Move the demand to the next region.
     Heat,
+    /// Start streams in the hot region, whose costs are known last.
+    Streams,
     /// Order a larger budget, or a smaller one.
     Budget {
         /// Whether the budget grows.
@@ -59,7 +61,7 @@ const fn help(keys: &'static str, word: &'static str, does: &'static str) -> Hel
 }
 
 /// The help for all keys.
-pub const HELP: [Help; 14] = [
+pub const HELP: [Help; 15] = [
     help("1 2 3", "link", "choose a link"),
     help("c", "cut", "cut the chosen link"),
     help("o", "one way", "let the chosen link pass one way only"),
@@ -69,6 +71,7 @@ pub const HELP: [Help; 14] = [
     help("k", "kill -9", "kill the chosen region's node, as a crash would"),
     help("r", "restart", "start the nodes that were killed"),
     help("h", "move heat", "move most of the demand to the next region"),
+    help("t", "streams", "start streams in the hot region: their costs are known last"),
     help("+ -", "budget", "100/s more or less, with as large a burst"),
     help("d D", "delay", "a longer or a shorter way between regions"),
     help("space", "pause", "keep the picture as it is, or go on"),
@@ -101,6 +104,7 @@ pub fn order(key: KeyEvent, is_help_shown: bool) -> Option<Order> {
         KeyCode::Char('k') => Order::Kill,
         KeyCode::Char('r') => Order::Restart,
         KeyCode::Char('h') => Order::Heat,
+        KeyCode::Char('t') => Order::Streams,
         KeyCode::Char('+' | '=') => Order::Budget { is_more: true },
         KeyCode::Char('-') => Order::Budget { is_more: false },
         KeyCode::Char('d') => Order::Delay { is_longer: true },

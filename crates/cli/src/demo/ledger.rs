@@ -18,7 +18,7 @@ pub const BIN: Duration = Duration::from_millis(100);
 /// Bins in a column of the chart.
 pub const BINS_IN_COLUMN: usize = 5;
 /// Bins in a second.
-const BINS_IN_SECOND: usize = 10;
+pub const BINS_IN_SECOND: usize = 10;
 
 /// The limit that a question is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,9 @@ use std::{fmt::Write as _, time::Duration};
 use super::{
     ledger::Ledger,
     links,
-    plan::{LIMITS, NAMES, REGIONS},
+    plan::{LIMITS, NAMES, REGIONS, STREAMED},
     state::{State, numbers},
+    streams::Seen,
 };
 use crate::view::{
     picture::{Event, Flow},
@@ -107,6 +108,13 @@ pub fn verdict(state: &State, ledger: &Ledger, elapsed: Duration, must_heal: usi
         let _ = writeln!(
             text,
             "  {name:<9} {admitted:>8} admitted, {over} too many in the worst interval; now {numbers}"
+        );
+    }
+    let Seen { begun, denied, spent, owed } = state.streams;
+    if begun > 0 {
+        let _ = writeln!(
+            text,
+            "  {STREAMED:<9} {spent:>8} reported of {begun} streams, {denied} denied while tokens were owed; {owed} owed now"
         );
     }
     let [calm, broken] = ledger.uses();

@@ -17,6 +17,7 @@ pub mod script;
 pub mod stage;
 pub mod state;
 pub mod story;
+pub mod streams;
 pub mod traffic;
 
 use std::{

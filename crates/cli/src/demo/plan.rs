@@ -29,6 +29,10 @@ pub const USER_BURST: u64 = 20;
 /// Each user asks in one region: name, region, and requests a second. The last user asks for more than it
 /// may.
 pub const USERS: [(&str, usize, u64); 4] = [("ann", 0, 8), ("ben", 1, 8), ("cleo", 2, 8), ("dan", 1, 25)];
+/// The limit of streams, whose costs are reported when they are done.
+pub const STREAMED: &str = "tokens";
+/// Tokens a second of all streams, and as large a burst.
+pub const TOKENS: u64 = 300;
 /// The window of the exports.
 pub const EXPORTS: Window = Window { units: 600, window_ns: 60_000_000_000, window: "1m" };
 
@@ -161,6 +165,11 @@ limits:
     domain: {DOMAIN}
     when: {{ route: /export }}
     fixed_window: {{ limit: {units}, window: {window} }}
+  - name: {STREAMED}
+    domain: {DOMAIN}
+    when: {{ route: /stream }}
+    unit: tokens
+    token_bucket: {{ rate: {TOKENS}/s, burst: {TOKENS} }}
 ",
         authority = NAMES[AUTHORITY],
         budget = LIMITS[0],
@@ -208,7 +217,7 @@ mod tests {
             let text = config(place, &ports, folder.path(), |other| loopback(4_000 + other as u16));
             let config = acequia_server::config::Config::parse("demo.yaml", &text);
             let config = config.unwrap_or_else(|error| panic!("{error}\n{text}"));
-            assert_eq!((config.region.as_str(), config.live.limits.len()), (*name, LIMITS.len()));
+            assert_eq!((config.region.as_str(), config.live.limits.len()), (*name, LIMITS.len() + 1));
         }
     }
 

@@ -6,7 +6,7 @@ use super::{
     in_force::Numbers,
     keys::{HELP, NOTES},
     ledger::{BIN, BINS_IN_COLUMN, Bin, KINDS, Ledger},
-    plan::{AUTHORITY, DOMAIN, LIMITS, NAMES, PAIRS, REGIONS},
+    plan::{AUTHORITY, DOMAIN, LIMITS, NAMES, PAIRS, REGIONS, STREAMED, TOKENS},
     state::{State, numbers},
 };
 use crate::view::picture::{Budget, Column, Condition, Link, Picture, Region, Row, Verdict};
@@ -24,7 +24,7 @@ pub fn picture(state: &State, ledger: &Ledger, elapsed: Duration) -> Picture {
         links: (0..PAIRS.len()).map(|place| link(state, place)).collect(),
         history: ledger.columns().map(|bin| column(&bin)).collect(),
         column: BIN * BINS_IN_COLUMN as u32,
-        limits: (0..KINDS).map(|kind| row(state, &second, kind)).collect(),
+        limits: (0..KINDS).map(|kind| row(state, &second, kind)).chain([streams(state)]).collect(),
         chosen_limit: None,
         cells: None,
         events: state.story.events().cloned().collect(),
@@ -111,6 +111,21 @@ fn row(state: &State, second: &Bin, kind: usize) -> Row {
     }
 }
 
+/// The limit of streams. What they cost is admitted, whatever was left.
+fn streams(state: &State) -> Row {
+    let owed = match state.streams.owed {
+        0 => String::new(),
+        owed => format!(", owes {owed}"),
+    };
+    Row {
+        name: format!("{DOMAIN}/{STREAMED}"),
+        budget: format!("token_bucket {TOKENS}/s burst {TOKENS}{owed}"),
+        unit: "tokens".to_owned(),
+        admitted: state.streams_last.spent,
+        denied: state.streams_last.denied,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{
@@ -124,6 +139,8 @@ mod tests {
         let mut state = State::default();
         state.hear(Duration::ZERO, 0, Some(status(0, [333, 0, 367])), String::new());
         state.hear(Duration::ZERO, 1, Some(status(1, [333, 183, 0])), String::new());
+        state.streams.owed = 12;
+        (state.streams_last.spent, state.streams_last.denied) = (250, 4);
         let mut ledger = Ledger::new(AT_START);
         ledger.mark("cut");
         for _ in 0..10 {
@@ -139,6 +156,8 @@ mod tests {
         assert_eq!(picture.history.len(), 2);
         assert_eq!((picture.history[0].mark, picture.history[1].mark), ("cut", ""));
         assert_eq!(picture.limits[2].budget, "fixed_window 600 per 1m");
+        assert_eq!(picture.limits[3].budget, "token_bucket 300/s burst 300, owes 12");
+        assert_eq!((picture.limits[3].admitted, picture.limits[3].denied), (250, 4));
         assert_eq!(picture.links[0].round_trip, Some(Duration::from_millis(80)));
     }
 

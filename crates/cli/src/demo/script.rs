@@ -1,4 +1,5 @@
-//! The events when nobody presses keys: a split brain, a `kill -9`, and the healing of both.
+//! The events when nobody presses keys: streams whose costs are known last, a split brain, a `kill -9`, and
+//! the healing of both.
 
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ pub const SECONDS_MAX: u64 = 86_400;
 pub const VICTIM: usize = 2;
 
 /// Times are in sixteenths of the whole, from the beginning.
-const STEPS: [(u32, Order); 7] = [
+const STEPS: [(u32, Order); 8] = [
+    (1, Order::Streams),
     (2, Order::Heat),
     (4, Order::Split),
     (8, Order::Mend),
@@ -63,6 +65,7 @@ mod tests {
             }
         }
         let expected = [
+            (2, Order::Streams),
             (5, Order::Heat),
             (10, Order::Split),
             (20, Order::Mend),

@@ -21,6 +21,7 @@ use super::{
     nodes::{NodeProcess, Nodes},
     plan::{self, AUTHORITY, DOMAIN, LIMITS, NAMES, Ports, REGIONS},
     state::State,
+    streams::Streams,
     traffic::Traffic,
 };
 use crate::{
@@ -45,6 +46,7 @@ pub struct Stage {
     reported: [Instants; REGIONS],
     ledger: Arc<Mutex<Ledger>>,
     traffic: Option<Traffic>,
+    streams: Streams,
     began: Instant,
     /// When the last tenth of a second ended, since `began`.
     ticked: Duration,
@@ -96,6 +98,7 @@ impl Stage {
             reported: [Instants::default(); REGIONS],
             ledger: Arc::new(Mutex::new(Ledger::new(AT_START))),
             traffic: None,
+            streams: Streams::default(),
             began: Instant::now(),
             ticked: Duration::ZERO,
             answers: mpsc::channel(8),
@@ -180,6 +183,8 @@ impl Stage {
         while let Ok(answer) = self.answers.1.try_recv() {
             self.state.budget_answered(at, answer);
         }
+        self.streams.close_bin(at, &mut self.state.story);
+        (self.state.streams, self.state.streams_last) = (self.streams.seen(), self.streams.last_second());
         let usable = self.state.usable();
         let length = at.saturating_sub(self.ticked);
         self.ticked = at;
@@ -292,6 +297,7 @@ impl Stage {
                 self.state.heat(at);
                 NAMES[self.state.hot]
             }
+            Order::Streams => self.start_streams()?,
             Order::Budget { is_more } => self.order_budget(is_more),
             Order::Pause => {
                 self.state.is_paused = !self.state.is_paused;
@@ -331,6 +337,13 @@ impl Stage {
             self.state.restarted(at, *place);
         }
         Ok(if dead.is_empty() { "" } else { "restart" })
+    }
+
+    fn start_streams(&mut self) -> Result<&'static str, DemoError> {
+        let (at, hot) = (self.elapsed(), self.state.hot);
+        let started = self.streams.start(at, hot, self.ports[hot].grpc, &mut self.state.story);
+        let is_new = started.map_err(|fault| DemoError::Address(fault.to_string()))?;
+        Ok(if is_new { "streams" } else { "" })
     }
 
     /// Orders another budget from the authority, without waiting for the answer.

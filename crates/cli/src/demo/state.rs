@@ -9,6 +9,7 @@ use super::{
     links::{self, Links},
     plan::{DOMAIN, EXPORTS, LIMITS, NAMES, PAIRS, REGIONS},
     story::Story,
+    streams::Seen,
     traffic::demands,
 };
 use crate::{
@@ -51,6 +52,10 @@ pub struct State {
     pub is_help_shown: bool,
     /// The events so far.
     pub story: Story,
+    /// What callers have seen of streams.
+    pub streams: Seen,
+    /// What of that they saw in the last second.
+    pub streams_last: Seen,
     /// The nodes' reports.
     pub nodes: [Asked; REGIONS],
     ordered: Ordered,
@@ -79,6 +84,8 @@ impl Default for State {
             is_paused: false,
             is_help_shown: false,
             story: Story::default(),
+            streams: Seen::default(),
+            streams_last: Seen::default(),
             nodes: Default::default(),
             ordered: Ordered::Done,
             heat_until: SETTINGS.story.heat_stays,
