@@ -66,6 +66,7 @@ pub(crate) const SETTINGS: Settings = Settings {
         new_rebalances_ns: 200 * MS,
         new_ns: S,
         net_ns: 5 * S,
+        slots_ns: S,
         advertised_apart_ns: 15 * MS,
         refresh_ns: 4 * S,
         ask_ns: 250 * MS,
@@ -295,6 +296,9 @@ pub(crate) struct SharingSettings {
     /// How often loans that go both ways between two regions are ended. While demand moves, they come and go by
     /// themselves.
     pub(crate) net_ns: u64,
+    /// The time over which the slots of requests under way are averaged. Smaller: slots follow chance, and cannot be used
+    /// while they move. Larger: they follow demand later.
+    pub(crate) slots_ns: u64,
     /// Advertisements of a cell are at least this far apart. Larger: fewer frames, and peers learn later.
     pub(crate) advertised_apart_ns: u64,
     /// How old the advertisement of a cell in use gets. Smaller: more frames. Larger: peers plan with older figures.

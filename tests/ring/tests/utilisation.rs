@@ -4,6 +4,7 @@ use acequia_ring::utilisation::{
     demand::HotSpot,
     flows::{self, Flow},
     quotas,
+    slots::{self, Scenario},
     users::{self, Users},
     world::S,
 };
@@ -24,6 +25,15 @@ fn a_quota_is_used_up_with_few_early_denials() {
     assert_eq!(outcome.cost.over, 0);
     assert!(outcome.used >= 0.995, "{}", outcome.used);
     assert!(outcome.denied_falsely <= 0.02, "{}", outcome.denied_falsely);
+}
+
+#[test]
+fn slots_are_taken_wherever_they_are_wanted_and_never_more_than_there_are() {
+    for Scenario { name, slots, least } in slots::all() {
+        let outcome = slots::run(&slots, 60, 7);
+        assert_eq!(outcome.cost.over, 0, "{name}");
+        assert!(outcome.used >= least, "{name}: {outcome:?}");
+    }
 }
 
 #[test]

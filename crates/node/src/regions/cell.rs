@@ -21,6 +21,23 @@ const UNKNOWN: Rough = Rough(u16::MAX);
 const SAID_MAX: u64 =
     if acequia_limits::UNITS_MAX > RATE_PARTS as u64 { acequia_limits::UNITS_MAX } else { RATE_PARTS as u64 };
 
+/// A slot that was missed counts as taken for at least this part of the time that a mean is taken over, in
+/// thousandths. Otherwise a region without any slots would seem to want none.
+const SLOT_LASTS_MILLI: u128 = 50;
+
+/// Slots of requests under way, as one node sees them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotsSeen {
+    /// Those that are taken.
+    pub(crate) taken: u64,
+    /// Those that were asked for in vain since the last rebalance.
+    pub(crate) missed: u64,
+    /// Those that are asked for a second, in thousandths.
+    pub(crate) asked_milli: u64,
+    /// The time since the last rebalance.
+    pub(crate) passed_ns: u64,
+}
+
 /// The numbers of an advertisement of a cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Advertised {
@@ -138,6 +155,8 @@ pub(crate) struct WindowState {
     /// Demand that denials proved: the units used and missed in a sliding window's length, in thousandths of
     /// a unit a second.
     proven_milli: Rough,
+    /// The mean of the slots that requests under way have taken, and of those that they missed, in thousandths.
+    slots_milli: u64,
 }
 
 /// The variant of a cell, as the nodes tell each other. Versions are the default ones for "never".
@@ -247,6 +266,24 @@ impl WindowState {
         let milli = Rough::new(u64::try_from(milli).unwrap_or(u64::MAX));
         self.proven_milli = if missed > 0 { milli } else { self.proven_milli.min(milli) };
     }
+
+    /// Notes the slots that are taken, and those that were missed since the last rebalance.
+    ///
+    /// A missed slot would have been taken for about as long as the others are: by Little's law, those that are
+    /// taken, divided by those that are asked for a second. It counts by half. Where slots are scarce, another region is
+    /// sure to use one, and this region uses its last ones only at times.
+    pub(crate) fn note_slots(&mut self, seen: SlotsSeen, total: u64) {
+        let SlotsSeen { taken, missed, asked_milli, passed_ns } = seen;
+        let mean_ns = u128::from(SETTINGS.sharing.slots_ns);
+        let asked = u128::from(units_in(asked_milli, SETTINGS.sharing.slots_ns)).max(1);
+        let lasts_milli = (u128::from(taken) * 1_000 / asked).clamp(SLOT_LASTS_MILLI, 1_000);
+        let passed_ns = u128::from(passed_ns).min(mean_ns);
+        let kept = u128::from(self.slots_milli) * (mean_ns - passed_ns);
+        let mean = (kept + u128::from(taken) * 1_000 * passed_ns) / mean_ns;
+        let most = u128::from(total) * 1_000;
+        let milli = (mean + u128::from(missed) * lasts_milli / 2).min(most);
+        self.slots_milli = u64::try_from(milli).unwrap_or(u64::MAX);
+    }
 }
 
 impl ActiveCell {
@@ -291,6 +328,11 @@ impl ActiveCell {
         match resource {
             Resource::Rate { .. } => self.demand.units_milli(),
             Resource::Rights => self.demand.sure_milli(),
+            // How often slots are asked for says little: most come back long before they lapse.
+            Resource::Units { window_ns, has_slots: true, .. } => {
+                let milli = u128::from(self.window.slots_milli) * 1_000_000_000;
+                u64::try_from(milli.div_ceil(u128::from((*window_ns).max(1)))).unwrap_or(u64::MAX)
+            }
             Resource::Units { .. } => self.demand.sure_milli().max(self.window.proven_milli.get()),
         }
     }
@@ -427,21 +469,22 @@ impl ActiveCell {
 pub(crate) enum Resource {
     /// A bucket's rate, in parts: in all, `milli` thousandths of a unit a second.
     Rate { milli: u64 },
-    /// A sliding window's units: `total` in all, each counted for `window_ns`.
-    Units { window_ns: u64, total: u64 },
+    /// A sliding window's units: `total` in all, each counted for `window_ns`; slots for as long at most as their
+    /// request goes on.
+    Units { window_ns: u64, total: u64, has_slots: bool },
     /// A window's rights: these are given, not lent.
     Rights,
 }
 
 impl Resource {
-    pub(crate) fn of(global: &Algorithm) -> Self {
+    pub(crate) fn of(global: &Algorithm, has_slots: bool) -> Self {
         match global {
             Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => {
                 Self::Rate { milli: meter.rate_milli().max(1) }
             }
             Algorithm::FixedWindow(_) => Self::Rights,
             Algorithm::SlidingLog(_) | Algorithm::SlidingSlots(_) | Algorithm::SlidingApproximate(_) => {
-                Self::Units { window_ns: global.period_ns(), total: global.budget() }
+                Self::Units { window_ns: global.period_ns(), total: global.budget(), has_slots }
             }
         }
     }
@@ -471,8 +514,9 @@ impl Resource {
         let (want, demand) = (self.want(active_cell.demand_milli(self)), &active_cell.demand);
         let fills_ns = match self {
             Self::Rate { milli } => u128::from(budget) * 1_000 * 1_000_000_000 / u128::from(*milli),
+            // Slots are free again when a burst is over.
+            Self::Units { has_slots: true, .. } | Self::Rights => return want,
             Self::Units { window_ns, .. } => u128::from(*window_ns),
-            Self::Rights => return want,
         };
         if active_cell.activity.is_unasked(now_ns, SETTINGS.sharing.unasked_ns) {
             return want;
@@ -493,7 +537,7 @@ impl Resource {
                 let parts = u128::from(demand) * u128::from(RATE_PARTS) / u128::from(*milli);
                 u64::try_from(parts).unwrap_or(u64::MAX).min(u64::from(RATE_PARTS))
             }
-            Self::Units { window_ns, total } => {
+            Self::Units { window_ns, total, .. } => {
                 // Nothing is added for chance. If units are scarce, one that is sure to be used elsewhere is
                 // worth more; if not, the rest is shared out as well. Demand below a thousandth a second is
                 // reported as one.
@@ -524,6 +568,30 @@ pub(crate) fn time_left_ns(end_ns: u64, now: Now) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn demand_for_slots_is_what_is_taken_at_one_time_and_not_how_often_slots_are_asked_for() {
+        const MS: u64 = 1_000_000;
+        let resource = Resource::Units { window_ns: 600_000 * MS, total: 100, has_slots: true };
+        let mut active_cell = ActiveCell::called(0);
+        let mut now_ns = 0;
+        // Five seconds in which 200 slots a second are asked for. Requests go on for a tenth of a second.
+        let mut want_after = |taken: u64, missed: u64| {
+            for _ in 0..250 {
+                now_ns += 20 * MS;
+                active_cell.demand.observe(4, 4, now_ns);
+                let asked_milli = active_cell.demand.units_milli();
+                let seen = SlotsSeen { taken, missed, asked_milli, passed_ns: 20 * MS };
+                active_cell.window.note_slots(seen, 100);
+            }
+            resource.want(active_cell.demand_milli(&resource))
+        };
+        assert!((20..=22).contains(&want_after(20, 0)));
+        // Every other request is denied: twenty more could be under way, and count by half.
+        assert!((29..=33).contains(&want_after(20, 4)));
+        assert!((4..=8).contains(&want_after(0, 4)), "a region without slots wants some");
+        assert!(want_after(0, 0) <= 1, "what is over is forgotten");
+    }
 
     #[test]
     fn an_active_cell_of_three_regions_takes_at_most_384_bytes() {

@@ -120,9 +120,10 @@ impl Sharing {
         let none = Preference::default();
         let preference = catalogue.preference(key.slot).unwrap_or(&none);
         let owner = node.forwards.owner(key.tag, catalogue.active_of(key.slot), now);
+        let has_slots = catalogue.active_of(key.slot).is_some_and(|active| active.limit.is_concurrent());
         let mut effects = Effects::default();
         let after_ns = locked_cell.at(owned, |context, cell| {
-            let resource = Resource::of(context.global);
+            let resource = Resource::of(context.global, has_slots);
             let round = Round { node, preference, owner, key, context, resource, now };
             self.rebalance_cell(&round, &mut active_cell, cell, &mut effects)
         });

@@ -6,7 +6,7 @@
 
 use std::{process::ExitCode, time::Instant};
 
-use acequia_ring::utilisation::{flows, merge, partitions, quotas, table::Table, users};
+use acequia_ring::utilisation::{flows, merge, partitions, quotas, slots, table::Table, users};
 
 type Scenario = fn(&mut Table, bool, u64);
 
@@ -16,13 +16,14 @@ fn main() -> ExitCode {
     let after = |word: &str| words.iter().position(|w| w == word).and_then(|at| words.get(at + 1));
     let seed = after("--seed").and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let only = after("--only");
-    let scenarios: [(&str, Scenario); 7] = [
+    let scenarios: [(&str, Scenario); 8] = [
         ("buckets", flows::buckets),
         ("quotas", quotas::quotas),
         ("partitions", partitions::partitions),
         ("users", users::users),
         ("windows", flows::windows),
         ("small", flows::small),
+        ("slots", slots::slots),
         ("merge", |table, quick, _| merge::merge(table, quick)),
     ];
     let mut table = Table::default();

@@ -11,6 +11,7 @@ pub mod merge;
 pub mod oracle;
 pub mod partitions;
 pub mod quotas;
+pub mod slots;
 pub mod table;
 pub mod users;
 pub mod world;

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use acequia_limits::{CellTag, HashKey, LimitId, Now, Request, limit::LimitSpec};
 use acequia_node::{
-    Ask, Asker, CellRecord, Config, Home, Node, Row,
+    Ask, Asker, CellRecord, ChargeId, Config, Home, Node, Recording, Remember, Renewed, Row,
     regions::{self, Traffic, wire},
 };
 use acequia_rights::{
@@ -179,6 +179,40 @@ impl World {
         let entries = [("key", limit_key)];
         let request = Request::new("shop", &entries);
         self.places[region].asker.check(&request, Now::at(self.now), Ask::CHECK).allowed
+    }
+
+    /// Takes a slot in a region, under a new name. Returns when the slot lapses; `None` if there is none.
+    ///
+    /// # Panics
+    /// Panics if the name was used before.
+    pub fn take(&mut self, region: usize, limit_key: &str, name: u128) -> Option<u64> {
+        let entries = [("key", limit_key)];
+        let recording = Recording {
+            id: ChargeId(name),
+            fingerprint: 0,
+            is_repeatable: false,
+            reserve: None,
+            owner: 0,
+            remember: Remember::IfHeld,
+        };
+        let (request, now) = (Request::new("shop", &entries), Now::at(self.now));
+        let asker = &mut self.places[region].asker;
+        let answer = asker.check_recorded(&request, now, Ask::CHECK, &recording).expect("a new name");
+        answer.charge.map(|charge| self.now + charge.lapses_in_ns)
+    }
+
+    /// Renews a slot. Returns when it lapses; `None` if it has lapsed.
+    pub fn renew(&self, region: usize, name: u128) -> Option<u64> {
+        match self.places[region].node.renew(ChargeId(name), Now::at(self.now)) {
+            Renewed::Done { lapses_in_ns, .. } => Some(self.now + lapses_in_ns),
+            _ => None,
+        }
+    }
+
+    /// Releases a slot.
+    pub fn release(&self, region: usize, name: u128) {
+        // A slot may have lapsed before.
+        let _ = self.places[region].node.settle(ChargeId(name), None, Now::at(self.now));
     }
 
     /// Nodes tick, write and send.

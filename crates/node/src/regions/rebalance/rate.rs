@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::{
     super::{
         Sharing,
-        cell::{ActiveCell, Piece, Resource, Shortage},
+        cell::{ActiveCell, Piece, Resource, Shortage, SlotsSeen},
         outbox::Topic,
         policy::{Borrowed, RateView, RebalancePlan, Requests, Seat, plan},
         wire::{FrameEntry, Rough, ShortId},
@@ -83,10 +83,17 @@ impl Sharing {
             Some(_) => (round.within_reach(account), self.standing_for(round, account)),
         };
         let beside = self.kept_by_mates(round, account);
-        if let Resource::Units { window_ns, .. } = resource {
+        if let Resource::Units { window_ns, total, has_slots } = *resource {
             let missed = if offered.denied <= budget { u64::from(offered.missed).min(budget) } else { 0 };
             let used = effective.units.saturating_sub(left).saturating_add(beside);
-            active_cell.window.note_used(used, missed, *window_ns);
+            if has_slots {
+                let asked_milli = active_cell.demand.units_milli();
+                let passed_ns = now.steady_ns.saturating_sub(active_cell.rebalanced_ns);
+                let seen = SlotsSeen { taken: used, missed, asked_milli, passed_ns };
+                active_cell.window.note_slots(seen, total);
+            } else {
+                active_cell.window.note_used(used, missed, window_ns);
+            }
         }
         let short = active_cell.short();
         let weight = resource.weigh(standing);
