@@ -60,7 +60,7 @@ impl Clocks {
 }
 
 /// The duration that `ACEQUIA_TEST_SECONDS` sets. `None` in the test suite, which takes a few seconds.
-fn lasts() -> Option<Duration> {
+pub(crate) fn lasts() -> Option<Duration> {
     let seconds = std::env::var("ACEQUIA_TEST_SECONDS").ok()?;
     Some(Duration::from_secs(seconds.parse().expect("ACEQUIA_TEST_SECONDS is a number of seconds")))
 }

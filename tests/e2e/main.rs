@@ -18,6 +18,7 @@ mod grpc;
 mod holds;
 mod hostile;
 mod http;
+mod in_flight;
 mod memory;
 mod metrics;
 mod moving;
