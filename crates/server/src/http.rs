@@ -588,7 +588,7 @@ fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue, names: &Names) ->
         descriptors: members(limit.descriptors).to_vec(),
         class: class(limit, catalogue),
         open_units: Some(catalogue.limits[limit.limit as usize].open_units()).filter(|units| *units > 0),
-        owed: Some(limit.debt.owed).filter(|units| *units > 0),
+        owed: Some(limit.late.owed).filter(|units| *units > 0),
     });
     CheckAnswer {
         allowed: answer.allowed,

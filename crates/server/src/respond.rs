@@ -79,7 +79,7 @@ fn limit_out<'a>(limit: &LimitAnswer, descriptors: &'a [u32], catalogue: &'a Cat
         algorithm: active.kind(),
         class: class(limit, catalogue).unwrap_or(""),
         open_units: catalogue.limits[limit.limit as usize].open_units(),
-        owed: limit.debt.owed,
+        owed: limit.late.owed,
         unit: active.unit().unwrap_or(""),
     }
 }

@@ -227,7 +227,7 @@ fn account(process: &Arc<Shared>, limit: &Limit, question: &Question) -> Option<
     let catalogue = asker.catalogue();
     let of_limit =
         answer.limits.iter().find(|it| catalogue.limits[it.limit as usize].limit.id == limit.id)?;
-    Some(Account { left: holding.left, owed: of_limit.debt.owed, window_ns: holding.window_ns })
+    Some(Account { left: holding.left, owed: of_limit.late.owed, window_ns: holding.window_ns })
 }
 
 impl Check for OwingAdmitsNothing {

@@ -10,7 +10,7 @@ use acequia_rights::{
 use serde::{Deserialize, Serialize};
 
 use super::{Keep, RESERVE_NS_MAX, Recording, Reserve, holds::HeldCells};
-use crate::{Active, Answer, Catalogue, Charged, Debt, LimitAnswer, Mode, Outcome, decide::is_set_apart};
+use crate::{Active, Answer, Catalogue, Charged, LateCost, LimitAnswer, Mode, Outcome, decide::is_set_apart};
 
 /// What was charged, and the answer. The bytes of a record are those of its fields in their order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -459,7 +459,7 @@ fn slots_ttl_ns(answer: &Answer, catalogue: &Catalogue) -> Option<u64> {
 
 /// How long the holds of an answer wait for a report: the shortest time over its limits. `None` if there are none.
 fn hold_ns(answer: &Answer, catalogue: &Catalogue) -> Option<u64> {
-    let held = answer.limits.iter().filter(|limit| limit.is_charged && limit.expected > 0);
+    let held = answer.limits.iter().filter(|limit| limit.is_charged && limit.late.expected > 0);
     let expects = held.map(|limit| catalogue.limits[limit.limit as usize].limit.expect);
     expects.flatten().map(|expect| expect.within_ns).min()
 }
@@ -477,17 +477,17 @@ impl Limit {
 
     /// The record of a limit's answer. `is_lease`: whether the caller may spend the units later.
     fn new(limit: &LimitAnswer, active: &Active, is_lease: bool) -> Self {
-        let LimitAnswer { verdict, tag, is_charged, class, descriptors, budget, expected, .. } = *limit;
+        let LimitAnswer { verdict, tag, is_charged, class, descriptors, budget, late, .. } = *limit;
         let outcome = OUTCOMES.iter().position(|outcome| *outcome == limit.outcome).unwrap_or(0);
         Self {
             id: active.limit.id,
             tag,
-            units: limit.units - limit.debt.unrecorded,
+            units: limit.units - late.unrecorded,
             is_charged,
             is_leased: is_lease && is_set_apart(&active.limit.algorithm),
             is_durable: active.durable,
             outcome: outcome as u8 | if active.limit.is_concurrent() { SLOT } else { 0 },
-            expected: if is_charged { expected } else { 0 },
+            expected: if is_charged { late.expected } else { 0 },
             class,
             allowed: verdict.allowed,
             is_over: limit.reason != Reason::WithinLimit,
@@ -520,8 +520,7 @@ impl Limit {
             reason,
             descriptors: self.descriptors,
             units: self.units,
-            expected: self.expected,
-            debt: Debt::default(),
+            late: LateCost { expected: self.expected, ..LateCost::default() },
             budget: self.budget,
             expected_wait_ns: 0,
             class: self.class,

@@ -77,10 +77,8 @@ pub struct LimitAnswer {
     pub descriptors: u64,
     /// Units asked for, over all those descriptors.
     pub units: u64,
-    /// If those units are a hold, the cost that is expected, in units of a request's cost; otherwise 0.
-    pub expected: u64,
-    /// What was spent before it was asked for, and did not fit.
-    pub debt: Debt,
+    /// Costs that are known last.
+    pub late: LateCost,
     /// The budget of this cell, from its override if there is one.
     pub budget: u64,
     /// How long the units that were missing may still come from other regions, in nanoseconds; 0 for not at
@@ -99,9 +97,11 @@ pub struct LimitAnswer {
     pub(crate) variant: u16,
 }
 
-/// Units that were spent before they were asked for, and that a cell did not have.
+/// Costs that are known last: what was spent before it was asked for, and what is expected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Debt {
+pub struct LateCost {
+    /// If the units of the request are a hold, the cost that is expected, in units of a request's cost; otherwise 0.
+    pub expected: u64,
     /// Units that the cell owes after the request; 0 while any are left.
     pub owed: u64,
     /// Units of the request that the cell does not record: it would owe too much

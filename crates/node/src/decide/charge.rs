@@ -23,7 +23,7 @@ impl RequestCheck<'_, '_> {
     /// Whether a hit must be charged.
     pub(super) fn is_due(&self, hit: &Hit, answer: &Answer, number: usize) -> bool {
         self.ask.charge
-            && hit.charges
+            && hit.charges()
             && !hit.exempt
             && !answer.limits[number].is_forwarded
             && answer.limits[number].verdict.allowed

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::{
     Answer, Guards, HITS_INLINE, RequestCheck, cells_of,
-    hit::{Called, Found, Hit, merge},
+    hit::{Called, Found, Hit, Purpose, merge},
 };
 use crate::Active;
 
@@ -183,7 +183,7 @@ impl RequestCheck<'_, '_> {
             // What the class's own cell lacks is known later.
             let (leaves, units) = if class.own > 0 { (0, 0) } else { (leaves_percent, found.units) };
             remainder = of_role(role, classed(Of::Remainder, leaves), units)
-                .map(|hit| Hit { charges: hit.charges && class.own == 0, ..hit });
+                .map(|hit| Hit { purpose: if class.own == 0 { hit.purpose } else { Purpose::Peek }, ..hit });
         }
         if class.own > 0 {
             let beside = remainder.as_ref().map_or(0, |hit| half(hit.tag));
@@ -203,9 +203,9 @@ impl RequestCheck<'_, '_> {
             let class = usize::from(classed.class);
             let leaves = limit.classes.as_ref().and_then(|classes| classes.all[class].leaves_percent);
             let leaves = leaves.unwrap_or(0);
-            if own.charges {
-                hit.charge(own.units, limit.spec.descriptors);
-            } else if !hit.charges {
+            if own.charges() {
+                hit.charge(own.units, own.purpose, limit.spec.descriptors);
+            } else if !hit.charges() {
                 hit.units = hit.units.max(own.units);
             }
             hit.descriptors |= own.descriptors;

@@ -27,7 +27,7 @@ impl Asker {
             let active = &catalogue.limits[hit.limit as usize];
             let takes = !active.limit.is_concurrent() && active.limit.classes.is_none();
             let key = CellKey { slot: active.slot, tag: hit.tag };
-            if takes && hit.charges && !hit.exempt { node.give_back_to(key, hit.units, now) } else { None }
+            if takes && hit.charges() && !hit.exempt { node.give_back_to(key, hit.units, now) } else { None }
         };
         self.hits.iter().filter_map(of_hit).collect()
     }

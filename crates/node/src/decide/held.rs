@@ -1,10 +1,14 @@
 //! Requests that take something which must come back: slots of requests under way, and holds.
 
-use std::sync::Arc;
+use std::{num::NonZeroU64, sync::Arc};
 
 use acequia_limits::{CellTag, Now, Reason, Request};
 
-use super::{Ask, Asker, Overdraft, RequestCheck, hit::Hit, recorded::is_full};
+use super::{
+    Ask, Asker, Overdraft, RequestCheck,
+    hit::{Hit, Purpose},
+    recorded::is_full,
+};
 use crate::{
     Active, Recording,
     catalogue::VariantKey,
@@ -12,25 +16,32 @@ use crate::{
     charges::{HeldCells, Record},
 };
 
-impl Hit {
-    /// Whether the units are set apart until the real cost is known.
-    #[inline]
-    pub(super) const fn is_hold(&self) -> bool {
-        self.expected > 0
-    }
-}
-
 impl RequestCheck<'_, '_> {
-    /// What a descriptor of this cost is expected to cost at a cell; 0 if the request says what it costs, or only
-    /// looks.
+    /// What a descriptor of this cost asks of a cell whose limit holds units, and what for.
     #[cold]
-    pub(super) fn expected(&self, active: &Active, variant: VariantKey, tag: CellTag, cost: u64) -> u64 {
-        let is_begun = self.ask.charge && !self.ask.holds && self.ask.overdraft != Overdraft::Spent;
-        let Some(expect) = active.limit.expect.as_ref().filter(|_| cost == 0 && is_begun) else { return 0 };
+    pub(super) fn expected(
+        &self,
+        active: &Active,
+        variant: VariantKey,
+        tag: CellTag,
+        cost: u64,
+    ) -> (u64, Purpose) {
+        let begins = self.ask.charge && !self.ask.holds && self.ask.overdraft != Overdraft::Spent;
+        let expect = match (cost, &active.limit.expect) {
+            // The cost was settled with the hold.
+            (1.., _) if self.ask.is_settled => return (0, Purpose::Peek),
+            (1.., _) => return (cost, Purpose::Charge),
+            (0, Some(expect)) if begins => expect,
+            (0, _) => return (0, Purpose::Peek),
+        };
         // An override may have made the cell smaller than a hold.
         let budget = self.catalogue.global(variant.slot, variant.variant).map_or(0, |whole| whole.budget());
         let most = (budget / active.limit.cost.max(1)).max(1);
-        self.node.expected_cost(expect, CellKey { slot: variant.slot, tag }).min(most)
+        let expected = self.node.expected_cost(expect, CellKey { slot: variant.slot, tag }).min(most);
+        match NonZeroU64::new(expected) {
+            None => (0, Purpose::Peek),
+            Some(cost) => (expected, Purpose::Hold { expected: cost }),
+        }
     }
 }
 
@@ -41,7 +52,7 @@ impl Asker {
         (self.catalogue.has_slots || self.catalogue.has_holds)
             && self.answer.limits.iter().any(|limit| {
                 let active = &self.catalogue.limits[limit.limit as usize];
-                limit.is_charged && (limit.expected > 0 || active.limit.is_concurrent())
+                limit.is_charged && (limit.late.expected > 0 || active.limit.is_concurrent())
             })
     }
 
@@ -59,7 +70,7 @@ impl Asker {
             return;
         }
         let node = Arc::clone(&self.node);
-        let held = self.answer.limits.iter().filter(|limit| limit.is_charged && limit.expected > 0);
+        let held = self.answer.limits.iter().filter(|limit| limit.is_charged && limit.late.expected > 0);
         let cells = HeldCells::of(held.map(|limit| limit.tag));
         let id = cells.map_or(recording.id, |cells| cells.name(recording.id));
         let recording = Recording { id, ..*recording };
@@ -94,7 +105,7 @@ impl Asker {
         check.gather(request, &mut self.hits);
         let is_report = |hit: &&Hit| {
             let expects = catalogue.limits[hit.limit as usize].limit.expect.is_some();
-            expects && hit.charges && !hit.exempt
+            expects && hit.charges() && !hit.exempt
         };
         let reports = || self.hits.iter().filter(is_report);
         let Some(cells) = HeldCells::of(reports().map(|hit| hit.tag)) else { return false };

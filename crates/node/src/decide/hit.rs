@@ -1,5 +1,7 @@
 //! The cells that a request hits, each once.
 
+use std::num::NonZeroU64;
+
 use acequia_limits::{CellTag, Descriptor, Limit, Request, limit::Descriptors, selector::Canonical};
 use acequia_rights::MemberId;
 use smallvec::SmallVec;
@@ -13,10 +15,7 @@ pub(super) struct Hit {
     pub(super) limit: u32,
     pub(super) tag: CellTag,
     pub(super) units: u64,
-    /// If the units are a hold, the cost that is expected; otherwise 0.
-    pub(super) expected: u64,
-    /// Whether any descriptor charges the cell, rather than peeks.
-    pub(super) charges: bool,
+    pub(super) purpose: Purpose,
     pub(super) exempt: bool,
     /// The variant of the limit that the cell has.
     pub(super) variant: u16,
@@ -38,17 +37,49 @@ pub(super) struct Hit {
     pub(super) classed: Classed,
 }
 
+/// What the units of a hit are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// A look: no descriptor charges the cell.
+    Peek,
+    /// A charge.
+    Charge,
+    /// Units set apart until the real cost is known, which is expected to be this.
+    Hold { expected: NonZeroU64 },
+}
+
 impl Hit {
+    /// Whether any descriptor charges the cell, rather than peeks.
+    #[inline(always)]
+    pub(super) fn charges(&self) -> bool {
+        self.purpose != Purpose::Peek
+    }
+
+    /// Whether the units are set apart until the real cost is known.
+    #[inline(always)]
+    pub(super) fn is_hold(&self) -> bool {
+        self.expected() > 0
+    }
+
+    /// If the units are a hold, the cost that is expected; otherwise 0.
+    #[inline(always)]
+    pub(super) fn expected(&self) -> u64 {
+        match self.purpose {
+            Purpose::Hold { expected } => expected.get(),
+            Purpose::Peek | Purpose::Charge => 0,
+        }
+    }
+
     /// Charges the hit for one more of a request's descriptors: once, for the sum or the largest. Units of a
     /// peek do not count any more.
     #[inline(always)]
-    pub(super) fn charge(&mut self, units: u64, descriptors: Descriptors) {
-        self.units = match (self.charges, descriptors) {
+    pub(super) fn charge(&mut self, units: u64, purpose: Purpose, descriptors: Descriptors) {
+        self.units = match (self.charges(), descriptors) {
             (false, _) => units,
             (true, Descriptors::Sum) => self.units.saturating_add(units),
             (true, Descriptors::Max) => self.units.max(units),
         };
-        self.charges = true;
+        self.purpose = purpose;
     }
 }
 
@@ -58,8 +89,7 @@ pub(super) struct Found {
     pub(super) limit: u32,
     tag: CellTag,
     pub(super) units: u64,
-    expected: u64,
-    charges: bool,
+    purpose: Purpose,
     pub(super) exempt: bool,
     variant: u16,
     piece: u8,
@@ -69,13 +99,12 @@ pub(super) struct Found {
 impl Found {
     #[inline(always)]
     pub(super) fn hit(self) -> Hit {
-        let Self { limit, tag, units, expected, charges, exempt, variant, piece, descriptors } = self;
+        let Self { limit, tag, units, purpose, exempt, variant, piece, descriptors } = self;
         Hit {
             limit,
             tag,
             units,
-            expected,
-            charges,
+            purpose,
             exempt,
             variant,
             piece,
@@ -167,18 +196,17 @@ impl RequestCheck<'_, '_> {
         let tag = if whose.is_apart() { active.tagger.apart(tag) } else { tag };
         let variant = active.variant_of(whose.index(), 0);
         let piece = self.local(active, variant).piece_of(tag.salt());
-        let (mut cost, mut expected) = (cost, 0);
-        if limit.expect.is_some() {
-            expected = self.expected(active, VariantKey { slot: active.slot, variant }, tag, cost);
-            cost = if self.ask.is_settled { 0 } else { cost.max(expected) };
-        }
+        let (cost, purpose) = match (cost, limit.expect.is_some()) {
+            (0, false) => (0, Purpose::Peek),
+            (_, false) => (cost, Purpose::Charge),
+            (_, true) => self.expected(active, VariantKey { slot: active.slot, variant }, tag, cost),
+        };
         let found = Found {
             limit: number,
             tag,
             // A peek asks whether the smallest request would pass.
             units: limit.units(cost.max(1)),
-            expected,
-            charges: cost > 0,
+            purpose,
             exempt: self.is_past_counting(limit)
                 || limit.unlimited.iter().any(|c| c.holds_for_all(descriptor)),
             variant,
@@ -203,8 +231,8 @@ pub(super) fn merge(hits: &mut Vec<Hit>, hit: Hit, descriptors: Descriptors) {
         Some(first) => {
             first.descriptors |= hit.descriptors;
             first.classed.join(&hit.classed);
-            if hit.charges {
-                first.charge(hit.units, descriptors);
+            if hit.charges() {
+                first.charge(hit.units, hit.purpose, descriptors);
             }
         }
     }

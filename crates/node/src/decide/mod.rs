@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 pub(crate) use self::lease::{is_set_apart, spent_for_ns};
 pub use self::{
-    answer::{Answer, Charged, Debt, IdReused, LimitAnswer, Outcome},
+    answer::{Answer, Charged, LateCost, IdReused, LimitAnswer, Outcome},
     soft::Warning,
 };
 use self::{
@@ -324,7 +324,7 @@ impl<'a> RequestCheck<'a, '_> {
     fn attend(&self, hit: &Hit, limit: &LimitAnswer, cells: &mut Cells) {
         let active = self.limit(hit);
         // A limit that only watches moves no units, and neither does a peek.
-        if !self.ask.is_demand() || !hit.charges || hit.exempt || active.limit.spec.mode != Mode::Enforce {
+        if !self.ask.is_demand() || !hit.charges() || hit.exempt || active.limit.spec.mode != Mode::Enforce {
             return;
         }
         // The node that owns the cell calls instead.
@@ -361,7 +361,7 @@ impl<'a> RequestCheck<'a, '_> {
             limit.verdict.remaining < half + u64::from(self.node.leases.is_none())
         } else {
             // The others hear of a debt, however large the report was.
-            self.is_short(limit.reason) || limit.debt.owed > 0
+            self.is_short(limit.reason) || limit.late.owed > 0
         }
     }
 
@@ -386,7 +386,7 @@ impl<'a> RequestCheck<'a, '_> {
         let mut account = Box::new(Account::new(&context));
         let needed = hit.units.saturating_add(hit.leaves(account.algorithm.budget()));
         account.offer(hit.units, needed, &limit.verdict, self.now);
-        account.note_overdrawn(limit.debt.owed);
+        account.note_overdrawn(limit.late.owed);
         account.flag();
         cells.share(place, account);
         true
@@ -652,7 +652,7 @@ impl<'a> RequestCheck<'a, '_> {
         let slot = self.limit(hit).slot;
         let shares = |h: &&Hit| {
             h.place == CellSource::Shared
-                && h.charges
+                && h.charges()
                 && h.variant == hit.variant
                 && self.limit(h).slot == slot
         };

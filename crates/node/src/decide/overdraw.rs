@@ -32,7 +32,7 @@ impl RequestCheck<'_, '_> {
         // What was spent of a window that the clock has left is not known.
         let is_known = answer.limits[number].reason != Reason::Clock;
         // A denied request is not under way, so it holds nothing.
-        let is_spent = self.ask.charge && hit.charges && !hit.exempt && !self.ask.holds && !hit.is_hold();
+        let is_spent = self.ask.charge && hit.charges() && !hit.exempt && !self.ask.holds && !hit.is_hold();
         is_asked && is_known && is_spent
     }
 
@@ -62,7 +62,7 @@ impl RequestCheck<'_, '_> {
         algorithm.charge_heap(&mut after, self.now, spent.recorded, salt);
         let least = if hit.units > limit.budget { 1 } else { hit.units };
         let verdict = algorithm.probe(&after, self.now, least, salt);
-        limit.debt.owed = algorithm.debt(&after, self.now, salt);
+        limit.late.owed = algorithm.debt(&after, self.now, salt);
         limit.verdict = Verdict {
             remaining: verdict.remaining,
             reset_after_ns: verdict.reset_after_ns,
@@ -73,7 +73,7 @@ impl RequestCheck<'_, '_> {
             },
             ..limit.verdict
         };
-        limit.debt.unrecorded = hit.units - spent.recorded;
+        limit.late.unrecorded = hit.units - spent.recorded;
         active.overdrawn.fetch_add(spent.overdrawn, Ordering::Relaxed);
         if spent.recorded == 0 {
             return 0;

@@ -12,7 +12,7 @@ use acequia_rights::MemberId;
 
 use super::{
     Forwarding, Overdraft, RequestCheck,
-    answer::{Answer, Debt, LimitAnswer, Outcome, denied, is_short},
+    answer::{Answer, LateCost, LimitAnswer, Outcome, denied, is_short},
     classed::ProbedCell,
     hit::{Called, CellSource, Hit},
 };
@@ -181,7 +181,7 @@ impl RequestCheck<'_, '_> {
         let (verdict, reason) = self.why_denied(hit, probed.verdict, over);
         let mut judged = Judged::here(verdict, reason);
         // A peek asks nobody, and no other node has the cell that new cells share.
-        if self.is_short(reason) && self.ask.charge && hit.charges && hit.place != CellSource::Shared {
+        if self.is_short(reason) && self.ask.charge && hit.charges() && hit.place != CellSource::Shared {
             self.expect_units(hit, &mut judged);
         }
         if let Some(remote_charge) = self.remote_charge(hit, reason) {
@@ -222,8 +222,7 @@ impl RequestCheck<'_, '_> {
             reason: judged.reason,
             descriptors: hit.descriptors,
             units: hit.units,
-            expected: hit.expected,
-            debt: Debt::default(),
+            late: LateCost { expected: hit.expected(), ..LateCost::default() },
             budget: self.global(hit).budget(),
             expected_wait_ns: judged.expected_wait_ns,
             class: hit.class(),
@@ -237,7 +236,7 @@ impl RequestCheck<'_, '_> {
     /// The node of the region that owns the cell, if the charge may be forwarded to that node.
     #[inline]
     fn forwarded_to(&self, hit: &Hit) -> Option<MemberId> {
-        let may = hit.charges && hit.place != CellSource::Shared;
+        let may = hit.charges() && hit.place != CellSource::Shared;
         match self.node.forwards.owner(hit.tag, Some(self.limit(hit)).filter(|_| may), self.now) {
             Owner::Mate(owner) => Some(owner),
             _ => None,
@@ -263,7 +262,7 @@ impl RequestCheck<'_, '_> {
         let active = self.limit(hit);
         let may = self.ask.charge
             && !self.ask.holds
-            && hit.charges
+            && hit.charges()
             && hit.place != CellSource::Shared
             && self.is_short(reason)
             && may_be_forwarded(active);
@@ -429,7 +428,7 @@ impl RequestCheck<'_, '_> {
             return;
         }
         answer.reason = Reason::Open;
-        if self.ask.charge && hit.charges {
+        if self.ask.charge && hit.charges() {
             active.opened.fetch_add(hit.units, Ordering::Relaxed);
         }
     }
@@ -443,7 +442,7 @@ impl RequestCheck<'_, '_> {
             && hit.place != CellSource::Shared
             && self.limit(hit).limit.spec.mode == Mode::Enforce
             && self.node.store.outages.is_lost(hit.tag);
-        if has_pool && self.ask.is_demand() && hit.charges && limit.reason != Reason::Open {
+        if has_pool && self.ask.is_demand() && hit.charges() && limit.reason != Reason::Open {
             self.node.store.outages.count(limit.outcome == Outcome::Allow);
         }
     }
@@ -461,7 +460,7 @@ impl RequestCheck<'_, '_> {
         }
         // A limit that only watches moves no units, and neither does a peek.
         let counts = self.ask.is_demand()
-            && hit.charges
+            && hit.charges()
             && hit.forwarded_to.is_none()
             // Nobody is asked for what no cell could ever give. What was spent is owed, though.
             && (hit.units <= self.global(hit).budget() || self.ask.overdraft == Overdraft::Spent)
@@ -529,7 +528,7 @@ impl RequestCheck<'_, '_> {
         let Some((algorithm, state)) = self.seen(hit, initial, cells) else { return };
         let untouched = algorithm.probe(state, self.now, 0, hit.tag.salt());
         if untouched.remaining == 0 {
-            limit.debt.owed = algorithm.debt(state, self.now, hit.tag.salt());
+            limit.late.owed = algorithm.debt(state, self.now, hit.tag.salt());
         }
         let kept_back = match hit.place {
             CellSource::At(place) => cells.kept_back(place),

@@ -67,7 +67,7 @@ fn report(asker: &mut Asker, cost: u64, now: Now) -> bool {
 /// Units left in the cell, and units that it owes.
 fn left(asker: &mut Asker, now: Now) -> (u64, u64) {
     let answer = asker.check(&Request::new("shop", KEY), now, Ask::PEEK);
-    (answer.limits[0].verdict.remaining, answer.limits[0].debt.owed)
+    (answer.limits[0].verdict.remaining, answer.limits[0].late.owed)
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn what_a_request_cost_beyond_its_hold_is_owed() {
         let ids: Vec<ChargeId> = (1..=5).map(|id| begin(&mut asker, id, START).expect("passes")).collect();
         settle(&node, ids[0], 500, START);
         let answer = asker.check(&Request::new("shop", KEY), START, Ask::PEEK);
-        assert_eq!((answer.allowed, answer.limits[0].debt.owed), (false, 300));
+        assert_eq!((answer.allowed, answer.limits[0].late.owed), (false, 300));
         settle(&node, ids[1], 0, START);
         assert_eq!(left(&mut asker, START), (0, 100));
     }
@@ -210,7 +210,7 @@ fn a_look_a_report_and_a_lease_hold_nothing() {
     let reserve = Some(Reserve { ttl_ns: MINUTE, keeps: false, at_most: true });
     let lease = Recording { reserve, remember: Remember::Always, ..if_held(1) };
     let answer = asker.check_recorded(&nothing, START, Ask::CHECK, &lease).expect("a new name");
-    assert!(answer.limits.iter().all(|limit| limit.expected == 0));
+    assert!(answer.limits.iter().all(|limit| limit.late.expected == 0));
 }
 
 #[test]

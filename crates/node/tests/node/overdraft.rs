@@ -42,7 +42,7 @@ fn report<'a>(asker: &'a mut Asker, key: &str, cost: u64, now: Now) -> &'a Answe
 /// What is left for a key, and what it owes.
 fn stand(asker: &mut Asker, now: Now) -> (u64, u64) {
     let limit = ask_as(asker, "k", 1, now, Ask::PEEK).limits[0];
-    (limit.verdict.remaining, limit.debt.owed)
+    (limit.verdict.remaining, limit.late.owed)
 }
 
 fn overdrawn(node: &Node) -> u64 {
@@ -57,7 +57,7 @@ fn a_report_that_does_not_fit_is_owed_and_nothing_passes_until_it_is_paid() {
         assert!(ask(&mut asker, "k", 60, START).allowed);
         let answer = report(&mut asker, "k", 70, START);
         let limit = answer.limits[0];
-        assert_eq!((answer.allowed, limit.is_charged, limit.debt.owed), (false, true, 30), "{spec:?}");
+        assert_eq!((answer.allowed, limit.is_charged, limit.late.owed), (false, true, 30), "{spec:?}");
         let back = START.later(answer.retry_after_ns);
         assert_eq!(stand(&mut asker, START), (0, 30), "{spec:?}");
         assert!(!ask(&mut asker, "k", 1, START).allowed && !ask(&mut asker, "k", 1, START.later(S)).allowed);
@@ -91,7 +91,7 @@ fn a_cell_owes_at_most_the_limits_debt_and_the_rest_is_only_counted() {
             let mut asker = node.asker();
             let answer = report(&mut asker, "k", u64::MAX, START);
             assert_eq!(
-                (answer.limits[0].debt.owed, answer.limits[0].debt.unrecorded),
+                (answer.limits[0].late.owed, answer.limits[0].late.unrecorded),
                 (owed, u64::MAX - 100 - owed)
             );
             assert_eq!((stand(&mut asker, START), overdrawn(&node)), ((0, owed), u64::MAX - 100), "{spec:?}");
@@ -112,7 +112,7 @@ fn a_denied_request_charges_the_limits_that_charge_always_and_no_others() {
     let by_name = |answer: &Answer, asker: &Asker| -> Vec<_> {
         let catalogue = asker.catalogue();
         let name = |limit: u32| catalogue.limits[limit as usize].limit.spec.name.clone();
-        answer.limits.iter().map(|l| (name(l.limit), l.verdict.remaining, l.debt.owed)).collect()
+        answer.limits.iter().map(|l| (name(l.limit), l.verdict.remaining, l.late.owed)).collect()
     };
     let answer = answer.clone();
     let expected = [("small", 0, 20), ("large", 70, 0), ("other", 100, 0)];
@@ -120,13 +120,13 @@ fn a_denied_request_charges_the_limits_that_charge_always_and_no_others() {
     assert_eq!(by_name(&answer, &asker), expected);
     let answer = ask_as(&mut asker, "k", 1, START, Ask::PEEK).clone();
     let lefts: Vec<_> =
-        answer.limits.iter().map(|limit| (limit.verdict.remaining, limit.debt.owed)).collect();
+        answer.limits.iter().map(|limit| (limit.verdict.remaining, limit.late.owed)).collect();
     assert_eq!(lefts, [(0, 20), (70, 0), (100, 0)]);
     // A report charges every limit.
     report(&mut asker, "k", 30, START);
     let answer = ask_as(&mut asker, "k", 1, START, Ask::PEEK).clone();
     let lefts: Vec<_> =
-        answer.limits.iter().map(|limit| (limit.verdict.remaining, limit.debt.owed)).collect();
+        answer.limits.iter().map(|limit| (limit.verdict.remaining, limit.late.owed)).collect();
     assert_eq!(lefts, [(0, 50), (40, 0), (70, 0)]);
 }
 
@@ -224,7 +224,7 @@ fn a_classs_own_cell_owes_what_neither_it_nor_the_remainder_has() {
         request.cost = cost;
         let answer = asker.check(&request, START, ask);
         assert_eq!(answer.limits.len(), 1, "one cell speaks");
-        (answer.allowed, answer.limits[0].debt.owed)
+        (answer.allowed, answer.limits[0].late.owed)
     };
     assert_eq!(ask("free", 70, Ask::REPORT), (false, 60));
     assert!(
@@ -250,7 +250,7 @@ fn a_report_of_a_new_key_leaves_no_debt_with_others_while_memory_is_full() {
     let mut asker = node.asker();
     report(&mut asker, "another new key", 500, START);
     let limit = ask_as(&mut asker, "a third key", 1, START, Ask::PEEK).limits[0];
-    assert_eq!((limit.reason, limit.debt.owed), (Reason::Overflow, 0));
+    assert_eq!((limit.reason, limit.late.owed), (Reason::Overflow, 0));
 }
 
 #[test]
@@ -400,7 +400,7 @@ fn a_debt_that_is_carried_is_paid_by_one_window_after_another() {
             let node = node(&[carries(spec.clone())], START);
             let mut asker = node.asker();
             let answer = report(&mut asker, "k", 350, START);
-            assert_eq!(answer.limits[0].debt.owed, 250, "{spec:?}");
+            assert_eq!(answer.limits[0].late.owed, 250, "{spec:?}");
             // A report of 350 never fits, so the answer says when anything does.
             assert_eq!(answer.limits[0].verdict.retry_after_ns, first_ns + 2 * length_ns, "{spec:?}");
             for (windows, stands) in [(0, (0, 150)), (1, (0, 50)), (2, (50, 0)), (3, (100, 0))] {
@@ -565,7 +565,7 @@ fn a_node_that_shares_a_pool_pays_a_carried_debt_and_then_admits_again() {
     let mut world = pools::World::new(2, &[carries(window("w", 100, "10s"))], 20, 1);
     world.pass(61 * S);
     let now = world.now(0);
-    let owed = ask_as(&mut world.nodes[0].asker, "k", 300, now, Ask::REPORT).limits[0].debt.owed;
+    let owed = ask_as(&mut world.nodes[0].asker, "k", 300, now, Ask::REPORT).limits[0].late.owed;
     assert!((200..300).contains(&owed), "{owed}");
     let mut passed = [0; 40];
     for tenth in 0..4_000 {

@@ -165,7 +165,7 @@ impl World {
         let place = &mut self.places[region];
         let entries = [("key", key)];
         let request = Request { cost, ..Request::new("shop", &entries) };
-        place.asker.check(&request, now, Ask::REPORT).limits[0].debt.owed
+        place.asker.check(&request, now, Ask::REPORT).limits[0].late.owed
     }
 
     /// Reserves some units, and says at once that the work cost more.
