@@ -88,7 +88,7 @@ fn lone(folder: &Path) -> Node {
          webhooks: [{{ url: \"http://127.0.0.1:9/\", secret_file: {} }}]\n\
          limits:\n\
          - {{ name: live, domain: shop, by: [key], on_store_loss: open, warn_at: [50], token_bucket: {{ rate: 1/h, burst: 2 }} }}\n\
-         - {{ name: next, domain: shop, by: [key], mode: shadow, candidate_for: live, charge: always, token_bucket: {{ rate: 1/h, burst: 1 }} }}\n",
+         - {{ name: next, domain: shop, by: [key], mode: shadow, candidate_for: live, charge: always, expect: {{ cost: 1, within: 5m }}, token_bucket: {{ rate: 1/h, burst: 1 }} }}\n",
         key.display()
     ));
     for allowed in [true, true, false] {

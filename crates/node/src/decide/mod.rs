@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 pub(crate) use self::lease::{is_set_apart, spent_for_ns};
 pub use self::{
-    answer::{Answer, Charged, LateCost, IdReused, LimitAnswer, Outcome},
+    answer::{Answer, Charged, IdReused, LateCost, LimitAnswer, Outcome},
     soft::Warning,
 };
 use self::{

@@ -25,6 +25,9 @@ const SAID_MAX: u64 =
 /// thousandths. Otherwise a region without any slots would seem to want none.
 const SLOT_LASTS_MILLI: u128 = 50;
 
+/// All slots of a cell, as [`WindowState`] counts their parts.
+const SLOTS_ALL: u128 = u16::MAX as u128;
+
 /// Slots of requests under way, as one node sees them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotsSeen {
@@ -155,8 +158,9 @@ pub(crate) struct WindowState {
     /// Demand that denials proved: the units used and missed in a sliding window's length, in thousandths of
     /// a unit a second.
     proven_milli: Rough,
-    /// The mean of the slots that requests under way have taken, and of those that they missed, in thousandths.
-    slots_milli: u64,
+    /// The mean of the slots that requests under way have taken, and of those that they missed, as a part of all:
+    /// [`SLOTS_ALL`] are all.
+    slots_part: u16,
 }
 
 /// The variant of a cell, as the nodes tell each other. Versions are the default ones for "never".
@@ -270,19 +274,19 @@ impl WindowState {
     /// Notes the slots that are taken, and those that were missed since the last rebalance.
     ///
     /// A missed slot would have been taken for about as long as the others are: by Little's law, those that are
-    /// taken, divided by those that are asked for a second. It counts by half. Where slots are scarce, another region is
-    /// sure to use one, and this region uses its last ones only at times.
+    /// taken, divided by those that are asked for a second. The missed slot counts by a quarter: where slots are
+    /// scarce, another region is sure to use one, and this region uses its last ones only at times.
     pub(crate) fn note_slots(&mut self, seen: SlotsSeen, total: u64) {
         let SlotsSeen { taken, missed, asked_milli, passed_ns } = seen;
         let mean_ns = u128::from(SETTINGS.sharing.slots_ns);
         let asked = u128::from(units_in(asked_milli, SETTINGS.sharing.slots_ns)).max(1);
         let lasts_milli = (u128::from(taken) * 1_000 / asked).clamp(SLOT_LASTS_MILLI, 1_000);
         let passed_ns = u128::from(passed_ns).min(mean_ns);
-        let kept = u128::from(self.slots_milli) * (mean_ns - passed_ns);
-        let mean = (kept + u128::from(taken) * 1_000 * passed_ns) / mean_ns;
-        let most = u128::from(total) * 1_000;
-        let milli = (mean + u128::from(missed) * lasts_milli / 2).min(most);
-        self.slots_milli = u64::try_from(milli).unwrap_or(u64::MAX);
+        let part = |milli: u128| milli * SLOTS_ALL / (u128::from(total).max(1) * 1_000);
+        let kept = u128::from(self.slots_part) * (mean_ns - passed_ns);
+        let mean = (kept + part(u128::from(taken) * 1_000) * passed_ns + mean_ns / 2) / mean_ns;
+        let slots = mean + part(u128::from(missed) * lasts_milli / 4);
+        self.slots_part = u16::try_from(slots).unwrap_or(u16::MAX);
     }
 }
 
@@ -329,9 +333,10 @@ impl ActiveCell {
             Resource::Rate { .. } => self.demand.units_milli(),
             Resource::Rights => self.demand.sure_milli(),
             // How often slots are asked for says little: most come back long before they lapse.
-            Resource::Units { window_ns, has_slots: true, .. } => {
-                let milli = u128::from(self.window.slots_milli) * 1_000_000_000;
-                u64::try_from(milli.div_ceil(u128::from((*window_ns).max(1)))).unwrap_or(u64::MAX)
+            Resource::Units { window_ns, has_slots: true, total } => {
+                let slots = u128::from(self.window.slots_part) * u128::from(*total) * 1_000 * 1_000_000_000;
+                let milli = slots.div_ceil(SLOTS_ALL * u128::from((*window_ns).max(1)));
+                u64::try_from(milli).unwrap_or(u64::MAX)
             }
             Resource::Units { .. } => self.demand.sure_milli().max(self.window.proven_milli.get()),
         }
@@ -587,9 +592,9 @@ mod tests {
             resource.want(active_cell.demand_milli(&resource))
         };
         assert!((20..=22).contains(&want_after(20, 0)));
-        // Every other request is denied: twenty more could be under way, and count by half.
-        assert!((29..=33).contains(&want_after(20, 4)));
-        assert!((4..=8).contains(&want_after(0, 4)), "a region without slots wants some");
+        // All are denied: twenty more could be under way, and count by a quarter.
+        assert!((24..=28).contains(&want_after(20, 4)));
+        assert!((2..=5).contains(&want_after(0, 4)), "a region without slots wants some");
         assert!(want_after(0, 0) <= 1, "what is over is forgotten");
     }
 

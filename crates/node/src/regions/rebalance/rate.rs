@@ -83,18 +83,7 @@ impl Sharing {
             Some(_) => (round.within_reach(account), self.standing_for(round, account)),
         };
         let beside = self.kept_by_mates(round, account);
-        if let Resource::Units { window_ns, total, has_slots } = *resource {
-            let missed = if offered.denied <= budget { u64::from(offered.missed).min(budget) } else { 0 };
-            let used = effective.units.saturating_sub(left).saturating_add(beside);
-            if has_slots {
-                let asked_milli = active_cell.demand.units_milli();
-                let passed_ns = now.steady_ns.saturating_sub(active_cell.rebalanced_ns);
-                let seen = SlotsSeen { taken: used, missed, asked_milli, passed_ns };
-                active_cell.window.note_slots(seen, total);
-            } else {
-                active_cell.window.note_used(used, missed, window_ns);
-            }
-        }
+        note_use(round, active_cell, effective.units.saturating_sub(left).saturating_add(beside), offered);
         let short = active_cell.short();
         let weight = resource.weigh(standing);
         let own = Seat {
@@ -297,6 +286,21 @@ fn held_loans(account: &Account) -> SmallVec<[Borrowed; 8]> {
 
 fn lent_loans(account: &Account) -> SmallVec<[(MemberId, Part); 8]> {
     account.book().lent().iter().map(|lent| (lent.to.member, lent.part)).collect()
+}
+
+/// Notes how many of a sliding window's units are used, or how many slots are taken.
+fn note_use(round: &Round<'_>, active_cell: &mut ActiveCell, used: u64, offered: &Offered) {
+    let Resource::Units { window_ns, total, has_slots } = round.resource else { return };
+    let budget = round.budget();
+    let missed = if offered.denied <= budget { u64::from(offered.missed).min(budget) } else { 0 };
+    if has_slots {
+        let asked_milli = active_cell.demand.units_milli();
+        let passed_ns = round.now.steady_ns.saturating_sub(active_cell.rebalanced_ns);
+        let seen = SlotsSeen { taken: used, missed, asked_milli, passed_ns };
+        active_cell.window.note_slots(seen, total);
+    } else {
+        active_cell.window.note_used(used, missed, window_ns);
+    }
 }
 
 /// Notes whether a request needs more units at once than there are, not counting units borrowed for such
