@@ -30,7 +30,7 @@ pub struct ExpectSpec {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum CostSpec {
-    /// The same cost for every request: 1 to [`UNITS_MAX`](crate::UNITS_MAX).
+    /// One cost for every request: 1 to [`UNITS_MAX`](crate::UNITS_MAX).
     Fixed(u64),
     /// By the costs that the cell has seen.
     Auto {
@@ -69,7 +69,7 @@ pub struct Expect {
 /// The expected cost of a request, in units of its cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpectedCost {
-    /// The same for every request.
+    /// One cost for every request.
     Fixed(u64),
     /// By the costs that the cell has seen.
     Auto(AutoSpec),

@@ -234,8 +234,8 @@ impl Record {
         self.answer.limits.iter().any(Limit::is_hold)
     }
 
-    /// The cells that an open record holds units of, if a report that names no charge may settle it: nobody
-    /// but the node chose its name, and it takes no slots, which whoever has no name may not have.
+    /// The cells that an open record holds units of, if a report that names no charge may settle it. Nobody but
+    /// the node chose such a record's name. It takes no slots: whoever has no name may have none.
     pub(super) fn unnamed_hold(&self) -> Option<HeldCells> {
         let is_reserved = matches!(self.state, State::Reserved { .. });
         let is_unnamed = self.fingerprint == 0 && (is_reserved || mutated(Mutation::UnnamedReportFreesSlots));

@@ -112,7 +112,7 @@ pub fn run(slots: &Slots, seconds: u64, seed: u64) -> Outcome {
     let (mut dice, mut callers) = (Dice::new(seed), Callers::default());
     let mean_ms = (lasts_ms.0 + lasts_ms.1) as f64 / 2.0;
     let per_ms = DEMAND * limit as f64 / mean_ms;
-    // The same requests without regions: when each of them ends.
+    // When each request ends, without regions.
     let mut ideal: BTreeMap<(u64, u128), ()> = BTreeMap::new();
     let (mut taken, mut at_best, mut by_place, mut over) = (0_u64, 0_u64, [0_u64; REGIONS], 0);
     let mut before = world.sent();
