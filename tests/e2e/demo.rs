@@ -98,7 +98,7 @@ fn a_split_brain_and_a_kill_are_survived_without_a_unit_too_many() {
     for words in ["never over: ", "is cut off", "is killed", "healed: ", "   24 s  |"] {
         assert!(said.contains(words), "{words:?} is not said:\n{said}");
     }
-    for words in ["callers stream in eu: costs are known last", "tokens: streams wait", "eu owes nothing, "] {
+    for words in ["streams in eu: costs known last", ": no stream begins", "eu owes nothing after "] {
         assert!(said.contains(words), "{words:?} is not said:\n{said}");
     }
     assert!(!said.contains("NOT HEALED"), "{said}");

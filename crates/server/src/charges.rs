@@ -169,6 +169,7 @@ impl Names {
         put(request.domain);
         put(&request.cost.to_le_bytes());
         for descriptor in request.descriptors() {
+            put(&[u8::from(descriptor.cost.is_some())]);
             put(&descriptor.cost.unwrap_or(0).to_le_bytes());
             put(&(descriptor.entries.len() as u64).to_le_bytes());
             for (key, value) in descriptor.entries {

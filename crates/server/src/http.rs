@@ -357,10 +357,11 @@ async fn check(
     if let Some(refusal) = forbidden(&worker, &rights, what, Some(&body.domain)) {
         return refusal;
     }
-    let request = match asked(&body.domain, &body.descriptors, body.cost, || worker.shared.has_holds()) {
-        Ok(request) => request,
-        Err(fault) => return refuse(&worker, &fault.to_string()),
-    };
+    let request =
+        match asked(&body.domain, &body.descriptors, body.cost, |domain| worker.shared.has_holds(domain)) {
+            Ok(request) => request,
+            Err(fault) => return refuse(&worker, &fault.to_string()),
+        };
     let recording = match recording(&worker, &request, &body) {
         Ok(recording) => recording,
         Err(fault) => return refuse(&worker, &fault),
@@ -387,9 +388,9 @@ fn asked<'b>(
     domain: &'b str,
     descriptors: &'b [JsonDescriptor],
     cost: Option<u64>,
-    has_holds: impl Fn() -> bool,
+    has_holds: impl Fn(&[u8]) -> bool,
 ) -> Result<Request<'b>, BadRequest> {
-    if cost == Some(0) && !has_holds() {
+    if cost == Some(0) && !has_holds(domain.as_bytes()) {
         return Err(BadRequest::ZeroCost);
     }
     let request = written(domain, descriptors, cost);
@@ -420,10 +421,11 @@ async fn peek(
     if let Some(refusal) = forbidden(&worker, &rights, May::Peek, Some(&body.domain)) {
         return refusal;
     }
-    let request = match asked(&body.domain, &body.descriptors, body.cost, || worker.shared.has_holds()) {
-        Ok(request) => request,
-        Err(fault) => return refuse(&worker, &fault.to_string()),
-    };
+    let request =
+        match asked(&body.domain, &body.descriptors, body.cost, |domain| worker.shared.has_holds(domain)) {
+            Ok(request) => request,
+            Err(fault) => return refuse(&worker, &fault.to_string()),
+        };
     let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
         let unmatched = catalogue.unmatched(&request, SETTINGS.requests.unmatched_max, now.wall_ns);
         let unmatched = unmatched.iter().map(|one| UnmatchedJson {

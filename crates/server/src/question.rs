@@ -75,7 +75,9 @@ pub enum BadRequest {
     #[error("a stream remembers no charges: ask Check with `id`, `refundable` or `reserve`")]
     RecordInStream,
     /// The cost is 0.
-    #[error("a cost of 0 charges nothing, and no limit has `expect`: leave it out for 1, or ask Peek")]
+    #[error(
+        "a cost of 0 charges nothing, and no limit of the domain has `expect`: leave it out for 1, or ask Peek"
+    )]
     ZeroCost,
     /// A report is meant to be settled later.
     #[error("a report is final: leave out `reserve` and `refundable`")]
@@ -102,13 +104,14 @@ pub fn from_envoy<'a>(mut wire: WireRequest<'a>) -> Result<Request<'a>, BadReque
 /// Checks a request of our own API. A cost is at least 1, unless some limit may hold units for a cost of 0.
 pub fn from_check<'a>(
     wire: WireRequest<'a>,
-    has_holds: impl Fn() -> bool,
+    has_holds: impl Fn(&[u8]) -> bool,
 ) -> Result<Request<'a>, BadRequest> {
-    if wire.descriptors.iter().any(|descriptor| descriptor.cost == Some(0)) && !has_holds() {
+    let domain = wire.domain;
+    if wire.descriptors.iter().any(|descriptor| descriptor.cost == Some(0)) && !has_holds(domain) {
         return Err(BadRequest::ZeroCost);
     }
     let request = request(wire, |cost| match cost {
-        Some(0) if !has_holds() => Err(BadRequest::ZeroCost),
+        Some(0) if !has_holds(domain) => Err(BadRequest::ZeroCost),
         cost => Ok(cost.unwrap_or(1)),
     })?;
     check_request(&request)?;
@@ -208,9 +211,9 @@ mod tests {
     #[test]
     fn a_malformed_request_is_refused_with_its_fault() {
         let good = wire(&[(b"api_key", b"k1")]);
-        assert!(from_check(good.clone(), || false).is_ok());
+        assert!(from_check(good.clone(), |_| false).is_ok());
         let no_domain = WireRequest { domain: b"", ..good.clone() };
-        assert_eq!(from_check(no_domain, || false), Err(BadRequest::EmptyDomain));
+        assert_eq!(from_check(no_domain, |_| false), Err(BadRequest::EmptyDomain));
         let none = WireRequest { descriptors: Default::default(), ..good.clone() };
         assert_eq!(from_envoy(none), Err(BadRequest::NoDescriptors));
         assert_eq!(from_envoy(wire(&[])), Err(BadRequest::EmptyDescriptor(0)));
@@ -219,7 +222,7 @@ mod tests {
         assert!(matches!(from_envoy(wire(&[(b"k", &long)])), Err(BadRequest::TooLong { .. })));
         let byte = 0x1b;
         assert_eq!(
-            from_check(wire(&[(b"k", b"\x1b[2J")]), || false),
+            from_check(wire(&[(b"k", b"\x1b[2J")]), |_| false),
             Err(BadRequest::ControlCharacter { descriptor: 0, byte })
         );
         assert!(
@@ -233,16 +236,16 @@ mod tests {
     fn a_zero_cost_is_refused_by_check_and_is_a_peek_for_envoy() {
         let mut request = wire(&[(b"k", b"v")]);
         request.cost = Some(0);
-        assert_eq!(from_check(request.clone(), || false), Err(BadRequest::ZeroCost));
+        assert_eq!(from_check(request.clone(), |_| false), Err(BadRequest::ZeroCost));
         assert_eq!(from_envoy(request.clone()).map(|r| r.cost), Ok(1));
         request.cost = None;
         assert_eq!(
-            from_check(WireRequest { cost: Some(0), ..request.clone() }, || true).map(|r| r.cost),
+            from_check(WireRequest { cost: Some(0), ..request.clone() }, |_| true).map(|r| r.cost),
             Ok(0)
         );
         request.descriptors[0].cost = Some(0);
-        assert_eq!(from_check(request.clone(), || false), Err(BadRequest::ZeroCost));
-        assert!(from_check(request.clone(), || true).is_ok(), "a limit may hold what it will cost");
+        assert_eq!(from_check(request.clone(), |_| false), Err(BadRequest::ZeroCost));
+        assert!(from_check(request.clone(), |_| true).is_ok(), "a limit may hold what it will cost");
         assert_eq!(from_envoy(request).map(|r| (r.spans[0].cost, r.cost)), Ok((Some(0), 1)));
     }
 

@@ -175,9 +175,11 @@ impl Shared {
         self.warned.tell(&self.node, self.names.node(), self.webhooks.get());
     }
 
-    /// Whether a cost of 0 may have a limit hold units.
-    pub(crate) fn has_holds(&self) -> bool {
-        self.node.catalogue().has_holds
+    /// Whether a cost of 0 may have a limit of the domain hold units.
+    pub(crate) fn has_holds(&self, domain: &[u8]) -> bool {
+        let catalogue = self.node.catalogue();
+        let expects = |number: &u32| catalogue.limits[*number as usize].limit.expect.is_some();
+        catalogue.has_holds && catalogue.limits_of(domain).iter().any(expects)
     }
 
     /// The settings in force.

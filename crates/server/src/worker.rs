@@ -443,6 +443,9 @@ impl Held<'_> {
         match &how.recording {
             None => {
                 asker.check(request, self.now, how.ask);
+                if how.ask.is_settled {
+                    asker.wait_for_settled();
+                }
                 if asker.holds_units() {
                     let names = &self.worker.shared.names;
                     asker.remember_held(request.cost, &names.held(how.owner));

@@ -103,9 +103,7 @@ impl Streams {
             let caller = Caller { client: client.clone(), seen: Arc::clone(&self.seen), number, until };
             self.callers.push(tokio::spawn(caller.run(at)));
         }
-        let callers = SETTINGS.streams.callers;
-        let words = format!("{callers} callers stream in {}: costs are known last", NAMES[region]);
-        story.tell(at, Tone::Plain, words);
+        story.tell(at, Tone::Plain, format!("streams in {}: costs known last", NAMES[region]));
         Ok(true)
     }
 
@@ -123,19 +121,18 @@ impl Streams {
         let name = NAMES[*region];
         if owed_since.is_none() && seen.denied > before.denied && seen.owed > 0 {
             *owed_since = Some(at);
-            story.tell(at, Tone::Bad, format!("{name} owes {} tokens: streams wait", seen.owed));
+            story.tell(at, Tone::Bad, format!("{name} owes {}: no stream begins", seen.owed));
         }
         if self.callers.iter().all(JoinHandle::is_finished) {
             self.callers.clear();
-            let (begun, denied) = (seen.begun - before.begun, seen.denied - before.denied);
             let (tone, words) = match (seen.owed, owed_since) {
                 (0, Some(since)) => {
-                    (Tone::Good, format!("owes nothing, {} later", short(at.saturating_sub(*since))))
+                    (Tone::Good, format!("owes nothing after {}", short(at.saturating_sub(*since))))
                 }
                 (0, None) => (Tone::Good, "owed nothing".to_owned()),
-                (owed, _) => (Tone::Bad, format!("still owes {owed} tokens")),
+                (owed, _) => (Tone::Bad, format!("still owes {owed}")),
             };
-            story.tell(at, tone, format!("{name} {words}: {begun} streams, {denied} denied"));
+            story.tell(at, tone, format!("{name} {words}"));
         }
     }
 }
@@ -243,8 +240,7 @@ mod tests {
             streams.close_bin(Duration::from_millis(tenth as u64 * 100), &mut story);
         }
         assert!(!streams.go_on());
-        let expected =
-            ["eu owes 250 tokens: streams wait", "eu owes nothing, 200 ms later: 7 streams, 5 denied"];
+        let expected = ["eu owes 250: no stream begins", "eu owes nothing after 200 ms"];
         assert_eq!(told(&story), expected);
     }
 

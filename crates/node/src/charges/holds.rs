@@ -4,9 +4,10 @@
 //! shares, loans and restarts see no difference. The report of the real cost settles it (`settle`); otherwise it
 //! lapses and goes back. So what passes a limit is at most what requests cost beyond their holds.
 //!
-//! A report may name no charge, because the gateway cannot. It then settles the hold of its cells that lapses first.
+//! A report may name no charge, because the gateway cannot. It then takes the hold of its cells that lapses first.
 //! With a fixed cost all holds of the same cells are equal. So what stays held is never less, and never for shorter,
-//! than what is under way, whichever request the report was of.
+//! than what is under way, whichever request the report was of. If that request's own report comes with its name, it
+//! takes another hold, or counts in full.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -90,10 +91,29 @@ impl Node {
         lock(&self.charges.costs).note(key, cost);
     }
 
-    /// Settles the hold of these cells that lapses first with its real cost; says whether there was one.
-    pub(crate) fn settle_next_hold(&self, cells: HeldCells, cost: u64, now: Now) -> bool {
+    /// Settles the hold of these cells that lapses first with the real cost of some request. Returns the batch that
+    /// must be on disk before anybody is told; `None` if there was no hold.
+    pub(crate) fn settle_next_hold(&self, cells: HeldCells, cost: u64, now: Now) -> Option<u64> {
         let mut records = self.charges.lock(ChargeId(cells.0));
-        let Some(id) = records.next_hold(cells, now) else { return false };
-        matches!(self.settle_in(&mut records, id, Some(cost), now), Settled::Done { .. })
+        match self.take_hold(&mut records, cells, cost, now)? {
+            Settled::Done { after_batch, .. } => Some(after_batch),
+            _ => None,
+        }
+    }
+
+    /// Settles the hold of these cells that lapses first. Its own request may report by name later.
+    pub(super) fn take_hold(
+        &self,
+        records: &mut Records,
+        cells: HeldCells,
+        cost: u64,
+        now: Now,
+    ) -> Option<Settled> {
+        let id = records.next_hold(cells, now)?;
+        let settled = self.settle_in(records, id, Some(cost), now);
+        if let Some(record) = records.all.get_mut(&id.0) {
+            record.memory.is_taken = true;
+        }
+        Some(settled)
     }
 }

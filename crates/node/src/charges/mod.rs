@@ -201,13 +201,13 @@ impl Records {
     /// Notes that a record is gone, or changes.
     fn leaves(&mut self, id: u128, record: &Record) {
         self.bytes -= record.bytes();
+        if let (Some(cells), Some(until_ns)) = (record.unnamed_hold(), record.lapses_ns()) {
+            self.holds.remove(&(cells, until_ns, id));
+        }
         let Some(owned) = self.owners.get_mut(&record.memory.owner) else { return };
         match record.lapses_ns() {
             Some(until_ns) => {
                 self.lapses.remove(&(until_ns, id));
-                if let Some(cells) = record.unnamed_hold() {
-                    self.holds.remove(&(cells, until_ns, id));
-                }
                 owned.reserved -= 1;
             }
             None => owned.kept -= 1,

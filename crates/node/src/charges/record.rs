@@ -79,6 +79,8 @@ pub(super) struct InMemory {
     /// The real cost that was reported while other nodes could answer by the record. The reported cost counts
     /// when other nodes cannot answer any more, or the reservation lapses.
     pub(super) said: Option<u64>,
+    /// Whether a report that named no charge settled the record, and its own request has not reported yet.
+    pub(super) is_taken: bool,
 }
 
 /// The answer that the request got.
@@ -173,7 +175,8 @@ impl Record {
                 None => State::Charged,
             },
             (Some(Reserve { ttl_ns, keeps, .. }), None) => {
-                State::Reserved { until_ns: lapses_ns(ttl_ns.min(RESERVE_NS_MAX)), keeps }
+                let ttl_ns = ttl_ns.min(RESERVE_NS_MAX).max(hold_ns(answer, catalogue).unwrap_or(0));
+                State::Reserved { until_ns: lapses_ns(ttl_ns), keeps }
             }
             (reserve, Some(ttl_ns)) => {
                 let ttl_ns = reserve.map_or(ttl_ns, |reserve| reserve.ttl_ns.min(ttl_ns));
@@ -210,7 +213,9 @@ impl Record {
     /// rule.
     pub(super) fn bytes(&self) -> usize {
         const IN_LISTS: usize = size_of::<(u128, Record)>() * 3 / 2 + 2 * size_of::<(u64, u128)>();
-        IN_LISTS + self.answer.limits.len() * size_of::<Limit>()
+        const AMONG_HOLDS: usize = size_of::<(HeldCells, u64, u128)>() * 3 / 2;
+        let among_holds = if self.unnamed_hold().is_some() { AMONG_HOLDS } else { 0 };
+        IN_LISTS + among_holds + self.answer.limits.len() * size_of::<Limit>()
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
@@ -239,8 +244,12 @@ impl Record {
     pub(super) fn unnamed_hold(&self) -> Option<HeldCells> {
         let is_reserved = matches!(self.state, State::Reserved { .. });
         let is_unnamed = self.fingerprint == 0 && (is_reserved || mutated(Mutation::UnnamedReportFreesSlots));
-        let held = self.answer.limits.iter().filter(|limit| is_unnamed && limit.is_hold());
-        HeldCells::of(held.map(|limit| limit.tag))
+        self.held_cells().filter(|_| is_unnamed)
+    }
+
+    /// The cells that the record held units of, given back or not by now.
+    pub(super) fn held_cells(&self) -> Option<HeldCells> {
+        HeldCells::of(self.answer.limits.iter().filter(|limit| limit.is_hold()).map(|limit| limit.tag))
     }
 
     /// Whether the record is neither settled nor lapsed.
@@ -457,11 +466,11 @@ fn slots_ttl_ns(answer: &Answer, catalogue: &Catalogue) -> Option<u64> {
     limits.filter(|limit| limit.is_concurrent()).map(|limit| limit.algorithm.period_ns()).min()
 }
 
-/// How long the holds of an answer wait for a report: the shortest time over its limits. `None` if there are none.
+/// How long the holds of an answer wait for a report: the longest time over its limits. `None` if there are none.
 fn hold_ns(answer: &Answer, catalogue: &Catalogue) -> Option<u64> {
     let held = answer.limits.iter().filter(|limit| limit.is_charged && limit.late.expected > 0);
     let expects = held.map(|limit| catalogue.limits[limit.limit as usize].limit.expect);
-    expects.flatten().map(|expect| expect.within_ns).min()
+    expects.flatten().map(|expect| expect.within_ns).max()
 }
 
 impl Limit {

@@ -98,15 +98,21 @@ impl Node {
         if record.lapses_ns().is_some_and(|until_ns| until_ns <= now.steady_ns) {
             let was_said = record.memory.said.is_some();
             self.lapse(records, id, now);
-            return if was_said { Settled::Before { after_batch: 0 } } else { Settled::Lapsed };
+            if was_said {
+                return Settled::Before { after_batch: 0 };
+            }
         }
+        let Some(record) = records.get(id, self.charges.keep, now) else { return Settled::Unknown };
         match record.state {
+            State::Settled if record.memory.is_taken => {
+                return self.settle_instead(records, id, cost.unwrap_or(0), now);
+            }
             State::Settled if settles_once() => {
                 let batch = record.batch();
                 return Settled::Before { after_batch: if self.is_committed(batch) { 0 } else { batch } };
             }
             State::Charged | State::Reserved { .. } | State::Slots(_) | State::Settled => {}
-            State::Lapsed => return Settled::Lapsed,
+            State::Lapsed => return self.settle_late(records, id, cost.unwrap_or(0), now),
         }
         let charged = record.cost();
         let cost = cost.unwrap_or(0);
@@ -136,6 +142,7 @@ impl Node {
             let spent = Spent { cost, charged, held_cost: cost };
             self.end_leases(&record, spent, now);
             self.end_holds(&record, Some(cost));
+            self.overdraw(&record, spent, now);
             self.mark(records, id, State::Settled, comes_back(&record, spent), now);
             self.give_back(&record, spent, now);
             return;
@@ -147,6 +154,40 @@ impl Node {
         self.mark(records, id, State::Lapsed, comes_back, now);
         if comes_back {
             self.give_back(&record, spent, now);
+        }
+    }
+
+    /// Records the cost of a request whose holds have lapsed: all of it counts now, once. Other reservations stay as
+    /// they are.
+    fn settle_late(&self, records: &mut Records, id: ChargeId, cost: u64, now: Now) -> Settled {
+        let found = records.all.get(&id.0).filter(|record| record.has_holds() && cost > 0).cloned();
+        let Some(record) = found else { return Settled::Lapsed };
+        self.overdraw_in_full(&record, cost, now);
+        let after_batch = self.mark(records, id, State::Settled, true, now);
+        Settled::Done { refunded: Vec::new(), after_batch }
+    }
+
+    /// Settles another hold of the cells of a hold that a report without a name took, or records the cost in full if
+    /// there is none.
+    fn settle_instead(&self, records: &mut Records, id: ChargeId, cost: u64, now: Now) -> Settled {
+        let Some(record) = records.all.get_mut(&id.0) else { return Settled::Unknown };
+        record.memory.is_taken = false;
+        let record = record.clone();
+        if let Some(settled) = record.held_cells().and_then(|cells| self.take_hold(records, cells, cost, now))
+        {
+            return settled;
+        }
+        self.overdraw_in_full(&record, cost, now);
+        Settled::Done { refunded: Vec::new(), after_batch: 0 }
+    }
+
+    /// Records a cost on the limits that a request held units of, whose holds are gone.
+    fn overdraw_in_full(&self, record: &Record, cost: u64, now: Now) {
+        for limit in record.spent_from().filter(|limit| limit.is_hold()) {
+            let units = Spent { cost, charged: limit.expected, held_cost: cost }.scaled(limit.units);
+            if let Some(slot) = self.slot_of(limit.id).filter(|_| units > 0) {
+                self.overdraw_cell(slot, limit, units, now);
+            }
         }
     }
 
@@ -217,6 +258,11 @@ impl Node {
         // Loaded under the lock, so no older than the cell's variant.
         let catalogue = self.catalogue();
         let Some(active) = catalogue.active_of(slot) else { return };
+        if cells.table.find(tag, slot).is_none() && self.overflow.any() {
+            // The charge is in the cell that new cells share; a cell of its own would begin with everything left.
+            active.overdrawn.fetch_add(units, Ordering::Relaxed);
+            return;
+        }
         let Some(place) = self.place_of(&catalogue, slot, tag, &mut cells, now) else { return };
         let locked_cell =
             LockedCell { node: self, catalogue: &catalogue, key: CellKey { slot, tag }, now, which: None };
@@ -447,8 +493,8 @@ struct Spent {
 }
 
 impl Spent {
-    /// What was spent of one limit's charge. A request that holds units is of cost 0, so what it was charged for
-    /// beside its holds was the cost of single descriptors: that stays.
+    /// What was spent of one limit's charge. What a request with holds was charged for beside them was known from
+    /// the start: that stays.
     fn on(self, record: &Record, limit: &Limit) -> Self {
         match (limit.is_hold(), record.has_holds()) {
             (true, _) => Self { cost: self.held_cost, charged: limit.expected, ..self },

@@ -12,7 +12,8 @@ impl Asker {
     ///
     /// A cell takes back at most what this node charged, in the open window or, for a bucket, of what is owed.
     /// Limits on requests under way take back nothing: whoever has no name of a charge may have no slot either.
-    /// Limits with classes take back nothing, because nobody knows which class was charged.
+    /// Limits with classes take back nothing, because nobody knows which class was charged; and limits with holds,
+    /// because the units may be those of a hold.
     pub fn give_back(&mut self, request: &Request<'_>, now: Now) -> Vec<Refunded> {
         let node = Arc::clone(&self.node);
         if !node.may_decide() {
@@ -25,7 +26,8 @@ impl Asker {
         check.gather(request, &mut self.hits);
         let of_hit = |hit: &Hit| {
             let active = &catalogue.limits[hit.limit as usize];
-            let takes = !active.limit.is_concurrent() && active.limit.classes.is_none();
+            let limit = &active.limit;
+            let takes = !limit.is_concurrent() && limit.classes.is_none() && limit.expect.is_none();
             let key = CellKey { slot: active.slot, tag: hit.tag };
             if takes && hit.charges() && !hit.exempt { node.give_back_to(key, hit.units, now) } else { None }
         };

@@ -29,7 +29,7 @@ impl RequestCheck<'_, '_> {
         let begins = self.ask.charge && !self.ask.holds && self.ask.overdraft != Overdraft::Spent;
         let expect = match (cost, &active.limit.expect) {
             // The cost was settled with the hold.
-            (1.., _) if self.ask.is_settled => return (0, Purpose::Peek),
+            (1.., _) if self.ask.is_settled => return (cost, Purpose::Settled),
             (1.., _) => return (cost, Purpose::Charge),
             (0, Some(expect)) if begins => expect,
             (0, _) => return (0, Purpose::Peek),
@@ -91,8 +91,14 @@ impl Asker {
         self.answer.deny_for_now(Reason::Overflow);
     }
 
+    /// Has the last answer wait until the hold that was settled for it is on disk.
+    pub fn wait_for_settled(&mut self) {
+        self.answer.after_batch = self.answer.after_batch.max(self.settled_batch);
+    }
+
     /// Settles the hold that a report belongs to which names no charge: of the holds of the same cells, the one
-    /// that lapses first. Says whether there was one: then the request is asked with [`Ask::is_settled`].
+    /// that lapses first. Says whether there was one: then the request is asked with [`Ask::is_settled`], and
+    /// answered after [`Asker::wait_for_settled`].
     pub fn settle_hold(&mut self, request: &Request<'_>, now: Now) -> bool {
         let node = Arc::clone(&self.node);
         self.load_catalogue();
@@ -111,7 +117,8 @@ impl Asker {
         let Some(cells) = HeldCells::of(reports().map(|hit| hit.tag)) else { return false };
         let cost = |hit: &Hit| hit.units / catalogue.limits[hit.limit as usize].limit.cost.max(1);
         let most = reports().map(cost).max().unwrap_or(0);
-        if node.settle_next_hold(cells, most, now) {
+        if let Some(after_batch) = node.settle_next_hold(cells, most, now) {
+            self.settled_batch = after_batch;
             return true;
         }
         for hit in reports() {

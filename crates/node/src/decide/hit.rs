@@ -46,13 +46,15 @@ pub(super) enum Purpose {
     Charge,
     /// Units set apart until the real cost is known, which is expected to be this.
     Hold { expected: NonZeroU64 },
+    /// Nothing: the cost was settled with a hold.
+    Settled,
 }
 
 impl Hit {
     /// Whether any descriptor charges the cell, rather than peeks.
     #[inline(always)]
     pub(super) fn charges(&self) -> bool {
-        self.purpose != Purpose::Peek
+        matches!(self.purpose, Purpose::Charge | Purpose::Hold { .. })
     }
 
     /// Whether the units are set apart until the real cost is known.
@@ -66,7 +68,7 @@ impl Hit {
     pub(super) fn expected(&self) -> u64 {
         match self.purpose {
             Purpose::Hold { expected } => expected.get(),
-            Purpose::Peek | Purpose::Charge => 0,
+            Purpose::Peek | Purpose::Charge | Purpose::Settled => 0,
         }
     }
 
@@ -74,6 +76,12 @@ impl Hit {
     /// peek do not count any more.
     #[inline(always)]
     pub(super) fn charge(&mut self, units: u64, purpose: Purpose, descriptors: Descriptors) {
+        // Where one descriptor says what the request costs, nothing is expected.
+        match (self.purpose, purpose) {
+            (Purpose::Charge, Purpose::Hold { .. }) => return,
+            (Purpose::Hold { .. }, Purpose::Charge) => self.purpose = Purpose::Peek,
+            _ => {}
+        }
         self.units = match (self.charges(), descriptors) {
             (false, _) => units,
             (true, Descriptors::Sum) => self.units.saturating_add(units),
@@ -208,6 +216,7 @@ impl RequestCheck<'_, '_> {
             units: limit.units(cost.max(1)),
             purpose,
             exempt: self.is_past_counting(limit)
+                || purpose == Purpose::Settled
                 || limit.unlimited.iter().any(|c| c.holds_for_all(descriptor)),
             variant,
             piece,

@@ -159,6 +159,8 @@ pub struct Asker {
     went_by: Now,
     /// Whether another clock had agreed with the wall clock when the wall clock was read.
     may_decide: bool,
+    /// The batch in which the hold goes to the disk that was settled last.
+    settled_batch: u64,
 }
 
 impl Asker {
@@ -171,6 +173,7 @@ impl Asker {
             answer: Answer::default(),
             went_by: Now::at(0),
             may_decide: false,
+            settled_batch: 0,
         }
     }
 

@@ -68,7 +68,7 @@ fn read_as<'a>(
         .map_err(Status::malformed)?;
     let (detail, record) = (wire.detail, wire.record);
     let request = match kind {
-        ChargeKind::Check => from_check(wire, || worker.shared.has_holds()),
+        ChargeKind::Check => from_check(wire, |domain| worker.shared.has_holds(domain)),
         ChargeKind::Report => from_report(wire),
     };
     let request = request.inspect_err(|fault| worker.refuse(fault))?;
