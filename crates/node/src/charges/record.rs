@@ -19,7 +19,7 @@ pub(crate) struct Record {
     made: Made,
     /// The request's cost.
     cost: u64,
-    pub(super) state: State,
+    pub(super) state: RecordState,
     #[serde(skip)]
     pub(super) memory: InMemory,
     /// When the record was settled or lapsed: steady clock; 0 before.
@@ -92,12 +92,12 @@ struct RecordedAnswer {
     retry_after_ns: u64,
     delay_ns: u64,
     unmatched: u64,
-    limits: Vec<Limit>,
+    limits: Vec<LimitRecord>,
 }
 
 /// The state of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum State {
+pub(super) enum RecordState {
     /// The charge stands, and may be given back.
     Charged,
     /// The charge is provisional until then, on the steady clock.
@@ -125,7 +125,7 @@ pub(super) struct SlotTerm {
 
 /// One limit's answer and charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Limit {
+pub(super) struct LimitRecord {
     pub(super) id: LimitId,
     pub(super) tag: CellTag,
     pub(super) units: u64,
@@ -171,22 +171,28 @@ impl Record {
         let lapses_ns = |ttl_ns: u64| now.steady_ns.saturating_add(ttl_ns);
         let state = match (recording.reserve, slots_ttl_ns(answer, catalogue)) {
             (None, None) => match hold_ns(answer, catalogue) {
-                Some(within_ns) => State::Reserved { until_ns: lapses_ns(within_ns), keeps: false },
-                None => State::Charged,
+                Some(within_ns) => RecordState::Reserved { until_ns: lapses_ns(within_ns), keeps: false },
+                None => RecordState::Charged,
             },
             (Some(Reserve { ttl_ns, keeps, .. }), None) => {
                 let ttl_ns = ttl_ns.min(RESERVE_NS_MAX).max(hold_ns(answer, catalogue).unwrap_or(0));
-                State::Reserved { until_ns: lapses_ns(ttl_ns), keeps }
+                RecordState::Reserved { until_ns: lapses_ns(ttl_ns), keeps }
             }
             (reserve, Some(ttl_ns)) => {
                 let ttl_ns = reserve.map_or(ttl_ns, |reserve| reserve.ttl_ns.min(ttl_ns));
                 let keeps = reserve.is_none_or(|reserve| reserve.keeps);
-                State::Slots(SlotTerm { until_ns: lapses_ns(ttl_ns), since: Made::at(now), ttl_ns, keeps })
+                RecordState::Slots(SlotTerm {
+                    until_ns: lapses_ns(ttl_ns),
+                    since: Made::at(now),
+                    ttl_ns,
+                    keeps,
+                })
             }
         };
         let limits = answer.limits.iter();
-        let limits = limits
-            .map(|limit| Limit::new(limit, &catalogue.limits[limit.limit as usize], recording.is_lease()));
+        let limits = limits.map(|limit| {
+            LimitRecord::new(limit, &catalogue.limits[limit.limit as usize], recording.is_lease())
+        });
         Self {
             fingerprint: recording.fingerprint,
             made: Made::at(now),
@@ -215,7 +221,7 @@ impl Record {
         const IN_LISTS: usize = size_of::<(u128, Record)>() * 3 / 2 + 2 * size_of::<(u64, u128)>();
         const AMONG_HOLDS: usize = size_of::<(HeldCells, u64, u128)>() * 3 / 2;
         let among_holds = if self.unnamed_hold().is_some() { AMONG_HOLDS } else { 0 };
-        IN_LISTS + among_holds + self.answer.limits.len() * size_of::<Limit>()
+        IN_LISTS + among_holds + self.answer.limits.len() * size_of::<LimitRecord>()
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
@@ -230,19 +236,19 @@ impl Record {
 
     /// Whether a decoded record is valid.
     pub(super) fn is_sound(&self) -> bool {
-        let has_outcome = |limit: &Limit| usize::from(limit.outcome & !SLOT) < OUTCOMES.len();
+        let has_outcome = |limit: &LimitRecord| usize::from(limit.outcome & !SLOT) < OUTCOMES.len();
         self.version == VERSION && self.answer.limits.iter().all(has_outcome)
     }
 
     /// Whether any units were charged as a hold, given back or not by now.
     pub(super) fn has_holds(&self) -> bool {
-        self.answer.limits.iter().any(Limit::is_hold)
+        self.answer.limits.iter().any(LimitRecord::is_hold)
     }
 
     /// The cells that an open record holds units of, if a report that names no charge may settle it. Nobody but
     /// the node chose such a record's name. It takes no slots: whoever has no name may have none.
     pub(super) fn unnamed_hold(&self) -> Option<HeldCells> {
-        let is_reserved = matches!(self.state, State::Reserved { .. });
+        let is_reserved = matches!(self.state, RecordState::Reserved { .. });
         let is_unnamed = self.fingerprint == 0 && (is_reserved || mutated(Mutation::UnnamedReportFreesSlots));
         self.held_cells().filter(|_| is_unnamed)
     }
@@ -254,7 +260,7 @@ impl Record {
 
     /// Whether the record is neither settled nor lapsed.
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.state, State::Charged | State::Reserved { .. } | State::Slots(_))
+        matches!(self.state, RecordState::Charged | RecordState::Reserved { .. } | RecordState::Slots(_))
     }
 
     /// The record as an earlier process left it. The steady clock was anchored to the wall clock anew, and
@@ -267,16 +273,16 @@ impl Record {
             until_ns.min(now.steady_ns.saturating_add(ttl_ns)).max(by_wall_ns)
         };
         match &mut self.state {
-            State::Reserved { until_ns, .. } => {
+            RecordState::Reserved { until_ns, .. } => {
                 let ttl_ns = until_ns.saturating_sub(self.made.steady_ns).min(RESERVE_NS_MAX);
                 *until_ns = ends_ns(*until_ns, self.made, ttl_ns);
             }
-            State::Slots(term) => {
+            RecordState::Slots(term) => {
                 term.ttl_ns = term.ttl_ns.min(RESERVE_NS_MAX);
                 term.until_ns = ends_ns(term.until_ns, term.since, term.ttl_ns);
                 term.since.steady_ns = term.since.steady_ns.min(now.steady_ns);
             }
-            State::Charged | State::Settled | State::Lapsed => {}
+            RecordState::Charged | RecordState::Settled | RecordState::Lapsed => {}
         }
         self.made.steady_ns = self.made.steady_ns.min(now.steady_ns);
         self
@@ -285,14 +291,14 @@ impl Record {
     /// Drops charges that a crash forgot because they were not journalled: neither this process nor a later
     /// one gives them back. Says whether there were any.
     pub(super) fn forget(&mut self, is_durable: impl Fn(LimitId) -> bool) -> bool {
-        let forgotten = |limit: &&mut Limit| {
+        let forgotten = |limit: &&mut LimitRecord| {
             limit.is_charged && !limit.is_leased && !(limit.is_durable && is_durable(limit.id))
         };
         let mut any = false;
         for limit in self.answer.limits.iter_mut().filter(forgotten) {
             limit.is_charged = false;
             any = true;
-            if let State::Slots(term) = &mut self.state
+            if let RecordState::Slots(term) = &mut self.state
                 && limit.is_slot()
             {
                 term.ttl_ns = 0;
@@ -302,7 +308,7 @@ impl Record {
     }
 
     /// Ends the record as settled or lapsed.
-    pub(super) fn end(&mut self, state: State, came_back: bool, now: Now) {
+    pub(super) fn end(&mut self, state: RecordState, came_back: bool, now: Now) {
         (self.state, self.came_back, self.ended_ns) = (state, came_back, now.steady_ns);
     }
 
@@ -329,22 +335,24 @@ impl Record {
     /// When the reservation ends; `None` if the charge is not a reservation, or is settled.
     pub(super) fn lapses_ns(&self) -> Option<u64> {
         match self.state {
-            State::Reserved { until_ns, .. } | State::Slots(SlotTerm { until_ns, .. }) => Some(until_ns),
-            State::Charged | State::Settled | State::Lapsed => None,
+            RecordState::Reserved { until_ns, .. } | RecordState::Slots(SlotTerm { until_ns, .. }) => {
+                Some(until_ns)
+            }
+            RecordState::Charged | RecordState::Settled | RecordState::Lapsed => None,
         }
     }
 
     /// Whether charges other than slots stay when nobody settles the record in time.
     pub(super) fn keeps(&self) -> bool {
         match self.state {
-            State::Reserved { keeps, .. } | State::Slots(SlotTerm { keeps, .. }) => keeps,
-            State::Charged | State::Settled | State::Lapsed => true,
+            RecordState::Reserved { keeps, .. } | RecordState::Slots(SlotTerm { keeps, .. }) => keeps,
+            RecordState::Charged | RecordState::Settled | RecordState::Lapsed => true,
         }
     }
 
     /// Notes that the slots are taken anew.
     pub(super) fn renew(&mut self, now: Now) {
-        if let State::Slots(term) = &mut self.state {
+        if let RecordState::Slots(term) = &mut self.state {
             term.since = Made::at(now);
             term.until_ns = now.steady_ns.saturating_add(term.ttl_ns);
         }
@@ -352,13 +360,13 @@ impl Record {
 
     /// Whether the record is of a request that took slots, taken or not by now.
     pub(super) fn had_slots(&self) -> bool {
-        self.answer.limits.iter().any(Limit::is_slot)
+        self.answer.limits.iter().any(LimitRecord::is_slot)
     }
 
     /// How long the record's slots are taken; `None` if there are none.
     pub(super) fn slot_term(&self) -> Option<SlotTerm> {
         match self.state {
-            State::Slots(term) => Some(term),
+            RecordState::Slots(term) => Some(term),
             _ => None,
         }
     }
@@ -393,13 +401,13 @@ impl Record {
     }
 
     /// The limits that were charged.
-    pub(super) fn charged(&self) -> impl Iterator<Item = &Limit> {
+    pub(super) fn charged(&self) -> impl Iterator<Item = &LimitRecord> {
         self.answer.limits.iter().filter(|limit| limit.is_charged)
     }
 
     /// The limits that were charged, also those to which nothing goes back any more: they still count what a hold
     /// lacked.
-    pub(super) fn spent_from(&self) -> impl Iterator<Item = &Limit> {
+    pub(super) fn spent_from(&self) -> impl Iterator<Item = &LimitRecord> {
         self.answer.limits.iter().filter(|limit| limit.is_charged || limit.is_hold())
     }
 
@@ -411,7 +419,7 @@ impl Record {
     /// Ends refunds of the charges under these limits.
     pub(super) fn strip(&mut self, limits: &BTreeSet<LimitId>) {
         // A lease still ends exactly as before: no rate is involved.
-        let of = |limit: &&mut Limit| limits.contains(&limit.id) && !limit.is_leased;
+        let of = |limit: &&mut LimitRecord| limits.contains(&limit.id) && !limit.is_leased;
         for limit in self.answer.limits.iter_mut().filter(of) {
             limit.is_charged = false;
         }
@@ -473,7 +481,7 @@ fn hold_ns(answer: &Answer, catalogue: &Catalogue) -> Option<u64> {
     expects.flatten().map(|expect| expect.within_ns).max()
 }
 
-impl Limit {
+impl LimitRecord {
     /// Whether the units are a hold.
     pub(super) const fn is_hold(&self) -> bool {
         self.expected > 0

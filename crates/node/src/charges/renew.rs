@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use super::{
     ChargeId,
-    record::{Limit, SlotTerm},
+    record::{LimitRecord, SlotTerm},
 };
 use crate::{
     Catalogue, Node,
@@ -63,7 +63,7 @@ struct Slot {
 
 impl Slot {
     /// The slot of a charge in a limit with this slot in the catalogue.
-    const fn of(limit: u32, charged: &Limit) -> Self {
+    const fn of(limit: u32, charged: &LimitRecord) -> Self {
         Self { limit, tag: charged.tag, units: charged.units }
     }
 }

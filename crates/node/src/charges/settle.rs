@@ -21,7 +21,7 @@ use acequia_rights::{
 
 use super::{
     ChargeId, Records,
-    record::{Limit, Record, State},
+    record::{LimitRecord, Record, RecordState},
 };
 use crate::{
     Catalogue, CellRecord, Node, Row,
@@ -104,15 +104,18 @@ impl Node {
         }
         let Some(record) = records.get(id, self.charges.keep, now) else { return Settled::Unknown };
         match record.state {
-            State::Settled if record.memory.is_taken => {
+            RecordState::Settled if record.memory.is_taken => {
                 return self.settle_instead(records, id, cost.unwrap_or(0), now);
             }
-            State::Settled if settles_once() => {
+            RecordState::Settled if settles_once() => {
                 let batch = record.batch();
                 return Settled::Before { after_batch: if self.is_committed(batch) { 0 } else { batch } };
             }
-            State::Charged | State::Reserved { .. } | State::Slots(_) | State::Settled => {}
-            State::Lapsed => return self.settle_late(records, id, cost.unwrap_or(0), now),
+            RecordState::Charged
+            | RecordState::Reserved { .. }
+            | RecordState::Slots(_)
+            | RecordState::Settled => {}
+            RecordState::Lapsed => return self.settle_late(records, id, cost.unwrap_or(0), now),
         }
         let charged = record.cost();
         let cost = cost.unwrap_or(0);
@@ -129,7 +132,7 @@ impl Node {
         let mut refunded = self.end_leases(&record, spent, now);
         self.end_holds(&record, Some(cost));
         self.overdraw(&record, spent, now);
-        let after_batch = self.mark(records, id, State::Settled, comes_back(&record, spent), now);
+        let after_batch = self.mark(records, id, RecordState::Settled, comes_back(&record, spent), now);
         refunded.extend(self.give_back(&record, spent, now));
         Settled::Done { refunded, after_batch }
     }
@@ -143,7 +146,7 @@ impl Node {
             self.end_leases(&record, spent, now);
             self.end_holds(&record, Some(cost));
             self.overdraw(&record, spent, now);
-            self.mark(records, id, State::Settled, comes_back(&record, spent), now);
+            self.mark(records, id, RecordState::Settled, comes_back(&record, spent), now);
             self.give_back(&record, spent, now);
             return;
         }
@@ -151,7 +154,7 @@ impl Node {
         self.end_holds(&record, None);
         let spent = Spent { cost: if record.keeps() { charged } else { 0 }, charged, held_cost: 0 };
         let comes_back = !record.keeps() || record.slot_term().is_some() || record.has_holds();
-        self.mark(records, id, State::Lapsed, comes_back, now);
+        self.mark(records, id, RecordState::Lapsed, comes_back, now);
         if comes_back {
             self.give_back(&record, spent, now);
         }
@@ -163,7 +166,7 @@ impl Node {
         let found = records.all.get(&id.0).filter(|record| record.has_holds() && cost > 0).cloned();
         let Some(record) = found else { return Settled::Lapsed };
         self.overdraw_in_full(&record, cost, now);
-        let after_batch = self.mark(records, id, State::Settled, true, now);
+        let after_batch = self.mark(records, id, RecordState::Settled, true, now);
         Settled::Done { refunded: Vec::new(), after_batch }
     }
 
@@ -211,7 +214,14 @@ impl Node {
     }
 
     /// Records the end of a charge. Returns the batch in which the record goes to the disk, or 0.
-    fn mark(&self, records: &mut Records, id: ChargeId, state: State, came_back: bool, now: Now) -> u64 {
+    fn mark(
+        &self,
+        records: &mut Records,
+        id: ChargeId,
+        state: RecordState,
+        came_back: bool,
+        now: Now,
+    ) -> u64 {
         let row = records.change(id, |record| record.end(state, came_back, now));
         let batch = row.map_or(0, |row| self.push_charge(row));
         records.sent_in(id, batch);
@@ -235,7 +245,13 @@ impl Node {
     }
 
     /// Gives units of one limit's charge back; returns what came back, if anything did.
-    fn give_back_to_limit(&self, limit: &Limit, made: ChargedAt, units: u64, now: Now) -> Option<Refunded> {
+    fn give_back_to_limit(
+        &self,
+        limit: &LimitRecord,
+        made: ChargedAt,
+        units: u64,
+        now: Now,
+    ) -> Option<Refunded> {
         let slot = self.slot_of(limit.id)?;
         let back = self.refund_cell(slot, limit, &made, units, now);
         (back > 0).then(|| refunded_of(&self.catalogue(), slot, back))
@@ -252,7 +268,7 @@ impl Node {
         }
     }
 
-    fn overdraw_cell(&self, slot: u32, limit: &Limit, units: u64, now: Now) {
+    fn overdraw_cell(&self, slot: u32, limit: &LimitRecord, units: u64, now: Now) {
         let (tag, salt) = (limit.tag, limit.tag.salt());
         let mut cells = self.shards[shard_of(tag)].lock();
         // Loaded under the lock, so no older than the cell's variant.
@@ -405,7 +421,7 @@ impl Node {
         ChargedAt { exact: made, earliest: Now { steady_ns, ..made } }
     }
 
-    fn refund_cell(&self, slot: u32, limit: &Limit, made: &ChargedAt, units: u64, now: Now) -> u64 {
+    fn refund_cell(&self, slot: u32, limit: &LimitRecord, made: &ChargedAt, units: u64, now: Now) -> u64 {
         let (tag, salt) = (limit.tag, limit.tag.salt());
         let mut cells = self.shards[shard_of(tag)].lock();
         // Loaded under the lock, so no older than the cell's variant.
@@ -495,7 +511,7 @@ struct Spent {
 impl Spent {
     /// What was spent of one limit's charge. What a request with holds was charged for beside them was known from
     /// the start: that stays.
-    fn on(self, record: &Record, limit: &Limit) -> Self {
+    fn on(self, record: &Record, limit: &LimitRecord) -> Self {
         match (limit.is_hold(), record.has_holds()) {
             (true, _) => Self { cost: self.held_cost, charged: limit.expected, ..self },
             (false, true) => Self { cost: 1, charged: 1, ..self },
