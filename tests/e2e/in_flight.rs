@@ -263,7 +263,6 @@ fn free(node: &Node) -> Option<usize> {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "a run that takes long prints what it found")]
 fn no_more_are_in_flight_than_the_limit_has_slots_and_no_slot_is_lost_for_longer_than_it_lives() {
     let (mut scene, mut random) = (Scene::start(), Random::of(7, "in flight"));
     let (begun, lasts) = (Instant::now(), lasts().unwrap_or(Duration::from_secs(20)));

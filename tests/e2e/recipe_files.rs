@@ -310,7 +310,7 @@ fn a_customer_has_a_hundred_requests_in_flight_over_three_regions_and_no_more() 
                     for turn in 0.. {
                         let is_last = holds.load(Ordering::Relaxed);
                         // Requests go on for as long as others take; every third turn one is over.
-                        if !is_last && (turn + number) % 3 == 0 || caller.held.len() == WANTED && !is_last {
+                        if !is_last && ((turn + number) % 3 == 0 || caller.held.len() == WANTED) {
                             caller.releases();
                         } else if caller.held.len() < WANTED {
                             caller.takes();

@@ -125,8 +125,8 @@ pub fn run(slots: &Slots, seconds: u64, seed: u64) -> Outcome {
         callers.tend(&world, ttl_s * S);
         ideal = ideal.split_off(&(world.now + 1, 0));
         let mut asking = callers.ready(world.now);
-        for place in 0..REGIONS {
-            for _ in 0..dice.arrivals(per_ms * parts[place]) {
+        for (place, part) in parts.iter().enumerate() {
+            for _ in 0..dice.arrivals(per_ms * part) {
                 let lasts = (lasts_ms.0 + dice.below((lasts_ms.1 - lasts_ms.0 + 1) as usize) as u64) * MS;
                 asking.push(((hot + place) % REGIONS, lasts));
                 if (ideal.len() as u64) < limit {
