@@ -177,17 +177,22 @@ fn a_request_that_any_limit_denies_holds_nothing() {
     assert_eq!(remaining(&mut asker), [900, 900]);
 }
 
+/// A request whose tokens are not known yet, and which counts as one of its user.
+fn counted_beside_a_hold() -> Request<'static> {
+    let mut request = Request { cost: 0, ..Request::new("shop", KEY) };
+    let start = request.entries.len() as u32;
+    request.entries.push((b"user", b"u"));
+    request.spans.push(acequia_limits::descriptor::Span { start, end: start + 1, cost: Some(1) });
+    request
+}
+
 #[test]
 fn other_limits_keep_what_a_request_with_a_hold_was_charged() {
     let mut requests = scene::window("requests", 10, "1h");
     requests.by = vec![acequia_limits::limit::BySpec::Key("user".into())];
     let node = node(&[expecting(200, scene::window("w", 1_000, "1h")), requests], START);
     let mut asker = node.asker();
-    // The tokens are not known yet, and one request is counted.
-    let mut request = Request { cost: 0, ..Request::new("shop", KEY) };
-    let start = request.entries.len() as u32;
-    request.entries.push((b"user", b"u"));
-    request.spans.push(acequia_limits::descriptor::Span { start, end: start + 1, cost: Some(1) });
+    let request = counted_beside_a_hold();
     let used = |asker: &mut Asker, now| {
         let answer = asker.check(&Request::new("shop", &[("user", "u")]), now, Ask::PEEK);
         10 - answer.limits[0].verdict.remaining
@@ -385,14 +390,13 @@ fn a_hold_takes_less_than_700_bytes() {
 }
 
 fn slots_of_unnamed_reports() {
-    let node = node(&[expecting(200, scene::window("w", 1_000, "1h")), concurrent("c", 3, "10m")], START);
+    let mut slots = concurrent("c", 3, "10m");
+    slots.by = vec![acequia_limits::limit::BySpec::Key("user".into())];
+    let node = node(&[expecting(200, scene::window("w", 1_000, "1h")), slots], START);
     let mut asker = node.asker();
-    let mut request = Request { cost: 1, ..Request::new("shop", KEY) };
-    request.spans[0].cost = Some(0);
-    let start = request.entries.len() as u32;
-    request.entries.push((b"key", b"k"));
-    request.spans.push(acequia_limits::descriptor::Span { start, end: start + 1, cost: Some(1) });
+    let request = counted_beside_a_hold();
     assert!(begin_as(&mut asker, &request, 1, START).is_some());
+    assert_eq!(left(&mut asker, START).0, 800);
     assert!(!report(&mut asker, 100, START), "whoever has no name may have no slot");
 }
 
