@@ -32,6 +32,9 @@ const WANTED: usize = 3;
 const LONGEST_MS: u64 = 9_000;
 /// A caller does one thing after the other, so often.
 const TURN: Duration = Duration::from_millis(10);
+/// A loan to a node that died ends after so long. What the loan was used for may go on for a ttl from then: only then
+/// its lender uses the slots again.
+const LOAN_ENDS: Duration = Duration::from_millis(3_500);
 /// Time for everything after a slot's end that is not its time to live: a round trip, a rebalance, a look.
 const SLACK: Duration = Duration::from_secs(2);
 /// How long faults go on before all slots must be free.
@@ -263,7 +266,7 @@ fn free(node: &Node) -> Option<usize> {
 }
 
 #[test]
-fn no_more_are_in_flight_than_the_limit_has_slots_and_no_slot_is_lost_for_longer_than_it_lives() {
+fn no_more_are_in_flight_than_the_limit_has_slots_and_all_slots_come_back_in_time() {
     let (mut scene, mut random) = (Scene::start(), Random::of(7, "in flight"));
     let (begun, lasts) = (Instant::now(), lasts().unwrap_or(Duration::from_secs(20)));
     while begun.elapsed() < lasts {
@@ -279,7 +282,7 @@ fn no_more_are_in_flight_than_the_limit_has_slots_and_no_slot_is_lost_for_longer
             counts.begun, counts.renewed, counts.killed, counts.most
         );
         assert_eq!(counts.fault, None);
-        assert!(missing <= TTL + SLACK, "some slot was missing for {missing:?}");
+        assert!(missing <= TTL + LOAN_ENDS + SLACK, "some slot was missing for {missing:?}");
     }
     let counts = scene.shared.counts();
     assert!(counts.most > LIMIT * 3 / 4 && counts.renewed > 10 && counts.killed > 2, "{counts:?}");
