@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use acequia_limits::{
     CellTag, Now,
-    expect::{Costs, Expect},
+    expect::{Costs, Expect, ExpectedCost},
 };
 use acequia_rights::mutation::{Mutation, mutated};
 
@@ -77,8 +77,8 @@ impl Node {
             return 0;
         }
         match expect.cost {
-            acequia_limits::expect::ExpectedCost::Fixed(cost) => cost,
-            auto @ acequia_limits::expect::ExpectedCost::Auto(_) => {
+            ExpectedCost::Fixed(cost) => cost,
+            auto @ ExpectedCost::Auto(_) => {
                 let costs = lock(&self.charges.costs);
                 costs.cells.get(&key).map_or_else(|| auto.of(&Costs::default()), |known| auto.of(known))
             }
@@ -87,7 +87,7 @@ impl Node {
 
     /// Notes what a request has cost at a cell, if its limit estimates costs.
     pub(crate) fn note_cost(&self, expect: Option<&Expect>, key: CellKey, cost: u64) {
-        let Some(Expect { cost: acequia_limits::expect::ExpectedCost::Auto(_), .. }) = expect else { return };
+        let Some(Expect { cost: ExpectedCost::Auto(_), .. }) = expect else { return };
         lock(&self.charges.costs).note(key, cost);
     }
 

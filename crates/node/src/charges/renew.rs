@@ -54,14 +54,14 @@ pub enum Renewed {
 
 /// A slot to renew.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct TakenSlot {
     /// The limit's slot in the catalogue.
     limit: u32,
     tag: CellTag,
     units: u64,
 }
 
-impl Slot {
+impl TakenSlot {
     /// The slot of a charge in a limit with this slot in the catalogue.
     const fn of(limit: u32, charged: &LimitRecord) -> Self {
         Self { limit, tag: charged.tag, units: charged.units }
@@ -111,8 +111,8 @@ impl Node {
             return denied;
         }
         let charged = record.charged().filter(|limit| limit.is_slot());
-        let slots: Option<SmallVec<[Slot; 2]>> =
-            charged.map(|limit| Some(Slot::of(self.slot_of(limit.id)?, limit))).collect();
+        let slots: Option<SmallVec<[TakenSlot; 2]>> =
+            charged.map(|limit| Some(TakenSlot::of(self.slot_of(limit.id)?, limit))).collect();
         let Some(batch) = slots.and_then(|slots| self.move_slots(&slots, term, now)) else { return denied };
         let row = records.change(id, |record| record.renew(now));
         let after_batch = row.map_or(0, |row| self.push_charge(row));
@@ -122,7 +122,7 @@ impl Node {
     }
 
     /// Moves all of these charges to now, or none. Returns the batch in which the cells go to the disk, or 0.
-    fn move_slots(&self, slots: &[Slot], term: SlotTerm, now: Now) -> Option<u64> {
+    fn move_slots(&self, slots: &[TakenSlot], term: SlotTerm, now: Now) -> Option<u64> {
         let mut numbers: SmallVec<[usize; 2]> = slots.iter().map(|slot| shard_of(slot.tag)).collect();
         numbers.sort_unstable();
         numbers.dedup();
@@ -155,7 +155,7 @@ impl Node {
     fn moved(
         &self,
         catalogue: &Catalogue,
-        slot: &Slot,
+        slot: &TakenSlot,
         term: SlotTerm,
         cells: &mut Cells,
         now: Now,
@@ -188,7 +188,7 @@ impl Node {
         moved
     }
 
-    fn locked_cell<'a>(&'a self, catalogue: &'a Catalogue, slot: &Slot, now: Now) -> LockedCell<'a> {
+    fn locked_cell<'a>(&'a self, catalogue: &'a Catalogue, slot: &TakenSlot, now: Now) -> LockedCell<'a> {
         let key = CellKey { slot: slot.limit, tag: slot.tag };
         LockedCell { node: self, catalogue, key, now, which: None }
     }

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::{
     Answer, Guards, HITS_INLINE, RequestCheck, cells_of,
-    hit::{Called, Found, Hit, Purpose, merge},
+    hit::{Called, Found, Hit, HitPurpose, merge},
 };
 use crate::Active;
 
@@ -182,8 +182,10 @@ impl RequestCheck<'_, '_> {
         if let Some(role) = classes.remainder() {
             // What the class's own cell lacks is known later.
             let (leaves, units) = if class.own > 0 { (0, 0) } else { (leaves_percent, found.units) };
-            remainder = of_role(role, classed(Of::Remainder, leaves), units)
-                .map(|hit| Hit { purpose: if class.own == 0 { hit.purpose } else { Purpose::Peek }, ..hit });
+            remainder = of_role(role, classed(Of::Remainder, leaves), units).map(|hit| Hit {
+                purpose: if class.own == 0 { hit.purpose } else { HitPurpose::Peek },
+                ..hit
+            });
         }
         if class.own > 0 {
             let beside = remainder.as_ref().map_or(0, |hit| half(hit.tag));

@@ -6,7 +6,7 @@ use acequia_limits::{CellTag, Now, Reason, Request};
 
 use super::{
     Ask, Asker, Overdraft, RequestCheck,
-    hit::{Hit, Purpose},
+    hit::{Hit, HitPurpose},
     recorded::is_full,
 };
 use crate::{
@@ -25,22 +25,22 @@ impl RequestCheck<'_, '_> {
         variant: VariantKey,
         tag: CellTag,
         cost: u64,
-    ) -> (u64, Purpose) {
+    ) -> (u64, HitPurpose) {
         let begins = self.ask.charge && !self.ask.holds && self.ask.overdraft != Overdraft::Spent;
         let expect = match (cost, &active.limit.expect) {
             // The cost was settled with the hold.
-            (1.., _) if self.ask.is_settled => return (cost, Purpose::Settled),
-            (1.., _) => return (cost, Purpose::Charge),
+            (1.., _) if self.ask.is_settled => return (cost, HitPurpose::Settled),
+            (1.., _) => return (cost, HitPurpose::Charge),
             (0, Some(expect)) if begins => expect,
-            (0, _) => return (0, Purpose::Peek),
+            (0, _) => return (0, HitPurpose::Peek),
         };
         // An override may have made the cell smaller than a hold.
         let budget = self.catalogue.global(variant.slot, variant.variant).map_or(0, |whole| whole.budget());
         let most = (budget / active.limit.cost.max(1)).max(1);
         let expected = self.node.expected_cost(expect, CellKey { slot: variant.slot, tag }).min(most);
         match NonZeroU64::new(expected) {
-            None => (0, Purpose::Peek),
-            Some(cost) => (expected, Purpose::Hold { expected: cost }),
+            None => (0, HitPurpose::Peek),
+            Some(cost) => (expected, HitPurpose::Hold { expected: cost }),
         }
     }
 }

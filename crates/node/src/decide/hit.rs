@@ -15,7 +15,7 @@ pub(super) struct Hit {
     pub(super) limit: u32,
     pub(super) tag: CellTag,
     pub(super) units: u64,
-    pub(super) purpose: Purpose,
+    pub(super) purpose: HitPurpose,
     pub(super) exempt: bool,
     /// The variant of the limit that the cell has.
     pub(super) variant: u16,
@@ -39,7 +39,7 @@ pub(super) struct Hit {
 
 /// What the units of a hit are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(super) enum HitPurpose {
     /// A look: no descriptor charges the cell.
     Peek,
     /// A charge.
@@ -54,7 +54,7 @@ impl Hit {
     /// Whether any descriptor charges the cell, rather than peeks.
     #[inline(always)]
     pub(super) fn charges(&self) -> bool {
-        matches!(self.purpose, Purpose::Charge | Purpose::Hold { .. })
+        matches!(self.purpose, HitPurpose::Charge | HitPurpose::Hold { .. })
     }
 
     /// Whether the units are set apart until the real cost is known.
@@ -67,19 +67,19 @@ impl Hit {
     #[inline(always)]
     pub(super) fn expected(&self) -> u64 {
         match self.purpose {
-            Purpose::Hold { expected } => expected.get(),
-            Purpose::Peek | Purpose::Charge | Purpose::Settled => 0,
+            HitPurpose::Hold { expected } => expected.get(),
+            HitPurpose::Peek | HitPurpose::Charge | HitPurpose::Settled => 0,
         }
     }
 
     /// Charges the hit for one more of a request's descriptors: once, for the sum or the largest. Units of a
     /// peek do not count any more.
     #[inline(always)]
-    pub(super) fn charge(&mut self, units: u64, purpose: Purpose, descriptors: Descriptors) {
+    pub(super) fn charge(&mut self, units: u64, purpose: HitPurpose, descriptors: Descriptors) {
         // Where one descriptor says what the request costs, nothing is expected.
         match (self.purpose, purpose) {
-            (Purpose::Charge, Purpose::Hold { .. }) => return,
-            (Purpose::Hold { .. }, Purpose::Charge) => self.purpose = Purpose::Peek,
+            (HitPurpose::Charge, HitPurpose::Hold { .. }) => return,
+            (HitPurpose::Hold { .. }, HitPurpose::Charge) => self.purpose = HitPurpose::Peek,
             _ => {}
         }
         self.units = match (self.charges(), descriptors) {
@@ -97,7 +97,7 @@ pub(super) struct Found {
     pub(super) limit: u32,
     tag: CellTag,
     pub(super) units: u64,
-    purpose: Purpose,
+    purpose: HitPurpose,
     pub(super) exempt: bool,
     variant: u16,
     piece: u8,
@@ -205,8 +205,8 @@ impl RequestCheck<'_, '_> {
         let variant = active.variant_of(whose.index(), 0);
         let piece = self.local(active, variant).piece_of(tag.salt());
         let (cost, purpose) = match (cost, limit.expect.is_some()) {
-            (0, false) => (0, Purpose::Peek),
-            (_, false) => (cost, Purpose::Charge),
+            (0, false) => (0, HitPurpose::Peek),
+            (_, false) => (cost, HitPurpose::Charge),
             (_, true) => self.expected(active, VariantKey { slot: active.slot, variant }, tag, cost),
         };
         let found = Found {
@@ -216,7 +216,7 @@ impl RequestCheck<'_, '_> {
             units: limit.units(cost.max(1)),
             purpose,
             exempt: self.is_past_counting(limit)
-                || purpose == Purpose::Settled
+                || purpose == HitPurpose::Settled
                 || limit.unlimited.iter().any(|c| c.holds_for_all(descriptor)),
             variant,
             piece,

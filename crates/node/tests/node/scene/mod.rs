@@ -248,3 +248,19 @@ impl Journal {
         self.rows.keys().filter(|(limit, _)| *limit != WALL).count()
     }
 }
+
+/// Leaves each rule out in turn, and checks that its story notices.
+#[cfg(feature = "mutations")]
+pub(crate) fn each_is_noticed(stories: &[(acequia_rights::mutation::Mutation, fn())]) {
+    use acequia_rights::mutation::break_rule;
+    std::panic::set_hook(Box::new(|_| ()));
+    let is_unnoticed = |(rule, story): &&(_, fn())| {
+        break_rule(Some(*rule));
+        let passed = std::panic::catch_unwind(*story).is_ok();
+        break_rule(None);
+        passed
+    };
+    let unnoticed: Vec<_> = stories.iter().filter(is_unnoticed).map(|(rule, _)| rule.name()).collect();
+    drop(std::panic::take_hook());
+    assert!(unnoticed.is_empty(), "left out unnoticed: {unnoticed:?}");
+}
