@@ -286,6 +286,20 @@ mutations! {
     HoldOfNothing: Node;
     /// A report that names no charge settles a hold whose request has slots, too.
     UnnamedReportFreesSlots: Node;
+    /// A debt ends with its window, though its limit carries debts.
+    DebtEndsWithWindow: Node;
+    /// A cell is dropped when its window is over, though it owes.
+    OwingCellDropped: Node;
+    /// A carried debt is paid by a cell's own part alone, not by what came from other regions.
+    DebtPaidByOwnPart: Node;
+    /// A region spends units that it should keep back for what others owe.
+    DebtOfOthersSpent: Node;
+    /// A region forgets at an edge what others owe, though the debt is carried.
+    DebtOfOthersEndsAtEdge: Node;
+    /// A region keeps units back for a debt, and does not give them to the region that owes.
+    KeptForDebtNotGiven: Node;
+    /// A region that owes falls silent when nobody asks for the cell any more.
+    DebtUntoldWhenIdle: Node;
     /// A repeated request with one name is charged each time.
     RepeatChargesAgain: Ring;
     /// The least variant that a cell may have is taken for its known variant.

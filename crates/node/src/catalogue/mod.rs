@@ -632,7 +632,7 @@ impl Catalogue {
         let Some(all) = self.variants(slot) else { return false };
         let Some(own) = all.get(usize::from(variant)) else { return false };
         let written = of(&own.local);
-        let idle = written.is_idle(state, now);
+        let idle = owes_nothing(written, state, now);
         if !idle || !self.is_over(slot, variant, now) {
             return idle;
         }
@@ -648,6 +648,14 @@ impl Catalogue {
                 let converted = later.convert(written, state, over);
                 later.is_idle(converted.as_slice(), now)
             })
+    }
+}
+
+/// Whether a state means the same as an absent cell. A cell that owes does not, though its window is over.
+fn owes_nothing(written: &Algorithm, state: &[u64], now: Now) -> bool {
+    match mutated(Mutation::OwingCellDropped) {
+        true => written.clone().carrying(false).is_idle(state, now),
+        false => written.is_idle(state, now),
     }
 }
 

@@ -534,7 +534,7 @@ impl Registry {
         for variant in wanted {
             let role = role_of(limit, &variant);
             let LimitVariant { algorithm, whose, until_ns, .. } = variant;
-            let (algorithm, whose) = (algorithm.into_owned(), whose.to_vec());
+            let (algorithm, whose) = (as_written(algorithm.into_owned()), whose.to_vec());
             let local = localise(&algorithm, shares);
             let before = live.iter().map(|number| &all[usize::from(*number)]);
             let forgotten = forgotten_by(&local, before, spent, now);
@@ -614,6 +614,11 @@ fn loses_what_came_back() -> bool {
 /// Units spent under earlier variants of a bucket count until they have drained by those variants.
 fn drains_by_earlier_variants(limit: &Limit) -> bool {
     limit.algorithm.has_rate() && !mutated(Mutation::DrainAsOfNow)
+}
+
+/// A variant counts as its limit is written: it carries debts or does not.
+fn as_written(algorithm: Algorithm) -> Algorithm {
+    if mutated(Mutation::DebtEndsWithWindow) { algorithm.carrying(false) } else { algorithm }
 }
 
 /// The name by which operators know a limit: its domain and its name.

@@ -169,13 +169,18 @@ impl Account {
     }
 
     /// Keeps units back, because other regions owe as many.
-    pub(crate) const fn keep_for_debts(&mut self, units: u64) {
-        self.debts.kept = units;
+    pub(crate) fn keep_for_debts(&mut self, units: u64) {
+        self.debts.kept = if mutated(Mutation::DebtOfOthersSpent) { 0 } else { units };
     }
 
-    /// Units that are kept back because other regions owe as many.
-    pub(crate) const fn kept_for_debts(&self) -> u64 {
-        self.debts.kept
+    /// Units that are kept back because other regions owe as many: to be given to these regions.
+    pub(crate) fn kept_for_debts(&self) -> u64 {
+        if mutated(Mutation::KeptForDebtNotGiven) { 0 } else { self.debts.kept }
+    }
+
+    /// Whether units are kept back beyond the end of a window, since what other regions owe is carried.
+    pub(crate) fn keeps_over_edges(&self) -> bool {
+        self.algorithm.carries() && !mutated(Mutation::DebtOfOthersEndsAtEdge)
     }
 
     /// Whether the cell owed units that were spent before they were asked for, when that was last settled.

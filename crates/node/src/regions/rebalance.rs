@@ -186,7 +186,7 @@ impl Sharing {
         let account = cell.account.as_deref_mut()?;
         // While anybody owes, the others go on hearing of the debt, and know the cell.
         let is_owing = owed > 0 || active_cell.hears_of_debts(now_ns);
-        if active_cell.is_idle(now_ns) && !is_owing && account.is_at_home(round.now) {
+        if active_cell.is_idle(now_ns) && !is_spoken_of(is_owing) && account.is_at_home(round.now) {
             if account.leave_alone(Rebalancer::Regions) && account.is_empty(round.now) {
                 cell.forget_held_if_variant_changed();
                 cell.account = None;
@@ -289,16 +289,21 @@ fn settle(round: &Round<'_>, cell: &mut HeapCell, effects: &mut Effects) -> Opti
     Some(account.take_offered(Rebalancer::Regions))
 }
 
+/// A cell that owes is spoken of, though nobody asks for it.
+fn is_spoken_of(is_owing: bool) -> bool {
+    is_owing && !mutated(Mutation::DebtUntoldWhenIdle)
+}
+
 /// Keeps units back for what other regions owe. Returns what this region owes itself.
 fn settle_debts(round: &Round<'_>, active_cell: &mut ActiveCell, cell: &mut HeapCell) -> u64 {
     let HeapCell { account: Some(account), state, .. } = cell else { return 0 };
     let salt = round.context.salt;
     if round.resource == Resource::Rights {
-        active_cell.enter(account.window(), account.algorithm.carries());
+        active_cell.enter(account.window(), account.keeps_over_edges());
     }
     let left = account.unleased(state, round.now, salt).saturating_add(round.within_reach(account).units);
     account.keep_for_debts(active_cell.kept_for_debts(left, round.now.steady_ns));
-    if account.algorithm.carries() {
+    if account.keeps_over_edges() {
         account.hear_owed(active_cell.owed_elsewhere(round.now.steady_ns));
     }
     account.settle_overdrawn(state, round.now, salt)

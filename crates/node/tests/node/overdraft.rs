@@ -326,6 +326,16 @@ fn while_more_is_owed_than_is_left_no_region_that_hears_of_it_admits_anything() 
 }
 
 #[test]
+fn a_debt_is_known_elsewhere_though_nobody_has_asked_for_the_cell_for_long() {
+    for spec in [regions::window("l", 300, "1h"), regions::sliding("l", 300, "1h")] {
+        let mut world = three_regions(&spec);
+        world.report(0, "k", 900);
+        world.run(40 * S, |_, _| 0);
+        assert!(!world.ask(1, "k") && !world.ask(2, "k"), "{spec:?}");
+    }
+}
+
+#[test]
 fn while_more_is_left_than_is_owed_the_regions_admit_the_difference() {
     for spec in [regions::window("l", 300, "1h"), regions::sliding("l", 300, "1h")] {
         let mut world = three_regions(&spec);
@@ -550,6 +560,16 @@ fn a_carried_debt_is_heard_of_again_after_a_crash() {
 }
 
 #[test]
+fn a_busy_region_gives_what_it_keeps_back_to_the_region_that_owes() {
+    let mut world = two_regions_of_which_one_owes();
+    let busy = |region, ms: u64| u64::from(region == 1 && ms.is_multiple_of(10));
+    world.run(97 * S, busy);
+    assert_eq!(world.admitted(), 0);
+    world.run(60 * S, busy);
+    assert!((80..=100).contains(&world.admitted()), "{} of 100 passed", world.admitted());
+}
+
+#[test]
 fn a_region_that_is_cut_off_from_a_carried_debt_goes_on_with_what_it_owns() {
     let mut world = two_regions_of_which_one_owes();
     world.run(S, |_, _| 0);
@@ -574,4 +594,27 @@ fn a_node_that_shares_a_pool_pays_a_carried_debt_and_then_admits_again() {
     }
     assert_eq!(passed[..2], [0, 0], "no two windows pay 300");
     assert!(passed[39] >= 80, "{passed:?}");
+}
+
+#[cfg(feature = "mutations")]
+#[test]
+fn every_rule_is_needed() {
+    use acequia_rights::mutation::Mutation;
+    let edges = neither_region_admits_anything_in_the_windows_that_pay_a_carried_debt;
+    let stories: [(Mutation, fn()); 7] = [
+        (Mutation::DebtEndsWithWindow, a_debt_that_is_carried_is_paid_by_one_window_after_another),
+        (Mutation::OwingCellDropped, a_debt_that_is_carried_is_paid_by_one_window_after_another),
+        (Mutation::DebtPaidByOwnPart, edges),
+        (
+            Mutation::DebtOfOthersSpent,
+            while_more_is_owed_than_is_left_no_region_that_hears_of_it_admits_anything,
+        ),
+        (Mutation::DebtOfOthersEndsAtEdge, edges),
+        (Mutation::KeptForDebtNotGiven, a_busy_region_gives_what_it_keeps_back_to_the_region_that_owes),
+        (
+            Mutation::DebtUntoldWhenIdle,
+            a_debt_is_known_elsewhere_though_nobody_has_asked_for_the_cell_for_long,
+        ),
+    ];
+    scene::each_is_noticed(&stories);
 }

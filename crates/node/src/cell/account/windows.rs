@@ -185,10 +185,12 @@ impl Account {
         if self.open().end_ns != end_ns && !self.went_back {
             self.expect_units_anew();
             // The window that is over pays a debt with all that it had, also with what came from others.
-            if let Some(carried) = self.algorithm.carried(state, now, context.salt, &self.algorithm) {
+            if let Some(carried) = self.algorithm.carried(state, now, context.salt, &self.algorithm)
+                && !mutated(Mutation::DebtPaidByOwnPart)
+            {
                 set(state, carried);
             }
-            if self.algorithm.carries() {
+            if self.keeps_over_edges() {
                 // What the others owe they told of the window that is over: some of it may be left.
                 self.debts.kept = self.windows().owed_elsewhere;
             }

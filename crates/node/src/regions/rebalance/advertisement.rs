@@ -8,7 +8,7 @@ use super::{
         policy::units_in,
         wire::{FrameEntry, Rough, ShortId},
     },
-    Round,
+    Round, is_spoken_of,
 };
 use crate::{forwards::Owner, journal::HeapCell, settings::SETTINGS};
 
@@ -87,7 +87,7 @@ impl Sharing {
             stands: acts_for.map(|part| Rough::new(round.resource.weigh(part))),
             is_scarce,
             counts_left: round.resource == Resource::Rights,
-            is_idle: active_cell.is_idle(now_ns) && owed == 0,
+            is_idle: active_cell.is_idle(now_ns) && !is_spoken_of(owed > 0),
         };
         if active_cell.advertised.is_some_and(|last| !status.is_due(last, now_ns)) {
             return;
