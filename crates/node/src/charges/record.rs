@@ -180,7 +180,8 @@ impl Record {
             }
             (reserve, Some(ttl_ns)) => {
                 let ttl_ns = reserve.map_or(ttl_ns, |reserve| reserve.ttl_ns.min(ttl_ns));
-                let keeps = reserve.is_none_or(|reserve| reserve.keeps);
+                // Nobody asked that a hold be kept. What the request was charged beside its holds stays anyway.
+                let keeps = reserve.map_or(hold_ns(answer, catalogue).is_none(), |reserve| reserve.keeps);
                 RecordState::Slots(SlotTerm {
                     until_ns: lapses_ns(ttl_ns),
                     since: Made::at(now),
@@ -309,6 +310,10 @@ impl Record {
 
     /// Ends the record as settled or lapsed.
     pub(super) fn end(&mut self, state: RecordState, came_back: bool, now: Now) {
+        if state == RecordState::Lapsed && self.keeps() {
+            // What was expected is charged for good: no report adds to it.
+            self.answer.limits.iter_mut().for_each(|limit| limit.expected = 0);
+        }
         (self.state, self.came_back, self.ended_ns) = (state, came_back, now.steady_ns);
     }
 
@@ -342,7 +347,8 @@ impl Record {
         }
     }
 
-    /// Whether charges other than slots stay when nobody settles the record in time.
+    /// Whether charges other than slots stay when nobody settles the record in time. Of a request with holds: whether
+    /// these stay.
     pub(super) fn keeps(&self) -> bool {
         match self.state {
             RecordState::Reserved { keeps, .. } | RecordState::Slots(SlotTerm { keeps, .. }) => keeps,

@@ -152,8 +152,8 @@ impl Node {
         }
         self.end_leases(&record, Spent { cost: charged, charged, held_cost: 0 }, now);
         self.end_holds(&record, None);
-        let spent = Spent { cost: if record.keeps() { charged } else { 0 }, charged, held_cost: 0 };
-        let comes_back = !record.keeps() || record.slot_term().is_some() || record.has_holds();
+        let spent = if record.keeps() { Spent::ALL } else { Spent { cost: 0, charged, held_cost: 0 } };
+        let comes_back = !record.keeps() || record.slot_term().is_some();
         self.mark(records, id, RecordState::Lapsed, comes_back, now);
         if comes_back {
             self.give_back(&record, spent, now);
@@ -504,11 +504,14 @@ struct Spent {
     cost: u64,
     /// The cost that was charged.
     charged: u64,
-    /// The real cost, for holds: 0 if nobody reported it.
+    /// The real cost, for holds: 0 if nobody reported it, and [`u64::MAX`] if all that was expected stays.
     held_cost: u64,
 }
 
 impl Spent {
+    /// All that was charged or held.
+    const ALL: Self = Self { cost: 1, charged: 1, held_cost: u64::MAX };
+
     /// What was spent of one limit's charge. What a request with holds was charged for beside them was known from
     /// the start: that stays.
     fn on(self, record: &Record, limit: &LimitRecord) -> Self {

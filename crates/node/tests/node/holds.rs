@@ -125,6 +125,59 @@ fn a_hold_that_nobody_reports_lapses() {
     }
 }
 
+/// A reservation of what the request is expected to cost, for ten minutes.
+fn reserving(keeps: bool) -> Recording {
+    let reserve = Some(Reserve { ttl_ns: 10 * MINUTE, keeps, at_most: false });
+    Recording { fingerprint: 9, reserve, remember: Remember::Always, is_repeatable: true, ..if_held(5) }
+}
+
+#[test]
+fn a_hold_that_its_caller_keeps_stays_charged_when_nobody_reports_it() {
+    for (keeps, left_after) in [(false, 1_000), (true, 800)] {
+        for spec in windows() {
+            let node = node(&[spec], START);
+            let mut asker = node.asker();
+            let request = Request { cost: 0, ..Request::new("shop", KEY) };
+            let asked = asker.check_recorded(&request, START, Ask::CHECK, &reserving(keeps));
+            assert!(asked.expect("a new name").allowed);
+            let after = START.later(10 * MINUTE);
+            scene::sweep_all(&node, after);
+            assert_eq!(left(&mut asker, after).0, left_after, "{keeps}");
+            // Who comes late finds it settled if it was kept, and otherwise is charged.
+            let settled = node.settle(ChargeId(5), Some(300), after);
+            assert_eq!(settled == Settled::Lapsed, keeps, "{settled:?}");
+            assert_eq!(left(&mut asker, after), (if keeps { 800 } else { 700 }, 0));
+        }
+    }
+}
+
+#[test]
+fn a_hold_that_its_caller_keeps_takes_its_real_cost_from_a_report_in_time() {
+    let node = node(&[expecting(200, scene::window("w", 1_000, "1h"))], START);
+    let mut asker = node.asker();
+    let request = Request { cost: 0, ..Request::new("shop", KEY) };
+    assert!(asker.check_recorded(&request, START, Ask::CHECK, &reserving(true)).expect("new").allowed);
+    settle(&node, ChargeId(5), 30, START);
+    assert_eq!(left(&mut asker, START).0, 970);
+}
+
+#[test]
+fn a_hold_beside_a_slot_stays_charged_if_its_caller_keeps_it_and_the_slot_is_free() {
+    for (recording, left_after) in [(reserving(true), 800), (reserving(false), 1_000), (if_held(5), 1_000)] {
+        let mut slots = concurrent("c", 1, "10m");
+        slots.by = vec![acequia_limits::limit::BySpec::Key("user".into())];
+        let node = node(&[expecting(200, scene::window("w", 1_000, "1h")), slots], START);
+        let mut asker = node.asker();
+        let request = counted_beside_a_hold();
+        assert!(asker.check_recorded(&request, START, Ask::CHECK, &recording).expect("new").allowed);
+        assert!(!asker.check(&request, START, Ask::PEEK).allowed, "the slot is taken");
+        let after = START.later(10 * MINUTE);
+        scene::sweep_all(&node, after);
+        assert_eq!(left(&mut asker, after).0, left_after, "{recording:?}");
+        assert!(asker.check(&request, after, Ask::PEEK).allowed, "the slot is free");
+    }
+}
+
 #[test]
 fn a_report_without_a_name_settles_the_hold_that_lapses_first() {
     for spec in windows() {
