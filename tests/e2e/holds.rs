@@ -64,6 +64,38 @@ fn http_holds_what_a_stream_is_expected_to_cost_until_it_is_settled() {
     assert!((holds(&node, "reported") - 2.0).abs() < 0.5 && holds(&node, "lapsed") < 0.5);
 }
 
+#[test]
+fn the_command_line_takes_holds_and_looks_where_nothing_is_expected() {
+    let window = windows::long();
+    let node = Node::start(&format!(
+        "limits:\n\
+         - {{ name: tokens, domain: shop, by: [tenant], charge: always, expect: {{ cost: 600, within: 5m }}, \
+         fixed_window: {{ limit: 1000, window: {window} }} }}\n\
+         - {{ name: jobs, domain: jobs, by: [tenant], fixed_window: {{ limit: 1, window: {window} }} }}\n"
+    ));
+    let address = node.grpc().to_string();
+    let run = |command: &str, more: &[&str]| {
+        let words = [&[command, "--address", &address, "--deadline", "10s"], more].concat();
+        exit_and_text(&words)
+    };
+    let (code, text) = run("check", &["--domain", "shop", "--cost", "0", "tenant=t1"]);
+    let id = text.lines().find_map(|line| line.trim().strip_prefix("charge_id ")).expect("a hold");
+    assert!(code == Some(0) && text.starts_with("allowed  400 left in tokens"), "{text}");
+    let (code, text) = run("explain", &["--domain", "shop", "--cost", "0", "tenant=t1"]);
+    assert!(code == Some(0) && text.contains("400"), "{text}");
+    assert_eq!(run("check", &["--domain", "shop", "--cost", "0", "tenant=t1"]).0, Some(1));
+    assert_eq!(run("commit", &[id, "100"]).0, Some(0));
+    assert_eq!(stand(&node, "t1"), 900);
+    // A limit that expects nothing is only looked at.
+    let look = || run("check", &["--domain", "jobs", "--cost", "0", "tenant=t1"]);
+    assert!(look().0 == Some(0) && look().0 == Some(0), "{}", look().1);
+    assert_eq!(run("check", &["--domain", "jobs", "tenant=t1"]).0, Some(0));
+    let (code, text) = look();
+    assert!(code == Some(1) && text.starts_with("denied   by jobs: 0 left"), "{text}");
+    let (code, text) = run("check", &["--domain", "jobs", "--cost", "0", "--id", "job-1", "tenant=t1"]);
+    assert!(code == Some(2) && text.contains("a cost of 0 charges nothing"), "{text}");
+}
+
 #[tokio::test]
 async fn grpc_commits_and_refunds_holds() {
     let node = Node::start(&budget(1_200));

@@ -22,6 +22,7 @@ use super::{
 #[command(after_help = "Examples:
   acequia check --domain shop api_key=k1 route=/search
   acequia check --domain shop --cost 10 tenant=t1
+  acequia check --domain ai --cost 0 tenant=t1             holds what is expected; then: acequia commit CHARGE_ID COST
   acequia check --domain shop api_key=k1 + ip=192.0.2.7    two descriptors: both must pass
   acequia check --domain shop --id order-17 tenant=t1      may be asked again: charged once
   acequia check --domain shop --refundable tenant=t1       then: acequia refund CHARGE_ID
@@ -77,9 +78,22 @@ impl Check {
         output.end(&text, if verdict.allowed { ALLOWED } else { DENIED })
     }
 
+    /// Asks. Where no limit of the domain has `expect`, a node refuses a check of cost 0: then this only looks.
     async fn ask(&self) -> Result<CheckResponse, ClientError> {
         let question = self.charging.name(self.asking.question()?);
-        self.asking.client()?.check(question).await
+        let client = self.asking.client()?;
+        match client.check(question).await {
+            Err(refused @ ClientError::Refused { .. }) if self.may_look() => {
+                let peek = client.peek(self.asking.look()?).await;
+                peek.ok().and_then(|peek| peek.verdict).ok_or(refused)
+            }
+            answer => answer,
+        }
+    }
+
+    /// Whether there is nothing to charge, and nobody asks for a charge.
+    fn may_look(&self) -> bool {
+        self.asking.cost == 0 && !self.charging.is_asked_for()
     }
 }
 
@@ -215,6 +229,8 @@ mod tests {
         let reserve = |lapse: Lapse| Some(Reserve { ttl_ms: 90_000, on_lapse: lapse.into(), at_most: false });
         assert_eq!(request("--reserve 90s").reserve, reserve(Lapse::Release));
         assert_eq!(request("--reserve 90s --keep").reserve, reserve(Lapse::Keep));
+        let looks = |line: &str| read(line).expect(line).may_look();
+        assert!(looks("--cost 0") && !looks("") && !looks("--cost 0 --id order-17"));
         for (line, why) in [("--keep", "--reserve"), ("--reserve soon", "250ms"), ("--id=", "--id")] {
             let error = read(line).expect_err(line).to_string();
             assert!(error.contains(why), "{line}: {error}");

@@ -51,7 +51,7 @@ impl Explain {
     }
 
     async fn ask(&self) -> Result<PeekResponse, ClientError> {
-        self.asking.client()?.peek(self.asking.question()?).await
+        self.asking.client()?.peek(self.asking.look()?).await
     }
 }
 

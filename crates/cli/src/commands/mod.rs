@@ -47,7 +47,7 @@ use std::{
 
 use acequia_client::{Client, ClientError, Credentials, Options, Question, Target};
 use acequia_limits::notation::parse_duration_ns;
-use clap::{Args, value_parser};
+use clap::Args;
 
 pub use self::{
     audit::Audit, authority::Authority, bench::Bench, budget::Budget, candidate::Candidate, certs::Certs,
@@ -134,7 +134,9 @@ struct Asking {
     domain: String,
 
     /// The cost of the request, in each limit's own units.
-    #[arg(long, default_value_t = 1, value_name = "UNITS", value_parser = value_parser!(u64).range(1..))]
+    ///
+    /// With 0, nothing is charged. But a check takes a hold of each limit with `expect`.
+    #[arg(long, default_value_t = 1, value_name = "UNITS")]
     cost: u64,
 
     /// How long to wait for an answer, such as 250ms or 2s.
@@ -157,10 +159,19 @@ impl Asking {
 
     /// The question, asking for every limit in the answer.
     fn question(&self) -> Result<Question, ClientError> {
+        self.question_of(self.cost)
+    }
+
+    /// The question of somebody who only looks. A cost of 0 asks whether the smallest request would pass.
+    fn look(&self) -> Result<Question, ClientError> {
+        self.question_of(self.cost.max(1))
+    }
+
+    fn question_of(&self, cost: u64) -> Result<Question, ClientError> {
         let mut groups = groups(&self.entries).map_err(|what| ClientError::Refused { what })?.into_iter();
         let first = groups.next().unwrap_or_default();
         let question = groups.fold(Question::new(&self.domain, first), Question::and);
-        Ok(question.cost(self.cost).detail())
+        Ok(question.cost(cost).detail())
     }
 }
 
@@ -291,12 +302,16 @@ mod tests {
             ("--domain shop", "<KEY=VALUE>"),
             ("--domain shop api_key", "api_key=SOMETHING"),
             ("--domain shop =k1", "no key"),
-            ("--domain shop api_key=k1 --cost 0", "0 is not in 1.."),
+            ("--domain shop api_key=k1 --cost -1", "-1"),
             ("--domain shop api_key=k1 --deadline soon", "250ms"),
         ] {
             let error = read(line).expect_err(line).to_string();
             assert!(error.contains(why), "{line}: {error}");
         }
+        let free = read("--domain shop api_key=k1 --cost 0").expect("a look, or a hold");
+        let costs =
+            [free.question(), free.look()].map(|asked| CheckRequest::from(asked.expect("sound")).cost);
+        assert_eq!(costs, [Some(0), Some(1)]);
         for line in ["--domain shop +", "--domain shop a=b +", "--domain shop a=b + + c=d"] {
             let error = read(line).expect("words").question().expect_err(line).to_string();
             assert!(error.contains("at least one KEY=VALUE"), "{line}: {error}");
