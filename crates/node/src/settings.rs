@@ -48,6 +48,7 @@ pub(crate) const SETTINGS: Settings = Settings {
         reserved_parts: 7,
         settlements_max: 4_096,
         known_costs_max: 16_384,
+        lapsed_unreported: 20,
     },
     sharing: SharingSettings {
         pulse_ns: 400 * MS,
@@ -257,6 +258,9 @@ pub(crate) struct ChargeSettings {
     /// The most cells whose costs are known, at about 300 bytes each. Beyond, the cell that was known first is
     /// forgotten, and its holds are of the largest size again.
     pub(crate) known_costs_max: usize,
+    /// So many holds of a limit lapse before it is said that nobody reports to it. With fewer, a few streams that broke
+    /// off after the start are taken for a gateway that never reports.
+    pub(crate) lapsed_unreported: u64,
 }
 
 /// Sharing between members: when a cell is rebalanced, what it asks for and what it gives.

@@ -55,6 +55,7 @@ mod surroundings;
 mod tally;
 mod tls;
 pub mod unmatched;
+mod unreported;
 mod warnings;
 pub mod webhooks;
 pub mod worker;

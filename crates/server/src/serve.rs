@@ -27,6 +27,7 @@ use crate::{
     settings::SETTINGS,
     shared::Shared,
     unmatched::ToldUnmatched,
+    unreported::ToldUnreported,
     worker::Worker,
 };
 
@@ -163,13 +164,21 @@ pub(crate) struct Rounds {
     shard: usize,
     clock: Health,
     unmatched: ToldUnmatched,
+    unreported: ToldUnreported,
 }
 
 impl Rounds {
     pub(crate) fn begin() -> Self {
         let (sweep, watch) =
             (tokio::time::interval(SETTINGS.rounds.sweep), tokio::time::interval(SETTINGS.rounds.watch));
-        Self { sweep, watch, shard: 0, clock: Health::default(), unmatched: ToldUnmatched::new() }
+        Self {
+            sweep,
+            watch,
+            shard: 0,
+            clock: Health::default(),
+            unmatched: ToldUnmatched::new(),
+            unreported: ToldUnreported::default(),
+        }
     }
 
     /// Sweeps for a second, and then reports what is new. Dropping the future loses nothing.
@@ -181,6 +190,7 @@ impl Rounds {
                     let health = shared.clock.health();
                     health.tell_since(&std::mem::replace(&mut self.clock, health));
                     self.unmatched.tell(|| shared.workers.unmatched());
+                    self.unreported.tell(&shared.node.catalogue());
                     return shared.tell_warnings();
                 }
                 _ = self.sweep.tick() => {

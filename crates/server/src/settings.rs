@@ -136,6 +136,7 @@ pub(crate) const SETTINGS: Settings = Settings {
         hint_pairs_max: 200,
         domains_max: 100,
         unmatched_told_every: Duration::from_secs(60),
+        unreported_told_max: 100,
         refused_warn_every: Duration::from_secs(1),
         proc_bytes_max: 1 << 20,
     },
@@ -510,6 +511,8 @@ pub(crate) struct CountSettings {
     pub(crate) domains_max: usize,
     /// The time between two lines in the log about requests that no limit matched.
     pub(crate) unmatched_told_every: Duration,
+    /// The most lines in the log about limits whose holds nobody reports, one for each limit.
+    pub(crate) unreported_told_max: usize,
     /// The time between two warnings of a port about callers that it turned away for one reason.
     pub(crate) refused_warn_every: Duration,
     /// How much of a file in `/proc` is read, in bytes. Most of `/proc/stat` are counts of interrupts, and the time of

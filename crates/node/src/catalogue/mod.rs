@@ -37,6 +37,7 @@ pub use crate::cell::table::VARIANTS_MAX;
 use crate::{
     catalogue::{index::Index, local::Local, preference::Preference},
     cell::table::{Cell, SLOT_MAX},
+    settings::SETTINGS,
 };
 
 /// The most limits, counting every limit since the start: a cell has 17 bits for its limit's slot.
@@ -137,6 +138,11 @@ impl EndedHolds {
     /// Holds that nobody reported in time.
     pub fn lapsed(&self) -> u64 {
         self.lapsed.load(Ordering::Relaxed)
+    }
+
+    /// Whether many holds lapsed and none was ever reported or released: nobody seems to report what requests cost.
+    pub fn are_never_reported(&self) -> bool {
+        self.reported() == 0 && self.lapsed() >= SETTINGS.charges.lapsed_unreported
     }
 }
 

@@ -125,6 +125,27 @@ fn a_hold_that_nobody_reports_lapses() {
     }
 }
 
+#[test]
+fn a_limit_whose_holds_only_lapse_is_known_after_twenty() {
+    for reported in [false, true] {
+        let node = node(&[expecting(1, scene::window("w", 1_000, "1h"))], START);
+        let mut asker = node.asker();
+        let are_never_reported = || node.catalogue().limits[0].ended_holds().are_never_reported();
+        if reported {
+            let id = begin(&mut asker, 100, START).expect("passes");
+            settle(&node, id, 1, START);
+        }
+        for id in 1..=20 {
+            assert!(!are_never_reported(), "{id}");
+            let now = START.later(id * MINUTE);
+            begin(&mut asker, id.into(), now).expect("passes");
+            scene::sweep_all(&node, now);
+        }
+        scene::sweep_all(&node, START.later(25 * MINUTE));
+        assert_eq!(are_never_reported(), !reported);
+    }
+}
+
 /// A reservation of what the request is expected to cost, for ten minutes.
 fn reserving(keeps: bool) -> Recording {
     let reserve = Some(Reserve { ttl_ns: 10 * MINUTE, keeps, at_most: false });
