@@ -65,7 +65,7 @@ fn http_holds_what_a_stream_is_expected_to_cost_until_it_is_settled() {
 }
 
 #[test]
-fn the_command_line_takes_holds_and_looks_where_nothing_is_expected() {
+fn the_command_line_takes_holds_and_shows_them_and_looks_where_nothing_is_expected() {
     let window = windows::long();
     let node = Node::start(&format!(
         "limits:\n\
@@ -82,7 +82,9 @@ fn the_command_line_takes_holds_and_looks_where_nothing_is_expected() {
     let id = text.lines().find_map(|line| line.trim().strip_prefix("charge_id ")).expect("a hold");
     assert!(code == Some(0) && text.starts_with("allowed  400 left in tokens"), "{text}");
     let (code, text) = run("explain", &["--domain", "shop", "--cost", "0", "tenant=t1"]);
-    assert!(code == Some(0) && text.contains("400"), "{text}");
+    assert!(code == Some(0) && text.contains("tokens: 600 held by this node"), "{text}");
+    let peek = post(&node, "/v1/peek", &json!({ "domain": "shop", "descriptors": [{ "tenant": "t1" }] }));
+    assert_eq!(peek["held"], json!([{ "limit": "tokens", "units": 600 }]), "{peek}");
     assert_eq!(run("check", &["--domain", "shop", "--cost", "0", "tenant=t1"]).0, Some(1));
     assert_eq!(run("commit", &[id, "100"]).0, Some(0));
     assert_eq!(stand(&node, "t1"), 900);

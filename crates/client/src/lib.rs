@@ -47,9 +47,9 @@ mod target;
 use std::{sync::Arc, time::Duration};
 
 pub use acequia_api::acequia::v1::{
-    CandidateVerdict, CellOverride, CheckResponse, Holding, Lapse, LimitResult, Loan, Outcome, PeekResponse,
-    PeerShare, PeerWord, Pool, Reason, Refunded, RenewResponse, Renewed, SettleResponse, Settled, Share,
-    Unmatched,
+    CandidateVerdict, CellHolds, CellOverride, CheckResponse, Holding, Lapse, LimitResult, Loan, Outcome,
+    PeekResponse, PeerShare, PeerWord, Pool, Reason, Refunded, RenewResponse, Renewed, SettleResponse,
+    Settled, Share, Unmatched,
 };
 use acequia_api::acequia::v1::{CheckRequest, CommitRequest, RefundRequest, RenewRequest};
 use tokio::time::{Instant, timeout};

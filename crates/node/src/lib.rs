@@ -46,8 +46,8 @@ pub use crate::{
     catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, LIMITS_MAX, Scheduled, VARIANTS_MAX},
     cell::record::CellRecord,
     charges::{
-        ChargeId, ChargesView, KEEP_NS, Keep, KeptAt, RECORDS, RESERVE_NS_MAX, Recording, Refunded, Remember,
-        Renewed, Reserve, Settled, SharedAnswer,
+        CellHolds, ChargeId, ChargesView, KEEP_NS, Keep, KeptAt, RECORDS, RESERVE_NS_MAX, Recording,
+        Refunded, Remember, Renewed, Reserve, Settled, SharedAnswer,
     },
     decide::{
         Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Forwarding, IdReused, LateCost, LimitAnswer, Outcome,

@@ -221,6 +221,16 @@ struct PeekAnswer<'a> {
     unmatched: Vec<UnmatchedJson<'a>>,
     /// What an operator should know about the limits of the domain.
     warnings: Vec<String>,
+    /// What cells have set apart, where limits have `expect`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    held: Vec<HeldJson<'a>>,
+}
+
+/// What a cell has set apart for requests under way whose cost is not known yet.
+#[derive(Debug, Serialize)]
+struct HeldJson<'a> {
+    limit: &'a str,
+    units: u64,
 }
 
 /// A limit that does not match the request.
@@ -435,7 +445,12 @@ async fn peek(
         let unmatched = unmatched.collect();
         let verdict = check_answer(answer, catalogue, &worker.shared.names);
         let warnings = catalogue.replaced(request.domain, now.wall_ns);
-        serde_json::to_vec(&PeekAnswer { verdict, unmatched, warnings }).unwrap_or_default()
+        let held = worker.shared.node.held(answer, catalogue).into_iter().map(|cell| {
+            let limit = answer.limits[cell.place].limit;
+            HeldJson { limit: &catalogue.limits[limit as usize].limit.spec.name, units: cell.units }
+        });
+        let held = held.collect();
+        serde_json::to_vec(&PeekAnswer { verdict, unmatched, warnings, held }).unwrap_or_default()
     };
     match worker.ask(&request, Ask::PEEK.into(), respond).await {
         Ok(json) => {

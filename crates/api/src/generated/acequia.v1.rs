@@ -2134,6 +2134,9 @@ pub struct PeekResponse {
     /// What an operator should know of the limits of the domain, a line each.
     #[prost(string, repeated, tag = "7")]
     pub warnings: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Of each limit with `expect` that the request hits: what its cell has set apart.
+    #[prost(message, repeated, tag = "8")]
+    pub held: ::prost::alloc::vec::Vec<CellHolds>,
 }
 /// What a candidate says, and what its live limit does.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2147,6 +2150,16 @@ pub struct CandidateVerdict {
     pub candidate_denies: bool,
     #[prost(bool, tag = "4")]
     pub live_denies: bool,
+}
+/// What a cell has set apart for requests under way whose cost is not known yet.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CellHolds {
+    /// The limit, by its place in the verdict's limits, from 0.
+    #[prost(uint32, tag = "1")]
+    pub limit: u32,
+    /// Units in the holds of this node, of the first 16384 reservations and holds that lapse there.
+    #[prost(uint64, tag = "2")]
+    pub units: u64,
 }
 /// Why a cell has other numbers than its limit.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -4,7 +4,8 @@
 use std::process::ExitCode;
 
 use acequia_client::{
-    CandidateVerdict, CellOverride, CheckResponse, ClientError, LimitResult, Outcome, PeekResponse, Unmatched,
+    CandidateVerdict, CellHolds, CellOverride, CheckResponse, ClientError, LimitResult, Outcome,
+    PeekResponse, Unmatched,
 };
 use clap::Args;
 use serde::Serialize;
@@ -63,7 +64,16 @@ struct ExplainJson<'a> {
     pools: Vec<PoolJson<'a>>,
     overrides: Vec<OverrideJson<'a>>,
     candidates: Vec<CandidateJson<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    held: Vec<HeldJson<'a>>,
     warnings: &'a [String],
+}
+
+/// What a cell has set apart for requests under way, as JSON.
+#[derive(Debug, Serialize)]
+struct HeldJson<'a> {
+    limit: &'a str,
+    units: u64,
 }
 
 /// A candidate's verdict, beside the limit that it may replace, as JSON.
@@ -108,6 +118,7 @@ impl<'a> ExplainJson<'a> {
             candidate_denies: both.candidate_denies,
             live_denies: both.live_denies,
         };
+        let held = |cell: &CellHolds| HeldJson { limit: name_at(&names, cell.limit), units: cell.units };
         Self {
             verdict: VerdictJson::new(verdict),
             unmatched: peek.unmatched.iter().map(unmatched).collect(),
@@ -115,6 +126,7 @@ impl<'a> ExplainJson<'a> {
             pools: peek.pools.iter().map(|pool| PoolJson::new(&names, pool)).collect(),
             overrides: peek.overrides.iter().map(other).collect(),
             candidates: peek.candidates.iter().map(candidate).collect(),
+            held: peek.held.iter().map(held).collect(),
             warnings: &peek.warnings,
         }
     }
@@ -129,7 +141,7 @@ fn name_at<'a>(names: &[&'a str], place: u32) -> &'a str {
 }
 
 fn for_people(domain: &str, verdict: &CheckResponse, peek: &PeekResponse, paint: Paint) -> String {
-    let PeekResponse { unmatched, shares, pools, overrides, candidates, warnings, .. } = peek;
+    let PeekResponse { unmatched, shares, pools, overrides, candidates, warnings, held, .. } = peek;
     let mut text = headline(verdict, paint);
     for warning in warnings {
         text.push_str(&format!("{}  {}\n", paint.word(Colour::Yellow, "warning"), plain(warning)));
@@ -141,6 +153,7 @@ fn for_people(domain: &str, verdict: &CheckResponse, peek: &PeekResponse, paint:
     for limit in verdict.limits.iter().filter(|limit| limit.open_units > 0) {
         text.push_str(&open(limit));
     }
+    held.iter().for_each(|cell| text.push_str(&set_apart(verdict, cell)));
     if !candidates.is_empty() {
         text.push('\n');
         text.push_str(&side_by_side(candidates, paint));
@@ -195,6 +208,13 @@ fn open(limit: &LimitResult) -> String {
         "{name}: gives its bound up while the store is lost (on_store_loss: open); {open_units} units beyond what this node held have \
          passed here since it started"
     )) + "\n"
+}
+
+/// What a cell has set apart for requests under way.
+fn set_apart(verdict: &CheckResponse, cell: &CellHolds) -> String {
+    let limit = verdict.limits.get(cell.limit as usize);
+    let (name, units) = (limit.map_or("a limit", |limit| limit.name.as_str()), counted(cell.units, limit));
+    plain(&format!("{name}: {units} held by this node for requests whose cost is not known yet")) + "\n"
 }
 
 /// Why a cell has numbers of its own, and until when.
@@ -320,6 +340,29 @@ mod tests {
         assert!(text.contains(line) && text.matches("gives its bound up").count() == 1, "{text}");
         let json = json_line(&ExplainJson::new(&verdict, &PeekResponse::default()));
         assert!(json.matches("open_units").count() == 1 && json.contains(r#""open_units":4711"#), "{json}");
+    }
+
+    #[test]
+    fn what_a_cell_has_set_apart_is_shown_with_its_limit() {
+        let held = vec![CellHolds { limit: 0, units: 0 }, CellHolds { limit: 1, units: 600 }];
+        let peek = PeekResponse { held, ..PeekResponse::default() };
+        let verdict = CheckResponse {
+            limits: vec![per_key(), LimitResult { unit: "tokens".to_owned(), ..search() }],
+            ..allowed()
+        };
+        let text = for_people("shop", &verdict, &peek, Paint::OFF);
+        assert!(
+            text.ends_with(
+                "\nper-key: 0 held by this node for requests whose cost is not known yet\n\
+                 search: 600 tokens held by this node for requests whose cost is not known yet\n"
+            ),
+            "{text}"
+        );
+        let json = json_line(&ExplainJson::new(&verdict, &peek));
+        let held = r#""held":[{"limit":"per-key","units":0},{"limit":"search","units":600}]"#;
+        assert!(json.contains(held), "{json}");
+        let none = json_line(&ExplainJson::new(&verdict, &PeekResponse::default()));
+        assert!(!none.contains("held"), "{none}");
     }
 
     #[test]

@@ -17,8 +17,8 @@ use acequia_limits::{
 };
 use acequia_rights::mutation::{Mutation, mutated};
 
-use super::{ChargeId, Records, SHARDS, Settled};
-use crate::{Node, cell::CellKey, lock, settings::SETTINGS};
+use super::{ChargeId, Record, Records, SHARDS, Settled};
+use crate::{Answer, Catalogue, LimitAnswer, Node, cell::CellKey, lock, settings::SETTINGS};
 
 /// The cells that a request holds units of, as one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,6 +36,15 @@ impl HeldCells {
         let shards = SHARDS as u128;
         ChargeId(fresh.0 / shards * shards + self.0 % shards)
     }
+}
+
+/// What a cell has set apart for requests under way whose cost is not known yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CellHolds {
+    /// The limit, by its place among [`Answer::limits`].
+    pub place: usize,
+    /// Units in the cell's holds at this node. Of very many open reservations only those are counted that lapse first.
+    pub units: u64,
 }
 
 /// What requests cost lately, by cell.
@@ -62,6 +71,11 @@ impl KnownCosts {
 }
 
 impl Records {
+    /// Reservations and holds that nobody settled, the first `most` of them that lapse.
+    fn open(&self, most: usize) -> impl Iterator<Item = &Record> {
+        self.lapses.iter().take(most).filter_map(|(_, id)| self.all.get(id))
+    }
+
     /// The hold of these cells that lapses first.
     fn next_hold(&self, cells: HeldCells, now: Now) -> Option<ChargeId> {
         let from = (cells, now.steady_ns.saturating_add(1), 0);
@@ -71,6 +85,29 @@ impl Records {
 }
 
 impl Node {
+    /// What the cells of an answer have set apart now, of each limit with `expect`.
+    pub fn held(&self, answer: &Answer, catalogue: &Catalogue) -> Vec<CellHolds> {
+        let expects = |limit: &LimitAnswer| catalogue.limits[limit.limit as usize].limit.expect.is_some();
+        let cells = answer.limits.iter().enumerate().filter(|(_, limit)| expects(limit));
+        let mut held: Vec<CellHolds> = cells.map(|(place, _)| CellHolds { place, units: 0 }).collect();
+        if held.is_empty() {
+            return held;
+        }
+        for shard in &self.charges.shards {
+            let records = lock(shard);
+            for limit in records.open(SETTINGS.charges.held_scan_max).flat_map(Record::charged) {
+                let is_of = |cell: &&mut CellHolds| {
+                    let LimitAnswer { limit: number, tag, .. } = answer.limits[cell.place];
+                    limit.tag == tag && limit.id == catalogue.limits[number as usize].limit.id
+                };
+                if let Some(cell) = held.iter_mut().filter(|_| limit.is_hold()).find(is_of) {
+                    cell.units = cell.units.saturating_add(limit.units);
+                }
+            }
+        }
+        held
+    }
+
     /// What a request is expected to cost at a cell.
     pub(crate) fn expected_cost(&self, expect: &Expect, key: CellKey) -> u64 {
         if mutated(Mutation::HoldOfNothing) {

@@ -27,16 +27,17 @@ use std::{
 use acequia_limits::{CellTag, LimitId, Now};
 use acequia_rights::mutation::{Mutation, mutated};
 
-pub(crate) use self::{
-    holds::{HeldCells, KnownCosts},
-    record::Record,
-    shared::SharedRecord,
-};
 pub use self::{
+    holds::CellHolds,
     recording::{ChargeId, Recording, Remember, Reserve},
     renew::Renewed,
     settle::{Refunded, Settled},
     shared::{KeptAt, SharedAnswer},
+};
+pub(crate) use self::{
+    holds::{HeldCells, KnownCosts},
+    record::Record,
+    shared::SharedRecord,
 };
 use crate::{CellRecord, Node, Row, journal::CHARGES, lock, settings::SETTINGS};
 

@@ -394,6 +394,32 @@ fn expected_costs_follow_what_requests_cost() {
 }
 
 #[test]
+fn somebody_who_looks_sees_what_each_cell_has_set_apart() {
+    let narrow = LimitSpec { name: "narrow".into(), ..expecting(50, scene::window("n", 1_000, "1h")) };
+    let plain = LimitSpec { name: "plain".into(), ..scene::window("p", 1_000, "1h") };
+    let node = node(&[expecting(200, scene::window("w", 1_000, "1h")), narrow, plain], START);
+    let mut asker = node.asker();
+    let held = |asker: &mut Asker, now| -> Vec<u64> {
+        let answer = asker.check(&Request::new("shop", KEY), now, Ask::PEEK).clone();
+        let mut all: Vec<u64> =
+            node.held(&answer, asker.catalogue()).into_iter().map(|cell| cell.units).collect();
+        all.sort_unstable();
+        all
+    };
+    assert_eq!(held(&mut asker, START), [0, 0], "the plain limit holds nothing");
+    let other = Request { cost: 0, ..Request::new("shop", &[("key", "other")]) };
+    begin_as(&mut asker, &other, 1, START);
+    let first = begin(&mut asker, 2, START).expect("passes");
+    begin(&mut asker, 3, START.later(S)).expect("passes");
+    assert_eq!(held(&mut asker, START.later(S)), [100, 400]);
+    settle(&node, first, 10, START.later(S));
+    assert_eq!(held(&mut asker, START.later(S)), [50, 200]);
+    let after = START.later(6 * MINUTE);
+    scene::sweep_all(&node, after);
+    assert_eq!(held(&mut asker, after), [0, 0], "it has lapsed");
+}
+
+#[test]
 fn a_request_that_says_what_it_costs_holds_nothing_of_that_cell() {
     for costs in [[50, 0], [0, 50]] {
         let node = node(&[expecting(200, scene::window("w", 1_000, "1h"))], START);

@@ -7,7 +7,7 @@ use acequia_api::{
     wire::{CheckOut, WireRecord, WireRequest, read_check_request, write_check_response},
 };
 use acequia_limits::{Now, Request};
-use acequia_node::{Answer, Ask, Catalogue, Recording};
+use acequia_node::{Answer, Ask, Catalogue, CellHolds, Recording};
 use bytes::Bytes;
 use prost::Message;
 
@@ -124,11 +124,15 @@ pub(super) fn peek(by: &By, message: &[u8]) -> Result<Bytes, Status> {
             candidates,
             pools: Vec::new(),
             warnings: catalogue.replaced(request.domain, now.wall_ns),
+            held: Vec::new(),
         };
         (response, answer.clone(), Arc::clone(catalogue))
     });
     // The lock is released first: a peek must not keep other requests waiting.
     drop(held);
+    let held = worker.shared.node.held(&answer, &catalogue).into_iter();
+    response.held =
+        held.map(|CellHolds { place, units }| api::CellHolds { limit: place as u32, units }).collect();
     if let Some(regions) = worker.shared.regions.get() {
         response.shares = regions.shares(&answer, &catalogue, now);
     }
