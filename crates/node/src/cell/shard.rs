@@ -131,6 +131,12 @@ impl Cells {
         cell.account.is_some().then_some(cell)
     }
 
+    /// A cell on the heap.
+    #[inline]
+    pub(crate) fn heap_cell(&self, at: usize) -> &HeapCell {
+        &self.heap[at]
+    }
+
     /// A state on the heap, for a change that does not change its size.
     #[inline]
     pub(crate) fn heap_mut(&mut self, at: usize) -> &mut HeapCell {
@@ -140,11 +146,6 @@ impl Cells {
     /// Units of a cell that callers may spend until their leases end.
     pub(crate) fn leased(&self, place: usize) -> u64 {
         self.table.at(place).heap_place().map_or(0, |at| self.heap[at].leased())
-    }
-
-    /// Units of a cell that may not be charged now: leased ones, and those kept for what other regions owe.
-    pub(crate) fn kept_back(&self, place: usize) -> u64 {
-        self.account(place).map_or_else(|| self.leased(place), Account::kept_back)
     }
 
     /// Changes the number of leased units of a cell.

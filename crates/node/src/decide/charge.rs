@@ -21,17 +21,20 @@ use crate::{
 
 impl RequestCheck<'_, '_> {
     /// Whether a hit must be charged.
+    #[inline]
     pub(super) fn is_due(&self, hit: &Hit, answer: &Answer, number: usize) -> bool {
+        let limit = &answer.limits[number];
         self.ask.charge
             && hit.charges()
             && !hit.exempt
-            && !answer.limits[number].is_forwarded
-            && answer.limits[number].verdict.allowed
+            && !limit.is_forwarded
+            && limit.verdict.allowed
             && (answer.allowed || (!self.ask.holds && self.is_due_anyway(hit, answer)))
     }
 
     /// Whether a hit must be charged although the request is denied. Never for a lease: nothing would be
     /// known of it.
+    #[inline(never)]
     fn is_due_anyway(&self, hit: &Hit, answer: &Answer) -> bool {
         let active = self.limit(hit);
         if active.limit.is_concurrent() || hit.is_hold() {

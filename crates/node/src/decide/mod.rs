@@ -296,8 +296,9 @@ impl<'a> RequestCheck<'a, '_> {
         self.use_remote_charges(answer);
         let hit = &*hit;
         if self.is_due(hit, answer, 0) {
-            let left = answer.limits[0].verdict.remaining;
-            answer.limits[0].is_charged = true;
+            let limit = &mut answer.limits[0];
+            let left = limit.verdict.remaining;
+            limit.is_charged = true;
             answer.after_batch = self.charge(hit, hit.units, state, left, &mut cells, shared.as_deref_mut());
             if let Some(soft) = &self.limit(hit).limit.soft {
                 self.note_use(hit, soft, left, &mut cells);

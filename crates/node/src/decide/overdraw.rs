@@ -10,6 +10,7 @@ use acequia_limits::{Charge, Reason, Verdict, algorithm::State};
 use super::{
     Overdraft, RequestCheck,
     answer::{Answer, LimitAnswer},
+    classed::ProbedCell,
     hit::{CellSource, Hit},
 };
 use crate::cell::{overflow::Overflow, shard::Cells};
@@ -18,19 +19,17 @@ impl RequestCheck<'_, '_> {
     /// Whether a hit is recorded though its limit denies it. Never for a lease.
     #[inline]
     pub(super) fn is_overdrawn(&self, hit: &Hit, answer: &Answer, number: usize) -> bool {
-        !answer.limits[number].verdict.allowed && self.records(hit, answer, number)
+        let is_always = || self.limit(hit).limit.spec.charge == Charge::Always;
+        (self.ask.overdraft == Overdraft::Spent || is_always()) && self.records(hit, answer, number)
     }
 
+    #[cold]
     fn records(&self, hit: &Hit, answer: &Answer, number: usize) -> bool {
-        let is_always = self.limit(hit).limit.spec.charge == Charge::Always;
-        let is_asked = match self.ask.overdraft {
-            Overdraft::Spent => true,
-            Overdraft::Always => is_always,
-            // The limit only watches, so the request does not wait.
-            Overdraft::Later => is_always && answer.allowed,
-        };
+        let limit = &answer.limits[number];
+        // With `Later`, only a limit that watches records at once: the request does not wait.
+        let is_asked = self.ask.overdraft != Overdraft::Later || answer.allowed;
         // What was spent of a window that the clock has left is not known.
-        let is_known = answer.limits[number].reason != Reason::Clock;
+        let is_known = !limit.verdict.allowed && limit.reason != Reason::Clock;
         // A denied request is not under way, so it holds nothing.
         let is_spent = self.ask.charge && hit.charges() && !hit.exempt && !self.ask.holds && !hit.is_hold();
         is_asked && is_known && is_spent
@@ -47,7 +46,9 @@ impl RequestCheck<'_, '_> {
         limit: &mut LimitAnswer,
     ) -> u64 {
         let (active, salt) = (self.limit(hit), hit.tag.salt());
-        let Some((algorithm, state)) = self.seen(hit, initial.as_ref(), cells) else { return 0 };
+        let Some(ProbedCell { algorithm, state, .. }) = self.seen(hit, initial.as_ref(), cells) else {
+            return 0;
+        };
         let debt_max = match hit.place {
             // The debt of one key would deny all others.
             CellSource::Shared => 0,

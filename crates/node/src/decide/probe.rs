@@ -20,6 +20,7 @@ use crate::{
     Active, FORWARD_NS, FORWARD_WAIT_NS,
     cell::{CellKey, account::Account, overflow::Overflow, shard::Cells},
     forwards::{Lack, Owner, RemoteCharge, Source, may_be_forwarded},
+    journal::HeapCell,
     journal_tag,
     regions::wire::Whole,
     settings::SETTINGS,
@@ -508,34 +509,38 @@ impl RequestCheck<'_, '_> {
         })
     }
 
-    /// The algorithm and the state of a hit's cell, or of the state that it would begin with.
+    /// A hit's cell, or one in the state that it would begin with.
+    #[inline]
     pub(super) fn seen<'s>(
         &'s self,
         hit: &Hit,
         initial: Option<&'s State>,
         cells: &'s Cells,
-    ) -> Option<(&'s Algorithm, &'s [u64])> {
-        let account = match hit.place {
-            CellSource::At(place) => cells.account(place),
-            CellSource::Absent | CellSource::Shared => None,
+    ) -> Option<ProbedCell<'s>> {
+        let algorithm = self.algorithm(hit);
+        let CellSource::At(place) = hit.place else {
+            return Some(ProbedCell { algorithm, state: initial?.as_slice(), leased: 0 });
         };
-        let algorithm = account.map_or(self.algorithm(hit), |account| &account.algorithm);
-        Some((algorithm, state_of(hit, initial, cells)?))
+        let cell = cells.table.at(place);
+        let Some(at) = cell.heap_place() else {
+            return Some(ProbedCell { algorithm, state: &cell.state, leased: 0 });
+        };
+        let HeapCell { account, state, .. } = cells.heap_cell(at);
+        Some(match account.as_deref() {
+            None => ProbedCell { algorithm, state, leased: cells.heap_cell(at).leased() },
+            Some(account) => ProbedCell { algorithm: &account.algorithm, state, leased: account.kept_back() },
+        })
     }
 
     /// Reports what is left if nothing was charged.
     pub(super) fn leave(&self, hit: &Hit, initial: Option<&State>, cells: &Cells, limit: &mut LimitAnswer) {
-        let Some((algorithm, state)) = self.seen(hit, initial, cells) else { return };
+        let Some(ProbedCell { algorithm, state, leased }) = self.seen(hit, initial, cells) else { return };
         let untouched = algorithm.probe(state, self.now, 0, hit.tag.salt());
         if untouched.remaining == 0 {
             limit.late.owed = algorithm.debt(state, self.now, hit.tag.salt());
         }
-        let kept_back = match hit.place {
-            CellSource::At(place) => cells.kept_back(place),
-            CellSource::Absent | CellSource::Shared => 0,
-        };
         let guard = if limit.reason == Reason::Unavailable { self.guard_units(hit) } else { 0 };
-        let kept = hit.leaves(algorithm.budget()).saturating_add(kept_back).saturating_add(guard);
+        let kept = hit.leaves(algorithm.budget()).saturating_add(leased).saturating_add(guard);
         limit.verdict.remaining = untouched.remaining.saturating_sub(kept);
         limit.verdict.reset_after_ns = untouched.reset_after_ns;
     }
