@@ -19,6 +19,48 @@ pub struct Question {
     pub report: Option<Report>,
     /// How long the request goes on, if limits count it while it does.
     pub stay: Option<Stay>,
+    /// What becomes of the request, if units are held for it until its cost is known. It then asks with cost 0.
+    pub stream: Option<Stream>,
+}
+
+/// A request whose cost is known when it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// The real cost in units.
+    pub cost: u64,
+    /// How long after the answer the cost is known, and reported.
+    pub lasts: Duration,
+    /// The second time that the cost is reported, if there is one.
+    pub again: Option<Again>,
+    /// Whether reports name the charge. Those that name none are made once.
+    pub has_id: bool,
+    /// Whether its gateway dies, and so never reports.
+    pub dies: bool,
+}
+
+/// What becomes of requests of a kind for which units are held. With an id, every third cost is reported twice.
+#[derive(Clone, Copy, Debug)]
+pub struct Streams {
+    /// The highest real cost. The lowest is 0 with an id, and otherwise 1.
+    pub cost_max: u64,
+    /// The longest time between an answer and the report, and between a report and its repetition.
+    pub longest: Duration,
+    /// Whether reports name the charge.
+    pub has_id: bool,
+    /// The percentage of gateways that die.
+    pub dying: u64,
+}
+
+impl Streams {
+    fn stream(self, random: &mut Random) -> Stream {
+        let Self { cost_max, longest, has_id, dying } = self;
+        let mut some_time = || longest * random.between(0, 100) as u32 / 100;
+        let (lasts, after) = (some_time(), some_time());
+        let is_told_again = has_id && random.below(3) == 0;
+        let again = is_told_again.then(|| Again { after, places_on: random.index(2) });
+        let cost = random.between(u64::from(!has_id), cost_max);
+        Stream { cost, lasts, again, has_id, dies: random.below(100) < dying }
+    }
 }
 
 /// A request that goes on for a while, and has slots of limits on requests under way.
@@ -121,6 +163,8 @@ pub struct Kind {
     pub reports: Option<Reports>,
     /// How long requests go on; `None` if limits count no requests under way.
     pub stays: Option<Stays>,
+    /// What becomes of requests whose cost is known last; `None` if requests say what they cost.
+    pub streams: Option<Streams>,
 }
 
 impl Reports {
@@ -145,6 +189,7 @@ impl Kind {
             lease: None,
             reports: None,
             stays: None,
+            streams: None,
         }
     }
 
@@ -160,7 +205,9 @@ impl Kind {
         let lease = self.lease.map(|longest| longest * random.between(1, 100) as u32 / 100);
         let report = self.reports.and_then(|reports| reports.report(random));
         let stay = self.stays.map(|stays| stays.stay(random));
-        Question { entries, cost, lease, report, stay }
+        let stream = self.streams.map(|streams| streams.stream(random));
+        let cost = if stream.is_some() { 0 } else { cost };
+        Question { entries, cost, lease, report, stay, stream }
     }
 }
 
@@ -200,7 +247,8 @@ impl Demand {
     pub fn longest_use(&self) -> Duration {
         let uses = self.kinds.iter().flat_map(|(_, kind)| {
             let reports = kind.reports.map(|reports| reports.latest * 2);
-            [kind.lease, reports, kind.stays.map(|stays| stays.longest)].into_iter().flatten()
+            let streams = kind.streams.map(|streams| streams.longest * 2);
+            [kind.lease, reports, kind.stays.map(|stays| stays.longest), streams].into_iter().flatten()
         });
         uses.max().unwrap_or_default()
     }
@@ -214,7 +262,14 @@ impl Demand {
             is_it
         });
         let question = kind.map(|(_, kind)| kind.question(random));
-        question.unwrap_or(Question { entries: Vec::new(), cost: 1, lease: None, report: None, stay: None })
+        question.unwrap_or(Question {
+            entries: Vec::new(),
+            cost: 1,
+            lease: None,
+            report: None,
+            stay: None,
+            stream: None,
+        })
     }
 }
 

@@ -56,12 +56,12 @@ const ORDERS: &str = "drill-orders";
 const GONE: &str = "store-gone";
 const STORM: &str = "store-storm";
 const FAILS_OVER: &str = "store-fails-over";
+const HOLDS: &str = "holds";
 
 /// The rules whose removal was noticed when all rules that seemed to matter were tried. With four seeds of
 /// each scenario, these of the 51 tried rules were noticed. `GrantBeforeDurable` and `LendUsedCapacity`
-/// needed more seeds. The others were tried no further, except two about tokens, which have a drill. Refunds
-/// were not tried, since callers give nothing back in the simulator. `tests/ring` has a table with more
-/// rules.
+/// needed more seeds. The others were tried no further, except two about tokens, which have a drill. Of the
+/// rules about refunds, those that holds need were tried. `tests/ring` has a table with more rules.
 pub const RULES: &[Rule] = rules![
     // What must be on the disk first, and what a restart must not forget.
     GiveBeforeDurable in [CRASHES], true;
@@ -97,6 +97,11 @@ pub const RULES: &[Rule] = rules![
     SkipSurvivorAck in ["evict-dead"], true;
     // What callers lease.
     LeaseNotSetApart in ["leases"], true;
+    // What is held for requests until their cost is known, and comes back.
+    HoldOfNothing in [HOLDS], true;
+    HoldNeverLapses in [HOLDS], true;
+    RefundTwice in [HOLDS], true;
+    RefundIntoOpenWindow in [HOLDS], true;
     // What nodes hold of the store that their region shares.
     PoolGrantsUntold in [STORM, FAILS_OVER], true;
     PoolAsksOneNode in [STORM, FAILS_OVER], true;

@@ -172,10 +172,10 @@ fn observe(world: &World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Vec<A
 impl Counts {
     pub(crate) fn count(&mut self, answer: &Answer) {
         match answer.reply {
-            Reply::Allowed(_) | Reply::Leased(_) | Reply::Began { .. } => self.allowed += 1,
-            Reply::Spent(_) | Reply::Recorded { .. } | Reply::Renewed { .. } | Reply::Ended { .. } => {}
             Reply::Denied(_) => self.denied += 1,
             Reply::Nothing(_) => self.silent += 1,
+            _ if answer.reply.is_of_check() => self.allowed += 1,
+            _ => {}
         }
     }
 }

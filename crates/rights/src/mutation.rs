@@ -265,11 +265,11 @@ mutations! {
     /// A bucket gets back the whole charge, even units that the rate has given back since.
     RefundInFull: Ring;
     /// A charge is given back each time somebody asks.
-    RefundTwice: Ring;
+    RefundTwice: Ring Sim;
     /// A charge that a crash forgot is given back.
     RefundForgotten: Ring;
     /// A charge is given back to the open window, whichever window was charged.
-    RefundIntoOpenWindow: Ring;
+    RefundIntoOpenWindow: Ring Sim;
     /// Refunded units are spent before the refund is on disk.
     RefundBeforeDurable: Ring;
     /// A refund ignores that the rate was higher before.
@@ -283,7 +283,9 @@ mutations! {
     /// A renewal is told before it is on disk.
     RenewBeforeDurable: Node;
     /// A request of cost 0 holds nothing.
-    HoldOfNothing: Node;
+    HoldOfNothing: Node Sim;
+    /// The units of a hold that nobody reports stay charged.
+    HoldNeverLapses: Node Sim;
     /// A report that names no charge settles a hold whose request has slots, too.
     UnnamedReportFreesSlots: Node;
     /// A debt ends with its window, though its limit carries debts.

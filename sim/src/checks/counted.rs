@@ -99,9 +99,15 @@ impl NeverChargedOver {
         let budgets = Budgets::new(limits, plan.regions)?;
         let watched = |limit: &Limit| {
             let judge = Judge::new(budgets.now(&limit.spec.name)?);
-            let is_one_cell =
-                limit.by.is_empty() && limit.classes.is_none() && limit.spec.concurrent.is_none();
-            is_one_cell.then(|| Watched { limit: limit.clone(), judge, changes: 1, charged: BTreeMap::new() })
+            let is_one_cell = limit.by.is_empty() && limit.classes.is_none();
+            // Slots and holds come back, and are charged again.
+            let stays_charged = limit.spec.concurrent.is_none() && limit.expect.is_none();
+            (is_one_cell && stays_charged).then(|| Watched {
+                limit: limit.clone(),
+                judge,
+                changes: 1,
+                charged: BTreeMap::new(),
+            })
         };
         let limits = limits.iter().filter_map(watched).collect();
         let (regions, apart) = (vec![CurrentProcess::default(); plan.regions], plan.apart.clone());

@@ -27,6 +27,7 @@
 //! | I22 | who owes admits nothing | [`OwingAdmitsNothing`]; of a window, no region does while more is owed than is left and all hear of it. There, nobody owes what no report overdrew |
 //! | I23 | a report is recorded once | [`RecordedOnce`], by each process; across crashes, `tests/ring` |
 //! | I24 | at no instant are more slots taken than a limit on requests under way has | [`SlotsHeld`]: from the answer to the release, or to the end of a dead holder's slots |
+//! | I25 | what requests cost up to their holds is within the limit, whatever they cost in the end | [`HoldsKept`]: the hold until the report or the end of a dead gateway's hold, and then the real cost |
 //!
 //! Where all are nodes of one region that share a store, three things are checked. I1, I5, I7 and I9 are
 //! checked by what nodes hold and callers were told. Answers must come in time whatever the store does, and
@@ -38,6 +39,7 @@ mod budgets;
 mod conserved;
 mod counted;
 mod floors;
+mod holds;
 mod judges;
 mod messages;
 mod never_over;
@@ -62,6 +64,7 @@ pub use self::{
     conserved::Conserved,
     counted::NeverChargedOver,
     floors::FloorsKept,
+    holds::HoldsKept,
     judges::Clocks,
     messages::MessagesBounded,
     never_over::NeverOver,
@@ -149,6 +152,7 @@ pub fn all(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn 
         Box::new(OwingAdmitsNothing::new(limits, plan)),
         Box::new(RecordedOnce::default()),
         Box::new(SlotsHeld::new(limits)),
+        Box::new(HoldsKept::new(limits, plan)?),
     ])
 }
 

@@ -65,7 +65,9 @@ impl NeverOver {
             let watched = Watched { limit: limit.clone(), cells, changes: 1, admitted: 0, leased };
             (limit.spec.name.clone(), watched)
         };
-        let (limits, budgets) = (limits.iter().map(watched).collect(), Budgets::new(limits, regions)?);
+        let budgets = Budgets::new(limits, regions)?;
+        // What is held comes back, and is held again: see `HoldsKept`.
+        let limits = limits.iter().filter(|limit| limit.expect.is_none()).map(watched).collect();
         let (read, steps) = (FaultsRead::default(), Steps::default());
         Ok(Self { clocks, budgets, limits, apart: apart.to_vec(), read, observed_ns: 0, steps })
     }

@@ -239,7 +239,10 @@ impl Check for OwingAdmitsNothing {
         self.note_hindrances(world);
         self.limits.iter_mut().for_each(|watched| watched.note_overdrawn(world));
         for answer in answers {
-            let (Reply::Allowed(limits) | Reply::Recorded { fitted: limits, .. }) = &answer.reply else {
+            let (Reply::Allowed(limits)
+            | Reply::Recorded { fitted: limits, .. }
+            | Reply::Held { units: limits, .. }) = &answer.reply
+            else {
                 continue;
             };
             for (name, _) in limits {
@@ -251,7 +254,7 @@ impl Check for OwingAdmitsNothing {
                     since: None,
                     owing: Duration::ZERO,
                 });
-                if let Reply::Allowed(_) = answer.reply {
+                if let Reply::Allowed(_) | Reply::Held { .. } = answer.reply {
                     watched.judge(world, answer, self.hindered)?;
                 }
             }

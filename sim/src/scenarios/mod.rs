@@ -6,6 +6,7 @@ mod crashes;
 mod disks;
 mod drills;
 mod gateways;
+mod holds;
 mod leases;
 mod links;
 mod load;
@@ -78,7 +79,7 @@ pub struct Plan {
 }
 
 /// All scenarios.
-pub const ALL: [Scenario; 49] = [
+pub const ALL: [Scenario; 50] = [
     calm::CALM,
     split_brain::SPLIT_BRAIN,
     split_brain::SPLIT_IN_THREE,
@@ -118,6 +119,7 @@ pub const ALL: [Scenario; 49] = [
     load::FLOORS,
     leases::LEASES,
     streams::STREAMS,
+    holds::HOLDS,
     gateways::GATEWAYS,
     store::STORE_GONE,
     store::STORE_SLOW,

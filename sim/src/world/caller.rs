@@ -16,7 +16,7 @@ use tonic::transport::Channel;
 
 use super::{clock::elapsed, tcp};
 use crate::{
-    demand::{Again, Demand, Question, Report, Stay},
+    demand::{Again, Demand, Question, Report, Stay, Stream},
     random::Random,
     schedule::Place,
     trace::Trace,
@@ -87,17 +87,54 @@ pub enum Reply {
         /// The name of the slots.
         id: String,
     },
+    /// The request passes, and its cost is known last.
+    Held {
+        /// The name of the charge, by which the real cost is reported; empty if nothing is held.
+        id: String,
+        /// When the gateway takes the holds for lapsed: true time since the start.
+        until: Duration,
+        /// The units that are held, by limit.
+        units: Vec<(String, u64)>,
+    },
+    /// The real cost of such a request is known. The node is told of the cost now.
+    Told {
+        /// The name of the charge, whether or not the node is told the name.
+        id: String,
+        /// The cost.
+        cost: u64,
+    },
+    /// The node has answered that report.
+    Settled {
+        /// As in [`Reply::Told`].
+        id: String,
+        /// What the node says.
+        word: Settlement,
+    },
     /// The request may not pass, for this reason.
     Denied(&'static str),
     /// No answer, and the reason.
     Nothing(String),
 }
 
+/// What a node says of the report of a real cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settlement {
+    /// The cost counts now.
+    Now,
+    /// The charge was settled before.
+    Before,
+    /// The cost may never count, or nobody can say.
+    Unsure,
+}
+
 impl Reply {
     /// What the node charged with this answer, by limit.
     pub fn charged(&self) -> Option<&[(String, u64)]> {
         match self {
-            Self::Allowed(limits) | Self::Leased(limits) | Self::Began { slots: limits, .. } => Some(limits),
+            Self::Allowed(limits)
+            | Self::Leased(limits)
+            | Self::Began { slots: limits, .. }
+            | Self::Held { units: limits, .. } => Some(limits),
             _ => None,
         }
     }
@@ -105,15 +142,23 @@ impl Reply {
     /// Whether this is the answer to a question whether a request may pass.
     pub fn is_of_check(&self) -> bool {
         match self {
-            Self::Allowed(_) | Self::Leased(_) | Self::Began { .. } | Self::Denied(_) | Self::Nothing(_) => {
-                true
-            }
-            Self::Spent(_) | Self::Recorded { .. } | Self::Renewed { .. } | Self::Ended { .. } => false,
+            Self::Allowed(_)
+            | Self::Leased(_)
+            | Self::Began { .. }
+            | Self::Held { .. }
+            | Self::Denied(_)
+            | Self::Nothing(_) => true,
+            Self::Spent(_)
+            | Self::Recorded { .. }
+            | Self::Renewed { .. }
+            | Self::Ended { .. }
+            | Self::Told { .. }
+            | Self::Settled { .. } => false,
         }
     }
 
     /// Units that passed now, by limit. A report counts with the units that fitted: they took what might have
-    /// passed.
+    /// passed. Units that are held are not counted, since some of them may come back.
     pub fn passed(&self) -> Option<&[(String, u64)]> {
         match self {
             Self::Allowed(limits)
@@ -211,12 +256,13 @@ impl Caller {
         let mut client = clients[self.place].clone();
         let (mut reply, life) = match timeout(DEADLINE, client.check(request(&question, String::new()))).await
         {
-            Ok(answer) => reply_of(answer, question.lease.is_some()),
+            Ok(answer) => reply_of(answer, &question),
             Err(_) => (Reply::Nothing("too late".to_owned()), Duration::ZERO),
         };
-        if let Reply::Began { until, .. } = &mut reply {
+        if let Reply::Began { until, .. } | Reply::Held { until, .. } = &mut reply {
             *until = asked + life;
         }
+        let held = if let Reply::Held { id, .. } = &reply { Some(id.clone()) } else { None };
         let under_way = UnderWay::of(&question, &reply, asked);
         let leased = if let Reply::Leased(limits) = &reply { limits.clone() } else { Vec::new() };
         let report = question.report.filter(|_| matches!(reply, Reply::Allowed(_)));
@@ -226,6 +272,9 @@ impl Caller {
         }
         if let Some(under_way) = under_way {
             self.go_on(client, &question, under_way).await;
+        }
+        if let (Some(id), Some(stream)) = (held, question.stream) {
+            self.end_stream(&clients, &question, &id, stream).await;
         }
         self.spend(Lease { question, leased, asked, life }).await;
     }
@@ -263,6 +312,38 @@ impl Caller {
         let _ = timeout(DEADLINE, client.commit(request)).await;
     }
 
+    /// Reports the real cost of a request for which units are held, unless its gateway dies.
+    async fn end_stream(
+        &self,
+        clients: &[LimiterClient<Channel>],
+        question: &Question,
+        id: &str,
+        stream: Stream,
+    ) {
+        let Stream { cost, lasts, again, has_id, dies } = stream;
+        let first = Again { after: lasts, places_on: 0 };
+        for Again { after, places_on } in [first].into_iter().chain(again).filter(|_| !dies) {
+            tokio::time::sleep(after).await;
+            let (place, asked) = ((self.place + places_on) % clients.len(), elapsed(Duration::ZERO));
+            let mut client = clients[place].clone();
+            self.put(self.place, asked, question.clone(), Reply::Told { id: id.to_owned(), cost });
+            let word = if has_id {
+                let request = api::CommitRequest { charge_id: id.to_owned(), cost };
+                timeout(DEADLINE, client.commit(request)).await.map(|answer| answer.map(settlement))
+            } else {
+                let known = Question { cost, ..question.clone() };
+                let answer = timeout(DEADLINE, client.check(request(&known, String::new()))).await;
+                answer.map(|answer| answer.map(spent))
+            };
+            let reply = match word {
+                Ok(Ok(word)) => Reply::Settled { id: id.to_owned(), word },
+                Ok(Err(status)) => nothing(&status),
+                Err(_) => Reply::Nothing("too late".to_owned()),
+            };
+            self.put(place, asked, question.clone(), reply);
+        }
+    }
+
     /// Reports what an allowed request has cost.
     async fn report(&self, clients: &[LimiterClient<Channel>], question: &Question, report: Report) {
         let question = Question { cost: report.cost, report: None, ..question.clone() };
@@ -294,6 +375,11 @@ impl Caller {
             }
             Reply::Renewed { id, until } => format!("{id} is renewed until {until:?}, asked at {asked:?}"),
             Reply::Ended { id } => format!("{id} is over"),
+            Reply::Held { id, until, units } => {
+                format!("{id} holds {units:?} until {until:?}, asked at {asked:?}")
+            }
+            Reply::Told { id, cost } => format!("{id} has cost {cost}"),
+            Reply::Settled { id, word } => format!("{id} is settled: {word:?}, told at {asked:?}"),
             Reply::Denied(reason) => format!("denied: {reason}, asked at {asked:?}"),
             Reply::Nothing(why) => format!("no answer: {why}, asked at {asked:?}"),
         };
@@ -344,18 +430,19 @@ fn request(question: &Question, id: String) -> tonic::Request<api::CheckRequest>
 /// The node's answer, and how long what it gave may be used.
 fn reply_of(
     answer: Result<tonic::Response<api::CheckResponse>, tonic::Status>,
-    is_lease: bool,
+    question: &Question,
 ) -> (Reply, Duration) {
     let answer = match answer.map(tonic::Response::into_inner) {
         Ok(answer) if answer.allowed => answer,
         Ok(answer) => return (Reply::Denied(answer.reason().as_str_name()), Duration::ZERO),
-        Err(status) => {
-            return (Reply::Nothing(format!("{:?}: {}", status.code(), status.message())), Duration::ZERO);
-        }
+        Err(status) => return (nothing(&status), Duration::ZERO),
     };
     let limits = answer.limits.into_iter().map(|limit| (limit.name, limit.cost)).collect();
     let life = surely(answer.lapses_in_ms);
-    let reply = match (life.is_zero(), is_lease) {
+    if question.stream.is_some() {
+        return (Reply::Held { id: answer.charge_id, until: life, units: limits }, life);
+    }
+    let reply = match (life.is_zero(), question.lease.is_some()) {
         (true, _) => Reply::Allowed(limits),
         (false, true) => Reply::Leased(limits),
         (false, false) => Reply::Began { id: answer.charge_id, until: life, slots: limits },
@@ -380,7 +467,27 @@ fn recorded(answer: Result<tonic::Response<api::CheckResponse>, tonic::Status>, 
             let fitted = limits.map(|limit| (limit.name.clone(), fitted(limit))).collect();
             Reply::Recorded { id, is_repeat: answer.is_repeat, fitted }
         }
-        Err(status) => Reply::Nothing(format!("{:?}: {}", status.code(), status.message())),
+        Err(status) => nothing(&status),
+    }
+}
+
+fn nothing(status: &tonic::Status) -> Reply {
+    Reply::Nothing(format!("{:?}: {}", status.code(), status.message()))
+}
+
+/// The node's answer to a request whose cost was spent already, on limits that say `charge: always`.
+fn spent(answer: tonic::Response<api::CheckResponse>) -> Settlement {
+    let answer = answer.into_inner();
+    let is_over = matches!(answer.reason(), api::Reason::OverLimit | api::Reason::CostTooHigh);
+    if answer.allowed || is_over { Settlement::Now } else { Settlement::Unsure }
+}
+
+/// The node's answer to the report of a real cost under the name of a charge.
+fn settlement(answer: tonic::Response<api::SettleResponse>) -> Settlement {
+    match answer.into_inner().settled() {
+        api::Settled::Done => Settlement::Now,
+        api::Settled::Before => Settlement::Before,
+        _ => Settlement::Unsure,
     }
 }
 

@@ -36,7 +36,7 @@ use acequia_server::{
 };
 
 pub use self::{
-    caller::{Answer, DOMAIN, Reply},
+    caller::{Answer, DOMAIN, Reply, Settlement},
     clock::EPOCH_S,
     region::Region,
 };

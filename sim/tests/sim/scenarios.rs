@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use acequia_sim::{
-    checks::{Check as _, Clocks, FloorsKept, NeverOver, NobodyWaits, SlotsHeld},
+    checks::{Check as _, Clocks, FloorsKept, HoldsKept, NeverOver, NobodyWaits, SlotsHeld},
     random::Random,
     run::{Record, run, run_plan, run_with},
     scenarios::{Plan, named},
@@ -187,4 +187,28 @@ fn more_requests_under_way_than_there_are_slots_are_found() {
     let record = run_with(plan, 1, &Trace::default(), vec![stricter]).expect("a world");
     let found = |finding: &String| finding.starts_with("slots held: limit chats");
     assert!(record.findings.iter().any(found), "{:?}", record.findings);
+}
+
+#[test]
+fn costs_up_to_their_holds_that_pass_a_limit_are_found() {
+    let plan = named("holds").expect("a scenario").plan_of(1);
+    let parts = [
+        ("chats", "limit: 600"),
+        ("asks", "limit: 500, window: 5s }\n    charge: always\n    expect: { cost: { auto"),
+        ("per-user", "rate: 20/s, burst: 60"),
+    ];
+    for (name, numbers) in parts {
+        let half = numbers
+            .replace("600", "300")
+            .replace("limit: 500", "limit: 250")
+            .replace("20/s, burst: 60", "10/s, burst: 30");
+        let smaller = Plan { limits: plan.limits.replace(numbers, &half), ..plan.clone() };
+        // The limits of a config with fewer units, applied to regions with more.
+        let limits = World::new(&Setup::of(&smaller, 1), Trace::default()).expect("a world").limits();
+        let stricter: Box<dyn acequia_sim::checks::Check> =
+            Box::new(HoldsKept::new(&limits, &plan).expect("limits that it can judge"));
+        let record = run_with(plan.clone(), 1, &Trace::default(), vec![stricter]).expect("a world");
+        let found = |finding: &String| finding.starts_with(&format!("holds kept: limit {name}"));
+        assert!(record.findings.iter().any(found), "{name}: {:?}", record.findings);
+    }
 }

@@ -8,6 +8,10 @@
 //! With a fixed cost all holds of the same cells are equal. So what stays held is never less, and never for shorter,
 //! than what is under way, whichever request the report was of. If that request's own report comes with its name, it
 //! takes another hold, or counts in full.
+//!
+//! Without names, requests that are under way at one time may count with each other's costs. A request that ends soon
+//! may settle the hold of an earlier one, in whose window its cost then counts. So what requests of a window cost may
+//! pass the limit by what was held for earlier requests when the window began, and by no more.
 
 use std::collections::{BTreeMap, VecDeque};
 

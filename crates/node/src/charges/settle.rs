@@ -152,7 +152,8 @@ impl Node {
         }
         self.end_leases(&record, Spent { cost: charged, charged, held_cost: 0 }, now);
         self.end_holds(&record, None);
-        let spent = if record.keeps() { Spent::ALL } else { Spent { cost: 0, charged, held_cost: 0 } };
+        let held_cost = if mutated(Mutation::HoldNeverLapses) { u64::MAX } else { 0 };
+        let spent = if record.keeps() { Spent::ALL } else { Spent { cost: 0, charged, held_cost } };
         let comes_back = !record.keeps() || record.slot_term().is_some();
         self.mark(records, id, RecordState::Lapsed, comes_back, now);
         if comes_back {

@@ -105,6 +105,10 @@ fn what_a_request_cost_beyond_its_hold_is_owed() {
 
 #[test]
 fn a_hold_that_nobody_reports_lapses() {
+    lapses_if_nobody_reports();
+}
+
+fn lapses_if_nobody_reports() {
     for spec in windows() {
         let node = node(&[spec], START);
         let mut asker = node.asker();
@@ -549,8 +553,9 @@ fn what_requests_cost_up_to_their_holds_never_passes_the_limit() {
 #[test]
 fn every_rule_is_needed() {
     use acequia_rights::mutation::Mutation;
-    let stories: [(Mutation, fn()); 2] = [
+    let stories: [(Mutation, fn()); 3] = [
         (Mutation::HoldOfNothing, never_over),
+        (Mutation::HoldNeverLapses, lapses_if_nobody_reports),
         (Mutation::UnnamedReportFreesSlots, slots_of_unnamed_reports),
     ];
     scene::each_is_noticed(&stories);
