@@ -3,9 +3,10 @@
 use std::{collections::BTreeMap, sync::LazyLock};
 
 use acequia_limits::{
-    Algorithm, CellTag, Descriptor, HashKey, Limit, LimitId,
+    Algorithm, CellTag, Charge, Descriptor, HashKey, Limit, LimitId,
     cell::Tagger,
     classes::ClassesSpec,
+    expect::{CostSpec, ExpectSpec},
     limit::{
         FixedWindowSpec, LeakyBucketSpec, LimitSpec, QuotaSpec, SharingSpec, SlidingWindowSpec, ThrottleSpec,
         TokenBucketSpec, ValueSpec,
@@ -27,6 +28,10 @@ pub const KEY: [u8; 16] = [7; 16];
 /// The classes of requests, and the part of a shared cell that each leaves to the other.
 const CLASSES: [&str; 2] = ["free", "gold"];
 const LEAVES: [&str; 2] = ["30%", "0%"];
+
+/// Units that are held for a request, if the limit has as many, and how long they are held at most.
+const HELD_MAX: u64 = 7;
+const HELD_FOR: &str = "5s";
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 /// The most keys of a limit. A history has three at most, and some stories need many.
@@ -132,6 +137,8 @@ pub struct Measured {
     pub classed: Classed,
     /// Whether the limit throttles before it denies.
     pub throttles: bool,
+    /// Whether the limit holds units for requests of cost 0.
+    pub holds: bool,
 }
 
 impl Measured {
@@ -151,9 +158,9 @@ impl Measured {
         let name = NAMES[place];
         let bare = Limit::new(spec(name, shape, first)).expect("a sound limit");
         let (id, algorithm) = (bare.id, bare.algorithm);
-        let (prefers, classed, throttles) = (false, Classed::No, false);
+        let (prefers, classed, throttles, holds) = (false, Classed::No, false, false);
         let mut measured =
-            Self { name, shape, id, algorithm, keys: Vec::new(), first, prefers, classed, throttles };
+            Self { name, shape, id, algorithm, keys: Vec::new(), first, prefers, classed, throttles, holds };
         more(&mut measured);
         measured.id = Limit::new(measured.spec(first, None)).expect("a sound limit").id;
         let tagger = Tagger::new(&HashKey(KEY), measured.id);
@@ -217,6 +224,8 @@ impl Measured {
             };
             measured.throttles =
                 matches!(shape, Shape::Window(..) | Shape::Quota(_)) && random.chance(250_000);
+            // No draw of its own, so that histories without holds stay as they were.
+            measured.holds = measured.classed == Classed::No && (units + rate).is_multiple_of(3);
         })
     }
 
@@ -279,7 +288,14 @@ impl Measured {
         });
         let throttle = self.throttles.then(|| ThrottleSpec { from: 50, rate: "7/s".to_owned() });
         let overrides = own.map(|own| self.override_of(own)).into_iter().collect();
-        LimitSpec { sharing, classes, throttle, overrides, ..spec(self.name, self.shape, budget) }
+        let mut spec =
+            LimitSpec { sharing, classes, throttle, overrides, ..spec(self.name, self.shape, budget) };
+        if self.holds {
+            let cost = CostSpec::Fixed(budget.units.min(HELD_MAX));
+            spec.expect = Some(ExpectSpec { cost, within: HELD_FOR.to_owned() });
+            spec.charge = Charge::Always;
+        }
+        spec
     }
 
     fn override_of(&self, own: Own) -> BTreeMap<String, ValueSpec> {

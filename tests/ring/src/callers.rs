@@ -1,8 +1,8 @@
 //! Callers that come back: to refund a charge, to settle its real cost, to repeat a request, or with a lease
-//! that they spend at the last moment.
+//! that they spend at the last moment. Some never come back, and what was held for them lapses.
 
 use acequia_limits::Request;
-use acequia_node::{Ask, ChargeId, KEEP_NS, Recording, Remember, Reserve, Settled};
+use acequia_node::{Ask, ChargeId, KEEP_NS, Overdraft, Recording, Remember, Reserve, Settled};
 use acequia_rights::Incarnation;
 
 use crate::{
@@ -16,6 +16,8 @@ use crate::{
 const CALLERS_MAX: usize = 48;
 /// One part in this many of a lease's time stays unused by its caller, because clocks drift apart.
 const LEFT_UNUSED: u64 = 32;
+/// How callers ask: what a limit with holds denies is not recorded, since nobody has spent it.
+pub(crate) const ASK: Ask = Ask::CHECK.overdraft(Overdraft::Later);
 
 /// One charge, as its caller knows it.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +40,9 @@ pub(crate) struct Caller {
     batch: u64,
     /// Until when a lease is spent. `None` for a charge that was admitted at once.
     until_ns: Option<u64>,
+    /// When the units that are held for the caller come back at the earliest. `None` if the charge is no hold, or
+    /// was settled.
+    lapses_ns: Option<u64>,
 }
 
 /// The request.
@@ -52,6 +57,12 @@ impl World {
     pub fn charge(&mut self, place: usize, key: LimitKey, cost: u64) -> bool {
         let id = self.new_id();
         self.ask_by_name(place, key, Question { cost, reserve: None }, id, None)
+    }
+
+    /// A request of cost 0, for which units are held. Returns whether the request passed, and holds any.
+    pub fn hold(&mut self, place: usize, key: LimitKey) -> bool {
+        let id = self.new_id();
+        self.ask_by_name(place, key, Question { cost: 0, reserve: None }, id, None)
     }
 
     /// A lease of at most `cost` units.
@@ -74,8 +85,9 @@ impl World {
     /// A caller repeats its request under the same name. Returns whether the request passed.
     pub fn repeat(&mut self, which: usize, place: usize) -> bool {
         let Some(before) = self.callers.get(which).copied() else { return false };
-        // A holder of a lease asks for another lease under another name.
-        if before.until_ns.is_some() && !self.must_know(place, &before) {
+        // A holder of a lease asks for another lease under another name. No caller names a hold.
+        let is_hold = before.question.cost == 0;
+        if is_hold || before.until_ns.is_some() && !self.must_know(place, &before) {
             return false;
         }
         self.ask_by_name(place, before.key, before.question, before.id, Some(before))
@@ -116,15 +128,16 @@ impl World {
         let at = &mut self.places[place];
         let incarnation = at.incarnation;
         let Some(process) = &mut at.process else { return false };
+        let is_hold = cost == 0;
         let recording = Recording {
             id: ChargeId(id),
-            fingerprint: id,
-            is_repeatable: true,
+            fingerprint: if is_hold { 0 } else { id },
+            is_repeatable: !is_hold,
             reserve,
             owner: 0,
-            remember: Remember::Always,
+            remember: if is_hold { Remember::IfHeld } else { Remember::Always },
         };
-        let Ok(answer) = process.asker.check_recorded(&request, now, Ask::CHECK, &recording) else {
+        let Ok(answer) = process.asker.check_recorded(&request, now, ASK, &recording) else {
             if before.is_none_or(|before| must_know && !before.is_lowered && before.until_ns.is_none()) {
                 let what = format!("a question was refused, as if its name were another's: {before:?}");
                 self.oracle.find("names", what);
@@ -144,7 +157,9 @@ impl World {
             }
         }
         let Some(charge) = charge else { return false };
-        let Some(tag) = answer.limits.first().map(|limit| limit.tag) else { return false };
+        let Some((tag, held)) = answer.limits.first().map(|limit| (limit.tag, limit.late.expected)) else {
+            return false;
+        };
         let kept_by = (batch > 0).then_some(incarnation);
         let is_window = matches!(measured.algorithm, acequia_limits::Algorithm::FixedWindow(_));
         let mut label_ns = 0;
@@ -152,15 +167,11 @@ impl World {
             label_ns = process.node.holding(measured.id, tag, now).map_or(0, |holding| holding.window_ns);
         }
         let batch = if batch > 0 && process.node.is_committed(batch) { 0 } else { batch };
-        let cost = if reserve.is_some() { charge.reserved } else { cost };
-        let until_ns = match reserve {
-            Some(_) if !is_window => {
-                let ns =
-                    charge.lapses_in_ns - charge.lapses_in_ns.div_ceil(LEFT_UNUSED).min(charge.lapses_in_ns);
-                Some(self.now + ns)
-            }
-            _ => None,
-        };
+        let cost = if reserve.is_some() { charge.reserved } else { cost.max(held) };
+        let lapses = charge.lapses_in_ns;
+        let surely_ns = self.now + (lapses - lapses.div_ceil(LEFT_UNUSED).min(lapses));
+        let until_ns = reserve.filter(|_| !is_window).map(|_| surely_ns);
+        let lapses_ns = is_hold.then_some(surely_ns);
         if until_ns.is_none() {
             let times = Times { made_ns: self.now, at_ns: self.now };
             self.oracle.admit(key, Admission { times, cost, label_ns, place, batch });
@@ -168,7 +179,8 @@ impl World {
         // The name now means the new charge.
         self.callers.retain(|caller| (caller.place, caller.id) != (place, id));
         if self.callers.len() >= CALLERS_MAX
-            && let Some(oldest) = self.callers.iter().position(|caller| caller.until_ns.is_none())
+            && let Some(oldest) =
+                self.callers.iter().position(|caller| caller.until_ns.or(caller.lapses_ns).is_none())
         {
             self.callers.remove(oldest);
         }
@@ -186,6 +198,7 @@ impl World {
             is_lowered: false,
             batch,
             until_ns,
+            lapses_ns,
         });
         self.note(Event::Ask(place, key.limit, key.key, cost, true));
         true
@@ -217,6 +230,7 @@ impl World {
             }
             let Some(caller) = self.callers.get_mut(which) else { return };
             caller.is_lowered |= cost < charged;
+            caller.lapses_ns = None;
             let more = back.saturating_sub(caller.returned);
             caller.returned += more;
             let Caller { made_ns, label_ns, .. } = *caller;
@@ -226,20 +240,33 @@ impl World {
         }
     }
 
-    /// Spends the leases that end before a time, each at its end.
+    /// Spends the leases that end before a time, and gives back what is held until then, each at its end.
     pub(crate) fn spend_leases(&mut self, before_ns: u64) {
         loop {
             let all = self.callers.iter().enumerate();
-            let next = all.filter_map(|(which, caller)| Some((caller.until_ns?, which))).min();
+            let next =
+                all.filter_map(|(which, caller)| Some((caller.until_ns.or(caller.lapses_ns)?, which))).min();
             let Some((until_ns, which)) = next.filter(|(until_ns, _)| *until_ns <= before_ns) else { return };
             let caller = self.callers.remove(which);
             self.now = self.now.max(until_ns);
+            if caller.lapses_ns.is_some() {
+                self.hold_lapses(&caller);
+                continue;
+            }
             // A lease whose answer never arrived belongs to nobody.
             if caller.batch == 0 {
                 let times = Times { made_ns: caller.made_ns, at_ns: self.now };
                 self.oracle.spend(caller.key, times, caller.cost, caller.place);
             }
         }
+    }
+
+    /// Units that were held may be used again, even if their node is late.
+    fn hold_lapses(&mut self, caller: &Caller) {
+        let Caller { key, made_ns, label_ns, cost, .. } = *caller;
+        let times = Times { made_ns, at_ns: self.now };
+        let refund = Refund { cost, units: cost };
+        self.oracle.give_back(key, Returned { times, refund, label_ns });
     }
 
     /// A disk has everything up to a batch, so the answers up to that batch have arrived.

@@ -157,7 +157,10 @@ impl History {
             _ => {
                 let cost =
                     if world.random.chance(500_000) { 1 } else { world.random.spread(1, units.max(2)) };
-                world.charge(place, key, cost);
+                match cost == 1 && world.limits[key.limit].holds {
+                    true => world.hold(place, key),
+                    false => world.charge(place, key, cost),
+                };
             }
         }
     }

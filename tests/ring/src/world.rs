@@ -1,12 +1,12 @@
 //! Places, a network, and all that can happen to them, one event at a time.
 
 use acequia_limits::{Now, Request};
-use acequia_node::{Ask, regions::AdoptFault};
+use acequia_node::regions::AdoptFault;
 use acequia_rights::{Incarnation, MemberId, VersionId, versions::VersionRefused};
 
 use crate::{
     budget::{KeyCell, LimitKey, Measured},
-    callers::Caller,
+    callers::{ASK, Caller},
     network::{Flying, Network, Weather},
     operator::Operator,
     oracle::{Admission, Oracle, Times},
@@ -348,7 +348,7 @@ impl World {
         let at = &mut self.places[place];
         let owner = at.owner;
         let Some(process) = &mut at.process else { return (false, 0) };
-        let answer = process.asker.check(&request, now, Ask::CHECK);
+        let answer = process.asker.check(&request, now, ASK);
         let Some(only) = answer.limits.first() else { return (true, 0) };
         let (allowed, left, batch) = (answer.allowed, only.verdict.remaining, answer.after_batch);
         let tag = only.tag;
