@@ -147,7 +147,9 @@ impl HoldsKept {
     fn count(&mut self, answer: &Answer) -> Result<(), String> {
         if let Reply::Settled { id, word } = &answer.reply {
             self.repeats += u64::from(*word == Settlement::Before);
-            if *word == Settlement::Now && !self.counted.insert(id.clone()) {
+            // A request that holds nothing has no name.
+            let counts = *word == Settlement::Now && !id.is_empty();
+            if counts && !self.counted.insert(id.clone()) {
                 return Err(format!("the cost of {id} counts twice"));
             }
         }

@@ -337,6 +337,8 @@ impl Caller {
             };
             let reply = match word {
                 Ok(Ok(word)) => Reply::Settled { id: id.to_owned(), word },
+                // A connection that is seldom used may have broken unnoticed.
+                _ if places_on > 0 => Reply::Settled { id: id.to_owned(), word: Settlement::Unsure },
                 Ok(Err(status)) => nothing(&status),
                 Err(_) => Reply::Nothing("too late".to_owned()),
             };
