@@ -327,7 +327,8 @@ impl Caller {
             let (place, asked) = ((self.place + places_on) % clients.len(), elapsed(Duration::ZERO));
             let mut client = clients[place].clone();
             self.put(self.place, asked, question.clone(), Reply::Told { id: id.to_owned(), cost });
-            let word = if has_id {
+            // A request that holds nothing has no name.
+            let word = if has_id && !id.is_empty() {
                 let request = api::CommitRequest { charge_id: id.to_owned(), cost };
                 timeout(DEADLINE, client.commit(request)).await.map(|answer| answer.map(settlement))
             } else {
