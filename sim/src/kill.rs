@@ -60,8 +60,8 @@ const HOLDS: &str = "holds";
 
 /// The rules whose removal was noticed when all rules that seemed to matter were tried. With four seeds of
 /// each scenario, these of the 51 tried rules were noticed. `GrantBeforeDurable` and `LendUsedCapacity`
-/// needed more seeds. The others were tried no further, except two about tokens, which have a drill. Of the
-/// rules about refunds, those that holds need were tried. `tests/ring` has a table with more rules.
+/// needed more seeds. The others were tried no further, except two about tokens, which have a drill.
+/// Rules about refunds were tried if holds need them. `tests/ring` has a table with more rules.
 pub const RULES: &[Rule] = rules![
     // What must be on the disk first, and what a restart must not forget.
     GiveBeforeDurable in [CRASHES], true;

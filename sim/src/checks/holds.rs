@@ -108,8 +108,8 @@ impl Stream {
         };
     }
 
-    /// The units that may count for other requests from a time on: the hold, if it may be there then, and once more
-    /// if the request's report names no charge, and may come when its hold has lapsed.
+    /// The units that may count for other requests from a time on: the hold, if it may be there then. A report that
+    /// names no charge may come when its hold has lapsed, so the units count once more.
     fn for_others(&self, since: Duration, within: Duration) -> u64 {
         let is_over = matches!(self.cost, Cost::Counted(_, at) if at < since);
         let is_open = self.asked < since && !is_over;

@@ -47,7 +47,7 @@ impl HeldCells {
 pub struct CellHolds {
     /// The limit, by its place among [`Answer::limits`].
     pub place: usize,
-    /// Units in the cell's holds at this node. Of very many open reservations only those are counted that lapse first.
+    /// Units in the cell's holds at this node. If too many reservations are open, only those that lapse first count.
     pub units: u64,
 }
 

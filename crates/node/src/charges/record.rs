@@ -10,7 +10,7 @@ use acequia_rights::{
 use serde::{Deserialize, Serialize};
 
 use super::{Keep, RESERVE_NS_MAX, Recording, Reserve, holds::HeldCells};
-use crate::{Active, Answer, Catalogue, Charged, LateCost, LimitAnswer, Mode, Outcome, decide::is_set_apart};
+use crate::{Active, Answer, Catalogue, Charged, LateCost, LimitAnswer, Outcome, decide::is_set_apart};
 
 /// What was charged, and the answer. The bytes of a record are those of its fields in their order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -347,8 +347,7 @@ impl Record {
         }
     }
 
-    /// Whether charges other than slots stay when nobody settles the record in time. Of a request with holds: whether
-    /// these stay.
+    /// Whether charges other than slots stay when nobody settles the record in time. Holds are such charges.
     pub(super) fn keeps(&self) -> bool {
         match self.state {
             RecordState::Reserved { keeps, .. } | RecordState::Slots(SlotTerm { keeps, .. }) => keeps,
@@ -528,7 +527,7 @@ impl LimitRecord {
     /// The limit's answer again; `number` is the limit's place in the catalogue now.
     fn answer(&self, number: u32, catalogue: &Catalogue) -> LimitAnswer {
         let outcome = OUTCOMES[usize::from(self.outcome & !SLOT)];
-        let is_enforced = catalogue.limits[number as usize].limit.spec.mode == Mode::Enforce;
+        let is_enforced = catalogue.limits[number as usize].limit.spec.mode.denies();
         let reason = match outcome {
             Outcome::Unlimited => Reason::Unlimited,
             _ if self.is_over || (outcome == Outcome::Deny && is_enforced) => Reason::OverLimit,
