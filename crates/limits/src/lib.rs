@@ -27,6 +27,7 @@ pub mod meter;
 pub mod networks;
 pub mod notation;
 pub mod oracle;
+pub mod path;
 pub mod pattern;
 pub mod selector;
 pub mod sliding;

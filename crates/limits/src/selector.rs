@@ -264,6 +264,9 @@ pub struct By {
     pub key: String,
     /// For addresses: the prefix to count by, so that a client cannot change cells within its own network.
     pub prefix: Option<Prefix>,
+    /// The entry's place in the descriptor, from 0, if the limit has a path. `None` for the first entry with
+    /// the key.
+    pub place: Option<usize>,
 }
 
 /// The number of leading bits of an address that make one client.
@@ -279,12 +282,21 @@ pub struct Prefix {
 }
 
 impl By {
+    /// The descriptor's value that counts; `None` without one.
+    #[inline]
+    pub fn value<'v>(&self, descriptor: &Descriptor<'v>) -> Option<&'v [u8]> {
+        match self.place {
+            None => descriptor.value(self.key.as_bytes()),
+            Some(place) => descriptor.entries.get(place).map(|(_, value)| *value),
+        }
+    }
+
     /// The bytes that stand for a descriptor's first value of the key, or `None` without such a value. An
     /// address is cut to its prefix, and IPv4 in IPv6 is IPv4. All values without an address share one
     /// cell, since a client could make up as many as it likes.
     #[inline]
     pub fn canonical<'v>(&self, descriptor: &Descriptor<'v>) -> Option<Canonical<'v>> {
-        let value = descriptor.value(self.key.as_bytes())?;
+        let value = self.value(descriptor)?;
         Some(match self.prefix {
             None => Canonical::Value(value),
             Some(prefix) => prefix.canonical(descriptor.address_of(value, prefix.hop)),
@@ -405,7 +417,7 @@ mod tests {
 
     #[test]
     fn an_address_is_the_same_in_every_notation() {
-        let by = By { key: "ip".into(), prefix: Some(Prefix { v4: 32, v6: 128, hop: 1 }) };
+        let by = By { key: "ip".into(), prefix: Some(Prefix { v4: 32, v6: 128, hop: 1 }), place: None };
         let canonical = |value: &str| bytes_of(&by, value.as_bytes());
         for (one, others) in [
             (
@@ -508,7 +520,7 @@ mod tests {
 
     #[test]
     fn addresses_count_by_prefix() {
-        let by = By { key: "ip".into(), prefix: Some(Prefix { v4: 24, v6: 64, hop: 1 }) };
+        let by = By { key: "ip".into(), prefix: Some(Prefix { v4: 24, v6: 64, hop: 1 }), place: None };
         let canonical = |value: &str| bytes_of(&by, value.as_bytes());
         assert_eq!(canonical("10.1.2.3"), canonical("10.1.2.200"));
         assert_ne!(canonical("10.1.2.3"), canonical("10.1.3.3"));

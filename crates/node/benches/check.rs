@@ -16,9 +16,7 @@ use std::{
 
 use acequia_limits::{
     HashKey, Limit, Now, Request,
-    limit::{
-        AddressSpec, BySpec, Charge, Descriptors, LimitSpec, Mode, OnStoreLoss, TokenBucketSpec, ValueSpec,
-    },
+    limit::{AddressSpec, BySpec, LimitSpec, TokenBucketSpec, ValueSpec},
 };
 use acequia_node::{Ask, Asker, Config, Node};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
@@ -154,29 +152,8 @@ fn limit(name: &str, by: &str, route: Option<String>) -> Limit {
         domain: "bench".to_owned(),
         when: BTreeMap::from_iter(when),
         by: vec![BySpec::Key(by.to_owned())],
-        exact: false,
-        descriptors: Descriptors::Sum,
-        cost: None,
-        unit: None,
         token_bucket: Some(TokenBucketSpec { rate: "10/s".to_owned(), burst: 300_000_000 }),
-        leaky_bucket: None,
-        fixed_window: None,
-        sliding_window: None,
-        quota: None,
-        concurrent: None,
-        mode: Mode::Enforce,
-        candidate_for: None,
-        charge: Charge::Together,
-        debt: None,
-        expect: None,
-        carry: false,
-        sharing: None,
-        on_store_loss: OnStoreLoss::Guard,
-        classes: None,
-        warn_at: Vec::new(),
-        throttle: None,
-        unlimited: BTreeMap::new(),
-        overrides: Vec::new(),
+        ..LimitSpec::default()
     })
     .unwrap()
 }

@@ -17,7 +17,7 @@ use acequia_node::{Ask, Asker, ChargeId, Config, Node, Recording, Remember};
 
 /// Checks of the shorter and of the longer run.
 const COUNTED: [u64; 2] = [2_000, 12_000];
-const KINDS: [&str; 13] = [
+const KINDS: [&str; 15] = [
     "one hot cell",
     "a thousand cells",
     "two limits",
@@ -25,6 +25,8 @@ const KINDS: [&str; 13] = [
     "a window",
     "an address",
     "10 000 networks",
+    "a path",
+    "10 000 paths",
     "refundable",
     "refunded",
     "a slot of few",
@@ -46,6 +48,10 @@ const WINDOW: &str =
 
 const ADDRESS: &str =
     r#"{"name":"a","domain":"shop","by":[{"ip":"ip"}],"token_bucket":{"rate":"10/s","burst":300000000}}"#;
+const PATH: &str = r#"{"name":"p","domain":"shop","path":[{"key":"key"},{"key":"route","value":"/search"}],"charge":"always",
+    "fixed_window":{"limit":300000000,"window":"1s"}}"#;
+/// Paths of other routes.
+const PATHS: u32 = 10_000;
 /// Networks that contain no address of the checks.
 const NETWORKS: u32 = 10_000;
 
@@ -79,6 +85,7 @@ fn run(kind: &str, checks: u64) {
         "denied" => &[EMPTY],
         "a window" => &[WINDOW],
         "an address" | "10 000 networks" => &[ADDRESS],
+        "a path" | "10 000 paths" => &[PATH],
         "a slot of few" | "few, released" => &[FEW],
         "a slot of many" | "many, released" => &[MANY],
         _ => &[BUCKET],
@@ -92,6 +99,13 @@ fn run(kind: &str, checks: u64) {
         }
         Limit::new(spec).unwrap()
     });
+    let paths = if kind == "10 000 paths" { PATHS } else { 0 };
+    let others = (0..paths).map(|number| {
+        let other =
+            PATH.replace("/search", &format!("/r/{number}")).replace("\"p\"", &format!("\"p{number}\""));
+        Limit::new(serde_json::from_str(&other).unwrap()).unwrap()
+    });
+    let limits = limits.chain(others);
     let key = HashKey(*b"a bench, no more");
     let config = Config { key, memory_bytes: 64 << 20, durable: false, after_crash: None, home: None };
     let node = Arc::new(Node::new(config));
@@ -99,10 +113,10 @@ fn run(kind: &str, checks: u64) {
     node.apply(limits.collect(), now, |_| Vec::new()).unwrap();
     let mut asker: Asker = node.asker();
     let keys: Vec<String> = (0..1_000).map(|number| format!("customer-{number:08}")).collect();
-    let cells = if kind == "a thousand cells" || KINDS[7..].contains(&kind) { keys.len() } else { 1 };
+    let cells = if kind == "a thousand cells" || KINDS[9..].contains(&kind) { keys.len() } else { 1 };
     let remember = match kind {
         "refundable" | "refunded" => Some(Remember::Always),
-        _ if KINDS[7..].contains(&kind) => Some(Remember::IfHeld),
+        _ if KINDS[9..].contains(&kind) => Some(Remember::IfHeld),
         _ => None,
     };
     // The first check of a cell makes it.

@@ -48,7 +48,7 @@ use std::{
     },
 };
 
-use acequia_limits::{Algorithm, CellTag, LimitId, Mode, Now, limit::OnStoreLoss};
+use acequia_limits::{Algorithm, CellTag, LimitId, Now, limit::OnStoreLoss};
 use acequia_rights::{
     MemberId,
     mutation::{Mutation, mutated},
@@ -555,7 +555,7 @@ pub(crate) enum Owner {
 /// under way, and a hold, must be known here, to be given back. All cells must have the same variant, since the node that is asked cannot tell the variant of a cell.
 pub(crate) fn may_be_forwarded(active: &Active) -> bool {
     let limit = &active.limit;
-    limit.spec.mode == Mode::Enforce
+    limit.spec.mode.denies()
         && limit.spec.on_store_loss == OnStoreLoss::Guard
         && limit.classes.is_none()
         && active.other_variants.is_empty()

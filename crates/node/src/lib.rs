@@ -38,7 +38,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use acequia_limits::{CellTag, HashKey, Limit, LimitId, Mode, Now};
+use acequia_limits::{CellTag, HashKey, Limit, LimitId, Now};
 use acequia_rights::Versions;
 
 use crate::settings::SETTINGS;
@@ -50,8 +50,8 @@ pub use crate::{
         Refunded, Remember, Renewed, Reserve, Settled, SharedAnswer,
     },
     decide::{
-        Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Forwarding, IdReused, LateCost, LimitAnswer, Outcome,
-        Overdraft, Warning,
+        Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Forwarding,
+        IdReused, LateCost, LimitAnswer, Outcome, Overdraft, Warning,
     },
     forwards::{FORWARD_NS, FORWARD_WAIT_NS, ForwardCounts, ForwardedRequest, Waiter},
     journal::{CHARGES, Row, WALL, WITHDRAWALS},

@@ -11,7 +11,7 @@
 //!
 //! `Retry-After` (RFC 9110, section 10.2.3) goes with every denial that a wait can mend.
 
-use acequia_limits::{Limit, Mode, Now, time::seconds_rounded_up, verdict::NEVER};
+use acequia_limits::{Limit, Now, time::seconds_rounded_up, verdict::NEVER};
 use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome};
 
 use crate::{config::Dialect, respond::name};
@@ -61,7 +61,7 @@ fn triple(names: [&'static str; 3], limit: &LimitAnswer, reset: u64) -> [Header;
 fn draft_11(answer: &Answer, catalogue: &Catalogue, now: Now) -> [Header; 2] {
     let enforced = answer.limits.iter().filter(|limit| {
         let mode = catalogue.limits[limit.limit as usize].limit.spec.mode;
-        mode == Mode::Enforce && limit.outcome != Outcome::Unlimited
+        mode.denies() && limit.outcome != Outcome::Unlimited
     });
     let (mut policies, mut limits) = (Vec::new(), Vec::new());
     for limit in enforced {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     AddressSpec, BySpec, Charge, ConcurrentSpec, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSharing,
-    LimitSpec, NAME_BYTES_MAX, NETWORKS_MAX, NetworksSpec, OnStoreLoss, Override, PATTERNS_MAX,
+    LimitSpec, Mode, NAME_BYTES_MAX, NETWORKS_MAX, NetworksSpec, OnStoreLoss, Override, PATTERNS_MAX,
     PRIORITIES_MAX, QuotaSpec, SharingSpec, SlidingWindowSpec, Soft, TTL_NS_MAX, TTL_NS_MIN, Throttle,
     ThrottleSpec, TokenBucketSpec, UNIT_BYTES_MAX, ValueSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN,
     parse_instant_ns,
@@ -16,6 +16,7 @@ use crate::{
     expect::{CostSpec, Expect, ExpectSpec, ExpectedCost},
     meter::Meter,
     notation::{Rate, format_duration_ns, parse_duration_ns, parse_units},
+    path::{Path, StepSpec},
     selector::{By, Condition, Prefix},
     sliding::{
         APPROXIMATE_UNITS_MAX, CONCURRENT_SLOTS, LOG_UNITS_MAX, SLOTS_DEFAULT, SLOTS_MAX, SlidingApproximate,
@@ -335,9 +336,56 @@ impl Faults {
             if !seen.insert(key.clone()) {
                 self.add("by", format!("`by` names {key} twice"));
             }
-            by.push(By { key: key.clone(), prefix });
+            by.push(By { key: key.clone(), prefix, place: None });
         }
         by
+    }
+
+    /// The path of the descriptors that the limit applies to.
+    pub(super) fn path(&mut self, spec: &LimitSpec) -> Option<Path> {
+        if spec.path.is_empty() {
+            return None;
+        }
+        if !spec.by.is_empty() || !spec.when.is_empty() || spec.exact {
+            self.add(
+                "path",
+                "a path says all about a descriptor: leave out `when`, `by` and `exact`".to_owned(),
+            );
+        }
+        if spec.path.len() > KEYS_MAX {
+            self.add("path", format!("more than {KEYS_MAX} entries in one `path`"));
+        }
+        for StepSpec { key, value, shared } in &spec.path {
+            if key.is_empty() {
+                self.add("path", "an empty key in `path`".to_owned());
+            }
+            if *shared && !value.as_ref().is_some_and(|value| value.contains('*')) {
+                self.add("path", format!("{key} is `shared`, but its value has no `*`: leave `shared` out"));
+            }
+        }
+        Some(Path::new(&spec.path))
+    }
+
+    /// Whether the limit's verdicts can be weighed as `mode` says, and `replaces` names limits that exist.
+    pub(super) fn mode(&mut self, spec: &LimitSpec) {
+        if spec.mode == Mode::Any && spec.concurrent.is_some() {
+            self.add(
+                "mode",
+                "a request takes its slots at once, from every limit: write mode: enforce".to_owned(),
+            );
+        } else if spec.mode == Mode::Any && spec.charge == Charge::Together {
+            self.add(
+                "mode",
+                "a request may pass though this limit denies it: add `charge: each` or `charge: always`"
+                    .to_owned(),
+            );
+        }
+        if spec.alias.as_ref().is_some_and(|alias| alias.is_empty() || spec.replaces.contains(alias)) {
+            self.add("alias", "an alias is not empty, and a limit does not replace itself".to_owned());
+        }
+        if spec.replaces.iter().any(String::is_empty) || spec.replaces.len() > KEYS_MAX {
+            self.add("replaces", format!("`replaces` names 1 to {KEYS_MAX} aliases of other limits"));
+        }
     }
 
     pub(super) fn algorithm(&mut self, spec: &LimitSpec) -> Option<Algorithm> {
@@ -543,7 +591,8 @@ impl Faults {
         let mut when = BTreeMap::new();
         let (mut until_ns, mut why, mut changed) = (None, None, false);
         let (mut author, mut granted) = (None, None);
-        let counts_by = |name: &str| spec.by.iter().any(|by| by.key() == name);
+        let counted = spec.counts_by();
+        let counts_by = |name: &str| counted.iter().any(|by| by.key() == name);
         let before = self.0.len();
         for (key, values) in fields {
             let [text] = values.texts() else {
@@ -570,8 +619,11 @@ impl Faults {
             }
         }
         for key in when.keys() {
-            let by = spec.by.iter().find(|by| by.key() == key);
+            let by = counted.iter().find(|by| by.key() == key);
             match by {
+                _ if is_twice(spec, key) => {
+                    self.add(key, format!("`path` has {key} twice, so no override can name it"));
+                }
                 None => self.add(
                     key,
                     format!(
@@ -587,7 +639,7 @@ impl Faults {
                 Some(_) => {}
             }
         }
-        if when.is_empty() && !spec.by.is_empty() {
+        if when.is_empty() && !counted.is_empty() {
             self.add(
                 "overrides",
                 "an override must say whose: name at least one entry of `by`, such as tenant: big-co"
@@ -606,7 +658,7 @@ impl Faults {
                 format!("an override changes nothing: set {}", spec.number_names().join(" or ")),
             );
         }
-        let when = self.conditions("overrides", &when, &spec.by);
+        let when = self.conditions("overrides", &when, &counted);
         let algorithm = if self.0.len() == before { self.algorithm(&numbers) } else { None };
         Some(Override { when, algorithm: algorithm?, until_ns, why, author, granted })
     }
@@ -620,6 +672,12 @@ fn sliding(limit: u64, window_ns: u64, slots: Option<u32>) -> Algorithm {
             Algorithm::SlidingSlots(SlidingSlots { limit, window_ns, slots: slots.unwrap_or(SLOTS_DEFAULT) })
         }
     }
+}
+
+/// Whether a path has a key in two places. An override selects cells by the first of them, which may not be in the
+/// cell's name.
+fn is_twice(spec: &LimitSpec, key: &str) -> bool {
+    spec.path.iter().filter(|step| step.key == *key).count() > 1
 }
 
 #[cfg(test)]
@@ -758,6 +816,66 @@ mod tests {
         refused(LimitSpec { charge: Charge::Always, ..concurrent(3, "10s") }, "charge", "takes no slot");
         refused(LimitSpec { debt: Some(1), ..concurrent(3, "10s") }, "debt", "owes none");
         refused(LimitSpec { carry: true, ..concurrent(3, "10s") }, "carry", "takes a slot");
+    }
+
+    #[test]
+    fn a_path_stands_alone_and_shares_only_patterns() {
+        let with = |steps: &[(&str, Option<&str>, bool)]| LimitSpec {
+            by: Vec::new(),
+            path: steps
+                .iter()
+                .map(|(key, value, shared)| StepSpec {
+                    key: (*key).to_owned(),
+                    value: value.map(str::to_owned),
+                    shared: *shared,
+                })
+                .collect(),
+            ..bucket("1/s", 1)
+        };
+        let path = with(&[("route", Some("/api/*"), true), ("ip", None, false)]);
+        let limit = Limit::new(path.clone()).expect("a limit");
+        assert_eq!(limit.by.iter().map(|by| by.key.as_str()).collect::<Vec<_>>(), ["ip"]);
+        let ids = [
+            path.clone(),
+            with(&[("route", Some("/api/*"), false), ("ip", None, false)]),
+            with(&[("route", Some("/api/"), false), ("ip", None, false)]),
+            with(&[("ip", None, false), ("route", Some("/api/*"), true)]),
+            with(&[("route", None, false), ("ip", None, false)]),
+            with(&[("route", Some(""), false), ("ip", None, false)]),
+        ];
+        let ids: BTreeSet<_> = ids.into_iter().map(|spec| Limit::new(spec).expect("a limit").id).collect();
+        assert_eq!(ids.len(), 6, "each path has cells of its own");
+        refused(LimitSpec { by: vec![BySpec::Key("ip".into())], ..path.clone() }, "path", "leave out");
+        refused(LimitSpec { exact: true, ..path.clone() }, "path", "leave out");
+        refused(with(&[("", None, false)]), "path", "empty key");
+        refused(with(&[("k", Some("v"), true)]), "path", "no `*`");
+        refused(with(&[("k", None, true)]), "path", "no `*`");
+        refused(with(&[("k", None, false); 17]), "path", "more than 16");
+        let over = |key: &str| {
+            let fields = [(key, "x"), ("burst", "9")]
+                .map(|(k, v)| (k.to_owned(), ValueSpec::Texts(vec![v.to_owned()])));
+            vec![fields.into_iter().collect::<BTreeMap<_, _>>()]
+        };
+        assert!(Limit::new(LimitSpec { overrides: over("ip"), ..path.clone() }).is_ok());
+        refused(LimitSpec { overrides: over("route"), ..path }, "route", "neither");
+        let twice = with(&[("ip", None, false), ("ip", Some("x*"), true)]);
+        refused(LimitSpec { overrides: over("ip"), ..twice }, "ip", "twice");
+    }
+
+    #[test]
+    fn a_limit_that_may_be_passed_over_records_what_passes() {
+        let any = |charge| LimitSpec { mode: Mode::Any, charge, ..bucket("1/s", 1) };
+        assert!(Limit::new(any(Charge::Each)).is_ok() && Limit::new(any(Charge::Always)).is_ok());
+        refused(any(Charge::Together), "mode", "charge: each");
+        let replaces = |alias: &str, replaces: &[&str]| LimitSpec {
+            alias: Some(alias.to_owned()),
+            replaces: replaces.iter().map(|name| (*name).to_owned()).collect(),
+            ..bucket("1/s", 1)
+        };
+        assert!(Limit::new(replaces("a", &["b"])).is_ok());
+        refused(replaces("a", &["a"]), "alias", "itself");
+        refused(replaces("", &["a"]), "alias", "not empty");
+        refused(replaces("a", &[""]), "replaces", "aliases");
     }
 
     #[test]

@@ -25,6 +25,7 @@ use crate::{
     classes::{Classes, Role},
     expect::Expect,
     meter::Meter,
+    path::{Path, StepSpec},
     selector::{By, Condition, Prefix},
     sliding::{SlidingApproximate, SlidingLog, SlidingSlots},
     window::{Edges, FixedWindow},
@@ -105,6 +106,8 @@ pub struct Limit {
     pub spec: LimitSpec,
     /// The conditions of the limit. All must hold.
     pub when: Vec<Condition>,
+    /// All entries of the descriptors that the limit applies to. `None` for most limits, which have conditions.
+    pub path: Option<Path>,
     /// The entries that the limit counts by.
     pub by: Vec<By>,
     /// The weight of one unit of a request's cost.
@@ -174,7 +177,9 @@ impl Limit {
         faults.unit(spec.unit.as_deref());
         let when = faults.conditions("when", &spec.when, &spec.by);
         let unlimited = faults.conditions("unlimited", &spec.unlimited, &spec.by);
-        let by = faults.by(&spec.by);
+        let path = faults.path(&spec);
+        let by = path.as_ref().map_or_else(|| faults.by(&spec.by), Path::by);
+        faults.mode(&spec);
         let algorithm = faults.algorithm(&spec);
         let cost = spec.cost.unwrap_or(1);
         if cost == 0 || cost > UNITS_MAX {
@@ -230,6 +235,7 @@ impl Limit {
                     id,
                     spec,
                     when,
+                    path,
                     by,
                     cost,
                     expect,
@@ -287,6 +293,7 @@ impl Limit {
     pub fn is_about(&self, descriptor: &Descriptor<'_>) -> bool {
         self.when.iter().all(|condition| condition.holds(descriptor))
             && (!self.spec.exact || self.stranger(descriptor).is_none())
+            && self.path.as_ref().is_none_or(|path| path.fits(descriptor))
     }
 
     /// The first key of a descriptor that neither `when` nor `by` names.
@@ -435,6 +442,16 @@ impl LimitId {
         }
         if spec.exact {
             text(&mut hasher, "exact");
+        }
+        if !spec.path.is_empty() {
+            text(&mut hasher, "path");
+            length(&mut hasher, spec.path.len());
+            for StepSpec { key, value, shared } in &spec.path {
+                text(&mut hasher, key);
+                length(&mut hasher, usize::from(value.is_some()));
+                text(&mut hasher, value.as_deref().unwrap_or_default());
+                length(&mut hasher, usize::from(*shared));
+            }
         }
         length(&mut hasher, when.len());
         for condition in when {

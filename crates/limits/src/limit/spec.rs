@@ -1,6 +1,6 @@
 //! A limit as an operator writes it.
 
-use std::{collections::BTreeMap, fmt};
+use std::{borrow::Cow, collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize, de};
 
@@ -8,10 +8,11 @@ use crate::{
     classes::ClassesSpec,
     expect::ExpectSpec,
     notation::{format_duration_ns, parse_duration_ns, parse_units},
+    path::{Path, StepSpec},
 };
 
 /// A limit as the config writes it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitSpec {
     /// The limit's name, unique in its domain.
@@ -28,6 +29,16 @@ pub struct LimitSpec {
     /// if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by: Vec<BySpec>,
+    /// Instead of `when` and `by`: all entries of the descriptors that the limit applies to, in order. If several
+    /// paths of a domain fit a descriptor, the most specific one applies; see [`crate::path`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub path: Vec<StepSpec>,
+    /// A name by which `replaces` refers to the limit. Several limits may have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alias: Option<String>,
+    /// The aliases of limits that do not apply to a request which this limit applies to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replaces: Vec<String>,
     /// The charge on a cell that two descriptors of a request match.
     #[serde(default, skip_serializing_if = "Descriptors::is_sum")]
     pub descriptors: Descriptors,
@@ -354,6 +365,16 @@ pub enum Mode {
     Shadow,
     /// The limit does nothing.
     Off,
+    /// The limit counts, reports, and denies a request only if each limit of this mode that applies to the
+    /// request denies it: one of them is enough to pass.
+    Any,
+}
+
+impl Mode {
+    /// Whether the limit may deny requests.
+    pub const fn denies(self) -> bool {
+        matches!(self, Self::Enforce | Self::Any)
+    }
 }
 
 /// The charge of a limit when the request is denied.
@@ -407,6 +428,14 @@ pub enum NoWait {
 }
 
 impl LimitSpec {
+    /// The entries that the limit counts by: `by`, or the keys of the values that its path leaves open.
+    pub fn counts_by(&self) -> Cow<'_, [BySpec]> {
+        if self.path.is_empty() {
+            return Cow::Borrowed(&self.by);
+        }
+        Cow::Owned(Path::new(&self.path).by().into_iter().map(|by| BySpec::Key(by.key)).collect())
+    }
+
     /// Removes the overrides that have ended at `wall_ns`. No cell has them any more.
     pub fn forget_ended(&mut self, wall_ns: u64) {
         let is_over = |fields: &BTreeMap<String, ValueSpec>| {

@@ -1,13 +1,11 @@
 //! The limits that are tested: texts that an operator may write.
 
-use std::collections::BTreeMap;
-
 use acequia_limits::{
-    Algorithm, Charge, Limit, Mode, PERIOD_NS_MAX, UNITS_MAX,
+    Algorithm, Limit, PERIOD_NS_MAX, UNITS_MAX,
     calendar::Period,
     limit::{
-        BySpec, Descriptors, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait, OnStoreLoss, QuotaSpec,
-        SlidingWindowSpec, TokenBucketSpec, WINDOW_NS_MIN,
+        BySpec, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait, QuotaSpec, SlidingWindowSpec,
+        TokenBucketSpec, WINDOW_NS_MIN,
     },
     sliding::{APPROXIMATE_UNITS_MAX, LOG_UNITS_MAX, SLOTS_MAX},
 };
@@ -108,31 +106,8 @@ pub(crate) fn nothing_limited() -> LimitSpec {
     LimitSpec {
         name: "per-key".to_owned(),
         domain: "shop".to_owned(),
-        when: BTreeMap::new(),
         by: vec![BySpec::Key("api_key".to_owned())],
-        exact: false,
-        descriptors: Descriptors::Sum,
-        cost: None,
-        unit: None,
-        token_bucket: None,
-        leaky_bucket: None,
-        fixed_window: None,
-        sliding_window: None,
-        quota: None,
-        concurrent: None,
-        mode: Mode::Enforce,
-        candidate_for: None,
-        charge: Charge::Together,
-        debt: None,
-        expect: None,
-        carry: false,
-        sharing: None,
-        on_store_loss: OnStoreLoss::Guard,
-        classes: None,
-        warn_at: Vec::new(),
-        throttle: None,
-        unlimited: BTreeMap::new(),
-        overrides: Vec::new(),
+        ..LimitSpec::default()
     }
 }
 

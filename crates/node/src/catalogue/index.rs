@@ -3,11 +3,13 @@
 //! Every limit of a domain is filed in one place: under a needed value, under a needed prefix of a value,
 //! under a needed key, or, if the limit needs nothing, under "always". A descriptor visits only the places to
 //! which its own entries lead. So a thousand limits on a thousand routes cost one search, and only limits
-//! that the entries cannot tell apart are tried one by one.
+//! that the entries cannot tell apart are tried one by one. Limits with paths are in a tree ([`PathTree`]).
 
 use std::collections::BTreeMap;
 
-use acequia_limits::{Descriptor, Limit, pattern::Pattern, selector::Condition};
+use acequia_limits::{Descriptor, Limit, Mode, pattern::Pattern, selector::Condition};
+
+use super::paths::PathTree;
 
 /// The limits of a domain, by what they need. The numbers are indexes into the catalogue.
 #[derive(Debug, Default)]
@@ -15,6 +17,8 @@ pub(crate) struct Index {
     always: Vec<u32>,
     /// Sorted by key.
     keys: Vec<(Box<[u8]>, ByKey)>,
+    /// `None` if no limit has a path.
+    paths: Option<Box<PathTree>>,
 }
 
 /// Up to this many keys, a scan is quicker than a search.
@@ -75,8 +79,14 @@ enum Filing<'a> {
 }
 
 impl Index {
-    /// Files the limits of one domain.
-    pub(crate) fn new<'a>(limits: impl Iterator<Item = (u32, &'a Limit)> + Clone) -> Self {
+    /// Files the limits of one domain. Limits that are off are never found.
+    pub(crate) fn new<'a>(all: impl Iterator<Item = (u32, &'a Limit)> + Clone) -> Self {
+        let is_on = |limit: &Limit| limit.spec.mode != Mode::Off;
+        let mut paths: Option<Box<PathTree>> = None;
+        for (number, limit) in all.clone().filter(|(_, limit)| limit.path.is_some()) {
+            paths.get_or_insert_default().add(limit, is_on(limit).then_some(number));
+        }
+        let limits = all.filter(|(_, limit)| limit.path.is_none() && is_on(limit));
         let mut needed: BTreeMap<&str, usize> = BTreeMap::new();
         for (_, limit) in limits.clone() {
             for key in keys(limit) {
@@ -103,13 +113,17 @@ impl Index {
                 }
             }
         }
-        Self { always, keys: keys.into_iter().map(|(key, by_key)| (key.into(), by_key)).collect() }
+        let keys = keys.into_iter().map(|(key, by_key)| (key.into(), by_key)).collect();
+        Self { always, keys, paths }
     }
 
     /// Visits each limit that the descriptor may match, once.
     #[inline]
     pub(crate) fn candidates(&self, descriptor: &Descriptor<'_>, mut visit: impl FnMut(u32)) {
         self.always.iter().copied().for_each(&mut visit);
+        if let Some(paths) = &self.paths {
+            paths.find(descriptor.entries).iter().copied().for_each(&mut visit);
+        }
         for (place, (key, value)) in descriptor.entries.iter().enumerate() {
             let Some(by_key) = self.find(key) else { continue };
             let earlier = &descriptor.entries[..place];

@@ -9,6 +9,7 @@ mod allocations;
 mod in_force;
 pub(crate) mod index;
 pub(crate) mod local;
+mod paths;
 pub(crate) mod preference;
 mod registry;
 
@@ -80,6 +81,8 @@ pub(crate) struct Domain {
     pub(crate) limits: Vec<u32>,
     /// Whether any of them counts requests under way.
     has_slots: bool,
+    /// Whether any of them replaces others.
+    pub(crate) has_replacements: bool,
 }
 
 /// A limit in a catalogue.

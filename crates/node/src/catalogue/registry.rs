@@ -275,12 +275,15 @@ impl Registry {
             by_domain.entry(&active.limit.spec.domain).or_default().push(number);
         }
         let domains = by_domain.into_iter().map(|(domain, limits)| {
-            let on = limits
-                .iter()
-                .map(|number| (*number, &self.active[*number as usize].limit))
-                .filter(|(_, limit)| limit.spec.mode != Mode::Off);
-            let has_slots = on.clone().any(|(_, limit)| limit.is_concurrent());
-            (domain.as_bytes().into(), Domain { index: Index::new(on), limits: limits.clone(), has_slots })
+            let all = limits.iter().map(|number| (*number, &self.active[*number as usize].limit));
+            let on = all.clone().filter(|(_, limit)| limit.spec.mode != Mode::Off);
+            let domain_of = Domain {
+                has_slots: on.clone().any(|(_, limit)| limit.is_concurrent()),
+                has_replacements: on.clone().any(|(_, limit)| !limit.spec.replaces.is_empty()),
+                index: Index::new(all),
+                limits: limits.clone(),
+            };
+            (domain.as_bytes().into(), domain_of)
         });
         let mut limits = self.active.clone();
         let mut live: BTreeMap<LimitName<'_>, u32> = BTreeMap::new();

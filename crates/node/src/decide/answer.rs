@@ -139,7 +139,7 @@ impl Answer {
         for limit in &mut self.limits {
             let active = &catalogue.limits[limit.limit as usize];
             let is_kept = active.durable || is_lease;
-            if is_kept && limit.outcome == Outcome::Allow && active.limit.spec.mode == Mode::Enforce {
+            if is_kept && limit.outcome == Outcome::Allow && active.limit.spec.mode.denies() {
                 limit.outcome = Outcome::Deny;
                 limit.reason = Reason::Journal;
                 limit.verdict = denied(limit.verdict, 0, SETTINGS.decide.journal_retry_ns);
@@ -178,7 +178,7 @@ pub(super) fn denied_only_by(answer: &Answer, live: u32) -> bool {
 #[inline]
 pub(super) fn decide_one(answer: &mut Answer, catalogue: &Catalogue) {
     let limit = &answer.limits[0];
-    let enforced = || catalogue.limits[limit.limit as usize].limit.spec.mode == Mode::Enforce;
+    let enforced = || catalogue.limits[limit.limit as usize].limit.spec.mode.denies();
     answer.allowed = limit.outcome != Outcome::Deny;
     answer.decisive = (!answer.allowed || (limit.outcome == Outcome::Allow && enforced())).then_some(0);
     answer.reason = if answer.allowed { Reason::WithinLimit } else { limit.reason };
@@ -189,24 +189,37 @@ pub(super) fn decide_one(answer: &mut Answer, catalogue: &Catalogue) {
 /// Computes the answer from the limits' answers.
 pub(super) fn decide(answer: &mut Answer, catalogue: &Catalogue) {
     let mut denied: Option<usize> = None;
+    // The limit of mode `any` that denies for the shortest time.
+    let mut any: Option<usize> = None;
     let mut least: Option<usize> = None;
     let (mut exempt, mut delay_ns) = (true, 0);
     let limits = &answer.limits;
     for (number, limit) in limits.iter().enumerate() {
         let LimitAnswer { verdict, outcome, .. } = limit;
-        let enforced = || catalogue.limits[limit.limit as usize].limit.spec.mode == Mode::Enforce;
+        let enforced = || catalogue.limits[limit.limit as usize].limit.spec.mode.denies();
         let longer = |than: usize| verdict.retry_after_ns > limits[than].verdict.retry_after_ns;
         let less = |than: usize| verdict.remaining < limits[than].verdict.remaining;
         exempt &= *outcome == Outcome::Unlimited;
         if verdict.delay_ns > delay_ns && enforced() {
             delay_ns = verdict.delay_ns;
         }
-        if *outcome == Outcome::Deny && denied.is_none_or(longer) {
-            denied = Some(number);
+        if *outcome == Outcome::Deny {
+            if is_any(limit, catalogue) {
+                // The first that allows lets the request pass.
+                let is_shorter = |than: usize| verdict.retry_after_ns < limits[than].verdict.retry_after_ns;
+                any = if any.is_none_or(is_shorter) { Some(number) } else { any };
+            } else if denied.is_none_or(longer) {
+                denied = Some(number);
+            }
         }
         if *outcome == Outcome::Allow && least.is_none_or(less) && enforced() {
             least = Some(number);
         }
+    }
+    if let Some(number) = any.filter(|_| !limits.iter().any(|limit| passes_for_any(limit, catalogue))) {
+        let is_longer =
+            |than: usize| limits[number].verdict.retry_after_ns > limits[than].verdict.retry_after_ns;
+        denied = denied.filter(|than| !is_longer(*than)).or(Some(number));
     }
     answer.allowed = denied.is_none();
     answer.decisive = denied.or(least);
@@ -218,6 +231,16 @@ pub(super) fn decide(answer: &mut Answer, catalogue: &Catalogue) {
     };
     answer.retry_after_ns = denied.map_or(0, |number| limits[number].verdict.retry_after_ns);
     answer.delay_ns = if answer.allowed { delay_ns } else { 0 };
+}
+
+/// Whether one limit like this one is enough to pass ([`Mode::Any`]).
+fn is_any(limit: &LimitAnswer, catalogue: &Catalogue) -> bool {
+    catalogue.limits[limit.limit as usize].limit.spec.mode == Mode::Any
+}
+
+/// Whether the request passes by a limit of which one is enough.
+fn passes_for_any(limit: &LimitAnswer, catalogue: &Catalogue) -> bool {
+    limit.outcome == Outcome::Allow && is_any(limit, catalogue)
 }
 
 /// Whether the reason is a lack of units, which may come from other regions.

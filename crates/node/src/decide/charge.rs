@@ -1,6 +1,6 @@
 //! Charges a hit: whether a charge is due, in which cell, and what must be on disk first.
 
-use acequia_limits::{Algorithm, CellTag, Charge, Mode, algorithm::State};
+use acequia_limits::{Algorithm, CellTag, Charge, algorithm::State};
 
 use super::{
     Overdraft, RequestCheck,
@@ -148,6 +148,6 @@ impl RequestCheck<'_, '_> {
             None => wait,
         };
         // A limit that only watches denies nobody, so nobody waits for its rows.
-        if active.limit.spec.mode == Mode::Enforce { wait } else { 0 }
+        if active.limit.spec.mode.denies() { wait } else { 0 }
     }
 }

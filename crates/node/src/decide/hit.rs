@@ -164,7 +164,19 @@ impl RequestCheck<'_, '_> {
             }
             unmatched |= if matched { 0 } else { bit };
         }
+        if domain.is_some_and(|domain| domain.has_replacements) {
+            self.drop_replaced(hits);
+        }
         unmatched
+    }
+
+    /// Drops the hits of limits that another limit of the request replaces.
+    #[cold]
+    fn drop_replaced(&self, hits: &mut Vec<Hit>) {
+        let spec_of = |hit: &Hit| &self.catalogue.limits[hit.limit as usize].limit.spec;
+        let replaced: SmallVec<[&str; HITS_INLINE]> =
+            hits.iter().flat_map(|hit| &spec_of(hit).replaces).map(String::as_str).collect();
+        hits.retain(|hit| !spec_of(hit).alias.as_deref().is_some_and(|alias| replaced.contains(&alias)));
     }
 
     /// Whether a report says what a request has cost, and the limit counts requests under way.

@@ -14,7 +14,7 @@
 //! lease's end count for one more window. So there a lease lives for at most an eighth of the window, and
 //! that region waits for so much longer ([`spent_for_ns`]).
 
-use acequia_limits::{Algorithm, Mode, Now, algorithm::State};
+use acequia_limits::{Algorithm, Now, algorithm::State};
 use acequia_rights::mutation::{Mutation, mutated};
 
 use super::{
@@ -33,7 +33,7 @@ pub(super) fn longest_ns(answer: &Answer, catalogue: &Catalogue, margin_ns: u64,
     let charged = answer.limits.iter().filter(|limit| limit.is_charged);
     let longest = charged.filter_map(|limit| {
         let of = &catalogue.limits[limit.limit as usize].limit;
-        (of.spec.mode == Mode::Enforce).then(|| match &of.algorithm {
+        of.spec.mode.denies().then(|| match &of.algorithm {
             // The charged window must surely be open until then by every clock: near an edge both windows
             // were charged.
             Algorithm::FixedWindow(window) => {

@@ -14,7 +14,7 @@ mod soft;
 
 use std::sync::{Arc, MutexGuard};
 
-use acequia_limits::{Algorithm, CellTag, Descriptor, Mode, Now, Reason, Request, algorithm::State};
+use acequia_limits::{Algorithm, CellTag, Descriptor, Now, Reason, Request, algorithm::State};
 use acequia_rights::mutation::{Mutation, mutated};
 use smallvec::SmallVec;
 
@@ -328,7 +328,7 @@ impl<'a> RequestCheck<'a, '_> {
     fn attend(&self, hit: &Hit, limit: &LimitAnswer, cells: &mut Cells) {
         let active = self.limit(hit);
         // A limit that only watches moves no units, and neither does a peek.
-        if !self.ask.is_demand() || !hit.charges() || hit.exempt || active.limit.spec.mode != Mode::Enforce {
+        if !self.ask.is_demand() || !hit.charges() || hit.exempt || !active.limit.spec.mode.denies() {
             return;
         }
         // The node that owns the cell calls instead.

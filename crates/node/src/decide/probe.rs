@@ -425,7 +425,7 @@ impl RequestCheck<'_, '_> {
     #[cold]
     pub(super) fn pass_open(&self, hit: &Hit, answer: &mut Answer) {
         let active = self.limit(hit);
-        if !answer.allowed || active.limit.spec.mode != Mode::Enforce {
+        if !answer.allowed || !active.limit.spec.mode.denies() {
             return;
         }
         answer.reason = Reason::Open;
@@ -441,7 +441,7 @@ impl RequestCheck<'_, '_> {
     pub(super) fn count_guarded(&self, hit: &Hit, limit: &LimitAnswer) {
         let has_pool = !hit.exempt
             && hit.place != CellSource::Shared
-            && self.limit(hit).limit.spec.mode == Mode::Enforce
+            && self.limit(hit).limit.spec.mode.denies()
             && self.node.store.outages.is_lost(hit.tag);
         if has_pool && self.ask.is_demand() && hit.charges() && limit.reason != Reason::Open {
             self.node.store.outages.count(limit.outcome == Outcome::Allow);
@@ -465,7 +465,7 @@ impl RequestCheck<'_, '_> {
             && hit.forwarded_to.is_none()
             // Nobody is asked for what no cell could ever give. What was spent is owed, though.
             && (hit.units <= self.global(hit).budget() || self.ask.overdraft == Overdraft::Spent)
-            && self.limit(hit).limit.spec.mode == Mode::Enforce;
+            && self.limit(hit).limit.spec.mode.denies();
         let calls = counts && {
             // The units that a class leaves to others must be there too.
             let needed = hit.units.saturating_add(hit.leaves(account.algorithm.budget()));

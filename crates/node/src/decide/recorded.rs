@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use acequia_limits::{Mode, Now, Reason, Request};
+use acequia_limits::{Now, Reason, Request};
 use acequia_rights::mutation::{Mutation, mutated};
 
 use super::{Answer, Ask, Asker, Charged, Forwarding, IdReused, Outcome, Overdraft, lease::longest_ns};
@@ -194,7 +194,7 @@ impl Asker {
         self.check_seldom(&least, now, Ask { charge: false, ..ask });
         let enforced = self.answer.limits.iter().filter(|limit| {
             let active = &self.catalogue.limits[limit.limit as usize];
-            active.limit.spec.mode == Mode::Enforce && limit.outcome != Outcome::Unlimited
+            active.limit.spec.mode.denies() && limit.outcome != Outcome::Unlimited
         });
         let spared = enforced.map(|limit| {
             let weight = self.catalogue.limits[limit.limit as usize].limit.cost.max(1);

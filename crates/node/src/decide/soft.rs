@@ -174,7 +174,7 @@ impl RequestCheck<'_, '_> {
         let first = hit.descriptors.trailing_zeros() as usize;
         let descriptor = self.request.descriptors().nth(first);
         let by = limit.by.iter().filter_map(|by| {
-            let value = descriptor.as_ref()?.value(by.key.as_bytes())?;
+            let value = by.value(descriptor.as_ref()?)?;
             let value = &value[..value.len().min(SETTINGS.decide.warning_value_bytes_max)];
             Some((by.key.clone(), String::from_utf8_lossy(value).into_owned()))
         });

@@ -1,8 +1,8 @@
 //! Why limits do not apply to a request: part of the answer to a peek.
 
-use acequia_limits::{Mode, Request, notation::format_duration_ns};
+use acequia_limits::{Mode, Request, notation::format_duration_ns, path::Path};
 
-use crate::{Active, Catalogue};
+use crate::Catalogue;
 
 /// A limit of the request's domain that does not apply, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ impl Catalogue {
     /// `most` of them.
     pub fn unmatched(&self, request: &Request<'_>, most: usize, wall_ns: u64) -> Vec<Unmatched> {
         let unmatched = self.limits_of(request.domain).iter().filter_map(|number| {
-            let why = why_not(&self.limits[*number as usize], request, wall_ns)?;
+            let why = why_not(*number, self, request, wall_ns)?;
             Some(Unmatched { limit: *number, why })
         });
         unmatched.take(most).collect()
@@ -42,12 +42,16 @@ impl Catalogue {
 }
 
 /// The reason why no descriptor matches; `None` if one does.
-fn why_not(active: &Active, request: &Request<'_>, wall_ns: u64) -> Option<String> {
+fn why_not(number: u32, catalogue: &Catalogue, request: &Request<'_>, wall_ns: u64) -> Option<String> {
+    let active = &catalogue.limits[number as usize];
     if active.limit.spec.mode == Mode::Off {
         return Some("mode is off".to_owned());
     }
     if !active.is_in_force(wall_ns) {
         return Some("was replaced".to_owned());
+    }
+    if let Some(path) = &active.limit.path {
+        return why_not_path(number, path, request, catalogue);
     }
     let mut first = None;
     for descriptor in request.descriptors() {
@@ -71,6 +75,32 @@ fn why_not(active: &Active, request: &Request<'_>, wall_ns: u64) -> Option<Strin
                     (None, _) => return None,
                 }
             }
+        };
+        first.get_or_insert(why);
+    }
+    first
+}
+
+/// As [`why_not`], for a limit with a path.
+fn why_not_path(number: u32, path: &Path, request: &Request<'_>, catalogue: &Catalogue) -> Option<String> {
+    let domain = catalogue.domain(request.domain)?;
+    let mut first = None;
+    for descriptor in request.descriptors() {
+        let mut is_found = false;
+        domain.index.candidates(&descriptor, |found| is_found |= found == number);
+        if is_found {
+            return None;
+        }
+        let (entries, steps) = (descriptor.entries, path.steps().len());
+        let why = match path.misfit(&descriptor) {
+            Some((place, step)) => match entries.get(place) {
+                Some((key, value)) => {
+                    format!("entry {} is {}={}, wanted {step}", place + 1, short(key), short(value))
+                }
+                None => format!("no entry {}, wanted {step}", place + 1),
+            },
+            None if entries.len() > steps => format!("{} entries, wanted {steps}", entries.len()),
+            None => "the path of another limit fits better".to_owned(),
         };
         first.get_or_insert(why);
     }

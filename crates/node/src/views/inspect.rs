@@ -1,6 +1,6 @@
 //! What a region has of one cell at one instant, for tests and for operators who ask why.
 
-use acequia_limits::{Algorithm, CellTag, Descriptor, LimitId, Now, Override, Part};
+use acequia_limits::{Algorithm, CellTag, Descriptor, LimitId, Now, Override, Part, selector::Canonical};
 use acequia_rights::{HeldLoan, Incarnation, LentLoan, MemberId, Sessions, VersionId};
 
 use crate::{
@@ -364,7 +364,11 @@ impl Active {
     /// The cell that counts these values, and its variant.
     fn cell_of(&self, values: &Descriptor<'_>, now: Now) -> Option<(CellTag, u16)> {
         let by = self.limit.by.iter();
-        let all: Option<Vec<_>> = by.map(|by| by.canonical(values)).collect();
+        let all: Option<Vec<_>> = match self.limit.path {
+            None => by.map(|by| by.canonical(values)).collect(),
+            // The values are those that count, and not the whole path.
+            Some(_) => by.map(|by| values.value(by.key.as_bytes()).map(Canonical::Value)).collect(),
+        };
         let tag = match all?.as_slice() {
             [one] => self.tagger.one(one.bytes()),
             all => self.tagger.all(all.iter().map(|value| value.bytes())),

@@ -17,7 +17,7 @@ use acequia_api::{
         StatusOut, WireRequest, read_rate_limit_request,
     },
 };
-use acequia_limits::{Algorithm, Mode, Now, Request, verdict::NEVER};
+use acequia_limits::{Algorithm, Now, Request, verdict::NEVER};
 use acequia_node::{Answer, Ask, Catalogue, LimitAnswer, Outcome};
 use bytes::Bytes;
 
@@ -170,9 +170,10 @@ fn status<'c>(descriptor: usize, answer: &Answer, catalogue: &'c Catalogue) -> S
     let mut decisive: Option<&LimitAnswer> = None;
     for limit in answer.limits.iter().filter(|limit| limit.descriptors >> descriptor & 1 == 1) {
         let stricter = |than: &LimitAnswer| rank(limit) > rank(than);
-        // A limit that only watches is not shown.
-        let enforced = catalogue.limits[limit.limit as usize].limit.spec.mode == Mode::Enforce;
-        if enforced && decisive.is_none_or(stricter) {
+        let of = &catalogue.limits[limit.limit as usize].limit;
+        // A limit that only watches is not shown, but for one with a path: the service it was written for shows it.
+        let is_shown = of.spec.mode.denies() || of.path.is_some();
+        if is_shown && decisive.is_none_or(stricter) {
             decisive = Some(limit);
         }
     }
@@ -202,13 +203,15 @@ fn rank(limit: &LimitAnswer) -> (bool, u64, u64) {
 /// A limit in Envoy's units. A bucket is shown by its rate, in the smallest unit in which the rate is whole.
 /// If Envoy has no unit for a period, only the number is shown.
 fn current_limit<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> CurrentLimitOut<'c> {
-    const UNITS: [(Unit, u64); 7] = [
+    const UNITS: [(Unit, u64); 9] = [
         (Unit::Second, 1),
         (Unit::Minute, 60),
         (Unit::Hour, 3_600),
         (Unit::Day, 86_400),
         (Unit::Week, 7 * 86_400),
+        (Unit::Month, 30 * 86_400),
         (Unit::Month, 31 * 86_400),
+        (Unit::Year, 365 * 86_400),
         (Unit::Year, 366 * 86_400),
     ];
     let active = &catalogue.limits[limit.limit as usize].limit;
@@ -224,7 +227,12 @@ fn current_limit<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> CurrentLi
             .map(|(unit, _)| (limit.budget, *unit)),
     };
     let (units, unit) = found.unwrap_or((limit.budget, Unit::Unknown));
-    CurrentLimitOut { name: &active.spec.name, requests_per_unit: saturate(units), unit }
+    // The service whose limits have paths names a limit only if its config does.
+    let name = match active.path {
+        None => &active.spec.name,
+        Some(_) => active.spec.alias.as_deref().unwrap_or_default(),
+    };
+    CurrentLimitOut { name, requests_per_unit: saturate(units), unit }
 }
 
 fn saturate(units: u64) -> u32 {

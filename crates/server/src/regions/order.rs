@@ -227,14 +227,14 @@ pub(super) fn with_numbers(
     if numbers.is_empty() {
         return Err(OrderFault::Invalid("no numbers: write some, such as rate=100/s burst=200".to_owned()));
     }
-    let is_for_all = key.is_empty() && (about.until_ns.is_none() || !spec.by.is_empty());
+    let is_for_all = key.is_empty() && (about.until_ns.is_none() || !spec.counts_by().is_empty());
     if is_for_all && about.until_ns.is_some() {
         return Err(OrderFault::Invalid(format!(
             "a limit's own numbers have no end, since there are none before them to fall back on: name one of its cells, as in \
              {0}/{1}[{2}=...], or set them now, and back when it is time",
             spec.domain,
             spec.name,
-            spec.by.first().map_or("", |by| by.key()),
+            spec.counts_by().first().map_or("", |by| by.key()),
         )));
     }
     let spec =

@@ -112,7 +112,7 @@ pub(super) fn regrant(spec: &LimitSpec) -> Result<LimitSpec, OrderFault> {
     }
     let mut all = Vec::new();
     for (key, grants) in granted {
-        if key.len() != spec.by.len() {
+        if key.len() != spec.counts_by().len() {
             return Err(invalid("a grant is for one cell, and names all that the limit counts by"));
         }
         all.extend(written(&limit, &key.into_iter().collect(), &grants)?);
@@ -217,7 +217,8 @@ pub(super) fn grant_ends_ns(
 /// The key of exactly one cell, as an override writes it; or its fault.
 pub(super) fn exact(spec: &LimitSpec, key: &Key) -> Result<Key, OrderFault> {
     let path = format!("{}/{}", spec.domain, spec.name);
-    let by: Vec<&str> = spec.by.iter().map(BySpec::key).collect();
+    let counted = spec.counts_by();
+    let by: Vec<&str> = counted.iter().map(BySpec::key).collect();
     let pairs = by.iter().map(|name| format!("{name}=...")).collect::<Vec<_>>().join(",");
     let shape = match by.as_slice() {
         [] => format!("{path} counts in one cell: write it without brackets"),
@@ -279,7 +280,7 @@ fn one(text: &str) -> ValueSpec {
 }
 
 fn counts_by(spec: &LimitSpec, name: &str) -> bool {
-    spec.by.iter().any(|by| by.key() == name)
+    spec.counts_by().iter().any(|by| by.key() == name)
 }
 
 fn is_grant(spec: &LimitSpec, fields: &Fields) -> bool {

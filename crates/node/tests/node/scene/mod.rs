@@ -5,10 +5,10 @@ pub(crate) mod ledger;
 use std::{collections::BTreeMap, sync::Arc};
 
 use acequia_limits::{
-    CellTag, Charge, HashKey, Limit, LimitId, Mode, Now, Request,
+    CellTag, HashKey, Limit, LimitId, Now, Request,
     limit::{
-        BySpec, ConcurrentSpec, Descriptors, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait,
-        OnStoreLoss, QuotaSpec, SlidingWindowSpec, TokenBucketSpec, ValueSpec,
+        BySpec, ConcurrentSpec, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait, QuotaSpec,
+        SlidingWindowSpec, TokenBucketSpec, ValueSpec,
     },
 };
 use acequia_node::{Answer, Ask, Asker, Config, MEMORY_BYTES_MIN, Node, Row, SHARDS, WALL};
@@ -31,31 +31,8 @@ fn nothing(name: &str) -> LimitSpec {
     LimitSpec {
         name: name.into(),
         domain: "shop".into(),
-        when: BTreeMap::new(),
         by: vec![BySpec::Key("key".into())],
-        exact: false,
-        descriptors: Descriptors::Sum,
-        cost: None,
-        unit: None,
-        token_bucket: None,
-        leaky_bucket: None,
-        fixed_window: None,
-        sliding_window: None,
-        quota: None,
-        concurrent: None,
-        mode: Mode::Enforce,
-        candidate_for: None,
-        charge: Charge::Together,
-        debt: None,
-        expect: None,
-        carry: false,
-        sharing: None,
-        on_store_loss: OnStoreLoss::Guard,
-        classes: None,
-        warn_at: Vec::new(),
-        throttle: None,
-        unlimited: BTreeMap::new(),
-        overrides: Vec::new(),
+        ..LimitSpec::default()
     }
 }
 
