@@ -8,7 +8,7 @@ use std::{
 };
 
 use acequia_rights::{node_named, pool::NODES_MAX};
-use acequia_store::redis::{Address, ClientCertificate, Credentials, RedisServers, Settings, Tls};
+use acequia_store::redis::{Address, ClientCertificate, Credentials, Password, RedisServers, Settings, Tls};
 use serde::{
     Deserialize, Deserializer,
     de::{self, value::MapAccessDeserializer},
@@ -293,7 +293,7 @@ fn credentials(
     match (username, password_file) {
         (username, Some(file)) => Some(Credentials {
             username: username.as_ref().map(|name| name.value.clone()),
-            password_file: file.clone(),
+            password: Password::File(file.clone()),
         }),
         (Some(username), None) => {
             let what =

@@ -28,6 +28,8 @@ pub(super) struct Breaker {
 
 #[derive(Debug)]
 enum State {
+    /// There was no connection yet.
+    New,
     Closed {
         missed: u32,
     },
@@ -44,14 +46,14 @@ enum State {
 impl Breaker {
     /// A breaker for a shard that is not connected yet.
     pub(super) const fn new(seed: u64) -> Self {
-        Self { state: State::Open { until: None }, random: Random::from_state(seed) }
+        Self { state: State::New, random: Random::from_state(seed) }
     }
 
     pub(super) const fn state(&self) -> BreakerState {
         match self.state {
             State::Closed { .. } => BreakerState::Closed,
             State::HalfOpen { .. } => BreakerState::HalfOpen,
-            State::Open { .. } => BreakerState::Open,
+            State::New | State::Open { .. } => BreakerState::Open,
         }
     }
 
@@ -64,7 +66,7 @@ impl Breaker {
         }
         match &mut self.state {
             State::Closed { .. } => true,
-            State::Open { .. } => false,
+            State::New | State::Open { .. } => false,
             State::HalfOpen { next, .. } if now < *next => false,
             State::HalfOpen { answered, next } => {
                 *next = now + self.random.jittered(SETTINGS.breaker.gap / (1 << *answered));
@@ -78,7 +80,7 @@ impl Breaker {
         match &mut self.state {
             State::Closed { missed } => *missed = 0,
             // This call was sent before the breaker opened, and says nothing about the present.
-            State::Open { .. } => {}
+            State::New | State::Open { .. } => {}
             State::HalfOpen { answered, next } => {
                 *answered += 1;
                 if *answered >= SETTINGS.breaker.answered_min {
@@ -98,7 +100,7 @@ impl Breaker {
                 *missed >= SETTINGS.breaker.missed_max
             }
             State::HalfOpen { .. } => true,
-            State::Open { .. } => false,
+            State::New | State::Open { .. } => false,
         };
         if opens {
             self.state = State::Open { until: Some(now + self.random.jittered(SETTINGS.breaker.pause)) };
@@ -107,13 +109,17 @@ impl Breaker {
 
     /// Notes that there is no connection any more.
     pub(super) const fn lost(&mut self) {
-        self.state = State::Open { until: None };
+        if !matches!(self.state, State::New) {
+            self.state = State::Open { until: None };
+        }
     }
 
-    /// Notes that there is a connection again.
+    /// Notes that there is a connection. The first one gets all calls; one after a loss gets them little by little.
     pub(super) const fn connected(&mut self, now: Instant) {
-        if matches!(self.state, State::Open { until: None }) {
-            self.state = State::HalfOpen { answered: 0, next: now };
+        match self.state {
+            State::New => self.state = State::Closed { missed: 0 },
+            State::Open { until: None } => self.state = State::HalfOpen { answered: 0, next: now },
+            State::Open { .. } | State::Closed { .. } | State::HalfOpen { .. } => {}
         }
     }
 }
@@ -168,6 +174,15 @@ mod tests {
         let now = Instant::now();
         assert!(!breaker.admits(now));
         assert!(!breaker.admits(now + Duration::from_secs(3_600)));
+    }
+
+    #[test]
+    fn the_first_connection_gets_all_calls_at_once() {
+        let mut breaker = Breaker::new(1);
+        let now = Instant::now();
+        breaker.lost();
+        breaker.connected(now);
+        assert!((0..100).all(|_| breaker.admits(now)));
     }
 
     #[test]

@@ -102,6 +102,7 @@ impl Keeper {
             credentials: settings.credentials.clone(),
             tls: settings.tls.clone(),
             timeout: settings.timings.connect_timeout,
+            may_evict: settings.may_evict,
         };
         let mut random = Random::from_state(settings.seed);
         let scout = Scout::new(settings.place.clone(), access.clone(), random.next());

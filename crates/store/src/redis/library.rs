@@ -28,6 +28,8 @@ functions! {
     Group = "group",
     /// Says that a node has told everything that it holds.
     Assert = "assert",
+    /// Counts hits of cells, for nodes that keep no counts.
+    Count = "count",
     /// Takes units of a window.
     Window = "window",
     /// Exchanges the units that a node holds of a bucket.

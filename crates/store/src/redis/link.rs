@@ -35,6 +35,8 @@ pub(super) struct Link {
     pub(super) server: Server,
     pub(super) incarnation: String,
     timeout: Duration,
+    /// Whether the server may forget keys when its memory is full.
+    may_evict: bool,
     opened: Instant,
     /// When the last question was asked whose answer showed that the server is the same, in microseconds
     /// after `opened`.
@@ -83,6 +85,7 @@ impl Link {
             incarnation: server.incarnation(),
             server,
             timeout: access.timeout,
+            may_evict: access.may_evict,
             opened,
             proved_us: AtomicU64::new(0),
             told: SyncMutex::new(None),
@@ -114,7 +117,7 @@ impl Link {
     pub(super) async fn look(&self) -> Result<Option<String>, Fault> {
         let server = self.asked().await?;
         self.evicted.store(server.evicts(), Ordering::Relaxed);
-        if let Some(why) = server.unfit() {
+        if let Some(why) = server.unfit(self.may_evict) {
             return Ok(Some(why));
         }
         if self.loads() > 0 {

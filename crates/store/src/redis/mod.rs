@@ -52,8 +52,8 @@ pub use self::{
     library::Function,
     round_trips::{ROUND_TRIP_BOUNDS_US, RoundTrips},
     settings::{
-        Address, CALL_DEADLINE, CONNECTIONS_MAX, ClientCertificate, Credentials, RedisServers, SHARDS_MAX,
-        Settings, SettingsError, Timings, Tls,
+        Address, CALL_DEADLINE, CONNECTIONS_MAX, ClientCertificate, Credentials, Password, RedisServers,
+        SHARDS_MAX, Settings, SettingsError, Timings, Tls,
     },
     shard::{ShardState, ShardView},
 };

@@ -52,8 +52,9 @@ impl Server {
         self.policy != NO_EVICTION
     }
 
-    /// Why limits must not be kept on this server; `None` if they may.
-    pub(super) fn unfit(&self) -> Option<String> {
+    /// Why limits must not be kept on this server; `None` if they may. `may_evict`: whether the server may forget
+    /// keys when its memory is full.
+    pub(super) fn unfit(&self, may_evict: bool) -> Option<String> {
         let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
         if self.run_id.is_empty() || self.role.is_empty() || major.is_none() {
             return Some("it does not say in INFO what it is: allow this user +info".to_owned());
@@ -68,7 +69,7 @@ impl Server {
             return Some("it is a replica: only its primary may be called".to_owned());
         }
         // A server without a bound on memory forgets nothing, until somebody sets one.
-        if self.evicts() {
+        if self.evicts() && !may_evict {
             let policy = &self.policy;
             return Some(format!(
                 "it forgets what was spent when its memory is full (maxmemory-policy {policy}): set noeviction"
@@ -93,24 +94,24 @@ mod tests {
     #[test]
     fn a_fit_server_is_read() {
         let server = Server::read(INFO);
-        assert_eq!(server.unfit(), None);
+        assert_eq!(server.unfit(false), None);
         assert_eq!(server.incarnation(), "0123456789abcdef.fedcba9876543210");
     }
 
     #[test]
     fn a_server_that_evicts_is_unfit_whether_its_memory_is_bounded_or_not() {
         for policy in ["allkeys-lru", "volatile-ttl", ""] {
-            let why = server("noeviction", policy).unfit().expect("unfit");
+            let why = server("noeviction", policy).unfit(false).expect("unfit");
             assert!(why.contains(policy) && why.contains("set noeviction"), "{why}");
         }
-        assert_eq!(server("maxmemory:0", "maxmemory:1000000").unfit(), None);
+        assert_eq!(server("maxmemory:0", "maxmemory:1000000").unfit(false), None);
     }
 
     #[test]
     fn old_servers_replicas_and_silent_ones_are_unfit() {
-        assert!(server("7.0.15", "6.2.14").unfit().expect("unfit").contains("6.2.14"));
-        assert!(server("role:master", "role:slave").unfit().expect("unfit").contains("replica"));
-        assert!(Server::read("").unfit().expect("unfit").contains("+info"));
+        assert!(server("7.0.15", "6.2.14").unfit(false).expect("unfit").contains("6.2.14"));
+        assert!(server("role:master", "role:slave").unfit(false).expect("unfit").contains("replica"));
+        assert!(Server::read("").unfit(false).expect("unfit").contains("+info"));
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct Settings {
     /// the two agree ([`Redis::compare_clocks`](super::Redis::compare_clocks)). `None` if callers hear of
     /// each other's clocks elsewhere.
     pub clock_error: Option<Duration>,
+    /// Whether a server may forget keys when its memory is full. Only for counts that are worth no more than that.
+    pub may_evict: bool,
     /// The seed of the jitter. Draw it at random: nodes with one seed come back at one moment.
     pub seed: u64,
 }
@@ -49,7 +51,10 @@ impl Settings {
             RedisServers::Sentinel { credentials, .. } => credentials.as_ref(),
             _ => None,
         };
-        let passwords = self.credentials.iter().chain(sentinels).map(|found| found.password_file.clone());
+        let passwords = self.credentials.iter().chain(sentinels).filter_map(|found| match &found.password {
+            Password::File(path) => Some(path.clone()),
+            Password::Text(_) => None,
+        });
         let client = self.tls.as_ref().and_then(|tls| tls.client.as_ref());
         passwords.chain(client.map(|client| client.key_file.clone())).collect()
     }
@@ -65,6 +70,7 @@ impl Settings {
             connections: 2,
             timings: Timings::default(),
             clock_error: None,
+            may_evict: false,
             seed: 0,
         }
     }
@@ -130,9 +136,28 @@ pub enum RedisServers {
 pub struct Credentials {
     /// The name. `None` for the default user.
     pub username: Option<String>,
+    /// The password.
+    pub password: Password,
+}
+
+/// A password.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Password {
     /// A file with only the password; line ends behind it do not count. The file is read for each connection,
     /// so that a new password needs no restart.
-    pub password_file: PathBuf,
+    File(PathBuf),
+    /// The password itself.
+    Text(String),
+}
+
+/// Leaves the text out.
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "File({})", path.display()),
+            Self::Text(_) => f.write_str("Text(secret)"),
+        }
+    }
 }
 
 /// TLS to the servers. The files are read for each connection, so that new certificates need no restart.

@@ -28,7 +28,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::settings::{Address, Credentials, Tls};
+use super::settings::{Address, Credentials, Password, Tls};
 use crate::settings::SETTINGS;
 
 /// The way into a server.
@@ -38,6 +38,8 @@ pub(super) struct Access {
     pub(super) tls: Option<Tls>,
     /// The time limit for a connection, and for each question on our own account.
     pub(super) timeout: Duration,
+    /// As [`Settings::may_evict`](super::Settings).
+    pub(super) may_evict: bool,
 }
 
 /// A connection, and the task that reads and writes it. The task ends when this is dropped.
@@ -193,11 +195,15 @@ pub(super) async fn ask_text(line: &Line, question: &Cmd, within: Duration) -> R
 
 async fn login(credentials: Option<&Credentials>) -> Result<RedisConnectionInfo, String> {
     let login = RedisConnectionInfo::default().set_skip_set_lib_name();
-    let Some(Credentials { username, password_file }) = credentials else {
+    let Some(Credentials { username, password }) = credentials else {
         return Ok(login);
     };
-    let password = String::from_utf8(read(password_file).await?)
-        .map_err(|_| format!("{} is not UTF-8", password_file.display()))?;
+    let password = match password {
+        Password::Text(text) => text.clone(),
+        Password::File(path) => {
+            String::from_utf8(read(path).await?).map_err(|_| format!("{} is not UTF-8", path.display()))?
+        }
+    };
     let login = login.set_password(password.trim_end_matches(['\r', '\n']));
     Ok(match username {
         Some(username) => login.set_username(username),
@@ -276,7 +282,7 @@ mod tests {
             Address { host: "127.0.0.1".to_owned(), port: listener.local_addr().expect("bound").port() };
         let server = tokio::spawn(endless(listener));
         let patience = Duration::from_secs(20);
-        let access = Access { credentials: None, tls: None, timeout: patience };
+        let access = Access { credentials: None, tls: None, timeout: patience, may_evict: false };
         let wire = Wire::dial(&address, &access).await.expect("a connection");
         let ping = redis::cmd("PING");
         assert_eq!(ask_text(&wire.line, &ping, patience).await.expect("an answer"), "PONG");

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use acequia_store::redis::{ClientCertificate, Credentials, Redis, Settings, ShardState, Tls};
+use acequia_store::redis::{ClientCertificate, Credentials, Password, Redis, Settings, ShardState, Tls};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tokio::time::sleep;
 
@@ -27,7 +27,8 @@ async fn a_redis_user_with_the_documented_rights_is_enough() {
     assert_eq!(server.cli(&with_password), "OK");
     let file = server.folder().join("password");
     fs::write(&file, "wrong\n").expect("a file");
-    let credentials = Credentials { username: Some("limiter".to_owned()), password_file: file.clone() };
+    let credentials =
+        Credentials { username: Some("limiter".to_owned()), password: Password::File(file.clone()) };
     let settings =
         Settings { credentials: Some(credentials), ..scene::shards(std::slice::from_ref(&server)) };
 
