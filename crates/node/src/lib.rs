@@ -50,7 +50,7 @@ pub use crate::{
         Refunded, Remember, Renewed, Reserve, Settled, SharedAnswer,
     },
     decide::{
-        Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Forwarding,
+        Answer, Ask, Asker, CellCount, Charged, CountedCell, CountedRequest, DESCRIPTORS_MAX, Forwarding,
         IdReused, LateCost, LimitAnswer, Outcome, Overdraft, Warning,
     },
     forwards::{FORWARD_NS, FORWARD_WAIT_NS, ForwardCounts, ForwardedRequest, Waiter},

@@ -3,6 +3,7 @@
 mod answer;
 mod charge;
 mod classed;
+mod elsewhere;
 mod give_back;
 mod held;
 mod hit;
@@ -21,6 +22,7 @@ use smallvec::SmallVec;
 pub(crate) use self::lease::{is_set_apart, spent_for_ns};
 pub use self::{
     answer::{Answer, Charged, IdReused, LateCost, LimitAnswer, Outcome},
+    elsewhere::{CellCount, CountedCell, CountedRequest},
     soft::Warning,
 };
 use self::{

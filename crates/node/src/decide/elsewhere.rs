@@ -1,0 +1,141 @@
+//! Requests whose cells somebody else counts. The node only finds the cells, and says what the counts mean.
+//!
+//! Only windows with edges that all cells share can be counted so. A hit is counted whether it fits or not.
+
+use std::sync::Arc;
+
+use acequia_limits::{Algorithm, CellTag, Mode, Now, Reason, Request, Verdict};
+use smallvec::SmallVec;
+
+use super::{
+    Ask, Asker, HITS_INLINE, Outcome, RequestCheck,
+    answer::{Answer, LimitAnswer, decide},
+};
+use crate::{Catalogue, settings::SETTINGS};
+
+/// The cells of a request, and the limits that they belong to.
+#[derive(Clone, Debug)]
+pub struct CountedRequest {
+    /// The cells, each once.
+    pub cells: SmallVec<[CountedCell; HITS_INLINE]>,
+    /// The limits to which the cells' indexes refer.
+    pub catalogue: Arc<Catalogue>,
+    unmatched: u64,
+}
+
+/// A cell of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct CountedCell {
+    /// The cell's name, the same on every node with the same limits and key.
+    pub tag: CellTag,
+    /// The units that are to be counted; 0 for a look, or if the request is exempt.
+    pub units: u64,
+    /// The units that the window has.
+    pub budget: u64,
+    /// The end of the open window: wall clock, nanoseconds.
+    pub ends_ns: u64,
+    /// Whether nobody has to be asked, because the limit exempts the request.
+    pub is_exempt: bool,
+    answer: LimitAnswer,
+}
+
+/// What is known of a cell's count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CellCount {
+    /// So many units were counted in the open window, those of the request among them.
+    Known(u64),
+    /// Nobody can say, so the limit denies.
+    Denied,
+    /// Nobody can say, and the limit lets the request pass.
+    Passed,
+}
+
+impl Asker {
+    /// Finds the cells that a request hits, for whoever counts them.
+    pub fn counted(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> CountedRequest {
+        self.load_catalogue();
+        let check = RequestCheck {
+            node: &self.node,
+            catalogue: &self.catalogue,
+            request,
+            now,
+            ask,
+            may_decide: true,
+        };
+        let unmatched = check.gather(request, &mut self.hits);
+        let cells = self.hits.iter().map(|hit| {
+            let is_counted = ask.charge && hit.charges() && !hit.exempt;
+            let ends_ns = match check.global(hit) {
+                Algorithm::FixedWindow(window) => window.end_after(now.wall_ns, hit.tag.salt()),
+                _ => now.wall_ns,
+            };
+            CountedCell {
+                tag: hit.tag,
+                units: if is_counted { hit.units } else { 0 },
+                budget: check.global(hit).budget(),
+                ends_ns,
+                is_exempt: hit.exempt,
+                answer: check.exempt(hit),
+            }
+        });
+        CountedRequest { cells: cells.collect(), catalogue: Arc::clone(&self.catalogue), unmatched }
+    }
+
+    /// Answers a request by the counts of its cells, in their order.
+    pub fn answer_counted(&mut self, of: &CountedRequest, counts: &[CellCount], now: Now) -> &Answer {
+        self.answer = Answer { unmatched: of.unmatched, ..Answer::default() };
+        for (cell, count) in of.cells.iter().zip(counts) {
+            let mode = of.catalogue.limits[cell.answer.limit as usize].limit.spec.mode;
+            self.answer.limits.push(cell.judge(*count, mode, now));
+        }
+        decide(&mut self.answer, &of.catalogue);
+        self.catalogue = Arc::clone(&of.catalogue);
+        &self.answer
+    }
+}
+
+impl CountedCell {
+    fn judge(&self, count: CellCount, mode: Mode, now: Now) -> LimitAnswer {
+        if self.is_exempt {
+            return self.answer;
+        }
+        let left_ns = self.ends_ns.saturating_sub(now.wall_ns);
+        let (spent, fits) = match count {
+            CellCount::Known(spent) if self.units == 0 => (spent, spent < self.budget),
+            CellCount::Known(spent) => (spent, spent <= self.budget),
+            CellCount::Denied | CellCount::Passed => (self.budget, false),
+        };
+        let is_known = matches!(count, CellCount::Known(_));
+        let retry_after_ns = match (fits, is_known) {
+            (true, _) => 0,
+            (false, true) => left_ns,
+            (false, false) => left_ns.min(SETTINGS.decide.lost_retry_ns),
+        };
+        let outcome = match (fits || count == CellCount::Passed, mode) {
+            (true, _) => Outcome::Allow,
+            (false, Mode::Shadow) => Outcome::ShadowDeny,
+            (false, _) => Outcome::Deny,
+        };
+        let reason = match count {
+            _ if fits => Reason::WithinLimit,
+            CellCount::Known(_) => Reason::OverLimit,
+            CellCount::Denied => Reason::Unavailable,
+            CellCount::Passed => Reason::Open,
+        };
+        let mut answer = self.answer;
+        answer.late.owed = spent.saturating_sub(self.budget);
+        LimitAnswer {
+            verdict: Verdict {
+                allowed: fits,
+                remaining: self.budget.saturating_sub(spent),
+                retry_after_ns,
+                delay_ns: 0,
+                reset_after_ns: left_ns,
+            },
+            outcome,
+            reason,
+            is_charged: is_known && self.units > 0,
+            ..answer
+        }
+    }
+}
