@@ -15,6 +15,7 @@
 //! This crate does not know what a limit is, and decides nothing. Other crates refuse an unknown domain, a
 //! cost of 0 or an empty descriptor.
 
+pub mod discovery;
 pub mod wire;
 
 /// Acequia's own API.

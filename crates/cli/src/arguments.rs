@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::{commands, demo::Demo};
 
@@ -15,6 +15,13 @@ pub struct Arguments {
     pub command: Command,
 }
 
+/// A service whose place a node can take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReplacedService {
+    /// envoyproxy/ratelimit, the Go service.
+    Ratelimit,
+}
+
 /// A command with its arguments.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -22,9 +29,16 @@ pub enum Command {
     Demo(Demo),
     /// Run a node.
     Serve {
-        /// The config file.
-        #[arg(long, default_value = "acequia.yaml")]
-        config: PathBuf,
+        /// The config file. By default `acequia.yaml`, or none if there is a `--ratelimit-config`.
+        #[arg(long)]
+        config: Option<PathBuf>,
+        /// A folder of configs of envoyproxy/ratelimit, whose limits this node then counts too.
+        #[arg(long, value_name = "DIR")]
+        ratelimit_config: Option<PathBuf>,
+        /// Take the place of another service: read its environment variables, and listen on its ports. A binary
+        /// named `ratelimit` does so by itself.
+        #[arg(long = "as", value_name = "SERVICE", value_enum, conflicts_with_all = ["config", "ratelimit_config"])]
+        in_place_of: Option<ReplacedService>,
         /// Write logs as JSON.
         #[arg(long)]
         log_json: bool,
@@ -48,6 +62,8 @@ pub enum Command {
     Renew(commands::Renew),
     /// Record a cost that was spent already, whatever is left.
     Report(commands::Report),
+    /// Print the limits of another rate limiter's config as ours, and what differs.
+    Import(commands::Import),
     /// Check a config file: every fault with its line.
     Validate(commands::Validate),
     /// The global budgets: list them, look at one, change one.

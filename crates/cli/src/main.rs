@@ -3,10 +3,13 @@
 use std::process::ExitCode;
 
 use acequia_cli::{
-    arguments::{Arguments, Command},
+    arguments::{Arguments, Command, ReplacedService},
     commands,
 };
-use acequia_server::run;
+use acequia_server::{
+    ratelimit::Environment,
+    run::{self, Start},
+};
 use clap::Parser as _;
 
 /// A request makes a handful of short-lived allocations, and mimalloc serves these fastest.
@@ -14,17 +17,26 @@ use clap::Parser as _;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    if is_started_as_ratelimit() {
+        return serve_as_ratelimit();
+    }
     let arguments = Arguments::parse();
     if std::env::args_os().any(|word| word == "--json") {
         commands::write_messages_as_json();
     }
     match arguments.command {
         Command::Demo(demo) => wait_for(demo.run()),
-        Command::Serve { config, log_json, incarnation, until_stdin_ends } => {
+        Command::Serve { in_place_of: Some(ReplacedService::Ratelimit), .. } => serve_as_ratelimit(),
+        Command::Serve { config, ratelimit_config, log_json, incarnation, until_stdin_ends, .. } => {
             if until_stdin_ends {
                 std::thread::spawn(end_with_stdin);
             }
-            serve(&config, incarnation, log_json)
+            let config = match ratelimit_config {
+                None => Some(config.unwrap_or_else(|| "acequia.yaml".into())),
+                Some(_) => config,
+            };
+            log(log_json, "info");
+            serve(&Start { config, ratelimit_config, incarnation, ..Start::default() })
         }
         Command::Check(check) => wait_for(check.run()),
         Command::Explain(explain) => wait_for(explain.run()),
@@ -32,6 +44,7 @@ fn main() -> ExitCode {
         Command::Commit(commit) => wait_for(commit.run()),
         Command::Renew(renew) => wait_for(renew.run()),
         Command::Report(report) => wait_for(report.run()),
+        Command::Import(import) => import.run(),
         Command::Validate(validate) => wait_for(validate.run()),
         Command::Budget(budget) => wait_for(budget.run()),
         Command::Grant(grant) => wait_for(grant.run()),
@@ -56,10 +69,32 @@ fn wait_for(command: impl Future<Output = ExitCode>) -> ExitCode {
     }
 }
 
-fn serve(path: &std::path::Path, incarnation: Option<u32>, log_json: bool) -> ExitCode {
-    log(log_json);
+/// Whether the binary bears the name of envoyproxy/ratelimit, as in an image that takes the place of that service's.
+fn is_started_as_ratelimit() -> bool {
+    let name = std::env::args_os().next().map(std::path::PathBuf::from);
+    name.is_some_and(|path| path.file_name().is_some_and(|name| name == "ratelimit"))
+}
+
+/// Runs a node by the environment variables of envoyproxy/ratelimit.
+fn serve_as_ratelimit() -> ExitCode {
+    match Environment::read(
+        std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
+    ) {
+        Ok(Environment { start, log_level, log_json, notes }) => {
+            log(log_json, log_level);
+            for note in notes {
+                tracing::warn!("{note}");
+            }
+            serve(&start)
+        }
+        Err(faults) => complain(&faults.join("\n")),
+    }
+}
+
+fn serve(start: &Start) -> ExitCode {
     let ready = |addresses| say(&format!("listening {addresses}"));
-    match run::run(path, incarnation, ready) {
+    match run::run(start, ready) {
         Ok(()) => ExitCode::SUCCESS,
         Err(fault) => complain(&fault.to_string()),
     }
@@ -73,15 +108,16 @@ fn end_with_stdin() {
 }
 
 /// Starts logging to standard error. `RUST_LOG` chooses the level (`info,acequia_server=debug`); the default,
-/// also for an unreadable value, is `info`.
-fn log(json: bool) {
+/// also for an unreadable value, is `least`.
+fn log(json: bool, least: &str) {
     use std::io::IsTerminal as _;
 
     use tracing_subscriber::{
         Layer as _, filter::Targets, fmt, layer::SubscriberExt as _, registry, util::SubscriberInitExt as _,
     };
     let chosen = std::env::var("RUST_LOG").ok().and_then(|chosen| chosen.parse::<Targets>().ok());
-    let filter = chosen.unwrap_or_else(|| Targets::new().with_default(tracing::Level::INFO));
+    let least = least.parse().unwrap_or(tracing::Level::INFO);
+    let filter = chosen.unwrap_or_else(|| Targets::new().with_default(least));
     let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     let lines = if json { lines.json().boxed() } else { lines.boxed() };
     registry().with(lines).with(filter).init();

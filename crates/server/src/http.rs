@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use acequia_api::wire::WireRecord;
+use acequia_api::{envoy::service::ratelimit::v3::rate_limit_response::Code, wire::WireRecord};
 use acequia_limits::{Now, Request, time::ms_rounded_up};
 use acequia_node::{Answer, Ask, Catalogue, IdReused, Recording};
 use axum::{
@@ -40,10 +40,12 @@ use crate::{
     charges::{ChargeKind, Names, WrittenReserve, renewed_word, settled_word},
     config::May,
     connections::{Hold, Life, Stage, TooMuchHeld},
+    grpc,
     headers::{Header, headers},
     json::JsonDescriptor,
     port::Port,
     question::{BadRequest, check_request, check_sizes},
+    ratelimit::json::{JsonRequest, answer_json, config_text},
     refused::{Origin, TurnedAway},
     respond::{class, members, name, outcome_word, retry_after_ms, status},
     settings::SETTINGS,
@@ -54,7 +56,7 @@ use crate::{
 };
 
 /// Paths that need neither certificate nor token: a health checker has none.
-const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];
+const OPEN_PATHS: [&str; 3] = ["/healthcheck", "/healthz", "/readyz"];
 
 /// Everything that a node counts, as text.
 pub type MetricsText = fn(&Arc<Shared>) -> String;
@@ -70,6 +72,9 @@ pub fn router(worker: Arc<Worker>, metrics_text: MetricsText) -> Router {
         .route("/v1/renew", post(renew))
         .route("/v1/authz", get(authz))
         .route("/metrics", get(metrics).layer(Extension(metrics_text)))
+        .route("/json", post(json))
+        .route("/rlconfig", get(rlconfig))
+        .route("/healthcheck", get(healthcheck))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .with_state(worker)
@@ -501,6 +506,9 @@ async fn report(
         Err(fault) => return refuse(&worker, &fault.to_string()),
     };
     let how = How::new(Ask::REPORT, recording).of(owner(&rights, life.owner()));
+    if let Err(fault) = worker.may_lease(&request, how) {
+        return refuse(&worker, &fault.to_string());
+    }
     let respond = |answer: &Answer, catalogue: &Catalogue, _: Now| {
         Json(check_answer(answer, catalogue, &worker.shared.names)).into_response()
     };
@@ -662,6 +670,46 @@ async fn authz(
     match worker.ask(&request, Ask::CHECK_NOW.into(), respond).await {
         Ok(response) => response,
         Err(IdReused) => refuse(&worker, &BadRequest::IdReused.to_string()),
+    }
+}
+
+/// `POST /json`: a request of Envoy's protocol in JSON, as envoyproxy/ratelimit takes it. The status of a denial is
+/// 429.
+async fn json(
+    State(worker): State<Arc<Worker>>,
+    Extension(life): Extension<Arc<Life>>,
+    Extension(rights): Extension<CallRights>,
+    body: Body,
+) -> Response {
+    let (body, _hold): (JsonRequest, _) = match read_json(&worker, &life, body, "request").await {
+        Ok(body) => body,
+        Err(refusal) => return refusal,
+    };
+    match grpc::ask_envoy(worker, rights, life, &body.message()).await {
+        Ok(answer) => {
+            let status = match answer.overall_code() {
+                Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
+                Code::Ok | Code::Unknown => StatusCode::OK,
+            };
+            (status, Json(answer_json(&answer))).into_response()
+        }
+        Err(fault) => (StatusCode::BAD_REQUEST, Json(serde_json::json!({ "error": fault }))).into_response(),
+    }
+}
+
+/// `GET /rlconfig`: the limits that came from a config of envoyproxy/ratelimit, as that service shows them.
+async fn rlconfig(State(worker): State<Arc<Worker>>, Extension(rights): Extension<CallRights>) -> Response {
+    if let Some(refusal) = forbidden(&worker, &rights, May::Metrics, None) {
+        return refusal;
+    }
+    config_text(&worker.shared.node.catalogue()).into_response()
+}
+
+/// `GET /healthcheck`, as envoyproxy/ratelimit answers it: whether the node is ready.
+async fn healthcheck(State(worker): State<Arc<Worker>>) -> Response {
+    match worker.shared.ready() {
+        Ok(()) => "OK".into_response(),
+        Err(why) => (StatusCode::INTERNAL_SERVER_ERROR, why).into_response(),
     }
 }
 

@@ -66,6 +66,12 @@ pub enum BadRequest {
         "a limit counts requests under way, so `at_most` leases none of them: ask Check for each request"
     )]
     LeaseOfSlots,
+    /// The node remembers no charges.
+    #[error(
+        "hits are counted in a Redis here, and no charge is remembered: leave out `id`, `refundable` and `reserve`, and \
+         streams of checks"
+    )]
+    Counted,
     /// Another question had this id, or its charge was given back.
     #[error(
         "this id was used for another request, or was refunded, committed with less or lapsed: such a request needs another id"

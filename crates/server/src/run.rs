@@ -3,7 +3,6 @@
 use std::{
     io,
     net::{SocketAddr, UdpSocket},
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -22,18 +21,24 @@ use tokio::{
 };
 use tracing::{error, info, warn};
 
-pub use crate::service::{Reloaded, Service, StartError};
 use crate::{
-    config::{Address, Config, ConfigFile, PortConfig},
+    config::{Address, Config, PortConfig},
     connections::Connections,
+    counting::Counting,
     gate::{Gate, warn_of_open_ports},
     port::Port,
+    ratelimit::{Difference, Offer, Xds, keep},
     region,
     regions::{Audit, Connected, Joining, admin},
     serve::{Hand, Rounds, accept, work},
     settings::SETTINGS,
     shared::Shared,
     socket::{Accepted, Socket},
+    sources::{Sourced, Sources, UnreadSource},
+};
+pub use crate::{
+    service::{Reloaded, Service, StartError},
+    sources::Start,
 };
 
 /// Where a node listens.
@@ -86,11 +91,17 @@ struct MeshPlace {
     runtime: Runtime,
 }
 
+/// Where the config of a running node comes from.
+struct Origins {
+    sources: Sources,
+    xds: Option<Xds>,
+}
+
 /// Everything that a node needs to run and may fail to get.
 struct Opened {
     signals: Signals,
     grpc: WayIn,
-    http: WayIn,
+    http: Vec<WayIn>,
     operators: Option<Operators>,
     mesh: Option<MeshPlace>,
     workers: Workers,
@@ -104,24 +115,41 @@ struct Signals {
     hangup: Signal,
 }
 
-/// Runs a node until it is told to stop. With a new journal, the node begins as `incarnation`, or by its
-/// clock. `ready` is called with the node's addresses once it listens to all of them.
+/// Runs a node until it is told to stop. `ready` is called with the node's addresses once it listens to all of
+/// them.
 ///
 /// # Errors
 /// The fault that keeps the node from starting.
-pub fn run(path: &Path, incarnation: Option<u32>, ready: impl FnOnce(Addresses)) -> Result<(), StartError> {
-    let (file, config) = read(path)?;
-    let config = Config { incarnation, ..config };
+pub fn run(start: &Start, ready: impl FnOnce(Addresses)) -> Result<(), StartError> {
+    let mut sources = Sources::open(start)?;
+    let mut xds = start.xds.clone().map(Xds::start).transpose()?;
+    let starts_without = start.xds.as_ref().is_some_and(|config| config.starts_without);
+    if let Some(xds) = &mut xds
+        && !sources.has_kept_limits()
+        && !starts_without
+    {
+        wait_for_limits(xds, &mut sources);
+    }
+    let config = Config { incarnation: start.incarnation, ..sourced(&sources)? };
     info!(%config, "starting");
     warn_of_open_secrets(&config);
     let mut service = Service::start(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if let Some(counting) = service.config.counting.clone() {
+        let counting = {
+            let _entered = runtime.enter();
+            Counting::open(counting)?
+        };
+        runtime.block_on(counting.connected());
+        // Nobody else sets it.
+        let _ = service.shared.counting.set(counting);
+    }
     // A start that fails leaves the journal as the last stop left it.
     let mut opened = Opened::open(&mut service, &runtime)?;
     service.begin()?;
     let among_regions = opened.mesh.take().map(|place| Sharing::start(&service, place)).transpose()?;
     let sharing = [among_regions, Sharing::of_store(&mut service)?];
-    runtime.block_on(serve(service, opened, sharing, file, ready));
+    runtime.block_on(serve(service, opened, sharing, Origins { sources, xds }, ready));
     Ok(())
 }
 
@@ -161,7 +189,9 @@ impl Opened {
         let (signals, grpc, http, admin) = runtime.block_on(async {
             let signals = Signals::hear()?;
             let grpc = listen(Port::Grpc, config.listen.grpc.clone())?;
-            let http = listen(Port::Http, config.listen.http.clone())?;
+            let http = std::iter::once(&config.listen.http).chain(&config.listen.further_http);
+            let http: Result<Vec<WayIn>, _> = http.map(|port| listen(Port::Http, port.clone())).collect();
+            let http = http?;
             let admin = config.port(Port::Admin).map(|admin| listen(Port::Admin, admin)).transpose()?;
             Ok::<_, StartError>((signals, grpc, http, admin))
         })?;
@@ -178,13 +208,13 @@ impl Opened {
         let mesh = mesh.map(|joining| MeshPlace { joining, runtime: mesh_runtime });
         let addresses = Addresses {
             grpc: grpc.socket.address()?,
-            http: http.socket.address()?,
+            http: http[0].socket.address()?,
             admin: admin.as_ref().map(|admin| admin.socket.address()).transpose()?,
             mesh: mesh.as_ref().map(|place| place.joining.regions().mesh_address()),
         };
         let (stop, stopping) = watch::channel(false);
-        let ways_in = [Some(&grpc), Some(&http), admin.as_ref()];
-        service.gates = ways_in.into_iter().flatten().map(|way_in| Arc::clone(&way_in.gate)).collect();
+        let ways_in = std::iter::once(&grpc).chain(&http).chain(&admin);
+        service.gates = ways_in.map(|way_in| Arc::clone(&way_in.gate)).collect();
         let operators =
             admin.map(|way_in| Operators { way_in, door: Arc::new(admin::Door::new(&service.shared)) });
         let workers = Workers::start(service.config.workers(), &service.shared, &stopping)?;
@@ -206,9 +236,10 @@ async fn serve(
     mut service: Service,
     opened: Opened,
     sharing: [Option<Sharing>; 2],
-    mut file: ConfigFile,
+    origins: Origins,
     ready: impl FnOnce(Addresses),
 ) {
+    let Origins { mut sources, mut xds } = origins;
     let Opened { mut signals, grpc, http, operators, workers, addresses, stop, .. } = opened;
     let stopping = stop.subscribe();
     let max_age = service.config.max_age;
@@ -217,8 +248,9 @@ async fn serve(
         tokio::spawn(accept(socket, hands, connections, stopping.clone()))
     };
     let max = connections_max(&service.config);
-    let mut accepting =
-        vec![accept(grpc, workers.hands.clone(), max), accept(http, workers.hands.clone(), max)];
+    let for_callers = std::iter::once(grpc).chain(http);
+    let mut accepting: Vec<_> =
+        for_callers.map(|way_in| accept(way_in, workers.hands.clone(), max)).collect();
     let operators = operators.map(|Operators { way_in, door }| {
         let (hand, hands) = mpsc::channel(SETTINGS.sockets.handover_max);
         accepting.push(accept(way_in, vec![hand], SETTINGS.admin.connections_max));
@@ -236,9 +268,13 @@ async fn serve(
             _ = signals.terminate.recv() => break,
             _ = signals.interrupt.recv() => break,
             _ = signals.hangup.recv() => true,
+            Some(offer) = offered(&mut xds) => {
+                (service, sources) = take_offer(service, sources, offer).await;
+                continue;
+            }
             () = rounds.next(&service.shared) => false,
         };
-        (service, file) = look_again(service, file, asked).await;
+        (service, sources) = look_again(service, sources, asked).await;
         service.renew_certificates();
         service.gates.iter().for_each(|gate| gate.look_again());
     }
@@ -280,51 +316,109 @@ async fn serve(
 
 /// Reads the config again if it has changed, or if an operator asked. A config that cannot be put in force
 /// changes nothing.
-async fn look_again(mut service: Service, mut file: ConfigFile, asked: bool) -> (Service, ConfigFile) {
-    match file.read_again(asked) {
+async fn look_again(mut service: Service, mut sources: Sources, asked: bool) -> (Service, Sources) {
+    match sources.read_again(asked) {
         Ok(changed) if asked || changed => {}
-        Ok(_) => return (service, file),
+        Ok(_) => return (service, sources),
         // An editor may be replacing the file now.
-        Err(cause) if !asked && cause.kind() == io::ErrorKind::NotFound => return (service, file),
-        Err(cause) => {
+        Err(unread) if !asked && unread.cause.kind() == io::ErrorKind::NotFound => return (service, sources),
+        Err(UnreadSource { path, cause }) => {
             service.shared.reloads.refused.fetch_add(1, Ordering::Relaxed);
-            error!(%cause, path = %file.path().display(), "config not read again: the old one stays");
-            return (service, file);
+            error!(%cause, %path, "config not read again: the old one stays");
+            return (service, sources);
         }
     }
     // The reload has a thread apart from the one that accepts connections, since many limits take seconds.
     let reloaded = tokio::task::spawn_blocking(move || {
-        reload(&mut service, &file);
-        (service, file)
+        // A fault was told where it was found.
+        let _ = reload(&mut service, &sources);
+        (service, sources)
     });
     reloaded.await.unwrap_or_else(|fault| std::panic::resume_unwind(fault.into_panic()))
 }
 
-fn reload(service: &mut Service, file: &ConfigFile) {
-    let parsed = Config::parse(&file.path().display().to_string(), file.text());
-    let done = parsed.map_err(StartError::from).and_then(|config| service.reload(config));
+/// The next limits that come by xDS; never, if none do.
+async fn offered(xds: &mut Option<Xds>) -> Option<Offer> {
+    match xds {
+        Some(xds) => xds.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the limits that come by xDS can be read.
+fn wait_for_limits(xds: &mut Xds, sources: &mut Sources) {
+    info!("waiting for limits by xDS");
+    while let Some(Offer { domains, bytes, said }) = xds.wait() {
+        let before = sources.replace_offered(domains);
+        let read = sourced(sources);
+        let is_sound = read.is_ok();
+        match &read {
+            Ok(config) => keep_limits(config, &bytes),
+            Err(_) => drop(sources.replace_offered(before)),
+        }
+        // Nobody listens if the stream has ended; the server offers the limits again.
+        let _ = said.send(read.map(|_| ()).map_err(|fault| fault.to_string()));
+        if is_sound {
+            return;
+        }
+    }
+}
+
+/// Keeps limits that came by xDS, if the node has a disk.
+fn keep_limits(config: &Config, bytes: &[u8]) {
+    if let Some(folder) = &config.data {
+        keep(folder, bytes);
+    }
+}
+
+/// Puts limits in force that came by xDS. If that cannot be done, the last good ones stay.
+async fn take_offer(mut service: Service, mut sources: Sources, offer: Offer) -> (Service, Sources) {
+    let taken = tokio::task::spawn_blocking(move || {
+        let Offer { domains, bytes, said } = offer;
+        let before = sources.replace_offered(domains);
+        let done = reload(&mut service, &sources);
+        match done {
+            Ok(()) => keep_limits(&service.config, &bytes),
+            Err(_) => drop(sources.replace_offered(before)),
+        }
+        // Nobody listens if the stream has ended; the server offers the limits again.
+        let _ = said.send(done);
+        (service, sources)
+    });
+    taken.await.unwrap_or_else(|fault| std::panic::resume_unwind(fault.into_panic()))
+}
+
+/// Puts the config in force that the sources make together.
+fn reload(service: &mut Service, sources: &Sources) -> Result<(), String> {
+    let done = sourced(sources).and_then(|config| service.reload(config));
     let reloads = &service.shared.reloads;
     match done {
         Ok(Reloaded::Applied) => {
             reloads.applied.fetch_add(1, Ordering::Relaxed);
             info!("config read again");
+            Ok(())
         }
         Ok(Reloaded::Unchanged) => {
             reloads.unchanged.fetch_add(1, Ordering::Relaxed);
             info!("the config was read, and changes nothing here");
+            Ok(())
         }
         Err(fault) => {
             reloads.refused.fetch_add(1, Ordering::Relaxed);
             error!(%fault, "config refused: the old one stays");
+            Err(fault.to_string())
         }
     }
 }
 
-fn read(path: &Path) -> Result<(ConfigFile, Config), StartError> {
-    let name = path.display().to_string();
-    let file = ConfigFile::open(path).map_err(|cause| StartError::File { path: name.clone(), cause })?;
-    let config = Config::parse(&name, file.text())?;
-    Ok((file, config))
+/// The config of some files. What has another effect here than with the service that the files were written for
+/// is told.
+fn sourced(sources: &Sources) -> Result<Config, StartError> {
+    let Sourced { config, differences } = sources.config()?;
+    for Difference { limit, what } in differences {
+        info!(%limit, "differs from envoyproxy/ratelimit: {what}");
+    }
+    Ok(config)
 }
 
 /// How many connections each of the two ports for callers may have: the config's number, or as many as file

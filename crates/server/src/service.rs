@@ -15,7 +15,7 @@ use acequia_node::{
     WITHDRAWALS,
 };
 use acequia_rights::Incarnation as Identity;
-use acequia_store::{Journal, Store, StoreError};
+use acequia_store::{Journal, Store, StoreError, redis::SettingsError};
 use tokio::sync::watch;
 use tracing::{debug, error, info, warn};
 
@@ -33,7 +33,9 @@ use crate::{
         RegionsParts,
     },
     schedule::{self, SCHEDULE, ValueFault},
+    settings::SETTINGS,
     shared::Shared,
+    sources::UnreadSource,
     webhooks::{Prepared, Webhooks, WebhooksError},
     writer::Writer,
 };
@@ -64,6 +66,9 @@ pub enum StartError {
     /// The config is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The Redis that counts hits cannot be used.
+    #[error(transparent)]
+    Counting(#[from] SettingsError),
     /// The system's clock is not set.
     #[error(transparent)]
     Clock(#[from] ClockFault),
@@ -121,6 +126,12 @@ pub enum StartError {
     /// The system refuses something else.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
+}
+
+impl From<UnreadSource> for StartError {
+    fn from(UnreadSource { path, cause }: UnreadSource) -> Self {
+        Self::File { path, cause }
+    }
 }
 
 impl From<MeshError> for StartError {
@@ -193,7 +204,11 @@ impl Service {
             return Self::agree_and_start(config, &settings, store, clock, chance);
         }
         refuse_the_journal_of_a_mate(journal)?;
-        let key = hash_key(journal, &chance)?;
+        // Nodes that count in one Redis have one name for a cell, and nothing else in common.
+        let key = match config.counting {
+            Some(_) => COUNTED_KEY,
+            None => hash_key(journal, &chance)?,
+        };
         let member = member_of_regions(&config, journal, now)?;
         let after_crash = last.has_crashed(member.as_ref()).then_some(now);
         let node_config = NodeConfig {
@@ -212,6 +227,7 @@ impl Service {
                     info!("the node did not stop cleanly: what was reserved and not used counts as spent");
                 }
             }
+            None if config.counting.is_some() => {}
             None => warn!(
                 "no `data` in the config: nothing survives a restart, and a restart may admit a window twice"
             ),
@@ -517,7 +533,11 @@ impl Service {
             None => self.put_in_force(live.limits.clone())?,
         };
         self.shared.apply(live);
-        for change in changes {
+        let more = changes.len().saturating_sub(SETTINGS.reading.changes_told);
+        if more > 0 {
+            info!(more, "more limits changed than are named here");
+        }
+        for change in changes.into_iter().take(SETTINGS.reading.changes_told) {
             match change.kind {
                 ChangeKind::Added => info!(limit = change.limit, "limit added"),
                 ChangeKind::Removed => info!(limit = change.limit, "limit removed"),
@@ -851,6 +871,9 @@ fn known(bytes: &[u8]) -> Result<BTreeSet<LimitId>, StartError> {
 fn without_limits(config: &Config) -> Config {
     Config { live: Live { limits: Vec::new(), ..config.live.clone() }, ..config.clone() }
 }
+
+/// The key of cells' names where a Redis counts their hits.
+const COUNTED_KEY: HashKey = HashKey(*b"acequia, counted");
 
 fn hash_key(store: Option<&dyn Store>, chance: &Chance) -> Result<HashKey, StartError> {
     let Some(store) = store else { return Ok(HashKey(chance.draw(KEY)?)) };

@@ -172,7 +172,18 @@ pub(crate) const SETTINGS: Settings = Settings {
         parts_max: 20,
         keys_compared: 1_000,
         listed_max: 8,
+        changes_told: 100,
     },
+    counting: CountingSettings {
+        over_lasts: Duration::from_secs(1),
+        over_max: 65_536,
+        kept_after_ns: 60 * S,
+        hits_max: 1 << 40,
+        told_each: 1_000,
+        look_every: Duration::from_millis(10),
+        start_max: Duration::from_secs(15),
+    },
+    xds: XdsSettings { connect_max: Duration::from_secs(10), ping_every: Duration::from_secs(30) },
     bounds: BoundSettings {
         workers_max: 1_024,
         connections_max: 1_000_000,
@@ -234,6 +245,8 @@ pub(crate) struct Settings {
     pub(crate) webhooks: WebhookSettings,
     pub(crate) secrets: SecretSettings,
     pub(crate) reading: ReadingSettings,
+    pub(crate) counting: CountingSettings,
+    pub(crate) xds: XdsSettings,
     pub(crate) bounds: BoundSettings,
     pub(crate) defaults: DefaultSettings,
     pub(crate) clock: ClockSettings,
@@ -589,6 +602,36 @@ pub(crate) struct ReadingSettings {
     pub(crate) keys_compared: usize,
     /// The most names that a fault lists.
     pub(crate) listed_max: usize,
+    /// The most limits that the log names when a new config changes them.
+    pub(crate) changes_told: usize,
+}
+
+/// Counts in a Redis.
+pub(crate) struct CountingSettings {
+    /// How long it is remembered that a cell is over its limit. Larger: fewer calls. Smaller: hits that another node
+    /// gives back are noticed sooner.
+    pub(crate) over_lasts: Duration,
+    /// How many cells that are over their limit are remembered.
+    pub(crate) over_max: usize,
+    /// How long a count is kept after its window has ended, in nanoseconds, since nodes' clocks differ.
+    pub(crate) kept_after_ns: u64,
+    /// The most hits that are counted at once, so that a count never overflows.
+    pub(crate) hits_max: u64,
+    /// One of so many calls without an answer is told.
+    pub(crate) told_each: u64,
+    /// The time between two looks at a start whether the Redis answers.
+    pub(crate) look_every: Duration,
+    /// How long a start waits for the Redis.
+    pub(crate) start_max: Duration,
+}
+
+/// The connection to a management server.
+pub(crate) struct XdsSettings {
+    /// How long a connection may take to open, and a ping to be answered. Larger: a server that is gone is noticed
+    /// later.
+    pub(crate) connect_max: Duration,
+    /// The time between two pings.
+    pub(crate) ping_every: Duration,
 }
 
 /// What a field of the config may say. `deploy/config.md` tells operators.

@@ -18,6 +18,7 @@ use crate::{
     clock::Clock,
     config::{Headers, Live, Reloads},
     connections::AllConnections,
+    counting::Counting,
     hints,
     patience::Waiting,
     refused::Refused,
@@ -59,6 +60,8 @@ pub struct Shared {
     pub(crate) waiting: Arc<Waiting>,
     /// This node's region, where its nodes share a store.
     pub(crate) own_region: OnceLock<OwnRegion>,
+    /// Where hits are counted, if this node counts none itself.
+    pub(crate) counting: OnceLock<Counting>,
     /// The connections that callers have open, and the bytes that they make the node hold.
     pub(crate) connections: Arc<AllConnections>,
     /// Callers that were turned away.
@@ -102,6 +105,7 @@ impl Shared {
             warned: Warned::default(),
             waiting: Arc::default(),
             own_region: OnceLock::new(),
+            counting: OnceLock::new(),
             clock,
             key,
             workers: Workers::default(),

@@ -1,7 +1,7 @@
 //! A worker's counts: plain numbers under the worker's own lock, added up on request.
 
 use acequia_api::acequia::v1::Settled;
-use acequia_node::{Answer, Catalogue, Outcome, Refunded};
+use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome, Refunded};
 
 use crate::{
     hints::{Hints, Pairs},
@@ -79,6 +79,59 @@ pub(crate) struct LimitTally {
     pub(crate) units: u64,
     /// Units that were given back.
     pub(crate) refunded: u64,
+    /// Counts as envoyproxy/ratelimit has them, if the limit has a path.
+    pub(crate) hits: HitTally,
+}
+
+/// Hits of a limit with a path, as envoyproxy/ratelimit counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HitTally {
+    /// All hits.
+    pub(crate) total: u64,
+    /// Hits that were beyond the limit.
+    pub(crate) over: u64,
+    /// Hits that were within the limit, but beyond [`NEAR_PERCENT`] of it.
+    pub(crate) near: u64,
+    /// Hits of requests that were within the limit.
+    pub(crate) within: u64,
+    /// Hits beyond a limit that only watches.
+    pub(crate) shadow: u64,
+}
+
+/// A limit is near from this part of it on, in percent.
+const NEAR_PERCENT: u64 = 80;
+
+impl HitTally {
+    /// The counts, in the order of their fields.
+    pub(crate) const fn all(&self) -> [u64; 5] {
+        [self.total, self.over, self.near, self.within, self.shadow]
+    }
+
+    #[cold]
+    fn record(&mut self, limit: &LimitAnswer) {
+        let hits = if limit.is_charged { limit.units } else { 0 };
+        let (budget, left) = (limit.budget, limit.verdict.remaining);
+        let is_over = matches!(limit.outcome, Outcome::Deny | Outcome::ShadowDeny);
+        // What was left before a hit that did not fit is within the limit.
+        let over = if is_over { hits.min(limit.late.owed.saturating_add(limit.late.unrecorded)) } else { 0 };
+        let spent = budget.saturating_sub(left);
+        let near_from = budget.saturating_mul(NEAR_PERCENT) / 100;
+        let near = spent.saturating_sub(near_from).min(hits - over);
+        self.total += hits;
+        self.over += over;
+        self.near += near;
+        self.within += if is_over { 0 } else { hits };
+        self.shadow += if limit.outcome == Outcome::ShadowDeny { over } else { 0 };
+    }
+
+    fn add(&mut self, other: &Self) {
+        let Self { total, over, near, within, shadow } = other;
+        self.total += total;
+        self.over += over;
+        self.near += near;
+        self.within += within;
+        self.shadow += shadow;
+    }
 }
 
 /// The words for outcomes in metrics, in the order of [`outcome_place`].
@@ -116,7 +169,8 @@ impl Tally {
         }
         self.unmatched += u64::from(answer.unmatched.count_ones());
         for limit in &answer.limits {
-            let slot = catalogue.limits[limit.limit as usize].slot() as usize;
+            let active = &catalogue.limits[limit.limit as usize];
+            let slot = active.slot() as usize;
             if self.limits.len() <= slot {
                 self.limits.resize_with(slot + 1, LimitTally::default);
             }
@@ -124,6 +178,9 @@ impl Tally {
             tally.outcomes[outcome_place(limit.outcome)] += 1;
             if answer.allowed && limit.outcome == Outcome::Allow {
                 tally.units += limit.units;
+            }
+            if active.limit.path.is_some() && limit.outcome != Outcome::Unlimited {
+                tally.hits.record(limit);
             }
         }
     }
@@ -158,6 +215,7 @@ impl Tally {
             }
             ours.units += theirs.units;
             ours.refunded += theirs.refunded;
+            ours.hits.add(&theirs.hits);
         }
         self.hints.add(&other.hints);
         self.decision.add(&other.decision);

@@ -13,11 +13,13 @@ use acequia_node::{
     Answer, Ask, Catalogue, FORWARD_WAIT_NS, Forwarding, IdReused, LimitAnswer, Outcome, Overdraft,
     Recording, Refunded,
 };
+use futures::future::BoxFuture;
 use tokio::time::Instant;
 use tracing::{debug, debug_span, enabled};
 
 use crate::{
     config::May,
+    counting::{Counting, Hits},
     idempotency::{Deciding, Named, SharedNames},
     patience::Patience,
     question::BadRequest,
@@ -156,6 +158,9 @@ impl Worker {
         mut how: How,
         respond: impl Fn(&Answer, &Catalogue, Now) -> R,
     ) -> Result<R, IdReused> {
+        if let Some(counting) = self.shared.counting.get() {
+            return Ok(self.ask_counted(counting, request, how.ask, respond).await);
+        }
         let (mut claim, mut keep_wait) = (None, Duration::ZERO);
         let begun = Instant::now();
         if let Some((recording, names)) = self.shared_name(how) {
@@ -190,11 +195,70 @@ impl Worker {
     /// # Errors
     /// The request leases slots.
     pub(crate) fn may_lease(&self, request: &Request<'_>, how: How) -> Result<(), BadRequest> {
+        if how.recording.is_some() {
+            self.may_record()?;
+        }
         if !how.is_lease() || !self.hold().counts_under_way(request) {
             return Ok(());
         }
         self.refuse(&BadRequest::LeaseOfSlots);
         Err(BadRequest::LeaseOfSlots)
+    }
+
+    /// Checks that charges are remembered here.
+    ///
+    /// # Errors
+    /// They are not, because hits are counted elsewhere.
+    pub(crate) fn may_record(&self) -> Result<(), BadRequest> {
+        if self.shared.counting.get().is_none() {
+            return Ok(());
+        }
+        self.refuse(&BadRequest::Counted);
+        Err(BadRequest::Counted)
+    }
+
+    /// Asks whoever counts, and makes the response.
+    async fn ask_counted<R>(
+        &self,
+        counting: &Counting,
+        request: &Request<'_>,
+        ask: Ask,
+        respond: impl Fn(&Answer, &Catalogue, Now) -> R,
+    ) -> R {
+        let (cells, now) = {
+            let mut held = self.hold();
+            let now = held.now;
+            (held.state.asker.counted(request, now, ask), now)
+        };
+        let counts = counting.count(&cells, now, Hits::Added).await;
+        let mut held = self.hold();
+        let now = held.now;
+        let answer = held.state.asker.answer_counted(&cells, &counts, now);
+        if answer.reason == Reason::NoMatch {
+            held.decide_unmatched(request, ask);
+        }
+        let (response, _) = held.answer(request, ask, |answer, catalogue| respond(answer, catalogue, now));
+        response
+    }
+
+    /// Gives hits back to whoever counts; `None` if this node counts.
+    pub(crate) fn give_back_counted(
+        self: &Arc<Self>,
+        request: &Request<'_>,
+    ) -> Option<BoxFuture<'static, ()>> {
+        self.shared.counting.get()?;
+        let (cells, now) = {
+            let mut held = self.hold();
+            let now = held.now;
+            (held.state.asker.counted(request, now, Ask::CHECK), now)
+        };
+        let worker = Arc::clone(self);
+        Some(Box::pin(async move {
+            if let Some(counting) = worker.shared.counting.get() {
+                // What cannot be given back stays counted.
+                counting.count(&cells, now, Hits::GivenBack).await;
+            }
+        }))
     }
 
     /// The name of a question, if other nodes of the region may have answered it and this one has not.

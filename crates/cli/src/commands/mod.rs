@@ -20,6 +20,7 @@ mod explain;
 #[cfg(test)]
 mod fake_admin;
 mod grant;
+mod import;
 mod limit_path;
 pub(crate) mod operator;
 mod order;
@@ -51,9 +52,9 @@ use clap::Args;
 
 pub use self::{
     audit::Audit, authority::Authority, bench::Bench, budget::Budget, candidate::Candidate, certs::Certs,
-    check::Check, clock::ClockCheck, explain::Explain, grant::Grant, grant::Reset, regions::Regions,
-    renew::Renew, report::Report, settlement::Commit, settlement::Refund, store::Store, top::Top,
-    validate::Validate,
+    check::Check, clock::ClockCheck, explain::Explain, grant::Grant, grant::Reset, import::Import,
+    regions::Regions, renew::Renew, report::Report, settlement::Commit, settlement::Refund, store::Store,
+    top::Top, validate::Validate,
 };
 use self::{
     entries::{Word, groups, read_word},

@@ -217,7 +217,8 @@ impl WrittenListen {
             tls: None,
             allow: None,
         };
-        Listen { grpc: grpc.unwrap_or_else(|| nowhere.clone()), http: http.unwrap_or(nowhere), admin, mesh }
+        let (grpc, http) = (grpc.unwrap_or_else(|| nowhere.clone()), http.unwrap_or(nowhere));
+        Listen { grpc, http, further_http: Vec::new(), admin, mesh }
     }
 }
 

@@ -24,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use acequia_limits::{Limit, networks::Network, notation::format_duration_ns};
+use acequia_limits::{Limit, limit::LimitSpec, networks::Network, notation::format_duration_ns};
 use acequia_node::Keep;
 use acequia_rights::{MemberId, node_named};
 use serde::Deserialize;
@@ -33,6 +33,7 @@ pub use self::file::read_text;
 pub(crate) use self::file::{ConfigFile, Reloads, Watched};
 use self::{faults::Faults, written::Written};
 use crate::{
+    counting::CountingConfig,
     port::Port,
     settings::SETTINGS,
     unmatched::{NoMatch, NoMatches},
@@ -63,6 +64,8 @@ pub struct Config {
     pub data: Option<PathBuf>,
     /// The store that the nodes of the region share; none for a region of one node.
     pub store: Option<StoreConfig>,
+    /// Where hits are counted, if this node counts none itself. It comes from the environment, not from the file.
+    pub counting: Option<CountingConfig>,
     /// The regions that share the limits; none for a node that stands alone.
     pub regions: Option<Regions>,
     /// The folder of certificates: `ca.pem`, `NODE.pem`, `NODE.key`. It is there if there are `regions`, or
@@ -100,6 +103,8 @@ pub struct Listen {
     pub grpc: PortConfig,
     /// Check, metrics and health over HTTP.
     pub http: PortConfig,
+    /// Further ports for the same, if the node takes the place of a service that has them.
+    pub further_http: Vec<PortConfig>,
     /// Budgets and regions; absent if the service is not wanted. On loopback, or else with certificates and
     /// known callers.
     pub admin: Option<PortConfig>,
@@ -210,6 +215,14 @@ impl Config {
     /// # Errors
     /// Every fault in it, with its line.
     pub fn parse(file: &str, text: &str) -> Result<Self, ConfigError> {
+        Self::parse_with(file, text, Vec::new())
+    }
+
+    /// As [`Config::parse`], with limits that come from elsewhere after those in the text.
+    ///
+    /// # Errors
+    /// As [`Config::parse`]. Faults of the further limits have no line.
+    pub fn parse_with(file: &str, text: &str, further: Vec<LimitSpec>) -> Result<Self, ConfigError> {
         let fail = |faults| ConfigError { file: file.to_owned(), faults };
         if text.len() > FILE_BYTES_MAX {
             let what =
@@ -221,7 +234,7 @@ impl Config {
             return Err(fail(faults.into_sorted()));
         };
         // Fields that were left out may be the only fault of the others.
-        let config = is_whole.then(|| written.validate(&mut faults));
+        let config = is_whole.then(|| written.with(further).validate(&mut faults));
         let faults = faults.into_sorted();
         match config {
             Some(config) if faults.is_empty() => Ok(config),
@@ -344,6 +357,7 @@ impl Config {
             ("listen", self.listens_elsewhere(new)),
             ("data", self.data != new.data),
             ("store", self.store != new.store),
+            ("counting", self.counting != new.counting),
             ("regions", old.map(|r| &r.members) != other.map(|r| &r.members)),
             ("authority", old.map(|r| &r.authority) != other.map(|r| &r.authority)),
             ("clock", old.map(|r| r.clock) != other.map(|r| r.clock)),

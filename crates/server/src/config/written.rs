@@ -77,6 +77,12 @@ struct WrittenHeaders {
 }
 
 impl Written {
+    /// The config with further limits, which are not in the file.
+    pub(super) fn with(mut self, further: Vec<LimitSpec>) -> Self {
+        self.limits.extend(further.into_iter().map(unplaced));
+        self
+    }
+
     /// The config. The result counts only if there is no fault.
     pub(super) fn validate(self, faults: &mut Faults<'_>) -> Config {
         faults.name("region", &self.region);
@@ -119,6 +125,7 @@ impl Written {
             listen,
             data: self.data,
             store,
+            counting: None,
             regions,
             tls: self.tls,
             admin_token: self.admin_token.map(|token| token.value),

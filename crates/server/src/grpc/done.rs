@@ -15,6 +15,7 @@ use std::{sync::Arc, time::Duration};
 use acequia_api::wire::{WireDescriptor, WireRequest};
 use acequia_limits::{Request, descriptor::Span};
 use bytes::Bytes;
+use futures::future::BoxFuture;
 
 use super::{
     envoy::{Seen, all_settled, how, read, read_on, respond},
@@ -66,7 +67,7 @@ pub(super) fn reply(
     by.may_ask_for(wire.domain)?;
     // Another descriptor may be too large to be looked at: these charges are settled nevertheless.
     let unsent = settle_all(worker, &wire);
-    give_back(worker, &wire);
+    let counted = give_back(worker, &wire);
     let seen = Seen { descriptors: wire.descriptors.len(), settled: take_out(&mut wire) };
     let reply = if wire.descriptors.is_empty() {
         Reply::Now(all_settled(seen))
@@ -74,12 +75,15 @@ pub(super) fn reply(
         let (request, seen) = read_on(worker, wire, seen)?;
         reply_to(by, message, request, seen, how(longest), read, respond)?
     };
-    if unsent.is_empty() {
+    if unsent.is_empty() && counted.is_none() {
         return Ok(reply);
     }
     let worker = Arc::clone(worker);
     Ok(Reply::Later(Box::pin(async move {
         send(&worker, unsent).await;
+        if let Some(counted) = counted {
+            counted.await;
+        }
         match reply {
             Reply::Now(reply) => Ok(reply),
             Reply::Later(reply) => reply.await,
@@ -105,8 +109,8 @@ fn hits(descriptor: &WireDescriptor, wire: &WireRequest<'_>) -> u64 {
     descriptor.cost.or(wire.cost).unwrap_or(1)
 }
 
-/// Gives hits back that carry no id, if the domain takes such hits.
-fn give_back(worker: &Worker, wire: &WireRequest<'_>) {
+/// Gives hits back that carry no id, if the domain takes such hits. Whoever counts elsewhere is to be told.
+fn give_back(worker: &Arc<Worker>, wire: &WireRequest<'_>) -> Option<BoxFuture<'static, ()>> {
     let has_no_id = |descriptor: &&WireDescriptor| {
         descriptor.is_negative_hits && wire.entries_of(descriptor).iter().all(|(key, _)| *key != CHARGE)
     };
@@ -116,15 +120,20 @@ fn give_back(worker: &Worker, wire: &WireRequest<'_>) {
         request.spans.push(Span { start, end, cost: Some(hits(descriptor, wire)) });
     }
     if request.spans.is_empty() {
-        return;
+        return None;
     }
     request.entries = wire.entries.clone();
     let settings = worker.shared.settings();
     let takes_them =
         std::str::from_utf8(wire.domain).is_ok_and(|domain| settings.negative_hits.contains(domain));
-    if !takes_them || check_sizes(&request).is_err() || !worker.hold().give_back(&request) {
+    let is_sound = takes_them && check_sizes(&request).is_ok();
+    if is_sound && let Some(told) = worker.give_back_counted(&request) {
+        return Some(told);
+    }
+    if !is_sound || !worker.hold().give_back(&request) {
         worker.count_ignored(Ignored::Nameless, request.spans.len());
     }
+    None
 }
 
 #[cfg(test)]

@@ -104,6 +104,7 @@ pub(super) fn peek(by: &By, message: &[u8]) -> Result<Bytes, Status> {
     let (request, _) = read(worker, message)?;
     by.may(May::Peek)?;
     by.may_ask_for(request.domain)?;
+    worker.may_record()?;
     let mut held = worker.hold();
     let now = held.now;
     let ((mut response, answer, catalogue), _) = held.ask(&request, Ask::PEEK, |answer, catalogue| {

@@ -81,6 +81,12 @@ impl Status {
     }
 }
 
+impl std::fmt::Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
 impl From<TooManyStreams> for Status {
     fn from(fault: TooManyStreams) -> Self {
         Self::new(Code::ResourceExhausted, fault.to_string())

@@ -22,11 +22,13 @@ use std::{
     time::Duration,
 };
 
+use acequia_api::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http_body::Body;
 use hyper::{body::Incoming, rt::Executor};
 use hyper_util::rt::TokioIo;
+use prost::Message as _;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::watch,
@@ -34,9 +36,14 @@ use tokio::{
 use tonic::service::Routes;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-use self::{body::GrpcBody, call::Call};
+use self::{
+    body::GrpcBody,
+    call::Call,
+    reply::{By, Reply},
+};
 use crate::{
     admit::Admitted,
+    callers::CallRights,
     connections::{Life, Stage},
     linger::{self, Borrowed},
     refused::TurnedAway,
@@ -63,6 +70,28 @@ pub(crate) fn answer_by_tonic(
     })
 }
 
+/// Answers a request of Envoy's protocol that came another way.
+///
+/// # Errors
+/// The request is malformed, or the caller may not ask; in words.
+pub(crate) async fn ask_envoy(
+    worker: Arc<Worker>,
+    rights: CallRights,
+    life: Arc<Life>,
+    request: &RateLimitRequest,
+) -> Result<RateLimitResponse, String> {
+    let by = By { worker, rights, life };
+    let message = Bytes::from(request.encode_to_vec());
+    let reply = match envoy::should_rate_limit(&by, &message, Duration::MAX) {
+        Ok(Reply::Now(reply)) => Ok(reply),
+        Ok(Reply::Later(reply)) => reply.await,
+        Err(status) if status.is_too_large() => Ok(envoy::too_large()),
+        Err(status) => Err(status),
+    };
+    let reply = reply.map_err(|status| status.to_string())?;
+    RateLimitResponse::decode(&reply[message::PREFIX..]).map_err(|fault| fault.to_string())
+}
+
 /// Answers a call only with the reason why it is refused.
 pub(crate) fn turn_away(fault: TurnedAway) -> Answered {
     Box::pin(std::future::ready(Ok(call::respond(Err(fault.into())))))
@@ -86,7 +115,8 @@ pub fn routes() -> Result<(Routes, HealthReporter), tonic_reflection::server::Er
 
 /// Reports every service, and the whole node, as healthy until `stopping`.
 pub async fn report_health(reporter: HealthReporter, mut stopping: watch::Receiver<bool>) {
-    const SERVICES: [&str; 3] = ["", limiter::SERVICE, envoy::SERVICE];
+    // The last is the name of envoyproxy/ratelimit.
+    const SERVICES: [&str; 4] = ["", limiter::SERVICE, envoy::SERVICE, "ratelimit"];
     for service in SERVICES {
         reporter.set_service_status(service, ServingStatus::Serving).await;
     }

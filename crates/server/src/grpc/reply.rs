@@ -87,7 +87,8 @@ pub(super) fn reply_to<P: Copy + Send + Sync + 'static>(
     by.may_ask_for(request.domain)?;
     worker.may_lease(&request, how)?;
     // If other nodes may know the name, the store is asked first.
-    let asked = worker.shared_name(how).is_none().then(|| {
+    let asks_others = worker.shared.counting.get().is_some() || worker.shared_name(how).is_some();
+    let asked = (!asks_others).then(|| {
         worker.hold().ask_patiently(&request, how, |answer, catalogue, now| {
             respond(worker, with, answer, catalogue, now)
         })

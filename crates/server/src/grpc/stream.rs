@@ -106,6 +106,7 @@ struct Decided {
 impl CheckStream {
     pub(super) fn new(by: By, incoming: Incoming) -> Result<Self, Status> {
         by.may(May::Check)?;
+        by.worker.may_record()?;
         Ok(Self {
             _place: by.life.stream()?,
             ends: Box::pin(by.life.ends()),

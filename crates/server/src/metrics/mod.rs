@@ -53,6 +53,10 @@ impl Collector for Counts {
         process::process(&mut out, &Process::look())?;
         requests::about(&mut out, &catalogue)?;
         requests::limits(&mut out, &tally, &hottest, &catalogue)?;
+        requests::hits(&mut out, &tally, &catalogue)?;
+        if let Some(counting) = shared.counting.get() {
+            requests::counted(&mut out, counting.counts())?;
+        }
         if catalogue.has_candidates {
             requests::candidates(&mut out, &catalogue, |slot| shared.cells_of(slot))?;
         }

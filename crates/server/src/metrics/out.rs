@@ -77,6 +77,20 @@ impl Out<'_> {
         Ok(())
     }
 
+    /// A number for each set of labels, under a name that is not ours and says nothing of its kind.
+    pub(super) fn foreign<'l>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (Vec<(&'l str, &'l str)>, u64)>,
+    ) -> fmt::Result {
+        let mut metric = self.begin(name, help, None, MetricType::Unknown)?;
+        for (labels, value) in values {
+            metric.encode_family(&labels.as_slice())?.encode_gauge(&signed(value))?;
+        }
+        Ok(())
+    }
+
     /// Seconds that add up.
     pub(super) fn seconds_total(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
         let mut metric = self.begin(name, help, Some(&Unit::Seconds), MetricType::Counter)?;

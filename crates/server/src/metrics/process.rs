@@ -59,10 +59,15 @@ pub(super) fn process(out: &mut Out<'_>, process: &Process) -> fmt::Result {
 
 /// The connections of callers, and the callers that were turned away.
 pub(super) fn connections(out: &mut Out<'_>, all: &AllConnections, refused: &Refused) -> fmt::Result {
-    let ports = all.ports();
-    let open = ports.iter().map(|port| ([("port", port.port().name())], port.count() as u64));
+    let (mut open, mut ended) = (BTreeMap::new(), BTreeMap::new());
+    // Several addresses may be one port.
+    for port in all.ports() {
+        *open.entry([("port", port.port().name())]).or_insert(0) += port.count() as u64;
+        for (labels, count) in port.ended().counts(port.port().name()) {
+            *ended.entry(labels).or_insert(0) += count;
+        }
+    }
     out.gauges("acequia_connections", "Connections that are open.", open)?;
-    let ended = ports.iter().flat_map(|port| port.ended().counts(port.port().name()));
     out.counters(
         "acequia_connections_ended",
         "Connections that the node ended: silent, without a call; idle, without one for long; crowded, others needed the place; old; held, it had the most bytes of unfinished messages.",

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, fmt};
 
-use acequia_limits::{Charge, limit::OnStoreLoss};
+use acequia_limits::{Charge, limit::OnStoreLoss, path::Step};
 use acequia_node::{Active, Catalogue, ChargesView, ForwardCounts};
 
 use super::out::{Out, by_path, labelled};
@@ -61,6 +61,55 @@ pub(super) fn limits(
     let help = "What the cells asked for most have left, from samples: rank 1 is the hottest.";
     out.gauges("acequia_hottest_cell_remaining", help, remaining)
 }
+
+/// Calls to the Redis that counts hits.
+pub(super) fn counted(out: &mut Out<'_>, counts: [u64; 3]) -> fmt::Result {
+    let words = ["answered", "missed", "saved"].map(|outcome| [("outcome", outcome)]);
+    let help = "Calls to the Redis that counts hits, and cells known to be over their limit without a call.";
+    out.counters("acequia_counting_calls", help, words.into_iter().zip(counts))
+}
+
+/// Hits of limits with paths, under the names that boards of envoyproxy/ratelimit read.
+pub(super) fn hits(out: &mut Out<'_>, tally: &Tally, catalogue: &Catalogue) -> fmt::Result {
+    struct Row<'a> {
+        domain: &'a str,
+        keys: Vec<String>,
+        counts: [u64; 5],
+    }
+    let mut rows: BTreeMap<String, Row<'_>> = BTreeMap::new();
+    for active in &catalogue.limits {
+        let Some(path) = &active.limit.path else { continue };
+        let counts = tally.limits.get(active.slot() as usize).map_or([0; 5], |tally| tally.hits.all());
+        let mut names = path.steps().iter().map(Step::stat_name);
+        let first = names.next().unwrap_or_default();
+        let further: Vec<String> = names.collect();
+        let keys = if further.is_empty() { vec![first] } else { vec![first, further.join(".")] };
+        let row = Row { domain: &active.limit.spec.domain, keys, counts: [0; 5] };
+        let row = rows.entry(active.limit.path()).or_insert(row);
+        row.counts.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+    }
+    if rows.is_empty() {
+        return Ok(());
+    }
+    const KEYS: [&str; 2] = ["key1", "key2"];
+    for (place, (name, help)) in HITS.iter().enumerate() {
+        let values = rows.values().map(|row| {
+            let keys = KEYS.into_iter().zip(row.keys.iter().map(String::as_str));
+            (std::iter::once(("domain", row.domain)).chain(keys).collect(), row.counts[place])
+        });
+        out.foreign(name, help, values)?;
+    }
+    Ok(())
+}
+
+/// The names of [`HitTally`](crate::tally::HitTally)'s counts, in their order.
+const HITS: [(&str, &str); 5] = [
+    ("ratelimit_service_rate_limit_total_hits", "Hits, as envoyproxy/ratelimit counts them."),
+    ("ratelimit_service_rate_limit_over_limit", "Hits beyond the limit."),
+    ("ratelimit_service_rate_limit_near_limit", "Hits within the limit, but beyond 80 % of it."),
+    ("ratelimit_service_rate_limit_within_limit", "Hits of requests within the limit."),
+    ("ratelimit_service_rate_limit_shadow_mode", "Hits beyond a limit that only watches."),
+];
 
 /// The verdicts of candidates and their live limits on requests that hit both. `cells_of` has the cells of a
 /// limit, by its slot.

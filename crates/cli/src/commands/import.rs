@@ -1,0 +1,118 @@
+//! `acequia import`: the limits of another rate limiter's config, as a config of ours has them.
+
+use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf, process::ExitCode};
+
+use acequia_limits::limit::LimitSpec;
+use acequia_server::{
+    config::read_text,
+    ratelimit::{Difference, import, read_domain},
+};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use super::{Output, SUCCESS, complain};
+
+/// Print the limits of another rate limiter's config as ours, and what differs.
+#[derive(Args, Clone, Debug)]
+pub struct Import {
+    /// Whose config.
+    #[command(subcommand)]
+    from: From,
+}
+
+/// The rate limiters whose configs can be read.
+#[derive(Clone, Debug, Subcommand)]
+enum From {
+    /// Files of envoyproxy/ratelimit, the Go service.
+    Envoy {
+        /// The files. A domain may be in several of them.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+}
+
+/// The part of a config that the limits make.
+#[derive(Serialize)]
+struct Written<'a> {
+    domains: BTreeMap<&'a str, WrittenDomain>,
+    limits: &'a [LimitSpec],
+}
+
+#[derive(Serialize)]
+struct WrittenDomain {
+    negative_hits: bool,
+}
+
+impl Import {
+    /// Reads the files, and prints a part of a config.
+    pub fn run(self) -> ExitCode {
+        let From::Envoy { files } = self.from;
+        match envoy(&files) {
+            Ok(text) => Output::new().end(&text, SUCCESS),
+            Err(faults) => complain(&faults.join("\n")),
+        }
+    }
+}
+
+fn envoy(files: &[PathBuf]) -> Result<String, Vec<String>> {
+    let mut faults = Vec::new();
+    let read = |path: &PathBuf| {
+        let name = path.display().to_string();
+        let text = read_text(path).map_err(|cause| format!("cannot read {name}: {cause}"))?;
+        read_domain(&name, &text)
+    };
+    let domains: Vec<_> =
+        files.iter().filter_map(|path| read(path).map_err(|fault| faults.push(fault)).ok()).collect();
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    let imported = import(&domains)?;
+    let domains =
+        imported.domains.iter().map(|domain| (domain.as_str(), WrittenDomain { negative_hits: true }));
+    let written = Written { domains: domains.collect(), limits: &imported.limits };
+    let yaml = serde_saphyr::to_string(&written)
+        .map_err(|fault| vec![format!("cannot write the limits: {fault}")])?;
+    let mut text = String::new();
+    for Difference { limit, what } in &imported.differences {
+        let _ = writeln!(text, "# differs: {limit}: {what}");
+    }
+    Ok(text + &yaml)
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_server::config::Config;
+
+    use super::*;
+
+    #[test]
+    fn what_is_printed_is_a_config_with_the_same_limits() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("a.yaml");
+        let text = "
+domain: shop
+descriptors:
+  - { key: tenant, value: '*:yes', detailed_metric: true, rate_limit: { unit: day, requests_per_unit: 5 } }
+  - { key: tenant, rate_limit: { unlimited: true, replaces: [{ name: x }] } }
+";
+        std::fs::write(&file, text).expect("written");
+        let printed = envoy(std::slice::from_ref(&file)).expect("limits");
+        assert!(printed.starts_with("# differs: shop/tenant=*:yes: detailed_metric"), "{printed}");
+        let config = format!("region: eu\nnode: a\n{printed}");
+        let config =
+            Config::parse("acequia.yaml", &config).unwrap_or_else(|fault| panic!("{fault}\n{config}"));
+        let domain = read_domain("a.yaml", text).expect("a config");
+        let limits: Vec<LimitSpec> = config.live.limits.into_iter().map(|limit| limit.spec).collect();
+        assert_eq!(limits, import(&[domain]).expect("limits").limits);
+        assert!(config.live.negative_hits.contains("shop"));
+    }
+
+    #[test]
+    fn every_file_that_cannot_be_read_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let bad = folder.path().join("bad.yaml");
+        std::fs::write(&bad, "limits: []\n").expect("written");
+        let faults = envoy(&[bad, folder.path().join("gone.yaml")]).expect_err("faults");
+        assert!(faults[0].contains("bad.yaml:1: ") && faults[1].contains("cannot read"), "{faults:?}");
+    }
+}

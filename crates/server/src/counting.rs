@@ -1,0 +1,221 @@
+//! Counts in a Redis, for nodes that are many, have no disk and know nothing of each other.
+//!
+//! Every decision asks the Redis, which adds the hits to the cells' counts. So all nodes agree, and a Redis that loses
+//! writes lets more pass. No answer waits longer than a call may take; then the limits deny, or let pass what the
+//! operator chose to let pass. What is over its limit is remembered for a moment, and not asked again.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use acequia_limits::{CellTag, Now};
+use acequia_node::{CellCount, CountedCell, CountedRequest};
+use acequia_store::redis::{
+    Arg, CALL_DEADLINE, Function, Group, Missed, Redis, RedisServers, Settings, SettingsError, ShardState,
+};
+use futures::future::join_all;
+use smallvec::SmallVec;
+use tracing::warn;
+
+use crate::settings::SETTINGS;
+
+/// Where hits are counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CountingConfig {
+    /// The Redis.
+    pub redis: Settings,
+    /// Whether everything passes while the Redis does not answer. Otherwise nothing does.
+    pub passes_without: bool,
+}
+
+/// The way to the counts.
+#[derive(Debug)]
+pub(crate) struct Counting {
+    redis: Redis,
+    passes_without: bool,
+    /// Whether all cells lie on one server, so that one call counts a whole request.
+    is_one: bool,
+    over: Mutex<BTreeMap<Window, Instant>>,
+    /// Calls that were answered, calls that were not, and cells that needed no call.
+    counts: [AtomicU64; 3],
+}
+
+/// A cell in one of its windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Window {
+    tag: CellTag,
+    ends_ns: u64,
+}
+
+impl Window {
+    fn of(cell: &CountedCell) -> Self {
+        Self { tag: cell.tag, ends_ns: cell.ends_ns }
+    }
+
+    /// The end of the key in Redis.
+    fn suffix(self) -> String {
+        format!("{:032x}:{}", self.tag.0, self.ends_ns / 1_000_000)
+    }
+}
+
+/// Whether hits are added or given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hits {
+    Added,
+    GivenBack,
+}
+
+/// The cells of one call, by their places in the request.
+struct CountCall {
+    group: Group,
+    places: SmallVec<[usize; 4]>,
+}
+
+impl Counting {
+    /// Begins to connect, on the current runtime.
+    ///
+    /// # Errors
+    /// The settings are out of their ranges.
+    pub(crate) fn open(config: CountingConfig) -> Result<Self, SettingsError> {
+        let is_one = match &config.redis.place {
+            RedisServers::Cluster { .. } => false,
+            RedisServers::Shards { addresses } => addresses.len() == 1,
+            RedisServers::Sentinel { shards, .. } => shards.len() == 1,
+        };
+        let redis = Redis::open(config.redis)?;
+        Ok(Self {
+            redis,
+            passes_without: config.passes_without,
+            is_one,
+            over: Mutex::default(),
+            counts: Default::default(),
+        })
+    }
+
+    /// Waits until a server answers, or for as long as a start may take.
+    pub(crate) async fn connected(&self) {
+        let is_open = || self.redis.shards().iter().any(|shard| shard.state == ShardState::Open);
+        let answers = async {
+            while !is_open() {
+                tokio::time::sleep(SETTINGS.counting.look_every).await;
+            }
+        };
+        if tokio::time::timeout(SETTINGS.counting.start_max, answers).await.is_err() {
+            warn!("the Redis that counts hits does not answer: starting without it");
+        }
+    }
+
+    /// Calls that were answered, calls that were not, and cells that needed no call.
+    pub(crate) fn counts(&self) -> [u64; 3] {
+        [0, 1, 2].map(|place| self.counts[place].load(Ordering::Relaxed))
+    }
+
+    /// Counts a request's cells; returns their counts, in the order of the cells.
+    pub(crate) async fn count(&self, request: &CountedRequest, now: Now, hits: Hits) -> Vec<CellCount> {
+        let unknown = if self.passes_without { CellCount::Passed } else { CellCount::Denied };
+        let mut counts = vec![unknown; request.cells.len()];
+        let mut calls: SmallVec<[CountCall; 4]> = SmallVec::new();
+        for (place, cell) in request.cells.iter().enumerate().filter(|(_, cell)| !cell.is_exempt) {
+            if hits == Hits::Added && self.is_over(cell) {
+                counts[place] = CellCount::Known(cell.budget.saturating_add(1));
+                continue;
+            }
+            let group = if self.is_one { Group::of_hash(0) } else { Group::of_hash(cell.tag.0 as u64) };
+            match calls.iter_mut().find(|call| call.group == group) {
+                Some(call) => call.places.push(place),
+                None => calls.push(CountCall { group, places: SmallVec::from_slice(&[place]) }),
+            }
+        }
+        let asked = calls.iter().map(|call| self.call(call, request, now, hits));
+        for (call, answer) in calls.iter().zip(join_all(asked).await) {
+            let Some(answer) = answer else { continue };
+            for (place, count) in call.places.iter().zip(answer) {
+                let cell = &request.cells[*place];
+                counts[*place] = CellCount::Known(count);
+                self.note(cell, count, now);
+            }
+        }
+        counts
+    }
+
+    /// The counts of a call's cells; `None` without an answer.
+    async fn call(
+        &self,
+        call: &CountCall,
+        request: &CountedRequest,
+        now: Now,
+        hits: Hits,
+    ) -> Option<Vec<u64>> {
+        let cells = || call.places.iter().map(|place| &request.cells[*place]);
+        let suffixes: SmallVec<[String; 4]> = cells().map(|cell| Window::of(cell).suffix()).collect();
+        let suffixes: SmallVec<[&str; 4]> = suffixes.iter().map(String::as_str).collect();
+        let args: SmallVec<[Arg<'_>; 8]> = cells()
+            .flat_map(|cell| {
+                let units = i64::try_from(cell.units.min(SETTINGS.counting.hits_max)).unwrap_or(i64::MAX);
+                let units = if hits == Hits::GivenBack { -units } else { units };
+                // Other nodes' clocks may be behind.
+                let kept_ns = cell.ends_ns.saturating_sub(now.wall_ns) + SETTINGS.counting.kept_after_ns;
+                [Arg::Int(units), Arg::Int(i64::try_from(kept_ns / 1_000_000).unwrap_or(i64::MAX))]
+            })
+            .collect();
+        let answer = self.redis.call(call.group, Function::Count, &suffixes, &args, CALL_DEADLINE).await;
+        let counts = answer.and_then(|values| {
+            let counts: Option<Vec<u64>> =
+                values.iter().map(|value| value.int().and_then(|count| u64::try_from(count).ok())).collect();
+            let counts = counts.filter(|counts| counts.len() == call.places.len());
+            counts.ok_or_else(|| Missed::Refused(format!("an answer that is no list of counts: {values:?}")))
+        });
+        let place = usize::from(counts.is_err());
+        let earlier = self.counts[place].fetch_add(1, Ordering::Relaxed);
+        if let Err(missed) = &counts
+            && earlier.is_multiple_of(SETTINGS.counting.told_each)
+        {
+            warn!(%missed, passes = self.passes_without, "hits are not counted");
+        }
+        counts.ok()
+    }
+
+    fn is_over(&self, cell: &CountedCell) -> bool {
+        let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_over = over.get(&Window::of(cell)).is_some_and(|until| Instant::now() < *until);
+        if is_over {
+            self.counts[2].fetch_add(1, Ordering::Relaxed);
+        }
+        is_over
+    }
+
+    /// Notes whether a cell is over its limit.
+    fn note(&self, cell: &CountedCell, count: u64, now: Now) {
+        let window = Window::of(cell);
+        let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        if count <= cell.budget {
+            over.remove(&window);
+            return;
+        }
+        if over.len() >= SETTINGS.counting.over_max {
+            let now = Instant::now();
+            over.retain(|_, until| now < *until);
+        }
+        if over.len() < SETTINGS.counting.over_max {
+            let left = std::time::Duration::from_nanos(cell.ends_ns.saturating_sub(now.wall_ns));
+            over.insert(window, Instant::now() + left.min(SETTINGS.counting.over_lasts));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_of_a_cell_have_keys_of_their_own() {
+        let window = |ends_ns| Window { tag: CellTag(7), ends_ns };
+        assert_eq!(window(60_000_000_000).suffix(), format!("{:032x}:60000", 7));
+        assert_ne!(window(60_000_000_000).suffix(), window(120_000_000_000).suffix());
+    }
+}

@@ -1,0 +1,171 @@
+//! The files that a node's config comes from: its own, and those of a rate limit service that it replaces.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use acequia_limits::Mode;
+
+use crate::{
+    config::{Config, ConfigError, ConfigFault, ConfigFile, Listen, PortConfig},
+    ratelimit::{Difference, EnvironmentConfig, Folder, Imported, RatelimitDomain, XdsConfig, import, kept},
+};
+
+/// The config of a node that has no file of its own.
+const ALONE: &str = "region: local\nnode: local\n";
+
+/// What a node runs by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Start {
+    /// The config file. Without one, the node stands alone with defaults.
+    pub config: Option<PathBuf>,
+    /// A folder of configs of envoyproxy/ratelimit, whose limits come after those of the config file.
+    pub ratelimit_config: Option<PathBuf>,
+    /// A management server whose limits come after those of the config file.
+    pub xds: Option<XdsConfig>,
+    /// The node's incarnation if its journal is new, instead of one by its clock.
+    pub incarnation: Option<u32>,
+    /// What variables of envoyproxy/ratelimit say, if the node takes that service's place.
+    pub environment: Option<EnvironmentConfig>,
+}
+
+/// A node's config, as it stands in files.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    file: Option<ConfigFile>,
+    folder: Option<Folder>,
+    /// What a management server offered last.
+    offered: Vec<RatelimitDomain>,
+    environment: Option<EnvironmentConfig>,
+}
+
+/// A config, and what the files of the other service say beyond it.
+pub(crate) struct Sourced {
+    pub(crate) config: Config,
+    pub(crate) differences: Vec<Difference>,
+}
+
+impl Sources {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// A file or folder cannot be read.
+    pub(crate) fn open(start: &Start) -> Result<Self, UnreadSource> {
+        let unread = |path: &Path| {
+            let path = path.display().to_string();
+            move |cause| UnreadSource { path, cause }
+        };
+        let (file, folder) = (start.config.as_deref(), start.ratelimit_config.as_deref());
+        let mut sources = Self {
+            file: file.map(|path| ConfigFile::open(path).map_err(unread(path))).transpose()?,
+            folder: folder.map(|path| Folder::open(path).map_err(unread(path))).transpose()?,
+            offered: Vec::new(),
+            environment: start.environment.clone(),
+        };
+        // A config with faults is told when it is needed.
+        let data =
+            if start.xds.is_some() { sources.config().ok().and_then(|read| read.config.data) } else { None };
+        sources.offered = data.and_then(|folder| kept(&folder)).unwrap_or_default();
+        Ok(sources)
+    }
+
+    /// Whether there are limits by xDS from before the start.
+    pub(crate) const fn has_kept_limits(&self) -> bool {
+        !self.offered.is_empty()
+    }
+
+    /// Replaces what a management server offered last; returns what it was.
+    pub(crate) fn replace_offered(&mut self, domains: Vec<RatelimitDomain>) -> Vec<RatelimitDomain> {
+        std::mem::replace(&mut self.offered, domains)
+    }
+
+    /// Reads again what looks different, or everything if an operator asked. Says whether any text is new.
+    ///
+    /// # Errors
+    /// As [`Sources::open`]. A fault that repeats is returned once, unless an operator asked.
+    pub(crate) fn read_again(&mut self, is_asked: bool) -> Result<bool, UnreadSource> {
+        let mut is_new = false;
+        if let Some(file) = &mut self.file {
+            let read = file.read_again(is_asked);
+            is_new |=
+                read.map_err(|cause| UnreadSource { path: file.path().display().to_string(), cause })?;
+        }
+        if let Some(folder) = &mut self.folder {
+            let read = folder.read_again(is_asked);
+            is_new |=
+                read.map_err(|cause| UnreadSource { path: folder.path().display().to_string(), cause })?;
+        }
+        Ok(is_new)
+    }
+
+    /// The config that the files make together.
+    ///
+    /// # Errors
+    /// Every fault in them.
+    pub(crate) fn config(&self) -> Result<Sourced, ConfigError> {
+        let Imported { mut limits, domains, differences } = self.imported()?;
+        if self.environment.as_ref().is_some_and(|environment| environment.shadow_mode) {
+            limits.iter_mut().filter(|limit| limit.mode.denies()).for_each(|limit| limit.mode = Mode::Shadow);
+        }
+        let ports = self.environment.as_ref().map(Ports::read).transpose()?;
+        let mut config = match &self.file {
+            Some(file) => Config::parse_with(&file.path().display().to_string(), file.text(), limits)?,
+            None => {
+                let text = self.environment.as_ref().map_or(ALONE, |environment| &environment.text);
+                Config::parse_with(ENVIRONMENT, text, limits)?
+            }
+        };
+        if self.file.is_none() {
+            config.counting = self.environment.as_ref().and_then(|environment| environment.counting.clone());
+        }
+        if let Some(Ports { grpc, http, further_http }) = ports {
+            config.listen = Listen { grpc, http, further_http, ..config.listen };
+        }
+        // Whoever moves here gives hits back as before.
+        config.live.negative_hits.extend(domains);
+        Ok(Sourced { config, differences })
+    }
+}
+
+impl Sources {
+    /// What the other service's config says, in files or by xDS.
+    fn imported(&self) -> Result<Imported, ConfigError> {
+        let (place, domains) = match &self.folder {
+            Some(folder) => (folder.path().display().to_string(), folder.domains()),
+            None => ("xDS".to_owned(), Ok(self.offered.clone())),
+        };
+        domains.and_then(|domains| import(&domains)).map_err(|faults| {
+            let faults = faults.into_iter().map(|what| ConfigFault { line: 0, what }).collect();
+            ConfigError { file: place, faults }
+        })
+    }
+}
+
+/// What faults of variables name as their file.
+const ENVIRONMENT: &str = "the environment";
+
+/// The ports of a service whose place the node takes.
+struct Ports {
+    grpc: PortConfig,
+    http: PortConfig,
+    further_http: Vec<PortConfig>,
+}
+
+impl Ports {
+    fn read(environment: &EnvironmentConfig) -> Result<Self, ConfigError> {
+        let Listen { grpc, http, .. } = Config::parse(ENVIRONMENT, &environment.text)?.listen;
+        let further = environment.further_http.iter().map(|address| {
+            let text = format!("region: local\nnode: local\nlisten: {{ http: {address:?} }}\n");
+            Config::parse(ENVIRONMENT, &text).map(|config| config.listen.http)
+        });
+        Ok(Self { grpc, http, further_http: further.collect::<Result<_, _>>()? })
+    }
+}
+
+/// A file or folder that cannot be read.
+#[derive(Debug)]
+pub(crate) struct UnreadSource {
+    pub(crate) path: String,
+    pub(crate) cause: io::Error,
+}
