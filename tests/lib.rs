@@ -76,6 +76,18 @@ impl Node {
         node
     }
 
+    /// Starts a node that reads this config, and a folder of these files of envoyproxy/ratelimit's config.
+    pub fn start_with_ratelimit(yaml: &str, files: &[(&str, &str)]) -> Self {
+        let mut node = Self::new(&[]);
+        node.write_config(yaml);
+        std::fs::create_dir(node.ratelimit()).expect("a folder");
+        for (name, text) in files {
+            std::fs::write(node.ratelimit().join(name), text).expect("written");
+        }
+        node.start_again();
+        node
+    }
+
     fn new(environment: &[(&'static str, &'static str)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let environment = environment.to_vec();
@@ -101,6 +113,8 @@ impl Node {
             .arg(binary())
             .args(["serve", "--config"])
             .arg(self.config())
+            .args(self.ratelimit().exists().then_some("--ratelimit-config"))
+            .args(self.ratelimit().exists().then(|| self.ratelimit()))
             .envs(self.environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -179,6 +193,11 @@ impl Node {
     /// The config file.
     pub fn config(&self) -> PathBuf {
         self.folder.path().join("acequia.yaml")
+    }
+
+    /// The folder of envoyproxy/ratelimit's config, if the node has one.
+    pub fn ratelimit(&self) -> PathBuf {
+        self.folder.path().join("ratelimit")
     }
 
     /// The folder of the journal.

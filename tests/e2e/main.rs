@@ -25,6 +25,7 @@ mod moving;
 mod operators;
 mod pages;
 mod proxies;
+mod ratelimit;
 mod recipe_files;
 mod recipes;
 mod regions;

@@ -64,7 +64,7 @@ pub(crate) fn parse(text: &str) -> Result<Metrics, String> {
             }
             match word {
                 "TYPE"
-                    if ["counter", "gauge", "histogram", "info"].contains(&rest)
+                    if ["counter", "gauge", "histogram", "info", "unknown"].contains(&rest)
                         && family.kind.is_empty() =>
                 {
                     rest.clone_into(&mut family.kind);
@@ -97,7 +97,7 @@ impl Family {
             "counter" => &["_total"],
             "info" => &["_info"],
             "histogram" => &["_bucket", "_sum", "_count"],
-            "gauge" => &[""],
+            "gauge" | "unknown" => &[""],
             _ => &[],
         }
     }

@@ -19,8 +19,8 @@ use crate::store::servers::free_port;
 
 pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// Ports that the pages and their configs name. Nobody may hold them while tests run.
-const PORTS: [u16; 16] =
-    [7201, 7202, 7203, 8000, 8079, 8080, 8081, 8082, 8180, 8181, 8182, 8280, 8281, 8282, 9000, 10000];
+const PORTS: [u16; 17] =
+    [6070, 7201, 7202, 7203, 8000, 8079, 8080, 8081, 8082, 8180, 8181, 8182, 8280, 8281, 8282, 9000, 10000];
 /// The start of every session: an answer may take a while, and background processes end with the session.
 const PRELUDE: &str = r#"
 set -eu -o pipefail
@@ -52,7 +52,7 @@ impl Ports {
     pub(crate) fn replace(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (written, port) in &self.0 {
-            for before in [":", "port_value: "] {
+            for before in [":", "port_value: ", "PORT="] {
                 text = text.replace(&format!("{before}{written}"), &format!("{before}{port}"));
             }
         }
@@ -72,6 +72,13 @@ fn session(name: &str) -> Result<String, String> {
             let text = ports.replace(&fs::read_to_string(&path).expect("a config"));
             fs::write(folder.path().join("deploy").join(path.file_name().expect("a name")), text)
                 .expect("a file");
+        }
+    }
+    for block in blocks(&page(name), "yaml") {
+        // A config of another service says where it lies.
+        if let Some(path) = block.text.lines().next().and_then(|line| line.strip_prefix("# config/")) {
+            fs::create_dir_all(folder.path().join("config")).expect("a folder");
+            fs::write(folder.path().join("config").join(path), &block.text).expect("a file");
         }
     }
     std::os::unix::fs::symlink(binary(), folder.path().join("target/release/acequia")).expect("a link");
@@ -119,6 +126,20 @@ fn the_readme_explains_the_config_that_is_shipped() {
     }
     shown["limits"] = shipped["limits"].clone();
     assert_eq!(shown, shipped);
+}
+
+#[test]
+fn whoever_comes_from_another_service_tries_it_as_the_page_says() {
+    let name = "deploy/from-ratelimit.md";
+    let said = session(name).expect("a session");
+    for part in
+        [r#""overallCode":"OK""#, r#""limitRemaining":99"#, "shop.tenant: unit=MINUTE", "name: tenant"]
+    {
+        assert!(said.contains(part), "no {part} in {said}");
+    }
+    let limits = &blocks(&page(name), "yaml")[1].text;
+    let config = acequia_server::config::Config::parse(name, &whole_config(limits, Path::new("data")));
+    assert_eq!(config.expect("a config").live.limits.len(), 2);
 }
 
 #[test]

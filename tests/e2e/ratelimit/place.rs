@@ -1,0 +1,217 @@
+//! The binary in the place of envoyproxy/ratelimit: started by its name and its variables, with its ports, its paths
+//! and its metrics.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use acequia_tests::{binary, eventually};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    client::Http,
+    openmetrics::{self, Metrics},
+    store::servers::free_port,
+};
+
+const SHOP: &str = "
+domain: shop
+descriptors:
+  - { key: tenant, rate_limit: { unit: year, requests_per_unit: 5 } }
+  - key: path
+    descriptors: [{ key: user, value: 'u*', shadow_mode: true, rate_limit: { unit: day, requests_per_unit: 1 } }]
+";
+
+/// The binary as `ratelimit`, until this is dropped.
+pub(crate) struct Replacement {
+    child: Child,
+    folder: TempDir,
+    ports: [u16; 4],
+}
+
+impl Replacement {
+    pub(crate) fn start(variables: &[(&str, &str)]) -> Self {
+        let replacement = Self::begin(variables);
+        eventually("it is healthy", || replacement.is_healthy());
+        replacement
+    }
+
+    /// As `start`, without a wait until it is healthy.
+    pub(crate) fn begin(variables: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let ports = [(); 4].map(|()| free_port());
+        symlink(binary(), folder.path().join("ratelimit")).expect("linked");
+        let config = folder.path().join("data/shop/config");
+        fs::create_dir_all(&config).expect("made");
+        fs::write(config.join("shop.yaml"), SHOP).expect("written");
+        let [grpc, http, debug, metrics] = ports;
+        let mut command = Command::new(folder.path().join("ratelimit"));
+        command
+            .env_clear()
+            .envs([("HOST", "127.0.0.1"), ("GRPC_HOST", "127.0.0.1"), ("DEBUG_HOST", "127.0.0.1")])
+            .env("GRPC_PORT", grpc.to_string())
+            .env("PORT", http.to_string())
+            .env("DEBUG_PORT", debug.to_string())
+            .env("USE_PROMETHEUS", "true")
+            .env("USE_STATSD", "false")
+            .env("PROMETHEUS_ADDR", format!("127.0.0.1:{metrics}"))
+            .env("RUNTIME_ROOT", folder.path().join("data"))
+            .env("RUNTIME_SUBDIRECTORY", "shop")
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        let child = command.spawn().expect("the binary starts");
+        Self { child, folder, ports }
+    }
+
+    /// What the probes of a pod ask.
+    pub(crate) fn is_healthy(&self) -> bool {
+        let address = ([127, 0, 0, 1], self.ports[1]).into();
+        if std::net::TcpStream::connect::<std::net::SocketAddr>(address).is_err() {
+            return false;
+        }
+        let reply = Http::to(address).get("/healthcheck");
+        (reply.status, reply.body.as_str()) == (200, "OK")
+    }
+
+    fn get(&self, port: usize, path: &str) -> String {
+        let reply = Http::to(([127, 0, 0, 1], self.ports[port]).into()).get(path);
+        assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+        reply.body
+    }
+
+    /// Its metrics, from their own port.
+    pub(crate) fn metrics(&self) -> Metrics {
+        let text = self.get(3, "/metrics");
+        openmetrics::parse(&text).unwrap_or_else(|fault| panic!("{fault}\n{text}"))
+    }
+
+    /// The status and the body that `/json` answers.
+    pub(crate) fn json(&self, body: &str) -> (u16, Value) {
+        self.post("/json", body)
+    }
+
+    /// The status and the body that a path of the HTTP port answers.
+    pub(crate) fn post(&self, path: &str, body: &str) -> (u16, Value) {
+        let mut http = Http::to(([127, 0, 0, 1], self.ports[1]).into());
+        let reply = http.ask("POST", path, &[], body).expect("an answer");
+        let answer = serde_json::from_str(&reply.body);
+        (reply.status, answer.unwrap_or_else(|fault| panic!("{fault}: {}", reply.body)))
+    }
+
+    fn config(&self) -> std::path::PathBuf {
+        self.folder.path().join("data/shop/config/shop.yaml")
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn asked(entries: &Value, hits: u64) -> String {
+    json!({ "domain": "shop", "descriptors": [{ "entries": entries, "hitsAddend": hits.to_string() }] })
+        .to_string()
+}
+
+#[test]
+fn its_ports_answer_as_the_service_answers() {
+    let replacement = Replacement::start(&[]);
+    let tenant = json!([{ "key": "tenant", "value": "a" }]);
+    let (status, answer) = replacement.json(&asked(&tenant, 4));
+    assert_eq!((status, &answer["overallCode"]), (200, &json!("OK")), "{answer}");
+    let shown = &answer["statuses"][0];
+    assert_eq!(shown["currentLimit"], json!({ "requestsPerUnit": 5, "unit": "YEAR" }), "{answer}");
+    assert_eq!(shown["limitRemaining"], 1, "{answer}");
+    let until: f64 = shown["durationUntilReset"]
+        .as_str()
+        .and_then(|text| text.strip_suffix('s'))
+        .expect("seconds")
+        .parse()
+        .expect("a number");
+    assert!(until > 0.0 && until <= 365.0 * 86_400.0, "{answer}");
+    let (status, answer) = replacement.json(&asked(&tenant, 4));
+    assert_eq!((status, &answer["overallCode"]), (429, &json!("OVER_LIMIT")), "{answer}");
+    let watched = json!([{ "key": "path", "value": "/x" }, { "key": "user", "value": "u1" }]);
+    let (status, answer) = replacement.json(&asked(&watched, 3));
+    assert_eq!((status, &answer["statuses"][0]["code"]), (200, &json!("OK")), "{answer}");
+    for body in ["{", r#"{"domain":"shop"}"#, r#"{"descriptors":[{"entries":[{"key":"a"}]}]}"#] {
+        assert_eq!(replacement.json(body).0, 400, "{body}");
+    }
+
+    let shown = "shop.tenant: unit=YEAR requests_per_unit=5, shadow_mode: false, quota_mode: false\n\
+                 shop.path.user_u*: unit=DAY requests_per_unit=1, shadow_mode: true, quota_mode: false\n";
+    assert_eq!(replacement.get(2, "/rlconfig"), shown);
+
+    let metrics = replacement.metrics();
+    let of = |name: &str, labels: &[(&str, &str)]| {
+        metrics.sum(&format!("ratelimit_service_rate_limit_{name}"), labels)
+    };
+    let tenant = [("domain", "shop"), ("key1", "tenant")];
+    let watched = [("domain", "shop"), ("key1", "path"), ("key2", "user_u*")];
+    let counts = ["total_hits", "over_limit", "near_limit", "within_limit", "shadow_mode"];
+    assert_eq!(counts.map(|name| of(name, &tenant) as u64), [8, 3, 1, 4, 0]);
+    assert_eq!(counts.map(|name| of(name, &watched) as u64), [3, 2, 1, 0, 2]);
+}
+
+#[test]
+fn its_limits_follow_the_file_and_shadow_mode_denies_nothing() {
+    let replacement = Replacement::start(&[("SHADOW_MODE", "true")]);
+    let tenant = json!([{ "key": "tenant", "value": "a" }]);
+    assert_eq!(replacement.json(&asked(&tenant, 9)).0, 200);
+    fs::write(replacement.config(), SHOP.replace("5 }", "7 }")).expect("written");
+    eventually("the new number counts", || replacement.get(2, "/rlconfig").contains("requests_per_unit=7"));
+}
+
+/// A proxy brings the authority's certificate, and the service shows its own.
+#[test]
+fn its_grpc_port_has_tls_from_files() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let made = acequia_tests::acequia(&["certs", &path(""), "ratelimit=local"]);
+    assert!(made.status.success(), "{made:?}");
+    let (cert, key) = (path("ratelimit.pem"), path("ratelimit.key"));
+    let replacement = Replacement::start(&[
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("GRPC_SERVER_TLS_CERT", &cert),
+        ("GRPC_SERVER_TLS_KEY", &key),
+    ]);
+    let port = replacement.ports[0];
+    let connect = |arguments: &[&str]| {
+        let address = format!("127.0.0.1:{port}");
+        let output = Command::new("openssl")
+            .args(["s_client", "-connect", &address, "-CAfile", &path("ca.pem"), "-alpn", "h2"])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .expect("openssl runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let said = connect(&[]);
+    assert!(said.contains("Verify return code: 0 (ok)") && said.contains("ALPN protocol: h2"), "{said}");
+}
+
+#[test]
+fn what_it_cannot_follow_it_refuses_in_words() {
+    let run = |variables: &[(&str, &str)]| {
+        let output = Command::new(binary())
+            .args(["serve", "--as", "ratelimit"])
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .output()
+            .expect("the binary starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (exit, said) = run(&[("REDIS_URL", "redis"), ("GRPC_PORT", "many")]);
+    assert!(exit == Some(2) && said.contains("REDIS_URL: ") && said.contains("GRPC_PORT=many: "), "{said}");
+    let (exit, said) = run(&[("RUNTIME_ROOT", "/nowhere")]);
+    assert!(exit == Some(2) && said.contains("/nowhere/config"), "{said}");
+    assert!(!Path::new("/nowhere").exists());
+}
