@@ -33,6 +33,7 @@ pub mod json;
 mod labels;
 mod linger;
 pub mod metrics;
+mod news;
 mod node_status;
 mod patience;
 mod port;

@@ -6,17 +6,17 @@ use std::{sync::Arc, time::Duration};
 use acequia_limits::Now;
 use acequia_node::{Asker, ForwardedRequest, Forwarding, Node, Waiter};
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout_at},
 };
 
-use crate::settings::SETTINGS;
+use crate::{news::News, settings::SETTINGS};
 
 /// Where requests wait.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     /// [`acequia_node::Node::news`].
-    news: watch::Sender<u64>,
+    news: Arc<News<u64>>,
     /// Wakes the sender of frames: somebody waits for what the frames ask for.
     frames: Notify,
     room: Arc<Semaphore>,
@@ -41,7 +41,9 @@ pub(crate) struct Patience {
     /// The limits that denied the request, as a set of bits.
     pub(crate) denied: u64,
     until: Instant,
-    news: watch::Receiver<u64>,
+    news: Arc<News<u64>>,
+    /// The last news that were heard.
+    heard: u64,
     /// Whether what the request lacks may be forwarded; and, below, the forward itself.
     may_forward: bool,
     forwarded: Option<Forwarded>,
@@ -53,7 +55,7 @@ pub(crate) struct Patience {
 impl Default for Waiting {
     fn default() -> Self {
         Self {
-            news: watch::Sender::new(0),
+            news: Arc::default(),
             frames: Notify::new(),
             room: Arc::new(Semaphore::new(SETTINGS.requests.waiting_max)),
         }
@@ -65,8 +67,16 @@ impl Waiting {
     /// steady clock.
     pub(crate) fn patience(&self, longest: Duration, denied: u64, since_ns: u64) -> Option<Patience> {
         let room = Arc::clone(&self.room).try_acquire_owned().ok()?;
-        let (until, news) = (Instant::now() + longest, self.news.subscribe());
-        Some(Patience { denied, until, news, may_forward: false, forwarded: None, since_ns, _room: room })
+        Some(Patience {
+            denied,
+            until: Instant::now() + longest,
+            news: Arc::clone(&self.news),
+            heard: self.news.get(),
+            may_forward: false,
+            forwarded: None,
+            since_ns,
+            _room: room,
+        })
     }
 
     /// Says that there are frames to send at once.
@@ -81,20 +91,29 @@ impl Waiting {
 
     /// Says that units came.
     pub(crate) fn tell(&self, news: u64) {
-        self.news.send_if_modified(|last| std::mem::replace(last, news) != news);
+        self.news.update(|last| std::mem::replace(last, news) != news);
     }
 }
 
 impl Patience {
     /// Waits for news, or until the time is over. While a forward is under way and none of its units has
-    /// come, news are for others. The sender of news outlives every waiter.
+    /// come, news are for others.
     pub(crate) async fn wait(&mut self) {
         let until = if self.may_forward {
             self.until.min(Instant::now() + SETTINGS.requests.ask_again)
         } else {
             self.until
         };
-        while timeout_at(until, self.news.changed()).await.is_ok() && self.is_forwarding() {}
+        loop {
+            let heard = self.heard;
+            match timeout_at(until, self.news.wait_for(|news| news != heard)).await {
+                Ok(news) => self.heard = news,
+                Err(_) => return,
+            }
+            if !self.is_forwarding() {
+                return;
+            }
+        }
     }
 
     fn is_forwarding(&self) -> bool {

@@ -12,13 +12,10 @@ use std::{
 use acequia_limits::Now;
 use acequia_node::{Node, Row};
 use acequia_store::{Store, StoreError};
-use tokio::{
-    sync::{Notify, watch},
-    time::timeout,
-};
+use tokio::{sync::Notify, time::timeout};
 use tracing::{info, warn};
 
-use crate::settings::SETTINGS;
+use crate::{news::News, settings::SETTINGS};
 
 /// How long a reply waits for the disk before it is turned into a denial.
 pub const REPLY_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -47,7 +44,7 @@ struct WriterProgress {
 pub struct Writer {
     node: Arc<Node>,
     store: Arc<dyn Store>,
-    progress: watch::Sender<WriterProgress>,
+    progress: News<WriterProgress>,
     wanted: Mutex<bool>,
     wake: Condvar,
     /// As `wake`, for [`Writer::run_on`].
@@ -68,7 +65,7 @@ impl Writer {
         Self {
             node,
             store,
-            progress: watch::Sender::default(),
+            progress: News::default(),
             wanted: Mutex::new(false),
             wake: Condvar::new(),
             wake_task: Notify::new(),
@@ -89,14 +86,10 @@ impl Writer {
     /// Waits until a batch is on disk, for at most `longest` and at most [`REPLY_WAIT_MAX`]. Says whether the
     /// batch is there. A commit that fails ends the wait: a full disk has no room a moment later.
     pub async fn wait_for(&self, batch: u64, longest: Duration) -> bool {
-        let mut progress = self.progress.subscribe();
-        let failures = progress.borrow().failures;
+        let failures = self.progress.get().failures;
         self.want();
-        let done = progress.wait_for(|now| now.committed >= batch || now.failures > failures);
-        match timeout(REPLY_WAIT_MAX.min(longest), done).await {
-            Ok(Ok(now)) => now.committed >= batch,
-            Ok(Err(_)) | Err(_) => false,
-        }
+        let done = self.progress.wait_for(|now| now.committed >= batch || now.failures > failures);
+        timeout(REPLY_WAIT_MAX.min(longest), done).await.is_ok_and(|now| now.committed >= batch)
     }
 
     /// Writes until [`Writer::stop`], on a thread of its own, since a disk blocks. If the store cannot be
@@ -177,7 +170,10 @@ impl Writer {
         if done.is_err() {
             self.failures.fetch_add(1, Ordering::Relaxed);
             self.node.journal_failed();
-            self.progress.send_modify(|progress| progress.failures += 1);
+            self.progress.update(|progress| {
+                progress.failures += 1;
+                true
+            });
             return done;
         }
         self.commits.fetch_add(1, Ordering::Relaxed);
@@ -185,7 +181,10 @@ impl Writer {
         let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.commit_ns.fetch_add(took, Ordering::Relaxed);
         self.node.committed(number);
-        self.progress.send_modify(|progress| progress.committed = number.max(progress.committed));
+        self.progress.update(|progress| {
+            progress.committed = number.max(progress.committed);
+            true
+        });
         *in_hand = None;
         Ok(())
     }
