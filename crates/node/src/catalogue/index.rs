@@ -19,6 +19,8 @@ pub(crate) struct Index {
     keys: Vec<(Box<[u8]>, ByKey)>,
     /// `None` if no limit has a path.
     paths: Option<Box<PathTree>>,
+    /// The paths of limits that another shape has replaced. They count beside the others, and hide none of them.
+    former: Option<Box<PathTree>>,
 }
 
 /// Up to this many keys, a scan is quicker than a search.
@@ -79,12 +81,17 @@ enum Filing<'a> {
 }
 
 impl Index {
-    /// Files the limits of one domain. Limits that are off are never found.
-    pub(crate) fn new<'a>(all: impl Iterator<Item = (u32, &'a Limit)> + Clone) -> Self {
+    /// Files the limits of one domain. Limits that are off are never found. `is_former`: whether another shape has
+    /// replaced a limit.
+    pub(crate) fn new<'a>(
+        all: impl Iterator<Item = (u32, &'a Limit)> + Clone,
+        is_former: impl Fn(u32) -> bool,
+    ) -> Self {
         let is_on = |limit: &Limit| limit.spec.mode != Mode::Off;
-        let mut paths: Option<Box<PathTree>> = None;
+        let (mut paths, mut former): (Option<Box<PathTree>>, Option<Box<PathTree>>) = (None, None);
         for (number, limit) in all.clone().filter(|(_, limit)| limit.path.is_some()) {
-            paths.get_or_insert_default().add(limit, is_on(limit).then_some(number));
+            let tree = if is_former(number) { &mut former } else { &mut paths };
+            tree.get_or_insert_default().add(limit, is_on(limit).then_some(number));
         }
         let limits = all.filter(|(_, limit)| limit.path.is_none() && is_on(limit));
         let mut needed: BTreeMap<&str, usize> = BTreeMap::new();
@@ -114,15 +121,15 @@ impl Index {
             }
         }
         let keys = keys.into_iter().map(|(key, by_key)| (key.into(), by_key)).collect();
-        Self { always, keys, paths }
+        Self { always, keys, paths, former }
     }
 
     /// Visits each limit that the descriptor may match, once.
     #[inline]
     pub(crate) fn candidates(&self, descriptor: &Descriptor<'_>, mut visit: impl FnMut(u32)) {
         self.always.iter().copied().for_each(&mut visit);
-        if let Some(paths) = &self.paths {
-            paths.find(descriptor.entries).iter().copied().for_each(&mut visit);
+        for tree in [&self.paths, &self.former].into_iter().flatten() {
+            tree.find(descriptor.entries).iter().copied().for_each(&mut visit);
         }
         for (place, (key, value)) in descriptor.entries.iter().enumerate() {
             let Some(by_key) = self.find(key) else { continue };

@@ -280,7 +280,7 @@ impl Registry {
             let domain_of = Domain {
                 has_slots: on.clone().any(|(_, limit)| limit.is_concurrent()),
                 has_replacements: on.clone().any(|(_, limit)| !limit.spec.replaces.is_empty()),
-                index: Index::new(all),
+                index: Index::new(all, |number| self.active[number as usize].until_ns.is_some()),
                 limits: limits.clone(),
             };
             (domain.as_bytes().into(), domain_of)

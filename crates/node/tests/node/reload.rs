@@ -10,6 +10,7 @@ use crate::scene::{
 use acequia_limits::{
     Mode, Now, Request,
     limit::{LimitSpec, NoWait, ValueSpec},
+    path::StepSpec,
 };
 use acequia_node::{Ask, Asker, ChangeKind, Node, Outcome};
 use proptest::{collection::vec, option, prelude::*, sample::select};
@@ -354,6 +355,36 @@ fn an_override_that_ended_by_one_threads_clock_has_ended_for_all() {
     assert_eq!(budget(&mut ahead, until), 10);
     assert_eq!(budget(&mut behind, START.later(S - MS)), 10, "it is over");
     assert_eq!(budget(&mut ahead, until.later(1)), 10);
+}
+
+fn with_path(name: &str, limit: u64, value: Option<&str>) -> LimitSpec {
+    let step = StepSpec { key: "key".into(), value: value.map(str::to_owned), shared: false };
+    LimitSpec { by: Vec::new(), path: vec![step], ..scene::window(name, limit, "1h") }
+}
+
+#[test]
+fn a_path_that_becomes_more_specific_counts_beside_the_old_one() {
+    let node = scene::node(&[with_path("w", 10, None)], START);
+    let mut asker = node.asker();
+    assert_eq!(scene::drain(&mut asker, "k", START), 10);
+    scene::apply(&node, &[with_path("w", 10, Some("k"))], START.later(S));
+    assert_eq!(scene::drain(&mut asker, "k", START.later(S)), 0, "the old limit has none left");
+    assert_eq!(scene::drain(&mut asker, "k", START.later(HOUR + S)), 10);
+}
+
+#[test]
+fn a_path_that_is_gone_hides_no_other_one() {
+    let node = scene::node(&[with_path("special", 5, Some("k")), with_path("rest", 10, None)], START);
+    let mut asker = node.asker();
+    assert_eq!(scene::drain(&mut asker, "k", START), 5);
+    scene::apply(
+        &node,
+        &[with_path("special", 5, Some("other")), with_path("rest", 10, None)],
+        START.later(S),
+    );
+    assert_eq!(scene::drain(&mut asker, "k", START.later(S)), 0, "the old limit counts beside the rest");
+    assert_eq!(scene::drain(&mut asker, "k", START.later(HOUR + S)), 10, "the rest alone");
+    assert_eq!(scene::drain(&mut asker, "other", START.later(HOUR + S)), 5);
 }
 
 #[test]
