@@ -55,6 +55,11 @@ impl Step {
 }
 
 impl Step {
+    /// The pattern whose values share one cell, as text.
+    pub fn shared_value(&self) -> Option<String> {
+        self.value.as_ref().filter(|_| self.is_shared).map(ToString::to_string)
+    }
+
     /// The step's name in that service's metrics: `key_value`, or `key`.
     pub fn stat_name(&self) -> String {
         match &self.value {

@@ -4,14 +4,20 @@
 
 use std::sync::Arc;
 
-use acequia_limits::{Algorithm, CellTag, Mode, Now, Reason, Request, Verdict};
+use acequia_limits::{
+    Algorithm, CellTag, HashKey, LimitId, Mode, Now, Reason, Request, Verdict, cell::Tagger,
+};
 use smallvec::SmallVec;
 
 use super::{
     Ask, Asker, HITS_INLINE, Outcome, RequestCheck,
     answer::{Answer, LimitAnswer, decide},
+    hit::Hit,
 };
 use crate::{Catalogue, settings::SETTINGS};
+
+/// The key of the names of cells that somebody else counts: nodes that share nothing else have one name for a cell.
+const COUNTED_KEY: HashKey = HashKey(*b"acequia, counted");
 
 /// The cells of a request, and the limits that they belong to.
 #[derive(Clone, Debug)]
@@ -70,7 +76,7 @@ impl Asker {
                 _ => now.wall_ns,
             };
             CountedCell {
-                tag: hit.tag,
+                tag: check.counted_tag(hit),
                 units: if is_counted { hit.units } else { 0 },
                 budget: check.global(hit).budget(),
                 ends_ns,
@@ -91,6 +97,26 @@ impl Asker {
         decide(&mut self.answer, &of.catalogue);
         self.catalogue = Arc::clone(&of.catalogue);
         &self.answer
+    }
+}
+
+impl RequestCheck<'_, '_> {
+    /// The name of a hit's cell. A path's cell is named by the entries that it counts by, and not by its limit: so
+    /// counts go on when another entry of the config takes them over, as with envoyproxy/ratelimit.
+    fn counted_tag(&self, hit: &Hit) -> CellTag {
+        let limit = &self.limit(hit).limit;
+        let descriptor = self.request.descriptors().nth(hit.descriptors.trailing_zeros() as usize);
+        let (Some(path), Some(descriptor)) = (&limit.path, descriptor) else { return hit.tag };
+        let patterns: SmallVec<[String; HITS_INLINE]> =
+            path.steps().iter().map(|step| step.shared_value().unwrap_or_default()).collect();
+        let mut values: SmallVec<[&[u8]; 16]> = SmallVec::new();
+        let period = limit.algorithm.period_ns().to_le_bytes();
+        values.extend([limit.spec.domain.as_bytes(), &period[..]]);
+        for ((step, pattern), (key, value)) in path.steps().iter().zip(&patterns).zip(descriptor.entries) {
+            values.push(key);
+            values.push(if step.is_shared { pattern.as_bytes() } else { value });
+        }
+        Tagger::new(&COUNTED_KEY, LimitId(0)).all(values.into_iter())
     }
 }
 
