@@ -1,10 +1,16 @@
 //! `acequia import`: the limits of another rate limiter's config, as a config of ours has them.
 
-use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf, process::ExitCode};
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use acequia_limits::limit::LimitSpec;
 use acequia_server::{
     config::read_text,
+    limitador::{LIMITADOR_DIFFERENCES, read_limits},
     ratelimit::{Difference, import, read_domain},
 };
 use clap::{Args, Subcommand};
@@ -29,11 +35,17 @@ enum From {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
+    /// A limits file of limitador.
+    Limitador {
+        /// The file.
+        file: PathBuf,
+    },
 }
 
 /// The part of a config that the limits make.
 #[derive(Serialize)]
 struct Written<'a> {
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     domains: BTreeMap<&'a str, WrittenDomain>,
     limits: &'a [LimitSpec],
 }
@@ -46,8 +58,11 @@ struct WrittenDomain {
 impl Import {
     /// Reads the files, and prints a part of a config.
     pub fn run(self) -> ExitCode {
-        let From::Envoy { files } = self.from;
-        match envoy(&files) {
+        let printed = match self.from {
+            From::Envoy { files } => envoy(&files),
+            From::Limitador { file } => limitador(&file),
+        };
+        match printed {
             Ok(text) => Output::new().end(&text, SUCCESS),
             Err(faults) => complain(&faults.join("\n")),
         }
@@ -70,13 +85,25 @@ fn envoy(files: &[PathBuf]) -> Result<String, Vec<String>> {
     let domains =
         imported.domains.iter().map(|domain| (domain.as_str(), WrittenDomain { negative_hits: true }));
     let written = Written { domains: domains.collect(), limits: &imported.limits };
-    let yaml = serde_saphyr::to_string(&written)
-        .map_err(|fault| vec![format!("cannot write the limits: {fault}")])?;
+    let yaml = yaml(&written)?;
     let mut text = String::new();
     for Difference { limit, what } in &imported.differences {
         let _ = writeln!(text, "# differs: {limit}: {what}");
     }
     Ok(text + &yaml)
+}
+
+fn limitador(file: &Path) -> Result<String, Vec<String>> {
+    let name = file.display().to_string();
+    let text = read_text(file).map_err(|cause| vec![format!("cannot read {name}: {cause}")])?;
+    let limits = read_limits(&name, &text)?;
+    let differences: String =
+        LIMITADOR_DIFFERENCES.iter().map(|what| format!("# differs: {what}\n")).collect();
+    Ok(differences + &yaml(&Written { domains: BTreeMap::new(), limits: &limits })?)
+}
+
+fn yaml(written: &Written<'_>) -> Result<String, Vec<String>> {
+    serde_saphyr::to_string(written).map_err(|fault| vec![format!("cannot write the limits: {fault}")])
 }
 
 #[cfg(test)]
@@ -105,6 +132,22 @@ descriptors:
         let limits: Vec<LimitSpec> = config.live.limits.into_iter().map(|limit| limit.spec).collect();
         assert_eq!(limits, import(&[domain]).expect("limits").limits);
         assert!(config.live.negative_hits.contains("shop"));
+    }
+
+    #[test]
+    fn a_file_of_limitador_is_printed_as_a_config() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("limits.yaml");
+        let text = "- { namespace: shop, max_value: 5, seconds: 60, conditions: [\"descriptors[0].k == 'v'\"], variables: [user] }\n";
+        std::fs::write(&file, text).expect("written");
+        let printed = limitador(&file).expect("limits");
+        let config = format!("region: eu\nnode: a\n{printed}");
+        let config = Config::parse("a.yaml", &config).unwrap_or_else(|fault| panic!("{fault}\n{config}"));
+        let limits: Vec<LimitSpec> = config.live.limits.into_iter().map(|limit| limit.spec).collect();
+        assert_eq!(limits, read_limits("limits.yaml", text).expect("limits"));
+        assert!(printed.starts_with("# differs: a condition looks"), "{printed}");
+        std::fs::write(&file, text.replace("==", ">=")).expect("written");
+        assert!(limitador(&file).expect_err("a fault")[0].contains("is not understood"));
     }
 
     #[test]

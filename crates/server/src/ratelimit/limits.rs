@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 
 use acequia_limits::{
     UNITS_MAX,
-    limit::{Charge, FixedWindowSpec, LimitSpec, Mode, NAME_BYTES_MAX, ValueSpec},
+    limit::{Charge, FixedWindowSpec, LimitSpec, Mode, ValueSpec},
     path::StepSpec,
 };
-use ring::digest::{SHA256, digest};
 
 use super::{RatelimitDescriptor, RatelimitDomain, RatelimitPolicy, RatelimitUnit};
+use crate::imported_name::ImportedName;
+use acequia_node::LIMITS_MAX;
 
-/// Hex digits that tell long names apart.
-const DIGEST_HEX: usize = 16;
+/// The most faults that are told.
+const FAULTS_MAX: usize = 100;
 
 /// What a config stands for.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -83,6 +84,13 @@ impl Tree {
         known: &mut BTreeMap<EntryKey<'a>, ()>,
     ) {
         for descriptor in descriptors {
+            if self.imported.limits.len() > LIMITS_MAX || self.faults.len() > FAULTS_MAX {
+                let what = format!("{}: more than {LIMITS_MAX} limits: leave some out", place.domain.source);
+                if self.faults.len() <= FAULTS_MAX && self.faults.last() != Some(&what) {
+                    self.faults.push(what);
+                }
+                return;
+            }
             let step = StepSpec {
                 key: descriptor.key.clone(),
                 value: Some(descriptor.value.clone()).filter(|value| !value.is_empty()),
@@ -211,42 +219,20 @@ fn shown(step: &StepSpec) -> String {
     }
 }
 
-/// The name of the limit at the end of a path: `key=value,key`. Signs that no name has are percent-encoded. The end
-/// of a long name is a digest of the whole.
+/// The name of the limit at the end of a path: `key=value,key`.
 fn name(steps: &[StepSpec]) -> String {
-    let mut name = String::new();
+    let mut name = ImportedName::default();
     for (place, step) in steps.iter().enumerate() {
         if place > 0 {
-            name.push(',');
+            name.sign(',');
         }
-        encode(&step.key, &mut name);
+        name.push(&step.key);
         if let Some(value) = &step.value {
-            name.push('=');
-            encode(value, &mut name);
+            name.sign('=');
+            name.push(value);
         }
     }
-    if name.len() <= NAME_BYTES_MAX {
-        return name;
-    }
-    let whole = digest(&SHA256, name.as_bytes());
-    let hex: String = whole.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-    name.truncate(NAME_BYTES_MAX - DIGEST_HEX - 1);
-    format!("{name}~{}", &hex[..DIGEST_HEX])
-}
-
-/// Writes a text so that it can be part of a name.
-fn encode(text: &str, name: &mut String) {
-    for byte in text.bytes() {
-        match byte {
-            b'"' | b'\\' | b'[' | b']' | b'/' | b',' | b'=' | b'%' | b'~' => {}
-            _ if byte.is_ascii_graphic() => {
-                name.push(char::from(byte));
-                continue;
-            }
-            _ => {}
-        }
-        name.push_str(&format!("%{byte:02X}"));
-    }
+    name.finish()
 }
 
 #[cfg(test)]
@@ -283,12 +269,6 @@ descriptors:
             assert_eq!(serde_json::from_str::<LimitSpec>(&text).expect("a limit"), spec);
             Limit::new(spec).expect("a limit that can be enforced");
         }
-    }
-
-    #[test]
-    fn a_long_path_has_a_name_that_fits_and_differs_from_others() {
-        let of = |end: &str| name(&[StepSpec { key: "k".repeat(200) + end, value: None, shared: false }]);
-        assert_eq!((of("a").len(), of("a") == of("a"), of("a") == of("b")), (NAME_BYTES_MAX, true, false));
     }
 
     #[test]
