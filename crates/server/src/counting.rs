@@ -33,6 +33,17 @@ pub struct CountingConfig {
     pub passes_without: bool,
 }
 
+/// Why hits cannot be counted.
+#[derive(Debug, thiserror::Error)]
+pub enum CountingError {
+    /// The settings are out of their ranges.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The system gives no thread.
+    #[error("no thread for the Redis that counts hits: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
 /// The way to the counts.
 #[derive(Debug)]
 pub(crate) struct Counting {
@@ -40,9 +51,24 @@ pub(crate) struct Counting {
     passes_without: bool,
     /// Whether all cells lie on one server, so that one call counts a whole request.
     is_one: bool,
-    over: Mutex<BTreeMap<Window, Instant>>,
+    over: Mutex<OverCells>,
     /// Calls that were answered, calls that were not, and cells that needed no call.
     counts: [AtomicU64; 3],
+}
+
+/// Cells that are known to be over their limit.
+#[derive(Debug, Default)]
+struct OverCells {
+    cells: BTreeMap<Window, Over>,
+    swept: Option<Instant>,
+}
+
+/// A cell that is over its limit.
+#[derive(Clone, Copy, Debug)]
+struct Over {
+    until: Instant,
+    /// Hits that were denied meanwhile. They are counted with the next call.
+    uncounted: u64,
 }
 
 /// A cell in one of its windows.
@@ -77,17 +103,25 @@ struct CountCall {
 }
 
 impl Counting {
-    /// Begins to connect, on the current runtime.
+    /// Begins to connect, on a thread of its own: nothing else that the node does may keep calls waiting.
     ///
     /// # Errors
-    /// The settings are out of their ranges.
-    pub(crate) fn open(config: CountingConfig) -> Result<Self, SettingsError> {
+    /// The settings are out of their ranges, or the system gives no thread.
+    pub(crate) fn open(config: CountingConfig) -> Result<Self, CountingError> {
         let is_one = match &config.redis.place {
             RedisServers::Cluster { .. } => false,
             RedisServers::Shards { addresses } => addresses.len() == 1,
             RedisServers::Sentinel { shards, .. } => shards.len() == 1,
         };
-        let redis = Redis::open(config.redis)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let redis = {
+            let _entered = runtime.enter();
+            Redis::open(config.redis)?
+        };
+        // It ends with the process.
+        std::thread::Builder::new().name("counting".to_owned()).spawn(move || {
+            runtime.block_on(std::future::pending::<()>());
+        })?;
         Ok(Self {
             redis,
             passes_without: config.passes_without,
@@ -121,7 +155,7 @@ impl Counting {
         let mut counts = vec![unknown; request.cells.len()];
         let mut calls: SmallVec<[CountCall; 4]> = SmallVec::new();
         for (place, cell) in request.cells.iter().enumerate().filter(|(_, cell)| !cell.is_exempt) {
-            if hits == Hits::Added && self.is_over(cell) {
+            if hits == Hits::Added && self.saves_call(cell) {
                 counts[place] = CellCount::Known(cell.budget.saturating_add(1));
                 continue;
             }
@@ -156,8 +190,13 @@ impl Counting {
         let suffixes: SmallVec<[&str; 4]> = suffixes.iter().map(String::as_str).collect();
         let args: SmallVec<[Arg<'_>; 8]> = cells()
             .flat_map(|cell| {
-                let units = i64::try_from(cell.units.min(SETTINGS.counting.hits_max)).unwrap_or(i64::MAX);
-                let units = if hits == Hits::GivenBack { -units } else { units };
+                let signed =
+                    |units: u64| i64::try_from(units.min(SETTINGS.counting.hits_max)).unwrap_or(i64::MAX);
+                let uncounted = signed(self.take_uncounted(cell));
+                let units = match hits {
+                    Hits::Added => uncounted + signed(cell.units),
+                    Hits::GivenBack => uncounted - signed(cell.units),
+                };
                 // Other nodes' clocks may be behind.
                 let kept_ns = cell.ends_ns.saturating_sub(now.wall_ns) + SETTINGS.counting.kept_after_ns;
                 [Arg::Int(units), Arg::Int(i64::try_from(kept_ns / 1_000_000).unwrap_or(i64::MAX))]
@@ -180,31 +219,41 @@ impl Counting {
         counts.ok()
     }
 
-    fn is_over(&self, cell: &CountedCell) -> bool {
-        let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_over = over.get(&Window::of(cell)).is_some_and(|until| Instant::now() < *until);
-        if is_over {
-            self.counts[2].fetch_add(1, Ordering::Relaxed);
-        }
-        is_over
+    /// Whether a cell is known to be over its limit. Its hits are then counted with the next call.
+    fn saves_call(&self, cell: &CountedCell) -> bool {
+        let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(known) = over.cells.get_mut(&Window::of(cell)).filter(|known| Instant::now() < known.until)
+        else {
+            return false;
+        };
+        known.uncounted = known.uncounted.saturating_add(cell.units).min(SETTINGS.counting.hits_max);
+        self.counts[2].fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Takes the hits of a cell that were not counted yet.
+    fn take_uncounted(&self, cell: &CountedCell) -> u64 {
+        let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        over.cells.remove(&Window::of(cell)).map_or(0, |known| known.uncounted)
     }
 
     /// Notes whether a cell is over its limit.
     fn note(&self, cell: &CountedCell, count: u64, now: Now) {
-        let window = Window::of(cell);
-        let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         if count <= cell.budget {
-            over.remove(&window);
             return;
         }
-        if over.len() >= SETTINGS.counting.over_max {
-            let now = Instant::now();
-            over.retain(|_, until| now < *until);
+        let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        let (lasts, time) = (SETTINGS.counting.over_lasts, Instant::now());
+        if over.cells.len() >= SETTINGS.counting.over_max {
+            // A flood of such cells must not cost a sweep each.
+            if over.swept.is_some_and(|swept| time < swept + lasts) {
+                return;
+            }
+            over.swept = Some(time);
+            over.cells.retain(|_, known| time < known.until);
         }
-        if over.len() < SETTINGS.counting.over_max {
-            let left = std::time::Duration::from_nanos(cell.ends_ns.saturating_sub(now.wall_ns));
-            over.insert(window, Instant::now() + left.min(SETTINGS.counting.over_lasts));
-        }
+        let left = std::time::Duration::from_nanos(cell.ends_ns.saturating_sub(now.wall_ns));
+        over.cells.insert(Window::of(cell), Over { until: time + left.min(lasts), uncounted: 0 });
     }
 }
 

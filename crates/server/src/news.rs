@@ -69,8 +69,10 @@ mod tests {
             })
             .collect();
         for value in 0..3 {
-            // All tasks run until they wait.
-            tokio::task::yield_now().await;
+            // All tasks run until they wait. A runtime runs some of them at a time.
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
             news.update(|old| std::mem::replace(old, value) != value);
         }
         for task in tasks {

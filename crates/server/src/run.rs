@@ -1,7 +1,6 @@
 //! A node on this machine: its threads, its sockets, its signals, the file of its config.
 
 use std::{
-    io,
     net::{SocketAddr, UdpSocket},
     sync::{
         Arc,
@@ -123,12 +122,14 @@ struct Signals {
 pub fn run(start: &Start, ready: impl FnOnce(Addresses)) -> Result<(), StartError> {
     let mut sources = Sources::open(start)?;
     let mut xds = start.xds.clone().map(Xds::start).transpose()?;
-    let starts_without = start.xds.as_ref().is_some_and(|config| config.starts_without);
-    if let Some(xds) = &mut xds
-        && !sources.has_kept_limits()
-        && !starts_without
-    {
-        wait_for_limits(xds, &mut sources);
+    if let Some(xds) = &mut xds {
+        let has_limits = sources.has_kept_limits() && sources.config().is_ok();
+        if !has_limits {
+            sources.replace_offered(Vec::new());
+        }
+        if !has_limits && !start.xds.as_ref().is_some_and(|config| config.starts_without) {
+            wait_for_limits(xds, &mut sources)?;
+        }
     }
     let config = Config { incarnation: start.incarnation, ..sourced(&sources)? };
     info!(%config, "starting");
@@ -136,10 +137,7 @@ pub fn run(start: &Start, ready: impl FnOnce(Addresses)) -> Result<(), StartErro
     let mut service = Service::start(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if let Some(counting) = service.config.counting.clone() {
-        let counting = {
-            let _entered = runtime.enter();
-            Counting::open(counting)?
-        };
+        let counting = Counting::open(counting)?;
         runtime.block_on(counting.connected());
         // Nobody else sets it.
         let _ = service.shared.counting.set(counting);
@@ -321,8 +319,8 @@ async fn look_again(mut service: Service, mut sources: Sources, asked: bool) -> 
         Ok(changed) if asked || changed => {}
         Ok(_) => return (service, sources),
         // An editor may be replacing the file now.
-        Err(unread) if !asked && unread.cause.kind() == io::ErrorKind::NotFound => return (service, sources),
-        Err(UnreadSource { path, cause }) => {
+        Err(unread) if !asked && unread.may_pass => return (service, sources),
+        Err(UnreadSource { path, cause, .. }) => {
             service.shared.reloads.refused.fetch_add(1, Ordering::Relaxed);
             error!(%cause, %path, "config not read again: the old one stays");
             return (service, sources);
@@ -346,7 +344,7 @@ async fn offered(xds: &mut Option<Xds>) -> Option<Offer> {
 }
 
 /// Waits until the limits that come by xDS can be read.
-fn wait_for_limits(xds: &mut Xds, sources: &mut Sources) {
+fn wait_for_limits(xds: &mut Xds, sources: &mut Sources) -> Result<(), StartError> {
     info!("waiting for limits by xDS");
     while let Some(Offer { domains, bytes, said }) = xds.wait() {
         let before = sources.replace_offered(domains);
@@ -359,9 +357,10 @@ fn wait_for_limits(xds: &mut Xds, sources: &mut Sources) {
         // Nobody listens if the stream has ended; the server offers the limits again.
         let _ = said.send(read.map(|_| ()).map_err(|fault| fault.to_string()));
         if is_sound {
-            return;
+            return Ok(());
         }
     }
+    Err(StartError::Xds)
 }
 
 /// Keeps limits that came by xDS, if the node has a disk.
@@ -416,7 +415,7 @@ fn reload(service: &mut Service, sources: &Sources) -> Result<(), String> {
 fn sourced(sources: &Sources) -> Result<Config, StartError> {
     let Sourced { config, differences } = sources.config()?;
     for Difference { limit, what } in differences {
-        info!(%limit, "differs from envoyproxy/ratelimit: {what}");
+        warn!(%limit, "differs from envoyproxy/ratelimit: {what}");
     }
     Ok(config)
 }

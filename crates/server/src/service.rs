@@ -15,7 +15,7 @@ use acequia_node::{
     WITHDRAWALS,
 };
 use acequia_rights::Incarnation as Identity;
-use acequia_store::{Journal, Store, StoreError, redis::SettingsError};
+use acequia_store::{Journal, Store, StoreError};
 use tokio::sync::watch;
 use tracing::{debug, error, info, warn};
 
@@ -24,6 +24,7 @@ use crate::{
     charges::Names,
     clock::{Clock, ClockFault, SystemClock},
     config::{Address, Config, ConfigError, Live, StoreConfig, Watched, WebhookConfig},
+    counting::CountingError,
     gate::{Gate, GateFault, warn_of_open_ports},
     idempotency,
     incarnation::INCARNATION,
@@ -68,7 +69,10 @@ pub enum StartError {
     Config(#[from] ConfigError),
     /// The Redis that counts hits cannot be used.
     #[error(transparent)]
-    Counting(#[from] SettingsError),
+    Counting(#[from] CountingError),
+    /// The thread that asks the management server has ended.
+    #[error("limits cannot be asked for by xDS: the thread for that has ended")]
+    Xds,
     /// The system's clock is not set.
     #[error(transparent)]
     Clock(#[from] ClockFault),
@@ -129,7 +133,7 @@ pub enum StartError {
 }
 
 impl From<UnreadSource> for StartError {
-    fn from(UnreadSource { path, cause }: UnreadSource) -> Self {
+    fn from(UnreadSource { path, cause, .. }: UnreadSource) -> Self {
         Self::File { path, cause }
     }
 }

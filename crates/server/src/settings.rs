@@ -183,7 +183,7 @@ pub(crate) const SETTINGS: Settings = Settings {
         look_every: Duration::from_millis(10),
         start_max: Duration::from_secs(15),
     },
-    xds: XdsSettings { connect_max: Duration::from_secs(10), ping_every: Duration::from_secs(30) },
+    xds: XdsSettings { connect_max: Duration::from_secs(10), ping_every: Duration::from_secs(360) },
     bounds: BoundSettings {
         workers_max: 1_024,
         connections_max: 1_000_000,
@@ -630,7 +630,7 @@ pub(crate) struct XdsSettings {
     /// How long a connection may take to open, and a ping to be answered. Larger: a server that is gone is noticed
     /// later.
     pub(crate) connect_max: Duration,
-    /// The time between two pings.
+    /// The time between two pings. Servers of grpc-go end a connection that pings more often than every 5 min.
     pub(crate) ping_every: Duration,
 }
 

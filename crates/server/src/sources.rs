@@ -54,7 +54,7 @@ impl Sources {
     pub(crate) fn open(start: &Start) -> Result<Self, UnreadSource> {
         let unread = |path: &Path| {
             let path = path.display().to_string();
-            move |cause| UnreadSource { path, cause }
+            move |cause| UnreadSource { path, cause, may_pass: false }
         };
         let (file, folder) = (start.config.as_deref(), start.ratelimit_config.as_deref());
         let mut sources = Self {
@@ -88,13 +88,18 @@ impl Sources {
         let mut is_new = false;
         if let Some(file) = &mut self.file {
             let read = file.read_again(is_asked);
-            is_new |=
-                read.map_err(|cause| UnreadSource { path: file.path().display().to_string(), cause })?;
+            is_new |= read.map_err(|cause| {
+                let may_pass = cause.kind() == io::ErrorKind::NotFound;
+                UnreadSource { path: file.path().display().to_string(), cause, may_pass }
+            })?;
         }
         if let Some(folder) = &mut self.folder {
             let read = folder.read_again(is_asked);
-            is_new |=
-                read.map_err(|cause| UnreadSource { path: folder.path().display().to_string(), cause })?;
+            is_new |= read.map_err(|cause| UnreadSource {
+                path: folder.path().display().to_string(),
+                cause,
+                may_pass: false,
+            })?;
         }
         Ok(is_new)
     }
@@ -168,4 +173,6 @@ impl Ports {
 pub(crate) struct UnreadSource {
     pub(crate) path: String,
     pub(crate) cause: io::Error,
+    /// Whether an editor may be replacing the file now.
+    pub(crate) may_pass: bool,
 }

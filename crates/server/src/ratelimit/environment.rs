@@ -37,6 +37,25 @@ pub struct EnvironmentConfig {
     pub counting: Option<CountingConfig>,
 }
 
+/// The certificates that the system trusts, if a variable names no others.
+const SYSTEM_CA: &str = "/etc/ssl/certs/ca-certificates.crt";
+
+/// Variables that say nothing here, whatever their value.
+const WITHOUT_EFFECT: [&str; 12] = [
+    "REDIS_TIMEOUT",
+    "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
+    "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION",
+    "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
+    "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
+    "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
+    "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
+    "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
+    "NEAR_LIMIT_RATIO",
+    "LOCAL_CACHE_SIZE_IN_BYTES",
+    "PROMETHEUS_MAPPER_YAML",
+    "EXTRA_TAGS",
+];
+
 /// Where the service's config comes from.
 enum Origin {
     Folder(PathBuf),
@@ -110,6 +129,12 @@ impl Variables {
                 String::new()
             })
         });
+        if self.given("GRPC_CLIENT_TLS_SAN").is_some() {
+            self.faults.push(
+                "GRPC_CLIENT_TLS_SAN: name the callers by `allow` in a config, and the config by ACEQUIA_CONFIG"
+                    .to_owned(),
+            );
+        }
         let client_ca = self.given("GRPC_CLIENT_TLS_CACERT");
         let client_ca = client_ca.map_or_else(String::new, |path| format!(", client_ca: {path:?}"));
         format!(", tls: {{ cert: {cert:?}, key: {key:?}{client_ca} }}")
@@ -147,7 +172,7 @@ impl Variables {
         let tls = has_tls.then(|| XdsTls {
             cert: file("CONFIG_GRPC_XDS_CLIENT_TLS_CERT"),
             key: file("CONFIG_GRPC_XDS_CLIENT_TLS_KEY"),
-            ca: file("CONFIG_GRPC_XDS_SERVER_TLS_CACERT"),
+            ca: file("CONFIG_GRPC_XDS_SERVER_TLS_CACERT").or_else(|| Some(PathBuf::from(SYSTEM_CA))),
             server_name: self.given("CONFIG_GRPC_XDS_SERVER_TLS_SAN"),
         });
         let metadata = self.text("CONFIG_GRPC_XDS_NODE_METADATA", "");
@@ -193,18 +218,17 @@ impl Variables {
         if socket == "unix" {
             return Err("REDIS_SOCKET_TYPE=unix: name a server by tcp or tls".to_owned());
         }
-        let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
-        if !matches!(scheme, "redis" | "rediss") {
-            return Err(format!("REDIS_URL: {scheme} is no scheme of Redis: write redis or rediss"));
-        }
-        // A password may hold any sign but those that end it.
-        let (user, servers) =
-            rest.rsplit_once('@').map_or((None, rest), |(user, servers)| (Some(user), servers));
-        let servers = servers.split('/').next().unwrap_or(servers);
-        let mut names = servers.split(',').map(str::trim);
+        let mut servers = url.split(',').map(|one| RedisUrl::read(one.trim()));
+        let all: Vec<RedisUrl> = servers.by_ref().collect::<Result<_, _>>()?;
+        let user = all.iter().find_map(|one| one.login.clone());
+        let is_encrypted = all.iter().any(|one| one.is_encrypted);
+        let mut names = all.iter().map(|one| one.server.as_str());
         let address = |text: &str| text.parse::<Address>().map_err(|fault| format!("REDIS_URL: {fault}"));
         let place = match self.text("REDIS_TYPE", "SINGLE").to_ascii_uppercase().as_str() {
-            "SINGLE" => RedisServers::Shards { addresses: vec![address(servers)?] },
+            "SINGLE" if all.len() == 1 => RedisServers::Shards { addresses: vec![address(&all[0].server)?] },
+            "SINGLE" => {
+                return Err("REDIS_URL: several servers: write REDIS_TYPE=CLUSTER or SENTINEL".to_owned());
+            }
             "CLUSTER" => RedisServers::Cluster { seeds: names.map(address).collect::<Result<_, _>>()? },
             "SENTINEL" => {
                 let shards = vec![names.next().unwrap_or_default().to_owned()];
@@ -218,9 +242,8 @@ impl Variables {
             other => return Err(format!("REDIS_TYPE={other}: write SINGLE, SENTINEL or CLUSTER")),
         };
         let mut settings = Settings::new(place);
-        let auth = self.given("REDIS_AUTH");
-        settings.credentials = auth.as_deref().or(user).filter(|auth| !auth.is_empty()).map(login);
-        if self.is_on("REDIS_TLS") || scheme == "rediss" || socket == "tls" {
+        settings.credentials = self.given("REDIS_AUTH").as_deref().map(login).or(user);
+        if self.is_on("REDIS_TLS") || is_encrypted || socket == "tls" {
             settings.tls = Some(self.redis_tls());
         }
         if let Some(prefix) = self.given("CACHE_KEY_PREFIX") {
@@ -235,7 +258,7 @@ impl Variables {
         let file = |name| self.given(name).map(PathBuf::from);
         let client = file("REDIS_TLS_CLIENT_CERT").zip(file("REDIS_TLS_CLIENT_KEY"));
         Tls {
-            ca_file: file("REDIS_TLS_CACERT").unwrap_or_else(|| "/etc/ssl/certs/ca-certificates.crt".into()),
+            ca_file: file("REDIS_TLS_CACERT").unwrap_or_else(|| PathBuf::from(SYSTEM_CA)),
             client: client.map(|(cert_file, key_file)| ClientCertificate { cert_file, key_file }),
             server_name: None,
         }
@@ -261,26 +284,32 @@ impl Variables {
     }
 
     /// What is asked for in vain.
-    fn notes(&self) -> Vec<String> {
-        let without = [
-            ("USE_STATSD", "true", "metrics are not sent to statsd: scrape /metrics"),
-            ("USE_DOG_STATSD", "true", "metrics are not sent to statsd: scrape /metrics"),
-            ("TRACING_ENABLED", "true", "traces are not exported"),
+    fn notes(&mut self) -> Vec<String> {
+        let switches = [
+            ("USE_STATSD", "metrics are not sent to statsd: scrape /metrics"),
+            ("USE_DOG_STATSD", "metrics are not sent to statsd: scrape /metrics"),
+            ("TRACING_ENABLED", "traces are not exported"),
             (
                 "RESPONSE_DYNAMIC_METADATA",
-                "true",
                 "answers carry the metadata of this node, not those of the service",
             ),
-            ("REDIS_PERSECOND", "true", "all hits are counted in REDIS_URL"),
-            ("QUOTA_MODE", "true", "limits have quota_mode only where the config says so"),
+            ("REDIS_PERSECOND", "all hits are counted in REDIS_URL"),
+            ("QUOTA_MODE", "limits have quota_mode only where the config says so"),
         ];
-        let is_asked = |name: &str, value: &str| self.values.get(name).is_some_and(|given| given == value);
-        let named = ["LIMIT_LIMIT_HEADER", "LIMIT_REMAINING_HEADER", "LIMIT_RESET_HEADER"];
-        let headers = named.iter().filter(|name| self.given(name).is_some());
-        let headers =
-            headers.map(|name| format!("{name}: headers are RateLimit-Limit, -Remaining and -Reset"));
-        let without = without.iter().filter(|(name, value, _)| is_asked(name, value));
-        without.map(|(name, value, what)| format!("{name}={value}: {what}")).chain(headers).collect()
+        let mut notes = Vec::new();
+        for (name, what) in switches {
+            if self.is_on(name) {
+                notes.push(format!("{name}: {what}"));
+            }
+        }
+        let headers = ["LIMIT_LIMIT_HEADER", "LIMIT_REMAINING_HEADER", "LIMIT_RESET_HEADER"];
+        let headers = headers.into_iter().filter(|name| self.given(name).is_some());
+        notes.extend(
+            headers.map(|name| format!("{name}: headers are RateLimit-Limit, -Remaining and -Reset")),
+        );
+        let without = WITHOUT_EFFECT.into_iter().filter(|name| self.given(name).is_some());
+        notes.extend(without.map(|name| format!("{name}: without effect here")));
+        notes
     }
 }
 
@@ -324,6 +353,62 @@ impl Environment {
         let notes = read.notes();
         if read.faults.is_empty() { Ok(Self { start, log_level, log_json, notes }) } else { Err(read.faults) }
     }
+}
+
+/// One server of `REDIS_URL`.
+struct RedisUrl {
+    server: String,
+    login: Option<Credentials>,
+    is_encrypted: bool,
+}
+
+impl RedisUrl {
+    /// Reads `host:port` or `redis://user:password@host:port/0`. No fault shows a password.
+    fn read(text: &str) -> Result<Self, String> {
+        let Some((scheme, rest)) = text.split_once("://") else {
+            if text.contains('@') {
+                return Err("REDIS_URL: write redis:// before a user, or use REDIS_AUTH".to_owned());
+            }
+            return Ok(Self { server: text.to_owned(), login: None, is_encrypted: false });
+        };
+        if !matches!(scheme, "redis" | "rediss") {
+            return Err("REDIS_URL: write redis://, rediss:// or host:port".to_owned());
+        }
+        let (user, server) =
+            rest.rsplit_once('@').map_or((None, rest), |(user, server)| (Some(user), server));
+        let (server, database) = server.split_once('/').unwrap_or((server, ""));
+        if !matches!(database, "" | "0") {
+            return Err(format!("REDIS_URL: database {database}: only database 0 is used"));
+        }
+        let login = user.map(|user| {
+            let (name, password) = user.split_once(':').unwrap_or(("", user));
+            Credentials {
+                username: Some(decoded(name)).filter(|name| !name.is_empty()),
+                password: Password::Text(decoded(password)),
+            }
+        });
+        Ok(Self { server: server.to_owned(), login, is_encrypted: scheme == "rediss" })
+    }
+}
+
+/// A part of a URL without its percent-encoding (RFC 3986, section 2.1). What is no encoding stays as it is.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let hex = tail.get(..2).filter(|_| *first == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &tail[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// A user and a password with a colon between, or a password alone.
@@ -414,7 +499,7 @@ mod tests {
         assert_eq!(written.further_http, ["0.0.0.0:3", "0.0.0.0:19001"]);
         assert!(written.shadow_mode && environment.log_json && environment.log_level == "debug");
         assert_eq!(start.ratelimit_config, Some(PathBuf::from("/data/ratelimit/config")));
-        assert_eq!(environment.notes, ["USE_STATSD=true: metrics are not sent to statsd: scrape /metrics"]);
+        assert_eq!(environment.notes, ["USE_STATSD: metrics are not sent to statsd: scrape /metrics"]);
     }
 
     #[test]
@@ -480,9 +565,9 @@ mod tests {
         let one = of(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", "redis:6379")]);
         assert_eq!(one.redis.place, RedisServers::Shards { addresses: vec![address("redis", 6379)] });
         assert!(one.redis.may_evict && one.redis.tls.is_none() && !one.passes_without);
-        let url = [("REDIS_URL", "rediss://u:p@ss@redis:6379/0"), ("ACEQUIA_ON_REDIS_LOSS", "allow")];
+        let url = [("REDIS_URL", "rediss://u:p%40s@s@redis:6379/0"), ("ACEQUIA_ON_REDIS_LOSS", "allow")];
         let full = of(&url);
-        assert_eq!(full.redis.credentials, login(Some("u"), "p@ss"));
+        assert_eq!(full.redis.credentials, login(Some("u"), "p@s@s"));
         assert!(full.redis.tls.is_some() && full.passes_without);
         let cluster = of(&[("REDIS_TYPE", "cluster"), ("REDIS_URL", "a:1,b:2"), ("REDIS_AUTH", "secret")]);
         assert_eq!(
@@ -507,7 +592,19 @@ mod tests {
         ] {
             read(&[("REDIS_URL", "redis:6379"), (name, value)]).expect_err(name);
         }
-        assert!(!format!("{full:?}").contains("p@ss"), "a password is shown");
+        for url in [
+            "redis:6379,other:6379",
+            "redis://redis:6379/5",
+            "u:secret@redis:6379",
+            "secret://redis:6379",
+            "redis",
+        ] {
+            let faults = read(&[("REDIS_URL", url)]).expect_err(url);
+            assert!(!format!("{faults:?}").contains("secret"), "{faults:?}");
+        }
+        let login_twice = of(&[("REDIS_TYPE", "CLUSTER"), ("REDIS_URL", "redis://u:p@a:1,redis://u:p@b:2")]);
+        assert_eq!(login_twice.redis.credentials, login(Some("u"), "p"));
+        assert!(!format!("{full:?}").contains("p@s"), "a password is shown");
     }
 
     #[test]

@@ -11,6 +11,9 @@ use crate::config::{FILE_BYTES_MAX, Watched, read_text};
 /// The most files in a folder.
 pub const FOLDER_FILES_MAX: usize = 1_000;
 
+/// How deep folders may lie within the folder.
+const DEPTH_MAX: usize = 8;
+
 /// A folder, and what its files last held.
 #[derive(Debug)]
 pub(crate) struct Folder {
@@ -29,7 +32,7 @@ struct FileText {
 }
 
 impl Folder {
-    /// Reads a folder. Files whose names begin with a dot do not count, nor do folders within it.
+    /// Reads a folder, and the folders in it. Names that begin with a dot do not count.
     ///
     /// # Errors
     /// A file cannot be read, or there are too many.
@@ -104,22 +107,44 @@ impl Folder {
     }
 }
 
+/// The files of a folder and of the folders in it, down to a depth that no config needs.
 fn names(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut names = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let is_hidden = entry.file_name().to_string_lossy().starts_with('.');
-        if is_hidden || fs::metadata(entry.path())?.is_dir() {
-            continue;
+    let mut folders = vec![FolderAt { path: folder.to_owned(), depth: 0 }];
+    while let Some(FolderAt { path, depth }) = folders.pop() {
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                continue;
+            }
+            match fs::metadata(entry.path()) {
+                // A link that leads nowhere is no file.
+                Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+                Err(cause) => return Err(cause),
+                Ok(found) if found.is_dir() && depth < DEPTH_MAX => {
+                    folders.push(FolderAt { path: entry.path(), depth: depth + 1 });
+                }
+                Ok(found) if found.is_dir() => {
+                    let what =
+                        format!("folders within folders, deeper than {DEPTH_MAX}: a link may lead back");
+                    return Err(io::Error::other(what));
+                }
+                Ok(_) if names.len() == FOLDER_FILES_MAX => {
+                    let what = format!("more than {FOLDER_FILES_MAX} files: write several domains into one");
+                    return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+                }
+                Ok(_) => names.push(entry.path()),
+            }
         }
-        if names.len() == FOLDER_FILES_MAX {
-            let what = format!("more than {FOLDER_FILES_MAX} files: write several domains' limits elsewhere");
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
-        }
-        names.push(entry.path());
     }
     names.sort();
     Ok(names)
+}
+
+/// A folder within the folder.
+struct FolderAt {
+    path: PathBuf,
+    depth: usize,
 }
 
 #[cfg(test)]
@@ -142,6 +167,7 @@ mod tests {
         write(place.path(), "b.yaml", "b");
         write(place.path(), ".hidden", "no");
         fs::create_dir(place.path().join("sub")).expect("made");
+        symlink("nowhere", place.path().join("dead")).expect("linked");
         let mut folder = Folder::open(place.path()).expect("read");
         assert_eq!(domains(&folder), ["b"]);
         assert!(!folder.read_again(false).expect("read"));
@@ -153,6 +179,11 @@ mod tests {
         fs::remove_file(place.path().join("b.yaml")).expect("removed");
         assert!(folder.read_again(false).expect("read"));
         assert_eq!(domains(&folder), ["c"]);
+        write(&place.path().join("sub"), "d.yaml", "d");
+        assert!(folder.read_again(false).expect("read"));
+        assert_eq!(domains(&folder), ["c", "d"]);
+        symlink("..", place.path().join("sub/back")).expect("linked");
+        folder.read_again(false).expect_err("a link that leads back");
     }
 
     /// A mounted ConfigMap has a link to a folder of its present version, and a link to each file through it.

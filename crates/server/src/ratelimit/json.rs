@@ -191,7 +191,7 @@ mod tests {
             assert_eq!(message.descriptors[0].hits_addend, Some(3));
             assert_eq!(message.descriptors[0].entries[0].value, "v");
         }
-        for text in [r#"{"domian":"d"}"#, r#"{"hitsAddend":-1}"#, r#"{"hitsAddend":"x"}"#, "[]"] {
+        for text in [r#"{"domian":"d"}"#, r#"{"hitsAddend":-1}"#, r#"{"hitsAddend":"x"}"#, "7"] {
             serde_json::from_str::<JsonRequest>(text).expect_err(text);
         }
     }

@@ -86,7 +86,8 @@ impl Xds {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = thread::Builder::new().name("xds".to_owned());
         thread.spawn(move || {
-            let client = Client { config, offer, accepted: String::new(), pause: Duration::ZERO };
+            let client =
+                Client { config, offer, accepted: String::new(), pause: Duration::ZERO, refused: None };
             runtime.block_on(client.run());
         })?;
         Ok(Self { offers })
@@ -110,19 +111,35 @@ struct Client {
     accepted: String,
     /// The next pause.
     pause: Duration,
+    /// The last response that was refused, and why: the server may send it again at once.
+    refused: Option<Refused>,
 }
+
+/// A response that was refused.
+struct Refused {
+    resources: Vec<prost_types::Any>,
+    why: String,
+    times: u32,
+}
+
+/// The most bytes of a fault that the server is told.
+const FAULT_BYTES_MAX: usize = 4_096;
 
 impl Client {
     /// Asks until nobody wants offers any more.
     async fn run(mut self) {
         self.pause = self.config.pause_min;
         loop {
+            let begun = tokio::time::Instant::now();
             if let Err(why) = self.stream().await {
                 let server = &self.config.server;
                 warn!(%server, "no limits by xDS now: {why}. The last ones stay in force");
             }
             if self.offer.is_closed() {
                 return;
+            }
+            if begun.elapsed() > self.config.pause_max {
+                self.pause = self.config.pause_min;
             }
             // Between half of the pause and all of it, so that clients do not come back together.
             let chance = Chance::System.draw::<1>("pause").map_or(u8::MAX, |[byte]| byte);
@@ -134,6 +151,8 @@ impl Client {
     /// One stream of responses, until it ends.
     async fn stream(&mut self) -> Result<(), String> {
         let channel = connect(&self.config).await?;
+        // A server that was started anew may give an old version another meaning.
+        self.accepted.clear();
         let mut grpc = tonic::client::Grpc::new(channel).max_decoding_message_size(FILE_BYTES_MAX);
         grpc.ready().await.map_err(|fault| fault.to_string())?;
         let (requests, stream) = mpsc::channel(2);
@@ -146,21 +165,41 @@ impl Client {
         let mut responses = responses.into_inner();
         info!(server = %self.config.server, "limits come by xDS");
         while let Some(response) = responses.message().await.map_err(|status| said(&status))? {
-            let answer = match self.offer(&response).await {
+            let answer = match self.judge(&response).await {
                 None => return Ok(()),
                 Some(Ok(())) => {
+                    self.refused = None;
                     self.accepted.clone_from(&response.version_info);
                     self.pause = self.config.pause_min;
                     self.request(&response.nonce, None)
                 }
-                Some(Err(why)) => {
-                    warn!(version = %response.version_info, "limits by xDS refused: {why}. The last good ones stay");
-                    self.request(&response.nonce, Some(why))
-                }
+                Some(Err(why)) => self.request(&response.nonce, Some(why)),
             };
             requests.send(answer).await.map_err(|_| "the stream is closed".to_owned())?;
         }
         Err("the server has closed the stream".to_owned())
+    }
+
+    /// Offers a response, unless it is the one that was refused last. A server may answer a refusal at once, so further
+    /// refusals of one response come later and later.
+    async fn judge(&mut self, response: &DiscoveryResponse) -> Option<Result<(), String>> {
+        if let Some(refused) = self.refused.as_mut().filter(|refused| refused.resources == response.resources)
+        {
+            refused.times += 1;
+            let wait = self.config.pause_min * 2_u32.saturating_pow(refused.times.min(16));
+            let why = refused.why.clone();
+            tokio::time::sleep(wait.min(self.config.pause_max)).await;
+            return (!self.offer.is_closed()).then_some(Err(why));
+        }
+        let mut judged = self.offer(response).await?;
+        if let Err(why) = &mut judged {
+            warn!(version = %response.version_info, "limits by xDS refused: {why}. The last good ones stay");
+            let end = (0..=FAULT_BYTES_MAX.min(why.len())).rev().find(|end| why.is_char_boundary(*end));
+            why.truncate(end.unwrap_or(0));
+            let resources = response.resources.clone();
+            self.refused = Some(Refused { resources, why: why.clone(), times: 0 });
+        }
+        Some(judged)
     }
 
     /// Offers a response; `None` if nobody wants offers any more.
@@ -252,6 +291,12 @@ pub(crate) fn kept(folder: &Path) -> Option<Vec<RatelimitDomain>> {
 
 /// The domains that a response carries.
 fn domains(response: &DiscoveryResponse) -> Result<Vec<RatelimitDomain>, String> {
+    if response.type_url != RATE_LIMIT_CONFIG {
+        return Err(format!(
+            "the resources are of the type {:?}, and not {RATE_LIMIT_CONFIG}",
+            response.type_url
+        ));
+    }
     let read = |resource: &prost_types::Any| {
         if resource.type_url != RATE_LIMIT_CONFIG {
             return Err(format!("a resource is a {:?}, and not a {RATE_LIMIT_CONFIG}", resource.type_url));
@@ -264,7 +309,10 @@ fn domains(response: &DiscoveryResponse) -> Result<Vec<RatelimitDomain>, String>
             descriptors: config.descriptors.into_iter().map(RatelimitDescriptor::from).collect(),
         })
     };
-    response.resources.iter().map(read).collect()
+    let mut domains: Vec<RatelimitDomain> = response.resources.iter().map(read).collect::<Result<_, _>>()?;
+    // The server may send them in any order, and in another one to other nodes.
+    domains.sort_by(|one, other| one.source.cmp(&other.source));
+    Ok(domains)
 }
 
 impl From<RateLimitDescriptor> for RatelimitDescriptor {
@@ -305,7 +353,11 @@ mod tests {
             type_url: (*type_url).to_owned(),
             value: value.clone(),
         };
-        DiscoveryResponse { resources: resources.iter().map(any).collect(), ..DiscoveryResponse::default() }
+        DiscoveryResponse {
+            resources: resources.iter().map(any).collect(),
+            type_url: RATE_LIMIT_CONFIG.to_owned(),
+            ..DiscoveryResponse::default()
+        }
     }
 
     #[test]
@@ -333,6 +385,8 @@ mod tests {
         assert_eq!((policy.unit, policy.requests_per_unit), (Some(RatelimitUnit::Week), 9));
         assert!(nested.quota_mode && !nested.shadow_mode);
         assert_eq!(domains(&response(&[])).expect("no domains"), []);
+        let other = DiscoveryResponse { type_url: "type.googleapis.com/other".to_owned(), ..response(&[]) };
+        assert!(domains(&other).expect_err("another type").contains("type.googleapis.com/other"));
     }
 
     #[test]
