@@ -59,6 +59,36 @@ fn replicas_agree_exactly() {
     assert_eq!(hit(&apart, "a", 1), (true, 4));
 }
 
+/// A replica with a new config takes over what the others have counted, whatever entry counts it.
+#[test]
+fn counts_go_on_when_a_value_gets_an_entry_of_its_own() {
+    let server = Server::start(&[]);
+    let replicas = [replica(&server, &[]), replica(&server, &[])];
+    replicas.iter().for_each(counts);
+    assert_eq!(hit(&replicas[0], "a", 4), (true, 1));
+    let own = "  - { key: tenant, value: a, rate_limit: { unit: year, requests_per_unit: 6 } }\n";
+    let text = std::fs::read_to_string(replicas[1].config()).expect("a config");
+    std::fs::write(replicas[1].config(), text + own).expect("written");
+    eventually("the new entry counts", || replicas[1].get(2, "/rlconfig").contains("tenant_a"));
+    assert_eq!([hit(&replicas[1], "a", 1), hit(&replicas[0], "a", 1)], [(true, 1), (false, 0)]);
+}
+
+/// What is denied without a call is counted with the next one, so that giving it back gives nothing away.
+#[test]
+fn hits_that_were_denied_without_a_call_are_counted_before_they_come_back() {
+    let server = Server::start(&[]);
+    let replica = replica(&server, &[]);
+    counts(&replica);
+    for _ in 0..4 {
+        assert!(!hit(&replica, "a", 6).0);
+    }
+    let back = json!({ "domain": "shop", "descriptors": [
+        { "entries": tenant("a"), "hitsAddend": "18", "isNegativeHits": true }
+    ] });
+    assert_eq!(replica.json(&back.to_string()).0, 200);
+    assert!(!hit(&replica, "a", 1).0, "six of five are counted");
+}
+
 #[test]
 fn hits_are_given_back_and_descriptors_of_one_request_are_counted_together() {
     let server = Server::start(&[]);

@@ -78,7 +78,7 @@ impl Replacement {
         (reply.status, reply.body.as_str()) == (200, "OK")
     }
 
-    fn get(&self, port: usize, path: &str) -> String {
+    pub(crate) fn get(&self, port: usize, path: &str) -> String {
         let reply = Http::to(([127, 0, 0, 1], self.ports[port]).into()).get(path);
         assert_eq!(reply.status, 200, "{path}: {}", reply.body);
         reply.body
@@ -103,7 +103,7 @@ impl Replacement {
         (reply.status, answer.unwrap_or_else(|fault| panic!("{fault}: {}", reply.body)))
     }
 
-    fn config(&self) -> std::path::PathBuf {
+    pub(crate) fn config(&self) -> std::path::PathBuf {
         self.folder.path().join("data/shop/config/shop.yaml")
     }
 }

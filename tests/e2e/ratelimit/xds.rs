@@ -219,11 +219,13 @@ fn limits_by_xds_are_acknowledged_once_they_count_and_refused_in_words() {
         ..shop(1)
     };
     let refused = |resources: Vec<prost_types::Any>, word: &str| {
-        let refused = server.send_any("3", resources);
+        let refused = server.send_any("3", resources.clone());
         let fault = refused.error_detail.expect("a fault");
         assert_eq!(refused.version_info, "2", "the last good version");
         assert!(fault.code == 3 && fault.message.contains(word), "{fault:?}");
         assert_eq!(left(&replacement), Some(7), "the last good limits count");
+        let again = server.send_any("3", resources).error_detail.expect("a fault");
+        assert_eq!(again.message, fault.message, "a server may send it again");
     };
     let any = |type_url: &str, value: Vec<u8>| prost_types::Any { type_url: type_url.to_owned(), value };
     let config = |config: &RateLimitConfig| any(RATE_LIMIT_CONFIG, config.encode_to_vec());
@@ -241,7 +243,7 @@ fn limits_by_xds_are_acknowledged_once_they_count_and_refused_in_words() {
 }
 
 #[test]
-fn a_node_goes_on_without_its_server_and_takes_up_where_it_was() {
+fn a_node_goes_on_without_its_server_and_takes_what_the_next_one_sends() {
     let port = crate::store::servers::free_port();
     let server = Server::start(port);
     let replacement = replacement(&server, &[("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")]);
@@ -260,7 +262,8 @@ fn a_node_goes_on_without_its_server_and_takes_up_where_it_was() {
     let server = Server::start(port);
     eventually("the client is back", || !server.state().asked.is_empty());
     let first = server.state().asked[0].clone();
-    assert_eq!((first.version_info.as_str(), first.response_nonce.as_str()), ("1", ""));
+    // The new server may count its versions from the same number, so the client names none.
+    assert_eq!((first.version_info.as_str(), first.response_nonce.as_str()), ("", ""));
     assert_eq!(server.send("2", &[shop(6)]).version_info, "2");
     assert_eq!(left(&replacement), Some(6));
 }
