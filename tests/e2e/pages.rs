@@ -137,6 +137,10 @@ fn whoever_comes_from_another_service_tries_it_as_the_page_says() {
     {
         assert!(said.contains(part), "no {part} in {said}");
     }
+    let limitador = session("deploy/from-limitador.md").expect("a session");
+    for part in ["# differs: a window begins", "name: posts", "is sound", "allowed"] {
+        assert!(limitador.contains(part), "no {part} in {limitador}");
+    }
     let limits = &blocks(&page(name), "yaml")[1].text;
     let config = acequia_server::config::Config::parse(name, &whole_config(limits, Path::new("data")));
     assert_eq!(config.expect("a config").live.limits.len(), 2);

@@ -15,7 +15,7 @@ pub const WORDS_MEAN_MAX: f64 = 18.0;
 /// Bytes.
 const KB: usize = 1024;
 /// The pages that are held to a size and to short sentences, and how many bytes each may have.
-pub const SIZES: [(&str, usize); 29] = [
+pub const SIZES: [(&str, usize); 30] = [
     ("README.md", 9 * KB),
     ("SECURITY.md", 11 * KB),
     ("CHANGELOG.md", 9 * KB),
@@ -27,6 +27,7 @@ pub const SIZES: [(&str, usize); 29] = [
     ("deploy/metrics.md", 12 * KB),
     ("deploy/limits.md", 20 * KB),
     ("deploy/callers.md", 12 * KB),
+    ("deploy/from-limitador.md", 8 * KB),
     ("deploy/from-ratelimit.md", 8 * KB),
     ("tests/bench/README.md", 16 * KB),
     ("crates/server/METRICS.md", 8 * KB),
