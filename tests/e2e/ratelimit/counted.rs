@@ -85,8 +85,9 @@ fn hits_that_were_denied_without_a_call_are_counted_before_they_come_back() {
     let back = json!({ "domain": "shop", "descriptors": [
         { "entries": tenant("a"), "hitsAddend": "18", "isNegativeHits": true }
     ] });
-    assert_eq!(replica.json(&back.to_string()).0, 200);
-    assert!(!hit(&replica, "a", 1).0, "six of five are counted");
+    // What comes back asks for nothing, but is told that six of five are counted.
+    assert_eq!(replica.json(&back.to_string()).0, 429);
+    assert!(!hit(&replica, "a", 1).0);
 }
 
 #[test]
