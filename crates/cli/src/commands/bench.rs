@@ -121,8 +121,11 @@ impl Bench {
     async fn ask_once(&self, questions: &Questions<'_>) -> Result<(), ClientError> {
         let client = self.address.client(SETTINGS.load.first_deadline)?;
         match client.peek(questions.question(0)).await {
-            // Any server of Envoy's protocol can be measured, and other servers have no Peek.
-            Err(ClientError::Unreachable { .. }) if self.mode == Mode::Rls => Ok(()),
+            // Any server of Envoy's protocol can be measured. Other servers have no Peek, and a node that counts in a
+            // Redis refuses it.
+            Err(ClientError::Unreachable { .. } | ClientError::Refused { .. }) if self.mode == Mode::Rls => {
+                Ok(())
+            }
             answer => {
                 if answer?.verdict.is_some_and(|verdict| verdict.limits.is_empty()) {
                     note(&format!(
