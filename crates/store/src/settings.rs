@@ -34,6 +34,7 @@ pub(crate) const SETTINGS: Settings = Settings {
     },
     breaker: BreakerSettings {
         missed_max: 10,
+        missed_for: Duration::from_millis(20),
         answered_min: 8,
         pause: Duration::from_millis(200),
         gap: Duration::from_millis(100),
@@ -126,6 +127,9 @@ pub(crate) struct BreakerSettings {
     /// some milliseconds, so a lower number would open it for nothing. A higher number would keep callers
     /// waiting for a dead server.
     pub(crate) missed_max: u32,
+    /// The time from the first to the last of them. All calls in flight are missed together when a machine stands
+    /// still for a moment. Larger: callers wait longer for a dead server.
+    pub(crate) missed_for: Duration,
     /// Answers in a row that close the breaker again. Each of them halves `gap`.
     pub(crate) answered_min: u32,
     /// The longest time that an open breaker stops all calls; the shortest is half of it.

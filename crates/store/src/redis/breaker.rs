@@ -32,6 +32,8 @@ enum State {
     New,
     Closed {
         missed: u32,
+        /// When the first of them was missed.
+        since: Option<Instant>,
     },
     HalfOpen {
         answered: u32,
@@ -78,13 +80,13 @@ impl Breaker {
     /// Notes that a call was answered, be it by an error of the function.
     pub(super) fn answered(&mut self, now: Instant) {
         match &mut self.state {
-            State::Closed { missed } => *missed = 0,
+            State::Closed { missed, since } => (*missed, *since) = (0, None),
             // This call was sent before the breaker opened, and says nothing about the present.
             State::New | State::Open { .. } => {}
             State::HalfOpen { answered, next } => {
                 *answered += 1;
                 if *answered >= SETTINGS.breaker.answered_min {
-                    self.state = State::Closed { missed: 0 };
+                    self.state = State::Closed { missed: 0, since: None };
                 } else {
                     *next = (*next).min(now + self.random.jittered(SETTINGS.breaker.gap / (1 << *answered)));
                 }
@@ -95,9 +97,10 @@ impl Breaker {
     /// Notes that a call was not answered in time, or was answered by a server that cannot serve.
     pub(super) fn missed(&mut self, now: Instant) {
         let opens = match &mut self.state {
-            State::Closed { missed } => {
+            State::Closed { missed, since } => {
                 *missed += 1;
-                *missed >= SETTINGS.breaker.missed_max
+                let for_long = now.saturating_duration_since(*since.get_or_insert(now));
+                *missed >= SETTINGS.breaker.missed_max && for_long >= SETTINGS.breaker.missed_for
             }
             State::HalfOpen { .. } => true,
             State::New | State::Open { .. } => false,
@@ -117,7 +120,7 @@ impl Breaker {
     /// Notes that there is a connection. The first one gets all calls; one after a loss gets them little by little.
     pub(super) const fn connected(&mut self, now: Instant) {
         match self.state {
-            State::New => self.state = State::Closed { missed: 0 },
+            State::New => self.state = State::Closed { missed: 0, since: None },
             State::Open { until: None } => self.state = State::HalfOpen { answered: 0, next: now },
             State::Open { .. } | State::Closed { .. } | State::HalfOpen { .. } => {}
         }
@@ -161,8 +164,11 @@ mod tests {
             (through, self.now - begun)
         }
 
+        /// Calls that are missed one after the other, most of `missed_max` for long enough.
         fn misses(&mut self, calls: u32) {
-            for _ in 0..calls {
+            let gap = SETTINGS.breaker.missed_for / (SETTINGS.breaker.missed_max - 2);
+            for call in 0..calls {
+                self.now += if call > 0 { gap } else { Duration::ZERO };
                 self.breaker.missed(self.now);
             }
         }
@@ -193,6 +199,17 @@ mod tests {
         story.misses(1);
         assert!(!story.breaker.admits(story.now));
         assert_eq!(story.breaker.state(), BreakerState::Open);
+    }
+
+    #[test]
+    fn calls_that_are_missed_in_one_moment_open_no_breaker() {
+        let mut story = Story::closed();
+        (0..1_000).for_each(|_| story.breaker.missed(story.now));
+        assert!(story.breaker.admits(story.now));
+        story.breaker.answered(story.now);
+        story.now += SETTINGS.breaker.missed_for;
+        (0..1_000).for_each(|_| story.breaker.missed(story.now));
+        assert!(story.breaker.admits(story.now), "an answer came between");
     }
 
     #[test]
