@@ -44,7 +44,7 @@ fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
     let bits = |byte: Option<&u8>, most: u8| byte.map_or(0, |b| b % (most + 1));
     let hop = bytes.len() as u8;
     let prefix = Prefix { v4: bits(bytes.first(), 32), v6: bits(bytes.last(), 128), hop };
-    let by = By { key: text.to_owned(), prefix: Some(prefix) };
+    let by = By { key: text.to_owned(), prefix: Some(prefix), place: None };
     let entries = [(text.as_bytes(), value)];
     let descriptor = Descriptor::new(&entries, None);
     let canonical = by.canonical(&descriptor).expect("the key is there");
