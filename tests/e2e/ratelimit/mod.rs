@@ -140,11 +140,11 @@ async fn limits_follow_a_folder_whose_link_is_swapped() {
     };
     swap("..1");
     symlink("..data/shop.yaml", versions.join("shop.yaml")).expect("linked");
-    let mut applied = until_left(&node, 3).await;
+    until_left(&node, 3).await;
     assert_eq!(envoy::ask(&node, envoy::request(&[&[("tenant", "a")]])).await.overall_code(), Code::Ok);
     swap("..2");
-    applied += until_left(&node, 4).await;
-    assert_eq!(applied, 2, "a limit keeps its counters when its number changes");
+    // The new number is 5, and the counted request stays counted.
+    until_left(&node, 4).await;
 
     fs::write(versions.join("..2").join("shop.yaml"), "domain: shop\nlimits: 7\n").expect("written");
     eventually("the fault is told", || node.stderr().contains("shop.yaml:2: "));
@@ -152,13 +152,12 @@ async fn limits_follow_a_folder_whose_link_is_swapped() {
 }
 
 /// Waits until a tenant has so much left.
-async fn until_left(node: &Node, units: u32) -> u32 {
+async fn until_left(node: &Node, units: u32) {
     let begun = std::time::Instant::now();
     while left(node, &[("tenant", "a")]).await != Some(units) {
         assert!(begun.elapsed() < acequia_tests::PATIENCE, "{units} are never left: {}", node.stderr());
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
-    1
 }
 
 #[tokio::test]

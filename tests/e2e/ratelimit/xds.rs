@@ -5,14 +5,14 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use acequia_api::discovery::{
     DiscoveryRequest, DiscoveryResponse, RATE_LIMIT_CONFIG, RateLimitConfig, RateLimitDescriptor,
     RateLimitPolicy, STREAM_AGGREGATED_RESOURCES,
 };
-use acequia_tests::{PATIENCE, eventually};
+use acequia_tests::eventually;
 use futures::{StreamExt as _, stream::BoxStream};
 use prost::Message as _;
 use serde_json::json;
@@ -254,11 +254,7 @@ fn a_node_goes_on_without_its_server_and_takes_what_the_next_one_sends() {
     assert_eq!(left(&replacement), Some(5), "the last limits stay");
 
     // The port may be free a moment later only.
-    let begun = Instant::now();
-    while std::net::TcpListener::bind(("127.0.0.1", port)).is_err() {
-        assert!(begun.elapsed() < PATIENCE, "the port stays taken");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    eventually("the port is free", || std::net::TcpListener::bind(("127.0.0.1", port)).is_ok());
     let server = Server::start(port);
     eventually("the client is back", || !server.state().asked.is_empty());
     let first = server.state().asked[0].clone();
