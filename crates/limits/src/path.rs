@@ -52,9 +52,7 @@ impl Step {
             Some(Pattern::Literal(_)) => false,
         }
     }
-}
 
-impl Step {
     /// The pattern whose values share one cell, as text.
     pub fn shared_value(&self) -> Option<String> {
         self.value.as_ref().filter(|_| self.is_shared).map(ToString::to_string)

@@ -131,9 +131,7 @@ impl Sources {
         config.live.negative_hits.extend(domains);
         Ok(Sourced { config, differences })
     }
-}
 
-impl Sources {
     /// What the other service's config says, in files or by xDS.
     fn imported(&self) -> Result<Imported, ConfigError> {
         let (place, domains) = match &self.folder {

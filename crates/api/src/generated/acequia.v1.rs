@@ -2134,7 +2134,7 @@ pub struct PeekResponse {
     /// What an operator should know of the limits of the domain, a line each.
     #[prost(string, repeated, tag = "7")]
     pub warnings: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Of each limit with `expect` that the request hits: what its cell has set apart.
+    /// What cells have set apart: an item for each limit with `expect` that the request hits.
     #[prost(message, repeated, tag = "8")]
     pub held: ::prost::alloc::vec::Vec<CellHolds>,
 }

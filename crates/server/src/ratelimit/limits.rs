@@ -1,6 +1,6 @@
 //! The limits that a config's trees of descriptors stand for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_limits::{
     UNITS_MAX,
@@ -41,7 +41,7 @@ pub struct Difference {
 /// Every contradiction for which that service refuses a config, each with its file.
 pub fn import(domains: &[RatelimitDomain]) -> Result<Imported, Vec<String>> {
     let mut tree = Tree { imported: Imported::default(), faults: Vec::new() };
-    let mut roots: BTreeMap<&str, BTreeMap<EntryKey<'_>, ()>> = BTreeMap::new();
+    let mut roots: BTreeMap<&str, BTreeSet<EntryKey<'_>>> = BTreeMap::new();
     for domain in domains {
         if domain.domain.is_empty() {
             tree.faults.push(format!("{}: the domain is empty: name one", domain.source));
@@ -81,7 +81,7 @@ impl Tree {
         &mut self,
         place: &Place<'_>,
         descriptors: &'a [RatelimitDescriptor],
-        known: &mut BTreeMap<EntryKey<'a>, ()>,
+        known: &mut BTreeSet<EntryKey<'a>>,
     ) {
         for descriptor in descriptors {
             if self.imported.limits.len() > LIMITS_MAX || self.faults.len() > FAULTS_MAX {
@@ -100,12 +100,12 @@ impl Tree {
             steps.push(step);
             let here = Place { domain: place.domain, steps: &steps };
             let entry = EntryKey { key: &descriptor.key, value: &descriptor.value };
-            if known.insert(entry, ()).is_some() {
+            if !known.insert(entry) {
                 self.fault(&here, "is there twice: leave one out");
                 continue;
             }
             self.add(&here, descriptor);
-            self.add_level(&here, &descriptor.descriptors, &mut BTreeMap::new());
+            self.add_level(&here, &descriptor.descriptors, &mut BTreeSet::new());
         }
     }
 
