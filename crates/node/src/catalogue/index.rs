@@ -9,22 +9,18 @@ use std::collections::BTreeMap;
 
 use acequia_limits::{Descriptor, Limit, Mode, pattern::Pattern, selector::Condition};
 
-use super::paths::PathTree;
+use super::{byte_map::ByteMap, paths::PathTree};
 
 /// The limits of a domain, by what they need. The numbers are indexes into the catalogue.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     always: Vec<u32>,
-    /// Sorted by key.
-    keys: Vec<(Box<[u8]>, ByKey)>,
+    keys: ByteMap<ByKey>,
     /// `None` if no limit has a path.
     paths: Option<Box<PathTree>>,
     /// The paths of limits that another shape has replaced. They count beside the others, and hide none of them.
     former: Option<Box<PathTree>>,
 }
-
-/// Up to this many keys, a scan is quicker than a search.
-const KEYS_SCANNED: usize = 12;
 
 /// The limits that need a key.
 #[derive(Debug, Default)]
@@ -32,9 +28,9 @@ struct ByKey {
     /// Limits that match any value.
     any: Vec<u32>,
     /// Limits that need this value.
-    literals: BTreeMap<Box<[u8]>, Vec<u32>>,
+    literals: ByteMap<Vec<u32>>,
     /// Limits that need this prefix: by length, so that each length costs one search.
-    prefixes: BTreeMap<usize, BTreeMap<Box<[u8]>, Vec<u32>>>,
+    prefixes: BTreeMap<usize, ByteMap<Vec<u32>>>,
 }
 
 impl ByKey {
@@ -101,13 +97,13 @@ impl Index {
             }
         }
         let mut always = Vec::new();
-        let mut keys: BTreeMap<&[u8], ByKey> = BTreeMap::new();
+        let mut keys = ByteMap::<ByKey>::default();
         for (number, limit) in limits {
             match place(limit, &needed) {
                 Filing::Always => always.push(number),
-                Filing::Key(key) => keys.entry(key.as_bytes()).or_default().any.push(number),
+                Filing::Key(key) => keys.get_or_default(key.as_bytes()).any.push(number),
                 Filing::Values(condition) => {
-                    let by_key = keys.entry(condition.key.as_bytes()).or_default();
+                    let by_key = keys.get_or_default(condition.key.as_bytes());
                     if condition.any.iter().all(|pattern| matches!(pattern, Pattern::Literal(_))) {
                         for pattern in &condition.any {
                             file(&mut by_key.literals, pattern.prefix(), number);
@@ -120,7 +116,6 @@ impl Index {
                 }
             }
         }
-        let keys = keys.into_iter().map(|(key, by_key)| (key.into(), by_key)).collect();
         Self { always, keys, paths, former }
     }
 
@@ -132,7 +127,7 @@ impl Index {
             tree.find(descriptor.entries).iter().copied().for_each(&mut visit);
         }
         for (place, (key, value)) in descriptor.entries.iter().enumerate() {
-            let Some(by_key) = self.find(key) else { continue };
+            let Some(by_key) = self.keys.get(key) else { continue };
             let earlier = &descriptor.entries[..place];
             if earlier.iter().any(|(earlier, _)| earlier == key) {
                 let before = earlier.iter().filter(|(earlier, _)| earlier == key).map(|(_, value)| *value);
@@ -143,19 +138,10 @@ impl Index {
             }
         }
     }
-
-    #[inline]
-    fn find(&self, key: &[u8]) -> Option<&ByKey> {
-        if self.keys.len() <= KEYS_SCANNED {
-            return self.keys.iter().find(|(known, _)| **known == *key).map(|(_, by_key)| by_key);
-        }
-        let place = self.keys.binary_search_by(|(known, _)| (**known).cmp(key)).ok()?;
-        Some(&self.keys[place].1)
-    }
 }
 
-fn file(values: &mut BTreeMap<Box<[u8]>, Vec<u32>>, value: &str, number: u32) {
-    let numbers = values.entry(value.as_bytes().into()).or_default();
+fn file(values: &mut ByteMap<Vec<u32>>, value: &str, number: u32) {
+    let numbers = values.get_or_default(value.as_bytes());
     if numbers.last() != Some(&number) {
         numbers.push(number);
     }

@@ -6,6 +6,7 @@
 //! over, with its debt, when the cell is next touched.
 
 mod allocations;
+mod byte_map;
 mod in_force;
 pub(crate) mod index;
 pub(crate) mod local;

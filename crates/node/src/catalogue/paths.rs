@@ -4,9 +4,9 @@
 //! goes first that was written first. The walk never turns back, as in
 //! [envoyproxy/ratelimit](https://github.com/envoyproxy/ratelimit): where it ends, either limits are found or none.
 
-use std::collections::BTreeMap;
-
 use acequia_limits::{Limit, descriptor::Entry, path::Step, pattern::Pattern};
+
+use super::byte_map::ByteMap;
 
 /// The limits of a domain that have paths. The numbers are indexes into the catalogue.
 #[derive(Debug, Default)]
@@ -17,13 +17,13 @@ pub(crate) struct PathTree {
 /// What may follow the same beginning of a path.
 #[derive(Debug, Default)]
 struct PathLevel {
-    keys: BTreeMap<Box<[u8]>, PathChoice>,
+    keys: ByteMap<PathChoice>,
 }
 
 /// What a key's value leads to.
 #[derive(Debug, Default)]
 struct PathChoice {
-    literals: BTreeMap<Box<[u8]>, PathNode>,
+    literals: ByteMap<PathNode>,
     /// In the order of the limits.
     patterns: Vec<PathPattern>,
     /// For values that nothing else fits.
@@ -70,10 +70,10 @@ impl PathTree {
 
 impl PathLevel {
     fn node(&mut self, step: &Step) -> &mut PathNode {
-        let choice = self.keys.entry(step.key.as_bytes().into()).or_default();
+        let choice = self.keys.get_or_default(step.key.as_bytes());
         match &step.value {
             None => choice.any.get_or_insert_default(),
-            Some(Pattern::Literal(value)) => choice.literals.entry(value.as_bytes().into()).or_default(),
+            Some(Pattern::Literal(value)) => choice.literals.get_or_default(value.as_bytes()),
             Some(pattern) => {
                 let known = choice.patterns.iter().position(|known| known.pattern == *pattern);
                 let place = known.unwrap_or_else(|| {
