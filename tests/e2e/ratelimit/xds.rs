@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    fs,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
@@ -12,7 +13,10 @@ use acequia_api::discovery::{
     DiscoveryRequest, DiscoveryResponse, RATE_LIMIT_CONFIG, RateLimitConfig, RateLimitDescriptor,
     RateLimitPolicy, STREAM_AGGREGATED_RESOURCES,
 };
-use acequia_tests::eventually;
+use acequia_tests::{
+    cluster::{Cluster, REGIONS},
+    eventually,
+};
 use futures::{StreamExt as _, stream::BoxStream};
 use prost::Message as _;
 use serde_json::json;
@@ -21,6 +25,8 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, Streaming, body::Body, server::StreamingService};
 
 use super::place::{Replacement, asked};
+
+const US: usize = REGIONS.len() - 1;
 
 /// A management server, on a thread of its own until this is dropped.
 struct Server {
@@ -262,6 +268,33 @@ fn a_node_goes_on_without_its_server_and_takes_what_the_next_one_sends() {
     assert_eq!((first.version_info.as_str(), first.response_nonce.as_str()), ("", ""));
     assert_eq!(server.send("2", &[shop(6)]).version_info, "2");
     assert_eq!(left(&replacement), Some(6));
+}
+
+/// The authority has one limit of two, and another number.
+#[test]
+fn among_regions_the_authoritys_limits_count_whatever_xds_sends_to_others() {
+    let limits = "limits:\n  - { name: tenant, domain: shop, path: [{ key: tenant }], charge: always, \
+                  fixed_window: { limit: 300, window: 365d } }\n";
+    let mut cluster = Cluster::prepare(limits);
+    (0..US).for_each(|region| cluster.start_region(region));
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("acequia.yaml");
+    let config = cluster.config(US).replace(limits, "limits: []\n");
+    fs::write(&file, config.replace("DATA", &folder.path().display().to_string())).expect("written");
+    let server = Server::start(crate::store::servers::free_port());
+    let replacement = replacement(&server, &[("ACEQUIA_CONFIG", &file.display().to_string())]);
+    let sent = RateLimitConfig {
+        descriptors: vec![descriptor("tenant", "", 7_000), descriptor("route", "", 5)],
+        ..shop(0)
+    };
+    assert_eq!(server.send("1", &[sent]).error_detail, None);
+    eventually("it is healthy", || replacement.is_healthy());
+    assert_eq!(left(&replacement), Some(100), "a third of what the authority says");
+    let route = json!([{ "key": "route", "value": "/x" }]);
+    let (status, answer) = replacement.json(&asked(&route, 9));
+    assert_eq!((status, &answer["statuses"][0]), (200, &json!({ "code": "OK" })), "{answer}");
+    let unmapped = || replacement.metrics().sum("acequia_xds_unmapped", &[("domain", "shop")]);
+    eventually("it is counted", || unmapped() == 1.0);
 }
 
 /// Callers ask meanwhile. How long it took is printed.

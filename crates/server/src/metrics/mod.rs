@@ -23,7 +23,7 @@ use prometheus_client::{
 };
 
 use self::out::Out;
-use crate::{process::Process, shared::Shared};
+use crate::{process::Process, regions::Differences, shared::Shared};
 
 /// Everything that a node counts, as text.
 pub fn text(shared: &Arc<Shared>) -> String {
@@ -80,7 +80,7 @@ impl Collector for Counts {
         requests::refunded(&mut out, &tally, &catalogue)?;
         let journal = shared.writer.as_ref().map_or(0, |writer| writer.store().cache_bytes() as u64);
         process::memory(&mut out, &shared.node.usage(), journal)?;
-        process::config(&mut out, catalogue.limits.len(), &shared.reloads, differences(shared, now))?;
+        process::config(&mut out, catalogue.limits.len(), &shared.reloads, &differences(shared, now))?;
         process::ready(&mut out, shared.ready().is_ok())?;
         if let Some(regions) = regions {
             regions::regions(&mut out, shared, regions)?;
@@ -103,10 +103,12 @@ impl Collector for Counts {
 }
 
 /// Differences between the limits of this node's file and those that count.
-fn differences(shared: &Shared, now: Now) -> u64 {
+fn differences(shared: &Shared, now: Now) -> Differences {
     match (shared.regions(), shared.alone.get()) {
         (Some(regions), _) => regions.differences(now),
-        (None, Some(alone)) => alone.differences(now.wall_ns).len() as u64,
-        (None, None) => 0,
+        (None, Some(alone)) => {
+            Differences { count: alone.differences(now.wall_ns).len() as u64, ..Differences::default() }
+        }
+        (None, None) => Differences::default(),
     }
 }

@@ -16,6 +16,7 @@ use crate::{
     connections::AllConnections,
     process::Process,
     refused::Refused,
+    regions::Differences,
     webhooks::Counts as WebhookCounts,
     writer::Writer,
 };
@@ -125,7 +126,12 @@ pub(super) fn memory(out: &mut Out<'_>, usage: &MemoryUsage, journal_bytes: u64)
 }
 
 /// The config's limits, how often the file was read again, and how it differs from what counts.
-pub(super) fn config(out: &mut Out<'_>, limits: usize, reloads: &Reloads, differences: u64) -> fmt::Result {
+pub(super) fn config(
+    out: &mut Out<'_>,
+    limits: usize,
+    reloads: &Reloads,
+    differences: &Differences,
+) -> fmt::Result {
     out.gauge("acequia_limits", "Limits in the config.", limits as u64)?;
     let Reloads { applied, refused, unchanged } = reloads;
     let outcomes = [("unchanged", unchanged), ("applied", applied), ("refused", refused)];
@@ -135,7 +141,12 @@ pub(super) fn config(out: &mut Out<'_>, limits: usize, reloads: &Reloads, differ
         outcomes.map(|(outcome, count)| ([("outcome", outcome)], count.load(Ordering::Relaxed))),
     )?;
     let help = "Differences between the limits of this node's file and those that count.";
-    out.gauge("acequia_config_differences", help, differences)
+    out.gauge("acequia_config_differences", help, differences.count)?;
+    out.gauges(
+        "acequia_xds_unmapped",
+        "Limits with paths, by xDS or a folder, that the regions' catalogue lacks: nothing is counted by them.",
+        differences.unmapped.iter().map(|(domain, count)| ([("domain", domain.as_str())], *count)),
+    )
 }
 
 /// Whether callers may be sent to the node.

@@ -6,7 +6,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -277,7 +278,12 @@ const FILE: &str = "ratelimit.xds";
 /// Keeps limits that are in force, for a start without the server. If that fails, such a start has older ones.
 pub(crate) fn keep(folder: &Path, bytes: &[u8]) {
     let (path, new) = (folder.join(FILE), folder.join("ratelimit.xds.new"));
-    if let Err(cause) = fs::write(&new, bytes).and_then(|()| fs::rename(&new, &path)) {
+    let written = fs::File::create(&new).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&new, &path)
+    });
+    if let Err(cause) = written {
         warn!(%cause, path = %path.display(), "limits by xDS are not kept");
     }
 }

@@ -20,9 +20,12 @@ mod overrides;
 mod seals;
 mod status;
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, RwLock,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use acequia_api::acequia::v1::{NodeStatus, Share};
@@ -122,7 +125,7 @@ pub struct Regions {
     file_waits: AtomicBool,
     /// Requests that wait for units of other regions.
     waiting: Arc<Waiting>,
-    differences: Mutex<Option<Differences>>,
+    differences: Mutex<Option<KnownDifferences>>,
 }
 
 /// A mesh that has started.
@@ -132,10 +135,18 @@ pub(crate) struct Connected {
     pub(crate) events: mpsc::Receiver<Event>,
 }
 
-/// The last count of the differences between the file and the catalogue.
-#[derive(Clone, Copy, Debug)]
-struct Differences {
-    count: u64,
+/// How this node's file, or what a management server sends it, differs from the catalogue.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Differences {
+    pub(crate) count: u64,
+    /// By domain: the limits with paths that the catalogue lacks.
+    pub(crate) unmapped: BTreeMap<String, u64>,
+}
+
+/// The last differences that were looked for.
+#[derive(Debug)]
+struct KnownDifferences {
+    differences: Differences,
     of: VersionId,
     at_ns: u64,
 }
@@ -335,20 +346,24 @@ impl Regions {
         self.authority.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of differences between this node's file and the catalogue.
-    pub(crate) fn differences(&self, now: Now) -> u64 {
-        let Some(version) = self.node.version() else { return 0 };
+    /// The differences between this node's file and the catalogue.
+    pub(crate) fn differences(&self, now: Now) -> Differences {
+        let Some(version) = self.node.version() else { return Differences::default() };
         let mut known = self.differences.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new = |known: &Differences| {
+        let is_new = |known: &&KnownDifferences| {
             known.of == version.version_id
                 && now.steady_ns.saturating_sub(known.at_ns) < SETTINGS.orders.differences_ns
         };
-        if let Some(known) = known.filter(is_new) {
-            return known.count;
+        if let Some(known) = known.as_ref().filter(is_new) {
+            return known.differences.clone();
         }
-        let count = status::differences_of(self, &version, now).len() as u64;
-        *known = Some(Differences { count, of: version.version_id, at_ns: now.steady_ns });
-        count
+        let differences = Differences {
+            count: status::differences_of(self, &version, now).len() as u64,
+            unmapped: status::unmapped(self, &version),
+        };
+        let at_ns = now.steady_ns;
+        *known = Some(KnownDifferences { differences: differences.clone(), of: version.version_id, at_ns });
+        differences
     }
 
     fn forget_differences(&self) {

@@ -1,5 +1,7 @@
 //! What a node knows of its region, the others and the catalogue, for people and programs.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use acequia_api::acequia::v1 as api;
 use acequia_limits::{Now, limit::LimitSpec};
 use acequia_mesh::Fingerprint;
@@ -143,6 +145,19 @@ fn pending(regions: &Regions, version: &Version, progress: &Progress) -> Vec<api
 pub(super) fn differences_of(regions: &Regions, version: &Version, now: Now) -> Vec<String> {
     let Ok(specs) = specs_of(version) else { return Vec::new() };
     differences_in_words(&regions.file(), &specs, now.wall_ns)
+}
+
+/// By domain: the limits with paths that this node's file has, and the catalogue lacks.
+pub(super) fn unmapped(regions: &Regions, version: &Version) -> BTreeMap<String, u64> {
+    let Ok(specs) = specs_of(version) else { return BTreeMap::new() };
+    let known: BTreeSet<_> = specs.iter().map(|spec| (&spec.domain, &spec.name)).collect();
+    let mut unmapped = BTreeMap::new();
+    for spec in regions.file() {
+        if !spec.path.is_empty() && !known.contains(&(&spec.domain, &spec.name)) {
+            *unmapped.entry(spec.domain).or_default() += 1;
+        }
+    }
+    unmapped
 }
 
 /// The lasting differences between the limits of a file and those in force.
