@@ -1,7 +1,7 @@
 //! What all tasks of a server share: the node, its journal and clocks, its place among others, and counts.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -16,7 +16,7 @@ use crate::{
     cells::LimitCells,
     charges::Names,
     clock::Clock,
-    config::{Headers, Live, Reloads},
+    config::{DomainConfig, Headers, Live, Reloads},
     connections::AllConnections,
     counting::Counting,
     hints,
@@ -82,7 +82,17 @@ pub(crate) struct Settings {
     pub(crate) headers: Headers,
     pub(crate) trace_key: Option<String>,
     pub(crate) no_match: NoMatches,
-    pub(crate) negative_hits: BTreeSet<String>,
+    pub(crate) domains: BTreeMap<String, DomainConfig>,
+    /// Whether some domain has [`DomainConfig::request_metadata`].
+    pub(crate) has_request_metadata: bool,
+}
+
+impl Settings {
+    /// How Envoy is answered in a domain.
+    pub(crate) fn domain(&self, domain: &[u8]) -> DomainConfig {
+        let domain = std::str::from_utf8(domain).ok().and_then(|domain| self.domains.get(domain));
+        domain.copied().unwrap_or_default()
+    }
 }
 
 impl Shared {
@@ -126,7 +136,8 @@ impl Shared {
             headers: live.headers.clone(),
             trace_key: live.trace_key.clone(),
             no_match: live.no_match.clone(),
-            negative_hits: live.negative_hits.clone(),
+            has_request_metadata: live.domains.values().any(|domain| domain.request_metadata),
+            domains: live.domains.clone(),
         };
         self.live.store(Arc::new(settings));
     }

@@ -128,7 +128,13 @@ impl Sources {
             config.listen = Listen { grpc, http, further_http, ..config.listen };
         }
         // Whoever moves here gives hits back as before.
-        config.live.negative_hits.extend(domains);
+        let request_metadata =
+            self.environment.as_ref().is_some_and(|environment| environment.request_metadata);
+        for domain in domains {
+            let domain = config.live.domains.entry(domain).or_default();
+            domain.negative_hits = true;
+            domain.request_metadata |= request_metadata;
+        }
         Ok(Sourced { config, differences })
     }
 

@@ -8,12 +8,17 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use acequia_api::envoy::service::ratelimit::v3::{
+    rate_limit_response::Code, rate_limit_service_client::RateLimitServiceClient,
+};
 use acequia_tests::{binary, eventually};
+use prost_types::value::Kind;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
     client::Http,
+    envoy,
     openmetrics::{self, Metrics},
     store::servers::free_port,
 };
@@ -168,6 +173,45 @@ fn its_limits_follow_the_file_and_shadow_mode_denies_nothing() {
     assert_eq!(replacement.json(&asked(&tenant, 9)).0, 200);
     fs::write(replacement.config(), SHOP.replace("5 }", "7 }")).expect("written");
     eventually("the new number counts", || replacement.get(2, "/rlconfig").contains("requests_per_unit=7"));
+}
+
+/// A value may be no text, and Envoy takes an answer only if all of it is.
+#[tokio::test]
+async fn metadata_repeat_the_request_and_name_the_quotas_that_are_used_up() {
+    let quota = SHOP.replace("{ key: tenant,", "{ key: tenant, quota_mode: true,");
+    let replacement = Replacement::start(&[("RESPONSE_DYNAMIC_METADATA", "true")]);
+    fs::write(replacement.config(), quota).expect("written");
+    eventually("the quota counts", || replacement.get(2, "/rlconfig").contains("quota_mode: true"));
+    let address = format!("http://127.0.0.1:{}", replacement.ports[0]);
+    let mut client = RateLimitServiceClient::connect(address).await.expect("connected");
+    let mut request = envoy::request(&[&[("path", "/x"), ("other", "y")], &[("tenant", "a")]]);
+    request.hits_addend = 4;
+    request.descriptors[1].hits_addend = Some(6);
+    let answer = client.should_rate_limit(request).await.expect("an answer").into_inner();
+    assert_eq!(answer.overall_code(), Code::OverLimit);
+    let metadata = value_json(Kind::StructValue(answer.dynamic_metadata.expect("metadata")));
+    let expected = json!({
+        "limit": "tenant",
+        "reason": "cost-too-high",
+        "domain": "shop",
+        "descriptors": [{ "entries": ["path=/x", "other=y"] }, { "entries": ["tenant=a"], "hitsAddend": 6.0 }],
+        "hitsAddend": 4.0,
+        "quotaModeEnabled": true,
+        "quotaModeViolations": [1.0],
+    });
+    assert_eq!(metadata, expected);
+}
+
+fn value_json(kind: Kind) -> Value {
+    let value = |value: prost_types::Value| value_json(value.kind.expect("a kind"));
+    match kind {
+        Kind::StringValue(text) => text.into(),
+        Kind::NumberValue(number) => number.into(),
+        Kind::BoolValue(flag) => flag.into(),
+        Kind::NullValue(_) => Value::Null,
+        Kind::ListValue(list) => list.values.into_iter().map(value).collect(),
+        Kind::StructValue(of) => of.fields.into_iter().map(|(key, field)| (key, value(field))).collect(),
+    }
 }
 
 /// A proxy brings the authority's certificate, and the service shows its own.

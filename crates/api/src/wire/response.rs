@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use bytes::BufMut;
+use prost_types::Struct;
 
 use crate::acequia::v1::{Outcome, Reason};
 use crate::envoy::service::ratelimit::v3::rate_limit_response::Code;
@@ -19,6 +20,11 @@ impl<'b, B: BufMut> RateLimitResponseWriter<'b, B> {
     /// Appends a response to `out`.
     pub fn new(out: &'b mut B, overall_code: Code) -> Self {
         put_uint(out, 1, overall_code as u64);
+        Self { out }
+    }
+
+    /// Goes on with a response that `out` ends with.
+    pub const fn go_on(out: &'b mut B) -> Self {
         Self { out }
     }
 
@@ -42,6 +48,11 @@ impl<'b, B: BufMut> RateLimitResponseWriter<'b, B> {
     /// once.
     pub fn dynamic_metadata(&mut self, fields: &[MetadataOut<'_>]) {
         put_message(self.out, 6, fields);
+    }
+
+    /// Appends further metadata, whose keys are others. Readers merge both (protobuf's encoding, "Last One Wins").
+    pub fn further_metadata(&mut self, fields: &Struct) {
+        prost::encoding::message::encode(6, fields, self.out);
     }
 }
 
@@ -524,6 +535,21 @@ mod tests {
         let response = RateLimitResponse::decode(&*bytes).expect("a message");
         let longest = prost_types::Duration { seconds: 315_576_000_000, nanos: 0 };
         assert_eq!(response.statuses[0].duration_until_reset, Some(longest));
+    }
+
+    #[test]
+    fn further_metadata_stand_beside_earlier_ones() {
+        let mut bytes = Vec::new();
+        let own = MetadataOut { key: "reason", value: MetadataValue::String("over-limit") };
+        RateLimitResponseWriter::new(&mut bytes, Code::OverLimit).dynamic_metadata(&[own]);
+        let value = |flag| Value { kind: Some(Kind::BoolValue(flag)) };
+        let further = Struct { fields: [("further".to_owned(), value(true))].into() };
+        RateLimitResponseWriter::go_on(&mut bytes).further_metadata(&further);
+
+        let fields =
+            RateLimitResponse::decode(&*bytes).expect("a message").dynamic_metadata.expect("metadata").fields;
+        let reason = Value { kind: Some(Kind::StringValue("over-limit".to_owned())) };
+        assert_eq!(fields, [("further".to_owned(), value(true)), ("reason".to_owned(), reason)].into());
     }
 
     proptest! {

@@ -131,7 +131,7 @@ descriptors:
         let domain = read_domain("a.yaml", text).expect("a config");
         let limits: Vec<LimitSpec> = config.live.limits.into_iter().map(|limit| limit.spec).collect();
         assert_eq!(limits, import(&[domain]).expect("limits").limits);
-        assert!(config.live.negative_hits.contains("shop"));
+        assert!(config.live.domains["shop"].negative_hits);
     }
 
     #[test]

@@ -123,10 +123,19 @@ pub struct Live {
     pub trace_key: Option<String>,
     /// The verdicts on requests that no limit matches.
     pub no_match: NoMatches,
-    /// The domains in which Envoy may give hits back without the name of a charge.
-    pub negative_hits: BTreeSet<String>,
+    /// How Envoy is answered, by domain, where that differs.
+    pub domains: BTreeMap<String, DomainConfig>,
     /// The receivers of events. Their URLs differ.
     pub webhooks: Vec<WebhookConfig>,
+}
+
+/// How Envoy is answered in a domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DomainConfig {
+    /// Whether Envoy may give hits back without the name of a charge.
+    pub negative_hits: bool,
+    /// Whether an answer's metadata repeat the request, as those of envoyproxy/ratelimit do.
+    pub request_metadata: bool,
 }
 
 /// The dialects of headers in each kind of answer.
@@ -267,7 +276,7 @@ impl Config {
         notes.extend(keys_like_others(&self.live.limits));
         let has_limits = |domain: &str| self.live.limits.iter().any(|limit| limit.spec.domain == *domain);
         let named: BTreeSet<&String> =
-            self.live.no_match.domains.keys().chain(&self.live.negative_hits).collect();
+            self.live.no_match.domains.keys().chain(self.live.domains.keys()).collect();
         let unknown = named.into_iter().filter(|domain| !has_limits(domain));
         notes.extend(unknown.map(|domain| format!("note: `domains` names {domain}, which no limit has")));
         notes

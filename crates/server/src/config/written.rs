@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::{
-    ClockConfig, Config, Dialect, Headers, Live, NoMatch, NoMatches, Regions, StoreConfig,
+    ClockConfig, Config, Dialect, DomainConfig, Headers, Live, NoMatch, NoMatches, Regions, StoreConfig,
     clock::WrittenClock,
     faults::{Faults, line},
     limits,
@@ -60,13 +60,15 @@ struct WrittenCharges {
     records: Option<usize>,
 }
 
-/// `domains: { shop: { no_match, negative_hits } }`
+/// `domains: { shop: { no_match, negative_hits, request_metadata } }`
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenDomain {
     no_match: Option<NoMatch>,
     #[serde(default)]
     negative_hits: bool,
+    #[serde(default)]
+    request_metadata: bool,
 }
 
 #[derive(Deserialize)]
@@ -114,8 +116,11 @@ impl Written {
         let clock = (regions.is_some() || store.is_some()).then_some(clock);
         let limits = read_limits(self.limits, regions.as_ref(), clock, faults);
         let (http, envoy) = self.headers.map_or((None, None), |headers| (headers.http, headers.envoy));
-        let with_hits = self.domains.iter().filter(|(_, written)| written.negative_hits);
-        let negative_hits = with_hits.map(|(domain, _)| domain.clone()).collect();
+        let domains = self.domains.iter().map(|(domain, written)| {
+            let WrittenDomain { negative_hits, request_metadata, .. } = *written;
+            (domain.clone(), DomainConfig { negative_hits, request_metadata })
+        });
+        let domains = domains.filter(|(_, config)| *config != DomainConfig::default()).collect();
         let named =
             self.domains.into_iter().filter_map(|(domain, written)| Some((domain, written.no_match?)));
         let headers = Headers { http: http.unwrap_or_else(|| vec![Dialect::Draft11]), envoy };
@@ -141,7 +146,7 @@ impl Written {
                 headers,
                 trace_key: self.trace_key,
                 no_match: NoMatches { unknown_domain: self.unknown_domain, domains: named.collect() },
-                negative_hits,
+                domains,
                 webhooks: webhooks.unwrap_or_default(),
             },
         }

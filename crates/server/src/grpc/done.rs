@@ -124,8 +124,7 @@ fn give_back(worker: &Arc<Worker>, wire: &WireRequest<'_>) -> Option<BoxFuture<'
     }
     request.entries = wire.entries.clone();
     let settings = worker.shared.settings();
-    let takes_them =
-        std::str::from_utf8(wire.domain).is_ok_and(|domain| settings.negative_hits.contains(domain));
+    let takes_them = settings.domain(wire.domain).negative_hits;
     let is_sound = takes_them && check_sizes(&request).is_ok();
     if is_sound && let Some(told) = worker.give_back_counted(&request) {
         return Some(told);

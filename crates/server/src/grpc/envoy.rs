@@ -24,7 +24,8 @@ use bytes::Bytes;
 use super::{
     done,
     message::{Status, framed},
-    reply::{By, Reply, reply_to},
+    reply::{By, Reply, Replying, reply_to},
+    request_metadata::request_metadata,
 };
 use crate::{
     headers::{Header, headers},
@@ -46,6 +47,12 @@ pub(super) struct Seen {
     pub(super) descriptors: usize,
     /// Those that settle charges and ask nothing, as a set of bits.
     pub(super) settled: u64,
+}
+
+impl Seen {
+    pub(super) const fn is_settled(self, descriptor: usize) -> bool {
+        self.settled >> descriptor & 1 == 1
+    }
 }
 
 pub(super) fn should_rate_limit(by: &By, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
@@ -94,16 +101,17 @@ pub(super) fn read_on<'a>(
     Ok((request, seen))
 }
 
-pub(super) fn respond(
-    worker: &Worker,
-    seen: Seen,
-    answer: &Answer,
-    catalogue: &Catalogue,
-    now: Now,
-) -> Bytes {
-    let settings = worker.shared.settings();
-    let charge = answer.charge.map(|charge| worker.shared.names.text(charge));
-    framed(RESPONSE_BYTES, |out| write(out, seen, answer, catalogue, now, &settings, charge.as_deref()))
+pub(super) fn respond(to: Replying<'_, Seen>, answer: &Answer, catalogue: &Catalogue, now: Now) -> Bytes {
+    let settings = to.worker.shared.settings();
+    let charge = answer.charge.map(|charge| to.worker.shared.names.text(charge));
+    framed(RESPONSE_BYTES, |out| {
+        write(out, to.with, answer, catalogue, now, &settings, charge.as_deref());
+        if settings.has_request_metadata
+            && let Some(fields) = request_metadata(to.message, to.with, answer, catalogue, &settings)
+        {
+            RateLimitResponseWriter::go_on(out).further_metadata(&fields);
+        }
+    })
 }
 
 fn write(
@@ -119,7 +127,7 @@ fn write(
     let mut writer = RateLimitResponseWriter::new(out, overall);
     let mut asked = 0;
     for descriptor in 0..seen.descriptors {
-        if seen.settled >> descriptor & 1 == 1 {
+        if seen.is_settled(descriptor) {
             writer.status(&NOTHING);
             continue;
         }

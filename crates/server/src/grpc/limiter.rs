@@ -13,7 +13,7 @@ use prost::Message;
 
 use super::{
     message::{Status, framed},
-    reply::{By, Reply, reply},
+    reply::{By, Reply, Replying, reply},
 };
 use crate::{
     cells::{BothSides, both_sides},
@@ -93,8 +93,8 @@ pub(super) fn report(by: &By, message: &Bytes, longest: Duration) -> Result<Repl
     reply(by, message, how, read_report, respond)
 }
 
-fn respond(worker: &Worker, wanted: Wanted, answer: &Answer, catalogue: &Catalogue, _: Now) -> Bytes {
-    with_check_out(answer, catalogue, wanted.detail, &worker.shared.names, |check| {
+fn respond(to: Replying<'_, Wanted>, answer: &Answer, catalogue: &Catalogue, _: Now) -> Bytes {
+    with_check_out(answer, catalogue, to.with.detail, &to.worker.shared.names, |check| {
         framed(RESPONSE_BYTES, |out| write_check_response(out, check))
     })
 }

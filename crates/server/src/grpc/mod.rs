@@ -11,6 +11,7 @@ mod envoy;
 mod limiter;
 mod message;
 mod reply;
+mod request_metadata;
 mod stream;
 
 use std::{

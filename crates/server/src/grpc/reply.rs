@@ -25,6 +25,16 @@ pub(super) enum Reply {
     Later(BoxFuture<'static, Result<Bytes, Status>>),
 }
 
+/// What an answer is made from, beside the decision.
+#[derive(Clone, Copy)]
+pub(super) struct Replying<'a, P> {
+    pub(super) worker: &'a Worker,
+    /// The message that is answered.
+    pub(super) message: &'a [u8],
+    /// What was read beside the request.
+    pub(super) with: P,
+}
+
 /// The worker that answers, and what the caller may do.
 pub(super) struct By {
     pub(super) worker: Arc<Worker>,
@@ -64,7 +74,7 @@ pub(super) fn reply<P: Copy + Send + Sync + 'static>(
     message: &Bytes,
     how: impl FnOnce(P) -> How,
     read: impl for<'a> Fn(&Worker, &'a [u8]) -> Result<(Request<'a>, P), Status> + Send + Sync + 'static,
-    respond: impl Fn(&Worker, P, &Answer, &Catalogue, Now) -> Bytes + Send + Sync + 'static,
+    respond: impl Fn(Replying<'_, P>, &Answer, &Catalogue, Now) -> Bytes + Send + Sync + 'static,
 ) -> Result<Reply, Status> {
     let (request, with) = read(&by.worker, message)?;
     reply_to(by, message, request, with, how(with), read, respond)
@@ -79,7 +89,7 @@ pub(super) fn reply_to<P: Copy + Send + Sync + 'static>(
     with: P,
     how: How,
     read: impl for<'a> Fn(&Worker, &'a [u8]) -> Result<(Request<'a>, P), Status> + Send + Sync + 'static,
-    respond: impl Fn(&Worker, P, &Answer, &Catalogue, Now) -> Bytes + Send + Sync + 'static,
+    respond: impl Fn(Replying<'_, P>, &Answer, &Catalogue, Now) -> Bytes + Send + Sync + 'static,
 ) -> Result<Reply, Status> {
     let worker = &by.worker;
     let how = how.of(owner(&by.rights, by.life.owner()));
@@ -90,7 +100,7 @@ pub(super) fn reply_to<P: Copy + Send + Sync + 'static>(
     let asks_others = worker.shared.counting.get().is_some() || worker.shared_name(how).is_some();
     let asked = (!asks_others).then(|| {
         worker.hold().ask_patiently(&request, how, |answer, catalogue, now| {
-            respond(worker, with, answer, catalogue, now)
+            respond(Replying { worker, message, with }, answer, catalogue, now)
         })
     });
     if let Some(Asked::Now(reply)) = asked {
@@ -100,8 +110,9 @@ pub(super) fn reply_to<P: Copy + Send + Sync + 'static>(
     let (worker, message) = (Arc::clone(worker), message.clone());
     Ok(Reply::Later(Box::pin(async move {
         let Ok((request, with)) = read(&worker, &message) else { unreachable!("it was read before") };
-        let respond =
-            |answer: &Answer, catalogue: &Catalogue, now| respond(&worker, with, answer, catalogue, now);
+        let respond = |answer: &Answer, catalogue: &Catalogue, now| {
+            respond(Replying { worker: &worker, message: &message, with }, answer, catalogue, now)
+        };
         let reply = match asked {
             Some(asked) => worker.finish(&request, how, asked, respond).await,
             None => worker.ask(&request, how, respond).await,

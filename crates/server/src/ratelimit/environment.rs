@@ -33,6 +33,8 @@ pub struct EnvironmentConfig {
     pub further_http: Vec<String>,
     /// Whether every limit of the service's config only watches.
     pub shadow_mode: bool,
+    /// Whether answers repeat the request in their metadata.
+    pub request_metadata: bool,
     /// The Redis that counts hits, if there is one and no other config.
     pub counting: Option<CountingConfig>,
 }
@@ -289,10 +291,6 @@ impl Variables {
             ("USE_STATSD", "metrics are not sent to statsd: scrape /metrics"),
             ("USE_DOG_STATSD", "metrics are not sent to statsd: scrape /metrics"),
             ("TRACING_ENABLED", "traces are not exported"),
-            (
-                "RESPONSE_DYNAMIC_METADATA",
-                "answers carry the metadata of this node, not those of the service",
-            ),
             ("REDIS_PERSECOND", "all hits are counted in REDIS_URL"),
             ("QUOTA_MODE", "limits have quota_mode only where the config says so"),
         ];
@@ -335,6 +333,7 @@ impl Environment {
             text,
             further_http: further.into_iter().flatten().filter(|address| *address != http).collect(),
             shadow_mode: read.is_on("SHADOW_MODE"),
+            request_metadata: read.is_on("RESPONSE_DYNAMIC_METADATA"),
             counting: read.counting(),
         };
         let (ratelimit_config, xds) = match read.origin() {
