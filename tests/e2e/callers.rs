@@ -28,13 +28,13 @@ const LIMITS: &str = "limits:\n- { name: all, domain: shop, token_bucket: { rate
                       - { name: edge, domain: edge/eu, token_bucket: { rate: 1000/s, burst: 1000 } }\n";
 
 /// An authority, and the folder of all certificates it signed.
-struct Authority {
+pub(crate) struct Authority {
     folder: TempDir,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new([]).expect("no name");
@@ -45,12 +45,17 @@ impl Authority {
         Self { folder, issuer: Issuer::new(params, key) }
     }
 
-    fn path(&self, file: &str) -> String {
+    pub(crate) fn path(&self, file: &str) -> String {
         self.folder.path().join(file).display().to_string()
     }
 
     /// Writes `tls.crt` and `tls.key` into a folder, as cert-manager does.
-    fn sign(&self, folder: &str, names: &[&str], shape: impl FnOnce(&mut CertificateParams)) -> [String; 2] {
+    pub(crate) fn sign(
+        &self,
+        folder: &str,
+        names: &[&str],
+        shape: impl FnOnce(&mut CertificateParams),
+    ) -> [String; 2] {
         let names: Vec<_> = names
             .iter()
             .map(|name| match name.parse() {

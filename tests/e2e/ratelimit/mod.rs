@@ -4,6 +4,7 @@ mod chance;
 mod counted;
 mod gateways;
 pub(crate) mod place;
+mod pods;
 mod reference;
 mod xds;
 

@@ -22,14 +22,16 @@ use prost::Message as _;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::{Request, Response, Status, Streaming, body::Body, server::StreamingService};
+use tonic::{
+    Request, Response, Status, Streaming, body::Body, server::StreamingService, transport::ServerTlsConfig,
+};
 
 use super::place::{Replacement, asked};
 
 const US: usize = REGIONS.len() - 1;
 
 /// A management server, on a thread of its own until this is dropped.
-struct Server {
+pub(super) struct Server {
     port: u16,
     state: Arc<Mutex<State>>,
     _stop: tokio::sync::oneshot::Sender<()>,
@@ -46,19 +48,27 @@ struct State {
 
 impl Server {
     fn start(port: u16) -> Self {
+        Self::start_with(port, None)
+    }
+
+    /// As `start`, with certificates.
+    pub(super) fn start_with(port: u16, tls: Option<ServerTlsConfig>) -> Self {
         let state: Arc<Mutex<State>> = Arc::default();
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let service = Service(Arc::clone(&state));
         std::thread::spawn(move || {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            let serve = tonic::transport::Server::builder().add_service(service).serve_with_shutdown(
-                ([127, 0, 0, 1], port).into(),
-                async move {
+            let server = tonic::transport::Server::builder();
+            let mut server = match tls {
+                Some(tls) => server.tls_config(tls).expect("certificates"),
+                None => server,
+            };
+            let serve =
+                server.add_service(service).serve_with_shutdown(([127, 0, 0, 1], port).into(), async move {
                     // A test that ends stops its server.
                     let _ = stopped.await;
-                },
-            );
+                });
             runtime.block_on(serve).expect("it serves");
         });
         Self { port, state, _stop: stop }
@@ -69,7 +79,7 @@ impl Server {
     }
 
     /// Sends resources as version `version`, and waits for what the client says of them.
-    fn send(&self, version: &str, resources: &[RateLimitConfig]) -> DiscoveryRequest {
+    pub(super) fn send(&self, version: &str, resources: &[RateLimitConfig]) -> DiscoveryRequest {
         let any = |config: &RateLimitConfig| prost_types::Any {
             type_url: RATE_LIMIT_CONFIG.to_owned(),
             value: config.encode_to_vec(),
@@ -166,7 +176,7 @@ fn descriptor(key: &str, value: &str, requests_per_unit: u32) -> RateLimitDescri
     }
 }
 
-fn shop(requests_per_unit: u32) -> RateLimitConfig {
+pub(super) fn shop(requests_per_unit: u32) -> RateLimitConfig {
     RateLimitConfig {
         name: "shop".to_owned(),
         domain: "shop".to_owned(),
