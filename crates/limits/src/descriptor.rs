@@ -1,6 +1,6 @@
 //! A request's own description, borrowed from the bytes that it came in.
 
-use std::{cell::Cell, net::IpAddr};
+use std::{cell::Cell, net::IpAddr, num::NonZeroU32};
 
 use smallvec::SmallVec;
 
@@ -38,6 +38,18 @@ pub struct Span {
     /// The request's weight for this descriptor. `None` for [`Request::cost`], and 0 to look without
     /// charging.
     pub cost: Option<u64>,
+    /// The limit that the caller names for the descriptor.
+    pub limit: Option<CallersLimit>,
+}
+
+/// A limit that a caller names for a descriptor, in the place of configured ones: so many units from one edge of a
+/// window to the next. It counts where a limit has [`from_callers`](crate::limit::LimitSpec::from_callers).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallersLimit {
+    /// The units.
+    pub units: u32,
+    /// The length of the window, in seconds.
+    pub period_s: NonZeroU32,
 }
 
 /// One thing to count, with its entries in any order. If a key occurs twice, a limit counts by its first
@@ -48,6 +60,8 @@ pub struct Descriptor<'a> {
     pub entries: &'a [Entry<'a>],
     /// As [`Span::cost`].
     pub cost: Option<u64>,
+    /// As [`Span::limit`].
+    pub limit: Option<CallersLimit>,
     /// The last value that was read as an address. A limit often counts by such a value and compares it,
     /// too.
     address: Cell<Option<ReadAddress<'a>>>,
@@ -78,14 +92,15 @@ impl<'a> Request<'a> {
         for entry in entries {
             self.entries.push(entry);
         }
-        self.spans.push(Span { start, end: self.entries.len() as u32, cost });
+        self.spans.push(Span { start, end: self.entries.len() as u32, cost, limit: None });
     }
 
     /// The descriptors, in order.
     pub fn descriptors(&self) -> impl ExactSizeIterator<Item = Descriptor<'_>> {
-        self.spans
-            .iter()
-            .map(|span| Descriptor::new(&self.entries[span.start as usize..span.end as usize], span.cost))
+        self.spans.iter().map(|span| Descriptor {
+            limit: span.limit,
+            ..Descriptor::new(&self.entries[span.start as usize..span.end as usize], span.cost)
+        })
     }
 }
 
@@ -93,7 +108,7 @@ impl<'a> Descriptor<'a> {
     /// A descriptor with these entries, and with this cost of its own ([`Span::cost`]).
     #[inline]
     pub fn new(entries: &'a [Entry<'a>], cost: Option<u64>) -> Self {
-        Self { entries, cost, address: Cell::new(None) }
+        Self { entries, cost, limit: None, address: Cell::new(None) }
     }
 
     /// The address in one of the descriptor's values, as [`address_of`] reads it.

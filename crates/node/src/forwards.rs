@@ -558,6 +558,7 @@ pub(crate) fn may_be_forwarded(active: &Active) -> bool {
     limit.spec.mode.denies()
         && limit.spec.on_store_loss == OnStoreLoss::Guard
         && limit.classes.is_none()
+        && !limit.spec.from_callers
         && active.other_variants.is_empty()
         && limit.soft.is_none()
         && limit.sharing.wait_ns.is_none_or(|wait_ns| wait_ns >= SETTINGS.forward.back_ns * 2)

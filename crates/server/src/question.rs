@@ -1,8 +1,15 @@
 //! Makes a request that may be asked from what came over a wire, or says why it may not.
 
-use acequia_api::wire::{MAX_ENTRIES as ENTRIES_MAX, WireRequest};
-use acequia_limits::{Request, descriptor::Span};
+use std::num::NonZeroU32;
+
+use acequia_api::wire::{LimitOverride, MAX_ENTRIES as ENTRIES_MAX, WireRequest};
+use acequia_limits::{
+    Request,
+    descriptor::{CallersLimit, Span},
+};
 use acequia_node::DESCRIPTORS_MAX;
+
+use crate::ratelimit::RatelimitUnit;
 
 /// The most bytes in a key or a value. This is more than the 60 KiB that Envoy allows for all headers of a
 /// request together: a caller must not be able to make its own header too long to be limited.
@@ -131,6 +138,13 @@ pub fn from_report<'a>(wire: WireRequest<'a>) -> Result<Request<'a>, BadRequest>
     Ok(request)
 }
 
+/// The limit that a caller names; `None` if its unit of time is unknown, or its window is too long to be written.
+pub(crate) fn callers_limit(named: LimitOverride) -> Option<CallersLimit> {
+    let unit_s = RatelimitUnit::numbered(named.unit)?.seconds();
+    let period_s = unit_s.checked_mul(named.unit_multiplier.max(1)).and_then(NonZeroU32::new)?;
+    Some(CallersLimit { units: named.requests_per_unit, period_s })
+}
+
 fn request<'a>(
     wire: WireRequest<'a>,
     cost: impl FnOnce(Option<u64>) -> Result<u64, BadRequest>,
@@ -140,6 +154,7 @@ fn request<'a>(
         end: d.entries_end,
         // A descriptor that gives hits back charges nothing.
         cost: if d.is_negative_hits { Some(0) } else { d.cost },
+        limit: d.limit_override.and_then(callers_limit),
     });
     Ok(Request { domain: wire.domain, cost: cost(wire.cost)?, spans: spans.collect(), entries: wire.entries })
 }

@@ -9,7 +9,10 @@ use acequia_limits::Mode;
 
 use crate::{
     config::{Config, ConfigError, ConfigFault, ConfigFile, Listen, PortConfig},
-    ratelimit::{Difference, EnvironmentConfig, Folder, Imported, RatelimitDomain, XdsConfig, import, kept},
+    ratelimit::{
+        Difference, EnvironmentConfig, Folder, Imported, RatelimitDomain, XdsConfig, from_callers, import,
+        kept,
+    },
 };
 
 /// The config of a node that has no file of its own.
@@ -110,6 +113,10 @@ impl Sources {
     /// Every fault in them.
     pub(crate) fn config(&self) -> Result<Sourced, ConfigError> {
         let Imported { mut limits, domains, differences } = self.imported()?;
+        let environment = self.environment.as_ref();
+        if environment.is_some_and(|environment| environment.limits_from_callers) {
+            limits.extend(domains.iter().flat_map(|domain| from_callers(domain)));
+        }
         if self.environment.as_ref().is_some_and(|environment| environment.shadow_mode) {
             limits.iter_mut().filter(|limit| limit.mode.denies()).for_each(|limit| limit.mode = Mode::Shadow);
         }
@@ -128,8 +135,8 @@ impl Sources {
             config.listen = Listen { grpc, http, further_http, ..config.listen };
         }
         // Whoever moves here gives hits back as before.
-        let request_metadata =
-            self.environment.as_ref().is_some_and(|environment| environment.request_metadata);
+        let environment = self.environment.as_ref();
+        let request_metadata = environment.is_some_and(|environment| environment.request_metadata);
         for domain in domains {
             let domain = config.live.domains.entry(domain).or_default();
             domain.negative_hits = true;

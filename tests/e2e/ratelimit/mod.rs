@@ -3,6 +3,7 @@
 mod chance;
 mod counted;
 mod gateways;
+mod named;
 pub(crate) mod place;
 mod pods;
 mod reference;

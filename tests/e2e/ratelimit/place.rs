@@ -108,6 +108,11 @@ impl Replacement {
         (reply.status, answer.unwrap_or_else(|fault| panic!("{fault}: {}", reply.body)))
     }
 
+    /// The port for gRPC.
+    pub(crate) const fn grpc(&self) -> u16 {
+        self.ports[0]
+    }
+
     pub(crate) fn config(&self) -> std::path::PathBuf {
         self.folder.path().join("data/shop/config/shop.yaml")
     }
@@ -182,7 +187,7 @@ async fn metadata_repeat_the_request_and_name_the_quotas_that_are_used_up() {
     let replacement = Replacement::start(&[("RESPONSE_DYNAMIC_METADATA", "true")]);
     fs::write(replacement.config(), quota).expect("written");
     eventually("the quota counts", || replacement.get(2, "/rlconfig").contains("quota_mode: true"));
-    let address = format!("http://127.0.0.1:{}", replacement.ports[0]);
+    let address = format!("http://127.0.0.1:{}", replacement.grpc());
     let mut client = RateLimitServiceClient::connect(address).await.expect("connected");
     let mut request = envoy::request(&[&[("path", "/x"), ("other", "y")], &[("tenant", "a")]]);
     request.hits_addend = 4;

@@ -82,6 +82,8 @@ pub struct LimitOverride {
     pub requests_per_unit: u32,
     /// The number of an `envoy.type.v3.RateLimitUnit`, or an unknown number.
     pub unit: i32,
+    /// How many units of time the window lasts; 0 and 1 mean one. Newer than the messages of this crate.
+    pub unit_multiplier: u32,
 }
 
 impl<'a> WireRequest<'a> {
@@ -264,6 +266,7 @@ fn read_limit_override(mut reader: Reader<'_>, limit: &mut LimitOverride) -> Res
         match field.number {
             1 => limit.requests_per_unit = reader.varint(field)? as u32,
             2 => limit.unit = reader.varint(field)? as i32,
+            3 => limit.unit_multiplier = reader.varint(field)? as u32,
             _ => reader.skip(field)?,
         }
     }
@@ -391,10 +394,10 @@ mod tests {
 
     #[test]
     fn a_message_sent_in_two_parts_is_merged() {
-        // One descriptor has `limit` twice: requests_per_unit 5, then unit 2.
-        let bytes = [0x12, 8, 0x12, 2, 0x08, 5, 0x12, 2, 0x10, 2];
+        // One descriptor has `limit` twice: requests_per_unit 5 and unit_multiplier 30, then unit 2.
+        let bytes = [0x12, 10, 0x12, 4, 0x08, 5, 0x18, 30, 0x12, 2, 0x10, 2];
         let request = envoy_request(&bytes).expect("well formed");
-        let merged = LimitOverride { requests_per_unit: 5, unit: 2 };
+        let merged = LimitOverride { requests_per_unit: 5, unit: 2, unit_multiplier: 30 };
         assert_eq!(request.descriptors[0].limit_override, Some(merged));
 
         // The descriptor has `hits_addend` twice: 5, then nothing.
@@ -578,6 +581,7 @@ mod tests {
                 let limit_override = descriptor.limit.map(|limit| LimitOverride {
                     requests_per_unit: limit.requests_per_unit,
                     unit: limit.unit,
+                    unit_multiplier: 0,
                 });
                 let descriptor = WireDescriptor {
                     cost: descriptor.hits_addend,

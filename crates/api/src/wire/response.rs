@@ -90,6 +90,9 @@ pub struct CurrentLimitOut<'a> {
     pub requests_per_unit: u32,
     /// The unit of time.
     pub unit: Unit,
+    /// How many units of time the window lasts, if that is not 1 or unknown. Newer than the messages of this crate:
+    /// readers of old skip it.
+    pub unit_multiplier: Option<u32>,
 }
 
 /// A header for Envoy to add.
@@ -219,13 +222,17 @@ impl Body for StatusOut<'_> {
 
 impl Body for CurrentLimitOut<'_> {
     fn wire_len(&self) -> usize {
-        uint_len(self.requests_per_unit.into()) + uint_len(self.unit as u64) + bytes_len(self.name.as_bytes())
+        uint_len(self.requests_per_unit.into())
+            + uint_len(self.unit as u64)
+            + bytes_len(self.name.as_bytes())
+            + uint_len(self.unit_multiplier.unwrap_or(0).into())
     }
 
     fn write(&self, out: &mut impl BufMut) {
         put_uint(out, 1, self.requests_per_unit.into());
         put_uint(out, 2, self.unit as u64);
         put_bytes(out, 3, self.name.as_bytes());
+        put_uint(out, 4, self.unit_multiplier.unwrap_or(0).into());
     }
 }
 
@@ -537,6 +544,27 @@ mod tests {
         assert_eq!(response.statuses[0].duration_until_reset, Some(longest));
     }
 
+    /// The field is newer than the messages here, so it is read as a number after the others.
+    #[test]
+    fn a_window_of_several_units_is_written_after_the_unit() {
+        let current = |unit_multiplier| {
+            let limit =
+                CurrentLimitOut { name: "", requests_per_unit: 5, unit: Unit::Second, unit_multiplier };
+            let status = StatusOut {
+                code: Code::Ok,
+                current_limit: Some(limit),
+                limit_remaining: 0,
+                duration_until_reset: None,
+            };
+            let mut bytes = Vec::new();
+            RateLimitResponseWriter::new(&mut bytes, Code::Ok).status(&status);
+            bytes
+        };
+        let without = [0x08, 1, 0x12, 8, 0x08, 1, 0x12, 4, 0x08, 5, 0x10, 1];
+        assert_eq!(current(None), without);
+        assert_eq!(current(Some(30)), [0x08, 1, 0x12, 10, 0x08, 1, 0x12, 6, 0x08, 5, 0x10, 1, 0x20, 30]);
+    }
+
     #[test]
     fn further_metadata_stand_beside_earlier_ones() {
         let mut bytes = Vec::new();
@@ -596,6 +624,7 @@ mod tests {
                 name: &limit.name,
                 requests_per_unit: limit.requests_per_unit,
                 unit: limit.unit(),
+                unit_multiplier: None,
             }),
             limit_remaining: status.limit_remaining,
             duration_until_reset: status

@@ -6,8 +6,8 @@ use super::{
     AddressSpec, BySpec, Charge, ConcurrentSpec, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSharing,
     LimitSpec, Mode, NAME_BYTES_MAX, NETWORKS_MAX, NetworksSpec, OnStoreLoss, Override, PATTERNS_MAX,
     PRIORITIES_MAX, QuotaSpec, SharingSpec, SlidingWindowSpec, Soft, TTL_NS_MAX, TTL_NS_MIN, Throttle,
-    ThrottleSpec, TokenBucketSpec, UNIT_BYTES_MAX, ValueSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN,
-    parse_instant_ns,
+    ThrottleSpec, TokenBucketSpec, UNIT_BYTES_MAX, UNITS_MAX_OF_CALLERS, ValueSpec, WAIT_NS_MAX,
+    WARNINGS_MAX, WINDOW_NS_MIN, parse_instant_ns,
 };
 use crate::{
     Algorithm, PERIOD_NS_MAX, UNITS_MAX,
@@ -366,7 +366,7 @@ impl Faults {
         Some(Path::new(&spec.path))
     }
 
-    /// Whether the limit's verdicts can be weighed as `mode` says, and `replaces` names limits that exist.
+    /// Whether the limit's verdicts can be weighed as `mode` says, and what it says of other limits is sound.
     pub(super) fn mode(&mut self, spec: &LimitSpec) {
         if spec.mode == Mode::Any && spec.concurrent.is_some() {
             self.add(
@@ -385,6 +385,32 @@ impl Faults {
         }
         if spec.replaces.iter().any(String::is_empty) || spec.replaces.len() > KEYS_MAX {
             self.add("replaces", format!("`replaces` names 1 to {KEYS_MAX} aliases of other limits"));
+        }
+        self.callers(spec);
+    }
+
+    /// Whether a limit whose number callers name has nothing that depends on one number, or on certain entries.
+    fn callers(&mut self, spec: &LimitSpec) {
+        let plain = LimitSpec {
+            name: spec.name.clone(),
+            domain: spec.domain.clone(),
+            from_callers: true,
+            fixed_window: spec.fixed_window.clone(),
+            mode: spec.mode,
+            charge: spec.charge,
+            cost: spec.cost,
+            unit: spec.unit.clone(),
+            ..LimitSpec::default()
+        };
+        if spec.from_callers && (*spec != plain || spec.fixed_window.is_none()) {
+            let what = "callers name the number of a `fixed_window` for whole descriptors: keep `mode`, `charge`, `cost` and \
+                        `unit`, and leave all else out";
+            self.add("from_callers", what.to_owned());
+        }
+        if spec.from_callers
+            && spec.fixed_window.as_ref().is_some_and(|window| window.limit > UNITS_MAX_OF_CALLERS)
+        {
+            self.add("from_callers", format!("callers name at most {UNITS_MAX_OF_CALLERS}: lower `limit`"));
         }
     }
 
@@ -860,6 +886,29 @@ mod tests {
         refused(LimitSpec { overrides: over("route"), ..path }, "route", "neither");
         let twice = with(&[("ip", None, false), ("ip", Some("x*"), true)]);
         refused(LimitSpec { overrides: over("ip"), ..twice }, "ip", "twice");
+    }
+
+    #[test]
+    fn a_limit_whose_number_callers_name_has_a_window_and_little_else() {
+        let window = FixedWindowSpec { limit: 9, window: "1m".to_owned(), stagger: false };
+        let callers = LimitSpec {
+            name: "a".to_owned(),
+            domain: "d".to_owned(),
+            from_callers: true,
+            fixed_window: Some(window),
+            ..LimitSpec::default()
+        };
+        let other = LimitSpec { from_callers: false, ..callers.clone() };
+        let ids = [callers.clone(), other].map(|spec| Limit::new(spec).expect("a limit").id);
+        assert_ne!(ids[0], ids[1], "its cells mean something else");
+        for spec in [
+            LimitSpec { by: vec![BySpec::Key("k".to_owned())], ..callers.clone() },
+            LimitSpec { carry: true, ..callers.clone() },
+            LimitSpec { warn_at: vec![80], ..callers.clone() },
+            LimitSpec { from_callers: true, ..bucket("1/s", 1) },
+        ] {
+            refused(spec, "from_callers", "fixed_window");
+        }
     }
 
     #[test]

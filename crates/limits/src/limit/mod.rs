@@ -23,6 +23,7 @@ pub use self::{
 use crate::{
     Algorithm, Descriptor, UNITS_MAX,
     classes::{Classes, Role},
+    descriptor::CallersLimit,
     expect::Expect,
     meter::Meter,
     path::{Path, StepSpec},
@@ -37,6 +38,8 @@ pub const NAME_BYTES_MAX: usize = 128;
 pub const UNIT_BYTES_MAX: usize = 32;
 /// The most entries that a limit may count by, and the most keys in its `when`.
 pub const KEYS_MAX: usize = 16;
+/// The most units that callers may name ([`LimitSpec::from_callers`]).
+pub const UNITS_MAX_OF_CALLERS: u64 = u32::MAX as u64;
 /// The most patterns in one list, so that a check has a bound.
 pub const PATTERNS_MAX: usize = 1_024;
 /// The most addresses and networks in one list. Every lookup searches the list, and each entry takes 16 to
@@ -294,6 +297,14 @@ impl Limit {
         self.when.iter().all(|condition| condition.holds(descriptor))
             && (!self.spec.exact || self.stranger(descriptor).is_none())
             && self.path.as_ref().is_none_or(|path| path.fits(descriptor))
+            && self.spec.from_callers == descriptor.limit.is_some_and(|named| self.is_named(named))
+    }
+
+    /// Whether this is the limit for what a caller names: its windows are as long.
+    #[inline]
+    pub fn is_named(&self, named: CallersLimit) -> bool {
+        self.spec.from_callers
+            && self.algorithm.period_ns() == u64::from(named.period_s.get()) * 1_000_000_000
     }
 
     /// The first key of a descriptor that neither `when` nor `by` names.
@@ -442,6 +453,9 @@ impl LimitId {
         }
         if spec.exact {
             text(&mut hasher, "exact");
+        }
+        if spec.from_callers {
+            text(&mut hasher, "from callers");
         }
         if !spec.path.is_empty() {
             text(&mut hasher, "path");

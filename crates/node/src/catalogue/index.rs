@@ -9,13 +9,15 @@ use std::collections::BTreeMap;
 
 use acequia_limits::{Descriptor, Limit, Mode, pattern::Pattern, selector::Condition};
 
-use super::{byte_map::ByteMap, paths::PathTree};
+use super::{Active, byte_map::ByteMap, paths::PathTree};
 
 /// The limits of a domain, by what they need. The numbers are indexes into the catalogue.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     always: Vec<u32>,
     keys: ByteMap<ByKey>,
+    /// Limits whose number callers name.
+    from_callers: Vec<u32>,
     /// `None` if no limit has a path.
     paths: Option<Box<PathTree>>,
     /// The paths of limits that another shape has replaced. They count beside the others, and hide none of them.
@@ -89,7 +91,10 @@ impl Index {
             let tree = if is_former(number) { &mut former } else { &mut paths };
             tree.get_or_insert_default().add(limit, is_on(limit).then_some(number));
         }
-        let limits = all.filter(|(_, limit)| limit.path.is_none() && is_on(limit));
+        let named = all.clone().filter(|(_, limit)| limit.spec.from_callers && is_on(limit));
+        let from_callers = named.map(|(number, _)| number).collect();
+        let limits =
+            all.filter(|(_, limit)| limit.path.is_none() && !limit.spec.from_callers && is_on(limit));
         let mut needed: BTreeMap<&str, usize> = BTreeMap::new();
         for (_, limit) in limits.clone() {
             for key in keys(limit) {
@@ -116,12 +121,25 @@ impl Index {
                 }
             }
         }
-        Self { always, keys, paths, former }
+        Self { always, keys, from_callers, paths, former }
     }
 
     /// Visits each limit that the descriptor may match, once.
+    ///
+    /// If a caller names a limit, and there is none for it here, the other limits apply.
     #[inline]
-    pub(crate) fn candidates(&self, descriptor: &Descriptor<'_>, mut visit: impl FnMut(u32)) {
+    pub(crate) fn candidates(
+        &self,
+        descriptor: &Descriptor<'_>,
+        limits: &[Active],
+        mut visit: impl FnMut(u32),
+    ) {
+        if let Some(named) = descriptor.limit
+            && let Some(number) =
+                self.from_callers.iter().find(|number| limits[**number as usize].limit.is_named(named))
+        {
+            return visit(*number);
+        }
         self.always.iter().copied().for_each(&mut visit);
         for tree in [&self.paths, &self.former].into_iter().flatten() {
             tree.find(descriptor.entries).iter().copied().for_each(&mut visit);

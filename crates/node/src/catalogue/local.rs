@@ -558,14 +558,14 @@ impl Local {
 
     /// The standing part of a cell: of windows, in the present ones.
     pub(crate) fn part(&self, salt: u32) -> Part {
-        Part { rate: self.rate, units: self.units(salt) }
+        Part { rate: self.rate, units: self.units(self.total, salt) }
     }
 
     /// The standing part of a cell in a window, by the window's end. An end of 0 stands for no window, or one
     /// that is not known: the result then is the least of all windows.
     pub(crate) fn part_of(&self, salt: u32, end_ns: u64) -> Part {
         if end_ns == 0 {
-            return Part { rate: self.rate, units: self.standing(salt).least() };
+            return Part { rate: self.rate, units: self.standing(self.total, salt).least() };
         }
         let shares = self.shares.as_deref().filter(|_| self.refill == Refill::Edges);
         let last = shares.and_then(|shares| {
@@ -576,16 +576,22 @@ impl Local {
         last.map_or_else(|| self.part(salt), |units| Part { rate: self.rate, units })
     }
 
-    /// The standing units of a cell, in present and later windows.
-    fn standing(&self, salt: u32) -> StandingUnits {
+    /// The standing units of a cell in any window, if the limit had so many units in all.
+    #[cold]
+    pub(crate) fn standing_of(&self, total: u64, salt: u32) -> u64 {
+        self.standing(total, salt).least()
+    }
+
+    /// The standing units of a cell of so many units in all, in present and later windows.
+    fn standing(&self, total: u64, salt: u32) -> StandingUnits {
         let shares = self.shares.as_deref().filter(|_| self.refill == Refill::Edges);
         let later = shares.into_iter().flat_map(|shares| {
             shares.later().iter().map(|of| Later {
                 after_ns: shares.after_ns(of),
-                limit: shares.units(&of.splits, self.total, self.refill, salt),
+                limit: shares.units(&of.splits, total, self.refill, salt),
             })
         });
-        StandingUnits { present: self.units(salt), later: later.collect() }
+        StandingUnits { present: self.units(total, salt), later: later.collect() }
     }
 
     /// The piece of a cell that shares one with other cells, by the number of the cell's own piece: in every
@@ -633,17 +639,15 @@ impl Local {
     }
 
     fn find(&self, salt: u32) -> u8 {
-        let standing = self.standing(salt);
+        let standing = self.standing(self.total, salt);
         // There is a piece for every share, with a few for each allocation that counts. The first has the
         // fewest units, now and later.
         let found = self.pieces.iter().position(|(of, _)| *of == standing);
         found.and_then(|place| u8::try_from(place).ok()).unwrap_or(0)
     }
 
-    fn units(&self, salt: u32) -> u64 {
-        self.shares
-            .as_deref()
-            .map_or(self.total, |shares| shares.units(&shares.splits, self.total, self.refill, salt))
+    fn units(&self, total: u64, salt: u32) -> u64 {
+        self.shares.as_deref().map_or(total, |shares| shares.units(&shares.splits, total, self.refill, salt))
     }
 }
 
@@ -732,6 +736,29 @@ mod tests {
             }
             prop_assert_eq!((of_chains[0].0, of_chains[1].0), (u128::from(total), u128::from(total)));
             prop_assert!(of_chains[2].0 <= u128::from(total));
+        }
+
+        /// Whatever number a caller names, the standing shares of it sum to that number.
+        #[test]
+        fn shares_of_a_named_number_sum_to_that_number(
+            total in totals(), named in totals(), salt: u32,
+            weights in prop::collection::vec((0..=9_u32, 0..=9_u32), 1..=6),
+        ) {
+            let window = Algorithm::FixedWindow(FixedWindow::new(total, Edges::Every { window_ns: 1 << 40, stagger: false }));
+            let split = |of: &dyn Fn(&(u32, u32)) -> u32| {
+                let named = (1..).map(MemberId).zip(weights.iter().map(of));
+                Split::new(&named.filter(|(_, weight)| *weight > 0).collect::<Vec<_>>()).ok().map(Arc::new)
+            };
+            let (Some(old), Some(new)) = (split(&|w| w.0), split(&|w| w.1)) else { return Ok(()) };
+            for splits in [vec![Arc::clone(&old)], vec![old, new]] {
+                let each = (1..=weights.len() as u16).map(|region| {
+                    let shares = shares(MemberId(region), splits.clone(), None);
+                    u128::from(local(&window, shares).standing_of(named, salt))
+                });
+                let sum: u128 = each.sum();
+                prop_assert!(sum <= named.into());
+                prop_assert!(splits.len() > 1 || sum == u128::from(named));
+            }
         }
 
         /// Cells have windows with edges of their own, which began before a change of shares, while both

@@ -67,7 +67,7 @@ impl RequestCheck<'_, '_> {
         if self.node.counts_usage() {
             cells.count_spent(active.slot, units);
         }
-        let charged = CellCharge { units, left, salt };
+        let charged = CellCharge { units, left: hit.ahead(left), salt };
         let on_heap = |cell: &mut HeapCell, tag: CellTag| {
             cell.forget_held_if_variant_changed();
             let account = cell.account.take();

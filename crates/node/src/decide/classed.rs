@@ -6,7 +6,8 @@
 //! two.
 
 use acequia_limits::{
-    Algorithm, CellTag, Descriptor, Now, Verdict, algorithm::State, limit::Descriptors, selector::Canonical,
+    Algorithm, CellTag, Descriptor, Now, Verdict, algorithm::State, cell::Tagger, descriptor::CallersLimit,
+    limit::Descriptors, selector::Canonical,
 };
 use smallvec::SmallVec;
 
@@ -23,12 +24,31 @@ pub(super) struct Classed {
     of: Of,
     /// The class; if there are several, the one with the lowest priority.
     class: u8,
-    /// The percentage of the cell that the class leaves to others.
-    leaves_percent: u8,
+    leaves: Leaves,
     /// Whether the hit was denied for the sake of other classes.
     is_kept_back: bool,
     /// For a class's own cell, half of the tag of the remainder beside it; 0 if there is none.
     beside: u64,
+}
+
+/// What a hit leaves of its cell to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Leaves {
+    Nothing,
+    /// This percentage.
+    Percent(u8),
+    /// All but what this node has of as many units as the caller names. Nobody else has the cell, so the others are
+    /// never spent.
+    AllBut {
+        here: u32,
+        named: u32,
+    },
+}
+
+impl Leaves {
+    fn percent(percent: u8) -> Self {
+        if percent == 0 { Self::Nothing } else { Self::Percent(percent) }
+    }
 }
 
 /// The owner of a cell, among the classes.
@@ -52,12 +72,12 @@ const fn half(tag: CellTag) -> u64 {
 impl Classed {
     /// A limit without classes.
     pub(super) const NONE: Self =
-        Self { of: Of::Nobody, class: 0, leaves_percent: 0, is_kept_back: false, beside: 0 };
+        Self { of: Of::Nobody, class: 0, leaves: Leaves::Nothing, is_kept_back: false, beside: 0 };
 
     /// Whether some units are left to others.
     #[inline]
     pub(super) const fn leaves_some(&self) -> bool {
-        self.leaves_percent != 0
+        !matches!(self.leaves, Leaves::Nothing)
     }
 
     /// Whether the limit has classes.
@@ -69,7 +89,7 @@ impl Classed {
     /// Joins two descriptors of one request in one cell: the class with the lowest priority counts.
     pub(super) fn join(&mut self, other: &Self) {
         self.class = self.class.max(other.class);
-        self.leaves_percent = self.leaves_percent.max(other.leaves_percent);
+        self.leaves = self.leaves.max(other.leaves);
     }
 }
 
@@ -79,13 +99,41 @@ impl Hit {
         self.classed.is_some().then_some(self.classed.class)
     }
 
-    /// How many of `units` the class leaves to others.
+    /// How many of `units` the hit leaves to others.
     #[inline]
     pub(super) fn leaves(&self, units: u64) -> u64 {
-        match self.classed.leaves_percent {
-            0 => 0,
-            // The result is at most `units`.
-            percent => (u128::from(units) * u128::from(percent) / 100) as u64,
+        // Each result is at most `units`.
+        match self.classed.leaves {
+            Leaves::Nothing => 0,
+            Leaves::Percent(percent) => (u128::from(units) * u128::from(percent) / 100) as u64,
+            Leaves::AllBut { here, .. } => units - units.min(here.into()),
+        }
+    }
+
+    /// How many of the `left` units may be reserved on disk ahead of use: of a named number, as small a part as of other
+    /// limits (`Algorithm::chunk_max`).
+    #[inline]
+    pub(super) fn ahead(&self, left: u64) -> u64 {
+        match self.classed.leaves {
+            Leaves::AllBut { here, .. } => left.min(u64::from(here) / 64),
+            Leaves::Nothing | Leaves::Percent(_) => left,
+        }
+    }
+
+    /// The limit's number: what a caller names, or this budget.
+    #[inline]
+    pub(super) fn number(&self, budget: u64) -> u64 {
+        match self.classed.leaves {
+            Leaves::AllBut { named, .. } => named.into(),
+            Leaves::Nothing | Leaves::Percent(_) => budget,
+        }
+    }
+
+    /// The most units that the hit could ever get of a limit with this budget.
+    pub(super) fn most_of(&self, budget: u64) -> u64 {
+        match self.classed.leaves {
+            Leaves::AllBut { named, .. } => named.into(),
+            Leaves::Nothing | Leaves::Percent(_) => budget.saturating_sub(self.leaves(budget)),
         }
     }
 
@@ -126,6 +174,19 @@ impl Hit {
         verdict: Verdict,
         now: Now,
     ) -> Verdict {
+        let left = self.left_by_others(cell, units, verdict, now);
+        self.classed.is_kept_back = verdict.allowed && !left.allowed && verdict.remaining >= cell.leased;
+        left
+    }
+
+    /// What is left of a verdict if units are left to others.
+    pub(super) fn left_by_others(
+        &self,
+        cell: &ProbedCell<'_>,
+        units: u64,
+        verdict: Verdict,
+        now: Now,
+    ) -> Verdict {
         let ProbedCell { algorithm, state, leased } = *cell;
         let leaves = self.leaves(algorithm.budget()).saturating_add(leased);
         if verdict.allowed && verdict.remaining >= leaves {
@@ -134,7 +195,6 @@ impl Hit {
         if leaves == 0 {
             return verdict;
         }
-        self.classed.is_kept_back = verdict.allowed && verdict.remaining >= leased;
         let left = if verdict.allowed { verdict.remaining + units } else { verdict.remaining };
         let both = algorithm.probe(state, now, units.saturating_add(leaves), self.tag.salt());
         Verdict { allowed: false, remaining: left.saturating_sub(leaves), delay_ns: 0, ..both }
@@ -164,8 +224,12 @@ impl RequestCheck<'_, '_> {
         let class = &classes.all[number];
         let leaves_percent = class.leaves_percent.unwrap_or(0);
         // There are few classes.
-        let classed =
-            |of, leaves_percent| Classed { class: number as u8, leaves_percent, of, ..Classed::NONE };
+        let classed = |of, percent| Classed {
+            class: number as u8,
+            leaves: Leaves::percent(percent),
+            of,
+            ..Classed::NONE
+        };
         if !classes.is_separate() {
             let hit = Hit { classed: classed(Of::All, leaves_percent), ..found.hit() };
             return merge_seldom(hits, hit, descriptors);
@@ -196,6 +260,22 @@ impl RequestCheck<'_, '_> {
         remainder.into_iter().for_each(|remainder| merge_seldom(hits, remainder, descriptors));
     }
 
+    /// Adds a hit of a limit whose number a caller names. The cell is the limit's, and this node leaves all of it but its
+    /// standing share of the named units. Standing shares of every number sum to that number at most
+    /// ([`acequia_rights::standing`]), and nobody lends or gives units of such a cell.
+    #[cold]
+    pub(super) fn merge_named(&self, hits: &mut Vec<Hit>, found: Found, named: CallersLimit) {
+        let active = &self.catalogue.limits[found.limit as usize];
+        let most = u32::try_from(active.limit.algorithm.budget()).unwrap_or(u32::MAX);
+        let named = named.units.min(most);
+        let hit = found.hit();
+        let here = self.local(active, hit.variant).standing_of(named.into(), hit.tag.salt());
+        // A share is no more than the whole.
+        let leaves = Leaves::AllBut { here: here as u32, named };
+        let hit = Hit { classed: Classed { leaves, ..Classed::NONE }, ..hit };
+        merge_seldom(hits, hit, active.limit.spec.descriptors);
+    }
+
     /// Whether any class needs the remainder, by the answer so far: the classes of `earlier` hits whose own
     /// cells have too little. The hit then asks for what those cells lack.
     pub(super) fn is_lacked(&self, hit: &mut Hit, earlier: &[Hit], answer: &Answer) -> bool {
@@ -211,7 +291,7 @@ impl RequestCheck<'_, '_> {
                 hit.units = hit.units.max(own.units);
             }
             hit.descriptors |= own.descriptors;
-            hit.classed.join(&Classed { leaves_percent: leaves, ..classed });
+            hit.classed.join(&Classed { leaves: Leaves::percent(leaves), ..classed });
         }
         hit.units > 0
     }
@@ -274,6 +354,14 @@ fn merge_seldom(hits: &mut Vec<Hit>, hit: Hit, descriptors: Descriptors) {
 /// The class of an own cell that has too little, if `beside` is beside the cell.
 fn lacking(own: &Hit, beside: &Hit, answer: &Answer, place: usize) -> Option<Classed> {
     (own.has_beside(beside) && !answer.limits[place].verdict.allowed).then_some(own.classed)
+}
+
+/// The tag of a cell for what a caller names.
+#[cold]
+pub(super) fn tag_of_named(tagger: &Tagger, named: CallersLimit, descriptor: &Descriptor<'_>) -> CellTag {
+    let units = named.units.to_le_bytes();
+    let entries = descriptor.entries.iter().flat_map(|(key, value)| [*key, *value]);
+    tagger.all(std::iter::once(&units[..]).chain(entries))
 }
 
 /// The tag of a role's cell.

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use super::{
     Ask, Asker, HITS_INLINE, Outcome, RequestCheck,
     answer::{Answer, LimitAnswer, decide},
+    classed::tag_of_named,
     hit::Hit,
 };
 use crate::{Catalogue, settings::SETTINGS};
@@ -78,7 +79,7 @@ impl Asker {
             CountedCell {
                 tag: check.counted_tag(hit),
                 units: if is_counted { hit.units } else { 0 },
-                budget: check.global(hit).budget(),
+                budget: hit.number(check.global(hit).budget()),
                 ends_ns,
                 is_exempt: hit.exempt,
                 answer: check.exempt(hit),
@@ -106,7 +107,12 @@ impl RequestCheck<'_, '_> {
     fn counted_tag(&self, hit: &Hit) -> CellTag {
         let limit = &self.limit(hit).limit;
         let descriptor = self.request.descriptors().nth(hit.descriptors.trailing_zeros() as usize);
-        let (Some(path), Some(descriptor)) = (&limit.path, descriptor) else { return hit.tag };
+        let Some(descriptor) = descriptor else { return hit.tag };
+        if let Some(named) = descriptor.limit.filter(|_| limit.spec.from_callers) {
+            // One name on every node: that of the limit stands for its domain and its windows.
+            return tag_of_named(&Tagger::new(&COUNTED_KEY, limit.id), named, &descriptor);
+        }
+        let Some(path) = &limit.path else { return hit.tag };
         let patterns: SmallVec<[String; HITS_INLINE]> =
             path.steps().iter().map(|step| step.shared_value().unwrap_or_default()).collect();
         let mut values: SmallVec<[&[u8]; 16]> = SmallVec::new();

@@ -6,7 +6,10 @@ use acequia_limits::{CellTag, Descriptor, Limit, Request, limit::Descriptors, se
 use acequia_rights::MemberId;
 use smallvec::SmallVec;
 
-use super::{DESCRIPTORS_MAX, HITS_INLINE, Overdraft, RequestCheck, classed::Classed};
+use super::{
+    DESCRIPTORS_MAX, HITS_INLINE, Overdraft, RequestCheck,
+    classed::{Classed, tag_of_named},
+};
 use crate::catalogue::VariantKey;
 
 /// A cell that the request hits.
@@ -158,7 +161,7 @@ impl RequestCheck<'_, '_> {
             let bit = 1 << number;
             let mut matched = false;
             if let Some(domain) = domain {
-                domain.index.candidates(&descriptor, |limit| {
+                domain.index.candidates(&descriptor, &self.catalogue.limits, |limit| {
                     matched |= self.hit(limit, &descriptor, request.cost, bit, hits).is_some();
                 });
             }
@@ -201,7 +204,9 @@ impl RequestCheck<'_, '_> {
         if !active.is_in_force(self.now.wall_ns) || !limit.is_about(descriptor) {
             return None;
         }
+        let callers = descriptor.limit.filter(|_| limit.spec.from_callers);
         let tag = match limit.by.as_slice() {
+            [] if let Some(named) = callers => tag_of_named(&active.tagger, named, descriptor),
             [by] => active.tagger.one(by.canonical(descriptor)?.bytes()),
             all => {
                 let mut values: SmallVec<[Canonical<'_>; HITS_INLINE]> = SmallVec::new();
@@ -234,7 +239,9 @@ impl RequestCheck<'_, '_> {
             piece,
             descriptors: bit,
         };
-        if limit.classes.is_none() {
+        if let Some(named) = callers {
+            self.merge_named(hits, found, named);
+        } else if limit.classes.is_none() {
             merge(hits, found.hit(), limit.spec.descriptors);
         } else {
             self.merge_classed(hits, found, descriptor);

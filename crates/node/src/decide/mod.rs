@@ -329,8 +329,10 @@ impl<'a> RequestCheck<'a, '_> {
     /// Calls for a rebalance if a cell runs low or has denied something.
     fn attend(&self, hit: &Hit, limit: &LimitAnswer, cells: &mut Cells) {
         let active = self.limit(hit);
-        // A limit that only watches moves no units, and neither does a peek.
-        if !self.ask.is_demand() || !hit.charges() || hit.exempt || !active.limit.spec.mode.denies() {
+        // A limit that only watches moves no units, and neither does a peek. What callers name is a part of what each
+        // node has by the standing formula: it is never lent.
+        let moves = active.limit.spec.mode.denies() && !active.limit.spec.from_callers;
+        if !self.ask.is_demand() || !hit.charges() || hit.exempt || !moves {
             return;
         }
         // The node that owns the cell calls instead.

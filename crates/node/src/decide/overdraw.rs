@@ -63,6 +63,8 @@ impl RequestCheck<'_, '_> {
         algorithm.charge_heap(&mut after, self.now, spent.recorded, salt);
         let least = if hit.units > limit.budget { 1 } else { hit.units };
         let verdict = algorithm.probe(&after, self.now, least, salt);
+        let left = ProbedCell { algorithm, state: &after, leased: 0 };
+        let verdict = hit.left_by_others(&left, least, verdict, self.now);
         limit.late.owed = algorithm.debt(&after, self.now, salt);
         limit.verdict = Verdict {
             remaining: verdict.remaining,

@@ -178,11 +178,12 @@ impl RequestCheck<'_, '_> {
 
     /// What a denying verdict of the cell comes to: a remote charge may let the hit pass.
     fn refuse(&self, hit: &mut Hit, probed: &Probed, answer: &mut Answer) -> Judged {
-        let over = if hit.is_kept_back() { Reason::ClassReserve } else { probed.over };
+        let is_for_classes = hit.is_kept_back() && hit.class().is_some();
+        let over = if is_for_classes { Reason::ClassReserve } else { probed.over };
         let (verdict, reason) = self.why_denied(hit, probed.verdict, over);
         let mut judged = Judged::here(verdict, reason);
         // A peek asks nobody, and no other node has the cell that new cells share.
-        if self.is_short(reason) && self.ask.charge && hit.charges() && hit.place != CellSource::Shared {
+        if self.may_come(hit, reason) && self.ask.charge && hit.charges() {
             self.expect_units(hit, &mut judged);
         }
         if let Some(remote_charge) = self.remote_charge(hit, reason) {
@@ -224,7 +225,7 @@ impl RequestCheck<'_, '_> {
             descriptors: hit.descriptors,
             units: hit.units,
             late: LateCost { expected: hit.expected(), ..LateCost::default() },
-            budget: self.global(hit).budget(),
+            budget: hit.number(self.global(hit).budget()),
             expected_wait_ns: judged.expected_wait_ns,
             class: hit.class(),
             is_charged: false,
@@ -264,8 +265,7 @@ impl RequestCheck<'_, '_> {
         let may = self.ask.charge
             && !self.ask.holds
             && hit.charges()
-            && hit.place != CellSource::Shared
-            && self.is_short(reason)
+            && self.may_come(hit, reason)
             && may_be_forwarded(active);
         let lack = Lack {
             key: CellKey { slot: active.slot, tag: journal_tag(hit.tag) },
@@ -349,7 +349,7 @@ impl RequestCheck<'_, '_> {
         }
         let hit = &*hit;
         let budget = self.global(hit).budget();
-        if hit.units > budget.saturating_sub(hit.leaves(budget)) {
+        if hit.units > hit.most_of(budget) {
             return (verdict, Reason::CostTooHigh);
         }
         let reason = if let Some(reason) = self.node.owns_nothing() {
@@ -370,7 +370,7 @@ impl RequestCheck<'_, '_> {
         // the loan ends, long before the little that is left would do.
         let wait_ns = hit.expected_wait_ns;
         let wait_ns = wait_ns.unwrap_or_else(|| self.node.remote_supply.expected_wait().lasts_ns);
-        let is_shared = self.is_short(reason) && hit.place != CellSource::Shared;
+        let is_shared = self.may_come(hit, reason);
         let most_ns = match verdict.retry_after_ns {
             _ if is_shared && wait_ns > 0 => self.node.ask_again_ns(),
             _ if is_shared && hit.has_lent => SETTINGS.decide.ask_seldom_ns,
@@ -381,6 +381,11 @@ impl RequestCheck<'_, '_> {
             known => known,
         };
         (Verdict { retry_after_ns: verdict.retry_after_ns.min(most_ns), ..verdict }, reason)
+    }
+
+    /// Whether missing units may come from elsewhere. What cells share, and what callers name, is never sent.
+    fn may_come(&self, hit: &Hit, reason: Reason) -> bool {
+        self.is_short(reason) && hit.place != CellSource::Shared && !self.limit(hit).limit.spec.from_callers
     }
 
     /// Whether the reason is a lack of units that may come from elsewhere. Units that count as spent since a

@@ -53,6 +53,11 @@ fn why_not(number: u32, catalogue: &Catalogue, request: &Request<'_>, wall_ns: u
     if let Some(path) = &active.limit.path {
         return why_not_path(number, path, request, catalogue);
     }
+    if active.limit.spec.from_callers {
+        let named = request.descriptors().filter_map(|descriptor| descriptor.limit);
+        let is_named = named.into_iter().any(|named| active.limit.is_named(named));
+        return (!is_named).then(|| "the caller names no limit for such windows".to_owned());
+    }
     let mut first = None;
     for descriptor in request.descriptors() {
         let condition = active.limit.when.iter().find(|condition| !condition.holds(&descriptor));
@@ -87,7 +92,7 @@ fn why_not_path(number: u32, path: &Path, request: &Request<'_>, catalogue: &Cat
     let mut first = None;
     for descriptor in request.descriptors() {
         let mut is_found = false;
-        domain.index.candidates(&descriptor, |found| is_found |= found == number);
+        domain.index.candidates(&descriptor, &catalogue.limits, |found| is_found |= found == number);
         if is_found {
             return None;
         }

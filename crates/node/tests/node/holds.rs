@@ -260,7 +260,12 @@ fn counted_beside_a_hold() -> Request<'static> {
     let mut request = Request { cost: 0, ..Request::new("shop", KEY) };
     let start = request.entries.len() as u32;
     request.entries.push((b"user", b"u"));
-    request.spans.push(acequia_limits::descriptor::Span { start, end: start + 1, cost: Some(1) });
+    request.spans.push(acequia_limits::descriptor::Span {
+        start,
+        end: start + 1,
+        cost: Some(1),
+        limit: None,
+    });
     request
 }
 
@@ -432,7 +437,12 @@ fn a_request_that_says_what_it_costs_holds_nothing_of_that_cell() {
         request.spans[0].cost = Some(costs[0]);
         let start = request.entries.len() as u32;
         request.entries.push((b"key", b"k"));
-        request.spans.push(acequia_limits::descriptor::Span { start, end: start + 1, cost: Some(costs[1]) });
+        request.spans.push(acequia_limits::descriptor::Span {
+            start,
+            end: start + 1,
+            cost: Some(costs[1]),
+            limit: None,
+        });
         assert!(asker.check(&request, START, Ask::CHECK).allowed);
         assert!(!asker.holds_units());
         assert_eq!(left(&mut asker, START), (950, 0));

@@ -6,6 +6,7 @@ mod all_or_nothing;
 mod charges;
 mod classes;
 mod forwards;
+mod from_callers;
 mod full_memory;
 mod give_back;
 mod histories;

@@ -18,7 +18,10 @@ use super::{
     store::{StoreScene, WrittenStore},
     webhooks::{self, WrittenWebhook},
 };
-use crate::settings::{BoundSettings, SETTINGS};
+use crate::{
+    ratelimit::from_callers,
+    settings::{BoundSettings, SETTINGS},
+};
 
 /// The file's own structure.
 #[derive(Deserialize)]
@@ -60,7 +63,7 @@ struct WrittenCharges {
     records: Option<usize>,
 }
 
-/// `domains: { shop: { no_match, negative_hits, request_metadata } }`
+/// `domains: { shop: { no_match, negative_hits, request_metadata, limits_from_callers } }`
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenDomain {
@@ -69,6 +72,8 @@ struct WrittenDomain {
     negative_hits: bool,
     #[serde(default)]
     request_metadata: bool,
+    #[serde(default)]
+    limits_from_callers: bool,
 }
 
 #[derive(Deserialize)]
@@ -81,7 +86,9 @@ struct WrittenHeaders {
 impl Written {
     /// The config with further limits, which are not in the file.
     pub(super) fn with(mut self, further: Vec<LimitSpec>) -> Self {
-        self.limits.extend(further.into_iter().map(unplaced));
+        let named = self.domains.iter().filter(|(_, written)| written.limits_from_callers);
+        let named: Vec<LimitSpec> = named.flat_map(|(domain, _)| from_callers(domain)).collect();
+        self.limits.extend(further.into_iter().chain(named).map(unplaced));
         self
     }
 
@@ -158,6 +165,13 @@ impl Written {
             let what = "`admin_token` without `listen.admin`: there is nobody to bring it to; leave it \
                         out, or listen on an address such as 127.0.0.1:8082";
             faults.at(token, what.to_owned());
+        }
+        if let Some(store) = self.store.as_ref().filter(|_| self.has_store())
+            && self.limits.iter().any(|limit| limit.value.from_callers)
+        {
+            let what = "nodes with a `store` keep most units in its pools, and what callers name has none there: leave \
+                        `limits_from_callers` out, or the `store`";
+            faults.at(store, what.to_owned());
         }
         let Some(regions) = &self.regions else {
             let clock = self.clock.as_ref().filter(|_| !self.has_store());

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     config::May,
-    question::check_sizes,
+    question::{callers_limit, check_sizes},
     settle::{Unsent, send, settle_at_once},
     tally::Ignored,
     worker::Worker,
@@ -117,7 +117,8 @@ fn give_back(worker: &Arc<Worker>, wire: &WireRequest<'_>) -> Option<BoxFuture<'
     let mut request = Request { domain: wire.domain, cost: 1, ..Request::default() };
     for descriptor in wire.descriptors.iter().filter(has_no_id) {
         let WireDescriptor { entries_start: start, entries_end: end, .. } = *descriptor;
-        request.spans.push(Span { start, end, cost: Some(hits(descriptor, wire)) });
+        let limit = descriptor.limit_override.and_then(callers_limit);
+        request.spans.push(Span { start, end, cost: Some(hits(descriptor, wire)), limit });
     }
     if request.spans.is_empty() {
         return None;

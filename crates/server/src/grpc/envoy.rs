@@ -235,12 +235,29 @@ fn current_limit<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> CurrentLi
             .map(|(unit, _)| (limit.budget, *unit)),
     };
     let (units, unit) = found.unwrap_or((limit.budget, Unit::Unknown));
-    // The service whose limits have paths names a limit only if its config does.
-    let name = match active.path {
-        None => &active.spec.name,
-        Some(_) => active.spec.alias.as_deref().unwrap_or_default(),
+    let several = || several_units(active.algorithm.period_ns()).filter(|_| !active.algorithm.has_rate());
+    let (unit, unit_multiplier) = match found {
+        None if !active.is_concurrent() => {
+            several().map_or((unit, None), |(unit, multiplier)| (unit, Some(multiplier)))
+        }
+        _ => (unit, None),
     };
-    CurrentLimitOut { name, requests_per_unit: saturate(units), unit }
+    // The service whose limits have paths, or are the callers' own, names a limit only if its config does.
+    let name = match active.path {
+        None if !active.spec.from_callers => &active.spec.name,
+        _ => active.spec.alias.as_deref().unwrap_or_default(),
+    };
+    CurrentLimitOut { name, requests_per_unit: saturate(units), unit, unit_multiplier }
+}
+
+/// A window as several units of time, the longest that divide it.
+fn several_units(period_ns: u64) -> Option<(Unit, u32)> {
+    let units = [(Unit::Day, 86_400), (Unit::Hour, 3_600), (Unit::Minute, 60), (Unit::Second, 1)];
+    units.into_iter().find_map(|(unit, seconds)| {
+        let unit_ns = seconds * 1_000_000_000;
+        let multiplier = u32::try_from(period_ns / unit_ns).ok()?;
+        (period_ns.is_multiple_of(unit_ns) && multiplier > 0).then_some((unit, multiplier))
+    })
 }
 
 fn saturate(units: u64) -> u32 {
@@ -255,6 +272,16 @@ mod tests {
 
     use super::*;
     use crate::respond::lost::{NOW, answer};
+
+    #[test]
+    fn windows_of_several_units_are_shown_in_the_longest_that_divides_them() {
+        let of_s = |seconds: u64| several_units(seconds * 1_000_000_000);
+        assert_eq!(of_s(30), Some((Unit::Second, 30)));
+        assert_eq!(of_s(90), Some((Unit::Second, 90)));
+        assert_eq!(of_s(900), Some((Unit::Minute, 15)));
+        assert_eq!(of_s(172_800), Some((Unit::Day, 2)));
+        assert_eq!((several_units(1_500_000_000), several_units(0)), (None, None));
+    }
 
     /// An error would let the request through. For another status, Envoy's config can use the metadata.
     #[test]

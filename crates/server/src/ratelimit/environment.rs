@@ -35,6 +35,8 @@ pub struct EnvironmentConfig {
     pub shadow_mode: bool,
     /// Whether answers repeat the request in their metadata.
     pub request_metadata: bool,
+    /// Whether callers may name limits in descriptors.
+    pub limits_from_callers: bool,
     /// The Redis that counts hits, if there is one and no other config.
     pub counting: Option<CountingConfig>,
 }
@@ -334,6 +336,7 @@ impl Environment {
             further_http: further.into_iter().flatten().filter(|address| *address != http).collect(),
             shadow_mode: read.is_on("SHADOW_MODE"),
             request_metadata: read.is_on("RESPONSE_DYNAMIC_METADATA"),
+            limits_from_callers: read.is_on("ACEQUIA_LIMITS_FROM_CALLERS"),
             counting: read.counting(),
         };
         let (ratelimit_config, xds) = match read.origin() {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_limits::{
     UNITS_MAX,
-    limit::{Charge, FixedWindowSpec, LimitSpec, Mode, ValueSpec},
+    limit::{Charge, FixedWindowSpec, LimitSpec, Mode, UNITS_MAX_OF_CALLERS, ValueSpec},
     path::StepSpec,
 };
 
@@ -55,6 +55,23 @@ pub fn import(domains: &[RatelimitDomain]) -> Result<Imported, Vec<String>> {
         tree.add_level(&place, &domain.descriptors, known);
     }
     if tree.faults.is_empty() { Ok(tree.imported) } else { Err(tree.faults) }
+}
+
+/// The limits of a domain in which callers name limits: one for each unit of time.
+pub fn from_callers(domain: &str) -> Vec<LimitSpec> {
+    let limit = |(name, unit): (&str, RatelimitUnit)| LimitSpec {
+        name: format!("from-callers-{name}"),
+        domain: domain.to_owned(),
+        from_callers: true,
+        fixed_window: Some(FixedWindowSpec {
+            limit: UNITS_MAX_OF_CALLERS,
+            window: unit.window().to_owned(),
+            stagger: false,
+        }),
+        charge: Charge::Always,
+        ..LimitSpec::default()
+    };
+    RatelimitUnit::ALL.into_iter().map(limit).collect()
 }
 
 /// A key, and its value or nothing.

@@ -14,7 +14,7 @@ mod yaml;
 pub use self::{
     environment::{Environment, EnvironmentConfig},
     folder::FOLDER_FILES_MAX,
-    limits::{Difference, Imported, import},
+    limits::{Difference, Imported, from_callers, import},
     xds::{XdsConfig, XdsTls},
     yaml::read_domain,
 };
@@ -96,18 +96,20 @@ pub enum RatelimitUnit {
 }
 
 impl RatelimitUnit {
+    /// Every unit, with its name.
+    pub(crate) const ALL: [(&'static str, Self); 7] = [
+        ("second", Self::Second),
+        ("minute", Self::Minute),
+        ("hour", Self::Hour),
+        ("day", Self::Day),
+        ("week", Self::Week),
+        ("month", Self::Month),
+        ("year", Self::Year),
+    ];
+
     /// The unit of this name, in any case.
     pub fn named(text: &str) -> Option<Self> {
-        let units = [
-            ("second", Self::Second),
-            ("minute", Self::Minute),
-            ("hour", Self::Hour),
-            ("day", Self::Day),
-            ("week", Self::Week),
-            ("month", Self::Month),
-            ("year", Self::Year),
-        ];
-        units.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(text)).map(|(_, unit)| unit)
+        Self::ALL.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(text)).map(|(_, unit)| unit)
     }
 
     /// The unit of this number in Envoy's protocol.
@@ -122,6 +124,19 @@ impl RatelimitUnit {
             7 => Self::Week,
             _ => return None,
         })
+    }
+
+    /// The length of the window, in seconds.
+    pub const fn seconds(self) -> u32 {
+        match self {
+            Self::Second => 1,
+            Self::Minute => 60,
+            Self::Hour => 3_600,
+            Self::Day => 86_400,
+            Self::Week => 7 * 86_400,
+            Self::Month => 30 * 86_400,
+            Self::Year => 365 * 86_400,
+        }
     }
 
     /// The length of the window, as a config of ours writes it.

@@ -189,6 +189,12 @@ impl World {
         assert!(matches!(place.node.settle(id, Some(cost), now), Settled::Done { .. }));
     }
 
+    /// Asks for all that a request says.
+    pub(crate) fn ask_for_all(&mut self, region: usize, request: &Request<'_>) -> bool {
+        let now = self.now_of(region);
+        self.places[region].asker.check(request, now, Ask::CHECK).allowed
+    }
+
     pub(crate) fn ask_entries(&mut self, region: usize, entries: &[(&str, &str)]) -> bool {
         let now = self.now_of(region);
         let place = &mut self.places[region];
