@@ -4,6 +4,8 @@
 //! descriptor, so equal configs make equal limits, with equal cells, on every node. A hit is recorded whether it fits
 //! or not, as that service does. What that service does and no limit says is a [`Difference`].
 
+#[cfg(test)]
+mod any_bytes;
 mod environment;
 mod folder;
 pub(crate) mod json;

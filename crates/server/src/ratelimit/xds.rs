@@ -296,7 +296,7 @@ pub(crate) fn kept(folder: &Path) -> Option<Vec<RatelimitDomain>> {
 }
 
 /// The domains that a response carries.
-fn domains(response: &DiscoveryResponse) -> Result<Vec<RatelimitDomain>, String> {
+pub(super) fn domains(response: &DiscoveryResponse) -> Result<Vec<RatelimitDomain>, String> {
     if response.type_url != RATE_LIMIT_CONFIG {
         return Err(format!(
             "the resources are of the type {:?}, and not {RATE_LIMIT_CONFIG}",
