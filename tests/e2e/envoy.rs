@@ -161,7 +161,7 @@ async fn a_limit_is_reported_in_envoys_units() {
     assert_eq!((units, unit), (700, Unit::Month));
     assert!(reset <= 31 * 24 * hour);
     let (units, unit, left, reset) = reported("odd").await;
-    assert_eq!((units, unit, left), (9, Unit::Unknown, 8), "Envoy has no unit of ten seconds");
+    assert_eq!((units, unit, left), (9, Unit::Second, 8), "ten seconds, by `unit_multiplier`");
     assert!(reset <= Duration::from_secs(10));
     let (units, unit, left, _) = reported("vast").await;
     assert_eq!(

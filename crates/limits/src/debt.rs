@@ -71,6 +71,19 @@ impl Algorithm {
         let room = debt_max.saturating_sub(self.beyond(state, now, salt));
         Spent { recorded: cost.min(left.saturating_add(room)), overdrawn: cost.saturating_sub(left) }
     }
+
+    /// As [`Algorithm::spend`], for a cell that may only spend `part` of its budget.
+    pub fn spend_of(&self, part: u64, state: &[u64], now: Now, cost: u64, salt: u32, debt_max: u64) -> Spent {
+        let (left, owed) = self.left_of(part, state, now, salt);
+        let room = debt_max.saturating_sub(owed);
+        Spent { recorded: cost.min(left.saturating_add(room)), overdrawn: cost.saturating_sub(left) }
+    }
+
+    /// What a cell that may only spend `part` of its budget has left, and what it owes.
+    pub fn left_of(&self, part: u64, state: &[u64], now: Now, salt: u32) -> (u64, u64) {
+        let used = self.budget().saturating_sub(self.available(state, now, salt));
+        (part.saturating_sub(used), used.saturating_sub(part))
+    }
 }
 
 #[cfg(test)]

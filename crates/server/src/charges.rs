@@ -13,7 +13,7 @@ use acequia_api::{
     acequia::v1::{Lapse, Renewed, Settled as Word},
     wire::{WireRecord, WireReserve},
 };
-use acequia_limits::{HashKey, Request, cell::Tagger};
+use acequia_limits::{HashKey, Request, cell::Tagger, descriptor::CallersLimit};
 use acequia_node::{CHARGES, ChargeId, Charged, RESERVE_NS_MAX, Recording, Remember, Reserve};
 use serde::Deserialize;
 
@@ -171,6 +171,10 @@ impl Names {
         for descriptor in request.descriptors() {
             put(&[u8::from(descriptor.cost.is_some())]);
             put(&descriptor.cost.unwrap_or(0).to_le_bytes());
+            if let Some(CallersLimit { units, period_s }) = descriptor.limit {
+                put(&units.to_le_bytes());
+                put(&period_s.get().to_le_bytes());
+            }
             put(&(descriptor.entries.len() as u64).to_le_bytes());
             for (key, value) in descriptor.entries {
                 put(key);

@@ -117,8 +117,13 @@ impl Sources {
         if environment.is_some_and(|environment| environment.limits_from_callers) {
             limits.extend(domains.iter().flat_map(|domain| from_callers(domain)));
         }
-        if self.environment.as_ref().is_some_and(|environment| environment.shadow_mode) {
-            limits.iter_mut().filter(|limit| limit.mode.denies()).for_each(|limit| limit.mode = Mode::Shadow);
+        let mode = match environment {
+            Some(environment) if environment.shadow_mode => Some(Mode::Shadow),
+            Some(environment) if environment.quota_mode => Some(Mode::Any),
+            _ => None,
+        };
+        if let Some(mode) = mode {
+            limits.iter_mut().filter(|limit| limit.mode.denies()).for_each(|limit| limit.mode = mode);
         }
         let ports = self.environment.as_ref().map(Ports::read).transpose()?;
         let mut config = match &self.file {

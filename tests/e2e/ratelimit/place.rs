@@ -219,6 +219,21 @@ fn value_json(kind: Kind) -> Value {
     }
 }
 
+/// One limit that allows is enough to pass.
+#[test]
+fn quota_mode_of_the_environment_is_that_of_every_limit() {
+    let replacement = Replacement::start(&[("QUOTA_MODE", "true")]);
+    assert!(
+        replacement.get(2, "/rlconfig").contains("requests_per_unit=5, shadow_mode: false, quota_mode: true")
+    );
+    let tenants = |hits: [u64; 2]| {
+        let tenant = |name: &str, hits: u64| json!({ "entries": [{ "key": "tenant", "value": name }], "hitsAddend": hits.to_string() });
+        let body = json!({ "domain": "shop", "descriptors": [tenant("a", hits[0]), tenant("b", hits[1])] });
+        replacement.json(&body.to_string()).0
+    };
+    assert_eq!([tenants([6, 1]), tenants([6, 5])], [200, 429]);
+}
+
 /// A proxy brings the authority's certificate, and the service shows its own.
 #[test]
 fn its_grpc_port_has_tls_from_files() {

@@ -266,7 +266,7 @@ fn read_limit_override(mut reader: Reader<'_>, limit: &mut LimitOverride) -> Res
         match field.number {
             1 => limit.requests_per_unit = reader.varint(field)? as u32,
             2 => limit.unit = reader.varint(field)? as i32,
-            3 => limit.unit_multiplier = reader.varint(field)? as u32,
+            3 => read_uint32_value(reader.message(field)?, &mut limit.unit_multiplier)?,
             _ => reader.skip(field)?,
         }
     }
@@ -279,6 +279,16 @@ fn read_reserve(mut reader: Reader<'_>, reserve: &mut WireReserve) -> Result<(),
             1 => reserve.ttl_ms = reader.varint(field)?,
             2 => reserve.on_lapse = reader.varint(field)? as i32,
             3 => reserve.at_most = reader.varint(field)? != 0,
+            _ => reader.skip(field)?,
+        }
+    }
+    Ok(())
+}
+
+fn read_uint32_value(mut reader: Reader<'_>, value: &mut u32) -> Result<(), Malformed> {
+    while let Some(field) = reader.field()? {
+        match field.number {
+            1 => *value = reader.varint(field)? as u32,
             _ => reader.skip(field)?,
         }
     }
@@ -395,7 +405,7 @@ mod tests {
     #[test]
     fn a_message_sent_in_two_parts_is_merged() {
         // One descriptor has `limit` twice: requests_per_unit 5 and unit_multiplier 30, then unit 2.
-        let bytes = [0x12, 10, 0x12, 4, 0x08, 5, 0x18, 30, 0x12, 2, 0x10, 2];
+        let bytes = [0x12, 12, 0x12, 6, 0x08, 5, 0x1a, 2, 0x08, 30, 0x12, 2, 0x10, 2];
         let request = envoy_request(&bytes).expect("well formed");
         let merged = LimitOverride { requests_per_unit: 5, unit: 2, unit_multiplier: 30 };
         assert_eq!(request.descriptors[0].limit_override, Some(merged));

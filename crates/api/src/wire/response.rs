@@ -225,14 +225,18 @@ impl Body for CurrentLimitOut<'_> {
         uint_len(self.requests_per_unit.into())
             + uint_len(self.unit as u64)
             + bytes_len(self.name.as_bytes())
-            + uint_len(self.unit_multiplier.unwrap_or(0).into())
+            + self.unit_multiplier.map_or(0, |multiplier| delimited_len(uint_len(multiplier.into())))
     }
 
     fn write(&self, out: &mut impl BufMut) {
         put_uint(out, 1, self.requests_per_unit.into());
         put_uint(out, 2, self.unit as u64);
         put_bytes(out, 3, self.name.as_bytes());
-        put_uint(out, 4, self.unit_multiplier.unwrap_or(0).into());
+        // A `google.protobuf.UInt32Value`.
+        if let Some(multiplier) = self.unit_multiplier {
+            put_delimiter(out, 4, uint_len(multiplier.into()));
+            put_uint(out, 1, multiplier.into());
+        }
     }
 }
 
@@ -562,7 +566,10 @@ mod tests {
         };
         let without = [0x08, 1, 0x12, 8, 0x08, 1, 0x12, 4, 0x08, 5, 0x10, 1];
         assert_eq!(current(None), without);
-        assert_eq!(current(Some(30)), [0x08, 1, 0x12, 10, 0x08, 1, 0x12, 6, 0x08, 5, 0x10, 1, 0x20, 30]);
+        assert_eq!(
+            current(Some(30)),
+            [0x08, 1, 0x12, 12, 0x08, 1, 0x12, 8, 0x08, 5, 0x10, 1, 0x22, 2, 0x08, 30]
+        );
     }
 
     #[test]

@@ -402,8 +402,9 @@ impl Faults {
             unit: spec.unit.clone(),
             ..LimitSpec::default()
         };
-        if spec.from_callers && (*spec != plain || spec.fixed_window.is_none()) {
-            let what = "callers name the number of a `fixed_window` for whole descriptors: keep `mode`, `charge`, `cost` and \
+        let staggers = spec.fixed_window.as_ref().is_none_or(|window| window.stagger);
+        if spec.from_callers && (*spec != plain || staggers) {
+            let what = "callers name the number of a `fixed_window` without `stagger`, for whole descriptors: keep `mode`, `charge`, `cost` and \
                         `unit`, and leave all else out";
             self.add("from_callers", what.to_owned());
         }
@@ -891,6 +892,7 @@ mod tests {
     #[test]
     fn a_limit_whose_number_callers_name_has_a_window_and_little_else() {
         let window = FixedWindowSpec { limit: 9, window: "1m".to_owned(), stagger: false };
+        let staggered = FixedWindowSpec { stagger: true, ..window.clone() };
         let callers = LimitSpec {
             name: "a".to_owned(),
             domain: "d".to_owned(),
@@ -904,6 +906,7 @@ mod tests {
         for spec in [
             LimitSpec { by: vec![BySpec::Key("k".to_owned())], ..callers.clone() },
             LimitSpec { carry: true, ..callers.clone() },
+            LimitSpec { fixed_window: Some(staggered), ..callers.clone() },
             LimitSpec { warn_at: vec![80], ..callers.clone() },
             LimitSpec { from_callers: true, ..bucket("1/s", 1) },
         ] {

@@ -297,7 +297,6 @@ impl Limit {
         self.when.iter().all(|condition| condition.holds(descriptor))
             && (!self.spec.exact || self.stranger(descriptor).is_none())
             && self.path.as_ref().is_none_or(|path| path.fits(descriptor))
-            && self.spec.from_callers == descriptor.limit.is_some_and(|named| self.is_named(named))
     }
 
     /// Whether this is the limit for what a caller names: its windows are as long.

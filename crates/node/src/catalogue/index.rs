@@ -7,7 +7,11 @@
 
 use std::collections::BTreeMap;
 
-use acequia_limits::{Descriptor, Limit, Mode, pattern::Pattern, selector::Condition};
+use acequia_limits::{
+    Descriptor, Limit, Mode, descriptor::CallersLimit, pattern::Pattern, selector::Condition,
+};
+
+use smallvec::SmallVec;
 
 use super::{Active, byte_map::ByteMap, paths::PathTree};
 
@@ -124,22 +128,20 @@ impl Index {
         Self { always, keys, from_callers, paths, former }
     }
 
-    /// Visits each limit that the descriptor may match, once.
-    ///
-    /// If a caller names a limit, and there is none for it here, the other limits apply.
+    /// The limits in force for what a caller names. If there are any for such windows, they apply in the place of all
+    /// others. More than one applies while a limit of another shape has replaced its predecessor.
+    #[cold]
+    pub(crate) fn named(&self, named: CallersLimit, limits: &[Active], wall_ns: u64) -> SmallVec<[u32; 2]> {
+        let applies = |number: &&u32| {
+            let active = &limits[**number as usize];
+            active.is_in_force(wall_ns) && active.limit.is_named(named)
+        };
+        self.from_callers.iter().filter(applies).copied().collect()
+    }
+
+    /// Visits each limit that the descriptor may match, once, unless a caller names one ([`Index::named`]).
     #[inline]
-    pub(crate) fn candidates(
-        &self,
-        descriptor: &Descriptor<'_>,
-        limits: &[Active],
-        mut visit: impl FnMut(u32),
-    ) {
-        if let Some(named) = descriptor.limit
-            && let Some(number) =
-                self.from_callers.iter().find(|number| limits[**number as usize].limit.is_named(named))
-        {
-            return visit(*number);
-        }
+    pub(crate) fn candidates(&self, descriptor: &Descriptor<'_>, mut visit: impl FnMut(u32)) {
         self.always.iter().copied().for_each(&mut visit);
         for tree in [&self.paths, &self.former].into_iter().flatten() {
             tree.find(descriptor.entries).iter().copied().for_each(&mut visit);

@@ -285,16 +285,21 @@ impl Node {
             LockedCell { node: self, catalogue: &catalogue, key: CellKey { slot, tag }, now, which: None };
         let Some(context) = locked_cell.renew(&mut cells, place, None) else { return };
         let (algorithm, debt_max) = (context.local.at(salt), active.limit.debt_max(limit.budget));
+        // What a caller named is the record's budget, and the cell has far more.
+        let spend = |algorithm: &Algorithm, state: &[u64]| match active.limit.spec.from_callers {
+            false => algorithm.spend(state, now, units, salt, debt_max),
+            true => algorithm.spend_of(limit.budget, state, now, units, salt, debt_max),
+        };
         let spent = match cells.table.at(place).heap_place() {
             None => {
                 let state = &mut cells.table.at_mut(place).state;
-                let spent = algorithm.spend(state, now, units, salt, debt_max);
+                let spent = spend(algorithm, &state[..]);
                 algorithm.charge_inline(state, now, spent.recorded, salt);
                 spent
             }
             Some(at) => cells.with_heap_cell(at, |cell| {
                 let (algorithm, state) = self.settled(cell, &context, now);
-                let spent = algorithm.spend(state, now, units, salt, debt_max);
+                let spent = spend(algorithm, state);
                 algorithm.charge_heap(state, now, spent.recorded, salt);
                 spent
             }),
@@ -309,7 +314,7 @@ impl Node {
         }
         drop(cells);
         let beyond = spent.beyond(units);
-        if beyond > 0 && self.is_shared() {
+        if beyond > 0 && self.is_shared() && !active.limit.spec.from_callers {
             self.tell_overdrawn(&locked_cell, beyond);
         }
     }

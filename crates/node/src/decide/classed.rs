@@ -24,31 +24,13 @@ pub(super) struct Classed {
     of: Of,
     /// The class; if there are several, the one with the lowest priority.
     class: u8,
-    leaves: Leaves,
+    /// The percentage of the cell that the class leaves to others; not 0 if a caller names what may be spent.
+    leaves_percent: u8,
     /// Whether the hit was denied for the sake of other classes.
     is_kept_back: bool,
-    /// For a class's own cell, half of the tag of the remainder beside it; 0 if there is none.
+    /// For a class's own cell, half of the tag of the remainder beside it; 0 if there is none. If a caller names units,
+    /// these, and in the upper half as many of them as this node has.
     beside: u64,
-}
-
-/// What a hit leaves of its cell to others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Leaves {
-    Nothing,
-    /// This percentage.
-    Percent(u8),
-    /// All but what this node has of as many units as the caller names. Nobody else has the cell, so the others are
-    /// never spent.
-    AllBut {
-        here: u32,
-        named: u32,
-    },
-}
-
-impl Leaves {
-    fn percent(percent: u8) -> Self {
-        if percent == 0 { Self::Nothing } else { Self::Percent(percent) }
-    }
 }
 
 /// The owner of a cell, among the classes.
@@ -56,6 +38,9 @@ impl Leaves {
 enum Of {
     /// The limit has no classes.
     Nobody,
+    /// The limit has no classes, and a caller names its number. The rest of the cell is never spent here, nor lent: other
+    /// nodes admit by shares of their own.
+    Named,
     /// All classes share the cell.
     All,
     /// The cell is the class's own.
@@ -72,24 +57,33 @@ const fn half(tag: CellTag) -> u64 {
 impl Classed {
     /// A limit without classes.
     pub(super) const NONE: Self =
-        Self { of: Of::Nobody, class: 0, leaves: Leaves::Nothing, is_kept_back: false, beside: 0 };
+        Self { of: Of::Nobody, class: 0, leaves_percent: 0, is_kept_back: false, beside: 0 };
 
     /// Whether some units are left to others.
     #[inline]
     pub(super) const fn leaves_some(&self) -> bool {
-        !matches!(self.leaves, Leaves::Nothing)
+        self.leaves_percent != 0
     }
 
     /// Whether the limit has classes.
     #[inline]
     const fn is_some(&self) -> bool {
-        !matches!(self.of, Of::Nobody)
+        !matches!(self.of, Of::Nobody | Of::Named)
+    }
+
+    /// The units that a caller names, and those of them that this node has.
+    #[inline]
+    const fn named(&self) -> Option<(u64, u64)> {
+        match self.of {
+            Of::Named => Some((self.beside & 0xffff_ffff, self.beside >> 32)),
+            _ => None,
+        }
     }
 
     /// Joins two descriptors of one request in one cell: the class with the lowest priority counts.
     pub(super) fn join(&mut self, other: &Self) {
         self.class = self.class.max(other.class);
-        self.leaves = self.leaves.max(other.leaves);
+        self.leaves_percent = self.leaves_percent.max(other.leaves_percent);
     }
 }
 
@@ -103,10 +97,10 @@ impl Hit {
     #[inline]
     pub(super) fn leaves(&self, units: u64) -> u64 {
         // Each result is at most `units`.
-        match self.classed.leaves {
-            Leaves::Nothing => 0,
-            Leaves::Percent(percent) => (u128::from(units) * u128::from(percent) / 100) as u64,
-            Leaves::AllBut { here, .. } => units - units.min(here.into()),
+        match (self.classed.leaves_percent, self.classed.named()) {
+            (0, _) => 0,
+            (_, Some((_, here))) => units - units.min(here),
+            (percent, None) => (u128::from(units) * u128::from(percent) / 100) as u64,
         }
     }
 
@@ -114,27 +108,41 @@ impl Hit {
     /// limits (`Algorithm::chunk_max`).
     #[inline]
     pub(super) fn ahead(&self, left: u64) -> u64 {
-        match self.classed.leaves {
-            Leaves::AllBut { here, .. } => left.min(u64::from(here) / 64),
-            Leaves::Nothing | Leaves::Percent(_) => left,
-        }
+        self.classed.named().map_or(left, |(_, here)| left.min(here / 64))
     }
 
     /// The limit's number: what a caller names, or this budget.
     #[inline]
     pub(super) fn number(&self, budget: u64) -> u64 {
-        match self.classed.leaves {
-            Leaves::AllBut { named, .. } => named.into(),
-            Leaves::Nothing | Leaves::Percent(_) => budget,
-        }
+        self.classed.named().map_or(budget, |(named, _)| named)
     }
 
     /// The most units that the hit could ever get of a limit with this budget.
+    #[inline]
     pub(super) fn most_of(&self, budget: u64) -> u64 {
-        match self.classed.leaves {
-            Leaves::AllBut { named, .. } => named.into(),
-            Leaves::Nothing | Leaves::Percent(_) => budget.saturating_sub(self.leaves(budget)),
+        let others = || budget.saturating_sub(self.leaves(budget));
+        self.classed.named().map_or_else(others, |(named, _)| named)
+    }
+
+    /// What this node has of the units that a caller names; `None` if the limit has its own number.
+    #[inline]
+    pub(super) fn named_here(&self) -> Option<u64> {
+        self.classed.named().map(|(_, here)| here)
+    }
+
+    /// What the hit's cell owes.
+    pub(super) fn owed(&self, algorithm: &Algorithm, state: &[u64], now: Now) -> u64 {
+        let salt = self.tag.salt();
+        match self.named_here() {
+            None => algorithm.debt(state, now, salt),
+            Some(here) => algorithm.left_of(here, state, now, salt).1,
         }
+    }
+
+    /// Whether a caller names the limit's number.
+    #[inline]
+    pub(super) const fn is_named(&self) -> bool {
+        matches!(self.classed.of, Of::Named)
     }
 
     /// Whether the cell is the remainder that classes share.
@@ -224,12 +232,8 @@ impl RequestCheck<'_, '_> {
         let class = &classes.all[number];
         let leaves_percent = class.leaves_percent.unwrap_or(0);
         // There are few classes.
-        let classed = |of, percent| Classed {
-            class: number as u8,
-            leaves: Leaves::percent(percent),
-            of,
-            ..Classed::NONE
-        };
+        let classed =
+            |of, leaves_percent| Classed { class: number as u8, leaves_percent, of, ..Classed::NONE };
         if !classes.is_separate() {
             let hit = Hit { classed: classed(Of::All, leaves_percent), ..found.hit() };
             return merge_seldom(hits, hit, descriptors);
@@ -270,9 +274,10 @@ impl RequestCheck<'_, '_> {
         let named = named.units.min(most);
         let hit = found.hit();
         let here = self.local(active, hit.variant).standing_of(named.into(), hit.tag.salt());
-        // A share is no more than the whole.
-        let leaves = Leaves::AllBut { here: here as u32, named };
-        let hit = Hit { classed: Classed { leaves, ..Classed::NONE }, ..hit };
+        // A share is no more than the whole, which has 32 bits.
+        let beside = here << 32 | u64::from(named);
+        let classed = Classed { of: Of::Named, leaves_percent: 100, beside, ..Classed::NONE };
+        let hit = Hit { classed, ..hit };
         merge_seldom(hits, hit, active.limit.spec.descriptors);
     }
 
@@ -291,7 +296,7 @@ impl RequestCheck<'_, '_> {
                 hit.units = hit.units.max(own.units);
             }
             hit.descriptors |= own.descriptors;
-            hit.classed.join(&Classed { leaves: Leaves::percent(leaves), ..classed });
+            hit.classed.join(&Classed { leaves_percent: leaves, ..classed });
         }
         hit.units > 0
     }

@@ -2,7 +2,9 @@
 
 use std::num::NonZeroU64;
 
-use acequia_limits::{CellTag, Descriptor, Limit, Request, limit::Descriptors, selector::Canonical};
+use acequia_limits::{
+    CellTag, Descriptor, Limit, Request, descriptor::CallersLimit, limit::Descriptors, selector::Canonical,
+};
 use acequia_rights::MemberId;
 use smallvec::SmallVec;
 
@@ -10,7 +12,7 @@ use super::{
     DESCRIPTORS_MAX, HITS_INLINE, Overdraft, RequestCheck,
     classed::{Classed, tag_of_named},
 };
-use crate::catalogue::VariantKey;
+use crate::catalogue::{Domain, VariantKey};
 
 /// A cell that the request hits.
 #[derive(Debug)]
@@ -161,9 +163,12 @@ impl RequestCheck<'_, '_> {
             let bit = 1 << number;
             let mut matched = false;
             if let Some(domain) = domain {
-                domain.index.candidates(&descriptor, &self.catalogue.limits, |limit| {
-                    matched |= self.hit(limit, &descriptor, request.cost, bit, hits).is_some();
-                });
+                let mut visit =
+                    |limit| matched |= self.hit(limit, &descriptor, request.cost, bit, hits).is_some();
+                match descriptor.limit {
+                    Some(named) => self.visit_named(domain, &descriptor, named, visit),
+                    None => domain.index.candidates(&descriptor, &mut visit),
+                }
             }
             unmatched |= if matched { 0 } else { bit };
         }
@@ -171,6 +176,22 @@ impl RequestCheck<'_, '_> {
             self.drop_replaced(hits);
         }
         unmatched
+    }
+
+    /// Visits the limits for what a caller names for a descriptor, or all others if there are none.
+    #[cold]
+    fn visit_named(
+        &self,
+        domain: &Domain,
+        descriptor: &Descriptor<'_>,
+        named: CallersLimit,
+        visit: impl FnMut(u32),
+    ) {
+        let limits = domain.index.named(named, &self.catalogue.limits, self.now.wall_ns);
+        match limits.is_empty() {
+            false => limits.into_iter().for_each(visit),
+            true => domain.index.candidates(descriptor, visit),
+        }
     }
 
     /// Drops the hits of limits that another limit of the request replaces.

@@ -331,7 +331,7 @@ impl<'a> RequestCheck<'a, '_> {
         let active = self.limit(hit);
         // A limit that only watches moves no units, and neither does a peek. What callers name is a part of what each
         // node has by the standing formula: it is never lent.
-        let moves = active.limit.spec.mode.denies() && !active.limit.spec.from_callers;
+        let moves = active.limit.spec.mode.denies() && !hit.is_named();
         if !self.ask.is_demand() || !hit.charges() || hit.exempt || !moves {
             return;
         }

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-use acequia_limits::{Charge, Reason, Verdict, algorithm::State};
+use acequia_limits::{Charge, Reason, Verdict, algorithm::State, verdict::NEVER};
 
 use super::{
     Overdraft, RequestCheck,
@@ -54,23 +54,27 @@ impl RequestCheck<'_, '_> {
             CellSource::Shared => 0,
             _ => active.limit.debt_max(limit.budget),
         };
-        let mut spent = algorithm.spend(state, self.now, hit.units, salt, debt_max);
+        let mut spent = match hit.named_here() {
+            None => algorithm.spend(state, self.now, hit.units, salt, debt_max),
+            Some(here) => algorithm.spend_of(here, state, self.now, hit.units, salt, debt_max),
+        };
         if active.durable && self.node.is_journal_down() {
             // Rows that nobody waits for must not pile up while the disk fails.
             spent.recorded = 0;
         }
         let mut after = state.to_vec();
         algorithm.charge_heap(&mut after, self.now, spent.recorded, salt);
-        let least = if hit.units > limit.budget { 1 } else { hit.units };
+        let least = if hit.units > hit.most_of(limit.budget) { 1 } else { hit.units };
         let verdict = algorithm.probe(&after, self.now, least, salt);
         let left = ProbedCell { algorithm, state: &after, leased: 0 };
         let verdict = hit.left_by_others(&left, least, verdict, self.now);
-        limit.late.owed = algorithm.debt(&after, self.now, salt);
+        limit.late.owed = hit.owed(algorithm, &after, self.now);
         limit.verdict = Verdict {
             remaining: verdict.remaining,
             reset_after_ns: verdict.reset_after_ns,
             retry_after_ns: match limit.expected_wait_ns {
-                0 => verdict.retry_after_ns,
+                // What the hit leaves to others may never be there beside it.
+                0 if verdict.retry_after_ns < NEVER => verdict.retry_after_ns,
                 // Units may come from elsewhere before.
                 _ => limit.verdict.retry_after_ns,
             },

@@ -372,6 +372,8 @@ impl RequestCheck<'_, '_> {
         let wait_ns = wait_ns.unwrap_or_else(|| self.node.remote_supply.expected_wait().lasts_ns);
         let is_shared = self.may_come(hit, reason);
         let most_ns = match verdict.retry_after_ns {
+            // This node's share of what is named may be larger in the next window, and not before.
+            _ if hit.is_named() => self.window_left_ns(hit),
             _ if is_shared && wait_ns > 0 => self.node.ask_again_ns(),
             _ if is_shared && hit.has_lent => SETTINGS.decide.ask_seldom_ns,
             NEVER if is_shared => SETTINGS.decide.ask_seldom_ns,
@@ -385,7 +387,14 @@ impl RequestCheck<'_, '_> {
 
     /// Whether missing units may come from elsewhere. What cells share, and what callers name, is never sent.
     fn may_come(&self, hit: &Hit, reason: Reason) -> bool {
-        self.is_short(reason) && hit.place != CellSource::Shared && !self.limit(hit).limit.spec.from_callers
+        self.is_short(reason) && hit.place != CellSource::Shared && !hit.is_named()
+    }
+
+    /// Nanoseconds until the open window of a hit's cell is over by every clock; 0 without a window.
+    fn window_left_ns(&self, hit: &Hit) -> u64 {
+        let Algorithm::FixedWindow(window) = self.algorithm(hit) else { return 0 };
+        let (wall_ns, salt) = (self.now.wall_ns, hit.tag.salt());
+        (window.end_after(wall_ns, salt) + window.margin_ns).saturating_sub(wall_ns)
     }
 
     /// Whether the reason is a lack of units that may come from elsewhere. Units that count as spent since a
@@ -541,8 +550,8 @@ impl RequestCheck<'_, '_> {
     pub(super) fn leave(&self, hit: &Hit, initial: Option<&State>, cells: &Cells, limit: &mut LimitAnswer) {
         let Some(ProbedCell { algorithm, state, leased }) = self.seen(hit, initial, cells) else { return };
         let untouched = algorithm.probe(state, self.now, 0, hit.tag.salt());
-        if untouched.remaining == 0 {
-            limit.late.owed = algorithm.debt(state, self.now, hit.tag.salt());
+        if untouched.remaining == 0 || hit.is_named() {
+            limit.late.owed = hit.owed(algorithm, state, self.now);
         }
         let guard = if limit.reason == Reason::Unavailable { self.guard_units(hit) } else { 0 };
         let kept = hit.leaves(algorithm.budget()).saturating_add(leased).saturating_add(guard);

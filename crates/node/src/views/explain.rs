@@ -92,7 +92,7 @@ fn why_not_path(number: u32, path: &Path, request: &Request<'_>, catalogue: &Cat
     let mut first = None;
     for descriptor in request.descriptors() {
         let mut is_found = false;
-        domain.index.candidates(&descriptor, &catalogue.limits, |found| is_found |= found == number);
+        domain.index.candidates(&descriptor, |found| is_found |= found == number);
         if is_found {
             return None;
         }

@@ -82,6 +82,42 @@ fn answers_are_about_the_named_number() {
     }
 }
 
+/// The windows of a limit become longer. The old limit counts until its window is over, and then the ordinary one does.
+#[test]
+fn a_limit_that_was_replaced_hides_no_other_one() {
+    let ordinary = LimitSpec { by: Vec::new(), ..scene::window("ordinary", 40, "1m") };
+    let node = scene::node(&[named(50, "1m"), ordinary.clone()], START);
+    let mut asker = node.asker();
+    let key = [("key", "k")];
+    assert_eq!(passed(&mut asker, &key, 7, START), 7);
+    scene::apply(&node, &[named(50, "2m"), ordinary], START.later(S));
+    assert_eq!(passed(&mut asker, &key, 7, START.later(S)), 0, "the open window is used up");
+    assert_eq!(passed(&mut asker, &key, 7, START.later(MINUTE)), 40, "no limit has such windows any more");
+    assert_eq!(passed(&mut asker, &key, 7, START.later(MINUTE)), 0);
+    let longer = (0..100).filter(|_| {
+        let request = request(&key, 7, 120, 1);
+        asker.check(&request, START.later(MINUTE), Ask::CHECK).allowed
+    });
+    assert_eq!(longer.count(), 7);
+}
+
+/// A flood of denied hits is recorded up to the largest debt, as of other limits.
+#[test]
+fn a_flood_of_denied_hits_is_recorded_up_to_the_largest_debt() {
+    let node =
+        scene::node(&[LimitSpec { charge: Charge::Always, ..named(UNITS_MAX_OF_CALLERS, "1m") }], START);
+    let mut asker = node.asker();
+    let recorded: usize = (0..1_000)
+        .filter(|_| {
+            let answer = asker.check(&request(&[("key", "k")], 10, 60, 1), START, Ask::CHECK);
+            answer.limits[0].is_charged
+        })
+        .count();
+    assert_eq!(recorded, 10 + 100);
+    let answer = asker.check(&request(&[("key", "k")], 10, 60, 1), START, Ask::PEEK);
+    assert_eq!(answer.limits[0].late.owed, 100);
+}
+
 /// Whoever counts elsewhere gets the named number, and one name for a cell whatever else the node has.
 #[test]
 fn whoever_counts_elsewhere_is_told_the_named_number() {

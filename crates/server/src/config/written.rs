@@ -87,7 +87,9 @@ impl Written {
     /// The config with further limits, which are not in the file.
     pub(super) fn with(mut self, further: Vec<LimitSpec>) -> Self {
         let named = self.domains.iter().filter(|(_, written)| written.limits_from_callers);
-        let named: Vec<LimitSpec> = named.flat_map(|(domain, _)| from_callers(domain)).collect();
+        let mut named: Vec<LimitSpec> = named.flat_map(|(domain, _)| from_callers(domain)).collect();
+        // The environment may say the same.
+        named.retain(|limit| !further.contains(limit));
         self.limits.extend(further.into_iter().chain(named).map(unplaced));
         self
     }

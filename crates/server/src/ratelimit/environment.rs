@@ -33,6 +33,8 @@ pub struct EnvironmentConfig {
     pub further_http: Vec<String>,
     /// Whether every limit of the service's config only watches.
     pub shadow_mode: bool,
+    /// Whether one limit of a request that allows is enough to pass ([`Mode::Any`](acequia_limits::Mode)).
+    pub quota_mode: bool,
     /// Whether answers repeat the request in their metadata.
     pub request_metadata: bool,
     /// Whether callers may name limits in descriptors.
@@ -294,7 +296,6 @@ impl Variables {
             ("USE_DOG_STATSD", "metrics are not sent to statsd: scrape /metrics"),
             ("TRACING_ENABLED", "traces are not exported"),
             ("REDIS_PERSECOND", "all hits are counted in REDIS_URL"),
-            ("QUOTA_MODE", "limits have quota_mode only where the config says so"),
         ];
         let mut notes = Vec::new();
         for (name, what) in switches {
@@ -335,6 +336,7 @@ impl Environment {
             text,
             further_http: further.into_iter().flatten().filter(|address| *address != http).collect(),
             shadow_mode: read.is_on("SHADOW_MODE"),
+            quota_mode: read.is_on("QUOTA_MODE"),
             request_metadata: read.is_on("RESPONSE_DYNAMIC_METADATA"),
             limits_from_callers: read.is_on("ACEQUIA_LIMITS_FROM_CALLERS"),
             counting: read.counting(),

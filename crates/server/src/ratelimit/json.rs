@@ -11,6 +11,7 @@ use acequia_api::envoy::{
         RateLimitRequest, RateLimitResponse,
         rate_limit_response::{Code, DescriptorStatus},
     },
+    r#type::v3::RateLimitUnit,
 };
 use acequia_limits::{Limit, Mode};
 use acequia_node::Catalogue;
@@ -37,10 +38,17 @@ struct JsonDescriptor {
     hits_addend: Option<Hits>,
     #[serde(default, alias = "is_negative_hits", rename = "isNegativeHits")]
     is_negative_hits: bool,
-    /// A limit of the request's own is read, and does not count.
+    limit: Option<JsonLimit>,
+}
+
+/// A limit of the request's own.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JsonLimit {
+    #[serde(default, alias = "requests_per_unit", rename = "requestsPerUnit")]
+    requests_per_unit: u32,
     #[serde(default)]
-    #[serde(rename = "limit")]
-    _limit: Option<de::IgnoredAny>,
+    unit: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -89,7 +97,10 @@ impl JsonRequest {
                 .collect(),
             hits_addend: descriptor.hits_addend.map(|Hits(hits)| hits),
             is_negative_hits: descriptor.is_negative_hits,
-            ..RateLimitDescriptor::default()
+            limit: descriptor.limit.map(|JsonLimit { requests_per_unit, unit }| {
+                let unit = RateLimitUnit::from_str_name(&unit).unwrap_or_default().into();
+                rate_limit_descriptor::RateLimitOverride { requests_per_unit, unit }
+            }),
         });
         RateLimitRequest {
             domain: self.domain,
