@@ -2,7 +2,7 @@
 //!
 //! There are two ways to read and write the messages:
 //!
-//! - the generated types ([`acequia`], [`envoy`]): messages that own their content, with gRPC clients and
+//! - the generated types ([`acequia`], [`envoy`], [`kuadrant`]): messages that own their content, with gRPC clients and
 //!   servers. These types are for clients, tests, and every call that is not hot.
 //! - [`wire`]: borrowed views for the hot calls (Envoy's `ShouldRateLimit`, `Check` and `CheckStream`). The
 //!   views decode and encode the bytes of these messages without allocating. From equal bytes, [`wire`]
@@ -60,6 +60,18 @@ pub mod envoy {
     }
 }
 
+/// Kuadrant's API: its rate limit service.
+#[allow(missing_docs, unreachable_pub, rust_2018_idioms, rustdoc::all, clippy::all, clippy::use_self)]
+pub mod kuadrant {
+    pub mod service {
+        pub mod ratelimit {
+            pub mod v1 {
+                include!("generated/kuadrant.service.ratelimit.v1.rs");
+            }
+        }
+    }
+}
+
 /// The packages of the xDS project that Envoy's files import.
 #[allow(missing_docs, unreachable_pub, rust_2018_idioms, rustdoc::all, clippy::all, clippy::use_self)]
 pub mod xds {
@@ -70,7 +82,7 @@ pub mod xds {
     }
 }
 
-/// The encoded `FileDescriptorSet` of both APIs and all their imports, for gRPC reflection.
+/// The encoded `FileDescriptorSet` of these APIs and all their imports, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("generated/descriptors.bin");
 
 #[cfg(test)]
@@ -86,9 +98,15 @@ mod tests {
     fn the_descriptor_set_names_the_services_and_every_import() {
         let set = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).expect("a descriptor set");
 
-        let services: BTreeSet<_> =
-            set.file.iter().flat_map(|file| &file.service).map(|s| s.name()).collect();
-        assert_eq!(services, BTreeSet::from(["Admin", "Limiter", "RateLimitService"]));
+        let services =
+            set.file.iter().flat_map(|file| file.service.iter().map(|s| (file.package(), s.name())));
+        let all = [
+            ("acequia.v1", "Admin"),
+            ("acequia.v1", "Limiter"),
+            ("envoy.service.ratelimit.v3", "RateLimitService"),
+            ("kuadrant.service.ratelimit.v1", "RateLimitService"),
+        ];
+        assert_eq!(services.collect::<BTreeSet<_>>(), BTreeSet::from(all));
 
         let files: BTreeSet<_> = set.file.iter().map(|file| file.name()).collect();
         let imports = set.file.iter().flat_map(|file| &file.dependency);

@@ -20,7 +20,8 @@ mod response;
 pub use reader::{Field, Malformed, Reader, WireType};
 pub use request::{
     Checks, Entry, LimitOverride, MAX_CHECKS, MAX_DESCRIPTORS, MAX_ENTRIES, REST_UNDECIDED, WireDescriptor,
-    WireRecord, WireRequest, WireReserve, read_check_batch, read_check_request, read_rate_limit_request,
+    WireDuration, WireRecord, WireRequest, WireReserve, read_check_batch, read_check_request,
+    read_commit_request, read_rate_limit_request, read_reserve_request,
 };
 pub use response::{
     ChargeOut, CheckOut, CurrentLimitOut, HeaderOut, LimitOut, MetadataOut, MetadataValue,

@@ -1,7 +1,7 @@
 //! Checks that `src/generated` matches the protos.
 //!
-//! This test generates the messages, clients and servers of `acequia.v1` and of Envoy's rate limit service,
-//! without `protoc`. If they differ from the files in the repository, the test rewrites the files and
+//! This test generates the messages, clients and servers of `acequia.v1` and of the rate limit services of Envoy and
+//! Kuadrant, without `protoc`. If they differ from the files in the repository, the test rewrites the files and
 //! fails: review the changes, and commit them.
 
 use std::{fs, path::Path};
@@ -9,16 +9,21 @@ use std::{fs, path::Path};
 use prost::Message as _;
 
 const PROTO_ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../proto");
-const PROTOS: [&str; 3] =
-    ["acequia/v1/admin.proto", "acequia/v1/limiter.proto", "envoy/service/ratelimit/v3/rls.proto"];
+const PROTOS: [&str; 4] = [
+    "acequia/v1/admin.proto",
+    "acequia/v1/limiter.proto",
+    "envoy/service/ratelimit/v3/rls.proto",
+    "kuadrant/service/ratelimit/v1/ratelimit.proto",
+];
 const KEPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/generated");
 /// The packages that the crate includes. The other packages hold annotations alone.
-const INCLUDED: [&str; 6] = [
+const INCLUDED: [&str; 7] = [
     "acequia.v1.rs",
     "envoy.config.core.v3.rs",
     "envoy.extensions.common.ratelimit.v3.rs",
     "envoy.r#type.v3.rs",
     "envoy.service.ratelimit.v3.rs",
+    "kuadrant.service.ratelimit.v1.rs",
     "xds.core.v3.rs",
 ];
 

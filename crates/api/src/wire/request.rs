@@ -86,6 +86,15 @@ pub struct LimitOverride {
     pub unit_multiplier: u32,
 }
 
+/// A `google.protobuf.Duration`, sound or not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WireDuration {
+    /// Whole seconds.
+    pub seconds: i64,
+    /// Nanoseconds beside them.
+    pub nanos: i32,
+}
+
 impl<'a> WireRequest<'a> {
     /// The entries of one of [`descriptors`](Self::descriptors).
     pub fn entries_of(&self, descriptor: &WireDescriptor) -> &[Entry<'a>] {
@@ -151,6 +160,46 @@ pub fn read_check_request<'a>(message: &'a [u8], request: &mut WireRequest<'a>) 
             5 => request.record.id = reader.bytes(field)?,
             6 => request.record.refundable = reader.varint(field)? != 0,
             7 => read_reserve(reader.message(field)?, request.record.reserve.get_or_insert_default())?,
+            _ => reader.skip(field)?,
+        }
+    }
+    Ok(())
+}
+
+/// Reads a `kuadrant.service.ratelimit.v1.ReserveRequest`: its amount is the request's cost. Returns the time after
+/// which the reservation lapses. After an error, the content of `request` is unspecified.
+pub fn read_reserve_request<'a>(
+    message: &'a [u8],
+    request: &mut WireRequest<'a>,
+) -> Result<Option<WireDuration>, Malformed> {
+    request.clear();
+    request.cost = Some(0);
+    let mut ttl = None;
+    let mut reader = Reader::new(message);
+    while let Some(field) = reader.field()? {
+        match field.number {
+            1 => request.domain = reader.bytes(field)?,
+            2 => request.push_descriptor(reader.message(field)?, field.offset, read_rate_limit_descriptor)?,
+            3 => request.cost = Some(reader.varint(field)?),
+            4 => read_duration(reader.message(field)?, ttl.get_or_insert_default())?,
+            _ => reader.skip(field)?,
+        }
+    }
+    Ok(ttl)
+}
+
+/// Reads a `kuadrant.service.ratelimit.v1.CommitRequest`: its amount is the request's cost, and the reservation is the
+/// id of its record. After an error, the content of `request` is unspecified.
+pub fn read_commit_request<'a>(message: &'a [u8], request: &mut WireRequest<'a>) -> Result<(), Malformed> {
+    request.clear();
+    request.cost = Some(0);
+    let mut reader = Reader::new(message);
+    while let Some(field) = reader.field()? {
+        match field.number {
+            1 => request.domain = reader.bytes(field)?,
+            2 => request.push_descriptor(reader.message(field)?, field.offset, read_rate_limit_descriptor)?,
+            3 => request.record.id = reader.bytes(field)?,
+            4 => request.cost = Some(reader.varint(field)?),
             _ => reader.skip(field)?,
         }
     }
@@ -295,6 +344,17 @@ fn read_uint32_value(mut reader: Reader<'_>, value: &mut u32) -> Result<(), Malf
     Ok(())
 }
 
+fn read_duration(mut reader: Reader<'_>, duration: &mut WireDuration) -> Result<(), Malformed> {
+    while let Some(field) = reader.field()? {
+        match field.number {
+            1 => duration.seconds = reader.varint(field)?.cast_signed(),
+            2 => duration.nanos = reader.varint(field)? as i32,
+            _ => reader.skip(field)?,
+        }
+    }
+    Ok(())
+}
+
 fn read_uint64_value(mut reader: Reader<'_>, value: &mut u64) -> Result<(), Malformed> {
     while let Some(field) = reader.field()? {
         match field.number {
@@ -318,6 +378,7 @@ mod tests {
     use crate::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
     use crate::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
     use crate::envoy::service::ratelimit::v3::RateLimitRequest;
+    use crate::kuadrant::service::ratelimit::v1::{CommitRequest, ReserveRequest};
 
     type OwnedEntries = Vec<(Vec<u8>, Vec<u8>)>;
 
@@ -329,6 +390,7 @@ mod tests {
         cost: Option<u64>,
         detail: bool,
         record: (Vec<u8>, bool, Option<WireReserve>),
+        ttl: Option<WireDuration>,
     }
 
     fn envoy_request(bytes: &[u8]) -> Result<WireRequest<'_>, Malformed> {
@@ -341,13 +403,23 @@ mod tests {
         read_check_request(bytes, &mut request).map(|()| request)
     }
 
+    fn reserve_request(bytes: &[u8]) -> Result<(WireRequest<'_>, Option<WireDuration>), Malformed> {
+        let mut request = WireRequest::default();
+        read_reserve_request(bytes, &mut request).map(|ttl| (request, ttl))
+    }
+
+    fn commit_request(bytes: &[u8]) -> Result<WireRequest<'_>, Malformed> {
+        let mut request = WireRequest::default();
+        read_commit_request(bytes, &mut request).map(|()| request)
+    }
+
     /// For any bytes, our reader and prost agree, except for the differences that the module lists.
     fn check<M: Into<Contents>>(
-        ours: Result<WireRequest<'_>, Malformed>,
+        ours: Result<impl Into<Contents>, Malformed>,
         prost: Result<M, DecodeError>,
     ) -> Result<(), TestCaseError> {
         match (ours, prost) {
-            (Ok(ours), Ok(prost)) => prop_assert_eq!(Contents::from(&ours), prost.into()),
+            (Ok(ours), Ok(prost)) => prop_assert_eq!(ours.into(), prost.into()),
             (Ok(_), Err(error)) => {
                 prop_assert!(error.to_string().contains("UTF-8"), "only prost fails: {error}")
             }
@@ -365,8 +437,10 @@ mod tests {
         Ok(())
     }
 
-    fn check_both(bytes: &[u8]) -> Result<(), TestCaseError> {
+    fn check_all(bytes: &[u8]) -> Result<(), TestCaseError> {
         check(envoy_request(bytes), RateLimitRequest::decode(bytes))?;
+        check(reserve_request(bytes), ReserveRequest::decode(bytes))?;
+        check(commit_request(bytes), CommitRequest::decode(bytes))?;
         check(check_request(bytes), CheckRequest::decode(bytes))
     }
 
@@ -491,15 +565,31 @@ mod tests {
         #[test]
         fn envoy_requests_are_read_as_prost_wrote_them(expected in any_envoy_request()) {
             let bytes = expected.encode_to_vec();
-            let request = envoy_request(&bytes).expect("well formed");
-            prop_assert_eq!(Contents::from(&request), expected.into());
+            prop_assert_eq!(Contents::from(envoy_request(&bytes).expect("well formed")), expected.into());
+        }
+
+        #[test]
+        fn reservations_and_commits_are_read_as_prost_wrote_them(
+            expected in any_envoy_request(),
+            amount in integer(),
+            id in text(),
+            ttl in option::of((any::<i64>(), any::<i32>())),
+        ) {
+            let RateLimitRequest { domain, descriptors, .. } = expected;
+            let ttl = ttl.map(|(seconds, nanos)| prost_types::Duration { seconds, nanos });
+            let reserve =
+                ReserveRequest { domain: domain.clone(), descriptors: descriptors.clone(), amount, ttl };
+            let bytes = reserve.encode_to_vec();
+            prop_assert_eq!(Contents::from(reserve_request(&bytes).expect("well formed")), reserve.into());
+            let commit = CommitRequest { domain, descriptors, reservation_id: id, actual_amount: amount };
+            let bytes = commit.encode_to_vec();
+            prop_assert_eq!(Contents::from(commit_request(&bytes).expect("well formed")), commit.into());
         }
 
         #[test]
         fn check_requests_are_read_as_prost_wrote_them(expected in any_check_request()) {
             let bytes = expected.encode_to_vec();
-            let request = check_request(&bytes).expect("well formed");
-            prop_assert_eq!(Contents::from(&request), expected.into());
+            prop_assert_eq!(Contents::from(check_request(&bytes).expect("well formed")), expected.into());
         }
 
         #[test]
@@ -509,7 +599,7 @@ mod tests {
             let mut read = Vec::new();
             for check in read_check_batch(&bytes) {
                 read_check_request(check.expect("well formed"), &mut request).expect("well formed");
-                read.push(Contents::from(&request));
+                read.push(Contents::from(request.clone()));
             }
             prop_assert_eq!(read, checks.into_iter().map(Contents::from).collect::<Vec<_>>());
         }
@@ -519,8 +609,8 @@ mod tests {
             envoy in (any_envoy_request(), any_envoy_request()),
             ours in (any_check_request(), any_check_request()),
         ) {
-            check_both(&[envoy.0.encode_to_vec(), envoy.1.encode_to_vec()].concat())?;
-            check_both(&[ours.0.encode_to_vec(), ours.1.encode_to_vec()].concat())?;
+            check_all(&[envoy.0.encode_to_vec(), envoy.1.encode_to_vec()].concat())?;
+            check_all(&[ours.0.encode_to_vec(), ours.1.encode_to_vec()].concat())?;
         }
 
         #[test]
@@ -530,7 +620,7 @@ mod tests {
             cut: prop::sample::Index,
         ) {
             for bytes in [envoy.encode_to_vec(), ours.encode_to_vec()] {
-                check_both(&bytes[..cut.index(bytes.len() + 1)])?;
+                check_all(&bytes[..cut.index(bytes.len() + 1)])?;
             }
         }
 
@@ -544,18 +634,18 @@ mod tests {
             for mut bytes in [envoy.encode_to_vec(), ours.encode_to_vec()] {
                 bytes.push(0);
                 *at.get_mut(&mut bytes) = byte;
-                check_both(&bytes)?;
+                check_all(&bytes)?;
             }
         }
 
         #[test]
         fn random_bytes_are_read_as_prost_reads_them(bytes in vec(any::<u8>(), 0..64)) {
-            check_both(&bytes)?;
+            check_all(&bytes)?;
         }
 
         #[test]
         fn fields_in_any_order_are_read_as_prost_reads_them(bytes in fields()) {
-            check_both(&bytes)?;
+            check_all(&bytes)?;
             let batch = CheckBatch::decode(&*bytes);
             let ours = read_check_batch(&bytes).collect::<Result<Vec<_>, _>>();
             if let (Ok(batch), Ok(ours)) = (&batch, &ours) {
@@ -567,8 +657,8 @@ mod tests {
         }
     }
 
-    impl From<&WireRequest<'_>> for Contents {
-        fn from(request: &WireRequest<'_>) -> Self {
+    impl From<WireRequest<'_>> for Contents {
+        fn from(request: WireRequest<'_>) -> Self {
             let descriptor = |descriptor: &WireDescriptor| {
                 let entries = request.entries_of(descriptor).iter().map(|(k, v)| (k.to_vec(), v.to_vec()));
                 (entries.collect(), WireDescriptor { entries_start: 0, entries_end: 0, ..*descriptor })
@@ -579,7 +669,31 @@ mod tests {
                 cost: request.cost,
                 detail: request.detail,
                 record: (request.record.id.to_vec(), request.record.refundable, request.record.reserve),
+                ttl: None,
             }
+        }
+    }
+
+    impl From<(WireRequest<'_>, Option<WireDuration>)> for Contents {
+        fn from((request, ttl): (WireRequest<'_>, Option<WireDuration>)) -> Self {
+            Self { ttl, ..request.into() }
+        }
+    }
+
+    impl From<ReserveRequest> for Contents {
+        fn from(ReserveRequest { domain, descriptors, amount, ttl }: ReserveRequest) -> Self {
+            let ttl = ttl.map(|prost_types::Duration { seconds, nanos }| WireDuration { seconds, nanos });
+            let request = RateLimitRequest { domain, descriptors, hits_addend: 0 };
+            Self { cost: Some(amount), ttl, ..request.into() }
+        }
+    }
+
+    impl From<CommitRequest> for Contents {
+        fn from(commit: CommitRequest) -> Self {
+            let CommitRequest { domain, descriptors, reservation_id, actual_amount } = commit;
+            let request = RateLimitRequest { domain, descriptors, hits_addend: 0 };
+            let record = (reservation_id.into_bytes(), false, None);
+            Self { cost: Some(actual_amount), record, ..request.into() }
         }
     }
 
@@ -607,6 +721,7 @@ mod tests {
                 cost: (request.hits_addend != 0).then_some(request.hits_addend.into()),
                 detail: false,
                 record: (Vec::new(), false, None),
+                ttl: None,
             }
         }
     }
@@ -629,6 +744,7 @@ mod tests {
                 cost: request.cost,
                 detail: request.detail,
                 record: (request.id.into_bytes(), request.refundable, reserve),
+                ttl: None,
             }
         }
     }
