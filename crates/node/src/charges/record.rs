@@ -9,7 +9,7 @@ use acequia_rights::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Keep, RESERVE_NS_MAX, Recording, Reserve, holds::HeldCells};
+use super::{Keep, RESERVE_NS_MAX, Recording, Remember, Reserve, holds::HeldCells};
 use crate::{Active, Answer, Catalogue, Charged, LateCost, LimitAnswer, Outcome, decide::is_set_apart};
 
 /// What was charged, and the answer. The bytes of a record are those of its fields in their order.
@@ -190,9 +190,15 @@ impl Record {
                 })
             }
         };
-        let limits = answer.limits.iter();
-        let limits = limits.map(|limit| {
-            LimitRecord::new(limit, &catalogue.limits[limit.limit as usize], recording.is_lease())
+        let is_lease = recording.is_lease();
+        let limits = answer.limits.iter().map(|limit| {
+            let active = &catalogue.limits[limit.limit as usize];
+            let expected = match recording.remember {
+                // A request takes no more slots because it cost more.
+                Remember::AsHold if !active.limit.is_concurrent() => cost,
+                _ => limit.late.expected,
+            };
+            LimitRecord::new(limit, active, is_lease, expected)
         });
         Self {
             fingerprint: recording.fingerprint,
@@ -497,8 +503,9 @@ impl LimitRecord {
         self.outcome & SLOT != 0
     }
 
-    /// The record of a limit's answer. `is_lease`: whether the caller may spend the units later.
-    fn new(limit: &LimitAnswer, active: &Active, is_lease: bool) -> Self {
+    /// The record of a limit's answer. `is_lease`: whether the caller may spend the units later. `expected`: the cost
+    /// that is expected, if the units are a hold; otherwise 0.
+    fn new(limit: &LimitAnswer, active: &Active, is_lease: bool, expected: u64) -> Self {
         let LimitAnswer { verdict, tag, is_charged, class, descriptors, budget, late, .. } = *limit;
         let outcome = OUTCOMES.iter().position(|outcome| *outcome == limit.outcome).unwrap_or(0);
         Self {
@@ -509,7 +516,7 @@ impl LimitRecord {
             is_leased: is_lease && is_set_apart(&active.limit.algorithm),
             is_durable: active.durable,
             outcome: outcome as u8 | if active.limit.is_concurrent() { SLOT } else { 0 },
-            expected: if is_charged { late.expected } else { 0 },
+            expected: if is_charged { expected } else { 0 },
             class,
             allowed: verdict.allowed,
             is_over: limit.reason != Reason::WithinLimit,

@@ -22,6 +22,9 @@ impl ChargeId {
 pub enum Remember {
     /// Every answer that charges something: the caller asked for that.
     Always,
+    /// As `Always`, and everything that is charged is a hold: a real cost that is said after the reservation lapsed
+    /// counts in full, once.
+    AsHold,
     /// Only an answer that takes a slot ([`acequia_limits::Limit::is_concurrent`]) or a hold
     /// ([`acequia_limits::Limit::expect`]), so that it can be released. No caller may know the name beforehand.
     IfHeld,

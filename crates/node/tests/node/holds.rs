@@ -177,6 +177,42 @@ fn a_hold_that_its_caller_keeps_stays_charged_when_nobody_reports_it() {
 }
 
 #[test]
+fn a_reservation_that_is_a_hold_counts_a_late_cost_in_full_and_once() {
+    let specs = [
+        scene::window("w", 1_000, "1h"),
+        scene::sliding("w", 1_000, "1h"),
+        scene::quota("w", 1_000, "month"),
+        expecting(200, scene::window("w", 1_000, "1h")),
+    ];
+    for spec in specs {
+        let node = node(&[spec], START);
+        let mut asker = node.asker();
+        let reserving = |id: u128| {
+            let reserve = Some(Reserve { ttl_ns: MINUTE, keeps: false, at_most: false });
+            Recording { id: ChargeId(id), fingerprint: 9, reserve, remember: Remember::AsHold, ..if_held(5) }
+        };
+        let request = Request { cost: 300, ..Request::new("shop", KEY) };
+        for id in 1..=3 {
+            let asked = asker.check_recorded(&request, START, Ask::CHECK_NOW, &reserving(id));
+            assert!(asked.expect("a new name").allowed);
+        }
+        settle(&node, ChargeId(1), 100, START);
+        assert_eq!(left(&mut asker, START), (300, 0));
+        settle(&node, ChargeId(2), 700, START);
+        assert_eq!(left(&mut asker, START), (0, 100), "what it cost beyond its hold is owed");
+        let after = START.later(MINUTE);
+        scene::sweep_all(&node, after);
+        assert_eq!(left(&mut asker, after), (200, 0), "nobody reported the third");
+        assert_eq!(node.settle(ChargeId(3), Some(0), after), Settled::Lapsed);
+        settle(&node, ChargeId(3), 50, after);
+        for cost in [50, 60] {
+            assert_eq!(node.settle(ChargeId(3), Some(cost), after), Settled::Before { after_batch: 0 });
+        }
+        assert_eq!(left(&mut asker, after), (150, 0));
+    }
+}
+
+#[test]
 fn a_hold_that_its_caller_keeps_takes_its_real_cost_from_a_report_in_time() {
     let node = node(&[expecting(200, scene::window("w", 1_000, "1h"))], START);
     let mut asker = node.asker();
