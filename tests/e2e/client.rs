@@ -167,7 +167,11 @@ pub(crate) fn metrics(node: &Node) -> Metrics {
 
 /// A gRPC connection.
 pub(crate) async fn channel(node: &Node) -> Channel {
-    let endpoint = Endpoint::from_shared(format!("http://{}", node.grpc())).expect("an address");
+    channel_to(node.grpc()).await
+}
+
+pub(crate) async fn channel_to(address: SocketAddr) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
     endpoint.timeout(PATIENCE).connect().await.expect("a connection")
 }
 

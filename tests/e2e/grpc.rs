@@ -20,6 +20,9 @@ use crate::{
     windows,
 };
 
+const ENVOY: &str = "envoy.service.ratelimit.v3.RateLimitService";
+const KUADRANT: &str = "kuadrant.service.ratelimit.v1.RateLimitService";
+
 pub(crate) async fn limiter(node: &Node) -> LimiterClient<Channel> {
     LimiterClient::new(channel(node).await)
 }
@@ -322,7 +325,7 @@ async fn exempt_watched_and_delayed_requests_say_so() {
 async fn a_node_says_that_it_is_healthy() {
     let node = Node::start("");
     let mut health = HealthClient::new(channel(&node).await);
-    for service in ["", "acequia.v1.Limiter", "envoy.service.ratelimit.v3.RateLimitService"] {
+    for service in ["", "acequia.v1.Limiter", ENVOY, KUADRANT] {
         let request = HealthCheckRequest { service: service.to_owned() };
         let answer = health.check(request).await.expect("an answer").into_inner();
         assert_eq!(answer.status(), ServingStatus::Serving, "{service}");
@@ -340,6 +343,7 @@ async fn reflection_lists_the_services_and_their_files() {
         ask(MessageRequest::ListServices(String::new())),
         ask(MessageRequest::FileContainingSymbol("acequia.v1.Limiter".to_owned())),
         ask(MessageRequest::FileContainingSymbol("envoy.service.ratelimit.v3.RateLimitRequest".to_owned())),
+        ask(MessageRequest::FileContainingSymbol(KUADRANT.to_owned())),
     ];
     let answers = reflection.server_reflection_info(stream::iter(requests)).await.expect("a stream");
     let answers: Vec<_> = answers
@@ -351,8 +355,7 @@ async fn reflection_lists_the_services_and_their_files() {
         panic!("{answers:?}")
     };
     let names: Vec<&str> = services.service.iter().map(|service| service.name.as_str()).collect();
-    for name in ["acequia.v1.Limiter", "envoy.service.ratelimit.v3.RateLimitService", "grpc.health.v1.Health"]
-    {
+    for name in ["acequia.v1.Limiter", ENVOY, KUADRANT, "grpc.health.v1.Health"] {
         assert!(names.contains(&name), "{name} is not among {names:?}");
     }
     for file in files {

@@ -19,6 +19,7 @@ mod holds;
 mod hostile;
 mod http;
 mod in_flight;
+mod kuadrant;
 mod memory;
 mod metrics;
 mod moving;

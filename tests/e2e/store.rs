@@ -79,7 +79,7 @@ fn pair(cluster: &Cluster) -> [Node; 2] {
 }
 
 /// Starts all nodes of a new region.
-fn start_all<const COUNT: usize>(configs: [String; COUNT]) -> [Node; COUNT] {
+pub(crate) fn start_all<const COUNT: usize>(configs: [String; COUNT]) -> [Node; COUNT] {
     let starts = configs.map(|config| thread::spawn(move || Node::start_whole(&config)));
     starts.map(|start| start.join().expect("a node"))
 }

@@ -79,6 +79,11 @@ pub enum BadRequest {
          streams of checks"
     )]
     Counted,
+    /// The node remembers no reservations.
+    #[error(
+        "hits are counted in a Redis here, and nothing can be set apart: ask CheckRateLimit, and Report the cost"
+    )]
+    CountedReserve,
     /// Another question had this id, or its charge was given back.
     #[error(
         "this id was used for another request, or was refunded, committed with less or lapsed: such a request needs another id"

@@ -77,6 +77,7 @@ pub(crate) const SETTINGS: Settings = Settings {
         spread_ns_max: 5 * S,
         spread_part: 16,
         shown_chars_max: 80,
+        reservation: Duration::from_secs(60),
     },
     names: NameSettings {
         wait: Duration::from_millis(3),
@@ -384,6 +385,9 @@ pub(crate) struct RequestSettings {
     pub(crate) spread_part: u64,
     /// How many characters of a text that is no charge id are shown to its sender.
     pub(crate) shown_chars_max: usize,
+    /// How long a reservation of Kuadrant's protocol lasts whose caller names no time: what limitador takes. Larger:
+    /// units that nobody reports are missed longer. Smaller: more costs come late, and streams meanwhile pass.
+    pub(crate) reservation: Duration,
 }
 
 /// Names of charges that the nodes of a region share.

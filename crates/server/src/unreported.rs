@@ -14,7 +14,7 @@ pub(crate) struct ToldUnreported(BTreeSet<u32>);
 impl ToldUnreported {
     /// Logs a line for each limit whose holds only lapse: once, however long that lasts.
     pub(crate) fn tell(&mut self, catalogue: &Catalogue) {
-        for active in catalogue.limits.iter().filter(|_| catalogue.has_holds) {
+        for active in catalogue.limits.iter().filter(|active| active.limit.expect.is_some()) {
             let holds = active.ended_holds();
             if self.is_news(active.slot(), holds.are_never_reported()) {
                 warn!(

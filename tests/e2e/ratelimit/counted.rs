@@ -12,7 +12,7 @@ fn tenant(name: &str) -> Value {
     json!([{ "key": "tenant", "value": name }])
 }
 
-fn replica(server: &Server, variables: &[(&str, &str)]) -> Replacement {
+pub(crate) fn replica(server: &Server, variables: &[(&str, &str)]) -> Replacement {
     let url = format!("127.0.0.1:{}", server.port());
     let mut all = vec![("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", url.as_str())];
     all.extend(variables);
@@ -27,7 +27,7 @@ fn hit(replica: &Replacement, name: &str, hits: u64) -> (bool, u64) {
 }
 
 /// Waits until a replica counts, and not only answers.
-fn counts(replica: &Replacement) {
+pub(crate) fn counts(replica: &Replacement) {
     eventually("it counts", || hit(replica, "warm", 0).0);
 }
 

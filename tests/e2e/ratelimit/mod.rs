@@ -1,7 +1,7 @@
 //! Nodes that run by a config of envoyproxy/ratelimit.
 
 mod chance;
-mod counted;
+pub(crate) mod counted;
 mod gateways;
 mod named;
 pub(crate) mod place;

@@ -44,7 +44,8 @@ pub enum Who {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum May {
-    /// Ask, and be charged: `Check`, `CheckStream`, Envoy's `ShouldRateLimit`, `/v1/check`, `/v1/authz`.
+    /// Ask, and be charged: `Check`, `CheckStream`, Envoy's `ShouldRateLimit`, Kuadrant's `CheckRateLimit`, `/v1/check`,
+    /// `/v1/authz`.
     Check,
     /// See the verdict, charging nothing.
     Peek,

@@ -22,7 +22,7 @@ use tower::Service;
 use super::{
     answer_by_tonic,
     body::{GrpcBody, HeldBody},
-    envoy, limiter,
+    envoy, kuadrant, limiter,
     message::{Status, message_of, read_rest},
     reply::{By, Reply},
     stream::CheckStream,
@@ -63,6 +63,10 @@ pub(super) enum Method {
     Commit,
     Report,
     Renew,
+    CheckRateLimit,
+    KuadrantReport,
+    KuadrantReserve,
+    KuadrantCommit,
 }
 
 impl Call {
@@ -96,6 +100,10 @@ impl Call {
             limiter::COMMIT => Some(Method::Commit),
             limiter::REPORT => Some(Method::Report),
             limiter::RENEW => Some(Method::Renew),
+            kuadrant::CHECK_RATE_LIMIT => Some(Method::CheckRateLimit),
+            kuadrant::REPORT => Some(Method::KuadrantReport),
+            kuadrant::RESERVE => Some(Method::KuadrantReserve),
+            kuadrant::COMMIT => Some(Method::KuadrantCommit),
             limiter::CHECK_STREAM => None,
             _ => {
                 let answered = answer_by_tonic(request, routes.clone(), life, SETTINGS.grpc.read_max);
@@ -222,14 +230,15 @@ async fn read_and_answer(
     })
 }
 
-/// Denies a request that is too large, over Envoy's protocol: a client chose its size, and an error would let
-/// the request through.
+/// Denies a proxy's request that is too large: a client chose its size, and an error would let the request
+/// through.
 fn denied_if_too_large(method: Method, reply: Result<Reply, Status>) -> Result<Reply, Status> {
-    match reply {
-        Err(status) if method == Method::ShouldRateLimit && status.is_too_large() => {
-            Ok(Reply::Now(envoy::too_large()))
-        }
-        reply => reply,
+    let Err(status) = &reply else { return reply };
+    match method {
+        _ if !status.is_too_large() => reply,
+        Method::ShouldRateLimit | Method::CheckRateLimit => Ok(Reply::Now(envoy::too_large())),
+        Method::KuadrantReserve => Ok(Reply::Now(kuadrant::too_large())),
+        _ => reply,
     }
 }
 
@@ -256,6 +265,10 @@ fn answer(
         Method::Commit => limiter::commit(by, message),
         Method::Report => limiter::report(by, message, longest),
         Method::Renew => limiter::renew(by, message),
+        Method::CheckRateLimit => kuadrant::check(by, message, longest),
+        Method::KuadrantReport => kuadrant::report(by, message, longest),
+        Method::KuadrantReserve => kuadrant::reserve(by, message, longest),
+        Method::KuadrantCommit => kuadrant::commit(by, message, longest),
     }
 }
 

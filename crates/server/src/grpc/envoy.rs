@@ -79,16 +79,18 @@ pub(super) fn read<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a
     read_on(worker, wire, Seen { descriptors, settled })
 }
 
-fn parse<'a>(worker: &Worker, message: &'a [u8]) -> Result<WireRequest<'a>, Status> {
+pub(super) fn parse<'a>(worker: &Worker, message: &'a [u8]) -> Result<WireRequest<'a>, Status> {
     let mut wire = WireRequest::default();
-    read_rate_limit_request(message, &mut wire).inspect_err(|fault| worker.refuse(fault)).map_err(
-        |fault| {
-            let is_too_large =
-                matches!(fault, Malformed::TooManyDescriptors { .. } | Malformed::TooManyEntries { .. });
-            Status::malformed(fault).too_large_if(is_too_large)
-        },
-    )?;
+    read_rate_limit_request(message, &mut wire).map_err(|fault| malformed(worker, fault))?;
     Ok(wire)
+}
+
+/// Refuses bytes that are no request.
+pub(super) fn malformed(worker: &Worker, fault: Malformed) -> Status {
+    worker.refuse(&fault);
+    let is_too_large =
+        matches!(fault, Malformed::TooManyDescriptors { .. } | Malformed::TooManyEntries { .. });
+    Status::malformed(fault).too_large_if(is_too_large)
 }
 
 /// Checks what is left of a request.

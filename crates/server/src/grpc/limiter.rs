@@ -183,7 +183,7 @@ pub(super) fn renew(by: &By, message: &[u8]) -> Result<Reply, Status> {
 }
 
 /// The status of a settlement or a renewal that was refused.
-fn unsettled(worker: &Worker, fault: &SettleFault) -> Status {
+pub(super) fn unsettled(worker: &Worker, fault: &SettleFault) -> Status {
     match fault {
         SettleFault::Unwritten | SettleFault::Unheard => {
             Status::new(tonic::Code::Unavailable, fault.to_string())

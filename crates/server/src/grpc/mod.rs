@@ -1,4 +1,4 @@
-//! The gRPC port: Envoy's rate limit service, `acequia.v1.Limiter`, health and reflection.
+//! The gRPC port: the rate limit services of Envoy and Kuadrant, `acequia.v1.Limiter`, health and reflection.
 //!
 //! The calls that decide are answered here, straight from the bytes of the request to the bytes of the
 //! response. tonic's own service costs as much again as the decision (`tests/bench`). All other calls go
@@ -8,6 +8,7 @@ mod body;
 mod call;
 mod done;
 mod envoy;
+mod kuadrant;
 mod limiter;
 mod message;
 mod reply;
@@ -117,7 +118,7 @@ pub fn routes() -> Result<(Routes, HealthReporter), tonic_reflection::server::Er
 /// Reports every service, and the whole node, as healthy until `stopping`.
 pub async fn report_health(reporter: HealthReporter, mut stopping: watch::Receiver<bool>) {
     // The last is the name of envoyproxy/ratelimit.
-    const SERVICES: [&str; 4] = ["", limiter::SERVICE, envoy::SERVICE, "ratelimit"];
+    const SERVICES: [&str; 5] = ["", limiter::SERVICE, envoy::SERVICE, kuadrant::SERVICE, "ratelimit"];
     for service in SERVICES {
         reporter.set_service_status(service, ServingStatus::Serving).await;
     }
