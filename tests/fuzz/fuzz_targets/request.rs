@@ -1,4 +1,4 @@
-//! The requests of both APIs, read without copies. The result equals that of the generated types, except for
+//! The requests of all APIs, read without copies. The result equals that of the generated types, except for
 //! the differences that `acequia_api::wire` lists.
 #![no_main]
 
@@ -11,10 +11,11 @@ use acequia_fuzz::{
         },
         service::ratelimit::v3::RateLimitRequest,
     },
+    kuadrant::service::ratelimit::v1::{CommitRequest, ReserveRequest},
     memory, seeds,
     wire::{
         MAX_CHECKS, Malformed, WireRecord, WireRequest, read_check_batch, read_check_request,
-        read_rate_limit_request,
+        read_commit_request, read_rate_limit_request, read_reserve_request,
     },
 };
 use libfuzzer_sys::fuzz_target;
@@ -29,6 +30,14 @@ fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
     // The request was used before, which must not matter.
     let read = read_check_request(bytes, &mut envoy);
     agree(read, &envoy, CheckRequest::decode(bytes), contents_of_check);
+
+    let (read, reserve) = (read_reserve_request(bytes, &mut envoy), ReserveRequest::decode(bytes));
+    if let (Ok(ttl), Ok(reserve)) = (&read, &reserve) {
+        assert_eq!(ttl.map(|ttl| (ttl.seconds, ttl.nanos)), reserve.ttl.map(|ttl| (ttl.seconds, ttl.nanos)));
+    }
+    agree(read.map(drop), &envoy, reserve, contents_of_reserve);
+    let read = read_commit_request(bytes, &mut envoy);
+    agree(read, &envoy, CommitRequest::decode(bytes), contents_of_commit);
 
     let checks = read_check_batch(bytes);
     assert!(checks.clone().count() <= MAX_CHECKS + 1);
@@ -95,6 +104,20 @@ fn contents_of_envoy(request: RateLimitRequest) -> Contents {
     (request.domain.into_bytes(), descriptors, cost, false, Record::default())
 }
 
+fn contents_of_reserve(request: ReserveRequest) -> Contents {
+    let ReserveRequest { domain, descriptors, amount, .. } = request;
+    let (domain, descriptors, _, detail, record) =
+        contents_of_envoy(RateLimitRequest { domain, descriptors, hits_addend: 0 });
+    (domain, descriptors, Some(amount), detail, record)
+}
+
+fn contents_of_commit(request: CommitRequest) -> Contents {
+    let CommitRequest { domain, descriptors, reservation_id, actual_amount } = request;
+    let (domain, descriptors, _, detail, _) =
+        contents_of_envoy(RateLimitRequest { domain, descriptors, hits_addend: 0 });
+    (domain, descriptors, Some(actual_amount), detail, (reservation_id.into_bytes(), false, None))
+}
+
 fn contents_of_check(request: CheckRequest) -> Contents {
     let descriptor = |descriptor: v1::Descriptor| -> Descriptor {
         let entries =
@@ -131,5 +154,12 @@ fn seeds() -> Vec<Vec<u8>> {
         reserve: Some(v1::Reserve { ttl_ms: 30_000, on_lapse: 2, at_most: true }),
     };
     let batch = CheckBatch { checks: vec![check.clone(), CheckRequest::default(), check.clone()] };
-    vec![rls.encode_to_vec(), check.encode_to_vec(), batch.encode_to_vec()]
+    let RateLimitRequest { domain, descriptors, .. } = rls.clone();
+    let ttl = Some(prost_types::Duration { seconds: 30, nanos: 5 });
+    let reserve =
+        ReserveRequest { domain: domain.clone(), descriptors: descriptors.clone(), amount: 600, ttl };
+    let commit =
+        CommitRequest { domain, descriptors, reservation_id: "eu/eu-1:7".into(), actual_amount: 250 };
+    let all = [rls.encode_to_vec(), check.encode_to_vec(), batch.encode_to_vec()];
+    [&all[..], &[reserve.encode_to_vec(), commit.encode_to_vec()]].concat()
 }

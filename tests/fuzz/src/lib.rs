@@ -67,6 +67,17 @@ pub mod envoy {
     }
 }
 
+/// The messages of Kuadrant's API, as in `acequia_api`.
+pub mod kuadrant {
+    pub mod service {
+        pub mod ratelimit {
+            pub mod v1 {
+                include!(concat!(env!("OUT_DIR"), "/kuadrant.service.ratelimit.v1.rs"));
+            }
+        }
+    }
+}
+
 /// The messages of the xDS project that Envoy's messages import.
 pub mod xds {
     pub mod core {
