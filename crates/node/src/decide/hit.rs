@@ -2,9 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use acequia_limits::{
-    CellTag, Descriptor, Limit, Request, descriptor::CallersLimit, limit::Descriptors, selector::Canonical,
-};
+use acequia_limits::{CellTag, Descriptor, Limit, Request, limit::Descriptors, selector::Canonical};
 use acequia_rights::MemberId;
 use smallvec::SmallVec;
 
@@ -163,11 +161,12 @@ impl RequestCheck<'_, '_> {
             let bit = 1 << number;
             let mut matched = false;
             if let Some(domain) = domain {
-                let mut visit =
-                    |limit| matched |= self.hit(limit, &descriptor, request.cost, bit, hits).is_some();
-                match descriptor.limit {
-                    Some(named) => self.visit_named(domain, &descriptor, named, visit),
-                    None => domain.index.candidates(&descriptor, &mut visit),
+                matched =
+                    descriptor.limit.is_some() && self.hit_named(domain, &descriptor, request, bit, hits);
+                if !matched {
+                    domain.index.candidates(&descriptor, |limit| {
+                        matched |= self.hit(limit, &descriptor, request.cost, bit, hits).is_some();
+                    });
                 }
             }
             unmatched |= if matched { 0 } else { bit };
@@ -178,20 +177,37 @@ impl RequestCheck<'_, '_> {
         unmatched
     }
 
-    /// Visits the limits for what a caller names for a descriptor, or all others if there are none.
+    /// Adds the cells that the request hits under the limits for what a caller names for this descriptor. Says whether
+    /// there are any: then no other limit applies.
     #[cold]
-    fn visit_named(
+    fn hit_named(
         &self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        named: CallersLimit,
-        visit: impl FnMut(u32),
-    ) {
+        request: &Request<'_>,
+        bit: u64,
+        hits: &mut Vec<Hit>,
+    ) -> bool {
+        let Some(named) = descriptor.limit else { return false };
         let limits = domain.index.named(named, &self.catalogue.limits, self.now.wall_ns);
-        match limits.is_empty() {
-            false => limits.into_iter().for_each(visit),
-            true => domain.index.candidates(descriptor, visit),
+        let cost = descriptor.cost.unwrap_or(request.cost);
+        for number in &limits {
+            let active = &self.catalogue.limits[*number as usize];
+            let tag = tag_of_named(&active.tagger, named, descriptor);
+            let found = Found {
+                limit: *number,
+                tag,
+                // A peek asks whether the smallest request would pass.
+                units: active.limit.units(cost.max(1)),
+                purpose: if cost == 0 { HitPurpose::Peek } else { HitPurpose::Charge },
+                exempt: false,
+                variant: active.variant,
+                piece: self.local(active, active.variant).piece_of(tag.salt()),
+                descriptors: bit,
+            };
+            self.merge_named(hits, found, named);
         }
+        !limits.is_empty()
     }
 
     /// Drops the hits of limits that another limit of the request replaces.
@@ -225,9 +241,7 @@ impl RequestCheck<'_, '_> {
         if !active.is_in_force(self.now.wall_ns) || !limit.is_about(descriptor) {
             return None;
         }
-        let callers = descriptor.limit.filter(|_| limit.spec.from_callers);
         let tag = match limit.by.as_slice() {
-            [] if let Some(named) = callers => tag_of_named(&active.tagger, named, descriptor),
             [by] => active.tagger.one(by.canonical(descriptor)?.bytes()),
             all => {
                 let mut values: SmallVec<[Canonical<'_>; HITS_INLINE]> = SmallVec::new();
@@ -260,9 +274,7 @@ impl RequestCheck<'_, '_> {
             piece,
             descriptors: bit,
         };
-        if let Some(named) = callers {
-            self.merge_named(hits, found, named);
-        } else if limit.classes.is_none() {
+        if limit.classes.is_none() {
             merge(hits, found.hit(), limit.spec.descriptors);
         } else {
             self.merge_classed(hits, found, descriptor);
